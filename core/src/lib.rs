@@ -1,1 +1,22 @@
-//! Skeleton.
+//! One grammar and one deterministic lock machine, the heart of every part of Redfence.
+//!
+//! Pure: no clock, no I/O, no threads, no randomness, no iteration in hash order. Time is data: every entry carries a stamp
+//! somebody else took.
+//!
+//! # Layout
+//!
+//! - [`types`]: ids, times, fences and the limits of the contract
+//! - [`grammar`]: argv → `Request`, one file a command; every error text
+//! - [`reply`]: what a command answers, and the `Sink` a front renders it into
+//! - [`event`]: what watchers see
+//! - [`glob`]: Redis's patterns
+//! - [`machine`]: the state machine
+
+#![forbid(unsafe_code)]
+
+pub mod event;
+pub mod glob;
+pub mod grammar;
+pub mod machine;
+pub mod reply;
+pub mod types;

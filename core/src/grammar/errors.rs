@@ -1,0 +1,155 @@
+//! Every error text of the grammar, in one place. The first word is the code a client acts on.
+
+use crate::reply::Refusal;
+use crate::types::{
+    LABEL_BYTES_MAX, MULTI_RESOURCES_MAX, OWNER_BYTES_MAX, PATTERN_BYTES_MAX, RESOURCE_BYTES_MAX,
+    SCAN_COUNT_MAX, TTL_MS_MAX, WAIT_MS_MAX,
+};
+
+/// Redis's own text.
+#[must_use]
+pub fn wrong_arity(command: &str) -> Refusal {
+    Refusal::new(format!("ERR wrong number of arguments for '{}' command", command.to_ascii_lowercase()))
+}
+
+#[must_use]
+pub fn unknown_subcommand(command: &str, word: &[u8]) -> Refusal {
+    Refusal::new(format!("ERR unknown subcommand '{}' of {command}", shown(word)))
+}
+
+#[must_use]
+pub fn resource_length() -> Refusal {
+    Refusal::new(format!("ERR resource name must be 1 to {RESOURCE_BYTES_MAX} bytes"))
+}
+
+#[must_use]
+pub fn owner_length() -> Refusal {
+    Refusal::new(format!("ERR owner must be 1 to {OWNER_BYTES_MAX} bytes"))
+}
+
+#[must_use]
+pub fn label_length() -> Refusal {
+    Refusal::new(format!("ERR session name must be 1 to {LABEL_BYTES_MAX} bytes"))
+}
+
+#[must_use]
+pub fn pattern_length() -> Refusal {
+    Refusal::new(format!("ERR pattern must be 1 to {PATTERN_BYTES_MAX} bytes"))
+}
+
+#[must_use]
+pub fn ttl_range() -> Refusal {
+    Refusal::new(format!("ERR ttl must be an integer from 1 to {TTL_MS_MAX} milliseconds"))
+}
+
+#[must_use]
+pub fn ttl_zero_needs_session() -> Refusal {
+    Refusal::new("ERR ttl 0 (as long as the session lives) needs SESSION; otherwise ttl must be an integer from 1 to 31536000000 milliseconds")
+}
+
+#[must_use]
+pub fn wait_range() -> Refusal {
+    Refusal::new(format!("ERR WAIT must be an integer from 0 to {WAIT_MS_MAX} milliseconds"))
+}
+
+#[must_use]
+pub fn fence_range() -> Refusal {
+    Refusal::new("ERR fence must be an integer from 1 to 9007199254740991")
+}
+
+#[must_use]
+pub fn multi_count() -> Refusal {
+    Refusal::new(format!("ERR count must be an integer from 1 to {MULTI_RESOURCES_MAX}"))
+}
+
+#[must_use]
+pub fn multi_count_mismatch() -> Refusal {
+    Refusal::new("ERR count does not match the number of resources given")
+}
+
+#[must_use]
+pub fn duplicate_resource(resource: &[u8]) -> Refusal {
+    Refusal::new(format!("ERR resource '{}' is given twice", shown(resource)))
+}
+
+#[must_use]
+pub fn cursor() -> Refusal {
+    Refusal::new("ERR invalid cursor")
+}
+
+#[must_use]
+pub fn scan_count() -> Refusal {
+    Refusal::new(format!("ERR COUNT must be an integer from 1 to {SCAN_COUNT_MAX}"))
+}
+
+#[must_use]
+pub fn unknown_option(word: &[u8]) -> Refusal {
+    Refusal::new(format!("ERR syntax error: unknown option '{}'", shown(word)))
+}
+
+#[must_use]
+pub fn repeated_option(word: &str) -> Refusal {
+    Refusal::new(format!("ERR syntax error: option {word} is given twice"))
+}
+
+#[must_use]
+pub fn missing_value(word: &str) -> Refusal {
+    Refusal::new(format!("ERR syntax error: option {word} needs a value"))
+}
+
+#[must_use]
+pub fn unknown_tier(word: &[u8]) -> Refusal {
+    Refusal::new(format!("ERR unknown tier '{}': use EFFICIENCY or CORRECTNESS", shown(word)))
+}
+
+/// A session id nobody could have been given is simply not a live session.
+#[must_use]
+pub fn no_session() -> Refusal {
+    Refusal::new("NOSESSION no such session: it was closed, has ended, or never was; open a new one")
+}
+
+#[must_use]
+pub fn node_id() -> Refusal {
+    Refusal::new("ERR node id must be an integer from 1 to 65535")
+}
+
+#[must_use]
+pub fn node_address() -> Refusal {
+    Refusal::new("ERR node address must be host:port, at most 255 bytes")
+}
+
+/// A Tier 1 backend was asked for what only Tier 2 promises.
+#[must_use]
+pub fn tier_correctness_here() -> Refusal {
+    Refusal::new("TIER correctness is not served here: this is the efficiency tier; ask a Redfence proxy")
+}
+
+/// Sessions exist in Tier 2 only.
+#[must_use]
+pub fn tier_sessions_here() -> Refusal {
+    Refusal::new(
+        "TIER sessions live in the correctness tier only; ask a Redfence proxy with TIER CORRECTNESS",
+    )
+}
+
+#[must_use]
+pub fn stale_fence(fence: u64, mark: u64) -> Refusal {
+    Refusal::new(format!("STALE fence {fence} is behind {mark}"))
+}
+
+#[must_use]
+pub fn queue_full() -> Refusal {
+    Refusal::new("OOM the queue of this lock is full (10000 waiters); retry later")
+}
+
+#[must_use]
+pub fn wrong_type() -> Refusal {
+    Refusal::new("WRONGTYPE Operation against a key holding the wrong kind of value")
+}
+
+/// Client bytes inside an error line: at most 64 of them, no control bytes, always valid text.
+#[must_use]
+pub fn shown(bytes: &[u8]) -> String {
+    let cut = &bytes[..bytes.len().min(64)];
+    String::from_utf8_lossy(cut).chars().map(|ch| if ch.is_control() { '?' } else { ch }).collect()
+}

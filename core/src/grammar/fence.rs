@@ -1,0 +1,53 @@
+//! `FENCE.CHECK resource fence`, `FENCE.GET resource`, `FENCE.CALL resource fence command [arg …]`. Tier 1 only.
+
+use super::errors;
+use super::words;
+use crate::reply::Refusal;
+use crate::types::Fence;
+
+pub const CHECK: &str = "FENCE.CHECK";
+pub const GET: &str = "FENCE.GET";
+pub const CALL: &str = "FENCE.CALL";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Check<'a> {
+    pub resource: &'a [u8],
+    pub fence: Fence,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Get<'a> {
+    pub resource: &'a [u8],
+}
+
+/// The guarded command itself is `argv[FenceCall::COMMAND_AT..]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call<'a> {
+    pub resource: &'a [u8],
+    pub fence: Fence,
+}
+
+impl Call<'_> {
+    pub const COMMAND_AT: usize = 3;
+}
+
+pub(super) fn parse_check<A: AsRef<[u8]>>(argv: &[A]) -> Result<Check<'_>, Refusal> {
+    let [_, resource, fence] = argv else {
+        return Err(errors::wrong_arity(CHECK));
+    };
+    Ok(Check { resource: words::resource(resource.as_ref())?, fence: words::fence(fence.as_ref())? })
+}
+
+pub(super) fn parse_get<A: AsRef<[u8]>>(argv: &[A]) -> Result<Get<'_>, Refusal> {
+    let [_, resource] = argv else {
+        return Err(errors::wrong_arity(GET));
+    };
+    Ok(Get { resource: words::resource(resource.as_ref())? })
+}
+
+pub(super) fn parse_call<A: AsRef<[u8]>>(argv: &[A]) -> Result<Call<'_>, Refusal> {
+    let [_, resource, fence, _command, ..] = argv else {
+        return Err(errors::wrong_arity(CALL));
+    };
+    Ok(Call { resource: words::resource(resource.as_ref())?, fence: words::fence(fence.as_ref())? })
+}

@@ -1,0 +1,23 @@
+//! `LOCK.INFO resource [TIER tier]`
+
+use super::errors;
+use super::words::{self, Known, Options};
+use crate::reply::Refusal;
+use crate::types::Tier;
+
+pub const NAME: &str = "LOCK.INFO";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info<'a> {
+    pub resource: &'a [u8],
+    pub tier: Option<Tier>,
+}
+
+pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Info<'_>, Refusal> {
+    let [_, resource, options @ ..] = argv else {
+        return Err(errors::wrong_arity(NAME));
+    };
+    let resource = words::resource(resource.as_ref())?;
+    let tier = Options::parse(options, Known::TierAlone)?.tier;
+    Ok(Info { resource, tier })
+}

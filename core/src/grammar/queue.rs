@@ -1,0 +1,23 @@
+//! `LOCK.QUEUE resource [TIER tier]`
+
+use super::errors;
+use super::words::{self, Known, Options};
+use crate::reply::Refusal;
+use crate::types::Tier;
+
+pub const NAME: &str = "LOCK.QUEUE";
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Queue<'a> {
+    pub resource: &'a [u8],
+    pub tier: Option<Tier>,
+}
+
+pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Queue<'_>, Refusal> {
+    let [_, resource, options @ ..] = argv else {
+        return Err(errors::wrong_arity(NAME));
+    };
+    let resource = words::resource(resource.as_ref())?;
+    let tier = Options::parse(options, Known::TierAlone)?.tier;
+    Ok(Queue { resource, tier })
+}

@@ -1,0 +1,57 @@
+//! `LOCK.SESSION OPEN ttl [NAME label]`, `KEEPALIVE id`, `INFO id`, `CLOSE id`
+
+use super::errors;
+use super::words::{self, value_of};
+use crate::reply::Refusal;
+use crate::types::LABEL_BYTES_MAX;
+
+pub const NAME: &str = "LOCK.SESSION";
+
+/// Ids are as the client wrote them: only Tier 2 knows whether such a session lives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Session<'a> {
+    Open { ttl_ms: u64, label: Option<&'a [u8]> },
+    KeepAlive(&'a [u8]),
+    Info(&'a [u8]),
+    Close(&'a [u8]),
+}
+
+pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Session<'_>, Refusal> {
+    let [_, verb, first, rest @ ..] = argv else {
+        return Err(errors::wrong_arity(NAME));
+    };
+    let (verb, first) = (verb.as_ref(), first.as_ref());
+    if verb.eq_ignore_ascii_case(b"OPEN") {
+        return open(first, rest);
+    }
+    let session = if verb.eq_ignore_ascii_case(b"KEEPALIVE") {
+        Session::KeepAlive(first)
+    } else if verb.eq_ignore_ascii_case(b"INFO") {
+        Session::Info(first)
+    } else if verb.eq_ignore_ascii_case(b"CLOSE") {
+        Session::Close(first)
+    } else {
+        return Err(errors::unknown_subcommand(NAME, verb));
+    };
+    if !rest.is_empty() {
+        return Err(errors::wrong_arity(NAME));
+    }
+    Ok(session)
+}
+
+fn open<'a, A: AsRef<[u8]>>(ttl: &[u8], options: &'a [A]) -> Result<Session<'a>, Refusal> {
+    let ttl_ms = words::ttl_ms(ttl)?;
+    let mut label = None;
+    let mut options = options.iter().map(AsRef::as_ref);
+    while let Some(word) = options.next() {
+        if !word.eq_ignore_ascii_case(b"NAME") {
+            return Err(errors::unknown_option(word));
+        }
+        let value: &[u8] = value_of("NAME", label.is_some(), options.next())?;
+        if value.is_empty() || value.len() > LABEL_BYTES_MAX {
+            return Err(errors::label_length());
+        }
+        label = Some(value);
+    }
+    Ok(Session::Open { ttl_ms, label })
+}

@@ -1,0 +1,85 @@
+//! What an entry may hold. A command borrows from the bytes it was decoded from; the machine copies what it keeps.
+
+use crate::types::{Fence, Origin, RequestId, SessionId};
+use smallvec::SmallVec;
+
+/// Keyspace number, as in `SELECT`.
+pub type Db = u32;
+
+/// A change to the state. Reads are [`super::Query`], and never go into the log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command<'a> {
+    /// `wait_ms` 0 is a try. `ttl_ms` 0 (with a session): as long as the session lives.
+    Acquire {
+        db: Db,
+        resource: &'a [u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+        owner: &'a [u8],
+        session: Option<SessionId>,
+    },
+    Release {
+        db: Db,
+        resource: &'a [u8],
+        fence: Fence,
+    },
+    Renew {
+        db: Db,
+        resource: &'a [u8],
+        fence: Fence,
+        ttl_ms: u64,
+    },
+    MAcquire {
+        db: Db,
+        resources: SmallVec<[&'a [u8]; 8]>,
+        ttl_ms: u64,
+        wait_ms: u64,
+        owner: &'a [u8],
+        session: Option<SessionId>,
+    },
+    MRelease {
+        db: Db,
+        pairs: SmallVec<[(&'a [u8], Fence); 8]>,
+    },
+    ForceRelease {
+        db: Db,
+        resource: &'a [u8],
+    },
+    /// The id is drawn by the node that was asked, because the machine knows no randomness.
+    SessionOpen {
+        id: SessionId,
+        ttl_ms: u64,
+        label: &'a [u8],
+    },
+    SessionKeepAlive {
+        id: SessionId,
+    },
+    SessionClose {
+        id: SessionId,
+    },
+    /// One node's batched keep-alive for its clients' sessions. Has no reply; dead ids are passed over.
+    SessionsTouch {
+        ids: SmallVec<[SessionId; 8]>,
+    },
+    /// The connection that opened these is gone: each dies after `grace_ms` unless it is kept alive.
+    SessionsOrphan {
+        ids: SmallVec<[SessionId; 8]>,
+        grace_ms: u64,
+    },
+    /// The client behind `request` is gone: leave the queue. A grant already made stands.
+    Cancel {
+        request: RequestId,
+    },
+    /// What is due ends. Forgets records idle for longer than `idle_ms`. Late, doubled or stale ones are harmless.
+    Expire {
+        idle_ms: u64,
+    },
+    /// A node (re)started, or was lost: waiters and remembered replies of every other incarnation of `origin.node` go.
+    OriginStart {
+        origin: Origin,
+    },
+    /// A node was lost for good: its waiters leave, its remembered replies go.
+    OriginGone {
+        origin: Origin,
+    },
+}

@@ -1,0 +1,200 @@
+//! `Reply`: what a command answers, before any front has put it into bytes.
+//!
+//! A front (the module, the proxy, a test) implements [`Sink`] and calls [`Reply::render`]; no front builds answers of
+//! its own for a `LOCK.*` command, so all of them say the same.
+
+use crate::types::{Fence, Reason, SessionId, Tier};
+use bytes::Bytes;
+use std::borrow::Cow;
+
+/// An answer. The typed variants at the top are the hot ones: they need no allocation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Reply {
+    /// `[fence, ttl]` of `LOCK.ACQUIRE`.
+    Granted {
+        fence: Fence,
+        ttl_ms: u64,
+    },
+    /// `[1, "ok"]` of `LOCK.RELEASE`.
+    Released,
+    /// `[1, ttl]` of `LOCK.RENEW`.
+    Renewed {
+        ttl_ms: u64,
+    },
+    /// `[0, reason]` of `LOCK.RELEASE` and `LOCK.RENEW`.
+    Refused(Reason),
+    /// Null: `$-1` in RESP2, `_` in RESP3.
+    Nil,
+    /// The null array `*-1` of RESP2 (`_` in RESP3). Redis's own commands need it, `LOCK.*` never.
+    NilArray,
+    Int(i64),
+    Double(f64),
+    Bool(bool),
+    Bulk(Bytes),
+    /// A bulk string known at compile time.
+    Text(&'static str),
+    /// A simple string such as `+OK`.
+    Status(Cow<'static, str>),
+    Error(Refusal),
+    Array(Vec<Reply>),
+    /// Pairs: a map in RESP3, the same pairs as a flat array in RESP2.
+    Map(Vec<(Reply, Reply)>),
+    /// A set in RESP3, an array in RESP2.
+    Set(Vec<Reply>),
+    /// Text with a three-letter format in RESP3 (`=`), a bulk string in RESP2.
+    Verbatim(Bytes),
+    /// What `LOCK.INFO` shows.
+    Info(Box<LockInfo>),
+}
+
+/// The fields of `LOCK.INFO`, in the contract's order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LockInfo {
+    pub resource: Bytes,
+    pub tier: Tier,
+    pub held: bool,
+    /// Last issued, 0 if none.
+    pub fence: Fence,
+    pub owner: Option<Bytes>,
+    pub session: Option<SessionId>,
+    /// Milliseconds left; -1 where the lock is bound to its session alone or has no ttl. `None` where it is free.
+    pub ttl_ms: Option<i64>,
+    pub waiters: u64,
+}
+
+/// An error reply: code and text as one line, for example `ERR wrong number of arguments …`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal(pub Cow<'static, str>);
+
+impl Refusal {
+    #[must_use]
+    pub fn new(line: impl Into<Cow<'static, str>>) -> Refusal {
+        Refusal(line.into())
+    }
+
+    /// The first word, by which a client tells errors apart.
+    #[must_use]
+    pub fn code(&self) -> &str {
+        self.0.split(' ').next().unwrap_or("")
+    }
+}
+
+impl From<Refusal> for Reply {
+    fn from(refusal: Refusal) -> Reply {
+        Reply::Error(refusal)
+    }
+}
+
+/// Where a reply goes. Each method writes one node; `array`, `map` and `set` are followed by their elements.
+pub trait Sink {
+    fn nil(&mut self);
+    fn nil_array(&mut self);
+    fn int(&mut self, value: i64);
+    fn double(&mut self, value: f64);
+    fn boolean(&mut self, value: bool);
+    fn bulk(&mut self, value: &[u8]);
+    fn status(&mut self, value: &str);
+    fn error(&mut self, line: &str);
+    fn verbatim(&mut self, value: &[u8]);
+    fn array(&mut self, len: usize);
+    /// `pairs` keys, each followed by its value.
+    fn map(&mut self, pairs: usize);
+    fn set(&mut self, len: usize);
+}
+
+impl Reply {
+    pub const OK: Reply = Reply::Status(Cow::Borrowed("OK"));
+
+    #[must_use]
+    pub fn bulk(value: impl AsRef<[u8]>) -> Reply {
+        Reply::Bulk(Bytes::copy_from_slice(value.as_ref()))
+    }
+
+    #[must_use]
+    pub fn is_error(&self) -> bool {
+        matches!(self, Reply::Error(_))
+    }
+
+    /// Writes the reply into `sink`, depth first.
+    pub fn render(&self, sink: &mut impl Sink) {
+        match self {
+            Reply::Granted { fence, ttl_ms } => {
+                sink.array(2);
+                sink.int(fence.0 as i64);
+                sink.int(*ttl_ms as i64);
+            }
+            Reply::Released => {
+                sink.array(2);
+                sink.int(1);
+                sink.bulk(b"ok");
+            }
+            Reply::Renewed { ttl_ms } => {
+                sink.array(2);
+                sink.int(1);
+                sink.int(*ttl_ms as i64);
+            }
+            Reply::Refused(reason) => {
+                sink.array(2);
+                sink.int(0);
+                sink.bulk(reason.as_str().as_bytes());
+            }
+            Reply::Nil => sink.nil(),
+            Reply::NilArray => sink.nil_array(),
+            Reply::Int(value) => sink.int(*value),
+            Reply::Double(value) => sink.double(*value),
+            Reply::Bool(value) => sink.boolean(*value),
+            Reply::Bulk(value) => sink.bulk(value),
+            Reply::Text(value) => sink.bulk(value.as_bytes()),
+            Reply::Status(value) => sink.status(value),
+            Reply::Error(refusal) => sink.error(&refusal.0),
+            Reply::Verbatim(value) => sink.verbatim(value),
+            Reply::Array(items) => {
+                sink.array(items.len());
+                items.iter().for_each(|item| item.render(sink));
+            }
+            Reply::Set(items) => {
+                sink.set(items.len());
+                items.iter().for_each(|item| item.render(sink));
+            }
+            Reply::Map(pairs) => {
+                sink.map(pairs.len());
+                for (key, value) in pairs {
+                    key.render(sink);
+                    value.render(sink);
+                }
+            }
+            Reply::Info(info) => info.render(sink),
+        }
+    }
+}
+
+impl LockInfo {
+    fn render(&self, sink: &mut impl Sink) {
+        sink.map(8);
+        sink.bulk(b"resource");
+        sink.bulk(&self.resource);
+        sink.bulk(b"tier");
+        sink.bulk(self.tier.as_str().as_bytes());
+        sink.bulk(b"state");
+        sink.bulk(if self.held { b"held" } else { b"free" });
+        sink.bulk(b"fence");
+        sink.int(self.fence.0 as i64);
+        sink.bulk(b"owner");
+        match &self.owner {
+            Some(owner) => sink.bulk(owner),
+            None => sink.nil(),
+        }
+        sink.bulk(b"session");
+        match self.session {
+            Some(id) => sink.bulk(id.to_string().as_bytes()),
+            None => sink.nil(),
+        }
+        sink.bulk(b"ttl");
+        match self.ttl_ms {
+            Some(ttl_ms) => sink.int(ttl_ms),
+            None => sink.nil(),
+        }
+        sink.bulk(b"waiters");
+        sink.int(self.waiters as i64);
+    }
+}

@@ -1,0 +1,142 @@
+//! The words every part of Redfence shares: ids, times, and the limits the contract puts on them.
+//!
+//! Nothing here asks a clock. A time is a number somebody else measured.
+
+use std::fmt;
+
+/// Longest resource name, in bytes.
+pub const RESOURCE_BYTES_MAX: usize = 512;
+/// Longest owner, in bytes.
+pub const OWNER_BYTES_MAX: usize = 256;
+/// Longest session label, in bytes.
+pub const LABEL_BYTES_MAX: usize = 256;
+/// Longest ttl: one year of 365 days.
+pub const TTL_MS_MAX: u64 = 365 * 24 * 3600 * 1000;
+/// Longest WAIT: one hour.
+pub const WAIT_MS_MAX: u64 = 3600 * 1000;
+/// Most resources one multi-lock may name.
+pub const MULTI_RESOURCES_MAX: usize = 256;
+/// Largest COUNT of `LOCK.SCAN`.
+pub const SCAN_COUNT_MAX: u64 = 10_000;
+/// COUNT of `LOCK.SCAN` when none is given, as in Redis.
+pub const SCAN_COUNT_DEFAULT: u64 = 10;
+/// Longest glob pattern of `LOCK.SCAN`, in bytes.
+pub const PATTERN_BYTES_MAX: usize = 1024;
+/// Fences stay below this bound, so that a double holds every one of them exactly.
+pub const FENCE_BOUND: u64 = 1 << 53;
+/// Waiters one lock may have. One more is refused with `OOM`.
+pub const WAITERS_PER_LOCK_MAX: usize = 10_000;
+
+/// A fencing token: positive, below 2^53, strictly increasing per resource.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fence(pub u64);
+
+impl Fence {
+    /// The contract's rule, the same in both tiers: one above the last, and never behind the clock.
+    #[must_use]
+    pub fn next(last: Fence, wall_us: u64) -> Fence {
+        let next = (last.0 + 1).max(wall_us);
+        assert!(next < FENCE_BOUND, "fence {next} reached 2^53");
+        Fence(next)
+    }
+}
+
+impl fmt::Display for Fence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A session's id, drawn at random by the node that opens it. On the wire: 16 hexadecimal digits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+impl SessionId {
+    /// Reads the wire form. `None` where the text is not an id this service could have issued.
+    #[must_use]
+    pub fn parse(text: &[u8]) -> Option<SessionId> {
+        if text.len() != 16 {
+            return None;
+        }
+        let text = std::str::from_utf8(text).ok()?;
+        if !text.bytes().all(|b| b.is_ascii_hexdigit()) {
+            return None;
+        }
+        u64::from_str_radix(text, 16).ok().map(SessionId)
+    }
+}
+
+impl fmt::Display for SessionId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+/// Which tier answers. Ordered: `Efficiency` is the weaker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Tier {
+    Efficiency,
+    Correctness,
+}
+
+impl Tier {
+    #[must_use]
+    pub fn parse(word: &[u8]) -> Option<Tier> {
+        if word.eq_ignore_ascii_case(b"EFFICIENCY") {
+            Some(Tier::Efficiency)
+        } else if word.eq_ignore_ascii_case(b"CORRECTNESS") {
+            Some(Tier::Correctness)
+        } else {
+            None
+        }
+    }
+
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Tier::Efficiency => "EFFICIENCY",
+            Tier::Correctness => "CORRECTNESS",
+        }
+    }
+}
+
+/// Why a release or a renewal was refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    NotOwner,
+    AlreadyReleased,
+    Expired,
+}
+
+impl Reason {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reason::NotOwner => "not_owner",
+            Reason::AlreadyReleased => "already_released",
+            Reason::Expired => "expired",
+        }
+    }
+}
+
+/// Who asked: the node (and which start of it) and that node's own count. Unique for ever.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RequestId {
+    pub origin: Origin,
+    pub seq: u64,
+}
+
+/// One start of one node: the node's id and a number drawn anew at every start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Origin {
+    pub node: u64,
+    pub incarnation: u64,
+}
+
+/// What the leader writes on an entry. `logical_ms` drives every deadline; `wall_us` serves fences alone.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stamp {
+    pub term: u64,
+    pub logical_ms: u64,
+    pub wall_us: u64,
+}
