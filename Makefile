@@ -1,0 +1,68 @@
+# Redfence. `make help` lists the targets. Each installs what it needs on Debian or Ubuntu when it may.
+
+CARGO ?= cargo
+PROFILE ?= dev
+SECONDS_EACH ?= 5
+SEED ?=
+DURATION ?= 60
+
+.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim chaos interop bench fuzz clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+run: build-release ## a Redis with the module and three proxies, until Ctrl-C
+	@scripts/run
+
+demo: build-release ## the same, shows a few locks and a killed leader, then stops
+	@scripts/run --demo
+
+test: check unit lua-test ## everything CI runs
+	@echo "make test: all green"
+
+ci: test ## exactly what .ci/run calls
+
+check: fmt clippy licences ## format, lints, licences
+
+fmt:
+	$(CARGO) fmt --all --check
+
+clippy:
+	@scripts/install-deps cc libclang
+	$(CARGO) clippy --workspace --all-targets --locked -- -D warnings
+
+licences:
+	@scripts/install-deps python
+	@scripts/licences
+
+build: ## debug build of the module and the proxy
+	@scripts/install-deps cc libclang
+	$(CARGO) build --workspace --locked
+
+build-release:
+	@scripts/install-deps cc libclang redis
+	$(CARGO) build --release --locked -p redfence -p redfence-module
+
+unit: build ## Rust tests of every crate: golden scripts, properties, conformance, clusters of real processes
+	@scripts/install-deps redis
+	$(CARGO) test --workspace --locked --no-fail-fast
+
+conformance: build ## the contract's suite alone, over every backend
+	@scripts/install-deps redis
+	$(CARGO) test --locked -p redfence-tests --test conformance
+
+lua-test: ## the Lua library's own tests
+	@scripts/install-deps redis python
+	lua/tests/run
+
+bench: ## the lock machine, Tier 1 and Tier 2 against the alternatives, as ratios in one run
+	@scripts/install-deps cc libclang redis
+	$(CARGO) build --release --locked -p redfence -p redfence-module -p redfence-bench
+	target/release/redfence-bench all
+
+fuzz: ## every fuzz target for a minute each (needs nightly and cargo-fuzz)
+	@scripts/fuzz $(DURATION)
+
+clean:
+	$(CARGO) clean
+	rm -rf run redfence-data
