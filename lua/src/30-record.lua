@@ -1,0 +1,88 @@
+-- The keys of a lock: the only part that knows the layout, which it shares with the Redis module.
+--
+--   K                 the lock itself: a plain string, value = owner, with a ttl
+--   __fence__{K}      companion: "<fence> <h|r> <deadline_ms> <owner>"
+--   __hwm__{K}        high-water mark of FENCE.*
+--   __wait__{K}       the queue: a sorted set, member = entry, score = ticket
+--   __waiter__{K}:t   what the waiter with ticket t wants; alive as long as this key
+--   __wake__{K}:t     where it listens
+--
+-- A name that holds a '}' keeps its own hash tag: "__fence__:K". Both forms are in the slot of K.
+
+local function side_key(prefix, resource)
+  if string.find(resource, '}', 1, true) then return prefix .. ':' .. resource end
+  return prefix .. '{' .. resource .. '}'
+end
+
+-- The instant of this call. One reading serves the whole call, so that all it writes agrees.
+local now_us, now_ms = 0, 0
+
+local function read_clock()
+  local time = redis.call('TIME')
+  now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+  now_ms = math.floor(now_us / 1000)
+end
+
+-- Absolute times wherever the server knows them (the version number came with 7.0); TIME was read before, so a
+-- relative one on an older server ends no earlier than the deadline written down. Answers nil where `condition` (NX, XX) did not hold.
+local function set_until(key, value, at_ms, condition)
+  local unit, time = 'PXAT', digits(at_ms)
+  if not redis.REDIS_VERSION_NUM then unit, time = 'PX', digits(at_ms - now_ms) end
+  if condition then return redis.call('SET', key, value, unit, time, condition) end
+  return redis.call('SET', key, value, unit, time)
+end
+
+local WRONGTYPE = 'WRONGTYPE Operation against a key holding the wrong kind of value'
+
+local function is_other_type(resource)
+  local kind = redis.call('TYPE', resource).ok
+  return kind ~= 'none' and kind ~= 'string'
+end
+
+-- Both keys of a lock in one call. MGET shows a key of another type as absent: whoever does not find that out by
+-- SET NX (`type_checked_later`) has it looked up here.
+local function read_lock(resource, type_checked_later)
+  local companion = side_key('__fence__', resource)
+  local values = redis.call('MGET', resource, companion)
+  local value, packed = values[1], values[2]
+  if not value and not type_checked_later and is_other_type(resource) then return nil, refuse(WRONGTYPE) end
+  local lock = {resource = resource, companion = companion, value = value,
+                fence = 0, state = 'r', deadline_ms = 0, owner = ''}
+  if packed then
+    local fence, state, deadline, owner = string.match(packed, '^(%d+) ([hr]) (%d+) ?(.*)$')
+    -- A companion nobody of ours wrote says nothing; the clock carries the order of the fences over it.
+    if fence then
+      lock.fence, lock.state, lock.deadline_ms, lock.owner = tonumber(fence), state, tonumber(deadline), owner
+    end
+    if lock.fence >= FENCE_MAX then
+      return nil, refuse('ERR the fence counter of this lock reached 2^53; delete its companion key')
+    end
+  end
+  lock.is_ours = value and lock.state == 'h' and lock.owner == value
+  return lock
+end
+
+-- How the last grant ended, where it did.
+local function end_reason(lock)
+  if lock.state == 'h' and lock.deadline_ms > 0 and now_ms >= lock.deadline_ms then return 'expired' end
+  return 'already_released'
+end
+
+local function write_companion(lock, until_ms)
+  local packed = digits(lock.fence) .. ' ' .. lock.state .. ' ' .. digits(lock.deadline_ms) .. ' ' .. lock.owner
+  if until_ms then
+    set_until(lock.companion, packed, until_ms)
+  else
+    redis.call('SET', lock.companion, packed)
+  end
+end
+
+-- The companion outlives the lock by the retention. After an early release it may go earlier, but a few seconds are not
+-- worth moving its expiry for.
+local function write_released(lock)
+  local until_ms = lock.deadline_ms + RETENTION_MS
+  if lock.deadline_ms == 0 or until_ms > now_ms + RETENTION_MS + 60000 or until_ms <= now_ms then
+    until_ms = now_ms + RETENTION_MS
+  end
+  write_companion(lock, until_ms)
+end

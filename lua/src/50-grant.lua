@@ -1,0 +1,63 @@
+-- Giving a lock: fresh, or again to the owner who has it.
+
+local function next_fence(lock)
+  return lock.fence < now_us and now_us or lock.fence + 1
+end
+
+-- `condition` 'NX': the type of the key was not looked at yet. Answers nil where a key of another type is in the way.
+local function grant(lock, owner, ttl_ms, condition)
+  local deadline_ms = now_ms + ttl_ms
+  if not set_until(lock.resource, owner, deadline_ms, condition) then return nil end
+  publish_unseen_end(lock)
+  lock.fence = next_fence(lock)
+  lock.state, lock.deadline_ms, lock.owner, lock.value, lock.is_ours = 'h', deadline_ms, owner, owner, true
+  write_companion(lock, deadline_ms + RETENTION_MS)
+  publish('acquired', lock.resource, lock.fence, owner)
+  return ttl_ms
+end
+
+-- The owner asks again for what it has: same fence, time stretched to at least what is asked. Where a plain client
+-- took the key under this very value, it gets its first fence now. Answers the milliseconds left, -1 = no ttl.
+local function grant_again(lock, ttl_ms)
+  local left_ms = redis.call('PTTL', lock.resource)
+  local is_stretched = left_ms >= 0 and left_ms < ttl_ms
+  if lock.is_ours and not is_stretched then return left_ms end
+  if is_stretched then
+    left_ms = ttl_ms
+    redis.call('PEXPIREAT', lock.resource, digits(now_ms + ttl_ms))
+  end
+  local event = 'renewed'
+  if not lock.is_ours then
+    event = 'acquired'
+    publish_unseen_end(lock)
+    lock.fence = next_fence(lock)
+  end
+  lock.state, lock.owner, lock.is_ours = 'h', lock.value, true
+  lock.deadline_ms = left_ms >= 0 and now_ms + left_ms or 0
+  write_companion(lock, left_ms >= 0 and lock.deadline_ms + RETENTION_MS)
+  publish(event, lock.resource, lock.fence, lock.owner)
+  return left_ms
+end
+
+-- Byte order. The server's locale decides what `<` does with strings.
+local function precedes(a, b)
+  for i = 1, math.min(#a, #b) do
+    local x, y = string.byte(a, i), string.byte(b, i)
+    if x ~= y then return x < y end
+  end
+  return #a < #b
+end
+
+-- Several locks that are free or have this owner already, in one step and in the order of their names. Answers the
+-- fences in the order asked, and the milliseconds all of them have.
+local function grant_all(locks, owner, ttl_ms)
+  local sorted, fences, least_ms = {}, {}, -1
+  for i, lock in ipairs(locks) do sorted[i] = lock end
+  table.sort(sorted, function(a, b) return precedes(a.resource, b.resource) end)
+  for _, lock in ipairs(sorted) do
+    local given_ms = lock.value and grant_again(lock, ttl_ms) or grant(lock, owner, ttl_ms)
+    if given_ms >= 0 and (least_ms < 0 or given_ms < least_ms) then least_ms = given_ms end
+  end
+  for i, lock in ipairs(locks) do fences[i] = lock.fence end
+  return fences, least_ms
+end

@@ -1,0 +1,118 @@
+-- LOCK.RELEASE, LOCK.MRELEASE, LOCK.RENEW, LOCK.FORCERELEASE.
+
+-- What stands against a release or renewal by `fence`; nil where nothing does.
+local function refusal_reason(lock, fence)
+  if lock.fence ~= fence then return 'not_owner' end
+  if not lock.is_ours then return end_reason(lock) end
+  return nil
+end
+
+-- The key goes first: DEL is allowed when memory is short, and what follows a write in a script is too. A grant of
+-- ours is remembered as released; what a plain client held leaves no trace.
+local function end_hold(lock)
+  redis.call('DEL', lock.resource)
+  publish('released', lock.resource, lock.fence, lock.value)
+  local was_ours = lock.is_ours
+  lock.value, lock.is_ours = false, false
+  if was_ours then lock.state, lock.owner = 'r', '' end
+  local first = serve(lock)
+  if was_ours and not (first and first.fences) then write_released(lock) end
+end
+
+local function release_one(lock, fence)
+  local reason = refusal_reason(lock, fence)
+  if not reason then
+    end_hold(lock)
+    return {1, 'ok'}
+  end
+  if not lock.value then serve(lock) end
+  return {0, reason}
+end
+
+--@command LOCK.RELEASE lock_release allow-oom
+local function lock_release(keys, args)
+  if #keys ~= 1 or #args < 1 then return wrong_arity('lock.release') end
+  local err = check_resource(keys[1])
+  if err then return err end
+  local fence
+  fence, err = parse_fence(args[1])
+  err = err or check_tier_option(args, 2)
+  if err then return err end
+  read_clock()
+  local lock
+  lock, err = read_lock(keys[1])
+  return err or release_one(lock, fence)
+end
+
+--@command LOCK.MRELEASE lock_mrelease allow-oom
+local function lock_mrelease(keys, args)
+  if #args < #keys or #args < 1 then
+    if #keys < 2 then return wrong_arity('lock.mrelease') end
+    return refuse('ERR count does not match the number of resources given')
+  end
+  local err = check_resources(keys)
+  if err then return err end
+  local fences, rows = {}, {}
+  for i = 1, #keys do
+    fences[i], err = parse_fence(args[i])
+    if err then return err end
+  end
+  err = check_tier_option(args, #keys + 1)
+  if err then return err end
+  read_clock()
+  -- All types are looked at before anything changes.
+  local _, _, wrong = read_locks(keys)
+  if wrong then return wrong end
+  for i, resource in ipairs(keys) do rows[i] = release_one(read_lock(resource), fences[i]) end
+  return rows
+end
+
+--@command LOCK.RENEW lock_renew allow-oom
+local function lock_renew(keys, args)
+  if #keys ~= 1 or #args < 2 then return wrong_arity('lock.renew') end
+  local err = check_resource(keys[1])
+  if err then return err end
+  local fence, ttl_ms
+  fence, err = parse_fence(args[1])
+  if err then return err end
+  ttl_ms, err = parse_ttl(args[2], 1)
+  err = err or check_tier_option(args, 3)
+  if err then return err end
+  read_clock()
+  local lock
+  lock, err = read_lock(keys[1])
+  if err then return err end
+  local reason = refusal_reason(lock, fence)
+  if reason then
+    if not lock.value then serve(lock) end
+    return {0, reason}
+  end
+  local is_shortened = lock.deadline_ms > now_ms + ttl_ms
+  lock.deadline_ms = now_ms + ttl_ms
+  redis.call('PEXPIREAT', lock.resource, digits(lock.deadline_ms))
+  write_companion(lock, lock.deadline_ms + RETENTION_MS)
+  publish('renewed', lock.resource, fence, lock.owner)
+  if is_shortened then
+    local first = first_waiter(lock)
+    -- It sleeps until the old deadline: it must look again.
+    if first then push_wake(first, AGAIN) end
+  end
+  return {1, ttl_ms}
+end
+
+--@command LOCK.FORCERELEASE lock_forcerelease allow-oom
+local function lock_forcerelease(keys, args)
+  if #keys ~= 1 then return wrong_arity('lock.forcerelease') end
+  local err = check_resource(keys[1]) or check_tier_option(args, 1)
+  if err then return err end
+  read_clock()
+  local lock
+  lock, err = read_lock(keys[1])
+  if err then return err end
+  if not lock.value then
+    serve(lock)
+    return 0
+  end
+  end_hold(lock)
+  return 1
+end

@@ -1,0 +1,153 @@
+-- What only looks: LOCK.INFO, LOCK.QUEUE, LOCK.SCAN; and LOCK.SESSION, which lives elsewhere.
+
+-- Name and value by turns, as a map for a RESP3 client and as a flat array for a RESP2 one: a script does not learn which
+-- of them asks. Redis writes the map in the order Lua keeps it. The fillers stand where the eight names of LOCK.INFO
+-- would go by their hashes, so that these line up in the free places from the back, and come out in the contract's order.
+local function as_map(flat)
+  if not redis.setresp then return flat end
+  local map = {}
+  for i = 1, 17 do map['f82_' .. i] = true end
+  for i = #flat - 1, 1, -2 do map[flat[i]] = flat[i + 1] end
+  for i = 1, 17 do map['f82_' .. i] = nil end
+  return {map = map}
+end
+
+--@command LOCK.INFO lock_info no-writes
+local function lock_info(keys, args)
+  local resource = keys[1]
+  if #keys ~= 1 then return wrong_arity('lock.info') end
+  local err = check_resource(resource) or check_tier_option(args, 1)
+  if err then return err end
+  local lock
+  lock, err = read_lock(resource)
+  if err then return err end
+  local waiters = 0
+  for _, row in ipairs(list_waiters(resource)) do
+    if row.is_alive then waiters = waiters + 1 end
+  end
+  return as_map({
+    'resource', resource,
+    'tier', 'EFFICIENCY',
+    'state', lock.value and 'held' or 'free',
+    'fence', lock.fence,
+    'owner', lock.value,
+    'session', false,
+    'ttl', lock.value and redis.call('PTTL', resource),
+    'waiters', waiters,
+  })
+end
+
+--@command LOCK.QUEUE lock_queue no-writes
+local function lock_queue(keys, args)
+  if #keys ~= 1 then return wrong_arity('lock.queue') end
+  local err = check_resource(keys[1]) or check_tier_option(args, 1)
+  if err then return err end
+  read_clock()
+  local rows = {}
+  for _, row in ipairs(list_waiters(keys[1])) do
+    local waited_ms = math.max(0, math.floor((now_us - tonumber(row.ticket)) / 1000))
+    if row.is_alive then rows[#rows + 1] = {row.owner, waited_ms} end
+  end
+  return rows
+end
+
+-- A class of a glob from behind its '[': whether it holds `char`, and where the pattern goes on.
+local function match_class(pattern, at, char)
+  local is_negated, hit = string.byte(pattern, at) == 94, false
+  if is_negated then at = at + 1 end
+  while at <= #pattern do
+    local low = string.byte(pattern, at)
+    if low == 93 then at = at + 1 break end
+    if low == 92 and at < #pattern then
+      hit = hit or string.byte(pattern, at + 1) == char
+      at = at + 2
+    elseif string.byte(pattern, at + 1) == 45 and at + 2 <= #pattern then
+      local high = string.byte(pattern, at + 2)
+      hit = hit or (char >= math.min(low, high) and char <= math.max(low, high))
+      at = at + 3
+    else
+      hit = hit or low == char
+      at = at + 1
+    end
+  end
+  return hit ~= is_negated, at
+end
+
+-- Redis's globs. Only the last '*' is ever gone back to, so no pattern makes it explode.
+local function matches_glob(pattern, text)
+  local p, t, star_p, star_t = 1, 1, nil, nil
+  while t <= #text do
+    local element, char, next_p = string.byte(pattern, p), string.byte(text, t), nil
+    if element == 42 then
+      p = p + 1
+      star_p, star_t = p, t
+    else
+      if element == 63 then
+        next_p = p + 1
+      elseif element == 91 then
+        local hit, behind = match_class(pattern, p + 1, char)
+        if hit then next_p = behind end
+      elseif element == 92 and p < #pattern then
+        if string.byte(pattern, p + 1) == char then next_p = p + 2 end
+      elseif element == char then
+        next_p = p + 1
+      end
+      if next_p then
+        p, t = next_p, t + 1
+      elseif star_p then
+        star_t = star_t + 1
+        p, t = star_p, star_t
+      else
+        return false
+      end
+    end
+  end
+  return not string.find(pattern, '[^*]', p)
+end
+
+-- The resource a companion belongs to; nil for a key that only looks like one.
+local function resource_of_companion(key)
+  local kind, name = string.sub(key, 10, 10), string.sub(key, 11)
+  if kind == '{' and string.find(name, '}', 1, true) == #name and #name > 1 then return string.sub(name, 1, -2) end
+  if kind == ':' and string.find(name, '}', 1, true) then return name end
+  return nil
+end
+
+--@command LOCK.SCAN lock_scan no-writes allow-cross-slot-keys
+local function lock_scan(keys, args)
+  local cursor = args[1]
+  if #keys ~= 0 or #args < 1 then return wrong_arity('lock.scan') end
+  if #cursor > 20 or not (cursor == '0' or string.find(cursor, '^[1-9]%d*$')) then return refuse('ERR invalid cursor') end
+  local options, err = parse_options(args, 2, SCAN_OPTIONS)
+  err = err or refuse_other_tier(options)
+  if err then return err end
+  local count = options.COUNT or SCAN_COUNT_DEFAULT
+  local page = redis.pcall('SCAN', cursor, 'MATCH', '__fence__*', 'COUNT', count)
+  if page.err then return page end
+  local resources = {}
+  for _, key in ipairs(page[2]) do
+    local resource = resource_of_companion(key)
+    if resource and (not options.MATCH or matches_glob(options.MATCH, resource)) then
+      -- One by one, because in a cluster they lie in different slots. pcall: a key of another type is no lock.
+      if type(redis.pcall('GET', resource)) == 'string' then resources[#resources + 1] = resource end
+    end
+  end
+  return {page[1], resources}
+end
+
+-- Well formed or not: sessions live in the other tier.
+--@command LOCK.SESSION lock_session no-writes
+local function lock_session(keys, args)
+  if #keys ~= 0 or #args < 2 then return wrong_arity('lock.session') end
+  local verb = string.upper(args[1])
+  if verb == 'OPEN' then
+    local _, err = parse_ttl(args[2], 1)
+    if not err then _, err = parse_options(args, 3, SESSION_OPTIONS) end
+    if err then return err end
+  elseif verb ~= 'KEEPALIVE' and verb ~= 'INFO' and verb ~= 'CLOSE' then
+    return refuse("ERR unknown subcommand '" .. shown(args[1]) .. "' of LOCK.SESSION")
+  elseif #args > 2 then
+    return wrong_arity('lock.session')
+  end
+  return refuse(SESSIONS_ELSEWHERE)
+end
