@@ -1,1 +1,5 @@
-//! Skeleton.
+//! The RESP proxy and the Raft node of Redfence.
+
+#![forbid(unsafe_code)]
+
+pub mod tier2;
