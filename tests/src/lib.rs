@@ -1,1 +1,26 @@
-//! Skeleton.
+//! What the tests that cross crates stand on: an exact RESP client, real processes, and the backends.
+//!
+//! # Layout
+//!
+//! - [`resp`]: RESP2 and RESP3 values told apart to the byte, and a blocking connection.
+//! - [`process`]: one child process: free port, logs, killed when its owner goes away.
+//! - [`artifacts`]: where the built module and the `redfence` program are, and what to say when they are not.
+//! - [`redis`]: a redis-server in a directory of its own.
+//! - [`cluster`]: `redfence serve` processes: one or several nodes, killed, paused, restarted.
+//! - [`client`]: what a case holds: `ask`, `send`, `receive`, over any backend.
+//! - [`backend`]: what a backend must offer to be tested; [`backends`] has one file for each.
+//! - [`expect`]: the shapes of the contract's replies.
+//!
+//! # Caveats
+//!
+//! Linux only: children are tied to the test process with `PR_SET_PDEATHSIG`.
+
+pub mod artifacts;
+pub mod backend;
+pub mod backends;
+pub mod client;
+pub mod cluster;
+pub mod expect;
+pub mod process;
+pub mod redis;
+pub mod resp;

@@ -1,0 +1,12 @@
+//! One file for each kind of backend, and the list the conformance suite runs against.
+
+pub mod module;
+
+use std::sync::Arc;
+
+use crate::backend::Backend;
+
+/// Every backend of the contract.
+pub fn all() -> Vec<Arc<dyn Backend>> {
+    vec![Arc::new(module::ModuleBackend::default())]
+}

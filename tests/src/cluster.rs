@@ -1,0 +1,204 @@
+//! `redfence serve` as real processes: one node or several, found, killed, paused and started again.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+use crate::artifacts;
+use crate::process::{free_address, Process, POLL_EVERY};
+use crate::resp::{Connection, Protocol, Value};
+
+const READY_WITHIN: Duration = Duration::from_secs(20);
+/// A port found free may be taken before a node binds it: the whole cluster is then started again on others.
+const STARTS_MAX: usize = 3;
+
+#[derive(Clone, Default)]
+pub struct Options {
+    pub nodes: usize,
+    /// More flags for every node, e.g. `["--default-tier", "efficiency"]`.
+    pub flags: Vec<String>,
+}
+
+impl Options {
+    pub fn nodes(nodes: usize) -> Options {
+        Options { nodes, flags: Vec::new() }
+    }
+
+    pub fn flag(mut self, name: &str, value: &str) -> Options {
+        self.flags.push(name.to_owned());
+        self.flags.push(value.to_owned());
+        self
+    }
+}
+
+pub struct Node {
+    pub id: u64,
+    pub address: SocketAddr,
+    peer_address: SocketAddr,
+    process: Option<Process>,
+}
+
+impl Node {
+    pub fn runs(&self) -> bool {
+        self.process.is_some()
+    }
+
+    pub fn process(&self) -> &Process {
+        self.process.as_ref().unwrap_or_else(|| panic!("node {} does not run", self.id))
+    }
+
+    pub fn connect(&self, protocol: Protocol) -> Connection {
+        Connection::open_with(self.address, protocol)
+            .unwrap_or_else(|error| panic!("node {}: {error}\n{}", self.id, self.process().log_tail()))
+    }
+
+    pub fn ask(&self, args: &[&str], timeout: Duration) -> Option<Value> {
+        Connection::open(self.address).ok()?.ask(args, timeout).ok()
+    }
+
+    /// One field of `LOCK.CLUSTER INFO`, asked of this very node.
+    pub fn cluster_info(&self, field: &str) -> Option<Value> {
+        let reply = self.ask(&["LOCK.CLUSTER", "INFO"], Duration::from_secs(2))?;
+        let Value::Array(items) = reply else { return None };
+        items.chunks_exact(2).find(|pair| pair[0] == Value::bulk(field)).map(|pair| pair[1].clone())
+    }
+
+    fn believes_in_leader(&self) -> Option<u64> {
+        match self.cluster_info("leader")? {
+            Value::Integer(0) => None,
+            Value::Integer(id) => u64::try_from(id).ok(),
+            _ => None,
+        }
+    }
+}
+
+pub struct Cluster {
+    pub nodes: Vec<Node>,
+    flags: Vec<String>,
+    folder: TempDir,
+}
+
+impl Cluster {
+    /// Starts all nodes and waits for a leader that every node knows.
+    pub fn start(options: &Options) -> Cluster {
+        let mut last = String::new();
+        for _ in 0..STARTS_MAX {
+            match Cluster::try_start(options) {
+                Ok(cluster) => return cluster,
+                Err(error) => last = error,
+            }
+            if !last.contains("in use") {
+                break;
+            }
+        }
+        panic!("redfence did not start: {last}");
+    }
+
+    fn try_start(options: &Options) -> Result<Cluster, String> {
+        let folder = TempDir::with_prefix("redfence-cluster-").expect("a temporary directory");
+        let nodes = (1..=options.nodes as u64)
+            .map(|id| Node { id, address: free_address(), peer_address: free_address(), process: None })
+            .collect();
+        let mut cluster = Cluster { nodes, flags: options.flags.clone(), folder };
+        for index in 0..cluster.nodes.len() {
+            cluster.launch(index)?;
+        }
+        let deadline = Instant::now() + READY_WITHIN;
+        while cluster.agreed_leader().is_none() {
+            if let Some(node) = cluster.nodes.iter().find(|node| node.process().exit_status().is_some()) {
+                return Err(format!("node {} ended\n{}", node.id, node.process().log_tail()));
+            }
+            if Instant::now() > deadline {
+                return Err(format!("no leader within {READY_WITHIN:?}\n{}", cluster.log()));
+            }
+            std::thread::sleep(POLL_EVERY);
+        }
+        Ok(cluster)
+    }
+
+    /// The leader all running nodes agree on.
+    pub fn agreed_leader(&self) -> Option<u64> {
+        let mut beliefs = self.nodes.iter().filter(|node| node.runs()).map(Node::believes_in_leader);
+        let first = beliefs.next()??;
+        beliefs.all(|belief| belief == Some(first)).then_some(first)
+    }
+
+    pub fn wait_for_leader(&self, timeout: Duration) -> u64 {
+        let deadline = Instant::now() + timeout;
+        loop {
+            if let Some(id) = self.agreed_leader() {
+                return id;
+            }
+            assert!(Instant::now() < deadline, "no leader within {timeout:?}\n{}", self.log());
+            std::thread::sleep(POLL_EVERY);
+        }
+    }
+
+    pub fn node(&self, id: u64) -> &Node {
+        self.nodes.iter().find(|node| node.id == id).unwrap_or_else(|| panic!("there is no node {id}"))
+    }
+
+    /// Any node that is not the leader; the only node of a cluster of one.
+    pub fn follower(&self, leader: u64) -> &Node {
+        self.nodes.iter().find(|node| node.runs() && node.id != leader).unwrap_or(&self.nodes[0])
+    }
+
+    /// kill -9
+    pub fn kill(&mut self, id: u64) {
+        self.slot(id).process = None;
+    }
+
+    pub fn pause(&self, id: u64) {
+        self.node(id).process().signal(libc::SIGSTOP);
+    }
+
+    pub fn resume(&self, id: u64) {
+        self.node(id).process().signal(libc::SIGCONT);
+    }
+
+    /// Starts a killed node on its old data and addresses.
+    pub fn restart(&mut self, id: u64) {
+        assert!(!self.node(id).runs(), "node {id} still runs");
+        let index = self.nodes.iter().position(|node| node.id == id).expect("a node of this cluster");
+        self.launch(index).unwrap_or_else(|error| panic!("{error}"));
+    }
+
+    pub fn log(&self) -> String {
+        self.nodes.iter().filter_map(|node| node.process.as_ref()).map(Process::log_tail).collect()
+    }
+
+    fn slot(&mut self, id: u64) -> &mut Node {
+        self.nodes.iter_mut().find(|node| node.id == id).unwrap_or_else(|| panic!("there is no node {id}"))
+    }
+
+    fn launch(&mut self, index: usize) -> Result<(), String> {
+        let program = artifacts::redfence()?;
+        let command = self.command(&program, index);
+        let node = &mut self.nodes[index];
+        let log = self.folder.path().join(format!("node-{}.log", node.id));
+        node.process = Some(Process::start(&format!("redfence node {}", node.id), command, &log)?);
+        Ok(())
+    }
+
+    fn command(&self, program: &Path, index: usize) -> Command {
+        let node = &self.nodes[index];
+        let members: Vec<String> =
+            self.nodes.iter().map(|node| format!("{}={}", node.id, node.peer_address)).collect();
+        let mut command = Command::new(program);
+        command.current_dir(self.folder.path()).arg("serve");
+        command.args(["--id", &node.id.to_string()]);
+        command.args([
+            "--listen",
+            &node.address.to_string(),
+            "--peer-listen",
+            &node.peer_address.to_string(),
+        ]);
+        command.args(["--cluster", &members.join(",")]);
+        command.arg("--data").arg(self.folder.path().join(format!("data-{}", node.id)));
+        command.args(&self.flags);
+        command
+    }
+}

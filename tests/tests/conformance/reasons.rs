@@ -1,0 +1,134 @@
+//! Why a release or a renewal is refused: what the server remembers of the last grant.
+
+use redfence_tests::backend::{Abilities, Context};
+use redfence_tests::expect::FENCE_BOUND;
+use redfence_tests::{ask, expect};
+
+use crate::topic::cases;
+
+cases! {
+    Abilities::NONE => [
+        never_taken_is_not_owner,
+        wrong_fence_is_not_owner,
+        second_release_is_already_released,
+        after_expiry_is_expired,
+        renew_after_expiry_is_expired,
+        older_fence_is_not_owner,
+        ended_fence_while_another_holds_is_not_owner,
+        released_fence_is_not_remembered_past_the_next_grant,
+        a_refusal_changes_nothing,
+        an_expired_lock_is_expired_for_ever,
+        release_after_expiry_and_handover_is_not_owner,
+    ],
+}
+
+fn never_taken_is_not_owner(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    for fence in [1, 42, FENCE_BOUND - 1] {
+        client.release_is_refused(&name, fence, "not_owner");
+    }
+}
+
+fn wrong_fence_is_not_owner(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let grant = client.acquire(&name, 30_000);
+    for fence in [1, grant.fence - 1, grant.fence + 1, FENCE_BOUND - 1] {
+        client.release_is_refused(&name, fence, "not_owner");
+    }
+    client.release(&name, grant.fence);
+}
+
+fn second_release_is_already_released(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let grant = client.acquire(&name, 30_000);
+    client.release(&name, grant.fence);
+    client.release_is_refused(&name, grant.fence, "already_released");
+    client.release_is_refused(&name, grant.fence, "already_released");
+    client.release_is_refused(&name, grant.fence - 1, "not_owner");
+}
+
+fn after_expiry_is_expired(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let grant = client.acquire(&name, 60);
+    client.await_free(&name);
+    client.release_is_refused(&name, grant.fence, "expired");
+}
+
+fn renew_after_expiry_is_expired(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let grant = client.acquire(&name, 60);
+    client.await_free(&name);
+    client.renew_is_refused(&name, grant.fence, 30_000, "expired");
+    assert_eq!(client.info(&name).state, "free", "an expired lock is not brought back");
+}
+
+fn older_fence_is_not_owner(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let first = client.acquire(&name, 30_000);
+    client.release(&name, first.fence);
+    let second = client.acquire(&name, 30_000);
+    client.release(&name, second.fence);
+    client.release_is_refused(&name, first.fence, "not_owner");
+    client.release_is_refused(&name, second.fence, "already_released");
+}
+
+fn ended_fence_while_another_holds_is_not_owner(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let first = client.acquire(&name, 30_000);
+    client.release(&name, first.fence);
+    let second = client.acquire(&name, 30_000);
+    // The last grant is the holder's now: how the one before it ended is no longer remembered.
+    client.release_is_refused(&name, first.fence, "not_owner");
+    client.renew_is_refused(&name, first.fence, 30_000, "not_owner");
+    client.release(&name, second.fence);
+}
+
+fn released_fence_is_not_remembered_past_the_next_grant(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let first = client.acquire(&name, 60);
+    client.await_free(&name);
+    client.release_is_refused(&name, first.fence, "expired");
+    let second = client.acquire(&name, 30_000);
+    client.release_is_refused(&name, first.fence, "not_owner");
+    client.release(&name, second.fence);
+}
+
+fn a_refusal_changes_nothing(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let grant = client.acquire_as(&name, 30_000, "me");
+    expect::refused(&ask!(client, "LOCK.RELEASE", &name, grant.fence + 5), "not_owner");
+    let info = client.info(&name);
+    assert_eq!((info.state.as_str(), info.fence, info.owner.as_deref()), ("held", grant.fence, Some("me")));
+}
+
+fn an_expired_lock_is_expired_for_ever(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let grant = client.acquire(&name, 60);
+    client.await_free(&name);
+    for _ in 0..3 {
+        client.release_is_refused(&name, grant.fence, "expired");
+        client.renew_is_refused(&name, grant.fence, 100, "expired");
+    }
+    assert_eq!(client.info(&name).fence, grant.fence);
+}
+
+fn release_after_expiry_and_handover_is_not_owner(context: &Context) {
+    let (mut holder, mut waiter) = (context.client(), context.client());
+    let name = context.name("lock");
+    let first = holder.acquire(&name, 150);
+    waiter.start_waiting(&name, 30_000, 20_000, "waiter");
+    let second = waiter.receive_grant();
+    assert!(second.fence > first.fence);
+    holder.release_is_refused(&name, first.fence, "not_owner");
+    waiter.release(&name, second.fence);
+}
