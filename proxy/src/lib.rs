@@ -2,4 +2,5 @@
 
 #![forbid(unsafe_code)]
 
+pub mod clock;
 pub mod tier2;

@@ -3,5 +3,10 @@
 //! # Layout
 //!
 //! - [`ports`]: everything that crosses the border between the node and its shell
+//! - [`handle`], [`inbox`]: what the rest of the proxy sees, and its queue into the node's thread
+//! - [`refusals`]: error texts
 
+pub mod handle;
+pub mod inbox;
 pub mod ports;
+pub mod refusals;

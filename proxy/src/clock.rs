@@ -1,0 +1,34 @@
+//! The only place in the proxy that asks a clock.
+
+use crate::tier2::ports::Now;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Cheap to copy; all copies share one starting point.
+#[derive(Clone, Copy, Debug)]
+pub struct Clock {
+    start: Instant,
+}
+
+impl Clock {
+    #[must_use]
+    pub fn start() -> Clock {
+        Clock { start: Instant::now() }
+    }
+
+    #[must_use]
+    pub fn now(&self) -> Now {
+        Now { monotonic_ms: self.monotonic_ms(), wall_us: wall_us() }
+    }
+
+    #[must_use]
+    pub fn monotonic_ms(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// Microseconds since 1970; 0 on a machine whose clock stands before that.
+#[must_use]
+pub fn wall_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

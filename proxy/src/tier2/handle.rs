@@ -1,0 +1,292 @@
+//! What the rest of the proxy sees of Tier 2: [`Tier2Handle`], cheap to clone, and its other end, the shell's [`Desk`].
+//!
+//! A front encodes a command on its own task, calls [`Tier2Handle::submit`] and awaits the reply. Dropping the future of a
+//! command that may wait in a queue takes it out of that queue (the client went away). The handle knows nothing of raft.
+
+use super::inbox::{Inbox, Item, Rejected};
+use super::ports::{AdminRequest, ClusterStatus, Input, Outputs, OwnedQuery, Read, Submit, Ticket};
+use super::refusals;
+use bytes::Bytes;
+use redfence_core::event::Event;
+use redfence_core::reply::Reply;
+use redfence_core::types::SessionId;
+use rustc_hash::FxHashMap;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::sync::{broadcast, oneshot};
+
+/// Events a slow watcher may be behind before it misses some (it is told so by the channel).
+pub const WATCH_BACKLOG_EVENTS: usize = 8_192;
+/// How long a request waits for an answer that says something, unless configured otherwise.
+pub const PATIENCE_MS_DEFAULT: u64 = 5_000;
+
+#[derive(Clone, Debug)]
+pub struct Tier2Handle {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    inbox: Inbox,
+    status: Mutex<Arc<ClusterStatus>>,
+    events: broadcast::Sender<Event>,
+    next_ticket: AtomicU64,
+    patience_ms: u64,
+}
+
+/// Makes both ends. The shell's thread keeps the [`Desk`].
+#[must_use]
+pub fn connect(patience_ms: u64) -> (Tier2Handle, Desk) {
+    let shared = Arc::new(Shared {
+        inbox: Inbox::default(),
+        status: Mutex::default(),
+        events: broadcast::channel(WATCH_BACKLOG_EVENTS).0,
+        next_ticket: AtomicU64::new(1),
+        patience_ms,
+    });
+    let desk = Desk {
+        shared: Arc::clone(&shared),
+        waiting: FxHashMap::default(),
+        taken: Vec::new(),
+        watching: false,
+    };
+    (Tier2Handle { shared }, desk)
+}
+
+impl Tier2Handle {
+    /// Sends an encoded command to the log. `wait_ms` is the command's own `WAIT`, 0 for all others.
+    pub fn submit(&self, blob: Bytes, wait_ms: u64) -> PendingReply {
+        let patience_ms = self.shared.patience_ms;
+        self.ask(wait_ms > 0, |ticket| Input::Submit(Submit { ticket, blob, patience_ms, wait_ms }))
+    }
+
+    /// A linearizable look at the state.
+    pub fn query(&self, query: OwnedQuery) -> PendingReply {
+        let patience_ms = self.shared.patience_ms;
+        self.ask(false, |ticket| Input::Read(Read { ticket, query, patience_ms }))
+    }
+
+    /// Membership and leadership. Answered when the change is seen to be done.
+    pub fn admin(&self, request: AdminRequest) -> PendingReply {
+        let patience_ms = self.shared.patience_ms;
+        self.ask(false, |ticket| Input::Admin { ticket, request, patience_ms })
+    }
+
+    /// Connections of these sessions were active, or are blocked in a WAIT. Call about five times a second with all of
+    /// them, not once per command. False: the queue was full; report them again with the next batch.
+    pub fn touch_sessions(&self, ids: Vec<SessionId>) -> bool {
+        ids.is_empty() || self.shared.inbox.push_client((Input::SessionsTouched(ids), None)).is_ok()
+    }
+
+    /// The connections that opened these sessions are closed.
+    pub fn orphan_sessions(&self, ids: Vec<SessionId>, grace_ms: u64) {
+        if !ids.is_empty() {
+            self.shared.inbox.push_report(Input::SessionsOrphaned { ids, grace_ms });
+        }
+    }
+
+    /// What `LOCK.CLUSTER INFO` and `NODES` show. Never waits, also without quorum.
+    #[must_use]
+    pub fn status(&self) -> Arc<ClusterStatus> {
+        Arc::clone(&self.shared.status.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Every event of this node's own apply, in order, from now on.
+    #[must_use]
+    pub fn watch(&self) -> broadcast::Receiver<Event> {
+        self.shared.events.subscribe()
+    }
+
+    /// For the transport: a message of a peer. False: dropped because the queue was full.
+    pub fn push_peer(&self, input: Input) -> bool {
+        self.shared.inbox.push_peer(input)
+    }
+
+    /// For the log writer, the snapshot writer and the shutdown: always taken.
+    pub fn push_report(&self, input: Input) -> bool {
+        self.shared.inbox.push_report(input)
+    }
+
+    fn ask(&self, cancel_on_drop: bool, input: impl FnOnce(Ticket) -> Input) -> PendingReply {
+        let ticket = self.shared.next_ticket.fetch_add(1, Ordering::Relaxed);
+        let (sender, receiver) = oneshot::channel();
+        let cancel = cancel_on_drop.then(|| self.shared.clone());
+        match self.shared.inbox.push_client((input(ticket), Some(sender))) {
+            Ok(()) => PendingReply { receiver, ticket, cancel },
+            Err((why, (_, sender))) => {
+                let reply = match why {
+                    Rejected::Full => refusals::queue_full(),
+                    Rejected::Closed => refusals::stopping(),
+                };
+                // The receiver is in our hands: sending cannot fail.
+                let _ = sender.expect("asked with a sender").send(reply);
+                PendingReply { receiver, ticket, cancel: None }
+            }
+        }
+    }
+}
+
+/// The answer to come. Dropping it unanswered cancels a command that may wait in a queue.
+#[derive(Debug)]
+pub struct PendingReply {
+    receiver: oneshot::Receiver<Reply>,
+    ticket: Ticket,
+    cancel: Option<Arc<Shared>>,
+}
+
+impl Future for PendingReply {
+    type Output = Reply;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
+        let answer = match Pin::new(&mut self.receiver).poll(context) {
+            Poll::Pending => return Poll::Pending,
+            Poll::Ready(answer) => answer,
+        };
+        self.cancel = None;
+        // The shell is gone without a word: nobody knows.
+        Poll::Ready(answer.unwrap_or_else(|_| refusals::indeterminate()))
+    }
+}
+
+impl Drop for PendingReply {
+    fn drop(&mut self) {
+        if let Some(shared) = self.cancel.take() {
+            shared.inbox.push_report(Input::Cancel { ticket: self.ticket });
+        }
+    }
+}
+
+/// The shell's end: collects inputs, and hands answers, events and status to those who wait for them.
+#[derive(Debug)]
+pub struct Desk {
+    shared: Arc<Shared>,
+    waiting: FxHashMap<Ticket, oneshot::Sender<Reply>>,
+    taken: Vec<Item>,
+    watching: bool,
+}
+
+impl Desk {
+    /// Takes all inputs there are into `inputs`; sleeps up to `timeout` where there are none.
+    pub fn collect(&mut self, timeout: Duration, inputs: &mut Vec<Input>) {
+        let mut taken = std::mem::take(&mut self.taken);
+        self.shared.inbox.take(timeout, &mut taken);
+        for (input, sender) in taken.drain(..) {
+            if let (Some(ticket), Some(sender)) = (ticket_of(&input), sender) {
+                let earlier = self.waiting.insert(ticket, sender);
+                assert!(earlier.is_none(), "ticket {ticket} is used twice");
+            }
+            if let Input::Cancel { ticket } = &input {
+                self.waiting.remove(ticket);
+            }
+            inputs.push(input);
+        }
+        self.taken = taken;
+        let watching = self.shared.events.receiver_count() > 0;
+        if watching != self.watching {
+            self.watching = watching;
+            inputs.push(Input::Watching(watching));
+        }
+    }
+
+    /// Hands out replies, events and status, and takes them out of `outputs`.
+    pub fn deliver(&mut self, outputs: &mut Outputs) {
+        if let Some(status) = outputs.status.take() {
+            *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);
+        }
+        for (ticket, reply) in outputs.replies.drain(..) {
+            if let Some(sender) = self.waiting.remove(&ticket) {
+                // The client may be gone: then nobody misses the answer.
+                let _ = sender.send(reply);
+            }
+        }
+        for event in outputs.events.drain(..) {
+            // No watcher left: the node will be told at the next turn.
+            let _ = self.shared.events.send(event);
+        }
+    }
+
+    /// The node has stopped. What still sits in the inbox never reached it; what it had taken has no known outcome.
+    pub fn close(mut self) {
+        self.shared.inbox.close();
+        let mut taken = std::mem::take(&mut self.taken);
+        self.shared.inbox.take(Duration::ZERO, &mut taken);
+        for (_, sender) in taken {
+            if let Some(sender) = sender {
+                let _ = sender.send(refusals::stopping());
+            }
+        }
+        for (_, sender) in self.waiting.drain() {
+            let _ = sender.send(refusals::indeterminate());
+        }
+    }
+}
+
+fn ticket_of(input: &Input) -> Option<Ticket> {
+    match input {
+        Input::Submit(submit) => Some(submit.ticket),
+        Input::Read(read) => Some(read.ticket),
+        Input::Admin { ticket, .. } => Some(*ticket),
+        Input::Cancel { .. }
+        | Input::SessionsTouched(_)
+        | Input::SessionsOrphaned { .. }
+        | Input::Watching(_)
+        | Input::Peer { .. }
+        | Input::Unreachable(_)
+        | Input::Persisted { .. }
+        | Input::PersistFailed { .. }
+        | Input::SnapshotProgress { .. }
+        | Input::SnapshotStored(_)
+        | Input::SnapshotFailed { .. }
+        | Input::Shutdown
+        | Input::Wake => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn collected(desk: &mut Desk) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        desk.collect(Duration::ZERO, &mut inputs);
+        inputs
+    }
+
+    #[tokio::test]
+    async fn a_reply_finds_its_request() {
+        let (handle, mut desk) = connect(PATIENCE_MS_DEFAULT);
+        let pending = handle.submit(Bytes::from_static(b"x"), 0);
+        let inputs = collected(&mut desk);
+        let Input::Submit(submit) = &inputs[0] else { panic!("not a submit: {inputs:?}") };
+        let mut outputs = Outputs::default();
+        outputs.replies.push((submit.ticket, Reply::Int(7)));
+        desk.deliver(&mut outputs);
+        assert_eq!(pending.await, Reply::Int(7));
+    }
+
+    #[tokio::test]
+    async fn only_a_waiting_command_is_cancelled_when_dropped() {
+        let (handle, mut desk) = connect(PATIENCE_MS_DEFAULT);
+        drop(handle.submit(Bytes::from_static(b"try"), 0));
+        drop(handle.submit(Bytes::from_static(b"wait"), 10));
+        let cancels =
+            collected(&mut desk).iter().filter(|input| matches!(input, Input::Cancel { .. })).count();
+        assert_eq!(cancels, 1);
+    }
+
+    #[tokio::test]
+    async fn a_stopped_node_says_what_it_knows() {
+        let (handle, mut desk) = connect(PATIENCE_MS_DEFAULT);
+        let taken = handle.submit(Bytes::from_static(b"taken"), 0);
+        collected(&mut desk);
+        let untouched = handle.submit(Bytes::from_static(b"untouched"), 0);
+        desk.close();
+        assert_eq!(taken.await, refusals::indeterminate());
+        assert_eq!(untouched.await, refusals::stopping());
+        assert_eq!(handle.submit(Bytes::new(), 0).await, refusals::stopping());
+    }
+}

@@ -1,0 +1,150 @@
+//! The queue into the node's thread. Many producers, one consumer that takes everything at once.
+//!
+//! A producer wakes the consumer only when it sleeps, so that at load there is one wake-up per turn and not one per
+//! request. Two limits, checked apart so that clients cannot crowd out raft: requests of clients beyond theirs are refused
+//! (the handle answers `UNAVAILABLE`), messages of peers beyond theirs are dropped (raft repeats what it needs). What the
+//! disk reports is never refused: each report answers a task the node itself has limited.
+
+use super::ports::Input;
+use redfence_core::reply::Reply;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::sync::oneshot;
+
+/// Requests of clients that may wait for the node's next turn.
+pub const CLIENT_ITEMS_MAX: usize = 32_768;
+/// Messages of peers that may wait for the node's next turn.
+pub const PEER_ITEMS_MAX: usize = 16_384;
+
+/// One input, and where its answer goes if it has one.
+pub type Item = (Input, Option<oneshot::Sender<Reply>>);
+
+#[derive(Debug, Default)]
+pub struct Inbox {
+    state: Mutex<State>,
+    filled: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    items: Vec<Item>,
+    client_items: usize,
+    peer_items: usize,
+    asleep: bool,
+    closed: bool,
+}
+
+/// Why an item was not taken. The item is handed back, so that its sender can be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejected {
+    Full,
+    Closed,
+}
+
+impl Inbox {
+    /// A request of a client.
+    pub fn push_client(&self, item: Item) -> Result<(), (Rejected, Item)> {
+        self.push(item, |state| {
+            (state.client_items < CLIENT_ITEMS_MAX).then(|| state.client_items += 1).is_some()
+        })
+    }
+
+    /// A message of a peer. False: dropped.
+    pub fn push_peer(&self, input: Input) -> bool {
+        self.push((input, None), |state| {
+            (state.peer_items < PEER_ITEMS_MAX).then(|| state.peer_items += 1).is_some()
+        })
+        .is_ok()
+    }
+
+    /// A report of the disk, a lost connection, or the end: always taken while the inbox is open.
+    pub fn push_report(&self, input: Input) -> bool {
+        self.push((input, None), |_| true).is_ok()
+    }
+
+    fn push(&self, item: Item, admit: impl FnOnce(&mut State) -> bool) -> Result<(), (Rejected, Item)> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err((Rejected::Closed, item));
+        }
+        if !admit(&mut state) {
+            return Err((Rejected::Full, item));
+        }
+        state.items.push(item);
+        let wake = std::mem::take(&mut state.asleep);
+        drop(state);
+        if wake {
+            self.filled.notify_one();
+        }
+        Ok(())
+    }
+
+    /// Takes all there is; sleeps up to `timeout` where there is nothing. `taken` must be empty: its memory is reused.
+    pub fn take(&self, timeout: Duration, taken: &mut Vec<Item>) {
+        debug_assert!(taken.is_empty());
+        let mut state = self.lock();
+        if state.items.is_empty() && !state.closed && !timeout.is_zero() {
+            state.asleep = true;
+            let waited =
+                self.filled.wait_timeout_while(state, timeout, |state| state.asleep && !state.closed);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state.asleep = false;
+        }
+        std::mem::swap(&mut state.items, taken);
+        state.client_items = 0;
+        state.peer_items = 0;
+    }
+
+    /// Nothing is taken from now on. What is still inside is handed out by the last `take`.
+    pub fn close(&self) {
+        self.lock().closed = true;
+        self.filled.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A producer that panicked between two pushes has left the state whole.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_beyond_the_limit_are_refused_and_peers_are_not() {
+        let inbox = Inbox::default();
+        for _ in 0..CLIENT_ITEMS_MAX {
+            assert!(inbox.push_client((Input::Wake, None)).is_ok());
+        }
+        let refused = inbox.push_client((Input::Wake, None)).map_err(|(why, _)| why);
+        assert_eq!(refused, Err(Rejected::Full));
+        assert!(inbox.push_peer(Input::Wake));
+        let mut taken = Vec::new();
+        inbox.take(Duration::ZERO, &mut taken);
+        assert_eq!(taken.len(), CLIENT_ITEMS_MAX + 1);
+        assert!(inbox.push_client((Input::Wake, None)).is_ok());
+    }
+
+    #[test]
+    fn a_push_ends_the_sleep() {
+        let inbox = std::sync::Arc::new(Inbox::default());
+        let producer = std::sync::Arc::clone(&inbox);
+        let thread = std::thread::spawn(move || producer.push_report(Input::Wake));
+        let mut taken = Vec::new();
+        inbox.take(Duration::from_secs(60), &mut taken);
+        assert_eq!(taken.len(), 1);
+        assert!(thread.join().expect("the producer does not panic"));
+    }
+
+    #[test]
+    fn a_closed_inbox_hands_out_what_it_has_and_takes_no_more() {
+        let inbox = Inbox::default();
+        assert!(inbox.push_report(Input::Wake));
+        inbox.close();
+        assert!(!inbox.push_report(Input::Wake));
+        let mut taken = Vec::new();
+        inbox.take(Duration::from_secs(60), &mut taken);
+        assert_eq!(taken.len(), 1);
+    }
+}

@@ -1,0 +1,68 @@
+//! Every error text of Tier 2's own. The first word is the code a client acts on.
+
+use redfence_core::reply::{Refusal, Reply};
+
+/// Certainly not applied: it never left this node.
+#[must_use]
+pub fn no_quorum() -> Reply {
+    error("UNAVAILABLE no leader with a quorum was reached in time; nothing was done; retry")
+}
+
+#[must_use]
+pub fn queue_full() -> Reply {
+    error("UNAVAILABLE this node has too many requests under way; nothing was done; retry later")
+}
+
+#[must_use]
+pub fn stopping() -> Reply {
+    error("UNAVAILABLE this node is shutting down; nothing was done; retry at another node")
+}
+
+#[must_use]
+pub fn removed() -> Reply {
+    error("UNAVAILABLE this node was removed from the cluster; nothing was done; retry at another node")
+}
+
+/// It left this node, and nobody knows what became of it.
+#[must_use]
+pub fn indeterminate() -> Reply {
+    error(
+        "INDETERMINATE the request was sent but its outcome is not known; retry with the same OWNER, or wait out the ttl",
+    )
+}
+
+#[must_use]
+pub fn change_indeterminate() -> Reply {
+    error(
+        "INDETERMINATE the change was asked for but is not done yet; look at LOCK.CLUSTER NODES, then retry",
+    )
+}
+
+#[must_use]
+pub fn unknown_member(id: u64) -> Reply {
+    error(format!("ERR node {id} is not a member of this cluster; see LOCK.CLUSTER NODES"))
+}
+
+#[must_use]
+pub fn member_elsewhere(id: u64, addr: &str) -> Reply {
+    error(format!("ERR node {id} is already a member at {addr}; REMOVE it first"))
+}
+
+#[must_use]
+pub fn last_voter(id: u64) -> Reply {
+    error(format!("ERR node {id} is the last voter; a cluster cannot remove it"))
+}
+
+#[must_use]
+pub fn transfer_to_learner(id: u64) -> Reply {
+    error(format!("ERR node {id} is a learner and cannot lead yet"))
+}
+
+#[must_use]
+pub fn too_many_members(limit: usize) -> Reply {
+    error(format!("ERR a cluster has at most {limit} members"))
+}
+
+fn error(line: impl Into<std::borrow::Cow<'static, str>>) -> Reply {
+    Reply::Error(Refusal::new(line))
+}
