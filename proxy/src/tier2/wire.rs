@@ -1,0 +1,400 @@
+//! Bytes of what nodes tell each other: [`PeerMessage`] in frames, [`SnapshotMeta`] in snapshots and on disk.
+//!
+//! A frame is `u32 length of the rest | u8 kind | u16 group | payload`, little endian. Kinds below 16 belong to the
+//! transport (greeting and the like). Only peers that passed the greeting reach the decoder, and every length is checked
+//! against the bytes that are there before anything is allocated for it.
+
+use super::ports::{
+    AdminRequest, Forward, GroupId, LogMark, Member, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId,
+    SnapshotMeta, TransferState,
+};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use protobuf::Message as _;
+use raft::eraftpb::{ConfState, Message};
+use redfence_core::types::Origin;
+
+/// Largest frame, without its length field. The node's own batches stay far below.
+pub const FRAME_BYTES_MAX: usize = 16 << 20;
+/// Most commands in one forwarded batch.
+pub const FORWARD_COMMANDS_MAX: usize = 8_192;
+/// Longest address of a member.
+pub const ADDR_BYTES_MAX: usize = 255;
+/// Most members a snapshot may name.
+pub const MEMBERS_MAX: usize = 64;
+/// Bytes in front of every payload: length, kind, group.
+pub const FRAME_HEADER_BYTES: usize = 4 + 1 + 2;
+
+/// Frame kinds below this one belong to the transport.
+pub const KIND_FIRST: u8 = 16;
+const KIND_RAFT: u8 = 16;
+const KIND_FORWARD: u8 = 17;
+const KIND_SNAPSHOT_CHUNK: u8 = 18;
+const KIND_SNAPSHOT_ACK: u8 = 19;
+const KIND_ADMIN: u8 = 20;
+const KIND_NOT_MEMBER: u8 = 21;
+
+/// Why bytes are not a message. The connection they came from is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed(pub &'static str);
+
+/// Appends one whole frame.
+///
+/// # Panics
+/// Where the frame would exceed [`FRAME_BYTES_MAX`]: the node keeps its batches below that.
+pub fn encode_frame(group: GroupId, message: &PeerMessage, out: &mut BytesMut) {
+    let start = out.len();
+    out.put_u32_le(0);
+    let kind_at = out.len();
+    out.put_u8(0);
+    out.put_u16_le(group);
+    out[kind_at] = encode_payload(message, out);
+    let length = out.len() - start - 4;
+    assert!(length <= FRAME_BYTES_MAX, "a frame of {length} bytes was built");
+    out[start..start + 4].copy_from_slice(&(length as u32).to_le_bytes());
+}
+
+fn encode_payload(message: &PeerMessage, out: &mut BytesMut) -> u8 {
+    match message {
+        PeerMessage::Raft(message) => {
+            put_protobuf(message.as_ref(), out);
+            KIND_RAFT
+        }
+        PeerMessage::Forward(forward) => {
+            put_origin(forward.origin, out);
+            out.put_u64_le(forward.acked_below);
+            out.put_u32_le(forward.commands.len() as u32);
+            for (seq, blob) in &forward.commands {
+                out.put_u64_le(*seq);
+                put_bytes(blob, out);
+            }
+            KIND_FORWARD
+        }
+        PeerMessage::SnapshotChunk(chunk) => {
+            out.put_u64_le(chunk.transfer);
+            out.put_u64_le(chunk.offset);
+            match &chunk.message {
+                None => out.put_u32_le(0),
+                Some(message) => {
+                    out.put_u32_le(message.compute_size());
+                    put_protobuf(message.as_ref(), out);
+                }
+            }
+            out.put_slice(&chunk.bytes);
+            KIND_SNAPSHOT_CHUNK
+        }
+        PeerMessage::SnapshotAck(ack) => {
+            out.put_u64_le(ack.transfer);
+            out.put_u64_le(ack.received_bytes);
+            out.put_u8(match ack.state {
+                TransferState::Going => 0,
+                TransferState::Done => 1,
+                TransferState::Failed => 2,
+            });
+            KIND_SNAPSHOT_ACK
+        }
+        PeerMessage::Admin(request) => {
+            put_admin(request, out);
+            KIND_ADMIN
+        }
+        PeerMessage::NotMember { conf_index } => {
+            out.put_u64_le(*conf_index);
+            KIND_NOT_MEMBER
+        }
+    }
+}
+
+/// Reads what follows the length field of a frame: kind, group and payload.
+pub fn decode_frame(mut frame: Bytes) -> Result<(GroupId, PeerMessage), Malformed> {
+    if frame.len() > FRAME_BYTES_MAX {
+        return Err(Malformed("frame too long"));
+    }
+    let kind = get_u8(&mut frame)?;
+    let group = need(&mut frame, 2)?.get_u16_le();
+    let message = match kind {
+        KIND_RAFT => PeerMessage::Raft(Box::new(get_protobuf(&frame)?)),
+        KIND_FORWARD => PeerMessage::Forward(decode_forward(frame)?),
+        KIND_SNAPSHOT_CHUNK => PeerMessage::SnapshotChunk(decode_chunk(frame)?),
+        KIND_SNAPSHOT_ACK => PeerMessage::SnapshotAck(decode_ack(frame)?),
+        KIND_ADMIN => PeerMessage::Admin(decode_admin(&mut frame)?),
+        KIND_NOT_MEMBER => PeerMessage::NotMember { conf_index: get_u64(&mut frame)? },
+        _ => return Err(Malformed("unknown kind of frame")),
+    };
+    Ok((group, message))
+}
+
+fn decode_forward(mut frame: Bytes) -> Result<Forward, Malformed> {
+    let origin = Origin { node: get_u64(&mut frame)?, incarnation: get_u64(&mut frame)? };
+    let acked_below = get_u64(&mut frame)?;
+    let count = get_u32(&mut frame)? as usize;
+    // Each command takes at least twelve bytes, so a count that lies is found out before it is believed.
+    if count > FORWARD_COMMANDS_MAX || frame.len() < count * 12 {
+        return Err(Malformed("forwarded batch: count does not fit"));
+    }
+    let mut commands = Vec::with_capacity(count);
+    for _ in 0..count {
+        let seq = get_u64(&mut frame)?;
+        commands.push((seq, get_bytes(&mut frame)?));
+    }
+    finished(&frame)?;
+    Ok(Forward { origin, acked_below, commands })
+}
+
+fn decode_chunk(mut frame: Bytes) -> Result<SnapshotChunk, Malformed> {
+    let transfer = get_u64(&mut frame)?;
+    let offset = get_u64(&mut frame)?;
+    let message_bytes = get_bytes(&mut frame)?;
+    let message = match message_bytes.is_empty() {
+        true => None,
+        false => Some(Box::new(get_protobuf(&message_bytes)?)),
+    };
+    Ok(SnapshotChunk { transfer, offset, bytes: frame, message })
+}
+
+fn decode_ack(mut frame: Bytes) -> Result<SnapshotAck, Malformed> {
+    let transfer = get_u64(&mut frame)?;
+    let received_bytes = get_u64(&mut frame)?;
+    let state = match get_u8(&mut frame)? {
+        0 => TransferState::Going,
+        1 => TransferState::Done,
+        2 => TransferState::Failed,
+        _ => return Err(Malformed("unknown state of a transfer")),
+    };
+    Ok(SnapshotAck { transfer, received_bytes, state })
+}
+
+fn put_admin(request: &AdminRequest, out: &mut BytesMut) {
+    match request {
+        AdminRequest::Add { id, addr } => {
+            out.put_u8(0);
+            out.put_u64_le(*id);
+            put_bytes(addr.as_bytes(), out);
+        }
+        AdminRequest::Remove { id } => {
+            out.put_u8(1);
+            out.put_u64_le(*id);
+        }
+        AdminRequest::Transfer { id } => {
+            out.put_u8(2);
+            out.put_u64_le(*id);
+        }
+    }
+}
+
+fn decode_admin(frame: &mut Bytes) -> Result<AdminRequest, Malformed> {
+    let verb = get_u8(frame)?;
+    let id = get_u64(frame)?;
+    match verb {
+        0 => Ok(AdminRequest::Add { id, addr: get_addr(frame)? }),
+        1 => Ok(AdminRequest::Remove { id }),
+        2 => Ok(AdminRequest::Transfer { id }),
+        _ => Err(Malformed("unknown change of membership")),
+    }
+}
+
+const META_VERSION: u8 = 1;
+
+/// What a snapshot's raft message carries as its data, and what storage keeps as the record of the snapshot to start from.
+#[must_use]
+pub fn encode_meta(meta: &SnapshotMeta) -> Bytes {
+    let mut out = BytesMut::new();
+    out.put_u8(META_VERSION);
+    out.put_u64_le(meta.id.0);
+    out.put_u64_le(meta.at.index);
+    out.put_u64_le(meta.at.term);
+    out.put_u64_le(meta.size_bytes);
+    out.put_u32_le(meta.crc32);
+    out.put_u32_le(meta.conf_state.compute_size());
+    put_protobuf(&meta.conf_state, &mut out);
+    out.put_u32_le(meta.members.len() as u32);
+    for member in &meta.members {
+        out.put_u64_le(member.id);
+        out.put_u64_le(member.added_at);
+        out.put_u8(u8::from(member.voter));
+        put_bytes(member.addr.as_bytes(), &mut out);
+    }
+    out.freeze()
+}
+
+pub fn decode_meta(bytes: &[u8]) -> Result<SnapshotMeta, Malformed> {
+    let mut frame = Bytes::copy_from_slice(bytes);
+    if get_u8(&mut frame)? != META_VERSION {
+        return Err(Malformed("snapshot record of an unknown version"));
+    }
+    let id = SnapshotId(get_u64(&mut frame)?);
+    let at = LogMark { index: get_u64(&mut frame)?, term: get_u64(&mut frame)? };
+    let size_bytes = get_u64(&mut frame)?;
+    let crc32 = get_u32(&mut frame)?;
+    let conf_state: ConfState = get_protobuf(&get_bytes(&mut frame)?)?;
+    let count = get_u32(&mut frame)? as usize;
+    if count > MEMBERS_MAX {
+        return Err(Malformed("snapshot record: too many members"));
+    }
+    let mut members = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (id, added_at) = (get_u64(&mut frame)?, get_u64(&mut frame)?);
+        let voter = get_u8(&mut frame)? != 0;
+        members.push(Member { id, addr: get_addr(&mut frame)?, added_at, voter });
+    }
+    finished(&frame)?;
+    Ok(SnapshotMeta { id, at, conf_state, members, size_bytes, crc32 })
+}
+
+fn put_origin(origin: Origin, out: &mut BytesMut) {
+    out.put_u64_le(origin.node);
+    out.put_u64_le(origin.incarnation);
+}
+
+fn put_bytes(bytes: &[u8], out: &mut BytesMut) {
+    out.put_u32_le(bytes.len() as u32);
+    out.put_slice(bytes);
+}
+
+fn put_protobuf(message: &impl protobuf::Message, out: &mut BytesMut) {
+    // Writing to memory cannot fail, and every field of these messages is optional in protobuf 3.
+    message.write_to_writer(&mut out.writer()).expect("a raft message is encoded into memory");
+}
+
+fn get_protobuf<M: protobuf::Message>(bytes: &Bytes) -> Result<M, Malformed> {
+    M::parse_from_carllerche_bytes(bytes).map_err(|_| Malformed("not a raft message"))
+}
+
+fn need(frame: &mut Bytes, len: usize) -> Result<Bytes, Malformed> {
+    if frame.len() < len {
+        return Err(Malformed("frame ends early"));
+    }
+    Ok(frame.split_to(len))
+}
+
+fn get_u8(frame: &mut Bytes) -> Result<u8, Malformed> {
+    Ok(need(frame, 1)?.get_u8())
+}
+
+fn get_u32(frame: &mut Bytes) -> Result<u32, Malformed> {
+    Ok(need(frame, 4)?.get_u32_le())
+}
+
+fn get_u64(frame: &mut Bytes) -> Result<u64, Malformed> {
+    Ok(need(frame, 8)?.get_u64_le())
+}
+
+fn get_bytes(frame: &mut Bytes) -> Result<Bytes, Malformed> {
+    let len = get_u32(frame)? as usize;
+    need(frame, len)
+}
+
+fn get_addr(frame: &mut Bytes) -> Result<String, Malformed> {
+    let bytes = get_bytes(frame)?;
+    if bytes.len() > ADDR_BYTES_MAX {
+        return Err(Malformed("address too long"));
+    }
+    String::from_utf8(bytes.to_vec()).map_err(|_| Malformed("address is not text"))
+}
+
+fn finished(frame: &Bytes) -> Result<(), Malformed> {
+    match frame.is_empty() {
+        true => Ok(()),
+        false => Err(Malformed("frame has bytes left over")),
+    }
+}
+
+/// A `MsgSnapshot` names its file in the snapshot's data.
+pub fn meta_of(message: &Message) -> Result<SnapshotMeta, Malformed> {
+    let snapshot = message.get_snapshot();
+    let meta = decode_meta(&snapshot.data)?;
+    let raft_meta = snapshot.get_metadata();
+    if (meta.at.index, meta.at.term) != (raft_meta.index, raft_meta.term) {
+        return Err(Malformed("snapshot record and raft message differ"));
+    }
+    Ok(meta)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use raft::eraftpb::{Entry, MessageType};
+
+    fn samples() -> Vec<PeerMessage> {
+        let mut raft_message = Message::default();
+        raft_message.set_msg_type(MessageType::MsgAppend);
+        let entry = Entry { data: Bytes::from_static(b"entry"), index: 9, ..Entry::default() };
+        raft_message.set_entries(vec![entry].into());
+        let origin = Origin { node: 3, incarnation: 77 };
+        vec![
+            PeerMessage::Raft(Box::new(raft_message.clone())),
+            PeerMessage::Forward(Forward {
+                origin,
+                acked_below: 5,
+                commands: vec![(5, Bytes::from_static(b"a")), (9, Bytes::new())],
+            }),
+            PeerMessage::SnapshotChunk(SnapshotChunk {
+                transfer: 1,
+                offset: 0,
+                bytes: Bytes::from_static(b"piece"),
+                message: Some(Box::new(raft_message)),
+            }),
+            PeerMessage::SnapshotChunk(SnapshotChunk {
+                transfer: 1,
+                offset: 5,
+                bytes: Bytes::new(),
+                message: None,
+            }),
+            PeerMessage::SnapshotAck(SnapshotAck {
+                transfer: 1,
+                received_bytes: 5,
+                state: TransferState::Done,
+            }),
+            PeerMessage::Admin(AdminRequest::Add { id: 4, addr: "host:1".to_owned() }),
+            PeerMessage::Admin(AdminRequest::Remove { id: 4 }),
+            PeerMessage::Admin(AdminRequest::Transfer { id: 4 }),
+            PeerMessage::NotMember { conf_index: 8 },
+        ]
+    }
+
+    #[test]
+    fn every_message_comes_back() {
+        for message in samples() {
+            let mut frame = BytesMut::new();
+            encode_frame(3, &message, &mut frame);
+            let length = frame.get_u32_le() as usize;
+            assert_eq!(length, frame.len());
+            assert_eq!(decode_frame(frame.freeze()), Ok((3, message)));
+        }
+    }
+
+    #[test]
+    fn no_cut_and_no_flipped_byte_panics() {
+        for message in samples() {
+            let mut frame = BytesMut::new();
+            encode_frame(0, &message, &mut frame);
+            let frame = frame.freeze().slice(4..);
+            for cut in 0..frame.len() {
+                let _ = decode_frame(frame.slice(..cut));
+            }
+            for at in 0..frame.len() {
+                for bit in 0..8 {
+                    let mut bent = frame.to_vec();
+                    bent[at] ^= 1 << bit;
+                    let _ = decode_frame(bent.into());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_count_that_lies_allocates_nothing() {
+        let mut frame = BytesMut::new();
+        frame.put_u8(KIND_FORWARD);
+        frame.put_u16_le(0);
+        frame.put_slice(&[0; 24]);
+        frame.put_u32_le(u32::MAX);
+        assert_eq!(decode_frame(frame.freeze()), Err(Malformed("forwarded batch: count does not fit")));
+    }
+
+    #[test]
+    fn a_snapshot_record_comes_back() {
+        let mut meta = SnapshotMeta::founding(&[(2, "b:1".to_owned()), (1, "a:1".to_owned())]);
+        meta.size_bytes = 7;
+        meta.crc32 = 9;
+        assert_eq!(decode_meta(&encode_meta(&meta)), Ok(meta));
+    }
+}
