@@ -132,7 +132,11 @@ const INFO_FIELDS: [&str; 8] = ["resource", "tier", "state", "fence", "owner", "
 
 #[track_caller]
 pub fn info(reply: &Value, protocol: Protocol) -> Info {
-    let pairs = pairs(reply, protocol);
+    let mut pairs = pairs(reply, protocol);
+    if protocol == Protocol::Resp3 {
+        // A map has no order, and a Lua script cannot give it one; the flat array of RESP2 has.
+        pairs.sort_by_key(|(field, _)| INFO_FIELDS.iter().position(|known| known == field));
+    }
     let fields: Vec<&str> = pairs.iter().map(|(field, _)| field.as_str()).collect();
     assert_eq!(fields, INFO_FIELDS, "the fields of LOCK.INFO, in order");
     let value = |index: usize| &pairs[index].1;

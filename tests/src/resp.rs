@@ -342,10 +342,19 @@ impl Connection {
         self.receive(timeout)
     }
 
-    /// Closes without a word, as a client that died does.
-    pub fn shut(&self) {
+    /// A handle that another thread may close this connection by.
+    pub fn closer(&self) -> Closer {
+        Closer(self.stream.try_clone().expect("a second handle of a socket"))
+    }
+}
+
+/// Closes a connection without a word, as a client that died does.
+pub struct Closer(TcpStream);
+
+impl Closer {
+    pub fn close(&self) {
         // The other side may have closed first; there is nothing left to do then.
-        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
     }
 }
 

@@ -1,6 +1,9 @@
 //! One file for each kind of backend, and the list the conformance suite runs against.
 
+pub mod lua;
+pub mod lua_wire;
 pub mod module;
+pub mod rendering;
 
 use std::sync::Arc;
 
@@ -8,5 +11,5 @@ use crate::backend::Backend;
 
 /// Every backend of the contract.
 pub fn all() -> Vec<Arc<dyn Backend>> {
-    vec![Arc::new(module::ModuleBackend::default())]
+    vec![Arc::new(module::ModuleBackend::default()), lua::LuaBackend::functions(), lua::LuaBackend::script()]
 }
