@@ -1,0 +1,266 @@
+//! The data directory: who holds it, which node's it is, and how small files in it are replaced safely.
+//!
+//! ```text
+//! LOCK            held (flock) while a process uses the directory
+//! IDENTITY        format version, node id, cluster id, store id; text with a checksum
+//! PEERS           store ids of the other nodes, learned from their greetings; text with a checksum
+//! durable-mark    see mark.rs
+//! log/            the log engine's files
+//! snapshots/      see snapshots.rs
+//! ```
+//!
+//! `tier2::shell` opens it; nothing else in the program writes here.
+
+use super::error::StorageError;
+use super::guard::read_small;
+use fs2::FileExt;
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Raised whenever a newer program writes what an older one would misread.
+const FORMAT_VERSION: u32 = 1;
+const SMALL_FILE_BYTES_MAX: u64 = 1 << 20;
+const IDENTITY_HEAD: &str = "redfence-data";
+const PEERS_HEAD: &str = "redfence-peers";
+
+/// A random number drawn when a data directory is made: the same node id with another one is a wiped disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct StoreId(pub u128);
+
+impl StoreId {
+    pub fn random() -> Result<StoreId, StorageError> {
+        let mut bytes = [0; 16];
+        getrandom::getrandom(&mut bytes)
+            .map_err(|e| StorageError::Internal(format!("no random numbers from the system: {e}")))?;
+        Ok(StoreId(u128::from_le_bytes(bytes)))
+    }
+}
+
+impl std::fmt::Display for StoreId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:032x}", self.0)
+    }
+}
+
+/// Whose data this is. `cluster_id` 0: not known yet, learned from the first peer (a node that joins).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Identity {
+    pub node_id: u64,
+    pub cluster_id: u64,
+    pub store_id: StoreId,
+    /// False while the very first start is under way: what it left behind may be thrown away.
+    pub log_made: bool,
+}
+
+/// Who showed which store: a member's id, and the log index that brought it in (two lives of one id differ in it).
+pub type KnownStores = BTreeMap<(u64, u64), StoreId>;
+
+/// An open data directory. Dropping it lets the lock go.
+#[derive(Debug)]
+pub struct DataDir {
+    root: PathBuf,
+    _lock: File,
+}
+
+impl DataDir {
+    /// Creates the directory where it is missing, and takes the lock.
+    pub fn open(root: &Path) -> Result<DataDir, StorageError> {
+        fs::create_dir_all(root).map_err(|e| StorageError::io_at("create data directory", root, e))?;
+        let lock_path = root.join("LOCK");
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&lock_path)
+            .map_err(|e| StorageError::io_at("open", &lock_path, e))?;
+        lock.try_lock_exclusive().map_err(|e| match e.kind() {
+            io::ErrorKind::WouldBlock => StorageError::InUse(root.to_path_buf()),
+            _ => StorageError::io_at("lock", &lock_path, e),
+        })?;
+        let dir = DataDir { root: root.to_path_buf(), _lock: lock };
+        fs::create_dir_all(dir.snapshots_path()).map_err(|e| StorageError::io_at("create", root, e))?;
+        sync_dir(root)?;
+        Ok(dir)
+    }
+
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub fn log_path(&self) -> PathBuf {
+        self.root.join("log")
+    }
+
+    pub fn snapshots_path(&self) -> PathBuf {
+        self.root.join("snapshots")
+    }
+
+    pub(crate) fn mark_path(&self) -> PathBuf {
+        self.root.join("durable-mark")
+    }
+
+    /// `None` in a directory that was never used.
+    pub fn identity(&self) -> Result<Option<Identity>, StorageError> {
+        let path = self.root.join("IDENTITY");
+        let Some(fields) = read_fields(&path, IDENTITY_HEAD)? else {
+            return if fs::read_dir(self.log_path()).is_ok_and(|mut files| files.next().is_some()) {
+                Err(StorageError::Damaged(format!("{} has log files but no IDENTITY", self.root.display())))
+            } else {
+                Ok(None)
+            };
+        };
+        let number = |key: &str, radix| {
+            let text = fields.get(key).ok_or_else(|| bad_file(&path, &format!("has no line '{key}'")))?;
+            u128::from_str_radix(text, radix).map_err(|_| bad_file(&path, &format!("has a bad line '{key}'")))
+        };
+        Ok(Some(Identity {
+            node_id: number("node", 10)? as u64,
+            cluster_id: number("cluster", 16)? as u64,
+            store_id: StoreId(number("store", 16)?),
+            log_made: number("log", 10)? != 0,
+        }))
+    }
+
+    pub fn save_identity(&self, identity: &Identity) -> Result<(), StorageError> {
+        let lines = format!(
+            "node {}\ncluster {:016x}\nstore {}\nlog {}\n",
+            identity.node_id,
+            identity.cluster_id,
+            identity.store_id,
+            u8::from(identity.log_made)
+        );
+        write_fields(&self.root, "IDENTITY", IDENTITY_HEAD, &lines)
+    }
+
+    pub fn known_stores(&self) -> Result<KnownStores, StorageError> {
+        let path = self.root.join("PEERS");
+        let Some(fields) = read_fields(&path, PEERS_HEAD)? else { return Ok(KnownStores::new()) };
+        let parse = |member: &str, store: &str| {
+            let (node, added_at) = member.split_once('@')?;
+            let store = u128::from_str_radix(store, 16).ok()?;
+            Some(((node.parse().ok()?, added_at.parse().ok()?), StoreId(store)))
+        };
+        let parsed: Option<KnownStores> = fields.iter().map(|(member, store)| parse(member, store)).collect();
+        parsed.ok_or_else(|| bad_file(&path, "has a bad line"))
+    }
+
+    pub fn save_known_stores(&self, stores: &KnownStores) -> Result<(), StorageError> {
+        let line =
+            |((node, added_at), store): (&(u64, u64), &StoreId)| format!("{node}@{added_at} {store}\n");
+        let lines: String = stores.iter().map(line).collect();
+        write_fields(&self.root, "PEERS", PEERS_HEAD, &lines)
+    }
+}
+
+fn bad_file(path: &Path, what: &str) -> StorageError {
+    StorageError::Damaged(format!("{} {what}", path.display()))
+}
+
+/// Reads `key value` lines between a head line with the version and a checksum line. `None`: there is no such file.
+fn read_fields(path: &Path, head: &str) -> Result<Option<BTreeMap<String, String>>, StorageError> {
+    let bytes = match read_small(path, SMALL_FILE_BYTES_MAX) {
+        Ok(bytes) => bytes,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(StorageError::io_at("read", path, e)),
+    };
+    let text = String::from_utf8(bytes).map_err(|_| bad_file(path, "is not text"))?;
+    let (body, crc_text) =
+        text.trim_end_matches('\n').rsplit_once("crc ").ok_or_else(|| bad_file(path, "has no checksum"))?;
+    let crc = u32::from_str_radix(crc_text, 16).map_err(|_| bad_file(path, "has a bad checksum line"))?;
+    if crc32fast::hash(body.as_bytes()) != crc {
+        return Err(bad_file(path, "fails its checksum"));
+    }
+    let mut lines = body.lines();
+    let version = lines.next().and_then(|line| line.strip_prefix(head)).map(str::trim);
+    if version != Some(FORMAT_VERSION.to_string().as_str()) {
+        return Err(StorageError::NotOurs(format!(
+            "{} has format '{}', this program writes '{head} {FORMAT_VERSION}'",
+            path.display(),
+            body.lines().next().unwrap_or_default()
+        )));
+    }
+    let fields = lines
+        .map(|line| line.split_once(' ').map(|(k, v)| (k.to_string(), v.to_string())))
+        .collect::<Option<_>>()
+        .ok_or_else(|| bad_file(path, "has a line without a value"))?;
+    Ok(Some(fields))
+}
+
+fn write_fields(root: &Path, name: &str, head: &str, lines: &str) -> Result<(), StorageError> {
+    let body = format!("{head} {FORMAT_VERSION}\n{lines}");
+    let crc = crc32fast::hash(body.as_bytes());
+    replace_file(root, name, format!("{body}crc {crc:08x}\n").as_bytes())
+}
+
+/// Puts `bytes` in place of `name` so that a crash leaves the old or the new file, never half of one.
+fn replace_file(root: &Path, name: &str, bytes: &[u8]) -> Result<(), StorageError> {
+    let temp = root.join(format!("{name}.tmp"));
+    let target = root.join(name);
+    let write = || -> io::Result<()> {
+        let mut file = File::create(&temp)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temp, &target)
+    };
+    write().map_err(|e| StorageError::io_at("write", &target, e))?;
+    sync_dir(root)
+}
+
+/// Makes created, renamed and deleted names of a directory durable.
+pub(crate) fn sync_dir(dir: &Path) -> Result<(), StorageError> {
+    File::open(dir).and_then(|d| d.sync_all()).map_err(|e| StorageError::io_at("fsync directory", dir, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_opener_is_told_that_the_directory_is_in_use() {
+        let temp = tempfile::tempdir().unwrap();
+        let first = DataDir::open(temp.path()).unwrap();
+        let text = DataDir::open(temp.path()).unwrap_err().to_string();
+        assert!(text.starts_with("data directory in use"), "{text}");
+        drop(first);
+        DataDir::open(temp.path()).unwrap();
+    }
+
+    #[test]
+    fn identity_and_peers_survive_and_every_flipped_bit_is_noticed() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(temp.path()).unwrap();
+        assert_eq!(dir.identity().unwrap(), None);
+        let identity =
+            Identity { node_id: 3, cluster_id: 77, store_id: StoreId::random().unwrap(), log_made: true };
+        dir.save_identity(&identity).unwrap();
+        let peers = KnownStores::from([((1, 0), StoreId(5)), ((2, 77), StoreId(u128::MAX))]);
+        dir.save_known_stores(&peers).unwrap();
+        assert_eq!(dir.identity().unwrap(), Some(identity));
+        assert_eq!(dir.known_stores().unwrap(), peers);
+
+        let path = temp.path().join("IDENTITY");
+        let good = fs::read(&path).unwrap();
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            fs::write(&path, &bad).unwrap();
+            // A flip inside the checksum's own hexadecimal may change its case alone: the same number.
+            if let Ok(read) = dir.identity() {
+                assert_eq!(read, Some(identity), "bit {bit}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_by_name() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(temp.path()).unwrap();
+        let body = "redfence-data 2\nnode 1\n";
+        let crc = crc32fast::hash(body.as_bytes());
+        fs::write(temp.path().join("IDENTITY"), format!("{body}crc {crc:08x}\n")).unwrap();
+        let text = dir.identity().unwrap_err().to_string();
+        assert!(text.contains("redfence-data 2"), "{text}");
+    }
+}

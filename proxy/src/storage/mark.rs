@@ -1,0 +1,139 @@
+//! The durable mark: how far the log is known to be on disk.
+//!
+//! The log engine cuts the last log file at the first record it cannot read, which is right for a torn tail and wrong
+//! for a damaged record that had been acknowledged. The mark tells the two apart: after every fsync of the log it takes
+//! the file's number and the byte up to which it is safe. It is written in place and not fsynced itself, so it costs one
+//! small write; it survives a crash of the process at once, and of the machine from the last [`Mark::flush`] on. It may
+//! lag behind the log, never lead it, so it can refuse too little, never too much.
+
+use super::error::StorageError;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+const MAGIC: &[u8; 8] = b"RFMARK01";
+const MARK_LEN: usize = 28;
+
+/// A place in the log: everything before `offset` of file `file_seq`, and every earlier file, is on disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Place {
+    pub(crate) file_seq: u64,
+    pub(crate) offset: u64,
+}
+
+pub(crate) struct Mark {
+    file: File,
+    path: PathBuf,
+    place: Mutex<Place>,
+}
+
+impl Mark {
+    /// Writes the first mark of a new data directory.
+    pub(crate) fn create(path: &Path) -> Result<Mark, StorageError> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .open(path)
+            .map_err(|e| StorageError::io_at("create", path, e))?;
+        let mark = Mark { file, path: path.to_path_buf(), place: Mutex::default() };
+        mark.store(Place::default())
+            .and_then(|()| mark.flush())
+            .map_err(|e| StorageError::io_at("write", path, e))?;
+        Ok(mark)
+    }
+
+    pub(crate) fn open(path: &Path) -> Result<Mark, StorageError> {
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| match e.kind() {
+            std::io::ErrorKind::NotFound => StorageError::Damaged(format!("{} is missing", path.display())),
+            _ => StorageError::io_at("open", path, e),
+        })?;
+        let mut bytes = [0; MARK_LEN];
+        file.read_exact_at(&mut bytes, 0)
+            .map_err(|e| StorageError::Damaged(format!("{} cannot be read: {e}", path.display())))?;
+        let place = decode(&bytes)
+            .ok_or_else(|| StorageError::Damaged(format!("{} fails its checksum", path.display())))?;
+        Ok(Mark { file, path: path.to_path_buf(), place: Mutex::new(place) })
+    }
+
+    pub(crate) fn place(&self) -> Place {
+        *self.place.lock().expect("the mark's lock is never held across a panic")
+    }
+
+    /// Raises the mark; a place behind the present one changes nothing.
+    pub(crate) fn raise(&self, place: Place) -> std::io::Result<()> {
+        let mut current = self.place.lock().expect("the mark's lock is never held across a panic");
+        if place <= *current {
+            return Ok(());
+        }
+        self.store(place)?;
+        *current = place;
+        Ok(())
+    }
+
+    /// Makes the mark itself durable: before log files are purged, and when the store is closed.
+    pub(crate) fn flush(&self) -> std::io::Result<()> {
+        self.file.sync_data()
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    fn store(&self, place: Place) -> std::io::Result<()> {
+        self.file.write_all_at(&encode(place), 0)
+    }
+}
+
+fn encode(place: Place) -> [u8; MARK_LEN] {
+    let mut bytes = [0; MARK_LEN];
+    bytes[..8].copy_from_slice(MAGIC);
+    bytes[8..16].copy_from_slice(&place.file_seq.to_le_bytes());
+    bytes[16..24].copy_from_slice(&place.offset.to_le_bytes());
+    let crc = crc32fast::hash(&bytes[..24]);
+    bytes[24..].copy_from_slice(&crc.to_le_bytes());
+    bytes
+}
+
+fn decode(bytes: &[u8; MARK_LEN]) -> Option<Place> {
+    let crc = u32::from_le_bytes(bytes[24..28].try_into().ok()?);
+    if &bytes[..8] != MAGIC || crc32fast::hash(&bytes[..24]) != crc {
+        return None;
+    }
+    Some(Place {
+        file_seq: u64::from_le_bytes(bytes[8..16].try_into().ok()?),
+        offset: u64::from_le_bytes(bytes[16..24].try_into().ok()?),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn survives_reopening_and_never_falls() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mark");
+        let mark = Mark::create(&path).unwrap();
+        mark.raise(Place { file_seq: 2, offset: 100 }).unwrap();
+        mark.raise(Place { file_seq: 1, offset: 900 }).unwrap();
+        drop(mark);
+        assert_eq!(Mark::open(&path).unwrap().place(), Place { file_seq: 2, offset: 100 });
+    }
+
+    #[test]
+    fn any_flipped_bit_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mark");
+        drop(Mark::create(&path).unwrap());
+        let good = std::fs::read(&path).unwrap();
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            std::fs::write(&path, &bad).unwrap();
+            assert!(Mark::open(&path).is_err(), "bit {bit}");
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! What a node keeps on disk: its log with the records beside it, its snapshots, and whose data it is.
+//!
+//! The node itself (`tier2::node`) never comes here. Its shell opens a data directory, hands the log writer one
+//! [`LogStore`] and the node a [`LogReader`]. The simulator does the same with [`memory::MemoryDisk`], which forgets
+//! what was not synced when it is told to crash. One suite of tests runs both.
+//!
+//! # Layout
+//!
+//! - [`datadir`]: the directory: lock, identity, known peers
+//! - [`engine`]: the log on raft-engine
+//! - [`memory`]: its twin in memory
+//! - [`snapshots`]: snapshot files
+//! - `records`: the head and snapshot records, and how tasks move them
+//! - `guard`, `mark`: the files under raft-engine, and how far they are known to be durable
+//! - `quiet`: panics of raft-engine as errors
+//!
+//! # Caveats
+//!
+//! Damage to acknowledged bytes is refused, not repaired: the operator removes the node and adds it again with an empty
+//! directory. After a power cut the durable mark may be some seconds old; damage (not loss: the disk kept its word about
+//! the fsync) inside that window of the newest log file is taken for a torn tail.
+
+pub mod datadir;
+pub mod engine;
+mod error;
+mod guard;
+mod mark;
+pub mod memory;
+mod quiet;
+mod records;
+pub mod snapshots;
+#[cfg(test)]
+mod tests;
+
+pub use error::StorageError;
+
+use crate::tier2::ports::{LogReader, PersistTask, Recovered};
+
+/// The log of one node. Owned by the writer thread.
+pub trait LogStore: Send {
+    /// What the last start left, as it was when the store was opened.
+    fn recovered(&self) -> Recovered;
+
+    /// Carries out all tasks, in order, as one atomic write with at most one fsync. When this returns, every task is as
+    /// durable as it asked to be. After an error the store is dead: what is on disk is not known any more.
+    fn write(&mut self, tasks: &[PersistTask]) -> Result<(), StorageError>;
+
+    /// Reads what was written, from another thread.
+    fn reader(&self) -> Box<dyn LogReader>;
+
+    /// Gives back space. Called now and then on the writer thread, between writes.
+    fn tidy(&mut self) -> Result<(), StorageError>;
+}

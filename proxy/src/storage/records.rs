@@ -1,0 +1,293 @@
+//! The two small records beside the entries, and their bytes.
+//!
+//! Every batch carries the whole [`Head`], so that the newest batch alone tells what the log must look like: a lost or
+//! stale part of it is noticed at the next start instead of being believed.
+
+use crate::tier2::ports::{LogMark, Member, PersistTask, Recovered, SnapshotId, SnapshotMeta};
+use bytes::{Buf, BufMut};
+use raft::eraftpb::{ConfState, HardState};
+
+const HEAD_VERSION: u8 = 1;
+const SNAPSHOT_META_VERSION: u8 = 1;
+const MEMBERS_MAX: usize = 65_536;
+
+/// Where the log stands after a batch.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Head {
+    /// How often this data directory was started.
+    pub(crate) boot: u64,
+    /// Rises with each change of the snapshot record, which carries the same number.
+    pub(crate) snapshot_generation: u64,
+    pub(crate) hard_state: HardState,
+    pub(crate) truncated: LogMark,
+    pub(crate) last_index: u64,
+}
+
+/// What must happen to the stored entries, in order, to follow one task.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum EntryChange {
+    /// Drop every entry, also those past the new start.
+    DropAll,
+    /// Append this task's entries, from `from` on; what stood there goes.
+    Append { from: u64 },
+    /// Drop entries up to and including this index.
+    DropTo { index: u64 },
+}
+
+/// The records together, and the rules by which tasks move them. Shared by the engine and its twin in memory.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Records {
+    pub(crate) head: Head,
+    pub(crate) snapshot: SnapshotMeta,
+}
+
+impl Records {
+    /// The state of a data directory that was just made.
+    pub(crate) fn first(snapshot: SnapshotMeta) -> Records {
+        let hard_state =
+            HardState { term: snapshot.at.term, commit: snapshot.at.index, ..HardState::default() };
+        let head = Head {
+            boot: 0,
+            snapshot_generation: 1,
+            hard_state,
+            truncated: snapshot.at,
+            last_index: snapshot.at.index,
+        };
+        Records { head, snapshot }
+    }
+
+    /// Moves the records past `task` and lists what happens to the entries. An error means that the task contradicts the
+    /// log; nothing may be written then, because the engine cannot live with a hole.
+    pub(crate) fn advance(&mut self, task: &PersistTask) -> Result<Vec<EntryChange>, String> {
+        let mut changes = Vec::new();
+        if let Some(meta) = &task.install {
+            changes.push(EntryChange::DropAll);
+            self.head.truncated = meta.at;
+            self.head.last_index = meta.at.index;
+            self.take_snapshot(meta);
+        }
+        if let Some(first) = task.entries.first() {
+            self.check_entries(task, first.index)?;
+            changes.push(EntryChange::Append { from: first.index });
+            self.head.last_index = first.index + task.entries.len() as u64 - 1;
+        }
+        if let Some(hard_state) = &task.hard_state {
+            self.head.hard_state = hard_state.clone();
+        }
+        if let Some(meta) = &task.snapshot {
+            self.take_snapshot(meta);
+        }
+        if let Some(mark) = task.compact {
+            self.check_compact(mark)?;
+            changes.push(EntryChange::DropTo { index: mark.index });
+            self.head.truncated = mark;
+        }
+        Ok(changes)
+    }
+
+    fn take_snapshot(&mut self, meta: &SnapshotMeta) {
+        self.snapshot = meta.clone();
+        self.head.snapshot_generation += 1;
+    }
+
+    fn check_entries(&self, task: &PersistTask, first: u64) -> Result<(), String> {
+        let head = &self.head;
+        if first <= head.truncated.index || first > head.last_index + 1 {
+            return Err(format!(
+                "entries from {first} on do not follow a log that runs from {} to {}",
+                head.truncated.index + 1,
+                head.last_index
+            ));
+        }
+        let contiguous = task.entries.iter().zip(first..).all(|(entry, index)| entry.index == index);
+        contiguous.then_some(()).ok_or_else(|| format!("the entries from {first} on are not contiguous"))
+    }
+
+    fn check_compact(&self, mark: LogMark) -> Result<(), String> {
+        if mark.index > self.snapshot.at.index {
+            return Err(format!(
+                "the log may not be cut at {}: the snapshot reaches only to {}",
+                mark.index, self.snapshot.at.index
+            ));
+        }
+        if mark.index < self.head.truncated.index || mark.index > self.head.last_index {
+            return Err(format!("the log cannot be cut at {}", mark.index));
+        }
+        Ok(())
+    }
+
+    /// Checks that the parts agree with each other.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Records { head, snapshot } = self;
+        if snapshot.at.index < head.truncated.index || snapshot.at.index > head.last_index {
+            return Err(format!(
+                "the snapshot at {} does not meet the log, which runs from {} to {}",
+                snapshot.at.index,
+                head.truncated.index + 1,
+                head.last_index
+            ));
+        }
+        if head.hard_state.commit > head.last_index {
+            return Err(format!(
+                "entries up to {} were committed, but the log ends at {}",
+                head.hard_state.commit, head.last_index
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn recovered(&self) -> Recovered {
+        let mut hard_state = self.head.hard_state.clone();
+        // What a snapshot holds is committed, whether or not the commit index was written since.
+        hard_state.commit = hard_state.commit.max(self.snapshot.at.index);
+        hard_state.term = hard_state.term.max(self.snapshot.at.term);
+        Recovered {
+            boot: self.head.boot,
+            hard_state,
+            snapshot: self.snapshot.clone(),
+            truncated: self.head.truncated,
+            last_index: self.head.last_index,
+        }
+    }
+}
+
+impl Head {
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(1 + 8 * 8);
+        out.put_u8(HEAD_VERSION);
+        for number in [
+            self.boot,
+            self.snapshot_generation,
+            self.hard_state.term,
+            self.hard_state.vote,
+            self.hard_state.commit,
+            self.truncated.index,
+            self.truncated.term,
+            self.last_index,
+        ] {
+            out.put_u64_le(number);
+        }
+        out
+    }
+
+    pub(crate) fn decode(mut bytes: &[u8]) -> Option<Head> {
+        if bytes.len() != 1 + 8 * 8 || bytes.get_u8() != HEAD_VERSION {
+            return None;
+        }
+        let mut head = Head { boot: bytes.get_u64_le(), ..Head::default() };
+        head.snapshot_generation = bytes.get_u64_le();
+        head.hard_state.term = bytes.get_u64_le();
+        head.hard_state.vote = bytes.get_u64_le();
+        head.hard_state.commit = bytes.get_u64_le();
+        head.truncated = LogMark { index: bytes.get_u64_le(), term: bytes.get_u64_le() };
+        head.last_index = bytes.get_u64_le();
+        Some(head)
+    }
+}
+
+/// The snapshot record: its generation, then the meta.
+pub(crate) fn encode_snapshot(generation: u64, meta: &SnapshotMeta) -> Vec<u8> {
+    let mut out = Vec::with_capacity(128);
+    out.put_u8(SNAPSHOT_META_VERSION);
+    for number in [generation, meta.id.0, meta.at.index, meta.at.term, meta.size_bytes] {
+        out.put_u64_le(number);
+    }
+    out.put_u32_le(meta.crc32);
+    let conf = &meta.conf_state;
+    for ids in [&conf.voters, &conf.learners, &conf.voters_outgoing, &conf.learners_next] {
+        out.put_u32_le(ids.len() as u32);
+        ids.iter().for_each(|id| out.put_u64_le(*id));
+    }
+    out.put_u8(u8::from(conf.auto_leave));
+    out.put_u32_le(meta.members.len() as u32);
+    for member in &meta.members {
+        out.put_u64_le(member.id);
+        out.put_u64_le(member.added_at);
+        out.put_u8(u8::from(member.voter));
+        out.put_u16_le(member.addr.len() as u16);
+        out.put_slice(member.addr.as_bytes());
+    }
+    out
+}
+
+pub(crate) fn decode_snapshot(bytes: &[u8]) -> Option<(u64, SnapshotMeta)> {
+    let mut reader = Reader(bytes);
+    if reader.u8()? != SNAPSHOT_META_VERSION {
+        return None;
+    }
+    let generation = reader.u64()?;
+    let mut meta = SnapshotMeta { id: SnapshotId(reader.u64()?), ..SnapshotMeta::default() };
+    meta.at = LogMark { index: reader.u64()?, term: reader.u64()? };
+    meta.size_bytes = reader.u64()?;
+    meta.crc32 = reader.u32()?;
+    let mut conf = ConfState::default();
+    conf.set_voters(reader.ids()?);
+    conf.set_learners(reader.ids()?);
+    conf.set_voters_outgoing(reader.ids()?);
+    conf.set_learners_next(reader.ids()?);
+    conf.auto_leave = reader.u8()? != 0;
+    meta.conf_state = conf;
+    let members = reader.u32()? as usize;
+    if members > MEMBERS_MAX {
+        return None;
+    }
+    for _ in 0..members {
+        let (id, added_at, voter) = (reader.u64()?, reader.u64()?, reader.u8()? != 0);
+        let addr = reader.text()?;
+        meta.members.push(Member { id, addr, added_at, voter });
+    }
+    reader.0.is_empty().then_some((generation, meta))
+}
+
+/// Reads numbers off a slice; `None` where it ends too soon.
+struct Reader<'a>(&'a [u8]);
+
+impl Reader<'_> {
+    fn take(&mut self, len: usize) -> Option<&[u8]> {
+        let (head, tail) = self.0.split_at_checked(len)?;
+        self.0 = tail;
+        Some(head)
+    }
+
+    fn u8(&mut self) -> Option<u8> {
+        self.take(1).map(|b| b[0])
+    }
+
+    fn u32(&mut self) -> Option<u32> {
+        self.take(4).map(|mut b| b.get_u32_le())
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.take(8).map(|mut b| b.get_u64_le())
+    }
+
+    fn ids(&mut self) -> Option<Vec<u64>> {
+        let count = self.u32()? as usize;
+        if count > MEMBERS_MAX {
+            return None;
+        }
+        (0..count).map(|_| self.u64()).collect()
+    }
+
+    fn text(&mut self) -> Option<String> {
+        let len = self.take(2)?.get_u16_le() as usize;
+        String::from_utf8(self.take(len)?.to_vec()).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_survive_their_bytes() {
+        let mut meta = SnapshotMeta::founding(&[(1, "a:1".into()), (2, "b:2".into())]);
+        meta.conf_state.set_learners(vec![9]);
+        meta.crc32 = 7;
+        assert_eq!(decode_snapshot(&encode_snapshot(4, &meta)), Some((4, meta.clone())));
+        let head = Records::first(meta).head;
+        assert_eq!(Head::decode(&head.encode()), Some(head));
+        assert_eq!(Head::decode(&[]), None);
+        assert_eq!(decode_snapshot(&[1, 2]), None);
+    }
+}

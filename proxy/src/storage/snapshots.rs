@@ -1,0 +1,242 @@
+//! Snapshot files: images of the machine, written in pieces.
+//!
+//! A file is written under a temporary name, checked against the size and checksum its maker names, synced, renamed, and
+//! its directory synced: under its final name it is whole or it is not there. Which one counts is said by the log's own
+//! snapshot record; all others are strays and go at the next start.
+
+use super::datadir::sync_dir;
+use super::error::StorageError;
+use crate::tier2::ports::{Input, SnapshotId, SnapshotMeta, SnapshotOp, StoreError};
+use bytes::Bytes;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+const SUFFIX: &str = "snap";
+const TEMP_SUFFIX: &str = "tmp";
+const CHECK_PIECE_BYTES: usize = 1 << 20;
+
+/// Writes snapshot files. One owner: the snapshot thread.
+pub struct SnapshotWriter {
+    dir: PathBuf,
+    /// The file under way. The node writes one at a time; a second `Create` drops the first.
+    open: Option<Unfinished>,
+}
+
+struct Unfinished {
+    id: SnapshotId,
+    file: File,
+    written_bytes: u64,
+    crc: crc32fast::Hasher,
+}
+
+impl SnapshotWriter {
+    pub fn new(dir: &Path) -> SnapshotWriter {
+        SnapshotWriter { dir: dir.to_path_buf(), open: None }
+    }
+
+    /// Carries out one operation and says what the node must be told of it.
+    pub fn carry_out(&mut self, op: SnapshotOp) -> Option<Input> {
+        match op {
+            SnapshotOp::Create(id) => self.create(id).err().map(|e| self.fail(id, e.to_string())),
+            SnapshotOp::Append { id, bytes } => Some(match self.append(id, &bytes) {
+                Ok(written_bytes) => Input::SnapshotProgress { id, written_bytes },
+                Err(reason) => self.fail(id, reason),
+            }),
+            SnapshotOp::Finish { id, size_bytes, crc32 } => Some(match self.finish(id, size_bytes, crc32) {
+                Ok(()) => Input::SnapshotStored(id),
+                Err(reason) => self.fail(id, reason),
+            }),
+            SnapshotOp::Discard(id) => {
+                self.discard(id);
+                None
+            }
+        }
+    }
+
+    fn create(&mut self, id: SnapshotId) -> io::Result<()> {
+        if let Some(abandoned) = self.open.take() {
+            self.discard(abandoned.id);
+        }
+        let file = File::create(temp_path(&self.dir, id))?;
+        self.open = Some(Unfinished { id, file, written_bytes: 0, crc: crc32fast::Hasher::new() });
+        Ok(())
+    }
+
+    fn append(&mut self, id: SnapshotId, bytes: &[u8]) -> Result<u64, String> {
+        let open = self.under_way(id)?;
+        open.file.write_all(bytes).map_err(|e| format!("cannot write a snapshot: {e}"))?;
+        open.crc.update(bytes);
+        open.written_bytes += bytes.len() as u64;
+        Ok(open.written_bytes)
+    }
+
+    fn finish(&mut self, id: SnapshotId, size_bytes: u64, crc32: u32) -> Result<(), String> {
+        self.under_way(id)?;
+        let Some(done) = self.open.take() else { return Err("no snapshot is being written".to_string()) };
+        if done.written_bytes != size_bytes || done.crc.finalize() != crc32 {
+            return Err("the snapshot's bytes do not fit its checksum".to_string());
+        }
+        let target = final_path(&self.dir, id);
+        done.file
+            .sync_all()
+            .and_then(|()| fs::rename(temp_path(&self.dir, id), &target))
+            .map_err(|e| format!("cannot store {}: {e}", target.display()))?;
+        sync_dir(&self.dir).map_err(|e| e.to_string())
+    }
+
+    fn under_way(&mut self, id: SnapshotId) -> Result<&mut Unfinished, String> {
+        self.open
+            .as_mut()
+            .filter(|open| open.id == id)
+            .ok_or_else(|| "this snapshot is not being written (an earlier step failed)".to_string())
+    }
+
+    fn fail(&mut self, id: SnapshotId, reason: String) -> Input {
+        self.discard(id);
+        Input::SnapshotFailed { id, reason }
+    }
+
+    /// Failures are left alone: a file that stays behind is a stray, and goes at the next start.
+    fn discard(&mut self, id: SnapshotId) {
+        self.open.take_if(|open| open.id == id);
+        let _ = fs::remove_file(temp_path(&self.dir, id));
+        let _ = fs::remove_file(final_path(&self.dir, id));
+    }
+}
+
+/// Reads stored snapshot files. Keeps the last one open, because a transfer asks for piece after piece.
+pub(crate) struct SnapshotReader {
+    dir: PathBuf,
+    last: Mutex<Option<(SnapshotId, File)>>,
+}
+
+impl SnapshotReader {
+    pub(crate) fn new(dir: &Path) -> SnapshotReader {
+        SnapshotReader { dir: dir.to_path_buf(), last: Mutex::new(None) }
+    }
+
+    pub(crate) fn read(&self, id: SnapshotId, offset: u64, max_bytes: usize) -> Result<Bytes, StoreError> {
+        let mut last = self.last.lock().expect("never held across a panic");
+        let path = final_path(&self.dir, id);
+        let complain = |e: io::Error| StoreError(format!("cannot read {}: {e}", path.display()));
+        if last.as_ref().is_none_or(|(open, _)| *open != id) {
+            *last = Some((id, File::open(&path).map_err(complain)?));
+        }
+        let Some((_, file)) = last.as_ref() else { return Ok(Bytes::new()) };
+        let len = file.metadata().map_err(complain)?.len();
+        let wanted = len.saturating_sub(offset).min(max_bytes as u64) as usize;
+        let mut bytes = vec![0; wanted];
+        file.read_exact_at(&mut bytes, offset).map_err(complain)?;
+        Ok(Bytes::from(bytes))
+    }
+}
+
+/// Checks the snapshot the log names, and deletes every other file.
+pub(crate) fn settle(dir: &Path, named: &SnapshotMeta) -> Result<(), StorageError> {
+    if named.id != SnapshotId::default() {
+        check(&final_path(dir, named.id), named)?;
+    }
+    let keep = final_path(dir, named.id);
+    let entries = fs::read_dir(dir).map_err(|e| StorageError::io_at("read", dir, e))?;
+    for entry in entries {
+        let path = entry.map_err(|e| StorageError::io_at("read", dir, e))?.path();
+        let ours = path.extension().is_some_and(|ext| ext == SUFFIX || ext == TEMP_SUFFIX);
+        if ours && path != keep {
+            fs::remove_file(&path).map_err(|e| StorageError::io_at("delete", &path, e))?;
+        }
+    }
+    Ok(())
+}
+
+fn check(path: &Path, named: &SnapshotMeta) -> Result<(), StorageError> {
+    let mut file = File::open(path).map_err(|e| match e.kind() {
+        io::ErrorKind::NotFound => {
+            StorageError::Damaged(format!("the snapshot {} the log starts from is missing", path.display()))
+        }
+        _ => StorageError::io_at("open", path, e),
+    })?;
+    let mut crc = crc32fast::Hasher::new();
+    let mut size_bytes = 0;
+    let mut piece = vec![0; CHECK_PIECE_BYTES];
+    loop {
+        let read = file.read(&mut piece).map_err(|e| StorageError::io_at("read", path, e))?;
+        if read == 0 {
+            break;
+        }
+        crc.update(&piece[..read]);
+        size_bytes += read as u64;
+    }
+    if size_bytes != named.size_bytes || crc.finalize() != named.crc32 {
+        return Err(StorageError::Damaged(format!(
+            "the snapshot {} fails its checksum; remove this node from the cluster and add it again with an empty directory",
+            path.display()
+        )));
+    }
+    Ok(())
+}
+
+fn final_path(dir: &Path, id: SnapshotId) -> PathBuf {
+    dir.join(format!("{:016x}.{SUFFIX}", id.0))
+}
+
+fn temp_path(dir: &Path, id: SnapshotId) -> PathBuf {
+    dir.join(format!("{:016x}.{TEMP_SUFFIX}", id.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: SnapshotId = SnapshotId(5);
+
+    fn write(writer: &mut SnapshotWriter, pieces: &[&'static [u8]], crc32: u32) -> Option<Input> {
+        assert!(writer.carry_out(SnapshotOp::Create(ID)).is_none());
+        let mut size_bytes = 0;
+        for piece in pieces {
+            size_bytes += piece.len() as u64;
+            let told = writer.carry_out(SnapshotOp::Append { id: ID, bytes: Bytes::from_static(piece) });
+            assert!(
+                matches!(told, Some(Input::SnapshotProgress { written_bytes, .. }) if written_bytes == size_bytes)
+            );
+        }
+        writer.carry_out(SnapshotOp::Finish { id: ID, size_bytes, crc32 })
+    }
+
+    #[test]
+    fn pieces_become_a_file_that_reads_back_and_settles() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = SnapshotWriter::new(dir.path());
+        let crc32 = crc32fast::hash(b"onetwo");
+        assert!(matches!(write(&mut writer, &[b"one", b"two"], crc32), Some(Input::SnapshotStored(ID))));
+        let reader = SnapshotReader::new(dir.path());
+        assert_eq!(&reader.read(ID, 2, 3).unwrap()[..], b"etw");
+        assert!(reader.read(ID, 6, 3).unwrap().is_empty());
+
+        fs::write(dir.path().join("0000000000000009.tmp"), b"half").unwrap();
+        fs::write(dir.path().join("0000000000000008.snap"), b"older").unwrap();
+        let named = SnapshotMeta { id: ID, size_bytes: 6, crc32, ..SnapshotMeta::default() };
+        settle(dir.path(), &named).unwrap();
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn wrong_bytes_are_not_stored_and_damage_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = SnapshotWriter::new(dir.path());
+        assert!(matches!(write(&mut writer, &[b"one"], 1), Some(Input::SnapshotFailed { .. })));
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
+
+        let crc32 = crc32fast::hash(b"one");
+        assert!(matches!(write(&mut writer, &[b"one"], crc32), Some(Input::SnapshotStored(_))));
+        let named = SnapshotMeta { id: ID, size_bytes: 3, crc32, ..SnapshotMeta::default() };
+        for bit in 0..24 {
+            let mut bytes = b"one".to_vec();
+            bytes[bit / 8] ^= 1 << (bit % 8);
+            fs::write(final_path(dir.path(), ID), &bytes).unwrap();
+            assert!(settle(dir.path(), &named).is_err(), "bit {bit}");
+        }
+    }
+}
