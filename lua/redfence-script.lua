@@ -2,41 +2,42 @@
 -- EVAL script numkeys resource... COMMAND word...
 
 local COMMAND = string.upper(table.remove(ARGV, 1) or '')
+local M = {}
 
 -- What an operator may change. The two times of retention can be set when the library is built: see README.md.
 
 -- How long the last fence of an idle lock is remembered after the lock's end.
-local RETENTION_MS = 600000
+M.RETENTION_MS = 600000
 -- How long a high-water mark of FENCE.* lives after its last use; 0 = for ever.
-local MARK_RETENTION_MS = 0
+M.MARK_RETENTION_MS = 0
 -- A waiter that has not asked again for this long has left.
-local LEASE_MS = 3000
+M.LEASE_MS = 3000
 -- How often a waiter must ask again at the latest.
-local HEARTBEAT_MS = 1000
+M.HEARTBEAT_MS = 1000
 
 -- The limits of the contract.
-local RESOURCE_BYTES_MAX = 512
-local OWNER_BYTES_MAX = 256
-local LABEL_BYTES_MAX = 256
-local PATTERN_BYTES_MAX = 1024
-local TTL_MS_MAX = 31536000000
-local WAIT_MS_MAX = 3600000
-local FENCE_MAX = 9007199254740991
-local MULTI_RESOURCES_MAX = 256
-local SCAN_COUNT_MAX = 10000
-local SCAN_COUNT_DEFAULT = '10'
-local WAITERS_MAX = 10000
+M.RESOURCE_BYTES_MAX = 512
+M.OWNER_BYTES_MAX = 256
+M.LABEL_BYTES_MAX = 256
+M.PATTERN_BYTES_MAX = 1024
+M.TTL_MS_MAX = 31536000000
+M.WAIT_MS_MAX = 3600000
+M.FENCE_MAX = 9007199254740991
+M.MULTI_RESOURCES_MAX = 256
+M.SCAN_COUNT_MAX = 10000
+M.SCAN_COUNT_DEFAULT = '10'
+M.WAITERS_MAX = 10000
 
 
 -- Reading words: strict integers, names within their limits, options in any order, each once. The texts of the errors
 -- are those of core/src/grammar/errors.rs, so that every backend says the same.
 
-local function refuse(text)
+function M.refuse(text)
   return {err = text}
 end
 
 -- Bytes as valid UTF-8; what is not becomes U+FFFD, one for each maximal broken piece, as JSON and error lines need it.
-local function lossy_utf8(bytes)
+function M.lossy_utf8(bytes)
   if not string.find(bytes, '[\128-\255]') then return bytes end
   local out, at = {}, 1
   while at <= #bytes do
@@ -64,22 +65,22 @@ local function lossy_utf8(bytes)
 end
 
 -- Client bytes inside an error line: at most 64 of them, no control bytes, always valid text.
-local function shown(bytes)
-  local text = lossy_utf8(string.sub(bytes, 1, 64))
+function M.shown(bytes)
+  local text = M.lossy_utf8(string.sub(bytes, 1, 64))
   return (string.gsub(string.gsub(text, '[%z\1-\31\127]', '?'), '\194[\128-\159]', '?'))
 end
 
 -- Fences and times are whole numbers below 2^53: %.0f writes every one of them exactly, where tostring would not.
-local function digits(number)
+function M.digits(number)
   return string.format('%.0f', number)
 end
 
-local function wrong_arity(command)
-  return refuse("ERR wrong number of arguments for '" .. command .. "' command")
+function M.wrong_arity(command)
+  return M.refuse("ERR wrong number of arguments for '" .. command .. "' command")
 end
 
 -- No sign, no blanks, no leading zeros, no exponent; nil for all else and for what lies outside.
-local function decimal(word, low, high)
+function M.decimal(word, low, high)
   if #word <= 16 and (word == '0' or string.find(word, '^[1-9]%d*$')) then
     local value = tonumber(word)
     if value >= low and value <= high then return value end
@@ -87,73 +88,52 @@ local function decimal(word, low, high)
   return nil
 end
 
-local function parse_fence(word)
-  local fence = decimal(word, 1, FENCE_MAX)
-  if not fence then return nil, refuse('ERR fence must be an integer from 1 to 9007199254740991') end
+function M.parse_fence(word)
+  local fence = M.decimal(word, 1, M.FENCE_MAX)
+  if not fence then return nil, M.refuse('ERR fence must be an integer from 1 to 9007199254740991') end
   return fence
 end
 
-local function parse_ttl(word, low)
-  local ttl_ms = decimal(word, low, TTL_MS_MAX)
-  if not ttl_ms then return nil, refuse('ERR ttl must be an integer from 1 to 31536000000 milliseconds') end
+function M.parse_ttl(word, low)
+  local ttl_ms = M.decimal(word, low, M.TTL_MS_MAX)
+  if not ttl_ms then return nil, M.refuse('ERR ttl must be an integer from 1 to 31536000000 milliseconds') end
   return ttl_ms
 end
 
-local function read_tier(word)
+function M.read_tier(word)
   local tier = string.upper(word)
   if tier == 'EFFICIENCY' or tier == 'CORRECTNESS' then return tier end
-  return nil, refuse("ERR unknown tier '" .. shown(word) .. "': use EFFICIENCY or CORRECTNESS")
+  return nil, M.refuse("ERR unknown tier '" .. M.shown(word) .. "': use EFFICIENCY or CORRECTNESS")
 end
 
-local TIER_OPTION = {TIER = read_tier}
+M.TIER_OPTION = {TIER = M.read_tier}
 
-local ACQUIRE_OPTIONS = {
-  TIER = read_tier,
+M.ACQUIRE_OPTIONS = {
+  TIER = M.read_tier,
   WAIT = function(word)
-    local wait_ms = decimal(word, 0, WAIT_MS_MAX)
-    if not wait_ms then return nil, refuse('ERR WAIT must be an integer from 0 to 3600000 milliseconds') end
+    local wait_ms = M.decimal(word, 0, M.WAIT_MS_MAX)
+    if not wait_ms then return nil, M.refuse('ERR WAIT must be an integer from 0 to 3600000 milliseconds') end
     return wait_ms
   end,
   OWNER = function(word)
-    if #word < 1 or #word > OWNER_BYTES_MAX then return nil, refuse('ERR owner must be 1 to 256 bytes') end
+    if #word < 1 or #word > M.OWNER_BYTES_MAX then return nil, M.refuse('ERR owner must be 1 to 256 bytes') end
     return word
   end,
   SESSION = function(word) return word end,
 }
 
-local SCAN_OPTIONS = {
-  TIER = read_tier,
-  MATCH = function(word)
-    if #word < 1 or #word > PATTERN_BYTES_MAX then return nil, refuse('ERR pattern must be 1 to 1024 bytes') end
-    return word
-  end,
-  COUNT = function(word)
-    if not decimal(word, 1, SCAN_COUNT_MAX) then
-      return nil, refuse('ERR COUNT must be an integer from 1 to 10000')
-    end
-    return word
-  end,
-}
-
-local SESSION_OPTIONS = {
-  NAME = function(word)
-    if #word < 1 or #word > LABEL_BYTES_MAX then return nil, refuse('ERR session name must be 1 to 256 bytes') end
-    return word
-  end,
-}
-
-local NO_OPTIONS = {}
+M.NO_OPTIONS = {}
 
 -- The options from args[at] on, as a table by name.
-local function parse_options(args, at, known)
-  if at > #args then return NO_OPTIONS end
+function M.parse_options(args, at, known)
+  if at > #args then return M.NO_OPTIONS end
   local options = {}
   while at <= #args do
     local name = string.upper(args[at])
     local read, value = known[name], args[at + 1]
-    if not read then return nil, refuse("ERR syntax error: unknown option '" .. shown(args[at]) .. "'") end
-    if options[name] then return nil, refuse('ERR syntax error: option ' .. name .. ' is given twice') end
-    if not value then return nil, refuse('ERR syntax error: option ' .. name .. ' needs a value') end
+    if not read then return nil, M.refuse("ERR syntax error: unknown option '" .. M.shown(args[at]) .. "'") end
+    if options[name] then return nil, M.refuse('ERR syntax error: option ' .. name .. ' is given twice') end
+    if not value then return nil, M.refuse('ERR syntax error: option ' .. name .. ' needs a value') end
     local parsed, err = read(value)
     if err then return nil, err end
     options[name] = parsed
@@ -162,41 +142,41 @@ local function parse_options(args, at, known)
   return options
 end
 
-local SESSIONS_ELSEWHERE =
+M.SESSIONS_ELSEWHERE =
   'TIER sessions live in the correctness tier only; ask a Redfence proxy with TIER CORRECTNESS'
 
 -- This library is the efficiency tier and nothing else.
-local function refuse_other_tier(options)
+function M.refuse_other_tier(options)
   if options.TIER == 'CORRECTNESS' then
-    return refuse('TIER correctness is not served here: this is the efficiency tier; ask a Redfence proxy')
+    return M.refuse('TIER correctness is not served here: this is the efficiency tier; ask a Redfence proxy')
   end
-  if options.SESSION then return refuse(SESSIONS_ELSEWHERE) end
+  if options.SESSION then return M.refuse(M.SESSIONS_ELSEWHERE) end
   return nil
 end
 
 -- All a command with nothing but TIER after args[at - 1] has to check. Answers an error or nil.
-local function check_tier_option(args, at)
-  local options, err = parse_options(args, at, TIER_OPTION)
-  return err or refuse_other_tier(options)
+function M.check_tier_option(args, at)
+  local options, err = M.parse_options(args, at, M.TIER_OPTION)
+  return err or M.refuse_other_tier(options)
 end
 
 -- A name with a brace but no hash tag cannot have its side keys in its own slot.
-local function is_without_slot(resource)
+function M.is_without_slot(resource)
   if not string.find(resource, '}', 1, true) then return false end
   local open = string.find(resource, '{', 1, true)
   local close = open and string.find(resource, '}', open + 1, true)
   return not (close and close > open + 1)
 end
 
-local function in_cluster()
+function M.in_cluster()
   local info = redis.pcall('CLUSTER', 'INFO')
   return not (type(info) == 'table' and info.err)
 end
 
-local function check_resource(resource)
-  if #resource < 1 or #resource > RESOURCE_BYTES_MAX then return refuse('ERR resource name must be 1 to 512 bytes') end
-  if is_without_slot(resource) and in_cluster() then
-    return refuse("CROSSSLOT a name with '}' but no hash tag cannot be locked in a cluster; put a part of it in {braces}")
+function M.check_resource(resource)
+  if #resource < 1 or #resource > M.RESOURCE_BYTES_MAX then return M.refuse('ERR resource name must be 1 to 512 bytes') end
+  if M.is_without_slot(resource) and M.in_cluster() then
+    return M.refuse("CROSSSLOT a name with '}' but no hash tag cannot be locked in a cluster; put a part of it in {braces}")
   end
   return nil
 end
@@ -212,43 +192,35 @@ end
 --
 -- A name that holds a '}' keeps its own hash tag: "__fence__:K". Both forms are in the slot of K.
 
-local function side_key(prefix, resource)
+function M.side_key(prefix, resource)
   if string.find(resource, '}', 1, true) then return prefix .. ':' .. resource end
   return prefix .. '{' .. resource .. '}'
 end
 
 -- The instant of this call. One reading serves the whole call, so that all it writes agrees.
-local now_us, now_ms = 0, 0
+M.now_us, M.now_ms = 0, 0
 
-local function read_clock()
+function M.read_clock()
   local time = redis.call('TIME')
-  now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
-  now_ms = math.floor(now_us / 1000)
+  M.now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+  M.now_ms = math.floor(M.now_us / 1000)
 end
 
 -- Absolute times wherever the server knows them (the version number came with 7.0); TIME was read before, so a
 -- relative one on an older server ends no earlier than the deadline written down. Answers nil where `condition` (NX, XX) did not hold.
-local function set_until(key, value, at_ms, condition)
-  local unit, time = 'PXAT', digits(at_ms)
-  if not redis.REDIS_VERSION_NUM then unit, time = 'PX', digits(at_ms - now_ms) end
+function M.set_until(key, value, at_ms, condition)
+  local unit, time = 'PXAT', M.digits(at_ms)
+  if not redis.REDIS_VERSION_NUM then unit, time = 'PX', M.digits(at_ms - M.now_ms) end
   if condition then return redis.call('SET', key, value, unit, time, condition) end
   return redis.call('SET', key, value, unit, time)
 end
 
-local WRONGTYPE = 'WRONGTYPE Operation against a key holding the wrong kind of value'
-
-local function is_other_type(resource)
-  local kind = redis.call('TYPE', resource).ok
-  return kind ~= 'none' and kind ~= 'string'
-end
-
--- Both keys of a lock in one call. MGET shows a key of another type as absent: whoever does not find that out by
--- SET NX (`type_checked_later`) has it looked up here.
-local function read_lock(resource, type_checked_later)
-  local companion = side_key('__fence__', resource)
-  local values = redis.call('MGET', resource, companion)
-  local value, packed = values[1], values[2]
-  if not value and not type_checked_later and is_other_type(resource) then return nil, refuse(WRONGTYPE) end
+-- Answers an error where the key is of another type (Redis's own text) or its counter is at its end.
+function M.read_lock(resource)
+  local value = redis.pcall('GET', resource)
+  if type(value) == 'table' then return nil, M.refuse(value.err) end
+  local companion = M.side_key('__fence__', resource)
+  local packed = redis.call('GET', companion)
   local lock = {resource = resource, companion = companion, value = value,
                 fence = 0, state = 'r', deadline_ms = 0, owner = ''}
   if packed then
@@ -257,8 +229,8 @@ local function read_lock(resource, type_checked_later)
     if fence then
       lock.fence, lock.state, lock.deadline_ms, lock.owner = tonumber(fence), state, tonumber(deadline), owner
     end
-    if lock.fence >= FENCE_MAX then
-      return nil, refuse('ERR the fence counter of this lock reached 2^53; delete its companion key')
+    if lock.fence >= M.FENCE_MAX then
+      return nil, M.refuse('ERR the fence counter of this lock reached 2^53; delete its companion key')
     end
   end
   lock.is_ours = value and lock.state == 'h' and lock.owner == value
@@ -266,15 +238,15 @@ local function read_lock(resource, type_checked_later)
 end
 
 -- How the last grant ended, where it did.
-local function end_reason(lock)
-  if lock.state == 'h' and lock.deadline_ms > 0 and now_ms >= lock.deadline_ms then return 'expired' end
+function M.end_reason(lock)
+  if lock.state == 'h' and lock.deadline_ms > 0 and M.now_ms >= lock.deadline_ms then return 'expired' end
   return 'already_released'
 end
 
-local function write_companion(lock, until_ms)
-  local packed = digits(lock.fence) .. ' ' .. lock.state .. ' ' .. digits(lock.deadline_ms) .. ' ' .. lock.owner
+function M.write_companion(lock, until_ms)
+  local packed = M.digits(lock.fence) .. ' ' .. lock.state .. ' ' .. M.digits(lock.deadline_ms) .. ' ' .. lock.owner
   if until_ms then
-    set_until(lock.companion, packed, until_ms)
+    M.set_until(lock.companion, packed, until_ms)
   else
     redis.call('SET', lock.companion, packed)
   end
@@ -282,86 +254,86 @@ end
 
 -- The companion outlives the lock by the retention. After an early release it may go earlier, but a few seconds are not
 -- worth moving its expiry for.
-local function write_released(lock)
-  local until_ms = lock.deadline_ms + RETENTION_MS
-  if lock.deadline_ms == 0 or until_ms > now_ms + RETENTION_MS + 60000 or until_ms <= now_ms then
-    until_ms = now_ms + RETENTION_MS
+function M.write_released(lock)
+  local until_ms = lock.deadline_ms + M.RETENTION_MS
+  if lock.deadline_ms == 0 or until_ms > M.now_ms + M.RETENTION_MS + 60000 or until_ms <= M.now_ms then
+    until_ms = M.now_ms + M.RETENTION_MS
   end
-  write_companion(lock, until_ms)
+  M.write_companion(lock, until_ms)
 end
 
 -- One JSON object a change, published on __lock__:<resource>.
 
-local ESCAPES = {['"'] = '\\"', ['\\'] = '\\\\', ['\n'] = '\\n', ['\r'] = '\\r', ['\t'] = '\\t'}
+M.ESCAPES = {['"'] = '\\"', ['\\'] = '\\\\', ['\n'] = '\\n', ['\r'] = '\\r', ['\t'] = '\\t'}
 
-local function json_string(bytes)
+function M.json_string(bytes)
   if string.find(bytes, '[%z\1-\31"\\\128-\255]') then
-    bytes = string.gsub(lossy_utf8(bytes), '[%z\1-\31"\\]', function(char)
-      return ESCAPES[char] or string.format('\\u%04x', string.byte(char))
+    bytes = string.gsub(M.lossy_utf8(bytes), '[%z\1-\31"\\]', function(char)
+      return M.ESCAPES[char] or string.format('\\u%04x', string.byte(char))
     end)
   end
   return '"' .. bytes .. '"'
 end
 
-local last_seq = 0
+M.last_seq = 0
 
-local function publish(event, resource, fence, owner)
-  last_seq = last_seq < now_us and now_us or last_seq + 1
-  redis.call('PUBLISH', '__lock__:' .. resource, '{"event":"' .. event .. '","resource":' .. json_string(resource)
-    .. ',"fence":' .. digits(fence) .. ',"owner":' .. json_string(owner)
-    .. ',"tier":"EFFICIENCY","seq":' .. digits(last_seq) .. '}')
+function M.publish(event, resource, fence, owner)
+  M.last_seq = M.last_seq < M.now_us and M.now_us or M.last_seq + 1
+  redis.call('PUBLISH', '__lock__:' .. resource, '{"event":"' .. event .. '","resource":' .. M.json_string(resource)
+    .. ',"fence":' .. M.digits(fence) .. ',"owner":' .. M.json_string(owner)
+    .. ',"tier":"EFFICIENCY","seq":' .. M.digits(M.last_seq) .. '}')
 end
 
 -- A grant that expired, or was deleted by a plain client, ended when nobody of ours looked. Tell it before the next one.
-local function publish_unseen_end(lock)
+function M.publish_unseen_end(lock)
   if lock.state == 'h' and not lock.is_ours then
-    publish(end_reason(lock) == 'expired' and 'expired' or 'released', lock.resource, lock.fence, lock.owner)
+    M.publish(M.end_reason(lock) == 'expired' and 'expired' or 'released', lock.resource, lock.fence, lock.owner)
   end
 end
 
 -- Giving a lock: fresh, or again to the owner who has it.
 
-local function next_fence(lock)
-  return lock.fence < now_us and now_us or lock.fence + 1
+function M.next_fence(lock)
+  return lock.fence < M.now_us and M.now_us or lock.fence + 1
 end
 
--- `condition` 'NX': the type of the key was not looked at yet. Answers nil where a key of another type is in the way.
-local function grant(lock, owner, ttl_ms, condition)
-  local deadline_ms = now_ms + ttl_ms
-  if not set_until(lock.resource, owner, deadline_ms, condition) then return nil end
-  publish_unseen_end(lock)
-  lock.fence = next_fence(lock)
+-- The lock is free. Answers the milliseconds given.
+function M.grant(lock, owner, ttl_ms)
+  local deadline_ms = M.now_ms + ttl_ms
+  M.set_until(lock.resource, owner, deadline_ms)
+  M.publish_unseen_end(lock)
+  lock.fence = M.next_fence(lock)
   lock.state, lock.deadline_ms, lock.owner, lock.value, lock.is_ours = 'h', deadline_ms, owner, owner, true
-  write_companion(lock, deadline_ms + RETENTION_MS)
-  publish('acquired', lock.resource, lock.fence, owner)
+  M.write_companion(lock, deadline_ms + M.RETENTION_MS)
+  M.publish('acquired', lock.resource, lock.fence, owner)
   return ttl_ms
 end
 
 -- The owner asks again for what it has: same fence, time stretched to at least what is asked. Where a plain client
 -- took the key under this very value, it gets its first fence now. Answers the milliseconds left, -1 = no ttl.
-local function grant_again(lock, ttl_ms)
+function M.grant_again(lock, ttl_ms)
   local left_ms = redis.call('PTTL', lock.resource)
   local is_stretched = left_ms >= 0 and left_ms < ttl_ms
   if lock.is_ours and not is_stretched then return left_ms end
   if is_stretched then
     left_ms = ttl_ms
-    redis.call('PEXPIREAT', lock.resource, digits(now_ms + ttl_ms))
+    redis.call('PEXPIREAT', lock.resource, M.digits(M.now_ms + ttl_ms))
   end
   local event = 'renewed'
   if not lock.is_ours then
     event = 'acquired'
-    publish_unseen_end(lock)
-    lock.fence = next_fence(lock)
+    M.publish_unseen_end(lock)
+    lock.fence = M.next_fence(lock)
   end
   lock.state, lock.owner, lock.is_ours = 'h', lock.value, true
-  lock.deadline_ms = left_ms >= 0 and now_ms + left_ms or 0
-  write_companion(lock, left_ms >= 0 and lock.deadline_ms + RETENTION_MS)
-  publish(event, lock.resource, lock.fence, lock.owner)
+  lock.deadline_ms = left_ms >= 0 and M.now_ms + left_ms or 0
+  M.write_companion(lock, left_ms >= 0 and lock.deadline_ms + M.RETENTION_MS)
+  M.publish(event, lock.resource, lock.fence, lock.owner)
   return left_ms
 end
 
 -- Byte order. The server's locale decides what `<` does with strings.
-local function precedes(a, b)
+function M.precedes(a, b)
   for i = 1, math.min(#a, #b) do
     local x, y = string.byte(a, i), string.byte(b, i)
     if x ~= y then return x < y end
@@ -371,12 +343,12 @@ end
 
 -- Several locks that are free or have this owner already, in one step and in the order of their names. Answers the
 -- fences in the order asked, and the milliseconds all of them have.
-local function grant_all(locks, owner, ttl_ms)
+function M.grant_all(locks, owner, ttl_ms)
   local sorted, fences, least_ms = {}, {}, -1
   for i, lock in ipairs(locks) do sorted[i] = lock end
-  table.sort(sorted, function(a, b) return precedes(a.resource, b.resource) end)
+  table.sort(sorted, function(a, b) return M.precedes(a.resource, b.resource) end)
   for _, lock in ipairs(sorted) do
-    local given_ms = lock.value and grant_again(lock, ttl_ms) or grant(lock, owner, ttl_ms)
+    local given_ms = lock.value and M.grant_again(lock, ttl_ms) or M.grant(lock, owner, ttl_ms)
     if given_ms >= 0 and (least_ms < 0 or given_ms < least_ms) then least_ms = given_ms end
   end
   for i, lock in ipairs(locks) do fences[i] = lock.fence end
@@ -389,70 +361,72 @@ end
 -- An entry of the queue is "s<owner>" for one lock and "m<n>:<home><owner>" for a multi-lock, where home (n bytes) is
 -- the first of its names in byte order: waiter and wake key of a multi-lock lie beside its home.
 
-local AGAIN = 'again'
+M.AGAIN = 'again'
 
-local function queue_key(resource)
-  return side_key('__wait__', resource)
+function M.queue_key(resource)
+  return M.side_key('__wait__', resource)
 end
 
-local function waiter_key(prefix, home, ticket)
-  return side_key(prefix, home) .. ':' .. ticket
+function M.waiter_key(prefix, home, ticket)
+  return M.side_key(prefix, home) .. ':' .. ticket
 end
 
 -- Scores come back as text in whatever form the server likes; a ticket has one form.
-local function ticket_of(score)
-  return digits(tonumber(score))
+function M.ticket_of(score)
+  return M.digits(tonumber(score))
 end
 
-local function multi_entry(home, owner)
+function M.multi_entry(home, owner)
   return 'm' .. #home .. ':' .. home .. owner
 end
 
 -- Who stands behind an entry: home and owner.
-local function read_entry(entry, resource)
+function M.read_entry(entry, resource)
   if string.byte(entry) == 115 then return resource, string.sub(entry, 2) end
   local colon = string.find(entry, ':', 1, true)
   local owner_at = colon + 1 + tonumber(string.sub(entry, 2, colon - 1))
   return string.sub(entry, colon + 1, owner_at - 1), string.sub(entry, owner_at)
 end
 
-local function drop_entry(lock, entry, owner)
-  redis.call('ZREM', queue_key(lock.resource), entry)
-  publish('abandoned', lock.resource, lock.fence, owner)
+function M.drop_entry(lock, entry, owner)
+  redis.call('ZREM', M.queue_key(lock.resource), entry)
+  M.publish('abandoned', lock.resource, lock.fence, owner)
 end
 
 -- The first waiter that lives; the dead before it leave the queue. nil where nobody waits.
-local function first_waiter(lock)
+function M.first_waiter(lock)
+  local queue = M.queue_key(lock.resource)
+  -- Cheaper than a look into the queue, and nearly always all there is to do.
+  if redis.call('EXISTS', queue) == 0 then return nil end
   while true do
-    local row = redis.call('ZRANGE', queue_key(lock.resource), 0, 0, 'WITHSCORES')
+    local row = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
     local entry = row[1]
     if not entry then return nil end
-    local ticket = ticket_of(row[2])
-    local home, owner = read_entry(entry, lock.resource)
-    local wish = redis.call('GET', waiter_key('__waiter__', home, ticket))
+    local ticket = M.ticket_of(row[2])
+    local home, owner = M.read_entry(entry, lock.resource)
+    local wish = redis.call('GET', M.waiter_key('__waiter__', home, ticket))
     if wish then return {entry = entry, ticket = ticket, home = home, owner = owner, wish = wish} end
-    drop_entry(lock, entry, owner)
+    M.drop_entry(lock, entry, owner)
   end
 end
 
-local function push_wake(waiter, message)
-  local key = waiter_key('__wake__', waiter.home, waiter.ticket)
+function M.push_wake(waiter, message)
+  local key = M.waiter_key('__wake__', waiter.home, waiter.ticket)
   redis.call('RPUSH', key, message)
-  redis.call('PEXPIRE', key, LEASE_MS)
+  redis.call('PEXPIRE', key, M.LEASE_MS)
 end
 
 -- The locks a waiter wants, if it is first for all of them and all are free; nil otherwise.
-local function grantable_locks(waiter, lock)
-  if is_other_type(lock.resource) then return nil end
+function M.grantable_locks(waiter, lock)
   local names = string.find(waiter.wish, ' ', 1, true)
   if not names then return {lock} end
   local locks = {}
   for i, name in ipairs(cmsgpack.unpack(string.sub(waiter.wish, names + 1))) do
     local other = lock
     if name ~= lock.resource then
-      other = read_lock(name)
+      other = M.read_lock(name)
       if not other or (other.value and other.value ~= waiter.owner) then return nil end
-      local first = first_waiter(other)
+      local first = M.first_waiter(other)
       if not first or first.entry ~= waiter.entry then return nil end
     end
     locks[i] = other
@@ -463,32 +437,32 @@ end
 -- Hands a free lock to the first live waiter, in this very step. Answers nil where nobody waits, else that waiter; its
 -- `fences` and `ttl_ms` are set where it got what it wants. A multi-lock that is first here but not yet everywhere keeps
 -- the lock free: nobody passes it. `asking` is the entry of the caller, who needs no waking.
-local function serve(lock, asking)
-  local waiter = first_waiter(lock)
+function M.serve(lock, asking)
+  local waiter = M.first_waiter(lock)
   if not waiter then return nil end
-  local locks = grantable_locks(waiter, lock)
+  local locks = M.grantable_locks(waiter, lock)
   if not locks then return waiter end
-  for _, each in ipairs(locks) do redis.call('ZREM', queue_key(each.resource), waiter.entry) end
-  redis.call('DEL', waiter_key('__waiter__', waiter.home, waiter.ticket))
+  for _, each in ipairs(locks) do redis.call('ZREM', M.queue_key(each.resource), waiter.entry) end
+  redis.call('DEL', M.waiter_key('__waiter__', waiter.home, waiter.ticket))
   local ttl_ms = tonumber(string.match(waiter.wish, '^%d+'))
-  waiter.fences, waiter.ttl_ms = grant_all(locks, waiter.owner, ttl_ms)
+  waiter.fences, waiter.ttl_ms = M.grant_all(locks, waiter.owner, ttl_ms)
   if waiter.entry ~= asking then
-    local message = {digits(waiter.ttl_ms)}
-    for i, fence in ipairs(waiter.fences) do message[i + 1] = digits(fence) end
-    push_wake(waiter, table.concat(message, ' '))
+    local message = {M.digits(waiter.ttl_ms)}
+    for i, fence in ipairs(waiter.fences) do message[i + 1] = M.digits(fence) end
+    M.push_wake(waiter, table.concat(message, ' '))
   end
   return waiter
 end
 
 -- Every waiter in order: rows of {entry, ticket, owner, is_alive}.
-local function list_waiters(resource)
-  local flat = redis.call('ZRANGE', queue_key(resource), 0, -1, 'WITHSCORES')
+function M.list_waiters(resource)
+  local flat = redis.call('ZRANGE', M.queue_key(resource), 0, -1, 'WITHSCORES')
   local rows, keys = {}, {}
   for i = 1, #flat, 2 do
-    local home, owner = read_entry(flat[i], resource)
-    local ticket = ticket_of(flat[i + 1])
+    local home, owner = M.read_entry(flat[i], resource)
+    local ticket = M.ticket_of(flat[i + 1])
     rows[#rows + 1] = {entry = flat[i], ticket = ticket, owner = owner}
-    keys[#keys + 1] = waiter_key('__waiter__', home, ticket)
+    keys[#keys + 1] = M.waiter_key('__waiter__', home, ticket)
   end
   -- In pieces: a Lua call takes only some thousand arguments.
   for from = 1, #keys, 1000 do
@@ -501,52 +475,52 @@ local function list_waiters(resource)
   return rows
 end
 
-local function is_full(lock)
-  if redis.call('ZCARD', queue_key(lock.resource)) < WAITERS_MAX then return false end
+function M.is_full(lock)
+  if redis.call('ZCARD', M.queue_key(lock.resource)) < M.WAITERS_MAX then return false end
   local alive = 0
-  for _, row in ipairs(list_waiters(lock.resource)) do
-    if row.is_alive then alive = alive + 1 else drop_entry(lock, row.entry, row.owner) end
+  for _, row in ipairs(M.list_waiters(lock.resource)) do
+    if row.is_alive then alive = alive + 1 else M.drop_entry(lock, row.entry, row.owner) end
   end
-  return alive >= WAITERS_MAX
+  return alive >= M.WAITERS_MAX
 end
 
 -- The ticket of one who stands in every queue already, and whose lease has not run out.
-local function standing_ticket(locks, home, entry, wish, lease_ms)
+function M.standing_ticket(locks, home, entry, wish, lease_ms)
   local ticket
   for _, lock in ipairs(locks) do
-    local score = redis.call('ZSCORE', queue_key(lock.resource), entry)
+    local score = redis.call('ZSCORE', M.queue_key(lock.resource), entry)
     if not score or (ticket and score ~= ticket) then return nil end
     ticket = score
   end
-  ticket = ticket_of(ticket)
-  if not set_until(waiter_key('__waiter__', home, ticket), wish, now_ms + lease_ms, 'XX') then return nil end
+  ticket = M.ticket_of(ticket)
+  if not M.set_until(M.waiter_key('__waiter__', home, ticket), wish, M.now_ms + lease_ms, 'XX') then return nil end
   return ticket
 end
 
 -- A place behind everybody, in all queues from one instant. Answers the ticket, or nil where a queue is full.
-local function new_ticket(locks, home, entry, owner, wish, lease_ms)
-  local ticket = now_us
+function M.new_ticket(locks, home, entry, owner, wish, lease_ms)
+  local ticket = M.now_us
   for _, lock in ipairs(locks) do
-    local key = queue_key(lock.resource)
-    if redis.call('ZREM', key, entry) == 1 then publish('abandoned', lock.resource, lock.fence, owner) end
-    if is_full(lock) then return nil end
+    local key = M.queue_key(lock.resource)
+    if redis.call('ZREM', key, entry) == 1 then M.publish('abandoned', lock.resource, lock.fence, owner) end
+    if M.is_full(lock) then return nil end
     local last = tonumber(redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2] or 0)
     if last >= ticket then ticket = last + 1 end
   end
-  ticket = digits(ticket)
+  ticket = M.digits(ticket)
   for _, lock in ipairs(locks) do
-    redis.call('ZADD', queue_key(lock.resource), ticket, entry)
-    publish('queued', lock.resource, lock.fence, owner)
+    redis.call('ZADD', M.queue_key(lock.resource), ticket, entry)
+    M.publish('queued', lock.resource, lock.fence, owner)
   end
-  set_until(waiter_key('__waiter__', home, ticket), wish, now_ms + lease_ms)
+  M.set_until(M.waiter_key('__waiter__', home, ticket), wish, M.now_ms + lease_ms)
   return ticket
 end
 
 -- How long the waiter may sleep: the first in line sees to it that an expiry of the holder is noticed.
-local function sleep_ms(locks, entry, wait_ms)
-  local sleep, held_ms = math.min(HEARTBEAT_MS, wait_ms), 0
+function M.sleep_ms(locks, entry, wait_ms)
+  local sleep, held_ms = math.min(M.HEARTBEAT_MS, wait_ms), 0
   for _, lock in ipairs(locks) do
-    if redis.call('ZRANGE', queue_key(lock.resource), 0, 0)[1] ~= entry then return sleep end
+    if redis.call('ZRANGE', M.queue_key(lock.resource), 0, 0)[1] ~= entry then return sleep end
     local left_ms = redis.call('PTTL', lock.resource)
     if left_ms == -1 then return sleep end
     -- -2: the key is absent, so this one is no reason to wait.
@@ -557,114 +531,113 @@ local function sleep_ms(locks, entry, wait_ms)
 end
 
 -- Enters the queues, or stays where it stands and renews its lease.
-local function stand_in_line(locks, home, entry, owner, wish, wait_ms)
-  local lease_ms = math.min(LEASE_MS, wait_ms)
-  local ticket = standing_ticket(locks, home, entry, wish, lease_ms)
-    or new_ticket(locks, home, entry, owner, wish, lease_ms)
-  if not ticket then return refuse('OOM the queue of this lock is full (10000 waiters); retry later') end
+function M.stand_in_line(locks, home, entry, owner, wish, wait_ms)
+  local lease_ms = math.min(M.LEASE_MS, wait_ms)
+  local ticket = M.standing_ticket(locks, home, entry, wish, lease_ms)
+    or M.new_ticket(locks, home, entry, owner, wish, lease_ms)
+  if not ticket then return M.refuse('OOM the queue of this lock is full (10000 waiters); retry later') end
   -- The queue outlives every lease, and no more.
-  for _, lock in ipairs(locks) do redis.call('PEXPIRE', queue_key(lock.resource), LEASE_MS + HEARTBEAT_MS) end
-  return {'queued', owner, waiter_key('__wake__', home, ticket), sleep_ms(locks, entry, wait_ms)}
+  for _, lock in ipairs(locks) do redis.call('PEXPIRE', M.queue_key(lock.resource), M.LEASE_MS + M.HEARTBEAT_MS) end
+  return {'queued', owner, M.waiter_key('__wake__', home, ticket), M.sleep_ms(locks, entry, wait_ms)}
 end
 
 -- Leaves the queues; what it kept free goes to the next.
-local function leave_line(locks, home, entry, owner)
+function M.leave_line(locks, home, entry, owner)
   for _, lock in ipairs(locks) do
-    local score = redis.call('ZSCORE', queue_key(lock.resource), entry)
+    local score = redis.call('ZSCORE', M.queue_key(lock.resource), entry)
     if score then
-      redis.call('DEL', waiter_key('__waiter__', home, ticket_of(score)))
-      drop_entry(lock, entry, owner)
+      redis.call('DEL', M.waiter_key('__waiter__', home, M.ticket_of(score)))
+      M.drop_entry(lock, entry, owner)
     end
   end
   for _, lock in ipairs(locks) do
-    if not redis.call('GET', lock.resource) then serve(lock) end
+    if not redis.call('GET', lock.resource) then M.serve(lock) end
   end
 end
 
 -- LOCK.ACQUIRE and LOCK.MACQUIRE, and how a waiter of theirs leaves. Keys: the resources. Args: the words behind them.
 
-local function parse_acquire(args)
-  local ttl_ms, err = parse_ttl(args[1], 0)
+function M.parse_acquire(args)
+  local ttl_ms, err = M.parse_ttl(args[1], 0)
   if err then return nil, nil, err end
   local options
-  options, err = parse_options(args, 2, ACQUIRE_OPTIONS)
+  options, err = M.parse_options(args, 2, M.ACQUIRE_OPTIONS)
   if err then return nil, nil, err end
   if ttl_ms == 0 and not options.SESSION then
-    return nil, nil, refuse('ERR ttl 0 (as long as the session lives) needs SESSION; otherwise ttl must be an integer'
+    return nil, nil, M.refuse('ERR ttl 0 (as long as the session lives) needs SESSION; otherwise ttl must be an integer'
       .. ' from 1 to 31536000000 milliseconds')
   end
-  return ttl_ms, options, refuse_other_tier(options)
+  return ttl_ms, options, M.refuse_other_tier(options)
 end
 
 -- An owner nobody else can have: the fence of any grant so far is smaller.
-local function made_up_owner(locks)
-  local number = now_us
-  for _, lock in ipairs(locks) do number = math.max(number, next_fence(lock)) end
-  return 'anonymous:' .. digits(number)
+function M.made_up_owner(locks)
+  local number = M.now_us
+  for _, lock in ipairs(locks) do number = math.max(number, M.next_fence(lock)) end
+  return 'anonymous:' .. M.digits(number)
 end
 
-local function lock_acquire(keys, args)
+function M.lock_acquire(keys, args)
   local resource = keys[1]
-  if #keys ~= 1 or #args < 1 then return wrong_arity('lock.acquire') end
-  local err = check_resource(resource)
+  if #keys ~= 1 or #args < 1 then return M.wrong_arity('lock.acquire') end
+  local err = M.check_resource(resource)
   if err then return err end
   local ttl_ms, options
-  ttl_ms, options, err = parse_acquire(args)
+  ttl_ms, options, err = M.parse_acquire(args)
   if err then return err end
 
-  read_clock()
+  M.read_clock()
   local lock
-  lock, err = read_lock(resource, true)
+  lock, err = M.read_lock(resource)
   if err then return err end
-  local owner = options.OWNER or made_up_owner({lock})
+  local owner = options.OWNER or M.made_up_owner({lock})
   if lock.value == owner then
-    local left_ms = grant_again(lock, ttl_ms)
+    local left_ms = M.grant_again(lock, ttl_ms)
     return {lock.fence, left_ms}
   end
 
   local entry = 's' .. owner
   if not lock.value then
-    local first = serve(lock, entry)
+    local first = M.serve(lock, entry)
     if not first then
-      if not grant(lock, owner, ttl_ms, 'NX') then return refuse(WRONGTYPE) end
+      M.grant(lock, owner, ttl_ms)
       return {lock.fence, ttl_ms}
     end
     if first.entry == entry and first.fences then return {first.fences[1], first.ttl_ms} end
-    if is_other_type(resource) then return refuse(WRONGTYPE) end
   end
 
   local wait_ms = options.WAIT or 0
   if wait_ms == 0 then return false end
-  return stand_in_line({lock}, resource, entry, owner, digits(ttl_ms), wait_ms)
+  return M.stand_in_line({lock}, resource, entry, owner, M.digits(ttl_ms), wait_ms)
 end
 
 -- Reads all locks of a multi-lock; answers them and the name that is first in byte order.
-local function read_locks(resources)
+function M.read_locks(resources)
   local locks, home = {}, resources[1]
   for i, resource in ipairs(resources) do
-    local lock, err = read_lock(resource)
+    local lock, err = M.read_lock(resource)
     if err then return nil, nil, err end
     locks[i] = lock
-    if precedes(resource, home) then home = resource end
+    if M.precedes(resource, home) then home = resource end
   end
   return locks, home
 end
 
-local function check_resources(resources)
-  if #resources < 1 or #resources > MULTI_RESOURCES_MAX then
-    return refuse('ERR count must be an integer from 1 to 256')
+function M.check_resources(resources)
+  if #resources < 1 or #resources > M.MULTI_RESOURCES_MAX then
+    return M.refuse('ERR count must be an integer from 1 to 256')
   end
   for _, resource in ipairs(resources) do
-    local err = check_resource(resource)
+    local err = M.check_resource(resource)
     if err then return err end
   end
   return nil
 end
 
-local function check_distinct(resources)
+function M.check_distinct(resources)
   local seen = {}
   for _, resource in ipairs(resources) do
-    if seen[resource] then return refuse("ERR resource '" .. shown(resource) .. "' is given twice") end
+    if seen[resource] then return M.refuse("ERR resource '" .. M.shown(resource) .. "' is given twice") end
     seen[resource] = true
   end
   return nil
@@ -672,11 +645,11 @@ end
 
 -- Whether all locks may be taken now: free and awaited by nobody, or held by this owner. Free ones that are awaited go
 -- to whom they belong; where that is the caller itself, its waiter is the second answer.
-local function may_take_all(locks, owner, entry)
+function M.may_take_all(locks, owner, entry)
   local may = true
   for _, lock in ipairs(locks) do
     if not lock.value then
-      local first = serve(lock, entry)
+      local first = M.serve(lock, entry)
       if first and first.entry == entry and first.fences then return false, first end
       if first then may = false end
     elseif lock.value ~= owner then
@@ -686,204 +659,204 @@ local function may_take_all(locks, owner, entry)
   return may
 end
 
-local function lock_macquire(keys, args)
+function M.lock_macquire(keys, args)
   if #args < 1 then
-    if #keys < 2 then return wrong_arity('lock.macquire') end
-    return refuse('ERR count does not match the number of resources given')
+    if #keys < 2 then return M.wrong_arity('lock.macquire') end
+    return M.refuse('ERR count does not match the number of resources given')
   end
-  local err = check_resources(keys) or check_distinct(keys)
+  local err = M.check_resources(keys) or M.check_distinct(keys)
   if err then return err end
   local ttl_ms, options
-  ttl_ms, options, err = parse_acquire(args)
+  ttl_ms, options, err = M.parse_acquire(args)
   if err then return err end
 
-  read_clock()
+  M.read_clock()
   local locks, home
-  locks, home, err = read_locks(keys)
+  locks, home, err = M.read_locks(keys)
   if err then return err end
-  local owner = options.OWNER or made_up_owner(locks)
-  local entry = multi_entry(home, owner)
-  local may, served = may_take_all(locks, owner, entry)
+  local owner = options.OWNER or M.made_up_owner(locks)
+  local entry = M.multi_entry(home, owner)
+  local may, served = M.may_take_all(locks, owner, entry)
   if served then return {served.fences, served.ttl_ms} end
   if may then
-    local fences, given_ms = grant_all(locks, owner, ttl_ms)
+    local fences, given_ms = M.grant_all(locks, owner, ttl_ms)
     return {fences, given_ms}
   end
 
   local wait_ms = options.WAIT or 0
   if wait_ms == 0 then return false end
-  local wish = digits(ttl_ms) .. ' ' .. cmsgpack.pack(keys)
-  return stand_in_line(locks, home, entry, owner, wish, wait_ms)
+  local wish = M.digits(ttl_ms) .. ' ' .. cmsgpack.pack(keys)
+  return M.stand_in_line(locks, home, entry, owner, wish, wait_ms)
 end
 
-local function parse_cancel(command, keys, args)
-  if #args ~= 1 then return nil, wrong_arity(command) end
-  local err = check_resources(keys)
+function M.parse_cancel(command, keys, args)
+  if #args ~= 1 then return nil, M.wrong_arity(command) end
+  local err = M.check_resources(keys)
   if err then return nil, err end
-  return ACQUIRE_OPTIONS.OWNER(args[1])
+  return M.ACQUIRE_OPTIONS.OWNER(args[1])
 end
 
 -- A grant already made stands, and is the answer; else nil, and the waiter has left the queue.
-local function lock_cancel(keys, args)
-  if #keys ~= 1 then return wrong_arity('lock.cancel') end
-  local owner, err = parse_cancel('lock.cancel', keys, args)
+function M.lock_cancel(keys, args)
+  if #keys ~= 1 then return M.wrong_arity('lock.cancel') end
+  local owner, err = M.parse_cancel('lock.cancel', keys, args)
   if err then return err end
-  read_clock()
+  M.read_clock()
   local lock
-  lock, err = read_lock(keys[1])
+  lock, err = M.read_lock(keys[1])
   if err then return err end
   if lock.is_ours and lock.value == owner then return {lock.fence, redis.call('PTTL', keys[1])} end
-  leave_line({lock}, keys[1], 's' .. owner, owner)
+  M.leave_line({lock}, keys[1], 's' .. owner, owner)
   return false
 end
 
-local function lock_mcancel(keys, args)
-  local owner, err = parse_cancel('lock.mcancel', keys, args)
+function M.lock_mcancel(keys, args)
+  local owner, err = M.parse_cancel('lock.mcancel', keys, args)
   if err then return err end
-  read_clock()
+  M.read_clock()
   local locks, home
-  locks, home, err = read_locks(keys)
+  locks, home, err = M.read_locks(keys)
   if err then return err end
-  local fences, least_ms, has_all = {}, TTL_MS_MAX, true
+  local fences, least_ms, has_all = {}, M.TTL_MS_MAX, true
   for i, lock in ipairs(locks) do
     if not lock.is_ours or lock.value ~= owner then has_all = false break end
     fences[i] = lock.fence
     least_ms = math.min(least_ms, redis.call('PTTL', lock.resource))
   end
   if has_all then return {fences, least_ms} end
-  leave_line(locks, home, multi_entry(home, owner), owner)
+  M.leave_line(locks, home, M.multi_entry(home, owner), owner)
   return false
 end
-if COMMAND == 'LOCK.ACQUIRE' then return lock_acquire(KEYS, ARGV) end
-if COMMAND == 'LOCK.MACQUIRE' then return lock_macquire(KEYS, ARGV) end
-if COMMAND == 'LOCK.CANCEL' then return lock_cancel(KEYS, ARGV) end
-if COMMAND == 'LOCK.MCANCEL' then return lock_mcancel(KEYS, ARGV) end
+if COMMAND == 'LOCK.ACQUIRE' then return M.lock_acquire(KEYS, ARGV) end
+if COMMAND == 'LOCK.MACQUIRE' then return M.lock_macquire(KEYS, ARGV) end
+if COMMAND == 'LOCK.CANCEL' then return M.lock_cancel(KEYS, ARGV) end
+if COMMAND == 'LOCK.MCANCEL' then return M.lock_mcancel(KEYS, ARGV) end
 
 -- LOCK.RELEASE, LOCK.MRELEASE, LOCK.RENEW, LOCK.FORCERELEASE.
 
 -- What stands against a release or renewal by `fence`; nil where nothing does.
-local function refusal_reason(lock, fence)
+function M.refusal_reason(lock, fence)
   if lock.fence ~= fence then return 'not_owner' end
-  if not lock.is_ours then return end_reason(lock) end
+  if not lock.is_ours then return M.end_reason(lock) end
   return nil
 end
 
 -- The key goes first: DEL is allowed when memory is short, and what follows a write in a script is too. A grant of
 -- ours is remembered as released; what a plain client held leaves no trace.
-local function end_hold(lock)
+function M.end_hold(lock)
   redis.call('DEL', lock.resource)
-  publish('released', lock.resource, lock.fence, lock.value)
+  M.publish('released', lock.resource, lock.fence, lock.value)
   local was_ours = lock.is_ours
   lock.value, lock.is_ours = false, false
   if was_ours then lock.state, lock.owner = 'r', '' end
-  local first = serve(lock)
-  if was_ours and not (first and first.fences) then write_released(lock) end
+  local first = M.serve(lock)
+  if was_ours and not (first and first.fences) then M.write_released(lock) end
 end
 
-local function release_one(lock, fence)
-  local reason = refusal_reason(lock, fence)
+function M.release_one(lock, fence)
+  local reason = M.refusal_reason(lock, fence)
   if not reason then
-    end_hold(lock)
+    M.end_hold(lock)
     return {1, 'ok'}
   end
-  if not lock.value then serve(lock) end
+  if not lock.value then M.serve(lock) end
   return {0, reason}
 end
 
-local function lock_release(keys, args)
-  if #keys ~= 1 or #args < 1 then return wrong_arity('lock.release') end
-  local err = check_resource(keys[1])
+function M.lock_release(keys, args)
+  if #keys ~= 1 or #args < 1 then return M.wrong_arity('lock.release') end
+  local err = M.check_resource(keys[1])
   if err then return err end
   local fence
-  fence, err = parse_fence(args[1])
-  err = err or check_tier_option(args, 2)
+  fence, err = M.parse_fence(args[1])
+  err = err or M.check_tier_option(args, 2)
   if err then return err end
-  read_clock()
+  M.read_clock()
   local lock
-  lock, err = read_lock(keys[1])
-  return err or release_one(lock, fence)
+  lock, err = M.read_lock(keys[1])
+  return err or M.release_one(lock, fence)
 end
 
-local function lock_mrelease(keys, args)
+function M.lock_mrelease(keys, args)
   if #args < #keys or #args < 1 then
-    if #keys < 2 then return wrong_arity('lock.mrelease') end
-    return refuse('ERR count does not match the number of resources given')
+    if #keys < 2 then return M.wrong_arity('lock.mrelease') end
+    return M.refuse('ERR count does not match the number of resources given')
   end
-  local err = check_resources(keys)
+  local err = M.check_resources(keys)
   if err then return err end
   local fences, rows = {}, {}
   for i = 1, #keys do
-    fences[i], err = parse_fence(args[i])
+    fences[i], err = M.parse_fence(args[i])
     if err then return err end
   end
-  err = check_tier_option(args, #keys + 1)
+  err = M.check_tier_option(args, #keys + 1)
   if err then return err end
-  read_clock()
+  M.read_clock()
   -- All types are looked at before anything changes.
-  local _, _, wrong = read_locks(keys)
+  local _, _, wrong = M.read_locks(keys)
   if wrong then return wrong end
-  for i, resource in ipairs(keys) do rows[i] = release_one(read_lock(resource), fences[i]) end
+  for i, resource in ipairs(keys) do rows[i] = M.release_one(M.read_lock(resource), fences[i]) end
   return rows
 end
 
-local function lock_renew(keys, args)
-  if #keys ~= 1 or #args < 2 then return wrong_arity('lock.renew') end
-  local err = check_resource(keys[1])
+function M.lock_renew(keys, args)
+  if #keys ~= 1 or #args < 2 then return M.wrong_arity('lock.renew') end
+  local err = M.check_resource(keys[1])
   if err then return err end
   local fence, ttl_ms
-  fence, err = parse_fence(args[1])
+  fence, err = M.parse_fence(args[1])
   if err then return err end
-  ttl_ms, err = parse_ttl(args[2], 1)
-  err = err or check_tier_option(args, 3)
+  ttl_ms, err = M.parse_ttl(args[2], 1)
+  err = err or M.check_tier_option(args, 3)
   if err then return err end
-  read_clock()
+  M.read_clock()
   local lock
-  lock, err = read_lock(keys[1])
+  lock, err = M.read_lock(keys[1])
   if err then return err end
-  local reason = refusal_reason(lock, fence)
+  local reason = M.refusal_reason(lock, fence)
   if reason then
-    if not lock.value then serve(lock) end
+    if not lock.value then M.serve(lock) end
     return {0, reason}
   end
-  local is_shortened = lock.deadline_ms > now_ms + ttl_ms
-  lock.deadline_ms = now_ms + ttl_ms
-  redis.call('PEXPIREAT', lock.resource, digits(lock.deadline_ms))
-  write_companion(lock, lock.deadline_ms + RETENTION_MS)
-  publish('renewed', lock.resource, fence, lock.owner)
+  local is_shortened = lock.deadline_ms > M.now_ms + ttl_ms
+  lock.deadline_ms = M.now_ms + ttl_ms
+  redis.call('PEXPIREAT', lock.resource, M.digits(lock.deadline_ms))
+  M.write_companion(lock, lock.deadline_ms + M.RETENTION_MS)
+  M.publish('renewed', lock.resource, fence, lock.owner)
   if is_shortened then
-    local first = first_waiter(lock)
+    local first = M.first_waiter(lock)
     -- It sleeps until the old deadline: it must look again.
-    if first then push_wake(first, AGAIN) end
+    if first then M.push_wake(first, M.AGAIN) end
   end
   return {1, ttl_ms}
 end
 
-local function lock_forcerelease(keys, args)
-  if #keys ~= 1 then return wrong_arity('lock.forcerelease') end
-  local err = check_resource(keys[1]) or check_tier_option(args, 1)
+function M.lock_forcerelease(keys, args)
+  if #keys ~= 1 then return M.wrong_arity('lock.forcerelease') end
+  local err = M.check_resource(keys[1]) or M.check_tier_option(args, 1)
   if err then return err end
-  read_clock()
+  M.read_clock()
   local lock
-  lock, err = read_lock(keys[1])
+  lock, err = M.read_lock(keys[1])
   if err then return err end
   if not lock.value then
-    serve(lock)
+    M.serve(lock)
     return 0
   end
-  end_hold(lock)
+  M.end_hold(lock)
   return 1
 end
-if COMMAND == 'LOCK.RELEASE' then return lock_release(KEYS, ARGV) end
-if COMMAND == 'LOCK.MRELEASE' then return lock_mrelease(KEYS, ARGV) end
-if COMMAND == 'LOCK.RENEW' then return lock_renew(KEYS, ARGV) end
-if COMMAND == 'LOCK.FORCERELEASE' then return lock_forcerelease(KEYS, ARGV) end
+if COMMAND == 'LOCK.RELEASE' then return M.lock_release(KEYS, ARGV) end
+if COMMAND == 'LOCK.MRELEASE' then return M.lock_mrelease(KEYS, ARGV) end
+if COMMAND == 'LOCK.RENEW' then return M.lock_renew(KEYS, ARGV) end
+if COMMAND == 'LOCK.FORCERELEASE' then return M.lock_forcerelease(KEYS, ARGV) end
 
 -- What only looks: LOCK.INFO, LOCK.QUEUE, LOCK.SCAN; and LOCK.SESSION, which lives elsewhere.
 
 -- Name and value by turns, as a map for a RESP3 client and as a flat array for a RESP2 one: a script does not learn which
 -- of them asks. Redis writes the map in the order Lua keeps it. The fillers stand where the eight names of LOCK.INFO
 -- would go by their hashes, so that these line up in the free places from the back, and come out in the contract's order.
-local function as_map(flat)
+function M.as_map(flat)
   if not redis.setresp then return flat end
   local map = {}
   for i = 1, 17 do map['f82_' .. i] = true end
@@ -892,19 +865,19 @@ local function as_map(flat)
   return {map = map}
 end
 
-local function lock_info(keys, args)
+function M.lock_info(keys, args)
   local resource = keys[1]
-  if #keys ~= 1 then return wrong_arity('lock.info') end
-  local err = check_resource(resource) or check_tier_option(args, 1)
+  if #keys ~= 1 then return M.wrong_arity('lock.info') end
+  local err = M.check_resource(resource) or M.check_tier_option(args, 1)
   if err then return err end
   local lock
-  lock, err = read_lock(resource)
+  lock, err = M.read_lock(resource)
   if err then return err end
   local waiters = 0
-  for _, row in ipairs(list_waiters(resource)) do
+  for _, row in ipairs(M.list_waiters(resource)) do
     if row.is_alive then waiters = waiters + 1 end
   end
-  return as_map({
+  return M.as_map({
     'resource', resource,
     'tier', 'EFFICIENCY',
     'state', lock.value and 'held' or 'free',
@@ -916,21 +889,21 @@ local function lock_info(keys, args)
   })
 end
 
-local function lock_queue(keys, args)
-  if #keys ~= 1 then return wrong_arity('lock.queue') end
-  local err = check_resource(keys[1]) or check_tier_option(args, 1)
+function M.lock_queue(keys, args)
+  if #keys ~= 1 then return M.wrong_arity('lock.queue') end
+  local err = M.check_resource(keys[1]) or M.check_tier_option(args, 1)
   if err then return err end
-  read_clock()
+  M.read_clock()
   local rows = {}
-  for _, row in ipairs(list_waiters(keys[1])) do
-    local waited_ms = math.max(0, math.floor((now_us - tonumber(row.ticket)) / 1000))
+  for _, row in ipairs(M.list_waiters(keys[1])) do
+    local waited_ms = math.max(0, math.floor((M.now_us - tonumber(row.ticket)) / 1000))
     if row.is_alive then rows[#rows + 1] = {row.owner, waited_ms} end
   end
   return rows
 end
 
 -- A class of a glob from behind its '[': whether it holds `char`, and where the pattern goes on.
-local function match_class(pattern, at, char)
+function M.match_class(pattern, at, char)
   local is_negated, hit = string.byte(pattern, at) == 94, false
   if is_negated then at = at + 1 end
   while at <= #pattern do
@@ -952,7 +925,7 @@ local function match_class(pattern, at, char)
 end
 
 -- Redis's globs. Only the last '*' is ever gone back to, so no pattern makes it explode.
-local function matches_glob(pattern, text)
+function M.matches_glob(pattern, text)
   local p, t, star_p, star_t = 1, 1, nil, nil
   while t <= #text do
     local element, char, next_p = string.byte(pattern, p), string.byte(text, t), nil
@@ -963,7 +936,7 @@ local function matches_glob(pattern, text)
       if element == 63 then
         next_p = p + 1
       elseif element == 91 then
-        local hit, behind = match_class(pattern, p + 1, char)
+        local hit, behind = M.match_class(pattern, p + 1, char)
         if hit then next_p = behind end
       elseif element == 92 and p < #pattern then
         if string.byte(pattern, p + 1) == char then next_p = p + 2 end
@@ -984,27 +957,41 @@ local function matches_glob(pattern, text)
 end
 
 -- The resource a companion belongs to; nil for a key that only looks like one.
-local function resource_of_companion(key)
+function M.resource_of_companion(key)
   local kind, name = string.sub(key, 10, 10), string.sub(key, 11)
   if kind == '{' and string.find(name, '}', 1, true) == #name and #name > 1 then return string.sub(name, 1, -2) end
   if kind == ':' and string.find(name, '}', 1, true) then return name end
   return nil
 end
 
-local function lock_scan(keys, args)
+M.SCAN_OPTIONS = {
+  TIER = M.read_tier,
+  MATCH = function(word)
+    if #word < 1 or #word > M.PATTERN_BYTES_MAX then return nil, M.refuse('ERR pattern must be 1 to 1024 bytes') end
+    return word
+  end,
+  COUNT = function(word)
+    if not M.decimal(word, 1, M.SCAN_COUNT_MAX) then
+      return nil, M.refuse('ERR COUNT must be an integer from 1 to 10000')
+    end
+    return word
+  end,
+}
+
+function M.lock_scan(keys, args)
   local cursor = args[1]
-  if #keys ~= 0 or #args < 1 then return wrong_arity('lock.scan') end
-  if #cursor > 20 or not (cursor == '0' or string.find(cursor, '^[1-9]%d*$')) then return refuse('ERR invalid cursor') end
-  local options, err = parse_options(args, 2, SCAN_OPTIONS)
-  err = err or refuse_other_tier(options)
+  if #keys ~= 0 or #args < 1 then return M.wrong_arity('lock.scan') end
+  if #cursor > 20 or not (cursor == '0' or string.find(cursor, '^[1-9]%d*$')) then return M.refuse('ERR invalid cursor') end
+  local options, err = M.parse_options(args, 2, M.SCAN_OPTIONS)
+  err = err or M.refuse_other_tier(options)
   if err then return err end
-  local count = options.COUNT or SCAN_COUNT_DEFAULT
+  local count = options.COUNT or M.SCAN_COUNT_DEFAULT
   local page = redis.pcall('SCAN', cursor, 'MATCH', '__fence__*', 'COUNT', count)
   if page.err then return page end
   local resources = {}
   for _, key in ipairs(page[2]) do
-    local resource = resource_of_companion(key)
-    if resource and (not options.MATCH or matches_glob(options.MATCH, resource)) then
+    local resource = M.resource_of_companion(key)
+    if resource and (not options.MATCH or M.matches_glob(options.MATCH, resource)) then
       -- One by one, because in a cluster they lie in different slots. pcall: a key of another type is no lock.
       if type(redis.pcall('GET', resource)) == 'string' then resources[#resources + 1] = resource end
     end
@@ -1012,83 +999,90 @@ local function lock_scan(keys, args)
   return {page[1], resources}
 end
 
+M.SESSION_OPTIONS = {
+  NAME = function(word)
+    if #word < 1 or #word > M.LABEL_BYTES_MAX then return nil, M.refuse('ERR session name must be 1 to 256 bytes') end
+    return word
+  end,
+}
+
 -- Well formed or not: sessions live in the other tier.
-local function lock_session(keys, args)
-  if #keys ~= 0 or #args < 2 then return wrong_arity('lock.session') end
+function M.lock_session(keys, args)
+  if #keys ~= 0 or #args < 2 then return M.wrong_arity('lock.session') end
   local verb = string.upper(args[1])
   if verb == 'OPEN' then
-    local _, err = parse_ttl(args[2], 1)
-    if not err then _, err = parse_options(args, 3, SESSION_OPTIONS) end
+    local _, err = M.parse_ttl(args[2], 1)
+    if not err then _, err = M.parse_options(args, 3, M.SESSION_OPTIONS) end
     if err then return err end
   elseif verb ~= 'KEEPALIVE' and verb ~= 'INFO' and verb ~= 'CLOSE' then
-    return refuse("ERR unknown subcommand '" .. shown(args[1]) .. "' of LOCK.SESSION")
+    return M.refuse("ERR unknown subcommand '" .. M.shown(args[1]) .. "' of LOCK.SESSION")
   elseif #args > 2 then
-    return wrong_arity('lock.session')
+    return M.wrong_arity('lock.session')
   end
-  return refuse(SESSIONS_ELSEWHERE)
+  return M.refuse(M.SESSIONS_ELSEWHERE)
 end
-if COMMAND == 'LOCK.INFO' then return lock_info(KEYS, ARGV) end
-if COMMAND == 'LOCK.QUEUE' then return lock_queue(KEYS, ARGV) end
-if COMMAND == 'LOCK.SCAN' then return lock_scan(KEYS, ARGV) end
-if COMMAND == 'LOCK.SESSION' then return lock_session(KEYS, ARGV) end
+if COMMAND == 'LOCK.INFO' then return M.lock_info(KEYS, ARGV) end
+if COMMAND == 'LOCK.QUEUE' then return M.lock_queue(KEYS, ARGV) end
+if COMMAND == 'LOCK.SCAN' then return M.lock_scan(KEYS, ARGV) end
+if COMMAND == 'LOCK.SESSION' then return M.lock_session(KEYS, ARGV) end
 
 -- FENCE.*: the high-water mark that keeps a holder from the past away from what the lock guards.
 
-local function read_mark(resource)
-  local key = side_key('__hwm__', resource)
+function M.read_mark(resource)
+  local key = M.side_key('__hwm__', resource)
   local word = redis.call('GET', key)
-  local mark = word and decimal(word, 0, FENCE_MAX) or 0
+  local mark = word and M.decimal(word, 0, M.FENCE_MAX) or 0
   if word and mark == 0 and word ~= '0' then
-    return nil, nil, refuse('ERR the high-water mark of this resource is damaged: its key holds no integer')
+    return nil, nil, M.refuse('ERR the high-water mark of this resource is damaged: its key holds no integer')
   end
   return mark, key
 end
 
 -- Raises the mark to the fence in the first word where it is not stale. Answers an error, or the fence and the mark
 -- there was.
-local function present_fence(resource, word)
-  local err = check_resource(resource)
+function M.present_fence(resource, word)
+  local err = M.check_resource(resource)
   if err then return err end
   local fence, mark, key
-  fence, err = parse_fence(word)
+  fence, err = M.parse_fence(word)
   if err then return err end
-  mark, key, err = read_mark(resource)
+  mark, key, err = M.read_mark(resource)
   if err then return err end
-  if fence >= mark and MARK_RETENTION_MS > 0 then
-    redis.call('SET', key, digits(fence), 'PX', MARK_RETENTION_MS)
+  if fence >= mark and M.MARK_RETENTION_MS > 0 then
+    redis.call('SET', key, M.digits(fence), 'PX', M.MARK_RETENTION_MS)
   elseif fence > mark then
-    redis.call('SET', key, digits(fence))
+    redis.call('SET', key, M.digits(fence))
   end
   return nil, fence, mark
 end
 
-local function fence_check(keys, args)
-  if #keys ~= 1 or #args ~= 1 then return wrong_arity('fence.check') end
-  local err, fence, mark = present_fence(keys[1], args[1])
+function M.fence_check(keys, args)
+  if #keys ~= 1 or #args ~= 1 then return M.wrong_arity('fence.check') end
+  local err, fence, mark = M.present_fence(keys[1], args[1])
   if err then return err end
   return fence >= mark and 1 or 0
 end
 
-local function fence_get(keys, args)
-  if #keys ~= 1 or #args ~= 0 then return wrong_arity('fence.get') end
-  local err = check_resource(keys[1])
+function M.fence_get(keys, args)
+  if #keys ~= 1 or #args ~= 0 then return M.wrong_arity('fence.get') end
+  local err = M.check_resource(keys[1])
   if err then return err end
   local mark, _
-  mark, _, err = read_mark(keys[1])
+  mark, _, err = M.read_mark(keys[1])
   return err or mark
 end
 
 -- Keys: the resource, then, for a cluster, the keys of the guarded command. The mark stays raised where the command
 -- itself fails: a newer holder has shown itself.
-local function fence_call(keys, args)
-  if #keys < 1 or #args < 2 then return wrong_arity('fence.call') end
-  local err, fence, mark = present_fence(keys[1], args[1])
+function M.fence_call(keys, args)
+  if #keys < 1 or #args < 2 then return M.wrong_arity('fence.call') end
+  local err, fence, mark = M.present_fence(keys[1], args[1])
   if err then return err end
-  if fence < mark then return refuse('STALE fence ' .. digits(fence) .. ' is behind ' .. digits(mark)) end
+  if fence < mark then return M.refuse('STALE fence ' .. M.digits(fence) .. ' is behind ' .. M.digits(mark)) end
   return redis.pcall(unpack(args, 2))
 end
-if COMMAND == 'FENCE.CHECK' then return fence_check(KEYS, ARGV) end
-if COMMAND == 'FENCE.GET' then return fence_get(KEYS, ARGV) end
-if COMMAND == 'FENCE.CALL' then return fence_call(KEYS, ARGV) end
+if COMMAND == 'FENCE.CHECK' then return M.fence_check(KEYS, ARGV) end
+if COMMAND == 'FENCE.GET' then return M.fence_get(KEYS, ARGV) end
+if COMMAND == 'FENCE.CALL' then return M.fence_call(KEYS, ARGV) end
 
-return refuse("ERR unknown command '" .. shown(COMMAND) .. "' of the Redfence script")
+return M.refuse("ERR unknown command '" .. M.shown(COMMAND) .. "' of the Redfence script")

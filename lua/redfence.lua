@@ -119,27 +119,6 @@ local ACQUIRE_OPTIONS = {
   SESSION = function(word) return word end,
 }
 
-local SCAN_OPTIONS = {
-  TIER = read_tier,
-  MATCH = function(word)
-    if #word < 1 or #word > PATTERN_BYTES_MAX then return nil, refuse('ERR pattern must be 1 to 1024 bytes') end
-    return word
-  end,
-  COUNT = function(word)
-    if not decimal(word, 1, SCAN_COUNT_MAX) then
-      return nil, refuse('ERR COUNT must be an integer from 1 to 10000')
-    end
-    return word
-  end,
-}
-
-local SESSION_OPTIONS = {
-  NAME = function(word)
-    if #word < 1 or #word > LABEL_BYTES_MAX then return nil, refuse('ERR session name must be 1 to 256 bytes') end
-    return word
-  end,
-}
-
 local NO_OPTIONS = {}
 
 -- The options from args[at] on, as a table by name.
@@ -233,20 +212,12 @@ local function set_until(key, value, at_ms, condition)
   return redis.call('SET', key, value, unit, time)
 end
 
-local WRONGTYPE = 'WRONGTYPE Operation against a key holding the wrong kind of value'
-
-local function is_other_type(resource)
-  local kind = redis.call('TYPE', resource).ok
-  return kind ~= 'none' and kind ~= 'string'
-end
-
--- Both keys of a lock in one call. MGET shows a key of another type as absent: whoever does not find that out by
--- SET NX (`type_checked_later`) has it looked up here.
-local function read_lock(resource, type_checked_later)
+-- Answers an error where the key is of another type (Redis's own text) or its counter is at its end.
+local function read_lock(resource)
+  local value = redis.pcall('GET', resource)
+  if type(value) == 'table' then return nil, refuse(value.err) end
   local companion = side_key('__fence__', resource)
-  local values = redis.call('MGET', resource, companion)
-  local value, packed = values[1], values[2]
-  if not value and not type_checked_later and is_other_type(resource) then return nil, refuse(WRONGTYPE) end
+  local packed = redis.call('GET', companion)
   local lock = {resource = resource, companion = companion, value = value,
                 fence = 0, state = 'r', deadline_ms = 0, owner = ''}
   if packed then
@@ -323,10 +294,10 @@ local function next_fence(lock)
   return lock.fence < now_us and now_us or lock.fence + 1
 end
 
--- `condition` 'NX': the type of the key was not looked at yet. Answers nil where a key of another type is in the way.
-local function grant(lock, owner, ttl_ms, condition)
+-- The lock is free. Answers the milliseconds given.
+local function grant(lock, owner, ttl_ms)
   local deadline_ms = now_ms + ttl_ms
-  if not set_until(lock.resource, owner, deadline_ms, condition) then return nil end
+  set_until(lock.resource, owner, deadline_ms)
   publish_unseen_end(lock)
   lock.fence = next_fence(lock)
   lock.state, lock.deadline_ms, lock.owner, lock.value, lock.is_ours = 'h', deadline_ms, owner, owner, true
@@ -421,8 +392,11 @@ end
 
 -- The first waiter that lives; the dead before it leave the queue. nil where nobody waits.
 local function first_waiter(lock)
+  local queue = queue_key(lock.resource)
+  -- Cheaper than a look into the queue, and nearly always all there is to do.
+  if redis.call('EXISTS', queue) == 0 then return nil end
   while true do
-    local row = redis.call('ZRANGE', queue_key(lock.resource), 0, 0, 'WITHSCORES')
+    local row = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
     local entry = row[1]
     if not entry then return nil end
     local ticket = ticket_of(row[2])
@@ -441,7 +415,6 @@ end
 
 -- The locks a waiter wants, if it is first for all of them and all are free; nil otherwise.
 local function grantable_locks(waiter, lock)
-  if is_other_type(lock.resource) then return nil end
   local names = string.find(waiter.wish, ' ', 1, true)
   if not names then return {lock} end
   local locks = {}
@@ -612,7 +585,7 @@ local function lock_acquire(keys, args)
 
   read_clock()
   local lock
-  lock, err = read_lock(resource, true)
+  lock, err = read_lock(resource)
   if err then return err end
   local owner = options.OWNER or made_up_owner({lock})
   if lock.value == owner then
@@ -624,11 +597,10 @@ local function lock_acquire(keys, args)
   if not lock.value then
     local first = serve(lock, entry)
     if not first then
-      if not grant(lock, owner, ttl_ms, 'NX') then return refuse(WRONGTYPE) end
+      grant(lock, owner, ttl_ms)
       return {lock.fence, ttl_ms}
     end
     if first.entry == entry and first.fences then return {first.fences[1], first.ttl_ms} end
-    if is_other_type(resource) then return refuse(WRONGTYPE) end
   end
 
   local wait_ms = options.WAIT or 0
@@ -981,6 +953,20 @@ local function resource_of_companion(key)
   return nil
 end
 
+local SCAN_OPTIONS = {
+  TIER = read_tier,
+  MATCH = function(word)
+    if #word < 1 or #word > PATTERN_BYTES_MAX then return nil, refuse('ERR pattern must be 1 to 1024 bytes') end
+    return word
+  end,
+  COUNT = function(word)
+    if not decimal(word, 1, SCAN_COUNT_MAX) then
+      return nil, refuse('ERR COUNT must be an integer from 1 to 10000')
+    end
+    return word
+  end,
+}
+
 local function lock_scan(keys, args)
   local cursor = args[1]
   if #keys ~= 0 or #args < 1 then return wrong_arity('lock.scan') end
@@ -1001,6 +987,13 @@ local function lock_scan(keys, args)
   end
   return {page[1], resources}
 end
+
+local SESSION_OPTIONS = {
+  NAME = function(word)
+    if #word < 1 or #word > LABEL_BYTES_MAX then return nil, refuse('ERR session name must be 1 to 256 bytes') end
+    return word
+  end,
+}
 
 -- Well formed or not: sessions live in the other tier.
 local function lock_session(keys, args)

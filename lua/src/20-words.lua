@@ -91,27 +91,6 @@ local ACQUIRE_OPTIONS = {
   SESSION = function(word) return word end,
 }
 
-local SCAN_OPTIONS = {
-  TIER = read_tier,
-  MATCH = function(word)
-    if #word < 1 or #word > PATTERN_BYTES_MAX then return nil, refuse('ERR pattern must be 1 to 1024 bytes') end
-    return word
-  end,
-  COUNT = function(word)
-    if not decimal(word, 1, SCAN_COUNT_MAX) then
-      return nil, refuse('ERR COUNT must be an integer from 1 to 10000')
-    end
-    return word
-  end,
-}
-
-local SESSION_OPTIONS = {
-  NAME = function(word)
-    if #word < 1 or #word > LABEL_BYTES_MAX then return nil, refuse('ERR session name must be 1 to 256 bytes') end
-    return word
-  end,
-}
-
 local NO_OPTIONS = {}
 
 -- The options from args[at] on, as a table by name.

@@ -32,20 +32,12 @@ local function set_until(key, value, at_ms, condition)
   return redis.call('SET', key, value, unit, time)
 end
 
-local WRONGTYPE = 'WRONGTYPE Operation against a key holding the wrong kind of value'
-
-local function is_other_type(resource)
-  local kind = redis.call('TYPE', resource).ok
-  return kind ~= 'none' and kind ~= 'string'
-end
-
--- Both keys of a lock in one call. MGET shows a key of another type as absent: whoever does not find that out by
--- SET NX (`type_checked_later`) has it looked up here.
-local function read_lock(resource, type_checked_later)
+-- Answers an error where the key is of another type (Redis's own text) or its counter is at its end.
+local function read_lock(resource)
+  local value = redis.pcall('GET', resource)
+  if type(value) == 'table' then return nil, refuse(value.err) end
   local companion = side_key('__fence__', resource)
-  local values = redis.call('MGET', resource, companion)
-  local value, packed = values[1], values[2]
-  if not value and not type_checked_later and is_other_type(resource) then return nil, refuse(WRONGTYPE) end
+  local packed = redis.call('GET', companion)
   local lock = {resource = resource, companion = companion, value = value,
                 fence = 0, state = 'r', deadline_ms = 0, owner = ''}
   if packed then

@@ -4,10 +4,10 @@ local function next_fence(lock)
   return lock.fence < now_us and now_us or lock.fence + 1
 end
 
--- `condition` 'NX': the type of the key was not looked at yet. Answers nil where a key of another type is in the way.
-local function grant(lock, owner, ttl_ms, condition)
+-- The lock is free. Answers the milliseconds given.
+local function grant(lock, owner, ttl_ms)
   local deadline_ms = now_ms + ttl_ms
-  if not set_until(lock.resource, owner, deadline_ms, condition) then return nil end
+  set_until(lock.resource, owner, deadline_ms)
   publish_unseen_end(lock)
   lock.fence = next_fence(lock)
   lock.state, lock.deadline_ms, lock.owner, lock.value, lock.is_ours = 'h', deadline_ms, owner, owner, true

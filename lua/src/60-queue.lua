@@ -38,8 +38,11 @@ end
 
 -- The first waiter that lives; the dead before it leave the queue. nil where nobody waits.
 local function first_waiter(lock)
+  local queue = queue_key(lock.resource)
+  -- Cheaper than a look into the queue, and nearly always all there is to do.
+  if redis.call('EXISTS', queue) == 0 then return nil end
   while true do
-    local row = redis.call('ZRANGE', queue_key(lock.resource), 0, 0, 'WITHSCORES')
+    local row = redis.call('ZRANGE', queue, 0, 0, 'WITHSCORES')
     local entry = row[1]
     if not entry then return nil end
     local ticket = ticket_of(row[2])
@@ -58,7 +61,6 @@ end
 
 -- The locks a waiter wants, if it is first for all of them and all are free; nil otherwise.
 local function grantable_locks(waiter, lock)
-  if is_other_type(lock.resource) then return nil end
   local names = string.find(waiter.wish, ' ', 1, true)
   if not names then return {lock} end
   local locks = {}

@@ -32,7 +32,7 @@ local function lock_acquire(keys, args)
 
   read_clock()
   local lock
-  lock, err = read_lock(resource, true)
+  lock, err = read_lock(resource)
   if err then return err end
   local owner = options.OWNER or made_up_owner({lock})
   if lock.value == owner then
@@ -44,11 +44,10 @@ local function lock_acquire(keys, args)
   if not lock.value then
     local first = serve(lock, entry)
     if not first then
-      if not grant(lock, owner, ttl_ms, 'NX') then return refuse(WRONGTYPE) end
+      grant(lock, owner, ttl_ms)
       return {lock.fence, ttl_ms}
     end
     if first.entry == entry and first.fences then return {first.fences[1], first.ttl_ms} end
-    if is_other_type(resource) then return refuse(WRONGTYPE) end
   end
 
   local wait_ms = options.WAIT or 0

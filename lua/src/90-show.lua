@@ -113,6 +113,20 @@ local function resource_of_companion(key)
   return nil
 end
 
+local SCAN_OPTIONS = {
+  TIER = read_tier,
+  MATCH = function(word)
+    if #word < 1 or #word > PATTERN_BYTES_MAX then return nil, refuse('ERR pattern must be 1 to 1024 bytes') end
+    return word
+  end,
+  COUNT = function(word)
+    if not decimal(word, 1, SCAN_COUNT_MAX) then
+      return nil, refuse('ERR COUNT must be an integer from 1 to 10000')
+    end
+    return word
+  end,
+}
+
 --@command LOCK.SCAN lock_scan no-writes allow-cross-slot-keys
 local function lock_scan(keys, args)
   local cursor = args[1]
@@ -134,6 +148,13 @@ local function lock_scan(keys, args)
   end
   return {page[1], resources}
 end
+
+local SESSION_OPTIONS = {
+  NAME = function(word)
+    if #word < 1 or #word > LABEL_BYTES_MAX then return nil, refuse('ERR session name must be 1 to 256 bytes') end
+    return word
+  end,
+}
 
 -- Well formed or not: sessions live in the other tier.
 --@command LOCK.SESSION lock_session no-writes
