@@ -9,6 +9,7 @@
 //! - [`cluster`]: `redfence serve` processes: one or several nodes, killed, paused, restarted.
 //! - [`client`]: what a case holds: `ask`, `send`, `receive`, over any backend.
 //! - [`backend`]: what a backend must offer to be tested; [`backends`] has one file for each.
+//! - [`tier1`]: Tier 1 on one Redis, for tests that restart it and swap module and Lua.
 //! - [`expect`]: the shapes of the contract's replies.
 //!
 //! # Caveats
@@ -24,3 +25,4 @@ pub mod expect;
 pub mod process;
 pub mod redis;
 pub mod resp;
+pub mod tier1;

@@ -58,6 +58,19 @@ pub fn poll_until(timeout: Duration, mut done: impl FnMut() -> bool) -> bool {
     }
 }
 
+/// Raises the soft limit on open files of this process and of the children it starts from now on.
+pub fn allow_open_files(count: u64) {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: both calls read or write the one struct given to them, which lives on this stack.
+    let raised = unsafe {
+        libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 && {
+            limit.rlim_cur = limit.rlim_cur.max(count.min(limit.rlim_max));
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit) == 0
+        }
+    };
+    assert!(raised && limit.rlim_cur >= count, "this test needs {count} open files; see ulimit -Hn");
+}
+
 pub struct Process {
     child: Mutex<Child>,
     log: PathBuf,
