@@ -37,6 +37,8 @@ impl Abilities {
     pub const EFFICIENCY_ALONE: Abilities = Abilities(1 << 9);
     /// MULTI/EXEC around LOCK.* commands.
     pub const TRANSACTIONS: Abilities = Abilities(1 << 10);
+    /// Serves Tier 1 by default and Tier 2 for the names routed to it.
+    pub const ROUTES: Abilities = Abilities(1 << 11);
 
     #[must_use]
     pub const fn and(self, other: Abilities) -> Abilities {

@@ -3,6 +3,7 @@
 pub mod lua;
 pub mod lua_wire;
 pub mod module;
+pub mod proxy;
 pub mod rendering;
 
 use std::sync::Arc;

@@ -7,6 +7,7 @@
 mod topic;
 
 mod acquire_release;
+mod cluster_info;
 mod command_info;
 mod deadlock;
 mod events;
@@ -21,6 +22,7 @@ mod owner_retry;
 mod plain_clients;
 mod reasons;
 mod renew;
+mod routes;
 mod sessions;
 mod tiers;
 mod waiting;
@@ -56,6 +58,8 @@ const TOPICS: &[Topic] = &[
     ("fence_commands", fence_commands::CASES),
     ("command_info", command_info::CASES),
     ("plain_clients", plain_clients::CASES),
+    ("routes", routes::CASES),
+    ("cluster_info", cluster_info::CASES),
 ];
 
 fn main() {
