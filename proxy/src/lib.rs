@@ -5,3 +5,4 @@
 pub mod clock;
 pub mod storage;
 pub mod tier2;
+pub mod transport;

@@ -3,13 +3,12 @@
 //! Every batch carries the whole [`Head`], so that the newest batch alone tells what the log must look like: a lost or
 //! stale part of it is noticed at the next start instead of being believed.
 
-use crate::tier2::ports::{LogMark, Member, PersistTask, Recovered, SnapshotId, SnapshotMeta};
+use crate::tier2::ports::{LogMark, PersistTask, Recovered, SnapshotMeta};
+use crate::tier2::wire::{decode_meta, encode_meta};
 use bytes::{Buf, BufMut};
-use raft::eraftpb::{ConfState, HardState};
+use raft::eraftpb::HardState;
 
 const HEAD_VERSION: u8 = 1;
-const SNAPSHOT_META_VERSION: u8 = 1;
-const MEMBERS_MAX: usize = 65_536;
 
 /// Where the log stands after a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -187,92 +186,14 @@ impl Head {
 
 /// The snapshot record: its generation, then the meta.
 pub(crate) fn encode_snapshot(generation: u64, meta: &SnapshotMeta) -> Vec<u8> {
-    let mut out = Vec::with_capacity(128);
-    out.put_u8(SNAPSHOT_META_VERSION);
-    for number in [generation, meta.id.0, meta.at.index, meta.at.term, meta.size_bytes] {
-        out.put_u64_le(number);
-    }
-    out.put_u32_le(meta.crc32);
-    let conf = &meta.conf_state;
-    for ids in [&conf.voters, &conf.learners, &conf.voters_outgoing, &conf.learners_next] {
-        out.put_u32_le(ids.len() as u32);
-        ids.iter().for_each(|id| out.put_u64_le(*id));
-    }
-    out.put_u8(u8::from(conf.auto_leave));
-    out.put_u32_le(meta.members.len() as u32);
-    for member in &meta.members {
-        out.put_u64_le(member.id);
-        out.put_u64_le(member.added_at);
-        out.put_u8(u8::from(member.voter));
-        out.put_u16_le(member.addr.len() as u16);
-        out.put_slice(member.addr.as_bytes());
-    }
+    let mut out = generation.to_le_bytes().to_vec();
+    out.extend_from_slice(&encode_meta(meta));
     out
 }
 
 pub(crate) fn decode_snapshot(bytes: &[u8]) -> Option<(u64, SnapshotMeta)> {
-    let mut reader = Reader(bytes);
-    if reader.u8()? != SNAPSHOT_META_VERSION {
-        return None;
-    }
-    let generation = reader.u64()?;
-    let mut meta = SnapshotMeta { id: SnapshotId(reader.u64()?), ..SnapshotMeta::default() };
-    meta.at = LogMark { index: reader.u64()?, term: reader.u64()? };
-    meta.size_bytes = reader.u64()?;
-    meta.crc32 = reader.u32()?;
-    let mut conf = ConfState::default();
-    conf.set_voters(reader.ids()?);
-    conf.set_learners(reader.ids()?);
-    conf.set_voters_outgoing(reader.ids()?);
-    conf.set_learners_next(reader.ids()?);
-    conf.auto_leave = reader.u8()? != 0;
-    meta.conf_state = conf;
-    let members = reader.u32()? as usize;
-    if members > MEMBERS_MAX {
-        return None;
-    }
-    for _ in 0..members {
-        let (id, added_at, voter) = (reader.u64()?, reader.u64()?, reader.u8()? != 0);
-        let addr = reader.text()?;
-        meta.members.push(Member { id, addr, added_at, voter });
-    }
-    reader.0.is_empty().then_some((generation, meta))
-}
-
-/// Reads numbers off a slice; `None` where it ends too soon.
-struct Reader<'a>(&'a [u8]);
-
-impl Reader<'_> {
-    fn take(&mut self, len: usize) -> Option<&[u8]> {
-        let (head, tail) = self.0.split_at_checked(len)?;
-        self.0 = tail;
-        Some(head)
-    }
-
-    fn u8(&mut self) -> Option<u8> {
-        self.take(1).map(|b| b[0])
-    }
-
-    fn u32(&mut self) -> Option<u32> {
-        self.take(4).map(|mut b| b.get_u32_le())
-    }
-
-    fn u64(&mut self) -> Option<u64> {
-        self.take(8).map(|mut b| b.get_u64_le())
-    }
-
-    fn ids(&mut self) -> Option<Vec<u64>> {
-        let count = self.u32()? as usize;
-        if count > MEMBERS_MAX {
-            return None;
-        }
-        (0..count).map(|_| self.u64()).collect()
-    }
-
-    fn text(&mut self) -> Option<String> {
-        let len = self.take(2)?.get_u16_le() as usize;
-        String::from_utf8(self.take(len)?.to_vec()).ok()
-    }
+    let (generation, meta) = bytes.split_first_chunk()?;
+    Some((u64::from_le_bytes(*generation), decode_meta(meta).ok()?))
 }
 
 #[cfg(test)]

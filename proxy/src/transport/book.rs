@@ -1,0 +1,114 @@
+//! What this node knows of itself and of its peers: the greeting is checked against it.
+//!
+//! The identity and the peers' store ids are durable before they are used. The members come from the node itself.
+
+use super::greeting::{Hello, Refusal};
+use crate::storage::datadir::{DataDir, Identity, KnownStores, StoreId};
+use crate::storage::StorageError;
+use crate::tier2::ports::{Member, NodeId};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub struct Book {
+    dir: Arc<DataDir>,
+    /// Where peers reach this node.
+    pub(super) advertise: String,
+    pub(super) secret: Option<Vec<u8>>,
+    /// Nodes this one was told of in its configuration: a joining node takes the cluster's id from these alone. Empty: from
+    /// whoever dials it.
+    told_of: Vec<NodeId>,
+    state: Mutex<State>,
+}
+
+struct State {
+    identity: Identity,
+    known: KnownStores,
+    /// Member id to the log index that brought it in.
+    members: BTreeMap<NodeId, u64>,
+}
+
+impl Book {
+    pub fn open(
+        dir: Arc<DataDir>,
+        identity: Identity,
+        advertise: String,
+        secret: Option<Vec<u8>>,
+        told_of: Vec<NodeId>,
+    ) -> Result<Book, StorageError> {
+        let known = dir.known_stores()?;
+        let state = State { identity, known, members: BTreeMap::new() };
+        Ok(Book { dir, advertise, secret, told_of, state: Mutex::new(state) })
+    }
+
+    pub fn identity(&self) -> Identity {
+        self.state().identity
+    }
+
+    pub(super) fn set_members(&self, members: &[Member]) {
+        self.state().members = members.iter().map(|member| (member.id, member.added_at)).collect();
+    }
+
+    /// Checks a greeting, and writes down what is new in it: the cluster's id at a node that joins, the store of a member
+    /// met for the first time.
+    pub(super) fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
+        let mut state = self.state();
+        if hello.node_id == state.identity.node_id {
+            return Err(Refusal::SameId(hello.node_id));
+        }
+        if hello.to_node != state.identity.node_id {
+            return Err(Refusal::WrongNode { wanted: hello.to_node, found: state.identity.node_id });
+        }
+        self.check_cluster(&mut state, hello)?;
+        self.check_store(&mut state, hello)
+    }
+
+    fn check_cluster(&self, state: &mut State, hello: &Hello) -> Result<(), Refusal> {
+        let own = state.identity.cluster_id;
+        if own == hello.cluster_id && own != 0 {
+            return Ok(());
+        }
+        if hello.cluster_id == 0 {
+            // It waits to be added. Members are dialled by the leader, and learn the id there.
+            return if own != 0 && state.members.contains_key(&hello.node_id) {
+                Ok(())
+            } else {
+                Err(Refusal::NotAdded(hello.node_id))
+            };
+        }
+        if own != 0 || !(self.told_of.is_empty() || self.told_of.contains(&hello.node_id)) {
+            return Err(Refusal::OtherCluster { theirs: hello.cluster_id, ours: own });
+        }
+        let identity = Identity { cluster_id: hello.cluster_id, ..state.identity };
+        self.dir.save_identity(&identity).map_err(|e| Refusal::Storage(e.to_string()))?;
+        tracing::info!(cluster = %format_args!("{:016x}", hello.cluster_id), by = hello.node_id, "joined a cluster");
+        state.identity = identity;
+        Ok(())
+    }
+
+    fn check_store(&self, state: &mut State, hello: &Hello) -> Result<(), Refusal> {
+        // Who is no member has nothing to be remembered by; the node tells it so.
+        let Some(added_at) = state.members.get(&hello.node_id).copied() else { return Ok(()) };
+        let member = (hello.node_id, added_at);
+        match state.known.get(&member) {
+            Some(known) if *known == hello.store_id => Ok(()),
+            Some(known) => {
+                Err(Refusal::OtherStore { id: hello.node_id, known: *known, shown: hello.store_id })
+            }
+            None => self.remember(state, member, hello.store_id),
+        }
+    }
+
+    fn remember(&self, state: &mut State, member: (NodeId, u64), store: StoreId) -> Result<(), Refusal> {
+        let mut known = state.known.clone();
+        // An earlier life of the same id is over.
+        known.retain(|(id, _), _| *id != member.0);
+        known.insert(member, store);
+        self.dir.save_known_stores(&known).map_err(|e| Refusal::Storage(e.to_string()))?;
+        state.known = known;
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

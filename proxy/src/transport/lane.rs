@@ -1,0 +1,152 @@
+//! One direction of one connection: a bounded buffer of encoded frames, and the socket it drains into.
+//!
+//! [`Lane::push`] encodes into the buffer, [`Lane::flush_now`] writes as much as the socket takes, both on the caller's
+//! thread. Where the socket is full the lane's task ([`Lane::keep_flushing`]) goes on. The lock is held over a write, so
+//! bytes leave in the order they came; no write blocks.
+
+use crate::tier2::ports::{PeerMessage, GROUP};
+use crate::tier2::wire::encode_frame;
+use bytes::{Buf, BytesMut};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+/// What may wait while no connection stands: enough for a vote asked during the first dial.
+const UNCONNECTED_BYTES_MAX: usize = 64 << 10;
+/// A buffer that grew beyond this is given back once it is empty.
+const KEPT_CAPACITY_BYTES: usize = 1 << 20;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pushed {
+    Taken,
+    Dropped,
+}
+
+pub(super) struct Lane {
+    state: Mutex<State>,
+    /// There are bytes the socket did not take, or somebody wants the lane connected.
+    wanted: Notify,
+    /// The peer is known to be there: dial without waiting.
+    hurry: Notify,
+    bytes_max: usize,
+}
+
+struct State {
+    buffer: BytesMut,
+    socket: Option<Arc<TcpStream>>,
+    broken: bool,
+}
+
+impl Lane {
+    pub(super) fn new(bytes_max: usize) -> Arc<Lane> {
+        let state = State { buffer: BytesMut::new(), socket: None, broken: false };
+        Arc::new(Lane { state: Mutex::new(state), wanted: Notify::new(), hurry: Notify::new(), bytes_max })
+    }
+
+    pub(super) fn hurry(&self) {
+        self.hurry.notify_waiters();
+    }
+
+    pub(super) async fn hurried(&self) {
+        self.hurry.notified().await;
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.state().socket.is_some()
+    }
+
+    /// Queues one message. A message alone may exceed the limit, or large ones would never leave.
+    pub(super) fn push(&self, message: &PeerMessage) -> Pushed {
+        let mut state = self.state();
+        let limit = if state.socket.is_some() { self.bytes_max } else { UNCONNECTED_BYTES_MAX };
+        let before = state.buffer.len();
+        if before >= limit {
+            return Pushed::Dropped;
+        }
+        encode_frame(GROUP, message, &mut state.buffer);
+        if before > 0 && state.buffer.len() > limit {
+            state.buffer.truncate(before);
+            return Pushed::Dropped;
+        }
+        Pushed::Taken
+    }
+
+    /// Writes what the socket takes. What it does not take is left to the lane's task.
+    pub(super) fn flush_now(&self) {
+        let mut state = self.state();
+        if !matches!(state.flush(), Ok(true)) {
+            drop(state);
+            self.wanted.notify_one();
+        }
+    }
+
+    pub(super) fn attach(&self, socket: Arc<TcpStream>) {
+        let mut state = self.state();
+        state.socket = Some(socket);
+        state.broken = false;
+        drop(state);
+        self.wanted.notify_one();
+    }
+
+    /// The connection is gone, and with it what was queued: the peer may have half a frame of it.
+    pub(super) fn detach(&self) {
+        let mut state = self.state();
+        state.socket = None;
+        state.broken = false;
+        state.buffer = BytesMut::new();
+    }
+
+    /// Waits until there is something to send.
+    pub(super) async fn wait_for_work(&self) {
+        while self.state().buffer.is_empty() {
+            self.wanted.notified().await;
+        }
+    }
+
+    /// Drains the buffer whenever the socket did not take all at once. Ends when the connection does.
+    pub(super) async fn keep_flushing(&self, socket: &TcpStream) -> io::Error {
+        loop {
+            let outcome = self.state().flush();
+            match outcome {
+                Ok(true) => self.wanted.notified().await,
+                Ok(false) => {
+                    if let Err(e) = socket.writable().await {
+                        return e;
+                    }
+                }
+                Err(e) => return e,
+            }
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// `Ok(true)`: nothing is left. `Ok(false)`: the socket is full, or there is none.
+    fn flush(&mut self) -> io::Result<bool> {
+        if self.broken {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        let Some(socket) = &self.socket else { return Ok(self.buffer.is_empty()) };
+        while !self.buffer.is_empty() {
+            match socket.try_write(&self.buffer) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(written) => self.buffer.advance(written),
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+                Err(e) => {
+                    self.broken = true;
+                    return Err(e);
+                }
+            }
+        }
+        if self.buffer.capacity() > KEPT_CAPACITY_BYTES {
+            self.buffer = BytesMut::new();
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,213 @@
+//! The tasks of the `peers` thread: dial each member and keep at it, accept who dials us, read frames.
+
+use super::greeting::{self, GreetingError};
+use super::lane::Lane;
+use super::{lock, Channel, Shared, RAFT_LANE_BYTES_MAX};
+use crate::tier2::ports::NodeId;
+use crate::tier2::wire::{decode_frame, FRAME_BYTES_MAX};
+use bytes::{Buf, Bytes, BytesMut};
+use socket2::{SockRef, TcpKeepalive};
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+
+const BACKOFF_MS_MIN: u64 = 50;
+const BACKOFF_MS_MAX: u64 = 1_000;
+const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes the other side did not acknowledge for this long end the connection: a healed partition must not wait for TCP's
+/// own patience, which doubles with every try.
+const UNACKED_TIMEOUT: Duration = Duration::from_millis(1_500);
+/// A connection that is quiet is asked after this long whether it still stands.
+const KEEPALIVE: Duration = Duration::from_secs(1);
+/// Connections from others, greeted or not. One more waits in the kernel.
+const ACCEPTED_MAX: usize = 512;
+/// The reading buffer grows in these steps, whatever length a frame announces.
+const READ_STEP_BYTES: usize = 64 << 10;
+
+/// Dials `peer` until the task is aborted. The bulk channel is dialled when there is something to send.
+pub(super) async fn keep_dialling(
+    shared: Arc<Shared>,
+    peer: NodeId,
+    addr: String,
+    channel: Channel,
+    lane: Arc<Lane>,
+) {
+    let mut backoff_ms = BACKOFF_MS_MIN;
+    let mut last_complaint = String::new();
+    loop {
+        if channel == Channel::Bulk {
+            lane.wait_for_work().await;
+        }
+        match dial(&shared, peer, &addr, channel).await {
+            Ok(stream) => {
+                last_complaint.clear();
+                backoff_ms = BACKOFF_MS_MIN;
+                tracing::info!(peer, %addr, ?channel, "connected");
+                let end = run(&shared, peer, stream, &lane).await;
+                tracing::info!(peer, %addr, ?channel, "connection lost: {end}");
+            }
+            Err(complaint) => {
+                // Once per reason, not once per try.
+                if complaint != last_complaint {
+                    tracing::warn!(peer, %addr, "cannot reach peer: {complaint}");
+                    last_complaint = complaint;
+                }
+            }
+        }
+        lane.detach();
+        shared.sink.unreachable(peer);
+        tokio::select! {
+            () = sleep(jittered(backoff_ms)) => backoff_ms = (backoff_ms * 2).min(BACKOFF_MS_MAX),
+            () = lane.hurried() => {}
+        }
+    }
+}
+
+async fn dial(shared: &Shared, peer: NodeId, addr: &str, channel: Channel) -> Result<TcpStream, String> {
+    let connected = timeout(DIAL_TIMEOUT, TcpStream::connect(addr)).await;
+    let mut stream = connected.map_err(|_| "no answer".to_string())?.map_err(|e| e.to_string())?;
+    tune(&stream).map_err(|e| e.to_string())?;
+    let greeted = timeout(GREETING_TIMEOUT, greeting::dial(&mut stream, &shared.book, peer, channel)).await;
+    greeted.map_err(|_| "no greeting in time".to_string())?.map_err(|e| e.to_string())?;
+    Ok(stream)
+}
+
+/// Half to one and a half times the backoff, so that nodes do not dial in step.
+fn jittered(backoff_ms: u64) -> Duration {
+    let mut random = [0; 8];
+    let drawn = getrandom::getrandom(&mut random).map_or(0, |()| u64::from_le_bytes(random));
+    Duration::from_millis(backoff_ms / 2 + drawn % backoff_ms)
+}
+
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(2),
+    )?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(UNACKED_TIMEOUT))?;
+    Ok(())
+}
+
+/// Accepts until the runtime ends. Greetings run side by side; a slow or hostile one holds up nobody.
+pub(super) async fn keep_accepting(shared: Arc<Shared>, listener: TcpListener) {
+    let places = Arc::new(Semaphore::new(ACCEPTED_MAX));
+    loop {
+        let Ok(place) = places.clone().acquire_owned().await else { return };
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                let shared = shared.clone();
+                tokio::spawn(async move {
+                    serve(&shared, stream, from).await;
+                    drop(place);
+                });
+            }
+            Err(e) => {
+                tracing::warn!("cannot accept a peer: {e}");
+                sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn serve(shared: &Arc<Shared>, mut stream: TcpStream, from: std::net::SocketAddr) {
+    if let Err(e) = tune(&stream) {
+        tracing::debug!(%from, "peer connection gone: {e}");
+        return;
+    }
+    let hello = match timeout(GREETING_TIMEOUT, greeting::accept(&mut stream, &shared.book)).await {
+        Ok(Ok(hello)) => hello,
+        Ok(Err(GreetingError::Refused(refusal))) => {
+            tracing::warn!(%from, "peer refused: {refusal}");
+            return;
+        }
+        Ok(Err(GreetingError::Io(e))) => {
+            tracing::debug!(%from, "peer gone during its greeting: {e}");
+            return;
+        }
+        Err(_) => {
+            tracing::warn!(%from, "peer refused: no greeting in time");
+            return;
+        }
+    };
+    let lane = Lane::new(RAFT_LANE_BYTES_MAX);
+    let key = (hello.node_id, hello.channel);
+    // The newest connection counts; an older one of the same peer is dead and does not know it yet.
+    lock(&shared.inbound).insert(key, lane.clone());
+    // Who dials us can be dialled: no need to wait for the next try.
+    if let Some(peer) = lock(&shared.peers).get(&hello.node_id) {
+        peer.raft.hurry();
+    }
+    let end = run(shared, hello.node_id, stream, &lane).await;
+    tracing::debug!(peer = hello.node_id, channel = ?hello.channel, "connection of a peer ended: {end}");
+    let mut inbound = lock(&shared.inbound);
+    if inbound.get(&key).is_some_and(|current| Arc::ptr_eq(current, &lane)) {
+        inbound.remove(&key);
+    }
+}
+
+/// Reads and writes until either fails.
+async fn run(shared: &Shared, peer: NodeId, stream: TcpStream, lane: &Arc<Lane>) -> io::Error {
+    let stream = Arc::new(stream);
+    lane.attach(stream.clone());
+    let end = tokio::select! {
+        end = keep_reading(shared, peer, &stream) => end,
+        end = lane.keep_flushing(&stream) => end,
+    };
+    lane.detach();
+    end
+}
+
+async fn keep_reading(shared: &Shared, peer: NodeId, stream: &TcpStream) -> io::Error {
+    let mut buffer = BytesMut::with_capacity(READ_STEP_BYTES);
+    loop {
+        if let Err(e) = take_frames(shared, peer, &mut buffer) {
+            return e;
+        }
+        buffer.reserve(READ_STEP_BYTES);
+        match read_some(stream, &mut buffer).await {
+            Ok(0) => return io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the peer"),
+            Ok(_) => {}
+            Err(e) => return e,
+        }
+    }
+}
+
+/// Hands every whole frame in the buffer to the node.
+fn take_frames(shared: &Shared, peer: NodeId, buffer: &mut BytesMut) -> io::Result<()> {
+    while let Some(length) = buffer.first_chunk().map(|bytes| u32::from_le_bytes(*bytes) as usize) {
+        if length > FRAME_BYTES_MAX {
+            return Err(bad_frame(peer, &format!("a frame of {length} bytes")));
+        }
+        if buffer.len() < 4 + length {
+            break;
+        }
+        // A copy of its own: a frame that is kept (entries are) must not pin the whole reading buffer.
+        let frame = Bytes::copy_from_slice(&buffer[4..4 + length]);
+        buffer.advance(4 + length);
+        let (_group, message) = decode_frame(frame).map_err(|e| bad_frame(peer, e.0))?;
+        shared.sink.message(peer, message);
+    }
+    Ok(())
+}
+
+fn bad_frame(peer: NodeId, what: &str) -> io::Error {
+    tracing::warn!(peer, "peer sent what is no message ({what}); its connection is closed");
+    io::Error::new(io::ErrorKind::InvalidData, "not a message")
+}
+
+/// Reads from a stream that others write to.
+async fn read_some(stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<usize> {
+    loop {
+        stream.readable().await?;
+        match stream.try_read_buf(buffer) {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+            outcome => return outcome,
+        }
+    }
+}

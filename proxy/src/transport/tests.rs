@@ -1,0 +1,354 @@
+//! Peers over real sockets on the loopback.
+
+use super::book::Book;
+use super::*;
+use crate::storage::datadir::{DataDir, Identity, StoreId};
+use crate::tier2::ports::SnapshotChunk;
+use crate::tier2::wire::encode_frame;
+use bytes::{BufMut, Bytes, BytesMut};
+use greeting::{GreetingError, Refusal};
+use std::io::{Read, Write};
+use std::sync::mpsc::{channel, Receiver, Sender};
+use std::time::{Duration, Instant};
+use tokio::net::TcpStream;
+
+const PATIENCE: Duration = Duration::from_secs(10);
+const CLUSTER: u64 = 0xC1;
+
+#[derive(Debug, PartialEq)]
+enum Seen {
+    Message(NodeId, PeerMessage),
+    Unreachable(NodeId),
+}
+
+struct Collector(Mutex<Sender<Seen>>);
+
+impl PeerSink for Collector {
+    fn message(&self, from: NodeId, message: PeerMessage) -> bool {
+        lock(&self.0).send(Seen::Message(from, message)).is_ok()
+    }
+    fn unreachable(&self, id: NodeId) {
+        let _ = lock(&self.0).send(Seen::Unreachable(id));
+    }
+}
+
+struct Who {
+    node_id: NodeId,
+    cluster_id: u64,
+    store: u128,
+    secret: Option<&'static str>,
+    members: Vec<NodeId>,
+}
+
+impl Who {
+    fn node(node_id: NodeId) -> Who {
+        Who { node_id, cluster_id: CLUSTER, store: u128::from(node_id), secret: None, members: vec![1, 2, 3] }
+    }
+
+    fn book(&self, dir: &tempfile::TempDir) -> Arc<Book> {
+        let (node_id, cluster_id) = (self.node_id, self.cluster_id);
+        let identity = Identity { node_id, cluster_id, store_id: StoreId(self.store), log_made: true };
+        let dir = Arc::new(DataDir::open(dir.path()).unwrap());
+        let secret = self.secret.map(|text| text.as_bytes().to_vec());
+        let book = Book::open(dir, identity, format!("n{node_id}:1"), secret, Vec::new()).unwrap();
+        let members: Vec<Member> = self.members.iter().map(|id| member(*id, "unused")).collect();
+        book.set_members(&members);
+        Arc::new(book)
+    }
+}
+
+fn member(id: NodeId, addr: &str) -> Member {
+    Member { id, addr: addr.to_string(), added_at: 0, voter: true }
+}
+
+/// A running node: its transport and what it has seen.
+struct Node {
+    transport: Transport,
+    thread: Option<JoinHandle<()>>,
+    seen: Receiver<Seen>,
+    addr: SocketAddr,
+    _dir: tempfile::TempDir,
+}
+
+impl Node {
+    fn start(who: &Who) -> Node {
+        Node::start_at(who, "127.0.0.1:0".parse().unwrap())
+    }
+
+    fn start_at(who: &Who, addr: SocketAddr) -> Node {
+        let dir = tempfile::tempdir().unwrap();
+        let listener = bind(addr).unwrap();
+        let addr = listener.local_addr().unwrap();
+        let (sender, seen) = channel();
+        let sink = Arc::new(Collector(Mutex::new(sender)));
+        let (transport, thread) = Transport::start(who.book(&dir), Some(listener), sink).unwrap();
+        Node { transport, thread: Some(thread), seen, addr, _dir: dir }
+    }
+
+    fn knows(&self, others: &[&Node], ids: &[NodeId]) {
+        let members = others.iter().zip(ids).map(|(node, id)| member(*id, &node.addr.to_string()));
+        self.transport.set_members(members.collect());
+    }
+
+    /// Sends until one arrives: connections take a moment.
+    fn say(&self, to: NodeId, number: u64) {
+        self.transport.send_all([(to, note(number))]);
+    }
+
+    fn hears(&self, from: NodeId, number: u64) -> bool {
+        let wanted = Seen::Message(from, note(number));
+        self.seen.try_iter().any(|seen| seen == wanted)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.transport.stop();
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+fn note(number: u64) -> PeerMessage {
+    PeerMessage::NotMember { conf_index: number }
+}
+
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !check() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn connect_pair() -> (Node, Node) {
+    let (one, two) = (Node::start(&Who::node(1)), Node::start(&Who::node(2)));
+    one.knows(&[&two], &[2]);
+    two.knows(&[&one], &[1]);
+    eventually("one reaches two", || {
+        one.say(2, 0);
+        two.hears(1, 0)
+    });
+    eventually("two reaches one", || {
+        two.say(1, 0);
+        one.hears(2, 0)
+    });
+    (one, two)
+}
+
+#[test]
+fn messages_arrive_in_order_on_both_channels() {
+    let (one, two) = connect_pair();
+    let piece = Bytes::from(vec![7; 100_000]);
+    for number in 1..=500 {
+        one.transport.send_all([(2, note(number)), (2, note(number + 1_000))]);
+    }
+    one.transport.send_all([(
+        2,
+        PeerMessage::SnapshotChunk(SnapshotChunk { transfer: 1, offset: 0, bytes: piece, message: None }),
+    )]);
+    let mut numbers = Vec::new();
+    let mut chunks = 0;
+    eventually("all arrived", || {
+        for seen in two.seen.try_iter() {
+            match seen {
+                Seen::Message(1, PeerMessage::NotMember { conf_index }) if conf_index > 0 => {
+                    numbers.push(conf_index)
+                }
+                Seen::Message(1, PeerMessage::SnapshotChunk(chunk)) => chunks += chunk.bytes.len() / 100_000,
+                _ => {}
+            }
+        }
+        numbers.len() == 1_000 && chunks == 1
+    });
+    let expected: Vec<u64> = (1..=500).flat_map(|number| [number, number + 1_000]).collect();
+    assert_eq!(numbers, expected);
+}
+
+#[test]
+fn an_answer_finds_its_way_back_to_a_node_nobody_dials() {
+    let (one, two) = (Node::start(&Who::node(1)), Node::start(&Who::node(2)));
+    one.knows(&[&two], &[2]);
+    eventually("two hears one and answers", || {
+        one.say(2, 1);
+        two.hears(1, 1)
+    });
+    eventually("the answer comes back", || {
+        two.say(1, 2);
+        one.hears(2, 2)
+    });
+}
+
+#[test]
+fn a_lost_peer_is_reported_and_found_again() {
+    let (one, two) = connect_pair();
+    let addr = two.addr;
+    drop(two);
+    eventually("the loss is reported", || {
+        one.say(2, 5);
+        one.seen.try_iter().any(|seen| seen == Seen::Unreachable(2))
+    });
+    let two = Node::start_at(&Who::node(2), addr);
+    two.knows(&[&one], &[1]);
+    eventually("one reaches the new two", || {
+        one.say(2, 6);
+        two.hears(1, 6)
+    });
+}
+
+#[test]
+fn a_peer_that_does_not_read_costs_a_bounded_queue() {
+    let one = Node::start(&Who::node(1));
+    let two_dir = tempfile::tempdir().unwrap();
+    let two_book = Who::node(2).book(&two_dir);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    one.transport.set_members(vec![member(2, &listener.local_addr().unwrap().to_string())]);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    // Greets, and never reads again.
+    let _deaf = runtime.block_on(async {
+        listener.set_nonblocking(true).unwrap();
+        let listener = tokio::net::TcpListener::from_std(listener).unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        greeting::accept(&mut stream, &two_book).await.unwrap();
+        stream
+    });
+    eventually("connected", || one.transport.shared.lane(2, Channel::Raft).unwrap().is_connected());
+    let big = PeerMessage::Forward(crate::tier2::ports::Forward {
+        origin: redfence_core::types::Origin { node: 1, incarnation: 1 },
+        acked_below: 0,
+        commands: vec![(1, Bytes::from(vec![1; 1 << 20]))],
+    });
+    for _ in 0..64 {
+        one.transport.send_all([(2, big.clone())]);
+    }
+    let dropped = one.seen.try_iter().filter(|seen| *seen == Seen::Unreachable(2)).count();
+    assert!(dropped >= 30, "only {dropped} of 64 were dropped");
+}
+
+#[test]
+fn garbage_and_giant_frames_end_their_connection_alone() {
+    let (one, two) = connect_pair();
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &[0; 64], &[3, 0, 0, 0, 9, 0, 0]] {
+        let mut stranger = std::net::TcpStream::connect(one.addr).unwrap();
+        stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+        stranger.write_all(bytes).unwrap();
+        let mut answer = Vec::new();
+        // Closed with at most a refusal, whatever the bytes. A reset counts as closed.
+        let _ = stranger.read_to_end(&mut answer);
+        assert!(answer.len() < 1_024);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let three = Who::node(3).book(&dir);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut giant = BytesMut::new();
+    giant.put_u32_le(u32::MAX);
+    let mut unknown = BytesMut::new();
+    unknown.put_slice(&[3, 0, 0, 0, 200, 0, 0]);
+    let mut bent = BytesMut::new();
+    encode_frame(0, &note(4), &mut bent);
+    let _ = bent.split_off(bent.len() - 2);
+    bent[0] -= 2;
+    for bytes in [giant, unknown, bent] {
+        runtime.block_on(async {
+            let mut stream = TcpStream::connect(one.addr).await.unwrap();
+            greeting::dial(&mut stream, &three, 1, Channel::Raft).await.unwrap();
+            tokio::io::AsyncWriteExt::write_all(&mut stream, &bytes).await.unwrap();
+            let closed = tokio::io::AsyncReadExt::read_u8(&mut stream);
+            let closed = tokio::time::timeout(PATIENCE, closed).await.expect("closed in time");
+            assert!(closed.is_err());
+        });
+    }
+    eventually("the others are unharmed", || {
+        two.say(1, 77);
+        one.hears(2, 77)
+    });
+}
+
+/// Lets `dialler` greet `acceptor` and returns how it ended on both sides.
+fn greet(dialler: &Who, acceptor: &Who, twice_with: Option<&Who>) -> (Option<String>, Option<String>) {
+    let (dial_dir, accept_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let acceptor = acceptor.book(&accept_dir);
+    let mut outcome = meet(&dialler.book(&dial_dir), &acceptor);
+    if let Some(again) = twice_with {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(outcome, (None, None), "the first greeting must pass");
+        outcome = meet(&again.book(&dir), &acceptor);
+    }
+    outcome
+}
+
+fn meet(dialler: &Book, acceptor: &Book) -> (Option<String>, Option<String>) {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let addr = listener.local_addr().unwrap();
+        let dial = async {
+            let mut stream = TcpStream::connect(addr).await.unwrap();
+            greeting::dial(&mut stream, dialler, 2, Channel::Raft).await
+        };
+        let accept = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            greeting::accept(&mut stream, acceptor).await.map(|_| ())
+        };
+        let (dialled, accepted) = tokio::join!(dial, accept);
+        let text = |outcome: Result<(), GreetingError>| outcome.err().map(|e| e.to_string());
+        (text(dialled), text(accepted))
+    })
+}
+
+fn both_say(outcome: &(Option<String>, Option<String>), words: &str) {
+    for side in [&outcome.0, &outcome.1] {
+        let text = side.as_deref().unwrap_or("let in");
+        assert!(text.contains(words), "expected '{words}', got '{text}'");
+    }
+}
+
+#[test]
+fn whoever_does_not_belong_is_refused_on_both_sides() {
+    assert_eq!(greet(&Who::node(1), &Who::node(2), None), (None, None));
+    let stranger = Who { cluster_id: 99, ..Who::node(1) };
+    both_say(&greet(&stranger, &Who::node(2), None), "is not our cluster");
+    let wiped = Who { store: 1_000, ..Who::node(1) };
+    both_say(&greet(&Who::node(1), &Who::node(2), Some(&wiped)), "its disk was wiped");
+    both_say(&greet(&Who::node(2), &Who::node(2), None), "both sides say they are node 2");
+    both_say(&greet(&Who::node(1), &Who::node(3), None), "node 2 was wanted, but node 3 answers");
+    let unadded = Who { cluster_id: 0, ..Who::node(9) };
+    both_say(&greet(&unadded, &Who::node(2), None), "was not added to this cluster");
+}
+
+#[test]
+fn a_secret_is_needed_on_both_sides() {
+    let with = |node, secret| Who { secret: Some(secret), ..Who::node(node) };
+    assert_eq!(greet(&with(1, "s"), &with(2, "s"), None), (None, None));
+    both_say(&greet(&with(1, "s"), &with(2, "t"), None), "the peer secret is missing or differs");
+    both_say(&greet(&Who::node(1), &with(2, "t"), None), "the peer secret is missing or differs");
+    both_say(&greet(&with(1, "s"), &Who::node(2), None), "the peer secret is missing or differs");
+}
+
+#[test]
+fn a_removed_node_is_let_in_so_that_it_can_be_told() {
+    let acceptor = Who { members: vec![2, 3], ..Who::node(2) };
+    assert_eq!(greet(&Who::node(1), &acceptor, None), (None, None));
+}
+
+#[test]
+fn a_joining_node_takes_the_cluster_of_its_first_caller_and_keeps_it() {
+    for secret in [None, Some("s")] {
+        let dir = tempfile::tempdir().unwrap();
+        let joining = Who { cluster_id: 0, members: vec![], secret, ..Who::node(2) };
+        let book = joining.book(&dir);
+        let caller_dir = tempfile::tempdir().unwrap();
+        let caller = Who { secret, ..Who::node(1) };
+        assert_eq!(meet(&caller.book(&caller_dir), &book), (None, None));
+        assert_eq!(book.identity().cluster_id, CLUSTER);
+        drop(book);
+        let stored = DataDir::open(dir.path()).unwrap().identity().unwrap().unwrap();
+        assert_eq!(stored.cluster_id, CLUSTER);
+    }
+}
+
+#[test]
+fn another_version_is_named() {
+    assert_eq!(Refusal::Version { theirs: 9 }.to_string(), "peer protocol 9 is not spoken here, only 1");
+}
