@@ -147,6 +147,73 @@ pub fn wrong_type() -> Refusal {
     Refusal::new("WRONGTYPE Operation against a key holding the wrong kind of value")
 }
 
+#[must_use]
+pub fn too_many_waiters(max: usize) -> Refusal {
+    Refusal::new(format!("OOM too many waiters in all ({max}); retry later"))
+}
+
+#[must_use]
+pub fn too_many_locks(max: usize) -> Refusal {
+    Refusal::new(format!("OOM too many locks ({max}); release some or retry later"))
+}
+
+#[must_use]
+pub fn too_many_sessions(max: usize) -> Refusal {
+    Refusal::new(format!("OOM too many sessions ({max}); close some or retry later"))
+}
+
+#[must_use]
+pub fn too_many_nodes(max: usize) -> Refusal {
+    Refusal::new(format!("OOM too many nodes ({max}) send commands; remove those that are gone"))
+}
+
+#[must_use]
+pub fn too_many_retries(max: usize) -> Refusal {
+    Refusal::new(format!("ERR {max} requests of this OWNER are queued already; wait for their answer"))
+}
+
+#[must_use]
+pub fn owner_queued_elsewhere() -> Refusal {
+    Refusal::new(
+        "ERR this OWNER is queued already for other resources; OWNER must be unique to one acquisition",
+    )
+}
+
+#[must_use]
+pub fn owner_of_other_session() -> Refusal {
+    Refusal::new(
+        "ERR this OWNER has the lock, or its place in line, without this SESSION; OWNER must be unique to one acquisition",
+    )
+}
+
+#[must_use]
+pub fn session_exists() -> Refusal {
+    Refusal::new("ERR a session with this id exists; open it under another")
+}
+
+/// `circle` names sessions and resources in turn.
+#[must_use]
+pub fn deadlock(circle: &str) -> Refusal {
+    Refusal::new(format!("DEADLOCK this wait would never end: {circle}; release what you hold and retry"))
+}
+
+/// The command was applied once, but so long ago that its reply was dropped.
+#[must_use]
+pub fn reply_forgotten() -> Refusal {
+    Refusal::new("INDETERMINATE this request may have been applied, its reply is no longer known; retry with the same OWNER, or wait out the ttl")
+}
+
+#[must_use]
+pub fn malformed_command() -> Refusal {
+    Refusal::new("ERR the command could not be read; nothing happened")
+}
+
+/// A command that is not about locks of this tier.
+#[must_use]
+pub fn not_for_the_machine(command: &str) -> Refusal {
+    Refusal::new(format!("TIER {command} is not served by the lock machine; ask the backend it belongs to"))
+}
+
 /// Client bytes inside an error line: at most 64 of them, no control bytes, always valid text.
 #[must_use]
 pub fn shown(bytes: &[u8]) -> String {

@@ -6,7 +6,8 @@ use smallvec::SmallVec;
 /// Keyspace number, as in `SELECT`.
 pub type Db = u32;
 
-/// A change to the state. Reads are [`super::Query`], and never go into the log.
+/// A change to the state. Reads are [`super::Query`], and never go into the log. Each is answered where it carries a request
+/// id: those without an answer of their own with `OK`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command<'a> {
     /// `wait_ms` 0 is a try. `ttl_ms` 0 (with a session): as long as the session lives.
@@ -57,7 +58,7 @@ pub enum Command<'a> {
     SessionClose {
         id: SessionId,
     },
-    /// One node's batched keep-alive for its clients' sessions. Has no reply; dead ids are passed over.
+    /// One node's batched keep-alive for its clients' sessions. Dead ids are passed over.
     SessionsTouch {
         ids: SmallVec<[SessionId; 8]>,
     },
@@ -74,11 +75,13 @@ pub enum Command<'a> {
     Expire {
         idle_ms: u64,
     },
-    /// A node (re)started, or was lost: waiters and remembered replies of every other incarnation of `origin.node` go.
+    /// A node (re)started: waiters and remembered replies of every other incarnation of `origin.node` go. A node sends it first
+    /// of all, and under its own new incarnation; one that comes late, after a newer start, changes nothing.
     OriginStart {
         origin: Origin,
     },
-    /// A node was lost for good: its waiters leave, its remembered replies go.
+    /// A node was lost for good: its waiters leave, its remembered replies go, and what this incarnation still sends is passed
+    /// over. A node that finds itself taken for lost starts again under a new incarnation.
     OriginGone {
         origin: Origin,
     },

@@ -1,13 +1,71 @@
 //! The deterministic lock machine. Everything Tier 2 promises happens here; embedded Tier 1 and the simulator run it too.
 //!
-//! `apply` is total: it never fails, never waits, and gives the same state and the same answers for the same entries.
+//! [`Machine::apply`] and [`Machine::apply_entry`] are total: they never fail, never wait, and give the same state and the
+//! same answers for the same entries. Out of the state comes nothing that depends on a clock, on chance, on addresses or on
+//! the order of a hash table.
+//!
+//! # Layout
+//!
+//! - `command.rs`, `codec.rs`, `entry.rs`: what is applied, and its bytes; `request.rs`: from a client's words to it
+//! - `lock.rs`, `waiter.rs`, `session.rs`: the records; `slab.rs`, `list.rs`: where they live
+//! - `acquire.rs`, `multi.rs`, `release.rs`, `renew.rs`, `session.rs`, `expire.rs`: one transition each
+//! - `queue.rs`: standing in line, and leaving; `serve.rs`: what a free lock does next
+//! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once
+//! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
+//!
+//! # Caveats
+//!
+//! - [`Limits`] decide answers: all nodes of a cluster must run with the same ones.
+//! - How far one entry may move the clock is the stamping leader's business: the machine takes what the stamp says.
+//! - A session that waits for a lock of its own is not a circle: another thread of the same client may release it.
 
+mod acquire;
+mod bytes;
+mod codec;
 pub mod command;
+mod deadlines;
+mod deadlock;
+mod dedup;
+pub mod entry;
+mod expire;
+mod invariants;
+mod limits;
+mod list;
+mod lock;
+mod multi;
+mod query;
+mod queue;
+mod release;
+mod renew;
+pub mod request;
+mod restore;
+mod serve;
+mod session;
+mod slab;
+mod snapshot;
+mod stats;
+mod waiter;
 
-use crate::event::Event;
+use crate::event::{Event, EventKind};
+use crate::grammar::errors;
 use crate::reply::Reply;
-use crate::types::{RequestId, SessionId};
+use crate::types::{Fence, Origin, RequestId, SessionId, Stamp, Tier, FENCE_BOUND};
+use ::bytes::Bytes;
 pub use command::{Command, Db};
+use deadlines::Deadlines;
+use dedup::{Dedup, Seen};
+pub use entry::{entry_stamp, EntryBuilder, ENTRY_VERSION};
+pub use limits::Limits;
+use list::List;
+use lock::{Lock, Names};
+pub use restore::{RestoreError, Restorer};
+use rustc_hash::FxBuildHasher;
+use session::Session;
+use slab::Slab;
+use stats::Counters;
+pub use stats::Stats;
+use std::collections::VecDeque;
+use waiter::{QueuedOwners, Seat, Waiter};
 
 /// What applying an entry brought about. Reused from entry to entry by its owner.
 #[derive(Debug, Default)]
@@ -18,6 +76,13 @@ pub struct Applied {
     pub events: Vec<Event>,
 }
 
+impl Applied {
+    pub fn clear(&mut self) {
+        self.replies.clear();
+        self.events.clear();
+    }
+}
+
 /// A look at the state that changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Query<'a> {
@@ -25,4 +90,275 @@ pub enum Query<'a> {
     Queue { db: Db, resource: &'a [u8] },
     Scan { db: Db, cursor: u64, pattern: Option<&'a [u8]>, count: u64 },
     Session { id: SessionId },
+}
+
+/// No fence runs ahead of this wall time (the year 2112), which leaves the other half of the fences to the counters.
+const WALL_US_MAX: u64 = FENCE_BOUND / 2;
+/// The logical clock stops here, so that a hostile stamp cannot make times overflow.
+const LOGICAL_MS_MAX: u64 = 1 << 60;
+
+type HashMap<K, V> = hashbrown::HashMap<K, V, FxBuildHasher>;
+
+/// The state of all locks, sessions and queues.
+pub struct Machine {
+    /// The newest stamp: term, logical time, wall time. None of the three ever falls.
+    clock: Stamp,
+    /// At least the last fence of every record that was forgotten.
+    floor: Fence,
+    event_seq: u64,
+    counters: Counters,
+
+    locks: Slab<Lock>,
+    /// Free locks in the order they became so, oldest first.
+    idle: List,
+    seats: Slab<Seat>,
+    waiters: Slab<Waiter>,
+    sessions: Slab<Session>,
+    dedup: Dedup,
+
+    // Worked out from the above.
+    names: Names,
+    queued_owners: QueuedOwners,
+    requests: HashMap<RequestId, u32>,
+    session_ids: HashMap<SessionId, u32>,
+    deadlines: Deadlines,
+
+    /// Locks that became free or got a new head of their queue. Empty between commands.
+    to_serve: VecDeque<u32>,
+    snapshot: Option<snapshot::Progress>,
+
+    // Not state.
+    limits: Limits,
+    watched: bool,
+    remembering: bool,
+    tier: Tier,
+}
+
+impl Default for Machine {
+    fn default() -> Machine {
+        Machine::new()
+    }
+}
+
+impl Machine {
+    #[must_use]
+    pub fn new() -> Machine {
+        Machine::with_limits(Limits::default())
+    }
+
+    #[must_use]
+    pub fn with_limits(limits: Limits) -> Machine {
+        Machine {
+            clock: Stamp::default(),
+            floor: Fence(0),
+            event_seq: 0,
+            counters: Counters::default(),
+            locks: Slab::default(),
+            idle: List::EMPTY,
+            seats: Slab::default(),
+            waiters: Slab::default(),
+            sessions: Slab::default(),
+            dedup: Dedup::default(),
+            names: Names::default(),
+            queued_owners: QueuedOwners::default(),
+            requests: HashMap::default(),
+            session_ids: HashMap::default(),
+            deadlines: Deadlines::default(),
+            to_serve: VecDeque::new(),
+            snapshot: None,
+            limits,
+            watched: false,
+            remembering: true,
+            tier: Tier::Correctness,
+        }
+    }
+
+    /// Whether events are collected. Their `seq` rises either way.
+    pub fn set_watched(&mut self, watched: bool) {
+        self.watched = watched;
+    }
+
+    /// Whether replies are remembered for retried proposals. Only a machine that is not replicated may do without.
+    pub fn set_remembering(&mut self, remembering: bool) {
+        self.remembering = remembering;
+    }
+
+    /// The tier `LOCK.INFO` shows.
+    pub fn set_tier(&mut self, tier: Tier) {
+        self.tier = tier;
+    }
+
+    /// The replicated clock.
+    #[must_use]
+    pub fn logical_ms(&self) -> u64 {
+        self.clock.logical_ms
+    }
+
+    /// The newest stamp applied: a new leader goes on from it.
+    #[must_use]
+    pub fn stamp(&self) -> Stamp {
+        self.clock
+    }
+
+    /// When, on the logical clock, the next lock, wait or session ends. The leader proposes `Expire` then.
+    #[must_use]
+    pub fn next_deadline_ms(&self) -> Option<u64> {
+        self.deadlines.next().map(|(at_ms, _, _)| at_ms)
+    }
+
+    /// Since when the oldest record of a free lock has been idle. `Expire` forgets it once that is long enough ago.
+    #[must_use]
+    pub fn oldest_idle_ms(&self) -> Option<u64> {
+        self.locks.get(self.idle.head).map(|lock| lock.at_ms)
+    }
+
+    /// Applies one command. Replies and events are appended to `out`.
+    pub fn apply(&mut self, stamp: Stamp, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
+        self.begin(stamp, out);
+        self.run(id, command, out);
+        self.check_after_apply();
+    }
+
+    /// Moves the clock by the rules of stamps, and ends what is due.
+    fn begin(&mut self, stamp: Stamp, out: &mut Applied) {
+        if stamp.term >= self.clock.term {
+            self.clock.term = stamp.term;
+            self.clock.logical_ms = self.clock.logical_ms.max(stamp.logical_ms.min(LOGICAL_MS_MAX));
+            self.clock.wall_us = self.clock.wall_us.max(stamp.wall_us.min(WALL_US_MAX));
+        }
+        self.end_due(out);
+    }
+
+    fn run(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
+        if self.admit(id, Some(&command), out) {
+            self.execute(id, command, out);
+        }
+    }
+
+    /// Whether a request is to be executed now. One met before gets its remembered answer, if it has one.
+    fn admit(&mut self, id: Option<RequestId>, command: Option<&Command<'_>>, out: &mut Applied) -> bool {
+        if let Some(Command::OriginStart { origin }) = command {
+            // A new start's own first word would otherwise be taken for one of a start that is no more.
+            self.dedup.start(*origin, self.limits.origins_max);
+        }
+        let Some(id) = id.filter(|_| self.remembering) else { return true };
+        match self.dedup.look(id, self.limits.origins_max) {
+            // Still queued: the grant will answer.
+            Seen::New => !self.requests.contains_key(&id),
+            Seen::Before(reply) => {
+                out.replies.push((id, reply));
+                false
+            }
+            Seen::Stale => false,
+            Seen::Forgotten => {
+                if !self.requests.contains_key(&id) {
+                    out.replies.push((id, errors::reply_forgotten().into()));
+                }
+                false
+            }
+            Seen::NoRoom => {
+                out.replies.push((id, errors::too_many_nodes(self.limits.origins_max).into()));
+                false
+            }
+        }
+    }
+
+    fn execute(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
+        let reply = match command {
+            Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
+                let terms = acquire::Terms { id, ttl_ms, wait_ms, owner, session };
+                self.acquire(db, resource, &terms, out)
+            }
+            Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session } => {
+                let terms = acquire::Terms { id, ttl_ms, wait_ms, owner, session };
+                self.acquire_many(db, &resources, &terms, out)
+            }
+            Command::Release { db, resource, fence } => Some(self.release(db, resource, fence, out)),
+            Command::MRelease { db, pairs } => Some(self.release_many(db, &pairs, out)),
+            Command::ForceRelease { db, resource } => Some(self.force_release(db, resource, out)),
+            Command::Renew { db, resource, fence, ttl_ms } => {
+                Some(self.renew(db, resource, fence, ttl_ms, out))
+            }
+            Command::SessionOpen { id, ttl_ms, label } => Some(self.session_open(id, ttl_ms, label, out)),
+            Command::SessionKeepAlive { id } => Some(self.session_keep_alive(id, out)),
+            Command::SessionClose { id } => Some(self.session_close(id, out)),
+            Command::SessionsTouch { ids } => Some(self.sessions_touch(&ids, out)),
+            Command::SessionsOrphan { ids, grace_ms } => Some(self.sessions_orphan(&ids, grace_ms)),
+            Command::Cancel { request } => Some(self.cancel(request, out)),
+            Command::Expire { idle_ms } => Some(self.expire(idle_ms)),
+            Command::OriginStart { origin } => Some(self.origin_start(origin, out)),
+            Command::OriginGone { origin } => Some(self.origin_gone(origin, out)),
+        };
+        if let Some(reply) = reply {
+            self.answer(id, reply, out);
+        }
+        self.serve_all(out);
+    }
+
+    /// Sends a reply off and remembers it.
+    fn answer(&mut self, id: Option<RequestId>, reply: Reply, out: &mut Applied) {
+        if matches!(reply, Reply::Nil | Reply::Refused(_) | Reply::Error(_)) {
+            self.counters.refusals += 1;
+        }
+        let Some(id) = id else { return };
+        if self.remembering {
+            self.dedup.remember(id, &reply, self.limits.remembered_per_origin_max);
+        }
+        out.replies.push((id, reply));
+    }
+
+    fn acknowledge(&mut self, origin: Origin, acked_below: u64) {
+        if self.remembering {
+            self.dedup.acknowledge(origin, acked_below, self.limits.origins_max);
+        }
+    }
+
+    /// Whether this start of a node is the one whose commands are taken. A node that finds itself taken for lost must draw a
+    /// new incarnation and announce it.
+    #[must_use]
+    pub fn is_live(&self, origin: Origin) -> bool {
+        self.dedup.is_live(origin)
+    }
+
+    /// A node came up anew: what its earlier starts left in queues goes.
+    fn origin_start(&mut self, origin: Origin, out: &mut Applied) -> Reply {
+        // The table has been told on admission. An announcement that comes late, after a newer one, changes nothing.
+        if self.is_live(origin) {
+            self.drop_requests(|id| id.origin.node == origin.node && id.origin != origin, out);
+        }
+        Reply::OK
+    }
+
+    fn origin_gone(&mut self, origin: Origin, out: &mut Applied) -> Reply {
+        self.dedup.lose(origin);
+        self.drop_requests(|id| id.origin == origin, out);
+        Reply::OK
+    }
+
+    /// Tells watchers. The number rises whether anybody watches or not.
+    fn emit(&mut self, kind: EventKind, slot: u32, owner: EventOwner, out: &mut Applied) {
+        self.event_seq += 1;
+        if !self.watched {
+            return;
+        }
+        let lock = &self.locks[slot];
+        let owner = match owner {
+            EventOwner::Holder => lock.owner(),
+            EventOwner::Waiter(waiter) => &self.waiters[waiter].owner,
+        };
+        out.events.push(Event {
+            kind,
+            db: lock.db,
+            resource: Bytes::copy_from_slice(lock.name()),
+            fence: lock.fence,
+            owner: Bytes::copy_from_slice(owner),
+            seq: self.event_seq,
+        });
+    }
+}
+
+/// Whom an event names.
+enum EventOwner {
+    Holder,
+    Waiter(u32),
 }

@@ -1,0 +1,186 @@
+//! Reading and writing the primitive values of every format of the machine: entries, commands, snapshots.
+//!
+//! A [`Reader`] answers `None` where the bytes are not what was promised, and never allocates from a declared length.
+
+/// Cuts values off the front of a byte slice.
+#[derive(Clone, Debug)]
+pub(crate) struct Reader<'a> {
+    rest: &'a [u8],
+}
+
+impl<'a> Reader<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Reader<'a> {
+        Reader { rest: bytes }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rest.is_empty()
+    }
+
+    pub(crate) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+        let (head, rest) = self.rest.split_at_checked(len)?;
+        self.rest = rest;
+        Some(head)
+    }
+
+    pub(crate) fn u8(&mut self) -> Option<u8> {
+        let (&first, rest) = self.rest.split_first()?;
+        self.rest = rest;
+        Some(first)
+    }
+
+    pub(crate) fn flag(&mut self) -> Option<bool> {
+        match self.u8()? {
+            0 => Some(false),
+            1 => Some(true),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn u32_fixed(&mut self) -> Option<u32> {
+        Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?))
+    }
+
+    pub(crate) fn u64_fixed(&mut self) -> Option<u64> {
+        Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
+    }
+
+    /// A varint in its one shortest form, so that equal values have equal bytes.
+    #[inline]
+    pub(crate) fn varint(&mut self) -> Option<u64> {
+        let mut value = 0u64;
+        let mut shift = 0u32;
+        loop {
+            let byte = self.u8()?;
+            let bits = u64::from(byte & 0x7f);
+            if (shift == 63 && bits > 1) || (byte == 0 && shift > 0) {
+                return None;
+            }
+            value |= bits << shift;
+            if byte < 0x80 {
+                return Some(value);
+            }
+            shift += 7;
+            if shift > 63 {
+                return None;
+            }
+        }
+    }
+
+    pub(crate) fn varint_u32(&mut self) -> Option<u32> {
+        u32::try_from(self.varint()?).ok()
+    }
+
+    /// Bytes behind their length.
+    pub(crate) fn bytes(&mut self) -> Option<&'a [u8]> {
+        let len = usize::try_from(self.varint()?).ok()?;
+        self.take(len)
+    }
+}
+
+pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+    while value >= 0x80 {
+        out.push(value as u8 | 0x80);
+        value >>= 7;
+    }
+    out.push(value as u8);
+}
+
+pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+    put_varint(out, bytes.len() as u64);
+    out.extend_from_slice(bytes);
+}
+
+/// A hash with a fixed seed that is the same on every node and in every version: names find their slots by it, and replicas
+/// compare their states by it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Hash64(u64);
+
+const HASH_KEYS: [u64; 3] = [0x9e37_79b9_7f4a_7c15, 0xd6e8_feb8_6659_fd93, 0xa076_1d64_78bd_642f];
+
+impl Hash64 {
+    #[inline]
+    pub(crate) fn new(seed: u64) -> Hash64 {
+        Hash64(seed ^ HASH_KEYS[0])
+    }
+
+    #[inline]
+    fn fold(&mut self, a: u64, b: u64) {
+        let product =
+            u128::from(a ^ self.0 ^ HASH_KEYS[1]) * u128::from(b ^ HASH_KEYS[2] ^ self.0.rotate_left(32));
+        self.0 = (product as u64) ^ ((product >> 64) as u64) ^ self.0.rotate_left(23);
+    }
+
+    #[inline]
+    pub(crate) fn write(&mut self, bytes: &[u8]) {
+        let mut chunks = bytes.chunks_exact(16);
+        for chunk in &mut chunks {
+            self.fold(word(&chunk[..8]), word(&chunk[8..]));
+        }
+        let rest = chunks.remainder();
+        let (low, high) = rest.split_at(rest.len().min(8));
+        self.fold(word(low), word(high) ^ (bytes.len() as u64) << 32);
+    }
+
+    #[inline]
+    pub(crate) fn finish(self) -> u64 {
+        let mut last = self;
+        last.fold(HASH_KEYS[0], 0);
+        last.0
+    }
+}
+
+#[inline]
+fn word(bytes: &[u8]) -> u64 {
+    if let Ok(full) = <[u8; 8]>::try_from(bytes) {
+        return u64::from_le_bytes(full);
+    }
+    let mut padded = [0u8; 8];
+    padded[..bytes.len()].copy_from_slice(bytes);
+    u64::from_le_bytes(padded)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn varints_come_back_and_only_in_one_form() {
+        for value in [0, 1, 127, 128, 300, u64::from(u32::MAX), u64::MAX - 1, u64::MAX] {
+            let mut out = Vec::new();
+            put_varint(&mut out, value);
+            let mut reader = Reader::new(&out);
+            assert_eq!(reader.varint(), Some(value));
+            assert!(reader.is_empty());
+        }
+        assert_eq!(Reader::new(&[0x80, 0x00]).varint(), None, "a longer form of zero");
+        assert_eq!(Reader::new(&[0xff; 11]).varint(), None, "more than 64 bits");
+        assert_eq!(Reader::new(&[0x80]).varint(), None, "cut short");
+    }
+
+    #[test]
+    fn declared_lengths_are_not_believed() {
+        let mut out = Vec::new();
+        put_varint(&mut out, u64::MAX);
+        out.push(1);
+        assert_eq!(Reader::new(&out).bytes(), None);
+    }
+
+    #[test]
+    fn hash_tells_lengths_and_places_apart() {
+        let of = |bytes: &[u8]| {
+            let mut hash = Hash64::new(0);
+            hash.write(bytes);
+            hash.finish()
+        };
+        let mut seen = std::collections::BTreeSet::new();
+        for len in 0..64 {
+            assert!(seen.insert(of(&vec![0; len])), "zeros of length {len}");
+        }
+        for at in 0..40 {
+            let mut bytes = [0u8; 40];
+            bytes[at] = 1;
+            assert!(seen.insert(of(&bytes)), "one at {at}");
+        }
+    }
+}

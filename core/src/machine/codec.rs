@@ -1,0 +1,352 @@
+//! The bytes of one command and of one reply. Entries and snapshots are made of them.
+//!
+//! A front encodes its client's command on the client's own task; the leader only puts such blobs together
+//! ([`super::entry::EntryBuilder`]). Decoding borrows, checks every length against what is there, and never panics.
+//! Tags are never reused: a new meaning takes a new number.
+
+use super::bytes::{put_bytes, put_varint, Reader};
+use super::command::Command;
+use super::waiter::{origin, put_origin, put_request_id, request_id};
+use crate::reply::{Refusal, Reply};
+use crate::types::{Fence, Reason, SessionId, MULTI_RESOURCES_MAX};
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+mod tag {
+    pub(super) const ACQUIRE: u8 = 1;
+    pub(super) const RELEASE: u8 = 2;
+    pub(super) const RENEW: u8 = 3;
+    pub(super) const MACQUIRE: u8 = 4;
+    pub(super) const MRELEASE: u8 = 5;
+    pub(super) const FORCE_RELEASE: u8 = 6;
+    pub(super) const SESSION_OPEN: u8 = 7;
+    pub(super) const SESSION_KEEP_ALIVE: u8 = 8;
+    pub(super) const SESSION_CLOSE: u8 = 9;
+    pub(super) const SESSIONS_TOUCH: u8 = 10;
+    pub(super) const SESSIONS_ORPHAN: u8 = 11;
+    pub(super) const CANCEL: u8 = 12;
+    pub(super) const EXPIRE: u8 = 13;
+    pub(super) const ORIGIN_START: u8 = 14;
+    pub(super) const ORIGIN_GONE: u8 = 15;
+}
+
+impl<'a> Command<'a> {
+    /// Appends the command's bytes.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        match self {
+            Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
+                out.push(tag::ACQUIRE);
+                put_varint(out, u64::from(*db));
+                put_bytes(out, resource);
+                put_terms(out, *ttl_ms, *wait_ms, owner, *session);
+            }
+            Command::Release { db, resource, fence } => {
+                out.push(tag::RELEASE);
+                put_varint(out, u64::from(*db));
+                put_bytes(out, resource);
+                put_varint(out, fence.0);
+            }
+            Command::Renew { db, resource, fence, ttl_ms } => {
+                out.push(tag::RENEW);
+                put_varint(out, u64::from(*db));
+                put_bytes(out, resource);
+                put_varint(out, fence.0);
+                put_varint(out, *ttl_ms);
+            }
+            Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session } => {
+                out.push(tag::MACQUIRE);
+                put_varint(out, u64::from(*db));
+                put_varint(out, resources.len() as u64);
+                resources.iter().for_each(|resource| put_bytes(out, resource));
+                put_terms(out, *ttl_ms, *wait_ms, owner, *session);
+            }
+            Command::MRelease { db, pairs } => {
+                out.push(tag::MRELEASE);
+                put_varint(out, u64::from(*db));
+                put_varint(out, pairs.len() as u64);
+                for (resource, fence) in pairs {
+                    put_bytes(out, resource);
+                    put_varint(out, fence.0);
+                }
+            }
+            Command::ForceRelease { db, resource } => {
+                out.push(tag::FORCE_RELEASE);
+                put_varint(out, u64::from(*db));
+                put_bytes(out, resource);
+            }
+            Command::SessionOpen { id, ttl_ms, label } => {
+                out.push(tag::SESSION_OPEN);
+                put_session(out, *id);
+                put_varint(out, *ttl_ms);
+                put_bytes(out, label);
+            }
+            Command::SessionKeepAlive { id } => {
+                out.push(tag::SESSION_KEEP_ALIVE);
+                put_session(out, *id);
+            }
+            Command::SessionClose { id } => {
+                out.push(tag::SESSION_CLOSE);
+                put_session(out, *id);
+            }
+            Command::SessionsTouch { ids } => {
+                out.push(tag::SESSIONS_TOUCH);
+                put_sessions(out, ids);
+            }
+            Command::SessionsOrphan { ids, grace_ms } => {
+                out.push(tag::SESSIONS_ORPHAN);
+                put_varint(out, *grace_ms);
+                put_sessions(out, ids);
+            }
+            Command::Cancel { request } => {
+                out.push(tag::CANCEL);
+                put_request_id(out, *request);
+            }
+            Command::Expire { idle_ms } => {
+                out.push(tag::EXPIRE);
+                put_varint(out, *idle_ms);
+            }
+            Command::OriginStart { origin } => {
+                out.push(tag::ORIGIN_START);
+                put_origin(out, *origin);
+            }
+            Command::OriginGone { origin } => {
+                out.push(tag::ORIGIN_GONE);
+                put_origin(out, *origin);
+            }
+        }
+    }
+
+    /// Reads a command that takes up all of `bytes`. `None` where they are not one.
+    #[must_use]
+    pub fn decode(bytes: &'a [u8]) -> Option<Command<'a>> {
+        let mut reader = Reader::new(bytes);
+        let command = read_command(&mut reader)?;
+        reader.is_empty().then_some(command)
+    }
+}
+
+fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
+    Some(match reader.u8()? {
+        tag::ACQUIRE => {
+            let (db, resource) = (reader.varint_u32()?, reader.bytes()?);
+            let (ttl_ms, wait_ms, owner, session) = terms(reader)?;
+            Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session }
+        }
+        tag::RELEASE => Command::Release {
+            db: reader.varint_u32()?,
+            resource: reader.bytes()?,
+            fence: Fence(reader.varint()?),
+        },
+        tag::RENEW => Command::Renew {
+            db: reader.varint_u32()?,
+            resource: reader.bytes()?,
+            fence: Fence(reader.varint()?),
+            ttl_ms: reader.varint()?,
+        },
+        tag::MACQUIRE => {
+            let db = reader.varint_u32()?;
+            let mut resources = SmallVec::new();
+            for _ in 0..multi_count(reader)? {
+                resources.push(reader.bytes()?);
+            }
+            let (ttl_ms, wait_ms, owner, session) = terms(reader)?;
+            Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session }
+        }
+        tag::MRELEASE => {
+            let db = reader.varint_u32()?;
+            let mut pairs = SmallVec::new();
+            for _ in 0..multi_count(reader)? {
+                pairs.push((reader.bytes()?, Fence(reader.varint()?)));
+            }
+            Command::MRelease { db, pairs }
+        }
+        tag::FORCE_RELEASE => Command::ForceRelease { db: reader.varint_u32()?, resource: reader.bytes()? },
+        tag::SESSION_OPEN => {
+            Command::SessionOpen { id: session(reader)?, ttl_ms: reader.varint()?, label: reader.bytes()? }
+        }
+        tag::SESSION_KEEP_ALIVE => Command::SessionKeepAlive { id: session(reader)? },
+        tag::SESSION_CLOSE => Command::SessionClose { id: session(reader)? },
+        tag::SESSIONS_TOUCH => Command::SessionsTouch { ids: sessions(reader)? },
+        tag::SESSIONS_ORPHAN => {
+            Command::SessionsOrphan { grace_ms: reader.varint()?, ids: sessions(reader)? }
+        }
+        tag::CANCEL => Command::Cancel { request: request_id(reader)? },
+        tag::EXPIRE => Command::Expire { idle_ms: reader.varint()? },
+        tag::ORIGIN_START => Command::OriginStart { origin: origin(reader)? },
+        tag::ORIGIN_GONE => Command::OriginGone { origin: origin(reader)? },
+        _ => return None,
+    })
+}
+
+/// What single and multi-acquires have in common.
+fn put_terms(out: &mut Vec<u8>, ttl_ms: u64, wait_ms: u64, owner: &[u8], session: Option<SessionId>) {
+    put_varint(out, ttl_ms);
+    put_varint(out, wait_ms);
+    put_bytes(out, owner);
+    match session {
+        None => out.push(0),
+        Some(id) => {
+            out.push(1);
+            put_session(out, id);
+        }
+    }
+}
+
+fn terms<'a>(reader: &mut Reader<'a>) -> Option<(u64, u64, &'a [u8], Option<SessionId>)> {
+    let (ttl_ms, wait_ms, owner) = (reader.varint()?, reader.varint()?, reader.bytes()?);
+    let session = if reader.flag()? { Some(session(reader)?) } else { None };
+    Some((ttl_ms, wait_ms, owner, session))
+}
+
+fn multi_count(reader: &mut Reader<'_>) -> Option<u64> {
+    reader.varint().filter(|count| *count <= MULTI_RESOURCES_MAX as u64)
+}
+
+fn put_session(out: &mut Vec<u8>, id: SessionId) {
+    out.extend_from_slice(&id.0.to_le_bytes());
+}
+
+fn session(reader: &mut Reader<'_>) -> Option<SessionId> {
+    reader.u64_fixed().map(SessionId)
+}
+
+fn put_sessions(out: &mut Vec<u8>, ids: &[SessionId]) {
+    ids.iter().for_each(|id| put_session(out, *id));
+}
+
+/// Ids to the end of the command: their number is what is there.
+fn sessions(reader: &mut Reader<'_>) -> Option<SmallVec<[SessionId; 8]>> {
+    let mut ids = SmallVec::new();
+    while !reader.is_empty() {
+        ids.push(session(reader)?);
+    }
+    Some(ids)
+}
+
+/// How deep arrays in a remembered reply may be nested.
+const REPLY_DEPTH_MAX: u32 = 8;
+
+pub(crate) fn write_reply(reply: &Reply, out: &mut Vec<u8>) {
+    match reply {
+        Reply::Granted { fence, ttl_ms } => {
+            out.push(1);
+            put_varint(out, fence.0);
+            put_varint(out, *ttl_ms);
+        }
+        Reply::Released => out.push(2),
+        Reply::Renewed { ttl_ms } => {
+            out.push(3);
+            put_varint(out, *ttl_ms);
+        }
+        Reply::Refused(reason) => {
+            out.push(4);
+            out.push(match reason {
+                Reason::NotOwner => 0,
+                Reason::AlreadyReleased => 1,
+                Reason::Expired => 2,
+            });
+        }
+        Reply::Nil => out.push(5),
+        Reply::NilArray => out.push(6),
+        Reply::Int(value) => {
+            out.push(7);
+            out.extend_from_slice(&value.to_le_bytes());
+        }
+        Reply::Double(value) => {
+            out.push(8);
+            out.extend_from_slice(&value.to_bits().to_le_bytes());
+        }
+        Reply::Bool(value) => out.extend_from_slice(&[9, u8::from(*value)]),
+        Reply::Bulk(value) => {
+            out.push(10);
+            put_bytes(out, value);
+        }
+        // The same on the wire.
+        Reply::Text(value) => {
+            out.push(10);
+            put_bytes(out, value.as_bytes());
+        }
+        Reply::Status(value) => {
+            out.push(11);
+            put_bytes(out, value.as_bytes());
+        }
+        Reply::Error(refusal) => {
+            out.push(12);
+            put_bytes(out, refusal.0.as_bytes());
+        }
+        Reply::Array(items) => write_items(13, items, out),
+        Reply::Set(items) => write_items(14, items, out),
+        Reply::Map(pairs) => {
+            out.push(15);
+            put_varint(out, pairs.len() as u64);
+            for (key, value) in pairs {
+                write_reply(key, out);
+                write_reply(value, out);
+            }
+        }
+        Reply::Verbatim(value) => {
+            out.push(16);
+            put_bytes(out, value);
+        }
+        // Only queries answer this, and they are never remembered.
+        Reply::Info(_) => out.push(5),
+    }
+}
+
+fn write_items(tag: u8, items: &[Reply], out: &mut Vec<u8>) {
+    out.push(tag);
+    put_varint(out, items.len() as u64);
+    items.iter().for_each(|item| write_reply(item, out));
+}
+
+pub(crate) fn read_reply(reader: &mut Reader<'_>) -> Option<Reply> {
+    read_reply_at(reader, 0)
+}
+
+fn read_reply_at(reader: &mut Reader<'_>, depth: u32) -> Option<Reply> {
+    if depth > REPLY_DEPTH_MAX {
+        return None;
+    }
+    Some(match reader.u8()? {
+        1 => Reply::Granted { fence: Fence(reader.varint()?), ttl_ms: reader.varint()? },
+        2 => Reply::Released,
+        3 => Reply::Renewed { ttl_ms: reader.varint()? },
+        4 => Reply::Refused(match reader.u8()? {
+            0 => Reason::NotOwner,
+            1 => Reason::AlreadyReleased,
+            2 => Reason::Expired,
+            _ => return None,
+        }),
+        5 => Reply::Nil,
+        6 => Reply::NilArray,
+        7 => Reply::Int(reader.u64_fixed()? as i64),
+        8 => Reply::Double(f64::from_bits(reader.u64_fixed()?)),
+        9 => Reply::Bool(reader.flag()?),
+        10 => Reply::Bulk(Bytes::copy_from_slice(reader.bytes()?)),
+        11 => Reply::Status(text(reader)?.into()),
+        12 => Reply::Error(Refusal::new(text(reader)?)),
+        13 => Reply::Array(items(reader, depth)?),
+        14 => Reply::Set(items(reader, depth)?),
+        15 => {
+            let mut pairs = Vec::new();
+            for _ in 0..reader.varint()? {
+                pairs.push((read_reply_at(reader, depth + 1)?, read_reply_at(reader, depth + 1)?));
+            }
+            Reply::Map(pairs)
+        }
+        16 => Reply::Verbatim(Bytes::copy_from_slice(reader.bytes()?)),
+        _ => return None,
+    })
+}
+
+fn items(reader: &mut Reader<'_>, depth: u32) -> Option<Vec<Reply>> {
+    let mut items = Vec::new();
+    for _ in 0..reader.varint()? {
+        items.push(read_reply_at(reader, depth + 1)?);
+    }
+    Some(items)
+}
+
+fn text(reader: &mut Reader<'_>) -> Option<String> {
+    std::str::from_utf8(reader.bytes()?).ok().map(str::to_owned)
+}

@@ -1,0 +1,205 @@
+//! What ends when, in one order: by time, then by kind, then by slot. The order does not depend on how it came about, so a
+//! restored machine works deadlines off exactly as the original would.
+//!
+//! A four-way heap that knows where each item sits. It is worked out from the records, so it is not part of a snapshot.
+
+/// No deadline at all.
+pub(crate) const NEVER: u64 = u64::MAX;
+
+/// Whose deadline it is. In this order at one instant: a lock that ends goes to the waiter whose time is up in the same
+/// millisecond.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Lock = 0,
+    Session = 1,
+    Waiter = 2,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Item {
+    at_ms: u64,
+    /// Kind in the upper half, slot in the lower.
+    who: u64,
+}
+
+impl Item {
+    fn kind(self) -> Kind {
+        match self.who >> 32 {
+            0 => Kind::Lock,
+            1 => Kind::Session,
+            _ => Kind::Waiter,
+        }
+    }
+
+    fn slot(self) -> u32 {
+        self.who as u32
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct Deadlines {
+    heap: Vec<Item>,
+    places: [Places; 3],
+}
+
+const ARITY: usize = 4;
+
+impl Deadlines {
+    pub(crate) fn len(&self) -> usize {
+        self.heap.len()
+    }
+
+    pub(crate) fn next(&self) -> Option<(u64, Kind, u32)> {
+        self.heap.first().map(|item| (item.at_ms, item.kind(), item.slot()))
+    }
+
+    pub(crate) fn get(&self, kind: Kind, slot: u32) -> Option<u64> {
+        let at = self.places[kind as usize].get(slot)?;
+        self.heap.get(at as usize).map(|item| item.at_ms)
+    }
+
+    /// Sets, moves or (with [`NEVER`]) takes away the deadline of a slot.
+    pub(crate) fn set(&mut self, kind: Kind, slot: u32, at_ms: u64) {
+        if at_ms == NEVER {
+            self.clear(kind, slot);
+            return;
+        }
+        let item = Item { at_ms, who: (kind as u64) << 32 | u64::from(slot) };
+        let at = match self.places[kind as usize].get(slot) {
+            Some(at) => at as usize,
+            None => {
+                self.heap.push(item);
+                self.heap.len() - 1
+            }
+        };
+        self.heap[at] = item;
+        self.settle(at);
+    }
+
+    pub(crate) fn clear(&mut self, kind: Kind, slot: u32) {
+        let Some(at) = self.places[kind as usize].get(slot) else { return };
+        self.places[kind as usize].unset(slot);
+        let last = self.heap.pop().expect("a place points into the heap");
+        if (at as usize) < self.heap.len() {
+            self.heap[at as usize] = last;
+            self.settle(at as usize);
+        }
+        if self.heap.capacity() > 4096 && self.heap.len() < self.heap.capacity() / 8 {
+            self.heap.shrink_to(self.heap.len() * 2);
+        }
+    }
+
+    /// Moves the item at `at` up or down to where it belongs.
+    fn settle(&mut self, mut at: usize) {
+        let item = self.heap[at];
+        while at > 0 {
+            let parent = (at - 1) / ARITY;
+            if self.heap[parent] <= item {
+                break;
+            }
+            self.place(at, self.heap[parent]);
+            at = parent;
+        }
+        loop {
+            let first = at * ARITY + 1;
+            let children = first..(first + ARITY).min(self.heap.len());
+            let Some(least) = children.min_by_key(|child| self.heap[*child]) else { break };
+            if item <= self.heap[least] {
+                break;
+            }
+            self.place(at, self.heap[least]);
+            at = least;
+        }
+        self.place(at, item);
+    }
+
+    fn place(&mut self, at: usize, item: Item) {
+        self.heap[at] = item;
+        self.places[item.kind() as usize].set(item.slot(), at as u32);
+    }
+}
+
+const CHUNK: usize = 1024;
+const NOWHERE: u32 = u32::MAX;
+
+/// Slot → place in the heap, in chunks that go when nothing is in them.
+#[derive(Default)]
+struct Places {
+    chunks: Vec<PlaceChunk>,
+}
+
+#[derive(Clone, Default)]
+struct PlaceChunk {
+    /// Empty while nothing is in it.
+    places: Box<[u32]>,
+    used: u32,
+}
+
+impl Places {
+    fn get(&self, slot: u32) -> Option<u32> {
+        let chunk = self.chunks.get(slot as usize / CHUNK)?;
+        chunk.places.get(slot as usize % CHUNK).copied().filter(|place| *place != NOWHERE)
+    }
+
+    fn set(&mut self, slot: u32, place: u32) {
+        let at = slot as usize / CHUNK;
+        if at >= self.chunks.len() {
+            self.chunks.resize(at + 1, PlaceChunk::default());
+        }
+        let chunk = &mut self.chunks[at];
+        if chunk.places.is_empty() {
+            chunk.places = vec![NOWHERE; CHUNK].into_boxed_slice();
+        }
+        let old = std::mem::replace(&mut chunk.places[slot as usize % CHUNK], place);
+        chunk.used += u32::from(old == NOWHERE);
+    }
+
+    fn unset(&mut self, slot: u32) {
+        let chunk = &mut self.chunks[slot as usize / CHUNK];
+        chunk.places[slot as usize % CHUNK] = NOWHERE;
+        chunk.used -= 1;
+        if chunk.used == 0 {
+            chunk.places = Box::default();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// A set of the same items is the model.
+    #[test]
+    fn agrees_with_a_sorted_set() {
+        let mut deadlines = Deadlines::default();
+        let mut model: BTreeSet<(u64, u64, u32)> = BTreeSet::new();
+        let mut seed = 42u64;
+        let mut draw = |bound: u64| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) % bound
+        };
+        for _ in 0..30_000 {
+            let kind = [Kind::Lock, Kind::Session, Kind::Waiter][draw(3) as usize];
+            let slot = draw(3000) as u32;
+            if let Some(at) = deadlines.get(kind, slot) {
+                model.remove(&(at, kind as u64, slot));
+            }
+            if draw(3) == 0 {
+                deadlines.clear(kind, slot);
+            } else {
+                let at_ms = draw(500);
+                deadlines.set(kind, slot, at_ms);
+                model.insert((at_ms, kind as u64, slot));
+            }
+            let first = deadlines.next().map(|(at, kind, slot)| (at, kind as u64, slot));
+            assert_eq!(first, model.first().copied());
+            assert_eq!(deadlines.len(), model.len());
+        }
+        while let Some((at, kind, slot)) = deadlines.next() {
+            assert_eq!(model.pop_first(), Some((at, kind as u64, slot)));
+            deadlines.clear(kind, slot);
+        }
+        assert!(deadlines.places.iter().all(|p| p.chunks.iter().all(|chunk| chunk.places.is_empty())));
+    }
+}

@@ -1,0 +1,194 @@
+//! Origin + sequence → reply, so that a proposal which was sent twice is applied once.
+//!
+//! Kept for each node's live start alone, from the lowest number that node still waits for on. A request that is still
+//! queued has no reply yet; the machine knows it by its waiter.
+
+use super::bytes::{put_varint, Reader};
+use super::codec::{read_reply, write_reply};
+use crate::reply::Reply;
+use crate::types::{Origin, RequestId};
+use std::collections::{BTreeMap, VecDeque};
+
+/// Earlier starts of one node that are remembered by number. Older ones have nothing left under way.
+const PAST_MAX: usize = 16;
+
+#[derive(Default)]
+pub(crate) struct Dedup {
+    nodes: BTreeMap<u64, Remembered>,
+}
+
+/// What is known of one node.
+struct Remembered {
+    incarnation: u64,
+    /// The starts before, newest last: what comes late from them must not bring them back.
+    past: VecDeque<u64>,
+    /// Lost for good: what this start of the node still sends is passed over.
+    gone: bool,
+    /// Everything lower is answered, the node says.
+    acked_below: u64,
+    /// The number of the first place in `replies`. Lower ones are acked or were dropped for want of room.
+    first_seq: u64,
+    replies: VecDeque<Option<Reply>>,
+}
+
+/// What a number means.
+pub(crate) enum Seen {
+    /// Never met: apply it.
+    New,
+    /// Applied before, with this answer.
+    Before(Reply),
+    /// Answered, and the node knows; or sent by a start of the node that is no more.
+    Stale,
+    /// So long ago that the reply was dropped.
+    Forgotten,
+    /// One node too many.
+    NoRoom,
+}
+
+impl Dedup {
+    /// What is known of a request. A node never met before is entered.
+    pub(crate) fn look(&mut self, id: RequestId, nodes_max: usize) -> Seen {
+        let Some(node) = self.enter(id.origin, nodes_max) else { return Seen::NoRoom };
+        if node.gone || node.incarnation != id.origin.incarnation || id.seq < node.acked_below {
+            return Seen::Stale;
+        }
+        let Some(at) = id.seq.checked_sub(node.first_seq) else { return Seen::Forgotten };
+        let known = usize::try_from(at).ok().and_then(|at| node.replies.get(at));
+        match known {
+            Some(Some(reply)) => Seen::Before(reply.clone()),
+            Some(None) | None => Seen::New,
+        }
+    }
+
+    fn enter(&mut self, origin: Origin, nodes_max: usize) -> Option<&mut Remembered> {
+        if !self.nodes.contains_key(&origin.node) && self.nodes.len() >= nodes_max {
+            let gone = self.nodes.iter().find(|(_, node)| node.gone).map(|(id, _)| *id)?;
+            self.nodes.remove(&gone);
+        }
+        Some(self.nodes.entry(origin.node).or_insert_with(|| Remembered::new(origin.incarnation)))
+    }
+
+    pub(crate) fn remember(&mut self, id: RequestId, reply: &Reply, replies_max: usize) {
+        let Some(node) = self.nodes.get_mut(&id.origin.node) else { return };
+        if node.gone || node.incarnation != id.origin.incarnation {
+            return;
+        }
+        let Some(at) = id.seq.checked_sub(node.first_seq) else { return };
+        if at >= replies_max as u64 {
+            node.drop_below(id.seq - (replies_max as u64 - 1));
+        }
+        let at = (id.seq - node.first_seq) as usize;
+        while node.replies.len() <= at {
+            node.replies.push_back(None);
+        }
+        node.replies[at] = Some(reply.clone());
+    }
+
+    /// The node has every answer below `seq`.
+    pub(crate) fn acknowledge(&mut self, origin: Origin, seq: u64, nodes_max: usize) {
+        let Some(node) = self.enter(origin, nodes_max) else { return };
+        if node.incarnation == origin.incarnation && seq > node.acked_below {
+            node.acked_below = seq;
+            if seq > node.first_seq {
+                node.drop_below(seq);
+            }
+        }
+    }
+
+    /// A node (re)started: what was remembered for its start before goes.
+    pub(crate) fn start(&mut self, origin: Origin, nodes_max: usize) {
+        let Some(node) = self.enter(origin, nodes_max) else { return };
+        if node.incarnation == origin.incarnation || node.past.contains(&origin.incarnation) {
+            return;
+        }
+        let mut past = std::mem::take(&mut node.past);
+        past.push_back(node.incarnation);
+        if past.len() > PAST_MAX {
+            past.pop_front();
+        }
+        *node = Remembered { past, ..Remembered::new(origin.incarnation) };
+    }
+
+    /// This start of the node is lost for good.
+    pub(crate) fn lose(&mut self, origin: Origin) {
+        if let Some(node) = self.nodes.get_mut(&origin.node) {
+            if node.incarnation == origin.incarnation {
+                let past = std::mem::take(&mut node.past);
+                *node = Remembered { gone: true, past, ..Remembered::new(origin.incarnation) };
+            }
+        }
+    }
+
+    pub(crate) fn is_live(&self, origin: Origin) -> bool {
+        self.nodes.get(&origin.node).is_some_and(|node| node.incarnation == origin.incarnation && !node.gone)
+    }
+
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.nodes.len() as u64);
+        for (id, node) in &self.nodes {
+            put_varint(out, *id);
+            out.extend_from_slice(&node.incarnation.to_le_bytes());
+            put_varint(out, node.past.len() as u64);
+            node.past.iter().for_each(|past| out.extend_from_slice(&past.to_le_bytes()));
+            out.push(u8::from(node.gone));
+            put_varint(out, node.acked_below);
+            put_varint(out, node.first_seq);
+            put_varint(out, node.replies.len() as u64);
+            for reply in &node.replies {
+                match reply {
+                    None => out.push(0),
+                    Some(reply) => {
+                        out.push(1);
+                        write_reply(reply, out);
+                    }
+                }
+            }
+        }
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>, nodes_max: usize, replies_max: usize) -> Option<Dedup> {
+        let mut nodes = BTreeMap::new();
+        for _ in 0..reader.varint()? {
+            let id = reader.varint()?;
+            let mut node = Remembered::new(reader.u64_fixed()?);
+            for _ in 0..reader.varint()? {
+                node.past.push_back(reader.u64_fixed()?);
+            }
+            node.gone = reader.flag()?;
+            node.acked_below = reader.varint()?;
+            node.first_seq = reader.varint()?;
+            for _ in 0..reader.varint()? {
+                let reply = if reader.flag()? { Some(read_reply(reader)?) } else { None };
+                node.replies.push_back(reply);
+            }
+            let last = node.first_seq.checked_add(node.replies.len() as u64);
+            if node.past.len() > PAST_MAX
+                || node.replies.len() > replies_max
+                || last.is_none()
+                || node.first_seq < node.acked_below
+            {
+                return None;
+            }
+            if nodes.len() >= nodes_max || nodes.insert(id, node).is_some() {
+                return None;
+            }
+        }
+        Some(Dedup { nodes })
+    }
+}
+
+impl Remembered {
+    fn new(incarnation: u64) -> Remembered {
+        let (past, replies) = (VecDeque::new(), VecDeque::new());
+        Remembered { incarnation, past, gone: false, acked_below: 0, first_seq: 0, replies }
+    }
+
+    fn drop_below(&mut self, seq: u64) {
+        let count = (seq - self.first_seq).min(self.replies.len() as u64) as usize;
+        self.replies.drain(..count);
+        self.first_seq = seq;
+        if self.replies.capacity() > 1024 && self.replies.len() < self.replies.capacity() / 8 {
+            self.replies.shrink_to(self.replies.len() * 2);
+        }
+    }
+}

@@ -1,0 +1,63 @@
+//! The end of what is due, by the replicated clock alone.
+//!
+//! Every entry first works off what is due at its own stamp, up to a limit. What is left beyond the limit is ended by
+//! whatever touches it ([`Machine::end_if_due`]), so nothing past its deadline is ever granted, renewed or shown as held.
+
+use super::deadlines::Kind;
+use super::lock::Ended;
+use super::slab::NONE;
+use super::{Applied, Machine};
+use crate::event::EventKind;
+use crate::reply::Reply;
+
+impl Machine {
+    pub(crate) fn end_due(&mut self, out: &mut Applied) {
+        for _ in 0..self.limits.due_per_entry_max {
+            match self.deadlines.next() {
+                Some((at_ms, kind, slot)) if at_ms <= self.clock.logical_ms => self.end_one(kind, slot, out),
+                Some(_) | None => return,
+            }
+            self.serve_all(out);
+        }
+    }
+
+    fn end_one(&mut self, kind: Kind, slot: u32, out: &mut Applied) {
+        match kind {
+            Kind::Lock => self.end_grant(slot, Ended::Expired, EventKind::Expired, out),
+            Kind::Session => self.end_dead_session(slot, out),
+            Kind::Waiter => self.give_up_overdue(slot, out),
+        }
+    }
+
+    /// Ends the grant of a lock where its time or its session's is over. Answers whether it did.
+    pub(crate) fn end_if_due(&mut self, slot: u32, out: &mut Applied) -> bool {
+        let lock = &self.locks[slot];
+        if !lock.is_held() {
+            return false;
+        }
+        let now_ms = self.clock.logical_ms;
+        let session = lock.session;
+        if lock.at_ms <= now_ms {
+            self.end_grant(slot, Ended::Expired, EventKind::Expired, out);
+            return true;
+        }
+        if session != NONE && self.sessions[session].deadline_ms <= now_ms {
+            self.end_dead_session(session, out);
+            return true;
+        }
+        false
+    }
+
+    /// The logged command. What is due has ended already, at the start of the entry; idle records are left.
+    pub(crate) fn expire(&mut self, idle_ms: u64) -> Reply {
+        for _ in 0..self.limits.idle_per_entry_max {
+            match self.oldest_idle_ms() {
+                Some(since_ms) if since_ms.saturating_add(idle_ms) <= self.clock.logical_ms => {
+                    self.forget_oldest_idle(1);
+                }
+                Some(_) | None => break,
+            }
+        }
+        Reply::OK
+    }
+}

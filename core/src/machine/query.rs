@@ -1,0 +1,120 @@
+//! Looks at the state: `LOCK.INFO`, `LOCK.QUEUE`, `LOCK.SCAN`, `LOCK.SESSION INFO`. Nothing here changes anything, and
+//! nothing past its deadline is shown as if it lived, even where its end has not been worked off yet.
+
+use super::lock::Lock;
+use super::slab::NONE;
+use super::waiter::Waiter;
+use super::{Db, Machine, Query};
+use crate::glob;
+use crate::grammar::errors;
+use crate::reply::{LockInfo, Reply};
+use crate::types::{SessionId, SCAN_COUNT_MAX};
+use ::bytes::Bytes;
+
+/// Slots one `LOCK.SCAN` looks at for each name it may answer: idle records lie between held ones.
+const SCAN_SLOTS_PER_NAME: usize = 16;
+
+impl Machine {
+    #[must_use]
+    pub fn query(&self, query: Query<'_>) -> Reply {
+        match query {
+            Query::Info { db, resource } => self.info(db, resource),
+            Query::Queue { db, resource } => self.queue(db, resource),
+            Query::Scan { db, cursor, pattern, count } => self.scan(db, cursor, pattern, count),
+            Query::Session { id } => self.session_info(id),
+        }
+    }
+
+    fn info(&self, db: Db, name: &[u8]) -> Reply {
+        let mut info = LockInfo {
+            resource: Bytes::copy_from_slice(name),
+            tier: self.tier,
+            held: false,
+            fence: crate::types::Fence(0),
+            owner: None,
+            session: None,
+            ttl_ms: None,
+            waiters: 0,
+        };
+        if let Some(slot) = self.names.find(&self.locks, db, name) {
+            let lock = &self.locks[slot];
+            info.fence = lock.fence;
+            info.waiters = match self.next_deadline_ms() {
+                Some(at_ms) if at_ms <= self.clock.logical_ms => self.live_waiters(lock).count() as u64,
+                Some(_) | None => u64::from(lock.queue.len),
+            };
+            if self.is_held_now(lock) {
+                info.held = true;
+                info.owner = Some(Bytes::copy_from_slice(lock.owner()));
+                info.session = self.sessions.get(lock.session).map(|session| session.id);
+                info.ttl_ms = Some(match lock.at_ms {
+                    super::deadlines::NEVER => -1,
+                    deadline_ms => (deadline_ms - self.clock.logical_ms) as i64,
+                });
+            }
+        }
+        Reply::Info(Box::new(info))
+    }
+
+    fn queue(&self, db: Db, name: &[u8]) -> Reply {
+        let Some(slot) = self.names.find(&self.locks, db, name) else { return Reply::Array(Vec::new()) };
+        let row = |waiter: &Waiter| {
+            let waited_ms = self.clock.logical_ms - waiter.since_ms;
+            Reply::Array(vec![Reply::bulk(&waiter.owner), Reply::Int(waited_ms as i64)])
+        };
+        Reply::Array(self.live_waiters(&self.locks[slot]).map(row).collect())
+    }
+
+    /// The cursor is the number of the next slot to look at. A lock keeps its slot as long as it has a record, so one that
+    /// is held from the first call to the last is shown exactly once, on whichever node the calls are answered.
+    fn scan(&self, db: Db, cursor: u64, pattern: Option<&[u8]>, count: u64) -> Reply {
+        let count = count.clamp(1, SCAN_COUNT_MAX) as usize;
+        let from = u32::try_from(cursor).unwrap_or(NONE);
+        let mut names = Vec::new();
+        let mut next = 0;
+        for (looked, (slot, lock)) in self.locks.iter_from(from).enumerate() {
+            if names.len() == count || looked == count * SCAN_SLOTS_PER_NAME {
+                next = slot;
+                break;
+            }
+            let shown = lock.db == db
+                && self.is_held_now(lock)
+                && pattern.is_none_or(|pattern| glob::matches(pattern, lock.name()));
+            if shown {
+                names.push(Reply::bulk(lock.name()));
+            }
+        }
+        Reply::Array(vec![Reply::bulk(next.to_string()), Reply::Array(names)])
+    }
+
+    fn session_info(&self, id: SessionId) -> Reply {
+        let found = self.session_ids.get(&id).map(|slot| &self.sessions[*slot]);
+        let Some(session) = found.filter(|session| session.deadline_ms > self.clock.logical_ms) else {
+            return errors::no_session().into();
+        };
+        let name = if session.label.is_empty() { Reply::Nil } else { Reply::bulk(&session.label) };
+        let left_ms = session.deadline_ms - self.clock.logical_ms;
+        Reply::Map(vec![
+            (Reply::Text("id"), Reply::bulk(session.id.to_string())),
+            (Reply::Text("name"), name),
+            (Reply::Text("ttl"), Reply::Int(session.ttl_ms as i64)),
+            (Reply::Text("left"), Reply::Int(left_ms as i64)),
+            (Reply::Text("locks"), Reply::Int(i64::from(session.locks.len))),
+            (Reply::Text("waiters"), Reply::Int(i64::from(session.waiters.len))),
+        ])
+    }
+
+    fn is_held_now(&self, lock: &Lock) -> bool {
+        lock.is_held() && lock.at_ms > self.clock.logical_ms && self.lives(lock.session)
+    }
+
+    /// Whether a session, if any, is still alive.
+    fn lives(&self, session: u32) -> bool {
+        self.sessions.get(session).is_none_or(|session| session.deadline_ms > self.clock.logical_ms)
+    }
+
+    fn live_waiters<'a>(&'a self, lock: &'a Lock) -> impl Iterator<Item = &'a Waiter> + 'a {
+        let waiters = lock.queue.walk(&self.seats).map(|seat| &self.waiters[self.seats[seat].waiter]);
+        waiters.filter(|waiter| waiter.is_live(self.clock.logical_ms) && self.lives(waiter.session))
+    }
+}

@@ -1,0 +1,64 @@
+//! `LOCK.RELEASE`, `LOCK.MRELEASE`, `LOCK.FORCERELEASE`, and the end of a grant in general.
+
+use super::command::Db;
+use super::deadlines::Kind;
+use super::lock::Ended;
+use super::multi::Several;
+use super::slab::NONE;
+use super::{Applied, EventOwner, Machine};
+use crate::event::EventKind;
+use crate::reply::Reply;
+use crate::types::{Fence, Reason};
+
+impl Machine {
+    /// The fence is what releases, never the name alone: a late retry cannot take a newer grant away.
+    pub(crate) fn release(&mut self, db: Db, name: &[u8], fence: Fence, out: &mut Applied) -> Reply {
+        let Some(slot) = self.find_fresh(db, name, out) else { return Reply::Refused(Reason::NotOwner) };
+        let lock = &self.locks[slot];
+        if !lock.is_held() || lock.fence != fence {
+            return Reply::Refused(lock.reason_against(fence));
+        }
+        self.end_grant(slot, Ended::Released, EventKind::Released, out);
+        Reply::Released
+    }
+
+    /// Each by its own fence. Waiters are served when all have ended, so one that waits for several gets them at once.
+    pub(crate) fn release_many(&mut self, db: Db, pairs: &[(&[u8], Fence)], out: &mut Applied) -> Reply {
+        for (name, _) in pairs {
+            self.find_fresh(db, name, out);
+        }
+        let replies: Several<Reply> =
+            pairs.iter().map(|(name, fence)| self.release(db, name, *fence, out)).collect();
+        Reply::Array(replies.into_vec())
+    }
+
+    pub(crate) fn force_release(&mut self, db: Db, name: &[u8], out: &mut Applied) -> Reply {
+        match self.find_fresh(db, name, out) {
+            Some(slot) if self.locks[slot].is_held() => {
+                self.end_grant(slot, Ended::Released, EventKind::Released, out);
+                Reply::Int(1)
+            }
+            Some(_) | None => Reply::Int(0),
+        }
+    }
+
+    /// Ends a grant. The lock is served with the rest at the end of the command.
+    pub(crate) fn end_grant(&mut self, slot: u32, how: Ended, event: EventKind, out: &mut Applied) {
+        self.emit(event, slot, EventOwner::Holder, out);
+        let session = self.locks[slot].session;
+        if session != NONE {
+            let mut locks = self.sessions[session].locks;
+            locks.unlink(&mut self.locks, slot);
+            self.sessions.edit(session).locks = locks;
+        }
+        self.deadlines.clear(Kind::Lock, slot);
+        self.locks.edit(slot).end(how);
+        self.counters.held -= 1;
+        match how {
+            Ended::Released => self.counters.releases += 1,
+            Ended::Expired => self.counters.expiries += 1,
+            Ended::Unknown => {}
+        }
+        self.to_serve.push_back(slot);
+    }
+}

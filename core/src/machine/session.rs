@@ -1,0 +1,164 @@
+//! Sessions: opened, kept alive, orphaned, closed, dead. All locks of a session end with it, in one step.
+
+use super::bytes::{put_bytes, put_varint, Reader};
+use super::deadlines::Kind;
+use super::list::List;
+use super::lock::Ended;
+use super::slab::Image;
+use super::{Applied, Machine};
+use crate::event::EventKind;
+use crate::grammar::errors;
+use crate::reply::Reply;
+use crate::types::{SessionId, LABEL_BYTES_MAX, TTL_MS_MAX};
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    /// Empty where none was given.
+    pub(crate) label: Box<[u8]>,
+    pub(crate) ttl_ms: u64,
+    /// By the last keep-alive, or by the grace time after the connection that opened it went.
+    pub(crate) deadline_ms: u64,
+    /// Locks it holds, in the order of their grants.
+    pub(crate) locks: List,
+    /// Its waiters, in the order they came.
+    pub(crate) waiters: List,
+}
+
+impl Image for Session {
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.id.0.to_le_bytes());
+        put_bytes(out, &self.label);
+        put_varint(out, self.ttl_ms);
+        put_varint(out, self.deadline_ms);
+        self.locks.write(out);
+        self.waiters.write(out);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Session> {
+        let id = SessionId(reader.u64_fixed()?);
+        let label = reader.bytes()?;
+        if label.len() > LABEL_BYTES_MAX {
+            return None;
+        }
+        Some(Session {
+            id,
+            label: label.into(),
+            ttl_ms: reader.varint()?,
+            deadline_ms: reader.varint()?,
+            locks: List::read(reader)?,
+            waiters: List::read(reader)?,
+        })
+    }
+}
+
+impl Machine {
+    /// An id that is taken by a live session is refused: the node draws another.
+    pub(crate) fn session_open(
+        &mut self,
+        id: SessionId,
+        ttl_ms: u64,
+        label: &[u8],
+        out: &mut Applied,
+    ) -> Reply {
+        if ttl_ms == 0 || ttl_ms > TTL_MS_MAX {
+            return errors::ttl_range().into();
+        }
+        if label.len() > LABEL_BYTES_MAX {
+            return errors::label_length().into();
+        }
+        if self.live_session(id, out).is_some() {
+            return errors::session_exists().into();
+        }
+        if self.sessions.len() >= self.limits.sessions_max {
+            return errors::too_many_sessions(self.limits.sessions_max).into();
+        }
+        let deadline_ms = self.deadline_after(ttl_ms);
+        let (locks, waiters) = (List::EMPTY, List::EMPTY);
+        let slot =
+            self.sessions.insert(Session { id, label: label.into(), ttl_ms, deadline_ms, locks, waiters });
+        self.session_ids.insert(id, slot);
+        self.deadlines.set(Kind::Session, slot, deadline_ms);
+        Reply::bulk(id.to_string())
+    }
+
+    pub(crate) fn session_keep_alive(&mut self, id: SessionId, out: &mut Applied) -> Reply {
+        match self.live_session(id, out) {
+            Some(slot) => {
+                self.set_session_deadline(slot, self.deadline_after(self.sessions[slot].ttl_ms));
+                Reply::Int(self.sessions[slot].ttl_ms as i64)
+            }
+            None => errors::no_session().into(),
+        }
+    }
+
+    pub(crate) fn sessions_touch(&mut self, ids: &[SessionId], out: &mut Applied) -> Reply {
+        for id in ids {
+            if let Some(slot) = self.live_session(*id, out) {
+                self.set_session_deadline(slot, self.deadline_after(self.sessions[slot].ttl_ms));
+            }
+        }
+        Reply::OK
+    }
+
+    /// Grace can only bring the end nearer. Any keep-alive sets it back to the full ttl.
+    pub(crate) fn sessions_orphan(&mut self, ids: &[SessionId], grace_ms: u64) -> Reply {
+        for id in ids {
+            if let Some(&slot) = self.session_ids.get(id) {
+                let grace_end_ms = self.clock.logical_ms.saturating_add(grace_ms);
+                self.set_session_deadline(slot, self.sessions[slot].deadline_ms.min(grace_end_ms));
+            }
+        }
+        Reply::OK
+    }
+
+    pub(crate) fn session_close(&mut self, id: SessionId, out: &mut Applied) -> Reply {
+        match self.live_session(id, out) {
+            Some(slot) => {
+                let locks = self.sessions[slot].locks.len;
+                self.end_session(slot, Ended::Released, out);
+                Reply::Int(i64::from(locks))
+            }
+            None => errors::no_session().into(),
+        }
+    }
+
+    /// The slot of a session that lives at this instant. One that is due ends here.
+    pub(crate) fn live_session(&mut self, id: SessionId, out: &mut Applied) -> Option<u32> {
+        let slot = *self.session_ids.get(&id)?;
+        if self.sessions[slot].deadline_ms > self.clock.logical_ms {
+            return Some(slot);
+        }
+        self.end_dead_session(slot, out);
+        self.serve_all(out);
+        None
+    }
+
+    pub(crate) fn end_dead_session(&mut self, slot: u32, out: &mut Applied) {
+        self.end_session(slot, Ended::Expired, out);
+    }
+
+    /// Waiters go first, so that none of them is granted what the session's own locks leave free.
+    fn end_session(&mut self, slot: u32, how: Ended, out: &mut Applied) {
+        while let Some(waiter) = self.sessions[slot].waiters.first() {
+            let record = self.leave(waiter, out);
+            for pending in &record.requests {
+                self.settle(pending, Some(errors::no_session().into()), out);
+            }
+        }
+        while let Some(lock) = self.sessions[slot].locks.first() {
+            self.end_grant(lock, how, EventKind::SessionEnded, out);
+        }
+        let id = self.sessions[slot].id;
+        self.session_ids.remove(&id);
+        self.deadlines.clear(Kind::Session, slot);
+        self.sessions.remove(slot);
+    }
+
+    fn set_session_deadline(&mut self, slot: u32, deadline_ms: u64) {
+        if self.sessions[slot].deadline_ms != deadline_ms {
+            self.sessions.edit(slot).deadline_ms = deadline_ms;
+            self.deadlines.set(Kind::Session, slot, deadline_ms);
+        }
+    }
+}

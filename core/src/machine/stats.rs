@@ -1,0 +1,97 @@
+//! What `INFO` shows of the machine. The counters are part of the state: they go on after a restore.
+
+use super::bytes::{put_varint, Reader};
+use super::Machine;
+
+/// Counted since the state was first made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counters {
+    pub(crate) held: u64,
+    pub(crate) grants: u64,
+    pub(crate) releases: u64,
+    pub(crate) expiries: u64,
+    pub(crate) refusals: u64,
+    pub(crate) deadlocks: u64,
+    pub(crate) deadlock_searches_cut: u64,
+    pub(crate) malformed: u64,
+}
+
+impl Counters {
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        let Counters {
+            held,
+            grants,
+            releases,
+            expiries,
+            refusals,
+            deadlocks,
+            deadlock_searches_cut,
+            malformed,
+        } = *self;
+        for value in [held, grants, releases, expiries, refusals, deadlocks, deadlock_searches_cut, malformed]
+        {
+            put_varint(out, value);
+        }
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Option<Counters> {
+        Some(Counters {
+            held: count(reader)?,
+            grants: count(reader)?,
+            releases: count(reader)?,
+            expiries: count(reader)?,
+            refusals: count(reader)?,
+            deadlocks: count(reader)?,
+            deadlock_searches_cut: count(reader)?,
+            malformed: count(reader)?,
+        })
+    }
+}
+
+/// A count that can still go up.
+pub(crate) fn count(reader: &mut Reader<'_>) -> Option<u64> {
+    reader.varint().filter(|count| *count < 1 << 60)
+}
+
+/// Figures for `INFO` and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Stats {
+    pub locks_held: u64,
+    pub waiters: u64,
+    pub sessions: u64,
+    /// Free locks whose last fence is still remembered.
+    pub idle_records: u64,
+    pub grants: u64,
+    pub releases: u64,
+    pub expiries: u64,
+    /// Nil, `[0, reason]` and error replies.
+    pub refusals: u64,
+    /// Waits refused because they would have closed a circle.
+    pub deadlocks: u64,
+    /// Searches for a circle that were given up as too long.
+    pub deadlock_searches_cut: u64,
+    /// Entries and commands that could not be read.
+    pub malformed: u64,
+    pub events: u64,
+}
+
+impl Machine {
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        let counters = self.counters;
+        Stats {
+            locks_held: counters.held,
+            waiters: self.waiters.len() as u64,
+            sessions: self.sessions.len() as u64,
+            idle_records: u64::from(self.idle.len),
+            grants: counters.grants,
+            releases: counters.releases,
+            expiries: counters.expiries,
+            refusals: counters.refusals,
+            deadlocks: counters.deadlocks,
+            deadlock_searches_cut: counters.deadlock_searches_cut,
+            malformed: counters.malformed,
+            events: self.event_seq,
+        }
+    }
+}
