@@ -1,0 +1,42 @@
+//! `FENCE.CHECK`, `FENCE.GET`, `FENCE.CALL`
+
+use super::{Answer, Call};
+use crate::info::{count, Counter};
+use crate::record::marks;
+use redfence_core::grammar::errors::{self, shown};
+use redfence_core::grammar::fence;
+use redfence_core::reply::{Refusal, Reply};
+
+pub(crate) fn check(call: &Call<'_>, request: &fence::Check<'_>) -> Result<Answer, Refusal> {
+    match marks::raise(call.ctx, request.resource, request.fence, call.now)? {
+        Ok(()) => Ok(Reply::Int(1).into()),
+        Err(_mark) => {
+            count(Counter::StaleFence);
+            Ok(Reply::Int(0).into())
+        }
+    }
+}
+
+pub(crate) fn get(call: &Call<'_>, request: &fence::Get<'_>) -> Result<Answer, Refusal> {
+    Ok(Reply::Int(marks::get(call.ctx, request.resource)?.0 as i64).into())
+}
+
+/// The mark rises first, then the command runs; both in one step, and both in one transaction on replicas.
+pub(crate) fn call(call: &Call<'_>, request: &fence::Call<'_>) -> Result<Answer, Refusal> {
+    let command = &call.argv[fence::Call::COMMAND_AT..];
+    let name = command[0].as_ref();
+    if name.eq_ignore_ascii_case(fence::CALL.as_bytes()) {
+        return Err(Refusal::new("ERR FENCE.CALL cannot run FENCE.CALL"));
+    }
+    if let Err(mark) = marks::raise(call.ctx, request.resource, request.fence, call.now)? {
+        count(Counter::StaleFence);
+        return Err(errors::stale_fence(request.fence.0, mark.0));
+    }
+    match call.ctx.call_for_client(command) {
+        Some(reply) => {
+            call.ctx.reply_with(&reply);
+            Ok(Answer::Sent)
+        }
+        None => Err(Refusal::new(format!("ERR unknown command '{}'", shown(name)))),
+    }
+}

@@ -1,0 +1,28 @@
+//! `LOCK.FORCERELEASE`
+
+use super::{check_tier, Answer, Call};
+use crate::events;
+use crate::info::{count, Counter};
+use crate::record::Lock;
+use crate::waiters;
+use redfence_core::event::EventKind;
+use redfence_core::grammar::errors::shown;
+use redfence_core::grammar::forcerelease::ForceRelease;
+use redfence_core::reply::{Refusal, Reply};
+
+pub(crate) fn run(call: &Call<'_>, request: &ForceRelease<'_>) -> Result<Answer, Refusal> {
+    check_tier(request.tier)?;
+    let lock = Lock::new(call.argv[1].name())?;
+    let Some((fence, owner)) = lock.end_by_force(call.ctx, call.now)? else {
+        return Ok(Reply::Int(0).into());
+    };
+    count(Counter::Released);
+    call.ctx.log_notice(&format!(
+        "LOCK.FORCERELEASE took '{}' from owner '{}', fence {fence}",
+        shown(request.resource),
+        shown(owner.bytes())
+    ));
+    events::publish(call.ctx, EventKind::Released, request.resource, fence, owner.bytes());
+    waiters::serve(call.ctx, request.resource, call.now);
+    Ok(Reply::Int(1).into())
+}

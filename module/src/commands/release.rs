@@ -1,0 +1,35 @@
+//! `LOCK.RELEASE`
+
+use super::{check_tier, Answer, Call};
+use crate::events;
+use crate::ffi::Name;
+use crate::info::{count, Counter};
+use crate::record::{Ended, Lock};
+use crate::waiters;
+use redfence_core::event::EventKind;
+use redfence_core::grammar::release::Release;
+use redfence_core::reply::{Refusal, Reply};
+use redfence_core::types::Fence;
+
+pub(crate) fn run(call: &Call<'_>, request: &Release<'_>) -> Result<Answer, Refusal> {
+    check_tier(request.tier)?;
+    release(call, call.argv[1].name(), request.fence).map(Answer::from)
+}
+
+/// Ends one grant, and gives the lock to whoever is next, in one step.
+pub(super) fn release(call: &Call<'_>, name: Name<'_>, fence: Fence) -> Result<Reply, Refusal> {
+    let lock = Lock::new(name)?;
+    let reply = match lock.end(call.ctx, fence, call.now)? {
+        Ended::Now { owner } => {
+            count(Counter::Released);
+            events::publish(call.ctx, EventKind::Released, lock.resource(), fence, owner.bytes());
+            Reply::Released
+        }
+        Ended::Before(reason) => {
+            count(Counter::Refused);
+            Reply::Refused(reason)
+        }
+    };
+    waiters::serve(call.ctx, lock.resource(), call.now);
+    Ok(reply)
+}

@@ -1,0 +1,177 @@
+//! What the server does for us beside keys: replication, timers, publishing, flags, random bytes, logging.
+
+use super::{api, entry, Ctx, Name, OwnedString};
+use redis_module::raw;
+use std::ffi::{CStr, CString};
+
+pub(crate) type TimerId = raw::RedisModuleTimerID;
+
+/// What the module has to know of the server before it writes outside a command.
+#[derive(Clone, Copy)]
+pub(crate) struct Standing {
+    pub(crate) replica: bool,
+    pub(crate) loading: bool,
+}
+
+impl Ctx {
+    pub(super) fn flags(&self) -> u32 {
+        // SAFETY: the context is live.
+        unsafe { api!(RedisModule_GetContextFlags(self.raw())) as u32 }
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        let flags = self.flags();
+        Standing {
+            replica: flags & raw::REDISMODULE_CTX_FLAGS_SLAVE != 0,
+            loading: flags & (raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING)
+                != 0,
+        }
+    }
+
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.flags() & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0
+    }
+
+    /// Whether keys may be evicted under memory pressure.
+    pub(crate) fn may_evict(&self) -> bool {
+        self.flags() & raw::REDISMODULE_CTX_FLAGS_EVICT != 0
+    }
+
+    /// While clients are paused or a failover is under way nothing may be added to the replication stream.
+    pub(crate) fn must_keep_replicas_still(&self) -> bool {
+        // SAFETY: no arguments; the function is asked for by name because it is younger than the rest.
+        unsafe { raw::RedisModule_AvoidReplicaTraffic.is_some_and(|avoid| avoid() != 0) }
+    }
+
+    pub(crate) fn db(&self) -> i32 {
+        // SAFETY: the context is live.
+        unsafe { api!(RedisModule_GetSelectedDb(self.raw())) }
+    }
+
+    /// Timers have a client of their own, whose db may be changed at will.
+    pub(crate) fn select_db(&self, db: i32) {
+        // SAFETY: the context is live.
+        unsafe { api!(RedisModule_SelectDb(self.raw(), db)) };
+    }
+
+    /// Whether this node serves the slot of a key. Always, outside a cluster; in one, Redis itself is asked by a harmless read.
+    pub(crate) fn serves_slot_of(&self, resource: &[u8]) -> bool {
+        if !self.is_cluster() {
+            return true;
+        }
+        let name = OwnedString::new(resource);
+        // SAFETY: the format says one string follows. Redis answers NULL where the slot is not ours.
+        unsafe {
+            let reply =
+                api!(RedisModule_Call(self.raw(), c"EXISTS".as_ptr(), c"s".as_ptr(), name.name().raw()));
+            if reply.is_null() {
+                return false;
+            }
+            api!(RedisModule_FreeCallReply(reply));
+            true
+        }
+    }
+
+    pub(crate) fn log_warning(&self, text: &str) {
+        self.log(c"warning", text);
+    }
+
+    pub(crate) fn log_notice(&self, text: &str) {
+        self.log(c"notice", text);
+    }
+
+    fn log(&self, level: &CStr, text: &str) {
+        let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
+        // SAFETY: the context is live, both texts end in NUL, and the format takes exactly one string.
+        unsafe { api!(RedisModule_Log(self.raw(), level.as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
+    }
+
+    pub(crate) fn replicate_set(&self, name: Name<'_>, value: &[u8], expire_at_ms: Option<u64>) {
+        let (set, pxat) = (c"SET".as_ptr(), c"PXAT".as_ptr());
+        let (start, len) = (value.as_ptr(), value.len());
+        // SAFETY: the format says what follows: a string, a buffer with its length, and where there is an expiry a C string
+        // and a long long. Redis copies all of it.
+        unsafe {
+            match expire_at_ms {
+                Some(at) => {
+                    api!(RedisModule_Replicate(
+                        self.raw(),
+                        set,
+                        c"sbcl".as_ptr(),
+                        name.raw(),
+                        start,
+                        len,
+                        pxat,
+                        at as i64
+                    ))
+                }
+                None => api!(RedisModule_Replicate(self.raw(), set, c"sb".as_ptr(), name.raw(), start, len)),
+            }
+        };
+    }
+
+    pub(crate) fn replicate_delete(&self, name: Name<'_>) {
+        // SAFETY: the format says one string follows.
+        unsafe { api!(RedisModule_Replicate(self.raw(), c"DEL".as_ptr(), c"s".as_ptr(), name.raw())) };
+    }
+
+    pub(crate) fn replicate_expire(&self, name: Name<'_>, at_ms: u64) {
+        // SAFETY: the format says a string and a long long follow.
+        unsafe {
+            api!(RedisModule_Replicate(
+                self.raw(),
+                c"PEXPIREAT".as_ptr(),
+                c"sl".as_ptr(),
+                name.raw(),
+                at_ms as i64
+            ))
+        };
+    }
+
+    /// Tells keyspace listeners what `SET`, `PEXPIREAT` and `DEL` would have told them.
+    pub(crate) fn notify(&self, class: Class, event: &CStr, name: Name<'_>) {
+        // SAFETY: context, text and name are live.
+        unsafe {
+            api!(RedisModule_NotifyKeyspaceEvent(self.raw(), class as i32, event.as_ptr(), name.raw()))
+        };
+    }
+
+    pub(crate) fn publish(&self, channel: &[u8], message: &[u8]) {
+        let (channel, message) = (OwnedString::new(channel), OwnedString::new(message));
+        // SAFETY: both strings live through the call.
+        unsafe {
+            api!(RedisModule_PublishMessage(self.raw(), channel.name().raw(), message.name().raw()));
+        }
+    }
+
+    pub(crate) fn start_timer(&self, in_ms: u64) -> TimerId {
+        // SAFETY: the callback is ours and takes no data.
+        unsafe {
+            api!(RedisModule_CreateTimer(
+                self.raw(),
+                in_ms as raw::mstime_t,
+                Some(entry::on_timer),
+                std::ptr::null_mut()
+            ))
+        }
+    }
+
+    /// Must not be called for the timer whose callback is running: Redis would free it twice.
+    pub(crate) fn stop_timer(&self, timer: TimerId) {
+        // SAFETY: Redis looks the id up, and answers an error where it is gone.
+        unsafe { api!(RedisModule_StopTimer(self.raw(), timer, std::ptr::null_mut())) };
+    }
+}
+
+/// The classes of keyspace events the module causes.
+#[derive(Clone, Copy)]
+pub(crate) enum Class {
+    Generic = raw::REDISMODULE_NOTIFY_GENERIC as isize,
+    String = raw::REDISMODULE_NOTIFY_STRING as isize,
+}
+
+/// Random lower-case hexadecimal digits.
+pub(crate) fn random_hex(digits: &mut [u8]) {
+    // SAFETY: Redis writes exactly `len` bytes.
+    unsafe { api!(RedisModule_GetRandomHexChars(digits.as_mut_ptr().cast(), digits.len())) };
+}

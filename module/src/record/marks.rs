@@ -1,0 +1,58 @@
+//! The high-water marks of `FENCE.*`: a plain integer in a side key, kept for ever unless a retention is set.
+
+use super::names;
+use crate::clock::Now;
+use crate::config;
+use crate::ffi::{Ctx, Key, Kind};
+use redfence_core::grammar::errors;
+use redfence_core::grammar::words::decimal;
+use redfence_core::reply::Refusal;
+use redfence_core::types::Fence;
+
+/// Raises the mark to `fence`. `Err(mark)` where the fence is behind it.
+pub(crate) fn raise(
+    ctx: &Ctx,
+    resource: &[u8],
+    fence: Fence,
+    now: Now,
+) -> Result<Result<(), Fence>, Refusal> {
+    let name = names::side_key(names::MARK, resource)?;
+    let mut key = Key::open_to_write(ctx, name.name());
+    let kind = key.kind();
+    let mark = value(&mut key, kind)?;
+    if fence < mark {
+        return Ok(Err(mark));
+    }
+    if fence > mark {
+        let mut digits = itoa::Buffer::new();
+        let digits = digits.format(fence.0).as_bytes();
+        let forget_at_ms = config::mark_retention_ms().map(|ms| now.wall_ms() + ms);
+        key.set_bytes(digits);
+        match forget_at_ms {
+            Some(at_ms) => key.set_expire_at_ms(at_ms),
+            None => key.clear_expiry(),
+        }
+        ctx.replicate_set(name.name(), digits, forget_at_ms);
+    }
+    Ok(Ok(()))
+}
+
+/// 0 where there is none.
+pub(crate) fn get(ctx: &Ctx, resource: &[u8]) -> Result<Fence, Refusal> {
+    let name = names::side_key(names::MARK, resource)?;
+    let Some(mut key) = Key::open_to_read(ctx, name.name()) else {
+        return Ok(Fence(0));
+    };
+    let kind = key.kind();
+    value(&mut key, kind)
+}
+
+fn value(key: &mut Key<'_>, kind: Kind) -> Result<Fence, Refusal> {
+    match kind {
+        Kind::Absent => Ok(Fence(0)),
+        Kind::Other => Err(errors::wrong_type()),
+        Kind::String => decimal(key.bytes())
+            .map(Fence)
+            .ok_or_else(|| Refusal::new("ERR the high-water mark of this resource is not an integer")),
+    }
+}
