@@ -7,7 +7,7 @@
 //! # Layout
 //!
 //! - [`datadir`]: the directory: lock, identity, known peers
-//! - [`engine`]: the log on raft-engine
+//! - [`engine`]: the log on raft-engine; `parts`: how it is opened and read
 //! - [`memory`]: its twin in memory
 //! - [`snapshots`]: snapshot files
 //! - `records`: the head and snapshot records, and how tasks move them
@@ -26,6 +26,7 @@ mod error;
 mod guard;
 mod mark;
 pub mod memory;
+mod parts;
 mod quiet;
 mod records;
 pub mod snapshots;

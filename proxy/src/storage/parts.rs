@@ -1,0 +1,205 @@
+//! What the log store and its readers share: the opened raft-engine, how it is opened, read and blamed.
+//!
+//! `engine.rs` writes through it; the node reads through [`EngineReader`] from another thread.
+
+use super::datadir::DataDir;
+use super::engine::EngineLimits;
+use super::error::StorageError;
+use super::guard::{append_seq, GuardedFileSystem, Refusal, Shared};
+use super::quiet;
+use super::records::{decode_snapshot, Head, Records};
+use super::snapshots::SnapshotReader;
+use crate::tier2::ports::{GroupId, LogMark, LogReader, SnapshotId, StoreError, GROUP};
+use bytes::Bytes;
+use raft::eraftpb::Entry;
+use raft_engine::{Config, Engine, MessageExt, ReadableSize, RecoveryMode};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+pub(crate) const HEAD_KEY: &[u8] = b"head";
+pub(crate) const SNAPSHOT_KEY: &[u8] = b"snapshot";
+
+pub(crate) type Files = Engine<GuardedFileSystem>;
+
+pub(crate) struct EntryOf;
+
+impl MessageExt for EntryOf {
+    type Entry = Entry;
+
+    fn index(entry: &Entry) -> u64 {
+        entry.index
+    }
+}
+
+/// What the store and its readers share.
+pub(crate) struct Parts {
+    /// `None` once it was given up after a failure, or closed.
+    pub(crate) engine: Option<Files>,
+    pub(crate) region: u64,
+    pub(crate) files: Arc<Shared>,
+    pub(crate) snapshots: SnapshotReader,
+    pub(crate) truncated: Mutex<LogMark>,
+    /// Held while old files are given back.
+    pub(crate) purging: Mutex<()>,
+}
+
+impl Drop for Parts {
+    fn drop(&mut self) {
+        // Closing syncs, and a failing sync panics: by now the failure was reported, or there is nobody to tell.
+        if let Some(engine) = self.engine.take() {
+            let _ = quiet::catch(move || drop(engine));
+        }
+    }
+}
+
+impl Parts {
+    pub(crate) fn engine(&self) -> Result<&Files, StoreError> {
+        self.engine.as_ref().ok_or_else(|| StoreError("the log is closed".to_string()))
+    }
+
+    pub(crate) fn read_records(&self) -> Result<Records, StorageError> {
+        let engine = self.engine().map_err(|e| StorageError::Internal(e.0))?;
+        let head = engine.get(self.region, HEAD_KEY).and_then(|bytes| Head::decode(&bytes));
+        let head = head.ok_or_else(|| damaged("its head record is missing"))?;
+        let snapshot = engine.get(self.region, SNAPSHOT_KEY).and_then(|bytes| decode_snapshot(&bytes));
+        let (generation, snapshot) = snapshot.ok_or_else(|| damaged("its snapshot record is missing"))?;
+        if generation != head.snapshot_generation {
+            return Err(damaged("its snapshot record is an old one"));
+        }
+        let first = head.truncated.index + 1;
+        let empty = head.last_index < first;
+        let found = (engine.first_index(self.region), engine.last_index(self.region));
+        let expected = if empty { (None, None) } else { (Some(first), Some(head.last_index)) };
+        if found != expected {
+            return Err(damaged(&format!(
+                "entries {first} to {} should be there, found {found:?}",
+                head.last_index
+            )));
+        }
+        let records = Records { head, snapshot };
+        records.check().map_err(|text| damaged(&text))?;
+        Ok(records)
+    }
+
+    pub(crate) fn fetch(&self, low: u64, high: u64, max_bytes: u64) -> Result<Vec<Entry>, StoreError> {
+        let engine = self.engine()?;
+        let attempt = || {
+            let mut entries = Vec::new();
+            let max = usize::try_from(max_bytes).ok();
+            let read = engine.fetch_entries_to::<EntryOf>(self.region, low, high, max, &mut entries);
+            read.map(|_| entries)
+        };
+        let outcome = attempt().or_else(|_| {
+            let _guard = lock(&self.purging);
+            attempt()
+        });
+        outcome.map_err(|e| StoreError(format!("cannot read entries {low} to {} of the log: {e}", high - 1)))
+    }
+
+    /// The operating system's own words where there are any, else the engine's.
+    pub(crate) fn explain(&self, engine_text: String) -> StorageError {
+        match self.files.take_refusal() {
+            Some(Refusal::Os { doing, error }) => StorageError::Io { doing, source: error },
+            Some(Refusal::CutBelowMark { path, cut_at, durable_to }) => StorageError::Damaged(format!(
+                "{} is broken at byte {cut_at}, and its bytes up to {durable_to} were acknowledged; {REMEDY}",
+                path.display()
+            )),
+            None => StorageError::Damaged(format!("the log cannot be used ({engine_text}); {REMEDY}")),
+        }
+    }
+}
+
+const REMEDY: &str = "remove this node from the cluster and add it again with an empty directory";
+
+pub(crate) fn damaged(what: &str) -> StorageError {
+    StorageError::Damaged(format!("the log is not whole: {what}; {REMEDY}"))
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(crate) fn open_parts(
+    dir: &DataDir,
+    limits: EngineLimits,
+    files: Arc<Shared>,
+) -> Result<Parts, StorageError> {
+    let log = dir.log_path();
+    let Some(log_text) = log.to_str() else {
+        return Err(StorageError::NotOurs(format!("the path {} is not UTF-8", log.display())));
+    };
+    let config = Config {
+        dir: log_text.to_string(),
+        recovery_mode: RecoveryMode::TolerateTailCorruption,
+        recovery_threads: 2,
+        // Entries are small and hot; compressing them costs more than the bytes it saves.
+        batch_compression_threshold: ReadableSize(0),
+        target_file_size: ReadableSize(limits.file_bytes),
+        purge_threshold: ReadableSize(limits.purge_bytes),
+        ..Config::default()
+    };
+    let mut parts = Parts {
+        engine: None,
+        region: region_of(GROUP),
+        files: files.clone(),
+        snapshots: SnapshotReader::new(&dir.snapshots_path()),
+        truncated: Mutex::default(),
+        purging: Mutex::default(),
+    };
+    let file_system = Arc::new(GuardedFileSystem(files));
+    match quiet::catch(|| Engine::open_with_file_system(config, file_system)) {
+        Ok(Ok(engine)) => parts.engine = Some(engine),
+        Ok(Err(e)) => return Err(parts.explain(e.to_string())),
+        Err(panic_text) => return Err(parts.explain(panic_text)),
+    }
+    Ok(parts)
+}
+
+/// raft-engine keeps region 0 free for nobody in particular; ours start at 1 so that 0 never means "unset".
+fn region_of(group: GroupId) -> u64 {
+    u64::from(group) + 1
+}
+
+/// The engine takes a log that lost its newest file, or whole records at its end, for a shorter log; the mark knows better.
+pub(crate) fn check_last_file(log: &Path, files: &Shared) -> Result<(), StorageError> {
+    let entries = std::fs::read_dir(log).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => damaged(&format!("{} is missing", log.display())),
+        _ => StorageError::io_at("read", log, e),
+    })?;
+    let marked = files.mark.place();
+    let mut newest = 0;
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        let Some(seq) = append_seq(&path) else { continue };
+        newest = newest.max(seq);
+        let len = path.metadata().map_err(|e| StorageError::io_at("read", &path, e))?.len();
+        if seq == marked.file_seq && len < marked.offset {
+            return Err(damaged(&format!("{} lost its end", path.display())));
+        }
+    }
+    if newest < marked.file_seq {
+        return Err(damaged(&format!("file {} is missing from {}", marked.file_seq, log.display())));
+    }
+    Ok(())
+}
+
+/// What the node reads the log through.
+pub(crate) struct EngineReader(pub(crate) Arc<Parts>);
+
+impl LogReader for EngineReader {
+    fn entries(&self, low: u64, high: u64, max_bytes: u64) -> Result<Vec<Entry>, StoreError> {
+        self.0.fetch(low, high, max_bytes)
+    }
+
+    fn term(&self, index: u64) -> Result<u64, StoreError> {
+        let truncated = *lock(&self.0.truncated);
+        if index == truncated.index {
+            return Ok(truncated.term);
+        }
+        let entry = self.0.fetch(index, index + 1, u64::MAX)?.pop();
+        entry.map(|entry| entry.term).ok_or_else(|| StoreError(format!("entry {index} is not in the log")))
+    }
+
+    fn snapshot_read(&self, id: SnapshotId, offset: u64, max_bytes: usize) -> Result<Bytes, StoreError> {
+        self.0.snapshots.read(id, offset, max_bytes)
+    }
+}
