@@ -122,3 +122,37 @@ def test_tags_and_braces(t):
     assert owners(t, a) == owners(t, b) == owners(t, c) == ["m"]
     t.must("LOCK.FORCERELEASE", c)
     assert t.redis("MGET", a, b, c) == [b"m"] * 3
+
+
+def test_multi_does_not_pass_who_is_first_elsewhere(t):
+    a, b = fresh(), fresh()
+    t.must("LOCK.ACQUIRE", b, 60000)
+    ask(t, b, "single")
+    assert t.must("LOCK.MACQUIRE", 2, a, b, 5000, "WAIT", 2000, "OWNER", "m")[0] == b"queued"
+    t.redis("DEL", b)
+    assert t.must("LOCK.ACQUIRE", a, 5000, "OWNER", "newcomer") is None
+    assert t.redis("MGET", a, b) == [None, None] and owners(t, b) == ["single", "m"]
+    t.must("LOCK.FORCERELEASE", b)
+    assert t.redis("MGET", a, b) == [None, b"single"]
+
+
+def test_newcomer_multi_does_not_pass_a_waiting_one(t):
+    a, b, c = fresh(), fresh(), fresh()
+    t.must("LOCK.ACQUIRE", b, 60000)
+    assert t.must("LOCK.MACQUIRE", 2, a, b, 5000, "WAIT", 2000, "OWNER", "m")[0] == b"queued"
+    assert t.must("LOCK.MACQUIRE", 2, c, a, 5000) is None
+    assert t.redis("EXISTS", a, c) == 0
+
+
+def test_broken_queue_is_mended_by_asking_again(t):
+    a, b = fresh(), fresh()
+    fence, _ = t.must("LOCK.ACQUIRE", b, 60000)
+    wish = [2, a, b, 5000, "WAIT", 2000, "OWNER", "m"]
+    t.must("LOCK.MACQUIRE", *wish)
+    entry = t.redis("ZRANGE", "__wait__{%s}" % b, 0, 0)[0]
+    for wreck in [("DEL", "__wait__{%s}" % b), ("ZADD", "__wait__{%s}" % b, 7, entry)]:
+        t.redis(*wreck)
+        t.must("LOCK.MACQUIRE", *wish)
+        assert owners(t, a) == owners(t, b) == ["m"]
+    t.must("LOCK.RELEASE", b, fence)
+    assert t.redis("MGET", a, b) == [b"m", b"m"]

@@ -274,3 +274,26 @@ def test_queue_is_bounded(t):
     t.redis("DEL", *alive[1::2])
     ask(t, r, "one-more")
     assert owners(t, r) == ["live", "one-more"]
+
+
+def test_clock_behind_the_last_ticket(t):
+    r = fresh()
+    t.must("LOCK.ACQUIRE", r, 60000)
+    ahead = int((time.time() + 3600) * 1e6)
+    t.redis("ZADD", "__wait__{%s}" % r, ahead, "sahead")
+    t.redis("SET", "__waiter__{%s}:%d" % (r, ahead), 5000, "PX", 60000)
+    for name in "abc":
+        ask(t, r, name)
+    assert owners(t, r) == ["ahead", "a", "b", "c"]
+
+
+def test_grant_leaves_no_side_keys(t):
+    r = fresh()
+    fence, _ = t.must("LOCK.ACQUIRE", r, 60000)
+    queued = ask(t, r, "w")
+    t.must("LOCK.RELEASE", r, fence)
+    assert t.redis("KEYS", "__wa*{%s}*" % r) == [queued[2]]
+    queued = ask(t, r, "v")
+    t.redis("DEL", r)
+    assert t.must("LOCK.ACQUIRE", r, 5000, "WAIT", 1000, "OWNER", "v")[1] == 5000
+    assert t.redis("EXISTS", queued[2]) == 0, "who asks needs no waking"
