@@ -173,7 +173,8 @@ end
 local function check_resource(resource)
   if #resource < 1 or #resource > RESOURCE_BYTES_MAX then return refuse('ERR resource name must be 1 to 512 bytes') end
   if is_without_slot(resource) and in_cluster() then
-    return refuse("CROSSSLOT a name with '}' but no hash tag cannot be locked in a cluster; put a part of it in {braces}")
+    return refuse("CROSSSLOT resource '" .. shown(resource)
+      .. "' has a '}' but no hash tag, so its fence cannot be kept in its slot; rename it")
   end
   return nil
 end
@@ -212,22 +213,22 @@ local function set_until(key, value, at_ms, condition)
   return redis.call('SET', key, value, unit, time)
 end
 
--- Answers an error where the key is of another type (Redis's own text) or its counter is at its end.
+-- Answers an error where the key is of another type: Redis's own text.
 local function read_lock(resource)
   local value = redis.pcall('GET', resource)
   if type(value) == 'table' then return nil, refuse(value.err) end
   local companion = side_key('__fence__', resource)
-  local packed = redis.call('GET', companion)
   local lock = {resource = resource, companion = companion, value = value,
                 fence = 0, state = 'r', deadline_ms = 0, owner = ''}
+  local packed = redis.pcall('GET', companion)
+  if type(packed) == 'table' then return nil, refuse(packed.err) end
   if packed then
-    local fence, state, deadline, owner = string.match(packed, '^(%d+) ([hr]) (%d+) ?(.*)$')
-    -- A companion nobody of ours wrote says nothing; the clock carries the order of the fences over it.
+    local fence, state, deadline, owner = string.match(packed, '^(%d+) ([hr]) (%d+) (.*)$')
+    -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
+    -- the order of the fences over it.
+    fence = fence and decimal(fence, 1, FENCE_MAX - 1)
     if fence then
-      lock.fence, lock.state, lock.deadline_ms, lock.owner = tonumber(fence), state, tonumber(deadline), owner
-    end
-    if lock.fence >= FENCE_MAX then
-      return nil, refuse('ERR the fence counter of this lock reached 2^53; delete its companion key')
+      lock.fence, lock.state, lock.deadline_ms, lock.owner = fence, state, tonumber(deadline), owner
     end
   end
   lock.is_ours = value and lock.state == 'h' and lock.owner == value
@@ -242,11 +243,7 @@ end
 
 local function write_companion(lock, until_ms)
   local packed = digits(lock.fence) .. ' ' .. lock.state .. ' ' .. digits(lock.deadline_ms) .. ' ' .. lock.owner
-  if until_ms then
-    set_until(lock.companion, packed, until_ms)
-  else
-    redis.call('SET', lock.companion, packed)
-  end
+  set_until(lock.companion, packed, until_ms)
 end
 
 -- The companion outlives the lock by the retention. After an early release it may go earlier, but a few seconds are not
@@ -307,10 +304,13 @@ local function grant(lock, owner, ttl_ms)
 end
 
 -- The owner asks again for what it has: same fence, time stretched to at least what is asked. Where a plain client
--- took the key under this very value, it gets its first fence now. Answers the milliseconds left, -1 = no ttl.
+-- took the key under this very value, it gets its first fence now; a key without expiry stays so. Answers the
+-- milliseconds left.
 local function grant_again(lock, ttl_ms)
   local left_ms = redis.call('PTTL', lock.resource)
-  local is_stretched = left_ms >= 0 and left_ms < ttl_ms
+  local is_endless = left_ms < 0
+  local is_stretched = not is_endless and left_ms < ttl_ms
+  if is_endless then left_ms = ttl_ms end
   if lock.is_ours and not is_stretched then return left_ms end
   if is_stretched then
     left_ms = ttl_ms
@@ -323,8 +323,8 @@ local function grant_again(lock, ttl_ms)
     lock.fence = next_fence(lock)
   end
   lock.state, lock.owner, lock.is_ours = 'h', lock.value, true
-  lock.deadline_ms = left_ms >= 0 and now_ms + left_ms or 0
-  write_companion(lock, left_ms >= 0 and lock.deadline_ms + RETENTION_MS)
+  lock.deadline_ms = is_endless and 0 or now_ms + left_ms
+  write_companion(lock, (is_endless and now_ms or lock.deadline_ms) + RETENTION_MS)
   publish(event, lock.resource, lock.fence, lock.owner)
   return left_ms
 end
@@ -341,12 +341,12 @@ end
 -- Several locks that are free or have this owner already, in one step and in the order of their names. Answers the
 -- fences in the order asked, and the milliseconds all of them have.
 local function grant_all(locks, owner, ttl_ms)
-  local sorted, fences, least_ms = {}, {}, -1
+  local sorted, fences, least_ms = {}, {}, TTL_MS_MAX
   for i, lock in ipairs(locks) do sorted[i] = lock end
   table.sort(sorted, function(a, b) return precedes(a.resource, b.resource) end)
   for _, lock in ipairs(sorted) do
     local given_ms = lock.value and grant_again(lock, ttl_ms) or grant(lock, owner, ttl_ms)
-    if given_ms >= 0 and (least_ms < 0 or given_ms < least_ms) then least_ms = given_ms end
+    least_ms = math.min(least_ms, given_ms)
   end
   for i, lock in ipairs(locks) do fences[i] = lock.fence end
   return fences, least_ms

@@ -145,7 +145,8 @@ end
 local function check_resource(resource)
   if #resource < 1 or #resource > RESOURCE_BYTES_MAX then return refuse('ERR resource name must be 1 to 512 bytes') end
   if is_without_slot(resource) and in_cluster() then
-    return refuse("CROSSSLOT a name with '}' but no hash tag cannot be locked in a cluster; put a part of it in {braces}")
+    return refuse("CROSSSLOT resource '" .. shown(resource)
+      .. "' has a '}' but no hash tag, so its fence cannot be kept in its slot; rename it")
   end
   return nil
 end

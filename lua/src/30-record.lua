@@ -32,22 +32,22 @@ local function set_until(key, value, at_ms, condition)
   return redis.call('SET', key, value, unit, time)
 end
 
--- Answers an error where the key is of another type (Redis's own text) or its counter is at its end.
+-- Answers an error where the key is of another type: Redis's own text.
 local function read_lock(resource)
   local value = redis.pcall('GET', resource)
   if type(value) == 'table' then return nil, refuse(value.err) end
   local companion = side_key('__fence__', resource)
-  local packed = redis.call('GET', companion)
   local lock = {resource = resource, companion = companion, value = value,
                 fence = 0, state = 'r', deadline_ms = 0, owner = ''}
+  local packed = redis.pcall('GET', companion)
+  if type(packed) == 'table' then return nil, refuse(packed.err) end
   if packed then
-    local fence, state, deadline, owner = string.match(packed, '^(%d+) ([hr]) (%d+) ?(.*)$')
-    -- A companion nobody of ours wrote says nothing; the clock carries the order of the fences over it.
+    local fence, state, deadline, owner = string.match(packed, '^(%d+) ([hr]) (%d+) (.*)$')
+    -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
+    -- the order of the fences over it.
+    fence = fence and decimal(fence, 1, FENCE_MAX - 1)
     if fence then
-      lock.fence, lock.state, lock.deadline_ms, lock.owner = tonumber(fence), state, tonumber(deadline), owner
-    end
-    if lock.fence >= FENCE_MAX then
-      return nil, refuse('ERR the fence counter of this lock reached 2^53; delete its companion key')
+      lock.fence, lock.state, lock.deadline_ms, lock.owner = fence, state, tonumber(deadline), owner
     end
   end
   lock.is_ours = value and lock.state == 'h' and lock.owner == value
@@ -62,11 +62,7 @@ end
 
 local function write_companion(lock, until_ms)
   local packed = digits(lock.fence) .. ' ' .. lock.state .. ' ' .. digits(lock.deadline_ms) .. ' ' .. lock.owner
-  if until_ms then
-    set_until(lock.companion, packed, until_ms)
-  else
-    redis.call('SET', lock.companion, packed)
-  end
+  set_until(lock.companion, packed, until_ms)
 end
 
 -- The companion outlives the lock by the retention. After an early release it may go earlier, but a few seconds are not

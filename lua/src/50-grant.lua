@@ -17,10 +17,13 @@ local function grant(lock, owner, ttl_ms)
 end
 
 -- The owner asks again for what it has: same fence, time stretched to at least what is asked. Where a plain client
--- took the key under this very value, it gets its first fence now. Answers the milliseconds left, -1 = no ttl.
+-- took the key under this very value, it gets its first fence now; a key without expiry stays so. Answers the
+-- milliseconds left.
 local function grant_again(lock, ttl_ms)
   local left_ms = redis.call('PTTL', lock.resource)
-  local is_stretched = left_ms >= 0 and left_ms < ttl_ms
+  local is_endless = left_ms < 0
+  local is_stretched = not is_endless and left_ms < ttl_ms
+  if is_endless then left_ms = ttl_ms end
   if lock.is_ours and not is_stretched then return left_ms end
   if is_stretched then
     left_ms = ttl_ms
@@ -33,8 +36,8 @@ local function grant_again(lock, ttl_ms)
     lock.fence = next_fence(lock)
   end
   lock.state, lock.owner, lock.is_ours = 'h', lock.value, true
-  lock.deadline_ms = left_ms >= 0 and now_ms + left_ms or 0
-  write_companion(lock, left_ms >= 0 and lock.deadline_ms + RETENTION_MS)
+  lock.deadline_ms = is_endless and 0 or now_ms + left_ms
+  write_companion(lock, (is_endless and now_ms or lock.deadline_ms) + RETENTION_MS)
   publish(event, lock.resource, lock.fence, lock.owner)
   return left_ms
 end
@@ -51,12 +54,12 @@ end
 -- Several locks that are free or have this owner already, in one step and in the order of their names. Answers the
 -- fences in the order asked, and the milliseconds all of them have.
 local function grant_all(locks, owner, ttl_ms)
-  local sorted, fences, least_ms = {}, {}, -1
+  local sorted, fences, least_ms = {}, {}, TTL_MS_MAX
   for i, lock in ipairs(locks) do sorted[i] = lock end
   table.sort(sorted, function(a, b) return precedes(a.resource, b.resource) end)
   for _, lock in ipairs(sorted) do
     local given_ms = lock.value and grant_again(lock, ttl_ms) or grant(lock, owner, ttl_ms)
-    if given_ms >= 0 and (least_ms < 0 or given_ms < least_ms) then least_ms = given_ms end
+    least_ms = math.min(least_ms, given_ms)
   end
   for i, lock in ipairs(locks) do fences[i] = lock.fence end
   return fences, least_ms

