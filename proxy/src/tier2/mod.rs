@@ -2,13 +2,44 @@
 //!
 //! # Layout
 //!
-//! - [`ports`]: everything that crosses the border between the node and its shell
+//! - [`ports`]: everything that crosses the border between the node and its shell; [`wire`]: bytes of what nodes tell each other
+//! - [`node`]: the node's state and the order of a turn; [`config`]: its sizes and times
+//! - `requests.rs`, `pending.rs`, `stage.rs`, `read.rs`: the way of a request into the log, and of a read past it
+//! - `ready.rs`, `apply.rs`, `persist.rs`, `log.rs`: the steps of a raft Ready, the machine, the disk, the log's tail
+//! - `stamps.rs`, `duties.rs`: the logical clock, and what a leader does without being asked
+//! - `membership.rs`, `snapshots.rs` and `snapshot/`, `status.rs`, `shutdown.rs`
 //! - [`handle`], [`inbox`]: what the rest of the proxy sees, and its queue into the node's thread
-//! - [`wire`]: bytes of what nodes tell each other
 //! - [`refusals`]: error texts
+//!
+//! # Caveats
+//!
+//! - A request that waited in a transport queue when its connection broke counts as sent: its client is told
+//!   `INDETERMINATE` though it may never have arrived.
+//! - ttl is a lower bound: time without a leader, and beyond 500 ms of a leader that slept, is added to every deadline.
 
+mod apply;
+mod chance;
+pub mod config;
+mod duties;
 pub mod handle;
 pub mod inbox;
+mod log;
+mod membership;
+pub mod node;
+mod pending;
+mod persist;
 pub mod ports;
+mod read;
+mod ready;
 pub mod refusals;
+mod requests;
+mod shutdown;
+mod snapshot;
+mod snapshots;
+mod stage;
+mod stamps;
+mod status;
 pub mod wire;
+
+pub use config::Config;
+pub use node::Node;

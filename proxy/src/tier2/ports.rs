@@ -9,7 +9,8 @@
 //! 1. Wait for inputs until [`Outputs::wake_at_ms`] of the turn before.
 //! 2. Hand over all that came (`Node::input` for each, at most a few thousand), then call `Node::turn` once.
 //! 3. `send` may leave at once, before anything is written. `persist` goes to the log writer in order; the writer merges
-//!    what queued up, syncs once, sends each task's `after`, then posts [`Input::Persisted`] with the highest number.
+//!    what queued up, syncs once, posts [`Input::Persisted`] with the highest number, **and then** sends each task's `after`.
+//!    In this order: an answer to such a message must not reach the node before the report does (raft asserts on it).
 //! 4. `snapshot_ops` go, in order, to whoever writes snapshot files (not the log writer: a large fsync must not hold up the
 //!    log). `replies`, `events`, `status`, `members` go to the handle and to the transport.
 //! 5. `fatal`: log it and stop the process at once, without another write. `stopped`: leave the loop.
@@ -35,6 +36,7 @@
 use bytes::Bytes;
 use raft::eraftpb::{ConfState, Entry, HardState, Message};
 use redfence_core::event::Event;
+use redfence_core::machine::Query;
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, SessionId};
 
@@ -138,6 +140,20 @@ pub enum OwnedQuery {
     Queue { db: u32, resource: Bytes },
     Scan { db: u32, cursor: u64, pattern: Option<Bytes>, count: u64 },
     Session { id: SessionId },
+}
+
+impl OwnedQuery {
+    #[must_use]
+    pub fn borrow(&self) -> Query<'_> {
+        match self {
+            OwnedQuery::Info { db, resource } => Query::Info { db: *db, resource },
+            OwnedQuery::Queue { db, resource } => Query::Queue { db: *db, resource },
+            OwnedQuery::Scan { db, cursor, pattern, count } => {
+                Query::Scan { db: *db, cursor: *cursor, pattern: pattern.as_deref(), count: *count }
+            }
+            OwnedQuery::Session { id } => Query::Session { id: *id },
+        }
+    }
 }
 
 /// `LOCK.CLUSTER ADD / REMOVE / TRANSFER`.

@@ -1,0 +1,136 @@
+//! Committed entries, on every node: into the machine, and the answers out to this node's own clients.
+
+use super::node::Node;
+use super::refusals;
+use protobuf::Message as _;
+use raft::eraftpb::{ConfChangeV2, Entry, EntryType};
+use redfence_core::types::RequestId;
+
+impl Node {
+    pub(super) fn apply_committed(&mut self, entries: Vec<Entry>) {
+        for entry in entries {
+            assert_eq!(entry.index, self.applied + 1, "an entry was left out");
+            match entry.get_entry_type() {
+                // An empty one is a new leader's first, or a change of membership that raft refused.
+                EntryType::EntryNormal if entry.data.is_empty() => {}
+                EntryType::EntryNormal => {
+                    self.machine.apply_entry(&entry.data, &mut self.applying);
+                    self.hand_out();
+                }
+                EntryType::EntryConfChangeV2 => self.apply_change(&entry),
+                // Never proposed by this service.
+                EntryType::EntryConfChange => tracing::error!(entry.index, "a change of an old kind is passed over"),
+            }
+            self.applied = entry.index;
+            self.snapshots.bytes_since += entry.data.len() as u64;
+        }
+        self.note_queued();
+        self.check_origin();
+        let (entries_max, bytes_max) = (self.config.cache_entries_max, self.config.cache_bytes_max);
+        let settled = self.applied.min(self.raw.raft.raft_log.persisted);
+        self.raw.mut_store().trim_cache(settled, entries_max, bytes_max);
+    }
+
+    /// Answers go to the clients of this node alone: every node answers its own.
+    fn hand_out(&mut self) {
+        let origin = self.pending.origin();
+        for (id, reply) in self.applying.replies.drain(..) {
+            if id.origin == origin {
+                if let Some(ticket) = self.pending.answered(id.seq) {
+                    self.out.replies.push((ticket, reply));
+                }
+            }
+        }
+        self.out.events.append(&mut self.applying.events);
+    }
+
+    /// Requests the machine has put into a queue: "queued" is no answer, but they need not be sent again.
+    fn note_queued(&mut self) {
+        let origin = self.pending.origin();
+        for seq in self.pending.may_be_queued() {
+            if self.machine.is_waiting(RequestId { origin, seq }) {
+                self.pending.queued(seq);
+            }
+        }
+    }
+
+    fn apply_change(&mut self, entry: &Entry) {
+        let mut change = ConfChangeV2::default();
+        if change.merge_from_bytes(&entry.data).is_err() {
+            tracing::error!(entry.index, "a change of membership cannot be read and is passed over");
+            return;
+        }
+        match self.raw.apply_conf_change(&change) {
+            Ok(conf_state) => {
+                self.membership.applied(&change, conf_state, entry.index);
+                self.members_changed = true;
+                self.removed = self.membership.get(self.config.id).is_none();
+                tracing::info!(entry.index, members = ?self.membership.list(), "membership changed");
+            }
+            Err(error) => tracing::error!(entry.index, %error, "a change of membership was refused"),
+        }
+    }
+
+    /// Whether the machine still takes commands of this start of the node. A node that was declared gone while it lived
+    /// (paused, cut off) begins again under a new number: nothing under the old one will be applied any more, so what was
+    /// not applied so far never will be, and can be asked again in good faith.
+    pub(super) fn check_origin(&mut self) {
+        let origin = self.pending.origin();
+        let state = self.machine.origin_state(origin.node);
+        let live = state.is_some_and(|state| state.origin == origin && !state.gone);
+        let gone = state.is_some_and(|state| state.origin == origin && state.gone);
+        if live || !(gone || self.origin_live) {
+            self.origin_live = live;
+            return;
+        }
+        self.origin_live = false;
+        if self.is_stopping() {
+            self.released_by_shutdown();
+            return;
+        }
+        let reborn = self.next_origin();
+        tracing::warn!(?origin, ?reborn, "this node was declared gone; its waiting requests have left their queues");
+        self.origin_start_due_ms = 0;
+        self.stage.clear();
+        for ticket in self.pending.reborn(reborn) {
+            self.out.replies.push((ticket, refusals::no_quorum()));
+        }
+    }
+
+    /// After a snapshot took the place of entries we never saw: answers that were given in them are lost unless the machine
+    /// remembers them.
+    pub(super) fn reconcile_pending(&mut self) {
+        let origin = self.pending.origin();
+        for seq in self.pending.placed_seqs() {
+            let id = RequestId { origin, seq };
+            if self.machine.is_waiting(id) {
+                continue;
+            }
+            match self.machine.remembered(id) {
+                Some(reply) => {
+                    if let Some(ticket) = self.pending.answered(seq) {
+                        self.out.replies.push((ticket, reply));
+                    }
+                }
+                None => {
+                    if let Some(overdue) = self.pending.give_up(seq) {
+                        self.give_up(&overdue);
+                    }
+                }
+            }
+        }
+        // What was not placed is sent again: the machine answers it from its memory, or applies it now.
+        self.pending.leader_changed();
+        self.note_queued();
+        let gone = self.machine.origin_state(origin.node).is_some_and(|state| state.origin != origin || state.gone);
+        if gone && self.origin_live {
+            // Declared gone in entries we never saw: some of what was sent may have been applied in them before.
+            for seq in self.pending.sent_seqs() {
+                if let Some(overdue) = self.pending.give_up(seq) {
+                    self.give_up(&overdue);
+                }
+            }
+        }
+        self.check_origin();
+    }
+}

@@ -1,0 +1,113 @@
+//! What a node is told at its making, with the defaults of a production node.
+
+use super::ports::NodeId;
+
+/// Sizes and times of one node. Times are in milliseconds of the monotonic clock.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub id: NodeId,
+    /// Draws election time-outs. The same seed and the same inputs give the same outputs.
+    pub seed: u64,
+
+    pub tick_ms: u64,
+    pub heartbeat_ticks: usize,
+    /// A follower that hears nothing stands for election after this many ticks, or up to twice as many, drawn anew each time.
+    pub election_ticks: usize,
+
+    /// Requests of this node's clients that may be without an answer, queued waits apart. One more is `UNAVAILABLE`.
+    pub pending_requests_max: usize,
+    pub pending_bytes_max: usize,
+    /// Waits that stand in a queue of the machine. One more is `UNAVAILABLE`.
+    pub waits_max: usize,
+    /// Reads without an answer. One more is `UNAVAILABLE`.
+    pub reads_max: usize,
+    /// Commands the leader holds ready for its next entry. What followers send beyond it is dropped; they send again.
+    pub staged_commands_max: usize,
+    pub staged_bytes_max: usize,
+
+    /// One entry takes at most so many commands and (unless one alone is larger) so many bytes.
+    pub entry_commands_max: usize,
+    pub entry_bytes_max: usize,
+    /// Entries proposed and not yet applied here. More wait, and grow into larger entries.
+    pub entries_under_way_max: u64,
+
+    /// First time-out after which a forwarded request is sent again; doubles up to eight times as long.
+    pub resend_ms: u64,
+    /// Time after which an unanswered ReadIndex is asked again under a new name.
+    pub read_retry_ms: u64,
+    /// Keep-alives of sessions go into the log together, this often.
+    pub touch_interval_ms: u64,
+
+    /// The most that one gap between two looks at the clock can add to the logical clock. A leader that slept does not make
+    /// up for it.
+    pub clock_gap_ms_max: u64,
+    /// While anything has a deadline, the log carries the clock at least this often.
+    pub clock_entry_ms: u64,
+    /// Records of free locks are forgotten after this time.
+    pub idle_record_ms: u64,
+    /// A node not heard of for this long loses its waiters.
+    pub node_gone_ms: u64,
+    /// A node not heard of for this long is shown as down.
+    pub node_down_ms: u64,
+
+    /// A snapshot is made after this many entries or this many bytes since the last.
+    pub snapshot_entries: u64,
+    pub snapshot_bytes: u64,
+    /// Entries kept in the log behind a snapshot, for followers that are only briefly behind.
+    pub log_keep_entries: u64,
+    /// Entries kept in memory, whichever comes first. Older ones are read back from disk.
+    pub cache_entries_max: usize,
+    pub cache_bytes_max: usize,
+    pub snapshot_piece_bytes: usize,
+    /// Pieces of a snapshot on their way to a disk or to a peer.
+    pub snapshot_window_bytes: u64,
+    /// A transfer without progress for this long has failed.
+    pub snapshot_stall_ms: u64,
+
+    /// A learner this close to the leader's last entry becomes a voter.
+    pub promote_lag_entries: u64,
+    /// Longest time a shutdown may take.
+    pub shutdown_ms_max: u64,
+}
+
+impl Config {
+    /// A killed leader is replaced in about 0.4 s (300 to 600 ms without a heartbeat, drawn by each follower); a leader
+    /// must be stopped for 300 ms to be replaced by mistake.
+    #[must_use]
+    pub fn new(id: NodeId, seed: u64) -> Config {
+        Config {
+            id,
+            seed,
+            tick_ms: 25,
+            heartbeat_ticks: 3,
+            election_ticks: 12,
+            pending_requests_max: 32_768,
+            pending_bytes_max: 64 << 20,
+            waits_max: 200_000,
+            reads_max: 32_768,
+            staged_commands_max: 65_536,
+            staged_bytes_max: 32 << 20,
+            entry_commands_max: 4_096,
+            entry_bytes_max: 256 << 10,
+            entries_under_way_max: 8,
+            resend_ms: 500,
+            read_retry_ms: 150,
+            touch_interval_ms: 200,
+            clock_gap_ms_max: 500,
+            clock_entry_ms: 5_000,
+            idle_record_ms: 600_000,
+            node_gone_ms: 10_000,
+            node_down_ms: 2_000,
+            snapshot_entries: 100_000,
+            snapshot_bytes: 64 << 20,
+            log_keep_entries: 10_000,
+            cache_entries_max: 16_384,
+            cache_bytes_max: 32 << 20,
+            snapshot_piece_bytes: 128 << 10,
+            snapshot_window_bytes: 2 << 20,
+            snapshot_stall_ms: 10_000,
+            promote_lag_entries: 64,
+            shutdown_ms_max: 2_500,
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What a leader does without being asked: ending what is due, declaring lost nodes gone, promoting learners; and what every
+//! node does for its operators' goals.
+
+use super::membership::{self, Goal, GOALS_MAX};
+use super::node::Node;
+use super::ports::{AdminRequest, NodeId, PeerMessage, Ticket};
+use super::refusals;
+use super::requests::encoded;
+use raft::eraftpb::ConfChangeV2;
+use raft::ProgressState;
+use redfence_core::machine::Command;
+use redfence_core::reply::Reply;
+
+/// A goal is worked on this often.
+const GOAL_RETRY_MS: u64 = 200;
+
+impl Node {
+    pub(super) fn do_duties(&mut self) {
+        self.touch_sessions();
+        if self.is_leader() {
+            self.expire_due();
+        }
+        let now_ms = self.now.monotonic_ms;
+        if now_ms < self.duty_due_ms {
+            return;
+        }
+        self.duty_due_ms = now_ms + self.config.tick_ms;
+        if self.is_leader() {
+            self.declare_gone();
+            self.promote_learners();
+        }
+        self.work_on_goals();
+    }
+
+    /// Ends what is due by proposing an entry; any entry does, because each one first works off what its stamp makes due.
+    fn expire_due(&mut self) {
+        let Some(logical_ms) = self.clock.logical_ms() else { return };
+        if !self.stage.is_empty() || !self.may_propose() {
+            return;
+        }
+        let idle_ms = self.config.idle_record_ms;
+        let nothing_under_way = self.entries_under_way() == 0;
+        let ends = self.machine.next_deadline_ms().is_some_and(|deadline_ms| {
+            let covered = self.clock.stamped_ms().is_some_and(|stamped_ms| stamped_ms >= deadline_ms);
+            deadline_ms <= logical_ms && (!covered || nothing_under_way)
+        });
+        let since_stamp_ms = self.clock.since_stamp_ms(self.now).unwrap_or(0);
+        let carries_clock =
+            self.machine.next_deadline_ms().is_some() && since_stamp_ms >= self.config.clock_entry_ms;
+        let forgets = nothing_under_way
+            && since_stamp_ms >= self.config.tick_ms
+            && self.machine.oldest_idle_ms().is_some_and(|since_ms| since_ms + idle_ms <= logical_ms);
+        if ends || carries_clock || forgets {
+            self.stage.push_unnumbered(encoded(&Command::Expire { idle_ms }));
+        }
+    }
+
+    /// Waiters of a node that is not heard of, or no member any more, leave their queues.
+    fn declare_gone(&mut self) {
+        let now_ms = self.now.monotonic_ms;
+        if !self.stage.is_empty() || self.entries_under_way() > 0 {
+            return;
+        }
+        let own = self.config.id;
+        let gone: Vec<_> = self
+            .machine
+            .live_origins()
+            .filter(|origin| origin.node != own)
+            .filter(|origin| {
+                let silent_ms = self.silent_ms(origin.node, now_ms);
+                self.membership.get(origin.node).is_none() || silent_ms >= self.config.node_gone_ms
+            })
+            .collect();
+        for origin in gone {
+            tracing::warn!(?origin, "declared gone: its waiting requests leave their queues");
+            self.stage.push_unnumbered(encoded(&Command::OriginGone { origin }));
+        }
+    }
+
+    /// How long a peer has not been heard of. One never heard of counts from the first time it was asked for.
+    pub(super) fn silent_ms(&self, peer: NodeId, now_ms: u64) -> u64 {
+        self.heard_ms.get(&peer).map_or(u64::MAX, |heard_ms| now_ms.saturating_sub(*heard_ms))
+    }
+
+    /// A learner that has caught up becomes a voter.
+    fn promote_learners(&mut self) {
+        if self.raw.raft.has_pending_conf() || !self.may_propose() {
+            return;
+        }
+        let last_index = self.raw.raft.raft_log.last_index();
+        let lag = self.config.promote_lag_entries;
+        let ready = self.membership.iter().filter(|member| !member.voter).find(|member| {
+            self.raw.raft.prs().get(member.id).is_some_and(|progress| {
+                progress.recent_active
+                    && progress.state == ProgressState::Replicate
+                    && progress.matched + lag >= last_index
+            })
+        });
+        if let Some(id) = ready.map(|member| member.id) {
+            self.propose_change(membership::promote(id));
+        }
+    }
+
+    fn propose_change(&mut self, change: ConfChangeV2) -> bool {
+        // A second change would be replaced by an empty entry without a word.
+        !self.raw.raft.has_pending_conf() && self.raw.propose_conf_change(Vec::new(), change).is_ok()
+    }
+
+    pub(super) fn on_admin(&mut self, ticket: Ticket, request: AdminRequest, patience_ms: u64) {
+        let full = (self.goals.len() >= GOALS_MAX).then(refusals::queue_full);
+        match self.refusal().or(full).or_else(|| self.membership.refuse(&request)) {
+            Some(refusal) => self.out.replies.push((ticket, refusal)),
+            None => {
+                let deadline_ms = self.now.monotonic_ms.saturating_add(patience_ms);
+                self.goals.push(Goal { ticket, request, deadline_ms, due_ms: 0, started: false });
+                // Looked at in this very turn.
+                self.duty_due_ms = self.now.monotonic_ms;
+            }
+        }
+    }
+
+    fn work_on_goals(&mut self) {
+        for mut goal in std::mem::take(&mut self.goals) {
+            let now_ms = self.now.monotonic_ms;
+            if self.membership.shows(&goal.request, self.leader()) {
+                self.out.replies.push((goal.ticket, Reply::OK));
+            } else if goal.deadline_ms <= now_ms {
+                self.out.replies.push((goal.ticket, goal.gave_up()));
+            } else {
+                if goal.due_ms <= now_ms {
+                    goal.due_ms = now_ms + GOAL_RETRY_MS;
+                    goal.started |= self.work_towards(&goal.request);
+                }
+                self.goals.push(goal);
+            }
+        }
+    }
+
+    fn work_towards(&mut self, request: &AdminRequest) -> bool {
+        if self.is_leader() {
+            return self.pursue(request);
+        }
+        if self.leader() == 0 {
+            return false;
+        }
+        self.out.send.push((self.leader(), PeerMessage::Admin(request.clone())));
+        true
+    }
+
+    /// One step of the leader towards a goal. Answers whether it did anything.
+    pub(super) fn pursue(&mut self, request: &AdminRequest) -> bool {
+        if !self.is_leader()
+            || self.membership.refuse(request).is_some()
+            || self.membership.shows(request, self.leader())
+        {
+            return false;
+        }
+        match request {
+            AdminRequest::Add { id, addr } => self.propose_change(membership::add_learner(*id, addr)),
+            AdminRequest::Remove { id } if *id == self.config.id => self.hand_over(),
+            AdminRequest::Remove { id } => self.propose_change(membership::remove(*id)),
+            AdminRequest::Transfer { id } => {
+                self.raw.transfer_leader(*id);
+                true
+            }
+        }
+    }
+
+    /// Gives leadership to the voter that is alive and furthest on.
+    pub(super) fn hand_over(&mut self) -> bool {
+        if self.raw.raft.lead_transferee.is_some() {
+            return true;
+        }
+        let now_ms = self.now.monotonic_ms;
+        let best = self
+            .membership
+            .iter()
+            .filter(|member| member.voter && member.id != self.config.id)
+            .filter(|member| self.silent_ms(member.id, now_ms) < self.config.node_down_ms)
+            .filter_map(|member| Some((self.raw.raft.prs().get(member.id)?.matched, member.id)))
+            .max();
+        match best {
+            Some((_, id)) => {
+                self.raw.transfer_leader(id);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Somebody who asks for votes and is no member may have been removed without hearing of it.
+    pub(super) fn hint_not_member(&mut self, from: NodeId) {
+        if !self.membership.is_empty() && self.membership.get(from).is_none() {
+            self.out.send.push((from, PeerMessage::NotMember { conf_index: self.applied }));
+        }
+    }
+
+    /// Believed only where the other side knows of a later membership than the one that brought us in.
+    pub(super) fn on_not_member(&mut self, conf_index: u64) {
+        let added_at = self.membership.get(self.config.id).map_or(0, |member| member.added_at);
+        if !self.is_leader() && self.leader() == 0 && !self.removed && conf_index > added_at.max(1) {
+            tracing::warn!(conf_index, "this node was removed from the cluster");
+            self.removed = true;
+            self.status_due_ms = 0;
+        }
+    }
+}

@@ -1,0 +1,189 @@
+//! Who is in the cluster, and the changes under way.
+//!
+//! A change is a goal. The node that was asked keeps it until its own applied membership shows it done: as leader it works
+//! towards the goal, otherwise it asks the leader, again and again; asking twice does no harm. raft takes one change at a
+//! time, and each goal waits for its turn. A new node comes in as a learner and is made a voter by the leader once it has
+//! caught up; a leader that is to be removed hands over first, because raft would let it go on.
+
+use super::ports::{AdminRequest, Member, NodeId, SnapshotMeta, Ticket};
+use super::{refusals, wire};
+use bytes::Bytes;
+use raft::eraftpb::{ConfChangeSingle, ConfChangeType, ConfChangeV2, ConfState};
+use redfence_core::reply::Reply;
+use std::collections::BTreeMap;
+
+/// Goals a node keeps for its operators. One more is refused.
+pub(super) const GOALS_MAX: usize = 16;
+
+/// The membership as of the last applied entry.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Membership {
+    members: BTreeMap<NodeId, Member>,
+    conf_state: ConfState,
+}
+
+impl Membership {
+    pub(super) fn from_snapshot(meta: &SnapshotMeta) -> Membership {
+        let members = meta.members.iter().map(|member| (member.id, member.clone())).collect();
+        Membership { members, conf_state: meta.conf_state.clone() }
+    }
+
+    pub(super) fn conf_state(&self) -> &ConfState {
+        &self.conf_state
+    }
+
+    pub(super) fn get(&self, id: NodeId) -> Option<&Member> {
+        self.members.get(&id)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Member> {
+        self.members.values()
+    }
+
+    pub(super) fn list(&self) -> Vec<Member> {
+        self.members.values().cloned().collect()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.members.is_empty()
+    }
+
+    pub(super) fn voters(&self) -> usize {
+        self.members.values().filter(|member| member.voter).count()
+    }
+
+    /// An applied change: raft's new configuration, and the addresses that came with it.
+    pub(super) fn applied(&mut self, change: &ConfChangeV2, conf_state: ConfState, index: u64) {
+        self.conf_state = conf_state;
+        for single in change.get_changes() {
+            let id = single.node_id;
+            match single.get_change_type() {
+                ConfChangeType::RemoveNode => {
+                    self.members.remove(&id);
+                }
+                ConfChangeType::AddNode | ConfChangeType::AddLearnerNode => {
+                    let voter = self.conf_state.voters.contains(&id);
+                    let addr = String::from_utf8_lossy(&change.context).into_owned();
+                    self.members
+                        .entry(id)
+                        .and_modify(|member| member.voter = voter)
+                        .or_insert(Member { id, addr, added_at: index, voter });
+                }
+            }
+        }
+    }
+
+    /// Whether a goal is reached. `leader` as this node knows it.
+    pub(super) fn shows(&self, goal: &AdminRequest, leader: NodeId) -> bool {
+        match goal {
+            AdminRequest::Add { id, addr } => self.get(*id).is_some_and(|member| member.addr == *addr),
+            AdminRequest::Remove { id } => self.get(*id).is_none(),
+            AdminRequest::Transfer { id } => leader == *id,
+        }
+    }
+
+    /// What is wrong with a request, as far as this node can see.
+    pub(super) fn refuse(&self, request: &AdminRequest) -> Option<Reply> {
+        match request {
+            AdminRequest::Add { id, addr } => match self.get(*id) {
+                Some(member) if member.addr != *addr => Some(refusals::member_elsewhere(*id, &member.addr)),
+                Some(_) => None,
+                None if self.members.len() >= wire::MEMBERS_MAX => {
+                    Some(refusals::too_many_members(wire::MEMBERS_MAX))
+                }
+                None => None,
+            },
+            AdminRequest::Remove { id } => match self.get(*id) {
+                None => Some(refusals::unknown_member(*id)),
+                Some(member) if member.voter && self.voters() == 1 => Some(refusals::last_voter(*id)),
+                Some(_) => None,
+            },
+            AdminRequest::Transfer { id } => match self.get(*id) {
+                None => Some(refusals::unknown_member(*id)),
+                Some(member) if !member.voter => Some(refusals::transfer_to_learner(*id)),
+                Some(_) => None,
+            },
+        }
+    }
+}
+
+pub(super) fn add_learner(id: NodeId, addr: &str) -> ConfChangeV2 {
+    let mut change = single(id, ConfChangeType::AddLearnerNode);
+    change.context = Bytes::copy_from_slice(addr.as_bytes());
+    change
+}
+
+pub(super) fn promote(id: NodeId) -> ConfChangeV2 {
+    single(id, ConfChangeType::AddNode)
+}
+
+pub(super) fn remove(id: NodeId) -> ConfChangeV2 {
+    single(id, ConfChangeType::RemoveNode)
+}
+
+fn single(id: NodeId, kind: ConfChangeType) -> ConfChangeV2 {
+    let mut step = ConfChangeSingle::default();
+    step.set_change_type(kind);
+    step.node_id = id;
+    let mut change = ConfChangeV2::default();
+    change.set_changes(vec![step].into());
+    change
+}
+
+/// A request of an operator at this node.
+#[derive(Debug)]
+pub(super) struct Goal {
+    pub(super) ticket: Ticket,
+    pub(super) request: AdminRequest,
+    pub(super) deadline_ms: u64,
+    /// When to work towards it again.
+    pub(super) due_ms: u64,
+    /// It was proposed here or asked of another node: the outcome is not ours to deny.
+    pub(super) started: bool,
+}
+
+impl Goal {
+    pub(super) fn gave_up(&self) -> Reply {
+        match self.started {
+            true => refusals::change_indeterminate(),
+            false => refusals::no_quorum(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn founding() -> Membership {
+        Membership::from_snapshot(&SnapshotMeta::founding(&[(1, "a:1".to_owned()), (2, "b:1".to_owned())]))
+    }
+
+    #[test]
+    fn a_second_life_of_an_id_is_told_from_the_first() {
+        let mut membership = founding();
+        let mut conf_state = membership.conf_state().clone();
+        conf_state.set_voters(vec![1]);
+        membership.applied(&remove(2), conf_state.clone(), 10);
+        assert!(membership.get(2).is_none());
+        conf_state.set_learners(vec![2]);
+        membership.applied(&add_learner(2, "c:1"), conf_state.clone(), 12);
+        let learner = Member { id: 2, addr: "c:1".to_owned(), added_at: 12, voter: false };
+        assert_eq!(membership.get(2), Some(&learner));
+        conf_state.set_learners(vec![]);
+        conf_state.set_voters(vec![1, 2]);
+        membership.applied(&promote(2), conf_state, 15);
+        assert_eq!(membership.get(2), Some(&Member { voter: true, ..learner }));
+    }
+
+    #[test]
+    fn requests_that_cannot_be_met_are_refused() {
+        let membership = founding();
+        let refused = |request| membership.refuse(&request).is_some();
+        assert!(refused(AdminRequest::Remove { id: 9 }));
+        assert!(refused(AdminRequest::Transfer { id: 9 }));
+        assert!(refused(AdminRequest::Add { id: 2, addr: "elsewhere:1".to_owned() }));
+        assert!(!refused(AdminRequest::Add { id: 3, addr: "c:1".to_owned() }));
+        assert!(!refused(AdminRequest::Remove { id: 2 }));
+    }
+}

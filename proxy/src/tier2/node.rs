@@ -1,0 +1,361 @@
+//! [`Node`]: the raft driver, the pending table, stamps, reads, membership and snapshots, as one plain struct.
+//!
+//! It has no thread, socket, file or clock: the shell hands it [`Input`]s and carries out [`Outputs`] (see `ports.rs`). The
+//! same inputs give the same outputs, so the simulator drives this very struct. Its parts are in the files beside this one;
+//! this one has the state, the way in, and the order of a turn.
+
+use super::chance::Chance;
+use super::config::Config;
+use super::log::Log;
+use super::membership::{Goal, Membership};
+use super::pending::Pending;
+use super::persist::PersistQueue;
+use super::ports::{ClusterStatus, Input, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered};
+use super::read::Reads;
+use super::shutdown::Stopping;
+use super::snapshot::pieces;
+use super::snapshots::Snapshots;
+use super::stage::Stage;
+use super::stamps::LogicalClock;
+use raft::eraftpb::{HardState, Message, MessageType};
+use raft::{RawNode, StateRole};
+use redfence_core::machine::{Applied, Machine};
+use redfence_core::types::{Origin, SessionId};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Ticks made up for after a stall. More would call elections that the messages in the same turn make needless.
+const TICKS_PER_TURN_MAX: u64 = 3;
+/// Readies handled in one turn before the shell gets the outputs.
+const READIES_PER_TURN_MAX: usize = 64;
+/// Bits of an incarnation that count how often a running node was declared gone.
+const REBIRTH_BITS: u32 = 20;
+
+pub struct Node {
+    pub(super) config: Config,
+    pub(super) raw: RawNode<Log>,
+    pub(super) machine: Machine,
+    /// Index of the last applied entry.
+    pub(super) applied: u64,
+    pub(super) applying: Applied,
+    pub(super) membership: Membership,
+    pub(super) pending: Pending,
+    /// The machine knows this start of the node: its commands are taken.
+    pub(super) origin_live: bool,
+    pub(super) origin_start_due_ms: u64,
+    pub(super) reads: Reads,
+    pub(super) stage: Stage,
+    pub(super) clock: LogicalClock,
+    pub(super) touched: BTreeSet<SessionId>,
+    pub(super) touch_due_ms: u64,
+    pub(super) goals: Vec<Goal>,
+    /// When each peer was last heard of.
+    pub(super) heard_ms: BTreeMap<NodeId, u64>,
+    pub(super) snapshots: Snapshots,
+    pub(super) persist: PersistQueue,
+    /// A moved commit index, to be written with the next task: it need not be durable.
+    pub(super) lazy_hard_state: Option<HardState>,
+    pub(super) duty_due_ms: u64,
+    pub(super) removed: bool,
+    pub(super) stopping: Option<Stopping>,
+    pub(super) status: ClusterStatus,
+    pub(super) status_due_ms: u64,
+    pub(super) members_changed: bool,
+    pub(super) now: Now,
+    pub(super) out: Outputs,
+    pub(super) fatal: Option<String>,
+    route: Route,
+    raft_seen: (u64, StateRole),
+    chance: Chance,
+    ticked_ms: Option<u64>,
+}
+
+/// Whom requests go to. A change of any part means: send again.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Route {
+    term: u64,
+    leader: NodeId,
+}
+
+impl Node {
+    /// Builds a node from what storage found. An error is one clear sentence, and the process cannot start.
+    pub fn new(config: Config, recovered: Recovered, reader: Box<dyn LogReader>) -> Result<Node, String> {
+        let machine = pieces::load(&recovered.snapshot, reader.as_ref())?;
+        let applied = recovered.snapshot.at.index;
+        let membership = Membership::from_snapshot(&recovered.snapshot);
+        let boot = recovered.boot;
+        let origin = Origin { node: config.id, incarnation: boot << REBIRTH_BITS };
+        let log = Log::new(recovered, reader);
+        let logger = slog::Logger::root(slog::Discard, slog::o!());
+        let raw = RawNode::new(&raft_config(&config, applied), log, &logger)
+            .map_err(|error| format!("raft does not start from this data: {error}"))?;
+        let mut node = Node {
+            raw,
+            machine,
+            applied,
+            applying: Applied::default(),
+            membership,
+            pending: Pending::new(origin),
+            origin_live: false,
+            origin_start_due_ms: 0,
+            reads: Reads::default(),
+            stage: Stage::default(),
+            clock: LogicalClock::new(config.clock_gap_ms_max),
+            touched: BTreeSet::new(),
+            touch_due_ms: 0,
+            goals: Vec::new(),
+            heard_ms: BTreeMap::new(),
+            snapshots: Snapshots::new(boot),
+            persist: PersistQueue::default(),
+            lazy_hard_state: None,
+            duty_due_ms: 0,
+            removed: false,
+            stopping: None,
+            status: ClusterStatus::default(),
+            status_due_ms: 0,
+            members_changed: true,
+            now: Now::default(),
+            out: Outputs::default(),
+            fatal: None,
+            route: Route::default(),
+            raft_seen: (0, StateRole::Follower),
+            chance: Chance::new(config.seed),
+            ticked_ms: None,
+            config,
+        };
+        node.check_origin();
+        node.draw_election_timeout();
+        if node.membership.conf_state().voters == [node.config.id] {
+            // Nobody to wait for.
+            node.raw.campaign().map_err(|error| format!("a single node cannot stand for election: {error}"))?;
+        }
+        Ok(node)
+    }
+
+    /// Takes one input. Its effects come out of the next [`Node::turn`].
+    pub fn input(&mut self, now: Now, input: Input) {
+        self.observe(now);
+        if self.fatal.is_some() {
+            return;
+        }
+        match input {
+            Input::Submit(submit) => self.on_submit(submit),
+            Input::Read(read) => self.on_read(read),
+            Input::Cancel { ticket } => self.on_cancel(ticket),
+            Input::SessionsTouched(ids) => self.touched.extend(ids),
+            Input::SessionsOrphaned { ids, grace_ms } => self.on_orphaned(&ids, grace_ms),
+            Input::Watching(watching) => self.machine.set_watched(watching),
+            Input::Peer { from, message } => self.on_peer(from, message),
+            Input::Unreachable(peer) => self.raw.report_unreachable(peer),
+            Input::Persisted { number } => self.on_persisted(number),
+            Input::PersistFailed { reason } => {
+                self.fatal = Some(format!("the log cannot be written: {reason}"));
+            }
+            Input::SnapshotProgress { id, written_bytes } => self.on_snapshot_progress(id, written_bytes),
+            Input::SnapshotStored(id) => self.on_snapshot_stored(id),
+            Input::SnapshotFailed { id, reason } => self.on_snapshot_failed(id, &reason),
+            Input::Admin { ticket, request, patience_ms } => self.on_admin(ticket, request, patience_ms),
+            Input::Shutdown => self.begin_shutdown(),
+            Input::Wake => {}
+        }
+    }
+
+    /// Does what is due and hands out everything the shell must carry out. `out` comes in cleared.
+    pub fn turn(&mut self, now: Now, out: &mut Outputs) {
+        self.observe(now);
+        if self.fatal.is_none() {
+            self.run_ticks();
+            self.note_route();
+            self.time_out();
+            self.do_duties();
+            self.go_round();
+            self.work_on_snapshots();
+            self.go_on_stopping();
+            self.publish();
+            self.out.wake_at_ms = self.wake_at_ms();
+        }
+        if let Some(reason) = &self.fatal {
+            self.out.clear();
+            self.out.fatal = Some(reason.clone());
+        }
+        std::mem::swap(out, &mut self.out);
+    }
+
+    /// One input and a turn.
+    pub fn step(&mut self, now: Now, input: Input, out: &mut Outputs) {
+        self.input(now, input);
+        self.turn(now, out);
+    }
+
+    /// Requests to the log, log to the disk, committed entries to the machine, until nothing moves.
+    fn go_round(&mut self) {
+        for _ in 0..READIES_PER_TURN_MAX {
+            self.route_requests();
+            self.propose_staged();
+            self.ask_reads();
+            if !self.raw.has_ready() {
+                break;
+            }
+            self.handle_ready();
+            self.note_route();
+            self.answer_reads();
+        }
+    }
+
+    fn observe(&mut self, now: Now) {
+        self.now = now;
+        self.clock.observe(now, self.machine.logical_ms());
+    }
+
+    fn run_ticks(&mut self) {
+        let tick_ms = self.config.tick_ms;
+        let now_ms = self.now.monotonic_ms;
+        let since_ms = *self.ticked_ms.get_or_insert(now_ms);
+        let due = now_ms.saturating_sub(since_ms) / tick_ms;
+        if due == 0 || self.removed {
+            return;
+        }
+        self.ticked_ms = Some(match due > TICKS_PER_TURN_MAX {
+            true => now_ms,
+            false => since_ms + due * tick_ms,
+        });
+        for _ in 0..due.min(TICKS_PER_TURN_MAX) {
+            self.raw.tick();
+            self.after_raft();
+        }
+    }
+
+    fn on_peer(&mut self, from: NodeId, message: PeerMessage) {
+        self.heard_ms.insert(from, self.now.monotonic_ms);
+        match message {
+            PeerMessage::Raft(message) => self.on_raft(from, *message),
+            PeerMessage::Forward(forward) => self.on_forward(forward),
+            PeerMessage::SnapshotChunk(chunk) => self.on_snapshot_chunk(from, &chunk),
+            PeerMessage::SnapshotAck(ack) => self.on_snapshot_ack(from, &ack),
+            PeerMessage::Admin(request) => {
+                self.pursue(&request);
+            }
+            PeerMessage::NotMember { conf_index } => self.on_not_member(conf_index),
+        }
+    }
+
+    fn on_raft(&mut self, from: NodeId, message: Message) {
+        if message.from != from || message.to != self.config.id {
+            return;
+        }
+        match message.get_msg_type() {
+            // A follower's proposal would carry no stamp of ours; snapshots come in pieces; leadership is moved by goals.
+            MessageType::MsgPropose | MessageType::MsgSnapshot | MessageType::MsgTransferLeader => return,
+            MessageType::MsgRequestPreVote | MessageType::MsgRequestVote => self.hint_not_member(from),
+            MessageType::MsgAppend | MessageType::MsgHeartbeat => self.removed = false,
+            _ => {}
+        }
+        // Errors here mean a message that came too late, or from a member that is no more.
+        let _ = self.raw.step(message);
+        self.after_raft();
+    }
+
+    /// After every call that may change raft's role: its own draw of a time-out is not ours, so it is replaced.
+    pub(super) fn after_raft(&mut self) {
+        let seen = (self.raw.raft.term, self.raw.raft.state);
+        if seen != self.raft_seen {
+            self.raft_seen = seen;
+            self.draw_election_timeout();
+        }
+    }
+
+    fn draw_election_timeout(&mut self) {
+        let ticks = self.chance.between(self.config.election_ticks, 2 * self.config.election_ticks);
+        self.raw.raft.set_randomized_election_timeout(ticks);
+    }
+
+    /// A new leader, or a new term of the old one: what was sent may be lost, what was asked may be dropped.
+    fn note_route(&mut self) {
+        let route = Route { term: self.raw.raft.term, leader: self.raw.raft.leader_id };
+        if route == self.route {
+            return;
+        }
+        self.route = route;
+        self.stage.clear();
+        self.pending.leader_changed();
+        self.reads.leader_changed();
+        self.origin_start_due_ms = 0;
+        self.goals.iter_mut().for_each(|goal| goal.due_ms = 0);
+        self.status_due_ms = 0;
+        match self.is_leader() {
+            true => {
+                self.clock.start(self.now, route.term, self.machine.logical_ms());
+                // Everybody gets the full time to be heard of.
+                let now_ms = self.now.monotonic_ms;
+                self.heard_ms.values_mut().for_each(|heard_ms| *heard_ms = now_ms);
+            }
+            false => {
+                self.clock.stop();
+                self.snapshots.sendings.clear();
+            }
+        }
+    }
+
+    pub(super) fn is_leader(&self) -> bool {
+        self.raw.raft.state == StateRole::Leader
+    }
+
+    pub(super) fn leader(&self) -> NodeId {
+        self.raw.raft.leader_id
+    }
+
+    /// When the next thing falls due: a tick, the end of a lock, or more of a snapshot.
+    fn wake_at_ms(&self) -> u64 {
+        let now_ms = self.now.monotonic_ms;
+        if self.raw.has_ready() || self.snapshots.wants_turn(&self.config) {
+            return now_ms;
+        }
+        let tick_at_ms = self.ticked_ms.unwrap_or(now_ms) + self.config.tick_ms;
+        match (self.clock.logical_ms(), self.machine.next_deadline_ms()) {
+            (Some(logical_ms), Some(deadline_ms)) => {
+                // A deadline that has passed is covered by an entry under way.
+                let left_ms = deadline_ms.saturating_sub(logical_ms);
+                tick_at_ms.min(now_ms.saturating_add(left_ms.max(1)))
+            }
+            (None, _) | (_, None) => tick_at_ms,
+        }
+    }
+
+    /// The state machine, for a look from tests and from the simulator.
+    #[must_use]
+    pub fn machine(&self) -> &Machine {
+        &self.machine
+    }
+
+    #[must_use]
+    pub fn applied_index(&self) -> u64 {
+        self.applied
+    }
+
+    #[must_use]
+    pub fn id(&self) -> NodeId {
+        self.config.id
+    }
+
+    /// A number for this start of the node, different from all earlier ones.
+    pub(super) fn next_origin(&self) -> Origin {
+        let Origin { node, incarnation } = self.pending.origin();
+        Origin { node, incarnation: incarnation + 1 }
+    }
+}
+
+fn raft_config(config: &Config, applied: u64) -> raft::Config {
+    raft::Config {
+        id: config.id,
+        election_tick: config.election_ticks,
+        heartbeat_tick: config.heartbeat_ticks,
+        applied,
+        max_size_per_msg: 1 << 20,
+        max_inflight_msgs: 256,
+        check_quorum: true,
+        pre_vote: true,
+        batch_append: true,
+        max_uncommitted_size: 64 << 20,
+        max_committed_size_per_ready: 4 << 20,
+        ..raft::Config::default()
+    }
+}

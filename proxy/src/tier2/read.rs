@@ -1,0 +1,201 @@
+//! Linearizable reads: many reads to one ReadIndex round, asked again where raft drops them without a word.
+//!
+//! raft answers no ReadIndex while a fresh leader has committed nothing in its term, while there is no leader, and when a
+//! message is lost. So every round has a time-out, a change of leader ends it, and each new try has a name never used
+//! before: an answer to an old try must not serve a later one.
+
+use super::ports::{OwnedQuery, Read, Ticket};
+use redfence_core::types::Origin;
+use std::collections::{BTreeMap, VecDeque};
+
+/// Rounds under way at once. More reads wait, and share the next one.
+const ROUNDS_MAX: usize = 4;
+
+#[derive(Debug)]
+struct Waiting {
+    ticket: Ticket,
+    query: OwnedQuery,
+    deadline_ms: u64,
+}
+
+#[derive(Debug)]
+struct Round {
+    asked_ms: u64,
+    /// Once known: the reads may be answered when this index is applied.
+    index: Option<u64>,
+    reads: Vec<Waiting>,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Reads {
+    waiting: VecDeque<Waiting>,
+    rounds: BTreeMap<u64, Round>,
+    next_round: u64,
+    len: usize,
+}
+
+impl Reads {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    pub(super) fn add(&mut self, read: Read, now_ms: u64) {
+        let deadline_ms = now_ms.saturating_add(read.patience_ms);
+        self.waiting.push_back(Waiting { ticket: read.ticket, query: read.query, deadline_ms });
+        self.len += 1;
+    }
+
+    /// Opens a round for all that wait. Answers its name, for raft to carry.
+    pub(super) fn open_round(&mut self, origin: Origin, now_ms: u64) -> Option<Vec<u8>> {
+        let under_way = self.rounds.values().filter(|round| round.index.is_none()).count();
+        if self.waiting.is_empty() || under_way >= ROUNDS_MAX {
+            return None;
+        }
+        self.next_round += 1;
+        let reads = self.waiting.drain(..).collect();
+        self.rounds.insert(self.next_round, Round { asked_ms: now_ms, index: None, reads });
+        Some(round_name(origin, self.next_round))
+    }
+
+    /// raft knows the index of a round.
+    pub(super) fn confirmed(&mut self, origin: Origin, name: &[u8], index: u64) {
+        let Some(number) = round_number(origin, name) else { return };
+        if let Some(round) = self.rounds.get_mut(&number) {
+            round.index = Some(index);
+        }
+    }
+
+    /// Reads that may be answered from the state as of `applied`.
+    pub(super) fn ready(&mut self, applied: u64) -> Vec<(Ticket, OwnedQuery)> {
+        let ready: Vec<u64> = self
+            .rounds
+            .iter()
+            .filter(|(_, round)| round.index.is_some_and(|index| index <= applied))
+            .map(|(number, _)| *number)
+            .collect();
+        let mut reads = Vec::new();
+        for number in ready {
+            let round = self.rounds.remove(&number).expect("listed just now");
+            reads.extend(round.reads.into_iter().map(|read| (read.ticket, read.query)));
+        }
+        self.len -= reads.len();
+        reads
+    }
+
+    /// The leader changed: what it has not confirmed will not be.
+    pub(super) fn leader_changed(&mut self) {
+        self.reopen(|_| true);
+    }
+
+    /// Rounds without an answer for too long are asked again.
+    pub(super) fn retry_overdue(&mut self, now_ms: u64, retry_ms: u64) {
+        self.reopen(|round| round.asked_ms + retry_ms <= now_ms);
+    }
+
+    fn reopen(&mut self, lost: impl Fn(&Round) -> bool) {
+        let numbers: Vec<u64> = self
+            .rounds
+            .iter()
+            .filter(|(_, round)| round.index.is_none() && lost(round))
+            .map(|(number, _)| *number)
+            .collect();
+        for number in numbers.into_iter().rev() {
+            let round = self.rounds.remove(&number).expect("listed just now");
+            round.reads.into_iter().rev().for_each(|read| self.waiting.push_front(read));
+        }
+    }
+
+    /// Takes out the tickets whose patience has run out.
+    pub(super) fn overdue(&mut self, now_ms: u64) -> Vec<Ticket> {
+        let mut late = Vec::new();
+        let mut keep = |read: &Waiting| {
+            let keep = read.deadline_ms > now_ms;
+            if !keep {
+                late.push(read.ticket);
+            }
+            keep
+        };
+        self.waiting.retain(&mut keep);
+        self.rounds.values_mut().for_each(|round| round.reads.retain(&mut keep));
+        self.rounds.retain(|_, round| !round.reads.is_empty());
+        self.len -= late.len();
+        late
+    }
+
+    pub(super) fn drain(&mut self) -> Vec<Ticket> {
+        self.overdue(u64::MAX)
+    }
+}
+
+fn round_name(origin: Origin, number: u64) -> Vec<u8> {
+    [origin.node, origin.incarnation, number].iter().flat_map(|part| part.to_le_bytes()).collect()
+}
+
+fn round_number(origin: Origin, name: &[u8]) -> Option<u64> {
+    let number = u64::from_le_bytes(name.get(16..24)?.try_into().ok()?);
+    (name == round_name(origin, number)).then_some(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redfence_core::types::SessionId;
+
+    const ORIGIN: Origin = Origin { node: 1, incarnation: 9 };
+
+    fn read(ticket: Ticket) -> Read {
+        Read { ticket, query: OwnedQuery::Session { id: SessionId(1) }, patience_ms: 5_000 }
+    }
+
+    fn tickets(ready: Vec<(Ticket, OwnedQuery)>) -> Vec<Ticket> {
+        ready.into_iter().map(|(ticket, _)| ticket).collect()
+    }
+
+    #[test]
+    fn many_reads_share_a_round_and_wait_for_its_index() {
+        let mut reads = Reads::default();
+        reads.add(read(1), 0);
+        reads.add(read(2), 0);
+        let name = reads.open_round(ORIGIN, 0).expect("two reads wait");
+        assert_eq!(reads.open_round(ORIGIN, 0), None);
+        reads.confirmed(ORIGIN, &name, 10);
+        assert!(reads.ready(9).is_empty());
+        assert_eq!(tickets(reads.ready(10)), [1, 2]);
+        assert_eq!(reads.len(), 0);
+    }
+
+    #[test]
+    fn a_late_answer_to_an_old_try_serves_nobody() {
+        let mut reads = Reads::default();
+        reads.add(read(1), 0);
+        let first = reads.open_round(ORIGIN, 0).expect("a read waits");
+        reads.retry_overdue(150, 150);
+        let second = reads.open_round(ORIGIN, 150).expect("it waits again");
+        assert_ne!(first, second);
+        reads.confirmed(ORIGIN, &first, 1);
+        assert!(reads.ready(100).is_empty());
+        reads.confirmed(ORIGIN, &second, 5);
+        assert_eq!(tickets(reads.ready(5)), [1]);
+    }
+
+    #[test]
+    fn an_answer_for_another_start_of_the_node_is_none() {
+        let mut reads = Reads::default();
+        reads.add(read(1), 0);
+        let name = reads.open_round(ORIGIN, 0).expect("a read waits");
+        reads.confirmed(Origin { node: 1, incarnation: 8 }, &name, 1);
+        assert!(reads.ready(100).is_empty());
+    }
+
+    #[test]
+    fn patience_ends_wherever_a_read_stands() {
+        let mut reads = Reads::default();
+        reads.add(read(1), 0);
+        reads.open_round(ORIGIN, 0).expect("a read waits");
+        reads.add(read(2), 0);
+        let mut late = reads.overdue(5_000);
+        late.sort_unstable();
+        assert_eq!(late, [1, 2]);
+        assert_eq!(reads.len(), 0);
+    }
+}

@@ -1,0 +1,114 @@
+//! The steps of a Ready, in order. The order is the safety of the whole: see each step.
+
+use super::node::Node;
+use super::ports::{NodeId, PeerMessage, PersistTask};
+use raft::eraftpb::{HardState, Message, MessageType};
+use raft::Ready;
+
+impl Node {
+    pub(super) fn handle_ready(&mut self) {
+        let mut ready = self.raw.ready();
+        // 1. A leader's messages leave before its own write: followers write at the same time.
+        for message in ready.take_messages() {
+            self.dispatch(message);
+        }
+        // 2. A received snapshot takes the place of log and machine.
+        let install = match ready.snapshot().is_empty() {
+            true => None,
+            false => Some(self.install_received(ready.snapshot().get_metadata().index)),
+        };
+        // 3. Entries can be read from here on, though they are not durable yet.
+        let entries = ready.take_entries();
+        self.raw.mut_store().append(&entries);
+        // 4. What must be durable goes to the writer, and with it the messages that may leave only then.
+        let holds_vote = self.note_hard_state(ready.hs());
+        let mut after = Vec::new();
+        for message in ready.take_persisted_messages() {
+            match self.may_overtake(&message, holds_vote) {
+                true => self.dispatch(message),
+                false => after.extend(self.addressed(message)),
+            }
+        }
+        let task = PersistTask { install, entries, after, ..PersistTask::default() };
+        let written = self.hand_to_writer(task, &ready, holds_vote);
+        // 5. Confirmed reads wait for their index to be applied.
+        for state in ready.take_read_states() {
+            self.reads.confirmed(self.pending.origin(), &state.request_ctx, state.index);
+        }
+        let committed = ready.take_committed_entries();
+        let number = ready.number();
+        self.raw.advance_append_async(ready);
+        if !written && self.persist.nothing_to_write(number) {
+            self.raw.on_persist_ready(number);
+        }
+        // 6. Committed entries (raft gives out none that are not durable here) go to the machine.
+        if !committed.is_empty() {
+            self.apply_committed(committed);
+        }
+        self.raw.advance_apply_to(self.applied);
+        self.after_raft();
+    }
+
+    /// Keeps a moved commit index for the next write. Answers whether term or vote are new.
+    fn note_hard_state(&mut self, hard_state: Option<&HardState>) -> bool {
+        let Some(hard_state) = hard_state else { return false };
+        let written = self.raw.store().hard_state();
+        let holds_vote = (hard_state.term, hard_state.vote) != (written.term, written.vote);
+        self.raw.mut_store().set_hard_state(hard_state.clone());
+        self.lazy_hard_state = Some(hard_state.clone());
+        holds_vote
+    }
+
+    /// Answers whether a task was needed.
+    fn hand_to_writer(&mut self, mut task: PersistTask, ready: &Ready, holds_vote: bool) -> bool {
+        let nothing_new = task.install.is_none() && task.entries.is_empty() && !holds_vote;
+        if nothing_new && (task.after.is_empty() || self.persist.is_idle()) {
+            self.out.send.append(&mut task.after);
+            return false;
+        }
+        task.number = self.persist.next_number();
+        task.must_sync = !nothing_new;
+        task.hard_state = self.lazy_hard_state.take();
+        self.persist.started(task.number, ready.number(), holds_vote);
+        self.out.persist.push(task);
+        true
+    }
+
+    /// Followers' messages wait for the disk, except those that promise nothing about it: a question, and an answer to a
+    /// heartbeat once the term it names is durable. A slow disk then costs no leadership.
+    fn may_overtake(&self, message: &Message, holds_vote: bool) -> bool {
+        match message.get_msg_type() {
+            MessageType::MsgReadIndex => true,
+            MessageType::MsgHeartbeatResponse => !holds_vote && self.persist.vote_is_durable(),
+            _ => false,
+        }
+    }
+
+    fn dispatch(&mut self, message: Message) {
+        let addressed = self.addressed(message);
+        self.out.send.extend(addressed);
+    }
+
+    /// A message with its address; a snapshot becomes a transfer in pieces instead.
+    fn addressed(&mut self, message: Message) -> Option<(NodeId, PeerMessage)> {
+        let to = message.to;
+        match message.get_msg_type() {
+            MessageType::MsgSnapshot => {
+                let meta = self.raw.store().snapshot_meta().clone();
+                self.snapshots.sendings.start(to, meta, Box::new(message), self.now.monotonic_ms);
+                None
+            }
+            // Proposals are never forwarded by raft: only a leader proposes here.
+            MessageType::MsgPropose => None,
+            _ => Some((to, PeerMessage::Raft(Box::new(message)))),
+        }
+    }
+
+    pub(super) fn on_persisted(&mut self, number: u64) {
+        if let Some(ready) = self.persist.persisted(number) {
+            self.raw.on_persist_ready(ready);
+            self.after_raft();
+        }
+        self.snapshots.discard_durable(&self.persist, &mut self.out.snapshot_ops);
+    }
+}

@@ -1,0 +1,246 @@
+//! Requests of this node's clients, and of followers' clients at the leader, on their way into the log.
+
+use super::node::Node;
+use super::pending::{GaveUp, Overdue};
+use super::ports::{Forward, PeerMessage, Read, Submit, Ticket};
+use super::{refusals, stage};
+use bytes::Bytes;
+use redfence_core::machine::Command;
+use redfence_core::reply::Reply;
+use redfence_core::types::{RequestId, SessionId};
+
+/// Commands in one forwarded message.
+const FORWARD_COMMANDS: usize = 2_048;
+/// Bytes in one forwarded message, unless a single command is larger.
+const FORWARD_BYTES: usize = 256 << 10;
+/// How long the node tries to get a command of its own into the log.
+const OWN_PATIENCE_MS: u64 = 30_000;
+/// Sessions in one batched keep-alive.
+const TOUCH_IDS_MAX: usize = 8_192;
+
+impl Node {
+    pub(super) fn on_submit(&mut self, submit: Submit) {
+        let full = self.pending.unapplied_len() >= self.config.pending_requests_max
+            || self.pending.unapplied_bytes() + submit.blob.len() > self.config.pending_bytes_max
+            || (submit.wait_ms > 0 && self.pending.placed_len() >= self.config.waits_max);
+        match self.refusal().or_else(|| full.then(refusals::queue_full)) {
+            Some(refusal) => self.out.replies.push((submit.ticket, refusal)),
+            None => {
+                self.pending.submit(submit, self.now.monotonic_ms);
+            }
+        }
+    }
+
+    pub(super) fn on_read(&mut self, read: Read) {
+        let full = self.reads.len() >= self.config.reads_max;
+        match self.refusal().or_else(|| full.then(refusals::queue_full)) {
+            Some(refusal) => self.out.replies.push((read.ticket, refusal)),
+            None => self.reads.add(read, self.now.monotonic_ms),
+        }
+    }
+
+    /// Why nothing new is taken, if so.
+    pub(super) fn refusal(&self) -> Option<Reply> {
+        if self.stopping.is_some() {
+            Some(refusals::stopping())
+        } else if self.removed {
+            Some(refusals::removed())
+        } else {
+            None
+        }
+    }
+
+    pub(super) fn on_cancel(&mut self, ticket: Ticket) {
+        if let Some(seq) = self.pending.cancel(ticket) {
+            self.cancel_in_log(seq);
+        }
+    }
+
+    fn cancel_in_log(&mut self, seq: u64) {
+        let request = RequestId { origin: self.pending.origin(), seq };
+        self.submit_own(&Command::Cancel { request });
+    }
+
+    pub(super) fn on_orphaned(&mut self, ids: &[SessionId], grace_ms: u64) {
+        for ids in ids.chunks(TOUCH_IDS_MAX) {
+            self.submit_own(&Command::SessionsOrphan { ids: ids.iter().copied().collect(), grace_ms });
+        }
+    }
+
+    /// Keep-alives that came in since the last time, as one command.
+    pub(super) fn touch_sessions(&mut self) {
+        if self.touched.is_empty() || self.now.monotonic_ms < self.touch_due_ms {
+            return;
+        }
+        self.touch_due_ms = self.now.monotonic_ms + self.config.touch_interval_ms;
+        let touched: Vec<SessionId> = std::mem::take(&mut self.touched).into_iter().collect();
+        for ids in touched.chunks(TOUCH_IDS_MAX) {
+            self.submit_own(&Command::SessionsTouch { ids: ids.iter().copied().collect() });
+        }
+    }
+
+    fn submit_own(&mut self, command: &Command<'_>) {
+        let deadline_ms = self.now.monotonic_ms + OWN_PATIENCE_MS;
+        self.pending.submit_own(encoded(command), deadline_ms);
+    }
+
+    /// Ends what has waited too long, and sends again what was not heard of.
+    pub(super) fn time_out(&mut self) {
+        let now_ms = self.now.monotonic_ms;
+        if now_ms < self.duty_due_ms {
+            return;
+        }
+        for overdue in self.pending.overdue(now_ms) {
+            self.give_up(&overdue);
+        }
+        for ticket in self.reads.overdue(now_ms) {
+            self.out.replies.push((ticket, refusals::no_quorum()));
+        }
+        if !self.is_leader() {
+            self.pending.resend_overdue(now_ms);
+        }
+        self.reads.retry_overdue(now_ms, self.config.read_retry_ms);
+    }
+
+    pub(super) fn give_up(&mut self, overdue: &Overdue) {
+        if overdue.cancel {
+            self.cancel_in_log(overdue.seq);
+        }
+        let reply = match overdue.verdict {
+            GaveUp::NeverSent => refusals::no_quorum(),
+            GaveUp::Unknown => refusals::indeterminate(),
+        };
+        if let Some(ticket) = overdue.ticket {
+            self.out.replies.push((ticket, reply));
+        }
+    }
+
+    /// Hands requests to whoever leads: to our own stage, or to the leader in one message or a few.
+    pub(super) fn route_requests(&mut self) {
+        if self.leader() == 0 || self.removed {
+            return;
+        }
+        if !self.origin_live {
+            self.announce_start();
+            return;
+        }
+        match self.is_leader() {
+            true => {
+                while let Some(seq) = self.pending.next_leaving() {
+                    self.stage.push_own(seq);
+                }
+            }
+            false => while self.forward_batch() {},
+        }
+    }
+
+    /// Nothing of this start is taken by the machine before it has heard of the start itself.
+    fn announce_start(&mut self) {
+        if self.now.monotonic_ms < self.origin_start_due_ms || self.is_stopping() {
+            return;
+        }
+        self.origin_start_due_ms = self.now.monotonic_ms + self.config.resend_ms;
+        self.send_unnumbered(&Command::OriginStart { origin: self.pending.origin() });
+    }
+
+    /// A command without a number, by whichever way leads to the log. May be lost; whoever sends one looks for its effect.
+    pub(super) fn send_unnumbered(&mut self, command: &Command<'_>) {
+        let blob = encoded(command);
+        match self.is_leader() {
+            true => self.stage.push_unnumbered(blob),
+            false => {
+                let commands = vec![(stage::UNNUMBERED, blob)];
+                self.send_forward(commands);
+            }
+        }
+    }
+
+    /// Sends one message's worth of requests to the leader. False when none is left.
+    fn forward_batch(&mut self) -> bool {
+        let mut commands = Vec::new();
+        let mut bytes = 0;
+        while commands.len() < FORWARD_COMMANDS && bytes < FORWARD_BYTES {
+            let Some(seq) = self.pending.next_leaving() else { break };
+            let Some(blob) = self.pending.blob(seq).cloned() else { continue };
+            bytes += blob.len();
+            commands.push((seq, blob));
+        }
+        if commands.is_empty() {
+            return false;
+        }
+        for (seq, _) in &commands {
+            self.pending.mark_forwarded(*seq, self.now.monotonic_ms, self.config.resend_ms);
+        }
+        self.send_forward(commands);
+        true
+    }
+
+    fn send_forward(&mut self, commands: Vec<(u64, Bytes)>) {
+        let forward = Forward {
+            origin: self.pending.origin(),
+            acked_below: self.pending.acked_below(),
+            commands,
+        };
+        self.out.send.push((self.leader(), PeerMessage::Forward(forward)));
+    }
+
+    /// A follower's batch. If we do not lead, or have no room, it is dropped: the follower sends it again.
+    pub(super) fn on_forward(&mut self, forward: Forward) {
+        if self.is_leader() {
+            let (commands_max, bytes_max) = (self.config.staged_commands_max, self.config.staged_bytes_max);
+            self.stage.push_forwarded(forward, commands_max, bytes_max);
+        }
+    }
+
+    /// Everything staged becomes one entry, or a few if it is too much for one.
+    pub(super) fn propose_staged(&mut self) {
+        while self.may_propose() && !self.stage.is_empty() {
+            let Some(stamp) = self.clock.stamp(self.now) else { return };
+            let (commands_max, bytes_max) = (self.config.entry_commands_max, self.config.entry_bytes_max);
+            let Some(built) = self.stage.build(stamp, &self.pending, commands_max, bytes_max) else { return };
+            let covered = built.covered();
+            if self.raw.propose(Vec::new(), built.data).is_err() {
+                // Dropped before it entered the log: it stays staged.
+                return;
+            }
+            self.stage.proposed(&covered);
+            for seq in built.own {
+                self.pending.mark_proposed(seq);
+            }
+        }
+    }
+
+    pub(super) fn may_propose(&self) -> bool {
+        self.is_leader()
+            && self.raw.raft.lead_transferee.is_none()
+            && self.entries_under_way() < self.config.entries_under_way_max
+    }
+
+    pub(super) fn entries_under_way(&self) -> u64 {
+        self.raw.raft.raft_log.last_index().saturating_sub(self.applied)
+    }
+
+    /// One ReadIndex round for all reads that wait. A fresh leader would drop it without a word, so it does not ask itself.
+    pub(super) fn ask_reads(&mut self) {
+        let deaf = self.is_leader() && !self.raw.raft.commit_to_current_term();
+        if self.leader() == 0 || deaf || self.removed {
+            return;
+        }
+        if let Some(name) = self.reads.open_round(self.pending.origin(), self.now.monotonic_ms) {
+            self.raw.read_index(name);
+        }
+    }
+
+    pub(super) fn answer_reads(&mut self) {
+        for (ticket, query) in self.reads.ready(self.applied) {
+            let reply = self.machine.query(query.borrow());
+            self.out.replies.push((ticket, reply));
+        }
+    }
+}
+
+pub(super) fn encoded(command: &Command<'_>) -> Bytes {
+    let mut bytes = Vec::new();
+    command.encode(&mut bytes);
+    bytes.into()
+}

@@ -1,0 +1,105 @@
+//! The orderly end: finish what is under way, take this node's waiters out of their queues, hand leadership over.
+//!
+//! Each step has its share of the time; what does not succeed in it is skipped, and the answers given at the end say only
+//! what is known.
+
+use super::node::Node;
+use super::refusals;
+use redfence_core::machine::Command;
+
+#[derive(Debug)]
+pub(super) struct Stopping {
+    since_ms: u64,
+    gone_due_ms: u64,
+    hand_over_due_ms: u64,
+    /// Our own apply has seen that the waiters are out.
+    released: bool,
+}
+
+/// Share of the time for each step, as divisors of the whole.
+const DRAIN_SHARE: u64 = 3;
+const RELEASE_SHARE: u64 = 2;
+const RETRY_MS: u64 = 200;
+
+impl Node {
+    pub(super) fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
+    pub(super) fn begin_shutdown(&mut self) {
+        let since_ms = self.now.monotonic_ms;
+        self.stopping.get_or_insert(Stopping {
+            since_ms,
+            gone_due_ms: 0,
+            hand_over_due_ms: 0,
+            released: false,
+        });
+    }
+
+    /// The machine has taken this node's waiters out: none of them was granted, for certain.
+    pub(super) fn released_by_shutdown(&mut self) {
+        if let Some(stopping) = &mut self.stopping {
+            stopping.released = true;
+        }
+        let origin = self.pending.origin();
+        for ticket in self.pending.reborn(origin) {
+            self.out.replies.push((ticket, refusals::stopping()));
+        }
+    }
+
+    pub(super) fn go_on_stopping(&mut self) {
+        let Some(stopping) = &self.stopping else { return };
+        let now_ms = self.now.monotonic_ms;
+        let elapsed_ms = now_ms - stopping.since_ms;
+        let whole_ms = self.config.shutdown_ms_max;
+        let reachable = self.leader() != 0 && !self.removed;
+        if elapsed_ms < whole_ms && reachable {
+            let drained = self.pending.unapplied_len() == 0 && self.reads.len() == 0;
+            if !drained && elapsed_ms < whole_ms / DRAIN_SHARE {
+                return;
+            }
+            if self.origin_live && !stopping.released && elapsed_ms < whole_ms / RELEASE_SHARE {
+                self.release_waiters();
+                return;
+            }
+            if self.is_leader() && self.membership.voters() > 1 && self.try_hand_over() {
+                return;
+            }
+        }
+        self.answer_the_rest();
+        self.out.stopped = true;
+    }
+
+    fn release_waiters(&mut self) {
+        let origin = self.pending.origin();
+        let now_ms = self.now.monotonic_ms;
+        let Some(stopping) = &mut self.stopping else { return };
+        if stopping.gone_due_ms <= now_ms {
+            stopping.gone_due_ms = now_ms + RETRY_MS;
+            self.send_unnumbered(&Command::OriginGone { origin });
+        }
+    }
+
+    /// False: there is nobody to hand over to.
+    fn try_hand_over(&mut self) -> bool {
+        let now_ms = self.now.monotonic_ms;
+        let Some(stopping) = &mut self.stopping else { return false };
+        if now_ms < stopping.hand_over_due_ms {
+            return true;
+        }
+        stopping.hand_over_due_ms = now_ms + RETRY_MS;
+        self.hand_over()
+    }
+
+    fn answer_the_rest(&mut self) {
+        for overdue in self.pending.drain() {
+            self.give_up(&overdue);
+        }
+        for ticket in self.reads.drain() {
+            self.out.replies.push((ticket, refusals::stopping()));
+        }
+        for goal in std::mem::take(&mut self.goals) {
+            self.out.replies.push((goal.ticket, goal.gave_up()));
+        }
+    }
+}

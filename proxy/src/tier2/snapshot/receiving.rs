@@ -1,0 +1,144 @@
+//! A snapshot coming in from a leader: into a file, and into a machine at the same time. One at a time; a newer transfer
+//! takes the place of an older one.
+
+use super::pieces::StreamRestorer;
+use crate::tier2::ports::{
+    NodeId, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta, SnapshotOp, TransferState,
+};
+use crate::tier2::wire::meta_of;
+use raft::eraftpb::Message;
+use redfence_core::machine::Machine;
+
+pub(crate) struct Receiving {
+    from: NodeId,
+    transfer: u64,
+    message: Box<Message>,
+    /// As sent, but under our own file name.
+    meta: SnapshotMeta,
+    received_bytes: u64,
+    written_bytes: u64,
+    restorer: Option<StreamRestorer>,
+    machine: Option<Machine>,
+}
+
+/// Everything is here and stored: raft may be told.
+pub(crate) struct Received {
+    pub(crate) from: NodeId,
+    pub(crate) transfer: u64,
+    pub(crate) message: Box<Message>,
+    pub(crate) meta: SnapshotMeta,
+    pub(crate) machine: Machine,
+}
+
+impl Receiving {
+    /// Whether a chunk opens a transfer that is not this one.
+    pub(crate) fn is_other(&self, from: NodeId, chunk: &SnapshotChunk) -> bool {
+        (from, chunk.transfer) != (self.from, self.transfer)
+    }
+
+    /// Begins a transfer with its first chunk. The chunk itself is still to be taken.
+    pub(crate) fn begin(
+        from: NodeId,
+        chunk: &SnapshotChunk,
+        id: SnapshotId,
+        ops: &mut Vec<SnapshotOp>,
+    ) -> Result<Receiving, String> {
+        let message = chunk.message.clone().ok_or("a transfer begins without raft's message")?;
+        let mut meta = meta_of(&message).map_err(|malformed| malformed.0.to_owned())?;
+        // An empty machine has no file.
+        meta.id = match meta.size_bytes {
+            0 => SnapshotId(0),
+            _ => id,
+        };
+        if meta.size_bytes > 0 {
+            ops.push(SnapshotOp::Create(id));
+        }
+        Ok(Receiving {
+            from,
+            transfer: chunk.transfer,
+            message,
+            meta,
+            received_bytes: 0,
+            written_bytes: 0,
+            restorer: Some(StreamRestorer::new()),
+            machine: None,
+        })
+    }
+
+    pub(crate) fn id(&self) -> SnapshotId {
+        self.meta.id
+    }
+
+    pub(crate) fn from(&self) -> NodeId {
+        self.from
+    }
+
+    /// Takes a chunk if it is the next one. An error ends the transfer.
+    pub(crate) fn take(&mut self, chunk: &SnapshotChunk, ops: &mut Vec<SnapshotOp>) -> Result<(), String> {
+        let Some(restorer) = &mut self.restorer else { return Ok(()) };
+        if chunk.offset != self.received_bytes {
+            return Ok(());
+        }
+        if self.received_bytes + chunk.bytes.len() as u64 > self.meta.size_bytes {
+            return Err("more bytes came than the snapshot has".to_owned());
+        }
+        if !chunk.bytes.is_empty() {
+            restorer.push(&chunk.bytes)?;
+            self.received_bytes += chunk.bytes.len() as u64;
+            ops.push(SnapshotOp::Append { id: self.meta.id, bytes: chunk.bytes.clone() });
+        }
+        if self.received_bytes == self.meta.size_bytes {
+            let restorer = self.restorer.take().expect("looked at just now");
+            self.machine = Some(match self.meta.size_bytes {
+                0 => Machine::new(),
+                _ => restorer.finish()?,
+            });
+            if self.meta.size_bytes > 0 {
+                ops.push(SnapshotOp::Finish {
+                    id: self.meta.id,
+                    size_bytes: self.meta.size_bytes,
+                    crc32: self.meta.crc32,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn progress(&mut self, written_bytes: u64) {
+        self.written_bytes = self.written_bytes.max(written_bytes);
+    }
+
+    /// An empty machine needs no file, and so no report that it is stored.
+    pub(crate) fn is_complete_without_file(&self) -> bool {
+        self.machine.is_some() && self.meta.size_bytes == 0
+    }
+
+    /// How far the sender may go on: what came, but not further ahead of our disk than the window.
+    pub(crate) fn ack(&self, window_bytes: u64) -> PeerMessage {
+        let received_bytes = self.received_bytes.min(self.written_bytes + window_bytes);
+        PeerMessage::SnapshotAck(SnapshotAck {
+            transfer: self.transfer,
+            received_bytes,
+            state: TransferState::Going,
+        })
+    }
+
+    pub(crate) fn failed(&self) -> PeerMessage {
+        PeerMessage::SnapshotAck(SnapshotAck {
+            transfer: self.transfer,
+            received_bytes: 0,
+            state: TransferState::Failed,
+        })
+    }
+
+    /// The file is stored. `None` where not everything had come (which the storage should have noticed).
+    pub(crate) fn into_received(self) -> Option<Received> {
+        Some(Received {
+            from: self.from,
+            transfer: self.transfer,
+            message: self.message,
+            meta: self.meta,
+            machine: self.machine?,
+        })
+    }
+}

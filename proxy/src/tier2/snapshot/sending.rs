@@ -1,0 +1,156 @@
+//! Snapshots on their way to followers, one transfer a follower, with a window of bytes not yet acknowledged.
+//!
+//! raft pauses a follower from the moment it hands out a `MsgSnapshot` until it is told how the transfer ended, so every
+//! transfer ends in [`Ended`]: acknowledged, failed, or stalled.
+
+use crate::tier2::ports::{
+    LogReader, NodeId, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta, StoreError,
+    TransferState,
+};
+use raft::eraftpb::Message;
+use std::collections::BTreeMap;
+
+/// Without an acknowledgement for this long, the window is sent again.
+const REPEAT_MS: u64 = 1_000;
+
+#[derive(Default)]
+pub(crate) struct Sendings {
+    next_transfer: u64,
+    to: BTreeMap<NodeId, Sending>,
+}
+
+struct Sending {
+    transfer: u64,
+    meta: SnapshotMeta,
+    message: Box<Message>,
+    sent_bytes: u64,
+    /// The chunk at offset 0 is out: it goes even for an empty file, because it carries raft's message.
+    opened: bool,
+    acked_bytes: u64,
+    acked_ms: u64,
+    repeated_ms: u64,
+}
+
+/// How a transfer ended, for raft to know.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Ended {
+    pub(crate) to: NodeId,
+    pub(crate) delivered: bool,
+}
+
+impl Sendings {
+    /// `first_transfer` must be higher than any number an earlier start of this node has used.
+    pub(crate) fn new(first_transfer: u64) -> Sendings {
+        Sendings { next_transfer: first_transfer, to: BTreeMap::new() }
+    }
+
+    /// raft wants this snapshot at a follower. An older transfer to it is dropped.
+    pub(crate) fn start(&mut self, to: NodeId, meta: SnapshotMeta, message: Box<Message>, now_ms: u64) {
+        self.next_transfer += 1;
+        let sending = Sending {
+            transfer: self.next_transfer,
+            meta,
+            message,
+            sent_bytes: 0,
+            opened: false,
+            acked_bytes: 0,
+            acked_ms: now_ms,
+            repeated_ms: now_ms,
+        };
+        self.to.insert(to, sending);
+    }
+
+    pub(crate) fn uses(&self, id: SnapshotId) -> bool {
+        self.to.values().any(|sending| sending.meta.id == id)
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.to.is_empty()
+    }
+
+    /// Leadership is over: raft does not want to know any more.
+    pub(crate) fn clear(&mut self) {
+        self.to.clear();
+    }
+
+    pub(crate) fn acked(&mut self, from: NodeId, ack: &SnapshotAck, now_ms: u64) -> Option<Ended> {
+        let sending = self.to.get_mut(&from).filter(|sending| sending.transfer == ack.transfer)?;
+        sending.opened = true;
+        sending.acked_ms = now_ms;
+        if ack.received_bytes > sending.acked_bytes {
+            sending.acked_bytes = ack.received_bytes.min(sending.meta.size_bytes);
+            sending.repeated_ms = now_ms;
+        }
+        let delivered = match ack.state {
+            TransferState::Going => return None,
+            TransferState::Done => true,
+            TransferState::Failed => false,
+        };
+        self.to.remove(&from);
+        Some(Ended { to: from, delivered })
+    }
+
+    pub(crate) fn lost(&mut self, to: NodeId) -> Option<Ended> {
+        self.to.remove(&to).map(|_| Ended { to, delivered: false })
+    }
+
+    /// Ends what has stalled.
+    pub(crate) fn stalled(&mut self, now_ms: u64, stall_ms: u64) -> Vec<Ended> {
+        let late: Vec<NodeId> = self
+            .to
+            .iter()
+            .filter(|(_, sending)| sending.acked_ms + stall_ms <= now_ms)
+            .map(|(to, _)| *to)
+            .collect();
+        late.into_iter().filter_map(|to| self.lost(to)).collect()
+    }
+
+    /// Sends what the windows allow.
+    pub(crate) fn go_on(
+        &mut self,
+        reader: &dyn LogReader,
+        now_ms: u64,
+        piece_bytes: usize,
+        window_bytes: u64,
+        out: &mut Vec<(NodeId, PeerMessage)>,
+    ) -> Result<(), StoreError> {
+        for (to, sending) in &mut self.to {
+            if sending.repeated_ms + REPEAT_MS <= now_ms {
+                sending.repeated_ms = now_ms;
+                sending.sent_bytes = sending.acked_bytes;
+                sending.opened = sending.acked_bytes > 0;
+            }
+            while let Some(chunk) = sending.next_chunk(reader, piece_bytes, window_bytes)? {
+                out.push((*to, PeerMessage::SnapshotChunk(chunk)));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Sending {
+    fn next_chunk(
+        &mut self,
+        reader: &dyn LogReader,
+        piece_bytes: usize,
+        window_bytes: u64,
+    ) -> Result<Option<SnapshotChunk>, StoreError> {
+        let left = self.meta.size_bytes - self.sent_bytes;
+        let opens = !self.opened;
+        if !opens && (left == 0 || self.sent_bytes >= self.acked_bytes + window_bytes) {
+            return Ok(None);
+        }
+        let offset = self.sent_bytes;
+        let bytes = match left {
+            0 => bytes::Bytes::new(),
+            left => reader.snapshot_read(self.meta.id, offset, piece_bytes.min(left as usize))?,
+        };
+        if bytes.is_empty() && left > 0 {
+            return Err(StoreError(format!("snapshot file {} ends at {offset}", self.meta.id.0)));
+        }
+        self.opened = true;
+        self.sent_bytes += bytes.len() as u64;
+        let message = (offset == 0).then(|| self.message.clone());
+        Ok(Some(SnapshotChunk { transfer: self.transfer, offset, bytes, message }))
+    }
+}

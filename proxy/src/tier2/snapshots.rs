@@ -1,0 +1,283 @@
+//! When snapshots are made, sent, received and installed. The work itself is in `snapshot/`.
+
+use super::config::Config;
+use super::membership::Membership;
+use super::node::Node;
+use super::persist::PersistQueue;
+use super::ports::{
+    LogMark, NodeId, PeerMessage, PersistTask, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta, SnapshotOp,
+    TransferState,
+};
+use super::snapshot::making::Making;
+use super::snapshot::receiving::{Received, Receiving};
+use super::snapshot::sending::{Ended, Sendings};
+use raft::{SnapshotStatus, Storage};
+use redfence_core::machine::Machine;
+
+/// Snapshots one start of a node can make before file names would repeat.
+const ID_BITS: u32 = 24;
+/// After a failed write, the next try waits this long.
+const RETRY_MS: u64 = 5_000;
+
+pub(super) struct Snapshots {
+    next_id: u64,
+    making: Option<Making>,
+    pub(super) sendings: Sendings,
+    receiving: Option<Receiving>,
+    /// Handed to raft, and waiting for its Ready.
+    received: Option<(SnapshotMeta, Machine)>,
+    pub(super) bytes_since: u64,
+    not_before_ms: u64,
+    /// Files to delete once the task that names their successor is durable.
+    discard: Vec<(SnapshotId, u64)>,
+}
+
+impl Snapshots {
+    pub(super) fn new(boot: u64) -> Snapshots {
+        Snapshots {
+            next_id: boot << ID_BITS,
+            making: None,
+            sendings: Sendings::new(boot << ID_BITS),
+            receiving: None,
+            received: None,
+            bytes_since: 0,
+            not_before_ms: 0,
+            discard: Vec::new(),
+        }
+    }
+
+    fn next_id(&mut self) -> SnapshotId {
+        self.next_id += 1;
+        SnapshotId(self.next_id)
+    }
+
+    /// Whether there is work that need not wait for anything.
+    pub(super) fn wants_turn(&self, config: &Config) -> bool {
+        self.making.as_ref().is_some_and(|making| making.can_go_on(config.snapshot_window_bytes))
+    }
+
+    fn discard_after(&mut self, id: SnapshotId, number: u64) {
+        if id != SnapshotId(0) {
+            self.discard.push((id, number));
+        }
+    }
+
+    /// Deletes files whose successor is durable, unless they are still being sent.
+    pub(super) fn discard_durable(&mut self, persist: &PersistQueue, ops: &mut Vec<SnapshotOp>) {
+        let sendings = &self.sendings;
+        self.discard.retain(|(id, number)| {
+            let free = persist.is_durable(*number) && !sendings.uses(*id);
+            if free {
+                ops.push(SnapshotOp::Discard(*id));
+            }
+            !free
+        });
+    }
+}
+
+impl Node {
+    /// A little of everything that is under way.
+    pub(super) fn work_on_snapshots(&mut self) {
+        self.begin_snapshot_if_due();
+        let ops = &mut self.out.snapshot_ops;
+        if let Some(making) = &mut self.snapshots.making {
+            if making.can_go_on(self.config.snapshot_window_bytes) {
+                making.go_on(&mut self.machine, ops);
+            }
+        }
+        self.send_snapshots();
+        self.snapshots.discard_durable(&self.persist, &mut self.out.snapshot_ops);
+    }
+
+    fn begin_snapshot_if_due(&mut self) {
+        let since = self.applied - self.raw.store().snapshot_meta().at.index;
+        let due = since >= self.config.snapshot_entries || self.snapshots.bytes_since >= self.config.snapshot_bytes;
+        let idle = self.snapshots.making.is_none()
+            && self.snapshots.receiving.is_none()
+            && self.snapshots.received.is_none();
+        if !due || !idle || since == 0 || self.now.monotonic_ms < self.snapshots.not_before_ms {
+            return;
+        }
+        let Ok(term) = self.raw.store().term(self.applied) else { return };
+        let id = self.snapshots.next_id();
+        let at = LogMark { index: self.applied, term };
+        self.snapshots.bytes_since = 0;
+        let making =
+            Making::begin(id, at, &self.membership, &mut self.machine, &mut self.out.snapshot_ops);
+        self.snapshots.making = Some(making);
+    }
+
+    fn send_snapshots(&mut self) {
+        if self.snapshots.sendings.is_empty() {
+            return;
+        }
+        let now_ms = self.now.monotonic_ms;
+        for ended in self.snapshots.sendings.stalled(now_ms, self.config.snapshot_stall_ms) {
+            self.report_transfer(&ended);
+        }
+        let sent = self.snapshots.sendings.go_on(
+            self.raw.store().reader(),
+            now_ms,
+            self.config.snapshot_piece_bytes,
+            self.config.snapshot_window_bytes,
+            &mut self.out.send,
+        );
+        if let Err(error) = sent {
+            self.fatal = Some(format!("a stored snapshot cannot be read: {}", error.0));
+        }
+    }
+
+    pub(super) fn on_snapshot_ack(&mut self, from: NodeId, ack: &SnapshotAck) {
+        if let Some(ended) = self.snapshots.sendings.acked(from, ack, self.now.monotonic_ms) {
+            self.report_transfer(&ended);
+        }
+    }
+
+    fn report_transfer(&mut self, ended: &Ended) {
+        let status = match ended.delivered {
+            true => SnapshotStatus::Finish,
+            false => SnapshotStatus::Failure,
+        };
+        tracing::info!(to = ended.to, delivered = ended.delivered, "snapshot transfer ended");
+        self.raw.report_snapshot(ended.to, status);
+    }
+
+    pub(super) fn on_snapshot_chunk(&mut self, from: NodeId, chunk: &SnapshotChunk) {
+        let other = self.snapshots.receiving.as_ref().is_none_or(|receiving| receiving.is_other(from, chunk));
+        if other {
+            if chunk.offset != 0 || chunk.message.is_none() {
+                // The rest of a transfer we know nothing of: its sender begins again when it hears nothing.
+                return;
+            }
+            self.drop_receiving();
+            let id = self.snapshots.next_id();
+            match Receiving::begin(from, chunk, id, &mut self.out.snapshot_ops) {
+                Ok(receiving) => self.snapshots.receiving = Some(receiving),
+                Err(reason) => {
+                    tracing::warn!(from, reason, "a snapshot transfer was refused");
+                    return;
+                }
+            }
+        }
+        let Some(receiving) = &mut self.snapshots.receiving else { return };
+        if let Err(reason) = receiving.take(chunk, &mut self.out.snapshot_ops) {
+            tracing::warn!(from, reason, "a snapshot transfer failed");
+            let failed = receiving.failed();
+            self.out.send.push((from, failed));
+            self.drop_receiving();
+            return;
+        }
+        if receiving.is_complete_without_file() {
+            self.offer_received();
+        } else {
+            let ack = receiving.ack(self.config.snapshot_window_bytes);
+            self.out.send.push((from, ack));
+        }
+    }
+
+    fn drop_receiving(&mut self) {
+        if let Some(receiving) = self.snapshots.receiving.take() {
+            if receiving.id() != SnapshotId(0) {
+                self.out.snapshot_ops.push(SnapshotOp::Discard(receiving.id()));
+            }
+        }
+    }
+
+    pub(super) fn on_snapshot_progress(&mut self, id: SnapshotId, written_bytes: u64) {
+        if let Some(making) = self.snapshots.making.as_mut().filter(|making| making.id() == id) {
+            making.progress(written_bytes);
+        }
+        if let Some(receiving) = self.snapshots.receiving.as_mut().filter(|receiving| receiving.id() == id) {
+            receiving.progress(written_bytes);
+            let ack = receiving.ack(self.config.snapshot_window_bytes);
+            self.out.send.push((receiving.from(), ack));
+        }
+    }
+
+    pub(super) fn on_snapshot_stored(&mut self, id: SnapshotId) {
+        if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
+            self.adopt_own();
+        } else if self.snapshots.receiving.as_ref().is_some_and(|receiving| receiving.id() == id) {
+            self.offer_received();
+        } else {
+            // Given up meanwhile.
+            self.out.snapshot_ops.push(SnapshotOp::Discard(id));
+        }
+    }
+
+    pub(super) fn on_snapshot_failed(&mut self, id: SnapshotId, reason: &str) {
+        tracing::error!(reason, "a snapshot could not be stored; it will be tried again");
+        if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
+            self.snapshots.making = None;
+            self.machine.snapshot_cancel();
+            self.snapshots.not_before_ms = self.now.monotonic_ms + RETRY_MS;
+        }
+        if let Some(receiving) = self.snapshots.receiving.take_if(|receiving| receiving.id() == id) {
+            self.out.send.push((receiving.from(), receiving.failed()));
+        }
+    }
+
+    /// Our own snapshot is stored: a restart begins with it, and the log behind it can go.
+    fn adopt_own(&mut self) {
+        let Some(making) = self.snapshots.making.take() else { return };
+        let meta = making.into_meta();
+        let before = self.raw.store().snapshot_meta().id;
+        let compact = self.raw.mut_store().adopt_snapshot(meta.clone(), self.config.log_keep_entries);
+        let number = self.persist.next_number();
+        tracing::info!(index = meta.at.index, bytes = meta.size_bytes, "snapshot stored");
+        self.out.persist.push(PersistTask {
+            number,
+            snapshot: Some(meta),
+            compact,
+            must_sync: true,
+            ..PersistTask::default()
+        });
+        self.persist.started(number, 0, false);
+        self.snapshots.discard_after(before, number);
+    }
+
+    /// A received snapshot is complete and stored: raft decides whether it wants it.
+    fn offer_received(&mut self) {
+        let Some(receiving) = self.snapshots.receiving.take() else { return };
+        let from = receiving.from();
+        let Some(received) = receiving.into_received() else { return };
+        let Received { transfer, message, meta, machine, .. } = received;
+        let (id, received_bytes) = (meta.id, meta.size_bytes);
+        let index = meta.at.index;
+        self.snapshots.received = Some((meta, machine));
+        let _ = self.raw.step(*message);
+        self.after_raft();
+        let wanted = self.raw.snap().is_some_and(|snapshot| snapshot.get_metadata().index == index);
+        if !wanted {
+            self.snapshots.received = None;
+            if id != SnapshotId(0) {
+                self.out.snapshot_ops.push(SnapshotOp::Discard(id));
+            }
+        }
+        let ack = SnapshotAck { transfer, received_bytes, state: TransferState::Done };
+        self.out.send.push((from, PeerMessage::SnapshotAck(ack)));
+    }
+
+    /// raft took the snapshot that was offered: machine, membership and log are replaced by it.
+    pub(super) fn install_received(&mut self, index: u64) -> SnapshotMeta {
+        let (meta, mut machine) = self.snapshots.received.take().expect("raft takes only what was offered");
+        assert_eq!(meta.at.index, index, "raft took another snapshot than was offered");
+        if let Some(making) = self.snapshots.making.take() {
+            self.out.snapshot_ops.push(SnapshotOp::Discard(making.id()));
+        }
+        machine.set_watched(self.machine.is_watched());
+        self.machine = machine;
+        self.membership = Membership::from_snapshot(&meta);
+        self.members_changed = true;
+        self.applied = index;
+        self.snapshots.bytes_since = 0;
+        // The number the task gets in a moment.
+        let before = self.raw.store().snapshot_meta().id;
+        let number = self.persist.peek_number();
+        self.snapshots.discard_after(before, number);
+        self.raw.mut_store().install(meta.clone());
+        tracing::info!(index, "snapshot installed");
+        self.reconcile_pending();
+        meta
+    }
+}

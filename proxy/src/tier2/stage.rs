@@ -1,0 +1,210 @@
+//! What the leader holds ready for its next entry: commands of its own clients and of followers' clients, unstamped.
+//!
+//! Bounded; what followers send beyond the bound is dropped, and they send it again. Emptied when leadership ends: origins
+//! keep their requests until they see them applied, so nothing is lost with it.
+
+use super::pending::Pending;
+use super::ports::Forward;
+use bytes::Bytes;
+use redfence_core::machine::EntryBuilder;
+use redfence_core::types::{Origin, Stamp};
+use std::collections::VecDeque;
+
+/// A request that wants neither an answer nor to be remembered.
+pub(super) const UNNUMBERED: u64 = 0;
+
+#[derive(Debug, Default)]
+pub(super) struct Stage {
+    groups: VecDeque<Group>,
+    commands: usize,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+enum Group {
+    /// Of this node's clients: looked up when the entry is built, so that what was given up meanwhile stays out.
+    Own(VecDeque<u64>),
+    /// Of the node itself: expiry and the like.
+    Unnumbered(Bytes),
+    Forwarded {
+        origin: Origin,
+        acked_below: u64,
+        commands: VecDeque<(u64, Bytes)>,
+    },
+}
+
+/// An entry that is built but not yet taken out of the stage.
+pub(super) struct Built {
+    pub(super) data: Vec<u8>,
+    /// Numbers of this node's own requests inside.
+    pub(super) own: Vec<u64>,
+    /// How many staged commands it covers, those passed over included.
+    covered: usize,
+}
+
+impl Stage {
+    pub(super) fn is_empty(&self) -> bool {
+        self.commands == 0
+    }
+
+    pub(super) fn clear(&mut self) {
+        *self = Stage::default();
+    }
+
+    pub(super) fn push_own(&mut self, seq: u64) {
+        match self.groups.back_mut() {
+            Some(Group::Own(seqs)) => seqs.push_back(seq),
+            Some(Group::Unnumbered(_) | Group::Forwarded { .. }) | None => {
+                self.groups.push_back(Group::Own([seq].into()));
+            }
+        }
+        self.commands += 1;
+    }
+
+    pub(super) fn push_unnumbered(&mut self, blob: Bytes) {
+        self.bytes += blob.len();
+        self.commands += 1;
+        self.groups.push_back(Group::Unnumbered(blob));
+    }
+
+    /// False: no room, the batch is dropped.
+    pub(super) fn push_forwarded(&mut self, forward: Forward, commands_max: usize, bytes_max: usize) -> bool {
+        let bytes: usize = forward.commands.iter().map(|(_, blob)| blob.len()).sum();
+        if self.commands + forward.commands.len() > commands_max || self.bytes + bytes > bytes_max {
+            return false;
+        }
+        if forward.commands.is_empty() {
+            return true;
+        }
+        self.commands += forward.commands.len();
+        self.bytes += bytes;
+        self.groups.push_back(Group::Forwarded {
+            origin: forward.origin,
+            acked_below: forward.acked_below,
+            commands: forward.commands.into(),
+        });
+        true
+    }
+
+    /// Builds one entry from the front of the stage. `None` where nothing is left to propose.
+    pub(super) fn build(
+        &mut self,
+        stamp: Stamp,
+        pending: &Pending,
+        commands_max: usize,
+        bytes_max: usize,
+    ) -> Option<Built> {
+        let mut builder = EntryBuilder::new(stamp);
+        let mut own = Vec::new();
+        let mut covered = 0;
+        for group in &self.groups {
+            let room = Room {
+                commands: commands_max.saturating_sub(covered),
+                bytes: bytes_max.saturating_sub(builder.len()),
+            };
+            if room.commands == 0 || room.bytes == 0 {
+                break;
+            }
+            covered += match group {
+                Group::Own(seqs) => push_own_batch(&mut builder, seqs, pending, &room, &mut own),
+                Group::Unnumbered(blob) => {
+                    builder.push_batch(pending.origin(), pending.acked_below(), [(UNNUMBERED, blob)]);
+                    1
+                }
+                Group::Forwarded { origin, acked_below, commands } => {
+                    let count = room.fitting(commands.iter().map(|(_, blob)| blob.len()));
+                    let batch = commands.iter().take(count).map(|(seq, blob)| (*seq, blob));
+                    builder.push_batch(*origin, *acked_below, batch);
+                    count
+                }
+            };
+        }
+        if builder.is_empty() {
+            self.take_out(covered);
+            return None;
+        }
+        Some(Built { data: builder.finish(), own, covered })
+    }
+
+    /// The entry is in the log: what it covers leaves the stage.
+    pub(super) fn proposed(&mut self, covered: &Covered) {
+        self.take_out(covered.0);
+    }
+
+    fn take_out(&mut self, mut count: usize) {
+        self.commands -= count;
+        while count > 0 {
+            let Some(group) = self.groups.front_mut() else { return };
+            let left = match group {
+                Group::Own(seqs) => {
+                    let taken = count.min(seqs.len());
+                    seqs.drain(..taken);
+                    count -= taken;
+                    seqs.len()
+                }
+                Group::Unnumbered(blob) => {
+                    self.bytes -= blob.len();
+                    count -= 1;
+                    0
+                }
+                Group::Forwarded { commands, .. } => {
+                    let taken = count.min(commands.len());
+                    self.bytes -= commands.drain(..taken).map(|(_, blob)| blob.len()).sum::<usize>();
+                    count -= taken;
+                    commands.len()
+                }
+            };
+            if left == 0 {
+                self.groups.pop_front();
+            }
+        }
+    }
+}
+
+/// How much of the stage an entry covers.
+pub(super) struct Covered(usize);
+
+impl Built {
+    pub(super) fn covered(&self) -> Covered {
+        Covered(self.covered)
+    }
+}
+
+struct Room {
+    commands: usize,
+    bytes: usize,
+}
+
+impl Room {
+    /// How many commands of these sizes fit; at least one.
+    fn fitting(&self, sizes: impl Iterator<Item = usize>) -> usize {
+        let mut bytes = 0;
+        let mut count = 0;
+        for size in sizes.take(self.commands) {
+            bytes += size;
+            if bytes > self.bytes && count > 0 {
+                break;
+            }
+            count += 1;
+        }
+        count
+    }
+}
+
+fn push_own_batch(
+    builder: &mut EntryBuilder,
+    seqs: &VecDeque<u64>,
+    pending: &Pending,
+    room: &Room,
+    own: &mut Vec<u64>,
+) -> usize {
+    let sizes = seqs.iter().map(|seq| pending.blob(*seq).map_or(0, Bytes::len));
+    let count = room.fitting(sizes);
+    let first = own.len();
+    own.extend(seqs.iter().take(count).filter(|seq| pending.blob(**seq).is_some()));
+    if own.len() > first {
+        let batch = own[first..].iter().filter_map(|seq| Some((*seq, pending.blob(*seq)?)));
+        builder.push_batch(pending.origin(), pending.acked_below(), batch);
+    }
+    count
+}
