@@ -5,6 +5,7 @@
 
 use super::bytes::{put_varint, Reader};
 use super::codec::{read_reply, write_reply};
+use super::origins::OriginState;
 use crate::reply::Reply;
 use crate::types::{Origin, RequestId};
 use std::collections::{BTreeMap, VecDeque};
@@ -48,7 +49,15 @@ pub(crate) enum Seen {
 impl Dedup {
     /// What is known of a request. A node never met before is entered.
     pub(crate) fn look(&mut self, id: RequestId, nodes_max: usize) -> Seen {
-        let Some(node) = self.enter(id.origin, nodes_max) else { return Seen::NoRoom };
+        match self.enter(id.origin, nodes_max) {
+            Some(_) => self.known(id),
+            None => Seen::NoRoom,
+        }
+    }
+
+    /// What is known of a request.
+    pub(crate) fn known(&self, id: RequestId) -> Seen {
+        let Some(node) = self.nodes.get(&id.origin.node) else { return Seen::New };
         if node.gone || node.incarnation != id.origin.incarnation || id.seq < node.acked_below {
             return Seen::Stale;
         }
@@ -117,6 +126,16 @@ impl Dedup {
                 *node = Remembered { gone: true, past, ..Remembered::new(origin.incarnation) };
             }
         }
+    }
+
+    pub(crate) fn state(&self, node: u64) -> Option<OriginState> {
+        let known = self.nodes.get(&node)?;
+        let origin = Origin { node, incarnation: known.incarnation };
+        Some(OriginState { origin, gone: known.gone })
+    }
+
+    pub(crate) fn states(&self) -> impl Iterator<Item = OriginState> + '_ {
+        self.nodes.keys().filter_map(|node| self.state(*node))
     }
 
     pub(crate) fn is_live(&self, origin: Origin) -> bool {

@@ -10,7 +10,8 @@
 //! - `lock.rs`, `waiter.rs`, `session.rs`: the records; `slab.rs`, `list.rs`: where they live
 //! - `acquire.rs`, `multi.rs`, `release.rs`, `renew.rs`, `session.rs`, `expire.rs`: one transition each
 //! - `queue.rs`: standing in line, and leaving; `serve.rs`: what a free lock does next
-//! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once
+//! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once; `origins.rs`:
+//!   the nodes it knows
 //! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
 //!
 //! # Caveats
@@ -33,6 +34,7 @@ mod limits;
 mod list;
 mod lock;
 mod multi;
+mod origins;
 mod query;
 mod queue;
 mod release;
@@ -58,6 +60,7 @@ pub use entry::{entry_stamp, EntryBuilder, ENTRY_VERSION};
 pub use limits::Limits;
 use list::List;
 use lock::{Lock, Names};
+pub use origins::OriginState;
 pub use restore::{RestoreError, Restorer};
 use rustc_hash::FxBuildHasher;
 use session::Session;

@@ -19,7 +19,9 @@ impl Node {
                 }
                 EntryType::EntryConfChangeV2 => self.apply_change(&entry),
                 // Never proposed by this service.
-                EntryType::EntryConfChange => tracing::error!(entry.index, "a change of an old kind is passed over"),
+                EntryType::EntryConfChange => {
+                    tracing::error!(entry.index, "a change of an old kind is passed over")
+                }
             }
             self.applied = entry.index;
             self.snapshots.bytes_since += entry.data.len() as u64;
@@ -89,7 +91,11 @@ impl Node {
             return;
         }
         let reborn = self.next_origin();
-        tracing::warn!(?origin, ?reborn, "this node was declared gone; its waiting requests have left their queues");
+        tracing::warn!(
+            ?origin,
+            ?reborn,
+            "this node was declared gone; its waiting requests have left their queues"
+        );
         self.origin_start_due_ms = 0;
         self.stage.clear();
         for ticket in self.pending.reborn(reborn) {
@@ -122,7 +128,8 @@ impl Node {
         // What was not placed is sent again: the machine answers it from its memory, or applies it now.
         self.pending.leader_changed();
         self.note_queued();
-        let gone = self.machine.origin_state(origin.node).is_some_and(|state| state.origin != origin || state.gone);
+        let gone =
+            self.machine.origin_state(origin.node).is_some_and(|state| state.origin != origin || state.gone);
         if gone && self.origin_live {
             // Declared gone in entries we never saw: some of what was sent may have been applied in them before.
             for seq in self.pending.sent_seqs() {

@@ -9,7 +9,7 @@ use raft::eraftpb::{Entry, HardState, Snapshot};
 use raft::{Error, GetEntriesContext, RaftState, Storage, StorageError};
 use std::collections::VecDeque;
 
-pub struct Log {
+pub(super) struct Log {
     reader: Box<dyn LogReader>,
     hard_state: HardState,
     /// The snapshot a restart would begin with, and the one a lagging peer is sent.
@@ -93,7 +93,8 @@ impl Log {
     pub(super) fn adopt_snapshot(&mut self, snapshot: SnapshotMeta, keep_entries: u64) -> Option<LogMark> {
         let index = snapshot.at.index;
         self.snapshot = snapshot;
-        let kept_from = index.saturating_sub(keep_entries).max(self.tail_first().saturating_sub(1)).min(index);
+        let kept_from =
+            index.saturating_sub(keep_entries).max(self.tail_first().saturating_sub(1)).min(index);
         if kept_from <= self.truncated.index {
             return None;
         }

@@ -64,10 +64,12 @@ impl Membership {
                 ConfChangeType::AddNode | ConfChangeType::AddLearnerNode => {
                     let voter = self.conf_state.voters.contains(&id);
                     let addr = String::from_utf8_lossy(&change.context).into_owned();
-                    self.members
-                        .entry(id)
-                        .and_modify(|member| member.voter = voter)
-                        .or_insert(Member { id, addr, added_at: index, voter });
+                    self.members.entry(id).and_modify(|member| member.voter = voter).or_insert(Member {
+                        id,
+                        addr,
+                        added_at: index,
+                        voter,
+                    });
                 }
             }
         }

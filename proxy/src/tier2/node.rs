@@ -126,7 +126,9 @@ impl Node {
         node.draw_election_timeout();
         if node.membership.conf_state().voters == [node.config.id] {
             // Nobody to wait for.
-            node.raw.campaign().map_err(|error| format!("a single node cannot stand for election: {error}"))?;
+            node.raw
+                .campaign()
+                .map_err(|error| format!("a single node cannot stand for election: {error}"))?;
         }
         Ok(node)
     }

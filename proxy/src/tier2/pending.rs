@@ -258,8 +258,12 @@ impl Pending {
         for seq in late {
             given_up.extend(self.give_up_unapplied(seq));
         }
-        let late: Vec<u64> =
-            self.placed.iter().filter(|(_, placed)| placed.deadline_ms <= now_ms).map(|(seq, _)| *seq).collect();
+        let late: Vec<u64> = self
+            .placed
+            .iter()
+            .filter(|(_, placed)| placed.deadline_ms <= now_ms)
+            .map(|(seq, _)| *seq)
+            .collect();
         for seq in late {
             given_up.extend(self.give_up_placed(seq));
         }
@@ -349,7 +353,8 @@ mod tests {
         let sent = pending.submit(submit(2, 0), 0);
         assert_eq!(pending.next_leaving(), Some(kept));
         pending.mark_forwarded(sent, 0, 500);
-        let verdicts: Vec<_> = pending.overdue(5_000).into_iter().map(|late| (late.seq, late.verdict)).collect();
+        let verdicts: Vec<_> =
+            pending.overdue(5_000).into_iter().map(|late| (late.seq, late.verdict)).collect();
         assert_eq!(verdicts, [(kept, GaveUp::NeverSent), (sent, GaveUp::Unknown)]);
     }
 

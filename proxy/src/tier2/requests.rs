@@ -176,11 +176,8 @@ impl Node {
     }
 
     fn send_forward(&mut self, commands: Vec<(u64, Bytes)>) {
-        let forward = Forward {
-            origin: self.pending.origin(),
-            acked_below: self.pending.acked_below(),
-            commands,
-        };
+        let forward =
+            Forward { origin: self.pending.origin(), acked_below: self.pending.acked_below(), commands };
         self.out.send.push((self.leader(), PeerMessage::Forward(forward)));
     }
 

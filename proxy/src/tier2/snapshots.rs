@@ -5,8 +5,8 @@ use super::membership::Membership;
 use super::node::Node;
 use super::persist::PersistQueue;
 use super::ports::{
-    LogMark, NodeId, PeerMessage, PersistTask, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta, SnapshotOp,
-    TransferState,
+    LogMark, NodeId, PeerMessage, PersistTask, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta,
+    SnapshotOp, TransferState,
 };
 use super::snapshot::making::Making;
 use super::snapshot::receiving::{Received, Receiving};
@@ -91,7 +91,8 @@ impl Node {
 
     fn begin_snapshot_if_due(&mut self) {
         let since = self.applied - self.raw.store().snapshot_meta().at.index;
-        let due = since >= self.config.snapshot_entries || self.snapshots.bytes_since >= self.config.snapshot_bytes;
+        let due =
+            since >= self.config.snapshot_entries || self.snapshots.bytes_since >= self.config.snapshot_bytes;
         let idle = self.snapshots.making.is_none()
             && self.snapshots.receiving.is_none()
             && self.snapshots.received.is_none();
@@ -102,8 +103,7 @@ impl Node {
         let id = self.snapshots.next_id();
         let at = LogMark { index: self.applied, term };
         self.snapshots.bytes_since = 0;
-        let making =
-            Making::begin(id, at, &self.membership, &mut self.machine, &mut self.out.snapshot_ops);
+        let making = Making::begin(id, at, &self.membership, &mut self.machine, &mut self.out.snapshot_ops);
         self.snapshots.making = Some(making);
     }
 
@@ -241,7 +241,7 @@ impl Node {
         let Some(receiving) = self.snapshots.receiving.take() else { return };
         let from = receiving.from();
         let Some(received) = receiving.into_received() else { return };
-        let Received { transfer, message, meta, machine, .. } = received;
+        let Received { transfer, message, meta, machine } = received;
         let (id, received_bytes) = (meta.id, meta.size_bytes);
         let index = meta.at.index;
         self.snapshots.received = Some((meta, machine));

@@ -30,7 +30,8 @@ impl StreamRestorer {
 
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), String> {
         self.rest.extend_from_slice(bytes);
-        while let Some(length) = self.rest.first_chunk::<4>().map(|bytes| u32::from_le_bytes(*bytes) as usize) {
+        while let Some(length) = self.rest.first_chunk::<4>().map(|bytes| u32::from_le_bytes(*bytes) as usize)
+        {
             if length > PIECE_BYTES_MAX {
                 return Err(format!("a piece of the snapshot claims {length} bytes"));
             }

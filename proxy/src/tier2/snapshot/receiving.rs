@@ -23,7 +23,6 @@ pub(crate) struct Receiving {
 
 /// Everything is here and stored: raft may be told.
 pub(crate) struct Received {
-    pub(crate) from: NodeId,
     pub(crate) transfer: u64,
     pub(crate) message: Box<Message>,
     pub(crate) meta: SnapshotMeta,
@@ -134,7 +133,6 @@ impl Receiving {
     /// The file is stored. `None` where not everything had come (which the storage should have noticed).
     pub(crate) fn into_received(self) -> Option<Received> {
         Some(Received {
-            from: self.from,
             transfer: self.transfer,
             message: self.message,
             meta: self.meta,
