@@ -1,1 +1,19 @@
-fn main() {}
+//! The same lock work against Redfence and what a user would pick instead, in one run.
+//!
+//! `redfence-bench SUBCOMMAND`: one file a subcommand. Each prints what it measured, one figure a line.
+
+mod machine;
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match arguments.first().map(String::as_str) {
+        Some("machine") => machine::run(),
+        Some("all") => {
+            machine::run();
+        }
+        Some(_) | None => {
+            eprintln!("usage: redfence-bench all | machine");
+            std::process::exit(2);
+        }
+    }
+}
