@@ -34,6 +34,7 @@ pub mod snapshots;
 mod tests;
 
 pub use error::StorageError;
+pub(crate) use quiet::payload_text as panic_text;
 
 use crate::tier2::ports::{LogReader, PersistTask, Recovered};
 

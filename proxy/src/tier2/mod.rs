@@ -9,6 +9,7 @@
 //! - `stamps.rs`, `duties.rs`: the logical clock, and what a leader does without being asked
 //! - `membership.rs`, `snapshots.rs` and `snapshot/`, `status.rs`, `shutdown.rs`
 //! - [`handle`], [`inbox`]: what the rest of the proxy sees, and its queue into the node's thread
+//! - [`shell`]: the threads, files and sockets around the node
 //! - [`refusals`]: error texts
 //!
 //! # Caveats
@@ -33,6 +34,7 @@ mod read;
 mod ready;
 pub mod refusals;
 mod requests;
+pub mod shell;
 mod shutdown;
 mod snapshot;
 mod snapshots;

@@ -1,0 +1,184 @@
+//! The I/O around the node: its threads, its files, its sockets.
+//!
+//! [`start`] is the one way in. Four threads: `raft` owns the node and does nothing but turns; `log` writes and syncs;
+//! `snapshots` writes snapshot files; `peers` reads sockets (the others write to them directly).
+//!
+//! A turn: take all inputs there are (or sleep until the node wants to be woken), hand them over, let the node think once,
+//! carry out what it says. The log writer is told before the network, because its fsync is the longest wait of all and
+//! runs beside everything else.
+//!
+//! # When something breaks
+//!
+//! A failed write, a fatal word of the node, or a panic on one of these threads ends the process at once with one line and
+//! a non-zero code: a proxy whose consensus thread is dead, but which still answers, would be the worst outcome. What to
+//! do at that point is [`OnFatal`], so that tests can look on.
+
+mod startup;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+pub use startup::{ShellConfig, StartError};
+
+use super::handle::{connect, Desk, Tier2Handle};
+use super::node::Node;
+use super::ports::{Input, Outputs, PersistTask, SnapshotOp};
+use crate::clock::Clock;
+use crate::storage::snapshots::SnapshotWriter;
+use crate::storage::LogStore;
+use crate::transport::book::Book;
+use crate::transport::Transport;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::mpsc::{sync_channel, SyncSender};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Called once with the reason when the node cannot go on.
+pub type OnFatal = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// Logs the reason and ends the process: what a program wants.
+#[must_use]
+pub fn exit_on_fatal() -> OnFatal {
+    Arc::new(|reason| {
+        tracing::error!("the node stops: {reason}");
+        std::process::exit(1);
+    })
+}
+
+/// Opens the data directory, recovers, and starts the threads. The handle serves requests at once (they wait for a leader).
+/// The thread ends after [`stop`], when everything is written.
+pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), StartError> {
+    let (dir, identity, store) = startup::open_data(config)?;
+    let listener = config.peer_listen.map(startup::bind_peers).transpose()?;
+    let own = config.node.id;
+    let told_of = config.cluster.iter().map(|(id, _)| *id).filter(|id| *id != own).collect();
+    let secret = config.peer_secret.as_ref().map(|text| text.clone().into_bytes());
+    let snapshots = SnapshotWriter::new(&dir.snapshots_path());
+    let book = Arc::new(Book::open(dir, identity, config.own_address(), secret, told_of)?);
+
+    let (handle, desk) = connect(config.patience_ms);
+    let node = Node::new(config.node.clone(), store.recovered(), store.reader()).map_err(StartError::Node)?;
+    let sink = Arc::new(handle.clone());
+    let (transport, peers) = Transport::start(book, listener, sink).map_err(StartError::Threads)?;
+    let disk = start_disk_threads(Box::new(store), snapshots, &transport, &handle, config);
+    let (tasks, ops, disk) = disk.map_err(StartError::Threads)?;
+    let (clock, on_fatal) = (config.clock, config.on_fatal.clone());
+    let raft = Raft { node, desk, transport, tasks, ops, clock, on_fatal, disk, peers };
+    let thread = std::thread::Builder::new().name("raft".to_string()).spawn(move || raft.run());
+    Ok((handle, thread.map_err(StartError::Threads)?))
+}
+
+/// Asks the node to hand leadership over and stop. The thread that [`start`] returned ends within a few seconds.
+pub fn stop(handle: &Tier2Handle) {
+    handle.push_report(Input::Shutdown);
+}
+
+type DiskThreads = (SyncSender<PersistTask>, SyncSender<SnapshotOp>, Vec<JoinHandle<()>>);
+
+fn start_disk_threads(
+    store: Box<dyn LogStore>,
+    snapshots: SnapshotWriter,
+    transport: &Transport,
+    handle: &Tier2Handle,
+    config: &ShellConfig,
+) -> std::io::Result<DiskThreads> {
+    let (tasks, task_inbox) = sync_channel(writer::TASKS_MAX);
+    let (ops, op_inbox) = sync_channel(writer::SNAPSHOT_OPS_MAX);
+    let clock = config.clock;
+    let (log_transport, log_handle, log_fatal) = (transport.clone(), handle.clone(), config.on_fatal.clone());
+    let log = std::thread::Builder::new().name("log".to_string()).spawn(move || {
+        guarded("log writer", &log_fatal, || {
+            writer::write_log(store, &task_inbox, &log_transport, &log_handle, clock);
+        });
+    })?;
+    let (snapshot_handle, snapshot_fatal) = (handle.clone(), config.on_fatal.clone());
+    let snapshot = std::thread::Builder::new().name("snapshots".to_string()).spawn(move || {
+        guarded("snapshot writer", &snapshot_fatal, || {
+            writer::write_snapshots(snapshots, &op_inbox, &snapshot_handle);
+        });
+    })?;
+    Ok((tasks, ops, vec![log, snapshot]))
+}
+
+/// A panic on a thread the node cannot live without is the end of the process, not of the thread.
+fn guarded(name: &str, on_fatal: &OnFatal, work: impl FnOnce()) {
+    if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
+        let text = crate::storage::panic_text(payload.as_ref());
+        on_fatal(&format!("the {name} failed: {text}"));
+    }
+}
+
+/// What the raft thread owns.
+struct Raft {
+    node: Node,
+    desk: Desk,
+    transport: Transport,
+    tasks: SyncSender<PersistTask>,
+    ops: SyncSender<SnapshotOp>,
+    clock: Clock,
+    on_fatal: OnFatal,
+    disk: Vec<JoinHandle<()>>,
+    peers: JoinHandle<()>,
+}
+
+impl Raft {
+    fn run(mut self) {
+        let on_fatal = self.on_fatal.clone();
+        let mut fatal = None;
+        guarded("raft thread", &on_fatal, || fatal = self.turns());
+        if let Some(reason) = fatal {
+            on_fatal(&reason);
+        }
+        // In this order: the disk finishes what it was given, then the sockets close, then the last clients are told. A
+        // panic on another thread was reported by that thread itself.
+        let Raft { desk, transport, tasks, ops, disk, peers, .. } = self;
+        drop((tasks, ops));
+        for thread in disk {
+            let _ = thread.join();
+        }
+        transport.stop();
+        let _ = peers.join();
+        desk.close();
+    }
+
+    /// Turn after turn, until the node has stopped. Returns the reason where it had to.
+    fn turns(&mut self) -> Option<String> {
+        let mut inputs = Vec::new();
+        let mut outputs = Outputs::default();
+        loop {
+            let sleep_ms = outputs.wake_at_ms.saturating_sub(self.clock.monotonic_ms());
+            self.desk.collect(Duration::from_millis(sleep_ms), &mut inputs);
+            let now = self.clock.now();
+            for input in inputs.drain(..) {
+                self.node.input(now, input);
+            }
+            outputs.clear();
+            self.node.turn(now, &mut outputs);
+            if let Some(reason) = outputs.fatal.take() {
+                return Some(reason);
+            }
+            self.carry_out(&mut outputs);
+            if outputs.stopped {
+                return None;
+            }
+        }
+    }
+
+    /// A disk thread that is gone has said why: its report reaches the node before the next turn.
+    fn carry_out(&mut self, outputs: &mut Outputs) {
+        for task in outputs.persist.drain(..) {
+            let _ = self.tasks.send(task);
+        }
+        if !outputs.send.is_empty() {
+            self.transport.send_all(outputs.send.drain(..));
+        }
+        for op in outputs.snapshot_ops.drain(..) {
+            let _ = self.ops.send(op);
+        }
+        if let Some(members) = outputs.members.take() {
+            self.transport.set_members(members);
+        }
+        self.desk.deliver(outputs);
+    }
+}

@@ -1,0 +1,190 @@
+//! Real threads, real files, real sockets: one node and three, killed and restarted.
+
+use super::*;
+use crate::tier2::ports::{ClusterStatus, NodeId, OwnedQuery};
+use bytes::Bytes;
+use redfence_core::machine::Command;
+use redfence_core::reply::Reply;
+use std::net::TcpListener;
+use std::path::Path;
+use std::sync::Mutex;
+use std::time::Instant;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+struct Running {
+    id: NodeId,
+    handle: Tier2Handle,
+    thread: Option<JoinHandle<()>>,
+    fatal: Arc<Mutex<Option<String>>>,
+}
+
+impl Running {
+    fn start(config: &ShellConfig) -> Running {
+        let fatal: Arc<Mutex<Option<String>>> = Arc::default();
+        let told = fatal.clone();
+        let mut config = config.clone();
+        config.on_fatal = Arc::new(move |reason| *told.lock().unwrap() = Some(reason.to_string()));
+        let (handle, thread) = start(&config).unwrap();
+        Running { id: config.node.id, handle, thread: Some(thread), fatal }
+    }
+
+    fn status(&self) -> Arc<ClusterStatus> {
+        self.handle.status()
+    }
+
+    fn acquire(&self, resource: &[u8]) -> Reply {
+        let command =
+            Command::Acquire { db: 0, resource, ttl_ms: 600_000, wait_ms: 0, owner: b"owner", session: None };
+        self.submit(&command)
+    }
+
+    fn submit(&self, command: &Command<'_>) -> Reply {
+        let mut blob = Vec::new();
+        command.encode(&mut blob);
+        block_on(self.handle.submit(Bytes::from(blob), 0))
+    }
+
+    fn info(&self, resource: &'static [u8]) -> Reply {
+        block_on(self.handle.query(OwnedQuery::Info { db: 0, resource: Bytes::from_static(resource) }))
+    }
+
+    /// Ends without a word to the others.
+    fn die(mut self) {
+        let reason = "no space left on device".to_string();
+        self.handle.push_report(Input::PersistFailed { reason });
+        self.thread.take().unwrap().join().unwrap();
+        assert!(self.fatal.lock().unwrap().is_some());
+    }
+
+    fn stop(mut self) {
+        stop(&self.handle);
+        self.thread.take().unwrap().join().unwrap();
+        assert_eq!(*self.fatal.lock().unwrap(), None);
+    }
+}
+
+fn block_on<T>(future: impl std::future::Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+fn eventually(what: &str, mut check: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !check() {
+        assert!(Instant::now() < deadline, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// `n` configurations on free ports. Ports are held while they are chosen, so that no two are equal.
+fn cluster(root: &Path, n: u64) -> Vec<ShellConfig> {
+    let held: Vec<TcpListener> = (0..n).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
+    let members: Vec<(NodeId, String)> =
+        (1..=n).zip(&held).map(|(id, socket)| (id, socket.local_addr().unwrap().to_string())).collect();
+    members
+        .iter()
+        .map(|(id, addr)| ShellConfig {
+            cluster: members.clone(),
+            peer_listen: Some(addr.parse().unwrap()),
+            ..ShellConfig::single(*id, *id, root.join(id.to_string()), Clock::start())
+        })
+        .collect()
+}
+
+fn granted_fence(reply: &Reply) -> u64 {
+    match reply {
+        Reply::Granted { fence, .. } => fence.0,
+        other => panic!("not a grant: {other:?}"),
+    }
+}
+
+#[test]
+fn a_single_node_keeps_its_locks_over_a_restart() {
+    let root = tempfile::tempdir().unwrap();
+    let config = ShellConfig::single(1, 1, root.path().join("one"), Clock::start());
+    let node = Running::start(&config);
+    let fence = granted_fence(&node.acquire(b"wallet"));
+    node.stop();
+    let node = Running::start(&config);
+    // The same owner asks again: the same fence, or the lock was forgotten.
+    assert_eq!(granted_fence(&node.acquire(b"wallet")), fence);
+    node.stop();
+}
+
+/// Every node in turn is lost, once with a word to the others and once without.
+fn three_nodes_survive(lose: impl Fn(Running)) {
+    let root = tempfile::tempdir().unwrap();
+    let configs = cluster(root.path(), 3);
+    let mut nodes: Vec<Running> = configs.iter().map(Running::start).collect();
+    let fence = granted_fence(&nodes[0].acquire(b"wallet"));
+    for node in &nodes {
+        assert_eq!(granted_fence(&node.acquire(b"wallet")), fence, "through node {}", node.id);
+    }
+    for _ in 0..3 {
+        let lost = nodes.remove(0);
+        let id = lost.id;
+        lose(lost);
+        for node in &nodes {
+            assert_eq!(
+                granted_fence(&node.acquire(b"wallet")),
+                fence,
+                "through node {} without {id}",
+                node.id
+            );
+        }
+        nodes.push(Running::start(&configs[id as usize - 1]));
+        let applied = nodes[0].status().applied;
+        eventually("the returned node caught up", || nodes[2].status().applied >= applied);
+        let seen = nodes[2].info(b"wallet");
+        assert!(!matches!(seen, Reply::Error(_)), "{seen:?}");
+    }
+    nodes.into_iter().for_each(Running::stop);
+}
+
+#[test]
+fn three_nodes_survive_the_stop_of_each() {
+    three_nodes_survive(Running::stop);
+}
+
+#[test]
+fn three_nodes_survive_the_sudden_end_of_each() {
+    three_nodes_survive(Running::die);
+}
+
+#[test]
+fn a_disk_that_fails_ends_the_node_with_one_line() {
+    let root = tempfile::tempdir().unwrap();
+    let node = Running::start(&ShellConfig::single(1, 1, root.path().join("one"), Clock::start()));
+    granted_fence(&node.acquire(b"wallet"));
+    let fatal = node.fatal.clone();
+    node.die();
+    let reason = fatal.lock().unwrap().clone().unwrap();
+    assert!(reason.contains("no space left") && reason.lines().count() == 1, "{reason}");
+}
+
+#[test]
+fn the_writer_reports_what_the_log_refuses() {
+    use crate::storage::datadir::{DataDir, Identity, StoreId};
+    use crate::storage::memory::MemoryDisk;
+    use crate::tier2::ports::SnapshotMeta;
+    let root = tempfile::tempdir().unwrap();
+    let identity = Identity { node_id: 1, cluster_id: 1, store_id: StoreId(1), log_made: true };
+    let dir = Arc::new(DataDir::open(root.path()).unwrap());
+    let book = Arc::new(Book::open(dir, identity, String::new(), None, vec![]).unwrap());
+    let (handle, mut desk) = connect(1_000);
+    let (transport, peers) = Transport::start(book, None, Arc::new(handle.clone())).unwrap();
+    let store = MemoryDisk::new(SnapshotMeta::founding(&[(1, "a".to_string())])).open().unwrap();
+    let (tasks, inbox) = sync_channel(8);
+    let entry = |index| raft::eraftpb::Entry { index, term: 1, ..Default::default() };
+    for (number, index) in [(1, 2), (2, 3), (3, 99)] {
+        let entries = vec![entry(index)];
+        tasks.send(PersistTask { number, entries, must_sync: true, ..PersistTask::default() }).unwrap();
+    }
+    drop(tasks);
+    writer::write_log(Box::new(store), &inbox, &transport, &handle, Clock::start());
+    let mut inputs = Vec::new();
+    desk.collect(Duration::ZERO, &mut inputs);
+    assert!(matches!(inputs.last(), Some(Input::PersistFailed { .. })), "{inputs:?}");
+    transport.stop();
+    peers.join().unwrap();
+}
