@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 
 use crate::artifacts;
+use crate::client::{Client, SocketWire};
 use crate::process::{free_address, Process, POLL_EVERY};
 use crate::resp::{Connection, Protocol, Value};
 
@@ -50,9 +51,11 @@ impl Node {
         self.process.as_ref().unwrap_or_else(|| panic!("node {} does not run", self.id))
     }
 
-    pub fn connect(&self, protocol: Protocol) -> Connection {
-        Connection::open_with(self.address, protocol)
-            .unwrap_or_else(|error| panic!("node {}: {error}\n{}", self.id, self.process().log_tail()))
+    /// A client in RESP2.
+    pub fn client(&self) -> Client {
+        let wire = SocketWire::open(self.address, Protocol::Resp2)
+            .unwrap_or_else(|error| panic!("node {}: {error}\n{}", self.id, self.process().log_tail()));
+        Client::new(Box::new(wire), Protocol::Resp2)
     }
 
     pub fn ask(&self, args: &[&str], timeout: Duration) -> Option<Value> {
@@ -144,6 +147,11 @@ impl Cluster {
     /// Any node that is not the leader; the only node of a cluster of one.
     pub fn follower(&self, leader: u64) -> &Node {
         self.nodes.iter().find(|node| node.runs() && node.id != leader).unwrap_or(&self.nodes[0])
+    }
+
+    /// The ids of all running nodes but the leader.
+    pub fn followers(&self, leader: u64) -> Vec<u64> {
+        self.nodes.iter().filter(|node| node.runs() && node.id != leader).map(|node| node.id).collect()
     }
 
     /// kill -9
