@@ -10,7 +10,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redfence_core::event;
 use redfence_core::grammar::{self, errors, Request};
-use redfence_core::machine::{Applied, Command, Machine, Query};
+use redfence_core::machine::request::{self, Work};
+use redfence_core::machine::{Applied, Command, Machine};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, RequestId, SessionId, Stamp, Tier};
 
@@ -133,7 +134,10 @@ impl Server {
             last_number: 0,
         }));
         let watched = Arc::downgrade(&server);
-        std::thread::Builder::new().name("machine-clock".into()).spawn(move || tick(&watched)).expect("a thread");
+        std::thread::Builder::new()
+            .name("machine-clock".into())
+            .spawn(move || tick(&watched))
+            .expect("a thread");
         server
     }
 
@@ -202,6 +206,8 @@ impl Server {
     /// The reply, where there is one now.
     fn execute(&mut self, id: u64, args: &[Vec<u8>]) -> Option<Reply> {
         self.touch_sessions(id);
+        let number = self.next_number();
+        let made_up = format!("made-up-{number}");
         let request = match grammar::parse(args) {
             Some(Ok(request)) => request,
             Some(Err(refusal)) => return Some(refusal.into()),
@@ -213,15 +219,17 @@ impl Server {
         if let Err(refusal) = self.check_tier(&request) {
             return Some(refusal);
         }
-        if let Some(query) = query_of(&request) {
-            // As a read index does: the clock first, then the look.
-            self.apply(None, Command::Expire { idle_ms: IDLE_MS });
-            return Some(self.machine.query(query));
-        }
-        let number = self.next_number();
-        let made_up = format!("made-up-{number}");
         let session = SessionId(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let command = command_of(&request, made_up.as_bytes(), session);
+        let context = request::Context { db: 0, owner: made_up.as_bytes(), session };
+        let command = match request::work(request, context) {
+            Ok(Work::Change(command)) => command,
+            Ok(Work::Look(query)) => {
+                // As a read index does: the clock first, then the look.
+                self.apply(None, Command::Expire { idle_ms: IDLE_MS });
+                return Some(self.machine.query(query));
+            }
+            Err(refusal) => return Some(refusal.into()),
+        };
         if let Command::SessionOpen { id: opened, .. } = &command {
             self.peers.get_mut(&id)?.sessions.push(*opened);
         }
@@ -337,60 +345,5 @@ fn tick(server: &Weak<Mutex<Server>>) {
         }
         drop(server);
         std::thread::sleep(TICK_EVERY);
-    }
-}
-
-fn query_of<'a>(request: &Request<'a>) -> Option<Query<'a>> {
-    match request {
-        Request::Info(info) => Some(Query::Info { db: 0, resource: info.resource }),
-        Request::Queue(queue) => Some(Query::Queue { db: 0, resource: queue.resource }),
-        Request::Scan(scan) => {
-            Some(Query::Scan { db: 0, cursor: scan.cursor, pattern: scan.pattern, count: scan.count })
-        }
-        Request::Session(grammar::session::Session::Info(id)) => Some(Query::Session { id: *id }),
-        _ => None,
-    }
-}
-
-fn command_of<'a>(request: &Request<'a>, made_up: &'a [u8], new_session: SessionId) -> Command<'a> {
-    use grammar::session::Session;
-    match request {
-        Request::Acquire(acquire) => Command::Acquire {
-            db: 0,
-            resource: acquire.resource,
-            ttl_ms: acquire.ttl_ms,
-            wait_ms: acquire.options.wait_ms.unwrap_or(0),
-            owner: acquire.options.owner.unwrap_or(made_up),
-            session: acquire.options.session,
-        },
-        Request::MAcquire(acquire) => Command::MAcquire {
-            db: 0,
-            resources: acquire.resources.clone(),
-            ttl_ms: acquire.ttl_ms,
-            wait_ms: acquire.options.wait_ms.unwrap_or(0),
-            owner: acquire.options.owner.unwrap_or(made_up),
-            session: acquire.options.session,
-        },
-        Request::Release(release) => {
-            Command::Release { db: 0, resource: release.resource, fence: release.fence }
-        }
-        Request::Renew(renew) => {
-            Command::Renew { db: 0, resource: renew.resource, fence: renew.fence, ttl_ms: renew.ttl_ms }
-        }
-        Request::MRelease(release) => Command::MRelease { db: 0, pairs: release.pairs.clone() },
-        Request::ForceRelease(release) => Command::ForceRelease { db: 0, resource: release.resource },
-        Request::Session(Session::Open { ttl_ms, label }) => {
-            Command::SessionOpen { id: new_session, ttl_ms: *ttl_ms, label: label.unwrap_or_default() }
-        }
-        Request::Session(Session::KeepAlive(id)) => Command::SessionKeepAlive { id: *id },
-        Request::Session(Session::Close(id)) => Command::SessionClose { id: *id },
-        Request::Session(Session::Info(_))
-        | Request::Info(_)
-        | Request::Queue(_)
-        | Request::Scan(_)
-        | Request::Cluster(_)
-        | Request::FenceCheck(_)
-        | Request::FenceGet(_)
-        | Request::FenceCall(_) => panic!("no command of the machine: {request:?}"),
     }
 }

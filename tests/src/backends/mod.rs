@@ -2,15 +2,24 @@
 
 pub mod lua;
 pub mod lua_wire;
+pub mod machine;
 pub mod module;
 pub mod proxy;
 pub mod rendering;
 
 use std::sync::Arc;
 
+use redfence_core::types::Tier;
+
 use crate::backend::Backend;
 
 /// Every backend of the contract.
 pub fn all() -> Vec<Arc<dyn Backend>> {
-    vec![Arc::new(module::ModuleBackend::default()), lua::LuaBackend::functions(), lua::LuaBackend::script()]
+    vec![
+        machine::MachineBackend::new(Tier::Correctness),
+        machine::MachineBackend::new(Tier::Efficiency),
+        Arc::new(module::ModuleBackend::default()),
+        lua::LuaBackend::functions(),
+        lua::LuaBackend::script(),
+    ]
 }

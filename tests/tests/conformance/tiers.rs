@@ -93,12 +93,15 @@ fn sessions_are_refused_here(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
     expect::error(&ask!(client, "LOCK.SESSION", "OPEN", 10_000), "TIER");
-    expect::error(&ask!(client, "LOCK.SESSION", "KEEPALIVE", NO_SESSION), "TIER");
-    expect::error(&ask!(client, "LOCK.SESSION", "INFO", NO_SESSION), "TIER");
-    expect::error(&ask!(client, "LOCK.SESSION", "CLOSE", NO_SESSION), "TIER");
-    expect::error(&ask!(client, "LOCK.ACQUIRE", &name, 30_000, "SESSION", NO_SESSION), "TIER");
-    expect::error(&ask!(client, "LOCK.ACQUIRE", &name, 0, "SESSION", NO_SESSION), "TIER");
-    expect::error(&ask!(client, "LOCK.MACQUIRE", 1, &name, 30_000, "SESSION", NO_SESSION), "TIER");
+    // Well formed or not: no session could be right here.
+    for id in [NO_SESSION, "nonsense"] {
+        expect::error(&ask!(client, "LOCK.SESSION", "KEEPALIVE", id), "TIER");
+        expect::error(&ask!(client, "LOCK.SESSION", "INFO", id), "TIER");
+        expect::error(&ask!(client, "LOCK.SESSION", "CLOSE", id), "TIER");
+        expect::error(&ask!(client, "LOCK.ACQUIRE", &name, 30_000, "SESSION", id), "TIER");
+        expect::error(&ask!(client, "LOCK.ACQUIRE", &name, 0, "SESSION", id), "TIER");
+        expect::error(&ask!(client, "LOCK.MACQUIRE", 1, &name, 30_000, "SESSION", id), "TIER");
+    }
     assert_eq!(client.info(&name).fence, 0);
 }
 
