@@ -7,6 +7,7 @@
 //!
 //! - [`entry`]: every `extern "C"` function Redis calls; each one catches panics
 //! - [`register`]: telling Redis about the commands, their keys, their docs, and the events we listen to
+//! - [`positions`]: where a command's keys are
 //! - [`key`]: one open key
 //! - [`string`]: arguments and strings of Redis
 //! - [`block`]: a blocked client, its one owner, and the reply that is on its way to it
@@ -21,6 +22,7 @@ pub(crate) mod block;
 pub(crate) mod call;
 pub(crate) mod entry;
 pub(crate) mod key;
+mod positions;
 pub(crate) mod register;
 mod register_args;
 pub(crate) mod reply;

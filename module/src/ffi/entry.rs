@@ -53,6 +53,26 @@ pub(super) extern "C" fn on_command(
     OK
 }
 
+/// For commands whose keys Redis asks for by calling them.
+pub(super) extern "C" fn on_command_or_position_request(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    let answered = guarded(ctx, |ctx| {
+        let asked = ctx.asks_for_positions();
+        if asked {
+            // SAFETY: Redis hands over `argc` live arguments for the length of this call.
+            ctx.answer_positions(unsafe { Arg::slice(argv, argc as usize) });
+        }
+        asked
+    });
+    match answered {
+        Some(false) => on_command(ctx, argv, argc),
+        Some(true) | None => OK,
+    }
+}
+
 /// The reply of a client that was unblocked.
 pub(super) extern "C" fn on_reply(
     ctx: *mut raw::RedisModuleCtx,

@@ -1,7 +1,7 @@
 //! Telling Redis about the commands (flags, arity, key specs, docs, ACL categories) and about the events we listen to.
 
-use super::{api, entry, Ctx};
-use redfence_core::grammar::table::{Keys, Row, ROWS};
+use super::{api, entry, positions, Ctx};
+use redfence_core::grammar::table::{Keys, Row, Verb, ROWS};
 use redis_module::raw;
 use std::ffi::{c_int, CString};
 
@@ -40,7 +40,11 @@ impl Ctx {
             api!(RedisModule_CreateCommand(
                 self.raw(),
                 name.as_ptr(),
-                Some(entry::on_command),
+                Some(if positions::are_asked_for(row) {
+                    entry::on_command_or_position_request
+                } else {
+                    entry::on_command
+                }),
                 flags.as_ptr(),
                 first,
                 last,
@@ -100,6 +104,7 @@ fn flags_of(row: &Row) -> String {
     flags.extend(row.deny_oom.then_some("deny-oom"));
     flags.extend(row.fast.then_some("fast"));
     flags.extend(row.blocking.then_some("blocking"));
+    flags.extend(positions::are_asked_for(row).then_some("getkeys-api"));
     // On 7.0 this flag is the only way into @admin and @dangerous.
     flags.extend(row.dangerous.then_some("admin"));
     flags.join(" ")
@@ -156,9 +161,13 @@ fn key_spec(row: &Row) -> Option<raw::RedisModuleCommandKeySpec> {
     } else {
         raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS
     };
-    if row.verb == redfence_core::grammar::table::Verb::FenceCall {
-        // The keys of the inner command are known to that command alone; Redis checks them when it runs.
+    if row.verb == Verb::FenceCall {
+        // The keys of the inner command are known to that command alone.
         flags |= raw::REDISMODULE_CMD_KEY_INCOMPLETE;
+    }
+    if row.keys == (Keys::Counted { step: 2 }) {
+        // Makes Redis ask us for the keys: 7.0 would find half of them by this spec.
+        flags |= raw::REDISMODULE_CMD_KEY_VARIABLE_FLAGS;
     }
     let mut spec = zeroed_spec();
     spec.flags = u64::from(flags);
