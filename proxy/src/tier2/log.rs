@@ -1,12 +1,14 @@
 //! The log as raft sees it: a tail of entries in memory over what storage can read back.
 //!
 //! Entries are here from the moment a Ready brings them, before they are durable; raft needs to read them at once. The tail
-//! is the truth for every index it covers. What leaves it is both durable and applied, so it can never be overwritten.
+//! is the truth for every index it covers. What leaves it is both durable and applied, so it can never be overwritten; after
+//! a restart it is empty, and what overwrites unapplied entries on disk is in the tail before it is on disk.
 
 use super::ports::{LogMark, LogReader, Recovered, SnapshotMeta, StoreError};
 use super::wire::encode_meta;
 use raft::eraftpb::{Entry, HardState, Snapshot};
 use raft::{Error, GetEntriesContext, RaftState, Storage, StorageError};
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 pub(super) struct Log {
@@ -19,6 +21,8 @@ pub(super) struct Log {
     last_index: u64,
     tail: VecDeque<Entry>,
     tail_bytes: usize,
+    /// A peer asked for a snapshot that does not know it as a member yet.
+    newer_snapshot_wanted: Cell<bool>,
 }
 
 impl Log {
@@ -35,7 +39,18 @@ impl Log {
             last_index: recovered.last_index,
             tail: VecDeque::new(),
             tail_bytes: 0,
+            newer_snapshot_wanted: Cell::new(false),
         }
+    }
+
+    /// Whether a newer snapshot was asked for since the last look.
+    pub(super) fn take_wanted(&self) -> bool {
+        self.newer_snapshot_wanted.take()
+    }
+
+    /// The first index is above what raft counts as applied: a snapshot was installed and is not durable yet.
+    pub(super) fn truncated_index(&self) -> u64 {
+        self.truncated.index
     }
 
     pub(super) fn snapshot_meta(&self) -> &SnapshotMeta {
@@ -68,11 +83,6 @@ impl Log {
             let dropped = self.tail.pop_back();
             self.tail_bytes -= dropped.as_ref().map_or(0, entry_bytes);
         }
-        assert!(
-            self.tail.is_empty() && first.index == self.tail_first() || self.tail_first() <= first.index,
-            "entry {} was applied and is overwritten",
-            first.index
-        );
         for entry in entries {
             self.tail_bytes += entry_bytes(entry);
             self.tail.push_back(entry.clone());
@@ -204,8 +214,12 @@ impl Storage for Log {
         Ok(self.last_index)
     }
 
-    fn snapshot(&self, request_index: u64, _to: u64) -> raft::Result<Snapshot> {
-        if self.snapshot.at.index < request_index || self.snapshot.at.index == 0 {
+    fn snapshot(&self, request_index: u64, to: u64) -> raft::Result<Snapshot> {
+        let conf = &self.snapshot.conf_state;
+        // A peer refuses a snapshot from before it was a member.
+        let knows_peer = conf.voters.contains(&to) || conf.learners.contains(&to);
+        if self.snapshot.at.index < request_index || self.snapshot.at.index == 0 || !knows_peer {
+            self.newer_snapshot_wanted.set(true);
             return Err(Error::Store(StorageError::SnapshotTemporarilyUnavailable));
         }
         let mut snapshot = Snapshot::default();

@@ -10,7 +10,7 @@
 //! - `membership.rs`, `snapshots.rs` and `snapshot/`, `status.rs`, `shutdown.rs`
 //! - [`handle`], [`inbox`]: what the rest of the proxy sees, and its queue into the node's thread
 //! - [`shell`]: the threads, files and sockets around the node
-//! - [`refusals`]: error texts
+//! - [`refusals`]: error texts; `simnet/`: clusters on a simulated network, for tests and the simulator
 //!
 //! # Caveats
 //!
@@ -36,11 +36,15 @@ pub mod refusals;
 mod requests;
 pub mod shell;
 mod shutdown;
+#[doc(hidden)]
+pub mod simnet;
 mod snapshot;
 mod snapshots;
 mod stage;
 mod stamps;
 mod status;
+#[cfg(test)]
+mod tests;
 pub mod wire;
 
 pub use config::Config;

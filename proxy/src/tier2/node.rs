@@ -221,8 +221,10 @@ impl Node {
             false => since_ms + due * tick_ms,
         });
         for _ in 0..due.min(TICKS_PER_TURN_MAX) {
-            self.raw.tick();
-            self.after_raft();
+            if !self.is_installing() {
+                self.raw.tick();
+                self.after_raft();
+            }
         }
     }
 
@@ -250,6 +252,10 @@ impl Node {
             MessageType::MsgRequestPreVote | MessageType::MsgRequestVote => self.hint_not_member(from),
             MessageType::MsgAppend | MessageType::MsgHeartbeat => self.removed = false,
             _ => {}
+        }
+        let of_leader = matches!(message.get_msg_type(), MessageType::MsgAppend | MessageType::MsgHeartbeat);
+        if self.is_installing() && !of_leader {
+            return;
         }
         // Errors here mean a message that came too late, or from a member that is no more.
         let _ = self.raw.step(message);
@@ -297,7 +303,19 @@ impl Node {
         }
     }
 
-    pub(super) fn is_leader(&self) -> bool {
+    #[must_use]
+    pub fn term(&self) -> u64 {
+        self.raw.raft.term
+    }
+
+    /// As it was last published.
+    #[must_use]
+    pub fn status(&self) -> &ClusterStatus {
+        &self.status
+    }
+
+    #[must_use]
+    pub fn is_leader(&self) -> bool {
         self.raw.raft.state == StateRole::Leader
     }
 

@@ -45,8 +45,22 @@ impl Node {
         if !committed.is_empty() {
             self.apply_committed(committed);
         }
-        self.raw.advance_apply_to(self.applied);
+        self.report_applied();
         self.after_raft();
+    }
+
+    /// Tells raft how far the machine is. An installed snapshot counts only once it is durable.
+    fn report_applied(&mut self) {
+        let log = &self.raw.raft.raft_log;
+        if self.applied <= log.committed.min(log.persisted) {
+            self.raw.advance_apply_to(self.applied);
+        }
+    }
+
+    /// Between the installing of a snapshot and its durability raft cannot read the entries it believes to be unapplied,
+    /// and would panic if it stood for election: it must neither tick nor hear of votes.
+    pub(super) fn is_installing(&self) -> bool {
+        self.raw.raft.raft_log.applied < self.raw.store().truncated_index()
     }
 
     /// Keeps a moved commit index for the next write. Answers whether term or vote are new.
@@ -107,6 +121,7 @@ impl Node {
     pub(super) fn on_persisted(&mut self, number: u64) {
         if let Some(ready) = self.persist.persisted(number) {
             self.raw.on_persist_ready(ready);
+            self.report_applied();
             self.after_raft();
         }
         self.snapshots.discard_durable(&self.persist, &mut self.out.snapshot_ops);

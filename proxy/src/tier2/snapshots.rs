@@ -27,6 +27,8 @@ pub(super) struct Snapshots {
     /// Handed to raft, and waiting for its Ready.
     received: Option<(SnapshotMeta, Machine)>,
     pub(super) bytes_since: u64,
+    /// A new member cannot be brought in with the snapshot there is.
+    wanted: bool,
     not_before_ms: u64,
     /// Files to delete once the task that names their successor is durable.
     discard: Vec<(SnapshotId, u64)>,
@@ -41,6 +43,7 @@ impl Snapshots {
             receiving: None,
             received: None,
             bytes_since: 0,
+            wanted: false,
             not_before_ms: 0,
             discard: Vec::new(),
         }
@@ -91,8 +94,10 @@ impl Node {
 
     fn begin_snapshot_if_due(&mut self) {
         let since = self.applied - self.raw.store().snapshot_meta().at.index;
-        let due =
-            since >= self.config.snapshot_entries || self.snapshots.bytes_since >= self.config.snapshot_bytes;
+        self.snapshots.wanted |= self.raw.store().take_wanted();
+        let due = since >= self.config.snapshot_entries
+            || self.snapshots.bytes_since >= self.config.snapshot_bytes
+            || self.snapshots.wanted;
         let idle = self.snapshots.making.is_none()
             && self.snapshots.receiving.is_none()
             && self.snapshots.received.is_none();
@@ -103,6 +108,7 @@ impl Node {
         let id = self.snapshots.next_id();
         let at = LogMark { index: self.applied, term };
         self.snapshots.bytes_since = 0;
+        self.snapshots.wanted = false;
         let making = Making::begin(id, at, &self.membership, &mut self.machine, &mut self.out.snapshot_ops);
         self.snapshots.making = Some(making);
     }

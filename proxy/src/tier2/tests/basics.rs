@@ -1,0 +1,132 @@
+//! Elections, replication, forwarding, reads, waits, expiry.
+
+use super::*;
+use crate::tier2::ports::{Input, OwnedQuery};
+use bytes::Bytes;
+use redfence_core::reply::LockInfo;
+use redfence_core::types::SessionId;
+
+fn info(cluster: &mut SimCluster, node: NodeId, resource: &'static str) -> LockInfo {
+    let query = OwnedQuery::Info { db: 0, resource: Bytes::from_static(resource.as_bytes()) };
+    let ticket = cluster.read(node, query);
+    match cluster.wait_for(ticket, 6_000) {
+        Reply::Info(info) => *info,
+        other => panic!("not an info: {other:?}"),
+    }
+}
+
+#[test]
+fn a_single_node_serves_at_once() {
+    let mut cluster = SimCluster::new(1, 1, defaults);
+    let ticket = cluster.submit(1, &acquire("r", "a", 1_000, 0), 0);
+    granted(&cluster.wait_for(ticket, 100));
+    assert!(info(&mut cluster, 1, "r").held);
+}
+
+#[test]
+fn every_node_answers_every_client() {
+    for seed in 0..20 {
+        let mut cluster = settled(3, seed);
+        for node in cluster.ids() {
+            let fence = take(&mut cluster, node, &format!("r{node}"), "a", 10_000);
+            for other in cluster.ids() {
+                let name: &'static str = ["", "r1", "r2", "r3"][node as usize];
+                let shown = info(&mut cluster, other, name);
+                assert_eq!((shown.held, shown.fence), (true, fence), "seed {seed}");
+            }
+        }
+        assert_equal_states(&mut cluster, seed);
+    }
+}
+
+#[test]
+fn a_waiter_on_another_node_gets_the_lock_when_it_is_released() {
+    for seed in 0..20 {
+        let mut cluster = settled(3, seed);
+        let fence = take(&mut cluster, 1, "r", "a", 60_000);
+        let second = wait_in_line(&mut cluster, 2, "r", "b", 30_000);
+        cluster.run_for(200);
+        let third = wait_in_line(&mut cluster, 3, "r", "c", 30_000);
+        cluster.run_for(200);
+        assert!(cluster.answer(second).is_none(), "queued is no answer");
+        let ticket = cluster.submit(3, &release("r", fence), 0);
+        assert_eq!(cluster.wait_for(ticket, 1_000), Reply::Released);
+        let next = granted(&cluster.wait_for(second, 1_000));
+        assert!(next > fence, "seed {seed}");
+        let ticket = cluster.submit(1, &release("r", next), 0);
+        assert_eq!(cluster.wait_for(ticket, 1_000), Reply::Released);
+        assert!(granted(&cluster.wait_for(third, 1_000)) > next, "seed {seed}");
+    }
+}
+
+#[test]
+fn a_wait_that_runs_out_is_answered_nil() {
+    let mut cluster = settled(3, 5);
+    take(&mut cluster, 1, "r", "a", 60_000);
+    let waiting = wait_in_line(&mut cluster, 2, "r", "b", 700);
+    let asked_ms = cluster.now_ms();
+    assert_eq!(cluster.wait_for(waiting, 2_000), Reply::Nil);
+    let waited_ms = cluster.now_ms() - asked_ms;
+    assert!((700..1_000).contains(&waited_ms), "waited {waited_ms} ms");
+}
+
+#[test]
+fn a_client_that_goes_away_leaves_the_queue() {
+    let mut cluster = settled(3, 6);
+    take(&mut cluster, 1, "r", "a", 60_000);
+    let waiting = wait_in_line(&mut cluster, 2, "r", "b", 30_000);
+    cluster.run_for(200);
+    assert_eq!(info(&mut cluster, 3, "r").waiters, 1);
+    cluster.input(2, Input::Cancel { ticket: waiting });
+    cluster.run_for(200);
+    assert_eq!(info(&mut cluster, 3, "r").waiters, 0);
+    assert!(cluster.answer(waiting).is_none());
+}
+
+#[test]
+fn a_lock_ends_soon_after_its_ttl_and_never_before() {
+    for seed in 0..20 {
+        let mut cluster = settled(3, seed);
+        let asked_ms = cluster.now_ms();
+        take(&mut cluster, 1, "r", "a", 1_500);
+        let waiting = wait_in_line(&mut cluster, 2, "r", "b", 30_000);
+        granted(&cluster.wait_for(waiting, 3_000));
+        let held_ms = cluster.now_ms() - asked_ms;
+        assert!((1_500..1_600).contains(&held_ms), "seed {seed}: held {held_ms} ms");
+    }
+}
+
+#[test]
+fn sessions_live_by_batched_keep_alives_and_die_without_them() {
+    let mut cluster = settled(3, 7);
+    let id = SessionId(77);
+    let ticket = cluster.submit(2, &Command::SessionOpen { id, ttl_ms: 1_000, label: b"" }, 0);
+    cluster.wait_for(ticket, 1_000);
+    let command =
+        Command::Acquire { db: 0, resource: b"r", ttl_ms: 0, wait_ms: 0, owner: b"a", session: Some(id) };
+    let ticket = cluster.submit(2, &command, 0);
+    granted(&cluster.wait_for(ticket, 1_000));
+    for _ in 0..10 {
+        cluster.input(2, Input::SessionsTouched(vec![id]));
+        cluster.run_for(500);
+    }
+    assert!(info(&mut cluster, 1, "r").held);
+    cluster.input(2, Input::SessionsOrphaned { ids: vec![id], grace_ms: 500 });
+    cluster.run_for(1_000);
+    assert!(!info(&mut cluster, 1, "r").held);
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run() {
+    let run = |seed| {
+        let mut cluster = settled(3, seed);
+        for round in 0..20 {
+            let node = 1 + round % 3;
+            cluster.submit(node, &acquire("r", &format!("o{round}"), 100, 1_000), 1_000);
+            cluster.run_for(50);
+        }
+        cluster.trace
+    };
+    assert_eq!(run(42), run(42));
+    assert_ne!(run(42), run(43));
+}

@@ -1,0 +1,91 @@
+//! What a client may be told: `UNAVAILABLE` is a promise, `INDETERMINATE` is the truth about the rest.
+
+use super::*;
+use crate::tier2::ports::OwnedQuery;
+use bytes::Bytes;
+
+#[test]
+fn a_minority_refuses_writes_and_reads_within_the_deadline() {
+    for seed in 0..20 {
+        let mut cluster = settled(3, seed);
+        let alone = follower(&cluster);
+        for id in cluster.ids() {
+            if id != alone {
+                cluster.crash(id);
+            }
+        }
+        cluster.run_for(1_500);
+        let asked_ms = cluster.now_ms();
+        let write = cluster.submit(alone, &acquire("r", "a", 1_000, 0), 0);
+        let query = OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"r") };
+        let read = cluster.read(alone, query);
+        assert_eq!(code(&cluster.wait_for(write, 5_500)), "UNAVAILABLE", "seed {seed}");
+        assert_eq!(code(&cluster.wait_for(read, 5_500)), "UNAVAILABLE", "seed {seed}");
+        assert!(cluster.now_ms() - asked_ms < 5_200);
+        for id in cluster.ids() {
+            if id != alone {
+                cluster.start(id);
+            }
+        }
+        assert!(cluster.run_until(5_000, |cluster| cluster.leader().is_some()), "seed {seed}");
+        take(&mut cluster, alone, "r", "b", 1_000);
+    }
+}
+
+#[test]
+fn a_leader_cut_off_after_it_proposed_does_not_know() {
+    for seed in 0..20 {
+        let mut cluster = settled(3, seed);
+        let old = leader(&cluster);
+        let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != old).collect();
+        cluster.rules.split(&[old], &others);
+        let lost = cluster.submit(old, &acquire("r", "a", 60_000, 0), 0);
+        assert_eq!(code(&cluster.wait_for(lost, 6_000)), "INDETERMINATE", "seed {seed}");
+    }
+}
+
+#[test]
+fn a_request_sent_to_a_leader_that_dies_is_applied_once_by_the_next() {
+    for seed in 0..60 {
+        let mut cluster = settled(3, seed);
+        let dead = leader(&cluster);
+        let other = follower(&cluster);
+        let ticket = cluster.submit(other, &acquire("r", "a", 60_000, 0), 0);
+        // Somewhere between leaving and being applied everywhere.
+        cluster.run_for(seed % 6);
+        cluster.crash(dead);
+        let fence = granted(&cluster.wait_for(ticket, 5_000));
+        cluster.start(dead);
+        cluster.run_for(1_000);
+        let grants: Vec<_> = cluster
+            .events
+            .iter()
+            .filter(|seen| seen.event.kind == redfence_core::event::EventKind::Acquired)
+            .map(|seen| seen.event.fence)
+            .collect();
+        assert!(grants.iter().all(|seen| *seen == fence), "seed {seed}: granted more than once: {grants:?}");
+        assert_equal_states(&mut cluster, seed);
+    }
+}
+
+#[test]
+fn nothing_acknowledged_is_lost_when_all_lose_power() {
+    for seed in 0..40 {
+        let mut cluster = settled(3, seed);
+        let fences: Vec<Fence> =
+            (0..10).map(|n| take(&mut cluster, 1 + n % 3, &format!("r{n}"), "a", 600_000)).collect();
+        for id in cluster.ids() {
+            cluster.crash(id);
+        }
+        for id in cluster.ids() {
+            cluster.start(id);
+        }
+        assert!(cluster.run_until(5_000, |cluster| cluster.leader().is_some()), "seed {seed}");
+        for (n, fence) in fences.into_iter().enumerate() {
+            let name = format!("r{n}");
+            let ticket = cluster.submit(2, &release(&name, fence), 0);
+            assert_eq!(cluster.wait_for(ticket, 5_000), Reply::Released, "seed {seed}: r{n} was lost");
+        }
+        assert_equal_states(&mut cluster, seed);
+    }
+}
