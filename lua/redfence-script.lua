@@ -185,11 +185,14 @@ end
 -- The keys of a lock: the only part that knows the layout, which it shares with the Redis module.
 --
 --   K                 the lock itself: a plain string, value = owner, with a ttl
---   __fence__{K}      companion: "<fence> <h|r> <deadline_ms> <owner>"
+--   __fence__{K}      companion: "<fence> <h|r> <deadline_ms> <ended_fence> <r|x|-> <owner>"
 --   __hwm__{K}        high-water mark of FENCE.*
 --   __wait__{K}       the queue: a sorted set, member = entry, score = ticket
 --   __waiter__{K}:t   what the waiter with ticket t wants; alive as long as this key
 --   __wake__{K}:t     where it listens
+--
+-- The companion tells the fence last issued and whether that grant is held or released, and beside it the grant that ended
+-- before: released (r), expired (x) or none (-).
 --
 -- A name that holds a '}' keeps its own hash tag: "__fence__:K". Both forms are in the slot of K.
 
@@ -222,36 +225,47 @@ function M.read_lock(resource)
   if type(value) == 'table' then return nil, M.refuse(value.err) end
   local companion = M.side_key('__fence__', resource)
   local lock = {resource = resource, companion = companion, value = value,
-                fence = 0, state = 'r', deadline_ms = 0, owner = ''}
+                fence = 0, state = 'r', deadline_ms = 0, ended_fence = 0, ended_how = '-', owner = ''}
   local packed = redis.pcall('GET', companion)
   if type(packed) == 'table' then return nil, M.refuse(packed.err) end
   if packed then
-    local fence, state, deadline, owner = string.match(packed, '^(%d+) ([hr]) (%d+) (.*)$')
+    local fence, state, deadline, ended_fence, ended_how, owner =
+      string.match(packed, '^(%d+) ([hr]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
     fence = fence and M.decimal(fence, 1, M.FENCE_MAX - 1)
     if fence then
       lock.fence, lock.state, lock.deadline_ms, lock.owner = fence, state, tonumber(deadline), owner
+      lock.ended_fence, lock.ended_how = tonumber(ended_fence), ended_how
     end
   end
   lock.is_ours = value and lock.state == 'h' and lock.owner == value
   return lock
 end
 
--- How the last grant ended, where it did.
+-- How the grant last issued ended, where it did.
 function M.end_reason(lock)
   if lock.state == 'h' and lock.deadline_ms > 0 and M.now_ms >= lock.deadline_ms then return 'expired' end
   return 'already_released'
 end
 
+-- Before a new fence takes the place of the last one: that grant has ended, and how must stay known.
+function M.note_end(lock)
+  if lock.fence == 0 then return end
+  lock.ended_how = M.end_reason(lock) == 'expired' and 'x' or 'r'
+  lock.ended_fence = lock.fence
+end
+
 function M.write_companion(lock, until_ms)
-  local packed = M.digits(lock.fence) .. ' ' .. lock.state .. ' ' .. M.digits(lock.deadline_ms) .. ' ' .. lock.owner
+  local packed = M.digits(lock.fence) .. ' ' .. lock.state .. ' ' .. M.digits(lock.deadline_ms) .. ' '
+    .. M.digits(lock.ended_fence) .. ' ' .. lock.ended_how .. ' ' .. lock.owner
   M.set_until(lock.companion, packed, until_ms)
 end
 
 -- The companion outlives the lock by the retention. After an early release it may go earlier, but a few seconds are not
 -- worth moving its expiry for.
 function M.write_released(lock)
+  M.note_end(lock)
   local until_ms = lock.deadline_ms + M.RETENTION_MS
   if lock.deadline_ms == 0 or until_ms > M.now_ms + M.RETENTION_MS + 60000 or until_ms <= M.now_ms then
     until_ms = M.now_ms + M.RETENTION_MS
@@ -299,6 +313,7 @@ function M.grant(lock, owner, ttl_ms)
   local deadline_ms = M.now_ms + ttl_ms
   M.set_until(lock.resource, owner, deadline_ms)
   M.publish_unseen_end(lock)
+  M.note_end(lock)
   lock.fence = M.next_fence(lock)
   lock.state, lock.deadline_ms, lock.owner, lock.value, lock.is_ours = 'h', deadline_ms, owner, owner, true
   M.write_companion(lock, deadline_ms + M.RETENTION_MS)
@@ -323,6 +338,7 @@ function M.grant_again(lock, ttl_ms)
   if not lock.is_ours then
     event = 'acquired'
     M.publish_unseen_end(lock)
+    M.note_end(lock)
     lock.fence = M.next_fence(lock)
   end
   lock.state, lock.owner, lock.is_ours = 'h', lock.value, true
@@ -736,9 +752,15 @@ if COMMAND == 'LOCK.MCANCEL' then return M.lock_mcancel(KEYS, ARGV) end
 
 -- What stands against a release or renewal by `fence`; nil where nothing does.
 function M.refusal_reason(lock, fence)
-  if lock.fence ~= fence then return 'not_owner' end
-  if not lock.is_ours then return M.end_reason(lock) end
-  return nil
+  if lock.fence == fence then
+    if lock.is_ours then return nil end
+    return M.end_reason(lock)
+  end
+  -- While a grant is held, the one before it is the last that ended.
+  if lock.is_ours and lock.ended_fence == fence then
+    return lock.ended_how == 'x' and 'expired' or 'already_released'
+  end
+  return 'not_owner'
 end
 
 -- The key goes first: DEL is allowed when memory is short, and what follows a write in a script is too. A grant of

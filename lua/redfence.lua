@@ -182,11 +182,14 @@ end
 -- The keys of a lock: the only part that knows the layout, which it shares with the Redis module.
 --
 --   K                 the lock itself: a plain string, value = owner, with a ttl
---   __fence__{K}      companion: "<fence> <h|r> <deadline_ms> <owner>"
+--   __fence__{K}      companion: "<fence> <h|r> <deadline_ms> <ended_fence> <r|x|-> <owner>"
 --   __hwm__{K}        high-water mark of FENCE.*
 --   __wait__{K}       the queue: a sorted set, member = entry, score = ticket
 --   __waiter__{K}:t   what the waiter with ticket t wants; alive as long as this key
 --   __wake__{K}:t     where it listens
+--
+-- The companion tells the fence last issued and whether that grant is held or released, and beside it the grant that ended
+-- before: released (r), expired (x) or none (-).
 --
 -- A name that holds a '}' keeps its own hash tag: "__fence__:K". Both forms are in the slot of K.
 
@@ -219,36 +222,47 @@ local function read_lock(resource)
   if type(value) == 'table' then return nil, refuse(value.err) end
   local companion = side_key('__fence__', resource)
   local lock = {resource = resource, companion = companion, value = value,
-                fence = 0, state = 'r', deadline_ms = 0, owner = ''}
+                fence = 0, state = 'r', deadline_ms = 0, ended_fence = 0, ended_how = '-', owner = ''}
   local packed = redis.pcall('GET', companion)
   if type(packed) == 'table' then return nil, refuse(packed.err) end
   if packed then
-    local fence, state, deadline, owner = string.match(packed, '^(%d+) ([hr]) (%d+) (.*)$')
+    local fence, state, deadline, ended_fence, ended_how, owner =
+      string.match(packed, '^(%d+) ([hr]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
     fence = fence and decimal(fence, 1, FENCE_MAX - 1)
     if fence then
       lock.fence, lock.state, lock.deadline_ms, lock.owner = fence, state, tonumber(deadline), owner
+      lock.ended_fence, lock.ended_how = tonumber(ended_fence), ended_how
     end
   end
   lock.is_ours = value and lock.state == 'h' and lock.owner == value
   return lock
 end
 
--- How the last grant ended, where it did.
+-- How the grant last issued ended, where it did.
 local function end_reason(lock)
   if lock.state == 'h' and lock.deadline_ms > 0 and now_ms >= lock.deadline_ms then return 'expired' end
   return 'already_released'
 end
 
+-- Before a new fence takes the place of the last one: that grant has ended, and how must stay known.
+local function note_end(lock)
+  if lock.fence == 0 then return end
+  lock.ended_how = end_reason(lock) == 'expired' and 'x' or 'r'
+  lock.ended_fence = lock.fence
+end
+
 local function write_companion(lock, until_ms)
-  local packed = digits(lock.fence) .. ' ' .. lock.state .. ' ' .. digits(lock.deadline_ms) .. ' ' .. lock.owner
+  local packed = digits(lock.fence) .. ' ' .. lock.state .. ' ' .. digits(lock.deadline_ms) .. ' '
+    .. digits(lock.ended_fence) .. ' ' .. lock.ended_how .. ' ' .. lock.owner
   set_until(lock.companion, packed, until_ms)
 end
 
 -- The companion outlives the lock by the retention. After an early release it may go earlier, but a few seconds are not
 -- worth moving its expiry for.
 local function write_released(lock)
+  note_end(lock)
   local until_ms = lock.deadline_ms + RETENTION_MS
   if lock.deadline_ms == 0 or until_ms > now_ms + RETENTION_MS + 60000 or until_ms <= now_ms then
     until_ms = now_ms + RETENTION_MS
@@ -296,6 +310,7 @@ local function grant(lock, owner, ttl_ms)
   local deadline_ms = now_ms + ttl_ms
   set_until(lock.resource, owner, deadline_ms)
   publish_unseen_end(lock)
+  note_end(lock)
   lock.fence = next_fence(lock)
   lock.state, lock.deadline_ms, lock.owner, lock.value, lock.is_ours = 'h', deadline_ms, owner, owner, true
   write_companion(lock, deadline_ms + RETENTION_MS)
@@ -320,6 +335,7 @@ local function grant_again(lock, ttl_ms)
   if not lock.is_ours then
     event = 'acquired'
     publish_unseen_end(lock)
+    note_end(lock)
     lock.fence = next_fence(lock)
   end
   lock.state, lock.owner, lock.is_ours = 'h', lock.value, true
@@ -729,9 +745,15 @@ end
 
 -- What stands against a release or renewal by `fence`; nil where nothing does.
 local function refusal_reason(lock, fence)
-  if lock.fence ~= fence then return 'not_owner' end
-  if not lock.is_ours then return end_reason(lock) end
-  return nil
+  if lock.fence == fence then
+    if lock.is_ours then return nil end
+    return end_reason(lock)
+  end
+  -- While a grant is held, the one before it is the last that ended.
+  if lock.is_ours and lock.ended_fence == fence then
+    return lock.ended_how == 'x' and 'expired' or 'already_released'
+  end
+  return 'not_owner'
 end
 
 -- The key goes first: DEL is allowed when memory is short, and what follows a write in a script is too. A grant of

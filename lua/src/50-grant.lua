@@ -9,6 +9,7 @@ local function grant(lock, owner, ttl_ms)
   local deadline_ms = now_ms + ttl_ms
   set_until(lock.resource, owner, deadline_ms)
   publish_unseen_end(lock)
+  note_end(lock)
   lock.fence = next_fence(lock)
   lock.state, lock.deadline_ms, lock.owner, lock.value, lock.is_ours = 'h', deadline_ms, owner, owner, true
   write_companion(lock, deadline_ms + RETENTION_MS)
@@ -33,6 +34,7 @@ local function grant_again(lock, ttl_ms)
   if not lock.is_ours then
     event = 'acquired'
     publish_unseen_end(lock)
+    note_end(lock)
     lock.fence = next_fence(lock)
   end
   lock.state, lock.owner, lock.is_ours = 'h', lock.value, true

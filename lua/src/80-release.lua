@@ -2,9 +2,15 @@
 
 -- What stands against a release or renewal by `fence`; nil where nothing does.
 local function refusal_reason(lock, fence)
-  if lock.fence ~= fence then return 'not_owner' end
-  if not lock.is_ours then return end_reason(lock) end
-  return nil
+  if lock.fence == fence then
+    if lock.is_ours then return nil end
+    return end_reason(lock)
+  end
+  -- While a grant is held, the one before it is the last that ended.
+  if lock.is_ours and lock.ended_fence == fence then
+    return lock.ended_how == 'x' and 'expired' or 'already_released'
+  end
+  return 'not_owner'
 end
 
 -- The key goes first: DEL is allowed when memory is short, and what follows a write in a script is too. A grant of

@@ -85,7 +85,7 @@ def test_server_clock_behind_the_last_fence():
     ahead = int((time.time() + 3600) * 1e6)
     with Server() as server:
         for t in backends(server):
-            t.redis("SET", "__fence__{a}", f"{ahead} r 0 ")
+            t.redis("SET", "__fence__{a}", f"{ahead} r 0 0 - ")
             fences = []
             for _ in range(5):
                 fence, _ = t.must("LOCK.ACQUIRE", "a", 1000)

@@ -16,20 +16,27 @@ def test_acquire_and_release(t):
     fence, ttl = t.must("LOCK.ACQUIRE", r, 5000, "OWNER", "me")
     assert before_us - 1000 < fence < time.time() * 1e6 + 1000 and ttl == 5000
     assert t.redis("GET", r) == b"me" and 4000 < t.redis("PTTL", r) <= 5000
-    packed = t.redis("GET", "__fence__{%s}" % r).split(b" ", 3)
-    assert packed[0] == b"%d" % fence and packed[1] == b"h" and packed[3] == b"me"
+    packed = t.redis("GET", "__fence__{%s}" % r).split(b" ", 5)
+    assert packed[0] == b"%d" % fence and packed[1] == b"h" and packed[3:] == [b"0", b"-", b"me"]
     assert int(packed[2]) == t.redis("PEXPIRETIME", r)
     assert t.redis("PEXPIRETIME", "__fence__{%s}" % r) == int(packed[2]) + 600000
     assert t.must("LOCK.ACQUIRE", r, 5000) is None
     assert t.must("LOCK.RELEASE", r, fence + 1) == [0, b"not_owner"]
     assert t.must("LOCK.RELEASE", r, fence) == [1, b"ok"]
     assert t.redis("EXISTS", r) == 0
-    assert t.redis("GET", "__fence__{%s}" % r) == b"%d r %s " % (fence, packed[2])
+    assert t.redis("GET", "__fence__{%s}" % r) == b"%d r %s %d r " % (fence, packed[2], fence)
     assert t.must("LOCK.RELEASE", r, fence) == [0, b"already_released"]
     assert t.must("LOCK.RENEW", r, fence, 10) == [0, b"already_released"]
     again, _ = t.must("LOCK.ACQUIRE", r, 5000)
     assert again > fence
+    # The last that ended keeps its reason while another is held; the one before it is nobody's any more.
+    assert t.must("LOCK.RELEASE", r, fence) == [0, b"already_released"]
+    assert t.must("LOCK.RELEASE", r, again) == [1, b"ok"]
     assert t.must("LOCK.RELEASE", r, fence) == [0, b"not_owner"]
+    third, _ = t.must("LOCK.ACQUIRE", r, 5000)
+    assert t.must("LOCK.RENEW", r, again, 10) == [0, b"already_released"]
+    assert t.must("LOCK.RELEASE", r, fence) == [0, b"not_owner"]
+    assert t.must("LOCK.RELEASE", r, third) == [1, b"ok"]
 
 
 def test_owner_retry(t):
@@ -244,7 +251,7 @@ def test_damaged_companions(t):
     t.redis("DEL", "__fence__{%s}" % r)
     t.redis("HSET", "__fence__{%s}" % r, "f", "v")
     assert str(t("LOCK.ACQUIRE", r, 5000)).startswith("WRONGTYPE") and t.redis("EXISTS", r) == 0
-    t.redis("SET", "__fence__{%s}" % r, "9007199254740989 r 0 ")
+    t.redis("SET", "__fence__{%s}" % r, "9007199254740989 r 0 0 - ")
     fence, _ = t.must("LOCK.ACQUIRE", r, 5000)
     assert fence == 9007199254740990 and t.info(r)[0]["fence"] == fence
     assert t.must("LOCK.RELEASE", r, fence) == [1, b"ok"]

@@ -133,7 +133,7 @@ def test_holder_expires(t):
     granted, _ = first.answer()
     assert granted > fence and first.seconds < 5, first.seconds
     assert second.reply is None and owners(t, r) == ["second"]
-    assert t.must("LOCK.RELEASE", r, fence) == [0, b"not_owner"]
+    assert t.must("LOCK.RELEASE", r, fence) == [0, b"expired"]
     assert t.must("LOCK.RELEASE", r, granted) == [1, b"ok"]
     assert second.answer()[0] > granted
 
