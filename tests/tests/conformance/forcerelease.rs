@@ -51,7 +51,7 @@ fn the_next_waiter_is_served(context: &Context) {
     operator.await_waiters(&name, 1);
     assert_eq!(ask!(operator, "LOCK.FORCERELEASE", &name), Value::Integer(1));
     assert!(waiter.receive_grant().fence > grant.fence);
-    holder.release_is_refused(&name, grant.fence, "not_owner");
+    holder.release_is_refused(&name, grant.fence, "already_released");
 }
 
 fn takes_a_tier(context: &Context) {

@@ -14,11 +14,11 @@ cases! {
         after_expiry_is_expired,
         renew_after_expiry_is_expired,
         older_fence_is_not_owner,
-        ended_fence_while_another_holds_is_not_owner,
-        released_fence_is_not_remembered_past_the_next_grant,
+        ended_fence_keeps_its_reason_while_another_holds,
+        expired_fence_keeps_its_reason_until_the_next_end,
         a_refusal_changes_nothing,
         an_expired_lock_is_expired_for_ever,
-        release_after_expiry_and_handover_is_not_owner,
+        release_after_expiry_and_handover_is_expired,
     ],
 }
 
@@ -78,27 +78,29 @@ fn older_fence_is_not_owner(context: &Context) {
     client.release_is_refused(&name, second.fence, "already_released");
 }
 
-fn ended_fence_while_another_holds_is_not_owner(context: &Context) {
+fn ended_fence_keeps_its_reason_while_another_holds(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
     let first = client.acquire(&name, 30_000);
     client.release(&name, first.fence);
     let second = client.acquire(&name, 30_000);
-    // The last grant is the holder's now: how the one before it ended is no longer remembered.
-    client.release_is_refused(&name, first.fence, "not_owner");
-    client.renew_is_refused(&name, first.fence, 30_000, "not_owner");
+    // The holder's grant has not ended: the last that did is still the first one.
+    client.release_is_refused(&name, first.fence, "already_released");
+    client.renew_is_refused(&name, first.fence, 30_000, "already_released");
     client.release(&name, second.fence);
+    client.release_is_refused(&name, first.fence, "not_owner");
 }
 
-fn released_fence_is_not_remembered_past_the_next_grant(context: &Context) {
+fn expired_fence_keeps_its_reason_until_the_next_end(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
     let first = client.acquire(&name, 60);
     client.await_free(&name);
     client.release_is_refused(&name, first.fence, "expired");
     let second = client.acquire(&name, 30_000);
-    client.release_is_refused(&name, first.fence, "not_owner");
+    client.release_is_refused(&name, first.fence, "expired");
     client.release(&name, second.fence);
+    client.release_is_refused(&name, first.fence, "not_owner");
 }
 
 fn a_refusal_changes_nothing(context: &Context) {
@@ -122,13 +124,13 @@ fn an_expired_lock_is_expired_for_ever(context: &Context) {
     assert_eq!(client.info(&name).fence, grant.fence);
 }
 
-fn release_after_expiry_and_handover_is_not_owner(context: &Context) {
+fn release_after_expiry_and_handover_is_expired(context: &Context) {
     let (mut holder, mut waiter) = (context.client(), context.client());
     let name = context.name("lock");
     let first = holder.acquire(&name, 150);
     waiter.start_waiting(&name, 30_000, 20_000, "waiter");
     let second = waiter.receive_grant();
     assert!(second.fence > first.fence);
-    holder.release_is_refused(&name, first.fence, "not_owner");
+    holder.release_is_refused(&name, first.fence, "expired");
     waiter.release(&name, second.fence);
 }

@@ -262,7 +262,7 @@ fn one_release_serves_one_waiter(context: &Context) {
     assert_eq!(holder.info(&name).waiters, 1);
     // The fence that was already given back serves nobody.
     let reply = ask!(holder, "LOCK.RELEASE", &name, grant.fence);
-    redfence_tests::expect::refused(&reply, "not_owner");
+    redfence_tests::expect::refused(&reply, "already_released");
     second.hears_nothing_for(Duration::from_millis(30));
     first.release(&name, served.fence);
     second.receive_grant();
