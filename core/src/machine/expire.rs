@@ -11,21 +11,30 @@ use crate::event::EventKind;
 use crate::reply::Reply;
 
 impl Machine {
+    /// Each at its own instant, as if the clock had moved in single steps: a waiter that still had time when the lock ended
+    /// gets it, however far one entry moves the clock.
     pub(crate) fn end_due(&mut self, out: &mut Applied) {
         for _ in 0..self.limits.due_per_entry_max {
             match self.deadlines.next() {
-                Some((at_ms, kind, slot)) if at_ms <= self.clock.logical_ms => self.end_one(kind, slot, out),
-                Some(_) | None => return,
+                Some((at_ms, kind, slot)) if at_ms <= self.clock.logical_ms => {
+                    self.instant_ms = at_ms;
+                    self.end_one(kind, slot, out);
+                    self.serve_all(out);
+                }
+                Some(_) | None => break,
             }
-            self.serve_all(out);
         }
+        self.instant_ms = self.clock.logical_ms;
     }
 
     fn end_one(&mut self, kind: Kind, slot: u32, out: &mut Applied) {
         match kind {
             Kind::Lock => self.end_grant(slot, Ended::Expired, EventKind::Expired, out),
             Kind::Session => self.end_dead_session(slot, out),
-            Kind::Waiter => self.give_up_overdue(slot, out),
+            Kind::Waiter => {
+                let instant_ms = self.instant_ms;
+                self.give_up_overdue(slot, |deadline_ms| deadline_ms <= instant_ms, out);
+            }
         }
     }
 

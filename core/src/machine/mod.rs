@@ -126,6 +126,8 @@ pub struct Machine {
     session_ids: HashMap<SessionId, u32>,
     deadlines: Deadlines,
 
+    /// The instant that is being worked off: the clock, or an earlier deadline of which it is the turn.
+    instant_ms: u64,
     /// Locks that became free or got a new head of their queue. Empty between commands.
     to_serve: VecDeque<u32>,
     snapshot: Option<snapshot::Progress>,
@@ -167,6 +169,7 @@ impl Machine {
             requests: HashMap::default(),
             session_ids: HashMap::default(),
             deadlines: Deadlines::default(),
+            instant_ms: 0,
             to_serve: VecDeque::new(),
             snapshot: None,
             limits,

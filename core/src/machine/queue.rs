@@ -128,9 +128,8 @@ impl Machine {
     }
 
     /// Requests whose time is up are answered nil.
-    pub(crate) fn give_up_overdue(&mut self, waiter: u32, out: &mut Applied) {
-        let now_ms = self.clock.logical_ms;
-        self.give_up(waiter, |pending| pending.deadline_ms <= now_ms, Some(&Reply::Nil), out);
+    pub(crate) fn give_up_overdue(&mut self, waiter: u32, is_up: impl Fn(u64) -> bool, out: &mut Applied) {
+        self.give_up(waiter, |pending| is_up(pending.deadline_ms), Some(&Reply::Nil), out);
     }
 
     /// Some of a waiter's requests end without a grant. With the last of them the waiter leaves.

@@ -128,6 +128,7 @@ impl Restorer {
         let machine = &mut self.machine;
         machine.clock =
             Stamp { term: reader.varint()?, logical_ms: reader.varint()?, wall_us: reader.varint()? };
+        machine.instant_ms = machine.clock.logical_ms;
         machine.floor = Fence(reader.varint()?);
         machine.event_seq = count(reader)?;
         machine.counters = Counters::read(reader)?;

@@ -51,12 +51,14 @@ impl Machine {
             self.end_dead_session(session, out);
             return false;
         }
-        if self.waiters[waiter].next_deadline_ms() <= self.clock.logical_ms {
-            let is_live = self.waiters[waiter].is_live(self.clock.logical_ms);
-            self.give_up_overdue(waiter, out);
-            return is_live;
+        let instant_ms = self.instant_ms;
+        let is_up = |deadline_ms| deadline_ms < instant_ms;
+        let requests = &self.waiters[waiter].requests;
+        let is_live = !requests.iter().all(|request| is_up(request.deadline_ms));
+        if requests.iter().any(|request| is_up(request.deadline_ms)) {
+            self.give_up_overdue(waiter, is_up, out);
         }
-        true
+        is_live
     }
 
     /// Whether a waiter heads every queue it stands in, and every lock is free (or its own already).
