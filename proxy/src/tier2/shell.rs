@@ -56,6 +56,8 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let secret = config.peer_secret.as_ref().map(|text| text.clone().into_bytes());
     let snapshots = SnapshotWriter::new(&dir.snapshots_path());
     let book = Arc::new(Book::open(dir, identity, config.own_address(), secret, told_of)?);
+    // Before anybody is let in: whoever greets is measured against the members known so far.
+    book.set_members(&store.recovered().snapshot.members);
 
     let (handle, desk) = connect(config.patience_ms);
     let node = Node::new(config.node.clone(), store.recovered(), store.reader()).map_err(StartError::Node)?;

@@ -44,8 +44,14 @@ impl Book {
         self.state().identity
     }
 
-    pub(super) fn set_members(&self, members: &[Member]) {
-        self.state().members = members.iter().map(|member| (member.id, member.added_at)).collect();
+    /// Returns the members that are new, or live a new life. Whatever they showed before was not looked at as closely as a
+    /// member's greeting is: they must greet again.
+    pub fn set_members(&self, members: &[Member]) -> Vec<NodeId> {
+        let mut state = self.state();
+        let before = std::mem::take(&mut state.members);
+        state.members = members.iter().map(|member| (member.id, member.added_at)).collect();
+        let fresh = |(id, added_at): (&NodeId, &u64)| (before.get(id) != Some(added_at)).then_some(*id);
+        state.members.iter().filter_map(fresh).collect()
     }
 
     /// Checks a greeting, and writes down what is new in it: the cluster's id at a node that joins, the store of a member

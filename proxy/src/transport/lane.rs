@@ -29,6 +29,8 @@ pub(super) struct Lane {
     wanted: Notify,
     /// The peer is known to be there: dial without waiting.
     hurry: Notify,
+    /// The connection must go, though nothing is wrong with it.
+    end: Notify,
     bytes_max: usize,
 }
 
@@ -41,7 +43,8 @@ struct State {
 impl Lane {
     pub(super) fn new(bytes_max: usize) -> Arc<Lane> {
         let state = State { buffer: BytesMut::new(), socket: None, broken: false };
-        Arc::new(Lane { state: Mutex::new(state), wanted: Notify::new(), hurry: Notify::new(), bytes_max })
+        let (wanted, hurry, end) = (Notify::new(), Notify::new(), Notify::new());
+        Arc::new(Lane { state: Mutex::new(state), wanted, hurry, end, bytes_max })
     }
 
     pub(super) fn hurry(&self) {
@@ -50,6 +53,16 @@ impl Lane {
 
     pub(super) async fn hurried(&self) {
         self.hurry.notified().await;
+    }
+
+    /// Closes the connection that drains this lane.
+    pub(super) fn end(&self) {
+        self.end.notify_one();
+    }
+
+    pub(super) async fn ended(&self) -> io::Error {
+        self.end.notified().await;
+        io::Error::other("the peer must greet again")
     }
 
     pub(super) fn is_connected(&self) -> bool {

@@ -158,6 +158,7 @@ async fn run(shared: &Shared, peer: NodeId, stream: TcpStream, lane: &Arc<Lane>)
     let end = tokio::select! {
         end = keep_reading(shared, peer, &stream) => end,
         end = lane.keep_flushing(&stream) => end,
+        end = lane.ended() => end,
     };
     lane.detach();
     end

@@ -190,10 +190,18 @@ impl Shared {
     }
 
     fn set_members(self: &Arc<Self>, members: Vec<Member>) {
-        self.book.set_members(&members);
+        let fresh = self.book.set_members(&members);
+        for ((id, _), lane) in lock(&self.inbound).iter() {
+            if fresh.contains(id) {
+                lane.end();
+            }
+        }
         let own = self.book.identity().node_id;
         let mut peers = lock(&self.peers);
-        peers.retain(|id, peer| members.iter().any(|member| member.id == *id && member.addr == peer.addr));
+        let stays = |id: NodeId, peer: &Peer| {
+            members.iter().any(|member| member.id == id && member.addr == peer.addr)
+        };
+        peers.retain(|id, peer| !fresh.contains(id) && stays(*id, peer));
         for member in members.into_iter().filter(|member| member.id != own) {
             peers.entry(member.id).or_insert_with(|| self.dial(member));
         }

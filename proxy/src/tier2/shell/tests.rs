@@ -1,7 +1,7 @@
 //! Real threads, real files, real sockets: one node and three, killed and restarted.
 
 use super::*;
-use crate::tier2::ports::{ClusterStatus, NodeId, OwnedQuery};
+use crate::tier2::ports::{AdminRequest, ClusterStatus, NodeId, OwnedQuery, Role};
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
@@ -149,6 +149,92 @@ fn three_nodes_survive_the_stop_of_each() {
 #[test]
 fn three_nodes_survive_the_sudden_end_of_each() {
     three_nodes_survive(Running::die);
+}
+
+/// Snapshots every few entries, and hardly any log behind them.
+fn eager(mut config: ShellConfig) -> ShellConfig {
+    config.node.snapshot_entries = 40;
+    config.node.log_keep_entries = 5;
+    config.node.cache_entries_max = 16;
+    config
+}
+
+fn take_many(node: &Running, locks: std::ops::Range<u32>) {
+    for number in locks {
+        granted_fence(&node.acquire(format!("lock {number}").as_bytes()));
+    }
+}
+
+#[test]
+fn a_node_that_missed_much_comes_back_by_snapshot() {
+    let root = tempfile::tempdir().unwrap();
+    let configs: Vec<ShellConfig> = cluster(root.path(), 3).into_iter().map(eager).collect();
+    let mut nodes: Vec<Running> = configs.iter().map(Running::start).collect();
+    take_many(&nodes[0], 0..20);
+    nodes.remove(2).stop();
+    take_many(&nodes[0], 20..400);
+    nodes.push(Running::start(&configs[2]));
+    let applied = nodes[0].status().applied;
+    eventually("caught up", || nodes[2].status().applied >= applied);
+    // And once more from its own disk: what it received is what it starts from.
+    nodes.remove(2).stop();
+    nodes.push(Running::start(&configs[2]));
+    eventually("started again", || nodes[2].status().applied >= applied);
+    let again = nodes[2].acquire(b"lock 399");
+    assert_eq!(granted_fence(&again), granted_fence(&nodes[0].acquire(b"lock 399")));
+    nodes.into_iter().for_each(Running::stop);
+}
+
+#[test]
+fn a_node_joins_a_running_cluster_and_leaves_it() {
+    let root = tempfile::tempdir().unwrap();
+    let mut configs: Vec<ShellConfig> = cluster(root.path(), 4).into_iter().map(eager).collect();
+    let mut joining = configs.pop().unwrap();
+    let (id, addr) = joining.cluster.pop().unwrap();
+    joining.join = true;
+    for config in &mut configs {
+        config.cluster.pop();
+    }
+    let nodes: Vec<Running> = configs.iter().map(Running::start).collect();
+    take_many(&nodes[0], 0..100);
+    let joined = Running::start(&joining);
+    let reply = block_on(nodes[1].handle.admin(AdminRequest::Add { id, addr }));
+    assert!(!matches!(reply, Reply::Error(_)), "{reply:?}");
+    eventually("a voter among four", || joined.status().voters == 4);
+    assert_eq!(
+        granted_fence(&joined.acquire(b"lock 7")),
+        granted_fence(&nodes[0].acquire(b"lock 7")),
+        "the new node serves"
+    );
+    let reply = block_on(nodes[2].handle.admin(AdminRequest::Remove { id }));
+    assert!(!matches!(reply, Reply::Error(_)), "{reply:?}");
+    eventually("three voters", || nodes.iter().all(|node| node.status().voters == 3));
+    eventually("it knows", || joined.status().role == Role::Removed);
+    take_many(&nodes[0], 200..210);
+    joined.stop();
+    nodes.into_iter().for_each(Running::stop);
+}
+
+#[test]
+fn a_wiped_disk_under_an_old_id_stays_out() {
+    let root = tempfile::tempdir().unwrap();
+    let configs = cluster(root.path(), 3);
+    let mut nodes: Vec<Running> = configs.iter().map(Running::start).collect();
+    for node in &nodes {
+        take_many(node, 0..5);
+    }
+    nodes.remove(2).stop();
+    std::fs::remove_dir_all(&configs[2].data).unwrap();
+    nodes.push(Running::start(&configs[2]));
+    take_many(&nodes[0], 5..20);
+    // Several election time-outs long the others refuse it, and it them.
+    let until = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < until {
+        assert_eq!((nodes[2].status().leader, nodes[2].status().applied > 1), (0, false));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    take_many(&nodes[1], 20..25);
+    nodes.into_iter().for_each(Running::stop);
 }
 
 #[test]
