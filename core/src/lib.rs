@@ -10,6 +10,7 @@
 //! - [`reply`]: what a command answers, and the `Sink` a front renders it into
 //! - [`event`]: what watchers see
 //! - [`glob`]: Redis's patterns
+//! - [`keyspace`]: Redis's commands over keys somebody else keeps
 //! - [`machine`]: the state machine
 
 #![forbid(unsafe_code)]
@@ -17,6 +18,7 @@
 pub mod event;
 pub mod glob;
 pub mod grammar;
+pub mod keyspace;
 pub mod machine;
 pub mod reply;
 pub mod types;

@@ -1,0 +1,208 @@
+//! What a command sees while it runs: the keys, the client's database and protocol, and typed looks at values.
+
+use super::errors;
+use super::fields::Fields;
+use super::keys::{Clock, Db, Deadline, Keys};
+use super::sorted::Sorted;
+use super::value::Value;
+use super::{KEY_BYTES_MAX, STRING_BYTES_MAX};
+use crate::reply::{Refusal, Reply};
+use bytes::Bytes;
+use imbl::Vector;
+
+/// The client's protocol. A few replies differ in shape, not only in encoding.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Resp {
+    #[default]
+    Two,
+    Three,
+}
+
+/// A blocking command found nothing: whom to wait for, how long, and what to answer when the time is up. The reply the
+/// command gave beside this is for those who may not wait: scripts and transactions.
+#[derive(Clone, Debug, PartialEq)]
+pub struct WouldBlock {
+    pub keys: Vec<Bytes>,
+    /// `None`: for ever.
+    pub timeout_ms: Option<u64>,
+    pub timed_out: Reply,
+}
+
+pub struct Context<'k> {
+    pub keys: &'k mut dyn Keys,
+    pub db: Db,
+    pub resp: Resp,
+    /// Set by a blocking command that found nothing.
+    pub would_block: Option<WouldBlock>,
+}
+
+/// What a command answers.
+pub type Answer = Result<Reply, Refusal>;
+
+impl<'k> Context<'k> {
+    pub fn new(keys: &'k mut dyn Keys, db: Db, resp: Resp) -> Context<'k> {
+        Context { keys, db, resp, would_block: None }
+    }
+
+    #[must_use]
+    pub fn clock(&self) -> Clock {
+        self.keys.clock()
+    }
+
+    #[must_use]
+    pub fn value(&self, key: &[u8]) -> Option<&Value> {
+        self.keys.value(self.db, key)
+    }
+
+    #[must_use]
+    pub fn exists(&self, key: &[u8]) -> bool {
+        self.value(key).is_some()
+    }
+
+    pub fn string(&self, key: &[u8]) -> Result<Option<&Bytes>, Refusal> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Str(bytes)) => Ok(Some(bytes)),
+            Some(Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_)) => Err(errors::WRONG_TYPE),
+        }
+    }
+
+    pub fn hash(&self, key: &[u8]) -> Result<Option<&Fields<Bytes>>, Refusal> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Hash(fields)) => Ok(Some(fields)),
+            Some(Value::Str(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_)) => Err(errors::WRONG_TYPE),
+        }
+    }
+
+    pub fn list(&self, key: &[u8]) -> Result<Option<&Vector<Bytes>>, Refusal> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::List(items)) => Ok(Some(items)),
+            Some(Value::Str(_) | Value::Hash(_) | Value::Set(_) | Value::ZSet(_)) => Err(errors::WRONG_TYPE),
+        }
+    }
+
+    pub fn set(&self, key: &[u8]) -> Result<Option<&Fields<()>>, Refusal> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::Set(members)) => Ok(Some(members)),
+            Some(Value::Str(_) | Value::Hash(_) | Value::List(_) | Value::ZSet(_)) => Err(errors::WRONG_TYPE),
+        }
+    }
+
+    pub fn zset(&self, key: &[u8]) -> Result<Option<&Sorted>, Refusal> {
+        match self.value(key) {
+            None => Ok(None),
+            Some(Value::ZSet(members)) => Ok(Some(members)),
+            Some(Value::Str(_) | Value::Hash(_) | Value::List(_) | Value::Set(_)) => Err(errors::WRONG_TYPE),
+        }
+    }
+
+    /// Writes a string, within the limits.
+    pub fn put_string(&mut self, key: &[u8], value: &[u8], deadline: Deadline) -> Result<(), Refusal> {
+        check_key(key)?;
+        if value.len() > STRING_BYTES_MAX {
+            return Err(errors::STRING_TOO_LONG);
+        }
+        self.keys.put(self.db, key, Value::str(value), deadline);
+        Ok(())
+    }
+
+    pub fn put(&mut self, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal> {
+        check_key(key)?;
+        if value.is_empty_collection() {
+            self.remove(key);
+        } else {
+            self.keys.put(self.db, key, value, deadline);
+        }
+        Ok(())
+    }
+
+    pub fn remove(&mut self, key: &[u8]) -> bool {
+        self.keys.remove(self.db, key)
+    }
+
+    /// Changes a hash, made if absent. `change` answers whether it changed anything, and its result.
+    pub fn change_hash<R>(
+        &mut self,
+        key: &[u8],
+        change: impl FnOnce(&mut Fields<Bytes>) -> (bool, R),
+    ) -> Result<R, Refusal> {
+        self.hash(key)?;
+        self.change(key, change, Value::Hash(Fields::default()), |value| match value {
+            Value::Hash(fields) => Some(fields),
+            Value::Str(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_) => None,
+        })
+    }
+
+    pub fn change_list<R>(
+        &mut self,
+        key: &[u8],
+        change: impl FnOnce(&mut Vector<Bytes>) -> (bool, R),
+    ) -> Result<R, Refusal> {
+        self.list(key)?;
+        self.change(key, change, Value::List(Box::default()), |value| match value {
+            Value::List(items) => Some(&mut **items),
+            Value::Str(_) | Value::Hash(_) | Value::Set(_) | Value::ZSet(_) => None,
+        })
+    }
+
+    pub fn change_set<R>(
+        &mut self,
+        key: &[u8],
+        change: impl FnOnce(&mut Fields<()>) -> (bool, R),
+    ) -> Result<R, Refusal> {
+        self.set(key)?;
+        self.change(key, change, Value::Set(Fields::default()), |value| match value {
+            Value::Set(members) => Some(members),
+            Value::Str(_) | Value::Hash(_) | Value::List(_) | Value::ZSet(_) => None,
+        })
+    }
+
+    pub fn change_zset<R>(
+        &mut self,
+        key: &[u8],
+        change: impl FnOnce(&mut Sorted) -> (bool, R),
+    ) -> Result<R, Refusal> {
+        self.zset(key)?;
+        self.change(key, change, Value::ZSet(Box::default()), |value| match value {
+            Value::ZSet(members) => Some(&mut **members),
+            Value::Str(_) | Value::Hash(_) | Value::List(_) | Value::Set(_) => None,
+        })
+    }
+
+    fn change<T, R>(
+        &mut self,
+        key: &[u8],
+        change: impl FnOnce(&mut T) -> (bool, R),
+        mut empty: Value,
+        part: impl Fn(&mut Value) -> Option<&mut T>,
+    ) -> Result<R, Refusal> {
+        const CHECKED: &str = "the type was checked before";
+        check_key(key)?;
+        if !self.exists(key) {
+            let (changed, result) = change(part(&mut empty).expect(CHECKED));
+            if changed && !empty.is_empty_collection() {
+                self.keys.put(self.db, key, empty, Deadline::Never);
+            }
+            return Ok(result);
+        }
+        let mut change = Some(change);
+        let mut result = None;
+        self.keys.edit(self.db, key, &mut |value| {
+            let change = change.take().expect("an edit runs once");
+            let (changed, answer) = change(part(value).expect(CHECKED));
+            result = Some(answer);
+            changed
+        });
+        Ok(result.expect("the key was there"))
+    }
+}
+
+fn check_key(key: &[u8]) -> Result<(), Refusal> {
+    if key.len() > KEY_BYTES_MAX {
+        return Err(errors::KEY_TOO_LONG);
+    }
+    Ok(())
+}

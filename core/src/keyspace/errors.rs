@@ -1,0 +1,66 @@
+//! Redis's own error texts (7.0.15), in one place.
+
+use crate::reply::Refusal;
+
+pub const SYNTAX: Refusal = fixed("ERR syntax error");
+pub const WRONG_TYPE: Refusal = fixed("WRONGTYPE Operation against a key holding the wrong kind of value");
+pub const NOT_AN_INTEGER: Refusal = fixed("ERR value is not an integer or out of range");
+pub const NOT_A_FLOAT: Refusal = fixed("ERR value is not a valid float");
+pub const NO_SUCH_KEY: Refusal = fixed("ERR no such key");
+pub const INDEX_OUT_OF_RANGE: Refusal = fixed("ERR index out of range");
+pub const OFFSET_OUT_OF_RANGE: Refusal = fixed("ERR offset is out of range");
+pub const OUT_OF_RANGE_POSITIVE: Refusal = fixed("ERR value is out of range, must be positive");
+pub const OVERFLOW: Refusal = fixed("ERR increment or decrement would overflow");
+pub const DECREMENT_OVERFLOW: Refusal = fixed("ERR decrement would overflow");
+pub const NAN_OR_INFINITY: Refusal = fixed("ERR increment would produce NaN or Infinity");
+pub const SCORE_NAN: Refusal = fixed("ERR resulting score is not a number (NaN)");
+pub const HASH_NOT_AN_INTEGER: Refusal = fixed("ERR hash value is not an integer");
+pub const HASH_NOT_A_FLOAT: Refusal = fixed("ERR hash value is not a float");
+pub const STRING_TOO_LONG: Refusal = fixed("ERR string exceeds maximum allowed size (proto-max-bulk-len)");
+pub const KEY_TOO_LONG: Refusal = fixed("ERR key exceeds the limit of 65536 bytes");
+pub const INVALID_CURSOR: Refusal = fixed("ERR invalid cursor");
+pub const MIN_OR_MAX_NOT_A_FLOAT: Refusal = fixed("ERR min or max is not a float");
+pub const MIN_OR_MAX_NOT_A_RANGE: Refusal = fixed("ERR min or max not valid string range item");
+pub const TIMEOUT_NOT_A_FLOAT: Refusal = fixed("ERR timeout is not a float or out of range");
+pub const TIMEOUT_NEGATIVE: Refusal = fixed("ERR timeout is negative");
+pub const DB_OUT_OF_RANGE: Refusal = fixed("ERR DB index is out of range");
+pub const INVALID_DB: Refusal = fixed("ERR invalid DB index");
+pub const SAME_OBJECT: Refusal = fixed("ERR source and destination objects are the same");
+pub const NUMKEYS_POSITIVE: Refusal = fixed("ERR numkeys should be greater than 0");
+pub const COUNT_POSITIVE: Refusal = fixed("ERR count should be greater than 0");
+pub const LIMIT_NEGATIVE: Refusal = fixed("ERR LIMIT can't be negative");
+
+const fn fixed(line: &'static str) -> Refusal {
+    Refusal(std::borrow::Cow::Borrowed(line))
+}
+
+#[must_use]
+pub fn wrong_arity(name: &str) -> Refusal {
+    Refusal::new(format!("ERR wrong number of arguments for '{name}' command"))
+}
+
+#[must_use]
+pub fn invalid_expire(name: &str) -> Refusal {
+    Refusal::new(format!("ERR invalid expire time in '{name}' command"))
+}
+
+/// Cuts as Redis does: 128 bytes of the name, and as many arguments as fit in 128 more.
+#[must_use]
+pub fn unknown_command(argv: &[&[u8]]) -> Refusal {
+    let cut = |bytes: &[u8], len: usize| {
+        // To Redis this is C text: it ends at the first zero byte.
+        let cut = bytes[..bytes.len().min(len)].split(|byte| *byte == 0).next().unwrap_or(b"");
+        // A simple error is one line: Redis turns line ends into spaces.
+        String::from_utf8_lossy(cut).replace(['\r', '\n'], " ")
+    };
+    let mut args = String::new();
+    for arg in argv.iter().skip(1) {
+        if args.len() >= 128 {
+            break;
+        }
+        let rest = 128 - args.len();
+        args.push_str(&format!("'{}' ", cut(arg, rest)));
+    }
+    let name = cut(argv.first().copied().unwrap_or(b""), 128);
+    Refusal::new(format!("ERR unknown command '{name}', with args beginning with: {args}"))
+}

@@ -1,0 +1,83 @@
+//! `Keys`: what the commands need from whoever keeps the keys. The lock machine implements it over its lock table, the tests
+//! over a plain map ([`super::memory::MemoryKeys`]).
+//!
+//! # Contract
+//!
+//! - A key past its deadline is absent for every method.
+//! - Whoever implements this notes each change for watchers, `WATCH` and client tracking by itself: every change comes
+//!   through `put`, `edit`, `remove`, `set_deadline` or `flush`.
+//! - Deadlines are points of the logical clock. The wall clock serves absolute times and `TIME` alone.
+//! - No answer may depend on memory addresses, hash seeds or the order in which maps happen to iterate.
+
+use super::value::Value;
+
+/// Keyspace number, as in `SELECT`.
+pub type Db = u32;
+
+/// The stamp of the entry that is being applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Clock {
+    pub logical_ms: u64,
+    pub wall_us: u64,
+}
+
+impl Clock {
+    #[must_use]
+    pub fn wall_ms(self) -> i64 {
+        (self.wall_us / 1000) as i64
+    }
+}
+
+/// What a write does to the time a key has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
+    /// As it was; none on a new key.
+    Keep,
+    /// Lives until it is deleted.
+    Never,
+    /// Ends when the logical clock reaches this.
+    At(u64),
+}
+
+pub trait Keys {
+    fn clock(&self) -> Clock;
+
+    fn value(&self, db: Db, key: &[u8]) -> Option<&Value>;
+
+    /// `None` where the key is absent or has no deadline.
+    fn deadline_ms(&self, db: Db, key: &[u8]) -> Option<u64>;
+
+    /// Creates the key or replaces its value.
+    fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline);
+
+    /// Changes the value in place; `edit` answers whether it changed anything. A collection that is empty afterwards is
+    /// deleted. Does nothing to an absent key.
+    fn edit(&mut self, db: Db, key: &[u8], edit: &mut dyn FnMut(&mut Value) -> bool);
+
+    /// Whether there was something to remove.
+    fn remove(&mut self, db: Db, key: &[u8]) -> bool;
+
+    /// Does nothing to an absent key. `Deadline::Keep` is for `put` alone and does nothing here.
+    fn set_deadline(&mut self, db: Db, key: &[u8], deadline: Deadline);
+
+    fn count(&self, db: Db) -> usize;
+
+    /// Visits about `count` keys from `cursor` on, in an order all nodes share; answers where to go on, 0 at the end. A key
+    /// that is there from the first call to the last is visited.
+    fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], &Value)) -> u64;
+
+    /// Deletes every key of one database, or of all.
+    fn flush(&mut self, db: Option<Db>);
+
+    /// Answers how many receivers are known of. A replicated machine knows of none.
+    fn publish(&mut self, channel: &[u8], message: &[u8]) -> i64;
+
+    /// From here on changes can be taken back. Not nested.
+    fn begin(&mut self);
+
+    /// Changes since `begin` stay.
+    fn commit(&mut self);
+
+    /// Changes since `begin`, published messages too, never were.
+    fn rollback(&mut self);
+}

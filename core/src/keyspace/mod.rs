@@ -1,0 +1,75 @@
+//! Redis's commands over keys kept by somebody else: strings, hashes, lists, sets, sorted sets, times, walks.
+//!
+//! A command is a function from a [`Context`] and its words to a reply; it knows neither locks nor Raft. Replies and error
+//! texts are those of Redis 7.0.15, with `SET … IFEQ/IFNE` and `DELEX` of Redis 8.4 and `DELIFEQ` of Valkey 9.
+//!
+//! # Layout
+//!
+//! - [`keys`]: the trait `Keys`; [`memory`]: a plain map behind it
+//! - [`value`], [`fields`], [`sorted`]: what keys hold
+//! - [`table`]: every command's name, arity, flags and key positions
+//! - `strings`, `counters`, `generic`, `expire`, `scan`, `hashes`, `lists`, `lists_moving`, `zsets`, `zset_ranges`, `sets`,
+//!   `server`: the commands, one family a file
+//! - [`context`], [`args`], [`numbers`], [`errors`]: what they share
+//!
+//! # Caveats
+//!
+//! - What is random in Redis (`RANDOMKEY`, `SPOP`, `SRANDMEMBER`, `HRANDFIELD`) picks the first here: all nodes must agree.
+//! - A string holds 1 MiB at most ([`STRING_BYTES_MAX`]; Redis: 512 MiB) and a key's name 64 KiB: both go into the log.
+//! - Large hashes and sets iterate in the order of their names, where Redis's order is arbitrary.
+//! - `INCRBYFLOAT` adds in decimal, not in 80-bit floats: see [`numbers::add_decimal`].
+//! - `HSCAN`, `SSCAN` and `ZSCAN` answer everything at once.
+
+pub mod args;
+pub mod context;
+mod counters;
+pub mod errors;
+mod expire;
+pub mod fields;
+mod generic;
+mod hashes;
+pub mod keys;
+mod lists;
+mod lists_moving;
+pub mod memory;
+pub mod numbers;
+mod scan;
+mod server;
+mod sets;
+pub mod sorted;
+mod strings;
+pub mod table;
+pub mod value;
+mod zset_ranges;
+mod zsets;
+
+#[cfg(test)]
+mod tests;
+
+use crate::reply::Reply;
+pub use context::{Context, Resp, WouldBlock};
+pub use keys::{Clock, Db, Deadline, Keys};
+pub use memory::MemoryKeys;
+use table::Run;
+pub use value::Value;
+
+/// Longest name of a key.
+pub const KEY_BYTES_MAX: usize = 64 * 1024;
+/// Longest string value.
+pub const STRING_BYTES_MAX: usize = 1024 * 1024;
+/// `SELECT` goes from 0 up to this, as by default in Redis.
+pub const DATABASES: u32 = 16;
+
+/// Runs one command and answers it. `argv[0]` is its name.
+pub fn execute(cx: &mut Context<'_>, argv: &[&[u8]]) -> Reply {
+    let Some(row) = argv.first().and_then(|name| table::find(name)) else {
+        return errors::unknown_command(argv).into();
+    };
+    if !row.takes(argv.len()) {
+        return errors::wrong_arity(row.name).into();
+    }
+    match row.run {
+        Run::Here(handler) => handler(cx, argv).unwrap_or_else(Reply::Error),
+        Run::Elsewhere => errors::unknown_command(argv).into(),
+    }
+}

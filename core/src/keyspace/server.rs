@@ -1,0 +1,28 @@
+//! What scripts and transactions may call that touches no key: `PING`, `ECHO`, `PUBLISH`, `SELECT`.
+
+use super::context::{Answer, Context};
+use super::errors;
+use super::generic::database;
+use crate::reply::Reply;
+
+pub(super) fn ping(_cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    match argv {
+        [_] => Ok(Reply::Status("PONG".into())),
+        [_, word] => Ok(Reply::bulk(word)),
+        _ => Err(errors::wrong_arity("ping")),
+    }
+}
+
+pub(super) fn echo(_cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    Ok(Reply::bulk(argv[1]))
+}
+
+pub(super) fn publish(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    Ok(Reply::Int(cx.keys.publish(argv[1], argv[2])))
+}
+
+/// Inside a script or a transaction; a client's own `SELECT` is its session's business.
+pub(super) fn select(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    cx.db = database(argv[1])?;
+    Ok(Reply::OK)
+}

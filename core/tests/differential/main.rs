@@ -1,0 +1,126 @@
+//! Random sequences of commands against a real redis-server and against the keyspace: the replies must be the same bytes.
+//!
+//! `REDFENCE_SEED` repeats one run, `REDFENCE_STEPS` sets its length. Without a redis-server on the machine the test says so
+//! and passes.
+//!
+//! # Documented differences, and what is done about them here
+//!
+//! - Sets, `KEYS` and `SCAN` have no order in Redis: compared sorted.
+//! - `DBSIZE` is left out: Redis counts keys whose time is over until somebody looks at them.
+//! - Sums of floats are asked only of numbers that doubles and Redis's 80-bit floats both hold exactly.
+//! - Times pass: `TTL` and its relatives may differ by two seconds.
+//! - Random picks (`SPOP`, `SRANDMEMBER`, `RANDOMKEY`, `HRANDFIELD`) are not asked of keys that are there.
+//! - `SCAN` cursors are our own: asked with a count that answers all at once.
+
+mod generate;
+mod resp;
+
+use generate::Dice;
+use redfence_core::keyspace::{execute, Clock, Context, MemoryKeys, Resp};
+use resp::{to_frame, Client, Frame, Server};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+fn now() -> Clock {
+    let wall_us = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as u64;
+    Clock { logical_ms: wall_us / 1000, wall_us }
+}
+
+fn number(name: &str, otherwise: u64) -> u64 {
+    std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
+}
+
+/// Seeds of a run: the one asked for, or a few that are new each time.
+fn seeds() -> Vec<u64> {
+    match std::env::var("REDFENCE_SEED") {
+        Ok(seed) => vec![seed.parse().expect("REDFENCE_SEED is a number")],
+        Err(_) => (0..2).map(|offset| now().wall_us / 1000 + offset).collect(),
+    }
+}
+
+fn shown(argv: &[Vec<u8>]) -> String {
+    argv.iter().map(|word| format!("{} ", word.escape_ascii())).collect()
+}
+
+/// Brings replies into a form in which equal ones are equal.
+fn comparable(name: &[u8], frame: Frame) -> Frame {
+    match (name.to_ascii_uppercase().as_slice(), frame) {
+        (b"KEYS" | b"SMEMBERS" | b"SUNION" | b"SINTER" | b"SDIFF", Frame::Many(kind, mut items)) => {
+            items.sort();
+            Frame::Many(kind, items)
+        }
+        (b"SCAN" | b"SSCAN", Frame::Many(kind, items)) => {
+            let sort = |item| match item {
+                Frame::Many(kind, mut items) => {
+                    items.sort();
+                    Frame::Many(kind, items)
+                }
+                other => other,
+            };
+            Frame::Many(kind, items.into_iter().map(sort).collect())
+        }
+        (_, frame) => frame,
+    }
+}
+
+/// Milliseconds of slack a reply may have.
+fn slack(name: &[u8]) -> i64 {
+    match name.to_ascii_uppercase().as_slice() {
+        b"TTL" | b"EXPIRETIME" => 2,
+        b"PTTL" | b"PEXPIRETIME" => 2000,
+        _ => 0,
+    }
+}
+
+fn same(name: &[u8], theirs: &Frame, ours: &Frame) -> bool {
+    if let (Frame::Line(b':', theirs), Frame::Line(b':', ours)) = (theirs, ours) {
+        let (theirs, ours): (i64, i64) =
+            (theirs.parse().expect("an integer"), ours.parse().expect("an integer"));
+        let negative_alike = (theirs < 0) == (ours < 0) && (theirs >= 0 || theirs == ours);
+        return theirs == ours || (negative_alike && (theirs - ours).abs() <= slack(name));
+    }
+    theirs == ours
+}
+
+fn run(seed: u64, steps: u64, resp: Resp, port: u16) {
+    println!("seed {seed} {resp:?}");
+    let mut client = Client::connect(port).expect("the server listens");
+    if resp == Resp::Three {
+        client.call(&[b"HELLO", b"3"]);
+    }
+    client.call(&[b"FLUSHALL"]);
+    let mut dice = Dice::new(seed);
+    let mut keys = MemoryKeys::default();
+    let mut trail: Vec<String> = Vec::new();
+    for step in 0..steps {
+        keys.now = now();
+        let argv = generate::command(&mut dice, keys.now.logical_ms);
+        let argv_slices: Vec<&[u8]> = argv.iter().map(Vec::as_slice).collect();
+        let theirs = comparable(&argv[0], client.call(&argv_slices));
+        let mut cx = Context::new(&mut keys, 0, resp);
+        let reply = execute(&mut cx, &argv_slices);
+        let reply = cx.would_block.map_or(reply, |block| block.timed_out);
+        let ours = comparable(&argv[0], to_frame(&reply, resp));
+        trail.push(format!("{} -> {theirs:?}", shown(&argv)));
+        if !same(&argv[0], &theirs, &ours) {
+            let from = trail.len().saturating_sub(40);
+            panic!(
+                "seed {seed} {resp:?} step {step}: {}\n  redis {theirs:?}\n  ours  {ours:?}\n{}",
+                shown(&argv),
+                trail[from..].join("\n")
+            );
+        }
+    }
+}
+
+#[test]
+fn random_commands_answer_as_redis_does() {
+    let Some(server) = Server::start() else {
+        println!("skipped: no redis-server on this machine");
+        return;
+    };
+    let steps = number("REDFENCE_STEPS", 5_000);
+    for seed in seeds() {
+        run(seed, steps, Resp::Two, server.port);
+        run(seed, steps, Resp::Three, server.port);
+    }
+}
