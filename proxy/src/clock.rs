@@ -20,6 +20,12 @@ impl Clock {
         Now { monotonic_ms: self.monotonic_ms(), wall_us: wall_us() }
     }
 
+    /// For measuring how long something took.
+    #[must_use]
+    pub fn monotonic_us(&self) -> u64 {
+        u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX)
+    }
+
     #[must_use]
     pub fn monotonic_ms(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)

@@ -2,7 +2,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod cli;
 pub mod clock;
+pub mod config;
+pub mod events;
+pub mod serve;
+pub mod server;
+pub mod shutdown;
 pub mod storage;
+pub mod tier1;
 pub mod tier2;
 pub mod transport;

@@ -1,1 +1,37 @@
-fn main() {}
+//! `redfence`: reads the command line, starts the log, runs the node. Everything else is in the library.
+
+use clap::Parser;
+use redfence::cli::{Cli, Command};
+use redfence::config::{Config, Refused};
+use std::process::ExitCode;
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let Command::Serve(args) = Cli::parse().command;
+    match Config::from_args(&args).and_then(run) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(line) => {
+            eprintln!("redfence: {line}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(config: Config) -> Result<(), Refused> {
+    start_log(&config)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("clients").build();
+    let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;
+    let outcome = runtime.block_on(redfence::serve::serve(config));
+    // Connections still open are cut: their clients have had their answers.
+    runtime.shutdown_background();
+    outcome
+}
+
+fn start_log(config: &Config) -> Result<(), Refused> {
+    let filter =
+        EnvFilter::try_new(&config.log).map_err(|error| format!("log filter '{}': {error}", config.log))?;
+    let builder =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    let started = if config.log_is_json { builder.json().try_init() } else { builder.try_init() };
+    started.map_err(|error| format!("cannot start the log: {error}"))
+}

@@ -1,0 +1,182 @@
+//! The command line: every option as a flag, an environment variable `REDFENCE_…` and a key of the file; `--help` teaches.
+//!
+//! Nothing is checked here beyond its shape. [`crate::config`] puts flags, environment, file and defaults together.
+
+use clap::{Args, Parser, Subcommand};
+use serde::Deserialize;
+use std::path::PathBuf;
+
+const EXAMPLES: &str = "\
+Examples:
+  One node for a look, data in ./redfence-data:
+      redfence serve
+      redis-cli -p 6380 LOCK.ACQUIRE order:42 30000
+
+  Three nodes of a cluster on one machine (the same line with --id 2 and 3, and their own ports):
+      redfence serve --id 1 --listen 127.0.0.1:6380 --peer-listen 127.0.0.1:7380 --data node1 \\
+          --cluster 1=127.0.0.1:7380,2=127.0.0.1:7381,3=127.0.0.1:7382
+
+  In front of a Redis: locks of cache:* stay there, everything else that is not a lock passes through:
+      redfence serve --redis 127.0.0.1:6379 --route 'cache:*=efficiency'
+
+  From a file (keys are the flags' names), one value overridden:
+      redfence serve --config redfence.toml --log debug
+
+Every flag is also a key of the file (default-tier = \"efficiency\") and an environment variable
+(REDFENCE_DEFAULT_TIER=efficiency). A flag wins over the environment, the environment over the file.";
+
+/// Distributed locks with fencing tokens, for Redis clients.
+#[derive(Debug, Parser)]
+#[command(name = "redfence", version, about, after_help = EXAMPLES, max_term_width = 110)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Runs a node: serves Redis clients, and is a member of the Raft cluster.
+    #[command(after_help = EXAMPLES)]
+    Serve(Box<ServeArgs>),
+}
+
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// A TOML file with any of these options.
+    #[arg(long, value_name = "FILE.toml", env = "REDFENCE_CONFIG")]
+    pub config: Option<PathBuf>,
+    #[command(flatten)]
+    pub settings: Settings,
+}
+
+/// Every option, each perhaps not given.
+#[derive(Clone, Debug, Default, Args, Deserialize, PartialEq, Eq)]
+#[serde(default, deny_unknown_fields)]
+pub struct Settings {
+    /// This node's number in the cluster, 1 to 65535 [default: 1]
+    #[arg(long, value_name = "N", env = "REDFENCE_ID")]
+    pub id: Option<u64>,
+
+    /// Where Redis clients connect [default: 127.0.0.1:6380]
+    #[arg(long, value_name = "ADDR", env = "REDFENCE_LISTEN")]
+    pub listen: Option<String>,
+
+    /// Where other nodes connect. Needed for a cluster of more than one [default: this node's address in --cluster]
+    #[arg(long, value_name = "ADDR", env = "REDFENCE_PEER_LISTEN")]
+    pub peer_listen: Option<String>,
+
+    /// The address other nodes are told to reach this one at, if it is not --peer-listen
+    #[arg(long, value_name = "ADDR", env = "REDFENCE_ADVERTISE")]
+    pub advertise: Option<String>,
+
+    /// The founding members, the same list on every node: 1=host:port,2=host:port,3=host:port
+    #[arg(long, value_name = "LIST", env = "REDFENCE_CLUSTER")]
+    pub cluster: Option<String>,
+
+    /// This node is new in a running cluster: it waits to be added there by LOCK.CLUSTER ADD
+    #[arg(long, env = "REDFENCE_JOIN", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub join: Option<bool>,
+
+    /// A secret all nodes of the cluster share
+    #[arg(long, value_name = "TEXT", env = "REDFENCE_PEER_SECRET", hide_env_values = true)]
+    pub peer_secret: Option<String>,
+
+    /// Where the node keeps its log and its snapshots [default: ./redfence-data]
+    #[arg(long, value_name = "DIR", env = "REDFENCE_DATA")]
+    pub data: Option<PathBuf>,
+
+    /// The Redis behind: serves tier 1 (by the module or by Lua) and everything that is not a lock. Without it tier 1 is embedded
+    #[arg(long, value_name = "ADDR", env = "REDFENCE_REDIS")]
+    pub redis: Option<String>,
+
+    /// User at the Redis behind
+    #[arg(long, value_name = "NAME", env = "REDFENCE_REDIS_USERNAME")]
+    pub redis_username: Option<String>,
+
+    /// Password at the Redis behind
+    #[arg(long, value_name = "TEXT", env = "REDFENCE_REDIS_PASSWORD", hide_env_values = true)]
+    pub redis_password: Option<String>,
+
+    /// Names that match the glob belong to a tier: 'wallet:*=correctness'. May be given often; the first match counts
+    #[arg(long, value_name = "GLOB=TIER", env = "REDFENCE_ROUTE", value_delimiter = ' ')]
+    #[serde(deserialize_with = "one_or_many")]
+    pub route: Option<Vec<String>>,
+
+    /// The tier of locks without TIER and without a route: correctness or efficiency [default: correctness]
+    #[arg(long, value_name = "TIER", env = "REDFENCE_DEFAULT_TIER")]
+    pub default_tier: Option<String>,
+
+    /// A second door for clients: every lock and key that comes in here belongs to the correctness tier
+    #[arg(long, value_name = "ADDR", env = "REDFENCE_CORRECTNESS_LISTEN")]
+    pub correctness_listen: Option<String>,
+
+    /// A door for Redlock clients (not in this version yet)
+    #[arg(long, value_name = "ADDR", env = "REDFENCE_REDLOCK_LISTEN")]
+    pub redlock_listen: Option<String>,
+
+    /// Health and metrics over HTTP (not in this version yet)
+    #[arg(long, value_name = "ADDR", env = "REDFENCE_ADMIN")]
+    pub admin: Option<String>,
+
+    /// Clients must give this password (AUTH)
+    #[arg(long, value_name = "TEXT", env = "REDFENCE_PASSWORD", hide_env_values = true)]
+    pub password: Option<String>,
+
+    /// yes: refuse to listen beyond this machine without a password and TLS [default: yes]
+    #[arg(long, value_name = "YES|NO", env = "REDFENCE_PROTECTED_MODE")]
+    pub protected_mode: Option<String>,
+
+    /// Clients at one time [default: 10000]
+    #[arg(long, value_name = "N", env = "REDFENCE_MAX_CLIENTS")]
+    pub max_clients: Option<usize>,
+
+    /// How long a session outlives the connection that opened it [default: 500]
+    #[arg(long, value_name = "MS", env = "REDFENCE_SESSION_GRACE_MS")]
+    pub session_grace_ms: Option<u64>,
+
+    /// How long the record of a free lock is remembered [default: 600000]
+    #[arg(long, value_name = "MS", env = "REDFENCE_IDLE_RETENTION_MS")]
+    pub idle_retention_ms: Option<u64>,
+
+    /// How long a command may look for a leader before it is UNAVAILABLE [default: 5000]
+    #[arg(long, value_name = "MS", env = "REDFENCE_DEADLINE_MS")]
+    pub deadline_ms: Option<u64>,
+
+    /// A follower that hears nothing for this long (up to twice as long) stands for election [default: 300]
+    #[arg(long, value_name = "MS", env = "REDFENCE_ELECTION_TIMEOUT_MS")]
+    pub election_timeout_ms: Option<u64>,
+
+    /// How often a leader shows that it lives [default: 75]
+    #[arg(long, value_name = "MS", env = "REDFENCE_HEARTBEAT_MS")]
+    pub heartbeat_ms: Option<u64>,
+
+    /// A snapshot is made after this many log entries [default: 100000]
+    #[arg(long, value_name = "N", env = "REDFENCE_SNAPSHOT_ENTRIES")]
+    pub snapshot_entries: Option<u64>,
+
+    /// Log entries kept behind a snapshot for followers that lag a little [default: 10000]
+    #[arg(long, value_name = "N", env = "REDFENCE_LOG_KEEP_ENTRIES")]
+    pub log_keep_entries: Option<u64>,
+
+    /// What is logged: error, warn, info, debug, or a filter such as info,redfence::tier2=debug [default: info]
+    #[arg(long, value_name = "FILTER", env = "REDFENCE_LOG")]
+    pub log: Option<String>,
+
+    /// text or json [default: text]
+    #[arg(long, value_name = "FORMAT", env = "REDFENCE_LOG_FORMAT")]
+    pub log_format: Option<String>,
+}
+
+/// A list, or a single value in its place.
+fn one_or_many<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Vec<String>>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum OneOrMany {
+        One(String),
+        Many(Vec<String>),
+    }
+    Ok(Some(match OneOrMany::deserialize(deserializer)? {
+        OneOrMany::One(value) => vec![value],
+        OneOrMany::Many(values) => values,
+    }))
+}

@@ -1,0 +1,369 @@
+//! From settings to a configuration that can be served: flags and environment over file over defaults, and every reason to refuse.
+//!
+//! Each error is one line that says what is wrong and what would be right.
+
+use crate::cli::{ServeArgs, Settings};
+use crate::server::router::Route;
+use redfence_core::types::Tier;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+
+/// File descriptors kept for the log, the peers and everything that is no client.
+pub const RESERVED_FILES: u64 = 128;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub id: u64,
+    pub listen: SocketAddr,
+    pub peer_listen: Option<SocketAddr>,
+    pub advertise: Option<String>,
+    pub cluster: Vec<(u64, String)>,
+    pub join: bool,
+    pub peer_secret: Option<String>,
+    pub data: PathBuf,
+    pub redis: Option<String>,
+    pub redis_username: Option<String>,
+    pub redis_password: Option<String>,
+    pub routes: Vec<Route>,
+    pub default_tier: Tier,
+    pub correctness_listen: Option<SocketAddr>,
+    pub password: Option<String>,
+    pub clients_max: usize,
+    pub session_grace_ms: u64,
+    pub idle_retention_ms: u64,
+    pub deadline_ms: u64,
+    pub election_timeout_ms: u64,
+    pub heartbeat_ms: u64,
+    pub snapshot_entries: Option<u64>,
+    pub log_keep_entries: Option<u64>,
+    pub log: String,
+    pub log_is_json: bool,
+}
+
+/// Why the program does not start, as one line.
+pub type Refused = String;
+
+impl Config {
+    pub fn from_args(args: &ServeArgs) -> Result<Config, Refused> {
+        let file = match &args.config {
+            Some(path) => read_file(path)?,
+            None => Settings::default(),
+        };
+        Config::resolve(args.settings.clone().over(file))
+    }
+
+    pub fn resolve(settings: Settings) -> Result<Config, Refused> {
+        let id = in_range("id", settings.id, 1, 1..=65_535)?;
+        let cluster = settings.cluster.as_deref().map(cluster_list).transpose()?.unwrap_or_default();
+        if !cluster.is_empty()
+            && !cluster.iter().any(|(member, _)| *member == id)
+            && settings.join != Some(true)
+        {
+            let members: Vec<String> = cluster.iter().map(|(member, _)| member.to_string()).collect();
+            return Err(format!(
+                "id not in the cluster: this is node {id}, but cluster names {}; to join a running cluster say --join",
+                members.join(", ")
+            ));
+        }
+        for (name, value) in [("redlock-listen", &settings.redlock_listen), ("admin", &settings.admin)] {
+            if value.is_some() {
+                return Err(format!("{name} is not in this version yet; leave it out"));
+            }
+        }
+        let own_peer_address =
+            cluster.iter().find(|(member, _)| *member == id).map(|(_, address)| address.clone());
+        let peer_listen = match (&settings.peer_listen, own_peer_address) {
+            (Some(text), _) => Some(address("peer-listen", text)?),
+            (None, Some(text)) => Some(address("cluster", &text)?),
+            (None, None) => None,
+        };
+        let config = Config {
+            id,
+            listen: address("listen", settings.listen.as_deref().unwrap_or("127.0.0.1:6380"))?,
+            peer_listen,
+            advertise: settings.advertise,
+            cluster,
+            join: settings.join.unwrap_or(false),
+            peer_secret: settings.peer_secret,
+            data: settings.data.unwrap_or_else(|| PathBuf::from("redfence-data")),
+            redis: settings.redis.map(redis_address).transpose()?,
+            redis_username: settings.redis_username,
+            redis_password: settings.redis_password,
+            routes: settings
+                .route
+                .unwrap_or_default()
+                .iter()
+                .map(|text| route(text))
+                .collect::<Result<_, _>>()?,
+            default_tier: settings
+                .default_tier
+                .as_deref()
+                .map_or(Ok(Tier::Correctness), |word| tier("default-tier", word))?,
+            correctness_listen: settings
+                .correctness_listen
+                .map(|text| address("correctness-listen", &text))
+                .transpose()?,
+            password: settings.password.filter(|password| !password.is_empty()),
+            clients_max: in_range("max-clients", settings.max_clients, 10_000, 1..=1_000_000)?,
+            session_grace_ms: in_range("session-grace-ms", settings.session_grace_ms, 500, 0..=3_600_000)?,
+            idle_retention_ms: in_range(
+                "idle-retention-ms",
+                settings.idle_retention_ms,
+                600_000,
+                1_000..=31_536_000_000,
+            )?,
+            deadline_ms: in_range("deadline-ms", settings.deadline_ms, 5_000, 100..=600_000)?,
+            election_timeout_ms: in_range(
+                "election-timeout-ms",
+                settings.election_timeout_ms,
+                300,
+                50..=60_000,
+            )?,
+            heartbeat_ms: in_range("heartbeat-ms", settings.heartbeat_ms, 75, 5..=10_000)?,
+            snapshot_entries: settings.snapshot_entries,
+            log_keep_entries: settings.log_keep_entries,
+            log: settings.log.unwrap_or_else(|| "info".into()),
+            log_is_json: match settings.log_format.as_deref() {
+                None | Some("text") => false,
+                Some("json") => true,
+                Some(other) => return Err(format!("log-format is '{other}': use text or json")),
+            },
+        };
+        if config.heartbeat_ms * 2 > config.election_timeout_ms {
+            return Err(format!(
+                "heartbeat-ms {} is too long for election-timeout-ms {}: use at most half of it",
+                config.heartbeat_ms, config.election_timeout_ms
+            ));
+        }
+        config.check_protection(yes_or_no("protected-mode", settings.protected_mode.as_deref())?)?;
+        Ok(config)
+    }
+
+    /// As Redis's protected mode: strangers must not reach what nobody guards.
+    fn check_protection(&self, protected: bool) -> Result<(), Refused> {
+        let doors = [
+            ("listen", Some(self.listen)),
+            ("peer-listen", self.peer_listen),
+            ("correctness-listen", self.correctness_listen),
+        ];
+        for (name, address) in doors {
+            let Some(address) = address.filter(|address| protected && !address.ip().is_loopback()) else {
+                continue;
+            };
+            return Err(format!(
+                "{name} {address} is beyond this machine, and without a password and TLS everybody there could use it; listen on \
+                 127.0.0.1, or say --protected-mode no if the network is yours alone"
+            ));
+        }
+        Ok(())
+    }
+}
+
+impl Settings {
+    /// These where they are given, else `below`.
+    #[must_use]
+    pub fn over(self, below: Settings) -> Settings {
+        Settings {
+            id: self.id.or(below.id),
+            listen: self.listen.or(below.listen),
+            peer_listen: self.peer_listen.or(below.peer_listen),
+            advertise: self.advertise.or(below.advertise),
+            cluster: self.cluster.or(below.cluster),
+            join: self.join.or(below.join),
+            peer_secret: self.peer_secret.or(below.peer_secret),
+            data: self.data.or(below.data),
+            redis: self.redis.or(below.redis),
+            redis_username: self.redis_username.or(below.redis_username),
+            redis_password: self.redis_password.or(below.redis_password),
+            route: self.route.or(below.route),
+            default_tier: self.default_tier.or(below.default_tier),
+            correctness_listen: self.correctness_listen.or(below.correctness_listen),
+            redlock_listen: self.redlock_listen.or(below.redlock_listen),
+            admin: self.admin.or(below.admin),
+            password: self.password.or(below.password),
+            protected_mode: self.protected_mode.or(below.protected_mode),
+            max_clients: self.max_clients.or(below.max_clients),
+            session_grace_ms: self.session_grace_ms.or(below.session_grace_ms),
+            idle_retention_ms: self.idle_retention_ms.or(below.idle_retention_ms),
+            deadline_ms: self.deadline_ms.or(below.deadline_ms),
+            election_timeout_ms: self.election_timeout_ms.or(below.election_timeout_ms),
+            heartbeat_ms: self.heartbeat_ms.or(below.heartbeat_ms),
+            snapshot_entries: self.snapshot_entries.or(below.snapshot_entries),
+            log_keep_entries: self.log_keep_entries.or(below.log_keep_entries),
+            log: self.log.or(below.log),
+            log_format: self.log_format.or(below.log_format),
+        }
+    }
+}
+
+fn read_file(path: &Path) -> Result<Settings, Refused> {
+    let shown = path.display();
+    let text = std::fs::read_to_string(path).map_err(|error| format!("config file {shown}: {error}"))?;
+    settings_from_toml(&text).map_err(|error| format!("config file {shown}: {error}"))
+}
+
+/// Keys may be written as the flags are (`peer-listen`) or with underscores.
+pub fn settings_from_toml(text: &str) -> Result<Settings, Refused> {
+    let one_line = |error: toml::de::Error| error.message().replace('\n', " ");
+    let table: toml::Table = text.parse().map_err(one_line)?;
+    let mut settings = Settings::default();
+    for (key, value) in table {
+        // One at a time, so that an error can name its key.
+        let single = toml::Table::from_iter([(key.replace('-', "_"), value)]);
+        let given: Settings = single.try_into().map_err(|error| format!("{key}: {}", one_line(error)))?;
+        settings = given.over(settings);
+    }
+    Ok(settings)
+}
+
+fn in_range<T: PartialOrd + Copy + std::fmt::Display>(
+    name: &str,
+    value: Option<T>,
+    default: T,
+    range: std::ops::RangeInclusive<T>,
+) -> Result<T, Refused> {
+    let value = value.unwrap_or(default);
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    Err(format!("{name} is {value}: use {} to {}", range.start(), range.end()))
+}
+
+fn address(name: &str, text: &str) -> Result<SocketAddr, Refused> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let mut found = text
+        .to_socket_addrs()
+        .map_err(|error| format!("{name} '{text}' is no address (host:port): {error}"))?;
+    found.next().ok_or_else(|| format!("{name} '{text}' is no address (host:port)"))
+}
+
+fn redis_address(text: String) -> Result<String, Refused> {
+    let port = text
+        .rsplit_once(':')
+        .and_then(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>().ok()).flatten());
+    match port {
+        Some(_) => Ok(text),
+        None => Err(format!("redis '{text}' is no address: use host:port")),
+    }
+}
+
+fn cluster_list(text: &str) -> Result<Vec<(u64, String)>, Refused> {
+    let wrong = |part: &str| format!("cluster has '{part}': use id=host:port, separated by commas");
+    let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+    let mut members: Vec<(u64, String)> = Vec::new();
+    for part in parts {
+        let (id, address) = part.split_once('=').ok_or_else(|| wrong(part))?;
+        let id = id
+            .trim()
+            .parse::<u64>()
+            .ok()
+            .filter(|id| (1..=65_535).contains(id))
+            .ok_or_else(|| wrong(part))?;
+        let address = address.trim();
+        let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+        if port.is_none() {
+            return Err(wrong(part));
+        }
+        if members.iter().any(|(member, _)| *member == id) {
+            return Err(format!("cluster names node {id} twice"));
+        }
+        members.push((id, address.to_string()));
+    }
+    Ok(members)
+}
+
+fn route(text: &str) -> Result<Route, Refused> {
+    let (pattern, word) = text
+        .rsplit_once('=')
+        .ok_or_else(|| format!("route '{text}': use GLOB=TIER, as 'wallet:*=correctness'"))?;
+    if pattern.is_empty() {
+        return Err(format!("route '{text}' has no pattern: use GLOB=TIER"));
+    }
+    Ok(Route { pattern: pattern.as_bytes().to_vec(), tier: tier("route", word)? })
+}
+
+fn tier(name: &str, word: &str) -> Result<Tier, Refused> {
+    Tier::parse(word.trim().as_bytes())
+        .ok_or_else(|| format!("{name} names the tier '{word}': use correctness or efficiency"))
+}
+
+fn yes_or_no(name: &str, word: Option<&str>) -> Result<bool, Refused> {
+    match word.map(str::to_ascii_lowercase).as_deref() {
+        None | Some("yes" | "true") => Ok(true),
+        Some("no" | "false") => Ok(false),
+        Some(other) => Err(format!("{name} is '{other}': use yes or no")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command};
+    use clap::Parser;
+
+    fn settings(flags: &[&str]) -> Settings {
+        let argv = ["redfence", "serve"].iter().chain(flags);
+        let Command::Serve(args) = Cli::try_parse_from(argv).unwrap().command;
+        args.settings
+    }
+
+    fn refused(flags: &[&str]) -> String {
+        Config::resolve(settings(flags)).unwrap_err()
+    }
+
+    #[test]
+    fn with_nothing_said_it_is_a_single_local_node() {
+        let config = Config::resolve(Settings::default()).unwrap();
+        assert_eq!((config.id, config.listen), (1, "127.0.0.1:6380".parse().unwrap()));
+        assert_eq!((config.peer_listen, config.redis, config.default_tier), (None, None, Tier::Correctness));
+        assert_eq!(config.data, PathBuf::from("redfence-data"));
+    }
+
+    #[test]
+    fn flags_win_over_the_file() {
+        let file = settings_from_toml(
+            "id = 2\nlisten = '127.0.0.1:1111'\npeer-listen = '127.0.0.1:2222'\ndefault_tier = 'efficiency'\nroute = ['a*=correctness']",
+        );
+        let config = Config::resolve(settings(&["--listen", "127.0.0.1:3333"]).over(file.unwrap())).unwrap();
+        assert_eq!((config.id, config.listen.port(), config.default_tier), (2, 3333, Tier::Efficiency));
+        assert_eq!(config.peer_listen.unwrap().port(), 2222);
+        assert_eq!(config.routes, [Route { pattern: b"a*".to_vec(), tier: Tier::Correctness }]);
+    }
+
+    #[test]
+    fn routes_may_be_given_often() {
+        let config =
+            Config::resolve(settings(&["--route", "a=b=correctness", "--route", "c*=EFFICIENCY"])).unwrap();
+        assert_eq!(config.routes[0].pattern, b"a=b");
+        assert_eq!(config.routes[1].tier, Tier::Efficiency);
+    }
+
+    #[test]
+    fn what_is_wrong_is_said_in_one_line() {
+        for (flags, part) in [
+            (&["--id", "0"][..], "id is 0"),
+            (&["--id", "4", "--cluster", "1=127.0.0.1:1,2=127.0.0.1:2"], "id not in the cluster"),
+            (&["--cluster", "1=127.0.0.1:1,1=127.0.0.1:2"], "twice"),
+            (&["--cluster", "one=127.0.0.1:1"], "id=host:port"),
+            (&["--listen", "nonsense"], "listen 'nonsense'"),
+            (&["--listen", "0.0.0.0:6380"], "protected-mode"),
+            (&["--listen", "0.0.0.0:6380", "--password", "x"], "TLS"),
+            (&["--route", "wallet"], "GLOB=TIER"),
+            (&["--route", "wallet*=strong"], "correctness or efficiency"),
+            (&["--default-tier", "best"], "correctness or efficiency"),
+            (&["--protected-mode", "maybe"], "yes or no"),
+            (&["--heartbeat-ms", "200"], "at most half"),
+            (&["--redis", "localhost"], "host:port"),
+            (&["--log-format", "xml"], "text or json"),
+            (&["--redlock-listen", "127.0.0.1:1"], "not in this version"),
+        ] {
+            let line = refused(flags);
+            assert!(line.contains(part) && !line.contains('\n'), "{flags:?}: {line}");
+        }
+        assert!(Config::resolve(settings(&["--listen", "0.0.0.0:6380", "--protected-mode", "no"])).is_ok());
+        assert!(settings_from_toml("lsiten = 'x'").unwrap_err().contains("lsiten"));
+        assert!(settings_from_toml("id = 'x'").unwrap_err().starts_with("id: invalid type"));
+    }
+}

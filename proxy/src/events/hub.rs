@@ -1,0 +1,300 @@
+//! The table of listeners: channels and patterns → inboxes.
+
+use bytes::Bytes;
+use redfence_core::event::CHANNEL_PREFIX;
+use redfence_core::glob;
+use rustc_hash::FxHashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, RwLock};
+use tokio::sync::{mpsc, watch};
+
+/// Messages one listener may leave unread. One more ends its connection.
+const INBOX_MESSAGES_MAX: usize = 4096;
+
+/// A channel's name or a pattern over names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Channel,
+    Pattern,
+}
+
+/// What a listener gets. `pattern` is set where a pattern brought it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Message {
+    pub pattern: Option<Bytes>,
+    pub channel: Bytes,
+    pub payload: Bytes,
+}
+
+/// What comes out of an inbox.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Delivery {
+    Message(Message),
+    /// Messages of the Redis behind the proxy were missed: the connection to it broke.
+    Missed,
+}
+
+/// One listener's own end: messages come out of `receiver`.
+#[derive(Debug)]
+pub struct Inbox {
+    id: u64,
+    pub receiver: mpsc::Receiver<Delivery>,
+    sender: mpsc::Sender<Delivery>,
+    overflowed: Arc<AtomicBool>,
+}
+
+impl Inbox {
+    /// Whether something was lost because nobody read.
+    #[must_use]
+    pub fn overflowed(&self) -> bool {
+        self.overflowed.load(Ordering::Relaxed)
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Listener {
+    id: u64,
+    sender: mpsc::Sender<Delivery>,
+    overflowed: Arc<AtomicBool>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    channels: FxHashMap<Bytes, Vec<Listener>>,
+    patterns: FxHashMap<Bytes, Vec<Listener>>,
+}
+
+/// All listeners of this node.
+#[derive(Debug)]
+pub struct Hub {
+    table: RwLock<Table>,
+    next_id: AtomicU64,
+    /// Subscriptions that may see lock events. While there are none, nobody needs to make events.
+    lock_watchers: AtomicUsize,
+    watching: watch::Sender<bool>,
+}
+
+impl Default for Hub {
+    fn default() -> Hub {
+        Hub {
+            table: RwLock::default(),
+            next_id: AtomicU64::new(1),
+            lock_watchers: AtomicUsize::new(0),
+            watching: watch::channel(false).0,
+        }
+    }
+}
+
+impl Hub {
+    /// An inbox with no subscriptions yet.
+    #[must_use]
+    pub fn open_inbox(&self) -> Inbox {
+        let (sender, receiver) = mpsc::channel(INBOX_MESSAGES_MAX);
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
+        Inbox { id, receiver, sender, overflowed: Arc::default() }
+    }
+
+    /// Whether anybody may want lock events now.
+    #[must_use]
+    pub fn is_watching_locks(&self) -> bool {
+        self.lock_watchers.load(Ordering::Relaxed) > 0
+    }
+
+    /// Follows [`Hub::is_watching_locks`].
+    #[must_use]
+    pub fn watching(&self) -> watch::Receiver<bool> {
+        self.watching.subscribe()
+    }
+
+    pub fn subscribe(&self, inbox: &Inbox, kind: Kind, name: &Bytes) {
+        let listener = Listener {
+            id: inbox.id,
+            sender: inbox.sender.clone(),
+            overflowed: Arc::clone(&inbox.overflowed),
+        };
+        let mut table = self.table.write().expect("the hub's table is whole");
+        let listeners = table.of(kind).entry(name.clone()).or_default();
+        if listeners.iter().any(|known| known.id == inbox.id) {
+            return;
+        }
+        listeners.push(listener);
+        if may_see_locks(kind, name) {
+            self.lock_watchers.fetch_add(1, Ordering::Relaxed);
+            self.watching.send_if_modified(|watching| !std::mem::replace(watching, true));
+        }
+    }
+
+    pub fn unsubscribe(&self, inbox: &Inbox, kind: Kind, name: &[u8]) {
+        let mut table = self.table.write().expect("the hub's table is whole");
+        let map = table.of(kind);
+        let Some(listeners) = map.get_mut(name) else {
+            return;
+        };
+        let before = listeners.len();
+        listeners.retain(|known| known.id != inbox.id);
+        let removed = before > listeners.len();
+        if listeners.is_empty() {
+            map.remove(name);
+        }
+        if removed && may_see_locks(kind, name) && self.lock_watchers.fetch_sub(1, Ordering::Relaxed) == 1 {
+            // Under the table's lock, as in `subscribe`, so that a newcomer's `true` cannot be overwritten by our `false`.
+            self.watching.send_if_modified(|watching| std::mem::replace(watching, false));
+        }
+    }
+
+    /// Hands a message to everybody who listens; answers how many there were. Never waits.
+    pub fn publish(&self, channel: &Bytes, payload: &Bytes) -> usize {
+        let table = self.table.read().expect("the hub's table is whole");
+        let mut receivers = table.deliver_to_channel(channel, payload);
+        for pattern in table.patterns.keys().filter(|pattern| glob::matches(pattern, channel)) {
+            receivers += table.deliver_to_pattern(pattern, channel, payload);
+        }
+        receivers
+    }
+
+    /// A message of the Redis behind the proxy, which has matched the patterns itself.
+    pub fn pass_on(&self, message: &Message) {
+        let table = self.table.read().expect("the hub's table is whole");
+        match &message.pattern {
+            None => table.deliver_to_channel(&message.channel, &message.payload),
+            Some(pattern) => table.deliver_to_pattern(pattern, &message.channel, &message.payload),
+        };
+    }
+
+    /// The Redis behind the proxy is gone: whoever listens to more than locks is told.
+    pub fn tell_missed(&self) {
+        let table = self.table.read().expect("the hub's table is whole");
+        let channels = table.channels.iter().filter(|(name, _)| !is_about_locks(name));
+        let patterns = table.patterns.iter().filter(|(name, _)| !is_about_locks(name));
+        for listener in channels.chain(patterns).flat_map(|(_, listeners)| listeners) {
+            listener.deliver(Delivery::Missed);
+        }
+    }
+
+    /// `PUBSUB CHANNELS`: channels with listeners.
+    #[must_use]
+    pub fn channels(&self, pattern: Option<&[u8]>) -> Vec<Bytes> {
+        let table = self.table.read().expect("the hub's table is whole");
+        let mut names: Vec<Bytes> = table
+            .channels
+            .keys()
+            .filter(|name| pattern.is_none_or(|pattern| glob::matches(pattern, name)))
+            .cloned()
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// `PUBSUB NUMSUB`: how many listen to one channel.
+    #[must_use]
+    pub fn listeners_of(&self, channel: &[u8]) -> usize {
+        self.table.read().expect("the hub's table is whole").channels.get(channel).map_or(0, Vec::len)
+    }
+
+    /// `PUBSUB NUMPAT`: how many patterns are listened to.
+    #[must_use]
+    pub fn pattern_count(&self) -> usize {
+        self.table.read().expect("the hub's table is whole").patterns.len()
+    }
+}
+
+impl Listener {
+    fn deliver(&self, delivery: Delivery) {
+        if self.sender.try_send(delivery).is_err() {
+            self.overflowed.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Table {
+    fn deliver_to_channel(&self, channel: &Bytes, payload: &Bytes) -> usize {
+        let listeners = self.channels.get(channel).map_or(&[][..], Vec::as_slice);
+        let message = Message { pattern: None, channel: channel.clone(), payload: payload.clone() };
+        listeners.iter().for_each(|listener| listener.deliver(Delivery::Message(message.clone())));
+        listeners.len()
+    }
+
+    fn deliver_to_pattern(&self, pattern: &Bytes, channel: &Bytes, payload: &Bytes) -> usize {
+        let listeners = self.patterns.get(pattern).map_or(&[][..], Vec::as_slice);
+        let message =
+            Message { pattern: Some(pattern.clone()), channel: channel.clone(), payload: payload.clone() };
+        listeners.iter().for_each(|listener| listener.deliver(Delivery::Message(message.clone())));
+        listeners.len()
+    }
+
+    fn of(&mut self, kind: Kind) -> &mut FxHashMap<Bytes, Vec<Listener>> {
+        match kind {
+            Kind::Channel => &mut self.channels,
+            Kind::Pattern => &mut self.patterns,
+        }
+    }
+}
+
+/// Whether a subscription is to lock events alone.
+#[must_use]
+pub fn is_about_locks(name: &[u8]) -> bool {
+    name.starts_with(CHANNEL_PREFIX)
+}
+
+/// Whether a subscription could match a lock's channel. A pattern that begins with a wildcard might.
+fn may_see_locks(kind: Kind, name: &[u8]) -> bool {
+    match kind {
+        Kind::Channel => name.starts_with(CHANNEL_PREFIX),
+        Kind::Pattern => {
+            let plain = name.iter().position(|byte| b"*?[\\".contains(byte)).unwrap_or(name.len());
+            let shared = plain.min(CHANNEL_PREFIX.len());
+            name[..shared] == CHANNEL_PREFIX[..shared]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delivers_by_channel_and_by_pattern() {
+        let hub = Hub::default();
+        let mut inbox = hub.open_inbox();
+        let channel = Bytes::from_static(b"__lock__:a");
+        hub.subscribe(&inbox, Kind::Channel, &channel);
+        hub.subscribe(&inbox, Kind::Channel, &channel);
+        hub.subscribe(&inbox, Kind::Pattern, &Bytes::from_static(b"__lock__:*"));
+        assert_eq!(hub.publish(&channel, &Bytes::from_static(b"m")), 2);
+        let mut next_pattern = || match inbox.receiver.try_recv().unwrap() {
+            Delivery::Message(message) => message.pattern,
+            Delivery::Missed => panic!("nothing was missed"),
+        };
+        assert_eq!(next_pattern(), None);
+        assert_eq!(next_pattern(), Some(Bytes::from_static(b"__lock__:*")));
+        assert!(hub.is_watching_locks());
+        hub.unsubscribe(&inbox, Kind::Channel, &channel);
+        hub.unsubscribe(&inbox, Kind::Pattern, b"__lock__:*");
+        assert!(!hub.is_watching_locks());
+        assert_eq!(hub.publish(&channel, &Bytes::from_static(b"m")), 0);
+    }
+
+    #[test]
+    fn a_listener_that_does_not_read_is_marked_and_holds_up_nobody() {
+        let hub = Hub::default();
+        let inbox = hub.open_inbox();
+        let channel = Bytes::from_static(b"c");
+        hub.subscribe(&inbox, Kind::Channel, &channel);
+        for _ in 0..INBOX_MESSAGES_MAX {
+            hub.publish(&channel, &channel);
+        }
+        assert!(!inbox.overflowed());
+        hub.publish(&channel, &channel);
+        assert!(inbox.overflowed());
+    }
+
+    #[test]
+    fn only_patterns_that_may_match_a_lock_count() {
+        for (name, expected) in
+            [("*", true), ("__lock__:*", true), ("__l?ck*", true), ("foo*", false), ("__lo", false)]
+        {
+            assert_eq!(may_see_locks(Kind::Pattern, name.as_bytes()), expected || name == "__lo", "{name}");
+        }
+        assert!(!may_see_locks(Kind::Channel, b"news"));
+    }
+}

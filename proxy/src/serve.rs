@@ -1,0 +1,154 @@
+//! Puts a node together and runs it: data and Raft, the Redis behind, listeners, signals.
+
+use crate::clock::Clock;
+use crate::config::{Config, Refused, RESERVED_FILES};
+use crate::events::{EventQueue, Hub};
+use crate::server::keeper::Keeper;
+use crate::server::listener;
+use crate::server::router::{Door, Router};
+use crate::server::{ids, registry::Registry, stats::Stats, Shared};
+use crate::shutdown::{Signals, HAND_OVER_WITHIN};
+use crate::tier1::embedded::Embedded;
+use crate::tier1::listener::Listener;
+use crate::tier1::marks::Marks;
+use crate::tier1::upstream::Upstream;
+use crate::tier2::handle::Tier2Handle;
+use redfence_core::types::Tier;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::broadcast::error::RecvError;
+
+/// How long a start waits for the first word of the Redis behind. The node serves in any case.
+const FIRST_CONTACT_WITHIN: Duration = Duration::from_secs(3);
+
+/// Runs until a signal comes. An error is one line that says why the node does not serve.
+pub async fn serve(config: Config) -> Result<(), Refused> {
+    let mut signals = Signals::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
+    let main_door = listener::bind(config.listen)?;
+    let correctness_door = config.correctness_listen.map(listener::bind).transpose()?;
+    let clock = Clock::start();
+    let (tier2, raft) = start_tier2(&config, clock)?;
+    let shared = assemble(&config, clock, tier2.clone(), &main_door);
+    if let Some(upstream) = &shared.upstream {
+        let _ = tokio::time::timeout(FIRST_CONTACT_WITHIN, upstream.first_contact()).await;
+    }
+    announce(&config, &main_door);
+    let mut doors = vec![tokio::spawn(listener::accept(Arc::clone(&shared), main_door, Door::Main))];
+    if let Some(door) = correctness_door {
+        doors.push(tokio::spawn(listener::accept(Arc::clone(&shared), door, Door::Correctness)));
+    }
+    let signal = signals.next().await;
+    tracing::info!(signal, "stopping");
+    doors.iter().for_each(tokio::task::JoinHandle::abort);
+    stop_tier2(&tier2, raft, &mut signals).await;
+    Ok(())
+}
+
+fn announce(config: &Config, main_door: &TcpListener) {
+    let listen = main_door.local_addr().unwrap_or(config.listen);
+    let shown = |address: Option<std::net::SocketAddr>| {
+        address.map_or_else(|| "-".to_string(), |address| address.to_string())
+    };
+    tracing::info!(
+        id = config.id,
+        listen = %listen,
+        peer_listen = shown(config.peer_listen),
+        correctness_listen = shown(config.correctness_listen),
+        redis = config.redis.as_deref().unwrap_or("-"),
+        data = %config.data.display(),
+        "ready"
+    );
+}
+
+fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpListener) -> Arc<Shared> {
+    let hub = Arc::new(Hub::default());
+    let events = EventQueue::start(Arc::clone(&hub));
+    let upstream = config.redis.clone().map(|address| {
+        Upstream::start(address, config.redis_username.clone(), config.redis_password.clone())
+    });
+    let embedded = upstream
+        .is_none()
+        .then(|| Embedded::start(clock, config.idle_retention_ms, Arc::clone(&hub), events.clone()));
+    let listener = upstream.as_ref().map(|upstream| Listener::start(Arc::clone(upstream), Arc::clone(&hub)));
+    tokio::spawn(watch_tier2(tier2.clone(), Arc::clone(&hub), events.clone()));
+    Arc::new(Shared {
+        router: Router::new(config.routes.clone(), config.default_tier, upstream.is_some()),
+        password: config.password.clone(),
+        clients_max: clients_max(config.clients_max),
+        listen_address: main_door.local_addr().unwrap_or(config.listen),
+        run_id: ids::run_id(),
+        clock,
+        clients: Registry::default(),
+        stats: Stats::default(),
+        keeper: Keeper::start(tier2.clone(), config.session_grace_ms),
+        hub,
+        events,
+        tier2,
+        embedded,
+        marks: Marks::default(),
+        upstream,
+        listener,
+    })
+}
+
+/// Listens to Tier 2's events while somebody listens to us.
+async fn watch_tier2(tier2: Tier2Handle, hub: Arc<Hub>, events: EventQueue) {
+    let mut watching = hub.watching();
+    loop {
+        if watching.wait_for(|watching| *watching).await.is_err() {
+            return;
+        }
+        let mut receiver = tier2.watch();
+        loop {
+            let received = tokio::select! {
+                received = receiver.recv() => received,
+                changed = watching.wait_for(|watching| !*watching) => {
+                    if changed.is_err() {
+                        return;
+                    }
+                    break;
+                }
+            };
+            match received {
+                Ok(event) => events.offer(Tier::Correctness, vec![event]),
+                Err(RecvError::Lagged(count)) => events.count_lost(count),
+                Err(RecvError::Closed) => return,
+            }
+        }
+    }
+}
+
+/// As many as asked for, if the system has file descriptors for them. Raises the soft limit first.
+fn clients_max(wanted: usize) -> usize {
+    use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
+    let limit = getrlimit(Resource::Nofile);
+    let needed = wanted as u64 * 2 + RESERVED_FILES;
+    let available = limit.maximum.unwrap_or(u64::MAX);
+    let raised = needed.min(available).max(limit.current.unwrap_or(u64::MAX));
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum: limit.maximum });
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    let possible = usize::try_from(files.saturating_sub(RESERVED_FILES)).unwrap_or(usize::MAX).max(1);
+    if possible < wanted {
+        tracing::warn!(wanted, possible, "max-clients lowered to what the limit on open files allows");
+    }
+    wanted.min(possible)
+}
+
+/// Until the shell is there: every request to Tier 2 is refused.
+fn start_tier2(
+    config: &Config,
+    _clock: Clock,
+) -> Result<(Tier2Handle, std::thread::JoinHandle<()>), Refused> {
+    let (handle, desk) = crate::tier2::handle::connect(config.deadline_ms);
+    desk.close();
+    Ok((handle, std::thread::spawn(|| {})))
+}
+
+async fn stop_tier2(_tier2: &Tier2Handle, raft: std::thread::JoinHandle<()>, signals: &mut Signals) {
+    let ended = tokio::task::spawn_blocking(move || raft.join());
+    tokio::select! {
+        _ = tokio::time::timeout(HAND_OVER_WITHIN, ended) => {}
+        _ = signals.next() => {}
+    }
+}

@@ -1,0 +1,168 @@
+//! `CLIENT …`: what clients say of themselves, and what operators ask about clients.
+
+use super::hello::checked_name;
+use super::{is, unknown_subcommand, wrong_arity};
+use crate::server::connection::{Connection, Flow};
+use crate::server::registry::Card;
+use crate::server::session::ReplyMode;
+use redfence_core::reply::{Refusal, Reply};
+use std::sync::Arc;
+
+const SYNTAX: &str = "ERR syntax error";
+
+impl Connection {
+    pub(in crate::server) fn client_command(&mut self, argv: &[&[u8]]) -> Flow {
+        let [_, verb, rest @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
+        if is(verb, "REPLY") {
+            return self.client_reply(rest);
+        }
+        match self.client_inner(verb, rest) {
+            Ok(reply) => self.reply(&reply),
+            Err(refusal) => self.reply(&Reply::Error(refusal)),
+        }
+        Flow::Done
+    }
+
+    fn client_inner(&mut self, verb: &[u8], rest: &[&[u8]]) -> Result<Reply, Refusal> {
+        let card = Arc::clone(&self.client.card);
+        match rest {
+            [] if is(verb, "ID") => Ok(Reply::Int(card.id as i64)),
+            [] if is(verb, "GETNAME") => {
+                let name = card.texts().name.clone();
+                Ok(if name.is_empty() { Reply::Nil } else { Reply::bulk(name) })
+            }
+            [name] if is(verb, "SETNAME") => {
+                card.texts().name = checked_name(name)?;
+                Ok(Reply::OK)
+            }
+            [attribute, value] if is(verb, "SETINFO") => set_info(&card, attribute, value),
+            [] if is(verb, "INFO") => Ok(Reply::Verbatim((card.line(self.shared.now_ms()) + "\n").into())),
+            _ if is(verb, "LIST") => self.client_list(rest),
+            _ if is(verb, "KILL") => self.client_kill(rest),
+            [switch] if is(verb, "NO-EVICT") || is(verb, "NO-TOUCH") => {
+                if is(switch, "ON") || is(switch, "OFF") {
+                    Ok(Reply::OK)
+                } else {
+                    Err(Refusal::new(SYNTAX))
+                }
+            }
+            [] if is(verb, "GETREDIR") => Ok(Reply::Int(-1)),
+            _ if is(verb, "MAINT_NOTIFICATIONS") => Err(unknown_subcommand("CLIENT", verb)),
+            _ if is(verb, "TRACKING") || is(verb, "CACHING") || is(verb, "TRACKINGINFO") => {
+                Err(Refusal::new("ERR client-side caching is not supported by this proxy"))
+            }
+            _ if ["ID", "GETNAME", "SETNAME", "SETINFO", "INFO", "NO-EVICT", "NO-TOUCH"]
+                .iter()
+                .any(|known| is(verb, known)) =>
+            {
+                let name = format!("client|{}", String::from_utf8_lossy(verb).to_ascii_lowercase());
+                Err(wrong_arity(name.as_bytes()))
+            }
+            _ => Err(unknown_subcommand("CLIENT", verb)),
+        }
+    }
+
+    /// `CLIENT LIST [TYPE type] [ID id…]`
+    fn client_list(&self, rest: &[&[u8]]) -> Result<Reply, Refusal> {
+        let wanted: Option<Vec<u64>> = match rest {
+            [] => None,
+            [word, ids @ ..] if is(word, "ID") && !ids.is_empty() => {
+                let ids: Option<Vec<u64>> =
+                    ids.iter().map(|id| redfence_core::grammar::words::decimal(id)).collect();
+                Some(ids.ok_or(Refusal::new("ERR Invalid client ID"))?)
+            }
+            [word, kind] if is(word, "TYPE") && (is(kind, "NORMAL") || is(kind, "PUBSUB")) => None,
+            [word, kind] if is(word, "TYPE") && (is(kind, "MASTER") || is(kind, "REPLICA")) => Some(vec![]),
+            _ => return Err(Refusal::new(SYNTAX)),
+        };
+        let now_ms = self.shared.now_ms();
+        let mut text = String::new();
+        for card in self.shared.clients.cards() {
+            if wanted.as_ref().is_none_or(|ids| ids.contains(&card.id)) {
+                text.push_str(&card.line(now_ms));
+                text.push('\n');
+            }
+        }
+        Ok(Reply::Verbatim(text.into()))
+    }
+
+    /// `CLIENT KILL addr:port` or `CLIENT KILL [ID id] [ADDR addr:port] [SKIPME yes|no]`
+    fn client_kill(&self, rest: &[&[u8]]) -> Result<Reply, Refusal> {
+        let own = self.client.card.id;
+        if let [address] = rest {
+            let victim = self
+                .shared
+                .clients
+                .cards()
+                .into_iter()
+                .find(|card| card.address.to_string().as_bytes() == *address);
+            let victim = victim.ok_or(Refusal::new("ERR No such client"))?;
+            victim.kill();
+            return Ok(Reply::OK);
+        }
+        let (mut id, mut address, mut skip_me) = (None, None, true);
+        if rest.is_empty() || !rest.len().is_multiple_of(2) {
+            return Err(Refusal::new(SYNTAX));
+        }
+        for pair in rest.chunks_exact(2) {
+            if is(pair[0], "ID") {
+                let number = redfence_core::grammar::words::decimal(pair[1]);
+                id = Some(
+                    number
+                        .filter(|id| *id > 0)
+                        .ok_or(Refusal::new("ERR client-id should be greater than 0"))?,
+                );
+            } else if is(pair[0], "ADDR") {
+                address = Some(pair[1]);
+            } else if is(pair[0], "SKIPME") && (is(pair[1], "YES") || is(pair[1], "NO")) {
+                skip_me = is(pair[1], "YES");
+            } else {
+                return Err(Refusal::new(SYNTAX));
+            }
+        }
+        let mut killed = 0;
+        for card in self.shared.clients.cards() {
+            let meant = id.is_none_or(|id| card.id == id)
+                && address.is_none_or(|address| card.address.to_string().as_bytes() == address);
+            if meant && !(skip_me && card.id == own) {
+                card.kill();
+                killed += 1;
+            }
+        }
+        Ok(Reply::Int(killed))
+    }
+
+    /// `CLIENT REPLY ON|OFF|SKIP`: only ON is answered.
+    fn client_reply(&mut self, rest: &[&[u8]]) -> Flow {
+        match rest {
+            [mode] if is(mode, "ON") => {
+                self.client.reply_mode = ReplyMode::On;
+                self.reply(&Reply::OK);
+            }
+            [mode] if is(mode, "OFF") => self.client.reply_mode = ReplyMode::Off,
+            [mode] if is(mode, "SKIP") => {
+                if self.client.reply_mode != ReplyMode::Off {
+                    self.client.reply_mode = ReplyMode::SkipNext;
+                }
+            }
+            _ => return self.refuse(Refusal::new(SYNTAX)),
+        }
+        Flow::Done
+    }
+}
+
+fn set_info(card: &Card, attribute: &[u8], value: &[u8]) -> Result<Reply, Refusal> {
+    let shown = String::from_utf8_lossy(attribute).to_ascii_lowercase();
+    let text = checked_name(value).map_err(|_| {
+        Refusal::new(format!("ERR {shown} cannot contain spaces, newlines or special characters."))
+    })?;
+    if is(attribute, "LIB-NAME") {
+        card.texts().library = text;
+    } else if is(attribute, "LIB-VER") {
+        card.texts().library_version = text;
+    } else {
+        let shown = redfence_core::grammar::errors::shown(attribute);
+        return Err(Refusal::new(format!("ERR Unrecognized option '{shown}'")));
+    }
+    Ok(Reply::OK)
+}

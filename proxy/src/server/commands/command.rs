@@ -1,0 +1,170 @@
+//! `COMMAND …`: the table of what is answered here, in Redis's own shapes.
+
+use super::{is, unknown_subcommand, wrong_arity};
+use crate::server::connection::{Connection, Flow};
+use redfence_core::grammar::table::{self, Keys, Row, ROWS};
+use redfence_core::reply::{Refusal, Reply};
+
+/// Names of the connection's own commands: enough for clients that ask what there is.
+const OTHERS: &[(&str, i64)] = &[
+    ("auth", -2),
+    ("client", -2),
+    ("cluster", -2),
+    ("command", -1),
+    ("config", -2),
+    ("echo", 2),
+    ("hello", -1),
+    ("info", -1),
+    ("ping", -1),
+    ("psubscribe", -2),
+    ("publish", 3),
+    ("pubsub", -2),
+    ("punsubscribe", -1),
+    ("quit", -1),
+    ("reset", 1),
+    ("select", 2),
+    ("subscribe", -2),
+    ("time", 1),
+    ("unsubscribe", -1),
+];
+
+impl Connection {
+    /// Answers what it can; what concerns commands of the Redis behind the proxy is passed on.
+    pub(in crate::server) fn command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+        let (verb, rest) = match argv {
+            [_, verb, rest @ ..] => (*verb, rest),
+            _ => (&b""[..], &[][..]),
+        };
+        let names_ours = rest.iter().any(|name| table::find(name).is_some());
+        if self.shared.router.has_redis() && !names_ours {
+            return self.pass_to_redis(argv, frame);
+        }
+        let reply = self.command_inner(verb, rest, argv);
+        match reply {
+            Ok(reply) => self.reply(&reply),
+            Err(refusal) => self.reply(&Reply::Error(refusal)),
+        }
+        Flow::Done
+    }
+
+    fn command_inner(&self, verb: &[u8], rest: &[&[u8]], argv: &[&[u8]]) -> Result<Reply, Refusal> {
+        if argv.len() == 1 || (is(verb, "INFO") && rest.is_empty()) {
+            return Ok(Reply::Array(
+                ROWS.iter().map(row_info).chain(OTHERS.iter().map(other_info)).collect(),
+            ));
+        }
+        if is(verb, "COUNT") {
+            Ok(Reply::Int((ROWS.len() + OTHERS.len()) as i64))
+        } else if is(verb, "LIST") {
+            let ours = ROWS.iter().map(|row| row.name.to_ascii_lowercase());
+            let names = ours.chain(OTHERS.iter().map(|(name, _)| (*name).to_string()));
+            Ok(Reply::Array(names.map(Reply::bulk).collect()))
+        } else if is(verb, "INFO") {
+            Ok(Reply::Array(rest.iter().map(|name| info_of(name)).collect()))
+        } else if is(verb, "DOCS") {
+            let rows =
+                ROWS.iter().filter(|row| rest.is_empty() || rest.iter().any(|name| is(name, row.name)));
+            Ok(Reply::Map(rows.map(row_docs).collect()))
+        } else if is(verb, "GETKEYS") {
+            keys_of(rest)
+        } else {
+            Err(unknown_subcommand("COMMAND", verb))
+        }
+    }
+}
+
+fn info_of(name: &[u8]) -> Reply {
+    if let Some(row) = table::find(name) {
+        return row_info(row);
+    }
+    OTHERS.iter().find(|(other, _)| is(name, other)).map_or(Reply::NilArray, other_info)
+}
+
+fn statuses(words: &[&'static str]) -> Reply {
+    Reply::Set(words.iter().map(|word| Reply::Status((*word).into())).collect())
+}
+
+fn row_info(row: &Row) -> Reply {
+    let mut flags = vec![if row.write { "write" } else { "readonly" }];
+    let mut categories =
+        vec![if row.write { "@write" } else { "@read" }, if row.fast { "@fast" } else { "@slow" }];
+    for (set, flag, category) in [
+        (row.deny_oom, "denyoom", None),
+        (row.blocking, "blocking", Some("@blocking")),
+        (row.fast, "fast", None),
+        (row.dangerous, "admin", Some("@dangerous")),
+        (matches!(row.keys, Keys::Counted { .. }), "movablekeys", None),
+    ] {
+        if set {
+            flags.push(flag);
+            categories.extend(category);
+        }
+    }
+    let (first, last, step) = match row.keys {
+        Keys::First => (1, 1, 1),
+        Keys::None | Keys::Counted { .. } => (0, 0, 0),
+    };
+    Reply::Array(vec![
+        Reply::bulk(row.name.to_ascii_lowercase()),
+        Reply::Int(row.arity),
+        statuses(&flags),
+        Reply::Int(first),
+        Reply::Int(last),
+        Reply::Int(step),
+        statuses(&categories),
+        Reply::Array(vec![]),
+        Reply::Array(vec![]),
+        Reply::Array(vec![]),
+    ])
+}
+
+fn other_info((name, arity): &(&'static str, i64)) -> Reply {
+    let zero = || Reply::Int(0);
+    let empty = || Reply::Array(vec![]);
+    let categories = statuses(&["@connection"]);
+    let flags = statuses(&["noscript", "loading", "stale", "fast"]);
+    Reply::Array(vec![
+        Reply::Text(name),
+        Reply::Int(*arity),
+        flags,
+        zero(),
+        zero(),
+        zero(),
+        categories,
+        empty(),
+        empty(),
+        empty(),
+    ])
+}
+
+fn row_docs(row: &Row) -> (Reply, Reply) {
+    let docs = vec![
+        (Reply::Text("summary"), Reply::Text(row.summary)),
+        (Reply::Text("since"), Reply::Text(env!("CARGO_PKG_VERSION"))),
+        (Reply::Text("group"), Reply::Text("lock")),
+        (Reply::Text("syntax"), Reply::Text(row.syntax)),
+    ];
+    (Reply::bulk(row.name.to_ascii_lowercase()), Reply::Map(docs))
+}
+
+fn keys_of(argv: &[&[u8]]) -> Result<Reply, Refusal> {
+    let [name, rest @ ..] = argv else { return Err(wrong_arity(b"command|getkeys")) };
+    let row = table::find(name).ok_or(Refusal::new("ERR Invalid command specified"))?;
+    let fits = if row.arity < 0 { argv.len() as i64 >= -row.arity } else { argv.len() as i64 == row.arity };
+    if !fits {
+        return Err(Refusal::new("ERR Invalid number of arguments specified for command"));
+    }
+    let keys: Vec<Reply> = match row.keys {
+        Keys::None => return Err(Refusal::new("ERR The command has no key arguments")),
+        Keys::First => vec![Reply::bulk(rest[0])],
+        Keys::Counted { step } => {
+            let count = redfence_core::grammar::words::decimal(rest[0]).unwrap_or(0);
+            let keys = rest[1..]
+                .iter()
+                .step_by(usize::from(step))
+                .take(usize::try_from(count).unwrap_or(usize::MAX));
+            keys.map(Reply::bulk).collect()
+        }
+    };
+    Ok(Reply::Array(keys))
+}

@@ -1,0 +1,140 @@
+//! `INFO [section…]`: what Redis users look for, and a section of our own.
+
+use super::hello::REDIS_VERSION;
+use super::is;
+use crate::server::connection::{Connection, Flow};
+use crate::server::Shared;
+use crate::tier1::upstream::Health;
+use crate::tier2::ports::Role;
+use redfence_core::reply::Reply;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+type Section = (&'static str, fn(&Shared, &mut String));
+
+const SECTIONS: &[Section] = &[
+    ("Server", server),
+    ("Clients", clients),
+    ("Memory", memory),
+    ("Persistence", persistence),
+    ("Stats", stats),
+    ("Replication", replication),
+    ("Cluster", cluster),
+    ("Keyspace", keyspace),
+    ("Redfence", redfence),
+];
+
+impl Connection {
+    pub(in crate::server) fn info(&mut self, argv: &[&[u8]]) -> Flow {
+        let wanted = &argv[1..];
+        let all = wanted.is_empty()
+            || wanted.iter().any(|word| is(word, "ALL") || is(word, "EVERYTHING") || is(word, "DEFAULT"));
+        let mut text = String::with_capacity(2048);
+        for (title, write) in SECTIONS {
+            if all || wanted.iter().any(|word| is(word, title)) {
+                if !text.is_empty() {
+                    text.push_str("\r\n");
+                }
+                let _ = write!(text, "# {title}\r\n");
+                write(&self.shared, &mut text);
+            }
+        }
+        self.reply(&Reply::Verbatim(text.into()));
+        Flow::Done
+    }
+}
+
+fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
+    let _ = write!(text, "{name}:{value}\r\n");
+}
+
+fn load(counter: &AtomicU64) -> u64 {
+    counter.load(Ordering::Relaxed)
+}
+
+fn server(shared: &Shared, text: &mut String) {
+    line(text, "redis_version", REDIS_VERSION);
+    line(text, "redfence_version", env!("CARGO_PKG_VERSION"));
+    line(text, "redis_mode", "standalone");
+    line(text, "os", std::env::consts::OS);
+    line(text, "arch_bits", usize::BITS);
+    line(text, "process_id", std::process::id());
+    line(text, "run_id", &shared.run_id);
+    line(text, "tcp_port", shared.listen_address.port());
+    line(text, "uptime_in_seconds", shared.now_ms() / 1000);
+    line(text, "uptime_in_days", shared.now_ms() / 86_400_000);
+}
+
+fn clients(shared: &Shared, text: &mut String) {
+    line(text, "connected_clients", shared.clients.len());
+    line(text, "maxclients", shared.clients_max);
+}
+
+fn memory(_: &Shared, text: &mut String) {
+    // The second number of statm is the resident set in pages, which are 4 KiB wherever we run.
+    let resident_bytes = std::fs::read_to_string("/proc/self/statm")
+        .ok()
+        .and_then(|statm| statm.split(' ').nth(1)?.parse::<u64>().ok())
+        .map_or(0, |pages| pages * 4096);
+    line(text, "used_memory", resident_bytes);
+    line(text, "used_memory_rss", resident_bytes);
+}
+
+fn persistence(_: &Shared, text: &mut String) {
+    line(text, "loading", 0);
+    line(text, "async_loading", 0);
+}
+
+fn stats(shared: &Shared, text: &mut String) {
+    line(text, "total_connections_received", load(&shared.stats.connections));
+    line(text, "rejected_connections", load(&shared.stats.connections_refused));
+    line(text, "total_commands_processed", load(&shared.stats.commands));
+    line(text, "pubsub_channels", shared.hub.channels(None).len());
+    line(text, "pubsub_patterns", shared.hub.pattern_count());
+}
+
+fn replication(_: &Shared, text: &mut String) {
+    line(text, "role", "master");
+    line(text, "connected_slaves", 0);
+    line(text, "master_repl_offset", 0);
+}
+
+fn cluster(_: &Shared, text: &mut String) {
+    line(text, "cluster_enabled", 0);
+}
+
+fn keyspace(_: &Shared, _: &mut String) {}
+
+fn redfence(shared: &Shared, text: &mut String) {
+    let status = shared.tier2.status();
+    line(text, "node_id", status.id);
+    line(text, "node_role", status.role.as_str());
+    line(text, "leader_id", status.leader);
+    line(text, "is_leader", u8::from(status.role == Role::Leader));
+    line(text, "quorum", u8::from(status.quorum));
+    line(text, "term", status.term);
+    line(text, "commit", status.commit);
+    line(text, "applied", status.applied);
+    let tier1 = match &shared.upstream {
+        None => "embedded".to_string(),
+        Some(upstream) => match upstream.health() {
+            Health::Starting => "starting".to_string(),
+            Health::Up(means) => means.as_str().to_string(),
+            Health::Down { .. } => "down".to_string(),
+        },
+    };
+    line(text, "tier1", tier1);
+    let embedded = shared.embedded.as_ref().map(|embedded| embedded.stats()).unwrap_or_default();
+    let (held, waiters, expiries) = shared.machine_counts(&embedded);
+    line(text, "locks_held", held);
+    line(text, "waiters", waiters);
+    line(text, "grants", load(&shared.stats.grants));
+    line(text, "releases", load(&shared.stats.releases));
+    line(text, "renewals", load(&shared.stats.renewals));
+    line(text, "expiries", expiries);
+    line(text, "refusals", load(&shared.stats.refusals));
+    line(text, "errors", load(&shared.stats.errors));
+    line(text, "latency_p50_us", shared.stats.latency_us(50));
+    line(text, "latency_p99_us", shared.stats.latency_us(99));
+    line(text, "events_lost", shared.events.lost());
+}

@@ -1,0 +1,326 @@
+//! `LOCK.*` and `FENCE.*`: the router decides, then Tier 1, Tier 2 or the node itself answers.
+
+use crate::server::connection::{Connection, Flow};
+use crate::server::ids;
+use crate::server::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, Source};
+use crate::server::router::Destination;
+use crate::server::stats::Verdict;
+use crate::tier1::embedded::Answer;
+use crate::tier1::lua::{self, Waiting};
+use crate::tier1::marks;
+use crate::tier1::upstream::{Health, Means};
+use crate::tier2::ports::{AdminRequest, NodeStatus, OwnedQuery};
+use bytes::Bytes;
+use redfence_core::grammar::cluster::Cluster;
+use redfence_core::grammar::session::Session;
+use redfence_core::grammar::{self, Request};
+use redfence_core::machine::request::{self, Context, Work};
+use redfence_core::machine::{Command, Query};
+use redfence_core::reply::{Refusal, Reply};
+use redfence_core::types::SessionId;
+use std::sync::Arc;
+
+impl Connection {
+    pub(in crate::server) fn lock_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+        let owner = ids::owner();
+        let Some(parsed) = grammar::parse(argv) else { unreachable!("only names of ours come here") };
+        let routed =
+            parsed.and_then(|request| Ok((self.shared.router.lock(self.client.door, &request)?, request)));
+        let (destination, request) = match routed {
+            Ok(routed) => routed,
+            Err(refusal) => return self.refuse(refusal),
+        };
+        if let Request::ForceRelease(request) = &request {
+            let resource = String::from_utf8_lossy(request.resource);
+            tracing::warn!(client = %self.client.card.address, %resource, "LOCK.FORCERELEASE");
+        }
+        match destination {
+            Destination::Node => self.cluster_command(&request),
+            Destination::Tier2 if self.client.in_transaction => self.refuse(no_transaction()),
+            Destination::Tier2 => self.tier2_command(request, &owner),
+            Destination::Tier1 if self.shared.embedded.is_some() => self.embedded_command(request, &owner),
+            Destination::Tier1 => self.upstream_command(argv, frame, &request, &owner),
+        }
+    }
+
+    // ---- Tier 2 ----
+
+    fn tier2_command<'a>(&mut self, request: Request<'a>, owner: &'a [u8]) -> Flow {
+        let waits = wait_ms_of(&request) > 0;
+        let looks = matches!(
+            request,
+            Request::Info(_) | Request::Queue(_) | Request::Scan(_) | Request::Session(Session::Info(_))
+        );
+        let lane = if waits || looks { Lane::Alone } else { Lane::Tier2 };
+        if !self.lane_is_open(lane) {
+            return Flow::Stall;
+        }
+        let session = ids::session();
+        let owner_is_ours = names_no_owner(&request);
+        let opens = matches!(request, Request::Session(Session::Open { .. }));
+        if opens && !self.remember_session(session) {
+            return self
+                .refuse(Refusal::new("ERR this connection has opened 1024 sessions already; close some"));
+        }
+        if let Request::Session(Session::Close(id)) = &request {
+            self.forget_session(id);
+        }
+        let context = Context { db: self.client.db, owner, session };
+        let wait_ms = wait_ms_of(&request);
+        let (pending, if_abandoned) = match request::work(request, context) {
+            Err(refusal) => return self.refuse(refusal),
+            Ok(Work::Look(query)) => (self.shared.tier2.query(owned(&query)), IfAbandoned::Nothing),
+            Ok(Work::Change(command)) => {
+                let mut blob = Vec::with_capacity(128);
+                command.encode(&mut blob);
+                let blob = Bytes::from(blob);
+                let grants = matches!(command, Command::Acquire { .. } | Command::MAcquire { .. });
+                let if_abandoned = if grants && owner_is_ours {
+                    IfAbandoned::GiveBack(blob.clone())
+                } else {
+                    IfAbandoned::Nothing
+                };
+                (self.shared.tier2.submit(blob, wait_ms), if_abandoned)
+            }
+        };
+        self.await_call(lane, Source::Tier2(pending), waits, if_abandoned);
+        Flow::Done
+    }
+
+    fn await_call(&mut self, lane: Lane, source: Source, waits: bool, if_abandoned: IfAbandoned) {
+        self.lane = lane;
+        if waits {
+            self.client.set_waiting(true);
+        }
+        let (muted, began_us) = (self.client.is_muted(), self.shared.now_us());
+        self.pending.push_back(Pending::Call(Call { source, waits, muted, began_us, if_abandoned }));
+    }
+
+    /// Whether a command for `lane` may start now.
+    pub(in crate::server) fn lane_is_open(&self, lane: Lane) -> bool {
+        self.lane == Lane::Free || (self.lane == lane && lane != Lane::Alone)
+    }
+
+    fn remember_session(&mut self, id: SessionId) -> bool {
+        let keeper = &self.shared.keeper;
+        self.client.sessions.get_or_insert_with(|| keeper.open_slot()).add(id)
+    }
+
+    fn forget_session(&self, id: &[u8]) {
+        if let (Some(slot), Some(id)) = (&self.client.sessions, SessionId::parse(id)) {
+            slot.forget(id);
+        }
+    }
+
+    // ---- the node itself ----
+
+    fn cluster_command(&mut self, request: &Request<'_>) -> Flow {
+        let Request::Cluster(request) = request else { unreachable!("the router sends nothing else") };
+        let admin = match request {
+            Cluster::Info => {
+                let reply = self.cluster_info();
+                self.reply(&reply);
+                return Flow::Done;
+            }
+            Cluster::Nodes => {
+                let nodes = self.shared.tier2.status().nodes.iter().map(node_row).collect();
+                self.reply(&Reply::Array(nodes));
+                return Flow::Done;
+            }
+            Cluster::Add { id, address } => AdminRequest::Add { id: *id, addr: (*address).to_string() },
+            Cluster::Remove { id } => AdminRequest::Remove { id: *id },
+            Cluster::Transfer { id } => AdminRequest::Transfer { id: *id },
+        };
+        if !self.lane_is_open(Lane::Alone) {
+            return Flow::Stall;
+        }
+        tracing::warn!(client = %self.client.card.address, ?admin, "LOCK.CLUSTER");
+        let pending = self.shared.tier2.admin(admin);
+        self.await_call(Lane::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        Flow::Done
+    }
+
+    fn cluster_info(&self) -> Reply {
+        let status = self.shared.tier2.status();
+        let pair = |key: &'static str, value: Reply| (Reply::Text(key), value);
+        let number = |value: u64| Reply::Int(value as i64);
+        Reply::Map(vec![
+            pair("id", number(status.id)),
+            pair("role", Reply::Text(status.role.as_str())),
+            pair("leader", number(status.leader)),
+            pair("term", number(status.term)),
+            pair("commit", number(status.commit)),
+            pair("applied", number(status.applied)),
+            pair("voters", number(status.voters)),
+            pair("quorum", number(u64::from(status.quorum))),
+        ])
+    }
+
+    // ---- Tier 1, embedded ----
+
+    fn embedded_command<'a>(&mut self, request: Request<'a>, owner: &'a [u8]) -> Flow {
+        if !self.lane_is_open(Lane::Alone) {
+            return Flow::Stall;
+        }
+        let db = self.client.db;
+        let reply = match &request {
+            Request::FenceCheck(check) => Some(self.shared.marks.check(db, check.resource, check.fence)),
+            Request::FenceGet(get) => Some(self.shared.marks.get(db, get.resource)),
+            Request::FenceCall(_) => Some(Reply::Error(marks::no_redis_to_call())),
+            _ => None,
+        };
+        if let Some(reply) = reply {
+            self.reply(&reply);
+            return Flow::Done;
+        }
+        let began_us = self.shared.now_us();
+        let owner_is_ours = names_no_owner(&request);
+        let context = Context { db, owner, session: SessionId(0) };
+        let work = match request::work(request, context) {
+            Ok(work) => work,
+            Err(refusal) => return self.refuse(refusal),
+        };
+        let embedded = self.shared.embedded.as_ref().map(Arc::clone).expect("asked before");
+        match embedded.run(work, owner_is_ours) {
+            Answer::Now(reply) => {
+                self.shared.stats.count(&reply, self.shared.now_us().saturating_sub(began_us));
+                self.reply(&reply);
+            }
+            Answer::Later(receiver, ticket) => {
+                self.await_call(
+                    Lane::Alone,
+                    Source::Channel(receiver),
+                    true,
+                    IfAbandoned::LeaveEmbedded(ticket),
+                );
+            }
+        }
+        Flow::Done
+    }
+
+    // ---- Tier 1, the Redis behind ----
+
+    fn upstream_command(
+        &mut self,
+        argv: &[&[u8]],
+        frame: Option<&[u8]>,
+        request: &Request<'_>,
+        owner: &[u8],
+    ) -> Flow {
+        let Some(upstream) = self.shared.upstream.clone() else {
+            return self.refuse(Refusal::new("UNAVAILABLE this node has no tier 1"));
+        };
+        let means = match upstream.health() {
+            Health::Up(means) => means,
+            Health::Starting => {
+                return self.refuse(Refusal::new(
+                    "UNAVAILABLE the Redis behind this proxy was not reached yet; nothing was done; retry",
+                ));
+            }
+            Health::Down { reason } => {
+                let reason = format!("the Redis behind this proxy at {}: {reason}", upstream.address);
+                return self.refuse(crate::tier1::link::refusal(&reason, false));
+            }
+        };
+        let waits = wait_ms_of(request) > 0;
+        let call = RedisCall {
+            waits,
+            muted: self.client.is_muted(),
+            verdict: Some(verdict_of(request)),
+            by_lua: means != Means::Module,
+            began_us: self.shared.now_us(),
+        };
+        if means == Means::Module {
+            return self.send_to_redis(argv, frame, call);
+        }
+        if self.client.in_transaction {
+            return self.refuse(no_transaction());
+        }
+        if !waits {
+            let words = lua::call_for(&means, request, argv);
+            let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+            return self.send_to_redis(&words, None, call);
+        }
+        if !self.lane_is_open(Lane::Alone) {
+            return Flow::Stall;
+        }
+        let waiting = match request {
+            Request::Acquire(request) => Waiting::single(self.client.db, request, owner),
+            Request::MAcquire(request) => Waiting::multi(self.client.db, request, owner),
+            _ => unreachable!("only an acquire waits"),
+        };
+        let receiver = lua::start_waiting(upstream, means, waiting);
+        self.await_call(Lane::Alone, Source::Channel(receiver), true, IfAbandoned::Nothing);
+        Flow::Done
+    }
+}
+
+fn no_transaction() -> Refusal {
+    Refusal::new("ERR this LOCK command cannot be part of a MULTI transaction here; DISCARD it first")
+}
+
+fn wait_ms_of(request: &Request<'_>) -> u64 {
+    match request {
+        Request::Acquire(request) => request.options.wait_ms.unwrap_or(0),
+        Request::MAcquire(request) => request.options.wait_ms.unwrap_or(0),
+        Request::Release(_)
+        | Request::Renew(_)
+        | Request::Info(_)
+        | Request::MRelease(_)
+        | Request::Queue(_)
+        | Request::Scan(_)
+        | Request::Session(_)
+        | Request::ForceRelease(_)
+        | Request::Cluster(_)
+        | Request::FenceCheck(_)
+        | Request::FenceGet(_)
+        | Request::FenceCall(_) => 0,
+    }
+}
+
+fn names_no_owner(request: &Request<'_>) -> bool {
+    match request {
+        Request::Acquire(request) => request.options.owner.is_none(),
+        Request::MAcquire(request) => request.options.owner.is_none(),
+        _ => false,
+    }
+}
+
+fn verdict_of(request: &Request<'_>) -> Verdict {
+    match request {
+        Request::Acquire(_) | Request::MAcquire(_) => Verdict::Acquire,
+        Request::Release(_) => Verdict::Release,
+        Request::Renew(_) => Verdict::Renew,
+        Request::Info(_)
+        | Request::MRelease(_)
+        | Request::Queue(_)
+        | Request::Scan(_)
+        | Request::Session(_)
+        | Request::ForceRelease(_)
+        | Request::Cluster(_)
+        | Request::FenceCheck(_)
+        | Request::FenceGet(_)
+        | Request::FenceCall(_) => Verdict::Other,
+    }
+}
+
+fn node_row(node: &NodeStatus) -> Reply {
+    Reply::Map(vec![
+        (Reply::Text("id"), Reply::Int(node.id as i64)),
+        (Reply::Text("addr"), Reply::bulk(&node.addr)),
+        (Reply::Text("role"), Reply::Text(node.role.as_str())),
+        (Reply::Text("match"), Reply::Int(node.matched as i64)),
+        (Reply::Text("up"), Reply::Int(i64::from(node.up))),
+    ])
+}
+
+fn owned(query: &Query<'_>) -> OwnedQuery {
+    match *query {
+        Query::Info { db, resource } => OwnedQuery::Info { db, resource: Bytes::copy_from_slice(resource) },
+        Query::Queue { db, resource } => OwnedQuery::Queue { db, resource: Bytes::copy_from_slice(resource) },
+        Query::Scan { db, cursor, pattern, count } => {
+            OwnedQuery::Scan { db, cursor, pattern: pattern.map(Bytes::copy_from_slice), count }
+        }
+        Query::Session { id } => OwnedQuery::Session { id },
+    }
+}

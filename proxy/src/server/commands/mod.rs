@@ -1,0 +1,146 @@
+//! The Redis commands the proxy answers by itself, one file a family. `LOCK.*` and `FENCE.*` are in [`lock`].
+//!
+//! Each is a method on `Connection`: it reads the words, changes the client's state and replies. None of them waits.
+
+pub mod client;
+pub mod command;
+pub mod hello;
+pub mod info;
+pub mod lock;
+pub mod plain;
+pub mod pubsub;
+pub mod simple;
+
+use redfence_core::reply::Refusal;
+
+/// A command of this family.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Local {
+    Auth,
+    Client,
+    Cluster,
+    Command,
+    Config,
+    Echo,
+    Hello,
+    Info,
+    Monitor,
+    Ping,
+    PSubscribe,
+    Publish,
+    PubSub,
+    PUnsubscribe,
+    Quit,
+    Reset,
+    Select,
+    ShardSubscribe,
+    Subscribe,
+    Time,
+    Unsubscribe,
+}
+
+impl Local {
+    /// Looks a name up, whatever its case.
+    #[must_use]
+    pub fn find(name: &[u8]) -> Option<Local> {
+        let mut upper = [0; 12];
+        let upper = upper.get_mut(..name.len())?;
+        upper.copy_from_slice(name);
+        upper.make_ascii_uppercase();
+        Some(match &*upper {
+            b"AUTH" => Local::Auth,
+            b"CLIENT" => Local::Client,
+            b"CLUSTER" => Local::Cluster,
+            b"COMMAND" => Local::Command,
+            b"CONFIG" => Local::Config,
+            b"ECHO" => Local::Echo,
+            b"HELLO" => Local::Hello,
+            b"INFO" => Local::Info,
+            b"MONITOR" | b"SYNC" | b"PSYNC" => Local::Monitor,
+            b"PING" => Local::Ping,
+            b"PSUBSCRIBE" => Local::PSubscribe,
+            b"PUBLISH" => Local::Publish,
+            b"PUBSUB" => Local::PubSub,
+            b"PUNSUBSCRIBE" => Local::PUnsubscribe,
+            b"QUIT" => Local::Quit,
+            b"RESET" => Local::Reset,
+            b"SELECT" => Local::Select,
+            b"SSUBSCRIBE" | b"SUNSUBSCRIBE" => Local::ShardSubscribe,
+            b"SUBSCRIBE" => Local::Subscribe,
+            b"TIME" => Local::Time,
+            b"UNSUBSCRIBE" => Local::Unsubscribe,
+            _ => return None,
+        })
+    }
+
+    /// Whether the Redis behind the proxy, if there is one, answers instead of us.
+    #[must_use]
+    pub fn yields_to_redis(self) -> bool {
+        matches!(self, Local::Config | Local::Publish | Local::PubSub | Local::Time)
+    }
+
+    /// Allowed before the client has said who it is.
+    #[must_use]
+    pub fn needs_no_authentication(self) -> bool {
+        matches!(self, Local::Auth | Local::Hello | Local::Quit | Local::Reset)
+    }
+
+    /// Allowed to a RESP2 client that listens to channels.
+    #[must_use]
+    pub fn is_allowed_while_listening(self) -> bool {
+        matches!(
+            self,
+            Local::Subscribe
+                | Local::PSubscribe
+                | Local::Unsubscribe
+                | Local::PUnsubscribe
+                | Local::ShardSubscribe
+                | Local::Ping
+                | Local::Quit
+                | Local::Reset
+        )
+    }
+}
+
+/// Redis's own text.
+#[must_use]
+pub fn wrong_arity(name: &[u8]) -> Refusal {
+    let name = String::from_utf8_lossy(name).to_ascii_lowercase();
+    Refusal::new(format!(
+        "ERR wrong number of arguments for '{}' command",
+        redfence_core::grammar::errors::shown(name.as_bytes())
+    ))
+}
+
+/// Redis's own text for a subcommand it does not know.
+#[must_use]
+pub fn unknown_subcommand(command: &str, word: &[u8]) -> Refusal {
+    let shown = redfence_core::grammar::errors::shown(word);
+    Refusal::new(format!("ERR unknown subcommand '{shown}'. Try {command} HELP."))
+}
+
+/// Redis's own text: the first words, 128 bytes of them at most.
+#[must_use]
+pub fn unknown_command(argv: &[&[u8]]) -> Refusal {
+    let clean = |bytes: &[u8], limit: usize| {
+        let text = String::from_utf8_lossy(&bytes[..bytes.len().min(limit)]).into_owned();
+        text.replace(['\r', '\n'], " ")
+    };
+    let mut arguments = String::new();
+    for word in &argv[1..] {
+        if arguments.len() >= 128 {
+            break;
+        }
+        arguments.push_str(&format!("'{}' ", clean(word, 128 - arguments.len())));
+    }
+    Refusal::new(format!(
+        "ERR unknown command '{}', with args beginning with: {arguments}",
+        clean(argv[0], 128)
+    ))
+}
+
+/// Compares without regard to case.
+#[must_use]
+pub fn is(word: &[u8], expected: &str) -> bool {
+    word.eq_ignore_ascii_case(expected.as_bytes())
+}

@@ -1,0 +1,188 @@
+//! `SUBSCRIBE`, `PSUBSCRIBE`, `UNSUBSCRIBE`, `PUNSUBSCRIBE`, `PUBLISH`, `PUBSUB`.
+//!
+//! Every client listens to this node's hub. With a Redis behind the proxy its subscriptions are made there too, and are confirmed when
+//! that Redis has confirmed: then no message published later can be missed.
+
+use super::{is, unknown_subcommand, wrong_arity, Local};
+use crate::events::Kind;
+use crate::server::connection::{Connection, Flow};
+use crate::server::pending::{Confirm, Lane, Pending};
+use crate::server::session::Subscriptions;
+use bytes::Bytes;
+use redfence_core::reply::{Refusal, Reply, Sink};
+use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
+
+/// Channels and patterns one client may listen to.
+const SUBSCRIPTIONS_MAX: usize = 10_000;
+
+impl Connection {
+    pub(in crate::server) fn subscription_command(&mut self, local: Local, argv: &[&[u8]]) -> Flow {
+        let names = &argv[1..];
+        match local {
+            Local::Subscribe | Local::PSubscribe if names.is_empty() => self.refuse(wrong_arity(argv[0])),
+            Local::Subscribe => self.subscribe(Kind::Channel, names),
+            Local::PSubscribe => self.subscribe(Kind::Pattern, names),
+            Local::Unsubscribe => self.unsubscribe(Kind::Channel, names),
+            Local::PUnsubscribe => self.unsubscribe(Kind::Pattern, names),
+            _ => unreachable!("only these four come here"),
+        }
+    }
+
+    fn subscribe(&mut self, kind: Kind, names: &[&[u8]]) -> Flow {
+        let names: Vec<Bytes> = names.iter().map(|name| Bytes::copy_from_slice(name)).collect();
+        if self.client.subscription_count() + names.len() > SUBSCRIPTIONS_MAX {
+            return self
+                .refuse(Refusal::new("ERR a client may listen to 10000 channels and patterns at most"));
+        }
+        let hub = &self.shared.hub;
+        let subscriptions = self.client.subscriptions.get_or_insert_with(|| {
+            Box::new(Subscriptions {
+                inbox: hub.open_inbox(),
+                channels: BTreeSet::new(),
+                patterns: BTreeSet::new(),
+            })
+        });
+        let mut new_names = Vec::new();
+        for name in &names {
+            hub.subscribe(&subscriptions.inbox, kind, name);
+            if !subscriptions.names(kind).contains(name) && !new_names.contains(name) {
+                new_names.push(name.clone());
+            }
+        }
+        match &self.shared.listener {
+            Some(listener) if !new_names.is_empty() => {
+                let confirmed = listener.subscribe(kind, &new_names);
+                self.lane = Lane::Alone;
+                self.pending.push_back(Pending::Confirm(Confirm { kind, names, confirmed }));
+            }
+            Some(_) | None => self.confirm(kind, &names),
+        }
+        Flow::Done
+    }
+
+    /// Tells the client, one message a name.
+    pub(in crate::server) fn confirm(&mut self, kind: Kind, names: &[Bytes]) {
+        let verb: &[u8] = match kind {
+            Kind::Channel => b"subscribe",
+            Kind::Pattern => b"psubscribe",
+        };
+        for name in names {
+            if let Some(subscriptions) = &mut self.client.subscriptions {
+                subscriptions.names(kind).insert(name.clone());
+            }
+            self.tell(verb, Some(name));
+        }
+        self.note_subscriptions();
+    }
+
+    /// The Redis behind could not be asked: nothing was subscribed.
+    pub(in crate::server) fn take_back_subscription(&mut self, confirm: Confirm, reason: &str) {
+        if let Some(subscriptions) = &mut self.client.subscriptions {
+            for name in &confirm.names {
+                if !subscriptions.names(confirm.kind).contains(name) {
+                    self.shared.hub.unsubscribe(&subscriptions.inbox, confirm.kind, name);
+                    if let Some(listener) = &self.shared.listener {
+                        listener.unsubscribe(confirm.kind, name);
+                    }
+                }
+            }
+        }
+        self.refuse(Refusal::new(format!("UNAVAILABLE {reason}; nothing was subscribed; retry")));
+        self.note_subscriptions();
+    }
+
+    fn unsubscribe(&mut self, kind: Kind, names: &[&[u8]]) -> Flow {
+        let verb: &[u8] = match kind {
+            Kind::Channel => b"unsubscribe",
+            Kind::Pattern => b"punsubscribe",
+        };
+        let names: Vec<Bytes> = match &mut self.client.subscriptions {
+            Some(subscriptions) if names.is_empty() => subscriptions.names(kind).iter().cloned().collect(),
+            Some(_) | None => names.iter().map(|name| Bytes::copy_from_slice(name)).collect(),
+        };
+        if names.is_empty() {
+            self.tell(verb, None);
+        }
+        for name in &names {
+            self.leave(kind, name);
+            self.tell(verb, Some(name));
+        }
+        self.note_subscriptions();
+        Flow::Done
+    }
+
+    fn leave(&mut self, kind: Kind, name: &Bytes) {
+        let Some(subscriptions) = &mut self.client.subscriptions else { return };
+        if subscriptions.names(kind).remove(name) {
+            self.shared.hub.unsubscribe(&subscriptions.inbox, kind, name);
+            if let Some(listener) = &self.shared.listener {
+                listener.unsubscribe(kind, name);
+            }
+        }
+    }
+
+    /// One confirmation: verb, name, how many subscriptions there are now.
+    fn tell(&mut self, verb: &[u8], name: Option<&[u8]>) {
+        let count = self.client.subscription_count() as i64;
+        self.reply_with(|encoder| {
+            encoder.push(3);
+            encoder.bulk(verb);
+            match name {
+                Some(name) => encoder.bulk(name),
+                None => encoder.nil(),
+            }
+            encoder.int(count);
+        });
+    }
+
+    fn note_subscriptions(&mut self) {
+        let count = self.client.subscription_count();
+        self.client.card.subscriptions.store(count, Ordering::Relaxed);
+        if count == 0 {
+            self.client.subscriptions = None;
+        }
+    }
+
+    /// The connection ends or is reset: nobody listens here any more.
+    pub(in crate::server) fn drop_subscriptions(&mut self) {
+        let Some(mut subscriptions) = self.client.subscriptions.take() else { return };
+        for kind in [Kind::Channel, Kind::Pattern] {
+            for name in std::mem::take(subscriptions.names(kind)) {
+                self.shared.hub.unsubscribe(&subscriptions.inbox, kind, &name);
+                if let Some(listener) = &self.shared.listener {
+                    listener.unsubscribe(kind, &name);
+                }
+            }
+        }
+        self.client.card.subscriptions.store(0, Ordering::Relaxed);
+    }
+
+    /// `PUBLISH channel message` where no Redis is behind: to the listeners of this node.
+    pub(in crate::server) fn publish(&mut self, argv: &[&[u8]]) -> Flow {
+        let [_, channel, message] = argv else { return self.refuse(wrong_arity(argv[0])) };
+        let receivers =
+            self.shared.hub.publish(&Bytes::copy_from_slice(channel), &Bytes::copy_from_slice(message));
+        self.reply(&Reply::Int(receivers as i64));
+        Flow::Done
+    }
+
+    /// `PUBSUB CHANNELS [pattern]`, `NUMSUB [channel…]`, `NUMPAT`
+    pub(in crate::server) fn pubsub(&mut self, argv: &[&[u8]]) -> Flow {
+        let [_, verb, rest @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
+        let hub = &self.shared.hub;
+        let reply = match rest {
+            [] | [_] if is(verb, "CHANNELS") => {
+                Reply::Array(hub.channels(rest.first().copied()).into_iter().map(Reply::Bulk).collect())
+            }
+            _ if is(verb, "NUMSUB") => {
+                let pair = |name: &&[u8]| [Reply::bulk(name), Reply::Int(hub.listeners_of(name) as i64)];
+                Reply::Array(rest.iter().flat_map(pair).collect())
+            }
+            [] if is(verb, "NUMPAT") => Reply::Int(hub.pattern_count() as i64),
+            _ => return self.refuse(unknown_subcommand("PUBSUB", verb)),
+        };
+        self.reply(&reply);
+        Flow::Done
+    }
+}

@@ -1,0 +1,81 @@
+//! Commands that need nothing but their words: `PING`, `ECHO`, `TIME`, `CONFIG GET`, `CLUSTER`, and refusals.
+
+use super::{is, unknown_subcommand, wrong_arity};
+use crate::clock;
+use crate::server::connection::{Connection, Flow};
+use redfence_core::glob;
+use redfence_core::reply::{Refusal, Reply, Sink};
+
+impl Connection {
+    /// `PING [message]`
+    pub(in crate::server) fn ping(&mut self, argv: &[&[u8]]) -> Flow {
+        let message = match argv {
+            [_] => None,
+            [_, message] => Some(*message),
+            _ => return self.refuse(wrong_arity(argv[0])),
+        };
+        if self.client.is_listening_only() {
+            self.reply_with(|encoder| {
+                encoder.array(2);
+                encoder.bulk(b"pong");
+                encoder.bulk(message.unwrap_or(b""));
+            });
+            return Flow::Done;
+        }
+        match message {
+            None => self.reply_with(|encoder| encoder.status("PONG")),
+            Some(message) => self.reply_with(|encoder| encoder.bulk(message)),
+        }
+        Flow::Done
+    }
+
+    /// `ECHO message`: any bytes at all.
+    pub(in crate::server) fn echo(&mut self, argv: &[&[u8]]) -> Flow {
+        let [_, message] = argv else { return self.refuse(wrong_arity(argv[0])) };
+        self.reply_with(|encoder| encoder.bulk(message));
+        Flow::Done
+    }
+
+    pub(in crate::server) fn time(&mut self, argv: &[&[u8]]) -> Flow {
+        if argv.len() != 1 {
+            return self.refuse(wrong_arity(argv[0]));
+        }
+        let now_us = clock::wall_us();
+        let parts = [now_us / 1_000_000, now_us % 1_000_000];
+        self.reply(&Reply::Array(parts.iter().map(|part| Reply::bulk(part.to_string())).collect()));
+        Flow::Done
+    }
+
+    /// `CONFIG GET pattern…`: what clients ask for when they connect. Nothing can be set.
+    pub(in crate::server) fn config(&mut self, argv: &[&[u8]]) -> Flow {
+        let [_, verb, patterns @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
+        if is(verb, "RESETSTAT") || is(verb, "SET") || is(verb, "REWRITE") {
+            return self.refuse(Refusal::new(
+                "ERR this node is configured by its flags and its file, not by CONFIG",
+            ));
+        }
+        if !is(verb, "GET") || patterns.is_empty() {
+            return self.refuse(unknown_subcommand("CONFIG", verb));
+        }
+        let known: [(&'static str, String); 7] = [
+            ("timeout", "0".into()),
+            ("databases", super::super::session::DATABASES.to_string()),
+            ("maxclients", self.shared.clients_max.to_string()),
+            ("replica-read-only", "yes".into()),
+            ("slave-read-only", "yes".into()),
+            ("save", String::new()),
+            ("appendonly", "yes".into()),
+        ];
+        let matching = known.into_iter().filter(|(name, _)| {
+            patterns.iter().any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))
+        });
+        let pairs = matching.map(|(name, value)| (Reply::Text(name), Reply::bulk(value))).collect();
+        self.reply(&Reply::Map(pairs));
+        Flow::Done
+    }
+
+    pub(in crate::server) fn refuse(&mut self, refusal: Refusal) -> Flow {
+        self.reply(&Reply::Error(refusal));
+        Flow::Done
+    }
+}

@@ -1,0 +1,162 @@
+//! One command: who may give it, and who answers it.
+
+use super::commands::Local;
+use super::connection::{Connection, Flow};
+use super::pending::{Lane, Pending, RedisCall};
+use super::session::ReplyMode;
+use redfence_core::grammar;
+use redfence_core::grammar::errors::shown;
+use redfence_core::reply::Refusal;
+use std::sync::atomic::Ordering;
+
+const NO_AUTH: &str = "NOAUTH Authentication required.";
+
+impl Connection {
+    /// Runs one command. `frame` has its bytes as they came, if they came as an array.
+    pub(super) fn execute(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+        let name = argv[0];
+        let local = Local::find(name);
+        if !self.client.authenticated && !local.is_some_and(Local::needs_no_authentication) {
+            return self.refuse(Refusal::new(NO_AUTH));
+        }
+        if self.client.reply_mode == ReplyMode::SkipNext {
+            self.client.reply_mode = ReplyMode::SkipThis;
+        }
+        let flow = if self.client.is_listening_only() && !local.is_some_and(Local::is_allowed_while_listening)
+        {
+            self.refuse(listening(name))
+        } else if grammar::is_ours(name) {
+            self.lock_command(argv, frame)
+        } else {
+            match local {
+                Some(local) if local.yields_to_redis() && self.shared.router.has_redis() => {
+                    self.plain_command(argv, frame)
+                }
+                Some(local) => self.local_command(local, argv, frame),
+                None => self.plain_command(argv, frame),
+            }
+        };
+        if flow != Flow::Stall {
+            self.note_command();
+        } else if self.client.reply_mode == ReplyMode::SkipThis {
+            self.client.reply_mode = ReplyMode::SkipNext;
+        }
+        flow
+    }
+
+    fn note_command(&mut self) {
+        if self.client.reply_mode == ReplyMode::SkipThis {
+            self.client.reply_mode = ReplyMode::On;
+        }
+        if let Some(slot) = &self.client.sessions {
+            slot.touch();
+        }
+        self.shared.stats.commands.fetch_add(1, Ordering::Relaxed);
+        self.client.card.seen_ms.store(self.shared.now_ms(), Ordering::Relaxed);
+    }
+
+    fn local_command(&mut self, local: Local, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+        // These change how replies look or who is asked: everything before them must be done.
+        let alone = matches!(
+            local,
+            Local::Auth
+                | Local::Hello
+                | Local::Select
+                | Local::Reset
+                | Local::Subscribe
+                | Local::PSubscribe
+                | Local::Unsubscribe
+                | Local::PUnsubscribe
+        );
+        if alone && !self.lane_is_open(Lane::Alone) {
+            return Flow::Stall;
+        }
+        match local {
+            Local::Auth => self.auth(argv),
+            Local::Client => self.client_command(argv),
+            Local::Cluster => self.refuse(Refusal::new("ERR This instance has cluster support disabled")),
+            Local::Command => self.command(argv, frame),
+            Local::Config => self.config(argv),
+            Local::Echo => self.echo(argv),
+            Local::Hello => self.hello(argv),
+            Local::Info => self.info(argv),
+            Local::Monitor | Local::ShardSubscribe => {
+                let name = shown(&argv[0].to_ascii_uppercase());
+                self.refuse(Refusal::new(format!(
+                    "ERR {name} is not supported by this proxy; ask the Redis itself"
+                )))
+            }
+            Local::Ping => self.ping(argv),
+            Local::PSubscribe | Local::Subscribe | Local::Unsubscribe | Local::PUnsubscribe => {
+                self.subscription_command(local, argv)
+            }
+            Local::Publish => self.publish(argv),
+            Local::PubSub => self.pubsub(argv),
+            Local::Quit => self.quit(),
+            Local::Reset => self.reset(),
+            Local::Select => self.select(argv),
+            Local::Time => self.time(argv),
+        }
+    }
+
+    /// Sends a command to the Redis behind, on the client's own connection; its reply goes to the client as it comes.
+    pub(super) fn send_to_redis(&mut self, argv: &[&[u8]], frame: Option<&[u8]>, call: RedisCall) -> Flow {
+        if !self.lane_is_open(Lane::Redis) {
+            return Flow::Stall;
+        }
+        let Some(link) = self.link() else {
+            return self.refuse(Refusal::new("ERR there is no Redis behind this proxy"));
+        };
+        match frame {
+            Some(frame) => link.send(frame),
+            None => link.send_words(argv),
+        }
+        self.lane = Lane::Redis;
+        if call.waits {
+            self.client.set_waiting(true);
+        }
+        self.pending.push_back(Pending::Redis(call));
+        Flow::Done
+    }
+
+    pub(super) fn pass_to_redis(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+        let call = RedisCall {
+            waits: false,
+            muted: self.client.is_muted(),
+            verdict: None,
+            by_lua: false,
+            began_us: 0,
+        };
+        self.send_to_redis(argv, frame, call)
+    }
+
+    /// Whether a command too large to hold may go to the Redis behind. `argv` has the words that came before the large one.
+    pub(super) fn admit_large(&mut self, argv: &[&[u8]], declared_words: usize) -> Result<Flow, Refusal> {
+        if self.client.is_listening_only() {
+            return Err(listening(argv[0]));
+        }
+        self.route_large(argv, declared_words)?;
+        if !self.lane_is_open(Lane::Redis) {
+            return Ok(Flow::Stall);
+        }
+        self.lane = Lane::Redis;
+        let muted = self.client.is_muted();
+        self.pending.push_back(Pending::Redis(RedisCall {
+            waits: false,
+            muted,
+            verdict: None,
+            by_lua: false,
+            began_us: 0,
+        }));
+        self.note_command();
+        Ok(Flow::Done)
+    }
+}
+
+/// Redis's own text.
+fn listening(name: &[u8]) -> Refusal {
+    let name = shown(&name.to_ascii_lowercase());
+    Refusal::new(format!(
+        "ERR Can't execute '{name}': only (P|S)SUBSCRIBE / (P|S)UNSUBSCRIBE / PING / QUIT / RESET are allowed in this context"
+    ))
+}

@@ -1,0 +1,156 @@
+//! Where the keys of Redis's own commands are: the router must know them to tell the tiers apart.
+//!
+//! Only asked where a route sends plain keys to Tier 2, or where there is no Redis at all (to tell a command of Redis from
+//! nonsense). A command that is not in the table has no keys we know of.
+
+use smallvec::SmallVec;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keys {
+    /// No key.
+    None,
+    /// From `first` to `last` (negative: counted from the end), `step` words apart.
+    Range { first: usize, last: isize, step: usize },
+    /// `at` holds their count; they follow. `lead`: words before it that are keys too.
+    Counted { at: usize, lead: usize },
+    /// Behind the word STREAMS: the first half of the rest.
+    Streams,
+}
+
+const ONE: Keys = Keys::Range { first: 1, last: 1, step: 1 };
+const TWO: Keys = Keys::Range { first: 1, last: 2, step: 1 };
+const ALL: Keys = Keys::Range { first: 1, last: -1, step: 1 };
+const ALL_BUT_LAST: Keys = Keys::Range { first: 1, last: -2, step: 1 };
+const PAIRS: Keys = Keys::Range { first: 1, last: -1, step: 2 };
+const SECOND: Keys = Keys::Range { first: 2, last: 2, step: 1 };
+
+const TABLE: &[(Keys, &str)] = &[
+    (
+        ONE,
+        "APPEND BITCOUNT BITFIELD BITFIELD_RO BITPOS DECR DECRBY DELEX DUMP EXPIRE EXPIREAT EXPIRETIME GEOADD GEODIST GEOHASH \
+         GEOPOS GEORADIUS GEORADIUSBYMEMBER GEORADIUSBYMEMBER_RO GEORADIUS_RO GEOSEARCH GET GETBIT GETDEL GETEX GETRANGE GETSET \
+         HDEL HEXISTS HEXPIRE HGET HGETALL HINCRBY HINCRBYFLOAT HKEYS HLEN HMGET HMSET HPERSIST HPEXPIRE HPTTL HRANDFIELD HSCAN \
+         HSET HSETNX HSTRLEN HTTL HVALS INCR INCRBY INCRBYFLOAT LINDEX LINSERT LLEN LPOP LPOS LPUSH LPUSHX LRANGE LREM LSET LTRIM \
+         MOVE PERSIST PEXPIRE PEXPIREAT PEXPIRETIME PFADD PSETEX PTTL RESTORE RPOP RPUSH RPUSHX SADD SCARD SET SETBIT SETEX SETNX \
+         SETRANGE SISMEMBER SMEMBERS SMISMEMBER SORT SORT_RO SPOP SRANDMEMBER SREM SSCAN STRLEN SUBSTR TTL TYPE XACK XADD \
+         XAUTOCLAIM XCLAIM XDEL XLEN XPENDING XRANGE XREVRANGE XSETID XTRIM ZADD ZCARD ZCOUNT ZINCRBY ZLEXCOUNT ZMSCORE ZPOPMAX \
+         ZPOPMIN ZRANDMEMBER ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANK ZREM ZREMRANGEBYLEX ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE \
+         ZREVRANGEBYLEX ZREVRANGEBYSCORE ZREVRANK ZSCAN ZSCORE",
+    ),
+    (TWO, "BLMOVE BRPOPLPUSH COPY GEOSEARCHSTORE LCS LMOVE RENAME RENAMENX RPOPLPUSH SMOVE ZRANGESTORE"),
+    (
+        ALL,
+        "DEL EXISTS MGET PFCOUNT PFMERGE SDIFF SDIFFSTORE SINTER SINTERSTORE SUNION SUNIONSTORE TOUCH UNLINK WATCH",
+    ),
+    (ALL_BUT_LAST, "BLPOP BRPOP BZPOPMAX BZPOPMIN"),
+    (PAIRS, "MSET MSETNX"),
+    (SECOND, "OBJECT XGROUP XINFO"),
+    (Keys::Range { first: 2, last: -1, step: 1 }, "BITOP"),
+    (Keys::Range { first: 3, last: 3, step: 1 }, "MIGRATE"),
+    (Keys::Counted { at: 2, lead: 0 }, "EVAL EVALSHA EVAL_RO EVALSHA_RO FCALL FCALL_RO BLMPOP BZMPOP"),
+    (Keys::Counted { at: 1, lead: 0 }, "LMPOP SINTERCARD ZDIFF ZINTER ZINTERCARD ZMPOP ZUNION"),
+    (Keys::Counted { at: 2, lead: 1 }, "ZDIFFSTORE ZINTERSTORE ZUNIONSTORE"),
+    (Keys::Streams, "XREAD XREADGROUP"),
+    (
+        Keys::None,
+        "ACL ASKING BGREWRITEAOF BGSAVE DBSIZE DEBUG DISCARD EXEC FAILOVER FLUSHALL FLUSHDB FUNCTION KEYS LASTSAVE LATENCY LOLWUT \
+         MEMORY MODULE MULTI RANDOMKEY READONLY READWRITE REPLICAOF ROLE SAVE SCAN SCRIPT SHUTDOWN SLAVEOF SLOWLOG SPUBLISH SWAPDB \
+         UNWATCH WAIT WAITAOF",
+    ),
+];
+
+fn find(name: &[u8]) -> Option<Keys> {
+    TABLE
+        .iter()
+        .find(|(_, names)| {
+            names.split_ascii_whitespace().any(|known| known.as_bytes().eq_ignore_ascii_case(name))
+        })
+        .map(|(keys, _)| *keys)
+}
+
+/// Whether Redis has a command of this name (besides those the proxy answers itself).
+#[must_use]
+pub fn is_redis_command(name: &[u8]) -> bool {
+    find(name).is_some()
+}
+
+/// The keys among the words. Malformed commands have fewer: whoever runs them will say so.
+#[must_use]
+pub fn of<'a>(argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
+    match find(argv[0]).unwrap_or(Keys::None) {
+        Keys::None => SmallVec::new(),
+        Keys::Range { first, last, step } => {
+            let end = if last < 0 { argv.len().saturating_add_signed(last) } else { last.unsigned_abs() };
+            argv.iter()
+                .enumerate()
+                .skip(first)
+                .take_while(|(at, _)| *at <= end)
+                .step_by(step)
+                .map(|(_, word)| *word)
+                .collect()
+        }
+        Keys::Counted { at, lead } => {
+            let count =
+                argv.get(at).and_then(|word| redfence_core::grammar::words::decimal(word)).unwrap_or(0);
+            let count = usize::try_from(count).unwrap_or(usize::MAX);
+            let leading = argv.iter().skip(1).take(lead);
+            leading.chain(argv.iter().skip(at + 1).take(count)).copied().collect()
+        }
+        Keys::Streams => {
+            let streams = argv.iter().position(|word| word.eq_ignore_ascii_case(b"STREAMS"));
+            let rest = streams.map_or(&[][..], |at| &argv[at + 1..]);
+            rest[..rest.len() / 2].iter().copied().collect()
+        }
+    }
+}
+
+/// Whether the keys of a command are all among its first `seen` words, however many more there are.
+#[must_use]
+pub fn are_all_seen(name: &[u8], seen: usize) -> bool {
+    match find(name) {
+        None | Some(Keys::None) => true,
+        Some(Keys::Range { last, .. }) => last >= 0 && seen > last.unsigned_abs(),
+        Some(Keys::Counted { .. } | Keys::Streams) => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keys(line: &str) -> String {
+        let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+        of(&argv).iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn finds_keys() {
+        for (line, expected) in [
+            ("get a", "a"),
+            ("SET a b NX", "a"),
+            ("DEL a b c", "a b c"),
+            ("MSET a 1 b 2", "a b"),
+            ("BLPOP a b 5", "a b"),
+            ("EVAL script 2 a b c", "a b"),
+            ("EVALSHA sha 0 x", ""),
+            ("ZUNIONSTORE d 2 a b", "d a b"),
+            ("XREAD COUNT 2 STREAMS a b 0 0", "a b"),
+            ("RENAME a b", "a b"),
+            ("OBJECT ENCODING a", "a"),
+            ("MULTI", ""),
+            ("GET", ""),
+            ("EVAL script 99999999999 a", "a"),
+            ("NOSUCH a b", ""),
+        ] {
+            assert_eq!(keys(line), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn knows_when_all_keys_are_seen() {
+        assert!(are_all_seen(b"SET", 2));
+        assert!(!are_all_seen(b"SET", 1));
+        assert!(!are_all_seen(b"MSET", 100));
+        assert!(!are_all_seen(b"EVAL", 100));
+    }
+}

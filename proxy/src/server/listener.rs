@@ -1,0 +1,68 @@
+//! Accepts clients. Whatever goes wrong with one of them, or with the number of open files, the next is accepted.
+
+use super::connection::Connection;
+use super::router::Door;
+use super::session::Client;
+use super::Shared;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+
+/// Pause after a failed accept: a process out of file descriptors must not spin.
+const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
+const BACKLOG: u32 = 1024;
+const TOO_MANY: &[u8] = b"-ERR max number of clients reached\r\n";
+
+/// Binds an address. The error says which and why.
+pub fn bind(address: SocketAddr) -> Result<TcpListener, String> {
+    let explain = |error: io::Error| match error.kind() {
+        io::ErrorKind::AddrInUse => format!("cannot listen on {address}: the address is in use"),
+        io::ErrorKind::PermissionDenied => format!("cannot listen on {address}: permission denied"),
+        _ => format!("cannot listen on {address}: {error}"),
+    };
+    let socket =
+        if address.is_ipv4() { tokio::net::TcpSocket::new_v4() } else { tokio::net::TcpSocket::new_v6() };
+    let socket = socket.map_err(explain)?;
+    socket.set_reuseaddr(true).map_err(explain)?;
+    socket.bind(address).map_err(explain)?;
+    socket.listen(BACKLOG).map_err(explain)
+}
+
+/// Accepts for ever.
+pub async fn accept(shared: Arc<Shared>, listener: TcpListener, door: Door) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, address)) => welcome(&shared, stream, address, door),
+            Err(error) => {
+                tracing::warn!(%error, "a client could not be accepted");
+                tokio::time::sleep(PAUSE_AFTER_ERROR).await;
+            }
+        }
+    }
+}
+
+fn welcome(shared: &Arc<Shared>, stream: TcpStream, address: SocketAddr, door: Door) {
+    let Ok(local_address) = stream.local_addr() else { return };
+    // Fails only on a socket that is dead already.
+    let _ = stream.set_nodelay(true);
+    let card = shared.clients.enter(address, local_address, shared.now_ms(), shared.clients_max);
+    let Some(card) = card else {
+        shared.stats.connections_refused.fetch_add(1, Ordering::Relaxed);
+        tokio::spawn(turn_away(stream));
+        return;
+    };
+    shared.stats.connections.fetch_add(1, Ordering::Relaxed);
+    let client = Client::new(Arc::clone(&card), door, shared.password.is_none());
+    let connection = Connection::new(Arc::clone(shared), stream, client);
+    let task = tokio::spawn(connection.run());
+    card.set_task(task.abort_handle());
+}
+
+async fn turn_away(mut stream: TcpStream) {
+    // Nobody waits for the outcome.
+    let _ = stream.write_all(TOO_MANY).await;
+}

@@ -1,0 +1,101 @@
+//! The RESP server: what a Redis client meets.
+//!
+//! # Layout
+//!
+//! - [`listener`]: accepts clients, keeps their number in bounds
+//! - [`connection`]: one client: bytes, replies in order; [`pending`]: answers that are due
+//! - [`request`], [`inline`]: bytes → words; [`encode`]: replies → bytes
+//! - [`session`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
+//! - [`execute`], [`commands`]: who answers a command, and what; [`router`], [`keys`]: which tier
+//! - [`stats`], [`ids`], [`give_back`]: what `INFO` counts; made-up names; grants nobody is left to take
+//!
+//! # Caveats
+//!
+//! Commands of one client that go to different places (Tier 2, the Redis behind) are never under way at the same time: order first.
+
+pub mod commands;
+pub mod connection;
+pub mod encode;
+pub mod execute;
+pub mod give_back;
+pub mod ids;
+pub mod inline;
+pub mod keeper;
+pub mod keys;
+pub mod listener;
+pub mod pending;
+pub mod registry;
+pub mod request;
+pub mod router;
+pub mod session;
+pub mod stats;
+
+use crate::clock::Clock;
+use crate::events::{EventQueue, Hub};
+use crate::tier1::embedded::Embedded;
+use crate::tier1::listener::Listener;
+use crate::tier1::marks::Marks;
+use crate::tier1::upstream::Upstream;
+use crate::tier2::handle::Tier2Handle;
+use commands::Local;
+use redfence_core::grammar;
+use redfence_core::machine::Stats as MachineStats;
+use request::Sender;
+use router::{Door, Router};
+use session::Client;
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+/// What all connections of a node share.
+#[derive(Debug)]
+pub struct Shared {
+    pub router: Router,
+    pub password: Option<String>,
+    pub clients_max: usize,
+    pub listen_address: SocketAddr,
+    pub run_id: String,
+    pub clock: Clock,
+    pub clients: registry::Registry,
+    pub stats: stats::Stats,
+    pub hub: Arc<Hub>,
+    pub events: EventQueue,
+    pub keeper: Arc<keeper::Keeper>,
+    pub tier2: Tier2Handle,
+    /// Tier 1 where there is no Redis.
+    pub embedded: Option<Arc<Embedded>>,
+    pub marks: Marks,
+    /// The Redis behind, and what it publishes.
+    pub upstream: Option<Arc<Upstream>>,
+    pub listener: Option<Arc<Listener>>,
+}
+
+impl Shared {
+    #[must_use]
+    pub fn now_ms(&self) -> u64 {
+        self.clock.monotonic_ms()
+    }
+
+    #[must_use]
+    pub fn now_us(&self) -> u64 {
+        self.clock.monotonic_us()
+    }
+
+    /// The limits for what a client sends.
+    #[must_use]
+    pub fn sender_for(&self, client: &Client) -> Sender {
+        let behind = self.router.has_redis() && client.door == Door::Main;
+        Sender { authenticated: client.authenticated, may_stream: if behind { streams } else { |_| false } }
+    }
+
+    /// Locks held, waiters and expiries this node knows of.
+    #[must_use]
+    pub fn machine_counts(&self, embedded: &MachineStats) -> (u64, u64, u64) {
+        (embedded.locks_held, embedded.waiters, embedded.expiries)
+    }
+}
+
+/// Whether a command may go to the Redis behind in pieces: what we do not answer ourselves, and the command in a `FENCE.CALL`
+/// is held, because it may have to be put into other words.
+fn streams(name: &[u8]) -> bool {
+    !grammar::is_ours(name) && Local::find(name).is_none_or(Local::yields_to_redis)
+}

@@ -1,0 +1,128 @@
+//! Answers that are due to a client but not there yet, in the order its commands came.
+//!
+//! A connection may have many commands under way, as long as all of them are on the same [`Lane`]: there, order is kept by
+//! whoever serves them. A command for another lane waits until the first is empty, so that a client which pipelines "write
+//! the data, release the lock" never has the second overtake the first.
+
+use super::stats::Verdict;
+use crate::events::Kind;
+use crate::server::Shared;
+use crate::tier1::embedded::Ticket;
+use crate::tier2::handle::PendingReply;
+use bytes::Bytes;
+use redfence_core::reply::Reply;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use tokio::sync::oneshot;
+
+/// Commands one connection may have under way. No more are read until some are answered.
+pub const PENDING_MAX: usize = 1024;
+
+/// Where the commands under way are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lane {
+    /// Nothing is under way.
+    Free,
+    /// Writes of Tier 2: applied in the order they were submitted.
+    Tier2,
+    /// The client's own connection to the Redis behind the proxy.
+    Redis,
+    /// A command that nothing may follow until it is answered: one that may wait, and every read of Tier 2.
+    Alone,
+}
+
+#[derive(Debug)]
+pub enum Pending {
+    /// Bytes of replies that stand behind others.
+    Encoded(Vec<u8>),
+    Call(Call),
+    /// The next reply on the link.
+    Redis(RedisCall),
+    /// Confirmations of `SUBSCRIBE`, once the Redis behind has confirmed.
+    Confirm(Confirm),
+}
+
+/// A reply from Tier 2, from the embedded table or from a wait in Lua.
+#[derive(Debug)]
+pub struct Call {
+    pub source: Source,
+    /// The command may wait: the client's end of the connection is its end.
+    pub waits: bool,
+    /// The client wants no reply.
+    pub muted: bool,
+    /// When it began, for the latency in INFO.
+    pub began_us: u64,
+    pub if_abandoned: IfAbandoned,
+}
+
+#[derive(Debug)]
+pub enum Source {
+    Tier2(PendingReply),
+    Channel(oneshot::Receiver<Reply>),
+}
+
+/// What is left to do when the client goes away before the answer comes.
+#[derive(Debug)]
+pub enum IfAbandoned {
+    /// Dropping the source is enough.
+    Nothing,
+    /// An acquire of Tier 2 whose owner was made up here: a grant nobody is left to take is given back. Holds the command.
+    GiveBack(Bytes),
+    /// A wait in the embedded table.
+    LeaveEmbedded(Ticket),
+}
+
+#[derive(Debug)]
+pub struct RedisCall {
+    pub waits: bool,
+    pub muted: bool,
+    /// How to count the reply, if it is one of ours.
+    pub verdict: Option<Verdict>,
+    /// Answered by the Lua library: an error may mean that the library is gone.
+    pub by_lua: bool,
+    pub began_us: u64,
+}
+
+#[derive(Debug)]
+pub struct Confirm {
+    pub kind: Kind,
+    pub names: Vec<Bytes>,
+    pub confirmed: oneshot::Receiver<Result<(), String>>,
+}
+
+impl Call {
+    /// Whether the client's end of the connection is the end of the command too.
+    #[must_use]
+    pub fn dies_with_client(&self) -> bool {
+        self.waits || matches!(self.if_abandoned, IfAbandoned::GiveBack(_))
+    }
+
+    /// The client is gone.
+    pub fn abandon(self, shared: &Shared) {
+        match (self.if_abandoned, self.source) {
+            (IfAbandoned::LeaveEmbedded(ticket), Source::Channel(receiver)) => {
+                if let Some(embedded) = &shared.embedded {
+                    embedded.abandon(&ticket, receiver);
+                }
+            }
+            (IfAbandoned::GiveBack(blob), Source::Tier2(pending)) => {
+                super::give_back::start(shared.tier2.clone(), blob, pending, self.waits);
+            }
+            (IfAbandoned::Nothing | IfAbandoned::LeaveEmbedded(_) | IfAbandoned::GiveBack(_), _) => {}
+        }
+    }
+}
+
+impl Future for Source {
+    type Output = Reply;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
+        match &mut *self {
+            Source::Tier2(pending) => Pin::new(pending).poll(context),
+            Source::Channel(receiver) => Pin::new(receiver)
+                .poll(context)
+                .map(|answer| answer.unwrap_or_else(|_| crate::tier2::refusals::indeterminate())),
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! All clients of this node, as `CLIENT LIST` shows and `CLIENT KILL` ends them.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use tokio::task::AbortHandle;
+
+/// What others may know of a client. Its connection keeps it up to date.
+#[derive(Debug)]
+pub struct Card {
+    pub id: u64,
+    pub address: SocketAddr,
+    pub local_address: SocketAddr,
+    pub since_ms: u64,
+    pub seen_ms: AtomicU64,
+    pub db: AtomicU64,
+    pub protocol: AtomicU64,
+    pub subscriptions: AtomicUsize,
+    pub texts: Mutex<Texts>,
+    task: OnceLock<AbortHandle>,
+}
+
+/// What the client says of itself.
+#[derive(Clone, Debug, Default)]
+pub struct Texts {
+    pub name: String,
+    pub library: String,
+    pub library_version: String,
+}
+
+impl Card {
+    /// The task that serves the client.
+    pub fn set_task(&self, task: AbortHandle) {
+        // Set once, by the listener that started it.
+        let _ = self.task.set(task);
+    }
+
+    /// Ends the client's connection, soon.
+    pub fn kill(&self) {
+        if let Some(task) = self.task.get() {
+            task.abort();
+        }
+    }
+
+    pub fn texts(&self) -> std::sync::MutexGuard<'_, Texts> {
+        self.texts.lock().expect("a client's card is whole")
+    }
+
+    /// One line of `CLIENT LIST`.
+    #[must_use]
+    pub fn line(&self, now_ms: u64) -> String {
+        let texts = self.texts().clone();
+        let mut line = String::with_capacity(200);
+        let _ = write!(
+            line,
+            "id={} addr={} laddr={} fd=0 name={} age={} idle={} flags={} db={} sub={} psub=0 ssub=0 multi=-1 \
+             cmd=NULL user=default resp={} lib-name={} lib-ver={}",
+            self.id,
+            self.address,
+            self.local_address,
+            texts.name,
+            now_ms.saturating_sub(self.since_ms) / 1000,
+            now_ms.saturating_sub(self.seen_ms.load(Ordering::Relaxed)) / 1000,
+            if self.subscriptions.load(Ordering::Relaxed) > 0 { "P" } else { "N" },
+            self.db.load(Ordering::Relaxed),
+            self.subscriptions.load(Ordering::Relaxed),
+            self.protocol.load(Ordering::Relaxed),
+            texts.library,
+            texts.library_version,
+        );
+        line
+    }
+}
+
+#[derive(Debug, Default)]
+pub struct Registry {
+    next_id: AtomicU64,
+    cards: Mutex<BTreeMap<u64, Arc<Card>>>,
+}
+
+impl Registry {
+    /// Writes a card for a new client. `None` where there are `clients_max` already.
+    #[must_use]
+    pub fn enter(
+        &self,
+        address: SocketAddr,
+        local_address: SocketAddr,
+        now_ms: u64,
+        clients_max: usize,
+    ) -> Option<Arc<Card>> {
+        let mut cards = self.cards.lock().expect("the registry is whole");
+        if cards.len() >= clients_max {
+            return None;
+        }
+        let id = self.next_id.fetch_add(1, Ordering::Relaxed) + 1;
+        let card = Arc::new(Card {
+            id,
+            address,
+            local_address,
+            since_ms: now_ms,
+            seen_ms: AtomicU64::new(now_ms),
+            db: AtomicU64::new(0),
+            protocol: AtomicU64::new(2),
+            subscriptions: AtomicUsize::new(0),
+            texts: Mutex::default(),
+            task: OnceLock::new(),
+        });
+        cards.insert(id, Arc::clone(&card));
+        Some(card)
+    }
+
+    pub fn leave(&self, id: u64) {
+        self.cards.lock().expect("the registry is whole").remove(&id);
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.cards.lock().expect("the registry is whole").len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A copy of the table, oldest first.
+    #[must_use]
+    pub fn cards(&self) -> Vec<Arc<Card>> {
+        self.cards.lock().expect("the registry is whole").values().cloned().collect()
+    }
+}

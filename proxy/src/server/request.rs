@@ -1,0 +1,305 @@
+//! Bytes from a client → the words of one command. A small parser of our own, because requests are flat and strangers write them.
+//!
+//! It keeps its place between reads, so a frame that trickles in is scanned once; it remembers where words are and never
+//! allocates from a declared length. What it accepts, and the text of what it refuses, is Redis's own. Frames too large to hold,
+//! but meant for the Redis behind the proxy, are handed on in pieces: [`Step::Large`], then [`RequestParser::stream`].
+//! Called by `connection` alone.
+
+use super::inline;
+use smallvec::SmallVec;
+use std::borrow::Cow;
+
+/// Words in one command that Redfence itself answers.
+pub const ITEMS_MAX: usize = 1024;
+/// Bytes in one word of it.
+pub const BULK_BYTES_MAX: usize = 64 * 1024;
+/// Bytes in one word of a command that carries a script.
+pub const SCRIPT_BYTES_MAX: usize = 1024 * 1024;
+/// Bytes in a whole frame that is held in memory.
+pub const FRAME_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// Longest inline command, and longest header line, as in Redis.
+pub const INLINE_BYTES_MAX: usize = 64 * 1024;
+/// What a client may send before it has said who it is, as in Redis.
+pub const UNAUTHENTICATED_ITEMS_MAX: usize = 10;
+pub const UNAUTHENTICATED_BULK_BYTES_MAX: usize = 16 * 1024;
+/// Redis's own limits, for what streams through.
+const REDIS_ITEMS_MAX: i64 = i32::MAX as i64;
+const REDIS_BULK_BYTES_MAX: i64 = 512 * 1024 * 1024;
+
+/// Who is sending, and what stands behind us: decides the limits.
+#[derive(Clone, Copy, Debug)]
+pub struct Sender {
+    pub authenticated: bool,
+    /// Whether a command of this name may be handed on in pieces.
+    pub may_stream: fn(&[u8]) -> bool,
+}
+
+/// Why the connection must end. The text goes out as `-ERR Protocol error: …`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProtocolError(pub Cow<'static, str>);
+
+/// What the bytes so far amount to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// More bytes are needed.
+    Incomplete,
+    /// A whole command: `words` knows where it is, `len` bytes long.
+    Command { len: usize },
+    /// A whole inline command: its words are in `take_inline_words`.
+    Inline { len: usize },
+    /// Nothing: an empty line or an empty array of `len` bytes.
+    Nothing { len: usize },
+    /// A command too large to hold. `words` has those that came before; `seen` bytes of the frame were looked at.
+    Large { seen: usize },
+}
+
+/// Where a word is, counted from the first byte of its frame.
+pub type Span = (u32, u32);
+
+#[derive(Debug, Default)]
+pub struct RequestParser {
+    /// Bytes of the frame already scanned.
+    at: usize,
+    /// Words still to come; `None` before the frame's header is read.
+    missing: Option<usize>,
+    /// Length of the word whose header was read but whose bytes are not all here.
+    bulk: Option<usize>,
+    /// Largest word this command may have; known once its name is.
+    bulk_bytes_max: usize,
+    streams: bool,
+    words: SmallVec<[Span; 16]>,
+    inline_words: Vec<Vec<u8>>,
+}
+
+impl RequestParser {
+    /// Looks at `frame`, which begins at the first byte of a frame and holds all that has come of it.
+    pub fn parse(&mut self, frame: &[u8], sender: Sender) -> Result<Step, ProtocolError> {
+        if self.missing.is_none() {
+            match frame.first() {
+                None => return Ok(Step::Incomplete),
+                Some(b'*') => {
+                    if let Some(step) = self.read_header(frame, sender)? {
+                        return Ok(step);
+                    }
+                }
+                Some(_) => return self.read_inline(frame),
+            }
+        }
+        self.read_words(frame, sender)
+    }
+
+    /// The spans of the words of the command just read.
+    #[must_use]
+    pub fn words(&self) -> &[Span] {
+        &self.words
+    }
+
+    /// The words of the inline command just read.
+    #[must_use]
+    pub fn take_inline_words(&mut self) -> Vec<Vec<u8>> {
+        std::mem::take(&mut self.inline_words)
+    }
+
+    /// Forgets the frame: the next byte begins a new one. Big tables are given back.
+    pub fn reset(&mut self) {
+        self.at = 0;
+        self.missing = None;
+        self.bulk = None;
+        self.streams = false;
+        if self.words.spilled() && self.words.capacity() > 64 {
+            self.words = SmallVec::new();
+        } else {
+            self.words.clear();
+        }
+        self.inline_words.clear();
+    }
+
+    /// How many words the frame declared, once its header was read.
+    #[must_use]
+    pub fn declared_words(&self) -> usize {
+        self.words.len() + self.missing.unwrap_or(0)
+    }
+
+    fn read_header(&mut self, frame: &[u8], sender: Sender) -> Result<Option<Step>, ProtocolError> {
+        let Some((line, next)) = header_line(frame, 0, "too big mbulk count string")? else {
+            return Ok(Some(Step::Incomplete));
+        };
+        let count = integer(&line[1..]).filter(|count| *count <= REDIS_ITEMS_MAX);
+        let count = count.ok_or(ProtocolError(Cow::Borrowed("invalid multibulk length")))?;
+        if count <= 0 {
+            return Ok(Some(Step::Nothing { len: next }));
+        }
+        if !sender.authenticated && count > UNAUTHENTICATED_ITEMS_MAX as i64 {
+            return Err(ProtocolError(Cow::Borrowed("unauthenticated multibulk length")));
+        }
+        self.at = next;
+        self.missing = Some(count as usize);
+        self.bulk_bytes_max = BULK_BYTES_MAX;
+        Ok(None)
+    }
+
+    fn read_words(&mut self, frame: &[u8], sender: Sender) -> Result<Step, ProtocolError> {
+        while self.missing != Some(0) {
+            let len = match self.bulk {
+                Some(len) => len,
+                None => match self.read_bulk_header(frame, sender)? {
+                    BulkHeader::Incomplete => return Ok(Step::Incomplete),
+                    BulkHeader::TooLarge => return Ok(Step::Large { seen: self.at }),
+                    BulkHeader::Read(len) => len,
+                },
+            };
+            // Redis takes the two bytes behind a word for granted, whatever they are. So do we, or the two would disagree.
+            if frame.len() < self.at + len + 2 {
+                return Ok(Step::Incomplete);
+            }
+            self.words.push((self.at as u32, len as u32));
+            self.at += len + 2;
+            self.bulk = None;
+            self.missing = self.missing.map(|missing| missing - 1);
+            if self.words.len() == 1 {
+                let (start, len) = self.words[0];
+                self.learn_limits(&frame[start as usize..][..len as usize], sender);
+            }
+            let too_many = self.words.len() == 1 && self.declared_words() > ITEMS_MAX;
+            if too_many || self.at > FRAME_BYTES_MAX {
+                if self.streams {
+                    return Ok(Step::Large { seen: self.at });
+                }
+                return Err(ProtocolError(Cow::Borrowed("invalid multibulk length")));
+            }
+        }
+        Ok(Step::Command { len: self.at })
+    }
+
+    fn read_bulk_header(&mut self, frame: &[u8], sender: Sender) -> Result<BulkHeader, ProtocolError> {
+        let Some(kind) = frame.get(self.at) else {
+            return Ok(BulkHeader::Incomplete);
+        };
+        let Some((line, next)) = header_line(frame, self.at, "too big bulk count string")? else {
+            // Redis waits for the whole line before it looks at the first byte; only then is a wrong one wrong.
+            return Ok(BulkHeader::Incomplete);
+        };
+        if *kind != b'$' {
+            let shown = if kind.is_ascii_graphic() || *kind == b' ' { *kind as char } else { '?' };
+            return Err(ProtocolError(Cow::Owned(format!("expected '$', got '{shown}'"))));
+        }
+        let len = integer(&line[1..]).filter(|len| (0..=REDIS_BULK_BYTES_MAX).contains(len));
+        let len = len.ok_or(ProtocolError(Cow::Borrowed("invalid bulk length")))? as usize;
+        if !sender.authenticated && len > UNAUTHENTICATED_BULK_BYTES_MAX {
+            return Err(ProtocolError(Cow::Borrowed("unauthenticated bulk length")));
+        }
+        if len > self.bulk_bytes_max {
+            if self.streams {
+                return Ok(BulkHeader::TooLarge);
+            }
+            return Err(ProtocolError(Cow::Borrowed("invalid bulk length")));
+        }
+        self.at = next;
+        self.bulk = Some(len);
+        Ok(BulkHeader::Read(len))
+    }
+
+    fn learn_limits(&mut self, name: &[u8], sender: Sender) {
+        let scripts: [&[u8]; 5] = [b"EVAL", b"EVALSHA", b"EVAL_RO", b"EVALSHA_RO", b"SCRIPT"];
+        if scripts.iter().any(|script| script.eq_ignore_ascii_case(name)) {
+            self.bulk_bytes_max = SCRIPT_BYTES_MAX;
+        }
+        self.streams = sender.authenticated && (sender.may_stream)(name);
+    }
+
+    fn read_inline(&mut self, frame: &[u8]) -> Result<Step, ProtocolError> {
+        let Some(newline) = memchr::memchr(b'\n', &frame[self.at..]).map(|found| self.at + found) else {
+            if frame.len() > INLINE_BYTES_MAX {
+                return Err(ProtocolError(Cow::Borrowed("too big inline request")));
+            }
+            self.at = frame.len();
+            return Ok(Step::Incomplete);
+        };
+        if newline > INLINE_BYTES_MAX {
+            return Err(ProtocolError(Cow::Borrowed("too big inline request")));
+        }
+        let line = frame[..newline].strip_suffix(b"\r").unwrap_or(&frame[..newline]);
+        let words =
+            inline::split(line).ok_or(ProtocolError(Cow::Borrowed("unbalanced quotes in request")))?;
+        let len = newline + 1;
+        if words.is_empty() {
+            return Ok(Step::Nothing { len });
+        }
+        self.inline_words = words;
+        Ok(Step::Inline { len })
+    }
+
+    /// After [`Step::Large`]: how many of the bytes at the front of `bytes` still belong to the frame, and whether it ends with them.
+    /// `bytes` begins where the last call stopped (the first call: at `seen`).
+    pub fn stream(&mut self, bytes: &[u8]) -> Result<(usize, bool), ProtocolError> {
+        let mut taken = 0;
+        loop {
+            if let Some(left) = self.bulk {
+                let step = left.min(bytes.len() - taken);
+                taken += step;
+                if step < left {
+                    self.bulk = Some(left - step);
+                    return Ok((taken, false));
+                }
+                self.bulk = None;
+                self.missing = self.missing.map(|missing| missing - 1);
+            }
+            if self.missing == Some(0) {
+                return Ok((taken, true));
+            }
+            let rest = &bytes[taken..];
+            if rest.is_empty() {
+                return Ok((taken, false));
+            }
+            let Some((line, next)) = header_line(rest, 0, "too big bulk count string")? else {
+                return Ok((taken, false));
+            };
+            if rest[0] != b'$' {
+                return Err(ProtocolError(Cow::Borrowed("expected '$'")));
+            }
+            let len = integer(&line[1..]).filter(|len| (0..=REDIS_BULK_BYTES_MAX).contains(len));
+            let len = len.ok_or(ProtocolError(Cow::Borrowed("invalid bulk length")))?;
+            self.bulk = Some(len as usize + 2);
+            taken += next;
+        }
+    }
+}
+
+enum BulkHeader {
+    Incomplete,
+    TooLarge,
+    Read(usize),
+}
+
+/// The line that begins at `at`, without its end, and where the next begins. As in Redis the end is `\r` and one more byte.
+fn header_line<'a>(
+    frame: &'a [u8],
+    at: usize,
+    too_big: &'static str,
+) -> Result<Option<(&'a [u8], usize)>, ProtocolError> {
+    let rest = &frame[at..];
+    match memchr::memchr(b'\r', &rest[..rest.len().min(INLINE_BYTES_MAX + 1)]) {
+        Some(end) if rest.len() >= end + 2 => Ok(Some((&rest[..end], at + end + 2))),
+        Some(_) => Ok(None),
+        None if rest.len() > INLINE_BYTES_MAX => Err(ProtocolError(Cow::Borrowed(too_big))),
+        None => Ok(None),
+    }
+}
+
+/// Redis's `string2ll`: a sign at most, no blanks, no leading zeros.
+fn integer(text: &[u8]) -> Option<i64> {
+    let (negative, digits) = match text.strip_prefix(b"-") {
+        Some(digits) => (true, digits),
+        None => (false, text),
+    };
+    let value = redfence_core::grammar::words::decimal(digits)?;
+    match (negative, value) {
+        (true, 0) => None,
+        (true, value) => 0i64.checked_sub_unsigned(value),
+        (false, value) => i64::try_from(value).ok(),
+    }
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,121 @@
+//! The state of one client, as Redis users know it: protocol, database, name, authentication, subscriptions, transaction.
+//!
+//! Owned by its `connection`; what other connections may see of it (`CLIENT LIST`, `CLIENT KILL`) is in [`super::registry`].
+
+use super::encode::Protocol;
+use super::keeper::{Keeper, Slot};
+use super::registry::Card;
+use super::router::Door;
+use crate::events::{Inbox, Kind};
+use bytes::Bytes;
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// Databases a client may `SELECT`, as Redis ships.
+pub const DATABASES: u32 = 16;
+
+/// `CLIENT REPLY`: which answers the client wants.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ReplyMode {
+    #[default]
+    On,
+    Off,
+    /// Off for the command just under way, then on.
+    SkipThis,
+    /// Off for the next command, then on.
+    SkipNext,
+}
+
+#[derive(Debug)]
+pub struct Client {
+    pub card: Arc<Card>,
+    pub door: Door,
+    pub protocol: Protocol,
+    pub db: u32,
+    pub authenticated: bool,
+    pub reply_mode: ReplyMode,
+    /// Between `MULTI` and `EXEC` on the Redis behind the proxy.
+    pub in_transaction: bool,
+    /// Keys are watched there.
+    pub watches_keys: bool,
+    /// Sessions this connection opened: any command here keeps them alive, its end orphans them.
+    pub sessions: Option<Arc<Slot>>,
+    pub subscriptions: Option<Box<Subscriptions>>,
+}
+
+/// What the client listens to.
+#[derive(Debug)]
+pub struct Subscriptions {
+    pub inbox: Inbox,
+    pub channels: BTreeSet<Bytes>,
+    pub patterns: BTreeSet<Bytes>,
+}
+
+impl Subscriptions {
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.channels.len() + self.patterns.len()
+    }
+
+    pub fn names(&mut self, kind: Kind) -> &mut BTreeSet<Bytes> {
+        match kind {
+            Kind::Channel => &mut self.channels,
+            Kind::Pattern => &mut self.patterns,
+        }
+    }
+}
+
+impl Client {
+    #[must_use]
+    pub fn new(card: Arc<Card>, door: Door, authenticated: bool) -> Client {
+        Client {
+            card,
+            door,
+            protocol: Protocol::Resp2,
+            db: 0,
+            authenticated,
+            reply_mode: ReplyMode::On,
+            in_transaction: false,
+            watches_keys: false,
+            sessions: None,
+            subscriptions: None,
+        }
+    }
+
+    #[must_use]
+    pub fn subscription_count(&self) -> usize {
+        self.subscriptions.as_ref().map_or(0, |subscriptions| subscriptions.count())
+    }
+
+    /// A RESP2 client that listens may do little else.
+    #[must_use]
+    pub fn is_listening_only(&self) -> bool {
+        self.protocol == Protocol::Resp2 && self.subscription_count() > 0
+    }
+
+    /// Whether the reply to the command under way is unwanted.
+    #[must_use]
+    pub fn is_muted(&self) -> bool {
+        matches!(self.reply_mode, ReplyMode::Off | ReplyMode::SkipThis)
+    }
+
+    /// Being blocked in a WAIT keeps the connection's sessions alive.
+    pub fn set_waiting(&self, waiting: bool) {
+        if let Some(slot) = &self.sessions {
+            slot.set_waiting(waiting);
+        }
+    }
+
+    /// The connection ends: its sessions have the grace time to be taken over.
+    pub fn leave_sessions(&mut self, keeper: &Keeper) {
+        if let Some(slot) = self.sessions.take() {
+            keeper.close_slot(&slot);
+        }
+    }
+
+    /// Whether the loss of the Redis behind the proxy takes something with it that the client relies on.
+    #[must_use]
+    pub fn depends_on_link(&self) -> bool {
+        self.in_transaction || self.watches_keys
+    }
+}

@@ -1,0 +1,107 @@
+//! A small Redis client for the proxy's own errands: finding out what that Redis can do, loading the Lua library, waiting in Lua.
+//!
+//! One call at a time, RESP2, replies into core's `Reply`. Clients' commands never go this way: they have their own `link`.
+
+use super::replies::{Outcome, ReplyScanner};
+use super::upstream::Upstream;
+use crate::server::encode;
+use bytes::Bytes;
+use redfence_core::reply::{Refusal, Reply};
+use redis_protocol::resp2::decode;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::io;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+/// Replies of our own errands are small.
+const REPLY_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+/// Connects without delay for small packets.
+pub async fn connect(address: &str) -> io::Result<TcpStream> {
+    let connecting = tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(address));
+    let stream =
+        connecting.await.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))??;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+#[derive(Debug)]
+pub struct Caller {
+    stream: TcpStream,
+    received: Vec<u8>,
+    db: u32,
+}
+
+impl Caller {
+    pub async fn open(upstream: &Upstream) -> io::Result<Caller> {
+        let stream = connect(&upstream.address).await?;
+        let mut caller = Caller { stream, received: Vec::new(), db: 0 };
+        if let Some(auth) = upstream.auth_words() {
+            caller.call_ok(&auth).await?;
+        }
+        Ok(caller)
+    }
+
+    pub async fn select(&mut self, db: u32) -> io::Result<()> {
+        if self.db != db {
+            self.call_ok(&["SELECT", &db.to_string()]).await?;
+            self.db = db;
+        }
+        Ok(())
+    }
+
+    /// One command and its reply. Not safe to drop half-way: the caller must then be thrown away.
+    pub async fn call(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
+        let mut command = Vec::new();
+        encode::command(&mut command, words);
+        self.stream.write_all(&command).await?;
+        let mut scanner = ReplyScanner::default();
+        let mut scanned = 0;
+        loop {
+            let (taken, outcome) =
+                scanner.scan(&self.received[scanned..]).map_err(|_| invalid("it does not speak RESP"))?;
+            scanned += taken;
+            match outcome {
+                Some(Outcome::Reply { .. }) => break,
+                Some(Outcome::Push) => return Err(invalid("an unexpected push")),
+                None => {}
+            }
+            if scanned > REPLY_BYTES_MAX {
+                return Err(invalid("a reply larger than any of ours"));
+            }
+            let mut piece = [0; 4096];
+            match self.stream.read(&mut piece).await? {
+                0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
+                count => self.received.extend_from_slice(&piece[..count]),
+            }
+        }
+        let frame = decode::decode(&self.received[..scanned]).ok().flatten().map(|(frame, _)| frame);
+        self.received.drain(..scanned);
+        frame.map(to_reply).ok_or_else(|| invalid("a reply that cannot be read"))
+    }
+
+    /// A command that must succeed.
+    pub async fn call_ok(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
+        match self.call(words).await? {
+            Reply::Error(Refusal(text)) => Err(invalid(&format!("it answered '{text}'"))),
+            reply => Ok(reply),
+        }
+    }
+}
+
+fn invalid(text: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+fn to_reply(frame: OwnedFrame) -> Reply {
+    match frame {
+        OwnedFrame::SimpleString(text) => Reply::Status(String::from_utf8_lossy(&text).into_owned().into()),
+        OwnedFrame::Error(text) => Reply::Error(Refusal::new(text)),
+        OwnedFrame::Integer(value) => Reply::Int(value),
+        OwnedFrame::BulkString(value) => Reply::Bulk(Bytes::from(value)),
+        OwnedFrame::Array(items) => Reply::Array(items.into_iter().map(to_reply).collect()),
+        OwnedFrame::Null => Reply::Nil,
+    }
+}

@@ -1,0 +1,310 @@
+//! One client's own connection to the Redis behind the proxy. Commands go out as they came, replies come back byte for byte.
+//!
+//! Opened when first needed. Some commands are ours (the greeting, `SELECT`, a change of protocol): their replies are swallowed,
+//! and an error among them ends the link. Driven by `connection`, which decides when a reply may go to the client.
+
+use super::replies::{Outcome, ReplyScanner};
+use super::upstream::Upstream;
+use crate::server::encode::{self, Protocol};
+use redfence_core::reply::Refusal;
+use std::collections::VecDeque;
+use std::future::Future;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{ready, Context, Poll};
+use tokio::net::TcpStream;
+
+/// Bytes of commands that may wait to be sent. Above it, no more are read from the client.
+pub const UNSENT_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of one read.
+const READ_BYTES: usize = 64 * 1024;
+
+/// Whose reply comes next.
+#[derive(Debug)]
+enum Expected {
+    /// Ours: not shown to the client.
+    Ours,
+    /// The client's. The command had left us completely once `sent` reaches `end`.
+    Client { end: u64 },
+}
+
+type Connecting = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
+
+enum State {
+    Connecting(Connecting),
+    Open(TcpStream),
+}
+
+pub struct Link {
+    upstream: Arc<Upstream>,
+    state: State,
+    unsent: Vec<u8>,
+    /// How much of `unsent` is gone already.
+    unsent_at: usize,
+    /// Bytes ever queued, and ever sent.
+    queued: u64,
+    sent: u64,
+    expected: VecDeque<Expected>,
+    received: Vec<u8>,
+    received_at: usize,
+    scanner: ReplyScanner,
+    /// The reply under way is for the client.
+    passes: bool,
+    swallowed: Vec<u8>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").field("queued", &self.queued).field("sent", &self.sent).finish_non_exhaustive()
+    }
+}
+
+/// The link is of no use any more.
+#[derive(Debug)]
+pub struct Down {
+    pub reason: String,
+    /// For each of the client's commands without an answer: whether it had left us.
+    pub unanswered: Vec<bool>,
+    /// Part of a reply has gone to the client: its stream cannot be mended.
+    pub mid_reply: bool,
+}
+
+/// What `poll_reply` brought.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arrived {
+    /// A whole reply of the client's.
+    Reply { is_error: bool },
+    /// A part of a reply, or a push; more may follow.
+    Bytes,
+}
+
+impl Link {
+    /// Begins to connect, and queues the greeting.
+    #[must_use]
+    pub fn open(upstream: &Arc<Upstream>, protocol: Protocol, db: u32) -> Link {
+        let address = upstream.address.clone();
+        let connecting = Box::pin(async move { super::caller::connect(&address).await });
+        let mut link = Link {
+            upstream: Arc::clone(upstream),
+            state: State::Connecting(connecting),
+            unsent: Vec::new(),
+            unsent_at: 0,
+            queued: 0,
+            sent: 0,
+            expected: VecDeque::new(),
+            received: Vec::new(),
+            received_at: 0,
+            scanner: ReplyScanner::default(),
+            passes: false,
+            swallowed: Vec::new(),
+        };
+        if let Some(auth) = upstream.auth_words() {
+            link.send_ours(&auth);
+        }
+        if protocol == Protocol::Resp3 {
+            link.send_ours(&["HELLO", "3"]);
+        }
+        if db != 0 {
+            link.send_ours(&["SELECT", &db.to_string()]);
+        }
+        link
+    }
+
+    /// A command of our own, whose reply is not shown.
+    pub fn send_ours(&mut self, words: &[impl AsRef<[u8]>]) {
+        self.compact();
+        let before = self.unsent.len();
+        encode::command(&mut self.unsent, words);
+        self.queued += (self.unsent.len() - before) as u64;
+        self.expected.push_back(Expected::Ours);
+    }
+
+    /// A command of the client's, whole.
+    pub fn send(&mut self, frame: &[u8]) {
+        self.queue(frame);
+        self.expected.push_back(Expected::Client { end: self.queued });
+    }
+
+    /// A command of the client's, put together from words.
+    pub fn send_words(&mut self, words: &[impl AsRef<[u8]>]) {
+        self.compact();
+        let before = self.unsent.len();
+        encode::command(&mut self.unsent, words);
+        self.queued += (self.unsent.len() - before) as u64;
+        self.expected.push_back(Expected::Client { end: self.queued });
+    }
+
+    /// The first piece of a command of the client's that comes in pieces.
+    pub fn begin_stream(&mut self, piece: &[u8]) {
+        self.queue(piece);
+        self.expected.push_back(Expected::Client { end: u64::MAX });
+    }
+
+    pub fn stream(&mut self, piece: &[u8]) {
+        self.queue(piece);
+    }
+
+    pub fn end_stream(&mut self) {
+        if let Some(Expected::Client { end }) = self.expected.back_mut() {
+            *end = self.queued;
+        }
+    }
+
+    #[must_use]
+    pub fn unsent_bytes(&self) -> usize {
+        self.unsent.len() - self.unsent_at
+    }
+
+    /// Part of a reply has gone to the client, and more of it must follow before anything else.
+    #[must_use]
+    pub fn is_inside_reply(&self) -> bool {
+        self.scanner.is_inside() && self.passes
+    }
+
+    fn queue(&mut self, bytes: &[u8]) {
+        self.compact();
+        self.unsent.extend_from_slice(bytes);
+        self.queued += bytes.len() as u64;
+    }
+
+    fn compact(&mut self) {
+        if self.unsent_at == self.unsent.len() {
+            self.unsent.clear();
+            self.unsent_at = 0;
+        } else if self.unsent_at > UNSENT_BYTES_MAX {
+            self.unsent.drain(..self.unsent_at);
+            self.unsent_at = 0;
+        }
+    }
+
+    /// Sends what can be sent now. `Ok(true)` where something went out.
+    pub fn poll_send(&mut self, context: &mut Context<'_>) -> Result<bool, Down> {
+        let mut moved = false;
+        if let State::Connecting(connecting) = &mut self.state {
+            match connecting.as_mut().poll(context) {
+                Poll::Pending => return Ok(false),
+                Poll::Ready(Ok(stream)) => self.state = State::Open(stream),
+                Poll::Ready(Err(error)) => return Err(self.down(error.to_string())),
+            }
+            moved = true;
+        }
+        while self.unsent_at < self.unsent.len() {
+            let State::Open(stream) = &self.state else { return Ok(moved) };
+            match stream.try_write(&self.unsent[self.unsent_at..]) {
+                Ok(count) => {
+                    self.unsent_at += count;
+                    self.sent += count as u64;
+                    moved = true;
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    match stream.poll_write_ready(context) {
+                        Poll::Ready(Ok(())) => {}
+                        Poll::Ready(Err(error)) => return Err(self.down(error.to_string())),
+                        Poll::Pending => return Ok(moved),
+                    }
+                }
+                Err(error) => return Err(self.down(error.to_string())),
+            }
+        }
+        self.compact();
+        if self.unsent.capacity() > UNSENT_BYTES_MAX {
+            self.unsent = Vec::new();
+        }
+        Ok(moved)
+    }
+
+    /// Passes bytes of replies into `out`, at most to the end of one reply of the client's.
+    pub fn poll_reply(
+        &mut self,
+        context: &mut Context<'_>,
+        out: &mut Vec<u8>,
+    ) -> Poll<Result<Arrived, Down>> {
+        loop {
+            if self.received_at == self.received.len() {
+                ready!(self.poll_receive(context))?;
+            }
+            let bytes = &self.received[self.received_at..];
+            if !self.scanner.is_inside() {
+                self.passes =
+                    bytes[0] == b'>' || matches!(self.expected.front(), Some(Expected::Client { .. }));
+                self.swallowed.clear();
+            }
+            let Ok((taken, outcome)) = self.scanner.scan(bytes) else {
+                return Poll::Ready(Err(self.down("it does not speak RESP".to_string())));
+            };
+            if self.passes {
+                out.extend_from_slice(&bytes[..taken]);
+            } else if self.swallowed.len() < 256 {
+                self.swallowed.extend_from_slice(&bytes[..taken.min(256)]);
+            }
+            self.received_at += taken;
+            match outcome {
+                None | Some(Outcome::Push) if self.passes => return Poll::Ready(Ok(Arrived::Bytes)),
+                None | Some(Outcome::Push) => {}
+                Some(Outcome::Reply { is_error }) => match self.expected.pop_front() {
+                    Some(Expected::Client { .. }) => return Poll::Ready(Ok(Arrived::Reply { is_error })),
+                    Some(Expected::Ours) if !is_error => {}
+                    Some(Expected::Ours) | None => {
+                        let text = String::from_utf8_lossy(&self.swallowed).trim_end().to_string();
+                        return Poll::Ready(Err(self.down(format!("it answered {text:?}"))));
+                    }
+                },
+            }
+        }
+    }
+
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Down>> {
+        self.received.clear();
+        self.received_at = 0;
+        let State::Open(stream) = &self.state else { return Poll::Pending };
+        loop {
+            self.received.resize(READ_BYTES, 0);
+            match stream.try_read(&mut self.received) {
+                Ok(0) => {
+                    self.received.clear();
+                    return Poll::Ready(Err(self.down("it closed the connection".to_string())));
+                }
+                Ok(count) => {
+                    self.received.truncate(count);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    // Nothing to read: an idle link keeps no buffer.
+                    self.received = Vec::new();
+                    match stream.poll_read_ready(context) {
+                        Poll::Ready(Ok(())) => {}
+                        Poll::Ready(Err(error)) => return Poll::Ready(Err(self.down(error.to_string()))),
+                        Poll::Pending => return Poll::Pending,
+                    }
+                }
+                Err(error) => {
+                    self.received.clear();
+                    return Poll::Ready(Err(self.down(error.to_string())));
+                }
+            }
+        }
+    }
+
+    fn down(&self, reason: String) -> Down {
+        let unanswered = self.expected.iter().filter_map(|expected| match expected {
+            Expected::Ours => None,
+            Expected::Client { end } => Some(self.sent >= *end),
+        });
+        Down {
+            unanswered: unanswered.collect(),
+            mid_reply: self.is_inside_reply(),
+            reason: format!("the Redis behind this proxy at {}: {reason}", self.upstream.address),
+        }
+    }
+}
+
+/// What a client is told whose command was under way when the link went down.
+#[must_use]
+pub fn refusal(reason: &str, had_left: bool) -> Refusal {
+    if had_left {
+        Refusal::new(format!("INDETERMINATE {reason}; the command was sent, but its outcome is not known"))
+    } else {
+        Refusal::new(format!("UNAVAILABLE {reason}; nothing was done; retry"))
+    }
+}

@@ -1,0 +1,334 @@
+//! What the Redis behind the proxy publishes, for the clients of this node that listen.
+//!
+//! One connection listens to all channels and patterns any client wants, and hands messages to the [`Hub`]; it is opened with the
+//! first of them. Lock events of Tier 1 come this way, and everything else clients publish there. When it breaks, those who listen to
+//! more than locks are disconnected, as that Redis would have done; subscriptions to locks go on and are made again.
+
+use super::caller;
+use super::replies::{Outcome, ReplyScanner};
+use super::upstream::Upstream;
+use crate::events::{is_about_locks, Hub, Kind, Message};
+use crate::server::encode;
+use bytes::Bytes;
+use redis_protocol::resp2::decode;
+use redis_protocol::resp2::types::OwnedFrame;
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::sync::{oneshot, Notify};
+
+const RETRY_AFTER: Duration = Duration::from_millis(200);
+/// A larger message ends the connection: nobody else's should wait for it.
+const MESSAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
+
+type Confirm = oneshot::Sender<Result<(), String>>;
+
+enum Order {
+    Subscribe { kind: Kind, names: Vec<Bytes>, confirm: Option<Confirm> },
+    Unsubscribe { kind: Kind, name: Bytes },
+}
+
+#[derive(Default)]
+struct State {
+    /// How many clients want each.
+    wanted: BTreeMap<(u8, Bytes), usize>,
+    orders: VecDeque<Order>,
+    connected: bool,
+    reason: String,
+}
+
+pub struct Listener {
+    upstream: Arc<Upstream>,
+    hub: Arc<Hub>,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+impl std::fmt::Debug for Listener {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Listener").finish_non_exhaustive()
+    }
+}
+
+fn rank(kind: Kind) -> u8 {
+    match kind {
+        Kind::Channel => 0,
+        Kind::Pattern => 1,
+    }
+}
+
+impl Listener {
+    #[must_use]
+    pub fn start(upstream: Arc<Upstream>, hub: Arc<Hub>) -> Arc<Listener> {
+        let listener = Arc::new(Listener { upstream, hub, state: Mutex::default(), changed: Notify::new() });
+        tokio::spawn(listen_for_ever(Arc::clone(&listener)));
+        listener
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().expect("the listener's state is whole")
+    }
+
+    /// Confirmed once that Redis has confirmed; refused where it cannot be reached and more than locks is asked for.
+    pub fn subscribe(&self, kind: Kind, names: &[Bytes]) -> oneshot::Receiver<Result<(), String>> {
+        let (confirm, confirmed) = oneshot::channel();
+        let mut state = self.state();
+        for name in names {
+            *state.wanted.entry((rank(kind), name.clone())).or_default() += 1;
+        }
+        let down = !state.connected && !state.reason.is_empty();
+        if down {
+            let about_locks = names.iter().all(|name| is_about_locks(name));
+            let answer = if about_locks { Ok(()) } else { Err(state.reason.clone()) };
+            // The receiver is in our hands: sending cannot fail.
+            let _ = confirm.send(answer);
+        } else {
+            state.orders.push_back(Order::Subscribe { kind, names: names.to_vec(), confirm: Some(confirm) });
+        }
+        drop(state);
+        self.changed.notify_one();
+        confirmed
+    }
+
+    pub fn unsubscribe(&self, kind: Kind, name: &Bytes) {
+        let mut state = self.state();
+        let key = (rank(kind), name.clone());
+        let Some(count) = state.wanted.get_mut(&key) else { return };
+        *count -= 1;
+        if *count == 0 {
+            state.wanted.remove(&key);
+            state.orders.push_back(Order::Unsubscribe { kind, name: name.clone() });
+            drop(state);
+            self.changed.notify_one();
+        }
+    }
+
+    /// The connection broke, or could not be made.
+    fn lose(&self, error: &io::Error) {
+        let mut state = self.state();
+        let was_connected = std::mem::take(&mut state.connected);
+        state.reason = format!("the Redis behind this proxy at {}: {error}", self.upstream.address);
+        let reason = state.reason.clone();
+        for order in std::mem::take(&mut state.orders) {
+            if let Order::Subscribe { names, confirm: Some(confirm), .. } = order {
+                let about_locks = names.iter().all(|name| is_about_locks(name));
+                // The client may be gone: then nobody waits for it.
+                let _ = confirm.send(if about_locks { Ok(()) } else { Err(reason.clone()) });
+            }
+        }
+        drop(state);
+        if was_connected {
+            self.hub.tell_missed();
+        }
+    }
+
+    /// Everything wanted, as orders for a new connection.
+    fn all_wanted(&self) -> Vec<Order> {
+        let mut state = self.state();
+        let confirms: Vec<Option<Confirm>> = state
+            .orders
+            .drain(..)
+            .filter_map(|order| match order {
+                Order::Subscribe { confirm, .. } => Some(confirm),
+                Order::Unsubscribe { .. } => None,
+            })
+            .collect();
+        let mut orders = Vec::new();
+        for kind in [Kind::Channel, Kind::Pattern] {
+            let names: Vec<Bytes> = state
+                .wanted
+                .keys()
+                .filter(|(rank_of, _)| *rank_of == rank(kind))
+                .map(|(_, name)| name.clone())
+                .collect();
+            if !names.is_empty() {
+                orders.push(Order::Subscribe { kind, names, confirm: None });
+            }
+        }
+        // Whoever was waiting is confirmed with the last of them: by then all are subscribed.
+        for confirm in confirms.into_iter().flatten() {
+            orders.push(Order::Subscribe { kind: Kind::Channel, names: Vec::new(), confirm: Some(confirm) });
+        }
+        orders
+    }
+}
+
+async fn listen_for_ever(listener: Arc<Listener>) {
+    loop {
+        while listener.state().wanted.is_empty() {
+            listener.state().orders.clear();
+            listener.changed.notified().await;
+        }
+        let error = match listen(&listener).await {
+            Ok(()) => continue,
+            Err(error) => error,
+        };
+        listener.lose(&error);
+        tokio::time::sleep(RETRY_AFTER).await;
+    }
+}
+
+/// Serves one connection until it breaks, or until nobody wants anything any more.
+async fn listen(listener: &Listener) -> io::Result<()> {
+    let mut stream = caller::connect(&listener.upstream.address).await?;
+    let mut greeting = Vec::new();
+    let mut greetings = 0;
+    if let Some(auth) = listener.upstream.auth_words() {
+        encode::command(&mut greeting, &auth);
+        greetings = 1;
+    }
+    stream.write_all(&greeting).await?;
+    {
+        let mut state = listener.state();
+        state.connected = true;
+        state.reason.clear();
+    }
+    let mut session = Session {
+        stream,
+        received: Vec::new(),
+        scanned: 0,
+        scanner: ReplyScanner::default(),
+        awaiting: VecDeque::new(),
+        greetings,
+    };
+    session.carry_out(listener.all_wanted()).await?;
+    loop {
+        tokio::select! {
+            () = listener.changed.notified() => {
+                let orders: Vec<Order> = listener.state().orders.drain(..).collect();
+                session.carry_out(orders).await?;
+                if listener.state().wanted.is_empty() {
+                    listener.state().connected = false;
+                    return Ok(());
+                }
+            }
+            received = session.receive() => {
+                received?;
+                session.hand_out(&listener.hub)?;
+            }
+        }
+    }
+}
+
+struct Session {
+    stream: TcpStream,
+    received: Vec<u8>,
+    scanned: usize,
+    scanner: ReplyScanner,
+    /// Confirmations still to come, and whom they are for.
+    awaiting: VecDeque<(usize, Option<Confirm>)>,
+    /// Replies of our own greeting still to come.
+    greetings: usize,
+}
+
+impl Session {
+    async fn carry_out(&mut self, orders: Vec<Order>) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        for order in orders {
+            let (verb, names): (&[u8], Vec<Bytes>) = match order {
+                Order::Subscribe { names, confirm, .. } if names.is_empty() => {
+                    self.awaiting.push_back((0, confirm));
+                    continue;
+                }
+                Order::Subscribe { kind, names, confirm } => {
+                    self.awaiting.push_back((names.len(), confirm));
+                    (if kind == Kind::Channel { b"SUBSCRIBE" } else { b"PSUBSCRIBE" }, names)
+                }
+                Order::Unsubscribe { kind, name } => {
+                    (if kind == Kind::Channel { b"UNSUBSCRIBE" } else { b"PUNSUBSCRIBE" }, vec![name])
+                }
+            };
+            let mut words = vec![Bytes::copy_from_slice(verb)];
+            words.extend(names);
+            encode::command(&mut bytes, &words);
+        }
+        self.settle();
+        self.stream.write_all(&bytes).await
+    }
+
+    /// Reads some bytes. Safe to drop: nothing is lost.
+    async fn receive(&mut self) -> io::Result<()> {
+        if self.received.len() > MESSAGE_BYTES_MAX {
+            return Err(io::Error::other("a message larger than any we pass on"));
+        }
+        match self.stream.read_buf(&mut self.received).await? {
+            0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
+            _ => Ok(()),
+        }
+    }
+
+    fn hand_out(&mut self, hub: &Hub) -> io::Result<()> {
+        let mut start = 0;
+        loop {
+            let scan = self.scanner.scan(&self.received[self.scanned..]);
+            let (taken, outcome) = scan.map_err(|_| io::Error::other("it does not speak RESP"))?;
+            self.scanned += taken;
+            let Some(Outcome::Reply { is_error }) = outcome else { break };
+            let frame = &self.received[start..self.scanned];
+            if self.greetings > 0 {
+                self.greetings -= 1;
+                if is_error {
+                    return Err(io::Error::other(String::from_utf8_lossy(frame).trim_end().to_string()));
+                }
+            } else if let Ok(Some((OwnedFrame::Array(items), _))) = decode::decode(frame) {
+                self.act_on(items, hub);
+            } else {
+                return Err(io::Error::other(
+                    String::from_utf8_lossy(&frame[..frame.len().min(200)]).trim_end().to_string(),
+                ));
+            }
+            start = self.scanned;
+        }
+        self.received.drain(..start);
+        self.scanned -= start;
+        Ok(())
+    }
+
+    fn act_on(&mut self, items: Vec<OwnedFrame>, hub: &Hub) {
+        let mut words = items.into_iter().map(|item| match item {
+            OwnedFrame::BulkString(bytes) => Bytes::from(bytes),
+            _ => Bytes::new(),
+        });
+        let mut word = || words.next().unwrap_or_default();
+        match &word()[..] {
+            b"message" => {
+                let (channel, payload) = (word(), word());
+                hub.pass_on(&Message { pattern: None, channel, payload });
+            }
+            b"pmessage" => {
+                let (pattern, channel, payload) = (word(), word(), word());
+                hub.pass_on(&Message { pattern: Some(pattern), channel, payload });
+            }
+            b"subscribe" | b"psubscribe" => {
+                if let Some((missing, _)) = self.awaiting.front_mut() {
+                    *missing = missing.saturating_sub(1);
+                }
+                self.settle();
+            }
+            _ => {}
+        }
+    }
+
+    /// Confirms those whose subscriptions are all made.
+    fn settle(&mut self) {
+        while matches!(self.awaiting.front(), Some((0, _))) {
+            if let Some((_, Some(confirm))) = self.awaiting.pop_front() {
+                // The client may be gone: then nobody waits for it.
+                let _ = confirm.send(Ok(()));
+            }
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        for (_, confirm) in self.awaiting.drain(..) {
+            if let Some(confirm) = confirm {
+                let _ = confirm.send(Err("the connection to the Redis behind this proxy broke".into()));
+            }
+        }
+    }
+}

@@ -1,0 +1,352 @@
+//! `LOCK.*` and `FENCE.*` on a Redis without the module: the words of the Lua library's call, and the waiting it leaves to its caller.
+//!
+//! `lua/README.md` is the protocol. Calls that do not wait go over the client's own link and answer by themselves; an acquire with
+//! WAIT runs here, on a connection of its own, until it is granted, out of time, or its client is gone.
+
+use super::caller::Caller;
+use super::upstream::{Means, Upstream};
+use bytes::Bytes;
+use redfence_core::grammar::{acquire::Acquire, macquire::MAcquire, Request};
+use redfence_core::reply::{Refusal, Reply};
+use redfence_core::types::Fence;
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// How long one BLPOP may take beyond what was asked.
+const BLPOP_SLACK: Duration = Duration::from_secs(2);
+const CALL_WITHIN: Duration = Duration::from_secs(5);
+
+/// The words that make `means` run a command: its name, its keys (resources), and the words behind them.
+#[must_use]
+pub fn call_words<'a>(
+    means: &'a Means,
+    name: &'a [u8],
+    keys: &[&'a [u8]],
+    rest: &[&'a [u8]],
+) -> Vec<Vec<u8>> {
+    let mut words: Vec<Vec<u8>> = Vec::with_capacity(4 + keys.len() + rest.len());
+    let count = keys.len().to_string().into_bytes();
+    match means {
+        Means::Functions => {
+            words.push(b"FCALL".to_vec());
+            words.push(
+                name.iter()
+                    .map(|byte| if *byte == b'.' { b'_' } else { byte.to_ascii_lowercase() })
+                    .collect(),
+            );
+            words.push(count);
+            words.extend(keys.iter().map(|key| key.to_vec()));
+        }
+        Means::Script { sha1 } => {
+            words.push(b"EVALSHA".to_vec());
+            words.push(sha1.clone().into_bytes());
+            words.push(count);
+            words.extend(keys.iter().map(|key| key.to_vec()));
+            words.push(name.to_ascii_uppercase());
+        }
+        Means::Module => unreachable!("the module needs no Lua"),
+    }
+    words.extend(rest.iter().map(|word| word.to_vec()));
+    words
+}
+
+/// The call for a command that does not wait. `argv` is the client's own.
+#[must_use]
+pub fn call_for(means: &Means, request: &Request<'_>, argv: &[&[u8]]) -> Vec<Vec<u8>> {
+    let name = argv[0];
+    match request {
+        Request::MAcquire(request) => {
+            let behind = 2 + request.resources.len();
+            call_words(means, name, &argv[2..behind], &argv[behind..])
+        }
+        Request::MRelease(request) => {
+            let behind = 2 + 2 * request.pairs.len();
+            let names: Vec<&[u8]> = argv[2..behind].iter().step_by(2).copied().collect();
+            let mut rest: Vec<&[u8]> = argv[3..behind].iter().step_by(2).copied().collect();
+            rest.extend_from_slice(&argv[behind..]);
+            call_words(means, name, &names, &rest)
+        }
+        Request::Scan(_) => call_words(means, name, &[], &argv[1..]),
+        Request::Acquire(_)
+        | Request::Release(_)
+        | Request::Renew(_)
+        | Request::Info(_)
+        | Request::Queue(_)
+        | Request::ForceRelease(_)
+        | Request::FenceCheck(_)
+        | Request::FenceGet(_)
+        | Request::FenceCall(_) => call_words(means, name, &argv[1..2], &argv[2..]),
+        Request::Session(_) | Request::Cluster(_) => unreachable!("the router sends these elsewhere"),
+    }
+}
+
+/// An acquire that may wait, with bytes of its own.
+#[derive(Clone, Debug)]
+pub struct Waiting {
+    pub db: u32,
+    resources: Vec<Vec<u8>>,
+    /// `LOCK.MACQUIRE`: its answer has a list of fences.
+    multi: bool,
+    ttl_ms: u64,
+    wait_ms: u64,
+    owner: Vec<u8>,
+    /// The server made the owner up: nobody else can ask for this grant again.
+    owner_is_ours: bool,
+}
+
+impl Waiting {
+    #[must_use]
+    pub fn single(db: u32, request: &Acquire<'_>, made_up: &[u8]) -> Waiting {
+        Waiting {
+            db,
+            resources: vec![request.resource.to_vec()],
+            multi: false,
+            ttl_ms: request.ttl_ms,
+            wait_ms: request.options.wait_ms.unwrap_or(0),
+            owner: request.options.owner.unwrap_or(made_up).to_vec(),
+            owner_is_ours: request.options.owner.is_none(),
+        }
+    }
+
+    #[must_use]
+    pub fn multi(db: u32, request: &MAcquire<'_>, made_up: &[u8]) -> Waiting {
+        Waiting {
+            db,
+            resources: request.resources.iter().map(|resource| resource.to_vec()).collect(),
+            multi: true,
+            ttl_ms: request.ttl_ms,
+            wait_ms: request.options.wait_ms.unwrap_or(0),
+            owner: request.options.owner.unwrap_or(made_up).to_vec(),
+            owner_is_ours: request.options.owner.is_none(),
+        }
+    }
+
+    fn ask(&self, means: &Means, wait_ms: u64) -> Vec<Vec<u8>> {
+        let name: &[u8] = if self.multi { b"LOCK.MACQUIRE" } else { b"LOCK.ACQUIRE" };
+        let (ttl, wait) = (self.ttl_ms.to_string(), wait_ms.to_string());
+        let rest = [ttl.as_bytes(), b"WAIT", wait.as_bytes(), b"OWNER", &self.owner];
+        call_words(means, name, &self.keys(), &rest)
+    }
+
+    fn cancel(&self, means: &Means) -> Vec<Vec<u8>> {
+        let name: &[u8] = if self.multi { b"LOCK.MCANCEL" } else { b"LOCK.CANCEL" };
+        call_words(means, name, &self.keys(), &[&self.owner])
+    }
+
+    fn keys(&self) -> Vec<&[u8]> {
+        self.resources.iter().map(Vec::as_slice).collect()
+    }
+}
+
+/// Starts the wait. Dropping the receiver is the client going away.
+#[must_use]
+pub fn start_waiting(upstream: Arc<Upstream>, means: Means, waiting: Waiting) -> oneshot::Receiver<Reply> {
+    let (mut sender, receiver) = oneshot::channel();
+    tokio::spawn(async move {
+        let outcome = tokio::select! {
+            outcome = wait(&upstream, &means, &waiting) => Some(outcome),
+            () = sender.closed() => None,
+        };
+        let reply = match outcome {
+            Some(Ok(reply)) => reply,
+            Some(Err(error)) => Reply::Error(lost(&upstream, &error)),
+            None => {
+                leave(&upstream, &means, &waiting).await;
+                return;
+            }
+        };
+        if let Err(reply) = sender.send(reply) {
+            // The client went away at the last moment: a grant nobody can ask for again is given back.
+            give_back(&upstream, &means, &waiting, reply).await;
+        }
+    });
+    receiver
+}
+
+fn lost(upstream: &Upstream, error: &io::Error) -> Refusal {
+    super::link::refusal(&format!("the Redis behind this proxy at {}: {error}", upstream.address), true)
+}
+
+async fn wait(upstream: &Upstream, means: &Means, waiting: &Waiting) -> io::Result<Reply> {
+    let deadline = Instant::now() + Duration::from_millis(waiting.wait_ms);
+    let mut caller = upstream.take_caller().await?;
+    caller.select(waiting.db).await?;
+    loop {
+        let left_ms = millis(deadline.saturating_duration_since(Instant::now()));
+        if left_ms == 0 {
+            let answer = call(&mut caller, &waiting.cancel(means)).await?;
+            upstream.give_caller_back(caller);
+            return Ok(answer);
+        }
+        let answer = call(&mut caller, &waiting.ask(means, left_ms)).await?;
+        let Some((wake_key, poll_ms)) = queued(&answer) else {
+            if answer.is_error() {
+                notice_missing_library(upstream, &answer);
+            }
+            upstream.give_caller_back(caller);
+            return Ok(answer);
+        };
+        let left_ms = millis(deadline.saturating_duration_since(Instant::now()));
+        let nap = Duration::from_millis(poll_ms.min(left_ms).max(1));
+        let seconds = format!("{:.3}", nap.as_secs_f64());
+        let listen: [&[u8]; 3] = [b"BLPOP", &wake_key, seconds.as_bytes()];
+        let woken = tokio::time::timeout(nap + BLPOP_SLACK, caller.call(&listen)).await;
+        match woken.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))?? {
+            Reply::Array(items) => {
+                if let Some(reply) = items.get(1).and_then(|item| granted(item, waiting.multi)) {
+                    upstream.give_caller_back(caller);
+                    return Ok(reply);
+                }
+            }
+            Reply::Error(refusal) => return Ok(Reply::Error(refusal)),
+            _ => {}
+        }
+    }
+}
+
+async fn call(caller: &mut Caller, words: &[Vec<u8>]) -> io::Result<Reply> {
+    let answer = tokio::time::timeout(CALL_WITHIN, caller.call(words)).await;
+    answer.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))?
+}
+
+/// `["queued", owner, wake_key, poll_ms]`
+fn queued(answer: &Reply) -> Option<(Bytes, u64)> {
+    let Reply::Array(items) = answer else { return None };
+    match items.as_slice() {
+        [Reply::Bulk(word), _, Reply::Bulk(wake_key), poll_ms] if word.as_ref() == b"queued" => {
+            let poll_ms = match poll_ms {
+                Reply::Int(value) => u64::try_from(*value).ok()?,
+                Reply::Bulk(text) => std::str::from_utf8(text).ok()?.parse().ok()?,
+                _ => return None,
+            };
+            Some((wake_key.clone(), poll_ms))
+        }
+        _ => None,
+    }
+}
+
+/// `<ttl> <fence> …` from the wake key. `None` for `again`.
+fn granted(message: &Reply, multi: bool) -> Option<Reply> {
+    let Reply::Bulk(text) = message else { return None };
+    let numbers: Option<Vec<u64>> =
+        std::str::from_utf8(text).ok()?.split(' ').map(|word| word.parse().ok()).collect();
+    let numbers = numbers?;
+    let (ttl_ms, fences) = numbers.split_first()?;
+    if multi {
+        let fences = fences.iter().map(|fence| Reply::Int(*fence as i64)).collect();
+        return Some(Reply::Array(vec![Reply::Array(fences), Reply::Int(*ttl_ms as i64)]));
+    }
+    Some(Reply::Granted { fence: Fence(*fences.first()?), ttl_ms: *ttl_ms })
+}
+
+/// The client is gone while it waited.
+async fn leave(upstream: &Upstream, means: &Means, waiting: &Waiting) {
+    let answer = async {
+        let mut caller = upstream.take_caller().await?;
+        caller.select(waiting.db).await?;
+        let answer = call(&mut caller, &waiting.cancel(means)).await?;
+        upstream.give_caller_back(caller);
+        io::Result::Ok(answer)
+    };
+    match answer.await {
+        Ok(answer) => give_back(upstream, means, waiting, answer).await,
+        // The place in the queue lapses by itself within seconds.
+        Err(error) => tracing::debug!(%error, "could not leave a queue in Lua"),
+    }
+}
+
+/// Releases what was granted under an owner nobody but us knows.
+async fn give_back(upstream: &Upstream, means: &Means, waiting: &Waiting, answer: Reply) {
+    let fences = fences_of(&answer);
+    if !waiting.owner_is_ours || fences.is_empty() {
+        return;
+    }
+    let released = async {
+        let mut caller = upstream.take_caller().await?;
+        caller.select(waiting.db).await?;
+        for (resource, fence) in waiting.resources.iter().zip(fences) {
+            let fence = fence.to_string();
+            call(&mut caller, &call_words(means, b"LOCK.RELEASE", &[resource], &[fence.as_bytes()])).await?;
+        }
+        upstream.give_caller_back(caller);
+        io::Result::Ok(())
+    };
+    if let Err(error) = released.await {
+        tracing::debug!(%error, "could not give back the grant of a client that is gone");
+    }
+}
+
+fn fences_of(answer: &Reply) -> Vec<i64> {
+    match answer {
+        Reply::Granted { fence, .. } => vec![fence.0 as i64],
+        Reply::Array(items) => match items.first() {
+            Some(Reply::Int(fence)) => vec![*fence],
+            Some(Reply::Array(fences)) => fences
+                .iter()
+                .filter_map(|fence| if let Reply::Int(fence) = fence { Some(*fence) } else { None })
+                .collect(),
+            _ => Vec::new(),
+        },
+        _ => Vec::new(),
+    }
+}
+
+/// Whether an error says that the library is not there any more.
+pub fn notice_missing_library(upstream: &Upstream, answer: &Reply) {
+    if let Reply::Error(refusal) = answer {
+        if says_library_is_gone(refusal.0.as_bytes()) {
+            upstream.library_is_gone();
+        }
+    }
+}
+
+#[must_use]
+pub fn says_library_is_gone(line: &[u8]) -> bool {
+    let line = line.strip_prefix(b"-").unwrap_or(line);
+    line.starts_with(b"NOSCRIPT") || line.starts_with(b"ERR Function not found")
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use redfence_core::grammar;
+
+    fn shown(line: &str, means: &Means) -> String {
+        let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+        let request = grammar::parse(&argv).unwrap().unwrap();
+        let words = call_for(means, &request, &argv);
+        words.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn calls_follow_the_library() {
+        for (line, expected) in [
+            ("lock.acquire r 10 OWNER o", "FCALL lock_acquire 1 r 10 OWNER o"),
+            ("LOCK.MACQUIRE 2 a b 10 TIER EFFICIENCY", "FCALL lock_macquire 2 a b 10 TIER EFFICIENCY"),
+            ("LOCK.MRELEASE 2 a 1 b 2 TIER EFFICIENCY", "FCALL lock_mrelease 2 a b 1 2 TIER EFFICIENCY"),
+            ("LOCK.SCAN 0 MATCH x*", "FCALL lock_scan 0 0 MATCH x*"),
+            ("FENCE.CALL r 5 SET k v", "FCALL fence_call 1 r 5 SET k v"),
+        ] {
+            assert_eq!(shown(line, &Means::Functions), expected);
+        }
+        let script = Means::Script { sha1: "abc".into() };
+        assert_eq!(shown("lock.release r 7", &script), "EVALSHA abc 1 r LOCK.RELEASE 7");
+    }
+
+    #[test]
+    fn wake_messages_are_read() {
+        let text = |text: &str| Reply::bulk(text);
+        assert_eq!(granted(&text("30 7"), false), Some(Reply::Granted { fence: Fence(7), ttl_ms: 30 }));
+        let multi = Reply::Array(vec![Reply::Array(vec![Reply::Int(7), Reply::Int(8)]), Reply::Int(30)]);
+        assert_eq!(granted(&text("30 7 8"), true), Some(multi.clone()));
+        assert_eq!(fences_of(&multi), [7, 8]);
+        assert_eq!(granted(&text("again"), false), None);
+    }
+}

@@ -1,0 +1,191 @@
+//! The Redis behind the proxy: where it is, whether it is there, and how it serves Tier 1.
+//!
+//! One task keeps a connection to it. When it gets one it asks for the module; without the module it loads the Lua library, as
+//! functions where the server knows them and as a plain script where it does not. When the connection breaks, Tier 1 is down
+//! until the task has it back: nobody has to do anything. Clients' own connections ([`super::link`]) come and go beside it.
+
+use super::caller::Caller;
+use redfence_core::reply::Reply;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::{watch, Notify};
+
+/// How often the task looks whether that Redis still answers.
+const PING_EVERY: Duration = Duration::from_secs(1);
+const PING_WITHIN: Duration = Duration::from_secs(2);
+/// Pause before the next try after a failed one: doubled up to the maximum.
+const RETRY_AFTER: Duration = Duration::from_millis(50);
+const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
+/// Idle connections kept for waiting in Lua.
+const IDLE_CALLERS_MAX: usize = 16;
+
+const FUNCTIONS: &str = include_str!("../../../lua/redfence.lua");
+const SCRIPT: &str = include_str!("../../../lua/redfence-script.lua");
+
+/// How that Redis serves `LOCK.*`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Means {
+    Module,
+    /// The Lua library as functions: `FCALL`.
+    Functions,
+    /// The Lua library as one script: `EVALSHA` with this digest.
+    Script {
+        sha1: String,
+    },
+}
+
+impl Means {
+    #[must_use]
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Means::Module => "module",
+            Means::Functions => "lua_functions",
+            Means::Script { .. } => "lua_script",
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Health {
+    /// Not reached since the start.
+    Starting,
+    Up(Means),
+    Down {
+        reason: String,
+    },
+}
+
+#[derive(Debug)]
+pub struct Upstream {
+    pub address: String,
+    username: Option<String>,
+    password: Option<String>,
+    health: watch::Sender<Health>,
+    /// Somebody found the Lua library gone: load it again.
+    reload: Notify,
+    idle_callers: Mutex<Vec<Caller>>,
+}
+
+impl Upstream {
+    /// Starts the task that keeps an eye on it.
+    #[must_use]
+    pub fn start(address: String, username: Option<String>, password: Option<String>) -> Arc<Upstream> {
+        let upstream = Arc::new(Upstream {
+            address,
+            username,
+            password,
+            health: watch::channel(Health::Starting).0,
+            reload: Notify::new(),
+            idle_callers: Mutex::default(),
+        });
+        tokio::spawn(keep_watch(Arc::clone(&upstream)));
+        upstream
+    }
+
+    #[must_use]
+    pub fn health(&self) -> Health {
+        self.health.borrow().clone()
+    }
+
+    /// Returns when the first try to reach it has ended, one way or the other.
+    pub async fn first_contact(&self) {
+        let mut health = self.health.subscribe();
+        // An error means that the task is gone, and there is nothing to wait for.
+        let _ = health.wait_for(|health| *health != Health::Starting).await;
+    }
+
+    #[must_use]
+    pub fn auth_words(&self) -> Option<Vec<String>> {
+        let password = self.password.clone()?;
+        let mut words = vec!["AUTH".to_string()];
+        words.extend(self.username.clone());
+        words.push(password);
+        Some(words)
+    }
+
+    /// The Lua library was found missing (a flush, a restart). The next commands are refused until it is back.
+    pub fn library_is_gone(&self) {
+        self.health.send_replace(Health::Down {
+            reason: "its Lua library was flushed and is being loaded again".into(),
+        });
+        self.reload.notify_one();
+    }
+
+    pub async fn take_caller(&self) -> io::Result<Caller> {
+        let idle = self.idle_callers.lock().expect("the pool is whole").pop();
+        match idle {
+            Some(caller) => Ok(caller),
+            None => Caller::open(self).await,
+        }
+    }
+
+    /// Takes back a caller that has no call under way.
+    pub fn give_caller_back(&self, caller: Caller) {
+        let mut idle = self.idle_callers.lock().expect("the pool is whole");
+        if idle.len() < IDLE_CALLERS_MAX {
+            idle.push(caller);
+        }
+    }
+}
+
+async fn keep_watch(upstream: Arc<Upstream>) {
+    let mut retry_after = RETRY_AFTER;
+    loop {
+        let error = match serve_once(&upstream, &mut retry_after).await {
+            Ok(never) => match never {},
+            Err(error) => error,
+        };
+        upstream.idle_callers.lock().expect("the pool is whole").clear();
+        let reason = error.to_string();
+        if !matches!(&*upstream.health.borrow(), Health::Down { reason: known } if *known == reason) {
+            tracing::warn!(redis = %upstream.address, reason, "the Redis behind this proxy is down; tier 1 is unavailable");
+        }
+        upstream.health.send_replace(Health::Down { reason });
+        tokio::time::sleep(retry_after).await;
+        retry_after = (retry_after * 2).min(RETRY_AFTER_MAX);
+    }
+}
+
+/// Connects, finds the means, and stays until something breaks.
+async fn serve_once(
+    upstream: &Arc<Upstream>,
+    retry_after: &mut Duration,
+) -> io::Result<std::convert::Infallible> {
+    let mut caller = Caller::open(upstream).await?;
+    loop {
+        let means = find_means(&mut caller).await?;
+        *retry_after = RETRY_AFTER;
+        if upstream.health() != Health::Up(means.clone()) {
+            tracing::info!(redis = %upstream.address, ?means, "the Redis behind this proxy is up");
+        }
+        upstream.health.send_replace(Health::Up(means));
+        loop {
+            tokio::select! {
+                () = upstream.reload.notified() => break,
+                () = tokio::time::sleep(PING_EVERY) => {}
+            }
+            let ping = tokio::time::timeout(PING_WITHIN, caller.call(&["PING"]));
+            ping.await
+                .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer to PING in time"))??;
+        }
+    }
+}
+
+async fn find_means(caller: &mut Caller) -> io::Result<Means> {
+    let info = caller.call_ok(&["COMMAND", "INFO", "LOCK.ACQUIRE"]).await?;
+    if matches!(&info, Reply::Array(items) if matches!(items.first(), Some(Reply::Array(_)))) {
+        return Ok(Means::Module);
+    }
+    match caller.call(&["FUNCTION", "LOAD", "REPLACE", FUNCTIONS]).await? {
+        Reply::Error(refusal) if refusal.0.contains("unknown command") => {}
+        Reply::Error(refusal) => {
+            return Err(io::Error::other(format!("the Lua library could not be loaded: {}", refusal.0)));
+        }
+        _ => return Ok(Means::Functions),
+    }
+    match caller.call_ok(&["SCRIPT", "LOAD", SCRIPT]).await? {
+        Reply::Bulk(sha1) => Ok(Means::Script { sha1: String::from_utf8_lossy(&sha1).into_owned() }),
+        other => Err(io::Error::other(format!("SCRIPT LOAD answered {other:?}"))),
+    }
+}
