@@ -11,6 +11,7 @@
 //! - [`backend`]: what a backend must offer to be tested; [`backends`] has one file for each.
 //! - [`tier1`]: Tier 1 on one Redis, for tests that restart it and swap module and Lua.
 //! - [`expect`]: the shapes of the contract's replies.
+//! - [`checker`]: decides whether what clients saw could have happened.
 //!
 //! # Caveats
 //!
@@ -19,6 +20,8 @@
 pub mod artifacts;
 pub mod backend;
 pub mod backends;
+pub mod chance;
+pub mod checker;
 pub mod client;
 pub mod cluster;
 pub mod expect;
