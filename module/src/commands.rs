@@ -14,7 +14,7 @@ pub(crate) mod scan;
 
 use crate::clock::Now;
 use crate::ffi::{Arg, Ctx};
-use crate::info::{command_took, count, Counter};
+use crate::info::{command_took, count, sampled, Counter};
 use redfence_core::grammar::words::Options;
 use redfence_core::grammar::{self, errors};
 use redfence_core::reply::{Refusal, Reply};
@@ -48,7 +48,9 @@ pub(crate) fn answer(ctx: &Ctx, argv: &[Arg]) -> Answer {
         Some(Err(refusal)) => Err(refusal),
         None => Err(Refusal::new("ERR unknown command")),
     };
-    command_took(Now::read().wall_us.saturating_sub(call.now.wall_us));
+    if sampled() {
+        command_took(Now::read().wall_us.saturating_sub(call.now.wall_us));
+    }
     outcome.unwrap_or_else(|refusal| {
         count(Counter::Refused);
         Answer::Reply(Reply::Error(refusal))

@@ -3,7 +3,7 @@
 use crate::clock::Now;
 use crate::ffi::{Ctx, Name};
 use crate::info::{self, Counter};
-use crate::{config, record};
+use crate::{audience, config, record};
 use redfence_core::event::{channel, to_json, EventKind};
 use redfence_core::types::{Fence, Tier};
 use std::cell::Cell;
@@ -21,8 +21,13 @@ fn next_seq() -> u64 {
     })
 }
 
+/// Whether an event would reach anybody.
+pub(crate) fn is_on() -> bool {
+    config::events() && audience::somebody_listens()
+}
+
 pub(crate) fn publish(ctx: &Ctx, kind: EventKind, resource: &[u8], fence: Fence, owner: &[u8]) {
-    if !config::events() {
+    if !is_on() {
         return;
     }
     let message = to_json(kind, resource, fence, owner, Tier::Efficiency, next_seq());
@@ -35,7 +40,7 @@ pub(crate) fn on_key_expired(ctx: &Ctx, name: Name<'_>) {
     if record::may_be_resource(resource) {
         if let Some((fence, owner)) = record::expired_grant(ctx, resource, Now::read()) {
             info::count(Counter::Expired);
-            publish(ctx, EventKind::Expired, resource, fence, owner.bytes());
+            publish(ctx, EventKind::Expired, resource, fence, &owner);
         }
     }
 }

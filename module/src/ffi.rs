@@ -34,6 +34,7 @@ pub(crate) use key::{Key, Kind};
 pub(crate) use string::{Arg, Name, OwnedString};
 
 use redis_module::raw;
+use std::cell::Cell;
 use std::ptr::NonNull;
 
 /// Calls a function of Redis's API table. Every function we name exists since Redis 7.0, or is asked for by `api_if_known`.
@@ -47,13 +48,21 @@ pub(crate) use api;
 /// The context of the callback Redis is in. Never outlives it.
 pub(crate) struct Ctx {
     raw: NonNull<raw::RedisModuleCtx>,
+    /// Whether effects are replicated; asked once, and only in a command.
+    replicates: Cell<Option<bool>>,
 }
 
 impl Ctx {
     /// # Safety
     /// `raw` must be the context Redis gave to the callback that is running now, on the main thread.
     unsafe fn new(raw: *mut raw::RedisModuleCtx) -> Option<Ctx> {
-        NonNull::new(raw).map(|raw| Ctx { raw })
+        NonNull::new(raw).map(|raw| Ctx { raw, replicates: Cell::new(Some(true)) })
+    }
+
+    /// # Safety
+    /// As above, and the callback is a command's.
+    unsafe fn of_command(raw: *mut raw::RedisModuleCtx) -> Option<Ctx> {
+        NonNull::new(raw).map(|raw| Ctx { raw, replicates: Cell::new(None) })
     }
 
     fn raw(&self) -> *mut raw::RedisModuleCtx {

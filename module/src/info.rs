@@ -57,6 +57,7 @@ impl Histogram {
 
 #[derive(Default)]
 struct Figures {
+    commands: u64,
     counters: [u64; COUNTERS],
     command_us: Histogram,
     wait_us: Histogram,
@@ -68,6 +69,18 @@ thread_local! {
 
 pub(crate) fn count(counter: Counter) {
     FIGURES.with(|figures| figures.borrow_mut().counters[counter as usize] += 1);
+}
+
+/// One command in this many is timed: reading the clock is a good part of a command's cost.
+const SAMPLE: u64 = 16;
+
+/// Whether this command is one to time.
+pub(crate) fn sampled() -> bool {
+    FIGURES.with(|figures| {
+        let mut figures = figures.borrow_mut();
+        figures.commands += 1;
+        figures.commands % SAMPLE == 1
+    })
 }
 
 /// How long a command of ours took.

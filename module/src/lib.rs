@@ -7,7 +7,7 @@
 //! - [`commands`]: one file a command; [`multi`] what several of them share
 //! - [`record`]: a lock as Redis keeps it; the only code that knows the layout
 //! - [`waiters`] and [`lines`]: blocked clients, and who stands in line for what
-//! - [`events`], [`info`], [`config`], [`clock`]
+//! - [`events`], [`info`], [`config`], [`clock`]; [`audience`]: whether anybody would see an effect or an event
 //! - [`ffi`]: the border to Redis, with every `unsafe` block
 //!
 //! # Caveats
@@ -16,6 +16,7 @@
 
 #![deny(unsafe_code)]
 
+mod audience;
 mod clock;
 mod commands;
 mod config;
@@ -71,6 +72,7 @@ fn start(ctx: &Context, _arguments: &[RedisString]) -> Status {
         return Status::Err;
     }
     record::names::learn_mode(&ctx);
+    audience::learn(&ctx);
     if ctx.may_evict() {
         ctx.log_warning(
             "maxmemory-policy may evict keys, and locks are keys: a lock may be lost while it is held. \

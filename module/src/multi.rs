@@ -4,6 +4,7 @@ use crate::clock::Now;
 use crate::events;
 use crate::ffi::{Ctx, OwnedString};
 use crate::info::{self, Counter};
+use crate::record::owner::Owner;
 use crate::record::{Lock, Taken};
 use redfence_core::event::EventKind;
 use redfence_core::reply::{Refusal, Reply};
@@ -23,7 +24,7 @@ pub(crate) fn take_all<R: AsRef<[u8]>>(
     for at in order {
         let resource = resources[at].as_ref();
         let name = OwnedString::new(resource);
-        let (taken, _) = Lock::new(name.name())?.take(ctx, Some(owner), ttl_ms, true, now)?;
+        let taken = Lock::new(name.name())?.take(ctx, &mut Owner::Given(owner), ttl_ms, true, now)?;
         match taken {
             Taken::Granted(grant) => {
                 fences[at] = grant.fence;

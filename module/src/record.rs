@@ -17,27 +17,32 @@
 //!
 //! - [`companion`]: the companion's bytes
 //! - [`names`]: the names of side keys
+//! - [`owner`]: the client's word, or one made up
 //! - [`marks`]: the high-water marks of `FENCE.*`
 //! - here: looking at a lock, granting, ending and prolonging it
 
 pub(crate) mod companion;
 pub(crate) mod marks;
 pub(crate) mod names;
+pub(crate) mod owner;
 
 use crate::clock::Now;
-use crate::config;
 use crate::ffi::server::Class;
 use crate::ffi::{Ctx, Key, Kind, Name, OwnedString};
 use crate::waiters;
-use companion::{Companion, OwnerBytes, Packed, State};
+use crate::{config, events};
+use companion::{Companion, State};
+use owner::Owner;
 use redfence_core::grammar::errors;
 use redfence_core::reply::Refusal;
-use redfence_core::types::{Fence, Reason, RESOURCE_BYTES_MAX};
-use std::cell::Cell;
+use redfence_core::types::{Fence, Reason, FENCE_BOUND, RESOURCE_BYTES_MAX};
+use std::cell::{Cell, RefCell};
 
 thread_local! {
     /// The highest fence this process has issued: a resource whose companion is lost starts above it, whatever the clock did.
     static FENCE_FLOOR: Cell<u64> = const { Cell::new(0) };
+    /// A companion is packed here: no allocation.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
 /// A grant: what the holder gets to know.
@@ -59,11 +64,11 @@ pub(crate) enum Taken {
 }
 
 /// What a holder's fence is worth now.
-#[allow(clippy::large_enum_variant)] // it lives on the stack of one command, and boxing would cost an allocation
 pub(crate) enum Ended {
     /// It held the lock until this call.
     Now {
-        owner: OwnerBytes,
+        /// For the event; empty where nobody listens.
+        owner: Vec<u8>,
     },
     Before(Reason),
 }
@@ -122,8 +127,11 @@ impl<'a> Lock<'a> {
         if kind == Kind::String {
             return Ok(Freedom::HeldUntil(key.expire_at_ms()));
         }
-        self.open_companion(ctx)?;
-        Ok(Freedom::Free)
+        let mut side = self.open_companion(ctx)?;
+        match companion::parse(side.bytes()) {
+            Some(seen) if seen.fence.0 + 1 >= FENCE_BOUND => Err(fences_used_up()),
+            Some(_) | None => Ok(Freedom::Free),
+        }
     }
 
     /// Whether `owner` holds the lock, by whichever way it got it.
@@ -133,44 +141,38 @@ impl<'a> Lock<'a> {
     }
 
     /// Takes the lock where it is free (and `may_take`: nobody is in line before the caller), or again where `owner` holds it.
-    /// `owner` is asked for only when it is needed, because making one up is dear.
     pub(crate) fn take(
         &self,
         ctx: &Ctx,
-        owner: Option<&[u8]>,
+        owner: &mut Owner<'_>,
         ttl_ms: u64,
         may_take: bool,
         now: Now,
-    ) -> Result<(Taken, OwnerBytes), Refusal> {
+    ) -> Result<Taken, Refusal> {
         let (mut key, kind) = self.open(ctx)?;
-        let free = kind == Kind::Absent;
-        if !free {
-            let again = owner.is_some_and(|owner| key.bytes() == owner);
-            return match owner {
-                Some(owner) if again => {
-                    let grant = self.take_again(ctx, &mut key, owner, ttl_ms, now)?;
-                    Ok((Taken::Again(grant), OwnerBytes::new(owner)))
-                }
-                Some(_) | None => Ok((Taken::Busy, OwnerBytes::default())),
+        if kind != Kind::Absent {
+            return match owner.given().filter(|owner| key.bytes() == *owner) {
+                Some(owner) => self.take_again(ctx, &mut key, owner, ttl_ms, now).map(Taken::Again),
+                None => Ok(Taken::Busy),
             };
         }
         if !may_take {
-            return Ok((Taken::Busy, OwnerBytes::default()));
+            return Ok(Taken::Busy);
         }
-        let owner = owner.map_or_else(OwnerBytes::random, OwnerBytes::new);
+        let owner = owner.settle();
         let mut side = self.open_companion(ctx)?;
-        let fence = next_fence(companion::parse(side.bytes()).map(|seen| seen.fence), now);
+        let fence = next_fence(companion::parse(side.bytes()).map(|seen| seen.fence), now)?;
         let deadline_ms = now.wall_ms() + ttl_ms;
-        key.set_bytes(owner.bytes());
+        key.set_bytes(owner);
         key.set_expire_at_ms(deadline_ms);
-        ctx.replicate_set(self.name, owner.bytes(), Some(deadline_ms));
-        self.write_held(ctx, &mut side, fence, Some(deadline_ms), owner.bytes(), now);
+        ctx.replicate_set(self.name, owner, Some(deadline_ms));
+        self.write_held(ctx, &mut side, fence, Some(deadline_ms), owner, now);
         drop((key, side));
         waiters::quietly(|| {
             ctx.notify(Class::String, c"set", self.name);
             ctx.notify(Class::Generic, c"expire", self.name);
         });
-        Ok((Taken::Granted(Grant { fence, ttl_ms, deadline_ms: Some(deadline_ms) }), owner))
+        Ok(Taken::Granted(Grant { fence, ttl_ms, deadline_ms: Some(deadline_ms) }))
     }
 
     /// A retry: the same fence, at least the time asked. A plain client's lock of the same value is adopted: it gets a fence.
@@ -187,7 +189,7 @@ impl<'a> Lock<'a> {
         let known =
             seen.filter(|seen| seen.state == State::Held && seen.owner == owner).map(|seen| seen.fence);
         let last = seen.map(|seen| seen.fence);
-        let fence = known.unwrap_or_else(|| next_fence(last, now));
+        let fence = known.map_or_else(|| next_fence(last, now), Ok)?;
         let asked_until_ms = now.wall_ms() + ttl_ms;
         let deadline_ms = match key.expire_at_ms() {
             None => None,
@@ -208,12 +210,12 @@ impl<'a> Lock<'a> {
     pub(crate) fn end(&self, ctx: &Ctx, fence: Fence, now: Now) -> Result<Ended, Refusal> {
         let (mut key, _) = self.open(ctx)?;
         let mut side = self.open_companion(ctx)?;
-        let owner = match holder(&mut key, &mut side, fence, now) {
-            Ok(owner) => owner,
+        let (deadline_ms, owner) = match holder(&mut key, &mut side, fence, now) {
+            Ok(held) => (held.deadline_ms, copy_for_event(held.owner)),
             Err(reason) => return Ok(Ended::Before(reason)),
         };
         self.delete(ctx, &mut key);
-        self.write_released(ctx, &mut side, fence, now);
+        self.write_released(ctx, &mut side, fence, deadline_ms, now);
         drop((key, side));
         waiters::quietly(|| ctx.notify(Class::Generic, c"del", self.name));
         Ok(Ended::Now { owner })
@@ -224,31 +226,32 @@ impl<'a> Lock<'a> {
         let (mut key, _) = self.open(ctx)?;
         let mut side = self.open_companion(ctx)?;
         let owner = match holder(&mut key, &mut side, fence, now) {
-            Ok(owner) => owner,
+            Ok(held) => held.owner.to_vec(),
             Err(reason) => return Ok(Ended::Before(reason)),
         };
         let deadline_ms = now.wall_ms() + ttl_ms;
         self.prolong(ctx, &mut key, deadline_ms);
-        self.write_held(ctx, &mut side, fence, Some(deadline_ms), owner.bytes(), now);
+        self.write_held(ctx, &mut side, fence, Some(deadline_ms), &owner, now);
         drop((key, side));
         waiters::quietly(|| ctx.notify(Class::Generic, c"expire", self.name));
         Ok(Ended::Now { owner })
     }
 
     /// Takes the lock away from whoever holds it. `None` where nobody did.
-    pub(crate) fn end_by_force(&self, ctx: &Ctx, now: Now) -> Result<Option<(Fence, OwnerBytes)>, Refusal> {
+    pub(crate) fn end_by_force(&self, ctx: &Ctx, now: Now) -> Result<Option<(Fence, Vec<u8>)>, Refusal> {
         let (mut key, kind) = self.open(ctx)?;
         if kind == Kind::Absent {
             return Ok(None);
         }
         let mut side = self.open_companion(ctx)?;
-        let owner = OwnerBytes::new(key.bytes());
+        let owner = key.bytes().to_vec();
         let seen = companion::parse(side.bytes());
         let fence = seen.map_or(Fence(0), |seen| seen.fence);
-        let ours = seen.is_some_and(|seen| seen.state == State::Held && seen.owner == owner.bytes());
+        let ours = seen.filter(|seen| seen.state == State::Held && seen.owner == owner);
+        let deadline_ms = ours.map(|ours| ours.deadline_ms);
         self.delete(ctx, &mut key);
-        if ours {
-            self.write_released(ctx, &mut side, fence, now);
+        if let Some(deadline_ms) = deadline_ms {
+            self.write_released(ctx, &mut side, fence, deadline_ms, now);
         }
         drop((key, side));
         waiters::quietly(|| ctx.notify(Class::Generic, c"del", self.name));
@@ -293,60 +296,98 @@ impl<'a> Lock<'a> {
     ) {
         let companion = Companion { fence, state: State::Held, deadline_ms: deadline_ms.unwrap_or(0), owner };
         let forget_at_ms = deadline_ms.unwrap_or(now.wall_ms()) + config::companion_retention_ms();
-        self.write(ctx, side, &companion, forget_at_ms);
+        self.write(ctx, side, &companion, forget_at_ms, true);
     }
 
     /// Keeps the companion's expiry, which lies a little behind the retention asked, unless it is far too late.
-    fn write_released(&self, ctx: &Ctx, side: &mut Key<'_>, fence: Fence, now: Now) {
-        let deadline_ms = companion::parse(side.bytes()).map_or(0, |seen| seen.deadline_ms);
+    fn write_released(&self, ctx: &Ctx, side: &mut Key<'_>, fence: Fence, deadline_ms: u64, now: Now) {
         let companion = Companion { fence, state: State::Released, deadline_ms, owner: b"" };
         let wanted_ms = now.wall_ms() + config::companion_retention_ms();
-        let forget_at_ms =
-            side.expire_at_ms().filter(|at_ms| *at_ms <= wanted_ms + FORGET_SLACK_MS).unwrap_or(wanted_ms);
-        self.write(ctx, side, &companion, forget_at_ms);
+        match side.expire_at_ms().filter(|at_ms| *at_ms <= wanted_ms + FORGET_SLACK_MS) {
+            Some(as_before_ms) => self.write(ctx, side, &companion, as_before_ms, false),
+            None => self.write(ctx, side, &companion, wanted_ms, true),
+        }
     }
 
-    fn write(&self, ctx: &Ctx, side: &mut Key<'_>, companion: &Companion<'_>, forget_at_ms: u64) {
-        let packed = Packed::new(companion);
-        side.set_bytes(packed.bytes());
-        if side.expire_at_ms() != Some(forget_at_ms) {
-            side.set_expire_at_ms(forget_at_ms);
-        }
-        ctx.replicate_set(self.companion.name(), packed.bytes(), Some(forget_at_ms));
+    fn write(
+        &self,
+        ctx: &Ctx,
+        side: &mut Key<'_>,
+        companion: &Companion<'_>,
+        forget_at_ms: u64,
+        expiry_changes: bool,
+    ) {
+        SCRATCH.with(|scratch| {
+            let mut packed = scratch.borrow_mut();
+            companion.pack(&mut packed);
+            side.set_bytes(&packed);
+            if expiry_changes {
+                side.set_expire_at_ms(forget_at_ms);
+            }
+            ctx.replicate_set(self.companion.name(), &packed, Some(forget_at_ms));
+        });
+    }
+}
+
+/// An owner that only an event would show.
+fn copy_for_event(owner: &[u8]) -> Vec<u8> {
+    if events::is_on() {
+        owner.to_vec()
+    } else {
+        Vec::new()
     }
 }
 
 /// How much longer than asked a released companion may live before its expiry is set anew.
 const FORGET_SLACK_MS: u64 = 60_000;
 
-/// The owner of the grant of `fence` where it holds the lock, or why it does not.
-fn holder(key: &mut Key<'_>, side: &mut Key<'_>, fence: Fence, now: Now) -> Result<OwnerBytes, Reason> {
+/// The companion of the grant of `fence` where it holds the lock, or why it does not.
+fn holder<'k>(
+    key: &mut Key<'_>,
+    side: &'k mut Key<'_>,
+    fence: Fence,
+    now: Now,
+) -> Result<Companion<'k>, Reason> {
     let seen = companion::parse(side.bytes()).filter(|seen| seen.fence == fence).ok_or(Reason::NotOwner)?;
     match seen.state {
         State::Released => Err(Reason::AlreadyReleased),
-        State::Held if key.kind() == Kind::String && key.bytes() == seen.owner => {
-            Ok(OwnerBytes::new(seen.owner))
-        }
+        State::Held if key.kind() == Kind::String && key.bytes() == seen.owner => Ok(seen),
         State::Held => Err(companion::how_it_ended(&seen, now.wall_ms())),
     }
 }
 
-fn next_fence(last: Option<Fence>, now: Now) -> Fence {
+/// The contract's rule: one above the last, never behind the clock; where no last one is known, above all this process issued.
+fn next_fence(last: Option<Fence>, now: Now) -> Result<Fence, Refusal> {
     FENCE_FLOOR.with(|floor| {
         let last = last.unwrap_or(Fence(floor.get()));
+        if last.0 + 1 >= FENCE_BOUND {
+            return Err(fences_used_up());
+        }
         let fence = Fence::next(last, now.wall_us);
-        floor.set(floor.get().max(fence.0));
-        fence
+        // A companion from the far future (somebody wrote it) concerns its own resource alone.
+        if fence.0 <= now.wall_us + FLOOR_AHEAD_US_MAX {
+            floor.set(floor.get().max(fence.0));
+        }
+        Ok(fence)
     })
 }
 
+/// How far ahead of the clock the floor may run: ten years, more than any clock that is merely wrong.
+const FLOOR_AHEAD_US_MAX: u64 = 10 * 365 * 24 * 3600 * 1_000_000;
+
+fn fences_used_up() -> Refusal {
+    Refusal::new(
+        "ERR the fences of this resource have reached 2^53; use another name, or delete its companion key",
+    )
+}
+
 /// The grant of `resource` that its key's expiry has just ended, for the event. Reads alone: we are inside a notification.
-pub(crate) fn expired_grant(ctx: &Ctx, resource: &[u8], now: Now) -> Option<(Fence, OwnerBytes)> {
+pub(crate) fn expired_grant(ctx: &Ctx, resource: &[u8], now: Now) -> Option<(Fence, Vec<u8>)> {
     let name = names::side_key(names::COMPANION, resource).ok()?;
     let mut side = Key::open_to_read(ctx, name.name())?;
     let seen = companion::parse(side.bytes())?;
     (seen.state == State::Held && seen.deadline_ms != 0 && seen.deadline_ms <= now.wall_ms())
-        .then(|| (seen.fence, OwnerBytes::new(seen.owner)))
+        .then(|| (seen.fence, seen.owner.to_vec()))
 }
 
 /// Whether the lock of this companion is held by a grant of ours: for `LOCK.SCAN`.

@@ -395,7 +395,7 @@ fn release_undelivered(ctx: &Ctx, now: Now) {
             let ended = Lock::new(name.name()).and_then(|lock| lock.end(ctx, *fence, now));
             if let Ok(Ended::Now { owner }) = ended {
                 info::count(Counter::Released);
-                events::publish(ctx, EventKind::Released, resource, *fence, owner.bytes());
+                events::publish(ctx, EventKind::Released, resource, *fence, &owner);
             }
             serve(ctx, resource, now);
         }
@@ -410,7 +410,7 @@ fn publish_left(ctx: &Ctx) {
 }
 
 fn publish_for(ctx: &Ctx, kind: EventKind, wish: &Wish) {
-    if !crate::config::events() {
+    if !events::is_on() {
         return;
     }
     for resource in &wish.resources {

@@ -20,9 +20,9 @@ pub(crate) fn run(call: &Call<'_>, request: &ForceRelease<'_>) -> Result<Answer,
     call.ctx.log_notice(&format!(
         "LOCK.FORCERELEASE took '{}' from owner '{}', fence {fence}",
         shown(request.resource),
-        shown(owner.bytes())
+        shown(&owner)
     ));
-    events::publish(call.ctx, EventKind::Released, request.resource, fence, owner.bytes());
+    events::publish(call.ctx, EventKind::Released, request.resource, fence, &owner);
     waiters::serve(call.ctx, request.resource, call.now);
     Ok(Reply::Int(1).into())
 }

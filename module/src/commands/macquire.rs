@@ -1,10 +1,10 @@
 //! `LOCK.MACQUIRE`
 
-use super::acquire::owner_of;
 use super::{check_options, Answer, Call};
 use crate::ffi::OwnedString;
 use crate::info::{count, Counter};
 use crate::lines::Wish;
+use crate::record::owner::Owner;
 use crate::record::{Freedom, Lock, Taken};
 use crate::{multi, waiters};
 use bytes::Bytes;
@@ -18,8 +18,9 @@ pub(crate) fn run(call: &Call<'_>, request: &MAcquire<'_>) -> Result<Answer, Ref
         return Ok(answer);
     }
     if all_free(call, request)? {
-        let owner = owner_of(request.options.owner);
-        let fences = multi::take_all(call.ctx, &request.resources, &owner, request.ttl_ms, call.now)?;
+        let mut owner = Owner::new(request.options.owner);
+        let owner = owner.settle();
+        let fences = multi::take_all(call.ctx, &request.resources, owner, request.ttl_ms, call.now)?;
         return Ok(multi::granted(&fences, request.ttl_ms).into());
     }
     let wait_ms = request.options.wait_ms.unwrap_or(0);
@@ -31,7 +32,7 @@ pub(crate) fn run(call: &Call<'_>, request: &MAcquire<'_>) -> Result<Answer, Ref
         db: call.ctx.db(),
         resources: request.resources.iter().map(|name| Bytes::copy_from_slice(name)).collect(),
         multi: true,
-        owner: owner_of(request.options.owner),
+        owner: Bytes::copy_from_slice(Owner::new(request.options.owner).settle()),
     };
     waiters::wait(call.ctx, wish, request.ttl_ms, wait_ms)
 }
@@ -62,8 +63,8 @@ fn take_again(call: &Call<'_>, request: &MAcquire<'_>) -> Result<Option<Answer>,
     let mut ttl_ms = u64::MAX;
     for resource in &request.resources {
         let name = OwnedString::new(resource);
-        let (taken, _) =
-            Lock::new(name.name())?.take(call.ctx, Some(owner), request.ttl_ms, false, call.now)?;
+        let mut owner = Owner::Given(owner);
+        let taken = Lock::new(name.name())?.take(call.ctx, &mut owner, request.ttl_ms, false, call.now)?;
         let (fence, left_ms) = match taken {
             Taken::Granted(grant) | Taken::Again(grant) => (grant.fence, grant.ttl_ms),
             Taken::Busy => (Fence(0), 0),

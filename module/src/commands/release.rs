@@ -22,7 +22,7 @@ pub(super) fn release(call: &Call<'_>, name: Name<'_>, fence: Fence) -> Result<R
     let reply = match lock.end(call.ctx, fence, call.now)? {
         Ended::Now { owner } => {
             count(Counter::Released);
-            events::publish(call.ctx, EventKind::Released, lock.resource(), fence, owner.bytes());
+            events::publish(call.ctx, EventKind::Released, lock.resource(), fence, &owner);
             Reply::Released
         }
         Ended::Before(reason) => {

@@ -16,7 +16,7 @@ pub(crate) fn run(call: &Call<'_>, request: &Renew<'_>) -> Result<Answer, Refusa
         Ended::Now { owner } => {
             count(Counter::Renewed);
             waiters::deadline_moved(call.ctx, request.resource, call.now.wall_ms() + request.ttl_ms);
-            events::publish(call.ctx, EventKind::Renewed, request.resource, request.fence, owner.bytes());
+            events::publish(call.ctx, EventKind::Renewed, request.resource, request.fence, &owner);
             Ok(Reply::Renewed { ttl_ms: request.ttl_ms }.into())
         }
         Ended::Before(reason) => {

@@ -4,7 +4,7 @@
 use super::{api, Arg, ClientId, Ctx, Name};
 use crate::commands::{self, Answer};
 use crate::waiters::{self, Delivery};
-use crate::{events, info};
+use crate::{audience, events, info};
 use redfence_core::reply::{Refusal, Reply};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -15,7 +15,10 @@ const OK: c_int = raw::REDISMODULE_OK as c_int;
 /// Runs `body` with a context. `None` where it panicked; that has been logged.
 fn guarded<R>(raw: *mut raw::RedisModuleCtx, body: impl FnOnce(&Ctx) -> R) -> Option<R> {
     // SAFETY: every caller is a callback of Redis and hands on the context it was given.
-    let ctx = unsafe { Ctx::new(raw) }?;
+    guarded_with(unsafe { Ctx::new(raw) }?, body)
+}
+
+fn guarded_with<R>(ctx: Ctx, body: impl FnOnce(&Ctx) -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(|| body(&ctx))) {
         Ok(result) => Some(result),
         Err(panic) => {
@@ -39,13 +42,17 @@ pub(super) extern "C" fn on_command(
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
-    let done = guarded(ctx, |ctx| {
-        // SAFETY: Redis hands over `argc` live arguments for the length of this call.
-        let argv = unsafe { Arg::slice(argv, argc as usize) };
-        match commands::answer(ctx, argv) {
-            Answer::Reply(reply) => ctx.reply(&reply),
-            Answer::Sent => {}
-        }
+    // SAFETY: this is a command's callback.
+    let command_ctx = unsafe { Ctx::of_command(ctx) };
+    let done = command_ctx.and_then(|ctx| {
+        guarded_with(ctx, |ctx| {
+            // SAFETY: Redis hands over `argc` live arguments for the length of this call.
+            let argv = unsafe { Arg::slice(argv, argc as usize) };
+            match commands::answer(ctx, argv) {
+                Answer::Reply(reply) => ctx.reply(&reply),
+                Answer::Sent => {}
+            }
+        })
     });
     if done.is_none() {
         guarded(ctx, |ctx| ctx.reply(&internal_error()));
@@ -165,10 +172,40 @@ pub(super) extern "C" fn on_role_changed(
     _data: *mut c_void,
 ) {
     guarded(ctx, |ctx| {
+        audience::on_replication_may_begin();
         if subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA {
             waiters::on_now_replica(ctx);
         } else {
             waiters::on_db_changed(ctx, None);
+        }
+    });
+}
+
+/// A fork, or a replica that came or went: replication may have begun.
+pub(super) extern "C" fn on_replication_may_begin(
+    ctx: *mut raw::RedisModuleCtx,
+    _event: raw::RedisModuleEvent,
+    _subevent: u64,
+    _data: *mut c_void,
+) {
+    guarded(ctx, |_ctx| audience::on_replication_may_begin());
+}
+
+/// Sees every command before it runs, and looks for subscribers.
+pub(super) extern "C" fn on_filter(filter: *mut raw::RedisModuleCommandFilterCtx) {
+    let _ = catch_unwind(|| {
+        // SAFETY: Redis hands over a live filter context; position 0 is the command's name, live for this call.
+        let name = unsafe {
+            let name = api!(RedisModule_CommandFilterArgGet(filter, 0));
+            if name.is_null() {
+                return;
+            }
+            Name::new(name).bytes()
+        };
+        if matches!(name.first(), Some(b's' | b'S' | b'p' | b'P'))
+            && (name.eq_ignore_ascii_case(b"subscribe") || name.eq_ignore_ascii_case(b"psubscribe"))
+        {
+            audience::on_subscribe();
         }
     });
 }
@@ -179,7 +216,10 @@ pub(super) extern "C" fn on_cron(
     _subevent: u64,
     _data: *mut c_void,
 ) {
-    guarded(ctx, waiters::on_cron);
+    guarded(ctx, |ctx| {
+        waiters::on_cron(ctx);
+        audience::on_cron(ctx);
+    });
 }
 
 /// `INFO` has a context of its own kind, so this entry guards itself.

@@ -24,6 +24,7 @@ impl Ctx {
         ROWS.iter().try_for_each(|row| self.register_command(row))?;
         self.subscribe_to_keys()?;
         self.subscribe_to_server()?;
+        self.filter_commands()?;
         // SAFETY: we are in `OnLoad`; the callback is ours.
         ok(unsafe { api!(RedisModule_RegisterInfoFunc(self.raw(), Some(entry::on_info))) }, "INFO section")
     }
@@ -62,8 +63,9 @@ impl Ctx {
     }
 
     fn subscribe_to_keys(&self) -> Result<(), Failure> {
+        // Not the class of strings: an overwrite matters to a waiter only by its expiry, which is a generic event of its own,
+        // and every `SET` of the server would pay for our listening.
         let classes = raw::REDISMODULE_NOTIFY_GENERIC
-            | raw::REDISMODULE_NOTIFY_STRING
             | raw::REDISMODULE_NOTIFY_EXPIRED
             | raw::REDISMODULE_NOTIFY_EVICTED;
         // SAFETY: we are in `OnLoad`; the callback is ours.
@@ -79,8 +81,25 @@ impl Ctx {
         )
     }
 
+    fn filter_commands(&self) -> Result<(), Failure> {
+        // SAFETY: we are in `OnLoad`; the callback is ours. What we call ourselves needs no filter.
+        let filter = unsafe {
+            api!(RedisModule_RegisterCommandFilter(
+                self.raw(),
+                Some(entry::on_filter),
+                raw::REDISMODULE_CMDFILTER_NOSELF as c_int
+            ))
+        };
+        if filter.is_null() {
+            return Err("the server refused to register a command filter".to_owned());
+        }
+        Ok(())
+    }
+
     fn subscribe_to_server(&self) -> Result<(), Failure> {
-        let events: [(u64, raw::RedisModuleEventCallback); 5] = [
+        let events: [(u64, raw::RedisModuleEventCallback); 7] = [
+            (raw::REDISMODULE_EVENT_FORK_CHILD, Some(entry::on_replication_may_begin)),
+            (raw::REDISMODULE_EVENT_REPLICA_CHANGE, Some(entry::on_replication_may_begin)),
             (raw::REDISMODULE_EVENT_FLUSHDB, Some(entry::on_flush)),
             (raw::REDISMODULE_EVENT_LOADING, Some(entry::on_dataset_changed)),
             (raw::REDISMODULE_EVENT_SWAPDB, Some(entry::on_dataset_changed)),

@@ -1,6 +1,7 @@
 //! What the server does for us beside keys: replication, timers, publishing, flags, random bytes, logging.
 
 use super::{api, entry, Ctx, Name, OwnedString};
+use crate::audience;
 use redis_module::raw;
 use std::ffi::{CStr, CString};
 
@@ -30,6 +31,49 @@ impl Ctx {
 
     pub(crate) fn is_cluster(&self) -> bool {
         self.flags() & raw::REDISMODULE_CTX_FLAGS_CLUSTER != 0
+    }
+
+    /// A master without a child at work.
+    pub(crate) fn is_lone_master(&self) -> bool {
+        let flags = self.flags();
+        flags & raw::REDISMODULE_CTX_FLAGS_MASTER != 0 && flags & raw::REDISMODULE_CTX_FLAGS_ACTIVE_CHILD == 0
+    }
+
+    /// Whether every one of these fields of `INFO` is there and 0.
+    pub(crate) fn info_is_zero(&self, section: &CStr, fields: &[&CStr]) -> bool {
+        // SAFETY: context and texts are live; the data is freed once, after its last use.
+        unsafe {
+            let info = api!(RedisModule_GetServerInfo(self.raw(), section.as_ptr()));
+            let zero = fields.iter().all(|field| {
+                let mut failed = 0;
+                let value = api!(RedisModule_ServerInfoGetFieldUnsigned(info, field.as_ptr(), &mut failed));
+                failed == raw::REDISMODULE_OK as i32 && value == 0
+            });
+            api!(RedisModule_FreeServerInfo(self.raw(), info));
+            zero
+        }
+    }
+
+    /// Whether the server has a command of this name.
+    pub(crate) fn knows_command(&self, name: &CStr) -> bool {
+        // SAFETY: the format says two C strings follow; the answer is freed once.
+        unsafe {
+            let reply = api!(RedisModule_Call(
+                self.raw(),
+                c"COMMAND".as_ptr(),
+                c"cc".as_ptr(),
+                c"INFO".as_ptr(),
+                name.as_ptr()
+            ));
+            if reply.is_null() {
+                return false;
+            }
+            let row = api!(RedisModule_CallReplyArrayElement(reply, 0));
+            let known =
+                !row.is_null() && api!(RedisModule_CallReplyType(row)) == raw::REDISMODULE_REPLY_ARRAY as i32;
+            api!(RedisModule_FreeCallReply(reply));
+            known
+        }
     }
 
     /// Whether keys may be evicted under memory pressure.
@@ -86,7 +130,27 @@ impl Ctx {
         unsafe { api!(RedisModule_Log(self.raw(), level.as_ptr(), c"%s".as_ptr(), text.as_ptr())) };
     }
 
+    /// Whether effects of this command go anywhere: asked once, because building them is dear.
+    fn replicates(&self) -> bool {
+        if let Some(known) = self.replicates.get() {
+            return known;
+        }
+        let replicates = audience::has_replicas() || self.flags() & raw::REDISMODULE_CTX_FLAGS_AOF != 0;
+        self.replicates.set(Some(replicates));
+        replicates
+    }
+
+    /// Counts a change, so that the server's save points see it. Replicates nothing, because nobody is there to replicate to: only
+    /// called where [`Ctx::replicates`] said so, and the server itself asks again.
+    fn count_change(&self) {
+        // SAFETY: the context is a command's.
+        unsafe { api!(RedisModule_ReplicateVerbatim(self.raw())) };
+    }
+
     pub(crate) fn replicate_set(&self, name: Name<'_>, value: &[u8], expire_at_ms: Option<u64>) {
+        if !self.replicates() {
+            return self.count_change();
+        }
         let (set, pxat) = (c"SET".as_ptr(), c"PXAT".as_ptr());
         let (start, len) = (value.as_ptr(), value.len());
         // SAFETY: the format says what follows: a string, a buffer with its length, and where there is an expiry a C string
@@ -111,11 +175,17 @@ impl Ctx {
     }
 
     pub(crate) fn replicate_delete(&self, name: Name<'_>) {
+        if !self.replicates() {
+            return self.count_change();
+        }
         // SAFETY: the format says one string follows.
         unsafe { api!(RedisModule_Replicate(self.raw(), c"DEL".as_ptr(), c"s".as_ptr(), name.raw())) };
     }
 
     pub(crate) fn replicate_expire(&self, name: Name<'_>, at_ms: u64) {
+        if !self.replicates() {
+            return self.count_change();
+        }
         // SAFETY: the format says a string and a long long follow.
         unsafe {
             api!(RedisModule_Replicate(
@@ -132,6 +202,10 @@ impl Ctx {
     pub(crate) fn notify(&self, class: Class, event: &CStr, name: Name<'_>) {
         // SAFETY: context, text and name are live.
         unsafe {
+            // Redis would first wake our own listener, which costs more than the lock, to find that nobody else listens.
+            if api!(RedisModule_GetNotifyKeyspaceEvents()) == 0 {
+                return;
+            }
             api!(RedisModule_NotifyKeyspaceEvent(self.raw(), class as i32, event.as_ptr(), name.raw()))
         };
     }

@@ -3,9 +3,8 @@
 //! State `h` is held, `r` released; `deadline_ms` is the unix time at which the lock expires, 0 where it does not; a released
 //! companion has no owner. A packed string costs one write and one replicated `SET`, where a hash costs two of each.
 
-use crate::ffi::server::random_hex;
 use redfence_core::grammar::words::decimal;
-use redfence_core::types::{Fence, Reason, FENCE_BOUND, OWNER_BYTES_MAX};
+use redfence_core::types::{Fence, Reason, FENCE_BOUND};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
@@ -26,8 +25,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Companion<'_>> {
     let (fence, rest) = word(bytes)?;
     let (state, rest) = word(rest)?;
     let (deadline_ms, owner) = word(rest)?;
-    // One below the bound: the next fence must fit too.
-    let fence = decimal(fence).filter(|fence| (1..FENCE_BOUND - 1).contains(fence))?;
+    let fence = decimal(fence).filter(|fence| (1..FENCE_BOUND).contains(fence))?;
     let state = match state {
         b"h" => State::Held,
         b"r" => State::Released,
@@ -49,88 +47,41 @@ pub(crate) fn how_it_ended(companion: &Companion<'_>, now_ms: u64) -> Reason {
     }
 }
 
-/// Two numbers of up to 20 digits, a letter, three blanks, an owner.
-const PACKED_BYTES_MAX: usize = 20 + 1 + 1 + 1 + 20 + 1 + OWNER_BYTES_MAX;
-
-/// A companion packed, without an allocation.
-pub(crate) struct Packed {
-    bytes: [u8; PACKED_BYTES_MAX],
-    len: usize,
-}
-
-impl Packed {
-    pub(crate) fn new(companion: &Companion<'_>) -> Packed {
-        let mut packed = Packed { bytes: [0; PACKED_BYTES_MAX], len: 0 };
+impl Companion<'_> {
+    /// Puts the bytes into `into`.
+    pub(crate) fn pack(&self, into: &mut Vec<u8>) {
         let mut digits = itoa::Buffer::new();
-        packed.push(digits.format(companion.fence.0).as_bytes());
-        packed.push(match companion.state {
+        into.clear();
+        into.extend_from_slice(digits.format(self.fence.0).as_bytes());
+        into.extend_from_slice(match self.state {
             State::Held => b" h ",
             State::Released => b" r ",
         });
-        packed.push(digits.format(companion.deadline_ms).as_bytes());
-        packed.push(b" ");
-        packed.push(companion.owner);
-        packed
-    }
-
-    fn push(&mut self, part: &[u8]) {
-        self.bytes[self.len..self.len + part.len()].copy_from_slice(part);
-        self.len += part.len();
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
-    }
-}
-
-/// An owner, copied out of a key or an argument before either changes, without an allocation.
-#[derive(Clone)]
-pub(crate) struct OwnerBytes {
-    bytes: [u8; OWNER_BYTES_MAX],
-    len: usize,
-}
-
-impl Default for OwnerBytes {
-    fn default() -> OwnerBytes {
-        OwnerBytes { bytes: [0; OWNER_BYTES_MAX], len: 0 }
-    }
-}
-
-impl OwnerBytes {
-    /// A plain client's value may be longer than any owner of ours; it is cut, which only events and logs can see.
-    pub(crate) fn new(bytes: &[u8]) -> OwnerBytes {
-        let len = bytes.len().min(OWNER_BYTES_MAX);
-        let mut owner = OwnerBytes { len, ..OwnerBytes::default() };
-        owner.bytes[..len].copy_from_slice(&bytes[..len]);
-        owner
-    }
-
-    /// For a client that named no owner: 16 random bytes in hexadecimal.
-    pub(crate) fn random() -> OwnerBytes {
-        const DIGITS: usize = 32;
-        let mut owner = OwnerBytes { len: DIGITS, ..OwnerBytes::default() };
-        random_hex(&mut owner.bytes[..DIGITS]);
-        owner
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        into.extend_from_slice(digits.format(self.deadline_ms).as_bytes());
+        into.push(b' ');
+        into.extend_from_slice(self.owner);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use redfence_core::types::OWNER_BYTES_MAX;
+
+    fn packed(companion: &Companion<'_>) -> Vec<u8> {
+        let mut bytes = b"what was there before".to_vec();
+        companion.pack(&mut bytes);
+        bytes
+    }
 
     #[test]
     fn packs_what_it_parses() {
         for owner in [&b""[..], b"me", b"with blanks  and \0 and \xff", &[b' '; OWNER_BYTES_MAX]] {
             for state in [State::Held, State::Released] {
-                for (fence, deadline_ms) in [(1, 0), (FENCE_BOUND - 2, u64::MAX), (1_700_000_000_000_000, 5)]
+                for (fence, deadline_ms) in [(1, 0), (FENCE_BOUND - 1, u64::MAX), (1_700_000_000_000_000, 5)]
                 {
                     let companion = Companion { fence: Fence(fence), state, deadline_ms, owner };
-                    let packed = Packed::new(&companion);
-                    assert_eq!(parse(packed.bytes()), Some(companion));
+                    assert_eq!(parse(&packed(&companion)), Some(companion));
                 }
             }
         }
@@ -140,9 +91,9 @@ mod tests {
     fn the_bytes_are_those_of_the_layout() {
         let companion =
             Companion { fence: Fence(42), state: State::Held, deadline_ms: 1_700_000_000_000, owner: b"me" };
-        assert_eq!(Packed::new(&companion).bytes(), b"42 h 1700000000000 me");
+        assert_eq!(packed(&companion), b"42 h 1700000000000 me");
         let released = Companion { state: State::Released, owner: b"", ..companion };
-        assert_eq!(Packed::new(&released).bytes(), b"42 r 1700000000000 ");
+        assert_eq!(packed(&released), b"42 r 1700000000000 ");
     }
 
     #[test]
@@ -156,7 +107,6 @@ mod tests {
             b"-1 h 5 me",
             b"0 h 5 me",
             b"042 h 5 me",
-            b"9007199254740991 h 5 me",
             b"9007199254740992 h 5 me",
             b"99999999999999999999999999 h 5 me",
             b"42 h -5 me",

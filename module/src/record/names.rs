@@ -7,6 +7,7 @@ use crate::ffi::{Ctx, OwnedString};
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::Refusal;
 use redfence_core::types::RESOURCE_BYTES_MAX;
+use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The companion of a lock.
@@ -16,7 +17,10 @@ pub(crate) const MARK: &[u8] = b"__hwm__";
 /// All companions, for `SCAN`.
 pub(crate) const COMPANIONS_PATTERN: &[u8] = b"__fence__[{:]*";
 
-const SIDE_KEY_BYTES_MAX: usize = COMPANION.len() + RESOURCE_BYTES_MAX + 2;
+thread_local! {
+    /// A name is put together here and copied into a string of Redis: no allocation of our own.
+    static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// Slots matter in cluster mode alone; a server does not change its mode.
 static IN_CLUSTER: AtomicBool = AtomicBool::new(false);
@@ -33,19 +37,19 @@ pub(crate) fn side_key(prefix: &[u8], resource: &[u8]) -> Result<OwnedString, Re
             shown(resource)
         )));
     }
-    let mut bytes = [0; SIDE_KEY_BYTES_MAX];
-    let len = write_side_key(prefix, resource, &mut bytes);
-    Ok(OwnedString::new(&bytes[..len]))
+    SCRATCH.with(|scratch| {
+        let mut bytes = scratch.borrow_mut();
+        bytes.clear();
+        write_side_key(prefix, resource, &mut bytes);
+        Ok(OwnedString::new(&bytes))
+    })
 }
 
-fn write_side_key(prefix: &[u8], resource: &[u8], into: &mut [u8; SIDE_KEY_BYTES_MAX]) -> usize {
+fn write_side_key(prefix: &[u8], resource: &[u8], into: &mut Vec<u8>) {
     let (before, behind): (&[u8], &[u8]) = if resource.contains(&b'}') { (b":", b"") } else { (b"{", b"}") };
-    let mut len = 0;
     for part in [prefix, before, resource, behind] {
-        into[len..len + part.len()].copy_from_slice(part);
-        len += part.len();
+        into.extend_from_slice(part);
     }
-    len
 }
 
 /// Whether Redis hashes only a part of the name: the first `{` has a later `}` with something between.
@@ -72,9 +76,9 @@ mod tests {
     use super::*;
 
     fn side(resource: &[u8]) -> Vec<u8> {
-        let mut bytes = [0; SIDE_KEY_BYTES_MAX];
-        let len = write_side_key(COMPANION, resource, &mut bytes);
-        bytes[..len].to_vec()
+        let mut bytes = Vec::new();
+        write_side_key(COMPANION, resource, &mut bytes);
+        bytes
     }
 
     #[test]
