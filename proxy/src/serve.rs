@@ -13,8 +13,10 @@ use crate::tier1::listener::Listener;
 use crate::tier1::marks::Marks;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
+use crate::tier2::shell::{self, ShellConfig};
 use redfence_core::types::Tier;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::broadcast::error::RecvError;
@@ -135,20 +137,35 @@ fn clients_max(wanted: usize) -> usize {
     wanted.min(possible)
 }
 
-/// Until the shell is there: every request to Tier 2 is refused.
-fn start_tier2(
-    config: &Config,
-    _clock: Clock,
-) -> Result<(Tier2Handle, std::thread::JoinHandle<()>), Refused> {
-    let (handle, desk) = crate::tier2::handle::connect(config.deadline_ms);
-    desk.close();
-    Ok((handle, std::thread::spawn(|| {})))
+/// Opens the data and starts the Raft node.
+fn start_tier2(config: &Config, clock: Clock) -> Result<(Tier2Handle, JoinHandle<()>), Refused> {
+    let seed = ids::session().0;
+    let mut shell_config = ShellConfig::single(config.id, seed, config.data.clone(), clock);
+    shell_config.peer_listen = config.peer_listen;
+    shell_config.advertise = config.advertise.clone();
+    shell_config.cluster = config.cluster.clone();
+    shell_config.join = config.join;
+    shell_config.peer_secret = config.peer_secret.clone();
+    shell_config.patience_ms = config.deadline_ms;
+    let node = &mut shell_config.node;
+    node.heartbeat_ticks = usize::try_from(config.heartbeat_ms.div_ceil(node.tick_ms)).unwrap_or(usize::MAX);
+    node.election_ticks =
+        usize::try_from(config.election_timeout_ms.div_ceil(node.tick_ms)).unwrap_or(usize::MAX);
+    node.idle_record_ms = config.idle_retention_ms;
+    node.snapshot_entries = config.snapshot_entries.unwrap_or(node.snapshot_entries);
+    node.log_keep_entries = config.log_keep_entries.unwrap_or(node.log_keep_entries);
+    shell::start(&shell_config).map_err(|error| error.to_string())
 }
 
-async fn stop_tier2(_tier2: &Tier2Handle, raft: std::thread::JoinHandle<()>, signals: &mut Signals) {
+/// Hands leadership over and ends the node, unless it takes too long or a second signal comes.
+async fn stop_tier2(tier2: &Tier2Handle, raft: JoinHandle<()>, signals: &mut Signals) {
+    shell::stop(tier2);
     let ended = tokio::task::spawn_blocking(move || raft.join());
     tokio::select! {
-        _ = tokio::time::timeout(HAND_OVER_WITHIN, ended) => {}
-        _ = signals.next() => {}
+        ended = tokio::time::timeout(HAND_OVER_WITHIN, ended) => match ended {
+            Ok(_) => tracing::info!("stopped"),
+            Err(_) => tracing::warn!("the node did not stop in time; what it acknowledged is on disk"),
+        },
+        signal = signals.next() => tracing::warn!(signal, "stopped at once"),
     }
 }
