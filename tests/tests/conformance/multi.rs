@@ -19,6 +19,7 @@ cases! {
         mrelease_answers_each_pair,
         mrelease_of_wrong_fences_tells_each_reason,
         retry_with_the_same_owner,
+        what_the_owner_holds_already_counts,
         waits_until_all_are_free,
         waiting_holds_nothing,
         waiting_times_out_and_leaves_every_queue,
@@ -144,6 +145,17 @@ fn retry_with_the_same_owner(context: &Context) {
     let first = take(&mut client, &names, 30_000, &["OWNER", "me"]);
     let retry = take(&mut client, &names, 30_000, &["OWNER", "me"]);
     assert_eq!(first, retry);
+}
+
+fn what_the_owner_holds_already_counts(context: &Context) {
+    let mut client = context.client();
+    let names = names(context, 3);
+    let held = client.acquire_as(&names[1], 30_000, "me").fence;
+    let fences = take(&mut client, &names, 30_000, &["OWNER", "me"]);
+    assert_eq!(fences[1], held, "a lock of one's own keeps its fence");
+    for (name, fence) in names.iter().zip(&fences) {
+        client.release(name, *fence);
+    }
 }
 
 fn waits_until_all_are_free(context: &Context) {
