@@ -55,9 +55,20 @@ impl Shared {
     }
 
     fn remember_os(&self, verb: &str, path: &Path, error: io::Error) -> io::Error {
-        let copy = io::Error::new(error.kind(), error.to_string());
-        self.remember(Refusal::Os { doing: format!("{verb} {}", path.display()), error: copy });
+        let told = in_full(&error);
+        self.remember(Refusal::Os { doing: format!("{verb} {}", path.display()), error: told });
         error
+    }
+}
+
+/// raft-engine keeps the kind of an error but not its number, so the text says no more than "pwrite". The system call was
+/// the last one of this thread: where its number is of the same kind, it is the one that was lost.
+fn in_full(error: &io::Error) -> io::Error {
+    let last = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(number) => io::Error::from_raw_os_error(number),
+        None if last.kind() == error.kind() => last,
+        None => io::Error::new(error.kind(), error.to_string()),
     }
 }
 
