@@ -6,40 +6,62 @@ use crate::ffi::{Ctx, OwnedString};
 use crate::info::{self, Counter};
 use crate::record::owner::Owner;
 use crate::record::{Lock, Taken};
+use crate::waiters;
 use redfence_core::event::EventKind;
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::Fence;
 
-/// Takes locks that are known to be free. Fences are minted in sorted order of the names, and answered in the order asked.
+/// What came of taking several locks.
+pub(crate) struct Grants {
+    /// In the order asked.
+    pub(crate) fences: Vec<Fence>,
+    /// Which of them are new, and not a retry's.
+    pub(crate) fresh: Vec<bool>,
+    /// The shortest of them.
+    pub(crate) ttl_ms: u64,
+}
+
+/// Takes locks that are known to be free, or the owner's already. Fences are minted in sorted order of the names.
 pub(crate) fn take_all<R: AsRef<[u8]>>(
     ctx: &Ctx,
     resources: &[R],
     owner: &[u8],
     ttl_ms: u64,
     now: Now,
-) -> Result<Vec<Fence>, Refusal> {
+) -> Result<Grants, Refusal> {
     let mut order: Vec<usize> = (0..resources.len()).collect();
     order.sort_unstable_by_key(|at| resources[*at].as_ref());
     let mut fences = vec![Fence(0); resources.len()];
+    let mut fresh = vec![false; resources.len()];
+    let mut shortest_ms = u64::MAX;
     for at in order {
         let resource = resources[at].as_ref();
         let name = OwnedString::new(resource);
         let taken = Lock::new(name.name())?.take(ctx, &mut Owner::Given(owner), ttl_ms, true, now)?;
-        match taken {
+        let grant = match taken {
             Taken::Granted(grant) => {
-                fences[at] = grant.fence;
                 info::count(Counter::Granted);
                 events::publish(ctx, EventKind::Acquired, resource, grant.fence, owner);
+                fresh[at] = true;
+                grant
             }
-            Taken::Again(grant) => fences[at] = grant.fence,
+            Taken::Again(grant) => {
+                info::count(Counter::GrantedAgain);
+                if let Some(deadline_ms) = grant.deadline_ms {
+                    waiters::deadline_moved(ctx, resource, deadline_ms);
+                }
+                grant
+            }
             Taken::Busy => unreachable!("a lock seen free in this step is free"),
-        }
+        };
+        fences[at] = grant.fence;
+        shortest_ms = shortest_ms.min(grant.ttl_ms);
     }
-    Ok(fences)
+    Ok(Grants { fences, fresh, ttl_ms: shortest_ms })
 }
 
 /// `[[fence, …], ttl]`
-pub(crate) fn granted(fences: &[Fence], ttl_ms: u64) -> Reply {
-    let fences = fences.iter().map(|fence| Reply::Int(fence.0 as i64)).collect();
-    Reply::Array(vec![Reply::Array(fences), Reply::Int(ttl_ms as i64)])
+pub(crate) fn granted(grants: &Grants) -> Reply {
+    let fences = grants.fences.iter().map(|fence| Reply::Int(fence.0 as i64)).collect();
+    Reply::Array(vec![Reply::Array(fences), Reply::Int(grants.ttl_ms as i64)])
 }

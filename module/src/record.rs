@@ -29,10 +29,12 @@ pub(crate) mod owner;
 use crate::clock::Now;
 use crate::ffi::server::Class;
 use crate::ffi::{Ctx, Key, Kind, Name, OwnedString};
+use crate::info::{count, Counter};
 use crate::waiters;
 use crate::{config, events};
-use companion::{Companion, State};
+use companion::{Companion, End, How, State};
 use owner::Owner;
+use redfence_core::event::EventKind;
 use redfence_core::grammar::errors;
 use redfence_core::reply::Refusal;
 use redfence_core::types::{Fence, Reason, FENCE_BOUND, RESOURCE_BYTES_MAX};
@@ -77,8 +79,18 @@ pub(crate) enum Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Freedom {
     Free,
-    /// Held; `None` where the key does not expire.
+    /// Held by the very owner that asks: it may have it again.
+    Yours,
+    /// Held by another; `None` where the key does not expire.
     HeldUntil(Option<u64>),
+}
+
+/// A grant as its companion is to tell it.
+struct Held<'a> {
+    fence: Fence,
+    deadline_ms: Option<u64>,
+    ended: Option<End>,
+    owner: &'a [u8],
 }
 
 /// What `LOCK.INFO` shows.
@@ -121,23 +133,18 @@ impl<'a> Lock<'a> {
         }
     }
 
-    /// Whether [`Lock::take`] would be granted; an error where it would be refused.
-    pub(crate) fn freedom(&self, ctx: &Ctx) -> Result<Freedom, Refusal> {
-        let (key, kind) = self.open(ctx)?;
-        if kind == Kind::String {
+    /// Whether [`Lock::take`] would be granted to `owner`; an error where it would be refused.
+    pub(crate) fn freedom(&self, ctx: &Ctx, owner: Option<&[u8]>) -> Result<Freedom, Refusal> {
+        let (mut key, kind) = self.open(ctx)?;
+        if kind == Kind::String && owner.is_none_or(|owner| key.bytes() != owner) {
             return Ok(Freedom::HeldUntil(key.expire_at_ms()));
         }
         let mut side = self.open_companion(ctx)?;
         match companion::parse(side.bytes()) {
             Some(seen) if seen.fence.0 + 1 >= FENCE_BOUND => Err(fences_used_up()),
+            Some(_) | None if kind == Kind::String => Ok(Freedom::Yours),
             Some(_) | None => Ok(Freedom::Free),
         }
-    }
-
-    /// Whether `owner` holds the lock, by whichever way it got it.
-    pub(crate) fn is_held_by(&self, ctx: &Ctx, owner: &[u8]) -> Result<bool, Refusal> {
-        let (mut key, kind) = self.open(ctx)?;
-        Ok(kind == Kind::String && key.bytes() == owner)
     }
 
     /// Takes the lock where it is free (and `may_take`: nobody is in line before the caller), or again where `owner` holds it.
@@ -161,12 +168,15 @@ impl<'a> Lock<'a> {
         }
         let owner = owner.settle();
         let mut side = self.open_companion(ctx)?;
-        let fence = next_fence(companion::parse(side.bytes()).map(|seen| seen.fence), now)?;
+        let seen = companion::parse(side.bytes());
+        let fence = next_fence(seen.map(|seen| seen.fence), now)?;
+        let ended = seen.map(|seen| seen.end(now.wall_ms()));
+        self.tell_unseen_end(ctx, seen, ended);
         let deadline_ms = now.wall_ms() + ttl_ms;
         key.set_bytes(owner);
         key.set_expire_at_ms(deadline_ms);
         ctx.replicate_set(self.name, owner, Some(deadline_ms));
-        self.write_held(ctx, &mut side, fence, Some(deadline_ms), owner, now);
+        self.write_held(ctx, &mut side, Held { fence, deadline_ms: Some(deadline_ms), ended, owner }, now);
         drop((key, side));
         waiters::quietly(|| {
             ctx.notify(Class::String, c"set", self.name);
@@ -186,10 +196,12 @@ impl<'a> Lock<'a> {
     ) -> Result<Grant, Refusal> {
         let mut side = self.open_companion(ctx)?;
         let seen = companion::parse(side.bytes());
-        let known =
-            seen.filter(|seen| seen.state == State::Held && seen.owner == owner).map(|seen| seen.fence);
-        let last = seen.map(|seen| seen.fence);
-        let fence = known.map_or_else(|| next_fence(last, now), Ok)?;
+        let ours = seen.filter(|seen| seen.state == State::Held && seen.owner == owner);
+        let (fence, ended) = match ours {
+            Some(ours) => (ours.fence, ours.ended),
+            None => (next_fence(seen.map(|seen| seen.fence), now)?, seen.map(|seen| seen.end(now.wall_ms()))),
+        };
+        let is_new = ours.is_none();
         let asked_until_ms = now.wall_ms() + ttl_ms;
         let deadline_ms = match key.expire_at_ms() {
             None => None,
@@ -199,8 +211,8 @@ impl<'a> Lock<'a> {
                 Some(asked_until_ms)
             }
         };
-        if known.is_none() || deadline_ms == Some(asked_until_ms) {
-            self.write_held(ctx, &mut side, fence, deadline_ms, owner, now);
+        if is_new || deadline_ms == Some(asked_until_ms) {
+            self.write_held(ctx, &mut side, Held { fence, deadline_ms, ended, owner }, now);
         }
         let left_ms = deadline_ms.map_or(ttl_ms, |until_ms| until_ms - now.wall_ms());
         Ok(Grant { fence, ttl_ms: left_ms, deadline_ms })
@@ -225,13 +237,14 @@ impl<'a> Lock<'a> {
     pub(crate) fn renew(&self, ctx: &Ctx, fence: Fence, ttl_ms: u64, now: Now) -> Result<Ended, Refusal> {
         let (mut key, _) = self.open(ctx)?;
         let mut side = self.open_companion(ctx)?;
-        let owner = match holder(&mut key, &mut side, fence, now) {
-            Ok(held) => held.owner.to_vec(),
+        let (ended, owner) = match holder(&mut key, &mut side, fence, now) {
+            Ok(held) => (held.ended, held.owner.to_vec()),
             Err(reason) => return Ok(Ended::Before(reason)),
         };
         let deadline_ms = now.wall_ms() + ttl_ms;
         self.prolong(ctx, &mut key, deadline_ms);
-        self.write_held(ctx, &mut side, fence, Some(deadline_ms), &owner, now);
+        let held = Held { fence, deadline_ms: Some(deadline_ms), ended, owner: &owner };
+        self.write_held(ctx, &mut side, held, now);
         drop((key, side));
         waiters::quietly(|| ctx.notify(Class::Generic, c"expire", self.name));
         Ok(Ended::Now { owner })
@@ -285,23 +298,27 @@ impl<'a> Lock<'a> {
         ctx.replicate_delete(self.name);
     }
 
-    fn write_held(
-        &self,
-        ctx: &Ctx,
-        side: &mut Key<'_>,
-        fence: Fence,
-        deadline_ms: Option<u64>,
-        owner: &[u8],
-        now: Now,
-    ) {
-        let companion = Companion { fence, state: State::Held, deadline_ms: deadline_ms.unwrap_or(0), owner };
+    /// A plain client ended our grant by deleting its key. Nobody told watchers then (an expiry is told when it happens).
+    fn tell_unseen_end(&self, ctx: &Ctx, seen: Option<Companion<'_>>, ended: Option<End>) {
+        let deleted = ended.is_some_and(|ended| ended.how == How::Released);
+        if let Some(seen) = seen.filter(|seen| deleted && seen.state == State::Held) {
+            count(Counter::Released);
+            events::publish(ctx, EventKind::Released, self.resource(), seen.fence, seen.owner);
+        }
+    }
+
+    fn write_held(&self, ctx: &Ctx, side: &mut Key<'_>, held: Held<'_>, now: Now) {
+        let Held { fence, deadline_ms, ended, owner } = held;
+        let companion =
+            Companion { fence, state: State::Held, deadline_ms: deadline_ms.unwrap_or(0), ended, owner };
         let forget_at_ms = deadline_ms.unwrap_or(now.wall_ms()) + config::companion_retention_ms();
         self.write(ctx, side, &companion, forget_at_ms, true);
     }
 
     /// Keeps the companion's expiry, which lies a little behind the retention asked, unless it is far too late.
     fn write_released(&self, ctx: &Ctx, side: &mut Key<'_>, fence: Fence, deadline_ms: u64, now: Now) {
-        let companion = Companion { fence, state: State::Released, deadline_ms, owner: b"" };
+        let ended = Some(End { fence, how: How::Released });
+        let companion = Companion { fence, state: State::Released, deadline_ms, ended, owner: b"" };
         let wanted_ms = now.wall_ms() + config::companion_retention_ms();
         match side.expire_at_ms().filter(|at_ms| *at_ms <= wanted_ms + FORGET_SLACK_MS) {
             Some(as_before_ms) => self.write(ctx, side, &companion, as_before_ms, false),
@@ -348,11 +365,14 @@ fn holder<'k>(
     fence: Fence,
     now: Now,
 ) -> Result<Companion<'k>, Reason> {
-    let seen = companion::parse(side.bytes()).filter(|seen| seen.fence == fence).ok_or(Reason::NotOwner)?;
+    let seen = companion::parse(side.bytes()).ok_or(Reason::NotOwner)?;
+    if seen.fence != fence {
+        let ended = seen.ended.filter(|ended| ended.fence == fence);
+        return Err(ended.map_or(Reason::NotOwner, |ended| ended.how.reason()));
+    }
     match seen.state {
-        State::Released => Err(Reason::AlreadyReleased),
         State::Held if key.kind() == Kind::String && key.bytes() == seen.owner => Ok(seen),
-        State::Held => Err(companion::how_it_ended(&seen, now.wall_ms())),
+        State::Held | State::Released => Err(seen.end(now.wall_ms()).how.reason()),
     }
 }
 

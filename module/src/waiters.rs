@@ -74,6 +74,7 @@ pub(crate) struct Delivery {
 /// A grant made to a waiter. Several clients may be told of it.
 struct Handed {
     db: i32,
+    /// Those the wish made, which go back where nobody hears of them.
     locks: Vec<(Bytes, Fence)>,
     reached_a_client: Cell<bool>,
 }
@@ -163,7 +164,7 @@ pub(crate) fn wait(ctx: &Ctx, wish: Wish, ttl_ms: u64, wait_ms: u64) -> Result<A
         wish.places().filter(|place| !with(|state| state.lines.is_watched(place))).collect();
     let mut watches = Vec::with_capacity(unwatched.len());
     for place in unwatched {
-        if let Freedom::HeldUntil(until_ms) = freedom(ctx, &place.resource)? {
+        if let Freedom::HeldUntil(until_ms) = freedom(ctx, &place.resource, None)? {
             watches.push((place, until_ms));
         }
     }
@@ -188,9 +189,9 @@ pub(crate) fn wait(ctx: &Ctx, wish: Wish, ttl_ms: u64, wait_ms: u64) -> Result<A
     Ok(Answer::Sent)
 }
 
-fn freedom(ctx: &Ctx, resource: &[u8]) -> Result<Freedom, Refusal> {
+fn freedom(ctx: &Ctx, resource: &[u8], owner: Option<&[u8]>) -> Result<Freedom, Refusal> {
     let name = OwnedString::new(resource);
-    Lock::new(name.name())?.freedom(ctx)
+    Lock::new(name.name())?.freedom(ctx, owner)
 }
 
 /// What came of serving a ticket.
@@ -240,20 +241,21 @@ fn serve_places(ctx: &Ctx, mut places: Vec<Place>, now: Now) {
 
 fn serve_ticket(ctx: &Ctx, wish: &Wish, ttl_ms: u64, now: Now) -> Served {
     for place in wish.places() {
-        match freedom(ctx, &place.resource) {
-            Ok(Freedom::Free) => {}
+        match freedom(ctx, &place.resource, Some(&wish.owner)) {
+            Ok(Freedom::Free | Freedom::Yours) => {}
             Ok(Freedom::HeldUntil(until_ms)) => return Served::Busy(place, until_ms),
             Err(refusal) => return Served::Refused(refusal),
         }
     }
     match multi::take_all(ctx, &wish.resources, &wish.owner, ttl_ms, now) {
         Err(refusal) => Served::Refused(refusal),
-        Ok(fences) => {
-            let locks = wish.resources.iter().cloned().zip(fences.iter().copied()).collect();
+        Ok(grants) => {
+            let locks = wish.resources.iter().cloned().zip(grants.fences.iter().copied());
+            let locks = locks.zip(&grants.fresh).filter_map(|(lock, fresh)| fresh.then_some(lock)).collect();
             let handed = Handed { db: wish.db, locks, reached_a_client: Cell::new(false) };
-            let reply = match fences.as_slice() {
-                [fence] if !wish.multi => Reply::Granted { fence: *fence, ttl_ms },
-                fences => multi::granted(fences, ttl_ms),
+            let reply = match grants.fences.as_slice() {
+                [fence] if !wish.multi => Reply::Granted { fence: *fence, ttl_ms: grants.ttl_ms },
+                _ => multi::granted(&grants),
             };
             Served::Granted { reply, handed, deadline_ms: now.wall_ms() + ttl_ms }
         }

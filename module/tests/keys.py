@@ -19,14 +19,14 @@ def test_layout(server):
     c = server.client()
     for name, companion in [(b"a", b"__fence__{a}"), (b"{t}x", b"__fence__:{t}x"), (b"\xff}", b"__fence__:\xff}")]:
         fence, _ = c.call("LOCK.ACQUIRE", name, 5000, "OWNER", b"o \x00\xff")
-        fields = c.call("GET", companion).split(b" ", 3)
-        assert fields[0] == b"%d" % fence and fields[1] == b"h" and fields[3] == b"o \x00\xff"
+        fields = c.call("GET", companion).split(b" ", 5)
+        assert fields[0] == b"%d" % fence and fields[1] == b"h" and fields[3:] == [b"0", b"-", b"o \x00\xff"]
         assert abs(int(fields[2]) - time.time() * 1000 - 5000) < 1000
         assert c.call("PEXPIRETIME", name) == int(fields[2])
         assert c.call("PEXPIRETIME", companion) == int(fields[2]) + 600000
         assert c.call("LOCK.RELEASE", name, fence) == [1, b"ok"]
         assert c.call("EXISTS", name) == 0
-        assert c.call("GET", companion).split(b" ", 3)[1::2] == [b"r", b""]
+        assert c.call("GET", companion) == b"%d r %d %d r " % (fence, int(fields[2]), fence)
 
 
 def test_old_and_new_exclude_each_other(server):
@@ -58,11 +58,13 @@ def test_reasons(server):
     assert c.call("LOCK.RENEW", "r", fence, 100) == [0, b"expired"]
     assert c.call("LOCK.RELEASE", "r", fence - 1) == [0, b"not_owner"]
     later, _ = c.call("LOCK.ACQUIRE", "r", 5000, "OWNER", "b")
-    assert c.call("LOCK.RELEASE", "r", fence) == [0, b"not_owner"]
+    assert c.call("LOCK.RELEASE", "r", fence) == [0, b"expired"], "the last that ended keeps its reason"
     c.call("DEL", "r")
     assert c.call("LOCK.RELEASE", "r", later) == [0, b"already_released"]
     last, _ = c.call("LOCK.ACQUIRE", "r", 5000)
     assert last > later
+    assert c.call("LOCK.RELEASE", "r", fence) == [0, b"not_owner"]
+    assert c.call("LOCK.RELEASE", "r", later) == [0, b"already_released"]
     c.call("SET", "r", "stolen")
     assert c.call("LOCK.RELEASE", "r", last) == [0, b"already_released"]
     assert c.call("GET", "r") == b"stolen" and info(c, "r")[b"ttl"] == -1
@@ -89,7 +91,7 @@ def test_fences_rise_without_their_record(server):
         assert fence > last
         last = fence
         c.call("FLUSHALL")
-    c.call("SET", "__fence__{r}", f"{last + 10**12} r 1 ")
+    c.call("SET", "__fence__{r}", f"{last + 10**12} r 1 0 - ")
     assert c.call("LOCK.ACQUIRE", "r", 1000)[0] == last + 10**12 + 1
     c.call("FLUSHALL")
     assert c.call("LOCK.ACQUIRE", "r", 1000)[0] > last + 10**12 + 1, "the process remembers its highest fence"
@@ -97,7 +99,7 @@ def test_fences_rise_without_their_record(server):
 
 def test_a_companion_from_the_far_future_harms_its_own_resource_alone(server):
     c = server.client()
-    c.call("SET", "__fence__{r}", "9007199254740990 r 0 ")
+    c.call("SET", "__fence__{r}", "9007199254740990 r 0 0 - ")
     assert c.call("LOCK.ACQUIRE", "r", 1000)[0] == 2**53 - 1
     assert c.call("LOCK.RELEASE", "r", 2**53 - 1) == [1, b"ok"]
     assert "2^53" in c.fails("LOCK.ACQUIRE", "r", 1000)

@@ -72,7 +72,7 @@ def test_holder_expires(server):
         assert time.monotonic() - started < 0.4
         assert fence > last
         last = fence
-    assert c.call("LOCK.RELEASE", "r", first) == [0, b"not_owner"]
+    assert c.call("LOCK.RELEASE", "r", first) == [0, b"not_owner"], "others have ended since"
 
 
 def wakes(server, *command, setup=None):
@@ -373,6 +373,18 @@ def test_multi_retry_gets_the_same_fences(server):
     assert c.call("LOCK.MACQUIRE", 2, "a", "b", 60000, "OWNER", "other") is None
 
 
+def test_multi_counts_what_the_owner_holds(server):
+    c, m = server.client(), server.client()
+    fence, _ = c.call("LOCK.ACQUIRE", "a", 90000, "OWNER", "m")
+    fences, ttl = c.call("LOCK.MACQUIRE", 2, "a", "b", 30000, "OWNER", "m")
+    assert fences[0] == fence and fences[1] > fence and ttl == 30000
+    other, _ = c.call("LOCK.ACQUIRE", "c", 30000)
+    m.send("LOCK.MACQUIRE", 2, "c", "a", 30000, "WAIT", 5000, "OWNER", "m")
+    until(lambda: in_line(c, "c") == 1)
+    c.call("LOCK.RELEASE", "c", other)
+    assert m.read()[0][1] == fence
+
+
 def test_events_tell_the_story(server):
     s, c = server.client(), server.client()
     s.call("PSUBSCRIBE", "__lock__:*")
@@ -401,6 +413,16 @@ def test_events_tell_the_story(server):
         ("expired", "b", later),
     ], seen
     assert [row[3] for row in seen] == sorted({row[3] for row in seen})
+
+
+def test_a_plain_delete_is_told_at_the_next_grant(server):
+    s, c = server.client(), server.client()
+    first, _ = c.call("LOCK.ACQUIRE", "e", 30000, "OWNER", "a")
+    s.call("SUBSCRIBE", "__lock__:e")
+    c.call("DEL", "e")
+    second, _ = c.call("LOCK.ACQUIRE", "e", 30000, "OWNER", "b")
+    events = [json.loads(s.read()[2]) for _ in range(2)]
+    assert [(e["event"], e["owner"], e["fence"]) for e in events] == [("released", "a", first), ("acquired", "b", second)]
 
 
 def test_events_can_be_switched_off(server):

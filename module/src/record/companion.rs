@@ -1,7 +1,8 @@
-//! The companion's bytes: `<fence> <state> <deadline_ms> <owner>`, ASCII up to the owner, which is the rest.
+//! The companion's bytes: `<fence> <state> <deadline_ms> <ended_fence> <how> <owner>`, ASCII up to the owner, which is the rest.
 //!
-//! State `h` is held, `r` released; `deadline_ms` is the unix time at which the lock expires, 0 where it does not; a released
-//! companion has no owner. A packed string costs one write and one replicated `SET`, where a hash costs two of each.
+//! The grant last issued: its fence, state `h` (held) or `r` (released), and the unix time at which its lock expires, 0 where it
+//! does not; a released one has no owner. Beside it the grant that ended last: its fence, 0 where there is none, and how it ended,
+//! `r` (released), `x` (expired) or `-`. A packed string costs one write and one replicated `SET`, where a hash costs two of each.
 
 use redfence_core::grammar::words::decimal;
 use redfence_core::types::{Fence, Reason, FENCE_BOUND};
@@ -12,11 +13,34 @@ pub(crate) enum State {
     Released,
 }
 
+/// The grant that ended last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct End {
+    pub(crate) fence: Fence,
+    pub(crate) how: How,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    Released,
+    Expired,
+}
+
+impl How {
+    pub(crate) fn reason(self) -> Reason {
+        match self {
+            How::Released => Reason::AlreadyReleased,
+            How::Expired => Reason::Expired,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Companion<'a> {
     pub(crate) fence: Fence,
     pub(crate) state: State,
     pub(crate) deadline_ms: u64,
+    pub(crate) ended: Option<End>,
     pub(crate) owner: &'a [u8],
 }
 
@@ -24,14 +48,23 @@ pub(crate) struct Companion<'a> {
 pub(crate) fn parse(bytes: &[u8]) -> Option<Companion<'_>> {
     let (fence, rest) = word(bytes)?;
     let (state, rest) = word(rest)?;
-    let (deadline_ms, owner) = word(rest)?;
+    let (deadline_ms, rest) = word(rest)?;
+    let (ended_fence, rest) = word(rest)?;
+    let (how, owner) = word(rest)?;
     let fence = decimal(fence).filter(|fence| (1..FENCE_BOUND).contains(fence))?;
     let state = match state {
         b"h" => State::Held,
         b"r" => State::Released,
         _ => return None,
     };
-    Some(Companion { fence: Fence(fence), state, deadline_ms: decimal(deadline_ms)?, owner })
+    let ended_fence = Fence(decimal(ended_fence)?);
+    let ended = match how {
+        b"r" => Some(End { fence: ended_fence, how: How::Released }),
+        b"x" => Some(End { fence: ended_fence, how: How::Expired }),
+        b"-" => None,
+        _ => return None,
+    };
+    Some(Companion { fence: Fence(fence), state, deadline_ms: decimal(deadline_ms)?, ended, owner })
 }
 
 fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -39,15 +72,13 @@ fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     Some((&bytes[..end], &bytes[end + 1..]))
 }
 
-/// How a grant ended whose key is gone, or belongs to somebody else now.
-pub(crate) fn how_it_ended(companion: &Companion<'_>, now_ms: u64) -> Reason {
-    match companion.state {
-        State::Held if companion.deadline_ms != 0 && companion.deadline_ms <= now_ms => Reason::Expired,
-        State::Held | State::Released => Reason::AlreadyReleased,
-    }
-}
-
 impl Companion<'_> {
+    /// The end of the grant last issued, where its key is gone or belongs to somebody else now.
+    pub(crate) fn end(&self, now_ms: u64) -> End {
+        let expired = self.state == State::Held && self.deadline_ms != 0 && self.deadline_ms <= now_ms;
+        End { fence: self.fence, how: if expired { How::Expired } else { How::Released } }
+    }
+
     /// Puts the bytes into `into`.
     pub(crate) fn pack(&self, into: &mut Vec<u8>) {
         let mut digits = itoa::Buffer::new();
@@ -59,6 +90,13 @@ impl Companion<'_> {
         });
         into.extend_from_slice(digits.format(self.deadline_ms).as_bytes());
         into.push(b' ');
+        let (ended_fence, how) = match self.ended {
+            Some(End { fence, how: How::Released }) => (fence.0, b" r "),
+            Some(End { fence, how: How::Expired }) => (fence.0, b" x "),
+            None => (0, b" - "),
+        };
+        into.extend_from_slice(digits.format(ended_fence).as_bytes());
+        into.extend_from_slice(how);
         into.extend_from_slice(self.owner);
     }
 }
@@ -76,12 +114,20 @@ mod tests {
 
     #[test]
     fn packs_what_it_parses() {
+        let ends = [
+            None,
+            Some(End { fence: Fence(7), how: How::Released }),
+            Some(End { fence: Fence(FENCE_BOUND - 1), how: How::Expired }),
+        ];
         for owner in [&b""[..], b"me", b"with blanks  and \0 and \xff", &[b' '; OWNER_BYTES_MAX]] {
             for state in [State::Held, State::Released] {
-                for (fence, deadline_ms) in [(1, 0), (FENCE_BOUND - 1, u64::MAX), (1_700_000_000_000_000, 5)]
-                {
-                    let companion = Companion { fence: Fence(fence), state, deadline_ms, owner };
-                    assert_eq!(parse(&packed(&companion)), Some(companion));
+                for ended in ends {
+                    for (fence, deadline_ms) in
+                        [(1, 0), (FENCE_BOUND - 1, u64::MAX), (1_700_000_000_000_000, 5)]
+                    {
+                        let companion = Companion { fence: Fence(fence), state, deadline_ms, ended, owner };
+                        assert_eq!(parse(&packed(&companion)), Some(companion));
+                    }
                 }
             }
         }
@@ -89,11 +135,19 @@ mod tests {
 
     #[test]
     fn the_bytes_are_those_of_the_layout() {
-        let companion =
-            Companion { fence: Fence(42), state: State::Held, deadline_ms: 1_700_000_000_000, owner: b"me" };
-        assert_eq!(packed(&companion), b"42 h 1700000000000 me");
-        let released = Companion { state: State::Released, owner: b"", ..companion };
-        assert_eq!(packed(&released), b"42 r 1700000000000 ");
+        let held = Companion {
+            fence: Fence(42),
+            state: State::Held,
+            deadline_ms: 1_700_000_000_000,
+            ended: None,
+            owner: b"me",
+        };
+        assert_eq!(packed(&held), b"42 h 1700000000000 0 - me");
+        let expired = Companion { ended: Some(End { fence: Fence(41), how: How::Expired }), ..held };
+        assert_eq!(packed(&expired), b"42 h 1700000000000 41 x me");
+        let end = Some(End { fence: Fence(42), how: How::Released });
+        let released = Companion { state: State::Released, owner: b"", ended: end, ..held };
+        assert_eq!(packed(&released), b"42 r 1700000000000 42 r ");
     }
 
     #[test]
@@ -103,14 +157,19 @@ mod tests {
             b"42",
             b"42 h",
             b"42 h 5",
-            b"42 x 5 me",
-            b"-1 h 5 me",
-            b"0 h 5 me",
-            b"042 h 5 me",
-            b"9007199254740992 h 5 me",
-            b"99999999999999999999999999 h 5 me",
-            b"42 h -5 me",
-            b" h 5 me",
+            b"42 h 5 0",
+            b"42 h 5 0 -",
+            b"42 h 5 me",
+            b"42 x 5 0 - me",
+            b"42 h 5 0 y me",
+            b"42 h 5 -1 r me",
+            b"-1 h 5 0 - me",
+            b"0 h 5 0 - me",
+            b"042 h 5 0 - me",
+            b"9007199254740992 h 5 0 - me",
+            b"99999999999999999999999999 h 5 0 - me",
+            b"42 h -5 0 - me",
+            b" h 5 0 - me",
         ] {
             assert_eq!(parse(bytes), None, "{}", String::from_utf8_lossy(bytes));
         }
@@ -118,10 +177,11 @@ mod tests {
 
     #[test]
     fn the_end_is_told_by_the_deadline() {
-        let held = Companion { fence: Fence(1), state: State::Held, deadline_ms: 100, owner: b"a" };
-        assert_eq!(how_it_ended(&held, 99), Reason::AlreadyReleased);
-        assert_eq!(how_it_ended(&held, 100), Reason::Expired);
-        let endless = Companion { deadline_ms: 0, ..held };
-        assert_eq!(how_it_ended(&endless, 100), Reason::AlreadyReleased);
+        let held =
+            Companion { fence: Fence(1), state: State::Held, deadline_ms: 100, ended: None, owner: b"a" };
+        assert_eq!(held.end(99).how, How::Released);
+        assert_eq!(held.end(100).how, How::Expired);
+        assert_eq!(Companion { deadline_ms: 0, ..held }.end(100).how, How::Released);
+        assert_eq!(Companion { state: State::Released, ..held }.end(100).how, How::Released);
     }
 }
