@@ -202,8 +202,12 @@ impl Write for GuardedWriter {
             self.plain.write(buf)
         };
         let written = outcome.map_err(|e| shared.remember_os("write", &self.handle.path, e))?;
+        // A file's header is written and synced before the file's name is durable: it must not move the mark yet.
+        let is_header = self.position == 0;
         self.position += written as u64;
-        self.handle.written_to.fetch_max(self.position, Ordering::Relaxed);
+        if !is_header {
+            self.handle.written_to.fetch_max(self.position, Ordering::Relaxed);
+        }
         Ok(written)
     }
 
