@@ -114,7 +114,7 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", env = "REDFENCE_REDLOCK_LISTEN")]
     pub redlock_listen: Option<String>,
 
-    /// Health and metrics over HTTP (not in this version yet)
+    /// /health, /ready and /metrics over HTTP, without a password: keep it on a network of your own
     #[arg(long, value_name = "ADDR", env = "REDFENCE_ADMIN")]
     pub admin: Option<String>,
 

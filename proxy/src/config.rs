@@ -27,6 +27,7 @@ pub struct Config {
     pub routes: Vec<Route>,
     pub default_tier: Tier,
     pub correctness_listen: Option<SocketAddr>,
+    pub admin: Option<SocketAddr>,
     pub password: Option<String>,
     pub clients_max: usize,
     pub session_grace_ms: u64,
@@ -65,10 +66,8 @@ impl Config {
                 members.join(", ")
             ));
         }
-        for (name, value) in [("redlock-listen", &settings.redlock_listen), ("admin", &settings.admin)] {
-            if value.is_some() {
-                return Err(format!("{name} is not in this version yet; leave it out"));
-            }
+        if settings.redlock_listen.is_some() {
+            return Err("redlock-listen is not in this version yet; leave it out".into());
         }
         let own_peer_address =
             cluster.iter().find(|(member, _)| *member == id).map(|(_, address)| address.clone());
@@ -103,6 +102,7 @@ impl Config {
                 .correctness_listen
                 .map(|text| address("correctness-listen", &text))
                 .transpose()?,
+            admin: settings.admin.map(|text| address("admin", &text)).transpose()?,
             password: settings.password.filter(|password| !password.is_empty()),
             clients_max: in_range("max-clients", settings.max_clients, 10_000, 1..=1_000_000)?,
             session_grace_ms: in_range("session-grace-ms", settings.session_grace_ms, 500, 0..=3_600_000)?,

@@ -1,5 +1,6 @@
 //! Puts a node together and runs it: data and Raft, the Redis behind, listeners, signals.
 
+use crate::admin;
 use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
 use crate::events::{EventQueue, Hub};
@@ -29,6 +30,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     let mut signals = Signals::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
     let main_door = listener::bind(config.listen)?;
     let correctness_door = config.correctness_listen.map(listener::bind).transpose()?;
+    let admin_door = config.admin.map(listener::bind).transpose()?;
     let clock = Clock::start();
     let (tier2, raft) = start_tier2(&config, clock)?;
     let shared = assemble(&config, clock, tier2.clone(), &main_door);
@@ -39,6 +41,9 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     let mut doors = vec![tokio::spawn(listener::accept(Arc::clone(&shared), main_door, Door::Main))];
     if let Some(door) = correctness_door {
         doors.push(tokio::spawn(listener::accept(Arc::clone(&shared), door, Door::Correctness)));
+    }
+    if let Some(door) = admin_door {
+        doors.push(tokio::spawn(admin::accept(Arc::clone(&shared), door)));
     }
     let signal = signals.next().await;
     tracing::info!(signal, "stopping");
@@ -57,6 +62,7 @@ fn announce(config: &Config, main_door: &TcpListener) {
         listen = %listen,
         peer_listen = shown(config.peer_listen),
         correctness_listen = shown(config.correctness_listen),
+        admin = shown(config.admin),
         redis = config.redis.as_deref().unwrap_or("-"),
         data = %config.data.display(),
         "ready"

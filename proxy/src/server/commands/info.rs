@@ -44,6 +44,13 @@ impl Connection {
     }
 }
 
+/// Our own section alone, for the operators' door.
+pub(crate) fn redfence_section(shared: &Shared) -> String {
+    let mut text = String::with_capacity(1024);
+    redfence(shared, &mut text);
+    text
+}
+
 fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
     let _ = write!(text, "{name}:{value}\r\n");
 }
