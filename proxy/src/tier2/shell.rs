@@ -49,8 +49,9 @@ pub fn exit_on_fatal() -> OnFatal {
 /// Opens the data directory, recovers, and starts the threads. The handle serves requests at once (they wait for a leader).
 /// The thread ends after [`stop`], when everything is written.
 pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), StartError> {
-    let (dir, identity, store) = startup::open_data(config)?;
+    // The port first: a node that cannot have it must not leave a new data directory behind.
     let listener = config.peer_listen.map(startup::bind_peers).transpose()?;
+    let (dir, identity, store) = startup::open_data(config)?;
     let own = config.node.id;
     let told_of = config.cluster.iter().map(|(id, _)| *id).filter(|id| *id != own).collect();
     let secret = config.peer_secret.as_ref().map(|text| text.clone().into_bytes());
