@@ -11,7 +11,7 @@
 //! - [`backend`]: what a backend must offer to be tested; [`backends`] has one file for each.
 //! - [`tier1`]: Tier 1 on one Redis, for tests that restart it and swap module and Lua.
 //! - [`expect`]: the shapes of the contract's replies.
-//! - [`checker`]: decides whether what clients saw could have happened.
+//! - [`checker`]: decides whether what clients saw could have happened; [`sim`]: the seeded simulator.
 //!
 //! # Caveats
 //!
@@ -28,4 +28,5 @@ pub mod expect;
 pub mod process;
 pub mod redis;
 pub mod resp;
+pub mod sim;
 pub mod tier1;

@@ -1,0 +1,153 @@
+//! `sim`: runs the simulator over seeds and says what came of it.
+//!
+//! ```text
+//! sim                      a thousand seeds
+//! sim --seed 7             one seed, with everything that went wrong
+//! sim --seeds 0..10000     many, on all cores
+//! ```
+
+use redfence_tests::chance::Chance;
+use redfence_tests::sim::plan::Plan;
+use redfence_tests::sim::{run, Report};
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+use std::time::Instant;
+
+struct Wanted {
+    seeds: Range<u64>,
+    threads: usize,
+    /// Go on after a failure.
+    all: bool,
+    loud: bool,
+}
+
+fn wanted() -> Result<Wanted, String> {
+    let mut wanted = Wanted {
+        seeds: 0..1_000,
+        threads: std::thread::available_parallelism().map_or(1, usize::from),
+        all: false,
+        loud: false,
+    };
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let mut value = || words.next().ok_or_else(|| format!("{word} needs a value"));
+        match word.as_str() {
+            "--seed" => {
+                let seed: u64 = value()?.parse().map_err(|_| "--seed needs a number".to_string())?;
+                wanted.seeds = seed..seed + 1;
+                wanted.loud = true;
+            }
+            "--seeds" => {
+                let text = value()?;
+                let ends = text
+                    .split_once("..")
+                    .and_then(|(low, high)| Some((low.parse().ok()?, high.parse().ok()?)));
+                let (low, high) = ends.ok_or_else(|| "--seeds needs a range such as 0..1000".to_string())?;
+                wanted.seeds = low..high;
+            }
+            "--threads" => {
+                wanted.threads = value()?.parse().map_err(|_| "--threads needs a number".to_string())?;
+            }
+            "--all" => wanted.all = true,
+            _ => return Err(format!("unknown word {word}; see the head of tests/src/bin/sim.rs")),
+        }
+    }
+    Ok(wanted)
+}
+
+#[derive(Default)]
+struct Totals {
+    runs: u64,
+    failed: Vec<Report>,
+    simulated_ms: u64,
+    happened: u64,
+    operations: u64,
+    unknown: u64,
+    grants: u64,
+    entries: u64,
+}
+
+impl Totals {
+    fn add(&mut self, report: Report) {
+        self.runs += 1;
+        self.simulated_ms += report.simulated_ms;
+        self.happened += report.happened;
+        self.operations += report.operations;
+        self.unknown += report.unknown;
+        self.grants += report.grants;
+        self.entries += report.entries;
+        if !report.failures.is_empty() {
+            self.failed.push(report);
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    let wanted = match wanted() {
+        Ok(wanted) => wanted,
+        Err(text) => {
+            eprintln!("sim: {text}");
+            return ExitCode::from(2);
+        }
+    };
+    if !wanted.loud {
+        // Panics are failures like others, and are told of with their seed.
+        std::panic::set_hook(Box::new(|_| {}));
+    } else {
+        println!("{:?}", Plan::draw(&mut Chance::new(wanted.seeds.start)));
+    }
+    let start = Instant::now();
+    let totals = Mutex::new(Totals::default());
+    let next = AtomicU64::new(wanted.seeds.start);
+    std::thread::scope(|scope| {
+        for _ in 0..wanted.threads {
+            scope.spawn(|| loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                let mut stop = seed >= wanted.seeds.end;
+                if !stop {
+                    let report = run(seed);
+                    let mut totals = totals.lock().expect("no thread panics with it");
+                    if !report.failures.is_empty() {
+                        tell(&report, wanted.loud);
+                        stop = !wanted.all;
+                    }
+                    totals.add(report);
+                    if stop {
+                        next.store(wanted.seeds.end, Ordering::Relaxed);
+                    }
+                }
+                if stop {
+                    return;
+                }
+            });
+        }
+    });
+    let totals = totals.into_inner().expect("no thread panics with it");
+    let took_s = start.elapsed().as_secs_f64();
+    println!(
+        "{} seeds, {} failed; {:.1} h simulated in {took_s:.1} s ({:.0} s a second); {} events, {} entries, {} operations ({} of unknown outcome), {} grants",
+        totals.runs,
+        totals.failed.len(),
+        totals.simulated_ms as f64 / 3_600_000.0,
+        totals.simulated_ms as f64 / 1_000.0 / took_s,
+        totals.happened,
+        totals.entries,
+        totals.operations,
+        totals.unknown,
+        totals.grants,
+    );
+    match totals.failed.is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    }
+}
+
+fn tell(report: &Report, loud: bool) {
+    let shown = if loud { report.failures.len() } else { 1 };
+    for failure in report.failures.iter().take(shown) {
+        println!("seed {}: {failure}", report.seed);
+    }
+    println!("repeat: make sim SEED={}", report.seed);
+}

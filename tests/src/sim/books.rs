@@ -1,0 +1,155 @@
+//! What is kept of a run, to be compared: the log as it was applied, the state after each entry, what clients were granted.
+
+use super::calls::{Ask, Heard};
+use super::names;
+use raft::eraftpb::{Entry, EntryType};
+use redfence::storage::memory::MemoryDisk;
+use redfence::tier2::ports::{LogReader, NodeId};
+use redfence::tier2::Node;
+use redfence_core::event::{Event, EventKind};
+use redfence_core::machine::{Applied, Machine};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+#[derive(Default)]
+pub struct Books {
+    /// Entries as the first node to apply them had them.
+    entries: BTreeMap<u64, Entry>,
+    /// The state's hash after an index, and who showed it first.
+    hashes: BTreeMap<u64, (u64, NodeId)>,
+    /// Resource, owner, fence: what clients were told.
+    granted: BTreeSet<(u32, u64, u64)>,
+    pub grants: u64,
+}
+
+impl Books {
+    /// A node has applied entries `from + 1` to `applied`. Every node must have applied the same ones, to the same end.
+    pub fn note_applied(
+        &mut self,
+        id: NodeId,
+        node: &Node,
+        disk: &MemoryDisk,
+        from: u64,
+        applied: u64,
+    ) -> Result<(), String> {
+        if applied < from {
+            return Err(format!("node {id} went back from {from} to {applied}"));
+        }
+        for index in from + 1..=applied {
+            // A snapshot may have brought it over some of them.
+            let Some(entry) = disk.entries(index, index + 1, u64::MAX).ok().and_then(|mut list| list.pop())
+            else {
+                continue;
+            };
+            match self.entries.get(&index) {
+                Some(known) if known.term != entry.term || known.data != entry.data => {
+                    return Err(format!("node {id} applied another entry {index} than the others"));
+                }
+                Some(_) => {}
+                None => {
+                    self.entries.insert(index, entry);
+                }
+            }
+        }
+        self.note_state(id, applied, node.machine().state_hash())
+    }
+
+    pub fn note_state(&mut self, id: NodeId, applied: u64, hash: u64) -> Result<(), String> {
+        match self.hashes.insert(applied, (hash, id)) {
+            Some((known, by)) if known != hash => {
+                Err(format!("nodes {by} and {id} differ after entry {applied}"))
+            }
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    pub fn note_reply(&mut self, ask: &Ask, heard: &Heard) {
+        if let (Ask::Acquire { resources, owner, .. }, Heard::Granted(fences)) = (ask, heard) {
+            self.grants += fences.len() as u64;
+            self.granted
+                .extend(resources.iter().zip(fences).map(|(resource, fence)| (*resource, *owner, *fence)));
+        }
+    }
+
+    pub fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.entries.values()
+    }
+
+    /// The whole log once more, from nothing: every state must come out again, and everything clients were told.
+    pub fn replay(&self) -> Result<(), String> {
+        let mut machine = Machine::new();
+        machine.set_watched(true);
+        let mut applied = Applied::default();
+        let mut lines = Lines::default();
+        let mut index = 1;
+        for (at, entry) in &self.entries {
+            if *at != index + 1 {
+                return Err(format!("entry {} was applied by nobody, entry {at} was", index + 1));
+            }
+            index = *at;
+            if entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty() {
+                applied.clear();
+                machine.apply_entry(&entry.data, &mut applied);
+                machine.check_invariants().map_err(|violation| format!("entry {index}: {violation}"))?;
+                applied.events.iter().try_for_each(|event| lines.take(event))?;
+            }
+            if let Some((hash, id)) = self.hashes.get(at) {
+                if *hash != machine.state_hash() {
+                    return Err(format!("node {id} differs from a replay of the log after entry {at}"));
+                }
+            }
+        }
+        match self.granted.difference(&lines.granted).next() {
+            None => Ok(()),
+            Some((resource, owner, fence)) => Err(format!(
+                "owner {owner} was told of fence {fence} of resource {resource}, which is not in the log"
+            )),
+        }
+    }
+}
+
+/// The queues as the log shows them: strictly first come, first served, one holder at a time, fences rising.
+#[derive(Default)]
+struct Lines {
+    queues: BTreeMap<u32, VecDeque<u64>>,
+    holders: BTreeMap<u32, u64>,
+    fences: BTreeMap<u32, u64>,
+    granted: BTreeSet<(u32, u64, u64)>,
+}
+
+impl Lines {
+    fn take(&mut self, event: &Event) -> Result<(), String> {
+        let resource = names::resource_number(&event.resource);
+        let owner = names::owner_number(&event.owner);
+        let wrong =
+            |text: &str| Err(format!("resource {resource}, owner {owner}, fence {}: {text}", event.fence));
+        let queue = self.queues.entry(resource).or_default();
+        match event.kind {
+            EventKind::Queued => queue.push_back(owner),
+            EventKind::Abandoned => queue.retain(|other| *other != owner),
+            EventKind::Acquired => {
+                if self.holders.insert(resource, owner).is_some() {
+                    return wrong("granted while another held it");
+                }
+                let last = self.fences.insert(resource, event.fence.0).unwrap_or(0);
+                if event.fence.0 <= last {
+                    return wrong("its fence does not rise");
+                }
+                self.granted.insert((resource, owner, event.fence.0));
+                match queue.front() {
+                    Some(first) if *first == owner => {
+                        queue.pop_front();
+                    }
+                    Some(_) => return wrong("granted out of its turn"),
+                    None => {}
+                }
+            }
+            EventKind::Released | EventKind::Expired | EventKind::SessionEnded => {
+                if self.holders.remove(&resource) != Some(owner) {
+                    return wrong("ended though it did not hold it");
+                }
+            }
+            EventKind::Renewed => {}
+        }
+        Ok(())
+    }
+}

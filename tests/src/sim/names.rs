@@ -1,0 +1,28 @@
+//! Names on the wire for the numbers the history keeps.
+
+#[must_use]
+pub fn resource(number: u32) -> String {
+    format!("r{number}")
+}
+
+#[must_use]
+pub fn resources(numbers: &[u32]) -> Vec<String> {
+    numbers.iter().map(|number| resource(*number)).collect()
+}
+
+#[must_use]
+pub fn resource_number(name: &[u8]) -> u32 {
+    let digits = name.strip_prefix(b"r").and_then(|digits| std::str::from_utf8(digits).ok());
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("no resource of ours: {name:?}"))
+}
+
+#[must_use]
+pub fn owner(number: u64) -> String {
+    format!("o{number}")
+}
+
+#[must_use]
+pub fn owner_number(name: &[u8]) -> u64 {
+    let digits = name.strip_prefix(b"o").and_then(|digits| std::str::from_utf8(digits).ok());
+    digits.and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("no owner of ours: {name:?}"))
+}

@@ -1,0 +1,168 @@
+//! What a seed draws before the run begins: how many nodes, which faults, how large everything is.
+
+use crate::chance::Chance;
+use redfence::tier2::Config;
+
+/// Kinds of misfortune. A seed picks some of them, so that each is also met alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Fault {
+    /// SIGKILL: the node is gone, its disk cache is not.
+    Kill,
+    /// Power cut: what was not synced is gone, or a part of it.
+    PowerCut,
+    /// The whole cluster at once.
+    Blackout,
+    Pause,
+    /// A group of nodes cut off from the rest.
+    Split,
+    /// One direction of one link.
+    OneWay,
+    /// Messages lost, doubled, late and out of order.
+    BadNetwork,
+    SlowDisk,
+    /// A write fails: the node must stop.
+    DiskError,
+    SnapshotError,
+    /// The wall clock jumps, up to a year either way.
+    WallJump,
+    /// The monotonic clock runs faster or slower.
+    ClockRate,
+    Members,
+    Transfer,
+    /// SIGTERM and a new start.
+    Shutdown,
+}
+
+pub const FAULTS: [Fault; 15] = [
+    Fault::Kill,
+    Fault::PowerCut,
+    Fault::Blackout,
+    Fault::Pause,
+    Fault::Split,
+    Fault::OneWay,
+    Fault::BadNetwork,
+    Fault::SlowDisk,
+    Fault::DiskError,
+    Fault::SnapshotError,
+    Fault::WallJump,
+    Fault::ClockRate,
+    Fault::Members,
+    Fault::Transfer,
+    Fault::Shutdown,
+];
+
+/// One run's dimensions.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub founders: u64,
+    pub clients: usize,
+    pub resources: u32,
+    pub faults: Vec<Fault>,
+    /// Mean time from one misfortune to the next.
+    pub fault_every_ms: u64,
+    /// How long misfortunes go on. Everything heals then.
+    pub storm_ms: u64,
+    pub patience_ms: u64,
+    pub multi_locks: bool,
+    pub sessions: bool,
+    /// Operators release by force.
+    pub forced: bool,
+    /// Clients' answers that get lost, of a thousand.
+    pub reply_loss_permille: u64,
+    /// How far a clock's rate may be off, in millionths; 0 where all run alike.
+    pub rate_off_ppm: u64,
+    pub think_ms_max: u64,
+    pub ttl_ms: [u64; 4],
+    pub snapshot_entries: u64,
+    pub log_keep_entries: u64,
+    pub snapshot_piece_bytes: usize,
+    pub cache_entries: usize,
+    pub idle_record_ms: u64,
+    pub node_gone_ms: u64,
+    pub election_ticks: usize,
+    pub entry_commands_max: usize,
+    pub entries_under_way_max: u64,
+}
+
+impl Plan {
+    #[must_use]
+    pub fn draw(chance: &mut Chance) -> Plan {
+        let mut faults: Vec<Fault> = Vec::new();
+        let wanted = chance.between(1, 5);
+        while faults.len() < wanted as usize {
+            let fault = *chance.pick(&FAULTS).expect("there are faults");
+            if !faults.contains(&fault) {
+                faults.push(fault);
+            }
+        }
+        if chance.per_mille(20) {
+            faults.clear();
+        }
+        let rates = faults.contains(&Fault::ClockRate);
+        Plan {
+            founders: *chance.pick(&[1, 3, 3, 3, 3, 3, 3, 5]).expect("not empty"),
+            clients: chance.between(3, 10) as usize,
+            resources: chance.between(1, 5) as u32,
+            fault_every_ms: *chance.pick(&[150, 400, 1_000, 2_500]).expect("not empty"),
+            storm_ms: chance.between(4_000, 16_000),
+            patience_ms: *chance.pick(&[600, 1_500, 5_000]).expect("not empty"),
+            multi_locks: chance.per_mille(400),
+            sessions: chance.per_mille(500),
+            forced: chance.per_mille(100),
+            reply_loss_permille: *chance.pick(&[0, 0, 20, 100]).expect("not empty"),
+            rate_off_ppm: if rates {
+                *chance.pick(&[1_000, 100_000, 1_000_000]).expect("not empty")
+            } else {
+                0
+            },
+            think_ms_max: *chance.pick(&[5, 40, 300]).expect("not empty"),
+            ttl_ms: *chance
+                .pick(&[[60, 150, 400, 900], [300, 700, 1_500, 3_000], [30, 500, 2_000, 6_000]])
+                .expect("not empty"),
+            snapshot_entries: *chance.pick(&[3, 20, 100, 1_000_000]).expect("not empty"),
+            log_keep_entries: *chance.pick(&[0, 5, 50]).expect("not empty"),
+            snapshot_piece_bytes: *chance.pick(&[64, 1_000, 128 << 10]).expect("not empty"),
+            cache_entries: *chance.pick(&[1, 16, 1_000]).expect("not empty"),
+            idle_record_ms: *chance.pick(&[600_000, 600_000, 600_000, 300]).expect("not empty"),
+            node_gone_ms: *chance.pick(&[1_000, 3_000, 10_000]).expect("not empty"),
+            election_ticks: *chance.pick(&[6, 12, 12]).expect("not empty"),
+            entry_commands_max: *chance.pick(&[1, 4, 4_096]).expect("not empty"),
+            entries_under_way_max: *chance.pick(&[1, 8, 8]).expect("not empty"),
+            faults,
+        }
+    }
+
+    /// The fastest a node's clock runs, in millionths above true.
+    #[must_use]
+    pub fn fast_ppm(&self) -> u64 {
+        self.rate_off_ppm
+    }
+
+    #[must_use]
+    pub fn has(&self, fault: Fault) -> bool {
+        self.faults.contains(&fault)
+    }
+
+    pub fn configure(&self, config: &mut Config) {
+        config.snapshot_entries = self.snapshot_entries;
+        config.log_keep_entries = self.log_keep_entries;
+        config.snapshot_piece_bytes = self.snapshot_piece_bytes;
+        config.snapshot_window_bytes = 4 * self.snapshot_piece_bytes as u64;
+        config.snapshot_stall_ms = 2_000;
+        config.cache_entries_max = self.cache_entries;
+        config.idle_record_ms = self.idle_record_ms;
+        config.node_gone_ms = self.node_gone_ms;
+        config.election_ticks = self.election_ticks;
+        config.entry_commands_max = self.entry_commands_max;
+        config.entries_under_way_max = self.entries_under_way_max;
+        config.promote_lag_entries = 8;
+    }
+
+    /// The longest time anything can still be held or waited for once everything is healed and nobody asks any more.
+    #[must_use]
+    pub fn longest_hold_ms(&self) -> u64 {
+        let longest_ms = self.ttl_ms[3] * 2;
+        // A clock may run at half speed until the storm ends; healing sets it right.
+        2 * longest_ms + 2_000
+    }
+}

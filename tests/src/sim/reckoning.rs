@@ -1,0 +1,196 @@
+//! A run from its seed to its report: the storm, the healing, and what must hold in the end.
+
+use super::calls::Ask;
+use super::world::World;
+use super::Report;
+use crate::checker::{check, Outcome, Rules};
+use redfence::tier2::ports::NodeId;
+
+/// After healing, somebody is served within this time.
+const RECOVERY_MS_MAX: u64 = 5_000;
+/// After healing, every member has caught up within this time.
+const CATCH_UP_MS_MAX: u64 = 30_000;
+
+#[must_use]
+pub fn run(seed: u64) -> Report {
+    let mut world = World::new(seed);
+    world.run_to(world.plan.storm_ms * 1_000);
+    world.heal();
+    world.reckon();
+    let simulated_ms = world.now_us / 1_000;
+    let rules = world.rules();
+    let violations = check(&world.history, &rules);
+    let kinds = violations.iter().map(|violation| violation.kind).collect();
+    let mut failures = std::mem::take(&mut world.failures);
+    failures.extend(violations.iter().map(ToString::to_string));
+    if let Err(text) = world.books.replay() {
+        failures.push(format!("the log: {text}"));
+    }
+    let unknown = world.history.operations.iter().filter(|op| op.outcome == Outcome::Unknown).count();
+    Report {
+        seed,
+        failures,
+        kinds,
+        trace: world.agenda.trace,
+        simulated_ms,
+        happened: world.agenda.happened,
+        operations: world.history.operations.len() as u64,
+        unknown: unknown as u64,
+        grants: world.books.grants,
+        entries: world.books.entries().count() as u64,
+    }
+}
+
+impl World {
+    /// What the checker must know of this run.
+    #[must_use]
+    pub fn rules(&self) -> Rules {
+        Rules {
+            clock_fast_ppm: self.plan.fast_ppm(),
+            slack_ns: 3_000_000,
+            forgets: self.plan.idle_record_ms < 100_000,
+            waits_for_several: self.plan.multi_locks,
+        }
+    }
+
+    /// Everything is healed: from here on everybody must get on.
+    fn reckon(&mut self) {
+        self.run_to(self.now_us + 1_000 * RECOVERY_MS_MAX);
+        self.demand_leader();
+        self.run_to(self.now_us + 1_000 * 2_000);
+        self.clients_rest = true;
+        let longest_ms = 2 * (self.plan.patience_ms + 4_000) + 5_000;
+        self.run_to(self.now_us + 1_000 * longest_ms);
+        if let Some(call) = self.calls.values().next() {
+            let text = format!("still without an answer: {:?} at node {}", call.ask, call.host);
+            self.fail(text);
+        }
+        self.run_to(self.now_us + 1_000 * self.plan.longest_hold_ms());
+        self.demand_catch_up();
+        self.demand_service();
+        self.run_to(self.now_us + 1_000 * 2_000);
+        self.demand_equality();
+        self.check_changes();
+    }
+
+    /// Whoever leads in the highest term.
+    fn leader(&self) -> Option<NodeId> {
+        let nodes = self.hosts.values().filter_map(|host| host.node.as_ref());
+        nodes.filter(|node| node.is_leader()).map(|node| (node.term(), node.id())).max().map(|(_, id)| id)
+    }
+
+    fn demand_leader(&mut self) {
+        if self.leader().is_none() {
+            self.fail(format!("nobody leads {RECOVERY_MS_MAX} ms after healing"));
+        }
+    }
+
+    /// The members as their leader sees them.
+    fn members(&self) -> Vec<NodeId> {
+        let leader = self.leader().and_then(|id| self.hosts.get(&id));
+        leader.map_or(Vec::new(), |host| host.members.iter().map(|member| member.id).collect())
+    }
+
+    fn demand_catch_up(&mut self) {
+        let end_us = self.now_us + 1_000 * CATCH_UP_MS_MAX;
+        while self.now_us < end_us {
+            let members = self.members();
+            let applied: Vec<u64> = members.iter().filter_map(|id| self.applied(*id)).collect();
+            if !applied.is_empty() && applied.windows(2).all(|pair| pair[0] == pair[1]) {
+                return;
+            }
+            self.run_to(self.now_us + 50_000);
+        }
+        let applied: Vec<_> = self.members().into_iter().map(|id| (id, self.applied(id))).collect();
+        self.fail(format!("members have not caught up {CATCH_UP_MS_MAX} ms after healing: {applied:?}"));
+    }
+
+    fn applied(&self, id: NodeId) -> Option<u64> {
+        Some(self.hosts.get(&id)?.node.as_ref()?.applied_index())
+    }
+
+    /// At every member: every lock can be seen, taken, and released. Nothing is stuck.
+    fn demand_service(&mut self) {
+        let client = self.clients.len();
+        let (chance, process) = (self.chance.fork(), self.number());
+        self.clients.push(super::clients::Client::new(chance, process));
+        for id in self.members() {
+            for resource in 0..self.plan.resources {
+                self.demand(client, id, Ask::Look { resource });
+                let owner = self.number();
+                let acquire =
+                    Ask::Acquire { resources: vec![resource], owner, ttl_ms: 60_000, wait_ms: 0, session: 0 };
+                let Some(Outcome::Answered(crate::checker::Answer::Granted { fence, .. })) =
+                    self.demand(client, id, acquire)
+                else {
+                    self.fail(format!(
+                        "resource {resource} cannot be had at node {id} long after everything ended"
+                    ));
+                    continue;
+                };
+                self.demand(client, id, Ask::Release { pairs: vec![(resource, fence)] });
+            }
+        }
+    }
+
+    /// One call, run until it is answered.
+    fn demand(&mut self, client: usize, host: NodeId, ask: Ask) -> Option<Outcome> {
+        if !self.hosts.get(&host).is_some_and(|host| host.is_up()) {
+            self.fail(format!("node {host} is not up in the end"));
+            return None;
+        }
+        let number = self.call(client, host, ask.clone());
+        let at = self.calls[&number].operations.start;
+        let end_us = self.now_us + 10_000_000;
+        while self.now_us < end_us && self.calls.contains_key(&number) {
+            self.run_to(self.now_us + 200);
+        }
+        let outcome = self.history.operations.get(at).map(|op| op.outcome);
+        if !matches!(outcome, Some(Outcome::Answered(_))) {
+            self.fail(format!("not served in the end: {ask:?} at node {host}: {outcome:?}"));
+        }
+        outcome
+    }
+
+    fn demand_equality(&mut self) {
+        let members = self.members();
+        if members.is_empty() {
+            self.fail("nobody leads in the end".to_string());
+        }
+        let mut states = Vec::new();
+        for id in &members {
+            let Some(node) = self.hosts.get(id).and_then(|host| host.node.as_ref()) else { continue };
+            states.push((
+                *id,
+                node.applied_index(),
+                node.machine().state_hash(),
+                self.hosts[id].members.clone(),
+            ));
+            if let Err(violation) = node.machine().check_invariants() {
+                self.fail(format!("node {id}: {violation}"));
+            }
+        }
+        for pair in states.windows(2) {
+            if (pair[0].1, pair[0].2, &pair[0].3) != (pair[1].1, pair[1].2, &pair[1].3) {
+                self.fail(format!("nodes differ in the end: {:?} and {:?}", pair[0], pair[1]));
+                return;
+            }
+        }
+    }
+
+    /// Changes of membership that were acknowledged are still there.
+    fn check_changes(&mut self) {
+        let members = self.members();
+        if let Some(id) = self.changes.removed.iter().find(|id| members.contains(id)) {
+            self.fail(format!("node {id} was removed, and is a member in the end"));
+        }
+        let lost = self
+            .changes
+            .added
+            .iter()
+            .find(|id| !members.contains(id) && !self.changes.remove_asked.contains(id));
+        if let Some(id) = lost {
+            self.fail(format!("node {id} was added, and is no member in the end"));
+        }
+    }
+}
