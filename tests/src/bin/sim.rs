@@ -3,6 +3,7 @@
 //! ```text
 //! sim                      a thousand seeds
 //! sim --seed 7             one seed, with everything that went wrong
+//! sim --seed 7 --tell      the same, line by line
 //! sim --seeds 0..10000     many, on all cores
 //! ```
 
@@ -21,6 +22,7 @@ struct Wanted {
     /// Go on after a failure.
     all: bool,
     loud: bool,
+    telling: bool,
 }
 
 fn wanted() -> Result<Wanted, String> {
@@ -29,6 +31,7 @@ fn wanted() -> Result<Wanted, String> {
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         all: false,
         loud: false,
+        telling: false,
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -50,6 +53,7 @@ fn wanted() -> Result<Wanted, String> {
             "--threads" => {
                 wanted.threads = value()?.parse().map_err(|_| "--threads needs a number".to_string())?;
             }
+            "--tell" => wanted.telling = true,
             "--all" => wanted.all = true,
             _ => return Err(format!("unknown word {word}; see the head of tests/src/bin/sim.rs")),
         }
@@ -107,7 +111,7 @@ fn main() -> ExitCode {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
                 let mut stop = seed >= wanted.seeds.end;
                 if !stop {
-                    let report = run(seed);
+                    let report = run(seed, wanted.telling);
                     let mut totals = totals.lock().expect("no thread panics with it");
                     if !report.failures.is_empty() {
                         tell(&report, wanted.loud);

@@ -9,7 +9,7 @@
 //!
 //! - [`plan`]: what a seed draws; [`world`]: hosts and the agenda; [`event`], [`host`], [`network`], [`clock`]: its parts
 //! - [`clients`], [`calls`], [`names`]: what clients do, ask and hear; [`misfortune`]: faults and operators
-//! - [`books`]: the log and the states, compared as they come; [`reckoning`]: what must hold in the end
+//! - [`books`]: the log and the states, compared as they come; [`reckoning`]: what must hold in the end; `telling`: a run line by line
 //!
 //! # Caveats
 //!
@@ -27,6 +27,7 @@ pub mod names;
 pub mod network;
 pub mod plan;
 pub mod reckoning;
+mod telling;
 pub mod world;
 
 use crate::checker::Kind;
@@ -48,10 +49,10 @@ pub struct Report {
     pub entries: u64,
 }
 
-/// Runs one seed. A panic of the node is a failure like any other.
+/// Runs one seed, and tells of it line by line where that is wanted. A panic of the node is a failure like any other.
 #[must_use]
-pub fn run(seed: u64) -> Report {
-    match catch_unwind(AssertUnwindSafe(|| reckoning::run(seed))) {
+pub fn run(seed: u64, telling: bool) -> Report {
+    match catch_unwind(AssertUnwindSafe(|| reckoning::run(seed, telling))) {
         Ok(report) => report,
         Err(panic) => {
             let text = match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {

@@ -12,8 +12,9 @@ const RECOVERY_MS_MAX: u64 = 5_000;
 const CATCH_UP_MS_MAX: u64 = 30_000;
 
 #[must_use]
-pub fn run(seed: u64) -> Report {
+pub fn run(seed: u64, telling: bool) -> Report {
     let mut world = World::new(seed);
+    world.telling = telling;
     world.run_to(world.plan.storm_ms * 1_000);
     world.heal();
     world.reckon();

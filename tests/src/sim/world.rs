@@ -47,6 +47,7 @@ pub struct World {
     pub next_number: u64,
     /// What went wrong so far, first first.
     pub failures: Vec<String>,
+    pub telling: bool,
     out: Outputs,
 }
 
@@ -78,6 +79,7 @@ impl World {
             clients_rest: false,
             next_number: 1,
             failures: Vec::new(),
+            telling: false,
             out: Outputs::default(),
             chance,
             plan,
@@ -136,8 +138,10 @@ impl World {
         if power_cut {
             let unsynced = self.host(id).disk.unsynced_batches() as u64;
             let survivors = self.chance.below(unsynced + 1) as usize;
+            self.tell_text(|| format!("node {id} loses power: {survivors} of {unsynced} batches stay"));
             self.host(id).lose_power(survivors);
         } else {
+            self.tell_text(|| format!("node {id} stops"));
             self.host(id).stop();
         }
         self.break_connections(id);
@@ -156,6 +160,7 @@ impl World {
     pub fn run_to(&mut self, end_us: u64) {
         while let Some((at_us, happening)) = self.agenda.next(end_us) {
             self.now_us = self.now_us.max(at_us);
+            self.tell(&happening);
             self.happen(happening);
         }
         self.now_us = end_us;
@@ -262,6 +267,18 @@ impl World {
         for (to, message) in out.send.drain(..) {
             self.send(id, to, message);
         }
+        for task in &out.persist {
+            let (first, count) = (task.entries.first().map_or(0, |entry| entry.index), task.entries.len());
+            let (number, sync) = (task.number, task.must_sync);
+            let install = task.install.as_ref().map(|meta| meta.at);
+            let snapshot = task.snapshot.as_ref().map(|meta| meta.at);
+            self.tell_text(|| {
+                format!(
+                    "node {id} writes {number}: {count} from {first} install {install:?} snapshot {snapshot:?} {:?} {sync}",
+                    task.compact
+                )
+            });
+        }
         let host = self.host(id);
         host.to_write.append(&mut out.persist);
         host.snapshot_ops.extend(out.snapshot_ops.drain(..));
@@ -311,6 +328,7 @@ impl World {
         let from = std::mem::replace(&mut host.applied_seen, applied).max(installed);
         let noted = self.books.note_applied(id, node, &host.disk, from, applied);
         self.agenda.note(applied);
+        self.tell_text(|| format!("node {id} applied {applied}"));
         if let Err(text) = noted {
             self.fail(text);
         }

@@ -1,0 +1,52 @@
+//! A run told line by line, to find out how a failure came about: `sim --seed n --tell`.
+
+use super::event::Happening;
+use super::world::World;
+use redfence::tier2::ports::PeerMessage;
+
+impl World {
+    pub(super) fn tell(&self, happening: &Happening) {
+        if !self.telling {
+            return;
+        }
+        let what = match happening {
+            Happening::Deliver { from, to, message } => format!("{from} -> {to} {}", describe(message)),
+            Happening::Turn { .. } | Happening::Wake { .. } => return,
+            other => format!("{other:?}"),
+        };
+        println!("{:>10.3} {what}", self.now_us as f64 / 1_000.0);
+    }
+
+    pub(super) fn tell_text(&self, text: impl FnOnce() -> String) {
+        if self.telling {
+            println!("{:>10.3}   {}", self.now_us as f64 / 1_000.0, text());
+        }
+    }
+}
+
+fn describe(message: &PeerMessage) -> String {
+    match message {
+        PeerMessage::Raft(message) => format!(
+            "{:?} term {} index {} of term {} commit {} entries {}{}",
+            message.get_msg_type(),
+            message.term,
+            message.index,
+            message.log_term,
+            message.commit,
+            message.entries.len(),
+            if message.reject { " reject" } else { "" },
+        ),
+        PeerMessage::Forward(forward) => {
+            format!("Forward of {:?}: {} commands", forward.origin, forward.commands.len())
+        }
+        PeerMessage::SnapshotChunk(chunk) => format!(
+            "SnapshotChunk {} at {} of {}",
+            chunk.transfer,
+            chunk.offset,
+            chunk.message.as_ref().map_or(0, |message| message.get_snapshot().get_metadata().index)
+        ),
+        PeerMessage::SnapshotAck(ack) => format!("{ack:?}"),
+        PeerMessage::Admin(request) => format!("{request:?}"),
+        PeerMessage::NotMember { conf_index } => format!("NotMember as of {conf_index}"),
+    }
+}
