@@ -60,7 +60,7 @@ pub use entry::{entry_stamp, EntryBuilder, ENTRY_VERSION};
 pub use limits::Limits;
 use list::List;
 use lock::{Lock, Names};
-pub use origins::OriginState;
+pub use origins::{Fate, OriginState};
 pub use restore::{RestoreError, Restorer};
 use rustc_hash::FxBuildHasher;
 use session::Session;

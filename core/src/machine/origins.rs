@@ -14,6 +14,18 @@ pub struct OriginState {
     pub gone: bool,
 }
 
+/// What the machine can say of a request.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Fate {
+    /// Not applied so far.
+    Unmet,
+    /// In a queue.
+    Waiting,
+    Answered(Reply),
+    /// Its number is settled or forgotten, or its node's start is gone: it may or may not have been applied.
+    Unknown,
+}
+
 impl Machine {
     #[must_use]
     pub fn origin_state(&self, node: u64) -> Option<OriginState> {
@@ -31,12 +43,16 @@ impl Machine {
         self.requests.contains_key(&id)
     }
 
-    /// The answer a request was given, where it is still remembered.
+    /// What became of a request, for a node that did not see the entries it may have been in.
     #[must_use]
-    pub fn remembered(&self, id: RequestId) -> Option<Reply> {
+    pub fn fate(&self, id: RequestId) -> Fate {
+        if self.is_waiting(id) {
+            return Fate::Waiting;
+        }
         match self.dedup.known(id) {
-            Seen::Before(reply) => Some(reply),
-            Seen::New | Seen::Stale | Seen::Forgotten | Seen::NoRoom => None,
+            Seen::New => Fate::Unmet,
+            Seen::Before(reply) => Fate::Answered(reply),
+            Seen::Stale | Seen::Forgotten | Seen::NoRoom => Fate::Unknown,
         }
     }
 

@@ -4,6 +4,7 @@ use super::node::Node;
 use super::refusals;
 use protobuf::Message as _;
 use raft::eraftpb::{ConfChangeV2, Entry, EntryType};
+use redfence_core::machine::Fate;
 use redfence_core::types::RequestId;
 
 impl Node {
@@ -103,41 +104,30 @@ impl Node {
         }
     }
 
-    /// After a snapshot took the place of entries we never saw: answers that were given in them are lost unless the machine
-    /// remembers them.
+    /// After a snapshot took the place of entries we never saw: what was answered in them is answered from the machine's
+    /// memory, now, while it has it; what it cannot tell is not known. The rest was not applied, and is sent again.
     pub(super) fn reconcile_pending(&mut self) {
         let origin = self.pending.origin();
-        for seq in self.pending.placed_seqs() {
-            let id = RequestId { origin, seq };
-            if self.machine.is_waiting(id) {
-                continue;
-            }
-            match self.machine.remembered(id) {
-                Some(reply) => {
+        let mut seqs = self.pending.sent_seqs();
+        seqs.extend(self.pending.placed_seqs());
+        for seq in seqs {
+            let placed = !self.pending.is_unapplied(seq);
+            match self.machine.fate(RequestId { origin, seq }) {
+                Fate::Waiting => self.pending.queued(seq),
+                Fate::Answered(reply) => {
                     if let Some(ticket) = self.pending.answered(seq) {
                         self.out.replies.push((ticket, reply));
                     }
                 }
-                None => {
+                Fate::Unmet if !placed => {}
+                Fate::Unmet | Fate::Unknown => {
                     if let Some(overdue) = self.pending.give_up(seq) {
                         self.give_up(&overdue);
                     }
                 }
             }
         }
-        // What was not placed is sent again: the machine answers it from its memory, or applies it now.
         self.pending.leader_changed();
-        self.note_queued();
-        let gone =
-            self.machine.origin_state(origin.node).is_some_and(|state| state.origin != origin || state.gone);
-        if gone && self.origin_live {
-            // Declared gone in entries we never saw: some of what was sent may have been applied in them before.
-            for seq in self.pending.sent_seqs() {
-                if let Some(overdue) = self.pending.give_up(seq) {
-                    self.give_up(&overdue);
-                }
-            }
-        }
         self.check_origin();
     }
 }

@@ -294,7 +294,7 @@ impl Node {
                 self.clock.start(self.now, route.term, self.machine.logical_ms());
                 // Everybody gets the full time to be heard of.
                 let now_ms = self.now.monotonic_ms;
-                self.heard_ms.values_mut().for_each(|heard_ms| *heard_ms = now_ms);
+                self.heard_ms.extend(self.membership.iter().map(|member| (member.id, now_ms)));
             }
             false => {
                 self.clock.stop();

@@ -220,6 +220,10 @@ impl Pending {
         }
     }
 
+    pub(super) fn is_unapplied(&self, seq: u64) -> bool {
+        self.unapplied.contains_key(&seq)
+    }
+
     /// Unapplied requests that the machine may have queued by now, lowest first.
     pub(super) fn may_be_queued(&self) -> Vec<u64> {
         self.may_queue.iter().copied().collect()

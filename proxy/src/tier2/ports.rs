@@ -36,7 +36,7 @@
 use bytes::Bytes;
 use raft::eraftpb::{ConfState, Entry, HardState, Message};
 use redfence_core::event::Event;
-use redfence_core::machine::Query;
+use redfence_core::machine::{Query, Stats};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, SessionId};
 
@@ -363,6 +363,8 @@ pub struct ClusterStatus {
     /// Whether this node believes that it can be served by a majority.
     pub quorum: bool,
     pub nodes: Vec<NodeStatus>,
+    /// Figures of the machine, for `INFO`. At most a tenth of a second old.
+    pub stats: Stats,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

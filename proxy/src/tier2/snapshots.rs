@@ -26,6 +26,8 @@ pub(super) struct Snapshots {
     receiving: Option<Receiving>,
     /// Handed to raft, and waiting for its Ready.
     received: Option<(SnapshotMeta, Machine)>,
+    /// The last transfer that was received to its end: its sender may not have heard.
+    finished: Option<(NodeId, u64)>,
     pub(super) bytes_since: u64,
     /// A new member cannot be brought in with the snapshot there is.
     wanted: bool,
@@ -42,6 +44,7 @@ impl Snapshots {
             sendings: Sendings::new(boot << ID_BITS),
             receiving: None,
             received: None,
+            finished: None,
             bytes_since: 0,
             wanted: false,
             not_before_ms: 0,
@@ -151,8 +154,13 @@ impl Node {
     pub(super) fn on_snapshot_chunk(&mut self, from: NodeId, chunk: &SnapshotChunk) {
         let other = self.snapshots.receiving.as_ref().is_none_or(|receiving| receiving.is_other(from, chunk));
         if other {
-            if chunk.offset != 0 || chunk.message.is_none() {
-                // The rest of a transfer we know nothing of: its sender begins again when it hears nothing.
+            if self.snapshots.finished == Some((from, chunk.transfer)) {
+                self.acknowledge(from, chunk.transfer, TransferState::Done);
+                return;
+            }
+            if chunk.message.is_none() {
+                // The rest of a transfer we know nothing of (any more): its sender must begin again.
+                self.acknowledge(from, chunk.transfer, TransferState::Failed);
                 return;
             }
             self.drop_receiving();
@@ -179,6 +187,11 @@ impl Node {
             let ack = receiving.ack(self.config.snapshot_window_bytes);
             self.out.send.push((from, ack));
         }
+    }
+
+    fn acknowledge(&mut self, to: NodeId, transfer: u64, state: TransferState) {
+        let ack = SnapshotAck { transfer, received_bytes: 0, state };
+        self.out.send.push((to, PeerMessage::SnapshotAck(ack)));
     }
 
     fn drop_receiving(&mut self) {
@@ -248,8 +261,7 @@ impl Node {
         let from = receiving.from();
         let Some(received) = receiving.into_received() else { return };
         let Received { transfer, message, meta, machine } = received;
-        let (id, received_bytes) = (meta.id, meta.size_bytes);
-        let index = meta.at.index;
+        let (id, index) = (meta.id, meta.at.index);
         self.snapshots.received = Some((meta, machine));
         let _ = self.raw.step(*message);
         self.after_raft();
@@ -260,8 +272,8 @@ impl Node {
                 self.out.snapshot_ops.push(SnapshotOp::Discard(id));
             }
         }
-        let ack = SnapshotAck { transfer, received_bytes, state: TransferState::Done };
-        self.out.send.push((from, PeerMessage::SnapshotAck(ack)));
+        self.snapshots.finished = Some((from, transfer));
+        self.acknowledge(from, transfer, TransferState::Done);
     }
 
     /// raft took the snapshot that was offered: machine, membership and log are replaced by it.

@@ -40,6 +40,7 @@ impl Node {
             applied: self.applied,
             voters: self.membership.voters() as u64,
             quorum: leader != 0,
+            stats: self.machine.stats(),
             nodes: self.membership.iter().map(|member| self.node_status(member)).collect(),
         }
     }

@@ -24,7 +24,8 @@ struct Sending {
     meta: SnapshotMeta,
     message: Box<Message>,
     sent_bytes: u64,
-    /// The chunk at offset 0 is out: it goes even for an empty file, because it carries raft's message.
+    /// A chunk is out since the beginning or since the last repetition. The first goes even for an empty file, because it
+    /// carries raft's message.
     opened: bool,
     acked_bytes: u64,
     acked_ms: u64,
@@ -118,7 +119,8 @@ impl Sendings {
             if sending.repeated_ms + REPEAT_MS <= now_ms {
                 sending.repeated_ms = now_ms;
                 sending.sent_bytes = sending.acked_bytes;
-                sending.opened = sending.acked_bytes > 0;
+                // At least one chunk goes out, if only to ask how far the other side is.
+                sending.opened = false;
             }
             while let Some(chunk) = sending.next_chunk(reader, piece_bytes, window_bytes)? {
                 out.push((*to, PeerMessage::SnapshotChunk(chunk)));

@@ -212,23 +212,29 @@ fn check_never_early(
     }
 }
 
+/// `REDFENCE_SEED=n` runs that seed alone; `REDFENCE_SEEDS=n` runs that many instead of the usual number.
+fn run_seeds(first: u64, usual: u64, nodes: u64) {
+    let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    if let Some(seed) = number("REDFENCE_SEED") {
+        run(seed, nodes);
+        return;
+    }
+    for seed in first..first + number("REDFENCE_SEEDS").unwrap_or(usual) {
+        run(seed, nodes);
+    }
+}
+
 #[test]
 fn three_nodes_under_fire() {
-    for seed in 0..150 {
-        run(seed, 3);
-    }
+    run_seeds(0, 150, 3);
 }
 
 #[test]
 fn five_nodes_under_fire() {
-    for seed in 1_000..1_040 {
-        run(seed, 5);
-    }
+    run_seeds(1_000_000, 40, 5);
 }
 
 #[test]
 fn a_single_node_under_fire() {
-    for seed in 2_000..2_040 {
-        run(seed, 1);
-    }
+    run_seeds(2_000_000, 40, 1);
 }
