@@ -8,6 +8,10 @@ import tempfile
 import time
 
 
+# How much slower than usual the server is: for runs under valgrind.
+PATIENCE = float(os.environ.get("PATIENCE", "1"))
+
+
 class Error(Exception):
     """An error reply. Raised by `call`, returned by `read`."""
 
@@ -27,7 +31,7 @@ class Client:
 
     def read(self, timeout_s=10):
         """One reply. Raises TimeoutError where none comes."""
-        self.deadline = time.monotonic() + timeout_s
+        self.deadline = time.monotonic() + timeout_s * PATIENCE
         return self._reply()
 
     def call(self, *words, timeout_s=10):
@@ -48,7 +52,7 @@ class Client:
     def silent(self, for_s=0.15):
         """Whether no reply comes for a while."""
         try:
-            reply = self.read(for_s)
+            reply = self.read(for_s / PATIENCE)
         except TimeoutError:
             return True
         raise AssertionError(f"unexpected reply {reply!r}")
@@ -124,13 +128,13 @@ class Server:
     def start(self):
         for _ in range(10):
             self.port = free_port()
-            command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory]
+            command = [os.environ.get("REDIS_SERVER", "redis-server"), "--port", str(self.port), "--bind", "127.0.0.1", "--dir", self.directory]
             command += ["--enable-debug-command", "yes", "--logfile", os.path.join(self.directory, "log")]
             command += ["--save", ""] if "--save" not in self.options else []
             command += list(self.options)
             command += ["--loadmodule", self.module] if self.module else []
             self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-            deadline = time.monotonic() + 10
+            deadline = time.monotonic() + 10 * PATIENCE
             while time.monotonic() < deadline and self.process.poll() is None:
                 try:
                     client = Client(self.port)
@@ -174,7 +178,7 @@ class Server:
 
 
 def until(condition, timeout_s=5, what="the condition"):
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + timeout_s * PATIENCE
     while time.monotonic() < deadline:
         if condition():
             return
