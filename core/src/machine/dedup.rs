@@ -96,7 +96,7 @@ impl Dedup {
     /// The node has every answer below `seq`.
     pub(crate) fn acknowledge(&mut self, origin: Origin, seq: u64, nodes_max: usize) {
         let Some(node) = self.enter(origin, nodes_max) else { return };
-        if node.incarnation == origin.incarnation && seq > node.acked_below {
+        if !node.gone && node.incarnation == origin.incarnation && seq > node.acked_below {
             node.acked_below = seq;
             if seq > node.first_seq {
                 node.drop_below(seq);

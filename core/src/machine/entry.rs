@@ -130,12 +130,13 @@ impl Machine {
         self.begin(stamp, out);
         while !reader.is_empty() {
             let Some(batch) = read_batch(&mut reader) else { break };
-            self.acknowledge(batch.origin, batch.acked_below);
             for _ in 0..batch.count {
                 let (Some(seq), Some(blob)) = (reader.varint(), reader.bytes()) else { break };
                 let id = (seq > 0).then_some(RequestId { origin: batch.origin, seq });
                 self.apply_blob(id, blob, out);
             }
+            // Behind the commands: the first of them may be the word that this start of the node is the one that counts.
+            self.acknowledge(batch.origin, batch.acked_below);
         }
         self.check_after_apply();
     }

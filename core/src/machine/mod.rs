@@ -289,7 +289,7 @@ impl Machine {
             Command::SessionKeepAlive { id } => Some(self.session_keep_alive(id, out)),
             Command::SessionClose { id } => Some(self.session_close(id, out)),
             Command::SessionsTouch { ids } => Some(self.sessions_touch(&ids, out)),
-            Command::SessionsOrphan { ids, grace_ms } => Some(self.sessions_orphan(&ids, grace_ms)),
+            Command::SessionsOrphan { ids, grace_ms } => Some(self.sessions_orphan(&ids, grace_ms, out)),
             Command::Cancel { request } => Some(self.cancel(request, out)),
             Command::Expire { idle_ms } => Some(self.expire(idle_ms)),
             Command::OriginStart { origin } => Some(self.origin_start(origin, out)),

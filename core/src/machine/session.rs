@@ -102,11 +102,13 @@ impl Machine {
     }
 
     /// Grace can only bring the end nearer. Any keep-alive sets it back to the full ttl.
-    pub(crate) fn sessions_orphan(&mut self, ids: &[SessionId], grace_ms: u64) -> Reply {
+    pub(crate) fn sessions_orphan(&mut self, ids: &[SessionId], grace_ms: u64, out: &mut Applied) -> Reply {
         for id in ids {
-            if let Some(&slot) = self.session_ids.get(id) {
+            if let Some(slot) = self.live_session(*id, out) {
                 let grace_end_ms = self.clock.logical_ms.saturating_add(grace_ms);
                 self.set_session_deadline(slot, self.sessions[slot].deadline_ms.min(grace_end_ms));
+                // Without any grace it is dead now, not only when the next entry comes.
+                self.live_session(*id, out);
             }
         }
         Reply::OK
