@@ -93,7 +93,7 @@ impl Cluster {
                 Ok(cluster) => return cluster,
                 Err(error) => last = error,
             }
-            if !last.contains("in use") {
+            if !last.contains("port taken") {
                 break;
             }
         }

@@ -8,6 +8,7 @@ use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -38,10 +39,25 @@ fn fork_on_lasting_thread(command: Command) -> std::io::Result<Child> {
     child.recv().expect("the forking thread answers every order")
 }
 
-/// A port that was free a moment ago. Another process may take it first: callers start again on another.
+/// Below the range the system takes for outgoing connections, one of which could otherwise sit on a server's port
+/// between its choice, or its restart, and its bind.
+const PORTS: std::ops::Range<u16> = 11_000..31_000;
+
+/// A port that was free a moment ago, never given out twice by this process. Another process may still take it first:
+/// callers start again on another.
 pub fn free_address() -> SocketAddr {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port on 127.0.0.1");
-    listener.local_addr().expect("a bound socket has an address")
+    static TRIED: AtomicU32 = AtomicU32::new(0);
+    let spread = u32::from(PORTS.end - PORTS.start);
+    // Test binaries that run side by side begin far apart.
+    let start = std::process::id().wrapping_mul(7_919) % spread;
+    for _ in 0..spread {
+        let offset = (start + TRIED.fetch_add(1, Ordering::Relaxed)) % spread;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, PORTS.start + offset as u16));
+        if TcpListener::bind(address).is_ok() {
+            return address;
+        }
+    }
+    panic!("no free port on 127.0.0.1 between {} and {}", PORTS.start, PORTS.end);
 }
 
 /// Polls until `done` or the deadline; true when done.

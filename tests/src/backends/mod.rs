@@ -15,11 +15,13 @@ use crate::backend::Backend;
 
 /// Every backend of the contract.
 pub fn all() -> Vec<Arc<dyn Backend>> {
-    vec![
+    let mut backends: Vec<Arc<dyn Backend>> = vec![
         machine::MachineBackend::new(Tier::Correctness),
         machine::MachineBackend::new(Tier::Efficiency),
         Arc::new(module::ModuleBackend::default()),
         lua::LuaBackend::functions(),
         lua::LuaBackend::script(),
-    ]
+    ];
+    backends.extend(proxy::all());
+    backends
 }
