@@ -3,7 +3,8 @@
 use crate::clock::Now;
 use crate::ffi::{Ctx, Name};
 use crate::info::{self, Counter};
-use crate::{audience, config, record};
+use crate::record::look;
+use crate::{audience, config};
 use redfence_core::event::{channel, to_json, EventKind};
 use redfence_core::types::{Fence, Tier};
 use std::cell::Cell;
@@ -37,8 +38,8 @@ pub(crate) fn publish(ctx: &Ctx, kind: EventKind, resource: &[u8], fence: Fence,
 /// Redis has ended a key. Where it was a lock of ours, watchers hear of it.
 pub(crate) fn on_key_expired(ctx: &Ctx, name: Name<'_>) {
     let resource = name.bytes();
-    if record::may_be_resource(resource) {
-        if let Some((fence, owner)) = record::expired_grant(ctx, resource, Now::read()) {
+    if look::may_be_resource(resource) {
+        if let Some((fence, owner)) = look::expired_grant(ctx, resource, Now::read()) {
             info::count(Counter::Expired);
             publish(ctx, EventKind::Expired, resource, fence, &owner);
         }

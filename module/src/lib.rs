@@ -67,9 +67,17 @@ pub(crate) fn run(call: &Call<'_>, request: &Request<'_>) -> Result<Answer, Refu
 
 fn start(ctx: &Context, _arguments: &[RedisString]) -> Status {
     let ctx = ffi::register::ctx_at_load(ctx);
-    if let Err(failure) = ctx.register_all() {
-        ctx.log_warning(&format!("redfence cannot be loaded: {failure}"));
-        return Status::Err;
+    // A server too old for us panics in the first call it does not know; it must go on without us.
+    match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| ctx.register_all())) {
+        Ok(Ok(())) => {}
+        Ok(Err(failure)) => {
+            ctx.log_warning(&format!("redfence cannot be loaded: {failure}"));
+            return Status::Err;
+        }
+        Err(_) => {
+            ctx.log_warning("redfence cannot be loaded: it needs Redis 7.0 or later, or Valkey");
+            return Status::Err;
+        }
     }
     record::names::learn_mode(&ctx);
     audience::learn(&ctx);

@@ -19,9 +19,13 @@
 //! - [`names`]: the names of side keys
 //! - [`owner`]: the client's word, or one made up
 //! - [`marks`]: the high-water marks of `FENCE.*`
-//! - here: looking at a lock, granting, ending and prolonging it
+//! - [`fences`]: the next fence
+//! - [`look`]: questions asked from outside a lock's command
+//! - here: granting, ending and prolonging a lock
 
 pub(crate) mod companion;
+mod fences;
+pub(crate) mod look;
 pub(crate) mod marks;
 pub(crate) mod names;
 pub(crate) mod owner;
@@ -37,12 +41,10 @@ use owner::Owner;
 use redfence_core::event::EventKind;
 use redfence_core::grammar::errors;
 use redfence_core::reply::Refusal;
-use redfence_core::types::{Fence, Reason, FENCE_BOUND, RESOURCE_BYTES_MAX};
-use std::cell::{Cell, RefCell};
+use redfence_core::types::{Fence, Reason, FENCE_BOUND};
+use std::cell::RefCell;
 
 thread_local! {
-    /// The highest fence this process has issued: a resource whose companion is lost starts above it, whatever the clock did.
-    static FENCE_FLOOR: Cell<u64> = const { Cell::new(0) };
     /// A companion is packed here: no allocation.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
@@ -141,7 +143,7 @@ impl<'a> Lock<'a> {
         }
         let mut side = self.open_companion(ctx)?;
         match companion::parse(side.bytes()) {
-            Some(seen) if seen.fence.0 + 1 >= FENCE_BOUND => Err(fences_used_up()),
+            Some(seen) if seen.fence.0 + 1 >= FENCE_BOUND => Err(fences::used_up()),
             Some(_) | None if kind == Kind::String => Ok(Freedom::Yours),
             Some(_) | None => Ok(Freedom::Free),
         }
@@ -169,7 +171,7 @@ impl<'a> Lock<'a> {
         let owner = owner.settle();
         let mut side = self.open_companion(ctx)?;
         let seen = companion::parse(side.bytes());
-        let fence = next_fence(seen.map(|seen| seen.fence), now)?;
+        let fence = fences::next(seen.map(|seen| seen.fence), now)?;
         let ended = seen.map(|seen| seen.end(now.wall_ms()));
         self.tell_unseen_end(ctx, seen, ended);
         let deadline_ms = now.wall_ms() + ttl_ms;
@@ -199,7 +201,9 @@ impl<'a> Lock<'a> {
         let ours = seen.filter(|seen| seen.state == State::Held && seen.owner == owner);
         let (fence, ended) = match ours {
             Some(ours) => (ours.fence, ours.ended),
-            None => (next_fence(seen.map(|seen| seen.fence), now)?, seen.map(|seen| seen.end(now.wall_ms()))),
+            None => {
+                (fences::next(seen.map(|seen| seen.fence), now)?, seen.map(|seen| seen.end(now.wall_ms())))
+            }
         };
         let is_new = ours.is_none();
         let asked_until_ms = now.wall_ms() + ttl_ms;
@@ -374,67 +378,4 @@ fn holder<'k>(
         State::Held if key.kind() == Kind::String && key.bytes() == seen.owner => Ok(seen),
         State::Held | State::Released => Err(seen.end(now.wall_ms()).how.reason()),
     }
-}
-
-/// The contract's rule: one above the last, never behind the clock; where no last one is known, above all this process issued.
-fn next_fence(last: Option<Fence>, now: Now) -> Result<Fence, Refusal> {
-    FENCE_FLOOR.with(|floor| {
-        let last = last.unwrap_or(Fence(floor.get()));
-        if last.0 + 1 >= FENCE_BOUND {
-            return Err(fences_used_up());
-        }
-        let fence = Fence::next(last, now.wall_us);
-        // A companion from the far future (somebody wrote it) concerns its own resource alone.
-        if fence.0 <= now.wall_us + FLOOR_AHEAD_US_MAX {
-            floor.set(floor.get().max(fence.0));
-        }
-        Ok(fence)
-    })
-}
-
-/// How far ahead of the clock the floor may run: ten years, more than any clock that is merely wrong.
-const FLOOR_AHEAD_US_MAX: u64 = 10 * 365 * 24 * 3600 * 1_000_000;
-
-fn fences_used_up() -> Refusal {
-    Refusal::new(
-        "ERR the fences of this resource have reached 2^53; use another name, or delete its companion key",
-    )
-}
-
-/// The grant of `resource` that its key's expiry has just ended, for the event. Reads alone: we are inside a notification.
-pub(crate) fn expired_grant(ctx: &Ctx, resource: &[u8], now: Now) -> Option<(Fence, Vec<u8>)> {
-    let name = names::side_key(names::COMPANION, resource).ok()?;
-    let mut side = Key::open_to_read(ctx, name.name())?;
-    let seen = companion::parse(side.bytes())?;
-    (seen.state == State::Held && seen.deadline_ms != 0 && seen.deadline_ms <= now.wall_ms())
-        .then(|| (seen.fence, seen.owner.to_vec()))
-}
-
-/// Whether the lock of this companion is held by a grant of ours: for `LOCK.SCAN`.
-pub(crate) fn is_held(ctx: &Ctx, companion_key: &[u8], resource: &[u8]) -> bool {
-    let (side, name) = (OwnedString::new(companion_key), OwnedString::new(resource));
-    let Some(mut key) = Key::open_to_read(ctx, name.name()) else {
-        return false;
-    };
-    let Some(mut side) = Key::open_to_read(ctx, side.name()) else {
-        return false;
-    };
-    companion::parse(side.bytes()).is_some_and(|seen| {
-        seen.state == State::Held && key.kind() == Kind::String && key.bytes() == seen.owner
-    })
-}
-
-/// The last fence issued for a resource, 0 if none is known. For events.
-pub(crate) fn last_fence(ctx: &Ctx, resource: &[u8]) -> Fence {
-    let Ok(name) = names::side_key(names::COMPANION, resource) else {
-        return Fence(0);
-    };
-    Key::open_to_read(ctx, name.name())
-        .and_then(|mut side| companion::parse(side.bytes()).map(|seen| seen.fence))
-        .unwrap_or_default()
-}
-
-/// Keys that cannot be a lock of ours: too long, empty, or side keys themselves.
-pub(crate) fn may_be_resource(key: &[u8]) -> bool {
-    (1..=RESOURCE_BYTES_MAX).contains(&key.len()) && names::resource_of(key).is_none()
 }

@@ -8,11 +8,23 @@
 //! One timer runs for whatever is due next: a WAIT that ends (steady clock) or a holder whose time is up (wall clock, as Redis's
 //! expiries are). Redis's own cron, ten times a second, catches what a step of the wall clock would let slip.
 //!
+//! # Layout
+//!
+//! - here: the state, standing in line, serving a line
+//! - [`wakeups`]: what happens to keys, dbs and clients
+//! - [`timer`]: what is due
+//!
 //! # Caveats
 //!
 //! - Lines live in this process: a restart or a failover empties them, and the clients have lost their connection anyway.
 //! - The state is never borrowed across a call into Redis: such a call may notify, and so come back here.
 //! - A grant whose client went away before the reply reached it is released again, and the next in line has it.
+
+mod timer;
+mod wakeups;
+
+pub(crate) use timer::{on_cron, on_timer};
+pub(crate) use wakeups::{on_db_changed, on_delivery_over, on_disconnect, on_key_changed, on_now_replica};
 
 use crate::clock::{self, Now};
 use crate::commands::Answer;
@@ -20,9 +32,9 @@ use crate::events;
 use crate::ffi::server::TimerId;
 use crate::ffi::{BlockedClient, ClientId, Ctx, OwnedString};
 use crate::info::{self, Counter};
-use crate::lines::{Left, Lines, Place, Ticket, TicketId, Wish};
-use crate::record::{Ended, Freedom, Lock};
-use crate::{multi, record};
+use crate::lines::{Left, Lines, Place, Ticket, Wish};
+use crate::multi;
+use crate::record::{look, Freedom, Lock};
 use bytes::Bytes;
 use redfence_core::event::EventKind;
 use redfence_core::grammar::errors;
@@ -32,12 +44,8 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 
-/// Lines, clients and grants looked at in one turn of the timer; the rest has its turn right after, so others get theirs.
-const TURN_MAX: usize = 1_000;
 /// Events of waiters that left, kept until the timer's turn. Beyond, they are dropped: they are for dashboards.
 const LEFT_EVENTS_MAX: usize = 10_000;
-/// While replicas must be kept still, or the data is being loaded, hand-overs wait this long before they try again.
-const HOLD_MS: u64 = 10;
 
 thread_local! {
     static STATE: RefCell<State> = RefCell::default();
@@ -141,7 +149,7 @@ pub(crate) fn serve(ctx: &Ctx, resource: &[u8], now: Now) {
     let db = ctx.db();
     if count(db, resource) > 0 {
         serve_places(ctx, vec![Place { db, resource: Bytes::copy_from_slice(resource) }], now);
-        rearm(ctx);
+        timer::rearm(ctx);
     }
 }
 
@@ -151,7 +159,7 @@ pub(crate) fn deadline_moved(ctx: &Ctx, resource: &[u8], deadline_ms: u64) {
     if count(db, resource) > 0 {
         let place = Place { db, resource: Bytes::copy_from_slice(resource) };
         with(|state| state.lines.watch(&place, Some(deadline_ms)));
-        rearm(ctx);
+        timer::rearm(ctx);
     }
 }
 
@@ -185,7 +193,7 @@ pub(crate) fn wait(ctx: &Ctx, wish: Wish, ttl_ms: u64, wait_ms: u64) -> Result<A
         info::count(Counter::Queued);
         publish_for(ctx, EventKind::Queued, &wish);
     }
-    rearm(ctx);
+    timer::rearm(ctx);
     Ok(Answer::Sent)
 }
 
@@ -270,27 +278,6 @@ fn answer_all(ticket: &Ticket, reply: &Reply, handed: Option<Rc<Handed>>) {
     }
 }
 
-/// Redis is done with a delivery. Where no client got to know of the grant, nobody holds it: it goes back.
-pub(crate) fn on_delivery_over(ctx: &Ctx, delivery: Delivery) {
-    let Some(handed) = delivery.handed else {
-        return;
-    };
-    if Rc::strong_count(&handed) == 1 && !handed.reached_a_client.get() {
-        with(|state| state.undelivered.push(handed));
-        rearm(ctx);
-    }
-}
-
-/// A blocked client is gone. One whose answer is already on its way is no longer here, and is left to [`on_delivery_over`].
-pub(crate) fn on_disconnect(ctx: &Ctx, id: ClientId) {
-    let Some(client) = with(|state| state.clients.remove(&id)) else {
-        return;
-    };
-    with(|state| state.leave(id));
-    client.let_go();
-    rearm(ctx);
-}
-
 impl State {
     /// Takes a client out of line; whoever is behind it may be next now.
     fn leave(&mut self, id: ClientId) {
@@ -301,114 +288,6 @@ impl State {
             }
         }
     }
-
-    fn next_due_in_ms(&self) -> Option<u64> {
-        if !self.to_look_at.is_empty() || !self.undelivered.is_empty() || !self.left.is_empty() {
-            return Some(0);
-        }
-        self.lines.next_due_in_ms(clock::steady_ms(), Now::read().wall_ms())
-    }
-}
-
-/// Keeps one timer, for what is due next.
-fn rearm(ctx: &Ctx) {
-    if let Some(in_ms) = with(|state| state.next_due_in_ms()) {
-        arm(ctx, in_ms);
-    }
-}
-
-fn arm(ctx: &Ctx, in_ms: u64) {
-    let due_ms = clock::steady_ms() + in_ms;
-    let stale = with(|state| match &state.timer {
-        Some(armed) if armed.due_ms <= due_ms => Err(()),
-        Some(_) | None => Ok(state.timer.take()),
-    });
-    let Ok(stale) = stale else {
-        return;
-    };
-    if let Some(armed) = stale {
-        ctx.stop_timer(armed.id);
-    }
-    let id = ctx.start_timer(in_ms);
-    with(|state| state.timer = Some(Armed { id, due_ms }));
-}
-
-pub(crate) fn on_timer(ctx: &Ctx) {
-    // The timer that runs is no longer ours to stop.
-    with(|state| state.timer = None);
-    let now = Now::read();
-    give_up_due(ctx);
-    let standing = ctx.standing();
-    if standing.replica {
-        on_now_replica(ctx);
-        return;
-    }
-    publish_left(ctx);
-    if standing.loading || ctx.must_keep_replicas_still() {
-        if with(|state| state.next_due_in_ms()).is_some() {
-            arm(ctx, HOLD_MS);
-        }
-        return;
-    }
-    release_undelivered(ctx, now);
-    for place in with(|state| state.take_places_due(now.wall_ms())) {
-        ctx.select_db(place.db);
-        if ctx.serves_slot_of(&place.resource) {
-            serve_places(ctx, vec![place], now);
-        } else {
-            refuse_line(&place, &slot_moved());
-        }
-    }
-    rearm(ctx);
-}
-
-impl State {
-    fn take_places_due(&mut self, wall_ms: u64) -> Vec<Place> {
-        let mut places = self.lines.take_due_watches(wall_ms, TURN_MAX);
-        while places.len() < TURN_MAX {
-            match self.to_look_at.pop_first() {
-                Some(place) => places.push(place),
-                None => break,
-            }
-        }
-        places
-    }
-}
-
-fn give_up_due(ctx: &Ctx) {
-    for id in with(|state| state.lines.due_give_ups(clock::steady_ms(), TURN_MAX)) {
-        let client = with(|state| {
-            state.leave(id);
-            state.clients.remove(&id)
-        });
-        if let Some(client) = client {
-            info::count(Counter::GaveUp);
-            client.answer(Box::new(Delivery { reply: Reply::Nil, handed: None }));
-        }
-    }
-    publish_left(ctx);
-}
-
-fn release_undelivered(ctx: &Ctx, now: Now) {
-    for handed in with(|state| std::mem::take(&mut state.undelivered)) {
-        ctx.select_db(handed.db);
-        for (resource, fence) in &handed.locks {
-            let name = OwnedString::new(resource);
-            let ended = Lock::new(name.name()).and_then(|lock| lock.end(ctx, *fence, now));
-            if let Ok(Ended::Now { owner }) = ended {
-                info::count(Counter::Released);
-                events::publish(ctx, EventKind::Released, resource, *fence, &owner);
-            }
-            serve(ctx, resource, now);
-        }
-    }
-}
-
-fn publish_left(ctx: &Ctx) {
-    for wish in with(|state| std::mem::take(&mut state.left)) {
-        ctx.select_db(wish.db);
-        publish_for(ctx, EventKind::Abandoned, &wish);
-    }
 }
 
 fn publish_for(ctx: &Ctx, kind: EventKind, wish: &Wish) {
@@ -416,81 +295,6 @@ fn publish_for(ctx: &Ctx, kind: EventKind, wish: &Wish) {
         return;
     }
     for resource in &wish.resources {
-        events::publish(ctx, kind, resource, record::last_fence(ctx, resource), &wish.owner);
+        events::publish(ctx, kind, resource, look::last_fence(ctx, resource), &wish.owner);
     }
-}
-
-fn refuse_line(place: &Place, refusal: &Refusal) {
-    while let Some(ticket) = with(|state| state.lines.first(place).and_then(|id| state.lines.take(id))) {
-        answer_all(&ticket, &Reply::Error(refusal.clone()), None);
-    }
-}
-
-/// Any key may have changed under a waiter; where somebody waits for this one, the timer looks.
-pub(crate) fn on_key_changed(ctx: &Ctx, key: &[u8]) {
-    if nobody_waits() || QUIET.with(Cell::get) {
-        return;
-    }
-    let db = ctx.db();
-    let waited_for = with(|state| {
-        let waited_for = state.lines.len(db, key) > 0;
-        if waited_for {
-            state.to_look_at.insert(Place { db, resource: Bytes::copy_from_slice(key) });
-        }
-        waited_for
-    });
-    if waited_for {
-        rearm(ctx);
-    }
-}
-
-/// A whole db, or all of them, may have changed.
-pub(crate) fn on_db_changed(ctx: &Ctx, db: Option<i32>) {
-    if nobody_waits() {
-        return;
-    }
-    with(|state| {
-        let places = state.lines.places(db);
-        state.to_look_at.extend(places);
-    });
-    rearm(ctx);
-}
-
-/// A replica grants nothing: whoever waits must ask the new master.
-pub(crate) fn on_now_replica(_ctx: &Ctx) {
-    let refusal = Reply::Error(Refusal::new(
-        "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
-    ));
-    let ids: Vec<TicketId> = with(|state| {
-        state.undelivered.clear();
-        state.left.clear();
-        state.to_look_at.clear();
-        state.lines.ticket_ids()
-    });
-    for id in ids {
-        if let Some(ticket) = with(|state| state.lines.take(id)) {
-            answer_all(&ticket, &refusal, None);
-        }
-    }
-}
-
-/// Module timers go by the wall clock; where it stepped back, what is due is found here.
-pub(crate) fn on_cron(ctx: &Ctx) {
-    let overdue = with(|state| state.next_due_in_ms() == Some(0) && state.timer_is_late());
-    if overdue {
-        if let Some(armed) = with(|state| state.timer.take()) {
-            ctx.stop_timer(armed.id);
-        }
-        arm(ctx, 0);
-    }
-}
-
-impl State {
-    fn timer_is_late(&self) -> bool {
-        self.timer.as_ref().is_none_or(|armed| armed.due_ms + HOLD_MS < clock::steady_ms())
-    }
-}
-
-fn slot_moved() -> Refusal {
-    Refusal::new("UNBLOCKED the slot of this lock is served by another node now; ask again there")
 }

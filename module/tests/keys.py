@@ -400,7 +400,7 @@ def test_cluster(module):
         assert c.fails("LOCK.ACQUIRE", "a}b", 1000).startswith("CROSSSLOT")
         assert c.call("LOCK.ACQUIRE", "{t}a}b", 1000)[1] == 1000
         w = server.client()
-        w.send("LOCK.ACQUIRE", "r", 200, "WAIT", 9000)
+        w.send("LOCK.ACQUIRE", "r", 1500, "WAIT", 9000)
         until(lambda: len(c.call("LOCK.QUEUE", "r")) == 1)
         c.call("DEL", "r")
         assert w.read()[0] > fence, "handed over by the timer"
@@ -450,6 +450,34 @@ def test_rdb_and_sigkill(module):
             c = server.client()
     finally:
         server.stop()
+
+
+@own
+def test_unloaded_and_loaded_again(module):
+    server = Server(module, "--enable-module-command", "yes")
+    try:
+        c, w = server.client(), server.client()
+        fence, _ = c.call("LOCK.ACQUIRE", "r", 30000)
+        w.send("LOCK.ACQUIRE", "r", 30000, "WAIT", 5000)
+        until(lambda: len(c.call("LOCK.QUEUE", "r")) == 1)
+        c.fails("MODULE", "UNLOAD", "redfence")  # somebody waits
+        c.call("LOCK.RELEASE", "r", fence)
+        fence = w.read()[0]
+        until(lambda: unloaded(c), 10, "the module unloaded")
+        assert c.call("GET", "__fence__{r}").startswith(b"%d h" % fence)
+        c.call("MODULE", "LOAD", module)
+        assert c.call("LOCK.RELEASE", "r", fence) == [1, b"ok"]
+        assert c.call("LOCK.ACQUIRE", "r", 1000)[0] > fence
+    finally:
+        server.stop()
+
+
+def unloaded(client):
+    """Redis refuses as long as a timer runs."""
+    try:
+        return client.call("MODULE", "UNLOAD", "redfence") == b"OK"
+    except Error:
+        return False
 
 
 @own

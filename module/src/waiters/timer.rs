@@ -1,0 +1,153 @@
+//! One timer for whatever is due next: a WAIT that ends, a holder whose time is up, a line to look at, a grant that reached nobody.
+
+use super::{answer_all, publish_for, serve, serve_places, wakeups, with, Armed, Delivery, State};
+use crate::clock::{self, Now};
+use crate::events;
+use crate::ffi::{Ctx, OwnedString};
+use crate::info::{self, Counter};
+use crate::lines::Place;
+use crate::record::{Ended, Lock};
+use redfence_core::event::EventKind;
+use redfence_core::reply::{Refusal, Reply};
+
+/// Lines, clients and grants looked at in one turn of the timer; the rest has its turn right after, so others get theirs.
+const TURN_MAX: usize = 1_000;
+/// While replicas must be kept still, or the data is being loaded, hand-overs wait this long before they try again.
+const HOLD_MS: u64 = 10;
+
+impl State {
+    fn next_due_in_ms(&self) -> Option<u64> {
+        if !self.to_look_at.is_empty() || !self.undelivered.is_empty() || !self.left.is_empty() {
+            return Some(0);
+        }
+        self.lines.next_due_in_ms(clock::steady_ms(), Now::read().wall_ms())
+    }
+}
+
+/// Keeps one timer, for what is due next.
+pub(super) fn rearm(ctx: &Ctx) {
+    if let Some(in_ms) = with(|state| state.next_due_in_ms()) {
+        arm(ctx, in_ms);
+    }
+}
+
+fn arm(ctx: &Ctx, in_ms: u64) {
+    let due_ms = clock::steady_ms() + in_ms;
+    let stale = with(|state| match &state.timer {
+        Some(armed) if armed.due_ms <= due_ms => Err(()),
+        Some(_) | None => Ok(state.timer.take()),
+    });
+    let Ok(stale) = stale else {
+        return;
+    };
+    if let Some(armed) = stale {
+        ctx.stop_timer(armed.id);
+    }
+    let id = ctx.start_timer(in_ms);
+    with(|state| state.timer = Some(Armed { id, due_ms }));
+}
+
+pub(crate) fn on_timer(ctx: &Ctx) {
+    // The timer that runs is no longer ours to stop.
+    with(|state| state.timer = None);
+    let now = Now::read();
+    give_up_due(ctx);
+    let standing = ctx.standing();
+    if standing.replica {
+        wakeups::on_now_replica(ctx);
+        return;
+    }
+    publish_left(ctx);
+    if standing.loading || ctx.must_keep_replicas_still() {
+        if with(|state| state.next_due_in_ms()).is_some() {
+            arm(ctx, HOLD_MS);
+        }
+        return;
+    }
+    release_undelivered(ctx, now);
+    for place in with(|state| state.take_places_due(now.wall_ms())) {
+        ctx.select_db(place.db);
+        if ctx.serves_slot_of(&place.resource) {
+            serve_places(ctx, vec![place], now);
+        } else {
+            refuse_line(&place, &slot_moved());
+        }
+    }
+    rearm(ctx);
+}
+
+impl State {
+    fn take_places_due(&mut self, wall_ms: u64) -> Vec<Place> {
+        let mut places = self.lines.take_due_watches(wall_ms, TURN_MAX);
+        while places.len() < TURN_MAX {
+            match self.to_look_at.pop_first() {
+                Some(place) => places.push(place),
+                None => break,
+            }
+        }
+        places
+    }
+}
+
+fn give_up_due(ctx: &Ctx) {
+    for id in with(|state| state.lines.due_give_ups(clock::steady_ms(), TURN_MAX)) {
+        let client = with(|state| {
+            state.leave(id);
+            state.clients.remove(&id)
+        });
+        if let Some(client) = client {
+            info::count(Counter::GaveUp);
+            client.answer(Box::new(Delivery { reply: Reply::Nil, handed: None }));
+        }
+    }
+    publish_left(ctx);
+}
+
+fn release_undelivered(ctx: &Ctx, now: Now) {
+    for handed in with(|state| std::mem::take(&mut state.undelivered)) {
+        ctx.select_db(handed.db);
+        for (resource, fence) in &handed.locks {
+            let name = OwnedString::new(resource);
+            let ended = Lock::new(name.name()).and_then(|lock| lock.end(ctx, *fence, now));
+            if let Ok(Ended::Now { owner }) = ended {
+                info::count(Counter::Released);
+                events::publish(ctx, EventKind::Released, resource, *fence, &owner);
+            }
+            serve(ctx, resource, now);
+        }
+    }
+}
+
+fn publish_left(ctx: &Ctx) {
+    for wish in with(|state| std::mem::take(&mut state.left)) {
+        ctx.select_db(wish.db);
+        publish_for(ctx, EventKind::Abandoned, &wish);
+    }
+}
+
+fn refuse_line(place: &Place, refusal: &Refusal) {
+    while let Some(ticket) = with(|state| state.lines.first(place).and_then(|id| state.lines.take(id))) {
+        answer_all(&ticket, &Reply::Error(refusal.clone()), None);
+    }
+}
+
+/// Module timers go by the wall clock; where it stepped back, what is due is found here.
+pub(crate) fn on_cron(ctx: &Ctx) {
+    let overdue = with(|state| state.next_due_in_ms() == Some(0) && state.timer_is_late());
+    if overdue {
+        if let Some(armed) = with(|state| state.timer.take()) {
+            ctx.stop_timer(armed.id);
+        }
+        arm(ctx, 0);
+    }
+}
+
+impl State {
+    fn timer_is_late(&self) -> bool {
+        self.timer.as_ref().is_none_or(|armed| armed.due_ms + HOLD_MS < clock::steady_ms())
+    }
+}
+
+fn slot_moved() -> Refusal {
+    Refusal::new("UNBLOCKED the slot of this lock is served by another node now; ask again there")
+}

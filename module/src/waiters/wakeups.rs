@@ -1,0 +1,81 @@
+//! What wakes a line, or empties it: keys and dbs that change, clients that leave, grants that reach nobody, a change of role.
+//!
+//! Nothing is written here, because most of it runs inside a notification: lines are marked, and the timer looks at them at once.
+
+use super::timer::rearm;
+use super::{answer_all, nobody_waits, with, Delivery, QUIET};
+use crate::ffi::{ClientId, Ctx};
+use crate::lines::{Place, TicketId};
+use bytes::Bytes;
+use redfence_core::reply::{Refusal, Reply};
+use std::cell::Cell;
+use std::rc::Rc;
+
+/// Redis is done with a delivery. Where no client got to know of the grant, nobody holds it: it goes back.
+pub(crate) fn on_delivery_over(ctx: &Ctx, delivery: Delivery) {
+    let Some(handed) = delivery.handed else {
+        return;
+    };
+    if Rc::strong_count(&handed) == 1 && !handed.reached_a_client.get() {
+        with(|state| state.undelivered.push(handed));
+        rearm(ctx);
+    }
+}
+
+/// A blocked client is gone. One whose answer is already on its way is no longer here, and is left to [`on_delivery_over`].
+pub(crate) fn on_disconnect(ctx: &Ctx, id: ClientId) {
+    let Some(client) = with(|state| state.clients.remove(&id)) else {
+        return;
+    };
+    with(|state| state.leave(id));
+    client.let_go();
+    rearm(ctx);
+}
+
+/// Any key may have changed under a waiter; where somebody waits for this one, the timer looks.
+pub(crate) fn on_key_changed(ctx: &Ctx, key: &[u8]) {
+    if nobody_waits() || QUIET.with(Cell::get) {
+        return;
+    }
+    let db = ctx.db();
+    let waited_for = with(|state| {
+        let waited_for = state.lines.len(db, key) > 0;
+        if waited_for {
+            state.to_look_at.insert(Place { db, resource: Bytes::copy_from_slice(key) });
+        }
+        waited_for
+    });
+    if waited_for {
+        rearm(ctx);
+    }
+}
+
+/// A whole db, or all of them, may have changed.
+pub(crate) fn on_db_changed(ctx: &Ctx, db: Option<i32>) {
+    if nobody_waits() {
+        return;
+    }
+    with(|state| {
+        let places = state.lines.places(db);
+        state.to_look_at.extend(places);
+    });
+    rearm(ctx);
+}
+
+/// A replica grants nothing: whoever waits must ask the new master.
+pub(crate) fn on_now_replica(_ctx: &Ctx) {
+    let refusal = Reply::Error(Refusal::new(
+        "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
+    ));
+    let ids: Vec<TicketId> = with(|state| {
+        state.undelivered.clear();
+        state.left.clear();
+        state.to_look_at.clear();
+        state.lines.ticket_ids()
+    });
+    for id in ids {
+        if let Some(ticket) = with(|state| state.lines.take(id)) {
+            answer_all(&ticket, &refusal, None);
+        }
+    }
+}
