@@ -9,11 +9,9 @@ use crate::tier2::wire::encode_frame;
 use bytes::{Buf, BytesMut};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedWriteHalf;
 use tokio::sync::Notify;
 
-/// What may wait while no connection stands: enough for a vote asked during the first dial.
-const UNCONNECTED_BYTES_MAX: usize = 64 << 10;
 /// A buffer that grew beyond this is given back once it is empty.
 const KEPT_CAPACITY_BYTES: usize = 1 << 20;
 
@@ -31,20 +29,28 @@ pub(super) struct Lane {
     hurry: Notify,
     /// The connection must go, though nothing is wrong with it.
     end: Notify,
-    bytes_max: usize,
+    /// Bytes that may wait for the socket, and bytes that may wait for a connection.
+    limits: Limits,
+}
+
+/// How much may wait.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    pub(super) connected_bytes: usize,
+    pub(super) dialling_bytes: usize,
 }
 
 struct State {
     buffer: BytesMut,
-    socket: Option<Arc<TcpStream>>,
+    socket: Option<Arc<OwnedWriteHalf>>,
     broken: bool,
 }
 
 impl Lane {
-    pub(super) fn new(bytes_max: usize) -> Arc<Lane> {
+    pub(super) fn new(limits: Limits) -> Arc<Lane> {
         let state = State { buffer: BytesMut::new(), socket: None, broken: false };
         let (wanted, hurry, end) = (Notify::new(), Notify::new(), Notify::new());
-        Arc::new(Lane { state: Mutex::new(state), wanted, hurry, end, bytes_max })
+        Arc::new(Lane { state: Mutex::new(state), wanted, hurry, end, limits })
     }
 
     pub(super) fn hurry(&self) {
@@ -72,7 +78,10 @@ impl Lane {
     /// Queues one message. A message alone may exceed the limit, or large ones would never leave.
     pub(super) fn push(&self, message: &PeerMessage) -> Pushed {
         let mut state = self.state();
-        let limit = if state.socket.is_some() { self.bytes_max } else { UNCONNECTED_BYTES_MAX };
+        let limit = match state.socket.is_some() {
+            true => self.limits.connected_bytes,
+            false => self.limits.dialling_bytes,
+        };
         let before = state.buffer.len();
         if before >= limit {
             return Pushed::Dropped;
@@ -94,7 +103,7 @@ impl Lane {
         }
     }
 
-    pub(super) fn attach(&self, socket: Arc<TcpStream>) {
+    pub(super) fn attach(&self, socket: Arc<OwnedWriteHalf>) {
         let mut state = self.state();
         state.socket = Some(socket);
         state.broken = false;
@@ -118,7 +127,7 @@ impl Lane {
     }
 
     /// Drains the buffer whenever the socket did not take all at once. Ends when the connection does.
-    pub(super) async fn keep_flushing(&self, socket: &TcpStream) -> io::Error {
+    pub(super) async fn keep_flushing(&self, socket: &OwnedWriteHalf) -> io::Error {
         loop {
             let outcome = self.state().flush();
             match outcome {

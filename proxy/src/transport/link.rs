@@ -2,7 +2,7 @@
 
 use super::greeting::{self, GreetingError};
 use super::lane::Lane;
-use super::{lock, Channel, Shared, RAFT_LANE_BYTES_MAX};
+use super::{lock, Channel, Shared, RAFT_LANE};
 use crate::tier2::ports::NodeId;
 use crate::tier2::wire::{decode_frame, FRAME_BYTES_MAX};
 use bytes::{Buf, Bytes, BytesMut};
@@ -10,6 +10,8 @@ use socket2::{SockRef, TcpKeepalive};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
@@ -135,7 +137,7 @@ async fn serve(shared: &Arc<Shared>, mut stream: TcpStream, from: std::net::Sock
             return;
         }
     };
-    let lane = Lane::new(RAFT_LANE_BYTES_MAX);
+    let lane = Lane::new(RAFT_LANE);
     let key = (hello.node_id, hello.channel);
     // The newest connection counts; an older one of the same peer is dead and does not know it yet.
     lock(&shared.inbound).insert(key, lane.clone());
@@ -153,25 +155,26 @@ async fn serve(shared: &Arc<Shared>, mut stream: TcpStream, from: std::net::Sock
 
 /// Reads and writes until either fails.
 async fn run(shared: &Shared, peer: NodeId, stream: TcpStream, lane: &Arc<Lane>) -> io::Error {
-    let stream = Arc::new(stream);
-    lane.attach(stream.clone());
+    let (reading, writing) = stream.into_split();
+    let writing = Arc::new(writing);
+    lane.attach(writing.clone());
     let end = tokio::select! {
-        end = keep_reading(shared, peer, &stream) => end,
-        end = lane.keep_flushing(&stream) => end,
+        end = keep_reading(shared, peer, reading) => end,
+        end = lane.keep_flushing(&writing) => end,
         end = lane.ended() => end,
     };
     lane.detach();
     end
 }
 
-async fn keep_reading(shared: &Shared, peer: NodeId, stream: &TcpStream) -> io::Error {
+async fn keep_reading(shared: &Shared, peer: NodeId, mut stream: OwnedReadHalf) -> io::Error {
     let mut buffer = BytesMut::with_capacity(READ_STEP_BYTES);
     loop {
         if let Err(e) = take_frames(shared, peer, &mut buffer) {
             return e;
         }
         buffer.reserve(READ_STEP_BYTES);
-        match read_some(stream, &mut buffer).await {
+        match stream.read_buf(&mut buffer).await {
             Ok(0) => return io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the peer"),
             Ok(_) => {}
             Err(e) => return e,
@@ -200,15 +203,4 @@ fn take_frames(shared: &Shared, peer: NodeId, buffer: &mut BytesMut) -> io::Resu
 fn bad_frame(peer: NodeId, what: &str) -> io::Error {
     tracing::warn!(peer, "peer sent what is no message ({what}); its connection is closed");
     io::Error::new(io::ErrorKind::InvalidData, "not a message")
-}
-
-/// Reads from a stream that others write to.
-async fn read_some(stream: &TcpStream, buffer: &mut BytesMut) -> io::Result<usize> {
-    loop {
-        stream.readable().await?;
-        match stream.try_read_buf(buffer) {
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-            outcome => return outcome,
-        }
-    }
 }

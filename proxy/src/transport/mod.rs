@@ -30,17 +30,17 @@ mod tests;
 use crate::tier2::handle::Tier2Handle;
 use crate::tier2::ports::{Input, Member, NodeId, PeerMessage};
 use book::Book;
-use lane::{Lane, Pushed};
+use lane::{Lane, Limits, Pushed};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use tokio::sync::mpsc;
 
-/// Bytes of raft messages that may wait for one peer.
-const RAFT_LANE_BYTES_MAX: usize = 16 << 20;
-/// Bytes of snapshot pieces that may wait for one peer: the node's own window is smaller.
-const BULK_LANE_BYTES_MAX: usize = 8 << 20;
+/// Raft's messages to one peer. While it is being dialled only a vote or two need to wait; all else is soon stale.
+const RAFT_LANE: Limits = Limits { connected_bytes: 16 << 20, dialling_bytes: 64 << 10 };
+/// Pieces of snapshots to one peer: the node's own window is smaller. They start the dialling, so all of them wait for it.
+const BULK_LANE: Limits = Limits { connected_bytes: 8 << 20, dialling_bytes: 8 << 20 };
 
 /// Where messages of peers go.
 pub trait PeerSink: Send + Sync + 'static {
@@ -208,8 +208,8 @@ impl Shared {
     }
 
     fn dial(self: &Arc<Self>, member: Member) -> Peer {
-        let raft = Lane::new(RAFT_LANE_BYTES_MAX);
-        let bulk = Lane::new(BULK_LANE_BYTES_MAX);
+        let raft = Lane::new(RAFT_LANE);
+        let bulk = Lane::new(BULK_LANE);
         let tasks = [(Channel::Raft, &raft), (Channel::Bulk, &bulk)]
             .into_iter()
             .map(|(channel, lane)| {

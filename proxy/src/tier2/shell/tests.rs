@@ -1,6 +1,7 @@
 //! Real threads, real files, real sockets: one node and three, killed and restarted.
 
 use super::*;
+use crate::tier2::handle::PendingReply;
 use crate::tier2::ports::{AdminRequest, ClusterStatus, NodeId, OwnedQuery, Role};
 use bytes::Bytes;
 use redfence_core::machine::Command;
@@ -34,15 +35,15 @@ impl Running {
     }
 
     fn acquire(&self, resource: &[u8]) -> Reply {
-        let command =
-            Command::Acquire { db: 0, resource, ttl_ms: 600_000, wait_ms: 0, owner: b"owner", session: None };
-        self.submit(&command)
+        block_on(self.begin_acquire(resource))
     }
 
-    fn submit(&self, command: &Command<'_>) -> Reply {
+    fn begin_acquire(&self, resource: &[u8]) -> PendingReply {
+        let (ttl_ms, wait_ms, owner) = (600_000, 0, &b"owner"[..]);
+        let command = Command::Acquire { db: 0, resource, ttl_ms, wait_ms, owner, session: None };
         let mut blob = Vec::new();
         command.encode(&mut blob);
-        block_on(self.handle.submit(Bytes::from(blob), 0))
+        self.handle.submit(Bytes::from(blob), 0)
     }
 
     fn info(&self, resource: &'static [u8]) -> Reply {
@@ -182,6 +183,36 @@ fn a_node_that_missed_much_comes_back_by_snapshot() {
     eventually("started again", || nodes[2].status().applied >= applied);
     let again = nodes[2].acquire(b"lock 399");
     assert_eq!(granted_fence(&again), granted_fence(&nodes[0].acquire(b"lock 399")));
+    nodes.into_iter().for_each(Running::stop);
+}
+
+/// Many pieces, and a connection that is dialled only when the first of them is to be sent.
+#[test]
+fn a_snapshot_of_many_pieces_arrives_whole() {
+    let root = tempfile::tempdir().unwrap();
+    let configs: Vec<ShellConfig> = cluster(root.path(), 3).into_iter().map(eager).collect();
+    let mut nodes: Vec<Running> = configs.iter().map(Running::start).collect();
+    take_many(&nodes[0], 0..5);
+    nodes.remove(2).stop();
+    let long = "x".repeat(450);
+    for round in 0..60 {
+        let pending: Vec<_> = (0..100)
+            .map(|number| nodes[0].begin_acquire(format!("{round} {number} {long}").as_bytes()))
+            .collect();
+        for reply in pending {
+            granted_fence(&block_on(reply));
+        }
+    }
+    let began = Instant::now();
+    nodes.push(Running::start(&configs[2]));
+    eventually("caught up", || nodes[2].status().applied > 60);
+    let took = began.elapsed();
+    assert!(took < Duration::from_secs(5), "pieces were lost and waited for: {took:?}");
+    let name = format!("59 99 {long}");
+    assert_eq!(
+        granted_fence(&nodes[2].acquire(name.as_bytes())),
+        granted_fence(&nodes[0].acquire(name.as_bytes()))
+    );
     nodes.into_iter().for_each(Running::stop);
 }
 
