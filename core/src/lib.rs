@@ -21,4 +21,5 @@ pub mod grammar;
 pub mod keyspace;
 pub mod machine;
 pub mod reply;
+pub mod script;
 pub mod types;

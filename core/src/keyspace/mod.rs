@@ -44,7 +44,7 @@ mod zset_ranges;
 mod zsets;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use crate::reply::Reply;
 pub use context::{Context, Resp, WouldBlock};

@@ -48,13 +48,17 @@ impl Sink for Shown {
     }
 }
 
+pub(crate) fn shown(reply: &Reply) -> String {
+    let mut shown = Shown::default();
+    reply.render(&mut shown);
+    shown.text.join(" ")
+}
+
 fn run(keys: &mut MemoryKeys, resp: Resp, line: &str) -> String {
     let argv: Vec<&[u8]> =
         line.split(' ').map(|word| if word == "''" { "" } else { word }.as_bytes()).collect();
     let mut cx = Context::new(keys, 0, resp);
-    let mut shown = Shown::default();
-    execute(&mut cx, &argv).render(&mut shown);
-    shown.text.join(" ")
+    shown(&execute(&mut cx, &argv))
 }
 
 /// Lines of `command => reply`, on one keyspace from empty.

@@ -8,6 +8,8 @@
 //! - Sets, `KEYS` and `SCAN` have no order in Redis: compared sorted.
 //! - `DBSIZE` is left out: Redis counts keys whose time is over until somebody looks at them.
 //! - Sums of floats are asked only of numbers that doubles and Redis's 80-bit floats both hold exactly.
+//! - Maps and sets that a script returns are sorted here and in Lua's order in Redis: not returned whole.
+//! - Lua's own error texts are Luau's: scripts here make none but by `error`.
 //! - Times pass: `TTL` and its relatives may differ by two seconds.
 //! - Random picks (`SPOP`, `SRANDMEMBER`, `RANDOMKEY`, `HRANDFIELD`) are not asked of keys that are there.
 //! - `SCAN` cursors are our own: asked with a count that answers all at once.
@@ -17,6 +19,8 @@
 
 mod generate;
 mod resp;
+#[cfg(feature = "scripts")]
+mod scripts;
 
 use generate::Dice;
 use redfence_core::keyspace::{execute, Clock, Context, MemoryKeys, Resp};
@@ -125,5 +129,61 @@ fn random_commands_answer_as_redis_does() {
     for seed in seeds() {
         run(seed, steps, Resp::Two, server.port);
         run(seed, steps, Resp::Three, server.port);
+    }
+}
+
+/// Commands and scripts in turn, so that scripts meet keys of all kinds.
+#[cfg(feature = "scripts")]
+fn run_scripts(seed: u64, steps: u64, resp: Resp, port: u16) {
+    println!("seed {seed} {resp:?} scripts");
+    let mut client = Client::connect(port).expect("the server listens");
+    if resp == Resp::Three {
+        client.call(&[b"HELLO", b"3"]);
+    }
+    client.call(&[b"FLUSHALL"]);
+    let mut dice = Dice::new(seed);
+    let mut keys = MemoryKeys::default();
+    let mut cache = redfence_core::script::Scripts::default();
+    for step in 0..steps {
+        keys.now = now();
+        let script = step % 2 == 0;
+        let argv = if script {
+            let body = dice.pick(scripts::BODIES);
+            let call = dice.pick(scripts::CALLS);
+            let mut argv = vec![b"EVAL".to_vec(), body.as_bytes().to_vec(), b"2".to_vec()];
+            argv.extend(generate::fill(&mut dice, call, keys.now.logical_ms));
+            argv
+        } else {
+            generate::command(&mut dice, keys.now.logical_ms)
+        };
+        let argv_slices: Vec<&[u8]> = argv.iter().map(Vec::as_slice).collect();
+        let theirs = comparable(&argv[0], client.call(&argv_slices));
+        let reply = if script {
+            redfence_core::script::command(&mut cache, &mut keys, 0, &argv_slices)
+        } else {
+            let mut cx = Context::new(&mut keys, 0, resp);
+            let reply = execute(&mut cx, &argv_slices);
+            cx.would_block.map_or(reply, |block| block.timed_out)
+        };
+        let ours = comparable(&argv[0], to_frame(&reply, resp));
+        assert!(
+            same(&argv[0], &theirs, &ours),
+            "seed {seed} {resp:?} step {step}: {}\n  redis {theirs:?}\n  ours  {ours:?}",
+            shown(&argv)
+        );
+    }
+}
+
+#[cfg(feature = "scripts")]
+#[test]
+fn random_scripts_answer_as_redis_does() {
+    let Some(server) = Server::start() else {
+        println!("skipped: no redis-server on this machine");
+        return;
+    };
+    let steps = number("REDFENCE_STEPS", 4_000);
+    for seed in seeds() {
+        run_scripts(seed, steps, Resp::Two, server.port);
+        run_scripts(seed, steps, Resp::Three, server.port);
     }
 }

@@ -1,0 +1,48 @@
+//! What a running script may do to the world: `redis.call`.
+
+use crate::keyspace::table::{self, Run};
+use crate::keyspace::{Context, Resp};
+use crate::reply::{Refusal, Reply};
+
+/// The keys a script works on, seen from inside the VM.
+pub(super) trait Host {
+    /// Runs one command; the reply is in the shape of the script's protocol.
+    fn call(&mut self, argv: &[&[u8]]) -> Reply;
+    fn resp(&self) -> Resp;
+    fn set_resp(&mut self, resp: Resp);
+}
+
+pub(super) struct ScriptHost<'k> {
+    pub(super) cx: Context<'k>,
+    pub(super) read_only: bool,
+}
+
+impl Host for ScriptHost<'_> {
+    fn call(&mut self, argv: &[&[u8]]) -> Reply {
+        let refuse = |text: &'static str| Reply::Error(Refusal::new(text));
+        let Some(row) = argv.first().and_then(|name| table::find(name)) else {
+            return refuse("ERR Unknown Redis command called from script");
+        };
+        if !row.takes(argv.len()) {
+            return refuse("ERR Wrong number of args calling Redis command from script");
+        }
+        let handler = match row.run {
+            Run::Here(handler) if !row.is(table::NOSCRIPT) => handler,
+            Run::Here(_) | Run::Elsewhere => {
+                return refuse("ERR This Redis command is not allowed from script");
+            }
+        };
+        if self.read_only && row.is(table::W) {
+            return refuse("ERR Write commands are not allowed from read-only scripts.");
+        }
+        handler(&mut self.cx, argv).unwrap_or_else(Reply::Error)
+    }
+
+    fn resp(&self) -> Resp {
+        self.cx.resp
+    }
+
+    fn set_resp(&mut self, resp: Resp) {
+        self.cx.resp = resp;
+    }
+}
