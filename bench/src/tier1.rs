@@ -1,6 +1,6 @@
 //! `redfence-bench tier1 [path of libredfence_module.so]`: lock pairs on one Redis, side by side in one run.
 //!
-//! Three ways to take a lock and give it back, in turns of a second each so that all see the same weather: `SET NX PX` with a
+//! Three ways to take a lock and give it back, in turns of a tenth of a second so that all see the same weather: `SET NX PX` with a
 //! compare-and-delete script, the same with a fencing counter in the script, and `LOCK.ACQUIRE`/`LOCK.RELEASE` of the module. 32 clients, one request in flight each,
 //! driven by one thread; every client cycles through names of its own, so no lock is contended.
 //! Starts a redis-server of its own on a free port, without persistence.
@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 32;
 const NAMES_PER_CLIENT: usize = 500;
-const ROUNDS: usize = 5;
-const ROUND: Duration = Duration::from_secs(1);
+const TURNS: usize = 60;
+const TURNS_TO_WARM_UP: usize = 5;
+const TURN: Duration = Duration::from_millis(100);
 const TTL_MS: &str = "30000";
 
 const COMPARE_AND_DELETE: &str =
@@ -43,10 +44,21 @@ impl Way {
 /// What one way has done so far.
 #[derive(Default)]
 struct Tally {
-    pairs_per_s: Vec<f64>,
+    pairs: u64,
+    wall_us: f64,
     /// Processor time the server spent, which other programs on the machine disturb less than the clock.
-    cpu_us_per_pair: Vec<f64>,
+    cpu_us: f64,
     latencies_us: Vec<u32>,
+}
+
+impl Tally {
+    fn pairs_per_s(&self) -> f64 {
+        self.pairs as f64 / self.wall_us * 1e6
+    }
+
+    fn cpu_us_per_pair(&self) -> f64 {
+        self.cpu_us / self.pairs as f64
+    }
 }
 
 pub(crate) fn run(arguments: &[String]) {
@@ -60,26 +72,28 @@ pub(crate) fn run(arguments: &[String]) {
     let server = Server::start(&module);
     let mut control = server.connect();
     let scripts = [COMPARE_AND_DELETE, FENCED].map(|script| load_script(&mut control, script));
+    let mut clients =
+        WAYS.map(|_| (0..CLIENTS).map(|number| Client::new(&server, number)).collect::<Vec<_>>());
     let mut tallies: [Tally; 3] = Default::default();
-    for round in 0..=ROUNDS {
-        for (way, tally) in WAYS.into_iter().zip(&mut tallies) {
-            let cpu_before_us = server.cpu_us();
-            let (pairs_per_s, pairs, latencies_us) = one_round(&server, way, &scripts);
-            let cpu_us = server.cpu_us() - cpu_before_us;
-            // The first round warms everything up.
-            if round > 0 {
-                tally.pairs_per_s.push(pairs_per_s);
-                tally.cpu_us_per_pair.push(cpu_us / pairs as f64);
-                tally.latencies_us.extend(latencies_us);
+    for turn in 0..TURNS_TO_WARM_UP + TURNS {
+        for (at, way) in WAYS.into_iter().enumerate() {
+            let mut tally = Tally::default();
+            let (cpu_before_us, started) = (server.cpu_us(), Instant::now());
+            one_turn(&mut clients[at], way, &scripts, &mut tally);
+            if turn >= TURNS_TO_WARM_UP {
+                tallies[at].wall_us += started.elapsed().as_secs_f64() * 1e6;
+                tallies[at].cpu_us += server.cpu_us() - cpu_before_us;
+                tallies[at].pairs += tally.pairs;
+                tallies[at].latencies_us.extend(tally.latencies_us);
             }
         }
     }
     for (way, tally) in WAYS.into_iter().zip(&mut tallies) {
         report(way, tally);
     }
-    let [set_nx, fenced, module] = tallies.map(|tally| tally.pairs_per_s);
-    println!("tier1 module / set_nx_and_script: {:.2} x (goal 1.0)", median_ratio(&module, &set_nx));
-    println!("tier1 module / fenced_script:     {:.2} x (goal 1.1)", median_ratio(&module, &fenced));
+    let [set_nx, fenced, module] = &tallies;
+    compare("set_nx_and_script", module, set_nx, "1.0");
+    compare("fenced_script", module, fenced, "1.1");
 }
 
 fn report(way: Way, tally: &mut Tally) {
@@ -89,24 +103,22 @@ fn report(way: Way, tally: &mut Tally) {
         tally.latencies_us.get(last * per_mille / 1000).copied().unwrap_or(0)
     };
     println!(
-        "tier1 {}: {:.0} pairs/s; server {:.1} us a pair; one command p50 {} us, p99 {} us, p99.9 {} us",
+        "tier1 {}: {:.0} pairs/s; server {:.2} us a pair; one command p50 {} us, p99 {} us, p99.9 {} us",
         way.name(),
-        median(tally.pairs_per_s.clone()),
-        median(tally.cpu_us_per_pair.clone()),
+        tally.pairs_per_s(),
+        tally.cpu_us_per_pair(),
         at(500),
         at(990),
         at(999)
     );
 }
 
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_unstable_by(f64::total_cmp);
-    values.get(values.len() / 2).copied().unwrap_or(0.0)
-}
-
-/// The median over rounds: each round's two figures were measured within seconds of each other.
-fn median_ratio(ours: &[f64], theirs: &[f64]) -> f64 {
-    median(ours.iter().zip(theirs).map(|(ours, theirs)| ours / theirs).collect())
+fn compare(name: &str, ours: &Tally, theirs: &Tally, goal: &str) {
+    println!(
+        "tier1 module / {name}: {:.2} x pairs/s (goal {goal}), {:.2} x pairs per second of the server's processor",
+        ours.pairs_per_s() / theirs.pairs_per_s(),
+        theirs.cpu_us_per_pair() / ours.cpu_us_per_pair()
+    );
 }
 
 /// Which half of a pair a client waits for.
@@ -126,29 +138,16 @@ struct Client {
     reply: Vec<u8>,
 }
 
-fn one_round(server: &Server, way: Way, scripts: &[String; 2]) -> (f64, u64, Vec<u32>) {
-    let mut clients: Vec<Client> = (0..CLIENTS)
-        .map(|number| Client {
-            stream: server.connect(),
-            number,
-            pair: 0,
-            half: Half::Acquire,
-            sent_at: Instant::now(),
-            request: Vec::with_capacity(256),
-            reply: Vec::with_capacity(256),
-        })
-        .collect();
+fn one_turn(clients: &mut [Client], way: Way, scripts: &[String; 2], tally: &mut Tally) {
     let started = Instant::now();
-    let mut latencies_us = Vec::with_capacity(400_000);
-    for client in &mut clients {
+    for client in clients.iter_mut() {
         client.send(way, scripts, 0);
     }
     let mut polled: Vec<libc::pollfd> = clients
         .iter()
         .map(|client| libc::pollfd { fd: client.stream.as_raw_fd(), events: libc::POLLIN, revents: 0 })
         .collect();
-    let mut pairs = 0u64;
-    let mut in_flight = CLIENTS;
+    let mut in_flight = clients.len();
     while in_flight > 0 {
         // SAFETY: the array is live and as long as said.
         let ready = unsafe { libc::poll(polled.as_mut_ptr(), polled.len() as libc::nfds_t, 5_000) };
@@ -157,14 +156,17 @@ fn one_round(server: &Server, way: Way, scripts: &[String; 2]) -> (f64, u64, Vec
             if poll.revents == 0 || !client.receive() {
                 continue;
             }
-            latencies_us.push(client.sent_at.elapsed().as_micros() as u32);
+            tally.latencies_us.push(client.sent_at.elapsed().as_micros() as u32);
             let fence = client.check_reply(way);
-            if client.half == Half::Release {
-                pairs += 1;
-                client.pair += 1;
-            }
-            client.half = if client.half == Half::Acquire { Half::Release } else { Half::Acquire };
-            if client.half == Half::Acquire && started.elapsed() >= ROUND {
+            client.half = match client.half {
+                Half::Acquire => Half::Release,
+                Half::Release => {
+                    tally.pairs += 1;
+                    client.pair += 1;
+                    Half::Acquire
+                }
+            };
+            if client.half == Half::Acquire && started.elapsed() >= TURN {
                 in_flight -= 1;
                 poll.fd = -1;
             } else {
@@ -172,10 +174,21 @@ fn one_round(server: &Server, way: Way, scripts: &[String; 2]) -> (f64, u64, Vec
             }
         }
     }
-    (pairs as f64 / started.elapsed().as_secs_f64(), pairs, latencies_us)
 }
 
 impl Client {
+    fn new(server: &Server, number: usize) -> Client {
+        Client {
+            stream: server.connect(),
+            number,
+            pair: 0,
+            half: Half::Acquire,
+            sent_at: Instant::now(),
+            request: Vec::with_capacity(256),
+            reply: Vec::with_capacity(256),
+        }
+    }
+
     fn send(&mut self, way: Way, [compare_and_delete, fenced]: &[String; 2], fence: u64) {
         let name = format!("{}:{}:{}", way.name(), self.number, self.pair % NAMES_PER_CLIENT);
         // As long as a UUID, and unique to the attempt.
@@ -296,14 +309,11 @@ impl Server {
         }
     }
 
-    /// User and system time so far.
+    /// Time its main thread has run so far.
     fn cpu_us(&self) -> f64 {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process.id())).unwrap_or_default();
-        // The name in brackets may hold blanks; times are the 14th and 15th field, in ticks of a hundredth of a second.
-        let behind_name = stat.rsplit(')').next().unwrap_or("");
-        let ticks =
-            behind_name.split_whitespace().skip(11).take(2).filter_map(|field| field.parse::<f64>().ok());
-        ticks.sum::<f64>() * 10_000.0
+        let id = self.process.id();
+        let stat = std::fs::read_to_string(format!("/proc/{id}/task/{id}/schedstat")).unwrap_or_default();
+        stat.split(' ').next().and_then(|ns| ns.parse::<f64>().ok()).unwrap_or(0.0) / 1e3
     }
 
     fn connect(&self) -> TcpStream {

@@ -12,62 +12,57 @@
 //! Once a second the server's own figures are looked at, and "somebody" becomes "nobody" again where they allow it.
 
 use crate::ffi::Ctx;
-use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 
-thread_local! {
-    static LISTENERS: Cell<bool> = const { Cell::new(true) };
-    static REPLICAS: Cell<bool> = const { Cell::new(true) };
-    /// Set where "nobody" can never be known: in a cluster, and with renamed commands.
-    static ALWAYS_LISTENERS: Cell<bool> = const { Cell::new(true) };
-    static CRONS: Cell<u32> = const { Cell::new(0) };
-}
+// Only the main thread comes here. Relaxed atomics cost as much as plain memory, and a thread's own variables cost a call each.
+static LISTENERS: AtomicBool = AtomicBool::new(true);
+static REPLICAS: AtomicBool = AtomicBool::new(true);
+/// Set where "nobody" can never be known: in a cluster, and with renamed commands.
+static ALWAYS_LISTENERS: AtomicBool = AtomicBool::new(true);
+static CRONS: AtomicU32 = AtomicU32::new(0);
 
 /// Cron runs ten times a second unless `hz` says otherwise.
 const CRONS_BETWEEN_LOOKS: u32 = 10;
 
 pub(crate) fn learn(ctx: &Ctx) {
     let known = !ctx.is_cluster() && ctx.knows_command(c"subscribe") && ctx.knows_command(c"psubscribe");
-    ALWAYS_LISTENERS.with(|always| always.set(!known));
+    ALWAYS_LISTENERS.store(!known, Relaxed);
     look(ctx);
 }
 
 /// Whether an event would reach anybody.
 pub(crate) fn somebody_listens() -> bool {
-    LISTENERS.with(Cell::get)
+    LISTENERS.load(Relaxed)
 }
 
 /// Whether effects go to a replica, or might have to.
 pub(crate) fn has_replicas() -> bool {
-    REPLICAS.with(Cell::get)
+    REPLICAS.load(Relaxed)
 }
 
 pub(crate) fn on_subscribe() {
-    LISTENERS.with(|listeners| listeners.set(true));
+    LISTENERS.store(true, Relaxed);
 }
 
 pub(crate) fn on_replication_may_begin() {
-    REPLICAS.with(|replicas| replicas.set(true));
+    REPLICAS.store(true, Relaxed);
 }
 
 pub(crate) fn on_cron(ctx: &Ctx) {
-    let crons = CRONS.with(|crons| {
-        crons.set(crons.get() + 1);
-        crons.get()
-    });
-    if crons >= CRONS_BETWEEN_LOOKS {
-        CRONS.with(|crons| crons.set(0));
+    if CRONS.fetch_add(1, Relaxed) >= CRONS_BETWEEN_LOOKS {
+        CRONS.store(0, Relaxed);
         look(ctx);
     }
 }
 
 fn look(ctx: &Ctx) {
-    if !ALWAYS_LISTENERS.with(Cell::get) && somebody_listens() {
+    if !ALWAYS_LISTENERS.load(Relaxed) && somebody_listens() {
         let nobody = ctx.info_is_zero(c"stats", &[c"pubsub_channels", c"pubsub_patterns"]);
-        LISTENERS.with(|listeners| listeners.set(!nobody));
+        LISTENERS.store(!nobody, Relaxed);
     }
     // In a cluster a slot may be on its way to another node, which no figure here tells of.
     if has_replicas() && !ctx.is_cluster() && ctx.is_lone_master() {
         let nobody = ctx.info_is_zero(c"replication", &[c"connected_slaves", c"repl_backlog_active"]);
-        REPLICAS.with(|replicas| replicas.set(!nobody));
+        REPLICAS.store(!nobody, Relaxed);
     }
 }

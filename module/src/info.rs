@@ -6,6 +6,7 @@
 use crate::waiters;
 use std::cell::RefCell;
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[derive(Clone, Copy)]
 pub(crate) enum Counter {
@@ -55,10 +56,12 @@ impl Histogram {
     }
 }
 
+/// Counted with plain loads and stores: only the main thread counts.
+static COUNTS: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
+static COMMANDS: AtomicU64 = AtomicU64::new(0);
+
 #[derive(Default)]
 struct Figures {
-    commands: u64,
-    counters: [u64; COUNTERS],
     command_us: Histogram,
     wait_us: Histogram,
 }
@@ -68,7 +71,7 @@ thread_local! {
 }
 
 pub(crate) fn count(counter: Counter) {
-    FIGURES.with(|figures| figures.borrow_mut().counters[counter as usize] += 1);
+    bump(&COUNTS[counter as usize]);
 }
 
 /// One command in this many is timed: reading the clock is a good part of a command's cost.
@@ -76,11 +79,13 @@ const SAMPLE: u64 = 16;
 
 /// Whether this command is one to time.
 pub(crate) fn sampled() -> bool {
-    FIGURES.with(|figures| {
-        let mut figures = figures.borrow_mut();
-        figures.commands += 1;
-        figures.commands % SAMPLE == 1
-    })
+    bump(&COMMANDS) % SAMPLE == 1
+}
+
+fn bump(counter: &AtomicU64) -> u64 {
+    let value = counter.load(Relaxed) + 1;
+    counter.store(value, Relaxed);
+    value
 }
 
 /// How long a command of ours took.
@@ -97,7 +102,7 @@ pub(crate) fn fields(mut add: impl FnMut(&CStr, u64)) {
     let waiters = waiters::clients_len() as u64;
     FIGURES.with(|figures| {
         let figures = figures.borrow();
-        let of = |counter: Counter| figures.counters[counter as usize];
+        let of = |counter: Counter| COUNTS[counter as usize].load(Relaxed);
         let ended = of(Counter::Released) + of(Counter::Expired);
         add(c"locks_held", of(Counter::Granted).saturating_sub(ended));
         add(c"waiters", waiters);

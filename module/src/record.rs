@@ -31,7 +31,7 @@ pub(crate) mod names;
 pub(crate) mod owner;
 
 use crate::clock::Now;
-use crate::ffi::server::Class;
+use crate::ffi::server::{Class, Expiry};
 use crate::ffi::{Ctx, Key, Kind, Name, OwnedString};
 use crate::info::{count, Counter};
 use crate::waiters;
@@ -177,7 +177,7 @@ impl<'a> Lock<'a> {
         let deadline_ms = now.wall_ms() + ttl_ms;
         key.set_bytes(owner);
         key.set_expire_at_ms(deadline_ms);
-        ctx.replicate_set(self.name, owner, Some(deadline_ms));
+        ctx.replicate_set(self.name, owner, Expiry::At(deadline_ms));
         self.write_held(ctx, &mut side, Held { fence, deadline_ms: Some(deadline_ms), ended, owner }, now);
         drop((key, side));
         waiters::quietly(|| {
@@ -316,36 +316,32 @@ impl<'a> Lock<'a> {
         let companion =
             Companion { fence, state: State::Held, deadline_ms: deadline_ms.unwrap_or(0), ended, owner };
         let forget_at_ms = deadline_ms.unwrap_or(now.wall_ms()) + config::companion_retention_ms();
-        self.write(ctx, side, &companion, forget_at_ms, true);
+        self.write(ctx, side, &companion, Some(forget_at_ms));
     }
 
-    /// Keeps the companion's expiry, which lies a little behind the retention asked, unless it is far too late.
+    /// Leaves the companion's expiry alone, which lies a little behind the retention asked, unless it is far too late.
     fn write_released(&self, ctx: &Ctx, side: &mut Key<'_>, fence: Fence, deadline_ms: u64, now: Now) {
         let ended = Some(End { fence, how: How::Released });
         let companion = Companion { fence, state: State::Released, deadline_ms, ended, owner: b"" };
-        let wanted_ms = now.wall_ms() + config::companion_retention_ms();
-        match side.expire_at_ms().filter(|at_ms| *at_ms <= wanted_ms + FORGET_SLACK_MS) {
-            Some(as_before_ms) => self.write(ctx, side, &companion, as_before_ms, false),
-            None => self.write(ctx, side, &companion, wanted_ms, true),
-        }
+        let far_too_late = deadline_ms == 0 || deadline_ms > now.wall_ms() + FORGET_SLACK_MS;
+        let forget_at_ms = far_too_late.then(|| now.wall_ms() + config::companion_retention_ms());
+        self.write(ctx, side, &companion, forget_at_ms);
     }
 
-    fn write(
-        &self,
-        ctx: &Ctx,
-        side: &mut Key<'_>,
-        companion: &Companion<'_>,
-        forget_at_ms: u64,
-        expiry_changes: bool,
-    ) {
+    /// `forget_at_ms`: the new expiry; `None` leaves the one there is.
+    fn write(&self, ctx: &Ctx, side: &mut Key<'_>, companion: &Companion<'_>, forget_at_ms: Option<u64>) {
         SCRATCH.with(|scratch| {
             let mut packed = scratch.borrow_mut();
             companion.pack(&mut packed);
             side.set_bytes(&packed);
-            if expiry_changes {
-                side.set_expire_at_ms(forget_at_ms);
-            }
-            ctx.replicate_set(self.companion.name(), &packed, Some(forget_at_ms));
+            let expiry = match forget_at_ms {
+                Some(at_ms) => {
+                    side.set_expire_at_ms(at_ms);
+                    Expiry::At(at_ms)
+                }
+                None => Expiry::AsBefore,
+            };
+            ctx.replicate_set(self.companion.name(), &packed, expiry);
         });
     }
 }

@@ -147,17 +147,17 @@ impl Ctx {
         unsafe { api!(RedisModule_ReplicateVerbatim(self.raw())) };
     }
 
-    pub(crate) fn replicate_set(&self, name: Name<'_>, value: &[u8], expire_at_ms: Option<u64>) {
+    pub(crate) fn replicate_set(&self, name: Name<'_>, value: &[u8], expiry: Expiry) {
         if !self.replicates() {
             return self.count_change();
         }
-        let (set, pxat) = (c"SET".as_ptr(), c"PXAT".as_ptr());
+        let (set, pxat, keep) = (c"SET".as_ptr(), c"PXAT".as_ptr(), c"KEEPTTL".as_ptr());
         let (start, len) = (value.as_ptr(), value.len());
         // SAFETY: the format says what follows: a string, a buffer with its length, and where there is an expiry a C string
         // and a long long. Redis copies all of it.
         unsafe {
-            match expire_at_ms {
-                Some(at) => {
+            match expiry {
+                Expiry::At(at) => {
                     api!(RedisModule_Replicate(
                         self.raw(),
                         set,
@@ -169,7 +169,20 @@ impl Ctx {
                         at as i64
                     ))
                 }
-                None => api!(RedisModule_Replicate(self.raw(), set, c"sb".as_ptr(), name.raw(), start, len)),
+                Expiry::None => {
+                    api!(RedisModule_Replicate(self.raw(), set, c"sb".as_ptr(), name.raw(), start, len))
+                }
+                Expiry::AsBefore => {
+                    api!(RedisModule_Replicate(
+                        self.raw(),
+                        set,
+                        c"sbc".as_ptr(),
+                        name.raw(),
+                        start,
+                        len,
+                        keep
+                    ))
+                }
             }
         };
     }
@@ -235,6 +248,17 @@ impl Ctx {
         // SAFETY: Redis looks the id up, and answers an error where it is gone.
         unsafe { api!(RedisModule_StopTimer(self.raw(), timer, std::ptr::null_mut())) };
     }
+}
+
+/// When a key that was set ends.
+#[derive(Clone, Copy)]
+pub(crate) enum Expiry {
+    /// Never.
+    None,
+    /// Unix time in milliseconds.
+    At(u64),
+    /// As it did before.
+    AsBefore,
 }
 
 /// The classes of keyspace events the module causes.

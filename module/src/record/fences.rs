@@ -3,27 +3,24 @@
 use crate::clock::Now;
 use redfence_core::reply::Refusal;
 use redfence_core::types::{Fence, FENCE_BOUND};
-use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-thread_local! {
-    /// The highest fence this process has issued: a resource whose companion is lost starts above it, whatever the clock did.
-    static FLOOR: Cell<u64> = const { Cell::new(0) };
-}
+/// The highest fence this process has issued: a resource whose companion is lost starts above it, whatever the clock did.
+static FLOOR: AtomicU64 = AtomicU64::new(0);
 
 /// The contract's rule: one above the last, never behind the clock; where no last one is known, above all this process issued.
 pub(super) fn next(last: Option<Fence>, now: Now) -> Result<Fence, Refusal> {
-    FLOOR.with(|floor| {
-        let last = last.unwrap_or(Fence(floor.get()));
-        if last.0 + 1 >= FENCE_BOUND {
-            return Err(used_up());
-        }
-        let fence = Fence::next(last, now.wall_us);
-        // A companion from the far future (somebody wrote it) concerns its own resource alone.
-        if fence.0 <= now.wall_us + FLOOR_AHEAD_US_MAX {
-            floor.set(floor.get().max(fence.0));
-        }
-        Ok(fence)
-    })
+    let floor = FLOOR.load(Relaxed);
+    let last = last.unwrap_or(Fence(floor));
+    if last.0 + 1 >= FENCE_BOUND {
+        return Err(used_up());
+    }
+    let fence = Fence::next(last, now.wall_us);
+    // A companion from the far future (somebody wrote it) concerns its own resource alone.
+    if fence.0 <= now.wall_us + FLOOR_AHEAD_US_MAX {
+        FLOOR.store(floor.max(fence.0), Relaxed);
+    }
+    Ok(fence)
 }
 
 /// How far ahead of the clock the floor may run: ten years, more than any clock that is merely wrong.

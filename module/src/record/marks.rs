@@ -3,6 +3,7 @@
 use super::names;
 use crate::clock::Now;
 use crate::config;
+use crate::ffi::server::Expiry;
 use crate::ffi::{Ctx, Key, Kind};
 use redfence_core::grammar::errors;
 use redfence_core::grammar::words::decimal;
@@ -28,11 +29,17 @@ pub(crate) fn raise(
         let digits = digits.format(fence.0).as_bytes();
         let forget_at_ms = config::mark_retention_ms().map(|ms| now.wall_ms() + ms);
         key.set_bytes(digits);
-        match forget_at_ms {
-            Some(at_ms) => key.set_expire_at_ms(at_ms),
-            None => key.clear_expiry(),
-        }
-        ctx.replicate_set(name.name(), digits, forget_at_ms);
+        let expiry = match forget_at_ms {
+            Some(at_ms) => {
+                key.set_expire_at_ms(at_ms);
+                Expiry::At(at_ms)
+            }
+            None => {
+                key.clear_expiry();
+                Expiry::None
+            }
+        };
+        ctx.replicate_set(name.name(), digits, expiry);
     }
     Ok(Ok(()))
 }

@@ -8,8 +8,8 @@ use crate::ffi::{ClientId, Ctx};
 use crate::lines::{Place, TicketId};
 use bytes::Bytes;
 use redfence_core::reply::{Refusal, Reply};
-use std::cell::Cell;
 use std::rc::Rc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Redis is done with a delivery. Where no client got to know of the grant, nobody holds it: it goes back.
 pub(crate) fn on_delivery_over(ctx: &Ctx, delivery: Delivery) {
@@ -34,7 +34,7 @@ pub(crate) fn on_disconnect(ctx: &Ctx, id: ClientId) {
 
 /// Any key may have changed under a waiter; where somebody waits for this one, the timer looks.
 pub(crate) fn on_key_changed(ctx: &Ctx, key: &[u8]) {
-    if nobody_waits() || QUIET.with(Cell::get) {
+    if nobody_waits() || QUIET.load(Relaxed) {
         return;
     }
     let db = ctx.db();
