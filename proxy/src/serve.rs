@@ -37,6 +37,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     if let Some(upstream) = &shared.upstream {
         let _ = tokio::time::timeout(FIRST_CONTACT_WITHIN, upstream.first_contact()).await;
     }
+    first_status(&tier2).await;
     announce(&config, &main_door);
     let mut doors = vec![tokio::spawn(listener::accept(Arc::clone(&shared), main_door, Door::Main))];
     if let Some(door) = correctness_door {
@@ -50,6 +51,17 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     doors.iter().for_each(tokio::task::JoinHandle::abort);
     stop_tier2(&tier2, raft, &mut signals).await;
     Ok(())
+}
+
+/// Returns when the node has shown itself for the first time, so that nobody is told of a node 0.
+async fn first_status(tier2: &Tier2Handle) {
+    let shown = async {
+        while tier2.status().id == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    // It serves in any case: a node that is slow to start answers when it can.
+    let _ = tokio::time::timeout(Duration::from_secs(2), shown).await;
 }
 
 fn announce(config: &Config, main_door: &TcpListener) {

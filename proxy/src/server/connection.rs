@@ -8,44 +8,35 @@
 //! stands in, and its sessions are orphaned (`Drop`). What a command does is in [`super::execute`].
 
 use super::encode::Encoder;
-use super::pending::{Call, Confirm, Lane, Pending, RedisCall, PENDING_MAX};
-use super::request::{ProtocolError, RequestParser, Sender, Step, FRAME_BYTES_MAX};
+use super::passing::Large;
+use super::pending::{Call, Confirm, Lane, Pending, PENDING_MAX};
+use super::request::{ProtocolError, RequestParser, Sender, Step};
 use super::session::Client;
 use super::Shared;
 use crate::events::Delivery;
-use crate::tier1::link::{self, Arrived, Down, Link};
+use crate::tier1::link::{self, Link};
 use redfence_core::reply::{Refusal, Reply, Sink};
 use smallvec::SmallVec;
-use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Duration;
-use tokio::io::{AsyncRead, AsyncWrite, Interest, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
 /// Bytes of replies a client may leave unread.
 pub const UNREAD_BYTES_MAX: usize = 1024 * 1024;
 /// Above this the Redis behind is not read from until the client has taken some.
-const PASSING_BYTES_MAX: usize = 256 * 1024;
-/// Bytes of further commands that are taken in while a client waits for an answer.
-const HELD_BYTES_MAX: usize = 64 * 1024;
+pub(super) const PASSING_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of further commands that are taken in while a client waits for an answer. Behind more of them its end cannot be seen.
+pub(super) const HELD_BYTES_MAX: usize = 1024 * 1024;
+/// Replies of this size are sent even if more are about to come.
+const WRITE_BYTES_MIN: usize = 64 * 1024;
 /// Buffers above this are given back once they are empty.
-const KEPT_BYTES_MAX: usize = 16 * 1024;
-const SCRATCH_BYTES: usize = 64 * 1024;
+pub(super) const KEPT_BYTES_MAX: usize = 16 * 1024;
 /// Turns before other tasks get theirs.
 const TURNS_MAX: usize = 64;
-/// How long the Redis behind may take to answer a client that has closed its sending side.
-const LAST_ANSWERS_WITHIN: Duration = Duration::from_millis(200);
-/// How often a client that has filled its share of held bytes is looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
-
-thread_local! {
-    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
-}
 
 /// The connection ends. Nothing more is sent.
 #[derive(Debug)]
@@ -61,32 +52,24 @@ pub enum Flow {
     Last,
 }
 
-/// A command that comes in pieces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Large {
-    ToRedis,
-    /// It was answered with an error already; the rest of it is dropped.
-    Dropped,
-}
-
 pub struct Connection {
     pub(super) shared: Arc<Shared>,
     pub(super) client: Client,
     pub(super) pending: VecDeque<Pending>,
     pub(super) lane: Lane,
     pub(super) link: Option<Box<Link>>,
-    stream: TcpStream,
-    parser: RequestParser,
-    sender: Sender,
-    held: Vec<u8>,
-    held_at: usize,
-    out: Vec<u8>,
-    out_at: usize,
-    large: Option<Large>,
-    stalled: bool,
-    ending: bool,
-    gone: bool,
-    timer: Option<Pin<Box<Sleep>>>,
+    pub(super) stream: TcpStream,
+    pub(super) parser: RequestParser,
+    pub(super) sender: Sender,
+    pub(super) held: Vec<u8>,
+    pub(super) held_at: usize,
+    pub(super) out: Vec<u8>,
+    pub(super) out_at: usize,
+    pub(super) large: Option<Large>,
+    pub(super) stalled: bool,
+    pub(super) ending: bool,
+    pub(super) gone: bool,
+    pub(super) timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl Connection {
@@ -117,6 +100,9 @@ impl Connection {
     /// Serves the client until either side ends it.
     pub async fn run(mut self) {
         std::future::poll_fn(|context| self.poll(context)).await;
+        if self.ending && !self.gone {
+            self.linger().await;
+        }
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
@@ -138,12 +124,18 @@ impl Connection {
         moved |= self.poll_inbox(context)?;
         moved |= self.resume()?;
         moved |= self.poll_read(context)?;
-        if !moved || self.out.len() - self.out_at > HELD_BYTES_MAX {
+        if self.gone && self.waits_in_vain() {
+            return Err(End);
+        }
+        let unsent = self.out.len() - self.out_at;
+        if !moved || unsent > WRITE_BYTES_MIN {
             self.poll_write(context)?;
             let all_sent = self.out.is_empty() && self.pending.is_empty();
-            if all_sent && (self.ending || self.gone) {
+            if all_sent && (self.ending || (self.gone && !moved)) {
                 return Err(End);
             }
+            // There is room again for what the Redis behind has to say.
+            moved |= unsent >= PASSING_BYTES_MAX && self.out.len() - self.out_at < PASSING_BYTES_MAX;
         }
         if !moved {
             moved = self.poll_timer(context)?;
@@ -186,6 +178,10 @@ impl Connection {
                     self.pending.pop_front();
                 }
                 Pending::Call(call) => {
+                    if call.waits && super::socket::has_hung_up(&self.stream) {
+                        // Before a grant is taken out for it: nobody would be left to have it.
+                        return Err(End);
+                    }
                     let Poll::Ready(reply) = Pin::new(&mut call.source).poll(context) else { break };
                     let Some(Pending::Call(call)) = self.pending.pop_front() else { unreachable!("seen") };
                     self.finish_call(&call, &reply);
@@ -275,103 +271,10 @@ impl Connection {
         Ok(moved)
     }
 
-    // ---- the Redis behind ----
-
-    /// The client's own connection to the Redis behind; opened when first needed.
-    pub(super) fn link(&mut self) -> Option<&mut Link> {
-        if self.link.is_none() {
-            let upstream = self.shared.upstream.as_ref()?;
-            self.link = Some(Box::new(Link::open(upstream, self.client.protocol, self.client.db)));
-        }
-        self.link.as_deref_mut()
-    }
-
-    fn poll_link(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
-        let Some(link) = &mut self.link else { return Ok(false) };
-        let mut moved = match link.poll_send(context) {
-            Ok(moved) => moved,
-            Err(down) => return self.lose_link(down).map(|()| true),
-        };
-        while self.out.len() - self.out_at < PASSING_BYTES_MAX {
-            let muted = match self.pending.front() {
-                Some(Pending::Redis(call)) => call.muted,
-                None => false,
-                Some(Pending::Encoded(_) | Pending::Call(_) | Pending::Confirm(_)) => break,
-            };
-            let Some(link) = &mut self.link else { break };
-            let begins = !link.is_inside_reply();
-            let start = self.out.len();
-            match link.poll_reply(context, &mut self.out) {
-                Poll::Pending => break,
-                Poll::Ready(Ok(Arrived::Bytes)) => {}
-                Poll::Ready(Ok(Arrived::Reply { .. })) => {
-                    let Some(Pending::Redis(call)) = self.pending.pop_front() else {
-                        // It said something nobody asked for, such as why it hangs up.
-                        return Err(End);
-                    };
-                    if begins {
-                        self.look_at_reply(&call, start);
-                    }
-                    if call.waits {
-                        self.client.set_waiting(false);
-                    }
-                }
-                Poll::Ready(Err(down)) => return self.lose_link(down).map(|()| true),
-            }
-            if muted {
-                self.out.truncate(start);
-            }
-            moved = true;
-        }
-        Ok(moved)
-    }
-
-    /// Counts a reply to one of our own commands; notices that the Lua library is gone.
-    fn look_at_reply(&mut self, call: &RedisCall, start: usize) {
-        let reply = &self.out[start..];
-        if call.by_lua && crate::tier1::lua::says_library_is_gone(reply) {
-            if let Some(upstream) = &self.shared.upstream {
-                upstream.library_is_gone();
-            }
-            self.out.truncate(start);
-            let refusal = Refusal::new("UNAVAILABLE the Lua library of the Redis behind this proxy was flushed and is being loaded again; nothing was done; retry");
-            let protocol = self.client.protocol;
-            Reply::Error(refusal).render(&mut Encoder { out: &mut self.out, protocol });
-        } else if let Some(verdict) = call.verdict {
-            let took_us = self.shared.now_us().saturating_sub(call.began_us);
-            self.shared.stats.count_bytes(verdict, reply, took_us);
-        }
-    }
-
-    /// The Redis behind is gone: answers what was under way there, truthfully.
-    fn lose_link(&mut self, down: Down) -> Result<(), End> {
-        self.link = None;
-        if down.mid_reply || self.client.depends_on_link() {
-            return Err(End);
-        }
-        if self.large == Some(Large::ToRedis) {
-            self.large = Some(Large::Dropped);
-        }
-        let mut had_left = down.unanswered.into_iter();
-        let protocol = self.client.protocol;
-        for item in &mut self.pending {
-            let Pending::Redis(call) = item else { continue };
-            let mut bytes = Vec::new();
-            if !call.muted {
-                let refusal = link::refusal(&down.reason, had_left.next().unwrap_or(true));
-                Reply::Error(refusal).render(&mut Encoder { out: &mut bytes, protocol });
-            }
-            *item = Pending::Encoded(bytes);
-        }
-        self.client.set_waiting(false);
-        Ok(())
-    }
-
     // ---- requests ----
 
-    fn can_go_on(&self) -> bool {
+    pub(super) fn can_go_on(&self) -> bool {
         !self.ending
-            && !self.gone
             && !self.stalled
             && self.lane != Lane::Alone
             && self.pending.len() < PENDING_MAX
@@ -401,7 +304,7 @@ impl Connection {
     }
 
     /// Runs whole commands from the front of `bytes`; answers how many bytes are dealt with.
-    fn process(&mut self, bytes: &[u8]) -> Result<usize, End> {
+    pub(super) fn process(&mut self, bytes: &[u8]) -> Result<usize, End> {
         let mut at = 0;
         while at < bytes.len() && self.can_go_on() {
             let step = match self.large {
@@ -413,7 +316,7 @@ impl Connection {
                 Ok(taken) => at += taken,
                 Err(ProtocolError(text)) => {
                     self.reply(&Reply::Error(Refusal::new(format!("ERR Protocol error: {text}"))));
-                    self.ending = true;
+                    self.begin_to_end();
                     return Ok(bytes.len());
                 }
             }
@@ -452,157 +355,9 @@ impl Connection {
                 Ok(0)
             }
             Flow::Last => {
-                self.ending = true;
+                self.begin_to_end();
                 Ok(len)
             }
-        }
-    }
-
-    /// A command too large to hold, for the Redis behind: its first piece.
-    fn begin_large(&mut self, head: &[u8]) -> usize {
-        let argv = words_at(head, self.parser.words());
-        match self.admit_large(&argv, self.parser.declared_words()) {
-            Ok(Flow::Stall) => {
-                self.stalled = true;
-                self.parser.reset();
-                return 0;
-            }
-            Ok(Flow::Done | Flow::Last) => {
-                if let Some(link) = self.link() {
-                    link.begin_stream(head);
-                }
-                self.large = Some(Large::ToRedis);
-            }
-            Err(refusal) => {
-                self.reply(&Reply::Error(refusal));
-                self.large = Some(Large::Dropped);
-            }
-        }
-        head.len()
-    }
-
-    fn pass_piece(&mut self, large: Large, bytes: &[u8]) -> Result<usize, ProtocolError> {
-        let (taken, whole) = self.parser.stream(bytes)?;
-        if let (Large::ToRedis, Some(link)) = (large, &mut self.link) {
-            link.stream(&bytes[..taken]);
-            if whole {
-                link.end_stream();
-            }
-        }
-        if whole {
-            self.large = None;
-            self.parser.reset();
-        }
-        Ok(taken)
-    }
-
-    // ---- the socket ----
-
-    fn poll_read(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
-        let held = self.held.len() - self.held_at;
-        let goes_on = self.can_go_on();
-        if self.gone || self.ending {
-            return self.watch_for_end(context).map(|()| false);
-        }
-        if !goes_on && held >= HELD_BYTES_MAX {
-            return self.watch_for_end(context).map(|()| false);
-        }
-        debug_assert!(held <= FRAME_BYTES_MAX + 2 * SCRATCH_BYTES);
-        SCRATCH.with_borrow_mut(|scratch| {
-            let mut buffer = ReadBuf::new(scratch);
-            match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
-                Poll::Pending => return Ok(false),
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => return Err(End),
-            }
-            let bytes = buffer.filled();
-            if bytes.is_empty() {
-                return self.client_is_gone().map(|()| true);
-            }
-            let taken = if held == 0 && goes_on { self.process(bytes)? } else { 0 };
-            self.held.extend_from_slice(&bytes[taken..]);
-            Ok(true)
-        })
-    }
-
-    /// The client sends no more. What it waits for is pointless; what is about to be answered is still answered.
-    fn client_is_gone(&mut self) -> Result<(), End> {
-        self.gone = true;
-        let pointless = self.pending.iter().any(|item| match item {
-            Pending::Call(call) => call.dies_with_client(),
-            Pending::Redis(call) => call.waits,
-            Pending::Encoded(_) | Pending::Confirm(_) => false,
-        });
-        if pointless || self.client.subscription_count() > 0 {
-            return Err(End);
-        }
-        self.timer = Some(Box::pin(tokio::time::sleep(LAST_ANSWERS_WITHIN)));
-        Ok(())
-    }
-
-    /// No bytes are taken from the client now; only its end is of interest.
-    fn watch_for_end(&mut self, context: &mut Context<'_>) -> Result<(), End> {
-        if self.gone {
-            return Ok(());
-        }
-        let ready = std::pin::pin!(self.stream.ready(Interest::READABLE)).poll(context);
-        if matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed()) {
-            return Err(End);
-        }
-        if self.timer.is_none() {
-            self.timer = Some(Box::pin(tokio::time::sleep(LOOK_EVERY)));
-        }
-        Ok(())
-    }
-
-    fn poll_timer(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
-        let Some(timer) = &mut self.timer else { return Ok(false) };
-        if timer.as_mut().poll(context).is_pending() {
-            return Ok(false);
-        }
-        self.timer = None;
-        // Only answers of the Redis behind are limited by time: Tier 2 has its own limit.
-        if self.gone && self.pending.iter().any(|item| matches!(item, Pending::Redis(_))) {
-            return Err(End);
-        }
-        Ok(!self.gone)
-    }
-
-    fn poll_write(&mut self, context: &mut Context<'_>) -> Result<(), End> {
-        while self.out_at < self.out.len() {
-            match Pin::new(&mut self.stream).poll_write(context, &self.out[self.out_at..]) {
-                Poll::Pending => break,
-                Poll::Ready(Ok(count)) if count > 0 => self.out_at += count,
-                Poll::Ready(_) => return Err(End),
-            }
-        }
-        self.tidy_out();
-        Ok(())
-    }
-
-    /// Writes without waiting. Whether there is room again.
-    fn try_write_now(&mut self) -> Result<bool, End> {
-        while self.out_at < self.out.len() {
-            match self.stream.try_write(&self.out[self.out_at..]) {
-                Ok(count) if count > 0 => self.out_at += count,
-                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
-                Ok(_) | Err(_) => return Err(End),
-            }
-        }
-        self.tidy_out();
-        Ok(self.out.len() - self.out_at <= UNREAD_BYTES_MAX)
-    }
-
-    fn tidy_out(&mut self) {
-        if self.out_at == self.out.len() {
-            self.out.clear();
-            self.out_at = 0;
-            if self.out.capacity() > KEPT_BYTES_MAX {
-                self.out = Vec::new();
-            }
-        } else if self.out_at > UNREAD_BYTES_MAX {
-            self.out.drain(..self.out_at);
-            self.out_at = 0;
         }
     }
 
@@ -625,6 +380,6 @@ impl Drop for Connection {
     }
 }
 
-fn words_at<'a>(frame: &'a [u8], spans: &[super::request::Span]) -> SmallVec<[&'a [u8]; 16]> {
+pub(super) fn words_at<'a>(frame: &'a [u8], spans: &[super::request::Span]) -> SmallVec<[&'a [u8]; 16]> {
     spans.iter().map(|(start, len)| &frame[*start as usize..][..*len as usize]).collect()
 }

@@ -15,6 +15,11 @@ impl Connection {
     /// Runs one command. `frame` has its bytes as they came, if they came as an array.
     pub(super) fn execute(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
         let name = argv[0];
+        if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
+            // As Redis does: a browser was tricked into talking to us.
+            tracing::warn!(client = %self.client.card.address, "a client speaks HTTP; it is disconnected");
+            return Flow::Last;
+        }
         let local = Local::find(name);
         if !self.client.authenticated && !local.is_some_and(Local::needs_no_authentication) {
             return self.refuse(Refusal::new(NO_AUTH));

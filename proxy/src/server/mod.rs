@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - [`listener`]: accepts clients, keeps their number in bounds
-//! - [`connection`]: one client: bytes, replies in order; [`pending`]: answers that are due
+//! - [`connection`], [`socket`], [`passing`]: one client: replies in order, its bytes, the Redis behind; [`pending`]: answers that are due
 //! - [`request`], [`inline`]: bytes → words; [`encode`]: replies → bytes
 //! - [`session`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
 //! - [`execute`], [`commands`]: who answers a command, and what; [`router`], [`keys`]: which tier
@@ -23,11 +23,13 @@ pub mod inline;
 pub mod keeper;
 pub mod keys;
 pub mod listener;
+pub mod passing;
 pub mod pending;
 pub mod registry;
 pub mod request;
 pub mod router;
 pub mod session;
+pub mod socket;
 pub mod stats;
 
 use crate::clock::Clock;
@@ -39,7 +41,6 @@ use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
 use commands::Local;
 use redfence_core::grammar;
-use redfence_core::machine::Stats as MachineStats;
 use request::Sender;
 use router::{Door, Router};
 use session::Client;
@@ -85,12 +86,6 @@ impl Shared {
     pub fn sender_for(&self, client: &Client) -> Sender {
         let behind = self.router.has_redis() && client.door == Door::Main;
         Sender { authenticated: client.authenticated, may_stream: if behind { streams } else { |_| false } }
-    }
-
-    /// Locks held, waiters and expiries this node knows of.
-    #[must_use]
-    pub fn machine_counts(&self, embedded: &MachineStats) -> (u64, u64, u64) {
-        (embedded.locks_held, embedded.waiters, embedded.expiries)
     }
 }
 

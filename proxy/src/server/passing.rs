@@ -1,0 +1,149 @@
+//! A connection's traffic with the Redis behind the proxy: replies that pass through, commands too large to hold, and what is said
+//! when that Redis is gone. Part of [`Connection`].
+
+use super::connection::{Connection, End, Flow, PASSING_BYTES_MAX};
+use super::encode::Encoder;
+use super::pending::{Pending, RedisCall};
+use super::request::ProtocolError;
+use crate::tier1::link::{self, Arrived, Down, Link};
+use crate::tier1::lua;
+use redfence_core::reply::{Refusal, Reply};
+use std::task::{Context, Poll};
+
+/// A command that comes in pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Large {
+    ToRedis,
+    /// It was answered with an error already; the rest of it is dropped.
+    Dropped,
+}
+
+impl Connection {
+    /// The client's own connection to the Redis behind; opened when first needed.
+    pub(super) fn link(&mut self) -> Option<&mut Link> {
+        if self.link.is_none() {
+            let upstream = self.shared.upstream.as_ref()?;
+            self.link = Some(Box::new(Link::open(upstream, self.client.protocol, self.client.db)));
+        }
+        self.link.as_deref_mut()
+    }
+
+    pub(super) fn poll_link(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        let Some(link) = &mut self.link else { return Ok(false) };
+        let mut moved = match link.poll_send(context) {
+            Ok(moved) => moved,
+            Err(down) => return self.lose_link(down).map(|()| true),
+        };
+        while self.out.len() - self.out_at < PASSING_BYTES_MAX {
+            let muted = match self.pending.front() {
+                Some(Pending::Redis(call)) => call.muted,
+                None => false,
+                Some(Pending::Encoded(_) | Pending::Call(_) | Pending::Confirm(_)) => break,
+            };
+            let Some(link) = &mut self.link else { break };
+            let begins = !link.is_inside_reply();
+            let start = self.out.len();
+            match link.poll_reply(context, &mut self.out) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(Arrived::Bytes)) => {}
+                Poll::Ready(Ok(Arrived::Reply { .. })) => {
+                    let Some(Pending::Redis(call)) = self.pending.pop_front() else {
+                        // It said something nobody asked for, such as why it hangs up.
+                        return Err(End);
+                    };
+                    if begins {
+                        self.look_at_reply(&call, start);
+                    }
+                    if call.waits {
+                        self.client.set_waiting(false);
+                    }
+                }
+                Poll::Ready(Err(down)) => return self.lose_link(down).map(|()| true),
+            }
+            if muted {
+                self.out.truncate(start);
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Counts a reply to one of our own commands; notices that the Lua library is gone.
+    fn look_at_reply(&mut self, call: &RedisCall, start: usize) {
+        let reply = &self.out[start..];
+        if call.by_lua && lua::says_library_is_gone(reply) {
+            if let Some(upstream) = &self.shared.upstream {
+                upstream.library_is_gone();
+            }
+            self.out.truncate(start);
+            let refusal = Refusal::new("UNAVAILABLE the Lua library of the Redis behind this proxy was flushed and is being loaded again; nothing was done; retry");
+            let protocol = self.client.protocol;
+            Reply::Error(refusal).render(&mut Encoder { out: &mut self.out, protocol });
+        } else if let Some(verdict) = call.verdict {
+            let took_us = self.shared.now_us().saturating_sub(call.began_us);
+            self.shared.stats.count_bytes(verdict, reply, took_us);
+        }
+    }
+
+    /// The Redis behind is gone: answers what was under way there, truthfully.
+    fn lose_link(&mut self, down: Down) -> Result<(), End> {
+        self.link = None;
+        if down.mid_reply || self.client.depends_on_link() {
+            return Err(End);
+        }
+        if self.large == Some(Large::ToRedis) {
+            self.large = Some(Large::Dropped);
+        }
+        let mut had_left = down.unanswered.into_iter();
+        let protocol = self.client.protocol;
+        for item in &mut self.pending {
+            let Pending::Redis(call) = item else { continue };
+            let mut bytes = Vec::new();
+            if !call.muted {
+                let refusal = link::refusal(&down.reason, had_left.next().unwrap_or(true));
+                Reply::Error(refusal).render(&mut Encoder { out: &mut bytes, protocol });
+            }
+            *item = Pending::Encoded(bytes);
+        }
+        self.client.set_waiting(false);
+        Ok(())
+    }
+
+    /// A command too large to hold, for the Redis behind: its first piece.
+    pub(super) fn begin_large(&mut self, head: &[u8]) -> usize {
+        let argv = super::connection::words_at(head, self.parser.words());
+        match self.admit_large(&argv, self.parser.declared_words()) {
+            Ok(Flow::Stall) => {
+                self.stalled = true;
+                self.parser.reset();
+                return 0;
+            }
+            Ok(Flow::Done | Flow::Last) => {
+                if let Some(link) = self.link() {
+                    link.begin_stream(head);
+                }
+                self.large = Some(Large::ToRedis);
+            }
+            Err(refusal) => {
+                self.reply(&Reply::Error(refusal));
+                self.large = Some(Large::Dropped);
+            }
+        }
+        head.len()
+    }
+
+    pub(super) fn pass_piece(&mut self, large: Large, bytes: &[u8]) -> Result<usize, ProtocolError> {
+        let (taken, whole) = self.parser.stream(bytes)?;
+        if let (Large::ToRedis, Some(link)) = (large, &mut self.link) {
+            link.stream(&bytes[..taken]);
+            if whole {
+                link.end_stream();
+            }
+        }
+        if whole {
+            self.large = None;
+            self.parser.reset();
+        }
+        Ok(taken)
+    }
+}

@@ -1,0 +1,175 @@
+//! A connection's socket: reading without a buffer of its own, writing all at once, and noticing that the client is gone. Part of
+//! [`Connection`].
+
+use super::connection::{Connection, End, HELD_BYTES_MAX, KEPT_BYTES_MAX, UNREAD_BYTES_MAX};
+use super::pending::Pending;
+use super::request::FRAME_BYTES_MAX;
+use socket2::SockRef;
+use std::cell::RefCell;
+use std::future::Future;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
+use tokio::net::TcpStream;
+
+const SCRATCH_BYTES: usize = 64 * 1024;
+/// How long the Redis behind may take to answer a client that has closed its sending side.
+const LAST_ANSWERS_WITHIN: Duration = Duration::from_millis(200);
+/// How long a client may take to read its last replies.
+const LAST_READS_WITHIN: Duration = Duration::from_secs(5);
+/// How often a client that has filled its share of held bytes is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How long, and for how many bytes, a client that is being disconnected may go on sending.
+const LINGER: Duration = Duration::from_millis(500);
+const LINGER_BYTES_MAX: usize = 4 * 1024 * 1024;
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
+}
+
+impl Connection {
+    pub(super) fn poll_read(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        let held = self.held.len() - self.held_at;
+        let goes_on = self.can_go_on();
+        if self.gone || self.ending {
+            return Ok(false);
+        }
+        if !goes_on && held >= HELD_BYTES_MAX {
+            return self.watch_for_end(context).map(|()| false);
+        }
+        debug_assert!(held <= FRAME_BYTES_MAX + 2 * SCRATCH_BYTES);
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut buffer = ReadBuf::new(scratch);
+            match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
+                Poll::Pending => return Ok(false),
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return Err(End),
+            }
+            let bytes = buffer.filled();
+            if bytes.is_empty() {
+                return self.client_is_gone().map(|()| true);
+            }
+            let taken = if held == 0 && goes_on { self.process(bytes)? } else { 0 };
+            self.held.extend_from_slice(&bytes[taken..]);
+            Ok(true)
+        })
+    }
+
+    /// The client sends no more. What it waits for is pointless; what is about to be answered is still answered.
+    fn client_is_gone(&mut self) -> Result<(), End> {
+        self.gone = true;
+        if self.waits_in_vain() || self.client.subscription_count() > 0 {
+            return Err(End);
+        }
+        self.timer = Some(Box::pin(tokio::time::sleep(LAST_ANSWERS_WITHIN)));
+        Ok(())
+    }
+
+    /// Whether a command is under way that makes no sense without its client.
+    pub(super) fn waits_in_vain(&self) -> bool {
+        self.pending.iter().any(|item| match item {
+            Pending::Call(call) => call.dies_with_client(),
+            Pending::Redis(call) => call.waits,
+            Pending::Encoded(_) | Pending::Confirm(_) => false,
+        })
+    }
+
+    /// No more commands: the connection ends when the replies are sent, or when nobody reads them.
+    pub(super) fn begin_to_end(&mut self) {
+        self.ending = true;
+        self.timer = Some(Box::pin(tokio::time::sleep(LAST_READS_WITHIN)));
+    }
+
+    /// Closes our side, and takes in what the client still sends: a socket closed with unread bytes would take our last words back.
+    pub(super) async fn linger(&mut self) {
+        if self.stream.shutdown().await.is_err() {
+            return;
+        }
+        let drain = async {
+            let mut scratch = [0; 4096];
+            let mut taken = 0;
+            while taken < LINGER_BYTES_MAX {
+                match self.stream.read(&mut scratch).await {
+                    Ok(0) | Err(_) => return,
+                    Ok(count) => taken += count,
+                }
+            }
+        };
+        // Whether it ended by itself or by the clock makes no difference.
+        let _ = tokio::time::timeout(LINGER, drain).await;
+    }
+
+    /// No bytes are taken from the client now; only its end is of interest.
+    fn watch_for_end(&mut self, context: &mut Context<'_>) -> Result<(), End> {
+        let ready = std::pin::pin!(self.stream.ready(Interest::READABLE)).poll(context);
+        if matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed()) {
+            return Err(End);
+        }
+        if self.timer.is_none() {
+            self.timer = Some(Box::pin(tokio::time::sleep(LOOK_EVERY)));
+        }
+        Ok(())
+    }
+
+    pub(super) fn poll_timer(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        let Some(timer) = &mut self.timer else { return Ok(false) };
+        if timer.as_mut().poll(context).is_pending() {
+            return Ok(false);
+        }
+        self.timer = None;
+        // Only answers of the Redis behind are limited by time: Tier 2 has its own limit.
+        if self.ending || self.gone && self.pending.iter().any(|item| matches!(item, Pending::Redis(_))) {
+            return Err(End);
+        }
+        Ok(!self.gone)
+    }
+
+    pub(super) fn poll_write(&mut self, context: &mut Context<'_>) -> Result<(), End> {
+        while self.out_at < self.out.len() {
+            match Pin::new(&mut self.stream).poll_write(context, &self.out[self.out_at..]) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(count)) if count > 0 => self.out_at += count,
+                Poll::Ready(_) => return Err(End),
+            }
+        }
+        self.tidy_out();
+        Ok(())
+    }
+
+    /// Writes without waiting. Whether there is room again.
+    pub(super) fn try_write_now(&mut self) -> Result<bool, End> {
+        while self.out_at < self.out.len() {
+            match self.stream.try_write(&self.out[self.out_at..]) {
+                Ok(count) if count > 0 => self.out_at += count,
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                Ok(_) | Err(_) => return Err(End),
+            }
+        }
+        self.tidy_out();
+        Ok(self.out.len() - self.out_at <= UNREAD_BYTES_MAX)
+    }
+
+    fn tidy_out(&mut self) {
+        if self.out_at == self.out.len() {
+            self.out.clear();
+            self.out_at = 0;
+            if self.out.capacity() > KEPT_BYTES_MAX {
+                self.out = Vec::new();
+            }
+        } else if self.out_at > UNREAD_BYTES_MAX {
+            self.out.drain(..self.out_at);
+            self.out_at = 0;
+        }
+    }
+}
+
+/// Whether the client has closed its side and nothing it sent is unread. Asks the system, not what we were told last.
+pub(super) fn has_hung_up(stream: &TcpStream) -> bool {
+    let mut byte = [MaybeUninit::uninit()];
+    match SockRef::from(stream).peek(&mut byte) {
+        Ok(count) => count == 0,
+        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
+    }
+}

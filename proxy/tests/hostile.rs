@@ -1,0 +1,210 @@
+//! Bytes nobody honest would send: no crash, bounded memory, other clients unharmed.
+
+mod support;
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use support::{command, Client, Node, PATIENCE};
+
+/// A client that works on, and the longest any of its commands took.
+struct Honest {
+    stop: Arc<AtomicBool>,
+    slowest_ms: Arc<AtomicU64>,
+    thread: Option<std::thread::JoinHandle<u64>>,
+}
+
+impl Honest {
+    fn start(node: &Node) -> Honest {
+        let (stop, slowest_ms) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+        let (stopped, slowest, address) = (Arc::clone(&stop), Arc::clone(&slowest_ms), node.address);
+        let thread = std::thread::spawn(move || {
+            let mut client = Client::connect(address);
+            let mut rounds = 0;
+            while !stopped.load(Ordering::Relaxed) {
+                let begin = Instant::now();
+                let fence = client.acquire(&["honest", "60000"]);
+                assert_eq!(client.ask(&["LOCK.RELEASE", "honest", &fence.to_string()]), "(1, \"ok\")");
+                slowest.fetch_max(begin.elapsed().as_millis() as u64, Ordering::Relaxed);
+                rounds += 1;
+            }
+            rounds
+        });
+        Honest { stop, slowest_ms, thread: Some(thread) }
+    }
+
+    fn finish(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let rounds = self.thread.take().unwrap().join().expect("the honest client was served");
+        let slowest_ms = self.slowest_ms.load(Ordering::Relaxed);
+        assert!(rounds > 0 && slowest_ms < 2_000, "{rounds} rounds, the slowest {slowest_ms} ms");
+    }
+}
+
+/// Sends what can be sent, ignoring that the node may have hung up.
+fn throw(node: &Node, bytes: &[u8]) -> String {
+    let mut stream = TcpStream::connect(node.address).unwrap();
+    stream.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    let _ = stream.write_all(bytes);
+    let mut answer = Vec::new();
+    let mut piece = [0; 4096];
+    loop {
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(&piece[..count]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+            Err(_) => break,
+        }
+    }
+    String::from_utf8_lossy(&answer).into_owned()
+}
+
+#[test]
+fn malformed_frames_are_refused_with_redis_s_words() {
+    let node = Node::start(&[]);
+    let honest = Honest::start(&node);
+    let nested = b"*1\r\n".repeat(1_000_000);
+    let endless_line = vec![b'a'; 100_000];
+    let many_items = command(&vec![&b"x"[..]; 1025]);
+    let cases: Vec<(&[u8], &str)> = vec![
+        (b"*2147483647\r\n$4\r\nPING\r\n", "-ERR Protocol error: invalid multibulk length"),
+        (b"*9223372036854775807\r\n", "-ERR Protocol error: invalid multibulk length"),
+        (b"*1\r\n$-2\r\n", "-ERR Protocol error: invalid bulk length"),
+        (b"*1\r\n$9223372036854775807\r\n", "-ERR Protocol error: invalid bulk length"),
+        (b"*1\r\n$536870912\r\n", "-ERR Protocol error: invalid bulk length"),
+        (b"*2\r\n$4\r\nECHO\r\n$65537\r\n", "-ERR Protocol error: invalid bulk length"),
+        (&nested, "-ERR Protocol error: expected '$', got '*'"),
+        (b"*1\r\n%1\r\n", "-ERR Protocol error: expected '$', got '%'"),
+        (&endless_line, "-ERR Protocol error: too big inline request"),
+        (&many_items, "-ERR Protocol error: invalid multibulk length"),
+        (b"PING \"\r\n", "-ERR Protocol error: unbalanced quotes in request"),
+    ];
+    for (bytes, expected) in cases {
+        let answer = throw(&node, bytes);
+        let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]);
+        assert_eq!(answer.trim_end(), expected, "{shown:?}");
+    }
+    assert_eq!(throw(&node, b"POST / HTTP/1.1\r\nHost: x\r\n\r\n"), "");
+    honest.finish();
+}
+
+#[test]
+fn frames_split_at_every_byte_are_read() {
+    let node = Node::start(&["--default-tier", "efficiency"]);
+    let frame = command(&[b"ECHO", b"a\r\nb"]);
+    let mut client = node.connect();
+    for byte in &frame {
+        client.send_bytes(&[*byte]);
+    }
+    assert_eq!(client.receive(), "\"a\\r\\nb\"");
+    for cut in 1..frame.len() {
+        client.send_bytes(&frame[..cut]);
+        std::thread::sleep(Duration::from_millis(1));
+        client.send_bytes(&frame[cut..]);
+        assert_eq!(client.receive(), "\"a\\r\\nb\"", "cut at {cut}");
+    }
+}
+
+#[test]
+fn garbage_from_many_clients_costs_nothing_lasting() {
+    let node = Node::start(&[]);
+    let honest = Honest::start(&node);
+    let before = node.process.memory_kib();
+    let mut state = 0x2545_f491_4f6c_dd1du64;
+    let alphabet = b"*$:-+0123456789\r\n\"' xPINGLOCK.%~_,#(=>|\0\xff";
+    for _ in 0..300 {
+        let bytes: Vec<u8> = (0..2000)
+            .map(|_| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                alphabet[(state >> 33) as usize % alphabet.len()]
+            })
+            .collect();
+        let mut stream = TcpStream::connect(node.address).unwrap();
+        let _ = stream.write_all(&bytes);
+    }
+    honest.finish();
+    let grown = node.process.memory_kib().saturating_sub(before);
+    assert!(grown < 32 * 1024, "grew by {grown} KiB");
+}
+
+/// Half frames that never end, each with a giant promise: none of it is allocated.
+#[test]
+fn slow_senders_and_giant_promises_are_cheap() {
+    let node = Node::start(&[]);
+    let honest = Honest::start(&node);
+    let before = node.process.memory_kib();
+    let mut slow: Vec<TcpStream> = (0..1_000).map(|_| TcpStream::connect(node.address).unwrap()).collect();
+    for stream in &mut slow {
+        stream.write_all(b"*1024\r\n$12\r\nLOCK.ACQUIRE\r\n$65536\r\nx").unwrap();
+    }
+    for _ in 0..5 {
+        std::thread::sleep(Duration::from_millis(50));
+        slow.iter_mut().for_each(|stream| stream.write_all(b"y").unwrap());
+    }
+    let grown = node.process.memory_kib().saturating_sub(before);
+    assert!(grown < 16 * 1024, "1000 half frames took {grown} KiB");
+    honest.finish();
+}
+
+#[test]
+fn a_client_that_does_not_read_is_disconnected() {
+    let node = Node::start(&["--default-tier", "efficiency"]);
+    let honest = Honest::start(&node);
+    let before = node.process.memory_kib();
+    let mut deaf = TcpStream::connect(node.address).unwrap();
+    deaf.set_write_timeout(Some(Duration::from_secs(10))).unwrap();
+    let echo = command(&[b"ECHO", &vec![b'x'; 60_000]]);
+    let deadline = Instant::now() + PATIENCE;
+    let ended = loop {
+        match deaf.write_all(&echo) {
+            Err(error) if error.kind() != ErrorKind::WouldBlock => break true,
+            Err(_) => break false,
+            Ok(()) if Instant::now() > deadline => break false,
+            Ok(()) => {}
+        }
+    };
+    assert!(ended, "it may go on sending for ever");
+    let grown = node.process.memory_kib().saturating_sub(before);
+    assert!(grown < 24 * 1024, "grew by {grown} KiB");
+    honest.finish();
+}
+
+#[test]
+fn a_subscriber_that_does_not_read_is_disconnected_and_holds_up_nobody() {
+    let node = Node::start(&["--default-tier", "efficiency"]);
+    let mut deaf = node.connect();
+    assert_eq!(deaf.ask(&["SUBSCRIBE", "news"]), "(\"subscribe\", \"news\", 1)");
+    let mut publisher = node.connect();
+    let message = "m".repeat(50_000);
+    let deadline = Instant::now() + PATIENCE;
+    while publisher.ask(&["PUBLISH", "news", &message]) != "0" {
+        assert!(Instant::now() < deadline, "it still listens");
+    }
+}
+
+/// The limit on open files is reached: those inside are served, and newcomers again once there is room.
+#[test]
+fn running_out_of_files_is_survived() {
+    let node = Node::start(&["--default-tier", "efficiency"]);
+    let mut early = node.connect();
+    assert_eq!(early.ask(&["PING"]), "PONG");
+    let pid = node.process.child.id().to_string();
+    let limited =
+        std::process::Command::new("prlimit").args(["--pid", &pid, "--nofile=60:60"]).status().unwrap();
+    assert!(limited.success());
+    let crowd: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(node.address).unwrap()).collect();
+    std::thread::sleep(Duration::from_millis(200));
+    assert_eq!(early.ask(&["PING"]), "PONG");
+    early.acquire(&["a", "60000"]);
+    drop(crowd);
+    support::await_that("newcomers are served again", || {
+        let mut late = node.connect();
+        late.stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+        late.send(&["PING"]);
+        let mut answer = [0; 7];
+        late.stream.read_exact(&mut answer).is_ok() && &answer == b"+PONG\r\n"
+    });
+}

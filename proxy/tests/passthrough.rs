@@ -1,0 +1,281 @@
+//! A Redis behind the proxy: everything that is not ours passes through, Tier 1 is served by it, and its end is survived.
+
+mod support;
+
+use std::process::Command;
+use std::time::Duration;
+use support::{await_that, command, fence_of, free_address, Client, Node, Process};
+use tempfile::TempDir;
+
+/// A plain Redis 7, without the module.
+struct Redis {
+    address: std::net::SocketAddr,
+    process: Option<Process>,
+    folder: TempDir,
+}
+
+impl Redis {
+    fn start() -> Redis {
+        let mut redis = Redis { address: free_address(), process: None, folder: TempDir::new().unwrap() };
+        redis.launch();
+        redis
+    }
+
+    fn launch(&mut self) {
+        let mut command = Command::new("redis-server");
+        command.args([
+            "--port",
+            &self.address.port().to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+        ]);
+        command.arg(self.folder.path());
+        self.process = Some(Process::start(command, &self.folder, "redis"));
+        let address = self.address;
+        await_that("Redis answers", || {
+            std::net::TcpStream::connect(address).is_ok() && Client::connect(address).ask(&["PING"]) == "PONG"
+        });
+    }
+
+    fn stop(&mut self) {
+        self.process = None;
+    }
+}
+
+fn behind(flags: &[&str]) -> (Redis, Node) {
+    let redis = Redis::start();
+    let address = redis.address.to_string();
+    let mut all = vec!["--redis", &address];
+    all.extend_from_slice(flags);
+    let node = Node::start(&all);
+    (redis, node)
+}
+
+#[test]
+fn plain_commands_pass_unchanged() {
+    let (redis, node) = behind(&[]);
+    let (mut client, mut direct) = (node.connect(), Client::connect(redis.address));
+    for line in [
+        "SET a 1",
+        "GET a",
+        "INCR a",
+        "LPUSH list x y",
+        "LRANGE list 0 -1",
+        "GET list",
+        "NOSUCH a",
+        "HSET h f v",
+        "HGETALL h",
+        "ZADD z 1.5 m",
+        "ZSCORE z m",
+        "EVAL return{1,{2,false},'x'} 0",
+        "EVALSHA ffffffffffffffffffffffffffffffffffffffff 0",
+        "TYPE list",
+        "MULTI",
+        "SET b 2",
+        "INCR b",
+        "EXEC",
+        "WATCH b",
+        "UNWATCH",
+        "OBJECT ENCODING a",
+        "COMMAND COUNT",
+        "CONFIG GET maxmemory",
+        "EXISTS nothing",
+        "GET nothing",
+        "BLPOP nothing 0.05",
+    ] {
+        let words: Vec<&str> = line.split(' ').collect();
+        let (through, straight) = (client.ask(&words), direct.ask(&words));
+        if line != "INCR a"
+            && line != "LPUSH list x y"
+            && !line.contains("SET")
+            && line != "EXEC"
+            && line != "ZADD z 1.5 m"
+            && line != "LRANGE list 0 -1"
+            && line != "GET a"
+        {
+            assert_eq!(through, straight, "{line}");
+        }
+    }
+    // In RESP3 too, after a greeting that came when the connection was already in use.
+    client.ask(&["HELLO", "3"]);
+    assert_eq!(client.ask(&["ZSCORE", "z", "m"]), "1.5");
+    assert!(client.ask(&["HGETALL", "h"]).starts_with('{'));
+    assert_eq!(client.ask(&["GET", "nothing"]), "nil");
+}
+
+#[test]
+fn databases_are_kept_apart() {
+    let (redis, node) = behind(&[]);
+    let mut client = node.connect();
+    assert_eq!(client.ask(&["SELECT", "3"]), "OK");
+    assert_eq!(client.ask(&["SET", "k", "three"]), "OK");
+    assert_eq!(client.ask(&["SELECT", "4"]), "OK");
+    assert_eq!(client.ask(&["GET", "k"]), "nil");
+    let mut direct = Client::connect(redis.address);
+    direct.ask(&["SELECT", "3"]);
+    assert_eq!(direct.ask(&["GET", "k"]), "\"three\"");
+}
+
+#[test]
+fn large_values_and_many_words_stream_through() {
+    let (_redis, node) = behind(&[]);
+    let mut client = node.connect();
+    let value = vec![b'v'; 20 << 20];
+    let before = node.process.memory_kib();
+    client.send_words(&[b"SET", b"big", &value]);
+    assert_eq!(client.receive(), "OK");
+    assert_eq!(client.ask(&["STRLEN", "big"]), value.len().to_string());
+    let reply = client.ask(&["GET", "big"]);
+    assert_eq!(reply.len(), value.len() + 2);
+    let grown = node.process.memory_kib().saturating_sub(before);
+    assert!(grown < 8 * 1024, "passing 20 MiB twice took {grown} KiB");
+    let mut words: Vec<Vec<u8>> = vec![b"MSET".to_vec()];
+    for number in 0..10_000 {
+        words.push(format!("key:{number}").into_bytes());
+        words.push(b"v".to_vec());
+    }
+    let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+    client.send_words(&words);
+    client.send(&["PING"]);
+    assert_eq!(client.receive(), "OK");
+    assert_eq!(client.receive(), "PONG");
+    assert_eq!(client.ask(&["GET", "key:9999"]), "\"v\"");
+}
+
+#[test]
+fn locks_and_plain_commands_keep_their_order() {
+    let (_redis, node) = behind(&["--route", "near:*=efficiency"]);
+    let mut client = node.connect();
+    let mut bytes = Vec::new();
+    for number in 0..100 {
+        let name = format!("far:{number}");
+        bytes.extend(command(&[b"SET", b"counter", number.to_string().as_bytes()]));
+        bytes.extend(command(&[b"LOCK.ACQUIRE", name.as_bytes(), b"60000", b"OWNER", b"o"]));
+        bytes.extend(command(&[b"LOCK.ACQUIRE", format!("near:{number}").as_bytes(), b"60000"]));
+        bytes.extend(command(&[b"GET", b"counter"]));
+        bytes.extend(command(&[b"PING"]));
+    }
+    client.send_bytes(&bytes);
+    for number in 0..100 {
+        assert_eq!(client.receive(), "OK");
+        fence_of(&client.receive());
+        fence_of(&client.receive());
+        assert_eq!(client.receive(), format!("\"{number}\""));
+        assert_eq!(client.receive(), "PONG");
+    }
+}
+
+#[test]
+fn tier_1_is_the_redis_and_excludes_plain_clients() {
+    let (redis, node) = behind(&["--default-tier", "efficiency"]);
+    let (mut client, mut direct) = (node.connect(), Client::connect(redis.address));
+    assert_eq!(direct.ask(&["SET", "a", "old", "NX", "PX", "60000"]), "OK");
+    assert_eq!(client.ask(&["LOCK.ACQUIRE", "a", "1000"]), "nil");
+    let fence = client.acquire(&["b", "60000", "OWNER", "me"]);
+    assert_eq!(direct.ask(&["GET", "b"]), "\"me\"");
+    assert_eq!(direct.ask(&["SET", "b", "other", "NX", "PX", "1000"]), "nil");
+    // Waiting, in Lua, on a connection of its own.
+    let mut waiter = node.connect();
+    waiter.send(&["LOCK.ACQUIRE", "b", "60000", "WAIT", "60000", "OWNER", "next"]);
+    await_that("it stands in the queue", || client.ask(&["LOCK.QUEUE", "b"]).contains("next"));
+    assert_eq!(client.ask(&["LOCK.RELEASE", "b", &fence.to_string()]), "(1, \"ok\")");
+    let next = fence_of(&waiter.receive());
+    assert!(next > fence);
+    // A waiter that goes away leaves the queue, and what it is granted is given back.
+    let mut gone = node.connect();
+    gone.send(&["LOCK.ACQUIRE", "b", "60000", "WAIT", "60000"]);
+    await_that("it stands in the queue", || client.ask(&["LOCK.QUEUE", "b"]) != "()");
+    drop(gone);
+    await_that("it has left", || client.ask(&["LOCK.QUEUE", "b"]) == "()");
+    assert_eq!(client.ask(&["LOCK.RELEASE", "b", &next.to_string()]), "(1, \"ok\")");
+    assert!(client.ask(&["LOCK.INFO", "b"]).contains("free"));
+}
+
+#[test]
+fn a_flushed_library_is_loaded_again() {
+    let (redis, node) = behind(&["--default-tier", "efficiency"]);
+    let mut client = node.connect();
+    client.acquire(&["a", "60000"]);
+    assert_eq!(Client::connect(redis.address).ask(&["FUNCTION", "FLUSH"]), "OK");
+    let mut refused = 0;
+    await_that("tier 1 is back", || {
+        let reply = client.ask(&["LOCK.ACQUIRE", "b", "60000", "OWNER", "me"]);
+        if reply.starts_with("-UNAVAILABLE") {
+            refused += 1;
+        }
+        reply.starts_with('(')
+    });
+    assert!(refused > 0, "nobody noticed that the library was gone");
+}
+
+#[test]
+fn events_of_both_tiers_and_messages_of_others_are_heard() {
+    let (redis, node) = behind(&["--route", "near:*=efficiency"]);
+    let (mut listener, mut client) = (node.connect(), node.connect());
+    assert_eq!(listener.ask(&["PSUBSCRIBE", "__lock__:*"]), "(\"psubscribe\", \"__lock__:*\", 1)");
+    assert_eq!(listener.ask(&["SUBSCRIBE", "news"]), "(\"subscribe\", \"news\", 2)");
+    client.acquire(&["near:a", "60000", "OWNER", "me"]);
+    let event = listener.receive();
+    assert!(event.contains("near:a") && event.contains("EFFICIENCY"), "{event}");
+    client.acquire(&["far:a", "60000", "OWNER", "me"]);
+    let event = listener.receive();
+    assert!(event.contains("far:a") && event.contains("CORRECTNESS"), "{event}");
+    assert_eq!(Client::connect(redis.address).ask(&["PUBLISH", "news", "direct"]), "1");
+    assert_eq!(listener.receive(), "(\"message\", \"news\", \"direct\")");
+    assert_eq!(client.ask(&["PUBLISH", "news", "through"]), "1");
+    assert_eq!(listener.receive(), "(\"message\", \"news\", \"through\")");
+    assert_eq!(listener.ask(&["UNSUBSCRIBE", "news"]), "(\"unsubscribe\", \"news\", 1)");
+    await_that("nobody listens at the Redis", || client.ask(&["PUBLISH", "news", "x"]) == "0");
+}
+
+#[test]
+fn without_its_redis_tier_2_goes_on_and_tier_1_comes_back() {
+    let (mut redis, node) = behind(&["--route", "near:*=efficiency"]);
+    let (mut client, mut idle) = (node.connect(), node.connect());
+    assert_eq!(client.ask(&["SET", "a", "1"]), "OK");
+    assert_eq!(idle.ask(&["GET", "a"]), "\"1\"");
+    let mut blocked = node.connect();
+    blocked.send(&["BLPOP", "nothing", "0"]);
+    let mut watching = node.connect();
+    assert_eq!(watching.ask(&["WATCH", "a"]), "OK");
+    std::thread::sleep(Duration::from_millis(50));
+    redis.stop();
+    // A command under way there has no known outcome; a transaction cannot go on.
+    assert!(blocked.receive().starts_with("-INDETERMINATE "));
+    assert_eq!(watching.receive(), "(closed)");
+    assert!(client.ask(&["GET", "a"]).starts_with("-UNAVAILABLE "));
+    await_that("tier 1 says so", || {
+        client.ask(&["LOCK.ACQUIRE", "near:a", "1000"]).starts_with("-UNAVAILABLE ")
+    });
+    client.acquire(&["far:a", "60000"]);
+    assert!(idle.ask(&["LOCK.INFO", "far:a"]).contains("held"));
+    assert!(idle.ask(&["SUBSCRIBE", "news"]).starts_with("-UNAVAILABLE "));
+    assert_eq!(idle.ask(&["SUBSCRIBE", "__lock__:x"]), "(\"subscribe\", \"__lock__:x\", 1)");
+    redis.launch();
+    await_that("plain commands pass again", || {
+        client.ask(&["PING"]) == "PONG" && client.ask(&["GET", "a"]) == "nil"
+    });
+    await_that("tier 1 is back", || {
+        client.ask(&["LOCK.ACQUIRE", "near:a", "60000", "OWNER", "me"]).starts_with('(')
+    });
+}
+
+#[test]
+fn keys_of_both_tiers_do_not_mix() {
+    let (_redis, node) = behind(&["--route", "wallet:*=correctness"]);
+    let mut client = node.connect();
+    assert!(client.ask(&["MSET", "wallet:1", "a", "x", "b"]).starts_with("-CROSSTIER "));
+    assert!(client.ask(&["GET", "wallet:1"]).contains("not supported yet"));
+    assert_eq!(client.ask(&["GET", "x"]), "nil");
+    assert!(client.ask(&["LOCK.ACQUIRE", "wallet:1", "1000", "TIER", "EFFICIENCY"]).starts_with("-TIER "));
+    client.acquire(&["wallet:1", "60000"]);
+    // Too large to be checked: refused, and the connection goes on behind it.
+    let words: Vec<&[u8]> =
+        std::iter::once(&b"DEL"[..]).chain(std::iter::repeat_n(&b"x"[..], 3000)).collect();
+    client.send_words(&words);
+    assert!(client.receive().starts_with("-ERR "));
+    assert_eq!(client.ask(&["PING"]), "PONG");
+}

@@ -1,0 +1,131 @@
+//! The program: how it starts, what it says when it cannot, how it stops.
+
+mod support;
+
+use std::process::Output;
+use std::time::{Duration, Instant};
+use support::{free_address, redfence, Node};
+use tempfile::TempDir;
+
+fn run(folder: &TempDir, flags: &[&str]) -> Output {
+    redfence(folder, flags).output().unwrap()
+}
+
+/// The one line a failed start leaves behind.
+#[track_caller]
+fn refusal(flags: &[&str]) -> String {
+    let folder = TempDir::new().unwrap();
+    one_line(&run(&folder, flags))
+}
+
+#[track_caller]
+fn one_line(output: &Output) -> String {
+    assert!(!output.status.success(), "it started");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("redfence: ")).collect();
+    assert_eq!(lines.len(), 1, "{text}");
+    lines[0].to_string()
+}
+
+#[test]
+fn says_ready_with_its_addresses_and_stops_on_sigterm() {
+    let mut node = Node::start(&[]);
+    let log = node.process.log();
+    assert_eq!(log.matches(" ready ").count(), 1, "{log}");
+    assert!(log.contains(&format!("listen={}", node.address)), "{log}");
+    assert_eq!(node.connect().ask(&["PING"]), "PONG");
+    let begin = Instant::now();
+    node.process.signal("TERM");
+    assert!(node.process.await_exit().success());
+    assert!(begin.elapsed() < Duration::from_secs(5), "took {:?}", begin.elapsed());
+}
+
+#[test]
+fn a_restart_on_the_same_data_loses_nothing() {
+    let mut node = Node::start(&["--data", "data"]);
+    let fence = node.connect().acquire(&["kept", "600000", "OWNER", "me"]);
+    node.process.signal("KILL");
+    node.process.await_exit();
+    let address = node.address.to_string();
+    let mut again = support::Process::start(
+        redfence(&node.folder, &["--listen", &address, "--data", "data"]),
+        &node.folder,
+        "again",
+    );
+    support::await_that("the node serves again", || again.log().contains(" ready "));
+    let mut client = node.connect();
+    assert_eq!(client.acquire(&["kept", "600000", "OWNER", "me"]), fence, "a retry gets the same fence");
+    assert_eq!(client.ask(&["LOCK.ACQUIRE", "kept", "1000"]), "nil");
+    again.signal("INT");
+    assert!(again.await_exit().success());
+}
+
+#[test]
+fn a_taken_port_is_said_in_one_line() {
+    let node = Node::start(&[]);
+    let line = refusal(&["--listen", &node.address.to_string()]);
+    assert!(line.contains(&node.address.to_string()) && line.contains("in use"), "{line}");
+}
+
+#[test]
+fn a_data_directory_in_use_is_said_in_one_line() {
+    let node = Node::start(&["--data", "data"]);
+    let line = one_line(&run(&node.folder, &["--listen", &free_address().to_string(), "--data", "data"]));
+    assert!(line.contains("data"), "{line}");
+}
+
+#[test]
+fn other_reasons_not_to_start() {
+    let folder = TempDir::new().unwrap();
+    std::fs::write(folder.path().join("wrong.toml"), "lsiten = '127.0.0.1:1'").unwrap();
+    std::fs::write(folder.path().join("broken.toml"), "listen = ").unwrap();
+    for (flags, part) in [
+        (&["--id", "9", "--cluster", "1=127.0.0.1:7380,2=127.0.0.1:7381"][..], "id not in the cluster"),
+        (&["--listen", "0.0.0.0:0"], "protected-mode"),
+        (&["--config", "wrong.toml"], "lsiten"),
+        (&["--config", "broken.toml"], "broken.toml"),
+        (&["--config", "missing.toml"], "missing.toml"),
+        (&["--log", "re=d=f"], "log filter"),
+    ] {
+        let line = one_line(&run(&folder, flags));
+        assert!(line.contains(part), "{flags:?}: {line}");
+    }
+}
+
+#[test]
+fn flag_over_environment_over_file() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("redfence.toml");
+    std::fs::write(&file, "default-tier = 'efficiency'\nid = 7\nmax-clients = 3\n").unwrap();
+    let node = Node::start_by(
+        |command| {
+            command.env("REDFENCE_ID", "8").env("REDFENCE_MAX_CLIENTS", "4");
+        },
+        &["--config", file.to_str().unwrap(), "--id", "9"],
+    );
+    let mut client = node.connect();
+    assert!(client.ask(&["LOCK.CLUSTER", "INFO"]).contains("\"id\", 9"));
+    assert_eq!(client.ask(&["CONFIG", "GET", "maxclients"]), "(\"maxclients\", \"4\")");
+    assert!(client.ask(&["LOCK.INFO", "x"]).contains("EFFICIENCY"));
+}
+
+#[test]
+fn help_teaches() {
+    let folder = TempDir::new().unwrap();
+    let help = run(&folder, &["--help"]);
+    assert!(help.status.success());
+    let text = String::from_utf8_lossy(&help.stdout).into_owned();
+    for part in
+        ["Examples:", "--cluster", "--route", "REDFENCE_LISTEN", "LOCK.ACQUIRE", "[default: 127.0.0.1:6380]"]
+    {
+        assert!(text.contains(part), "{part} is not in:\n{text}");
+    }
+}
+
+#[test]
+fn json_logs_are_json() {
+    let node = Node::start(&["--log-format", "json"]);
+    for line in node.process.log().lines() {
+        assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
+    }
+}
