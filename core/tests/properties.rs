@@ -5,7 +5,7 @@
 
 mod drive;
 
-use drive::{apply, info, restore, steps, tight_limits, watched, Writer, DBS, NAMES};
+use drive::{apply, info, restore, sessions_at_odds, steps, tight_limits, watched, Writer, DBS, NAMES};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
 use redfence_core::event::{Event, EventKind};
@@ -122,6 +122,18 @@ proptest! {
                 watcher.see(event, machine.logical_ms());
             }
             watcher.compare(&machine);
+        }
+    }
+
+    /// No circle of sessions over two locks or more ever comes about.
+    #[test]
+    fn sessions_never_wait_in_a_circle(steps in sessions_at_odds(60)) {
+        let mut machine = watched(Limits::default());
+        let mut writer = Writer::new();
+        for step in &steps {
+            let entry = writer.entry(step, &machine);
+            apply(&mut machine, &entry);
+            machine.check_no_circle().unwrap_or_else(|violation| panic!("{violation}"));
         }
     }
 

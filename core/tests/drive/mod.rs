@@ -157,6 +157,24 @@ pub(crate) fn steps(max: usize) -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..max)
 }
 
+/// Sessions that live long and get in each other's way.
+pub(crate) fn sessions_at_odds(max: usize) -> impl Strategy<Value = Vec<Step>> {
+    let name = || 0..NAMES.len();
+    let session = || (1..5u64).prop_map(Some);
+    let op = prop_oneof![
+        6 => (name(), 0..OWNERS.len(), session(), any::<bool>()).prop_map(|(name, owner, session, waits)| {
+            Op::Acquire { db: 0, name, owner, ttl_ms: 0, wait_ms: if waits { 100_000 } else { 0 }, session }
+        }),
+        3 => (prop::collection::vec(name(), 1..4), 0..OWNERS.len(), session()).prop_map(|(names, owner, session)| {
+            Op::MAcquire { names, owner, ttl_ms: 0, wait_ms: 100_000, session }
+        }),
+        2 => name().prop_map(|name| Op::Release { db: 0, name, how: Guess::Current }),
+    ];
+    let step = |op| Step { op, elapsed_ms: 1, node: 1, older_term: false, acked_back: 0 };
+    let opened = (1..5u64).map(move |id| step(Op::Open { id, ttl_ms: 1_000_000 })).collect::<Vec<Step>>();
+    prop::collection::vec(op.prop_map(step), 1..max).prop_map(move |steps| [opened.clone(), steps].concat())
+}
+
 /// Small enough that every limit is met.
 pub(crate) fn tight_limits() -> Limits {
     Limits {
