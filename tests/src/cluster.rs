@@ -1,8 +1,8 @@
 //! `redfence serve` as real processes: one node or several, found, killed, paused and started again.
 
 use std::net::SocketAddr;
-use std::path::Path;
-use std::process::Command;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
@@ -40,6 +40,7 @@ pub struct Node {
     pub address: SocketAddr,
     peer_address: SocketAddr,
     process: Option<Process>,
+    founder: bool,
 }
 
 impl Node {
@@ -103,7 +104,13 @@ impl Cluster {
     fn try_start(options: &Options) -> Result<Cluster, String> {
         let folder = TempDir::with_prefix("redfence-cluster-").expect("a temporary directory");
         let nodes = (1..=options.nodes as u64)
-            .map(|id| Node { id, address: free_address(), peer_address: free_address(), process: None })
+            .map(|id| Node {
+                id,
+                address: free_address(),
+                peer_address: free_address(),
+                process: None,
+                founder: true,
+            })
             .collect();
         let mut cluster = Cluster { nodes, flags: options.flags.clone(), folder };
         for index in 0..cluster.nodes.len() {
@@ -174,6 +181,29 @@ impl Cluster {
         self.launch(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// Where a node keeps its data.
+    pub fn data(&self, id: u64) -> PathBuf {
+        self.folder.path().join(format!("data-{id}"))
+    }
+
+    /// Starts a node that is no founder: it waits to be added. Answers its peer address for `LOCK.CLUSTER ADD`.
+    pub fn join(&mut self, id: u64) -> SocketAddr {
+        let peer_address = free_address();
+        self.nodes.push(Node { id, address: free_address(), peer_address, process: None, founder: false });
+        self.restart(id);
+        peer_address
+    }
+
+    /// Waits until a stopped or failing node's process has ended, and forgets it.
+    pub fn wait_for_end(&mut self, id: u64, timeout: Duration) -> (ExitStatus, String) {
+        let process = self.node(id).process();
+        let status = process.wait(timeout);
+        let log = process.log_tail();
+        let status = status.unwrap_or_else(|| panic!("node {id} still runs\n{log}"));
+        self.kill(id);
+        (status, log)
+    }
+
     pub fn log(&self) -> String {
         self.nodes.iter().filter_map(|node| node.process.as_ref()).map(Process::log_tail).collect()
     }
@@ -193,8 +223,12 @@ impl Cluster {
 
     fn command(&self, program: &Path, index: usize) -> Command {
         let node = &self.nodes[index];
-        let members: Vec<String> =
-            self.nodes.iter().map(|node| format!("{}={}", node.id, node.peer_address)).collect();
+        let members: Vec<String> = self
+            .nodes
+            .iter()
+            .filter(|node| node.founder)
+            .map(|node| format!("{}={}", node.id, node.peer_address))
+            .collect();
         let mut command = Command::new(program);
         command.current_dir(self.folder.path()).arg("serve");
         command.args(["--id", &node.id.to_string()]);
@@ -204,8 +238,12 @@ impl Cluster {
             "--peer-listen",
             &node.peer_address.to_string(),
         ]);
-        command.args(["--cluster", &members.join(",")]);
-        command.arg("--data").arg(self.folder.path().join(format!("data-{}", node.id)));
+        if node.founder {
+            command.args(["--cluster", &members.join(",")]);
+        } else {
+            command.arg("--join");
+        }
+        command.arg("--data").arg(self.data(node.id));
         command.args(&self.flags);
         command
     }
