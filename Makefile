@@ -6,7 +6,7 @@ SECONDS_EACH ?= 5
 SEED ?=
 DURATION ?= 60
 
-.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim chaos interop bench fuzz clean
+.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim scale bench fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -44,12 +44,15 @@ build-release:
 	$(CARGO) build --release --locked -p redfence -p redfence-module
 
 unit: build ## Rust tests of every crate: golden scripts, properties, conformance, clusters of real processes
-	@scripts/install-deps redis
+	@scripts/install-deps redis strace
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 conformance: build ## the contract's suite alone, over every backend
 	@scripts/install-deps redis
 	$(CARGO) test --locked -p redfence-tests --test conformance
+
+scale: build-release ## 500,000 held locks, 11,000 connections, a follower a million commands behind
+	$(CARGO) run --release --locked -p redfence-tests --bin scale
 
 lua-test: ## the Lua library's own tests
 	@scripts/install-deps redis python

@@ -71,6 +71,7 @@ fn a_node_stops_and_loses_nothing(syscall: &str, error: &str, words: &str) {
     drop(injection);
 
     cluster.restart(failing);
+    cluster.wait_for_leader(WITHIN);
     let mut back = cluster.node(failing).client();
     taken.push(("before".into(), before.fence));
     for (name, fence) in &taken {
