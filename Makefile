@@ -1,9 +1,8 @@
 # Redfence. `make help` lists the targets. Each installs what it needs on Debian or Ubuntu when it may.
 
 CARGO ?= cargo
-PROFILE ?= dev
-SECONDS_EACH ?= 5
 SEED ?=
+SEEDS ?= 0..1000
 DURATION ?= 60
 
 .PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim scale bench fuzz clean
@@ -50,6 +49,9 @@ unit: build ## Rust tests of every crate: golden scripts, properties, conformanc
 conformance: build ## the contract's suite alone, over every backend
 	@scripts/install-deps redis
 	$(CARGO) test --locked -p redfence-tests --test conformance
+
+sim: ## the simulator over seeds: make sim, make sim SEED=7, make sim SEEDS=0..10000
+	$(CARGO) run --release --locked -p redfence-tests --bin sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
 scale: build-release ## 500,000 held locks, 11,000 connections, a follower a million commands behind
 	$(CARGO) run --release --locked -p redfence-tests --bin scale

@@ -158,7 +158,7 @@ pub struct Settings {
     #[arg(long, value_name = "N", env = "REDFENCE_LOG_KEEP_ENTRIES")]
     pub log_keep_entries: Option<u64>,
 
-    /// What is logged: error, warn, info, debug, or a filter such as info,redfence::tier2=debug [default: info]
+    /// What is logged: error, warn, info, debug, or a filter such as info,redfence::tier2=debug [default: info,raft_engine=error]
     #[arg(long, value_name = "FILTER", env = "REDFENCE_LOG")]
     pub log: Option<String>,
 

@@ -41,6 +41,9 @@ pub struct Config {
     pub log_is_json: bool,
 }
 
+/// The log engine tells of every torn tail it cuts, which is what a crash leaves behind: no news to an operator.
+const DEFAULT_LOG: &str = "info,raft_engine=error";
+
 /// Why the program does not start, as one line.
 pub type Refused = String;
 
@@ -122,7 +125,7 @@ impl Config {
             heartbeat_ms: in_range("heartbeat-ms", settings.heartbeat_ms, 75, 5..=10_000)?,
             snapshot_entries: settings.snapshot_entries,
             log_keep_entries: settings.log_keep_entries,
-            log: settings.log.unwrap_or_else(|| "info".into()),
+            log: settings.log.unwrap_or_else(|| DEFAULT_LOG.into()),
             log_is_json: match settings.log_format.as_deref() {
                 None | Some("text") => false,
                 Some("json") => true,
