@@ -9,6 +9,8 @@
 //!
 //! - Owners without a session take no part, neither as waiters nor as holders.
 //! - A circle over one single lock is none: threads of two clients that share a session each may take turns at one lock.
+//! - A way that passes one session twice counts as well, so where many threads share sessions a wait may be refused that
+//!   would have ended.
 //! - A search longer than the limit is given up and the wait let through; its own time limit ends it.
 
 use super::list::Linked;
