@@ -95,7 +95,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
     Arc::new(Shared {
         router: Router::new(config.routes.clone(), config.default_tier, upstream.is_some()),
         password: config.password.clone(),
-        clients_max: clients_max(config.clients_max),
+        clients_max: clients_max(config.clients_max, upstream.is_some()),
         listen_address: main_door.local_addr().unwrap_or(config.listen),
         run_id: ids::run_id(),
         clock,
@@ -139,16 +139,19 @@ async fn watch_tier2(tier2: Tier2Handle, hub: Arc<Hub>, events: EventQueue) {
     }
 }
 
-/// As many as asked for, if the system has file descriptors for them. Raises the soft limit first.
-fn clients_max(wanted: usize) -> usize {
+/// As many as asked for, if the system has file descriptors for them, two for each where a Redis is behind. Raises the soft
+/// limit first.
+fn clients_max(wanted: usize, has_redis: bool) -> usize {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     let limit = getrlimit(Resource::Nofile);
-    let needed = wanted as u64 * 2 + RESERVED_FILES;
+    let files_each = if has_redis { 2 } else { 1 };
+    let needed = wanted as u64 * files_each + RESERVED_FILES;
     let available = limit.maximum.unwrap_or(u64::MAX);
     let raised = needed.min(available).max(limit.current.unwrap_or(u64::MAX));
     let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum: limit.maximum });
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let possible = usize::try_from(files.saturating_sub(RESERVED_FILES)).unwrap_or(usize::MAX).max(1);
+    let possible = files.saturating_sub(RESERVED_FILES) / files_each;
+    let possible = usize::try_from(possible).unwrap_or(usize::MAX).max(1);
     if possible < wanted {
         tracing::warn!(wanted, possible, "max-clients lowered to what the limit on open files allows");
     }

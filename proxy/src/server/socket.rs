@@ -88,7 +88,8 @@ impl Connection {
             return;
         }
         let drain = async {
-            let mut scratch = [0; 4096];
+            // On the heap: an array would be part of every connection's task, lingering or not.
+            let mut scratch = vec![0; 4096];
             let mut taken = 0;
             while taken < LINGER_BYTES_MAX {
                 match self.stream.read(&mut scratch).await {

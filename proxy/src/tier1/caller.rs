@@ -15,6 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+const READ_BYTES: usize = 4096;
 /// Replies of our own errands are small.
 const REPLY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
@@ -71,10 +72,9 @@ impl Caller {
             if scanned > REPLY_BYTES_MAX {
                 return Err(invalid("a reply larger than any of ours"));
             }
-            let mut piece = [0; 4096];
-            match self.stream.read(&mut piece).await? {
-                0 => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
-                count => self.received.extend_from_slice(&piece[..count]),
+            self.received.reserve(READ_BYTES);
+            if self.stream.read_buf(&mut self.received).await? == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"));
             }
         }
         let frame = decode::decode(&self.received[..scanned]).ok().flatten().map(|(frame, _)| frame);

@@ -7,18 +7,25 @@ use super::replies::{Outcome, ReplyScanner};
 use super::upstream::Upstream;
 use crate::server::encode::{self, Protocol};
 use redfence_core::reply::Refusal;
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{ready, Context, Poll};
+use tokio::io::{AsyncRead, ReadBuf};
 use tokio::net::TcpStream;
 
 /// Bytes of commands that may wait to be sent. Above it, no more are read from the client.
 pub const UNSENT_BYTES_MAX: usize = 256 * 1024;
-/// Bytes of one read.
-const READ_BYTES: usize = 64 * 1024;
+const SCRATCH_BYTES: usize = 64 * 1024;
+/// A buffer larger than this is given back once it is empty.
+const KEPT_BYTES_MAX: usize = 1024;
+
+thread_local! {
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
+}
 
 /// Whose reply comes next.
 #[derive(Debug)]
@@ -257,32 +264,20 @@ impl Link {
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Down>> {
         self.received.clear();
         self.received_at = 0;
-        let State::Open(stream) = &self.state else { return Poll::Pending };
-        loop {
-            self.received.resize(READ_BYTES, 0);
-            match stream.try_read(&mut self.received) {
-                Ok(0) => {
-                    self.received.clear();
-                    return Poll::Ready(Err(self.down("it closed the connection".to_string())));
-                }
-                Ok(count) => {
-                    self.received.truncate(count);
-                    return Poll::Ready(Ok(()));
-                }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    // Nothing to read: an idle link keeps no buffer.
-                    self.received = Vec::new();
-                    match stream.poll_read_ready(context) {
-                        Poll::Ready(Ok(())) => {}
-                        Poll::Ready(Err(error)) => return Poll::Ready(Err(self.down(error.to_string()))),
-                        Poll::Pending => return Poll::Pending,
-                    }
-                }
-                Err(error) => {
-                    self.received.clear();
-                    return Poll::Ready(Err(self.down(error.to_string())));
-                }
-            }
+        // Nothing is kept for an idle link but a little room for small replies.
+        self.received.shrink_to(KEPT_BYTES_MAX);
+        let State::Open(stream) = &mut self.state else { return Poll::Pending };
+        let received = &mut self.received;
+        let outcome = SCRATCH.with_borrow_mut(|scratch| {
+            let mut buffer = ReadBuf::new(scratch);
+            ready!(Pin::new(stream).poll_read(context, &mut buffer))?;
+            received.extend_from_slice(buffer.filled());
+            Poll::Ready(io::Result::Ok(buffer.filled().len()))
+        });
+        match ready!(outcome) {
+            Ok(0) => Poll::Ready(Err(self.down("it closed the connection".to_string()))),
+            Ok(_) => Poll::Ready(Ok(())),
+            Err(error) => Poll::Ready(Err(self.down(error.to_string()))),
         }
     }
 
