@@ -119,6 +119,19 @@ def test_stalled_loop(server):
         c.call("DEL", "r")
 
 
+def test_a_lock_that_came_free_in_time_is_granted(server):
+    """The holder's time and the WAIT both end in a stall, the holder's first: the waiter has the lock."""
+    c, w = server.client(), server.client()
+    for _ in range(5):
+        c.call("LOCK.ACQUIRE", "r", 60, "OWNER", "holder")
+        w.send("LOCK.ACQUIRE", "r", 5000, "WAIT", 120, "OWNER", "w")
+        until(lambda: in_line(c, "r") == 1)
+        c.call("DEBUG", "SLEEP", 0.2)
+        granted = w.read(2)
+        assert granted and granted[1] == 5000, granted
+        assert c.call("LOCK.RELEASE", "r", granted[0]) == [1, b"ok"]
+
+
 def test_pipelined_behind_a_wait(server):
     c, p = server.client(), server.client()
     fence, _ = c.call("LOCK.ACQUIRE", "r", 60000)

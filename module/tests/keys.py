@@ -146,7 +146,10 @@ def test_fence_commands(server):
     assert "unknown command" in c.fails("FENCE.CALL", "r", 6, "nonsense")
     assert "unknown command" in c.fails("FENCE.CALL", "r", 6, b"a\x00b")
     assert "wrong number" in c.fails("FENCE.CALL", "r", 6, "GET")
-    for refused in [("BLPOP", "l", 0), ("SUBSCRIBE", "x"), ("MULTI",), ("FENCE.CALL", "r", 6, "PING"), ("SHUTDOWN",)]:
+    c.send("FENCE.CALL", "r", 6, "BLPOP", "l", 0)
+    reply = c.read(1)
+    assert reply is None or isinstance(reply, Error), "7.0 refuses it, later ones answer nil; none blocks"
+    for refused in [("SUBSCRIBE", "x"), ("MULTI",), ("FENCE.CALL", "r", 6, "PING"), ("SHUTDOWN",)]:
         c.fails("FENCE.CALL", "r", 6, *refused)
     resp3 = server.client(resp3=True)
     resp3.call("HSET", "h", "a", "1")

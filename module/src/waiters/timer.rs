@@ -50,20 +50,26 @@ fn arm(ctx: &Ctx, in_ms: u64) {
 pub(crate) fn on_timer(ctx: &Ctx) {
     // The timer that runs is no longer ours to stop.
     with(|state| state.timer = None);
-    let now = Now::read();
-    give_up_due(ctx);
     let standing = ctx.standing();
     if standing.replica {
         wakeups::on_now_replica(ctx);
         return;
     }
     publish_left(ctx);
-    if standing.loading || ctx.must_keep_replicas_still() {
-        if with(|state| state.next_due_in_ms()).is_some() {
-            arm(ctx, HOLD_MS);
-        }
-        return;
+    let on_hold = standing.loading || ctx.must_keep_replicas_still();
+    if !on_hold {
+        hand_over_due(ctx, Now::read());
     }
+    // After the hand-overs: where a stall made both due at once, the lock came free while the client still waited.
+    give_up_due(ctx);
+    match with(|state| state.next_due_in_ms()) {
+        Some(in_ms) if on_hold => arm(ctx, in_ms.max(HOLD_MS)),
+        Some(in_ms) => arm(ctx, in_ms),
+        None => {}
+    }
+}
+
+fn hand_over_due(ctx: &Ctx, now: Now) {
     release_undelivered(ctx, now);
     for place in with(|state| state.take_places_due(now.wall_ms())) {
         ctx.select_db(place.db);
@@ -73,7 +79,6 @@ pub(crate) fn on_timer(ctx: &Ctx) {
             refuse_line(&place, &slot_moved());
         }
     }
-    rearm(ctx);
 }
 
 impl State {
