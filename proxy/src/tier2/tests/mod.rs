@@ -6,6 +6,7 @@ mod leaders;
 mod members;
 mod outcomes;
 mod snapshots;
+mod throughput;
 
 use super::config::Config;
 use super::ports::{NodeId, Ticket};

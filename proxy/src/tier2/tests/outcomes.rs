@@ -1,7 +1,10 @@
 //! What a client may be told: `UNAVAILABLE` is a promise, `INDETERMINATE` is the truth about the rest.
 
 use super::*;
-use crate::tier2::ports::OwnedQuery;
+use crate::storage::memory::MemoryDisk;
+use crate::storage::LogStore;
+use crate::tier2::node::Node;
+use crate::tier2::ports::{Input, Now, Outputs, OwnedQuery, SnapshotMeta};
 use bytes::Bytes;
 
 #[test]
@@ -87,5 +90,24 @@ fn nothing_acknowledged_is_lost_when_all_lose_power() {
             assert_eq!(cluster.wait_for(ticket, 5_000), Reply::Released, "seed {seed}: r{n} was lost");
         }
         assert_equal_states(&mut cluster, seed);
+    }
+}
+
+#[test]
+fn a_node_whose_log_cannot_be_written_says_so_and_nothing_else() {
+    let disk = MemoryDisk::new(SnapshotMeta::founding(&[(1, "a:1".to_owned())]));
+    let store = disk.open().expect("a fresh disk opens");
+    let mut node =
+        Node::new(Config::new(1, 1), store.recovered(), store.reader()).expect("a fresh node starts");
+    let mut out = Outputs::default();
+    node.step(Now::default(), Input::Wake, &mut out);
+    assert!(out.fatal.is_none() && !out.persist.is_empty());
+    for input in
+        [Input::PersistFailed { reason: "no space".to_owned() }, Input::Persisted { number: 9 }, Input::Wake]
+    {
+        out.clear();
+        node.step(Now::default(), input, &mut out);
+        assert!(out.fatal.as_ref().is_some_and(|reason| reason.contains("no space")));
+        assert!(out.persist.is_empty() && out.send.is_empty() && out.replies.is_empty());
     }
 }
