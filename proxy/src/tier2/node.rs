@@ -213,13 +213,17 @@ impl Node {
         let now_ms = self.now.monotonic_ms;
         let since_ms = *self.ticked_ms.get_or_insert(now_ms);
         let due = now_ms.saturating_sub(since_ms) / tick_ms;
-        if due == 0 || self.removed {
+        if due == 0 {
             return;
         }
         self.ticked_ms = Some(match due > TICKS_PER_TURN_MAX {
             true => now_ms,
             false => since_ms + due * tick_ms,
         });
+        // A removed node lets its time pass without raft, but it must pass: the next wake-up is counted from here.
+        if self.removed {
+            return;
+        }
         for _ in 0..due.min(TICKS_PER_TURN_MAX) {
             if !self.is_installing() {
                 self.raw.tick();

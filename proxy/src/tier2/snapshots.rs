@@ -84,6 +84,7 @@ impl Snapshots {
 impl Node {
     /// A little of everything that is under way.
     pub(super) fn work_on_snapshots(&mut self) {
+        self.drop_stalled_receiving();
         self.begin_snapshot_if_due();
         let ops = &mut self.out.snapshot_ops;
         if let Some(making) = &mut self.snapshots.making {
@@ -165,7 +166,7 @@ impl Node {
             }
             self.drop_receiving();
             let id = self.snapshots.next_id();
-            match Receiving::begin(from, chunk, id, &mut self.out.snapshot_ops) {
+            match Receiving::begin(from, chunk, id, self.now.monotonic_ms, &mut self.out.snapshot_ops) {
                 Ok(receiving) => self.snapshots.receiving = Some(receiving),
                 Err(reason) => {
                     tracing::warn!(from, reason, "a snapshot transfer was refused");
@@ -174,6 +175,7 @@ impl Node {
             }
         }
         let Some(receiving) = &mut self.snapshots.receiving else { return };
+        receiving.heard(self.now.monotonic_ms);
         if let Err(reason) = receiving.take(chunk, &mut self.out.snapshot_ops) {
             tracing::warn!(from, reason, "a snapshot transfer failed");
             let failed = receiving.failed();
@@ -192,6 +194,15 @@ impl Node {
     fn acknowledge(&mut self, to: NodeId, transfer: u64, state: TransferState) {
         let ack = SnapshotAck { transfer, received_bytes: 0, state };
         self.out.send.push((to, PeerMessage::SnapshotAck(ack)));
+    }
+
+    /// While a transfer is open this node makes no snapshots of its own, so none may stay open for ever.
+    fn drop_stalled_receiving(&mut self) {
+        let (now_ms, stall_ms) = (self.now.monotonic_ms, self.config.snapshot_stall_ms);
+        if self.snapshots.receiving.as_ref().is_some_and(|receiving| receiving.is_stalled(now_ms, stall_ms)) {
+            tracing::warn!("a snapshot transfer came to a halt and is dropped");
+            self.drop_receiving();
+        }
     }
 
     fn drop_receiving(&mut self) {

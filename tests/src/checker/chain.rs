@@ -6,13 +6,37 @@ use super::grants::{Ending, Grant, Grants};
 use super::history::{Answer, Call, Operation, NEVER};
 use super::{Kind, Rules, Violation};
 
+/// How far the walk has come: on the clock of the stamps that leaders put on entries, and on the clock of clients.
+///
+/// A grant lasts from its stamp on, and its entry may be committed much later; so ends by the clock are reckoned on stamps,
+/// and what clients saw is compared with commits. A stamp is never earlier than the question, a commit never earlier than
+/// its stamp.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    stamp_ns: u64,
+    commit_ns: u64,
+}
+
+impl Place {
+    /// At or after this, and no earlier than asked for at `from_ns`.
+    fn after(self, from_ns: u64) -> Place {
+        Place { stamp_ns: self.stamp_ns.max(from_ns), commit_ns: self.commit_ns.max(from_ns) }
+    }
+
+    /// Seen at this time by a client.
+    fn seen(self, at_ns: u64) -> Place {
+        Place { commit_ns: self.commit_ns.max(at_ns), ..self }
+    }
+}
+
 /// Places all grants of one resource. The first that has no place is reported.
 pub fn check(grants: &mut Grants, rules: &Rules, violations: &mut Vec<Violation>) {
-    let mut now_ns = if rules.forgets { 0 } else { grants.untouched_ns };
+    let untouched_ns = if rules.forgets { 0 } else { grants.untouched_ns };
+    let mut now = Place::default().seen(untouched_ns);
     for at in 0..grants.list.len() {
         let is_last = at + 1 == grants.list.len();
-        match place(&grants.list[at], now_ns, is_last) {
-            Ok(end_ns) => now_ns = end_ns.max(grants.list[at].free_ns),
+        match place(&grants.list[at], now, is_last) {
+            Ok(end) => now = end.seen(grants.list[at].free_ns),
             Err((kind, text)) => {
                 let fence = grants.list[at].fence;
                 violations.push(Violation { kind, resource: grants.resource, fence, text });
@@ -24,71 +48,75 @@ pub fn check(grants: &mut Grants, rules: &Rules, violations: &mut Vec<Violation>
 
 type Wrong = (Kind, String);
 
-/// Places one grant that begins at `now_ns` or later. Answers when it can have ended at the earliest.
-fn place(grant: &Grant, now_ns: u64, is_last: bool) -> Result<u64, Wrong> {
-    let begin_ns = now_ns.max(grant.begin_from_ns);
-    if begin_ns > grant.begin_to_ns {
+/// Places one grant that begins now or later. Answers when it can have ended at the earliest.
+fn place(grant: &Grant, now: Place, is_last: bool) -> Result<Place, Wrong> {
+    let begin = now.after(grant.begin_from_ns);
+    if begin.commit_ns > grant.begin_to_ns {
         let text = format!(
-            "it was there by {} ns, but the lock was not free before {now_ns} ns and it was not asked for before {} ns",
-            grant.begin_to_ns, grant.begin_from_ns
+            "it was there by {} ns, but the lock was not free before {} ns and it was not asked for before {} ns",
+            grant.begin_to_ns, now.commit_ns, grant.begin_from_ns
         );
         return Err((Kind::Order, text));
     }
     if grant.said_expired && grant.said_released {
         return Err((Kind::Reason, "said to have expired, and said to have been released".into()));
     }
-    let floor_ns = begin_ns.max(grant.held_ns);
-    let end_ns = match grant.released {
+    let floor = begin.seen(grant.held_ns);
+    let end = match grant.released {
         Some((from_ns, to_ns)) => {
             if grant.said_expired {
                 return Err((Kind::Reason, "released, and said to have expired".into()));
             }
-            fit(floor_ns, Ending { from_ns, to_ns, by_expiry: false })
+            fit(floor, Ending { from_ns, to_ns, by_expiry: false })
         }
-        None => earliest_end(grant, begin_ns, floor_ns),
+        None => earliest_end(grant, begin, floor),
     };
-    match end_ns {
-        Some(end_ns) if end_ns <= grant.over_ns => Ok(end_ns),
-        Some(_) | None if is_last && grant.over_ns == NEVER && grant.released.is_none() => Ok(floor_ns),
-        Some(end_ns) => {
+    match end {
+        Some(end) if end.commit_ns <= grant.over_ns => Ok(end),
+        Some(_) | None if is_last && grant.over_ns == NEVER && grant.released.is_none() => Ok(floor),
+        Some(end) => {
             let text = format!(
-                "over by {} ns, but begun at {begin_ns} ns, held at {} ns and not ended before {end_ns} ns",
-                grant.over_ns, grant.held_ns
+                "over by {} ns, but begun at {} ns, held at {} ns and not ended before {} ns",
+                grant.over_ns, begin.commit_ns, grant.held_ns, end.commit_ns
             );
             Err((Kind::Order, text))
         }
         None => {
             let kind = if grant.said_expired || grant.said_released { Kind::Reason } else { Kind::Order };
-            Err((kind, format!("begun at {begin_ns} ns, held at {} ns, and no way to end", grant.held_ns)))
+            let (begin_ns, held_ns) = (begin.commit_ns, grant.held_ns);
+            Err((kind, format!("begun at {begin_ns} ns, held at {held_ns} ns, and no way to end")))
         }
     }
 }
 
-fn fit(floor_ns: u64, ending: Ending) -> Option<u64> {
-    let at_ns = floor_ns.max(ending.from_ns);
-    (at_ns <= ending.to_ns).then_some(at_ns)
+fn fit(floor: Place, ending: Ending) -> Option<Place> {
+    let at = floor.after(ending.from_ns);
+    (at.commit_ns <= ending.to_ns).then_some(at)
 }
 
-/// The earliest of all ways this grant can have ended, apart from a release that was acknowledged.
-fn earliest_end(grant: &Grant, begin_ns: u64, floor_ns: u64) -> Option<u64> {
+/// The earliest of all ways this grant can have ended, apart from a release that was acknowledged. Whatever is earlier by
+/// stamp is no later by commit, for all of them begin at the same floor.
+fn earliest_end(grant: &Grant, begin: Place, floor: Place) -> Option<Place> {
     let allowed = |ending: &&Ending| match ending.by_expiry {
         true => !grant.said_released,
         false => !grant.said_expired,
     };
-    let asked = grant.endings.iter().filter(allowed).filter_map(|ending| fit(floor_ns, *ending));
-    let expiry = (!grant.said_released).then(|| expiry_ns(grant, begin_ns)).flatten();
-    asked.chain(expiry.map(|at_ns| at_ns.max(floor_ns))).min()
+    let asked = grant.endings.iter().filter(allowed).filter_map(|ending| fit(floor, *ending));
+    let expiry = (!grant.said_released).then(|| expiry_ns(grant, begin)).flatten();
+    asked.chain(expiry.map(|at_ns| floor.after(at_ns))).min_by_key(|end| (end.stamp_ns, end.commit_ns))
 }
 
 /// When the grant's own time was up at the earliest: whichever setter came last decides, and every certain one came no later.
-fn expiry_ns(grant: &Grant, begin_ns: u64) -> Option<u64> {
+fn expiry_ns(grant: &Grant, begin: Place) -> Option<u64> {
     let certain = grant.setters.iter().filter(|setter| setter.certain);
-    let latest_ns = certain.map(|setter| setter.invoke_ns).max().unwrap_or(0).max(begin_ns);
+    let latest = begin.after(certain.map(|setter| setter.invoke_ns).max().unwrap_or(0));
     // The grant itself comes first: where it is known which acquire it was, a renewal came after it.
     let renewed = grant.asked == 1 && grant.setters.iter().any(|setter| setter.certain && setter.renews);
-    let last =
-        grant.setters.iter().filter(|setter| setter.complete_ns >= latest_ns && (setter.renews || !renewed));
-    last.map(|setter| latest_ns.max(setter.invoke_ns).saturating_add(setter.lasts_ns))
+    let last = grant
+        .setters
+        .iter()
+        .filter(|setter| setter.complete_ns >= latest.commit_ns && (setter.renews || !renewed));
+    last.map(|setter| latest.stamp_ns.max(setter.invoke_ns).saturating_add(setter.lasts_ns))
         .min()
         .filter(|at_ns| *at_ns != NEVER)
 }

@@ -37,8 +37,16 @@ struct Lock {
 struct State {
     lock: Lock,
     now_ns: u64,
-    /// When the holder's time is up at the earliest.
+    /// The last entry's stamp at the earliest: no earlier than its question, and no later than its commit.
+    stamp_ns: u64,
+    /// When, on the clock of stamps, the holder's time is up at the earliest.
     deadline_ns: u64,
+}
+
+impl State {
+    fn times(&self) -> [u64; 3] {
+        [self.now_ns, self.stamp_ns, self.deadline_ns]
+    }
 }
 
 struct Search<'a> {
@@ -47,7 +55,7 @@ struct Search<'a> {
     /// Fences somebody saw that no acquire was told of.
     unseen: Vec<u64>,
     /// Times already tried for an order's set and state; only an earlier one is worth another try.
-    tried: HashMap<(u64, Lock), Vec<(u64, u64)>>,
+    tried: HashMap<(u64, Lock), Vec<[u64; 3]>>,
     states_left: usize,
 }
 
@@ -81,7 +89,7 @@ pub fn decide(operations: &[Operation], rules: &Rules, states_max: usize) -> Dec
     unseen.dedup();
     let mut search = Search { operations, rules, unseen, tried: HashMap::new(), states_left: states_max };
     let lock = Lock { holder: None, last: 0, ends: Vec::new() };
-    match search.go(0, State { lock, now_ns: 0, deadline_ns: 0 }) {
+    match search.go(0, State { lock, now_ns: 0, stamp_ns: 0, deadline_ns: 0 }) {
         Some(true) => Decision::Possible,
         Some(false) => Decision::Impossible,
         None => Decision::Undecided,
@@ -103,13 +111,11 @@ impl Search<'_> {
             return Some(false);
         }
         let tried = self.tried.entry((done, state.lock.clone())).or_default();
-        if tried
-            .iter()
-            .any(|(now_ns, deadline_ns)| *now_ns <= state.now_ns && *deadline_ns <= state.deadline_ns)
-        {
+        let times = state.times();
+        if tried.iter().any(|known| known.iter().zip(times).all(|(known, time)| *known <= time)) {
             return Some(false);
         }
-        tried.push((state.now_ns, state.deadline_ns));
+        tried.push(times);
         self.states_left = self.states_left.checked_sub(1)?;
         if state.lock.holder.is_some() && state.deadline_ns <= latest_ns && self.go(done, expired(&state))? {
             return Some(true);
@@ -132,6 +138,9 @@ impl Search<'_> {
     fn apply(&self, op: &Operation, state: &State) -> Vec<State> {
         let mut state = state.clone();
         state.now_ns = state.now_ns.max(op.invoke_ns);
+        if op.call != Call::Look {
+            state.stamp_ns = state.stamp_ns.max(op.invoke_ns);
+        }
         if state.now_ns > op.complete_ns {
             return Vec::new();
         }
@@ -145,7 +154,7 @@ impl Search<'_> {
             Call::Renew { fence, ttl_ms } => match op.outcome {
                 Outcome::Answered(Answer::Refused(reason)) => refused(state, fence, reason),
                 _ if state.lock.holder.is_some_and(|(_, held)| held == fence) => {
-                    state.deadline_ns = state.now_ns.saturating_add(self.rules.shortest_ns(ttl_ms));
+                    state.deadline_ns = state.stamp_ns.saturating_add(self.rules.shortest_ns(ttl_ms));
                     vec![state]
                 }
                 _ => Vec::new(),
@@ -174,7 +183,7 @@ impl Search<'_> {
                 let lasts_ns = self.rules.shortest_ns(ttl_ms);
                 match state.lock.holder {
                     Some((_, held)) if holds && held == fence => {
-                        state.deadline_ns = state.now_ns.saturating_add(lasts_ns);
+                        state.deadline_ns = state.stamp_ns.saturating_add(lasts_ns);
                         vec![state]
                     }
                     Some(_) => Vec::new(),
@@ -209,7 +218,7 @@ impl Search<'_> {
     fn grant(&self, state: &mut State, owner: u64, fence: u64, lasts_ns: u64) {
         state.lock.holder = Some((owner, fence));
         state.lock.last = fence;
-        state.deadline_ns = state.now_ns.saturating_add(lasts_ns);
+        state.deadline_ns = state.stamp_ns.saturating_add(lasts_ns);
     }
 
     fn released(&self, mut state: State, fence: u64) -> Vec<State> {
@@ -228,7 +237,8 @@ fn expired(state: &State) -> State {
     if let Some((_, fence)) = next.lock.holder.take() {
         next.lock.ends.push((fence, End::Expired));
     }
-    next.now_ns = next.now_ns.max(next.deadline_ns);
+    next.stamp_ns = next.stamp_ns.max(next.deadline_ns);
+    next.now_ns = next.now_ns.max(next.stamp_ns);
     next.deadline_ns = 0;
     next
 }

@@ -41,7 +41,12 @@ struct OwnSession {
     connection: Option<(NodeId, u64)>,
     /// When a node last heard that it lives.
     touched_us: u64,
+    /// It may have died for good reason: trouble, or too long a silence of its client. A keep-alive that succeeds clears it.
+    doubtful: bool,
 }
+
+/// Keep-alives travel in batches and by way of the log; a silence this much shorter than the ttl is short enough.
+const KEPT_MARGIN_US: u64 = 900_000;
 
 impl Client {
     #[must_use]
@@ -239,8 +244,11 @@ impl World {
     /// Any word on the connection that opened a session keeps it alive.
     fn touch(&mut self, client: usize, host: NodeId, life: u64, delay_us: u64) {
         let now_us = self.now_us;
+        let settled = self.calm_since_us.is_some_and(|since_us| since_us + SETTLE_US <= now_us);
         let Some(session) = &mut self.clients[client].session else { return };
         if session.connection == Some((host, life)) {
+            let silent_us = (now_us + delay_us).saturating_sub(session.touched_us);
+            session.doubtful |= !settled || silent_us + KEPT_MARGIN_US > session.ttl_ms * 1_000;
             session.touched_us = now_us + delay_us;
             let input = Input::SessionsTouched(vec![SessionId(session.id)]);
             self.agenda.plan(now_us + delay_us, Happening::Request { host, life, input });
@@ -328,14 +336,8 @@ impl World {
     fn check_kept_alive(&mut self, call: &OpenCall) {
         let Some(session) = self.clients[call.client].session else { return };
         let named = matches!(&call.ask, Ask::KeepAlive { session: id } | Ask::Close { session: id } if *id == session.id);
-        let calm_us = self.calm_since_us.unwrap_or(NEVER);
-        let margin_us = 900_000;
-        let lives_us = session.touched_us + session.ttl_ms * 1_000;
-        if named
-            && session.connection.is_some()
-            && calm_us.saturating_add(SETTLE_US) <= session.touched_us
-            && call.invoke_us + margin_us < lives_us
-        {
+        // Its own word, which came too late, does not count; what made the session doubtful before it does.
+        if named && session.connection.is_some() && !session.doubtful {
             self.fail(format!("session {} ended though its client was heard of: {:?}", session.id, call.ask));
         }
     }
@@ -381,7 +383,11 @@ impl World {
             (Ask::Renew { fence, .. }, Heard::Refused) => client.holding.retain(|hold| hold.fence != *fence),
             (Ask::Open { session, ttl_ms }, Heard::Done) => {
                 let (id, ttl_ms, connection) = (*session, *ttl_ms, Some((call.host, call.life)));
-                client.session = Some(OwnSession { id, ttl_ms, connection, touched_us: call.invoke_us });
+                client.session =
+                    Some(OwnSession { id, ttl_ms, connection, touched_us: call.invoke_us, doubtful: false });
+            }
+            (Ask::KeepAlive { .. }, Heard::Done) => {
+                client.session.iter_mut().for_each(|session| session.doubtful = false);
             }
             (_, Heard::NoSession) | (Ask::Close { .. }, Heard::Done | Heard::Unknown) => {
                 client.session = None;

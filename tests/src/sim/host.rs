@@ -46,6 +46,7 @@ pub struct Host {
     /// Changed by hand: whoever asks it may be refused.
     pub disturbed_us: u64,
     pub stopping: bool,
+    pub turns: u64,
 }
 
 impl Host {
@@ -72,6 +73,7 @@ impl Host {
             member_since_us: None,
             disturbed_us: 0,
             stopping: false,
+            turns: 0,
         }
     }
 

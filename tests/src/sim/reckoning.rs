@@ -27,6 +27,7 @@ pub fn run(seed: u64, telling: bool) -> Report {
     if let Err(text) = world.books.replay() {
         failures.push(format!("the log: {text}"));
     }
+    world.tell_history();
     let unknown = world.history.operations.iter().filter(|op| op.outcome == Outcome::Unknown).count();
     Report {
         seed,
@@ -66,7 +67,7 @@ impl World {
             let text = format!("still without an answer: {:?} at node {}", call.ask, call.host);
             self.fail(text);
         }
-        self.run_to(self.now_us + 1_000 * self.plan.longest_hold_ms());
+        self.demand_rest();
         self.demand_catch_up();
         self.demand_service();
         self.run_to(self.now_us + 1_000 * 2_000);
@@ -104,6 +105,18 @@ impl World {
         }
         let applied: Vec<_> = self.members().into_iter().map(|id| (id, self.applied(id))).collect();
         self.fail(format!("members have not caught up {CATCH_UP_MS_MAX} ms after healing: {applied:?}"));
+    }
+
+    /// While nobody asks for anything and locks run out, nodes sleep most of the time.
+    fn demand_rest(&mut self) {
+        let before: Vec<u64> = self.hosts.values().map(|host| host.turns).collect();
+        let rest_ms = self.plan.longest_hold_ms();
+        self.run_to(self.now_us + 1_000 * rest_ms);
+        let turns = self.hosts.values().zip(before).map(|(host, before)| (host.id, host.turns - before));
+        let restless = turns.max_by_key(|(_, turns)| *turns).filter(|(_, turns)| *turns > rest_ms / 2);
+        if let Some((id, turns)) = restless {
+            self.fail(format!("node {id} does not rest: {turns} turns in {rest_ms} quiet ms"));
+        }
     }
 
     fn applied(&self, id: NodeId) -> Option<u64> {

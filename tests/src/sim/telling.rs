@@ -17,6 +17,16 @@ impl World {
         println!("{:>10.3} {what}", self.now_us as f64 / 1_000.0);
     }
 
+    /// The whole history, in the order of its questions, and how often each host had its turn.
+    pub(super) fn tell_history(&self) {
+        if self.telling {
+            let mut operations: Vec<_> = self.history.operations.iter().collect();
+            operations.sort_by_key(|op| op.invoke_ns);
+            operations.iter().for_each(|op| println!("{op:?}"));
+            self.hosts.values().for_each(|host| println!("host {}: {} turns", host.id, host.turns));
+        }
+    }
+
     pub(super) fn tell_text(&self, text: impl FnOnce() -> String) {
         if self.telling {
             println!("{:>10.3}   {}", self.now_us as f64 / 1_000.0, text());

@@ -233,6 +233,7 @@ impl World {
         let mut out = std::mem::take(&mut self.out);
         let host = self.host(id);
         host.turn_planned = false;
+        host.turns += 1;
         if host.paused {
             self.out = out;
             return;

@@ -19,6 +19,8 @@ pub(crate) struct Receiving {
     written_bytes: u64,
     restorer: Option<StreamRestorer>,
     machine: Option<Machine>,
+    /// When the last chunk came.
+    heard_ms: u64,
 }
 
 /// Everything is here and stored: raft may be told.
@@ -40,6 +42,7 @@ impl Receiving {
         from: NodeId,
         chunk: &SnapshotChunk,
         id: SnapshotId,
+        now_ms: u64,
         ops: &mut Vec<SnapshotOp>,
     ) -> Result<Receiving, String> {
         let message = chunk.message.clone().ok_or("a transfer begins without raft's message")?;
@@ -61,11 +64,22 @@ impl Receiving {
             written_bytes: 0,
             restorer: Some(StreamRestorer::new()),
             machine: None,
+            heard_ms: now_ms,
         })
     }
 
     pub(crate) fn id(&self) -> SnapshotId {
         self.meta.id
+    }
+
+    /// A chunk of this transfer came.
+    pub(crate) fn heard(&mut self, now_ms: u64) {
+        self.heard_ms = now_ms;
+    }
+
+    /// Its sender is gone, or never meant it: a late chunk can open a transfer that was given up long ago.
+    pub(crate) fn is_stalled(&self, now_ms: u64, stall_ms: u64) -> bool {
+        self.restorer.is_some() && self.heard_ms.saturating_add(stall_ms) <= now_ms
     }
 
     pub(crate) fn from(&self) -> NodeId {

@@ -1,6 +1,9 @@
 //! Compaction, catching up by snapshot, restarting from one.
 
 use super::*;
+use crate::tier2::ports::{Input, LogMark, PeerMessage, SnapshotChunk, SnapshotMeta};
+use crate::tier2::wire::encode_meta;
+use raft::eraftpb::{Message, MessageType};
 
 fn frequent(config: &mut Config) {
     config.snapshot_entries = 50;
@@ -100,4 +103,27 @@ fn waiters_survive_a_snapshot_install_on_their_own_node() {
         granted(&cluster.wait_for(kept, 2_000));
         assert_equal_states(&mut cluster, seed);
     }
+}
+
+/// Found by the simulator: a late first piece of a transfer that was given up long ago opened one that never ended, and while
+/// it was open the node made no snapshots of its own: its log grew, and as leader it could bring in no new member.
+#[test]
+fn a_transfer_that_comes_to_a_halt_does_not_stop_snapshots() {
+    let mut cluster = settled_with(3, 1, frequent);
+    let (other, behind) = (leader(&cluster), follower(&cluster));
+    let at = LogMark { index: 2, term: 1 };
+    let meta = SnapshotMeta { at, size_bytes: 1_000, ..SnapshotMeta::default() };
+    let mut message = Message { from: other, to: behind, term: 1, ..Message::default() };
+    message.set_msg_type(MessageType::MsgSnapshot);
+    message.mut_snapshot().data = encode_meta(&meta);
+    let chunk =
+        SnapshotChunk { transfer: 9, offset: 0, bytes: Default::default(), message: Some(Box::new(message)) };
+    cluster.input(behind, Input::Peer { from: other, message: PeerMessage::SnapshotChunk(chunk) });
+    fill(&mut cluster, other, 0, 100);
+    cluster.run_for(11_000);
+    fill(&mut cluster, other, 100, 100);
+    cluster.run_for(1_000);
+    let node = cluster.node(behind).expect("runs");
+    let snapshot_at = node.raw.store().snapshot_meta().at.index;
+    assert!(snapshot_at + 100 > node.applied_index(), "the last snapshot is of {snapshot_at}");
 }

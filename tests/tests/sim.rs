@@ -1,0 +1,27 @@
+//! A fixed set of seeds of the simulator, for every run of the tests; and that a seed is a run. Many more by `make sim`.
+
+use redfence_tests::sim::run;
+
+/// Seeds that found something once, and stay.
+const FOUND: [u64; 4] = [66, 102, 156, 1473];
+/// And so many from the beginning, to keep an eye on everything.
+const FIRST: u64 = 24;
+
+#[test]
+fn a_fixed_set_of_seeds() {
+    for seed in FOUND.into_iter().chain(0..FIRST) {
+        let report = run(seed, false);
+        assert!(report.failures.is_empty(), "repeat: make sim SEED={seed}\n{}", report.failures.join("\n"));
+        assert!(report.operations > 0 && report.entries > 0, "seed {seed} did nothing");
+    }
+}
+
+#[test]
+fn the_same_seed_is_the_same_run() {
+    for seed in [3, 11, 29, 156] {
+        let (one, other) = (run(seed, false), run(seed, false));
+        assert_eq!(one.trace, other.trace, "seed {seed} took two ways");
+        assert_eq!(one.operations, other.operations);
+        assert_eq!(one.grants, other.grants);
+    }
+}
