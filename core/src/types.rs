@@ -24,6 +24,8 @@ pub const SCAN_COUNT_DEFAULT: u64 = 10;
 pub const PATTERN_BYTES_MAX: usize = 1024;
 /// Fences stay below this bound, so that a double holds every one of them exactly.
 pub const FENCE_BOUND: u64 = 1 << 53;
+/// Keys one blocking command such as `BLPOP` may wait for.
+pub const KEYS_PER_BLOCKED_MAX: usize = 1024;
 /// Waiters one lock may have. One more is refused with `OOM`.
 pub const WAITERS_PER_LOCK_MAX: usize = 10_000;
 

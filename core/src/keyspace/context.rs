@@ -4,7 +4,7 @@ use super::errors;
 use super::fields::Fields;
 use super::keys::{Clock, Db, Deadline, Keys};
 use super::sorted::Sorted;
-use super::value::Value;
+use super::value::{Value, View};
 use super::{KEY_BYTES_MAX, STRING_BYTES_MAX};
 use crate::reply::{Refusal, Reply};
 use bytes::Bytes;
@@ -50,7 +50,7 @@ impl<'k> Context<'k> {
     }
 
     #[must_use]
-    pub fn value(&self, key: &[u8]) -> Option<&Value> {
+    pub fn value(&self, key: &[u8]) -> Option<View<'_>> {
         self.keys.value(self.db, key)
     }
 
@@ -59,43 +59,43 @@ impl<'k> Context<'k> {
         self.value(key).is_some()
     }
 
-    pub fn string(&self, key: &[u8]) -> Result<Option<&Bytes>, Refusal> {
+    pub fn string(&self, key: &[u8]) -> Result<Option<&[u8]>, Refusal> {
         match self.value(key) {
             None => Ok(None),
-            Some(Value::Str(bytes)) => Ok(Some(bytes)),
-            Some(Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_)) => Err(errors::WRONG_TYPE),
+            Some(View::Str(bytes)) => Ok(Some(bytes)),
+            Some(View::Hash(_) | View::List(_) | View::Set(_) | View::ZSet(_)) => Err(errors::WRONG_TYPE),
         }
     }
 
     pub fn hash(&self, key: &[u8]) -> Result<Option<&Fields<Bytes>>, Refusal> {
         match self.value(key) {
             None => Ok(None),
-            Some(Value::Hash(fields)) => Ok(Some(fields)),
-            Some(Value::Str(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_)) => Err(errors::WRONG_TYPE),
+            Some(View::Hash(fields)) => Ok(Some(fields)),
+            Some(View::Str(_) | View::List(_) | View::Set(_) | View::ZSet(_)) => Err(errors::WRONG_TYPE),
         }
     }
 
     pub fn list(&self, key: &[u8]) -> Result<Option<&Vector<Bytes>>, Refusal> {
         match self.value(key) {
             None => Ok(None),
-            Some(Value::List(items)) => Ok(Some(items)),
-            Some(Value::Str(_) | Value::Hash(_) | Value::Set(_) | Value::ZSet(_)) => Err(errors::WRONG_TYPE),
+            Some(View::List(items)) => Ok(Some(items)),
+            Some(View::Str(_) | View::Hash(_) | View::Set(_) | View::ZSet(_)) => Err(errors::WRONG_TYPE),
         }
     }
 
     pub fn set(&self, key: &[u8]) -> Result<Option<&Fields<()>>, Refusal> {
         match self.value(key) {
             None => Ok(None),
-            Some(Value::Set(members)) => Ok(Some(members)),
-            Some(Value::Str(_) | Value::Hash(_) | Value::List(_) | Value::ZSet(_)) => Err(errors::WRONG_TYPE),
+            Some(View::Set(members)) => Ok(Some(members)),
+            Some(View::Str(_) | View::Hash(_) | View::List(_) | View::ZSet(_)) => Err(errors::WRONG_TYPE),
         }
     }
 
     pub fn zset(&self, key: &[u8]) -> Result<Option<&Sorted>, Refusal> {
         match self.value(key) {
             None => Ok(None),
-            Some(Value::ZSet(members)) => Ok(Some(members)),
-            Some(Value::Str(_) | Value::Hash(_) | Value::List(_) | Value::Set(_)) => Err(errors::WRONG_TYPE),
+            Some(View::ZSet(members)) => Ok(Some(members)),
+            Some(View::Str(_) | View::Hash(_) | View::List(_) | View::Set(_)) => Err(errors::WRONG_TYPE),
         }
     }
 
@@ -105,18 +105,16 @@ impl<'k> Context<'k> {
         if value.len() > STRING_BYTES_MAX {
             return Err(errors::STRING_TOO_LONG);
         }
-        self.keys.put(self.db, key, Value::str(value), deadline);
-        Ok(())
+        self.keys.put(self.db, key, Value::str(value), deadline)
     }
 
     pub fn put(&mut self, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal> {
         check_key(key)?;
         if value.is_empty_collection() {
             self.remove(key);
-        } else {
-            self.keys.put(self.db, key, value, deadline);
+            return Ok(());
         }
-        Ok(())
+        self.keys.put(self.db, key, value, deadline)
     }
 
     pub fn remove(&mut self, key: &[u8]) -> bool {
@@ -184,7 +182,7 @@ impl<'k> Context<'k> {
         if !self.exists(key) {
             let (changed, result) = change(part(&mut empty).expect(CHECKED));
             if changed && !empty.is_empty_collection() {
-                self.keys.put(self.db, key, empty, Deadline::Never);
+                self.keys.put(self.db, key, empty, Deadline::Never)?;
             }
             return Ok(result);
         }

@@ -37,8 +37,8 @@ pub(super) fn decrby(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 pub(super) fn incrbyfloat(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    let before = cx.string(argv[1])?.cloned().unwrap_or_else(|| Bytes::from_static(b"0"));
-    let after = add_decimal(&before, argv[2]).ok_or(errors::NOT_A_FLOAT)?.ok_or(errors::NAN_OR_INFINITY)?;
+    let before = cx.string(argv[1])?.unwrap_or(b"0");
+    let after = add_decimal(before, argv[2]).ok_or(errors::NOT_A_FLOAT)?.ok_or(errors::NAN_OR_INFINITY)?;
     cx.put_string(argv[1], after.as_bytes(), Deadline::Keep)?;
     Ok(Reply::Bulk(Bytes::from(after)))
 }

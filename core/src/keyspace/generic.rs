@@ -47,7 +47,7 @@ fn check_flush(argv: &[&[u8]]) -> Result<(), Refusal> {
 
 /// Moves a value and its time to another name, in place of whatever is there.
 fn move_key(cx: &mut Context<'_>, from: &[u8], to: &[u8], only_if_free: bool) -> Result<bool, Refusal> {
-    let value = cx.value(from).ok_or(errors::NO_SUCH_KEY)?.clone();
+    let value = cx.value(from).ok_or(errors::NO_SUCH_KEY)?.to_value();
     if only_if_free && cx.exists(to) {
         return Ok(false);
     }
@@ -85,7 +85,7 @@ pub(super) fn copy(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     if from == to && to_db == cx.db {
         return Err(errors::SAME_OBJECT);
     }
-    let Some(value) = cx.value(from).cloned() else { return Ok(Reply::Int(0)) };
+    let Some(value) = cx.value(from).map(|value| value.to_value()) else { return Ok(Reply::Int(0)) };
     if cx.keys.value(to_db, to).is_some() && !replace {
         return Ok(Reply::Int(0));
     }

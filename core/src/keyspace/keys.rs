@@ -9,7 +9,8 @@
 //! - Deadlines are points of the logical clock. The wall clock serves absolute times and `TIME` alone.
 //! - No answer may depend on memory addresses, hash seeds or the order in which maps happen to iterate.
 
-use super::value::Value;
+use super::value::{Value, View};
+use crate::reply::Refusal;
 
 /// Keyspace number, as in `SELECT`.
 pub type Db = u32;
@@ -42,13 +43,13 @@ pub enum Deadline {
 pub trait Keys {
     fn clock(&self) -> Clock;
 
-    fn value(&self, db: Db, key: &[u8]) -> Option<&Value>;
+    fn value(&self, db: Db, key: &[u8]) -> Option<View<'_>>;
 
     /// `None` where the key is absent or has no deadline.
     fn deadline_ms(&self, db: Db, key: &[u8]) -> Option<u64>;
 
-    /// Creates the key or replaces its value.
-    fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline);
+    /// Creates the key or replaces its value. `OOM` where there is no room for one more.
+    fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal>;
 
     /// Changes the value in place; `edit` answers whether it changed anything. A collection that is empty afterwards is
     /// deleted. Does nothing to an absent key.
@@ -64,7 +65,7 @@ pub trait Keys {
 
     /// Visits about `count` keys from `cursor` on, in an order all nodes share; answers where to go on, 0 at the end. A key
     /// that is there from the first call to the last is visited.
-    fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], &Value)) -> u64;
+    fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64;
 
     /// Deletes every key of one database, or of all.
     fn flush(&mut self, db: Option<Db>);

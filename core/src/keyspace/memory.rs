@@ -1,7 +1,8 @@
 //! `MemoryKeys`: a plain map as a `Keys`, for tests and for measuring. No locks, no fences, no waiters.
 
 use super::keys::{Clock, Db, Deadline, Keys};
-use super::value::Value;
+use super::value::{Value, View};
+use crate::reply::Refusal;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
@@ -53,21 +54,22 @@ impl Keys for MemoryKeys {
         self.now
     }
 
-    fn value(&self, db: Db, key: &[u8]) -> Option<&Value> {
-        self.live(db, key).map(|entry| &entry.value)
+    fn value(&self, db: Db, key: &[u8]) -> Option<View<'_>> {
+        self.live(db, key).map(|entry| entry.value.view())
     }
 
     fn deadline_ms(&self, db: Db, key: &[u8]) -> Option<u64> {
         self.live(db, key)?.deadline_ms
     }
 
-    fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) {
+    fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal> {
         let deadline_ms = match deadline {
             Deadline::Keep => self.deadline_ms(db, key),
             Deadline::Never => None,
             Deadline::At(at) => Some(at),
         };
         self.entries.insert(place(db, key), Entry { value, deadline_ms });
+        Ok(())
     }
 
     fn edit(&mut self, db: Db, key: &[u8], edit: &mut dyn FnMut(&mut Value) -> bool) {
@@ -105,7 +107,7 @@ impl Keys for MemoryKeys {
         self.entries.iter().filter(|((have, _, _), entry)| *have == db && !self.is_over(entry)).count()
     }
 
-    fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], &Value)) -> u64 {
+    fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64 {
         let mut last_hash = 0;
         let from = (db, cursor, Bytes::new());
         let until = (db + 1, 0, Bytes::new());
@@ -115,7 +117,7 @@ impl Keys for MemoryKeys {
             }
             last_hash = *hash;
             if !self.is_over(entry) {
-                visit(key, &entry.value);
+                visit(key, entry.value.view());
             }
         }
         0

@@ -21,6 +21,7 @@
 //! - `HSCAN`, `SSCAN` and `ZSCAN` answer everything at once.
 
 pub mod args;
+pub mod codec;
 pub mod context;
 mod counters;
 pub mod errors;
@@ -51,10 +52,10 @@ pub use context::{Context, Resp, WouldBlock};
 pub use keys::{Clock, Db, Deadline, Keys};
 pub use memory::MemoryKeys;
 use table::Run;
-pub use value::Value;
+pub use value::{Value, View};
 
 /// Longest name of a key.
-pub const KEY_BYTES_MAX: usize = 64 * 1024;
+pub const KEY_BYTES_MAX: usize = 64 * 1024 - 1;
 /// Longest string value.
 pub const STRING_BYTES_MAX: usize = 1024 * 1024;
 /// `SELECT` goes from 0 up to this, as by default in Redis.

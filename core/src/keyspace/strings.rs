@@ -6,7 +6,6 @@ use super::errors;
 use super::keys::Deadline;
 use super::STRING_BYTES_MAX;
 use crate::reply::{Refusal, Reply};
-use bytes::Bytes;
 
 /// On what the write depends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,8 +93,8 @@ fn holds(cx: &Context<'_>, key: &[u8], condition: Condition<'_>) -> Result<bool,
     })
 }
 
-fn shown(value: Option<&Bytes>) -> Reply {
-    value.map_or(Reply::Nil, |bytes| Reply::Bulk(bytes.clone()))
+fn shown(value: Option<&[u8]>) -> Reply {
+    value.map_or(Reply::Nil, Reply::bulk)
 }
 
 /// Writes with a time left; one that has passed leaves no key behind.
@@ -168,7 +167,7 @@ pub(super) fn getdel(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 pub(super) fn getex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let key = argv[1];
     let options = Options::parse(&argv[2..], Grammar::GetEx)?;
-    let Some(value) = cx.string(key)?.cloned() else { return Ok(Reply::Nil) };
+    let Some(value) = cx.string(key)?.map(Reply::bulk) else { return Ok(Reply::Nil) };
     let left_ms = match options.time {
         Some((unit, arg)) => Some(args::positive_time_left_ms(cx, arg, unit, "getex")?),
         None => None,
@@ -186,7 +185,7 @@ pub(super) fn getex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
         }
         None => {}
     }
-    Ok(Reply::Bulk(value))
+    Ok(value)
 }
 
 pub(super) fn mget(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
@@ -234,8 +233,7 @@ fn check_pairs(pairs: &[&[u8]]) -> Result<(), Refusal> {
 }
 
 pub(super) fn append(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    let before = cx.string(argv[1])?.cloned().unwrap_or_default();
-    let after = [&before[..], argv[2]].concat();
+    let after = [cx.string(argv[1])?.unwrap_or_default(), argv[2]].concat();
     cx.put_string(argv[1], &after, Deadline::Keep)?;
     Ok(Reply::Int(after.len() as i64))
 }
@@ -253,7 +251,7 @@ pub(super) fn getrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     }
     let stop = if stop < 0 { (stop.saturating_add(value.len() as i64)).max(0) } else { stop };
     Ok(match args::span(start.max(i64::MIN / 2), stop, value.len()) {
-        Some(span) => Reply::Bulk(value.slice(span)),
+        Some(span) => Reply::bulk(&value[span]),
         None => Reply::Text(""),
     })
 }
@@ -261,7 +259,7 @@ pub(super) fn getrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 pub(super) fn setrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let (key, offset, patch) = (argv[1], args::int(argv[2])?, argv[3]);
     let Ok(offset) = usize::try_from(offset) else { return Err(errors::OFFSET_OUT_OF_RANGE) };
-    let before = cx.string(key)?.cloned().unwrap_or_default();
+    let before = cx.string(key)?.unwrap_or_default();
     if patch.is_empty() {
         return Ok(Reply::Int(before.len() as i64));
     }

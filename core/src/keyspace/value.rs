@@ -22,18 +22,6 @@ impl Value {
         Value::Str(Bytes::copy_from_slice(bytes))
     }
 
-    /// The word `TYPE` answers.
-    #[must_use]
-    pub fn type_name(&self) -> &'static str {
-        match self {
-            Value::Str(_) => "string",
-            Value::Hash(_) => "hash",
-            Value::List(_) => "list",
-            Value::Set(_) => "set",
-            Value::ZSet(_) => "zset",
-        }
-    }
-
     /// An emptied collection is a deleted key; an empty string is a value like any other.
     #[must_use]
     pub fn is_empty_collection(&self) -> bool {
@@ -43,6 +31,54 @@ impl Value {
             Value::List(items) => items.is_empty(),
             Value::Set(members) => members.is_empty(),
             Value::ZSet(members) => members.is_empty(),
+        }
+    }
+}
+
+/// A look at a value. Whoever keeps the keys need not keep strings as `Value`: a lock's owner is its value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View<'a> {
+    Str(&'a [u8]),
+    Hash(&'a Fields<Bytes>),
+    List(&'a Vector<Bytes>),
+    Set(&'a Fields<()>),
+    ZSet(&'a Sorted),
+}
+
+impl Value {
+    #[must_use]
+    pub fn view(&self) -> View<'_> {
+        match self {
+            Value::Str(bytes) => View::Str(bytes),
+            Value::Hash(fields) => View::Hash(fields),
+            Value::List(items) => View::List(items),
+            Value::Set(members) => View::Set(members),
+            Value::ZSet(members) => View::ZSet(members),
+        }
+    }
+}
+
+impl View<'_> {
+    /// The word `TYPE` answers.
+    #[must_use]
+    pub fn type_name(self) -> &'static str {
+        match self {
+            View::Str(_) => "string",
+            View::Hash(_) => "hash",
+            View::List(_) => "list",
+            View::Set(_) => "set",
+            View::ZSet(_) => "zset",
+        }
+    }
+
+    #[must_use]
+    pub fn to_value(self) -> Value {
+        match self {
+            View::Str(bytes) => Value::str(bytes),
+            View::Hash(fields) => Value::Hash(fields.clone()),
+            View::List(items) => Value::List(Box::new(items.clone())),
+            View::Set(members) => Value::Set(members.clone()),
+            View::ZSet(members) => Value::ZSet(Box::new(members.clone())),
         }
     }
 }

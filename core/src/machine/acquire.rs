@@ -139,10 +139,21 @@ impl Machine {
         session: u32,
         out: &mut Applied,
     ) -> Fence {
+        self.grant_until(slot, owner, self.deadline_after(ttl_ms), session, out)
+    }
+
+    /// As [`Machine::grant`], for keys that come with a point in time or none.
+    pub(crate) fn grant_until(
+        &mut self,
+        slot: u32,
+        owner: &[u8],
+        deadline_ms: u64,
+        session: u32,
+        out: &mut Applied,
+    ) -> Fence {
         self.unpark(slot);
         let last = self.locks[slot].fence.max(self.floor);
         let fence = Fence::next(last, self.clock.wall_us);
-        let deadline_ms = self.deadline_after(ttl_ms);
         self.locks.edit(slot).hold(fence, owner, deadline_ms, session);
         self.deadlines.set(Kind::Lock, slot, deadline_ms);
         if session != NONE {

@@ -5,8 +5,9 @@
 //! Tags are never reused: a new meaning takes a new number.
 
 use super::bytes::{put_bytes, put_varint, Reader};
-use super::command::Command;
+use super::command::{Command, Watched, Words};
 use super::waiter::{origin, put_origin, put_request_id, request_id};
+use crate::keyspace::Resp;
 use crate::reply::{Refusal, Reply};
 use crate::types::{Fence, Reason, SessionId, MULTI_RESOURCES_MAX};
 use bytes::Bytes;
@@ -28,6 +29,8 @@ mod tag {
     pub(super) const EXPIRE: u8 = 13;
     pub(super) const ORIGIN_START: u8 = 14;
     pub(super) const ORIGIN_GONE: u8 = 15;
+    pub(super) const REDIS: u8 = 16;
+    pub(super) const TRANSACTION: u8 = 17;
 }
 
 impl<'a> Command<'a> {
@@ -113,6 +116,25 @@ impl<'a> Command<'a> {
                 out.push(tag::ORIGIN_GONE);
                 put_origin(out, *origin);
             }
+            Command::Redis { db, resp, argv } => {
+                out.push(tag::REDIS);
+                put_varint(out, u64::from(*db));
+                put_resp(out, *resp);
+                put_words(out, argv);
+            }
+            Command::Transaction { db, resp, watched, commands } => {
+                out.push(tag::TRANSACTION);
+                put_varint(out, u64::from(*db));
+                put_resp(out, *resp);
+                put_varint(out, watched.len() as u64);
+                for key in watched {
+                    put_varint(out, u64::from(key.db));
+                    put_bytes(out, key.key);
+                    out.extend_from_slice(&key.token.to_le_bytes());
+                }
+                put_varint(out, commands.len() as u64);
+                commands.iter().for_each(|argv| put_words(out, argv));
+            }
         }
     }
 
@@ -174,8 +196,46 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
         tag::EXPIRE => Command::Expire { idle_ms: reader.varint()? },
         tag::ORIGIN_START => Command::OriginStart { origin: origin(reader)? },
         tag::ORIGIN_GONE => Command::OriginGone { origin: origin(reader)? },
+        tag::REDIS => Command::Redis { db: reader.varint_u32()?, resp: resp(reader)?, argv: words(reader)? },
+        tag::TRANSACTION => {
+            let (db, resp) = (reader.varint_u32()?, resp(reader)?);
+            let mut watched = Vec::new();
+            for _ in 0..reader.varint()? {
+                let (db, key) = (reader.varint_u32()?, reader.bytes()?);
+                watched.push(Watched { db, key, token: reader.u64_fixed()? });
+            }
+            let mut commands = Vec::new();
+            for _ in 0..reader.varint()? {
+                commands.push(words(reader)?);
+            }
+            Command::Transaction { db, resp, watched, commands }
+        }
         _ => return None,
     })
+}
+
+pub(crate) fn put_resp(out: &mut Vec<u8>, resp: Resp) {
+    out.push(match resp {
+        Resp::Two => 0,
+        Resp::Three => 1,
+    });
+}
+
+pub(crate) fn resp(reader: &mut Reader<'_>) -> Option<Resp> {
+    Some(if reader.flag()? { Resp::Three } else { Resp::Two })
+}
+
+pub(crate) fn put_words<W: AsRef<[u8]>>(out: &mut Vec<u8>, argv: &[W]) {
+    put_varint(out, argv.len() as u64);
+    argv.iter().for_each(|word| put_bytes(out, word.as_ref()));
+}
+
+pub(crate) fn words<'a>(reader: &mut Reader<'a>) -> Option<Words<'a>> {
+    let mut argv = SmallVec::new();
+    for _ in 0..reader.varint()? {
+        argv.push(reader.bytes()?);
+    }
+    Some(argv)
 }
 
 /// What single and multi-acquires have in common.
@@ -224,7 +284,7 @@ fn sessions(reader: &mut Reader<'_>) -> Option<SmallVec<[SessionId; 8]>> {
 }
 
 /// How deep arrays in a remembered reply may be nested.
-const REPLY_DEPTH_MAX: u32 = 8;
+const REPLY_DEPTH_MAX: u32 = 160;
 
 pub(crate) fn write_reply(reply: &Reply, out: &mut Vec<u8>) {
     match reply {

@@ -1,5 +1,6 @@
 //! What an entry may hold. A command borrows from the bytes it was decoded from; the machine copies what it keeps.
 
+use crate::keyspace::Resp;
 use crate::types::{Fence, Origin, RequestId, SessionId};
 use smallvec::SmallVec;
 
@@ -85,4 +86,28 @@ pub enum Command<'a> {
     OriginGone {
         origin: Origin,
     },
+    /// A Redis command that may write, or runs or manages scripts. Those that only read are [`super::Machine::read`].
+    Redis {
+        db: Db,
+        resp: Resp,
+        argv: Words<'a>,
+    },
+    /// What stood between `MULTI` and `EXEC`. Nothing of it happens where a watched key is not as it was.
+    Transaction {
+        db: Db,
+        resp: Resp,
+        watched: Vec<Watched<'a>>,
+        commands: Vec<Words<'a>>,
+    },
+}
+
+/// A command's words, its name first.
+pub type Words<'a> = SmallVec<[&'a [u8]; 8]>;
+
+/// A key and how it was when the client said `WATCH`: see [`super::Machine::watch_token`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched<'a> {
+    pub db: Db,
+    pub key: &'a [u8],
+    pub token: u64,
 }

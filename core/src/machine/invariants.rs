@@ -83,6 +83,12 @@ impl Machine {
         ensure(idle_slots.windows(2).all(|pair| since(&pair[0]) <= since(&pair[1])), || {
             "the idle list is out of order".into()
         })?;
+        for (slot, _) in &self.values {
+            let holder = self.locks.get(*slot).filter(|lock| lock.is_held());
+            ensure(holder.is_some_and(|lock| lock.owner().is_empty()), || {
+                format!("lock {slot} has a value and is free, or has an owner")
+            })?;
+        }
         self.check_seats()?;
         for (slot, waiter) in self.waiters.iter() {
             self.check_waiter(slot, waiter)?;
@@ -97,8 +103,9 @@ impl Machine {
         }
         match lock.phase {
             Phase::Held => {
-                if lock.fence.0 == 0 || lock.owner().is_empty() {
-                    return fail("held without fence or owner");
+                // A plain key may hold an empty string, and a hash or list has no owner at all.
+                if lock.fence.0 == 0 {
+                    return fail("held without a fence");
                 }
                 if lock.session != NONE && self.sessions.get(lock.session).is_none() {
                     return fail("its session is not there");

@@ -9,7 +9,8 @@ use super::command::Db;
 use super::deadlines::NEVER;
 use super::list::{put_slot, slot, Linked, Links, List};
 use super::slab::{Image, Slab, NONE};
-use crate::types::{Fence, Reason, RESOURCE_BYTES_MAX};
+use crate::keyspace::KEY_BYTES_MAX;
+use crate::types::{Fence, Reason};
 use hashbrown::HashTable;
 
 /// What a record is there for.
@@ -118,6 +119,30 @@ impl Lock {
         self.phase = Phase::Awaited;
     }
 
+    /// The holder and the memory of the last one, to be put back by [`Lock::put_back`].
+    pub(crate) fn before(&self) -> Before {
+        Before {
+            text: self.text.clone(),
+            fence: self.fence,
+            ended_fence: self.ended_fence,
+            at_ms: self.at_ms,
+            session: self.session,
+            phase: self.phase,
+            ended: self.ended,
+        }
+    }
+
+    /// As if nothing had happened since. Lists and deadlines are the caller's business.
+    pub(crate) fn put_back(&mut self, before: Before) {
+        self.text = before.text;
+        self.fence = before.fence;
+        self.ended_fence = before.ended_fence;
+        self.at_ms = before.at_ms;
+        self.session = before.session;
+        self.phase = before.phase;
+        self.ended = before.ended;
+    }
+
     /// Why this fence is not, or no longer, the holder's.
     pub(crate) fn reason_against(&self, fence: Fence) -> Reason {
         if fence != self.ended_fence {
@@ -129,6 +154,17 @@ impl Lock {
             Ended::Expired => Reason::Expired,
         }
     }
+}
+
+/// What a script that runs over may have changed of a lock.
+pub(crate) struct Before {
+    text: Box<[u8]>,
+    fence: Fence,
+    ended_fence: Fence,
+    pub(crate) at_ms: u64,
+    pub(crate) session: u32,
+    pub(crate) phase: Phase,
+    ended: Ended,
 }
 
 impl Linked for Lock {
@@ -182,7 +218,7 @@ impl Image for Lock {
         let db = reader.varint_u32()?;
         let name = reader.bytes()?;
         let owner = reader.bytes()?;
-        if name.is_empty() || name.len() > RESOURCE_BYTES_MAX || (phase != Phase::Held && !owner.is_empty()) {
+        if name.len() > KEY_BYTES_MAX || (phase != Phase::Held && !owner.is_empty()) {
             return None;
         }
         Some(Lock {

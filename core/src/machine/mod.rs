@@ -10,6 +10,7 @@
 //! - `lock.rs`, `waiter.rs`, `session.rs`: the records; `slab.rs`, `list.rs`: where they live
 //! - `acquire.rs`, `multi.rs`, `release.rs`, `renew.rs`, `session.rs`, `expire.rs`: one transition each
 //! - `queue.rs`: standing in line, and leaving; `serve.rs`: what a free lock does next
+//! - `redis.rs`, `keyspace.rs`: Redis's commands and scripts on the lock table; `blocked.rs`: `BLPOP` and its like waiting
 //! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once; `origins.rs`:
 //!   the nodes it knows
 //! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
@@ -21,6 +22,7 @@
 //! - A session that waits for a lock of its own is not a circle: another thread of the same client may release it.
 
 mod acquire;
+mod blocked;
 mod bytes;
 mod codec;
 pub mod command;
@@ -30,6 +32,7 @@ mod dedup;
 pub mod entry;
 mod expire;
 mod invariants;
+mod keyspace;
 mod limits;
 mod list;
 mod lock;
@@ -37,6 +40,7 @@ mod multi;
 mod origins;
 mod query;
 mod queue;
+mod redis;
 mod release;
 mod renew;
 pub mod request;
@@ -50,10 +54,13 @@ mod waiter;
 
 use crate::event::{Event, EventKind};
 use crate::grammar::errors;
+use crate::keyspace::Value;
 use crate::reply::Reply;
+use crate::script::Scripts;
 use crate::types::{Fence, Origin, RequestId, SessionId, Stamp, Tier, FENCE_BOUND};
 use ::bytes::Bytes;
-pub use command::{Command, Db};
+use blocked::Blocked;
+pub use command::{Command, Db, Watched, Words};
 use deadlines::Deadlines;
 use dedup::{Dedup, Seen};
 pub use entry::{entry_stamp, EntryBuilder, ENTRY_VERSION};
@@ -61,6 +68,7 @@ pub use limits::Limits;
 use list::List;
 use lock::{Lock, Names};
 pub use origins::{Fate, OriginState};
+pub use redis::is_read;
 pub use restore::{RestoreError, Restorer};
 use rustc_hash::FxBuildHasher;
 use session::Session;
@@ -77,12 +85,15 @@ pub struct Applied {
     pub replies: Vec<(RequestId, Reply)>,
     /// Only filled while somebody watches.
     pub events: Vec<Event>,
+    /// `PUBLISH`: channel and message, in order.
+    pub published: Vec<(Bytes, Bytes)>,
 }
 
 impl Applied {
     pub fn clear(&mut self) {
         self.replies.clear();
         self.events.clear();
+        self.published.clear();
     }
 }
 
@@ -118,6 +129,10 @@ pub struct Machine {
     waiters: Slab<Waiter>,
     sessions: Slab<Session>,
     dedup: Dedup,
+    /// What keys hold that are no strings, by the lock's slot. Persistent: a copy costs nothing.
+    values: imbl::OrdMap<u32, Value>,
+    scripts: Scripts,
+    blocked: Blocked,
 
     // Worked out from the above.
     names: Names,
@@ -164,6 +179,9 @@ impl Machine {
             waiters: Slab::default(),
             sessions: Slab::default(),
             dedup: Dedup::default(),
+            values: imbl::OrdMap::new(),
+            scripts: Scripts::default(),
+            blocked: Blocked::default(),
             names: Names::default(),
             queued_owners: QueuedOwners::default(),
             requests: HashMap::default(),
@@ -209,7 +227,8 @@ impl Machine {
     /// When, on the logical clock, the next lock, wait or session ends. The leader proposes `Expire` then.
     #[must_use]
     pub fn next_deadline_ms(&self) -> Option<u64> {
-        self.deadlines.next().map(|(at_ms, _, _)| at_ms)
+        let lock_or_wait = self.deadlines.next().map(|(at_ms, _, _)| at_ms);
+        [lock_or_wait, self.blocked.next_deadline_ms()].into_iter().flatten().min()
     }
 
     /// Since when the oldest record of a free lock has been idle. `Expire` forgets it once that is long enough ago.
@@ -233,6 +252,7 @@ impl Machine {
             self.clock.wall_us = self.clock.wall_us.max(stamp.wall_us.min(WALL_US_MAX));
         }
         self.end_due(out);
+        self.end_due_blocked(out);
     }
 
     fn run(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
@@ -250,14 +270,14 @@ impl Machine {
         let Some(id) = id.filter(|_| self.remembering) else { return true };
         match self.dedup.look(id, self.limits.origins_max) {
             // Still queued: the grant will answer.
-            Seen::New => !self.requests.contains_key(&id),
+            Seen::New => !self.is_waiting(id),
             Seen::Before(reply) => {
                 out.replies.push((id, reply));
                 false
             }
             Seen::Stale => false,
             Seen::Forgotten => {
-                if !self.requests.contains_key(&id) {
+                if !self.is_waiting(id) {
                     out.replies.push((id, errors::reply_forgotten().into()));
                 }
                 false
@@ -294,11 +314,16 @@ impl Machine {
             Command::Expire { idle_ms } => Some(self.expire(idle_ms)),
             Command::OriginStart { origin } => Some(self.origin_start(origin, out)),
             Command::OriginGone { origin } => Some(self.origin_gone(origin, out)),
+            Command::Redis { db, resp, argv } => self.redis(id, db, resp, &argv, out),
+            Command::Transaction { db, resp, watched, commands } => {
+                Some(self.transaction(db, resp, &watched, &commands, out))
+            }
         };
         if let Some(reply) = reply {
             self.answer(id, reply, out);
         }
         self.serve_all(out);
+        self.serve_blocked(out);
     }
 
     /// Sends a reply off and remembers it.
@@ -308,7 +333,10 @@ impl Machine {
         }
         let Some(id) = id else { return };
         if self.remembering {
-            self.dedup.remember(id, &reply, self.limits.remembered_per_origin_max);
+            // Large replies come from reads inside scripts; to keep them all would be to keep the state many times.
+            let forgotten = redis::is_large(&reply).then(|| errors::reply_forgotten().into());
+            let kept = forgotten.as_ref().unwrap_or(&reply);
+            self.dedup.remember(id, kept, self.limits.remembered_per_origin_max);
         }
         out.replies.push((id, reply));
     }

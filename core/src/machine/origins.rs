@@ -37,10 +37,10 @@ impl Machine {
         self.dedup.states().filter(|state| !state.gone).map(|state| state.origin)
     }
 
-    /// Whether a request stands in a queue.
+    /// Whether a request stands in a queue, or waits in a command such as `BLPOP`.
     #[must_use]
     pub fn is_waiting(&self, id: RequestId) -> bool {
-        self.requests.contains_key(&id)
+        self.requests.contains_key(&id) || self.blocked.has(id)
     }
 
     /// What became of a request, for a node that did not see the entries it may have been in.

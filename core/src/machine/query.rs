@@ -45,7 +45,11 @@ impl Machine {
             };
             if self.is_held_now(lock) {
                 info.held = true;
-                info.owner = Some(Bytes::copy_from_slice(lock.owner()));
+                info.owner = Some(match self.values.get(&slot) {
+                    // A hash or a list is nobody's name: its type is shown.
+                    Some(value) => Bytes::from_static(value.view().type_name().as_bytes()),
+                    None => Bytes::copy_from_slice(lock.owner()),
+                });
                 info.session = self.sessions.get(lock.session).map(|session| session.id);
                 info.ttl_ms = Some(match lock.at_ms {
                     super::deadlines::NEVER => -1,
@@ -104,7 +108,7 @@ impl Machine {
         ])
     }
 
-    fn is_held_now(&self, lock: &Lock) -> bool {
+    pub(crate) fn is_held_now(&self, lock: &Lock) -> bool {
         lock.is_held() && lock.at_ms > self.clock.logical_ms && self.lives(lock.session)
     }
 

@@ -110,6 +110,7 @@ impl Machine {
         if let Some(&waiter) = self.requests.get(&request) {
             self.give_up(waiter, |pending| pending.id == Some(request), Some(&Reply::Nil), out);
         }
+        self.cancel_blocked(request, out);
         Reply::OK
     }
 
@@ -125,6 +126,7 @@ impl Machine {
         for waiter in waiters {
             self.give_up(waiter, is_gone, None, out);
         }
+        self.blocked.drop_if(gone);
     }
 
     /// Requests whose time is up are answered nil.

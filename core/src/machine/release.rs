@@ -53,6 +53,9 @@ impl Machine {
         }
         self.deadlines.clear(Kind::Lock, slot);
         self.locks.edit(slot).end(how);
+        if !self.values.is_empty() {
+            self.values.remove(&slot);
+        }
         self.counters.held -= 1;
         match how {
             Ended::Released => self.counters.releases += 1,

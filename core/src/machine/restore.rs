@@ -1,6 +1,7 @@
 //! A machine out of the pieces of a snapshot. What comes in is not believed: every piece carries a checksum, every record is
 //! checked as it is read, and the whole is held against the invariants before it is handed out.
 
+use super::blocked::Blocked;
 use super::bytes::Reader;
 use super::deadlines::Kind;
 use super::dedup::Dedup;
@@ -10,6 +11,8 @@ use super::slab::{Image, Slab};
 use super::snapshot::{section, SNAPSHOT_VERSION};
 use super::stats::{count, Counters};
 use super::{Limits, Machine, LOGICAL_MS_MAX, WALL_US_MAX};
+use crate::keyspace::codec;
+use crate::script::scripts::sha1;
 use crate::types::{Fence, Stamp};
 use std::fmt;
 
@@ -135,6 +138,7 @@ impl Restorer {
         machine.idle = List::read(reader)?;
         let limits = machine.limits;
         machine.dedup = Dedup::read(reader, limits.origins_max, limits.remembered_per_origin_max)?;
+        machine.blocked = Blocked::read(reader, limits.waiters_max)?;
         (machine.clock.logical_ms <= LOGICAL_MS_MAX && machine.clock.wall_us <= WALL_US_MAX).then_some(())
     }
 
@@ -148,6 +152,16 @@ impl Restorer {
             section::SEATS => read_records(&mut machine.seats, reader),
             section::WAITERS => read_records(&mut machine.waiters, reader),
             section::SESSIONS => read_records(&mut machine.sessions, reader),
+            section::VALUES => {
+                let slot = reader.varint_u32()?;
+                let value = codec::read(reader.bytes()?)?;
+                machine.values.insert(slot, value).is_none().then_some(())
+            }
+            section::SCRIPTS => {
+                let body = reader.bytes()?;
+                machine.scripts.insert(sha1(body), body);
+                Some(())
+            }
             section::END => {
                 let counts =
                     [machine.locks.len(), machine.seats.len(), machine.waiters.len(), machine.sessions.len()];

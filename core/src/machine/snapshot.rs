@@ -9,12 +9,15 @@
 //! body    = section*
 //! section = kind:u8 content; records: kind count (slot record)*
 //! ```
-//! The first piece begins with the head (clock, floor, counters, remembered replies); the last ends with the number of
+//! The first piece begins with the head (clock, floor, counters, remembered replies, waiting commands); the last ends with the number of
 //! records of each kind.
 
-use super::bytes::{put_varint, Hash64};
+use super::bytes::{put_bytes, put_varint, Hash64};
 use super::slab::write_record;
 use super::Machine;
+use crate::keyspace::{codec, Value, View};
+use ::bytes::Bytes;
+use std::collections::VecDeque;
 
 /// Written by this version, and the only one read.
 pub(crate) const SNAPSHOT_VERSION: u8 = 1;
@@ -26,6 +29,8 @@ pub(crate) mod section {
     pub(crate) const WAITERS: u8 = 4;
     pub(crate) const SESSIONS: u8 = 5;
     pub(crate) const END: u8 = 6;
+    pub(crate) const VALUES: u8 = 7;
+    pub(crate) const SCRIPTS: u8 = 8;
 }
 
 /// How far the snapshot has come.
@@ -36,6 +41,9 @@ pub(crate) struct Progress {
     stage: Stage,
     /// Records written: locks, seats, waiters, sessions.
     counts: [u64; 4],
+    /// Values and scripts as they were, still to be written. Copies of them cost nothing.
+    values: imbl::OrdMap<u32, Value>,
+    scripts: VecDeque<Bytes>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,6 +52,8 @@ enum Stage {
     Seats,
     Waiters,
     Sessions,
+    Values,
+    Scripts,
 }
 
 impl Machine {
@@ -55,7 +65,14 @@ impl Machine {
         self.seats.walk_begin();
         self.waiters.walk_begin();
         self.sessions.walk_begin();
-        self.snapshot = Some(Progress { head, number: 0, stage: Stage::Locks, counts: [0; 4] });
+        self.snapshot = Some(Progress {
+            head,
+            number: 0,
+            stage: Stage::Locks,
+            counts: [0; 4],
+            values: self.values.clone(),
+            scripts: self.scripts.iter().cloned().collect(),
+        });
     }
 
     /// Gives a snapshot up.
@@ -92,18 +109,21 @@ impl Machine {
 
     /// Writes what the budget allows of one slab. True when the last slab is done.
     fn write_stage(&mut self, progress: &mut Progress, budget: &mut usize, piece: &mut Vec<u8>) -> bool {
+        match progress.stage {
+            Stage::Locks | Stage::Seats | Stage::Waiters | Stage::Sessions => {}
+            Stage::Values => return write_values(progress, budget, piece),
+            Stage::Scripts => return write_scripts(progress, budget, piece),
+        }
         let mut records = Vec::new();
         let (kind, at, (count, done), next) = match progress.stage {
-            Stage::Locks => {
-                (section::LOCKS, 0, self.locks.walk_step(budget, &mut records), Some(Stage::Seats))
-            }
-            Stage::Seats => {
-                (section::SEATS, 1, self.seats.walk_step(budget, &mut records), Some(Stage::Waiters))
-            }
+            Stage::Locks => (section::LOCKS, 0, self.locks.walk_step(budget, &mut records), Stage::Seats),
+            Stage::Seats => (section::SEATS, 1, self.seats.walk_step(budget, &mut records), Stage::Waiters),
             Stage::Waiters => {
-                (section::WAITERS, 2, self.waiters.walk_step(budget, &mut records), Some(Stage::Sessions))
+                (section::WAITERS, 2, self.waiters.walk_step(budget, &mut records), Stage::Sessions)
             }
-            Stage::Sessions => (section::SESSIONS, 3, self.sessions.walk_step(budget, &mut records), None),
+            Stage::Sessions | Stage::Values | Stage::Scripts => {
+                (section::SESSIONS, 3, self.sessions.walk_step(budget, &mut records), Stage::Values)
+            }
         };
         if count > 0 {
             piece.push(kind);
@@ -111,14 +131,10 @@ impl Machine {
             piece.append(&mut records);
             progress.counts[at] += count;
         }
-        match next {
-            _ if !done => false,
-            Some(stage) => {
-                progress.stage = stage;
-                false
-            }
-            None => true,
+        if done {
+            progress.stage = next;
         }
+        false
     }
 
     fn write_head(&self, out: &mut Vec<u8>) {
@@ -130,6 +146,7 @@ impl Machine {
         self.counters.write(out);
         self.idle.write(out);
         self.dedup.write(out);
+        self.blocked.write(out);
     }
 
     /// A hash over all replicated state: equal on every node at the same applied index, and after a restore.
@@ -155,8 +172,59 @@ impl Machine {
             write_record(slot, session, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
+        for (slot, value) in &self.values {
+            put_value(*slot, value, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for body in self.scripts.iter() {
+            put_bytes(&mut bytes, body);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
         hash.finish()
     }
+}
+
+fn put_value(slot: u32, value: &Value, out: &mut Vec<u8>) {
+    let mut bytes = Vec::new();
+    codec::write(value, &mut bytes);
+    put_varint(out, u64::from(slot));
+    put_bytes(out, &bytes);
+}
+
+/// True when the last has been written: never, scripts come after.
+fn write_values(progress: &mut Progress, budget: &mut usize, piece: &mut Vec<u8>) -> bool {
+    while *budget > 0 {
+        let Some((slot, value)) = progress.values.get_min().cloned() else {
+            progress.stage = Stage::Scripts;
+            break;
+        };
+        progress.values.remove(&slot);
+        piece.push(section::VALUES);
+        put_value(slot, &value, piece);
+        // A large collection is as much work as many slots.
+        *budget = budget.saturating_sub(1 + weight(&value));
+    }
+    false
+}
+
+fn weight(value: &Value) -> usize {
+    match value.view() {
+        View::Str(_) => 0,
+        View::Hash(fields) => fields.len(),
+        View::List(items) => items.len(),
+        View::Set(members) => members.len(),
+        View::ZSet(members) => members.len(),
+    }
+}
+
+fn write_scripts(progress: &mut Progress, budget: &mut usize, piece: &mut Vec<u8>) -> bool {
+    while *budget > 0 {
+        let Some(body) = progress.scripts.pop_front() else { return true };
+        piece.push(section::SCRIPTS);
+        put_bytes(piece, &body);
+        *budget = budget.saturating_sub(1 + body.len() / 64);
+    }
+    false
 }
 
 fn hash_and_clear(hash: &mut Hash64, bytes: &mut Vec<u8>) {

@@ -23,7 +23,10 @@ mod resp;
 mod scripts;
 
 use generate::Dice;
-use redfence_core::keyspace::{execute, Clock, Context, MemoryKeys, Resp};
+use redfence_core::keyspace::{execute, table, Clock, Context, MemoryKeys, Resp};
+use redfence_core::machine::{is_read, Applied, Command, Machine};
+use redfence_core::reply::Reply;
+use redfence_core::types::{Origin, RequestId, Stamp};
 use resp::{to_frame, Client, Frame, Server};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -41,6 +44,51 @@ fn seeds() -> Vec<u64> {
     match std::env::var("REDFENCE_SEED") {
         Ok(seed) => vec![seed.parse().expect("REDFENCE_SEED is a number")],
         Err(_) => (0..2).map(|offset| now().wall_us / 1000 + offset).collect(),
+    }
+}
+
+/// The lock machine, asked as a node asks it: reads from the state, the rest by entries.
+struct Locks {
+    machine: Machine,
+    requests: u64,
+}
+
+impl Locks {
+    fn new() -> Locks {
+        Locks { machine: Machine::new(), requests: 0 }
+    }
+
+    fn call(&mut self, now: Clock, resp: Resp, argv: &[&[u8]]) -> Reply {
+        let stamp = Stamp { term: 1, logical_ms: now.logical_ms, wall_us: now.wall_us };
+        let mut applied = Applied::default();
+        let row = table::find(argv[0]);
+        if row.is_none_or(is_read) {
+            // A leader stamps an entry before a read when time has passed.
+            self.machine.apply(stamp, None, Command::Expire { idle_ms: 600_000 }, &mut applied);
+            return self.machine.read(0, resp, argv);
+        }
+        self.requests += 1;
+        let id = RequestId { origin: Origin { node: 1, incarnation: 1 }, seq: self.requests };
+        let command = Command::Redis { db: 0, resp, argv: argv.iter().copied().collect() };
+        let mut blob = Vec::new();
+        command.encode(&mut blob);
+        let command = Command::decode(&blob).expect("what was encoded is read");
+        self.machine.apply(stamp, Some(id), command, &mut applied);
+        if applied.replies.is_empty() {
+            // It waits: the real server's client has been told that its time is up.
+            self.machine.apply(stamp, None, Command::Cancel { request: id }, &mut applied);
+        }
+        applied.replies.pop().expect("an answer").1
+    }
+
+    /// What a node that starts from this one's snapshot is, must be the same.
+    fn check_snapshot(&mut self) {
+        self.machine.check_invariants().expect("the invariants hold");
+        self.machine.snapshot_begin();
+        let pieces: Vec<Vec<u8>> = std::iter::from_fn(|| self.machine.snapshot_step(7)).collect();
+        let restored = Machine::restore(pieces).expect("the snapshot is whole");
+        assert_eq!(restored.state_hash(), self.machine.state_hash());
+        self.machine = restored;
     }
 }
 
@@ -97,6 +145,7 @@ fn run(seed: u64, steps: u64, resp: Resp, port: u16) {
     client.call(&[b"FLUSHALL"]);
     let mut dice = Dice::new(seed);
     let mut keys = MemoryKeys::default();
+    let mut locks = Locks::new();
     let mut trail: Vec<String> = Vec::new();
     for step in 0..steps {
         keys.now = now();
@@ -107,6 +156,15 @@ fn run(seed: u64, steps: u64, resp: Resp, port: u16) {
         let reply = execute(&mut cx, &argv_slices);
         let reply = cx.would_block.map_or(reply, |block| block.timed_out);
         let ours = comparable(&argv[0], to_frame(&reply, resp));
+        let machine = comparable(&argv[0], to_frame(&locks.call(keys.now, resp, &argv_slices), resp));
+        if step % 500 == 499 {
+            locks.check_snapshot();
+        }
+        assert!(
+            same(&argv[0], &theirs, &machine),
+            "seed {seed} {resp:?} step {step}: {}\n  redis {theirs:?}\n  machine {machine:?}",
+            shown(&argv)
+        );
         trail.push(format!("{} -> {theirs:?}", shown(&argv)));
         if !same(&argv[0], &theirs, &ours) {
             let from = trail.len().saturating_sub(40);
@@ -144,6 +202,7 @@ fn run_scripts(seed: u64, steps: u64, resp: Resp, port: u16) {
     let mut dice = Dice::new(seed);
     let mut keys = MemoryKeys::default();
     let mut cache = redfence_core::script::Scripts::default();
+    let mut locks = Locks::new();
     for step in 0..steps {
         keys.now = now();
         let script = step % 2 == 0;
@@ -166,6 +225,15 @@ fn run_scripts(seed: u64, steps: u64, resp: Resp, port: u16) {
             cx.would_block.map_or(reply, |block| block.timed_out)
         };
         let ours = comparable(&argv[0], to_frame(&reply, resp));
+        let machine = comparable(&argv[0], to_frame(&locks.call(keys.now, resp, &argv_slices), resp));
+        if step % 500 == 499 {
+            locks.check_snapshot();
+        }
+        assert!(
+            same(&argv[0], &theirs, &machine),
+            "seed {seed} {resp:?} step {step}: {}\n  redis {theirs:?}\n  machine {machine:?}",
+            shown(&argv)
+        );
         assert!(
             same(&argv[0], &theirs, &ours),
             "seed {seed} {resp:?} step {step}: {}\n  redis {theirs:?}\n  ours  {ours:?}",

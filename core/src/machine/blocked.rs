@@ -1,0 +1,197 @@
+//! Commands that wait for a list or a sorted set to be filled: `BLPOP` and its relatives. State, like the queues of locks.
+//!
+//! First come, first served for each key. Whenever a list or a sorted set may have got something, those who wait for it try
+//! their whole command again, oldest first; one that finds something is answered and leaves.
+
+use super::bytes::{put_varint, Reader};
+use super::codec::{put_resp, put_words, resp, words};
+use super::command::Db;
+use super::waiter::{put_request_id, request_id};
+use super::{Applied, Machine};
+use crate::grammar::errors;
+use crate::keyspace::{Resp, WouldBlock};
+use crate::reply::{Refusal, Reply};
+use crate::types::{RequestId, KEYS_PER_BLOCKED_MAX};
+use ::bytes::Bytes;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+#[derive(Clone, Debug)]
+struct Waiting {
+    id: RequestId,
+    db: Db,
+    resp: Resp,
+    argv: Vec<Bytes>,
+    keys: Vec<Bytes>,
+    /// `u64::MAX`: for ever.
+    deadline_ms: u64,
+}
+
+#[derive(Clone, Default)]
+pub(crate) struct Blocked {
+    waiting: BTreeMap<u64, Waiting>,
+    next_number: u64,
+    // Worked out from the above.
+    by_key: BTreeMap<(Db, Bytes), BTreeSet<u64>>,
+    by_deadline: BTreeSet<(u64, u64)>,
+    by_id: BTreeMap<RequestId, u64>,
+    /// Keys that may have got something. Empty between commands.
+    ready: VecDeque<(Db, Bytes)>,
+}
+
+impl Blocked {
+    pub(crate) fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
+    pub(crate) fn has(&self, id: RequestId) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    pub(crate) fn next_deadline_ms(&self) -> Option<u64> {
+        self.by_deadline.first().map(|(at_ms, _)| *at_ms)
+    }
+
+    pub(crate) fn note_ready(&mut self, db: Db, key: &[u8]) {
+        if !self.waiting.is_empty() {
+            self.ready.push_back((db, Bytes::copy_from_slice(key)));
+        }
+    }
+
+    pub(crate) fn ready_len(&self) -> usize {
+        self.ready.len()
+    }
+
+    pub(crate) fn truncate_ready(&mut self, len: usize) {
+        self.ready.truncate(len);
+    }
+
+    fn insert(&mut self, number: u64, waiting: Waiting) {
+        for key in &waiting.keys {
+            self.by_key.entry((waiting.db, key.clone())).or_default().insert(number);
+        }
+        if waiting.deadline_ms != u64::MAX {
+            self.by_deadline.insert((waiting.deadline_ms, number));
+        }
+        self.by_id.insert(waiting.id, number);
+        self.waiting.insert(number, waiting);
+        self.next_number = self.next_number.max(number + 1);
+    }
+
+    fn remove(&mut self, number: u64) -> Option<Waiting> {
+        let waiting = self.waiting.remove(&number)?;
+        for key in &waiting.keys {
+            let place = (waiting.db, key.clone());
+            if let Some(numbers) = self.by_key.get_mut(&place) {
+                numbers.remove(&number);
+                if numbers.is_empty() {
+                    self.by_key.remove(&place);
+                }
+            }
+        }
+        self.by_deadline.remove(&(waiting.deadline_ms, number));
+        self.by_id.remove(&waiting.id);
+        Some(waiting)
+    }
+
+    /// Nodes that are no more have nobody to answer to.
+    pub(crate) fn drop_if(&mut self, gone: impl Fn(RequestId) -> bool) {
+        let doomed: Vec<u64> =
+            self.waiting.iter().filter(|(_, waiting)| gone(waiting.id)).map(|(number, _)| *number).collect();
+        for number in doomed {
+            self.remove(number);
+        }
+    }
+
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.next_number);
+        put_varint(out, self.waiting.len() as u64);
+        for (number, waiting) in &self.waiting {
+            put_varint(out, *number);
+            put_request_id(out, waiting.id);
+            put_varint(out, u64::from(waiting.db));
+            put_resp(out, waiting.resp);
+            put_varint(out, waiting.deadline_ms.wrapping_add(1));
+            put_words(out, &waiting.argv);
+            put_words(out, &waiting.keys);
+        }
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>, count_max: usize) -> Option<Blocked> {
+        let mut blocked = Blocked::default();
+        let next_number = reader.varint()?;
+        for _ in 0..reader.varint()? {
+            let number = reader.varint()?;
+            let id = request_id(reader)?;
+            let (db, resp) = (reader.varint_u32()?, resp(reader)?);
+            let deadline_ms = reader.varint()?.wrapping_sub(1);
+            let own = |words: super::command::Words<'_>| -> Vec<Bytes> {
+                words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
+            };
+            let (argv, keys) = (own(words(reader)?), own(words(reader)?));
+            let fits = number < next_number && blocked.len() < count_max && !blocked.has(id);
+            if !fits || blocked.waiting.contains_key(&number) || keys.is_empty() {
+                return None;
+            }
+            blocked.insert(number, Waiting { id, db, resp, argv, keys, deadline_ms });
+        }
+        blocked.next_number = next_number;
+        Some(blocked)
+    }
+}
+
+impl Machine {
+    pub(crate) fn block(
+        &mut self,
+        id: RequestId,
+        db: Db,
+        resp: Resp,
+        argv: &[&[u8]],
+        block: WouldBlock,
+    ) -> Result<(), Refusal> {
+        if self.blocked.len() >= self.limits.waiters_max || block.keys.len() > KEYS_PER_BLOCKED_MAX {
+            return Err(errors::too_many_waiters(self.limits.waiters_max));
+        }
+        let deadline_ms =
+            block.timeout_ms.map_or(u64::MAX, |timeout_ms| self.clock.logical_ms.saturating_add(timeout_ms));
+        let argv = argv.iter().map(|word| Bytes::copy_from_slice(word)).collect();
+        let number = self.blocked.next_number;
+        self.blocked.insert(number, Waiting { id, db, resp, argv, keys: block.keys, deadline_ms });
+        Ok(())
+    }
+
+    /// Lets those try again who wait for a key that may have got something.
+    pub(crate) fn serve_blocked(&mut self, out: &mut Applied) {
+        while let Some(place) = self.blocked.ready.pop_front() {
+            let numbers: Vec<u64> = self.blocked.by_key.get(&place).into_iter().flatten().copied().collect();
+            for number in numbers {
+                let Some(waiting) = self.blocked.waiting.get(&number).cloned() else { continue };
+                let argv: Vec<&[u8]> = waiting.argv.iter().map(|word| &word[..]).collect();
+                let (reply, would_block) = self.run_redis(waiting.db, waiting.resp, &argv, out);
+                if would_block.is_none() {
+                    self.blocked.remove(number);
+                    self.answer(Some(waiting.id), reply, out);
+                }
+            }
+        }
+        self.serve_all(out);
+    }
+
+    /// Those whose time is up are told so.
+    pub(crate) fn end_due_blocked(&mut self, out: &mut Applied) {
+        while let Some((at_ms, number)) = self.blocked.by_deadline.first().copied() {
+            if at_ms > self.clock.logical_ms {
+                break;
+            }
+            if let Some(waiting) = self.blocked.remove(number) {
+                self.answer(Some(waiting.id), Reply::NilArray, out);
+            }
+        }
+    }
+
+    pub(crate) fn cancel_blocked(&mut self, request: RequestId, out: &mut Applied) {
+        if let Some(number) = self.blocked.by_id.get(&request).copied() {
+            self.blocked.remove(number);
+            self.answer(Some(request), Reply::NilArray, out);
+        }
+    }
+}

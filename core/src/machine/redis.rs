@@ -1,0 +1,155 @@
+//! Redis's commands, scripts and transactions, applied to the lock table; and reads, which need no entry.
+
+use super::bytes::Hash64;
+use super::command::{Db, Watched, Words};
+use super::keyspace::{MachineKeys, ReadKeys};
+use super::{Applied, Machine};
+use crate::keyspace::table::{self, Row};
+use crate::keyspace::{codec, errors, execute, Context, Keys, Resp};
+use crate::reply::Reply;
+use crate::script;
+use crate::types::RequestId;
+
+/// Replies larger than this are not kept for retries.
+const REMEMBERED_BYTES_MAX: usize = 16 * 1024;
+
+/// Whether a reply is too large to be remembered.
+pub(crate) fn is_large(reply: &Reply) -> bool {
+    fn weigh(reply: &Reply, left: &mut usize) -> bool {
+        let own = match reply {
+            Reply::Bulk(bytes) | Reply::Verbatim(bytes) => bytes.len(),
+            Reply::Error(refusal) => refusal.0.len(),
+            Reply::Array(items) | Reply::Set(items) => {
+                return items.iter().any(|item| weigh(item, left));
+            }
+            Reply::Map(pairs) => {
+                return pairs.iter().any(|(key, value)| weigh(key, left) || weigh(value, left));
+            }
+            _ => 0,
+        };
+        match left.checked_sub(own + 8) {
+            Some(rest) => *left = rest,
+            None => return true,
+        }
+        false
+    }
+    weigh(reply, &mut REMEMBERED_BYTES_MAX.clone())
+}
+
+/// Whether [`Machine::read`] answers this command: it changes nothing, and runs no script.
+#[must_use]
+pub fn is_read(row: &Row) -> bool {
+    !row.is(table::W) && !row.is(table::SCRIPT) && !row.is(table::PUBSUB)
+}
+
+impl Machine {
+    /// Answers a command that only reads ([`is_read`]). Any other is refused.
+    #[must_use]
+    pub fn read(&self, db: Db, resp: Resp, argv: &[&[u8]]) -> Reply {
+        match argv.first().and_then(|name| table::find(name)) {
+            Some(row) if !is_read(row) => errors::unknown_command(argv).into(),
+            Some(_) | None => execute(&mut Context::new(&mut ReadKeys(self), db, resp), argv),
+        }
+    }
+
+    /// A number that changes whenever the key does, for `WATCH`: over its last fence, its deadline and what it holds.
+    #[must_use]
+    pub fn watch_token(&self, db: Db, key: &[u8]) -> u64 {
+        let mut hash = Hash64::new(u64::from(db));
+        let mut bytes = Vec::new();
+        if let Some(slot) = self.names.find(&self.locks, db, key) {
+            let fence = self.locks[slot].fence;
+            bytes.extend_from_slice(&fence.0.to_le_bytes());
+        }
+        let keys = ReadKeys(self);
+        if let Some(value) = keys.value(db, key) {
+            bytes.push(1);
+            bytes.extend_from_slice(&keys.deadline_ms(db, key).unwrap_or(u64::MAX).to_le_bytes());
+            codec::write(&value.to_value(), &mut bytes);
+        }
+        hash.write(&bytes);
+        hash.finish()
+    }
+
+    /// `None`: the command waits, its answer comes later.
+    pub(crate) fn redis(
+        &mut self,
+        id: Option<RequestId>,
+        db: Db,
+        resp: Resp,
+        argv: &[&[u8]],
+        out: &mut Applied,
+    ) -> Option<Reply> {
+        self.end_all_due(out);
+        let (reply, would_block) = self.run_redis(db, resp, argv, out);
+        match (would_block, id) {
+            (Some(block), Some(id)) => match self.block(id, db, resp, argv, block) {
+                Ok(()) => None,
+                Err(refusal) => Some(refusal.into()),
+            },
+            // Nobody could be told later.
+            (Some(_), None) | (None, _) => Some(reply),
+        }
+    }
+
+    pub(crate) fn run_redis(
+        &mut self,
+        db: Db,
+        resp: Resp,
+        argv: &[&[u8]],
+        out: &mut Applied,
+    ) -> (Reply, Option<crate::keyspace::WouldBlock>) {
+        let row = argv.first().and_then(|name| table::find(name));
+        if row.is_some_and(|row| row.is(table::SCRIPT)) {
+            return (self.run_script(db, argv, out), None);
+        }
+        let mut keys = MachineKeys::new(self, out);
+        let mut cx = Context::new(&mut keys, db, resp);
+        let reply = execute(&mut cx, argv);
+        (reply, cx.would_block)
+    }
+
+    fn run_script(&mut self, db: Db, argv: &[&[u8]], out: &mut Applied) -> Reply {
+        // The cache steps aside while the script has the machine.
+        let mut scripts = std::mem::take(&mut self.scripts);
+        let reply = script::command(&mut scripts, &mut MachineKeys::new(self, out), db, argv);
+        self.scripts = scripts;
+        reply
+    }
+
+    /// All commands in one step, or none where a watched key is not as it was.
+    pub(crate) fn transaction(
+        &mut self,
+        db: Db,
+        resp: Resp,
+        watched: &[Watched<'_>],
+        commands: &[Words<'_>],
+        out: &mut Applied,
+    ) -> Reply {
+        self.end_all_due(out);
+        if watched.iter().any(|key| self.watch_token(key.db, key.key) != key.token) {
+            return Reply::NilArray;
+        }
+        // `SELECT` inside a transaction holds for the rest of it.
+        let mut db = db;
+        let mut replies = Vec::with_capacity(commands.len());
+        for argv in commands {
+            if argv.first().and_then(|name| table::find(name)).is_some_and(|row| row.is(table::SCRIPT)) {
+                replies.push(self.run_script(db, argv, out));
+                continue;
+            }
+            let mut keys = MachineKeys::new(self, out);
+            let mut cx = Context::new(&mut keys, db, resp);
+            replies.push(execute(&mut cx, argv));
+            db = cx.db;
+        }
+        Reply::Array(replies)
+    }
+
+    /// Commands look at keys without asking each whether it is due, so nothing may be left due.
+    fn end_all_due(&mut self, out: &mut Applied) {
+        while self.deadlines.next().is_some_and(|(at_ms, _, _)| at_ms <= self.clock.logical_ms) {
+            self.end_due(out);
+        }
+    }
+}

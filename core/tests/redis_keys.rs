@@ -1,0 +1,285 @@
+//! Keys made by plain Redis commands and locks taken by `LOCK.*` are the same things: fences, waiters, ends.
+
+use redfence_core::keyspace::Resp;
+use redfence_core::machine::{Applied, Command, Machine, Watched, Words};
+use redfence_core::reply::Reply;
+use redfence_core::types::{Fence, Origin, Reason, RequestId, Stamp};
+
+struct Node {
+    machine: Machine,
+    now_ms: u64,
+    seq: u64,
+}
+
+impl Node {
+    fn new() -> Node {
+        let mut machine = Machine::new();
+        machine.set_watched(true);
+        Node { machine, now_ms: 1_000, seq: 0 }
+    }
+
+    fn apply(&mut self, command: Command<'_>) -> (u64, Applied) {
+        self.seq += 1;
+        let id = RequestId { origin: Origin { node: 1, incarnation: 1 }, seq: self.seq };
+        let stamp = Stamp { term: 1, logical_ms: self.now_ms, wall_us: self.now_ms * 1000 };
+        let mut out = Applied::default();
+        self.machine.apply(stamp, Some(id), command, &mut out);
+        self.machine.check_invariants().expect("the invariants hold");
+        (self.seq, out)
+    }
+
+    fn answer(&mut self, command: Command<'_>) -> Reply {
+        let (seq, out) = self.apply(command);
+        out.replies.into_iter().find(|(id, _)| id.seq == seq).expect("an answer").1
+    }
+
+    fn say(&mut self, line: &str) -> Reply {
+        self.answer(redis(line))
+    }
+
+    fn eval(&mut self, body: &str, keys: &[&str]) -> Reply {
+        let count = keys.len().to_string();
+        let mut argv: Words<'_> =
+            [b"EVAL".as_slice(), body.as_bytes(), count.as_bytes()].into_iter().collect();
+        argv.extend(keys.iter().map(|key| key.as_bytes()));
+        self.answer(Command::Redis { db: 0, resp: Resp::Two, argv })
+    }
+
+    fn acquire(&mut self, name: &str, owner: &str, wait_ms: u64) -> (u64, Applied) {
+        let (resource, owner) = (name.as_bytes(), owner.as_bytes());
+        self.apply(Command::Acquire { db: 0, resource, ttl_ms: 1_000, wait_ms, owner, session: None })
+    }
+
+    fn fence(&self, name: &str) -> u64 {
+        match self.machine.query(redfence_core::machine::Query::Info { db: 0, resource: name.as_bytes() }) {
+            Reply::Info(info) => info.fence.0,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn owner(&self, name: &str) -> Option<Vec<u8>> {
+        match self.machine.query(redfence_core::machine::Query::Info { db: 0, resource: name.as_bytes() }) {
+            Reply::Info(info) => info.owner.map(|owner| owner.to_vec()),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn words(line: &str) -> Words<'_> {
+    line.split(' ').map(str::as_bytes).collect()
+}
+
+fn redis(line: &str) -> Command<'_> {
+    Command::Redis { db: 0, resp: Resp::Two, argv: words(line) }
+}
+
+fn granted(out: &Applied, seq: u64) -> Option<Fence> {
+    out.replies.iter().find_map(|(id, reply)| match reply {
+        Reply::Granted { fence, .. } if id.seq == seq => Some(*fence),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_key_is_a_lock_and_its_value_the_owner() {
+    let mut node = Node::new();
+    assert_eq!(node.say("SET k alice NX PX 30000"), Reply::OK);
+    let first = node.fence("k");
+    assert!(first > 0);
+    assert_eq!(node.owner("k").as_deref(), Some(b"alice".as_slice()));
+    let (seq, out) = node.acquire("k", "bob", 0);
+    assert_eq!(out.replies, [(RequestId { origin: Origin { node: 1, incarnation: 1 }, seq }, Reply::Nil)]);
+    // The same value again is a renewal, another one a new grant.
+    node.say("SET k alice PX 60000");
+    assert_eq!(node.fence("k"), first);
+    node.say("PEXPIRE k 90000");
+    assert_eq!(node.fence("k"), first);
+    node.say("SET k carol PX 60000");
+    let second = node.fence("k");
+    assert!(second > first);
+    let release = |fence| Command::Release { db: 0, resource: b"k", fence: Fence(fence) };
+    assert_eq!(node.answer(release(first)), Reply::Refused(Reason::AlreadyReleased));
+    assert_eq!(node.answer(release(second)), Reply::Released);
+    assert_eq!(node.say("EXISTS k"), Reply::Int(0));
+    // An end brings a key back under a new fence.
+    node.say("SET k carol PX 10");
+    let third = node.fence("k");
+    node.now_ms += 20;
+    node.say("SET k carol PX 10");
+    assert!(third > second && node.fence("k") > third);
+}
+
+#[test]
+fn plain_commands_and_lock_commands_exclude_each_other() {
+    let mut node = Node::new();
+    let (seq, out) = node.acquire("k", "alice", 0);
+    let fence = granted(&out, seq).expect("free");
+    assert_eq!(node.say("SET k bob NX PX 1000"), Reply::Nil);
+    assert_eq!(node.say("GET k"), Reply::bulk("alice"));
+    let release =
+        "if redis.call('get', KEYS[1]) == 'alice' then return redis.call('del', KEYS[1]) else return 0 end";
+    if cfg!(feature = "scripts") {
+        assert_eq!(node.eval(release, &["k"]), Reply::Int(1));
+    } else {
+        assert_eq!(node.say("DEL k"), Reply::Int(1));
+    }
+    let again = Command::Release { db: 0, resource: b"k", fence };
+    assert_eq!(node.answer(again), Reply::Refused(Reason::AlreadyReleased));
+}
+
+#[test]
+fn whatever_ends_a_key_serves_its_waiters_in_the_same_step() {
+    for end in ["DEL k", "RENAME k elsewhere", "PEXPIRE k 0", "FLUSHDB", "GETDEL k", "DELEX k IFEQ alice"] {
+        let mut node = Node::new();
+        node.say("SET k alice");
+        let (seq, out) = node.acquire("k", "bob", 5_000);
+        assert!(out.replies.is_empty(), "bob waits");
+        let (_, out) = node.apply(redis(end));
+        assert!(granted(&out, seq).is_some(), "{end}");
+        assert_eq!(node.say("GET k"), Reply::bulk("bob"), "{end}");
+    }
+    // Overwriting is no end for those who wait.
+    let mut node = Node::new();
+    node.say("SET k alice");
+    let (seq, _) = node.acquire("k", "bob", 5_000);
+    let (_, out) = node.apply(redis("SET k carol"));
+    assert!(granted(&out, seq).is_none());
+    // Its time is.
+    node.say("PEXPIRE k 100");
+    node.now_ms += 100;
+    let (_, out) = node.apply(Command::Expire { idle_ms: 600_000 });
+    assert!(granted(&out, seq).is_some());
+}
+
+#[test]
+fn collections_are_locks_too() {
+    let mut node = Node::new();
+    node.say("HSET k uuid:1 1");
+    let fence = node.fence("k");
+    node.say("HINCRBY k uuid:1 1");
+    assert_eq!(node.fence("k"), fence, "a change in place keeps the fence");
+    assert_eq!(node.owner("k").as_deref(), Some(b"hash".as_slice()));
+    let (seq, _) = node.acquire("k", "bob", 5_000);
+    let (_, out) = node.apply(redis("HDEL k uuid:1"));
+    assert!(granted(&out, seq).is_some(), "an emptied hash is a release");
+    assert_eq!(node.say("HGET k f"), Reply::Error(redfence_core::keyspace::errors::WRONG_TYPE));
+    // An owner named like a type is nobody's retry.
+    node.say("RPUSH l x");
+    let (_, out) = node.acquire("l", "list", 0);
+    assert_eq!(out.replies[0].1, Reply::Nil);
+}
+
+#[test]
+fn blocked_pops_are_served_first_come_first_served() {
+    let mut node = Node::new();
+    let (first, out) = node.apply(redis("BLPOP a b 5"));
+    assert!(out.replies.is_empty());
+    let (second, _) = node.apply(redis("BLPOP b 0"));
+    let (third, _) = node.apply(redis("BRPOP b 1"));
+    let (_, out) = node.apply(redis("RPUSH b x y"));
+    let told: Vec<u64> = out.replies.iter().map(|(id, _)| id.seq).skip(1).collect();
+    assert_eq!(told, [first, second]);
+    assert_eq!(node.say("EXISTS b"), Reply::Int(0));
+    assert_eq!(node.machine.next_deadline_ms(), Some(node.now_ms + 1_000));
+    // A snapshot remembers who waits.
+    node.machine.snapshot_begin();
+    let pieces: Vec<Vec<u8>> = std::iter::from_fn(|| node.machine.snapshot_step(3)).collect();
+    let restored = Machine::restore(pieces).expect("whole");
+    assert_eq!(restored.state_hash(), node.machine.state_hash());
+    node.machine = restored;
+    node.now_ms += 1_000;
+    let (_, out) = node.apply(Command::Expire { idle_ms: 600_000 });
+    let timed_out = out.replies.iter().find(|(id, _)| id.seq == third).expect("its time is up");
+    assert_eq!(timed_out.1, Reply::NilArray);
+}
+
+#[test]
+fn a_blocked_client_that_goes_takes_nothing() {
+    let mut node = Node::new();
+    let (first, _) = node.apply(redis("BLPOP b 0"));
+    let request = RequestId { origin: Origin { node: 1, incarnation: 1 }, seq: first };
+    node.apply(Command::Cancel { request });
+    assert_eq!(node.say("RPUSH b x"), Reply::Int(1));
+    assert_eq!(node.say("LLEN b"), Reply::Int(1));
+}
+
+#[test]
+fn transactions_see_whether_watched_keys_changed() {
+    let mut node = Node::new();
+    node.say("SET k 1");
+    node.say("HSET h f 1");
+    let watch =
+        |node: &Node, key: &'static [u8]| Watched { db: 0, key, token: node.machine.watch_token(0, key) };
+    let exec = |watched| Command::Transaction {
+        db: 0,
+        resp: Resp::Two,
+        watched,
+        commands: vec![words("INCR k"), words("SELECT 1"), words("GET k"), words("NOSUCH")],
+    };
+    let watched = vec![watch(&node, b"k"), watch(&node, b"h"), watch(&node, b"none")];
+    let Reply::Array(replies) = node.answer(exec(watched)) else { panic!("nothing changed") };
+    assert_eq!(replies[..3], [Reply::Int(2), Reply::OK, Reply::Nil]);
+    assert!(replies[3].is_error());
+    for change in ["SET k 7", "HINCRBY h f 1", "SET none x", "PEXPIRE k 5000"] {
+        let watched = vec![watch(&node, b"k"), watch(&node, b"h"), watch(&node, b"none")];
+        node.say(change);
+        assert_eq!(node.answer(exec(watched)), Reply::NilArray, "{change}");
+    }
+}
+
+#[cfg(feature = "scripts")]
+#[test]
+fn a_stopped_script_leaves_no_trace() {
+    let mut node = Node::new();
+    node.say("SET held alice PX 5000");
+    node.say("RPUSH list a b");
+    node.say("SET gone x");
+    node.say("DEL gone");
+    let (waiter, _) = node.acquire("held", "bob", 60_000);
+    let (popper, _) = node.apply(redis("BLPOP empty 0"));
+    let fence = node.fence("held");
+    let body = "redis.call('del', 'held') redis.call('set', 'held', 'carol') redis.call('del', 'list')
+        redis.call('set', 'new', 1) redis.call('hset', 'gone', 'f', 1) redis.call('rpush', 'empty', 'x')
+        redis.call('publish', 'c', 'm') redis.call('flushall') redis.call('set', 'after', 1)
+        while true do end";
+    let (_, out) = node.apply(Command::Redis {
+        db: 0,
+        resp: Resp::Two,
+        argv: [b"EVAL".as_slice(), body.as_bytes(), b"0"].into_iter().collect(),
+    });
+    assert!(out.replies[0].1.is_error());
+    assert_eq!(out.replies.len(), 1, "nobody was served: {:?}", out.replies);
+    assert!(out.events.is_empty() && out.published.is_empty(), "{:?}", out.events);
+    assert_eq!(node.fence("held"), fence);
+    assert_eq!(node.say("GET held"), Reply::bulk("alice"));
+    assert_eq!(node.say("PTTL held"), Reply::Int(5_000));
+    assert_eq!(node.say("LLEN list"), Reply::Int(2));
+    assert_eq!(node.say("EXISTS new gone empty after"), Reply::Int(0));
+    // And those who waited still do.
+    let (_, out) = node.apply(redis("DEL held"));
+    assert!(granted(&out, waiter).is_some());
+    let (_, out) = node.apply(redis("RPUSH empty y"));
+    assert!(out.replies.iter().any(|(id, _)| id.seq == popper));
+}
+
+#[cfg(feature = "scripts")]
+#[test]
+fn two_nodes_fed_the_same_log_hold_the_same_state() {
+    let log: &[&str] = &[
+        "for i = 1, 300 do redis.call('hset', 'h', 'f' .. i * 7919 % 1000, i / 3) end return redis.call('hlen', 'h')",
+        "local t = redis.call('hkeys', 'h') table.sort(t) for i, k in ipairs(t) do redis.call('zadd', 'z', i / 7, k) end",
+        "for k, v in pairs({a = 1, b = 2, c = 3}) do redis.call('rpush', 'l', k .. v) end return redis.call('time')",
+        "redis.call('set', 'half', string.format('%.17g %s', 0.1, 1 / 3)) error('half-way')",
+        "redis.call('set', 'gone', 1) while true do end",
+    ];
+    let play = move || {
+        let mut node = Node::new();
+        for body in log {
+            node.eval(body, &[]);
+            node.now_ms += 7;
+        }
+        node.machine.state_hash()
+    };
+    let other = std::thread::spawn(play);
+    assert_eq!(play(), other.join().expect("the other node"));
+}
