@@ -205,6 +205,20 @@ fn sessions_live_by_their_connection() {
 }
 
 #[test]
+fn closed_sessions_make_room_for_others() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    let open = |client: &mut Client, count: usize| -> Vec<String> {
+        (0..count).for_each(|_| client.send(&["LOCK.SESSION", "OPEN", "60000"]));
+        (0..count).map(|_| client.receive()).collect()
+    };
+    let sessions = open(&mut client, 1024);
+    assert!(open(&mut client, 1)[0].starts_with("-ERR this connection has opened 1024 sessions"));
+    assert_eq!(client.ask(&["LOCK.SESSION", "CLOSE", sessions[7].trim_matches('"')]), "0");
+    assert!(open(&mut client, 1)[0].starts_with('"'));
+}
+
+#[test]
 fn blocked_in_a_wait_keeps_a_session_alive() {
     let node = Node::start(&[]);
     let (mut holder, mut waiter) = (node.connect(), node.connect());

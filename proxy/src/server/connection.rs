@@ -215,6 +215,11 @@ impl Connection {
         if call.waits {
             self.client.set_waiting(false);
         }
+        if let (Some(slot), Some(step)) = (&self.client.sessions, call.session) {
+            if let Some(id) = step.forgets(reply) {
+                slot.forget(id);
+            }
+        }
         if !call.muted {
             let protocol = self.client.protocol;
             reply.render(&mut Encoder { out: &mut self.out, protocol });

@@ -11,6 +11,7 @@ use crate::tier1::embedded::Ticket;
 use crate::tier2::handle::PendingReply;
 use bytes::Bytes;
 use redfence_core::reply::Reply;
+use redfence_core::types::SessionId;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -54,6 +55,34 @@ pub struct Call {
     /// When it began, for the latency in INFO.
     pub began_us: u64,
     pub if_abandoned: IfAbandoned,
+    /// Set for `LOCK.SESSION OPEN` and `CLOSE`.
+    pub session: Option<SessionStep>,
+}
+
+/// What an answer means for the sessions of the connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionStep {
+    /// Kept alive from the moment it was asked for; forgotten where it was refused.
+    Opens(SessionId),
+    /// Forgotten once it is gone for certain.
+    Closes(SessionId),
+}
+
+impl SessionStep {
+    /// The session this connection has no more to do with, now that the answer is known.
+    #[must_use]
+    pub fn forgets(self, answer: &Reply) -> Option<SessionId> {
+        let refused = match answer {
+            Reply::Error(refusal) => Some(refusal.code()),
+            _ => None,
+        };
+        match (self, refused) {
+            (SessionStep::Opens(_), None) => None,
+            (SessionStep::Opens(id), Some(_)) => Some(id),
+            (SessionStep::Closes(_), Some("UNAVAILABLE" | "INDETERMINATE")) => None,
+            (SessionStep::Closes(id), Some(_) | None) => Some(id),
+        }
+    }
 }
 
 #[derive(Debug)]

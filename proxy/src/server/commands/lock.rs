@@ -2,7 +2,7 @@
 
 use crate::server::connection::{Connection, Flow};
 use crate::server::ids;
-use crate::server::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, Source};
+use crate::server::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, SessionStep, Source};
 use crate::server::router::Destination;
 use crate::server::stats::Verdict;
 use crate::tier1::embedded::Answer;
@@ -57,13 +57,14 @@ impl Connection {
         }
         let session = ids::session();
         let owner_is_ours = names_no_owner(&request);
-        let opens = matches!(request, Request::Session(Session::Open { .. }));
-        if opens && !self.remember_session(session) {
+        let session_step = match &request {
+            Request::Session(Session::Open { .. }) => Some(SessionStep::Opens(session)),
+            Request::Session(Session::Close(id)) => SessionId::parse(id).map(SessionStep::Closes),
+            _ => None,
+        };
+        if matches!(session_step, Some(SessionStep::Opens(_))) && !self.remember_session(session) {
             return self
                 .refuse(Refusal::new("ERR this connection has opened 1024 sessions already; close some"));
-        }
-        if let Request::Session(Session::Close(id)) = &request {
-            self.forget_session(id);
         }
         let context = Context { db: self.client.db, owner, session };
         let wait_ms = wait_ms_of(&request);
@@ -84,6 +85,9 @@ impl Connection {
             }
         };
         self.await_call(lane, Source::Tier2(pending), waits, if_abandoned);
+        if let Some(Pending::Call(call)) = self.pending.back_mut() {
+            call.session = session_step;
+        }
         Flow::Done
     }
 
@@ -93,7 +97,14 @@ impl Connection {
             self.client.set_waiting(true);
         }
         let (muted, began_us) = (self.client.is_muted(), self.shared.now_us());
-        self.pending.push_back(Pending::Call(Call { source, waits, muted, began_us, if_abandoned }));
+        self.pending.push_back(Pending::Call(Call {
+            source,
+            waits,
+            muted,
+            began_us,
+            if_abandoned,
+            session: None,
+        }));
     }
 
     /// Whether a command for `lane` may start now.
@@ -104,12 +115,6 @@ impl Connection {
     fn remember_session(&mut self, id: SessionId) -> bool {
         let keeper = &self.shared.keeper;
         self.client.sessions.get_or_insert_with(|| keeper.open_slot()).add(id)
-    }
-
-    fn forget_session(&self, id: &[u8]) {
-        if let (Some(slot), Some(id)) = (&self.client.sessions, SessionId::parse(id)) {
-            slot.forget(id);
-        }
     }
 
     // ---- the node itself ----
