@@ -40,7 +40,9 @@ build: ## debug build of the module and the proxy
 
 build-release:
 	@scripts/install-deps cc libclang redis
-	$(CARGO) build --release --locked -p redfence -p redfence-module
+	@# Apart, or the module would be built with the features the proxy asks of core (Luau).
+	$(CARGO) build --release --locked -p redfence-module
+	$(CARGO) build --release --locked -p redfence
 
 unit: build ## Rust tests of every crate: golden scripts, properties, conformance, clusters of real processes
 	@scripts/install-deps redis strace
@@ -62,7 +64,8 @@ lua-test: ## the Lua library's own tests
 
 bench: ## the lock machine, Tier 1 and Tier 2 against the alternatives, as ratios in one run
 	@scripts/install-deps cc libclang redis
-	$(CARGO) build --release --locked -p redfence -p redfence-module -p redfence-bench
+	$(CARGO) build --release --locked -p redfence-module
+	$(CARGO) build --release --locked -p redfence-bench
 	target/release/redfence-bench all
 
 fuzz: ## every fuzz target for a minute each (needs nightly and cargo-fuzz)

@@ -268,7 +268,10 @@ fn keys_of_both_tiers_do_not_mix() {
     let (_redis, node) = behind(&["--route", "wallet:*=correctness"]);
     let mut client = node.connect();
     assert!(client.ask(&["MSET", "wallet:1", "a", "x", "b"]).starts_with("-CROSSTIER "));
-    assert!(client.ask(&["GET", "wallet:1"]).contains("not supported yet"));
+    assert_eq!(client.ask(&["SET", "wallet:2", "old", "NX", "PX", "60000"]), "OK");
+    assert_eq!(client.ask(&["LOCK.ACQUIRE", "wallet:2", "60000"]), "nil", "a plain key is a lock there");
+    assert_eq!(client.ask(&["GET", "wallet:2"]), "\"old\"");
+    assert!(client.ask(&["BLPOP", "wallet:3", "1"]).contains("not supported yet"));
     assert_eq!(client.ask(&["GET", "x"]), "nil");
     assert!(client.ask(&["LOCK.ACQUIRE", "wallet:1", "1000", "TIER", "EFFICIENCY"]).starts_with("-TIER "));
     client.acquire(&["wallet:1", "60000"]);

@@ -91,7 +91,13 @@ impl Connection {
         Flow::Done
     }
 
-    fn await_call(&mut self, lane: Lane, source: Source, waits: bool, if_abandoned: IfAbandoned) {
+    pub(in crate::server) fn await_call(
+        &mut self,
+        lane: Lane,
+        source: Source,
+        waits: bool,
+        if_abandoned: IfAbandoned,
+    ) {
         self.lane = lane;
         if waits {
             self.client.set_waiting(true);

@@ -2,9 +2,14 @@
 
 use super::unknown_command;
 use crate::server::connection::{Connection, Flow};
+use crate::server::encode::Protocol;
 use crate::server::keys;
+use crate::server::pending::{IfAbandoned, Lane, Source};
 use crate::server::router::PlainDestination;
+use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
+use redfence_core::keyspace::{table, Resp};
+use redfence_core::machine::Command;
 use redfence_core::reply::Refusal;
 
 impl Connection {
@@ -24,17 +29,29 @@ impl Connection {
         }
     }
 
-    /// The Raft keyspace's place: every key is a lock there, and its value is the owner. Not built yet.
+    /// The Raft keyspace: every key is a lock there, and its value is the owner. Every command goes through the log, reads too.
     fn keyspace_command(&mut self, argv: &[&[u8]]) -> Flow {
-        let name = argv[0];
-        if !keys::is_redis_command(name) {
-            return self.refuse(unknown_command(argv));
+        match table::find(argv[0]) {
+            Some(row) if row.is(table::BLOCK) || row.is(table::PUBSUB) => self.refuse(not_yet(argv[0])),
+            None if keys::is_redis_command(argv[0]) => self.refuse(not_yet(argv[0])),
+            None => self.refuse(unknown_command(argv)),
+            Some(_) if self.client.in_transaction => self.refuse(Refusal::new(
+                "ERR keys of the correctness tier cannot be part of a transaction with the Redis behind",
+            )),
+            Some(_) if !self.lane_is_open(Lane::Tier2) => Flow::Stall,
+            Some(_) => {
+                let resp = match self.client.protocol {
+                    Protocol::Resp2 => Resp::Two,
+                    Protocol::Resp3 => Resp::Three,
+                };
+                let words = argv.iter().copied().collect();
+                let mut blob = Vec::with_capacity(128);
+                Command::Redis { db: self.client.db, resp, argv: words }.encode(&mut blob);
+                let pending = self.shared.tier2.submit(Bytes::from(blob), 0);
+                self.await_call(Lane::Tier2, Source::Tier2(pending), false, IfAbandoned::Nothing);
+                Flow::Done
+            }
         }
-        let name = shown(&name.to_ascii_lowercase());
-        self.refuse(Refusal::new(format!(
-            "ERR '{name}' on keys of the correctness tier is not supported yet; use LOCK.* commands, or start the proxy with \
-             --redis and route these keys there"
-        )))
     }
 
     /// Remembers what the loss of the Redis behind would take from the client.
@@ -71,4 +88,9 @@ impl Connection {
             }
         }
     }
+}
+
+fn not_yet(name: &[u8]) -> Refusal {
+    let name = shown(&name.to_ascii_lowercase());
+    Refusal::new(format!("ERR '{name}' on keys of the correctness tier is not supported yet"))
 }
