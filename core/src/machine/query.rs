@@ -17,15 +17,22 @@ const SCAN_SLOTS_PER_NAME: usize = 16;
 impl Machine {
     #[must_use]
     pub fn query(&self, query: Query<'_>) -> Reply {
+        self.query_later(query, 0)
+    }
+
+    /// The same, asked `late_ms` after the newest stamp: with no entry in between the clock stands still, and times left and
+    /// waited would too. Only what is shown of them moves; whether something lives is decided by the log alone.
+    #[must_use]
+    pub fn query_later(&self, query: Query<'_>, late_ms: u64) -> Reply {
         match query {
-            Query::Info { db, resource } => self.info(db, resource),
-            Query::Queue { db, resource } => self.queue(db, resource),
+            Query::Info { db, resource } => self.info(db, resource, late_ms),
+            Query::Queue { db, resource } => self.queue(db, resource, late_ms),
             Query::Scan { db, cursor, pattern, count } => self.scan(db, cursor, pattern, count),
-            Query::Session { id } => self.session_info(id),
+            Query::Session { id } => self.session_info(id, late_ms),
         }
     }
 
-    fn info(&self, db: Db, name: &[u8]) -> Reply {
+    fn info(&self, db: Db, name: &[u8], late_ms: u64) -> Reply {
         let mut info = LockInfo {
             resource: Bytes::copy_from_slice(name),
             tier: self.tier,
@@ -53,17 +60,17 @@ impl Machine {
                 info.session = self.sessions.get(lock.session).map(|session| session.id);
                 info.ttl_ms = Some(match lock.at_ms {
                     super::deadlines::NEVER => -1,
-                    deadline_ms => (deadline_ms - self.clock.logical_ms) as i64,
+                    deadline_ms => (deadline_ms - self.clock.logical_ms).saturating_sub(late_ms) as i64,
                 });
             }
         }
         Reply::Info(Box::new(info))
     }
 
-    fn queue(&self, db: Db, name: &[u8]) -> Reply {
+    fn queue(&self, db: Db, name: &[u8], late_ms: u64) -> Reply {
         let Some(slot) = self.names.find(&self.locks, db, name) else { return Reply::Array(Vec::new()) };
         let row = |waiter: &Waiter| {
-            let waited_ms = self.clock.logical_ms - waiter.since_ms;
+            let waited_ms = self.clock.logical_ms - waiter.since_ms + late_ms;
             Reply::Array(vec![Reply::bulk(&waiter.owner), Reply::Int(waited_ms as i64)])
         };
         Reply::Array(self.live_waiters(&self.locks[slot]).map(row).collect())
@@ -91,13 +98,13 @@ impl Machine {
         Reply::Array(vec![Reply::bulk(next.to_string()), Reply::Array(names)])
     }
 
-    fn session_info(&self, id: SessionId) -> Reply {
+    fn session_info(&self, id: SessionId, late_ms: u64) -> Reply {
         let found = self.session_ids.get(&id).map(|slot| &self.sessions[*slot]);
         let Some(session) = found.filter(|session| session.deadline_ms > self.clock.logical_ms) else {
             return errors::no_session().into();
         };
         let name = if session.label.is_empty() { Reply::Nil } else { Reply::bulk(&session.label) };
-        let left_ms = session.deadline_ms - self.clock.logical_ms;
+        let left_ms = (session.deadline_ms - self.clock.logical_ms).saturating_sub(late_ms);
         Reply::Map(vec![
             (Reply::Text("id"), Reply::bulk(session.id.to_string())),
             (Reply::Text("name"), name),

@@ -16,6 +16,7 @@ impl Node {
                 EntryType::EntryNormal if entry.data.is_empty() => {}
                 EntryType::EntryNormal => {
                     self.machine.apply_entry(&entry.data, &mut self.applying);
+                    self.stamp_applied_at_ms = self.now.monotonic_ms;
                     self.hand_out();
                 }
                 EntryType::EntryConfChangeV2 => self.apply_change(&entry),
@@ -45,6 +46,8 @@ impl Node {
             }
         }
         self.out.events.append(&mut self.applying.events);
+        // What scripts publish has no way out yet; it must not pile up.
+        self.applying.published.clear();
     }
 
     /// Requests the machine has put into a queue: "queued" is no answer, but they need not be sent again.

@@ -37,6 +37,8 @@ pub struct Node {
     /// Index of the last applied entry.
     pub(super) applied: u64,
     pub(super) applying: Applied,
+    /// When, on this node's own clock, the machine's clock last moved.
+    pub(super) stamp_applied_at_ms: u64,
     pub(super) membership: Membership,
     pub(super) pending: Pending,
     /// The machine knows this start of the node: its commands are taken.
@@ -93,6 +95,7 @@ impl Node {
             machine,
             applied,
             applying: Applied::default(),
+            stamp_applied_at_ms: 0,
             membership,
             pending: Pending::new(origin),
             origin_live: false,

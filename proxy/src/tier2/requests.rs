@@ -229,9 +229,22 @@ impl Node {
     }
 
     pub(super) fn answer_reads(&mut self) {
+        let late_ms = self.since_last_stamp_ms();
         for (ticket, query) in self.reads.ready(self.applied) {
-            let reply = self.machine.query(query.borrow());
+            let reply = self.machine.query_later(query.borrow(), late_ms);
             self.out.replies.push((ticket, reply));
+        }
+    }
+}
+
+impl Node {
+    /// Logical time that has gone by since the newest applied stamp: the leader knows it, others look at their own clock.
+    fn since_last_stamp_ms(&self) -> u64 {
+        match self.clock.logical_ms() {
+            Some(logical_ms) => logical_ms.saturating_sub(self.machine.logical_ms()),
+            // Nothing applied since the start: how old the snapshot's clock is, nobody here knows.
+            None if self.stamp_applied_at_ms == 0 => 0,
+            None => self.now.monotonic_ms.saturating_sub(self.stamp_applied_at_ms),
         }
     }
 }
