@@ -40,10 +40,11 @@ fn number(name: &str, otherwise: u64) -> u64 {
 }
 
 /// Seeds of a run: the one asked for, or a few that are new each time.
+/// The same seeds at every run; `REDFENCE_SEED=n` tries another.
 fn seeds() -> Vec<u64> {
     match std::env::var("REDFENCE_SEED") {
         Ok(seed) => vec![seed.parse().expect("REDFENCE_SEED is a number")],
-        Err(_) => (0..2).map(|offset| now().wall_us / 1000 + offset).collect(),
+        Err(_) => vec![1, 2],
     }
 }
 
