@@ -39,7 +39,6 @@ fn number(name: &str, otherwise: u64) -> u64 {
     std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(otherwise)
 }
 
-/// Seeds of a run: the one asked for, or a few that are new each time.
 /// The same seeds at every run; `REDFENCE_SEED=n` tries another.
 fn seeds() -> Vec<u64> {
     match std::env::var("REDFENCE_SEED") {
