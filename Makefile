@@ -62,7 +62,7 @@ lua-test: ## the Lua library's own tests
 	@scripts/install-deps redis python
 	lua/tests/run
 
-bench: ## the lock machine, Tier 1 and Tier 2 against the alternatives, as ratios in one run
+bench: ## the lock machine, and the module beside plain Redis locks, as ratios in one run
 	@scripts/install-deps cc libclang redis
 	$(CARGO) build --release --locked -p redfence-module
 	$(CARGO) build --release --locked -p redfence-bench
