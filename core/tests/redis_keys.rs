@@ -169,6 +169,20 @@ fn collections_are_locks_too() {
     assert_eq!(out.replies[0].1, Reply::Nil);
 }
 
+/// Found by the differential test: the list was gone for a moment, and with it its time.
+#[test]
+fn a_list_of_one_that_is_rotated_keeps_its_time_and_its_fence() {
+    for rotate in ["RPOPLPUSH l l", "LMOVE l l LEFT RIGHT", "BRPOPLPUSH l l 0", "LMOVE l l LEFT LEFT"] {
+        let mut node = Node::new();
+        node.say("RPUSH l a");
+        node.say("PEXPIRE l 5000");
+        let fence = node.fence("l");
+        assert_eq!(node.say(rotate), Reply::bulk("a"), "{rotate}");
+        assert_eq!(node.fence("l"), fence, "{rotate}");
+        assert_eq!(node.say("PERSIST l"), Reply::Int(1), "{rotate}");
+    }
+}
+
 #[test]
 fn blocked_pops_are_served_first_come_first_served() {
     let mut node = Node::new();

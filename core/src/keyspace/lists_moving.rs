@@ -49,6 +49,9 @@ fn move_item(
     if cx.list(from)?.is_none() {
         return Ok(None);
     }
+    if from == to {
+        return rotate(cx, from, from_end, to_end);
+    }
     cx.list(to)?;
     let item = take(cx, from, from_end, 1)?.remove(0);
     cx.change_list(to, |items| {
@@ -56,6 +59,17 @@ fn move_item(
         (true, ())
     })?;
     Ok(Some(item))
+}
+
+/// In one step: a list of one item that moves within itself is never empty, so it keeps its time and its fence.
+fn rotate(cx: &mut Context<'_>, key: &[u8], from_end: End, to_end: End) -> Result<Option<Bytes>, Refusal> {
+    cx.change_list(key, |items| {
+        let item = from_end.pop(items);
+        if let Some(item) = &item {
+            to_end.push(items, item.clone());
+        }
+        (item.is_some(), item)
+    })
 }
 
 pub(super) fn rpoplpush(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
