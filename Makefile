@@ -5,7 +5,7 @@ SEED ?=
 SEEDS ?= 0..1000
 DURATION ?= 60
 
-.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim scale bench fuzz clean
+.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim scale interop bench fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -57,6 +57,11 @@ sim: ## the simulator over seeds: make sim, make sim SEED=7, make sim SEEDS=0..1
 
 scale: build-release ## 500,000 held locks, 11,000 connections, a follower a million commands behind
 	$(CARGO) run --release --locked -p redfence-tests --bin scale
+
+interop: ## unchanged lock libraries of other languages against a real cluster: make interop, ONLY=python, ONLY=node/redlock, UPDATE=1
+	@scripts/install-deps cc libclang python
+	$(CARGO) build --release --locked -p redfence
+	tests/interop/run --bin $(or $(CARGO_TARGET_DIR),target)/release/redfence $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(UPDATE),--update-readme)
 
 lua-test: ## the Lua library's own tests
 	@scripts/install-deps redis python
