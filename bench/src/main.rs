@@ -1,22 +1,49 @@
 //! The same lock work against Redfence and what a user would pick instead, in one run.
 //!
-//! `redfence-bench SUBCOMMAND`: one file a subcommand. Each prints what it measured, one figure a line.
+//! `redfence-bench PART`, or `all`. Every part starts the servers it needs on free ports and stops them again.
+//!
+//! # Layout
+//!
+//! - [`options`]: the command line
+//! - [`fleet`]: the closed-loop load over Redis's protocol; [`resp`] its words, [`latencies`] its clock
+//! - [`servers`]: what is measured, as processes
+//! - [`parts`]: the work, one file each; [`machine`] and [`tier1`] are older than the rest and print for themselves
 
+// The parts that use the rest of the frame follow.
+#![allow(dead_code)]
+
+mod fleet;
+mod latencies;
 mod machine;
+mod options;
+mod parts;
+mod resp;
+mod servers;
 mod tier1;
 
-fn main() {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match arguments.first().map(String::as_str) {
-        Some("machine") => machine::run(),
-        Some("tier1") => tier1::run(&arguments[1..]),
-        Some("all") => {
+use clap::Parser;
+use options::{Cli, Part};
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    let Cli { part, options } = Cli::parse();
+    let outcome = match part {
+        Part::Machine => {
             machine::run();
-            tier1::run(&[]);
+            Ok(())
         }
-        Some(_) | None => {
-            eprintln!("usage: redfence-bench all | machine | tier1 [MODULE]");
-            std::process::exit(2);
+        Part::Tier1 => tier1::run(&options),
+        Part::Passthrough => parts::passthrough::run(&options),
+        Part::All => {
+            machine::run();
+            tier1::run(&options).and_then(|()| parts::passthrough::run(&options))
+        }
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(line) => {
+            eprintln!("redfence-bench: {line}");
+            ExitCode::FAILURE
         }
     }
 }

@@ -61,14 +61,8 @@ impl Tally {
     }
 }
 
-pub(crate) fn run(arguments: &[String]) {
-    let module = arguments.first().cloned().or_else(find_module);
-    let Some(module) = module else {
-        eprintln!(
-            "no libredfence_module.so: build it with `cargo build --release -p redfence-module`, or name it"
-        );
-        std::process::exit(2);
-    };
+pub(crate) fn run(options: &crate::options::Options) -> Result<(), String> {
+    let module = options.module()?.to_string_lossy().into_owned();
     let server = Server::start(&module);
     let mut control = server.connect();
     let scripts = [COMPARE_AND_DELETE, FENCED].map(|script| load_script(&mut control, script));
@@ -94,6 +88,7 @@ pub(crate) fn run(arguments: &[String]) {
     let [set_nx, fenced, module] = &tallies;
     compare("set_nx_and_script", module, set_nx, "1.0");
     compare("fenced_script", module, fenced, "1.1");
+    Ok(())
 }
 
 fn report(way: Way, tally: &mut Tally) {
@@ -260,13 +255,6 @@ fn load_script(control: &mut TcpStream, script: &str) -> String {
     let len = control.read(&mut reply).expect("Redis sends replies");
     let text = String::from_utf8_lossy(&reply[..len]).into_owned();
     text.split("\r\n").nth(1).unwrap_or_else(|| panic!("no digest in {text}")).to_owned()
-}
-
-/// Beside this program, where `cargo build` puts both.
-fn find_module() -> Option<String> {
-    let program = std::env::current_exe().ok()?;
-    let path = program.parent()?.join("libredfence_module.so");
-    path.exists().then(|| path.to_string_lossy().into_owned())
 }
 
 /// A redis-server of our own, stopped on drop.

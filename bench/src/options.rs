@@ -1,0 +1,79 @@
+//! The command line, and where the programs are.
+
+use clap::{Args, Parser, Subcommand};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// The same lock work against Redfence and what a user would pick instead, in one run.
+#[derive(Debug, Parser)]
+#[command(name = "redfence-bench", max_term_width = 110)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) part: Part,
+    #[command(flatten)]
+    pub(crate) options: Options,
+}
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Part {
+    /// Everything
+    All,
+    /// The lock machine alone, on one core
+    Machine,
+    /// Lock pairs on one Redis: plain, fenced, by the module
+    Tier1,
+    /// Ordinary pipelined traffic through a proxy and without it
+    Passthrough,
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Options {
+    /// Short turns: to see that everything runs, not for figures
+    #[arg(long, global = true)]
+    pub(crate) quick: bool,
+    /// The redfence program [default: beside this one]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) bin: Option<PathBuf>,
+    /// The Redis module [default: beside this program]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) module: Option<PathBuf>,
+}
+
+impl Options {
+    pub(crate) fn redfence(&self) -> Result<PathBuf, String> {
+        let found = self.bin.clone().or_else(|| beside_this_program("redfence"));
+        found.ok_or_else(|| {
+            "no redfence program: `cargo build --release -p redfence`, or name it with --bin".into()
+        })
+    }
+
+    pub(crate) fn module(&self) -> Result<PathBuf, String> {
+        let found = self.module.clone().or_else(|| beside_this_program("libredfence_module.so"));
+        let hint =
+            "no libredfence_module.so: `cargo build --release -p redfence-module`, or name it with --module";
+        found.ok_or_else(|| hint.into())
+    }
+
+    /// How often every target gets its turn.
+    pub(crate) fn turns(&self, full: usize) -> usize {
+        if self.quick {
+            full.min(2)
+        } else {
+            full
+        }
+    }
+
+    pub(crate) fn turn_length(&self, full: Duration) -> Duration {
+        if self.quick {
+            full.min(Duration::from_millis(250))
+        } else {
+            full
+        }
+    }
+}
+
+/// Where `cargo build` puts both.
+fn beside_this_program(name: &str) -> Option<PathBuf> {
+    let path = std::env::current_exe().ok()?.parent()?.join(name);
+    path.exists().then_some(path)
+}

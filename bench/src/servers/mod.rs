@@ -1,0 +1,170 @@
+//! The servers a run needs, as processes of our own: free ports, data in temporary directories, stopped when dropped.
+//!
+//! # Layout
+//!
+//! - [`redis`]: a redis-server in memory, perhaps with the module or the Lua library
+//! - [`redfence`]: one to five `redfence serve`
+//!
+//! Ports are asked of the system and closed again before the server opens them; another program may be quicker, so starting is tried again.
+
+pub(crate) mod redfence;
+pub(crate) mod redis;
+
+use crate::resp;
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+pub(crate) const STARTS_WITHIN: Duration = Duration::from_secs(30);
+pub(crate) const START_ATTEMPTS: usize = 3;
+
+/// A child process, killed when dropped: what it would write at its end is of no use to anybody.
+pub(crate) struct Process {
+    child: Child,
+    program: String,
+}
+
+impl Process {
+    /// Output goes to a file beside the data, for when it does not start.
+    pub(crate) fn start(command: &mut Command, log: &std::path::Path) -> Result<Process, String> {
+        let program = command.get_program().to_string_lossy().into_owned();
+        let file =
+            std::fs::File::create(log).map_err(|error| format!("cannot write {}: {error}", log.display()))?;
+        let copy = file.try_clone().map_err(|error| format!("cannot write {}: {error}", log.display()))?;
+        let child = command.stdin(Stdio::null()).stdout(file).stderr(copy).spawn();
+        let child = child.map_err(|error| format!("cannot start {program}: {error}"))?;
+        Ok(Process { child, program })
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
+    /// Processor time of all its threads so far.
+    pub(crate) fn cpu(&self) -> Duration {
+        cpu_of(self.id())
+    }
+
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        resident_bytes_of(self.id())
+    }
+
+    /// Until something listens there, or the process has ended.
+    pub(crate) fn await_port(&mut self, port: u16) -> Result<(), String> {
+        self.await_until(|| TcpStream::connect(local(port)).is_ok())
+    }
+
+    pub(crate) fn await_until(&mut self, mut is_ready: impl FnMut() -> bool) -> Result<(), String> {
+        let deadline = Instant::now() + STARTS_WITHIN;
+        while Instant::now() < deadline {
+            if !self.is_running() {
+                return Err(format!("{} ended at its start", self.program));
+            }
+            if is_ready() {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Err(format!("{} is not ready after {} s", self.program, STARTS_WITHIN.as_secs()))
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn cpu_of_self() -> Duration {
+    cpu_of(std::process::id())
+}
+
+/// In steps of a clock tick (10 ms): measure over a second or more.
+fn cpu_of(pid: u32) -> Duration {
+    const TICK: Duration = Duration::from_millis(10);
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    TICK * ticks(&stat)
+}
+
+/// User and system time, the 14th and 15th field. The 2nd may hold spaces, so counting begins behind its bracket.
+fn ticks(stat: &str) -> u32 {
+    let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
+    fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u32>().ok()).sum()
+}
+
+pub(crate) fn resident_bytes_of(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
+    let kilobytes = line.split_whitespace().nth(1).and_then(|word| word.parse::<u64>().ok());
+    kilobytes.unwrap_or(0) * 1024
+}
+
+pub(crate) fn local(port: u16) -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, port))
+}
+
+/// Different ones: all are held until the last is found.
+pub(crate) fn free_ports<const N: usize>() -> Result<[u16; N], String> {
+    let found = free_port_list(N)?;
+    found.try_into().map_err(|_| "as many ports as asked for".to_string())
+}
+
+pub(crate) fn free_port_list(count: usize) -> Result<Vec<u16>, String> {
+    let bind = |_| TcpListener::bind(local(0)).map_err(|error| format!("no free port: {error}"));
+    let listeners = (0..count).map(bind).collect::<Result<Vec<_>, _>>()?;
+    let port = |listener: &TcpListener| listener.local_addr().map(|address| address.port());
+    listeners
+        .iter()
+        .map(|listener| port(listener).map_err(|error| format!("no free port: {error}")))
+        .collect()
+}
+
+pub(crate) fn temporary_directory() -> Result<tempfile::TempDir, String> {
+    let made = tempfile::Builder::new().prefix("redfence-bench-").tempdir();
+    made.map_err(|error| format!("no temporary directory: {error}"))
+}
+
+/// Asks one thing on a connection of its own and answers the whole reply.
+pub(crate) fn call(address: SocketAddr, words: &[&[u8]]) -> Result<Vec<u8>, String> {
+    let failed = |error: std::io::Error| format!("{address}: {error}");
+    let mut stream = TcpStream::connect(address).map_err(failed)?;
+    stream.set_read_timeout(Some(STARTS_WITHIN)).map_err(failed)?;
+    let mut request = Vec::new();
+    resp::encode(words, &mut request);
+    stream.write_all(&request).map_err(failed)?;
+    let mut reply = Vec::new();
+    let mut chunk = [0; 16 * 1024];
+    loop {
+        let count = stream.read(&mut chunk).map_err(failed)?;
+        if count == 0 {
+            return Err(format!("{address} closed the connection"));
+        }
+        reply.extend_from_slice(&chunk[..count]);
+        if resp::reply_len(&reply).is_some() {
+            return Ok(reply);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_is_read_behind_a_name_with_spaces() {
+        let stat = "123 (a (odd) name) S 1 2 3 4 5 6 7 8 9 10 700 42 0 0 20 0 1 0 100";
+        assert_eq!(ticks(stat), 742);
+    }
+
+    #[test]
+    fn free_ports_differ() {
+        let [one, other] = free_ports::<2>().expect("two ports");
+        assert_ne!(one, other);
+    }
+}

@@ -1,0 +1,146 @@
+//! `redfence serve` on one to five nodes of one cluster, with its default settings.
+
+use super::{call, free_port_list, local, temporary_directory, Process, STARTS_WITHIN, START_ATTEMPTS};
+use crate::resp;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+pub(crate) struct Node {
+    pub(crate) process: Process,
+    pub(crate) address: SocketAddr,
+}
+
+pub(crate) struct Cluster {
+    pub(crate) nodes: Vec<Node>,
+    binary: PathBuf,
+    arguments: Vec<String>,
+    peers: Vec<u16>,
+    directory: tempfile::TempDir,
+}
+
+impl Cluster {
+    /// Ready to serve: all nodes answer and know one leader.
+    pub(crate) fn start(binary: &Path, count: usize, arguments: &[&str]) -> Result<Cluster, String> {
+        let mut last = String::new();
+        for _ in 0..START_ATTEMPTS {
+            match Cluster::try_start(binary, count, arguments) {
+                Ok(cluster) => return Ok(cluster),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn try_start(binary: &Path, count: usize, arguments: &[&str]) -> Result<Cluster, String> {
+        let directory = temporary_directory()?;
+        let ports = free_port_list(2 * count)?;
+        let (clients, peers) = ports.split_at(count);
+        let mut cluster = Cluster {
+            nodes: Vec::new(),
+            binary: binary.to_path_buf(),
+            arguments: arguments.iter().map(|argument| (*argument).to_string()).collect(),
+            peers: peers.to_vec(),
+            directory,
+        };
+        for (at, port) in clients.iter().enumerate() {
+            let address = local(*port);
+            cluster.nodes.push(Node { process: cluster.launch(at, address)?, address });
+        }
+        for at in 0..count {
+            let port = cluster.nodes[at].address.port();
+            let log = cluster.log(at);
+            let ready = cluster.nodes[at].process.await_port(port);
+            ready.map_err(|error| format!("{error}: {}", last_line(&log)))?;
+        }
+        cluster.await_leader()?;
+        Ok(cluster)
+    }
+
+    fn log(&self, at: usize) -> PathBuf {
+        self.directory.path().join(format!("log{}", at + 1))
+    }
+
+    fn launch(&self, at: usize, address: SocketAddr) -> Result<Process, String> {
+        let mut command = Command::new(&self.binary);
+        command.arg("serve").args(["--id", &(at + 1).to_string(), "--listen", &address.to_string()]);
+        command.arg("--data").arg(self.directory.path().join(format!("node{}", at + 1)));
+        if self.peers.len() > 1 {
+            let members: Vec<String> = self
+                .peers
+                .iter()
+                .enumerate()
+                .map(|(at, port)| format!("{}={}", at + 1, local(*port)))
+                .collect();
+            command.args([
+                "--cluster",
+                &members.join(","),
+                "--peer-listen",
+                &local(self.peers[at]).to_string(),
+            ]);
+        }
+        command.args(&self.arguments);
+        Process::start(&mut command, &self.log(at))
+    }
+
+    /// Starts a node again that was killed; its data is where it was.
+    pub(crate) fn restart(&mut self, at: usize) -> Result<(), String> {
+        let address = self.nodes[at].address;
+        self.nodes[at].process = self.launch(at, address)?;
+        self.nodes[at].process.await_port(address.port())
+    }
+
+    pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
+        self.nodes.iter().map(|node| node.address).collect()
+    }
+
+    pub(crate) fn cpu(&self) -> Duration {
+        self.nodes.iter().map(|node| node.process.cpu()).sum()
+    }
+
+    /// The leader's place, once every node names the same.
+    pub(crate) fn await_leader(&self) -> Result<usize, String> {
+        let deadline = Instant::now() + STARTS_WITHIN;
+        while Instant::now() < deadline {
+            let named: Vec<Option<usize>> = self.nodes.iter().map(|node| leader_at(node.address)).collect();
+            if let Some(Some(leader)) = named.first() {
+                if named.iter().all(|other| *other == Some(*leader)) {
+                    return Ok(leader - 1);
+                }
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Err(format!("no leader after {} s", STARTS_WITHIN.as_secs()))
+    }
+}
+
+/// Whom this node thinks the leader; none where it has no quorum.
+pub(crate) fn leader_at(address: SocketAddr) -> Option<usize> {
+    let reply = call(address, &[b"LOCK.CLUSTER", b"INFO"]).ok()?;
+    number_after(&reply, b"leader").filter(|leader| *leader > 0).map(|leader| leader as usize)
+}
+
+/// The integer that follows a key in a flat map. The same word may also be a value: `role` is `leader` too.
+fn number_after(reply: &[u8], key: &[u8]) -> Option<i64> {
+    let lines: Vec<&[u8]> = resp::lines(reply).collect();
+    let value = lines.windows(2).filter(|pair| pair[0] == key).find_map(|pair| pair[1].strip_prefix(b":"))?;
+    std::str::from_utf8(value).ok()?.parse().ok()
+}
+
+fn last_line(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    text.lines().last().unwrap_or("nothing in its log").to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_found_behind_its_key() {
+        let reply = b"*4\r\n$4\r\nrole\r\n$6\r\nleader\r\n$6\r\nleader\r\n:3\r\n";
+        assert_eq!(number_after(reply, b"term"), None);
+        assert_eq!(number_after(reply, b"leader"), Some(3));
+    }
+}

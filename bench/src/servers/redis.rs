@@ -1,0 +1,68 @@
+//! A redis-server of our own, in memory: no snapshots, no append-only file.
+
+use super::{call, free_ports, local, temporary_directory, Process, START_ATTEMPTS};
+use crate::resp;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+pub(crate) struct Redis {
+    pub(crate) process: Process,
+    pub(crate) address: SocketAddr,
+    _directory: tempfile::TempDir,
+}
+
+impl Redis {
+    pub(crate) fn start(module: Option<&Path>) -> Result<Redis, String> {
+        let mut last = String::new();
+        for _ in 0..START_ATTEMPTS {
+            match Redis::try_start(module) {
+                Ok(redis) => return Ok(redis),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+
+    fn try_start(module: Option<&Path>) -> Result<Redis, String> {
+        let directory = temporary_directory()?;
+        let [port] = free_ports()?;
+        let mut command = Command::new("redis-server");
+        command.args([
+            "--port",
+            &port.to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--appendonly",
+            "no",
+        ]);
+        command.arg("--dir").arg(directory.path());
+        if let Some(module) = module {
+            command.arg("--loadmodule").arg(module);
+        }
+        let mut process = Process::start(&mut command, &directory.path().join("log"))?;
+        process.await_port(port)?;
+        Ok(Redis { process, address: local(port), _directory: directory })
+    }
+
+    /// The digest to call it by.
+    pub(crate) fn load_script(&self, script: &[u8]) -> Result<Vec<u8>, String> {
+        load_script(self.address, script)
+    }
+
+    pub(crate) fn load_functions(&self, library: &[u8]) -> Result<(), String> {
+        let reply = call(self.address, &[b"FUNCTION", b"LOAD", b"REPLACE", library])?;
+        if resp::is_error(&reply) {
+            return Err(resp::shown(&reply));
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn load_script(address: SocketAddr, script: &[u8]) -> Result<Vec<u8>, String> {
+    let reply = call(address, &[b"SCRIPT", b"LOAD", script])?;
+    let digest = resp::lines(&reply).nth(1).filter(|digest| digest.len() == 40).map(<[u8]>::to_vec);
+    digest.ok_or_else(|| format!("no digest from SCRIPT LOAD: {}", resp::shown(&reply)))
+}
