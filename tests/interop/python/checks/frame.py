@@ -3,6 +3,7 @@
 Runs on Python 3.7 and later (aioredis asks for an old one), standard library only.
 """
 
+import asyncio
 import json
 import os
 import random
@@ -156,6 +157,26 @@ class Background:
         if self.error:
             raise self.error
         return self.value
+
+
+class Loop:
+    """An asyncio loop in a thread of its own; calling it with a coroutine waits for the result."""
+
+    def __init__(self):
+        self.loop = asyncio.new_event_loop()
+        threading.Thread(target=self.loop.run_forever, daemon=True).start()
+
+    def __call__(self, coroutine):
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+
+
+def raises(kind, call, text):
+    """The error of this kind that the call must raise."""
+    try:
+        call()
+    except kind as error:
+        return error
+    raise Failed(text)
 
 
 # The JSON lines.

@@ -2,14 +2,13 @@
 
 import asyncio
 import sys
-import threading
 import time
 
 import redis
 import redis.asyncio
 from redis.exceptions import LockError, LockNotOwnedError, RedisError
 
-from frame import NODES, expect, fresh_name, held_fence, host_port, is_free, lock_info, until
+from frame import NODES, Loop, expect, fresh_name, held_fence, host_port, is_free, lock_info, raises
 from shared import Library, run_shared
 
 
@@ -47,11 +46,7 @@ class AsyncLock(SyncLock):
     def __init__(self, protocol):
         super().__init__(protocol)
         self.variant = "asyncio Lock, RESP%d" % protocol
-        self.loop = asyncio.new_event_loop()
-        threading.Thread(target=self.loop.run_forever, daemon=True).start()
-
-    def wait(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(60)
+        self.wait = Loop()
 
     def client(self, address):
         async def make():
@@ -76,14 +71,6 @@ class AsyncLock(SyncLock):
 
     def extend(self, client, lock, ttl_ms):
         return self.wait(lock.extend(ttl_ms / 1000, replace_ttl=True))
-
-
-def raises(kind, call, text):
-    try:
-        call()
-    except kind as error:
-        return error
-    expect(False, text)
 
 
 def sync_only(library, report):
