@@ -203,8 +203,8 @@ class Cluster:
 
 
 class PlainRedis(Cluster):
-    """Not Redfence: one redis-server at all three addresses, three of them as Redlock masters, none with a disk. The checks
-    that a Redis can pass must pass here, those that speak of fences or of a killed leader must not."""
+    """Not a cluster: one redis-server with the module at all three addresses, three of them as Redlock masters, none with a disk.
+    Shows what a Redis answers; the checks that ask for fences of plain keys, or for a leader's memory, fail."""
 
     def start(self):
         self.redlock = [f"{HOST}:{port}" for port in free_ports(3)]
@@ -217,10 +217,39 @@ class PlainRedis(Cluster):
 
     def command(self, index):
         host, port = self.redlock[index].rsplit(":", 1)
-        return ["redis-server", "--bind", host, "--port", port, "--save", "", "--appendonly", "no"]
+        module = pathlib.Path(self.binary).parent / "libredfence_module.so"
+        return ["redis-server", "--bind", host, "--port", port, "--save", "", "--appendonly", "no", "--loadmodule", str(module)]
 
     def leader(self):
         return 0
+
+
+class Split(Cluster):
+    """Not a cluster: three nodes that do not know each other. Every check that asks two of them must fail."""
+
+    def command(self, index):
+        return [self.binary, "serve", "--listen", self.addresses[index], "--data", os.path.join(self.data, str(index + 1))]
+
+    def leader(self):
+        return self.living()[0]
+
+
+class Amnesia(Cluster):
+    """A cluster in which everybody forgets everything when the leader dies. The checks that kill it must fail, and no others."""
+
+    def do_kill_leader(self):
+        with self.changing:
+            leader = self.leader()
+            self.kill_all()
+            shutil.rmtree(self.data)
+            os.makedirs(self.data)
+            for index in range(3):
+                self.launch(index)
+            self.processes[leader].kill()
+            self.processes[leader].wait()
+            for index in self.living():
+                self.await_ready(index)
+            return [self.addresses[leader]]
 
 
 HAS_REDLOCK = {}

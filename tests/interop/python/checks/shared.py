@@ -186,8 +186,13 @@ class Ledger:
         self.lock = threading.Lock()
         self.grants = []  # (surely from, surely until, fence or None, address)
         self.counter = self.writes = self.broken = 0
+        self.workers = []
 
     def count(self, address=None):
+        """The grants so far; raises what ended a worker that should have gone on."""
+        for worker in self.workers:
+            if worker.error:
+                raise worker.error
         with self.lock:
             return sum(address in (None, grant[3]) for grant in self.grants)
 
@@ -249,12 +254,12 @@ def readable_fence(key, lapses):
 def crew(library, name, addresses, ttl_ms, during):
     """Workers at these addresses while `during(ledger)` runs; then the verdict."""
     ledger, stop = Ledger(), threading.Event()
-    workers = [Background(work, library, name, address, ttl_ms, ledger, stop) for address in addresses]
+    ledger.workers = [Background(work, library, name, address, ttl_ms, ledger, stop) for address in addresses]
     try:
         during(ledger)
     finally:
         stop.set()
-    for worker in workers:
+    for worker in ledger.workers:
         worker.result()
     return ledger.judge()
 
