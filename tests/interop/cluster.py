@@ -75,7 +75,8 @@ class Cluster:
         self.binary = binary
         self.logs = logs
         self.processes = {}
-        self.changing = threading.Lock()
+        self.changing = threading.RLock()  # held by whoever starts or kills a node
+        self.stopped = False
         self.data = tempfile.mkdtemp(prefix="redfence-interop-data-")
         LIVING.add(self)
         try:
@@ -119,6 +120,8 @@ class Cluster:
         return words + (["--redlock-listen", self.redlock[index]] if self.redlock else [])
 
     def launch(self, index):
+        if self.stopped:
+            raise Trouble("the cluster was stopped")
         log = open(pathlib.Path(self.logs) / f"node{index + 1}.log", "ab")
         with log:
             self.processes[index] = subprocess.Popen(self.command(index), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -198,7 +201,10 @@ class Cluster:
         LIVING.discard(self)
         if getattr(self, "server", None):
             self.server.stop()
-        self.kill_all()
+        # A restart may be under way for a runner that is gone already: nothing may be started behind our back.
+        self.stopped = True
+        with self.changing:
+            self.kill_all()
         shutil.rmtree(self.data, ignore_errors=True)
 
 
