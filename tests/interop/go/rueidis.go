@@ -94,7 +94,11 @@ func (l *rueidisLocker) try(_ context.Context, name string) (held, error) {
 }
 
 func (l *rueidisLocker) wait(ctx context.Context, name string) (held, error) {
-	lockCtx, cancel, err := l.locks.WithContext(ctx, name)
+	// The lock lives no longer than the context it was asked with: this one ends with ctx only while it waits.
+	lockCtx, stop := context.WithCancel(context.Background())
+	detach := context.AfterFunc(ctx, stop)
+	lockCtx, cancel, err := l.locks.WithContext(lockCtx, name)
+	detach()
 	if err != nil {
 		return nil, err
 	}
