@@ -1,7 +1,7 @@
 //! Keys made by plain Redis commands and locks taken by `LOCK.*` are the same things: fences, waiters, ends.
 
 use redfence_core::keyspace::Resp;
-use redfence_core::machine::{Applied, Command, Machine, Watched, Words};
+use redfence_core::machine::{Applied, Command, Machine, Wanted, Watched, Words};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Fence, Origin, Reason, RequestId, Stamp};
 
@@ -14,7 +14,7 @@ struct Node {
 impl Node {
     fn new() -> Node {
         let mut machine = Machine::new();
-        machine.set_watched(true);
+        machine.set_wanted(Wanted::ALL);
         Node { machine, now_ms: 1_000, seq: 0 }
     }
 

@@ -3,7 +3,7 @@
 use crate::admin;
 use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
-use crate::events::{EventQueue, Hub};
+use crate::events::{spread, EventQueue, Hub};
 use crate::server::keeper::Keeper;
 use crate::server::listener;
 use crate::server::router::{Door, Router};
@@ -15,12 +15,10 @@ use crate::tier1::marks::Marks;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
 use crate::tier2::shell::{self, ShellConfig};
-use redfence_core::types::Tier;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
-use tokio::sync::broadcast::error::RecvError;
 
 /// How long a start waits for the first word of the Redis behind. The node serves in any case.
 const FIRST_CONTACT_WITHIN: Duration = Duration::from_secs(3);
@@ -82,7 +80,7 @@ fn announce(config: &Config, main_door: &TcpListener) {
 }
 
 fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpListener) -> Arc<Shared> {
-    let hub = Arc::new(Hub::default());
+    let hub = Arc::new(Hub::new(Arc::clone(tier2.demand())));
     let events = EventQueue::start(Arc::clone(&hub));
     let upstream = config.redis.clone().map(|address| {
         Upstream::start(address, config.redis_username.clone(), config.redis_password.clone())
@@ -91,7 +89,9 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         .is_none()
         .then(|| Embedded::start(clock, config.idle_retention_ms, Arc::clone(&hub), events.clone()));
     let listener = upstream.as_ref().map(|upstream| Listener::start(Arc::clone(upstream), Arc::clone(&hub)));
-    tokio::spawn(watch_tier2(tier2.clone(), Arc::clone(&hub), events.clone()));
+    if let Some(news) = tier2.take_news() {
+        tokio::spawn(spread(news, Arc::clone(&hub), events.clone()));
+    }
     Arc::new(Shared {
         router: Router::new(config.routes.clone(), config.default_tier, upstream.is_some()),
         password: config.password.clone(),
@@ -110,33 +110,6 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         upstream,
         listener,
     })
-}
-
-/// Listens to Tier 2's events while somebody listens to us.
-async fn watch_tier2(tier2: Tier2Handle, hub: Arc<Hub>, events: EventQueue) {
-    let mut watching = hub.watching();
-    loop {
-        if watching.wait_for(|watching| *watching).await.is_err() {
-            return;
-        }
-        let mut receiver = tier2.watch();
-        loop {
-            let received = tokio::select! {
-                received = receiver.recv() => received,
-                changed = watching.wait_for(|watching| !*watching) => {
-                    if changed.is_err() {
-                        return;
-                    }
-                    break;
-                }
-            };
-            match received {
-                Ok(event) => events.offer(Tier::Correctness, vec![event]),
-                Err(RecvError::Lagged(count)) => events.count_lost(count),
-                Err(RecvError::Closed) => return,
-            }
-        }
-    }
 }
 
 /// As many as asked for, if the system has file descriptors for them, two for each where a Redis is behind. Raises the soft

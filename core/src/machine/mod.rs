@@ -85,7 +85,7 @@ pub struct Applied {
     pub replies: Vec<(RequestId, Reply)>,
     /// Only filled while somebody watches.
     pub events: Vec<Event>,
-    /// `PUBLISH`: channel and message, in order.
+    /// `PUBLISH`: channel and message, in order. Only filled while somebody listens.
     pub published: Vec<(Bytes, Bytes)>,
 }
 
@@ -95,6 +95,19 @@ impl Applied {
         self.events.clear();
         self.published.clear();
     }
+}
+
+/// What of an apply somebody wants to hear of. What nobody wants is not even collected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Lock events.
+    pub events: bool,
+    /// What `PUBLISH` said.
+    pub messages: bool,
+}
+
+impl Wanted {
+    pub const ALL: Wanted = Wanted { events: true, messages: true };
 }
 
 /// A look at the state that changes nothing.
@@ -149,7 +162,7 @@ pub struct Machine {
 
     // Not state.
     limits: Limits,
-    watched: bool,
+    wanted: Wanted,
     remembering: bool,
     tier: Tier,
 }
@@ -191,7 +204,7 @@ impl Machine {
             to_serve: VecDeque::new(),
             snapshot: None,
             limits,
-            watched: false,
+            wanted: Wanted::default(),
             remembering: true,
             tier: Tier::Correctness,
         }
@@ -199,7 +212,17 @@ impl Machine {
 
     /// Whether events are collected. Their `seq` rises either way.
     pub fn set_watched(&mut self, watched: bool) {
-        self.watched = watched;
+        self.wanted.events = watched;
+    }
+
+    /// What is collected besides replies.
+    pub fn set_wanted(&mut self, wanted: Wanted) {
+        self.wanted = wanted;
+    }
+
+    #[must_use]
+    pub fn wanted(&self) -> Wanted {
+        self.wanted
     }
 
     /// Whether replies are remembered for retried proposals. Only a machine that is not replicated may do without.
@@ -372,7 +395,7 @@ impl Machine {
     /// Tells watchers. The number rises whether anybody watches or not.
     fn emit(&mut self, kind: EventKind, slot: u32, owner: EventOwner, out: &mut Applied) {
         self.event_seq += 1;
-        if !self.watched {
+        if !self.wanted.events {
             return;
         }
         let lock = &self.locks[slot];

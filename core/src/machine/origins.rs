@@ -55,10 +55,4 @@ impl Machine {
             Seen::Stale | Seen::Forgotten | Seen::NoRoom => Fate::Unknown,
         }
     }
-
-    /// Whether events are collected.
-    #[must_use]
-    pub fn is_watched(&self) -> bool {
-        self.watched
-    }
 }

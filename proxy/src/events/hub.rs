@@ -1,12 +1,13 @@
 //! The table of listeners: channels and patterns → inboxes.
 
+use super::Demand;
 use bytes::Bytes;
 use redfence_core::event::CHANNEL_PREFIX;
 use redfence_core::glob;
 use rustc_hash::FxHashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, RwLock};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 /// Messages one listener may leave unread. One more ends its connection.
 const INBOX_MESSAGES_MAX: usize = 4096;
@@ -69,23 +70,17 @@ struct Table {
 pub struct Hub {
     table: RwLock<Table>,
     next_id: AtomicU64,
-    /// Subscriptions that may see lock events. While there are none, nobody needs to make events.
-    lock_watchers: AtomicUsize,
-    watching: watch::Sender<bool>,
-}
-
-impl Default for Hub {
-    fn default() -> Hub {
-        Hub {
-            table: RwLock::default(),
-            next_id: AtomicU64::new(1),
-            lock_watchers: AtomicUsize::new(0),
-            watching: watch::channel(false).0,
-        }
-    }
+    /// While nobody listens, nobody needs to make events and messages.
+    demand: Arc<Demand>,
 }
 
 impl Hub {
+    /// `demand` is where listeners are counted.
+    #[must_use]
+    pub fn new(demand: Arc<Demand>) -> Hub {
+        Hub { table: RwLock::default(), next_id: AtomicU64::new(1), demand }
+    }
+
     /// An inbox with no subscriptions yet.
     #[must_use]
     pub fn open_inbox(&self) -> Inbox {
@@ -97,15 +92,10 @@ impl Hub {
     /// Whether anybody may want lock events now.
     #[must_use]
     pub fn is_watching_locks(&self) -> bool {
-        self.lock_watchers.load(Ordering::Relaxed) > 0
+        self.demand.wanted().events
     }
 
-    /// Follows [`Hub::is_watching_locks`].
-    #[must_use]
-    pub fn watching(&self) -> watch::Receiver<bool> {
-        self.watching.subscribe()
-    }
-
+    /// From its return on, the inbox gets whatever is published or applied.
     pub fn subscribe(&self, inbox: &Inbox, kind: Kind, name: &Bytes) {
         let listener = Listener {
             id: inbox.id,
@@ -118,9 +108,9 @@ impl Hub {
             return;
         }
         listeners.push(listener);
+        self.demand.subscriptions.fetch_add(1, Ordering::SeqCst);
         if may_see_locks(kind, name) {
-            self.lock_watchers.fetch_add(1, Ordering::Relaxed);
-            self.watching.send_if_modified(|watching| !std::mem::replace(watching, true));
+            self.demand.lock_watchers.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -136,10 +126,21 @@ impl Hub {
         if listeners.is_empty() {
             map.remove(name);
         }
-        if removed && may_see_locks(kind, name) && self.lock_watchers.fetch_sub(1, Ordering::Relaxed) == 1 {
-            // Under the table's lock, as in `subscribe`, so that a newcomer's `true` cannot be overwritten by our `false`.
-            self.watching.send_if_modified(|watching| std::mem::replace(watching, false));
+        if removed {
+            self.demand.subscriptions.fetch_sub(1, Ordering::SeqCst);
+            if may_see_locks(kind, name) {
+                self.demand.lock_watchers.fetch_sub(1, Ordering::SeqCst);
+            }
         }
+    }
+
+    /// How many a message on this channel would reach.
+    #[must_use]
+    pub fn receivers_of(&self, channel: &[u8]) -> usize {
+        let table = self.table.read().expect("the hub's table is whole");
+        let patterns = table.patterns.iter().filter(|(pattern, _)| glob::matches(pattern, channel));
+        let by_pattern: usize = patterns.map(|(_, listeners)| listeners.len()).sum();
+        table.channels.get(channel).map_or(0, Vec::len) + by_pattern
     }
 
     /// Hands a message to everybody who listens; answers how many there were. Never waits.
@@ -254,7 +255,7 @@ mod tests {
 
     #[test]
     fn delivers_by_channel_and_by_pattern() {
-        let hub = Hub::default();
+        let hub = Hub::new(Arc::default());
         let mut inbox = hub.open_inbox();
         let channel = Bytes::from_static(b"__lock__:a");
         hub.subscribe(&inbox, Kind::Channel, &channel);
@@ -276,7 +277,7 @@ mod tests {
 
     #[test]
     fn a_listener_that_does_not_read_is_marked_and_holds_up_nobody() {
-        let hub = Hub::default();
+        let hub = Hub::new(Arc::default());
         let inbox = hub.open_inbox();
         let channel = Bytes::from_static(b"c");
         hub.subscribe(&inbox, Kind::Channel, &channel);

@@ -1,13 +1,18 @@
 //! Watchers of this node: who listens to which channel, and the way a lock event takes to them.
 //!
-//! Apply never waits for a watcher. It drops its events into a bounded queue ([`EventQueue`]); one task turns them into
-//! messages and puts these into each listener's bounded inbox ([`Hub`]). A full queue loses events (counted); a listener whose
-//! inbox is full is marked, and its connection ends: it learns that it missed something.
+//! Apply never waits for a watcher. It drops its events and what was published into a bounded queue ([`EventQueue`] for the
+//! embedded Tier 1, [`crate::tier2::news`] for Tier 2); one task each turns them into messages and puts these into each
+//! listener's bounded inbox ([`Hub`]). A full queue loses events (counted) and published messages (their listeners are
+//! disconnected); a listener whose inbox is full is marked, and its connection ends: it learns that it missed something.
 //!
-//! Fed by the embedded Tier 1, by Tier 2's apply and by `PUBLISH` where no Redis is behind; emptied by `connection`.
+//! Every node applies the same log, so what is published through one node is heard at all of them, in the same order.
 
+mod demand;
 mod hub;
 mod queue;
+mod spread;
 
+pub use demand::Demand;
 pub use hub::{is_about_locks, Delivery, Hub, Inbox, Kind, Message};
 pub use queue::EventQueue;
+pub use spread::spread;

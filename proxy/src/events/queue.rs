@@ -26,7 +26,7 @@ impl EventQueue {
         tokio::spawn(async move {
             while let Some((tier, events)) = receiver.recv().await {
                 for event in events {
-                    publish(&hub, tier, &event);
+                    publish_event(&hub, tier, &event);
                 }
             }
         });
@@ -52,7 +52,7 @@ impl EventQueue {
     }
 }
 
-fn publish(hub: &Hub, tier: Tier, event: &Event) {
+pub(super) fn publish_event(hub: &Hub, tier: Tier, event: &Event) {
     let json = to_json(event.kind, &event.resource, event.fence, &event.owner, tier, event.seq);
     hub.publish(&Bytes::from(channel(&event.resource)), &Bytes::from(json));
 }

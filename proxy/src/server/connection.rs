@@ -222,7 +222,8 @@ impl Connection {
         }
         if !call.muted {
             let protocol = self.client.protocol;
-            reply.render(&mut Encoder { out: &mut self.out, protocol });
+            let said = call.instead.as_ref().filter(|_| !reply.is_error()).unwrap_or(reply);
+            said.render(&mut Encoder { out: &mut self.out, protocol });
         }
     }
 

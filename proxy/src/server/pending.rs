@@ -57,6 +57,8 @@ pub struct Call {
     pub if_abandoned: IfAbandoned,
     /// Set for `LOCK.SESSION OPEN` and `CLOSE`.
     pub session: Option<SessionStep>,
+    /// What is said in place of an answer that is no error: the log does not know it, this node does.
+    pub instead: Option<Reply>,
 }
 
 /// What an answer means for the sessions of the connection.

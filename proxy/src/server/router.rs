@@ -68,6 +68,15 @@ impl Router {
         self.has_redis
     }
 
+    /// Whether what comes in by this door may reach the Redis behind.
+    #[must_use]
+    pub fn has_redis_at(&self, door: Door) -> bool {
+        match door {
+            Door::Main => self.has_redis,
+            Door::Correctness => false,
+        }
+    }
+
     pub fn lock(&self, door: Door, request: &Request<'_>) -> Result<Destination, Refusal> {
         let named = request.tier();
         let resources: &[&[u8]] = match request {

@@ -17,7 +17,7 @@ impl Node {
                 EntryType::EntryNormal => {
                     self.machine.apply_entry(&entry.data, &mut self.applying);
                     self.stamp_applied_at_ms = self.now.monotonic_ms;
-                    self.hand_out();
+                    self.hand_out(self.was_here_at_start(&entry));
                 }
                 EntryType::EntryConfChangeV2 => self.apply_change(&entry),
                 // Never proposed by this service.
@@ -35,8 +35,14 @@ impl Node {
         self.raw.mut_store().trim_cache(settled, entries_max, bytes_max);
     }
 
-    /// Answers go to the clients of this node alone: every node answers its own.
-    fn hand_out(&mut self) {
+    /// Whether an entry stood in the log when the node started. One that took the place of such an entry has a later term.
+    fn was_here_at_start(&self, entry: &Entry) -> bool {
+        entry.index <= self.log_at_start.index && entry.term <= self.log_at_start.term
+    }
+
+    /// Answers go to the clients of this node alone: every node answers its own. Events and messages go to the listeners of
+    /// every node, at most once: an entry that is applied again after a restart is not told of again.
+    fn hand_out(&mut self, is_replayed: bool) {
         let origin = self.pending.origin();
         for (id, reply) in self.applying.replies.drain(..) {
             if id.origin == origin {
@@ -45,9 +51,11 @@ impl Node {
                 }
             }
         }
+        if is_replayed {
+            self.applying.clear();
+        }
         self.out.events.append(&mut self.applying.events);
-        // What scripts publish has no way out yet; it must not pile up.
-        self.applying.published.clear();
+        self.out.published.append(&mut self.applying.published);
     }
 
     /// Requests the machine has put into a queue: "queued" is no answer, but they need not be sent again.

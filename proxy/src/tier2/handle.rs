@@ -4,10 +4,12 @@
 //! command that may wait in a queue takes it out of that queue (the client went away). The handle knows nothing of raft.
 
 use super::inbox::{Inbox, Item, Rejected};
+use super::news::{self, News, NewsReceiver, NewsSender};
 use super::ports::{AdminRequest, ClusterStatus, Input, Outputs, OwnedQuery, Read, Submit, Ticket};
 use super::refusals;
+use crate::events::Demand;
 use bytes::Bytes;
-use redfence_core::event::Event;
+use redfence_core::machine::Wanted;
 use redfence_core::reply::Reply;
 use redfence_core::types::SessionId;
 use rustc_hash::FxHashMap;
@@ -17,10 +19,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::oneshot;
 
-/// Events a slow watcher may be behind before it misses some (it is told so by the channel).
-pub const WATCH_BACKLOG_EVENTS: usize = 8_192;
 /// How long a request waits for an answer that says something, unless configured otherwise.
 pub const PATIENCE_MS_DEFAULT: u64 = 5_000;
 
@@ -33,7 +33,9 @@ pub struct Tier2Handle {
 struct Shared {
     inbox: Inbox,
     status: Mutex<Arc<ClusterStatus>>,
-    events: broadcast::Sender<Event>,
+    demand: Arc<Demand>,
+    /// Until somebody takes it.
+    news: Mutex<Option<NewsReceiver>>,
     next_ticket: AtomicU64,
     patience_ms: u64,
 }
@@ -41,10 +43,12 @@ struct Shared {
 /// Makes both ends. The shell's thread keeps the [`Desk`].
 #[must_use]
 pub fn connect(patience_ms: u64) -> (Tier2Handle, Desk) {
+    let (news, receiver) = news::channel();
     let shared = Arc::new(Shared {
         inbox: Inbox::default(),
         status: Mutex::default(),
-        events: broadcast::channel(WATCH_BACKLOG_EVENTS).0,
+        demand: Arc::default(),
+        news: Mutex::new(Some(receiver)),
         next_ticket: AtomicU64::new(1),
         patience_ms,
     });
@@ -52,7 +56,8 @@ pub fn connect(patience_ms: u64) -> (Tier2Handle, Desk) {
         shared: Arc::clone(&shared),
         waiting: FxHashMap::default(),
         taken: Vec::new(),
-        watching: false,
+        wanted: Wanted::default(),
+        news,
     };
     (Tier2Handle { shared }, desk)
 }
@@ -95,10 +100,16 @@ impl Tier2Handle {
         Arc::clone(&self.shared.status.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Every event of this node's own apply, in order, from now on.
+    /// Who listens here. From the moment a count rises, everything applied later is told of.
     #[must_use]
-    pub fn watch(&self) -> broadcast::Receiver<Event> {
-        self.shared.events.subscribe()
+    pub fn demand(&self) -> &Arc<Demand> {
+        &self.shared.demand
+    }
+
+    /// What this node's own apply has to tell, in order. There is one taker: later ones get nothing.
+    #[must_use]
+    pub fn take_news(&self) -> Option<NewsReceiver> {
+        self.shared.news.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// For the transport: a message of a peer. False: dropped because the queue was full.
@@ -166,7 +177,8 @@ pub struct Desk {
     shared: Arc<Shared>,
     waiting: FxHashMap<Ticket, oneshot::Sender<Reply>>,
     taken: Vec<Item>,
-    watching: bool,
+    wanted: Wanted,
+    news: NewsSender,
 }
 
 impl Desk {
@@ -185,10 +197,11 @@ impl Desk {
             inputs.push(input);
         }
         self.taken = taken;
-        let watching = self.shared.events.receiver_count() > 0;
-        if watching != self.watching {
-            self.watching = watching;
-            inputs.push(Input::Watching(watching));
+        // After the inbox: whoever asked for something after it began to listen must not miss what comes of it.
+        let wanted = self.shared.demand.wanted();
+        if wanted != self.wanted {
+            self.wanted = wanted;
+            inputs.push(Input::Wanted(wanted));
         }
     }
 
@@ -203,10 +216,7 @@ impl Desk {
                 let _ = sender.send(reply);
             }
         }
-        for event in outputs.events.drain(..) {
-            // No watcher left: the node will be told at the next turn.
-            let _ = self.shared.events.send(event);
-        }
+        self.news.tell(news_of(outputs));
     }
 
     /// The node has stopped. What still sits in the inbox never reached it; what it had taken has no known outcome.
@@ -225,6 +235,14 @@ impl Desk {
     }
 }
 
+fn news_of(outputs: &mut Outputs) -> Vec<News> {
+    let missed = std::mem::take(&mut outputs.missed).then_some(News::Missed);
+    let events = outputs.events.drain(..).map(News::Event);
+    let published = outputs.published.drain(..);
+    let published = published.map(|(channel, message)| News::Published { channel, message });
+    missed.into_iter().chain(events).chain(published).collect()
+}
+
 fn ticket_of(input: &Input) -> Option<Ticket> {
     match input {
         Input::Submit(submit) => Some(submit.ticket),
@@ -233,7 +251,7 @@ fn ticket_of(input: &Input) -> Option<Ticket> {
         Input::Cancel { .. }
         | Input::SessionsTouched(_)
         | Input::SessionsOrphaned { .. }
-        | Input::Watching(_)
+        | Input::Wanted(_)
         | Input::Peer { .. }
         | Input::Unreachable(_)
         | Input::Persisted { .. }

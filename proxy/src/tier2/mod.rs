@@ -8,7 +8,7 @@
 //! - `ready.rs`, `apply.rs`, `persist.rs`, `log.rs`: the steps of a raft Ready, the machine, the disk, the log's tail
 //! - `stamps.rs`, `duties.rs`: the logical clock, and what a leader does without being asked
 //! - `membership.rs`, `snapshots.rs` and `snapshot/`, `status.rs`, `shutdown.rs`
-//! - [`handle`], [`inbox`]: what the rest of the proxy sees, and its queue into the node's thread
+//! - [`handle`], [`inbox`]: what the rest of the proxy sees, and its queue into the node's thread; [`news`]: what apply tells it
 //! - [`shell`]: the threads, files and sockets around the node
 //! - [`refusals`]: error texts; `simnet/`: clusters on a simulated network, for tests and the simulator
 //!
@@ -27,6 +27,7 @@ pub mod handle;
 pub mod inbox;
 mod log;
 mod membership;
+pub mod news;
 pub mod node;
 mod pending;
 mod persist;

@@ -10,7 +10,7 @@ use super::log::Log;
 use super::membership::{Goal, Membership};
 use super::pending::Pending;
 use super::persist::PersistQueue;
-use super::ports::{ClusterStatus, Input, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered};
+use super::ports::{ClusterStatus, Input, LogMark, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered};
 use super::read::Reads;
 use super::shutdown::Stopping;
 use super::snapshot::pieces;
@@ -36,6 +36,8 @@ pub struct Node {
     pub(super) machine: Machine,
     /// Index of the last applied entry.
     pub(super) applied: u64,
+    /// The end of the log at the start: entries up to here may have been applied, and told of, before.
+    pub(super) log_at_start: LogMark,
     pub(super) applying: Applied,
     /// When, on this node's own clock, the machine's clock last moved.
     pub(super) stamp_applied_at_ms: u64,
@@ -90,10 +92,13 @@ impl Node {
         let logger = slog::Logger::root(slog::Discard, slog::o!());
         let raw = RawNode::new(&raft_config(&config, applied), log, &logger)
             .map_err(|error| format!("raft does not start from this data: {error}"))?;
+        let log_at_start =
+            LogMark { index: raw.raft.raft_log.last_index(), term: raw.raft.raft_log.last_term() };
         let mut node = Node {
             raw,
             machine,
             applied,
+            log_at_start,
             applying: Applied::default(),
             stamp_applied_at_ms: 0,
             membership,
@@ -148,7 +153,7 @@ impl Node {
             Input::Cancel { ticket } => self.on_cancel(ticket),
             Input::SessionsTouched(ids) => self.touched.extend(ids),
             Input::SessionsOrphaned { ids, grace_ms } => self.on_orphaned(&ids, grace_ms),
-            Input::Watching(watching) => self.machine.set_watched(watching),
+            Input::Wanted(wanted) => self.machine.set_wanted(wanted),
             Input::Peer { from, message } => self.on_peer(from, message),
             Input::Unreachable(peer) => self.raw.report_unreachable(peer),
             Input::Persisted { number } => self.on_persisted(number),

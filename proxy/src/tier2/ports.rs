@@ -36,7 +36,7 @@
 use bytes::Bytes;
 use raft::eraftpb::{ConfState, Entry, HardState, Message};
 use redfence_core::event::Event;
-use redfence_core::machine::{Query, Stats};
+use redfence_core::machine::{Query, Stats, Wanted};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, SessionId};
 
@@ -75,8 +75,8 @@ pub enum Input {
         ids: Vec<SessionId>,
         grace_ms: u64,
     },
-    /// Whether anybody watches events here. Starts as false.
-    Watching(bool),
+    /// What anybody wants to hear of here, besides replies. Starts with nothing.
+    Wanted(Wanted),
     Peer {
         from: NodeId,
         message: PeerMessage,
@@ -173,7 +173,12 @@ pub struct Outputs {
     pub snapshot_ops: Vec<SnapshotOp>,
     /// Exactly one per ticket, unless it was cancelled.
     pub replies: Vec<(Ticket, Reply)>,
+    /// Only of entries that were new to this start of the node, like `published`.
     pub events: Vec<Event>,
+    /// What was published: channel and message, in order.
+    pub published: Vec<(Bytes, Bytes)>,
+    /// A snapshot took the place of entries: what they would have brought in events and messages is unknown here.
+    pub missed: bool,
     /// Set when something in it changed.
     pub status: Option<ClusterStatus>,
     /// Set at the first turn and whenever membership changed: whom the transport talks to, and where.
@@ -193,6 +198,8 @@ impl Outputs {
         self.snapshot_ops.clear();
         self.replies.clear();
         self.events.clear();
+        self.published.clear();
+        self.missed = false;
         self.status = None;
         self.members = None;
         self.wake_at_ms = 0;

@@ -294,7 +294,8 @@ impl Node {
         if let Some(making) = self.snapshots.making.take() {
             self.out.snapshot_ops.push(SnapshotOp::Discard(making.id()));
         }
-        machine.set_watched(self.machine.is_watched());
+        machine.set_wanted(self.machine.wanted());
+        self.out.missed = true;
         self.machine = machine;
         self.membership = Membership::from_snapshot(&meta);
         self.members_changed = true;

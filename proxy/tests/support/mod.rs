@@ -96,6 +96,10 @@ impl Node {
 
     /// `prepare` may change how the process is started.
     pub fn start_by(prepare: impl Fn(&mut Command), flags: &[&str]) -> Node {
+        Node::try_start(prepare, flags).unwrap_or_else(|log| panic!("the node does not serve: {log}"))
+    }
+
+    fn try_start(prepare: impl Fn(&mut Command), flags: &[&str]) -> Result<Node, String> {
         let mut last = String::new();
         // A free port may be taken before the node has it: then another is tried.
         for _ in 0..3 {
@@ -109,7 +113,7 @@ impl Node {
             let deadline = Instant::now() + PATIENCE;
             loop {
                 if process.log().contains(" ready ") || process.log().contains("\"ready\"") {
-                    return Node { address, process, folder };
+                    return Ok(Node { address, process, folder });
                 }
                 if process.child.try_wait().unwrap().is_some() || Instant::now() > deadline {
                     break;
@@ -121,12 +125,52 @@ impl Node {
                 break;
             }
         }
-        panic!("the node does not serve: {last}");
+        Err(last)
     }
 
     pub fn connect(&self) -> Client {
         Client::connect(self.address)
     }
+
+    /// The same node on the same data, after its process has ended.
+    pub fn start_again(mut self, flags: &[&str]) -> Node {
+        let text = self.address.to_string();
+        let mut command = redfence(&self.folder, &["--listen", &text]);
+        command.args(flags);
+        self.process = Process::start(command, &self.folder, "node-again");
+        await_that("the node serves again", || self.process.log().contains(" ready "));
+        self
+    }
+}
+
+/// Several nodes of one cluster, each a process of its own. Killing and starting them again is in the `tests` crate; this is for
+/// what a client sees through different nodes.
+pub fn start_cluster(count: usize, flags: &[&str]) -> Vec<Node> {
+    for _ in 0..3 {
+        let peers: Vec<SocketAddr> = (0..count).map(|_| free_address()).collect();
+        let members: Vec<String> =
+            peers.iter().enumerate().map(|(at, peer)| format!("{}={peer}", at + 1)).collect();
+        let members = members.join(",");
+        let nodes: Vec<Node> = peers
+            .iter()
+            .enumerate()
+            .map_while(|(at, peer)| {
+                let (id, peer) = ((at + 1).to_string(), peer.to_string());
+                let mut all = vec!["--id", &id, "--peer-listen", &peer, "--cluster", &members];
+                all.extend_from_slice(flags);
+                Node::try_start(|_| {}, &all).ok()
+            })
+            .collect();
+        // A peer port may have been taken in between: then all is tried again.
+        if nodes.len() == count {
+            for node in &nodes {
+                let mut client = node.connect();
+                await_that("the cluster has a leader", || client.ask(&["SET", "ready?", "1"]) == "OK");
+            }
+            return nodes;
+        }
+    }
+    panic!("the cluster does not start");
 }
 
 /// A client that sends bytes and reads bytes.

@@ -5,6 +5,7 @@ use redfence::storage::memory::{MemoryDisk, MemoryStore};
 use redfence::storage::LogStore;
 use redfence::tier2::ports::{Input, Member, NodeId, PeerMessage, PersistTask, SnapshotMeta, SnapshotOp};
 use redfence::tier2::{Config, Node};
+use redfence_core::machine::Wanted;
 use std::collections::VecDeque;
 
 /// What the disk does at the moment.
@@ -91,7 +92,7 @@ impl Host {
         self.applied_seen = node.applied_index();
         self.node = Some(node);
         self.store = Some(store);
-        self.inbox.push(Input::Watching(true));
+        self.inbox.push(Input::Wanted(Wanted { events: true, ..Wanted::default() }));
         Ok(())
     }
 

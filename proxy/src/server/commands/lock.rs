@@ -110,6 +110,7 @@ impl Connection {
             began_us,
             if_abandoned,
             session: None,
+            instead: None,
         }));
     }
 

@@ -38,20 +38,25 @@ impl Connection {
             Some(_) if self.client.in_transaction => self.refuse(Refusal::new(
                 "ERR keys of the correctness tier cannot be part of a transaction with the Redis behind",
             )),
-            Some(_) if !self.lane_is_open(Lane::Tier2) => Flow::Stall,
-            Some(_) => {
-                let resp = match self.client.protocol {
-                    Protocol::Resp2 => Resp::Two,
-                    Protocol::Resp3 => Resp::Three,
-                };
-                let words = argv.iter().copied().collect();
-                let mut blob = Vec::with_capacity(128);
-                Command::Redis { db: self.client.db, resp, argv: words }.encode(&mut blob);
-                let pending = self.shared.tier2.submit(Bytes::from(blob), 0);
-                self.await_call(Lane::Tier2, Source::Tier2(pending), false, IfAbandoned::Nothing);
-                Flow::Done
-            }
+            Some(_) => self.submit_to_keyspace(argv),
         }
+    }
+
+    /// Sends a command through the log, whatever it is.
+    pub(super) fn submit_to_keyspace(&mut self, argv: &[&[u8]]) -> Flow {
+        if !self.lane_is_open(Lane::Tier2) {
+            return Flow::Stall;
+        }
+        let resp = match self.client.protocol {
+            Protocol::Resp2 => Resp::Two,
+            Protocol::Resp3 => Resp::Three,
+        };
+        let words = argv.iter().copied().collect();
+        let mut blob = Vec::with_capacity(128);
+        Command::Redis { db: self.client.db, resp, argv: words }.encode(&mut blob);
+        let pending = self.shared.tier2.submit(Bytes::from(blob), 0);
+        self.await_call(Lane::Tier2, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        Flow::Done
     }
 
     /// Remembers what the loss of the Redis behind would take from the client.

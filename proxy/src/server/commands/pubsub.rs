@@ -2,6 +2,9 @@
 //!
 //! Every client listens to this node's hub. With a Redis behind the proxy its subscriptions are made there too, and are confirmed when
 //! that Redis has confirmed: then no message published later can be missed.
+//!
+//! What is published on the correctness tier goes through the log, and every node hands it to its own listeners as it applies.
+//! As in Redis, a message is delivered at most once, and the number in the reply is that of receivers at this node.
 
 use super::{is, unknown_subcommand, wrong_arity, Local};
 use crate::events::Kind;
@@ -158,13 +161,15 @@ impl Connection {
         self.client.card.subscriptions.store(0, Ordering::Relaxed);
     }
 
-    /// `PUBLISH channel message` where no Redis is behind: to the listeners of this node.
+    /// `PUBLISH channel message` on the correctness tier: through the log, to the listeners of all nodes.
     pub(in crate::server) fn publish(&mut self, argv: &[&[u8]]) -> Flow {
-        let [_, channel, message] = argv else { return self.refuse(wrong_arity(argv[0])) };
-        let receivers =
-            self.shared.hub.publish(&Bytes::copy_from_slice(channel), &Bytes::copy_from_slice(message));
-        self.reply(&Reply::Int(receivers as i64));
-        Flow::Done
+        let [_, channel, _] = argv else { return self.refuse(wrong_arity(argv[0])) };
+        let receivers = self.shared.hub.receivers_of(channel);
+        let flow = self.submit_to_keyspace(argv);
+        if let (Flow::Done, Some(Pending::Call(call))) = (flow, self.pending.back_mut()) {
+            call.instead = Some(Reply::Int(receivers as i64));
+        }
+        flow
     }
 
     /// `PUBSUB CHANNELS [pattern]`, `NUMSUB [channel…]`, `NUMPAT`

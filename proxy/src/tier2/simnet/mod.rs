@@ -22,7 +22,7 @@ use crate::tier2::wire;
 use bytes::{Buf, BytesMut};
 use host::Host;
 use redfence_core::event::Event;
-use redfence_core::machine::Command;
+use redfence_core::machine::{Command, Wanted};
 use redfence_core::reply::Reply;
 pub use rules::Rules;
 use std::cmp::Reverse;
@@ -118,7 +118,7 @@ impl SimCluster {
         let reader = crate::storage::LogStore::reader(&store);
         host.node = Some(Node::new(config, recovered, reader).expect("a node starts from its own disk"));
         host.store = Some(store);
-        self.input(id, Input::Watching(true));
+        self.input(id, Input::Wanted(Wanted { events: true, ..Wanted::default() }));
     }
 
     /// The host loses power: the node is gone, and of unsynced writes a random part.

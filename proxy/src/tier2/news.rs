@@ -1,0 +1,118 @@
+//! What apply has to tell besides replies: lock events and published messages, in order, for [`crate::events`] to spread.
+//!
+//! The raft thread never waits for listeners. News wait in a queue that is bounded by its bytes; what does not fit is lost, and
+//! the next thing to come out is [`News::Missed`], so that listeners are told instead of left with a gap.
+
+use bytes::Bytes;
+use redfence_core::event::Event;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// Bytes of news that may wait. More are lost.
+const WAITING_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// What a piece of news weighs besides its texts.
+const NEWS_BYTES: usize = 128;
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum News {
+    Event(Event),
+    Published {
+        channel: Bytes,
+        message: Bytes,
+    },
+    /// Some came before this and are not known: the queue was full, or a snapshot took the place of entries.
+    Missed,
+}
+
+impl News {
+    fn bytes(&self) -> usize {
+        let texts = match self {
+            News::Event(event) => event.resource.len() + event.owner.len(),
+            News::Published { channel, message } => channel.len() + message.len(),
+            News::Missed => 0,
+        };
+        NEWS_BYTES + texts
+    }
+}
+
+#[derive(Debug)]
+struct Batch {
+    news: Vec<News>,
+    bytes: usize,
+}
+
+#[derive(Debug)]
+pub struct NewsSender {
+    // Not bounded by itself: `waiting_bytes` bounds it.
+    sender: mpsc::UnboundedSender<Batch>,
+    waiting_bytes: Arc<AtomicUsize>,
+    missed: bool,
+}
+
+#[derive(Debug)]
+pub struct NewsReceiver {
+    receiver: mpsc::UnboundedReceiver<Batch>,
+    waiting_bytes: Arc<AtomicUsize>,
+}
+
+#[must_use]
+pub fn channel() -> (NewsSender, NewsReceiver) {
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let waiting_bytes = Arc::new(AtomicUsize::new(0));
+    let news = NewsSender { sender, waiting_bytes: Arc::clone(&waiting_bytes), missed: false };
+    (news, NewsReceiver { receiver, waiting_bytes })
+}
+
+impl NewsSender {
+    /// Never waits. To be called at every turn, also with nothing to tell: it may still owe the word that something was lost.
+    pub fn tell(&mut self, mut news: Vec<News>) {
+        if self.missed {
+            news.insert(0, News::Missed);
+        }
+        if news.is_empty() {
+            return;
+        }
+        let bytes = news.iter().map(News::bytes).sum();
+        if self.waiting_bytes.load(Ordering::Relaxed).saturating_add(bytes) > WAITING_BYTES_MAX {
+            self.missed = true;
+            return;
+        }
+        self.missed = false;
+        self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
+        // Nobody spreads news any more: the process is about to end.
+        let _ = self.sender.send(Batch { news, bytes });
+    }
+}
+
+impl NewsReceiver {
+    /// `None`: the node has stopped.
+    pub async fn next(&mut self) -> Option<Vec<News>> {
+        let batch = self.receiver.recv().await?;
+        self.waiting_bytes.fetch_sub(batch.bytes, Ordering::Relaxed);
+        Some(batch.news)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(bytes: usize) -> News {
+        News::Published { channel: Bytes::from_static(b"c"), message: Bytes::from(vec![b'x'; bytes]) }
+    }
+
+    #[tokio::test]
+    async fn what_does_not_fit_is_lost_and_said_so() {
+        let (mut sender, mut receiver) = channel();
+        let half = message(WAITING_BYTES_MAX / 2);
+        sender.tell(vec![half.clone()]);
+        sender.tell(vec![half.clone()]);
+        sender.tell(vec![]);
+        assert_eq!(receiver.next().await, Some(vec![half]));
+        sender.tell(vec![message(1)]);
+        assert_eq!(receiver.next().await, Some(vec![News::Missed, message(1)]));
+        sender.tell(vec![message(2)]);
+        assert_eq!(receiver.next().await, Some(vec![message(2)]));
+    }
+}
