@@ -59,7 +59,7 @@ scale: build-release ## 500,000 held locks, 11,000 connections, a follower a mil
 	$(CARGO) run --release --locked -p redfence-tests --bin scale
 
 interop: ## unchanged lock libraries of other languages against a real cluster: make interop, ONLY=python, ONLY=node/redlock, UPDATE=1
-	@scripts/install-deps cc libclang python
+	@scripts/install-deps cc libclang python venv
 	$(CARGO) build --release --locked -p redfence
 	tests/interop/run --bin $(or $(CARGO_TARGET_DIR),target)/release/redfence $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(UPDATE),--update-readme)
 
