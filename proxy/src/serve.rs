@@ -3,7 +3,7 @@
 use crate::admin;
 use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
-use crate::events::{spread, EventQueue, Hub};
+use crate::events::{spread, EventQueue, Hub, Tracker};
 use crate::server::keeper::Keeper;
 use crate::server::listener;
 use crate::server::router::{Door, Router};
@@ -89,8 +89,9 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         .is_none()
         .then(|| Embedded::start(clock, config.idle_retention_ms, Arc::clone(&hub), events.clone()));
     let listener = upstream.as_ref().map(|upstream| Listener::start(Arc::clone(upstream), Arc::clone(&hub)));
+    let tracker = Arc::new(Tracker::new(Arc::clone(&hub), Arc::clone(tier2.demand())));
     if let Some(news) = tier2.take_news() {
-        tokio::spawn(spread(news, Arc::clone(&hub), events.clone()));
+        tokio::spawn(spread(news, Arc::clone(&hub), Arc::clone(&tracker), events.clone()));
     }
     Arc::new(Shared {
         router: Router::new(config.routes.clone(), config.default_tier, upstream.is_some()),
@@ -103,6 +104,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         stats: Stats::default(),
         keeper: Keeper::start(tier2.clone(), config.session_grace_ms),
         hub,
+        tracker,
         events,
         tier2,
         embedded,

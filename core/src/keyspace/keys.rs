@@ -9,6 +9,7 @@
 //! - Deadlines are points of the logical clock. The wall clock serves absolute times and `TIME` alone.
 //! - No answer may depend on memory addresses, hash seeds or the order in which maps happen to iterate.
 
+use super::table::Row;
 use super::value::{Value, View};
 use crate::reply::Refusal;
 
@@ -72,6 +73,9 @@ pub trait Keys {
 
     /// Answers how many receivers are known of. A replicated machine knows of none.
     fn publish(&mut self, channel: &[u8], message: &[u8]) -> i64;
+
+    /// A command was run. Whoever tracks what clients have read looks at it.
+    fn note_read(&mut self, _row: &Row, _argv: &[&[u8]]) {}
 
     /// From here on changes can be taken back. Not nested.
     fn begin(&mut self);

@@ -70,7 +70,11 @@ pub fn execute(cx: &mut Context<'_>, argv: &[&[u8]]) -> Reply {
         return errors::wrong_arity(row.name).into();
     }
     match row.run {
-        Run::Here(handler) => handler(cx, argv).unwrap_or_else(Reply::Error),
+        Run::Here(handler) => {
+            let reply = handler(cx, argv).unwrap_or_else(Reply::Error);
+            cx.keys.note_read(row, argv);
+            reply
+        }
         Run::Elsewhere => errors::unknown_command(argv).into(),
     }
 }

@@ -17,8 +17,9 @@ use super::command::Db;
 use super::deadlines::{Kind, NEVER};
 use super::lock::{Before, Ended, Phase};
 use super::slab::NONE;
-use super::{Applied, EventOwner, Machine};
+use super::{Applied, EventOwner, Machine, Noted};
 use crate::event::EventKind;
+use crate::keyspace::table::Row;
 use crate::keyspace::{Clock, Deadline, Keys, Value, View};
 use crate::reply::Refusal;
 use std::collections::BTreeMap;
@@ -112,6 +113,7 @@ struct Undo {
     locks: BTreeMap<u32, (Before, Option<Value>)>,
     events: usize,
     published: usize,
+    noted: usize,
     event_seq: u64,
     counters: super::stats::Counters,
     ready: usize,
@@ -275,9 +277,19 @@ impl Keys for MachineKeys<'_> {
             .filter(|(_, lock)| lock.is_held() && db.is_none_or(|db| lock.db == db))
             .map(|(slot, _)| slot)
             .collect();
+        let noted = self.out.noted.len();
         for slot in doomed {
             self.end(slot);
         }
+        if self.machine.wanted.keys {
+            // One word for all of them.
+            self.out.noted.truncate(noted);
+            self.out.noted.push(Noted::Flushed);
+        }
+    }
+
+    fn note_read(&mut self, row: &Row, argv: &[&[u8]]) {
+        self.machine.note_read(row, argv, self.out);
     }
 
     fn publish(&mut self, channel: &[u8], message: &[u8]) -> i64 {
@@ -293,6 +305,7 @@ impl Keys for MachineKeys<'_> {
             locks: BTreeMap::new(),
             events: self.out.events.len(),
             published: self.out.published.len(),
+            noted: self.out.noted.len(),
             event_seq: self.machine.event_seq,
             counters: self.machine.counters,
             ready: self.machine.blocked.ready_len(),
@@ -310,6 +323,7 @@ impl Keys for MachineKeys<'_> {
         }
         self.out.events.truncate(undo.events);
         self.out.published.truncate(undo.published);
+        self.out.noted.truncate(undo.noted);
         self.machine.event_seq = undo.event_seq;
         self.machine.counters = undo.counters;
         self.machine.blocked.truncate_ready(undo.ready);

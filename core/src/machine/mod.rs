@@ -10,7 +10,8 @@
 //! - `lock.rs`, `waiter.rs`, `session.rs`: the records; `slab.rs`, `list.rs`: where they live
 //! - `acquire.rs`, `multi.rs`, `release.rs`, `renew.rs`, `session.rs`, `expire.rs`: one transition each
 //! - `queue.rs`: standing in line, and leaving; `serve.rs`: what a free lock does next
-//! - `redis.rs`, `keyspace.rs`: Redis's commands and scripts on the lock table; `blocked.rs`: `BLPOP` and its like waiting
+//! - `redis.rs`, `keyspace.rs`: Redis's commands and scripts on the lock table; `blocked.rs`: `BLPOP` and its like waiting;
+//!   `noted.rs`: who read what and what changed, for client tracking
 //! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once; `origins.rs`:
 //!   the nodes it knows
 //! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
@@ -37,6 +38,7 @@ mod limits;
 mod list;
 mod lock;
 mod multi;
+mod noted;
 mod origins;
 mod query;
 mod queue;
@@ -67,6 +69,7 @@ pub use entry::{entry_stamp, EntryBuilder, ENTRY_VERSION};
 pub use limits::Limits;
 use list::List;
 use lock::{Lock, Names};
+pub use noted::Noted;
 pub use origins::{Fate, OriginState};
 pub use redis::is_read;
 pub use restore::{RestoreError, Restorer};
@@ -87,6 +90,8 @@ pub struct Applied {
     pub events: Vec<Event>,
     /// `PUBLISH`: channel and message, in order. Only filled while somebody listens.
     pub published: Vec<(Bytes, Bytes)>,
+    /// Reads and changes of keys, in order. Only filled while somebody tracks keys.
+    pub noted: Vec<Noted>,
 }
 
 impl Applied {
@@ -94,6 +99,7 @@ impl Applied {
         self.replies.clear();
         self.events.clear();
         self.published.clear();
+        self.noted.clear();
     }
 }
 
@@ -104,10 +110,12 @@ pub struct Wanted {
     pub events: bool,
     /// What `PUBLISH` said.
     pub messages: bool,
+    /// Reads and changes of keys.
+    pub keys: bool,
 }
 
 impl Wanted {
-    pub const ALL: Wanted = Wanted { events: true, messages: true };
+    pub const ALL: Wanted = Wanted { events: true, messages: true, keys: true };
 }
 
 /// A look at the state that changes nothing.
@@ -161,6 +169,8 @@ pub struct Machine {
     snapshot: Option<snapshot::Progress>,
 
     // Not state.
+    /// The request that is being executed.
+    acting: Option<RequestId>,
     limits: Limits,
     wanted: Wanted,
     remembering: bool,
@@ -203,6 +213,7 @@ impl Machine {
             instant_ms: 0,
             to_serve: VecDeque::new(),
             snapshot: None,
+            acting: None,
             limits,
             wanted: Wanted::default(),
             remembering: true,
@@ -313,6 +324,7 @@ impl Machine {
     }
 
     fn execute(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
+        self.acting = id;
         let reply = match command {
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
                 let terms = acquire::Terms { id, ttl_ms, wait_ms, owner, session };
@@ -347,6 +359,7 @@ impl Machine {
         }
         self.serve_all(out);
         self.serve_blocked(out);
+        self.acting = None;
     }
 
     /// Sends a reply off and remembers it.
@@ -395,6 +408,9 @@ impl Machine {
     /// Tells watchers. The number rises whether anybody watches or not.
     fn emit(&mut self, kind: EventKind, slot: u32, owner: EventOwner, out: &mut Applied) {
         self.event_seq += 1;
+        if self.wanted.keys {
+            self.note_event(kind, slot, out);
+        }
         if !self.wanted.events {
             return;
         }

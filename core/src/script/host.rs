@@ -35,7 +35,9 @@ impl Host for ScriptHost<'_> {
         if self.read_only && row.is(table::W) {
             return refuse("ERR Write commands are not allowed from read-only scripts.");
         }
-        handler(&mut self.cx, argv).unwrap_or_else(Reply::Error)
+        let reply = handler(&mut self.cx, argv).unwrap_or_else(Reply::Error);
+        self.cx.keys.note_read(row, argv);
+        reply
     }
 
     fn resp(&self) -> Resp {

@@ -5,10 +5,12 @@ use bytes::Bytes;
 use redfence_core::event::CHANNEL_PREFIX;
 use redfence_core::glob;
 use rustc_hash::FxHashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 use tokio::sync::mpsc;
 
+/// Where clients that redirect their invalidations have them sent, as in Redis.
+pub const INVALIDATE_CHANNEL: &[u8] = b"__redis__:invalidate";
 /// Messages one listener may leave unread. One more ends its connection.
 const INBOX_MESSAGES_MAX: usize = 4096;
 
@@ -31,20 +33,29 @@ pub struct Message {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Delivery {
     Message(Message),
-    /// Messages of the Redis behind the proxy were missed: the connection to it broke.
+    /// A client that redirects to this one keeps a key that has changed; `None`: all of them.
+    Invalidated(Option<Bytes>),
+    /// Messages were missed: of the Redis behind the proxy (the connection to it broke), or of this node's own apply.
     Missed,
 }
 
 /// One listener's own end: messages come out of `receiver`.
 #[derive(Debug)]
 pub struct Inbox {
-    id: u64,
+    client: u64,
     pub receiver: mpsc::Receiver<Delivery>,
     sender: mpsc::Sender<Delivery>,
     overflowed: Arc<AtomicBool>,
 }
 
 impl Inbox {
+    /// An inbox with no subscriptions yet. A client has one at most.
+    #[must_use]
+    pub fn open(client: u64) -> Inbox {
+        let (sender, receiver) = mpsc::channel(INBOX_MESSAGES_MAX);
+        Inbox { client, receiver, sender, overflowed: Arc::default() }
+    }
+
     /// Whether something was lost because nobody read.
     #[must_use]
     pub fn overflowed(&self) -> bool {
@@ -54,7 +65,7 @@ impl Inbox {
 
 #[derive(Clone, Debug)]
 struct Listener {
-    id: u64,
+    client: u64,
     sender: mpsc::Sender<Delivery>,
     overflowed: Arc<AtomicBool>,
 }
@@ -69,7 +80,6 @@ struct Table {
 #[derive(Debug)]
 pub struct Hub {
     table: RwLock<Table>,
-    next_id: AtomicU64,
     /// While nobody listens, nobody needs to make events and messages.
     demand: Arc<Demand>,
 }
@@ -78,15 +88,16 @@ impl Hub {
     /// `demand` is where listeners are counted.
     #[must_use]
     pub fn new(demand: Arc<Demand>) -> Hub {
-        Hub { table: RwLock::default(), next_id: AtomicU64::new(1), demand }
+        Hub { table: RwLock::default(), demand }
     }
 
-    /// An inbox with no subscriptions yet.
-    #[must_use]
-    pub fn open_inbox(&self) -> Inbox {
-        let (sender, receiver) = mpsc::channel(INBOX_MESSAGES_MAX);
-        let id = self.next_id.fetch_add(1, Ordering::Relaxed);
-        Inbox { id, receiver, sender, overflowed: Arc::default() }
+    /// To one client that listens to the channel of invalidations. One that does not is not told, as in Redis.
+    pub fn invalidate_at(&self, client: u64, key: Option<Bytes>) {
+        let table = self.table.read().expect("the hub's table is whole");
+        let listeners = table.channels.get(INVALIDATE_CHANNEL).map_or(&[][..], Vec::as_slice);
+        if let Some(listener) = listeners.iter().find(|listener| listener.client == client) {
+            listener.deliver(Delivery::Invalidated(key));
+        }
     }
 
     /// Whether anybody may want lock events now.
@@ -98,13 +109,13 @@ impl Hub {
     /// From its return on, the inbox gets whatever is published or applied.
     pub fn subscribe(&self, inbox: &Inbox, kind: Kind, name: &Bytes) {
         let listener = Listener {
-            id: inbox.id,
+            client: inbox.client,
             sender: inbox.sender.clone(),
             overflowed: Arc::clone(&inbox.overflowed),
         };
         let mut table = self.table.write().expect("the hub's table is whole");
         let listeners = table.of(kind).entry(name.clone()).or_default();
-        if listeners.iter().any(|known| known.id == inbox.id) {
+        if listeners.iter().any(|known| known.client == inbox.client) {
             return;
         }
         listeners.push(listener);
@@ -121,7 +132,7 @@ impl Hub {
             return;
         };
         let before = listeners.len();
-        listeners.retain(|known| known.id != inbox.id);
+        listeners.retain(|known| known.client != inbox.client);
         let removed = before > listeners.len();
         if listeners.is_empty() {
             map.remove(name);
@@ -256,7 +267,7 @@ mod tests {
     #[test]
     fn delivers_by_channel_and_by_pattern() {
         let hub = Hub::new(Arc::default());
-        let mut inbox = hub.open_inbox();
+        let mut inbox = Inbox::open(1);
         let channel = Bytes::from_static(b"__lock__:a");
         hub.subscribe(&inbox, Kind::Channel, &channel);
         hub.subscribe(&inbox, Kind::Channel, &channel);
@@ -264,7 +275,7 @@ mod tests {
         assert_eq!(hub.publish(&channel, &Bytes::from_static(b"m")), 2);
         let mut next_pattern = || match inbox.receiver.try_recv().unwrap() {
             Delivery::Message(message) => message.pattern,
-            Delivery::Missed => panic!("nothing was missed"),
+            other => panic!("no message: {other:?}"),
         };
         assert_eq!(next_pattern(), None);
         assert_eq!(next_pattern(), Some(Bytes::from_static(b"__lock__:*")));
@@ -278,7 +289,7 @@ mod tests {
     #[test]
     fn a_listener_that_does_not_read_is_marked_and_holds_up_nobody() {
         let hub = Hub::new(Arc::default());
-        let inbox = hub.open_inbox();
+        let inbox = Inbox::open(1);
         let channel = Bytes::from_static(b"c");
         hub.subscribe(&inbox, Kind::Channel, &channel);
         for _ in 0..INBOX_MESSAGES_MAX {

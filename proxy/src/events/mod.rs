@@ -5,14 +5,18 @@
 //! listener's bounded inbox ([`Hub`]). A full queue loses events (counted) and published messages (their listeners are
 //! disconnected); a listener whose inbox is full is marked, and its connection ends: it learns that it missed something.
 //!
+//! [`Tracker`] tells clients that keep copies of keys what has changed.
+//!
 //! Every node applies the same log, so what is published through one node is heard at all of them, in the same order.
 
 mod demand;
 mod hub;
 mod queue;
 mod spread;
+mod tracking;
 
 pub use demand::Demand;
-pub use hub::{is_about_locks, Delivery, Hub, Inbox, Kind, Message};
+pub use hub::{is_about_locks, Delivery, Hub, Inbox, Kind, Message, INVALIDATE_CHANNEL};
 pub use queue::EventQueue;
 pub use spread::spread;
+pub use tracking::{Invalidation, Mailbox, Terms, Tracker};

@@ -1,13 +1,13 @@
 //! From Tier 2's apply to the listeners: one task that empties the queue of news.
 
 use super::queue::publish_event;
-use super::{EventQueue, Hub};
+use super::{EventQueue, Hub, Tracker};
 use crate::tier2::news::{News, NewsReceiver};
 use redfence_core::types::Tier;
 use std::sync::Arc;
 
 /// Runs until the node has stopped.
-pub async fn spread(mut news: NewsReceiver, hub: Arc<Hub>, events: EventQueue) {
+pub async fn spread(mut news: NewsReceiver, hub: Arc<Hub>, tracker: Arc<Tracker>, events: EventQueue) {
     while let Some(batch) = news.next().await {
         for news in batch {
             match news {
@@ -15,9 +15,13 @@ pub async fn spread(mut news: NewsReceiver, hub: Arc<Hub>, events: EventQueue) {
                 News::Published { channel, message } => {
                     hub.publish(&channel, &message);
                 }
+                News::Read { client, key } => tracker.read(client, &key),
+                News::Changed { by, key } => tracker.changed(&key, by),
+                News::Flushed => tracker.everything_changed(),
                 News::Missed => {
                     events.count_lost(1);
                     hub.tell_missed();
+                    tracker.everything_changed();
                 }
             }
         }

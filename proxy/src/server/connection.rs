@@ -13,9 +13,8 @@ use super::pending::{Call, Confirm, Lane, Pending, PENDING_MAX};
 use super::request::{ProtocolError, RequestParser, Sender, Step};
 use super::session::Client;
 use super::Shared;
-use crate::events::Delivery;
 use crate::tier1::link::{self, Link};
-use redfence_core::reply::{Refusal, Reply, Sink};
+use redfence_core::reply::{Refusal, Reply};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::future::Future;
@@ -122,6 +121,7 @@ impl Connection {
         let mut moved = self.poll_link(context)?;
         moved |= self.poll_pending(context)?;
         moved |= self.poll_inbox(context)?;
+        moved |= self.poll_mailbox(context);
         moved |= self.resume()?;
         moved |= self.poll_read(context)?;
         if self.gone && self.waits_in_vain() {
@@ -155,18 +155,22 @@ impl Connection {
             return;
         }
         let protocol = self.client.protocol;
-        let out = match self.pending.back_mut() {
-            None => &mut self.out,
-            Some(Pending::Encoded(bytes)) => bytes,
+        write(&mut Encoder { out: self.place_behind_pending(), protocol });
+    }
+
+    /// Where bytes go that stand behind every answer under way.
+    pub(super) fn place_behind_pending(&mut self) -> &mut Vec<u8> {
+        match self.pending.back() {
+            None => return &mut self.out,
+            Some(Pending::Encoded(_)) => {}
             Some(Pending::Call(_) | Pending::Redis(_) | Pending::Confirm(_)) => {
                 self.pending.push_back(Pending::Encoded(Vec::new()));
-                match self.pending.back_mut() {
-                    Some(Pending::Encoded(bytes)) => bytes,
-                    _ => unreachable!("just pushed"),
-                }
             }
-        };
-        write(&mut Encoder { out, protocol });
+        }
+        match self.pending.back_mut() {
+            Some(Pending::Encoded(bytes)) => bytes,
+            _ => unreachable!("seen or just pushed"),
+        }
     }
 
     fn poll_pending(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
@@ -232,49 +236,6 @@ impl Connection {
             Ok(()) => self.confirm(confirm.kind, &confirm.names),
             Err(reason) => self.take_back_subscription(confirm, &reason),
         }
-    }
-
-    fn poll_inbox(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
-        if self.client.subscriptions.is_none()
-            || self.pending.iter().any(|item| matches!(item, Pending::Confirm(_)))
-        {
-            return Ok(false);
-        }
-        if self.link.as_ref().is_some_and(|link| link.is_inside_reply()) {
-            return Ok(false);
-        }
-        let mut moved = false;
-        let protocol = self.client.protocol;
-        while let Some(subscriptions) = &mut self.client.subscriptions {
-            if subscriptions.inbox.overflowed() || self.out.len() - self.out_at > UNREAD_BYTES_MAX {
-                tracing::info!(
-                    client = self.client.card.id,
-                    "a subscriber does not read its messages; it is disconnected"
-                );
-                return Err(End);
-            }
-            let Poll::Ready(Some(delivery)) = subscriptions.inbox.receiver.poll_recv(context) else { break };
-            let Delivery::Message(message) = delivery else {
-                // It missed messages of the Redis behind: it must know, as it would if that Redis had hung up.
-                return Err(End);
-            };
-            let mut encoder = Encoder { out: &mut self.out, protocol };
-            match &message.pattern {
-                None => {
-                    encoder.push(3);
-                    encoder.bulk(b"message");
-                }
-                Some(pattern) => {
-                    encoder.push(4);
-                    encoder.bulk(b"pmessage");
-                    encoder.bulk(pattern);
-                }
-            }
-            encoder.bulk(&message.channel);
-            encoder.bulk(&message.payload);
-            moved = true;
-        }
-        Ok(moved)
     }
 
     // ---- requests ----
@@ -381,6 +342,7 @@ impl Drop for Connection {
             }
         }
         self.drop_subscriptions();
+        self.shared.tracker.left(self.client.card.id);
         self.client.leave_sessions(&self.shared.keeper);
         self.shared.clients.leave(self.client.card.id);
     }

@@ -45,6 +45,9 @@ impl Connection {
         };
         if flow != Flow::Stall {
             self.note_command();
+            if local != Some(Local::Client) {
+                self.end_caching();
+            }
         } else if self.client.reply_mode == ReplyMode::SkipThis {
             self.client.reply_mode = ReplyMode::SkipNext;
         }

@@ -3,7 +3,8 @@
 //! # Layout
 //!
 //! - [`listener`]: accepts clients, keeps their number in bounds
-//! - [`connection`], [`socket`], [`passing`]: one client: replies in order, its bytes, the Redis behind; [`pending`]: answers that are due
+//! - [`connection`], [`socket`], [`passing`]: one client: replies in order, its bytes, the Redis behind; [`pending`]: answers that are due;
+//!   [`pushes`]: what it is told unasked
 //! - [`request`], [`inline`]: bytes → words; [`encode`]: replies → bytes
 //! - [`session`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
 //! - [`execute`], [`commands`]: who answers a command, and what; [`router`], [`keys`]: which tier
@@ -25,6 +26,7 @@ pub mod keys;
 pub mod listener;
 pub mod passing;
 pub mod pending;
+pub mod pushes;
 pub mod registry;
 pub mod request;
 pub mod router;
@@ -33,7 +35,7 @@ pub mod socket;
 pub mod stats;
 
 use crate::clock::Clock;
-use crate::events::{EventQueue, Hub};
+use crate::events::{EventQueue, Hub, Tracker};
 use crate::tier1::embedded::Embedded;
 use crate::tier1::listener::Listener;
 use crate::tier1::marks::Marks;
@@ -59,6 +61,7 @@ pub struct Shared {
     pub clients: registry::Registry,
     pub stats: stats::Stats,
     pub hub: Arc<Hub>,
+    pub tracker: Arc<Tracker>,
     pub events: EventQueue,
     pub keeper: Arc<keeper::Keeper>,
     pub tier2: Tier2Handle,

@@ -116,6 +116,11 @@ impl Registry {
     }
 
     #[must_use]
+    pub fn has(&self, id: u64) -> bool {
+        self.cards.lock().expect("the registry is whole").contains_key(&id)
+    }
+
+    #[must_use]
     pub fn len(&self) -> usize {
         self.cards.lock().expect("the registry is whole").len()
     }

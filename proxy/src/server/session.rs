@@ -1,4 +1,5 @@
-//! The state of one client, as Redis users know it: protocol, database, name, authentication, subscriptions, transaction.
+//! The state of one client, as Redis users know it: protocol, database, name, authentication, subscriptions, transaction,
+//! tracking of keys.
 //!
 //! Owned by its `connection`; what other connections may see of it (`CLIENT LIST`, `CLIENT KILL`) is in [`super::registry`].
 
@@ -6,7 +7,8 @@ use super::encode::Protocol;
 use super::keeper::{Keeper, Slot};
 use super::registry::Card;
 use super::router::Door;
-use crate::events::{Inbox, Kind};
+use crate::events::{Inbox, Kind, Mailbox, Terms};
+use crate::tier2::handle::Caller;
 use bytes::Bytes;
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -41,6 +43,8 @@ pub struct Client {
     /// Sessions this connection opened: any command here keeps them alive, its end orphans them.
     pub sessions: Option<Arc<Slot>>,
     pub subscriptions: Option<Box<Subscriptions>>,
+    /// While `CLIENT TRACKING` is on.
+    pub tracking: Option<Box<Tracking>>,
 }
 
 /// What the client listens to.
@@ -65,6 +69,29 @@ impl Subscriptions {
     }
 }
 
+/// How the client tracks keys.
+#[derive(Debug)]
+pub struct Tracking {
+    pub mailbox: Mailbox,
+    pub mode: TrackingMode,
+    pub terms: Terms,
+    /// `CLIENT CACHING` was said: it holds for the next command.
+    pub caching: bool,
+    pub redirect_broken: bool,
+}
+
+/// Which of the keys it reads the client keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TrackingMode {
+    All,
+    /// Only behind `CLIENT CACHING YES`.
+    OptIn,
+    /// All but behind `CLIENT CACHING NO`.
+    OptOut,
+    /// None: it hears of all keys under its prefixes.
+    Broadcast,
+}
+
 impl Client {
     #[must_use]
     pub fn new(card: Arc<Card>, door: Door, authenticated: bool) -> Client {
@@ -79,7 +106,21 @@ impl Client {
             watches_keys: false,
             sessions: None,
             subscriptions: None,
+            tracking: None,
         }
+    }
+
+    /// On whose behalf Tier 2 is asked, where that matters: its own changes, and what it keeps of what it reads.
+    #[must_use]
+    pub fn caller(&self) -> Option<Caller> {
+        let tracking = self.tracking.as_ref()?;
+        let keeps_reads = match tracking.mode {
+            TrackingMode::All => true,
+            TrackingMode::OptIn => tracking.caching,
+            TrackingMode::OptOut => !tracking.caching,
+            TrackingMode::Broadcast => false,
+        };
+        Some(Caller { client: self.card.id, keeps_reads })
     }
 
     #[must_use]

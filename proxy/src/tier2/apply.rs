@@ -1,10 +1,11 @@
 //! Committed entries, on every node: into the machine, and the answers out to this node's own clients.
 
 use super::node::Node;
+use super::ports::Noted;
 use super::refusals;
 use protobuf::Message as _;
 use raft::eraftpb::{ConfChangeV2, Entry, EntryType};
-use redfence_core::machine::Fate;
+use redfence_core::machine::{self, Fate};
 use redfence_core::types::RequestId;
 
 impl Node {
@@ -43,6 +44,8 @@ impl Node {
     /// Answers go to the clients of this node alone: every node answers its own. Events and messages go to the listeners of
     /// every node, at most once: an entry that is applied again after a restart is not told of again.
     fn hand_out(&mut self, is_replayed: bool) {
+        // Before the answers: they end what is known of their requests.
+        self.hand_out_noted();
         let origin = self.pending.origin();
         for (id, reply) in self.applying.replies.drain(..) {
             if id.origin == origin {
@@ -56,6 +59,19 @@ impl Node {
         }
         self.out.events.append(&mut self.applying.events);
         self.out.published.append(&mut self.applying.published);
+    }
+
+    fn hand_out_noted(&mut self) {
+        let origin = self.pending.origin();
+        let pending = &self.pending;
+        let ticket = |id: RequestId| pending.ticket_of(id.seq).filter(|_| id.origin == origin);
+        for noted in self.applying.noted.drain(..) {
+            self.out.noted.extend(match noted {
+                machine::Noted::Read { by, key } => ticket(by).map(|by| Noted::Read { by, key }),
+                machine::Noted::Changed { by, key } => Some(Noted::Changed { by: by.and_then(ticket), key }),
+                machine::Noted::Flushed => Some(Noted::Flushed),
+            });
+        }
     }
 
     /// Requests the machine has put into a queue: "queued" is no answer, but they need not be sent again.

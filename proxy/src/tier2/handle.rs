@@ -3,9 +3,10 @@
 //! A front encodes a command on its own task, calls [`Tier2Handle::submit`] and awaits the reply. Dropping the future of a
 //! command that may wait in a queue takes it out of that queue (the client went away). The handle knows nothing of raft.
 
-use super::inbox::{Inbox, Item, Rejected};
+pub use super::inbox::Caller;
+use super::inbox::{Asker, Inbox, Item, Rejected};
 use super::news::{self, News, NewsReceiver, NewsSender};
-use super::ports::{AdminRequest, ClusterStatus, Input, Outputs, OwnedQuery, Read, Submit, Ticket};
+use super::ports::{AdminRequest, ClusterStatus, Input, Noted, Outputs, OwnedQuery, Read, Submit, Ticket};
 use super::refusals;
 use crate::events::Demand;
 use bytes::Bytes;
@@ -65,20 +66,26 @@ pub fn connect(patience_ms: u64) -> (Tier2Handle, Desk) {
 impl Tier2Handle {
     /// Sends an encoded command to the log. `wait_ms` is the command's own `WAIT`, 0 for all others.
     pub fn submit(&self, blob: Bytes, wait_ms: u64) -> PendingReply {
+        self.submit_for(None, blob, wait_ms)
+    }
+
+    /// The same on behalf of a client that tracks keys.
+    pub fn submit_for(&self, caller: Option<Caller>, blob: Bytes, wait_ms: u64) -> PendingReply {
         let patience_ms = self.shared.patience_ms;
-        self.ask(wait_ms > 0, |ticket| Input::Submit(Submit { ticket, blob, patience_ms, wait_ms }))
+        let input = |ticket| Input::Submit(Submit { ticket, blob, patience_ms, wait_ms });
+        self.ask(wait_ms > 0, caller, input)
     }
 
     /// A linearizable look at the state.
     pub fn query(&self, query: OwnedQuery) -> PendingReply {
         let patience_ms = self.shared.patience_ms;
-        self.ask(false, |ticket| Input::Read(Read { ticket, query, patience_ms }))
+        self.ask(false, None, |ticket| Input::Read(Read { ticket, query, patience_ms }))
     }
 
     /// Membership and leadership. Answered when the change is seen to be done.
     pub fn admin(&self, request: AdminRequest) -> PendingReply {
         let patience_ms = self.shared.patience_ms;
-        self.ask(false, |ticket| Input::Admin { ticket, request, patience_ms })
+        self.ask(false, None, |ticket| Input::Admin { ticket, request, patience_ms })
     }
 
     /// Connections of these sessions were active, or are blocked in a WAIT. Call about five times a second with all of
@@ -122,19 +129,24 @@ impl Tier2Handle {
         self.shared.inbox.push_report(input)
     }
 
-    fn ask(&self, cancel_on_drop: bool, input: impl FnOnce(Ticket) -> Input) -> PendingReply {
+    fn ask(
+        &self,
+        cancel_on_drop: bool,
+        caller: Option<Caller>,
+        input: impl FnOnce(Ticket) -> Input,
+    ) -> PendingReply {
         let ticket = self.shared.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         let cancel = cancel_on_drop.then(|| self.shared.clone());
-        match self.shared.inbox.push_client((input(ticket), Some(sender))) {
+        match self.shared.inbox.push_client((input(ticket), Some(Asker { reply: sender, caller }))) {
             Ok(()) => PendingReply { receiver, ticket, cancel },
-            Err((why, (_, sender))) => {
+            Err((why, (_, asker))) => {
                 let reply = match why {
                     Rejected::Full => refusals::queue_full(),
                     Rejected::Closed => refusals::stopping(),
                 };
                 // The receiver is in our hands: sending cannot fail.
-                let _ = sender.expect("asked with a sender").send(reply);
+                let _ = asker.expect("asked by somebody").reply.send(reply);
                 PendingReply { receiver, ticket, cancel: None }
             }
         }
@@ -175,7 +187,7 @@ impl Drop for PendingReply {
 #[derive(Debug)]
 pub struct Desk {
     shared: Arc<Shared>,
-    waiting: FxHashMap<Ticket, oneshot::Sender<Reply>>,
+    waiting: FxHashMap<Ticket, Asker>,
     taken: Vec<Item>,
     wanted: Wanted,
     news: NewsSender,
@@ -186,9 +198,9 @@ impl Desk {
     pub fn collect(&mut self, timeout: Duration, inputs: &mut Vec<Input>) {
         let mut taken = std::mem::take(&mut self.taken);
         self.shared.inbox.take(timeout, &mut taken);
-        for (input, sender) in taken.drain(..) {
-            if let (Some(ticket), Some(sender)) = (ticket_of(&input), sender) {
-                let earlier = self.waiting.insert(ticket, sender);
+        for (input, asker) in taken.drain(..) {
+            if let (Some(ticket), Some(asker)) = (ticket_of(&input), asker) {
+                let earlier = self.waiting.insert(ticket, asker);
                 assert!(earlier.is_none(), "ticket {ticket} is used twice");
             }
             if let Input::Cancel { ticket } = &input {
@@ -210,13 +222,15 @@ impl Desk {
         if let Some(status) = outputs.status.take() {
             *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);
         }
+        // Worked out before the answers, which end what is known of those who asked; told behind them.
+        let news = self.news_of(outputs);
         for (ticket, reply) in outputs.replies.drain(..) {
-            if let Some(sender) = self.waiting.remove(&ticket) {
+            if let Some(asker) = self.waiting.remove(&ticket) {
                 // The client may be gone: then nobody misses the answer.
-                let _ = sender.send(reply);
+                let _ = asker.reply.send(reply);
             }
         }
-        self.news.tell(news_of(outputs));
+        self.news.tell(news);
     }
 
     /// The node has stopped. What still sits in the inbox never reached it; what it had taken has no known outcome.
@@ -224,23 +238,38 @@ impl Desk {
         self.shared.inbox.close();
         let mut taken = std::mem::take(&mut self.taken);
         self.shared.inbox.take(Duration::ZERO, &mut taken);
-        for (_, sender) in taken {
-            if let Some(sender) = sender {
-                let _ = sender.send(refusals::stopping());
+        for (_, asker) in taken {
+            if let Some(asker) = asker {
+                let _ = asker.reply.send(refusals::stopping());
             }
         }
-        for (_, sender) in self.waiting.drain() {
-            let _ = sender.send(refusals::indeterminate());
+        for (_, asker) in self.waiting.drain() {
+            let _ = asker.reply.send(refusals::indeterminate());
         }
     }
-}
 
-fn news_of(outputs: &mut Outputs) -> Vec<News> {
-    let missed = std::mem::take(&mut outputs.missed).then_some(News::Missed);
-    let events = outputs.events.drain(..).map(News::Event);
-    let published = outputs.published.drain(..);
-    let published = published.map(|(channel, message)| News::Published { channel, message });
-    missed.into_iter().chain(events).chain(published).collect()
+    fn news_of(&self, outputs: &mut Outputs) -> Vec<News> {
+        let missed = std::mem::take(&mut outputs.missed).then_some(News::Missed);
+        let events = outputs.events.drain(..).map(News::Event);
+        let published = outputs.published.drain(..);
+        let published = published.map(|(channel, message)| News::Published { channel, message });
+        let noted = outputs.noted.drain(..).filter_map(|noted| self.news_of_key(noted));
+        missed.into_iter().chain(events).chain(published).chain(noted).collect()
+    }
+
+    fn news_of_key(&self, noted: Noted) -> Option<News> {
+        let caller = |ticket: Ticket| self.waiting.get(&ticket).and_then(|asker| asker.caller);
+        match noted {
+            Noted::Read { by, key } => {
+                let reader = caller(by).filter(|caller| caller.keeps_reads)?;
+                Some(News::Read { client: reader.client, key })
+            }
+            Noted::Changed { by, key } => {
+                Some(News::Changed { by: by.and_then(caller).map(|caller| caller.client), key })
+            }
+            Noted::Flushed => Some(News::Flushed),
+        }
+    }
 }
 
 fn ticket_of(input: &Input) -> Option<Ticket> {

@@ -16,8 +16,23 @@ pub const CLIENT_ITEMS_MAX: usize = 32_768;
 /// Messages of peers that may wait for the node's next turn.
 pub const PEER_ITEMS_MAX: usize = 16_384;
 
-/// One input, and where its answer goes if it has one.
-pub type Item = (Input, Option<oneshot::Sender<Reply>>);
+/// Where an answer goes, and on whose behalf it was asked, if that matters to anybody.
+#[derive(Debug)]
+pub struct Asker {
+    pub reply: oneshot::Sender<Reply>,
+    pub caller: Option<Caller>,
+}
+
+/// A client whose reads or changes of keys matter to the tracking of keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Caller {
+    pub client: u64,
+    /// It keeps what it reads.
+    pub keeps_reads: bool,
+}
+
+/// One input, and who wants its answer, if anybody.
+pub type Item = (Input, Option<Asker>);
 
 #[derive(Debug, Default)]
 pub struct Inbox {

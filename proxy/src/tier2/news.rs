@@ -1,4 +1,5 @@
-//! What apply has to tell besides replies: lock events and published messages, in order, for [`crate::events`] to spread.
+//! What apply has to tell besides replies: lock events, published messages, and reads and changes of keys, in order, for
+//! [`crate::events`] to spread.
 //!
 //! The raft thread never waits for listeners. News wait in a queue that is bounded by its bytes; what does not fit is lost, and
 //! the next thing to come out is [`News::Missed`], so that listeners are told instead of left with a gap.
@@ -21,6 +22,18 @@ pub enum News {
         channel: Bytes,
         message: Bytes,
     },
+    /// A client that keeps what it reads has read a key.
+    Read {
+        client: u64,
+        key: Bytes,
+    },
+    /// `by`: the client that changed it, if it tracks keys itself.
+    Changed {
+        by: Option<u64>,
+        key: Bytes,
+    },
+    /// Every key of a database, or of all.
+    Flushed,
     /// Some came before this and are not known: the queue was full, or a snapshot took the place of entries.
     Missed,
 }
@@ -30,7 +43,8 @@ impl News {
         let texts = match self {
             News::Event(event) => event.resource.len() + event.owner.len(),
             News::Published { channel, message } => channel.len() + message.len(),
-            News::Missed => 0,
+            News::Read { key, .. } | News::Changed { key, .. } => key.len(),
+            News::Flushed | News::Missed => 0,
         };
         NEWS_BYTES + texts
     }

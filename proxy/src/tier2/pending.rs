@@ -196,6 +196,14 @@ impl Pending {
         }
     }
 
+    /// Whose request this is, if anybody still waits for its answer.
+    pub(super) fn ticket_of(&self, seq: u64) -> Option<Ticket> {
+        match self.unapplied.get(&seq) {
+            Some(request) => request.ticket,
+            None => self.placed.get(&seq).map(|placed| placed.ticket),
+        }
+    }
+
     /// The machine's answer. The ticket to hand it to, if anybody still waits.
     pub(super) fn answered(&mut self, seq: u64) -> Option<Ticket> {
         let ticket = match self.remove_unapplied(seq) {

@@ -177,6 +177,8 @@ pub struct Outputs {
     pub events: Vec<Event>,
     /// What was published: channel and message, in order.
     pub published: Vec<(Bytes, Bytes)>,
+    /// Reads and changes of keys, in order.
+    pub noted: Vec<Noted>,
     /// A snapshot took the place of entries: what they would have brought in events and messages is unknown here.
     pub missed: bool,
     /// Set when something in it changed.
@@ -199,6 +201,7 @@ impl Outputs {
         self.replies.clear();
         self.events.clear();
         self.published.clear();
+        self.noted.clear();
         self.missed = false;
         self.status = None;
         self.members = None;
@@ -206,6 +209,21 @@ impl Outputs {
         self.fatal = None;
         self.stopped = false;
     }
+}
+
+/// What the tracking of keys is made of: [`redfence_core::machine::Noted`], with this node's own clients for requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Noted {
+    Read {
+        by: Ticket,
+        key: Bytes,
+    },
+    /// `by`: where a client of this node did it.
+    Changed {
+        by: Option<Ticket>,
+        key: Bytes,
+    },
+    Flushed,
 }
 
 /// One atomic write to the log. Its parts take effect in the order of the fields; all of it is in one batch, or none.

@@ -8,7 +8,22 @@ use crate::server::session::ReplyMode;
 use redfence_core::reply::{Refusal, Reply};
 use std::sync::Arc;
 
-const SYNTAX: &str = "ERR syntax error";
+pub(super) const SYNTAX: &str = "ERR syntax error";
+
+/// Those with a fixed number of words.
+const SUBCOMMANDS: &[&str] = &[
+    "CACHING",
+    "GETNAME",
+    "GETREDIR",
+    "ID",
+    "INFO",
+    "NO-EVICT",
+    "NO-TOUCH",
+    "SETINFO",
+    "SETNAME",
+    "TRACKING",
+    "TRACKINGINFO",
+];
 
 impl Connection {
     pub(in crate::server) fn client_command(&mut self, argv: &[&[u8]]) -> Flow {
@@ -46,15 +61,12 @@ impl Connection {
                     Err(Refusal::new(SYNTAX))
                 }
             }
-            [] if is(verb, "GETREDIR") => Ok(Reply::Int(-1)),
             _ if is(verb, "MAINT_NOTIFICATIONS") => Err(unknown_subcommand("CLIENT", verb)),
-            _ if is(verb, "TRACKING") || is(verb, "CACHING") || is(verb, "TRACKINGINFO") => {
-                Err(Refusal::new("ERR client-side caching is not supported by this proxy"))
-            }
-            _ if ["ID", "GETNAME", "SETNAME", "SETINFO", "INFO", "NO-EVICT", "NO-TOUCH"]
-                .iter()
-                .any(|known| is(verb, known)) =>
-            {
+            [switch, options @ ..] if is(verb, "TRACKING") => self.client_tracking(switch, options),
+            [answer] if is(verb, "CACHING") => self.client_caching(answer),
+            [] if is(verb, "TRACKINGINFO") => Ok(self.tracking_info()),
+            [] if is(verb, "GETREDIR") => Ok(self.redirect()),
+            _ if SUBCOMMANDS.iter().any(|known| is(verb, known)) => {
                 let name = format!("client|{}", String::from_utf8_lossy(verb).to_ascii_lowercase());
                 Err(wrong_arity(name.as_bytes()))
             }

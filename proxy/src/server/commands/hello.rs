@@ -146,6 +146,7 @@ impl Connection {
     /// `RESET`: the connection as it was when it was opened.
     pub(in crate::server) fn reset(&mut self) -> Flow {
         self.drop_subscriptions();
+        self.stop_tracking();
         self.link = None;
         self.client.in_transaction = false;
         self.client.watches_keys = false;

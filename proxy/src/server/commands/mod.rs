@@ -10,6 +10,7 @@ pub mod lock;
 pub mod plain;
 pub mod pubsub;
 pub mod simple;
+pub mod tracking;
 
 use redfence_core::reply::Refusal;
 

@@ -54,7 +54,7 @@ impl Connection {
         let words = argv.iter().copied().collect();
         let mut blob = Vec::with_capacity(128);
         Command::Redis { db: self.client.db, resp, argv: words }.encode(&mut blob);
-        let pending = self.shared.tier2.submit(Bytes::from(blob), 0);
+        let pending = self.shared.tier2.submit_for(self.client.caller(), Bytes::from(blob), 0);
         self.await_call(Lane::Tier2, Source::Tier2(pending), false, IfAbandoned::Nothing);
         Flow::Done
     }

@@ -7,7 +7,7 @@
 //! As in Redis, a message is delivered at most once, and the number in the reply is that of receivers at this node.
 
 use super::{is, unknown_subcommand, wrong_arity, Local};
-use crate::events::Kind;
+use crate::events::{Inbox, Kind};
 use crate::server::connection::{Connection, Flow};
 use crate::server::pending::{Confirm, Lane, Pending};
 use crate::server::session::Subscriptions;
@@ -38,10 +38,10 @@ impl Connection {
             return self
                 .refuse(Refusal::new("ERR a client may listen to 10000 channels and patterns at most"));
         }
-        let hub = &self.shared.hub;
+        let (hub, client) = (&self.shared.hub, self.client.card.id);
         let subscriptions = self.client.subscriptions.get_or_insert_with(|| {
             Box::new(Subscriptions {
-                inbox: hub.open_inbox(),
+                inbox: Inbox::open(client),
                 channels: BTreeSet::new(),
                 patterns: BTreeSet::new(),
             })

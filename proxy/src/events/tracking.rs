@@ -1,0 +1,302 @@
+//! Client tracking: who keeps copies of which keys, and who must hear that one changed. As in Redis, keys go by name, whatever
+//! the database.
+//!
+//! A client in the default mode is told once of each key it has read, and must read it again to be told again. One in broadcast
+//! mode is told of every changed key under its prefixes. What was read and what changed comes from this node's own apply, in order
+//! ([`super::spread`]), so that a change behind a read is never missed, and one before it never told.
+//!
+//! # Limits
+//!
+//! - Keys remembered at this node: [`KEYS_MAX`]. One more makes another be forgotten, and whoever keeps that one is told to drop it.
+//! - Invalidations a client may leave unread: [`UNREAD_MAX`]. One more, and it is told to drop everything.
+
+use super::{Demand, Hub};
+use bytes::Bytes;
+use indexmap::IndexMap;
+use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll};
+use tokio::sync::mpsc;
+
+/// As Redis ships (`tracking-table-max-keys`).
+const KEYS_MAX: usize = 1_000_000;
+const UNREAD_MAX: usize = 4096;
+
+/// What a client that keeps keys is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Invalidation {
+    Key(Bytes),
+    Everything,
+    /// The client that was to be told instead is gone.
+    RedirectBroken(u64),
+}
+
+/// How a client wants to be told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Terms {
+    /// Another client is told instead, as a message on `__redis__:invalidate`.
+    pub redirect: Option<u64>,
+    /// Not of its own changes.
+    pub no_loop: bool,
+    /// Broadcast mode: of all keys with one of these prefixes, read or not.
+    pub prefixes: Option<Vec<Bytes>>,
+}
+
+/// Where a client finds what it is told.
+#[derive(Debug)]
+pub struct Mailbox {
+    receiver: mpsc::Receiver<Invalidation>,
+    overflowed: Arc<AtomicBool>,
+}
+
+impl Mailbox {
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Invalidation> {
+        if self.overflowed.swap(false, Ordering::Relaxed) {
+            while self.receiver.try_recv().is_ok() {}
+            return Poll::Ready(Invalidation::Everything);
+        }
+        match self.receiver.poll_recv(context) {
+            Poll::Ready(Some(invalidation)) => Poll::Ready(invalidation),
+            Poll::Ready(None) | Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Tracked {
+    terms: Terms,
+    sender: mpsc::Sender<Invalidation>,
+    overflowed: Arc<AtomicBool>,
+    keys: FxHashSet<Bytes>,
+}
+
+impl Tracked {
+    fn tell(&self, hub: &Hub, invalidation: Invalidation) {
+        match (self.terms.redirect, invalidation) {
+            (Some(target), Invalidation::Key(key)) => hub.invalidate_at(target, Some(key)),
+            (Some(target), Invalidation::Everything) => hub.invalidate_at(target, None),
+            (None, invalidation) | (Some(_), invalidation @ Invalidation::RedirectBroken(_)) => {
+                if self.sender.try_send(invalidation).is_err() {
+                    self.overflowed.store(true, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    clients: FxHashMap<u64, Tracked>,
+    broadcast: BTreeSet<u64>,
+    readers: IndexMap<Bytes, SmallVec<[u64; 2]>, FxBuildHasher>,
+}
+
+/// All clients of this node that track keys.
+#[derive(Debug)]
+pub struct Tracker {
+    table: Mutex<Table>,
+    hub: Arc<Hub>,
+    demand: Arc<Demand>,
+    keys_max: usize,
+}
+
+impl Tracker {
+    #[must_use]
+    pub fn new(hub: Arc<Hub>, demand: Arc<Demand>) -> Tracker {
+        Tracker { table: Mutex::default(), hub, demand, keys_max: KEYS_MAX }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().expect("the table of tracked keys is whole")
+    }
+
+    /// From its return on, reads and changes count. `None`: the client tracks already, and its terms are replaced.
+    pub fn start(&self, client: u64, terms: Terms) -> Option<Mailbox> {
+        let mut table = self.table();
+        if terms.prefixes.is_some() {
+            table.broadcast.insert(client);
+        }
+        if let Some(tracked) = table.clients.get_mut(&client) {
+            tracked.terms = terms;
+            return None;
+        }
+        let (sender, receiver) = mpsc::channel(UNREAD_MAX);
+        let overflowed = Arc::new(AtomicBool::new(false));
+        let mailbox = Mailbox { receiver, overflowed: Arc::clone(&overflowed) };
+        table.clients.insert(client, Tracked { terms, sender, overflowed, keys: FxHashSet::default() });
+        self.demand.trackers.fetch_add(1, Ordering::SeqCst);
+        Some(mailbox)
+    }
+
+    pub fn stop(&self, client: u64) {
+        let mut table = self.table();
+        let Some(tracked) = table.clients.remove(&client) else { return };
+        table.broadcast.remove(&client);
+        for key in tracked.keys {
+            let Some(readers) = table.readers.get_mut(&key) else { continue };
+            readers.retain(|reader| *reader != client);
+            if readers.is_empty() {
+                table.readers.swap_remove(&key);
+            }
+        }
+        self.demand.trackers.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// A connection has ended: whoever redirects to it is told.
+    pub fn left(&self, client: u64) {
+        self.stop(client);
+        if self.demand.trackers.load(Ordering::SeqCst) == 0 {
+            return;
+        }
+        for tracked in self.table().clients.values() {
+            if tracked.terms.redirect == Some(client) {
+                tracked.tell(&self.hub, Invalidation::RedirectBroken(client));
+            }
+        }
+    }
+
+    /// A client in the default mode has read a key.
+    pub fn read(&self, client: u64, key: &Bytes) {
+        let mut table = self.table();
+        // A client that is gone by now keeps nothing.
+        let Some(tracked) = table.clients.get_mut(&client) else { return };
+        if !tracked.keys.insert(key.clone()) {
+            return;
+        }
+        table.readers.entry(key.clone()).or_default().push(client);
+        if table.readers.len() > self.keys_max {
+            let forgotten = table.readers.keys().next().cloned().expect("it is full");
+            table.tell_readers(&self.hub, &forgotten, None);
+        }
+    }
+
+    /// A key has changed, in whatever way.
+    pub fn changed(&self, key: &Bytes, by: Option<u64>) {
+        let mut table = self.table();
+        table.tell_readers(&self.hub, key, by);
+        for client in &table.broadcast {
+            let Some(tracked) = table.clients.get(client) else { continue };
+            let mut prefixes = tracked.terms.prefixes.iter().flatten();
+            let own = tracked.terms.no_loop && by == Some(*client);
+            if !own && prefixes.any(|prefix| key.starts_with(prefix)) {
+                tracked.tell(&self.hub, Invalidation::Key(key.clone()));
+            }
+        }
+    }
+
+    /// All keys are gone, or nobody knows which: everybody drops everything.
+    pub fn everything_changed(&self) {
+        let mut table = self.table();
+        table.readers.clear();
+        for tracked in table.clients.values_mut() {
+            tracked.keys.clear();
+            tracked.tell(&self.hub, Invalidation::Everything);
+        }
+    }
+}
+
+impl Table {
+    /// Those who keep a key are told, and keep it no more.
+    fn tell_readers(&mut self, hub: &Hub, key: &Bytes, by: Option<u64>) {
+        for client in self.readers.swap_remove(key).unwrap_or_default() {
+            let Some(tracked) = self.clients.get_mut(&client) else { continue };
+            tracked.keys.remove(key);
+            if !(tracked.terms.no_loop && by == Some(client)) {
+                tracked.tell(hub, Invalidation::Key(key.clone()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::Waker;
+
+    const A: Bytes = Bytes::from_static(b"a");
+    const B: Bytes = Bytes::from_static(b"b");
+
+    fn tracker() -> Tracker {
+        Tracker::new(Arc::new(Hub::new(Arc::default())), Arc::default())
+    }
+
+    fn told(mailbox: &mut Mailbox) -> Vec<Invalidation> {
+        let mut context = Context::from_waker(Waker::noop());
+        let next = || match mailbox.poll(&mut context) {
+            Poll::Ready(invalidation) => Some(invalidation),
+            Poll::Pending => None,
+        };
+        std::iter::from_fn(next).collect()
+    }
+
+    #[test]
+    fn a_change_is_told_once_to_those_who_read() {
+        let tracker = tracker();
+        let mut reader = tracker.start(1, Terms::default()).unwrap();
+        let mut other = tracker.start(2, Terms::default()).unwrap();
+        tracker.changed(&A, None);
+        tracker.read(1, &A);
+        tracker.read(1, &A);
+        tracker.changed(&A, Some(1));
+        tracker.changed(&A, Some(2));
+        assert_eq!(told(&mut reader), [Invalidation::Key(A)]);
+        assert_eq!(told(&mut other), []);
+    }
+
+    #[test]
+    fn own_changes_are_not_told_where_they_are_not_wanted() {
+        let tracker = tracker();
+        let mut reader = tracker.start(1, Terms { no_loop: true, ..Terms::default() }).unwrap();
+        tracker.read(1, &A);
+        tracker.changed(&A, Some(1));
+        tracker.read(1, &A);
+        tracker.changed(&A, Some(2));
+        assert_eq!(told(&mut reader), [Invalidation::Key(A)]);
+    }
+
+    #[test]
+    fn a_full_table_forgets_a_key_and_says_so() {
+        let tracker = Tracker { keys_max: 1, ..tracker() };
+        let mut reader = tracker.start(1, Terms::default()).unwrap();
+        tracker.read(1, &A);
+        tracker.read(1, &B);
+        assert_eq!(told(&mut reader), [Invalidation::Key(A)]);
+        tracker.changed(&A, None);
+        tracker.changed(&B, None);
+        assert_eq!(told(&mut reader), [Invalidation::Key(B)]);
+    }
+
+    #[test]
+    fn a_client_that_does_not_read_drops_everything() {
+        let tracker = tracker();
+        let prefixes = Some(vec![Bytes::new()]);
+        let mut reader = tracker.start(1, Terms { prefixes, ..Terms::default() }).unwrap();
+        for _ in 0..=UNREAD_MAX {
+            tracker.changed(&A, None);
+        }
+        tracker.changed(&B, None);
+        assert_eq!(told(&mut reader), [Invalidation::Everything]);
+        tracker.changed(&B, None);
+        assert_eq!(told(&mut reader), [Invalidation::Key(B)]);
+    }
+
+    #[test]
+    fn who_leaves_is_forgotten() {
+        let tracker = tracker();
+        let mut redirecting = tracker.start(2, Terms { redirect: Some(1), ..Terms::default() }).unwrap();
+        drop(tracker.start(1, Terms::default()));
+        tracker.read(1, &A);
+        tracker.read(2, &B);
+        tracker.left(1);
+        tracker.read(1, &B);
+        let table = tracker.table();
+        assert_eq!((table.clients.len(), table.readers.len()), (1, 1));
+        drop(table);
+        assert_eq!(told(&mut redirecting), [Invalidation::RedirectBroken(1)]);
+        tracker.left(2);
+        assert!(tracker.table().readers.is_empty() && !tracker.demand.wanted().keys);
+    }
+}

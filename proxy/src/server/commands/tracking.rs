@@ -1,0 +1,225 @@
+//! `CLIENT TRACKING`, `CACHING`, `TRACKINGINFO`, `GETREDIR`: clients that keep copies of keys and want to hear of changes. Rules and
+//! texts are Redis's own; the keys are those of the Raft keyspace.
+
+use super::client::SYNTAX;
+use super::is;
+use crate::events::Terms;
+use crate::server::connection::Connection;
+use crate::server::session::{Tracking, TrackingMode};
+use bytes::Bytes;
+use redfence_core::grammar::errors::shown;
+use redfence_core::reply::{Refusal, Reply};
+
+const BEHIND: &str = "ERR CLIENT TRACKING is not supported by this listener: its keys are those of the Redis behind it, which cannot tell \
+                      this proxy what has changed; use the correctness listener";
+const SWITCH_BROADCAST: &str =
+    "ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then \
+                                re-enabling it with a different mode.";
+const SWITCH_OPT: &str = "ERR You can't switch OPTIN/OPTOUT mode before disabling tracking for this client, and then re-enabling it \
+                          with a different mode.";
+const CACHING_WHEN: &str =
+    "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled";
+/// Prefixes one client may name.
+const PREFIXES_MAX: usize = 1000;
+
+/// The words behind `CLIENT TRACKING ON`, before anything is checked against the client's state.
+#[derive(Default)]
+struct Options {
+    redirect: Option<u64>,
+    prefixes: Vec<Bytes>,
+    broadcast: bool,
+    opt_in: bool,
+    opt_out: bool,
+    no_loop: bool,
+}
+
+impl Connection {
+    /// `CLIENT TRACKING ON|OFF [REDIRECT id] [PREFIX prefix …] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]`
+    pub(super) fn client_tracking(&mut self, switch: &[u8], words: &[&[u8]]) -> Result<Reply, Refusal> {
+        let options = self.tracking_options(words)?;
+        if is(switch, "ON") {
+            self.start_tracking(options)?;
+        } else if is(switch, "OFF") {
+            self.stop_tracking();
+        } else {
+            return Err(Refusal::new(SYNTAX));
+        }
+        Ok(Reply::OK)
+    }
+
+    fn tracking_options(&self, words: &[&[u8]]) -> Result<Options, Refusal> {
+        let mut options = Options::default();
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            if is(word, "BCAST") {
+                options.broadcast = true;
+            } else if is(word, "OPTIN") {
+                options.opt_in = true;
+            } else if is(word, "OPTOUT") {
+                options.opt_out = true;
+            } else if is(word, "NOLOOP") {
+                options.no_loop = true;
+            } else if is(word, "REDIRECT") && words.len() > 0 {
+                if options.redirect.is_some() {
+                    return Err(Refusal::new("ERR A client can only redirect to a single other client"));
+                }
+                options.redirect = Some(self.redirect_target(words.next().copied().unwrap_or_default())?);
+            } else if is(word, "PREFIX") && words.len() > 0 {
+                options.prefixes.extend(words.next().map(|prefix| Bytes::copy_from_slice(prefix)));
+            } else {
+                return Err(Refusal::new(SYNTAX));
+            }
+        }
+        Ok(options)
+    }
+
+    fn redirect_target(&self, word: &[u8]) -> Result<u64, Refusal> {
+        let id = std::str::from_utf8(word).ok().and_then(|text| text.parse::<i64>().ok());
+        let id = id.ok_or(Refusal::new("ERR value is not an integer or out of range"))?;
+        let id = u64::try_from(id).ok().filter(|id| self.shared.clients.has(*id));
+        id.ok_or(Refusal::new("ERR The client ID you want redirect to does not exist"))
+    }
+
+    fn start_tracking(&mut self, options: Options) -> Result<(), Refusal> {
+        if self.shared.router.has_redis_at(self.client.door) {
+            return Err(Refusal::new(BEHIND));
+        }
+        let refused = |text: &'static str| Err(Refusal::new(text));
+        if !options.broadcast && !options.prefixes.is_empty() {
+            return refused("ERR PREFIX option requires BCAST mode to be enabled");
+        }
+        let before = self.client.tracking.as_ref().map(|tracking| tracking.mode);
+        if before.is_some_and(|mode| (mode == TrackingMode::Broadcast) != options.broadcast) {
+            return refused(SWITCH_BROADCAST);
+        }
+        if options.broadcast && (options.opt_in || options.opt_out) {
+            return refused("ERR OPTIN and OPTOUT are not compatible with BCAST");
+        }
+        let mode = match (options.opt_in, options.opt_out) {
+            (true, true) => return refused("ERR You can't use both OPTIN mode and OPTOUT mode"),
+            (true, false) if before == Some(TrackingMode::OptOut) => return refused(SWITCH_OPT),
+            (false, true) if before == Some(TrackingMode::OptIn) => return refused(SWITCH_OPT),
+            (true, false) => TrackingMode::OptIn,
+            (false, true) => TrackingMode::OptOut,
+            (false, false) if options.broadcast => TrackingMode::Broadcast,
+            (false, false) => TrackingMode::All,
+        };
+        let prefixes = match mode {
+            TrackingMode::Broadcast => Some(self.all_prefixes(options.prefixes)?),
+            TrackingMode::All | TrackingMode::OptIn | TrackingMode::OptOut => None,
+        };
+        let terms = Terms { redirect: options.redirect, no_loop: options.no_loop, prefixes };
+        let mailbox = self.shared.tracker.start(self.client.card.id, terms.clone());
+        match (mailbox, &mut self.client.tracking) {
+            (Some(mailbox), tracking) => {
+                let new = Tracking { mailbox, mode, terms, caching: false, redirect_broken: false };
+                *tracking = Some(Box::new(new));
+            }
+            (None, Some(tracking)) => {
+                (tracking.mode, tracking.terms) = (mode, terms);
+                (tracking.caching, tracking.redirect_broken) = (false, false);
+            }
+            (None, None) => unreachable!("the tracker and the client agree"),
+        }
+        Ok(())
+    }
+
+    /// New prefixes join those the client has; none may be the beginning of another. No prefix at all: every key.
+    fn all_prefixes(&self, new: Vec<Bytes>) -> Result<Vec<Bytes>, Refusal> {
+        let overlap = |one: &Bytes, other: &Bytes| one.starts_with(other) || other.starts_with(one);
+        let tracking = self.client.tracking.as_ref();
+        let mut all = tracking.and_then(|tracking| tracking.terms.prefixes.clone()).unwrap_or_default();
+        for (at, prefix) in new.iter().enumerate() {
+            if let Some(old) = all.iter().find(|old| overlap(prefix, old)) {
+                return Err(overlaps(prefix, "an existing prefix", old));
+            }
+            if let Some(other) = new[at + 1..].iter().find(|other| overlap(prefix, other)) {
+                return Err(overlaps(prefix, "another provided prefix", other));
+            }
+        }
+        all.extend(new);
+        if all.len() > PREFIXES_MAX {
+            return Err(Refusal::new("ERR a client may name 1000 prefixes at most"));
+        }
+        if all.is_empty() {
+            all.push(Bytes::new());
+        }
+        Ok(all)
+    }
+
+    pub(in crate::server) fn stop_tracking(&mut self) {
+        if self.client.tracking.take().is_some() {
+            self.shared.tracker.stop(self.client.card.id);
+        }
+    }
+
+    /// `CLIENT CACHING YES|NO`: holds for the next command.
+    pub(super) fn client_caching(&mut self, answer: &[u8]) -> Result<Reply, Refusal> {
+        let Some(tracking) = &mut self.client.tracking else { return Err(Refusal::new(CACHING_WHEN)) };
+        let (needed, text) = if is(answer, "YES") {
+            let text = "ERR CLIENT CACHING YES is only valid when tracking is enabled in OPTIN mode.";
+            (TrackingMode::OptIn, text)
+        } else if is(answer, "NO") {
+            let text = "ERR CLIENT CACHING NO is only valid when tracking is enabled in OPTOUT mode.";
+            (TrackingMode::OptOut, text)
+        } else {
+            return Err(Refusal::new(SYNTAX));
+        };
+        if tracking.mode != needed {
+            return Err(Refusal::new(text));
+        }
+        tracking.caching = true;
+        Ok(Reply::OK)
+    }
+
+    /// A command other than `CLIENT` was given: what `CLIENT CACHING` said is used up.
+    pub(in crate::server) fn end_caching(&mut self) {
+        if let Some(tracking) = &mut self.client.tracking {
+            tracking.caching = false;
+        }
+    }
+
+    /// `CLIENT GETREDIR`: -1 without tracking, 0 without redirection.
+    pub(super) fn redirect(&self) -> Reply {
+        let tracking = self.client.tracking.as_ref();
+        Reply::Int(tracking.map_or(-1, |tracking| tracking.terms.redirect.unwrap_or(0) as i64))
+    }
+
+    /// `CLIENT TRACKINGINFO`
+    pub(super) fn tracking_info(&self) -> Reply {
+        let mut flags = vec![if self.client.tracking.is_some() { "on" } else { "off" }];
+        let mut prefixes = Vec::new();
+        if let Some(tracking) = &self.client.tracking {
+            match tracking.mode {
+                TrackingMode::All => {}
+                TrackingMode::OptIn => flags.push("optin"),
+                TrackingMode::OptOut => flags.push("optout"),
+                TrackingMode::Broadcast => flags.push("bcast"),
+            }
+            if tracking.caching {
+                flags.push(if tracking.mode == TrackingMode::OptIn { "caching-yes" } else { "caching-no" });
+            }
+            if tracking.terms.no_loop {
+                flags.push("noloop");
+            }
+            if tracking.redirect_broken {
+                flags.push("broken_redirect");
+            }
+            prefixes.extend(tracking.terms.prefixes.iter().flatten().cloned().map(Reply::Bulk));
+        }
+        Reply::Map(vec![
+            (Reply::Text("flags"), Reply::Set(flags.into_iter().map(Reply::Text).collect())),
+            (Reply::Text("redirect"), self.redirect()),
+            (Reply::Text("prefixes"), Reply::Array(prefixes)),
+        ])
+    }
+}
+
+/// Redis's own text.
+fn overlaps(prefix: &[u8], what: &str, other: &[u8]) -> Refusal {
+    Refusal::new(format!(
+        "ERR Prefix '{}' overlaps with {what} '{}'. Prefixes for a single client must not overlap.",
+        shown(prefix),
+        shown(other)
+    ))
+}

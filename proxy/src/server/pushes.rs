@@ -1,0 +1,138 @@
+//! What a client is told without having asked: messages of channels, and keys that have changed. Part of [`Connection`].
+
+use super::connection::{Connection, End, PASSING_BYTES_MAX, UNREAD_BYTES_MAX};
+use super::encode::{Encoder, Protocol};
+use super::pending::Pending;
+use crate::events::{Delivery, Invalidation, Message, INVALIDATE_CHANNEL};
+use redfence_core::reply::Sink;
+use std::task::{Context, Poll};
+
+impl Connection {
+    pub(super) fn poll_inbox(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        if self.client.subscriptions.is_none()
+            || self.pending.iter().any(|item| matches!(item, Pending::Confirm(_)))
+        {
+            return Ok(false);
+        }
+        if self.link.as_ref().is_some_and(|link| link.is_inside_reply()) {
+            return Ok(false);
+        }
+        let mut moved = false;
+        let protocol = self.client.protocol;
+        while let Some(subscriptions) = &mut self.client.subscriptions {
+            if subscriptions.inbox.overflowed() || self.out.len() - self.out_at > UNREAD_BYTES_MAX {
+                tracing::info!(
+                    client = self.client.card.id,
+                    "a subscriber does not read its messages; it is disconnected"
+                );
+                return Err(End);
+            }
+            let Poll::Ready(Some(delivery)) = subscriptions.inbox.receiver.poll_recv(context) else { break };
+            let mut encoder = Encoder { out: &mut self.out, protocol };
+            match delivery {
+                Delivery::Message(message) => encode_message(&mut encoder, &message),
+                Delivery::Invalidated(key) => encode_redirected(&mut encoder, key.as_deref()),
+                // It must know that it missed something, as it would if a Redis had hung up.
+                Delivery::Missed => return Err(End),
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// Keys the client keeps that have changed. Only RESP3 has words for it: as in Redis, a RESP2 client is told nothing.
+    pub(super) fn poll_mailbox(&mut self, context: &mut Context<'_>) -> bool {
+        let mut moved = false;
+        while self.has_room_for_pushes() {
+            let Some(tracking) = &mut self.client.tracking else { break };
+            let Poll::Ready(invalidation) = tracking.mailbox.poll(context) else { break };
+            tracking.redirect_broken |= matches!(invalidation, Invalidation::RedirectBroken(_));
+            let protocol = self.client.protocol;
+            if protocol == Protocol::Resp3 {
+                encode_invalidation(&mut Encoder { out: self.place_for_push(), protocol }, &invalidation);
+            }
+            moved = true;
+        }
+        moved
+    }
+
+    /// More wait in the mailbox, which has a limit of its own.
+    fn has_room_for_pushes(&self) -> bool {
+        let behind = match self.pending.back() {
+            Some(Pending::Encoded(bytes)) => bytes.len(),
+            Some(Pending::Call(_) | Pending::Redis(_) | Pending::Confirm(_)) | None => 0,
+        };
+        behind + self.out.len() - self.out_at < PASSING_BYTES_MAX
+    }
+
+    /// Behind the answers under way: one of them may be the old value of a key that has changed since, and a client must not be
+    /// told to drop what it has yet to get. A command that waits reads nothing, and holds up nothing.
+    fn place_for_push(&mut self) -> &mut Vec<u8> {
+        let at_once = self.pending.iter().all(|item| matches!(item, Pending::Call(call) if call.waits));
+        if at_once {
+            return &mut self.out;
+        }
+        self.place_behind_pending()
+    }
+}
+
+fn encode_message(encoder: &mut Encoder<'_>, message: &Message) {
+    match &message.pattern {
+        None => {
+            encoder.push(3);
+            encoder.bulk(b"message");
+        }
+        Some(pattern) => {
+            encoder.push(4);
+            encoder.bulk(b"pmessage");
+            encoder.bulk(pattern);
+        }
+    }
+    encoder.bulk(&message.channel);
+    encoder.bulk(&message.payload);
+}
+
+fn encode_invalidation(encoder: &mut Encoder<'_>, invalidation: &Invalidation) {
+    encoder.push(2);
+    match invalidation {
+        Invalidation::Key(key) => {
+            encoder.bulk(b"invalidate");
+            encode_keys(encoder, Some(key));
+        }
+        Invalidation::Everything => {
+            encoder.bulk(b"invalidate");
+            encode_keys(encoder, None);
+        }
+        Invalidation::RedirectBroken(client) => {
+            encoder.bulk(b"tracking-redir-broken");
+            encoder.int(*client as i64);
+        }
+    }
+}
+
+/// To a client that others redirect to: a message in RESP2, an invalidation in RESP3.
+fn encode_redirected(encoder: &mut Encoder<'_>, key: Option<&[u8]>) {
+    match encoder.protocol {
+        Protocol::Resp2 => {
+            encoder.push(3);
+            encoder.bulk(b"message");
+            encoder.bulk(INVALIDATE_CHANNEL);
+        }
+        Protocol::Resp3 => {
+            encoder.push(2);
+            encoder.bulk(b"invalidate");
+        }
+    }
+    encode_keys(encoder, key);
+}
+
+/// `None`: all keys.
+fn encode_keys(encoder: &mut Encoder<'_>, key: Option<&[u8]>) {
+    match key {
+        Some(key) => {
+            encoder.array(1);
+            encoder.bulk(key);
+        }
+        None => encoder.nil(),
+    }
+}
