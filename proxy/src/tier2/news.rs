@@ -122,11 +122,13 @@ mod tests {
         let half = message(WAITING_BYTES_MAX / 2);
         sender.tell(vec![half.clone()]);
         sender.tell(vec![half.clone()]);
-        sender.tell(vec![]);
-        assert_eq!(receiver.next().await, Some(vec![half]));
         sender.tell(vec![message(1)]);
+        sender.tell(vec![half.clone()]);
+        sender.tell(vec![]);
+        assert_eq!(receiver.next().await, Some(vec![half.clone()]));
         assert_eq!(receiver.next().await, Some(vec![News::Missed, message(1)]));
-        sender.tell(vec![message(2)]);
-        assert_eq!(receiver.next().await, Some(vec![message(2)]));
+        assert_eq!(receiver.next().await, Some(vec![News::Missed]));
+        sender.tell(vec![half.clone()]);
+        assert_eq!(receiver.next().await, Some(vec![half]));
     }
 }
