@@ -76,7 +76,7 @@ func waitLong(ctx context.Context, l locker, name string) (held, error) {
 }
 
 func killedHolding(ctx context.Context, t *trial) error {
-	a, b, closeBoth, err := t.atFollowers(8 * time.Second)
+	a, b, closeBoth, err := t.atFollowers(5 * time.Second)
 	if err != nil {
 		return err
 	}
