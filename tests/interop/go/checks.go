@@ -246,7 +246,7 @@ func (t *trial) waitThrough(ctx context.Context, what string, a, b locker, happe
 }
 
 func lockAcquire(ctx context.Context, t *trial) error {
-	a, err := t.open(0, longTTL)
+	a, err := t.open(1, longTTL) // the questions are asked at the first node
 	if err != nil {
 		return err
 	}

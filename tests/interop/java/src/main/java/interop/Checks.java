@@ -185,7 +185,7 @@ final class Checks {
     }
 
     private static void lockAcquire(Trial t) throws Exception {
-        try (Locker a = t.open(0, LONG_TTL)) {
+        try (Locker a = t.open(1, LONG_TTL)) {
             refusesLockAcquire(t, a, t.name("lock.acquire"));
             refusedByLockAcquire(t, a, t.name("lock.acquire:other"));
         }
