@@ -132,25 +132,33 @@ impl<'a> Range<'a> {
                 .map(own)
                 .collect(),
             Range::Lex(min, max) if LexBound::outside(min, max, members) => Vec::new(),
-            Range::Lex(min, max) if down => members
-                .iter()
-                .rev()
-                .skip_while(|(_, member)| !max.allows_to(member))
-                .take_while(|(_, member)| min.allows_from(member))
-                .skip(skip)
-                .take(take)
-                .map(own)
-                .collect(),
-            Range::Lex(min, max) => members
-                .iter()
-                .skip_while(|(_, member)| !min.allows_from(member))
-                .take_while(|(_, member)| max.allows_to(member))
-                .skip(skip)
-                .take(take)
-                .map(own)
-                .collect(),
+            Range::Lex(min, max) => {
+                let (from_min, to_max) =
+                    (|name: &Bytes| min.allows_from(name), |name: &Bytes| max.allows_to(name));
+                if down {
+                    walk_names(members.iter().rev(), to_max, from_min, skip, take)
+                } else {
+                    walk_names(members.iter(), from_min, to_max, skip, take)
+                }
+            }
         }
     }
+}
+
+/// As Redis walks by name: what is skipped is not held against the far end, which shows where scores differ.
+fn walk_names<'m>(
+    members: impl Iterator<Item = (f64, &'m Bytes)>,
+    starts: impl Fn(&Bytes) -> bool,
+    goes_on: impl Fn(&Bytes) -> bool,
+    skip: usize,
+    take: usize,
+) -> Vec<(f64, Bytes)> {
+    let mut members = members.skip_while(|(_, name)| !starts(name)).peekable();
+    if members.peek().is_none_or(|(_, name)| !goes_on(name)) {
+        return Vec::new();
+    }
+    let shown = members.skip(skip).take_while(|(_, name)| goes_on(name)).take(take);
+    shown.map(|(score, name)| (score, name.clone())).collect()
 }
 
 /// What the name of the command fixes: by what, and which end first. `None`: the words say.
