@@ -135,6 +135,10 @@ pub struct Origin {
     pub incarnation: u64,
 }
 
+/// A Redlock member: the node by whose Redlock listener a command came in. To a Redlock client it is one of N masters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Member(pub u64);
+
 /// What the leader writes on an entry. `logical_ms` drives every deadline; `wall_us` serves fences alone.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {

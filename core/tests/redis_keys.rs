@@ -42,7 +42,7 @@ impl Node {
         let mut argv: Words<'_> =
             [b"EVAL".as_slice(), body.as_bytes(), count.as_bytes()].into_iter().collect();
         argv.extend(keys.iter().map(|key| key.as_bytes()));
-        self.answer(Command::Redis { db: 0, resp: Resp::Two, argv })
+        self.answer(Command::Redis { db: 0, resp: Resp::Two, member: None, argv })
     }
 
     fn acquire(&mut self, name: &str, owner: &str, wait_ms: u64) -> (u64, Applied) {
@@ -70,7 +70,7 @@ fn words(line: &str) -> Words<'_> {
 }
 
 fn redis(line: &str) -> Command<'_> {
-    Command::Redis { db: 0, resp: Resp::Two, argv: words(line) }
+    Command::Redis { db: 0, resp: Resp::Two, member: None, argv: words(line) }
 }
 
 fn granted(out: &Applied, seq: u64) -> Option<Fence> {
@@ -227,6 +227,7 @@ fn transactions_see_whether_watched_keys_changed() {
     let exec = |watched| Command::Transaction {
         db: 0,
         resp: Resp::Two,
+        member: None,
         watched,
         commands: vec![words("INCR k"), words("SELECT 1"), words("GET k"), words("NOSUCH")],
     };
@@ -259,6 +260,7 @@ fn a_stopped_script_leaves_no_trace() {
     let (_, out) = node.apply(Command::Redis {
         db: 0,
         resp: Resp::Two,
+        member: None,
         argv: [b"EVAL".as_slice(), body.as_bytes(), b"0"].into_iter().collect(),
     });
     assert!(out.replies[0].1.is_error());

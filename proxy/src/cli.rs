@@ -110,7 +110,7 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", env = "REDFENCE_CORRECTNESS_LISTEN")]
     pub correctness_listen: Option<String>,
 
-    /// A door for Redlock clients (not in this version yet)
+    /// A door for Redlock clients, to whom the nodes of the cluster look like as many independent masters
     #[arg(long, value_name = "ADDR", env = "REDFENCE_REDLOCK_LISTEN")]
     pub redlock_listen: Option<String>,
 

@@ -27,6 +27,7 @@ pub struct Config {
     pub routes: Vec<Route>,
     pub default_tier: Tier,
     pub correctness_listen: Option<SocketAddr>,
+    pub redlock_listen: Option<SocketAddr>,
     pub admin: Option<SocketAddr>,
     pub password: Option<String>,
     pub clients_max: usize,
@@ -69,9 +70,6 @@ impl Config {
                 members.join(", ")
             ));
         }
-        if settings.redlock_listen.is_some() {
-            return Err("redlock-listen is not in this version yet; leave it out".into());
-        }
         let own_peer_address =
             cluster.iter().find(|(member, _)| *member == id).map(|(_, address)| address.clone());
         let peer_listen = match (&settings.peer_listen, own_peer_address) {
@@ -104,6 +102,10 @@ impl Config {
             correctness_listen: settings
                 .correctness_listen
                 .map(|text| address("correctness-listen", &text))
+                .transpose()?,
+            redlock_listen: settings
+                .redlock_listen
+                .map(|text| address("redlock-listen", &text))
                 .transpose()?,
             admin: settings.admin.map(|text| address("admin", &text)).transpose()?,
             password: settings.password.filter(|password| !password.is_empty()),
@@ -148,6 +150,7 @@ impl Config {
             ("listen", Some(self.listen)),
             ("peer-listen", self.peer_listen),
             ("correctness-listen", self.correctness_listen),
+            ("redlock-listen", self.redlock_listen),
         ];
         for (name, address) in doors {
             let Some(address) = address.filter(|address| protected && !address.ip().is_loopback()) else {
@@ -360,7 +363,8 @@ mod tests {
             (&["--heartbeat-ms", "200"], "at most half"),
             (&["--redis", "localhost"], "host:port"),
             (&["--log-format", "xml"], "text or json"),
-            (&["--redlock-listen", "127.0.0.1:1"], "not in this version"),
+            (&["--redlock-listen", "0.0.0.0:1"], "protected-mode"),
+            (&["--redlock-listen", "nonsense"], "redlock-listen 'nonsense'"),
         ] {
             let line = refused(flags);
             assert!(line.contains(part) && !line.contains('\n'), "{flags:?}: {line}");

@@ -28,6 +28,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     let mut signals = Signals::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
     let main_door = listener::bind(config.listen)?;
     let correctness_door = config.correctness_listen.map(listener::bind).transpose()?;
+    let redlock_door = config.redlock_listen.map(listener::bind).transpose()?;
     let admin_door = config.admin.map(listener::bind).transpose()?;
     let clock = Clock::start();
     let (tier2, raft) = start_tier2(&config, clock)?;
@@ -40,6 +41,9 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     let mut doors = vec![tokio::spawn(listener::accept(Arc::clone(&shared), main_door, Door::Main))];
     if let Some(door) = correctness_door {
         doors.push(tokio::spawn(listener::accept(Arc::clone(&shared), door, Door::Correctness)));
+    }
+    if let Some(door) = redlock_door {
+        doors.push(tokio::spawn(listener::accept(Arc::clone(&shared), door, Door::Redlock)));
     }
     if let Some(door) = admin_door {
         doors.push(tokio::spawn(admin::accept(Arc::clone(&shared), door)));
@@ -72,6 +76,7 @@ fn announce(config: &Config, main_door: &TcpListener) {
         listen = %listen,
         peer_listen = shown(config.peer_listen),
         correctness_listen = shown(config.correctness_listen),
+        redlock_listen = shown(config.redlock_listen),
         admin = shown(config.admin),
         redis = config.redis.as_deref().unwrap_or("-"),
         data = %config.data.display(),
@@ -94,6 +99,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         tokio::spawn(spread(news, Arc::clone(&hub), Arc::clone(&tracker), events.clone()));
     }
     Arc::new(Shared {
+        node: config.id,
         router: Router::new(config.routes.clone(), config.default_tier, upstream.is_some()),
         password: config.password.clone(),
         clients_max: clients_max(config.clients_max, upstream.is_some()),

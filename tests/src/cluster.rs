@@ -21,11 +21,18 @@ pub struct Options {
     pub nodes: usize,
     /// More flags for every node, e.g. `["--default-tier", "efficiency"]`.
     pub flags: Vec<String>,
+    /// Whether each node has a Redlock listener.
+    pub redlock: bool,
 }
 
 impl Options {
     pub fn nodes(nodes: usize) -> Options {
-        Options { nodes, flags: Vec::new() }
+        Options { nodes, ..Options::default() }
+    }
+
+    pub fn redlock(mut self) -> Options {
+        self.redlock = true;
+        self
     }
 
     pub fn flag(mut self, name: &str, value: &str) -> Options {
@@ -39,6 +46,7 @@ pub struct Node {
     pub id: u64,
     pub address: SocketAddr,
     peer_address: SocketAddr,
+    redlock_address: Option<SocketAddr>,
     process: Option<Process>,
     founder: bool,
 }
@@ -55,6 +63,14 @@ impl Node {
     /// A client in RESP2.
     pub fn client(&self) -> Client {
         let wire = SocketWire::open(self.address, Protocol::Resp2)
+            .unwrap_or_else(|error| panic!("node {}: {error}\n{}", self.id, self.process().log_tail()));
+        Client::new(Box::new(wire), Protocol::Resp2)
+    }
+
+    /// A client at the node's Redlock listener, in RESP2.
+    pub fn redlock_client(&self) -> Client {
+        let address = self.redlock_address.expect("a cluster with Redlock listeners");
+        let wire = SocketWire::open(address, Protocol::Resp2)
             .unwrap_or_else(|error| panic!("node {}: {error}\n{}", self.id, self.process().log_tail()));
         Client::new(Box::new(wire), Protocol::Resp2)
     }
@@ -108,6 +124,7 @@ impl Cluster {
                 id,
                 address: free_address(),
                 peer_address: free_address(),
+                redlock_address: options.redlock.then(free_address),
                 process: None,
                 founder: true,
             })
@@ -189,7 +206,14 @@ impl Cluster {
     /// Starts a node that is no founder: it waits to be added. Answers its peer address for `LOCK.CLUSTER ADD`.
     pub fn join(&mut self, id: u64) -> SocketAddr {
         let peer_address = free_address();
-        self.nodes.push(Node { id, address: free_address(), peer_address, process: None, founder: false });
+        self.nodes.push(Node {
+            id,
+            address: free_address(),
+            peer_address,
+            redlock_address: None,
+            process: None,
+            founder: false,
+        });
         self.restart(id);
         peer_address
     }
@@ -242,6 +266,9 @@ impl Cluster {
             command.args(["--cluster", &members.join(",")]);
         } else {
             command.arg("--join");
+        }
+        if let Some(address) = node.redlock_address {
+            command.args(["--redlock-listen", &address.to_string()]);
         }
         command.arg("--data").arg(self.data(node.id));
         command.args(&self.flags);

@@ -30,6 +30,11 @@ pub const NUMKEYS_POSITIVE: Refusal = fixed("ERR numkeys should be greater than 
 pub const COUNT_POSITIVE: Refusal = fixed("ERR count should be greater than 0");
 pub const LIMIT_NEGATIVE: Refusal = fixed("ERR LIMIT can't be negative");
 
+/// Redis has no such thing as a Redlock listener.
+pub const HELD_BY_MEMBERS: Refusal =
+    fixed("ERR the key is held under another value through other Redlock listeners");
+pub const TOO_MANY_MEMBERS: Refusal = fixed("OOM too many Redlock listeners have granted this key");
+
 const fn fixed(line: &'static str) -> Refusal {
     Refusal(std::borrow::Cow::Borrowed(line))
 }

@@ -187,8 +187,7 @@ impl Machine {
             other => other,
         };
         if deadline_ms != self.locks[slot].at_ms {
-            self.locks.edit(slot).at_ms = deadline_ms;
-            self.deadlines.set(Kind::Lock, slot, deadline_ms);
+            self.set_end(slot, deadline_ms);
         }
         if deadline_ms == NEVER {
             0

@@ -4,12 +4,13 @@
 //! their whole command again, oldest first; one that finds something is answered and leaves.
 
 use super::bytes::{put_varint, Reader};
-use super::codec::{put_resp, put_words, resp, words};
+use super::codec::{face, put_face, put_words, words};
 use super::command::Db;
+use super::redis::{Caller, Ran};
 use super::waiter::{put_request_id, request_id};
 use super::{Applied, Machine};
 use crate::grammar::errors;
-use crate::keyspace::{Resp, WouldBlock};
+use crate::keyspace::WouldBlock;
 use crate::reply::{Refusal, Reply};
 use crate::types::{RequestId, KEYS_PER_BLOCKED_MAX};
 use ::bytes::Bytes;
@@ -18,8 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 #[derive(Clone, Debug)]
 struct Waiting {
     id: RequestId,
-    db: Db,
-    resp: Resp,
+    caller: Caller,
     argv: Vec<Bytes>,
     keys: Vec<Bytes>,
     /// `u64::MAX`: for ever.
@@ -67,7 +67,7 @@ impl Blocked {
 
     fn insert(&mut self, number: u64, waiting: Waiting) {
         for key in &waiting.keys {
-            self.by_key.entry((waiting.db, key.clone())).or_default().insert(number);
+            self.by_key.entry((waiting.caller.db, key.clone())).or_default().insert(number);
         }
         if waiting.deadline_ms != u64::MAX {
             self.by_deadline.insert((waiting.deadline_ms, number));
@@ -80,7 +80,7 @@ impl Blocked {
     fn remove(&mut self, number: u64) -> Option<Waiting> {
         let waiting = self.waiting.remove(&number)?;
         for key in &waiting.keys {
-            let place = (waiting.db, key.clone());
+            let place = (waiting.caller.db, key.clone());
             if let Some(numbers) = self.by_key.get_mut(&place) {
                 numbers.remove(&number);
                 if numbers.is_empty() {
@@ -108,8 +108,9 @@ impl Blocked {
         for (number, waiting) in &self.waiting {
             put_varint(out, *number);
             put_request_id(out, waiting.id);
-            put_varint(out, u64::from(waiting.db));
-            put_resp(out, waiting.resp);
+            let Caller { db, resp, member } = waiting.caller;
+            put_varint(out, u64::from(db));
+            put_face(out, resp, member);
             put_varint(out, waiting.deadline_ms.wrapping_add(1));
             put_words(out, &waiting.argv);
             put_words(out, &waiting.keys);
@@ -122,7 +123,8 @@ impl Blocked {
         for _ in 0..reader.varint()? {
             let number = reader.varint()?;
             let id = request_id(reader)?;
-            let (db, resp) = (reader.varint_u32()?, resp(reader)?);
+            let (db, (resp, member)) = (reader.varint_u32()?, face(reader)?);
+            let caller = Caller { db, resp, member };
             let deadline_ms = reader.varint()?.wrapping_sub(1);
             let own = |words: super::command::Words<'_>| -> Vec<Bytes> {
                 words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
@@ -132,7 +134,7 @@ impl Blocked {
             if !fits || blocked.waiting.contains_key(&number) || keys.is_empty() {
                 return None;
             }
-            blocked.insert(number, Waiting { id, db, resp, argv, keys, deadline_ms });
+            blocked.insert(number, Waiting { id, caller, argv, keys, deadline_ms });
         }
         blocked.next_number = next_number;
         Some(blocked)
@@ -143,8 +145,7 @@ impl Machine {
     pub(crate) fn block(
         &mut self,
         id: RequestId,
-        db: Db,
-        resp: Resp,
+        caller: Caller,
         argv: &[&[u8]],
         block: WouldBlock,
     ) -> Result<(), Refusal> {
@@ -155,7 +156,7 @@ impl Machine {
             block.timeout_ms.map_or(u64::MAX, |timeout_ms| self.clock.logical_ms.saturating_add(timeout_ms));
         let argv = argv.iter().map(|word| Bytes::copy_from_slice(word)).collect();
         let number = self.blocked.next_number;
-        self.blocked.insert(number, Waiting { id, db, resp, argv, keys: block.keys, deadline_ms });
+        self.blocked.insert(number, Waiting { id, caller, argv, keys: block.keys, deadline_ms });
         Ok(())
     }
 
@@ -166,7 +167,7 @@ impl Machine {
             for number in numbers {
                 let Some(waiting) = self.blocked.waiting.get(&number).cloned() else { continue };
                 let argv: Vec<&[u8]> = waiting.argv.iter().map(|word| &word[..]).collect();
-                let (reply, would_block) = self.run_redis(waiting.db, waiting.resp, &argv, out);
+                let Ran { reply, would_block, .. } = self.run_redis(waiting.caller, &argv, out);
                 if would_block.is_none() {
                     self.blocked.remove(number);
                     self.answer(Some(waiting.id), reply, out);

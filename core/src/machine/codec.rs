@@ -9,7 +9,7 @@ use super::command::{Command, Watched, Words};
 use super::waiter::{origin, put_origin, put_request_id, request_id};
 use crate::keyspace::Resp;
 use crate::reply::{Refusal, Reply};
-use crate::types::{Fence, Reason, SessionId, MULTI_RESOURCES_MAX};
+use crate::types::{Fence, Member, Reason, SessionId, MULTI_RESOURCES_MAX};
 use bytes::Bytes;
 use smallvec::SmallVec;
 
@@ -116,16 +116,16 @@ impl<'a> Command<'a> {
                 out.push(tag::ORIGIN_GONE);
                 put_origin(out, *origin);
             }
-            Command::Redis { db, resp, argv } => {
+            Command::Redis { db, resp, member, argv } => {
                 out.push(tag::REDIS);
                 put_varint(out, u64::from(*db));
-                put_resp(out, *resp);
+                put_face(out, *resp, *member);
                 put_words(out, argv);
             }
-            Command::Transaction { db, resp, watched, commands } => {
+            Command::Transaction { db, resp, member, watched, commands } => {
                 out.push(tag::TRANSACTION);
                 put_varint(out, u64::from(*db));
-                put_resp(out, *resp);
+                put_face(out, *resp, *member);
                 put_varint(out, watched.len() as u64);
                 for key in watched {
                     put_varint(out, u64::from(key.db));
@@ -196,9 +196,12 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
         tag::EXPIRE => Command::Expire { idle_ms: reader.varint()? },
         tag::ORIGIN_START => Command::OriginStart { origin: origin(reader)? },
         tag::ORIGIN_GONE => Command::OriginGone { origin: origin(reader)? },
-        tag::REDIS => Command::Redis { db: reader.varint_u32()?, resp: resp(reader)?, argv: words(reader)? },
+        tag::REDIS => {
+            let (db, (resp, member)) = (reader.varint_u32()?, face(reader)?);
+            Command::Redis { db, resp, member, argv: words(reader)? }
+        }
         tag::TRANSACTION => {
-            let (db, resp) = (reader.varint_u32()?, resp(reader)?);
+            let (db, (resp, member)) = (reader.varint_u32()?, face(reader)?);
             let mut watched = Vec::new();
             for _ in 0..reader.varint()? {
                 let (db, key) = (reader.varint_u32()?, reader.bytes()?);
@@ -208,21 +211,29 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
             for _ in 0..reader.varint()? {
                 commands.push(words(reader)?);
             }
-            Command::Transaction { db, resp, watched, commands }
+            Command::Transaction { db, resp, member, watched, commands }
         }
         _ => return None,
     })
 }
 
-pub(crate) fn put_resp(out: &mut Vec<u8>, resp: Resp) {
-    out.push(match resp {
+/// What a client's connection adds to its words: bit 0, its protocol; bit 1, that a member's number follows.
+pub(crate) fn put_face(out: &mut Vec<u8>, resp: Resp, member: Option<Member>) {
+    let resp = match resp {
         Resp::Two => 0,
         Resp::Three => 1,
-    });
+    };
+    out.push(resp | u8::from(member.is_some()) << 1);
+    if let Some(member) = member {
+        put_varint(out, member.0);
+    }
 }
 
-pub(crate) fn resp(reader: &mut Reader<'_>) -> Option<Resp> {
-    Some(if reader.flag()? { Resp::Three } else { Resp::Two })
+pub(crate) fn face(reader: &mut Reader<'_>) -> Option<(Resp, Option<Member>)> {
+    let bits = reader.u8().filter(|bits| *bits < 4)?;
+    let resp = if bits & 1 == 0 { Resp::Two } else { Resp::Three };
+    let member = if bits & 2 == 0 { None } else { Some(Member(reader.varint()?)) };
+    Some((resp, member))
 }
 
 pub(crate) fn put_words<W: AsRef<[u8]>>(out: &mut Vec<u8>, argv: &[W]) {

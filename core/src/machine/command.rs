@@ -1,7 +1,7 @@
 //! What an entry may hold. A command borrows from the bytes it was decoded from; the machine copies what it keeps.
 
 use crate::keyspace::Resp;
-use crate::types::{Fence, Origin, RequestId, SessionId};
+use crate::types::{Fence, Member, Origin, RequestId, SessionId};
 use smallvec::SmallVec;
 
 /// Keyspace number, as in `SELECT`.
@@ -90,12 +90,15 @@ pub enum Command<'a> {
     Redis {
         db: Db,
         resp: Resp,
+        /// The Redlock listener it came in by, if it was one.
+        member: Option<Member>,
         argv: Words<'a>,
     },
     /// What stood between `MULTI` and `EXEC`. Nothing of it happens where a watched key is not as it was.
     Transaction {
         db: Db,
         resp: Resp,
+        member: Option<Member>,
         watched: Vec<Watched<'a>>,
         commands: Vec<Words<'a>>,
     },

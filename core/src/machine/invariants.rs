@@ -16,7 +16,7 @@ use std::fmt;
 
 /// What does not hold.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Violation(String);
+pub struct Violation(pub(crate) String);
 
 impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -89,6 +89,7 @@ impl Machine {
                 format!("lock {slot} has a value and is free, or has an owner")
             })?;
         }
+        self.check_grants()?;
         self.check_seats()?;
         for (slot, waiter) in self.waiters.iter() {
             self.check_waiter(slot, waiter)?;

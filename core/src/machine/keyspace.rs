@@ -14,20 +14,28 @@
 //! - A free record that a stopped script touched counts as idle from then on.
 
 use super::command::Db;
-use super::deadlines::{Kind, NEVER};
-use super::lock::{Before, Ended, Phase};
+use super::deadlines::NEVER;
+use super::lock::Ended;
 use super::slab::NONE;
+use super::undo::Undo;
 use super::{Applied, EventOwner, Machine, Noted};
 use crate::event::EventKind;
 use crate::keyspace::table::Row;
-use crate::keyspace::{Clock, Deadline, Keys, Value, View};
+use crate::keyspace::{errors, Clock, Deadline, Keys, Value, View};
 use crate::reply::Refusal;
-use std::collections::BTreeMap;
+use crate::types::Member;
+
+/// Whom keys are hidden from; see `members.rs`. Nobody: all are seen.
+type HiddenFrom = Option<Member>;
 
 impl Machine {
-    fn key_slot(&self, db: Db, key: &[u8]) -> Option<u32> {
+    fn is_shown(&self, from: HiddenFrom, slot: u32) -> bool {
+        from.is_none_or(|member| self.sees(member, slot))
+    }
+
+    fn key_slot(&self, from: HiddenFrom, db: Db, key: &[u8]) -> Option<u32> {
         let slot = self.names.find(&self.locks, db, key)?;
-        self.is_held_now(&self.locks[slot]).then_some(slot)
+        (self.is_held_now(&self.locks[slot]) && self.is_shown(from, slot)).then_some(slot)
     }
 
     fn key_view(&self, slot: u32) -> View<'_> {
@@ -37,27 +45,36 @@ impl Machine {
         }
     }
 
-    fn key_deadline_ms(&self, db: Db, key: &[u8]) -> Option<u64> {
-        let at_ms = self.locks[self.key_slot(db, key)?].at_ms;
-        (at_ms != NEVER).then_some(at_ms)
+    fn key_deadline_ms(&self, member: Option<Member>, slot: u32) -> Option<u64> {
+        Some(self.ends_for(member, slot)).filter(|at_ms| *at_ms != NEVER)
     }
 
     fn key_clock(&self) -> Clock {
         Clock { logical_ms: self.clock.logical_ms, wall_us: self.clock.wall_us }
     }
 
-    fn key_count(&self, db: Db) -> usize {
-        self.locks.iter().filter(|(_, lock)| lock.db == db && self.is_held_now(lock)).count()
+    fn key_slots(&self, from: HiddenFrom, db: Option<Db>) -> impl Iterator<Item = u32> + '_ {
+        let is_there = move |slot: u32, lock: &super::Lock| {
+            db.is_none_or(|db| lock.db == db) && self.is_held_now(lock) && self.is_shown(from, slot)
+        };
+        self.locks.iter().filter(move |(slot, lock)| is_there(*slot, lock)).map(|(slot, _)| slot)
     }
 
     /// The cursor is the next slot to look at: a key keeps its slot for as long as it lives.
-    fn key_scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64 {
-        let from = u32::try_from(cursor).unwrap_or(NONE);
-        for (looked, (slot, lock)) in self.locks.iter_from(from).enumerate() {
+    fn key_scan(
+        &self,
+        from: HiddenFrom,
+        db: Db,
+        cursor: u64,
+        count: usize,
+        visit: &mut dyn FnMut(&[u8], View<'_>),
+    ) -> u64 {
+        let first = u32::try_from(cursor).unwrap_or(NONE);
+        for (looked, (slot, lock)) in self.locks.iter_from(first).enumerate() {
             if looked == count {
                 return u64::from(slot);
             }
-            if lock.db == db && self.is_held_now(lock) {
+            if lock.db == db && self.is_held_now(lock) && self.is_shown(from, slot) {
                 visit(lock.name(), self.key_view(slot));
             }
         }
@@ -66,17 +83,20 @@ impl Machine {
 }
 
 /// The keyspace for commands that only read. Nothing it is asked to change changes.
-pub(crate) struct ReadKeys<'m>(pub(crate) &'m Machine);
+pub(crate) struct ReadKeys<'m> {
+    pub(crate) machine: &'m Machine,
+    pub(crate) member: Option<Member>,
+}
 
 impl Keys for ReadKeys<'_> {
     fn clock(&self) -> Clock {
-        self.0.key_clock()
+        self.machine.key_clock()
     }
     fn value(&self, db: Db, key: &[u8]) -> Option<View<'_>> {
-        self.0.key_slot(db, key).map(|slot| self.0.key_view(slot))
+        self.machine.key_slot(self.member, db, key).map(|slot| self.machine.key_view(slot))
     }
     fn deadline_ms(&self, db: Db, key: &[u8]) -> Option<u64> {
-        self.0.key_deadline_ms(db, key)
+        self.machine.key_deadline_ms(self.member, self.machine.key_slot(self.member, db, key)?)
     }
     fn put(&mut self, _: Db, _: &[u8], _: Value, _: Deadline) -> Result<(), Refusal> {
         Err(Refusal::new("ERR a read may not write"))
@@ -87,10 +107,10 @@ impl Keys for ReadKeys<'_> {
     }
     fn set_deadline(&mut self, _: Db, _: &[u8], _: Deadline) {}
     fn count(&self, db: Db) -> usize {
-        self.0.key_count(db)
+        self.machine.key_slots(self.member, Some(db)).count()
     }
     fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64 {
-        self.0.key_scan(db, cursor, count, visit)
+        self.machine.key_scan(self.member, db, cursor, count, visit)
     }
     fn flush(&mut self, _: Option<Db>) {}
     fn publish(&mut self, _: &[u8], _: &[u8]) -> i64 {
@@ -101,35 +121,44 @@ impl Keys for ReadKeys<'_> {
     fn rollback(&mut self) {}
 }
 
-/// The keyspace for one command, script or transaction.
+/// The keyspace for one command or script.
 pub(crate) struct MachineKeys<'m> {
-    pub(crate) machine: &'m mut Machine,
-    pub(crate) out: &'m mut Applied,
-    undo: Option<Undo>,
+    pub(super) machine: &'m mut Machine,
+    pub(super) out: &'m mut Applied,
+    pub(super) undo: Option<Undo>,
+    member: Option<Member>,
+    hidden_from: HiddenFrom,
+    clash: Clash,
 }
 
-/// How it was at `begin`.
-struct Undo {
-    locks: BTreeMap<u32, (Before, Option<Value>)>,
-    events: usize,
-    published: usize,
-    noted: usize,
-    event_seq: u64,
-    counters: super::stats::Counters,
-    ready: usize,
+/// Whether a member met a key that others have granted under another value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Clash {
+    None,
+    /// It was hidden: to be run again with nothing hidden.
+    Hidden,
+    /// It was not: the write was refused.
+    Refused,
 }
 
 impl<'m> MachineKeys<'m> {
     pub(crate) fn new(machine: &'m mut Machine, out: &'m mut Applied) -> MachineKeys<'m> {
-        MachineKeys { machine, out, undo: None }
+        MachineKeys { machine, out, undo: None, member: None, hidden_from: None, clash: Clash::None }
     }
 
-    /// Notes a lock before it changes for the first time.
-    fn save(&mut self, slot: u32) {
-        let Some(undo) = &mut self.undo else { return };
-        let machine = &*self.machine;
-        let now = || (machine.locks[slot].before(), machine.values.get(&slot).cloned());
-        undo.locks.entry(slot).or_insert_with(now);
+    /// For a member; what it has not granted is hidden from it if `hiding`.
+    pub(crate) fn of_member(mut self, member: Option<Member>, hiding: bool) -> MachineKeys<'m> {
+        self.member = member;
+        self.hidden_from = member.filter(|_| hiding);
+        self
+    }
+
+    pub(crate) fn clash(&self) -> Clash {
+        self.clash
+    }
+
+    fn key_slot(&self, db: Db, key: &[u8]) -> Option<u32> {
+        self.machine.key_slot(self.hidden_from, db, key)
     }
 
     fn end(&mut self, slot: u32) {
@@ -137,13 +166,49 @@ impl<'m> MachineKeys<'m> {
         self.machine.end_grant(slot, Ended::Released, EventKind::Released, self.out);
     }
 
-    fn set_at(&mut self, slot: u32, at_ms: u64) {
-        self.machine.locks.edit(slot).at_ms = at_ms;
-        self.machine.deadlines.set(Kind::Lock, slot, at_ms);
+    /// Ends a key, or a member's share of it. A member that has none changes nothing.
+    fn take_away(&mut self, slot: u32) -> bool {
+        if let Some(member) = self.member {
+            if !self.machine.sees(member, slot) {
+                return false;
+            }
+            self.save(slot);
+            if self.machine.give_back(member, slot) {
+                self.machine.emit(EventKind::Renewed, slot, EventOwner::Holder, self.out);
+                return true;
+            }
+        }
+        self.end(slot);
+        true
     }
 
-    fn renewed(&mut self, slot: u32) {
-        self.machine.emit(EventKind::Renewed, slot, EventOwner::Holder, self.out);
+    /// A member may not change the value under which others hold a key.
+    fn check_replace(&mut self, slot: u32) -> Result<(), Refusal> {
+        let Some(member) = self.member.filter(|member| self.machine.others_hold(*member, slot)) else {
+            return Ok(());
+        };
+        let hidden = self.hidden_from.is_some() && !self.machine.sees(member, slot);
+        self.clash = if hidden { Clash::Hidden } else { Clash::Refused };
+        Err(errors::HELD_BY_MEMBERS)
+    }
+
+    fn bring_to_life(&mut self, slot: u32, value: Value, at_ms: u64) {
+        let owner: &[u8] = match &value {
+            Value::Str(bytes) => bytes,
+            Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_) => b"",
+        };
+        self.machine.grant_until(slot, owner, at_ms, NONE, self.out);
+        match value {
+            Value::Str(_) => {
+                if let Some(member) = self.member {
+                    self.machine.grant_by(member, slot, at_ms);
+                }
+            }
+            Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_) => {
+                self.machine.values.insert(slot, value);
+                self.note_ready(slot);
+            }
+        }
     }
 
     /// Somebody may wait for what this key now holds.
@@ -156,34 +221,6 @@ impl<'m> MachineKeys<'m> {
             Some(Value::Str(_) | Value::Hash(_) | Value::Set(_)) | None => {}
         }
     }
-
-    fn put_back(&mut self, slot: u32, before: Before, value: Option<Value>) {
-        let machine = &mut *self.machine;
-        match value {
-            Some(value) => machine.values.insert(slot, value),
-            None => machine.values.remove(&slot),
-        };
-        match before.phase {
-            Phase::Held => {
-                let (session, at_ms) = (before.session, before.at_ms);
-                if session != NONE && machine.locks[slot].session == NONE {
-                    let mut locks = machine.sessions[session].locks;
-                    locks.push_back(&mut machine.locks, slot);
-                    machine.sessions.edit(session).locks = locks;
-                }
-                machine.locks.edit(slot).put_back(before);
-                machine.deadlines.set(Kind::Lock, slot, at_ms);
-            }
-            Phase::Awaited | Phase::Idle => {
-                machine.deadlines.clear(Kind::Lock, slot);
-                let mut before = before;
-                (before.at_ms, before.phase) = (NEVER, Phase::Awaited);
-                machine.locks.edit(slot).put_back(before);
-                // Goes back to the idle list, or away where it never had a fence.
-                machine.to_serve.push_back(slot);
-            }
-        }
-    }
 }
 
 impl Keys for MachineKeys<'_> {
@@ -192,16 +229,16 @@ impl Keys for MachineKeys<'_> {
     }
 
     fn value(&self, db: Db, key: &[u8]) -> Option<View<'_>> {
-        self.machine.key_slot(db, key).map(|slot| self.machine.key_view(slot))
+        self.key_slot(db, key).map(|slot| self.machine.key_view(slot))
     }
 
     fn deadline_ms(&self, db: Db, key: &[u8]) -> Option<u64> {
-        self.machine.key_deadline_ms(db, key)
+        self.machine.key_deadline_ms(self.member, self.key_slot(db, key)?)
     }
 
     fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal> {
         let at_ms = match deadline {
-            Deadline::Keep => self.machine.key_deadline_ms(db, key).unwrap_or(NEVER),
+            Deadline::Keep => self.deadline_ms(db, key).unwrap_or(NEVER),
             Deadline::Never => NEVER,
             Deadline::At(at_ms) => at_ms,
         };
@@ -212,74 +249,60 @@ impl Keys for MachineKeys<'_> {
         self.save(slot);
         if self.machine.locks[slot].is_held() {
             if self.machine.key_view(slot) == value.view() {
-                self.set_at(slot, at_ms);
-                self.renewed(slot);
-                return Ok(());
+                return self.machine.set_end_as(self.member, slot, at_ms, self.out);
             }
+            self.check_replace(slot)?;
             self.end(slot);
         }
-        let owner: &[u8] = match &value {
-            Value::Str(bytes) => bytes,
-            Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_) => b"",
-        };
-        self.machine.grant_until(slot, owner, at_ms, NONE, self.out);
-        match value {
-            Value::Str(_) => {}
-            Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_) => {
-                self.machine.values.insert(slot, value);
-                self.note_ready(slot);
-            }
-        }
+        self.bring_to_life(slot, value, at_ms);
         Ok(())
     }
 
     fn edit(&mut self, db: Db, key: &[u8], edit: &mut dyn FnMut(&mut Value) -> bool) {
-        let Some(slot) = self.machine.key_slot(db, key) else { return };
+        let Some(slot) = self.key_slot(db, key) else { return };
         self.save(slot);
         let Some(value) = self.machine.values.get_mut(&slot) else { return };
         let changed = edit(value);
         if value.is_empty_collection() {
             self.end(slot);
         } else if changed {
-            self.renewed(slot);
+            self.machine.emit(EventKind::Renewed, slot, EventOwner::Holder, self.out);
             self.note_ready(slot);
         }
     }
 
     fn remove(&mut self, db: Db, key: &[u8]) -> bool {
-        let Some(slot) = self.machine.key_slot(db, key) else { return false };
-        self.end(slot);
-        true
+        self.key_slot(db, key).is_some_and(|slot| self.take_away(slot))
     }
 
     fn set_deadline(&mut self, db: Db, key: &[u8], deadline: Deadline) {
-        let Some(slot) = self.machine.key_slot(db, key) else { return };
-        self.save(slot);
-        match deadline {
+        let Some(slot) = self.key_slot(db, key) else { return };
+        let at_ms = match deadline {
             Deadline::Keep => return,
-            Deadline::Never => self.set_at(slot, NEVER),
-            Deadline::At(at_ms) => self.set_at(slot, at_ms),
+            Deadline::Never => NEVER,
+            Deadline::At(at_ms) => at_ms,
+        };
+        // With nothing hidden a member also meets keys it has not granted: their time is not its to move.
+        if self.machine.is_shown(self.member, slot) {
+            self.save(slot);
+            let moved = self.machine.set_end_as(self.member, slot, at_ms, self.out);
+            moved.expect("a member that sees a key has granted it already");
         }
-        self.renewed(slot);
     }
 
     fn count(&self, db: Db) -> usize {
-        self.machine.key_count(db)
+        self.machine.key_slots(self.hidden_from, Some(db)).count()
     }
 
     fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64 {
-        self.machine.key_scan(db, cursor, count, visit)
+        self.machine.key_scan(self.hidden_from, db, cursor, count, visit)
     }
 
     fn flush(&mut self, db: Option<Db>) {
-        let locks = self.machine.locks.iter();
-        let doomed: Vec<u32> = locks
-            .filter(|(_, lock)| lock.is_held() && db.is_none_or(|db| lock.db == db))
-            .map(|(slot, _)| slot)
-            .collect();
+        let doomed: Vec<u32> = self.machine.key_slots(self.hidden_from, db).collect();
         let noted = self.out.noted.len();
         for slot in doomed {
-            self.end(slot);
+            self.take_away(slot);
         }
         if self.machine.wanted.keys {
             // One word for all of them.
@@ -301,31 +324,18 @@ impl Keys for MachineKeys<'_> {
     }
 
     fn begin(&mut self) {
-        self.undo = Some(Undo {
-            locks: BTreeMap::new(),
-            events: self.out.events.len(),
-            published: self.out.published.len(),
-            noted: self.out.noted.len(),
-            event_seq: self.machine.event_seq,
-            counters: self.machine.counters,
-            ready: self.machine.blocked.ready_len(),
-        });
+        self.clash = Clash::None;
+        self.undo = Some(Undo::new(self.machine, self.out));
     }
 
+    /// What a member did may still have to be taken back: see [`Clash::Hidden`].
     fn commit(&mut self) {
-        self.undo = None;
+        if self.hidden_from.is_none() {
+            self.undo = None;
+        }
     }
 
     fn rollback(&mut self) {
-        let Some(undo) = self.undo.take() else { return };
-        for (slot, (before, value)) in undo.locks {
-            self.put_back(slot, before, value);
-        }
-        self.out.events.truncate(undo.events);
-        self.out.published.truncate(undo.published);
-        self.out.noted.truncate(undo.noted);
-        self.machine.event_seq = undo.event_seq;
-        self.machine.counters = undo.counters;
-        self.machine.blocked.truncate_ready(undo.ready);
+        self.undo_all();
     }
 }

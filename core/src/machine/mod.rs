@@ -10,7 +10,8 @@
 //! - `lock.rs`, `waiter.rs`, `session.rs`: the records; `slab.rs`, `list.rs`: where they live
 //! - `acquire.rs`, `multi.rs`, `release.rs`, `renew.rs`, `session.rs`, `expire.rs`: one transition each
 //! - `queue.rs`: standing in line, and leaving; `serve.rs`: what a free lock does next
-//! - `redis.rs`, `keyspace.rs`: Redis's commands and scripts on the lock table; `blocked.rs`: `BLPOP` and its like waiting;
+//! - `redis.rs`, `keyspace.rs`, `undo.rs`: Redis's commands and scripts on the lock table; `members.rs`: those of the Redlock
+//!   listeners; `blocked.rs`: `BLPOP` and its like waiting;
 //!   `noted.rs`: who read what and what changed, for client tracking
 //! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once; `origins.rs`:
 //!   the nodes it knows
@@ -37,6 +38,7 @@ mod keyspace;
 mod limits;
 mod list;
 mod lock;
+mod members;
 mod multi;
 mod noted;
 mod origins;
@@ -52,6 +54,7 @@ mod session;
 mod slab;
 mod snapshot;
 mod stats;
+mod undo;
 mod waiter;
 
 use crate::event::{Event, EventKind};
@@ -69,9 +72,11 @@ pub use entry::{entry_stamp, EntryBuilder, ENTRY_VERSION};
 pub use limits::Limits;
 use list::List;
 use lock::{Lock, Names};
+use members::Grants;
 pub use noted::Noted;
 pub use origins::{Fate, OriginState};
 pub use redis::is_read;
+use redis::Caller;
 pub use restore::{RestoreError, Restorer};
 use rustc_hash::FxBuildHasher;
 use session::Session;
@@ -152,6 +157,8 @@ pub struct Machine {
     dedup: Dedup,
     /// What keys hold that are no strings, by the lock's slot. Persistent: a copy costs nothing.
     values: imbl::OrdMap<u32, Value>,
+    /// Which Redlock members have granted a key, by the lock's slot.
+    grants: imbl::OrdMap<u32, Grants>,
     scripts: Scripts,
     blocked: Blocked,
 
@@ -203,6 +210,7 @@ impl Machine {
             sessions: Slab::default(),
             dedup: Dedup::default(),
             values: imbl::OrdMap::new(),
+            grants: imbl::OrdMap::new(),
             scripts: Scripts::default(),
             blocked: Blocked::default(),
             names: Names::default(),
@@ -349,9 +357,11 @@ impl Machine {
             Command::Expire { idle_ms } => Some(self.expire(idle_ms)),
             Command::OriginStart { origin } => Some(self.origin_start(origin, out)),
             Command::OriginGone { origin } => Some(self.origin_gone(origin, out)),
-            Command::Redis { db, resp, argv } => self.redis(id, db, resp, &argv, out),
-            Command::Transaction { db, resp, watched, commands } => {
-                Some(self.transaction(db, resp, &watched, &commands, out))
+            Command::Redis { db, resp, member, argv } => {
+                self.redis(id, Caller { db, resp, member }, &argv, out)
+            }
+            Command::Transaction { db, resp, member, watched, commands } => {
+                Some(self.transaction(Caller { db, resp, member }, &watched, &commands, out))
             }
         };
         if let Some(reply) = reply {

@@ -2,13 +2,30 @@
 
 use super::bytes::Hash64;
 use super::command::{Db, Watched, Words};
-use super::keyspace::{MachineKeys, ReadKeys};
+use super::keyspace::{Clash, MachineKeys, ReadKeys};
 use super::{Applied, Machine};
 use crate::keyspace::table::{self, Row};
-use crate::keyspace::{codec, errors, execute, Context, Keys, Resp};
+use crate::keyspace::{codec, errors, execute, Context, Keys, Resp, WouldBlock};
 use crate::reply::Reply;
 use crate::script;
-use crate::types::RequestId;
+use crate::types::{Member, RequestId};
+
+/// Whose command it is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Caller {
+    pub(crate) db: Db,
+    pub(crate) resp: Resp,
+    pub(crate) member: Option<Member>,
+}
+
+/// What a run of one command came to.
+pub(crate) struct Ran {
+    pub(crate) reply: Reply,
+    pub(crate) would_block: Option<WouldBlock>,
+    /// The client's database afterwards.
+    db: Db,
+    clash: Clash,
+}
 
 /// Replies larger than this are not kept for retries.
 const REMEMBERED_BYTES_MAX: usize = 16 * 1024;
@@ -46,9 +63,18 @@ impl Machine {
     /// Answers a command that only reads ([`is_read`]). Any other is refused.
     #[must_use]
     pub fn read(&self, db: Db, resp: Resp, argv: &[&[u8]]) -> Reply {
+        self.read_as(None, db, resp, argv)
+    }
+
+    /// The same through a Redlock listener.
+    #[must_use]
+    pub fn read_as(&self, member: Option<Member>, db: Db, resp: Resp, argv: &[&[u8]]) -> Reply {
         match argv.first().and_then(|name| table::find(name)) {
             Some(row) if !is_read(row) => errors::unknown_command(argv).into(),
-            Some(_) | None => execute(&mut Context::new(&mut ReadKeys(self), db, resp), argv),
+            Some(_) | None => {
+                let mut keys = ReadKeys { machine: self, member };
+                execute(&mut Context::new(&mut keys, db, resp), argv)
+            }
         }
     }
 
@@ -60,8 +86,11 @@ impl Machine {
         if let Some(slot) = self.names.find(&self.locks, db, key) {
             let fence = self.locks[slot].fence;
             bytes.extend_from_slice(&fence.0.to_le_bytes());
+            if let Some(grants) = self.grants.get(&slot) {
+                grants.write(&mut bytes);
+            }
         }
-        let keys = ReadKeys(self);
+        let keys = ReadKeys { machine: self, member: None };
         if let Some(value) = keys.value(db, key) {
             bytes.push(1);
             bytes.extend_from_slice(&keys.deadline_ms(db, key).unwrap_or(u64::MAX).to_le_bytes());
@@ -75,15 +104,14 @@ impl Machine {
     pub(crate) fn redis(
         &mut self,
         id: Option<RequestId>,
-        db: Db,
-        resp: Resp,
+        caller: Caller,
         argv: &[&[u8]],
         out: &mut Applied,
     ) -> Option<Reply> {
         self.end_all_due(out);
-        let (reply, would_block) = self.run_redis(db, resp, argv, out);
+        let Ran { reply, would_block, .. } = self.run_redis(caller, argv, out);
         match (would_block, id) {
-            (Some(block), Some(id)) => match self.block(id, db, resp, argv, block) {
+            (Some(block), Some(id)) => match self.block(id, caller, argv, block) {
                 Ok(()) => None,
                 Err(refusal) => Some(refusal.into()),
             },
@@ -92,36 +120,46 @@ impl Machine {
         }
     }
 
-    pub(crate) fn run_redis(
-        &mut self,
-        db: Db,
-        resp: Resp,
-        argv: &[&[u8]],
-        out: &mut Applied,
-    ) -> (Reply, Option<crate::keyspace::WouldBlock>) {
-        let row = argv.first().and_then(|name| table::find(name));
-        if row.is_some_and(|row| row.is(table::SCRIPT)) {
-            return (self.run_script(db, argv, out), None);
+    /// One command or script. A member's runs once more where it met a key that was hidden from it.
+    pub(crate) fn run_redis(&mut self, caller: Caller, argv: &[&[u8]], out: &mut Applied) -> Ran {
+        let ran = self.try_redis(caller, caller.member.is_some(), argv, out);
+        match ran.clash {
+            Clash::Hidden => self.try_redis(caller, false, argv, out),
+            Clash::None | Clash::Refused => ran,
         }
-        let mut keys = MachineKeys::new(self, out);
-        let mut cx = Context::new(&mut keys, db, resp);
-        let reply = execute(&mut cx, argv);
-        (reply, cx.would_block)
     }
 
-    fn run_script(&mut self, db: Db, argv: &[&[u8]], out: &mut Applied) -> Reply {
-        // The cache steps aside while the script has the machine.
+    fn try_redis(&mut self, caller: Caller, hiding: bool, argv: &[&[u8]], out: &mut Applied) -> Ran {
+        let row = argv.first().and_then(|name| table::find(name));
+        // The cache steps aside while a script has the machine.
         let mut scripts = std::mem::take(&mut self.scripts);
-        let reply = script::command(&mut scripts, &mut MachineKeys::new(self, out), db, argv);
+        let mut keys = MachineKeys::new(self, out).of_member(caller.member, hiding);
+        let ran = if row.is_some_and(|row| row.is(table::SCRIPT)) {
+            let reply = script::command(&mut scripts, &mut keys, caller.db, argv);
+            if keys.clash() == Clash::Hidden {
+                keys.rollback();
+            }
+            Ran { reply, would_block: None, db: caller.db, clash: keys.clash() }
+        } else {
+            if caller.member.is_some() {
+                keys.begin();
+            }
+            let mut cx = Context::new(&mut keys, caller.db, caller.resp);
+            let reply = execute(&mut cx, argv);
+            let (would_block, db) = (cx.would_block, cx.db);
+            if keys.clash() != Clash::None {
+                keys.rollback();
+            }
+            Ran { reply, would_block, db, clash: keys.clash() }
+        };
         self.scripts = scripts;
-        reply
+        ran
     }
 
     /// All commands in one step, or none where a watched key is not as it was.
     pub(crate) fn transaction(
         &mut self,
-        db: Db,
-        resp: Resp,
+        mut caller: Caller,
         watched: &[Watched<'_>],
         commands: &[Words<'_>],
         out: &mut Applied,
@@ -130,18 +168,12 @@ impl Machine {
         if watched.iter().any(|key| self.watch_token(key.db, key.key) != key.token) {
             return Reply::NilArray;
         }
-        // `SELECT` inside a transaction holds for the rest of it.
-        let mut db = db;
         let mut replies = Vec::with_capacity(commands.len());
         for argv in commands {
-            if argv.first().and_then(|name| table::find(name)).is_some_and(|row| row.is(table::SCRIPT)) {
-                replies.push(self.run_script(db, argv, out));
-                continue;
-            }
-            let mut keys = MachineKeys::new(self, out);
-            let mut cx = Context::new(&mut keys, db, resp);
-            replies.push(execute(&mut cx, argv));
-            db = cx.db;
+            let ran = self.run_redis(caller, argv, out);
+            replies.push(ran.reply);
+            // `SELECT` inside a transaction holds for the rest of it.
+            caller.db = ran.db;
         }
         Reply::Array(replies)
     }

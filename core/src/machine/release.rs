@@ -56,6 +56,9 @@ impl Machine {
         if !self.values.is_empty() {
             self.values.remove(&slot);
         }
+        if !self.grants.is_empty() {
+            self.grants.remove(&slot);
+        }
         self.counters.held -= 1;
         match how {
             Ended::Released => self.counters.releases += 1,

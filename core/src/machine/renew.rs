@@ -1,7 +1,6 @@
 //! `LOCK.RENEW`: sets the time left of a lock that is still held under this fence. It may also shorten it.
 
 use super::command::Db;
-use super::deadlines::Kind;
 use super::{Applied, EventOwner, Machine};
 use crate::event::EventKind;
 use crate::grammar::errors;
@@ -27,8 +26,7 @@ impl Machine {
         }
         // A lock that was bound to its session alone now ends with whichever comes first.
         let deadline_ms = self.deadline_after(ttl_ms);
-        self.locks.edit(slot).at_ms = deadline_ms;
-        self.deadlines.set(Kind::Lock, slot, deadline_ms);
+        self.set_end(slot, deadline_ms);
         self.emit(EventKind::Renewed, slot, EventOwner::Holder, out);
         Reply::Renewed { ttl_ms }
     }

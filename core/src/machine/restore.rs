@@ -7,6 +7,7 @@ use super::deadlines::Kind;
 use super::dedup::Dedup;
 use super::invariants::Violation;
 use super::list::List;
+use super::members::Grants;
 use super::slab::{Image, Slab};
 use super::snapshot::{section, SNAPSHOT_VERSION};
 use super::stats::{count, Counters};
@@ -156,6 +157,10 @@ impl Restorer {
                 let slot = reader.varint_u32()?;
                 let value = codec::read(reader.bytes()?)?;
                 machine.values.insert(slot, value).is_none().then_some(())
+            }
+            section::GRANTS => {
+                let slot = reader.varint_u32()?;
+                machine.grants.insert(slot, Grants::read(reader)?).is_none().then_some(())
             }
             section::SCRIPTS => {
                 let body = reader.bytes()?;

@@ -13,6 +13,7 @@
 //! records of each kind.
 
 use super::bytes::{put_bytes, put_varint, Hash64};
+use super::members::Grants;
 use super::slab::write_record;
 use super::Machine;
 use crate::keyspace::{codec, Value, View};
@@ -31,6 +32,7 @@ pub(crate) mod section {
     pub(crate) const END: u8 = 6;
     pub(crate) const VALUES: u8 = 7;
     pub(crate) const SCRIPTS: u8 = 8;
+    pub(crate) const GRANTS: u8 = 9;
 }
 
 /// How far the snapshot has come.
@@ -41,8 +43,9 @@ pub(crate) struct Progress {
     stage: Stage,
     /// Records written: locks, seats, waiters, sessions.
     counts: [u64; 4],
-    /// Values and scripts as they were, still to be written. Copies of them cost nothing.
+    /// Values, grants and scripts as they were, still to be written. Copies of them cost nothing.
     values: imbl::OrdMap<u32, Value>,
+    grants: imbl::OrdMap<u32, Grants>,
     scripts: VecDeque<Bytes>,
 }
 
@@ -53,6 +56,7 @@ enum Stage {
     Waiters,
     Sessions,
     Values,
+    Grants,
     Scripts,
 }
 
@@ -71,6 +75,7 @@ impl Machine {
             stage: Stage::Locks,
             counts: [0; 4],
             values: self.values.clone(),
+            grants: self.grants.clone(),
             scripts: self.scripts.iter().cloned().collect(),
         });
     }
@@ -112,6 +117,7 @@ impl Machine {
         match progress.stage {
             Stage::Locks | Stage::Seats | Stage::Waiters | Stage::Sessions => {}
             Stage::Values => return write_values(progress, budget, piece),
+            Stage::Grants => return write_grants(progress, budget, piece),
             Stage::Scripts => return write_scripts(progress, budget, piece),
         }
         let mut records = Vec::new();
@@ -121,7 +127,7 @@ impl Machine {
             Stage::Waiters => {
                 (section::WAITERS, 2, self.waiters.walk_step(budget, &mut records), Stage::Sessions)
             }
-            Stage::Sessions | Stage::Values | Stage::Scripts => {
+            Stage::Sessions | Stage::Values | Stage::Grants | Stage::Scripts => {
                 (section::SESSIONS, 3, self.sessions.walk_step(budget, &mut records), Stage::Values)
             }
         };
@@ -176,6 +182,11 @@ impl Machine {
             put_value(*slot, value, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
+        for (slot, grants) in &self.grants {
+            put_varint(&mut bytes, u64::from(*slot));
+            grants.write(&mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
         for body in self.scripts.iter() {
             put_bytes(&mut bytes, body);
             hash_and_clear(&mut hash, &mut bytes);
@@ -195,7 +206,7 @@ fn put_value(slot: u32, value: &Value, out: &mut Vec<u8>) {
 fn write_values(progress: &mut Progress, budget: &mut usize, piece: &mut Vec<u8>) -> bool {
     while *budget > 0 {
         let Some((slot, value)) = progress.values.get_min().cloned() else {
-            progress.stage = Stage::Scripts;
+            progress.stage = Stage::Grants;
             break;
         };
         progress.values.remove(&slot);
@@ -215,6 +226,21 @@ fn weight(value: &Value) -> usize {
         View::Set(members) => members.len(),
         View::ZSet(members) => members.len(),
     }
+}
+
+fn write_grants(progress: &mut Progress, budget: &mut usize, piece: &mut Vec<u8>) -> bool {
+    while *budget > 0 {
+        let Some((slot, grants)) = progress.grants.get_min().cloned() else {
+            progress.stage = Stage::Scripts;
+            break;
+        };
+        progress.grants.remove(&slot);
+        piece.push(section::GRANTS);
+        put_varint(piece, u64::from(slot));
+        grants.write(piece);
+        *budget -= 1;
+    }
+    false
 }
 
 fn write_scripts(progress: &mut Progress, budget: &mut usize, piece: &mut Vec<u8>) -> bool {

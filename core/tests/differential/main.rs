@@ -69,7 +69,7 @@ impl Locks {
         }
         self.requests += 1;
         let id = RequestId { origin: Origin { node: 1, incarnation: 1 }, seq: self.requests };
-        let command = Command::Redis { db: 0, resp, argv: argv.iter().copied().collect() };
+        let command = Command::Redis { db: 0, resp, member: None, argv: argv.iter().copied().collect() };
         let mut blob = Vec::new();
         command.encode(&mut blob);
         let command = Command::decode(&blob).expect("what was encoded is read");

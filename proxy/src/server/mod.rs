@@ -52,6 +52,8 @@ use std::sync::Arc;
 /// What all connections of a node share.
 #[derive(Debug)]
 pub struct Shared {
+    /// This node's id, which is also its number as a Redlock member.
+    pub node: u64,
     pub router: Router,
     pub password: Option<String>,
     pub clients_max: usize,

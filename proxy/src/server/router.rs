@@ -41,6 +41,18 @@ pub enum Door {
     Main,
     /// Every key and every lock belongs to Tier 2.
     Correctness,
+    /// The same, for Redlock clients: to them this node is one of N masters.
+    Redlock,
+}
+
+impl Door {
+    /// Whether all that comes in here belongs to Tier 2.
+    fn is_correctness(self) -> bool {
+        match self {
+            Door::Main => false,
+            Door::Correctness | Door::Redlock => true,
+        }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -73,7 +85,7 @@ impl Router {
     pub fn has_redis_at(&self, door: Door) -> bool {
         match door {
             Door::Main => self.has_redis,
-            Door::Correctness => false,
+            Door::Correctness | Door::Redlock => false,
         }
     }
 
@@ -123,7 +135,7 @@ impl Router {
         let tier = match named {
             Some(Tier::Correctness) => Tier::Correctness,
             Some(Tier::Efficiency) => {
-                if door == Door::Correctness {
+                if door.is_correctness() {
                     return Err(Refusal::new(
                         "TIER this listener serves the correctness tier only; ask the main listener",
                     ));
@@ -133,7 +145,7 @@ impl Router {
                     None => Tier::Efficiency,
                 }
             }
-            None if door == Door::Correctness => Tier::Correctness,
+            None if door.is_correctness() => Tier::Correctness,
             None => self.common_tier(resources)?,
         };
         Ok(match tier {
@@ -165,7 +177,7 @@ impl Router {
         door: Door,
         keys: impl IntoIterator<Item = &'k [u8]>,
     ) -> Result<PlainDestination, Refusal> {
-        if !self.has_redis || door == Door::Correctness {
+        if !self.has_redis || door.is_correctness() {
             return Ok(PlainDestination::Keyspace);
         }
         if !self.has_correctness_routes() {
@@ -245,8 +257,10 @@ mod tests {
         ] {
             assert_eq!(lock(Door::Main, line), expected.map_err(String::from), "{line}");
         }
-        assert_eq!(lock(Door::Correctness, "LOCK.ACQUIRE x 10"), Ok(Tier2));
-        assert_eq!(lock(Door::Correctness, "LOCK.ACQUIRE x 10 TIER EFFICIENCY"), Err("TIER".into()));
+        for door in [Door::Correctness, Door::Redlock] {
+            assert_eq!(lock(door, "LOCK.ACQUIRE x 10"), Ok(Tier2));
+            assert_eq!(lock(door, "LOCK.ACQUIRE x 10 TIER EFFICIENCY"), Err("TIER".into()));
+        }
     }
 
     #[test]
@@ -262,6 +276,7 @@ mod tests {
         assert_eq!(plain(&["wallet:1", "wallet:2"]), Ok(Keyspace));
         assert_eq!(plain(&["wallet:1", "x"]), Err("CROSSTIER".into()));
         assert_eq!(router().plain(Door::Correctness, [&b"x"[..]]), Ok(Keyspace));
+        assert_eq!(router().plain(Door::Redlock, [&b"x"[..]]), Ok(Keyspace));
         let alone = Router::new(vec![], Tier::Correctness, false);
         assert_eq!(alone.plain(Door::Main, [&b"x"[..]]), Ok(Keyspace));
     }

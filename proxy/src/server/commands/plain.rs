@@ -5,12 +5,13 @@ use crate::server::connection::{Connection, Flow};
 use crate::server::encode::Protocol;
 use crate::server::keys;
 use crate::server::pending::{IfAbandoned, Lane, Source};
-use crate::server::router::PlainDestination;
+use crate::server::router::{Door, PlainDestination};
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::{table, Resp};
 use redfence_core::machine::Command;
 use redfence_core::reply::Refusal;
+use redfence_core::types::Member;
 
 impl Connection {
     pub(in crate::server) fn plain_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
@@ -53,10 +54,19 @@ impl Connection {
         };
         let words = argv.iter().copied().collect();
         let mut blob = Vec::with_capacity(128);
-        Command::Redis { db: self.client.db, resp, argv: words }.encode(&mut blob);
+        let member = self.member();
+        Command::Redis { db: self.client.db, resp, member, argv: words }.encode(&mut blob);
         let pending = self.shared.tier2.submit_for(self.client.caller(), Bytes::from(blob), 0);
         self.await_call(Lane::Tier2, Source::Tier2(pending), false, IfAbandoned::Nothing);
         Flow::Done
+    }
+
+    /// As which Redlock member this node serves the client, if it does.
+    fn member(&self) -> Option<Member> {
+        match self.client.door {
+            Door::Main | Door::Correctness => None,
+            Door::Redlock => Some(Member(self.shared.node)),
+        }
     }
 
     /// Remembers what the loss of the Redis behind would take from the client.

@@ -1,0 +1,103 @@
+//! Taking back what a command or script has done to keys: scripts that run over, and members that met a hidden key.
+
+use super::deadlines::{Kind, NEVER};
+use super::keyspace::MachineKeys;
+use super::lock::{Before, Phase};
+use super::members::Grants;
+use super::slab::NONE;
+use super::stats::Counters;
+use super::{Applied, Machine};
+use crate::keyspace::Value;
+use std::collections::BTreeMap;
+
+/// How it was at the beginning. Locks are noted before they change for the first time.
+pub(crate) struct Undo {
+    locks: BTreeMap<u32, Key>,
+    events: usize,
+    published: usize,
+    noted: usize,
+    event_seq: u64,
+    counters: Counters,
+    ready: usize,
+}
+
+/// One key as it was.
+struct Key {
+    lock: Before,
+    value: Option<Value>,
+    grants: Option<Grants>,
+}
+
+impl Undo {
+    pub(crate) fn new(machine: &Machine, out: &Applied) -> Undo {
+        Undo {
+            locks: BTreeMap::new(),
+            events: out.events.len(),
+            published: out.published.len(),
+            noted: out.noted.len(),
+            event_seq: machine.event_seq,
+            counters: machine.counters,
+            ready: machine.blocked.ready_len(),
+        }
+    }
+}
+
+impl MachineKeys<'_> {
+    /// Notes a lock before it changes.
+    pub(super) fn save(&mut self, slot: u32) {
+        let Some(undo) = &mut self.undo else { return };
+        let machine = &*self.machine;
+        undo.locks.entry(slot).or_insert_with(|| Key {
+            lock: machine.locks[slot].before(),
+            value: machine.values.get(&slot).cloned(),
+            grants: machine.grants.get(&slot).cloned(),
+        });
+    }
+
+    /// All is as it was at the beginning, but for free records that stay a while longer.
+    pub(super) fn undo_all(&mut self) {
+        let Some(undo) = self.undo.take() else { return };
+        for (slot, key) in undo.locks {
+            self.machine.put_back(slot, key);
+        }
+        self.out.events.truncate(undo.events);
+        self.out.published.truncate(undo.published);
+        self.out.noted.truncate(undo.noted);
+        self.machine.event_seq = undo.event_seq;
+        self.machine.counters = undo.counters;
+        self.machine.blocked.truncate_ready(undo.ready);
+    }
+}
+
+impl Machine {
+    fn put_back(&mut self, slot: u32, key: Key) {
+        match key.value {
+            Some(value) => self.values.insert(slot, value),
+            None => self.values.remove(&slot),
+        };
+        match key.grants {
+            Some(grants) => self.grants.insert(slot, grants),
+            None => self.grants.remove(&slot),
+        };
+        let mut before = key.lock;
+        match before.phase {
+            Phase::Held => {
+                let (session, at_ms) = (before.session, before.at_ms);
+                if session != NONE && self.locks[slot].session == NONE {
+                    let mut locks = self.sessions[session].locks;
+                    locks.push_back(&mut self.locks, slot);
+                    self.sessions.edit(session).locks = locks;
+                }
+                self.locks.edit(slot).put_back(before);
+                self.deadlines.set(Kind::Lock, slot, at_ms);
+            }
+            Phase::Awaited | Phase::Idle => {
+                self.deadlines.clear(Kind::Lock, slot);
+                (before.at_ms, before.phase) = (NEVER, Phase::Awaited);
+                self.locks.edit(slot).put_back(before);
+                // Goes back to the idle list, or away where it never had a fence.
+                self.to_serve.push_back(slot);
+            }
+        }
+    }
+}
