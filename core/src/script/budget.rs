@@ -8,6 +8,10 @@ use std::cell::Cell;
 
 /// Units a script may spend: about as many loop turns.
 pub(super) const UNITS_MAX: i64 = 4_000_000;
+/// Units a script may spend in the shared VM, where steps are cheaper than in a VM of its own. What is shared by strings that
+/// are known already depends on what ran before, so the limit is low enough that a script within it is also within
+/// [`UNITS_MAX`] in a VM of its own: steps are not a hundred times dearer there.
+const SHARED_UNITS_MAX: i64 = UNITS_MAX / 100;
 /// Bytes of text that make a step of the pattern matcher one unit dearer.
 const BYTES_PER_UNIT_MATCHED: usize = 512;
 /// Bytes a script has allocated that make each step one unit dearer, once it runs in a VM of its own.
@@ -25,6 +29,7 @@ pub(super) enum Stop {
 #[derive(Debug, Default)]
 pub(super) struct Budget {
     spent: Cell<i64>,
+    units_max: Cell<i64>,
     matched_weight: Cell<i64>,
     /// Whether memory makes steps dearer: only in a VM of its own, where its use is the same on every node.
     memory_weighs: Cell<bool>,
@@ -32,10 +37,12 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    pub(super) fn start(&self, memory_weighs: bool) {
+    /// `own`: in a VM of its own.
+    pub(super) fn start(&self, own: bool) {
         self.spent.set(0);
+        self.units_max.set(if own { UNITS_MAX } else { SHARED_UNITS_MAX });
         self.matched_weight.set(0);
-        self.memory_weighs.set(memory_weighs);
+        self.memory_weighs.set(own);
         self.stop.set(None);
     }
 
@@ -55,7 +62,7 @@ impl Budget {
     pub(super) fn spend(&self, units: i64) -> Result<()> {
         let spent = self.spent.get().saturating_add(units);
         self.spent.set(spent);
-        if spent > UNITS_MAX && self.stop.get().is_none() {
+        if spent > self.units_max.get() && self.stop.get().is_none() {
             self.stop.set(Some(Stop::Budget));
         }
         self.go_on()

@@ -29,15 +29,12 @@ pub fn run(keys: &mut dyn Keys, db: Db, call: &Call<'_>) -> Reply {
             Ok(script) => script,
             Err(refusal) => return refusal.into(),
         };
-        let reply = attempt(keys, db, call, &script, vm, false).or_else(|stop| match stop {
-            Stop::Budget => Err(stop),
-            // What the shared VM has room for depends on what ran before; what a fresh one has does not.
-            Stop::Memory => {
-                let mut own = Vm::new();
-                match own.compile(&call.sha, call.body) {
-                    Ok(script) => attempt(keys, db, call, &script, &own, true),
-                    Err(refusal) => Ok(refusal.into()),
-                }
+        // What the shared VM has room for depends on what ran before; what a fresh one has does not.
+        let reply = attempt(keys, db, call, &script, vm, false).or_else(|_| {
+            let mut own = Vm::new();
+            match own.compile(&call.sha, call.body) {
+                Ok(script) => attempt(keys, db, call, &script, &own, true),
+                Err(refusal) => Ok(refusal.into()),
             }
         });
         vm.tidy();

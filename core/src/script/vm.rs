@@ -18,7 +18,7 @@ use std::rc::Rc;
 
 scoped_thread_local!(pub(super) static mut HOST: for<'a> &'a mut dyn Host);
 
-/// Bytes a script may allocate in the shared VM. One that needs more runs again, from the start, in a VM of its own.
+/// Bytes a script may allocate in the shared VM. One that needs more, or more steps, runs again, from the start, in a VM of its own.
 pub(super) const SHARED_BYTES_MAX: usize = 128 * 1024;
 /// Bytes a script may allocate in a VM of its own.
 pub(super) const OWN_BYTES_MAX: usize = 32 * 1024 * 1024;
