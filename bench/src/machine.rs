@@ -2,6 +2,7 @@
 //!
 //! Memory is the resident size the system reports, so it includes what the allocator holds back.
 
+use redfence_core::keyspace::Resp;
 use redfence_core::machine::{Applied, Command, EntryBuilder, Machine};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Fence, Origin, RequestId, Stamp};
@@ -9,6 +10,7 @@ use std::time::{Duration, Instant};
 
 const ORIGIN: Origin = Origin { node: 1, incarnation: 1 };
 const PAIRS: u64 = 3_000_000;
+const REDIS_PAIRS: u64 = 300_000;
 const HELD: u64 = 500_000;
 const ONE_SHOT: u64 = 10_000_000;
 const IDLE_MS: u64 = 600_000;
@@ -19,6 +21,7 @@ pub(crate) fn run() {
     pairs("1 name", 1);
     pairs("10,000 names", 10_000);
     pairs_by_entry("10,000 names", 10_000);
+    redis_pairs();
     held_locks();
     one_shot_names(base_bytes);
 }
@@ -52,6 +55,11 @@ impl Driver {
         let owner = b"0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0";
         let command = Command::Acquire { db: 0, resource: name, ttl_ms, wait_ms: 0, owner, session: None };
         granted(&self.apply(command))
+    }
+
+    fn redis(&mut self, words: &[&[u8]]) -> Reply {
+        let argv = words.iter().copied().collect();
+        self.apply(Command::Redis { db: 0, resp: Resp::Two, member: None, argv })
     }
 
     fn release(&mut self, name: &[u8], fence: Fence) {
@@ -140,6 +148,43 @@ fn apply_batch<'a>(
     let begun = Instant::now();
     machine.apply_entry(&bytes, out);
     begun.elapsed()
+}
+
+/// What unchanged libraries send: `SET NX PX`, and a script that compares and deletes. 10,000 names.
+fn redis_pairs() {
+    const NAMES: u64 = 10_000;
+    const SCRIPT: &[u8] =
+        b"if redis.call(\"get\",KEYS[1]) == ARGV[1] then return redis.call(\"del\",KEYS[1]) else return 0 end";
+    let names = names(NAMES);
+    let owner = b"0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0".as_slice();
+    let mut driver = Driver::new();
+    let Reply::Bulk(sha) = driver.redis(&[b"SCRIPT", b"LOAD", SCRIPT]) else { panic!("a script is loaded") };
+    let releases: [(&str, Vec<&[u8]>); 3] = [
+        ("DEL", vec![b"DEL"]),
+        ("EVALSHA", vec![b"EVALSHA", &sha, b"1"]),
+        ("EVAL", vec![b"EVAL", SCRIPT, b"1"]),
+    ];
+    for (label, release) in releases {
+        let mut releasing = Duration::ZERO;
+        let begun = Instant::now();
+        for pair in 0..REDIS_PAIRS {
+            let name = &names[(pair * 7919 % NAMES) as usize];
+            assert_eq!(driver.redis(&[b"SET", name, owner, b"NX", b"PX", b"30000"]), Reply::OK);
+            let mut words = release.clone();
+            words.push(name);
+            if release.len() > 1 {
+                words.push(owner);
+            }
+            let half = Instant::now();
+            assert_eq!(driver.redis(&words), Reply::Int(1));
+            releasing += half.elapsed();
+        }
+        println!(
+            "  SET NX PX + {label}: {:.2} M pairs/s; {label} alone {:.0} K/s",
+            REDIS_PAIRS as f64 / begun.elapsed().as_secs_f64() / 1e6,
+            REDIS_PAIRS as f64 / releasing.as_secs_f64() / 1e3
+        );
+    }
 }
 
 fn report_pairs(label: &str, spent: Duration) {
