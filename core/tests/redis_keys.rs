@@ -151,6 +151,39 @@ fn whatever_ends_a_key_serves_its_waiters_in_the_same_step() {
     assert!(granted(&out, seq).is_some());
 }
 
+/// Strict order is for plain clients too: a free lock is not for the taking while a multi-lock waits at its head.
+#[test]
+fn a_lock_a_multi_lock_waits_for_is_not_vacant() {
+    let mut node = Node::new();
+    node.say("SET busy x PX 60000");
+    let resources = [b"busy".as_slice(), b"free"].into_iter().collect();
+    let (owner, wait_ms) = (b"multi".as_slice(), 60_000);
+    let (multi, _) =
+        node.apply(Command::MAcquire { db: 0, resources, ttl_ms: 1_000, wait_ms, owner, session: None });
+    assert_eq!(node.say("SET free y NX PX 1000"), Reply::Nil);
+    assert_eq!(node.say("SETNX free y"), Reply::Int(0));
+    assert_eq!(node.say("MSETNX other 1 free y"), Reply::Int(0));
+    assert_eq!(node.say("EXISTS free other"), Reply::Int(0));
+    node.say("SET spare y");
+    assert_eq!(node.say("RENAMENX spare free"), Reply::Int(0));
+    let (_, out) = node.apply(redis("DEL busy"));
+    assert!(out.replies.iter().any(|(id, _)| id.seq == multi), "both are its now");
+    assert_eq!(node.owner("free"), Some(b"multi".to_vec()));
+}
+
+/// What a command frees it may take again: it is one step, and those in line come after it.
+#[cfg(feature = "scripts")]
+#[test]
+fn a_script_may_take_again_what_it_deleted() {
+    let mut node = Node::new();
+    node.say("SET k mine");
+    let (waiter, _) = node.acquire("k", "next", 60_000);
+    let again = node.eval("redis.call('del', 'k') return redis.call('set', 'k', 'again', 'NX')", &[]);
+    assert_eq!(again, Reply::OK);
+    let (_, out) = node.apply(redis("DEL k"));
+    assert!(granted(&out, waiter).is_some());
+}
+
 #[test]
 fn collections_are_locks_too() {
     let mut node = Node::new();

@@ -59,6 +59,12 @@ impl<'k> Context<'k> {
         self.value(key).is_some()
     }
 
+    /// For writes that ask for an absent key: `NX` and its like.
+    #[must_use]
+    pub fn is_vacant(&self, key: &[u8]) -> bool {
+        self.keys.is_vacant(self.db, key)
+    }
+
     pub fn string(&self, key: &[u8]) -> Result<Option<&[u8]>, Refusal> {
         match self.value(key) {
             None => Ok(None),

@@ -48,7 +48,7 @@ fn check_flush(argv: &[&[u8]]) -> Result<(), Refusal> {
 /// Moves a value and its time to another name, in place of whatever is there.
 fn move_key(cx: &mut Context<'_>, from: &[u8], to: &[u8], only_if_free: bool) -> Result<bool, Refusal> {
     let value = cx.value(from).ok_or(errors::NO_SUCH_KEY)?.to_value();
-    if only_if_free && cx.exists(to) {
+    if only_if_free && !cx.is_vacant(to) {
         return Ok(false);
     }
     if from == to {

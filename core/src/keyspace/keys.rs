@@ -49,6 +49,12 @@ pub trait Keys {
     /// `None` where the key is absent or has no deadline.
     fn deadline_ms(&self, db: Db, key: &[u8]) -> Option<u64>;
 
+    /// Whether a write that asks for an absent key may make this one. Whoever lets clients stand in line for absent keys says
+    /// no while somebody does.
+    fn is_vacant(&self, db: Db, key: &[u8]) -> bool {
+        self.value(db, key).is_none()
+    }
+
     /// Creates the key or replaces its value. `OOM` where there is no room for one more.
     fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal>;
 

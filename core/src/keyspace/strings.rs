@@ -86,7 +86,7 @@ impl<'a> Options<'a> {
 fn holds(cx: &Context<'_>, key: &[u8], condition: Condition<'_>) -> Result<bool, Refusal> {
     Ok(match condition {
         Condition::None => true,
-        Condition::Absent => !cx.exists(key),
+        Condition::Absent => cx.is_vacant(key),
         Condition::Present => cx.exists(key),
         Condition::Equal(expected) => cx.string(key)?.is_some_and(|value| value == expected),
         Condition::NotEqual(expected) => cx.string(key)?.is_none_or(|value| value != expected),
@@ -129,7 +129,7 @@ pub(super) fn set(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 pub(super) fn setnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    if cx.exists(argv[1]) {
+    if !cx.is_vacant(argv[1]) {
         return Ok(Reply::Int(0));
     }
     cx.put_string(argv[1], argv[2], Deadline::Never)?;
@@ -210,7 +210,7 @@ pub(super) fn msetnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
         return Err(errors::wrong_arity("msetnx"));
     }
     check_pairs(&argv[1..])?;
-    if argv[1..].iter().step_by(2).any(|key| cx.exists(key)) {
+    if argv[1..].iter().step_by(2).any(|key| !cx.is_vacant(key)) {
         return Ok(Reply::Int(0));
     }
     for pair in argv[1..].chunks_exact(2) {

@@ -9,7 +9,8 @@
 //!
 //! # Caveats
 //!
-//! - A plain write takes a free lock even where a multi-lock waits at the head of its queue, as it would a deleted key.
+//! - A free lock with a multi-lock at the head of its queue is an absent key. Writes that ask for one (`NX`, `SETNX`, `MSETNX`,
+//!   `RENAMENX`) are refused, as `LOCK.ACQUIRE` is; any other write, and a script that asked `EXISTS`, takes it.
 //! - `DBSIZE` and `KEYS` look at every record.
 //! - A free record that a stopped script touched counts as idle from then on.
 
@@ -47,6 +48,15 @@ impl Machine {
 
     fn key_deadline_ms(&self, member: Option<Member>, slot: u32) -> Option<u64> {
         Some(self.ends_for(member, slot)).filter(|at_ms| *at_ms != NEVER)
+    }
+
+    /// Whether a free lock has somebody in line who waits for another one too. What this command itself has freed is not
+    /// meant: until it is through, nobody else gets it.
+    fn is_awaited(&self, db: Db, key: &[u8]) -> bool {
+        self.names.find(&self.locks, db, key).is_some_and(|slot| {
+            let lock = &self.locks[slot];
+            !lock.is_held() && lock.queue.len > 0 && !self.to_serve.contains(&slot)
+        })
     }
 
     fn key_clock(&self) -> Clock {
@@ -234,6 +244,10 @@ impl Keys for MachineKeys<'_> {
 
     fn deadline_ms(&self, db: Db, key: &[u8]) -> Option<u64> {
         self.machine.key_deadline_ms(self.member, self.key_slot(db, key)?)
+    }
+
+    fn is_vacant(&self, db: Db, key: &[u8]) -> bool {
+        self.key_slot(db, key).is_none() && !self.machine.is_awaited(db, key)
     }
 
     fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal> {
