@@ -160,9 +160,9 @@ fn redis_pairs() {
     let mut driver = Driver::new();
     let Reply::Bulk(sha) = driver.redis(&[b"SCRIPT", b"LOAD", SCRIPT]) else { panic!("a script is loaded") };
     let releases: [(&str, Vec<&[u8]>); 3] = [
-        ("DEL", vec![b"DEL"]),
-        ("EVALSHA", vec![b"EVALSHA", &sha, b"1"]),
-        ("EVAL", vec![b"EVAL", SCRIPT, b"1"]),
+        ("DEL", vec![b"DEL".as_slice()]),
+        ("EVALSHA", vec![b"EVALSHA".as_slice(), &sha, b"1"]),
+        ("EVAL", vec![b"EVAL".as_slice(), SCRIPT, b"1"]),
     ];
     for (label, release) in releases {
         let mut releasing = Duration::ZERO;
