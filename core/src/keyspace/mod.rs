@@ -9,7 +9,7 @@
 //! - [`value`], [`fields`], [`sorted`]: what keys hold
 //! - [`table`]: every command's name, arity, flags and key positions
 //! - `strings`, `counters`, `generic`, `expire`, `scan`, `hashes`, `lists`, `lists_moving`, `zsets`, `zset_ranges`, `sets`,
-//!   `server`: the commands, one family a file
+//!   `object`, `server`: the commands, one family a file
 //! - [`context`], [`args`], [`numbers`], [`errors`]: what they share
 //!
 //! # Caveats
@@ -34,6 +34,7 @@ mod lists;
 mod lists_moving;
 pub mod memory;
 pub mod numbers;
+mod object;
 mod scan;
 mod server;
 mod sets;

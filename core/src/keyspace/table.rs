@@ -5,7 +5,7 @@
 
 use super::context::{Answer, Context};
 use super::{
-    counters, expire, generic, hashes, lists, lists_moving, numbers, scan, server, sets, strings,
+    counters, expire, generic, hashes, lists, lists_moving, numbers, object, scan, server, sets, strings,
     zset_ranges, zsets,
 };
 use smallvec::SmallVec;
@@ -40,6 +40,7 @@ const ONE: KeySpec = KeySpec::Span { first: 1, last: 1, step: 1 };
 const TWO: KeySpec = KeySpec::Span { first: 1, last: 2, step: 1 };
 const ALL: KeySpec = KeySpec::Span { first: 1, last: -1, step: 1 };
 const BUT_LAST: KeySpec = KeySpec::Span { first: 1, last: -2, step: 1 };
+const SECOND: KeySpec = KeySpec::Span { first: 2, last: 2, step: 1 };
 const PAIRS: KeySpec = KeySpec::Span { first: 1, last: -1, step: 2 };
 
 /// Flags of a row.
@@ -142,10 +143,12 @@ pub const ROWS: &[Row] = &[
     row("lrem", 4, W, ONE, Run::Here(lists::lrem)),
     row("lset", 4, W | OOM, ONE, Run::Here(lists::lset)),
     row("ltrim", 4, W, ONE, Run::Here(lists::ltrim)),
+    row("memory", -2, R, SECOND, Run::Here(object::memory)),
     row("mget", -2, R | FAST, ALL, Run::Here(strings::mget)),
     row("mset", -3, W | OOM, PAIRS, Run::Here(strings::mset)),
     row("msetnx", -3, W | OOM, PAIRS, Run::Here(strings::msetnx)),
     row("multi", 1, NOSCRIPT | FAST, KeySpec::None, Run::Elsewhere),
+    row("object", -2, R, SECOND, Run::Here(object::object)),
     row("persist", 2, W | FAST, ONE, Run::Here(expire::persist)),
     row("pexpire", -3, W | FAST, ONE, Run::Here(expire::pexpire)),
     row("pexpireat", -3, W | FAST, ONE, Run::Here(expire::pexpireat)),

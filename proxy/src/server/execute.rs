@@ -1,6 +1,6 @@
 //! One command: who may give it, and who answers it.
 
-use super::commands::Local;
+use super::commands::{wrong_arity, Local};
 use super::connection::{Connection, Flow};
 use super::pending::{Lane, Pending, RedisCall};
 use super::session::ReplyMode;
@@ -84,6 +84,7 @@ impl Connection {
         match local {
             Local::Auth => self.auth(argv),
             Local::Client => self.client_command(argv),
+            Local::Cluster if argv.len() == 1 => self.refuse(wrong_arity(argv[0])),
             Local::Cluster => self.refuse(Refusal::new("ERR This instance has cluster support disabled")),
             Local::Command => self.command(argv, frame),
             Local::Config => self.config(argv),

@@ -5,7 +5,9 @@ use super::{is, unknown_subcommand, wrong_arity};
 use crate::server::connection::{Connection, Flow};
 use crate::server::registry::Card;
 use crate::server::session::ReplyMode;
+use redfence_core::grammar::errors::shown;
 use redfence_core::reply::{Refusal, Reply};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 pub(super) const SYNTAX: &str = "ERR syntax error";
@@ -78,13 +80,18 @@ impl Connection {
     fn client_list(&self, rest: &[&[u8]]) -> Result<Reply, Refusal> {
         let wanted: Option<Vec<u64>> = match rest {
             [] => None,
+            [word, kind] if is(word, "TYPE") => {
+                if is_served(kind)? {
+                    None
+                } else {
+                    Some(vec![])
+                }
+            }
             [word, ids @ ..] if is(word, "ID") && !ids.is_empty() => {
                 let ids: Option<Vec<u64>> =
                     ids.iter().map(|id| redfence_core::grammar::words::decimal(id)).collect();
                 Some(ids.ok_or(Refusal::new("ERR Invalid client ID"))?)
             }
-            [word, kind] if is(word, "TYPE") && (is(kind, "NORMAL") || is(kind, "PUBSUB")) => None,
-            [word, kind] if is(word, "TYPE") && (is(kind, "MASTER") || is(kind, "REPLICA")) => Some(vec![]),
             _ => return Err(Refusal::new(SYNTAX)),
         };
         let now_ms = self.shared.now_ms();
@@ -98,7 +105,7 @@ impl Connection {
         Ok(Reply::Verbatim(text.into()))
     }
 
-    /// `CLIENT KILL addr:port` or `CLIENT KILL [ID id] [ADDR addr:port] [SKIPME yes|no]`
+    /// `CLIENT KILL addr:port` or `CLIENT KILL [ID id] [ADDR addr:port] [LADDR addr:port] [TYPE type] [USER user] [SKIPME yes|no]`
     fn client_kill(&self, rest: &[&[u8]]) -> Result<Reply, Refusal> {
         let own = self.client.card.id;
         if let [address] = rest {
@@ -112,8 +119,12 @@ impl Connection {
             victim.kill();
             return Ok(Reply::OK);
         }
-        let (mut id, mut address, mut skip_me) = (None, None, true);
-        if rest.is_empty() || !rest.len().is_multiple_of(2) {
+        let (mut id, mut address, mut local_address, mut served, mut skip_me) =
+            (None, None, None, true, true);
+        if rest.is_empty() {
+            return Err(wrong_arity(b"client|kill"));
+        }
+        if !rest.len().is_multiple_of(2) {
             return Err(Refusal::new(SYNTAX));
         }
         for pair in rest.chunks_exact(2) {
@@ -126,6 +137,14 @@ impl Connection {
                 );
             } else if is(pair[0], "ADDR") {
                 address = Some(pair[1]);
+            } else if is(pair[0], "LADDR") {
+                local_address = Some(pair[1]);
+            } else if is(pair[0], "TYPE") {
+                served &= is_served(pair[1])?;
+            } else if is(pair[0], "USER") {
+                if pair[1] != b"default" {
+                    return Err(Refusal::new(format!("ERR No such user '{}'", shown(pair[1]))));
+                }
             } else if is(pair[0], "SKIPME") && (is(pair[1], "YES") || is(pair[1], "NO")) {
                 skip_me = is(pair[1], "YES");
             } else {
@@ -134,8 +153,13 @@ impl Connection {
         }
         let mut killed = 0;
         for card in self.shared.clients.cards() {
-            let meant = id.is_none_or(|id| card.id == id)
-                && address.is_none_or(|address| card.address.to_string().as_bytes() == address);
+            let at = |wanted: Option<&[u8]>, own: SocketAddr| {
+                wanted.is_none_or(|wanted| own.to_string().as_bytes() == wanted)
+            };
+            let meant = served
+                && id.is_none_or(|id| card.id == id)
+                && at(address, card.address)
+                && at(local_address, card.local_address);
             if meant && !(skip_me && card.id == own) {
                 card.kill();
                 killed += 1;
@@ -163,18 +187,28 @@ impl Connection {
     }
 }
 
+/// Whether this node has clients of that type; all of them are of the same.
+fn is_served(kind: &[u8]) -> Result<bool, Refusal> {
+    if is(kind, "NORMAL") || is(kind, "PUBSUB") {
+        Ok(true)
+    } else if is(kind, "MASTER") || is(kind, "REPLICA") || is(kind, "SLAVE") {
+        Ok(false)
+    } else {
+        Err(Refusal::new(format!("ERR Unknown client type '{}'", shown(kind))))
+    }
+}
+
 fn set_info(card: &Card, attribute: &[u8], value: &[u8]) -> Result<Reply, Refusal> {
-    let shown = String::from_utf8_lossy(attribute).to_ascii_lowercase();
+    let name = String::from_utf8_lossy(attribute).to_ascii_lowercase();
     let text = checked_name(value).map_err(|_| {
-        Refusal::new(format!("ERR {shown} cannot contain spaces, newlines or special characters."))
+        Refusal::new(format!("ERR {name} cannot contain spaces, newlines or special characters."))
     })?;
     if is(attribute, "LIB-NAME") {
         card.texts().library = text;
     } else if is(attribute, "LIB-VER") {
         card.texts().library_version = text;
     } else {
-        let shown = redfence_core::grammar::errors::shown(attribute);
-        return Err(Refusal::new(format!("ERR Unrecognized option '{shown}'")));
+        return Err(Refusal::new(format!("ERR Unrecognized option '{}'", shown(attribute))));
     }
     Ok(Reply::OK)
 }

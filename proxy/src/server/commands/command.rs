@@ -1,8 +1,11 @@
-//! `COMMAND …`: the table of what is answered here, in Redis's own shapes.
+//! `COMMAND …`: the table of what is answered here, in Redis's own shapes: `LOCK.*` and `FENCE.*`, the commands of the Raft keyspace,
+//! and the connection's own.
 
 use super::{is, unknown_subcommand, wrong_arity};
 use crate::server::connection::{Connection, Flow};
 use redfence_core::grammar::table::{self, Keys, Row, ROWS};
+use redfence_core::keyspace::table as keyspace;
+use redfence_core::keyspace::table::KeySpec;
 use redfence_core::reply::{Refusal, Reply};
 
 /// Names of the connection's own commands: enough for clients that ask what there is.
@@ -36,7 +39,7 @@ impl Connection {
             _ => (&b""[..], &[][..]),
         };
         let names_ours = rest.iter().any(|name| table::find(name).is_some());
-        if self.shared.router.has_redis() && !names_ours {
+        if self.shared.router.has_redis_at(self.client.door) && !names_ours {
             return self.pass_to_redis(argv, frame);
         }
         let reply = self.command_inner(verb, rest, argv);
@@ -49,15 +52,18 @@ impl Connection {
 
     fn command_inner(&self, verb: &[u8], rest: &[&[u8]], argv: &[&[u8]]) -> Result<Reply, Refusal> {
         if argv.len() == 1 || (is(verb, "INFO") && rest.is_empty()) {
-            return Ok(Reply::Array(
-                ROWS.iter().map(row_info).chain(OTHERS.iter().map(other_info)).collect(),
-            ));
+            let infos = ROWS.iter().map(row_info).chain(keyspace::ROWS.iter().map(keyspace_info));
+            return Ok(Reply::Array(infos.chain(others().map(other_info)).collect()));
         }
         if is(verb, "COUNT") {
-            Ok(Reply::Int((ROWS.len() + OTHERS.len()) as i64))
+            if !rest.is_empty() {
+                return Err(wrong_arity(b"command|count"));
+            }
+            Ok(Reply::Int((ROWS.len() + keyspace::ROWS.len() + others().count()) as i64))
         } else if is(verb, "LIST") {
             let ours = ROWS.iter().map(|row| row.name.to_ascii_lowercase());
-            let names = ours.chain(OTHERS.iter().map(|(name, _)| (*name).to_string()));
+            let plain = keyspace::ROWS.iter().map(|row| row.name.to_string());
+            let names = ours.chain(plain).chain(others().map(|(name, _)| (*name).to_string()));
             Ok(Reply::Array(names.map(Reply::bulk).collect()))
         } else if is(verb, "INFO") {
             Ok(Reply::Array(rest.iter().map(|name| info_of(name)).collect()))
@@ -77,7 +83,64 @@ fn info_of(name: &[u8]) -> Reply {
     if let Some(row) = table::find(name) {
         return row_info(row);
     }
-    OTHERS.iter().find(|(other, _)| is(name, other)).map_or(Reply::NilArray, other_info)
+    if let Some(row) = keyspace::find(name) {
+        return keyspace_info(row);
+    }
+    others().find(|(other, _)| is(name, other)).map_or(Reply::Nil, other_info)
+}
+
+/// Those the keyspace's table does not have.
+fn others() -> impl Iterator<Item = &'static (&'static str, i64)> {
+    OTHERS.iter().filter(|(name, _)| keyspace::find(name.as_bytes()).is_none())
+}
+
+fn keyspace_info(row: &keyspace::Row) -> Reply {
+    let flags = [
+        (keyspace::W, "write"),
+        (keyspace::R, "readonly"),
+        (keyspace::OOM, "denyoom"),
+        (keyspace::PUBSUB, "pubsub"),
+        (keyspace::NOSCRIPT, "noscript"),
+        (keyspace::BLOCK, "blocking"),
+        (keyspace::FAST, "fast"),
+    ];
+    let categories = [
+        (keyspace::W, "@write"),
+        (keyspace::R, "@read"),
+        (keyspace::PUBSUB, "@pubsub"),
+        (keyspace::SCRIPT, "@scripting"),
+        (keyspace::BLOCK, "@blocking"),
+        (keyspace::DANGER, "@dangerous"),
+        (keyspace::FAST, "@fast"),
+    ];
+    let named = |names: &[(u16, &'static str)]| -> Vec<&'static str> {
+        names.iter().filter(|(flag, _)| row.is(*flag)).map(|(_, name)| *name).collect()
+    };
+    let (mut flags, mut categories) = (named(&flags), named(&categories));
+    if !row.is(keyspace::FAST) {
+        categories.push("@slow");
+    }
+    let (first, last, step) = match row.keys {
+        KeySpec::None => (0, 0, 0),
+        KeySpec::Span { first, last, step } => (first as i64, i64::from(last), step as i64),
+        KeySpec::Counted { .. } => {
+            flags.push("movablekeys");
+            (0, 0, 0)
+        }
+    };
+    let empty = || Reply::Array(vec![]);
+    Reply::Array(vec![
+        Reply::Text(row.name),
+        Reply::Int(i64::from(row.arity)),
+        statuses(&flags),
+        Reply::Int(first),
+        Reply::Int(last),
+        Reply::Int(step),
+        statuses(&categories),
+        empty(),
+        empty(),
+        empty(),
+    ])
 }
 
 fn statuses(words: &[&'static str]) -> Reply {
@@ -149,7 +212,7 @@ fn row_docs(row: &Row) -> (Reply, Reply) {
 
 fn keys_of(argv: &[&[u8]]) -> Result<Reply, Refusal> {
     let [name, rest @ ..] = argv else { return Err(wrong_arity(b"command|getkeys")) };
-    let row = table::find(name).ok_or(Refusal::new("ERR Invalid command specified"))?;
+    let Some(row) = table::find(name) else { return plain_keys_of(name, argv) };
     let fits = if row.arity < 0 { argv.len() as i64 >= -row.arity } else { argv.len() as i64 == row.arity };
     if !fits {
         return Err(Refusal::new("ERR Invalid number of arguments specified for command"));
@@ -167,4 +230,19 @@ fn keys_of(argv: &[&[u8]]) -> Result<Reply, Refusal> {
         }
     };
     Ok(Reply::Array(keys))
+}
+
+fn plain_keys_of(name: &[u8], argv: &[&[u8]]) -> Result<Reply, Refusal> {
+    if argv.len() == 1 {
+        return Err(wrong_arity(b"command|getkeys"));
+    }
+    let row = keyspace::find(name).ok_or(Refusal::new("ERR Invalid command specified"))?;
+    if !row.takes(argv.len()) {
+        return Err(Refusal::new("ERR Invalid number of arguments specified for command"));
+    }
+    let keys = row.keys_of(argv);
+    if keys.is_empty() {
+        return Err(Refusal::new("ERR The command has no key arguments"));
+    }
+    Ok(Reply::Array(keys.iter().map(Reply::bulk).collect()))
 }

@@ -98,7 +98,8 @@ impl Connection {
             [_, _] if self.shared.password.is_none() => Err(Refusal::new(NO_PASSWORD_SET)),
             [_, password] => self.authenticate(b"default", password),
             [_, user, password] => self.authenticate(user, password),
-            _ => Err(wrong_arity(b"auth")),
+            [_] => Err(wrong_arity(b"auth")),
+            _ => Err(Refusal::new("ERR syntax error")),
         };
         match outcome {
             Ok(()) => self.reply(&Reply::OK),

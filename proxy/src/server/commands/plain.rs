@@ -1,6 +1,6 @@
 //! Plain Redis commands: to the Redis behind the proxy as they are, or to the Raft keyspace.
 
-use super::unknown_command;
+use super::{server, unknown_command};
 use crate::server::connection::{Connection, Flow};
 use crate::server::encode::Protocol;
 use crate::server::keys;
@@ -34,6 +34,7 @@ impl Connection {
     fn keyspace_command(&mut self, argv: &[&[u8]]) -> Flow {
         match table::find(argv[0]) {
             Some(row) if row.is(table::BLOCK) || row.is(table::PUBSUB) => self.refuse(not_yet(argv[0])),
+            None if server::knows(argv[0]) => self.server_command(argv),
             None if keys::is_redis_command(argv[0]) => self.refuse(not_yet(argv[0])),
             None => self.refuse(unknown_command(argv)),
             Some(_) if self.client.in_transaction => self.refuse(Refusal::new(

@@ -54,10 +54,13 @@ impl Connection {
                 "ERR this node is configured by its flags and its file, not by CONFIG",
             ));
         }
-        if !is(verb, "GET") || patterns.is_empty() {
+        if !is(verb, "GET") {
             return self.refuse(unknown_subcommand("CONFIG", verb));
         }
-        let known: [(&'static str, String); 7] = [
+        if patterns.is_empty() {
+            return self.refuse(wrong_arity(b"config|get"));
+        }
+        let known: [(&'static str, String); 11] = [
             ("timeout", "0".into()),
             ("databases", super::super::session::DATABASES.to_string()),
             ("maxclients", self.shared.clients_max.to_string()),
@@ -65,6 +68,10 @@ impl Connection {
             ("slave-read-only", "yes".into()),
             ("save", String::new()),
             ("appendonly", "yes".into()),
+            ("appendfsync", "always".into()),
+            ("maxmemory", "0".into()),
+            ("maxmemory-policy", "noeviction".into()),
+            ("notify-keyspace-events", String::new()),
         ];
         let matching = known.into_iter().filter(|(name, _)| {
             patterns.iter().any(|pattern| glob::matches(&pattern.to_ascii_lowercase(), name.as_bytes()))

@@ -1,0 +1,149 @@
+//! Commands about the server itself, where there is no Redis to ask: what drivers and monitors send in passing. Each says what is
+//! true of this node, in Redis's shape; what has no meaning here has no row.
+//!
+//! Asked by [`super::plain`] for commands the Raft keyspace does not know.
+
+use super::{is, unknown_command, unknown_subcommand, wrong_arity};
+use crate::clock;
+use crate::server::connection::{Connection, Flow};
+use redfence_core::reply::{Refusal, Reply};
+
+type Answer = Result<Reply, Refusal>;
+
+struct Row {
+    name: &'static str,
+    /// As in Redis: the name counts, negative means "at least".
+    arity: isize,
+    run: fn(&Connection, &[&[u8]]) -> Answer,
+}
+
+#[rustfmt::skip]
+const ROWS: &[Row] = &[
+    Row { name: "acl", arity: -2, run: acl },
+    Row { name: "asking", arity: 1, run: no_cluster },
+    Row { name: "bgsave", arity: -1, run: saved },
+    Row { name: "debug", arity: -2, run: debug },
+    Row { name: "lastsave", arity: 1, run: last_save },
+    Row { name: "latency", arity: -2, run: latency },
+    Row { name: "module", arity: -2, run: module },
+    Row { name: "readonly", arity: 1, run: no_cluster },
+    Row { name: "readwrite", arity: 1, run: no_cluster },
+    Row { name: "role", arity: 1, run: role },
+    Row { name: "save", arity: 1, run: saved },
+    Row { name: "slowlog", arity: -2, run: slow_log },
+    Row { name: "wait", arity: 3, run: wait },
+    Row { name: "waitaof", arity: 4, run: wait_aof },
+];
+
+fn find(name: &[u8]) -> Option<&'static Row> {
+    ROWS.iter().find(|row| is(name, row.name))
+}
+
+#[must_use]
+pub(super) fn knows(name: &[u8]) -> bool {
+    find(name).is_some()
+}
+
+impl Connection {
+    pub(super) fn server_command(&mut self, argv: &[&[u8]]) -> Flow {
+        let Some(row) = find(argv[0]) else { return self.refuse(unknown_command(argv)) };
+        let words = argv.len() as isize;
+        let fits = if row.arity < 0 { words >= -row.arity } else { words == row.arity };
+        let answer = if fits { (row.run)(self, argv) } else { Err(wrong_arity(argv[0])) };
+        self.reply(&answer.unwrap_or_else(Reply::Error));
+        Flow::Done
+    }
+}
+
+/// Nodes beside this one that are certain to have every write the client was answered: a majority has it.
+fn certain_replicas(connection: &Connection) -> i64 {
+    connection.shared.tier2.status().voters as i64 / 2
+}
+
+fn integer(word: &[u8], text: &'static str) -> Result<i64, Refusal> {
+    let number = std::str::from_utf8(word).ok().and_then(|text| text.parse::<i64>().ok());
+    number.ok_or(Refusal::new(text))
+}
+
+/// `WAIT numreplicas timeout`: there is nothing left to wait for when a write is answered.
+fn wait(connection: &Connection, argv: &[&[u8]]) -> Answer {
+    integer(argv[1], "ERR value is not an integer or out of range")?;
+    timeout(argv[2])?;
+    Ok(Reply::Int(certain_replicas(connection)))
+}
+
+/// `WAITAOF numlocal numreplicas timeout`: what is answered is on the disks of a majority.
+fn wait_aof(connection: &Connection, argv: &[&[u8]]) -> Answer {
+    integer(argv[1], "ERR value is out of range, value must between 0 and 1")?;
+    integer(argv[2], "ERR value is out of range, must be positive")?;
+    timeout(argv[3])?;
+    Ok(Reply::Array(vec![Reply::Int(1), Reply::Int(certain_replicas(connection))]))
+}
+
+fn timeout(word: &[u8]) -> Result<(), Refusal> {
+    match integer(word, "ERR timeout is not an integer or out of range")? {
+        ms if ms < 0 => Err(Refusal::new("ERR timeout is negative")),
+        _ => Ok(()),
+    }
+}
+
+/// Every node takes writes, and has no replicas of its own.
+fn role(_: &Connection, _: &[&[u8]]) -> Answer {
+    Ok(Reply::Array(vec![Reply::Text("master"), Reply::Int(0), Reply::Array(vec![])]))
+}
+
+/// Everything answered is on disk already.
+fn saved(_: &Connection, _: &[&[u8]]) -> Answer {
+    Ok(Reply::OK)
+}
+
+fn last_save(_: &Connection, _: &[&[u8]]) -> Answer {
+    Ok(Reply::Int((clock::wall_us() / 1_000_000) as i64))
+}
+
+fn no_cluster(_: &Connection, _: &[&[u8]]) -> Answer {
+    Err(Refusal::new("ERR This instance has cluster support disabled"))
+}
+
+fn module(_: &Connection, argv: &[&[u8]]) -> Answer {
+    match argv[1] {
+        verb if is(verb, "LIST") && argv.len() == 2 => Ok(Reply::Array(vec![])),
+        verb => Err(unknown_subcommand("MODULE", verb)),
+    }
+}
+
+fn acl(_: &Connection, argv: &[&[u8]]) -> Answer {
+    match argv[1] {
+        verb if is(verb, "WHOAMI") && argv.len() == 2 => Ok(Reply::Text("default")),
+        verb if is(verb, "USERS") && argv.len() == 2 => Ok(Reply::Array(vec![Reply::Text("default")])),
+        verb => Err(unknown_subcommand("ACL", verb)),
+    }
+}
+
+/// Latencies are in `INFO redfence`; Redis's monitor of events is off here, as it is in Redis by default.
+fn latency(_: &Connection, argv: &[&[u8]]) -> Answer {
+    match argv[1] {
+        verb if is(verb, "LATEST") && argv.len() == 2 => Ok(Reply::Array(vec![])),
+        verb if is(verb, "HISTORY") && argv.len() == 3 => Ok(Reply::Array(vec![])),
+        verb if is(verb, "RESET") => Ok(Reply::Int(0)),
+        verb => Err(unknown_subcommand("LATENCY", verb)),
+    }
+}
+
+/// Nothing is slow enough to be logged: scripts and ranges have limits.
+fn slow_log(_: &Connection, argv: &[&[u8]]) -> Answer {
+    match argv[1] {
+        verb if is(verb, "GET") && argv.len() <= 3 => Ok(Reply::Array(vec![])),
+        verb if is(verb, "LEN") && argv.len() == 2 => Ok(Reply::Int(0)),
+        verb if is(verb, "RESET") && argv.len() == 2 => Ok(Reply::OK),
+        verb => Err(unknown_subcommand("SLOWLOG", verb)),
+    }
+}
+
+/// Redis's own text.
+fn debug(_: &Connection, _: &[&[u8]]) -> Answer {
+    Err(Refusal::new(
+        "ERR DEBUG command not allowed. If the enable-debug-command option is set to \"local\", you can run it from a local \
+         connection, otherwise you need to set this option in the configuration file, and then restart the server.",
+    ))
+}

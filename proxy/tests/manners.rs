@@ -1,0 +1,262 @@
+//! What drivers, pools and monitors say besides locking, to a node with no Redis behind it: it answers as Redis does.
+//!
+//! [`SAME_AS_REDIS`] and [`TRACKING`] are said to a real Redis 7.0 beside, and the answers compared, in both protocols. What newer
+//! Redis knows and 7.0 does not, and what cannot be equal, is in [`OURS`].
+
+mod support;
+
+use std::net::SocketAddr;
+use std::process::Command;
+use support::{await_that, free_address, Client, Node, Process};
+use tempfile::TempDir;
+
+/// `~` stands for a space inside a word, `''` for an empty word.
+const SAME_AS_REDIS: &[&str] = &[
+    "PING",
+    "PING hi",
+    "PING a b",
+    "ECHO hi",
+    "ECHO",
+    "HELLO 4",
+    "HELLO x",
+    "HELLO 2 NONSENSE",
+    "HELLO 2 AUTH",
+    "HELLO 2 SETNAME a~b",
+    "AUTH",
+    "AUTH x",
+    "AUTH default x",
+    "AUTH a b",
+    "AUTH a b c",
+    "CLIENT",
+    "CLIENT SETNAME me",
+    "CLIENT GETNAME",
+    "CLIENT SETNAME a~b",
+    "CLIENT SETNAME ''",
+    "CLIENT GETNAME",
+    "CLIENT MAINT_NOTIFICATIONS ON moving-endpoint-type none",
+    "CLIENT NO-EVICT on",
+    "CLIENT NO-EVICT maybe",
+    "CLIENT NONSENSE",
+    "CLIENT ID x",
+    "CLIENT KILL",
+    "CLIENT KILL ID 0",
+    "CLIENT KILL ID 99999",
+    "CLIENT KILL 1.2.3.4:5",
+    "CLIENT KILL NONSENSE x",
+    "CLIENT KILL TYPE nonsense",
+    "CLIENT KILL TYPE replica",
+    "CLIENT KILL USER nosuch",
+    "CLIENT LIST TYPE replica",
+    "CLIENT LIST TYPE nonsense",
+    "CLIENT LIST ID x",
+    "CLIENT LIST NONSENSE",
+    "CLIENT REPLY ON",
+    "CLIENT REPLY MAYBE",
+    "SELECT 15",
+    "SELECT 16",
+    "SELECT -1",
+    "SELECT x",
+    "SELECT",
+    "SELECT 99999999999999999999",
+    "SELECT 0",
+    "CONFIG GET timeout",
+    "CONFIG GET databases",
+    "CONFIG GET replica-read-only",
+    "CONFIG GET slave-read-only",
+    "CONFIG GET save",
+    "CONFIG GET maxmemory*y",
+    "CONFIG GET notify-keyspace-events",
+    "CONFIG GET nosuch",
+    "CONFIG GET",
+    "CONFIG",
+    "CONFIG NONSENSE",
+    "SENTINEL MASTERS",
+    "SENTINEL get-master-addr-by-name x",
+    "CLUSTER SLOTS",
+    "CLUSTER SHARDS",
+    "CLUSTER NODES",
+    "CLUSTER INFO",
+    "CLUSTER",
+    "READONLY",
+    "READWRITE",
+    "ASKING",
+    "COMMAND COUNT x",
+    "COMMAND NONSENSE",
+    "COMMAND GETKEYS SET a b",
+    "COMMAND GETKEYS MSET a 1 b 2",
+    "COMMAND GETKEYS EVAL x 2 a b c",
+    "COMMAND GETKEYS NOSUCH",
+    "COMMAND GETKEYS NOSUCH x",
+    "COMMAND GETKEYS",
+    "COMMAND INFO nosuch",
+    "COMMAND DOCS nosuch",
+    "WAIT 0 0",
+    "WAIT x 0",
+    "WAIT 0 x",
+    "WAIT 0 -1",
+    "WAIT 0",
+    "ROLE",
+    "ROLE x",
+    "FLUSHALL",
+    "DBSIZE",
+    "DBSIZE x",
+    "OBJECT ENCODING nosuch",
+    "OBJECT FREQ nosuch",
+    "OBJECT NONSENSE k",
+    "OBJECT ENCODING",
+    "OBJECT",
+    "SET s 12",
+    "SET t hello",
+    "SET u xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+    "RPUSH l a",
+    "HSET h a b",
+    "SADD set a",
+    "SADD numbers 1",
+    "ZADD z 1 a",
+    "OBJECT ENCODING s",
+    "OBJECT ENCODING t",
+    "OBJECT ENCODING u",
+    "OBJECT ENCODING l",
+    "OBJECT ENCODING h",
+    "OBJECT ENCODING set",
+    "OBJECT ENCODING numbers",
+    "OBJECT ENCODING z",
+    "OBJECT REFCOUNT t",
+    "OBJECT IDLETIME t",
+    "OBJECT FREQ t",
+    "MEMORY USAGE nosuch",
+    "MEMORY USAGE",
+    "MEMORY NONSENSE",
+    "DEBUG SLEEP 0",
+    "LATENCY LATEST",
+    "LATENCY RESET",
+    "LATENCY HISTORY x",
+    "SLOWLOG GET",
+    "SLOWLOG GET 10",
+    "SLOWLOG LEN",
+    "SLOWLOG RESET",
+    "SAVE",
+    "TIME x",
+    "LASTSAVE x",
+    "MODULE LIST",
+    "ACL WHOAMI",
+    "ACL USERS",
+    "PUBSUB CHANNELS",
+    "PUBSUB NUMSUB",
+    "PUBSUB NUMSUB a",
+    "PUBSUB NUMPAT",
+    "PUBSUB NONSENSE",
+    "PUBSUB",
+    "PUBLISH a",
+    "PUBLISH a b",
+    "NOSUCH a b c",
+    "nosuch",
+    "INFO nosuch",
+    "RESET",
+];
+
+const TRACKING: &[&str] = &[
+    "CLIENT TRACKINGINFO",
+    "CLIENT GETREDIR",
+    "CLIENT CACHING YES",
+    "CLIENT TRACKING MAYBE",
+    "CLIENT TRACKING ON NONSENSE",
+    "CLIENT TRACKING ON REDIRECT",
+    "CLIENT TRACKING ON REDIRECT x",
+    "CLIENT TRACKING ON REDIRECT 99999",
+    "CLIENT TRACKING ON PREFIX a",
+    "CLIENT TRACKING ON BCAST OPTIN",
+    "CLIENT TRACKING ON OPTIN OPTOUT",
+    "CLIENT TRACKING ON BCAST PREFIX a PREFIX ab",
+    "CLIENT TRACKING ON BCAST PREFIX a PREFIX b NOLOOP",
+    "CLIENT TRACKINGINFO",
+    "CLIENT TRACKING ON BCAST PREFIX ax",
+    "CLIENT TRACKING ON BCAST PREFIX c",
+    "CLIENT TRACKINGINFO",
+    "CLIENT TRACKING ON",
+    "CLIENT CACHING YES",
+    "CLIENT TRACKING OFF",
+    "CLIENT TRACKING ON OPTIN",
+    "CLIENT TRACKING ON OPTOUT",
+    "CLIENT CACHING NO",
+    "CLIENT CACHING MAYBE",
+    "CLIENT CACHING YES",
+    "CLIENT TRACKINGINFO",
+    "CLIENT GETREDIR",
+    "CLIENT TRACKING OFF",
+    "CLIENT TRACKING ON OPTOUT NOLOOP",
+    "CLIENT CACHING YES",
+    "CLIENT CACHING NO",
+    "CLIENT TRACKINGINFO",
+    "CLIENT TRACKING",
+    "CLIENT CACHING",
+    "CLIENT TRACKINGINFO x",
+    "CLIENT TRACKING OFF",
+    "CLIENT GETREDIR",
+];
+
+const OURS: &[(&str, &str)] = &[
+    ("CLIENT SETINFO LIB-NAME x", "OK"),
+    ("CLIENT SETINFO LIB-VER 1.2", "OK"),
+    ("CLIENT SETINFO NONSENSE 1", "-ERR Unrecognized option 'NONSENSE'"),
+    ("CLIENT NO-TOUCH ON", "OK"),
+    ("WAITAOF 1 0 0", "(1, 0)"),
+    ("SET k v", "OK"),
+    ("WAIT 2 10", "0"),
+];
+
+/// A plain Redis, for as long as the process is kept.
+fn start_redis(folder: &TempDir) -> (Process, SocketAddr) {
+    let address = free_address();
+    let mut command = Command::new("redis-server");
+    command.args(["--port", &address.port().to_string(), "--bind", "127.0.0.1", "--save", "", "--dir"]);
+    command.arg(folder.path());
+    let process = Process::start(command, folder, "redis");
+    await_that("Redis answers", || {
+        std::net::TcpStream::connect(address).is_ok() && Client::connect(address).ask(&["PING"]) == "PONG"
+    });
+    (process, address)
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split(' ').map(|word| if word == "''" { String::new() } else { word.replace('~', " ") }).collect()
+}
+
+fn ask(client: &mut Client, line: &str) -> String {
+    let words = words(line);
+    client.ask(&words.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+#[test]
+fn a_node_alone_has_the_manners_of_redis() {
+    let folder = TempDir::new().unwrap();
+    let (_redis, redis) = start_redis(&folder);
+    let node = Node::start(&[]);
+    for protocol in ["HELLO 2", "HELLO 3"] {
+        for table in [SAME_AS_REDIS, TRACKING] {
+            let (mut ours, mut theirs) = (node.connect(), Client::connect(redis));
+            ask(&mut ours, protocol);
+            ask(&mut theirs, protocol);
+            for line in table {
+                assert_eq!(ask(&mut ours, line), ask(&mut theirs, line), "{line} behind {protocol}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_node_alone_knows_what_newer_drivers_say() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    for (line, expected) in OURS {
+        assert_eq!(ask(&mut client, line), *expected, "{line}");
+    }
+    client.send_words(&[b"ECHO", b"\x00\xff\r\n\x7f binary"]);
+    assert_eq!(client.receive(), "\"\\x00\\xff\\r\\n\\x7f binary\"");
+    let info = ask(&mut client, "COMMAND INFO get lock.acquire");
+    assert!(info.starts_with("((\"get\", 2, (readonly, fast), 1, 1, 1,"), "{info}");
+    assert!(info.contains("\"lock.acquire\""), "{info}");
+    let count: usize = ask(&mut client, "COMMAND COUNT").parse().unwrap();
+    assert!(count > 150, "{count}");
+    assert_eq!(ask(&mut client, "COMMAND LIST").split(", ").count(), count);
+}
