@@ -64,7 +64,7 @@ const SAME_AS_REDIS: &[&str] = &[
     "CONFIG GET replica-read-only",
     "CONFIG GET slave-read-only",
     "CONFIG GET save",
-    "CONFIG GET maxmemory*y",
+    "CONFIG GET maxmemory-polic?",
     "CONFIG GET notify-keyspace-events",
     "CONFIG GET nosuch",
     "CONFIG GET",

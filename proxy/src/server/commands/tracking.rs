@@ -96,7 +96,7 @@ impl Connection {
             return refused("ERR OPTIN and OPTOUT are not compatible with BCAST");
         }
         let mode = match (options.opt_in, options.opt_out) {
-            (true, true) => return refused("ERR You can't use both OPTIN mode and OPTOUT mode"),
+            (true, true) => return refused("ERR You can't specify both OPTIN mode and OPTOUT mode"),
             (true, false) if before == Some(TrackingMode::OptOut) => return refused(SWITCH_OPT),
             (false, true) if before == Some(TrackingMode::OptIn) => return refused(SWITCH_OPT),
             (true, false) => TrackingMode::OptIn,
