@@ -67,11 +67,11 @@ lua-test: ## the Lua library's own tests
 	@scripts/install-deps redis python
 	lua/tests/run
 
-bench: ## the lock machine, and the module beside plain Redis locks, as ratios in one run
-	@scripts/install-deps cc libclang redis
-	$(CARGO) build --release --locked -p redfence-module
+bench: build-release ## lock work against Redis, etcd and ZooKeeper in one run (about a quarter of an hour); PART=locks for one part
+	@scripts/install-deps etcd || echo "etcd is left out"
+	@scripts/install-deps zookeeper || echo "ZooKeeper is left out"
 	$(CARGO) build --release --locked -p redfence-bench
-	target/release/redfence-bench all
+	target/release/redfence-bench $(or $(PART),all)
 
 fuzz: ## every fuzz target for a minute each (needs nightly and cargo-fuzz)
 	@scripts/fuzz $(DURATION)

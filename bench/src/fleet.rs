@@ -1,8 +1,7 @@
-//! The closed-loop generator for everything that speaks Redis's protocol: many connections, one thread, non-blocking sockets.
+//! The closed-loop generator: many connections, one thread, non-blocking sockets.
 //!
-//! A [`Client`] says what to ask and judges the answers; the fleet moves the bytes. Each client has one batch of requests in flight and
-//! asks again once all of it is answered. One thread, one read and one write a batch: load and servers share the machine's cores, so what
-//! the load costs is taken from what is measured.
+//! A [`Client`] says what to ask and judges the answers; the fleet moves the bytes. One thread, one read and one write a request (or a
+//! batch of them): load and servers share the machine's cores, so what the load costs is taken from what is measured.
 
 use crate::latencies::Latencies;
 use crate::resp;
@@ -44,6 +43,8 @@ impl Tally {
 /// After an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Then {
+    /// More answers are due.
+    Waits,
     /// The client must ask again before it may stop: it holds something.
     GoesOn,
     /// The turn may end here.
@@ -51,9 +52,13 @@ pub(crate) enum Then {
 }
 
 pub(crate) trait Client {
-    /// Writes what to ask next; answers how many replies will come.
-    fn ask(&mut self, now: Instant, out: &mut Vec<u8>) -> usize;
-    /// Judges one reply. A wrong one ends the run: figures of refused commands mean nothing.
+    /// The length of the first answer in `bytes`, if it is whole.
+    fn answer_len(bytes: &[u8]) -> Option<usize> {
+        resp::reply_len(bytes)
+    }
+    /// Writes what to ask next.
+    fn ask(&mut self, now: Instant, out: &mut Vec<u8>);
+    /// Judges one answer. A wrong one ends the run: figures of refused commands mean nothing.
     fn take(&mut self, reply: &[u8], now: Instant, tally: &mut Tally) -> Result<Then, String>;
 }
 
@@ -63,7 +68,6 @@ struct Connection<C> {
     address: SocketAddr,
     unsent: Vec<u8>,
     received: Vec<u8>,
-    due: usize,
     rests: bool,
 }
 
@@ -98,7 +102,6 @@ impl<C: Client> Fleet<C> {
                 address,
                 unsent: Vec::with_capacity(512),
                 received: Vec::with_capacity(512),
-                due: 0,
                 rests: true,
             });
         }
@@ -106,7 +109,8 @@ impl<C: Client> Fleet<C> {
         Ok(Fleet { poll, events, scratch: vec![0; SCRATCH_BYTES], connections })
     }
 
-    pub(crate) fn clients(&self) -> impl Iterator<Item = &C> {
+    #[cfg(test)]
+    fn clients(&self) -> impl Iterator<Item = &C> {
         self.connections.iter().map(|connection| &connection.client)
     }
 
@@ -152,7 +156,7 @@ impl<C: Client> Fleet<C> {
 
 impl<C: Client> Connection<C> {
     fn ask(&mut self, now: Instant) -> Result<(), String> {
-        self.due = self.client.ask(now, &mut self.unsent);
+        self.client.ask(now, &mut self.unsent);
         self.send()
     }
 
@@ -196,28 +200,20 @@ impl<C: Client> Connection<C> {
             whole = std::mem::take(&mut self.received);
             &whole
         };
-        let mut then = Then::GoesOn;
-        while let Some(len) = resp::reply_len(rest) {
-            if self.due == 0 {
-                return Err(format!(
-                    "{} said something nobody asked for: {}",
-                    self.address,
-                    resp::shown(rest)
-                ));
-            }
+        let mut then = Then::Waits;
+        while let Some(len) = C::answer_len(rest) {
             then = self.client.take(&rest[..len], now, tally)?;
-            self.due -= 1;
             rest = &rest[len..];
         }
         self.received.extend_from_slice(rest);
-        if self.due > 0 {
-            return Ok(());
+        match then {
+            Then::Waits => Ok(()),
+            Then::MayRest if is_over => {
+                self.rests = true;
+                Ok(())
+            }
+            Then::GoesOn | Then::MayRest => self.ask(now),
         }
-        if then == Then::MayRest && is_over {
-            self.rests = true;
-            return Ok(());
-        }
-        self.ask(now)
     }
 }
 
@@ -233,9 +229,8 @@ mod tests {
     }
 
     impl Client for Asker {
-        fn ask(&mut self, _now: Instant, out: &mut Vec<u8>) -> usize {
+        fn ask(&mut self, _now: Instant, out: &mut Vec<u8>) {
             out.extend(std::iter::repeat_n(b'+', self.batch));
-            self.batch
         }
 
         fn take(&mut self, reply: &[u8], _now: Instant, tally: &mut Tally) -> Result<Then, String> {
@@ -244,7 +239,11 @@ mod tests {
             }
             self.answered += 1;
             tally.done += 1;
-            Ok(if self.answered.is_multiple_of(2 * self.batch) { Then::MayRest } else { Then::GoesOn })
+            Ok(match self.answered % (2 * self.batch) {
+                0 => Then::MayRest,
+                some if some == self.batch => Then::GoesOn,
+                _ => Then::Waits,
+            })
         }
     }
 

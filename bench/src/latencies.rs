@@ -39,6 +39,7 @@ impl Latencies {
         self.longest_ns = self.longest_ns.max(other.longest_ns);
     }
 
+    #[cfg(test)]
     pub(crate) fn count(&self) -> u64 {
         self.total
     }

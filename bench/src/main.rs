@@ -5,45 +5,73 @@
 //! # Layout
 //!
 //! - [`options`]: the command line
-//! - [`fleet`]: the closed-loop load over Redis's protocol; [`resp`] its words, [`latencies`] its clock
-//! - [`servers`]: what is measured, as processes
-//! - [`parts`]: the work, one file each; [`machine`] and [`tier1`] are older than the rest and print for themselves
+//! - [`fleet`]: the closed-loop load over raw sockets; [`resp`] Redis's words, [`latencies`] the clock
+//! - [`work`]: what its clients do; [`zookeeper`] and [`etcd`] the same for those
+//! - [`servers`]: what is measured, as processes; [`target`]: a load against some of them, in turns
+//! - [`parts`]: the questions, one file each; [`machine`] prints for itself
+//! - [`report`], [`plot`]: tables, JSON, goals, SVG
+//!
+//! # Caveats
+//!
+//! Load and servers share the machine. Ratios within one run are what counts; figures of two runs are not to be compared.
 
-// The parts that use the rest of the frame follow.
-#![allow(dead_code)]
-
+mod etcd;
 mod fleet;
 mod latencies;
 mod machine;
 mod options;
 mod parts;
+mod plot;
+mod report;
 mod resp;
 mod servers;
-mod tier1;
+mod target;
+mod work;
+mod zookeeper;
 
 use clap::Parser;
-use options::{Cli, Part};
+use options::{Cli, Options, Part};
+use report::{Findings, Setting};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
     let Cli { part, options } = Cli::parse();
-    let outcome = match part {
-        Part::Machine => {
-            machine::run();
-            Ok(())
-        }
-        Part::Tier1 => tier1::run(&options),
-        Part::Passthrough => parts::passthrough::run(&options),
-        Part::All => {
-            machine::run();
-            tier1::run(&options).and_then(|()| parts::passthrough::run(&options))
-        }
-    };
-    match outcome {
+    match run(part, &options) {
         Ok(()) => ExitCode::SUCCESS,
         Err(line) => {
             eprintln!("redfence-bench: {line}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(part: Part, options: &Options) -> Result<(), String> {
+    let name = part.name();
+    let setting = Setting::now(name, options.quick);
+    let mut findings = Findings::default();
+    for part in part.steps() {
+        findings.absorb(measure(part, options)?);
+    }
+    if findings.rows.is_empty() && findings.figures.is_empty() {
+        return Ok(());
+    }
+    println!("\n{}", report::goals_table(&findings.goals));
+    report::write(&options.results, name, &setting, &findings)
+}
+
+fn measure(part: Part, options: &Options) -> Result<Findings, String> {
+    match part {
+        Part::Machine => {
+            machine::run();
+            Ok(Findings::default())
+        }
+        Part::Tier1 => parts::tier1::run(options),
+        Part::Passthrough => parts::passthrough::run(options),
+        Part::Locks => parts::locks::run(options),
+        Part::Failover => parts::failover::run(options),
+        Part::Held => parts::held::run(options),
+        Part::Disk => parts::disk::run(options),
+        Part::Versus => parts::versus::run(options),
+        Part::All => unreachable!("its steps are the others"),
     }
 }

@@ -24,6 +24,50 @@ pub(crate) enum Part {
     Tier1,
     /// Ordinary pipelined traffic through a proxy and without it
     Passthrough,
+    /// Lock pairs, a hot lock, renewals, sessions and multi-locks, against Redis, etcd and ZooKeeper
+    Locks,
+    /// The leader killed ten times: how long nobody gets a lock, and etcd beside it
+    Failover,
+    /// Memory and throughput with up to a million held locks; snapshots under load
+    Held,
+    /// fdatasync of the same disk
+    Disk,
+    /// Two builds of Redfence side by side (--bin and --other); not part of all
+    Versus,
+}
+
+impl Part {
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Part::All => "all",
+            Part::Machine => "machine",
+            Part::Tier1 => "tier1",
+            Part::Passthrough => "passthrough",
+            Part::Locks => "locks",
+            Part::Failover => "failover",
+            Part::Held => "held",
+            Part::Disk => "disk",
+            Part::Versus => "versus",
+        }
+    }
+
+    /// What is run for it, in this order.
+    pub(crate) fn steps(self) -> Vec<Part> {
+        match self {
+            Part::All => {
+                use Part::{Disk, Failover, Held, Locks, Machine, Passthrough, Tier1};
+                vec![Machine, Disk, Tier1, Passthrough, Locks, Failover, Held]
+            }
+            Part::Machine
+            | Part::Tier1
+            | Part::Passthrough
+            | Part::Locks
+            | Part::Failover
+            | Part::Held
+            | Part::Disk
+            | Part::Versus => vec![self],
+        }
+    }
 }
 
 #[derive(Clone, Debug, Args)]
@@ -34,9 +78,15 @@ pub(crate) struct Options {
     /// The redfence program [default: beside this one]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) bin: Option<PathBuf>,
+    /// Another redfence program to compare with
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) other: Option<PathBuf>,
     /// The Redis module [default: beside this program]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) module: Option<PathBuf>,
+    /// Where results are written
+    #[arg(long, global = true, value_name = "DIR", default_value = "bench/results")]
+    pub(crate) results: PathBuf,
 }
 
 impl Options {

@@ -1,3 +1,10 @@
 //! One file a part of the bench: it starts what it needs, measures, and answers what it found.
 
+pub(crate) mod disk;
+pub(crate) mod failover;
+pub(crate) mod field;
+pub(crate) mod held;
+pub(crate) mod locks;
 pub(crate) mod passthrough;
+pub(crate) mod tier1;
+pub(crate) mod versus;

@@ -3,18 +3,21 @@
 
 use crate::fleet::{Client, Fleet, Tally, Then};
 use crate::options::Options;
+use crate::report::{table, Findings, Row};
 use crate::resp;
+use crate::servers::call;
 use crate::servers::redfence::Cluster;
 use crate::servers::redis::Redis;
-use crate::servers::{call, cpu_of_self};
+use crate::target::{alternate, Target};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 const KEYS: usize = 10_000;
 const VALUE: [u8; 100] = [b'v'; 100];
 const BATCHES: usize = 64;
-const TURNS: usize = 10;
-const TURN: Duration = Duration::from_millis(300);
+const TURNS: (usize, Duration) = (8, Duration::from_millis(250));
+const STRAIGHT: &str = "Redis, straight";
+const THROUGH: &str = "proxy in front of it";
 const SHAPES: [(usize, usize); 6] = [(8, 1), (8, 16), (8, 64), (32, 1), (32, 16), (32, 64)];
 /// What pipelined traffic through the proxy must keep of Redis's own speed.
 const GOAL: f64 = 0.7;
@@ -29,12 +32,11 @@ struct Pipeline {
 }
 
 impl Client for Pipeline {
-    fn ask(&mut self, now: Instant, out: &mut Vec<u8>) -> usize {
+    fn ask(&mut self, now: Instant, out: &mut Vec<u8>) {
         self.next = (self.next + 1) % self.batches.len();
         out.extend_from_slice(&self.batches[self.next]);
         self.asked_at = now;
         self.due = self.depth;
-        self.depth
     }
 
     fn take(&mut self, reply: &[u8], now: Instant, tally: &mut Tally) -> Result<Then, String> {
@@ -43,24 +45,15 @@ impl Client for Pipeline {
         }
         self.due -= 1;
         tally.done += 1;
-        if self.due == 0 {
-            tally.latencies.record(now - self.asked_at);
+        if self.due > 0 {
+            return Ok(Then::Waits);
         }
+        tally.latencies.record(now - self.asked_at);
         Ok(Then::MayRest)
     }
 }
 
-/// One way to reach the Redis, and what it has shown so far.
-struct Way {
-    name: &'static str,
-    fleet: Fleet<Pipeline>,
-    tally: Tally,
-    redis_cpu: Duration,
-    proxy_cpu: Duration,
-    load_cpu: Duration,
-}
-
-pub(crate) fn run(options: &Options) -> Result<(), String> {
+pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     let redis = Redis::start(None)?;
     let behind = redis.address.to_string();
     let proxy = Cluster::start(
@@ -70,29 +63,30 @@ pub(crate) fn run(options: &Options) -> Result<(), String> {
     )?;
     fill(&redis)?;
     println!("passthrough: GET and SET (4:1, 100 bytes), straight to Redis and through the proxy, in turns");
+    let mut findings = Findings::default();
     for (connections, depth) in SHAPES {
-        let ratio = compare(options, &redis, &proxy, connections, depth)?;
+        findings.rows.extend(compare(options, &redis, &proxy, connections, depth)?);
+        let ratio = findings.ratio(&part(depth), connections, THROUGH, STRAIGHT);
+        let name = format!("passthrough / straight, {connections} connections, {depth} commands at a time");
         if depth > 1 {
-            println!(
-                "  through / straight {ratio:.2} x (goal {GOAL}: {})",
-                if ratio >= GOAL { "met" } else { "NOT met" }
-            );
-        } else {
-            println!("  through / straight {ratio:.2} x (no goal without pipelining)");
+            findings.goal_at_least(&name, ratio, GOAL);
         }
+        findings.figure("passthrough", &name, ratio.unwrap_or(f64::NAN), "x");
     }
-    Ok(())
+    print!("{}", table(&findings.rows));
+    Ok(findings)
 }
 
+/// Two rows: straight, and through the proxy.
 fn compare(
     options: &Options,
     redis: &Redis,
     proxy: &Cluster,
     connections: usize,
     depth: usize,
-) -> Result<f64, String> {
+) -> Result<Vec<Row>, String> {
     let batches = Rc::new((0..BATCHES).map(|batch| batch_of(batch, depth)).collect::<Vec<_>>());
-    let way = |name, address| -> Result<Way, String> {
+    let clients = || -> Vec<Pipeline> {
         let client = |number: usize| Pipeline {
             batches: Rc::clone(&batches),
             depth,
@@ -100,37 +94,19 @@ fn compare(
             asked_at: Instant::now(),
             due: 0,
         };
-        let fleet = Fleet::connect(&[address], (0..connections).map(client).collect())?;
-        let zero = Duration::ZERO;
-        Ok(Way { name, fleet, tally: Tally::default(), redis_cpu: zero, proxy_cpu: zero, load_cpu: zero })
+        (0..connections).map(client).collect()
     };
-    let mut ways = [way("straight", redis.address)?, way("through", proxy.nodes[0].address)?];
-    for turn in 0..=options.turns(TURNS) {
-        for way in &mut ways {
-            let before = (redis.process.cpu(), proxy.cpu(), cpu_of_self());
-            let tally = way.fleet.turn(options.turn_length(TURN))?;
-            if turn > 0 {
-                way.tally.absorb(&tally);
-                way.redis_cpu += redis.process.cpu() - before.0;
-                way.proxy_cpu += proxy.cpu() - before.1;
-                way.load_cpu += cpu_of_self() - before.2;
-            }
-        }
-    }
-    for way in &ways {
-        let each_us = |cpu: Duration| cpu.as_secs_f64() * 1e6 / way.tally.done.max(1) as f64;
-        println!(
-            "  {connections:>2} connections x {depth:>2}, {:>8}: {:>9.0} commands/s; batch p50 {:>6.0} us, p99 {:>6.0} us; us a command: redis {:.2}, proxy {:.2}, load {:.2}",
-            way.name,
-            way.tally.per_s(),
-            way.tally.latencies.quantile_us(0.5),
-            way.tally.latencies.quantile_us(0.99),
-            each_us(way.redis_cpu),
-            each_us(way.proxy_cpu),
-            each_us(way.load_cpu),
-        );
-    }
-    Ok(ways[1].tally.per_s() / ways[0].tally.per_s())
+    let mut processes = proxy.process_ids();
+    let straight = Fleet::connect(&[redis.address], clients())?;
+    let through = Fleet::connect(&proxy.addresses(), clients())?;
+    let straight = Target::of_fleet(STRAIGHT, straight, vec![redis.process.id()]);
+    processes.push(redis.process.id());
+    let through = Target::of_fleet(THROUGH, through, processes);
+    Ok(alternate(&part(depth), connections, vec![straight, through], options, TURNS))
+}
+
+fn part(depth: usize) -> String {
+    format!("passthrough, {depth} commands at a time")
 }
 
 /// All keys are there, so that a GET is a GET.

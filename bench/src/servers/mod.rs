@@ -4,11 +4,14 @@
 //!
 //! - [`redis`]: a redis-server in memory, perhaps with the module or the Lua library
 //! - [`redfence`]: one to five `redfence serve`
+//! - [`etcd`], [`zookeeper`]: three servers of each
 //!
 //! Ports are asked of the system and closed again before the server opens them; another program may be quicker, so starting is tried again.
 
+pub(crate) mod etcd;
 pub(crate) mod redfence;
 pub(crate) mod redis;
+pub(crate) mod zookeeper;
 
 use crate::resp;
 use std::io::{Read, Write};
@@ -41,13 +44,14 @@ impl Process {
         self.child.id()
     }
 
-    pub(crate) fn is_running(&mut self) -> bool {
-        matches!(self.child.try_wait(), Ok(None))
+    /// SIGKILL.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 
-    /// Processor time of all its threads so far.
-    pub(crate) fn cpu(&self) -> Duration {
-        cpu_of(self.id())
+    pub(crate) fn is_running(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
     }
 
     pub(crate) fn resident_bytes(&self) -> u64 {
@@ -76,8 +80,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
 }
 
@@ -85,8 +88,8 @@ pub(crate) fn cpu_of_self() -> Duration {
     cpu_of(std::process::id())
 }
 
-/// In steps of a clock tick (10 ms): measure over a second or more.
-fn cpu_of(pid: u32) -> Duration {
+/// Processor time of all threads so far. In steps of a clock tick (10 ms): measure over a second or more.
+pub(crate) fn cpu_of(pid: u32) -> Duration {
     const TICK: Duration = Duration::from_millis(10);
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     TICK * ticks(&stat)

@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+/// What a node logs when it has written one.
+const SNAPSHOT_MADE: &str = "snapshot stored";
+
 pub(crate) struct Node {
     pub(crate) process: Process,
     pub(crate) address: SocketAddr,
@@ -95,8 +98,17 @@ impl Cluster {
         self.nodes.iter().map(|node| node.address).collect()
     }
 
-    pub(crate) fn cpu(&self) -> Duration {
-        self.nodes.iter().map(|node| node.process.cpu()).sum()
+    /// By the nodes' logs.
+    pub(crate) fn snapshots_made(&self) -> usize {
+        let of_node = |at: usize| {
+            let log = std::fs::read_to_string(self.log(at)).unwrap_or_default();
+            log.lines().filter(|line| line.contains(SNAPSHOT_MADE)).count()
+        };
+        (0..self.nodes.len()).map(of_node).sum()
+    }
+
+    pub(crate) fn process_ids(&self) -> Vec<u32> {
+        self.nodes.iter().map(|node| node.process.id()).collect()
     }
 
     /// The leader's place, once every node names the same.

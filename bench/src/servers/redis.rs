@@ -47,11 +47,6 @@ impl Redis {
         Ok(Redis { process, address: local(port), _directory: directory })
     }
 
-    /// The digest to call it by.
-    pub(crate) fn load_script(&self, script: &[u8]) -> Result<Vec<u8>, String> {
-        load_script(self.address, script)
-    }
-
     pub(crate) fn load_functions(&self, library: &[u8]) -> Result<(), String> {
         let reply = call(self.address, &[b"FUNCTION", b"LOAD", b"REPLACE", library])?;
         if resp::is_error(&reply) {
@@ -61,6 +56,7 @@ impl Redis {
     }
 }
 
+/// The digest to call it by.
 pub(crate) fn load_script(address: SocketAddr, script: &[u8]) -> Result<Vec<u8>, String> {
     let reply = call(address, &[b"SCRIPT", b"LOAD", script])?;
     let digest = resp::lines(&reply).nth(1).filter(|digest| digest.len() == 40).map(<[u8]>::to_vec);

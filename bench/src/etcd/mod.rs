@@ -1,0 +1,230 @@
+//! etcd over gRPC: locks by transaction (its fastest way), and by its lock API.
+//!
+//! All requests go to the leader, over several connections, each client with a lease of its own that outlives the run: granting one for
+//! each lock would cost etcd a second write.
+
+mod proto;
+
+use crate::fleet::Tally;
+use proto::{
+    Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseGrantResponse, LockRequest, LockResponse,
+    PutRequest, RequestOp, StatusRequest, StatusResponse, TxnRequest, TxnResponse, UnlockRequest,
+    UnlockResponse, TARGET_CREATE,
+};
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::{Channel, Endpoint};
+
+const CONNECTIONS_MAX: usize = 16;
+const LEASE_S: i64 = 3_600;
+
+/// How etcd is asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Transaction,
+    LockApi,
+    /// All clients wait for one name by the lock API.
+    HotLockApi,
+}
+
+#[derive(Clone)]
+pub(crate) struct EtcdClient {
+    channel: Channel,
+    way: Way,
+    name: Vec<u8>,
+    owner: Vec<u8>,
+    lease: i64,
+    attempt: u64,
+}
+
+type GivenUp = Arc<Mutex<Option<Instant>>>;
+
+pub(crate) struct EtcdLoad {
+    runtime: tokio::runtime::Runtime,
+    clients: Vec<EtcdClient>,
+    given_up: GivenUp,
+}
+
+impl EtcdLoad {
+    pub(crate) fn connect(address: SocketAddr, way: Way, clients: usize) -> Result<EtcdLoad, String> {
+        let runtime = runtime()?;
+        let clients = runtime.block_on(async {
+            let mut channels = Vec::new();
+            for _ in 0..clients.min(CONNECTIONS_MAX) {
+                channels.push(channel(address).await?);
+            }
+            let mut made = Vec::new();
+            for number in 0..clients {
+                let channel = channels[number % channels.len()].clone();
+                made.push(EtcdClient::new(channel, way, number).await?);
+            }
+            Ok::<_, String>(made)
+        })?;
+        Ok(EtcdLoad { runtime, clients, given_up: GivenUp::default() })
+    }
+
+    pub(crate) fn turn(&mut self, length: Duration) -> Result<Tally, String> {
+        let began = Instant::now();
+        let (clients, given_up) = (&self.clients, &self.given_up);
+        let mut tally = self.runtime.block_on(async {
+            let mut running = tokio::task::JoinSet::new();
+            for client in clients {
+                let (client, given_up) = (client.clone(), Arc::clone(given_up));
+                running.spawn(async move { client.go_on_until(began + length, &given_up).await });
+            }
+            let mut tally = Tally::default();
+            while let Some(ended) = running.join_next().await {
+                tally.absorb(&ended.map_err(|error| format!("an etcd client ended: {error}"))??);
+            }
+            Ok::<_, String>(tally)
+        })?;
+        tally.wall = began.elapsed();
+        Ok(tally)
+    }
+}
+
+impl EtcdClient {
+    pub(crate) async fn new(channel: Channel, way: Way, number: usize) -> Result<EtcdClient, String> {
+        let grant = LeaseGrantRequest { ttl_s: LEASE_S };
+        let granted: LeaseGrantResponse = call(&channel, "/etcdserverpb.Lease/LeaseGrant", grant).await?;
+        let name = match way {
+            Way::Transaction | Way::LockApi => crate::work::name(number as u64),
+            Way::HotLockApi => crate::work::name(0),
+        };
+        let mut owner = Vec::new();
+        crate::work::write_owner(number, 0, &mut owner);
+        Ok(EtcdClient { channel, way, name, owner, lease: granted.id, attempt: 0 })
+    }
+
+    async fn go_on_until(self, end: Instant, given_up: &GivenUp) -> Result<Tally, String> {
+        let mut tally = Tally::default();
+        while Instant::now() < end {
+            match self.way {
+                Way::Transaction => self.pair_by_transaction(&mut tally, || {}).await?,
+                Way::LockApi | Way::HotLockApi => self.pair_by_lock_api(&mut tally, given_up).await?,
+            }
+        }
+        Ok(tally)
+    }
+
+    /// A name nobody has had yet.
+    pub(crate) fn rename(&mut self) {
+        self.attempt += 1;
+        self.name = format!("failover:{}:{}", self.lease, self.attempt).into_bytes();
+    }
+
+    /// Creates the key if it is not there; deletes it if it is still ours.
+    pub(crate) async fn pair_by_transaction(
+        &self,
+        tally: &mut Tally,
+        granted_now: impl FnOnce(),
+    ) -> Result<(), String> {
+        let began = Instant::now();
+        let compare = |revision| Compare {
+            target: TARGET_CREATE,
+            key: self.name.clone(),
+            create_revision: Some(revision),
+        };
+        let put = PutRequest { key: self.name.clone(), value: self.owner.clone(), lease: self.lease };
+        let acquire = TxnRequest {
+            compare: vec![compare(0)],
+            success: vec![RequestOp { put: Some(put), delete: None }],
+        };
+        let granted: TxnResponse = call(&self.channel, "/etcdserverpb.KV/Txn", acquire).await?;
+        if !granted.succeeded {
+            return Err("etcd: not granted".into());
+        }
+        tally.latencies.record(began.elapsed());
+        granted_now();
+        let began = Instant::now();
+        let revision = granted.header.unwrap_or_default().revision;
+        let delete = DeleteRangeRequest { key: self.name.clone() };
+        let release = TxnRequest {
+            compare: vec![compare(revision)],
+            success: vec![RequestOp { put: None, delete: Some(delete) }],
+        };
+        let released: TxnResponse = call(&self.channel, "/etcdserverpb.KV/Txn", release).await?;
+        if !released.succeeded {
+            return Err("etcd: not released".into());
+        }
+        tally.second.record(began.elapsed());
+        tally.done += 1;
+        Ok(())
+    }
+
+    async fn pair_by_lock_api(&self, tally: &mut Tally, given_up: &GivenUp) -> Result<(), String> {
+        let began = Instant::now();
+        let lock = LockRequest { name: self.name.clone(), lease: self.lease };
+        let locked: LockResponse = call(&self.channel, "/v3lockpb.Lock/Lock", lock).await?;
+        let now = Instant::now();
+        tally.latencies.record(now - began);
+        let hot = self.way == Way::HotLockApi;
+        if hot {
+            if let Some(given_up) = given_up.lock().map_err(|_| "poisoned")?.take() {
+                tally.second.record(now - given_up);
+            }
+            *given_up.lock().map_err(|_| "poisoned")? = Some(Instant::now());
+        }
+        let unlock = UnlockRequest { key: locked.key };
+        let _: UnlockResponse = call(&self.channel, "/v3lockpb.Lock/Unlock", unlock).await?;
+        if !hot {
+            tally.second.record(now.elapsed());
+        }
+        tally.done += 1;
+        Ok(())
+    }
+}
+
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, String> {
+    let built = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    built.map_err(|error| format!("no runtime: {error}"))
+}
+
+pub(crate) async fn channel(address: SocketAddr) -> Result<Channel, String> {
+    let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| error.to_string())?;
+    endpoint.tcp_nodelay(true).connect().await.map_err(|error| format!("cannot connect to etcd: {error}"))
+}
+
+async fn call<Q, A>(channel: &Channel, path: &'static str, request: Q) -> Result<A, String>
+where
+    Q: prost::Message + Send + Sync + 'static,
+    A: prost::Message + Default + Send + Sync + 'static,
+{
+    let mut grpc = Grpc::new(channel.clone());
+    grpc.ready().await.map_err(|error| format!("etcd: {error}"))?;
+    let codec = tonic_prost::ProstCodec::<Q, A>::default();
+    let answered = grpc.unary(tonic::Request::new(request), PathAndQuery::from_static(path), codec).await;
+    answered.map(tonic::Response::into_inner).map_err(|status| format!("etcd: {path}: {}", status.message()))
+}
+
+/// A node's own id and its leader's; none where it does not answer.
+pub(crate) fn member_and_leader(address: SocketAddr) -> Option<(u64, u64)> {
+    runtime().ok()?.block_on(async {
+        let asked = async {
+            let channel = channel(address).await.ok()?;
+            let status: StatusResponse =
+                call(&channel, "/etcdserverpb.Maintenance/Status", StatusRequest {}).await.ok()?;
+            Some((status.header?.member_id, status.leader))
+        };
+        tokio::time::timeout(Duration::from_secs(2), asked).await.ok()?
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message;
+
+    #[test]
+    fn messages_have_etcds_field_numbers() {
+        let compare = Compare { target: TARGET_CREATE, key: b"k".to_vec(), create_revision: Some(0) };
+        // target = 1 (field 2), key (field 3), create_revision = 0 (field 5), which must be there.
+        assert_eq!(compare.encode_to_vec(), [0x10, 1, 0x1a, 1, b'k', 0x28, 0]);
+        let put =
+            RequestOp { put: Some(PutRequest { key: b"k".to_vec(), value: vec![], lease: 9 }), delete: None };
+        assert_eq!(put.encode_to_vec(), [0x12, 5, 0x0a, 1, b'k', 0x18, 9]);
+    }
+}

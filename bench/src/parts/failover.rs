@@ -1,0 +1,261 @@
+//! The leader is killed with SIGKILL, ten times over: how long nobody gets a lock. Default settings everywhere.
+//!
+//! A few clients take and release locks without a pause, each on a node of its own; one whose node is gone or refuses goes to the next.
+//! The gap is the longest time between two grants of any of them around the kill.
+
+use crate::etcd::{EtcdClient, Way};
+use crate::fleet::Tally;
+use crate::options::Options;
+use crate::report::{progress, Findings};
+use crate::resp;
+use crate::servers::etcd::Etcd;
+use crate::servers::redfence::Cluster;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+const KILLS: usize = 10;
+const KILLS_QUICK: usize = 2;
+const CLIENTS: usize = 6;
+/// Before a kill all is well for this long, and after it grants must have come for this long.
+const CALM: Duration = Duration::from_millis(700);
+const GAP_MAX: Duration = Duration::from_secs(20);
+/// A client of etcd that gets no answer asks another node. etcd's own limit is seven seconds; this is kinder to it.
+const ETCD_PATIENCE: Duration = Duration::from_millis(300);
+const PART: &str = "failover";
+
+/// Grants of all clients since the last look.
+#[derive(Clone, Default)]
+struct Grants(Arc<Mutex<Vec<Instant>>>);
+
+impl Grants {
+    fn note(&self) {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push(Instant::now());
+    }
+
+    fn forget(&self) {
+        self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clear();
+    }
+
+    /// Until grants have come for a while again; then the longest time between two.
+    fn await_gap(&self, killed_at: Instant) -> Result<Duration, String> {
+        while killed_at.elapsed() < GAP_MAX {
+            std::thread::sleep(Duration::from_millis(20));
+            let seen = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+            if let Some(gap) = gap_once_calm(&seen, killed_at, Instant::now()) {
+                return Ok(gap);
+            }
+        }
+        Err(format!("no grant for {} s after a kill", GAP_MAX.as_secs()))
+    }
+}
+
+/// The longest time between two grants around the kill, once they have come steadily for [`CALM`] after it.
+fn gap_once_calm(grants: &[Instant], killed_at: Instant, now: Instant) -> Option<Duration> {
+    let mut sorted = grants.to_vec();
+    sorted.sort_unstable();
+    let around = sorted.windows(2).filter(|pair| pair[1] > killed_at);
+    let (gap, ended_at) = around.map(|pair| (pair[1] - pair[0], pair[1])).max()?;
+    let last = *sorted.last()?;
+    let is_calm = now > ended_at + CALM && now - last < CALM / 2 && now > killed_at + 2 * CALM;
+    is_calm.then_some(gap)
+}
+
+pub(crate) fn run(options: &Options) -> Result<Findings, String> {
+    let mut findings = Findings::default();
+    let kills = if options.quick { KILLS_QUICK } else { KILLS };
+    println!("\nfailover: SIGKILL of the leader, {kills} times");
+    let ours = redfence(options, kills)?;
+    let median = tell(&mut findings, "tier 2, 3 nodes", ours);
+    findings.goal_at_most("failover gap of tier 2, median of ten, ms", Some(median), 500.0);
+    match etcd(kills) {
+        Ok(theirs) => {
+            tell(&mut findings, "etcd, 3 nodes", theirs);
+        }
+        Err(reason) => eprintln!("  etcd is left out: {reason}"),
+    }
+    Ok(findings)
+}
+
+fn tell(findings: &mut Findings, who: &str, mut gaps: Vec<Duration>) -> f64 {
+    gaps.sort_unstable();
+    let ms = |at: usize| gaps[at].as_secs_f64() * 1e3;
+    let median = (ms((gaps.len() - 1) / 2) + ms(gaps.len() / 2)) / 2.0;
+    findings.figure(PART, &format!("{who}, shortest gap"), ms(0), "ms");
+    findings.figure(PART, &format!("{who}, median gap"), median, "ms");
+    findings.figure(PART, &format!("{who}, longest gap"), ms(gaps.len() - 1), "ms");
+    median
+}
+
+fn redfence(options: &Options, kills: usize) -> Result<Vec<Duration>, String> {
+    let mut cluster = Cluster::start(&options.redfence()?, 3, &[])?;
+    let (grants, stop) = (Grants::default(), Arc::new(AtomicBool::new(false)));
+    let addresses = cluster.addresses();
+    let clients: Vec<_> = (0..CLIENTS)
+        .map(|number| {
+            let (addresses, grants, stop) = (addresses.clone(), grants.clone(), Arc::clone(&stop));
+            std::thread::spawn(move || pairs_until(&addresses, number, &grants, &stop))
+        })
+        .collect();
+    let mut gaps = Vec::new();
+    let outcome = (0..kills).try_for_each(|kill| {
+        progress(&format!("failover of tier 2: kill {} of {kills}", kill + 1));
+        let leader = cluster.await_leader()?;
+        std::thread::sleep(CALM);
+        grants.forget();
+        std::thread::sleep(CALM / 4);
+        let killed_at = Instant::now();
+        cluster.nodes[leader].process.kill();
+        gaps.push(grants.await_gap(killed_at)?);
+        cluster.restart(leader)
+    });
+    stop.store(true, Ordering::Relaxed);
+    for client in clients {
+        let _ = client.join();
+    }
+    progress("");
+    outcome.map(|()| gaps)
+}
+
+/// One client with a blocking socket.
+fn pairs_until(addresses: &[SocketAddr], number: usize, grants: &Grants, stop: &AtomicBool) {
+    let mut at = number;
+    let mut attempt = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        let address = addresses[at % addresses.len()];
+        if pairs_on(address, number, &mut attempt, grants, stop).is_err() {
+            at += 1;
+            // A node that is not there answers at once; asking it without a pause would only take the others' time.
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn pairs_on(
+    address: SocketAddr,
+    number: usize,
+    attempt: &mut u64,
+    grants: &Grants,
+    stop: &AtomicBool,
+) -> std::io::Result<()> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(Duration::from_secs(6)))?;
+    while !stop.load(Ordering::Relaxed) {
+        *attempt += 1;
+        // A new name each time: whatever became of the last attempt is in nobody's way.
+        let name = format!("failover:{number}:{attempt}");
+        let reply = ask(&mut stream, &[b"LOCK.ACQUIRE", name.as_bytes(), b"10000"])?;
+        let fence = resp::integers(&reply).next().filter(|_| reply.first() == Some(&b'*'));
+        let Some(fence) = fence else { return Err(std::io::Error::other(resp::shown(&reply))) };
+        grants.note();
+        ask(&mut stream, &[b"LOCK.RELEASE", name.as_bytes(), fence.to_string().as_bytes()])?;
+    }
+    Ok(())
+}
+
+fn ask(stream: &mut TcpStream, words: &[&[u8]]) -> std::io::Result<Vec<u8>> {
+    let mut request = Vec::new();
+    resp::encode(words, &mut request);
+    stream.write_all(&request)?;
+    let (mut reply, mut chunk) = (Vec::new(), [0; 512]);
+    while resp::reply_len(&reply).is_none() {
+        let count = stream.read(&mut chunk)?;
+        if count == 0 {
+            return Err(std::io::ErrorKind::UnexpectedEof.into());
+        }
+        reply.extend_from_slice(&chunk[..count]);
+    }
+    Ok(reply)
+}
+
+fn etcd(kills: usize) -> Result<Vec<Duration>, String> {
+    let mut etcd = Etcd::start()?;
+    let (grants, stop) = (Grants::default(), Arc::new(AtomicBool::new(false)));
+    let addresses = etcd.addresses.clone();
+    let load = {
+        let (grants, stop) = (grants.clone(), Arc::clone(&stop));
+        std::thread::spawn(move || etcd_clients(&addresses, &grants, &stop))
+    };
+    let mut gaps = Vec::new();
+    let outcome = (0..kills).try_for_each(|kill| {
+        progress(&format!("failover of etcd: kill {} of {kills}", kill + 1));
+        let leader = etcd.await_leader()?;
+        std::thread::sleep(CALM);
+        grants.forget();
+        std::thread::sleep(CALM / 4);
+        let killed_at = Instant::now();
+        etcd.kill(leader);
+        gaps.push(grants.await_gap(killed_at)?);
+        etcd.restart(leader)
+    });
+    stop.store(true, Ordering::Relaxed);
+    let _ = load.join();
+    progress("");
+    outcome.map(|()| gaps)
+}
+
+fn etcd_clients(addresses: &[SocketAddr], grants: &Grants, stop: &Arc<AtomicBool>) {
+    let Ok(runtime) = crate::etcd::runtime() else { return };
+    runtime.block_on(async {
+        let mut running = tokio::task::JoinSet::new();
+        for number in 0..CLIENTS {
+            let (addresses, grants, stop) = (addresses.to_vec(), grants.clone(), Arc::clone(stop));
+            running.spawn(async move {
+                let mut at = number;
+                while !stop.load(Ordering::Relaxed) {
+                    let _ = etcd_pairs(addresses[at % addresses.len()], number, &grants, &stop).await;
+                    at += 1;
+                    tokio::time::sleep(Duration::from_millis(2)).await;
+                }
+            });
+        }
+        while running.join_next().await.is_some() {}
+    });
+}
+
+async fn etcd_pairs(
+    address: SocketAddr,
+    number: usize,
+    grants: &Grants,
+    stop: &AtomicBool,
+) -> Result<(), String> {
+    let patient = |_| "no answer in time".to_string();
+    let connecting = async {
+        let channel = crate::etcd::channel(address).await?;
+        EtcdClient::new(channel, Way::Transaction, number).await
+    };
+    let mut client = tokio::time::timeout(ETCD_PATIENCE, connecting).await.map_err(patient)??;
+    while !stop.load(Ordering::Relaxed) {
+        client.rename();
+        let mut tally = Tally::default();
+        let noted = || grants.note();
+        tokio::time::timeout(ETCD_PATIENCE, client.pair_by_transaction(&mut tally, noted))
+            .await
+            .map_err(patient)??;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gap_is_the_longest_pause_around_the_kill() {
+        let start = Instant::now();
+        let at = |ms: u64| start + Duration::from_millis(ms);
+        // A pause before the kill does not count; the one around it does.
+        let mut grants = vec![at(0), at(500), at(990), at(1_400)];
+        grants.extend((1..200).map(|step| at(1_400 + step * 10)));
+        let now = at(3_395);
+        assert_eq!(gap_once_calm(&grants, at(1_000), now), Some(Duration::from_millis(410)));
+        // Not yet calm.
+        assert_eq!(gap_once_calm(&grants[..8], at(1_000), at(1_450)), None);
+        // Grants have stopped again.
+        assert_eq!(gap_once_calm(&grants, at(1_000), at(9_000)), None);
+        assert_eq!(gap_once_calm(&[], at(1_000), now), None);
+    }
+}

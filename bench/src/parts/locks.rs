@@ -1,0 +1,209 @@
+//! Lock pairs on private names, and one hot lock with waiting, against everything in the field; renewals, sessions and multi-locks.
+
+use super::field::{
+    fenced, on_cluster, on_etcd, on_proxy, on_redis, on_zookeeper, pairs, set_nx, Field, Through,
+};
+use crate::etcd::Way;
+use crate::options::Options;
+use crate::plot::Plot;
+use crate::report::{table, Findings, Row};
+use crate::target::{add, alternate, Target};
+use crate::work::hot::{GivenUp, Hot};
+use crate::work::keeping::{Renewing, SessionKept};
+use crate::work::multi::Multi;
+use crate::work::pairs::Words;
+use std::rc::Rc;
+use std::time::Duration;
+
+const CLIENTS: [usize; 4] = [1, 16, 64, 256];
+const HOT_CLIENTS: usize = 64;
+const TURNS: (usize, Duration) = (4, Duration::from_millis(500));
+const HOT_TURNS: (usize, Duration) = (4, Duration::from_millis(700));
+
+pub(crate) const SET_NX: &str = "Redis, SET NX + script";
+const FENCED: &str = "Redis, fenced script";
+const MODULE: &str = "tier 1, module";
+const FUNCTIONS: &str = "tier 1, Lua functions";
+const EMBEDDED: &str = "tier 1, embedded";
+const PROXY: &str = "tier 1, proxy to module";
+pub(crate) const ONE: &str = "tier 2, 1 node";
+pub(crate) const LEADER: &str = "tier 2, 3 nodes, leader";
+const FOLLOWERS: &str = "tier 2, 3 nodes, followers";
+const ALL: &str = "tier 2, 3 nodes, all";
+const FIVE: &str = "tier 2, 5 nodes, leader";
+const TIER2_SET_NX: &str = "tier 2, 3 nodes, SET NX + script";
+pub(crate) const ETCD: &str = "etcd, transaction";
+const ETCD_LOCK: &str = "etcd, lock API";
+const ZOOKEEPER: &str = "ZooKeeper, Curator's recipe";
+
+pub(crate) fn run(options: &Options) -> Result<Findings, String> {
+    let field = Field::start(options)?;
+    let mut findings = private_names(&field, options);
+    findings.absorb(hot_name(&field, options));
+    findings.absorb(keeping(&field, options));
+    judge(&mut findings);
+    draw(&mut findings);
+    Ok(findings)
+}
+
+fn private_targets(field: &Field, clients: usize) -> Vec<Target> {
+    let mut targets = Vec::new();
+    let lock = || pairs(Words::Lock, clients);
+    let on = |redis: &Result<crate::servers::redis::Redis, String>| {
+        redis.as_ref().map(|redis| redis.address).map_err(Clone::clone)
+    };
+    let plain = on(&field.redis);
+    let made = plain
+        .clone()
+        .and_then(set_nx)
+        .and_then(|words| on_redis(SET_NX, &field.redis, pairs(words, clients)));
+    add(&mut targets, SET_NX, made);
+    let made = plain.and_then(fenced).and_then(|words| on_redis(FENCED, &field.redis, pairs(words, clients)));
+    add(&mut targets, FENCED, made);
+    add(&mut targets, MODULE, on_redis(MODULE, &field.module, lock()));
+    add(&mut targets, FUNCTIONS, on_redis(FUNCTIONS, &field.functions, pairs(Words::Functions, clients)));
+    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &field.embedded, Through::Leader, lock()));
+    add(&mut targets, PROXY, on_proxy(PROXY, field, lock()));
+    add(&mut targets, ONE, on_cluster(ONE, &field.one, Through::Leader, lock()));
+    add(&mut targets, LEADER, on_cluster(LEADER, &field.three, Through::Leader, lock()));
+    add(&mut targets, FOLLOWERS, on_cluster(FOLLOWERS, &field.three, Through::Followers, lock()));
+    add(&mut targets, ALL, on_cluster(ALL, &field.three, Through::All, lock()));
+    add(&mut targets, FIVE, on_cluster(FIVE, &field.five, Through::Leader, lock()));
+    let made = field.three.as_ref().map_err(Clone::clone).and_then(|cluster| {
+        let leader = cluster.nodes[cluster.await_leader()?].address;
+        on_cluster(TIER2_SET_NX, &field.three, Through::Leader, pairs(set_nx(leader)?, clients))
+    });
+    add(&mut targets, TIER2_SET_NX, made);
+    add(&mut targets, ETCD, on_etcd(ETCD, field, Way::Transaction, clients));
+    add(&mut targets, ETCD_LOCK, on_etcd(ETCD_LOCK, field, Way::LockApi, clients));
+    add(&mut targets, ZOOKEEPER, on_zookeeper(ZOOKEEPER, field, clients, false));
+    targets
+}
+
+fn private_names(field: &Field, options: &Options) -> Findings {
+    let mut findings = Findings::default();
+    for clients in CLIENTS {
+        println!("\npairs on private names, {clients} clients (p50, p99: acquire; second: release)");
+        let rows = alternate("private", clients, private_targets(field, clients), options, TURNS);
+        print!("{}", table(&rows));
+        findings.rows.extend(rows);
+    }
+    findings
+}
+
+fn hot_name(field: &Field, options: &Options) -> Findings {
+    let clients = || {
+        let (name, given_up) = (Rc::new(crate::work::name(1_000_000)), GivenUp::default());
+        (0..HOT_CLIENTS).map(|number| Hot::new(&name, &given_up, number)).collect::<Vec<_>>()
+    };
+    let mut targets = Vec::new();
+    add(&mut targets, MODULE, on_redis(MODULE, &field.module, clients()));
+    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &field.embedded, Through::Leader, clients()));
+    add(&mut targets, PROXY, on_proxy(PROXY, field, clients()));
+    add(&mut targets, ONE, on_cluster(ONE, &field.one, Through::Leader, clients()));
+    add(&mut targets, LEADER, on_cluster(LEADER, &field.three, Through::Leader, clients()));
+    add(&mut targets, ALL, on_cluster(ALL, &field.three, Through::All, clients()));
+    add(&mut targets, FIVE, on_cluster(FIVE, &field.five, Through::Leader, clients()));
+    add(&mut targets, ETCD_LOCK, on_etcd(ETCD_LOCK, field, Way::HotLockApi, HOT_CLIENTS));
+    add(&mut targets, ZOOKEEPER, on_zookeeper(ZOOKEEPER, field, HOT_CLIENTS, true));
+    println!("\none hot name, {HOT_CLIENTS} clients waiting (p50, p99: the whole wait; second: release to the next one's grant)");
+    let rows = alternate("hot", HOT_CLIENTS, targets, options, HOT_TURNS);
+    print!("{}", table(&rows));
+    Findings { rows, ..Findings::default() }
+}
+
+fn keeping(field: &Field, options: &Options) -> Findings {
+    let clients = HOT_CLIENTS;
+    let renewing = || (0..clients).map(Renewing::new).collect::<Vec<_>>();
+    let multi = || (0..clients).map(Multi::new).collect::<Vec<_>>();
+    let sessions = || (0..clients).map(|_| SessionKept::new()).collect::<Vec<_>>();
+    let mut findings = Findings::default();
+    let mut measure = |part: &str, targets: Vec<Target>| {
+        println!("\n{part}, {clients} clients");
+        let rows = alternate(part, clients, targets, options, TURNS);
+        print!("{}", table(&rows));
+        findings.rows.extend(rows);
+    };
+    let mut targets = Vec::new();
+    add(&mut targets, MODULE, on_redis(MODULE, &field.module, renewing()));
+    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &field.embedded, Through::Leader, renewing()));
+    add(&mut targets, LEADER, on_cluster(LEADER, &field.three, Through::Leader, renewing()));
+    add(&mut targets, ALL, on_cluster(ALL, &field.three, Through::All, renewing()));
+    measure("renew", targets);
+    let mut targets = Vec::new();
+    add(&mut targets, LEADER, on_cluster(LEADER, &field.three, Through::Leader, sessions()));
+    add(&mut targets, ALL, on_cluster(ALL, &field.three, Through::All, sessions()));
+    measure("session keep-alive", targets);
+    let mut targets = Vec::new();
+    add(&mut targets, MODULE, on_redis(MODULE, &field.module, multi()));
+    add(&mut targets, LEADER, on_cluster(LEADER, &field.three, Through::Leader, multi()));
+    add(&mut targets, ALL, on_cluster(ALL, &field.three, Through::All, multi()));
+    measure("multi-lock of four", targets);
+    findings
+}
+
+/// The goals of the issue that this part can tell.
+fn judge(findings: &mut Findings) {
+    let best = |rows: &[Row], part: &str, clients: usize, names: &[&str]| {
+        let among =
+            |row: &&Row| row.part == part && row.clients == clients && names.contains(&row.target.as_str());
+        let rates = rows.iter().filter(among).filter(|row| row.left_out.is_none()).map(|row| row.per_s);
+        rates.fold(None, |best: Option<f64>, rate| Some(best.map_or(rate, |best| best.max(rate))))
+    };
+    let rows = findings.rows.clone();
+    let ours = best(&rows, "private", 64, &[LEADER, ALL, FOLLOWERS]);
+    let etcd = best(&rows, "private", 64, &[ETCD, ETCD_LOCK]);
+    let over = |ours: Option<f64>, theirs: Option<f64>| Some(ours? / theirs?);
+    let p50 = |target, clients| findings.row("private", target, clients).map(|row| row.p50_us);
+    let p99 = |part: &str, target| findings.row(part, target, 64).map(|row| row.p99_us);
+    let latency_of_one = over(p50(LEADER, 1), p50(ETCD, 1));
+    let tail = over(p99("private", LEADER), p50(ETCD, 64));
+    let hot = best(&rows, "hot", 64, &[LEADER, ALL]);
+    let hot_tail = over(p99("hot", LEADER), findings.row("hot", ETCD_LOCK, 64).map(|row| row.p50_us));
+    let redis = best(&rows, "private", 64, &[SET_NX]);
+    findings.goal_at_least("tier 2 (3 nodes) / etcd's best, 64 clients, pairs", over(ours, etcd), 10.0);
+    findings.goal_at_least("tier 2 (3 nodes) / Redis SET NX, 64 clients, pairs", over(ours, redis), 0.5);
+    findings.goal_at_most("tier 2 / etcd, one client, acquire p50", latency_of_one, 0.6);
+    findings.goal_at_most("tier 2 p99 / etcd p50, 64 clients, acquire", tail, 1.0);
+    let etcd_hot = best(&rows, "hot", 64, &[ETCD_LOCK]);
+    findings.goal_at_least("tier 2 / etcd's lock API, hand-overs of one hot lock", over(hot, etcd_hot), 5.0);
+    let zookeeper_hot = best(&rows, "hot", 64, &[ZOOKEEPER]);
+    findings.goal_at_least("tier 2 / ZooKeeper, hand-overs of one hot lock", over(hot, zookeeper_hot), 3.0);
+    findings.goal_at_most("tier 2 p99 / etcd p50, the wait for one hot lock", hot_tail, 1.0);
+    let proxy = findings.ratio("private", 64, PROXY, MODULE);
+    findings.goal_at_least("tier 1 through the proxy / direct, 64 clients, pairs", proxy, 0.6);
+    let of_three = |clients| best(&rows, "private", clients, &[LEADER, ALL, FOLLOWERS]).unwrap_or(0.0);
+    let operations = 2.0 * of_three(64).max(of_three(256));
+    findings.goal_at_least("lock operations a second on three nodes", Some(operations), 50_000.0);
+}
+
+fn draw(findings: &mut Findings) {
+    let bars = |part: &str, clients: usize| -> Vec<(String, f64)> {
+        let rows = findings.rows.iter().filter(|row| row.part == part && row.clients == clients);
+        rows.map(|row| (row.target.clone(), row.per_s)).collect()
+    };
+    let (private, hot) = (bars("private", 64), bars("hot", HOT_CLIENTS));
+    let of = |target: &str| -> Vec<(f64, f64)> {
+        let rows = findings.rows.iter().filter(|row| row.part == "private" && row.target == target);
+        rows.map(|row| (row.clients as f64, row.per_s)).collect()
+    };
+    let names = [SET_NX, MODULE, PROXY, LEADER, FIVE, TIER2_SET_NX, ETCD, ZOOKEEPER];
+    let lines = names.iter().map(|name| ((*name).to_string(), of(name))).collect();
+    let by_clients = Plot::Lines {
+        title: "Pairs a second as clients grow".into(),
+        x_label: "clients".into(),
+        y_label: "pairs/s".into(),
+        lines,
+    };
+    let private = Plot::Bars {
+        title: "Acquire + release, 64 clients, private names".into(),
+        unit: "/s".into(),
+        bars: private,
+    };
+    let hot = Plot::Bars {
+        title: "Hand-overs of one hot lock, 64 clients waiting".into(),
+        unit: "/s".into(),
+        bars: hot,
+    };
+    findings.plots.extend([("pairs".into(), private), ("hot".into(), hot), ("clients".into(), by_clients)]);
+}
