@@ -66,6 +66,8 @@ pub struct Connection {
     pub(super) out_at: usize,
     pub(super) large: Option<Large>,
     pub(super) stalled: bool,
+    /// Commands run and not yet counted.
+    pub(super) commands_run: u32,
     pub(super) ending: bool,
     pub(super) gone: bool,
     pub(super) timer: Option<Pin<Box<Sleep>>>,
@@ -90,6 +92,7 @@ impl Connection {
             out_at: 0,
             large: None,
             stalled: false,
+            commands_run: 0,
             ending: false,
             gone: false,
             timer: None,
@@ -272,6 +275,12 @@ impl Connection {
 
     /// Runs whole commands from the front of `bytes`; answers how many bytes are dealt with.
     pub(super) fn process(&mut self, bytes: &[u8]) -> Result<usize, End> {
+        let outcome = self.process_each(bytes);
+        self.note_commands();
+        outcome
+    }
+
+    fn process_each(&mut self, bytes: &[u8]) -> Result<usize, End> {
         let mut at = 0;
         while at < bytes.len() && self.can_go_on() {
             let step = match self.large {

@@ -61,8 +61,16 @@ impl Connection {
         if let Some(slot) = &self.client.sessions {
             slot.touch();
         }
-        self.shared.stats.commands.fetch_add(1, Ordering::Relaxed);
-        self.client.card.seen_ms.store(self.shared.now_ms(), Ordering::Relaxed);
+        self.commands_run += 1;
+    }
+
+    /// Once for all commands that came together: a look at the clock and a shared counter for each would be felt in a pipeline.
+    pub(super) fn note_commands(&mut self) {
+        if self.commands_run > 0 {
+            self.shared.stats.commands.fetch_add(u64::from(self.commands_run), Ordering::Relaxed);
+            self.client.card.seen_ms.store(self.shared.now_ms(), Ordering::Relaxed);
+            self.commands_run = 0;
+        }
     }
 
     fn local_command(&mut self, local: Local, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {

@@ -3,7 +3,9 @@
 //! Only asked where a route sends plain keys to Tier 2, or where there is no Redis at all (to tell a command of Redis from
 //! nonsense). A command that is not in the table has no keys we know of.
 
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
+use std::sync::LazyLock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Keys {
@@ -59,13 +61,23 @@ const TABLE: &[(Keys, &str)] = &[
     ),
 ];
 
+/// Longer than any name in the table.
+const NAME_BYTES_MAX: usize = 24;
+
+/// Asked for every command that passes: a walk over the table would cost more than all the rest of passing it on.
+static BY_NAME: LazyLock<FxHashMap<&'static [u8], Keys>> = LazyLock::new(|| {
+    let names = |(keys, names): &'static (Keys, &'static str)| {
+        names.split_ascii_whitespace().map(|name| (name.as_bytes(), *keys))
+    };
+    TABLE.iter().flat_map(names).collect()
+});
+
 fn find(name: &[u8]) -> Option<Keys> {
-    TABLE
-        .iter()
-        .find(|(_, names)| {
-            names.split_ascii_whitespace().any(|known| known.as_bytes().eq_ignore_ascii_case(name))
-        })
-        .map(|(keys, _)| *keys)
+    let mut upper = [0; NAME_BYTES_MAX];
+    let upper = upper.get_mut(..name.len())?;
+    upper.copy_from_slice(name);
+    upper.make_ascii_uppercase();
+    BY_NAME.get(&*upper).copied()
 }
 
 /// Whether Redis has a command of this name (besides those the proxy answers itself).
@@ -144,6 +156,16 @@ mod tests {
         ] {
             assert_eq!(keys(line), expected, "{line}");
         }
+    }
+
+    #[test]
+    fn every_name_of_the_table_is_found_in_any_case() {
+        for (keys, names) in TABLE {
+            for name in names.split_ascii_whitespace() {
+                assert_eq!(find(name.to_ascii_lowercase().as_bytes()), Some(*keys), "{name}");
+            }
+        }
+        assert_eq!(find(&[b'x'; NAME_BYTES_MAX + 1]), None);
     }
 
     #[test]
