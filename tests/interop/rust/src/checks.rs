@@ -107,7 +107,12 @@ async fn waiting(t: Trial) -> Outcome<()> {
 }
 
 /// a holds, b waits, something happens: b must not come through before a's release, and must after it.
-pub(crate) async fn wait_through<F>(name: &str, a: Box<dyn Locker>, b: Box<dyn Locker>, happens: F) -> Outcome<()>
+pub(crate) async fn wait_through<F>(
+    name: &str,
+    a: Box<dyn Locker>,
+    b: Box<dyn Locker>,
+    happens: F,
+) -> Outcome<()>
 where
     F: Future<Output = Outcome<()>>,
 {

@@ -33,7 +33,8 @@ where
 
 /// Waits for the lock and asks again where the library gives up on an error.
 pub(crate) async fn wait_long(locker: Arc<dyn Locker>, name: &str) -> Outcome<Box<dyn Held>> {
-    let outcome = patiently(|| async { Ok(timeout(Duration::from_secs(30), locker.wait(name)).await??) }).await?;
+    let outcome =
+        patiently(|| async { Ok(timeout(Duration::from_secs(30), locker.wait(name)).await??) }).await?;
     Ok(outcome)
 }
 
@@ -65,7 +66,10 @@ async fn hold_through(t: &Trial) -> Outcome<()> {
     require!(patiently(|| b.try_lock(&name)).await?.is_none(), "granted to another client after the kill");
     patiently(|| held.extend()).await?;
     let after = t.info(&name).await?;
-    require!(after.held && after.fence == before, "LOCK.INFO says {after:?}, the fence was {before} before the kill");
+    require!(
+        after.held && after.fence == before,
+        "LOCK.INFO says {after:?}, the fence was {before} before the kill"
+    );
     held.release().await?;
     t.until_free(&name, Duration::from_secs(2)).await
 }

@@ -52,7 +52,8 @@ impl Locker for FredLocker {
     async fn try_lock(&self, name: &str) -> Outcome<Option<Box<dyn Held>>> {
         let token = token();
         let ttl = Expiration::PX(self.ttl.as_millis() as i64);
-        let reply: Option<String> = self.client.set(name, &token, Some(ttl), Some(SetOptions::NX), false).await?;
+        let reply: Option<String> =
+            self.client.set(name, &token, Some(ttl), Some(SetOptions::NX), false).await?;
         let held = FredHeld { client: self.client.clone(), key: name.to_string(), token, ttl: self.ttl };
         Ok(reply.map(|_| Box::new(held) as Box<dyn Held>))
     }
@@ -66,7 +67,9 @@ impl Held for FredHeld {
     }
 
     async fn release(&self) -> Outcome<()> {
-        one(Script::from_lua(DELETE).evalsha_with_reload(&self.client, self.key.as_str(), self.token.as_str()).await?)
+        one(Script::from_lua(DELETE)
+            .evalsha_with_reload(&self.client, self.key.as_str(), self.token.as_str())
+            .await?)
     }
 }
 
@@ -74,7 +77,8 @@ async fn transaction(t: Trial) -> Outcome<()> {
     let client = connect(&t.nodes[0]).await?;
     let name = t.name("multi");
     let transaction = client.multi();
-    let _: () = transaction.set(&name, "me", Some(Expiration::PX(10_000)), Some(SetOptions::NX), false).await?;
+    let _: () =
+        transaction.set(&name, "me", Some(Expiration::PX(10_000)), Some(SetOptions::NX), false).await?;
     let _: () = transaction.get(&name).await?;
     let _: () = transaction.del(&name).await?;
     let replies: (String, String, i64) = transaction.exec(true).await?;

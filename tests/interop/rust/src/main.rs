@@ -22,7 +22,13 @@ use trial::Trial;
 const CHECK_S_MAX: u64 = 45;
 
 fn libraries() -> Vec<Library> {
-    vec![redis_rs::library("redis-resp2"), redis_rs::library("redis-resp3"), fred_rs::library(), rslock_rs::library(false), rslock_rs::library(true)]
+    vec![
+        redis_rs::library("redis-resp2"),
+        redis_rs::library("redis-resp3"),
+        fred_rs::library(),
+        rslock_rs::library(false),
+        rslock_rs::library(true),
+    ]
 }
 
 #[tokio::main]

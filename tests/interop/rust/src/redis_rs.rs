@@ -146,7 +146,8 @@ async fn transaction(t: Trial) -> Outcome<()> {
 /// Subscribes at one node, publishes at another.
 async fn pub_sub(t: Trial) -> Outcome<()> {
     let channel = t.name("channel");
-    let mut here = redis::Client::open(format!("redis://{}/{}", t.nodes[0], options(&t)))?.get_async_pubsub().await?;
+    let mut here =
+        redis::Client::open(format!("redis://{}/{}", t.nodes[0], options(&t)))?.get_async_pubsub().await?;
     here.subscribe(&channel).await?;
     let mut there = manager(&t.nodes[1], options(&t)).await?;
     let _: () = there.publish(&channel, "released").await?;

@@ -12,8 +12,14 @@ pub(crate) fn library(masters: bool) -> Library {
         name: "rslock",
         variant: if masters { "3 masters" } else { "" },
         masters,
-        open: |addresses, ttl| Box::pin(async move { Ok(Box::new(RslockLocker::new(&addresses, ttl)) as Box<dyn Locker>) }),
-        own: if masters { Vec::new() } else { vec![check!("using() renews", using_renews), check!("is_freed", is_freed)] },
+        open: |addresses, ttl| {
+            Box::pin(async move { Ok(Box::new(RslockLocker::new(&addresses, ttl)) as Box<dyn Locker>) })
+        },
+        own: if masters {
+            Vec::new()
+        } else {
+            vec![check!("using() renews", using_renews), check!("is_freed", is_freed)]
+        },
     }
 }
 
@@ -32,7 +38,8 @@ struct RslockHeld {
 
 impl RslockLocker {
     fn new(addresses: &[String], ttl: Duration) -> RslockLocker {
-        let mut manager = LockManager::new(addresses.iter().map(|address| format!("redis://{address}/")).collect());
+        let mut manager =
+            LockManager::new(addresses.iter().map(|address| format!("redis://{address}/")).collect());
         manager.set_retry(3, Duration::from_millis(60));
         let mut impatient = manager.clone();
         impatient.set_retry(1, Duration::from_millis(60));

@@ -68,7 +68,8 @@ impl Trial {
 
     async fn connection(&self) -> Outcome<MultiplexedConnection> {
         let address = self.asked.lock().expect("nobody panics while holding it").clone();
-        let mut connection = redis::Client::open(format!("redis://{address}"))?.get_multiplexed_async_connection().await?;
+        let mut connection =
+            redis::Client::open(format!("redis://{address}"))?.get_multiplexed_async_connection().await?;
         connection.set_response_timeout(Duration::from_secs(10));
         Ok(connection)
     }
@@ -84,7 +85,12 @@ impl Trial {
     }
 
     /// The fence, or `None` where the lock is taken.
-    pub(crate) async fn lock_acquire(&self, key: &str, ttl: Duration, wait: Duration) -> Outcome<Option<i64>> {
+    pub(crate) async fn lock_acquire(
+        &self,
+        key: &str,
+        ttl: Duration,
+        wait: Duration,
+    ) -> Outcome<Option<i64>> {
         let mut connection = self.connection().await?;
         let mut command = redis::cmd("LOCK.ACQUIRE");
         command.arg(key).arg(ttl.as_millis() as u64).arg("WAIT").arg(wait.as_millis() as u64);

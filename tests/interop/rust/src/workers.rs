@@ -92,7 +92,11 @@ impl Workers {
         for stay in stays {
             if let Some(last) = last {
                 let (one, other) = (last.fence, stay.fence);
-                require!(stay.from >= last.to, "two holders at once for {:?} (fences {one:?}, {other:?})", last.to - stay.from);
+                require!(
+                    stay.from >= last.to,
+                    "two holders at once for {:?} (fences {one:?}, {other:?})",
+                    last.to - stay.from
+                );
             }
             if let Some(next) = stay.fence {
                 require!(next > fence, "fence {next} came after {fence}");
