@@ -16,6 +16,10 @@ var failoverChecks = []check{
 	{"leader killed: working", killedWorking},
 }
 
+// overDeathTTL is the ttl of a lock that is held when the leader dies. Where the dead node is one of N masters it
+// does not hear of the release, and what it granted stays until then.
+const overDeathTTL = 5 * time.Second
+
 // atFollowers opens two clients at the two nodes that will live on, and points the trial's own questions there.
 func (t *trial) atFollowers(ttl time.Duration) (a, b locker, closeBoth func(), err error) {
 	followers, err := t.control.order("followers")
@@ -76,7 +80,7 @@ func waitLong(ctx context.Context, l locker, name string) (held, error) {
 }
 
 func killedHolding(ctx context.Context, t *trial) error {
-	a, b, closeBoth, err := t.atFollowers(5 * time.Second)
+	a, b, closeBoth, err := t.atFollowers(overDeathTTL)
 	if err != nil {
 		return err
 	}
@@ -111,11 +115,15 @@ func killedHolding(ctx context.Context, t *trial) error {
 	if err := h.release(ctx); err != nil {
 		return fmt.Errorf("release after the kill: %w", err)
 	}
-	return t.untilFree(ctx, t.lib.key(name), 2*time.Second)
+	limit := 2 * time.Second
+	if t.lib.masters {
+		limit = 2 * overDeathTTL
+	}
+	return t.untilFree(ctx, t.lib.key(name), limit)
 }
 
 func killedWaiting(ctx context.Context, t *trial) error {
-	a, b, closeBoth, err := t.atFollowers(longTTL)
+	a, b, closeBoth, err := t.atFollowers(overDeathTTL)
 	if err != nil {
 		return err
 	}
