@@ -5,7 +5,7 @@ const {
   IoredisAdapter, LockAcquisitionError, LockManager, NodeRedisAdapter, createLock, createRedlock,
 } = require('redlock-universal');
 const { isIoredis, open, versionOf } = require('./clients');
-const { NODES, REDLOCK, expect, freshName, heldFence, isFree, lockInfo, main, rejects, sleep } = require('./frame');
+const { NODES, REDLOCK, expect, freshName, heldFence, isFree, lockInfo, main, rejects, sleep, until } = require('./frame');
 const { expectFree, runShared } = require('./shared');
 
 class Universal {
@@ -22,11 +22,16 @@ class Universal {
     return isIoredis(this.package) ? new IoredisAdapter(client) : new NodeRedisAdapter(client);
   }
 
-  /** With N masters the connections last: a master that is dead now must not keep the others from being used. */
+  /**
+   * With N masters the connections last. One that was lost with its master must be there again before a check begins: a lock granted by two of
+   * three cannot be released when one of the two dies.
+   */
   async client(address) {
     if (!this.masters) return [await this.adapter(address)];
     this.all = this.all || Promise.all(REDLOCK.map((one) => this.adapter(one)));
-    return this.all;
+    const adapters = await this.all;
+    await until(() => adapters.every((adapter) => adapter.isConnected()), 5, 'not all masters are connected');
+    return adapters;
   }
 
   lock(adapters, name, ttlMs, waitMs) {
