@@ -260,3 +260,22 @@ fn a_node_alone_knows_what_newer_drivers_say() {
     assert!(count > 150, "{count}");
     assert_eq!(ask(&mut client, "COMMAND LIST").split(", ").count(), count);
 }
+
+/// The main listener's keys are those of the Redis behind; what comes in by the correctness listener is told to everybody.
+#[test]
+fn with_a_redis_behind_only_the_correctness_listener_tracks() {
+    let folder = TempDir::new().unwrap();
+    let (_redis, redis) = start_redis(&folder);
+    let (redis, door) = (redis.to_string(), free_address());
+    let node = Node::start(&["--redis", &redis, "--correctness-listen", &door.to_string()]);
+    let (mut main, mut inner) = (node.connect(), Client::connect(door));
+    assert!(ask(&mut main, "CLIENT TRACKING ON")
+        .starts_with("-ERR CLIENT TRACKING is not supported by this listener"));
+    assert_eq!(ask(&mut inner, "CLIENT TRACKING ON"), "OK");
+    assert_eq!(ask(&mut main, "SUBSCRIBE c"), "(\"subscribe\", \"c\", 1)");
+    assert_eq!(ask(&mut inner, "PUBLISH c inside"), "1");
+    assert_eq!(main.receive(), "(\"message\", \"c\", \"inside\")");
+    assert_eq!(ask(&mut node.connect(), "PUBLISH c behind"), "1");
+    assert_eq!(main.receive(), "(\"message\", \"c\", \"behind\")");
+    assert_eq!(ask(&mut inner, "PUBSUB NUMSUB c"), "(\"c\", 1)");
+}
