@@ -44,9 +44,9 @@ const SCRIPTS: &[&str] = &[
     "return {tostring(pcall(function() return io.open('x') end)), tostring(pcall(function() return loadstring('x') end))}",
     "return {redis.call('randomkey') and 1, redis.call('srandmember', 's'), redis.call('spop', 's'), redis.call('hrandfield', 'h')}",
     // Addresses.
-    "return tostring({}) .. tostring(print) .. tostring(function() end) .. tostring(coroutine.create(function() end))",
-    "local s = string.format('%s %s %s', {}, function() end, coroutine.create(function() end)) redis.call('set', 'address', s) return s",
-    "local s = ('%10s|%-30s|'):format(redis.call, {}) redis.call('set', 'address2', s) return s",
+    "return tostring({}) .. tostring(redis.call) .. tostring(function() end) .. tostring(coroutine.create(function() end))",
+    "local ok, err = pcall(string.format, '%s', {}) redis.call('set', 'address', err) return err",
+    "local s = ('%10s|%-30s|'):format(tostring(redis.call), tostring({})) redis.call('set', 'address2', s) return s",
     "error({})",
     "error(function() end)",
     "error(setmetatable({}, {__tostring = function() return 'x' end}))",
@@ -165,7 +165,8 @@ fn nodes_with_different_lives_agree_on_every_answer_and_every_state() {
     let log = log();
     let reference = live(&log, Life::Undisturbed);
     assert!(reference.iter().any(|line| line.contains("its writes were undone")), "limits are met");
-    assert!(!reference.iter().any(|line| line.contains("0x7") || line.contains("0x5")), "no address is told");
+    let tells_address = |line: &String| line.replace(": 0x00000000", "").contains("0x0000");
+    assert!(!reference.iter().any(tells_address), "no address is told");
     for life in [Life::Restarts(1), Life::Restarts(10), Life::Restarts(37), Life::Reads] {
         for (index, (told, expected)) in live(&log, life).iter().zip(&reference).enumerate() {
             assert_eq!(told, expected, "entry {index}: {}", String::from_utf8_lossy(&log[index]));
