@@ -160,13 +160,11 @@ impl Machine {
 
     /// Takes a member's grant back. Answers whether others keep the key alive; where not, the caller ends it.
     pub(crate) fn give_back(&mut self, member: Member, slot: u32) -> bool {
-        let now_ms = self.clock.logical_ms;
-        let Some(grants) = self.grants.get_mut(&slot) else { return false };
-        if !grants.others_live(member, now_ms) {
-            return false;
+        let others = self.others_hold(member, slot);
+        if others {
+            self.grant_by(member, slot, 0);
         }
-        self.grant_by(member, slot, 0);
-        true
+        others
     }
 
     /// Whether others than this member have granted a key and keep it.
