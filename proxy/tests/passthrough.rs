@@ -2,57 +2,8 @@
 
 mod support;
 
-use std::process::Command;
 use std::time::Duration;
-use support::{await_that, command, fence_of, free_address, Client, Node, Process};
-use tempfile::TempDir;
-
-/// A plain Redis 7, without the module.
-struct Redis {
-    address: std::net::SocketAddr,
-    process: Option<Process>,
-    folder: TempDir,
-}
-
-impl Redis {
-    fn start() -> Redis {
-        let mut redis = Redis { address: free_address(), process: None, folder: TempDir::new().unwrap() };
-        redis.launch();
-        redis
-    }
-
-    fn launch(&mut self) {
-        let mut command = Command::new("redis-server");
-        command.args([
-            "--port",
-            &self.address.port().to_string(),
-            "--bind",
-            "127.0.0.1",
-            "--save",
-            "",
-            "--dir",
-        ]);
-        command.arg(self.folder.path());
-        self.process = Some(Process::start(command, &self.folder, "redis"));
-        let address = self.address;
-        await_that("Redis answers", || {
-            std::net::TcpStream::connect(address).is_ok() && Client::connect(address).ask(&["PING"]) == "PONG"
-        });
-    }
-
-    fn stop(&mut self) {
-        self.process = None;
-    }
-}
-
-fn behind(flags: &[&str]) -> (Redis, Node) {
-    let redis = Redis::start();
-    let address = redis.address.to_string();
-    let mut all = vec!["--redis", &address];
-    all.extend_from_slice(flags);
-    let node = Node::start(&all);
-    (redis, node)
-}
+use support::{await_that, behind, command, fence_of, Client};
 
 #[test]
 fn plain_commands_pass_unchanged() {
@@ -271,7 +222,7 @@ fn keys_of_both_tiers_do_not_mix() {
     assert_eq!(client.ask(&["SET", "wallet:2", "old", "NX", "PX", "60000"]), "OK");
     assert_eq!(client.ask(&["LOCK.ACQUIRE", "wallet:2", "60000"]), "nil", "a plain key is a lock there");
     assert_eq!(client.ask(&["GET", "wallet:2"]), "\"old\"");
-    assert!(client.ask(&["BLPOP", "wallet:3", "1"]).contains("not supported yet"));
+    assert_eq!(client.ask(&["BLPOP", "wallet:3", "0.01"]), "nil-array");
     assert_eq!(client.ask(&["GET", "x"]), "nil");
     assert!(client.ask(&["LOCK.ACQUIRE", "wallet:1", "1000", "TIER", "EFFICIENCY"]).starts_with("-TIER "));
     client.acquire(&["wallet:1", "60000"]);

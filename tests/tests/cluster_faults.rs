@@ -7,7 +7,7 @@ use redfence_tests::client::{Client, REPLY_WITHIN};
 use redfence_tests::cluster::{Cluster, Options};
 use redfence_tests::process::poll_until;
 use redfence_tests::resp::Value;
-use redfence_tests::{ask, expect};
+use redfence_tests::{ask, expect, words};
 
 const LONG_MS: u64 = 600_000;
 /// Generous: what is measured is printed, what is asserted only tells working from broken.
@@ -68,6 +68,34 @@ fn the_leader_is_killed() {
         last,
         "the node that came back has caught up"
     );
+}
+
+#[test]
+fn a_blocked_pop_keeps_its_place_when_the_leader_is_killed() {
+    let mut cluster = Cluster::start(&Options::nodes(3));
+    let leader = cluster.wait_for_leader(REPLY_WITHIN);
+    let followers = cluster.followers(leader);
+    let mut pusher = cluster.node(followers[0]).client();
+    let mut waiters: Vec<Client> = (0..3).map(|turn| cluster.node(followers[turn % 2]).client()).collect();
+    for (place, waiter) in waiters.iter_mut().enumerate() {
+        waiter.send(&words!["BLPOP", "list", 0]);
+        let line = format!("blocked_commands:{}\r\n", place + 1);
+        let info = |client: &mut Client| match ask!(client, "INFO", "redfence") {
+            Value::Bulk(text) | Value::Verbatim(text) => String::from_utf8_lossy(&text).into_owned(),
+            other => panic!("{other:?}"),
+        };
+        assert!(
+            poll_until(REPLY_WITHIN, || info(&mut pusher).contains(&line)),
+            "waiter {place} has no place"
+        );
+    }
+    cluster.kill(leader);
+    acquire_through_faults(&mut pusher, "fresh", "first-after");
+    for (place, waiter) in waiters.iter_mut().enumerate() {
+        assert_eq!(ask!(pusher, "RPUSH", "list", place as u64), Value::Integer(1));
+        let item = Value::bulk(place.to_string());
+        assert_eq!(waiter.receive(), Value::Array(vec![Value::bulk("list"), item]));
+    }
 }
 
 #[test]

@@ -8,6 +8,7 @@ use super::context::{Answer, Context, WouldBlock};
 use super::errors;
 use super::lists::{bulks, take, End};
 use super::numbers::parse_f64;
+use super::table;
 use crate::reply::{Refusal, Reply};
 use bytes::Bytes;
 
@@ -25,6 +26,28 @@ pub(super) fn timeout_ms(arg: &[u8]) -> Result<Option<u64>, Refusal> {
         return Err(Refusal::new("ERR timeout is out of range"));
     }
     Ok((ms > 0.0).then_some(ms as u64))
+}
+
+/// How long a blocking command asks to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    Ms(u64),
+    Forever,
+}
+
+/// How long a command may come to wait, read as the machine will read it. `None`: not at all, or it is malformed.
+#[must_use]
+pub fn wait_of(argv: &[&[u8]]) -> Option<Wait> {
+    let row = table::find(argv.first()?).filter(|row| row.is(table::BLOCK) && row.takes(argv.len()))?;
+    let at = match row.name {
+        "blmpop" => 1,
+        // All others have it last.
+        _ => argv.len() - 1,
+    };
+    Some(match timeout_ms(argv[at]).ok()? {
+        Some(ms) => Wait::Ms(ms),
+        None => Wait::Forever,
+    })
 }
 
 /// Notes that the command would wait; answers what it says when it may not.

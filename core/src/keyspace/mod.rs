@@ -51,6 +51,7 @@ pub(crate) mod tests;
 use crate::reply::Reply;
 pub use context::{Context, Resp, WouldBlock};
 pub use keys::{Clock, Db, Deadline, Keys};
+pub use lists_moving::{wait_of, Wait};
 pub use memory::MemoryKeys;
 use table::Run;
 pub use value::{Value, View};

@@ -1,4 +1,4 @@
-//! What scripts and transactions may call that touches no key: `PING`, `ECHO`, `PUBLISH`, `SELECT`.
+//! What scripts and transactions may call that touches no key: `PING`, `ECHO`, `PUBLISH`, `SELECT`, `UNWATCH`.
 
 use super::context::{Answer, Context};
 use super::errors;
@@ -19,6 +19,11 @@ pub(super) fn echo(_cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 
 pub(super) fn publish(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(cx.keys.publish(argv[1], argv[2])))
+}
+
+/// Inside a transaction, where everything watched has been looked at already.
+pub(super) fn unwatch(_cx: &mut Context<'_>, _argv: &[&[u8]]) -> Answer {
+    Ok(Reply::OK)
 }
 
 /// Inside a script or a transaction; a client's own `SELECT` is its session's business.

@@ -200,7 +200,7 @@ pub const ROWS: &[Row] = &[
     row("type", 2, R | FAST, ONE, Run::Here(generic::key_type)),
     row("unlink", -2, W | FAST, ALL, Run::Here(generic::del)),
     row("unsubscribe", -1, NOSCRIPT | PUBSUB, KeySpec::None, Run::Elsewhere),
-    row("unwatch", 1, NOSCRIPT | FAST, KeySpec::None, Run::Elsewhere),
+    row("unwatch", 1, NOSCRIPT | FAST, KeySpec::None, Run::Here(server::unwatch)),
     row("watch", -2, NOSCRIPT | FAST, ALL, Run::Elsewhere),
     row("zadd", -4, W | OOM | FAST, ONE, Run::Here(zsets::zadd)),
     row("zcard", 2, R | FAST, ONE, Run::Here(zsets::zcard)),

@@ -96,11 +96,17 @@ impl Machine {
 pub(crate) struct ReadKeys<'m> {
     pub(crate) machine: &'m Machine,
     pub(crate) member: Option<Member>,
+    /// Time since the newest stamp: see [`Machine::query_later`].
+    pub(crate) late_ms: u64,
 }
 
 impl Keys for ReadKeys<'_> {
     fn clock(&self) -> Clock {
-        self.machine.key_clock()
+        let Clock { logical_ms, wall_us } = self.machine.key_clock();
+        Clock {
+            logical_ms: logical_ms.saturating_add(self.late_ms),
+            wall_us: wall_us.saturating_add(self.late_ms.saturating_mul(1000)),
+        }
     }
     fn value(&self, db: Db, key: &[u8]) -> Option<View<'_>> {
         self.machine.key_slot(self.member, db, key).map(|slot| self.machine.key_view(slot))

@@ -11,8 +11,8 @@
 //! - `acquire.rs`, `multi.rs`, `release.rs`, `renew.rs`, `session.rs`, `expire.rs`: one transition each
 //! - `queue.rs`: standing in line, and leaving; `serve.rs`: what a free lock does next
 //! - `redis.rs`, `keyspace.rs`, `undo.rs`: Redis's commands and scripts on the lock table; `members.rs`: those of the Redlock
-//!   listeners; `blocked.rs`: `BLPOP` and its like waiting;
-//!   `noted.rs`: who read what and what changed, for client tracking
+//!   listeners; `blocked.rs`: `BLPOP` and its like waiting; `at_once.rs`: lock
+//!   commands in a transaction; `noted.rs`: who read what and what changed, for client tracking
 //! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once; `origins.rs`:
 //!   the nodes it knows
 //! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
@@ -24,6 +24,7 @@
 //! - A session that waits for a lock of its own is not a circle: another thread of the same client may release it.
 
 mod acquire;
+mod at_once;
 mod blocked;
 mod bytes;
 mod codec;
@@ -64,6 +65,7 @@ use crate::reply::Reply;
 use crate::script::Scripts;
 use crate::types::{Fence, Origin, RequestId, SessionId, Stamp, Tier, FENCE_BOUND};
 use ::bytes::Bytes;
+pub use at_once::check_in_transaction;
 use blocked::Blocked;
 pub use command::{Command, Db, Watched, Words};
 use deadlines::Deadlines;

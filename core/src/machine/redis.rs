@@ -4,6 +4,7 @@ use super::bytes::Hash64;
 use super::command::{Db, Watched, Words};
 use super::keyspace::{Clash, MachineKeys, ReadKeys};
 use super::{Applied, Machine};
+use crate::grammar;
 use crate::keyspace::table::{self, Row};
 use crate::keyspace::{codec, errors, execute, Context, Keys, Resp, WouldBlock};
 use crate::reply::Reply;
@@ -69,12 +70,23 @@ impl Machine {
     /// The same through a Redlock listener.
     #[must_use]
     pub fn read_as(&self, member: Option<Member>, db: Db, resp: Resp, argv: &[&[u8]]) -> Reply {
+        self.read_later(member, db, resp, argv, 0)
+    }
+
+    /// The same, asked `late_ms` after the newest stamp: see [`Machine::query_later`].
+    #[must_use]
+    pub fn read_later(
+        &self,
+        member: Option<Member>,
+        db: Db,
+        resp: Resp,
+        argv: &[&[u8]],
+        late_ms: u64,
+    ) -> Reply {
+        let mut keys = ReadKeys { machine: self, member, late_ms };
         match argv.first().and_then(|name| table::find(name)) {
             Some(row) if !is_read(row) => errors::unknown_command(argv).into(),
-            Some(_) | None => {
-                let mut keys = ReadKeys { machine: self, member };
-                execute(&mut Context::new(&mut keys, db, resp), argv)
-            }
+            Some(_) | None => execute(&mut Context::new(&mut keys, db, resp), argv),
         }
     }
 
@@ -90,7 +102,7 @@ impl Machine {
                 grants.write(&mut bytes);
             }
         }
-        let keys = ReadKeys { machine: self, member: None };
+        let keys = ReadKeys { machine: self, member: None, late_ms: 0 };
         if let Some(value) = keys.value(db, key) {
             bytes.push(1);
             bytes.extend_from_slice(&keys.deadline_ms(db, key).unwrap_or(u64::MAX).to_le_bytes());
@@ -170,6 +182,10 @@ impl Machine {
         }
         let mut replies = Vec::with_capacity(commands.len());
         for argv in commands {
+            if argv.first().is_some_and(|name| grammar::is_ours(name)) {
+                replies.push(self.lock_at_once(caller.db, argv, out));
+                continue;
+            }
             let ran = self.run_redis(caller, argv, out);
             replies.push(ran.reply);
             // `SELECT` inside a transaction holds for the rest of it.

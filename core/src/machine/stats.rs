@@ -58,6 +58,8 @@ pub(crate) fn count(reader: &mut Reader<'_>) -> Option<u64> {
 pub struct Stats {
     pub locks_held: u64,
     pub waiters: u64,
+    /// Commands that wait for an item: `BLPOP` and its like.
+    pub blocked: u64,
     pub sessions: u64,
     /// Free locks whose last fence is still remembered.
     pub idle_records: u64,
@@ -82,6 +84,7 @@ impl Machine {
         Stats {
             locks_held: counters.held,
             waiters: self.waiters.len() as u64,
+            blocked: self.blocked.len() as u64,
             sessions: self.sessions.len() as u64,
             idle_records: u64::from(self.idle.len),
             grants: counters.grants,

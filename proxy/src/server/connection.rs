@@ -9,7 +9,7 @@
 
 use super::encode::Encoder;
 use super::passing::Large;
-use super::pending::{Call, Confirm, Lane, Pending, PENDING_MAX};
+use super::pending::{Call, Confirm, Lane, Pending, Then, PENDING_MAX};
 use super::request::{ProtocolError, RequestParser, Sender, Step};
 use super::session::Client;
 use super::Shared;
@@ -191,7 +191,7 @@ impl Connection {
                     }
                     let Poll::Ready(reply) = Pin::new(&mut call.source).poll(context) else { break };
                     let Some(Pending::Call(call)) = self.pending.pop_front() else { unreachable!("seen") };
-                    self.finish_call(&call, &reply);
+                    self.finish_call(call, reply);
                 }
                 Pending::Confirm(confirm) => {
                     let Poll::Ready(confirmed) = Pin::new(&mut confirm.confirmed).poll(context) else {
@@ -217,20 +217,40 @@ impl Connection {
         Ok(moved)
     }
 
-    fn finish_call(&mut self, call: &Call, reply: &Reply) {
-        self.shared.stats.count(reply, self.shared.now_us().saturating_sub(call.began_us));
+    fn finish_call(&mut self, call: Call, reply: Reply) {
+        self.shared.stats.count(&reply, self.shared.now_us().saturating_sub(call.began_us));
         if call.waits {
             self.client.set_waiting(false);
         }
-        if let (Some(slot), Some(step)) = (&self.client.sessions, call.session) {
-            if let Some(id) = step.forgets(reply) {
-                slot.forget(id);
-            }
-        }
+        let shown = self.follow(call.then, reply);
         if !call.muted {
             let protocol = self.client.protocol;
-            let said = call.instead.as_ref().filter(|_| !reply.is_error()).unwrap_or(reply);
-            said.render(&mut Encoder { out: &mut self.out, protocol });
+            shown.render(&mut Encoder { out: &mut self.out, protocol });
+        }
+    }
+
+    /// Carries an answer over into the state of the client; gives back what the client is to see of it.
+    fn follow(&mut self, then: Then, reply: Reply) -> Reply {
+        match (then, reply) {
+            (Then::Session(step), reply) => {
+                if let (Some(slot), Some(id)) = (&self.client.sessions, step.forgets(&reply)) {
+                    slot.forget(id);
+                }
+                reply
+            }
+            (Then::Say(said), reply) if !reply.is_error() => said,
+            (Then::Watch { db, keys }, Reply::Array(tokens)) => {
+                self.client.watch(db, keys, &tokens);
+                Reply::OK
+            }
+            (Then::Select(places), Reply::Array(replies)) => {
+                let moved = places.iter().rev().find(|(at, _)| replies.get(*at) == Some(&Reply::OK));
+                if let Some((_, db)) = moved {
+                    self.set_database(*db);
+                }
+                Reply::Array(replies)
+            }
+            (Then::Nothing | Then::Say(_) | Then::Watch { .. } | Then::Select(_), reply) => reply,
         }
     }
 

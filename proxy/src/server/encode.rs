@@ -3,6 +3,7 @@
 //! Implements core's [`Sink`], so that every front gives the same answers; pushes (pub/sub) have functions of their own,
 //! because RESP2 knows no pushes and sends them as arrays.
 
+use redfence_core::keyspace::Resp;
 use redfence_core::reply::Sink;
 
 /// The protocol a client speaks: RESP2 until it says `HELLO 3`.
@@ -19,6 +20,15 @@ impl Protocol {
         match self {
             Protocol::Resp2 => 2,
             Protocol::Resp3 => 3,
+        }
+    }
+}
+
+impl From<Protocol> for Resp {
+    fn from(protocol: Protocol) -> Resp {
+        match protocol {
+            Protocol::Resp2 => Resp::Two,
+            Protocol::Resp3 => Resp::Three,
         }
     }
 }

@@ -30,6 +30,8 @@ impl Connection {
         let flow = if self.client.is_listening_only() && !local.is_some_and(Local::is_allowed_while_listening)
         {
             self.refuse(listening(name))
+        } else if self.client.transaction.is_some() && !local.is_some_and(Local::is_never_queued) {
+            self.command_in_transaction(local, argv, frame)
         } else if grammar::is_ours(name) {
             self.lock_command(argv, frame)
         } else {
@@ -96,7 +98,9 @@ impl Connection {
             Local::Cluster => self.refuse(Refusal::new("ERR This instance has cluster support disabled")),
             Local::Command => self.command(argv, frame),
             Local::Config => self.config(argv),
+            Local::Discard => self.discard(argv, frame),
             Local::Echo => self.echo(argv),
+            Local::Exec => self.exec(argv, frame),
             Local::Hello => self.hello(argv),
             Local::Info => self.info(argv),
             Local::Monitor | Local::ShardSubscribe => {
@@ -105,6 +109,7 @@ impl Connection {
                     "ERR {name} is not supported by this proxy; ask the Redis itself"
                 )))
             }
+            Local::Multi => self.multi(argv, frame),
             Local::Ping => self.ping(argv),
             Local::PSubscribe | Local::Subscribe | Local::Unsubscribe | Local::PUnsubscribe => {
                 self.subscription_command(local, argv)
@@ -115,6 +120,8 @@ impl Connection {
             Local::Reset => self.reset(),
             Local::Select => self.select(argv),
             Local::Time => self.time(argv),
+            Local::Unwatch => self.unwatch(argv, frame),
+            Local::Watch => self.watch(argv, frame),
         }
     }
 
@@ -139,13 +146,7 @@ impl Connection {
     }
 
     pub(super) fn pass_to_redis(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
-        let call = RedisCall {
-            waits: false,
-            muted: self.client.is_muted(),
-            verdict: None,
-            by_lua: false,
-            began_us: 0,
-        };
+        let call = RedisCall { muted: self.client.is_muted(), ..RedisCall::default() };
         self.send_to_redis(argv, frame, call)
     }
 
@@ -155,18 +156,13 @@ impl Connection {
             return Err(listening(argv[0]));
         }
         self.route_large(argv, declared_words)?;
-        if !self.lane_is_open(Lane::Redis) {
+        if self.begin_at_redis() == Flow::Stall {
             return Ok(Flow::Stall);
         }
+        self.client.watches_redis |= argv[0].eq_ignore_ascii_case(b"WATCH");
         self.lane = Lane::Redis;
         let muted = self.client.is_muted();
-        self.pending.push_back(Pending::Redis(RedisCall {
-            waits: false,
-            muted,
-            verdict: None,
-            by_lua: false,
-            began_us: 0,
-        }));
+        self.pending.push_back(Pending::Redis(RedisCall { muted, ..RedisCall::default() }));
         self.note_command();
         Ok(Flow::Done)
     }

@@ -6,9 +6,9 @@
 //! - [`connection`], [`socket`], [`passing`]: one client: replies in order, its bytes, the Redis behind; [`pending`]: answers that are due;
 //!   [`pushes`]: what it is told unasked
 //! - [`request`], [`inline`]: bytes → words; [`encode`]: replies → bytes
-//! - [`session`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
+//! - [`session`], [`transaction`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
 //! - [`execute`], [`commands`]: who answers a command, and what; [`router`], [`keys`]: which tier
-//! - [`stats`], [`ids`], [`give_back`]: what `INFO` counts; made-up names; grants nobody is left to take
+//! - [`stats`], [`ids`]: what `INFO` counts; made-up names; [`give_back`], [`put_back`]: grants and items nobody is left to take
 //!
 //! # Caveats
 //!
@@ -27,12 +27,14 @@ pub mod listener;
 pub mod passing;
 pub mod pending;
 pub mod pushes;
+pub mod put_back;
 pub mod registry;
 pub mod request;
 pub mod router;
 pub mod session;
 pub mod socket;
 pub mod stats;
+pub mod transaction;
 
 use crate::clock::Clock;
 use crate::events::{EventQueue, Hub, Tracker};
@@ -97,5 +99,6 @@ impl Shared {
 /// Whether a command may go to the Redis behind in pieces: what we do not answer ourselves, and the command in a `FENCE.CALL`
 /// is held, because it may have to be put into other words.
 fn streams(name: &[u8]) -> bool {
-    !grammar::is_ours(name) && Local::find(name).is_none_or(Local::yields_to_redis)
+    !grammar::is_ours(name)
+        && Local::find(name).is_none_or(|local| local.yields_to_redis() || local == Local::Watch)
 }

@@ -125,7 +125,7 @@ impl Connection {
                 self.large = Some(Large::ToRedis);
             }
             Err(refusal) => {
-                self.reply(&Reply::Error(refusal));
+                self.spoil(refusal);
                 self.large = Some(Large::Dropped);
             }
         }

@@ -27,9 +27,11 @@ pub enum Lane {
     Free,
     /// Writes of Tier 2: applied in the order they were submitted.
     Tier2,
+    /// Reads of Tier 2: answered in the order they were asked.
+    Reads,
     /// The client's own connection to the Redis behind the proxy.
     Redis,
-    /// A command that nothing may follow until it is answered: one that may wait, and every read of Tier 2.
+    /// A command that nothing may follow until it is answered, such as one that may wait.
     Alone,
 }
 
@@ -55,10 +57,24 @@ pub struct Call {
     /// When it began, for the latency in INFO.
     pub began_us: u64,
     pub if_abandoned: IfAbandoned,
-    /// Set for `LOCK.SESSION OPEN` and `CLOSE`.
-    pub session: Option<SessionStep>,
-    /// What is said in place of an answer that is no error: the log does not know it, this node does.
-    pub instead: Option<Reply>,
+    pub then: Then,
+}
+
+/// What an answer means for the state of its client.
+#[derive(Debug)]
+pub enum Then {
+    Nothing,
+    /// `LOCK.SESSION OPEN` and `CLOSE`.
+    Session(SessionStep),
+    /// The answer has the tokens of these keys; the client sees `OK`.
+    Watch {
+        db: u32,
+        keys: Vec<Bytes>,
+    },
+    /// Said in place of an answer that is no error: the log does not know it, this node does.
+    Say(Reply),
+    /// A transaction with a `SELECT` of a database at each of these places.
+    Select(Vec<(usize, u32)>),
 }
 
 /// What an answer means for the sessions of the connection.
@@ -100,11 +116,13 @@ pub enum IfAbandoned {
     Nothing,
     /// An acquire of Tier 2 whose owner was made up here: a grant nobody is left to take is given back. Holds the command.
     GiveBack(Bytes),
+    /// `BLPOP` or one like it: what is popped nonetheless is put back. Holds the command.
+    PutBack { db: u32, argv: Vec<Bytes> },
     /// A wait in the embedded table.
     LeaveEmbedded(Ticket),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RedisCall {
     pub waits: bool,
     pub muted: bool,
@@ -140,7 +158,16 @@ impl Call {
             (IfAbandoned::GiveBack(blob), Source::Tier2(pending)) => {
                 super::give_back::start(shared.tier2.clone(), blob, pending, self.waits);
             }
-            (IfAbandoned::Nothing | IfAbandoned::LeaveEmbedded(_) | IfAbandoned::GiveBack(_), _) => {}
+            (IfAbandoned::PutBack { db, argv }, Source::Tier2(pending)) => {
+                super::put_back::start(shared.tier2.clone(), db, argv, pending);
+            }
+            (
+                IfAbandoned::Nothing
+                | IfAbandoned::LeaveEmbedded(_)
+                | IfAbandoned::GiveBack(_)
+                | IfAbandoned::PutBack { .. },
+                _,
+            ) => {}
         }
     }
 }

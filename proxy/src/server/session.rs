@@ -7,9 +7,11 @@ use super::encode::Protocol;
 use super::keeper::{Keeper, Slot};
 use super::registry::Card;
 use super::router::Door;
+use super::transaction::{Home, Transaction, WatchedKey};
 use crate::events::{Inbox, Kind, Mailbox, Terms};
 use crate::tier2::handle::Caller;
 use bytes::Bytes;
+use redfence_core::reply::Reply;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -36,10 +38,12 @@ pub struct Client {
     pub db: u32,
     pub authenticated: bool,
     pub reply_mode: ReplyMode,
-    /// Between `MULTI` and `EXEC` on the Redis behind the proxy.
-    pub in_transaction: bool,
-    /// Keys are watched there.
-    pub watches_keys: bool,
+    /// Between `MULTI` and `EXEC`.
+    pub transaction: Option<Box<Transaction>>,
+    /// Keys of the Raft keyspace, as they were at `WATCH`.
+    pub watched: Vec<WatchedKey>,
+    /// Keys are watched at the Redis behind the proxy.
+    pub watches_redis: bool,
     /// Sessions this connection opened: any command here keeps them alive, its end orphans them.
     pub sessions: Option<Arc<Slot>>,
     pub subscriptions: Option<Box<Subscriptions>>,
@@ -102,8 +106,9 @@ impl Client {
             db: 0,
             authenticated,
             reply_mode: ReplyMode::On,
-            in_transaction: false,
-            watches_keys: false,
+            transaction: None,
+            watched: Vec::new(),
+            watches_redis: false,
             sessions: None,
             subscriptions: None,
             tracking: None,
@@ -121,6 +126,12 @@ impl Client {
             TrackingMode::Broadcast => false,
         };
         Some(Caller { client: self.card.id, keeps_reads })
+    }
+
+    /// Whether what it reads now is remembered for it.
+    #[must_use]
+    pub fn keeps_reads(&self) -> bool {
+        self.caller().is_some_and(|caller| caller.keeps_reads)
     }
 
     #[must_use]
@@ -157,6 +168,17 @@ impl Client {
     /// Whether the loss of the Redis behind the proxy takes something with it that the client relies on.
     #[must_use]
     pub fn depends_on_link(&self) -> bool {
-        self.in_transaction || self.watches_keys
+        let transaction = self.transaction.as_ref();
+        self.watches_redis || transaction.is_some_and(|transaction| transaction.home == Home::Redis)
+    }
+
+    /// Remembers keys as they were. One that is watched already stays as it was then.
+    pub fn watch(&mut self, db: u32, keys: Vec<Bytes>, tokens: &[Reply]) {
+        for (key, token) in keys.into_iter().zip(tokens) {
+            let Reply::Int(token) = *token else { continue };
+            if !self.watched.iter().any(|known| known.db == db && known.key == key) {
+                self.watched.push(WatchedKey { db, key, token: token as u64 });
+            }
+        }
     }
 }

@@ -79,8 +79,14 @@ impl Node {
         let origin = self.pending.origin();
         for seq in self.pending.may_be_queued() {
             if self.machine.is_waiting(RequestId { origin, seq }) {
-                self.pending.queued(seq);
+                self.now_queued(seq);
             }
+        }
+    }
+
+    fn now_queued(&mut self, seq: u64) {
+        if self.pending.queued(seq) {
+            self.cancel_in_log(seq);
         }
     }
 
@@ -140,7 +146,7 @@ impl Node {
         for seq in seqs {
             let placed = !self.pending.is_unapplied(seq);
             match self.machine.fate(RequestId { origin, seq }) {
-                Fate::Waiting => self.pending.queued(seq),
+                Fate::Waiting => self.now_queued(seq),
                 Fate::Answered(reply) => {
                     if let Some(ticket) = self.pending.answered(seq) {
                         self.out.replies.push((ticket, reply));

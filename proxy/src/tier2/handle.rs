@@ -161,6 +161,17 @@ pub struct PendingReply {
     cancel: Option<Arc<Shared>>,
 }
 
+impl PendingReply {
+    /// Calls a wait off and goes on listening: the answer is what it was served with, or nil.
+    #[must_use]
+    pub fn withdraw(mut self) -> PendingReply {
+        if let Some(shared) = self.cancel.take() {
+            shared.inbox.push_report(Input::Withdraw { ticket: self.ticket });
+        }
+        self
+    }
+}
+
 impl Future for PendingReply {
     type Output = Reply;
 
@@ -278,6 +289,7 @@ fn ticket_of(input: &Input) -> Option<Ticket> {
         Input::Read(read) => Some(read.ticket),
         Input::Admin { ticket, .. } => Some(*ticket),
         Input::Cancel { .. }
+        | Input::Withdraw { .. }
         | Input::SessionsTouched(_)
         | Input::SessionsOrphaned { .. }
         | Input::Wanted(_)

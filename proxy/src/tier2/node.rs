@@ -151,6 +151,7 @@ impl Node {
             Input::Submit(submit) => self.on_submit(submit),
             Input::Read(read) => self.on_read(read),
             Input::Cancel { ticket } => self.on_cancel(ticket),
+            Input::Withdraw { ticket } => self.on_withdraw(ticket),
             Input::SessionsTouched(ids) => self.touched.extend(ids),
             Input::SessionsOrphaned { ids, grace_ms } => self.on_orphaned(&ids, grace_ms),
             Input::Wanted(wanted) => self.machine.set_wanted(wanted),

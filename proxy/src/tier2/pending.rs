@@ -7,7 +7,7 @@
 //! What may be said at the end of patience: a request that never left this node was certainly not applied (`UNAVAILABLE`);
 //! one that did may have been (`INDETERMINATE`). Nobody else decides this.
 
-use super::ports::{Submit, Ticket};
+use super::ports::{Submit, Ticket, WAIT_FOREVER};
 use bytes::Bytes;
 use redfence_core::types::Origin;
 use rustc_hash::FxHashMap;
@@ -28,10 +28,19 @@ struct Request {
     ticket: Option<Ticket>,
     blob: Bytes,
     deadline_ms: u64,
-    may_queue: bool,
+    /// The deadline from the moment it stands in a queue of the machine. 0: it never does.
+    queued_deadline_ms: u64,
+    /// Its client is gone: it must not stay in the queue.
+    withdrawn: bool,
     sending: Sending,
     /// Handed to the current leader (or to our own stage), and not due again.
     under_way: bool,
+}
+
+impl Request {
+    fn may_queue(&self) -> bool {
+        self.queued_deadline_ms > 0
+    }
 }
 
 #[derive(Debug)]
@@ -46,6 +55,17 @@ pub(super) enum GaveUp {
     /// Certainly not applied.
     NeverSent,
     /// Not known.
+    Unknown,
+}
+
+/// What is to be done about a wait that is called off while its answer is still wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Withdrawn {
+    /// It never left this node, and never will.
+    NeverSent,
+    /// Call it off in the log. Its answer comes from there.
+    CancelInLog(u64),
+    /// It is answered, or was never a wait.
     Unknown,
 }
 
@@ -111,30 +131,40 @@ impl Pending {
 
     /// A client's command.
     pub(super) fn submit(&mut self, submit: Submit, now_ms: u64) -> u64 {
-        let may_queue = submit.wait_ms > 0;
-        let deadline_ms = now_ms.saturating_add(submit.patience_ms).saturating_add(submit.wait_ms);
-        let seq = self.add(Some(submit.ticket), submit.blob, deadline_ms, may_queue);
-        if may_queue {
-            self.seq_of_ticket.insert(submit.ticket, seq);
-        }
-        seq
+        let patience_ends_ms = now_ms.saturating_add(submit.patience_ms);
+        let ends_ms = patience_ends_ms.saturating_add(submit.wait_ms);
+        let (deadline_ms, queued_deadline_ms) = match submit.wait_ms {
+            0 => (ends_ms, 0),
+            WAIT_FOREVER => (patience_ends_ms, u64::MAX),
+            _ => (ends_ms, ends_ms),
+        };
+        self.add(Some(submit.ticket), submit.blob, deadline_ms, queued_deadline_ms)
     }
 
     /// A command of the node itself. Given up at its deadline like any other.
     pub(super) fn submit_own(&mut self, blob: Bytes, deadline_ms: u64) -> u64 {
-        self.add(None, blob, deadline_ms, false)
+        self.add(None, blob, deadline_ms, 0)
     }
 
-    fn add(&mut self, ticket: Option<Ticket>, blob: Bytes, deadline_ms: u64, may_queue: bool) -> u64 {
+    fn add(&mut self, ticket: Option<Ticket>, blob: Bytes, deadline_ms: u64, queued_deadline_ms: u64) -> u64 {
         let seq = self.next_seq;
         self.next_seq += 1;
         self.unapplied_bytes += blob.len();
-        let request =
-            Request { ticket, blob, deadline_ms, may_queue, sending: Sending::Never, under_way: false };
+        let request = Request {
+            ticket,
+            blob,
+            deadline_ms,
+            queued_deadline_ms,
+            withdrawn: false,
+            sending: Sending::Never,
+            under_way: false,
+        };
+        let may_queue = request.may_queue();
         self.unapplied.insert(seq, request);
         self.leaving.push_back(seq);
         if may_queue {
             self.may_queue.insert(seq);
+            self.seq_of_ticket.extend(ticket.map(|ticket| (ticket, seq)));
         }
         seq
     }
@@ -216,16 +246,17 @@ impl Pending {
         ticket
     }
 
-    /// Our own apply has put it into a queue: the answer comes with a later entry.
-    pub(super) fn queued(&mut self, seq: u64) {
-        if let Some(request) = self.remove_unapplied(seq) {
-            match request.ticket {
-                Some(ticket) if request.may_queue => {
-                    self.placed.insert(seq, Placed { ticket, deadline_ms: request.deadline_ms });
-                }
-                Some(_) | None => {}
+    /// Our own apply has put it into a queue: the answer comes with a later entry. Whether it is to be called off: the word that
+    /// did so may have overtaken it.
+    pub(super) fn queued(&mut self, seq: u64) -> bool {
+        let Some(request) = self.remove_unapplied(seq) else { return false };
+        match request.ticket {
+            Some(ticket) if request.may_queue() => {
+                self.placed.insert(seq, Placed { ticket, deadline_ms: request.queued_deadline_ms });
             }
+            Some(_) | None => {}
         }
+        request.withdrawn
     }
 
     pub(super) fn is_unapplied(&self, seq: u64) -> bool {
@@ -240,7 +271,7 @@ impl Pending {
     fn remove_unapplied(&mut self, seq: u64) -> Option<Request> {
         let request = self.unapplied.remove(&seq)?;
         self.unapplied_bytes -= request.blob.len();
-        if request.may_queue {
+        if request.may_queue() {
             self.may_queue.remove(&seq);
         }
         Some(request)
@@ -256,6 +287,21 @@ impl Pending {
             Sending::Never => None,
             Sending::Sent { .. } => Some(seq),
         }
+    }
+
+    /// The client is gone, but what it is served with must not be lost.
+    pub(super) fn withdraw(&mut self, ticket: Ticket) -> Withdrawn {
+        let Some(&seq) = self.seq_of_ticket.get(&ticket) else { return Withdrawn::Unknown };
+        match self.unapplied.get_mut(&seq) {
+            Some(request) if request.sending == Sending::Never => {
+                self.remove_unapplied(seq);
+                self.seq_of_ticket.remove(&ticket);
+                return Withdrawn::NeverSent;
+            }
+            Some(request) => request.withdrawn = true,
+            None => {}
+        }
+        Withdrawn::CancelInLog(seq)
     }
 
     /// Takes out everything whose patience has run out.
@@ -291,7 +337,7 @@ impl Pending {
         }
         let (verdict, cancel) = match request.sending {
             Sending::Never => (GaveUp::NeverSent, false),
-            Sending::Sent { .. } => (GaveUp::Unknown, request.may_queue),
+            Sending::Sent { .. } => (GaveUp::Unknown, request.may_queue()),
         };
         Some(Overdue { seq, ticket: request.ticket, verdict, cancel })
     }
@@ -328,15 +374,16 @@ impl Pending {
     pub(super) fn reborn(&mut self, origin: Origin) -> Vec<Ticket> {
         let unapplied = std::mem::take(&mut self.unapplied);
         let placed = self.placed_seqs();
-        let tickets =
+        let mut tickets: Vec<Ticket> =
             placed.iter().filter_map(|seq| self.placed.remove(seq)).map(|placed| placed.ticket).collect();
         *self = Pending::new(origin);
         for request in unapplied.into_values() {
             let Some(ticket) = request.ticket else { continue };
-            let seq = self.add(Some(ticket), request.blob, request.deadline_ms, request.may_queue);
-            if request.may_queue {
-                self.seq_of_ticket.insert(ticket, seq);
+            if request.withdrawn {
+                tickets.push(ticket);
+                continue;
             }
+            self.add(Some(ticket), request.blob, request.deadline_ms, request.queued_deadline_ms);
         }
         tickets
     }
@@ -383,6 +430,21 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_without_end_ends_only_while_it_has_no_place() {
+        let mut pending = Pending::new(ORIGIN);
+        let placed = pending.submit(submit(1, WAIT_FOREVER), 0);
+        let lost = pending.submit(submit(2, WAIT_FOREVER), 0);
+        for seq in [placed, lost] {
+            pending.mark_forwarded(seq, 0, 500);
+        }
+        pending.queued(placed);
+        let late: Vec<u64> = pending.overdue(5_000).into_iter().map(|late| late.seq).collect();
+        assert_eq!(late, [lost]);
+        assert!(pending.overdue(u64::MAX - 1).is_empty());
+        assert_eq!(pending.answered(placed), Some(1));
+    }
+
+    #[test]
     fn a_cancel_goes_to_the_log_only_if_the_request_may_be_there() {
         let mut pending = Pending::new(ORIGIN);
         pending.submit(submit(1, 1_000), 0);
@@ -392,6 +454,21 @@ mod tests {
         assert_eq!(pending.cancel(2), Some(sent));
         assert_eq!(pending.cancel(3), None);
         assert_eq!(pending.unapplied_bytes(), 0);
+    }
+
+    #[test]
+    fn a_withdrawn_wait_is_called_off_and_still_answered() {
+        let mut pending = Pending::new(ORIGIN);
+        pending.submit(submit(1, WAIT_FOREVER), 0);
+        assert_eq!(pending.withdraw(1), Withdrawn::NeverSent);
+        assert_eq!(pending.unapplied_len(), 0);
+
+        let sent = pending.submit(submit(2, WAIT_FOREVER), 0);
+        pending.mark_forwarded(sent, 0, 500);
+        assert_eq!(pending.withdraw(2), Withdrawn::CancelInLog(sent));
+        assert!(pending.queued(sent), "it came to stand in the queue after all");
+        assert_eq!(pending.answered(sent), Some(2));
+        assert_eq!(pending.withdraw(2), Withdrawn::Unknown);
     }
 
     #[test]

@@ -36,9 +36,10 @@
 use bytes::Bytes;
 use raft::eraftpb::{ConfState, Entry, HardState, Message};
 use redfence_core::event::Event;
-use redfence_core::machine::{Query, Stats, Wanted};
+use redfence_core::keyspace::Resp;
+use redfence_core::machine::{Machine, Query, Stats, Wanted, Words};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Origin, SessionId};
+use redfence_core::types::{Member as RedlockMember, Origin, SessionId};
 
 /// A member's number, 1 to 65,535.
 pub type NodeId = u64;
@@ -66,6 +67,10 @@ pub enum Input {
     Read(Read),
     /// The client behind a submitted wait is gone. No reply follows. Unknown tickets are passed over.
     Cancel {
+        ticket: Ticket,
+    },
+    /// As [`Input::Cancel`], but the answer is wanted: the wait may have been served already, or be served before it is called off.
+    Withdraw {
         ticket: Ticket,
     },
     /// Sessions whose connections were active (or are blocked in a WAIT) since the last report. Batched into the log.
@@ -125,6 +130,10 @@ pub struct Submit {
     pub wait_ms: u64,
 }
 
+/// [`Submit::wait_ms`] of a command that waits until it is served or called off (`BLPOP key 0`). Its patience is for getting
+/// into the queue.
+pub const WAIT_FOREVER: u64 = u64::MAX;
+
 /// A linearizable look at the state.
 #[derive(Clone, Debug)]
 pub struct Read {
@@ -133,26 +142,61 @@ pub struct Read {
     pub patience_ms: u64,
 }
 
-/// [`redfence_core::machine::Query`] with bytes of its own, to cross threads.
+/// A look at the state, with bytes of its own to cross threads: [`redfence_core::machine::Query`], or one at plain keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnedQuery {
-    Info { db: u32, resource: Bytes },
-    Queue { db: u32, resource: Bytes },
-    Scan { db: u32, cursor: u64, pattern: Option<Bytes>, count: u64 },
-    Session { id: SessionId },
+    Info {
+        db: u32,
+        resource: Bytes,
+    },
+    Queue {
+        db: u32,
+        resource: Bytes,
+    },
+    Scan {
+        db: u32,
+        cursor: u64,
+        pattern: Option<Bytes>,
+        count: u64,
+    },
+    Session {
+        id: SessionId,
+    },
+    /// How keys are, for `WATCH`: their tokens in the order asked, as integers of the same bits.
+    Tokens {
+        db: u32,
+        keys: Vec<Bytes>,
+    },
+    /// A plain command that only reads.
+    Redis {
+        db: u32,
+        resp: Resp,
+        member: Option<RedlockMember>,
+        argv: Vec<Bytes>,
+    },
 }
 
 impl OwnedQuery {
+    /// Answers from the state. `late_ms`: see [`Machine::query_later`].
     #[must_use]
-    pub fn borrow(&self) -> Query<'_> {
-        match self {
+    pub fn ask(&self, machine: &Machine, late_ms: u64) -> Reply {
+        let query = match self {
             OwnedQuery::Info { db, resource } => Query::Info { db: *db, resource },
             OwnedQuery::Queue { db, resource } => Query::Queue { db: *db, resource },
             OwnedQuery::Scan { db, cursor, pattern, count } => {
                 Query::Scan { db: *db, cursor: *cursor, pattern: pattern.as_deref(), count: *count }
             }
             OwnedQuery::Session { id } => Query::Session { id: *id },
-        }
+            OwnedQuery::Tokens { db, keys } => {
+                let token = |key: &Bytes| Reply::Int(machine.watch_token(*db, key) as i64);
+                return Reply::Array(keys.iter().map(token).collect());
+            }
+            OwnedQuery::Redis { db, resp, member, argv } => {
+                let argv: Words<'_> = argv.iter().map(|word| &word[..]).collect();
+                return machine.read_later(*member, *db, *resp, &argv, late_ms);
+            }
+        };
+        machine.query_later(query, late_ms)
     }
 }
 

@@ -3,6 +3,8 @@
 //! raft answers no ReadIndex while a fresh leader has committed nothing in its term, while there is no leader, and when a
 //! message is lost. So every round has a time-out, a change of leader ends it, and each new try has a name never used
 //! before: an answer to an old try must not serve a later one.
+//!
+//! Reads are answered in the order they came: a client that pipelines two never sees the older state second.
 
 use super::ports::{OwnedQuery, Read, Ticket};
 use redfence_core::types::Origin;
@@ -67,16 +69,12 @@ impl Reads {
 
     /// Reads that may be answered from the state as of `applied`.
     pub(super) fn ready(&mut self, applied: u64) -> Vec<(Ticket, OwnedQuery)> {
-        let ready: Vec<u64> = self
-            .rounds
-            .iter()
-            .filter(|(_, round)| round.index.is_some_and(|index| index <= applied))
-            .map(|(number, _)| *number)
-            .collect();
         let mut reads = Vec::new();
-        for number in ready {
-            let round = self.rounds.remove(&number).expect("listed just now");
-            reads.extend(round.reads.into_iter().map(|read| (read.ticket, read.query)));
+        while let Some(first) = self.rounds.first_entry() {
+            if first.get().index.is_none_or(|index| index > applied) {
+                break;
+            }
+            reads.extend(first.remove().reads.into_iter().map(|read| (read.ticket, read.query)));
         }
         self.len -= reads.len();
         reads
@@ -93,14 +91,13 @@ impl Reads {
     }
 
     fn reopen(&mut self, lost: impl Fn(&Round) -> bool) {
-        let numbers: Vec<u64> = self
-            .rounds
-            .iter()
-            .filter(|(_, round)| round.index.is_none() && lost(round))
-            .map(|(number, _)| *number)
-            .collect();
-        for number in numbers.into_iter().rev() {
-            let round = self.rounds.remove(&number).expect("listed just now");
+        let is_lost = |round: &Round| round.index.is_none() && lost(round);
+        let Some(first) = self.rounds.iter().find(|(_, round)| is_lost(round)).map(|(number, _)| *number)
+        else {
+            return;
+        };
+        // Later rounds must not overtake it, so they are asked again with it.
+        for round in self.rounds.split_off(&first).into_values().rev() {
             round.reads.into_iter().rev().for_each(|read| self.waiting.push_front(read));
         }
     }
@@ -176,6 +173,30 @@ mod tests {
         assert!(reads.ready(100).is_empty());
         reads.confirmed(ORIGIN, &second, 5);
         assert_eq!(tickets(reads.ready(5)), [1]);
+    }
+
+    #[test]
+    fn reads_are_answered_in_the_order_they_came() {
+        let mut reads = Reads::default();
+        reads.add(read(1), 0);
+        let first = reads.open_round(ORIGIN, 0).expect("a read waits");
+        reads.add(read(2), 100);
+        let second = reads.open_round(ORIGIN, 100).expect("a read waits");
+        reads.confirmed(ORIGIN, &second, 5);
+        assert!(reads.ready(10).is_empty(), "the first has no answer yet");
+        reads.confirmed(ORIGIN, &first, 5);
+        assert_eq!(tickets(reads.ready(10)), [1, 2]);
+
+        reads.add(read(3), 200);
+        reads.open_round(ORIGIN, 200).expect("a read waits");
+        reads.add(read(4), 300);
+        let later = reads.open_round(ORIGIN, 300).expect("a read waits");
+        reads.confirmed(ORIGIN, &later, 6);
+        reads.retry_overdue(350, 150);
+        assert!(reads.ready(10).is_empty(), "it waits for the one before it");
+        let again = reads.open_round(ORIGIN, 350).expect("both wait");
+        reads.confirmed(ORIGIN, &again, 7);
+        assert_eq!(tickets(reads.ready(10)), [3, 4]);
     }
 
     #[test]

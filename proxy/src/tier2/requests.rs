@@ -1,7 +1,7 @@
 //! Requests of this node's clients, and of followers' clients at the leader, on their way into the log.
 
 use super::node::Node;
-use super::pending::{GaveUp, Overdue};
+use super::pending::{GaveUp, Overdue, Withdrawn};
 use super::ports::{Forward, PeerMessage, Read, Submit, Ticket};
 use super::{refusals, stage};
 use bytes::Bytes;
@@ -56,7 +56,15 @@ impl Node {
         }
     }
 
-    fn cancel_in_log(&mut self, seq: u64) {
+    pub(super) fn on_withdraw(&mut self, ticket: Ticket) {
+        match self.pending.withdraw(ticket) {
+            Withdrawn::NeverSent => self.out.replies.push((ticket, Reply::NilArray)),
+            Withdrawn::CancelInLog(seq) => self.cancel_in_log(seq),
+            Withdrawn::Unknown => {}
+        }
+    }
+
+    pub(super) fn cancel_in_log(&mut self, seq: u64) {
         let request = RequestId { origin: self.pending.origin(), seq };
         self.submit_own(&Command::Cancel { request });
     }
@@ -231,7 +239,7 @@ impl Node {
     pub(super) fn answer_reads(&mut self) {
         let late_ms = self.since_last_stamp_ms();
         for (ticket, query) in self.reads.ready(self.applied) {
-            let reply = self.machine.query_later(query.borrow(), late_ms);
+            let reply = query.ask(&self.machine, late_ms);
             self.out.replies.push((ticket, reply));
         }
     }

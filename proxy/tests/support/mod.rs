@@ -173,6 +173,54 @@ pub fn start_cluster(count: usize, flags: &[&str]) -> Vec<Node> {
     panic!("the cluster does not start");
 }
 
+/// A plain Redis 7, without the module.
+pub struct Redis {
+    pub address: std::net::SocketAddr,
+    process: Option<Process>,
+    folder: TempDir,
+}
+
+impl Redis {
+    pub fn start() -> Redis {
+        let mut redis = Redis { address: free_address(), process: None, folder: TempDir::new().unwrap() };
+        redis.launch();
+        redis
+    }
+
+    pub fn launch(&mut self) {
+        let mut command = Command::new("redis-server");
+        command.args([
+            "--port",
+            &self.address.port().to_string(),
+            "--bind",
+            "127.0.0.1",
+            "--save",
+            "",
+            "--dir",
+        ]);
+        command.arg(self.folder.path());
+        self.process = Some(Process::start(command, &self.folder, "redis"));
+        let address = self.address;
+        await_that("Redis answers", || {
+            std::net::TcpStream::connect(address).is_ok() && Client::connect(address).ask(&["PING"]) == "PONG"
+        });
+    }
+
+    pub fn stop(&mut self) {
+        self.process = None;
+    }
+}
+
+/// A node with a Redis of its own behind it.
+pub fn behind(flags: &[&str]) -> (Redis, Node) {
+    let redis = Redis::start();
+    let address = redis.address.to_string();
+    let mut all = vec!["--redis", &address];
+    all.extend_from_slice(flags);
+    let node = Node::start(&all);
+    (redis, node)
+}
+
 /// A client that sends bytes and reads bytes.
 pub struct Client {
     pub stream: TcpStream,
@@ -205,6 +253,21 @@ impl Client {
     pub fn ask(&mut self, words: &[&str]) -> String {
         self.send(words);
         self.receive()
+    }
+
+    /// Commands one after the other, each a line of words; their replies.
+    #[track_caller]
+    pub fn ask_all(&mut self, lines: &[&str]) -> Vec<String> {
+        lines.iter().map(|line| self.ask(&line.split(' ').collect::<Vec<_>>())).collect()
+    }
+
+    /// The same, sent at once.
+    #[track_caller]
+    pub fn pipeline(&mut self, lines: &[&str]) -> Vec<String> {
+        let words = lines.iter().map(|line| line.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+        let frames: Vec<u8> = words.flat_map(|words| command(&words)).collect();
+        self.send_bytes(&frames);
+        lines.iter().map(|_| self.receive()).collect()
     }
 
     #[track_caller]

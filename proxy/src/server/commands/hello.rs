@@ -132,11 +132,7 @@ impl Connection {
         match db {
             None => self.reply(&Reply::Error(Refusal::new("ERR value is not an integer or out of range"))),
             Some(db) if (0..i64::from(DATABASES)).contains(&db) => {
-                self.client.db = db as u32;
-                self.client.card.db.store(db as u64, Ordering::Relaxed);
-                if let Some(link) = &mut self.link {
-                    link.send_ours(&["SELECT", &db.to_string()]);
-                }
+                self.set_database(db as u32);
                 self.reply(&Reply::OK);
             }
             Some(_) => self.reply(&Reply::Error(Refusal::new("ERR DB index is out of range"))),
@@ -144,13 +140,20 @@ impl Connection {
         Flow::Done
     }
 
+    pub(in crate::server) fn set_database(&mut self, db: u32) {
+        self.client.db = db;
+        self.client.card.db.store(u64::from(db), Ordering::Relaxed);
+        if let Some(link) = &mut self.link {
+            link.send_ours(&["SELECT", &db.to_string()]);
+        }
+    }
+
     /// `RESET`: the connection as it was when it was opened.
     pub(in crate::server) fn reset(&mut self) -> Flow {
         self.drop_subscriptions();
         self.stop_tracking();
         self.link = None;
-        self.client.in_transaction = false;
-        self.client.watches_keys = false;
+        self.forget_transaction();
         self.client.reply_mode = ReplyMode::On;
         self.client.protocol = Protocol::Resp2;
         self.client.db = 0;

@@ -135,6 +135,7 @@ fn redfence(shared: &Shared, text: &mut String) {
     let machine = status.stats;
     line(text, "locks_held", machine.locks_held + embedded.locks_held);
     line(text, "waiters", machine.waiters + embedded.waiters);
+    line(text, "blocked_commands", machine.blocked);
     line(text, "sessions", machine.sessions);
     line(text, "idle_records", machine.idle_records + embedded.idle_records);
     line(text, "grants", load(&shared.stats.grants));

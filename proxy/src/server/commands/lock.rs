@@ -2,7 +2,7 @@
 
 use crate::server::connection::{Connection, Flow};
 use crate::server::ids;
-use crate::server::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, SessionStep, Source};
+use crate::server::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, SessionStep, Source, Then};
 use crate::server::router::Destination;
 use crate::server::stats::Verdict;
 use crate::tier1::embedded::Answer;
@@ -36,7 +36,6 @@ impl Connection {
         }
         match destination {
             Destination::Node => self.cluster_command(&request),
-            Destination::Tier2 if self.client.in_transaction => self.refuse(no_transaction()),
             Destination::Tier2 => self.tier2_command(request, &owner),
             Destination::Tier1 if self.shared.embedded.is_some() => self.embedded_command(request, &owner),
             Destination::Tier1 => self.upstream_command(argv, frame, &request, &owner),
@@ -51,7 +50,11 @@ impl Connection {
             request,
             Request::Info(_) | Request::Queue(_) | Request::Scan(_) | Request::Session(Session::Info(_))
         );
-        let lane = if waits || looks { Lane::Alone } else { Lane::Tier2 };
+        let lane = match (waits, looks) {
+            (true, _) => Lane::Alone,
+            (false, true) => Lane::Reads,
+            (false, false) => Lane::Tier2,
+        };
         if !self.lane_is_open(lane) {
             return Flow::Stall;
         }
@@ -85,8 +88,8 @@ impl Connection {
             }
         };
         self.await_call(lane, Source::Tier2(pending), waits, if_abandoned);
-        if let Some(Pending::Call(call)) = self.pending.back_mut() {
-            call.session = session_step;
+        if let (Some(step), Some(Pending::Call(call))) = (session_step, self.pending.back_mut()) {
+            call.then = Then::Session(step);
         }
         Flow::Done
     }
@@ -109,8 +112,7 @@ impl Connection {
             muted,
             began_us,
             if_abandoned,
-            session: None,
-            instead: None,
+            then: Then::Nothing,
         }));
     }
 
@@ -245,8 +247,8 @@ impl Connection {
         if means == Means::Module {
             return self.send_to_redis(argv, frame, call);
         }
-        if self.client.in_transaction {
-            return self.refuse(no_transaction());
+        if self.client.transaction.is_some() {
+            return self.spoil(no_transaction());
         }
         if !waits {
             let words = lua::call_for(&means, request, argv);

@@ -12,6 +12,7 @@ pub mod pubsub;
 pub mod server;
 pub mod simple;
 pub mod tracking;
+pub mod transaction;
 
 use redfence_core::reply::Refusal;
 
@@ -23,10 +24,13 @@ pub enum Local {
     Cluster,
     Command,
     Config,
+    Discard,
     Echo,
+    Exec,
     Hello,
     Info,
     Monitor,
+    Multi,
     Ping,
     PSubscribe,
     Publish,
@@ -39,6 +43,8 @@ pub enum Local {
     Subscribe,
     Time,
     Unsubscribe,
+    Unwatch,
+    Watch,
 }
 
 impl Local {
@@ -55,10 +61,13 @@ impl Local {
             b"CLUSTER" => Local::Cluster,
             b"COMMAND" => Local::Command,
             b"CONFIG" => Local::Config,
+            b"DISCARD" => Local::Discard,
             b"ECHO" => Local::Echo,
+            b"EXEC" => Local::Exec,
             b"HELLO" => Local::Hello,
             b"INFO" => Local::Info,
             b"MONITOR" | b"SYNC" | b"PSYNC" => Local::Monitor,
+            b"MULTI" => Local::Multi,
             b"PING" => Local::Ping,
             b"PSUBSCRIBE" => Local::PSubscribe,
             b"PUBLISH" => Local::Publish,
@@ -71,6 +80,8 @@ impl Local {
             b"SUBSCRIBE" => Local::Subscribe,
             b"TIME" => Local::Time,
             b"UNSUBSCRIBE" => Local::Unsubscribe,
+            b"UNWATCH" => Local::Unwatch,
+            b"WATCH" => Local::Watch,
             _ => return None,
         })
     }
@@ -79,6 +90,33 @@ impl Local {
     #[must_use]
     pub fn yields_to_redis(self) -> bool {
         matches!(self, Local::Config | Local::Publish | Local::PubSub | Local::Time)
+    }
+
+    /// Carried out at once even between `MULTI` and `EXEC`.
+    #[must_use]
+    pub fn is_never_queued(self) -> bool {
+        matches!(
+            self,
+            Local::Multi | Local::Exec | Local::Discard | Local::Watch | Local::Quit | Local::Reset
+        )
+    }
+
+    /// Changes or shows the connection itself, which neither the Redis behind nor the Raft keyspace knows.
+    #[must_use]
+    pub fn is_about_the_connection(self) -> bool {
+        matches!(
+            self,
+            Local::Auth
+                | Local::Client
+                | Local::Cluster
+                | Local::Hello
+                | Local::Monitor
+                | Local::Subscribe
+                | Local::PSubscribe
+                | Local::Unsubscribe
+                | Local::PUnsubscribe
+                | Local::ShardSubscribe
+        )
     }
 
     /// Allowed before the client has said who it is.

@@ -1,15 +1,17 @@
 //! Plain Redis commands: to the Redis behind the proxy as they are, or to the Raft keyspace.
 
+use super::transaction::crosses_tiers;
 use super::{server, unknown_command};
 use crate::server::connection::{Connection, Flow};
-use crate::server::encode::Protocol;
 use crate::server::keys;
 use crate::server::pending::{IfAbandoned, Lane, Source};
 use crate::server::router::{Door, PlainDestination};
+use crate::server::transaction::Home;
+use crate::tier2::ports::{OwnedQuery, WAIT_FOREVER};
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
-use redfence_core::keyspace::{table, Resp};
-use redfence_core::machine::Command;
+use redfence_core::keyspace::{table, wait_of, Wait};
+use redfence_core::machine::{is_read, Command};
 use redfence_core::reply::Refusal;
 use redfence_core::types::Member;
 
@@ -19,69 +21,74 @@ impl Connection {
             if self.shared.router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
         match self.shared.router.plain(self.client.door, keys) {
             Err(refusal) => self.refuse(refusal),
-            Ok(PlainDestination::Redis) => {
-                let flow = self.pass_to_redis(argv, frame);
-                if flow == Flow::Done {
-                    self.follow_transaction(argv[0]);
-                }
-                flow
-            }
+            Ok(PlainDestination::Redis) => self.pass_to_redis(argv, frame),
             Ok(PlainDestination::Keyspace) => self.keyspace_command(argv),
         }
     }
 
-    /// The Raft keyspace: every key is a lock there, and its value is the owner. Every command goes through the log, reads too.
+    /// The Raft keyspace: every key is a lock there, and its value is the owner.
     fn keyspace_command(&mut self, argv: &[&[u8]]) -> Flow {
         match table::find(argv[0]) {
-            Some(row) if row.is(table::BLOCK) || row.is(table::PUBSUB) => self.refuse(not_yet(argv[0])),
+            Some(row) if row.is(table::PUBSUB) => self.refuse(not_yet(argv[0])),
             None if server::knows(argv[0]) => self.server_command(argv),
             None if keys::is_redis_command(argv[0]) => self.refuse(not_yet(argv[0])),
             None => self.refuse(unknown_command(argv)),
-            Some(_) if self.client.in_transaction => self.refuse(Refusal::new(
-                "ERR keys of the correctness tier cannot be part of a transaction with the Redis behind",
-            )),
+            // Behind writes under way a read goes through the log with them: it must see them, and they need not be waited for.
+            // So does one whose keys are tracked: what was read when is known from the log.
+            Some(row) if is_read(row) && self.lane != Lane::Tier2 && !self.client.keeps_reads() => {
+                self.keyspace_read(argv)
+            }
             Some(_) => self.submit_to_keyspace(argv),
         }
     }
 
-    /// Sends a command through the log, whatever it is.
-    pub(super) fn submit_to_keyspace(&mut self, argv: &[&[u8]]) -> Flow {
-        if !self.lane_is_open(Lane::Tier2) {
+    /// From the state, without an entry in the log.
+    fn keyspace_read(&mut self, argv: &[&[u8]]) -> Flow {
+        if !self.lane_is_open(Lane::Reads) {
             return Flow::Stall;
         }
-        let resp = match self.client.protocol {
-            Protocol::Resp2 => Resp::Two,
-            Protocol::Resp3 => Resp::Three,
+        let query = OwnedQuery::Redis {
+            db: self.client.db,
+            resp: self.client.protocol.into(),
+            member: self.member(),
+            argv: owned(argv),
         };
+        let pending = self.shared.tier2.query(query);
+        self.await_call(Lane::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        Flow::Done
+    }
+
+    /// Through the log, whatever it is.
+    pub(super) fn submit_to_keyspace(&mut self, argv: &[&[u8]]) -> Flow {
+        let wait = wait_of(argv);
+        let lane = if wait.is_some() { Lane::Alone } else { Lane::Tier2 };
+        if !self.lane_is_open(lane) {
+            return Flow::Stall;
+        }
+        let wait_ms = match wait {
+            None => 0,
+            Some(Wait::Ms(ms)) => ms,
+            Some(Wait::Forever) => WAIT_FOREVER,
+        };
+        let resp = self.client.protocol.into();
         let words = argv.iter().copied().collect();
         let mut blob = Vec::with_capacity(128);
         let member = self.member();
         Command::Redis { db: self.client.db, resp, member, argv: words }.encode(&mut blob);
-        let pending = self.shared.tier2.submit_for(self.client.caller(), Bytes::from(blob), 0);
-        self.await_call(Lane::Tier2, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        let pending = self.shared.tier2.submit_for(self.client.caller(), Bytes::from(blob), wait_ms);
+        let if_abandoned = match wait {
+            None => IfAbandoned::Nothing,
+            Some(_) => IfAbandoned::PutBack { db: self.client.db, argv: owned(argv) },
+        };
+        self.await_call(lane, Source::Tier2(pending), wait.is_some(), if_abandoned);
         Flow::Done
     }
 
     /// As which Redlock member this node serves the client, if it does.
-    fn member(&self) -> Option<Member> {
+    pub(super) fn member(&self) -> Option<Member> {
         match self.client.door {
             Door::Main | Door::Correctness => None,
             Door::Redlock => Some(Member(self.shared.node)),
-        }
-    }
-
-    /// Remembers what the loss of the Redis behind would take from the client.
-    fn follow_transaction(&mut self, name: &[u8]) {
-        let is = |word: &str| name.eq_ignore_ascii_case(word.as_bytes());
-        if is("MULTI") {
-            self.client.in_transaction = true;
-        } else if is("WATCH") {
-            self.client.watches_keys = true;
-        } else if is("EXEC") || is("DISCARD") {
-            self.client.in_transaction = false;
-            self.client.watches_keys = false;
-        } else if is("UNWATCH") {
-            self.client.watches_keys = false;
         }
     }
 
@@ -98,12 +105,19 @@ impl Connection {
             )));
         }
         match router.plain(self.client.door, keys::of(argv))? {
+            PlainDestination::Redis if self.transaction_home() == Some(Home::Keyspace) => {
+                Err(crosses_tiers(argv[0]))
+            }
             PlainDestination::Redis => Ok(()),
             PlainDestination::Keyspace => {
                 Err(Refusal::new("ERR keys of the correctness tier hold owners, and no owner is that large"))
             }
         }
     }
+}
+
+fn owned(argv: &[&[u8]]) -> Vec<Bytes> {
+    argv.iter().map(|word| Bytes::copy_from_slice(word)).collect()
 }
 
 fn not_yet(name: &[u8]) -> Refusal {

@@ -9,7 +9,7 @@
 use super::{is, unknown_subcommand, wrong_arity, Local};
 use crate::events::{Inbox, Kind};
 use crate::server::connection::{Connection, Flow};
-use crate::server::pending::{Confirm, Lane, Pending};
+use crate::server::pending::{Confirm, Lane, Pending, Then};
 use crate::server::session::Subscriptions;
 use bytes::Bytes;
 use redfence_core::reply::{Refusal, Reply, Sink};
@@ -167,7 +167,7 @@ impl Connection {
         let receivers = self.shared.hub.receivers_of(channel);
         let flow = self.submit_to_keyspace(argv);
         if let (Flow::Done, Some(Pending::Call(call))) = (flow, self.pending.back_mut()) {
-            call.instead = Some(Reply::Int(receivers as i64));
+            call.then = Then::Say(Reply::Int(receivers as i64));
         }
         flow
     }
