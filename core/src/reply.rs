@@ -115,6 +115,22 @@ impl Reply {
         matches!(self, Reply::Error(_))
     }
 
+    /// The same answer made of nothing but Redis's own types, as scripts know them.
+    #[must_use]
+    pub fn plain(self) -> Reply {
+        match self {
+            Reply::Granted { fence, ttl_ms } => {
+                Reply::Array(vec![Reply::Int(fence.0 as i64), Reply::Int(ttl_ms as i64)])
+            }
+            Reply::Released => Reply::Array(vec![Reply::Int(1), Reply::Text("ok")]),
+            Reply::Renewed { ttl_ms } => Reply::Array(vec![Reply::Int(1), Reply::Int(ttl_ms as i64)]),
+            Reply::Refused(reason) => Reply::Array(vec![Reply::Int(0), Reply::Text(reason.as_str())]),
+            Reply::Info(info) => Reply::Map(info.pairs()),
+            Reply::Array(items) => Reply::Array(items.into_iter().map(Reply::plain).collect()),
+            other => other,
+        }
+    }
+
     /// Writes the reply into `sink`, depth first.
     pub fn render(&self, sink: &mut impl Sink) {
         match self {
@@ -163,38 +179,23 @@ impl Reply {
                     value.render(sink);
                 }
             }
-            Reply::Info(info) => info.render(sink),
+            Reply::Info(info) => Reply::Map(info.pairs()).render(sink),
         }
     }
 }
 
 impl LockInfo {
-    fn render(&self, sink: &mut impl Sink) {
-        sink.map(8);
-        sink.bulk(b"resource");
-        sink.bulk(&self.resource);
-        sink.bulk(b"tier");
-        sink.bulk(self.tier.as_str().as_bytes());
-        sink.bulk(b"state");
-        sink.bulk(if self.held { b"held" } else { b"free" });
-        sink.bulk(b"fence");
-        sink.int(self.fence.0 as i64);
-        sink.bulk(b"owner");
-        match &self.owner {
-            Some(owner) => sink.bulk(owner),
-            None => sink.nil(),
-        }
-        sink.bulk(b"session");
-        match self.session {
-            Some(id) => sink.bulk(id.to_string().as_bytes()),
-            None => sink.nil(),
-        }
-        sink.bulk(b"ttl");
-        match self.ttl_ms {
-            Some(ttl_ms) => sink.int(ttl_ms),
-            None => sink.nil(),
-        }
-        sink.bulk(b"waiters");
-        sink.int(self.waiters as i64);
+    fn pairs(&self) -> Vec<(Reply, Reply)> {
+        let bulk_or_nil = |value: Option<Reply>| value.unwrap_or(Reply::Nil);
+        vec![
+            (Reply::Text("resource"), Reply::Bulk(self.resource.clone())),
+            (Reply::Text("tier"), Reply::Text(self.tier.as_str())),
+            (Reply::Text("state"), Reply::Text(if self.held { "held" } else { "free" })),
+            (Reply::Text("fence"), Reply::Int(self.fence.0 as i64)),
+            (Reply::Text("owner"), bulk_or_nil(self.owner.clone().map(Reply::Bulk))),
+            (Reply::Text("session"), bulk_or_nil(self.session.map(|id| Reply::bulk(id.to_string())))),
+            (Reply::Text("ttl"), bulk_or_nil(self.ttl_ms.map(Reply::Int))),
+            (Reply::Text("waiters"), Reply::Int(self.waiters as i64)),
+        ]
     }
 }

@@ -311,6 +311,60 @@ fn a_stopped_script_leaves_no_trace() {
     assert!(out.replies.iter().any(|(id, _)| id.seq == popper));
 }
 
+#[test]
+fn lock_commands_in_a_transaction_do_not_wait() {
+    let mut node = Node::new();
+    node.acquire("taken", "other", 0);
+    let commands = [
+        "LOCK.ACQUIRE free 1000 OWNER me WAIT 60000",
+        "LOCK.ACQUIRE taken 1000 OWNER me WAIT 60000",
+        "LOCK.MACQUIRE 2 free taken 1000 OWNER me WAIT 60000",
+        "GET free",
+        "LOCK.ACQUIRE unnamed 1000",
+        "LOCK.ACQUIRE unnamed2 1000",
+        "LOCK.SESSION OPEN 1000",
+    ];
+    let commands = commands.iter().map(|line| words(line)).collect();
+    let reply = node.answer(Command::Transaction { db: 0, resp: Resp::Two, watched: vec![], commands });
+    let Reply::Array(replies) = reply else { panic!("{reply:?}") };
+    assert!(matches!(replies[0], Reply::Granted { .. }), "{replies:?}");
+    assert_eq!(replies[1..4], [Reply::Nil, Reply::Nil, Reply::bulk("me")]);
+    assert!(matches!(replies[6], Reply::Error(_)), "{replies:?}");
+    assert_ne!(node.owner("unnamed"), node.owner("unnamed2"), "each has an owner of its own");
+    assert_eq!(node.machine.stats().waiters, 0);
+}
+
+#[cfg(feature = "scripts")]
+#[test]
+fn lock_commands_in_a_script_are_undone_with_it() {
+    let mut node = Node::new();
+    let session = redfence_core::types::SessionId(7);
+    node.apply(Command::SessionOpen { id: session, ttl_ms: 60_000, label: b"" });
+    let reply =
+        node.eval("return redis.call('LOCK.ACQUIRE', KEYS[1], 1000, 'OWNER', 'me', 'WAIT', '60000')", &["a"]);
+    let fence = node.fence("a");
+    assert_eq!(reply, Reply::Array(vec![Reply::Int(fence as i64), Reply::Int(1000)]));
+    assert_eq!(
+        node.eval("return redis.call('LOCK.ACQUIRE', KEYS[1], 1000, 'WAIT', '60000')", &["a"]),
+        Reply::Nil
+    );
+    assert_eq!(node.eval("return redis.call('LOCK.INFO', KEYS[1])[10]", &["a"]), Reply::bulk("me"));
+    node.acquire("kept", "owner", 0);
+    let body = format!(
+        "redis.call('LOCK.RELEASE', 'a', '{fence}') redis.call('LOCK.ACQUIRE', 'b', 1000, 'SESSION', '{session}')
+         redis.call('LOCK.MACQUIRE', 2, 'a', 'c', 1000, 'SESSION', '{session}') redis.call('LOCK.FORCERELEASE', 'kept')
+         redis.call('LOCK.ACQUIRE', 'nosession', 1000, 'SESSION', '00000000000000ff') while true do end"
+    );
+    let reply = node.eval(&body, &[]);
+    assert!(
+        matches!(&reply, Reply::Error(refusal) if refusal.0.starts_with("ERR script stopped")),
+        "{reply:?}"
+    );
+    assert_eq!((node.fence("a"), node.owner("a")), (fence, Some(b"me".to_vec())));
+    assert_eq!(node.owner("kept"), Some(b"owner".to_vec()));
+    assert_eq!((node.fence("b"), node.fence("c"), node.fence("nosession")), (0, 0, 0));
+}
+
 #[cfg(feature = "scripts")]
 #[test]
 fn two_nodes_fed_the_same_log_hold_the_same_state() {

@@ -35,7 +35,7 @@ impl Abilities {
     pub const CLUSTER: Abilities = Abilities(1 << 8);
     /// Serves Tier 1 and nothing else: whatever only Tier 2 promises is refused with `-TIER`.
     pub const EFFICIENCY_ALONE: Abilities = Abilities(1 << 9);
-    /// MULTI/EXEC around LOCK.* commands.
+    /// LOCK.* commands between MULTI and EXEC, and inside scripts.
     pub const TRANSACTIONS: Abilities = Abilities(1 << 10);
     /// Serves Tier 1 by default and Tier 2 for the names routed to it.
     pub const ROUTES: Abilities = Abilities(1 << 11);

@@ -318,6 +318,14 @@ impl Connection {
         }
     }
 
+    /// Whether a value has come that was not received yet. Looks, and waits a millisecond at most.
+    pub fn has_value(&mut self) -> bool {
+        let whole = |buffer: &[u8]| matches!(parse(buffer), Ok(Some(_)));
+        // Closed or silent: either way there is nothing more to see.
+        let _ = if whole(&self.buffer) { Ok(()) } else { self.fill(Duration::from_millis(1)) };
+        whole(&self.buffer)
+    }
+
     fn fill(&mut self, timeout: Duration) -> Result<(), ReceiveError> {
         // A time-out of zero would mean "for ever" to the socket.
         let timeout = timeout.max(Duration::from_millis(1));

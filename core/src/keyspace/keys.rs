@@ -11,7 +11,7 @@
 
 use super::table::Row;
 use super::value::{Value, View};
-use crate::reply::Refusal;
+use crate::reply::{Refusal, Reply};
 
 /// Keyspace number, as in `SELECT`.
 pub type Db = u32;
@@ -82,6 +82,11 @@ pub trait Keys {
 
     /// A command was run. Whoever tracks what clients have read looks at it.
     fn note_read(&mut self, _row: &Row, _argv: &[&[u8]]) {}
+
+    /// Runs a `LOCK.*` command at once, for scripts. `None` where there are no locks, only keys.
+    fn lock(&mut self, _db: Db, _argv: &[&[u8]]) -> Option<Reply> {
+        None
+    }
 
     /// From here on changes can be taken back. Not nested.
     fn begin(&mut self);

@@ -1,8 +1,9 @@
-//! `LOCK.*` commands inside a transaction: the same as outside, but for waiting. What cannot be had at once is not had, as with
+//! `LOCK.*` commands inside a transaction or a script: the same as outside, but for waiting. What cannot be had at once is not had, as with
 //! `BLPOP` inside `MULTI`.
 
 use super::acquire::Terms;
 use super::command::{Command, Db};
+use super::multi::Several;
 use super::request::{self, Context, Work};
 use super::{Applied, Machine};
 use crate::grammar::{self, Request};
@@ -33,6 +34,30 @@ impl Machine {
         match self.try_lock_at_once(db, argv, out) {
             Ok(reply) => reply,
             Err(refusal) => refusal.into(),
+        }
+    }
+
+    /// The names of locks a command may change.
+    pub(crate) fn names_changed<'a>(argv: &'a [&'a [u8]]) -> Several<&'a [u8]> {
+        match grammar::parse(argv) {
+            Some(Ok(Request::Acquire(request))) => Several::from_slice(&[request.resource]),
+            Some(Ok(Request::Release(request))) => Several::from_slice(&[request.resource]),
+            Some(Ok(Request::Renew(request))) => Several::from_slice(&[request.resource]),
+            Some(Ok(Request::ForceRelease(request))) => Several::from_slice(&[request.resource]),
+            Some(Ok(Request::MAcquire(request))) => request.resources.iter().copied().collect(),
+            Some(Ok(Request::MRelease(request))) => request.pairs.iter().map(|(name, _)| *name).collect(),
+            Some(Ok(
+                Request::Info(_)
+                | Request::Queue(_)
+                | Request::Scan(_)
+                | Request::Session(_)
+                | Request::Cluster(_)
+                | Request::FenceCheck(_)
+                | Request::FenceGet(_)
+                | Request::FenceCall(_),
+            ))
+            | Some(Err(_))
+            | None => Several::new(),
         }
     }
 

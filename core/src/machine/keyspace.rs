@@ -23,7 +23,7 @@ use super::{Applied, EventOwner, Machine, Noted};
 use crate::event::EventKind;
 use crate::keyspace::table::Row;
 use crate::keyspace::{errors, Clock, Deadline, Keys, Value, View};
-use crate::reply::Refusal;
+use crate::reply::{Refusal, Reply};
 use crate::types::Member;
 
 /// Whom keys are hidden from; see `members.rs`. Nobody: all are seen.
@@ -341,6 +341,20 @@ impl Keys for MachineKeys<'_> {
             self.out.published.push((copy(channel), copy(message)));
         }
         0
+    }
+
+    fn lock(&mut self, db: Db, argv: &[&[u8]]) -> Option<Reply> {
+        for name in Machine::names_changed(argv) {
+            let known = self.machine.names.find(&self.machine.locks, db, name);
+            // A record of its own from the start, so that there is one to put back. One that stays free goes with the serving.
+            let slot = match known.map_or_else(|| self.machine.record_for(db, name), Ok) {
+                Ok(slot) => slot,
+                Err(refusal) => return Some(refusal.into()),
+            };
+            self.save(slot);
+            self.machine.to_serve.push_back(slot);
+        }
+        Some(self.machine.lock_at_once(db, argv, self.out))
     }
 
     fn begin(&mut self) {

@@ -71,6 +71,18 @@ impl MachineKeys<'_> {
 
 impl Machine {
     fn put_back(&mut self, slot: u32, key: Key) {
+        let lock = &self.locks[slot];
+        if lock.phase == Phase::Idle {
+            // Looked at and left alone.
+            return;
+        }
+        let session = lock.session;
+        if session != NONE && session != key.lock.session {
+            let mut locks = self.sessions[session].locks;
+            locks.unlink(&mut self.locks, slot);
+            self.sessions.edit(session).locks = locks;
+            self.locks.edit(slot).session = NONE;
+        }
         match key.value {
             Some(value) => self.values.insert(slot, value),
             None => self.values.remove(&slot),

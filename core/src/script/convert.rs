@@ -58,7 +58,7 @@ pub(super) fn to_lua(lua: &Lua, reply: &Reply, resp: Resp) -> Result<Value> {
         | Reply::Renewed { .. }
         | Reply::Refused(_)
         | Reply::Info(_) => {
-            unreachable!("scripts call no LOCK.* command")
+            unreachable!("scripts see plain replies")
         }
     })
 }

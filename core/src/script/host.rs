@@ -1,8 +1,11 @@
 //! What a running script may do to the world: `redis.call`.
 
+use crate::grammar;
 use crate::keyspace::table::{self, Run};
 use crate::keyspace::{Context, Resp};
 use crate::reply::{Refusal, Reply};
+
+const READ_ONLY: &str = "ERR Write commands are not allowed from read-only scripts.";
 
 /// The keys a script works on, seen from inside the VM.
 pub(super) trait Host {
@@ -20,6 +23,14 @@ pub(super) struct ScriptHost<'k> {
 impl Host for ScriptHost<'_> {
     fn call(&mut self, argv: &[&[u8]]) -> Reply {
         let refuse = |text: &'static str| Reply::Error(Refusal::new(text));
+        if let Some(row) = argv.first().and_then(|name| grammar::table::find(name)) {
+            if self.read_only && row.write {
+                return refuse(READ_ONLY);
+            }
+            if let Some(reply) = self.cx.keys.lock(self.cx.db, argv) {
+                return reply.plain();
+            }
+        }
         let Some(row) = argv.first().and_then(|name| table::find(name)) else {
             return refuse("ERR Unknown Redis command called from script");
         };
@@ -33,7 +44,7 @@ impl Host for ScriptHost<'_> {
             }
         };
         if self.read_only && row.is(table::W) {
-            return refuse("ERR Write commands are not allowed from read-only scripts.");
+            return refuse(READ_ONLY);
         }
         let reply = handler(&mut self.cx, argv).unwrap_or_else(Reply::Error);
         self.cx.keys.note_read(row, argv);

@@ -85,7 +85,7 @@ pub fn all() -> Vec<Arc<dyn Backend>> {
         .and(Abilities::CLUSTER);
     let tier1 = wire.and(Abilities::EFFICIENCY).and(Abilities::ROUTES);
     let with_redis = tier1.and(Abilities::FENCING).and(Abilities::PLAIN_KEYS);
-    let tier2 = wire.and(Abilities::CORRECTNESS).and(Abilities::PLAIN_KEYS);
+    let tier2 = wire.and(Abilities::CORRECTNESS).and(Abilities::PLAIN_KEYS).and(Abilities::TRANSACTIONS);
     let one = Deployment::new(1, false, Behind::Nothing);
     let three = Deployment::new(3, false, Behind::Nothing);
     let five = Deployment::new(5, false, Behind::Nothing);
