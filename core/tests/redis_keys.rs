@@ -353,7 +353,7 @@ fn lock_commands_in_a_script_are_undone_with_it() {
     let body = format!(
         "redis.call('LOCK.RELEASE', 'a', '{fence}') redis.call('LOCK.ACQUIRE', 'b', 1000, 'SESSION', '{session}')
          redis.call('LOCK.MACQUIRE', 2, 'a', 'c', 1000, 'SESSION', '{session}') redis.call('LOCK.FORCERELEASE', 'kept')
-         redis.call('LOCK.ACQUIRE', 'nosession', 1000, 'SESSION', '00000000000000ff') while true do end"
+         redis.pcall('LOCK.ACQUIRE', 'nosession', 1000, 'SESSION', '00000000000000ff') while true do end"
     );
     let reply = node.eval(&body, &[]);
     assert!(

@@ -40,7 +40,7 @@ pub enum Wait {
 pub fn wait_of(argv: &[&[u8]]) -> Option<Wait> {
     let row = table::find(argv.first()?).filter(|row| row.is(table::BLOCK) && row.takes(argv.len()))?;
     let at = match row.name {
-        "blmpop" => 1,
+        "blmpop" | "bzmpop" => 1,
         // All others have it last.
         _ => argv.len() - 1,
     };
@@ -141,8 +141,11 @@ pub(super) fn brpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     pop_or_wait(cx, argv, End::Right)
 }
 
-/// `numkeys key [key …] LEFT|RIGHT [COUNT n]`.
-fn multi<'a, 'b>(words: &'a [&'b [u8]]) -> Result<(&'a [&'b [u8]], End, usize), Refusal> {
+/// `numkeys key [key …] side [COUNT n]`.
+pub(super) fn multi<'a, 'b, Side>(
+    words: &'a [&'b [u8]],
+    side: impl Fn(&[u8]) -> Result<Side, Refusal>,
+) -> Result<(&'a [&'b [u8]], Side, usize), Refusal> {
     let numkeys = match super::numbers::parse_i64(words[0]) {
         Some(number @ 1..) => number as usize,
         _ => return Err(errors::NUMKEYS_POSITIVE),
@@ -152,7 +155,7 @@ fn multi<'a, 'b>(words: &'a [&'b [u8]]) -> Result<(&'a [&'b [u8]], End, usize), 
         return Err(errors::SYNTAX);
     }
     let (keys, rest) = rest.split_at(numkeys);
-    let end = End::parse(rest[0])?;
+    let side = side(rest[0])?;
     let count = match &rest[1..] {
         [] => 1,
         [word, count] if is(word, "COUNT") => match super::numbers::parse_i64(count) {
@@ -161,7 +164,7 @@ fn multi<'a, 'b>(words: &'a [&'b [u8]]) -> Result<(&'a [&'b [u8]], End, usize), 
         },
         _ => return Err(errors::SYNTAX),
     };
-    Ok((keys, end, count))
+    Ok((keys, side, count))
 }
 
 fn pop_first(cx: &mut Context<'_>, keys: &[&[u8]], end: End, count: usize) -> Result<Option<Reply>, Refusal> {
@@ -175,13 +178,13 @@ fn pop_first(cx: &mut Context<'_>, keys: &[&[u8]], end: End, count: usize) -> Re
 }
 
 pub(super) fn lmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    let (keys, end, count) = multi(&argv[1..])?;
+    let (keys, end, count) = multi(&argv[1..], End::parse)?;
     Ok(pop_first(cx, keys, end, count)?.unwrap_or(Reply::NilArray))
 }
 
 pub(super) fn blmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let timeout_ms = timeout_ms(argv[1])?;
-    let (keys, end, count) = multi(&argv[2..])?;
+    let (keys, end, count) = multi(&argv[2..], End::parse)?;
     let found = pop_first(cx, keys, end, count)?;
     Ok(found.unwrap_or_else(|| wait_for(cx, keys, timeout_ms, Reply::NilArray)))
 }

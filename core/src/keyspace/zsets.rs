@@ -3,7 +3,7 @@
 use super::args::{self, is};
 use super::context::{Answer, Context, Resp};
 use super::errors;
-use super::lists_moving::{timeout_ms, wait_for};
+use super::lists_moving::{multi, timeout_ms, wait_for};
 use super::sorted::Sorted;
 use crate::reply::{Refusal, Reply};
 use bytes::Bytes;
@@ -243,4 +243,41 @@ pub(super) fn bzpopmin(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 
 pub(super) fn bzpopmax(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     pop_or_wait(cx, argv, true)
+}
+
+/// Whether the highest are meant.
+fn side(word: &[u8]) -> Result<bool, Refusal> {
+    match word {
+        _ if is(word, "MIN") => Ok(false),
+        _ if is(word, "MAX") => Ok(true),
+        _ => Err(errors::SYNTAX),
+    }
+}
+
+fn pop_first(
+    cx: &mut Context<'_>,
+    keys: &[&[u8]],
+    highest: bool,
+    count: usize,
+) -> Result<Option<Reply>, Refusal> {
+    for key in keys {
+        if cx.zset(key)?.is_some() {
+            let pair = |(score, member)| Reply::Array(vec![Reply::Bulk(member), Reply::Double(score)]);
+            let taken = take(cx, key, highest, count)?.into_iter().map(pair).collect();
+            return Ok(Some(Reply::Array(vec![Reply::bulk(key), Reply::Array(taken)])));
+        }
+    }
+    Ok(None)
+}
+
+pub(super) fn zmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    let (keys, highest, count) = multi(&argv[1..], side)?;
+    Ok(pop_first(cx, keys, highest, count)?.unwrap_or(Reply::NilArray))
+}
+
+pub(super) fn bzmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    let timeout_ms = timeout_ms(argv[1])?;
+    let (keys, highest, count) = multi(&argv[2..], side)?;
+    let found = pop_first(cx, keys, highest, count)?;
+    Ok(found.unwrap_or_else(|| wait_for(cx, keys, timeout_ms, Reply::NilArray)))
 }

@@ -159,6 +159,9 @@ pub(crate) const TEMPLATES: &[&str] = &[
     "ZPOPMIN {z} {popn}",
     "ZPOPMAX {z} {popn}",
     "BZPOPMIN {z} {z} 0.001",
+    "ZMPOP {i} {z} {z} {minmax}",
+    "ZMPOP 2 {z} {z} {minmax} COUNT {i}",
+    "BZMPOP 0.001 1 {z} {minmax}",
     "ZSCAN {z} 0",
     "SADD {t_} {m} {m} {m}",
     "SREM {t_} {m} {m}",
@@ -344,6 +347,7 @@ fn placeholder(dice: &mut Dice, name: &str, now_ms: u64) -> Vec<Vec<u8>> {
             "RANK",
         ])),
         "side" => split(dice.pick(&["LEFT", "RIGHT", "left", "UP"])),
+        "minmax" => split(dice.pick(&["MIN", "MAX", "min", "LOW"])),
         "zadd" => split(dice.pick(&["NX", "XX", "GT", "LT", "CH", "INCR", "nx"])),
         "zr" => split(dice.pick(&[
             "",

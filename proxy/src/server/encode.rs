@@ -3,6 +3,7 @@
 //! Implements core's [`Sink`], so that every front gives the same answers; pushes (pub/sub) have functions of their own,
 //! because RESP2 knows no pushes and sends them as arrays.
 
+use redfence_core::keyspace::numbers::format_g;
 use redfence_core::keyspace::Resp;
 use redfence_core::reply::Sink;
 
@@ -84,13 +85,8 @@ impl Sink for Encoder<'_> {
     }
 
     fn double(&mut self, value: f64) {
-        let text = if value.is_infinite() {
-            String::from(if value > 0.0 { "inf" } else { "-inf" })
-        } else if value.is_nan() {
-            String::from("nan")
-        } else {
-            value.to_string()
-        };
+        // As Redis 7.0 prints it.
+        let text = format_g(value, 17);
         match self.protocol {
             Protocol::Resp2 => self.bulk(text.as_bytes()),
             Protocol::Resp3 => self.line(b',', text.as_bytes()),
@@ -182,6 +178,8 @@ mod tests {
         let map = Reply::Map(vec![(Reply::Text("a"), Reply::Int(1))]);
         assert_eq!(both(&map), ["*2\r\n$1\r\na\r\n:1\r\n", "%1\r\n$1\r\na\r\n:1\r\n"]);
         assert_eq!(both(&Reply::Double(1.5)), ["$3\r\n1.5\r\n", ",1.5\r\n"]);
+        assert_eq!(both(&Reply::Double(0.1))[1], ",0.10000000000000001\r\n");
+        assert_eq!(both(&Reply::Double(f64::NEG_INFINITY))[1], ",-inf\r\n");
         assert_eq!(both(&Reply::Verbatim("hi".into())), ["$2\r\nhi\r\n", "=6\r\ntxt:hi\r\n"]);
         assert_eq!(both(&Reply::Bool(true)), [":1\r\n", "#t\r\n"]);
     }

@@ -33,15 +33,18 @@ fn undo(argv: &[Bytes], reply: &Reply) -> Option<Vec<Bytes>> {
         "brpop" => "RPUSH",
         "blmpop" if is_left(argv)? => "LPUSH",
         "blmpop" => "RPUSH",
-        "bzpopmin" | "bzpopmax" => {
-            let [member, score] = taken else { return None };
-            words.extend([bytes_of(score)?, bytes_of(member)?]);
-            "ZADD"
-        }
+        "bzpopmin" | "bzpopmax" | "bzmpop" => "ZADD",
         _ => return None,
     };
     match taken {
-        _ if verb == "ZADD" => {}
+        [member, score] => words.extend([bytes_of(score)?, bytes_of(member)?]),
+        [Reply::Array(pairs)] if verb == "ZADD" => {
+            for pair in pairs {
+                let Reply::Array(pair) = pair else { return None };
+                let [member, score] = &pair[..] else { return None };
+                words.extend([bytes_of(score)?, bytes_of(member)?]);
+            }
+        }
         [Reply::Array(items)] => words.extend(items.iter().rev().filter_map(bytes_of)),
         [item] => words.push(bytes_of(item)?),
         _ => return None,
@@ -91,6 +94,9 @@ mod tests {
         assert_eq!(undone("BZPOPMIN k 0", pair("k m 1.5")).unwrap(), "ZADD k 1.5 m");
         let in_resp3 = Reply::Array(vec![Reply::bulk("k"), Reply::bulk("m"), Reply::Double(-0.25)]);
         assert_eq!(undone("BZPOPMAX k 0", in_resp3).unwrap(), "ZADD k -0.25 m");
+        let pairs = Reply::Array(vec![pair("a 1"), pair("b 2")]);
+        let many = Reply::Array(vec![Reply::bulk("k"), pairs]);
+        assert_eq!(undone("BZMPOP 0 1 k MIN COUNT 2", many).unwrap(), "ZADD k 1 a 2 b");
         assert_eq!(undone("BLMOVE k l LEFT LEFT 0", Reply::bulk("a")), None);
         assert_eq!(undone("BLPOP k 0", Reply::NilArray), None);
     }

@@ -99,6 +99,7 @@ impl Mover {
             "BLMPOP 30 2 wait1 wait2 RIGHT COUNT 2",
             "BZPOPMIN zwait1 zwait2 0",
             "BZPOPMAX zwait1 30",
+            "BZMPOP 30 2 zwait2 zwait1 MAX COUNT 2",
         ]);
         let wait = generate::fill(&mut self.dice, wait, now_ms());
         let mut waiter = self.pair.another();

@@ -53,7 +53,7 @@ impl Pair {
         for argv in batch {
             let answer = self.receive(argv, &queued);
             match argv[0].to_ascii_uppercase().as_slice() {
-                b"MULTI" | b"EXEC" | b"DISCARD" => queued.clear(),
+                b"EXEC" | b"DISCARD" => queued.clear(),
                 _ if answer == Value::Simple(b"QUEUED".to_vec()) => queued.push(argv[0].clone()),
                 _ => {}
             }
