@@ -325,7 +325,8 @@ fn lock_commands_in_a_transaction_do_not_wait() {
         "LOCK.SESSION OPEN 1000",
     ];
     let commands = commands.iter().map(|line| words(line)).collect();
-    let reply = node.answer(Command::Transaction { db: 0, resp: Resp::Two, watched: vec![], commands });
+    let reply =
+        node.answer(Command::Transaction { db: 0, resp: Resp::Two, member: None, watched: vec![], commands });
     let Reply::Array(replies) = reply else { panic!("{reply:?}") };
     assert!(matches!(replies[0], Reply::Granted { .. }), "{replies:?}");
     assert_eq!(replies[1..4], [Reply::Nil, Reply::Nil, Reply::bulk("me")]);
