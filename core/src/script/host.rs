@@ -20,19 +20,22 @@ pub(super) struct ScriptHost<'k> {
     pub(super) read_only: bool,
 }
 
+impl ScriptHost<'_> {
+    /// A `LOCK.*` command. `None` where it is none, or where there are no locks.
+    fn lock(&mut self, argv: &[&[u8]]) -> Option<Reply> {
+        let row = grammar::table::find(argv.first()?)?;
+        if self.read_only && row.write {
+            return Some(Refusal::new(READ_ONLY).into());
+        }
+        self.cx.keys.lock(self.cx.db, argv).map(Reply::plain)
+    }
+}
+
 impl Host for ScriptHost<'_> {
     fn call(&mut self, argv: &[&[u8]]) -> Reply {
         let refuse = |text: &'static str| Reply::Error(Refusal::new(text));
-        if let Some(row) = argv.first().and_then(|name| grammar::table::find(name)) {
-            if self.read_only && row.write {
-                return refuse(READ_ONLY);
-            }
-            if let Some(reply) = self.cx.keys.lock(self.cx.db, argv) {
-                return reply.plain();
-            }
-        }
         let Some(row) = argv.first().and_then(|name| table::find(name)) else {
-            return refuse("ERR Unknown Redis command called from script");
+            return self.lock(argv).unwrap_or_else(|| refuse("ERR Unknown Redis command called from script"));
         };
         if !row.takes(argv.len()) {
             return refuse("ERR Wrong number of args calling Redis command from script");
