@@ -14,6 +14,7 @@ pub mod simple;
 pub mod tracking;
 pub mod transaction;
 
+pub use redfence_core::keyspace::errors::unknown_command;
 use redfence_core::reply::Refusal;
 
 /// A command of this family.
@@ -157,26 +158,6 @@ pub fn wrong_arity(name: &[u8]) -> Refusal {
 pub fn unknown_subcommand(command: &str, word: &[u8]) -> Refusal {
     let shown = redfence_core::grammar::errors::shown(word);
     Refusal::new(format!("ERR unknown subcommand '{shown}'. Try {command} HELP."))
-}
-
-/// Redis's own text: the first words, 128 bytes of them at most.
-#[must_use]
-pub fn unknown_command(argv: &[&[u8]]) -> Refusal {
-    let clean = |bytes: &[u8], limit: usize| {
-        let text = String::from_utf8_lossy(&bytes[..bytes.len().min(limit)]).into_owned();
-        text.replace(['\r', '\n'], " ")
-    };
-    let mut arguments = String::new();
-    for word in &argv[1..] {
-        if arguments.len() >= 128 {
-            break;
-        }
-        arguments.push_str(&format!("'{}' ", clean(word, 128 - arguments.len())));
-    }
-    Refusal::new(format!(
-        "ERR unknown command '{}', with args beginning with: {arguments}",
-        clean(argv[0], 128)
-    ))
 }
 
 /// Compares without regard to case.
