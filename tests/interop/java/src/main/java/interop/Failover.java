@@ -109,6 +109,6 @@ final class Failover {
 
     private static void goesOn(Workers workers, String when) throws Exception {
         int target = workers.stayed() + 15;
-        Trial.eventually(Duration.ofSeconds(15), "15 more turns " + when, () -> workers.stayed() >= target);
+        Trial.eventually(Duration.ofSeconds(20), "15 more turns " + when, () -> workers.stayed() >= target);
     }
 }

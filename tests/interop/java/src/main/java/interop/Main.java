@@ -13,7 +13,7 @@ public final class Main {
     private Main() {
     }
 
-    private static final int CHECK_S_MAX = 45;
+    private static final int CHECK_S_MAX = 60;
 
     private static List<Library> libraries() {
         List<Library> all = new ArrayList<>();
