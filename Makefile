@@ -2,10 +2,10 @@
 
 CARGO ?= cargo
 SEED ?=
-SEEDS ?= 0..1000
+SEEDS ?= 0..1500
 DURATION ?= 60
 
-.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim scale interop bench fuzz clean
+.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim mutants scale interop bench fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -54,6 +54,9 @@ conformance: build ## the contract's suite alone, over every backend
 
 sim: ## the simulator over seeds: make sim, make sim SEED=7, make sim SEEDS=0..10000
 	$(CARGO) run --release --locked -p redfence-tests --bin sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+
+mutants: ## plants every known bug in turn and shows the first seed that finds it (SEEDS=0..1500)
+	$(CARGO) run --release --locked -p redfence-tests --features mutants --bin sim -- --mutants --seeds $(SEEDS)
 
 scale: build-release ## 500,000 held locks, 11,000 connections, a follower a million commands behind
 	$(CARGO) run --release --locked -p redfence-tests --bin scale

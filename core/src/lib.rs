@@ -12,6 +12,7 @@
 //! - [`glob`]: Redis's patterns
 //! - [`keyspace`]: Redis's commands over keys somebody else keeps
 //! - [`machine`]: the state machine
+//! - [`mutants`]: bugs planted on purpose, in test builds alone
 
 #![forbid(unsafe_code)]
 
@@ -20,6 +21,7 @@ pub mod glob;
 pub mod grammar;
 pub mod keyspace;
 pub mod machine;
+pub mod mutants;
 pub mod reply;
 pub mod script;
 pub mod types;

@@ -7,6 +7,7 @@ use super::waiter::Form;
 use super::{Applied, EventOwner, Machine};
 use crate::event::EventKind;
 use crate::grammar::errors;
+use crate::mutants::{on, Mutant};
 use crate::reply::{Refusal, Reply};
 use crate::types::{
     Fence, RequestId, SessionId, OWNER_BYTES_MAX, RESOURCE_BYTES_MAX, TTL_MS_MAX, WAIT_MS_MAX,
@@ -75,7 +76,7 @@ impl Machine {
             return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
         };
         let lock = &self.locks[slot];
-        if lock.is_held() && lock.owner() == terms.owner {
+        if lock.is_held() && lock.owner() == terms.owner && !on(Mutant::OwnerIgnored) {
             self.check_retry_session(lock.session, session)?;
             let ttl_ms = self.stretch(slot, terms.ttl_ms);
             return Ok(Some(Reply::Granted { fence: self.locks[slot].fence, ttl_ms }));
@@ -153,6 +154,7 @@ impl Machine {
     ) -> Fence {
         self.unpark(slot);
         let last = self.locks[slot].fence.max(self.floor);
+        let last = if on(Mutant::FenceByClockAlone) { Fence(0) } else { last };
         let fence = Fence::next(last, self.clock.wall_us);
         self.locks.edit(slot).hold(fence, owner, deadline_ms, session);
         self.deadlines.set(Kind::Lock, slot, deadline_ms);
@@ -171,6 +173,8 @@ impl Machine {
     pub(crate) fn deadline_after(&self, ttl_ms: u64) -> u64 {
         if ttl_ms == 0 {
             NEVER
+        } else if on(Mutant::EndsEarly) {
+            self.clock.logical_ms + ttl_ms * 3 / 4
         } else {
             self.clock.logical_ms + ttl_ms
         }

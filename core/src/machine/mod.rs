@@ -61,6 +61,7 @@ mod waiter;
 use crate::event::{Event, EventKind};
 use crate::grammar::errors;
 use crate::keyspace::Value;
+use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 use crate::script::Scripts;
 use crate::types::{Fence, Origin, RequestId, SessionId, Stamp, Tier, FENCE_BOUND};
@@ -315,6 +316,7 @@ impl Machine {
         match self.dedup.look(id, self.limits.origins_max) {
             // Still queued: the grant will answer.
             Seen::New => !self.is_waiting(id),
+            Seen::Before(_) if on(Mutant::RepliesNotRemembered) => true,
             Seen::Before(reply) => {
                 out.replies.push((id, reply));
                 false

@@ -8,6 +8,7 @@ use super::waiter::{Form, Pending, Seat, Waiter};
 use super::{Applied, EventOwner, Machine};
 use crate::event::EventKind;
 use crate::grammar::errors;
+use crate::mutants::{on, Mutant};
 use crate::reply::{Refusal, Reply};
 use crate::types::RequestId;
 use smallvec::SmallVec;
@@ -57,6 +58,11 @@ impl Machine {
         let seat = self.seats.insert(Seat::new(slot, waiter));
         let mut queue = self.locks[slot].queue;
         queue.push_back(&mut self.seats, seat);
+        while on(Mutant::LastComeFirstServed) && queue.head != seat {
+            let first = queue.head;
+            queue.unlink(&mut self.seats, first);
+            queue.push_back(&mut self.seats, first);
+        }
         self.locks.edit(slot).queue = queue;
         self.waiters.edit(waiter).seats.push(seat);
         self.queued_owners.insert(&self.seats, &self.waiters, seat);

@@ -4,6 +4,7 @@ use super::command::Db;
 use super::{Applied, EventOwner, Machine};
 use crate::event::EventKind;
 use crate::grammar::errors;
+use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 use crate::types::{Fence, Reason, TTL_MS_MAX};
 
@@ -23,6 +24,9 @@ impl Machine {
         let lock = &self.locks[slot];
         if !lock.is_held() || lock.fence != fence {
             return Reply::Refused(lock.reason_against(fence));
+        }
+        if on(Mutant::RenewWithoutEffect) {
+            return Reply::Renewed { ttl_ms };
         }
         // A lock that was bound to its session alone now ends with whichever comes first.
         let deadline_ms = self.deadline_after(ttl_ms);

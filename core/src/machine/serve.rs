@@ -9,6 +9,7 @@ use super::multi::many_granted;
 use super::slab::NONE;
 use super::waiter::Form;
 use super::{Applied, Machine};
+use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 
 impl Machine {
@@ -32,6 +33,7 @@ impl Machine {
             (Phase::Awaited, Some(waiter)) => waiter,
             // Its holder may be first in line with a multi-lock that has this one among its resources.
             (Phase::Held, Some(waiter)) if *self.waiters[waiter].owner == *lock.owner() => waiter,
+            (Phase::Held, Some(waiter)) if on(Mutant::AllWaitersAtOnce) => waiter,
             (Phase::Held, Some(_)) => return false,
         };
         if !self.is_fit(waiter, out) {
@@ -41,7 +43,7 @@ impl Machine {
             return false;
         }
         self.grant_waiter(waiter, out);
-        false
+        on(Mutant::AllWaitersAtOnce)
     }
 
     /// Whether a waiter may still be granted. One whose session or time is over leaves at once.
@@ -72,7 +74,7 @@ impl Machine {
             }
             let lock = &self.locks[slot];
             let is_mine = lock.is_held() && lock.owner() == &*self.waiters[waiter].owner;
-            if lock.queue.head != *seat || (lock.is_held() && !is_mine) {
+            if lock.queue.head != *seat || (lock.is_held() && !is_mine && !on(Mutant::AllWaitersAtOnce)) {
                 return false;
             }
         }
@@ -128,7 +130,9 @@ impl Machine {
                 return;
             }
             self.idle.unlink(&mut self.locks, slot);
-            self.floor = self.floor.max(self.locks[slot].fence);
+            if !on(Mutant::FloorForgotten) {
+                self.floor = self.floor.max(self.locks[slot].fence);
+            }
             self.names.remove(&self.locks, slot);
             self.locks.remove(slot);
         }

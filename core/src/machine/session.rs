@@ -8,6 +8,7 @@ use super::slab::Image;
 use super::{Applied, Machine};
 use crate::event::EventKind;
 use crate::grammar::errors;
+use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 use crate::types::{SessionId, LABEL_BYTES_MAX, TTL_MS_MAX};
 
@@ -143,6 +144,13 @@ impl Machine {
     /// Waiters go first, so that none of them is granted what the session's own locks leave free.
     fn end_session(&mut self, slot: u32, how: Ended, out: &mut Applied) {
         while let Some(waiter) = self.sessions[slot].waiters.first() {
+            if on(Mutant::DeadSessionStaysInLine) {
+                let mut waiters = self.sessions[slot].waiters;
+                waiters.unlink(&mut self.waiters, waiter);
+                self.sessions.edit(slot).waiters = waiters;
+                self.waiters.edit(waiter).session = super::slab::NONE;
+                continue;
+            }
             let record = self.leave(waiter, out);
             for pending in &record.requests {
                 self.settle(pending, Some(errors::no_session().into()), out);

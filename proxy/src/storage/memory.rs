@@ -23,8 +23,8 @@ struct Platter {
     durable: Log,
     /// What a reader sees: `durable` and the cached batches on top.
     current: Log,
-    /// The batches that were not synced yet, oldest first.
-    cached: Vec<Vec<PersistTask>>,
+    /// The tasks that were not synced yet, oldest first. Each is atomic; a crash may fall between any two.
+    cached: Vec<PersistTask>,
     snapshots: BTreeMap<SnapshotId, Vec<u8>>,
     unfinished: BTreeMap<SnapshotId, Vec<u8>>,
 }
@@ -65,7 +65,7 @@ impl Log {
 
 impl Platter {
     fn settle_cached(&mut self) {
-        for task in self.cached.drain(..).flatten() {
+        for task in self.cached.drain(..) {
             self.durable.apply(&task).expect("what the cache took, the platter takes");
         }
     }
@@ -97,13 +97,13 @@ impl MemoryDisk {
         Ok(MemoryStore { disk: self.clone(), opened: platter.current.records.recovered() })
     }
 
-    /// How many batches a crash could take away at most.
+    /// How many tasks a crash could take away at most.
     #[must_use]
-    pub fn unsynced_batches(&self) -> usize {
+    pub fn unsynced_tasks(&self) -> usize {
         self.platter().cached.len()
     }
 
-    /// A power cut: of the batches that were not synced only the `survivors` oldest are on the platter.
+    /// A power cut: of the tasks that were not synced only the `survivors` oldest are on the platter.
     pub fn crash(&self, survivors: usize) {
         let mut platter = self.platter();
         let platter = &mut *platter;
@@ -166,7 +166,7 @@ impl MemoryStore {
         for task in tasks {
             platter.current.apply(task).map_err(StorageError::Internal)?;
         }
-        platter.cached.push(tasks.iter().map(stored_part).collect());
+        platter.cached.extend(tasks.iter().map(stored_part));
         Ok(())
     }
 

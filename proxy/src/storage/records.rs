@@ -7,6 +7,7 @@ use crate::tier2::ports::{LogMark, PersistTask, Recovered, SnapshotMeta};
 use crate::tier2::wire::{decode_meta, encode_meta};
 use bytes::{Buf, BufMut};
 use raft::eraftpb::HardState;
+use redfence_core::mutants::{on, Mutant};
 
 const HEAD_VERSION: u8 = 1;
 
@@ -138,7 +139,9 @@ impl Records {
     pub(crate) fn recovered(&self) -> Recovered {
         let mut hard_state = self.head.hard_state.clone();
         // What a snapshot holds is committed, whether or not the commit index was written since.
-        hard_state.commit = hard_state.commit.max(self.snapshot.at.index);
+        if !on(Mutant::CommitBehindSnapshot) {
+            hard_state.commit = hard_state.commit.max(self.snapshot.at.index);
+        }
         hard_state.term = hard_state.term.max(self.snapshot.at.term);
         Recovered {
             boot: self.head.boot,

@@ -238,14 +238,13 @@ on_both!(
 );
 
 #[test]
-fn a_crash_in_memory_takes_unsynced_batches_alone() {
+fn a_crash_in_memory_takes_unsynced_tasks_alone() {
     for survivors in 0..=2 {
         let disk = MemoryDisk::new(founding());
         let mut store = disk.open().unwrap();
         store.write(&[append(2..=3, 1)]).unwrap();
-        store.write_cached(&[append(4..=4, 1)]).unwrap();
-        store.write_cached(&[append(5..=5, 1)]).unwrap();
-        assert_eq!(disk.unsynced_batches(), 2);
+        store.write_cached(&[append(4..=4, 1), append(5..=5, 1)]).unwrap();
+        assert_eq!(disk.unsynced_tasks(), 2);
         disk.crash(survivors);
         assert_eq!(disk.open().unwrap().recovered().last_index, 3 + survivors as u64);
     }

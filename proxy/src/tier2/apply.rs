@@ -6,6 +6,7 @@ use super::refusals;
 use protobuf::Message as _;
 use raft::eraftpb::{ConfChangeV2, Entry, EntryType};
 use redfence_core::machine::{self, Fate};
+use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::RequestId;
 
 impl Node {
@@ -15,6 +16,7 @@ impl Node {
             match entry.get_entry_type() {
                 // An empty one is a new leader's first, or a change of membership that raft refused.
                 EntryType::EntryNormal if entry.data.is_empty() => {}
+                EntryType::EntryNormal if on(Mutant::FollowersDoNotApply) && !self.is_leader() => {}
                 EntryType::EntryNormal => {
                     self.machine.apply_entry(&entry.data, &mut self.applying);
                     self.stamp_applied_at_ms = self.now.monotonic_ms;
@@ -101,6 +103,11 @@ impl Node {
                 self.membership.applied(&change, conf_state, entry.index);
                 self.members_changed = true;
                 self.removed = self.membership.get(self.config.id).is_none();
+                if self.removed && self.is_leader() {
+                    // raft 0.7.0 lets a removed leader go on, and panics when it next counts its own acknowledgement.
+                    let term = self.raw.raft.term;
+                    self.raw.raft.become_follower(term, raft::INVALID_ID);
+                }
                 tracing::info!(entry.index, members = ?self.membership.list(), "membership changed");
             }
             Err(error) => tracing::error!(entry.index, %error, "a change of membership was refused"),
@@ -141,6 +148,10 @@ impl Node {
     /// memory, now, while it has it; what it cannot tell is not known. The rest was not applied, and is sent again.
     pub(super) fn reconcile_pending(&mut self) {
         let origin = self.pending.origin();
+        if on(Mutant::PendingDeniedAfterInstall) {
+            let tickets = self.pending.drain().into_iter().filter_map(|overdue| overdue.ticket);
+            self.out.replies.extend(tickets.map(|ticket| (ticket, refusals::no_quorum())));
+        }
         let mut seqs = self.pending.sent_seqs();
         seqs.extend(self.pending.placed_seqs());
         for seq in seqs {

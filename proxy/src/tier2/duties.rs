@@ -9,6 +9,7 @@ use super::requests::encoded;
 use raft::eraftpb::ConfChangeV2;
 use raft::ProgressState;
 use redfence_core::machine::Command;
+use redfence_core::mutants::{on, Mutant};
 use redfence_core::reply::Reply;
 
 /// A goal is worked on this often.
@@ -35,6 +36,9 @@ impl Node {
     /// Ends what is due by proposing an entry; any entry does, because each one first works off what its stamp makes due.
     fn expire_due(&mut self) {
         let Some(logical_ms) = self.clock.logical_ms() else { return };
+        if on(Mutant::ExpiryStops) && self.raw.raft.term > 3 {
+            return;
+        }
         if !self.stage.is_empty() || !self.may_propose() {
             return;
         }
@@ -122,7 +126,8 @@ impl Node {
     fn work_on_goals(&mut self) {
         for mut goal in std::mem::take(&mut self.goals) {
             let now_ms = self.now.monotonic_ms;
-            if self.membership.shows(&goal.request, self.leader()) {
+            let early = on(Mutant::ChangeAckedEarly) && goal.started;
+            if early || self.membership.shows(&goal.request, self.leader()) {
                 self.out.replies.push((goal.ticket, Reply::OK));
             } else if goal.deadline_ms <= now_ms {
                 self.out.replies.push((goal.ticket, goal.gave_up()));
@@ -143,12 +148,21 @@ impl Node {
         if self.leader() == 0 {
             return false;
         }
-        self.out.send.push((self.leader(), PeerMessage::Admin(request.clone())));
+        let message = PeerMessage::Admin { applied: self.applied, request: request.clone() };
+        self.out.send.push((self.leader(), message));
         true
     }
 
+    /// A peer asks for a change. One it asked for before the last change may be a late copy of a wish that was met, and
+    /// would undo what came after it. Whoever still wants it asks again with what it has applied by then.
+    pub(super) fn on_asked(&mut self, applied: u64, request: &AdminRequest) {
+        if applied >= self.membership.changed_at() {
+            self.pursue(request);
+        }
+    }
+
     /// One step of the leader towards a goal. Answers whether it did anything.
-    pub(super) fn pursue(&mut self, request: &AdminRequest) -> bool {
+    fn pursue(&mut self, request: &AdminRequest) -> bool {
         if !self.is_leader()
             || self.membership.refuse(request).is_some()
             || self.membership.shows(request, self.leader())

@@ -8,6 +8,7 @@ use super::ports::{LogMark, LogReader, Recovered, SnapshotMeta, StoreError};
 use super::wire::encode_meta;
 use raft::eraftpb::{Entry, HardState, Snapshot};
 use raft::{Error, GetEntriesContext, RaftState, Storage, StorageError};
+use redfence_core::mutants::{on, Mutant};
 use std::cell::Cell;
 use std::collections::VecDeque;
 
@@ -29,7 +30,9 @@ impl Log {
     pub(super) fn new(recovered: Recovered, reader: Box<dyn LogReader>) -> Log {
         let mut hard_state = recovered.hard_state;
         // The commit index need not be durable, but whatever a snapshot holds was committed.
-        hard_state.commit = hard_state.commit.max(recovered.snapshot.at.index);
+        if !on(Mutant::CommitBehindSnapshot) {
+            hard_state.commit = hard_state.commit.max(recovered.snapshot.at.index);
+        }
         hard_state.term = hard_state.term.max(recovered.snapshot.at.term);
         Log {
             reader,

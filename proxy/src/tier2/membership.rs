@@ -1,7 +1,8 @@
 //! Who is in the cluster, and the changes under way.
 //!
 //! A change is a goal. The node that was asked keeps it until its own applied membership shows it done: as leader it works
-//! towards the goal, otherwise it asks the leader, again and again; asking twice does no harm. raft takes one change at a
+//! towards the goal, otherwise it asks the leader, again and again; asking twice does no harm, and
+//! a copy that comes late is known by its age. raft takes one change at a
 //! time, and each goal waits for its turn. A new node comes in as a learner and is made a voter by the leader once it has
 //! caught up; a leader that is to be removed hands over first, because raft would let it go on.
 
@@ -20,12 +21,18 @@ pub(super) const GOALS_MAX: usize = 16;
 pub(super) struct Membership {
     members: BTreeMap<NodeId, Member>,
     conf_state: ConfState,
+    /// No change was applied behind this index.
+    changed_at: u64,
 }
 
 impl Membership {
     pub(super) fn from_snapshot(meta: &SnapshotMeta) -> Membership {
         let members = meta.members.iter().map(|member| (member.id, member.clone())).collect();
-        Membership { members, conf_state: meta.conf_state.clone() }
+        Membership { members, conf_state: meta.conf_state.clone(), changed_at: meta.at.index }
+    }
+
+    pub(super) fn changed_at(&self) -> u64 {
+        self.changed_at
     }
 
     pub(super) fn conf_state(&self) -> &ConfState {
@@ -55,6 +62,7 @@ impl Membership {
     /// An applied change: raft's new configuration, and the addresses that came with it.
     pub(super) fn applied(&mut self, change: &ConfChangeV2, conf_state: ConfState, index: u64) {
         self.conf_state = conf_state;
+        self.changed_at = index;
         for single in change.get_changes() {
             let id = single.node_id;
             match single.get_change_type() {

@@ -10,7 +10,9 @@ use super::log::Log;
 use super::membership::{Goal, Membership};
 use super::pending::Pending;
 use super::persist::PersistQueue;
-use super::ports::{ClusterStatus, Input, LogMark, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered};
+use super::ports::{
+    ClusterStatus, Input, LogMark, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered, SnapshotMeta,
+};
 use super::read::Reads;
 use super::shutdown::Stopping;
 use super::snapshot::pieces;
@@ -20,6 +22,7 @@ use super::stamps::LogicalClock;
 use raft::eraftpb::{HardState, Message, MessageType};
 use raft::{RawNode, StateRole};
 use redfence_core::machine::{Applied, Machine};
+use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::{Origin, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -83,6 +86,13 @@ struct Route {
 impl Node {
     /// Builds a node from what storage found. An error is one clear sentence, and the process cannot start.
     pub fn new(config: Config, recovered: Recovered, reader: Box<dyn LogReader>) -> Result<Node, String> {
+        let mut recovered = recovered;
+        if on(Mutant::MembersFromConfig) && recovered.snapshot.at.index > 1 {
+            let founders: Vec<_> = (1..=3).map(|id| (id, format!("host{id}:7380"))).collect();
+            let founding = SnapshotMeta::founding(&founders);
+            recovered.snapshot.conf_state = founding.conf_state;
+            recovered.snapshot.members = founding.members;
+        }
         let machine = pieces::load(&recovered.snapshot, reader.as_ref())?;
         let applied = recovered.snapshot.at.index;
         let membership = Membership::from_snapshot(&recovered.snapshot);
@@ -152,6 +162,7 @@ impl Node {
             Input::Read(read) => self.on_read(read),
             Input::Cancel { ticket } => self.on_cancel(ticket),
             Input::Withdraw { ticket } => self.on_withdraw(ticket),
+            Input::SessionsTouched(_) if on(Mutant::KeepAlivesLost) && !self.is_leader() => {}
             Input::SessionsTouched(ids) => self.touched.extend(ids),
             Input::SessionsOrphaned { ids, grace_ms } => self.on_orphaned(&ids, grace_ms),
             Input::Wanted(wanted) => self.machine.set_wanted(wanted),
@@ -222,7 +233,7 @@ impl Node {
         let now_ms = self.now.monotonic_ms;
         let since_ms = *self.ticked_ms.get_or_insert(now_ms);
         let due = now_ms.saturating_sub(since_ms) / tick_ms;
-        if due == 0 {
+        if due == 0 || (self.removed && on(Mutant::RemovedNeverSleeps)) {
             return;
         }
         self.ticked_ms = Some(match due > TICKS_PER_TURN_MAX {
@@ -248,9 +259,7 @@ impl Node {
             PeerMessage::Forward(forward) => self.on_forward(forward),
             PeerMessage::SnapshotChunk(chunk) => self.on_snapshot_chunk(from, &chunk),
             PeerMessage::SnapshotAck(ack) => self.on_snapshot_ack(from, &ack),
-            PeerMessage::Admin(request) => {
-                self.pursue(&request);
-            }
+            PeerMessage::Admin { applied, request } => self.on_asked(applied, &request),
             PeerMessage::NotMember { conf_index } => self.on_not_member(conf_index),
         }
     }
@@ -388,7 +397,7 @@ fn raft_config(config: &Config, applied: u64) -> raft::Config {
         pre_vote: true,
         // raft 0.7.0 merges entries into a queued empty append whatever index that one has, and the follower then
         // acknowledges entries it never got. One entry carries many commands here, so nothing is lost by going without.
-        batch_append: false,
+        batch_append: on(Mutant::BatchedAppends),
         max_uncommitted_size: 64 << 20,
         max_committed_size_per_ready: 4 << 20,
         ..raft::Config::default()

@@ -9,6 +9,7 @@
 
 use super::ports::{Submit, Ticket, WAIT_FOREVER};
 use bytes::Bytes;
+use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::Origin;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -171,6 +172,13 @@ impl Pending {
 
     /// The leader changed: everything unapplied must be handed over again.
     pub(super) fn leader_changed(&mut self) {
+        if on(Mutant::ResentUnderNewNumber) {
+            self.may_queue.clear();
+            for request in std::mem::take(&mut self.unapplied).into_values() {
+                self.unapplied_bytes -= request.blob.len();
+                self.add(request.ticket, request.blob, request.deadline_ms, request.queued_deadline_ms);
+            }
+        }
         self.unapplied.values_mut().for_each(|request| request.under_way = false);
         self.leaving = self.unapplied.keys().copied().collect();
     }

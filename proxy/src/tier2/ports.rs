@@ -455,7 +455,11 @@ pub enum PeerMessage {
     SnapshotChunk(SnapshotChunk),
     SnapshotAck(SnapshotAck),
     /// Asked of the leader by the node that was asked. Idempotent; its effect is seen in the membership, there is no answer.
-    Admin(AdminRequest),
+    Admin {
+        /// What the sender had applied: a message that is older than the last change of membership counts for nothing.
+        applied: u64,
+        request: AdminRequest,
+    },
     /// "You are no member as of this log index."
     NotMember {
         conf_index: u64,

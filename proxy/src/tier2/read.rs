@@ -7,6 +7,7 @@
 //! Reads are answered in the order they came: a client that pipelines two never sees the older state second.
 
 use super::ports::{OwnedQuery, Read, Ticket};
+use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::Origin;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -50,10 +51,11 @@ impl Reads {
     /// Opens a round for all that wait. Answers its name, for raft to carry.
     pub(super) fn open_round(&mut self, origin: Origin, now_ms: u64) -> Option<Vec<u8>> {
         let under_way = self.rounds.values().filter(|round| round.index.is_none()).count();
-        if self.waiting.is_empty() || under_way >= ROUNDS_MAX {
+        let one_name = on(Mutant::ReadNameReused);
+        if self.waiting.is_empty() || under_way >= ROUNDS_MAX || (one_name && !self.rounds.is_empty()) {
             return None;
         }
-        self.next_round += 1;
+        self.next_round = if one_name { 1 } else { self.next_round + 1 };
         let reads = self.waiting.drain(..).collect();
         self.rounds.insert(self.next_round, Round { asked_ms: now_ms, index: None, reads });
         Some(round_name(origin, self.next_round))
@@ -82,7 +84,9 @@ impl Reads {
 
     /// The leader changed: what it has not confirmed will not be.
     pub(super) fn leader_changed(&mut self) {
-        self.reopen(|_| true);
+        if !on(Mutant::ReadNotAskedAgain) {
+            self.reopen(|_| true);
+        }
     }
 
     /// Rounds without an answer for too long are asked again.

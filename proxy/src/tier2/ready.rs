@@ -4,6 +4,7 @@ use super::node::Node;
 use super::ports::{NodeId, PeerMessage, PersistTask};
 use raft::eraftpb::{HardState, Message, MessageType};
 use raft::Ready;
+use redfence_core::mutants::{on, Mutant};
 
 impl Node {
     pub(super) fn handle_ready(&mut self) {
@@ -38,7 +39,7 @@ impl Node {
         let committed = ready.take_committed_entries();
         let number = ready.number();
         self.raw.advance_append_async(ready);
-        if !written && self.persist.nothing_to_write(number) {
+        if (!written && self.persist.nothing_to_write(number)) || on(Mutant::OwnAckBeforeSync) {
             self.raw.on_persist_ready(number);
         }
         // 6. Committed entries (raft gives out none that are not durable here) go to the machine.
@@ -80,6 +81,16 @@ impl Node {
             self.out.send.append(&mut task.after);
             return false;
         }
+        if on(Mutant::HardStateFirst) {
+            let (number, hard_state) = (self.persist.next_number(), self.lazy_hard_state.take());
+            self.persist.started(number, 0, false);
+            self.out.persist.push(PersistTask {
+                number,
+                hard_state,
+                must_sync: true,
+                ..PersistTask::default()
+            });
+        }
         task.number = self.persist.next_number();
         task.must_sync = !nothing_new;
         task.hard_state = self.lazy_hard_state.take();
@@ -93,6 +104,8 @@ impl Node {
     fn may_overtake(&self, message: &Message, holds_vote: bool) -> bool {
         match message.get_msg_type() {
             MessageType::MsgReadIndex => true,
+            MessageType::MsgRequestVoteResponse => on(Mutant::VoteBeforeSync),
+            MessageType::MsgAppendResponse => on(Mutant::AckBeforeSync),
             MessageType::MsgHeartbeatResponse => !holds_vote && self.persist.vote_is_durable(),
             _ => false,
         }

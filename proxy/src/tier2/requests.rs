@@ -6,6 +6,7 @@ use super::ports::{Forward, PeerMessage, Read, Submit, Ticket};
 use super::{refusals, stage};
 use bytes::Bytes;
 use redfence_core::machine::Command;
+use redfence_core::mutants::{on, Mutant};
 use redfence_core::reply::Reply;
 use redfence_core::types::{RequestId, SessionId};
 
@@ -26,7 +27,17 @@ impl Node {
         match self.refusal().or_else(|| full.then(refusals::queue_full)) {
             Some(refusal) => self.out.replies.push((submit.ticket, refusal)),
             None => {
+                self.renew_outside_log(&submit.blob);
                 self.pending.submit(submit, self.now.monotonic_ms);
+            }
+        }
+    }
+
+    /// A planted bug, see `redfence_core::mutants`.
+    fn renew_outside_log(&mut self, blob: &[u8]) {
+        if on(Mutant::RenewOutsideLog) && self.is_leader() {
+            if let Some(renew @ Command::Renew { .. }) = Command::decode(blob) {
+                self.machine.apply(self.machine.stamp(), None, renew, &mut Default::default());
             }
         }
     }
@@ -107,7 +118,9 @@ impl Node {
         if !self.is_leader() {
             self.pending.resend_overdue(now_ms);
         }
-        self.reads.retry_overdue(now_ms, self.config.read_retry_ms);
+        if !on(Mutant::ReadNotAskedAgain) {
+            self.reads.retry_overdue(now_ms, self.config.read_retry_ms);
+        }
     }
 
     pub(super) fn give_up(&mut self, overdue: &Overdue) {
@@ -116,6 +129,7 @@ impl Node {
         }
         let reply = match overdue.verdict {
             GaveUp::NeverSent => refusals::no_quorum(),
+            GaveUp::Unknown if on(Mutant::DefiniteErrorAfterSending) => refusals::no_quorum(),
             GaveUp::Unknown => refusals::indeterminate(),
         };
         if let Some(ticket) = overdue.ticket {
@@ -232,13 +246,19 @@ impl Node {
             return;
         }
         if let Some(name) = self.reads.open_round(self.pending.origin(), self.now.monotonic_ms) {
+            if on(Mutant::ReadWithoutRound) || (on(Mutant::LeaderReadsAlone) && self.is_leader()) {
+                self.reads.confirmed(self.pending.origin(), &name, 0);
+                self.answer_reads();
+                return;
+            }
             self.raw.read_index(name);
         }
     }
 
     pub(super) fn answer_reads(&mut self) {
         let late_ms = self.since_last_stamp_ms();
-        for (ticket, query) in self.reads.ready(self.applied) {
+        let applied = if on(Mutant::ReadBeforeApply) { u64::MAX } else { self.applied };
+        for (ticket, query) in self.reads.ready(applied) {
             let reply = query.ask(&self.machine, late_ms);
             self.out.replies.push((ticket, reply));
         }

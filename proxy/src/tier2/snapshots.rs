@@ -13,6 +13,7 @@ use super::snapshot::receiving::{Received, Receiving};
 use super::snapshot::sending::{Ended, Sendings};
 use raft::{SnapshotStatus, Storage};
 use redfence_core::machine::Machine;
+use redfence_core::mutants::{on, Mutant};
 
 /// Snapshots one start of a node can make before file names would repeat.
 const ID_BITS: u32 = 24;
@@ -72,7 +73,8 @@ impl Snapshots {
     pub(super) fn discard_durable(&mut self, persist: &PersistQueue, ops: &mut Vec<SnapshotOp>) {
         let sendings = &self.sendings;
         self.discard.retain(|(id, number)| {
-            let free = persist.is_durable(*number) && !sendings.uses(*id);
+            let durable = persist.is_durable(*number) || on(Mutant::SnapshotDiscardedEarly);
+            let free = durable && !sendings.uses(*id);
             if free {
                 ops.push(SnapshotOp::Discard(*id));
             }
@@ -84,7 +86,9 @@ impl Snapshots {
 impl Node {
     /// A little of everything that is under way.
     pub(super) fn work_on_snapshots(&mut self) {
-        self.drop_stalled_receiving();
+        if !on(Mutant::TransferNeverEnds) {
+            self.drop_stalled_receiving();
+        }
         self.begin_snapshot_if_due();
         let ops = &mut self.out.snapshot_ops;
         if let Some(making) = &mut self.snapshots.making {
@@ -297,7 +301,9 @@ impl Node {
         machine.set_wanted(self.machine.wanted());
         self.out.missed = true;
         self.machine = machine;
-        self.membership = Membership::from_snapshot(&meta);
+        if !on(Mutant::OldMembersAfterInstall) {
+            self.membership = Membership::from_snapshot(&meta);
+        }
         self.members_changed = true;
         self.applied = index;
         self.snapshots.bytes_since = 0;

@@ -5,6 +5,7 @@
 //! another node leads.
 
 use super::ports::Now;
+use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::Stamp;
 
 #[derive(Debug, Default)]
@@ -30,6 +31,7 @@ impl LogicalClock {
 
     /// This node leads from now on. `applied_ms` is the machine's clock.
     pub(super) fn start(&mut self, now: Now, term: u64, applied_ms: u64) {
+        let applied_ms = if on(Mutant::ClockOfOwnUptime) { now.monotonic_ms } else { applied_ms };
         self.leading = Some(Leading {
             term,
             seen_ms: now.monotonic_ms,

@@ -92,7 +92,8 @@ fn encode_payload(message: &PeerMessage, out: &mut BytesMut) -> u8 {
             });
             KIND_SNAPSHOT_ACK
         }
-        PeerMessage::Admin(request) => {
+        PeerMessage::Admin { applied, request } => {
+            out.put_u64_le(*applied);
             put_admin(request, out);
             KIND_ADMIN
         }
@@ -115,7 +116,9 @@ pub fn decode_frame(mut frame: Bytes) -> Result<(GroupId, PeerMessage), Malforme
         KIND_FORWARD => PeerMessage::Forward(decode_forward(frame)?),
         KIND_SNAPSHOT_CHUNK => PeerMessage::SnapshotChunk(decode_chunk(frame)?),
         KIND_SNAPSHOT_ACK => PeerMessage::SnapshotAck(decode_ack(frame)?),
-        KIND_ADMIN => PeerMessage::Admin(decode_admin(&mut frame)?),
+        KIND_ADMIN => {
+            PeerMessage::Admin { applied: get_u64(&mut frame)?, request: decode_admin(&mut frame)? }
+        }
         KIND_NOT_MEMBER => PeerMessage::NotMember { conf_index: get_u64(&mut frame)? },
         _ => return Err(Malformed("unknown kind of frame")),
     };
@@ -343,9 +346,12 @@ mod tests {
                 received_bytes: 5,
                 state: TransferState::Done,
             }),
-            PeerMessage::Admin(AdminRequest::Add { id: 4, addr: "host:1".to_owned() }),
-            PeerMessage::Admin(AdminRequest::Remove { id: 4 }),
-            PeerMessage::Admin(AdminRequest::Transfer { id: 4 }),
+            PeerMessage::Admin {
+                applied: 7,
+                request: AdminRequest::Add { id: 4, addr: "host:1".to_owned() },
+            },
+            PeerMessage::Admin { applied: 7, request: AdminRequest::Remove { id: 4 } },
+            PeerMessage::Admin { applied: 0, request: AdminRequest::Transfer { id: 4 } },
             PeerMessage::NotMember { conf_index: 8 },
         ]
     }

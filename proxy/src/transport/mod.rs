@@ -73,7 +73,7 @@ impl Channel {
             PeerMessage::Raft(_)
             | PeerMessage::Forward(_)
             | PeerMessage::SnapshotAck(_)
-            | PeerMessage::Admin(_)
+            | PeerMessage::Admin { .. }
             | PeerMessage::NotMember { .. } => Channel::Raft,
         }
     }

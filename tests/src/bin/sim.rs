@@ -5,6 +5,8 @@
 //! sim --seed 7             one seed, with everything that went wrong
 //! sim --seed 7 --tell      the same, line by line
 //! sim --seeds 0..10000     many, on all cores
+//! sim --mutants            every planted bug, and the first seed that finds it (build with --features mutants)
+//! sim --mutants --only A,B those alone
 //! ```
 
 use redfence_tests::chance::Chance;
@@ -23,6 +25,9 @@ struct Wanted {
     all: bool,
     loud: bool,
     telling: bool,
+    mutants: bool,
+    /// Names of planted bugs; empty: all.
+    only: Vec<String>,
 }
 
 fn wanted() -> Result<Wanted, String> {
@@ -32,6 +37,8 @@ fn wanted() -> Result<Wanted, String> {
         all: false,
         loud: false,
         telling: false,
+        mutants: false,
+        only: Vec::new(),
     };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
@@ -53,6 +60,8 @@ fn wanted() -> Result<Wanted, String> {
             "--threads" => {
                 wanted.threads = value()?.parse().map_err(|_| "--threads needs a number".to_string())?;
             }
+            "--mutants" => wanted.mutants = true,
+            "--only" => wanted.only = value()?.split(',').map(str::to_string).collect(),
             "--tell" => wanted.telling = true,
             "--all" => wanted.all = true,
             _ => return Err(format!("unknown word {word}; see the head of tests/src/bin/sim.rs")),
@@ -102,6 +111,9 @@ fn main() -> ExitCode {
     } else {
         println!("{:?}", Plan::draw(&mut Chance::new(wanted.seeds.start)));
     }
+    if wanted.mutants {
+        return hunt_all(&wanted);
+    }
     let start = Instant::now();
     let totals = Mutex::new(Totals::default());
     let next = AtomicU64::new(wanted.seeds.start);
@@ -145,6 +157,50 @@ fn main() -> ExitCode {
     match totals.failed.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
+    }
+}
+
+#[cfg(not(feature = "mutants"))]
+fn hunt_all(_: &Wanted) -> ExitCode {
+    eprintln!("sim: built without planted bugs; cargo run -p redfence-tests --features mutants --bin sim -- --mutants");
+    ExitCode::from(2)
+}
+
+/// Hunts every planted bug, two at a time, and prints a table.
+#[cfg(feature = "mutants")]
+fn hunt_all(wanted: &Wanted) -> ExitCode {
+    use redfence_tests::sim::mutants::{hunt, TABLE};
+    let next = AtomicU64::new(0);
+    let missed = AtomicU64::new(0);
+    let named = |mutant: &_| wanted.only.is_empty() || wanted.only.contains(&format!("{mutant:?}"));
+    let hunted: Vec<_> = TABLE.iter().filter(|(mutant, _, _)| named(mutant)).collect();
+    println!("| planted bug | known as | found by seed | as |\n| --- | --- | --- | --- |");
+    std::thread::scope(|scope| {
+        for _ in 0..wanted.threads {
+            scope.spawn(|| {
+                while let Some((mutant, number, what)) =
+                    hunted.get(next.fetch_add(1, Ordering::Relaxed) as usize)
+                {
+                    let known = if *number == 0 { "-".to_string() } else { number.to_string() };
+                    match hunt(*mutant, wanted.seeds.clone()) {
+                        Some(report) => {
+                            let shown: String = report.failures[0].chars().take(120).collect();
+                            println!("| {mutant:?}: {what} | {known} | {} | {shown} |", report.seed);
+                        }
+                        None => {
+                            missed.fetch_add(1, Ordering::Relaxed);
+                            println!("| {mutant:?}: {what} | {known} | NOT FOUND | |");
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let missed = missed.into_inner();
+    println!("{} planted bugs, {missed} missed", hunted.len());
+    match missed {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
     }
 }
 

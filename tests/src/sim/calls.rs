@@ -93,6 +93,21 @@ impl Ask {
         }
     }
 
+    /// Whether it goes the way of reads, beside the log.
+    #[must_use]
+    pub fn is_read(&self) -> bool {
+        match self {
+            Ask::Look { .. } | Ask::Queue { .. } => true,
+            Ask::Acquire { .. }
+            | Ask::Release { .. }
+            | Ask::Renew { .. }
+            | Ask::Force { .. }
+            | Ask::Open { .. }
+            | Ask::KeepAlive { .. }
+            | Ask::Close { .. } => false,
+        }
+    }
+
     /// What a node is told.
     #[must_use]
     pub fn input(&self, ticket: Ticket, patience_ms: u64) -> Input {

@@ -10,6 +10,9 @@ use redfence::tier2::ports::{Input, NodeId, Ticket};
 use redfence_core::reply::Reply;
 use redfence_core::types::SessionId;
 
+/// Ample for a read to be asked once more and answered, while all is well.
+const RETRY_US: u64 = 500_000;
+
 /// How long after its connection went a session lives on.
 const GRACE_MS: u64 = 500;
 /// A connection that is blocked in a WAIT reports its session this often.
@@ -312,12 +315,14 @@ impl World {
 
     /// While nothing is wrong, and has not been for a while, nobody is turned away.
     fn check_served(&mut self, call: &OpenCall, heard: &Heard, reply: &Reply) {
-        let calm = self.calm_since_us.is_some_and(|since_us| since_us + SETTLE_US <= call.invoke_us);
-        let settled = self.hosts.get(&call.host).is_some_and(|host| {
-            host.member_since_us.is_some_and(|since_us| since_us + SETTLE_US <= call.invoke_us)
-                && host.disturbed_us + SETTLE_US <= call.invoke_us
-        });
-        if !calm || !settled || self.changes.unsettled_us + SETTLE_US > call.invoke_us {
+        // A read promises nothing to anybody: however long ago it was asked, it can be asked again once all is well.
+        let since_us = if call.ask.is_read() { self.now_us.max(RETRY_US) - RETRY_US } else { call.invoke_us };
+        let quiet = |from_us: u64| from_us + SETTLE_US <= since_us;
+        let settled = self
+            .hosts
+            .get(&call.host)
+            .is_some_and(|host| host.member_since_us.is_some_and(quiet) && quiet(host.disturbed_us));
+        if !self.calm_since_us.is_some_and(quiet) || !settled || !quiet(self.changes.unsettled_us) {
             return;
         }
         match heard {
@@ -336,8 +341,9 @@ impl World {
     fn check_kept_alive(&mut self, call: &OpenCall) {
         let Some(session) = self.clients[call.client].session else { return };
         let named = matches!(&call.ask, Ask::KeepAlive { session: id } | Ask::Close { session: id } if *id == session.id);
+        let connected = session.connection.is_some_and(|(host, life)| self.lives(host, life));
         // Its own word, which came too late, does not count; what made the session doubtful before it does.
-        if named && session.connection.is_some() && !session.doubtful {
+        if named && connected && !session.doubtful {
             self.fail(format!("session {} ended though its client was heard of: {:?}", session.id, call.ask));
         }
     }

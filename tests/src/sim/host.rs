@@ -36,6 +36,8 @@ pub struct Host {
     pub wake_at_us: u64,
     pub to_write: Vec<PersistTask>,
     writing: Option<Vec<PersistTask>>,
+    /// A write failed: the node must give up, however well the disk is by the time it does.
+    pub write_failed: bool,
     /// A sync that ended while the machine stood still.
     pub synced_in_sleep: bool,
     pub snapshot_ops: VecDeque<SnapshotOp>,
@@ -66,6 +68,7 @@ impl Host {
             wake_at_us: 0,
             to_write: Vec::new(),
             writing: None,
+            write_failed: false,
             synced_in_sleep: false,
             snapshot_ops: VecDeque::new(),
             snapshot_busy: false,
@@ -107,13 +110,14 @@ impl Host {
         self.wake_at_us = 0;
         self.to_write.clear();
         self.writing = None;
+        self.write_failed = false;
         self.synced_in_sleep = false;
         self.snapshot_ops.clear();
         self.snapshot_busy = false;
         self.stopping = false;
     }
 
-    /// The power is gone: of the unsynced batches `survivors` at most are left.
+    /// The power is gone: of the unsynced tasks `survivors` at most are left.
     pub fn lose_power(&mut self, survivors: usize) {
         self.stop();
         self.disk.crash(survivors);
@@ -126,6 +130,7 @@ impl Host {
         }
         let store = self.store.as_mut()?;
         if self.mood.fails {
+            self.write_failed = true;
             return Some(Err("simulated input/output error".to_string()));
         }
         let tasks = std::mem::take(&mut self.to_write);

@@ -9,6 +9,7 @@
 //!
 //! - [`plan`]: what a seed draws; [`world`]: hosts and the agenda; [`event`], [`host`], [`network`], [`clock`]: its parts
 //! - [`clients`], [`calls`], [`names`]: what clients do, ask and hear; [`misfortune`]: faults and operators
+//! - `mutants`: bugs planted on purpose, and the seeds that find them (feature `mutants`)
 //! - [`books`]: the log and the states, compared as they come; [`reckoning`]: what must hold in the end; `telling`: a run line by line
 //!
 //! # Caveats
@@ -23,6 +24,8 @@ pub mod clock;
 pub mod event;
 pub mod host;
 pub mod misfortune;
+#[cfg(feature = "mutants")]
+pub mod mutants;
 pub mod names;
 pub mod network;
 pub mod plan;

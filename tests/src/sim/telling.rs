@@ -56,7 +56,7 @@ fn describe(message: &PeerMessage) -> String {
             chunk.message.as_ref().map_or(0, |message| message.get_snapshot().get_metadata().index)
         ),
         PeerMessage::SnapshotAck(ack) => format!("{ack:?}"),
-        PeerMessage::Admin(request) => format!("{request:?}"),
+        PeerMessage::Admin { request, .. } => format!("{request:?}"),
         PeerMessage::NotMember { conf_index } => format!("NotMember as of {conf_index}"),
     }
 }

@@ -136,9 +136,9 @@ impl World {
     /// The process of a host ends; its connections break.
     pub fn stop_host(&mut self, id: NodeId, power_cut: bool) {
         if power_cut {
-            let unsynced = self.host(id).disk.unsynced_batches() as u64;
+            let unsynced = self.host(id).disk.unsynced_tasks() as u64;
             let survivors = self.chance.below(unsynced + 1) as usize;
-            self.tell_text(|| format!("node {id} loses power: {survivors} of {unsynced} batches stay"));
+            self.tell_text(|| format!("node {id} loses power: {survivors} of {unsynced} tasks stay"));
             self.host(id).lose_power(survivors);
         } else {
             self.tell_text(|| format!("node {id} stops"));
@@ -309,7 +309,7 @@ impl World {
 
     /// A node that cannot write must stop; any other reason to stop is a failure.
     fn gave_up(&mut self, id: NodeId, reason: &str) {
-        if self.host(id).mood.fails {
+        if self.host(id).write_failed {
             let power_cut = self.chance.per_mille(500);
             self.stop_host(id, power_cut);
             self.start_later(id);

@@ -125,7 +125,7 @@ impl SimCluster {
     pub fn crash(&mut self, id: NodeId) {
         let draw = self.chance.next();
         let host = self.host_mut(id);
-        let survivors = (draw % (host.disk.unsynced_batches() as u64 + 1)) as usize;
+        let survivors = (draw % (host.disk.unsynced_tasks() as u64 + 1)) as usize;
         host.stop();
         host.disk.crash(survivors);
     }

@@ -1,7 +1,7 @@
 //! Nodes that come, go, and come back.
 
 use super::*;
-use crate::tier2::ports::AdminRequest;
+use crate::tier2::ports::{AdminRequest, Input, PeerMessage};
 use crate::tier2::simnet::addr;
 
 fn add(cluster: &mut SimCluster, asked: NodeId, id: NodeId) -> Reply {
@@ -68,6 +68,26 @@ fn a_leader_that_is_removed_hands_over_first() {
         let ticket = cluster.submit(old, &acquire("r", "b", 1_000, 0), 0);
         assert_eq!(code(&cluster.wait_for(ticket, 6_000)), "UNAVAILABLE", "seed {seed}");
     }
+}
+
+#[test]
+fn a_late_copy_of_a_met_wish_undoes_nothing() {
+    let mut cluster = settled(3, 1);
+    let asker = follower(&cluster);
+    let asked_at = cluster.node(asker).expect("runs").applied_index();
+    cluster.add_joiner(4);
+    assert_eq!(add(&mut cluster, asker, 4), Reply::OK);
+    cluster.run_for(2_000);
+    assert_eq!(remove(&mut cluster, asker, 4), Reply::OK);
+    let to = leader(&cluster);
+    let mut ask = |applied: u64| {
+        let request = AdminRequest::Add { id: 4, addr: addr(4) };
+        cluster.input(to, Input::Peer { from: asker, message: PeerMessage::Admin { applied, request } });
+        cluster.run_for(1_000);
+        cluster.node(to).expect("runs").status().nodes.iter().any(|node| node.id == 4)
+    };
+    assert!(!ask(asked_at));
+    assert!(ask(asked_at + 1_000), "a wish of today is heard");
 }
 
 #[test]

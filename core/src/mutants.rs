@@ -1,0 +1,72 @@
+//! Bugs that others had, planted on purpose, so that the simulator can show that it finds them.
+//!
+//! Each is a line or a few where it belongs, behind [`on`]. Without the feature `mutants` that is always false and nothing
+//! is left of it in the program; with it, one build holds them all and each thread chooses one, or none. Only the
+//! simulator turns the feature on.
+
+/// One planted bug. The numbers are those of the list of known bugs in the simulator's table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mutant {
+    ReadWithoutRound,
+    LeaderReadsAlone,
+    ReadBeforeApply,
+    ReadNotAskedAgain,
+    ReadNameReused,
+    HardStateFirst,
+    VoteBeforeSync,
+    AckBeforeSync,
+    OwnAckBeforeSync,
+    CommitBehindSnapshot,
+    SnapshotDiscardedEarly,
+    OldMembersAfterInstall,
+    MembersFromConfig,
+    ChangeAckedEarly,
+    DefiniteErrorAfterSending,
+    RepliesNotRemembered,
+    ResentUnderNewNumber,
+    FollowersDoNotApply,
+    PendingDeniedAfterInstall,
+    DeadSessionStaysInLine,
+    ReleaseByName,
+    ClockOfOwnUptime,
+    ExpiryStops,
+    RenewOutsideLog,
+    KeepAlivesLost,
+    OwnerIgnored,
+    AllWaitersAtOnce,
+    FloorForgotten,
+    FenceByClockAlone,
+    SnapshotWithoutReplies,
+    EndsEarly,
+    RenewWithoutEffect,
+    LastComeFirstServed,
+    BatchedAppends,
+    TransferNeverEnds,
+    RemovedNeverSleeps,
+}
+
+#[cfg(feature = "mutants")]
+std::thread_local! {
+    static CHOSEN: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };
+}
+
+/// Whether this thread runs with this bug.
+#[cfg(feature = "mutants")]
+#[must_use]
+pub fn on(mutant: Mutant) -> bool {
+    CHOSEN.get() == Some(mutant)
+}
+
+/// Plants a bug for this thread, or takes it out again.
+#[cfg(feature = "mutants")]
+pub fn choose(mutant: Option<Mutant>) {
+    CHOSEN.set(mutant);
+}
+
+/// Whether this thread runs with this bug: never.
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+#[must_use]
+pub const fn on(_: Mutant) -> bool {
+    false
+}
