@@ -158,7 +158,10 @@ fn redis_pairs() {
     let names = names(NAMES);
     let owner = b"0b1c2d3e-4f50-6172-8394-a5b6c7d8e9f0".as_slice();
     let mut driver = Driver::new();
-    let Reply::Bulk(sha) = driver.redis(&[b"SCRIPT", b"LOAD", SCRIPT]) else { panic!("a script is loaded") };
+    let sha = match driver.redis(&[b"SCRIPT", b"LOAD", SCRIPT]) {
+        Reply::Bulk(sha) => sha,
+        other => panic!("a script is loaded, not {other:?}"),
+    };
     let releases: [(&str, Vec<&[u8]>); 3] = [
         ("DEL", vec![b"DEL".as_slice()]),
         ("EVALSHA", vec![b"EVALSHA".as_slice(), &sha, b"1"]),
