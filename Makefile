@@ -4,8 +4,9 @@ CARGO ?= cargo
 SEED ?=
 SEEDS ?= 0..1500
 DURATION ?= 60
+PRESET ?= all
 
-.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim mutants scale interop bench fuzz clean
+.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,7 +46,7 @@ build-release:
 	$(CARGO) build --release --locked -p redfence
 
 unit: build ## Rust tests of every crate: golden scripts, properties, conformance, clusters of real processes
-	@scripts/install-deps redis strace
+	@scripts/install-deps redis strace iproute postgres
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 conformance: build ## the contract's suite alone, over every backend
@@ -57,6 +58,17 @@ sim: ## the simulator over seeds: make sim, make sim SEED=7, make sim SEEDS=0..1
 
 mutants: ## plants every known bug in turn and shows the first seed that finds it (SEEDS=0..1500)
 	$(CARGO) run --release --locked -p redfence-tests --features mutants --bin sim -- --mutants --seeds $(SEEDS)
+
+chaos: build-release ## faults on real processes, every answer checked: make chaos, make chaos DURATION=600 SEED=7 PRESET=power
+	@scripts/install-deps strace iproute
+	$(CARGO) run --release --locked -p redfence-tests --bin chaos -- --preset $(PRESET) --duration $(DURATION) --seed $(or $(SEED),1)
+
+mixed-fleet: ## half unchanged Redlock clients, half LOCK.ACQUIRE, the leader killed every few seconds
+	@$(MAKE) chaos PRESET=mixed-fleet
+
+fenced-resource: build-release ## a PostgreSQL row behind a lock, holders paused, writes late: with the fence and without
+	@scripts/install-deps postgres
+	$(CARGO) run --release --locked -p redfence-tests --bin fenced
 
 scale: build-release ## 500,000 held locks, 11,000 connections, a follower a million commands behind
 	$(CARGO) run --release --locked -p redfence-tests --bin scale

@@ -41,8 +41,10 @@ fn find(variable: &str, file: &str, build: &str) -> Result<PathBuf, String> {
         return existing(PathBuf::from(path), variable);
     }
     let test_binary = std::env::current_exe().map_err(|error| format!("current_exe: {error}"))?;
-    // target/<profile>/deps/<test>: the profile folder is two up, its sibling profiles three.
-    let profile = test_binary.ancestors().nth(2).map(Path::to_owned).unwrap_or_default();
+    // target/<profile>/deps/<test>, or target/<profile>/<program>: the sibling profiles are beside the profile's folder.
+    let folder = test_binary.parent().unwrap_or(Path::new(""));
+    let profile = if folder.ends_with("deps") { folder.parent().unwrap_or(folder) } else { folder };
+    let profile = profile.to_owned();
     let target = profile.parent().map(Path::to_owned).unwrap_or_default();
     let candidates = [profile.join(file), target.join("debug").join(file), target.join("release").join(file)];
     candidates.iter().find(|path| path.is_file()).cloned().ok_or_else(|| {

@@ -1,6 +1,7 @@
 //! `redfence serve` as real processes: one node or several, found, killed, paused and started again.
 
-use std::net::SocketAddr;
+use std::ffi::OsStr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
@@ -23,7 +24,40 @@ pub struct Options {
     pub flags: Vec<String>,
     /// Whether each node has a Redlock listener.
     pub redlock: bool,
+    /// Where each node runs; none: all on loopback.
+    pub hosts: Vec<Host>,
 }
+
+/// Where a node runs. The default is this machine as it is.
+#[derive(Clone, Debug)]
+pub struct Host {
+    pub ip: IpAddr,
+    /// Words before the program's, e.g. to enter a network namespace.
+    pub prefix: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    /// The folder its data lies in; the cluster's own without.
+    pub disk: Option<PathBuf>,
+}
+
+impl Default for Host {
+    fn default() -> Host {
+        Host { ip: IpAddr::V4(Ipv4Addr::LOCALHOST), prefix: Vec::new(), environment: Vec::new(), disk: None }
+    }
+}
+
+impl Host {
+    /// On loopback a port that is free now. Elsewhere the node has its address to itself.
+    fn address(&self, port: u16) -> SocketAddr {
+        match self.ip.is_loopback() {
+            true => free_address(),
+            false => SocketAddr::new(self.ip, port),
+        }
+    }
+}
+
+const CLIENT_PORT: u16 = 6380;
+const PEER_PORT: u16 = 7380;
+const REDLOCK_PORT: u16 = 6390;
 
 impl Options {
     pub fn nodes(nodes: usize) -> Options {
@@ -49,9 +83,17 @@ pub struct Node {
     redlock_address: Option<SocketAddr>,
     process: Option<Process>,
     founder: bool,
+    pub host: Host,
+    prefix_once: Vec<String>,
 }
 
 impl Node {
+    fn new(id: u64, host: Host, founder: bool) -> Node {
+        let (address, peer_address) = (host.address(CLIENT_PORT), host.address(PEER_PORT));
+        let (redlock_address, process, prefix_once) = (None, None, Vec::new());
+        Node { id, address, peer_address, redlock_address, process, founder, host, prefix_once }
+    }
+
     pub fn runs(&self) -> bool {
         self.process.is_some()
     }
@@ -97,6 +139,8 @@ impl Node {
 
 pub struct Cluster {
     pub nodes: Vec<Node>,
+    /// The founding list, the same for ever.
+    founders: String,
     flags: Vec<String>,
     folder: TempDir,
 }
@@ -119,17 +163,17 @@ impl Cluster {
 
     fn try_start(options: &Options) -> Result<Cluster, String> {
         let folder = TempDir::with_prefix("redfence-cluster-").expect("a temporary directory");
-        let nodes = (1..=options.nodes as u64)
-            .map(|id| Node {
-                id,
-                address: free_address(),
-                peer_address: free_address(),
-                redlock_address: options.redlock.then(free_address),
-                process: None,
-                founder: true,
+        let nodes: Vec<Node> = (1..=options.nodes as u64)
+            .zip(options.hosts.iter().cloned().chain(std::iter::repeat_with(Host::default)))
+            .map(|(id, host)| {
+                let redlock_address = options.redlock.then(|| host.address(REDLOCK_PORT));
+                Node { redlock_address, ..Node::new(id, host, true) }
             })
             .collect();
-        let mut cluster = Cluster { nodes, flags: options.flags.clone(), folder };
+        let founders: Vec<String> =
+            nodes.iter().map(|node| format!("{}={}", node.id, node.peer_address)).collect();
+        let mut cluster =
+            Cluster { nodes, founders: founders.join(","), flags: options.flags.clone(), folder };
         for index in 0..cluster.nodes.len() {
             cluster.launch(index)?;
         }
@@ -198,24 +242,39 @@ impl Cluster {
         self.launch(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// More words before the program's at the next start of a node, and at that one alone.
+    pub fn prefix_once(&mut self, id: u64, words: &[&str]) {
+        self.slot(id).prefix_once = words.iter().map(|word| (*word).to_string()).collect();
+    }
+
     /// Where a node keeps its data.
     pub fn data(&self, id: u64) -> PathBuf {
-        self.folder.path().join(format!("data-{id}"))
+        self.data_of(self.node(id))
+    }
+
+    fn data_of(&self, node: &Node) -> PathBuf {
+        node.host.disk.as_deref().unwrap_or(self.folder.path()).join(format!("data-{}", node.id))
     }
 
     /// Starts a node that is no founder: it waits to be added. Answers its peer address for `LOCK.CLUSTER ADD`.
     pub fn join(&mut self, id: u64) -> SocketAddr {
-        let peer_address = free_address();
-        self.nodes.push(Node {
-            id,
-            address: free_address(),
-            peer_address,
-            redlock_address: None,
-            process: None,
-            founder: false,
-        });
+        self.join_on(id, Host::default())
+    }
+
+    pub fn join_on(&mut self, id: u64, host: Host) -> SocketAddr {
+        self.nodes.push(Node::new(id, host, false));
         self.restart(id);
-        peer_address
+        self.node(id).peer_address
+    }
+
+    /// Kills a node that is no longer a member and forgets it, its data with it.
+    pub fn discard(&mut self, id: u64) -> Host {
+        self.kill(id);
+        let data = self.data(id);
+        let at = self.nodes.iter().position(|node| node.id == id).expect("a node of this cluster");
+        // A node that never got as far as to have data leaves none.
+        let _ = std::fs::remove_dir_all(data);
+        self.nodes.remove(at).host
     }
 
     /// Waits until a stopped or failing node's process has ended, and forgets it.
@@ -240,6 +299,7 @@ impl Cluster {
         let program = artifacts::redfence()?;
         let command = self.command(&program, index);
         let node = &mut self.nodes[index];
+        node.prefix_once.clear();
         let log = self.folder.path().join(format!("node-{}.log", node.id));
         node.process = Some(Process::start(&format!("redfence node {}", node.id), command, &log)?);
         Ok(())
@@ -247,13 +307,11 @@ impl Cluster {
 
     fn command(&self, program: &Path, index: usize) -> Command {
         let node = &self.nodes[index];
-        let members: Vec<String> = self
-            .nodes
-            .iter()
-            .filter(|node| node.founder)
-            .map(|node| format!("{}={}", node.id, node.peer_address))
-            .collect();
-        let mut command = Command::new(program);
+        let mut words =
+            node.host.prefix.iter().chain(&node.prefix_once).map(OsStr::new).chain([program.as_os_str()]);
+        let mut command = Command::new(words.next().expect("at least the program"));
+        command.args(words);
+        command.envs(node.host.environment.iter().cloned());
         command.current_dir(self.folder.path()).arg("serve");
         command.args(["--id", &node.id.to_string()]);
         command.args([
@@ -263,14 +321,14 @@ impl Cluster {
             &node.peer_address.to_string(),
         ]);
         if node.founder {
-            command.args(["--cluster", &members.join(",")]);
+            command.args(["--cluster", &self.founders]);
         } else {
             command.arg("--join");
         }
         if let Some(address) = node.redlock_address {
             command.args(["--redlock-listen", &address.to_string()]);
         }
-        command.arg("--data").arg(self.data(node.id));
+        command.arg("--data").arg(self.data_of(node));
         command.args(&self.flags);
         command
     }

@@ -6,12 +6,14 @@
 //! - [`process`]: one child process: free port, logs, killed when its owner goes away.
 //! - [`artifacts`]: where the built module and the `redfence` program are, and what to say when they are not.
 //! - [`redis`]: a redis-server in a directory of its own.
+//! - [`postgres`]: a throw-away PostgreSQL, spoken to through psql.
 //! - [`cluster`]: `redfence serve` processes: one or several nodes, killed, paused, restarted.
+//! - [`inject`]: failing and slow system calls, by strace.
 //! - [`client`]: what a case holds: `ask`, `send`, `receive`, over any backend.
 //! - [`backend`]: what a backend must offer to be tested; [`backends`] has one file for each.
 //! - [`tier1`]: Tier 1 on one Redis, for tests that restart it and swap module and Lua.
 //! - [`expect`]: the shapes of the contract's replies.
-//! - [`checker`]: decides whether what clients saw could have happened; [`sim`]: the seeded simulator.
+//! - [`checker`]: decides whether what clients saw could have happened; [`sim`]: the seeded simulator; [`chaos`]: fault runs.
 //!
 //! # Caveats
 //!
@@ -21,10 +23,13 @@ pub mod artifacts;
 pub mod backend;
 pub mod backends;
 pub mod chance;
+pub mod chaos;
 pub mod checker;
 pub mod client;
 pub mod cluster;
 pub mod expect;
+pub mod inject;
+pub mod postgres;
 pub mod process;
 pub mod redis;
 pub mod resp;

@@ -144,6 +144,11 @@ impl Process {
         let _ = child.wait();
     }
 
+    /// All that the process printed.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(&self.log).unwrap_or_default()).into_owned()
+    }
+
     /// The end of what the process printed.
     pub fn log_tail(&self) -> String {
         let bytes = std::fs::read(&self.log).unwrap_or_default();

@@ -22,6 +22,8 @@ pub struct Options {
     pub module: Option<PathBuf>,
     /// Settings as on the command line: `["--appendonly", "yes"]`.
     pub settings: Vec<String>,
+    /// Where it keeps its data; a directory of its own without.
+    pub folder: Option<PathBuf>,
 }
 
 impl Options {
@@ -32,7 +34,7 @@ impl Options {
     pub fn with_module() -> Options {
         Options {
             module: Some(artifacts::module().unwrap_or_else(|missing| panic!("{missing}"))),
-            settings: vec![],
+            ..Options::default()
         }
     }
 
@@ -46,13 +48,15 @@ impl Options {
 pub struct Redis {
     process: Option<Process>,
     address: SocketAddr,
+    data: PathBuf,
     folder: TempDir,
 }
 
 impl Redis {
     pub fn start(options: &Options) -> Redis {
         let folder = TempDir::with_prefix("redfence-redis-").expect("a temporary directory");
-        let mut redis = Redis { process: None, address: free_address(), folder };
+        let data = options.folder.clone().unwrap_or_else(|| folder.path().to_owned());
+        let mut redis = Redis { process: None, address: free_address(), data, folder };
         redis.launch(options).unwrap_or_else(|error| panic!("{error}"));
         redis
     }
@@ -68,7 +72,7 @@ impl Redis {
     }
 
     pub fn folder(&self) -> &Path {
-        self.folder.path()
+        &self.data
     }
 
     pub fn process(&self) -> &Process {
@@ -122,7 +126,7 @@ impl Redis {
 
     fn command(&self, program: &Path, options: &Options) -> Command {
         let mut command = Command::new(program);
-        command.current_dir(self.folder.path());
+        command.current_dir(&self.data);
         command.args(["--port", &self.address.port().to_string(), "--bind", "127.0.0.1", "--save", ""]);
         command.args(["--enable-debug-command", "yes"]);
         command.args(&options.settings);

@@ -263,7 +263,7 @@ fn a_retry_of_the_owner_may_get_the_same_fence_and_nobody_else() {
     let retry = op(2, 20, 30, acquire(7, 10), granted(5, 10));
     let other = op(2, 20, 30, acquire(8, 10), granted(5, 10));
     assert_eq!(kinds(vec![first, retry]), []);
-    assert_eq!(kinds(vec![first, other]), [Kind::DuplicateFence]);
+    assert_eq!(kinds(vec![first, other]), [Kind::TwoHolders, Kind::DuplicateFence]);
 }
 
 #[test]
@@ -272,7 +272,7 @@ fn renewals_move_the_end_both_ways() {
     let stretched = op(1, 5 * MS, 5 * MS + 1, Call::Renew { fence: 5, ttl_ms: 100 }, Answer::Done);
     let shortened = op(1, 6 * MS, 6 * MS + 1, Call::Renew { fence: 5, ttl_ms: 3 }, Answer::Done);
     let next = op(2, 20 * MS, 20 * MS + 1, acquire(8, 10), granted(6, 10));
-    assert_eq!(kinds(vec![first, stretched, next]), [Kind::Order]);
+    assert_eq!(kinds(vec![first, stretched, next]), [Kind::TwoHolders, Kind::Order]);
     assert_eq!(kinds(vec![first, stretched, shortened, next]), []);
 }
 
@@ -348,4 +348,37 @@ fn lines_of_a_file_give_the_same_history() {
     assert_eq!(read.operations, history.operations);
     assert_eq!(read.queued, history.queued);
     assert!(jsonl::read(&b"{\"type\":\"ok\",\"rid\":3}"[..]).is_err());
+}
+
+#[test]
+fn a_plain_client_holds_until_it_lets_go_or_its_ttl_is_over() {
+    let taken = op(1, 0, 1, acquire(7, 10), Answer::Taken);
+    let next = |at_ns| op(2, at_ns, at_ns + 1, acquire(8, 10), Answer::Taken);
+    let ours = |at_ns| op(2, at_ns, at_ns + 1, acquire(8, 10), granted(6, 10));
+    assert_eq!(kinds(vec![taken, next(5 * MS)]), [Kind::TwoHolders]);
+    assert_eq!(kinds(vec![taken, ours(5 * MS)]), [Kind::TwoHolders]);
+    assert_eq!(kinds(vec![taken, next(10 * MS)]), []);
+    let let_go = op(1, 2 * MS, 3 * MS, Call::ReleaseBy { owner: 7 }, Answer::Done);
+    assert_eq!(kinds(vec![taken, let_go, next(5 * MS)]), []);
+    let renewed = op(1, 5 * MS, 6 * MS, Call::RenewBy { owner: 7, ttl_ms: 30 }, Answer::Done);
+    assert_eq!(kinds(vec![taken, renewed, next(20 * MS)]), [Kind::TwoHolders]);
+}
+
+#[test]
+fn a_plain_client_whose_fence_was_seen_stands_in_the_chain() {
+    let taken = op(1, 0, 1, acquire(7, 10), Answer::Taken);
+    let seen = op(2, 2, 3, Call::Look, Answer::Seen { held: true, fence: 5, owner: 7 });
+    let older = op(3, 20 * MS, 20 * MS + 1, acquire(8, 10), granted(4, 10));
+    let newer = op(3, 20 * MS, 20 * MS + 1, acquire(8, 10), granted(6, 10));
+    assert_eq!(kinds(vec![taken, seen, newer]), []);
+    assert_eq!(kinds(vec![taken, seen, older]), [Kind::Order]);
+    let again = op(4, 30 * MS, 30 * MS + 1, Call::Look, Answer::Seen { held: true, fence: 9, owner: 7 });
+    assert!(kinds(vec![taken, seen, newer, again]).contains(&Kind::Phantom), "one SET, two grants");
+    // A script that came before its lost SET finds nothing; one that came after an answered SET must find it.
+    let not_owner = Answer::Refused(Reason::NotOwner);
+    let late = op(2, 6 * MS, 6 * MS + 1, Call::Look, Answer::Seen { held: true, fence: 5, owner: 7 });
+    let lost = Operation { complete_ns: NEVER, outcome: Outcome::Unknown, ..taken };
+    let let_go = op(5, 4 * MS, 5 * MS, Call::ReleaseBy { owner: 7 }, not_owner);
+    assert_eq!(kinds(vec![lost, let_go, late]), []);
+    assert_eq!(kinds(vec![taken, let_go, late]), [Kind::Order]);
 }

@@ -11,34 +11,12 @@ use std::time::Duration;
 
 use redfence_tests::client::REPLY_WITHIN;
 use redfence_tests::cluster::{Cluster, Options};
-use redfence_tests::process::{poll_until, Process};
+use redfence_tests::inject::Injection;
+use redfence_tests::process::poll_until;
 use redfence_tests::{ask, expect};
 
 const WITHIN: Duration = Duration::from_secs(30);
 const LONG_MS: u64 = 600_000;
-
-/// strace attached to a running node, failing one system call of it.
-struct Injection {
-    _strace: Process,
-    trace: PathBuf,
-}
-
-impl Injection {
-    fn attach(cluster: &Cluster, id: u64, syscall: &str, error: &str) -> Injection {
-        let trace = cluster.data(id).with_extension("strace");
-        let mut command = Command::new("strace");
-        command.args(["-f", "-p", &cluster.node(id).process().pid().to_string()]);
-        command.args(["-e", &format!("trace={syscall}"), "-e", &format!("inject={syscall}:error={error}")]);
-        command.arg("-o").arg(&trace);
-        let strace = Process::start("strace", command, &trace.with_extension("log"))
-            .unwrap_or_else(|error| panic!("{error}; this test needs strace (scripts/install-deps strace)"));
-        Injection { _strace: strace, trace }
-    }
-
-    fn was_hit(&self) -> bool {
-        std::fs::read_to_string(&self.trace).is_ok_and(|trace| trace.contains("INJECTED"))
-    }
-}
 
 /// The follower's disk fails under load; it stops with a clear line, the others go on, and it comes back with all there is.
 fn a_node_stops_and_loses_nothing(syscall: &str, error: &str, words: &str) {
@@ -48,7 +26,10 @@ fn a_node_stops_and_loses_nothing(syscall: &str, error: &str, words: &str) {
     let mut client = cluster.node(leader).client();
     let before = client.acquire_as("before", LONG_MS, "me");
 
-    let injection = Injection::attach(&cluster, failing, syscall, error);
+    let trace = cluster.data(failing).with_extension("strace");
+    let pid = cluster.node(failing).process().pid();
+    let injection = Injection::attach(pid, syscall, &format!("error={error}"), &trace)
+        .unwrap_or_else(|error| panic!("{error}"));
     let mut taken = Vec::new();
     assert!(
         poll_until(WITHIN, || {

@@ -51,3 +51,5 @@ pub mod wire;
 
 pub use config::Config;
 pub use node::Node;
+/// For whoever looks at the data of a stopped node.
+pub use snapshot::pieces::load as load_snapshot;

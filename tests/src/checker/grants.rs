@@ -143,7 +143,9 @@ impl Grants {
     }
 
     fn note_unknown(&mut self, op: &Operation) {
-        if let (Call::Acquire { owner, ttl_ms, session, .. }, Outcome::Unknown) = (op.call, op.outcome) {
+        let Call::Acquire { owner, ttl_ms, session, .. } = op.call else { return };
+        // A plain client's grant whose fence nobody saw took place, but who can say under which fence.
+        if op.is_unknown() || op.answer() == Some(Answer::Taken) {
             let first = Unknown { first_ns: op.invoke_ns, shortest_ttl_ms: ttl_ms, session, count: 0 };
             let known = self.unknown.entry(owner).or_insert(first);
             known.count += 1;

@@ -28,6 +28,15 @@ pub enum Call {
         fence: u64,
         ttl_ms: u64,
     },
+    /// A plain client's compare-and-delete: it knows its value, not the fence.
+    ReleaseBy {
+        owner: u64,
+    },
+    /// A plain client's compare-and-pexpire.
+    RenewBy {
+        owner: u64,
+        ttl_ms: u64,
+    },
     ForceRelease,
     /// `LOCK.INFO`
     Look,
@@ -54,6 +63,8 @@ pub enum Answer {
         fence: u64,
         ttl_ms: u64,
     },
+    /// Granted to a plain client (`SET NX PX`), which is told no fence.
+    Taken,
     /// nil
     Busy,
     /// It took place, and there is nothing more to say.
@@ -136,7 +147,12 @@ impl Operation {
             | Call::KeepAlive { session }
             | Call::Close { session }
             | Call::Orphan { session, .. } => session,
-            Call::Release { .. } | Call::Renew { .. } | Call::ForceRelease | Call::Look => 0,
+            Call::Release { .. }
+            | Call::Renew { .. }
+            | Call::ReleaseBy { .. }
+            | Call::RenewBy { .. }
+            | Call::ForceRelease
+            | Call::Look => 0,
         }
     }
 }

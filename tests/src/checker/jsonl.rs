@@ -47,6 +47,8 @@ fn invoke_line(rid: usize, op: &Operation) -> Value {
         }
         Call::Release { fence } => json!({"f": "release", "fence": fence}),
         Call::Renew { fence, ttl_ms } => json!({"f": "renew", "fence": fence, "ttl": ttl_ms}),
+        Call::ReleaseBy { owner } => json!({"f": "release_by", "owner": owner}),
+        Call::RenewBy { owner, ttl_ms } => json!({"f": "renew_by", "owner": owner, "ttl": ttl_ms}),
         Call::ForceRelease => json!({"f": "force"}),
         Call::Look => json!({"f": "query"}),
         Call::Open { session, ttl_ms } => json!({"f": "open", "sess": session, "ttl": ttl_ms}),
@@ -66,6 +68,7 @@ fn invoke_line(rid: usize, op: &Operation) -> Value {
 fn answer_line(answer: Answer) -> Value {
     let mut line = match answer {
         Answer::Granted { fence, ttl_ms } => json!({"say": "granted", "fence": fence, "ttl": ttl_ms}),
+        Answer::Taken => json!({"say": "taken"}),
         Answer::Busy => json!({"say": "busy"}),
         Answer::Done => json!({"say": "done"}),
         Answer::Refused(Reason::NotOwner) => json!({"say": "not_owner"}),
@@ -152,6 +155,8 @@ fn call_of(fields: &Map<String, Value>) -> Option<Call> {
         "acquire" => Call::Acquire { owner, ttl_ms, wait_ms: number(fields, "wait_ms")?, session },
         "release" => Call::Release { fence },
         "renew" => Call::Renew { fence, ttl_ms },
+        "release_by" => Call::ReleaseBy { owner },
+        "renew_by" => Call::RenewBy { owner, ttl_ms },
         "force" => Call::ForceRelease,
         "query" => Call::Look,
         "open" => Call::Open { session, ttl_ms },
@@ -166,6 +171,7 @@ fn answer_of(fields: &Map<String, Value>) -> Option<Answer> {
     let fence = number(fields, "fence")?;
     Some(match fields.get("say")?.as_str()? {
         "granted" => Answer::Granted { fence, ttl_ms: number(fields, "ttl")? },
+        "taken" => Answer::Taken,
         "busy" => Answer::Busy,
         "done" => Answer::Done,
         "not_owner" => Answer::Refused(Reason::NotOwner),

@@ -173,6 +173,8 @@ impl Drawing {
             | Call::Open { .. }
             | Call::KeepAlive { .. }
             | Call::Close { .. }
+            | Call::ReleaseBy { .. }
+            | Call::RenewBy { .. }
             | Call::Orphan { .. } => Answer::Nothing,
         }
     }

@@ -168,7 +168,10 @@ impl Search<'_> {
                 }
                 _ => vec![state],
             },
-            Call::ForceRelease
+            // Plain clients are not searched for.
+            Call::ReleaseBy { .. }
+            | Call::RenewBy { .. }
+            | Call::ForceRelease
             | Call::Open { .. }
             | Call::KeepAlive { .. }
             | Call::Close { .. }

@@ -54,7 +54,7 @@ impl StreamRestorer {
 }
 
 /// The machine of a stored snapshot, at start-up.
-pub(crate) fn load(meta: &SnapshotMeta, reader: &dyn LogReader) -> Result<Machine, String> {
+pub fn load(meta: &SnapshotMeta, reader: &dyn LogReader) -> Result<Machine, String> {
     if meta.size_bytes == 0 {
         return Ok(Machine::new());
     }

@@ -1,0 +1,212 @@
+//! The load: many client tasks on one thread, each against all nodes, each with its own draws.
+//!
+//! A client works in rounds: it takes something, holds it, gives it back. What each kind does in a round is in a file of its
+//! own; how a question is asked and written down is here.
+
+mod locks;
+mod plain;
+mod sessions;
+
+use std::rc::Rc;
+use std::sync::mpsc::SyncSender;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::board::Board;
+use super::book::{Book, Bucket, Epoch, Finished};
+use super::replies;
+use super::settings::Settings;
+use super::wire::Wire;
+use crate::chance::Chance;
+use crate::checker::history::{NEVER, NO_RESOURCE};
+use crate::checker::{Answer, Call, Operation, Outcome};
+use crate::resp::Value;
+
+/// How long a session outlives its connection: the servers' default.
+const GRACE_MS: u64 = 500;
+/// A client hangs up on a node that says nothing for this long, beyond the time it asked to wait.
+const PATIENCE_MS: u64 = 1_500;
+/// The first few names are fought over, the others are mostly free.
+const HOT: u64 = 6;
+const NAMES: u64 = 200;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    Locks,
+    Plain,
+    Sessions,
+    Multi,
+}
+
+/// Runs all clients until the board says stop, on this thread; answers what they saw, by tenths of a second.
+pub fn run(settings: &Settings, board: Arc<Board>, checker: SyncSender<Finished>) -> Vec<Bucket> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let book = Rc::new(Book::new(board, checker, settings.mix.multi > 0, settings.sabotage));
+    let mut chance = Chance::new(settings.seed ^ 0xc11e_0175);
+    let local = tokio::task::LocalSet::new();
+    for role in settings.mix.roles(settings.clients) {
+        let client = Client::new(Rc::clone(&book), chance.fork(), settings.hold_ms_max);
+        local.spawn_local(client.work(role));
+    }
+    runtime.block_on(local);
+    Rc::try_unwrap(book).unwrap_or_else(|_| panic!("every client has ended")).close()
+}
+
+pub struct Client {
+    book: Rc<Book>,
+    chance: Chance,
+    process: u64,
+    wire: Option<Wire>,
+    /// The session that the connection of now opened.
+    session: Option<u64>,
+    /// Scripts that are loaded, with their digests.
+    digests: Vec<(&'static str, String)>,
+    hold_ms_max: u64,
+}
+
+impl Client {
+    fn new(book: Rc<Book>, chance: Chance, hold_ms_max: u64) -> Client {
+        let process = book.number();
+        Client { book, chance, process, wire: None, session: None, digests: Vec::new(), hold_ms_max }
+    }
+
+    async fn work(mut self, role: Role) {
+        while !self.book.board.stopped() {
+            let epoch = self.book.epoch();
+            match role {
+                Role::Locks => self.lock_round(&epoch).await,
+                Role::Plain => self.plain_round(&epoch).await,
+                Role::Sessions => self.session_round(&epoch).await,
+                Role::Multi if epoch.multi => self.multi_round(&epoch).await,
+                Role::Multi => self.lock_round(&epoch).await,
+            }
+            if self.chance.per_mille(5) {
+                self.hang_up(&epoch);
+            }
+        }
+    }
+
+    fn resource(&mut self) -> u32 {
+        let hot = self.chance.per_mille(400);
+        (if hot { self.chance.below(HOT) } else { self.chance.between(HOT, NAMES - 1) }) as u32
+    }
+
+    fn ttl_ms(&mut self) -> u64 {
+        *self.chance.pick(&[200, 500, 1_000, 1_000, 3_000]).expect("not empty")
+    }
+
+    async fn pause_ms(&mut self, ms_max: u64) {
+        let us = self.chance.below(ms_max * 1_000 + 1);
+        tokio::time::sleep(Duration::from_micros(us)).await;
+    }
+
+    /// Mostly next to nothing, sometimes a while, now and then past the ttl: a holder that was paused.
+    async fn hold(&mut self, ttl_ms: u64) {
+        match self.chance.below(1_000) {
+            0..4 => tokio::time::sleep(Duration::from_millis(ttl_ms + 100)).await,
+            4..300 => self.pause_ms(self.hold_ms_max).await,
+            _ => tokio::task::yield_now().await,
+        }
+    }
+
+    /// One question about one resource.
+    async fn ask(&mut self, epoch: &Epoch, resource: u32, call: Call, words: &[impl AsRef<[u8]>]) -> Outcome {
+        self.ask_all(epoch, &[(resource, call)], words).await[0]
+    }
+
+    /// One question about several resources: an operation for each, with one window.
+    async fn ask_all(
+        &mut self,
+        epoch: &Epoch,
+        parts: &[(u32, Call)],
+        words: &[impl AsRef<[u8]>],
+    ) -> Vec<Outcome> {
+        let wait_ms = match parts[0].1 {
+            Call::Acquire { wait_ms, .. } => wait_ms,
+            _ => 0,
+        };
+        let asked = self.exchange(epoch, words, wait_ms).await;
+        let Some((invoke_ns, reply)) = asked else { return vec![Outcome::Failed; parts.len()] };
+        let complete_ns = self.book.board.now_ns();
+        let group = if parts.len() > 1 { self.book.number() } else { 0 };
+        let outcomes: Vec<Outcome> = parts
+            .iter()
+            .enumerate()
+            .map(|(at, (_, call))| {
+                let Some(reply) = &reply else { return Outcome::Unknown };
+                let part = (parts.len() > 1).then_some(at);
+                replies::outcome(call, part, reply).unwrap_or_else(|text| {
+                    self.book.board.surprise(text);
+                    Outcome::Unknown
+                })
+            })
+            .collect();
+        for ((resource, call), outcome) in parts.iter().zip(&outcomes) {
+            let complete_ns = if *outcome == Outcome::Unknown { NEVER } else { complete_ns };
+            let (process, resource, call, outcome) = (self.process, *resource, *call, *outcome);
+            let op = Operation { process, resource, invoke_ns, complete_ns, call, outcome, group };
+            self.book.record(epoch, op);
+        }
+        if outcomes.contains(&Outcome::Unknown) {
+            self.process = self.book.number();
+        }
+        if matches!(outcomes[0], Outcome::Answered(Answer::Granted { .. } | Answer::Taken)) {
+            if let Some(wire) = &self.wire {
+                wire.face.granted(complete_ns);
+            }
+        }
+        outcomes
+    }
+
+    /// Sends and waits. `None`: there was nobody to send it to. No reply: it is lost, and the connection with it.
+    async fn exchange(
+        &mut self,
+        epoch: &Epoch,
+        words: &[impl AsRef<[u8]>],
+        wait_ms: u64,
+    ) -> Option<(u64, Option<Value>)> {
+        if self.wire.is_none() {
+            let face = self.book.board.face(self.chance.draw())?;
+            self.wire = Wire::open(face).await;
+        }
+        let Some(wire) = &mut self.wire else {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            return None;
+        };
+        let invoke_ns = self.book.board.now_ns();
+        let reply = wire.ask(words, Duration::from_millis(PATIENCE_MS + wait_ms)).await.ok();
+        // A node without a quorum says so at once or after its deadline; another may serve.
+        if reply.as_ref().is_none_or(Value::is_error) {
+            self.hang_up_if(epoch, reply.is_none());
+        }
+        Some((invoke_ns, reply))
+    }
+
+    fn hang_up_if(&mut self, epoch: &Epoch, lost: bool) {
+        if lost || self.chance.per_mille(300) {
+            self.hang_up(epoch);
+        }
+    }
+
+    /// The connection goes, and what hangs on it.
+    fn hang_up(&mut self, epoch: &Epoch) {
+        let had = self.wire.take().is_some();
+        if let Some(session) = self.session.take().filter(|_| had) {
+            let op = Operation {
+                process: self.book.number(),
+                resource: NO_RESOURCE,
+                invoke_ns: self.book.board.now_ns(),
+                complete_ns: NEVER,
+                call: Call::Orphan { session, grace_ms: GRACE_MS },
+                outcome: Outcome::Unknown,
+                group: 0,
+            };
+            self.book.record(epoch, op);
+        }
+    }
+
+    /// `LOCK.INFO`
+    async fn look(&mut self, epoch: &Epoch, resource: u32) -> Outcome {
+        self.ask(epoch, resource, Call::Look, &["LOCK.INFO", &epoch.name(resource)]).await
+    }
+}

@@ -1,0 +1,104 @@
+//! The ground the nodes stand on: a network, disks and wall clocks that faults can be done to, for this process alone.
+//!
+//! As root the run moves into namespaces of its own: interfaces, mounts and loop devices vanish with it, and
+//! nothing on the machine sees them. What cannot be had here is left out, and said aloud.
+//!
+//! # Layout
+//!
+//! - [`network`]: a namespace for each host, one-way silent drops between any two
+//! - [`disks`]: a file system for each host whose unsynced data a power cut loses
+//! - [`wall_clock`]: a library between a node and the time of day
+
+pub mod disks;
+pub mod network;
+pub mod wall_clock;
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::cluster::Host;
+use disks::Disks;
+use network::Network;
+use wall_clock::WallClocks;
+
+pub struct Ground {
+    pub network: Option<Network>,
+    pub disks: Option<Disks>,
+    pub clocks: Option<WallClocks>,
+    pub has_strace: bool,
+    pub has_time_namespaces: bool,
+    /// What is not there, and why.
+    pub missing: Vec<String>,
+    hosts: Vec<Host>,
+    // After everything that lies in it.
+    folder: TempDir,
+}
+
+impl Ground {
+    /// Must be called before any thread is started: a namespace is entered by one thread alone.
+    pub fn lay(hosts: usize) -> Ground {
+        let folder = TempDir::with_prefix("redfence-chaos-").expect("a temporary directory");
+        let mut missing = Vec::new();
+        let mut keep = |what: &str, why: String| missing.push(format!("{what}: {why}"));
+        let own = enter_namespaces();
+        let network = own.clone().and_then(|()| Network::lay(hosts, folder.path()));
+        let network = network.map_err(|why| keep("no partitions", why)).ok();
+        let disks = own.and_then(|()| Disks::lay(hosts, folder.path()));
+        let disks = disks.map_err(|why| keep("no power cuts", why)).ok();
+        let strace = run(&["strace", "-V"]).map_err(|why| keep("no failing disks", why));
+        let time =
+            run(&["unshare", "-T", "--monotonic", "1", "true"]).map_err(|why| keep("no other clocks", why));
+        let clocks = WallClocks::lay(hosts, folder.path()).map_err(|why| keep("no clock shifts", why)).ok();
+        let hosts = (0..hosts)
+            .map(|at| {
+                let mut host = Host::default();
+                if let Some(network) = &network {
+                    host.ip = network.ip(at);
+                    host.prefix = network.prefix(at);
+                }
+                host.disk = disks.as_ref().map(|disks| disks.folder(at));
+                host.environment = clocks.as_ref().map(|clocks| clocks.environment(at)).unwrap_or_default();
+                host
+            })
+            .collect();
+        let (has_strace, has_time_namespaces) = (strace.is_ok(), time.is_ok());
+        Ground { network, disks, clocks, has_strace, has_time_namespaces, missing, hosts, folder }
+    }
+
+    pub fn hosts(&self) -> Vec<Host> {
+        self.hosts.clone()
+    }
+
+    /// A host is known by its disk, its address or its clock: whichever of them it has of its own.
+    pub fn index(&self, host: &Host) -> usize {
+        let same = |other: &Host| {
+            (other.ip, &other.disk, &other.environment) == (host.ip, &host.disk, &host.environment)
+        };
+        self.hosts.iter().position(same).unwrap_or(0)
+    }
+
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+}
+
+fn enter_namespaces() -> Result<(), String> {
+    // SAFETY: unshare takes one integer and no memory; no other thread runs yet.
+    if unsafe { libc::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS) } != 0 {
+        return Err(format!("namespaces of its own need root: {}", std::io::Error::last_os_error()));
+    }
+    run(&["mount", "--make-rprivate", "/"])?;
+    run(&["ip", "link", "set", "lo", "up"])
+}
+
+/// Runs a system program to its end. An error is a line with what it said.
+pub fn run(words: &[&str]) -> Result<(), String> {
+    let output = Command::new(words[0]).args(&words[1..]).output();
+    let output = output.map_err(|error| format!("{}: {error}", words[0]))?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("{}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}

@@ -1,0 +1,173 @@
+//! The figures of a run: for people on the screen, for programs as `report.json`.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde_json::{json, Value};
+
+use super::book::{Bucket, BUCKET_MS};
+use super::faults::{Injected, Kind};
+use super::nemesis::Nemesis;
+use super::settings::Settings;
+use super::timeline;
+use super::verdict::Verdict;
+
+pub struct Report {
+    settings: Settings,
+    faults: Vec<Injected>,
+    missing: Vec<String>,
+    seen: Vec<Bucket>,
+    verdict: Verdict,
+    pub failures: Vec<String>,
+    took: Duration,
+}
+
+/// What faults of one kind came to, in milliseconds.
+#[derive(Default)]
+struct OfKind {
+    count: u64,
+    /// The longest time without any grant around each.
+    outages_ms: Vec<u64>,
+    /// From the healing until clients of all nodes had got a lock.
+    served_ms: Vec<u64>,
+}
+
+impl Report {
+    pub fn new(
+        settings: &Settings,
+        nemesis: &Nemesis,
+        seen: Vec<Bucket>,
+        verdict: Verdict,
+        mut failures: Vec<String>,
+        took: Duration,
+    ) -> Report {
+        failures.extend(verdict.violations.iter().cloned());
+        Report {
+            settings: settings.clone(),
+            faults: nemesis.injected.clone(),
+            missing: nemesis.ground.missing.clone(),
+            seen,
+            verdict,
+            failures,
+            took,
+        }
+    }
+
+    /// The longest run of tenths without a grant between the two times.
+    fn outage_ms(&self, from_ns: u64, to_ns: u64) -> u64 {
+        let bucket = |ns: u64| (ns / (BUCKET_MS * 1_000_000)) as usize;
+        let span = bucket(from_ns)..=bucket(to_ns).min(self.seen.len().saturating_sub(1));
+        let (mut longest, mut now) = (0, 0);
+        for at in span {
+            now = if self.seen.get(at).is_some_and(|bucket| bucket.grants == 0) { now + 1 } else { 0 };
+            longest = longest.max(now);
+        }
+        longest * BUCKET_MS
+    }
+
+    fn by_kind(&self) -> BTreeMap<Kind, OfKind> {
+        let mut kinds: BTreeMap<Kind, OfKind> = BTreeMap::new();
+        for fault in &self.faults {
+            let kind = kinds.entry(fault.kind).or_default();
+            kind.count += 1;
+            kind.outages_ms.push(self.outage_ms(fault.from_ns, fault.served_ns));
+            kind.served_ms.push((fault.served_ns - fault.healed_ns) / 1_000_000);
+        }
+        for kind in kinds.values_mut() {
+            kind.outages_ms.sort_unstable();
+            kind.served_ms.sort_unstable();
+        }
+        kinds
+    }
+
+    fn longest_outage_ms(&self) -> u64 {
+        let first = self.seen.iter().position(|bucket| bucket.grants > 0).unwrap_or(0) as u64;
+        let last = self.seen.iter().rposition(|bucket| bucket.grants > 0).unwrap_or(0) as u64;
+        self.outage_ms(first * BUCKET_MS * 1_000_000, last * BUCKET_MS * 1_000_000)
+    }
+
+    pub fn print(&self) {
+        let verdict = &self.verdict;
+        println!("\nfaults            count   no grant ms (median, most)   all nodes served after ms (median, most)");
+        for (kind, of) in self.by_kind() {
+            println!(
+                "{:<17} {:5}   {:8} {:8}             {:8} {:8}",
+                kind.name(),
+                of.count,
+                middle(&of.outages_ms),
+                last(&of.outages_ms),
+                middle(&of.served_ms),
+                last(&of.served_ms)
+            );
+        }
+        println!(
+            "{} faults in {:.0} s; longest time without a grant {} ms",
+            self.faults.len(),
+            self.took.as_secs_f64(),
+            self.longest_outage_ms()
+        );
+        println!(
+            "{} operations checked ({:.0}/s) in {} epochs, {:.1} s of checking: {} grants ({} to plain clients), {} of unknown outcome, {} refused for certain, undecided 0",
+            verdict.operations,
+            verdict.operations as f64 / self.took.as_secs_f64(),
+            verdict.epochs,
+            verdict.took.as_secs_f64(),
+            verdict.grants,
+            verdict.plain_grants,
+            verdict.unknown,
+            verdict.failed
+        );
+        for failure in &self.failures {
+            println!("FAILED: {failure}");
+        }
+        match self.failures.is_empty() {
+            true => println!("nothing wrong"),
+            false => println!("repeat: {}", self.settings.line()),
+        }
+    }
+
+    fn json(&self) -> Value {
+        let kinds: BTreeMap<&str, Value> = self
+            .by_kind()
+            .into_iter()
+            .map(|(kind, of)| {
+                let figures = json!({
+                    "count": of.count,
+                    "no_grant_ms_median": middle(&of.outages_ms), "no_grant_ms_max": last(&of.outages_ms),
+                    "served_ms_median": middle(&of.served_ms), "served_ms_max": last(&of.served_ms),
+                });
+                (kind.name(), figures)
+            })
+            .collect();
+        let verdict = &self.verdict;
+        json!({
+            "repeat": self.settings.line(), "seed": self.settings.seed, "nodes": self.settings.nodes,
+            "clients": self.settings.clients, "seconds": self.took.as_secs_f64(),
+            "operations": verdict.operations, "grants": verdict.grants, "plain_grants": verdict.plain_grants,
+            "unknown": verdict.unknown, "failed": verdict.failed, "undecided": 0, "epochs": verdict.epochs,
+            "faults": self.faults.len(), "by_kind": kinds, "no_grant_ms_max": self.longest_outage_ms(),
+            "left_out": self.missing, "failures": self.failures,
+        })
+    }
+
+    /// Writes `report.json` and `timeline.svg`.
+    pub fn write(&self) -> std::io::Result<()> {
+        let out = &self.settings.out;
+        std::fs::create_dir_all(out)?;
+        std::fs::write(out.join("report.json"), format!("{:#}\n", self.json()))?;
+        std::fs::write(
+            out.join("timeline.svg"),
+            timeline::draw(&self.settings.line(), &self.seen, &self.faults),
+        )?;
+        println!("report.json and timeline.svg are in {}", out.display());
+        Ok(())
+    }
+}
+
+fn middle(sorted: &[u64]) -> u64 {
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0)
+}
+
+fn last(sorted: &[u64]) -> u64 {
+    sorted.last().copied().unwrap_or(0)
+}

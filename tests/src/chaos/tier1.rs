@@ -1,0 +1,170 @@
+//! Tier 1 under crashes: a Redis with the module that is killed and loses its power, over and over, however it persists.
+//!
+//! Tier 1 may forget who held a lock. It may never issue a fence twice, nor one that is not above all that were issued before:
+//! that is what this checks, over all lives of the Redis, in the order of real time.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::ground::Ground;
+use super::settings::Settings;
+use crate::chance::Chance;
+use crate::redis::{Options, Redis};
+use crate::resp::{Connection, Value};
+
+const CLIENTS: usize = 8;
+const NAMES: u64 = 40;
+const REPLY_WITHIN: Duration = Duration::from_secs(5);
+
+/// A grant somebody was told of.
+#[derive(Clone, Copy, Debug)]
+struct Grant {
+    name: u64,
+    fence: i64,
+    asked: Instant,
+    told: Instant,
+}
+
+#[derive(Default)]
+struct Tally {
+    power_cuts: u64,
+    kills: u64,
+    grants: u64,
+    /// The highest fence of each name in all lives that are over.
+    highest: HashMap<u64, i64>,
+}
+
+/// The line that says what was done, or what is wrong.
+pub fn run(settings: &Settings) -> Result<String, String> {
+    let ground = Ground::lay(1);
+    ground.missing.iter().for_each(|missing| println!("left out: {missing}"));
+    let folder = ground.disks.as_ref().map(|disks| disks.folder(0));
+    let mut chance = Chance::new(settings.seed);
+    let options = |chance: &mut Chance| persistence(chance, folder.clone());
+    let mut redis = Redis::start(&options(&mut chance));
+    let mut tally = Tally::default();
+    let end = Instant::now() + settings.duration;
+    while Instant::now() < end {
+        let clients = Clients::start(&redis, &mut chance);
+        std::thread::sleep(Duration::from_millis(chance.between(50, 700)));
+        crash(&mut redis, &ground, &mut chance, &mut tally)?;
+        tally.check(clients.end()?)?;
+        redis.restart(&options(&mut chance));
+    }
+    Ok(format!(
+        "tier 1: {} power cuts, {} kills, {} grants of {NAMES} names: no fence twice, none below an earlier one",
+        tally.power_cuts, tally.kills, tally.grants
+    ))
+}
+
+/// From everything logged and synced to nothing kept at all.
+fn persistence(chance: &mut Chance, folder: Option<std::path::PathBuf>) -> Options {
+    let mut options = Options::with_module();
+    options.folder = folder;
+    match chance.below(4) {
+        0 => options.set("appendonly", "yes").set("appendfsync", "always"),
+        1 | 2 => options.set("appendonly", "yes").set("appendfsync", "everysec"),
+        _ => options.set("appendonly", "no"),
+    }
+}
+
+fn crash(redis: &mut Redis, ground: &Ground, chance: &mut Chance, tally: &mut Tally) -> Result<(), String> {
+    match &ground.disks {
+        Some(disks) if chance.per_mille(800) => {
+            redis.process().signal(libc::SIGSTOP);
+            disks.cut(0)?;
+            redis.kill();
+            disks.come_back(0)?;
+            tally.power_cuts += 1;
+        }
+        Some(_) | None => {
+            redis.kill();
+            tally.kills += 1;
+        }
+    }
+    Ok(())
+}
+
+impl Tally {
+    /// The grants of one life, all of which began after the last one had ended.
+    fn check(&mut self, mut grants: Vec<Grant>) -> Result<(), String> {
+        self.grants += grants.len() as u64;
+        grants.sort_by_key(|grant| grant.asked);
+        let mut told = grants.clone();
+        told.sort_by_key(|grant| grant.told);
+        let mut seen: HashMap<(u64, i64), Grant> = HashMap::new();
+        let mut before = told.iter().peekable();
+        for grant in &grants {
+            while let Some(earlier) = before.next_if(|earlier| earlier.told < grant.asked) {
+                let highest = self.highest.entry(earlier.name).or_insert(0);
+                *highest = (*highest).max(earlier.fence);
+            }
+            let highest = self.highest.get(&grant.name).copied().unwrap_or(0);
+            if grant.fence <= highest {
+                return Err(format!("{grant:?} though {highest} had been issued before it was asked for"));
+            }
+            if let Some(twin) = seen.insert((grant.name, grant.fence), *grant) {
+                return Err(format!("one fence twice: {grant:?} and {twin:?}"));
+            }
+        }
+        for grant in told {
+            let highest = self.highest.entry(grant.name).or_insert(0);
+            *highest = (*highest).max(grant.fence);
+        }
+        Ok(())
+    }
+}
+
+/// Threads that take and give back as fast as they can, until the Redis is gone.
+struct Clients {
+    threads: Vec<std::thread::JoinHandle<Result<Vec<Grant>, String>>>,
+    gone: Arc<AtomicBool>,
+}
+
+impl Clients {
+    fn start(redis: &Redis, chance: &mut Chance) -> Clients {
+        let gone = Arc::new(AtomicBool::new(false));
+        let threads = (0..CLIENTS)
+            .map(|_| {
+                let (mut chance, gone) = (chance.fork(), Arc::clone(&gone));
+                let connection = redis.connect(crate::resp::Protocol::Resp2);
+                std::thread::spawn(move || client(connection, &mut chance, &gone))
+            })
+            .collect();
+        Clients { threads, gone }
+    }
+
+    /// The Redis is dead: whoever still waits hears so at once.
+    fn end(self) -> Result<Vec<Grant>, String> {
+        self.gone.store(true, Ordering::Relaxed);
+        let mut grants = Vec::new();
+        for thread in self.threads {
+            grants.extend(thread.join().map_err(|_| "a client panicked".to_string())??);
+        }
+        Ok(grants)
+    }
+}
+
+fn client(mut redis: Connection, chance: &mut Chance, gone: &AtomicBool) -> Result<Vec<Grant>, String> {
+    let mut grants = Vec::new();
+    while !gone.load(Ordering::Relaxed) {
+        let number = chance.below(NAMES);
+        let (name, asked) = (format!("tier1:{number}"), Instant::now());
+        let words = ["LOCK.ACQUIRE", &name, "1000"];
+        let fence = match redis.ask(&words, REPLY_WITHIN) {
+            Ok(Value::Array(items)) => items[0].integer(),
+            Ok(Value::NullBulk) => continue,
+            Ok(other) => return Err(format!("{words:?} was answered {other:?}")),
+            Err(_) => break,
+        };
+        grants.push(Grant { name: number, fence, asked, told: Instant::now() });
+        if chance.per_mille(900)
+            && redis.ask(&["LOCK.RELEASE", &name, &fence.to_string()], REPLY_WITHIN).is_err()
+        {
+            break;
+        }
+    }
+    Ok(grants)
+}

@@ -1,0 +1,80 @@
+//! The checker's thread: takes each finished epoch, checks it, forgets it. A history that cannot have happened is kept.
+
+use std::path::Path;
+use std::sync::mpsc::Receiver;
+use std::time::{Duration, Instant};
+
+use super::book::Finished;
+use crate::checker::{check, jsonl, Answer, Call, Operation, Outcome, Rules};
+
+/// What all epochs came to.
+#[derive(Debug, Default)]
+pub struct Verdict {
+    pub epochs: u64,
+    pub operations: u64,
+    pub unknown: u64,
+    pub failed: u64,
+    pub grants: u64,
+    /// Grants to clients that are told no fence.
+    pub plain_grants: u64,
+    pub violations: Vec<String>,
+    pub took: Duration,
+}
+
+/// One witness is enough to look for the bug; the history has the rest.
+const VIOLATIONS_SHOWN_MAX: usize = 20;
+
+/// Server and clients round to milliseconds, and all processes share one machine's clock.
+fn rules(multi: bool) -> Rules {
+    Rules { slack_ns: 5_000_000, waits_for_several: multi, ..Rules::default() }
+}
+
+impl Verdict {
+    pub fn of(finished: Receiver<Finished>, out: &Path) -> Verdict {
+        let mut verdict = Verdict::default();
+        for epoch in finished {
+            verdict.take(&epoch, out);
+        }
+        verdict
+    }
+
+    fn take(&mut self, epoch: &Finished, out: &Path) {
+        let start = Instant::now();
+        let violations = check(&epoch.history, &rules(epoch.multi));
+        self.took += start.elapsed();
+        self.epochs += 1;
+        for op in &epoch.history.operations {
+            self.count(op);
+        }
+        if violations.is_empty() {
+            return;
+        }
+        let path = out.join(format!("epoch-{}.jsonl", epoch.number));
+        let kept = std::fs::create_dir_all(out)
+            .and_then(|()| std::fs::File::create(&path))
+            .and_then(|file| jsonl::write(&epoch.history, &mut std::io::BufWriter::new(file)));
+        for violation in violations.iter().take(VIOLATIONS_SHOWN_MAX) {
+            self.violations.push(format!("epoch {}: {violation}", epoch.number));
+        }
+        match kept {
+            Ok(()) => {
+                println!("epoch {} cannot have happened; its history is in {}", epoch.number, path.display())
+            }
+            Err(error) => println!("epoch {} cannot have happened; not kept: {error}", epoch.number),
+        }
+    }
+
+    fn count(&mut self, op: &Operation) {
+        self.operations += u64::from(!matches!(op.call, Call::Orphan { .. }));
+        match op.outcome {
+            Outcome::Answered(Answer::Granted { .. }) => self.grants += 1,
+            Outcome::Answered(Answer::Taken) => {
+                self.grants += 1;
+                self.plain_grants += 1;
+            }
+            Outcome::Answered(_) => {}
+            Outcome::Failed => self.failed += 1,
+            Outcome::Unknown => self.unknown += 1,
+        }
+    }
+}

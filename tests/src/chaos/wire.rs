@@ -1,0 +1,56 @@
+//! One connection of one client task: a question, an answer, or the loss of both.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::board::Face;
+use crate::resp::{encode, parse, Value};
+
+const CONNECT_WITHIN: Duration = Duration::from_millis(500);
+
+pub struct Wire {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+    pub face: Arc<Face>,
+}
+
+/// Nobody knows what became of the question.
+#[derive(Debug)]
+pub struct Lost;
+
+impl Wire {
+    pub async fn open(face: Arc<Face>) -> Option<Wire> {
+        let stream = timeout(CONNECT_WITHIN, TcpStream::connect(face.address)).await.ok()?.ok()?;
+        stream.set_nodelay(true).ok()?;
+        // Closed without a word, as by a client that is killed: the node must notice by itself.
+        stream.set_zero_linger().ok()?;
+        Some(Wire { stream, buffer: Vec::with_capacity(512), face })
+    }
+
+    /// After a loss the connection is of no use: its owner drops it.
+    pub async fn ask(&mut self, words: &[impl AsRef<[u8]>], within: Duration) -> Result<Value, Lost> {
+        let face = Arc::clone(&self.face);
+        let cut = face.cut.notified();
+        tokio::select! {
+            reply = timeout(within, self.exchange(words)) => reply.ok().flatten().ok_or(Lost),
+            () = cut => Err(Lost),
+        }
+    }
+
+    async fn exchange(&mut self, words: &[impl AsRef<[u8]>]) -> Option<Value> {
+        self.stream.write_all(&encode(words)).await.ok()?;
+        loop {
+            if let Some((value, used)) = parse(&self.buffer).ok()? {
+                self.buffer.drain(..used);
+                return Some(value);
+            }
+            if self.stream.read_buf(&mut self.buffer).await.ok()? == 0 {
+                return None;
+            }
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Plain clients (`SET NX PX`, compare-and-delete, compare-and-pexpire) are told no fences, and name their value instead.
+//!
+//! Every value belongs to one attempt, so where `LOCK.INFO` showed it under a fence, all that its client did is told again by
+//! that fence, and the fence chain sees no difference between old clients and new. What was never seen stays a grant
+//! of unknown fence: it explains a fence that nobody was told of, and a refusal.
+
+use super::history::{Answer, Call, History, Operation, Outcome};
+use super::{Kind, Violation};
+use std::collections::{HashMap, HashSet};
+
+/// The same history, told by fence as far as it can be. `None` where there are no plain clients in it.
+pub fn by_fence(history: &History, violations: &mut Vec<Violation>) -> Option<History> {
+    if !history.operations.iter().any(is_plain) {
+        return None;
+    }
+    let acknowledged = acknowledged(history);
+    let fences = seen_fences(history, &acknowledged, violations);
+    let operations = history.operations.iter().filter_map(|op| told(op, &fences, &acknowledged)).collect();
+    Some(History { operations, queued: history.queued.clone() })
+}
+
+fn is_plain(op: &Operation) -> bool {
+    matches!(op.call, Call::ReleaseBy { .. } | Call::RenewBy { .. }) || op.answer() == Some(Answer::Taken)
+}
+
+type Fences = HashMap<(u32, u64), u64>;
+type Owners = HashSet<(u32, u64)>;
+
+/// Plain clients' attempts that were answered OK.
+fn acknowledged(history: &History) -> Owners {
+    let taken = history.operations.iter().filter(|op| op.answer() == Some(Answer::Taken));
+    let owners = taken.filter_map(|op| match op.call {
+        Call::Acquire { owner, .. } => Some((op.resource, owner)),
+        _ => None,
+    });
+    owners.collect()
+}
+
+/// The fence each owner was granted under. An owner is one attempt: two fences for one are two grants for one question.
+fn seen_fences(history: &History, acknowledged: &Owners, violations: &mut Vec<Violation>) -> Fences {
+    let mut fences = Fences::new();
+    for op in &history.operations {
+        let (owner, fence) = match (op.call, op.answer()) {
+            (Call::Look, Some(Answer::Seen { held: true, fence, owner })) => (owner, fence),
+            (Call::Acquire { owner, .. }, Some(Answer::Granted { fence, .. })) => (owner, fence),
+            _ => continue,
+        };
+        let known = fences.insert((op.resource, owner), fence);
+        if known.is_some_and(|known| known != fence) && acknowledged.contains(&(op.resource, owner)) {
+            let text = format!("owner {owner:x} asked once and was granted {known:?} and {fence}");
+            violations.push(Violation { kind: Kind::Phantom, resource: op.resource, fence, text });
+        }
+    }
+    fences
+}
+
+fn told(op: &Operation, fences: &Fences, acknowledged: &Owners) -> Option<Operation> {
+    let fence_of = |owner| fences.get(&(op.resource, owner)).copied();
+    let refused = matches!(op.answer(), Some(Answer::Refused(_)));
+    // A script that answers 0 says that the lock is not the client's: no longer, or, where its SET got lost, not yet.
+    let says_nothing = |owner| refused && !acknowledged.contains(&(op.resource, owner));
+    let mut told = *op;
+    match (op.call, op.answer()) {
+        (Call::Acquire { owner, ttl_ms, .. }, Some(Answer::Taken)) => {
+            if let Some(fence) = fence_of(owner) {
+                told.outcome = Outcome::Answered(Answer::Granted { fence, ttl_ms });
+            }
+        }
+        (Call::ReleaseBy { owner } | Call::RenewBy { owner, .. }, _) if says_nothing(owner) => return None,
+        (Call::ReleaseBy { owner }, _) => told.call = Call::Release { fence: fence_of(owner)? },
+        (Call::RenewBy { owner, ttl_ms }, _) => told.call = Call::Renew { fence: fence_of(owner)?, ttl_ms },
+        _ => {}
+    }
+    Some(told)
+}
