@@ -47,7 +47,7 @@ impl Ground {
         let network = network.map_err(|why| keep("no partitions", why)).ok();
         let disks = own.and_then(|()| Disks::lay(hosts, folder.path()));
         let disks = disks.map_err(|why| keep("no power cuts", why)).ok();
-        let strace = run(&["strace", "-V"]).map_err(|why| keep("no failing disks", why));
+        let strace = run(&["strace", "-o", "/dev/null", "true"]).map_err(|why| keep("no failing disks", why));
         let time =
             run(&["unshare", "-T", "--monotonic", "1", "true"]).map_err(|why| keep("no other clocks", why));
         let clocks = WallClocks::lay(hosts, folder.path()).map_err(|why| keep("no clock shifts", why)).ok();
