@@ -5,7 +5,7 @@ use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use super::book::Finished;
-use crate::checker::{check, jsonl, Answer, Call, Operation, Outcome, Rules};
+use crate::checker::{check, check_holds, jsonl, Answer, Call, Operation, Outcome, Rules};
 
 /// What all epochs came to.
 #[derive(Debug, Default)]
@@ -40,7 +40,9 @@ impl Verdict {
 
     fn take(&mut self, epoch: &Finished, out: &Path) {
         let start = Instant::now();
-        let violations = check(&epoch.history, &rules(epoch.multi));
+        let rules = rules(epoch.multi);
+        let mut violations = check_holds(&epoch.history, &rules);
+        violations.extend(check(&epoch.history, &rules));
         self.took += start.elapsed();
         self.epochs += 1;
         for op in &epoch.history.operations {
