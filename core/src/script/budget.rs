@@ -6,8 +6,9 @@
 use mlua::{Error, Lua, Result};
 use std::cell::Cell;
 
-/// Units a script may spend: about as many loop turns.
-pub(super) const UNITS_MAX: i64 = 4_000_000;
+/// Units a script may spend: about as many loop turns. A script runs on the thread that keeps a leader its leadership: all of it
+/// must take a small part of an election time-out.
+pub(super) const UNITS_MAX: i64 = 1_000_000;
 /// Units a script may spend in the shared VM, where steps are cheaper than in a VM of its own. What is shared by strings that
 /// are known already depends on what ran before, so the limit is low enough that a script within it is also within
 /// [`UNITS_MAX`] in a VM of its own: steps are not a hundred times dearer there.

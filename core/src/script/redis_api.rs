@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use std::rc::Rc;
 
 /// Units one command costs, and for how many elements of its reply one more.
-const UNITS_PER_CALL: i64 = 10;
+const UNITS_PER_CALL: i64 = 25;
 const ITEMS_PER_UNIT: usize = 4;
 
 pub(super) fn register(lua: &Lua, rust: &Table, budget: &Rc<Budget>, random: &Rc<Random>) -> Result<()> {
