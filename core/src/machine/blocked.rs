@@ -93,6 +93,12 @@ impl Blocked {
         Some(waiting)
     }
 
+    /// Who waits for a key, from this number on.
+    fn next_at(&self, place: &(Db, Bytes), from: u64) -> Option<(u64, Waiting)> {
+        let number = *self.by_key.get(place)?.range(from..).next()?;
+        Some((number, self.waiting.get(&number)?.clone()))
+    }
+
     /// Nodes that are no more have nobody to answer to.
     pub(crate) fn drop_if(&mut self, gone: impl Fn(RequestId) -> bool) {
         let doomed: Vec<u64> =
@@ -163,9 +169,13 @@ impl Machine {
     /// Lets those try again who wait for a key that may have got something.
     pub(crate) fn serve_blocked(&mut self, out: &mut Applied) {
         while let Some(place) = self.blocked.ready.pop_front() {
-            let numbers: Vec<u64> = self.blocked.by_key.get(&place).into_iter().flatten().copied().collect();
-            for number in numbers {
-                let Some(waiting) = self.blocked.waiting.get(&number).cloned() else { continue };
+            let mut from = 0;
+            while let Some((number, waiting)) = self.blocked.next_at(&place, from) {
+                if !self.has_key(place.0, &place.1) {
+                    // Taken by those before: the others would find nothing, however many they are.
+                    break;
+                }
+                from = number + 1;
                 let argv: Vec<&[u8]> = waiting.argv.iter().map(|word| &word[..]).collect();
                 let Ran { reply, would_block, .. } = self.run_redis(waiting.caller, &argv, out);
                 if would_block.is_none() {

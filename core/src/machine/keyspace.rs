@@ -39,6 +39,10 @@ impl Machine {
         (self.is_held_now(&self.locks[slot]) && self.is_shown(from, slot)).then_some(slot)
     }
 
+    pub(super) fn has_key(&self, db: Db, key: &[u8]) -> bool {
+        self.key_slot(None, db, key).is_some()
+    }
+
     fn key_view(&self, slot: u32) -> View<'_> {
         match self.values.get(&slot) {
             Some(value) => value.view(),
