@@ -159,7 +159,7 @@ impl Machine {
     #[must_use]
     pub fn state_hash(&self) -> u64 {
         let mut hash = Hash64::new(u64::from(SNAPSHOT_VERSION));
-        let mut bytes = Vec::new();
+        let mut bytes = Vec::with_capacity(1_024);
         self.write_head(&mut bytes);
         hash_and_clear(&mut hash, &mut bytes);
         for (slot, lock) in self.locks.iter() {

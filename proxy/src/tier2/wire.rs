@@ -253,8 +253,13 @@ fn put_bytes(bytes: &[u8], out: &mut BytesMut) {
 }
 
 fn put_protobuf(message: &impl protobuf::Message, out: &mut BytesMut) {
-    // Writing to memory cannot fail, and every field of these messages is optional in protobuf 3.
-    message.write_to_writer(&mut out.writer()).expect("a raft message is encoded into memory");
+    // Straight into its place: the library's own writer for this would allocate a buffer for each message.
+    let start = out.len();
+    out.resize(start + message.compute_size() as usize, 0);
+    let mut stream = protobuf::CodedOutputStream::bytes(&mut out[start..]);
+    // Memory of the right size cannot fail, and every field of these messages is optional in protobuf 3.
+    message.write_to_with_cached_sizes(&mut stream).expect("a raft message is encoded into memory");
+    stream.check_eof();
 }
 
 fn get_protobuf<M: protobuf::Message>(bytes: &Bytes) -> Result<M, Malformed> {

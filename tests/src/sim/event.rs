@@ -4,7 +4,7 @@ use super::calls::CallNumber;
 use redfence::tier2::ports::{Input, NodeId, PeerMessage, Ticket};
 use redfence_core::reply::Reply;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BinaryHeap};
+use std::collections::BinaryHeap;
 
 /// `life` tells a host's starts apart.
 #[derive(Debug)]
@@ -90,8 +90,11 @@ impl Happening {
 
 #[derive(Default)]
 pub struct Agenda {
-    heap: BinaryHeap<Reverse<(u64, u64)>>,
-    planned: BTreeMap<u64, Happening>,
+    /// When, in which order it was planned, and where it lies.
+    heap: BinaryHeap<Reverse<(u64, u64, u32)>>,
+    planned: Vec<Option<Happening>>,
+    /// Places in `planned` that are free again.
+    free: Vec<u32>,
     next: u64,
     /// A fingerprint of everything that happened: equal for equal runs.
     pub trace: u64,
@@ -101,18 +104,28 @@ pub struct Agenda {
 impl Agenda {
     pub fn plan(&mut self, at_us: u64, happening: Happening) {
         self.next += 1;
-        self.heap.push(Reverse((at_us, self.next)));
-        self.planned.insert(self.next, happening);
+        let place = match self.free.pop() {
+            Some(place) => {
+                self.planned[place as usize] = Some(happening);
+                place
+            }
+            None => {
+                self.planned.push(Some(happening));
+                self.planned.len() as u32 - 1
+            }
+        };
+        self.heap.push(Reverse((at_us, self.next, place)));
     }
 
     /// The next that happens at or before `end_us`.
     pub fn next(&mut self, end_us: u64) -> Option<(u64, Happening)> {
-        let Reverse((at_us, number)) = *self.heap.peek()?;
+        let Reverse((at_us, _, place)) = *self.heap.peek()?;
         if at_us > end_us {
             return None;
         }
         self.heap.pop();
-        let happening = self.planned.remove(&number).expect("planned once");
+        let happening = self.planned[place as usize].take().expect("planned once");
+        self.free.push(place);
         self.note(at_us);
         self.note(happening.mark());
         self.happened += 1;

@@ -10,6 +10,9 @@ use redfence::tier2::ports::NodeId;
 const RECOVERY_MS_MAX: u64 = 5_000;
 /// After healing, every member has caught up within this time.
 const CATCH_UP_MS_MAX: u64 = 30_000;
+/// Nodes are watched at rest for so long at least.
+const REST_MS_MIN: u64 = 2_000;
+const LOOK_EVERY_US: u64 = 50_000;
 
 #[must_use]
 pub fn run(seed: u64, telling: bool) -> Report {
@@ -62,7 +65,7 @@ impl World {
         self.run_to(self.now_us + 1_000 * 2_000);
         self.clients_rest = true;
         let longest_ms = 2 * (self.plan.patience_ms + 4_000) + 5_000;
-        self.run_to(self.now_us + 1_000 * longest_ms);
+        self.run_until(longest_ms, |world| world.calls.is_empty());
         if let Some(call) = self.calls.values().next() {
             let text = format!("still without an answer: {:?} at node {}", call.ask, call.host);
             self.fail(text);
@@ -73,6 +76,20 @@ impl World {
         self.run_to(self.now_us + 1_000 * 2_000);
         self.demand_equality();
         self.check_changes();
+    }
+
+    /// Runs for so long, or until there is nothing left to wait for; some runs wait it out all the same.
+    fn run_until(&mut self, longest_ms: u64, done: impl Fn(&World) -> bool) {
+        let end_us = self.now_us + 1_000 * longest_ms;
+        while self.now_us < end_us && (self.patient || !done(self)) {
+            self.run_to(end_us.min(self.now_us + LOOK_EVERY_US));
+        }
+    }
+
+    /// Whether every lock, wait and session has ended, as far as the leader knows.
+    fn all_ended(&self) -> bool {
+        let leader = self.leader().and_then(|id| self.hosts.get(&id)).and_then(|host| host.node.as_ref());
+        leader.is_some_and(|node| node.machine().next_deadline_ms().is_none())
     }
 
     /// Whoever leads in the highest term.
@@ -110,8 +127,11 @@ impl World {
     /// While nobody asks for anything and locks run out, nodes sleep most of the time.
     fn demand_rest(&mut self) {
         let before: Vec<u64> = self.hosts.values().map(|host| host.turns).collect();
-        let rest_ms = self.plan.longest_hold_ms();
-        self.run_to(self.now_us + 1_000 * rest_ms);
+        let start_us = self.now_us;
+        let looked_at_ms = self.plan.longest_hold_ms().min(REST_MS_MIN);
+        self.run_to(start_us + 1_000 * looked_at_ms);
+        self.run_until(self.plan.longest_hold_ms() - looked_at_ms, World::all_ended);
+        let rest_ms = (self.now_us - start_us) / 1_000;
         let turns = self.hosts.values().zip(before).map(|(host, before)| (host.id, host.turns - before));
         let restless = turns.max_by_key(|(_, turns)| *turns).filter(|(_, turns)| *turns > rest_ms / 2);
         if let Some((id, turns)) = restless {

@@ -23,6 +23,10 @@ use std::collections::BTreeMap;
 
 /// After so long without trouble everybody is served.
 pub const SETTLE_US: u64 = 4_000_000;
+/// Every so many seeds one is patient.
+const PATIENT_EVERY: u64 = 10;
+/// Frames are cut from pieces of this size.
+const FRAMES_BYTES: usize = 8 << 10;
 
 pub struct World {
     pub plan: Plan,
@@ -48,7 +52,11 @@ pub struct World {
     /// What went wrong so far, first first.
     pub failures: Vec<String>,
     pub telling: bool,
+    /// In the end it waits as long as anything can take, whether there is anything to wait for or not.
+    pub patient: bool,
     out: Outputs,
+    /// Where frames are built.
+    frame: BytesMut,
 }
 
 #[must_use]
@@ -80,7 +88,9 @@ impl World {
             next_number: 1,
             failures: Vec::new(),
             telling: false,
+            patient: seed.is_multiple_of(PATIENT_EVERY),
             out: Outputs::default(),
+            frame: BytesMut::new(),
             chance,
             plan,
         };
@@ -405,7 +415,7 @@ impl World {
             }
             return;
         };
-        let message = through_bytes(&message);
+        let message = through_bytes(&message, &mut self.frame);
         for at_us in arrivals {
             self.agenda.plan(at_us, Happening::Deliver { from, to, message: message.clone() });
         }
@@ -431,9 +441,12 @@ impl World {
 }
 
 /// What the other side decodes from what this side encodes.
-fn through_bytes(message: &PeerMessage) -> PeerMessage {
-    let mut frame = BytesMut::new();
-    wire::encode_frame(GROUP, message, &mut frame);
+fn through_bytes(message: &PeerMessage, frame: &mut BytesMut) -> PeerMessage {
+    if frame.capacity() < FRAMES_BYTES / 8 {
+        *frame = BytesMut::with_capacity(FRAMES_BYTES);
+    }
+    wire::encode_frame(GROUP, message, frame);
+    let mut frame = frame.split();
     frame.advance(4);
     wire::decode_frame(frame.freeze()).expect("our own frame is well formed").1
 }
