@@ -354,7 +354,9 @@ impl World {
         self.call_of_ticket.remove(&call.ticket);
         if !call.answered && self.lives(call.host, call.life) {
             let patience_us = 1_000 * (self.plan.patience_ms + call.ask.wait_ms());
-            if self.healed && call.invoke_us + 2 * patience_us < self.now_us && self.calm_since_us.is_some() {
+            // A node that stood still when the call came has its time from when it went on.
+            let asked_us = self.calm_since_us.map(|calm_us| calm_us.max(call.invoke_us));
+            if self.healed && asked_us.is_some_and(|asked_us| asked_us + 2 * patience_us < self.now_us) {
                 self.fail(format!("no answer at all from node {}: {:?}", call.host, call.ask));
             }
             if call.ask.wait_ms() > 0 {
