@@ -12,6 +12,7 @@ use super::passing::Large;
 use super::pending::{Call, Confirm, Lane, Pending, Then, PENDING_MAX};
 use super::request::{ProtocolError, RequestParser, Sender, Step};
 use super::session::Client;
+use super::sharing::Sharing;
 use super::Shared;
 use crate::tier1::link::{self, Link};
 use redfence_core::reply::{Refusal, Reply};
@@ -57,6 +58,7 @@ pub struct Connection {
     pub(super) pending: VecDeque<Pending>,
     pub(super) lane: Lane,
     pub(super) link: Option<Box<Link>>,
+    pub(super) sharing: Sharing,
     pub(super) stream: TcpStream,
     pub(super) parser: RequestParser,
     pub(super) sender: Sender,
@@ -83,6 +85,7 @@ impl Connection {
             pending: VecDeque::new(),
             lane: Lane::Free,
             link: None,
+            sharing: Sharing::default(),
             stream,
             parser: RequestParser::default(),
             sender,
@@ -122,6 +125,7 @@ impl Connection {
     /// Looks at everything once. `Ok(false)`: nothing moved, and everything will wake us.
     fn turn(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         let mut moved = self.poll_link(context)?;
+        moved |= self.poll_shared(context)?;
         moved |= self.poll_pending(context)?;
         moved |= self.poll_inbox(context)?;
         moved |= self.poll_mailbox(context);
@@ -166,7 +170,7 @@ impl Connection {
         match self.pending.back() {
             None => return &mut self.out,
             Some(Pending::Encoded(_)) => {}
-            Some(Pending::Call(_) | Pending::Redis(_) | Pending::Confirm(_)) => {
+            Some(Pending::Call(_) | Pending::Redis(_) | Pending::Shared(_) | Pending::Confirm(_)) => {
                 self.pending.push_back(Pending::Encoded(Vec::new()));
             }
         }
@@ -205,7 +209,7 @@ impl Connection {
                         confirmed.unwrap_or_else(|_| Err("it is shutting down".into())),
                     );
                 }
-                Pending::Redis(_) => break,
+                Pending::Redis(_) | Pending::Shared(_) => break,
             }
             moved = true;
         }
@@ -268,6 +272,7 @@ impl Connection {
             && !self.stalled
             && self.lane != Lane::Alone
             && self.pending.len() < PENDING_MAX
+            && self.sharing.has_room()
             && self.link.as_ref().is_none_or(|link| link.unsent_bytes() < link::UNSENT_BYTES_MAX)
     }
 
@@ -296,6 +301,7 @@ impl Connection {
     /// Runs whole commands from the front of `bytes`; answers how many bytes are dealt with.
     pub(super) fn process(&mut self, bytes: &[u8]) -> Result<usize, End> {
         let outcome = self.process_each(bytes);
+        self.send_shared();
         self.note_commands();
         outcome
     }
@@ -370,6 +376,7 @@ impl Drop for Connection {
                 call.abandon(&self.shared);
             }
         }
+        self.sharing.leave();
         self.drop_subscriptions();
         self.shared.tracker.left(self.client.card.id);
         self.client.leave_sessions(&self.shared.keeper);

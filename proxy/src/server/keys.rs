@@ -61,18 +61,35 @@ const TABLE: &[(Keys, &str)] = &[
     ),
 ];
 
+/// Commands with keys that may wait, or that leave something behind on their connection. Those without keys are rare, slow or both.
+const NEVER_SHARED: &str =
+    "BLMOVE BLMPOP BLPOP BRPOP BRPOPLPUSH BZMPOP BZPOPMAX BZPOPMIN MIGRATE WATCH XREAD XREADGROUP";
+
 /// Longer than any name in the table.
 const NAME_BYTES_MAX: usize = 24;
 
 /// Asked for every command that passes: a walk over the table would cost more than all the rest of passing it on.
-static BY_NAME: LazyLock<FxHashMap<&'static [u8], Keys>> = LazyLock::new(|| {
+static BY_NAME: LazyLock<FxHashMap<&'static [u8], (Keys, bool)>> = LazyLock::new(|| {
+    let is_shared = |keys: Keys, name: &str| {
+        keys != Keys::None && NEVER_SHARED.split_ascii_whitespace().all(|never| never != name)
+    };
     let names = |(keys, names): &'static (Keys, &'static str)| {
-        names.split_ascii_whitespace().map(|name| (name.as_bytes(), *keys))
+        names.split_ascii_whitespace().map(move |name| (name.as_bytes(), (*keys, is_shared(*keys, name))))
     };
     TABLE.iter().flat_map(names).collect()
 });
 
 fn find(name: &[u8]) -> Option<Keys> {
+    find_row(name).map(|(keys, _)| keys)
+}
+
+/// Whether a command may go by a connection that clients share: it answers at once, and the connection is as before.
+#[must_use]
+pub fn may_share(name: &[u8]) -> bool {
+    find_row(name).is_some_and(|(_, is_shared)| is_shared)
+}
+
+fn find_row(name: &[u8]) -> Option<(Keys, bool)> {
     let mut upper = [0; NAME_BYTES_MAX];
     let upper = upper.get_mut(..name.len())?;
     upper.copy_from_slice(name);
@@ -166,6 +183,19 @@ mod tests {
             }
         }
         assert_eq!(find(&[b'x'; NAME_BYTES_MAX + 1]), None);
+    }
+
+    #[test]
+    fn only_what_answers_at_once_is_shared() {
+        for name in ["GET", "set", "MGET", "EVALSHA", "ZADD", "DEL"] {
+            assert!(may_share(name.as_bytes()), "{name}");
+        }
+        for name in NEVER_SHARED.split_ascii_whitespace() {
+            assert!(find(name.as_bytes()).is_some() && !may_share(name.as_bytes()), "{name}");
+        }
+        for name in ["WAIT", "WAITAOF", "MULTI", "EXEC", "DEBUG", "KEYS", "nosuch"] {
+            assert!(!may_share(name.as_bytes()), "{name}");
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - [`listener`]: accepts clients, keeps their number in bounds
-//! - [`connection`], [`socket`], [`passing`]: one client: replies in order, its bytes, the Redis behind; [`pending`]: answers that are due;
+//! - [`connection`], [`socket`], [`passing`], `sharing`: one client: replies in order, its bytes, the Redis behind, by its own connection or a shared one; [`pending`]: answers that are due;
 //!   [`pushes`]: what it is told unasked
 //! - [`request`], [`inline`]: bytes → words; [`encode`]: replies → bytes
 //! - [`session`], [`transaction`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
@@ -32,6 +32,7 @@ pub mod registry;
 pub mod request;
 pub mod router;
 pub mod session;
+mod sharing;
 pub mod socket;
 pub mod stats;
 pub mod transaction;

@@ -38,7 +38,9 @@ impl Connection {
             let muted = match self.pending.front() {
                 Some(Pending::Redis(call)) => call.muted,
                 None => false,
-                Some(Pending::Encoded(_) | Pending::Call(_) | Pending::Confirm(_)) => break,
+                Some(Pending::Encoded(_) | Pending::Call(_) | Pending::Shared(_) | Pending::Confirm(_)) => {
+                    break
+                }
             };
             let Some(link) = &mut self.link else { break };
             let begins = !link.is_inside_reply();
@@ -52,7 +54,10 @@ impl Connection {
                         return Err(End);
                     };
                     if begins {
+                        self.sharing.note_reply(self.out.len() - start);
                         self.look_at_reply(&call, start);
+                    } else {
+                        self.sharing.note_reply(usize::MAX);
                     }
                     if call.waits {
                         self.client.set_waiting(false);
@@ -69,7 +74,7 @@ impl Connection {
     }
 
     /// Counts a reply to one of our own commands; notices that the Lua library is gone.
-    fn look_at_reply(&mut self, call: &RedisCall, start: usize) {
+    pub(super) fn look_at_reply(&mut self, call: &RedisCall, start: usize) {
         let reply = &self.out[start..];
         if call.by_lua && lua::says_library_is_gone(reply) {
             if let Some(upstream) = &self.shared.upstream {

@@ -31,6 +31,8 @@ pub enum Lane {
     Reads,
     /// The client's own connection to the Redis behind the proxy.
     Redis,
+    /// A connection to it that clients share.
+    Shared,
     /// A command that nothing may follow until it is answered, such as one that may wait.
     Alone,
 }
@@ -42,6 +44,8 @@ pub enum Pending {
     Call(Call),
     /// The next reply on the link.
     Redis(RedisCall),
+    /// The next replies on the shared connection.
+    Shared(SharedCall),
     /// Confirmations of `SUBSCRIBE`, once the Redis behind has confirmed.
     Confirm(Confirm),
 }
@@ -131,6 +135,21 @@ pub struct RedisCall {
     /// Answered by the Lua library: an error may mean that the library is gone.
     pub by_lua: bool,
     pub began_us: u64,
+}
+
+impl RedisCall {
+    /// Nobody looks at its reply.
+    #[must_use]
+    pub fn is_plain(&self) -> bool {
+        self.verdict.is_none() && !self.by_lua
+    }
+}
+
+/// As many commands alike, one behind the other.
+#[derive(Debug)]
+pub struct SharedCall {
+    pub count: u32,
+    pub call: RedisCall,
 }
 
 #[derive(Debug)]

@@ -14,7 +14,7 @@ impl Connection {
         {
             return Ok(false);
         }
-        if self.link.as_ref().is_some_and(|link| link.is_inside_reply()) {
+        if self.link.as_ref().is_some_and(|link| link.is_inside_reply()) || self.sharing.is_inside_reply() {
             return Ok(false);
         }
         let mut moved = false;
@@ -60,7 +60,7 @@ impl Connection {
     fn has_room_for_pushes(&self) -> bool {
         let behind = match self.pending.back() {
             Some(Pending::Encoded(bytes)) => bytes.len(),
-            Some(Pending::Call(_) | Pending::Redis(_) | Pending::Confirm(_)) | None => 0,
+            Some(Pending::Call(_) | Pending::Redis(_) | Pending::Shared(_) | Pending::Confirm(_)) | None => 0,
         };
         behind + self.out.len() - self.out_at < PASSING_BYTES_MAX
     }

@@ -72,7 +72,7 @@ impl Connection {
         self.pending.iter().any(|item| match item {
             Pending::Call(call) => call.dies_with_client(),
             Pending::Redis(call) => call.waits,
-            Pending::Encoded(_) | Pending::Confirm(_) => false,
+            Pending::Encoded(_) | Pending::Shared(_) | Pending::Confirm(_) => false,
         })
     }
 
@@ -121,7 +121,8 @@ impl Connection {
         }
         self.timer = None;
         // Only answers of the Redis behind are limited by time: Tier 2 has its own limit.
-        if self.ending || self.gone && self.pending.iter().any(|item| matches!(item, Pending::Redis(_))) {
+        let at_redis = |item: &Pending| matches!(item, Pending::Redis(_) | Pending::Shared(_));
+        if self.ending || self.gone && self.pending.iter().any(at_redis) {
             return Err(End);
         }
         Ok(!self.gone)

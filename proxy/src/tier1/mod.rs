@@ -6,6 +6,7 @@
 //! - [`marks`]: `FENCE.*` on the embedded tier
 //! - [`upstream`]: the Redis behind the proxy: what it can do, and whether it is there
 //! - [`link`]: one client's own connection to it; bytes pass unchanged
+//! - [`trunk`]: a connection to it that many clients share; [`seat`]: one client's place there
 //! - [`replies`]: where a reply ends
 //! - [`listener`]: what it publishes
 //! - [`lua`]: `LOCK.*` on a Redis without the module, waiting included
@@ -22,4 +23,6 @@ pub mod listener;
 pub mod lua;
 pub mod marks;
 pub mod replies;
+pub mod seat;
+pub mod trunk;
 pub mod upstream;

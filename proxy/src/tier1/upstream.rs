@@ -5,6 +5,8 @@
 //! until the task has it back: nobody has to do anything. Clients' own connections ([`super::link`]) come and go beside it.
 
 use super::caller::Caller;
+use super::trunk::Trunk;
+use crate::server::encode::Protocol;
 use redfence_core::reply::Reply;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -65,6 +67,8 @@ pub struct Upstream {
     /// Somebody found the Lua library gone: load it again.
     reload: Notify,
     idle_callers: Mutex<Vec<Caller>>,
+    /// Connections that clients share: one for each protocol.
+    trunks: [Mutex<Option<Arc<Trunk>>>; 2],
 }
 
 impl Upstream {
@@ -78,6 +82,7 @@ impl Upstream {
             health: watch::channel(Health::Starting).0,
             reload: Notify::new(),
             idle_callers: Mutex::default(),
+            trunks: Default::default(),
         });
         tokio::spawn(keep_watch(Arc::clone(&upstream)));
         upstream
@@ -110,6 +115,19 @@ impl Upstream {
             reason: "its Lua library was flushed and is being loaded again".into(),
         });
         self.reload.notify_one();
+    }
+
+    /// The connection that clients of this protocol share; opened when first needed, and again when it is gone.
+    pub fn trunk(self: &Arc<Upstream>, protocol: Protocol) -> Arc<Trunk> {
+        let place = match protocol {
+            Protocol::Resp2 => &self.trunks[0],
+            Protocol::Resp3 => &self.trunks[1],
+        };
+        let mut place = place.lock().expect("no one panics with it");
+        match &*place {
+            Some(trunk) if !trunk.is_down() => Arc::clone(trunk),
+            Some(_) | None => Arc::clone(place.insert(Trunk::open(self, protocol))),
+        }
     }
 
     pub async fn take_caller(&self) -> io::Result<Caller> {

@@ -86,6 +86,7 @@ impl Connection {
         if self.client.protocol != protocol {
             self.client.protocol = protocol;
             self.client.card.protocol.store(protocol.version() as u64, Ordering::Relaxed);
+            self.sharing.leave();
             if let Some(link) = &mut self.link {
                 link.send_ours(&["HELLO", &protocol.version().to_string()]);
             }
@@ -153,6 +154,7 @@ impl Connection {
         self.drop_subscriptions();
         self.stop_tracking();
         self.link = None;
+        self.sharing.leave();
         self.forget_transaction();
         self.client.reply_mode = ReplyMode::On;
         self.client.protocol = Protocol::Resp2;

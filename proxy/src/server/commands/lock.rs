@@ -244,8 +244,11 @@ impl Connection {
             by_lua: means != Means::Module,
             began_us: self.shared.now_us(),
         };
-        if means == Means::Module {
-            return self.send_to_redis(argv, frame, call);
+        let quick = !waits && !matches!(request, Request::FenceCall(_));
+        match means {
+            Means::Module if quick => return self.pass_quick(argv, frame, call),
+            Means::Module => return self.send_to_redis(argv, frame, call),
+            Means::Functions | Means::Script { .. } => {}
         }
         if self.client.transaction.is_some() {
             return self.spoil(no_transaction());
@@ -253,6 +256,9 @@ impl Connection {
         if !waits {
             let words = lua::call_for(&means, request, argv);
             let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
+            if quick {
+                return self.pass_quick_words(&words, call);
+            }
             return self.send_to_redis(&words, None, call);
         }
         if !self.lane_is_open(Lane::Alone) {

@@ -4,7 +4,7 @@ use super::transaction::crosses_tiers;
 use super::{server, unknown_command};
 use crate::server::connection::{Connection, Flow};
 use crate::server::keys;
-use crate::server::pending::{IfAbandoned, Lane, Source};
+use crate::server::pending::{IfAbandoned, Lane, RedisCall, Source};
 use crate::server::router::{Door, PlainDestination};
 use crate::server::transaction::Home;
 use crate::tier2::ports::{OwnedQuery, WAIT_FOREVER};
@@ -21,7 +21,11 @@ impl Connection {
             if self.shared.router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
         match self.shared.router.plain(self.client.door, keys) {
             Err(refusal) => self.refuse(refusal),
-            Ok(PlainDestination::Redis) => self.pass_to_redis(argv, frame),
+            Ok(PlainDestination::Redis) if keys::may_share(argv[0]) => {
+                let call = RedisCall { muted: self.client.is_muted(), ..RedisCall::default() };
+                self.pass_quick(argv, frame, call)
+            }
+            Ok(PlainDestination::Redis) => self.pass_unshared(argv, frame),
             Ok(PlainDestination::Keyspace) => self.keyspace_command(argv),
         }
     }

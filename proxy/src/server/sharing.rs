@@ -1,0 +1,282 @@
+//! Commands that go to the Redis behind on a connection shared with other clients ([`crate::tier1::trunk`]). Part of [`Connection`].
+//!
+//! A client begins with a connection of its own ([`super::passing`]) and comes here once it has shown that its replies are small; one
+//! that ever gets a large reply stays with its own. Order is kept by the lanes: what must go by the client's own connection waits until
+//! everything here is answered, and the other way round.
+
+use super::connection::{Connection, End, Flow, KEPT_BYTES_MAX, PASSING_BYTES_MAX};
+use super::encode::{self, Encoder};
+use super::pending::{Lane, Pending, RedisCall, SharedCall};
+use super::session::ReplyMode;
+use crate::tier1::link;
+use crate::tier1::seat::{Arrivals, Seat, Told};
+use crate::tier1::trunk::Trunk;
+use redfence_core::reply::{Refusal, Reply};
+use std::sync::Arc;
+use std::task::Context;
+
+/// Small replies a client must have had on its own connection before it shares one.
+const SMALL_REPLIES_MIN: u32 = 32;
+/// A reply larger than this is better not waited for by others.
+const SMALL_REPLY_BYTES_MAX: usize = 64 * 1024;
+/// A command larger than this takes the client's own connection.
+const FRAME_BYTES_MAX: usize = 16 * 1024;
+/// Bytes and commands one client may have under way here. Above it no more are read from it until all are answered.
+const DUE_BYTES_MAX: usize = 256 * 1024;
+const DUE_MAX: u32 = 1024;
+
+/// Nobody listens to it.
+const WAIT_CHANNEL: &str = "__redfence__:wait";
+
+/// What a connection has to do with shared connections.
+#[derive(Debug, Default)]
+pub(super) struct Sharing {
+    small_replies: u32,
+    /// It has had a large reply.
+    never: bool,
+    /// Its commands have gone by a shared connection, so its own may not know of its writes.
+    pub(super) has_shared: bool,
+    place: Option<Box<Place>>,
+}
+
+#[derive(Debug)]
+struct Place {
+    trunk: Arc<Trunk>,
+    seat: Arc<Seat>,
+    /// Commands that leave at the end of this batch.
+    staged: Vec<u8>,
+    staged_commands: u32,
+    due: u32,
+    due_bytes: usize,
+    arrivals: Arrivals,
+    is_inside_reply: bool,
+}
+
+impl Sharing {
+    /// A reply came on the client's own connection.
+    pub(super) fn note_reply(&mut self, bytes: usize) {
+        if bytes > SMALL_REPLY_BYTES_MAX {
+            self.never = true;
+        }
+        self.small_replies = self.small_replies.saturating_add(1);
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.place.as_ref().is_none_or(|place| place.due < DUE_MAX && place.due_bytes < DUE_BYTES_MAX)
+    }
+
+    /// Part of a reply has gone to the client, and more of it must follow before anything else.
+    pub(super) fn is_inside_reply(&self) -> bool {
+        self.place.as_ref().is_some_and(|place| place.is_inside_reply)
+    }
+
+    /// The client speaks another protocol from now on, or is as new. Nothing may be under way.
+    pub(super) fn leave(&mut self) {
+        if let Some(place) = self.place.take() {
+            place.seat.close();
+        }
+    }
+}
+
+impl Connection {
+    /// Sends a command that answers at once and leaves no trace: on a shared connection, if the client may.
+    pub(super) fn pass_quick(&mut self, argv: &[&[u8]], frame: Option<&[u8]>, call: RedisCall) -> Flow {
+        let Some(frame) = frame.filter(|frame| frame.len() <= FRAME_BYTES_MAX) else {
+            return self.send_to_redis(argv, frame, call);
+        };
+        if self.may_share() && !call.waits {
+            self.share(frame, call)
+        } else {
+            self.send_to_redis(argv, Some(frame), call)
+        }
+    }
+
+    /// The same for words of ours.
+    pub(super) fn pass_quick_words(&mut self, words: &[&[u8]], call: RedisCall) -> Flow {
+        let mut frame = Vec::new();
+        encode::command(&mut frame, words);
+        self.pass_quick(words, Some(&frame), call)
+    }
+
+    /// Sends a command on the client's own connection alone.
+    pub(super) fn pass_unshared(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+        let waits_for_replicas =
+            argv[0].eq_ignore_ascii_case(b"WAIT") || argv[0].eq_ignore_ascii_case(b"WAITAOF");
+        if self.sharing.has_shared && waits_for_replicas {
+            if !self.lane_is_open(Lane::Redis) {
+                return Flow::Stall;
+            }
+            if let Some(link) = self.link() {
+                // It waits for what its own connection wrote last. So that this is behind what went by the shared one, it writes something
+                // that changes nothing.
+                link.send_ours(&["PUBLISH", WAIT_CHANNEL, ""]);
+                self.sharing.has_shared = false;
+            }
+        }
+        self.pass_to_redis(argv, frame)
+    }
+
+    fn may_share(&self) -> bool {
+        !self.sharing.never
+            && self.sharing.small_replies >= SMALL_REPLIES_MIN
+            && self.client.db == 0
+            && self.client.reply_mode == ReplyMode::On
+            && !self.client.watches_redis
+            && self.client.transaction.is_none()
+    }
+
+    fn share(&mut self, frame: &[u8], call: RedisCall) -> Flow {
+        if !self.lane_is_open(Lane::Shared) {
+            return Flow::Stall;
+        }
+        let Some(place) = self.place() else {
+            return self.refuse(Refusal::new("ERR there is no Redis behind this proxy"));
+        };
+        place.staged.extend_from_slice(frame);
+        place.staged_commands += 1;
+        place.due += 1;
+        place.due_bytes += frame.len();
+        self.sharing.has_shared = true;
+        self.lane = Lane::Shared;
+        match self.pending.back_mut() {
+            Some(Pending::Shared(last)) if last.call.is_plain() && call.is_plain() => last.count += 1,
+            _ => self.pending.push_back(Pending::Shared(SharedCall { count: 1, call })),
+        }
+        Flow::Done
+    }
+
+    fn place(&mut self) -> Option<&mut Place> {
+        if self.sharing.place.is_none() {
+            let trunk = self.shared.upstream.as_ref()?.trunk(self.client.protocol);
+            self.sharing.place = Some(Box::new(Place {
+                trunk,
+                seat: Arc::default(),
+                staged: Vec::new(),
+                staged_commands: 0,
+                due: 0,
+                due_bytes: 0,
+                arrivals: Arrivals::default(),
+                is_inside_reply: false,
+            }));
+        }
+        self.sharing.place.as_deref_mut()
+    }
+
+    /// All commands that came together leave together.
+    pub(super) fn send_shared(&mut self) {
+        let Some(place) = &mut self.sharing.place else { return };
+        if place.staged_commands == 0 {
+            return;
+        }
+        while place.trunk.send(&place.seat, &place.staged, place.staged_commands).is_err() {
+            let Some(upstream) = &self.shared.upstream else { return };
+            place.trunk = upstream.trunk(self.client.protocol);
+        }
+        place.staged_commands = 0;
+        place.staged.clear();
+        place.staged.shrink_to(KEPT_BYTES_MAX);
+    }
+
+    pub(super) fn poll_shared(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        let Some(place) = &mut self.sharing.place else { return Ok(false) };
+        if place.due == 0 || self.out.len() - self.out_at >= PASSING_BYTES_MAX {
+            return Ok(false);
+        }
+        if !place.seat.take(context.waker(), &mut place.arrivals) {
+            return Ok(false);
+        }
+        let mut arrivals = std::mem::take(&mut place.arrivals);
+        self.sharing.never |= arrivals.had_large;
+        if arrivals.cut {
+            tracing::info!(
+                client = self.client.card.id,
+                "a client's replies cannot go on; it is disconnected"
+            );
+            return Err(End);
+        }
+        self.take_replies(&mut arrivals);
+        arrivals.clear();
+        if let Some(place) = &mut self.sharing.place {
+            place.arrivals = arrivals;
+        }
+        Ok(true)
+    }
+
+    fn take_replies(&mut self, arrivals: &mut Arrivals) {
+        let Some(place) = &mut self.sharing.place else { return };
+        let was_inside = place.is_inside_reply;
+        let whole = arrivals.told.iter().map(|told| match told {
+            Told::Reply { len } => *len as usize,
+            Told::Lost { .. } => 0,
+        });
+        let whole: usize = whole.sum();
+        let has_more = whole < arrivals.bytes.len();
+        place.is_inside_reply = has_more || (was_inside && arrivals.told.is_empty());
+        place.due -= arrivals.told.len() as u32;
+        if place.due == 0 {
+            place.due_bytes = 0;
+        }
+        // The usual case: plain replies to plain commands pass as they are.
+        let all_plain = arrivals.reason.is_none();
+        if let (true, Some(Pending::Shared(front))) = (all_plain, self.pending.front_mut()) {
+            let count = arrivals.told.len() as u32;
+            if front.call.is_plain() && front.count >= count {
+                front.count -= count;
+                if front.count == 0 {
+                    self.pending.pop_front();
+                }
+                if self.out.is_empty() {
+                    std::mem::swap(&mut self.out, &mut arrivals.bytes);
+                } else {
+                    self.out.append(&mut arrivals.bytes);
+                }
+                return;
+            }
+        }
+        let mut at = 0;
+        for (number, told) in arrivals.told.iter().enumerate() {
+            self.pass_encoded();
+            let start = self.out.len();
+            match told {
+                Told::Reply { len } => {
+                    self.out.extend_from_slice(&arrivals.bytes[at..][..*len as usize]);
+                    at += *len as usize;
+                }
+                Told::Lost { had_left } => {
+                    let reason = arrivals.reason.as_deref().unwrap_or("the Redis behind this proxy is gone");
+                    let protocol = self.client.protocol;
+                    let refusal = link::refusal(reason, *had_left);
+                    Reply::Error(refusal).render(&mut Encoder { out: &mut self.out, protocol });
+                }
+            }
+            self.end_shared(start, was_inside && number == 0);
+        }
+        if at < arrivals.bytes.len() {
+            self.pass_encoded();
+            self.out.extend_from_slice(&arrivals.bytes[at..]);
+        }
+    }
+
+    /// Answers of ours that stand between.
+    fn pass_encoded(&mut self) {
+        while let Some(Pending::Encoded(bytes)) = self.pending.front_mut() {
+            self.out.append(bytes);
+            self.pending.pop_front();
+        }
+    }
+
+    /// The reply to the first command under way ends `self.out`, from `start`.
+    fn end_shared(&mut self, start: usize, is_rest_of_reply: bool) {
+        let Some(Pending::Shared(front)) = self.pending.front_mut() else {
+            unreachable!("every reply has its command")
+        };
+        front.count -= 1;
+        if front.count > 0 {
+            return;
+        }
+        let Some(Pending::Shared(front)) = self.pending.pop_front() else { unreachable!("seen") };
+        if !is_rest_of_reply {
+            self.look_at_reply(&front.call, start);
+        }
+    }
+}

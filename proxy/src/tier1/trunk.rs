@@ -1,0 +1,321 @@
+//! One connection to the Redis behind the proxy that many clients share.
+//!
+//! The kernel's work for a write and a read is most of what a passing command costs, here and in that Redis. Commands of clients that
+//! come at the same moment therefore leave in one write, and their answers come back in one read. Only commands go this way that
+//! answer at once and leave no trace on the connection ([`crate::server::keys::may_share`]); the rest has [`super::link`].
+//!
+//! Two tasks: one writes what has gathered, one reads and hands out. When either fails all unanswered commands are told so, and the next
+//! command opens a new trunk.
+
+use super::replies::{Outcome, ReplyScanner};
+use super::seat::Seat;
+use super::upstream::Upstream;
+use crate::server::encode::{self, Protocol};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard};
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+
+/// Read at once; a reply that does not fit is handed on in pieces, and its client gets a connection of its own.
+const RECEIVED_BYTES: usize = 64 * 1024;
+/// A buffer larger than this is given back once it is empty.
+const KEPT_BYTES_MAX: usize = 256 * 1024;
+
+#[derive(Debug, Default)]
+pub struct Trunk {
+    queue: Mutex<Queue>,
+    /// There is something to send.
+    work: Notify,
+}
+
+/// Commands of one client that went out together.
+#[derive(Debug)]
+struct Batch {
+    seat: Arc<Seat>,
+    /// Answers still to come.
+    due: u32,
+    /// Where its first byte stands among all bytes ever queued.
+    begin: u64,
+}
+
+/// No limit of its own: a client has at most so many bytes under way (`server::sharing`).
+#[derive(Debug, Default)]
+struct Queue {
+    unsent: Vec<u8>,
+    queued: u64,
+    /// Bytes that have left, or are about to.
+    sent: u64,
+    batches: VecDeque<Batch>,
+    stream: Option<Arc<TcpStream>>,
+    /// Bytes are out of the queue and not in the socket yet.
+    is_writing: bool,
+    is_down: bool,
+}
+
+/// The trunk is gone; nothing was queued.
+#[derive(Debug)]
+pub struct IsDown;
+
+impl Trunk {
+    #[must_use]
+    pub fn open(upstream: &Arc<Upstream>, protocol: Protocol) -> Arc<Trunk> {
+        let trunk = Arc::new(Trunk::default());
+        tokio::spawn(run(Arc::clone(&trunk), Arc::clone(upstream), protocol));
+        trunk
+    }
+
+    #[must_use]
+    pub fn is_down(&self) -> bool {
+        self.queue().is_down
+    }
+
+    fn queue(&self) -> MutexGuard<'_, Queue> {
+        self.queue.lock().expect("no one panics with it")
+    }
+
+    /// Queues whole commands. Their answers come to `seat`, in order.
+    pub fn send(&self, seat: &Arc<Seat>, frames: &[u8], commands: u32) -> Result<(), IsDown> {
+        let mut queue = self.queue();
+        if queue.is_down {
+            return Err(IsDown);
+        }
+        let begin = queue.queued;
+        let alone = queue.batches.is_empty() && queue.unsent.is_empty() && !queue.is_writing;
+        queue.queued += frames.len() as u64;
+        queue.batches.push_back(Batch { seat: Arc::clone(seat), due: commands, begin });
+        let mut written = 0;
+        if let (true, Some(stream)) = (alone, &queue.stream) {
+            // Nobody to share with: no need to wake the task for it. What fails here will fail there too.
+            written = stream.try_write(frames).unwrap_or(0);
+            queue.sent += written as u64;
+        }
+        if written < frames.len() {
+            queue.unsent.extend_from_slice(&frames[written..]);
+            drop(queue);
+            self.work.notify_one();
+        }
+        Ok(())
+    }
+
+    async fn write(&self, stream: &TcpStream) -> io::Result<std::convert::Infallible> {
+        let mut bytes = Vec::new();
+        loop {
+            self.work.notified().await;
+            // The others whose bytes are here already get their turn first: what they send goes along.
+            tokio::task::yield_now().await;
+            loop {
+                {
+                    let mut queue = self.queue();
+                    queue.is_writing = !queue.unsent.is_empty();
+                    if !queue.is_writing {
+                        break;
+                    }
+                    std::mem::swap(&mut queue.unsent, &mut bytes);
+                    queue.sent = queue.queued;
+                }
+                write_all(stream, &bytes).await?;
+                bytes.clear();
+                bytes.shrink_to(KEPT_BYTES_MAX);
+            }
+        }
+    }
+
+    /// Tells everybody whose commands are unanswered.
+    fn go_down(&self, front: Option<Batch>, is_inside_reply: bool, reason: &str) {
+        let reason: Arc<str> = reason.into();
+        // Under the lock: nobody may send elsewhere before it is told of what is lost here.
+        let mut queue = self.queue();
+        queue.is_down = true;
+        queue.unsent = Vec::new();
+        queue.stream = None;
+        let sent = queue.sent;
+        let mut mid_reply = is_inside_reply;
+        for batch in front.into_iter().chain(queue.batches.drain(..)) {
+            batch.seat.lose(batch.due, batch.begin < sent, &reason, std::mem::take(&mut mid_reply));
+        }
+    }
+}
+
+async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match stream.try_write(bytes) {
+            Ok(count) => bytes = &bytes[count..],
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => stream.writable().await?,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+async fn run(trunk: Arc<Trunk>, upstream: Arc<Upstream>, protocol: Protocol) {
+    let mut reader = Reader::default();
+    let error = match greet(&upstream, protocol).await {
+        Err(error) => error,
+        Ok(stream) => {
+            let stream = Arc::new(stream);
+            trunk.queue().stream = Some(Arc::clone(&stream));
+            trunk.work.notify_one();
+            let writer = {
+                let (trunk, stream) = (Arc::clone(&trunk), Arc::clone(&stream));
+                tokio::spawn(async move { trunk.write(&stream).await.map(|never| match never {}) })
+            };
+            let abort = writer.abort_handle();
+            let outcome = tokio::select! {
+                // The reader first: it knows better why.
+                biased;
+                outcome = reader.read(&trunk, &stream) => outcome.map(|never| match never {}),
+                outcome = writer => outcome.unwrap_or_else(|_| Err(io::Error::other("the task that writes ended"))),
+            };
+            abort.abort();
+            match outcome {
+                Err(error) => error,
+                Ok(()) => unreachable!("neither ends without an error"),
+            }
+        }
+    };
+    let reason = format!("the Redis behind this proxy at {}: {error}", upstream.address);
+    trunk.go_down(reader.front.take(), reader.passed_piece, &reason);
+}
+
+/// Connects and says who we are.
+async fn greet(upstream: &Upstream, protocol: Protocol) -> io::Result<TcpStream> {
+    let stream = super::caller::connect(&upstream.address).await?;
+    let mut greeting = Vec::new();
+    let mut due = 0;
+    if let Some(auth) = upstream.auth_words() {
+        encode::command(&mut greeting, &auth);
+        due += 1;
+    }
+    if protocol == Protocol::Resp3 {
+        encode::command(&mut greeting, &["HELLO", "3"]);
+        due += 1;
+    }
+    write_all(&stream, &greeting).await?;
+    let mut scanner = ReplyScanner::default();
+    let mut byte = [0];
+    // Byte by byte, once in a trunk's life: nothing behind the last reply may be taken.
+    while due > 0 {
+        stream.readable().await?;
+        match stream.try_read(&mut byte) {
+            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
+            Err(error) => return Err(error),
+        }
+        match scanner.scan(&byte).map_err(|_| not_resp())?.1 {
+            Some(Outcome::Reply { is_error: true }) => {
+                return Err(io::Error::other("it did not take our greeting (password or protocol)"));
+            }
+            Some(Outcome::Reply { is_error: false }) => due -= 1,
+            Some(Outcome::Push) | None => {}
+        }
+    }
+    Ok(stream)
+}
+
+fn not_resp() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "it does not speak RESP")
+}
+
+#[derive(Debug, Default)]
+struct Reader {
+    scanner: ReplyScanner,
+    /// Whose answers come now.
+    front: Option<Batch>,
+    /// Part of the reply under way has gone to its client.
+    passed_piece: bool,
+    /// Bytes at the front of the buffer: of a reply that has not come whole.
+    kept: usize,
+}
+
+impl Reader {
+    async fn read(&mut self, trunk: &Trunk, stream: &TcpStream) -> io::Result<std::convert::Infallible> {
+        let mut buffer = vec![0; RECEIVED_BYTES];
+        loop {
+            stream.readable().await?;
+            match stream.try_read(&mut buffer[self.kept..]) {
+                Ok(0) => {
+                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"))
+                }
+                Ok(count) => self.hand_out(trunk, &mut buffer, self.kept + count).await?,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Hands whole replies to those who wait for them, and keeps what is not whole.
+    async fn hand_out(&mut self, trunk: &Trunk, buffer: &mut [u8], filled: usize) -> io::Result<()> {
+        let mut lens = SmallVec::<[u32; 64]>::new();
+        // Where the replies for the front batch begin; where the reply under way does; how far it was looked at.
+        let (mut from, mut begin, mut at) = (0, 0, self.kept);
+        self.kept = 0;
+        while at < filled {
+            let (taken, outcome) = self.scanner.scan(&buffer[at..filled]).map_err(|_| not_resp())?;
+            at += taken;
+            match outcome {
+                None => break,
+                Some(Outcome::Push) => return Err(io::Error::other("it pushed something nobody asked for")),
+                Some(Outcome::Reply { .. }) => {}
+            }
+            if self.front.is_none() {
+                self.front = trunk.queue().batches.pop_front();
+            }
+            let front =
+                self.front.as_mut().ok_or_else(|| io::Error::other("it said something nobody asked for"))?;
+            lens.push((at - begin) as u32);
+            begin = at;
+            self.passed_piece = false;
+            front.due -= 1;
+            if front.due == 0 {
+                let full = front.seat.deliver(&buffer[from..at], &lens);
+                self.end_batch(full).await;
+                lens.clear();
+                from = at;
+            }
+        }
+        self.keep_rest(trunk, buffer, from, begin, filled, &lens).await
+    }
+
+    async fn end_batch(&mut self, is_full: bool) {
+        if let (true, Some(front)) = (is_full, &self.front) {
+            front.seat.room().await;
+        }
+        self.front = None;
+    }
+
+    /// The front batch has more to come: what is whole of it goes to its client now.
+    async fn keep_rest(
+        &mut self,
+        trunk: &Trunk,
+        buffer: &mut [u8],
+        from: usize,
+        begin: usize,
+        filled: usize,
+        lens: &[u32],
+    ) -> io::Result<()> {
+        let mut is_full = false;
+        if let (Some(front), false) = (&self.front, lens.is_empty()) {
+            is_full = front.seat.deliver(&buffer[from..begin], lens);
+        }
+        let rest = filled - begin;
+        if rest == buffer.len() || (rest > 0 && self.passed_piece) {
+            if self.front.is_none() {
+                self.front = trunk.queue().batches.pop_front();
+            }
+            let front =
+                self.front.as_ref().ok_or_else(|| io::Error::other("it said something nobody asked for"))?;
+            is_full |= front.seat.deliver_piece(&buffer[begin..filled]);
+            self.passed_piece = true;
+        } else if rest > 0 {
+            buffer.copy_within(begin..filled, 0);
+            self.kept = rest;
+        }
+        if let (true, Some(front)) = (is_full, &self.front) {
+            front.seat.room().await;
+        }
+        Ok(())
+    }
+}
