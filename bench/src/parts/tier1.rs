@@ -1,11 +1,13 @@
-//! Lock pairs on one Redis, three ways, in short turns: `SET NX PX` with a compare-and-delete script, the same with a fencing counter, and the
-//! module. All three on the very same server, which has the module loaded.
+//! Lock pairs on one Redis, four ways, in short turns: `SET NX PX` with a compare-and-delete script, the same with a fencing counter, the
+//! module, and the module through a proxy in front of it. All on the very same server, which has the module loaded.
 
 use super::field::{fenced, on_redis, pairs, set_nx};
+use crate::fleet::Fleet;
 use crate::options::Options;
 use crate::report::{table, Findings};
+use crate::servers::redfence::Cluster;
 use crate::servers::redis::Redis;
-use crate::target::alternate;
+use crate::target::{alternate, Target};
 use crate::work::pairs::Words;
 use std::time::Duration;
 
@@ -15,15 +17,26 @@ const PART: &str = "tier 1 on one Redis";
 const SET_NX: &str = "SET NX + script";
 const FENCED: &str = "fenced script";
 const MODULE: &str = "tier 1, module";
+const THROUGH: &str = "tier 1, module, through the proxy";
 
 pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     println!("\n{PART}, {CLIENTS} clients (p50, p99: acquire; second: release)");
     let redis = Ok(Redis::start(Some(&options.module()?))?);
     let address = redis.as_ref().map(|redis: &Redis| redis.address).map_err(Clone::clone)?;
+    let behind = address.to_string();
+    let proxy = Cluster::start(
+        &options.redfence()?,
+        1,
+        &["--redis", &behind, "--route", "wallet:*=correctness", "--default-tier", "efficiency"],
+    )?;
+    let mut processes = proxy.process_ids();
+    processes.extend(redis.as_ref().map(|redis: &Redis| redis.process.id()));
+    let through = Fleet::connect(&proxy.addresses(), pairs(Words::Lock, CLIENTS))?;
     let targets = vec![
         on_redis(SET_NX, &redis, pairs(set_nx(address)?, CLIENTS))?,
         on_redis(FENCED, &redis, pairs(fenced(address)?, CLIENTS))?,
         on_redis(MODULE, &redis, pairs(Words::Lock, CLIENTS))?,
+        Target::of_fleet(THROUGH, through, processes),
     ];
     let rows = alternate(PART, CLIENTS, targets, options, TURNS);
     print!("{}", table(&rows));
@@ -32,5 +45,7 @@ pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     findings.goal_at_least("module / SET NX + script on one Redis, 32 clients, pairs", plain, 1.0);
     let counted = findings.ratio(PART, CLIENTS, MODULE, FENCED);
     findings.goal_at_least("module / fenced script on one Redis, 32 clients, pairs", counted, 1.1);
+    let through = findings.ratio(PART, CLIENTS, THROUGH, MODULE);
+    findings.goal_at_least("module through the proxy / module, 32 clients, pairs", through, 0.6);
     Ok(findings)
 }

@@ -83,9 +83,8 @@ fn find(name: &[u8]) -> Option<Keys> {
     find_row(name).map(|(keys, _)| keys)
 }
 
-/// Whether a command may go by a connection that clients share: it answers at once, and the connection is as before.
-#[must_use]
-pub fn may_share(name: &[u8]) -> bool {
+#[cfg(test)]
+fn may_share(name: &[u8]) -> bool {
     find_row(name).is_some_and(|(_, is_shared)| is_shared)
 }
 
@@ -106,10 +105,24 @@ pub fn is_redis_command(name: &[u8]) -> bool {
 /// The keys among the words. Malformed commands have fewer: whoever runs them will say so.
 #[must_use]
 pub fn of<'a>(argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
-    match find(argv[0]).unwrap_or(Keys::None) {
+    places(find(argv[0]).unwrap_or(Keys::None), argv)
+}
+
+/// The keys, and whether the command may go by a connection that clients share: it answers at once, and leaves the connection as it was.
+#[must_use]
+pub fn look<'a>(argv: &[&'a [u8]]) -> (SmallVec<[&'a [u8]; 8]>, bool) {
+    let (keys, is_shared) = find_row(argv[0]).unwrap_or((Keys::None, false));
+    (places(keys, argv), is_shared)
+}
+
+fn places<'a>(keys: Keys, argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
+    match keys {
         Keys::None => SmallVec::new(),
         Keys::Range { first, last, step } => {
             let end = if last < 0 { argv.len().saturating_add_signed(last) } else { last.unsigned_abs() };
+            if (first, end, step) == (1, 1, 1) {
+                return argv.iter().skip(1).take(1).copied().collect();
+            }
             argv.iter()
                 .enumerate()
                 .skip(first)

@@ -1,18 +1,18 @@
 //! One client's place at a shared connection ([`super::trunk`]): what has come for it, and who must be woken.
 //!
 //! Filled by the task that reads the trunk, emptied by the client's own task. What it holds is limited: above [`SEAT_BYTES_MAX`] the
-//! trunk is not read until the client has taken some, and a client that takes nothing for [`TAKE_WITHIN`] is cut off, because others
-//! wait behind it.
+//! trunk is not read until the client has taken some, and a client for which the others have waited [`TAKE_WITHIN`] is cut off.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Waker;
 use std::time::Duration;
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Bytes of replies that may wait for one client.
 pub const SEAT_BYTES_MAX: usize = 1024 * 1024;
-/// How long the others wait for a client that does not take its replies.
-const TAKE_WITHIN: Duration = Duration::from_secs(1);
+/// How long the others wait for a client that is slow to take the replies to one batch. When it comes again it has a connection of its own.
+pub(super) const TAKE_WITHIN: Duration = Duration::from_secs(1);
 /// A buffer larger than this is given back once it is empty.
 const KEPT_BYTES_MAX: usize = 16 * 1024;
 
@@ -125,10 +125,10 @@ impl Seat {
         inbox.wake();
     }
 
-    /// Waits until there is room again. A client that takes nothing in time is cut off.
-    pub(super) async fn room(&self) {
+    /// Waits until there is room again. A client that has not made it by `deadline` is cut off.
+    pub(super) async fn room(&self, deadline: Instant) {
         while self.inbox().arrivals.bytes.len() > SEAT_BYTES_MAX {
-            if tokio::time::timeout(TAKE_WITHIN, self.taken.notified()).await.is_err() {
+            if tokio::time::timeout_at(deadline, self.taken.notified()).await.is_err() {
                 let mut inbox = self.inbox();
                 inbox.closed = true;
                 inbox.arrivals = Arrivals { cut: true, ..Arrivals::default() };

@@ -2,21 +2,23 @@
 //!
 //! The kernel's work for a write and a read is most of what a passing command costs, here and in that Redis. Commands of clients that
 //! come at the same moment therefore leave in one write, and their answers come back in one read. Only commands go this way that
-//! answer at once and leave no trace on the connection ([`crate::server::keys::may_share`]); the rest has [`super::link`].
+//! answer at once and leave no trace on the connection ([`crate::server::keys::look`]); the rest has [`super::link`].
 //!
 //! Two tasks: one writes what has gathered, one reads and hands out. When either fails all unanswered commands are told so, and the next
 //! command opens a new trunk.
 
 use super::replies::{Outcome, ReplyScanner};
-use super::seat::Seat;
+use super::seat::{Seat, TAKE_WITHIN};
 use super::upstream::Upstream;
 use crate::server::encode::{self, Protocol};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
-use tokio::net::TcpStream;
+use tokio::io::AsyncReadExt;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
+use tokio::time::Instant;
 
 /// Read at once; a reply that does not fit is handed on in pieces, and its client gets a connection of its own.
 const RECEIVED_BYTES: usize = 64 * 1024;
@@ -48,7 +50,7 @@ struct Queue {
     /// Bytes that have left, or are about to.
     sent: u64,
     batches: VecDeque<Batch>,
-    stream: Option<Arc<TcpStream>>,
+    stream: Option<Arc<OwnedWriteHalf>>,
     /// Bytes are out of the queue and not in the socket yet.
     is_writing: bool,
     is_down: bool,
@@ -99,7 +101,7 @@ impl Trunk {
         Ok(())
     }
 
-    async fn write(&self, stream: &TcpStream) -> io::Result<std::convert::Infallible> {
+    async fn write(&self, stream: &OwnedWriteHalf) -> io::Result<std::convert::Infallible> {
         let mut bytes = Vec::new();
         loop {
             self.work.notified().await;
@@ -138,7 +140,7 @@ impl Trunk {
     }
 }
 
-async fn write_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+async fn write_all(stream: &OwnedWriteHalf, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match stream.try_write(bytes) {
             Ok(count) => bytes = &bytes[count..],
@@ -153,19 +155,19 @@ async fn run(trunk: Arc<Trunk>, upstream: Arc<Upstream>, protocol: Protocol) {
     let mut reader = Reader::default();
     let error = match greet(&upstream, protocol).await {
         Err(error) => error,
-        Ok(stream) => {
-            let stream = Arc::new(stream);
-            trunk.queue().stream = Some(Arc::clone(&stream));
+        Ok((mut reading, writing)) => {
+            let writing = Arc::new(writing);
+            trunk.queue().stream = Some(Arc::clone(&writing));
             trunk.work.notify_one();
             let writer = {
-                let (trunk, stream) = (Arc::clone(&trunk), Arc::clone(&stream));
-                tokio::spawn(async move { trunk.write(&stream).await.map(|never| match never {}) })
+                let trunk = Arc::clone(&trunk);
+                tokio::spawn(async move { trunk.write(&writing).await.map(|never| match never {}) })
             };
             let abort = writer.abort_handle();
             let outcome = tokio::select! {
                 // The reader first: it knows better why.
                 biased;
-                outcome = reader.read(&trunk, &stream) => outcome.map(|never| match never {}),
+                outcome = reader.read(&trunk, &mut reading) => outcome.map(|never| match never {}),
                 outcome = writer => outcome.unwrap_or_else(|_| Err(io::Error::other("the task that writes ended"))),
             };
             abort.abort();
@@ -180,8 +182,8 @@ async fn run(trunk: Arc<Trunk>, upstream: Arc<Upstream>, protocol: Protocol) {
 }
 
 /// Connects and says who we are.
-async fn greet(upstream: &Upstream, protocol: Protocol) -> io::Result<TcpStream> {
-    let stream = super::caller::connect(&upstream.address).await?;
+async fn greet(upstream: &Upstream, protocol: Protocol) -> io::Result<(OwnedReadHalf, OwnedWriteHalf)> {
+    let (mut reading, writing) = super::caller::connect(&upstream.address).await?.into_split();
     let mut greeting = Vec::new();
     let mut due = 0;
     if let Some(auth) = upstream.auth_words() {
@@ -192,17 +194,13 @@ async fn greet(upstream: &Upstream, protocol: Protocol) -> io::Result<TcpStream>
         encode::command(&mut greeting, &["HELLO", "3"]);
         due += 1;
     }
-    write_all(&stream, &greeting).await?;
+    write_all(&writing, &greeting).await?;
     let mut scanner = ReplyScanner::default();
     let mut byte = [0];
     // Byte by byte, once in a trunk's life: nothing behind the last reply may be taken.
     while due > 0 {
-        stream.readable().await?;
-        match stream.try_read(&mut byte) {
-            Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
-            Ok(_) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
-            Err(error) => return Err(error),
+        if reading.read(&mut byte).await? == 0 {
+            return Err(closed());
         }
         match scanner.scan(&byte).map_err(|_| not_resp())?.1 {
             Some(Outcome::Reply { is_error: true }) => {
@@ -212,7 +210,11 @@ async fn greet(upstream: &Upstream, protocol: Protocol) -> io::Result<TcpStream>
             Some(Outcome::Push) | None => {}
         }
     }
-    Ok(stream)
+    Ok((reading, writing))
+}
+
+fn closed() -> io::Error {
+    io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")
 }
 
 fn not_resp() -> io::Error {
@@ -228,20 +230,21 @@ struct Reader {
     passed_piece: bool,
     /// Bytes at the front of the buffer: of a reply that has not come whole.
     kept: usize,
+    /// When the client of the front batch is cut off. Set once it has to be waited for.
+    take_by: Option<Instant>,
 }
 
 impl Reader {
-    async fn read(&mut self, trunk: &Trunk, stream: &TcpStream) -> io::Result<std::convert::Infallible> {
+    async fn read(
+        &mut self,
+        trunk: &Trunk,
+        stream: &mut OwnedReadHalf,
+    ) -> io::Result<std::convert::Infallible> {
         let mut buffer = vec![0; RECEIVED_BYTES];
         loop {
-            stream.readable().await?;
-            match stream.try_read(&mut buffer[self.kept..]) {
-                Ok(0) => {
-                    return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection"))
-                }
-                Ok(count) => self.hand_out(trunk, &mut buffer, self.kept + count).await?,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+            match stream.read(&mut buffer[self.kept..]).await? {
+                0 => return Err(closed()),
+                count => self.hand_out(trunk, &mut buffer, self.kept + count).await?,
             }
         }
     }
@@ -280,10 +283,17 @@ impl Reader {
     }
 
     async fn end_batch(&mut self, is_full: bool) {
-        if let (true, Some(front)) = (is_full, &self.front) {
-            front.seat.room().await;
-        }
+        self.await_room(is_full).await;
         self.front = None;
+        self.take_by = None;
+    }
+
+    /// The others wait as well, but not for long.
+    async fn await_room(&mut self, is_full: bool) {
+        if let (true, Some(front)) = (is_full, &self.front) {
+            let deadline = *self.take_by.get_or_insert_with(|| Instant::now() + TAKE_WITHIN);
+            front.seat.room(deadline).await;
+        }
     }
 
     /// The front batch has more to come: what is whole of it goes to its client now.
@@ -313,9 +323,7 @@ impl Reader {
             buffer.copy_within(begin..filled, 0);
             self.kept = rest;
         }
-        if let (true, Some(front)) = (is_full, &self.front) {
-            front.seat.room().await;
-        }
+        self.await_room(is_full).await;
         Ok(())
     }
 }
