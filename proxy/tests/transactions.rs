@@ -27,6 +27,10 @@ const CONVERSATIONS: &[&[&str]] = &[
     &["WATCH w", "SET w 1", "MULTI", "GET w", "EXEC", "MULTI", "GET w", "EXEC"],
     &["WATCH w v", "MULTI", "SET w 2", "EXEC", "GET w"],
     &["WATCH w", "SET w 3", "UNWATCH", "MULTI", "GET w", "EXEC"],
+    &[
+        "WATCH w", "MULTI", "SET w 4", "UNWATCH", "GET w", "EXEC", "WATCH w", "SET w 5", "MULTI", "UNWATCH",
+        "GET w", "EXEC",
+    ],
     &["WATCH w", "MULTI", "DISCARD", "SET w 4", "MULTI", "GET w", "EXEC"],
     &["WATCH w", "SET w 5", "WATCH w", "MULTI", "GET w", "EXEC"],
     &["WATCH nokey:3", "SET nokey:3 1", "DEL nokey:3", "MULTI", "PING", "EXEC"],
