@@ -3,6 +3,7 @@
 CARGO ?= cargo
 SEED ?=
 SEEDS ?= 0..1500
+MUTANT_SEEDS ?= 0..6000
 DURATION ?= 60
 PRESET ?= all
 
@@ -56,8 +57,8 @@ conformance: build ## the contract's suite alone, over every backend
 sim: ## the simulator over seeds: make sim, make sim SEED=7, make sim SEEDS=0..10000
 	$(CARGO) run --release --locked -p redfence-tests --bin sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
-mutants: ## plants every known bug in turn and shows the first seed that finds it (SEEDS=0..1500)
-	$(CARGO) run --release --locked -p redfence-tests --features mutants --bin sim -- --mutants --seeds $(SEEDS)
+mutants: ## plants every known bug in turn and shows the first seed that finds it (MUTANT_SEEDS=0..6000)
+	$(CARGO) run --release --locked -p redfence-tests --features mutants --bin sim -- --mutants --seeds $(MUTANT_SEEDS)
 
 chaos: build-release ## faults on real processes, every answer checked: make chaos, make chaos DURATION=600 SEED=7 PRESET=power
 	@scripts/install-deps strace iproute

@@ -5,7 +5,7 @@
 use super::datadir::DataDir;
 use super::engine::EngineLimits;
 use super::error::StorageError;
-use super::guard::{append_seq, GuardedFileSystem, Refusal, Shared};
+use super::guard::{append_seq, read_small, GuardedFileSystem, Refusal, Shared};
 use super::quiet;
 use super::records::{decode_snapshot, Head, Records};
 use super::snapshots::SnapshotReader;
@@ -18,6 +18,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 pub(crate) const HEAD_KEY: &[u8] = b"head";
 pub(crate) const SNAPSHOT_KEY: &[u8] = b"snapshot";
+
+/// Where a log file's header says how it is laid out: after 53 bytes of magic and 8 of version.
+const LAYOUT_BYTES: std::ops::Range<usize> = 61..69;
 
 pub(crate) type Files = Engine<GuardedFileSystem>;
 
@@ -169,6 +172,7 @@ pub(crate) fn check_last_file(log: &Path, files: &Shared) -> Result<(), StorageE
     let marked = files.mark.place();
     let mut newest = 0;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        check_layout(&path)?;
         let Some(seq) = append_seq(&path) else { continue };
         newest = newest.max(seq);
         let len = path.metadata().map_err(|e| StorageError::io_at("read", &path, e))?.len();
@@ -180,6 +184,22 @@ pub(crate) fn check_last_file(log: &Path, files: &Shared) -> Result<(), StorageE
         return Err(damaged(&format!("file {} is missing from {}", marked.file_seq, log.display())));
     }
     Ok(())
+}
+
+/// A log file's header has no checksum, and the engine allocates as much as its layout field says, or dies of it. That field
+/// is always zero: our files are not aligned. A header that is not whole is the engine's to judge.
+fn check_layout(path: &Path) -> Result<(), StorageError> {
+    if !path.extension().is_some_and(|ext| ext == "raftlog" || ext == "rewrite") {
+        return Ok(());
+    }
+    let header =
+        read_small(path, LAYOUT_BYTES.end as u64).map_err(|e| StorageError::io_at("read", path, e))?;
+    match header.get(LAYOUT_BYTES) {
+        Some(layout) if layout.iter().any(|byte| *byte != 0) => {
+            Err(damaged(&format!("the head of {} cannot be right", path.display())))
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// What the node reads the log through.

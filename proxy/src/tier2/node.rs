@@ -373,6 +373,12 @@ impl Node {
         self.applied
     }
 
+    /// What the snapshot holds that a restart would begin with.
+    #[must_use]
+    pub fn snapshot_index(&self) -> u64 {
+        self.raw.store().snapshot_meta().at.index
+    }
+
     #[must_use]
     pub fn id(&self) -> NodeId {
         self.config.id

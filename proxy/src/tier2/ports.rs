@@ -299,7 +299,7 @@ pub struct LogMark {
 }
 
 /// What the storage found at start-up.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Recovered {
     /// Strictly higher than at every earlier start of this data directory.
     pub boot: u64,

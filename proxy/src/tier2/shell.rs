@@ -13,6 +13,8 @@
 //! a non-zero code: a proxy whose consensus thread is dead, but which still answers, would be the worst outcome. What to
 //! do at that point is [`OnFatal`], so that tests can look on.
 
+#[cfg(test)]
+mod damage;
 mod startup;
 #[cfg(test)]
 mod tests;

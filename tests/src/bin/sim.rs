@@ -109,7 +109,7 @@ fn main() -> ExitCode {
         // Panics are failures like others, and are told of with their seed.
         std::panic::set_hook(Box::new(|_| {}));
     } else {
-        println!("{:?}", Plan::draw(&mut Chance::new(wanted.seeds.start)));
+        println!("{:?}", Plan::of(wanted.seeds.start, &mut Chance::new(wanted.seeds.start)));
     }
     if wanted.mutants {
         return hunt_all(&wanted);

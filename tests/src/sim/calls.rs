@@ -5,9 +5,10 @@ use crate::checker::history::{NEVER, NO_RESOURCE};
 use crate::checker::{Answer, Call, History, Operation, Outcome, Reason};
 use bytes::Bytes;
 use redfence::tier2::ports::{Input, NodeId, OwnedQuery, Read, Submit, Ticket};
+use redfence_core::keyspace::Resp;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
-use redfence_core::types::{Fence, Reason as CoreReason, SessionId};
+use redfence_core::types::{Fence, Member, Reason as CoreReason, SessionId};
 use std::ops::Range;
 
 pub type CallNumber = u64;
@@ -51,6 +52,43 @@ pub enum Ask {
     Close {
         session: u64,
     },
+    /// `SET NX PX`. `member` 0: by a node's ordinary listener; else by the Redlock listener of that node.
+    Take {
+        resource: u32,
+        owner: u64,
+        ttl_ms: u64,
+        member: NodeId,
+    },
+    /// A plain client's script. `whole`: `EVAL` in place of `EVALSHA`.
+    Script {
+        resource: u32,
+        owner: u64,
+        does: Does,
+        member: NodeId,
+        whole: bool,
+    },
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Does {
+    CompareAndDelete,
+    CompareAndPexpire { ttl_ms: u64 },
+}
+
+impl Does {
+    /// The script and its digest.
+    fn text(self) -> (&'static str, &'static str) {
+        match self {
+            Does::CompareAndDelete => (
+                "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end",
+                "e9f69f2beb755be68b5e456ee2ce9aadfbc4ebf4",
+            ),
+            Does::CompareAndPexpire { .. } => (
+                "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) else return 0 end",
+                "9136fcf51831e5cf49f109b6e9c97d5b675280d6",
+            ),
+        }
+    }
 }
 
 /// A call whose outcome is not there yet.
@@ -73,10 +111,14 @@ pub struct OpenCall {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Heard {
     Granted(Vec<u64>),
+    /// Granted, and no fence told.
+    Taken,
     Busy,
     Done,
     Refused,
     NoSession,
+    /// The node does not know the script by its digest.
+    NoScript,
     /// Answered, and nothing came of it.
     Nothing,
     /// Refused for certain.
@@ -104,8 +146,16 @@ impl Ask {
             | Ask::Force { .. }
             | Ask::Open { .. }
             | Ask::KeepAlive { .. }
-            | Ask::Close { .. } => false,
+            | Ask::Close { .. }
+            | Ask::Take { .. }
+            | Ask::Script { .. } => false,
         }
+    }
+
+    /// Whether it asks one of several masters: what that one says is not yet what became of the lock.
+    #[must_use]
+    pub fn is_by_member(&self) -> bool {
+        matches!(self, Ask::Take { member: 1.., .. } | Ask::Script { member: 1.., .. })
     }
 
     /// What a node is told.
@@ -168,6 +218,25 @@ impl Ask {
             }
             Ask::KeepAlive { session } => change(Command::SessionKeepAlive { id: SessionId(*session) }),
             Ask::Close { session } => change(Command::SessionClose { id: SessionId(*session) }),
+            Ask::Take { resource, owner, ttl_ms, member } => {
+                let (name, value, ttl) =
+                    (names::resource(*resource), names::owner(*owner), ttl_ms.to_string());
+                change(redis(&["SET", &name, &value, "NX", "PX", &ttl], *member))
+            }
+            Ask::Script { resource, owner, does, member, whole } => {
+                let (script, digest) = does.text();
+                let (name, value) = (names::resource(*resource), names::owner(*owner));
+                let mut words = vec![if *whole { "EVAL" } else { "EVALSHA" }];
+                words.extend([if *whole { script } else { digest }, "1", &name, &value]);
+                match does {
+                    Does::CompareAndDelete => change(redis(&words, *member)),
+                    Does::CompareAndPexpire { ttl_ms } => {
+                        let ttl = ttl_ms.to_string();
+                        words.push(&ttl);
+                        change(redis(&words, *member))
+                    }
+                }
+            }
         }
     }
 
@@ -193,6 +262,19 @@ impl Ask {
             }
             Ask::KeepAlive { session } => vec![(NO_RESOURCE, Call::KeepAlive { session: *session })],
             Ask::Close { session } => vec![(NO_RESOURCE, Call::Close { session: *session })],
+            Ask::Take { resource, owner, ttl_ms, .. } => {
+                let (owner, ttl_ms) = (*owner, *ttl_ms);
+                vec![(*resource, Call::Acquire { owner, ttl_ms, wait_ms: 0, session: 0 })]
+            }
+            Ask::Script { resource, owner, does, .. } => {
+                let owner = *owner;
+                vec![match does {
+                    Does::CompareAndDelete => (*resource, Call::ReleaseBy { owner }),
+                    Does::CompareAndPexpire { ttl_ms } => {
+                        (*resource, Call::RenewBy { owner, ttl_ms: *ttl_ms })
+                    }
+                }]
+            }
         }
     }
 
@@ -214,6 +296,12 @@ impl Ask {
     }
 }
 
+fn redis<'a>(words: &[&'a str], member: NodeId) -> Command<'a> {
+    let member = (member != 0).then_some(Member(member));
+    let argv = words.iter().map(|word| word.as_bytes()).collect();
+    Command::Redis { db: 0, resp: Resp::Two, member, argv }
+}
+
 /// Enters the outcome of a call. `None`: nobody will ever know.
 pub fn complete(history: &mut History, call: &OpenCall, reply: Option<&Reply>, now_us: u64) -> Heard {
     let Some(reply) = reply else { return Heard::Unknown };
@@ -222,6 +310,7 @@ pub fn complete(history: &mut History, call: &OpenCall, reply: Option<&Reply>, n
         Reply::Error(refusal) => match refusal.code() {
             "INDETERMINATE" => return Heard::Unknown,
             "UNAVAILABLE" => (Heard::Failed, vec![Outcome::Failed; parts]),
+            "NOSCRIPT" => (Heard::NoScript, vec![Outcome::Failed; parts]),
             "NOSESSION" => (Heard::NoSession, vec![Outcome::Answered(Answer::NoSession); parts]),
             _ => (Heard::Nothing, vec![Outcome::Answered(Answer::Nothing); parts]),
         },
@@ -230,6 +319,12 @@ pub fn complete(history: &mut History, call: &OpenCall, reply: Option<&Reply>, n
             (heard, answers.into_iter().map(Outcome::Answered).collect())
         }
     };
+    // What one member did, the lock need not show: it may have joined another's grant, or others may go on holding it.
+    if call.ask.is_by_member()
+        && matches!(heard, Heard::Taken | Heard::Done | Heard::Refused | Heard::Nothing)
+    {
+        return heard;
+    }
     assert_eq!(
         outcomes.len(),
         parts,
@@ -267,6 +362,10 @@ fn read_answer(ask: &Ask, reply: &Reply) -> (Heard, Vec<Answer>) {
         (Ask::Queue { .. }, Reply::Array(_)) => (Heard::Done, Vec::new()),
         (Ask::Open { .. }, Reply::Bulk(_)) => (Heard::Done, vec![Answer::Done]),
         (Ask::KeepAlive { .. } | Ask::Close { .. }, Reply::Int(_)) => (Heard::Done, vec![Answer::Done]),
+        (Ask::Take { .. }, Reply::Status(_)) => (Heard::Taken, vec![Answer::Taken]),
+        (Ask::Take { .. }, Reply::Nil) => (Heard::Busy, vec![Answer::Busy]),
+        (Ask::Script { .. }, Reply::Int(1)) => (Heard::Done, vec![Answer::Done]),
+        (Ask::Script { .. }, Reply::Int(0)) => (Heard::Refused, vec![Answer::Refused(Reason::NotOwner)]),
         (ask, reply) => panic!("an answer that does not fit its question: {reply:?} to {ask:?}"),
     }
 }

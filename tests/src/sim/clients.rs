@@ -2,6 +2,7 @@
 
 use super::calls::{complete, Ask, CallNumber, Heard, OpenCall};
 use super::event::Happening;
+use super::plain::{Attempt, Next, Role};
 use super::world::{World, SETTLE_US};
 use crate::chance::Chance;
 use crate::checker::history::{NEVER, NO_RESOURCE};
@@ -22,12 +23,17 @@ pub struct Client {
     pub chance: Chance,
     /// Its number in the history; a new one after each unknown outcome.
     process: u64,
-    home: NodeId,
+    pub(super) home: NodeId,
     holding: Vec<Hold>,
     session: Option<OwnSession>,
     /// An acquire whose answer got lost.
     retry: Option<Ask>,
     busy: bool,
+    pub role: Role,
+    /// What a plain client is at.
+    pub attempt: Option<Attempt>,
+    /// It has met a node that did not know its scripts, and sends them whole.
+    pub whole_scripts: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -48,13 +54,27 @@ struct OwnSession {
     doubtful: bool,
 }
 
+/// A Redlock client does not wait long for one of its masters.
+const MEMBER_PATIENCE_US: u64 = 300_000;
+
 /// Keep-alives travel in batches and by way of the log; a silence this much shorter than the ttl is short enough.
 const KEPT_MARGIN_US: u64 = 900_000;
 
 impl Client {
     #[must_use]
     pub fn new(chance: Chance, process: u64) -> Client {
-        Client { chance, process, home: 1, holding: Vec::new(), session: None, retry: None, busy: false }
+        Client {
+            chance,
+            process,
+            home: 1,
+            holding: Vec::new(),
+            session: None,
+            retry: None,
+            busy: false,
+            role: Role::Locks,
+            attempt: None,
+            whole_scripts: false,
+        }
     }
 }
 
@@ -78,7 +98,20 @@ impl World {
             self.client_dies(at);
             return;
         }
-        match self.pick_ask(at) {
+        let ask = match self.clients[at].role {
+            Role::Locks => self.pick_ask(at),
+            Role::Plain | Role::Redlock => match self.plain_acts(at, host) {
+                Next::Ask(host, ask) => {
+                    self.call(at, host, ask);
+                    return;
+                }
+                Next::Pause(pause_us) => {
+                    self.act_later(at, pause_us);
+                    return;
+                }
+            },
+        };
+        match ask {
             Some(ask) => {
                 self.call(at, host, ask);
             }
@@ -119,6 +152,7 @@ impl World {
         client.holding.clear();
         client.session = None;
         client.retry = None;
+        client.attempt = None;
         client.process = process;
         let delay_us = client.chance.below(500_000);
         self.act_later(at, delay_us);
@@ -149,6 +183,7 @@ impl World {
 
     fn pick_ask(&mut self, at: usize) -> Option<Ask> {
         let (resources, sessions, forced) = (self.plan.resources, self.plan.sessions, self.plan.forced);
+        let look_permille = self.plan.look_permille;
         let session_number = self.number();
         let ttl_ms = *self.clients[at].chance.pick(&self.plan.ttl_ms)?;
         let client = &mut self.clients[at];
@@ -158,7 +193,7 @@ impl World {
         let chance = &mut client.chance;
         let resource = chance.below(u64::from(resources)) as u32;
         match chance.below(1_000) {
-            0..150 => return Some(Ask::Look { resource }),
+            drawn if drawn < look_permille => return Some(Ask::Look { resource }),
             150..170 => return Some(Ask::Queue { resource }),
             170..180 if forced => return Some(Ask::Force { resource }),
             180..220 if sessions => {
@@ -225,7 +260,10 @@ impl World {
         let call =
             OpenCall { client, host, life, ticket, invoke_us: self.now_us, answered: false, operations, ask };
         let patience_us = 1_000 * (self.plan.patience_ms + call.ask.wait_ms());
-        let gives_up_us = self.give_up_us(client, patience_us);
+        let gives_up_us = match call.ask.is_by_member() {
+            true => self.clients[client].chance.between(MEMBER_PATIENCE_US / 10, MEMBER_PATIENCE_US),
+            false => self.give_up_us(client, patience_us),
+        };
         self.agenda.plan(self.now_us + gives_up_us, Happening::HungUp { call: number });
         if call.ask.wait_ms() > 0 {
             self.agenda.plan(self.now_us + TOUCH_EVERY_US, Happening::Touch { call: number });
@@ -333,7 +371,13 @@ impl World {
                 ));
             }
             Heard::NoSession => self.check_kept_alive(call),
-            Heard::Granted(_) | Heard::Busy | Heard::Done | Heard::Refused | Heard::Nothing => {}
+            Heard::Granted(_)
+            | Heard::Taken
+            | Heard::Busy
+            | Heard::Done
+            | Heard::Refused
+            | Heard::NoScript
+            | Heard::Nothing => {}
         }
     }
 
@@ -370,7 +414,7 @@ impl World {
 
     /// What the client makes of an outcome, and when it acts again.
     fn go_on(&mut self, call: &OpenCall, heard: &Heard) {
-        if *heard == Heard::Unknown {
+        if *heard == Heard::Unknown || call.ask.is_by_member() {
             self.clients[call.client].process = self.number();
         }
         let think_us = 1_000 * self.plan.think_ms_max;
@@ -403,6 +447,10 @@ impl World {
             }
             _ => {}
         }
+        let think_us = match client.heard_of_attempt(&call.ask, heard) {
+            true => 1_000,
+            false => think_us,
+        };
         let delay_us = 200 + client.chance.below(think_us);
         self.act_later(call.client, delay_us);
     }

@@ -8,7 +8,7 @@
 //! # Layout
 //!
 //! - [`plan`]: what a seed draws; [`world`]: hosts and the agenda; [`event`], [`host`], [`network`], [`clock`]: its parts
-//! - [`clients`], [`calls`], [`names`]: what clients do, ask and hear; [`misfortune`]: faults and operators
+//! - [`clients`], [`plain`], [`calls`], [`names`]: what clients do, ask and hear; [`misfortune`]: faults and operators
 //! - `mutants`: bugs planted on purpose, and the seeds that find them (feature `mutants`)
 //! - [`books`]: the log and the states, compared as they come; [`reckoning`]: what must hold in the end; `telling`: a run line by line
 //!
@@ -28,6 +28,7 @@ pub mod misfortune;
 pub mod mutants;
 pub mod names;
 pub mod network;
+pub mod plain;
 pub mod plan;
 pub mod reckoning;
 mod telling;

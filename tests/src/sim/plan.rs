@@ -72,6 +72,11 @@ pub struct Plan {
     /// How far a clock's rate may be off, in millionths; 0 where all run alike.
     pub rate_off_ppm: u64,
     pub think_ms_max: u64,
+    /// Questions that are looks at a lock, of a thousand.
+    pub look_permille: u64,
+    /// Clients of an unchanged Redlock library, of a thousand: with one master, and with every founder for a master.
+    pub plain_permille: u64,
+    pub redlock_permille: u64,
     pub ttl_ms: [u64; 4],
     pub snapshot_entries: u64,
     pub log_keep_entries: u64,
@@ -84,9 +89,38 @@ pub struct Plan {
     pub entries_under_way_max: u64,
 }
 
+/// Every so many seeds one has mixed clients, and what else [`Plan::mix`] brings. The others are as they were before it was
+/// there, and mean what they meant.
+const MIXED_EVERY: u64 = 4;
+
 impl Plan {
     #[must_use]
-    pub fn draw(chance: &mut Chance) -> Plan {
+    pub fn of(seed: u64, chance: &mut Chance) -> Plan {
+        let mut plan = Plan::draw(chance);
+        if seed % MIXED_EVERY == MIXED_EVERY - 1 {
+            plan.mix(&mut Chance::new(seed ^ 0x6d69_7865_6463));
+        }
+        plan
+    }
+
+    /// Plain and Redlock clients on the same names, clients that mostly look, late and doubled messages.
+    fn mix(&mut self, chance: &mut Chance) {
+        self.look_permille = *chance.pick(&[150, 150, 650]).expect("not empty");
+        self.plain_permille = *chance.pick(&[0, 300, 500]).expect("not empty");
+        self.redlock_permille = *chance.pick(&[0, 300, 500]).expect("not empty");
+        if self.plain_permille + self.redlock_permille > 0 {
+            // A lock that several wait for together may be free with others in line; a plain client takes what is free.
+            self.multi_locks = false;
+        }
+        if self.look_permille > 150 {
+            self.think_ms_max = 5;
+        }
+        if chance.per_mille(500) && !self.has(Fault::BadNetwork) {
+            self.faults.push(Fault::BadNetwork);
+        }
+    }
+
+    fn draw(chance: &mut Chance) -> Plan {
         let mut faults: Vec<Fault> = Vec::new();
         let wanted = chance.between(1, 5);
         while faults.len() < wanted as usize {
@@ -115,6 +149,9 @@ impl Plan {
             } else {
                 0
             },
+            look_permille: 150,
+            plain_permille: 0,
+            redlock_permille: 0,
             think_ms_max: *chance.pick(&[5, 40, 300]).expect("not empty"),
             ttl_ms: *chance
                 .pick(&[[60, 150, 400, 900], [300, 700, 1_500, 3_000], [30, 500, 2_000, 6_000]])

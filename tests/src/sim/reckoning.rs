@@ -3,7 +3,7 @@
 use super::calls::Ask;
 use super::world::World;
 use super::Report;
-use crate::checker::{check, Outcome, Rules};
+use crate::checker::{check, check_holds, Outcome, Rules, Violation};
 use redfence::tier2::ports::NodeId;
 
 /// After healing, somebody is served within this time.
@@ -23,7 +23,8 @@ pub fn run(seed: u64, telling: bool) -> Report {
     world.reckon();
     let simulated_ms = world.now_us / 1_000;
     let rules = world.rules();
-    let violations = check(&world.history, &rules);
+    let mut violations = check(&world.history, &rules);
+    violations.extend(world.two_holders(&rules));
     let kinds = violations.iter().map(|violation| violation.kind).collect();
     let mut failures = std::mem::take(&mut world.failures);
     failures.extend(violations.iter().map(ToString::to_string));
@@ -58,6 +59,18 @@ impl World {
         }
     }
 
+    /// Two clients that both believe they hold a lock, by majority or by a node's own word.
+    fn two_holders(&self, rules: &Rules) -> Vec<Violation> {
+        match self.majorities.is_empty() {
+            true => check_holds(&self.history, rules),
+            false => {
+                let mut believed = self.history.clone();
+                believed.operations.extend(&self.majorities);
+                check_holds(&believed, rules)
+            }
+        }
+    }
+
     /// Everything is healed: from here on everybody must get on.
     fn reckon(&mut self) {
         self.run_to(self.now_us + 1_000 * RECOVERY_MS_MAX);
@@ -77,7 +90,21 @@ impl World {
         // An entry of the clock alone may be on its way just now.
         self.demand_catch_up();
         self.demand_equality();
+        self.demand_snapshots();
         self.check_changes();
+    }
+
+    /// Nobody's log grows for ever: who has applied enough since its last snapshot has made another.
+    fn demand_snapshots(&mut self) {
+        for id in self.members() {
+            let Some(node) = self.hosts.get(&id).and_then(|host| host.node.as_ref()) else { continue };
+            let (applied, snapshot) = (node.applied_index(), node.snapshot_index());
+            if applied.saturating_sub(snapshot) > self.plan.snapshot_entries {
+                let text =
+                    format!("node {id} makes no snapshots: applied {applied}, the last is of {snapshot}");
+                self.fail(text);
+            }
+        }
     }
 
     /// Runs for so long, or until there is nothing left to wait for; some runs wait it out all the same.

@@ -11,10 +11,11 @@ use super::host::{Host, GOOD_DISK};
 use super::misfortune::Changes;
 use super::names;
 use super::network::Network;
+use super::plain::Role;
 use super::plan::Plan;
 use crate::chance::Chance;
 use crate::checker::history::SeenQueued;
-use crate::checker::History;
+use crate::checker::{History, Operation};
 use bytes::{Buf, BytesMut};
 use redfence::tier2::ports::{Input, NodeId, Outputs, PeerMessage, SnapshotMeta, Ticket, GROUP};
 use redfence::tier2::{wire, Config};
@@ -38,6 +39,8 @@ pub struct World {
     pub calls: BTreeMap<CallNumber, OpenCall>,
     pub call_of_ticket: BTreeMap<Ticket, CallNumber>,
     pub history: History,
+    /// Locks that Redlock clients hold by a majority, as they see it.
+    pub majorities: Vec<Operation>,
     pub books: Books,
     pub changes: Changes,
     pub chance: Chance,
@@ -68,7 +71,7 @@ impl World {
     #[must_use]
     pub fn new(seed: u64) -> World {
         let mut chance = Chance::new(seed);
-        let plan = Plan::draw(&mut chance);
+        let plan = Plan::of(seed, &mut chance);
         let founders: Vec<(NodeId, String)> = (1..=plan.founders).map(|id| (id, address(id))).collect();
         let mut world = World {
             now_us: 0,
@@ -79,6 +82,7 @@ impl World {
             calls: BTreeMap::new(),
             call_of_ticket: BTreeMap::new(),
             history: History::default(),
+            majorities: Vec::new(),
             books: Books::default(),
             changes: Changes::new(plan.founders),
             net_chance: chance.fork(),
@@ -99,7 +103,8 @@ impl World {
             world.host(*id).member_since_us = Some(0);
         }
         for _ in 0..world.plan.clients {
-            let client = Client::new(world.chance.fork(), world.number());
+            let mut client = Client::new(world.chance.fork(), world.number());
+            client.role = Role::draw(&world.plan, &mut client.chance);
             world.clients.push(client);
             let at_us = world.chance.below(1_500_000);
             world.agenda.plan(at_us, Happening::ClientActs { client: world.clients.len() - 1 });
