@@ -75,6 +75,9 @@ pub(crate) struct Options {
     /// Short turns: to see that everything runs, not for figures
     #[arg(long, global = true)]
     pub(crate) quick: bool,
+    /// versus: with so many clients alone
+    #[arg(long, global = true, value_name = "NUMBER")]
+    pub(crate) clients: Option<usize>,
     /// The redfence program [default: beside this one]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) bin: Option<PathBuf>,

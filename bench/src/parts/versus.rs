@@ -21,7 +21,7 @@ pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     let this = Cluster::start(&options.redfence()?, 3, &[]);
     let other = Cluster::start(other, 3, &[]);
     let mut findings = Findings::default();
-    for clients in CLIENTS {
+    for clients in CLIENTS.into_iter().filter(|clients| options.clients.is_none_or(|only| only == *clients)) {
         for through in [Through::Leader, Through::All] {
             let mut targets = Vec::new();
             for (name, cluster) in [(OTHER, &other), (THIS, &this)] {

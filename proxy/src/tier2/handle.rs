@@ -6,7 +6,9 @@
 pub use super::inbox::Caller;
 use super::inbox::{Asker, Inbox, Item, Rejected};
 use super::news::{self, News, NewsReceiver, NewsSender};
-use super::ports::{AdminRequest, ClusterStatus, Input, Noted, Outputs, OwnedQuery, Read, Submit, Ticket};
+use super::ports::{
+    AdminRequest, ClusterStatus, Input, Noted, Outputs, OwnedQuery, Read, Rest, Submit, Ticket,
+};
 use super::refusals;
 use crate::events::Demand;
 use bytes::Bytes;
@@ -205,10 +207,10 @@ pub struct Desk {
 }
 
 impl Desk {
-    /// Takes all inputs there are into `inputs`; sleeps up to `timeout` where there are none.
-    pub fn collect(&mut self, timeout: Duration, inputs: &mut Vec<Input>) {
+    /// Takes all inputs there are into `inputs`; sleeps up to `timeout` where there are none that end this `rest`.
+    pub fn collect(&mut self, timeout: Duration, rest: Rest, inputs: &mut Vec<Input>) {
         let mut taken = std::mem::take(&mut self.taken);
-        self.shared.inbox.take(timeout, &mut taken);
+        self.shared.inbox.take(timeout, rest, &mut taken);
         for (input, asker) in taken.drain(..) {
             if let (Some(ticket), Some(asker)) = (ticket_of(&input), asker) {
                 let earlier = self.waiting.insert(ticket, asker);
@@ -248,7 +250,7 @@ impl Desk {
     pub fn close(mut self) {
         self.shared.inbox.close();
         let mut taken = std::mem::take(&mut self.taken);
-        self.shared.inbox.take(Duration::ZERO, &mut taken);
+        self.shared.inbox.take(Duration::ZERO, Rest::default(), &mut taken);
         for (_, asker) in taken {
             if let Some(asker) = asker {
                 let _ = asker.reply.send(refusals::stopping());
@@ -311,7 +313,7 @@ mod tests {
 
     fn collected(desk: &mut Desk) -> Vec<Input> {
         let mut inputs = Vec::new();
-        desk.collect(Duration::ZERO, &mut inputs);
+        desk.collect(Duration::ZERO, Rest::default(), &mut inputs);
         inputs
     }
 

@@ -5,7 +5,7 @@
 //! (the handle answers `UNAVAILABLE`), messages of peers beyond theirs are dropped (raft repeats what it needs). What the
 //! disk reports is never refused: each report answers a task the node itself has limited.
 
-use super::ports::Input;
+use super::ports::{Input, Rest};
 use redfence_core::reply::Reply;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -45,8 +45,19 @@ struct State {
     items: Vec<Item>,
     client_items: usize,
     peer_items: usize,
-    asleep: bool,
+    /// What is inside, by what may be worth waking up for.
+    requests: usize,
+    durable: bool,
+    urgent: bool,
+    /// The consumer sleeps, and this ends it.
+    asleep: Option<Rest>,
     closed: bool,
+}
+
+impl State {
+    fn ends(&self, rest: Rest) -> bool {
+        self.urgent || self.requests >= rest.requests || (self.durable && rest.durable)
+    }
 }
 
 /// Why an item was not taken. The item is handed back, so that its sender can be answered.
@@ -85,29 +96,40 @@ impl Inbox {
         if !admit(&mut state) {
             return Err((Rejected::Full, item));
         }
+        match &item.0 {
+            Input::Submit(_) => state.requests += 1,
+            Input::Persisted { .. } => state.durable = true,
+            _ => state.urgent = true,
+        }
         state.items.push(item);
-        let wake = std::mem::take(&mut state.asleep);
+        let wakes = state.asleep.is_some_and(|rest| state.ends(rest));
+        if wakes {
+            state.asleep = None;
+        }
         drop(state);
-        if wake {
+        if wakes {
             self.filled.notify_one();
         }
         Ok(())
     }
 
-    /// Takes all there is; sleeps up to `timeout` where there is nothing. `taken` must be empty: its memory is reused.
-    pub fn take(&self, timeout: Duration, taken: &mut Vec<Item>) {
+    /// Takes all there is; sleeps up to `timeout`, or until something comes that ends this `rest`, where there is nothing. `taken`
+    /// must be empty: its memory is reused.
+    pub fn take(&self, timeout: Duration, rest: Rest, taken: &mut Vec<Item>) {
         debug_assert!(taken.is_empty());
         let mut state = self.lock();
-        if state.items.is_empty() && !state.closed && !timeout.is_zero() {
-            state.asleep = true;
-            let waited =
-                self.filled.wait_timeout_while(state, timeout, |state| state.asleep && !state.closed);
+        if !state.ends(rest) && !state.closed && !timeout.is_zero() {
+            state.asleep = Some(rest);
+            let waited = self
+                .filled
+                .wait_timeout_while(state, timeout, |state| state.asleep.is_some() && !state.closed);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            state.asleep = false;
+            state.asleep = None;
         }
         std::mem::swap(&mut state.items, taken);
         state.client_items = 0;
         state.peer_items = 0;
+        (state.requests, state.durable, state.urgent) = (0, false, false);
     }
 
     /// Nothing is taken from now on. What is still inside is handed out by the last `take`.
@@ -136,7 +158,7 @@ mod tests {
         assert_eq!(refused, Err(Rejected::Full));
         assert!(inbox.push_peer(Input::Wake));
         let mut taken = Vec::new();
-        inbox.take(Duration::ZERO, &mut taken);
+        inbox.take(Duration::ZERO, Rest::default(), &mut taken);
         assert_eq!(taken.len(), CLIENT_ITEMS_MAX + 1);
         assert!(inbox.push_client((Input::Wake, None)).is_ok());
     }
@@ -147,7 +169,7 @@ mod tests {
         let producer = std::sync::Arc::clone(&inbox);
         let thread = std::thread::spawn(move || producer.push_report(Input::Wake));
         let mut taken = Vec::new();
-        inbox.take(Duration::from_secs(60), &mut taken);
+        inbox.take(Duration::from_secs(60), Rest::default(), &mut taken);
         assert_eq!(taken.len(), 1);
         assert!(thread.join().expect("the producer does not panic"));
     }
@@ -159,7 +181,7 @@ mod tests {
         inbox.close();
         assert!(!inbox.push_report(Input::Wake));
         let mut taken = Vec::new();
-        inbox.take(Duration::from_secs(60), &mut taken);
+        inbox.take(Duration::from_secs(60), Rest::default(), &mut taken);
         assert_eq!(taken.len(), 1);
     }
 }

@@ -11,7 +11,8 @@ use super::membership::{Goal, Membership};
 use super::pending::Pending;
 use super::persist::PersistQueue;
 use super::ports::{
-    ClusterStatus, Input, LogMark, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered, SnapshotMeta,
+    ClusterStatus, Input, LogMark, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered, Rest,
+    SnapshotMeta,
 };
 use super::read::Reads;
 use super::shutdown::Stopping;
@@ -24,7 +25,7 @@ use raft::{RawNode, StateRole};
 use redfence_core::machine::{Applied, Machine};
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::{Origin, SessionId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Ticks made up for after a stall. More would call elections that the messages in the same turn make needless.
 const TICKS_PER_TURN_MAX: u64 = 3;
@@ -52,6 +53,10 @@ pub struct Node {
     pub(super) reads: Reads,
     pub(super) stage: Stage,
     pub(super) clock: LogicalClock,
+    /// Own proposals that are not applied yet: index and number of commands.
+    pub(super) proposed: VecDeque<(u64, usize)>,
+    /// The commit index that followers were last told of, as leader.
+    pub(super) commit_told: u64,
     pub(super) touched: BTreeSet<SessionId>,
     pub(super) touch_due_ms: u64,
     pub(super) goals: Vec<Goal>,
@@ -118,6 +123,8 @@ impl Node {
             reads: Reads::default(),
             stage: Stage::default(),
             clock: LogicalClock::new(config.clock_gap_ms_max),
+            proposed: VecDeque::new(),
+            commit_told: 0,
             touched: BTreeSet::new(),
             touch_due_ms: 0,
             goals: Vec::new(),
@@ -194,6 +201,7 @@ impl Node {
             self.go_on_stopping();
             self.publish();
             self.out.wake_at_ms = self.wake_at_ms();
+            self.out.rest = self.rest();
         }
         if let Some(reason) = &self.fatal {
             self.out.clear();
@@ -213,6 +221,7 @@ impl Node {
         for _ in 0..READIES_PER_TURN_MAX {
             self.route_requests();
             self.propose_staged();
+            self.tell_commit();
             self.ask_reads();
             if !self.raw.has_ready() {
                 break;
@@ -305,6 +314,8 @@ impl Node {
             return;
         }
         self.route = route;
+        self.commit_told = 0;
+        self.proposed.clear();
         self.stage.clear();
         self.pending.leader_changed();
         self.reads.leader_changed();
@@ -362,6 +373,23 @@ impl Node {
         }
     }
 
+    /// What can be done about an input decides whether it is worth waking up for.
+    fn rest(&self) -> Rest {
+        let log = &self.raw.raft.raft_log;
+        let follows = self.raw.raft.state == StateRole::Follower;
+        Rest {
+            requests: match self.is_leader() {
+                true => self.held_back().saturating_sub(self.stage.len()).max(1),
+                false => 1,
+            },
+            // A follower's answer leaves without the node; what it holds is applied when the leader says so.
+            durable: !follows
+                || self.applied < log.committed
+                || self.stopping.is_some()
+                || self.is_installing(),
+        }
+    }
+
     /// The state machine, for a look from tests and from the simulator.
     #[must_use]
     pub fn machine(&self) -> &Machine {
@@ -406,6 +434,8 @@ fn raft_config(config: &Config, applied: u64) -> raft::Config {
         batch_append: on(Mutant::BatchedAppends),
         max_uncommitted_size: 64 << 20,
         max_committed_size_per_ready: 4 << 20,
+        // `tell_commit` does it, once a turn, and not at all where the next entry says it anyway.
+        skip_bcast_commit: true,
         ..raft::Config::default()
     }
 }

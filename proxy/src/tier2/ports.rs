@@ -231,6 +231,7 @@ pub struct Outputs {
     pub members: Option<Vec<Member>>,
     /// Call again at this time at the latest.
     pub wake_at_ms: u64,
+    pub rest: Rest,
     /// The process must stop now, non-zero, without writing anything more.
     pub fatal: Option<String>,
     /// After [`Input::Shutdown`]: nothing more to do.
@@ -250,8 +251,24 @@ impl Outputs {
         self.status = None;
         self.members = None;
         self.wake_at_ms = 0;
+        self.rest = Rest::default();
         self.fatal = None;
         self.stopped = false;
+    }
+}
+
+/// What ends the sleep before its time. Whatever is not named here does so at once; a shell may call earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// So many requests of clients.
+    pub requests: usize,
+    /// The word that a write is durable.
+    pub durable: bool,
+}
+
+impl Default for Rest {
+    fn default() -> Rest {
+        Rest { requests: 1, durable: true }
     }
 }
 

@@ -213,7 +213,10 @@ impl Node {
 
     /// Everything staged becomes one entry, or a few if it is too much for one.
     pub(super) fn propose_staged(&mut self) {
-        while self.may_propose() && !self.stage.is_empty() {
+        while self.proposed.front().is_some_and(|(index, _)| *index <= self.applied) {
+            self.proposed.pop_front();
+        }
+        while self.may_propose() && self.stage.len() >= self.held_back() {
             let Some(stamp) = self.clock.stamp(self.now) else { return };
             let (commands_max, bytes_max) = (self.config.entry_commands_max, self.config.entry_bytes_max);
             let Some(built) = self.stage.build(stamp, &self.pending, commands_max, bytes_max) else { return };
@@ -222,10 +225,22 @@ impl Node {
                 // Dropped before it entered the log: it stays staged.
                 return;
             }
-            self.stage.proposed(&covered);
+            self.commit_told = self.raw.raft.raft_log.committed;
+            let commands = self.stage.proposed(&covered);
+            self.proposed.push_back((self.raw.raft.raft_log.last_index(), commands));
             for seq in built.own {
                 self.pending.mark_proposed(seq);
             }
+        }
+    }
+
+    /// Followers apply what they know to be committed, and answer their own clients then. The next entry carries the word;
+    /// where there is none, it goes alone.
+    pub(super) fn tell_commit(&mut self) {
+        let committed = self.raw.raft.raft_log.committed;
+        if self.is_leader() && self.commit_told < committed {
+            self.commit_told = committed;
+            self.raw.raft.bcast_append();
         }
     }
 
@@ -233,6 +248,13 @@ impl Node {
         self.is_leader()
             && self.raw.raft.lead_transferee.is_none()
             && self.entries_under_way() < self.config.entries_under_way_max
+    }
+
+    /// How many commands the next entry waits for. Each entry costs every node a write, an fsync and several wake-ups, however
+    /// much is in it: while one is under way, a small one stays and grows.
+    pub(super) fn held_back(&self) -> usize {
+        let under_way: usize = self.proposed.iter().map(|(_, commands)| commands).sum();
+        under_way.clamp(1, self.config.entry_commands_min)
     }
 
     pub(super) fn entries_under_way(&self) -> u64 {

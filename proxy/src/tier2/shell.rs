@@ -153,7 +153,7 @@ impl Raft {
         let mut outputs = Outputs::default();
         loop {
             let sleep_ms = outputs.wake_at_ms.saturating_sub(self.clock.monotonic_ms());
-            self.desk.collect(Duration::from_millis(sleep_ms), &mut inputs);
+            self.desk.collect(Duration::from_millis(sleep_ms), outputs.rest, &mut inputs);
             let now = self.clock.now();
             for input in inputs.drain(..) {
                 self.node.input(now, input);

@@ -47,6 +47,10 @@ impl Stage {
         self.commands == 0
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.commands
+    }
+
     pub(super) fn clear(&mut self) {
         *self = Stage::default();
     }
@@ -127,8 +131,9 @@ impl Stage {
     }
 
     /// The entry is in the log: what it covers leaves the stage.
-    pub(super) fn proposed(&mut self, covered: &Covered) {
+    pub(super) fn proposed(&mut self, covered: &Covered) -> usize {
         self.take_out(covered.0);
+        covered.0
     }
 
     fn take_out(&mut self, mut count: usize) {

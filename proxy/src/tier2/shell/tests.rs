@@ -300,7 +300,7 @@ fn the_writer_reports_what_the_log_refuses() {
     drop(tasks);
     writer::write_log(Box::new(store), &inbox, &transport, &handle, Clock::start());
     let mut inputs = Vec::new();
-    desk.collect(Duration::ZERO, &mut inputs);
+    desk.collect(Duration::ZERO, Default::default(), &mut inputs);
     assert!(matches!(inputs.last(), Some(Input::PersistFailed { .. })), "{inputs:?}");
     transport.stop();
     peers.join().unwrap();
