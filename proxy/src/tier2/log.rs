@@ -60,6 +60,17 @@ impl Log {
         &self.snapshot
     }
 
+    /// The same in raft's words.
+    pub(super) fn own_snapshot(&self) -> Snapshot {
+        let mut snapshot = Snapshot::default();
+        snapshot.data = encode_meta(&self.snapshot);
+        let meta = snapshot.mut_metadata();
+        meta.index = self.snapshot.at.index;
+        meta.term = self.snapshot.at.term;
+        meta.set_conf_state(self.snapshot.conf_state.clone());
+        snapshot
+    }
+
     pub(super) fn hard_state(&self) -> &HardState {
         &self.hard_state
     }
@@ -225,12 +236,6 @@ impl Storage for Log {
             self.newer_snapshot_wanted.set(true);
             return Err(Error::Store(StorageError::SnapshotTemporarilyUnavailable));
         }
-        let mut snapshot = Snapshot::default();
-        snapshot.data = encode_meta(&self.snapshot);
-        let meta = snapshot.mut_metadata();
-        meta.index = self.snapshot.at.index;
-        meta.term = self.snapshot.at.term;
-        meta.set_conf_state(self.snapshot.conf_state.clone());
-        Ok(snapshot)
+        Ok(self.own_snapshot())
     }
 }

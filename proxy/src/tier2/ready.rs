@@ -117,10 +117,12 @@ impl Node {
     }
 
     /// A message with its address; a snapshot becomes a transfer in pieces instead.
-    fn addressed(&mut self, message: Message) -> Option<(NodeId, PeerMessage)> {
+    fn addressed(&mut self, mut message: Message) -> Option<(NodeId, PeerMessage)> {
         let to = message.to;
         match message.get_msg_type() {
             MessageType::MsgSnapshot => {
+                // Raft spoke of the one there was at that moment; a newer may have taken its place since.
+                message.set_snapshot(self.raw.store().own_snapshot());
                 let meta = self.raw.store().snapshot_meta().clone();
                 self.snapshots.sendings.start(to, meta, Box::new(message), self.now.monotonic_ms);
                 None

@@ -47,6 +47,8 @@ impl Sendings {
 
     /// raft wants this snapshot at a follower. An older transfer to it is dropped.
     pub(crate) fn start(&mut self, to: NodeId, meta: SnapshotMeta, message: Box<Message>, now_ms: u64) {
+        let promised = message.get_snapshot().get_metadata().index;
+        assert_eq!(promised, meta.at.index, "another snapshot is sent than raft promises");
         self.next_transfer += 1;
         let sending = Sending {
             transfer: self.next_transfer,
