@@ -30,7 +30,7 @@ pub struct Config {
     pub entry_bytes_max: usize,
     /// Entries proposed and not yet applied here. More wait, and grow into larger entries.
     pub entries_under_way_max: u64,
-    /// While an entry is under way, the next waits for this many commands.
+    /// While entries are under way, the next waits until it has as many commands as they have together, or this many.
     pub entry_commands_min: usize,
 
     /// First time-out after which a forwarded request is sent again; doubles up to eight times as long.
@@ -92,7 +92,7 @@ impl Config {
             entry_commands_max: 4_096,
             entry_bytes_max: 256 << 10,
             entries_under_way_max: 8,
-            entry_commands_min: std::env::var("ECM").ok().and_then(|v| v.parse().ok()).unwrap_or(64),
+            entry_commands_min: 64,
             resend_ms: 500,
             read_retry_ms: 150,
             touch_interval_ms: 200,

@@ -147,6 +147,8 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tier2::ports::Submit;
+    use bytes::Bytes;
 
     #[test]
     fn clients_beyond_the_limit_are_refused_and_peers_are_not() {
@@ -172,6 +174,35 @@ mod tests {
         inbox.take(Duration::from_secs(60), Rest::default(), &mut taken);
         assert_eq!(taken.len(), 1);
         assert!(thread.join().expect("the producer does not panic"));
+    }
+
+    #[test]
+    fn a_sleeper_is_not_woken_for_what_it_can_do_nothing_about() {
+        let submit = |ticket| {
+            let submit = Submit { ticket, blob: Bytes::new(), patience_ms: 1_000, wait_ms: 0 };
+            (Input::Submit(submit), None)
+        };
+        let inbox = Inbox::default();
+        let rest = Rest { requests: 2, durable: false };
+        let mut taken = Vec::new();
+        assert!(inbox.push_report(Input::Persisted { number: 1 }));
+        assert!(inbox.push_client(submit(1)).is_ok());
+        let began = std::time::Instant::now();
+        inbox.take(Duration::from_millis(20), rest, &mut taken);
+        assert!(
+            began.elapsed() >= Duration::from_millis(20),
+            "one request and a durable write end no such sleep"
+        );
+        assert_eq!(taken.len(), 2, "but they are handed out with it");
+        taken.clear();
+        assert!(inbox.push_client(submit(2)).is_ok());
+        assert!(inbox.push_client(submit(3)).is_ok());
+        inbox.take(Duration::from_secs(60), rest, &mut taken);
+        assert_eq!(taken.len(), 2, "two requests do");
+        taken.clear();
+        assert!(inbox.push_report(Input::Persisted { number: 2 }));
+        inbox.take(Duration::from_secs(60), Rest { requests: 2, durable: true }, &mut taken);
+        assert_eq!(taken.len(), 1, "and so does a write that is waited for");
     }
 
     #[test]
