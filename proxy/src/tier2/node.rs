@@ -281,7 +281,10 @@ impl Node {
             // A follower's proposal would carry no stamp of ours; snapshots come in pieces; leadership is moved by goals.
             MessageType::MsgPropose | MessageType::MsgSnapshot | MessageType::MsgTransferLeader => return,
             MessageType::MsgRequestPreVote | MessageType::MsgRequestVote => self.hint_not_member(from),
-            MessageType::MsgAppend | MessageType::MsgHeartbeat => self.removed = false,
+            // Taken in again. A late copy of what led up to the removal holds nothing new.
+            MessageType::MsgAppend if message.index + message.entries.len() as u64 > self.applied => {
+                self.removed = false;
+            }
             _ => {}
         }
         let of_leader = matches!(message.get_msg_type(), MessageType::MsgAppend | MessageType::MsgHeartbeat);

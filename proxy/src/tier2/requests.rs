@@ -240,7 +240,10 @@ impl Node {
         let committed = self.raw.raft.raft_log.committed;
         if self.is_leader() && self.commit_told < committed {
             self.commit_told = committed;
-            self.raw.raft.bcast_append();
+            // While a change of membership is under way, raft has told them itself.
+            if !self.raw.raft.has_pending_conf() {
+                self.raw.raft.bcast_append();
+            }
         }
     }
 
