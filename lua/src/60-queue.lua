@@ -85,7 +85,14 @@ local function serve(lock, asking)
   if not waiter then return nil end
   local locks = grantable_locks(waiter, lock)
   if not locks then return waiter end
-  for _, each in ipairs(locks) do redis.call('ZREM', queue_key(each.resource), waiter.entry) end
+  for _, each in ipairs(locks) do
+    -- What it holds already is not granted again: there its place in line ends without a grant.
+    if each.value then
+      drop_entry(each, waiter.entry, waiter.owner)
+    else
+      redis.call('ZREM', queue_key(each.resource), waiter.entry)
+    end
+  end
   redis.call('DEL', waiter_key('__waiter__', waiter.home, waiter.ticket))
   local ttl_ms = tonumber(string.match(waiter.wish, '^%d+'))
   waiter.fences, waiter.ttl_ms = grant_all(locks, waiter.owner, ttl_ms)

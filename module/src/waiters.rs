@@ -249,13 +249,17 @@ fn serve_places(ctx: &Ctx, mut places: Vec<Place>, now: Now) {
 }
 
 fn serve_ticket(ctx: &Ctx, wish: &Wish, ttl_ms: u64, now: Now) -> Served {
+    let mut held = Vec::new();
     for place in wish.places() {
         match freedom(ctx, &place.resource, Some(&wish.owner)) {
-            Ok(Freedom::Free | Freedom::Yours) => {}
+            Ok(Freedom::Free) => {}
+            Ok(Freedom::Yours) => held.push(place.resource),
             Ok(Freedom::HeldUntil(until_ms)) => return Served::Busy(place, until_ms),
             Err(refusal) => return Served::Refused(refusal),
         }
     }
+    // What it holds already is not granted again: there its place in line ends without a grant.
+    publish_about(ctx, EventKind::Abandoned, &held, &wish.owner);
     match multi::take_all(ctx, &wish.resources, &wish.owner, ttl_ms, now) {
         Err(refusal) => Served::Refused(refusal),
         Ok(grants) => {
@@ -292,10 +296,14 @@ impl State {
 }
 
 fn publish_for(ctx: &Ctx, kind: EventKind, wish: &Wish) {
+    publish_about(ctx, kind, &wish.resources, &wish.owner);
+}
+
+fn publish_about(ctx: &Ctx, kind: EventKind, resources: &[Bytes], owner: &[u8]) {
     if !events::is_on() {
         return;
     }
-    for resource in &wish.resources {
-        events::publish(ctx, kind, resource, look::last_fence(ctx, resource), &wish.owner);
+    for resource in resources {
+        events::publish(ctx, kind, resource, look::last_fence(ctx, resource), owner);
     }
 }

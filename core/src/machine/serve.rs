@@ -8,7 +8,8 @@ use super::lock::Phase;
 use super::multi::many_granted;
 use super::slab::NONE;
 use super::waiter::Form;
-use super::{Applied, Machine};
+use super::{Applied, EventOwner, Machine};
+use crate::event::EventKind;
 use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 
@@ -83,6 +84,12 @@ impl Machine {
 
     fn grant_waiter(&mut self, waiter: u32, out: &mut Applied) {
         let (record, slots) = self.vacate(waiter);
+        for &slot in &slots {
+            // What it holds already is not granted again: there its place in line ends without a grant.
+            if self.locks[slot].is_held() && self.locks[slot].owner() == &*record.owner {
+                self.emit(EventKind::Abandoned, slot, EventOwner::Holder, out);
+            }
+        }
         let (fences, ttl_ms) = self.grant_many(&slots, &record.owner, record.ttl_ms, record.session, out);
         for pending in &record.requests {
             let reply = match &pending.form {

@@ -2,6 +2,7 @@
 
 use super::calls::{complete, Ask, CallNumber, Heard, OpenCall};
 use super::event::Happening;
+use super::host::Host;
 use super::plain::{Attempt, Next, Role};
 use super::world::{World, SETTLE_US};
 use crate::chance::Chance;
@@ -13,6 +14,8 @@ use redfence_core::types::SessionId;
 
 /// Ample for a read to be asked once more and answered, while all is well.
 const RETRY_US: u64 = 500_000;
+/// How long a node waits before it tries again to write a snapshot that failed.
+const SNAPSHOT_RETRY_US: u64 = 5_000_000;
 
 /// How long after its connection went a session lives on.
 const GRACE_MS: u64 = 500;
@@ -360,6 +363,7 @@ impl World {
             .hosts
             .get(&call.host)
             .is_some_and(|host| host.member_since_us.is_some_and(quiet) && quiet(host.disturbed_us));
+        let settled = settled && !self.waits_for_snapshot(call.host, since_us);
         if !self.calm_since_us.is_some_and(quiet) || !settled || !quiet(self.changes.unsettled_us) {
             return;
         }
@@ -379,6 +383,14 @@ impl World {
             | Heard::NoScript
             | Heard::Nothing => {}
         }
+    }
+
+    /// A new member comes in by a snapshot, and where that could not be written it waits for the next try.
+    fn waits_for_snapshot(&self, id: NodeId, since_us: u64) -> bool {
+        let tried_again = |refused_us: u64| refused_us + SNAPSHOT_RETRY_US + SETTLE_US <= since_us;
+        let is_new = |host: &Host| host.first_applied_us.is_none_or(|applied_us| applied_us > since_us);
+        self.hosts.get(&id).is_some_and(is_new)
+            && self.snapshot_refused_us.is_some_and(|refused_us| !tried_again(refused_us))
     }
 
     /// A session whose client was heard of in time must live.

@@ -43,6 +43,8 @@ pub struct Host {
     pub snapshot_ops: VecDeque<SnapshotOp>,
     pub snapshot_busy: bool,
     pub applied_seen: u64,
+    /// When it first had anything of the log.
+    pub first_applied_us: Option<u64>,
     pub members: Vec<Member>,
     /// Part of the cluster, as far as its operators know, since this time.
     pub member_since_us: Option<u64>,
@@ -73,6 +75,7 @@ impl Host {
             snapshot_ops: VecDeque::new(),
             snapshot_busy: false,
             applied_seen: 0,
+            first_applied_us: None,
             members: Vec::new(),
             member_since_us: None,
             disturbed_us: 0,

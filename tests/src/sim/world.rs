@@ -47,6 +47,8 @@ pub struct World {
     pub net_chance: Chance,
     /// Since when nothing is wrong; `None` while something is.
     pub calm_since_us: Option<u64>,
+    /// When a disk last refused to write a snapshot.
+    pub snapshot_refused_us: Option<u64>,
     /// The storm is over: no more misfortunes.
     pub healed: bool,
     /// Clients begin nothing new.
@@ -87,6 +89,7 @@ impl World {
             changes: Changes::new(plan.founders),
             net_chance: chance.fork(),
             calm_since_us: Some(0),
+            snapshot_refused_us: None,
             healed: false,
             clients_rest: false,
             next_number: 1,
@@ -342,6 +345,7 @@ impl World {
             return;
         }
         let from = std::mem::replace(&mut host.applied_seen, applied).max(installed);
+        host.first_applied_us.get_or_insert(self.now_us);
         let noted = self.books.note_applied(id, node, &host.disk, from, applied);
         self.agenda.note(applied);
         self.tell_text(|| format!("node {id} applied {applied}"));
@@ -390,13 +394,15 @@ impl World {
 
     fn snapshot_op(&mut self, id: NodeId) {
         use redfence::tier2::ports::SnapshotOp;
-        let host = self.host(id);
+        let now_us = self.now_us;
+        let host = self.hosts.get_mut(&id).expect("it lives");
         host.snapshot_busy = false;
         if let Some(op) = host.snapshot_ops.pop_front() {
             let input = match op {
                 SnapshotOp::Append { id: file, .. } | SnapshotOp::Finish { id: file, .. }
                     if host.mood.refuses_snapshots =>
                 {
+                    self.snapshot_refused_us = Some(now_us);
                     host.disk.carry_out(SnapshotOp::Discard(file));
                     Some(Input::SnapshotFailed { id: file, reason: "simulated full disk".to_string() })
                 }

@@ -25,6 +25,7 @@ cases! {
         names_are_escaped,
         a_refusal_is_no_event,
         multi_locks_tell_each_resource,
+        a_place_in_line_for_what_is_held_ends,
         unsubscribed_hears_no_more,
     ],
     Abilities::EVENTS.and(Abilities::CORRECTNESS) => [a_sessions_end_is_told],
@@ -256,6 +257,32 @@ fn multi_locks_tell_each_resource(context: &Context) {
     for (watcher, fence) in watchers.iter_mut().zip(fences) {
         watcher.next_is("acquired", fence, "me");
         watcher.next_is("released", fence, "me");
+    }
+}
+
+/// Every `queued` has its end: `acquired`, or `abandoned` where the owner held the lock all the time.
+fn a_place_in_line_for_what_is_held_ends(context: &Context) {
+    let mut client = context.client();
+    let base = context.name("multi");
+    let names = [format!("{{{base}}}a"), format!("{{{base}}}b")];
+    let mut watchers = names.each_ref().map(|name| Watcher::of(context, name));
+    let mine = client.acquire_as(&names[0], 30_000, "me");
+    let other = client.acquire_as(&names[1], 30_000, "other");
+    let mut waiter = context.client();
+    waiter.send(&words!["LOCK.MACQUIRE", 2, &names[0], &names[1], 30_000, "WAIT", 20_000, "OWNER", "me"]);
+    watchers[0].next_is("acquired", mine.fence, "me");
+    watchers[0].next_is("queued", mine.fence, "me");
+    client.release(&names[1], other.fence);
+    let (fences, _) = redfence_tests::expect::multi_granted(&waiter.receive(), 2);
+    assert_eq!(fences[0], mine.fence);
+    watchers[0].next_is("abandoned", mine.fence, "me");
+    for (kind, fence, owner) in [
+        ("acquired", other.fence, "other"),
+        ("queued", other.fence, "me"),
+        ("released", other.fence, "other"),
+        ("acquired", fences[1], "me"),
+    ] {
+        watchers[1].next_is(kind, fence, owner);
     }
 }
 

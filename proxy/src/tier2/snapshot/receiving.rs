@@ -92,6 +92,10 @@ impl Receiving {
         if chunk.offset != self.received_bytes {
             return Ok(());
         }
+        if chunk.bytes.is_empty() && self.received_bytes < self.meta.size_bytes {
+            // Else each would wait for the other for ever: the sender for the end, we for the rest.
+            return Err("the sender has no more bytes, and the snapshot is not complete".to_owned());
+        }
         if self.received_bytes + chunk.bytes.len() as u64 > self.meta.size_bytes {
             return Err("more bytes came than the snapshot has".to_owned());
         }

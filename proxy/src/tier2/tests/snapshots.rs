@@ -1,7 +1,8 @@
 //! Compaction, catching up by snapshot, restarting from one.
 
 use super::*;
-use crate::tier2::ports::{Input, LogMark, PeerMessage, SnapshotChunk, SnapshotMeta};
+use crate::tier2::ports::{Input, LogMark, PeerMessage, SnapshotChunk, SnapshotId, SnapshotMeta};
+use crate::tier2::snapshot::receiving::Receiving;
 use crate::tier2::wire::encode_meta;
 use raft::eraftpb::{Message, MessageType};
 
@@ -105,19 +106,26 @@ fn waiters_survive_a_snapshot_install_on_their_own_node() {
     }
 }
 
+/// The first chunk of a snapshot of 1,000 bytes.
+fn first_chunk(from: NodeId, to: NodeId, bytes: &'static [u8]) -> SnapshotChunk {
+    let at = LogMark { index: 2, term: 1 };
+    let meta = SnapshotMeta { at, size_bytes: 1_000, ..SnapshotMeta::default() };
+    let mut message = Message { from, to, term: 1, ..Message::default() };
+    message.set_msg_type(MessageType::MsgSnapshot);
+    message.mut_snapshot().data = encode_meta(&meta);
+    message.mut_snapshot().mut_metadata().index = at.index;
+    message.mut_snapshot().mut_metadata().term = at.term;
+    message.mut_snapshot().mut_metadata().set_conf_state(meta.conf_state);
+    SnapshotChunk { transfer: 9, offset: 0, bytes: bytes.into(), message: Some(Box::new(message)) }
+}
+
 /// Found by the simulator: a late first piece of a transfer that was given up long ago opened one that never ended, and while
 /// it was open the node made no snapshots of its own: its log grew, and as leader it could bring in no new member.
 #[test]
 fn a_transfer_that_comes_to_a_halt_does_not_stop_snapshots() {
     let mut cluster = settled_with(3, 1, frequent);
     let (other, behind) = (leader(&cluster), follower(&cluster));
-    let at = LogMark { index: 2, term: 1 };
-    let meta = SnapshotMeta { at, size_bytes: 1_000, ..SnapshotMeta::default() };
-    let mut message = Message { from: other, to: behind, term: 1, ..Message::default() };
-    message.set_msg_type(MessageType::MsgSnapshot);
-    message.mut_snapshot().data = encode_meta(&meta);
-    let chunk =
-        SnapshotChunk { transfer: 9, offset: 0, bytes: Default::default(), message: Some(Box::new(message)) };
+    let chunk = first_chunk(other, behind, b"\x01\0");
     cluster.input(behind, Input::Peer { from: other, message: PeerMessage::SnapshotChunk(chunk) });
     fill(&mut cluster, other, 0, 100);
     cluster.run_for(11_000);
@@ -126,4 +134,19 @@ fn a_transfer_that_comes_to_a_halt_does_not_stop_snapshots() {
     let node = cluster.node(behind).expect("runs");
     let snapshot_at = node.raw.store().snapshot_meta().at.index;
     assert!(snapshot_at + 100 > node.applied_index(), "the last snapshot is of {snapshot_at}");
+}
+
+/// Found by the simulator: the file that was sent was shorter than raft's message said. The sender had nothing left to send,
+/// the receiver waited for the rest, and both took each other's words for progress: the follower never caught up.
+#[test]
+fn a_transfer_that_ends_short_fails() {
+    let mut ops = Vec::new();
+    let first = first_chunk(1, 2, b"\x01\0");
+    let mut receiving = Receiving::begin(1, &first, SnapshotId(7), 0, &mut ops).expect("well formed");
+    assert_eq!(receiving.take(&first, &mut ops), Ok(()));
+    // A doubled or late one is passed over.
+    assert_eq!(receiving.take(&first, &mut ops), Ok(()));
+    let asks = SnapshotChunk { transfer: 9, offset: 2, bytes: Default::default(), message: None };
+    let told = receiving.take(&asks, &mut ops);
+    assert_eq!(told, Err("the sender has no more bytes, and the snapshot is not complete".to_owned()));
 }
