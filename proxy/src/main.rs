@@ -6,6 +6,11 @@ use redfence::config::{Config, Refused};
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
+/// Names and answers are made on one thread and dropped on another, the case glibc's allocator is slowest at; and it keeps the memory
+/// of a flood for ever. See `docs/performance.md`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> ExitCode {
     let Command::Serve(args) = Cli::parse().command;
     match Config::from_args(&args).and_then(run) {
