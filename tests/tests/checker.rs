@@ -386,3 +386,23 @@ fn a_plain_client_whose_fence_was_seen_stands_in_the_chain() {
     assert_eq!(kinds(vec![lost, let_go, late]), []);
     assert_eq!(kinds(vec![taken, let_go, late]), [Kind::Order]);
 }
+
+#[test]
+fn a_redlock_clients_late_set_takes_the_lock_once_more() {
+    let unknown = |process, at_ns, call| Operation {
+        complete_ns: NEVER,
+        outcome: Outcome::Unknown,
+        ..op(process, at_ns, NEVER, call, Answer::Done)
+    };
+    let seen =
+        |at_ns, fence| op(2, at_ns, at_ns + 1, Call::Look, Answer::Seen { held: true, fence, owner: 7 });
+    let (one, late) = (unknown(1, 0, acquire(7, 50)), unknown(4, 1, acquire(7, 50)));
+    let let_go = unknown(5, 10 * MS, Call::ReleaseBy { owner: 7 });
+    let other = op(3, 12 * MS, 13 * MS, acquire(8, 50), granted(6, 50));
+    let done = op(3, 14 * MS, 15 * MS, Call::Release { fence: 6 }, Answer::Done);
+    let story = vec![one, late, seen(5 * MS, 5), let_go, other, done, seen(20 * MS, 7)];
+    assert_eq!(kinds(story.clone()), []);
+    // Without the script nothing can have ended the first.
+    let held: Vec<Operation> = story.into_iter().filter(|op| *op != let_go).collect();
+    assert_eq!(kinds(held), [Kind::Order]);
+}

@@ -3,6 +3,9 @@
 //! Every value belongs to one attempt, so where `LOCK.INFO` showed it under a fence, all that its client did is told again by
 //! that fence, and the fence chain sees no difference between old clients and new. What was never seen stays a grant
 //! of unknown fence: it explains a fence that nobody was told of, and a refusal.
+//!
+//! A Redlock client asks every member under one value: a `SET` that comes late to one of them takes the lock once more after
+//! the others' was let go. What such a client did may then have been done to either grant.
 
 use super::history::{Answer, Call, History, Operation, Outcome};
 use super::{Kind, Violation};
@@ -15,7 +18,7 @@ pub fn by_fence(history: &History, violations: &mut Vec<Violation>) -> Option<Hi
     }
     let acknowledged = acknowledged(history);
     let fences = seen_fences(history, &acknowledged, violations);
-    let operations = history.operations.iter().filter_map(|op| told(op, &fences, &acknowledged)).collect();
+    let operations = history.operations.iter().flat_map(|op| told(op, &fences, &acknowledged)).collect();
     Some(History { operations, queued: history.queued.clone() })
 }
 
@@ -23,7 +26,7 @@ fn is_plain(op: &Operation) -> bool {
     matches!(op.call, Call::ReleaseBy { .. } | Call::RenewBy { .. }) || op.answer() == Some(Answer::Taken)
 }
 
-type Fences = HashMap<(u32, u64), u64>;
+type Fences = HashMap<(u32, u64), Vec<u64>>;
 type Owners = HashSet<(u32, u64)>;
 
 /// Plain clients' attempts that were answered OK.
@@ -36,7 +39,7 @@ fn acknowledged(history: &History) -> Owners {
     owners.collect()
 }
 
-/// The fence each owner was granted under. An owner is one attempt: two fences for one are two grants for one question.
+/// The fences each owner was granted under. Two for one that asked a single master once are two grants for one question.
 fn seen_fences(history: &History, acknowledged: &Owners, violations: &mut Vec<Violation>) -> Fences {
     let mut fences = Fences::new();
     for op in &history.operations {
@@ -45,31 +48,44 @@ fn seen_fences(history: &History, acknowledged: &Owners, violations: &mut Vec<Vi
             (Call::Acquire { owner, .. }, Some(Answer::Granted { fence, .. })) => (owner, fence),
             _ => continue,
         };
-        let known = fences.insert((op.resource, owner), fence);
-        if known.is_some_and(|known| known != fence) && acknowledged.contains(&(op.resource, owner)) {
-            let text = format!("owner {owner:x} asked once and was granted {known:?} and {fence}");
+        let known = fences.entry((op.resource, owner)).or_default();
+        if known.contains(&fence) {
+            continue;
+        }
+        known.push(fence);
+        if known.len() > 1 && acknowledged.contains(&(op.resource, owner)) {
+            let text = format!("owner {owner:x} asked once and was granted {known:?}");
             violations.push(Violation { kind: Kind::Phantom, resource: op.resource, fence, text });
         }
     }
     fences
 }
 
-fn told(op: &Operation, fences: &Fences, acknowledged: &Owners) -> Option<Operation> {
-    let fence_of = |owner| fences.get(&(op.resource, owner)).copied();
+fn told(op: &Operation, fences: &Fences, acknowledged: &Owners) -> Vec<Operation> {
+    let fences_of = |owner| fences.get(&(op.resource, owner)).map_or(&[][..], Vec::as_slice);
     let refused = matches!(op.answer(), Some(Answer::Refused(_)));
     // A script that answers 0 says that the lock is not the client's: no longer, or, where its SET got lost, not yet.
     let says_nothing = |owner| refused && !acknowledged.contains(&(op.resource, owner));
-    let mut told = *op;
     match (op.call, op.answer()) {
-        (Call::Acquire { owner, ttl_ms, .. }, Some(Answer::Taken)) => {
-            if let Some(fence) = fence_of(owner) {
-                told.outcome = Outcome::Answered(Answer::Granted { fence, ttl_ms });
+        (Call::Acquire { owner, ttl_ms, .. }, Some(Answer::Taken)) => match fences_of(owner).last() {
+            Some(&fence) => {
+                let outcome = Outcome::Answered(Answer::Granted { fence, ttl_ms });
+                vec![Operation { outcome, ..*op }]
             }
+            None => vec![*op],
+        },
+        (Call::ReleaseBy { owner } | Call::RenewBy { owner, .. }, _) if says_nothing(owner) => Vec::new(),
+        (Call::ReleaseBy { owner }, _) => done_to_any(op, fences_of(owner), |fence| Call::Release { fence }),
+        (Call::RenewBy { owner, ttl_ms }, _) => {
+            done_to_any(op, fences_of(owner), |fence| Call::Renew { fence, ttl_ms })
         }
-        (Call::ReleaseBy { owner } | Call::RenewBy { owner, .. }, _) if says_nothing(owner) => return None,
-        (Call::ReleaseBy { owner }, _) => told.call = Call::Release { fence: fence_of(owner)? },
-        (Call::RenewBy { owner, ttl_ms }, _) => told.call = Call::Renew { fence: fence_of(owner)?, ttl_ms },
-        _ => {}
+        _ => vec![*op],
     }
-    Some(told)
+}
+
+/// The same done by fence. Where there are several, nobody knows to which.
+fn done_to_any(op: &Operation, fences: &[u64], call: impl Fn(u64) -> Call) -> Vec<Operation> {
+    let outcome =
+        |outcome| if fences.len() > 1 && outcome != Outcome::Failed { Outcome::Unknown } else { outcome };
+    fences.iter().map(|fence| Operation { call: call(*fence), outcome: outcome(op.outcome), ..*op }).collect()
 }
