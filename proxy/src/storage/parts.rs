@@ -19,7 +19,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub(crate) const HEAD_KEY: &[u8] = b"head";
 pub(crate) const SNAPSHOT_KEY: &[u8] = b"snapshot";
 
-/// Where a log file's header says how it is laid out: after 53 bytes of magic and 8 of version.
+/// A log file's header: 53 bytes of magic, 8 of version, and, in version 2 alone, 8 that say how it is laid out.
+const VERSION_BYTES: std::ops::Range<usize> = 53..61;
 const LAYOUT_BYTES: std::ops::Range<usize> = 61..69;
 
 pub(crate) type Files = Engine<GuardedFileSystem>;
@@ -187,15 +188,17 @@ pub(crate) fn check_last_file(log: &Path, files: &Shared) -> Result<(), StorageE
 }
 
 /// A log file's header has no checksum, and the engine allocates as much as its layout field says, or dies of it. That field
-/// is always zero: our files are not aligned. A header that is not whole is the engine's to judge.
+/// is always zero: our files are not aligned. A header that is not whole is the engine's to judge; it begins such a file anew,
+/// and then in version 1, which has no such field.
 fn check_layout(path: &Path) -> Result<(), StorageError> {
     if !path.extension().is_some_and(|ext| ext == "raftlog" || ext == "rewrite") {
         return Ok(());
     }
     let header =
         read_small(path, LAYOUT_BYTES.end as u64).map_err(|e| StorageError::io_at("read", path, e))?;
+    let has_layout = header.get(VERSION_BYTES) == Some(&2_u64.to_be_bytes());
     match header.get(LAYOUT_BYTES) {
-        Some(layout) if layout.iter().any(|byte| *byte != 0) => {
+        Some(layout) if has_layout && layout.iter().any(|byte| *byte != 0) => {
             Err(damaged(&format!("the head of {} cannot be right", path.display())))
         }
         Some(_) | None => Ok(()),

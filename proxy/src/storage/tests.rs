@@ -359,6 +359,26 @@ fn a_missing_log_file_is_refused() {
     disk.open().unwrap();
 }
 
+/// As a disk that is full at the change of files leaves it. The engine begins such a file anew, with a shorter header.
+#[test]
+fn a_file_without_a_whole_header_is_begun_anew_and_opened_again_and_again() {
+    let whole = std::fs::read(Directory::new(SMALL).log_file()).unwrap();
+    for header_bytes in [0, 1, 30, 53, 60, 61, 68] {
+        let disk = Directory::new(SMALL);
+        let mut store = disk.open().unwrap();
+        store.write(&[append(2..=3, 1)]).unwrap();
+        drop(store);
+        let next = disk.log_file().with_file_name("0000000000000002.raftlog");
+        std::fs::write(&next, &whole[..header_bytes]).unwrap();
+        for last in 4..8 {
+            let mut store = disk.open().unwrap_or_else(|e| panic!("{header_bytes} bytes of header: {e}"));
+            store.write(&[append(last..=last, 1)]).unwrap();
+            let (_, _, entries) = restart(&disk, store);
+            assert_eq!(entries, (2..=last).map(|index| (index, 1)).collect::<Vec<_>>());
+        }
+    }
+}
+
 #[test]
 fn a_full_disk_and_a_failing_fsync_are_errors_and_lose_nothing() {
     for (writes, syncs, expected) in [(0, u64::MAX, "write "), (u64::MAX, 0, "fsync ")] {
