@@ -74,6 +74,24 @@ impl Books {
         self.entries.values()
     }
 
+    /// Every entry and what came of it: its number, its bytes, the machine's time, its events.
+    pub fn tell(&self) {
+        let mut machine = Machine::new();
+        machine.set_watched(true);
+        let mut applied = Applied::default();
+        for (index, entry) in &self.entries {
+            if entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty() {
+                applied.clear();
+                machine.apply_entry(&entry.data, &mut applied);
+                println!("entry {index}: {}", entry.data.escape_ascii());
+            }
+            for Event { kind, resource, fence, owner, .. } in applied.events.drain(..) {
+                let (resource, owner) = (resource.escape_ascii(), owner.escape_ascii());
+                println!("entry {index} at {}: {resource} {kind:?} {fence} {owner}", machine.logical_ms());
+            }
+        }
+    }
+
     /// The whole log once more, from nothing: every state must come out again, and everything clients were told.
     pub fn replay(&self) -> Result<(), String> {
         let mut machine = Machine::new();

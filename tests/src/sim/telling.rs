@@ -17,9 +17,10 @@ impl World {
         println!("{:>10.3} {what}", self.now_us as f64 / 1_000.0);
     }
 
-    /// The whole history, in the order of its questions, and how often each host had its turn.
+    /// What the log made of every lock; the whole history, in the order of its questions; how often each host had its turn.
     pub(super) fn tell_history(&self) {
         if self.telling {
+            self.books.tell();
             let mut operations: Vec<_> = self.history.operations.iter().collect();
             operations.sort_by_key(|op| op.invoke_ns);
             operations.iter().for_each(|op| println!("{op:?}"));
