@@ -142,6 +142,11 @@ impl Dedup {
         self.nodes.get(&origin.node).is_some_and(|node| node.incarnation == origin.incarnation && !node.gone)
     }
 
+    /// Another start of the node has taken its place, and it will not come back.
+    pub(crate) fn is_past(&self, origin: Origin) -> bool {
+        self.nodes.get(&origin.node).is_some_and(|node| node.past.contains(&origin.incarnation))
+    }
+
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         put_varint(out, self.nodes.len() as u64);
         for (id, node) in &self.nodes {

@@ -32,6 +32,13 @@ impl Machine {
         self.dedup.state(node)
     }
 
+    /// Whether another start of the node has taken this one's place: its commands are passed over, and announcing it again
+    /// changes nothing.
+    #[must_use]
+    pub fn is_past(&self, origin: Origin) -> bool {
+        self.dedup.is_past(origin)
+    }
+
     /// Every node whose commands are taken, lowest id first.
     pub fn live_origins(&self) -> impl Iterator<Item = Origin> + '_ {
         self.dedup.states().filter(|state| !state.gone).map(|state| state.origin)

@@ -116,12 +116,14 @@ impl Node {
 
     /// Whether the machine still takes commands of this start of the node. A node that was declared gone while it lived
     /// (paused, cut off) begins again under a new number: nothing under the old one will be applied any more, so what was
-    /// not applied so far never will be, and can be asked again in good faith.
+    /// not applied so far never will be, and can be asked again in good faith. So does one that the word of an earlier start,
+    /// long under way, has put aside: it may come in the very entry of our own, and we never saw ourselves live.
     pub(super) fn check_origin(&mut self) {
         let origin = self.pending.origin();
         let state = self.machine.origin_state(origin.node);
         let live = state.is_some_and(|state| state.origin == origin && !state.gone);
-        let gone = state.is_some_and(|state| state.origin == origin && state.gone);
+        let lost = state.is_some_and(|state| state.origin == origin && state.gone);
+        let gone = lost || self.machine.is_past(origin);
         if live || !(gone || self.origin_live) {
             self.origin_live = live;
             return;

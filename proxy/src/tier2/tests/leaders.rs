@@ -1,7 +1,10 @@
 //! Leaders that die, sleep, are cut off, or hand over.
 
 use super::*;
-use crate::tier2::ports::{AdminRequest, Input};
+use crate::tier2::ports::{AdminRequest, Forward, Input, PeerMessage};
+use crate::tier2::requests::encoded;
+use crate::tier2::stage::UNNUMBERED;
+use redfence_core::types::Origin;
 
 #[test]
 fn a_killed_leader_is_replaced_within_half_a_second_at_the_median() {
@@ -173,6 +176,34 @@ fn a_node_declared_gone_while_it_lived_begins_anew() {
         let ticket = cluster.submit(cut_off, &release("r", fence), 0);
         assert_eq!(cluster.wait_for(ticket, 2_000), Reply::Released, "seed {seed}");
         take(&mut cluster, cut_off, "r", "c", 1_000);
+        assert_equal_states(&mut cluster, seed);
+    }
+}
+
+#[test]
+fn a_node_that_a_late_word_of_its_earlier_start_put_aside_begins_anew() {
+    for seed in 0..10 {
+        let mut cluster = settled(3, seed);
+        let node = follower(&cluster);
+        let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != node).collect();
+        cluster.rules.split(&[node], &others);
+        let mut starts: Vec<Origin> = Vec::new();
+        for _ in 0..2 {
+            cluster.crash(node);
+            cluster.start(node);
+            starts.extend(cluster.node(node).map(|node| node.pending.origin()));
+        }
+        // Both starts' announcements come through, the earlier one last, before the node sees what became of either.
+        for &origin in starts.iter().rev() {
+            let commands = vec![(UNNUMBERED, encoded(&Command::OriginStart { origin }))];
+            let message = PeerMessage::Forward(Forward { origin, acked_below: 1, commands });
+            let to = leader(&cluster);
+            cluster.input(to, Input::Peer { from: node, message });
+        }
+        cluster.run_for(300);
+        cluster.rules.heal();
+        cluster.run_for(2_000);
+        take(&mut cluster, node, "r", "a", 1_000);
         assert_equal_states(&mut cluster, seed);
     }
 }
