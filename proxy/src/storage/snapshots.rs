@@ -17,6 +17,8 @@ use std::sync::Mutex;
 const SUFFIX: &str = "snap";
 const TEMP_SUFFIX: &str = "tmp";
 const CHECK_PIECE_BYTES: usize = 1 << 20;
+/// Synced this often while it is written: at the end, all of it at once would hold up the syncs of the log.
+const SYNC_EVERY_BYTES: u64 = 512 << 10;
 
 /// Writes snapshot files. One owner: the snapshot thread.
 pub struct SnapshotWriter {
@@ -29,6 +31,7 @@ struct Unfinished {
     id: SnapshotId,
     file: File,
     written_bytes: u64,
+    synced_bytes: u64,
     crc: crc32fast::Hasher,
 }
 
@@ -61,15 +64,21 @@ impl SnapshotWriter {
             self.discard(abandoned.id);
         }
         let file = File::create(temp_path(&self.dir, id))?;
-        self.open = Some(Unfinished { id, file, written_bytes: 0, crc: crc32fast::Hasher::new() });
+        self.open =
+            Some(Unfinished { id, file, written_bytes: 0, synced_bytes: 0, crc: crc32fast::Hasher::new() });
         Ok(())
     }
 
     fn append(&mut self, id: SnapshotId, bytes: &[u8]) -> Result<u64, String> {
         let open = self.under_way(id)?;
-        open.file.write_all(bytes).map_err(|e| format!("cannot write a snapshot: {e}"))?;
+        let complain = |e: io::Error| format!("cannot write a snapshot: {e}");
+        open.file.write_all(bytes).map_err(complain)?;
         open.crc.update(bytes);
         open.written_bytes += bytes.len() as u64;
+        if open.written_bytes - open.synced_bytes >= SYNC_EVERY_BYTES {
+            open.file.sync_data().map_err(complain)?;
+            open.synced_bytes = open.written_bytes;
+        }
         Ok(open.written_bytes)
     }
 
