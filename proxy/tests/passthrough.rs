@@ -74,7 +74,7 @@ fn databases_are_kept_apart() {
 fn large_values_and_many_words_stream_through() {
     let (_redis, node) = behind(&[]);
     let mut client = node.connect();
-    let value = vec![b'v'; 20 << 20];
+    let value = vec![b'v'; 128 << 20];
     let before = node.process.memory_kib();
     client.send_words(&[b"SET", b"big", &value]);
     assert_eq!(client.receive(), "OK");
@@ -82,8 +82,8 @@ fn large_values_and_many_words_stream_through() {
     let reply = client.ask(&["GET", "big"]);
     assert_eq!(reply.len(), value.len() + 2);
     let grown = node.process.memory_kib().saturating_sub(before);
-    // Not even one copy of it. The allocator keeps some of what was freed for a moment.
-    assert!(grown < 16 * 1024, "passing 20 MiB twice took {grown} KiB");
+    // Far from one copy of it: some buffers, and what the allocator keeps of them for a moment.
+    assert!(grown < 64 * 1024, "passing 128 MiB twice took {grown} KiB");
     let mut words: Vec<Vec<u8>> = vec![b"MSET".to_vec()];
     for number in 0..10_000 {
         words.push(format!("key:{number}").into_bytes());

@@ -1,7 +1,8 @@
 //! Where the keys of Redis's own commands are: the router must know them to tell the tiers apart.
 //!
-//! Only asked where a route sends plain keys to Tier 2, or where there is no Redis at all (to tell a command of Redis from
-//! nonsense). A command that is not in the table has no keys we know of.
+//! Keys are asked for only where a route sends plain ones to Tier 2; the names also where there is no Redis at all (to tell a command of
+//! Redis from nonsense), and to know what may go by a connection that clients share. A command that is not in the table has no keys
+//! we know of.
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -83,8 +84,9 @@ fn find(name: &[u8]) -> Option<Keys> {
     find_row(name).map(|(keys, _)| keys)
 }
 
-#[cfg(test)]
-fn may_share(name: &[u8]) -> bool {
+/// Whether the command may go by a connection that clients share: it answers at once, and leaves the connection as it was.
+#[must_use]
+pub fn may_share(name: &[u8]) -> bool {
     find_row(name).is_some_and(|(_, is_shared)| is_shared)
 }
 
@@ -105,18 +107,7 @@ pub fn is_redis_command(name: &[u8]) -> bool {
 /// The keys among the words. Malformed commands have fewer: whoever runs them will say so.
 #[must_use]
 pub fn of<'a>(argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
-    places(find(argv[0]).unwrap_or(Keys::None), argv)
-}
-
-/// The keys, and whether the command may go by a connection that clients share: it answers at once, and leaves the connection as it was.
-#[must_use]
-pub fn look<'a>(argv: &[&'a [u8]]) -> (SmallVec<[&'a [u8]; 8]>, bool) {
-    let (keys, is_shared) = find_row(argv[0]).unwrap_or((Keys::None, false));
-    (places(keys, argv), is_shared)
-}
-
-fn places<'a>(keys: Keys, argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
-    match keys {
+    match find(argv[0]).unwrap_or(Keys::None) {
         Keys::None => SmallVec::new(),
         Keys::Range { first, last, step } => {
             let end = if last < 0 { argv.len().saturating_add_signed(last) } else { last.unsigned_abs() };

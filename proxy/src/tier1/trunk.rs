@@ -2,7 +2,7 @@
 //!
 //! The kernel's work for a write and a read is most of what a passing command costs, here and in that Redis. Commands of clients that
 //! come at the same moment therefore leave in one write, and their answers come back in one read. Only commands go this way that
-//! answer at once and leave no trace on the connection ([`crate::server::keys::look`]); the rest has [`super::link`].
+//! answer at once and leave no trace on the connection ([`crate::server::keys::may_share`]); the rest has [`super::link`].
 //!
 //! Two tasks: one writes what has gathered, one reads and hands out. When either fails all unanswered commands are told so, and the next
 //! command opens a new trunk.

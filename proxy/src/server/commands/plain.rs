@@ -17,10 +17,11 @@ use redfence_core::types::Member;
 
 impl Connection {
     pub(in crate::server) fn plain_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
-        let (keys, is_shared) = keys::look(argv);
+        let keys =
+            if self.shared.router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
         match self.shared.router.plain(self.client.door, keys) {
             Err(refusal) => self.refuse(refusal),
-            Ok(PlainDestination::Redis) if is_shared => {
+            Ok(PlainDestination::Redis) if keys::may_share(argv[0]) => {
                 let call = RedisCall { muted: self.client.is_muted(), ..RedisCall::default() };
                 self.pass_quick(argv, frame, call)
             }
