@@ -75,7 +75,7 @@ pub(crate) struct Options {
     /// Short turns: to see that everything runs, not for figures
     #[arg(long, global = true)]
     pub(crate) quick: bool,
-    /// versus: with so many clients alone
+    /// versus, passthrough: with so many clients alone
     #[arg(long, global = true, value_name = "NUMBER")]
     pub(crate) clients: Option<usize>,
     /// The redfence program [default: beside this one]

@@ -18,6 +18,7 @@ const BATCHES: usize = 64;
 const TURNS: (usize, Duration) = (8, Duration::from_millis(250));
 const STRAIGHT: &str = "Redis, straight";
 const THROUGH: &str = "proxy in front of it";
+const THROUGH_OTHER: &str = "the other proxy (--other)";
 const SHAPES: [(usize, usize); 6] = [(8, 1), (8, 16), (8, 64), (32, 1), (32, 16), (32, 64)];
 /// What pipelined traffic through the proxy must keep of Redis's own speed.
 const GOAL: f64 = 0.7;
@@ -56,16 +57,18 @@ impl Client for Pipeline {
 pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     let redis = Redis::start(None)?;
     let behind = redis.address.to_string();
-    let proxy = Cluster::start(
-        &options.redfence()?,
-        1,
-        &["--redis", &behind, "--route", "wallet:*=correctness", "--default-tier", "efficiency"],
-    )?;
+    let arguments = ["--redis", &behind, "--route", "wallet:*=correctness", "--default-tier", "efficiency"];
+    let mut proxies = vec![(THROUGH, Cluster::start(&options.redfence()?, 1, &arguments)?)];
+    if let Some(other) = &options.other {
+        proxies.push((THROUGH_OTHER, Cluster::start(other, 1, &arguments)?));
+    }
     fill(&redis)?;
     println!("passthrough: GET and SET (4:1, 100 bytes), straight to Redis and through the proxy, in turns");
     let mut findings = Findings::default();
-    for (connections, depth) in SHAPES {
-        findings.rows.extend(compare(options, &redis, &proxy, connections, depth)?);
+    let shapes =
+        SHAPES.into_iter().filter(|(connections, _)| options.clients.is_none_or(|only| only == *connections));
+    for (connections, depth) in shapes {
+        findings.rows.extend(compare(options, &redis, &proxies, connections, depth)?);
         let ratio = findings.ratio(&part(depth), connections, THROUGH, STRAIGHT);
         let name = format!("passthrough / straight, {connections} connections, {depth} commands at a time");
         if depth > 1 {
@@ -77,11 +80,11 @@ pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     Ok(findings)
 }
 
-/// Two rows: straight, and through the proxy.
+/// One row straight, and one through each proxy.
 fn compare(
     options: &Options,
     redis: &Redis,
-    proxy: &Cluster,
+    proxies: &[(&str, Cluster)],
     connections: usize,
     depth: usize,
 ) -> Result<Vec<Row>, String> {
@@ -96,13 +99,14 @@ fn compare(
         };
         (0..connections).map(client).collect()
     };
-    let mut processes = proxy.process_ids();
     let straight = Fleet::connect(&[redis.address], clients())?;
-    let through = Fleet::connect(&proxy.addresses(), clients())?;
-    let straight = Target::of_fleet(STRAIGHT, straight, vec![redis.process.id()]);
-    processes.push(redis.process.id());
-    let through = Target::of_fleet(THROUGH, through, processes);
-    Ok(alternate(&part(depth), connections, vec![straight, through], options, TURNS))
+    let mut targets = vec![Target::of_fleet(STRAIGHT, straight, vec![redis.process.id()])];
+    for (name, proxy) in proxies {
+        let mut processes = proxy.process_ids();
+        processes.push(redis.process.id());
+        targets.push(Target::of_fleet(name, Fleet::connect(&proxy.addresses(), clients())?, processes));
+    }
+    Ok(alternate(&part(depth), connections, targets, options, TURNS))
 }
 
 fn part(depth: usize) -> String {
