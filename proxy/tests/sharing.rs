@@ -4,7 +4,7 @@ mod support;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use support::{behind, Client, Redis};
+use support::{behind, command, Client, Redis};
 
 /// More small replies than a client needs before it shares.
 const WARM: usize = 40;
@@ -28,6 +28,19 @@ fn pipeline(client: &mut Client, lines: &[String]) -> Vec<String> {
         client.send(&line.split(' ').collect::<Vec<_>>());
     }
     lines.iter().map(|_| client.receive()).collect()
+}
+
+/// All in pieces of so many bytes, then all replies.
+fn pipeline_in_pieces(client: &mut Client, lines: &[String], bytes: usize) -> Vec<String> {
+    for piece in frames(lines).chunks(bytes) {
+        client.send_bytes(piece);
+    }
+    lines.iter().map(|_| client.receive()).collect()
+}
+
+fn frames(lines: &[String]) -> Vec<u8> {
+    let words = lines.iter().map(|line| line.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+    words.flat_map(|words| command(&words)).collect()
 }
 
 /// Commands that share, commands that need the client's own connection, and commands the proxy answers, in turns.
@@ -66,6 +79,10 @@ fn mixed_lines(name: &str, round: usize) -> Vec<String> {
             ]),
         }
         lines.push(format!("LRANGE {key}:list 0 -1"));
+        for number in 0..step * 3 {
+            lines.push(format!("SET {key}:{number} {}\r\n$1\r\n", "v".repeat(number * step)));
+            lines.push(format!("get {key}:{number}"));
+        }
     }
     lines
 }
@@ -81,7 +98,12 @@ fn replies_are_those_of_redis_in_its_order() {
             let (mut ours, mut theirs) = (warmed_with(through, hello), warmed_with(straight, hello));
             for round in 0..20 {
                 let lines = mixed_lines(&format!("c{number}"), round);
-                let (got, expected) = (pipeline(&mut ours, &lines), pipeline(&mut theirs, &lines));
+                let got = match round % 3 {
+                    0 => pipeline(&mut ours, &lines),
+                    1 => pipeline_in_pieces(&mut ours, &lines, usize::MAX),
+                    _ => pipeline_in_pieces(&mut ours, &lines, 97 + 101 * round),
+                };
+                let expected = pipeline_in_pieces(&mut theirs, &lines, usize::MAX);
                 for ((line, got), expected) in lines.iter().zip(&got).zip(&expected) {
                     assert_eq!(got, expected, "{line} in round {round} of client {number}");
                 }
@@ -91,6 +113,67 @@ fn replies_are_those_of_redis_in_its_order() {
     for client in clients.collect::<Vec<_>>() {
         client.join().unwrap();
     }
+}
+
+#[test]
+fn routes_hold_in_the_midst_of_a_burst() {
+    let (redis, node) = behind(&["--route", "wallet:*=correctness", "--route", "*:locked=correctness"]);
+    let mut client = warmed(node.address);
+    let lines = [
+        ("SET a 1", "OK"),
+        ("SET wallet:1 owner NX PX 30000", "OK"),
+        ("GET a", "\"1\""),
+        ("GET wallet:1", "\"owner\""),
+        ("GET b:locked", "nil"),
+        ("MGET a b", "(\"1\", nil)"),
+        ("MGET a wallet:1", "-CROSSTIER"),
+        ("GET", "-ERR wrong number of arguments"),
+        ("GET a", "\"1\""),
+    ];
+    for round in 0..20 {
+        let mut burst: Vec<String> = lines.iter().map(|(line, _)| (*line).to_string()).collect();
+        burst.push("DEL wallet:1".into());
+        let got = pipeline_in_pieces(&mut client, &burst, usize::MAX);
+        for ((line, expected), got) in lines.iter().zip(&got) {
+            assert!(got.starts_with(expected), "{line} in round {round}: {got}");
+        }
+    }
+    let mut straight = Client::connect(redis.address);
+    assert_eq!(straight.ask(&["EXISTS", "wallet:1", "b:locked"]), "0");
+    assert_eq!(straight.ask(&["GET", "a"]), "\"1\"");
+}
+
+#[test]
+fn a_burst_of_more_than_may_be_under_way_is_answered_in_order() {
+    let (_redis, node) = behind(&[]);
+    let mut client = warmed(node.address);
+    let lines: Vec<String> = (0..5000).map(|number| format!("SETRANGE key {} x", number * 3)).collect();
+    let got = pipeline_in_pieces(&mut client, &lines, usize::MAX);
+    for (number, got) in got.iter().enumerate() {
+        assert_eq!(*got, (number * 3 + 1).to_string());
+    }
+}
+
+#[test]
+fn unwanted_replies_in_the_midst_of_a_burst_stay_away() {
+    let (_redis, node) = behind(&[]);
+    let mut client = warmed(node.address);
+    let before = commands_run(&mut client);
+    let lines = ["SET a 1", "CLIENT REPLY SKIP", "INCR a", "INCR a", "CLIENT REPLY OFF", "INCR a", "INCR a"];
+    let rest = ["CLIENT REPLY ON", "GET a", "INCR a"];
+    let all: Vec<String> = lines.iter().chain(&rest).map(|line| (*line).to_string()).collect();
+    client.send_bytes(&frames(&all));
+    for expected in ["OK", "3", "OK", "\"5\"", "6"] {
+        assert_eq!(client.receive(), expected);
+    }
+    // Each is counted once, and so is the INFO that asked before.
+    assert_eq!(commands_run(&mut client) - before, all.len() as u64 + 1);
+}
+
+fn commands_run(client: &mut Client) -> u64 {
+    let info = client.ask(&["INFO", "stats"]);
+    let line = info.split("total_commands_processed:").nth(1).unwrap();
+    line.split(|letter: char| !letter.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
 #[test]

@@ -311,7 +311,10 @@ impl Connection {
         while at < bytes.len() && self.can_go_on() {
             let step = match self.large {
                 Some(large) => self.pass_piece(large, &bytes[at..]),
-                None => self.run_one(&bytes[at..]),
+                None => match self.pass_run(&bytes[at..]) {
+                    0 => self.run_one(&bytes[at..]),
+                    passed => Ok(passed),
+                },
             };
             match step {
                 Ok(0) => break,

@@ -90,6 +90,40 @@ pub fn may_share(name: &[u8]) -> bool {
     find_row(name).is_some_and(|(_, is_shared)| is_shared)
 }
 
+/// Where the key of a shared command is, for those who only look at the first word behind the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum QuickKey {
+    /// It is that word, and there is no other.
+    First,
+    Elsewhere,
+}
+
+/// Names of up to eight bytes as one number: found without a walk over their bytes.
+static QUICK: LazyLock<FxHashMap<u64, QuickKey>> = LazyLock::new(|| {
+    let shared = BY_NAME.iter().filter(|(_, (_, is_shared))| *is_shared);
+    let row = |(name, (keys, _)): (&&'static [u8], &(Keys, bool))| {
+        Some((packed(name)?, if *keys == ONE { QuickKey::First } else { QuickKey::Elsewhere }))
+    };
+    shared.filter_map(row).collect()
+});
+
+/// The same question as [`may_share`], and where the key is. `None` may also mean that the name is long.
+#[must_use]
+pub fn quick(name: &[u8]) -> Option<QuickKey> {
+    QUICK.get(&packed(name)?).copied()
+}
+
+fn packed(name: &[u8]) -> Option<u64> {
+    if name.last() == Some(&0) {
+        // It would look like the name without it.
+        return None;
+    }
+    let mut upper = [0; 8];
+    upper.get_mut(..name.len())?.copy_from_slice(name);
+    upper.make_ascii_uppercase();
+    Some(u64::from_le_bytes(upper))
+}
+
 fn find_row(name: &[u8]) -> Option<(Keys, bool)> {
     let mut upper = [0; NAME_BYTES_MAX];
     let upper = upper.get_mut(..name.len())?;
@@ -199,6 +233,26 @@ mod tests {
         }
         for name in ["WAIT", "WAITAOF", "MULTI", "EXEC", "DEBUG", "KEYS", "nosuch"] {
             assert!(!may_share(name.as_bytes()), "{name}");
+        }
+    }
+
+    #[test]
+    fn quick_names_are_shared_ones_that_nobody_else_answers() {
+        use crate::server::commands::Local;
+        let names = TABLE.iter().flat_map(|(_, names)| names.split_ascii_whitespace());
+        for name in names.map(str::as_bytes) {
+            assert_eq!(quick(name).is_some(), may_share(name) && name.len() <= 8, "{name:?}");
+            assert_eq!(
+                quick(name) == Some(QuickKey::First),
+                quick(name).is_some() && find(name) == Some(ONE)
+            );
+            if quick(name).is_some() {
+                assert!(Local::find(name).is_none() && !redfence_core::grammar::is_ours(name), "{name:?}");
+                assert_eq!(quick(&name.to_ascii_lowercase()), quick(name));
+            }
+        }
+        for name in [&b""[..], b"GET\0", b"\0GET", b"NOSUCH", b"GETGETGET", b"LOCK.ACQUIRE"] {
+            assert_eq!(quick(name), None, "{name:?}");
         }
     }
 

@@ -7,7 +7,7 @@
 //!   [`pushes`]: what it is told unasked
 //! - [`request`], [`inline`]: bytes → words; [`encode`]: replies → bytes
 //! - [`session`], [`transaction`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
-//! - [`execute`], [`commands`]: who answers a command, and what; [`router`], [`keys`]: which tier
+//! - [`execute`], [`commands`]: who answers a command, and what; `quick`: the many that simply pass; [`router`], [`keys`]: which tier
 //! - [`stats`], [`ids`]: what `INFO` counts; made-up names; [`give_back`], [`put_back`]: grants and items nobody is left to take
 //!
 //! # Caveats
@@ -28,6 +28,7 @@ pub mod passing;
 pub mod pending;
 pub mod pushes;
 pub mod put_back;
+mod quick;
 pub mod registry;
 pub mod request;
 pub mod router;

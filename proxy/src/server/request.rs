@@ -88,6 +88,12 @@ impl RequestParser {
         self.read_words(frame, sender)
     }
 
+    /// Whether no frame has begun.
+    #[must_use]
+    pub fn is_fresh(&self) -> bool {
+        self.missing.is_none() && self.at == 0
+    }
+
     /// The spans of the words of the command just read.
     #[must_use]
     pub fn words(&self) -> &[Span] {

@@ -61,18 +61,21 @@ pub struct Router {
     default_tier: Tier,
     /// Whether a Redis stands behind the proxy.
     has_redis: bool,
+    /// Asked for every command that passes.
+    has_correctness_routes: bool,
 }
 
 impl Router {
     #[must_use]
     pub fn new(routes: Vec<Route>, default_tier: Tier, has_redis: bool) -> Router {
-        Router { routes, default_tier, has_redis }
+        let has_correctness_routes = routes.iter().any(|route| route.tier == Tier::Correctness);
+        Router { routes, default_tier, has_redis, has_correctness_routes }
     }
 
     /// Whether any key at all may belong to the Raft keyspace while a Redis is there.
     #[must_use]
     pub fn has_correctness_routes(&self) -> bool {
-        self.routes.iter().any(|route| route.tier == Tier::Correctness)
+        self.has_correctness_routes
     }
 
     #[must_use]

@@ -52,6 +52,14 @@ struct Place {
     is_inside_reply: bool,
 }
 
+/// What a client may send by the shared connection: so many commands; more as long as the bytes are below this; none larger than that.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Room {
+    pub(super) commands: u32,
+    pub(super) bytes: usize,
+    pub(super) frame_bytes: usize,
+}
+
 impl Sharing {
     /// A reply came on the client's own connection.
     pub(super) fn note_reply(&mut self, bytes: usize) {
@@ -59,6 +67,16 @@ impl Sharing {
             self.never = true;
         }
         self.small_replies = self.small_replies.saturating_add(1);
+    }
+
+    /// What may still go by the shared connection at once. `None`: it has no place there yet.
+    pub(super) fn room(&self) -> Option<Room> {
+        let place = self.place.as_ref()?;
+        Some(Room {
+            commands: DUE_MAX.saturating_sub(place.due),
+            bytes: DUE_BYTES_MAX.saturating_sub(place.due_bytes),
+            frame_bytes: FRAME_BYTES_MAX,
+        })
     }
 
     pub(super) fn has_room(&self) -> bool {
@@ -138,11 +156,32 @@ impl Connection {
         place.due_bytes += frame.len();
         self.sharing.has_shared = true;
         self.lane = Lane::Shared;
-        match self.pending.back_mut() {
-            Some(Pending::Shared(last)) if last.call.is_plain() && call.is_plain() => last.count += 1,
-            _ => self.pending.push_back(Pending::Shared(SharedCall { count: 1, call })),
-        }
+        self.push_shared(1, call);
         Flow::Done
+    }
+
+    /// Whether the next plain command may go there without waiting for others.
+    pub(super) fn may_share_now(&self) -> bool {
+        self.lane_is_open(Lane::Shared) && self.may_share()
+    }
+
+    /// Stages many commands whose replies nobody looks at. It has a place, and there is room for them.
+    pub(super) fn share_run(&mut self, frames: &[u8], commands: u32) {
+        let Some(place) = &mut self.sharing.place else { return };
+        place.staged.extend_from_slice(frames);
+        place.staged_commands += commands;
+        place.due += commands;
+        place.due_bytes += frames.len();
+        self.sharing.has_shared = true;
+        self.lane = Lane::Shared;
+        self.push_shared(commands, RedisCall::default());
+    }
+
+    fn push_shared(&mut self, count: u32, call: RedisCall) {
+        match self.pending.back_mut() {
+            Some(Pending::Shared(last)) if last.call.is_plain() && call.is_plain() => last.count += count,
+            _ => self.pending.push_back(Pending::Shared(SharedCall { count, call })),
+        }
     }
 
     fn place(&mut self) -> Option<&mut Place> {

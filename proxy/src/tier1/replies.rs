@@ -44,6 +44,11 @@ impl ReplyScanner {
 
     /// How many bytes at the front of `bytes` belong to the reply under way, and what it was if it ends there.
     pub fn scan(&mut self, bytes: &[u8]) -> Result<(usize, Option<Outcome>), NotResp> {
+        if !self.is_inside() {
+            if let Some((len, outcome)) = whole_reply(bytes) {
+                return Ok((len, Some(outcome)));
+            }
+        }
         let mut at = 0;
         while at < bytes.len() {
             if self.skip > 0 {
@@ -142,6 +147,35 @@ impl ReplyScanner {
     }
 }
 
+/// The reply at the front of `bytes`, if it is one of the common kinds and there to its end: most are, and need no state.
+fn whole_reply(bytes: &[u8]) -> Option<(usize, Outcome)> {
+    let (kind, rest) = bytes.split_first()?;
+    match kind {
+        b'$' if rest.starts_with(b"-1\r\n") => Some((5, Outcome::Reply { is_error: false })),
+        b'$' => {
+            let mut value = 0;
+            for (place, byte) in rest.iter().take(6).enumerate() {
+                let digit = byte.wrapping_sub(b'0');
+                if digit <= 9 {
+                    value = value * 10 + usize::from(digit);
+                } else if *byte == b'\r' && place > 0 && rest.get(place + 1) == Some(&b'\n') {
+                    let len = 1 + place + 2 + value + 2;
+                    return (len <= bytes.len()).then_some((len, Outcome::Reply { is_error: false }));
+                } else {
+                    return None;
+                }
+            }
+            None
+        }
+        b'+' | b'-' | b':' => {
+            let end = rest.iter().take(HEADER_BYTES_MAX).position(|byte| *byte == b'\r')?;
+            let is_whole = rest.get(end + 1) == Some(&b'\n');
+            is_whole.then_some((1 + end + 2, Outcome::Reply { is_error: *kind == b'-' }))
+        }
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,6 +208,8 @@ mod tests {
             "*-1\r\n",
             "$0\r\n\r\n",
             "$3\r\na\r\n\r\n",
+            "$012\r\nabcdefghijkl\r\n",
+            "$0000012\r\nabcdefghijkl\r\n",
             "*0\r\n",
             "_\r\n",
             "#t\r\n",
@@ -189,6 +225,9 @@ mod tests {
         ] {
             scan_whole(text.as_bytes(), reply);
         }
+        scan_whole(format!("${}\r\n{}\r\n", 99_999, "x".repeat(99_999)).as_bytes(), reply);
+        scan_whole(format!("${}\r\n{}\r\n", 100_000, "x".repeat(100_000)).as_bytes(), reply);
+        scan_whole(format!("+{}\r\n", "x".repeat(100)).as_bytes(), reply);
         scan_whole(b"-ERR x\r\n", Outcome::Reply { is_error: true });
         scan_whole(b"!5\r\nERR x\r\n", Outcome::Reply { is_error: true });
         scan_whole(b">2\r\n+invalidate\r\n*1\r\n$1\r\nk\r\n", Outcome::Push);
