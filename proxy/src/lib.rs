@@ -11,6 +11,7 @@ pub mod serve;
 pub mod server;
 pub mod shutdown;
 pub mod storage;
+pub mod threads;
 pub mod tier1;
 pub mod tier2;
 pub mod transport;

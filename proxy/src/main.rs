@@ -24,7 +24,13 @@ fn main() -> ExitCode {
 
 fn run(config: Config) -> Result<(), Refused> {
     start_log(&config)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().thread_name("clients").build();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if let (None, Ok(cores)) =
+        (std::env::var_os("TOKIO_WORKER_THREADS"), std::thread::available_parallelism())
+    {
+        runtime.worker_threads(redfence::threads::for_clients(cores.get(), config.redis.as_deref()));
+    }
+    let runtime = runtime.enable_all().thread_name("clients").build();
     let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;
     let outcome = runtime.block_on(redfence::serve::serve(config));
     // Connections still open are cut: their clients have had their answers.

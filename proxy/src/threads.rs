@@ -1,0 +1,37 @@
+//! How many threads serve clients. Asked once by `main`; Raft, its log and its peers have their own.
+
+use std::net::IpAddr;
+
+/// One a core; but where the Redis behind runs on the same machine, one core is left to it. On two cores a second thread would cost more in being woken
+/// than it serves (`docs/performance.md`).
+#[must_use]
+pub fn for_clients(cores: usize, redis: Option<&str>) -> usize {
+    let shares_cores = redis.is_some_and(is_on_this_machine);
+    cores.saturating_sub(usize::from(shares_cores)).max(1)
+}
+
+/// By the look of its address (`host:port`); other names of this machine are not known as such.
+fn is_on_this_machine(address: &str) -> bool {
+    let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redis_beside_us_gets_a_core() {
+        for here in ["127.0.0.1:6379", "localhost:6379", "LOCALHOST:1", "[::1]:6379", "127.8.0.1:1"] {
+            assert_eq!(for_clients(2, Some(here)), 1, "{here}");
+            assert_eq!(for_clients(8, Some(here)), 7, "{here}");
+        }
+        for elsewhere in ["10.0.0.1:6379", "redis:6379", "localhost.example.org:1", "[fe80::1]:6379"] {
+            assert_eq!(for_clients(2, Some(elsewhere)), 2, "{elsewhere}");
+        }
+        assert_eq!(for_clients(2, None), 2);
+        assert_eq!(for_clients(1, Some("127.0.0.1:6379")), 1);
+        assert_eq!(for_clients(1, None), 1);
+    }
+}
