@@ -4,7 +4,7 @@ mod support;
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
-use support::{behind, command, Client, Redis};
+use support::{behind, behind_by, command, Client, Redis};
 
 /// More small replies than a client needs before it shares.
 const WARM: usize = 40;
@@ -89,7 +89,21 @@ fn mixed_lines(name: &str, round: usize) -> Vec<String> {
 
 #[test]
 fn replies_are_those_of_redis_in_its_order() {
-    let (_redis, node) = behind(&["--route", "wallet:*=correctness"]);
+    replies_are_those_of_redis("1");
+}
+
+#[test]
+fn replies_are_those_of_redis_in_its_order_by_many_threads() {
+    replies_are_those_of_redis("4");
+}
+
+fn replies_are_those_of_redis(threads: &str) {
+    let (_redis, node) = behind_by(
+        |command| {
+            command.env("TOKIO_WORKER_THREADS", threads);
+        },
+        &["--route", "wallet:*=correctness"],
+    );
     let beside = Redis::start();
     let (through, straight) = (node.address, beside.address);
     let clients = (0..6).map(|number| {

@@ -213,11 +213,16 @@ impl Redis {
 
 /// A node with a Redis of its own behind it.
 pub fn behind(flags: &[&str]) -> (Redis, Node) {
+    behind_by(|_| {}, flags)
+}
+
+/// `prepare` may change how the node's process is started.
+pub fn behind_by(prepare: impl Fn(&mut Command), flags: &[&str]) -> (Redis, Node) {
     let redis = Redis::start();
     let address = redis.address.to_string();
     let mut all = vec!["--redis", &address];
     all.extend_from_slice(flags);
-    let node = Node::start(&all);
+    let node = Node::start_by(prepare, &all);
     (redis, node)
 }
 
