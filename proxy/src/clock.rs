@@ -17,7 +17,7 @@ impl Clock {
 
     #[must_use]
     pub fn now(&self) -> Now {
-        Now { monotonic_ms: self.monotonic_ms(), wall_us: wall_us() }
+        Now { monotonic_us: self.monotonic_us(), wall_us: wall_us() }
     }
 
     /// For measuring how long something took.

@@ -147,7 +147,7 @@ impl Embedded {
 
     fn apply(&self, inner: &mut Inner, id: Option<RequestId>, command: Command<'_>) {
         let now = self.clock.now();
-        let stamp = Stamp { term: 1, logical_ms: now.monotonic_ms, wall_us: now.wall_us };
+        let stamp = Stamp { term: 1, logical_ms: now.monotonic_ms(), wall_us: now.wall_us };
         inner.machine.set_watched(self.hub.is_watching_locks());
         let Inner { machine, applied, .. } = inner;
         machine.apply(stamp, id, command, applied);

@@ -19,7 +19,7 @@ impl Node {
                 EntryType::EntryNormal if on(Mutant::FollowersDoNotApply) && !self.is_leader() => {}
                 EntryType::EntryNormal => {
                     self.machine.apply_entry(&entry.data, &mut self.applying);
-                    self.stamp_applied_at_ms = self.now.monotonic_ms;
+                    self.stamp_applied_at_ms = self.now.monotonic_ms();
                     self.hand_out(self.was_here_at_start(&entry));
                 }
                 EntryType::EntryConfChangeV2 => self.apply_change(&entry),
@@ -49,12 +49,16 @@ impl Node {
         // Before the answers: they end what is known of their requests.
         self.hand_out_noted();
         let origin = self.pending.origin();
+        let mut others_wait = false;
         for (id, reply) in self.applying.replies.drain(..) {
-            if id.origin == origin {
-                if let Some(ticket) = self.pending.answered(id.seq) {
-                    self.out.replies.push((ticket, reply));
-                }
+            if id.origin != origin {
+                others_wait = true;
+            } else if let Some(ticket) = self.pending.answered(id.seq) {
+                self.out.replies.push((ticket, reply));
             }
+        }
+        if others_wait {
+            self.others_wait_for_word();
         }
         if is_replayed {
             self.applying.clear();

@@ -32,6 +32,12 @@ pub struct Config {
     pub entries_under_way_max: u64,
     /// While entries are under way, the next waits until it has as many commands as they have together, or this many.
     pub entry_commands_min: usize,
+    /// Clients that were answered together are waited for, so that what they ask next becomes one entry: this long, and so much
+    /// longer for each.
+    pub gather_us: u64,
+    pub gather_each_us: u64,
+    /// Followers hear of a commit after this time at the latest, where none of their clients waits for it.
+    pub commit_word_us: u64,
 
     /// First time-out after which a forwarded request is sent again; doubles up to eight times as long.
     pub resend_ms: u64,
@@ -93,6 +99,9 @@ impl Config {
             entry_bytes_max: 256 << 10,
             entries_under_way_max: 8,
             entry_commands_min: 64,
+            gather_us: 200,
+            gather_each_us: 25,
+            commit_word_us: 2_000,
             resend_ms: 500,
             read_retry_ms: 150,
             touch_interval_ms: 200,

@@ -21,7 +21,7 @@ impl Node {
         if self.is_leader() {
             self.expire_due();
         }
-        let now_ms = self.now.monotonic_ms;
+        let now_ms = self.now.monotonic_ms();
         if now_ms < self.duty_due_ms {
             return;
         }
@@ -61,7 +61,7 @@ impl Node {
 
     /// Waiters of a node that is not heard of, or no member any more, leave their queues.
     fn declare_gone(&mut self) {
-        let now_ms = self.now.monotonic_ms;
+        let now_ms = self.now.monotonic_ms();
         if !self.stage.is_empty() || self.entries_under_way() > 0 {
             return;
         }
@@ -115,17 +115,17 @@ impl Node {
         match self.refusal().or(full).or_else(|| self.membership.refuse(&request)) {
             Some(refusal) => self.out.replies.push((ticket, refusal)),
             None => {
-                let deadline_ms = self.now.monotonic_ms.saturating_add(patience_ms);
+                let deadline_ms = self.now.monotonic_ms().saturating_add(patience_ms);
                 self.goals.push(Goal { ticket, request, deadline_ms, due_ms: 0, started: false });
                 // Looked at in this very turn.
-                self.duty_due_ms = self.now.monotonic_ms;
+                self.duty_due_ms = self.now.monotonic_ms();
             }
         }
     }
 
     fn work_on_goals(&mut self) {
         for mut goal in std::mem::take(&mut self.goals) {
-            let now_ms = self.now.monotonic_ms;
+            let now_ms = self.now.monotonic_ms();
             let early = on(Mutant::ChangeAckedEarly) && goal.started;
             if early || self.membership.shows(&goal.request, self.leader()) {
                 self.out.replies.push((goal.ticket, Reply::OK));
@@ -185,7 +185,7 @@ impl Node {
         if self.raw.raft.lead_transferee.is_some() {
             return true;
         }
-        let now_ms = self.now.monotonic_ms;
+        let now_ms = self.now.monotonic_ms();
         let best = self
             .membership
             .iter()

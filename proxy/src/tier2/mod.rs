@@ -29,6 +29,7 @@ mod log;
 mod membership;
 pub mod news;
 pub mod node;
+mod pace;
 mod pending;
 mod persist;
 pub mod ports;

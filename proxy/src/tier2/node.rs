@@ -8,6 +8,7 @@ use super::chance::Chance;
 use super::config::Config;
 use super::log::Log;
 use super::membership::{Goal, Membership};
+use super::pace::Pace;
 use super::pending::Pending;
 use super::persist::PersistQueue;
 use super::ports::{
@@ -25,7 +26,7 @@ use raft::{RawNode, StateRole};
 use redfence_core::machine::{Applied, Machine};
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::{Origin, SessionId};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Ticks made up for after a stall. More would call elections that the messages in the same turn make needless.
 const TICKS_PER_TURN_MAX: u64 = 3;
@@ -53,10 +54,7 @@ pub struct Node {
     pub(super) reads: Reads,
     pub(super) stage: Stage,
     pub(super) clock: LogicalClock,
-    /// Own proposals that are not applied yet: index and number of commands.
-    pub(super) proposed: VecDeque<(u64, usize)>,
-    /// The commit index that followers were last told of, as leader.
-    pub(super) commit_told: u64,
+    pub(super) pace: Pace,
     pub(super) touched: BTreeSet<SessionId>,
     pub(super) touch_due_ms: u64,
     pub(super) goals: Vec<Goal>,
@@ -123,8 +121,7 @@ impl Node {
             reads: Reads::default(),
             stage: Stage::default(),
             clock: LogicalClock::new(config.clock_gap_ms_max),
-            proposed: VecDeque::new(),
-            commit_told: 0,
+            pace: Pace::default(),
             touched: BTreeSet::new(),
             touch_due_ms: 0,
             goals: Vec::new(),
@@ -200,7 +197,7 @@ impl Node {
             self.work_on_snapshots();
             self.go_on_stopping();
             self.publish();
-            self.out.wake_at_ms = self.wake_at_ms();
+            self.out.wake_at_us = self.wake_at_us();
             self.out.rest = self.rest();
         }
         if let Some(reason) = &self.fatal {
@@ -226,7 +223,9 @@ impl Node {
             if !self.raw.has_ready() {
                 break;
             }
+            let answered = self.out.replies.len();
             self.handle_ready();
+            self.expect_again(self.out.replies.len() - answered);
             self.note_route();
             self.answer_reads();
         }
@@ -239,7 +238,7 @@ impl Node {
 
     fn run_ticks(&mut self) {
         let tick_ms = self.config.tick_ms;
-        let now_ms = self.now.monotonic_ms;
+        let now_ms = self.now.monotonic_ms();
         let since_ms = *self.ticked_ms.get_or_insert(now_ms);
         let due = now_ms.saturating_sub(since_ms) / tick_ms;
         if due == 0 || (self.removed && on(Mutant::RemovedNeverSleeps)) {
@@ -262,7 +261,7 @@ impl Node {
     }
 
     fn on_peer(&mut self, from: NodeId, message: PeerMessage) {
-        self.heard_ms.insert(from, self.now.monotonic_ms);
+        self.heard_ms.insert(from, self.now.monotonic_ms());
         match message {
             PeerMessage::Raft(message) => self.on_raft(from, *message),
             PeerMessage::Forward(forward) => self.on_forward(forward),
@@ -317,8 +316,7 @@ impl Node {
             return;
         }
         self.route = route;
-        self.commit_told = 0;
-        self.proposed.clear();
+        self.pace = Pace::default();
         self.stage.clear();
         self.pending.leader_changed();
         self.reads.leader_changed();
@@ -329,7 +327,7 @@ impl Node {
             true => {
                 self.clock.start(self.now, route.term, self.machine.logical_ms());
                 // Everybody gets the full time to be heard of.
-                let now_ms = self.now.monotonic_ms;
+                let now_ms = self.now.monotonic_ms();
                 self.heard_ms.extend(self.membership.iter().map(|member| (member.id, now_ms)));
             }
             false => {
@@ -359,21 +357,22 @@ impl Node {
         self.raw.raft.leader_id
     }
 
-    /// When the next thing falls due: a tick, the end of a lock, or more of a snapshot.
-    fn wake_at_ms(&self) -> u64 {
-        let now_ms = self.now.monotonic_ms;
+    /// When the next thing falls due: a tick, the end of a lock, more of a snapshot, or what the leader has put off for a moment.
+    fn wake_at_us(&self) -> u64 {
+        let now_ms = self.now.monotonic_ms();
         if self.raw.has_ready() || self.snapshots.wants_turn(&self.config) {
-            return now_ms;
+            return self.now.monotonic_us;
         }
-        let tick_at_ms = self.ticked_ms.unwrap_or(now_ms) + self.config.tick_ms;
-        match (self.clock.logical_ms(), self.machine.next_deadline_ms()) {
-            (Some(logical_ms), Some(deadline_ms)) => {
-                // A deadline that has passed is covered by an entry under way.
-                let left_ms = deadline_ms.saturating_sub(logical_ms);
-                tick_at_ms.min(now_ms.saturating_add(left_ms.max(1)))
-            }
-            (None, _) | (_, None) => tick_at_ms,
+        let mut wake_at_ms = self.ticked_ms.unwrap_or(now_ms) + self.config.tick_ms;
+        if let (Some(logical_ms), Some(deadline_ms)) =
+            (self.clock.logical_ms(), self.machine.next_deadline_ms())
+        {
+            // A deadline that has passed is covered by an entry under way.
+            let left_ms = deadline_ms.saturating_sub(logical_ms);
+            wake_at_ms = wake_at_ms.min(now_ms.saturating_add(left_ms.max(1)));
         }
+        let wake_at_us = 1_000 * wake_at_ms;
+        self.pace_at_us().map_or(wake_at_us, |at_us| at_us.min(wake_at_us))
     }
 
     /// What can be done about an input decides whether it is worth waking up for.

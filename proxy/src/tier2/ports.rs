@@ -6,7 +6,7 @@
 //!
 //! # One turn of the shell
 //!
-//! 1. Wait for inputs until [`Outputs::wake_at_ms`] of the turn before.
+//! 1. Wait for inputs until [`Outputs::wake_at_us`] of the turn before.
 //! 2. Hand over all that came (`Node::input` for each, at most a few thousand), then call `Node::turn` once.
 //! 3. `send` may leave at once, before anything is written. `persist` goes to the log writer in order; the writer merges
 //!    what queued up, syncs once, posts [`Input::Persisted`] with the highest number, **and then** sends each task's `after`.
@@ -55,9 +55,16 @@ pub type Ticket = u64;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Now {
     /// Monotonic, from any starting point.
-    pub monotonic_ms: u64,
+    pub monotonic_us: u64,
     /// Since 1970. Serves fences alone.
     pub wall_us: u64,
+}
+
+impl Now {
+    #[must_use]
+    pub fn monotonic_ms(&self) -> u64 {
+        self.monotonic_us / 1_000
+    }
 }
 
 /// What the node is told.
@@ -230,7 +237,7 @@ pub struct Outputs {
     /// Set at the first turn and whenever membership changed: whom the transport talks to, and where.
     pub members: Option<Vec<Member>>,
     /// Call again at this time at the latest.
-    pub wake_at_ms: u64,
+    pub wake_at_us: u64,
     pub rest: Rest,
     /// The process must stop now, non-zero, without writing anything more.
     pub fatal: Option<String>,
@@ -250,7 +257,7 @@ impl Outputs {
         self.missed = false;
         self.status = None;
         self.members = None;
-        self.wake_at_ms = 0;
+        self.wake_at_us = 0;
         self.rest = Rest::default();
         self.fatal = None;
         self.stopped = false;

@@ -28,7 +28,7 @@ impl Node {
             Some(refusal) => self.out.replies.push((submit.ticket, refusal)),
             None => {
                 self.renew_outside_log(&submit.blob);
-                self.pending.submit(submit, self.now.monotonic_ms);
+                self.pending.submit(submit, self.now.monotonic_ms());
             }
         }
     }
@@ -46,7 +46,7 @@ impl Node {
         let full = self.reads.len() >= self.config.reads_max;
         match self.refusal().or_else(|| full.then(refusals::queue_full)) {
             Some(refusal) => self.out.replies.push((read.ticket, refusal)),
-            None => self.reads.add(read, self.now.monotonic_ms),
+            None => self.reads.add(read, self.now.monotonic_ms()),
         }
     }
 
@@ -88,10 +88,10 @@ impl Node {
 
     /// Keep-alives that came in since the last time, as one command.
     pub(super) fn touch_sessions(&mut self) {
-        if self.touched.is_empty() || self.now.monotonic_ms < self.touch_due_ms {
+        if self.touched.is_empty() || self.now.monotonic_ms() < self.touch_due_ms {
             return;
         }
-        self.touch_due_ms = self.now.monotonic_ms + self.config.touch_interval_ms;
+        self.touch_due_ms = self.now.monotonic_ms() + self.config.touch_interval_ms;
         let touched: Vec<SessionId> = std::mem::take(&mut self.touched).into_iter().collect();
         for ids in touched.chunks(TOUCH_IDS_MAX) {
             self.submit_own(&Command::SessionsTouch { ids: ids.iter().copied().collect() });
@@ -99,13 +99,13 @@ impl Node {
     }
 
     fn submit_own(&mut self, command: &Command<'_>) {
-        let deadline_ms = self.now.monotonic_ms + OWN_PATIENCE_MS;
+        let deadline_ms = self.now.monotonic_ms() + OWN_PATIENCE_MS;
         self.pending.submit_own(encoded(command), deadline_ms);
     }
 
     /// Ends what has waited too long, and sends again what was not heard of.
     pub(super) fn time_out(&mut self) {
-        let now_ms = self.now.monotonic_ms;
+        let now_ms = self.now.monotonic_ms();
         if now_ms < self.duty_due_ms {
             return;
         }
@@ -158,10 +158,10 @@ impl Node {
 
     /// Nothing of this start is taken by the machine before it has heard of the start itself.
     fn announce_start(&mut self) {
-        if self.now.monotonic_ms < self.origin_start_due_ms || self.is_stopping() {
+        if self.now.monotonic_ms() < self.origin_start_due_ms || self.is_stopping() {
             return;
         }
-        self.origin_start_due_ms = self.now.monotonic_ms + self.config.resend_ms;
+        self.origin_start_due_ms = self.now.monotonic_ms() + self.config.resend_ms;
         self.send_unnumbered(&Command::OriginStart { origin: self.pending.origin() });
     }
 
@@ -191,7 +191,7 @@ impl Node {
             return false;
         }
         for (seq, _) in &commands {
-            self.pending.mark_forwarded(*seq, self.now.monotonic_ms, self.config.resend_ms);
+            self.pending.mark_forwarded(*seq, self.now.monotonic_ms(), self.config.resend_ms);
         }
         self.send_forward(commands);
         true
@@ -211,66 +211,13 @@ impl Node {
         }
     }
 
-    /// Everything staged becomes one entry, or a few if it is too much for one.
-    pub(super) fn propose_staged(&mut self) {
-        while self.proposed.front().is_some_and(|(index, _)| *index <= self.applied) {
-            self.proposed.pop_front();
-        }
-        while self.may_propose() && self.stage.len() >= self.held_back() {
-            let Some(stamp) = self.clock.stamp(self.now) else { return };
-            let (commands_max, bytes_max) = (self.config.entry_commands_max, self.config.entry_bytes_max);
-            let Some(built) = self.stage.build(stamp, &self.pending, commands_max, bytes_max) else { return };
-            let covered = built.covered();
-            if self.raw.propose(Vec::new(), built.data).is_err() {
-                // Dropped before it entered the log: it stays staged.
-                return;
-            }
-            self.commit_told = self.raw.raft.raft_log.committed;
-            let commands = self.stage.proposed(&covered);
-            self.proposed.push_back((self.raw.raft.raft_log.last_index(), commands));
-            for seq in built.own {
-                self.pending.mark_proposed(seq);
-            }
-        }
-    }
-
-    /// Followers apply what they know to be committed, and answer their own clients then. The next entry carries the word;
-    /// where there is none, it goes alone.
-    pub(super) fn tell_commit(&mut self) {
-        let committed = self.raw.raft.raft_log.committed;
-        if self.is_leader() && self.commit_told < committed {
-            self.commit_told = committed;
-            // While a change of membership is under way, raft has told them itself.
-            if !self.raw.raft.has_pending_conf() {
-                self.raw.raft.bcast_append();
-            }
-        }
-    }
-
-    pub(super) fn may_propose(&self) -> bool {
-        self.is_leader()
-            && self.raw.raft.lead_transferee.is_none()
-            && self.entries_under_way() < self.config.entries_under_way_max
-    }
-
-    /// How many commands the next entry waits for. Each entry costs every node a write, an fsync and several wake-ups, however
-    /// much is in it: while one is under way, a small one stays and grows.
-    pub(super) fn held_back(&self) -> usize {
-        let under_way: usize = self.proposed.iter().map(|(_, commands)| commands).sum();
-        under_way.clamp(1, self.config.entry_commands_min)
-    }
-
-    pub(super) fn entries_under_way(&self) -> u64 {
-        self.raw.raft.raft_log.last_index().saturating_sub(self.applied)
-    }
-
     /// One ReadIndex round for all reads that wait. A fresh leader would drop it without a word, so it does not ask itself.
     pub(super) fn ask_reads(&mut self) {
         let deaf = self.is_leader() && !self.raw.raft.commit_to_current_term();
         if self.leader() == 0 || deaf || self.removed {
             return;
         }
-        if let Some(name) = self.reads.open_round(self.pending.origin(), self.now.monotonic_ms) {
+        if let Some(name) = self.reads.open_round(self.pending.origin(), self.now.monotonic_ms()) {
             if on(Mutant::ReadWithoutRound) || (on(Mutant::LeaderReadsAlone) && self.is_leader()) {
                 self.reads.confirmed(self.pending.origin(), &name, 0);
                 self.answer_reads();
@@ -297,7 +244,7 @@ impl Node {
             Some(logical_ms) => logical_ms.saturating_sub(self.machine.logical_ms()),
             // Nothing applied since the start: how old the snapshot's clock is, nobody here knows.
             None if self.stamp_applied_at_ms == 0 => 0,
-            None => self.now.monotonic_ms.saturating_sub(self.stamp_applied_at_ms),
+            None => self.now.monotonic_ms().saturating_sub(self.stamp_applied_at_ms),
         }
     }
 }

@@ -152,8 +152,8 @@ impl Raft {
         let mut inputs = Vec::new();
         let mut outputs = Outputs::default();
         loop {
-            let sleep_ms = outputs.wake_at_ms.saturating_sub(self.clock.monotonic_ms());
-            self.desk.collect(Duration::from_millis(sleep_ms), outputs.rest, &mut inputs);
+            let sleep_us = outputs.wake_at_us.saturating_sub(self.clock.monotonic_us());
+            self.desk.collect(Duration::from_micros(sleep_us), outputs.rest, &mut inputs);
             let now = self.clock.now();
             for input in inputs.drain(..) {
                 self.node.input(now, input);

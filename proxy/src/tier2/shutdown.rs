@@ -27,7 +27,7 @@ impl Node {
     }
 
     pub(super) fn begin_shutdown(&mut self) {
-        let since_ms = self.now.monotonic_ms;
+        let since_ms = self.now.monotonic_ms();
         self.stopping.get_or_insert(Stopping {
             since_ms,
             gone_due_ms: 0,
@@ -49,7 +49,7 @@ impl Node {
 
     pub(super) fn go_on_stopping(&mut self) {
         let Some(stopping) = &self.stopping else { return };
-        let now_ms = self.now.monotonic_ms;
+        let now_ms = self.now.monotonic_ms();
         let elapsed_ms = now_ms - stopping.since_ms;
         let whole_ms = self.config.shutdown_ms_max;
         let reachable = self.leader() != 0 && !self.removed;
@@ -72,7 +72,7 @@ impl Node {
 
     fn release_waiters(&mut self) {
         let origin = self.pending.origin();
-        let now_ms = self.now.monotonic_ms;
+        let now_ms = self.now.monotonic_ms();
         let Some(stopping) = &mut self.stopping else { return };
         if stopping.gone_due_ms <= now_ms {
             stopping.gone_due_ms = now_ms + RETRY_MS;
@@ -82,7 +82,7 @@ impl Node {
 
     /// False: there is nobody to hand over to.
     fn try_hand_over(&mut self) -> bool {
-        let now_ms = self.now.monotonic_ms;
+        let now_ms = self.now.monotonic_ms();
         let Some(stopping) = &mut self.stopping else { return false };
         if now_ms < stopping.hand_over_due_ms {
             return true;

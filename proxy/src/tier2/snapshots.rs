@@ -109,7 +109,7 @@ impl Node {
         let idle = self.snapshots.making.is_none()
             && self.snapshots.receiving.is_none()
             && self.snapshots.received.is_none();
-        if !due || !idle || since == 0 || self.now.monotonic_ms < self.snapshots.not_before_ms {
+        if !due || !idle || since == 0 || self.now.monotonic_ms() < self.snapshots.not_before_ms {
             return;
         }
         let Ok(term) = self.raw.store().term(self.applied) else { return };
@@ -125,7 +125,7 @@ impl Node {
         if self.snapshots.sendings.is_empty() {
             return;
         }
-        let now_ms = self.now.monotonic_ms;
+        let now_ms = self.now.monotonic_ms();
         for ended in self.snapshots.sendings.stalled(now_ms, self.config.snapshot_stall_ms) {
             self.report_transfer(&ended);
         }
@@ -142,7 +142,7 @@ impl Node {
     }
 
     pub(super) fn on_snapshot_ack(&mut self, from: NodeId, ack: &SnapshotAck) {
-        if let Some(ended) = self.snapshots.sendings.acked(from, ack, self.now.monotonic_ms) {
+        if let Some(ended) = self.snapshots.sendings.acked(from, ack, self.now.monotonic_ms()) {
             self.report_transfer(&ended);
         }
     }
@@ -170,7 +170,7 @@ impl Node {
             }
             self.drop_receiving();
             let id = self.snapshots.next_id();
-            match Receiving::begin(from, chunk, id, self.now.monotonic_ms, &mut self.out.snapshot_ops) {
+            match Receiving::begin(from, chunk, id, self.now.monotonic_ms(), &mut self.out.snapshot_ops) {
                 Ok(receiving) => self.snapshots.receiving = Some(receiving),
                 Err(reason) => {
                     tracing::warn!(from, reason, "a snapshot transfer was refused");
@@ -179,7 +179,7 @@ impl Node {
             }
         }
         let Some(receiving) = &mut self.snapshots.receiving else { return };
-        receiving.heard(self.now.monotonic_ms);
+        receiving.heard(self.now.monotonic_ms());
         if let Err(reason) = receiving.take(chunk, &mut self.out.snapshot_ops) {
             tracing::warn!(from, reason, "a snapshot transfer failed");
             let failed = receiving.failed();
@@ -202,7 +202,7 @@ impl Node {
 
     /// While a transfer is open this node makes no snapshots of its own, so none may stay open for ever.
     fn drop_stalled_receiving(&mut self) {
-        let (now_ms, stall_ms) = (self.now.monotonic_ms, self.config.snapshot_stall_ms);
+        let (now_ms, stall_ms) = (self.now.monotonic_ms(), self.config.snapshot_stall_ms);
         if self.snapshots.receiving.as_ref().is_some_and(|receiving| receiving.is_stalled(now_ms, stall_ms)) {
             tracing::warn!("a snapshot transfer came to a halt and is dropped");
             self.drop_receiving();
@@ -244,7 +244,7 @@ impl Node {
         if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
             self.snapshots.making = None;
             self.machine.snapshot_cancel();
-            self.snapshots.not_before_ms = self.now.monotonic_ms + RETRY_MS;
+            self.snapshots.not_before_ms = self.now.monotonic_ms() + RETRY_MS;
         }
         if let Some(receiving) = self.snapshots.receiving.take_if(|receiving| receiving.id() == id) {
             self.out.send.push((receiving.from(), receiving.failed()));

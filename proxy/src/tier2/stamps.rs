@@ -31,12 +31,12 @@ impl LogicalClock {
 
     /// This node leads from now on. `applied_ms` is the machine's clock.
     pub(super) fn start(&mut self, now: Now, term: u64, applied_ms: u64) {
-        let applied_ms = if on(Mutant::ClockOfOwnUptime) { now.monotonic_ms } else { applied_ms };
+        let applied_ms = if on(Mutant::ClockOfOwnUptime) { now.monotonic_ms() } else { applied_ms };
         self.leading = Some(Leading {
             term,
-            seen_ms: now.monotonic_ms,
+            seen_ms: now.monotonic_ms(),
             logical_ms: applied_ms,
-            stamped_at_ms: now.monotonic_ms,
+            stamped_at_ms: now.monotonic_ms(),
             stamped_ms: None,
         });
     }
@@ -48,8 +48,8 @@ impl LogicalClock {
     /// Looks at the clock. `applied_ms` pulls a new leader forward over what the last one still stamped.
     pub(super) fn observe(&mut self, now: Now, applied_ms: u64) {
         if let Some(leading) = &mut self.leading {
-            let gap_ms = now.monotonic_ms.saturating_sub(leading.seen_ms);
-            leading.seen_ms = leading.seen_ms.max(now.monotonic_ms);
+            let gap_ms = now.monotonic_ms().saturating_sub(leading.seen_ms);
+            leading.seen_ms = leading.seen_ms.max(now.monotonic_ms());
             leading.logical_ms = (leading.logical_ms + gap_ms.min(self.gap_ms_max)).max(applied_ms);
         }
     }
@@ -66,13 +66,13 @@ impl LogicalClock {
 
     /// How long ago the last stamp was given, while leading.
     pub(super) fn since_stamp_ms(&self, now: Now) -> Option<u64> {
-        self.leading.as_ref().map(|leading| now.monotonic_ms.saturating_sub(leading.stamped_at_ms))
+        self.leading.as_ref().map(|leading| now.monotonic_ms().saturating_sub(leading.stamped_at_ms))
     }
 
     /// The stamp for an entry proposed now. Only while leading.
     pub(super) fn stamp(&mut self, now: Now) -> Option<Stamp> {
         let leading = self.leading.as_mut()?;
-        leading.stamped_at_ms = now.monotonic_ms;
+        leading.stamped_at_ms = now.monotonic_ms();
         leading.stamped_ms = Some(leading.logical_ms);
         Some(Stamp { term: leading.term, logical_ms: leading.logical_ms, wall_us: now.wall_us })
     }
@@ -83,7 +83,7 @@ mod tests {
     use super::*;
 
     fn at(monotonic_ms: u64) -> Now {
-        Now { monotonic_ms, wall_us: 7 }
+        Now { monotonic_us: 1_000 * monotonic_ms, wall_us: 7 }
     }
 
     #[test]

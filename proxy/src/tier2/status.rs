@@ -14,10 +14,10 @@ impl Node {
             self.out.members = Some(self.membership.list());
             self.status_due_ms = 0;
         }
-        if self.now.monotonic_ms < self.status_due_ms {
+        if self.now.monotonic_ms() < self.status_due_ms {
             return;
         }
-        self.status_due_ms = self.now.monotonic_ms + PUBLISH_MS;
+        self.status_due_ms = self.now.monotonic_ms() + PUBLISH_MS;
         let status = self.status_now();
         if status != self.status {
             self.status = status.clone();
@@ -74,7 +74,7 @@ impl Node {
             (false, true) => raft.prs().get(member.id).map_or(0, |progress| progress.matched),
             (false, false) => 0,
         };
-        let up = own || self.silent_ms(member.id, self.now.monotonic_ms) < self.config.node_down_ms;
+        let up = own || self.silent_ms(member.id, self.now.monotonic_ms()) < self.config.node_down_ms;
         NodeStatus { id: member.id, addr: member.addr.clone(), role, matched, up }
     }
 }

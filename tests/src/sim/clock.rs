@@ -32,7 +32,7 @@ impl HostClock {
     pub fn now(&self, now_us: u64) -> Now {
         let local_us = self.local_us(now_us);
         let wall_us = WALL_START_US + self.wall_offset_us + now_us as i64;
-        Now { monotonic_ms: local_us / 1_000, wall_us: wall_us.max(0) as u64 }
+        Now { monotonic_us: local_us, wall_us: wall_us.max(0) as u64 }
     }
 
     pub fn set_rate(&mut self, now_us: u64, rate_ppm: u64) {
@@ -51,10 +51,10 @@ impl HostClock {
         self.wall_offset_us = offset_us;
     }
 
-    /// The true time at which this clock shows `at_ms`, and at the earliest a little from now.
+    /// The true time at which this clock shows `at_us`, and at the earliest a little from now.
     #[must_use]
-    pub fn true_time_us(&self, now_us: u64, at_ms: u64) -> u64 {
-        let left_us = u128::from((at_ms.saturating_mul(1_000)).saturating_sub(self.local_us(now_us)));
+    pub fn true_time_us(&self, now_us: u64, at_us: u64) -> u64 {
+        let left_us = u128::from(at_us.saturating_sub(self.local_us(now_us)));
         let true_left_us = (left_us * MILLION).div_ceil(u128::from(self.rate_ppm));
         now_us + (true_left_us as u64).max(200)
     }

@@ -316,7 +316,7 @@ impl World {
         self.begin_snapshot_op(id);
         let now_us = self.now_us;
         let host = self.host(id);
-        let wake_at_us = host.clock.true_time_us(now_us, out.wake_at_ms);
+        let wake_at_us = host.clock.true_time_us(now_us, out.wake_at_us);
         let sooner = host.wake_at_us <= now_us || wake_at_us < host.wake_at_us;
         if sooner {
             host.wake_at_us = wake_at_us;

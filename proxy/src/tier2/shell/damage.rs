@@ -118,7 +118,8 @@ struct Writer {
 impl Writer {
     fn turn(&mut self) {
         self.now_ms += 5;
-        let now = Now { monotonic_ms: self.now_ms, wall_us: 1_790_000_000_000_000 + 1_000 * self.now_ms };
+        let now =
+            Now { monotonic_us: 1_000 * self.now_ms, wall_us: 1_790_000_000_000_000 + 1_000 * self.now_ms };
         let mut out = Outputs::default();
         self.node.turn(now, &mut out);
         assert_eq!(out.fatal, None);
@@ -140,7 +141,7 @@ impl Writer {
     fn submit(&mut self, ticket: u64, command: &Command<'_>) {
         let mut blob = Vec::new();
         command.encode(&mut blob);
-        let (blob, now) = (Bytes::from(blob), Now { monotonic_ms: self.now_ms, wall_us: 0 });
+        let (blob, now) = (Bytes::from(blob), Now { monotonic_us: 1_000 * self.now_ms, wall_us: 0 });
         let submit = Submit { ticket, blob, patience_ms: 60_000, wait_ms: 0 };
         self.node.input(now, Input::Submit(submit));
         let wanted = self.answered + 1;

@@ -43,7 +43,7 @@ impl Host {
     }
 
     pub(super) fn clocks(&self, now_us: u64) -> Now {
-        Now { monotonic_ms: now_us / 1_000 + self.monotonic_skew_ms, wall_us: WALL_START_US + now_us }
+        Now { monotonic_us: now_us + 1_000 * self.monotonic_skew_ms, wall_us: WALL_START_US + now_us }
     }
 
     /// The process is gone. The disk stays as it is.

@@ -290,10 +290,10 @@ impl SimCluster {
         if let Some(node) = &mut host.node {
             node.step(now, input, &mut out);
         }
-        self.carry_out(id, now.monotonic_ms, out);
+        self.carry_out(id, now.monotonic_us, out);
     }
 
-    fn carry_out(&mut self, id: NodeId, host_now_ms: u64, mut out: Outputs) {
+    fn carry_out(&mut self, id: NodeId, host_now_us: u64, mut out: Outputs) {
         assert!(out.fatal.is_none(), "node {id} gave up: {:?}", out.fatal);
         let at_ms = self.now_ms();
         for (ticket, reply) in out.replies.drain(..) {
@@ -321,8 +321,8 @@ impl SimCluster {
             host.stopped = true;
             return;
         }
-        let wake_in_ms = out.wake_at_ms.saturating_sub(host_now_ms);
-        let (now_us, wake_at_us) = (self.now_us, self.now_us + wake_in_ms.max(1) * 1_000);
+        let wake_in_us = out.wake_at_us.saturating_sub(host_now_us);
+        let (now_us, wake_at_us) = (self.now_us, self.now_us + wake_in_us.max(100));
         if self.host_mut(id).wants_wake(now_us, wake_at_us) {
             self.wake(id, wake_at_us - now_us);
         }

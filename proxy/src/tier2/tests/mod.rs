@@ -5,6 +5,7 @@ mod chaos;
 mod leaders;
 mod members;
 mod outcomes;
+mod pace;
 mod snapshots;
 mod throughput;
 

@@ -20,7 +20,7 @@ fn run(per_turn: u64) -> f64 {
     let (mut asked, mut answered) = (0, 0);
     let mut out = Outputs::default();
     while answered < OPERATIONS {
-        let now = Now { monotonic_ms: clock.monotonic_ms(), wall_us: 1_790_000_000_000_000 + asked };
+        let now = Now { monotonic_us: clock.monotonic_us(), wall_us: 1_790_000_000_000_000 + asked };
         for _ in 0..per_turn.min(OPERATIONS - asked) {
             let (name, owner) = (format!("resource-{}", asked % 50_000), format!("owner-{asked}"));
             let blob = encoded(&acquire(&name, &owner, 60_000, 0));

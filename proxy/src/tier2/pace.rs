@@ -1,0 +1,166 @@
+//! How large entries become, and when followers hear what is committed: what the leader does to write and wake up less often.
+//!
+//! An entry costs every node a write, an fsync and several wake-ups, however much is in it, and the word of a commit costs a
+//! message and an answer. So a small entry waits for more where more is likely to come soon, and the word waits for an entry
+//! that carries it where nobody waits for it. None of this touches what is safe: a command is staged, or it is in the log.
+
+use super::node::Node;
+use std::collections::VecDeque;
+
+/// What the leader has sent out, and what it waits for. Begins anew with every leadership.
+#[derive(Debug, Default)]
+pub(super) struct Pace {
+    /// Own proposals that are not applied yet: index and number of commands.
+    under_way: VecDeque<(u64, usize)>,
+    gathering: Gathering,
+    word: CommitWord,
+}
+
+/// Clients that were answered together often ask again together: a holder who got the lock gives it back, the one who gave it
+/// back wants it again. They are waited for a moment, and not at all for a while after they did not come.
+#[derive(Debug, Default)]
+struct Gathering {
+    /// So many commands are waited for until this time.
+    expected: usize,
+    until_us: u64,
+    /// Answers to let pass before it is tried again, and how many those were the last time.
+    passes_left: u32,
+    passes: u32,
+}
+
+/// What followers know of the commit index.
+#[derive(Debug, Default)]
+struct CommitWord {
+    told: u64,
+    due_us: Option<u64>,
+    /// A client of another node waits for an answer in what is applied here.
+    is_awaited: bool,
+}
+
+/// How often clients that did not come are not waited for. Doubles while they do not.
+const PASSES_MIN: u32 = 8;
+const PASSES_MAX: u32 = 1_024;
+
+impl CommitWord {
+    /// Followers hear of all up to here by what is being sent now.
+    fn told(&mut self, committed: u64) {
+        *self = CommitWord { told: committed, ..CommitWord::default() };
+    }
+}
+
+impl Gathering {
+    fn begin(&mut self, expected: usize, until_us: u64) {
+        if expected < 2 {
+            return;
+        }
+        if self.passes_left > 0 {
+            self.passes_left -= 1;
+            return;
+        }
+        (self.expected, self.until_us) = (expected, until_us);
+    }
+
+    /// An entry with so many commands leaves.
+    fn end(&mut self, commands: usize) {
+        if self.expected == 0 {
+            return;
+        }
+        self.passes = match 4 * commands < 3 * self.expected {
+            true => (2 * self.passes).clamp(PASSES_MIN, PASSES_MAX),
+            false => 0,
+        };
+        self.passes_left = self.passes;
+        self.expected = 0;
+    }
+}
+
+impl Node {
+    /// Everything staged becomes one entry, or a few if it is too much for one.
+    pub(super) fn propose_staged(&mut self) {
+        while self.pace.under_way.front().is_some_and(|(index, _)| *index <= self.applied) {
+            self.pace.under_way.pop_front();
+        }
+        while self.may_propose() && self.stage.len() >= self.held_back() {
+            let Some(stamp) = self.clock.stamp(self.now) else { return };
+            let (commands_max, bytes_max) = (self.config.entry_commands_max, self.config.entry_bytes_max);
+            let Some(built) = self.stage.build(stamp, &self.pending, commands_max, bytes_max) else { return };
+            let covered = built.covered();
+            if self.raw.propose(Vec::new(), built.data).is_err() {
+                // Dropped before it entered the log: it stays staged.
+                return;
+            }
+            self.pace.word.told(self.raw.raft.raft_log.committed);
+            let commands = self.stage.proposed(&covered);
+            self.pace.under_way.push_back((self.raw.raft.raft_log.last_index(), commands));
+            self.pace.gathering.end(commands);
+            for seq in built.own {
+                self.pending.mark_proposed(seq);
+            }
+        }
+    }
+
+    pub(super) fn may_propose(&self) -> bool {
+        self.is_leader()
+            && self.raw.raft.lead_transferee.is_none()
+            && self.entries_under_way() < self.config.entries_under_way_max
+    }
+
+    pub(super) fn entries_under_way(&self) -> u64 {
+        self.raw.raft.raft_log.last_index().saturating_sub(self.applied)
+    }
+
+    /// How many commands the next entry waits for: as many as are under way, since their end will call again; or as many as were
+    /// just answered, for a moment.
+    pub(super) fn held_back(&self) -> usize {
+        let under_way: usize = self.pace.under_way.iter().map(|(_, commands)| commands).sum();
+        let awaited = if self.is_gathering() { self.pace.gathering.expected } else { under_way };
+        awaited.clamp(1, self.config.entry_commands_min)
+    }
+
+    fn is_gathering(&self) -> bool {
+        let Gathering { expected, until_us, .. } = self.pace.gathering;
+        expected > 0 && self.now.monotonic_us < until_us && self.pace.under_way.is_empty()
+    }
+
+    /// So many clients of this node were answered. What is staged already can wait for them: it has just missed an entry.
+    pub(super) fn expect_again(&mut self, answered: usize) {
+        if answered > 0 && self.is_leader() {
+            let expected = (self.stage.len() + answered).min(self.config.entry_commands_min);
+            let patience_us = self.config.gather_us + self.config.gather_each_us * answered as u64;
+            self.pace.gathering.begin(expected, self.now.monotonic_us + patience_us);
+        }
+    }
+
+    /// Followers apply what they know to be committed, and answer their own clients then. The next entry carries the word;
+    /// where there is none, it goes alone: at once where one of their clients waits for it, else a little later.
+    pub(super) fn tell_commit(&mut self) {
+        let committed = self.raw.raft.raft_log.committed;
+        if !self.is_leader() || self.pace.word.told >= committed {
+            return;
+        }
+        let now_us = self.now.monotonic_us;
+        let due_us = *self.pace.word.due_us.get_or_insert(now_us + self.config.commit_word_us);
+        if now_us < due_us && !self.pace.word.is_awaited {
+            return;
+        }
+        self.pace.word.told(committed);
+        // While a change of membership is under way, raft has told them itself.
+        if !self.raw.raft.has_pending_conf() {
+            self.raw.raft.bcast_append();
+        }
+    }
+
+    /// An answer for a client of another node was applied here.
+    pub(super) fn others_wait_for_word(&mut self) {
+        self.pace.word.is_awaited = true;
+    }
+
+    /// When this wants to be called again, if it does.
+    pub(super) fn pace_at_us(&self) -> Option<u64> {
+        if !self.is_leader() {
+            return None;
+        }
+        let gathered_at_us = self.is_gathering().then_some(self.pace.gathering.until_us);
+        gathered_at_us.into_iter().chain(self.pace.word.due_us).min()
+    }
+}
