@@ -101,7 +101,7 @@ impl Config {
             entry_commands_min: 64,
             gather_us: 200,
             gather_each_us: 25,
-            commit_word_us: 2_000,
+            commit_word_us: 500,
             resend_ms: 500,
             read_retry_ms: 150,
             touch_interval_ms: 200,
