@@ -3,7 +3,7 @@
 CARGO ?= cargo
 SEED ?=
 SEEDS ?= 0..1500
-MUTANT_SEEDS ?= 0..6000
+MUTANT_SEEDS ?= 0..7000
 DURATION ?= 60
 PRESET ?= all
 
@@ -57,7 +57,7 @@ conformance: build ## the contract's suite alone, over every backend
 sim: ## the simulator over seeds: make sim, make sim SEED=7, make sim SEEDS=0..10000
 	$(CARGO) run --release --locked -p redfence-tests --bin sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
 
-mutants: ## plants every known bug in turn and shows the first seed that finds it (MUTANT_SEEDS=0..6000)
+mutants: ## plants every known bug in turn and shows the first seed that finds it (MUTANT_SEEDS=0..7000)
 	$(CARGO) run --release --locked -p redfence-tests --features mutants --bin sim -- --mutants --seeds $(MUTANT_SEEDS)
 
 chaos: build-release ## faults on real processes, every answer checked: make chaos, make chaos DURATION=600 SEED=7 PRESET=power
