@@ -7,7 +7,7 @@ MUTANT_SEEDS ?= 0..7000
 DURATION ?= 60
 PRESET ?= all
 
-.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench fuzz clean
+.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -88,6 +88,10 @@ bench: build-release ## lock work against Redis, etcd and ZooKeeper in one run (
 	@scripts/install-deps zookeeper || echo "ZooKeeper is left out"
 	$(CARGO) build --release --locked -p redfence-bench
 	target/release/redfence-bench $(or $(PART),all)
+
+versus: build-release ## this build against the pinned baseline (bench/baseline.toml), side by side
+	$(CARGO) build --release --locked -p redfence-bench
+	target/release/redfence-bench versus --other "$$(scripts/baseline)" --results target/versus
 
 fuzz: ## every fuzz target for a minute each (needs nightly and cargo-fuzz)
 	@scripts/fuzz $(DURATION)

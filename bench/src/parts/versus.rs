@@ -1,6 +1,7 @@
-//! Two builds of Redfence side by side, three nodes each, in turns: what a change has bought.
+//! Two builds of Redfence side by side, three nodes each, in turns: what a change has cost or gained.
 
-use super::field::{on_cluster, pairs, Through};
+use super::field::{doors, fenced, on_cluster, pairs, set_nx, Through};
+use crate::fleet::Client;
 use crate::options::Options;
 use crate::report::{table, Findings};
 use crate::servers::redfence::Cluster;
@@ -12,41 +13,62 @@ use std::time::Duration;
 
 const CLIENTS: [usize; 3] = [1, 64, 256];
 const HOT_CLIENTS: usize = 64;
+const SCRIPT_CLIENTS: usize = 64;
 const TURNS: (usize, Duration) = (8, Duration::from_millis(400));
 const THIS: &str = "tier 2, this build";
 const OTHER: &str = "tier 2, the other build";
+
+/// Both clusters, and what has been measured on them.
+struct Versus<'a> {
+    options: &'a Options,
+    this: Result<Cluster, String>,
+    other: Result<Cluster, String>,
+    findings: Findings,
+}
 
 pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     let other = options.other.as_deref().ok_or("name the other redfence program with --other")?;
     let this = Cluster::start(&options.redfence()?, 3, &[]);
     let other = Cluster::start(other, 3, &[]);
-    let mut findings = Findings::default();
+    let mut versus = Versus { options, this, other, findings: Findings::default() };
     for clients in CLIENTS.into_iter().filter(|clients| options.clients.is_none_or(|only| only == *clients)) {
         for through in [Through::Leader, Through::All] {
-            let mut targets = Vec::new();
-            for (name, cluster) in [(OTHER, &other), (THIS, &this)] {
-                add(&mut targets, name, on_cluster(name, cluster, through, pairs(Words::Lock, clients)));
-            }
-            let part = format!("pairs, {through:?}");
-            let rows = alternate(&part, clients, targets, options, TURNS);
-            print!("\n{part}\n{}", table(&rows));
-            findings.rows.extend(rows);
-            let ratio = findings.ratio(&part, clients, THIS, OTHER).unwrap_or(f64::NAN);
-            findings.figure(&part, &format!("this build / the other, {clients} clients"), ratio, "x");
+            versus.compare(&format!("pairs, {through:?}"), clients, through, |_| {
+                Ok(pairs(Words::Lock, clients))
+            });
         }
     }
-    let hot = || {
+    versus.compare("SET NX and compare-and-delete", SCRIPT_CLIENTS, Through::Leader, |cluster| {
+        Ok(pairs(set_nx(doors(cluster, Through::Leader)?[0])?, SCRIPT_CLIENTS))
+    });
+    versus.compare("fenced scripts", SCRIPT_CLIENTS, Through::Leader, |cluster| {
+        Ok(pairs(fenced(doors(cluster, Through::Leader)?[0])?, SCRIPT_CLIENTS))
+    });
+    versus.compare("hot", HOT_CLIENTS, Through::Leader, |_| {
         let (name, given_up) = (Rc::new(crate::work::name(1_000_000)), GivenUp::default());
-        (0..HOT_CLIENTS).map(|number| Hot::new(&name, &given_up, number)).collect::<Vec<_>>()
-    };
-    let mut targets = Vec::new();
-    for (name, cluster) in [(OTHER, &other), (THIS, &this)] {
-        add(&mut targets, name, on_cluster(name, cluster, Through::Leader, hot()));
+        Ok((0..HOT_CLIENTS).map(|number| Hot::new(&name, &given_up, number)).collect())
+    });
+    Ok(versus.findings)
+}
+
+impl Versus<'_> {
+    fn compare<C: Client + 'static>(
+        &mut self,
+        part: &str,
+        clients: usize,
+        through: Through,
+        make: impl Fn(&Cluster) -> Result<Vec<C>, String>,
+    ) {
+        let mut targets = Vec::new();
+        for (name, cluster) in [(OTHER, &self.other), (THIS, &self.this)] {
+            let made = cluster.as_ref().map_err(Clone::clone).and_then(&make);
+            let target = made.and_then(|clients| on_cluster(name, cluster, through, clients));
+            add(&mut targets, name, target);
+        }
+        let rows = alternate(part, clients, targets, self.options, TURNS);
+        print!("\n{part}\n{}", table(&rows));
+        self.findings.rows.extend(rows);
+        let ratio = self.findings.ratio(part, clients, THIS, OTHER).unwrap_or(f64::NAN);
+        self.findings.figure(part, &format!("this build / the other, {clients} clients"), ratio, "x");
     }
-    let rows = alternate("hot", HOT_CLIENTS, targets, options, TURNS);
-    print!("\nhot\n{}", table(&rows));
-    findings.rows.extend(rows);
-    let ratio = findings.ratio("hot", HOT_CLIENTS, THIS, OTHER).unwrap_or(f64::NAN);
-    findings.figure("hot", "this build / the other, hand-overs", ratio, "x");
-    Ok(findings)
 }
