@@ -199,6 +199,11 @@ pub fn deadlock(circle: &str) -> Refusal {
 
 /// The command was applied once, but so long ago that its reply was dropped.
 #[must_use]
+/// The leader's run of a script and the log disagree about the state.
+pub fn effects_differ() -> Refusal {
+    Refusal::new("INDETERMINATE the script's writes were applied, but with other results than the leader saw; read the keys before you go on")
+}
+
 pub fn reply_forgotten() -> Refusal {
     Refusal::new("INDETERMINATE this request may have been applied, its reply is no longer known; retry with the same OWNER, or wait out the ttl")
 }

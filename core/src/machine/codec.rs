@@ -6,6 +6,7 @@
 
 use super::bytes::{put_bytes, put_varint, Reader};
 use super::command::{Command, Watched, Words};
+use super::effects::{effects, put_effects};
 use super::waiter::{origin, put_origin, put_request_id, request_id};
 use crate::keyspace::Resp;
 use crate::reply::{Refusal, Reply};
@@ -31,6 +32,7 @@ mod tag {
     pub(super) const ORIGIN_GONE: u8 = 15;
     pub(super) const REDIS: u8 = 16;
     pub(super) const TRANSACTION: u8 = 17;
+    pub(super) const EFFECTS: u8 = 18;
 }
 
 impl<'a> Command<'a> {
@@ -135,6 +137,10 @@ impl<'a> Command<'a> {
                 put_varint(out, commands.len() as u64);
                 commands.iter().for_each(|argv| put_words(out, argv));
             }
+            Command::Effects(effects) => {
+                out.push(tag::EFFECTS);
+                put_effects(out, effects);
+            }
         }
     }
 
@@ -213,6 +219,7 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
             }
             Command::Transaction { db, resp, member, watched, commands }
         }
+        tag::EFFECTS => Command::Effects(effects(reader)?),
         _ => return None,
     })
 }

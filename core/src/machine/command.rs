@@ -1,5 +1,6 @@
 //! What an entry may hold. A command borrows from the bytes it was decoded from; the machine copies what it keeps.
 
+use super::effects::Effects;
 use crate::keyspace::Resp;
 use crate::types::{Fence, Member, Origin, RequestId, SessionId};
 use smallvec::SmallVec;
@@ -9,7 +10,7 @@ pub type Db = u32;
 
 /// A change to the state. Reads are [`super::Query`], and never go into the log. Each is answered where it carries a request
 /// id: those without an answer of their own with `OK`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Command<'a> {
     /// `wait_ms` 0 is a try. `ttl_ms` 0 (with a session): as long as the session lives.
     Acquire {
@@ -102,6 +103,8 @@ pub enum Command<'a> {
         watched: Vec<Watched<'a>>,
         commands: Vec<Words<'a>>,
     },
+    /// What a script, or a transaction with one, did when the leader ran it.
+    Effects(Effects<'a>),
 }
 
 /// A command's words, its name first.

@@ -33,6 +33,7 @@ mod deadlines;
 mod deadlock;
 mod dedup;
 pub mod entry;
+pub mod effects;
 mod expire;
 mod invariants;
 mod keyspace;
@@ -276,6 +277,16 @@ impl Machine {
         [lock_or_wait, self.blocked.next_deadline_ms()].into_iter().flatten().min()
     }
 
+    /// Whether an entry with this stamp would first end something: a script's run must not, so an `Expire` goes first.
+    #[must_use]
+    pub fn has_due(&self, stamp: Stamp) -> bool {
+        let now_ms = match stamp.term >= self.clock.term {
+            true => self.clock.logical_ms.max(stamp.logical_ms.min(LOGICAL_MS_MAX)),
+            false => self.clock.logical_ms,
+        };
+        self.next_deadline_ms().is_some_and(|at_ms| at_ms <= now_ms)
+    }
+
     /// Since when the oldest record of a free lock has been idle. `Expire` forgets it once that is long enough ago.
     #[must_use]
     pub fn oldest_idle_ms(&self) -> Option<u64> {
@@ -367,6 +378,7 @@ impl Machine {
             Command::Transaction { db, resp, member, watched, commands } => {
                 Some(self.transaction(Caller { db, resp, member }, &watched, &commands, out))
             }
+            Command::Effects(effects) => Some(self.effects(effects, out)),
         };
         if let Some(reply) = reply {
             self.answer(id, reply, out);

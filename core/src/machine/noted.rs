@@ -32,6 +32,13 @@ impl Machine {
         out.noted.extend(keys.iter().map(|key| Noted::Read { by, key: Bytes::copy_from_slice(key) }));
     }
 
+    /// The same for a script that ran elsewhere.
+    pub(crate) fn note_name_read(&self, key: &[u8], out: &mut Applied) {
+        if let Some(by) = self.acting.filter(|_| self.wanted.keys) {
+            out.noted.push(Noted::Read { by, key: Bytes::copy_from_slice(key) });
+        }
+    }
+
     /// Every change of a lock or a key has an event.
     pub(crate) fn note_event(&self, kind: EventKind, slot: u32, out: &mut Applied) {
         match kind {

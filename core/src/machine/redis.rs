@@ -2,6 +2,7 @@
 
 use super::bytes::Hash64;
 use super::command::{Db, Watched, Words};
+use super::effects::Write;
 use super::keyspace::{Clash, MachineKeys, ReadKeys};
 use super::{Applied, Machine};
 use crate::grammar;
@@ -166,6 +167,19 @@ impl Machine {
         };
         self.scripts = scripts;
         ran
+    }
+
+    /// One command out of a script's effects. It never waits, and what it reads was noted when the script ran.
+    pub(crate) fn run_write(&mut self, member: Option<Member>, write: &Write<'_>, out: &mut Applied) -> Reply {
+        let mut keys = MachineKeys::new(self, out).of_member(member, write.hiding);
+        if member.is_some() {
+            keys.begin();
+        }
+        let reply = execute(&mut Context::new(&mut keys, write.db, write.resp), &write.argv);
+        if keys.clash() != Clash::None {
+            keys.rollback();
+        }
+        reply
     }
 
     /// All commands in one step, or none where a watched key is not as it was.

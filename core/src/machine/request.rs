@@ -11,7 +11,7 @@ use crate::reply::Refusal;
 use crate::types::SessionId;
 
 /// What a request asks of the machine.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Work<'a> {
     /// To be logged and applied.
     Change(Command<'a>),

@@ -14,6 +14,7 @@ pub(crate) struct Counters {
     pub(crate) deadlocks: u64,
     pub(crate) deadlock_searches_cut: u64,
     pub(crate) malformed: u64,
+    pub(crate) differing_effects: u64,
 }
 
 impl Counters {
@@ -27,9 +28,10 @@ impl Counters {
             deadlocks,
             deadlock_searches_cut,
             malformed,
+            differing_effects,
         } = *self;
-        for value in [held, grants, releases, expiries, refusals, deadlocks, deadlock_searches_cut, malformed]
-        {
+        let lock_counts = [held, grants, releases, expiries, refusals, deadlocks, deadlock_searches_cut];
+        for value in lock_counts.into_iter().chain([malformed, differing_effects]) {
             put_varint(out, value);
         }
     }
@@ -44,6 +46,7 @@ impl Counters {
             deadlocks: count(reader)?,
             deadlock_searches_cut: count(reader)?,
             malformed: count(reader)?,
+            differing_effects: count(reader)?,
         })
     }
 }
@@ -74,6 +77,8 @@ pub struct Stats {
     pub deadlock_searches_cut: u64,
     /// Entries and commands that could not be read.
     pub malformed: u64,
+    /// Scripts whose writes came out differently than on the leader that ran them. Always 0 unless there is a bug.
+    pub differing_effects: u64,
     pub events: u64,
 }
 
@@ -94,6 +99,7 @@ impl Machine {
             deadlocks: counters.deadlocks,
             deadlock_searches_cut: counters.deadlock_searches_cut,
             malformed: counters.malformed,
+            differing_effects: counters.differing_effects,
             events: self.event_seq,
         }
     }

@@ -35,6 +35,8 @@ mod budget;
 #[cfg(feature = "scripts")]
 mod convert;
 #[cfg(feature = "scripts")]
+mod engine;
+#[cfg(feature = "scripts")]
 mod host;
 #[cfg(feature = "scripts")]
 mod json;
@@ -74,6 +76,8 @@ pub struct Call<'a> {
     pub read_only: bool,
 }
 
+#[cfg(feature = "scripts")]
+pub use engine::{CpuMeter, Engine, Preparation, Ran, Touched};
 #[cfg(feature = "scripts")]
 pub use run::{check, run};
 
