@@ -170,7 +170,12 @@ impl Machine {
     }
 
     /// One command out of a script's effects. It never waits, and what it reads was noted when the script ran.
-    pub(crate) fn run_write(&mut self, member: Option<Member>, write: &Write<'_>, out: &mut Applied) -> Reply {
+    pub(crate) fn run_write(
+        &mut self,
+        member: Option<Member>,
+        write: &Write<'_>,
+        out: &mut Applied,
+    ) -> Reply {
         let mut keys = MachineKeys::new(self, out).of_member(member, write.hiding);
         if member.is_some() {
             keys.begin();
