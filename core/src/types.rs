@@ -20,8 +20,10 @@ pub const MULTI_RESOURCES_MAX: usize = 256;
 pub const SCAN_COUNT_MAX: u64 = 10_000;
 /// COUNT of `LOCK.SCAN` when none is given, as in Redis.
 pub const SCAN_COUNT_DEFAULT: u64 = 10;
-/// Longest glob pattern of `LOCK.SCAN`, in bytes.
+/// Longest glob pattern, in bytes.
 pub const PATTERN_BYTES_MAX: usize = 1024;
+/// Longest name of a channel, in bytes.
+pub const CHANNEL_BYTES_MAX: usize = 1024;
 /// Fences stay below this bound, so that a double holds every one of them exactly.
 pub const FENCE_BOUND: u64 = 1 << 53;
 /// Keys one blocking command such as `BLPOP` may wait for.

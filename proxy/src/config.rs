@@ -4,7 +4,7 @@
 
 use crate::cli::{ServeArgs, Settings};
 use crate::server::router::Route;
-use redfence_core::types::Tier;
+use redfence_core::types::{Tier, PATTERN_BYTES_MAX};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
@@ -286,6 +286,10 @@ fn route(text: &str) -> Result<Route, Refused> {
         .ok_or_else(|| format!("route '{text}': use GLOB=TIER, as 'wallet:*=correctness'"))?;
     if pattern.is_empty() {
         return Err(format!("route '{text}' has no pattern: use GLOB=TIER"));
+    }
+    if pattern.len() > PATTERN_BYTES_MAX {
+        let shown: String = text.chars().take(64).collect();
+        return Err(format!("route '{shown}…': a pattern has {PATTERN_BYTES_MAX} bytes at most"));
     }
     Ok(Route { pattern: pattern.as_bytes().to_vec(), tier: tier("route", word)? })
 }

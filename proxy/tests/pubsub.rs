@@ -130,3 +130,37 @@ fn lock_events_are_heard_from_the_first_one_on() {
         assert!(watcher.receive().contains("acquired"));
     }
 }
+
+/// Every message is matched against every pattern: patterns and channel names are short wherever they come in, and a client has so
+/// many bytes of them.
+#[test]
+fn long_patterns_and_channels_are_refused() {
+    let nodes = start_cluster(1, &[]);
+    let mut client = nodes[0].connect();
+    let (fits, long) = ("a".repeat(1024), "a".repeat(1025));
+    for refused in [
+        &["SUBSCRIBE", &long][..],
+        &["PSUBSCRIBE", &long],
+        &["PUBLISH", &long, "m"],
+        &["PUBSUB", "CHANNELS", &long],
+        &["KEYS", &long],
+        &["SCAN", "0", "MATCH", &long],
+        &["SSCAN", "s", "0", "MATCH", &long],
+        &["LOCK.SCAN", "0", "MATCH", &long],
+        &["CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", &long],
+        &["CONFIG", "GET", &long],
+    ] {
+        let answer = client.ask(refused);
+        assert!(answer.starts_with("-ERR") && answer.contains("1024"), "{} → {answer}", refused[0]);
+    }
+    assert_eq!(client.ask(&["PUBLISH", &fits, "m"]), "0");
+    assert_eq!(client.ask(&["KEYS", &fits]), "()");
+    let mut listener = nodes[0].connect();
+    let mut refusal = None;
+    for number in 0..100 {
+        let answer = listener.ask(&["PSUBSCRIBE", &format!("{number:04}{}", "?".repeat(1020))]);
+        refusal = refusal.or(answer.starts_with('-').then_some((number, answer)));
+    }
+    let (number, answer) = refusal.expect("a client may not have any number of patterns");
+    assert!(number == 60 && answer.contains("64 KiB"), "{number}: {answer}");
+}

@@ -1,6 +1,7 @@
 //! Redis's own error texts (7.0.15), in one place.
 
 use crate::reply::Refusal;
+use crate::types::{CHANNEL_BYTES_MAX, PATTERN_BYTES_MAX};
 
 pub const SYNTAX: Refusal = fixed("ERR syntax error");
 pub const WRONG_TYPE: Refusal = fixed("WRONGTYPE Operation against a key holding the wrong kind of value");
@@ -18,6 +19,8 @@ pub const HASH_NOT_AN_INTEGER: Refusal = fixed("ERR hash value is not an integer
 pub const HASH_NOT_A_FLOAT: Refusal = fixed("ERR hash value is not a float");
 pub const STRING_TOO_LONG: Refusal = fixed("ERR string exceeds maximum allowed size (proto-max-bulk-len)");
 pub const KEY_TOO_LONG: Refusal = fixed("ERR key exceeds the limit of 65535 bytes");
+pub const PATTERN_TOO_LONG: Refusal = fixed("ERR pattern exceeds the limit of 1024 bytes");
+pub const CHANNEL_TOO_LONG: Refusal = fixed("ERR channel name exceeds the limit of 1024 bytes");
 pub const INVALID_CURSOR: Refusal = fixed("ERR invalid cursor");
 pub const MIN_OR_MAX_NOT_A_FLOAT: Refusal = fixed("ERR min or max is not a float");
 pub const MIN_OR_MAX_NOT_A_RANGE: Refusal = fixed("ERR min or max not valid string range item");
@@ -37,6 +40,22 @@ pub const TOO_MANY_MEMBERS: Refusal = fixed("OOM too many Redlock listeners have
 
 const fn fixed(line: &'static str) -> Refusal {
     Refusal(std::borrow::Cow::Borrowed(line))
+}
+
+/// Patterns are matched against many names, so they are short.
+pub fn check_pattern(pattern: &[u8]) -> Result<(), Refusal> {
+    match pattern.len() <= PATTERN_BYTES_MAX {
+        true => Ok(()),
+        false => Err(PATTERN_TOO_LONG),
+    }
+}
+
+/// A channel's name is matched against many patterns.
+pub fn check_channel(name: &[u8]) -> Result<(), Refusal> {
+    match name.len() <= CHANNEL_BYTES_MAX {
+        true => Ok(()),
+        false => Err(CHANNEL_TOO_LONG),
+    }
 }
 
 #[must_use]

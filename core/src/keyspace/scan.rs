@@ -26,6 +26,7 @@ impl<'a> Filter<'a> {
         while let Some(word) = rest.next() {
             let Some(value) = rest.next() else { return Err(errors::SYNTAX) };
             if is(word, "MATCH") {
+                errors::check_pattern(value)?;
                 filter.pattern = Some(value);
             } else if is(word, "COUNT") {
                 let count = args::int(value)?;
@@ -66,6 +67,7 @@ fn page(cursor: u64, items: Vec<Reply>) -> Reply {
 }
 
 pub(super) fn keys(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    errors::check_pattern(argv[1])?;
     let mut found = Vec::new();
     cx.keys.scan(cx.db, 0, usize::MAX, &mut |key, _| {
         if glob::matches(argv[1], key) {

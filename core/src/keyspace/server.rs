@@ -18,6 +18,7 @@ pub(super) fn echo(_cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 pub(super) fn publish(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    errors::check_channel(argv[1])?;
     Ok(Reply::Int(cx.keys.publish(argv[1], argv[2])))
 }
 

@@ -13,6 +13,8 @@ use tokio::sync::mpsc;
 pub const INVALIDATE_CHANNEL: &[u8] = b"__redis__:invalidate";
 /// Messages one listener may leave unread. One more ends its connection.
 const INBOX_MESSAGES_MAX: usize = 4096;
+/// Bytes of different patterns that the clients of one node may listen to.
+const PATTERN_BYTES_PER_NODE_MAX: usize = 4 * 1024 * 1024;
 
 /// A channel's name or a pattern over names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -74,6 +76,8 @@ struct Listener {
 struct Table {
     channels: FxHashMap<Bytes, Vec<Listener>>,
     patterns: FxHashMap<Bytes, Vec<Listener>>,
+    /// Bytes of all patterns, each once.
+    pattern_bytes: usize,
 }
 
 /// All listeners of this node.
@@ -114,6 +118,9 @@ impl Hub {
             overflowed: Arc::clone(&inbox.overflowed),
         };
         let mut table = self.table.write().expect("the hub's table is whole");
+        if kind == Kind::Pattern && !table.patterns.contains_key(name) {
+            table.pattern_bytes += name.len();
+        }
         let listeners = table.of(kind).entry(name.clone()).or_default();
         if listeners.iter().any(|known| known.client == inbox.client) {
             return;
@@ -123,6 +130,13 @@ impl Hub {
         if may_see_locks(kind, name) {
             self.demand.lock_watchers.fetch_add(1, Ordering::SeqCst);
         }
+    }
+
+    /// Whether the patterns of all clients of this node leave room for these: every message is matched against each of them.
+    #[must_use]
+    pub fn has_room_for_patterns(&self, new_bytes: usize) -> bool {
+        let table = self.table.read().expect("the hub's table is whole");
+        table.pattern_bytes + new_bytes <= PATTERN_BYTES_PER_NODE_MAX
     }
 
     pub fn unsubscribe(&self, inbox: &Inbox, kind: Kind, name: &[u8]) {
@@ -136,6 +150,9 @@ impl Hub {
         let removed = before > listeners.len();
         if listeners.is_empty() {
             map.remove(name);
+            if kind == Kind::Pattern {
+                table.pattern_bytes -= name.len();
+            }
         }
         if removed {
             self.demand.subscriptions.fetch_sub(1, Ordering::SeqCst);

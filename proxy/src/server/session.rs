@@ -59,10 +59,23 @@ pub struct Subscriptions {
     pub patterns: BTreeSet<Bytes>,
 }
 
+/// What one subscription weighs: its name, and its place in the tables.
+#[must_use]
+pub fn name_bytes(name: &[u8]) -> usize {
+    name.len() + 64
+}
+
 impl Subscriptions {
     #[must_use]
     pub fn count(&self) -> usize {
         self.channels.len() + self.patterns.len()
+    }
+
+    /// Bytes of channels' names and of patterns.
+    #[must_use]
+    pub fn bytes(&self) -> (usize, usize) {
+        let sum = |names: &BTreeSet<Bytes>| names.iter().map(|name| name_bytes(name)).sum();
+        (sum(&self.channels), sum(&self.patterns))
     }
 
     pub fn names(&mut self, kind: Kind) -> &mut BTreeSet<Bytes> {

@@ -10,14 +10,18 @@ use super::{is, unknown_subcommand, wrong_arity, Local};
 use crate::events::{Inbox, Kind};
 use crate::server::connection::{Connection, Flow};
 use crate::server::pending::{Confirm, Lane, Pending, Then};
-use crate::server::session::Subscriptions;
+use crate::server::session::{name_bytes, Subscriptions};
 use bytes::Bytes;
+use redfence_core::keyspace::errors;
 use redfence_core::reply::{Refusal, Reply, Sink};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 
 /// Channels and patterns one client may listen to.
 const SUBSCRIPTIONS_MAX: usize = 10_000;
+/// Bytes of names one client may listen to, and of patterns among them: every message is matched against every pattern.
+const SUBSCRIPTION_BYTES_MAX: usize = 1024 * 1024;
+const PATTERN_BYTES_PER_CLIENT_MAX: usize = 64 * 1024;
 
 impl Connection {
     pub(in crate::server) fn subscription_command(&mut self, local: Local, argv: &[&[u8]]) -> Flow {
@@ -37,6 +41,9 @@ impl Connection {
         if self.client.subscription_count() + names.len() > SUBSCRIPTIONS_MAX {
             return self
                 .refuse(Refusal::new("ERR a client may listen to 10000 channels and patterns at most"));
+        }
+        if let Err(refusal) = self.check_subscriptions(kind, &names) {
+            return self.refuse(refusal);
         }
         let (hub, client) = (&self.shared.hub, self.client.card.id);
         let subscriptions = self.client.subscriptions.get_or_insert_with(|| {
@@ -62,6 +69,34 @@ impl Connection {
             Some(_) | None => self.confirm(kind, &names),
         }
         Flow::Done
+    }
+
+    /// Whether the names are short enough, and not too many bytes together with those there are.
+    fn check_subscriptions(&self, kind: Kind, names: &[Bytes]) -> Result<(), Refusal> {
+        let new: usize = names.iter().map(|name| name_bytes(name)).sum();
+        let (channels, patterns) = self.client.subscriptions.as_ref().map_or((0, 0), |has| has.bytes());
+        match kind {
+            Kind::Channel => names.iter().try_for_each(|name| errors::check_channel(name))?,
+            Kind::Pattern => {
+                names.iter().try_for_each(|name| errors::check_pattern(name))?;
+                if !self.shared.hub.has_room_for_patterns(names.iter().map(Bytes::len).sum()) {
+                    return Err(Refusal::new(
+                        "ERR the clients of this node listen to 4 MiB of patterns already, the limit for one node",
+                    ));
+                }
+                if patterns + new > PATTERN_BYTES_PER_CLIENT_MAX {
+                    return Err(Refusal::new(
+                        "ERR patterns exceed the limit of 64 KiB for one client, each counted with 64 bytes more; unsubscribe from some",
+                    ));
+                }
+            }
+        }
+        if channels + patterns + new > SUBSCRIPTION_BYTES_MAX {
+            return Err(Refusal::new(
+                "ERR subscriptions exceed the limit of 1 MiB for one client, each counted with 64 bytes more; unsubscribe from some",
+            ));
+        }
+        Ok(())
     }
 
     /// Tells the client, one message a name.
@@ -164,6 +199,9 @@ impl Connection {
     /// `PUBLISH channel message` on the correctness tier: through the log, to the listeners of all nodes.
     pub(in crate::server) fn publish(&mut self, argv: &[&[u8]]) -> Flow {
         let [_, channel, _] = argv else { return self.refuse(wrong_arity(argv[0])) };
+        if let Err(refusal) = errors::check_channel(channel) {
+            return self.refuse(refusal);
+        }
         let receivers = self.shared.hub.receivers_of(channel);
         let flow = self.submit_to_keyspace(argv);
         if let (Flow::Done, Some(Pending::Call(call))) = (flow, self.pending.back_mut()) {
@@ -175,6 +213,9 @@ impl Connection {
     /// `PUBSUB CHANNELS [pattern]`, `NUMSUB [channel…]`, `NUMPAT`
     pub(in crate::server) fn pubsub(&mut self, argv: &[&[u8]]) -> Flow {
         let [_, verb, rest @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
+        if let Err(refusal) = rest.iter().try_for_each(|name| errors::check_channel(name)) {
+            return self.refuse(refusal);
+        }
         let hub = &self.shared.hub;
         let reply = match rest {
             [] | [_] if is(verb, "CHANNELS") => {

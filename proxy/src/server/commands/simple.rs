@@ -4,6 +4,7 @@ use super::{is, unknown_subcommand, wrong_arity};
 use crate::clock;
 use crate::server::connection::{Connection, Flow};
 use redfence_core::glob;
+use redfence_core::keyspace::errors;
 use redfence_core::reply::{Refusal, Reply, Sink};
 
 impl Connection {
@@ -59,6 +60,9 @@ impl Connection {
         }
         if patterns.is_empty() {
             return self.refuse(wrong_arity(b"config|get"));
+        }
+        if let Err(refusal) = patterns.iter().try_for_each(|pattern| errors::check_pattern(pattern)) {
+            return self.refuse(refusal);
         }
         let known: [(&'static str, String); 11] = [
             ("timeout", "0".into()),

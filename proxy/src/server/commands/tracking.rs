@@ -8,6 +8,7 @@ use crate::server::connection::Connection;
 use crate::server::session::{Tracking, TrackingMode};
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
+use redfence_core::keyspace::errors as keyspace_errors;
 use redfence_core::reply::{Refusal, Reply};
 
 const BEHIND: &str = "ERR CLIENT TRACKING is not supported by this listener: its keys are those of the Redis behind it, which cannot tell \
@@ -21,6 +22,8 @@ const CACHING_WHEN: &str =
     "ERR CLIENT CACHING can be called only when the client is in tracking mode with OPTIN or OPTOUT mode enabled";
 /// Prefixes one client may name.
 const PREFIXES_MAX: usize = 1000;
+/// Their bytes together: every changed key is compared with each of them.
+const PREFIX_BYTES_MAX: usize = 64 * 1024;
 
 /// The words behind `CLIENT TRACKING ON`, before anything is checked against the client's state.
 #[derive(Default)]
@@ -65,7 +68,9 @@ impl Connection {
                 }
                 options.redirect = Some(self.redirect_target(words.next().copied().unwrap_or_default())?);
             } else if is(word, "PREFIX") && words.len() > 0 {
-                options.prefixes.extend(words.next().map(|prefix| Bytes::copy_from_slice(prefix)));
+                let prefix = words.next().copied().unwrap_or_default();
+                keyspace_errors::check_pattern(prefix)?;
+                options.prefixes.push(Bytes::copy_from_slice(prefix));
             } else {
                 return Err(Refusal::new(SYNTAX));
             }
@@ -138,8 +143,8 @@ impl Connection {
             }
         }
         all.extend(new);
-        if all.len() > PREFIXES_MAX {
-            return Err(Refusal::new("ERR a client may name 1000 prefixes at most"));
+        if all.len() > PREFIXES_MAX || all.iter().map(Bytes::len).sum::<usize>() > PREFIX_BYTES_MAX {
+            return Err(Refusal::new("ERR a client may name 1000 prefixes of 64 KiB together at most"));
         }
         if all.is_empty() {
             all.push(Bytes::new());
