@@ -10,6 +10,7 @@
 //! - [`reply`]: what a command answers, and the `Sink` a front renders it into
 //! - [`event`]: what watchers see
 //! - [`glob`]: Redis's patterns
+//! - [`routes`]: which tier serves which names
 //! - [`keyspace`]: Redis's commands over keys somebody else keeps
 //! - [`machine`]: the state machine
 //! - [`mutants`]: bugs planted on purpose, in test builds alone
@@ -23,5 +24,6 @@ pub mod keyspace;
 pub mod machine;
 pub mod mutants;
 pub mod reply;
+pub mod routes;
 pub mod script;
 pub mod types;

@@ -1,7 +1,8 @@
-//! `LOCK.CLUSTER INFO`, `NODES`, `ADD id addr`, `REMOVE id`, `TRANSFER id`. Proxy only.
+//! `LOCK.CLUSTER INFO`, `NODES`, `ADD id addr`, `REMOVE id`, `TRANSFER id`, `SET name value`, `GET name`. Proxy only.
 
 use super::errors;
 use super::words;
+use crate::machine::settings::Setting;
 use crate::reply::Refusal;
 
 pub const NAME: &str = "LOCK.CLUSTER";
@@ -15,6 +16,9 @@ pub enum Cluster<'a> {
     Add { id: u64, address: &'a str },
     Remove { id: u64 },
     Transfer { id: u64 },
+    /// The value could be set: it was checked.
+    Set { name: Setting, value: &'a [u8] },
+    Get { name: Setting },
 }
 
 pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Cluster<'_>, Refusal> {
@@ -31,7 +35,13 @@ pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Cluster<'_>, Refusal> 
         }
         [id] if is("REMOVE") => Ok(Cluster::Remove { id: node_id(id.as_ref())? }),
         [id] if is("TRANSFER") => Ok(Cluster::Transfer { id: node_id(id.as_ref())? }),
-        _ if ["INFO", "NODES", "ADD", "REMOVE", "TRANSFER"].into_iter().any(is) => {
+        [name, value] if is("SET") => {
+            let (name, value) = (Setting::parse(name.as_ref())?, value.as_ref());
+            name.check(value)?;
+            Ok(Cluster::Set { name, value })
+        }
+        [name] if is("GET") => Ok(Cluster::Get { name: Setting::parse(name.as_ref())? }),
+        _ if ["INFO", "NODES", "ADD", "REMOVE", "TRANSFER", "SET", "GET"].into_iter().any(is) => {
             Err(errors::wrong_arity(NAME))
         }
         _ => Err(errors::unknown_subcommand(NAME, verb)),

@@ -171,8 +171,8 @@ pub const ROWS: &[Row] = &[
         arity: -2,
         dangerous: true,
         keys: Keys::None,
-        syntax: "INFO | NODES | ADD id addr | REMOVE id | TRANSFER id",
-        summary: "Shows and changes the Raft cluster inside the proxies.",
+        syntax: "INFO | NODES | ADD id addr | REMOVE id | TRANSFER id | SET name value | GET name",
+        summary: "Shows and changes the Raft cluster inside the proxies, and its settings.",
         ..ROW
     },
     Row {

@@ -7,6 +7,7 @@
 use super::bytes::{put_bytes, put_varint, Reader};
 use super::command::{Command, Watched, Words};
 use super::effects::{effects, put_effects};
+use super::settings::SettingsCommand;
 use super::waiter::{origin, put_origin, put_request_id, request_id};
 use crate::keyspace::Resp;
 use crate::reply::{Refusal, Reply};
@@ -33,6 +34,7 @@ mod tag {
     pub(super) const REDIS: u8 = 16;
     pub(super) const TRANSACTION: u8 = 17;
     pub(super) const EFFECTS: u8 = 18;
+    pub(super) const SETTINGS: u8 = 20;
 }
 
 impl<'a> Command<'a> {
@@ -118,6 +120,10 @@ impl<'a> Command<'a> {
                 out.push(tag::ORIGIN_GONE);
                 put_origin(out, *origin);
             }
+            Command::Settings(command) => {
+                out.push(tag::SETTINGS);
+                command.encode(out);
+            }
             Command::Redis { db, resp, member, argv } => {
                 out.push(tag::REDIS);
                 put_varint(out, u64::from(*db));
@@ -202,6 +208,7 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
         tag::EXPIRE => Command::Expire { idle_ms: reader.varint()? },
         tag::ORIGIN_START => Command::OriginStart { origin: origin(reader)? },
         tag::ORIGIN_GONE => Command::OriginGone { origin: origin(reader)? },
+        tag::SETTINGS => Command::Settings(SettingsCommand::decode(reader)?),
         tag::REDIS => {
             let (db, (resp, member)) = (reader.varint_u32()?, face(reader)?);
             Command::Redis { db, resp, member, argv: words(reader)? }

@@ -1,6 +1,7 @@
 //! What an entry may hold. A command borrows from the bytes it was decoded from; the machine copies what it keeps.
 
 use super::effects::Effects;
+use super::settings::SettingsCommand;
 use crate::keyspace::Resp;
 use crate::types::{Fence, Member, Origin, RequestId, SessionId};
 use smallvec::SmallVec;
@@ -87,6 +88,8 @@ pub enum Command<'a> {
     OriginGone {
         origin: Origin,
     },
+    /// A change of the replicated settings.
+    Settings(SettingsCommand<'a>),
     /// A Redis command that may write, or runs or manages scripts. Those that only read are [`super::Machine::read`].
     Redis {
         db: Db,

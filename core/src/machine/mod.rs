@@ -15,6 +15,7 @@
 //!   commands in a transaction; `noted.rs`: who read what and what changed, for client tracking
 //! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once; `origins.rs`:
 //!   the nodes it knows
+//! - `settings.rs`, `behind.rs`: the replicated settings, and which Redis the members have behind them
 //! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
 //!
 //! # Caveats
@@ -25,6 +26,7 @@
 
 mod acquire;
 mod at_once;
+pub mod behind;
 mod blocked;
 mod bytes;
 mod codec;
@@ -53,6 +55,7 @@ pub mod request;
 mod restore;
 mod serve;
 mod session;
+pub mod settings;
 mod slab;
 mod snapshot;
 mod stats;
@@ -134,6 +137,10 @@ pub enum Query<'a> {
     Queue { db: Db, resource: &'a [u8] },
     Scan { db: Db, cursor: u64, pattern: Option<&'a [u8]>, count: u64 },
     Session { id: SessionId },
+    /// All replicated settings, as [`settings::Settings::write`] writes them.
+    Settings,
+    /// One of them, as text.
+    Setting(settings::Setting),
 }
 
 /// No fence runs ahead of this wall time (the year 2112), which leaves the other half of the fences to the counters.
@@ -165,6 +172,7 @@ pub struct Machine {
     grants: imbl::OrdMap<u32, Grants>,
     scripts: Scripts,
     blocked: Blocked,
+    settings: settings::Settings,
 
     // Worked out from the above.
     names: Names,
@@ -217,6 +225,7 @@ impl Machine {
             grants: imbl::OrdMap::new(),
             scripts: Scripts::default(),
             blocked: Blocked::default(),
+            settings: settings::Settings::default(),
             names: Names::default(),
             queued_owners: QueuedOwners::default(),
             requests: HashMap::default(),
@@ -372,6 +381,7 @@ impl Machine {
             Command::Expire { idle_ms } => Some(self.expire(idle_ms)),
             Command::OriginStart { origin } => Some(self.origin_start(origin, out)),
             Command::OriginGone { origin } => Some(self.origin_gone(origin, out)),
+            Command::Settings(command) => Some(self.change_settings(command)),
             Command::Redis { db, resp, member, argv } => {
                 self.redis(id, Caller { db, resp, member }, &argv, out)
             }
@@ -427,6 +437,7 @@ impl Machine {
 
     fn origin_gone(&mut self, origin: Origin, out: &mut Applied) -> Reply {
         self.dedup.lose(origin);
+        self.settings.behind.forget(origin.node);
         self.drop_requests(|id| id.origin == origin, out);
         Reply::OK
     }

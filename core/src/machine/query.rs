@@ -29,6 +29,12 @@ impl Machine {
             Query::Queue { db, resource } => self.queue(db, resource, late_ms),
             Query::Scan { db, cursor, pattern, count } => self.scan(db, cursor, pattern, count),
             Query::Session { id } => self.session_info(id, late_ms),
+            Query::Settings => {
+                let mut bytes = Vec::new();
+                self.settings.write(&mut bytes);
+                Reply::Bulk(bytes.into())
+            }
+            Query::Setting(name) => Reply::Bulk(self.settings.get(name).into()),
         }
     }
 

@@ -138,6 +138,7 @@ impl Restorer {
         machine.instant_ms = machine.clock.logical_ms;
         machine.floor = Fence(reader.varint()?);
         machine.event_seq = count(reader)?;
+        machine.settings = super::settings::Settings::read(reader)?;
         machine.counters = Counters::read(reader)?;
         machine.idle = List::read(reader)?;
         let limits = machine.limits;

@@ -149,6 +149,7 @@ impl Machine {
         put_varint(out, self.clock.wall_us);
         put_varint(out, self.floor.0);
         put_varint(out, self.event_seq);
+        self.settings.write(out);
         self.counters.write(out);
         self.idle.write(out);
         self.dedup.write(out);

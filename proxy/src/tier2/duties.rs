@@ -33,6 +33,15 @@ impl Node {
         self.work_on_goals();
     }
 
+    /// The cluster's own, once its settings are founded.
+    fn idle_retention_ms(&self) -> u64 {
+        let settings = self.machine.settings();
+        match settings.founded {
+            true => settings.idle_retention_ms,
+            false => self.config.idle_record_ms,
+        }
+    }
+
     /// Ends what is due by proposing an entry; any entry does, because each one first works off what its stamp makes due.
     fn expire_due(&mut self) {
         let Some(logical_ms) = self.clock.logical_ms() else { return };
@@ -42,7 +51,7 @@ impl Node {
         if !self.stage.is_empty() || !self.may_propose() {
             return;
         }
-        let idle_ms = self.config.idle_record_ms;
+        let idle_ms = self.idle_retention_ms();
         let nothing_under_way = self.entries_under_way() == 0;
         let ends = self.machine.next_deadline_ms().is_some_and(|deadline_ms| {
             let covered = self.clock.stamped_ms().is_some_and(|stamped_ms| stamped_ms >= deadline_ms);

@@ -37,6 +37,7 @@ use bytes::Bytes;
 use raft::eraftpb::{ConfState, Entry, HardState, Message};
 use redfence_core::event::Event;
 use redfence_core::keyspace::Resp;
+use redfence_core::machine::settings::Setting;
 use redfence_core::machine::{Machine, Query, Stats, Wanted, Words};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Member as RedlockMember, Origin, SessionId};
@@ -169,6 +170,10 @@ pub enum OwnedQuery {
     Session {
         id: SessionId,
     },
+    /// All replicated settings, encoded.
+    Settings,
+    /// One of them, as text.
+    Setting(Setting),
     /// How keys are, for `WATCH`: their tokens in the order asked, as integers of the same bits.
     Tokens {
         db: u32,
@@ -194,6 +199,8 @@ impl OwnedQuery {
                 Query::Scan { db: *db, cursor: *cursor, pattern: pattern.as_deref(), count: *count }
             }
             OwnedQuery::Session { id } => Query::Session { id: *id },
+            OwnedQuery::Settings => Query::Settings,
+            OwnedQuery::Setting(name) => Query::Setting(*name),
             OwnedQuery::Tokens { db, keys } => {
                 let token = |key: &Bytes| Reply::Int(machine.watch_token(*db, key) as i64);
                 return Reply::Array(keys.iter().map(token).collect());
@@ -456,6 +463,8 @@ pub struct ClusterStatus {
     /// Whether this node believes that it can be served by a majority.
     pub quorum: bool,
     pub nodes: Vec<NodeStatus>,
+    /// Of the replicated settings that are applied here.
+    pub settings_version: u64,
     /// Figures of the machine, for `INFO`. At most a tenth of a second old.
     pub stats: Stats,
 }

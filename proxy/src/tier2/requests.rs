@@ -80,7 +80,10 @@ impl Node {
         self.submit_own(&Command::Cancel { request });
     }
 
+    /// `grace_ms` is this node's own flag: it counts until the cluster's settings are founded.
     pub(super) fn on_orphaned(&mut self, ids: &[SessionId], grace_ms: u64) {
+        let settings = self.machine.settings();
+        let grace_ms = if settings.founded { settings.session_grace_ms } else { grace_ms };
         for ids in ids.chunks(TOUCH_IDS_MAX) {
             self.submit_own(&Command::SessionsOrphan { ids: ids.iter().copied().collect(), grace_ms });
         }

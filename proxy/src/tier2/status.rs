@@ -40,6 +40,7 @@ impl Node {
             applied: self.applied,
             voters: self.membership.voters() as u64,
             quorum: leader != 0,
+            settings_version: self.machine.settings().version,
             stats: self.machine.stats(),
             nodes: self.membership.iter().map(|member| self.node_status(member)).collect(),
         }

@@ -15,6 +15,7 @@ use redfence_core::grammar::cluster::Cluster;
 use redfence_core::grammar::session::Session;
 use redfence_core::grammar::{self, Request};
 use redfence_core::machine::request::{self, Context, Work};
+use redfence_core::machine::settings::{Setting, SettingsCommand};
 use redfence_core::machine::{Command, Query};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::SessionId;
@@ -144,12 +145,36 @@ impl Connection {
             Cluster::Add { id, address } => AdminRequest::Add { id: *id, addr: (*address).to_string() },
             Cluster::Remove { id } => AdminRequest::Remove { id: *id },
             Cluster::Transfer { id } => AdminRequest::Transfer { id: *id },
+            Cluster::Get { name } => return self.get_setting(*name),
+            Cluster::Set { name, value } => return self.set_setting(*name, value),
         };
         if !self.lane_is_open(Lane::Alone) {
             return Flow::Stall;
         }
         tracing::warn!(client = %self.client.card.address, ?admin, "LOCK.CLUSTER");
         let pending = self.shared.tier2.admin(admin);
+        self.await_call(Lane::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        Flow::Done
+    }
+
+    fn get_setting(&mut self, name: Setting) -> Flow {
+        if !self.lane_is_open(Lane::Reads) {
+            return Flow::Stall;
+        }
+        let pending = self.shared.tier2.query(OwnedQuery::Setting(name));
+        self.await_call(Lane::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        Flow::Done
+    }
+
+    fn set_setting(&mut self, name: Setting, value: &[u8]) -> Flow {
+        if !self.lane_is_open(Lane::Alone) {
+            return Flow::Stall;
+        }
+        let (setting, shown) = (name.as_str(), String::from_utf8_lossy(value));
+        tracing::warn!(client = %self.client.card.address, setting, value = %shown, "LOCK.CLUSTER SET");
+        let mut blob = Vec::new();
+        Command::Settings(SettingsCommand::Set { name: name.as_str().as_bytes(), value }).encode(&mut blob);
+        let pending = self.shared.tier2.submit(blob.into(), 0);
         self.await_call(Lane::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
         Flow::Done
     }
@@ -342,5 +367,7 @@ fn owned(query: &Query<'_>) -> OwnedQuery {
             OwnedQuery::Scan { db, cursor, pattern: pattern.map(Bytes::copy_from_slice), count }
         }
         Query::Session { id } => OwnedQuery::Session { id },
+        Query::Settings => OwnedQuery::Settings,
+        Query::Setting(name) => OwnedQuery::Setting(name),
     }
 }
