@@ -85,7 +85,10 @@ pub fn check(routes: &[Route]) -> Result<(), Refusal> {
 
 fn check_count(routes: &[Route]) -> Result<(), Refusal> {
     if routes.len() > ROUTES_MAX {
-        return Err(Refusal::new(format!("ERR route must name at most {ROUTES_MAX} globs, not {}", routes.len())));
+        return Err(Refusal::new(format!(
+            "ERR route must name at most {ROUTES_MAX} globs, not {}",
+            routes.len()
+        )));
     }
     Ok(())
 }

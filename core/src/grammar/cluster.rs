@@ -13,12 +13,24 @@ const ADDRESS_BYTES_MAX: usize = 255;
 pub enum Cluster<'a> {
     Info,
     Nodes,
-    Add { id: u64, address: &'a str },
-    Remove { id: u64 },
-    Transfer { id: u64 },
+    Add {
+        id: u64,
+        address: &'a str,
+    },
+    Remove {
+        id: u64,
+    },
+    Transfer {
+        id: u64,
+    },
     /// The value could be set: it was checked.
-    Set { name: Setting, value: &'a [u8] },
-    Get { name: Setting },
+    Set {
+        name: Setting,
+        value: &'a [u8],
+    },
+    Get {
+        name: Setting,
+    },
 }
 
 pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Cluster<'_>, Refusal> {

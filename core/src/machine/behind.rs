@@ -63,7 +63,9 @@ impl Identity {
     pub fn relation_of(&self, report: &Report<'_>) -> Relation {
         match (self, report) {
             (Identity::NoRedis, Report::NoRedis) => Relation::Same,
-            (Identity::NoRedis, Report::Redis { .. }) | (Identity::Redis { .. }, Report::NoRedis) => Relation::Other,
+            (Identity::NoRedis, Report::Redis { .. }) | (Identity::Redis { .. }, Report::NoRedis) => {
+                Relation::Other
+            }
             (Identity::Redis { run_id, replid, .. }, Report::Redis { run_id: run, replid: id, replid2 }) => {
                 if run_id == run || replid == id {
                     Relation::Same

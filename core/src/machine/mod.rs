@@ -133,10 +133,23 @@ impl Wanted {
 /// A look at the state that changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Query<'a> {
-    Info { db: Db, resource: &'a [u8] },
-    Queue { db: Db, resource: &'a [u8] },
-    Scan { db: Db, cursor: u64, pattern: Option<&'a [u8]>, count: u64 },
-    Session { id: SessionId },
+    Info {
+        db: Db,
+        resource: &'a [u8],
+    },
+    Queue {
+        db: Db,
+        resource: &'a [u8],
+    },
+    Scan {
+        db: Db,
+        cursor: u64,
+        pattern: Option<&'a [u8]>,
+        count: u64,
+    },
+    Session {
+        id: SessionId,
+    },
     /// All replicated settings, as [`settings::Settings::write`] writes them.
     Settings,
     /// One of them, as text.

@@ -64,10 +64,12 @@ impl Setting {
     }
 
     pub fn parse(word: &[u8]) -> Result<Setting, Refusal> {
-        Setting::ALL.into_iter().find(|name| name.as_str().as_bytes().eq_ignore_ascii_case(word)).ok_or_else(|| {
-            let names = Setting::ALL.map(Setting::as_str).join(", ");
-            Refusal::new(format!("ERR unknown setting '{}': use one of {names}", shown(word)))
-        })
+        Setting::ALL.into_iter().find(|name| name.as_str().as_bytes().eq_ignore_ascii_case(word)).ok_or_else(
+            || {
+                let names = Setting::ALL.map(Setting::as_str).join(", ");
+                Refusal::new(format!("ERR unknown setting '{}': use one of {names}", shown(word)))
+            },
+        )
     }
 
     /// Whether a value could be set at all. The same check is made again when it is applied.
@@ -312,7 +314,8 @@ impl Settings {
     }
 
     pub(crate) fn read(reader: &mut Reader<'_>) -> Option<Settings> {
-        let within = |number: u64, (least, most): (u64, u64)| (least..=most).contains(&number).then_some(number);
+        let within =
+            |number: u64, (least, most): (u64, u64)| (least..=most).contains(&number).then_some(number);
         let (version, founded) = (super::stats::count(reader)?, reader.flag()?);
         let max_memory_bytes = within(reader.varint()?, MAX_MEMORY_BYTES_RANGE)?;
         let idle_retention_ms = within(reader.varint()?, IDLE_RETENTION_MS_RANGE)?;
