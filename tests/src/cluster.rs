@@ -11,6 +11,7 @@ use tempfile::TempDir;
 use crate::artifacts;
 use crate::client::{Client, SocketWire};
 use crate::process::{free_address, Process, POLL_EVERY};
+use crate::relay::Relay;
 use crate::resp::{Connection, Protocol, Value};
 
 const READY_WITHIN: Duration = Duration::from_secs(20);
@@ -26,6 +27,8 @@ pub struct Options {
     pub redlock: bool,
     /// Where each node runs; none: all on loopback.
     pub hosts: Vec<Host>,
+    /// Whether peers reach each node through a relay, so that their connections can be cut.
+    pub relayed: bool,
 }
 
 /// Where a node runs. The default is this machine as it is.
@@ -69,6 +72,11 @@ impl Options {
         self
     }
 
+    pub fn relayed(mut self) -> Options {
+        self.relayed = true;
+        self
+    }
+
     pub fn flag(mut self, name: &str, value: &str) -> Options {
         self.flags.push(name.to_owned());
         self.flags.push(value.to_owned());
@@ -80,6 +88,8 @@ pub struct Node {
     pub id: u64,
     pub address: SocketAddr,
     peer_address: SocketAddr,
+    /// In front of the peer address, which others do not know then.
+    relay: Option<Relay>,
     redlock_address: Option<SocketAddr>,
     process: Option<Process>,
     founder: bool,
@@ -90,8 +100,17 @@ pub struct Node {
 impl Node {
     fn new(id: u64, host: Host, founder: bool) -> Node {
         let (address, peer_address) = (host.address(CLIENT_PORT), host.address(PEER_PORT));
-        let (redlock_address, process, prefix_once) = (None, None, Vec::new());
-        Node { id, address, peer_address, redlock_address, process, founder, host, prefix_once }
+        let (relay, redlock_address, process, prefix_once) = (None, None, None, Vec::new());
+        Node { id, address, peer_address, relay, redlock_address, process, founder, host, prefix_once }
+    }
+
+    /// Cuts all connections that peers have dialled to this node. Answers how many there were.
+    pub fn cut_peers(&self) -> usize {
+        self.relay.as_ref().expect("a relayed cluster").cut()
+    }
+
+    fn founding_address(&self) -> SocketAddr {
+        self.relay.as_ref().map_or(self.peer_address, |relay| relay.address)
     }
 
     pub fn runs(&self) -> bool {
@@ -167,11 +186,13 @@ impl Cluster {
             .zip(options.hosts.iter().cloned().chain(std::iter::repeat_with(Host::default)))
             .map(|(id, host)| {
                 let redlock_address = options.redlock.then(|| host.address(REDLOCK_PORT));
-                Node { redlock_address, ..Node::new(id, host, true) }
+                let node = Node::new(id, host, true);
+                let relay = options.relayed.then(|| Relay::start(node.peer_address));
+                Node { redlock_address, relay, ..node }
             })
             .collect();
         let founders: Vec<String> =
-            nodes.iter().map(|node| format!("{}={}", node.id, node.peer_address)).collect();
+            nodes.iter().map(|node| format!("{}={}", node.id, node.founding_address())).collect();
         let mut cluster =
             Cluster { nodes, founders: founders.join(","), flags: options.flags.clone(), folder };
         for index in 0..cluster.nodes.len() {

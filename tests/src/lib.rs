@@ -32,6 +32,7 @@ pub mod inject;
 pub mod postgres;
 pub mod process;
 pub mod redis;
+pub mod relay;
 pub mod resp;
 pub mod sim;
 pub mod tier1;

@@ -7,7 +7,7 @@ pub use super::inbox::Caller;
 use super::inbox::{Asker, Inbox, Item, Rejected};
 use super::news::{self, News, NewsReceiver, NewsSender};
 use super::ports::{
-    AdminRequest, ClusterStatus, Input, Noted, Outputs, OwnedQuery, Read, Rest, Submit, Ticket,
+    AdminRequest, ClusterStatus, ConnectionId, Input, Noted, Outputs, OwnedQuery, Read, Rest, Submit, Ticket,
 };
 use super::refusals;
 use crate::events::Demand;
@@ -68,13 +68,20 @@ pub fn connect(patience_ms: u64) -> (Tier2Handle, Desk) {
 impl Tier2Handle {
     /// Sends an encoded command to the log. `wait_ms` is the command's own `WAIT`, 0 for all others.
     pub fn submit(&self, blob: Bytes, wait_ms: u64) -> PendingReply {
-        self.submit_for(None, blob, wait_ms)
+        self.submit_for(0, None, blob, wait_ms)
     }
 
-    /// The same on behalf of a client that tracks keys.
-    pub fn submit_for(&self, caller: Option<Caller>, blob: Bytes, wait_ms: u64) -> PendingReply {
+    /// The same on behalf of a client: what came by one connection is applied in the order it was submitted. `caller`: where it
+    /// tracks keys.
+    pub fn submit_for(
+        &self,
+        connection: ConnectionId,
+        caller: Option<Caller>,
+        blob: Bytes,
+        wait_ms: u64,
+    ) -> PendingReply {
         let patience_ms = self.shared.patience_ms;
-        let input = |ticket| Input::Submit(Submit { ticket, blob, patience_ms, wait_ms });
+        let input = |ticket| Input::Submit(Submit { ticket, connection, blob, patience_ms, wait_ms });
         self.ask(wait_ms > 0, caller, input)
     }
 

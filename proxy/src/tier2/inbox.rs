@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn a_sleeper_is_not_woken_for_what_it_can_do_nothing_about() {
         let submit = |ticket| {
-            let submit = Submit { ticket, blob: Bytes::new(), patience_ms: 1_000, wait_ms: 0 };
+            let submit = Submit { ticket, connection: 0, blob: Bytes::new(), patience_ms: 1_000, wait_ms: 0 };
             (Input::Submit(submit), None)
         };
         let inbox = Inbox::default();

@@ -171,7 +171,7 @@ impl Node {
             Input::SessionsOrphaned { ids, grace_ms } => self.on_orphaned(&ids, grace_ms),
             Input::Wanted(wanted) => self.machine.set_wanted(wanted),
             Input::Peer { from, message } => self.on_peer(from, message),
-            Input::Unreachable(peer) => self.raw.report_unreachable(peer),
+            Input::Unreachable(peer) => self.on_unreachable(peer),
             Input::Persisted { number } => self.on_persisted(number),
             Input::PersistFailed { reason } => {
                 self.fatal = Some(format!("the log cannot be written: {reason}"));

@@ -1,41 +1,38 @@
 //! Requests of this node's own clients, from submission to answer.
 //!
 //! A request is *unapplied* until this node's own apply has met it; then it is answered, or, where it was queued behind a
-//! lock, *placed*: in the log for good, and answered by a later entry. Unapplied ones are sent again when the leader changes
-//! or stays silent, always under the same number: the machine applies a number once. Placed ones need no second sending.
+//! lock, *placed*: in the log for good, and answered by a later entry. Unapplied ones are sent again when the leader changes,
+//! is not reached or stays silent: all of them, from the oldest on (go-back-N), so that they never change order; always under
+//! the same number: the machine applies a number once. Placed ones need no second sending.
 //!
 //! What may be said at the end of patience: a request that never left this node was certainly not applied (`UNAVAILABLE`);
 //! one that did may have been (`INDETERMINATE`). Nobody else decides this.
 
-use super::ports::{Submit, Ticket, WAIT_FOREVER};
+use super::ports::{ConnectionId, Forwarded, Submit, Ticket, WAIT_FOREVER};
 use bytes::Bytes;
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::Origin;
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
-/// Where a request stands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sending {
-    /// Never left this node, nor entered its own log.
-    Never,
-    /// Left at least once. `due_ms`: when to send it again to the same leader.
-    Sent { due_ms: u64, times: u32 },
-}
+/// A leader that is not reached is sent to again this soon, and less soon while that does not help.
+const UNREACHED_MS_MIN: u64 = 50;
+/// A time-out doubles this often.
+const DOUBLINGS_MAX: u32 = 3;
 
 #[derive(Debug)]
 struct Request {
     /// `None`: a command of the node itself; nobody waits for its answer.
     ticket: Option<Ticket>,
+    connection: ConnectionId,
     blob: Bytes,
     deadline_ms: u64,
     /// The deadline from the moment it stands in a queue of the machine. 0: it never does.
     queued_deadline_ms: u64,
     /// Its client is gone: it must not stay in the queue.
     withdrawn: bool,
-    sending: Sending,
-    /// Handed to the current leader (or to our own stage), and not due again.
-    under_way: bool,
+    /// It left this node, or entered its own log, at least once.
+    sent: bool,
 }
 
 impl Request {
@@ -80,14 +77,28 @@ pub(super) struct Overdue {
     pub(super) cancel: bool,
 }
 
+/// When to send again to the same leader. One timer for all: what is behind a lost request is not taken either.
+#[derive(Debug, Default)]
+struct Resending {
+    /// Nothing of ours was applied for too long, if so at this time. `None`: nothing is under way.
+    silent_at_ms: Option<u64>,
+    /// The leader was not reached: from this time on.
+    lost_at_ms: Option<u64>,
+    went_back_ms: u64,
+    /// In a row, without anything applied between them.
+    tries: u32,
+    progressed: bool,
+}
+
 #[derive(Debug)]
 pub(super) struct Pending {
     origin: Origin,
     next_seq: u64,
     unapplied: BTreeMap<u64, Request>,
     unapplied_bytes: usize,
-    /// Numbers to be handed over next, lowest first. Some may be settled meanwhile.
-    leaving: VecDeque<u64>,
+    /// The highest number handed to the current leader (or to our own stage). Higher ones leave next.
+    handed: u64,
+    resending: Resending,
     /// Those of `unapplied` that may come to stand in a queue.
     may_queue: BTreeSet<u64>,
     placed: FxHashMap<u64, Placed>,
@@ -102,7 +113,8 @@ impl Pending {
             next_seq: 1,
             unapplied: BTreeMap::new(),
             unapplied_bytes: 0,
-            leaving: VecDeque::new(),
+            handed: 0,
+            resending: Resending::default(),
             may_queue: BTreeSet::new(),
             placed: FxHashMap::default(),
             seq_of_ticket: FxHashMap::default(),
@@ -139,30 +151,36 @@ impl Pending {
             WAIT_FOREVER => (patience_ends_ms, u64::MAX),
             _ => (ends_ms, ends_ms),
         };
-        self.add(Some(submit.ticket), submit.blob, deadline_ms, queued_deadline_ms)
+        self.add(Some(submit.ticket), submit.connection, submit.blob, deadline_ms, queued_deadline_ms)
     }
 
     /// A command of the node itself. Given up at its deadline like any other.
     pub(super) fn submit_own(&mut self, blob: Bytes, deadline_ms: u64) -> u64 {
-        self.add(None, blob, deadline_ms, 0)
+        self.add(None, 0, blob, deadline_ms, 0)
     }
 
-    fn add(&mut self, ticket: Option<Ticket>, blob: Bytes, deadline_ms: u64, queued_deadline_ms: u64) -> u64 {
+    fn add(
+        &mut self,
+        ticket: Option<Ticket>,
+        connection: ConnectionId,
+        blob: Bytes,
+        deadline_ms: u64,
+        queued_deadline_ms: u64,
+    ) -> u64 {
         let seq = self.next_seq;
         self.next_seq += 1;
         self.unapplied_bytes += blob.len();
         let request = Request {
             ticket,
+            connection,
             blob,
             deadline_ms,
             queued_deadline_ms,
             withdrawn: false,
-            sending: Sending::Never,
-            under_way: false,
+            sent: false,
         };
         let may_queue = request.may_queue();
         self.unapplied.insert(seq, request);
-        self.leaving.push_back(seq);
         if may_queue {
             self.may_queue.insert(seq);
             self.seq_of_ticket.extend(ticket.map(|ticket| (ticket, seq)));
@@ -176,61 +194,79 @@ impl Pending {
             self.may_queue.clear();
             for request in std::mem::take(&mut self.unapplied).into_values() {
                 self.unapplied_bytes -= request.blob.len();
-                self.add(request.ticket, request.blob, request.deadline_ms, request.queued_deadline_ms);
+                let Request { ticket, connection, blob, .. } = request;
+                self.add(ticket, connection, blob, request.deadline_ms, request.queued_deadline_ms);
             }
         }
-        self.unapplied.values_mut().for_each(|request| request.under_way = false);
-        self.leaving = self.unapplied.keys().copied().collect();
+        self.handed = 0;
+        self.resending = Resending::default();
     }
 
-    /// What was sent to another node and is not applied within its time-out goes again.
-    pub(super) fn resend_overdue(&mut self, now_ms: u64) {
-        let mut overdue = false;
-        for request in self.unapplied.values_mut() {
-            if let Sending::Sent { due_ms, .. } = request.sending {
-                if request.under_way && due_ms <= now_ms {
-                    request.under_way = false;
-                    overdue = true;
-                }
-            }
+    /// The leader was not reached: what is under way to it goes again, soon.
+    pub(super) fn leader_unreachable(&mut self, now_ms: u64) {
+        let Resending { went_back_ms, tries, .. } = self.resending;
+        let soonest_ms = went_back_ms + (UNREACHED_MS_MIN << tries.min(DOUBLINGS_MAX));
+        self.resending.lost_at_ms.get_or_insert(soonest_ms.max(now_ms));
+    }
+
+    /// Goes back to the oldest unapplied request where the leader was not reached, or applied nothing of ours within the time-out.
+    pub(super) fn go_back_if_due(&mut self, now_ms: u64, resend_ms: u64) {
+        let resending = &mut self.resending;
+        let is_under_way = self.unapplied.first_key_value().is_some_and(|(seq, _)| *seq <= self.handed);
+        if !is_under_way {
+            let went_back_ms = resending.went_back_ms;
+            *resending = Resending { went_back_ms, ..Resending::default() };
+            return;
         }
-        if overdue {
-            let waiting = self.unapplied.iter().filter(|(_, request)| !request.under_way);
-            self.leaving = waiting.map(|(seq, _)| *seq).collect();
+        if std::mem::take(&mut resending.progressed) {
+            resending.tries = 0;
+            resending.silent_at_ms = Some(now_ms.saturating_add(resend_ms));
+        }
+        let due_ms = resending.silent_at_ms.into_iter().chain(resending.lost_at_ms).min();
+        if due_ms.is_some_and(|due_ms| due_ms <= now_ms) {
+            self.handed = 0;
+            let tries = resending.tries + 1;
+            let silent_at_ms = Some(now_ms.saturating_add(resend_ms << tries.min(DOUBLINGS_MAX)));
+            *resending = Resending { silent_at_ms, went_back_ms: now_ms, tries, ..Resending::default() };
         }
     }
 
-    /// The next number to hand over; it counts as under way from now on.
+    /// Something was sent to the leader: it has so much time from now on, unless it is waited for already.
+    pub(super) fn await_leader(&mut self, now_ms: u64, resend_ms: u64) {
+        self.resending.silent_at_ms.get_or_insert(now_ms.saturating_add(resend_ms));
+    }
+
+    /// The next number to hand over; it counts as handed over from now on.
     pub(super) fn next_leaving(&mut self) -> Option<u64> {
-        while let Some(seq) = self.leaving.pop_front() {
-            if let Some(request) = self.unapplied.get_mut(&seq).filter(|request| !request.under_way) {
-                request.under_way = true;
-                return Some(seq);
-            }
+        if self.handed + 1 >= self.next_seq {
+            return None;
         }
-        None
+        let (seq, _) = self.unapplied.range(self.handed + 1..).next()?;
+        self.handed = *seq;
+        Some(self.handed)
+    }
+
+    /// The next request to leave for another node. From here on a time-out must report `INDETERMINATE`.
+    pub(super) fn next_to_forward(&mut self) -> Option<Forwarded> {
+        let seq = self.next_leaving()?;
+        let request = self.unapplied.get_mut(&seq)?;
+        request.sent = true;
+        Some(Forwarded { seq, connection: request.connection, blob: request.blob.clone() })
+    }
+
+    /// The unapplied request before this one; 0 where there is none.
+    pub(super) fn unsettled_before(&self, seq: u64) -> u64 {
+        self.unapplied.range(..seq).next_back().map_or(0, |(seq, _)| *seq)
     }
 
     pub(super) fn blob(&self, seq: u64) -> Option<&Bytes> {
         self.unapplied.get(&seq).map(|request| &request.blob)
     }
 
-    /// It left this node for another. From here on its outcome is not ours to deny.
-    pub(super) fn mark_forwarded(&mut self, seq: u64, now_ms: u64, resend_ms: u64) {
-        if let Some(request) = self.unapplied.get_mut(&seq) {
-            let times = match request.sending {
-                Sending::Never => 0,
-                Sending::Sent { times, .. } => times + 1,
-            };
-            let due_ms = now_ms.saturating_add(resend_ms << times.min(3));
-            request.sending = Sending::Sent { due_ms, times };
-        }
-    }
-
-    /// It entered our own log. It need not be sent again while we lead, and its outcome is not ours to deny.
+    /// It entered our own log. From here on a time-out must report `INDETERMINATE`.
     pub(super) fn mark_proposed(&mut self, seq: u64) {
         if let Some(request) = self.unapplied.get_mut(&seq) {
-            request.sending = Sending::Sent { due_ms: u64::MAX, times: 0 };
+            request.sent = true;
         }
     }
 
@@ -245,7 +281,10 @@ impl Pending {
     /// The machine's answer. The ticket to hand it to, if anybody still waits.
     pub(super) fn answered(&mut self, seq: u64) -> Option<Ticket> {
         let ticket = match self.remove_unapplied(seq) {
-            Some(request) => request.ticket,
+            Some(request) => {
+                self.resending.progressed = true;
+                request.ticket
+            }
             None => self.placed.remove(&seq).map(|placed| placed.ticket),
         };
         if let Some(ticket) = ticket {
@@ -258,6 +297,7 @@ impl Pending {
     /// did so may have overtaken it.
     pub(super) fn queued(&mut self, seq: u64) -> bool {
         let Some(request) = self.remove_unapplied(seq) else { return false };
+        self.resending.progressed = true;
         match request.ticket {
             Some(ticket) if request.may_queue() => {
                 self.placed.insert(seq, Placed { ticket, deadline_ms: request.queued_deadline_ms });
@@ -291,17 +331,14 @@ impl Pending {
         if self.placed.remove(&seq).is_some() {
             return Some(seq);
         }
-        match self.remove_unapplied(seq)?.sending {
-            Sending::Never => None,
-            Sending::Sent { .. } => Some(seq),
-        }
+        self.remove_unapplied(seq)?.sent.then_some(seq)
     }
 
     /// The client is gone, but what it is served with must not be lost.
     pub(super) fn withdraw(&mut self, ticket: Ticket) -> Withdrawn {
         let Some(&seq) = self.seq_of_ticket.get(&ticket) else { return Withdrawn::Unknown };
         match self.unapplied.get_mut(&seq) {
-            Some(request) if request.sending == Sending::Never => {
+            Some(request) if !request.sent => {
                 self.remove_unapplied(seq);
                 self.seq_of_ticket.remove(&ticket);
                 return Withdrawn::NeverSent;
@@ -343,9 +380,9 @@ impl Pending {
         if let Some(ticket) = request.ticket {
             self.seq_of_ticket.remove(&ticket);
         }
-        let (verdict, cancel) = match request.sending {
-            Sending::Never => (GaveUp::NeverSent, false),
-            Sending::Sent { .. } => (GaveUp::Unknown, request.may_queue()),
+        let (verdict, cancel) = match request.sent {
+            false => (GaveUp::NeverSent, false),
+            true => (GaveUp::Unknown, request.may_queue()),
         };
         Some(Overdue { seq, ticket: request.ticket, verdict, cancel })
     }
@@ -391,14 +428,15 @@ impl Pending {
                 tickets.push(ticket);
                 continue;
             }
-            self.add(Some(ticket), request.blob, request.deadline_ms, request.queued_deadline_ms);
+            let Request { connection, blob, .. } = request;
+            self.add(Some(ticket), connection, blob, request.deadline_ms, request.queued_deadline_ms);
         }
         tickets
     }
 
     /// Unapplied requests that have left, lowest first.
     pub(super) fn sent_seqs(&self) -> Vec<u64> {
-        let sent = self.unapplied.iter().filter(|(_, request)| request.sending != Sending::Never);
+        let sent = self.unapplied.iter().filter(|(_, request)| request.sent);
         sent.map(|(seq, _)| *seq).collect()
     }
 }
@@ -410,26 +448,33 @@ mod tests {
     const ORIGIN: Origin = Origin { node: 1, incarnation: 1 };
 
     fn submit(ticket: Ticket, wait_ms: u64) -> Submit {
-        Submit { ticket, blob: Bytes::from_static(b"command"), patience_ms: 5_000, wait_ms }
+        Submit { ticket, connection: ticket, blob: Bytes::from_static(b"command"), patience_ms: 5_000, wait_ms }
+    }
+
+    /// Sends all that is due at this time; answers its numbers.
+    fn forward_all(pending: &mut Pending, now_ms: u64) -> Vec<u64> {
+        pending.go_back_if_due(now_ms, 500);
+        let sent = std::iter::from_fn(|| pending.next_to_forward()).map(|command| command.seq).collect();
+        pending.await_leader(now_ms, 500);
+        sent
     }
 
     #[test]
     fn what_never_left_was_certainly_not_applied() {
         let mut pending = Pending::new(ORIGIN);
-        let kept = pending.submit(submit(1, 0), 0);
-        let sent = pending.submit(submit(2, 0), 0);
-        assert_eq!(pending.next_leaving(), Some(kept));
-        pending.mark_forwarded(sent, 0, 500);
+        let sent = pending.submit(submit(1, 0), 0);
+        assert_eq!(forward_all(&mut pending, 0), [sent]);
+        let kept = pending.submit(submit(2, 0), 0);
         let verdicts: Vec<_> =
             pending.overdue(5_000).into_iter().map(|late| (late.seq, late.verdict)).collect();
-        assert_eq!(verdicts, [(kept, GaveUp::NeverSent), (sent, GaveUp::Unknown)]);
+        assert_eq!(verdicts, [(sent, GaveUp::Unknown), (kept, GaveUp::NeverSent)]);
     }
 
     #[test]
     fn a_placed_wait_is_acknowledged_and_still_answered() {
         let mut pending = Pending::new(ORIGIN);
         let seq = pending.submit(submit(7, 1_000), 0);
-        pending.mark_forwarded(seq, 0, 500);
+        forward_all(&mut pending, 0);
         pending.queued(seq);
         assert_eq!(pending.acked_below(), seq + 1);
         assert!(pending.overdue(5_999).is_empty());
@@ -442,9 +487,7 @@ mod tests {
         let mut pending = Pending::new(ORIGIN);
         let placed = pending.submit(submit(1, WAIT_FOREVER), 0);
         let lost = pending.submit(submit(2, WAIT_FOREVER), 0);
-        for seq in [placed, lost] {
-            pending.mark_forwarded(seq, 0, 500);
-        }
+        forward_all(&mut pending, 0);
         pending.queued(placed);
         let late: Vec<u64> = pending.overdue(5_000).into_iter().map(|late| late.seq).collect();
         assert_eq!(late, [lost]);
@@ -455,11 +498,11 @@ mod tests {
     #[test]
     fn a_cancel_goes_to_the_log_only_if_the_request_may_be_there() {
         let mut pending = Pending::new(ORIGIN);
-        pending.submit(submit(1, 1_000), 0);
-        let sent = pending.submit(submit(2, 1_000), 0);
-        pending.mark_forwarded(sent, 0, 500);
-        assert_eq!(pending.cancel(1), None);
-        assert_eq!(pending.cancel(2), Some(sent));
+        let sent = pending.submit(submit(1, 1_000), 0);
+        forward_all(&mut pending, 0);
+        pending.submit(submit(2, 1_000), 0);
+        assert_eq!(pending.cancel(1), Some(sent));
+        assert_eq!(pending.cancel(2), None);
         assert_eq!(pending.cancel(3), None);
         assert_eq!(pending.unapplied_bytes(), 0);
     }
@@ -472,7 +515,7 @@ mod tests {
         assert_eq!(pending.unapplied_len(), 0);
 
         let sent = pending.submit(submit(2, WAIT_FOREVER), 0);
-        pending.mark_forwarded(sent, 0, 500);
+        forward_all(&mut pending, 0);
         assert_eq!(pending.withdraw(2), Withdrawn::CancelInLog(sent));
         assert!(pending.queued(sent), "it came to stand in the queue after all");
         assert_eq!(pending.answered(sent), Some(2));
@@ -480,21 +523,47 @@ mod tests {
     }
 
     #[test]
-    fn silence_and_a_new_leader_both_send_again() {
+    fn silence_sends_again_from_the_oldest_on_and_ever_less_often() {
         let mut pending = Pending::new(ORIGIN);
-        let seq = pending.submit(submit(1, 0), 0);
-        assert_eq!(pending.next_leaving(), Some(seq));
-        pending.mark_forwarded(seq, 0, 500);
-        assert_eq!(pending.next_leaving(), None);
-        pending.resend_overdue(499);
-        assert_eq!(pending.next_leaving(), None);
-        pending.resend_overdue(500);
-        assert_eq!(pending.next_leaving(), Some(seq));
-        pending.mark_forwarded(seq, 500, 500);
-        pending.resend_overdue(1_499);
-        assert_eq!(pending.next_leaving(), None, "the second time-out is twice as long");
+        for ticket in 1..=3 {
+            pending.submit(submit(ticket, 0), 0);
+        }
+        assert_eq!(forward_all(&mut pending, 0), [1, 2, 3]);
+        assert_eq!(forward_all(&mut pending, 499), []);
+        assert_eq!(pending.answered(1), Some(1));
+        assert_eq!(forward_all(&mut pending, 600), [], "something was applied");
+        assert_eq!(forward_all(&mut pending, 1_099), []);
+        assert_eq!(forward_all(&mut pending, 1_100), [2, 3]);
+        let fourth = pending.submit(submit(4, 0), 1_200);
+        assert_eq!(forward_all(&mut pending, 1_200), [fourth]);
+        assert_eq!(pending.unsettled_before(fourth), 3);
+        assert_eq!(forward_all(&mut pending, 2_099), [], "the second time-out is twice as long");
+        assert_eq!(forward_all(&mut pending, 2_100), [2, 3, fourth]);
+        assert_eq!(pending.unsettled_before(2), 0);
+    }
+
+    #[test]
+    fn a_new_leader_is_sent_everything() {
+        let mut pending = Pending::new(ORIGIN);
+        pending.submit(submit(1, 0), 0);
+        assert_eq!(forward_all(&mut pending, 0), [1]);
         pending.leader_changed();
-        assert_eq!(pending.next_leaving(), Some(seq));
+        assert_eq!(forward_all(&mut pending, 0), [1]);
+    }
+
+    #[test]
+    fn a_leader_that_was_not_reached_is_sent_to_again_at_once_and_not_in_a_storm() {
+        let mut pending = Pending::new(ORIGIN);
+        pending.submit(submit(1, 0), 1_000);
+        assert_eq!(forward_all(&mut pending, 1_000), [1]);
+        pending.leader_unreachable(1_001);
+        assert_eq!(forward_all(&mut pending, 1_001), [1]);
+        let mut sent = 0;
+        for now_ms in 1_002..1_400 {
+            pending.leader_unreachable(now_ms);
+            sent += forward_all(&mut pending, now_ms).len();
+        }
+        assert!((1..=3).contains(&sent), "sent {sent} times");
     }
 
     #[test]
@@ -502,8 +571,8 @@ mod tests {
         let mut pending = Pending::new(ORIGIN);
         let placed = pending.submit(submit(1, 1_000), 0);
         pending.queued(placed);
-        let unapplied = pending.submit(submit(2, 0), 0);
-        pending.mark_forwarded(unapplied, 0, 500);
+        pending.submit(submit(2, 0), 0);
+        forward_all(&mut pending, 0);
         assert_eq!(pending.reborn(Origin { node: 1, incarnation: 2 }), [1]);
         assert_eq!(pending.next_leaving(), Some(1));
         assert_eq!(pending.answered(1), Some(2));

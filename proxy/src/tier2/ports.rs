@@ -52,6 +52,9 @@ pub const GROUP: GroupId = 0;
 /// The shell's name for a waiting client: whatever number it likes, as long as no two live ones are equal.
 pub type Ticket = u64;
 
+/// A client's connection to its node. Commands of one connection enter the log in the order they came. 0: none, the node itself.
+pub type ConnectionId = u64;
+
 /// The only clocks the node sees.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Now {
@@ -131,6 +134,7 @@ pub enum Input {
 #[derive(Clone, Debug)]
 pub struct Submit {
     pub ticket: Ticket,
+    pub connection: ConnectionId,
     pub blob: Bytes,
     /// How long the client may be kept waiting for an answer that says something: 5 s by default.
     pub patience_ms: u64,
@@ -500,12 +504,27 @@ pub enum PeerMessage {
 }
 
 /// Commands of one node's clients, on their way to the leader, which stamps them.
+///
+/// A leader takes a batch only in its own term and only if it has staged all that was sent before (see `stage.rs`): a batch that
+/// was lost, dropped or overtaken is sent again together with everything behind it, so commands never change order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
     pub origin: Origin,
+    /// The term of the leader it is meant for. A later one is sent everything anew.
+    pub term: u64,
+    /// The unsettled request before the first one of this batch; 0 where there is none.
+    pub prev: u64,
     /// Every request of this origin below this one is settled: its remembered reply can go.
     pub acked_below: u64,
-    pub commands: Vec<(u64, Bytes)>,
+    /// In rising order of their numbers; one without a number is alone.
+    pub commands: Vec<Forwarded>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forwarded {
+    pub seq: u64,
+    pub connection: ConnectionId,
+    pub blob: Bytes,
 }
 
 /// A piece of a snapshot, leader to follower.

@@ -2,7 +2,7 @@
 
 use super::node::Node;
 use super::pending::{GaveUp, Overdue, Withdrawn};
-use super::ports::{Forward, PeerMessage, Read, Submit, Ticket};
+use super::ports::{Forward, Forwarded, NodeId, PeerMessage, Read, Submit, Ticket};
 use super::{refusals, stage};
 use bytes::Bytes;
 use redfence_core::machine::Command;
@@ -118,9 +118,6 @@ impl Node {
         for ticket in self.reads.overdue(now_ms) {
             self.out.replies.push((ticket, refusals::no_quorum()));
         }
-        if !self.is_leader() {
-            self.pending.resend_overdue(now_ms);
-        }
         if !on(Mutant::ReadNotAskedAgain) {
             self.reads.retry_overdue(now_ms, self.config.read_retry_ms);
         }
@@ -155,7 +152,18 @@ impl Node {
                     self.stage.push_own(seq);
                 }
             }
-            false => while self.forward_batch() {},
+            false => {
+                self.pending.go_back_if_due(self.now.monotonic_ms(), self.config.resend_ms);
+                while self.forward_batch() {}
+            }
+        }
+    }
+
+    /// What is on its way to a lost leader may be lost too.
+    pub(super) fn on_unreachable(&mut self, peer: NodeId) {
+        self.raw.report_unreachable(peer);
+        if peer == self.leader() {
+            self.pending.leader_unreachable(self.now.monotonic_ms());
         }
     }
 
@@ -174,8 +182,8 @@ impl Node {
         match self.is_leader() {
             true => self.stage.push_unnumbered(blob),
             false => {
-                let commands = vec![(stage::UNNUMBERED, blob)];
-                self.send_forward(commands);
+                let commands = vec![Forwarded { seq: stage::UNNUMBERED, connection: 0, blob }];
+                self.send_forward(0, commands);
             }
         }
     }
@@ -185,30 +193,32 @@ impl Node {
         let mut commands = Vec::new();
         let mut bytes = 0;
         while commands.len() < FORWARD_COMMANDS && bytes < FORWARD_BYTES {
-            let Some(seq) = self.pending.next_leaving() else { break };
-            let Some(blob) = self.pending.blob(seq).cloned() else { continue };
-            bytes += blob.len();
-            commands.push((seq, blob));
+            let Some(command) = self.pending.next_to_forward() else { break };
+            bytes += command.blob.len();
+            commands.push(command);
         }
-        if commands.is_empty() {
-            return false;
-        }
-        for (seq, _) in &commands {
-            self.pending.mark_forwarded(*seq, self.now.monotonic_ms(), self.config.resend_ms);
-        }
-        self.send_forward(commands);
+        let Some(first) = commands.first() else { return false };
+        let prev = self.pending.unsettled_before(first.seq);
+        self.pending.await_leader(self.now.monotonic_ms(), self.config.resend_ms);
+        self.send_forward(prev, commands);
         true
     }
 
-    fn send_forward(&mut self, commands: Vec<(u64, Bytes)>) {
-        let forward =
-            Forward { origin: self.pending.origin(), acked_below: self.pending.acked_below(), commands };
+    fn send_forward(&mut self, prev: u64, commands: Vec<Forwarded>) {
+        let forward = Forward {
+            origin: self.pending.origin(),
+            term: self.raw.raft.term,
+            prev,
+            acked_below: self.pending.acked_below(),
+            commands,
+        };
         self.out.send.push((self.leader(), PeerMessage::Forward(forward)));
     }
 
-    /// A follower's batch. If we do not lead, or have no room, it is dropped: the follower sends it again.
+    /// A follower's batch. If we do not lead in its term, have no room, or miss what was sent before it, it is dropped: the
+    /// follower sends it again.
     pub(super) fn on_forward(&mut self, forward: Forward) {
-        if self.is_leader() {
+        if self.is_leader() && forward.term == self.raw.raft.term {
             let (commands_max, bytes_max) = (self.config.staged_commands_max, self.config.staged_bytes_max);
             self.stage.push_forwarded(forward, commands_max, bytes_max);
         }

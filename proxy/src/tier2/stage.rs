@@ -2,13 +2,18 @@
 //!
 //! Bounded; what followers send beyond the bound is dropped, and they send it again. Emptied when leadership ends: origins
 //! keep their requests until they see them applied, so nothing is lost with it.
+//!
+//! **Order.** Followers repeat what they did not see applied by going back to the oldest of it (go-back-N). Of each of them the
+//! stage knows the highest number it has taken in this leadership. A batch with a gap before it is not taken; what was taken
+//! before is passed over. So one node's commands are staged in the order of their numbers, whatever was lost, repeated or
+//! overtaken on the way; and what a former leader of theirs left in the log is a beginning of the same sequence.
 
 use super::pending::Pending;
-use super::ports::Forward;
+use super::ports::{Forward, Forwarded, NodeId};
 use bytes::Bytes;
 use redfence_core::machine::EntryBuilder;
 use redfence_core::types::{Origin, Stamp};
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 
 /// A request that wants neither an answer nor to be remembered.
 pub(super) const UNNUMBERED: u64 = 0;
@@ -18,6 +23,14 @@ pub(super) struct Stage {
     groups: VecDeque<Group>,
     commands: usize,
     bytes: usize,
+    /// By node: the newest start of it that was heard of, and the highest number taken of that.
+    taken: BTreeMap<NodeId, Taken>,
+}
+
+#[derive(Debug, Default)]
+struct Taken {
+    incarnation: u64,
+    seq: u64,
 }
 
 #[derive(Debug)]
@@ -29,7 +42,7 @@ enum Group {
     Forwarded {
         origin: Origin,
         acked_below: u64,
-        commands: VecDeque<(u64, Bytes)>,
+        commands: VecDeque<Forwarded>,
     },
 }
 
@@ -71,22 +84,34 @@ impl Stage {
         self.groups.push_back(Group::Unnumbered(blob));
     }
 
-    /// False: no room, the batch is dropped.
+    /// False: no room, or something before it is missing. The batch is dropped.
     pub(super) fn push_forwarded(&mut self, forward: Forward, commands_max: usize, bytes_max: usize) -> bool {
-        let bytes: usize = forward.commands.iter().map(|(_, blob)| blob.len()).sum();
-        if self.commands + forward.commands.len() > commands_max || self.bytes + bytes > bytes_max {
+        let Forward { origin, prev, acked_below, mut commands, .. } = forward;
+        let Some(last) = commands.last().map(|command| command.seq) else { return true };
+        if last != UNNUMBERED {
+            let taken = self.taken.entry(origin.node).or_default();
+            if origin.incarnation > taken.incarnation {
+                *taken = Taken { incarnation: origin.incarnation, seq: 0 };
+            }
+            if origin.incarnation < taken.incarnation || prev > taken.seq {
+                return false;
+            }
+            let repeated = commands.partition_point(|command| command.seq <= taken.seq);
+            commands.drain(..repeated);
+        }
+        let bytes: usize = commands.iter().map(|command| command.blob.len()).sum();
+        if self.commands + commands.len() > commands_max || self.bytes + bytes > bytes_max {
             return false;
         }
-        if forward.commands.is_empty() {
+        if commands.is_empty() {
             return true;
         }
-        self.commands += forward.commands.len();
+        if let Some(taken) = self.taken.get_mut(&origin.node).filter(|_| last != UNNUMBERED) {
+            taken.seq = last;
+        }
+        self.commands += commands.len();
         self.bytes += bytes;
-        self.groups.push_back(Group::Forwarded {
-            origin: forward.origin,
-            acked_below: forward.acked_below,
-            commands: forward.commands.into(),
-        });
+        self.groups.push_back(Group::Forwarded { origin, acked_below, commands: commands.into() });
         true
     }
 
@@ -116,8 +141,8 @@ impl Stage {
                     1
                 }
                 Group::Forwarded { origin, acked_below, commands } => {
-                    let count = room.fitting(commands.iter().map(|(_, blob)| blob.len()));
-                    let batch = commands.iter().take(count).map(|(seq, blob)| (*seq, blob));
+                    let count = room.fitting(commands.iter().map(|command| command.blob.len()));
+                    let batch = commands.iter().take(count).map(|command| (command.seq, &command.blob));
                     builder.push_batch(*origin, *acked_below, batch);
                     count
                 }
@@ -154,7 +179,7 @@ impl Stage {
                 }
                 Group::Forwarded { commands, .. } => {
                     let taken = count.min(commands.len());
-                    self.bytes -= commands.drain(..taken).map(|(_, blob)| blob.len()).sum::<usize>();
+                    self.bytes -= commands.drain(..taken).map(|command| command.blob.len()).sum::<usize>();
                     count -= taken;
                     commands.len()
                 }

@@ -5,7 +5,7 @@
 //! against the bytes that are there before anything is allocated for it.
 
 use super::ports::{
-    AdminRequest, Forward, GroupId, LogMark, Member, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId,
+    AdminRequest, Forward, Forwarded, GroupId, LogMark, Member, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId,
     SnapshotMeta, TransferState,
 };
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -17,6 +17,8 @@ use redfence_core::types::Origin;
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 /// Most commands in one forwarded batch.
 pub const FORWARD_COMMANDS_MAX: usize = 8_192;
+/// What each command of it takes besides its own bytes: number, connection, length.
+const FORWARDED_BYTES_MIN: usize = 8 + 8 + 4;
 /// Longest address of a member.
 pub const ADDR_BYTES_MAX: usize = 255;
 /// Most members a snapshot may name.
@@ -61,11 +63,14 @@ fn encode_payload(message: &PeerMessage, out: &mut BytesMut) -> u8 {
         }
         PeerMessage::Forward(forward) => {
             put_origin(forward.origin, out);
+            out.put_u64_le(forward.term);
+            out.put_u64_le(forward.prev);
             out.put_u64_le(forward.acked_below);
             out.put_u32_le(forward.commands.len() as u32);
-            for (seq, blob) in &forward.commands {
-                out.put_u64_le(*seq);
-                put_bytes(blob, out);
+            for command in &forward.commands {
+                out.put_u64_le(command.seq);
+                out.put_u64_le(command.connection);
+                put_bytes(&command.blob, out);
             }
             KIND_FORWARD
         }
@@ -127,19 +132,23 @@ pub fn decode_frame(mut frame: Bytes) -> Result<(GroupId, PeerMessage), Malforme
 
 fn decode_forward(mut frame: Bytes) -> Result<Forward, Malformed> {
     let origin = Origin { node: get_u64(&mut frame)?, incarnation: get_u64(&mut frame)? };
+    let (term, prev) = (get_u64(&mut frame)?, get_u64(&mut frame)?);
     let acked_below = get_u64(&mut frame)?;
     let count = get_u32(&mut frame)? as usize;
-    // Each command takes at least twelve bytes, so a count that lies is found out before it is believed.
-    if count > FORWARD_COMMANDS_MAX || frame.len() < count * 12 {
+    // A count that lies is found out before it is believed.
+    if count > FORWARD_COMMANDS_MAX || frame.len() < count * FORWARDED_BYTES_MIN {
         return Err(Malformed("forwarded batch: count does not fit"));
     }
-    let mut commands = Vec::with_capacity(count);
+    let mut commands: Vec<Forwarded> = Vec::with_capacity(count);
     for _ in 0..count {
-        let seq = get_u64(&mut frame)?;
-        commands.push((seq, get_bytes(&mut frame)?));
+        let (seq, connection) = (get_u64(&mut frame)?, get_u64(&mut frame)?);
+        if commands.last().is_some_and(|before| before.seq >= seq) {
+            return Err(Malformed("forwarded batch: numbers do not rise"));
+        }
+        commands.push(Forwarded { seq, connection, blob: get_bytes(&mut frame)? });
     }
     finished(&frame)?;
-    Ok(Forward { origin, acked_below, commands })
+    Ok(Forward { origin, term, prev, acked_below, commands })
 }
 
 fn decode_chunk(mut frame: Bytes) -> Result<SnapshotChunk, Malformed> {
@@ -331,8 +340,13 @@ mod tests {
             PeerMessage::Raft(Box::new(raft_message.clone())),
             PeerMessage::Forward(Forward {
                 origin,
+                term: 2,
+                prev: 4,
                 acked_below: 5,
-                commands: vec![(5, Bytes::from_static(b"a")), (9, Bytes::new())],
+                commands: vec![
+                    Forwarded { seq: 5, connection: 1, blob: Bytes::from_static(b"a") },
+                    Forwarded { seq: 9, connection: 2, blob: Bytes::new() },
+                ],
             }),
             PeerMessage::SnapshotChunk(SnapshotChunk {
                 transfer: 1,
@@ -396,7 +410,7 @@ mod tests {
         let mut frame = BytesMut::new();
         frame.put_u8(KIND_FORWARD);
         frame.put_u16_le(0);
-        frame.put_slice(&[0; 24]);
+        frame.put_slice(&[0; 40]);
         frame.put_u32_le(u32::MAX);
         assert_eq!(decode_frame(frame.freeze()), Err(Malformed("forwarded batch: count does not fit")));
     }

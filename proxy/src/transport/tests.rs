@@ -216,8 +216,14 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue() {
     eventually("connected", || one.transport.shared.lane(2, Channel::Raft).unwrap().is_connected());
     let big = PeerMessage::Forward(crate::tier2::ports::Forward {
         origin: redfence_core::types::Origin { node: 1, incarnation: 1 },
+        term: 1,
+        prev: 0,
         acked_below: 0,
-        commands: vec![(1, Bytes::from(vec![1; 1 << 20]))],
+        commands: vec![crate::tier2::ports::Forwarded {
+            seq: 1,
+            connection: 1,
+            blob: Bytes::from(vec![1; 1 << 20]),
+        }],
     });
     for _ in 0..64 {
         one.transport.send_all([(2, big.clone())]);

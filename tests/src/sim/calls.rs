@@ -166,7 +166,7 @@ impl Ask {
             let mut blob = Vec::new();
             command.encode(&mut blob);
             let (blob, wait_ms) = (Bytes::from(blob), self.wait_ms());
-            Input::Submit(Submit { ticket, blob, patience_ms, wait_ms })
+            Input::Submit(Submit { ticket, connection: 0, blob, patience_ms, wait_ms })
         };
         let db = 0;
         match self {

@@ -98,7 +98,7 @@ impl Connection {
         }
         let (db, resp) = (self.client.db, self.client.protocol.into());
         let blob = transaction.encode(db, resp, self.member(), &self.client.watched);
-        let pending = self.shared.tier2.submit_for(self.client.caller(), blob, 0);
+        let pending = self.shared.tier2.submit_for(self.client.card.id, self.client.caller(), blob, 0);
         self.await_call(lane, Source::Tier2(pending), false, IfAbandoned::Nothing);
         self.then(Then::Select(selects));
         self.forget_transaction();

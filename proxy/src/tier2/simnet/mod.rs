@@ -15,7 +15,7 @@ use crate::tier2::chance::Chance;
 use crate::tier2::config::Config;
 use crate::tier2::node::Node;
 use crate::tier2::ports::{
-    AdminRequest, Input, NodeId, Outputs, OwnedQuery, PeerMessage, Read, SnapshotMeta, Submit, Ticket, GROUP,
+    AdminRequest, ConnectionId, Input, NodeId, Outputs, OwnedQuery, PeerMessage, Read, SnapshotMeta, Submit, Ticket, GROUP,
 };
 use crate::tier2::requests::encoded;
 use crate::tier2::wire;
@@ -178,8 +178,20 @@ impl SimCluster {
     }
 
     pub fn submit(&mut self, id: NodeId, command: &Command<'_>, wait_ms: u64) -> Ticket {
+        self.submit_by(id, 0, command, wait_ms)
+    }
+
+    /// By a certain connection: its commands keep their order.
+    pub fn submit_by(
+        &mut self,
+        id: NodeId,
+        connection: ConnectionId,
+        command: &Command<'_>,
+        wait_ms: u64,
+    ) -> Ticket {
         let blob = encoded(command);
-        self.ask(id, |ticket| Input::Submit(Submit { ticket, blob, patience_ms: PATIENCE_MS, wait_ms }))
+        let patience_ms = PATIENCE_MS;
+        self.ask(id, |ticket| Input::Submit(Submit { ticket, connection, blob, patience_ms, wait_ms }))
     }
 
     pub fn read(&mut self, id: NodeId, query: OwnedQuery) -> Ticket {

@@ -1,7 +1,7 @@
 //! Leaders that die, sleep, are cut off, or hand over.
 
 use super::*;
-use crate::tier2::ports::{AdminRequest, Forward, Input, PeerMessage};
+use crate::tier2::ports::{AdminRequest, Forward, Forwarded, Input, PeerMessage};
 use crate::tier2::requests::encoded;
 use crate::tier2::stage::UNNUMBERED;
 use redfence_core::types::Origin;
@@ -195,9 +195,11 @@ fn a_node_that_a_late_word_of_its_earlier_start_put_aside_begins_anew() {
         }
         // Both starts' announcements come through, the earlier one last, before the node sees what became of either.
         for &origin in starts.iter().rev() {
-            let commands = vec![(UNNUMBERED, encoded(&Command::OriginStart { origin }))];
-            let message = PeerMessage::Forward(Forward { origin, acked_below: 1, commands });
+            let blob = encoded(&Command::OriginStart { origin });
+            let commands = vec![Forwarded { seq: UNNUMBERED, connection: 0, blob }];
             let to = leader(&cluster);
+            let term = cluster.node(to).expect("it runs").term();
+            let message = PeerMessage::Forward(Forward { origin, term, prev: 0, acked_below: 1, commands });
             cluster.input(to, Input::Peer { from: node, message });
         }
         cluster.run_for(300);

@@ -4,6 +4,7 @@ mod basics;
 mod chaos;
 mod leaders;
 mod members;
+mod order;
 mod outcomes;
 mod pace;
 mod snapshots;
