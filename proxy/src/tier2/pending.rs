@@ -448,7 +448,13 @@ mod tests {
     const ORIGIN: Origin = Origin { node: 1, incarnation: 1 };
 
     fn submit(ticket: Ticket, wait_ms: u64) -> Submit {
-        Submit { ticket, connection: ticket, blob: Bytes::from_static(b"command"), patience_ms: 5_000, wait_ms }
+        Submit {
+            ticket,
+            connection: ticket,
+            blob: Bytes::from_static(b"command"),
+            patience_ms: 5_000,
+            wait_ms,
+        }
     }
 
     /// Sends all that is due at this time; answers its numbers.

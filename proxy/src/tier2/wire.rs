@@ -5,8 +5,8 @@
 //! against the bytes that are there before anything is allocated for it.
 
 use super::ports::{
-    AdminRequest, Forward, Forwarded, GroupId, LogMark, Member, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId,
-    SnapshotMeta, TransferState,
+    AdminRequest, Forward, Forwarded, GroupId, LogMark, Member, PeerMessage, SnapshotAck, SnapshotChunk,
+    SnapshotId, SnapshotMeta, TransferState,
 };
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use protobuf::Message as _;

@@ -85,7 +85,10 @@ impl Connection {
                 } else {
                     IfAbandoned::Nothing
                 };
-                (self.shared.tier2.submit_for(self.client.card.id, self.client.caller(), blob, wait_ms), if_abandoned)
+                (
+                    self.shared.tier2.submit_for(self.client.card.id, self.client.caller(), blob, wait_ms),
+                    if_abandoned,
+                )
             }
         };
         self.await_call(lane, Source::Tier2(pending), waits, if_abandoned);

@@ -79,7 +79,12 @@ impl Connection {
         let mut blob = Vec::with_capacity(128);
         let member = self.member();
         Command::Redis { db: self.client.db, resp, member, argv: words }.encode(&mut blob);
-        let pending = self.shared.tier2.submit_for(self.client.card.id, self.client.caller(), Bytes::from(blob), wait_ms);
+        let pending = self.shared.tier2.submit_for(
+            self.client.card.id,
+            self.client.caller(),
+            Bytes::from(blob),
+            wait_ms,
+        );
         let if_abandoned = match wait {
             None => IfAbandoned::Nothing,
             Some(_) => IfAbandoned::PutBack { db: self.client.db, argv: owned(argv) },

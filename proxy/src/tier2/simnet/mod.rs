@@ -15,7 +15,8 @@ use crate::tier2::chance::Chance;
 use crate::tier2::config::Config;
 use crate::tier2::node::Node;
 use crate::tier2::ports::{
-    AdminRequest, ConnectionId, Input, NodeId, Outputs, OwnedQuery, PeerMessage, Read, SnapshotMeta, Submit, Ticket, GROUP,
+    AdminRequest, ConnectionId, Input, NodeId, Outputs, OwnedQuery, PeerMessage, Read, SnapshotMeta, Submit,
+    Ticket, GROUP,
 };
 use crate::tier2::requests::encoded;
 use crate::tier2::wire;

@@ -45,7 +45,9 @@ impl Pushers {
                 match reply {
                     Reply::Int(_) => assert!(numbers.contains(&number), "seed {seed}: {number} is lost"),
                     reply => match code(reply) {
-                        "UNAVAILABLE" => assert!(!numbers.contains(&number), "seed {seed}: {number} is there"),
+                        "UNAVAILABLE" => {
+                            assert!(!numbers.contains(&number), "seed {seed}: {number} is there")
+                        }
                         "INDETERMINATE" => {}
                         other => panic!("seed {seed}: {other}"),
                     },
@@ -56,7 +58,8 @@ impl Pushers {
 }
 
 fn numbers_in(cluster: &mut SimCluster, list: &str) -> Vec<usize> {
-    let argv = ["LRANGE", list, "0", "-1"].iter().map(|word| Bytes::copy_from_slice(word.as_bytes())).collect();
+    let argv =
+        ["LRANGE", list, "0", "-1"].iter().map(|word| Bytes::copy_from_slice(word.as_bytes())).collect();
     let node = leader(cluster);
     let ticket = cluster.read(node, OwnedQuery::Redis { db: 0, resp: Resp::Two, member: None, argv });
     let Reply::Array(items) = cluster.wait_for(ticket, 6_000) else { panic!("not a list") };

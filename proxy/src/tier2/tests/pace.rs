@@ -47,7 +47,8 @@ impl Alone {
         for _ in 0..clients {
             let name = format!("r{}", self.next_ticket);
             let blob = encoded(&acquire(&name, "me", 60_000, 0));
-            let submit = Submit { ticket: self.next_ticket, connection: 0, blob, patience_ms: 5_000, wait_ms: 0 };
+            let submit =
+                Submit { ticket: self.next_ticket, connection: 0, blob, patience_ms: 5_000, wait_ms: 0 };
             self.node.input(self.now(), Input::Submit(submit));
             self.next_ticket += 1;
         }

@@ -24,7 +24,10 @@ fn run(per_turn: u64) -> f64 {
         for _ in 0..per_turn.min(OPERATIONS - asked) {
             let (name, owner) = (format!("resource-{}", asked % 50_000), format!("owner-{asked}"));
             let blob = encoded(&acquire(&name, &owner, 60_000, 0));
-            node.input(now, Input::Submit(Submit { ticket: asked, connection: 0, blob, patience_ms: 5_000, wait_ms: 0 }));
+            node.input(
+                now,
+                Input::Submit(Submit { ticket: asked, connection: 0, blob, patience_ms: 5_000, wait_ms: 0 }),
+            );
             asked += 1;
         }
         out.clear();
