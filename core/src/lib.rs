@@ -6,6 +6,7 @@
 //! # Layout
 //!
 //! - [`types`]: ids, times, fences and the limits of the contract
+//! - [`limits`]: limits in bytes, each derived from the one above it
 //! - [`grammar`]: argv → `Request`, one file a command; every error text
 //! - [`reply`]: what a command answers, and the `Sink` a front renders it into
 //! - [`event`]: what watchers see
@@ -21,6 +22,7 @@ pub mod event;
 pub mod glob;
 pub mod grammar;
 pub mod keyspace;
+pub mod limits;
 pub mod machine;
 pub mod mutants;
 pub mod reply;

@@ -10,7 +10,7 @@ fn put_len(out: &mut Vec<u8>, len: usize) {
     out.extend_from_slice(&(len as u32).to_le_bytes());
 }
 
-fn put(out: &mut Vec<u8>, bytes: &[u8]) {
+pub(super) fn put(out: &mut Vec<u8>, bytes: &[u8]) {
     put_len(out, bytes.len());
     out.extend_from_slice(bytes);
 }
@@ -51,7 +51,7 @@ pub fn write(value: &Value, out: &mut Vec<u8>) {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+pub(super) struct Reader<'a>(pub(super) &'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, len: usize) -> Option<&'a [u8]> {
@@ -64,12 +64,12 @@ impl<'a> Reader<'a> {
         Some(u32::from_le_bytes(self.take(4)?.try_into().ok()?) as usize)
     }
 
-    fn bytes(&mut self) -> Option<Bytes> {
+    pub(super) fn bytes(&mut self) -> Option<Bytes> {
         let len = self.len()?;
         self.take(len).map(Bytes::copy_from_slice)
     }
 
-    fn score(&mut self) -> Option<Score> {
+    pub(super) fn score(&mut self) -> Option<Score> {
         let score = f64::from_bits(u64::from_le_bytes(self.take(8)?.try_into().ok()?));
         (!score.is_nan()).then_some(Score(score))
     }

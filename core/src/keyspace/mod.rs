@@ -7,6 +7,7 @@
 //!
 //! - [`keys`]: the trait `Keys`; [`memory`]: a plain map behind it
 //! - [`value`], [`fields`], [`sorted`]: what keys hold
+//! - [`codec`], [`stream`]: values as bytes, whole and in portions
 //! - [`table`]: every command's name, arity, flags and key positions
 //! - `strings`, `counters`, `generic`, `expire`, `scan`, `hashes`, `lists`, `lists_moving`, `zsets`, `zset_ranges`, `sets`,
 //!   `object`, `server`: the commands, one family a file
@@ -39,6 +40,7 @@ mod scan;
 mod server;
 mod sets;
 pub mod sorted;
+pub mod stream;
 mod strings;
 pub mod table;
 pub mod value;
@@ -56,10 +58,7 @@ pub use memory::MemoryKeys;
 use table::Run;
 pub use value::{Value, View};
 
-/// Longest name of a key.
-pub const KEY_BYTES_MAX: usize = 64 * 1024 - 1;
-/// Longest string value.
-pub const STRING_BYTES_MAX: usize = 1024 * 1024;
+pub use crate::limits::{KEY_BYTES_MAX, STRING_BYTES_MAX};
 /// `SELECT` goes from 0 up to this, as by default in Redis.
 pub const DATABASES: u32 = 16;
 

@@ -7,6 +7,8 @@ use super::bytes::{put_varint, Reader};
 use super::codec::{face, put_face, put_words, words};
 use super::command::Db;
 use super::redis::{Caller, Ran};
+use super::slab::framed;
+use super::snapshot::kind;
 use super::waiter::{put_request_id, request_id};
 use super::{Applied, Machine};
 use crate::grammar::errors;
@@ -15,9 +17,13 @@ use crate::reply::{Refusal, Reply};
 use crate::types::{RequestId, KEYS_PER_BLOCKED_MAX};
 use ::bytes::Bytes;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
 
-#[derive(Clone, Debug)]
-struct Waiting {
+/// Those who wait, by number. Persistent: a copy costs nothing.
+pub(crate) type Waitings = imbl::OrdMap<u64, Arc<Waiting>>;
+
+#[derive(Debug)]
+pub(crate) struct Waiting {
     id: RequestId,
     caller: Caller,
     argv: Vec<Bytes>,
@@ -28,7 +34,7 @@ struct Waiting {
 
 #[derive(Clone, Default)]
 pub(crate) struct Blocked {
-    waiting: BTreeMap<u64, Waiting>,
+    waiting: Waitings,
     next_number: u64,
     // Worked out from the above.
     by_key: BTreeMap<(Db, Bytes), BTreeSet<u64>>,
@@ -73,11 +79,11 @@ impl Blocked {
             self.by_deadline.insert((waiting.deadline_ms, number));
         }
         self.by_id.insert(waiting.id, number);
-        self.waiting.insert(number, waiting);
+        self.waiting.insert(number, Arc::new(waiting));
         self.next_number = self.next_number.max(number + 1);
     }
 
-    fn remove(&mut self, number: u64) -> Option<Waiting> {
+    fn remove(&mut self, number: u64) -> Option<Arc<Waiting>> {
         let waiting = self.waiting.remove(&number)?;
         for key in &waiting.keys {
             let place = (waiting.caller.db, key.clone());
@@ -94,7 +100,7 @@ impl Blocked {
     }
 
     /// Who waits for a key, from this number on.
-    fn next_at(&self, place: &(Db, Bytes), from: u64) -> Option<(u64, Waiting)> {
+    fn next_at(&self, place: &(Db, Bytes), from: u64) -> Option<(u64, Arc<Waiting>)> {
         let number = *self.by_key.get(place)?.range(from..).next()?;
         Some((number, self.waiting.get(&number)?.clone()))
     }
@@ -108,42 +114,57 @@ impl Blocked {
         }
     }
 
-    pub(crate) fn write(&self, out: &mut Vec<u8>) {
-        put_varint(out, self.next_number);
-        put_varint(out, self.waiting.len() as u64);
-        for (number, waiting) in &self.waiting {
-            put_varint(out, *number);
-            put_request_id(out, waiting.id);
-            let Caller { db, resp, member } = waiting.caller;
-            put_varint(out, u64::from(db));
-            put_face(out, resp, member);
-            put_varint(out, waiting.deadline_ms.wrapping_add(1));
-            put_words(out, &waiting.argv);
-            put_words(out, &waiting.keys);
-        }
+    pub(crate) fn next_number(&self) -> u64 {
+        self.next_number
     }
 
-    pub(crate) fn read(reader: &mut Reader<'_>, count_max: usize) -> Option<Blocked> {
-        let mut blocked = Blocked::default();
-        let next_number = reader.varint()?;
-        for _ in 0..reader.varint()? {
-            let number = reader.varint()?;
-            let id = request_id(reader)?;
-            let (db, (resp, member)) = (reader.varint_u32()?, face(reader)?);
-            let caller = Caller { db, resp, member };
-            let deadline_ms = reader.varint()?.wrapping_sub(1);
-            let own = |words: super::command::Words<'_>| -> Vec<Bytes> {
-                words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
-            };
-            let (argv, keys) = (own(words(reader)?), own(words(reader)?));
-            let fits = number < next_number && blocked.len() < count_max && !blocked.has(id);
-            if !fits || blocked.waiting.contains_key(&number) || keys.is_empty() {
-                return None;
-            }
-            blocked.insert(number, Waiting { id, caller, argv, keys, deadline_ms });
+    pub(crate) fn waitings(&self) -> Waitings {
+        self.waiting.clone()
+    }
+
+    /// An empty table that goes on counting where another stopped.
+    pub(crate) fn counting_from(next_number: u64) -> Blocked {
+        Blocked { next_number, ..Blocked::default() }
+    }
+
+    /// Takes one record of a snapshot in.
+    pub(crate) fn read(&mut self, reader: &mut Reader<'_>, count_max: usize) -> Option<()> {
+        let (number, waiting) = Waiting::read(reader)?;
+        let fits = number < self.next_number && self.len() < count_max && !self.has(waiting.id);
+        if !fits || self.waiting.contains_key(&number) {
+            return None;
         }
-        blocked.next_number = next_number;
-        Some(blocked)
+        self.insert(number, waiting);
+        Some(())
+    }
+}
+
+impl Waiting {
+    /// As one record of a snapshot.
+    pub(crate) fn write(&self, number: u64, out: &mut Vec<u8>) {
+        framed(kind::BLOCKED, out, |out| {
+            put_varint(out, number);
+            put_request_id(out, self.id);
+            let Caller { db, resp, member } = self.caller;
+            put_varint(out, u64::from(db));
+            put_face(out, resp, member);
+            put_varint(out, self.deadline_ms.wrapping_add(1));
+            put_words(out, &self.argv);
+            put_words(out, &self.keys);
+        });
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Option<(u64, Waiting)> {
+        let number = reader.varint()?;
+        let id = request_id(reader)?;
+        let (db, (resp, member)) = (reader.varint_u32()?, face(reader)?);
+        let caller = Caller { db, resp, member };
+        let deadline_ms = reader.varint()?.wrapping_sub(1);
+        let own = |words: super::command::Words<'_>| -> Vec<Bytes> {
+            words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
+        };
+        let (argv, keys) = (own(words(reader)?), own(words(reader)?));
+        (!keys.is_empty()).then_some((number, Waiting { id, caller, argv, keys, deadline_ms }))
     }
 }
 

@@ -17,6 +17,10 @@ impl<'a> Reader<'a> {
         self.rest.is_empty()
     }
 
+    pub(crate) fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
     pub(crate) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (head, rest) = self.rest.split_at_checked(len)?;
         self.rest = rest;

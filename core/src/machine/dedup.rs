@@ -6,12 +6,16 @@
 use super::bytes::{put_varint, Reader};
 use super::codec::{read_reply, write_reply};
 use super::origins::OriginState;
+use super::slab::framed;
+use super::snapshot::kind;
 use crate::reply::Reply;
 use crate::types::{Origin, RequestId};
 use std::collections::{BTreeMap, VecDeque};
 
 /// Earlier starts of one node that are remembered by number. Older ones have nothing left under way.
 const PAST_MAX: usize = 16;
+/// Replies share a record of a snapshot up to about this size.
+const REPLIES_RECORD_BYTES: usize = 64 * 1024;
 
 #[derive(Default)]
 pub(crate) struct Dedup {
@@ -147,57 +151,62 @@ impl Dedup {
         self.nodes.get(&origin.node).is_some_and(|node| node.past.contains(&origin.incarnation))
     }
 
+    /// As records of a snapshot: one a node, each followed by those of its replies.
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
-        put_varint(out, self.nodes.len() as u64);
         for (id, node) in &self.nodes {
-            put_varint(out, *id);
-            out.extend_from_slice(&node.incarnation.to_le_bytes());
-            put_varint(out, node.past.len() as u64);
-            node.past.iter().for_each(|past| out.extend_from_slice(&past.to_le_bytes()));
-            out.push(u8::from(node.gone));
-            put_varint(out, node.acked_below);
-            put_varint(out, node.first_seq);
-            put_varint(out, node.replies.len() as u64);
-            for reply in &node.replies {
-                match reply {
-                    None => out.push(0),
-                    Some(reply) => {
-                        out.push(1);
-                        write_reply(reply, out);
+            framed(kind::ORIGIN, out, |out| {
+                put_varint(out, *id);
+                out.extend_from_slice(&node.incarnation.to_le_bytes());
+                put_varint(out, node.past.len() as u64);
+                node.past.iter().for_each(|past| out.extend_from_slice(&past.to_le_bytes()));
+                out.push(u8::from(node.gone));
+                put_varint(out, node.acked_below);
+                put_varint(out, node.first_seq);
+            });
+            let mut replies = node.replies.iter().peekable();
+            while replies.peek().is_some() {
+                framed(kind::REPLIES, out, |out| {
+                    put_varint(out, *id);
+                    let start = out.len();
+                    while out.len() - start < REPLIES_RECORD_BYTES {
+                        let Some(reply) = replies.next() else { break };
+                        match reply {
+                            None => out.push(0),
+                            Some(reply) => {
+                                out.push(1);
+                                write_reply(reply, out);
+                            }
+                        }
                     }
-                }
+                });
             }
         }
     }
 
-    pub(crate) fn read(reader: &mut Reader<'_>, nodes_max: usize, replies_max: usize) -> Option<Dedup> {
-        let mut nodes = BTreeMap::new();
-        for _ in 0..reader.varint()? {
-            let id = reader.varint()?;
-            let mut node = Remembered::new(reader.u64_fixed()?);
-            for _ in 0..reader.varint()? {
-                node.past.push_back(reader.u64_fixed()?);
-            }
-            node.gone = reader.flag()?;
-            node.acked_below = reader.varint()?;
-            node.first_seq = reader.varint()?;
-            for _ in 0..reader.varint()? {
-                let reply = if reader.flag()? { Some(read_reply(reader)?) } else { None };
-                node.replies.push_back(reply);
-            }
-            let last = node.first_seq.checked_add(node.replies.len() as u64);
-            if node.past.len() > PAST_MAX
-                || node.replies.len() > replies_max
-                || last.is_none()
-                || node.first_seq < node.acked_below
-            {
-                return None;
-            }
-            if nodes.len() >= nodes_max || nodes.insert(id, node).is_some() {
-                return None;
-            }
+    /// Takes a record of one node in.
+    pub(crate) fn read_origin(&mut self, reader: &mut Reader<'_>, nodes_max: usize) -> Option<()> {
+        let id = reader.varint()?;
+        let mut node = Remembered::new(reader.u64_fixed()?);
+        let past = reader.varint().filter(|count| *count <= PAST_MAX as u64)?;
+        for _ in 0..past {
+            node.past.push_back(reader.u64_fixed()?);
         }
-        Some(Dedup { nodes })
+        node.gone = reader.flag()?;
+        node.acked_below = reader.varint()?;
+        node.first_seq = reader.varint()?;
+        let fits = node.first_seq >= node.acked_below && self.nodes.len() < nodes_max;
+        (fits && self.nodes.insert(id, node).is_none()).then_some(())
+    }
+
+    /// Takes a record of some of a node's replies in, behind those it has.
+    pub(crate) fn read_replies(&mut self, reader: &mut Reader<'_>, replies_max: usize) -> Option<()> {
+        let node = self.nodes.get_mut(&reader.varint()?)?;
+        while !reader.is_empty() {
+            let reply = if reader.flag()? { Some(read_reply(reader)?) } else { None };
+            node.replies.push_back(reply);
+        }
+        node.first_seq.checked_add(node.replies.len() as u64)?;
+        (node.replies.len() <= replies_max).then_some(())
     }
 }
 

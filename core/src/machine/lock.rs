@@ -9,6 +9,7 @@ use super::command::Db;
 use super::deadlines::NEVER;
 use super::list::{put_slot, slot, Linked, Links, List};
 use super::slab::{Image, Slab, NONE};
+use super::snapshot::kind;
 use crate::keyspace::KEY_BYTES_MAX;
 use crate::types::{Fence, Reason};
 use hashbrown::HashTable;
@@ -178,6 +179,8 @@ impl Linked for Lock {
 }
 
 impl Image for Lock {
+    const KIND: u8 = kind::LOCK;
+
     fn write(&self, out: &mut Vec<u8>) {
         let phase = match self.phase {
             Phase::Held => 0u8,

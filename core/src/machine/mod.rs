@@ -84,7 +84,7 @@ pub use noted::Noted;
 pub use origins::{Fate, OriginState};
 pub use redis::is_read;
 use redis::Caller;
-pub use restore::{RestoreError, Restorer};
+pub use restore::{Checker, RestoreError, Restorer};
 use rustc_hash::FxBuildHasher;
 use session::Session;
 use slab::Slab;

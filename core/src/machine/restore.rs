@@ -1,7 +1,7 @@
 //! A machine out of the pieces of a snapshot. What comes in is not believed: every piece carries a checksum, every record is
 //! checked as it is read, and the whole is held against the invariants before it is handed out.
 
-use super::blocked::Blocked;
+use super::blocked::{Blocked, Waiting};
 use super::bytes::Reader;
 use super::deadlines::Kind;
 use super::dedup::Dedup;
@@ -9,10 +9,11 @@ use super::invariants::Violation;
 use super::list::List;
 use super::members::Grants;
 use super::slab::{Image, Slab};
-use super::snapshot::{section, SNAPSHOT_VERSION};
+use super::snapshot::{kind, SNAPSHOT_VERSION};
 use super::stats::{count, Counters};
 use super::{Limits, Machine, LOGICAL_MS_MAX, WALL_US_MAX};
-use crate::keyspace::codec;
+use crate::keyspace::stream::Builder;
+use crate::limits::{SNAPSHOT_PIECE_BYTES_MAX, SNAPSHOT_RECORD_BYTES_MAX};
 use crate::script::scripts::sha1;
 use crate::types::{Fence, Stamp};
 use std::fmt;
@@ -54,8 +55,7 @@ impl std::error::Error for RestoreError {}
 /// Takes pieces in their order and makes a machine of them.
 pub struct Restorer {
     machine: Machine,
-    pieces: u32,
-    complete: bool,
+    reader: PieceReader,
     failed: Option<RestoreError>,
 }
 
@@ -68,7 +68,7 @@ impl Default for Restorer {
 impl Restorer {
     #[must_use]
     pub fn new(limits: Limits) -> Restorer {
-        Restorer { machine: Machine::with_limits(limits), pieces: 0, complete: false, failed: None }
+        Restorer { machine: Machine::with_limits(limits), reader: PieceReader::default(), failed: None }
     }
 
     /// Takes the next piece. After an error nothing more is taken.
@@ -76,7 +76,8 @@ impl Restorer {
         if let Some(error) = &self.failed {
             return Err(error.clone());
         }
-        let taken = self.take(piece);
+        let machine = &mut self.machine;
+        let taken = self.reader.take(piece, |records, kind, content| records.keep(machine, kind, content));
         self.failed = taken.clone().err();
         taken
     }
@@ -84,7 +85,7 @@ impl Restorer {
     /// Whether the last piece has come.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.complete
+        self.reader.complete
     }
 
     /// The machine, equal to the original in every respect.
@@ -92,7 +93,7 @@ impl Restorer {
         if let Some(error) = self.failed {
             return Err(error);
         }
-        if !self.complete {
+        if !self.reader.complete {
             return Err(RestoreError::Unfinished);
         }
         // The names come first: what the index is built from must be sound before it is.
@@ -104,10 +105,71 @@ impl Restorer {
         }
         Ok(self.machine)
     }
+}
 
-    fn take(&mut self, piece: &[u8]) -> Result<(), RestoreError> {
+/// Reads a snapshot back without keeping it: every piece has its size, checksum and place, every record can be read, none is
+/// missing. Needs no more memory than the largest collection. For whoever stores a snapshot, before the log behind it goes.
+pub struct Checker {
+    /// Takes nothing but the head and what is remembered of nodes, which is bounded.
+    scratch: Machine,
+    reader: PieceReader,
+}
+
+impl Default for Checker {
+    fn default() -> Checker {
+        let records = Records { checks_only: true, ..Records::default() };
+        let reader = PieceReader { records, ..PieceReader::default() };
+        Checker { scratch: Machine::new(), reader }
+    }
+}
+
+impl Checker {
+    /// Takes the next piece.
+    pub fn push(&mut self, piece: &[u8]) -> Result<(), RestoreError> {
+        let scratch = &mut self.scratch;
+        self.reader.take(piece, |records, kind, content| records.keep(scratch, kind, content))
+    }
+
+    /// Whether it was a whole snapshot.
+    pub fn finish(self) -> Result<(), RestoreError> {
+        match self.reader.complete {
+            true => Ok(()),
+            false => Err(RestoreError::Unfinished),
+        }
+    }
+}
+
+/// Puts the pieces' bytes together again and cuts them into records.
+#[derive(Default)]
+struct PieceReader {
+    pieces: u32,
+    /// The beginning of a record whose rest is in the next piece.
+    rest: Vec<u8>,
+    records: Records,
+    complete: bool,
+}
+
+/// What is known between two records.
+#[derive(Default)]
+struct Records {
+    /// Records are read and dropped.
+    checks_only: bool,
+    has_head: bool,
+    has_end: bool,
+    /// Locks, seats, waiters, sessions.
+    counts: [u64; 4],
+    /// A collection whose elements have not all come.
+    value: Option<(u32, Builder)>,
+}
+
+impl PieceReader {
+    fn take(
+        &mut self,
+        piece: &[u8],
+        keep: impl FnMut(&mut Records, u8, &[u8]) -> Option<()>,
+    ) -> Result<(), RestoreError> {
         let (body, crc) = piece.split_last_chunk::<4>().ok_or(RestoreError::Damaged)?;
-        if crc32fast::hash(body) != u32::from_le_bytes(*crc) {
+        if piece.len() > SNAPSHOT_PIECE_BYTES_MAX || crc32fast::hash(body) != u32::from_le_bytes(*crc) {
             return Err(RestoreError::Damaged);
         }
         let mut reader = Reader::new(body);
@@ -118,82 +180,132 @@ impl Restorer {
         if self.complete || reader.u32_fixed() != Some(self.pieces) {
             return Err(RestoreError::Order);
         }
-        if self.pieces == 0 {
-            self.read_head(&mut reader).ok_or(RestoreError::Malformed)?;
-        }
-        while !reader.is_empty() {
-            self.read_section(&mut reader).ok_or(RestoreError::Malformed)?;
-        }
         self.pieces += 1;
+        self.read_records(reader.rest(), keep).ok_or(RestoreError::Malformed)?;
+        self.complete = self.records.has_end;
         Ok(())
     }
 
-    fn read_head(&mut self, reader: &mut Reader<'_>) -> Option<()> {
-        if reader.u8()? != section::HEAD {
+    fn read_records(
+        &mut self,
+        content: &[u8],
+        mut keep: impl FnMut(&mut Records, u8, &[u8]) -> Option<()>,
+    ) -> Option<()> {
+        let mut joined = std::mem::take(&mut self.rest);
+        let bytes = match joined.is_empty() {
+            true => content,
+            false => {
+                joined.extend_from_slice(content);
+                &joined
+            }
+        };
+        let mut reader = Reader::new(bytes);
+        loop {
+            let at_record = reader.clone();
+            let (Some(kind), Some(length)) = (reader.u8(), reader.u32_fixed()) else {
+                self.rest = at_record.rest().to_vec();
+                break;
+            };
+            if length as usize > SNAPSHOT_RECORD_BYTES_MAX || self.records.has_end {
+                return None;
+            }
+            let Some(record) = reader.take(length as usize) else {
+                self.rest = at_record.rest().to_vec();
+                break;
+            };
+            keep(&mut self.records, kind, record)?;
+        }
+        // Behind the last record nothing may come.
+        (!self.records.has_end || self.rest.is_empty()).then_some(())
+    }
+}
+
+impl Records {
+    /// Takes one record into the machine.
+    fn keep(&mut self, machine: &mut Machine, kind: u8, content: &[u8]) -> Option<()> {
+        let mut reader = Reader::new(content);
+        let reader = &mut reader;
+        let limits = machine.limits;
+        if self.has_head == (kind == kind::HEAD) || (self.value.is_some() != (kind == kind::ELEMENTS)) {
             return None;
         }
-        let machine = &mut self.machine;
-        machine.clock =
-            Stamp { term: reader.varint()?, logical_ms: reader.varint()?, wall_us: reader.varint()? };
-        machine.instant_ms = machine.clock.logical_ms;
-        machine.floor = Fence(reader.varint()?);
-        machine.event_seq = count(reader)?;
-        machine.settings = super::settings::Settings::read(reader)?;
-        machine.counters = Counters::read(reader)?;
-        machine.idle = List::read(reader)?;
-        let limits = machine.limits;
-        machine.dedup = Dedup::read(reader, limits.origins_max, limits.remembered_per_origin_max)?;
-        machine.blocked = Blocked::read(reader, limits.waiters_max)?;
-        (machine.clock.logical_ms <= LOGICAL_MS_MAX && machine.clock.wall_us <= WALL_US_MAX).then_some(())
+        match kind {
+            kind::HEAD => {
+                self.has_head = true;
+                read_head(machine, reader)?;
+            }
+            kind::ORIGIN => machine.dedup.read_origin(reader, limits.origins_max)?,
+            kind::REPLIES => machine.dedup.read_replies(reader, limits.remembered_per_origin_max)?,
+            kind::LOCK => self.read_record(0, &mut machine.locks, reader)?,
+            kind::SEAT => self.read_record(1, &mut machine.seats, reader)?,
+            kind::WAITER => self.read_record(2, &mut machine.waiters, reader)?,
+            kind::SESSION => self.read_record(3, &mut machine.sessions, reader)?,
+            kind::BLOCKED if self.checks_only => drop(Waiting::read(reader)?),
+            kind::BLOCKED => machine.blocked.read(reader, limits.waiters_max)?,
+            kind::VALUE => {
+                let slot = reader.varint_u32()?;
+                let (form, len) = (reader.u8()?, usize::try_from(reader.varint()?).ok()?);
+                self.value = Some((slot, Builder::new(form, len)?));
+            }
+            kind::ELEMENTS => return self.read_elements(machine, content),
+            kind::GRANTS => {
+                let slot = reader.varint_u32()?;
+                let grants = Grants::read(reader)?;
+                if !self.checks_only {
+                    machine.grants.insert(slot, grants).is_none().then_some(())?;
+                }
+            }
+            kind::SCRIPT => {
+                let body = reader.take(content.len())?;
+                if !self.checks_only {
+                    machine.scripts.insert(sha1(body), body);
+                }
+            }
+            kind::END => {
+                for count in self.counts {
+                    (reader.varint()? == count).then_some(())?;
+                }
+                self.has_end = true;
+            }
+            _ => return None,
+        }
+        reader.is_empty().then_some(())
     }
 
-    fn read_section(&mut self, reader: &mut Reader<'_>) -> Option<()> {
-        if self.complete {
-            return None;
+    fn read_elements(&mut self, machine: &mut Machine, content: &[u8]) -> Option<()> {
+        let (slot, mut builder) = self.value.take()?;
+        builder.read(content)?;
+        if !builder.is_done() {
+            self.value = Some((slot, builder));
+            return Some(());
         }
-        let machine = &mut self.machine;
-        match reader.u8()? {
-            section::LOCKS => read_records(&mut machine.locks, reader),
-            section::SEATS => read_records(&mut machine.seats, reader),
-            section::WAITERS => read_records(&mut machine.waiters, reader),
-            section::SESSIONS => read_records(&mut machine.sessions, reader),
-            section::VALUES => {
-                let slot = reader.varint_u32()?;
-                let value = codec::read(reader.bytes()?)?;
-                machine.values.insert(slot, value).is_none().then_some(())
-            }
-            section::GRANTS => {
-                let slot = reader.varint_u32()?;
-                machine.grants.insert(slot, Grants::read(reader)?).is_none().then_some(())
-            }
-            section::SCRIPTS => {
-                let body = reader.bytes()?;
-                machine.scripts.insert(sha1(body), body);
-                Some(())
-            }
-            section::END => {
-                let counts =
-                    [machine.locks.len(), machine.seats.len(), machine.waiters.len(), machine.sessions.len()];
-                for count in counts {
-                    if reader.varint()? != count as u64 {
-                        return None;
-                    }
-                }
-                self.complete = true;
-                Some(())
-            }
-            _ => None,
+        if self.checks_only {
+            return Some(());
+        }
+        machine.values.insert(slot, builder.finish()).is_none().then_some(())
+    }
+
+    fn read_record<T: Image>(&mut self, at: usize, slab: &mut Slab<T>, reader: &mut Reader<'_>) -> Option<()> {
+        let slot = reader.varint_u32()?;
+        let record = T::read(reader)?;
+        self.counts[at] += 1;
+        match self.checks_only {
+            true => Some(()),
+            false => slab.insert_at(slot, record),
         }
     }
 }
 
-fn read_records<T: Image>(slab: &mut Slab<T>, reader: &mut Reader<'_>) -> Option<()> {
-    for _ in 0..reader.varint()? {
-        let slot = reader.varint_u32()?;
-        let record = T::read(reader)?;
-        slab.insert_at(slot, record)?;
-    }
-    Some(())
+fn read_head(machine: &mut Machine, reader: &mut Reader<'_>) -> Option<()> {
+    machine.clock = Stamp { term: reader.varint()?, logical_ms: reader.varint()?, wall_us: reader.varint()? };
+    machine.instant_ms = machine.clock.logical_ms;
+    machine.floor = Fence(reader.varint()?);
+    machine.event_seq = count(reader)?;
+    machine.counters = Counters::read(reader)?;
+    machine.idle = List::read(reader)?;
+    machine.blocked = Blocked::counting_from(count(reader)?);
+    machine.settings = super::settings::Settings::read(reader)?;
+    (machine.clock.logical_ms <= LOGICAL_MS_MAX && machine.clock.wall_us <= WALL_US_MAX).then_some(())
 }
 
 impl Machine {

@@ -5,6 +5,7 @@ use super::deadlines::Kind;
 use super::list::List;
 use super::lock::Ended;
 use super::slab::Image;
+use super::snapshot::kind;
 use super::{Applied, Machine};
 use crate::event::EventKind;
 use crate::grammar::errors;
@@ -27,6 +28,8 @@ pub(crate) struct Session {
 }
 
 impl Image for Session {
+    const KIND: u8 = kind::SESSION;
+
     fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.id.0.to_le_bytes());
         put_bytes(out, &self.label);

@@ -7,6 +7,8 @@
 //! walk has not reached yet. They are the only ways to change a slot.
 
 use super::bytes::{put_varint, Reader};
+use crate::limits::SNAPSHOT_RECORD_BYTES_MAX;
+use std::collections::VecDeque;
 use std::ops::Index;
 
 /// "No slot", where a link may point nowhere.
@@ -17,6 +19,9 @@ const CHUNK_SLOTS: usize = 256;
 
 /// How a record looks in a snapshot. What can be worked out from other records is not part of it.
 pub(crate) trait Image: Sized {
+    /// The kind of its records: see `snapshot.rs`.
+    const KIND: u8;
+
     fn write(&self, out: &mut Vec<u8>);
     fn read(reader: &mut Reader<'_>) -> Option<Self>;
 }
@@ -146,8 +151,8 @@ impl<T: Image> Slab<T> {
         let Some(mut walk) = self.walk.take() else { return };
         if walk.mark(slot) {
             if let Some(value) = self.get(slot) {
+                write_record(slot, value, walk.saved_end());
                 walk.saved_count += 1;
-                write_record(slot, value, &mut walk.saved);
             }
         }
         self.walk = Some(walk);
@@ -162,13 +167,21 @@ impl<T: Image> Slab<T> {
         self.walk = None;
     }
 
-    /// Appends images of slots not yet shown, looking at no more than `budget` slots. Answers how many records were
-    /// appended, and whether the walk is over.
-    pub(crate) fn walk_step(&mut self, budget: &mut usize, out: &mut Vec<u8>) -> (u64, bool) {
+    /// Appends images of slots not yet shown, looking at no more than `budget` slots, until `out` has `bytes_max` bytes or more.
+    /// Answers how many records were appended, and whether the walk is over.
+    pub(crate) fn walk_step(
+        &mut self,
+        budget: &mut usize,
+        bytes_max: usize,
+        out: &mut Vec<u8>,
+    ) -> (u64, bool) {
         let Some(mut walk) = self.walk.take() else { return (0, true) };
-        out.append(&mut walk.saved);
+        while out.len() < bytes_max {
+            let Some(saved) = walk.saved.pop_front() else { break };
+            out.extend_from_slice(&saved);
+        }
         let mut count = std::mem::take(&mut walk.saved_count);
-        while walk.next < walk.end && *budget > 0 {
+        while walk.next < walk.end && *budget > 0 && out.len() < bytes_max {
             *budget -= 1;
             let slot = walk.next;
             if self.chunks.get(slot as usize / CHUNK_SLOTS).is_none_or(|chunk| chunk.used == 0) {
@@ -184,7 +197,7 @@ impl<T: Image> Slab<T> {
             }
             walk.next += 1;
         }
-        let over = walk.next >= walk.end;
+        let over = walk.next >= walk.end && walk.saved.is_empty();
         if !over {
             self.walk = Some(walk);
         }
@@ -193,9 +206,25 @@ impl<T: Image> Slab<T> {
 }
 
 pub(crate) fn write_record<T: Image>(slot: u32, value: &T, out: &mut Vec<u8>) {
-    put_varint(out, u64::from(slot));
-    value.write(out);
+    framed(T::KIND, out, |out| {
+        put_varint(out, u64::from(slot));
+        value.write(out);
+    });
 }
+
+/// Appends one record: its kind, its length and what `write` appends.
+pub(crate) fn framed(kind: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    out.push(kind);
+    let length_at = out.len();
+    out.extend_from_slice(&[0; 4]);
+    write(out);
+    let length = out.len() - length_at - 4;
+    assert!(length <= SNAPSHOT_RECORD_BYTES_MAX, "a record of kind {kind} has {length} bytes");
+    out[length_at..length_at + 4].copy_from_slice(&(length as u32).to_le_bytes());
+}
+
+/// Saved images are kept in chunks of about this size, so that none of them is ever moved as a whole.
+const SAVED_CHUNK_BYTES: usize = 64 * 1024;
 
 /// How far a snapshot has come.
 struct Walk {
@@ -203,13 +232,21 @@ struct Walk {
     end: u32,
     /// One bit a slot: shown already, or empty at the beginning.
     seen: Vec<u64>,
-    saved: Vec<u8>,
+    /// Records that changed or went before their turn.
+    saved: VecDeque<Vec<u8>>,
     saved_count: u64,
 }
 
 impl Walk {
     fn new(end: u32) -> Walk {
-        Walk { next: 0, end, seen: vec![0; (end as usize).div_ceil(64)], saved: Vec::new(), saved_count: 0 }
+        Walk { next: 0, end, seen: vec![0; (end as usize).div_ceil(64)], saved: VecDeque::new(), saved_count: 0 }
+    }
+
+    fn saved_end(&mut self) -> &mut Vec<u8> {
+        if self.saved.back().is_none_or(|chunk| chunk.len() >= SAVED_CHUNK_BYTES) {
+            self.saved.push_back(Vec::new());
+        }
+        self.saved.back_mut().expect("pushed just now")
     }
 
     /// Whether the slot's image at the beginning is still wanted; from now on it is not.
@@ -303,6 +340,8 @@ mod tests {
     use super::*;
 
     impl Image for u64 {
+        const KIND: u8 = 0;
+
         fn write(&self, out: &mut Vec<u8>) {
             put_varint(out, *self);
         }
@@ -346,7 +385,7 @@ mod tests {
         let mut total = 0;
         let mut round = 0u64;
         loop {
-            let (count, over) = slab.walk_step(&mut 7, &mut bytes);
+            let (count, over) = slab.walk_step(&mut 7, usize::MAX, &mut bytes);
             total += count;
             if over {
                 break;
@@ -362,6 +401,7 @@ mod tests {
         let mut reader = Reader::new(&bytes);
         let mut seen = std::collections::BTreeMap::new();
         while !reader.is_empty() {
+            assert_eq!((reader.u8(), reader.u32_fixed().is_some()), (Some(0), true));
             let slot = reader.varint().unwrap();
             assert_eq!(seen.insert(slot, u64::read(&mut reader).unwrap()), None);
         }

@@ -5,46 +5,63 @@
 //! pieces together show the instant of the beginning, whatever was applied meanwhile.
 //!
 //! ```text
-//! piece   = version:u8  number:u32  body  crc32:u32      (over all before it)
-//! body    = section*
-//! section = kind:u8 content; records: kind count (slot record)*
+//! piece  = version:u8  number:u32  bytes  crc32:u32      (over all before it)
+//! record = kind:u8  length:u32  content
 //! ```
-//! The first piece begins with the head (clock, floor, counters, remembered replies, waiting commands); the last ends with the number of
-//! records of each kind.
+//! The bytes of all pieces are one stream of records: the head first, the counts of what came last. Pieces are cut by bytes, wherever
+//! that falls, so none is ever longer than [`SNAPSHOT_PIECE_BYTES_MAX`]; a reader refuses longer ones. No record is longer than
+//! [`SNAPSHOT_RECORD_BYTES_MAX`]: a collection is a record for itself and as many for its elements as it takes.
 
+use super::blocked::Waitings;
 use super::bytes::{put_bytes, put_varint, Hash64};
 use super::members::Grants;
-use super::slab::write_record;
+use super::slab::{framed, write_record};
 use super::Machine;
-use crate::keyspace::{codec, Value, View};
-use ::bytes::Bytes;
+use crate::keyspace::stream::{self, Writer};
+use crate::keyspace::{codec, Value};
+use crate::limits::{SNAPSHOT_ELEMENTS_BYTES, SNAPSHOT_PIECE_BYTES_MAX};
+use ::bytes::{Bytes, BytesMut};
 use std::collections::VecDeque;
 
 /// Written by this version, and the only one read.
-pub(crate) const SNAPSHOT_VERSION: u8 = 1;
+pub(crate) const SNAPSHOT_VERSION: u8 = 2;
+/// Version and number before the bytes of a piece, checksum behind them.
+const PIECE_OVERHEAD_BYTES: usize = 1 + 4 + 4;
+/// Bytes of records in one piece.
+const PIECE_CONTENT_BYTES_MAX: usize = SNAPSHOT_PIECE_BYTES_MAX - PIECE_OVERHEAD_BYTES;
 
-pub(crate) mod section {
+/// What a record is.
+pub(crate) mod kind {
     pub(crate) const HEAD: u8 = 1;
-    pub(crate) const LOCKS: u8 = 2;
-    pub(crate) const SEATS: u8 = 3;
-    pub(crate) const WAITERS: u8 = 4;
-    pub(crate) const SESSIONS: u8 = 5;
+    pub(crate) const LOCK: u8 = 2;
+    pub(crate) const SEAT: u8 = 3;
+    pub(crate) const WAITER: u8 = 4;
+    pub(crate) const SESSION: u8 = 5;
     pub(crate) const END: u8 = 6;
-    pub(crate) const VALUES: u8 = 7;
-    pub(crate) const SCRIPTS: u8 = 8;
+    /// Slot, form and number of elements of a collection. Its elements follow.
+    pub(crate) const VALUE: u8 = 7;
+    pub(crate) const SCRIPT: u8 = 8;
     pub(crate) const GRANTS: u8 = 9;
+    pub(crate) const ELEMENTS: u8 = 10;
+    /// A node the machine knows, and some of the replies remembered for it.
+    pub(crate) const ORIGIN: u8 = 11;
+    pub(crate) const REPLIES: u8 = 12;
+    pub(crate) const BLOCKED: u8 = 13;
 }
 
 /// How far the snapshot has come.
 pub(crate) struct Progress {
-    /// Taken by the first step.
-    head: Vec<u8>,
     number: u32,
     stage: Stage,
+    /// Bytes of records that are not in a piece yet.
+    ready: BytesMut,
     /// Records written: locks, seats, waiters, sessions.
     counts: [u64; 4],
-    /// Values, grants and scripts as they were, still to be written. Copies of them cost nothing.
+    /// What is copied at the beginning because a copy costs nothing, and still to be written.
+    blocked: Waitings,
     values: imbl::OrdMap<u32, Value>,
+    /// The collection whose elements are being written.
+    value: Option<Writer>,
     grants: imbl::OrdMap<u32, Grants>,
     scripts: VecDeque<Bytes>,
 }
@@ -55,26 +72,31 @@ enum Stage {
     Seats,
     Waiters,
     Sessions,
+    Blocked,
     Values,
     Grants,
     Scripts,
+    End,
+    Over,
 }
 
 impl Machine {
     /// Fixes the instant a snapshot shows. One that was under way is dropped.
     pub fn snapshot_begin(&mut self) {
-        let mut head = vec![section::HEAD];
+        let mut head = Vec::new();
         self.write_head(&mut head);
         self.locks.walk_begin();
         self.seats.walk_begin();
         self.waiters.walk_begin();
         self.sessions.walk_begin();
         self.snapshot = Some(Progress {
-            head,
             number: 0,
             stage: Stage::Locks,
+            ready: BytesMut::from(&head[..]),
             counts: [0; 4],
+            blocked: self.blocked.waitings(),
             values: self.values.clone(),
+            value: None,
             grants: self.grants.clone(),
             scripts: self.scripts.iter().cloned().collect(),
         });
@@ -89,71 +111,67 @@ impl Machine {
         self.snapshot = None;
     }
 
-    /// The next piece, after a look at no more than `max_slots` slots. `None` when the last piece has been given.
+    /// The next piece, at most [`SNAPSHOT_PIECE_BYTES_MAX`] long, after a look at no more than `max_slots` slots. `None` when the
+    /// last piece has been given.
     pub fn snapshot_step(&mut self, max_slots: usize) -> Option<Vec<u8>> {
         let mut progress = self.snapshot.take()?;
         let mut budget = max_slots.max(1);
-        let mut piece = vec![SNAPSHOT_VERSION];
-        piece.extend_from_slice(&progress.number.to_le_bytes());
-        piece.append(&mut progress.head);
-        let mut over = false;
-        while budget > 0 && !over {
-            over = self.write_stage(&mut progress, &mut budget, &mut piece);
+        let mut records = Vec::new();
+        while budget > 0 && progress.stage != Stage::Over {
+            let missing = PIECE_CONTENT_BYTES_MAX.saturating_sub(progress.ready.len());
+            if records.len() >= missing {
+                break;
+            }
+            self.write_stage(&mut progress, &mut budget, missing, &mut records);
         }
+        progress.ready.extend_from_slice(&records);
+        let content = progress.ready.split_to(progress.ready.len().min(PIECE_CONTENT_BYTES_MAX));
+        let piece = piece(progress.number, &content);
         progress.number += 1;
-        if over {
-            piece.push(section::END);
-            progress.counts.iter().for_each(|count| put_varint(&mut piece, *count));
-        } else {
+        if progress.stage != Stage::Over || !progress.ready.is_empty() {
             self.snapshot = Some(progress);
         }
-        let crc = crc32fast::hash(&piece);
-        piece.extend_from_slice(&crc.to_le_bytes());
         Some(piece)
     }
 
-    /// Writes what the budget allows of one slab. True when the last slab is done.
-    fn write_stage(&mut self, progress: &mut Progress, budget: &mut usize, piece: &mut Vec<u8>) -> bool {
-        match progress.stage {
-            Stage::Locks | Stage::Seats | Stage::Waiters | Stage::Sessions => {}
-            Stage::Values => return write_values(progress, budget, piece),
-            Stage::Grants => return write_grants(progress, budget, piece),
-            Stage::Scripts => return write_scripts(progress, budget, piece),
-        }
-        let mut records = Vec::new();
-        let (kind, at, (count, done), next) = match progress.stage {
-            Stage::Locks => (section::LOCKS, 0, self.locks.walk_step(budget, &mut records), Stage::Seats),
-            Stage::Seats => (section::SEATS, 1, self.seats.walk_step(budget, &mut records), Stage::Waiters),
-            Stage::Waiters => {
-                (section::WAITERS, 2, self.waiters.walk_step(budget, &mut records), Stage::Sessions)
-            }
-            Stage::Sessions | Stage::Values | Stage::Grants | Stage::Scripts => {
-                (section::SESSIONS, 3, self.sessions.walk_step(budget, &mut records), Stage::Values)
+    /// Writes what the budget allows of one stage, until `out` has `bytes_max` bytes or more.
+    fn write_stage(
+        &mut self,
+        progress: &mut Progress,
+        budget: &mut usize,
+        bytes_max: usize,
+        out: &mut Vec<u8>,
+    ) {
+        let (at, (count, done), next) = match progress.stage {
+            Stage::Locks => (0, self.locks.walk_step(budget, bytes_max, out), Stage::Seats),
+            Stage::Seats => (1, self.seats.walk_step(budget, bytes_max, out), Stage::Waiters),
+            Stage::Waiters => (2, self.waiters.walk_step(budget, bytes_max, out), Stage::Sessions),
+            Stage::Sessions => (3, self.sessions.walk_step(budget, bytes_max, out), Stage::Blocked),
+            Stage::Blocked | Stage::Values | Stage::Grants | Stage::Scripts | Stage::End | Stage::Over => {
+                progress.write_copied(budget, bytes_max, out);
+                return;
             }
         };
-        if count > 0 {
-            piece.push(kind);
-            put_varint(piece, count);
-            piece.append(&mut records);
-            progress.counts[at] += count;
-        }
+        progress.counts[at] += count;
         if done {
             progress.stage = next;
         }
-        false
     }
 
+    /// Everything that is written at the beginning: bounded, since remembered replies are.
     fn write_head(&self, out: &mut Vec<u8>) {
-        put_varint(out, self.clock.term);
-        put_varint(out, self.clock.logical_ms);
-        put_varint(out, self.clock.wall_us);
-        put_varint(out, self.floor.0);
-        put_varint(out, self.event_seq);
-        self.settings.write(out);
-        self.counters.write(out);
-        self.idle.write(out);
+        framed(kind::HEAD, out, |out| {
+            put_varint(out, self.clock.term);
+            put_varint(out, self.clock.logical_ms);
+            put_varint(out, self.clock.wall_us);
+            put_varint(out, self.floor.0);
+            put_varint(out, self.event_seq);
+            self.counters.write(out);
+            self.idle.write(out);
+            put_varint(out, self.blocked.next_number());
+            self.settings.write(out);
+        });
         self.dedup.write(out);
-        self.blocked.write(out);
     }
 
     /// A hash over all replicated state: equal on every node at the same applied index, and after a restore.
@@ -179,8 +197,13 @@ impl Machine {
             write_record(slot, session, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
+        for (number, waiting) in &self.blocked.waitings() {
+            waiting.write(*number, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
         for (slot, value) in &self.values {
-            put_value(*slot, value, &mut bytes);
+            put_varint(&mut bytes, u64::from(*slot));
+            codec::write(value, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
         for (slot, grants) in &self.grants {
@@ -196,62 +219,76 @@ impl Machine {
     }
 }
 
-fn put_value(slot: u32, value: &Value, out: &mut Vec<u8>) {
-    let mut bytes = Vec::new();
-    codec::write(value, &mut bytes);
-    put_varint(out, u64::from(slot));
-    put_bytes(out, &bytes);
-}
+impl Progress {
+    /// As [`Machine::write_stage`], for what was copied at the beginning.
+    fn write_copied(&mut self, budget: &mut usize, bytes_max: usize, out: &mut Vec<u8>) {
+        while *budget > 0 && out.len() < bytes_max {
+            *budget -= 1;
+            match self.stage {
+                Stage::Locks | Stage::Seats | Stage::Waiters | Stage::Sessions | Stage::Over => return,
+                Stage::Blocked => match self.blocked.get_min().cloned() {
+                    Some((number, waiting)) => {
+                        self.blocked.remove(&number);
+                        waiting.write(number, out);
+                    }
+                    None => self.stage = Stage::Values,
+                },
+                Stage::Values => self.write_value(out),
+                Stage::Grants => match self.grants.get_min().cloned() {
+                    Some((slot, grants)) => {
+                        self.grants.remove(&slot);
+                        framed(kind::GRANTS, out, |out| {
+                            put_varint(out, u64::from(slot));
+                            grants.write(out);
+                        });
+                    }
+                    None => self.stage = Stage::Scripts,
+                },
+                Stage::Scripts => match self.scripts.pop_front() {
+                    Some(body) => framed(kind::SCRIPT, out, |out| out.extend_from_slice(&body)),
+                    None => self.stage = Stage::End,
+                },
+                Stage::End => {
+                    let counts = self.counts;
+                    framed(kind::END, out, |out| counts.iter().for_each(|count| put_varint(out, *count)));
+                    self.stage = Stage::Over;
+                }
+            }
+        }
+    }
 
-/// True when the last has been written: never, scripts come after.
-fn write_values(progress: &mut Progress, budget: &mut usize, piece: &mut Vec<u8>) -> bool {
-    while *budget > 0 {
-        let Some((slot, value)) = progress.values.get_min().cloned() else {
-            progress.stage = Stage::Grants;
-            break;
+    /// Some elements of the collection under way, or the beginning of the next.
+    fn write_value(&mut self, out: &mut Vec<u8>) {
+        if let Some(writer) = self.value.as_mut() {
+            framed(kind::ELEMENTS, out, |out| writer.write(SNAPSHOT_ELEMENTS_BYTES, out));
+            if writer.is_done() {
+                self.value = None;
+            }
+            return;
+        }
+        let Some((slot, value)) = self.values.get_min().cloned() else {
+            self.stage = Stage::Grants;
+            return;
         };
-        progress.values.remove(&slot);
-        piece.push(section::VALUES);
-        put_value(slot, &value, piece);
-        // A large collection is as much work as many slots.
-        *budget = budget.saturating_sub(1 + weight(&value));
-    }
-    false
-}
-
-fn weight(value: &Value) -> usize {
-    match value.view() {
-        View::Str(_) => 0,
-        View::Hash(fields) => fields.len(),
-        View::List(items) => items.len(),
-        View::Set(members) => members.len(),
-        View::ZSet(members) => members.len(),
+        self.values.remove(&slot);
+        framed(kind::VALUE, out, |out| {
+            put_varint(out, u64::from(slot));
+            out.push(stream::form(&value).expect("strings are kept as owners"));
+            put_varint(out, stream::len(&value) as u64);
+        });
+        self.value = Some(Writer::new(value));
     }
 }
 
-fn write_grants(progress: &mut Progress, budget: &mut usize, piece: &mut Vec<u8>) -> bool {
-    while *budget > 0 {
-        let Some((slot, grants)) = progress.grants.get_min().cloned() else {
-            progress.stage = Stage::Scripts;
-            break;
-        };
-        progress.grants.remove(&slot);
-        piece.push(section::GRANTS);
-        put_varint(piece, u64::from(slot));
-        grants.write(piece);
-        *budget -= 1;
-    }
-    false
-}
-
-fn write_scripts(progress: &mut Progress, budget: &mut usize, piece: &mut Vec<u8>) -> bool {
-    while *budget > 0 {
-        let Some(body) = progress.scripts.pop_front() else { return true };
-        piece.push(section::SCRIPTS);
-        put_bytes(piece, &body);
-        *budget = budget.saturating_sub(1 + body.len() / 64);
-    }
-    false
+fn piece(number: u32, content: &[u8]) -> Vec<u8> {
+    let mut piece = Vec::with_capacity(content.len() + PIECE_OVERHEAD_BYTES);
+    piece.push(SNAPSHOT_VERSION);
+    piece.extend_from_slice(&number.to_le_bytes());
+    piece.extend_from_slice(content);
+    let crc = crc32fast::hash(&piece);
+    piece.extend_from_slice(&crc.to_le_bytes());
+    assert!(piece.len() <= SNAPSHOT_PIECE_BYTES_MAX, "a piece of {} bytes was cut", piece.len());
+    piece
 }
 
 fn hash_and_clear(hash: &mut Hash64, bytes: &mut Vec<u8>) {

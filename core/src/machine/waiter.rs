@@ -5,6 +5,7 @@ use super::bytes::{put_bytes, put_varint, Hash64, Reader};
 use super::deadlines::NEVER;
 use super::list::{put_slot, slot, Linked, Links};
 use super::slab::{Image, Slab};
+use super::snapshot::kind;
 use crate::types::{Origin, RequestId, MULTI_RESOURCES_MAX, OWNER_BYTES_MAX};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
@@ -34,6 +35,8 @@ impl Linked for Seat {
 }
 
 impl Image for Seat {
+    const KIND: u8 = kind::SEAT;
+
     fn write(&self, out: &mut Vec<u8>) {
         put_slot(out, self.lock);
         put_slot(out, self.waiter);
@@ -113,6 +116,8 @@ impl Linked for Waiter {
 }
 
 impl Image for Waiter {
+    const KIND: u8 = kind::WAITER;
+
     fn write(&self, out: &mut Vec<u8>) {
         put_bytes(out, &self.owner);
         put_slot(out, self.session);

@@ -6,17 +6,18 @@
 //! Called by `connection` alone.
 
 use super::inline;
+use redfence_core::limits;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 
 /// Words in one command that Redfence itself answers.
-pub const ITEMS_MAX: usize = 1024;
+pub const ITEMS_MAX: usize = limits::WORDS_MAX;
 /// Bytes in one word of it.
-pub const BULK_BYTES_MAX: usize = 64 * 1024;
+pub const BULK_BYTES_MAX: usize = limits::WORD_BYTES_MAX;
 /// Bytes in one word of a command that carries a script.
-pub const SCRIPT_BYTES_MAX: usize = 1024 * 1024;
-/// Bytes in a whole frame that is held in memory.
-pub const FRAME_BYTES_MAX: usize = 2 * 1024 * 1024;
+pub const SCRIPT_BYTES_MAX: usize = limits::SCRIPT_BYTES_MAX;
+/// Bytes in a whole frame that is held in memory. A command takes fewer bytes in the log than here.
+pub const FRAME_BYTES_MAX: usize = limits::REQUEST_BYTES_MAX;
 /// Longest inline command, and longest header line, as in Redis.
 pub const INLINE_BYTES_MAX: usize = 64 * 1024;
 /// What a client may send before it has said who it is, as in Redis.

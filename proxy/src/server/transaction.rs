@@ -7,13 +7,17 @@
 use bytes::Bytes;
 use redfence_core::keyspace::{table, Resp};
 use redfence_core::machine::{Command, Watched, Words};
+use redfence_core::limits::REQUEST_BYTES_MAX;
 use redfence_core::reply::Refusal;
 use redfence_core::types::Member;
 
 /// Commands in one transaction of the keyspace. One more is refused, and `EXEC` will discard them all.
 pub const COMMANDS_MAX: usize = 1024;
-/// Bytes of their words, likewise.
-pub const BYTES_MAX: usize = 2 * 1024 * 1024;
+/// What a word adds to its bytes in the log, and a watched key to those of its name.
+const WORD_OVERHEAD_BYTES: usize = 5;
+const WATCHED_OVERHEAD_BYTES: usize = 18;
+/// What a transaction adds to its commands and watched keys.
+const FRAME_BYTES: usize = 64;
 /// Keys of the keyspace one connection may watch. `WATCH` of more is refused.
 pub const WATCHED_MAX: usize = 1024;
 
@@ -45,6 +49,12 @@ pub struct WatchedKey {
 }
 
 impl WatchedKey {
+    /// What it takes in the log.
+    #[must_use]
+    pub fn logged_bytes(&self) -> usize {
+        watched_bytes(&self.key)
+    }
+
     fn borrow(&self) -> Watched<'_> {
         Watched { db: self.db, key: &self.key, token: self.token }
     }
@@ -61,16 +71,17 @@ impl Transaction {
         self.commands.is_empty()
     }
 
-    /// Keeps a command until `EXEC`.
-    pub fn queue(&mut self, argv: &[&[u8]]) -> Result<(), Refusal> {
-        let bytes = self.bytes + argv.iter().map(|word| word.len()).sum::<usize>();
+    /// Keeps a command until `EXEC`. `watched`: what the watched keys take in the log.
+    pub fn queue(&mut self, argv: &[&[u8]], watched: usize) -> Result<(), Refusal> {
+        let words: usize = argv.iter().map(|word| word.len() + WORD_OVERHEAD_BYTES).sum();
+        let bytes = self.bytes + words + WORD_OVERHEAD_BYTES;
         if self.commands.len() == COMMANDS_MAX {
             return Err(Refusal::new(format!("ERR a transaction holds {COMMANDS_MAX} commands at most")));
         }
-        if bytes > BYTES_MAX {
-            return Err(Refusal::new(format!(
-                "ERR the commands of a transaction hold {BYTES_MAX} bytes at most"
-            )));
+        if bytes + watched + FRAME_BYTES > REQUEST_BYTES_MAX {
+            return Err(Refusal::new(
+                "ERR the transaction exceeds 4 MiB with its watched keys; split it into smaller ones",
+            ));
         }
         self.bytes = bytes;
         self.commands.push(argv.iter().map(|word| Bytes::copy_from_slice(word)).collect());
@@ -100,30 +111,72 @@ impl Transaction {
     }
 }
 
+/// What a watched key takes in the log.
+fn watched_bytes(key: &[u8]) -> usize {
+    key.len() + WATCHED_OVERHEAD_BYTES
+}
+
+/// Whether a connection may watch these keys besides those it watches.
+pub fn check_watched(watched: &[WatchedKey], keys: &[&[u8]]) -> Result<(), Refusal> {
+    if watched.len() + keys.len() > WATCHED_MAX {
+        return Err(Refusal::new(format!("ERR a connection watches {WATCHED_MAX} keys at most")));
+    }
+    let before: usize = watched.iter().map(WatchedKey::logged_bytes).sum();
+    let more: usize = keys.iter().map(|key| watched_bytes(key)).sum();
+    if before + more + FRAME_BYTES > REQUEST_BYTES_MAX {
+        return Err(Refusal::new("ERR the names of all watched keys exceed 4 MiB; UNWATCH or watch fewer"));
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_transaction_is_bounded_in_number_and_bytes() {
+    fn a_transaction_is_bounded_in_number() {
         let mut many = Transaction::new(Home::Keyspace);
         for _ in 0..COMMANDS_MAX {
-            many.queue(&[b"PING"]).unwrap();
+            many.queue(&[b"PING"], 0).unwrap();
         }
-        assert!(many.queue(&[b"PING"]).is_err());
+        assert!(many.queue(&[b"PING"], 0).is_err());
+    }
 
-        let mut large = Transaction::new(Home::Keyspace);
-        let half = vec![b'x'; BYTES_MAX / 2 - 4];
-        large.queue(&[b"ECHO", &half]).unwrap();
-        large.queue(&[b"ECHO", &half]).unwrap();
-        assert!(large.queue(&[b"PING"]).is_err());
+    /// At the limit and one past it, with and without watched keys: what is taken fits into a request.
+    #[test]
+    fn a_transaction_with_its_watched_keys_fits_into_a_request() {
+        let word = vec![b'x'; 64 * 1024];
+        for count in [0, 1, 30, 63] {
+            let name = vec![b'k'; 60_000];
+            let watched: Vec<WatchedKey> =
+                (0..count).map(|_| WatchedKey { db: 15, key: name.clone().into(), token: u64::MAX }).collect();
+            let names: usize = watched.iter().map(WatchedKey::logged_bytes).sum();
+            let mut transaction = Transaction::new(Home::Keyspace);
+            while transaction.queue(&[b"ECHO", &word], names).is_ok() {}
+            // The largest word that still fits.
+            let fits = (0..word.len()).rev().find(|len| transaction.queue(&[b"ECHO", &word[..*len]], names).is_ok());
+            let blob = transaction.encode(15, Resp::Three, Some(Member(u64::MAX)), &watched);
+            assert!(blob.len() <= REQUEST_BYTES_MAX, "{} bytes with {count} watched", blob.len());
+            assert!(fits.is_none() || blob.len() > REQUEST_BYTES_MAX - 4096, "{} bytes", blob.len());
+        }
+    }
+
+    #[test]
+    fn watched_names_are_bounded_in_bytes() {
+        let name = vec![b'k'; 60_000];
+        let mut watched = Vec::new();
+        while check_watched(&watched, &[&name]).is_ok() {
+            watched.push(WatchedKey { db: 0, key: name.clone().into(), token: 0 });
+        }
+        assert_eq!(watched.len(), REQUEST_BYTES_MAX / (60_000 + WATCHED_OVERHEAD_BYTES));
+        assert!(check_watched(&watched, &[b"small"]).is_ok());
     }
 
     #[test]
     fn finds_the_databases_it_goes_to() {
         let mut transaction = Transaction::new(Home::Keyspace);
         for argv in [&[&b"select"[..], b"3"][..], &[b"PING"], &[b"SELECT", b"x"], &[b"SELECT", b"99"]] {
-            transaction.queue(argv).unwrap();
+            transaction.queue(argv, 0).unwrap();
         }
         assert_eq!(transaction.selects(), [(0, 3), (3, 99)]);
     }

@@ -9,6 +9,7 @@ use super::{LogStore, StorageError};
 use crate::tier2::ports::{
     Input, LogReader, PersistTask, Recovered, SnapshotId, SnapshotMeta, SnapshotOp, StoreError,
 };
+use crate::tier2::snapshot::pieces::StreamChecker;
 use bytes::Bytes;
 use raft::eraftpb::Entry;
 use std::collections::BTreeMap;
@@ -130,8 +131,13 @@ impl MemoryDisk {
             }),
             SnapshotOp::Finish { id, size_bytes, crc32 } => Some(match platter.unfinished.remove(&id) {
                 Some(file) if file.len() as u64 == size_bytes && crc32fast::hash(&file) == crc32 => {
-                    platter.snapshots.insert(id, file);
-                    Input::SnapshotStored(id)
+                    match read_back(&file) {
+                        Ok(()) => {
+                            platter.snapshots.insert(id, file);
+                            Input::SnapshotStored(id)
+                        }
+                        Err(reason) => failed(id, &reason),
+                    }
                 }
                 Some(_) => failed(id, "the snapshot's bytes do not fit its checksum"),
                 None => failed(id, "this snapshot is not being written"),
@@ -147,6 +153,12 @@ impl MemoryDisk {
     fn platter(&self) -> MutexGuard<'_, Platter> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn read_back(file: &[u8]) -> Result<(), String> {
+    let mut checker = StreamChecker::default();
+    checker.push(file)?;
+    checker.finish()
 }
 
 fn failed(id: SnapshotId, reason: &str) -> Input {

@@ -1,11 +1,13 @@
 //! Snapshot files: images of the machine, written in pieces.
 //!
-//! A file is written under a temporary name, checked against the size and checksum its maker names, synced, renamed, and
-//! its directory synced: under its final name it is whole or it is not there. Which one counts is said by the log's own
+//! A file is written under a temporary name, checked against the size and checksum its maker names, synced, read back from the disk
+//! and checked record by record, renamed, and its directory synced: under its final name it is whole, a node can start from it, or it
+//! is not there. The log behind it is compacted only then. Which one counts is said by the log's own
 //! snapshot record; all others are strays and go at the next start.
 
 use super::datadir::sync_dir;
 use super::error::StorageError;
+use crate::tier2::snapshot::pieces::StreamChecker;
 use crate::tier2::ports::{Input, SnapshotId, SnapshotMeta, SnapshotOp, StoreError};
 use bytes::Bytes;
 use std::fs::{self, File};
@@ -88,10 +90,10 @@ impl SnapshotWriter {
         if done.written_bytes != size_bytes || done.crc.finalize() != crc32 {
             return Err("the snapshot's bytes do not fit its checksum".to_string());
         }
-        let target = final_path(&self.dir, id);
-        done.file
-            .sync_all()
-            .and_then(|()| fs::rename(temp_path(&self.dir, id), &target))
+        let (temp, target) = (temp_path(&self.dir, id), final_path(&self.dir, id));
+        done.file.sync_all().map_err(|e| format!("cannot store {}: {e}", target.display()))?;
+        read_back(&temp, size_bytes, crc32).map_err(|reason| format!("read back, {reason}"))?;
+        fs::rename(&temp, &target)
             .map_err(|e| format!("cannot store {}: {e}", target.display()))?;
         sync_dir(&self.dir).map_err(|e| e.to_string())
     }
@@ -158,6 +160,28 @@ pub(crate) fn settle(dir: &Path, named: &SnapshotMeta) -> Result<(), StorageErro
         }
     }
     Ok(())
+}
+
+/// Reads a file as a start would, without keeping what is in it.
+fn read_back(path: &Path, size_bytes: u64, crc32: u32) -> Result<(), String> {
+    let mut checker = StreamChecker::default();
+    let mut file = File::open(path).map_err(|e| e.to_string())?;
+    let mut crc = crc32fast::Hasher::new();
+    let mut piece = vec![0; CHECK_PIECE_BYTES];
+    let mut read_bytes = 0;
+    loop {
+        let read = file.read(&mut piece).map_err(|e| e.to_string())?;
+        if read == 0 {
+            break;
+        }
+        crc.update(&piece[..read]);
+        checker.push(&piece[..read])?;
+        read_bytes += read as u64;
+    }
+    if read_bytes != size_bytes || crc.finalize() != crc32 {
+        return Err("the file does not fit its checksum".to_owned());
+    }
+    checker.finish()
 }
 
 fn check(path: &Path, named: &SnapshotMeta) -> Result<(), StorageError> {

@@ -12,6 +12,7 @@ use super::ports::{
 use super::refusals;
 use crate::events::Demand;
 use bytes::Bytes;
+use redfence_core::limits::REQUEST_BYTES_MAX;
 use redfence_core::machine::Wanted;
 use redfence_core::reply::Reply;
 use redfence_core::types::SessionId;
@@ -80,6 +81,9 @@ impl Tier2Handle {
         blob: Bytes,
         wait_ms: u64,
     ) -> PendingReply {
+        if blob.len() > REQUEST_BYTES_MAX {
+            return PendingReply::answered(refusals::too_large(blob.len()));
+        }
         let patience_ms = self.shared.patience_ms;
         let input = |ticket| Input::Submit(Submit { ticket, connection, blob, patience_ms, wait_ms });
         self.ask(wait_ms > 0, caller, input)
@@ -171,6 +175,14 @@ pub struct PendingReply {
 }
 
 impl PendingReply {
+    /// An answer that was there at once.
+    fn answered(reply: Reply) -> PendingReply {
+        let (sender, receiver) = oneshot::channel();
+        // The receiver is in our hands: sending cannot fail.
+        let _ = sender.send(reply);
+        PendingReply { receiver, ticket: 0, cancel: None }
+    }
+
     /// Calls a wait off and goes on listening: the answer is what it was served with, or nil.
     #[must_use]
     pub fn withdraw(mut self) -> PendingReply {

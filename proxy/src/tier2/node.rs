@@ -23,6 +23,7 @@ use super::stage::Stage;
 use super::stamps::LogicalClock;
 use raft::eraftpb::{HardState, Message, MessageType};
 use raft::{RawNode, StateRole};
+use redfence_core::limits::APPEND_BYTES_MAX;
 use redfence_core::machine::{Applied, Machine};
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::{Origin, SessionId};
@@ -427,7 +428,7 @@ fn raft_config(config: &Config, applied: u64) -> raft::Config {
         election_tick: config.election_ticks,
         heartbeat_tick: config.heartbeat_ticks,
         applied,
-        max_size_per_msg: 1 << 20,
+        max_size_per_msg: APPEND_BYTES_MAX as u64,
         max_inflight_msgs: 256,
         check_quorum: true,
         pre_vote: true,

@@ -13,6 +13,14 @@ pub fn queue_full() -> Reply {
     error("UNAVAILABLE this node has too many requests under way; nothing was done; retry later")
 }
 
+/// Refused where it enters, so that no entry and no frame is ever too large.
+#[must_use]
+pub fn too_large(bytes: usize) -> Reply {
+    Reply::Error(Refusal::new(format!(
+        "ERR the command takes {bytes} bytes in the log, the limit is 4 MiB; split it"
+    )))
+}
+
 #[must_use]
 pub fn stopping() -> Reply {
     error("UNAVAILABLE this node is shutting down; nothing was done; retry at another node")

@@ -130,12 +130,14 @@ impl Stage {
             let room = Room {
                 commands: commands_max.saturating_sub(covered),
                 bytes: bytes_max.saturating_sub(builder.len()),
+                is_empty: builder.is_empty(),
             };
             if room.commands == 0 || room.bytes == 0 {
                 break;
             }
-            covered += match group {
+            let taken = match group {
                 Group::Own(seqs) => push_own_batch(&mut builder, seqs, pending, &room, &mut own),
+                Group::Unnumbered(blob) if room.fitting([blob.len()].into_iter()) == 0 => 0,
                 Group::Unnumbered(blob) => {
                     builder.push_batch(pending.origin(), pending.acked_below(), [(UNNUMBERED, blob)]);
                     1
@@ -143,10 +145,16 @@ impl Stage {
                 Group::Forwarded { origin, acked_below, commands } => {
                     let count = room.fitting(commands.iter().map(|command| command.blob.len()));
                     let batch = commands.iter().take(count).map(|command| (command.seq, &command.blob));
-                    builder.push_batch(*origin, *acked_below, batch);
+                    if count > 0 {
+                        builder.push_batch(*origin, *acked_below, batch);
+                    }
                     count
                 }
             };
+            covered += taken;
+            if taken < group.len() {
+                break;
+            }
         }
         if builder.is_empty() {
             self.take_out(covered);
@@ -200,19 +208,31 @@ impl Built {
     }
 }
 
+impl Group {
+    fn len(&self) -> usize {
+        match self {
+            Group::Own(seqs) => seqs.len(),
+            Group::Unnumbered(_) => 1,
+            Group::Forwarded { commands, .. } => commands.len(),
+        }
+    }
+}
+
 struct Room {
     commands: usize,
     bytes: usize,
+    /// Nothing is in the entry yet: it takes one command however large it is. So no entry is larger than one largest command.
+    is_empty: bool,
 }
 
 impl Room {
-    /// How many commands of these sizes fit; at least one.
+    /// How many commands of these sizes fit.
     fn fitting(&self, sizes: impl Iterator<Item = usize>) -> usize {
         let mut bytes = 0;
         let mut count = 0;
         for size in sizes.take(self.commands) {
             bytes += size;
-            if bytes > self.bytes && count > 0 {
+            if bytes > self.bytes && (count > 0 || !self.is_empty) {
                 break;
             }
             count += 1;

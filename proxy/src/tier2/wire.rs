@@ -11,10 +11,11 @@ use super::ports::{
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use protobuf::Message as _;
 use raft::eraftpb::{ConfState, Message};
+use redfence_core::limits::PEER_FRAME_BYTES_MAX;
 use redfence_core::types::Origin;
 
-/// Largest frame, without its length field. The node's own batches stay far below.
-pub const FRAME_BYTES_MAX: usize = 16 << 20;
+/// Largest frame, without its length field: see [`redfence_core::limits`].
+pub const FRAME_BYTES_MAX: usize = PEER_FRAME_BYTES_MAX;
 /// Most commands in one forwarded batch.
 pub const FORWARD_COMMANDS_MAX: usize = 8_192;
 /// What each command of it takes besides its own bytes: number, connection, length.
@@ -39,11 +40,15 @@ const KIND_NOT_MEMBER: u8 = 21;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed(pub &'static str);
 
-/// Appends one whole frame.
-///
-/// # Panics
-/// Where the frame would exceed [`FRAME_BYTES_MAX`]: the node keeps its batches below that.
-pub fn encode_frame(group: GroupId, message: &PeerMessage, out: &mut BytesMut) {
+/// A message too large for a frame. Requests are bounded where they enter, so none is ever built; if one were, dropping it is better
+/// than losing the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge {
+    pub length: usize,
+}
+
+/// Appends one whole frame, or nothing where it would exceed [`FRAME_BYTES_MAX`].
+pub fn encode_frame(group: GroupId, message: &PeerMessage, out: &mut BytesMut) -> Result<(), TooLarge> {
     let start = out.len();
     out.put_u32_le(0);
     let kind_at = out.len();
@@ -51,8 +56,12 @@ pub fn encode_frame(group: GroupId, message: &PeerMessage, out: &mut BytesMut) {
     out.put_u16_le(group);
     out[kind_at] = encode_payload(message, out);
     let length = out.len() - start - 4;
-    assert!(length <= FRAME_BYTES_MAX, "a frame of {length} bytes was built");
+    if length > FRAME_BYTES_MAX {
+        out.truncate(start);
+        return Err(TooLarge { length });
+    }
     out[start..start + 4].copy_from_slice(&(length as u32).to_le_bytes());
+    Ok(())
 }
 
 fn encode_payload(message: &PeerMessage, out: &mut BytesMut) -> u8 {
@@ -379,7 +388,7 @@ mod tests {
     fn every_message_comes_back() {
         for message in samples() {
             let mut frame = BytesMut::new();
-            encode_frame(3, &message, &mut frame);
+            encode_frame(3, &message, &mut frame).unwrap();
             let length = frame.get_u32_le() as usize;
             assert_eq!(length, frame.len());
             assert_eq!(decode_frame(frame.freeze()), Ok((3, message)));
@@ -390,7 +399,7 @@ mod tests {
     fn no_cut_and_no_flipped_byte_panics() {
         for message in samples() {
             let mut frame = BytesMut::new();
-            encode_frame(0, &message, &mut frame);
+            encode_frame(0, &message, &mut frame).unwrap();
             let frame = frame.freeze().slice(4..);
             for cut in 0..frame.len() {
                 let _ = decode_frame(frame.slice(..cut));

@@ -5,7 +5,7 @@
 //! bytes leave in the order they came; no write blocks.
 
 use crate::tier2::ports::{PeerMessage, GROUP};
-use crate::tier2::wire::encode_frame;
+use crate::tier2::wire::{encode_frame, TooLarge, FRAME_BYTES_MAX};
 use bytes::{Buf, BytesMut};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -86,7 +86,10 @@ impl Lane {
         if before >= limit {
             return Pushed::Dropped;
         }
-        encode_frame(GROUP, message, &mut state.buffer);
+        if let Err(TooLarge { length }) = encode_frame(GROUP, message, &mut state.buffer) {
+            tracing::error!(length, limit = FRAME_BYTES_MAX, "dropping a peer message above the frame limit");
+            return Pushed::Dropped;
+        }
         if before > 0 && state.buffer.len() > limit {
             state.buffer.truncate(before);
             return Pushed::Dropped;

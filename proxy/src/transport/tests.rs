@@ -252,7 +252,7 @@ fn garbage_and_giant_frames_end_their_connection_alone() {
     let mut unknown = BytesMut::new();
     unknown.put_slice(&[3, 0, 0, 0, 200, 0, 0]);
     let mut bent = BytesMut::new();
-    encode_frame(0, &note(4), &mut bent);
+    encode_frame(0, &note(4), &mut bent).unwrap();
     let _ = bent.split_off(bent.len() - 2);
     bent[0] -= 2;
     for bytes in [giant, unknown, bent] {

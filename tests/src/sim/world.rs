@@ -456,7 +456,7 @@ fn through_bytes(message: &PeerMessage, frame: &mut BytesMut) -> PeerMessage {
     if frame.capacity() < FRAMES_BYTES / 8 {
         *frame = BytesMut::with_capacity(FRAMES_BYTES);
     }
-    wire::encode_frame(GROUP, message, frame);
+    wire::encode_frame(GROUP, message, frame).expect("a frame holds the largest message");
     let mut frame = frame.split();
     frame.advance(4);
     wire::decode_frame(frame.freeze()).expect("our own frame is well formed").1

@@ -9,7 +9,7 @@ use crate::server::connection::{Connection, Flow};
 use crate::server::keys;
 use crate::server::pending::{IfAbandoned, Lane, Pending, RedisCall, Source, Then};
 use crate::server::router::{Destination, PlainDestination};
-use crate::server::transaction::{Home, Transaction, WATCHED_MAX};
+use crate::server::transaction::{check_watched, Home, Transaction, WatchedKey};
 use crate::tier2::ports::OwnedQuery;
 use bytes::Bytes;
 use redfence_core::grammar;
@@ -259,8 +259,9 @@ impl Connection {
         if !grammar::is_ours(argv[0]) {
             check_command(argv)?;
         }
+        let watched = self.client.watched.iter().map(WatchedKey::logged_bytes).sum();
         let Some(transaction) = &mut self.client.transaction else { unreachable!("asked before") };
-        transaction.queue(argv)
+        transaction.queue(argv, watched)
     }
 
     // ---- watching ----
@@ -300,8 +301,8 @@ impl Connection {
         if !self.lane_is_open(Lane::Alone) {
             return Flow::Stall;
         }
-        if self.client.watched.len() + keys.len() > WATCHED_MAX {
-            return self.refuse(Refusal::new(format!("ERR a connection watches {WATCHED_MAX} keys at most")));
+        if let Err(refusal) = check_watched(&self.client.watched, keys) {
+            return self.refuse(refusal);
         }
         let db = self.client.db;
         let keys: Vec<Bytes> = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();

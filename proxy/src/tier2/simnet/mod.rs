@@ -391,7 +391,7 @@ impl SimCluster {
 /// What the other side decodes from what this side encodes.
 fn through_bytes(message: &PeerMessage) -> PeerMessage {
     let mut frame = BytesMut::new();
-    wire::encode_frame(GROUP, message, &mut frame);
+    wire::encode_frame(GROUP, message, &mut frame).expect("a frame holds the largest message");
     frame.advance(4);
     wire::decode_frame(frame.freeze()).expect("our own frame is well formed").1
 }

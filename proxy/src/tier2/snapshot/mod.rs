@@ -8,6 +8,6 @@
 //! - `making.rs`: our own; - `sending.rs`: to followers; - `receiving.rs`: from a leader; - `pieces.rs`: the file's bytes
 
 pub(super) mod making;
-pub(super) mod pieces;
+pub(crate) mod pieces;
 pub(super) mod receiving;
 pub(super) mod sending;

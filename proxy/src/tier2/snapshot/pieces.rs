@@ -2,10 +2,9 @@
 
 use crate::tier2::ports::{LogReader, SnapshotMeta};
 use bytes::{Buf, Bytes, BytesMut};
-use redfence_core::machine::{Machine, Restorer};
+use redfence_core::limits::SNAPSHOT_PIECE_BYTES_MAX;
+use redfence_core::machine::{Checker, Machine, Restorer};
 
-/// A piece is some thousand records at most; a longer one is damage.
-const PIECE_BYTES_MAX: usize = 64 << 20;
 /// Read from disk at once.
 const READ_BYTES: usize = 1 << 20;
 
@@ -17,39 +16,81 @@ pub(crate) fn framed(piece: &[u8]) -> Bytes {
     out.into()
 }
 
-/// Takes the file's bytes in any portions and builds the machine as they come.
-pub(crate) struct StreamRestorer {
-    restorer: Restorer,
+/// The file's bytes, in any portions, cut into pieces again.
+#[derive(Default)]
+struct Pieces {
     rest: BytesMut,
 }
 
-impl StreamRestorer {
-    pub(crate) fn new() -> StreamRestorer {
-        StreamRestorer { restorer: Restorer::default(), rest: BytesMut::new() }
-    }
-
-    pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), String> {
+impl Pieces {
+    fn push(
+        &mut self,
+        bytes: &[u8],
+        mut take: impl FnMut(&[u8]) -> Result<(), String>,
+    ) -> Result<(), String> {
         self.rest.extend_from_slice(bytes);
         while let Some(length) = self.rest.first_chunk::<4>().map(|bytes| u32::from_le_bytes(*bytes) as usize)
         {
-            if length > PIECE_BYTES_MAX {
+            if length > SNAPSHOT_PIECE_BYTES_MAX {
                 return Err(format!("a piece of the snapshot claims {length} bytes"));
             }
             if self.rest.len() < 4 + length {
                 break;
             }
             self.rest.advance(4);
-            let piece = self.rest.split_to(length);
-            self.restorer.push(&piece).map_err(|error| error.to_string())?;
+            take(&self.rest.split_to(length))?;
         }
         Ok(())
     }
 
-    pub(crate) fn finish(self) -> Result<Machine, String> {
-        if !self.rest.is_empty() {
-            return Err("the snapshot ends within a piece".to_owned());
+    fn finish(&self) -> Result<(), String> {
+        match self.rest.is_empty() {
+            true => Ok(()),
+            false => Err("the snapshot ends within a piece".to_owned()),
         }
+    }
+}
+
+/// Takes the file's bytes in any portions and builds the machine as they come.
+#[derive(Default)]
+pub(crate) struct StreamRestorer {
+    pieces: Pieces,
+    restorer: Restorer,
+}
+
+impl StreamRestorer {
+    pub(crate) fn new() -> StreamRestorer {
+        StreamRestorer::default()
+    }
+
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let restorer = &mut self.restorer;
+        self.pieces.push(bytes, |piece| restorer.push(piece).map_err(|error| error.to_string()))
+    }
+
+    pub(crate) fn finish(self) -> Result<Machine, String> {
+        self.pieces.finish()?;
         self.restorer.finish().map_err(|error| error.to_string())
+    }
+}
+
+/// Takes the bytes of a stored file in any portions and says whether a node could start from them. Storage asks before it reports a
+/// snapshot as stored, and only then is the log behind it compacted.
+#[derive(Default)]
+pub(crate) struct StreamChecker {
+    pieces: Pieces,
+    checker: Checker,
+}
+
+impl StreamChecker {
+    pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let checker = &mut self.checker;
+        self.pieces.push(bytes, |piece| checker.push(piece).map_err(|error| error.to_string()))
+    }
+
+    pub(crate) fn finish(self) -> Result<(), String> {
+        self.pieces.finish()?;
+        self.checker.finish().map_err(|error| error.to_string())
     }
 }
 
