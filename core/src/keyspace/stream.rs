@@ -279,12 +279,7 @@ mod tests {
             zset.insert(name.as_bytes(), (number % 13) as f64);
             list.push_back(Bytes::from(name));
         }
-        vec![
-            Value::Hash(hash),
-            Value::Set(set),
-            Value::ZSet(Box::new(zset)),
-            Value::List(Box::new(list)),
-        ]
+        vec![Value::Hash(hash), Value::Set(set), Value::ZSet(Box::new(zset)), Value::List(Box::new(list))]
     }
 
     #[test]

@@ -285,7 +285,12 @@ impl Records {
         machine.values.insert(slot, builder.finish()).is_none().then_some(())
     }
 
-    fn read_record<T: Image>(&mut self, at: usize, slab: &mut Slab<T>, reader: &mut Reader<'_>) -> Option<()> {
+    fn read_record<T: Image>(
+        &mut self,
+        at: usize,
+        slab: &mut Slab<T>,
+        reader: &mut Reader<'_>,
+    ) -> Option<()> {
         let slot = reader.varint_u32()?;
         let record = T::read(reader)?;
         self.counts[at] += 1;

@@ -239,7 +239,13 @@ struct Walk {
 
 impl Walk {
     fn new(end: u32) -> Walk {
-        Walk { next: 0, end, seen: vec![0; (end as usize).div_ceil(64)], saved: VecDeque::new(), saved_count: 0 }
+        Walk {
+            next: 0,
+            end,
+            seen: vec![0; (end as usize).div_ceil(64)],
+            saved: VecDeque::new(),
+            saved_count: 0,
+        }
     }
 
     fn saved_end(&mut self) -> &mut Vec<u8> {

@@ -6,8 +6,8 @@
 
 use bytes::Bytes;
 use redfence_core::keyspace::{table, Resp};
-use redfence_core::machine::{Command, Watched, Words};
 use redfence_core::limits::REQUEST_BYTES_MAX;
+use redfence_core::machine::{Command, Watched, Words};
 use redfence_core::reply::Refusal;
 use redfence_core::types::Member;
 
@@ -148,13 +148,15 @@ mod tests {
         let word = vec![b'x'; 64 * 1024];
         for count in [0, 1, 30, 63] {
             let name = vec![b'k'; 60_000];
-            let watched: Vec<WatchedKey> =
-                (0..count).map(|_| WatchedKey { db: 15, key: name.clone().into(), token: u64::MAX }).collect();
+            let watched: Vec<WatchedKey> = (0..count)
+                .map(|_| WatchedKey { db: 15, key: name.clone().into(), token: u64::MAX })
+                .collect();
             let names: usize = watched.iter().map(WatchedKey::logged_bytes).sum();
             let mut transaction = Transaction::new(Home::Keyspace);
             while transaction.queue(&[b"ECHO", &word], names).is_ok() {}
             // The largest word that still fits.
-            let fits = (0..word.len()).rev().find(|len| transaction.queue(&[b"ECHO", &word[..*len]], names).is_ok());
+            let fits =
+                (0..word.len()).rev().find(|len| transaction.queue(&[b"ECHO", &word[..*len]], names).is_ok());
             let blob = transaction.encode(15, Resp::Three, Some(Member(u64::MAX)), &watched);
             assert!(blob.len() <= REQUEST_BYTES_MAX, "{} bytes with {count} watched", blob.len());
             assert!(fits.is_none() || blob.len() > REQUEST_BYTES_MAX - 4096, "{} bytes", blob.len());

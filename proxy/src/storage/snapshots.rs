@@ -7,8 +7,8 @@
 
 use super::datadir::sync_dir;
 use super::error::StorageError;
-use crate::tier2::snapshot::pieces::StreamChecker;
 use crate::tier2::ports::{Input, SnapshotId, SnapshotMeta, SnapshotOp, StoreError};
+use crate::tier2::snapshot::pieces::StreamChecker;
 use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -93,8 +93,7 @@ impl SnapshotWriter {
         let (temp, target) = (temp_path(&self.dir, id), final_path(&self.dir, id));
         done.file.sync_all().map_err(|e| format!("cannot store {}: {e}", target.display()))?;
         read_back(&temp, size_bytes, crc32).map_err(|reason| format!("read back, {reason}"))?;
-        fs::rename(&temp, &target)
-            .map_err(|e| format!("cannot store {}: {e}", target.display()))?;
+        fs::rename(&temp, &target).map_err(|e| format!("cannot store {}: {e}", target.display()))?;
         sync_dir(&self.dir).map_err(|e| e.to_string())
     }
 
@@ -222,15 +221,27 @@ fn temp_path(dir: &Path, id: SnapshotId) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tier2::snapshot::pieces::framed;
+    use redfence_core::limits::SNAPSHOT_PIECE_BYTES_MAX;
 
     const ID: SnapshotId = SnapshotId(5);
 
-    fn write(writer: &mut SnapshotWriter, pieces: &[&'static [u8]], crc32: u32) -> Option<Input> {
+    /// The file of an empty machine's snapshot, in two portions.
+    fn portions() -> [Bytes; 2] {
+        let mut machine = redfence_core::machine::Machine::new();
+        machine.snapshot_begin();
+        let pieces: Vec<Vec<u8>> = std::iter::from_fn(|| machine.snapshot_step(1)).collect();
+        let file: Vec<u8> = pieces.iter().flat_map(|piece| framed(piece)).collect();
+        let (head, tail) = file.split_at(7);
+        [Bytes::copy_from_slice(head), Bytes::copy_from_slice(tail)]
+    }
+
+    fn write(writer: &mut SnapshotWriter, portions: &[Bytes], crc32: u32) -> Option<Input> {
         assert!(writer.carry_out(SnapshotOp::Create(ID)).is_none());
         let mut size_bytes = 0;
-        for piece in pieces {
-            size_bytes += piece.len() as u64;
-            let told = writer.carry_out(SnapshotOp::Append { id: ID, bytes: Bytes::from_static(piece) });
+        for portion in portions {
+            size_bytes += portion.len() as u64;
+            let told = writer.carry_out(SnapshotOp::Append { id: ID, bytes: portion.clone() });
             assert!(
                 matches!(told, Some(Input::SnapshotProgress { written_bytes, .. }) if written_bytes == size_bytes)
             );
@@ -239,18 +250,21 @@ mod tests {
     }
 
     #[test]
-    fn pieces_become_a_file_that_reads_back_and_settles() {
+    fn portions_become_a_file_that_reads_back_and_settles() {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = SnapshotWriter::new(dir.path());
-        let crc32 = crc32fast::hash(b"onetwo");
-        assert!(matches!(write(&mut writer, &[b"one", b"two"], crc32), Some(Input::SnapshotStored(ID))));
+        let portions = portions();
+        let file = portions.concat();
+        let crc32 = crc32fast::hash(&file);
+        assert!(matches!(write(&mut writer, &portions, crc32), Some(Input::SnapshotStored(ID))));
         let reader = SnapshotReader::new(dir.path());
-        assert_eq!(&reader.read(ID, 2, 3).unwrap()[..], b"etw");
-        assert!(reader.read(ID, 6, 3).unwrap().is_empty());
+        assert_eq!(&reader.read(ID, 2, 3).unwrap()[..], &file[2..5]);
+        assert!(reader.read(ID, file.len() as u64, 3).unwrap().is_empty());
 
         fs::write(dir.path().join("0000000000000009.tmp"), b"half").unwrap();
         fs::write(dir.path().join("0000000000000008.snap"), b"older").unwrap();
-        let named = SnapshotMeta { id: ID, size_bytes: 6, crc32, ..SnapshotMeta::default() };
+        let size_bytes = file.len() as u64;
+        let named = SnapshotMeta { id: ID, size_bytes, crc32, ..SnapshotMeta::default() };
         settle(dir.path(), &named).unwrap();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
     }
@@ -259,17 +273,32 @@ mod tests {
     fn wrong_bytes_are_not_stored_and_damage_is_refused() {
         let dir = tempfile::tempdir().unwrap();
         let mut writer = SnapshotWriter::new(dir.path());
-        assert!(matches!(write(&mut writer, &[b"one"], 1), Some(Input::SnapshotFailed { .. })));
+        let portions = portions();
+        let file = portions.concat();
+        assert!(matches!(write(&mut writer, &portions, 1), Some(Input::SnapshotFailed { .. })));
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 
-        let crc32 = crc32fast::hash(b"one");
-        assert!(matches!(write(&mut writer, &[b"one"], crc32), Some(Input::SnapshotStored(_))));
-        let named = SnapshotMeta { id: ID, size_bytes: 3, crc32, ..SnapshotMeta::default() };
-        for bit in 0..24 {
-            let mut bytes = b"one".to_vec();
+        let crc32 = crc32fast::hash(&file);
+        assert!(matches!(write(&mut writer, &portions, crc32), Some(Input::SnapshotStored(_))));
+        let named = SnapshotMeta { id: ID, size_bytes: file.len() as u64, crc32, ..SnapshotMeta::default() };
+        for bit in 0..8 * file.len() {
+            let mut bytes = file.clone();
             bytes[bit / 8] ^= 1 << (bit % 8);
             fs::write(final_path(dir.path(), ID), &bytes).unwrap();
             assert!(settle(dir.path(), &named).is_err(), "bit {bit}");
+        }
+    }
+
+    /// The checksum fits, but no node could start from the file: it is never reported as stored, so the log behind it stays.
+    #[test]
+    fn a_snapshot_that_no_node_could_start_from_is_not_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut writer = SnapshotWriter::new(dir.path());
+        let too_long = (SNAPSHOT_PIECE_BYTES_MAX as u32 + 1).to_le_bytes();
+        for file in [&b"no pieces"[..], &portions()[0], &too_long] {
+            let outcome = write(&mut writer, &[Bytes::copy_from_slice(file)], crc32fast::hash(file));
+            assert!(matches!(outcome, Some(Input::SnapshotFailed { .. })), "{file:?}");
+            assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
         }
     }
 }

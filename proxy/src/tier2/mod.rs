@@ -41,7 +41,7 @@ pub mod shell;
 mod shutdown;
 #[doc(hidden)]
 pub mod simnet;
-mod snapshot;
+pub(crate) mod snapshot;
 mod snapshots;
 mod stage;
 mod stamps;
