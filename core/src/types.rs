@@ -141,7 +141,8 @@ pub struct Origin {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member(pub u64);
 
-/// What the leader writes on an entry. `logical_ms` drives every deadline; `wall_us` serves fences alone.
+/// What the leader writes on an entry. `logical_ms` drives every deadline; `wall_us` serves fences, and absolute times in
+/// the entry's own commands.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     pub term: u64,

@@ -148,7 +148,7 @@ fn live(log: &[Vec<u8>], life: Life) -> Vec<String> {
                     look_around(&machine);
                 }
                 let mut out = Applied::default();
-                machine.apply_entry(entry, &mut out);
+                machine.apply_entry(entry, &mut out).expect("a known entry");
                 story.push(format!("{:?} {:?} {:x}", out.replies, out.published, machine.state_hash()));
             }
             (story, image(&mut machine))

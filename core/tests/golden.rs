@@ -9,7 +9,7 @@
 //!   ! acquired a 100000 x               an event
 //! ```
 //! Other lines: `db N`, `node N.I` (who sends from now on), `term N`, `wall US`, `acked SEQ`, `again [N]` (the last or
-//! the Nth entry once more), `session N` (the number drawn next), `cancel CLIENT`, `expire [IDLE_MS]`, `touch ID…`, `orphan GRACE_MS ID…`, `start N.I`, `gone N.I`, `garbage HEX`,
+//! the Nth entry once more), `cancelled SEQ` (a number that was not sent yet), `session N` (the number drawn next), `cancel CLIENT`, `expire [IDLE_MS]`, `touch ID…`, `orphan GRACE_MS ID…`, `start N.I`, `gone N.I`, `garbage HEX`,
 //! `snapshot` (go on with a restored machine), `stats`, `next` (deadline), and `limit NAME N` before all else.
 //! Sessions are numbered from 1 as they are opened. A word may be written `"…"` or as `x*512` (512 times x).
 
@@ -135,7 +135,7 @@ impl Player {
             ["stats"] => {
                 let stats = self.machine.stats();
                 self.say(&format!(
-                    "held {} waiters {} sessions {} idle {} grants {} releases {} expiries {} refusals {} malformed {}",
+                    "held {} waiters {} sessions {} idle {} grants {} releases {} expiries {} refusals {}",
                     stats.locks_held,
                     stats.waiters,
                     stats.sessions,
@@ -143,8 +143,7 @@ impl Player {
                     stats.grants,
                     stats.releases,
                     stats.expiries,
-                    stats.refusals,
-                    stats.malformed
+                    stats.refusals
                 ));
             }
             ["next"] => {
@@ -154,6 +153,10 @@ impl Player {
             ["cancel", client] => {
                 let asked = self.clients.iter().rev().find(|(_, name)| *name == client);
                 let request = *asked.expect("a client that asked before").0;
+                self.submit(None, &Command::Cancel { request });
+            }
+            ["cancelled", seq] => {
+                let request = RequestId { origin: self.origin, seq: number(seq) };
                 self.submit(None, &Command::Cancel { request });
             }
             ["expire"] => self.submit(None, &Command::Expire { idle_ms: 600_000 }),
@@ -215,7 +218,9 @@ impl Player {
 
     fn apply_entry(&mut self, entry: Vec<u8>) {
         let mut out = Applied::default();
-        self.machine.apply_entry(&entry, &mut out);
+        if let Err(error) = self.machine.apply_entry(&entry, &mut out) {
+            self.say(&format!("the node stops: {error}"));
+        }
         self.entries.push(entry);
         for (id, reply) in &out.replies {
             let client = self.clients.get(id).cloned().unwrap_or_else(|| format!("{id:?}"));

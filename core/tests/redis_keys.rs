@@ -387,3 +387,51 @@ fn two_nodes_fed_the_same_log_hold_the_same_state() {
     let other = std::thread::spawn(play);
     assert_eq!(play(), other.join().expect("the other node"));
 }
+
+/// A machine whose entries are stamped with any wall clock, the logical one going on by itself.
+fn say_at(node: &mut Node, wall_ms: u64, line: &str) -> Reply {
+    node.now_ms += 10;
+    node.seq += 1;
+    let id = RequestId { origin: Origin { node: 1, incarnation: 1 }, seq: node.seq };
+    let stamp = Stamp { term: 1, logical_ms: node.now_ms, wall_us: wall_ms * 1000 };
+    let mut out = Applied::default();
+    node.machine.apply(stamp, Some(id), redis(line), &mut out);
+    out.replies.pop().expect("an answer").1
+}
+
+/// One leader's clock was a day ahead. It is repaired; from the next entry on absolute times mean what they say.
+#[test]
+fn a_wall_clock_that_was_a_day_ahead_does_no_lasting_harm() {
+    const NOW_MS: u64 = 1_790_000_000_000;
+    const DAY_MS: u64 = 86_400_000;
+    let mut node = Node::new();
+    say_at(&mut node, NOW_MS + DAY_MS, "SET ahead x");
+    let ahead = node.fence("ahead");
+    assert!(ahead >= (NOW_MS + DAY_MS) * 1000);
+
+    let end_ms = NOW_MS + 10_000;
+    assert_eq!(say_at(&mut node, NOW_MS, &format!("SET k A NX PXAT {end_ms}")), Reply::OK);
+    assert_eq!(say_at(&mut node, NOW_MS, &format!("SET k B NX PXAT {end_ms}")), Reply::Nil, "two holders");
+    assert!(node.fence("k") > ahead, "fences never fall");
+    let later_ms = NOW_MS + 20_000;
+    assert_eq!(say_at(&mut node, NOW_MS, &format!("PEXPIREAT k {later_ms}")), Reply::Int(1));
+    assert_eq!(say_at(&mut node, NOW_MS, "GET k"), Reply::bulk("A"), "an extension deleted the lock");
+    assert_eq!(say_at(&mut node, NOW_MS, "PEXPIRETIME k"), Reply::Int(later_ms as i64 - 20));
+    let seconds = later_ms / 1000;
+    assert_eq!(say_at(&mut node, NOW_MS, &format!("EXPIREAT k {seconds}")), Reply::Int(1));
+    assert_eq!(say_at(&mut node, NOW_MS, &format!("SET l A EXAT {seconds}")), Reply::OK);
+
+    // Reads go by the newest entry's own clock and the time since, also after a restore.
+    let restored = {
+        node.machine.snapshot_begin();
+        let pieces: Vec<Vec<u8>> = std::iter::from_fn(|| node.machine.snapshot_step(100)).collect();
+        Machine::restore(&pieces).expect("a snapshot that was written can be read")
+    };
+    for machine in [&node.machine, &restored] {
+        let read = |line: &str| machine.read_later(None, 0, Resp::Two, &words(line), 500);
+        let time = Reply::Array(vec![Reply::bulk((NOW_MS / 1000).to_string()), Reply::bulk("500000")]);
+        assert_eq!(read("TIME"), time);
+        assert_eq!(read("PEXPIRETIME l"), Reply::Int(seconds as i64 * 1000));
+        assert_eq!(read("EXPIRETIME k"), Reply::Int(seconds as i64));
+    }
+}

@@ -22,8 +22,8 @@ fn acquire(owner: &[u8], wait_ms: u64) -> Command<'_> {
 fn hand_over_survives_a_snapshot() {
     let mut machine = Machine::new();
     let mut out = Applied::default();
-    machine.apply_entry(&entry(1, 1, &acquire(b"x", 0)), &mut out);
-    machine.apply_entry(&entry(2, 2, &acquire(b"y", 500)), &mut out);
+    machine.apply_entry(&entry(1, 1, &acquire(b"x", 0)), &mut out).expect("a known entry");
+    machine.apply_entry(&entry(2, 2, &acquire(b"y", 500)), &mut out).expect("a known entry");
     let id = |seq| RequestId { origin: ORIGIN, seq };
     let first = Reply::Granted { fence: Fence(1_000_000), ttl_ms: 1000 };
     assert_eq!(out.replies, [(id(1), first)]);
@@ -33,7 +33,7 @@ fn hand_over_survives_a_snapshot() {
     assert_eq!(restored.state_hash(), machine.state_hash());
     out.clear();
     let release = Command::Release { db: 0, resource: b"a", fence: Fence(1_000_000) };
-    restored.apply_entry(&entry(3, 3, &release), &mut out);
+    restored.apply_entry(&entry(3, 3, &release), &mut out).expect("a known entry");
     let second = Reply::Granted { fence: Fence(1_000_001), ttl_ms: 1000 };
     assert_eq!(out.replies, [(id(3), Reply::Released), (id(2), second)]);
 }

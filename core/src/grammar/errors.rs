@@ -208,11 +208,6 @@ pub fn reply_forgotten() -> Refusal {
     Refusal::new("INDETERMINATE this request may have been applied, its reply is no longer known; retry with the same OWNER, or wait out the ttl")
 }
 
-#[must_use]
-pub fn malformed_command() -> Refusal {
-    Refusal::new("ERR the command could not be read; nothing happened")
-}
-
 /// A command that is not about locks of this tier.
 #[must_use]
 pub fn not_for_the_machine(command: &str) -> Refusal {

@@ -61,16 +61,18 @@ pub enum Command<'a> {
     SessionClose {
         id: SessionId,
     },
-    /// One node's batched keep-alive for its clients' sessions. Dead ids are passed over.
+    /// One node's batched keep-alive for its clients' sessions. Dead ids are passed over, and sessions whose connection is
+    /// closed: those are kept by `SessionKeepAlive` alone.
     SessionsTouch {
         ids: SmallVec<[SessionId; 8]>,
     },
-    /// The connection that opened these is gone: each dies after `grace_ms` unless it is kept alive.
+    /// The connection that opened these is gone: each dies after `grace_ms` unless a `SessionKeepAlive` comes for it.
     SessionsOrphan {
         ids: SmallVec<[SessionId; 8]>,
         grace_ms: u64,
     },
-    /// The client behind `request` is gone: leave the queue. A grant already made stands.
+    /// The client behind `request` is gone: leave the queue. A grant already made stands. A request that was not applied yet
+    /// is remembered as answered nil, so that one which comes late queues nobody.
     Cancel {
         request: RequestId,
     },

@@ -6,16 +6,19 @@
 //! ```
 //! Numbers without a width are varints. A `seq` of 0 wants neither an answer nor to be remembered.
 //!
-//! Bytes that are no entry change nothing, not even the clock, and are counted; a command inside that is none is answered
-//! with an error. Both are the same on every node.
+//! An entry is applied whole or not at all: it is read to its end before anything changes, not even the clock. One that this
+//! release does not know ([`EntryError`]) stops the node. To skip it, or to answer it with an error, would be divergence: a
+//! release that knows it has applied it.
 
 use super::bytes::{put_bytes, put_varint, Reader};
-use super::command::Command;
+use super::command::{Command, Words};
+use super::effects::Step;
 use super::waiter::{origin, put_origin};
 use super::{Applied, Machine};
-use crate::grammar::errors;
-use crate::reply::Reply;
+use crate::grammar;
+use crate::keyspace::table;
 use crate::types::{Origin, RequestId, Stamp};
+use std::fmt;
 
 /// Written by this version, and the only one read.
 pub const ENTRY_VERSION: u8 = 1;
@@ -105,50 +108,132 @@ fn read_batch(reader: &mut Reader<'_>) -> Option<Batch> {
     Some(Batch { origin: origin(reader)?, acked_below: reader.varint()?, count: reader.u32_fixed()? })
 }
 
-/// Walks the frame without looking into the commands: an entry is taken as a whole or not at all.
-fn is_well_framed(mut reader: Reader<'_>) -> bool {
-    while !reader.is_empty() {
-        let Some(batch) = read_batch(&mut reader) else { return false };
-        for _ in 0..batch.count {
-            if reader.varint().is_none() || reader.bytes().is_none() {
-                return false;
+/// Why an entry cannot be applied. Nothing of it was; the node must stop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryError {
+    /// Written in a format this release does not read.
+    Version(u8),
+    /// The bytes end within a batch or a number.
+    Frame,
+    /// The command at this place (from 0) has an unknown tag, or its fields are not those of its tag.
+    Command { at: usize, tag: Option<u8> },
+    /// The command at this place holds a Redis command this release does not have.
+    RedisCommand { at: usize, name: String },
+}
+
+impl fmt::Display for EntryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EntryError::Version(version) => {
+                write!(f, "entry version {version} is not known, this release reads version {ENTRY_VERSION}")
+            }
+            EntryError::Frame => f.write_str("its bytes are not those of an entry"),
+            EntryError::Command { at, tag: Some(tag) } => {
+                write!(f, "command {at} (tag {tag}) is malformed or not known to this release")
+            }
+            EntryError::Command { at, tag: None } => write!(f, "command {at} is empty"),
+            EntryError::RedisCommand { at, name } => {
+                write!(f, "command {at} runs '{name}', which this release does not have")
             }
         }
     }
-    true
+}
+
+impl std::error::Error for EntryError {}
+
+/// Whether a command may enter the log, as far as this release can tell: a leader proposes nothing that it could not apply.
+pub fn check_command(blob: &[u8]) -> Result<(), EntryError> {
+    check_command_at(0, blob)
+}
+
+fn check_command_at(at: usize, blob: &[u8]) -> Result<(), EntryError> {
+    let Some(command) = Command::decode(blob) else {
+        return Err(EntryError::Command { at, tag: blob.first().copied() });
+    };
+    match &command {
+        Command::Redis { argv, .. } => check_words(at, argv, false),
+        Command::Transaction { commands, .. } => {
+            commands.iter().try_for_each(|argv| check_words(at, argv, true))
+        }
+        Command::Effects(effects) => effects.steps.iter().try_for_each(|step| match step {
+            Step::Write(write) => check_words(at, &write.argv, false),
+            Step::Read { .. } | Step::Load { .. } | Step::FlushScripts => Ok(()),
+        }),
+        Command::Acquire { .. }
+        | Command::Release { .. }
+        | Command::Renew { .. }
+        | Command::MAcquire { .. }
+        | Command::MRelease { .. }
+        | Command::ForceRelease { .. }
+        | Command::SessionOpen { .. }
+        | Command::SessionKeepAlive { .. }
+        | Command::SessionClose { .. }
+        | Command::SessionsTouch { .. }
+        | Command::SessionsOrphan { .. }
+        | Command::Cancel { .. }
+        | Command::Expire { .. }
+        | Command::OriginStart { .. }
+        | Command::OriginGone { .. } => Ok(()),
+    }
+}
+
+/// Fronts refuse names they do not have, so an unknown one was logged by another release.
+fn check_words(at: usize, argv: &Words<'_>, in_transaction: bool) -> Result<(), EntryError> {
+    let name = *argv.first().ok_or(EntryError::Command { at, tag: None })?;
+    if table::find(name).is_some() || (in_transaction && grammar::is_ours(name)) {
+        return Ok(());
+    }
+    let name = name[..name.len().min(NAME_SHOWN_BYTES)].escape_ascii().to_string();
+    Err(EntryError::RedisCommand { at, name })
+}
+
+/// Bytes of an unknown command's name that an error shows.
+const NAME_SHOWN_BYTES: usize = 32;
+
+fn check_entry(bytes: &[u8]) -> Result<(), EntryError> {
+    let mut reader = Reader::new(bytes);
+    let version = reader.clone().u8().ok_or(EntryError::Frame)?;
+    if version != ENTRY_VERSION {
+        return Err(EntryError::Version(version));
+    }
+    read_stamp(&mut reader).ok_or(EntryError::Frame)?;
+    check_batches(reader)
+}
+
+/// Reads everything behind the stamp to its end.
+fn check_batches(mut reader: Reader<'_>) -> Result<(), EntryError> {
+    let mut at = 0;
+    while !reader.is_empty() {
+        let batch = read_batch(&mut reader).ok_or(EntryError::Frame)?;
+        for _ in 0..batch.count {
+            reader.varint().ok_or(EntryError::Frame)?;
+            check_command_at(at, reader.bytes().ok_or(EntryError::Frame)?)?;
+            at += 1;
+        }
+    }
+    Ok(())
 }
 
 impl Machine {
-    /// Applies one entry of the log. Total: see the head of this file for bytes that are no entry.
-    pub fn apply_entry(&mut self, bytes: &[u8], out: &mut Applied) {
+    /// Applies one entry of the log. An error says that nothing of it was applied, and the node must stop.
+    pub fn apply_entry(&mut self, bytes: &[u8], out: &mut Applied) -> Result<(), EntryError> {
+        check_entry(bytes)?;
         let mut reader = Reader::new(bytes);
-        let stamp = read_stamp(&mut reader);
-        let Some(stamp) = stamp.filter(|_| is_well_framed(reader.clone())) else {
-            self.counters.malformed += 1;
-            return;
-        };
+        let stamp = read_stamp(&mut reader).expect("checked just now");
         self.begin(stamp, out);
         while !reader.is_empty() {
             let Some(batch) = read_batch(&mut reader) else { break };
             for _ in 0..batch.count {
                 let (Some(seq), Some(blob)) = (reader.varint(), reader.bytes()) else { break };
                 let id = (seq > 0).then_some(RequestId { origin: batch.origin, seq });
-                self.apply_blob(id, blob, out);
+                if let Some(command) = Command::decode(blob) {
+                    self.run(id, command, out);
+                }
             }
             // Behind the commands: the first of them may be the word that this start of the node is the one that counts.
             self.acknowledge(batch.origin, batch.acked_below);
         }
         self.check_after_apply();
-    }
-
-    fn apply_blob(&mut self, id: Option<RequestId>, blob: &[u8], out: &mut Applied) {
-        match Command::decode(blob) {
-            Some(command) => self.run(id, command, out),
-            None if !self.admit(id, None, out) => {}
-            None => {
-                self.counters.malformed += 1;
-                self.answer(id, Reply::Error(errors::malformed_command()), out);
-            }
-        }
+        Ok(())
     }
 }

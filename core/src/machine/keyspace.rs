@@ -63,8 +63,9 @@ impl Machine {
         })
     }
 
+    /// Absolute times are read against the entry's own wall clock, not against the one of fences, which never falls.
     fn key_clock(&self) -> Clock {
-        Clock { logical_ms: self.clock.logical_ms, wall_us: self.clock.wall_us }
+        Clock { logical_ms: self.clock.logical_ms, wall_us: self.entry_wall_us }
     }
 
     fn key_slots(&self, from: HiddenFrom, db: Option<Db>) -> impl Iterator<Item = u32> + '_ {

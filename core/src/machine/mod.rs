@@ -1,8 +1,8 @@
 //! The deterministic lock machine. Everything Tier 2 promises happens here; embedded Tier 1 and the simulator run it too.
 //!
-//! [`Machine::apply`] and [`Machine::apply_entry`] are total: they never fail, never wait, and give the same state and the
-//! same answers for the same entries. Out of the state comes nothing that depends on a clock, on chance, on addresses or on
-//! the order of a hash table.
+//! [`Machine::apply`] and [`Machine::apply_entry`] never wait, and give the same state and the same answers for the same
+//! entries. The one way to fail is an entry of another release ([`EntryError`]): nothing of it is applied, and the node stops.
+//! Out of the state comes nothing that depends on a clock, on chance, on addresses or on the order of a hash table.
 //!
 //! # Layout
 //!
@@ -75,7 +75,7 @@ use blocked::Blocked;
 pub use command::{Command, Db, Watched, Words};
 use deadlines::Deadlines;
 use dedup::{Dedup, Seen};
-pub use entry::{entry_stamp, EntryBuilder, ENTRY_VERSION};
+pub use entry::{check_command, entry_stamp, EntryBuilder, EntryError, ENTRY_VERSION};
 pub use limits::Limits;
 use list::List;
 use lock::{Lock, Names};
@@ -165,8 +165,11 @@ type HashMap<K, V> = hashbrown::HashMap<K, V, FxBuildHasher>;
 
 /// The state of all locks, sessions and queues.
 pub struct Machine {
-    /// The newest stamp: term, logical time, wall time. None of the three ever falls.
+    /// The newest stamp: term, logical time, wall time. None of the three ever falls. The wall time serves fences alone.
     clock: Stamp,
+    /// The wall time of the newest entry as its leader stamped it; it may fall. Absolute times in commands are read
+    /// against it, so that one leader with a wrong clock does no lasting harm.
+    entry_wall_us: u64,
     /// At least the last fence of every record that was forgotten.
     floor: Fence,
     event_seq: u64,
@@ -225,6 +228,7 @@ impl Machine {
     pub fn with_limits(limits: Limits) -> Machine {
         Machine {
             clock: Stamp::default(),
+            entry_wall_us: 0,
             floor: Fence(0),
             event_seq: 0,
             counters: Counters::default(),
@@ -326,6 +330,9 @@ impl Machine {
     fn begin(&mut self, stamp: Stamp, out: &mut Applied) {
         if stamp.term >= self.clock.term {
             self.clock.term = stamp.term;
+            if stamp.logical_ms >= self.clock.logical_ms {
+                self.entry_wall_us = stamp.wall_us.min(WALL_US_MAX);
+            }
             self.clock.logical_ms = self.clock.logical_ms.max(stamp.logical_ms.min(LOGICAL_MS_MAX));
             self.clock.wall_us = self.clock.wall_us.max(stamp.wall_us.min(WALL_US_MAX));
         }
@@ -334,14 +341,14 @@ impl Machine {
     }
 
     fn run(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
-        if self.admit(id, Some(&command), out) {
+        if self.admit(id, &command, out) {
             self.execute(id, command, out);
         }
     }
 
     /// Whether a request is to be executed now. One met before gets its remembered answer, if it has one.
-    fn admit(&mut self, id: Option<RequestId>, command: Option<&Command<'_>>, out: &mut Applied) -> bool {
-        if let Some(Command::OriginStart { origin }) = command {
+    fn admit(&mut self, id: Option<RequestId>, command: &Command<'_>, out: &mut Applied) -> bool {
+        if let Command::OriginStart { origin } = command {
             // A new start's own first word would otherwise be taken for one of a start that is no more.
             self.dedup.start(*origin, self.limits.origins_max);
         }

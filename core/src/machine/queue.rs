@@ -2,6 +2,7 @@
 
 use super::acquire::Terms;
 use super::deadlines::Kind;
+use super::dedup::Seen;
 use super::multi::Several;
 use super::slab::NONE;
 use super::waiter::{Form, Pending, Seat, Waiter};
@@ -111,13 +112,23 @@ impl Machine {
         Ok(())
     }
 
-    /// The client behind a request is gone.
+    /// The client behind a request is gone. The request itself may still be on its way: it must not find a queue then.
     pub(crate) fn cancel(&mut self, request: RequestId, out: &mut Applied) -> Reply {
+        if !self.is_waiting(request) {
+            self.forestall(request);
+        }
         if let Some(&waiter) = self.requests.get(&request) {
             self.give_up(waiter, |pending| pending.id == Some(request), Some(&Reply::Nil), out);
         }
         self.cancel_blocked(request, out);
         Reply::OK
+    }
+
+    /// Remembers a request that was not met so far as answered, in the same bounded memory as all answers.
+    fn forestall(&mut self, request: RequestId) {
+        if self.remembering && matches!(self.dedup.known(request), Seen::New) {
+            self.dedup.remember(request, &Reply::Nil, self.limits.remembered_per_origin_max);
+        }
     }
 
     /// Nodes that are no more have nobody to answer to: their requests leave without a word.

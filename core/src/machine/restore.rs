@@ -303,6 +303,7 @@ impl Records {
 
 fn read_head(machine: &mut Machine, reader: &mut Reader<'_>) -> Option<()> {
     machine.clock = Stamp { term: reader.varint()?, logical_ms: reader.varint()?, wall_us: reader.varint()? };
+    machine.entry_wall_us = reader.varint()?;
     machine.instant_ms = machine.clock.logical_ms;
     machine.floor = Fence(reader.varint()?);
     machine.event_seq = count(reader)?;
@@ -310,7 +311,9 @@ fn read_head(machine: &mut Machine, reader: &mut Reader<'_>) -> Option<()> {
     machine.idle = List::read(reader)?;
     machine.blocked = Blocked::counting_from(count(reader)?);
     machine.settings = super::settings::Settings::read(reader)?;
-    (machine.clock.logical_ms <= LOGICAL_MS_MAX && machine.clock.wall_us <= WALL_US_MAX).then_some(())
+    let clock = machine.clock;
+    let in_range = clock.logical_ms <= LOGICAL_MS_MAX && clock.wall_us <= WALL_US_MAX;
+    (in_range && machine.entry_wall_us <= clock.wall_us).then_some(())
 }
 
 impl Machine {

@@ -21,6 +21,9 @@ pub(crate) struct Session {
     pub(crate) ttl_ms: u64,
     /// By the last keep-alive, or by the grace time after the connection that opened it went.
     pub(crate) deadline_ms: u64,
+    /// The connection that opened it is closed. Touches count no more: they were on their way when it was closed. Only an
+    /// explicit keep-alive takes the session over.
+    pub(crate) orphaned: bool,
     /// Locks it holds, in the order of their grants.
     pub(crate) locks: List,
     /// Its waiters, in the order they came.
@@ -35,6 +38,7 @@ impl Image for Session {
         put_bytes(out, &self.label);
         put_varint(out, self.ttl_ms);
         put_varint(out, self.deadline_ms);
+        out.push(u8::from(self.orphaned));
         self.locks.write(out);
         self.waiters.write(out);
     }
@@ -50,6 +54,7 @@ impl Image for Session {
             label: label.into(),
             ttl_ms: reader.varint()?,
             deadline_ms: reader.varint()?,
+            orphaned: reader.flag()?,
             locks: List::read(reader)?,
             waiters: List::read(reader)?,
         })
@@ -79,8 +84,9 @@ impl Machine {
         }
         let deadline_ms = self.deadline_after(ttl_ms);
         let (locks, waiters) = (List::EMPTY, List::EMPTY);
-        let slot =
-            self.sessions.insert(Session { id, label: label.into(), ttl_ms, deadline_ms, locks, waiters });
+        let label = label.into();
+        let orphaned = false;
+        let slot = self.sessions.insert(Session { id, label, ttl_ms, deadline_ms, orphaned, locks, waiters });
         self.session_ids.insert(id, slot);
         self.deadlines.set(Kind::Session, slot, deadline_ms);
         Reply::bulk(id.to_string())
@@ -89,6 +95,7 @@ impl Machine {
     pub(crate) fn session_keep_alive(&mut self, id: SessionId, out: &mut Applied) -> Reply {
         match self.live_session(id, out) {
             Some(slot) => {
+                self.set_orphaned(slot, false);
                 self.set_session_deadline(slot, self.deadline_after(self.sessions[slot].ttl_ms));
                 Reply::Int(self.sessions[slot].ttl_ms as i64)
             }
@@ -96,19 +103,22 @@ impl Machine {
         }
     }
 
+    /// A node gathers touches and sends them a little later: one may come behind the word that the connection is closed.
     pub(crate) fn sessions_touch(&mut self, ids: &[SessionId], out: &mut Applied) -> Reply {
         for id in ids {
-            if let Some(slot) = self.live_session(*id, out) {
+            let live = self.live_session(*id, out);
+            if let Some(slot) = live.filter(|slot| !self.sessions[*slot].orphaned) {
                 self.set_session_deadline(slot, self.deadline_after(self.sessions[slot].ttl_ms));
             }
         }
         Reply::OK
     }
 
-    /// Grace can only bring the end nearer. Any keep-alive sets it back to the full ttl.
+    /// Grace can only bring the end nearer. An explicit keep-alive sets it back to the full ttl.
     pub(crate) fn sessions_orphan(&mut self, ids: &[SessionId], grace_ms: u64, out: &mut Applied) -> Reply {
         for id in ids {
             if let Some(slot) = self.live_session(*id, out) {
+                self.set_orphaned(slot, true);
                 let grace_end_ms = self.clock.logical_ms.saturating_add(grace_ms);
                 self.set_session_deadline(slot, self.sessions[slot].deadline_ms.min(grace_end_ms));
                 // Without any grace it is dead now, not only when the next entry comes.
@@ -166,6 +176,12 @@ impl Machine {
         self.session_ids.remove(&id);
         self.deadlines.clear(Kind::Session, slot);
         self.sessions.remove(slot);
+    }
+
+    fn set_orphaned(&mut self, slot: u32, orphaned: bool) {
+        if self.sessions[slot].orphaned != orphaned {
+            self.sessions.edit(slot).orphaned = orphaned;
+        }
     }
 
     fn set_session_deadline(&mut self, slot: u32, deadline_ms: u64) {

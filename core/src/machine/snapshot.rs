@@ -164,6 +164,7 @@ impl Machine {
             put_varint(out, self.clock.term);
             put_varint(out, self.clock.logical_ms);
             put_varint(out, self.clock.wall_us);
+            put_varint(out, self.entry_wall_us);
             put_varint(out, self.floor.0);
             put_varint(out, self.event_seq);
             self.counters.write(out);

@@ -13,7 +13,6 @@ pub(crate) struct Counters {
     pub(crate) refusals: u64,
     pub(crate) deadlocks: u64,
     pub(crate) deadlock_searches_cut: u64,
-    pub(crate) malformed: u64,
     pub(crate) differing_effects: u64,
 }
 
@@ -27,11 +26,10 @@ impl Counters {
             refusals,
             deadlocks,
             deadlock_searches_cut,
-            malformed,
             differing_effects,
         } = *self;
         let lock_counts = [held, grants, releases, expiries, refusals, deadlocks, deadlock_searches_cut];
-        for value in lock_counts.into_iter().chain([malformed, differing_effects]) {
+        for value in lock_counts.into_iter().chain([differing_effects]) {
             put_varint(out, value);
         }
     }
@@ -45,7 +43,6 @@ impl Counters {
             refusals: count(reader)?,
             deadlocks: count(reader)?,
             deadlock_searches_cut: count(reader)?,
-            malformed: count(reader)?,
             differing_effects: count(reader)?,
         })
     }
@@ -75,8 +72,6 @@ pub struct Stats {
     pub deadlocks: u64,
     /// Searches for a circle that were given up as too long.
     pub deadlock_searches_cut: u64,
-    /// Entries and commands that could not be read.
-    pub malformed: u64,
     /// Scripts whose writes came out differently than on the leader that ran them. Always 0 unless there is a bug.
     pub differing_effects: u64,
     pub events: u64,
@@ -98,7 +93,6 @@ impl Machine {
             refusals: counters.refusals,
             deadlocks: counters.deadlocks,
             deadlock_searches_cut: counters.deadlock_searches_cut,
-            malformed: counters.malformed,
             differing_effects: counters.differing_effects,
             events: self.event_seq,
         }

@@ -225,7 +225,10 @@ impl Writer {
         let term = if step.older_term { self.stamp.term - 1 } else { self.stamp.term };
         let mut entry = EntryBuilder::new(Stamp { term, ..self.stamp });
         entry.push_batch(origin, self.seq.saturating_sub(step.acked_back), [(self.seq, &blob)]);
-        self.requests.push(RequestId { origin, seq: self.seq });
+        // What cannot be read stops the node: nobody is answered.
+        if !matches!(step.op, Op::Nonsense(_)) {
+            self.requests.push(RequestId { origin, seq: self.seq });
+        }
         entry.finish()
     }
 
@@ -325,7 +328,11 @@ pub(crate) fn watched(limits: Limits) -> Machine {
 
 pub(crate) fn apply(machine: &mut Machine, entry: &[u8]) -> Applied {
     let mut out = Applied::default();
-    machine.apply_entry(entry, &mut out);
+    let before = machine.state_hash();
+    if machine.apply_entry(entry, &mut out).is_err() {
+        assert_eq!(machine.state_hash(), before, "an entry that cannot be applied changes nothing");
+        assert!(out.replies.is_empty() && out.events.is_empty());
+    }
     machine.check_invariants().unwrap_or_else(|violation| panic!("{violation}"));
     out
 }

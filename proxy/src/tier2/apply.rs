@@ -18,14 +18,20 @@ impl Node {
                 EntryType::EntryNormal if entry.data.is_empty() => {}
                 EntryType::EntryNormal if on(Mutant::FollowersDoNotApply) && !self.is_leader() => {}
                 EntryType::EntryNormal => {
-                    self.machine.apply_entry(&entry.data, &mut self.applying);
+                    if let Err(error) = self.machine.apply_entry(&entry.data, &mut self.applying) {
+                        return self.stop_at(entry.index, &error.to_string());
+                    }
                     self.stamp_applied_at_ms = self.now.monotonic_ms();
                     self.hand_out(self.was_here_at_start(&entry));
                 }
-                EntryType::EntryConfChangeV2 => self.apply_change(&entry),
-                // Never proposed by this service.
+                EntryType::EntryConfChangeV2 => {
+                    if let Err(reason) = self.apply_change(&entry) {
+                        return self.stop_at(entry.index, &reason);
+                    }
+                }
+                // Never proposed by this release.
                 EntryType::EntryConfChange => {
-                    tracing::error!(entry.index, "a change of an old kind is passed over")
+                    return self.stop_at(entry.index, "a ConfChange v1, which this release does not support");
                 }
             }
             self.applied = entry.index;
@@ -36,6 +42,14 @@ impl Node {
         let (entries_max, bytes_max) = (self.config.cache_entries_max, self.config.cache_bytes_max);
         let settled = self.applied.min(self.raw.raft.raft_log.persisted);
         self.raw.mut_store().trim_cache(settled, entries_max, bytes_max);
+    }
+
+    /// An entry that this release does not know: going on without it would be divergence. `applied` stays before it, so that
+    /// a release that knows it goes on from here.
+    fn stop_at(&mut self, index: u64, reason: &str) {
+        let cure = "run the release that the other members run";
+        self.fatal =
+            Some(format!("log entry {index} cannot be applied: {reason}; nothing of it was applied; {cure}"));
     }
 
     /// Whether an entry stood in the log when the node started. One that took the place of such an entry has a later term.
@@ -96,11 +110,10 @@ impl Node {
         }
     }
 
-    fn apply_change(&mut self, entry: &Entry) {
+    fn apply_change(&mut self, entry: &Entry) -> Result<(), String> {
         let mut change = ConfChangeV2::default();
-        if change.merge_from_bytes(&entry.data).is_err() {
-            tracing::error!(entry.index, "a change of membership cannot be read and is passed over");
-            return;
+        if let Err(error) = change.merge_from_bytes(&entry.data) {
+            return Err(format!("a change of membership cannot be read ({error})"));
         }
         match self.raw.apply_conf_change(&change) {
             Ok(conf_state) => {
@@ -114,8 +127,10 @@ impl Node {
                 }
                 tracing::info!(entry.index, members = ?self.membership.list(), "membership changed");
             }
+            // Decided by the configuration alone, which is the same on every node.
             Err(error) => tracing::error!(entry.index, %error, "a change of membership was refused"),
         }
+        Ok(())
     }
 
     /// Whether the machine still takes commands of this start of the node. A node that was declared gone while it lived

@@ -227,6 +227,9 @@ impl Node {
             let answered = self.out.replies.len();
             self.handle_ready();
             self.expect_again(self.out.replies.len() - answered);
+            if self.fatal.is_some() {
+                return;
+            }
             self.note_route();
             self.answer_reads();
         }

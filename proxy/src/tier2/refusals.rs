@@ -39,6 +39,12 @@ pub fn indeterminate() -> Reply {
     )
 }
 
+/// In a mixed cluster.
+#[must_use]
+pub fn unknown_to_leader() -> Reply {
+    error("ERR the leader runs a release that does not know this command; nothing was done; upgrade it first")
+}
+
 #[must_use]
 pub fn change_indeterminate() -> Reply {
     error(

@@ -5,7 +5,8 @@ use super::pending::{GaveUp, Overdue, Withdrawn};
 use super::ports::{Forward, Forwarded, NodeId, PeerMessage, Read, Submit, Ticket};
 use super::{refusals, stage};
 use bytes::Bytes;
-use redfence_core::machine::Command;
+use redfence_core::machine::effects::Effects;
+use redfence_core::machine::{check_command, Command};
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::reply::Reply;
 use redfence_core::types::{RequestId, SessionId};
@@ -217,8 +218,9 @@ impl Node {
 
     /// A follower's batch. If we do not lead in its term, have no room, or miss what was sent before it, it is dropped: the
     /// follower sends it again.
-    pub(super) fn on_forward(&mut self, forward: Forward) {
+    pub(super) fn on_forward(&mut self, mut forward: Forward) {
         if self.is_leader() && forward.term == self.raw.raft.term {
+            refuse_unknown(&mut forward);
             let (commands_max, bytes_max) = (self.config.staged_commands_max, self.config.staged_bytes_max);
             self.stage.push_forwarded(forward, commands_max, bytes_max);
         }
@@ -258,6 +260,18 @@ impl Node {
             // Nothing applied since the start: how old the snapshot's clock is, nobody here knows.
             None if self.stamp_applied_at_ms == 0 => 0,
             None => self.now.monotonic_ms().saturating_sub(self.stamp_applied_at_ms),
+        }
+    }
+}
+
+/// A member of another release may send what this one does not know. Logged, it would stop every node that applies it; what
+/// is logged in its place is an error for its client.
+fn refuse_unknown(forward: &mut Forward) {
+    for command in &mut forward.commands {
+        if let Err(error) = check_command(&command.blob) {
+            tracing::warn!(origin = ?forward.origin, command.seq, %error, "refusing a forwarded command");
+            let effects = Effects { member: None, steps: Vec::new(), reply: refusals::unknown_to_leader() };
+            command.blob = encoded(&Command::Effects(effects));
         }
     }
 }

@@ -181,6 +181,12 @@ impl Node {
         let Some(receiving) = &mut self.snapshots.receiving else { return };
         receiving.heard(self.now.monotonic_ms());
         if let Err(reason) = receiving.take(chunk, &mut self.out.snapshot_ops) {
+            if receiving.is_of_unknown_version() {
+                self.fatal = Some(format!(
+                    "the snapshot that node {from} sent cannot be read: {reason}; run the release that the other members run"
+                ));
+                return;
+            }
             tracing::warn!(from, reason, "a snapshot transfer failed");
             let failed = receiving.failed();
             self.out.send.push((from, failed));

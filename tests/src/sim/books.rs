@@ -82,7 +82,8 @@ impl Books {
         for (index, entry) in &self.entries {
             if entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty() {
                 applied.clear();
-                machine.apply_entry(&entry.data, &mut applied);
+                let taken = machine.apply_entry(&entry.data, &mut applied);
+                taken.unwrap_or_else(|error| println!("entry {index}: {error}"));
                 println!("entry {index}: {}", entry.data.escape_ascii());
             }
             for Event { kind, resource, fence, owner, .. } in applied.events.drain(..) {
@@ -106,7 +107,8 @@ impl Books {
             index = *at;
             if entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty() {
                 applied.clear();
-                machine.apply_entry(&entry.data, &mut applied);
+                let taken = machine.apply_entry(&entry.data, &mut applied);
+                taken.map_err(|error| format!("entry {index}: {error}"))?;
                 machine.check_invariants().map_err(|violation| format!("entry {index}: {violation}"))?;
                 applied.events.iter().try_for_each(|event| lines.take(event))?;
             }

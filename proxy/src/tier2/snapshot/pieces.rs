@@ -3,7 +3,7 @@
 use crate::tier2::ports::{LogReader, SnapshotMeta};
 use bytes::{Buf, Bytes, BytesMut};
 use redfence_core::limits::SNAPSHOT_PIECE_BYTES_MAX;
-use redfence_core::machine::{Checker, Machine, Restorer};
+use redfence_core::machine::{Checker, Machine, RestoreError, Restorer};
 
 /// Read from disk at once.
 const READ_BYTES: usize = 1 << 20;
@@ -56,6 +56,8 @@ impl Pieces {
 pub(crate) struct StreamRestorer {
     pieces: Pieces,
     restorer: Restorer,
+    /// The bytes are whole, and of a version this release does not read.
+    unknown_version: bool,
 }
 
 impl StreamRestorer {
@@ -64,8 +66,17 @@ impl StreamRestorer {
     }
 
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), String> {
-        let restorer = &mut self.restorer;
-        self.pieces.push(bytes, |piece| restorer.push(piece).map_err(|error| error.to_string()))
+        let (restorer, unknown_version) = (&mut self.restorer, &mut self.unknown_version);
+        self.pieces.push(bytes, |piece| {
+            restorer.push(piece).map_err(|error| {
+                *unknown_version |= matches!(error, RestoreError::Version(_));
+                error.to_string()
+            })
+        })
+    }
+
+    pub(crate) fn is_of_unknown_version(&self) -> bool {
+        self.unknown_version
     }
 
     pub(crate) fn finish(self) -> Result<Machine, String> {

@@ -121,6 +121,11 @@ impl Receiving {
         Ok(())
     }
 
+    /// The leader's state is of a version this release does not read: no other try will do better.
+    pub(crate) fn is_of_unknown_version(&self) -> bool {
+        self.restorer.as_ref().is_some_and(StreamRestorer::is_of_unknown_version)
+    }
+
     pub(crate) fn progress(&mut self, written_bytes: u64) {
         self.written_bytes = self.written_bytes.max(written_bytes);
     }

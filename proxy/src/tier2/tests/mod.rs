@@ -8,6 +8,7 @@ mod order;
 mod outcomes;
 mod pace;
 mod snapshots;
+mod stops;
 mod throughput;
 
 use super::config::Config;
