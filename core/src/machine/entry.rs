@@ -173,7 +173,8 @@ fn check_command_at(at: usize, blob: &[u8]) -> Result<(), EntryError> {
         | Command::Cancel { .. }
         | Command::Expire { .. }
         | Command::OriginStart { .. }
-        | Command::OriginGone { .. } => Ok(()),
+        | Command::OriginGone { .. }
+        | Command::Settings(_) => Ok(()),
     }
 }
 
