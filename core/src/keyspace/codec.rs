@@ -1,10 +1,10 @@
 //! A value as bytes, for snapshots. The form of a collection is written too: the order of iteration depends on it.
 
-use super::fields::Fields;
-use super::sorted::{Score, Sorted};
+use super::list::List;
+use super::sorted::Score;
 use super::value::Value;
+use super::{fields, sorted};
 use bytes::Bytes;
-use imbl::Vector;
 
 fn put_len(out: &mut Vec<u8>, len: usize) {
     out.extend_from_slice(&(len as u32).to_le_bytes());
@@ -28,7 +28,7 @@ pub fn write(value: &Value, out: &mut Vec<u8>) {
             items.iter().for_each(|item| put(out, item));
         }
         Value::Hash(fields) => {
-            out.push(if matches!(fields, Fields::Small(_)) { 2 } else { 3 });
+            out.push(if matches!(fields.form(), fields::Form::Small(_)) { 2 } else { 3 });
             put_len(out, fields.len());
             for (name, value) in fields.iter() {
                 put(out, name);
@@ -36,12 +36,12 @@ pub fn write(value: &Value, out: &mut Vec<u8>) {
             }
         }
         Value::Set(members) => {
-            out.push(if matches!(members, Fields::Small(_)) { 4 } else { 5 });
+            out.push(if matches!(members.form(), fields::Form::Small(_)) { 4 } else { 5 });
             put_len(out, members.len());
             members.iter().for_each(|(name, ())| put(out, name));
         }
         Value::ZSet(members) => {
-            out.push(if matches!(**members, Sorted::Small(_)) { 6 } else { 7 });
+            out.push(if matches!(members.form(), sorted::Form::Small(_)) { 6 } else { 7 });
             put_len(out, members.len());
             for (score, member) in members.iter() {
                 out.extend_from_slice(&score.to_bits().to_le_bytes());
@@ -83,7 +83,7 @@ pub fn read(bytes: &[u8]) -> Option<Value> {
     let value = match tag {
         0 => Value::Str(reader.bytes()?),
         1 => {
-            let mut items = Vector::new();
+            let mut items = List::default();
             for _ in 0..reader.len()? {
                 items.push_back(reader.bytes()?);
             }
@@ -91,19 +91,11 @@ pub fn read(bytes: &[u8]) -> Option<Value> {
         }
         2 | 3 => {
             let entries = read_entries(&mut reader, |reader| reader.bytes())?;
-            Value::Hash(if tag == 2 {
-                Fields::Small(entries)
-            } else {
-                Fields::Large(entries.into_iter().collect())
-            })
+            Value::Hash(read_form(entries, tag == 2).into())
         }
         4 | 5 => {
             let entries = read_entries(&mut reader, |_| Some(()))?;
-            Value::Set(if tag == 4 {
-                Fields::Small(entries)
-            } else {
-                Fields::Large(entries.into_iter().collect())
-            })
+            Value::Set(read_form(entries, tag == 4).into())
         }
         6 | 7 => {
             let mut entries = Vec::new();
@@ -114,16 +106,24 @@ pub fn read(bytes: &[u8]) -> Option<Value> {
             if !entries.is_sorted() {
                 return None;
             }
-            Value::ZSet(Box::new(if tag == 6 {
-                Sorted::Small(entries)
+            let form = if tag == 6 {
+                sorted::Form::Small(entries)
             } else {
                 let by_member = entries.iter().map(|(score, member)| (member.clone(), *score)).collect();
-                Sorted::Large { by_score: entries.into_iter().collect(), by_member }
-            }))
+                sorted::Form::Large { by_score: entries.into_iter().collect(), by_member }
+            };
+            Value::ZSet(Box::new(form.into()))
         }
         _ => return None,
     };
     (reader.0.is_empty() && !value.is_empty_collection()).then_some(value)
+}
+
+fn read_form<V: Clone>(entries: Vec<(Bytes, V)>, small: bool) -> fields::Form<V> {
+    match small {
+        true => fields::Form::Small(entries),
+        false => fields::Form::Large(entries.into_iter().collect()),
+    }
 }
 
 fn read_entries<V>(
@@ -140,6 +140,8 @@ fn read_entries<V>(
 
 #[cfg(test)]
 mod tests {
+    use super::fields::Fields;
+    use super::sorted::Sorted;
     use super::*;
 
     #[test]
@@ -147,7 +149,7 @@ mod tests {
         let mut hash: Fields<Bytes> = Fields::default();
         let mut set: Fields<()> = Fields::default();
         let mut zset = Sorted::default();
-        let mut list = Vector::new();
+        let mut list = List::default();
         let mut values = Vec::new();
         for number in 0..300 {
             let name = format!("name{}", number * 7919 % 300);

@@ -3,12 +3,12 @@
 use super::errors;
 use super::fields::Fields;
 use super::keys::{Clock, Db, Deadline, Keys};
+use super::list::List;
 use super::sorted::Sorted;
 use super::value::{Value, View};
 use super::{KEY_BYTES_MAX, STRING_BYTES_MAX};
 use crate::reply::{Refusal, Reply};
 use bytes::Bytes;
-use imbl::Vector;
 
 /// The client's protocol. A few replies differ in shape, not only in encoding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl<'k> Context<'k> {
         }
     }
 
-    pub fn list(&self, key: &[u8]) -> Result<Option<&Vector<Bytes>>, Refusal> {
+    pub fn list(&self, key: &[u8]) -> Result<Option<&List>, Refusal> {
         match self.value(key) {
             None => Ok(None),
             Some(View::List(items)) => Ok(Some(items)),
@@ -143,7 +143,7 @@ impl<'k> Context<'k> {
     pub fn change_list<R>(
         &mut self,
         key: &[u8],
-        change: impl FnOnce(&mut Vector<Bytes>) -> (bool, R),
+        change: impl FnOnce(&mut List) -> (bool, R),
     ) -> Result<R, Refusal> {
         self.list(key)?;
         self.change(key, change, Value::List(Box::default()), |value| match value {

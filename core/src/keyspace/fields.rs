@@ -4,6 +4,7 @@
 //! a persistent tree ordered by name: a copy of it costs nothing, so a script's writes can be undone. They never move back,
 //! and the snapshot says which of the two it was, because the order of iteration is part of what a script can see.
 
+use crate::limits::ELEMENT_OVERHEAD_BYTES;
 use bytes::Bytes;
 use imbl::OrdMap;
 
@@ -11,23 +12,65 @@ use imbl::OrdMap;
 pub const SMALL_MAX: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Fields<V: Clone> {
+pub enum Form<V: Clone> {
     Small(Vec<(Bytes, V)>),
     Large(OrdMap<Bytes, V>),
 }
 
-impl<V: Clone> Default for Fields<V> {
-    fn default() -> Self {
-        Fields::Small(Vec::new())
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fields<V: Clone> {
+    form: Form<V>,
+    weight: usize,
+}
+
+/// What stands behind a name: its bytes with their overhead.
+pub trait Weigh {
+    fn weigh(&self) -> usize;
+}
+
+impl Weigh for Bytes {
+    fn weigh(&self) -> usize {
+        self.len() + ELEMENT_OVERHEAD_BYTES
     }
 }
 
-impl<V: Clone> Fields<V> {
+impl Weigh for () {
+    fn weigh(&self) -> usize {
+        0
+    }
+}
+
+impl<V: Clone> Default for Fields<V> {
+    fn default() -> Self {
+        Fields { form: Form::Small(Vec::new()), weight: 0 }
+    }
+}
+
+impl<V: Clone + Weigh> From<Form<V>> for Fields<V> {
+    fn from(form: Form<V>) -> Fields<V> {
+        let mut fields = Fields { form, weight: 0 };
+        fields.weight = fields.iter().map(|(name, value)| name.weigh() + value.weigh()).sum();
+        fields
+    }
+}
+
+impl<V: Clone + Weigh> Fields<V> {
+    #[must_use]
+    pub fn form(&self) -> &Form<V> {
+        &self.form
+    }
+
+    /// Bytes of all names and values, each with its overhead.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.weight
+    }
+
     #[must_use]
     pub fn len(&self) -> usize {
-        match self {
-            Fields::Small(entries) => entries.len(),
-            Fields::Large(tree) => tree.len(),
+        match &self.form {
+            Form::Small(entries) => entries.len(),
+            Form::Large(tree) => tree.len(),
         }
     }
 
@@ -38,9 +81,9 @@ impl<V: Clone> Fields<V> {
 
     #[must_use]
     pub fn get(&self, name: &[u8]) -> Option<&V> {
-        match self {
-            Fields::Small(entries) => entries.iter().find(|(have, _)| have == name).map(|(_, value)| value),
-            Fields::Large(tree) => tree.get(name),
+        match &self.form {
+            Form::Small(entries) => entries.iter().find(|(have, _)| have == name).map(|(_, value)| value),
+            Form::Large(tree) => tree.get(name),
         }
     }
 
@@ -51,49 +94,74 @@ impl<V: Clone> Fields<V> {
 
     /// Sets `name`; answers what was there before.
     pub fn insert(&mut self, name: &[u8], value: V) -> Option<V> {
-        match self {
-            Fields::Small(entries) => {
-                if let Some((_, slot)) = entries.iter_mut().find(|(have, _)| have == name) {
-                    return Some(std::mem::replace(slot, value));
+        self.weight += value.weigh();
+        let before = match &mut self.form {
+            Form::Small(entries) => match entries.iter_mut().find(|(have, _)| have == name) {
+                Some((_, slot)) => Some(std::mem::replace(slot, value)),
+                None => {
+                    entries.push((Bytes::copy_from_slice(name), value));
+                    if entries.len() > SMALL_MAX {
+                        self.form = Form::Large(std::mem::take(entries).into_iter().collect());
+                    }
+                    None
                 }
-                entries.push((Bytes::copy_from_slice(name), value));
-                if entries.len() > SMALL_MAX {
-                    *self = Fields::Large(std::mem::take(entries).into_iter().collect());
-                }
-                None
-            }
-            Fields::Large(tree) => match tree.get_mut(name) {
+            },
+            Form::Large(tree) => match tree.get_mut(name) {
                 Some(slot) => Some(std::mem::replace(slot, value)),
                 None => tree.insert(Bytes::copy_from_slice(name), value),
             },
+        };
+        match &before {
+            Some(before) => self.weight -= before.weigh(),
+            None => self.weight += name.len() + ELEMENT_OVERHEAD_BYTES,
         }
+        before
     }
 
     pub fn remove(&mut self, name: &[u8]) -> Option<V> {
-        match self {
-            Fields::Small(entries) => {
+        let before = match &mut self.form {
+            Form::Small(entries) => {
                 let at = entries.iter().position(|(have, _)| have == name)?;
-                Some(entries.remove(at).1)
+                entries.remove(at).1
             }
-            Fields::Large(tree) => tree.remove(name),
-        }
+            Form::Large(tree) => tree.remove(name)?,
+        };
+        self.weight -= name.len() + ELEMENT_OVERHEAD_BYTES + before.weigh();
+        Some(before)
     }
 
     /// Every entry: small ones in the order they came, large ones by name.
     pub fn iter(&self) -> Box<dyn Iterator<Item = (&Bytes, &V)> + '_> {
-        match self {
-            Fields::Small(entries) => Box::new(entries.iter().map(|(name, value)| (name, value))),
-            Fields::Large(tree) => Box::new(tree.iter()),
+        match &self.form {
+            Form::Small(entries) => Box::new(entries.iter().map(|(name, value)| (name, value))),
+            Form::Large(tree) => Box::new(tree.iter()),
         }
     }
 
     /// The `nth` name in the order of iteration.
     #[must_use]
     pub fn nth(&self, nth: usize) -> Option<&Bytes> {
-        match self {
-            Fields::Small(entries) => entries.get(nth).map(|(name, _)| name),
-            Fields::Large(tree) => tree.keys().nth(nth),
+        match &self.form {
+            Form::Small(entries) => entries.get(nth).map(|(name, _)| name),
+            Form::Large(tree) => tree.keys().nth(nth),
         }
+    }
+
+    /// Adds an entry behind all others, as a snapshot gives them. `None` where it is there already or out of order.
+    pub(super) fn append(&mut self, name: Bytes, value: V) -> Option<()> {
+        let weight = name.weigh() + value.weigh();
+        match &mut self.form {
+            Form::Small(entries) => {
+                let doubled = entries.iter().any(|(have, _)| *have == name);
+                (!doubled && entries.len() < SMALL_MAX).then(|| entries.push((name, value)))?;
+            }
+            Form::Large(tree) => {
+                let in_order = tree.get_max().is_none_or(|(last, _)| *last < name);
+                in_order.then(|| tree.insert(name, value))?;
+            }
+        }
+        self.weight += weight;
+        Some(())
     }
 }
 
@@ -105,20 +173,22 @@ mod tests {
     fn keeps_the_order_of_arrival_while_small_and_sorts_when_large() {
         let mut fields = Fields::default();
         for name in ["b", "a", "c"] {
-            assert_eq!(fields.insert(name.as_bytes(), 1), None);
+            assert_eq!(fields.insert(name.as_bytes(), Bytes::from("1")), None);
         }
-        assert_eq!(fields.insert(b"a", 2), Some(1));
-        assert_eq!(fields.remove(b"b"), Some(1));
+        assert_eq!(fields.insert(b"a", Bytes::from("22")), Some(Bytes::from("1")));
+        assert_eq!(fields.remove(b"b"), Some(Bytes::from("1")));
         let names: Vec<&[u8]> = fields.iter().map(|(name, _)| name.as_ref()).collect();
         assert_eq!(names, [b"a", b"c"]);
         for number in 0..SMALL_MAX {
-            fields.insert(format!("{:04}", SMALL_MAX - number).as_bytes(), 0);
+            fields.insert(format!("{:04}", SMALL_MAX - number).as_bytes(), Bytes::new());
+            assert_eq!(fields.weight(), Fields::from(fields.form().clone()).weight());
         }
-        assert!(matches!(fields, Fields::Large(_)));
+        assert!(matches!(fields.form(), Form::Large(_)));
         assert_eq!(fields.len(), SMALL_MAX + 2);
         assert!(fields.iter().zip(fields.iter().skip(1)).all(|((left, _), (right, _))| left < right));
-        assert_eq!(fields.get(b"a"), Some(&2));
-        assert_eq!(fields.remove(b"a"), Some(2));
+        assert_eq!(fields.get(b"a"), Some(&Bytes::from("22")));
+        assert_eq!(fields.remove(b"a"), Some(Bytes::from("22")));
         assert!(!fields.contains(b"a"));
+        assert_eq!(fields.weight(), Fields::from(fields.form().clone()).weight());
     }
 }

@@ -3,9 +3,9 @@
 use super::args::{self, is};
 use super::context::{Answer, Context};
 use super::errors;
+use super::list::List;
 use crate::reply::{Refusal, Reply};
 use bytes::Bytes;
-use imbl::Vector;
 
 /// One end of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,14 +25,14 @@ impl End {
         }
     }
 
-    pub(super) fn push(self, items: &mut Vector<Bytes>, item: Bytes) {
+    pub(super) fn push(self, items: &mut List, item: Bytes) {
         match self {
             End::Left => items.push_front(item),
             End::Right => items.push_back(item),
         }
     }
 
-    pub(super) fn pop(self, items: &mut Vector<Bytes>) -> Option<Bytes> {
+    pub(super) fn pop(self, items: &mut List) -> Option<Bytes> {
         match self {
             End::Left => items.pop_front(),
             End::Right => items.pop_back(),
@@ -145,10 +145,10 @@ pub(super) fn ltrim(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
         return Ok(Reply::OK);
     }
     cx.change_list(argv[1], |items| {
-        *items = match args::span(start, stop, items.len()) {
-            Some(span) => items.slice(span),
-            None => Vector::new(),
-        };
+        match args::span(start, stop, items.len()) {
+            Some(span) => items.keep(span),
+            None => *items = List::default(),
+        }
         (true, ())
     })?;
     Ok(Reply::OK)

@@ -6,7 +6,7 @@
 //! # Layout
 //!
 //! - [`keys`]: the trait `Keys`; [`memory`]: a plain map behind it
-//! - [`value`], [`fields`], [`sorted`]: what keys hold
+//! - [`value`], [`fields`], [`list`], [`sorted`]: what keys hold; each knows its weight in bytes
 //! - [`codec`], [`stream`]: values as bytes, whole and in portions
 //! - [`table`]: every command's name, arity, flags and key positions
 //! - `strings`, `counters`, `generic`, `expire`, `scan`, `hashes`, `lists`, `lists_moving`, `zsets`, `zset_ranges`, `sets`,
@@ -31,6 +31,7 @@ pub mod fields;
 mod generic;
 mod hashes;
 pub mod keys;
+pub mod list;
 mod lists;
 mod lists_moving;
 pub mod memory;

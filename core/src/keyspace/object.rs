@@ -13,9 +13,8 @@ const HASH_PACKED_MAX: usize = 512;
 const PACKED_BYTES_MAX: usize = 64;
 const ZSET_PACKED_MAX: usize = 128;
 const INTSET_MAX: usize = 512;
-/// What a key and each of its elements cost besides their bytes.
+/// What a key costs besides its bytes.
 const KEY_BYTES: usize = 64;
-const ELEMENT_BYTES: usize = 32;
 
 const NOT_LFU: &str = "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching \
                        between policies at runtime LRU and LFU data will take some time to adjust.";
@@ -58,7 +57,7 @@ pub(super) fn memory(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
         _ => return Err(errors::SYNTAX),
     };
     let Some(view) = cx.value(key) else { return Ok(Reply::Nil) };
-    Ok(Reply::Int((KEY_BYTES + key.len() + weight(view)) as i64))
+    Ok(Reply::Int((KEY_BYTES + key.len() + view.weight()) as i64))
 }
 
 fn encoding(view: View<'_>) -> &'static str {
@@ -94,18 +93,6 @@ fn encoding(view: View<'_>) -> &'static str {
                 "skiplist"
             }
         }
-    }
-}
-
-fn weight(view: View<'_>) -> usize {
-    match view {
-        View::Str(bytes) => bytes.len(),
-        View::List(items) => items.iter().map(|item| ELEMENT_BYTES + item.len()).sum(),
-        View::Hash(fields) => {
-            fields.iter().map(|(name, value)| ELEMENT_BYTES + name.len() + value.len()).sum()
-        }
-        View::Set(members) => members.iter().map(|(member, ())| ELEMENT_BYTES + member.len()).sum(),
-        View::ZSet(members) => members.iter().map(|(_, member)| ELEMENT_BYTES + member.len()).sum(),
     }
 }
 

@@ -8,6 +8,7 @@
 //! Ranks in a large set are counted from the nearer end: linear, where Redis's skip list is logarithmic.
 
 use super::fields::SMALL_MAX;
+use crate::limits::ELEMENT_OVERHEAD_BYTES;
 use bytes::Bytes;
 use imbl::{OrdMap, OrdSet};
 use std::cmp::Ordering;
@@ -31,23 +32,75 @@ impl Ord for Score {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Sorted {
+pub enum Form {
     Small(Vec<(Score, Bytes)>),
     Large { by_score: OrdSet<(Score, Bytes)>, by_member: OrdMap<Bytes, Score> },
 }
 
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sorted {
+    form: Form,
+    weight: usize,
+}
+
+/// A member and its score count as two elements.
+fn weigh(member: &[u8]) -> usize {
+    member.len() + 2 * ELEMENT_OVERHEAD_BYTES
+}
+
 impl Default for Sorted {
     fn default() -> Self {
-        Sorted::Small(Vec::new())
+        Sorted { form: Form::Small(Vec::new()), weight: 0 }
+    }
+}
+
+impl From<Form> for Sorted {
+    fn from(form: Form) -> Sorted {
+        let mut sorted = Sorted { form, weight: 0 };
+        sorted.weight = sorted.iter().map(|(_, member)| weigh(member)).sum();
+        sorted
     }
 }
 
 impl Sorted {
     #[must_use]
+    pub fn form(&self) -> &Form {
+        &self.form
+    }
+
+    /// Bytes of all members, each with its overhead.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.weight
+    }
+
+    /// Adds a member behind all others, as a snapshot gives them. `None` where it is there already or out of order.
+    pub(super) fn append(&mut self, score: Score, member: Bytes) -> Option<()> {
+        let weight = weigh(&member);
+        match &mut self.form {
+            Form::Small(entries) => {
+                let in_order = entries.last().is_none_or(|(last, name)| (*last, name) < (score, &member));
+                let doubled = entries.iter().any(|(_, have)| *have == member);
+                (in_order && !doubled && entries.len() < SMALL_MAX).then(|| entries.push((score, member)))?;
+            }
+            Form::Large { by_score, by_member } => {
+                let entry = (score, member);
+                let in_order = by_score.get_max().is_none_or(|last| *last < entry);
+                if !in_order || by_member.insert(entry.1.clone(), score).is_some() {
+                    return None;
+                }
+                by_score.insert(entry);
+            }
+        }
+        self.weight += weight;
+        Some(())
+    }
+
+    #[must_use]
     pub fn len(&self) -> usize {
-        match self {
-            Sorted::Small(entries) => entries.len(),
-            Sorted::Large { by_member, .. } => by_member.len(),
+        match &self.form {
+            Form::Small(entries) => entries.len(),
+            Form::Large { by_member, .. } => by_member.len(),
         }
     }
 
@@ -58,30 +111,29 @@ impl Sorted {
 
     #[must_use]
     pub fn score(&self, member: &[u8]) -> Option<f64> {
-        match self {
-            Sorted::Small(entries) => {
-                entries.iter().find(|(_, have)| have == member).map(|(score, _)| score.0)
-            }
-            Sorted::Large { by_member, .. } => by_member.get(member).map(|score| score.0),
+        match &self.form {
+            Form::Small(entries) => entries.iter().find(|(_, have)| have == member).map(|(score, _)| score.0),
+            Form::Large { by_member, .. } => by_member.get(member).map(|score| score.0),
         }
     }
 
     /// Sets the member's score, adding it if need be; answers the score it had.
     pub fn insert(&mut self, member: &[u8], score: f64) -> Option<f64> {
         let before = self.remove(member);
+        self.weight += weigh(member);
         // Adding zero turns -0 into 0: they are equal, and Redis's small sets too print 0.
         let entry = (Score(score + 0.0), Bytes::copy_from_slice(member));
-        match self {
-            Sorted::Small(entries) => {
+        match &mut self.form {
+            Form::Small(entries) => {
                 let at = entries.partition_point(|have| *have < entry);
                 entries.insert(at, entry);
                 if entries.len() > SMALL_MAX {
                     let entries = std::mem::take(entries);
                     let by_member = entries.iter().map(|(score, member)| (member.clone(), *score)).collect();
-                    *self = Sorted::Large { by_score: entries.into_iter().collect(), by_member };
+                    self.form = Form::Large { by_score: entries.into_iter().collect(), by_member };
                 }
             }
-            Sorted::Large { by_score, by_member } => {
+            Form::Large { by_score, by_member } => {
                 by_member.insert(entry.1.clone(), entry.0);
                 by_score.insert(entry);
             }
@@ -90,24 +142,26 @@ impl Sorted {
     }
 
     pub fn remove(&mut self, member: &[u8]) -> Option<f64> {
-        match self {
-            Sorted::Small(entries) => {
+        let score = match &mut self.form {
+            Form::Small(entries) => {
                 let at = entries.iter().position(|(_, have)| have == member)?;
-                Some(entries.remove(at).0 .0)
+                entries.remove(at).0
             }
-            Sorted::Large { by_score, by_member } => {
+            Form::Large { by_score, by_member } => {
                 let (member, score) = by_member.remove_with_key(member)?;
                 by_score.remove(&(score, member));
-                Some(score.0)
+                score
             }
-        }
+        };
+        self.weight -= weigh(member);
+        Some(score.0)
     }
 
     /// Lowest first; may be walked from the other end.
     pub fn iter(&self) -> Box<dyn DoubleEndedIterator<Item = (f64, &Bytes)> + '_> {
-        match self {
-            Sorted::Small(entries) => Box::new(entries.iter().map(|(score, member)| (score.0, member))),
-            Sorted::Large { by_score, .. } => {
+        match &self.form {
+            Form::Small(entries) => Box::new(entries.iter().map(|(score, member)| (score.0, member))),
+            Form::Large { by_score, .. } => {
                 Box::new(by_score.iter().map(|(score, member)| (score.0, member)))
             }
         }
@@ -115,12 +169,12 @@ impl Sorted {
 
     /// From the first entry whose score is at least `score`, lowest first.
     pub fn iter_from(&self, score: f64) -> Box<dyn DoubleEndedIterator<Item = (f64, &Bytes)> + '_> {
-        match self {
-            Sorted::Small(entries) => {
+        match &self.form {
+            Form::Small(entries) => {
                 let at = entries.partition_point(|(have, _)| have.0 < score);
                 Box::new(entries[at..].iter().map(|(score, member)| (score.0, member)))
             }
-            Sorted::Large { by_score, .. } => {
+            Form::Large { by_score, .. } => {
                 let from = (Score(score), Bytes::new());
                 Box::new(by_score.range(from..).map(|(score, member)| (score.0, member)))
             }
@@ -129,17 +183,17 @@ impl Sorted {
 
     /// Up to the last entry whose score is at most `score`, highest first.
     pub fn iter_down_from(&self, score: f64) -> Box<dyn Iterator<Item = (f64, &Bytes)> + '_> {
-        match self {
-            Sorted::Small(entries) => {
+        match &self.form {
+            Form::Small(entries) => {
                 let until = entries.partition_point(|(have, _)| have.0 <= score);
                 Box::new(entries[..until].iter().rev().map(|(score, member)| (score.0, member)))
             }
-            Sorted::Large { by_score, .. } if score < f64::INFINITY => {
+            Form::Large { by_score, .. } if score < f64::INFINITY => {
                 // No member is greater than all others, so the bound is the next score with the least member.
                 let until = (Score(score.next_up()), Bytes::new());
                 Box::new(by_score.range(..until).rev().map(|(score, member)| (score.0, member)))
             }
-            Sorted::Large { .. } => Box::new(self.iter().rev()),
+            Form::Large { .. } => Box::new(self.iter().rev()),
         }
     }
 
@@ -168,7 +222,9 @@ mod tests {
         for number in 0..=SMALL_MAX {
             assert_eq!(large.remove(format!("filler{number}").as_bytes()), Some(1e9));
         }
-        assert!(matches!(large, Sorted::Large { .. }));
+        assert!(matches!(large.form(), Form::Large { .. }));
+        assert_eq!(large.weight(), Sorted::from(large.form().clone()).weight());
+        assert_eq!(large.weight(), small.weight());
         let walk = |set: &Sorted| set.iter().map(|(s, m)| (s, m.clone())).collect::<Vec<_>>();
         assert_eq!(walk(&small), walk(&large));
         assert_eq!(small.rank(b"b"), Some(2));

@@ -4,12 +4,13 @@
 //! The form of a collection is written too: the order of iteration depends on it.
 
 use super::codec::{put, Reader};
-use super::fields::Fields;
+use super::fields::{Fields, Weigh};
 use super::sorted::{Score, Sorted};
 use super::value::Value;
+use super::{fields, sorted};
 use crate::limits::STRING_BYTES_MAX;
 use bytes::Bytes;
-use imbl::{OrdMap, OrdSet, Vector};
+use imbl::{OrdMap, OrdSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
 mod form {
@@ -28,13 +29,17 @@ pub fn form(value: &Value) -> Option<u8> {
     Some(match value {
         Value::Str(_) => return None,
         Value::List(_) => form::LIST,
-        Value::Hash(Fields::Small(_)) => form::HASH_SMALL,
-        Value::Hash(Fields::Large(_)) => form::HASH_LARGE,
-        Value::Set(Fields::Small(_)) => form::SET_SMALL,
-        Value::Set(Fields::Large(_)) => form::SET_LARGE,
-        Value::ZSet(members) => match **members {
-            Sorted::Small(_) => form::ZSET_SMALL,
-            Sorted::Large { .. } => form::ZSET_LARGE,
+        Value::Hash(fields) => match fields.form() {
+            fields::Form::Small(_) => form::HASH_SMALL,
+            fields::Form::Large(_) => form::HASH_LARGE,
+        },
+        Value::Set(members) => match members.form() {
+            fields::Form::Small(_) => form::SET_SMALL,
+            fields::Form::Large(_) => form::SET_LARGE,
+        },
+        Value::ZSet(members) => match members.form() {
+            sorted::Form::Small(_) => form::ZSET_SMALL,
+            sorted::Form::Large { .. } => form::ZSET_LARGE,
         },
     })
 }
@@ -110,7 +115,7 @@ impl Portion<'_> {
         *self.written += 1;
     }
 
-    fn put_fields<V: Clone>(
+    fn put_fields<V: Clone + Weigh>(
         &mut self,
         fields: &Fields<V>,
         last: &mut Option<(Score, Bytes)>,
@@ -122,13 +127,13 @@ impl Portion<'_> {
                 put_value(out, value);
             });
         };
-        match fields {
-            Fields::Small(entries) => {
+        match fields.form() {
+            fields::Form::Small(entries) => {
                 while let Some((name, value)) = entries.get(*self.written).filter(|_| self.has_room()) {
                     put_entry(self, name, value);
                 }
             }
-            Fields::Large(tree) => {
+            fields::Form::Large(tree) => {
                 let from = last.take().map_or(Unbounded, |(_, name)| Excluded(name));
                 for (name, value) in tree.range((from, Unbounded)) {
                     if !self.has_room() {
@@ -148,13 +153,13 @@ impl Portion<'_> {
                 put(out, member);
             });
         };
-        match members {
-            Sorted::Small(entries) => {
+        match members.form() {
+            sorted::Form::Small(entries) => {
                 while let Some((score, member)) = entries.get(*self.written).filter(|_| self.has_room()) {
                     put_member(self, score.0, member);
                 }
             }
-            Sorted::Large { by_score, .. } => {
+            sorted::Form::Large { by_score, .. } => {
                 let from = last.take().map_or(Unbounded, Excluded);
                 for (score, member) in by_score.range((from, Unbounded)) {
                     if !self.has_room() {
@@ -178,15 +183,15 @@ impl Builder {
     /// `None` where there is no such form, or no element is to come.
     #[must_use]
     pub fn new(form: u8, len: usize) -> Option<Builder> {
-        let sorted_large = || Sorted::Large { by_score: OrdSet::new(), by_member: OrdMap::new() };
+        let sorted_large = || sorted::Form::Large { by_score: OrdSet::new(), by_member: OrdMap::new() };
         let value = match form {
-            form::LIST => Value::List(Box::new(Vector::new())),
-            form::HASH_SMALL => Value::Hash(Fields::Small(Vec::new())),
-            form::HASH_LARGE => Value::Hash(Fields::Large(OrdMap::new())),
-            form::SET_SMALL => Value::Set(Fields::Small(Vec::new())),
-            form::SET_LARGE => Value::Set(Fields::Large(OrdMap::new())),
-            form::ZSET_SMALL => Value::ZSet(Box::new(Sorted::Small(Vec::new()))),
-            form::ZSET_LARGE => Value::ZSet(Box::new(sorted_large())),
+            form::LIST => Value::List(Box::default()),
+            form::HASH_SMALL => Value::Hash(Fields::default()),
+            form::HASH_LARGE => Value::Hash(fields::Form::Large(OrdMap::new()).into()),
+            form::SET_SMALL => Value::Set(Fields::default()),
+            form::SET_LARGE => Value::Set(fields::Form::Large(OrdMap::new()).into()),
+            form::ZSET_SMALL => Value::ZSet(Box::default()),
+            form::ZSET_LARGE => Value::ZSet(Box::new(sorted_large().into())),
             _ => return None,
         };
         (len > 0).then_some(Builder { value, missing: len })
@@ -202,12 +207,12 @@ impl Builder {
                 Value::List(items) => items.push_back(element(&mut reader)?),
                 Value::Hash(fields) => {
                     let (name, value) = (element(&mut reader)?, element(&mut reader)?);
-                    add(fields, name, value)?;
+                    fields.append(name, value)?;
                 }
-                Value::Set(members) => add(members, element(&mut reader)?, ())?,
+                Value::Set(members) => members.append(element(&mut reader)?, ())?,
                 Value::ZSet(members) => {
                     let score = reader.score()?;
-                    add_sorted(members, score, element(&mut reader)?)?;
+                    members.append(score, element(&mut reader)?)?;
                 }
             }
         }
@@ -230,39 +235,6 @@ fn element(reader: &mut Reader<'_>) -> Option<Bytes> {
     reader.bytes().filter(|bytes| bytes.len() <= STRING_BYTES_MAX)
 }
 
-fn add<V: Clone>(fields: &mut Fields<V>, name: Bytes, value: V) -> Option<()> {
-    match fields {
-        Fields::Small(entries) => {
-            let doubled = entries.iter().any(|(have, _)| *have == name);
-            (!doubled && entries.len() < super::fields::SMALL_MAX).then(|| entries.push((name, value)))
-        }
-        Fields::Large(tree) => {
-            let in_order = tree.get_max().is_none_or(|(last, _)| *last < name);
-            in_order.then(|| tree.insert(name, value)).map(|_| ())
-        }
-    }
-}
-
-fn add_sorted(members: &mut Sorted, score: Score, member: Bytes) -> Option<()> {
-    match members {
-        Sorted::Small(entries) => {
-            let in_order = entries.last().is_none_or(|(last, name)| (*last, name) < (score, &member));
-            let doubled = entries.iter().any(|(_, have)| *have == member);
-            (in_order && !doubled && entries.len() < super::fields::SMALL_MAX)
-                .then(|| entries.push((score, member)))
-        }
-        Sorted::Large { by_score, by_member } => {
-            let entry = (score, member);
-            let in_order = by_score.get_max().is_none_or(|last| *last < entry);
-            if !in_order || by_member.insert(entry.1.clone(), score).is_some() {
-                return None;
-            }
-            by_score.insert(entry);
-            Some(())
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -271,7 +243,7 @@ mod tests {
         let mut hash: Fields<Bytes> = Fields::default();
         let mut set: Fields<()> = Fields::default();
         let mut zset = Sorted::default();
-        let mut list = Vector::new();
+        let mut list = super::super::list::List::default();
         for number in 0..count {
             let name = format!("name{}", number * 7919 % 1009);
             hash.insert(name.as_bytes(), Bytes::from("v".repeat(number % 97)));

@@ -1,9 +1,9 @@
 //! What a key may hold.
 
 use super::fields::Fields;
+use super::list::List;
 use super::sorted::Sorted;
 use bytes::Bytes;
-use imbl::Vector;
 
 /// A key's value. A copy is cheap whatever its size: bytes are shared and the large forms are persistent trees.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub enum Value {
     /// The value of a plain lock is its owner.
     Str(Bytes),
     Hash(Fields<Bytes>),
-    List(Box<Vector<Bytes>>),
+    List(Box<List>),
     Set(Fields<()>),
     ZSet(Box<Sorted>),
 }
@@ -40,7 +40,7 @@ impl Value {
 pub enum View<'a> {
     Str(&'a [u8]),
     Hash(&'a Fields<Bytes>),
-    List(&'a Vector<Bytes>),
+    List(&'a List),
     Set(&'a Fields<()>),
     ZSet(&'a Sorted),
 }
@@ -58,7 +58,27 @@ impl Value {
     }
 }
 
+impl Value {
+    /// Bytes it takes: of a string its own, of a collection those of its elements, each with its overhead.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        self.view().weight()
+    }
+}
+
 impl View<'_> {
+    /// As [`Value::weight`]. Known at any time, whatever the size.
+    #[must_use]
+    pub fn weight(self) -> usize {
+        match self {
+            View::Str(bytes) => bytes.len(),
+            View::Hash(fields) => fields.weight(),
+            View::List(items) => items.weight(),
+            View::Set(members) => members.weight(),
+            View::ZSet(members) => members.weight(),
+        }
+    }
+
     /// The word `TYPE` answers.
     #[must_use]
     pub fn type_name(self) -> &'static str {
