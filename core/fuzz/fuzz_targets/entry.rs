@@ -9,8 +9,8 @@ fuzz_target!(|data: &[u8]| {
     machine.set_watched(true);
     let mut out = Applied::default();
     let mut rest = data;
-    while let Some((len, behind)) = rest.split_first() {
-        let (entry, behind) = behind.split_at(behind.len().min(usize::from(*len)));
+    while let Some((len, behind)) = rest.split_first_chunk::<2>() {
+        let (entry, behind) = behind.split_at(behind.len().min(usize::from(u16::from_le_bytes(*len))));
         let _ = machine.apply_entry(entry, &mut out);
         rest = behind;
     }

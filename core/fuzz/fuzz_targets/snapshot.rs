@@ -4,9 +4,10 @@
 use libfuzzer_sys::fuzz_target;
 use redfence_core::machine::{Applied, Command, Machine};
 use redfence_core::types::Stamp;
+use redfence_core_fuzz::snapshot_version;
 
 fuzz_target!(|data: &[u8]| {
-    let mut piece = vec![1, 0, 0, 0, 0];
+    let mut piece = vec![snapshot_version(), 0, 0, 0, 0];
     piece.extend_from_slice(data);
     let crc = crc32fast::hash(&piece);
     piece.extend_from_slice(&crc.to_le_bytes());

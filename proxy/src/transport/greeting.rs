@@ -149,7 +149,7 @@ impl Hello {
         })
     }
 
-    fn encode(&self) -> BytesMut {
+    pub fn encode(&self) -> BytesMut {
         let mut out = BytesMut::with_capacity(128);
         out.put_slice(MAGIC);
         out.put_u16_le(self.version);
@@ -166,7 +166,8 @@ impl Hello {
         out
     }
 
-    fn decode(mut bytes: &[u8]) -> Result<Hello, Refusal> {
+    /// Reads a stranger's first frame.
+    pub fn decode(mut bytes: &[u8]) -> Result<Hello, Refusal> {
         if !bytes.starts_with(MAGIC) || bytes.len() < MAGIC.len() + 2 {
             return Err(Refusal::NotAPeer("wrong first bytes"));
         }

@@ -1,0 +1,106 @@
+//! What the script targets share: a machine with keys of every type, and a script's way from request to state.
+
+use redfence_core::keyspace::Resp;
+use redfence_core::machine::{Applied, Command, EntryBuilder, Machine};
+use redfence_core::script::{CpuMeter, Engine, Preparation};
+use redfence_core::types::{Origin, Stamp};
+use std::time::Instant;
+
+const ORIGIN: Origin = Origin { node: 1, incarnation: 1 };
+/// What an entry's command may have, with room for its frame.
+const BLOB_BYTES_MAX: usize = (4 << 20) + 4096;
+
+struct Elapsed(Instant);
+
+impl CpuMeter for Elapsed {
+    fn elapsed_us(&mut self) -> u64 {
+        self.0.elapsed().as_micros() as u64
+    }
+}
+
+/// One machine and the engine beside it.
+pub struct Leader {
+    pub machine: Machine,
+    engine: Engine,
+    at_ms: u64,
+    seq: u64,
+    /// What was applied so far.
+    pub entries: Vec<Vec<u8>>,
+}
+
+fn blob(words: &[&[u8]]) -> Vec<u8> {
+    let mut out = Vec::new();
+    Command::Redis { db: 0, resp: Resp::Two, member: None, argv: words.iter().copied().collect() }.encode(&mut out);
+    out
+}
+
+impl Leader {
+    pub fn new() -> Leader {
+        let mut leader = Leader { machine: Machine::new(), engine: Engine::new(), at_ms: 1_000, seq: 0, entries: Vec::new() };
+        let mut start = Vec::new();
+        Command::OriginStart { origin: ORIGIN }.encode(&mut start);
+        leader.apply(&start);
+        let keys: &[&[&[u8]]] = &[
+            &[b"SET", b"k1", b"value"],
+            &[b"SET", b"k2", b"10", b"PX", b"100000"],
+            &[b"RPUSH", b"l", b"a", b"b", b"c"],
+            &[b"SADD", b"s", b"a", b"b", b"c"],
+            &[b"HSET", b"h", b"f", b"1", b"g", b"2"],
+            &[b"ZADD", b"z", b"1", b"a", b"2", b"b"],
+        ];
+        keys.iter().for_each(|words| leader.apply(&blob(words)));
+        leader
+    }
+
+    fn stamp(&self) -> Stamp {
+        Stamp { term: 1, logical_ms: self.at_ms, wall_us: 1_700_000_000_000_000 + self.at_ms * 1_000 }
+    }
+
+    fn apply(&mut self, blob: &[u8]) {
+        self.seq += 1;
+        let mut entry = EntryBuilder::new(self.stamp());
+        entry.push_batch(ORIGIN, 0, [(self.seq, blob)]);
+        let entry = entry.finish();
+        let _ = self.machine.apply_entry(&entry, &mut Applied::default());
+        self.entries.push(entry);
+        self.at_ms += 1;
+    }
+
+    /// The way of a request: prepared, run if it must be, logged and applied. A result that comes out differently than in
+    /// the overlay fails by an assertion of the machine.
+    pub fn request(&mut self, words: &[&[u8]]) -> Vec<u8> {
+        let request = blob(words);
+        let logged = match self.engine.prepare(&self.machine, &request) {
+            Preparation::AsIs => request.into(),
+            Preparation::Native(bytes) => bytes,
+            Preparation::Run => {
+                let mut cpu = Elapsed(Instant::now());
+                self.engine.run(&self.machine, self.stamp(), &request, &mut cpu).blob
+            }
+        };
+        assert!(logged.len() <= BLOB_BYTES_MAX, "{} bytes to log", logged.len());
+        self.apply(&logged);
+        logged.to_vec()
+    }
+
+    pub fn snapshot(&mut self) -> Vec<Vec<u8>> {
+        self.machine.snapshot_begin();
+        std::iter::from_fn(|| self.machine.snapshot_step(4)).collect()
+    }
+
+    pub fn check(&self) {
+        self.machine.check_invariants().expect("the machine stays whole");
+    }
+}
+
+impl Default for Leader {
+    fn default() -> Leader {
+        Leader::new()
+    }
+}
+
+/// What this source tree writes in front of every piece of a snapshot.
+pub fn snapshot_version() -> u8 {
+    static VERSION: std::sync::OnceLock<u8> = std::sync::OnceLock::new();
+    *VERSION.get_or_init(|| Leader::new().snapshot()[0][0])
+}
