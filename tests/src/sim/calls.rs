@@ -59,6 +59,12 @@ pub enum Ask {
         ttl_ms: u64,
         member: NodeId,
     },
+    /// `SET` of a value of so many bytes, nobody's lock: what snapshots, entries and frames must carry.
+    Store {
+        key: u64,
+        number: u64,
+        bytes: usize,
+    },
     /// A plain client's script. `whole`: `EVAL` in place of `EVALSHA`.
     Script {
         resource: u32,
@@ -148,6 +154,7 @@ impl Ask {
             | Ask::KeepAlive { .. }
             | Ask::Close { .. }
             | Ask::Take { .. }
+            | Ask::Store { .. }
             | Ask::Script { .. } => false,
         }
     }
@@ -223,6 +230,11 @@ impl Ask {
                     (names::resource(*resource), names::owner(*owner), ttl_ms.to_string());
                 change(redis(&["SET", &name, &value, "NX", "PX", &ttl], *member))
             }
+            Ask::Store { key, number, bytes } => {
+                let (name, mut value) = (format!("value:{key}"), format!("{number}:"));
+                value.extend(std::iter::repeat_n('v', *bytes));
+                change(redis(&["SET", &name, &value], 0))
+            }
             Ask::Script { resource, owner, does, member, whole } => {
                 let (script, digest) = does.text();
                 let (name, value) = (names::resource(*resource), names::owner(*owner));
@@ -256,7 +268,7 @@ impl Ask {
             }
             Ask::Force { resource } => vec![(*resource, Call::ForceRelease)],
             Ask::Look { resource } => vec![(*resource, Call::Look)],
-            Ask::Queue { .. } => Vec::new(),
+            Ask::Queue { .. } | Ask::Store { .. } => Vec::new(),
             Ask::Open { session, ttl_ms } => {
                 vec![(NO_RESOURCE, Call::Open { session: *session, ttl_ms: *ttl_ms })]
             }
@@ -362,6 +374,7 @@ fn read_answer(ask: &Ask, reply: &Reply) -> (Heard, Vec<Answer>) {
         (Ask::Queue { .. }, Reply::Array(_)) => (Heard::Done, Vec::new()),
         (Ask::Open { .. }, Reply::Bulk(_)) => (Heard::Done, vec![Answer::Done]),
         (Ask::KeepAlive { .. } | Ask::Close { .. }, Reply::Int(_)) => (Heard::Done, vec![Answer::Done]),
+        (Ask::Store { .. }, Reply::Status(_)) => (Heard::Done, Vec::new()),
         (Ask::Take { .. }, Reply::Status(_)) => (Heard::Taken, vec![Answer::Taken]),
         (Ask::Take { .. }, Reply::Nil) => (Heard::Busy, vec![Answer::Busy]),
         (Ask::Script { .. }, Reply::Int(1)) => (Heard::Done, vec![Answer::Done]),

@@ -101,6 +101,13 @@ impl World {
             self.client_dies(at);
             return;
         }
+        let value_permille = self.plan.value_permille;
+        // Not drawn where there are none: other seeds mean what they meant.
+        if value_permille > 0 && self.clients[at].chance.per_mille(value_permille) {
+            let ask = self.store(at);
+            self.call(at, host, ask);
+            return;
+        }
         let ask = match self.clients[at].role {
             Role::Locks => self.pick_ask(at),
             Role::Plain | Role::Redlock => match self.plain_acts(at, host) {
@@ -120,6 +127,15 @@ impl World {
             }
             None => self.act_later(at, 20_000),
         }
+    }
+
+    /// Mostly small, sometimes as large as a value may be.
+    fn store(&mut self, at: usize) -> Ask {
+        let number = self.number();
+        let chance = &mut self.clients[at].chance;
+        let bytes =
+            *chance.pick(&[0, 1, 100, 1_000, 1_000, 10_000, 60_000, 300_000, 1_000_000]).expect("not empty");
+        Ask::Store { key: chance.below(6), number, bytes }
     }
 
     fn act_later(&mut self, at: usize, delay_us: u64) {

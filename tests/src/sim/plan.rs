@@ -77,6 +77,8 @@ pub struct Plan {
     /// Clients of an unchanged Redlock library, of a thousand: with one master, and with every founder for a master.
     pub plain_permille: u64,
     pub redlock_permille: u64,
+    /// Calls that store a value of a byte to a megabyte, of a thousand.
+    pub value_permille: u64,
     pub ttl_ms: [u64; 4],
     pub snapshot_entries: u64,
     pub log_keep_entries: u64,
@@ -93,12 +95,18 @@ pub struct Plan {
 /// there, and mean what they meant.
 const MIXED_EVERY: u64 = 4;
 
+/// Every so many seeds one has values of every size among its locks.
+const VALUES_EVERY: u64 = 8;
+
 impl Plan {
     #[must_use]
     pub fn of(seed: u64, chance: &mut Chance) -> Plan {
         let mut plan = Plan::draw(chance);
         if seed % MIXED_EVERY == MIXED_EVERY - 1 {
             plan.mix(&mut Chance::new(seed ^ 0x6d69_7865_6463));
+        }
+        if seed % VALUES_EVERY == VALUES_EVERY - 2 {
+            plan.value_permille = *Chance::new(seed ^ 0x7661_6c75_6573).pick(&[20, 60]).expect("not empty");
         }
         plan
     }
@@ -152,6 +160,7 @@ impl Plan {
             look_permille: 150,
             plain_permille: 0,
             redlock_permille: 0,
+            value_permille: 0,
             think_ms_max: *chance.pick(&[5, 40, 300]).expect("not empty"),
             ttl_ms: *chance
                 .pick(&[[60, 150, 400, 900], [300, 700, 1_500, 3_000], [30, 500, 2_000, 6_000]])
