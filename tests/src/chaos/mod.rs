@@ -93,6 +93,9 @@ fn rage(settings: &Settings, board: &Board, nemesis: &mut Nemesis) -> Result<(),
     nemesis.rage(settings.duration)?;
     std::thread::sleep(CALM);
     nemesis.all_serve(board.now_ns())?;
+    // Once more from their disks alone: snapshots of everything that was built.
+    nemesis.restart_everything()?;
+    nemesis.all_serve(board.now_ns())?;
     anchors.are_held(&nemesis.cluster)?;
     anchors.are_the_same_everywhere(&nemesis.cluster)
 }

@@ -33,6 +33,8 @@ pub struct Mix {
     pub plain: u64,
     pub sessions: u64,
     pub multi: u64,
+    pub values: u64,
+    pub hostile: u64,
 }
 
 impl Mix {
@@ -42,6 +44,8 @@ impl Mix {
         let mut roles = vec![Role::Plain; plain];
         roles.extend(vec![Role::Sessions; sessions]);
         roles.extend(vec![Role::Multi; multi]);
+        roles.extend(vec![Role::Values; of(self.values)]);
+        roles.extend(vec![Role::Hostile; of(self.hostile)]);
         roles.resize(clients, Role::Locks);
         roles
     }
@@ -72,7 +76,7 @@ impl Settings {
             nodes: 3,
             clients: 96,
             preset: "all".into(),
-            mix: Mix { plain: 350, sessions: 100, multi: 150 },
+            mix: Mix { plain: 350, sessions: 100, multi: 150, values: 60, hostile: 0 },
             faults: Kind::ALL.to_vec(),
             pause_ms_max: 1_200,
             hold_ms_max: 5,
@@ -115,7 +119,7 @@ impl Settings {
             // Half unchanged Redlock clients, half LOCK.ACQUIRE, the leader killed every few seconds.
             "mixed-fleet" => {
                 self.faults = vec![Kind::KillLeader];
-                self.mix = Mix { plain: 500, sessions: 0, multi: 0 };
+                self.mix = Mix { plain: 500, sessions: 0, multi: 0, values: 0, hostile: 0 };
                 self.pause_ms_max = 2_500;
             }
             _ => return Err(format!("there is no preset {name}\n{USAGE}")),

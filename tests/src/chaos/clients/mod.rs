@@ -3,9 +3,11 @@
 //! A client works in rounds: it takes something, holds it, gives it back. What each kind does in a round is in a file of its
 //! own; how a question is asked and written down is here.
 
+mod hostile;
 mod locks;
 mod plain;
 mod sessions;
+mod values;
 
 use std::rc::Rc;
 use std::sync::mpsc::SyncSender;
@@ -36,6 +38,9 @@ pub enum Role {
     Plain,
     Sessions,
     Multi,
+    /// Values of every size.
+    Values,
+    Hostile,
 }
 
 /// Runs all clients until the board says stop, on this thread; answers what they saw, by tenths of a second.
@@ -62,12 +67,22 @@ pub struct Client {
     /// Scripts that are loaded, with their digests.
     digests: Vec<(&'static str, String)>,
     hold_ms_max: u64,
+    register: values::Register,
 }
 
 impl Client {
     fn new(book: Rc<Book>, chance: Chance, hold_ms_max: u64) -> Client {
-        let process = book.number();
-        Client { book, chance, process, wire: None, session: None, digests: Vec::new(), hold_ms_max }
+        let (process, register) = (book.number(), values::Register::default());
+        Client {
+            book,
+            chance,
+            process,
+            wire: None,
+            session: None,
+            digests: Vec::new(),
+            hold_ms_max,
+            register,
+        }
     }
 
     async fn work(mut self, role: Role) {
@@ -79,6 +94,8 @@ impl Client {
                 Role::Sessions => self.session_round(&epoch).await,
                 Role::Multi if epoch.multi => self.multi_round(&epoch).await,
                 Role::Multi => self.lock_round(&epoch).await,
+                Role::Values => self.value_round(&epoch).await,
+                Role::Hostile => self.hostile_round(&epoch).await,
             }
             if self.chance.per_mille(5) {
                 self.hang_up(&epoch);

@@ -132,6 +132,11 @@ impl Nemesis {
         Ok(())
     }
 
+    /// All nodes at once, by kill -9, and back on their data.
+    pub fn restart_everything(&mut self) -> Done {
+        self.kill_all().map(drop)
+    }
+
     /// Waits until clients of every node get locks again; answers when they all had.
     pub fn all_serve(&mut self, since_ns: u64) -> Result<u64, String> {
         let served = self.board.grants_everywhere_since(since_ns, SERVES_WITHIN);
