@@ -93,7 +93,16 @@ versus: build-release ## this build against the pinned baseline (bench/baseline.
 	$(CARGO) build --release --locked -p redfence-bench
 	target/release/redfence-bench versus --other "$$(scripts/baseline)" --results target/versus
 
-fuzz: ## every fuzz target for a minute each (needs nightly and cargo-fuzz)
+hostile: build ## whatever a client may send, against three nodes: make hostile, make hostile ONLY=glob
+	$(CARGO) run --locked -p redfence-tests --bin hostile -- $(if $(ONLY),--only $(ONLY))
+
+nightly: build ## what takes too long for every change: all of the hostile suite, long fault runs, more seeds, fuzzing
+	REDFENCE_HOSTILE=all $(CARGO) test --locked -p redfence-tests --test hostile_cluster -- --nocapture
+	@$(MAKE) sim SEEDS=0..20000
+	@$(MAKE) chaos DURATION=1800 SEED=$(or $(SEED),$(shell date +%j))
+	@$(MAKE) fuzz DURATION=600
+
+fuzz: ## every fuzz target for a minute each (DURATION=1800 for longer; needs nightly and cargo-fuzz)
 	@scripts/fuzz $(DURATION)
 
 clean:

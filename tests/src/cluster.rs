@@ -117,6 +117,10 @@ impl Node {
         self.process.is_some()
     }
 
+    pub fn peer_address(&self) -> SocketAddr {
+        self.peer_address
+    }
+
     pub fn process(&self) -> &Process {
         self.process.as_ref().unwrap_or_else(|| panic!("node {} does not run", self.id))
     }

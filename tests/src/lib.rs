@@ -14,6 +14,7 @@
 //! - [`tier1`]: Tier 1 on one Redis, for tests that restart it and swap module and Lua.
 //! - [`expect`]: the shapes of the contract's replies.
 //! - [`checker`]: decides whether what clients saw could have happened; [`sim`]: the seeded simulator; [`chaos`]: fault runs.
+//! - [`hostile`]: whatever a client may send, against three real nodes.
 //!
 //! # Caveats
 //!
@@ -28,6 +29,7 @@ pub mod checker;
 pub mod client;
 pub mod cluster;
 pub mod expect;
+pub mod hostile;
 pub mod inject;
 pub mod postgres;
 pub mod process;

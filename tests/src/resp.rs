@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 const NESTING_MAX: usize = 8;
 /// A single reply larger than this is taken for garbage.
 const REPLY_BYTES_MAX: usize = 64 * 1024 * 1024;
+const CHUNK_BYTES: usize = 16 * 1024;
+/// Read at a time where a reply is large.
+const LARGE_STEP_BYTES: usize = 1 << 20;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -327,19 +330,33 @@ impl Connection {
     }
 
     fn fill(&mut self, timeout: Duration) -> Result<(), ReceiveError> {
+        let mut length = self.fill_once(timeout)?;
+        // A full chunk: most likely a large reply, of which more is there. It is parsed from its start each time, so it is
+        // taken in few steps.
+        let enough = self.buffer.len() + LARGE_STEP_BYTES;
+        while length == CHUNK_BYTES && self.buffer.len() < enough {
+            length = match self.fill_once(Duration::from_millis(1)) {
+                Err(ReceiveError::TimedOut) => return Ok(()),
+                filled => filled?,
+            };
+        }
+        Ok(())
+    }
+
+    fn fill_once(&mut self, timeout: Duration) -> Result<usize, ReceiveError> {
         // A time-out of zero would mean "for ever" to the socket.
         let timeout = timeout.max(Duration::from_millis(1));
         self.stream.set_read_timeout(Some(timeout)).map_err(|_| ReceiveError::Closed)?;
-        let mut chunk = [0u8; 16 * 1024];
+        let mut chunk = [0u8; CHUNK_BYTES];
         match self.stream.read(&mut chunk) {
             Ok(0) => Err(ReceiveError::Closed),
             Ok(length) => {
                 self.buffer.extend_from_slice(&chunk[..length]);
-                Ok(())
+                Ok(length)
             }
             Err(error) => match error.kind() {
                 ErrorKind::WouldBlock | ErrorKind::TimedOut => Err(ReceiveError::TimedOut),
-                ErrorKind::Interrupted => Ok(()),
+                ErrorKind::Interrupted => Ok(0),
                 _ => Err(ReceiveError::Closed),
             },
         }

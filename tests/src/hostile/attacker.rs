@@ -1,0 +1,206 @@
+//! The connections of an attack: to every node in turn, each answer counted by its kind.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crate::client::Word;
+use crate::resp::{Connection, ReceiveError, Value};
+
+/// A node answers within `--deadline-ms` whatever it is doing; the rest is for a busy machine.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(12);
+/// After so many commands without an answer, or connections without a node, an attack has shown what it can.
+const LOSSES_MAX: u64 = 4;
+/// Nobody's script is worth more repetitions.
+const SCRIPT_ROUNDS: usize = 2;
+
+/// What an attack was answered.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    pub answers: BTreeMap<String, u64>,
+    pub slowest: Duration,
+    /// Commands that got no answer in time.
+    pub silent: u64,
+    pub closed: u64,
+    /// Connections that could not be opened.
+    pub refused: u64,
+    /// The first few errors, whole.
+    pub texts: Vec<String>,
+}
+
+impl Tally {
+    fn count(&mut self, reply: &Result<Value, ReceiveError>, took: Duration) {
+        self.slowest = self.slowest.max(took);
+        let kind = match reply {
+            Ok(Value::Error(line)) => {
+                if self.texts.len() < 3 && !self.texts.contains(line) {
+                    self.texts.push(line.chars().take(160).collect());
+                }
+                line.split(' ').next().unwrap_or_default().chars().take(20).collect()
+            }
+            Ok(_) => "ok".to_string(),
+            Err(ReceiveError::TimedOut) => {
+                self.silent += 1;
+                "silent".to_string()
+            }
+            Err(ReceiveError::Closed) => {
+                self.closed += 1;
+                "closed".to_string()
+            }
+            Err(ReceiveError::Garbage(text)) => {
+                self.texts.push(text.clone());
+                "garbage".to_string()
+            }
+        };
+        *self.answers.entry(kind).or_default() += 1;
+    }
+}
+
+/// One connection of an attack.
+pub struct Line {
+    connection: Connection,
+    /// Sent, and not yet answered.
+    pub due: usize,
+}
+
+impl Line {
+    /// Sends, and leaves the reply for later. A connection that is closed under it is no surprise to an attacker.
+    pub fn send(&mut self, words: &[Vec<u8>]) -> bool {
+        self.due += 1;
+        self.connection.send(words).is_ok()
+    }
+
+    pub fn send_raw(&mut self, bytes: &[u8]) -> bool {
+        self.connection.send_raw(bytes).is_ok()
+    }
+}
+
+pub struct Attacker {
+    nodes: Vec<SocketAddr>,
+    pub peers: Vec<SocketAddr>,
+    turn: usize,
+    lines: Vec<Option<Line>>,
+    /// In front of every name the attack makes up.
+    pub prefix: String,
+    pub tally: Tally,
+}
+
+impl Attacker {
+    #[must_use]
+    pub fn new(nodes: Vec<SocketAddr>, peers: Vec<SocketAddr>, name: &str) -> Attacker {
+        let lines = nodes.iter().map(|_| None).collect();
+        let (turn, prefix, tally) = (0, format!("hostile:{name}:"), Tally::default());
+        Attacker { nodes, peers, turn, lines, prefix, tally }
+    }
+
+    #[must_use]
+    pub fn nodes(&self) -> usize {
+        self.nodes.len()
+    }
+
+    #[must_use]
+    pub fn name(&self, word: impl std::fmt::Display) -> String {
+        format!("{}{word}", self.prefix)
+    }
+
+    fn is_over(&self) -> bool {
+        self.tally.silent + self.tally.refused >= LOSSES_MAX
+    }
+
+    /// A connection of its own to one node.
+    pub fn open(&mut self, node: usize) -> Option<Line> {
+        if self.is_over() {
+            return None;
+        }
+        let connection = Connection::open(self.nodes[node % self.nodes.len()]).ok();
+        if connection.is_none() {
+            self.tally.refused += 1;
+            self.tally.count(&Err(ReceiveError::Closed), Duration::ZERO);
+        }
+        connection.map(|connection| Line { connection, due: 0 })
+    }
+
+    /// Asks the next node in turn.
+    pub fn ask(&mut self, words: &[Vec<u8>]) -> Option<Value> {
+        self.turn += 1;
+        self.ask_node(self.turn, words)
+    }
+
+    pub fn ask_node(&mut self, node: usize, words: &[Vec<u8>]) -> Option<Value> {
+        if self.is_over() {
+            return None;
+        }
+        let at = node % self.nodes.len();
+        let mut line = self.lines[at].take().or_else(|| self.open(at))?;
+        let reply = self.ask_line(&mut line, words);
+        // After silence or an end the next question has a new connection.
+        self.lines[at] = reply.is_some().then_some(line);
+        reply
+    }
+
+    pub fn ask_line(&mut self, line: &mut Line, words: &[Vec<u8>]) -> Option<Value> {
+        line.send(words);
+        self.collect(line)
+    }
+
+    /// The next reply on a connection.
+    pub fn collect(&mut self, line: &mut Line) -> Option<Value> {
+        self.collect_within(line, ANSWERS_WITHIN)
+    }
+
+    pub fn collect_within(&mut self, line: &mut Line, within: Duration) -> Option<Value> {
+        let asked = Instant::now();
+        let reply = line.connection.receive(within);
+        line.due = line.due.saturating_sub(1);
+        self.tally.count(&reply, asked.elapsed());
+        reply.ok()
+    }
+
+    /// Every reply a connection is still owed, or until it has none.
+    pub fn collect_all(&mut self, line: &mut Line) {
+        while line.due > 0 && self.collect(line).is_some() {}
+    }
+
+    /// A pipeline: all sent, then all read, in batches that no limit on unread replies can mind.
+    pub fn pipeline(&mut self, node: usize, commands: impl IntoIterator<Item = Vec<Vec<u8>>>) {
+        let Some(mut line) = self.open(node) else { return };
+        for command in commands {
+            if !line.send(&command) {
+                break;
+            }
+            if line.due >= 100 {
+                self.collect_all(&mut line);
+            }
+        }
+        self.collect_all(&mut line);
+    }
+
+    /// At every node, whole, then by its digest; with one key.
+    pub fn run_script(&mut self, body: &[u8]) {
+        let key = self.name("key");
+        for node in 0..self.nodes.len() {
+            self.ask_node(node, &[b"EVAL".to_vec(), body.to_vec(), b"1".to_vec(), key.word()]);
+        }
+        let digest = match self.ask(&[b"SCRIPT".to_vec(), b"LOAD".to_vec(), body.to_vec()]) {
+            Some(Value::Bulk(digest)) => digest,
+            _ => return,
+        };
+        for node in 0..SCRIPT_ROUNDS {
+            self.ask_node(node, &[b"EVALSHA".to_vec(), digest.clone(), b"1".to_vec(), key.word()]);
+        }
+    }
+
+    /// One value of many bytes, by pieces that fit a word.
+    pub fn store_string(&mut self, key: &str, bytes: usize) -> Option<Value> {
+        const PIECE: usize = 64 * 1024;
+        self.ask(&[b"DEL".to_vec(), key.word()]);
+        let mut last = None;
+        let mut at = 0;
+        while at < bytes {
+            let piece = PIECE.min(bytes - at);
+            last = self.ask(&[b"APPEND".to_vec(), key.word(), vec![b'v'; piece]]);
+            at += piece;
+        }
+        last
+    }
+}

@@ -1,0 +1,2 @@
+-- #4 while true do end
+while true do end

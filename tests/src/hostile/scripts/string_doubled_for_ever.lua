@@ -1,0 +1,3 @@
+-- #3 s = s .. s until something gives.
+local s = "0123456789abcdef"
+while true do s = s .. s end
