@@ -1,6 +1,6 @@
 //! The only place in the proxy that asks a clock.
 
-use crate::tier2::ports::Now;
+use crate::tier2::ports::{CpuClock, Now};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// Cheap to copy; all copies share one starting point.
@@ -29,6 +29,17 @@ impl Clock {
     #[must_use]
     pub fn monotonic_ms(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+/// CPU time of the thread that asks.
+#[derive(Clone, Copy, Debug)]
+pub struct ThreadCpu;
+
+impl CpuClock for ThreadCpu {
+    fn thread_us(&mut self) -> u64 {
+        let used = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+        u64::try_from(used.tv_sec).unwrap_or(0) * 1_000_000 + u64::try_from(used.tv_nsec).unwrap_or(0) / 1_000
     }
 }
 

@@ -160,6 +160,7 @@ impl Node {
         );
         self.origin_start_due_ms = 0;
         self.stage.clear();
+        self.forget_scripts();
         for ticket in self.pending.reborn(reborn) {
             self.out.replies.push((ticket, refusals::no_quorum()));
         }

@@ -39,6 +39,9 @@ pub struct Config {
     /// Followers hear of a commit after this time at the latest, where none of their clients waits for it.
     pub commit_word_us: u64,
 
+    /// Other connections' commands may pass a waiting script for so long; then nothing is proposed until one ran.
+    pub script_passed_us_max: u64,
+
     /// First time-out after which a forwarded request is sent again; doubles up to eight times as long.
     pub resend_ms: u64,
     /// Time after which an unanswered ReadIndex is asked again under a new name.
@@ -102,6 +105,7 @@ impl Config {
             gather_us: 200,
             gather_each_us: 25,
             commit_word_us: 500,
+            script_passed_us_max: 50_000,
             resend_ms: 500,
             read_retry_ms: 150,
             touch_interval_ms: 200,

@@ -5,6 +5,7 @@
 //! - [`ports`]: everything that crosses the border between the node and its shell; [`wire`]: bytes of what nodes tell each other
 //! - [`node`]: the node's state and the order of a turn; [`config`]: its sizes and times
 //! - `requests.rs`, `pending.rs`, `stage.rs`, `read.rs`: the way of a request into the log, and of a read past it
+//! - `scripts/`: scripts, run by the leader; their effects enter the log
 //! - `ready.rs`, `apply.rs`, `persist.rs`, `log.rs`: the steps of a raft Ready, the machine, the disk, the log's tail
 //! - `stamps.rs`, `duties.rs`: the logical clock, and what a leader does without being asked
 //! - `membership.rs`, `snapshots.rs` and `snapshot/`, `status.rs`, `shutdown.rs`
@@ -37,6 +38,7 @@ mod read;
 mod ready;
 pub mod refusals;
 mod requests;
+pub mod scripts;
 pub mod shell;
 mod shutdown;
 #[doc(hidden)]

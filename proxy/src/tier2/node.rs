@@ -12,10 +12,11 @@ use super::pace::Pace;
 use super::pending::Pending;
 use super::persist::PersistQueue;
 use super::ports::{
-    ClusterStatus, Input, LogMark, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered, Rest,
+    ClusterStatus, CpuClock, Input, LogMark, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered, Rest,
     SnapshotMeta,
 };
 use super::read::Reads;
+use super::scripts::{CountedCpu, Scripting};
 use super::shutdown::Stopping;
 use super::snapshot::pieces;
 use super::snapshots::Snapshots;
@@ -31,6 +32,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Ticks made up for after a stall. More would call elections that the messages in the same turn make needless.
 const TICKS_PER_TURN_MAX: u64 = 3;
+/// No Ready is begun after so much CPU time in one turn.
+const TURN_CPU_US_MAX: u64 = 20_000;
 /// Readies handled in one turn before the shell gets the outputs.
 const READIES_PER_TURN_MAX: usize = 64;
 /// Bits of an incarnation that count how often a running node was declared gone.
@@ -54,6 +57,8 @@ pub struct Node {
     pub(super) origin_start_due_ms: u64,
     pub(super) reads: Reads,
     pub(super) stage: Stage,
+    pub(super) scripting: Scripting,
+    pub(super) cpu: Box<dyn CpuClock>,
     pub(super) clock: LogicalClock,
     pub(super) pace: Pace,
     pub(super) touched: BTreeSet<SessionId>,
@@ -121,6 +126,8 @@ impl Node {
             origin_start_due_ms: 0,
             reads: Reads::default(),
             stage: Stage::default(),
+            scripting: Scripting::default(),
+            cpu: Box::new(CountedCpu::default()),
             clock: LogicalClock::new(config.clock_gap_ms_max),
             pace: Pace::default(),
             touched: BTreeSet::new(),
@@ -154,6 +161,11 @@ impl Node {
                 .map_err(|error| format!("a single node cannot stand for election: {error}"))?;
         }
         Ok(node)
+    }
+
+    /// The clock that scripts and slices of work are measured by. Without one every look at it counts the same.
+    pub fn set_cpu_clock(&mut self, clock: Box<dyn CpuClock>) {
+        self.cpu = clock;
     }
 
     /// Takes one input. Its effects come out of the next [`Node::turn`].
@@ -216,6 +228,7 @@ impl Node {
 
     /// Requests to the log, log to the disk, committed entries to the machine, until nothing moves.
     fn go_round(&mut self) {
+        let began_us = self.cpu.thread_us();
         for _ in 0..READIES_PER_TURN_MAX {
             self.route_requests();
             self.propose_staged();
@@ -231,8 +244,12 @@ impl Node {
                 return;
             }
             self.note_route();
-            self.answer_reads();
+            // The rest has its turn when messages and clients have been heard again.
+            if self.cpu.thread_us().saturating_sub(began_us) >= TURN_CPU_US_MAX {
+                break;
+            }
         }
+        self.answer_reads();
     }
 
     fn observe(&mut self, now: Now) {
@@ -322,6 +339,7 @@ impl Node {
         self.route = route;
         self.pace = Pace::default();
         self.stage.clear();
+        self.forget_scripts();
         self.pending.leader_changed();
         self.reads.leader_changed();
         self.origin_start_due_ms = 0;
@@ -364,7 +382,7 @@ impl Node {
     /// When the next thing falls due: a tick, the end of a lock, more of a snapshot, or what the leader has put off for a moment.
     fn wake_at_us(&self) -> u64 {
         let now_ms = self.now.monotonic_ms();
-        if self.raw.has_ready() || self.snapshots.wants_turn(&self.config) {
+        if self.raw.has_ready() || self.reads.has_ready(self.applied) || self.snapshots.wants_turn(&self.config) {
             return self.now.monotonic_us;
         }
         let mut wake_at_ms = self.ticked_ms.unwrap_or(now_ms) + self.config.tick_ms;
@@ -376,7 +394,8 @@ impl Node {
             wake_at_ms = wake_at_ms.min(now_ms.saturating_add(left_ms.max(1)));
         }
         let wake_at_us = 1_000 * wake_at_ms;
-        self.pace_at_us().map_or(wake_at_us, |at_us| at_us.min(wake_at_us))
+        let wanted_at_us = self.pace_at_us().into_iter().chain(self.scripts_at_us()).min();
+        wanted_at_us.map_or(wake_at_us, |at_us| at_us.min(wake_at_us))
     }
 
     /// What can be done about an input decides whether it is worth waking up for.

@@ -80,7 +80,8 @@ impl Node {
         while self.pace.under_way.front().is_some_and(|(index, _)| *index <= self.applied) {
             self.pace.under_way.pop_front();
         }
-        while self.may_propose() && self.stage.len() >= self.held_back() {
+        self.run_scripts();
+        while self.may_propose() && self.stage.len() >= self.held_back() && !self.must_run_scripts() {
             let Some(stamp) = self.clock.stamp(self.now) else { return };
             let (commands_max, bytes_max) = (self.config.entry_commands_max, self.config.entry_bytes_max);
             let Some(built) = self.stage.build(stamp, &self.pending, commands_max, bytes_max) else { return };
@@ -89,14 +90,19 @@ impl Node {
                 // Dropped before it entered the log: it stays staged.
                 return;
             }
-            self.pace.word.told(self.raw.raft.raft_log.committed);
             let commands = self.stage.proposed(&covered);
-            self.pace.under_way.push_back((self.raw.raft.raft_log.last_index(), commands));
-            self.pace.gathering.end(commands);
+            self.note_proposed(commands);
             for seq in built.own {
                 self.pending.mark_proposed(seq);
             }
         }
+    }
+
+    /// An entry with so many commands is in the log.
+    pub(super) fn note_proposed(&mut self, commands: usize) {
+        self.pace.word.told(self.raw.raft.raft_log.committed);
+        self.pace.under_way.push_back((self.raw.raft.raft_log.last_index(), commands));
+        self.pace.gathering.end(commands);
     }
 
     pub(super) fn may_propose(&self) -> bool {

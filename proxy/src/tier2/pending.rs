@@ -259,6 +259,11 @@ impl Pending {
         self.unapplied.range(..seq).next_back().map_or(0, |(seq, _)| *seq)
     }
 
+    /// The connection a request came by, and its bytes.
+    pub(super) fn command(&self, seq: u64) -> Option<(ConnectionId, &Bytes)> {
+        self.unapplied.get(&seq).map(|request| (request.connection, &request.blob))
+    }
+
     pub(super) fn blob(&self, seq: u64) -> Option<&Bytes> {
         self.unapplied.get(&seq).map(|request| &request.blob)
     }

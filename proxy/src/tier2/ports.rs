@@ -71,6 +71,11 @@ impl Now {
     }
 }
 
+/// How much CPU time the node's thread has used. Asked while scripts run, and where work is cut into slices.
+pub trait CpuClock: Send {
+    fn thread_us(&mut self) -> u64;
+}
+
 /// What the node is told.
 #[derive(Debug)]
 pub enum Input {
@@ -190,10 +195,17 @@ pub enum OwnedQuery {
         member: Option<RedlockMember>,
         argv: Vec<Bytes>,
     },
+    /// `EVAL_RO`, `EVALSHA_RO`, or a script flagged `no-writes`.
+    Script {
+        db: u32,
+        resp: Resp,
+        member: Option<RedlockMember>,
+        argv: Vec<Bytes>,
+    },
 }
 
 impl OwnedQuery {
-    /// Answers from the state. `late_ms`: see [`Machine::query_later`].
+    /// Answers from the state; scripts are answered by the node, which has the VM. `late_ms`: see [`Machine::query_later`].
     #[must_use]
     pub fn ask(&self, machine: &Machine, late_ms: u64) -> Reply {
         let query = match self {
@@ -209,7 +221,7 @@ impl OwnedQuery {
                 let token = |key: &Bytes| Reply::Int(machine.watch_token(*db, key) as i64);
                 return Reply::Array(keys.iter().map(token).collect());
             }
-            OwnedQuery::Redis { db, resp, member, argv } => {
+            OwnedQuery::Redis { db, resp, member, argv } | OwnedQuery::Script { db, resp, member, argv } => {
                 let argv: Words<'_> = argv.iter().map(|word| &word[..]).collect();
                 return machine.read_later(*member, *db, *resp, &argv, late_ms);
             }

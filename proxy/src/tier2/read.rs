@@ -26,7 +26,7 @@ struct Round {
     asked_ms: u64,
     /// Once known: the reads may be answered when this index is applied.
     index: Option<u64>,
-    reads: Vec<Waiting>,
+    reads: VecDeque<Waiting>,
 }
 
 #[derive(Debug, Default)]
@@ -69,17 +69,29 @@ impl Reads {
         }
     }
 
-    /// Reads that may be answered from the state as of `applied`.
-    pub(super) fn ready(&mut self, applied: u64) -> Vec<(Ticket, OwnedQuery)> {
-        let mut reads = Vec::new();
-        while let Some(first) = self.rounds.first_entry() {
+    /// The next read that may be answered from the state as of `applied`.
+    pub(super) fn next_ready(&mut self, applied: u64) -> Option<(Ticket, OwnedQuery)> {
+        loop {
+            let mut first = self.rounds.first_entry()?;
             if first.get().index.is_none_or(|index| index > applied) {
-                break;
+                return None;
             }
-            reads.extend(first.remove().reads.into_iter().map(|read| (read.ticket, read.query)));
+            let Some(read) = first.get_mut().reads.pop_front() else {
+                first.remove();
+                continue;
+            };
+            if first.get().reads.is_empty() {
+                first.remove();
+            }
+            self.len -= 1;
+            return Some((read.ticket, read.query));
         }
-        self.len -= reads.len();
-        reads
+    }
+
+    /// Whether some may be answered.
+    pub(super) fn has_ready(&self, applied: u64) -> bool {
+        let first = self.rounds.first_key_value();
+        first.is_some_and(|(_, round)| round.index.is_some_and(|index| index <= applied))
     }
 
     /// The leader changed: what it has not confirmed will not be.
@@ -148,8 +160,8 @@ mod tests {
         Read { ticket, query: OwnedQuery::Session { id: SessionId(1) }, patience_ms: 5_000 }
     }
 
-    fn tickets(ready: Vec<(Ticket, OwnedQuery)>) -> Vec<Ticket> {
-        ready.into_iter().map(|(ticket, _)| ticket).collect()
+    fn ready(reads: &mut Reads, applied: u64) -> Vec<Ticket> {
+        std::iter::from_fn(|| reads.next_ready(applied)).map(|(ticket, _)| ticket).collect()
     }
 
     #[test]
@@ -160,8 +172,8 @@ mod tests {
         let name = reads.open_round(ORIGIN, 0).expect("two reads wait");
         assert_eq!(reads.open_round(ORIGIN, 0), None);
         reads.confirmed(ORIGIN, &name, 10);
-        assert!(reads.ready(9).is_empty());
-        assert_eq!(tickets(reads.ready(10)), [1, 2]);
+        assert!(ready(&mut reads, 9).is_empty());
+        assert_eq!(ready(&mut reads, 10), [1, 2]);
         assert_eq!(reads.len(), 0);
     }
 
@@ -174,9 +186,9 @@ mod tests {
         let second = reads.open_round(ORIGIN, 150).expect("it waits again");
         assert_ne!(first, second);
         reads.confirmed(ORIGIN, &first, 1);
-        assert!(reads.ready(100).is_empty());
+        assert!(ready(&mut reads, 100).is_empty());
         reads.confirmed(ORIGIN, &second, 5);
-        assert_eq!(tickets(reads.ready(5)), [1]);
+        assert_eq!(ready(&mut reads, 5), [1]);
     }
 
     #[test]
@@ -187,9 +199,9 @@ mod tests {
         reads.add(read(2), 100);
         let second = reads.open_round(ORIGIN, 100).expect("a read waits");
         reads.confirmed(ORIGIN, &second, 5);
-        assert!(reads.ready(10).is_empty(), "the first has no answer yet");
+        assert!(ready(&mut reads, 10).is_empty(), "the first has no answer yet");
         reads.confirmed(ORIGIN, &first, 5);
-        assert_eq!(tickets(reads.ready(10)), [1, 2]);
+        assert_eq!(ready(&mut reads, 10), [1, 2]);
 
         reads.add(read(3), 200);
         reads.open_round(ORIGIN, 200).expect("a read waits");
@@ -197,10 +209,10 @@ mod tests {
         let later = reads.open_round(ORIGIN, 300).expect("a read waits");
         reads.confirmed(ORIGIN, &later, 6);
         reads.retry_overdue(350, 150);
-        assert!(reads.ready(10).is_empty(), "it waits for the one before it");
+        assert!(ready(&mut reads, 10).is_empty(), "it waits for the one before it");
         let again = reads.open_round(ORIGIN, 350).expect("both wait");
         reads.confirmed(ORIGIN, &again, 7);
-        assert_eq!(tickets(reads.ready(10)), [3, 4]);
+        assert_eq!(ready(&mut reads, 10), [3, 4]);
     }
 
     #[test]
@@ -209,7 +221,7 @@ mod tests {
         reads.add(read(1), 0);
         let name = reads.open_round(ORIGIN, 0).expect("a read waits");
         reads.confirmed(Origin { node: 1, incarnation: 8 }, &name, 1);
-        assert!(reads.ready(100).is_empty());
+        assert!(ready(&mut reads, 100).is_empty());
     }
 
     #[test]

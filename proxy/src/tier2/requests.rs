@@ -2,7 +2,8 @@
 
 use super::node::Node;
 use super::pending::{GaveUp, Overdue, Withdrawn};
-use super::ports::{Forward, Forwarded, NodeId, PeerMessage, Read, Submit, Ticket};
+use super::ports::{Forward, Forwarded, NodeId, OwnedQuery, PeerMessage, Read, Submit, Ticket};
+use super::stage::StageLimits;
 use super::{refusals, stage};
 use bytes::Bytes;
 use redfence_core::machine::effects::Effects;
@@ -15,6 +16,9 @@ use redfence_core::types::{RequestId, SessionId};
 const FORWARD_COMMANDS: usize = 2_048;
 /// Bytes in one forwarded message, unless a single command is larger.
 const FORWARD_BYTES: usize = 256 << 10;
+/// Reads of one turn end after this much CPU time, which is looked at after so many of them.
+const READS_CPU_US_MAX: u64 = 15_000;
+const READS_PER_LOOK: usize = 8;
 /// How long the node tries to get a command of its own into the log.
 const OWN_PATIENCE_MS: u64 = 30_000;
 /// Sessions in one batched keep-alive.
@@ -150,7 +154,7 @@ impl Node {
         match self.is_leader() {
             true => {
                 while let Some(seq) = self.pending.next_leaving() {
-                    self.stage.push_own(seq);
+                    self.stage.push_own(seq, &self.machine, &self.pending, self.now.monotonic_us);
                 }
             }
             false => {
@@ -221,8 +225,9 @@ impl Node {
     pub(super) fn on_forward(&mut self, mut forward: Forward) {
         if self.is_leader() && forward.term == self.raw.raft.term {
             refuse_unknown(&mut forward);
-            let (commands_max, bytes_max) = (self.config.staged_commands_max, self.config.staged_bytes_max);
-            self.stage.push_forwarded(forward, commands_max, bytes_max);
+            let limits =
+                StageLimits { commands: self.config.staged_commands_max, bytes: self.config.staged_bytes_max };
+            self.stage.push_forwarded(forward, &limits, &self.machine, self.now.monotonic_us);
         }
     }
 
@@ -245,9 +250,17 @@ impl Node {
     pub(super) fn answer_reads(&mut self) {
         let late_ms = self.since_last_stamp_ms();
         let applied = if on(Mutant::ReadBeforeApply) { u64::MAX } else { self.applied };
-        for (ticket, query) in self.reads.ready(applied) {
-            let reply = query.ask(&self.machine, late_ms);
+        let began_us = self.cpu.thread_us();
+        let mut answered = 0;
+        while let Some((ticket, query)) = self.reads.next_ready(applied) {
+            let reply = self.ask(&query, late_ms);
             self.out.replies.push((ticket, reply));
+            answered += 1;
+            // The rest is answered in the next turn, when messages and clients have been heard again.
+            let is_time_to_look = matches!(query, OwnedQuery::Script { .. }) || answered % READS_PER_LOOK == 0;
+            if is_time_to_look && self.cpu.thread_us().saturating_sub(began_us) >= READS_CPU_US_MAX {
+                break;
+            }
         }
     }
 }

@@ -25,7 +25,7 @@ pub use startup::{ShellConfig, StartError};
 use super::handle::{connect, Desk, Tier2Handle};
 use super::node::Node;
 use super::ports::{Input, Outputs, PersistTask, SnapshotOp};
-use crate::clock::Clock;
+use crate::clock::{Clock, ThreadCpu};
 use crate::storage::snapshots::SnapshotWriter;
 use crate::storage::LogStore;
 use crate::transport::book::Book;
@@ -63,7 +63,9 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     book.set_members(&store.recovered().snapshot.members);
 
     let (handle, desk) = connect(config.patience_ms);
-    let node = Node::new(config.node.clone(), store.recovered(), store.reader()).map_err(StartError::Node)?;
+    let mut node =
+        Node::new(config.node.clone(), store.recovered(), store.reader()).map_err(StartError::Node)?;
+    node.set_cpu_clock(Box::new(ThreadCpu));
     let sink = Arc::new(handle.clone());
     let (transport, peers) = Transport::start(book, listener, sink).map_err(StartError::Threads)?;
     let disk = start_disk_threads(Box::new(store), snapshots, &transport, &handle, config);

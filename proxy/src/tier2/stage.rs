@@ -10,8 +10,10 @@
 
 use super::pending::Pending;
 use super::ports::{Forward, Forwarded, NodeId};
+use super::scripts::{prepare, LaneKey, ScriptQueue, StagedCommand};
 use bytes::Bytes;
-use redfence_core::machine::EntryBuilder;
+use redfence_core::machine::{EntryBuilder, Machine};
+use redfence_core::script::Preparation;
 use redfence_core::types::{Origin, Stamp};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -21,8 +23,11 @@ pub(super) const UNNUMBERED: u64 = 0;
 #[derive(Debug, Default)]
 pub(super) struct Stage {
     groups: VecDeque<Group>,
+    /// Of the groups.
     commands: usize,
     bytes: usize,
+    /// Commands that must be run first, and what waits behind those.
+    pub(super) scripts: ScriptQueue,
     /// By node: the newest start of it that was heard of, and the highest number taken of that.
     taken: BTreeMap<NodeId, Taken>,
 }
@@ -36,7 +41,7 @@ struct Taken {
 #[derive(Debug)]
 enum Group {
     /// Of this node's clients: looked up when the entry is built, so that what was given up meanwhile stays out.
-    Own(VecDeque<u64>),
+    Own(VecDeque<OwnCommand>),
     /// Of the node itself: expiry and the like.
     Unnumbered(Bytes),
     Forwarded {
@@ -44,6 +49,27 @@ enum Group {
         acked_below: u64,
         commands: VecDeque<Forwarded>,
     },
+}
+
+#[derive(Debug)]
+struct OwnCommand {
+    seq: u64,
+    /// What is logged in place of the request's own bytes.
+    native: Option<Bytes>,
+}
+
+impl OwnCommand {
+    /// `None` where the request was given up.
+    fn blob<'a>(&'a self, pending: &'a Pending) -> Option<&'a Bytes> {
+        let blob = pending.blob(self.seq)?;
+        Some(self.native.as_ref().unwrap_or(blob))
+    }
+}
+
+/// What the stage may hold.
+pub(super) struct StageLimits {
+    pub(super) commands: usize,
+    pub(super) bytes: usize,
 }
 
 /// An entry that is built but not yet taken out of the stage.
@@ -56,10 +82,12 @@ pub(super) struct Built {
 }
 
 impl Stage {
+    /// Whether nothing is ready for an entry. Scripts may wait.
     pub(super) fn is_empty(&self) -> bool {
         self.commands == 0
     }
 
+    /// Commands that are ready for an entry.
     pub(super) fn len(&self) -> usize {
         self.commands
     }
@@ -68,11 +96,27 @@ impl Stage {
         *self = Stage::default();
     }
 
-    pub(super) fn push_own(&mut self, seq: u64) {
+    /// A request of this node's own client.
+    pub(super) fn push_own(&mut self, seq: u64, machine: &Machine, pending: &Pending, now_us: u64) {
+        let Some((connection, blob)) = pending.command(seq) else { return };
+        let key = LaneKey::new(pending.origin().node, connection, seq);
+        if self.scripts.holds(key) {
+            self.scripts.push_behind(key, StagedCommand::Own { seq });
+            return;
+        }
+        let native = match prepare(machine, blob) {
+            Preparation::AsIs => None,
+            Preparation::Native(native) => Some(native),
+            Preparation::Run => {
+                self.scripts.push(key, StagedCommand::Own { seq }, now_us);
+                return;
+            }
+        };
+        let command = OwnCommand { seq, native };
         match self.groups.back_mut() {
-            Some(Group::Own(seqs)) => seqs.push_back(seq),
+            Some(Group::Own(commands)) => commands.push_back(command),
             Some(Group::Unnumbered(_) | Group::Forwarded { .. }) | None => {
-                self.groups.push_back(Group::Own([seq].into()));
+                self.groups.push_back(Group::Own([command].into()));
             }
         }
         self.commands += 1;
@@ -85,7 +129,7 @@ impl Stage {
     }
 
     /// False: no room, or something before it is missing. The batch is dropped.
-    pub(super) fn push_forwarded(&mut self, forward: Forward, commands_max: usize, bytes_max: usize) -> bool {
+    pub(super) fn push_forwarded(&mut self, forward: Forward, limits: &StageLimits, machine: &Machine, now_us: u64) -> bool {
         let Forward { origin, prev, acked_below, mut commands, .. } = forward;
         let Some(last) = commands.last().map(|command| command.seq) else { return true };
         if last != UNNUMBERED {
@@ -100,19 +144,74 @@ impl Stage {
             commands.drain(..repeated);
         }
         let bytes: usize = commands.iter().map(|command| command.blob.len()).sum();
-        if self.commands + commands.len() > commands_max || self.bytes + bytes > bytes_max {
+        let staged_commands = self.commands + self.scripts.len();
+        let staged_bytes = self.bytes + self.scripts.bytes();
+        if staged_commands + commands.len() > limits.commands || staged_bytes + bytes > limits.bytes {
             return false;
-        }
-        if commands.is_empty() {
-            return true;
         }
         if let Some(taken) = self.taken.get_mut(&origin.node).filter(|_| last != UNNUMBERED) {
             taken.seq = last;
         }
-        self.commands += commands.len();
-        self.bytes += bytes;
-        self.groups.push_back(Group::Forwarded { origin, acked_below, commands: commands.into() });
+        commands.retain_mut(|command| self.keep_ready(origin, acked_below, command, machine, now_us));
+        self.push_ready(origin, acked_below, commands);
         true
+    }
+
+    /// False: it was moved behind a script, or is one.
+    fn keep_ready(
+        &mut self,
+        origin: Origin,
+        acked_below: u64,
+        command: &mut Forwarded,
+        machine: &Machine,
+        now_us: u64,
+    ) -> bool {
+        let moved = |command: &mut Forwarded| {
+            let Forwarded { seq, connection, .. } = *command;
+            let command = Forwarded { seq, connection, blob: std::mem::take(&mut command.blob) };
+            StagedCommand::Forwarded { origin, acked_below, command }
+        };
+        let key = LaneKey::new(origin.node, command.connection, command.seq);
+        if self.scripts.holds(key) {
+            self.scripts.push_behind(key, moved(command));
+            return false;
+        }
+        match prepare(machine, &command.blob) {
+            Preparation::AsIs => true,
+            Preparation::Native(native) => {
+                command.blob = native;
+                true
+            }
+            Preparation::Run => {
+                self.scripts.push(key, moved(command), now_us);
+                false
+            }
+        }
+    }
+
+    fn push_ready(&mut self, origin: Origin, acked_below: u64, commands: Vec<Forwarded>) {
+        if commands.is_empty() {
+            return;
+        }
+        self.commands += commands.len();
+        self.bytes += commands.iter().map(|command| command.blob.len()).sum::<usize>();
+        self.groups.push_back(Group::Forwarded { origin, acked_below, commands: commands.into() });
+    }
+
+    /// So many scripts are in the log or need not be run: what waited behind them is staged, up to the next script of its connection.
+    pub(super) fn scripts_done(&mut self, count: usize, machine: &Machine, pending: &Pending, now_us: u64) {
+        for _ in 0..count {
+            for command in self.scripts.pop() {
+                match command {
+                    StagedCommand::Own { seq } => self.push_own(seq, machine, pending, now_us),
+                    StagedCommand::Forwarded { origin, acked_below, mut command } => {
+                        if self.keep_ready(origin, acked_below, &mut command, machine, now_us) {
+                            self.push_ready(origin, acked_below, vec![command]);
+                        }
+                    }
+                }
+            }
+        }
     }
 
     /// Builds one entry from the front of the stage. `None` where nothing is left to propose.
@@ -136,7 +235,7 @@ impl Stage {
                 break;
             }
             let taken = match group {
-                Group::Own(seqs) => push_own_batch(&mut builder, seqs, pending, &room, &mut own),
+                Group::Own(commands) => push_own_batch(&mut builder, commands, pending, &room, &mut own),
                 Group::Unnumbered(blob) if room.fitting([blob.len()].into_iter()) == 0 => 0,
                 Group::Unnumbered(blob) => {
                     builder.push_batch(pending.origin(), pending.acked_below(), [(UNNUMBERED, blob)]);
@@ -174,11 +273,11 @@ impl Stage {
         while count > 0 {
             let Some(group) = self.groups.front_mut() else { return };
             let left = match group {
-                Group::Own(seqs) => {
-                    let taken = count.min(seqs.len());
-                    seqs.drain(..taken);
+                Group::Own(commands) => {
+                    let taken = count.min(commands.len());
+                    commands.drain(..taken);
                     count -= taken;
-                    seqs.len()
+                    commands.len()
                 }
                 Group::Unnumbered(blob) => {
                     self.bytes -= blob.len();
@@ -211,7 +310,7 @@ impl Built {
 impl Group {
     fn len(&self) -> usize {
         match self {
-            Group::Own(seqs) => seqs.len(),
+            Group::Own(commands) => commands.len(),
             Group::Unnumbered(_) => 1,
             Group::Forwarded { commands, .. } => commands.len(),
         }
@@ -243,17 +342,19 @@ impl Room {
 
 fn push_own_batch(
     builder: &mut EntryBuilder,
-    seqs: &VecDeque<u64>,
+    commands: &VecDeque<OwnCommand>,
     pending: &Pending,
     room: &Room,
     own: &mut Vec<u64>,
 ) -> usize {
-    let sizes = seqs.iter().map(|seq| pending.blob(*seq).map_or(0, Bytes::len));
+    let sizes = commands.iter().map(|command| command.blob(pending).map_or(0, Bytes::len));
     let count = room.fitting(sizes);
     let first = own.len();
-    own.extend(seqs.iter().take(count).filter(|seq| pending.blob(**seq).is_some()));
+    let alive = commands.iter().take(count).filter(|command| command.blob(pending).is_some());
+    own.extend(alive.map(|command| command.seq));
     if own.len() > first {
-        let batch = own[first..].iter().filter_map(|seq| Some((*seq, pending.blob(*seq)?)));
+        let batch = commands.iter().take(count);
+        let batch = batch.filter_map(|command| Some((command.seq, command.blob(pending)?)));
         builder.push_batch(pending.origin(), pending.acked_below(), batch);
     }
     count

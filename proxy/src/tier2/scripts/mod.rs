@@ -1,0 +1,215 @@
+//! Scripts on the leader: run once, before anything is logged; the log carries what they did.
+//!
+//! A staged command that holds a script (and is not one of the few that are logged as native commands) waits in a
+//! [`ScriptQueue`] until the leader has applied everything in its log. Then the state it sees is exactly the state its entry
+//! will be applied to: if the entry commits at its index, what is before it is what the leader saw; if not, it never happened.
+//! Running, and proposing what came of it, is one call; where the proposal is refused the result is thrown away and the
+//! script stays staged. Whoever loses leadership forgets the queue: the nodes of the clients send again.
+//!
+//! **Order.** What comes by the connection of a waiting script waits behind it. Other connections pass it for a while
+//! (`script_passed_us_max`), then nothing is proposed until one ran. Scripts together use a quarter of the leader's time: while
+//! the [`Budget`] is used up they wait, and hold up nobody.
+//!
+//! # Layout
+//!
+//! - `queue.rs`: scripts that wait, and what waits behind them; `budget.rs`: CPU time
+
+mod budget;
+mod queue;
+
+pub(super) use budget::{Budget, CountedCpu};
+pub(super) use queue::{LaneKey, ScriptQueue, StagedCommand};
+
+use super::node::Node;
+use super::ports::OwnedQuery;
+use super::requests::encoded;
+use super::stage::UNNUMBERED;
+use budget::Meter;
+use redfence_core::machine::{Command, Db, EntryBuilder, Fate, Machine};
+use redfence_core::reply::Reply;
+use redfence_core::script::{Engine, Preparation, Touched};
+use redfence_core::types::{RequestId, Stamp};
+use bytes::Bytes;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// No further script joins an entry once its scripts have used so much CPU time: with the last one's own limit of 20 ms a turn stays
+/// below 50 ms.
+const ENTRY_CPU_US_MAX: u64 = 10_000;
+
+thread_local! {
+    /// A VM does not move between threads, and is no state: nodes that share a thread (in simulators) may share it.
+    static ENGINE: RefCell<Engine> = RefCell::new(Engine::new());
+}
+
+/// What becomes of a request before it is logged.
+pub(super) fn prepare(machine: &Machine, blob: &[u8]) -> Preparation {
+    ENGINE.with_borrow_mut(|engine| engine.prepare(machine, blob))
+}
+
+/// Starts with a fresh VM: what a simulated run does must not depend on the runs before it.
+pub fn forget_vm() {
+    ENGINE.with_borrow_mut(|engine| *engine = Engine::new());
+}
+
+/// What the leader knows of its scripts, besides those that wait.
+#[derive(Debug, Default)]
+pub(super) struct Scripting {
+    pub(super) budget: Budget,
+    /// Something was due at the stamp drawn for scripts: it is being ended, and they run at the same instant.
+    awaited: Option<AwaitedExpiry>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct AwaitedExpiry {
+    logical_ms: u64,
+    /// The newest script when the stamp was drawn. Later ones must not run at an instant before they came.
+    newest: u64,
+}
+
+/// Which keys the scripts of an entry may have changed.
+#[derive(Default)]
+struct Changed {
+    everything: bool,
+    keys: BTreeSet<(Db, Bytes)>,
+}
+
+impl Changed {
+    /// Whether a script that touched these may have seen something older than what its entry will be applied to.
+    fn concern(&self, touched: &Touched) -> bool {
+        let mut named = touched.read.iter().chain(&touched.written);
+        match touched.everything {
+            true => self.everything || !self.keys.is_empty(),
+            false => self.everything || named.any(|key| self.keys.contains(key)),
+        }
+    }
+
+    fn add(&mut self, touched: Touched) {
+        self.everything |= touched.everything;
+        self.keys.extend(touched.written);
+    }
+}
+
+impl Node {
+    /// This node does not lead (any more), or leads anew.
+    pub(super) fn forget_scripts(&mut self) {
+        self.scripting.awaited = None;
+    }
+
+    /// Nothing else is proposed until a script ran.
+    pub(super) fn must_run_scripts(&self) -> bool {
+        let Some(since_us) = self.stage.scripts.waiting_since_us() else { return false };
+        let passed_us = self.now.monotonic_us.saturating_sub(since_us);
+        self.scripting.awaited.is_some()
+            || (passed_us >= self.config.script_passed_us_max
+                && self.scripting.budget.may_run(self.now.monotonic_us))
+    }
+
+    /// When scripts that wait for CPU time want to be looked at again.
+    pub(super) fn scripts_at_us(&self) -> Option<u64> {
+        let waits = self.is_leader() && self.stage.scripts.waiting_since_us().is_some();
+        waits.then(|| self.scripting.budget.free_at_us(self.now.monotonic_us)).flatten()
+    }
+
+    /// Runs scripts that wait, if everything in the log is applied, and proposes what they did.
+    pub(super) fn run_scripts(&mut self) {
+        let now_us = self.now.monotonic_us;
+        if self.stage.scripts.waiting_since_us().is_none()
+            || !self.may_propose()
+            || self.entries_under_way() > 0
+            || !(self.scripting.awaited.is_some() || self.scripting.budget.may_run(now_us))
+        {
+            return;
+        }
+        let Some((stamp, newest)) = self.script_stamp() else { return };
+        if self.machine.has_due(stamp) {
+            self.expire_before_scripts(stamp, newest);
+            return;
+        }
+        self.scripting.awaited = None;
+        self.run_scripts_at(stamp, newest);
+    }
+
+    /// The stamp scripts run at, and the newest of them that may.
+    fn script_stamp(&mut self) -> Option<(Stamp, u64)> {
+        let stamp = self.clock.stamp(self.now)?;
+        Some(match self.scripting.awaited {
+            // The same instant: else something else might be due again, and again.
+            Some(awaited) => {
+                let logical_ms = awaited.logical_ms.max(self.machine.logical_ms());
+                (Stamp { logical_ms, ..stamp }, awaited.newest)
+            }
+            None => (stamp, self.stage.scripts.newest()),
+        })
+    }
+
+    fn expire_before_scripts(&mut self, stamp: Stamp, newest: u64) {
+        let mut builder = EntryBuilder::new(stamp);
+        let expire = encoded(&Command::Expire { idle_ms: self.config.idle_record_ms });
+        builder.push_batch(self.pending.origin(), self.pending.acked_below(), [(UNNUMBERED, expire)]);
+        if self.raw.propose(Vec::new(), builder.finish()).is_ok() {
+            self.note_proposed(1);
+            self.scripting.awaited = Some(AwaitedExpiry { logical_ms: stamp.logical_ms, newest });
+        }
+    }
+
+    /// As many scripts as do not touch what one before them changed become one entry.
+    fn run_scripts_at(&mut self, stamp: Stamp, newest: u64) {
+        let mut builder = EntryBuilder::new(stamp);
+        let mut changed = Changed::default();
+        let mut own = Vec::new();
+        let began_us = self.cpu.thread_us();
+        let mut done = 0;
+        while let Some((number, script)) = self.stage.scripts.get(done).filter(|(number, _)| *number <= newest) {
+            debug_assert!(number <= newest);
+            let (origin, acked_below) = script.origin(&self.pending);
+            let seq = script.seq();
+            let is_new = matches!(self.machine.fate(RequestId { origin, seq }), Fate::Unmet);
+            // Given up by its client, or applied before: nothing is left to do.
+            let Some(blob) = script.blob(&self.pending).filter(|_| is_new) else {
+                done += 1;
+                continue;
+            };
+            let mut meter = Meter::start(self.cpu.as_mut());
+            let ran = ENGINE.with_borrow_mut(|engine| engine.run(&self.machine, stamp, blob, &mut meter));
+            if changed.concern(&ran.touched) {
+                break;
+            }
+            builder.push_batch(origin, acked_below, [(seq, &ran.blob)]);
+            own.extend(script.is_own().then_some(seq));
+            done += 1;
+            changed.add(ran.touched);
+            if ran.serves_waiters
+                || changed.everything
+                || builder.len() >= self.config.entry_bytes_max
+                || self.cpu.thread_us().saturating_sub(began_us) >= ENTRY_CPU_US_MAX
+            {
+                break;
+            }
+        }
+        let used_us = self.cpu.thread_us().saturating_sub(began_us);
+        self.scripting.budget.spend(self.now.monotonic_us, used_us);
+        let commands = builder.commands();
+        if commands > 0 {
+            if self.raw.propose(Vec::new(), builder.finish()).is_err() {
+                // Dropped before it entered the log: it never ran.
+                return;
+            }
+            self.note_proposed(commands);
+            own.into_iter().for_each(|seq| self.pending.mark_proposed(seq));
+        }
+        self.stage.scripts_done(done, &self.machine, &self.pending, self.now.monotonic_us);
+    }
+
+    /// A look at the state by a script, or by anything else.
+    pub(super) fn ask(&mut self, query: &OwnedQuery, late_ms: u64) -> Reply {
+        let OwnedQuery::Script { db, resp, member, argv } = query else {
+            return query.ask(&self.machine, late_ms);
+        };
+        let argv: Vec<&[u8]> = argv.iter().map(|word| &word[..]).collect();
+        let mut meter = Meter::start(self.cpu.as_mut());
+        ENGINE.with_borrow_mut(|engine| {
+            engine.run_read(&self.machine, late_ms, *member, *db, *resp, &argv, &mut meter)
+        })
+    }
+}

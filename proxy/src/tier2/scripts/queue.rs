@@ -1,0 +1,145 @@
+//! Scripts that wait for their turn, and what waits behind them on the same connection.
+
+use crate::tier2::pending::Pending;
+use crate::tier2::ports::{ConnectionId, Forwarded, NodeId};
+use bytes::Bytes;
+use redfence_core::types::Origin;
+use rustc_hash::FxHashMap;
+use std::collections::VecDeque;
+
+/// What keeps its order: a connection of a node's client, or a command that came by none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::tier2) enum LaneKey {
+    Connection(NodeId, ConnectionId),
+    Alone(NodeId, u64),
+}
+
+impl LaneKey {
+    pub(in crate::tier2) fn new(node: NodeId, connection: ConnectionId, seq: u64) -> LaneKey {
+        match connection {
+            0 => LaneKey::Alone(node, seq),
+            connection => LaneKey::Connection(node, connection),
+        }
+    }
+}
+
+/// One command, whosever it is.
+#[derive(Debug)]
+pub(in crate::tier2) enum StagedCommand {
+    /// Of this node's client: its bytes are with the pending request, so that what is given up meanwhile is not run.
+    Own { seq: u64 },
+    Forwarded { origin: Origin, acked_below: u64, command: Forwarded },
+}
+
+impl StagedCommand {
+    pub(super) fn is_own(&self) -> bool {
+        match self {
+            StagedCommand::Own { .. } => true,
+            StagedCommand::Forwarded { .. } => false,
+        }
+    }
+
+    pub(super) fn seq(&self) -> u64 {
+        match self {
+            StagedCommand::Own { seq } => *seq,
+            StagedCommand::Forwarded { command, .. } => command.seq,
+        }
+    }
+
+    /// Whose it is, and what that node has settled.
+    pub(super) fn origin(&self, pending: &Pending) -> (Origin, u64) {
+        match self {
+            StagedCommand::Own { .. } => (pending.origin(), pending.acked_below()),
+            StagedCommand::Forwarded { origin, acked_below, .. } => (*origin, *acked_below),
+        }
+    }
+
+    pub(super) fn blob<'a>(&'a self, pending: &'a Pending) -> Option<&'a Bytes> {
+        match self {
+            StagedCommand::Own { seq } => pending.blob(*seq),
+            StagedCommand::Forwarded { command, .. } => Some(&command.blob),
+        }
+    }
+
+    /// What it adds to the bytes of the stage.
+    fn bytes(&self) -> usize {
+        match self {
+            StagedCommand::Own { .. } => 0,
+            StagedCommand::Forwarded { command, .. } => command.blob.len(),
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Waiting {
+    key: LaneKey,
+    script: StagedCommand,
+    since_us: u64,
+}
+
+/// First come, first run.
+#[derive(Debug, Default)]
+pub(in crate::tier2) struct ScriptQueue {
+    waiting: VecDeque<Waiting>,
+    /// The number of the first one; they are counted in the order they came.
+    first: u64,
+    /// What came later by a connection with a waiting script.
+    behind: FxHashMap<LaneKey, VecDeque<StagedCommand>>,
+    commands: usize,
+    bytes: usize,
+}
+
+impl ScriptQueue {
+    /// Scripts, and commands behind them.
+    pub(in crate::tier2) fn len(&self) -> usize {
+        self.commands
+    }
+
+    pub(in crate::tier2) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Whether a script of this connection waits.
+    pub(in crate::tier2) fn holds(&self, key: LaneKey) -> bool {
+        !self.waiting.is_empty() && self.behind.contains_key(&key)
+    }
+
+    /// Since when the first one waits.
+    pub(super) fn waiting_since_us(&self) -> Option<u64> {
+        self.waiting.front().map(|waiting| waiting.since_us)
+    }
+
+    /// The number of the one that came last.
+    pub(super) fn newest(&self) -> u64 {
+        (self.first + self.waiting.len() as u64).saturating_sub(1)
+    }
+
+    /// The script at this place, and its number.
+    pub(super) fn get(&self, at: usize) -> Option<(u64, &StagedCommand)> {
+        self.waiting.get(at).map(|waiting| (self.first + at as u64, &waiting.script))
+    }
+
+    pub(in crate::tier2) fn push(&mut self, key: LaneKey, script: StagedCommand, now_us: u64) {
+        self.commands += 1;
+        self.bytes += script.bytes();
+        self.behind.insert(key, VecDeque::new());
+        self.waiting.push_back(Waiting { key, script, since_us: now_us });
+    }
+
+    /// Puts a command behind the script of its connection. Only where [`ScriptQueue::holds`] says so.
+    pub(in crate::tier2) fn push_behind(&mut self, key: LaneKey, command: StagedCommand) {
+        self.commands += 1;
+        self.bytes += command.bytes();
+        self.behind.entry(key).or_default().push_back(command);
+    }
+
+    /// The first script is done with: what waited behind it.
+    pub(in crate::tier2) fn pop(&mut self) -> VecDeque<StagedCommand> {
+        let Some(done) = self.waiting.pop_front() else { return VecDeque::new() };
+        self.first += 1;
+        let behind = self.behind.remove(&done.key).unwrap_or_default();
+        self.commands -= 1 + behind.len();
+        self.bytes -= done.script.bytes() + behind.iter().map(StagedCommand::bytes).sum::<usize>();
+        behind
+    }
+}
