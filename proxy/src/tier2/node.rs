@@ -382,7 +382,10 @@ impl Node {
     /// When the next thing falls due: a tick, the end of a lock, more of a snapshot, or what the leader has put off for a moment.
     fn wake_at_us(&self) -> u64 {
         let now_ms = self.now.monotonic_ms();
-        if self.raw.has_ready() || self.reads.has_ready(self.applied) || self.snapshots.wants_turn(&self.config) {
+        if self.raw.has_ready()
+            || self.reads.has_ready(self.applied)
+            || self.snapshots.wants_turn(&self.config)
+        {
             return self.now.monotonic_us;
         }
         let mut wake_at_ms = self.ticked_ms.unwrap_or(now_ms) + self.config.tick_ms;

@@ -225,8 +225,10 @@ impl Node {
     pub(super) fn on_forward(&mut self, mut forward: Forward) {
         if self.is_leader() && forward.term == self.raw.raft.term {
             refuse_unknown(&mut forward);
-            let limits =
-                StageLimits { commands: self.config.staged_commands_max, bytes: self.config.staged_bytes_max };
+            let limits = StageLimits {
+                commands: self.config.staged_commands_max,
+                bytes: self.config.staged_bytes_max,
+            };
             self.stage.push_forwarded(forward, &limits, &self.machine, self.now.monotonic_us);
         }
     }
@@ -257,7 +259,8 @@ impl Node {
             self.out.replies.push((ticket, reply));
             answered += 1;
             // The rest is answered in the next turn, when messages and clients have been heard again.
-            let is_time_to_look = matches!(query, OwnedQuery::Script { .. }) || answered % READS_PER_LOOK == 0;
+            let is_time_to_look =
+                matches!(query, OwnedQuery::Script { .. }) || answered % READS_PER_LOOK == 0;
             if is_time_to_look && self.cpu.thread_us().saturating_sub(began_us) >= READS_CPU_US_MAX {
                 break;
             }

@@ -129,7 +129,13 @@ impl Stage {
     }
 
     /// False: no room, or something before it is missing. The batch is dropped.
-    pub(super) fn push_forwarded(&mut self, forward: Forward, limits: &StageLimits, machine: &Machine, now_us: u64) -> bool {
+    pub(super) fn push_forwarded(
+        &mut self,
+        forward: Forward,
+        limits: &StageLimits,
+        machine: &Machine,
+        now_us: u64,
+    ) -> bool {
         let Forward { origin, prev, acked_below, mut commands, .. } = forward;
         let Some(last) = commands.last().map(|command| command.seq) else { return true };
         if last != UNNUMBERED {

@@ -25,11 +25,11 @@ use super::ports::OwnedQuery;
 use super::requests::encoded;
 use super::stage::UNNUMBERED;
 use budget::Meter;
+use bytes::Bytes;
 use redfence_core::machine::{Command, Db, EntryBuilder, Fate, Machine};
 use redfence_core::reply::Reply;
 use redfence_core::script::{Engine, Preparation, Touched};
 use redfence_core::types::{RequestId, Stamp};
-use bytes::Bytes;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
@@ -160,7 +160,9 @@ impl Node {
         let mut own = Vec::new();
         let began_us = self.cpu.thread_us();
         let mut done = 0;
-        while let Some((number, script)) = self.stage.scripts.get(done).filter(|(number, _)| *number <= newest) {
+        while let Some((number, script)) =
+            self.stage.scripts.get(done).filter(|(number, _)| *number <= newest)
+        {
             debug_assert!(number <= newest);
             let (origin, acked_below) = script.origin(&self.pending);
             let seq = script.seq();

@@ -27,8 +27,14 @@ impl LaneKey {
 #[derive(Debug)]
 pub(in crate::tier2) enum StagedCommand {
     /// Of this node's client: its bytes are with the pending request, so that what is given up meanwhile is not run.
-    Own { seq: u64 },
-    Forwarded { origin: Origin, acked_below: u64, command: Forwarded },
+    Own {
+        seq: u64,
+    },
+    Forwarded {
+        origin: Origin,
+        acked_below: u64,
+        command: Forwarded,
+    },
 }
 
 impl StagedCommand {
