@@ -10,6 +10,7 @@ mod pace;
 mod snapshots;
 mod stops;
 mod throughput;
+mod work;
 
 use super::config::Config;
 use super::ports::{NodeId, Ticket};
