@@ -1,12 +1,15 @@
 //! Nodes fed the same log hold the same state and give the same answers, whatever their scripts do and whatever each of them
 //! went through besides: one never stops, one restarts from its snapshot again and again, one answers reads in between.
 //!
-//! Each runs on threads of its own, because the script engine lives in the thread: a restarted node has a fresh one.
+//! The leader that made the log is one of them. Scripts never enter it: what they did does.
 
 #![cfg(feature = "scripts")]
 
+mod logged;
+
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::{Applied, Command, EntryBuilder, Machine};
+use redfence_core::script::Engine;
 use redfence_core::types::{Origin, Stamp};
 
 /// What could differ between two nodes: orders, addresses, floats, randomness, clocks, limits, half-done work.
@@ -71,6 +74,15 @@ const SCRIPTS: &[&str] = &[
      for i = 1, 500000 do n = n + 1 end redis.call('incr', 'long') return n",
     "local t = {} for i = 1, 1000 do t[i] = 'other' .. i .. string.rep('z', 60) end local n = 0 \
      for i = 1, 900000 do n = n + i % 3 end redis.call('incr', 'long') return n",
+    // What once split nodes: errors of memory that a handler swallows, text that two tokenizers read differently, orders and
+    // lengths of tables that depend on addresses.
+    "local s = string.rep('x', 7e6) local ok, err = xpcall(function() local t = {} for i = 1, 9 do t[i] = s .. i end end, \
+     function(e) return e .. #(s .. s) end) redis.call('set', 'split1', tostring(ok) .. #tostring(err)) return 1",
+    "local t = {} for i = 1, 50 do t[{}] = i end local s = \"\\\r\n\" local r = '' for k, v in t do r = r .. v .. s end \
+     redis.call('set', 'split2', r) return r",
+    "local t = {1, 2, 3, nil, 5, nil, nil, 8} for i = 1, 20 do t[{}] = i end redis.call('set', 'split3', #t) return #t",
+    "local o = {} for i = 1, 20 do o[{}] = i end local r = {} for k, v in pairs(o) do r[#r + 1] = v end \
+     redis.call('rpush', 'split4', unpack(r)) return tostring(o)",
     // Caches: a script that is known, one that is not, one that does not compile.
     "return this does not compile",
 ];
@@ -102,16 +114,26 @@ fn log() -> Vec<Vec<u8>> {
         commands.push(plain[round].split(' ').map(Vec::from).collect());
     }
     assert!(!SCRIPTS.len().is_multiple_of(17), "steps of 17 must visit all of them");
-    let entry = |(index, argv): (usize, &Vec<Vec<u8>>)| {
-        let mut blob = Vec::new();
+    let (mut leader, mut engine) = (Machine::new(), Engine::new());
+    let mut log = Vec::new();
+    for (index, argv) in commands.iter().enumerate() {
         let argv = argv.iter().map(Vec::as_slice).collect();
-        Command::Redis { db: 0, resp: Resp::Three, member: None, argv }.encode(&mut blob);
         let at_ms = 1_000 + index as u64 * 7;
-        let mut entry = EntryBuilder::new(Stamp { term: 1, logical_ms: at_ms, wall_us: at_ms * 1000 + 123 });
+        let stamp = Stamp { term: 1, logical_ms: at_ms, wall_us: at_ms * 1000 + 123 };
+        let command = Command::Redis { db: 0, resp: Resp::Three, member: None, argv };
+        let blob = logged::logged(&mut engine, &leader, stamp, &command);
+        let mut entry = EntryBuilder::new(stamp);
         entry.push_batch(Origin { node: 1, incarnation: 1 }, index as u64, [(index as u64 + 1, blob)]);
-        entry.finish()
-    };
-    commands.iter().enumerate().map(entry).collect()
+        let entry = entry.finish();
+        leader.apply_entry(&entry, &mut Applied::default()).expect("a known entry");
+        log.push(entry);
+        if index % 11 == 0 {
+            // Another leader: a VM without a past.
+            engine = Engine::new();
+        }
+    }
+    assert_eq!(leader.stats().differing_effects, 0);
+    log
 }
 
 fn image(machine: &mut Machine) -> Vec<Vec<u8>> {
@@ -164,9 +186,7 @@ fn live(log: &[Vec<u8>], life: Life) -> Vec<String> {
 fn nodes_with_different_lives_agree_on_every_answer_and_every_state() {
     let log = log();
     let reference = live(&log, Life::Undisturbed);
-    assert!(reference.iter().any(|line| line.contains("its writes were undone")), "limits are met");
-    let tells_address = |line: &String| line.replace(": 0x00000000", "").contains("0x0000");
-    assert!(!reference.iter().any(tells_address), "no address is told");
+    assert!(reference.iter().any(|line| line.contains("nothing was changed")), "limits are met");
     for life in [Life::Restarts(1), Life::Restarts(10), Life::Restarts(37), Life::Reads] {
         for (index, (told, expected)) in live(&log, life).iter().zip(&reference).enumerate() {
             assert_eq!(told, expected, "entry {index}: {}", String::from_utf8_lossy(&log[index]));

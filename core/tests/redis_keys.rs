@@ -1,5 +1,8 @@
 //! Keys made by plain Redis commands and locks taken by `LOCK.*` are the same things: fences, waiters, ends.
 
+#[cfg(feature = "scripts")]
+mod logged;
+
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::{Applied, Command, Machine, Wanted, Watched, Words};
 use redfence_core::reply::Reply;
@@ -7,6 +10,8 @@ use redfence_core::types::{Fence, Origin, Reason, RequestId, Stamp};
 
 struct Node {
     machine: Machine,
+    #[cfg(feature = "scripts")]
+    engine: redfence_core::script::Engine,
     now_ms: u64,
     seq: u64,
 }
@@ -15,7 +20,13 @@ impl Node {
     fn new() -> Node {
         let mut machine = Machine::new();
         machine.set_wanted(Wanted::ALL);
-        Node { machine, now_ms: 1_000, seq: 0 }
+        Node {
+            machine,
+            #[cfg(feature = "scripts")]
+            engine: redfence_core::script::Engine::new(),
+            now_ms: 1_000,
+            seq: 0,
+        }
     }
 
     fn apply(&mut self, command: Command<'_>) -> (u64, Applied) {
@@ -23,6 +34,16 @@ impl Node {
         let id = RequestId { origin: Origin { node: 1, incarnation: 1 }, seq: self.seq };
         let stamp = Stamp { term: 1, logical_ms: self.now_ms, wall_us: self.now_ms * 1000 };
         let mut out = Applied::default();
+        #[cfg(feature = "scripts")]
+        {
+            while command.is_request() && self.machine.has_due(stamp) {
+                self.machine.apply(stamp, None, Command::Expire { idle_ms: 600_000 }, &mut out);
+            }
+            let blob = logged::logged(&mut self.engine, &self.machine, stamp, &command);
+            let command = Command::decode(&blob).expect("what is logged can be read");
+            self.machine.apply(stamp, Some(id), command, &mut out);
+        }
+        #[cfg(not(feature = "scripts"))]
         self.machine.apply(stamp, Some(id), command, &mut out);
         self.machine.check_invariants().expect("the invariants hold");
         (self.seq, out)
@@ -335,35 +356,94 @@ fn lock_commands_in_a_transaction_do_not_wait() {
     assert_eq!(node.machine.stats().waiters, 0);
 }
 
+/// The contract: `LOCK.*` commands that write are refused inside scripts; those that look see what the script has done.
 #[cfg(feature = "scripts")]
 #[test]
-fn lock_commands_in_a_script_are_undone_with_it() {
+fn lock_commands_that_write_are_refused_in_scripts() {
     let mut node = Node::new();
-    let session = redfence_core::types::SessionId(7);
-    node.apply(Command::SessionOpen { id: session, ttl_ms: 60_000, label: b"" });
-    let reply =
-        node.eval("return redis.call('LOCK.ACQUIRE', KEYS[1], 1000, 'OWNER', 'me', 'WAIT', '60000')", &["a"]);
-    let fence = node.fence("a");
-    assert_eq!(reply, Reply::Array(vec![Reply::Int(fence as i64), Reply::Int(1000)]));
-    assert_eq!(
-        node.eval("return redis.call('LOCK.ACQUIRE', KEYS[1], 1000, 'WAIT', '60000')", &["a"]),
-        Reply::Nil
-    );
-    assert_eq!(node.eval("return redis.call('LOCK.INFO', KEYS[1])[10]", &["a"]), Reply::bulk("me"));
     node.acquire("kept", "owner", 0);
-    let body = format!(
-        "redis.call('LOCK.RELEASE', 'a', '{fence}') redis.call('LOCK.ACQUIRE', 'b', 1000, 'SESSION', '{session}')
-         redis.call('LOCK.MACQUIRE', 2, 'a', 'c', 1000, 'SESSION', '{session}') redis.call('LOCK.FORCERELEASE', 'kept')
-         redis.pcall('LOCK.ACQUIRE', 'nosession', 1000, 'SESSION', '00000000000000ff') while true do end"
-    );
-    let reply = node.eval(&body, &[]);
-    assert!(
-        matches!(&reply, Reply::Error(refusal) if refusal.0.starts_with("ERR script stopped")),
-        "{reply:?}"
-    );
-    assert_eq!((node.fence("a"), node.owner("a")), (fence, Some(b"me".to_vec())));
-    assert_eq!(node.owner("kept"), Some(b"owner".to_vec()));
-    assert_eq!((node.fence("b"), node.fence("c"), node.fence("nosession")), (0, 0, 0));
+    let fence = node.fence("kept");
+    for call in [
+        "'LOCK.ACQUIRE', 'a', 1000",
+        "'LOCK.RELEASE', 'kept', '1'",
+        "'LOCK.RENEW', 'kept', '1', 1000",
+        "'LOCK.MACQUIRE', 2, 'a', 'c', 1000",
+        "'LOCK.MRELEASE', 1, 'kept', '1'",
+        "'LOCK.FORCERELEASE', 'kept'",
+        "'LOCK.SESSION', 'OPEN', 1000",
+    ] {
+        let reply = node.eval(&format!("return redis.call({call})"), &[]);
+        let refused = matches!(&reply, Reply::Error(refusal) if refusal.0.starts_with("ERR LOCK."));
+        assert!(refused, "{call}: {reply:?}");
+    }
+    assert_eq!((node.fence("kept"), node.fence("a")), (fence, 0));
+    assert_eq!(node.eval("return redis.call('LOCK.INFO', KEYS[1])[10]", &["kept"]), Reply::bulk("owner"));
+    let reply = node.eval("redis.call('set', 'n', 'me') return redis.call('LOCK.INFO', 'n')[10]", &[]);
+    assert_eq!(reply, Reply::bulk("me"));
+    let reply = node.eval("redis.call('del', 'kept') return redis.call('LOCK.INFO', 'kept')[6]", &[]);
+    assert_eq!(reply, Reply::bulk("free"));
+    let reply = node.eval("return redis.call('LOCK.SCAN', 0)[2]", &[]);
+    assert_eq!(reply, Reply::Array(vec![Reply::bulk("n")]));
+}
+
+/// A transaction with a script is run and logged as a whole.
+#[cfg(feature = "scripts")]
+#[test]
+fn a_transaction_may_hold_scripts() {
+    let mut node = Node::new();
+    node.say("SET k 1");
+    let exec = |lines: &[&'static str], watched| Command::Transaction {
+        db: 0,
+        resp: Resp::Two,
+        member: None,
+        watched,
+        commands: lines.iter().map(|line| line.split('|').map(str::as_bytes).collect()).collect(),
+    };
+    let lines = &["INCR|k", "EVAL|return redis.call('incr', KEYS[1])|1|k", "GET|k", "SELECT|1", "GET|k", "BLPOP|none|0",
+        "SCRIPT|LOAD|return 7", "EVALSHA|f7a4e47e1b1dbc8fbd2c1b5a9e5d5b0c2f6c7d11|0", "LOCK.INFO|k"];
+    let Reply::Array(replies) = node.answer(exec(lines, vec![])) else { panic!("an array") };
+    assert_eq!(replies[..6], [Reply::Int(2), Reply::Int(3), Reply::bulk("3"), Reply::OK, Reply::Nil, Reply::NilArray]);
+    assert!(matches!(&replies[7], Reply::Error(refusal) if refusal.code() == "NOSCRIPT"), "{replies:?}");
+    assert_eq!(node.say("GET k"), Reply::bulk("3"));
+    // Watched keys are looked at when it runs.
+    let token = node.machine.watch_token(0, b"k");
+    let watched = |token| vec![redfence_core::machine::Watched { db: 0, key: b"k", token }];
+    let lines = &["EVAL|return redis.call('incr', 'k')|0"];
+    assert_eq!(node.answer(exec(lines, watched(token ^ 1))), Reply::NilArray);
+    assert_eq!(node.answer(exec(lines, watched(token))), Reply::Array(vec![Reply::Int(4)]));
+    // What scripts may not do, a transaction with one may not either: and nothing of it happens.
+    let lines = &["SET|k|9", "EVAL|return 1|0", "LOCK.ACQUIRE|a|1000"];
+    let reply = node.answer(exec(lines, vec![]));
+    assert!(matches!(&reply, Reply::Error(refusal) if refusal.0.contains("LOCK.ACQUIRE and a script")), "{reply:?}");
+    let reply = node.answer(exec(&["SET|k|9", "EVAL|while true do end|0"], vec![]));
+    assert!(matches!(&reply, Reply::Error(refusal) if refusal.0.contains("CPU time")), "{reply:?}");
+    assert_eq!((node.say("GET k"), node.fence("a")), (Reply::bulk("4"), 0));
+}
+
+/// A script out of the log stops the node: only what the leader made of it is ever logged.
+#[test]
+fn a_raw_script_in_the_log_is_not_applied() {
+    use redfence_core::machine::{EntryBuilder, EntryError};
+    let eval = redis("EVAL return 0");
+    let load = redis("SCRIPT LOAD x");
+    let exec = Command::Transaction {
+        db: 0,
+        resp: Resp::Two,
+        member: None,
+        watched: vec![],
+        commands: vec![words("SET k v"), words("EVALSHA 00 0")],
+    };
+    for command in [eval, load, exec] {
+        let mut machine = Machine::new();
+        let before = machine.state_hash();
+        let mut blob = Vec::new();
+        command.encode(&mut blob);
+        let mut entry = EntryBuilder::new(Stamp { term: 1, logical_ms: 10, wall_us: 10_000 });
+        entry.push_batch(Origin { node: 1, incarnation: 1 }, 0, [(1, blob)]);
+        let applied = machine.apply_entry(&entry.finish(), &mut Applied::default());
+        assert_eq!(applied, Err(EntryError::Script { at: 0 }), "{command:?}");
+        assert_eq!(machine.state_hash(), before);
+    }
 }
 
 #[cfg(feature = "scripts")]

@@ -1,5 +1,8 @@
 //! Commands that come in by the Redlock listeners: N members that look like N masters, on one table of locks.
 
+#[cfg(feature = "scripts")]
+mod logged;
+
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::{Applied, Command, Machine, Query, Words};
 use redfence_core::reply::Reply;
@@ -7,13 +10,21 @@ use redfence_core::types::{Fence, Member, Origin, RequestId, Stamp};
 
 struct Cluster {
     machine: Machine,
+    #[cfg(feature = "scripts")]
+    engine: redfence_core::script::Engine,
     now_ms: u64,
     seq: u64,
 }
 
 impl Cluster {
     fn new() -> Cluster {
-        Cluster { machine: Machine::new(), now_ms: 1_000, seq: 0 }
+        Cluster {
+            machine: Machine::new(),
+            #[cfg(feature = "scripts")]
+            engine: redfence_core::script::Engine::new(),
+            now_ms: 1_000,
+            seq: 0,
+        }
     }
 
     fn apply(&mut self, command: Command<'_>) -> Reply {
@@ -25,10 +36,20 @@ impl Cluster {
         self.seq += 1;
         let id = RequestId { origin: Origin { node: 1, incarnation: 1 }, seq: self.seq };
         let stamp = Stamp { term: 1, logical_ms: self.now_ms, wall_us: self.now_ms * 1000 };
-        let mut blob = Vec::new();
-        command.encode(&mut blob);
-        let command = Command::decode(&blob).expect("what was encoded is read");
         let mut out = Applied::default();
+        #[cfg(feature = "scripts")]
+        while command.is_request() && self.machine.has_due(stamp) {
+            self.machine.apply(stamp, None, Command::Expire { idle_ms: 600_000 }, &mut out);
+        }
+        #[cfg(feature = "scripts")]
+        let blob = logged::logged(&mut self.engine, &self.machine, stamp, &command);
+        #[cfg(not(feature = "scripts"))]
+        let blob = {
+            let mut blob = Vec::new();
+            command.encode(&mut blob);
+            blob
+        };
+        let command = Command::decode(&blob).expect("what was encoded is read");
         self.machine.apply(stamp, Some(id), command, &mut out);
         self.machine.check_invariants().expect("the invariants hold");
         out.replies.into_iter().find(|(other, _)| *other == id).map(|(_, reply)| reply)

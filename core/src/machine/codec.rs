@@ -6,10 +6,14 @@
 
 use super::bytes::{put_bytes, put_varint, Reader};
 use super::command::{Command, Watched, Words};
+use super::conditional::{conditional, put_conditional};
+#[cfg(feature = "scripts")]
+use super::effects::Recorder;
 use super::effects::{effects, put_effects};
 use super::settings::SettingsCommand;
 use super::waiter::{origin, put_origin, put_request_id, request_id};
-use crate::keyspace::Resp;
+use crate::keyspace::args::is;
+use crate::keyspace::{table, Resp};
 use crate::reply::{Refusal, Reply};
 use crate::types::{Fence, Member, Reason, SessionId, MULTI_RESOURCES_MAX};
 use bytes::Bytes;
@@ -34,6 +38,7 @@ mod tag {
     pub(super) const REDIS: u8 = 16;
     pub(super) const TRANSACTION: u8 = 17;
     pub(super) const EFFECTS: u8 = 18;
+    pub(super) const CONDITIONAL: u8 = 19;
     pub(super) const SETTINGS: u8 = 20;
 }
 
@@ -143,10 +148,56 @@ impl<'a> Command<'a> {
                 put_varint(out, commands.len() as u64);
                 commands.iter().for_each(|argv| put_words(out, argv));
             }
+            Command::Conditional(conditional) => {
+                out.push(tag::CONDITIONAL);
+                put_conditional(out, conditional);
+            }
             Command::Effects(effects) => {
                 out.push(tag::EFFECTS);
                 put_effects(out, effects);
             }
+        }
+    }
+
+    /// Appends the bytes of a [`Command::Effects`] that was written down while a script ran.
+    #[cfg(feature = "scripts")]
+    pub(crate) fn put_recorded(recorder: Recorder, member: Option<Member>, reply: &Reply, out: &mut Vec<u8>) {
+        out.push(tag::EFFECTS);
+        recorder.finish(member, reply, out);
+    }
+
+    /// Whether this is what a client asked for and not yet what may be logged: it holds a script, which the leader runs or
+    /// turns into a native command first.
+    #[must_use]
+    pub fn is_request(&self) -> bool {
+        let holds_script = |argv: &Words<'_>| match argv.as_slice() {
+            [name, word, ..] if is(name, "SCRIPT") => is(word, "LOAD"),
+            [name, ..] => names_script(name),
+            [] => false,
+        };
+        match self {
+            Command::Redis { argv, .. } => holds_script(argv),
+            Command::Transaction { commands, .. } => {
+                commands.iter().any(|argv| argv.first().is_some_and(|name| names_script(name)))
+            }
+            Command::Acquire { .. }
+            | Command::Release { .. }
+            | Command::Renew { .. }
+            | Command::MAcquire { .. }
+            | Command::MRelease { .. }
+            | Command::ForceRelease { .. }
+            | Command::SessionOpen { .. }
+            | Command::SessionKeepAlive { .. }
+            | Command::SessionClose { .. }
+            | Command::SessionsTouch { .. }
+            | Command::SessionsOrphan { .. }
+            | Command::Cancel { .. }
+            | Command::Expire { .. }
+            | Command::OriginStart { .. }
+            | Command::OriginGone { .. }
+            | Command::Settings(_)
+            | Command::Conditional(_)
+            | Command::Effects(_) => false,
         }
     }
 
@@ -226,9 +277,78 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
             }
             Command::Transaction { db, resp, member, watched, commands }
         }
+        tag::CONDITIONAL => Command::Conditional(conditional(reader)?),
         tag::EFFECTS => Command::Effects(effects(reader)?),
         _ => return None,
     })
+}
+
+/// What an encoded request has to do with scripts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Plain,
+    /// `EVAL` and its relatives, or `SCRIPT`.
+    Script,
+    /// A transaction that holds one of them.
+    TransactionWithScript,
+}
+
+/// Looks at no more than the tag and the names of commands.
+pub(crate) fn kind(bytes: &[u8]) -> Kind {
+    let mut reader = Reader::new(bytes);
+    match reader.u8() {
+        Some(tag::REDIS) if redis_holds_script(&mut reader).unwrap_or(false) => Kind::Script,
+        Some(tag::TRANSACTION) if transaction_holds_script(&mut reader).unwrap_or(false) => {
+            Kind::TransactionWithScript
+        }
+        Some(_) | None => Kind::Plain,
+    }
+}
+
+fn redis_holds_script(reader: &mut Reader<'_>) -> Option<bool> {
+    reader.varint_u32()?;
+    face(reader)?;
+    reader.varint()?;
+    Some(names_script(reader.bytes()?))
+}
+
+fn transaction_holds_script(reader: &mut Reader<'_>) -> Option<bool> {
+    reader.varint_u32()?;
+    face(reader)?;
+    for _ in 0..reader.varint()? {
+        reader.varint_u32()?;
+        reader.bytes()?;
+        reader.u64_fixed()?;
+    }
+    for _ in 0..reader.varint()? {
+        for at in 0..reader.varint()? {
+            let word = reader.bytes()?;
+            if at == 0 && names_script(word) {
+                return Some(true);
+            }
+        }
+    }
+    Some(false)
+}
+
+/// Whether these bytes are what a client asked for and not what may be logged.
+pub(crate) fn is_request(bytes: &[u8]) -> bool {
+    match kind(bytes) {
+        Kind::Plain => false,
+        Kind::TransactionWithScript => true,
+        Kind::Script => Command::decode(bytes).is_some_and(|command| command.is_request()),
+    }
+}
+
+/// Whether a command's name is one of those that run or manage scripts.
+pub(crate) fn names_script(name: &[u8]) -> bool {
+    // Nearly every name is told apart by its first two letters.
+    match name {
+        [b'e' | b'E', b'v' | b'V', ..] | [b's' | b'S', b'c' | b'C', ..] => {
+            table::find(name).is_some_and(|row| row.is(table::SCRIPT))
+        }
+        _ => false,
+    }
 }
 
 /// What a client's connection adds to its words: bit 0, its protocol; bit 1, that a member's number follows.
@@ -310,6 +430,31 @@ fn sessions(reader: &mut Reader<'_>) -> Option<SmallVec<[SessionId; 8]>> {
 
 /// How deep arrays in a remembered reply may be nested.
 const REPLY_DEPTH_MAX: u32 = 160;
+
+/// At least as many bytes as [`write_reply`] writes.
+#[cfg(feature = "scripts")]
+pub(crate) fn reply_bytes(reply: &Reply) -> usize {
+    const HEAD: usize = 10;
+    match reply {
+        Reply::Bulk(bytes) | Reply::Verbatim(bytes) => HEAD + bytes.len(),
+        Reply::Text(text) => HEAD + text.len(),
+        Reply::Status(text) => HEAD + text.len(),
+        Reply::Error(refusal) => HEAD + refusal.0.len(),
+        Reply::Array(items) | Reply::Set(items) => HEAD + items.iter().map(reply_bytes).sum::<usize>(),
+        Reply::Map(pairs) => {
+            HEAD + pairs.iter().map(|(key, value)| reply_bytes(key) + reply_bytes(value)).sum::<usize>()
+        }
+        Reply::Granted { .. } | Reply::Renewed { .. } => 2 * HEAD,
+        Reply::Released
+        | Reply::Refused(_)
+        | Reply::Nil
+        | Reply::NilArray
+        | Reply::Int(_)
+        | Reply::Double(_)
+        | Reply::Bool(_)
+        | Reply::Info(_) => HEAD,
+    }
+}
 
 pub(crate) fn write_reply(reply: &Reply, out: &mut Vec<u8>) {
     match reply {

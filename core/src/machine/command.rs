@@ -1,5 +1,6 @@
 //! What an entry may hold. A command borrows from the bytes it was decoded from; the machine copies what it keeps.
 
+use super::conditional::Conditional;
 use super::effects::Effects;
 use super::settings::SettingsCommand;
 use crate::keyspace::Resp;
@@ -108,6 +109,8 @@ pub enum Command<'a> {
         watched: Vec<Watched<'a>>,
         commands: Vec<Words<'a>>,
     },
+    /// A script that compares one key with one value, recognised by the leader.
+    Conditional(Conditional<'a>),
     /// What a script, or a transaction with one, did when the leader ran it.
     Effects(Effects<'a>),
 }

@@ -68,16 +68,20 @@ mod tag {
 }
 
 pub(super) fn put_effects(out: &mut Vec<u8>, effects: &Effects<'_>) {
-    match effects.member {
+    put_member(out, effects.member);
+    put_varint(out, effects.steps.len() as u64);
+    effects.steps.iter().for_each(|step| put_step(out, step));
+    write_reply(&effects.reply, out);
+}
+
+fn put_member(out: &mut Vec<u8>, member: Option<Member>) {
+    match member {
         None => out.push(0),
         Some(member) => {
             out.push(1);
             put_varint(out, member.0);
         }
     }
-    put_varint(out, effects.steps.len() as u64);
-    effects.steps.iter().for_each(|step| put_step(out, step));
-    write_reply(&effects.reply, out);
 }
 
 fn put_step(out: &mut Vec<u8>, step: &Step<'_>) {
@@ -129,9 +133,71 @@ fn step<'a>(reader: &mut Reader<'a>) -> Option<Step<'a>> {
     })
 }
 
+/// Writes effects down while a script runs, in the form the log carries.
+#[cfg(feature = "scripts")]
+#[derive(Default)]
+pub(crate) struct Recorder {
+    bytes: Vec<u8>,
+    count: u64,
+    /// Names noted as read since the last write: once is enough.
+    read: std::collections::BTreeSet<::bytes::Bytes>,
+}
+
+/// A point to go back to.
+#[cfg(feature = "scripts")]
+#[derive(Clone, Copy)]
+pub(crate) struct Mark {
+    len: usize,
+    count: u64,
+}
+
+#[cfg(feature = "scripts")]
+impl Recorder {
+    pub(crate) fn read(&mut self, key: &[u8]) {
+        if !self.read.contains(key) {
+            self.read.insert(::bytes::Bytes::copy_from_slice(key));
+            self.push(&Step::Read { key });
+        }
+    }
+
+    pub(crate) fn push(&mut self, step: &Step<'_>) {
+        match step {
+            Step::Read { .. } => {}
+            Step::Write(_) | Step::Load { .. } | Step::FlushScripts => self.read.clear(),
+        }
+        put_step(&mut self.bytes, step);
+        self.count += 1;
+    }
+
+    /// Bytes so far.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { len: self.bytes.len(), count: self.count }
+    }
+
+    /// What was recorded since then never was.
+    pub(crate) fn rewind(&mut self, mark: Mark) {
+        self.bytes.truncate(mark.len);
+        self.count = mark.count;
+        self.read.clear();
+    }
+
+    /// The encoded [`Effects`], behind the command's tag.
+    pub(crate) fn finish(self, member: Option<Member>, reply: &Reply, out: &mut Vec<u8>) {
+        put_member(out, member);
+        put_varint(out, self.count);
+        out.extend_from_slice(&self.bytes);
+        write_reply(reply, out);
+    }
+}
+
 impl Machine {
     /// Applies what a script did.
     pub(super) fn effects(&mut self, effects: Effects<'_>, out: &mut Applied) -> Reply {
+        self.end_all_due(out);
         let mut differs = false;
         for step in &effects.steps {
             match step {

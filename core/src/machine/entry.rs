@@ -11,6 +11,7 @@
 //! release that knows it has applied it.
 
 use super::bytes::{put_bytes, put_varint, Reader};
+use super::codec::is_request;
 use super::command::{Command, Words};
 use super::effects::Step;
 use super::waiter::{origin, put_origin};
@@ -119,6 +120,8 @@ pub enum EntryError {
     Command { at: usize, tag: Option<u8> },
     /// The command at this place holds a Redis command this release does not have.
     RedisCommand { at: usize, name: String },
+    /// The command at this place holds a script as a client sent it: only what the leader made of it is ever logged.
+    Script { at: usize },
 }
 
 impl fmt::Display for EntryError {
@@ -135,13 +138,17 @@ impl fmt::Display for EntryError {
             EntryError::RedisCommand { at, name } => {
                 write!(f, "command {at} runs '{name}', which this release does not have")
             }
+            EntryError::Script { at } => {
+                write!(f, "command {at} holds a script that was not run before it was logged")
+            }
         }
     }
 }
 
 impl std::error::Error for EntryError {}
 
-/// Whether a command may enter the log, as far as this release can tell: a leader proposes nothing that it could not apply.
+/// Whether a command may enter the log, or become what may, as far as this release can tell: a leader proposes nothing that it
+/// could not apply.
 pub fn check_command(blob: &[u8]) -> Result<(), EntryError> {
     check_command_at(0, blob)
 }
@@ -155,6 +162,7 @@ fn check_command_at(at: usize, blob: &[u8]) -> Result<(), EntryError> {
         Command::Transaction { commands, .. } => {
             commands.iter().try_for_each(|argv| check_words(at, argv, true))
         }
+        Command::Conditional(conditional) => conditional.calls().try_for_each(|argv| check_words(at, &argv, false)),
         Command::Effects(effects) => effects.steps.iter().try_for_each(|step| match step {
             Step::Write(write) => check_words(at, &write.argv, false),
             Step::Read { .. } | Step::Load { .. } | Step::FlushScripts => Ok(()),
@@ -208,7 +216,11 @@ fn check_batches(mut reader: Reader<'_>) -> Result<(), EntryError> {
         let batch = read_batch(&mut reader).ok_or(EntryError::Frame)?;
         for _ in 0..batch.count {
             reader.varint().ok_or(EntryError::Frame)?;
-            check_command_at(at, reader.bytes().ok_or(EntryError::Frame)?)?;
+            let blob = reader.bytes().ok_or(EntryError::Frame)?;
+            check_command_at(at, blob)?;
+            if is_request(blob) {
+                return Err(EntryError::Script { at });
+            }
             at += 1;
         }
     }
@@ -234,7 +246,7 @@ impl Machine {
             // Behind the commands: the first of them may be the word that this start of the node is the one that counts.
             self.acknowledge(batch.origin, batch.acked_below);
         }
-        self.finish(out);
+        self.check_after_apply();
         Ok(())
     }
 }

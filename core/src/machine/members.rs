@@ -42,20 +42,20 @@ struct Grant {
 pub(crate) struct Grants(Vec<Grant>);
 
 impl Grants {
-    fn until_ms(&self, member: Member) -> Option<u64> {
+    pub(super) fn until_ms(&self, member: Member) -> Option<u64> {
         let at = self.0.binary_search_by_key(&member, |grant| grant.member).ok()?;
         Some(self.0[at].until_ms)
     }
 
-    fn is_live(&self, member: Member, now_ms: u64) -> bool {
+    pub(super) fn is_live(&self, member: Member, now_ms: u64) -> bool {
         self.until_ms(member).is_some_and(|until_ms| until_ms > now_ms)
     }
 
-    fn others_live(&self, member: Member, now_ms: u64) -> bool {
+    pub(super) fn others_live(&self, member: Member, now_ms: u64) -> bool {
         self.0.iter().any(|grant| grant.member != member && grant.until_ms > now_ms)
     }
 
-    fn set(&mut self, member: Member, until_ms: u64) {
+    pub(super) fn set(&mut self, member: Member, until_ms: u64) {
         let grant = Grant { member, until_ms };
         match self.0.binary_search_by_key(&member, |grant| grant.member) {
             Ok(at) => self.0[at] = grant,
@@ -63,7 +63,23 @@ impl Grants {
         }
     }
 
-    fn last_ms(&self) -> u64 {
+    pub(super) fn has_room_for(&self, member: Member) -> bool {
+        self.0.len() < MEMBERS_MAX || self.until_ms(member).is_some()
+    }
+
+    /// Forgets those who gave it back or let it run out.
+    pub(super) fn keep_live(&mut self, now_ms: u64) {
+        self.0.retain(|grant| grant.until_ms > now_ms);
+    }
+
+    /// Moves the end of all that live.
+    pub(super) fn end_live_at(&mut self, now_ms: u64, at_ms: u64) {
+        for grant in self.0.iter_mut().filter(|grant| grant.until_ms > now_ms) {
+            grant.until_ms = at_ms;
+        }
+    }
+
+    pub(super) fn last_ms(&self) -> u64 {
         self.0.iter().map(|grant| grant.until_ms).max().unwrap_or(0)
     }
 
@@ -102,9 +118,7 @@ impl Machine {
     pub(crate) fn set_end(&mut self, slot: u32, at_ms: u64) {
         let now_ms = self.clock.logical_ms;
         if let Some(grants) = self.grants.get_mut(&slot) {
-            for grant in grants.0.iter_mut().filter(|grant| grant.until_ms > now_ms) {
-                grant.until_ms = at_ms;
-            }
+            grants.end_live_at(now_ms, at_ms);
         }
         self.set_lock_end(slot, at_ms);
     }
@@ -130,7 +144,7 @@ impl Machine {
         let had_its_turn = grants.until_ms(member).is_some();
         if had_its_turn && !grants.is_live(member, self.clock.logical_ms) {
             self.grant_again(slot, out);
-        } else if !had_its_turn && grants.0.len() >= MEMBERS_MAX {
+        } else if !grants.has_room_for(member) {
             return Err(errors::TOO_MANY_MEMBERS);
         } else {
             self.emit(EventKind::Renewed, slot, EventOwner::Holder, out);
@@ -151,7 +165,7 @@ impl Machine {
     fn grant_again(&mut self, slot: u32, out: &mut Applied) {
         let now_ms = self.clock.logical_ms;
         let mut grants = self.grants.get(&slot).cloned().unwrap_or_default();
-        grants.0.retain(|grant| grant.until_ms > now_ms);
+        grants.keep_live(now_ms);
         let (owner, at_ms) = (self.locks[slot].owner().to_vec(), self.locks[slot].at_ms);
         self.end_grant(slot, Ended::Released, EventKind::Released, out);
         self.grant_until(slot, &owner, at_ms, NONE, out);

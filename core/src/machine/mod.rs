@@ -16,7 +16,6 @@
 //! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once; `origins.rs`:
 //!   the nodes it knows
 //! - `settings.rs`, `behind.rs`: the replicated settings, and which Redis the members have behind them
-//! - `sweep.rs`: bulk ends, spread over entries
 //! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
 //!
 //! # Caveats
@@ -30,8 +29,9 @@ mod at_once;
 pub mod behind;
 mod blocked;
 mod bytes;
-mod codec;
+pub(crate) mod codec;
 pub mod command;
+pub mod conditional;
 mod deadlines;
 mod deadlock;
 mod dedup;
@@ -39,7 +39,6 @@ pub mod effects;
 pub mod entry;
 mod expire;
 mod invariants;
-mod keys_walk;
 mod keyspace;
 mod limits;
 mod list;
@@ -48,6 +47,8 @@ mod members;
 mod multi;
 mod noted;
 mod origins;
+#[cfg(feature = "scripts")]
+pub(crate) mod overlay;
 mod query;
 mod queue;
 mod redis;
@@ -61,10 +62,8 @@ pub mod settings;
 mod slab;
 mod snapshot;
 mod stats;
-mod sweep;
 mod undo;
 mod waiter;
-pub mod work;
 
 use crate::event::{Event, EventKind};
 use crate::grammar::errors;
@@ -80,7 +79,6 @@ pub use command::{Command, Db, Watched, Words};
 use deadlines::Deadlines;
 use dedup::{Dedup, Seen};
 pub use entry::{check_command, entry_stamp, EntryBuilder, EntryError, ENTRY_VERSION};
-pub use keys_walk::KeysWalk;
 pub use limits::Limits;
 use list::List;
 use lock::{Lock, Names};
@@ -88,6 +86,8 @@ use members::Grants;
 pub use noted::Noted;
 pub use origins::{Fate, OriginState};
 pub use redis::is_read;
+#[cfg(feature = "scripts")]
+pub(crate) use keyspace::Clash;
 use redis::Caller;
 pub use restore::{Checker, RestoreError, Restorer};
 use rustc_hash::FxBuildHasher;
@@ -96,7 +96,6 @@ use slab::Slab;
 use stats::Counters;
 pub use stats::Stats;
 use std::collections::VecDeque;
-use sweep::Sweep;
 use waiter::{QueuedOwners, Seat, Waiter};
 
 /// What applying an entry brought about. Reused from entry to entry by its owner.
@@ -110,8 +109,6 @@ pub struct Applied {
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order. Only filled while somebody tracks keys.
     pub noted: Vec<Noted>,
-    /// Large values that are no more. To drop them takes a while, so the owner may do it elsewhere.
-    pub garbage: Vec<Value>,
 }
 
 impl Applied {
@@ -120,7 +117,6 @@ impl Applied {
         self.events.clear();
         self.published.clear();
         self.noted.clear();
-        self.garbage.clear();
     }
 }
 
@@ -193,14 +189,11 @@ pub struct Machine {
     dedup: Dedup,
     /// What keys hold that are no strings, by the lock's slot. Persistent: a copy costs nothing.
     values: imbl::OrdMap<u32, Value>,
-    /// When a collection was last changed in place, by the lock's slot: the number of the event. For `WATCH`.
-    versions: imbl::OrdMap<u32, u64>,
     /// Which Redlock members have granted a key, by the lock's slot.
     grants: imbl::OrdMap<u32, Grants>,
     scripts: Scripts,
     blocked: Blocked,
     settings: settings::Settings,
-    sweep: Sweep,
 
     // Worked out from the above.
     names: Names,
@@ -213,10 +206,6 @@ pub struct Machine {
     instant_ms: u64,
     /// Locks that became free or got a new head of their queue. Empty between commands.
     to_serve: VecDeque<u32>,
-    /// What the entry that is being applied may still do of work that many commands can cause.
-    blocked_tries_left: usize,
-    deadlock_steps_left: usize,
-    work: work::Work,
     snapshot: Option<snapshot::Progress>,
 
     // Not state.
@@ -255,12 +244,10 @@ impl Machine {
             sessions: Slab::default(),
             dedup: Dedup::default(),
             values: imbl::OrdMap::new(),
-            versions: imbl::OrdMap::new(),
             grants: imbl::OrdMap::new(),
             scripts: Scripts::default(),
             blocked: Blocked::default(),
             settings: settings::Settings::default(),
-            sweep: Sweep::default(),
             names: Names::default(),
             queued_owners: QueuedOwners::default(),
             requests: HashMap::default(),
@@ -268,9 +255,6 @@ impl Machine {
             deadlines: Deadlines::default(),
             instant_ms: 0,
             to_serve: VecDeque::new(),
-            blocked_tries_left: 0,
-            deadlock_steps_left: 0,
-            work: work::Work::default(),
             snapshot: None,
             acting: None,
             limits,
@@ -305,6 +289,11 @@ impl Machine {
         self.tier = tier;
     }
 
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.limits
+    }
+
     /// The replicated clock.
     #[must_use]
     pub fn logical_ms(&self) -> u64 {
@@ -317,17 +306,9 @@ impl Machine {
         self.clock
     }
 
-    /// When, on the logical clock, an entry is needed next: a lock, wait or session ends then, or more of a bulk end is left
-    /// to do. The leader proposes `Expire` then.
+    /// When, on the logical clock, the next lock, wait or session ends. The leader proposes `Expire` then.
     #[must_use]
     pub fn next_deadline_ms(&self) -> Option<u64> {
-        match self.sweep.is_over() && !self.blocked.has_ready() {
-            true => self.next_end_ms(),
-            false => Some(self.clock.logical_ms),
-        }
-    }
-
-    fn next_end_ms(&self) -> Option<u64> {
         let lock_or_wait = self.deadlines.next().map(|(at_ms, _, _)| at_ms);
         [lock_or_wait, self.blocked.next_deadline_ms()].into_iter().flatten().min()
     }
@@ -335,11 +316,28 @@ impl Machine {
     /// Whether an entry with this stamp would first end something: a script's run must not, so an `Expire` goes first.
     #[must_use]
     pub fn has_due(&self, stamp: Stamp) -> bool {
-        let now_ms = match stamp.term >= self.clock.term {
-            true => self.clock.logical_ms.max(stamp.logical_ms.min(LOGICAL_MS_MAX)),
-            false => self.clock.logical_ms,
-        };
-        self.next_end_ms().is_some_and(|at_ms| at_ms <= now_ms)
+        let now_ms = self.clock_after(stamp).logical_ms;
+        self.next_deadline_ms().is_some_and(|at_ms| at_ms <= now_ms)
+    }
+
+    /// The clock that an entry with this stamp is applied at.
+    pub(crate) fn clock_after(&self, stamp: Stamp) -> Stamp {
+        if stamp.term < self.clock.term {
+            return self.clock;
+        }
+        Stamp {
+            term: stamp.term,
+            logical_ms: self.clock.logical_ms.max(stamp.logical_ms.min(LOGICAL_MS_MAX)),
+            wall_us: self.clock.wall_us.max(stamp.wall_us.min(WALL_US_MAX)),
+        }
+    }
+
+    /// The wall clock that absolute times are read against in an entry with this stamp.
+    pub(crate) fn entry_wall_us_after(&self, stamp: Stamp) -> u64 {
+        match stamp.term >= self.clock.term && stamp.logical_ms >= self.clock.logical_ms {
+            true => stamp.wall_us.min(WALL_US_MAX),
+            false => self.entry_wall_us,
+        }
     }
 
     /// Since when the oldest record of a free lock has been idle. `Expire` forgets it once that is long enough ago.
@@ -352,29 +350,13 @@ impl Machine {
     pub fn apply(&mut self, stamp: Stamp, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
         self.begin(stamp, out);
         self.run(id, command, out);
-        self.finish(out);
-    }
-
-    /// When the commands of an entry are through: some of what bulk ends have left.
-    fn finish(&mut self, out: &mut Applied) {
-        self.sweep_some(out);
-        self.serve_blocked(out);
         self.check_after_apply();
     }
 
     /// Moves the clock by the rules of stamps, and ends what is due.
     fn begin(&mut self, stamp: Stamp, out: &mut Applied) {
-        if stamp.term >= self.clock.term {
-            self.clock.term = stamp.term;
-            if stamp.logical_ms >= self.clock.logical_ms {
-                self.entry_wall_us = stamp.wall_us.min(WALL_US_MAX);
-            }
-            self.clock.logical_ms = self.clock.logical_ms.max(stamp.logical_ms.min(LOGICAL_MS_MAX));
-            self.clock.wall_us = self.clock.wall_us.max(stamp.wall_us.min(WALL_US_MAX));
-        }
-        self.work.begin_entry();
-        self.blocked_tries_left = self.limits.due_per_entry_max;
-        self.deadlock_steps_left = self.limits.deadlock_steps_per_entry_max;
+        self.entry_wall_us = self.entry_wall_us_after(stamp);
+        self.clock = self.clock_after(stamp);
         self.end_due(out);
         self.end_due_blocked(out);
     }
@@ -416,10 +398,6 @@ impl Machine {
 
     fn execute(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
         self.acting = id;
-        self.work.begin_command(match &command {
-            Command::Effects(_) => u64::MAX,
-            _ => work::WORK_PER_COMMAND_MAX,
-        });
         let reply = match command {
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
                 let terms = acquire::Terms { id, ttl_ms, wait_ms, owner, session };
@@ -451,6 +429,7 @@ impl Machine {
             Command::Transaction { db, resp, member, watched, commands } => {
                 Some(self.transaction(Caller { db, resp, member }, &watched, &commands, out))
             }
+            Command::Conditional(conditional) => Some(self.conditional(&conditional, out)),
             Command::Effects(effects) => Some(self.effects(effects, out)),
         };
         if let Some(reply) = reply {
@@ -493,7 +472,7 @@ impl Machine {
     fn origin_start(&mut self, origin: Origin, out: &mut Applied) -> Reply {
         // The table has been told on admission. An announcement that comes late, after a newer one, changes nothing.
         if self.is_live(origin) {
-            self.begin_dropping(out);
+            self.drop_requests(|id| id.origin.node == origin.node && id.origin != origin, out);
         }
         Reply::OK
     }
@@ -501,7 +480,7 @@ impl Machine {
     fn origin_gone(&mut self, origin: Origin, out: &mut Applied) -> Reply {
         self.dedup.lose(origin);
         self.settings.behind.forget(origin.node);
-        self.begin_dropping(out);
+        self.drop_requests(|id| id.origin == origin, out);
         Reply::OK
     }
 
@@ -521,7 +500,7 @@ impl Machine {
         };
         out.events.push(Event {
             kind,
-            db: lock.db(),
+            db: lock.db,
             resource: Bytes::copy_from_slice(lock.name()),
             fence: lock.fence,
             owner: Bytes::copy_from_slice(owner),

@@ -1,49 +1,55 @@
-//! What a script may spend. Units are counted, never time: every node must stop a script at the same point.
+//! What a script may use: thread CPU time and memory. Whoever runs over is stopped, and nothing in the script can catch it.
 //!
-//! The VM calls back at every loop turn, call and return, and at every step of a pattern match: that is one unit, more
-//! where each such step may touch much memory.
+//! The VM calls back at every loop turn, call and return, and at every step of a pattern match. The clock is not asked each
+//! time: every step and every native function is charged an estimate, and once enough of that has gathered, the meter is
+//! read. A single step may touch all memory the script has (`a .. b`, `a < b`, `table.insert(t, 1, x)`), so steps are
+//! charged by the memory in use. Native functions whose work is not bounded by that are charged by bytes before they run.
 
+use super::vm::HOST;
 use mlua::{Error, Lua, Result};
 use std::cell::Cell;
 
-/// Units a script may spend: about as many loop turns. A script runs on the thread that keeps a leader its leadership: all of it
-/// must take a small part of an election time-out.
-pub(super) const UNITS_MAX: i64 = 1_000_000;
-/// Units a script may spend in the shared VM, where steps are cheaper than in a VM of its own. What is shared by strings that
-/// are known already depends on what ran before, so the limit is low enough that a script within it is also within
-/// [`UNITS_MAX`] in a VM of its own: steps are not a hundred times dearer there.
-const SHARED_UNITS_MAX: i64 = UNITS_MAX / 100;
-/// Bytes of text that make a step of the pattern matcher one unit dearer.
-const BYTES_PER_UNIT_MATCHED: usize = 512;
-/// Bytes a script has allocated that make each step one unit dearer, once it runs in a VM of its own.
-const BYTES_PER_UNIT_USED: usize = 32 * 1024;
+/// CPU time of one request: a script, or a transaction with scripts.
+pub(super) const CPU_US_MAX: u64 = 20_000;
+/// Bytes a script may allocate.
+pub(super) const MEMORY_BYTES_MAX: usize = 16 * 1024 * 1024;
+/// What a script may allocate beyond its limit before the allocator itself refuses: between the two it is stopped in order.
+pub(super) const MEMORY_BYTES_SLACK: usize = 256 * 1024;
+/// Estimated work between two looks at the meter.
+const UNCHECKED_NS_MAX: u64 = 200_000;
+/// Estimate of a step that touches little memory.
+const STEP_NS: u64 = 20;
+/// Bytes that one step may touch in a nanosecond.
+const STEP_BYTES_PER_NS: usize = 10;
 /// Lua's own message; it ends with this wherever it was raised.
 const OUT_OF_MEMORY: &str = "not enough memory";
 
 /// Why a run is over before its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stop {
-    Budget,
+    Cpu,
     Memory,
+    /// Its writes and its reply are too long for the log.
+    Effects,
+    Reply,
+    /// A write found no room in the state.
+    Full,
+    /// A Redlock member met a key that was hidden from it: to be run again with nothing hidden.
+    Hidden,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Budget {
-    spent: Cell<i64>,
-    units_max: Cell<i64>,
-    matched_weight: Cell<i64>,
-    /// Whether memory makes steps dearer: only in a VM of its own, where its use is the same on every node.
-    memory_weighs: Cell<bool>,
+    unchecked_ns: Cell<u64>,
+    base_bytes: Cell<usize>,
     stop: Cell<Option<Stop>>,
 }
 
 impl Budget {
-    /// `own`: in a VM of its own.
-    pub(super) fn start(&self, own: bool) {
-        self.spent.set(0);
-        self.units_max.set(if own { UNITS_MAX } else { SHARED_UNITS_MAX });
-        self.matched_weight.set(0);
-        self.memory_weighs.set(own);
+    /// A script begins; `base_bytes` are the VM's own.
+    pub(super) fn start(&self, base_bytes: usize) {
+        self.unchecked_ns.set(0);
+        self.base_bytes.set(base_bytes);
         self.stop.set(None);
     }
 
@@ -51,43 +57,73 @@ impl Budget {
         self.stop.get()
     }
 
-    /// One step of the VM.
-    pub(super) fn step(&self, lua: &Lua) -> Result<()> {
-        let mut units = 1 + self.matched_weight.get();
-        if self.memory_weighs.get() {
-            units += (lua.used_memory() / BYTES_PER_UNIT_USED) as i64;
+    /// The run is over. Answers the error that ends it.
+    pub(super) fn end(&self, stop: Stop) -> Error {
+        if self.stop.get().is_none() {
+            self.stop.set(Some(stop));
         }
-        self.spend(units)
-    }
-
-    pub(super) fn spend(&self, units: i64) -> Result<()> {
-        let spent = self.spent.get().saturating_add(units);
-        self.spent.set(spent);
-        if spent > self.units_max.get() && self.stop.get().is_none() {
-            self.stop.set(Some(Stop::Budget));
-        }
-        self.go_on()
+        Error::RuntimeError("script stopped".into())
     }
 
     /// Fails once the run is over, whatever the script does about it.
     pub(super) fn go_on(&self) -> Result<()> {
         match self.stop.get() {
             None => Ok(()),
-            Some(Stop::Budget) => Err(Error::RuntimeError("script stopped: over its budget".into())),
-            Some(Stop::Memory) => Err(Error::RuntimeError(OUT_OF_MEMORY.into())),
+            Some(stop) => Err(self.end(stop)),
         }
     }
 
-    /// How long the text is that the matcher walks; 0 when it is done.
-    pub(super) fn weigh(&self, bytes: usize) {
-        self.matched_weight.set((bytes / BYTES_PER_UNIT_MATCHED) as i64);
+    /// One step of the VM.
+    pub(super) fn step(&self, lua: &Lua) -> Result<()> {
+        let used = lua.used_memory().saturating_sub(self.base_bytes.get());
+        if used > MEMORY_BYTES_MAX {
+            return Err(self.end(Stop::Memory));
+        }
+        let unchecked = self.unchecked_ns.get() + STEP_NS + (used / STEP_BYTES_PER_NS) as u64;
+        self.unchecked_ns.set(unchecked);
+        if unchecked < UNCHECKED_NS_MAX {
+            return self.go_on();
+        }
+        self.check(0)
+    }
+
+    /// Before work that takes about this long.
+    pub(super) fn charge_ns(&self, ns: u64) -> Result<()> {
+        let unchecked = self.unchecked_ns.get().saturating_add(ns);
+        self.unchecked_ns.set(unchecked);
+        if unchecked < UNCHECKED_NS_MAX {
+            return self.go_on();
+        }
+        self.check(ns / 1000)
+    }
+
+    /// Before something is built outside the VM's own memory.
+    pub(super) fn charge_bytes(&self, bytes: usize) -> Result<()> {
+        if bytes > MEMORY_BYTES_MAX {
+            return Err(self.end(Stop::Memory));
+        }
+        Ok(())
+    }
+
+    fn check(&self, coming_us: u64) -> Result<()> {
+        self.unchecked_ns.set(0);
+        self.go_on()?;
+        let elapsed_us = HOST.with(|host| host.elapsed_us());
+        if elapsed_us.saturating_add(coming_us) >= CPU_US_MAX {
+            return Err(self.end(Stop::Cpu));
+        }
+        Ok(())
     }
 
     /// Looks at an error before the script does.
-    pub(super) fn note(&self, text: Option<&[u8]>) {
-        self.matched_weight.set(0);
-        // Errors that are not text come from Rust, which raises none but for want of memory or of budget.
-        let memory = text.is_none_or(|text| text.ends_with(OUT_OF_MEMORY.as_bytes()));
+    pub(super) fn note(&self, lua: &Lua, text: Option<&[u8]>) {
+        let full = || {
+            let used = lua.used_memory().saturating_sub(self.base_bytes.get());
+            used + MEMORY_BYTES_SLACK > MEMORY_BYTES_MAX
+        };
+        // Errors that are not text come from Rust, which raises none but for want of memory or of time. A handler that
+        // finds no memory ends in an error of its own.
+        let memory = text.is_none_or(|text| text.ends_with(OUT_OF_MEMORY.as_bytes()) || full());
         if memory && self.stop.get().is_none() {
             self.stop.set(Some(Stop::Memory));
         }

@@ -1,16 +1,19 @@
 //! Redis's conversions between replies and Lua values, to the letter of `script_lua.c` of Redis 7.0.
 
-use super::values::sorted_entries;
+use super::budget::{Budget, Stop};
 use crate::keyspace::numbers::format_g;
 use crate::keyspace::Resp;
 use crate::reply::{Refusal, Reply};
-use ::bytes::Bytes;
 use mlua::{Lua, Result, Table, Value};
 
 /// Tables inside tables a reply may have.
 const DEPTH_MAX: usize = 128;
-/// Elements of one reply. A table that contains itself twice would never end.
-const ITEMS_MAX: usize = 1_000_000;
+/// Bytes of one reply, counted each time a value is met: a table that contains itself twice would never end.
+pub(super) const REPLY_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// What a value takes besides its text.
+const VALUE_BYTES: usize = 10;
+/// About how long one value takes.
+const VALUE_NS: u64 = 100;
 
 /// A reply as a script sees it, and how many elements it has.
 pub(super) fn to_lua(lua: &Lua, reply: &Reply, resp: Resp) -> Result<Value> {
@@ -78,28 +81,99 @@ fn sequence<'a>(lua: &Lua, items: impl Iterator<Item = &'a Reply>, resp: Resp) -
 }
 
 /// What a script returns, as a reply. `resp` is the script's own (`redis.setresp`).
-pub(super) fn to_reply(value: &Value, resp: Resp) -> Result<Reply> {
-    let mut items_left = ITEMS_MAX;
-    convert(value, resp, 0, &mut items_left)
+pub(super) fn to_reply(value: &Value, resp: Resp, budget: &Budget) -> Result<Reply> {
+    Returned { resp, budget, bytes_left: REPLY_BYTES_MAX }.convert(value, 0)
 }
 
-fn convert(value: &Value, resp: Resp, depth: usize, items_left: &mut usize) -> Result<Reply> {
-    if depth > DEPTH_MAX || *items_left == 0 {
-        return Ok(Reply::Error(Refusal::new("ERR reached lua stack limit")));
+/// A conversion under way.
+struct Returned<'a> {
+    resp: Resp,
+    budget: &'a Budget,
+    bytes_left: usize,
+}
+
+impl Returned<'_> {
+    fn convert(&mut self, value: &Value, depth: usize) -> Result<Reply> {
+        self.budget.charge_ns(VALUE_NS)?;
+        let text_bytes = match value {
+            Value::String(text) => text.as_bytes().len(),
+            _ => 0,
+        };
+        self.bytes_left = match self.bytes_left.checked_sub(text_bytes + VALUE_BYTES) {
+            Some(left) => left,
+            None => return Err(self.budget.end(Stop::Reply)),
+        };
+        if depth > DEPTH_MAX {
+            return Ok(Reply::Error(Refusal::new("ERR reached lua stack limit")));
+        }
+        Ok(match value {
+            Value::String(text) => Reply::bulk(text.as_bytes()),
+            Value::Integer(value) => Reply::Int(*value),
+            Value::Number(value) => Reply::Int(truncated(*value)),
+            Value::Boolean(value) => match (self.resp, value) {
+                (Resp::Three, value) => Reply::Bool(*value),
+                (Resp::Two, true) => Reply::Int(1),
+                (Resp::Two, false) => Reply::Nil,
+            },
+            Value::Table(table) => self.table(table, depth)?,
+            _ => Reply::Nil,
+        })
     }
-    *items_left -= 1;
-    Ok(match value {
-        Value::String(text) => Reply::bulk(text.as_bytes()),
-        Value::Integer(value) => Reply::Int(*value),
-        Value::Number(value) => Reply::Int(truncated(*value)),
-        Value::Boolean(value) => match (resp, value) {
-            (Resp::Three, value) => Reply::Bool(*value),
-            (Resp::Two, true) => Reply::Int(1),
-            (Resp::Two, false) => Reply::Nil,
-        },
-        Value::Table(table) => from_table(table, resp, depth, items_left)?,
-        _ => Reply::Nil,
-    })
+
+    fn line(&mut self, text: &mlua::LuaString) -> Result<String> {
+        let text = text.as_bytes();
+        self.bytes_left = match self.bytes_left.checked_sub(text.len() * 3) {
+            Some(left) => left,
+            None => return Err(self.budget.end(Stop::Reply)),
+        };
+        Ok(one_line(&text))
+    }
+
+    fn table(&mut self, table: &Table, depth: usize) -> Result<Reply> {
+        if let Value::String(text) = table.raw_get("err")? {
+            return Ok(Reply::Error(Refusal::new(self.line(&text)?)));
+        }
+        if let Value::String(text) = table.raw_get("ok")? {
+            return Ok(Reply::Status(self.line(&text)?.into()));
+        }
+        match table.raw_get("double")? {
+            Value::Number(value) => return Ok(Reply::Double(value)),
+            Value::Integer(value) => return Ok(Reply::Double(value as f64)),
+            _ => {}
+        }
+        if let Value::Table(map) = table.raw_get("map")? {
+            let mut pairs = Vec::new();
+            for pair in map.pairs::<Value, Value>() {
+                let (key, value) = pair?;
+                pairs.push((self.convert(&key, depth + 1)?, self.convert(&value, depth + 1)?));
+            }
+            return Ok(Reply::Map(pairs));
+        }
+        if let Value::Table(set) = table.raw_get("set")? {
+            let mut members = Vec::new();
+            for pair in set.pairs::<Value, Value>() {
+                members.push(self.convert(&pair?.0, depth + 1)?);
+            }
+            return Ok(Reply::Set(members));
+        }
+        if let Value::Table(text) = table.raw_get("verbatim_string")? {
+            if let value @ Value::String(_) = text.raw_get("string")? {
+                return Ok(match self.convert(&value, depth)? {
+                    Reply::Bulk(text) => Reply::Verbatim(text),
+                    other => other,
+                });
+            }
+        }
+        let mut items = Vec::new();
+        for index in 1_i64.. {
+            let item: Value = table.raw_get(index)?;
+            if item.is_nil() {
+                break;
+            }
+            items.push(self.convert(&item, depth + 1)?);
+        }
+        Ok(Reply::Array(items))
+    }
 }
 
 /// C's conversion to `long long` on x86: what does not fit becomes the lowest.
@@ -109,52 +183,6 @@ fn truncated(value: f64) -> i64 {
     } else {
         i64::MIN
     }
-}
-
-fn from_table(table: &Table, resp: Resp, depth: usize, items_left: &mut usize) -> Result<Reply> {
-    if let Value::String(text) = table.raw_get("err")? {
-        return Ok(Reply::Error(Refusal::new(one_line(&text.as_bytes()))));
-    }
-    if let Value::String(text) = table.raw_get("ok")? {
-        return Ok(Reply::Status(one_line(&text.as_bytes()).into()));
-    }
-    match table.raw_get("double")? {
-        Value::Number(value) => return Ok(Reply::Double(value)),
-        Value::Integer(value) => return Ok(Reply::Double(value as f64)),
-        _ => {}
-    }
-    if let Value::Table(map) = table.raw_get("map")? {
-        let mut pairs = Vec::new();
-        for (key, value) in sorted_entries(&map)? {
-            let key = convert(&key, resp, depth + 1, items_left)?;
-            pairs.push((key, convert(&value, resp, depth + 1, items_left)?));
-        }
-        return Ok(Reply::Map(pairs));
-    }
-    if let Value::Table(set) = table.raw_get("set")? {
-        let mut members = Vec::new();
-        for (member, _) in sorted_entries(&set)? {
-            members.push(convert(&member, resp, depth + 1, items_left)?);
-        }
-        return Ok(Reply::Set(members));
-    }
-    if let Value::Table(text) = table.raw_get("verbatim_string")? {
-        if let Value::String(text) = text.raw_get("string")? {
-            return Ok(Reply::Verbatim(Bytes::copy_from_slice(&text.as_bytes())));
-        }
-    }
-    let mut items = Vec::new();
-    for index in 1_i64.. {
-        let item: Value = table.raw_get(index)?;
-        if item.is_nil() {
-            break;
-        }
-        items.push(convert(&item, resp, depth + 1, items_left)?);
-        if *items_left == 0 {
-            break;
-        }
-    }
-    Ok(Reply::Array(items))
 }
 
 /// Errors and statuses are one line on the wire, and C text to Redis: they end at the first zero byte.

@@ -3,8 +3,17 @@
 //! It lives beside the machine, on the node's thread, and only ever reads it. Nothing of it is state: another leader's
 //! engine starts empty and decides the same.
 
+use super::eval::{self, Eval, Named};
+use super::native::Form;
+use super::running::{encoded, refusal, Request};
+use super::scripts::{sha1, sha_hex, Sha};
+use super::vm::Vm;
+use crate::keyspace::args::is;
 use crate::keyspace::{Db, Resp};
-use crate::machine::effects::Effects;
+use crate::machine::codec::{kind, Kind};
+use crate::machine::conditional::Script;
+use crate::machine::effects::{Recorder, Step};
+use crate::machine::overlay::Overlay;
 use crate::machine::{Command, Machine};
 use crate::reply::{Refusal, Reply};
 use crate::types::{Member, Stamp};
@@ -45,9 +54,18 @@ pub struct Touched {
     pub written: Vec<(Db, Bytes)>,
 }
 
+/// Scripts of which it is remembered whether they are recognised. All are forgotten when there are more.
+const FORMS_MAX: usize = 16_384;
+
+type HashMap<K, V> = hashbrown::HashMap<K, V, rustc_hash::FxBuildHasher>;
+
 /// Owns the VM and what is known of scripts.
 #[derive(Default)]
-pub struct Engine {}
+pub struct Engine {
+    vm: Option<Vm>,
+    /// `None`: it has to be run.
+    forms: HashMap<Sha, Option<Form>>,
+}
 
 impl Engine {
     #[must_use]
@@ -56,17 +74,122 @@ impl Engine {
     }
 
     /// What becomes of an encoded request. Cheap where it holds no script.
-    pub fn prepare(&mut self, _machine: &Machine, _blob: &[u8]) -> Preparation {
-        Preparation::AsIs
+    pub fn prepare(&mut self, machine: &Machine, blob: &[u8]) -> Preparation {
+        match kind(blob) {
+            Kind::Plain => Preparation::AsIs,
+            Kind::TransactionWithScript => Preparation::Run,
+            Kind::Script => match Command::decode(blob) {
+                Some(Command::Redis { db, member, argv, .. }) => self.prepare_command(machine, db, member, &argv),
+                // What cannot be read is not logged: its client is told so.
+                _ => Preparation::Run,
+            },
+        }
+    }
+
+    fn prepare_command(
+        &mut self,
+        machine: &Machine,
+        db: Db,
+        member: Option<Member>,
+        argv: &[&[u8]],
+    ) -> Preparation {
+        match (eval::parse(argv), argv) {
+            (Some(Ok(eval)), _) => self.prepare_eval(machine, db, member, &eval),
+            (Some(Err(refusal)), _) => answered(refusal.into()),
+            (None, [_, word, body]) if is(word, "LOAD") => self.prepare_load(machine, body),
+            (None, _) => Preparation::AsIs,
+        }
+    }
+
+    fn prepare_eval(
+        &mut self,
+        machine: &Machine,
+        db: Db,
+        member: Option<Member>,
+        eval: &Eval<'_>,
+    ) -> Preparation {
+        let (sha, script) = match eval.script {
+            Named::Sha(sha) => (sha, Script::BySha),
+            Named::Body(body) => {
+                let sha = sha1(body);
+                let known = machine.scripts().get(&sha).is_some();
+                (sha, if known { Script::Known } else { Script::Body(body) })
+            }
+        };
+        let body = match eval.script {
+            Named::Body(body) => Some(body),
+            Named::Sha(sha) => machine.scripts().get(&sha).map(|body| &body[..]),
+        };
+        let form = match self.form(&sha, body) {
+            Some(form) if !eval.read_only => form,
+            Some(_) | None => return Preparation::Run,
+        };
+        match form.bind(db, member, sha, script, eval.keys, eval.args) {
+            Some(command) => {
+                let mut blob = Vec::with_capacity(128);
+                command.encode(&mut blob);
+                Preparation::Native(blob.into())
+            }
+            None => Preparation::Run,
+        }
+    }
+
+    /// What is known of a script. One whose body is not at hand, and was not seen before, is not known.
+    fn form(&mut self, sha: &Sha, body: Option<&[u8]>) -> Option<&Form> {
+        if !self.forms.contains_key(sha) {
+            let form = Form::of(body?);
+            if self.forms.len() >= FORMS_MAX {
+                self.forms.clear();
+            }
+            self.forms.insert(*sha, form);
+        }
+        self.forms.get(sha)?.as_ref()
+    }
+
+    /// `SCRIPT LOAD`: what compiles is kept, and nothing else is said about it in the log.
+    fn prepare_load(&mut self, machine: &Machine, body: &[u8]) -> Preparation {
+        let sha = sha1(body);
+        let checked = eval::check_length(body).and_then(|()| match self.form(&sha, Some(body)) {
+            Some(_) => Ok(()),
+            None => self.vm(machine.stamp()).compile(&sha, body).map(|_| ()),
+        });
+        if let Err(refusal) = checked {
+            return answered(refusal.into());
+        }
+        let mut recorder = Recorder::default();
+        recorder.push(&Step::Load { body });
+        Preparation::Native(encoded(recorder, None, &Reply::bulk(sha_hex(&sha))))
+    }
+
+    fn vm(&mut self, stamp: Stamp) -> &mut Vm {
+        // Redis begins with the same random numbers at every start; two leaders had better not.
+        let seed = (stamp.wall_us ^ stamp.logical_ms.rotate_left(16) ^ stamp.term) as u32;
+        self.vm.get_or_insert_with(|| Vm::new(seed))
     }
 
     /// Runs a request against an overlay over the machine, which must have applied everything in the log. Always answers
     /// a command for the log: a failure is a logged reply without writes.
-    pub fn run(&mut self, _machine: &Machine, _stamp: Stamp, _blob: &[u8], _cpu: &mut dyn CpuMeter) -> Ran {
-        let reply = Reply::Error(Refusal::new("ERR scripts cannot be run yet"));
-        let mut blob = Vec::new();
-        Command::Effects(Effects { member: None, steps: Vec::new(), reply }).encode(&mut blob);
-        Ran { blob: blob.into(), touched: Touched::default(), serves_waiters: false }
+    pub fn run(&mut self, machine: &Machine, stamp: Stamp, blob: &[u8], cpu: &mut dyn CpuMeter) -> Ran {
+        let overlay = Overlay::new(machine, stamp);
+        let vm = self.vm(stamp);
+        let ran = match Command::decode(blob) {
+            Some(Command::Redis { db, resp, member, argv }) => {
+                let mut request = Request::new(vm, overlay, member, cpu);
+                let outcome = request.alone(db, resp, &argv);
+                request.finish(outcome)
+            }
+            Some(Command::Transaction { db, resp, member, watched, commands }) => {
+                let mut request = Request::new(vm, overlay, member, cpu);
+                let outcome = request.transaction(db, resp, &watched, &commands);
+                request.finish(outcome)
+            }
+            _ => {
+                let request = Request::new(vm, overlay, None, cpu);
+                request.finish(Ok(Refusal::new("ERR this is no request with a script").into()))
+            }
+        };
+        self.tidy();
+        ran
     }
 
     /// `EVAL_RO`, `EVALSHA_RO` and scripts flagged `no-writes`, on the node's own applied state, `late_ms` after its newest
@@ -74,14 +197,48 @@ impl Engine {
     #[allow(clippy::too_many_arguments)]
     pub fn run_read(
         &mut self,
-        _machine: &Machine,
-        _late_ms: u64,
-        _member: Option<Member>,
-        _db: Db,
+        machine: &Machine,
+        late_ms: u64,
+        member: Option<Member>,
+        db: Db,
         _resp: Resp,
-        _argv: &[&[u8]],
-        _cpu: &mut dyn CpuMeter,
+        argv: &[&[u8]],
+        cpu: &mut dyn CpuMeter,
     ) -> Reply {
-        Reply::Error(Refusal::new("ERR scripts cannot be run yet"))
+        let eval = match eval::parse(argv) {
+            Some(Ok(eval)) => Eval { read_only: true, ..eval },
+            Some(Err(refusal)) => return refusal.into(),
+            None => return crate::keyspace::errors::unknown_command(argv).into(),
+        };
+        let overlay = Overlay::for_read(machine, late_ms);
+        let mut request = Request::new(self.vm(machine.stamp()), overlay, member, cpu);
+        let reply = request.eval(db, &eval).unwrap_or_else(|stop| refusal(stop, machine).into());
+        self.tidy();
+        reply
     }
+
+    /// Whether a call may be answered by [`Engine::run_read`] though its name does not say so: the script is flagged
+    /// `no-writes`.
+    #[must_use]
+    pub fn is_read(&self, machine: &Machine, argv: &[&[u8]]) -> bool {
+        match eval::parse(argv) {
+            Some(Ok(Eval { read_only: true, .. })) => true,
+            Some(Ok(Eval { script: Named::Body(body), .. })) => super::source::is_flagged_no_writes(body),
+            Some(Ok(Eval { script: Named::Sha(sha), .. })) => {
+                machine.scripts().get(&sha).is_some_and(|body| super::source::is_flagged_no_writes(body))
+            }
+            Some(Err(_)) | None => false,
+        }
+    }
+
+    fn tidy(&mut self) {
+        if let Some(vm) = &mut self.vm {
+            vm.tidy();
+        }
+    }
+}
+
+/// A reply that does not depend on the state.
+fn answered(reply: Reply) -> Preparation {
+    Preparation::Native(encoded(Recorder::default(), None, &reply))
 }

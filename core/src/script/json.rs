@@ -1,9 +1,11 @@
 //! `cjson` as Redis has it: numbers as `%.14g`, an empty table is `{}`, holes in arrays are null.
 
+use super::budget::Budget;
 use super::library::{register, Args, Failure, Results};
-use super::values::{number, sorted_entries};
+use super::values::{charge_text, charge_value, entries, number};
 use crate::keyspace::numbers::format_g;
 use mlua::{Lua, Result, Table, Value};
+use std::rc::Rc;
 
 const DEPTH_MAX: usize = 1000;
 /// An array with more than twice as many places as values, and more places than this, is refused.
@@ -11,24 +13,27 @@ const SPARSE_SAFE: usize = 10;
 
 type Outcome<T> = std::result::Result<T, Failure>;
 
-pub(super) fn library(lua: &Lua) -> Result<Table> {
+pub(super) fn library(lua: &Lua, budget: &Rc<Budget>) -> Result<Table> {
     let json = lua.create_table()?;
-    register(lua, &json, "encode", encode)?;
-    register(lua, &json, "decode", decode)?;
+    let encoding = budget.clone();
+    register(lua, &json, "encode", move |lua, args| encode(lua, args, &encoding))?;
+    let decoding = budget.clone();
+    register(lua, &json, "decode", move |lua, args| decode(lua, args, &decoding))?;
     json.raw_set("null", Value::NULL)?;
     Ok(json)
 }
 
-fn encode(lua: &Lua, args: &Args) -> Results {
+fn encode(lua: &Lua, args: &Args, budget: &Budget) -> Results {
     if args.len() != 1 {
         return Err("bad argument #1 to 'encode' (expected 1 argument)".into());
     }
     let mut out = Vec::new();
-    write(args.get(0), 0, &mut out)?;
+    write(args.get(0), 0, budget, &mut out)?;
     Ok(vec![Value::String(lua.create_string(out)?)])
 }
 
-fn write(value: &Value, depth: usize, out: &mut Vec<u8>) -> Outcome<()> {
+fn write(value: &Value, depth: usize, budget: &Budget, out: &mut Vec<u8>) -> Outcome<()> {
+    charge_value(budget, value, out.len())?;
     if depth > DEPTH_MAX {
         return Err(format!("Cannot serialise, excessive depth ({depth})").into());
     }
@@ -38,7 +43,7 @@ fn write(value: &Value, depth: usize, out: &mut Vec<u8>) -> Outcome<()> {
         Value::Boolean(value) => out.extend_from_slice(value.to_string().as_bytes()),
         Value::String(text) => write_string(&text.as_bytes(), out),
         Value::Integer(_) | Value::Number(_) => write_number(value, out)?,
-        Value::Table(table) => write_table(table, depth + 1, out)?,
+        Value::Table(table) => write_table(table, depth + 1, budget, out)?,
         other => {
             return Err(format!("Cannot serialise {}: type not supported", other.type_name()).into());
         }
@@ -87,9 +92,8 @@ pub(super) fn array_len(entries: &[(Value, Value)]) -> Option<usize> {
     len
 }
 
-fn write_table(table: &Table, depth: usize, out: &mut Vec<u8>) -> Outcome<()> {
-    let entries =
-        sorted_entries(table).map_err(|_| "Cannot serialise table: table key must be a number or string")?;
+fn write_table(table: &Table, depth: usize, budget: &Budget, out: &mut Vec<u8>) -> Outcome<()> {
+    let entries = entries(table, budget)?;
     if let Some(len) = array_len(&entries) {
         if len > entries.len() * 2 && len > SPARSE_SAFE {
             return Err("Cannot serialise table: excessively sparse array".into());
@@ -99,7 +103,7 @@ fn write_table(table: &Table, depth: usize, out: &mut Vec<u8>) -> Outcome<()> {
             if index > 1 {
                 out.push(b',');
             }
-            write(&table.raw_get(index)?, depth, out)?;
+            write(&table.raw_get(index)?, depth, budget, out)?;
         }
         out.push(b']');
         return Ok(());
@@ -109,6 +113,7 @@ fn write_table(table: &Table, depth: usize, out: &mut Vec<u8>) -> Outcome<()> {
         if index > 0 {
             out.push(b',');
         }
+        charge_value(budget, key, out.len())?;
         match key {
             Value::String(text) => write_string(&text.as_bytes(), out),
             Value::Integer(_) | Value::Number(_) => {
@@ -116,18 +121,22 @@ fn write_table(table: &Table, depth: usize, out: &mut Vec<u8>) -> Outcome<()> {
                 write_number(key, out)?;
                 out.push(b'"');
             }
-            _ => return Err("Cannot serialise boolean: table key must be a number or string".into()),
+            other => {
+                let kind = other.type_name();
+                return Err(format!("Cannot serialise {kind}: table key must be a number or string").into());
+            }
         }
         out.push(b':');
-        write(value, depth, out)?;
+        write(value, depth, budget, out)?;
     }
     out.push(b'}');
     Ok(())
 }
 
-fn decode(lua: &Lua, args: &Args) -> Results {
+fn decode(lua: &Lua, args: &Args, budget: &Budget) -> Results {
     let text = args.string(0)?;
-    let mut reader = Reader { lua, text: &text.as_bytes(), at: 0 };
+    charge_text(budget, text.as_bytes().len())?;
+    let mut reader = Reader { lua, budget, text: &text.as_bytes(), at: 0 };
     reader.spaces();
     let value = reader.value(0)?;
     reader.spaces();
@@ -139,6 +148,7 @@ fn decode(lua: &Lua, args: &Args) -> Results {
 
 struct Reader<'a> {
     lua: &'a Lua,
+    budget: &'a Budget,
     text: &'a [u8],
     at: usize,
 }
@@ -171,6 +181,7 @@ impl Reader<'_> {
     }
 
     fn value(&mut self, depth: usize) -> Outcome<Value> {
+        charge_text(self.budget, 0)?;
         if depth > DEPTH_MAX {
             return Err(format!("Found too many nested data structures ({depth})").into());
         }

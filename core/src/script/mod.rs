@@ -1,31 +1,36 @@
-//! `EVAL` and its relatives: Redis scripts in Luau, the same on every node.
+//! `EVAL` and its relatives: Redis scripts in Luau, run once, on the leader.
 //!
-//! A script runs when its entry is applied, on every node, against the same keys. So nothing in it may differ between two
-//! nodes: it has no clock but `TIME` from the stamp, no randomness but Redis's fixed seed, no addresses, no order but a
-//! sorted one; and its limits are counts. A script that runs over is stopped and its writes are undone. An ordinary error
-//! keeps the writes made before it, as in Redis.
+//! A script never enters the log, and no node but the leader runs or compiles it. The leader runs it against an overlay
+//! that only reads the machine ([`crate::machine`]'s `overlay`), while everything in the log is applied; what it wrote,
+//! with a hash of each result, and its reply go into the log ([`crate::machine::effects`]). So a script may do whatever Lua
+//! does: nothing has to come out the same twice. Its limits are CPU time and memory. One that runs over is refused and has
+//! changed nothing; an ordinary error keeps the writes made before it, as in Redis.
+//!
+//! Compare-and-delete, compare-and-expire and their like, which is nearly every script there is, are not run at all: they
+//! are recognised and logged as a native command (`native`).
 //!
 //! # Layout
 //!
-//! - [`scripts`]: the cache of `SCRIPT LOAD`, part of the state; [`eval`]: the commands' words
+//! - [`scripts`]: the cache of `SCRIPT LOAD`, part of the state; `manage`: `SCRIPT EXISTS`, `FLUSH`
+//! - `engine`: what becomes of a request; `running`: its run; `eval`: the commands' words
+//! - `native`: scripts that are recognised
 //! - `source`: what is compiled; `vm`: the sandbox; `prelude.luau`: its Luau half; `budget`: its limits
 //! - `redis_api`, `host`: `redis.call`; `convert`, `values`: replies and Lua values
 //! - `json`, `msgpack`, `structs`, `bits`, `random`: the libraries Redis has
 //!
-//! The VM is built into this crate only with the feature `scripts`; the cache is always there, because it is state.
+//! The engine is built into this crate only with the feature `scripts`; the cache is always there, because it is state.
 //!
 //! # Caveats
 //!
 //! - Numbers turned into text by `..` print as Luau does (shortest exact form), where Lua 5.1 prints 14 digits; `tostring`,
 //!   `string.format`, `cjson` and arguments of `redis.call` print as in Redis.
-//! - `pairs` goes in sorted order, and refuses tables that have tables, functions or threads as keys. The length of a table
-//!   that has both such keys and holes is the one thing left that depends on addresses.
-//! - Texts of Lua's own errors (`attempt to index nil …`) are Luau's.
+//! - Texts of Lua's own errors (`attempt to index nil …`) are Luau's, and so is syntax beyond Lua 5.1.
 //! - `loadstring`, `load`, `getfenv`, `setfenv`, `collectgarbage`, `print` are not there.
-//! - `math.sin` and its like come from the platform: nodes of one cluster must run the same build.
 //! - `redis.log` checks its arguments and writes nothing.
+//! - `LOCK.*` commands that write are refused in scripts.
+//! - A script that would need the last free record of the state is refused as a whole with `OOM`.
 
-pub mod eval;
+pub(crate) mod manage;
 pub mod scripts;
 
 #[cfg(feature = "scripts")]
@@ -37,6 +42,8 @@ mod convert;
 #[cfg(feature = "scripts")]
 mod engine;
 #[cfg(feature = "scripts")]
+mod eval;
+#[cfg(feature = "scripts")]
 mod host;
 #[cfg(feature = "scripts")]
 mod json;
@@ -45,11 +52,13 @@ mod library;
 #[cfg(feature = "scripts")]
 mod msgpack;
 #[cfg(feature = "scripts")]
+mod native;
+#[cfg(feature = "scripts")]
 mod random;
 #[cfg(feature = "scripts")]
 mod redis_api;
 #[cfg(feature = "scripts")]
-mod run;
+mod running;
 #[cfg(feature = "scripts")]
 mod source;
 #[cfg(feature = "scripts")]
@@ -62,40 +71,19 @@ mod vm;
 #[cfg(all(test, feature = "scripts"))]
 mod tests;
 
-pub use eval::command;
-pub use scripts::Scripts;
-use scripts::Sha;
-
-/// One call of a script.
-#[derive(Clone, Copy, Debug)]
-pub struct Call<'a> {
-    pub sha: Sha,
-    pub body: &'a [u8],
-    pub keys: &'a [&'a [u8]],
-    pub args: &'a [&'a [u8]],
-    pub read_only: bool,
-}
-
 #[cfg(feature = "scripts")]
 pub use engine::{CpuMeter, Engine, Preparation, Ran, Touched};
-#[cfg(feature = "scripts")]
-pub use run::{check, run};
+pub use scripts::Scripts;
+use scripts::{sha_hex, Sha};
 
-#[cfg(not(feature = "scripts"))]
-mod without {
-    use super::Call;
-    use crate::keyspace::{Db, Keys};
-    use crate::reply::{Refusal, Reply};
+use crate::reply::Refusal;
 
-    /// This build has no script engine.
-    pub fn run(_keys: &mut dyn Keys, _db: Db, _call: &Call<'_>) -> Reply {
-        Reply::Error(Refusal::new("ERR scripts are not part of this build"))
-    }
-
-    /// This build has no script engine.
-    pub fn check(_sha: &super::Sha, _body: &[u8]) -> Result<(), Refusal> {
-        Err(Refusal::new("ERR scripts are not part of this build"))
-    }
+/// The error a script ends with, as Redis words it.
+pub(crate) fn error_at_line(text: &str, sha: &Sha, line: u32) -> Refusal {
+    Refusal::new(format!("{text} script: {}, on @user_script:{line}.", sha_hex(sha)))
 }
-#[cfg(not(feature = "scripts"))]
-pub use without::{check, run};
+
+/// A call of a script that is not cached.
+pub(crate) fn no_script() -> Refusal {
+    Refusal::new("NOSCRIPT No matching script. Please use EVAL.")
+}

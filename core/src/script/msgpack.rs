@@ -1,46 +1,55 @@
 //! `cmsgpack`: `pack`, `unpack`, `unpack_one`, `unpack_limit`.
 
+use super::budget::Budget;
 use super::json::array_len;
 use super::library::{register, Args, Failure, Results};
-use super::values::{number, sorted_entries};
+use super::values::{charge_text, charge_value, entries, number};
 use mlua::{Lua, Result, Table, Value};
+use std::rc::Rc;
 
+/// Results of one call: each takes a place on the stack.
+const RESULTS_MAX: usize = 4000;
 /// Tables inside tables; what is deeper is packed as nil, as in Redis.
 const DEPTH_MAX: usize = 16;
 
 type Outcome<T> = std::result::Result<T, Failure>;
 
-pub(super) fn library(lua: &Lua) -> Result<Table> {
+pub(super) fn library(lua: &Lua, budget: &Rc<Budget>) -> Result<Table> {
     let library = lua.create_table()?;
-    register(lua, &library, "pack", |lua, args| {
+    let packing = budget.clone();
+    register(lua, &library, "pack", move |lua, args| {
         if args.len() == 0 {
             return Err("bad argument #0 to 'pack' (MessagePack pack needs input.)".into());
         }
         let mut out = Vec::new();
         for index in 0..args.len() {
-            pack(args.get(index), 0, &mut out)?;
+            pack(args.get(index), 0, &packing, &mut out)?;
         }
         Ok(vec![Value::String(lua.create_string(out)?)])
     })?;
-    register(lua, &library, "unpack", |lua, args| unpack(lua, args, usize::MAX, 0, false))?;
-    register(lua, &library, "unpack_one", |lua, args| {
+    let unpacking = budget.clone();
+    register(lua, &library, "unpack", move |lua, args| unpack(lua, args, &unpacking, usize::MAX, None))?;
+    let unpacking = budget.clone();
+    register(lua, &library, "unpack_one", move |lua, args| {
         let offset = if args.len() > 1 { args.number(1)? as usize } else { 0 };
-        unpack(lua, args, 1, offset, true)
+        unpack(lua, args, &unpacking, 1, Some(offset))
     })?;
-    register(lua, &library, "unpack_limit", |lua, args| {
+    let unpacking = budget.clone();
+    register(lua, &library, "unpack_limit", move |lua, args| {
         let limit = args.number(1)? as usize;
         let offset = if args.len() > 2 { args.number(2)? as usize } else { 0 };
-        unpack(lua, args, limit, offset, true)
+        unpack(lua, args, &unpacking, limit, Some(offset))
     })?;
     Ok(library)
 }
 
-fn pack(value: &Value, depth: usize, out: &mut Vec<u8>) -> Outcome<()> {
+fn pack(value: &Value, depth: usize, budget: &Budget, out: &mut Vec<u8>) -> Outcome<()> {
+    charge_value(budget, value, out.len())?;
     match value {
         Value::String(text) => pack_bytes(&text.as_bytes(), out),
         Value::Boolean(value) => out.push(if *value { 0xc3 } else { 0xc2 }),
         Value::Integer(_) | Value::Number(_) => pack_number(number(value).unwrap_or(0.0), out),
-        Value::Table(table) if depth < DEPTH_MAX => pack_table(table, depth + 1, out)?,
+        Value::Table(table) if depth < DEPTH_MAX => pack_table(table, depth + 1, budget, out)?,
         _ => out.push(0xc0),
     }
     Ok(())
@@ -102,37 +111,42 @@ fn pack_len(len: usize, small: (u8, usize), tags: (u8, u8), out: &mut Vec<u8>) {
     }
 }
 
-fn pack_table(table: &Table, depth: usize, out: &mut Vec<u8>) -> Outcome<()> {
-    let entries = sorted_entries(table).map_err(|_| "a table with such keys cannot be packed")?;
+fn pack_table(table: &Table, depth: usize, budget: &Budget, out: &mut Vec<u8>) -> Outcome<()> {
+    let entries = entries(table, budget)?;
     // An array has no holes; an empty table is one.
     if entries.is_empty() || array_len(&entries) == Some(entries.len()) {
         pack_len(entries.len(), (0x90, 16), (0xdc, 0xdd), out);
-        for (_, value) in &entries {
-            pack(value, depth, out)?;
+        for index in 1..=entries.len() {
+            pack(&table.raw_get(index)?, depth, budget, out)?;
         }
         return Ok(());
     }
     pack_len(entries.len(), (0x80, 16), (0xde, 0xdf), out);
     for (key, value) in &entries {
-        pack(key, depth, out)?;
-        pack(value, depth, out)?;
+        pack(key, depth, budget, out)?;
+        pack(value, depth, budget, out)?;
     }
     Ok(())
 }
 
-fn unpack(lua: &Lua, args: &Args, limit: usize, offset: usize, tell_offset: bool) -> Results {
+/// Values from an offset on; where one is given, the next one is told too.
+fn unpack(lua: &Lua, args: &Args, budget: &Budget, limit: usize, from: Option<usize>) -> Results {
     let text = args.string(0)?;
     let bytes = text.as_bytes();
+    let offset = from.unwrap_or(0);
     if offset > bytes.len() {
         let len = bytes.len();
         return Err(format!("Start offset {offset} greater than input length {len}.").into());
     }
-    let mut reader = Reader { lua, bytes: &bytes, at: offset };
+    let mut reader = Reader { lua, budget, bytes: &bytes, at: offset };
     let mut values = Vec::new();
     while reader.at < bytes.len() && values.len() < limit {
+        if values.len() >= RESULTS_MAX {
+            return Err("too many results to unpack".into());
+        }
         values.push(reader.value(0)?);
     }
-    if tell_offset {
+    if from.is_some() {
         let next = if reader.at < bytes.len() { reader.at as f64 } else { -1.0 };
         values.insert(0, Value::Number(next));
     }
@@ -141,6 +155,7 @@ fn unpack(lua: &Lua, args: &Args, limit: usize, offset: usize, tell_offset: bool
 
 struct Reader<'a> {
     lua: &'a Lua,
+    budget: &'a Budget,
     bytes: &'a [u8],
     at: usize,
 }
@@ -159,6 +174,7 @@ impl Reader<'_> {
     }
 
     fn value(&mut self, depth: usize) -> Outcome<Value> {
+        charge_text(self.budget, 0)?;
         if depth > 1000 {
             return Err("Bad data format in input.".into());
         }

@@ -1,4 +1,4 @@
-//! `math.random` as Redis has it, `drand48`; but every script starts from seed 0, where Redis 7 goes on from the last one.
+//! `math.random` as Redis has it: `drand48`, each script going on where the last one left off.
 
 use std::cell::Cell;
 

@@ -1,6 +1,6 @@
 //! The functions of the `redis` table that need Rust, and those by which the prelude speaks to the budget.
 
-use super::budget::Budget;
+use super::budget::{Budget, Stop};
 use super::convert::to_lua;
 use super::library::{self, Args, Results};
 use super::random::Random;
@@ -10,13 +10,13 @@ use super::vm::HOST;
 use crate::keyspace::numbers::format_g;
 use crate::keyspace::Resp;
 use crate::reply::{Refusal, Reply};
-use mlua::{BorrowedBytes, Lua, MultiValue, Result, Table, Value};
+use mlua::{BorrowedBytes, Lua, LuaString, MultiValue, Result, Table, Value};
 use smallvec::SmallVec;
 use std::rc::Rc;
 
-/// Units one command costs, and for how many elements of its reply one more.
-const UNITS_PER_CALL: i64 = 25;
-const ITEMS_PER_UNIT: usize = 4;
+/// About how long one element of a reply takes to become a Lua value, and a byte of text to be hashed.
+const ELEMENT_NS: u64 = 150;
+const SHA1_NS_PER_BYTE: u64 = 4;
 
 pub(super) fn register(lua: &Lua, rust: &Table, budget: &Rc<Budget>, random: &Rc<Random>) -> Result<()> {
     register_budget(lua, rust, budget)?;
@@ -25,13 +25,16 @@ pub(super) fn register(lua: &Lua, rust: &Table, budget: &Rc<Budget>, random: &Rc
     rust.raw_set("call", call)?;
     rust.raw_set(
         "error_text",
-        lua.create_function(|lua, text: mlua::LuaString| lua.create_string(error_text(&text.as_bytes())))?,
+        lua.create_function(|lua, text: LuaString| lua.create_string(error_text(&text.as_bytes())))?,
     )?;
-    library::register(lua, rust, "sha1hex", |lua, args| {
+    let hashing = budget.clone();
+    library::register(lua, rust, "sha1hex", move |lua, args| {
         if args.len() != 1 {
             return Err("wrong number of arguments".into());
         }
-        let hex = sha_hex(&sha1(&argument(args.get(0)).unwrap_or_default()));
+        let text = argument(args.get(0)).unwrap_or_default();
+        hashing.charge_ns(text.len() as u64 * SHA1_NS_PER_BYTE)?;
+        let hex = sha_hex(&sha1(&text));
         Ok(vec![Value::String(lua.create_string(hex)?)])
     })?;
     library::register(lua, rust, "log", log)?;
@@ -58,43 +61,55 @@ pub(super) fn register(lua: &Lua, rust: &Table, budget: &Rc<Budget>, random: &Rc
 }
 
 fn register_budget(lua: &Lua, rust: &Table, budget: &Rc<Budget>) -> Result<()> {
-    fn note(budget: &Budget, error: &Value) {
+    fn note(lua: &Lua, budget: &Budget, error: &Value) {
         match error {
-            Value::String(text) => budget.note(Some(&text.as_bytes())),
+            Value::String(text) => budget.note(lua, Some(&text.as_bytes())),
             // What scripts may throw besides.
             Value::Nil | Value::Boolean(_) | Value::Integer(_) | Value::Number(_) | Value::Table(_) => {
-                budget.note(Some(b""));
+                budget.note(lua, Some(b""));
             }
-            Value::Function(_) | Value::Thread(_) => budget.note(Some(b"")),
-            _ => budget.note(None),
+            Value::Function(_) | Value::Thread(_) => budget.note(lua, Some(b"")),
+            _ => budget.note(lua, None),
         }
     }
     let noting = budget.clone();
     rust.raw_set(
         "note",
-        lua.create_function(move |_, error: Value| {
-            note(&noting, &error);
+        lua.create_function(move |lua, error: Value| {
+            note(lua, &noting, &error);
             Ok(())
         })?,
     )?;
     let catching = budget.clone();
     rust.raw_set(
         "caught",
-        lua.create_function(move |_, error: Value| {
-            note(&catching, &error);
+        lua.create_function(move |lua, error: Value| {
+            note(lua, &catching, &error);
             catching.go_on()
         })?,
     )?;
-    let weighing = budget.clone();
-    rust.raw_set(
-        "weigh",
-        lua.create_function(move |_, bytes: f64| {
-            weighing.weigh(bytes as usize);
-            Ok(())
-        })?,
-    )?;
+    rust.raw_set("elapsed", lua.create_function(|_, ()| Ok(HOST.with(|host| host.elapsed_us()) as f64 / 1e6))?)?;
+    rust.raw_set("find", lua.create_function(plain_find)?)?;
     let charging = budget.clone();
-    rust.raw_set("charge", lua.create_function(move |_, units: f64| charging.spend(units as i64))?)
+    // Estimated nanoseconds of what is to come, and bytes it will make.
+    let charge = lua.create_function(move |_, (ns, bytes): (f64, Option<f64>)| {
+        charging.charge_bytes(bytes.unwrap_or(0.0) as usize)?;
+        charging.charge_ns(ns as u64)
+    })?;
+    rust.raw_set("charge", charge)
+}
+
+/// Where a text without magic characters begins in another, from a place on: `first, last`, or nil.
+fn plain_find(_lua: &Lua, (text, pattern, from): (LuaString, LuaString, f64)) -> Result<(Value, Value)> {
+    let (text, pattern) = (text.as_bytes(), pattern.as_bytes());
+    let from = from as usize - 1;
+    Ok(match text.get(from..).and_then(|rest| memchr::memmem::find(rest, &pattern)) {
+        Some(at) => {
+            let first = from + at + 1;
+            (Value::Number(first as f64), Value::Number((first + pattern.len() - 1) as f64))
+        }
+        None => (Value::Nil, Value::Nil),
+    })
 }
 
 /// A string, or a number as Redis 7.0 prints it: `%.17g`.
@@ -113,7 +128,6 @@ enum Word {
 
 /// `redis.call` and `redis.pcall`: answers whether it failed, and the reply.
 fn call(lua: &Lua, args: &MultiValue, budget: &Budget) -> Result<(bool, Value)> {
-    budget.spend(UNITS_PER_CALL)?;
     let mut words: SmallVec<[Word; 8]> = SmallVec::new();
     for value in args {
         match value {
@@ -136,16 +150,19 @@ fn call(lua: &Lua, args: &MultiValue, budget: &Budget) -> Result<(bool, Value)> 
             Word::Number(text) => text.as_bytes(),
         })
         .collect();
+    let cost_ns = HOST.with(|host| host.cost_ns(&argv)).map_err(|stop| budget.end(stop))?;
+    budget.charge_ns(cost_ns)?;
     let (reply, resp) = HOST.with(|host| (host.call(&argv), host.resp()));
-    budget.spend((items(&reply) / ITEMS_PER_UNIT) as i64)?;
+    let reply = reply.map_err(|stop: Stop| budget.end(stop))?;
+    budget.charge_ns(elements(&reply) as u64 * ELEMENT_NS)?;
     Ok((reply.is_error(), to_lua(lua, &reply, resp)?))
 }
 
-fn items(reply: &Reply) -> usize {
+fn elements(reply: &Reply) -> usize {
     match reply {
-        Reply::Array(items) | Reply::Set(items) => items.len(),
+        Reply::Array(items) | Reply::Set(items) => 1 + items.iter().map(elements).sum::<usize>(),
         Reply::Map(pairs) => pairs.len() * 2,
-        _ => 0,
+        _ => 1,
     }
 }
 
@@ -154,7 +171,7 @@ fn refuse(lua: &Lua, line: &'static str) -> Result<(bool, Value)> {
 }
 
 /// `redis.error_reply`: the first word is the code; a single word gets `ERR` before it. A leading `-` is dropped.
-fn error_text(text: &[u8]) -> Vec<u8> {
+pub(super) fn error_text(text: &[u8]) -> Vec<u8> {
     let text = text.strip_prefix(b"-").unwrap_or(text);
     let end = text.iter().rposition(|byte| !matches!(byte, b'\r' | b'\n')).map_or(0, |last| last + 1);
     let text = &text[..end];

@@ -1,18 +1,30 @@
 //! The `struct` library: `pack`, `unpack`, `size` with formats such as `>I2c0`.
 
+use super::budget::Budget;
 use super::library::{register, Args, Failure, Results};
+use super::values::charge_text;
 use mlua::{Lua, Result, Table, Value};
+use std::rc::Rc;
 
+/// About how long one letter of a format takes.
+const LETTER_NS: usize = 50;
 /// Bytes one packed string may have.
 const BYTES_MAX: usize = 1024 * 1024;
 
 type Outcome<T> = std::result::Result<T, Failure>;
 
-pub(super) fn library(lua: &Lua) -> Result<Table> {
+pub(super) fn library(lua: &Lua, budget: &Rc<Budget>) -> Result<Table> {
     let library = lua.create_table()?;
-    register(lua, &library, "pack", pack)?;
-    register(lua, &library, "unpack", unpack)?;
-    register(lua, &library, "size", size)?;
+    let functions: [(&'static str, fn(&Lua, &Args) -> Results); 3] =
+        [("pack", pack), ("unpack", unpack), ("size", size)];
+    for (name, function) in functions {
+        let budget = budget.clone();
+        register(lua, &library, name, move |lua, args| {
+            // Each letter of the format is an item; an item is at most all of the data.
+            charge_text(&budget, args.string(0)?.as_bytes().len() * LETTER_NS)?;
+            function(lua, args)
+        })?;
+    }
     Ok(library)
 }
 

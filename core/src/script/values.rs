@@ -1,29 +1,37 @@
-//! Tables in an order all nodes share: numbers, then strings, then booleans, each in its own order.
+//! Looks at Lua values that several libraries share.
 
-use mlua::{Error, Result, Table, Value};
-use std::cmp::Ordering;
+use super::budget::Budget;
+use super::library::Failure;
+use mlua::{Table, Value};
 
-/// The entries of a table. Fails where tables, functions or threads are keys: their order would be that of addresses.
-pub(super) fn sorted_entries(table: &Table) -> Result<Vec<(Value, Value)>> {
+/// About how long a library takes for one value.
+const VALUE_NS: u64 = 100;
+/// Bytes of text a library walks through in a nanosecond, the slow ones too.
+const BYTES_PER_NS: u64 = 1;
+
+/// The entries of a table, in its own order.
+pub(super) fn entries(table: &Table, budget: &Budget) -> Result<Vec<(Value, Value)>, Failure> {
     let mut entries = Vec::new();
     for pair in table.pairs::<Value, Value>() {
-        let (key, value) = pair?;
-        if rank(&key).is_none() {
-            return Err(Error::RuntimeError("a table with such keys has no order".into()));
-        }
-        entries.push((key, value));
+        budget.charge_ns(VALUE_NS)?;
+        entries.push(pair?);
     }
-    entries.sort_by(|(left, _), (right, _)| compare(left, right));
     Ok(entries)
 }
 
-fn rank(key: &Value) -> Option<u8> {
-    match key {
-        Value::Integer(_) | Value::Number(_) => Some(0),
-        Value::String(_) => Some(1),
-        Value::Boolean(_) => Some(2),
-        _ => None,
-    }
+/// Before one value is written behind what is there already: charged each time it is met.
+pub(super) fn charge_value(budget: &Budget, value: &Value, written: usize) -> Result<(), Failure> {
+    let bytes = match value {
+        Value::String(text) => text.as_bytes().len(),
+        _ => 0,
+    };
+    budget.charge_bytes(written + bytes)?;
+    charge_text(budget, bytes)
+}
+
+/// Before this much text is walked through.
+pub(super) fn charge_text(budget: &Budget, bytes: usize) -> Result<(), Failure> {
+    Ok(budget.charge_ns(VALUE_NS + bytes as u64 / BYTES_PER_NS)?)
 }
 
 pub(super) fn number(value: &Value) -> Option<f64> {
@@ -31,16 +39,5 @@ pub(super) fn number(value: &Value) -> Option<f64> {
         Value::Integer(value) => Some(*value as f64),
         Value::Number(value) => Some(*value),
         _ => None,
-    }
-}
-
-fn compare(left: &Value, right: &Value) -> Ordering {
-    match (left, right) {
-        (Value::String(left), Value::String(right)) => left.as_bytes().cmp(&right.as_bytes()),
-        (Value::Boolean(left), Value::Boolean(right)) => left.cmp(right),
-        _ => match (number(left), number(right)) {
-            (Some(left), Some(right)) => left.total_cmp(&right),
-            _ => rank(left).cmp(&rank(right)),
-        },
     }
 }

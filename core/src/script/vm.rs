@@ -1,9 +1,8 @@
 //! One Luau VM: built once, frozen, and used for many scripts.
 //!
-//! Nothing a script does outlives it: globals and libraries are read-only, a script's own values become garbage. The
-//! garbage collector stands still while a script runs, so that what memory it may use does not depend on what ran before.
+//! Nothing a script does outlives it: globals and libraries are read-only, a script's own values become garbage.
 
-use super::budget::{Budget, Stop};
+use super::budget::{Budget, Stop, MEMORY_BYTES_MAX, MEMORY_BYTES_SLACK};
 use super::host::Host;
 use super::random::Random;
 use super::redis_api;
@@ -18,22 +17,19 @@ use std::rc::Rc;
 
 scoped_thread_local!(pub(super) static mut HOST: for<'a> &'a mut dyn Host);
 
-/// Bytes a script may allocate in the shared VM. One that needs more, or more steps, runs again, from the start, in a VM of its own.
-pub(super) const SHARED_BYTES_MAX: usize = 128 * 1024;
-/// Bytes a script may allocate in a VM of its own.
-pub(super) const OWN_BYTES_MAX: usize = 32 * 1024 * 1024;
-/// Garbage that may gather in the shared VM before it is collected.
+/// Garbage that may gather in the VM before it is collected.
 const GARBAGE_BYTES_MAX: usize = 2 * 1024 * 1024;
-/// Compiled scripts kept. All are dropped when it is full: they are compiled again when needed.
+/// Compiled scripts kept, and their bytes of source. All are dropped when it is full: they are compiled again when needed.
 const COMPILED_MAX: usize = 4096;
+const COMPILED_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 pub(super) struct Vm {
     lua: Lua,
     /// `(script, KEYS, ARGV)` → `true, result` or `false, {err, line}`.
     run: Function,
-    budget: Rc<Budget>,
-    random: Rc<Random>,
+    pub(super) budget: Rc<Budget>,
     compiled: hashbrown::HashMap<Sha, Compiled, rustc_hash::FxBuildHasher>,
+    compiled_bytes: usize,
     /// What the VM uses when nothing runs and nothing is garbage.
     base_bytes: usize,
 }
@@ -44,30 +40,33 @@ pub(super) struct Compiled {
     pub(super) flags: Flags,
 }
 
-/// How a run ended.
-pub(super) enum Outcome {
-    Done(Reply),
-    Stopped(Stop),
+/// One call of a script.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call<'a> {
+    pub(super) sha: Sha,
+    pub(super) keys: &'a [&'a [u8]],
+    pub(super) args: &'a [&'a [u8]],
 }
 
 impl Vm {
-    pub(super) fn new() -> Vm {
-        Vm::build().expect("the sandbox is made of our own code")
+    /// `seed`: where `math.random` begins.
+    pub(super) fn new(seed: u32) -> Vm {
+        Vm::build(seed).expect("the sandbox is made of our own code")
     }
 
-    fn build() -> Result<Vm> {
+    fn build(seed: u32) -> Result<Vm> {
         let libs = StdLib::COROUTINE | StdLib::TABLE | StdLib::STRING | StdLib::MATH | StdLib::DEBUG;
         let lua = Lua::new_with(libs, LuaOptions::new().catch_rust_panics(false))?;
-        lua.gc_stop();
         lua.set_compiler(Compiler::new().set_optimization_level(1).set_debug_level(1));
         let budget = Rc::new(Budget::default());
         let random = Rc::new(Random::default());
+        random.seed(seed);
         let rust = lua.create_table()?;
         redis_api::register(&lua, &rust, &budget, &random)?;
         rust.raw_set("bit", bits::library(&lua)?)?;
-        rust.raw_set("cjson", json::library(&lua)?)?;
-        rust.raw_set("cmsgpack", msgpack::library(&lua)?)?;
-        rust.raw_set("struct", structs::library(&lua)?)?;
+        rust.raw_set("cjson", json::library(&lua, &budget)?)?;
+        rust.raw_set("cmsgpack", msgpack::library(&lua, &budget)?)?;
+        rust.raw_set("struct", structs::library(&lua, &budget)?)?;
         let prelude = lua.load(include_str!("prelude.luau")).set_name("=redfence").into_function()?;
         let (globals, run): (Table, Function) = prelude.call(rust)?;
         freeze(&lua, &globals)?;
@@ -75,7 +74,8 @@ impl Vm {
         lua.set_interrupt(move |lua| steps.step(lua).map(|()| mlua::VmState::Continue));
         lua.gc_collect()?;
         let base_bytes = lua.used_memory();
-        Ok(Vm { lua, run, budget, random, compiled: hashbrown::HashMap::default(), base_bytes })
+        let compiled = hashbrown::HashMap::default();
+        Ok(Vm { lua, run, budget, compiled, compiled_bytes: 0, base_bytes })
     }
 
     /// The script as a function, compiled at most once. The error is Redis's line.
@@ -84,40 +84,47 @@ impl Vm {
             return Ok(compiled.clone());
         }
         let (text, flags) = source::prepare(body).map_err(|line| refused(&line))?;
-        // Compiling is not running: no budget, and a memory limit would make the outcome depend on what is cached.
         let loaded = self.lua.load(text).set_name("=user_script").set_mode(ChunkMode::Text).into_function();
         let function = loaded.map_err(|error| match error {
             Error::SyntaxError { message, .. } => refused(&message),
             other => refused(&other.to_string()),
         })?;
-        if self.compiled.len() >= COMPILED_MAX {
-            self.compiled.clear();
+        if self.compiled.len() >= COMPILED_MAX || self.compiled_bytes + body.len() > COMPILED_BYTES_MAX {
+            self.forget_compiled();
         }
         let compiled = Compiled { function, flags };
+        self.compiled_bytes += body.len();
         self.compiled.insert(*sha, compiled.clone());
         Ok(compiled)
     }
 
-    /// Runs a script against the host that is set.
-    pub(super) fn run(&self, call: &super::Call<'_>, script: &Compiled, own: bool) -> Outcome {
-        let bytes_max = if own { OWN_BYTES_MAX } else { SHARED_BYTES_MAX };
-        self.budget.start(own);
-        self.random.seed(0);
-        let limit = self.lua.used_memory() + bytes_max;
+    fn forget_compiled(&mut self) {
+        self.compiled.clear();
+        self.compiled_bytes = 0;
+    }
+
+    /// Runs a script against a host.
+    pub(super) fn run(
+        &self,
+        call: &Call<'_>,
+        script: &Compiled,
+        host: &mut dyn Host,
+    ) -> std::result::Result<Reply, Stop> {
+        let base_bytes = self.lua.used_memory();
+        self.budget.start(base_bytes);
+        let limit = base_bytes + MEMORY_BYTES_MAX + MEMORY_BYTES_SLACK;
         self.lua.set_memory_limit(limit).expect("the VM has its own allocator");
-        let result = self.attempt(call, script);
+        let result = HOST.set(host, || self.attempt(call, script));
         self.lua.set_memory_limit(0).expect("the VM has its own allocator");
-        if let Some(stop) = self.budget.stopped() {
-            return Outcome::Stopped(stop);
-        }
-        match result {
-            Ok(reply) => Outcome::Done(reply),
+        match (self.budget.stopped(), result) {
+            (Some(stop), _) => Err(stop),
+            (None, Ok(reply)) => Ok(reply),
             // Rust raises nothing else.
-            Err(_) => Outcome::Stopped(Stop::Memory),
+            (None, Err(_)) => Err(Stop::Memory),
         }
     }
 
-    fn attempt(&self, call: &super::Call<'_>, script: &Compiled) -> Result<Reply> {
+    fn attempt(&self, call: &Call<'_>, script: &Compiled) -> Result<Reply> {
         let list = |words: &[&[u8]]| -> Result<Table> {
             let table = self.lua.create_table_with_capacity(words.len(), 0)?;
             for (index, word) in words.iter().enumerate() {
@@ -127,29 +134,29 @@ impl Vm {
         };
         let args = (&script.function, list(call.keys)?, list(call.args)?);
         let (ok, value): (bool, Value) = self.run.call(args)?;
+        self.budget.go_on()?;
         if ok {
-            return convert::to_reply(&value, HOST.with(|host| host.resp()));
+            return convert::to_reply(&value, HOST.with(|host| host.resp()), &self.budget);
         }
         let Value::Table(error) = value else {
             // The handler had no memory left to make its table.
-            self.budget.note(None);
-            return Err(Error::RuntimeError("out of memory".into()));
+            return Err(self.budget.end(Stop::Memory));
         };
         let text: Value = error.raw_get("err")?;
         let text = match &text {
+            Value::String(text) if text.as_bytes().len() > convert::REPLY_BYTES_MAX => {
+                return Err(self.budget.end(Stop::Reply));
+            }
             // Luau's text for this, but for the capital letter.
             Value::String(text) => convert::one_line(&text.as_bytes())
                 .replace("attempt to modify a readonly table", "Attempt to modify a readonly table"),
             _ => "ERR unknown error".into(),
         };
         let line: Option<i64> = error.raw_get("line")?;
-        Ok(Reply::Error(Refusal::new(match line {
-            Some(line) => {
-                let sha = super::scripts::sha_hex(&call.sha);
-                format!("{text} script: {sha}, on @user_script:{line}.")
-            }
-            None => text,
-        })))
+        Ok(Reply::Error(match line {
+            Some(line) => super::error_at_line(&text, &call.sha, line as u32),
+            None => Refusal::new(text),
+        }))
     }
 
     /// Lets garbage go when enough has gathered.
@@ -157,8 +164,8 @@ impl Vm {
         if self.lua.used_memory() > self.base_bytes + GARBAGE_BYTES_MAX {
             self.collect();
             // Still that much: the compiled scripts are large.
-            if self.lua.used_memory() > self.base_bytes + GARBAGE_BYTES_MAX / 2 {
-                self.compiled.clear();
+            if self.lua.used_memory() > self.base_bytes + MEMORY_BYTES_MAX {
+                self.forget_compiled();
                 self.collect();
             }
         }
@@ -166,7 +173,6 @@ impl Vm {
 
     fn collect(&self) {
         self.lua.gc_collect().expect("a collection runs no code of ours");
-        self.lua.gc_stop();
     }
 }
 

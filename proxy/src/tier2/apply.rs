@@ -74,7 +74,6 @@ impl Node {
         if others_wait {
             self.others_wait_for_word();
         }
-        self.out.garbage.append(&mut self.applying.garbage);
         if is_replayed {
             self.applying.clear();
         }

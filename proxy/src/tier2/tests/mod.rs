@@ -10,7 +10,6 @@ mod pace;
 mod snapshots;
 mod stops;
 mod throughput;
-mod work;
 
 use super::config::Config;
 use super::ports::{NodeId, Ticket};
