@@ -399,10 +399,22 @@ fn a_transaction_may_hold_scripts() {
         watched,
         commands: lines.iter().map(|line| line.split('|').map(str::as_bytes).collect()).collect(),
     };
-    let lines = &["INCR|k", "EVAL|return redis.call('incr', KEYS[1])|1|k", "GET|k", "SELECT|1", "GET|k", "BLPOP|none|0",
-        "SCRIPT|LOAD|return 7", "EVALSHA|f7a4e47e1b1dbc8fbd2c1b5a9e5d5b0c2f6c7d11|0", "LOCK.INFO|k"];
+    let lines = &[
+        "INCR|k",
+        "EVAL|return redis.call('incr', KEYS[1])|1|k",
+        "GET|k",
+        "SELECT|1",
+        "GET|k",
+        "BLPOP|none|0",
+        "SCRIPT|LOAD|return 7",
+        "EVALSHA|f7a4e47e1b1dbc8fbd2c1b5a9e5d5b0c2f6c7d11|0",
+        "LOCK.INFO|k",
+    ];
     let Reply::Array(replies) = node.answer(exec(lines, vec![])) else { panic!("an array") };
-    assert_eq!(replies[..6], [Reply::Int(2), Reply::Int(3), Reply::bulk("3"), Reply::OK, Reply::Nil, Reply::NilArray]);
+    assert_eq!(
+        replies[..6],
+        [Reply::Int(2), Reply::Int(3), Reply::bulk("3"), Reply::OK, Reply::Nil, Reply::NilArray]
+    );
     assert!(matches!(&replies[7], Reply::Error(refusal) if refusal.code() == "NOSCRIPT"), "{replies:?}");
     assert_eq!(node.say("GET k"), Reply::bulk("3"));
     // Watched keys are looked at when it runs.
@@ -414,7 +426,10 @@ fn a_transaction_may_hold_scripts() {
     // What scripts may not do, a transaction with one may not either: and nothing of it happens.
     let lines = &["SET|k|9", "EVAL|return 1|0", "LOCK.ACQUIRE|a|1000"];
     let reply = node.answer(exec(lines, vec![]));
-    assert!(matches!(&reply, Reply::Error(refusal) if refusal.0.contains("LOCK.ACQUIRE and a script")), "{reply:?}");
+    assert!(
+        matches!(&reply, Reply::Error(refusal) if refusal.0.contains("LOCK.ACQUIRE and a script")),
+        "{reply:?}"
+    );
     let reply = node.answer(exec(&["SET|k|9", "EVAL|while true do end|0"], vec![]));
     assert!(matches!(&reply, Reply::Error(refusal) if refusal.0.contains("CPU time")), "{reply:?}");
     assert_eq!((node.say("GET k"), node.fence("a")), (Reply::bulk("4"), 0));

@@ -94,9 +94,7 @@ pub(super) fn put_conditional(out: &mut Vec<u8>, conditional: &Conditional<'_>) 
 fn put_branch(out: &mut Vec<u8>, branch: &Branch) {
     let answers_result = matches!(branch.answer, Answer::Result);
     let protected = branch.write.as_ref().is_some_and(|call| call.protected);
-    out.push(
-        u8::from(branch.write.is_some()) | u8::from(protected) << 1 | u8::from(answers_result) << 2,
-    );
+    out.push(u8::from(branch.write.is_some()) | u8::from(protected) << 1 | u8::from(answers_result) << 2);
     if let Some(call) = &branch.write {
         put_varint(out, u64::from(call.line));
         put_bytes(out, &call.words);
@@ -184,7 +182,8 @@ impl Machine {
 impl<'a> Conditional<'a> {
     /// The commands it may run.
     pub(super) fn calls(&self) -> impl Iterator<Item = Words<'a>> + '_ {
-        let writes = [&self.absent, &self.equal, &self.other].into_iter().filter_map(|branch| branch.write.as_ref());
+        let writes =
+            [&self.absent, &self.equal, &self.other].into_iter().filter_map(|branch| branch.write.as_ref());
         writes.map(|call| call.words.iter().map(|place| self.words[usize::from(*place)]).collect())
     }
 

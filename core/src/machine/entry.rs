@@ -162,7 +162,9 @@ fn check_command_at(at: usize, blob: &[u8]) -> Result<(), EntryError> {
         Command::Transaction { commands, .. } => {
             commands.iter().try_for_each(|argv| check_words(at, argv, true))
         }
-        Command::Conditional(conditional) => conditional.calls().try_for_each(|argv| check_words(at, &argv, false)),
+        Command::Conditional(conditional) => {
+            conditional.calls().try_for_each(|argv| check_words(at, &argv, false))
+        }
         Command::Effects(effects) => effects.steps.iter().try_for_each(|step| match step {
             Step::Write(write) => check_words(at, &write.argv, false),
             Step::Read { .. } | Step::Load { .. } | Step::FlushScripts => Ok(()),

@@ -79,6 +79,8 @@ pub use command::{Command, Db, Watched, Words};
 use deadlines::Deadlines;
 use dedup::{Dedup, Seen};
 pub use entry::{check_command, entry_stamp, EntryBuilder, EntryError, ENTRY_VERSION};
+#[cfg(feature = "scripts")]
+pub(crate) use keyspace::Clash;
 pub use limits::Limits;
 use list::List;
 use lock::{Lock, Names};
@@ -86,8 +88,6 @@ use members::Grants;
 pub use noted::Noted;
 pub use origins::{Fate, OriginState};
 pub use redis::is_read;
-#[cfg(feature = "scripts")]
-pub(crate) use keyspace::Clash;
 use redis::Caller;
 pub use restore::{Checker, RestoreError, Restorer};
 use rustc_hash::FxBuildHasher;

@@ -79,7 +79,9 @@ impl Engine {
             Kind::Plain => Preparation::AsIs,
             Kind::TransactionWithScript => Preparation::Run,
             Kind::Script => match Command::decode(blob) {
-                Some(Command::Redis { db, member, argv, .. }) => self.prepare_command(machine, db, member, &argv),
+                Some(Command::Redis { db, member, argv, .. }) => {
+                    self.prepare_command(machine, db, member, &argv)
+                }
                 // What cannot be read is not logged: its client is told so.
                 _ => Preparation::Run,
             },

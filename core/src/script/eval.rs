@@ -24,14 +24,9 @@ pub(super) struct Eval<'a> {
 
 /// Whether a word names one of them, and how Redis shows it.
 fn form(name: &[u8]) -> Option<(&'static str, bool, bool)> {
-    [
-        ("eval", false, false),
-        ("evalsha", true, false),
-        ("eval_ro", false, true),
-        ("evalsha_ro", true, true),
-    ]
-    .into_iter()
-    .find(|(word, _, _)| is(name, word))
+    [("eval", false, false), ("evalsha", true, false), ("eval_ro", false, true), ("evalsha_ro", true, true)]
+        .into_iter()
+        .find(|(word, _, _)| is(name, word))
 }
 
 /// `None`: it is another command.

@@ -61,7 +61,9 @@ impl Running<'_, '_> {
             return Ok(Reply::Error(crate::keyspace::errors::unknown_command(argv)));
         };
         let writes = row.is(table::W) || row.is(table::PUBSUB);
-        if writes && self.recorder.len() + argv.iter().map(|word| word.len() + 8).sum::<usize>() > EFFECTS_BYTES_MAX {
+        if writes
+            && self.recorder.len() + argv.iter().map(|word| word.len() + 8).sum::<usize>() > EFFECTS_BYTES_MAX
+        {
             return Err(Stop::Effects);
         }
         self.overlay.set_member(self.member, hiding);
@@ -148,7 +150,8 @@ impl Running<'_, '_> {
 
 /// Bytes of a reply that can be larger than what a key holds, because it may show the same thing many times.
 fn reply_bytes_of(value: View<'_>, row: &Row, argv: &[&[u8]]) -> usize {
-    let times = |at: usize| argv.get(at).and_then(|count| int(count).ok()).map_or(1, i64::unsigned_abs) as usize;
+    let times =
+        |at: usize| argv.get(at).and_then(|count| int(count).ok()).map_or(1, i64::unsigned_abs) as usize;
     match (value, row.name) {
         (View::Str(text), "mget") => text.len(),
         (View::Hash(fields), "hmget") => {
@@ -198,7 +201,9 @@ impl Host for ScriptHost<'_, '_, '_> {
         }
         match row.run {
             Run::Here(_) if !row.is(table::NOSCRIPT) => {}
-            Run::Here(_) | Run::Elsewhere => return refuse("ERR This Redis command is not allowed from script"),
+            Run::Here(_) | Run::Elsewhere => {
+                return refuse("ERR This Redis command is not allowed from script")
+            }
         }
         if self.read_only && (row.is(table::W) || row.is(table::PUBSUB)) {
             return refuse(READ_ONLY);

@@ -88,7 +88,10 @@ fn register_budget(lua: &Lua, rust: &Table, budget: &Rc<Budget>) -> Result<()> {
             catching.go_on()
         })?,
     )?;
-    rust.raw_set("elapsed", lua.create_function(|_, ()| Ok(HOST.with(|host| host.elapsed_us()) as f64 / 1e6))?)?;
+    rust.raw_set(
+        "elapsed",
+        lua.create_function(|_, ()| Ok(HOST.with(|host| host.elapsed_us()) as f64 / 1e6))?,
+    )?;
     rust.raw_set("find", lua.create_function(plain_find)?)?;
     let charging = budget.clone();
     // Estimated nanoseconds of what is to come, and bytes it will make.

@@ -25,7 +25,9 @@ pub(super) fn refusal(stop: Stop, machine: &Machine) -> Refusal {
     let why = match stop {
         Stop::Cpu => format!("it used more than {} ms of CPU time", CPU_US_MAX / 1000),
         Stop::Memory => format!("it needs more than {MEMORY_BYTES_MAX} bytes of memory"),
-        Stop::Effects => format!("its writes, the names it read and its reply take more than {EFFECTS_BYTES_MAX} bytes"),
+        Stop::Effects => {
+            format!("its writes, the names it read and its reply take more than {EFFECTS_BYTES_MAX} bytes")
+        }
         Stop::Reply => format!("its reply has more than {REPLY_BYTES_MAX} bytes"),
         Stop::Full => return grammar::errors::too_many_locks(machine.limits().locks_max),
         Stop::Hidden => "a key is held under another value".to_owned(),

@@ -53,8 +53,9 @@ impl Overlay<'_> {
                 grants.set(member, at_ms);
                 Some(grants)
             }
-            (Value::Str(_), None)
-            | (Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_), _) => None,
+            (Value::Str(_), None) | (Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_), _) => {
+                None
+            }
         };
         *self.open(db, key) = Entry { holder: Some(Holder { value, at_ms, grants }), fence };
         Ok(())

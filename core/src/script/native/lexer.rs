@@ -144,7 +144,9 @@ impl<'a> Lexer<'a> {
                 self.at = close + level + 2;
                 // A first line end is dropped, and all of them are read as one byte: too rare to care.
                 let text = &self.code[from..close];
-                return Token::Text(Some(text).filter(|text| !text.contains(&b'\n') && !text.contains(&b'\r')));
+                return Token::Text(
+                    Some(text).filter(|text| !text.contains(&b'\n') && !text.contains(&b'\r')),
+                );
             }
             close += 1 + signs;
         }

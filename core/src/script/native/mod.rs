@@ -8,9 +8,9 @@ pub(super) mod lexer;
 mod parser;
 mod shape;
 
+use super::convert;
 use super::redis_api::error_text;
 use super::scripts::Sha;
-use super::convert;
 use crate::keyspace::numbers::{format_g, parse_i64};
 use crate::keyspace::Db;
 use crate::machine::command::Words;
@@ -78,7 +78,8 @@ impl Form {
         let write = match &outcome.write {
             None => None,
             Some(written) => {
-                let places = written.words.iter().map(|word| self.place(shape, word)).collect::<Option<_>>()?;
+                let places =
+                    written.words.iter().map(|word| self.place(shape, word)).collect::<Option<_>>()?;
                 Some(Call { words: places, line: written.line, protected: written.protected })
             }
         };

@@ -36,9 +36,16 @@ pub(super) enum Stat<'a> {
     Local(&'a [u8], Expr<'a>),
     Assign(&'a [u8], Expr<'a>),
     Call(Expr<'a>),
-    If { arms: Vec<(Expr<'a>, Vec<Stat<'a>>)>, otherwise: Vec<Stat<'a>> },
+    If {
+        arms: Vec<(Expr<'a>, Vec<Stat<'a>>)>,
+        otherwise: Vec<Stat<'a>>,
+    },
     /// `for index, key in ipairs(KEYS) do … end`
-    EachKey { index: &'a [u8], key: &'a [u8], body: Vec<Stat<'a>> },
+    EachKey {
+        index: &'a [u8],
+        key: &'a [u8],
+        body: Vec<Stat<'a>>,
+    },
     Block(Vec<Stat<'a>>),
     Return(Expr<'a>),
 }
@@ -46,8 +53,27 @@ pub(super) enum Stat<'a> {
 /// Names that mean what they mean.
 const FIXED: [&[u8]; 6] = [b"redis", b"server", b"KEYS", b"ARGV", b"ipairs", b"tonumber"];
 const KEYWORDS: [&[u8]; 21] = [
-    b"and", b"break", b"do", b"else", b"elseif", b"end", b"false", b"for", b"function", b"if", b"in", b"local",
-    b"nil", b"not", b"or", b"repeat", b"return", b"then", b"true", b"until", b"while",
+    b"and",
+    b"break",
+    b"do",
+    b"else",
+    b"elseif",
+    b"end",
+    b"false",
+    b"for",
+    b"function",
+    b"if",
+    b"in",
+    b"local",
+    b"nil",
+    b"not",
+    b"or",
+    b"repeat",
+    b"return",
+    b"then",
+    b"true",
+    b"until",
+    b"while",
 ];
 /// Lock scripts are short; a longer one is none.
 const TOKENS_MAX: usize = 400;

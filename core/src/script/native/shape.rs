@@ -338,7 +338,9 @@ impl<'a> Walk<'_, 'a> {
 fn is_known_write(name: &[u8], words: &[Word<'_>]) -> bool {
     match words {
         [_, _] => ["DEL", "UNLINK", "PERSIST"].iter().any(|known| is(name, known)),
-        [_, _, _] => ["PEXPIRE", "EXPIRE", "PEXPIREAT", "EXPIREAT", "SET"].iter().any(|known| is(name, known)),
+        [_, _, _] => {
+            ["PEXPIRE", "EXPIRE", "PEXPIREAT", "EXPIREAT", "SET"].iter().any(|known| is(name, known))
+        }
         [_, _, _, Word::Text(unit), _] => {
             is(name, "SET") && ["PX", "EX", "PXAT", "EXAT"].iter().any(|known| is(unit, known))
         }

@@ -139,7 +139,10 @@ fn what_is_within_the_limits_runs() {
     let reply = bench.eval("local t = {} t[1] = t return t");
     assert!(reply.contains("reached lua stack limit"), "{reply}");
     assert_eq!(bench.eval("return #string.rep('x', 1000000)"), ":1000000");
-    assert_eq!(bench.eval("local t = {} for i = 1, 20000 do t[i] = 'item' .. i end return #table.concat(t)"), ":188894");
+    assert_eq!(
+        bench.eval("local t = {} for i = 1, 20000 do t[i] = 'item' .. i end return #table.concat(t)"),
+        ":188894"
+    );
     let reply = bench.eval("return string.rep('x', 2000000)");
     assert_eq!(reply.len(), 2_000_001);
     // An error handler that fails is an ordinary error, too.

@@ -221,7 +221,10 @@ fn globals_cannot_be_tampered_with() {
         let sha = scripts::sha_hex(&scripts::sha1(body.as_bytes()));
         format!("-ERR user_script:1: Script attempted to access nonexistent global variable 'print_' script: {sha}, on @user_script:1.")
     });
-    check("return string.match(tostring({}), '^table: 0x') .. string.match(tostring(tostring), '^function')", "$table: 0xfunction");
+    check(
+        "return string.match(tostring({}), '^table: 0x') .. string.match(tostring(tostring), '^function')",
+        "$table: 0xfunction",
+    );
 }
 
 #[test]
