@@ -9,6 +9,8 @@ use crate::resp::{Connection, ReceiveError, Value};
 
 /// A node answers within `--deadline-ms` whatever it is doing; the rest is for a busy machine.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(12);
+/// The nodes' `--deadline-ms`, nearly.
+const LATE_AFTER: Duration = Duration::from_millis(4_500);
 /// After so many commands without an answer, or connections without a node, an attack has shown what it can.
 const LOSSES_MAX: u64 = 4;
 /// Nobody's script is worth more repetitions.
@@ -24,6 +26,8 @@ pub struct Tally {
     pub closed: u64,
     /// Connections that could not be opened.
     pub refused: u64,
+    /// Answers that came when the node's own deadline had passed.
+    pub late: u64,
     /// The first few errors, whole.
     pub texts: Vec<String>,
 }
@@ -31,6 +35,7 @@ pub struct Tally {
 impl Tally {
     fn count(&mut self, reply: &Result<Value, ReceiveError>, took: Duration) {
         self.slowest = self.slowest.max(took);
+        self.late += u64::from(took >= LATE_AFTER);
         let kind = match reply {
             Ok(Value::Error(line)) => {
                 if self.texts.len() < 3 && !self.texts.contains(line) {
@@ -104,7 +109,7 @@ impl Attacker {
     }
 
     fn is_over(&self) -> bool {
-        self.tally.silent + self.tally.refused >= LOSSES_MAX
+        self.tally.silent + self.tally.refused + self.tally.late >= LOSSES_MAX
     }
 
     /// A connection of its own to one node.
@@ -158,7 +163,7 @@ impl Attacker {
 
     /// Every reply a connection is still owed, or until it has none.
     pub fn collect_all(&mut self, line: &mut Line) {
-        while line.due > 0 && self.collect(line).is_some() {}
+        while line.due > 0 && !self.is_over() && self.collect(line).is_some() {}
     }
 
     /// A pipeline: all sent, then all read, in batches that no limit on unread replies can mind.

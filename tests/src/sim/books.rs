@@ -138,6 +138,9 @@ struct Lines {
 
 impl Lines {
     fn take(&mut self, event: &Event) -> Result<(), String> {
+        if names::is_value(&event.resource) {
+            return Ok(());
+        }
         let resource = names::resource_number(&event.resource);
         let owner = names::owner_number(&event.owner);
         let wrong =

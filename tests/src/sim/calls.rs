@@ -231,7 +231,7 @@ impl Ask {
                 change(redis(&["SET", &name, &value, "NX", "PX", &ttl], *member))
             }
             Ask::Store { key, number, bytes } => {
-                let (name, mut value) = (format!("value:{key}"), format!("{number}:"));
+                let (name, mut value) = (names::value(*key), format!("{number}:"));
                 value.extend(std::iter::repeat_n('v', *bytes));
                 change(redis(&["SET", &name, &value], 0))
             }

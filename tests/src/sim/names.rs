@@ -16,6 +16,17 @@ pub fn resource_number(name: &[u8]) -> u32 {
     digits.and_then(|digits| digits.parse().ok()).unwrap_or_else(|| panic!("no resource of ours: {name:?}"))
 }
 
+/// The key of a stored value: nobody's lock, and not in the history.
+#[must_use]
+pub fn value(number: u64) -> String {
+    format!("value:{number}")
+}
+
+#[must_use]
+pub fn is_value(name: &[u8]) -> bool {
+    name.starts_with(b"value:")
+}
+
 #[must_use]
 pub fn owner(number: u64) -> String {
     format!("o{number}")
