@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::client::Word;
-use crate::resp::{Connection, ReceiveError, Value};
+use crate::resp::{encode, Connection, ReceiveError, Value};
 
 /// A node answers within `--deadline-ms` whatever it is doing; the rest is for a busy machine.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(12);
@@ -66,17 +66,20 @@ pub struct Line {
     connection: Connection,
     /// Sent, and not yet answered.
     pub due: usize,
+    broken: bool,
 }
 
 impl Line {
     /// Sends, and leaves the reply for later. A connection that is closed under it is no surprise to an attacker.
     pub fn send(&mut self, words: &[Vec<u8>]) -> bool {
         self.due += 1;
-        self.connection.send(words).is_ok()
+        self.send_raw(&encode(words))
     }
 
+    /// Nothing more is sent on a connection that did not take what came before.
     pub fn send_raw(&mut self, bytes: &[u8]) -> bool {
-        self.connection.send_raw(bytes).is_ok()
+        self.broken = self.broken || self.connection.send_raw(bytes).is_err();
+        !self.broken
     }
 }
 
@@ -122,7 +125,7 @@ impl Attacker {
             self.tally.refused += 1;
             self.tally.count(&Err(ReceiveError::Closed), Duration::ZERO);
         }
-        connection.map(|connection| Line { connection, due: 0 })
+        connection.map(|connection| Line { connection, due: 0, broken: false })
     }
 
     /// Asks the next node in turn.

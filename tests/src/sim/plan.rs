@@ -107,6 +107,8 @@ impl Plan {
         }
         if seed % VALUES_EVERY == VALUES_EVERY - 2 {
             plan.value_permille = *Chance::new(seed ^ 0x7661_6c75_6573).pick(&[20, 60]).expect("not empty");
+            // Megabytes by pieces of a few bytes would take longer than anybody waits.
+            plan.snapshot_piece_bytes = plan.snapshot_piece_bytes.max(64 << 10);
         }
         plan
     }
