@@ -11,8 +11,6 @@ fuzz_target!(|data: &[u8]| {
     encode_frame(group, &message, &mut written);
     let (again, same) = decode_frame(written.freeze().slice(4..)).expect("what was written can be read");
     assert_eq!(again, group);
-    let (mut one, mut two) = (BytesMut::new(), BytesMut::new());
-    encode_frame(group, &message, &mut one);
-    encode_frame(group, &same, &mut two);
-    assert_eq!(one, two);
+    // Not the bytes: raft's messages keep fields that they do not know in no order.
+    assert_eq!(message, same);
 });
