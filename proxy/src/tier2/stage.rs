@@ -26,6 +26,8 @@ pub(super) struct Stage {
     /// Of the groups.
     commands: usize,
     bytes: usize,
+    /// Commands of the groups that have left them so far, counted from the beginning.
+    pub(super) proposed: u64,
     /// Commands that must be run first, and what waits behind those.
     pub(super) scripts: ScriptQueue,
     /// By node: the newest start of it that was heard of, and the highest number taken of that.
@@ -87,6 +89,11 @@ impl Stage {
         self.commands == 0
     }
 
+    /// Commands of the groups so far, counted from the beginning.
+    fn staged(&self) -> u64 {
+        self.proposed + self.commands as u64
+    }
+
     /// Commands that are ready for an entry.
     pub(super) fn len(&self) -> usize {
         self.commands
@@ -108,7 +115,7 @@ impl Stage {
             Preparation::AsIs => None,
             Preparation::Native(native) => Some(native),
             Preparation::Run => {
-                self.scripts.push(key, StagedCommand::Own { seq }, now_us);
+                self.scripts.push(key, StagedCommand::Own { seq }, now_us, self.staged());
                 return;
             }
         };
@@ -158,17 +165,23 @@ impl Stage {
         if let Some(taken) = self.taken.get_mut(&origin.node).filter(|_| last != UNNUMBERED) {
             taken.seq = last;
         }
-        commands.retain_mut(|command| self.keep_ready(origin, acked_below, command, machine, now_us));
+        let mut ready = 0;
+        commands.retain_mut(|command| {
+            let is_ready = self.keep_ready(origin, acked_below, command, ready, machine, now_us);
+            ready += u64::from(is_ready);
+            is_ready
+        });
         self.push_ready(origin, acked_below, commands);
         true
     }
 
-    /// False: it was moved behind a script, or is one.
+    /// False: it was moved behind a script, or is one. `batch`: ready commands before it that are about to be staged.
     fn keep_ready(
         &mut self,
         origin: Origin,
         acked_below: u64,
         command: &mut Forwarded,
+        batch: u64,
         machine: &Machine,
         now_us: u64,
     ) -> bool {
@@ -189,7 +202,7 @@ impl Stage {
                 true
             }
             Preparation::Run => {
-                self.scripts.push(key, moved(command), now_us);
+                self.scripts.push(key, moved(command), now_us, self.staged() + batch);
                 false
             }
         }
@@ -211,7 +224,7 @@ impl Stage {
                 match command {
                     StagedCommand::Own { seq } => self.push_own(seq, machine, pending, now_us),
                     StagedCommand::Forwarded { origin, acked_below, mut command } => {
-                        if self.keep_ready(origin, acked_below, &mut command, machine, now_us) {
+                        if self.keep_ready(origin, acked_below, &mut command, 0, machine, now_us) {
                             self.push_ready(origin, acked_below, vec![command]);
                         }
                     }
@@ -276,6 +289,7 @@ impl Stage {
 
     fn take_out(&mut self, mut count: usize) {
         self.commands -= count;
+        self.proposed += count as u64;
         while count > 0 {
             let Some(group) = self.groups.front_mut() else { return };
             let left = match group {

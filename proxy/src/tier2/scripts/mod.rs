@@ -98,7 +98,7 @@ impl Node {
 
     /// Nothing else is proposed until a script ran.
     pub(super) fn must_run_scripts(&self) -> bool {
-        let Some(since_us) = self.stage.scripts.waiting_since_us() else { return false };
+        let Some(since_us) = self.stage.scripts.ready_since_us(self.stage.proposed) else { return false };
         let passed_us = self.now.monotonic_us.saturating_sub(since_us);
         self.scripting.awaited.is_some()
             || (passed_us >= self.config.script_passed_us_max
@@ -107,14 +107,14 @@ impl Node {
 
     /// When scripts that wait for CPU time want to be looked at again.
     pub(super) fn scripts_at_us(&self) -> Option<u64> {
-        let waits = self.is_leader() && self.stage.scripts.waiting_since_us().is_some();
+        let waits = self.is_leader() && !self.stage.scripts.is_empty();
         waits.then(|| self.scripting.budget.free_at_us(self.now.monotonic_us)).flatten()
     }
 
     /// Runs scripts that wait, if everything in the log is applied, and proposes what they did.
     pub(super) fn run_scripts(&mut self) {
         let now_us = self.now.monotonic_us;
-        if self.stage.scripts.waiting_since_us().is_none()
+        if self.stage.scripts.ready_since_us(self.stage.proposed).is_none()
             || !self.may_propose()
             || self.entries_under_way() > 0
             || !(self.scripting.awaited.is_some() || self.scripting.budget.may_run(now_us))
@@ -160,10 +160,7 @@ impl Node {
         let mut own = Vec::new();
         let began_us = self.cpu.thread_us();
         let mut done = 0;
-        while let Some((number, script)) =
-            self.stage.scripts.get(done).filter(|(number, _)| *number <= newest)
-        {
-            debug_assert!(number <= newest);
+        while let Some(script) = self.stage.scripts.get(done, newest, self.stage.proposed) {
             let (origin, acked_below) = script.origin(&self.pending);
             let seq = script.seq();
             let is_new = matches!(self.machine.fate(RequestId { origin, seq }), Fate::Unmet);

@@ -81,6 +81,8 @@ struct Waiting {
     key: LaneKey,
     script: StagedCommand,
     since_us: u64,
+    /// Commands staged before it, its own connection's among them: it runs when those are applied. Counted from the beginning.
+    staged_before: u64,
 }
 
 /// First come, first run.
@@ -110,9 +112,14 @@ impl ScriptQueue {
         !self.waiting.is_empty() && self.behind.contains_key(&key)
     }
 
-    /// Since when the first one waits.
-    pub(super) fn waiting_since_us(&self) -> Option<u64> {
-        self.waiting.front().map(|waiting| waiting.since_us)
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
+    /// Since when the first one waits, if all that was staged before it is in the log.
+    pub(super) fn ready_since_us(&self, proposed: u64) -> Option<u64> {
+        let first = self.waiting.front().filter(|waiting| waiting.staged_before <= proposed);
+        first.map(|waiting| waiting.since_us)
     }
 
     /// The number of the one that came last.
@@ -120,16 +127,24 @@ impl ScriptQueue {
         (self.first + self.waiting.len() as u64).saturating_sub(1)
     }
 
-    /// The script at this place, and its number.
-    pub(super) fn get(&self, at: usize) -> Option<(u64, &StagedCommand)> {
-        self.waiting.get(at).map(|waiting| (self.first + at as u64, &waiting.script))
+    /// The script at this place, if its number is at most `newest` and all that was staged before it is in the log.
+    pub(super) fn get(&self, at: usize, newest: u64, proposed: u64) -> Option<&StagedCommand> {
+        let waiting = self.waiting.get(at)?;
+        let is_ready = self.first + at as u64 <= newest && waiting.staged_before <= proposed;
+        is_ready.then_some(&waiting.script)
     }
 
-    pub(in crate::tier2) fn push(&mut self, key: LaneKey, script: StagedCommand, now_us: u64) {
+    pub(in crate::tier2) fn push(
+        &mut self,
+        key: LaneKey,
+        script: StagedCommand,
+        now_us: u64,
+        staged_before: u64,
+    ) {
         self.commands += 1;
         self.bytes += script.bytes();
         self.behind.insert(key, VecDeque::new());
-        self.waiting.push_back(Waiting { key, script, since_us: now_us });
+        self.waiting.push_back(Waiting { key, script, since_us: now_us, staged_before });
     }
 
     /// Puts a command behind the script of its connection. Only where [`ScriptQueue::holds`] says so.

@@ -7,6 +7,7 @@ mod members;
 mod order;
 mod outcomes;
 mod pace;
+mod scripts;
 mod snapshots;
 mod stops;
 mod throughput;
