@@ -38,6 +38,13 @@ pub fn pattern_length() -> Refusal {
 }
 
 #[must_use]
+pub fn session_full(max: usize) -> Refusal {
+    Refusal::new(format!(
+        "OOM a session may hold and wait for {max} locks; release some, or open another session"
+    ))
+}
+
+#[must_use]
 pub fn ttl_range() -> Refusal {
     Refusal::new(format!("ERR ttl must be an integer from 1 to {TTL_MS_MAX} milliseconds"))
 }

@@ -36,6 +36,9 @@ pub struct Context<'k> {
     pub would_block: Option<WouldBlock>,
 }
 
+/// Bytes of a string that cost as much as a look at an element.
+pub const BYTES_PER_UNIT: usize = 256;
+
 /// What a command answers.
 pub type Answer = Result<Reply, Refusal>;
 
@@ -47,6 +50,11 @@ impl<'k> Context<'k> {
     #[must_use]
     pub fn clock(&self) -> Clock {
         self.keys.clock()
+    }
+
+    /// See [`Keys::charge`].
+    pub fn charge(&self, units: usize) -> Result<(), Refusal> {
+        self.keys.charge(units as u64)
     }
 
     #[must_use]
@@ -68,7 +76,10 @@ impl<'k> Context<'k> {
     pub fn string(&self, key: &[u8]) -> Result<Option<&[u8]>, Refusal> {
         match self.value(key) {
             None => Ok(None),
-            Some(View::Str(bytes)) => Ok(Some(bytes)),
+            Some(View::Str(bytes)) => {
+                self.charge(bytes.len() / BYTES_PER_UNIT)?;
+                Ok(Some(bytes))
+            }
             Some(View::Hash(_) | View::List(_) | View::Set(_) | View::ZSet(_)) => Err(errors::WRONG_TYPE),
         }
     }
@@ -111,6 +122,8 @@ impl<'k> Context<'k> {
         if value.len() > STRING_BYTES_MAX {
             return Err(errors::STRING_TOO_LONG);
         }
+        // It is compared and copied whole, however little of it is new.
+        self.charge(value.len() / BYTES_PER_UNIT)?;
         self.keys.put(self.db, key, Value::str(value), deadline)
     }
 
@@ -119,6 +132,9 @@ impl<'k> Context<'k> {
         if value.is_empty_collection() {
             self.remove(key);
             return Ok(());
+        }
+        if let Value::Str(bytes) = &value {
+            self.charge(bytes.len() / BYTES_PER_UNIT)?;
         }
         self.keys.put(self.db, key, value, deadline)
     }

@@ -38,6 +38,13 @@ pub const HELD_BY_MEMBERS: Refusal =
     fixed("ERR the key is held under another value through other Redlock listeners");
 pub const TOO_MANY_MEMBERS: Refusal = fixed("OOM too many Redlock listeners have granted this key");
 
+pub const KEYS_TOO_LONG: Refusal = fixed("ERR reply exceeds 8 MiB, the limit of one reply; use SCAN");
+pub const ENTRY_TOO_MUCH_WORK: Refusal =
+    fixed("UNAVAILABLE too much work was asked for at once; nothing happened; retry");
+pub const MEMBER_FLUSH_TOO_LARGE: Refusal = fixed(
+    "ERR a Redlock listener flushes 10000 records at most; delete the keys, or flush through another listener",
+);
+
 const fn fixed(line: &'static str) -> Refusal {
     Refusal(std::borrow::Cow::Borrowed(line))
 }
@@ -56,6 +63,14 @@ pub fn check_channel(name: &[u8]) -> Result<(), Refusal> {
         true => Ok(()),
         false => Err(CHANNEL_TOO_LONG),
     }
+}
+
+/// A command, or the commands of a transaction together, would look at too many elements.
+#[must_use]
+pub fn too_much_work(units: u64) -> Refusal {
+    Refusal::new(format!(
+        "ERR this would look at more than {units} elements, the limit of one command or transaction; ask for less at a time"
+    ))
 }
 
 #[must_use]

@@ -27,12 +27,14 @@ pub(super) fn dbsize(cx: &mut Context<'_>, _argv: &[&[u8]]) -> Answer {
 
 pub(super) fn flushdb(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     check_flush(argv)?;
+    cx.keys.check_flush()?;
     cx.keys.flush(Some(cx.db));
     Ok(Reply::OK)
 }
 
 pub(super) fn flushall(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     check_flush(argv)?;
+    cx.keys.check_flush()?;
     cx.keys.flush(None);
     Ok(Reply::OK)
 }
@@ -97,7 +99,7 @@ pub(super) fn copy(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(1))
 }
 
-pub(super) fn database(arg: &[u8]) -> Result<Db, Refusal> {
+pub(crate) fn database(arg: &[u8]) -> Result<Db, Refusal> {
     match args::int(arg)? {
         number @ 0.. if number < i64::from(DATABASES) => Ok(number as Db),
         _ => Err(errors::DB_OUT_OF_RANGE),

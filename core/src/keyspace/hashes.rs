@@ -12,6 +12,11 @@ fn shown(value: Option<&Bytes>) -> Reply {
     value.map_or(Reply::Nil, |bytes| Reply::Bulk(bytes.clone()))
 }
 
+/// A look at every field.
+fn charge_all(cx: &Context<'_>, key: &[u8]) -> Result<(), crate::reply::Refusal> {
+    cx.charge(cx.hash(key)?.map_or(0, |fields| fields.len()))
+}
+
 /// Sets the pairs; answers how many fields are new.
 fn put_pairs(cx: &mut Context<'_>, key: &[u8], pairs: &[&[u8]]) -> Result<i64, crate::reply::Refusal> {
     cx.change_hash(key, |fields| {
@@ -82,16 +87,19 @@ pub(super) fn hstrlen(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 pub(super) fn hkeys(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    charge_all(cx, argv[1])?;
     let names = cx.hash(argv[1])?.into_iter().flat_map(|fields| fields.iter());
     Ok(Reply::Array(names.map(|(name, _)| Reply::Bulk(name.clone())).collect()))
 }
 
 pub(super) fn hvals(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    charge_all(cx, argv[1])?;
     let values = cx.hash(argv[1])?.into_iter().flat_map(|fields| fields.iter());
     Ok(Reply::Array(values.map(|(_, value)| Reply::Bulk(value.clone())).collect()))
 }
 
 pub(super) fn hgetall(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    charge_all(cx, argv[1])?;
     let pairs = cx.hash(argv[1])?.into_iter().flat_map(|fields| fields.iter());
     let pair = |(name, value): (&Bytes, &Bytes)| (Reply::Bulk(name.clone()), Reply::Bulk(value.clone()));
     Ok(Reply::Map(pairs.map(pair).collect()))
@@ -133,6 +141,7 @@ pub(super) fn hrandfield(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let count = args::int(count)?;
     let resp = cx.resp;
     let Some(fields) = cx.hash(argv[1])? else { return Ok(Reply::Array(Vec::new())) };
+    cx.charge(super::sets::picked_max(fields.len(), count))?;
     let picked = super::sets::pick(fields.iter(), count);
     let mut items = Vec::new();
     for (name, value) in picked {

@@ -44,6 +44,12 @@ pub enum Deadline {
 pub trait Keys {
     fn clock(&self) -> Clock;
 
+    /// Pays for work before it is done: about one unit for an element looked at, four for one changed. An error where that is more
+    /// than one command may do.
+    fn charge(&self, _units: u64) -> Result<(), Refusal> {
+        Ok(())
+    }
+
     fn value(&self, db: Db, key: &[u8]) -> Option<View<'_>>;
 
     /// `None` where the key is absent or has no deadline.
@@ -73,6 +79,11 @@ pub trait Keys {
     /// Visits about `count` keys from `cursor` on, in an order all nodes share; answers where to go on, 0 at the end. A key
     /// that is there from the first call to the last is visited.
     fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64;
+
+    /// Whether a flush may be asked for.
+    fn check_flush(&self) -> Result<(), Refusal> {
+        Ok(())
+    }
 
     /// Deletes every key of one database, or of all.
     fn flush(&mut self, db: Option<Db>);

@@ -40,6 +40,14 @@ impl End {
     }
 }
 
+/// Items that `LREM` takes out one by one; with more of them the list is made anew.
+const REMOVED_SINGLY_MAX: usize = 16;
+
+/// What it costs to compare so many items with one.
+fn looks(items: usize, with: &[u8]) -> usize {
+    items.saturating_mul(1 + with.len() / 256)
+}
+
 fn push(cx: &mut Context<'_>, argv: &[&[u8]], end: End, only_if_there: bool) -> Answer {
     if cx.list(argv[1])?.is_none() && only_if_there {
         return Ok(Reply::Int(0));
@@ -71,6 +79,7 @@ pub(super) fn rpushx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 
 /// Takes up to `count` items from one end of a list that is there.
 pub(super) fn take(cx: &mut Context<'_>, key: &[u8], end: End, count: usize) -> Result<Vec<Bytes>, Refusal> {
+    cx.charge(2 * cx.list(key)?.map_or(0, |items| count.min(items.len())))?;
     cx.change_list(key, |items| {
         let count = count.min(items.len());
         let taken: Vec<Bytes> = (0..count).filter_map(|_| end.pop(items)).collect();
@@ -135,15 +144,17 @@ pub(super) fn lrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let (start, stop) = (args::int(argv[2])?, args::int(argv[3])?);
     let Some(items) = cx.list(argv[1])? else { return Ok(Reply::Array(Vec::new())) };
     let Some(span) = args::span(start, stop, items.len()) else { return Ok(Reply::Array(Vec::new())) };
+    cx.charge(span.len())?;
     let shown = items.focus().narrow(span).into_iter().map(|item| Reply::Bulk(item.clone())).collect();
     Ok(Reply::Array(shown))
 }
 
 pub(super) fn ltrim(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let (start, stop) = (args::int(argv[2])?, args::int(argv[3])?);
-    if cx.list(argv[1])?.is_none() {
-        return Ok(Reply::OK);
-    }
+    let Some(items) = cx.list(argv[1])? else { return Ok(Reply::OK) };
+    let kept = args::span(start, stop, items.len()).map_or(0, |span| span.len());
+    // What is cut off goes one by one.
+    cx.charge((items.len() - kept) / 2)?;
     cx.change_list(argv[1], |items| {
         match args::span(start, stop, items.len()) {
             Some(span) => items.keep(span),
@@ -157,6 +168,7 @@ pub(super) fn ltrim(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 pub(super) fn lrem(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let count = args::int(argv[2])?;
     let Some(items) = cx.list(argv[1])? else { return Ok(Reply::Int(0)) };
+    cx.charge(looks(items.len(), argv[3]))?;
     let limit = if count == 0 { usize::MAX } else { count.unsigned_abs() as usize };
     let hits = items.iter().enumerate().filter(|(_, item)| *item == argv[3]).map(|(index, _)| index);
     let hits: Vec<usize> = hits.collect();
@@ -164,8 +176,14 @@ pub(super) fn lrem(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let skip = if count < 0 { hits.len().saturating_sub(limit) } else { 0 };
     let doomed: Vec<usize> = hits.into_iter().skip(skip).take(limit).collect();
     cx.change_list(argv[1], |items| {
-        for index in doomed.iter().rev() {
-            items.remove(*index);
+        if doomed.len() <= REMOVED_SINGLY_MAX {
+            doomed.iter().rev().for_each(|index| {
+                items.remove(*index);
+            });
+        } else {
+            let mut next = doomed.iter().peekable();
+            let keep = |(index, _): &(usize, &Bytes)| next.next_if(|doomed| **doomed == *index).is_none();
+            *items = items.iter().enumerate().filter(keep).map(|(_, item)| item.clone()).collect();
         }
         (!doomed.is_empty(), ())
     })?;
@@ -179,6 +197,7 @@ pub(super) fn linsert(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
         _ => return Err(errors::SYNTAX),
     };
     let Some(items) = cx.list(argv[1])? else { return Ok(Reply::Int(0)) };
+    cx.charge(looks(items.len(), argv[3]))?;
     let Some(pivot) = items.iter().position(|item| item == argv[3]) else { return Ok(Reply::Int(-1)) };
     let item = Bytes::copy_from_slice(argv[4]);
     let len = cx.change_list(argv[1], |items| {
@@ -212,6 +231,7 @@ pub(super) fn lpos(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
         return Ok(if count.is_some() { Reply::Array(Vec::new()) } else { Reply::Nil });
     };
     let looked_at_max = if looked_at_max == 0 { usize::MAX } else { looked_at_max as usize };
+    cx.charge(looks(items.len().min(looked_at_max), argv[2]))?;
     let walk: Box<dyn Iterator<Item = (usize, &Bytes)>> = if rank > 0 {
         Box::new(items.iter().enumerate())
     } else {

@@ -53,6 +53,7 @@ pub(crate) mod tests;
 
 use crate::reply::Reply;
 pub use context::{Context, Resp, WouldBlock};
+pub(crate) use generic::database;
 pub use keys::{Clock, Db, Deadline, Keys};
 pub use lists_moving::{wait_of, Wait};
 pub use memory::MemoryKeys;
@@ -62,6 +63,13 @@ pub use value::{Value, View};
 pub use crate::limits::{KEY_BYTES_MAX, STRING_BYTES_MAX};
 /// `SELECT` goes from 0 up to this, as by default in Redis.
 pub const DATABASES: u32 = 16;
+
+/// What a command costs by its words alone: each may be an element to change, and its bytes are copied.
+#[must_use]
+pub fn words_work(argv: &[&[u8]]) -> usize {
+    let bytes: usize = argv.iter().map(|word| word.len()).sum();
+    4 * argv.len() + bytes / 1024
+}
 
 /// Runs one command and answers it. `argv[0]` is its name.
 pub fn execute(cx: &mut Context<'_>, argv: &[&[u8]]) -> Reply {
@@ -73,7 +81,8 @@ pub fn execute(cx: &mut Context<'_>, argv: &[&[u8]]) -> Reply {
     }
     match row.run {
         Run::Here(handler) => {
-            let reply = handler(cx, argv).unwrap_or_else(Reply::Error);
+            let run = cx.charge(words_work(argv)).and_then(|()| handler(cx, argv));
+            let reply = run.unwrap_or_else(Reply::Error);
             cx.keys.note_read(row, argv);
             reply
         }

@@ -11,7 +11,13 @@ use crate::reply::{Refusal, Reply};
 use bytes::Bytes;
 
 /// Keys looked at by one `SCAN` at most.
-const SCAN_COUNT_MAX: usize = 10_000;
+const SCAN_COUNT_MAX: usize = 1_000;
+/// Keys looked at in one go by commands that look at all of them.
+const SLICE: usize = 16;
+/// Steps of a pattern after which a `SCAN` answers what it has.
+const STEPS_PER_SCAN_MAX: u64 = 4_000_000;
+/// Steps of a pattern that cost as much as a look at a record.
+const STEPS_PER_UNIT: usize = 64;
 
 struct Filter<'a> {
     pattern: Option<&'a [u8]>,
@@ -43,8 +49,8 @@ impl<'a> Filter<'a> {
         Ok(filter)
     }
 
-    fn takes(&self, name: &[u8]) -> bool {
-        self.pattern.is_none_or(|pattern| glob::matches(pattern, name))
+    fn takes(&self, name: &[u8], steps: &mut u64) -> bool {
+        self.pattern.is_none_or(|pattern| glob::matches_counted(pattern, name, steps))
     }
 }
 
@@ -68,26 +74,50 @@ fn page(cursor: u64, items: Vec<Reply>) -> Reply {
 
 pub(super) fn keys(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     errors::check_pattern(argv[1])?;
-    let mut found = Vec::new();
-    cx.keys.scan(cx.db, 0, usize::MAX, &mut |key, _| {
-        if glob::matches(argv[1], key) {
-            found.push(Reply::bulk(key));
+    let filter = Filter { pattern: Some(argv[1]), count: usize::MAX, type_name: None };
+    let (mut found, mut cursor, mut steps) = (Vec::new(), 0, 0);
+    loop {
+        cursor = scan_slice(cx, cursor, SLICE, &filter, &mut found, &mut steps)?;
+        if cursor == 0 {
+            return Ok(Reply::Array(found));
         }
-    });
-    Ok(Reply::Array(found))
+    }
 }
 
-pub(super) fn scan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    let from = cursor(argv[1])?;
-    let filter = Filter::parse(&argv[2..], true)?;
-    let mut found = Vec::new();
-    let next = cx.keys.scan(cx.db, from, filter.count, &mut |key, value| {
+/// One slice of a walk over all keys, paid for by the records looked at and the steps of the pattern. Answers where to go on.
+fn scan_slice(
+    cx: &Context<'_>,
+    from: u64,
+    count: usize,
+    filter: &Filter<'_>,
+    found: &mut Vec<Reply>,
+    steps: &mut u64,
+) -> Result<u64, Refusal> {
+    cx.charge(count)?;
+    let before = *steps;
+    let next = cx.keys.scan(cx.db, from, count, &mut |key, value| {
         let type_fits = filter.type_name.is_none_or(|name| is(name, value.type_name()));
-        if type_fits && filter.takes(key) {
+        if type_fits && filter.takes(key, steps) {
             found.push(Reply::bulk(key));
         }
     });
-    Ok(page(next, found))
+    cx.charge((*steps - before) as usize / STEPS_PER_UNIT)?;
+    Ok(next)
+}
+
+/// Answers early where the names are so long, and the pattern so hard, that it took long.
+pub(super) fn scan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    let mut cursor = cursor(argv[1])?;
+    let filter = Filter::parse(&argv[2..], true)?;
+    let (mut found, mut left, mut steps) = (Vec::new(), filter.count, 0);
+    loop {
+        let count = left.min(SLICE);
+        cursor = scan_slice(cx, cursor, count, &filter, &mut found, &mut steps)?;
+        left -= count;
+        if cursor == 0 || left == 0 || steps > STEPS_PER_SCAN_MAX {
+            return Ok(page(cursor, found));
+        }
+    }
 }
 
 /// Not random: every node must answer the same. The first key in the order of `SCAN`.
@@ -95,7 +125,8 @@ pub(super) fn randomkey(cx: &mut Context<'_>, _argv: &[&[u8]]) -> Answer {
     let mut first = Reply::Nil;
     let mut cursor = 0;
     loop {
-        cursor = cx.keys.scan(cx.db, cursor, 1, &mut |key, _| {
+        cx.charge(SLICE)?;
+        cursor = cx.keys.scan(cx.db, cursor, SLICE, &mut |key, _| {
             if first == Reply::Nil {
                 first = Reply::bulk(key);
             }
@@ -106,41 +137,47 @@ pub(super) fn randomkey(cx: &mut Context<'_>, _argv: &[&[u8]]) -> Answer {
     }
 }
 
+/// The pages of `HSCAN` and its like: everything that the pattern takes, paid for as it is looked at.
+fn whole<'a, T>(
+    cx: &Context<'_>,
+    filter: &Filter<'_>,
+    elements: impl Iterator<Item = (&'a Bytes, T)>,
+    mut show: impl FnMut(&mut Vec<Reply>, &Bytes, T),
+) -> Answer {
+    let mut items = Vec::new();
+    for (name, element) in elements {
+        let mut steps = 0;
+        if filter.takes(name, &mut steps) {
+            show(&mut items, name, element);
+        }
+        cx.charge(1 + steps as usize / STEPS_PER_UNIT)?;
+    }
+    Ok(page(0, items))
+}
+
 pub(super) fn hscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     cursor(argv[2])?;
     let filter = Filter::parse(&argv[3..], false)?;
-    let mut items = Vec::new();
-    if let Some(fields) = cx.hash(argv[1])? {
-        for (name, value) in fields.iter().filter(|(name, _)| filter.takes(name)) {
-            items.push(Reply::Bulk(name.clone()));
-            items.push(Reply::Bulk(value.clone()));
-        }
-    }
-    Ok(page(0, items))
+    let fields = cx.hash(argv[1])?.into_iter().flat_map(|fields| fields.iter());
+    whole(cx, &filter, fields, |items, name, value| {
+        items.extend([Reply::Bulk(name.clone()), Reply::Bulk(value.clone())]);
+    })
 }
 
 pub(super) fn sscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     cursor(argv[2])?;
     let filter = Filter::parse(&argv[3..], false)?;
-    let mut items = Vec::new();
-    if let Some(members) = cx.set(argv[1])? {
-        let taken = members.iter().filter(|(name, ())| filter.takes(name));
-        items.extend(taken.map(|(name, ())| Reply::Bulk(name.clone())));
-    }
-    Ok(page(0, items))
+    let members = cx.set(argv[1])?.into_iter().flat_map(|members| members.iter());
+    whole(cx, &filter, members, |items, name, ()| items.push(Reply::Bulk(name.clone())))
 }
 
 pub(super) fn zscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     cursor(argv[2])?;
     let filter = Filter::parse(&argv[3..], false)?;
-    let mut items = Vec::new();
-    if let Some(members) = cx.zset(argv[1])? {
-        for (score, member) in members.iter().filter(|(_, member)| filter.takes(member)) {
-            items.push(Reply::Bulk(member.clone()));
-            items.push(Reply::Bulk(Bytes::from(format_g(score, 17))));
-        }
-    }
-    Ok(page(0, items))
+    let members = cx.zset(argv[1])?.into_iter().flat_map(|members| members.iter());
+    whole(cx, &filter, members.map(|(score, member)| (member, score)), |items, member, score| {
+        items.extend([Reply::Bulk(member.clone()), Reply::Bulk(Bytes::from(format_g(score, 17)))]);
+    })
 }
 
 /// `TIME` from the stamp: seconds and microseconds, as text.

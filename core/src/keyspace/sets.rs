@@ -22,6 +22,14 @@ pub(super) fn pick<T: Clone>(all: impl Iterator<Item = T>, count: i64) -> Vec<T>
     all.iter().cycle().take(if all.is_empty() { 0 } else { wanted }).cloned().collect()
 }
 
+/// How many elements [`pick`] looks at.
+pub(super) fn picked_max(len: usize, count: i64) -> usize {
+    match usize::try_from(count) {
+        Ok(count) => count.min(len),
+        Err(_) => len + count.unsigned_abs().min(REPEATS_MAX as u64) as usize,
+    }
+}
+
 pub(super) fn sadd(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let added = cx.change_set(argv[1], |members| {
         let added = argv[2..].iter().filter(|name| members.insert(name, ()).is_none()).count();
@@ -53,6 +61,7 @@ pub(super) fn smismember(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 pub(super) fn smembers(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    cx.charge(cx.set(argv[1])?.map_or(0, |members| members.len()))?;
     Ok(shown(cx.set(argv[1])?.into_iter().flat_map(|members| members.iter().map(|(name, ())| name))))
 }
 
@@ -73,6 +82,7 @@ pub(super) fn spop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let Some(members) = cx.set(argv[1])? else {
         return Ok(if count.is_some() { Reply::Set(Vec::new()) } else { Reply::Nil });
     };
+    cx.charge(4 * count.unwrap_or(1).min(members.len()))?;
     let popped: Vec<Bytes> = members.iter().take(count.unwrap_or(1)).map(|(name, ())| name.clone()).collect();
     cx.change_set(argv[1], |members| {
         for name in &popped {
@@ -97,6 +107,7 @@ pub(super) fn srandmember(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
         let first = members.and_then(|members| members.nth(0));
         return Ok(first.map_or(Reply::Nil, |name| Reply::Bulk(name.clone())));
     };
+    cx.charge(picked_max(members.map_or(0, |members| members.len()), count))?;
     let names = members.into_iter().flat_map(|members| members.iter().map(|(name, ())| name));
     Ok(Reply::Array(pick(names, count).into_iter().map(|name| Reply::Bulk(name.clone())).collect()))
 }
@@ -132,18 +143,27 @@ fn combine(cx: &Context<'_>, keys: &[&[u8]], how: Combine) -> Result<Fields<()>,
     let Some((first, others)) = sets.split_first() else { return Ok(result) };
     let holds = |set: &Option<&Fields<()>>, name: &[u8]| set.is_some_and(|members| members.contains(name));
     for (name, ()) in first.iter().flat_map(|members| members.iter()) {
+        let mut looks = 4;
+        let mut counted = |held: bool| {
+            looks += 1;
+            held
+        };
         let keep = match how {
             Combine::Union => true,
-            Combine::Intersect => others.iter().all(|other| holds(other, name)),
-            Combine::Differ => !others.iter().any(|other| holds(other, name)),
+            Combine::Intersect => others.iter().all(|other| counted(holds(other, name))),
+            Combine::Differ => !others.iter().any(|other| counted(holds(other, name))),
         };
+        cx.charge(looks)?;
         if keep {
             result.insert(name, ());
         }
     }
     if how == Combine::Union {
-        for (name, ()) in others.iter().flatten().flat_map(|members| members.iter()) {
-            result.insert(name, ());
+        for other in others.iter().flatten() {
+            cx.charge(4 * other.len())?;
+            other.iter().for_each(|(name, ())| {
+                result.insert(name, ());
+            });
         }
     }
     Ok(result)

@@ -79,6 +79,18 @@ impl View<'_> {
         }
     }
 
+    /// Elements of a collection; 1 for a string.
+    #[must_use]
+    pub fn len(self) -> usize {
+        match self {
+            View::Str(_) => 1,
+            View::Hash(fields) => fields.len(),
+            View::List(items) => items.len(),
+            View::Set(members) => members.len(),
+            View::ZSet(members) => members.len(),
+        }
+    }
+
     /// The word `TYPE` answers.
     #[must_use]
     pub fn type_name(self) -> &'static str {

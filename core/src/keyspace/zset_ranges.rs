@@ -103,6 +103,27 @@ impl<'a> Range<'a> {
         })
     }
 
+    /// As [`Range::select`]. Ranks and names are walked to from an end of the set, which is paid for before; of scores only what is passed and
+    /// found counts, which is known afterwards.
+    fn charged(
+        self,
+        cx: &Context<'_>,
+        members: &Sorted,
+        down: bool,
+        skip: usize,
+        take: usize,
+    ) -> Result<Vec<(f64, Bytes)>, Refusal> {
+        let looks = match self {
+            Range::Rank(start, stop) => args::span(start, stop, members.len()).map_or(0, |span| span.end),
+            Range::Score(..) => skip.min(members.len()),
+            Range::Lex(..) => members.len(),
+        };
+        cx.charge(looks)?;
+        let found = self.select(members, down, skip, take);
+        cx.charge(found.len())?;
+        Ok(found)
+    }
+
     /// The members of the range, `skip` left out, at most `take`, from the highest down if `down`.
     fn select(self, members: &Sorted, down: bool, skip: usize, take: usize) -> Vec<(f64, Bytes)> {
         let own = |(score, member): (f64, &Bytes)| (score, member.clone());
@@ -213,17 +234,17 @@ fn parse<'a>(words: &[&'a [u8]], form: Form, may_show_scores: bool) -> Result<As
 }
 
 impl Asked<'_> {
-    fn select(&self, members: &Sorted) -> Vec<(f64, Bytes)> {
-        let Ok(skip) = usize::try_from(self.skip) else { return Vec::new() };
+    fn select(&self, cx: &Context<'_>, members: &Sorted) -> Result<Vec<(f64, Bytes)>, Refusal> {
+        let Ok(skip) = usize::try_from(self.skip) else { return Ok(Vec::new()) };
         let take = usize::try_from(self.take).unwrap_or(usize::MAX);
-        self.range.select(members, self.down, skip, take)
+        self.range.charged(cx, members, self.down, skip, take)
     }
 }
 
 fn range(cx: &mut Context<'_>, argv: &[&[u8]], by: Option<By>, down: Option<bool>) -> Answer {
     let asked = parse(&argv[2..], Form { by, down }, true)?;
     let resp = cx.resp;
-    let found = cx.zset(argv[1])?.map_or(Vec::new(), |members| asked.select(members));
+    let found = cx.zset(argv[1])?.map_or(Ok(Vec::new()), |members| asked.select(cx, members))?;
     Ok(shown(&found, asked.with_scores, resp))
 }
 
@@ -253,7 +274,8 @@ pub(super) fn zrevrangebylex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 
 pub(super) fn zrangestore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let asked = parse(&argv[3..], Form { by: None, down: None }, false)?;
-    let found = cx.zset(argv[2])?.map_or(Vec::new(), |members| asked.select(members));
+    let found = cx.zset(argv[2])?.map_or(Ok(Vec::new()), |members| asked.select(cx, members))?;
+    cx.charge(4 * found.len())?;
     let mut copy = Sorted::default();
     for (score, member) in &found {
         copy.insert(member, *score);
@@ -265,8 +287,8 @@ pub(super) fn zrangestore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 fn count(cx: &mut Context<'_>, argv: &[&[u8]], by: By) -> Answer {
     let range = Range::parse(by, argv[2], argv[3])?;
     let members = cx.zset(argv[1])?;
-    let found = members.map_or(0, |members| range.select(members, false, 0, usize::MAX).len());
-    Ok(Reply::Int(found as i64))
+    let found = members.map_or(Ok(Vec::new()), |members| range.charged(cx, members, false, 0, usize::MAX))?;
+    Ok(Reply::Int(found.len() as i64))
 }
 
 pub(super) fn zcount(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
@@ -280,7 +302,8 @@ pub(super) fn zlexcount(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 fn remove(cx: &mut Context<'_>, argv: &[&[u8]], by: By) -> Answer {
     let range = Range::parse(by, argv[2], argv[3])?;
     let Some(members) = cx.zset(argv[1])? else { return Ok(Reply::Int(0)) };
-    let doomed = range.select(members, false, 0, usize::MAX);
+    let doomed = range.charged(cx, members, false, 0, usize::MAX)?;
+    cx.charge(4 * doomed.len())?;
     if doomed.is_empty() {
         return Ok(Reply::Int(0));
     }

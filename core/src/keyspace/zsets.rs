@@ -162,12 +162,14 @@ pub(super) fn zmscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 pub(super) fn zrank(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+    cx.charge(cx.zset(argv[1])?.map_or(0, |members| members.len() / 2))?;
     let rank = cx.zset(argv[1])?.and_then(|members| members.rank(argv[2]));
     Ok(rank.map_or(Reply::Nil, |rank| Reply::Int(rank as i64)))
 }
 
 pub(super) fn zrevrank(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let members = cx.zset(argv[1])?;
+    cx.charge(members.map_or(0, |members| members.len() / 2))?;
     let rank = members.and_then(|members| Some(members.len() - 1 - members.rank(argv[2])?));
     Ok(rank.map_or(Reply::Nil, |rank| Reply::Int(rank as i64)))
 }
@@ -188,6 +190,7 @@ pub(super) fn shown(found: &[(f64, Bytes)], with_scores: bool, resp: Resp) -> Re
 
 /// Takes up to `count` members from one end of a set that is there.
 fn take(cx: &mut Context<'_>, key: &[u8], highest: bool, count: usize) -> Result<Vec<(f64, Bytes)>, Refusal> {
+    cx.charge(4 * cx.zset(key)?.map_or(0, |members| count.min(members.len())))?;
     cx.change_zset(key, |members| {
         let own = |(score, member): (f64, &Bytes)| (score, member.clone());
         let taken: Vec<(f64, Bytes)> = if highest {

@@ -71,6 +71,7 @@ impl Machine {
         terms.check()?;
         let session = self.session_of(terms, out)?;
         let Some(slot) = self.find_fresh(db, name, out) else {
+            self.check_session_room(session, 1)?;
             let slot = self.record_for(db, name)?;
             let fence = self.grant(slot, terms.owner, terms.ttl_ms, session, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
@@ -82,6 +83,7 @@ impl Machine {
             return Ok(Some(Reply::Granted { fence: self.locks[slot].fence, ttl_ms }));
         }
         if !lock.is_held() && lock.queue.len == 0 {
+            self.check_session_room(session, 1)?;
             let fence = self.grant(slot, terms.owner, terms.ttl_ms, session, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
         }
@@ -100,6 +102,16 @@ impl Machine {
         }
     }
 
+    /// Whether a session may hold or wait for so many more. Retries and hand-overs never ask.
+    pub(crate) fn check_session_room(&self, session: u32, more: usize) -> Result<(), Refusal> {
+        let Some(record) = self.sessions.get(session) else { return Ok(()) };
+        let claimed = record.locks.len as usize + record.seats as usize;
+        match claimed + more <= self.limits.locks_per_session_max {
+            true => Ok(()),
+            false => Err(errors::session_full(self.limits.locks_per_session_max)),
+        }
+    }
+
     /// A retry may leave its session out, but not name another: the lock would outlive the one or die with the other.
     pub(crate) fn check_retry_session(&self, bound: u32, named: u32) -> Result<(), Refusal> {
         if named != NONE && named != bound {
@@ -111,8 +123,11 @@ impl Machine {
     /// Finds a lock as it is at this instant: what is due on it has ended, and its waiters are served.
     pub(crate) fn find_fresh(&mut self, db: Db, name: &[u8], out: &mut Applied) -> Option<u32> {
         let slot = self.names.find(&self.locks, db, name)?;
-        if self.end_if_due(slot, out) {
+        if let Some(ended_ms) = self.end_if_due(slot, out) {
+            // A waiter that still had time when the lock ended gets it.
+            self.instant_ms = ended_ms;
             self.serve_all(out);
+            self.instant_ms = self.clock.logical_ms;
             return self.names.find(&self.locks, db, name);
         }
         Some(slot)
@@ -120,6 +135,9 @@ impl Machine {
 
     /// A fresh record for a name that has none.
     pub(crate) fn record_for(&mut self, db: Db, name: &[u8]) -> Result<u32, Refusal> {
+        if db > Db::from(u16::MAX) {
+            return Err(crate::keyspace::errors::DB_OUT_OF_RANGE);
+        }
         if self.locks.len() >= self.limits.locks_max {
             self.forget_oldest_idle(1);
         }
@@ -156,7 +174,8 @@ impl Machine {
         let last = self.locks[slot].fence.max(self.floor);
         let last = if on(Mutant::FenceByClockAlone) { Fence(0) } else { last };
         let fence = Fence::next(last, self.clock.wall_us);
-        self.locks.edit(slot).hold(fence, owner, deadline_ms, session);
+        let epoch = self.sweep.count_held(self.locks[slot].db());
+        self.locks.edit(slot).hold(fence, owner, deadline_ms, session, epoch);
         self.deadlines.set(Kind::Lock, slot, deadline_ms);
         if session != NONE {
             let mut locks = self.sessions[session].locks;

@@ -1,15 +1,17 @@
 //! Commands that wait for a list or a sorted set to be filled: `BLPOP` and its relatives. State, like the queues of locks.
 //!
 //! First come, first served for each key. Whenever a list or a sorted set may have got something, those who wait for it try
-//! their whole command again, oldest first; one that finds something is answered and leaves.
+//! their whole command again, oldest first; one that finds something is answered and leaves. An entry lets so many try; the rest
+//! follows when the next one is through.
 
-use super::bytes::{put_varint, Reader};
+use super::bytes::{put_bytes, put_varint, Reader};
 use super::codec::{face, put_face, put_words, words};
 use super::command::Db;
 use super::redis::{Caller, Ran};
 use super::slab::framed;
 use super::snapshot::kind;
 use super::waiter::{put_request_id, request_id};
+use super::work::WORK_PER_COMMAND_MAX;
 use super::{Applied, Machine};
 use crate::grammar::errors;
 use crate::keyspace::WouldBlock;
@@ -40,8 +42,15 @@ pub(crate) struct Blocked {
     by_key: BTreeMap<(Db, Bytes), BTreeSet<u64>>,
     by_deadline: BTreeSet<(u64, u64)>,
     by_id: BTreeMap<RequestId, u64>,
-    /// Keys that may have got something. Empty between commands.
-    ready: VecDeque<(Db, Bytes)>,
+    /// Keys that may have got something. State: an entry that has let as many try as it may leaves the rest to the next.
+    ready: VecDeque<Ready>,
+}
+
+/// A key that may have got something, and from which number on clients are still to try.
+#[derive(Clone, Debug)]
+pub(crate) struct Ready {
+    place: (Db, Bytes),
+    from: u64,
 }
 
 impl Blocked {
@@ -64,8 +73,26 @@ impl Blocked {
 
     pub(crate) fn note_ready(&mut self, db: Db, key: &[u8]) {
         if !self.waiting.is_empty() {
-            self.ready.push_back((db, Bytes::copy_from_slice(key)));
+            self.ready.push_back(Ready { place: (db, Bytes::copy_from_slice(key)), from: 0 });
         }
+    }
+
+    pub(crate) fn has_ready(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    pub(crate) fn next_number(&self) -> u64 {
+        self.next_number
+    }
+
+    /// The first client with this number or a higher one.
+    pub(crate) fn next_from(&self, number: u64) -> Option<(u64, RequestId)> {
+        self.waiting.range(number..).next().map(|(number, waiting)| (*number, waiting.id))
+    }
+
+    /// The node of this client is no more: nobody is to be told.
+    pub(crate) fn drop_one(&mut self, number: u64) {
+        self.remove(number);
     }
 
     pub(crate) fn ready_len(&self) -> usize {
@@ -110,21 +137,19 @@ impl Blocked {
         Some((number, self.waiting.get(&number)?.clone()))
     }
 
-    /// Nodes that are no more have nobody to answer to.
-    pub(crate) fn drop_if(&mut self, gone: impl Fn(RequestId) -> bool) {
-        let doomed: Vec<u64> =
-            self.waiting.iter().filter(|(_, waiting)| gone(waiting.id)).map(|(number, _)| *number).collect();
-        for number in doomed {
-            self.remove(number);
-        }
-    }
-
-    pub(crate) fn next_number(&self) -> u64 {
-        self.next_number
-    }
-
     pub(crate) fn waitings(&self) -> Waitings {
         self.waiting.clone()
+    }
+
+    /// Keys that may have got something, for whoever could not try yet.
+    pub(crate) fn ready(&self) -> VecDeque<Ready> {
+        self.ready.clone()
+    }
+
+    /// Takes one record of a snapshot in.
+    pub(crate) fn read_ready(&mut self, reader: &mut Reader<'_>) -> Option<()> {
+        self.ready.push_back(Ready::read(reader)?);
+        Some(())
     }
 
     /// An empty table that goes on counting where another stopped.
@@ -141,6 +166,22 @@ impl Blocked {
         }
         self.insert(number, waiting);
         Some(())
+    }
+}
+
+impl Ready {
+    /// As one record of a snapshot.
+    pub(crate) fn write(&self, out: &mut Vec<u8>) {
+        framed(kind::READY, out, |out| {
+            put_varint(out, u64::from(self.place.0));
+            put_bytes(out, &self.place.1);
+            put_varint(out, self.from);
+        });
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Option<Ready> {
+        let place = (reader.varint_u32()?, Bytes::copy_from_slice(reader.bytes()?));
+        Some(Ready { place, from: reader.varint()? })
     }
 }
 
@@ -192,34 +233,59 @@ impl Machine {
         Ok(())
     }
 
-    /// Lets those try again who wait for a key that may have got something.
+    /// Lets those try again who wait for a key that may have got something, as many as the entry still may.
     pub(crate) fn serve_blocked(&mut self, out: &mut Applied) {
-        while let Some(place) = self.blocked.ready.pop_front() {
-            let mut from = 0;
+        while let Some(Ready { place, from }) = self.blocked.ready.pop_front() {
+            let mut from = from;
             while let Some((number, waiting)) = self.blocked.next_at(&place, from) {
                 if !self.has_key(place.0, &place.1) {
                     // Taken by those before: the others would find nothing, however many they are.
                     break;
                 }
+                let Some(left) = self.blocked_tries_left.checked_sub(1) else {
+                    self.blocked.ready.push_front(Ready { place, from });
+                    return self.serve_all(out);
+                };
+                self.blocked_tries_left = left;
                 from = number + 1;
-                let argv: Vec<&[u8]> = waiting.argv.iter().map(|word| &word[..]).collect();
-                let Ran { reply, would_block, .. } = self.run_redis(waiting.caller, &argv, out);
-                if would_block.is_none() {
-                    self.blocked.remove(number);
-                    self.answer(Some(waiting.id), reply, out);
-                }
+                self.try_blocked(number, &waiting, out);
             }
         }
         self.serve_all(out);
     }
 
-    /// Those whose time is up are told so.
+    fn try_blocked(&mut self, number: u64, waiting: &Waiting, out: &mut Applied) {
+        if self.sweep.drops_blocked() && self.is_lost(waiting.id) {
+            self.blocked.remove(number);
+            return;
+        }
+        if waiting.deadline_ms <= self.clock.logical_ms {
+            self.time_out_blocked(number, out);
+            return;
+        }
+        let argv: Vec<&[u8]> = waiting.argv.iter().map(|word| &word[..]).collect();
+        self.work.begin_command(WORK_PER_COMMAND_MAX);
+        let Ran { reply, would_block, .. } = self.run_redis(waiting.caller, &argv, out);
+        if would_block.is_none() {
+            self.blocked.remove(number);
+            self.answer(Some(waiting.id), reply, out);
+        }
+    }
+
+    /// Those whose time is up are told so, some with each entry.
     pub(crate) fn end_due_blocked(&mut self, out: &mut Applied) {
-        while let Some((at_ms, number)) = self.blocked.by_deadline.first().copied() {
-            if at_ms > self.clock.logical_ms {
-                break;
+        for _ in 0..self.limits.due_per_entry_max {
+            match self.blocked.by_deadline.first().copied() {
+                Some((at_ms, number)) if at_ms <= self.clock.logical_ms => self.time_out_blocked(number, out),
+                Some(_) | None => break,
             }
-            if let Some(waiting) = self.blocked.remove(number) {
+        }
+    }
+
+    fn time_out_blocked(&mut self, number: u64, out: &mut Applied) {
+        if let Some(waiting) = self.blocked.remove(number) {
+            let is_lost = self.sweep.drops_blocked() && self.is_lost(waiting.id);
+            if !is_lost {
                 self.answer(Some(waiting.id), Reply::NilArray, out);
             }
         }

@@ -151,7 +151,7 @@ impl Machine {
             Script::BySha | Script::Known => {}
             Script::Body(body) => self.scripts.insert(conditional.sha, body),
         }
-        self.end_all_due(out);
+        self.find_fresh(conditional.db, conditional.words[KEY], out);
         let hiding = conditional.member.is_some();
         match self.try_conditional(conditional, hiding, out) {
             (_, Clash::Hidden) => self.try_conditional(conditional, false, out).0,

@@ -70,16 +70,24 @@ impl Machine {
             far: VecDeque::new(),
             far_known: HashMap::default(),
             walked: HashMap::default(),
-            steps_left: self.limits.deadlock_steps_max,
+            steps_left: self.limits.deadlock_steps_max.min(self.deadlock_steps_left),
         };
-        match search.run(slots) {
-            Ok(()) => Ok(()),
+        let allowed = search.steps_left;
+        let found = search.run(slots);
+        let taken = allowed - search.steps_left;
+        match found {
+            Ok(()) => {
+                self.deadlock_steps_left -= taken;
+                Ok(())
+            }
             Err(Found::Circle(last)) => {
                 let text = search.describe(last);
+                self.deadlock_steps_left -= taken;
                 self.counters.deadlocks += 1;
                 Err(errors::deadlock(&text))
             }
             Err(Found::TooLong) => {
+                self.deadlock_steps_left -= taken;
                 self.counters.deadlock_searches_cut += 1;
                 Ok(())
             }

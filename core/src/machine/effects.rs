@@ -197,7 +197,6 @@ impl Recorder {
 impl Machine {
     /// Applies what a script did.
     pub(super) fn effects(&mut self, effects: Effects<'_>, out: &mut Applied) -> Reply {
-        self.end_all_due(out);
         let mut differs = false;
         for step in &effects.steps {
             match step {

@@ -248,7 +248,7 @@ impl Machine {
             // Behind the commands: the first of them may be the word that this start of the node is the one that counts.
             self.acknowledge(batch.origin, batch.acked_below);
         }
-        self.check_after_apply();
+        self.finish(out);
         Ok(())
     }
 }

@@ -3,9 +3,8 @@
 //! Every entry first works off what is due at its own stamp, up to a limit. What is left beyond the limit is ended by
 //! whatever touches it ([`Machine::end_if_due`]), so nothing past its deadline is ever granted, renewed or shown as held.
 
-use super::deadlines::Kind;
+use super::deadlines::{Kind, NEVER};
 use super::lock::Ended;
-use super::slab::NONE;
 use super::{Applied, Machine};
 use crate::event::EventKind;
 use crate::reply::Reply;
@@ -14,11 +13,13 @@ impl Machine {
     /// Each at its own instant, as if the clock had moved in single steps: a waiter that still had time when the lock ended
     /// gets it, however far one entry moves the clock.
     pub(crate) fn end_due(&mut self, out: &mut Applied) {
-        for _ in 0..self.limits.due_per_entry_max {
+        let mut ends = self.limits.due_per_entry_max;
+        while ends > 0 {
             match self.deadlines.next() {
                 Some((at_ms, kind, slot)) if at_ms <= self.clock.logical_ms => {
                     self.instant_ms = at_ms;
-                    self.end_one(kind, slot, out);
+                    self.end_one(kind, slot, &mut ends, out);
+                    ends = ends.saturating_sub(1);
                     self.serve_all(out);
                 }
                 Some(_) | None => break,
@@ -27,10 +28,10 @@ impl Machine {
         self.instant_ms = self.clock.logical_ms;
     }
 
-    fn end_one(&mut self, kind: Kind, slot: u32, out: &mut Applied) {
+    fn end_one(&mut self, kind: Kind, slot: u32, ends: &mut usize, out: &mut Applied) {
         match kind {
             Kind::Lock => self.end_grant(slot, Ended::Expired, EventKind::Expired, out),
-            Kind::Session => self.end_dead_session(slot, out),
+            Kind::Session => self.end_session_part(slot, Ended::Expired, ends, out),
             Kind::Waiter => {
                 let instant_ms = self.instant_ms;
                 self.give_up_overdue(slot, |deadline_ms| deadline_ms <= instant_ms, out);
@@ -38,23 +39,25 @@ impl Machine {
         }
     }
 
-    /// Ends the grant of a lock where its time or its session's is over. Answers whether it did.
-    pub(crate) fn end_if_due(&mut self, slot: u32, out: &mut Applied) -> bool {
+    /// Ends the grant of a lock that was flushed, or whose time or session's time is over. Answers when that was, if it did.
+    pub(crate) fn end_if_due(&mut self, slot: u32, out: &mut Applied) -> Option<u64> {
         let lock = &self.locks[slot];
         if !lock.is_held() {
-            return false;
+            return None;
         }
         let now_ms = self.clock.logical_ms;
-        let session = lock.session;
-        if lock.at_ms <= now_ms {
-            self.end_grant(slot, Ended::Expired, EventKind::Expired, out);
-            return true;
-        }
-        if session != NONE && self.sessions[session].deadline_ms <= now_ms {
-            self.end_dead_session(session, out);
-            return true;
-        }
-        false
+        let session_ends_ms = self.sessions.get(lock.session).map_or(NEVER, |session| session.deadline_ms);
+        let (ended_ms, how, event) = if self.is_flushed(lock) {
+            (now_ms, Ended::Released, EventKind::Released)
+        } else if lock.at_ms <= now_ms {
+            (lock.at_ms, Ended::Expired, EventKind::Expired)
+        } else if session_ends_ms <= now_ms {
+            (session_ends_ms, Ended::Expired, EventKind::SessionEnded)
+        } else {
+            return None;
+        };
+        self.end_grant(slot, how, event, out);
+        Some(ended_ms)
     }
 
     /// The logged command. What is due has ended already, at the start of the entry; idle records are left.

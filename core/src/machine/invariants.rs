@@ -89,6 +89,9 @@ impl Machine {
                 format!("lock {slot} has a value and is free, or has an owner")
             })?;
         }
+        ensure(self.versions.keys().all(|slot| self.values.contains_key(slot)), || {
+            "a version of what is no collection".into()
+        })?;
         self.check_grants()?;
         self.check_seats()?;
         for (slot, waiter) in self.waiters.iter() {
@@ -190,7 +193,7 @@ impl Machine {
                 return fail("a seat of it is another's or nobody's");
             };
             let Some(lock) = self.locks.get(seat.lock) else { return fail("it stands at no lock") };
-            names.push((lock.db, lock.name()));
+            names.push((lock.db(), lock.name()));
         }
         if !names.windows(2).all(|pair| pair[0] < pair[1]) {
             return fail("its seats are not in canonical order");
@@ -207,7 +210,8 @@ impl Machine {
             let holds = |lock: u32| self.locks[lock].is_held() && self.locks[lock].session == slot;
             bound += check_list(&self.locks, session.locks, "session's locks", holds)?.len();
             let waits = |waiter: u32| self.waiters[waiter].session == slot;
-            waiting += check_list(&self.waiters, session.waiters, "session's waiters", waits)?.len();
+            let waiters = check_list(&self.waiters, session.waiters, "session's waiters", waits)?;
+            waiting += waiters.len();
         }
         let all_bound = self.locks.iter().filter(|(_, lock)| lock.session != NONE).count();
         ensure(bound == all_bound, || "a lock is not in its session's list".into())?;
@@ -220,7 +224,7 @@ impl Machine {
         ensure(self.clock.wall_us <= WALL_US_MAX, || "the wall clock is out of range".into())?;
         let mut deadlines = 0;
         for (slot, lock) in self.locks.iter() {
-            ensure(self.names.find(&self.locks, lock.db, lock.name()) == Some(slot), || {
+            ensure(self.names.find(&self.locks, lock.db(), lock.name()) == Some(slot), || {
                 format!("lock {slot} is not found by its name")
             })?;
             let ends_ms = (lock.is_held() && lock.at_ms != NEVER).then_some(lock.at_ms);
@@ -256,6 +260,18 @@ impl Machine {
             ensure(self.session_ids.get(&session.id) == Some(&slot), || {
                 format!("session {slot} is not found")
             })?;
+        }
+        for (slot, session) in self.sessions.iter() {
+            let waiters = session.waiters.walk(&self.waiters);
+            let seats: usize = waiters.map(|waiter| self.waiters[waiter].seats.len()).sum();
+            ensure(seats == session.seats as usize, || format!("session {slot}: its seats"))?;
+        }
+        let mut counted = std::collections::BTreeMap::new();
+        for (_, lock) in self.locks.iter().filter(|(_, lock)| lock.is_held() && !self.is_flushed(lock)) {
+            *counted.entry(lock.db()).or_insert(0) += 1;
+        }
+        for (db, held) in counted {
+            ensure(self.sweep.held(db) == held, || format!("database {db}: {held} keys, counted otherwise"))?;
         }
         ensure(deadlines == self.deadlines.len(), || "a deadline belongs to nothing".into())
     }

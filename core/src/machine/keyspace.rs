@@ -11,20 +11,27 @@
 //!
 //! - A free lock with a multi-lock at the head of its queue is an absent key. Writes that ask for one (`NX`, `SETNX`, `MSETNX`,
 //!   `RENAMENX`) are refused, as `LOCK.ACQUIRE` is; any other write, and a script that asked `EXISTS`, takes it.
-//! - `DBSIZE` and `KEYS` look at every record.
+//! - `DBSIZE` counts keys whose time is over until they are ended, as Redis does.
+//! - `FLUSHDB` and `FLUSHALL` through a Redlock listener take that member out of every key it has granted, one by one: with more than
+//!   [`MEMBER_FLUSH_MAX`] records they are refused.
 //! - A free record that a stopped script touched counts as idle from then on.
 
 use super::command::Db;
 use super::deadlines::NEVER;
-use super::lock::Ended;
+use super::lock::{Ended, Lock};
 use super::slab::NONE;
+use super::sweep::ENDS_PER_ENTRY_MAX;
 use super::undo::Undo;
+use super::work::Work;
 use super::{Applied, EventOwner, Machine, Noted};
 use crate::event::EventKind;
 use crate::keyspace::table::Row;
 use crate::keyspace::{errors, Clock, Deadline, Keys, Value, View};
 use crate::reply::{Refusal, Reply};
 use crate::types::Member;
+
+/// Most records for which a member's flush, and an exact count of what it sees, look at each of them.
+pub(super) const MEMBER_FLUSH_MAX: usize = 10_000;
 
 /// Whom keys are hidden from; see `members.rs`. Nobody: all are seen.
 type HiddenFrom = Option<Member>;
@@ -75,11 +82,15 @@ impl Machine {
         Clock { logical_ms: self.clock.logical_ms, wall_us: self.entry_wall_us }
     }
 
-    fn key_slots(&self, from: HiddenFrom, db: Option<Db>) -> impl Iterator<Item = u32> + '_ {
-        let is_there = move |slot: u32, lock: &super::Lock| {
-            db.is_none_or(|db| lock.db == db) && self.is_held_now(lock) && self.is_shown(from, slot)
+    /// Keys of a database. For a member, those that are hidden from it are taken off, where they are few enough to look at.
+    fn key_count(&self, from: HiddenFrom, db: Db) -> usize {
+        let all = self.sweep.held(db) as usize;
+        let Some(member) = from.filter(|_| self.grants.len() <= MEMBER_FLUSH_MAX) else { return all };
+        let is_hidden = |slot: u32| {
+            let lock = &self.locks[slot];
+            lock.db() == db && !self.is_flushed(lock) && !self.sees(member, slot)
         };
-        self.locks.iter().filter(move |(slot, lock)| is_there(*slot, lock)).map(|(slot, _)| slot)
+        all - self.grants.keys().filter(|slot| is_hidden(**slot)).count()
     }
 
     /// The cursor is the next slot to look at: a key keeps its slot for as long as it lives.
@@ -96,7 +107,7 @@ impl Machine {
             if looked == count {
                 return u64::from(slot);
             }
-            if lock.db == db && self.is_held_now(lock) && self.is_shown(from, slot) {
+            if lock.db() == db && self.is_held_now(lock) && self.is_shown(from, slot) {
                 visit(lock.name(), self.key_view(slot));
             }
         }
@@ -110,9 +121,14 @@ pub(crate) struct ReadKeys<'m> {
     pub(crate) member: Option<Member>,
     /// Time since the newest stamp: see [`Machine::query_later`].
     pub(crate) late_ms: u64,
+    pub(crate) work: Work,
 }
 
 impl Keys for ReadKeys<'_> {
+    fn charge(&self, units: u64) -> Result<(), Refusal> {
+        self.machine.work.count(units);
+        self.work.charge(units)
+    }
     fn clock(&self) -> Clock {
         let Clock { logical_ms, wall_us } = self.machine.key_clock();
         Clock {
@@ -135,7 +151,7 @@ impl Keys for ReadKeys<'_> {
     }
     fn set_deadline(&mut self, _: Db, _: &[u8], _: Deadline) {}
     fn count(&self, db: Db) -> usize {
-        self.machine.key_slots(self.member, Some(db)).count()
+        self.machine.key_count(self.member, db)
     }
     fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64 {
         self.machine.key_scan(self.member, db, cursor, count, visit)
@@ -210,6 +226,18 @@ impl<'m> MachineKeys<'m> {
         true
     }
 
+    fn flush_member(&mut self, member: Member, db: Option<Db>) {
+        let machine = &*self.machine;
+        let is_there = |slot: u32, lock: &Lock| {
+            db.is_none_or(|db| lock.db() == db) && machine.is_held_now(lock) && machine.sees(member, slot)
+        };
+        let locks = machine.locks.iter().filter(|(slot, lock)| is_there(*slot, lock));
+        let doomed: Vec<u32> = locks.map(|(slot, _)| slot).collect();
+        for slot in doomed {
+            self.take_away(slot);
+        }
+    }
+
     /// A member may not change the value under which others hold a key.
     fn check_replace(&mut self, slot: u32) -> Result<(), Refusal> {
         let Some(member) = self.member.filter(|member| self.machine.others_hold(*member, slot)) else {
@@ -244,7 +272,7 @@ impl<'m> MachineKeys<'m> {
         match self.machine.values.get(&slot) {
             Some(Value::List(_) | Value::ZSet(_)) => {
                 let lock = &self.machine.locks[slot];
-                self.machine.blocked.note_ready(lock.db, lock.name());
+                self.machine.blocked.note_ready(lock.db(), lock.name());
             }
             Some(Value::Str(_) | Value::Hash(_) | Value::Set(_)) | None => {}
         }
@@ -252,6 +280,10 @@ impl<'m> MachineKeys<'m> {
 }
 
 impl Keys for MachineKeys<'_> {
+    fn charge(&self, units: u64) -> Result<(), Refusal> {
+        self.machine.work.charge(units)
+    }
+
     fn clock(&self) -> Clock {
         self.machine.key_clock()
     }
@@ -278,7 +310,13 @@ impl Keys for MachineKeys<'_> {
             Some(slot) => slot,
             None => self.machine.record_for(db, key)?,
         };
+        // It is compared with what is there.
+        if self.machine.values.contains_key(&slot) {
+            self.charge(value.view().len() as u64)?;
+        }
         self.save(slot);
+        // Past its deadline, or flushed, and not ended yet.
+        self.machine.end_if_due(slot, self.out);
         if self.machine.locks[slot].is_held() {
             if self.machine.key_view(slot) == value.view() {
                 return self.machine.set_end_as(self.member, slot, at_ms, self.out);
@@ -299,6 +337,7 @@ impl Keys for MachineKeys<'_> {
             self.end(slot);
         } else if changed {
             self.machine.emit(EventKind::Renewed, slot, EventOwner::Holder, self.out);
+            self.machine.versions.insert(slot, self.machine.event_seq);
             self.note_ready(slot);
         }
     }
@@ -323,18 +362,34 @@ impl Keys for MachineKeys<'_> {
     }
 
     fn count(&self, db: Db) -> usize {
-        self.machine.key_slots(self.hidden_from, Some(db)).count()
+        self.machine.key_count(self.hidden_from, db)
     }
 
     fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64 {
         self.machine.key_scan(self.hidden_from, db, cursor, count, visit)
     }
 
+    fn check_flush(&self) -> Result<(), Refusal> {
+        match self.member.is_some() && self.machine.locks.len() > MEMBER_FLUSH_MAX {
+            true => Err(errors::MEMBER_FLUSH_TOO_LARGE),
+            false => Ok(()),
+        }
+    }
+
+    /// Whatever is held counts as ended from here on. As much as one entry may is ended at once, the rest is swept later.
     fn flush(&mut self, db: Option<Db>) {
-        let doomed: Vec<u32> = self.machine.key_slots(self.hidden_from, db).collect();
         let noted = self.out.noted.len();
-        for slot in doomed {
-            self.take_away(slot);
+        match self.member {
+            Some(member) => self.flush_member(member, db),
+            None => {
+                self.machine.begin_flush(db);
+                let (mut looks, mut ends) = (Machine::looks_per_sweep(), ENDS_PER_ENTRY_MAX);
+                while ends > 0 {
+                    let Some(slot) = self.machine.next_flushed(&mut looks) else { break };
+                    ends -= 1;
+                    self.end(slot);
+                }
+            }
         }
         if self.machine.wanted.keys {
             // One word for all of them.

@@ -23,10 +23,14 @@ pub struct Limits {
     pub remembered_per_origin_max: usize,
     /// Deadlines worked off at the start of one entry. The rest stays due, and is seen as ended by whatever touches it.
     pub due_per_entry_max: usize,
+    /// Locks of one session, held and waited for. Refused with `OOM`.
+    pub locks_per_session_max: usize,
     /// Idle records forgotten by one `Expire`. The rest goes with the next one.
     pub idle_per_entry_max: usize,
     /// Steps of one search for a circle of waiting sessions. Beyond it the wait is let through: its own time limit ends it.
     pub deadlock_steps_max: usize,
+    /// The same for all searches of one entry.
+    pub deadlock_steps_per_entry_max: usize,
 }
 
 impl Default for Limits {
@@ -41,9 +45,11 @@ impl Default for Limits {
             idle_max: 1_000_000,
             origins_max: 1_024,
             remembered_per_origin_max: 65_536,
-            due_per_entry_max: 10_000,
-            idle_per_entry_max: 50_000,
+            due_per_entry_max: 4_096,
+            locks_per_session_max: 10_000,
+            idle_per_entry_max: 8_192,
             deadlock_steps_max: 50_000,
+            deadlock_steps_per_entry_max: 200_000,
         }
     }
 }

@@ -44,7 +44,9 @@ pub(crate) struct Lock {
     ended_fence: Fence,
     /// Held: when it ends. Idle: since when.
     pub(crate) at_ms: u64,
-    pub(crate) db: Db,
+    db: u16,
+    /// Of its database, while held: see `sweep.rs`.
+    epoch: u16,
     /// The holder's session, or `NONE`.
     pub(crate) session: u32,
     /// In the session's list while held, in the idle list while idle.
@@ -64,7 +66,8 @@ impl Lock {
             fence: Fence(0),
             ended_fence: Fence(0),
             at_ms: NEVER,
-            db,
+            db: db as u16,
+            epoch: 0,
             session: NONE,
             links: Links::ALONE,
             queue: List::EMPTY,
@@ -72,6 +75,14 @@ impl Lock {
             phase: Phase::Awaited,
             ended: Ended::Unknown,
         }
+    }
+
+    pub(crate) fn db(&self) -> Db {
+        Db::from(self.db)
+    }
+
+    pub(crate) fn epoch(&self) -> u16 {
+        self.epoch
     }
 
     pub(crate) fn name(&self) -> &[u8] {
@@ -95,7 +106,7 @@ impl Lock {
     }
 
     /// Brings a holder into being. Lists and deadlines are the caller's business.
-    pub(crate) fn hold(&mut self, fence: Fence, owner: &[u8], deadline_ms: u64, session: u32) {
+    pub(crate) fn hold(&mut self, fence: Fence, owner: &[u8], deadline_ms: u64, session: u32, epoch: u16) {
         let name_len = usize::from(self.name_len);
         if self.text.len() == name_len + owner.len() {
             self.text[name_len..].copy_from_slice(owner);
@@ -108,6 +119,7 @@ impl Lock {
         self.fence = fence;
         self.at_ms = deadline_ms;
         self.session = session;
+        self.epoch = epoch;
         self.phase = Phase::Held;
     }
 
@@ -117,6 +129,7 @@ impl Lock {
         self.ended = how;
         self.at_ms = NEVER;
         self.session = NONE;
+        self.epoch = 0;
         self.phase = Phase::Awaited;
     }
 
@@ -128,6 +141,7 @@ impl Lock {
             ended_fence: self.ended_fence,
             at_ms: self.at_ms,
             session: self.session,
+            epoch: self.epoch,
             phase: self.phase,
             ended: self.ended,
         }
@@ -140,6 +154,7 @@ impl Lock {
         self.ended_fence = before.ended_fence;
         self.at_ms = before.at_ms;
         self.session = before.session;
+        self.epoch = before.epoch;
         self.phase = before.phase;
         self.ended = before.ended;
     }
@@ -164,6 +179,7 @@ pub(crate) struct Before {
     ended_fence: Fence,
     pub(crate) at_ms: u64,
     pub(crate) session: u32,
+    epoch: u16,
     pub(crate) phase: Phase,
     ended: Ended,
 }
@@ -194,6 +210,7 @@ impl Image for Lock {
         };
         out.push(phase << 4 | ended);
         put_varint(out, u64::from(self.db));
+        put_varint(out, u64::from(self.epoch));
         put_bytes(out, self.name());
         put_bytes(out, self.owner());
         put_varint(out, self.fence.0);
@@ -218,7 +235,8 @@ impl Image for Lock {
             2 => Ended::Expired,
             _ => return None,
         };
-        let db = reader.varint_u32()?;
+        let db = u16::try_from(reader.varint()?).ok()?;
+        let epoch = u16::try_from(reader.varint()?).ok()?;
         let name = reader.bytes()?;
         let owner = reader.bytes()?;
         if name.len() > KEY_BYTES_MAX || (phase != Phase::Held && !owner.is_empty()) {
@@ -228,6 +246,7 @@ impl Image for Lock {
             text: [name, owner].concat().into_boxed_slice(),
             name_len: name.len() as u16,
             db,
+            epoch,
             phase,
             ended,
             fence: Fence(reader.varint()?),
@@ -271,20 +290,20 @@ impl Names {
         let hash = name_hash(db, name);
         let same = |slot: &u32| {
             let lock = &locks[*slot];
-            lock.db == db && lock.name() == name
+            lock.db() == db && lock.name() == name
         };
         self.shards[shard_of(hash)].find(hash, same).copied()
     }
 
     pub(crate) fn insert(&mut self, locks: &Slab<Lock>, slot: u32) {
-        let rehash = |slot: &u32| name_hash(locks[*slot].db, locks[*slot].name());
+        let rehash = |slot: &u32| name_hash(locks[*slot].db(), locks[*slot].name());
         let hash = rehash(&slot);
         self.shards[shard_of(hash)].insert_unique(hash, slot, rehash);
     }
 
     /// Call before the record goes.
     pub(crate) fn remove(&mut self, locks: &Slab<Lock>, slot: u32) {
-        let rehash = |slot: &u32| name_hash(locks[*slot].db, locks[*slot].name());
+        let rehash = |slot: &u32| name_hash(locks[*slot].db(), locks[*slot].name());
         let hash = rehash(&slot);
         let shard = &mut self.shards[shard_of(hash)];
         if let Ok(entry) = shard.find_entry(hash, |other| *other == slot) {

@@ -16,6 +16,7 @@
 //! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once; `origins.rs`:
 //!   the nodes it knows
 //! - `settings.rs`, `behind.rs`: the replicated settings, and which Redis the members have behind them
+//! - `sweep.rs`: bulk ends, spread over entries
 //! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
 //!
 //! # Caveats
@@ -39,6 +40,7 @@ pub mod effects;
 pub mod entry;
 mod expire;
 mod invariants;
+mod keys_walk;
 mod keyspace;
 mod limits;
 mod list;
@@ -62,8 +64,10 @@ pub mod settings;
 mod slab;
 mod snapshot;
 mod stats;
+mod sweep;
 mod undo;
 mod waiter;
+pub mod work;
 
 use crate::event::{Event, EventKind};
 use crate::grammar::errors;
@@ -81,6 +85,7 @@ use dedup::{Dedup, Seen};
 pub use entry::{check_command, entry_stamp, EntryBuilder, EntryError, ENTRY_VERSION};
 #[cfg(feature = "scripts")]
 pub(crate) use keyspace::Clash;
+pub use keys_walk::KeysWalk;
 pub use limits::Limits;
 use list::List;
 use lock::{Lock, Names};
@@ -96,6 +101,7 @@ use slab::Slab;
 use stats::Counters;
 pub use stats::Stats;
 use std::collections::VecDeque;
+use sweep::Sweep;
 use waiter::{QueuedOwners, Seat, Waiter};
 
 /// What applying an entry brought about. Reused from entry to entry by its owner.
@@ -109,6 +115,8 @@ pub struct Applied {
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order. Only filled while somebody tracks keys.
     pub noted: Vec<Noted>,
+    /// Large values that are no more. To drop them takes a while, so the owner may do it elsewhere.
+    pub garbage: Vec<Value>,
 }
 
 impl Applied {
@@ -117,6 +125,7 @@ impl Applied {
         self.events.clear();
         self.published.clear();
         self.noted.clear();
+        self.garbage.clear();
     }
 }
 
@@ -189,11 +198,14 @@ pub struct Machine {
     dedup: Dedup,
     /// What keys hold that are no strings, by the lock's slot. Persistent: a copy costs nothing.
     values: imbl::OrdMap<u32, Value>,
+    /// When a collection was last changed in place, by the lock's slot: the number of the event. For `WATCH`.
+    versions: imbl::OrdMap<u32, u64>,
     /// Which Redlock members have granted a key, by the lock's slot.
     grants: imbl::OrdMap<u32, Grants>,
     scripts: Scripts,
     blocked: Blocked,
     settings: settings::Settings,
+    sweep: Sweep,
 
     // Worked out from the above.
     names: Names,
@@ -206,6 +218,10 @@ pub struct Machine {
     instant_ms: u64,
     /// Locks that became free or got a new head of their queue. Empty between commands.
     to_serve: VecDeque<u32>,
+    /// What the entry that is being applied may still do of work that many commands can cause.
+    blocked_tries_left: usize,
+    deadlock_steps_left: usize,
+    work: work::Work,
     snapshot: Option<snapshot::Progress>,
 
     // Not state.
@@ -244,10 +260,12 @@ impl Machine {
             sessions: Slab::default(),
             dedup: Dedup::default(),
             values: imbl::OrdMap::new(),
+            versions: imbl::OrdMap::new(),
             grants: imbl::OrdMap::new(),
             scripts: Scripts::default(),
             blocked: Blocked::default(),
             settings: settings::Settings::default(),
+            sweep: Sweep::default(),
             names: Names::default(),
             queued_owners: QueuedOwners::default(),
             requests: HashMap::default(),
@@ -255,6 +273,9 @@ impl Machine {
             deadlines: Deadlines::default(),
             instant_ms: 0,
             to_serve: VecDeque::new(),
+            blocked_tries_left: 0,
+            deadlock_steps_left: 0,
+            work: work::Work::default(),
             snapshot: None,
             acting: None,
             limits,
@@ -306,9 +327,17 @@ impl Machine {
         self.clock
     }
 
-    /// When, on the logical clock, the next lock, wait or session ends. The leader proposes `Expire` then.
+    /// When, on the logical clock, an entry is needed next: a lock, wait or session ends then, or more of a bulk end is left
+    /// to do. The leader proposes `Expire` then.
     #[must_use]
     pub fn next_deadline_ms(&self) -> Option<u64> {
+        match self.sweep.is_over() && !self.blocked.has_ready() {
+            true => self.next_end_ms(),
+            false => Some(self.clock.logical_ms),
+        }
+    }
+
+    fn next_end_ms(&self) -> Option<u64> {
         let lock_or_wait = self.deadlines.next().map(|(at_ms, _, _)| at_ms);
         [lock_or_wait, self.blocked.next_deadline_ms()].into_iter().flatten().min()
     }
@@ -317,7 +346,7 @@ impl Machine {
     #[must_use]
     pub fn has_due(&self, stamp: Stamp) -> bool {
         let now_ms = self.clock_after(stamp).logical_ms;
-        self.next_deadline_ms().is_some_and(|at_ms| at_ms <= now_ms)
+        self.next_end_ms().is_some_and(|at_ms| at_ms <= now_ms)
     }
 
     /// The clock that an entry with this stamp is applied at.
@@ -350,6 +379,13 @@ impl Machine {
     pub fn apply(&mut self, stamp: Stamp, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
         self.begin(stamp, out);
         self.run(id, command, out);
+        self.finish(out);
+    }
+
+    /// When the commands of an entry are through: some of what bulk ends have left.
+    fn finish(&mut self, out: &mut Applied) {
+        self.sweep_some(out);
+        self.serve_blocked(out);
         self.check_after_apply();
     }
 
@@ -357,6 +393,9 @@ impl Machine {
     fn begin(&mut self, stamp: Stamp, out: &mut Applied) {
         self.entry_wall_us = self.entry_wall_us_after(stamp);
         self.clock = self.clock_after(stamp);
+        self.work.begin_entry();
+        self.blocked_tries_left = self.limits.due_per_entry_max;
+        self.deadlock_steps_left = self.limits.deadlock_steps_per_entry_max;
         self.end_due(out);
         self.end_due_blocked(out);
     }
@@ -398,6 +437,10 @@ impl Machine {
 
     fn execute(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
         self.acting = id;
+        self.work.begin_command(match &command {
+            Command::Effects(_) => u64::MAX,
+            _ => work::WORK_PER_COMMAND_MAX,
+        });
         let reply = match command {
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
                 let terms = acquire::Terms { id, ttl_ms, wait_ms, owner, session };
@@ -472,7 +515,7 @@ impl Machine {
     fn origin_start(&mut self, origin: Origin, out: &mut Applied) -> Reply {
         // The table has been told on admission. An announcement that comes late, after a newer one, changes nothing.
         if self.is_live(origin) {
-            self.drop_requests(|id| id.origin.node == origin.node && id.origin != origin, out);
+            self.begin_dropping(out);
         }
         Reply::OK
     }
@@ -480,7 +523,7 @@ impl Machine {
     fn origin_gone(&mut self, origin: Origin, out: &mut Applied) -> Reply {
         self.dedup.lose(origin);
         self.settings.behind.forget(origin.node);
-        self.drop_requests(|id| id.origin == origin, out);
+        self.begin_dropping(out);
         Reply::OK
     }
 
@@ -500,7 +543,7 @@ impl Machine {
         };
         out.events.push(Event {
             kind,
-            db: lock.db,
+            db: lock.db(),
             resource: Bytes::copy_from_slice(lock.name()),
             fence: lock.fence,
             owner: Bytes::copy_from_slice(owner),

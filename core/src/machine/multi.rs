@@ -63,6 +63,9 @@ impl Machine {
                 }
             }
         }
+        if !sorted.iter().all(|name| self.is_owned(db, name, terms.owner)) {
+            self.check_session_room(session, sorted.len())?;
+        }
         let slots = self.records_for(db, &sorted)?;
         if all_free {
             let (fences, ttl_ms) = self.grant_many(&slots, terms.owner, terms.ttl_ms, session, out);
@@ -85,6 +88,11 @@ impl Machine {
                 false => lock.queue.len == 0,
             }
         })
+    }
+
+    fn is_owned(&self, db: Db, name: &[u8], owner: &[u8]) -> bool {
+        let lock = self.names.find(&self.locks, db, name).map(|slot| &self.locks[slot]);
+        lock.is_some_and(|lock| lock.is_held() && lock.owner() == owner)
     }
 
     /// A record for each name; where there is no room for all, none is made.

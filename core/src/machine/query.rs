@@ -13,6 +13,9 @@ use ::bytes::Bytes;
 
 /// Slots one `LOCK.SCAN` looks at for each name it may answer: idle records lie between held ones.
 const SCAN_SLOTS_PER_NAME: usize = 16;
+/// Work after which a `LOCK.SCAN` answers what it has: in steps of the pattern, of which a record costs as much as a few.
+const SCAN_STEPS_MAX: u64 = 8_000_000;
+const STEPS_PER_RECORD: u64 = 32;
 
 impl Machine {
     #[must_use]
@@ -88,19 +91,21 @@ impl Machine {
         let count = count.clamp(1, SCAN_COUNT_MAX) as usize;
         let from = u32::try_from(cursor).unwrap_or(NONE);
         let mut names = Vec::new();
-        let mut next = 0;
+        let (mut next, mut steps) = (0, 0);
         for (looked, (slot, lock)) in self.locks.iter_from(from).enumerate() {
-            if names.len() == count || looked == count * SCAN_SLOTS_PER_NAME {
+            if names.len() == count || looked == count * SCAN_SLOTS_PER_NAME || steps > SCAN_STEPS_MAX {
                 next = slot;
                 break;
             }
-            let shown = lock.db == db
+            steps += STEPS_PER_RECORD;
+            let shown = lock.db() == db
                 && self.is_held_now(lock)
-                && pattern.is_none_or(|pattern| glob::matches(pattern, lock.name()));
+                && pattern.is_none_or(|pattern| glob::matches_counted(pattern, lock.name(), &mut steps));
             if shown {
                 names.push(Reply::bulk(lock.name()));
             }
         }
+        self.work.count(steps / STEPS_PER_RECORD);
         Reply::Array(vec![Reply::bulk(next.to_string()), Reply::Array(names)])
     }
 
@@ -122,7 +127,10 @@ impl Machine {
     }
 
     pub(crate) fn is_held_now(&self, lock: &Lock) -> bool {
-        lock.is_held() && lock.at_ms > self.clock.logical_ms && self.lives(lock.session)
+        lock.is_held()
+            && lock.at_ms > self.clock.logical_ms
+            && self.lives(lock.session)
+            && !self.is_flushed(lock)
     }
 
     /// Whether a session, if any, is still alive.
@@ -132,6 +140,12 @@ impl Machine {
 
     fn live_waiters<'a>(&'a self, lock: &'a Lock) -> impl Iterator<Item = &'a Waiter> + 'a {
         let waiters = lock.queue.walk(&self.seats).map(|seat| &self.waiters[self.seats[seat].waiter]);
-        waiters.filter(|waiter| waiter.is_live(self.clock.logical_ms) && self.lives(waiter.session))
+        let dropping = self.sweep.drops_waiters();
+        let is_lost = move |waiter: &Waiter| {
+            dropping && waiter.requests.iter().all(|pending| pending.id.is_some_and(|id| self.is_lost(id)))
+        };
+        waiters.filter(move |waiter| {
+            waiter.is_live(self.clock.logical_ms) && self.lives(waiter.session) && !is_lost(waiter)
+        })
     }
 }

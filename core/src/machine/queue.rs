@@ -29,6 +29,7 @@ impl Machine {
         if let Some(waiter) = self.queued_waiter(slots, terms.owner)? {
             return self.attach(waiter, pending, terms.ttl_ms, session);
         }
+        self.check_session_room(session, slots.len())?;
         self.check_room(slots)?;
         self.refuse_circle(session, slots)?;
         let waiter = self.waiters.insert(Waiter::new(
@@ -44,7 +45,9 @@ impl Machine {
         if session != NONE {
             let mut waiters = self.sessions[session].waiters;
             waiters.push_back(&mut self.waiters, waiter);
-            self.sessions.edit(session).waiters = waiters;
+            let record = self.sessions.edit(session);
+            record.waiters = waiters;
+            record.seats += slots.len() as u32;
         }
         if let Some(id) = terms.id {
             self.requests.insert(id, waiter);
@@ -132,18 +135,13 @@ impl Machine {
     }
 
     /// Nodes that are no more have nobody to answer to: their requests leave without a word.
-    pub(crate) fn drop_requests(&mut self, gone: impl Fn(RequestId) -> bool, out: &mut Applied) {
-        let is_gone = |pending: &Pending| pending.id.is_some_and(&gone);
-        let waiters: Vec<u32> = self
-            .waiters
-            .iter()
-            .filter(|(_, waiter)| waiter.requests.iter().any(is_gone))
-            .map(|(slot, _)| slot)
-            .collect();
-        for waiter in waiters {
-            self.give_up(waiter, is_gone, None, out);
+    pub(crate) fn drop_lost(&mut self, waiter: u32, out: &mut Applied) {
+        let requests = &self.waiters[waiter].requests;
+        let lost: SmallVec<[RequestId; 1]> =
+            requests.iter().filter_map(|pending| pending.id).filter(|id| self.is_lost(*id)).collect();
+        if !lost.is_empty() {
+            self.give_up(waiter, |pending| pending.id.is_some_and(|id| lost.contains(&id)), None, out);
         }
-        self.blocked.drop_if(gone);
     }
 
     /// Requests whose time is up are answered nil.
@@ -203,7 +201,9 @@ impl Machine {
         if session != NONE {
             let mut waiters = self.sessions[session].waiters;
             waiters.unlink(&mut self.waiters, waiter);
-            self.sessions.edit(session).waiters = waiters;
+            let record = self.sessions.edit(session);
+            record.waiters = waiters;
+            record.seats -= slots.len() as u32;
         }
         self.deadlines.clear(Kind::Waiter, waiter);
         (self.waiters.remove(waiter), slots)

@@ -4,11 +4,12 @@ use super::bytes::Hash64;
 use super::command::{Db, Watched, Words};
 use super::effects::Write;
 use super::keyspace::{Clash, MachineKeys, ReadKeys};
+use super::work::{Work, WORK_PER_COMMAND_MAX};
 use super::{Applied, Machine};
 use crate::grammar;
 use crate::keyspace::args::is;
 use crate::keyspace::table::{self, Row};
-use crate::keyspace::{codec, errors, execute, Context, Keys, Resp, WouldBlock};
+use crate::keyspace::{self, errors, execute, Context, Keys, Resp, WouldBlock};
 use crate::reply::Reply;
 use crate::script::{self, Scripts};
 use crate::types::{Member, RequestId};
@@ -91,30 +92,31 @@ impl Machine {
         argv: &[&[u8]],
         late_ms: u64,
     ) -> Reply {
-        let mut keys = ReadKeys { machine: self, member, late_ms };
+        let mut keys = ReadKeys { machine: self, member, late_ms, work: Work::of_read() };
         match argv.first().and_then(|name| table::find(name)) {
             Some(row) if !is_read(row) => errors::unknown_command(argv).into(),
             Some(_) | None => execute(&mut Context::new(&mut keys, db, resp), argv),
         }
     }
 
-    /// A number that changes whenever the key does, for `WATCH`: over its last fence, its deadline and what it holds.
+    /// A number that changes whenever the key does, for `WATCH`: over its last fence, its deadline, who has granted it, and the number of its
+    /// last change in place. It costs the same whatever the key holds.
     #[must_use]
     pub fn watch_token(&self, db: Db, key: &[u8]) -> u64 {
         let mut hash = Hash64::new(u64::from(db));
         let mut bytes = Vec::new();
         if let Some(slot) = self.names.find(&self.locks, db, key) {
-            let fence = self.locks[slot].fence;
-            bytes.extend_from_slice(&fence.0.to_le_bytes());
-            if let Some(grants) = self.grants.get(&slot) {
-                grants.write(&mut bytes);
+            let lock = &self.locks[slot];
+            bytes.extend_from_slice(&lock.fence.0.to_le_bytes());
+            if self.is_held_now(lock) {
+                let version = self.versions.get(&slot).copied().unwrap_or_default();
+                bytes.push(1);
+                bytes.extend_from_slice(&lock.at_ms.to_le_bytes());
+                bytes.extend_from_slice(&version.to_le_bytes());
+                if let Some(grants) = self.grants.get(&slot) {
+                    grants.write(&mut bytes);
+                }
             }
-        }
-        let keys = ReadKeys { machine: self, member: None, late_ms: 0 };
-        if let Some(value) = keys.value(db, key) {
-            bytes.push(1);
-            bytes.extend_from_slice(&keys.deadline_ms(db, key).unwrap_or(u64::MAX).to_le_bytes());
-            codec::write(&value.to_value(), &mut bytes);
         }
         hash.write(&bytes);
         hash.finish()
@@ -128,7 +130,7 @@ impl Machine {
         argv: &[&[u8]],
         out: &mut Applied,
     ) -> Option<Reply> {
-        self.end_all_due(out);
+        self.refresh(caller.db, argv, out);
         let Ran { reply, would_block, .. } = self.run_redis(caller, argv, out);
         match (would_block, id) {
             (Some(block), Some(id)) => match self.block(id, caller, argv, block) {
@@ -195,7 +197,18 @@ impl Machine {
         commands: &[Words<'_>],
         out: &mut Applied,
     ) -> Reply {
-        self.end_all_due(out);
+        // All of it is refused before any of it happens, as far as its words tell.
+        let work: usize = commands.iter().map(|argv| keyspace::words_work(argv)).sum();
+        if work as u64 > WORK_PER_COMMAND_MAX {
+            return errors::too_much_work(WORK_PER_COMMAND_MAX).into();
+        }
+        for key in watched {
+            self.find_fresh(key.db, key.key, out);
+        }
+        let mut db = caller.db;
+        for argv in commands {
+            db = self.refresh(db, argv, out);
+        }
         if watched.iter().any(|key| self.watch_token(key.db, key.key) != key.token) {
             return Reply::NilArray;
         }
@@ -213,10 +226,25 @@ impl Machine {
         Reply::Array(replies)
     }
 
-    /// Commands look at keys without asking each whether it is due, so nothing may be left due.
-    pub(super) fn end_all_due(&mut self, out: &mut Applied) {
-        while self.deadlines.next().is_some_and(|(at_ms, _, _)| at_ms <= self.clock.logical_ms) {
-            self.end_due(out);
+    /// Ends what is over of the keys a command names, and serves who waits for them, before anything else happens: while a
+    /// command or transaction runs, nobody is served. Keys it does not name are seen as absent where they are over, and end when
+    /// they are written. Answers the database of the command after this one.
+    fn refresh(&mut self, db: Db, argv: &[&[u8]], out: &mut Applied) -> Db {
+        let is_due = self.next_end_ms().is_some_and(|at_ms| at_ms <= self.clock.logical_ms);
+        let Some(name) = argv.first().filter(|_| is_due || !self.sweep.is_over()) else { return db };
+        if grammar::is_ours(name) {
+            for name in Machine::names_changed(argv) {
+                self.find_fresh(db, name, out);
+            }
+            return db;
+        }
+        let Some(row) = table::find(name) else { return db };
+        for key in row.keys_of(argv) {
+            self.find_fresh(db, key, out);
+        }
+        match argv {
+            [_, number] if row.name == "select" => keyspace::database(number).unwrap_or(db),
+            _ => db,
         }
     }
 }

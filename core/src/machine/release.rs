@@ -11,6 +11,9 @@ use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 use crate::types::{Fence, Reason};
 
+/// Collections with more elements than this are handed out to be dropped elsewhere.
+const GARBAGE_ELEMENTS_MIN: usize = 256;
+
 impl Machine {
     /// The fence is what releases, never the name alone: a late retry cannot take a newer grant away.
     pub(crate) fn release(&mut self, db: Db, name: &[u8], fence: Fence, out: &mut Applied) -> Reply {
@@ -53,9 +56,14 @@ impl Machine {
             self.sessions.edit(session).locks = locks;
         }
         self.deadlines.clear(Kind::Lock, slot);
+        self.sweep.count_ended(self.locks[slot].db(), self.locks[slot].epoch());
         self.locks.edit(slot).end(how);
         if !self.values.is_empty() {
-            self.values.remove(&slot);
+            let value = self.values.remove(&slot);
+            out.garbage.extend(value.filter(|value| value.view().len() > GARBAGE_ELEMENTS_MIN));
+        }
+        if !self.versions.is_empty() {
+            self.versions.remove(&slot);
         }
         if !self.grants.is_empty() {
             self.grants.remove(&slot);

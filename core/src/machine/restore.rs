@@ -1,7 +1,7 @@
 //! A machine out of the pieces of a snapshot. What comes in is not believed: every piece carries a checksum, every record is
 //! checked as it is read, and the whole is held against the invariants before it is handed out.
 
-use super::blocked::{Blocked, Waiting};
+use super::blocked::{Blocked, Ready, Waiting};
 use super::bytes::Reader;
 use super::deadlines::Kind;
 use super::dedup::Dedup;
@@ -11,6 +11,7 @@ use super::members::Grants;
 use super::slab::{Image, Slab};
 use super::snapshot::{kind, SNAPSHOT_VERSION};
 use super::stats::{count, Counters};
+use super::sweep::Sweep;
 use super::{Limits, Machine, LOGICAL_MS_MAX, WALL_US_MAX};
 use crate::keyspace::stream::Builder;
 use crate::limits::{SNAPSHOT_PIECE_BYTES_MAX, SNAPSHOT_RECORD_BYTES_MAX};
@@ -242,12 +243,20 @@ impl Records {
             kind::SESSION => self.read_record(3, &mut machine.sessions, reader)?,
             kind::BLOCKED if self.checks_only => drop(Waiting::read(reader)?),
             kind::BLOCKED => machine.blocked.read(reader, limits.waiters_max)?,
+            kind::READY if self.checks_only => drop(Ready::read(reader)?),
+            kind::READY => machine.blocked.read_ready(reader)?,
             kind::VALUE => {
                 let slot = reader.varint_u32()?;
                 let (form, len) = (reader.u8()?, usize::try_from(reader.varint()?).ok()?);
                 self.value = Some((slot, Builder::new(form, len)?));
             }
             kind::ELEMENTS => return self.read_elements(machine, content),
+            kind::VERSION => {
+                let (slot, version) = (reader.varint_u32()?, reader.varint()?);
+                if !self.checks_only {
+                    machine.versions.insert(slot, version).is_none().then_some(())?;
+                }
+            }
             kind::GRANTS => {
                 let slot = reader.varint_u32()?;
                 let grants = Grants::read(reader)?;
@@ -309,6 +318,7 @@ fn read_head(machine: &mut Machine, reader: &mut Reader<'_>) -> Option<()> {
     machine.event_seq = count(reader)?;
     machine.counters = Counters::read(reader)?;
     machine.idle = List::read(reader)?;
+    machine.sweep = Sweep::read(reader)?;
     machine.blocked = Blocked::counting_from(count(reader)?);
     machine.settings = super::settings::Settings::read(reader)?;
     let clock = machine.clock;
@@ -339,6 +349,14 @@ impl Machine {
             self.deadlines.set(Kind::Waiter, slot, waiter.next_deadline_ms());
             for id in waiter.requests.iter().filter_map(|request| request.id) {
                 self.requests.insert(id, slot);
+            }
+        }
+        self.recount_databases();
+        for slot in 0..self.waiters.end() {
+            let Some(waiter) = self.waiters.get(slot) else { continue };
+            let (session, seats) = (waiter.session, waiter.seats.len() as u32);
+            if self.sessions.get(session).is_some() {
+                self.sessions.edit(session).seats += seats;
             }
         }
         for (slot, _) in self.seats.iter() {

@@ -51,8 +51,14 @@ impl Machine {
     fn is_fit(&mut self, waiter: u32, out: &mut Applied) -> bool {
         let session = self.waiters[waiter].session;
         if session != NONE && self.sessions[session].deadline_ms <= self.clock.logical_ms {
-            self.end_dead_session(session, out);
+            self.leave_with_session(waiter, out);
             return false;
+        }
+        if self.sweep.drops_waiters() {
+            self.drop_lost(waiter, out);
+            if self.waiters.get(waiter).is_none() {
+                return false;
+            }
         }
         let instant_ms = self.instant_ms;
         let is_up = |deadline_ms| deadline_ms < instant_ms;
@@ -69,7 +75,7 @@ impl Machine {
         let seats = self.waiters[waiter].seats.clone();
         for seat in &seats {
             let slot = self.seats[*seat].lock;
-            if self.end_if_due(slot, out) {
+            if self.end_if_due(slot, out).is_some() {
                 // It goes on `to_serve`, and finds this waiter again if it is its turn there.
                 return false;
             }

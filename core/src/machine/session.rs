@@ -28,6 +28,8 @@ pub(crate) struct Session {
     pub(crate) locks: List,
     /// Its waiters, in the order they came.
     pub(crate) waiters: List,
+    /// Places its waiters have in queues. Worked out from them.
+    pub(crate) seats: u32,
 }
 
 impl Image for Session {
@@ -57,6 +59,7 @@ impl Image for Session {
             orphaned: reader.flag()?,
             locks: List::read(reader)?,
             waiters: List::read(reader)?,
+            seats: 0,
         })
     }
 }
@@ -85,8 +88,9 @@ impl Machine {
         let deadline_ms = self.deadline_after(ttl_ms);
         let (locks, waiters) = (List::EMPTY, List::EMPTY);
         let label = label.into();
-        let orphaned = false;
-        let slot = self.sessions.insert(Session { id, label, ttl_ms, deadline_ms, orphaned, locks, waiters });
+        let (orphaned, seats) = (false, 0);
+        let slot =
+            self.sessions.insert(Session { id, label, ttl_ms, deadline_ms, orphaned, locks, waiters, seats });
         self.session_ids.insert(id, slot);
         self.deadlines.set(Kind::Session, slot, deadline_ms);
         Reply::bulk(id.to_string())
@@ -145,37 +149,50 @@ impl Machine {
         if self.sessions[slot].deadline_ms > self.clock.logical_ms {
             return Some(slot);
         }
-        self.end_dead_session(slot, out);
+        let mut ends = super::sweep::ENDS_PER_ENTRY_MAX as usize;
+        self.end_session_part(slot, Ended::Expired, &mut ends, out);
         self.serve_all(out);
         None
     }
 
-    pub(crate) fn end_dead_session(&mut self, slot: u32, out: &mut Applied) {
-        self.end_session(slot, Ended::Expired, out);
+    fn end_session(&mut self, slot: u32, how: Ended, out: &mut Applied) {
+        self.end_session_part(slot, how, &mut usize::MAX.clone(), out);
     }
 
-    /// Waiters go first, so that none of them is granted what the session's own locks leave free.
-    fn end_session(&mut self, slot: u32, how: Ended, out: &mut Applied) {
+    /// Ends no more than `ends` waiters and locks of a session that is due; what is left stays due, and goes with a later entry or
+    /// with whatever touches it. Waiters go first, so that none of them is granted what the session's own locks leave free.
+    pub(crate) fn end_session_part(&mut self, slot: u32, how: Ended, ends: &mut usize, out: &mut Applied) {
         while let Some(waiter) = self.sessions[slot].waiters.first() {
+            let Some(left) = ends.checked_sub(1) else { return };
+            *ends = left;
             if on(Mutant::DeadSessionStaysInLine) {
                 let mut waiters = self.sessions[slot].waiters;
                 waiters.unlink(&mut self.waiters, waiter);
-                self.sessions.edit(slot).waiters = waiters;
+                let seats = self.waiters[waiter].seats.len() as u32;
+                let record = self.sessions.edit(slot);
+                (record.waiters, record.seats) = (waiters, record.seats - seats);
                 self.waiters.edit(waiter).session = super::slab::NONE;
                 continue;
             }
-            let record = self.leave(waiter, out);
-            for pending in &record.requests {
-                self.settle(pending, Some(errors::no_session().into()), out);
-            }
+            self.leave_with_session(waiter, out);
         }
         while let Some(lock) = self.sessions[slot].locks.first() {
+            let Some(left) = ends.checked_sub(1) else { return };
+            *ends = left;
             self.end_grant(lock, how, EventKind::SessionEnded, out);
         }
         let id = self.sessions[slot].id;
         self.session_ids.remove(&id);
         self.deadlines.clear(Kind::Session, slot);
         self.sessions.remove(slot);
+    }
+
+    /// A waiter whose session is over.
+    pub(crate) fn leave_with_session(&mut self, waiter: u32, out: &mut Applied) {
+        let record = self.leave(waiter, out);
+        for pending in &record.requests {
+            self.settle(pending, Some(errors::no_session().into()), out);
+        }
     }
 
     fn set_orphaned(&mut self, slot: u32, orphaned: bool) {

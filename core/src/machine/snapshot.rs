@@ -12,7 +12,7 @@
 //! that falls, so none is ever longer than [`SNAPSHOT_PIECE_BYTES_MAX`]; a reader refuses longer ones. No record is longer than
 //! [`SNAPSHOT_RECORD_BYTES_MAX`]: a collection is a record for itself and as many for its elements as it takes.
 
-use super::blocked::Waitings;
+use super::blocked::{Ready, Waitings};
 use super::bytes::{put_bytes, put_varint, Hash64};
 use super::members::Grants;
 use super::slab::{framed, write_record};
@@ -47,6 +47,10 @@ pub(crate) mod kind {
     pub(crate) const ORIGIN: u8 = 11;
     pub(crate) const REPLIES: u8 = 12;
     pub(crate) const BLOCKED: u8 = 13;
+    /// A key for which blocked clients are still to try.
+    pub(crate) const READY: u8 = 14;
+    /// When a collection was last changed in place.
+    pub(crate) const VERSION: u8 = 15;
 }
 
 /// How far the snapshot has come.
@@ -59,9 +63,11 @@ pub(crate) struct Progress {
     counts: [u64; 4],
     /// What is copied at the beginning because a copy costs nothing, and still to be written.
     blocked: Waitings,
+    blocked_ready: VecDeque<Ready>,
     values: imbl::OrdMap<u32, Value>,
     /// The collection whose elements are being written.
     value: Option<Writer>,
+    versions: imbl::OrdMap<u32, u64>,
     grants: imbl::OrdMap<u32, Grants>,
     scripts: VecDeque<Bytes>,
 }
@@ -74,6 +80,7 @@ enum Stage {
     Sessions,
     Blocked,
     Values,
+    Versions,
     Grants,
     Scripts,
     End,
@@ -95,8 +102,10 @@ impl Machine {
             ready: BytesMut::from(&head[..]),
             counts: [0; 4],
             blocked: self.blocked.waitings(),
+            blocked_ready: self.blocked.ready(),
             values: self.values.clone(),
             value: None,
+            versions: self.versions.clone(),
             grants: self.grants.clone(),
             scripts: self.scripts.iter().cloned().collect(),
         });
@@ -147,7 +156,13 @@ impl Machine {
             Stage::Seats => (1, self.seats.walk_step(budget, bytes_max, out), Stage::Waiters),
             Stage::Waiters => (2, self.waiters.walk_step(budget, bytes_max, out), Stage::Sessions),
             Stage::Sessions => (3, self.sessions.walk_step(budget, bytes_max, out), Stage::Blocked),
-            Stage::Blocked | Stage::Values | Stage::Grants | Stage::Scripts | Stage::End | Stage::Over => {
+            Stage::Blocked
+            | Stage::Values
+            | Stage::Versions
+            | Stage::Grants
+            | Stage::Scripts
+            | Stage::End
+            | Stage::Over => {
                 progress.write_copied(budget, bytes_max, out);
                 return;
             }
@@ -169,6 +184,7 @@ impl Machine {
             put_varint(out, self.event_seq);
             self.counters.write(out);
             self.idle.write(out);
+            self.sweep.write(out);
             put_varint(out, self.blocked.next_number());
             self.settings.write(out);
         });
@@ -202,9 +218,17 @@ impl Machine {
             waiting.write(*number, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
+        for ready in self.blocked.ready() {
+            ready.write(&mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
         for (slot, value) in &self.values {
             put_varint(&mut bytes, u64::from(*slot));
             codec::write(value, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (slot, version) in &self.versions {
+            write_version(*slot, *version, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
         for (slot, grants) in &self.grants {
@@ -232,9 +256,19 @@ impl Progress {
                         self.blocked.remove(&number);
                         waiting.write(number, out);
                     }
-                    None => self.stage = Stage::Values,
+                    None => match self.blocked_ready.pop_front() {
+                        Some(ready) => ready.write(out),
+                        None => self.stage = Stage::Values,
+                    },
                 },
                 Stage::Values => self.write_value(out),
+                Stage::Versions => match self.versions.get_min().copied() {
+                    Some((slot, version)) => {
+                        self.versions.remove(&slot);
+                        write_version(slot, version, out);
+                    }
+                    None => self.stage = Stage::Grants,
+                },
                 Stage::Grants => match self.grants.get_min().cloned() {
                     Some((slot, grants)) => {
                         self.grants.remove(&slot);
@@ -268,7 +302,7 @@ impl Progress {
             return;
         }
         let Some((slot, value)) = self.values.get_min().cloned() else {
-            self.stage = Stage::Grants;
+            self.stage = Stage::Versions;
             return;
         };
         self.values.remove(&slot);
@@ -290,6 +324,13 @@ fn piece(number: u32, content: &[u8]) -> Vec<u8> {
     piece.extend_from_slice(&crc.to_le_bytes());
     assert!(piece.len() <= SNAPSHOT_PIECE_BYTES_MAX, "a piece of {} bytes was cut", piece.len());
     piece
+}
+
+fn write_version(slot: u32, version: u64, out: &mut Vec<u8>) {
+    framed(kind::VERSION, out, |out| {
+        put_varint(out, u64::from(slot));
+        put_varint(out, version);
+    });
 }
 
 fn hash_and_clear(hash: &mut Hash64, bytes: &mut Vec<u8>) {

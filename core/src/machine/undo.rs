@@ -6,6 +6,7 @@ use super::lock::{Before, Phase};
 use super::members::Grants;
 use super::slab::NONE;
 use super::stats::Counters;
+use super::sweep::Sweep;
 use super::{Applied, Machine};
 use crate::keyspace::Value;
 use std::collections::BTreeMap;
@@ -18,6 +19,7 @@ pub(crate) struct Undo {
     noted: usize,
     event_seq: u64,
     counters: Counters,
+    sweep: Sweep,
     ready: usize,
 }
 
@@ -25,6 +27,7 @@ pub(crate) struct Undo {
 struct Key {
     lock: Before,
     value: Option<Value>,
+    version: Option<u64>,
     grants: Option<Grants>,
 }
 
@@ -37,6 +40,7 @@ impl Undo {
             noted: out.noted.len(),
             event_seq: machine.event_seq,
             counters: machine.counters,
+            sweep: machine.sweep.clone(),
             ready: machine.blocked.ready_len(),
         }
     }
@@ -50,6 +54,7 @@ impl MachineKeys<'_> {
         undo.locks.entry(slot).or_insert_with(|| Key {
             lock: machine.locks[slot].before(),
             value: machine.values.get(&slot).cloned(),
+            version: machine.versions.get(&slot).copied(),
             grants: machine.grants.get(&slot).cloned(),
         });
     }
@@ -65,6 +70,7 @@ impl MachineKeys<'_> {
         self.out.noted.truncate(undo.noted);
         self.machine.event_seq = undo.event_seq;
         self.machine.counters = undo.counters;
+        self.machine.sweep = undo.sweep;
         self.machine.blocked.truncate_ready(undo.ready);
     }
 }
@@ -86,6 +92,10 @@ impl Machine {
         match key.value {
             Some(value) => self.values.insert(slot, value),
             None => self.values.remove(&slot),
+        };
+        match key.version {
+            Some(version) => self.versions.insert(slot, version),
+            None => self.versions.remove(&slot),
         };
         match key.grants {
             Some(grants) => self.grants.insert(slot, grants),

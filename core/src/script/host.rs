@@ -75,6 +75,9 @@ impl Running<'_, '_> {
         if self.overlay.is_full() {
             return Err(Stop::Full);
         }
+        if self.overlay.is_overworked() {
+            return Err(Stop::Cpu);
+        }
         match self.overlay.clash() {
             Clash::None => self.overlay.commit(),
             Clash::Refused => self.overlay.rollback(),

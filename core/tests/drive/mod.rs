@@ -189,6 +189,8 @@ pub(crate) fn tight_limits() -> Limits {
         remembered_per_origin_max: 8,
         due_per_entry_max: 1,
         idle_per_entry_max: 1,
+        locks_per_session_max: 10_000,
+        deadlock_steps_per_entry_max: 200_000,
         deadlock_steps_max: 6,
     }
 }

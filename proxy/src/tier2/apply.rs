@@ -74,6 +74,7 @@ impl Node {
         if others_wait {
             self.others_wait_for_word();
         }
+        self.out.garbage.append(&mut self.applying.garbage);
         if is_replayed {
             self.applying.clear();
         }

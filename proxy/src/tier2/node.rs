@@ -207,6 +207,7 @@ impl Node {
             self.time_out();
             self.do_duties();
             self.go_round();
+            self.reads.walk(&self.machine, &mut self.out.replies);
             self.work_on_snapshots();
             self.go_on_stopping();
             self.publish();
@@ -384,6 +385,7 @@ impl Node {
         let now_ms = self.now.monotonic_ms();
         if self.raw.has_ready()
             || self.reads.has_ready(self.applied)
+            || self.reads.has_walks()
             || self.snapshots.wants_turn(&self.config)
         {
             return self.now.monotonic_us;

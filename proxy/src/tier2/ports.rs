@@ -36,9 +36,9 @@
 use bytes::Bytes;
 use raft::eraftpb::{ConfState, Entry, HardState, Message};
 use redfence_core::event::Event;
-use redfence_core::keyspace::Resp;
+use redfence_core::keyspace::{Resp, Value};
 use redfence_core::machine::settings::Setting;
-use redfence_core::machine::{Machine, Query, Stats, Wanted, Words};
+use redfence_core::machine::{KeysWalk, Machine, Query, Stats, Wanted, Words};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Member as RedlockMember, Origin, SessionId};
 
@@ -205,6 +205,13 @@ pub enum OwnedQuery {
 }
 
 impl OwnedQuery {
+    /// A `KEYS`, which is answered in slices.
+    #[must_use]
+    pub fn keys_walk(&self) -> Option<KeysWalk> {
+        let OwnedQuery::Redis { db, member, argv, .. } = self else { return None };
+        KeysWalk::new(*member, *db, argv)
+    }
+
     /// Answers from the state; scripts are answered by the node, which has the VM. `late_ms`: see [`Machine::query_later`].
     #[must_use]
     pub fn ask(&self, machine: &Machine, late_ms: u64) -> Reply {
@@ -253,6 +260,8 @@ pub struct Outputs {
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order.
     pub noted: Vec<Noted>,
+    /// Large values that are no more, to be dropped on another thread.
+    pub garbage: Vec<Value>,
     /// A snapshot took the place of entries: what they would have brought in events and messages is unknown here.
     pub missed: bool,
     /// Set when something in it changed.
@@ -277,6 +286,7 @@ impl Outputs {
         self.events.clear();
         self.published.clear();
         self.noted.clear();
+        self.garbage.clear();
         self.missed = false;
         self.status = None;
         self.members = None;

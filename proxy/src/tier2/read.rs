@@ -4,15 +4,20 @@
 //! message is lost. So every round has a time-out, a change of leader ends it, and each new try has a name never used
 //! before: an answer to an old try must not serve a later one.
 //!
-//! Reads are answered in the order they came: a client that pipelines two never sees the older state second.
+//! Reads are answered in the order they came: a client that pipelines two never sees the older state second. A turn answers so many
+//! that their work stays below a limit; the rest waits for the next turn. `KEYS` goes in slices, some each turn, and is passed by others.
 
 use super::ports::{OwnedQuery, Read, Ticket};
+use redfence_core::machine::{KeysWalk, Machine};
 use redfence_core::mutants::{on, Mutant};
+use redfence_core::reply::Reply;
 use redfence_core::types::Origin;
 use std::collections::{BTreeMap, VecDeque};
 
 /// Rounds under way at once. More reads wait, and share the next one.
 const ROUNDS_MAX: usize = 4;
+/// Slices of `KEYS` in one turn.
+const SLICES_PER_TURN_MAX: usize = 4;
 
 #[derive(Debug)]
 struct Waiting {
@@ -35,6 +40,8 @@ pub(super) struct Reads {
     rounds: BTreeMap<u64, Round>,
     next_round: u64,
     len: usize,
+    /// `KEYS` under way.
+    walks: VecDeque<(Ticket, KeysWalk)>,
 }
 
 impl Reads {
@@ -94,6 +101,31 @@ impl Reads {
         first.is_some_and(|(_, round)| round.index.is_some_and(|index| index <= applied))
     }
 
+    /// Whether a `KEYS` is under way.
+    pub(super) fn has_walks(&self) -> bool {
+        !self.walks.is_empty()
+    }
+
+    /// A `KEYS` that may be answered: from now on it goes in slices.
+    pub(super) fn begin_walk(&mut self, ticket: Ticket, walk: KeysWalk) {
+        self.walks.push_back((ticket, walk));
+        self.len += 1;
+    }
+
+    /// A few slices of the `KEYS` under way, once a turn.
+    pub(super) fn walk(&mut self, machine: &Machine, out: &mut Vec<(Ticket, Reply)>) {
+        for _ in 0..self.walks.len().min(SLICES_PER_TURN_MAX) {
+            let Some((ticket, mut walk)) = self.walks.pop_front() else { return };
+            match walk.step(machine) {
+                Some(reply) => {
+                    self.len -= 1;
+                    out.push((ticket, reply));
+                }
+                None => self.walks.push_back((ticket, walk)),
+            }
+        }
+    }
+
     /// The leader changed: what it has not confirmed will not be.
     pub(super) fn leader_changed(&mut self) {
         if !on(Mutant::ReadNotAskedAgain) {
@@ -136,7 +168,10 @@ impl Reads {
     }
 
     pub(super) fn drain(&mut self) -> Vec<Ticket> {
-        self.overdue(u64::MAX)
+        let mut tickets: Vec<Ticket> = self.walks.drain(..).map(|(ticket, _)| ticket).collect();
+        self.len -= tickets.len();
+        tickets.extend(self.overdue(u64::MAX));
+        tickets
     }
 }
 

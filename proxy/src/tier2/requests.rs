@@ -19,6 +19,8 @@ const FORWARD_BYTES: usize = 256 << 10;
 /// Reads of one turn end after this much CPU time, which is looked at after so many of them.
 const READS_CPU_US_MAX: u64 = 15_000;
 const READS_PER_LOOK: usize = 8;
+/// And after this much work, which costs nothing to look at.
+const READS_WORK_MAX: u64 = 200_000;
 /// How long the node tries to get a command of its own into the log.
 const OWN_PATIENCE_MS: u64 = 30_000;
 /// Sessions in one batched keep-alive.
@@ -253,12 +255,20 @@ impl Node {
         let late_ms = self.since_last_stamp_ms();
         let applied = if on(Mutant::ReadBeforeApply) { u64::MAX } else { self.applied };
         let began_us = self.cpu.thread_us();
+        let worked = self.machine.work_total();
         let mut answered = 0;
         while let Some((ticket, query)) = self.reads.next_ready(applied) {
+            if let Some(walk) = query.keys_walk() {
+                self.reads.begin_walk(ticket, walk);
+                continue;
+            }
             let reply = self.ask(&query, late_ms);
             self.out.replies.push((ticket, reply));
             answered += 1;
             // The rest is answered in the next turn, when messages and clients have been heard again.
+            if self.machine.work_total().wrapping_sub(worked) > READS_WORK_MAX {
+                break;
+            }
             let is_time_to_look =
                 matches!(query, OwnedQuery::Script { .. }) || answered % READS_PER_LOOK == 0;
             if is_time_to_look && self.cpu.thread_us().saturating_sub(began_us) >= READS_CPU_US_MAX {

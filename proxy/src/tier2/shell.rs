@@ -30,8 +30,9 @@ use crate::storage::snapshots::SnapshotWriter;
 use crate::storage::LogStore;
 use crate::transport::book::Book;
 use crate::transport::Transport;
+use redfence_core::keyspace::Value;
 use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::mpsc::{sync_channel, SyncSender};
+use std::sync::mpsc::{channel, sync_channel, Sender, SyncSender};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -71,7 +72,8 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let disk = start_disk_threads(Box::new(store), snapshots, &transport, &handle, config);
     let (tasks, ops, disk) = disk.map_err(StartError::Threads)?;
     let (clock, on_fatal) = (config.clock, config.on_fatal.clone());
-    let raft = Raft { node, desk, transport, tasks, ops, clock, on_fatal, disk, peers };
+    let garbage = start_garbage_thread().map_err(StartError::Threads)?;
+    let raft = Raft { node, desk, transport, tasks, ops, clock, on_fatal, garbage, disk, peers };
     let thread = std::thread::Builder::new().name("raft".to_string()).spawn(move || raft.run());
     Ok((handle, thread.map_err(StartError::Threads)?))
 }
@@ -108,6 +110,13 @@ fn start_disk_threads(
     Ok((tasks, ops, vec![log, snapshot]))
 }
 
+/// Ends when the sender does. What waits in the channel was part of the state before, so it is bounded as that is.
+fn start_garbage_thread() -> std::io::Result<Sender<Vec<Value>>> {
+    let (sender, receiver) = channel::<Vec<Value>>();
+    std::thread::Builder::new().name("garbage".to_string()).spawn(move || receiver.iter().for_each(drop))?;
+    Ok(sender)
+}
+
 /// A panic on a thread the node cannot live without is the end of the process, not of the thread.
 fn guarded(name: &str, on_fatal: &OnFatal, work: impl FnOnce()) {
     if let Err(payload) = catch_unwind(AssertUnwindSafe(work)) {
@@ -125,6 +134,8 @@ struct Raft {
     ops: SyncSender<SnapshotOp>,
     clock: Clock,
     on_fatal: OnFatal,
+    /// Where large values are dropped: to free a million elements takes longer than a turn may.
+    garbage: Sender<Vec<Value>>,
     disk: Vec<JoinHandle<()>>,
     peers: JoinHandle<()>,
 }
@@ -185,6 +196,10 @@ impl Raft {
         }
         if let Some(members) = outputs.members.take() {
             self.transport.set_members(members);
+        }
+        if !outputs.garbage.is_empty() {
+            // Where that thread is gone, they are dropped here.
+            let _ = self.garbage.send(std::mem::take(&mut outputs.garbage));
         }
         self.desk.deliver(outputs);
     }

@@ -21,11 +21,12 @@ mod writing;
 
 use super::command::Db;
 use super::deadlines::NEVER;
-use super::keyspace::Clash;
+use super::keyspace::{Clash, MEMBER_FLUSH_MAX};
 use super::members::Grants;
+use super::work::Work;
 use super::Machine;
 use crate::keyspace::table::Row;
-use crate::keyspace::{Clock, Deadline, Keys, Value, View};
+use crate::keyspace::{errors, Clock, Deadline, Keys, Value, View};
 use crate::reply::{Refusal, Reply};
 use crate::types::{Fence, Member, Stamp};
 use ::bytes::Bytes;
@@ -74,6 +75,8 @@ pub(crate) struct Overlay<'m> {
     saved: Option<Changes>,
     full: bool,
     serves_waiters: bool,
+    work: Work,
+    overworked: Cell<bool>,
     // What it looked at; reads have no `&mut`.
     everything: Cell<bool>,
     read: RefCell<Names>,
@@ -118,6 +121,8 @@ impl<'m> Overlay<'m> {
             saved: None,
             full: false,
             serves_waiters: false,
+            work: Work::of_script(),
+            overworked: Cell::new(false),
             everything: Cell::new(false),
             read: RefCell::default(),
             written: Names::default(),
@@ -137,6 +142,11 @@ impl<'m> Overlay<'m> {
     /// Whether a write found no room. Its run must be given up.
     pub(crate) fn is_full(&self) -> bool {
         self.full
+    }
+
+    /// Whether it did more work than one logged command may. Its run must be given up: apply would do what was refused here.
+    pub(crate) fn is_overworked(&self) -> bool {
+        self.overworked.get()
     }
 
     /// All it has changed so far, to go back to.
@@ -242,6 +252,17 @@ fn note(names: &mut Names, db: Db, key: &[u8]) {
 }
 
 impl Keys for Overlay<'_> {
+    fn charge(&self, units: u64) -> Result<(), Refusal> {
+        self.work.charge(units).inspect_err(|_| self.overworked.set(true))
+    }
+
+    fn check_flush(&self) -> Result<(), Refusal> {
+        match self.member.is_some() && self.records() > MEMBER_FLUSH_MAX {
+            true => Err(errors::MEMBER_FLUSH_TOO_LARGE),
+            false => Ok(()),
+        }
+    }
+
     fn clock(&self) -> Clock {
         self.clock
     }

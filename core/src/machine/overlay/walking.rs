@@ -20,8 +20,8 @@ impl Overlay<'_> {
     pub(super) fn walk(&self, db: Option<Db>, visit: &mut dyn FnMut(Db, &[u8], View<'_>)) {
         self.everything.set(true);
         for (slot, lock) in self.machine.locks.iter() {
-            if db.is_none_or(|db| lock.db == db) {
-                self.at_slot(slot, &mut |key, view| visit(lock.db, key, view));
+            if db.is_none_or(|db| lock.db() == db) {
+                self.at_slot(slot, &mut |key, view| visit(lock.db(), key, view));
             }
         }
         for db in self.changes.by_db.keys().filter(|have| db.is_none_or(|db| db == **have)) {
@@ -32,7 +32,7 @@ impl Overlay<'_> {
     /// The key at one slot, as the run has left it.
     fn at_slot(&self, slot: u32, visit: &mut dyn FnMut(&[u8], View<'_>)) {
         let lock = &self.machine.locks[slot];
-        let changed = if self.changes.by_db.is_empty() { None } else { self.entry(lock.db, lock.name()) };
+        let changed = if self.changes.by_db.is_empty() { None } else { self.entry(lock.db(), lock.name()) };
         let seen = match changed {
             Some(entry) => entry.holder.as_ref().map(|holder| holder.seen()),
             None => self.in_machine(slot),
@@ -68,7 +68,7 @@ impl Overlay<'_> {
                     return u64::from(slot);
                 }
                 looked += 1;
-                if lock.db == db {
+                if lock.db() == db {
                     self.at_slot(slot, visit);
                 }
             }

@@ -11,6 +11,7 @@ mod scripts;
 mod snapshots;
 mod stops;
 mod throughput;
+mod work;
 
 use super::config::Config;
 use super::ports::{NodeId, Ticket};
