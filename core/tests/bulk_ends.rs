@@ -2,7 +2,7 @@
 //! What is asserted is counted work, never time.
 
 use redfence_core::keyspace::Resp;
-use redfence_core::machine::{Applied, Command, Limits, Machine, Query, Words};
+use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Query, Words};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, RequestId, SessionId, Stamp};
 
@@ -296,4 +296,42 @@ fn a_session_has_ten_thousand_locks_at_most_and_dead_ones_end_over_entries() {
     assert!(node.settle(most) >= 6);
     assert_eq!(node.machine.stats().locks_held, 1);
     assert_eq!(node.machine.stats().sessions, 0);
+}
+
+#[test]
+fn sessions_closed_together_end_over_entries() {
+    let mut node = Node::new();
+    for session in 1..=4 {
+        node.answer(Command::SessionOpen { id: SessionId(session), ttl_ms: 600_000, label: b"" });
+        for number in 0..8_000 {
+            let name = format!("s{session}:{number}");
+            let (resource, session) = (name.as_bytes(), Some(SessionId(session)));
+            node.answer(Command::Acquire {
+                db: 0,
+                resource,
+                ttl_ms: 0,
+                wait_ms: 0,
+                owner: resource,
+                session,
+            });
+        }
+    }
+    let mut entry =
+        EntryBuilder::new(Stamp { term: 1, logical_ms: node.now_ms, wall_us: node.now_ms * 1000 });
+    let blobs = (1..=4).map(|session| {
+        let mut blob = Vec::new();
+        Command::SessionClose { id: SessionId(session) }.encode(&mut blob);
+        (1_000_000 + session, blob)
+    });
+    entry.push_batch(HERE, 0, blobs.collect::<Vec<_>>());
+    let before = node.ended();
+    let mut out = Applied::default();
+    let _ = node.machine.apply_entry(&entry.finish(), &mut out);
+    assert!(node.ended() - before <= 16_384, "one entry ended {}", node.ended() - before);
+    assert!(out.replies.iter().all(|(_, reply)| *reply == Reply::Int(8_000)), "{:?}", out.replies);
+    assert!(!node.is_held("s4:7999"), "its session is closed");
+    node.seq += 2_000_000;
+    assert!(is_grant(&node.acquire("s4:7998", 5_000, 0)));
+    node.settle(5_000);
+    assert_eq!((node.machine.stats().locks_held, node.machine.stats().sessions), (1, 0));
 }

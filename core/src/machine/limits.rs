@@ -23,6 +23,9 @@ pub struct Limits {
     pub remembered_per_origin_max: usize,
     /// Deadlines worked off at the start of one entry. The rest stays due, and is seen as ended by whatever touches it.
     pub due_per_entry_max: usize,
+    /// Locks and waiters that go with the sessions which the commands of one entry close or find dead. The rest counts as ended, and goes
+    /// with later entries.
+    pub session_ends_per_entry_max: usize,
     /// Locks of one session, held and waited for. Refused with `OOM`.
     pub locks_per_session_max: usize,
     /// Idle records forgotten by one `Expire`. The rest goes with the next one.
@@ -46,6 +49,7 @@ impl Default for Limits {
             origins_max: 1_024,
             remembered_per_origin_max: 65_536,
             due_per_entry_max: 4_096,
+            session_ends_per_entry_max: 16_384,
             locks_per_session_max: 10_000,
             idle_per_entry_max: 8_192,
             deadlock_steps_max: 50_000,

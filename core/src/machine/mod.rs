@@ -220,6 +220,7 @@ pub struct Machine {
     to_serve: VecDeque<u32>,
     /// What the entry that is being applied may still do of work that many commands can cause.
     blocked_tries_left: usize,
+    session_ends_left: usize,
     deadlock_steps_left: usize,
     work: work::Work,
     snapshot: Option<snapshot::Progress>,
@@ -274,6 +275,7 @@ impl Machine {
             instant_ms: 0,
             to_serve: VecDeque::new(),
             blocked_tries_left: 0,
+            session_ends_left: 0,
             deadlock_steps_left: 0,
             work: work::Work::default(),
             snapshot: None,
@@ -395,6 +397,7 @@ impl Machine {
         self.clock = self.clock_after(stamp);
         self.work.begin_entry();
         self.blocked_tries_left = self.limits.due_per_entry_max;
+        self.session_ends_left = self.limits.session_ends_per_entry_max;
         self.deadlock_steps_left = self.limits.deadlock_steps_per_entry_max;
         self.end_due(out);
         self.end_due_blocked(out);

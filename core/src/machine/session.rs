@@ -79,7 +79,7 @@ impl Machine {
         if label.len() > LABEL_BYTES_MAX {
             return errors::label_length().into();
         }
-        if self.live_session(id, out).is_some() {
+        if self.live_session(id, out).is_some() || self.session_ids.contains_key(&id) {
             return errors::session_exists().into();
         }
         if self.sessions.len() >= self.limits.sessions_max {
@@ -137,6 +137,10 @@ impl Machine {
             Some(slot) => {
                 let locks = self.sessions[slot].locks.len;
                 self.end_session(slot, Ended::Released, out);
+                if self.session_ids.contains_key(&id) {
+                    // Too many for one entry: the rest is over as if its time were, and goes as that does.
+                    self.set_session_deadline(slot, self.clock.logical_ms);
+                }
                 Reply::Int(i64::from(locks))
             }
             None => errors::no_session().into(),
@@ -149,14 +153,16 @@ impl Machine {
         if self.sessions[slot].deadline_ms > self.clock.logical_ms {
             return Some(slot);
         }
-        let mut ends = super::sweep::ENDS_PER_ENTRY_MAX as usize;
-        self.end_session_part(slot, Ended::Expired, &mut ends, out);
+        self.end_session(slot, Ended::Expired, out);
         self.serve_all(out);
         None
     }
 
+    /// Ends a session, as far as the entry may.
     fn end_session(&mut self, slot: u32, how: Ended, out: &mut Applied) {
-        self.end_session_part(slot, how, &mut usize::MAX.clone(), out);
+        let mut ends = self.session_ends_left;
+        self.end_session_part(slot, how, &mut ends, out);
+        self.session_ends_left = ends;
     }
 
     /// Ends no more than `ends` waiters and locks of a session that is due; what is left stays due, and goes with a later entry or
