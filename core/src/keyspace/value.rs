@@ -81,7 +81,7 @@ impl View<'_> {
 
     /// Elements of a collection; 1 for a string.
     #[must_use]
-    pub fn len(self) -> usize {
+    pub fn elements(self) -> usize {
         match self {
             View::Str(_) => 1,
             View::Hash(fields) => fields.len(),

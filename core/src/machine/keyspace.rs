@@ -312,7 +312,7 @@ impl Keys for MachineKeys<'_> {
         };
         // It is compared with what is there.
         if self.machine.values.contains_key(&slot) {
-            self.charge(value.view().len() as u64)?;
+            self.charge(value.view().elements() as u64)?;
         }
         self.save(slot);
         // Past its deadline, or flushed, and not ended yet.

@@ -60,7 +60,7 @@ impl Machine {
         self.locks.edit(slot).end(how);
         if !self.values.is_empty() {
             let value = self.values.remove(&slot);
-            out.garbage.extend(value.filter(|value| value.view().len() > GARBAGE_ELEMENTS_MIN));
+            out.garbage.extend(value.filter(|value| value.view().elements() > GARBAGE_ELEMENTS_MIN));
         }
         if !self.versions.is_empty() {
             self.versions.remove(&slot);
