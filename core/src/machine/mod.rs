@@ -83,9 +83,9 @@ pub use command::{Command, Db, Watched, Words};
 use deadlines::Deadlines;
 use dedup::{Dedup, Seen};
 pub use entry::{check_command, entry_stamp, EntryBuilder, EntryError, ENTRY_VERSION};
+pub use keys_walk::KeysWalk;
 #[cfg(feature = "scripts")]
 pub(crate) use keyspace::Clash;
-pub use keys_walk::KeysWalk;
 pub use limits::Limits;
 use list::List;
 use lock::{Lock, Names};
