@@ -8,7 +8,7 @@ use super::{Db, Machine, Query};
 use crate::glob;
 use crate::grammar::errors;
 use crate::reply::{LockInfo, Reply};
-use crate::types::{SessionId, SCAN_COUNT_MAX};
+use crate::types::{Fence, SessionId, SCAN_COUNT_MAX};
 use ::bytes::Bytes;
 
 /// Slots one `LOCK.SCAN` looks at for each name it may answer: idle records lie between held ones.
@@ -124,6 +124,13 @@ impl Machine {
             (Reply::Text("locks"), Reply::Int(i64::from(session.locks.len))),
             (Reply::Text("waiters"), Reply::Int(i64::from(session.waiters.len))),
         ])
+    }
+
+    /// When, on the logical clock, a grant ends that still stands; `u64::MAX` where it has no end of its own.
+    #[must_use]
+    pub fn held_until_ms(&self, db: Db, name: &[u8], fence: Fence) -> Option<u64> {
+        let lock = &self.locks[self.names.find(&self.locks, db, name)?];
+        (lock.fence == fence && self.is_held_now(lock)).then_some(lock.at_ms)
     }
 
     pub(crate) fn is_held_now(&self, lock: &Lock) -> bool {

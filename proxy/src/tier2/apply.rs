@@ -64,13 +64,14 @@ impl Node {
         self.hand_out_noted();
         let origin = self.pending.origin();
         let mut others_wait = false;
-        for (id, reply) in self.applying.replies.drain(..) {
-            if id.origin != origin {
-                others_wait = true;
-            } else if let Some(ticket) = self.pending.answered(id.seq) {
-                self.out.replies.push((ticket, reply));
+        let mut replies = std::mem::take(&mut self.applying.replies);
+        for (id, reply) in replies.drain(..) {
+            match id.origin == origin {
+                true => self.answer_own(id.seq, reply),
+                false => others_wait = true,
             }
         }
+        self.applying.replies = replies;
         if others_wait {
             self.others_wait_for_word();
         }
@@ -106,6 +107,9 @@ impl Node {
     }
 
     fn now_queued(&mut self, seq: u64) {
+        if let Some(submitted_ms) = self.pending.submitted_ms(seq) {
+            self.note_stamp_of(submitted_ms);
+        }
         if self.pending.queued(seq) {
             self.cancel_in_log(seq);
         }
@@ -181,11 +185,7 @@ impl Node {
             let placed = !self.pending.is_unapplied(seq);
             match self.machine.fate(RequestId { origin, seq }) {
                 Fate::Waiting => self.now_queued(seq),
-                Fate::Answered(reply) => {
-                    if let Some(ticket) = self.pending.answered(seq) {
-                        self.out.replies.push((ticket, reply));
-                    }
-                }
+                Fate::Answered(reply) => self.answer_own_from_memory(seq, reply),
                 Fate::Unmet if !placed => {}
                 Fate::Unmet | Fate::Unknown => {
                     if let Some(overdue) = self.pending.give_up(seq) {

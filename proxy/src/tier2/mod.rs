@@ -48,6 +48,7 @@ mod snapshots;
 mod stage;
 mod stamps;
 mod status;
+mod telling;
 #[cfg(test)]
 mod tests;
 pub mod wire;

@@ -22,6 +22,7 @@ use super::snapshot::pieces;
 use super::snapshots::Snapshots;
 use super::stage::Stage;
 use super::stamps::LogicalClock;
+use super::telling::Telling;
 use raft::eraftpb::{HardState, Message, MessageType};
 use raft::{RawNode, StateRole};
 use redfence_core::limits::APPEND_BYTES_MAX;
@@ -56,6 +57,7 @@ pub struct Node {
     pub(super) origin_live: bool,
     pub(super) origin_start_due_ms: u64,
     pub(super) reads: Reads,
+    pub(super) telling: Telling,
     pub(super) stage: Stage,
     pub(super) scripting: Scripting,
     pub(super) cpu: Box<dyn CpuClock>,
@@ -125,6 +127,7 @@ impl Node {
             origin_live: false,
             origin_start_due_ms: 0,
             reads: Reads::default(),
+            telling: Telling::default(),
             stage: Stage::default(),
             scripting: Scripting::default(),
             cpu: Box::new(CountedCpu::default()),
@@ -231,6 +234,7 @@ impl Node {
     fn go_round(&mut self) {
         let began_us = self.cpu.thread_us();
         for _ in 0..READIES_PER_TURN_MAX {
+            self.ask_about_grants();
             self.route_requests();
             self.propose_staged();
             self.tell_commit();

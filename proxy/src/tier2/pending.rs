@@ -26,6 +26,7 @@ struct Request {
     ticket: Option<Ticket>,
     connection: ConnectionId,
     blob: Bytes,
+    submitted_ms: u64,
     deadline_ms: u64,
     /// The deadline from the moment it stands in a queue of the machine. 0: it never does.
     queued_deadline_ms: u64,
@@ -44,7 +45,19 @@ impl Request {
 #[derive(Debug)]
 struct Placed {
     ticket: Ticket,
+    blob: Bytes,
     deadline_ms: u64,
+}
+
+/// A request that the machine has answered.
+#[derive(Debug)]
+pub(super) struct Done {
+    /// `None`: nobody waits for the answer.
+    pub(super) ticket: Option<Ticket>,
+    pub(super) blob: Bytes,
+    /// When it was submitted, if the entry with the answer is the one it was in itself.
+    pub(super) submitted_ms: Option<u64>,
+    pub(super) deadline_ms: u64,
 }
 
 /// Why a request ends without an answer of the machine.
@@ -151,12 +164,12 @@ impl Pending {
             WAIT_FOREVER => (patience_ends_ms, u64::MAX),
             _ => (ends_ms, ends_ms),
         };
-        self.add(Some(submit.ticket), submit.connection, submit.blob, deadline_ms, queued_deadline_ms)
+        self.add(Some(submit.ticket), submit.connection, submit.blob, now_ms, deadline_ms, queued_deadline_ms)
     }
 
     /// A command of the node itself. Given up at its deadline like any other.
-    pub(super) fn submit_own(&mut self, blob: Bytes, deadline_ms: u64) -> u64 {
-        self.add(None, 0, blob, deadline_ms, 0)
+    pub(super) fn submit_own(&mut self, blob: Bytes, now_ms: u64, deadline_ms: u64) -> u64 {
+        self.add(None, 0, blob, now_ms, deadline_ms, 0)
     }
 
     fn add(
@@ -164,6 +177,7 @@ impl Pending {
         ticket: Option<Ticket>,
         connection: ConnectionId,
         blob: Bytes,
+        submitted_ms: u64,
         deadline_ms: u64,
         queued_deadline_ms: u64,
     ) -> u64 {
@@ -174,6 +188,7 @@ impl Pending {
             ticket,
             connection,
             blob,
+            submitted_ms,
             deadline_ms,
             queued_deadline_ms,
             withdrawn: false,
@@ -194,8 +209,7 @@ impl Pending {
             self.may_queue.clear();
             for request in std::mem::take(&mut self.unapplied).into_values() {
                 self.unapplied_bytes -= request.blob.len();
-                let Request { ticket, connection, blob, .. } = request;
-                self.add(ticket, connection, blob, request.deadline_ms, request.queued_deadline_ms);
+                self.add_again(request);
             }
         }
         self.handed = 0;
@@ -283,19 +297,29 @@ impl Pending {
         }
     }
 
-    /// The machine's answer. The ticket to hand it to, if anybody still waits.
-    pub(super) fn answered(&mut self, seq: u64) -> Option<Ticket> {
-        let ticket = match self.remove_unapplied(seq) {
+    /// Under a new number.
+    fn add_again(&mut self, request: Request) {
+        let Request { ticket, connection, blob, submitted_ms, deadline_ms, queued_deadline_ms, .. } = request;
+        self.add(ticket, connection, blob, submitted_ms, deadline_ms, queued_deadline_ms);
+    }
+
+    /// The machine's answer, for whoever still waits for it.
+    pub(super) fn answered(&mut self, seq: u64) -> Option<Done> {
+        let done = match self.remove_unapplied(seq) {
             Some(request) => {
                 self.resending.progressed = true;
-                request.ticket
+                let Request { ticket, blob, submitted_ms, deadline_ms, .. } = request;
+                Done { ticket, blob, submitted_ms: Some(submitted_ms), deadline_ms }
             }
-            None => self.placed.remove(&seq).map(|placed| placed.ticket),
+            None => {
+                let Placed { ticket, blob, deadline_ms } = self.placed.remove(&seq)?;
+                Done { ticket: Some(ticket), blob, submitted_ms: None, deadline_ms }
+            }
         };
-        if let Some(ticket) = ticket {
+        if let Some(ticket) = done.ticket {
             self.seq_of_ticket.remove(&ticket);
         }
-        ticket
+        Some(done)
     }
 
     /// Our own apply has put it into a queue: the answer comes with a later entry. Whether it is to be called off: the word that
@@ -305,11 +329,16 @@ impl Pending {
         self.resending.progressed = true;
         match request.ticket {
             Some(ticket) if request.may_queue() => {
-                self.placed.insert(seq, Placed { ticket, deadline_ms: request.queued_deadline_ms });
+                let (blob, deadline_ms) = (request.blob, request.queued_deadline_ms);
+                self.placed.insert(seq, Placed { ticket, blob, deadline_ms });
             }
             Some(_) | None => {}
         }
         request.withdrawn
+    }
+
+    pub(super) fn submitted_ms(&self, seq: u64) -> Option<u64> {
+        self.unapplied.get(&seq).map(|request| request.submitted_ms)
     }
 
     pub(super) fn is_unapplied(&self, seq: u64) -> bool {
@@ -433,8 +462,7 @@ impl Pending {
                 tickets.push(ticket);
                 continue;
             }
-            let Request { connection, blob, .. } = request;
-            self.add(Some(ticket), connection, blob, request.deadline_ms, request.queued_deadline_ms);
+            self.add_again(request);
         }
         tickets
     }
@@ -489,7 +517,7 @@ mod tests {
         pending.queued(seq);
         assert_eq!(pending.acked_below(), seq + 1);
         assert!(pending.overdue(5_999).is_empty());
-        assert_eq!(pending.answered(seq), Some(7));
+        assert_eq!(pending.answered(seq).and_then(|done| done.ticket), Some(7));
         assert!(pending.overdue(u64::MAX).is_empty());
     }
 
@@ -503,7 +531,7 @@ mod tests {
         let late: Vec<u64> = pending.overdue(5_000).into_iter().map(|late| late.seq).collect();
         assert_eq!(late, [lost]);
         assert!(pending.overdue(u64::MAX - 1).is_empty());
-        assert_eq!(pending.answered(placed), Some(1));
+        assert_eq!(pending.answered(placed).and_then(|done| done.ticket), Some(1));
     }
 
     #[test]
@@ -529,7 +557,7 @@ mod tests {
         forward_all(&mut pending, 0);
         assert_eq!(pending.withdraw(2), Withdrawn::CancelInLog(sent));
         assert!(pending.queued(sent), "it came to stand in the queue after all");
-        assert_eq!(pending.answered(sent), Some(2));
+        assert_eq!(pending.answered(sent).and_then(|done| done.ticket), Some(2));
         assert_eq!(pending.withdraw(2), Withdrawn::Unknown);
     }
 
@@ -541,7 +569,7 @@ mod tests {
         }
         assert_eq!(forward_all(&mut pending, 0), [1, 2, 3]);
         assert_eq!(forward_all(&mut pending, 499), []);
-        assert_eq!(pending.answered(1), Some(1));
+        assert_eq!(pending.answered(1).and_then(|done| done.ticket), Some(1));
         assert_eq!(forward_all(&mut pending, 600), [], "something was applied");
         assert_eq!(forward_all(&mut pending, 1_099), []);
         assert_eq!(forward_all(&mut pending, 1_100), [2, 3]);
@@ -586,6 +614,6 @@ mod tests {
         forward_all(&mut pending, 0);
         assert_eq!(pending.reborn(Origin { node: 1, incarnation: 2 }), [1]);
         assert_eq!(pending.next_leaving(), Some(1));
-        assert_eq!(pending.answered(1), Some(2));
+        assert_eq!(pending.answered(1).and_then(|done| done.ticket), Some(2));
     }
 }

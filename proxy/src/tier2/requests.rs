@@ -69,6 +69,7 @@ impl Node {
     }
 
     pub(super) fn on_cancel(&mut self, ticket: Ticket) {
+        self.telling.cancel(ticket);
         if let Some(seq) = self.pending.cancel(ticket) {
             self.cancel_in_log(seq);
         }
@@ -108,9 +109,9 @@ impl Node {
         }
     }
 
-    fn submit_own(&mut self, command: &Command<'_>) {
-        let deadline_ms = self.now.monotonic_ms() + OWN_PATIENCE_MS;
-        self.pending.submit_own(encoded(command), deadline_ms);
+    pub(super) fn submit_own(&mut self, command: &Command<'_>) -> u64 {
+        let now_ms = self.now.monotonic_ms();
+        self.pending.submit_own(encoded(command), now_ms, now_ms + OWN_PATIENCE_MS)
     }
 
     /// Ends what has waited too long, and sends again what was not heard of.
@@ -122,6 +123,7 @@ impl Node {
         for overdue in self.pending.overdue(now_ms) {
             self.give_up(&overdue);
         }
+        self.give_up_held_back(now_ms);
         for ticket in self.reads.overdue(now_ms) {
             self.out.replies.push((ticket, refusals::no_quorum()));
         }

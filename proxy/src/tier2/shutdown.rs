@@ -54,7 +54,8 @@ impl Node {
         let whole_ms = self.config.shutdown_ms_max;
         let reachable = self.leader() != 0 && !self.removed;
         if elapsed_ms < whole_ms && reachable {
-            let drained = self.pending.unapplied_len() == 0 && self.reads.len() == 0;
+            let drained =
+                self.pending.unapplied_len() == 0 && self.reads.len() == 0 && self.telling.is_empty();
             if !drained && elapsed_ms < whole_ms / DRAIN_SHARE {
                 return;
             }
@@ -95,6 +96,7 @@ impl Node {
         for overdue in self.pending.drain() {
             self.give_up(&overdue);
         }
+        self.give_up_held_back(u64::MAX);
         for ticket in self.reads.drain() {
             self.out.replies.push((ticket, refusals::stopping()));
         }

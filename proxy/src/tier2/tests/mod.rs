@@ -10,6 +10,7 @@ mod pace;
 mod scripts;
 mod snapshots;
 mod stops;
+mod telling;
 mod throughput;
 mod work;
 

@@ -1,0 +1,277 @@
+//! When a client is told of a grant: only if it is still the holder's, and with the time that is left of it.
+//!
+//! A node answers its clients from its own apply, and may apply late: it was stopped, its leader was not heard of, or its
+//! messages take long. What tells is the replicated clock. The logical clock never runs faster than a monotonic one, and a
+//! request of this node is stamped after it was submitted; so each request that comes back gives a bound of what the
+//! logical clock can be by now ([`ClockBound`]). Where a grant's entry may be older than [`PROMPT_MS`], the grant is held
+//! back, and the node asks: it sends a command of its own without effect through the log (a ReadIndex that also brings
+//! the time). When that is applied, the state is at least as new as the question: a grant that has ended is answered
+//! nil, another with what is left. Usually none of this happens, and a grant leaves as it was made.
+//!
+//! A grant that is answered nil though it still stands (its time left is not certain) is released: nobody knows of it.
+//!
+//! # Caveats
+//!
+//! A grant inside `MULTI` is told as it was made, as is the `OK` of `SET NX`: their clients count from when they asked.
+
+use super::node::Node;
+use super::pending::Done;
+use super::ports::Ticket;
+use super::refusals;
+use bytes::Bytes;
+use redfence_core::machine::Command;
+use redfence_core::reply::Reply;
+use redfence_core::types::Fence;
+
+/// A grant told within this time of its stamp is told as it was made.
+const PROMPT_MS: u64 = 250;
+/// However short the ttl, so much is never late: a commit takes its time.
+const NEVER_LATE_MS: u64 = 20;
+/// Bounds older than one to two of these are forgotten, because no two clocks run at the same rate.
+const BOUND_AGE_MS: u64 = 10_000;
+
+#[derive(Debug, Default)]
+pub(super) struct Telling {
+    bound: ClockBound,
+    held_back: Vec<HeldBack>,
+}
+
+/// How far ahead of this node's monotonic clock the logical clock can be. Two ages, so that old bounds go.
+#[derive(Debug, Default)]
+struct ClockBound {
+    current: Option<i64>,
+    previous: Option<i64>,
+    began_ms: u64,
+}
+
+/// A grant whose client is not told yet.
+#[derive(Debug)]
+struct HeldBack {
+    ticket: Ticket,
+    reply: Reply,
+    locks: Vec<Granted>,
+    deadline_ms: u64,
+    /// The number of the command that asks; 0 where none was sent yet.
+    question: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Granted {
+    db: u32,
+    name: Bytes,
+    fence: Fence,
+}
+
+impl ClockBound {
+    /// An entry stamped `logical_ms` holds what was submitted at `submitted_ms` on this node's clock.
+    fn note(&mut self, logical_ms: u64, submitted_ms: u64, now_ms: u64) {
+        if now_ms.saturating_sub(self.began_ms) >= BOUND_AGE_MS {
+            self.previous = self.current.take();
+            self.began_ms = now_ms;
+        }
+        let ahead_ms = logical_ms as i64 - submitted_ms as i64;
+        self.current = Some(self.current.map_or(ahead_ms, |current| current.min(ahead_ms)));
+    }
+
+    /// The most the logical clock can show now.
+    fn logical_ms_max(&self, now_ms: u64) -> Option<u64> {
+        let ahead_ms = self.current.into_iter().chain(self.previous).min()?;
+        Some((now_ms as i64 + ahead_ms).max(0) as u64)
+    }
+}
+
+impl Telling {
+    pub(super) fn is_empty(&self) -> bool {
+        self.held_back.is_empty()
+    }
+
+    /// The client is gone. Its grant stands, as any that was made before.
+    pub(super) fn cancel(&mut self, ticket: Ticket) {
+        self.held_back.retain(|held| held.ticket != ticket);
+    }
+
+    fn take(&mut self, which: impl Fn(&HeldBack) -> bool) -> Vec<HeldBack> {
+        let (taken, kept) = std::mem::take(&mut self.held_back).into_iter().partition(which);
+        self.held_back = kept;
+        taken
+    }
+}
+
+impl Node {
+    /// The machine has answered a request of this node in the entry that was just applied.
+    pub(super) fn answer_own(&mut self, seq: u64, reply: Reply) {
+        let Some(done) = self.pending.answered(seq) else { return };
+        let now_ms = self.now.monotonic_ms();
+        if let Some(submitted_ms) = done.submitted_ms {
+            self.telling.bound.note(self.machine.logical_ms(), submitted_ms, now_ms);
+        }
+        if done.ticket.is_none() && !self.telling.is_empty() {
+            self.tell_after(seq);
+        }
+        let late_ms = self.late_ms();
+        self.tell(done, reply, late_ms);
+    }
+
+    /// As [`Node::answer_own`], for an answer out of an entry that this node never saw.
+    pub(super) fn answer_own_from_memory(&mut self, seq: u64, reply: Reply) {
+        if let Some(done) = self.pending.answered(seq) {
+            self.tell(done, reply, None);
+        }
+    }
+
+    /// A request of this node came to stand in a queue.
+    pub(super) fn note_stamp_of(&mut self, submitted_ms: u64) {
+        self.telling.bound.note(self.machine.logical_ms(), submitted_ms, self.now.monotonic_ms());
+    }
+
+    /// How long ago the newest applied entry may have been stamped. `None`: nobody knows.
+    fn late_ms(&self) -> Option<u64> {
+        let now_max_ms = self.telling.bound.logical_ms_max(self.now.monotonic_ms())?;
+        Some(now_max_ms.saturating_sub(self.machine.logical_ms()))
+    }
+
+    fn tell(&mut self, done: Done, reply: Reply, late_ms: Option<u64>) {
+        let Some(ticket) = done.ticket else { return };
+        let is_prompt = |ttl_ms: u64| {
+            let allowed_ms =
+                if ttl_ms == 0 { PROMPT_MS } else { (ttl_ms / 2).clamp(NEVER_LATE_MS, PROMPT_MS) };
+            late_ms.is_some_and(|late_ms| late_ms <= allowed_ms)
+        };
+        let locks = match granted_ttl_ms(&reply) {
+            None => None,
+            Some(ttl_ms) if is_prompt(ttl_ms) => None,
+            Some(_) => locks_of(&done.blob, &reply),
+        };
+        match locks {
+            None => self.out.replies.push((ticket, reply)),
+            Some(locks) => {
+                let deadline_ms = done.deadline_ms;
+                self.telling.held_back.push(HeldBack { ticket, reply, locks, deadline_ms, question: 0 });
+            }
+        }
+    }
+
+    /// One question for all that were held back since the last one; again where a question was lost.
+    pub(super) fn ask_about_grants(&mut self) {
+        let mut unasked = false;
+        for held in &mut self.telling.held_back {
+            if held.question == 0 || !self.pending.is_unapplied(held.question) {
+                held.question = 0;
+                unasked = true;
+            }
+        }
+        if unasked && !self.removed {
+            let question = self.submit_own(&Command::SessionsTouch { ids: Default::default() });
+            let unasked = self.telling.held_back.iter_mut().filter(|held| held.question == 0);
+            unasked.for_each(|held| held.question = question);
+        }
+    }
+
+    /// A question was applied: the state is newer than it.
+    fn tell_after(&mut self, question: u64) {
+        for held in self.telling.take(|held| held.question == question) {
+            let reply = self.what_is_left(&held);
+            self.out.replies.push((held.ticket, reply));
+        }
+    }
+
+    fn what_is_left(&mut self, held: &HeldBack) -> Reply {
+        let logical_ms = self.machine.logical_ms();
+        let now_max_ms = self.telling.bound.logical_ms_max(self.now.monotonic_ms());
+        let now_max_ms = now_max_ms.unwrap_or(logical_ms).max(logical_ms);
+        let ends_ms =
+            |lock: &Granted| self.machine.held_until_ms(lock.db, &lock.name, lock.fence).unwrap_or(0);
+        let left_ms = held.locks.iter().map(|lock| ends_ms(lock).saturating_sub(now_max_ms)).min();
+        match left_ms.unwrap_or(0) {
+            0 => {
+                let standing: Vec<Granted> =
+                    held.locks.iter().filter(|lock| ends_ms(lock) > logical_ms).cloned().collect();
+                for Granted { db, name, fence } in standing {
+                    self.submit_own(&Command::Release { db, resource: &name, fence });
+                }
+                Reply::Nil
+            }
+            left_ms => with_ttl(&held.reply, left_ms),
+        }
+    }
+
+    /// Grants whose clients waited too long for the answer to the question.
+    pub(super) fn give_up_held_back(&mut self, now_ms: u64) {
+        for held in self.telling.take(|held| held.deadline_ms <= now_ms) {
+            self.out.replies.push((held.ticket, refusals::indeterminate()));
+        }
+    }
+}
+
+/// The ttl of a reply that looks like a grant: `[fence, ttl]` or `[[fence, …], ttl]`.
+fn granted_ttl_ms(reply: &Reply) -> Option<u64> {
+    match reply {
+        Reply::Granted { ttl_ms, .. } => Some(*ttl_ms),
+        Reply::Array(items) => match &items[..] {
+            [Reply::Array(_), Reply::Int(ttl_ms)] => u64::try_from(*ttl_ms).ok(),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// What was granted, if the command is an acquire.
+fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<Granted>> {
+    let lock = |db, name: &[u8], fence| Granted { db, name: Bytes::copy_from_slice(name), fence };
+    match (Command::decode(blob)?, reply) {
+        (Command::Acquire { db, resource, .. }, Reply::Granted { fence, .. }) => {
+            Some(vec![lock(db, resource, *fence)])
+        }
+        (Command::MAcquire { db, resources, .. }, Reply::Array(items)) => match items.first() {
+            Some(Reply::Array(fences)) if fences.len() == resources.len() => resources
+                .iter()
+                .zip(fences)
+                .map(|(name, fence)| match fence {
+                    Reply::Int(fence) => Some(lock(db, name, Fence(u64::try_from(*fence).ok()?))),
+                    _ => None,
+                })
+                .collect(),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+/// A ttl of 0 is bound to a session and has no end of its own.
+fn with_ttl(reply: &Reply, left_ms: u64) -> Reply {
+    match reply {
+        Reply::Granted { fence, ttl_ms } => Reply::Granted { fence: *fence, ttl_ms: left_ms.min(*ttl_ms) },
+        Reply::Array(items) => match &items[..] {
+            [fences, Reply::Int(ttl_ms)] => {
+                let left_ms = i64::try_from(left_ms).unwrap_or(i64::MAX);
+                Reply::Array(vec![fences.clone(), Reply::Int(left_ms.min(*ttl_ms))])
+            }
+            _ => reply.clone(),
+        },
+        _ => reply.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bound_is_the_tightest_of_late_and_forgets() {
+        let mut bound = ClockBound::default();
+        assert_eq!(bound.logical_ms_max(5), None);
+        bound.note(1_000, 50_000, 50_004);
+        assert_eq!(bound.logical_ms_max(50_004), Some(1_004));
+        // It came back late: a looser bound, which does not count.
+        bound.note(1_010, 50_006, 54_000);
+        assert_eq!(bound.logical_ms_max(54_000), Some(5_000));
+        // The logical clock stood still meanwhile.
+        bound.note(1_020, 54_001, 54_002);
+        assert_eq!(bound.logical_ms_max(54_002), Some(1_021));
+        // Another clock that runs faster is followed after a while.
+        for seconds in 55..80 {
+            bound.note(1_000 * (seconds - 53) + 40, 1_000 * seconds, 1_000 * seconds);
+        }
+        assert_eq!(bound.logical_ms_max(80_000), Some(27_040));
+    }
+}

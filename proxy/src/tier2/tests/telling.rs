@@ -1,0 +1,160 @@
+//! A grant is told only while it is the holder's, and with the time that is left (issue item 8).
+
+use super::*;
+use crate::tier2::ports::OwnedQuery;
+use bytes::Bytes;
+
+fn ttl_of(reply: &Reply) -> u64 {
+    match reply {
+        Reply::Granted { ttl_ms, .. } => *ttl_ms,
+        other => panic!("not granted: {other:?}"),
+    }
+}
+
+fn wait_with_ttl(cluster: &mut SimCluster, node: NodeId, owner: &str, ttl_ms: u64) -> Ticket {
+    cluster.submit(node, &acquire("r", owner, ttl_ms, 60_000), 60_000)
+}
+
+fn owner_of(cluster: &mut SimCluster, node: NodeId) -> Option<Bytes> {
+    let ticket = cluster.read(node, OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"r") });
+    match cluster.wait_for(ticket, 3_000) {
+        Reply::Info(info) => info.owner,
+        other => panic!("not an info: {other:?}"),
+    }
+}
+
+/// A lock held at the leader, a waiter at a follower that stands still, and the lock released meanwhile.
+fn granted_while_paused(seed: u64, ttl_ms: u64) -> (SimCluster, NodeId, Ticket) {
+    let mut cluster = settled(3, seed);
+    let (holder, paused) = (leader(&cluster), follower(&cluster));
+    let fence = take(&mut cluster, holder, "r", "a", 60_000);
+    let waiter = wait_with_ttl(&mut cluster, paused, "b", ttl_ms);
+    cluster.run_for(300);
+    cluster.pause(paused);
+    let released = cluster.submit(holder, &release("r", fence), 0);
+    assert_eq!(cluster.wait_for(released, 1_000), Reply::Released);
+    (cluster, paused, waiter)
+}
+
+#[test]
+fn a_grant_that_ended_while_the_node_was_paused_is_not_told() {
+    for seed in 0..20 {
+        let (mut cluster, paused, waiter) = granted_while_paused(seed, 3_000);
+        let other = leader(&cluster);
+        let next = wait_with_ttl(&mut cluster, other, "c", 30_000);
+        granted(&cluster.wait_for(next, 4_500));
+        cluster.run_for(500);
+        cluster.resume(paused);
+        assert_eq!(cluster.wait_for(waiter, 3_000), Reply::Nil, "seed {seed}");
+        assert_eq!(owner_of(&mut cluster, paused), Some(Bytes::from_static(b"c")), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_grant_that_still_stands_after_a_pause_is_told_with_what_is_left() {
+    for seed in 0..20 {
+        let (mut cluster, paused, waiter) = granted_while_paused(seed, 10_000);
+        cluster.run_for(4_000);
+        cluster.resume(paused);
+        let left_ms = ttl_of(&cluster.wait_for(waiter, 3_000));
+        assert!((5_000..=6_000).contains(&left_ms), "seed {seed}: {left_ms} ms are left");
+        assert_eq!(owner_of(&mut cluster, paused), Some(Bytes::from_static(b"b")), "seed {seed}");
+    }
+}
+
+#[test]
+fn a_grant_taken_away_while_the_node_was_paused_is_not_told() {
+    for seed in 0..10 {
+        let (mut cluster, paused, waiter) = granted_while_paused(seed, 600_000);
+        let other = leader(&cluster);
+        let forced = cluster.submit(other, &Command::ForceRelease { db: 0, resource: b"r" }, 0);
+        cluster.wait_for(forced, 1_000);
+        cluster.run_for(1_000);
+        cluster.resume(paused);
+        assert_eq!(cluster.wait_for(waiter, 3_000), Reply::Nil, "seed {seed}");
+    }
+}
+
+/// The same where the node runs but does not hear of its leader, and for a multi-lock.
+#[test]
+fn a_grant_to_a_node_that_was_cut_off_is_told_with_what_is_left_or_not_at_all() {
+    for (ttl_ms, told) in [(2_000, false), (20_000, true)] {
+        let mut cluster = settled(3, ttl_ms);
+        let (holder, alone) = (leader(&cluster), follower(&cluster));
+        let fence = take(&mut cluster, holder, "r", "a", 60_000);
+        let many = Command::MAcquire {
+            db: 0,
+            resources: [&b"s"[..], b"r"].into_iter().collect(),
+            ttl_ms,
+            wait_ms: 60_000,
+            owner: b"b",
+            session: None,
+        };
+        let waiter = cluster.submit(alone, &many, 60_000);
+        cluster.run_for(300);
+        let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != alone).collect();
+        cluster.rules.split(&[alone], &others);
+        let released = cluster.submit(holder, &release("r", fence), 0);
+        assert_eq!(cluster.wait_for(released, 1_000), Reply::Released);
+        cluster.run_for(4_000);
+        cluster.rules.heal();
+        match cluster.wait_for(waiter, 5_000) {
+            Reply::Nil => assert!(!told),
+            Reply::Array(items) => {
+                let Reply::Int(left_ms) = items[1] else { panic!("not a grant: {items:?}") };
+                assert!(told && (12_000..=16_000).contains(&left_ms), "{left_ms} ms are left");
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+/// With messages that take long all the time no clock jumps: the way there and back tells.
+#[test]
+fn a_node_whose_messages_always_come_late_tells_what_is_left() {
+    let mut cluster = settled(3, 1);
+    let other = follower(&cluster);
+    (cluster.rules.delay_us_min, cluster.rules.delay_us_max) = (200_000, 200_001);
+    cluster.run_for(2_000);
+    let asked_ms = cluster.now_ms();
+    let ticket = cluster.submit(other, &acquire("r", "a", 10_000, 0), 0);
+    let told_ms = ttl_of(&cluster.wait_for(ticket, 5_000));
+    // It was stamped a way later than it was asked for.
+    let left_ms = asked_ms + 200 + 10_000 - cluster.now_ms();
+    assert!(told_ms <= left_ms + 5, "told {told_ms}, left {left_ms}");
+    assert!(told_ms > 8_000);
+}
+
+#[test]
+fn grants_told_at_once_have_the_time_that_was_asked_for() {
+    for seed in 0..20 {
+        let mut cluster = settled(3, seed);
+        for node in cluster.ids() {
+            let (name, ttl_ms) = (format!("r{node}"), 1_000 + seed);
+            let ticket = cluster.submit(node, &acquire(&name, "a", ttl_ms, 0), 0);
+            let reply = cluster.wait_for(ticket, 1_000);
+            assert_eq!(ttl_of(&reply), ttl_ms, "seed {seed}");
+            let waiter = cluster.submit(node, &acquire(&name, "b", 2 * ttl_ms, 60_000), 60_000);
+            cluster.run_for(100);
+            let applied = cluster.node(node).expect("runs").applied_index();
+            cluster.submit(node, &release(&name, granted(&reply)), 0);
+            assert_eq!(ttl_of(&cluster.wait_for(waiter, 1_000)), 2 * ttl_ms, "seed {seed}");
+            let entries = cluster.node(node).expect("runs").applied_index() - applied;
+            assert_eq!(entries, 1, "seed {seed}: nothing is asked");
+        }
+    }
+}
+
+/// A single node that slept: its clock stood still with it, so its waiter has the whole time.
+#[test]
+fn a_single_node_that_slept_tells_its_waiter_nearly_all_of_the_time() {
+    let mut cluster = settled(1, 1);
+    take(&mut cluster, 1, "r", "a", 1_000);
+    let waiter = wait_with_ttl(&mut cluster, 1, "b", 2_000);
+    cluster.run_for(500);
+    cluster.pause(1);
+    cluster.run_for(5_000);
+    cluster.resume(1);
+    let told_ms = ttl_of(&cluster.wait_for(waiter, 3_000));
+    assert!((1_700..=2_000).contains(&told_ms), "{told_ms}");
+}
