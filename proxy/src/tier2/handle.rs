@@ -3,8 +3,9 @@
 //! A front encodes a command on its own task, calls [`Tier2Handle::submit`] and awaits the reply. Dropping the future of a
 //! command that may wait in a queue takes it out of that queue (the client went away). The handle knows nothing of raft.
 
+use super::deadlines::{self, Sweeper};
 pub use super::inbox::Caller;
-use super::inbox::{Asker, Inbox, Item, Rejected};
+use super::inbox::{Asked, Asker, Inbox, Item, Rejected};
 use super::news::{self, News, NewsReceiver, NewsSender};
 use super::ports::{
     AdminRequest, ClusterStatus, ConnectionId, Input, Noted, Outputs, OwnedQuery, Read, Rest, Submit, Ticket,
@@ -34,8 +35,11 @@ pub struct Tier2Handle {
 }
 
 #[derive(Debug)]
-struct Shared {
-    inbox: Inbox,
+pub(super) struct Shared {
+    pub(super) inbox: Inbox,
+    /// Who waits for an answer of the node. The raft thread locks it twice a turn, a sweep only where that thread is stuck.
+    pub(super) waiting: Mutex<Waiting>,
+    pub(super) sweeper: Sweeper,
     status: Mutex<Arc<ClusterStatus>>,
     demand: Arc<Demand>,
     /// Until somebody takes it.
@@ -50,19 +54,15 @@ pub fn connect(patience_ms: u64) -> (Tier2Handle, Desk) {
     let (news, receiver) = news::channel();
     let shared = Arc::new(Shared {
         inbox: Inbox::default(),
+        waiting: Mutex::default(),
+        sweeper: Sweeper::default(),
         status: Mutex::default(),
         demand: Arc::default(),
         news: Mutex::new(Some(receiver)),
         next_ticket: AtomicU64::new(1),
         patience_ms,
     });
-    let desk = Desk {
-        shared: Arc::clone(&shared),
-        waiting: FxHashMap::default(),
-        taken: Vec::new(),
-        wanted: Wanted::default(),
-        news,
-    };
+    let desk = Desk { shared: Arc::clone(&shared), taken: Vec::new(), wanted: Wanted::default(), news };
     (Tier2Handle { shared }, desk)
 }
 
@@ -86,19 +86,20 @@ impl Tier2Handle {
         }
         let patience_ms = self.shared.patience_ms;
         let input = |ticket| Input::Submit(Submit { ticket, connection, blob, patience_ms, wait_ms });
-        self.ask(wait_ms > 0, caller, input)
+        let kind = if wait_ms > 0 { Asked::Wait } else { Asked::Command };
+        self.ask(kind, wait_ms, caller, input)
     }
 
     /// A linearizable look at the state.
     pub fn query(&self, query: OwnedQuery) -> PendingReply {
         let patience_ms = self.shared.patience_ms;
-        self.ask(false, None, |ticket| Input::Read(Read { ticket, query, patience_ms }))
+        self.ask(Asked::Read, 0, None, |ticket| Input::Read(Read { ticket, query, patience_ms }))
     }
 
     /// Membership and leadership. Answered when the change is seen to be done.
     pub fn admin(&self, request: AdminRequest) -> PendingReply {
         let patience_ms = self.shared.patience_ms;
-        self.ask(false, None, |ticket| Input::Admin { ticket, request, patience_ms })
+        self.ask(Asked::Admin, 0, None, |ticket| Input::Admin { ticket, request, patience_ms })
     }
 
     /// Connections of these sessions were active, or are blocked in a WAIT. Call about five times a second with all of
@@ -142,16 +143,25 @@ impl Tier2Handle {
         self.shared.inbox.push_report(input)
     }
 
+    /// Answers what is overdue while the node's thread is stuck. To be called every [`deadlines::SWEEP_EVERY`], by
+    /// another thread. False: the node has stopped, and it need not be called again.
+    pub fn sweep(&self) -> bool {
+        deadlines::sweep(&self.shared)
+    }
+
     fn ask(
         &self,
-        cancel_on_drop: bool,
+        kind: Asked,
+        wait_ms: u64,
         caller: Option<Caller>,
         input: impl FnOnce(Ticket) -> Input,
     ) -> PendingReply {
         let ticket = self.shared.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
-        let cancel = cancel_on_drop.then(|| self.shared.clone());
-        match self.shared.inbox.push_client((input(ticket), Some(Asker { reply: sender, caller }))) {
+        let cancel = (kind == Asked::Wait).then(|| self.shared.clone());
+        let deadline = self.shared.sweeper.deadline(kind, self.shared.patience_ms, wait_ms);
+        let asker = Asker { reply: sender, caller, deadline };
+        match self.shared.inbox.push_client((input(ticket), Some(asker))) {
             Ok(()) => PendingReply { receiver, ticket, cancel },
             Err((why, (_, asker))) => {
                 let reply = match why {
@@ -219,7 +229,6 @@ impl Drop for PendingReply {
 #[derive(Debug)]
 pub struct Desk {
     shared: Arc<Shared>,
-    waiting: FxHashMap<Ticket, Asker>,
     taken: Vec<Item>,
     wanted: Wanted,
     news: NewsSender,
@@ -230,16 +239,19 @@ impl Desk {
     pub fn collect(&mut self, timeout: Duration, rest: Rest, inputs: &mut Vec<Input>) {
         let mut taken = std::mem::take(&mut self.taken);
         self.shared.inbox.take(timeout, rest, &mut taken);
+        self.shared.sweeper.turn_begins();
+        let mut waiting = self.shared.waiting.lock().expect("mutex poisoned");
         for (input, asker) in taken.drain(..) {
             if let (Some(ticket), Some(asker)) = (ticket_of(&input), asker) {
-                let earlier = self.waiting.insert(ticket, asker);
+                let earlier = waiting.insert(ticket, asker);
                 assert!(earlier.is_none(), "ticket {ticket} is used twice");
             }
             if let Input::Cancel { ticket } = &input {
-                self.waiting.remove(ticket);
+                waiting.remove(ticket);
             }
             inputs.push(input);
         }
+        drop(waiting);
         self.taken = taken;
         // After the inbox: whoever asked for something after it began to listen must not miss what comes of it.
         let wanted = self.shared.demand.wanted();
@@ -255,13 +267,16 @@ impl Desk {
             *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);
         }
         // Worked out before the answers, which end what is known of those who asked; told behind them.
-        let news = self.news_of(outputs);
+        let shared = Arc::clone(&self.shared);
+        let mut waiting = shared.waiting.lock().expect("mutex poisoned");
+        let news = news_of(&waiting, outputs);
         for (ticket, reply) in outputs.replies.drain(..) {
-            if let Some(asker) = self.waiting.remove(&ticket) {
+            if let Some(asker) = waiting.remove(&ticket) {
                 // The client may be gone: then nobody misses the answer.
                 let _ = asker.reply.send(reply);
             }
         }
+        drop(waiting);
         self.news.tell(news);
     }
 
@@ -275,32 +290,34 @@ impl Desk {
                 let _ = asker.reply.send(refusals::stopping());
             }
         }
-        for (_, asker) in self.waiting.drain() {
+        for (_, asker) in self.shared.waiting.lock().expect("mutex poisoned").drain() {
             let _ = asker.reply.send(refusals::indeterminate());
         }
     }
+}
 
-    fn news_of(&self, outputs: &mut Outputs) -> Vec<News> {
-        let missed = std::mem::take(&mut outputs.missed).then_some(News::Missed);
-        let events = outputs.events.drain(..).map(News::Event);
-        let published = outputs.published.drain(..);
-        let published = published.map(|(channel, message)| News::Published { channel, message });
-        let noted = outputs.noted.drain(..).filter_map(|noted| self.news_of_key(noted));
-        missed.into_iter().chain(events).chain(published).chain(noted).collect()
-    }
+type Waiting = FxHashMap<Ticket, Asker>;
 
-    fn news_of_key(&self, noted: Noted) -> Option<News> {
-        let caller = |ticket: Ticket| self.waiting.get(&ticket).and_then(|asker| asker.caller);
-        match noted {
-            Noted::Read { by, key } => {
-                let reader = caller(by).filter(|caller| caller.keeps_reads)?;
-                Some(News::Read { client: reader.client, key })
-            }
-            Noted::Changed { by, key } => {
-                Some(News::Changed { by: by.and_then(caller).map(|caller| caller.client), key })
-            }
-            Noted::Flushed => Some(News::Flushed),
+fn news_of(waiting: &Waiting, outputs: &mut Outputs) -> Vec<News> {
+    let missed = std::mem::take(&mut outputs.missed).then_some(News::Missed);
+    let events = outputs.events.drain(..).map(News::Event);
+    let published = outputs.published.drain(..);
+    let published = published.map(|(channel, message)| News::Published { channel, message });
+    let noted = outputs.noted.drain(..).filter_map(|noted| news_of_key(waiting, noted));
+    missed.into_iter().chain(events).chain(published).chain(noted).collect()
+}
+
+fn news_of_key(waiting: &Waiting, noted: Noted) -> Option<News> {
+    let caller = |ticket: Ticket| waiting.get(&ticket).and_then(|asker| asker.caller);
+    match noted {
+        Noted::Read { by, key } => {
+            let reader = caller(by).filter(|caller| caller.keeps_reads)?;
+            Some(News::Read { client: reader.client, key })
         }
+        Noted::Changed { by, key } => {
+            Some(News::Changed { by: by.and_then(caller).map(|caller| caller.client), key })
+        }
+        Noted::Flushed => Some(News::Flushed),
     }
 }
 

@@ -21,6 +21,29 @@ pub const PEER_ITEMS_MAX: usize = 16_384;
 pub struct Asker {
     pub reply: oneshot::Sender<Reply>,
     pub caller: Option<Caller>,
+    pub deadline: Deadline,
+}
+
+/// Until when an answer must be there, whatever the node's thread does: see `deadlines.rs`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadline {
+    /// In sweeps. As long as it is in the inbox.
+    pub in_inbox: u64,
+    /// From the moment the node has it; `u64::MAX` for one that may wait for ever.
+    pub taken: u64,
+    pub kind: Asked,
+}
+
+/// What may be said of a request that the node has taken and not answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Asked {
+    /// It may have been applied.
+    Command,
+    /// The same; and it may stand in a queue, which it must leave.
+    Wait,
+    /// It changes nothing.
+    Read,
+    Admin,
 }
 
 /// A client whose reads or changes of keys matter to the tracking of keys.
@@ -130,6 +153,20 @@ impl Inbox {
         state.client_items = 0;
         state.peer_items = 0;
         (state.requests, state.durable, state.urgent) = (0, false, false);
+    }
+
+    /// Takes out the requests of clients that have been inside for too long: the node never sees them.
+    pub fn take_overdue(&self, sweep: u64) -> Vec<Asker> {
+        let mut state = self.lock();
+        let is_overdue =
+            |item: &mut Item| item.1.as_ref().is_some_and(|asker| asker.deadline.in_inbox <= sweep);
+        let taken: Vec<Item> = state.items.extract_if(.., is_overdue).collect();
+        state.client_items = state.client_items.saturating_sub(taken.len());
+        taken.into_iter().filter_map(|(_, asker)| asker).collect()
+    }
+
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
     }
 
     /// Nothing is taken from now on. What is still inside is handed out by the last `take`.

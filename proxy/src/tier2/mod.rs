@@ -23,6 +23,7 @@
 mod apply;
 mod chance;
 pub mod config;
+mod deadlines;
 mod duties;
 pub mod handle;
 pub mod inbox;

@@ -21,6 +21,12 @@ pub fn too_large(bytes: usize) -> Reply {
     )))
 }
 
+/// The node's thread did not take it in time.
+#[must_use]
+pub fn not_taken() -> Reply {
+    error("UNAVAILABLE this node did not take the request before its deadline; nothing was done; retry")
+}
+
 #[must_use]
 pub fn stopping() -> Reply {
     error("UNAVAILABLE this node is shutting down; nothing was done; retry at another node")

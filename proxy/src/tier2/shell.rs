@@ -1,7 +1,8 @@
 //! The I/O around the node: its threads, its files, its sockets.
 //!
-//! [`start`] is the one way in. Four threads: `raft` owns the node and does nothing but turns; `log` writes and syncs;
-//! `snapshots` writes snapshot files; `peers` reads sockets (the others write to them directly).
+//! [`start`] is the one way in. Five threads: `raft` owns the node and does nothing but turns; `log` writes and syncs;
+//! `snapshots` writes snapshot files; `peers` reads sockets (the others write to them directly);
+//! `deadlines` answers clients where `raft` is stuck.
 //!
 //! A turn: take all inputs there are (or sleep until the node wants to be woken), hand them over, let the node think once,
 //! carry out what it says. The log writer is told before the network, because its fsync is the longest wait of all and
@@ -22,6 +23,7 @@ mod writer;
 
 pub use startup::{ShellConfig, StartError};
 
+use super::deadlines::SWEEP_EVERY;
 use super::handle::{connect, Desk, Tier2Handle};
 use super::node::Node;
 use super::ports::{Input, Outputs, PersistTask, SnapshotOp};
@@ -71,11 +73,22 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let (transport, peers) = Transport::start(book, listener, sink).map_err(StartError::Threads)?;
     let disk = start_disk_threads(Box::new(store), snapshots, &transport, &handle, config);
     let (tasks, ops, disk) = disk.map_err(StartError::Threads)?;
+    start_sweeps(handle.clone()).map_err(StartError::Threads)?;
     let (clock, on_fatal) = (config.clock, config.on_fatal.clone());
     let garbage = start_garbage_thread().map_err(StartError::Threads)?;
     let raft = Raft { node, desk, transport, tasks, ops, clock, on_fatal, garbage, disk, peers };
     let thread = std::thread::Builder::new().name("raft".to_string()).spawn(move || raft.run());
     Ok((handle, thread.map_err(StartError::Threads)?))
+}
+
+/// Clients are answered by their deadline, also where the raft thread is stuck. Ends with the node.
+fn start_sweeps(handle: Tier2Handle) -> std::io::Result<()> {
+    let sweeps = move || {
+        while handle.sweep() {
+            std::thread::sleep(SWEEP_EVERY);
+        }
+    };
+    std::thread::Builder::new().name("deadlines".to_string()).spawn(sweeps).map(drop)
 }
 
 /// Asks the node to hand leadership over and stop. The thread that [`start`] returned ends within a few seconds.

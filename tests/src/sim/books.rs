@@ -93,6 +93,32 @@ impl Books {
         }
     }
 
+    /// Resource and owner of grants that are in the log and that no client was told of. Plain keys of the wider mix, which
+    /// have other names, are none of them.
+    pub fn untold(&self) -> BTreeSet<(u32, u64)> {
+        let mut machine = Machine::new();
+        machine.set_watched(true);
+        let (mut applied, mut untold) = (Applied::default(), BTreeSet::new());
+        for entry in self.entries.values() {
+            applied.clear();
+            let is_ours = entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty();
+            if !is_ours || machine.apply_entry(&entry.data, &mut applied).is_err() {
+                continue;
+            }
+            let acquired = applied.events.iter().filter(|event| event.kind == EventKind::Acquired);
+            untold.extend(acquired.filter_map(|event| {
+                let number = |name: &[u8], prefix: &[u8]| {
+                    std::str::from_utf8(name.strip_prefix(prefix)?).ok()?.parse::<u64>().ok()
+                };
+                let resource = u32::try_from(number(&event.resource, b"r")?).ok()?;
+                Some((resource, number(&event.owner, b"o")?))
+            }));
+        }
+        let told: BTreeSet<(u32, u64)> =
+            self.granted.iter().map(|(resource, owner, _)| (*resource, *owner)).collect();
+        untold.difference(&told).copied().collect()
+    }
+
     /// The whole log once more, from nothing: every state must come out again, and everything clients were told.
     pub fn replay(&self) -> Result<(), String> {
         let mut machine = Machine::new();

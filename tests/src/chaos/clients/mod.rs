@@ -152,6 +152,10 @@ impl Client {
             .map(|(at, (_, call))| {
                 let Some(reply) = &reply else { return Outcome::Unknown };
                 let part = (parts.len() > 1).then_some(at);
+                let took_ms = complete_ns.saturating_sub(invoke_ns) / 1_000_000;
+                if is_nil_grant(call, reply, took_ms) {
+                    return Outcome::Unknown;
+                }
                 replies::outcome(call, part, reply).unwrap_or_else(|text| {
                     self.book.board.surprise(text);
                     Outcome::Unknown
@@ -226,4 +230,10 @@ impl Client {
     async fn look(&mut self, epoch: &Epoch, resource: u32) -> Outcome {
         self.ask(epoch, resource, Call::Look, &["LOCK.INFO", &epoch.name(resource)]).await
     }
+}
+
+/// A grant that ended before a node that was late could tell it is answered nil: so late a nil says as little as no answer.
+fn is_nil_grant(call: &Call, reply: &Value, took_ms: u64) -> bool {
+    const LATE_MS: u64 = 200;
+    matches!(call, Call::Acquire { .. }) && *reply == Value::NullBulk && took_ms >= LATE_MS
 }

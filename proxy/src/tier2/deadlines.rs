@@ -1,0 +1,163 @@
+//! A client's deadline is kept whatever the node's thread is doing.
+//!
+//! The node itself ends what is overdue, once a tick. Should its thread be stuck, nobody would: so another thread looks
+//! every [`SWEEP_EVERY`] whether a turn has begun since, and only where none has it answers what is overdue. What is still
+//! in the inbox is taken out of it and was certainly not done; of what the node has taken nobody knows. A request
+//! costs one load of a counter, a turn one addition: deadlines are counted in sweeps, not asked of a clock.
+
+use super::handle::Shared;
+use super::inbox::{Asked, Asker, Deadline};
+use super::ports::{Input, Ticket, WAIT_FOREVER};
+use super::refusals;
+use redfence_core::reply::Reply;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+/// How often [`super::handle::Tier2Handle::sweep`] is to be called.
+pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(SWEEP_MS);
+const SWEEP_MS: u64 = 100;
+/// Later than the node itself by so many sweeps.
+const MARGIN_SWEEPS: u64 = 3;
+
+#[derive(Debug, Default)]
+pub(super) struct Sweeper {
+    sweeps: AtomicU64,
+    turns: AtomicU64,
+    turns_seen: AtomicU64,
+}
+
+impl Sweeper {
+    pub(super) fn turn_begins(&self) {
+        self.turns.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn deadline(&self, kind: Asked, patience_ms: u64, wait_ms: u64) -> Deadline {
+        let sweeps = self.sweeps.load(Ordering::Relaxed) + MARGIN_SWEEPS;
+        let after = |ms: u64| sweeps.saturating_add(ms.div_ceil(SWEEP_MS));
+        let (in_inbox, taken) = match wait_ms {
+            WAIT_FOREVER => (after(patience_ms), u64::MAX),
+            _ => (after(patience_ms.saturating_add(wait_ms)), after(patience_ms.saturating_add(wait_ms))),
+        };
+        Deadline { in_inbox, taken, kind }
+    }
+
+    /// Whether no turn has begun since the last sweep.
+    fn is_stuck(&self) -> bool {
+        let turns = self.turns.load(Ordering::Relaxed);
+        self.turns_seen.swap(turns, Ordering::Relaxed) == turns
+    }
+}
+
+pub(super) fn sweep(shared: &Shared) -> bool {
+    let sweep = shared.sweeper.sweeps.fetch_add(1, Ordering::Relaxed) + 1;
+    if shared.inbox.is_closed() {
+        return false;
+    }
+    if !shared.sweeper.is_stuck() {
+        return true;
+    }
+    for asker in shared.inbox.take_overdue(sweep) {
+        let _ = asker.reply.send(refusals::not_taken());
+    }
+    let mut waiting = shared.waiting.lock().expect("mutex poisoned");
+    let overdue: Vec<(Ticket, Asker)> =
+        waiting.extract_if(|_, asker| asker.deadline.taken <= sweep).collect();
+    drop(waiting);
+    for (ticket, asker) in overdue {
+        if asker.deadline.kind == Asked::Wait {
+            shared.inbox.push_report(Input::Cancel { ticket });
+        }
+        // The client may be gone: then nobody misses the answer.
+        let _ = asker.reply.send(unknown(asker.deadline.kind));
+    }
+    true
+}
+
+fn unknown(kind: Asked) -> Reply {
+    match kind {
+        Asked::Command | Asked::Wait => refusals::indeterminate(),
+        Asked::Read => refusals::no_quorum(),
+        Asked::Admin => refusals::change_indeterminate(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::tier2::handle::{connect, Desk, PendingReply, Tier2Handle};
+    use crate::tier2::ports::{Input, OwnedQuery, Rest, WAIT_FOREVER};
+    use bytes::Bytes;
+    use redfence_core::reply::Reply;
+    use redfence_core::types::SessionId;
+    use std::future::Future;
+    use std::pin::Pin;
+    use std::task::{Context, Poll, Waker};
+    use std::time::Duration;
+
+    const PATIENCE_MS: u64 = 1_000;
+
+    fn turn(desk: &mut Desk) -> Vec<Input> {
+        let mut inputs = Vec::new();
+        desk.collect(Duration::ZERO, Rest::default(), &mut inputs);
+        inputs
+    }
+
+    fn sweep_for(handle: &Tier2Handle, ms: u64) {
+        (0..ms / 100).for_each(|_| assert!(handle.sweep()));
+    }
+
+    /// The code of the answer, if there is one.
+    fn code(pending: &mut PendingReply) -> Option<String> {
+        match Pin::new(pending).poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Pending => None,
+            Poll::Ready(Reply::Error(refusal)) => Some(refusal.code().to_owned()),
+            Poll::Ready(other) => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_a_stuck_node_never_took_is_refused_in_time_and_never_done() {
+        let (handle, mut desk) = connect(PATIENCE_MS);
+        turn(&mut desk);
+        let mut command = handle.submit(Bytes::from_static(b"c"), 0);
+        let mut forever = handle.submit(Bytes::from_static(b"f"), WAIT_FOREVER);
+        let mut wait = handle.submit(Bytes::from_static(b"w"), 2_000);
+        sweep_for(&handle, PATIENCE_MS);
+        assert_eq!(code(&mut command), None, "the node itself would be asked first");
+        sweep_for(&handle, 500);
+        assert_eq!(code(&mut command).as_deref(), Some("UNAVAILABLE"));
+        assert_eq!(code(&mut forever).as_deref(), Some("UNAVAILABLE"));
+        assert_eq!(code(&mut wait), None, "its own time comes on top");
+        let seen = turn(&mut desk);
+        assert_eq!(seen.iter().filter(|input| matches!(input, Input::Submit(_))).count(), 1);
+    }
+
+    #[test]
+    fn what_a_stuck_node_took_is_answered_in_time_and_a_wait_is_called_off() {
+        let (handle, mut desk) = connect(PATIENCE_MS);
+        let mut command = handle.submit(Bytes::from_static(b"c"), 0);
+        let mut wait = handle.submit(Bytes::from_static(b"w"), 500);
+        let mut forever = handle.submit(Bytes::from_static(b"f"), WAIT_FOREVER);
+        let mut read = handle.query(OwnedQuery::Session { id: SessionId(1) });
+        turn(&mut desk);
+        sweep_for(&handle, PATIENCE_MS + 1_000);
+        assert_eq!(code(&mut command).as_deref(), Some("INDETERMINATE"));
+        assert_eq!(code(&mut wait).as_deref(), Some("INDETERMINATE"));
+        assert_eq!(code(&mut read).as_deref(), Some("UNAVAILABLE"));
+        assert_eq!(code(&mut forever), None, "it may wait for ever");
+        let cancels = turn(&mut desk).iter().filter(|input| matches!(input, Input::Cancel { .. })).count();
+        assert_eq!(cancels, 1);
+    }
+
+    #[test]
+    fn a_node_that_runs_answers_for_itself() {
+        let (handle, mut desk) = connect(PATIENCE_MS);
+        let mut command = handle.submit(Bytes::from_static(b"c"), 0);
+        for _ in 0..50 {
+            turn(&mut desk);
+            assert!(handle.sweep());
+        }
+        assert_eq!(code(&mut command), None);
+        desk.close();
+        assert!(!handle.sweep(), "the node has stopped");
+    }
+}
