@@ -35,17 +35,19 @@ fn error(line: &str) -> Result<Outcome, String> {
 
 fn answer(call: &Call, part: Option<usize>, reply: &Value) -> Option<Answer> {
     Some(match call {
-        Call::Acquire { ttl_ms, .. } => match (reply, part) {
+        Call::Acquire { .. } => match (reply, part) {
             (Value::NullBulk, _) => Answer::Busy,
             (Value::Simple(_), None) => Answer::Taken,
             (Value::Array(items), None) => {
-                let [Value::Integer(fence), Value::Integer(_)] = items[..] else { return None };
-                Answer::Granted { fence: fence.try_into().ok()?, ttl_ms: *ttl_ms }
+                let [Value::Integer(fence), Value::Integer(told_ms)] = items[..] else { return None };
+                // What is left: a node that is late tells less than was asked for.
+                Answer::Granted { fence: fence.try_into().ok()?, ttl_ms: told_ms.try_into().ok()? }
             }
             (Value::Array(items), Some(part)) => {
-                let [Value::Array(fences), Value::Integer(_)] = &items[..] else { return None };
+                let [Value::Array(fences), Value::Integer(told_ms)] = &items[..] else { return None };
                 let Value::Integer(fence) = fences.get(part)? else { return None };
-                Answer::Granted { fence: (*fence).try_into().ok()?, ttl_ms: *ttl_ms }
+                let ttl_ms = (*told_ms).try_into().ok()?;
+                Answer::Granted { fence: (*fence).try_into().ok()?, ttl_ms }
             }
             _ => return None,
         },

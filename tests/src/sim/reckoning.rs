@@ -3,7 +3,8 @@
 use super::calls::Ask;
 use super::world::World;
 use super::Report;
-use crate::checker::{check, check_holds, Answer, Call, Outcome, Rules, Violation, NEVER};
+use crate::checker::history::NEVER;
+use crate::checker::{check, check_holds, Answer, Call, Outcome, Rules, Violation};
 use redfence::tier2::ports::NodeId;
 
 /// After healing, somebody is served within this time.
