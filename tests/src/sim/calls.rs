@@ -59,7 +59,8 @@ pub enum Ask {
         ttl_ms: u64,
         member: NodeId,
     },
-    /// `SET` of a value of so many bytes, nobody's lock: what snapshots, entries and frames must carry.
+    /// `SET` of a value of so many bytes, nobody's lock: what snapshots, entries and frames must carry. Every second one by a
+    /// script that must be run.
     Store {
         key: u64,
         number: u64,
@@ -75,6 +76,14 @@ pub enum Ask {
     },
 }
 
+/// Keeps the value, and the beginnings of the last ones in a list beside it.
+const STORE_BY_SCRIPT: &str = "redis.call('set', KEYS[1], ARGV[1]) \
+    local kept = string.sub(redis.call('get', KEYS[1]), 1, 2000) \
+    if redis.call('rpush', KEYS[2], kept, #ARGV[1]) > 40 then redis.call('ltrim', KEYS[2], -20, -1) end \
+    return redis.status_reply('OK')";
+/// Numbers of the keys with those lists.
+const LOG_KEYS_FROM: u64 = 100;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Does {
     CompareAndDelete,
@@ -82,9 +91,17 @@ pub enum Does {
 }
 
 impl Does {
-    /// The script and its digest.
-    fn text(self) -> (&'static str, &'static str) {
+    /// The script and its digest. Every second owner has one that is not recognised, and must be run.
+    fn text(self, owner: u64) -> (&'static str, &'static str) {
         match self {
+            Does::CompareAndDelete if owner % 2 == 1 => (
+                "local owner = redis.call('get', KEYS[1]) local turns = 0 for turn = 1, 3 do turns = turns + turn end if turns == 6 and owner == ARGV[1] then return redis.call('del', KEYS[1]) end return 0",
+                "5ab6502be9cbdc997f25e27e76327e469777ab0d",
+            ),
+            Does::CompareAndPexpire { .. } if owner % 2 == 1 => (
+                "local owner = redis.call('get', KEYS[1]) local turns = 0 for turn = 1, 3 do turns = turns + turn end if turns == 6 and owner == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0",
+                "8f6a9fa9dbdc65b663f90b032312b7e3b725e15b",
+            ),
             Does::CompareAndDelete => (
                 "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end",
                 "e9f69f2beb755be68b5e456ee2ce9aadfbc4ebf4",
@@ -233,10 +250,16 @@ impl Ask {
             Ask::Store { key, number, bytes } => {
                 let (name, mut value) = (names::value(*key), format!("{number}:"));
                 value.extend(std::iter::repeat_n('v', *bytes));
-                change(redis(&["SET", &name, &value], 0))
+                match number % 2 {
+                    0 => change(redis(&["SET", &name, &value], 0)),
+                    _ => {
+                        let log = names::value(key + LOG_KEYS_FROM);
+                        change(redis(&["EVAL", STORE_BY_SCRIPT, "2", &name, &log, &value], 0))
+                    }
+                }
             }
             Ask::Script { resource, owner, does, member, whole } => {
-                let (script, digest) = does.text();
+                let (script, digest) = does.text(*owner);
                 let (name, value) = (names::resource(*resource), names::owner(*owner));
                 let mut words = vec![if *whole { "EVAL" } else { "EVALSHA" }];
                 words.extend([if *whole { script } else { digest }, "1", &name, &value]);

@@ -273,6 +273,9 @@ impl World {
         if let (Input::Submit(submit), Ask::Acquire { wait_ms, .. }) = (&mut input, &ask) {
             submit.wait_ms = *wait_ms;
         }
+        if let Input::Submit(submit) = &mut input {
+            submit.connection = client as u64 + 1;
+        }
         let delay_us = self.chance.between(30, 500);
         self.agenda.plan(self.now_us + delay_us, Happening::Request { host, life, input });
         self.touch(client, host, life, delay_us);
