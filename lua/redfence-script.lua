@@ -323,7 +323,7 @@ end
 
 -- The owner asks again for what it has: same fence, time stretched to at least what is asked. Where a plain client
 -- took the key under this very value, it gets its first fence now; a key without expiry stays so. Answers the
--- milliseconds left.
+-- milliseconds left. A retry is no news: nothing is published of it, as by the module and the proxies.
 function M.grant_again(lock, ttl_ms)
   local left_ms = redis.call('PTTL', lock.resource)
   local is_endless = left_ms < 0
@@ -334,9 +334,7 @@ function M.grant_again(lock, ttl_ms)
     left_ms = ttl_ms
     redis.call('PEXPIREAT', lock.resource, M.digits(M.now_ms + ttl_ms))
   end
-  local event = 'renewed'
   if not lock.is_ours then
-    event = 'acquired'
     M.publish_unseen_end(lock)
     M.note_end(lock)
     lock.fence = M.next_fence(lock)
@@ -344,7 +342,6 @@ function M.grant_again(lock, ttl_ms)
   lock.state, lock.owner, lock.is_ours = 'h', lock.value, true
   lock.deadline_ms = is_endless and 0 or M.now_ms + left_ms
   M.write_companion(lock, (is_endless and M.now_ms or lock.deadline_ms) + M.RETENTION_MS)
-  M.publish(event, lock.resource, lock.fence, lock.owner)
   return left_ms
 end
 
@@ -1067,28 +1064,47 @@ function M.read_mark(resource)
   return mark, key
 end
 
--- Raises the mark to the fence in the first word where it is not stale. Answers an error, or the fence and the mark
--- there was.
+-- How far a fence may be ahead of this server's clock: one from the future would make every real one stale.
+M.FUTURE_US_MAX = 3600 * 1000000
+
+-- Answers an error, or the fence in the word, the mark there is, and the mark's key.
 function M.present_fence(resource, word)
   local err = M.check_resource(resource)
   if err then return err end
   local fence, mark, key
   fence, err = M.parse_fence(word)
   if err then return err end
+  M.read_clock()
+  if fence > M.now_us + M.FUTURE_US_MAX then
+    return M.refuse('ERR fence ' .. M.digits(fence) .. " is from the future: more than 1 hour ahead of this server's clock")
+  end
   mark, key, err = M.read_mark(resource)
   if err then return err end
+  return nil, fence, mark, key
+end
+
+function M.raise_mark(key, fence, mark)
   if fence >= mark and M.MARK_RETENTION_MS > 0 then
     redis.call('SET', key, M.digits(fence), 'PX', M.MARK_RETENTION_MS)
   elseif fence > mark then
     redis.call('SET', key, M.digits(fence))
   end
-  return nil, fence, mark
+end
+
+-- Whether a command was refused before it ran: it is unknown, has a wrong number of words, or the server does not let it run.
+function M.never_ran(reply)
+  if type(reply) ~= 'table' or not reply.err then return false end
+  for _, text in ipairs({'Unknown Redis command', 'Wrong number of args', 'not allowed from script', 'OOM '}) do
+    if string.find(reply.err, text, 1, true) then return true end
+  end
+  return false
 end
 
 function M.fence_check(keys, args)
   if #keys ~= 1 or #args ~= 1 then return M.wrong_arity('fence.check') end
-  local err, fence, mark = M.present_fence(keys[1], args[1])
+  local err, fence, mark, key = M.present_fence(keys[1], args[1])
   if err then return err end
+  M.raise_mark(key, fence, mark)
   return fence >= mark and 1 or 0
 end
 
@@ -1101,14 +1117,16 @@ function M.fence_get(keys, args)
   return err or mark
 end
 
--- Keys: the resource, then, for a cluster, the keys of the guarded command. The mark stays raised where the command
--- itself fails: a newer holder has shown itself.
+-- Keys: the resource, then, for a cluster, the keys of the guarded command. The mark rises where the command itself fails:
+-- a newer holder has shown itself. It does not where the command could not run at all.
 function M.fence_call(keys, args)
   if #keys < 1 or #args < 2 then return M.wrong_arity('fence.call') end
-  local err, fence, mark = M.present_fence(keys[1], args[1])
+  local err, fence, mark, key = M.present_fence(keys[1], args[1])
   if err then return err end
   if fence < mark then return M.refuse('STALE fence ' .. M.digits(fence) .. ' is behind ' .. M.digits(mark)) end
-  return redis.pcall(unpack(args, 2))
+  local reply = redis.pcall(unpack(args, 2))
+  if not M.never_ran(reply) then M.raise_mark(key, fence, mark) end
+  return reply
 end
 if COMMAND == 'FENCE.CHECK' then return M.fence_check(KEYS, ARGV) end
 if COMMAND == 'FENCE.GET' then return M.fence_get(KEYS, ARGV) end

@@ -16,6 +16,7 @@
 mod show;
 
 use redfence_core::grammar;
+use redfence_core::keyspace::Resp;
 use redfence_core::machine::request::{work, Context, Work};
 use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine};
 use redfence_core::reply::Reply;
@@ -175,7 +176,14 @@ impl Player {
 
     fn client(&mut self, client: &str, argv: &[Vec<u8>]) {
         let owner = format!("owner{}", self.seq + 1);
-        let context = Context { db: self.db, owner: owner.as_bytes(), session: SessionId(self.sessions + 1) };
+        let guarded: Vec<&[u8]> = argv.iter().skip(3).map(Vec::as_slice).collect();
+        let context = Context {
+            db: self.db,
+            owner: owner.as_bytes(),
+            session: SessionId(self.sessions + 1),
+            resp: Resp::Two,
+            guarded: &guarded,
+        };
         let request = match grammar::parse(argv) {
             None => panic!("not a command of ours: {argv:?}"),
             Some(Ok(request)) => request,

@@ -19,7 +19,7 @@ end
 
 -- The owner asks again for what it has: same fence, time stretched to at least what is asked. Where a plain client
 -- took the key under this very value, it gets its first fence now; a key without expiry stays so. Answers the
--- milliseconds left.
+-- milliseconds left. A retry is no news: nothing is published of it, as by the module and the proxies.
 local function grant_again(lock, ttl_ms)
   local left_ms = redis.call('PTTL', lock.resource)
   local is_endless = left_ms < 0
@@ -30,9 +30,7 @@ local function grant_again(lock, ttl_ms)
     left_ms = ttl_ms
     redis.call('PEXPIREAT', lock.resource, digits(now_ms + ttl_ms))
   end
-  local event = 'renewed'
   if not lock.is_ours then
-    event = 'acquired'
     publish_unseen_end(lock)
     note_end(lock)
     lock.fence = next_fence(lock)
@@ -40,7 +38,6 @@ local function grant_again(lock, ttl_ms)
   lock.state, lock.owner, lock.is_ours = 'h', lock.value, true
   lock.deadline_ms = is_endless and 0 or now_ms + left_ms
   write_companion(lock, (is_endless and now_ms or lock.deadline_ms) + RETENTION_MS)
-  publish(event, lock.resource, lock.fence, lock.owner)
   return left_ms
 end
 

@@ -206,6 +206,9 @@ impl<'a> Lock<'a> {
             }
         };
         let is_new = ours.is_none();
+        if is_new {
+            self.tell_unseen_end(ctx, seen, ended);
+        }
         let asked_until_ms = now.wall_ms() + ttl_ms;
         let deadline_ms = match key.expire_at_ms() {
             None => None,

@@ -9,9 +9,7 @@ use crate::server::listener;
 use crate::server::router::{Door, Router};
 use crate::server::{ids, registry::Registry, stats::Stats, Shared};
 use crate::shutdown::{Signals, HAND_OVER_WITHIN};
-use crate::tier1::embedded::Embedded;
 use crate::tier1::listener::Listener;
-use crate::tier1::marks::Marks;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
 use crate::tier2::shell::{self, ShellConfig};
@@ -90,9 +88,6 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
     let upstream = config.redis.clone().map(|address| {
         Upstream::start(address, config.redis_username.clone(), config.redis_password.clone())
     });
-    let embedded = upstream
-        .is_none()
-        .then(|| Embedded::start(clock, config.idle_retention_ms, Arc::clone(&hub), events.clone()));
     let listener = upstream.as_ref().map(|upstream| Listener::start(Arc::clone(upstream), Arc::clone(&hub)));
     let tracker = Arc::new(Tracker::new(Arc::clone(&hub), Arc::clone(tier2.demand())));
     if let Some(news) = tier2.take_news() {
@@ -113,8 +108,6 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         tracker,
         events,
         tier2,
-        embedded,
-        marks: Marks::default(),
         upstream,
         listener,
     })

@@ -144,6 +144,25 @@ pub fn stale_fence(fence: u64, mark: u64) -> Refusal {
     Refusal::new(format!("STALE fence {fence} is behind {mark}"))
 }
 
+/// A fence nobody can have been given yet.
+#[must_use]
+pub fn future_fence(fence: u64) -> Refusal {
+    Refusal::new(format!(
+        "ERR fence {fence} is from the future: more than 60 s ahead of the cluster's clock and of the last fence of this resource"
+    ))
+}
+
+/// The same at a Redis.
+#[must_use]
+pub fn future_fence_at_redis(fence: u64) -> Refusal {
+    Refusal::new(format!("ERR fence {fence} is from the future: more than 1 hour ahead of this server's clock"))
+}
+
+#[must_use]
+pub fn too_many_marks(max: usize) -> Refusal {
+    Refusal::new(format!("OOM too many high-water marks ({max}); lower mark-retention-ms or use fewer resources"))
+}
+
 #[must_use]
 pub fn queue_full() -> Refusal {
     Refusal::new("OOM the queue of this lock is full (10000 waiters); retry later")

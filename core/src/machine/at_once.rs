@@ -7,6 +7,7 @@ use super::multi::Several;
 use super::request::{self, Context, Work};
 use super::{Applied, Machine};
 use crate::grammar::{self, Request};
+use crate::keyspace::Resp;
 use crate::reply::{Refusal, Reply};
 use crate::types::SessionId;
 
@@ -67,7 +68,7 @@ impl Machine {
         let Some(request) = grammar::parse(argv) else { unreachable!("only names of ours come here") };
         let request = request?;
         check_in_transaction(&request)?;
-        let context = Context { db, owner: owner.as_bytes(), session: SessionId(0) };
+        let context = Context { db, owner: owner.as_bytes(), session: SessionId(0), resp: Resp::Two, guarded: &[] };
         let work = request::work(request, context)?;
         Ok(match work {
             Work::Look(query) => self.query(query),

@@ -40,6 +40,8 @@ mod tag {
     pub(super) const EFFECTS: u8 = 18;
     pub(super) const CONDITIONAL: u8 = 19;
     pub(super) const SETTINGS: u8 = 20;
+    pub(super) const FENCE_CHECK: u8 = 21;
+    pub(super) const FENCE_CALL: u8 = 22;
 }
 
 impl<'a> Command<'a> {
@@ -124,6 +126,20 @@ impl<'a> Command<'a> {
             Command::OriginGone { origin } => {
                 out.push(tag::ORIGIN_GONE);
                 put_origin(out, *origin);
+            }
+            Command::FenceCheck { db, resource, fence } => {
+                out.push(tag::FENCE_CHECK);
+                put_varint(out, u64::from(*db));
+                put_bytes(out, resource);
+                put_varint(out, fence.0);
+            }
+            Command::FenceCall { db, resp, resource, fence, argv } => {
+                out.push(tag::FENCE_CALL);
+                put_varint(out, u64::from(*db));
+                put_face(out, *resp, None);
+                put_bytes(out, resource);
+                put_varint(out, fence.0);
+                put_words(out, argv);
             }
             Command::Settings(command) => {
                 out.push(tag::SETTINGS);
@@ -259,6 +275,16 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
         tag::EXPIRE => Command::Expire { idle_ms: reader.varint()? },
         tag::ORIGIN_START => Command::OriginStart { origin: origin(reader)? },
         tag::ORIGIN_GONE => Command::OriginGone { origin: origin(reader)? },
+        tag::FENCE_CHECK => Command::FenceCheck {
+            db: reader.varint_u32()?,
+            resource: reader.bytes()?,
+            fence: Fence(reader.varint()?),
+        },
+        tag::FENCE_CALL => {
+            let (db, (resp, None)) = (reader.varint_u32()?, face(reader)?) else { return None };
+            let (resource, fence) = (reader.bytes()?, Fence(reader.varint()?));
+            Command::FenceCall { db, resp, resource, fence, argv: words(reader)? }
+        }
         tag::SETTINGS => Command::Settings(SettingsCommand::decode(reader)?),
         tag::REDIS => {
             let (db, (resp, member)) = (reader.varint_u32()?, face(reader)?);

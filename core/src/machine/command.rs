@@ -93,6 +93,20 @@ pub enum Command<'a> {
     },
     /// A change of the replicated settings.
     Settings(SettingsCommand<'a>),
+    /// `FENCE.CHECK` where no Redis is behind.
+    FenceCheck {
+        db: Db,
+        resource: &'a [u8],
+        fence: Fence,
+    },
+    /// `FENCE.CALL` where no Redis is behind: mark and command in one step.
+    FenceCall {
+        db: Db,
+        resp: Resp,
+        resource: &'a [u8],
+        fence: Fence,
+        argv: Words<'a>,
+    },
     /// A Redis command that may write, or runs or manages scripts. Those that only read are [`super::Machine::read`].
     Redis {
         db: Db,

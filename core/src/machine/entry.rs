@@ -158,7 +158,7 @@ fn check_command_at(at: usize, blob: &[u8]) -> Result<(), EntryError> {
         return Err(EntryError::Command { at, tag: blob.first().copied() });
     };
     match &command {
-        Command::Redis { argv, .. } => check_words(at, argv, false),
+        Command::Redis { argv, .. } | Command::FenceCall { argv, .. } => check_words(at, argv, false),
         Command::Transaction { commands, .. } => {
             commands.iter().try_for_each(|argv| check_words(at, argv, true))
         }
@@ -184,6 +184,7 @@ fn check_command_at(at: usize, blob: &[u8]) -> Result<(), EntryError> {
         | Command::Expire { .. }
         | Command::OriginStart { .. }
         | Command::OriginGone { .. }
+        | Command::FenceCheck { .. }
         | Command::Settings(_) => Ok(()),
     }
 }

@@ -70,6 +70,7 @@ impl Machine {
                 Some(_) | None => break,
             }
         }
+        self.fold_old_marks();
         Reply::OK
     }
 }

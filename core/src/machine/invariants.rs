@@ -93,6 +93,7 @@ impl Machine {
             "a version of what is no collection".into()
         })?;
         self.check_grants()?;
+        ensure(self.marks.is_sound(), || "the marks and their index differ".into())?;
         self.check_seats()?;
         for (slot, waiter) in self.waiters.iter() {
             self.check_waiter(slot, waiter)?;

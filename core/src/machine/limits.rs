@@ -17,6 +17,8 @@ pub struct Limits {
     pub sessions_max: usize,
     /// Records of free locks. The oldest is folded into the floor.
     pub idle_max: usize,
+    /// High-water marks of `FENCE.*`. Refused with `OOM`.
+    pub marks_max: usize,
     /// Nodes whose replies are remembered. Refused with `OOM`.
     pub origins_max: usize,
     /// Replies remembered for one node. The oldest is dropped; its retry is answered `INDETERMINATE`.
@@ -46,6 +48,7 @@ impl Default for Limits {
             requests_per_waiter_max: 8,
             sessions_max: 100_000,
             idle_max: 1_000_000,
+            marks_max: 1_000_000,
             origins_max: 1_024,
             remembered_per_origin_max: 65_536,
             due_per_entry_max: 4_096,

@@ -1,4 +1,4 @@
-//! The deterministic lock machine. Everything Tier 2 promises happens here; embedded Tier 1 and the simulator run it too.
+//! The deterministic lock machine. Everything Tier 2 promises happens here; the simulator runs it too.
 //!
 //! [`Machine::apply`] and [`Machine::apply_entry`] never wait, and give the same state and the same answers for the same
 //! entries. The one way to fail is an entry of another release ([`EntryError`]): nothing of it is applied, and the node stops.
@@ -15,6 +15,7 @@
 //!   commands in a transaction; `noted.rs`: who read what and what changed, for client tracking
 //! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once; `origins.rs`:
 //!   the nodes it knows
+//! - `marks.rs`: the high-water marks of `FENCE.*`
 //! - `settings.rs`, `behind.rs`: the replicated settings, and which Redis the members have behind them
 //! - `sweep.rs`: bulk ends, spread over entries
 //! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
@@ -45,6 +46,7 @@ mod keyspace;
 mod limits;
 mod list;
 mod lock;
+pub mod marks;
 mod members;
 mod multi;
 mod noted;
@@ -75,7 +77,7 @@ use crate::keyspace::Value;
 use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 use crate::script::Scripts;
-use crate::types::{Fence, Origin, RequestId, SessionId, Stamp, Tier, FENCE_BOUND};
+use crate::types::{Fence, Origin, RequestId, SessionId, Stamp, FENCE_BOUND};
 use ::bytes::Bytes;
 pub use at_once::check_in_transaction;
 use blocked::Blocked;
@@ -164,6 +166,8 @@ pub enum Query<'a> {
     Session {
         id: SessionId,
     },
+    /// The high-water mark of `FENCE.GET`.
+    Mark { db: Db, resource: &'a [u8] },
     /// All replicated settings, as [`settings::Settings::write`] writes them.
     Settings,
     /// One of them, as text.
@@ -206,6 +210,7 @@ pub struct Machine {
     blocked: Blocked,
     settings: settings::Settings,
     sweep: Sweep,
+    marks: marks::Marks,
 
     // Worked out from the above.
     names: Names,
@@ -230,8 +235,6 @@ pub struct Machine {
     acting: Option<RequestId>,
     limits: Limits,
     wanted: Wanted,
-    remembering: bool,
-    tier: Tier,
 }
 
 impl Default for Machine {
@@ -267,6 +270,7 @@ impl Machine {
             blocked: Blocked::default(),
             settings: settings::Settings::default(),
             sweep: Sweep::default(),
+            marks: marks::Marks::default(),
             names: Names::default(),
             queued_owners: QueuedOwners::default(),
             requests: HashMap::default(),
@@ -282,8 +286,6 @@ impl Machine {
             acting: None,
             limits,
             wanted: Wanted::default(),
-            remembering: true,
-            tier: Tier::Correctness,
         }
     }
 
@@ -300,16 +302,6 @@ impl Machine {
     #[must_use]
     pub fn wanted(&self) -> Wanted {
         self.wanted
-    }
-
-    /// Whether replies are remembered for retried proposals. Only a machine that is not replicated may do without.
-    pub fn set_remembering(&mut self, remembering: bool) {
-        self.remembering = remembering;
-    }
-
-    /// The tier `LOCK.INFO` shows.
-    pub fn set_tier(&mut self, tier: Tier) {
-        self.tier = tier;
     }
 
     #[must_use]
@@ -415,7 +407,7 @@ impl Machine {
             // A new start's own first word would otherwise be taken for one of a start that is no more.
             self.dedup.start(*origin, self.limits.origins_max);
         }
-        let Some(id) = id.filter(|_| self.remembering) else { return true };
+        let Some(id) = id else { return true };
         match self.dedup.look(id, self.limits.origins_max) {
             // Still queued: the grant will answer.
             Seen::New => !self.is_waiting(id),
@@ -469,6 +461,10 @@ impl Machine {
             Command::OriginStart { origin } => Some(self.origin_start(origin, out)),
             Command::OriginGone { origin } => Some(self.origin_gone(origin, out)),
             Command::Settings(command) => Some(self.change_settings(command)),
+            Command::FenceCheck { db, resource, fence } => Some(self.fence_check(db, resource, fence)),
+            Command::FenceCall { db, resp, resource, fence, argv } => {
+                Some(self.fence_call(Caller { db, resp, member: None }, resource, fence, &argv, out))
+            }
             Command::Redis { db, resp, member, argv } => {
                 self.redis(id, Caller { db, resp, member }, &argv, out)
             }
@@ -492,19 +488,15 @@ impl Machine {
             self.counters.refusals += 1;
         }
         let Some(id) = id else { return };
-        if self.remembering {
-            // Large replies come from reads inside scripts; to keep them all would be to keep the state many times.
-            let forgotten = redis::is_large(&reply).then(|| errors::reply_forgotten().into());
-            let kept = forgotten.as_ref().unwrap_or(&reply);
-            self.dedup.remember(id, kept, self.limits.remembered_per_origin_max);
-        }
+        // Large replies come from reads inside scripts; to keep them all would be to keep the state many times.
+        let forgotten = redis::is_large(&reply).then(|| errors::reply_forgotten().into());
+        let kept = forgotten.as_ref().unwrap_or(&reply);
+        self.dedup.remember(id, kept, self.limits.remembered_per_origin_max);
         out.replies.push((id, reply));
     }
 
     fn acknowledge(&mut self, origin: Origin, acked_below: u64) {
-        if self.remembering {
-            self.dedup.acknowledge(origin, acked_below, self.limits.origins_max);
-        }
+        self.dedup.acknowledge(origin, acked_below, self.limits.origins_max);
     }
 
     /// Whether this start of a node is the one whose commands are taken. A node that finds itself taken for lost must draw a

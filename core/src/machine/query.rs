@@ -8,7 +8,7 @@ use super::{Db, Machine, Query};
 use crate::glob;
 use crate::grammar::errors;
 use crate::reply::{LockInfo, Reply};
-use crate::types::{Fence, SessionId, SCAN_COUNT_MAX};
+use crate::types::{Fence, SessionId, Tier, SCAN_COUNT_MAX};
 use ::bytes::Bytes;
 
 /// Slots one `LOCK.SCAN` looks at for each name it may answer: idle records lie between held ones.
@@ -32,6 +32,7 @@ impl Machine {
             Query::Queue { db, resource } => self.queue(db, resource, late_ms),
             Query::Scan { db, cursor, pattern, count } => self.scan(db, cursor, pattern, count),
             Query::Session { id } => self.session_info(id, late_ms),
+            Query::Mark { db, resource } => self.mark_of(db, resource),
             Query::Settings => {
                 let mut bytes = Vec::new();
                 self.settings.write(&mut bytes);
@@ -44,7 +45,7 @@ impl Machine {
     fn info(&self, db: Db, name: &[u8], late_ms: u64) -> Reply {
         let mut info = LockInfo {
             resource: Bytes::copy_from_slice(name),
-            tier: self.tier,
+            tier: Tier::Correctness,
             held: false,
             fence: crate::types::Fence(0),
             owner: None,

@@ -129,7 +129,7 @@ impl Machine {
 
     /// Remembers a request that was not met so far as answered, in the same bounded memory as all answers.
     fn forestall(&mut self, request: RequestId) {
-        if self.remembering && matches!(self.dedup.known(request), Seen::New) {
+        if matches!(self.dedup.known(request), Seen::New) {
             self.dedup.remember(request, &Reply::Nil, self.limits.remembered_per_origin_max);
         }
     }

@@ -5,6 +5,7 @@
 use super::command::{Command, Db};
 use super::Query;
 use crate::grammar::session::Session;
+use crate::keyspace::Resp;
 use crate::grammar::words::Options;
 use crate::grammar::{errors, Request};
 use crate::reply::Refusal;
@@ -28,6 +29,9 @@ pub struct Context<'a> {
     pub owner: &'a [u8],
     /// For `LOCK.SESSION OPEN`: fresh, drawn at random.
     pub session: SessionId,
+    /// For `FENCE.CALL`: the connection's protocol and the words of the command it guards.
+    pub resp: Resp,
+    pub guarded: &'a [&'a [u8]],
 }
 
 /// Turns a request into work for the machine. Refused where the machine does not serve the command at all, or where a
@@ -64,9 +68,17 @@ pub fn work<'a>(request: Request<'a>, context: Context<'a>) -> Result<Work<'a>, 
         }
         Request::Session(request) => session_work(request, context)?,
         Request::Cluster(_) => return Err(errors::not_for_the_machine("LOCK.CLUSTER")),
-        Request::FenceCheck(_) | Request::FenceGet(_) | Request::FenceCall(_) => {
-            return Err(errors::not_for_the_machine("FENCE"));
+        Request::FenceCheck(request) => {
+            Work::Change(Command::FenceCheck { db, resource: request.resource, fence: request.fence })
         }
+        Request::FenceGet(request) => Work::Look(Query::Mark { db, resource: request.resource }),
+        Request::FenceCall(request) => Work::Change(Command::FenceCall {
+            db,
+            resp: context.resp,
+            resource: request.resource,
+            fence: request.fence,
+            argv: context.guarded.iter().copied().collect(),
+        }),
     })
 }
 

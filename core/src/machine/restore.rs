@@ -264,6 +264,8 @@ impl Records {
                     machine.grants.insert(slot, grants).is_none().then_some(())?;
                 }
             }
+            kind::MARK if self.checks_only => drop(super::marks::read_mark(reader)?),
+            kind::MARK => machine.marks.restore(super::marks::read_mark(reader)?)?,
             kind::SCRIPT => {
                 let body = reader.take(content.len())?;
                 if !self.checks_only {
@@ -321,6 +323,7 @@ fn read_head(machine: &mut Machine, reader: &mut Reader<'_>) -> Option<()> {
     machine.sweep = Sweep::read(reader)?;
     machine.blocked = Blocked::counting_from(count(reader)?);
     machine.settings = super::settings::Settings::read(reader)?;
+    machine.marks.read_floor(reader)?;
     let clock = machine.clock;
     let in_range = clock.logical_ms <= LOGICAL_MS_MAX && clock.wall_us <= WALL_US_MAX;
     (in_range && machine.entry_wall_us <= clock.wall_us).then_some(())

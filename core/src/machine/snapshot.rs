@@ -14,6 +14,7 @@
 
 use super::blocked::{Ready, Waitings};
 use super::bytes::{put_bytes, put_varint, Hash64};
+use super::marks::{put_mark, MarkMap};
 use super::members::Grants;
 use super::slab::{framed, write_record};
 use super::Machine;
@@ -51,6 +52,7 @@ pub(crate) mod kind {
     pub(crate) const READY: u8 = 14;
     /// When a collection was last changed in place.
     pub(crate) const VERSION: u8 = 15;
+    pub(crate) const MARK: u8 = 16;
 }
 
 /// How far the snapshot has come.
@@ -69,6 +71,7 @@ pub(crate) struct Progress {
     value: Option<Writer>,
     versions: imbl::OrdMap<u32, u64>,
     grants: imbl::OrdMap<u32, Grants>,
+    marks: MarkMap,
     scripts: VecDeque<Bytes>,
 }
 
@@ -82,6 +85,7 @@ enum Stage {
     Values,
     Versions,
     Grants,
+    Marks,
     Scripts,
     End,
     Over,
@@ -107,6 +111,7 @@ impl Machine {
             value: None,
             versions: self.versions.clone(),
             grants: self.grants.clone(),
+            marks: self.marks.image(),
             scripts: self.scripts.iter().cloned().collect(),
         });
     }
@@ -160,6 +165,7 @@ impl Machine {
             | Stage::Values
             | Stage::Versions
             | Stage::Grants
+            | Stage::Marks
             | Stage::Scripts
             | Stage::End
             | Stage::Over => {
@@ -187,6 +193,7 @@ impl Machine {
             self.sweep.write(out);
             put_varint(out, self.blocked.next_number());
             self.settings.write(out);
+            self.marks.write_floor(out);
         });
         self.dedup.write(out);
     }
@@ -229,6 +236,10 @@ impl Machine {
         }
         for (slot, version) in &self.versions {
             write_version(*slot, *version, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (key, mark) in &self.marks.image() {
+            put_mark(key, mark, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
         for (slot, grants) in &self.grants {
@@ -276,6 +287,13 @@ impl Progress {
                             put_varint(out, u64::from(slot));
                             grants.write(out);
                         });
+                    }
+                    None => self.stage = Stage::Marks,
+                },
+                Stage::Marks => match self.marks.get_min().cloned() {
+                    Some((key, mark)) => {
+                        self.marks.remove(&key);
+                        framed(kind::MARK, out, |out| put_mark(&key, &mark, out));
                     }
                     None => self.stage = Stage::Scripts,
                 },

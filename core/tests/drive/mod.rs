@@ -185,6 +185,7 @@ pub(crate) fn tight_limits() -> Limits {
         requests_per_waiter_max: 2,
         sessions_max: 2,
         idle_max: 3,
+        marks_max: 2,
         origins_max: 2,
         remembered_per_origin_max: 8,
         due_per_entry_max: 1,

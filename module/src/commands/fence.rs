@@ -8,6 +8,7 @@ use redfence_core::grammar::fence;
 use redfence_core::reply::{Refusal, Reply};
 
 pub(crate) fn check(call: &Call<'_>, request: &fence::Check<'_>) -> Result<Answer, Refusal> {
+    marks::admit(call.ctx, request.resource, request.fence, call.now)?;
     match marks::raise(call.ctx, request.resource, request.fence, call.now)? {
         Ok(()) => Ok(Reply::Int(1).into()),
         Err(_mark) => {
@@ -21,19 +22,23 @@ pub(crate) fn get(call: &Call<'_>, request: &fence::Get<'_>) -> Result<Answer, R
     Ok(Reply::Int(marks::get(call.ctx, request.resource)?.0 as i64).into())
 }
 
-/// The mark rises first, then the command runs; both in one step, and both in one transaction on replicas.
+/// The command runs, then the mark rises; both in one step, and both in one transaction on replicas. A command that cannot run
+/// (unknown, wrong number of words, refused by the server) raises nothing.
 pub(crate) fn call(call: &Call<'_>, request: &fence::Call<'_>) -> Result<Answer, Refusal> {
     let command = &call.argv[fence::Call::COMMAND_AT..];
     let name = command[0].as_ref();
     if name.eq_ignore_ascii_case(fence::CALL.as_bytes()) {
         return Err(Refusal::new("ERR FENCE.CALL cannot run FENCE.CALL"));
     }
-    if let Err(mark) = marks::raise(call.ctx, request.resource, request.fence, call.now)? {
+    let mark = marks::admit(call.ctx, request.resource, request.fence, call.now)?;
+    if request.fence < mark {
         count(Counter::StaleFence);
         return Err(errors::stale_fence(request.fence.0, mark.0));
     }
     match call.ctx.call_for_client(command) {
         Some(reply) => {
+            // Nothing but the command itself ran in between: the mark can have become no higher.
+            let _ = marks::raise(call.ctx, request.resource, request.fence, call.now)?;
             call.ctx.reply_with(&reply);
             Ok(Answer::Sent)
         }

@@ -10,6 +10,17 @@ use redfence_core::grammar::words::decimal;
 use redfence_core::reply::Refusal;
 use redfence_core::types::Fence;
 
+/// How far a fence may be ahead of this server's clock.
+const FUTURE_US_MAX: u64 = 3_600_000_000;
+
+/// The mark, if the fence can be real: one from the future would make every real one stale.
+pub(crate) fn admit(ctx: &Ctx, resource: &[u8], fence: Fence, now: Now) -> Result<Fence, Refusal> {
+    if fence.0 > now.wall_us.saturating_add(FUTURE_US_MAX) {
+        return Err(errors::future_fence_at_redis(fence.0));
+    }
+    get(ctx, resource)
+}
+
 /// Raises the mark to `fence`. `Err(mark)` where the fence is behind it.
 pub(crate) fn raise(
     ctx: &Ctx,

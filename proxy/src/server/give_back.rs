@@ -3,13 +3,13 @@
 //! The client went away while its acquire was under way, and its owner was made up by this node: nobody can ask again and get the same
 //! fence, so the lock would stand until its ttl runs out. An acquire that named its OWNER is left alone: its client may come back.
 
-use crate::tier1::embedded::granted_fences;
 use crate::tier2::handle::{PendingReply, Tier2Handle};
 use crate::tier2::ports::OwnedQuery;
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
 use redfence_core::types::Fence;
+use smallvec::SmallVec;
 
 /// Starts the task that does it. `waits`: the command may stand in a queue, and leaves it.
 pub fn start(tier2: Tier2Handle, blob: Bytes, pending: PendingReply, waits: bool) {
@@ -62,4 +62,20 @@ async fn release(tier2: &Tier2Handle, db: u32, resource: &[u8], fence: Fence) {
     Command::Release { db, resource, fence }.encode(&mut blob);
     // Where it fails the lock stands until its ttl runs out: there is nobody to tell.
     let _ = tier2.submit(blob.into(), 0).await;
+}
+
+/// The fences of a grant, single or multiple; none for any other reply.
+fn granted_fences(reply: &Reply) -> SmallVec<[Fence; 8]> {
+    let fence_of = |item: &Reply| match item {
+        Reply::Int(fence) => u64::try_from(*fence).ok().map(Fence),
+        _ => None,
+    };
+    match reply {
+        Reply::Granted { fence, .. } => SmallVec::from_slice(&[*fence]),
+        Reply::Array(items) => match items.first() {
+            Some(Reply::Array(fences)) => fences.iter().filter_map(fence_of).collect(),
+            _ => SmallVec::new(),
+        },
+        _ => SmallVec::new(),
+    }
 }

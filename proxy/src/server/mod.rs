@@ -40,9 +40,7 @@ pub mod transaction;
 
 use crate::clock::Clock;
 use crate::events::{EventQueue, Hub, Tracker};
-use crate::tier1::embedded::Embedded;
 use crate::tier1::listener::Listener;
-use crate::tier1::marks::Marks;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
 use commands::Local;
@@ -71,9 +69,6 @@ pub struct Shared {
     pub events: EventQueue,
     pub keeper: Arc<keeper::Keeper>,
     pub tier2: Tier2Handle,
-    /// Tier 1 where there is no Redis.
-    pub embedded: Option<Arc<Embedded>>,
-    pub marks: Marks,
     /// The Redis behind, and what it publishes.
     pub upstream: Option<Arc<Upstream>>,
     pub listener: Option<Arc<Listener>>,

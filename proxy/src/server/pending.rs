@@ -7,7 +7,6 @@
 use super::stats::Verdict;
 use crate::events::Kind;
 use crate::server::Shared;
-use crate::tier1::embedded::Ticket;
 use crate::tier2::handle::PendingReply;
 use bytes::Bytes;
 use redfence_core::reply::Reply;
@@ -50,7 +49,7 @@ pub enum Pending {
     Confirm(Confirm),
 }
 
-/// A reply from Tier 2, from the embedded table or from a wait in Lua.
+/// A reply from Tier 2 or from a wait in Lua.
 #[derive(Debug)]
 pub struct Call {
     pub source: Source,
@@ -122,8 +121,6 @@ pub enum IfAbandoned {
     GiveBack(Bytes),
     /// `BLPOP` or one like it: what is popped nonetheless is put back. Holds the command.
     PutBack { db: u32, argv: Vec<Bytes> },
-    /// A wait in the embedded table.
-    LeaveEmbedded(Ticket),
 }
 
 #[derive(Debug, Default)]
@@ -169,11 +166,6 @@ impl Call {
     /// The client is gone.
     pub fn abandon(self, shared: &Shared) {
         match (self.if_abandoned, self.source) {
-            (IfAbandoned::LeaveEmbedded(ticket), Source::Channel(receiver)) => {
-                if let Some(embedded) = &shared.embedded {
-                    embedded.abandon(&ticket, receiver);
-                }
-            }
             (IfAbandoned::GiveBack(blob), Source::Tier2(pending)) => {
                 super::give_back::start(shared.tier2.clone(), blob, pending, self.waits);
             }
@@ -182,7 +174,6 @@ impl Call {
             }
             (
                 IfAbandoned::Nothing
-                | IfAbandoned::LeaveEmbedded(_)
                 | IfAbandoned::GiveBack(_)
                 | IfAbandoned::PutBack { .. },
                 _,

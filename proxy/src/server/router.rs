@@ -97,7 +97,7 @@ impl Router {
         let resources: &[&[u8]] = match request {
             Request::Cluster(_) => return Ok(Destination::Node),
             Request::FenceCheck(_) | Request::FenceGet(_) | Request::FenceCall(_) => {
-                return Ok(Destination::Tier1)
+                return Ok(if self.has_redis { Destination::Tier1 } else { Destination::Tier2 })
             }
             Request::Session(_) => return Ok(Destination::Tier2),
             Request::Scan(_) => &[],
@@ -149,11 +149,14 @@ impl Router {
                 }
             }
             None if door.is_correctness() => Tier::Correctness,
+            // One store serves all.
+            None if !self.has_redis => Tier::Correctness,
             None => self.common_tier(resources)?,
         };
         Ok(match tier {
-            Tier::Efficiency => Destination::Tier1,
-            Tier::Correctness => Destination::Tier2,
+            Tier::Efficiency if self.has_redis => Destination::Tier1,
+            // A table of this node alone would grant one name at every node.
+            Tier::Efficiency | Tier::Correctness => Destination::Tier2,
         })
     }
 
@@ -280,7 +283,12 @@ mod tests {
         assert_eq!(plain(&["wallet:1", "x"]), Err("CROSSTIER".into()));
         assert_eq!(router().plain(Door::Correctness, [&b"x"[..]]), Ok(Keyspace));
         assert_eq!(router().plain(Door::Redlock, [&b"x"[..]]), Ok(Keyspace));
-        let alone = Router::new(vec![], Tier::Correctness, false);
+        let alone = Router::new(vec![], Tier::Efficiency, false);
+        for line in ["LOCK.ACQUIRE x 10", "LOCK.ACQUIRE x 10 TIER EFFICIENCY", "FENCE.CHECK x 1"] {
+            let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+            let request = grammar::parse(&words).unwrap().unwrap();
+            assert_eq!(alone.lock(Door::Main, &request), Ok(Destination::Tier2), "{line}");
+        }
         assert_eq!(alone.plain(Door::Main, [&b"x"[..]]), Ok(Keyspace));
     }
 }

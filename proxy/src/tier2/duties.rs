@@ -63,7 +63,10 @@ impl Node {
         let forgets = nothing_under_way
             && since_stamp_ms >= self.config.tick_ms
             && self.machine.oldest_idle_ms().is_some_and(|since_ms| since_ms + idle_ms <= logical_ms);
-        if ends || carries_clock || forgets {
+        let folds = nothing_under_way
+            && since_stamp_ms >= self.config.tick_ms
+            && self.machine.next_mark_fold_ms().is_some_and(|at_ms| at_ms <= logical_ms);
+        if ends || carries_clock || forgets || folds {
             self.stage.push_unnumbered(encoded(&Command::Expire { idle_ms }));
         }
     }

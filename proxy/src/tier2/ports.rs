@@ -179,6 +179,11 @@ pub enum OwnedQuery {
     Session {
         id: SessionId,
     },
+    /// `FENCE.GET`.
+    Mark {
+        db: u32,
+        resource: Bytes,
+    },
     /// All replicated settings, encoded.
     Settings,
     /// One of them, as text.
@@ -222,6 +227,7 @@ impl OwnedQuery {
                 Query::Scan { db: *db, cursor: *cursor, pattern: pattern.as_deref(), count: *count }
             }
             OwnedQuery::Session { id } => Query::Session { id: *id },
+            OwnedQuery::Mark { db, resource } => Query::Mark { db: *db, resource },
             OwnedQuery::Settings => Query::Settings,
             OwnedQuery::Setting(name) => Query::Setting(*name),
             OwnedQuery::Tokens { db, keys } => {

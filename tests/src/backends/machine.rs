@@ -1,7 +1,8 @@
 //! Core's machine in this process: what its own front would be, with nothing between a case and the machine.
 //!
 //! One lock around everything makes commands follow each other as log entries do; a thread applies `Expire` when a
-//! deadline has passed, as a leader does. As `machine` it plays Tier 2, as `machine_tier1` the proxy's embedded table.
+//! deadline has passed, as a leader does. As `machine` it is Tier 2; as `machine_tier1` it
+//! answers what a Tier 1 should, for the comparison with module and Lua.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::mpsc::{channel, Receiver, RecvTimeoutError, Sender};
@@ -10,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use redfence_core::event;
 use redfence_core::grammar::{self, errors, Request};
+use redfence_core::keyspace::Resp;
 use redfence_core::machine::request::{self, Work};
 use redfence_core::machine::{Applied, Command, Machine};
 use redfence_core::reply::Reply;
@@ -122,7 +124,6 @@ struct Server {
 impl Server {
     fn start(tier: Tier) -> Arc<Mutex<Server>> {
         let mut machine = Machine::new();
-        machine.set_tier(tier);
         machine.set_watched(true);
         let server = Arc::new(Mutex::new(Server {
             machine,
@@ -208,6 +209,7 @@ impl Server {
         self.touch_sessions(id);
         let number = self.next_number();
         let made_up = format!("made-up-{number}");
+        let guarded: Vec<&[u8]> = args.iter().skip(3).map(Vec::as_slice).collect();
         let request = match grammar::parse(args) {
             Some(Ok(request)) => request,
             Some(Err(refusal)) => return Some(refusal.into()),
@@ -220,13 +222,18 @@ impl Server {
             return Some(refusal);
         }
         let session = SessionId(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let context = request::Context { db: 0, owner: made_up.as_bytes(), session };
+        let context =
+            request::Context { db: 0, owner: made_up.as_bytes(), session, resp: Resp::Two, guarded: &guarded };
         let command = match request::work(request, context) {
             Ok(Work::Change(command)) => command,
             Ok(Work::Look(query)) => {
                 // As a read index does: the clock first, then the look.
                 self.apply(None, Command::Expire { idle_ms: IDLE_MS });
-                return Some(self.machine.query(query));
+                let mut reply = self.machine.query(query);
+                if let Reply::Info(info) = &mut reply {
+                    info.tier = self.tier;
+                }
+                return Some(reply);
             }
             Err(refusal) => return Some(refusal.into()),
         };

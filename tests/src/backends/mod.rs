@@ -17,7 +17,6 @@ use crate::backend::Backend;
 pub fn all() -> Vec<Arc<dyn Backend>> {
     let mut backends: Vec<Arc<dyn Backend>> = vec![
         machine::MachineBackend::new(Tier::Correctness),
-        machine::MachineBackend::new(Tier::Efficiency),
         Arc::new(module::ModuleBackend::default()),
         lua::LuaBackend::functions(),
         lua::LuaBackend::script(),

@@ -1,4 +1,4 @@
-//! The proxy in all its shapes: Tier 1 from its own table, from a Redis with the module, from a plain Redis by Lua; and
+//! The proxy in all its shapes: Tier 1 from a Redis with the module, from a plain Redis by Lua; and
 //! Tier 2 on one, three and five nodes, asked through the leader, through a follower, and through all in turn.
 //!
 //! Clusters are shared between the backends that differ only in whom they ask, and end when the last of them is dropped.
@@ -85,12 +85,16 @@ pub fn all() -> Vec<Arc<dyn Backend>> {
         .and(Abilities::CLUSTER);
     let tier1 = wire.and(Abilities::EFFICIENCY).and(Abilities::ROUTES);
     let with_redis = tier1.and(Abilities::FENCING).and(Abilities::PLAIN_KEYS);
-    let tier2 = wire.and(Abilities::CORRECTNESS).and(Abilities::PLAIN_KEYS).and(Abilities::TRANSACTIONS);
+    let tier2 = wire
+        .and(Abilities::CORRECTNESS)
+        .and(Abilities::FENCING)
+        .and(Abilities::PLAIN_KEYS)
+        .and(Abilities::TRANSACTIONS);
     let one = Deployment::new(1, false, Behind::Nothing);
     let three = Deployment::new(3, false, Behind::Nothing);
     let five = Deployment::new(5, false, Behind::Nothing);
     let shapes = [
-        ("proxy_embedded", Deployment::new(1, true, Behind::Nothing), Through::Leader, tier1),
+        ("proxy_without_redis", Deployment::new(1, true, Behind::Nothing), Through::Leader, tier2),
         ("proxy_module", Deployment::new(1, true, Behind::RedisWithModule), Through::Leader, with_redis),
         ("proxy_lua", Deployment::new(1, true, Behind::PlainRedis), Through::Leader, with_redis),
         ("tier2_1", one, Through::Leader, tier2),

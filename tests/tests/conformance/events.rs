@@ -24,10 +24,12 @@ cases! {
         sequence_grows,
         names_are_escaped,
         a_refusal_is_no_event,
+        a_retry_is_no_event,
         multi_locks_tell_each_resource,
         a_place_in_line_for_what_is_held_ends,
         unsubscribed_hears_no_more,
     ],
+    Abilities::EVENTS.and(Abilities::PLAIN_KEYS) => [taking_over_a_plain_key_is_no_event],
     Abilities::EVENTS.and(Abilities::CORRECTNESS) => [a_sessions_end_is_told],
 }
 
@@ -243,6 +245,31 @@ fn a_refusal_is_no_event(context: &Context) {
     client.release_is_refused(&name, grant.fence + 1, "not_owner");
     client.renew_is_refused(&name, grant.fence + 1, 1_000, "not_owner");
     watcher.next_is("acquired", grant.fence, "me");
+    watcher.hears_nothing();
+}
+
+/// Asking again for what one has, longer: a renewal is told only where somebody asked for one.
+fn a_retry_is_no_event(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let mut watcher = Watcher::of(context, &name);
+    let grant = client.acquire_as(&name, 30_000, "me");
+    watcher.next_is("acquired", grant.fence, "me");
+    assert_eq!(client.acquire_as(&name, 60_000, "me").fence, grant.fence);
+    client.release(&name, grant.fence);
+    watcher.next_is("released", grant.fence, "me");
+    watcher.hears_nothing();
+}
+
+/// A plain client's key under the value that asks: it gets a fence, and is held as before.
+fn taking_over_a_plain_key_is_no_event(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    ask!(client, "SET", &name, "me", "NX", "PX", 30_000);
+    let mut watcher = Watcher::of(context, &name);
+    let grant = client.acquire_as(&name, 60_000, "me");
+    client.release(&name, grant.fence);
+    watcher.next_is("released", grant.fence, "me");
     watcher.hears_nothing();
 }
 

@@ -19,7 +19,9 @@ cases! {
         call_passes_errors_on,
         a_locks_fence_guards_its_resource,
         the_mark_is_apart_from_the_lock,
-        largest_fence,
+        a_fence_from_the_future_is_refused,
+        a_command_that_cannot_run_raises_nothing,
+        a_fence_of_the_next_minute_passes,
         marks_of_names_with_braces,
         call_keeps_binary_arguments,
     ],
@@ -137,14 +139,42 @@ fn the_mark_is_apart_from_the_lock(context: &Context) {
     assert_eq!(ask!(client, "FENCE.GET", &name), Value::Integer(grant.fence), "a release lowers none");
 }
 
-fn largest_fence(context: &Context) {
+fn wall_us() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.expect("a clock after 1970").as_micros() as i64
+}
+
+/// It would make every real fence stale.
+fn a_fence_from_the_future_is_refused(context: &Context) {
+    let mut client = context.client();
+    let (name, data) = tagged(context);
+    for future in [expect::FENCE_BOUND - 1, wall_us() + 2 * 3_600_000_000] {
+        expect::error(&ask!(client, "FENCE.CHECK", &name, future), "ERR");
+        expect::error(&ask!(client, "FENCE.CALL", &name, future, "SET", &data, "x"), "ERR");
+    }
+    assert_eq!(ask!(client, "FENCE.GET", &name), Value::Integer(0));
+    assert_eq!(ask!(client, "EXISTS", &data), Value::Integer(0));
+    let grant = client.acquire(&name, 30_000);
+    assert_eq!(ask!(client, "FENCE.CHECK", &name, grant.fence), Value::Integer(1));
+}
+
+/// Counters run ahead of the clock a little, and clocks differ.
+fn a_fence_of_the_next_minute_passes(context: &Context) {
     let mut client = context.client();
     let name = context.name("mark");
-    let largest = expect::FENCE_BOUND - 1;
-    assert_eq!(ask!(client, "FENCE.CHECK", &name, largest - 1), Value::Integer(1));
-    assert_eq!(ask!(client, "FENCE.CHECK", &name, largest), Value::Integer(1));
-    assert_eq!(ask!(client, "FENCE.GET", &name), Value::Integer(largest), "to the last digit");
-    assert_eq!(ask!(client, "FENCE.CHECK", &name, largest - 1), Value::Integer(0));
+    let soon = wall_us() + 20_000_000;
+    assert_eq!(ask!(client, "FENCE.CHECK", &name, soon), Value::Integer(1));
+    assert_eq!(ask!(client, "FENCE.GET", &name), Value::Integer(soon), "to the last digit");
+    assert_eq!(ask!(client, "FENCE.CHECK", &name, soon - 1), Value::Integer(0));
+}
+
+fn a_command_that_cannot_run_raises_nothing(context: &Context) {
+    let mut client = context.client();
+    let (name, data) = tagged(context);
+    assert!(ask!(client, "FENCE.CALL", &name, 9, "NOSUCHCOMMAND", &data).is_error());
+    assert!(ask!(client, "FENCE.CALL", &name, 9, "GET", &data, "one word too many").is_error());
+    assert_eq!(ask!(client, "FENCE.GET", &name), Value::Integer(0));
+    assert_eq!(ask!(client, "FENCE.CHECK", &name, 3), Value::Integer(1));
 }
 
 fn marks_of_names_with_braces(context: &Context) {

@@ -123,7 +123,7 @@ fn redfence(shared: &Shared, text: &mut String) {
     line(text, "commit", status.commit);
     line(text, "applied", status.applied);
     let tier1 = match &shared.upstream {
-        None => "embedded".to_string(),
+        None => "none".to_string(),
         Some(upstream) => match upstream.health() {
             Health::Starting => "starting".to_string(),
             Health::Up(means) => means.as_str().to_string(),
@@ -131,17 +131,16 @@ fn redfence(shared: &Shared, text: &mut String) {
         },
     };
     line(text, "tier1", tier1);
-    let embedded = shared.embedded.as_ref().map(|embedded| embedded.stats()).unwrap_or_default();
     let machine = status.stats;
-    line(text, "locks_held", machine.locks_held + embedded.locks_held);
-    line(text, "waiters", machine.waiters + embedded.waiters);
+    line(text, "locks_held", machine.locks_held);
+    line(text, "waiters", machine.waiters);
     line(text, "blocked_commands", machine.blocked);
     line(text, "sessions", machine.sessions);
-    line(text, "idle_records", machine.idle_records + embedded.idle_records);
+    line(text, "idle_records", machine.idle_records);
     line(text, "grants", load(&shared.stats.grants));
     line(text, "releases", load(&shared.stats.releases));
     line(text, "renewals", load(&shared.stats.renewals));
-    line(text, "expiries", machine.expiries + embedded.expiries);
+    line(text, "expiries", machine.expiries);
     line(text, "deadlocks", machine.deadlocks);
     line(text, "refusals", load(&shared.stats.refusals));
     line(text, "errors", load(&shared.stats.errors));

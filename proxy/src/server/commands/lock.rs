@@ -5,21 +5,19 @@ use crate::server::ids;
 use crate::server::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, SessionStep, Source, Then};
 use crate::server::router::Destination;
 use crate::server::stats::Verdict;
-use crate::tier1::embedded::Answer;
 use crate::tier1::lua::{self, Waiting};
-use crate::tier1::marks;
 use crate::tier1::upstream::{Health, Means};
 use crate::tier2::ports::{AdminRequest, NodeStatus, OwnedQuery};
 use bytes::Bytes;
 use redfence_core::grammar::cluster::Cluster;
 use redfence_core::grammar::session::Session;
-use redfence_core::grammar::{self, Request};
+use redfence_core::grammar::{self, fence, Request};
+use redfence_core::machine::marks::check_guarded;
 use redfence_core::machine::request::{self, Context, Work};
 use redfence_core::machine::settings::{Setting, SettingsCommand};
 use redfence_core::machine::{Command, Query};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::SessionId;
-use std::sync::Arc;
 
 impl Connection {
     pub(in crate::server) fn lock_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
@@ -37,19 +35,29 @@ impl Connection {
         }
         match destination {
             Destination::Node => self.cluster_command(&request),
-            Destination::Tier2 => self.tier2_command(request, &owner),
-            Destination::Tier1 if self.shared.embedded.is_some() => self.embedded_command(request, &owner),
+            Destination::Tier2 => self.tier2_command(request, argv, &owner),
             Destination::Tier1 => self.upstream_command(argv, frame, &request, &owner),
         }
     }
 
     // ---- Tier 2 ----
 
-    fn tier2_command<'a>(&mut self, request: Request<'a>, owner: &'a [u8]) -> Flow {
+    fn tier2_command<'a>(&mut self, request: Request<'a>, argv: &'a [&'a [u8]], owner: &'a [u8]) -> Flow {
+        let guarded = match &request {
+            Request::FenceCall(_) => &argv[fence::Call::COMMAND_AT..],
+            _ => &[],
+        };
+        if let (Request::FenceCall(_), Err(refusal)) = (&request, check_guarded(guarded)) {
+            return self.refuse(refusal);
+        }
         let waits = wait_ms_of(&request) > 0;
         let looks = matches!(
             request,
-            Request::Info(_) | Request::Queue(_) | Request::Scan(_) | Request::Session(Session::Info(_))
+            Request::Info(_)
+                | Request::Queue(_)
+                | Request::Scan(_)
+                | Request::FenceGet(_)
+                | Request::Session(Session::Info(_))
         );
         let lane = match (waits, looks) {
             (true, _) => Lane::Alone,
@@ -70,7 +78,8 @@ impl Connection {
             return self
                 .refuse(Refusal::new("ERR this connection has opened 1024 sessions already; close some"));
         }
-        let context = Context { db: self.client.db, owner, session };
+        let context =
+            Context { db: self.client.db, owner, session, resp: self.client.protocol.into(), guarded };
         let wait_ms = wait_ms_of(&request);
         let (pending, if_abandoned) = match request::work(request, context) {
             Err(refusal) => return self.refuse(refusal),
@@ -196,48 +205,6 @@ impl Connection {
             pair("voters", number(status.voters)),
             pair("quorum", number(u64::from(status.quorum))),
         ])
-    }
-
-    // ---- Tier 1, embedded ----
-
-    fn embedded_command<'a>(&mut self, request: Request<'a>, owner: &'a [u8]) -> Flow {
-        if !self.lane_is_open(Lane::Alone) {
-            return Flow::Stall;
-        }
-        let db = self.client.db;
-        let reply = match &request {
-            Request::FenceCheck(check) => Some(self.shared.marks.check(db, check.resource, check.fence)),
-            Request::FenceGet(get) => Some(self.shared.marks.get(db, get.resource)),
-            Request::FenceCall(_) => Some(Reply::Error(marks::no_redis_to_call())),
-            _ => None,
-        };
-        if let Some(reply) = reply {
-            self.reply(&reply);
-            return Flow::Done;
-        }
-        let began_us = self.shared.now_us();
-        let owner_is_ours = names_no_owner(&request);
-        let context = Context { db, owner, session: SessionId(0) };
-        let work = match request::work(request, context) {
-            Ok(work) => work,
-            Err(refusal) => return self.refuse(refusal),
-        };
-        let embedded = self.shared.embedded.as_ref().map(Arc::clone).expect("asked before");
-        match embedded.run(work, owner_is_ours) {
-            Answer::Now(reply) => {
-                self.shared.stats.count(&reply, self.shared.now_us().saturating_sub(began_us));
-                self.reply(&reply);
-            }
-            Answer::Later(receiver, ticket) => {
-                self.await_call(
-                    Lane::Alone,
-                    Source::Channel(receiver),
-                    true,
-                    IfAbandoned::LeaveEmbedded(ticket),
-                );
-            }
-        }
-        Flow::Done
     }
 
     // ---- Tier 1, the Redis behind ----
@@ -370,6 +337,7 @@ fn owned(query: &Query<'_>) -> OwnedQuery {
             OwnedQuery::Scan { db, cursor, pattern: pattern.map(Bytes::copy_from_slice), count }
         }
         Query::Session { id } => OwnedQuery::Session { id },
+        Query::Mark { db, resource } => OwnedQuery::Mark { db, resource: Bytes::copy_from_slice(resource) },
         Query::Settings => OwnedQuery::Settings,
         Query::Setting(name) => OwnedQuery::Setting(name),
     }
