@@ -172,12 +172,7 @@ impl Call {
             (IfAbandoned::PutBack { db, argv }, Source::Tier2(pending)) => {
                 super::put_back::start(shared.tier2.clone(), db, argv, pending);
             }
-            (
-                IfAbandoned::Nothing
-                | IfAbandoned::GiveBack(_)
-                | IfAbandoned::PutBack { .. },
-                _,
-            ) => {}
+            (IfAbandoned::Nothing | IfAbandoned::GiveBack(_) | IfAbandoned::PutBack { .. }, _) => {}
         }
     }
 }

@@ -222,8 +222,13 @@ impl Server {
             return Some(refusal);
         }
         let session = SessionId(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let context =
-            request::Context { db: 0, owner: made_up.as_bytes(), session, resp: Resp::Two, guarded: &guarded };
+        let context = request::Context {
+            db: 0,
+            owner: made_up.as_bytes(),
+            session,
+            resp: Resp::Two,
+            guarded: &guarded,
+        };
         let command = match request::work(request, context) {
             Ok(Work::Change(command)) => command,
             Ok(Work::Look(query)) => {
