@@ -155,12 +155,16 @@ pub fn future_fence(fence: u64) -> Refusal {
 /// The same at a Redis.
 #[must_use]
 pub fn future_fence_at_redis(fence: u64) -> Refusal {
-    Refusal::new(format!("ERR fence {fence} is from the future: more than 1 hour ahead of this server's clock"))
+    Refusal::new(format!(
+        "ERR fence {fence} is from the future: more than 1 hour ahead of this server's clock"
+    ))
 }
 
 #[must_use]
 pub fn too_many_marks(max: usize) -> Refusal {
-    Refusal::new(format!("OOM too many high-water marks ({max}); lower mark-retention-ms or use fewer resources"))
+    Refusal::new(format!(
+        "OOM too many high-water marks ({max}); lower mark-retention-ms or use fewer resources"
+    ))
 }
 
 #[must_use]

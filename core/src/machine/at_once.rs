@@ -68,7 +68,8 @@ impl Machine {
         let Some(request) = grammar::parse(argv) else { unreachable!("only names of ours come here") };
         let request = request?;
         check_in_transaction(&request)?;
-        let context = Context { db, owner: owner.as_bytes(), session: SessionId(0), resp: Resp::Two, guarded: &[] };
+        let context =
+            Context { db, owner: owner.as_bytes(), session: SessionId(0), resp: Resp::Two, guarded: &[] };
         let work = request::work(request, context)?;
         Ok(match work {
             Work::Look(query) => self.query(query),

@@ -216,7 +216,8 @@ impl Machine {
     }
 
     fn check_future(&self, db: Db, resource: &[u8], fence: Fence) -> Result<(), Refusal> {
-        let last = self.names.find(&self.locks, db, resource).map_or(self.floor, |slot| self.locks[slot].fence);
+        let last =
+            self.names.find(&self.locks, db, resource).map_or(self.floor, |slot| self.locks[slot].fence);
         let most = last.0.max(self.clock.wall_us).saturating_add(FUTURE_US_MAX);
         if fence.0 > most {
             return Err(errors::future_fence(fence.0));

@@ -167,7 +167,10 @@ pub enum Query<'a> {
         id: SessionId,
     },
     /// The high-water mark of `FENCE.GET`.
-    Mark { db: Db, resource: &'a [u8] },
+    Mark {
+        db: Db,
+        resource: &'a [u8],
+    },
     /// All replicated settings, as [`settings::Settings::write`] writes them.
     Settings,
     /// One of them, as text.

@@ -5,9 +5,9 @@
 use super::command::{Command, Db};
 use super::Query;
 use crate::grammar::session::Session;
-use crate::keyspace::Resp;
 use crate::grammar::words::Options;
 use crate::grammar::{errors, Request};
+use crate::keyspace::Resp;
 use crate::reply::Refusal;
 use crate::types::SessionId;
 
