@@ -144,7 +144,7 @@ impl Machine {
 
     /// One command of the keyspace that never waits, as part of another.
     pub(crate) fn redis_at_once(&mut self, caller: Caller, argv: &[&[u8]], out: &mut Applied) -> Reply {
-        self.end_all_due(out);
+        self.refresh(caller.db, argv, out);
         self.run_redis(caller, argv, out).reply
     }
 
