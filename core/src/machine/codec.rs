@@ -211,6 +211,8 @@ impl<'a> Command<'a> {
             | Command::Expire { .. }
             | Command::OriginStart { .. }
             | Command::OriginGone { .. }
+            | Command::FenceCheck { .. }
+            | Command::FenceCall { .. }
             | Command::Settings(_)
             | Command::Conditional(_)
             | Command::Effects(_) => false,

@@ -6,7 +6,7 @@
 
 use super::bytes::{put_bytes, put_varint, Reader};
 use super::redis::Caller;
-use super::{Applied, Db, Machine};
+use super::{Applied, Db, Machine, Words};
 use crate::grammar::{self, errors};
 use crate::keyspace::errors as redis_errors;
 use crate::keyspace::table::{self, Run};
@@ -188,13 +188,22 @@ impl Machine {
             Err(refusal) => refusal.into(),
             Ok(limit) if fence < limit => errors::stale_fence(fence.0, limit.0).into(),
             Ok(_) => {
-                let reply = self.redis_at_once(caller, argv, out);
+                let reply = self.run_guarded(caller, argv, out);
                 let ran = !matches!(&reply, Reply::Error(refusal) if refusal.code() == "OOM");
                 if ran {
                     self.marks.raise(caller.db, resource, fence, self.clock.logical_ms);
                 }
                 reply
             }
+        }
+    }
+
+    /// As a transaction of one command: it never waits.
+    fn run_guarded(&mut self, caller: Caller, argv: &[&[u8]], out: &mut Applied) -> Reply {
+        let words: Words<'_> = argv.iter().copied().collect();
+        match self.transaction(caller, &[], &[words], out) {
+            Reply::Array(mut replies) => replies.pop().unwrap_or(Reply::Nil),
+            other => other,
         }
     }
 

@@ -142,12 +142,6 @@ impl Machine {
         }
     }
 
-    /// One command of the keyspace that never waits, as part of another.
-    pub(crate) fn redis_at_once(&mut self, caller: Caller, argv: &[&[u8]], out: &mut Applied) -> Reply {
-        self.refresh(caller.db, argv, out);
-        self.run_redis(caller, argv, out).reply
-    }
-
     /// One command or script. A member's runs once more where it met a key that was hidden from it.
     pub(crate) fn run_redis(&mut self, caller: Caller, argv: &[&[u8]], out: &mut Applied) -> Ran {
         let ran = self.try_redis(caller, caller.member.is_some(), argv, out);
