@@ -106,7 +106,7 @@ fn flag_over_environment_over_file() {
     let mut client = node.connect();
     assert!(client.ask(&["LOCK.CLUSTER", "INFO"]).contains("\"id\", 9"));
     assert_eq!(client.ask(&["CONFIG", "GET", "maxclients"]), "(\"maxclients\", \"4\")");
-    await_that("the settings are founded", || {
+    support::await_that("the settings are founded", || {
         client.ask(&["LOCK.CLUSTER", "GET", "default-tier"]) == "\"efficiency\""
     });
 }
