@@ -70,6 +70,12 @@ impl Machine {
         })
     }
 
+    /// Whether anybody waits for anything.
+    #[cfg(feature = "scripts")]
+    pub(super) fn has_waiters(&self) -> bool {
+        self.waiters.len() > 0 || self.blocked.len() > 0
+    }
+
     /// Whether somebody waits for a key, as a lock or for what it may hold.
     #[cfg(feature = "scripts")]
     pub(super) fn is_waited_for(&self, db: Db, key: &[u8]) -> bool {

@@ -436,7 +436,8 @@ impl Machine {
     fn execute(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
         self.acting = id;
         self.work.begin_command(match &command {
-            Command::Effects(_) => u64::MAX,
+            // One key is compared and written: bounded by its bytes.
+            Command::Effects(_) | Command::Conditional(_) => u64::MAX,
             _ => work::WORK_PER_COMMAND_MAX,
         });
         let reply = match command {

@@ -58,6 +58,9 @@ pub(crate) struct Changes {
     by_db: imbl::OrdMap<Db, imbl::OrdMap<Bytes, Entry>>,
     /// Keys among them that have no record in the machine.
     new_records: usize,
+    /// Databases of which nothing in the machine counts any more.
+    flushed: imbl::OrdSet<Db>,
+    all_flushed: bool,
 }
 
 /// The keyspace of one run.
@@ -194,7 +197,8 @@ impl<'m> Overlay<'m> {
     /// A key of the machine's that nothing has changed yet, whoever may see it.
     fn in_machine(&self, slot: u32) -> Option<Seen<'_>> {
         let lock = &self.machine.locks[slot];
-        self.machine.is_held_now(lock).then(|| Seen {
+        let flushed = self.changes.all_flushed || self.changes.flushed.contains(&lock.db());
+        (!flushed && self.machine.is_held_now(lock)).then(|| Seen {
             value: self.machine.key_view(slot),
             at_ms: lock.at_ms,
             grants: self.machine.grants.get(&slot),
@@ -257,7 +261,7 @@ impl Keys for Overlay<'_> {
     }
 
     fn check_flush(&self) -> Result<(), Refusal> {
-        match self.member.is_some() && self.records() > MEMBER_FLUSH_MAX {
+        match self.member.is_some() && self.machine.locks.end() as usize > MEMBER_FLUSH_MAX {
             true => Err(errors::MEMBER_FLUSH_TOO_LARGE),
             false => Ok(()),
         }
@@ -322,6 +326,13 @@ impl Keys for Overlay<'_> {
     }
 
     fn flush(&mut self, db: Option<Db>) {
+        self.everything.set(true);
+        if self.member.is_none() {
+            self.end_all(db);
+            return;
+        }
+        // How many records there will be when it is applied is not known exactly.
+        self.full |= self.machine.locks.end() as usize + self.changes.new_records > MEMBER_FLUSH_MAX;
         let mut doomed = Vec::new();
         self.walk(db, &mut |db, key, _| doomed.push((db, Bytes::copy_from_slice(key))));
         for (db, key) in doomed {

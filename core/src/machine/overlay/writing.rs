@@ -139,4 +139,21 @@ impl Overlay<'_> {
         }
         true
     }
+
+    /// Ends every key of one database, or of all.
+    pub(super) fn end_all(&mut self, db: Option<Db>) {
+        self.serves_waiters |= self.machine.has_waiters();
+        match db {
+            None => self.changes.all_flushed = true,
+            Some(db) => {
+                self.changes.flushed.insert(db);
+            }
+        }
+        let named: Vec<Db> = self.changes.by_db.keys().copied().collect();
+        for have in named.into_iter().filter(|have| db.is_none_or(|db| db == *have)) {
+            let entries = self.changes.by_db.get_mut(&have).expect("it is there");
+            let ended = |(key, entry): (&Bytes, &Entry)| (key.clone(), Entry { holder: None, ..entry.clone() });
+            *entries = entries.iter().map(ended).collect();
+        }
+    }
 }
