@@ -127,7 +127,9 @@ impl Running<'_, '_> {
                 let count = count.and_then(|pair| int(pair[1]).ok()).unwrap_or(10).max(0) as u64;
                 ns += count.min(self.overlay.records() as u64) * RECORD_NS;
             }
-            "flushall" | "flushdb" if self.member.is_some() => ns += self.overlay.records() as u64 * RECORD_NS * 10,
+            "flushall" | "flushdb" if self.member.is_some() => {
+                ns += self.overlay.records() as u64 * RECORD_NS * 10
+            }
             _ => {}
         }
         let mut reply_bytes = 0;

@@ -152,7 +152,8 @@ impl Overlay<'_> {
         let named: Vec<Db> = self.changes.by_db.keys().copied().collect();
         for have in named.into_iter().filter(|have| db.is_none_or(|db| db == *have)) {
             let entries = self.changes.by_db.get_mut(&have).expect("it is there");
-            let ended = |(key, entry): (&Bytes, &Entry)| (key.clone(), Entry { holder: None, ..entry.clone() });
+            let ended =
+                |(key, entry): (&Bytes, &Entry)| (key.clone(), Entry { holder: None, ..entry.clone() });
             *entries = entries.iter().map(ended).collect();
         }
     }

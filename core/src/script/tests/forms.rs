@@ -92,7 +92,8 @@ const STATES: &[&[&str]] = &[
 
 #[test]
 fn recognised_scripts_answer_as_the_vm_does() {
-    let args: &[&[&str]] = &[&["mine", "5000"], &["mine", "x"], &["mine", "-5"], &["", "0"], &["mine", "1e3"], &["mine"], &[]];
+    let args: &[&[&str]] =
+        &[&["mine", "5000"], &["mine", "x"], &["mine", "-5"], &["", "0"], &["mine", "1e3"], &["mine"], &[]];
     for body in RECOGNISED {
         for state in STATES {
             for member in [0, 1, 2] {
@@ -107,7 +108,8 @@ fn recognised_scripts_answer_as_the_vm_does() {
                         }
                         bench.member = (member != 0).then_some(Member(member));
                         let head = [b"EVAL".as_slice(), body.as_bytes(), b"1", b"k"];
-                        let argv: Vec<&[u8]> = head.into_iter().chain(args.iter().map(|arg| arg.as_bytes())).collect();
+                        let argv: Vec<&[u8]> =
+                            head.into_iter().chain(args.iter().map(|arg| arg.as_bytes())).collect();
                         let reply = bench.run(&argv);
                         (reply, bench.machine.state_hash())
                     };
