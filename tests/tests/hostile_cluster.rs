@@ -21,7 +21,6 @@ fn chosen() -> Vec<Attack> {
 }
 
 #[test]
-#[ignore = "until no script runs out of the log"]
 fn nothing_a_client_sends_stops_splits_or_bricks_the_cluster() {
     allow_open_files(8_192);
     let mut campaign = Campaign::start();

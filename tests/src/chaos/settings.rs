@@ -76,7 +76,7 @@ impl Settings {
             nodes: 3,
             clients: 96,
             preset: "all".into(),
-            mix: Mix { plain: 350, sessions: 100, multi: 150, values: 60, hostile: 0 },
+            mix: Mix { plain: 350, sessions: 100, multi: 150, values: 60, hostile: 25 },
             faults: Kind::ALL.to_vec(),
             pause_ms_max: 1_200,
             hold_ms_max: 5,
@@ -119,7 +119,7 @@ impl Settings {
             // Half unchanged Redlock clients, half LOCK.ACQUIRE, the leader killed every few seconds.
             "mixed-fleet" => {
                 self.faults = vec![Kind::KillLeader];
-                self.mix = Mix { plain: 500, sessions: 0, multi: 0, values: 0, hostile: 0 };
+                self.mix = Mix { plain: 500, sessions: 0, multi: 0, values: 0, hostile: 25 };
                 self.pause_ms_max = 2_500;
             }
             _ => return Err(format!("there is no preset {name}\n{USAGE}")),

@@ -117,6 +117,7 @@ impl Campaign {
                     "all nodes killed; all serve again after {:.1} s",
                     began.elapsed().as_secs_f64()
                 ));
+                self.sweep();
             }
         }
         match self.compare_what_nodes_show() {

@@ -8,6 +8,7 @@ pub(super) const ATTACKS: &[Attack] = &[
     quick(2, "keys_of_60_kb_by_the_thousand", keys_of_60_kb),
     quick(2, "values_from_a_byte_to_a_megabyte_and_one_past", values).may_be_cut(),
     quick(2, "collections_to_sixteen_megabytes_and_one_past", collections),
+    attack(3, "random_members_of_a_large_set", random_members),
     // A word past the limit is an error of the protocol, as in Redis: the connection goes.
     attack(2, "names_of_64_kib_and_one_past", names).may_be_cut(),
     attack(2, "setrange_and_append_to_the_limit", setrange_and_append),
@@ -93,8 +94,19 @@ fn collections(attacker: &mut Attacker) {
     let (list, set) = (attacker.name("list:large"), attacker.name("set:large"));
     attacker.ask(&words!["LINSERT", &list, "BEFORE", "none", vec![b'x'; 60_000]]);
     attacker.ask(&words!["LSET", &list, 0, vec![b'x'; 64 * KIB]]);
-    attacker.ask(&words!["SRANDMEMBER", &set, -1_000_000_000]);
     attacker.ask(&words!["SPOP", &set, 10]);
+}
+
+/// The same few members again and again: a reply far larger than the set.
+fn random_members(attacker: &mut Attacker) {
+    let (set, hash) = (attacker.name("set"), attacker.name("hash"));
+    fill(attacker, &["SADD", "element"], &set, 32 * KIB, 4 * MIB);
+    fill(attacker, &["HSET", "element", "x"], &hash, 32 * KIB, 4 * MIB);
+    for node in 0..attacker.nodes() {
+        attacker.ask_node(node, &words!["SRANDMEMBER", &set, -1_000_000_000]);
+        attacker.ask_node(node, &words!["SRANDMEMBER", &set, -100_000]);
+        attacker.ask_node(node, &words!["HRANDFIELD", &hash, -100_000, "WITHVALUES"]);
+    }
 }
 
 fn names(attacker: &mut Attacker) {
