@@ -179,6 +179,23 @@ fn an_endless_script_changes_nothing_and_others_are_served() {
     assert_equal_states(&mut cluster, 4);
 }
 
+#[test]
+fn a_read_only_script_is_answered_by_every_node_and_may_not_write() {
+    let mut cluster = settled(3, 5);
+    let ticket = cluster.submit(1, &redis(&["SET", "k", "v"]), 0);
+    cluster.wait_for(ticket, 1_000);
+    for node in cluster.ids() {
+        let index = cluster.node(node).map(crate::tier2::Node::applied_index);
+        let ticket = cluster.read(node, read(&["EVAL_RO", "return redis.call('get', KEYS[1])", "1", "k"]));
+        assert_eq!(cluster.wait_for(ticket, 1_000), Reply::Bulk(Bytes::from_static(b"v")));
+        assert_eq!(cluster.node(node).map(crate::tier2::Node::applied_index), index, "nothing was logged");
+        let ticket =
+            cluster.read(node, read(&["EVAL_RO", "return redis.call('set', KEYS[1], 'w')", "1", "k"]));
+        assert!(matches!(cluster.wait_for(ticket, 1_000), Reply::Error(_)));
+    }
+    assert_equal_states(&mut cluster, 5);
+}
+
 /// Recognised scripts are logged as native commands and pipelined with the rest.
 #[test]
 fn compare_and_delete_is_pipelined_like_any_command() {
