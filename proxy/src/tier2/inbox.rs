@@ -92,6 +92,7 @@ pub enum Rejected {
 
 impl Inbox {
     /// A request of a client.
+    #[allow(clippy::result_large_err)] // The item is handed back as it is; a box would cost every refusal an allocation.
     pub fn push_client(&self, item: Item) -> Result<(), (Rejected, Item)> {
         self.push(item, |state| {
             (state.client_items < CLIENT_ITEMS_MAX).then(|| state.client_items += 1).is_some()
@@ -111,6 +112,7 @@ impl Inbox {
         self.push((input, None), |_| true).is_ok()
     }
 
+    #[allow(clippy::result_large_err)] // The item is handed back as it is; a box would cost every refusal an allocation.
     fn push(&self, item: Item, admit: impl FnOnce(&mut State) -> bool) -> Result<(), (Rejected, Item)> {
         let mut state = self.lock();
         if state.closed {
