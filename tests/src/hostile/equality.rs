@@ -110,8 +110,8 @@ impl Reader {
         }
     }
 
-    fn value(&mut self, key: &Vec<u8>) -> Result<(String, u64), String> {
-        let kind = match self.ask(&["TYPE".word(), key.clone()])? {
+    fn value(&mut self, key: &[u8]) -> Result<(String, u64), String> {
+        let kind = match self.ask(&["TYPE".word(), key.to_vec()])? {
             Value::Simple(kind) => String::from_utf8_lossy(&kind).into_owned(),
             other => return Err(format!("TYPE: {other:?}")),
         };
@@ -127,13 +127,13 @@ impl Reader {
         Ok((kind, hash.finish()))
     }
 
-    fn string(&mut self, key: &Vec<u8>, hash: &mut DefaultHasher) -> Result<(), String> {
-        let length = self.ask(&["STRLEN".word(), key.clone()])?.integer();
+    fn string(&mut self, key: &[u8], hash: &mut DefaultHasher) -> Result<(), String> {
+        let length = self.ask(&["STRLEN".word(), key.to_vec()])?.integer();
         length.hash(hash);
         let mut at = 0;
         while at < length as u64 {
             let end = at + BATCH_BYTES - 1;
-            let piece = self.ask(&["GETRANGE".word(), key.clone(), at.word(), end.word()])?;
+            let piece = self.ask(&["GETRANGE".word(), key.to_vec(), at.word(), end.word()])?;
             format!("{piece:?}").hash(hash);
             at = end + 1;
         }
@@ -144,15 +144,15 @@ impl Reader {
         &mut self,
         length: &str,
         range: &str,
-        key: &Vec<u8>,
+        key: &[u8],
         hash: &mut DefaultHasher,
     ) -> Result<(), String> {
-        let length = self.ask(&[length.word(), key.clone()])?.integer();
+        let length = self.ask(&[length.word(), key.to_vec()])?.integer();
         length.hash(hash);
         let slice = self.slice_of(key, length as u64)?;
         let mut at = 0;
         while at < length as u64 {
-            let items = self.ask(&[range.word(), key.clone(), at.word(), (at + slice - 1).word()])?;
+            let items = self.ask(&[range.word(), key.to_vec(), at.word(), (at + slice - 1).word()])?;
             format!("{items:?}").hash(hash);
             at += slice;
         }
@@ -160,8 +160,8 @@ impl Reader {
     }
 
     /// Fewer at once where elements are large.
-    fn slice_of(&mut self, key: &Vec<u8>, length: u64) -> Result<u64, String> {
-        let usage = match self.ask(&["MEMORY".word(), "USAGE".word(), key.clone()]) {
+    fn slice_of(&mut self, key: &[u8], length: u64) -> Result<u64, String> {
+        let usage = match self.ask(&["MEMORY".word(), "USAGE".word(), key.to_vec()]) {
             Ok(Value::Integer(bytes)) => bytes.unsigned_abs(),
             _ => return Ok(20),
         };
@@ -170,10 +170,10 @@ impl Reader {
     }
 
     /// In no order that is promised, so sorted here.
-    fn scanned(&mut self, scan: &str, key: &Vec<u8>, hash: &mut DefaultHasher) -> Result<(), String> {
+    fn scanned(&mut self, scan: &str, key: &[u8], hash: &mut DefaultHasher) -> Result<(), String> {
         let (mut items, mut cursor) = (Vec::new(), b"0".to_vec());
         loop {
-            let reply = self.ask(&[scan.word(), key.clone(), cursor, "COUNT".word(), 50.word()])?;
+            let reply = self.ask(&[scan.word(), key.to_vec(), cursor, "COUNT".word(), 50.word()])?;
             let [next, found] = reply.array() else { return Err(format!("{scan}: {reply:?}")) };
             let words = found.array();
             let step = if scan == "HSCAN" { 2 } else { 1 };
