@@ -54,11 +54,13 @@ impl World {
     /// nil says as little as no answer.
     fn leave_untold_open(&mut self) {
         let untold = self.books.untold();
-        for op in &mut self.history.operations {
+        for (at, op) in self.history.operations.iter_mut().enumerate() {
             let is_nil = matches!(op.outcome, Outcome::Answered(Answer::Busy | Answer::Nothing));
             if let (true, Call::Acquire { owner, .. }) = (is_nil, op.call) {
                 if untold.contains(&(op.resource, owner)) {
                     (op.outcome, op.complete_ns) = (Outcome::Unknown, NEVER);
+                    // Its client went on asking: an open call is a process of its own.
+                    op.process = u64::MAX - at as u64;
                 }
             }
         }
