@@ -9,39 +9,76 @@ use redfence_core::machine::{self, Fate};
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::RequestId;
 
+/// Work of entries applied in one turn (see `redfence_core::machine::work`), and their bytes. One entry more may begin.
+const TURN_WORK_MAX: u64 = 400_000;
+const TURN_BYTES_MAX: usize = 1 << 20;
+/// Bytes of committed entries that raft hands out at once, where none are left of those before.
+pub(super) const COMMITTED_BYTES_PER_READY: u64 = 4 << 20;
+
+/// What was applied in this turn.
+#[derive(Debug, Default)]
+pub(super) struct TurnLoad {
+    work: u64,
+    bytes: usize,
+}
+
 impl Node {
+    /// Committed entries wait here for their turn: see [`Node::apply_some`].
     pub(super) fn apply_committed(&mut self, entries: Vec<Entry>) {
-        for entry in entries {
-            assert_eq!(entry.index, self.applied + 1, "an entry was left out");
-            match entry.get_entry_type() {
-                // An empty one is a new leader's first, or a change of membership that raft refused.
-                EntryType::EntryNormal if entry.data.is_empty() => {}
-                EntryType::EntryNormal if on(Mutant::FollowersDoNotApply) && !self.is_leader() => {}
-                EntryType::EntryNormal => {
-                    if let Err(error) = self.machine.apply_entry(&entry.data, &mut self.applying) {
-                        return self.stop_at(entry.index, &error.to_string());
-                    }
-                    self.stamp_applied_at_ms = self.now.monotonic_ms();
-                    self.hand_out(self.was_here_at_start(&entry));
-                }
-                EntryType::EntryConfChangeV2 => {
-                    if let Err(reason) = self.apply_change(&entry) {
-                        return self.stop_at(entry.index, &reason);
-                    }
-                }
-                // Never proposed by this release.
-                EntryType::EntryConfChange => {
-                    return self.stop_at(entry.index, "a ConfChange v1, which this release does not support");
-                }
-            }
-            self.applied = entry.index;
-            self.snapshots.bytes_since += entry.data.len() as u64;
+        self.to_apply.extend(entries);
+        self.apply_some();
+    }
+
+    /// Applies what is committed, but no more in one turn than keeps heartbeats and acknowledgements in time; the next turn
+    /// follows at once. While something is left raft hands out single entries, so that what waits stays small.
+    pub(super) fn apply_some(&mut self) {
+        if self.to_apply.is_empty() {
+            return;
         }
+        while !self.is_turn_full() {
+            let Some(entry) = self.to_apply.pop_front() else { break };
+            let worked = self.machine.work_total();
+            if let Err(reason) = self.apply_one(&entry) {
+                return self.stop_at(entry.index, &reason);
+            }
+            self.turn_load.work += self.machine.work_total().wrapping_sub(worked);
+            self.turn_load.bytes += entry.data.len();
+        }
+        let committed_bytes = if self.to_apply.is_empty() { COMMITTED_BYTES_PER_READY } else { 1 };
+        self.raw.raft.set_max_committed_size_per_ready(committed_bytes);
         self.note_queued();
         self.check_origin();
         let (entries_max, bytes_max) = (self.config.cache_entries_max, self.config.cache_bytes_max);
         let settled = self.applied.min(self.raw.raft.raft_log.persisted);
         self.raw.mut_store().trim_cache(settled, entries_max, bytes_max);
+    }
+
+    fn apply_one(&mut self, entry: &Entry) -> Result<(), String> {
+        assert_eq!(entry.index, self.applied + 1, "an entry was left out");
+        match entry.get_entry_type() {
+            // An empty one is a new leader's first, or a change of membership that raft refused.
+            EntryType::EntryNormal if entry.data.is_empty() => {}
+            EntryType::EntryNormal if on(Mutant::FollowersDoNotApply) && !self.is_leader() => {}
+            EntryType::EntryNormal => {
+                let applied = self.machine.apply_entry(&entry.data, &mut self.applying);
+                applied.map_err(|error| error.to_string())?;
+                self.stamp_applied_at_ms = self.now.monotonic_ms();
+                self.hand_out(self.was_here_at_start(entry));
+            }
+            EntryType::EntryConfChangeV2 => self.apply_change(entry)?,
+            // Never proposed by this release.
+            EntryType::EntryConfChange => {
+                return Err("a ConfChange v1, which this release does not support".to_owned());
+            }
+        }
+        self.applied = entry.index;
+        self.snapshots.bytes_since += entry.data.len() as u64;
+        Ok(())
+    }
+
+    /// Whether this turn has applied enough.
+    pub(super) fn is_turn_full(&self) -> bool {
+        self.turn_load.work >= TURN_WORK_MAX || self.turn_load.bytes >= TURN_BYTES_MAX
     }
 
     /// An entry that this release does not know: going on without it would be divergence. `applied` stays before it, so that

@@ -4,6 +4,7 @@
 //! same inputs give the same outputs, so the simulator drives this very struct. Its parts are in the files beside this one;
 //! this one has the state, the way in, and the order of a turn.
 
+use super::apply::{TurnLoad, COMMITTED_BYTES_PER_READY};
 use super::chance::Chance;
 use super::config::Config;
 use super::log::Log;
@@ -23,13 +24,13 @@ use super::snapshots::Snapshots;
 use super::stage::Stage;
 use super::stamps::LogicalClock;
 use super::telling::Telling;
-use raft::eraftpb::{HardState, Message, MessageType};
+use raft::eraftpb::{Entry, HardState, Message, MessageType};
 use raft::{RawNode, StateRole};
 use redfence_core::limits::APPEND_BYTES_MAX;
 use redfence_core::machine::{Applied, Machine};
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::{Origin, SessionId};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Ticks made up for after a stall. More would call elections that the messages in the same turn make needless.
 const TICKS_PER_TURN_MAX: u64 = 3;
@@ -49,6 +50,9 @@ pub struct Node {
     /// The end of the log at the start: entries up to here may have been applied, and told of, before.
     pub(super) log_at_start: LogMark,
     pub(super) applying: Applied,
+    /// Committed, and left for a later turn.
+    pub(super) to_apply: VecDeque<Entry>,
+    pub(super) turn_load: TurnLoad,
     /// When, on this node's own clock, the machine's clock last moved.
     pub(super) stamp_applied_at_ms: u64,
     pub(super) membership: Membership,
@@ -121,6 +125,8 @@ impl Node {
             applied,
             log_at_start,
             applying: Applied::default(),
+            to_apply: VecDeque::new(),
+            turn_load: TurnLoad::default(),
             stamp_applied_at_ms: 0,
             membership,
             pending: Pending::new(origin),
@@ -232,6 +238,11 @@ impl Node {
 
     /// Requests to the log, log to the disk, committed entries to the machine, until nothing moves.
     fn go_round(&mut self) {
+        self.turn_load = TurnLoad::default();
+        if !self.to_apply.is_empty() {
+            self.apply_some();
+            self.report_applied();
+        }
         let began_us = self.cpu.thread_us();
         for _ in 0..READIES_PER_TURN_MAX {
             self.ask_about_grants();
@@ -250,7 +261,7 @@ impl Node {
             }
             self.note_route();
             // The rest has its turn when messages and clients have been heard again.
-            if self.cpu.thread_us().saturating_sub(began_us) >= TURN_CPU_US_MAX {
+            if self.is_turn_full() || self.cpu.thread_us().saturating_sub(began_us) >= TURN_CPU_US_MAX {
                 break;
             }
         }
@@ -388,6 +399,7 @@ impl Node {
     fn wake_at_us(&self) -> u64 {
         let now_ms = self.now.monotonic_ms();
         if self.raw.has_ready()
+            || !self.to_apply.is_empty()
             || self.reads.has_ready(self.applied)
             || self.reads.has_walks()
             || self.snapshots.wants_turn(&self.config)
@@ -467,7 +479,7 @@ fn raft_config(config: &Config, applied: u64) -> raft::Config {
         // acknowledges entries it never got. One entry carries many commands here, so nothing is lost by going without.
         batch_append: on(Mutant::BatchedAppends),
         max_uncommitted_size: 64 << 20,
-        max_committed_size_per_ready: 4 << 20,
+        max_committed_size_per_ready: COMMITTED_BYTES_PER_READY,
         // `tell_commit` does it, once a turn, and not at all where the next entry says it anyway.
         skip_bcast_commit: true,
         ..raft::Config::default()

@@ -51,7 +51,7 @@ impl Node {
     }
 
     /// Tells raft how far the machine is. An installed snapshot counts only once it is durable.
-    fn report_applied(&mut self) {
+    pub(super) fn report_applied(&mut self) {
         let log = &self.raw.raft.raft_log;
         if self.applied <= log.committed.min(log.persisted) {
             self.raw.advance_apply_to(self.applied);

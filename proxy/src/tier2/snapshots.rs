@@ -311,6 +311,8 @@ impl Node {
             self.membership = Membership::from_snapshot(&meta);
         }
         self.members_changed = true;
+        // All of them are behind the snapshot: raft takes none that is not ahead of its commit index.
+        self.to_apply.clear();
         self.applied = index;
         self.snapshots.bytes_since = 0;
         // The number the task gets in a moment.

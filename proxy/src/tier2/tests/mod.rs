@@ -12,6 +12,7 @@ mod snapshots;
 mod stops;
 mod telling;
 mod throughput;
+mod turns;
 mod work;
 
 use super::config::Config;
