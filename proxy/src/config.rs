@@ -291,6 +291,9 @@ fn route(text: &str) -> Result<Route, Refused> {
         let shown: String = text.chars().take(64).collect();
         return Err(format!("route '{shown}…': a pattern has {PATTERN_BYTES_MAX} bytes at most"));
     }
+    if pattern.bytes().any(|byte| byte.is_ascii_whitespace()) {
+        return Err(format!("route '{text}': a pattern has no blanks; write ? for one"));
+    }
     Ok(Route { pattern: pattern.as_bytes().to_vec(), tier: tier("route", word)? })
 }
 

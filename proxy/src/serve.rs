@@ -7,12 +7,16 @@ use crate::events::{spread, EventQueue, Hub, Tracker};
 use crate::server::keeper::Keeper;
 use crate::server::listener;
 use crate::server::router::{Door, Router};
+use crate::server::routing::Routers;
+use crate::server::steward;
 use crate::server::{ids, registry::Registry, stats::Stats, Shared};
 use crate::shutdown::{Signals, HAND_OVER_WITHIN};
 use crate::tier1::listener::Listener;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
 use crate::tier2::shell::{self, ShellConfig};
+use redfence_core::machine::settings::Founding;
+use redfence_core::routes::Routing;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -20,6 +24,9 @@ use tokio::net::TcpListener;
 
 /// How long a start waits for the first word of the Redis behind. The node serves in any case.
 const FIRST_CONTACT_WITHIN: Duration = Duration::from_secs(3);
+
+/// How long a start waits until a node with a Redis knows the routes of its cluster. It serves in any case.
+const FIRST_ROUTES_WITHIN: Duration = Duration::from_secs(2);
 
 /// Runs until a signal comes. An error is one line that says why the node does not serve.
 pub async fn serve(config: Config) -> Result<(), Refused> {
@@ -35,6 +42,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
         let _ = tokio::time::timeout(FIRST_CONTACT_WITHIN, upstream.first_contact()).await;
     }
     first_status(&tier2).await;
+    first_routes(&shared).await;
     announce(&config, &main_door);
     let mut doors = vec![tokio::spawn(listener::accept(Arc::clone(&shared), main_door, Door::Main))];
     if let Some(door) = correctness_door {
@@ -62,6 +70,16 @@ async fn first_status(tier2: &Tier2Handle) {
     };
     // It serves in any case: a node that is slow to start answers when it can.
     let _ = tokio::time::timeout(Duration::from_secs(2), shown).await;
+}
+
+/// Returns when the routes of the cluster are known, or soon.
+async fn first_routes(shared: &Shared) {
+    let known = async {
+        while shared.upstream.is_some() && shared.routing.newest().check_behind().is_err() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let _ = tokio::time::timeout(FIRST_ROUTES_WITHIN, known).await;
 }
 
 fn announce(config: &Config, main_door: &TcpListener) {
@@ -93,9 +111,14 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
     if let Some(news) = tier2.take_news() {
         tokio::spawn(spread(news, Arc::clone(&hub), Arc::clone(&tracker), events.clone()));
     }
-    Arc::new(Shared {
+    let flags = Founding {
+        routing: Routing { routes: config.routes.clone(), default_tier: config.default_tier },
+        idle_retention_ms: config.idle_retention_ms,
+        session_grace_ms: config.session_grace_ms,
+    };
+    let shared = Arc::new(Shared {
         node: config.id,
-        router: Router::new(config.routes.clone(), config.default_tier, upstream.is_some()),
+        routing: Routers::new(Router::unfounded(flags.routing.clone(), upstream.is_some())),
         password: config.password.clone(),
         clients_max: clients_max(config.clients_max, upstream.is_some()),
         listen_address: main_door.local_addr().unwrap_or(config.listen),
@@ -110,7 +133,9 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         tier2,
         upstream,
         listener,
-    })
+    });
+    steward::start(Arc::clone(&shared), flags);
+    shared
 }
 
 /// As many as asked for, if the system has file descriptors for them, two for each where a Redis is behind. Raises the soft

@@ -11,6 +11,7 @@ use super::encode::Encoder;
 use super::passing::Large;
 use super::pending::{Call, Confirm, Lane, Pending, Then, PENDING_MAX};
 use super::request::{ProtocolError, RequestParser, Sender, Step};
+use super::router::Router;
 use super::session::Client;
 use super::sharing::Sharing;
 use super::Shared;
@@ -73,12 +74,19 @@ pub struct Connection {
     pub(super) ending: bool,
     pub(super) gone: bool,
     pub(super) timer: Option<Pin<Box<Sleep>>>,
+    /// By which commands are decided. Changes only while nothing is under way.
+    pub(super) router: Arc<Router>,
+    /// The card says so.
+    is_routed: bool,
+    /// The routes were not confirmed lately: what depends on them is refused.
+    pub(super) is_stale: bool,
 }
 
 impl Connection {
     #[must_use]
     pub fn new(shared: Arc<Shared>, stream: TcpStream, client: Client) -> Connection {
         let sender = shared.sender_for(&client);
+        let router = shared.routing.newest();
         Connection {
             shared,
             client,
@@ -99,6 +107,9 @@ impl Connection {
             ending: false,
             gone: false,
             timer: None,
+            router,
+            is_routed: false,
+            is_stale: false,
         }
     }
 
@@ -124,6 +135,7 @@ impl Connection {
 
     /// Looks at everything once. `Ok(false)`: nothing moved, and everything will wake us.
     fn turn(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        self.check_routes_of_passing()?;
         let mut moved = self.poll_link(context)?;
         moved |= self.poll_shared(context)?;
         moved |= self.poll_pending(context)?;
@@ -216,6 +228,7 @@ impl Connection {
         if self.pending.is_empty() && self.lane != Lane::Free {
             self.lane = Lane::Free;
             self.stalled = false;
+            self.leave_routes();
             moved = true;
         }
         Ok(moved)
@@ -302,6 +315,7 @@ impl Connection {
     pub(super) fn process(&mut self, bytes: &[u8]) -> Result<usize, End> {
         let outcome = self.process_each(bytes);
         self.send_shared();
+        self.leave_routes();
         self.note_commands();
         outcome
     }
@@ -309,6 +323,10 @@ impl Connection {
     fn process_each(&mut self, bytes: &[u8]) -> Result<usize, End> {
         let mut at = 0;
         while at < bytes.len() && self.can_go_on() {
+            if self.large.is_none() && !self.follow_routes() {
+                self.stalled = true;
+                break;
+            }
             let step = match self.large {
                 Some(large) => self.pass_piece(large, &bytes[at..]),
                 None => match self.pass_run(&bytes[at..]) {
@@ -364,6 +382,58 @@ impl Connection {
                 Ok(len)
             }
         }
+    }
+
+    // ---- routes ----
+
+    /// Whether the next command may be decided: by the newest router, which is taken when nothing is under way.
+    fn follow_routes(&mut self) -> bool {
+        let newest = self.shared.routing.generation();
+        if self.is_routed {
+            return self.router.generation == newest || self.lane == Lane::Free && self.take_routes();
+        }
+        self.take_routes()
+    }
+
+    fn take_routes(&mut self) -> bool {
+        loop {
+            if self.router.generation != self.shared.routing.generation() {
+                self.router = self.shared.routing.newest();
+                if let Some(transaction) = &mut self.client.transaction {
+                    // What it has queued was decided by older routes.
+                    transaction.spoilt = true;
+                }
+            }
+            // First the card, then another look: a router put in force in between waits for us or is seen by us.
+            self.client.card.set_routed_by(self.router.generation);
+            if self.shared.routing.generation() == self.router.generation {
+                break;
+            }
+        }
+        self.is_routed = true;
+        self.is_stale = self.shared.upstream.is_some() && !self.shared.routing.is_fresh(self.shared.now_ms());
+        true
+    }
+
+    fn leave_routes(&mut self) {
+        if self.is_routed && self.lane == Lane::Free {
+            self.is_routed = false;
+            self.client.card.set_routed_by(0);
+        }
+    }
+
+    /// What the Redis behind answers is told only while the routes hold by which it was asked: a name may belong to the other
+    /// tier by now, and have another holder there.
+    fn check_routes_of_passing(&self) -> Result<(), End> {
+        let passes = matches!(self.lane, Lane::Redis | Lane::Shared) && !self.pending.is_empty();
+        if passes && !self.shared.routing.is_fresh(self.shared.now_ms()) {
+            tracing::info!(
+                client = self.client.card.id,
+                "no word from a leader: a client served by the Redis is disconnected"
+            );
+            return Err(End);
+        }
+        Ok(())
     }
 
     /// Authentication or the door decide what the parser lets through.

@@ -36,9 +36,7 @@ impl Connection {
             self.lock_command(argv, frame)
         } else {
             match local {
-                Some(local)
-                    if local.yields_to_redis() && self.shared.router.has_redis_at(self.client.door) =>
-                {
+                Some(local) if local.yields_to_redis() && self.router.has_redis_at(self.client.door) => {
                     self.plain_command(argv, frame)
                 }
                 Some(local) => self.local_command(local, argv, frame),

@@ -8,6 +8,7 @@
 //! - [`request`], [`inline`]: bytes → words; [`encode`]: replies → bytes
 //! - [`session`], [`transaction`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
 //! - [`execute`], [`commands`]: who answers a command, and what; `quick`: the many that simply pass; [`router`], [`keys`]: which tier
+//! - [`routing`], [`steward`]: the routes of the cluster, as this node follows them
 //! - [`stats`], [`ids`]: what `INFO` counts; made-up names; [`give_back`], [`put_back`]: grants and items nobody is left to take
 //!
 //! # Caveats
@@ -32,10 +33,12 @@ mod quick;
 pub mod registry;
 pub mod request;
 pub mod router;
+pub mod routing;
 pub mod session;
 mod sharing;
 pub mod socket;
 pub mod stats;
+pub mod steward;
 pub mod transaction;
 
 use crate::clock::Clock;
@@ -46,7 +49,7 @@ use crate::tier2::handle::Tier2Handle;
 use commands::Local;
 use redfence_core::grammar;
 use request::Sender;
-use router::{Door, Router};
+use router::Door;
 use session::Client;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -56,7 +59,7 @@ use std::sync::Arc;
 pub struct Shared {
     /// This node's id, which is also its number as a Redlock member.
     pub node: u64,
-    pub router: Router,
+    pub routing: routing::Routers,
     pub password: Option<String>,
     pub clients_max: usize,
     pub listen_address: SocketAddr,
@@ -88,7 +91,7 @@ impl Shared {
     /// The limits for what a client sends.
     #[must_use]
     pub fn sender_for(&self, client: &Client) -> Sender {
-        let behind = self.router.has_redis() && client.door == Door::Main;
+        let behind = self.upstream.is_some() && client.door == Door::Main;
         Sender { authenticated: client.authenticated, may_stream: if behind { streams } else { |_| false } }
     }
 }

@@ -54,13 +54,15 @@ impl Connection {
             && self.client.authenticated
             && self.client.tracking.is_none()
             && !self.client.is_listening_only()
-            && self.shared.router.has_redis_at(self.client.door)
+            && self.router.has_redis_at(self.client.door)
+            && !self.is_stale
+            && self.router.check_behind().is_ok()
     }
 
     /// Whether the router sends it to the Redis behind, on a connection that clients share.
     fn passes(&self, frame: &Frame<'_>) -> bool {
         let Some(key_at) = keys::quick(frame.name) else { return false };
-        let router = &self.shared.router;
+        let router = &self.router;
         if !router.has_correctness_routes() {
             return true;
         }

@@ -20,6 +20,8 @@ pub struct Card {
     pub subscriptions: AtomicUsize,
     pub texts: Mutex<Texts>,
     task: OnceLock<AbortHandle>,
+    /// By which router the commands under way were decided; 0 where none are.
+    routed_by: AtomicU64,
 }
 
 /// What the client says of itself.
@@ -35,6 +37,18 @@ impl Card {
     pub fn set_task(&self, task: AbortHandle) {
         // Set once, by the listener that started it.
         let _ = self.task.set(task);
+    }
+
+    /// Commands are decided by this router from now on; 0: none is under way. Seen by whoever puts a newer router in force.
+    pub fn set_routed_by(&self, generation: u64) {
+        self.routed_by.store(generation, Ordering::SeqCst);
+    }
+
+    /// Whether something is under way that an older router decided.
+    #[must_use]
+    pub fn is_behind(&self, generation: u64) -> bool {
+        let by = self.routed_by.load(Ordering::SeqCst);
+        by != 0 && by < generation
     }
 
     /// Ends the client's connection, soon.
@@ -106,6 +120,7 @@ impl Registry {
             subscriptions: AtomicUsize::new(0),
             texts: Mutex::default(),
             task: OnceLock::new(),
+            routed_by: AtomicU64::new(0),
         });
         cards.insert(id, Arc::clone(&card));
         Some(card)

@@ -1,20 +1,17 @@
 //! Which tier answers. The only place that decides it; nothing behind it asks again.
 //!
+//! Routes and default tier are the cluster's (replicated settings), not this node's. While a change of them is pending, names
+//! whose tier it changes are refused; so is the Redis behind where it is not the one of the cluster.
+//!
 //! First `TIER` in the command (a session means Tier 2), then the routes, first match first, then the default tier. A command
 //! that names a weaker tier than its resource's route is refused; so is one whose resources belong to both.
 
-use redfence_core::glob;
 use redfence_core::grammar::errors::{shown, tier_sessions_here};
 use redfence_core::grammar::Request;
 use redfence_core::reply::Refusal;
+pub use redfence_core::routes::Route;
+use redfence_core::routes::Routing;
 use redfence_core::types::Tier;
-
-/// `glob=tier` of the configuration.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Route {
-    pub pattern: Vec<u8>,
-    pub tier: Tier,
-}
 
 /// Who answers a `LOCK.*` or `FENCE.*` command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,12 +52,26 @@ impl Door {
     }
 }
 
+/// How the Redis behind this node, or its absence, stands to that of the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Not known yet: its Redis or the settings of the cluster have not been reached.
+    Unknown,
+    Same,
+    Other,
+}
+
 #[derive(Clone, Debug)]
 pub struct Router {
-    routes: Vec<Route>,
-    default_tier: Tier,
+    /// Rises with every router of this node.
+    pub generation: u64,
+    /// In force.
+    routing: Routing,
+    /// Pending: names it gives another tier are served by neither.
+    next: Option<Routing>,
     /// Whether a Redis stands behind the proxy.
     has_redis: bool,
+    standing: Standing,
     /// Asked for every command that passes.
     has_correctness_routes: bool,
 }
@@ -68,14 +79,48 @@ pub struct Router {
 impl Router {
     #[must_use]
     pub fn new(routes: Vec<Route>, default_tier: Tier, has_redis: bool) -> Router {
-        let has_correctness_routes = routes.iter().any(|route| route.tier == Tier::Correctness);
-        Router { routes, default_tier, has_redis, has_correctness_routes }
+        Router::of(Routing { routes, default_tier }, None, has_redis, Standing::Same)
+    }
+
+    #[must_use]
+    pub fn of(routing: Routing, next: Option<Routing>, has_redis: bool, standing: Standing) -> Router {
+        let mut all = routing.routes.iter().chain(next.iter().flat_map(|next| &next.routes));
+        let has_correctness_routes = all.any(|route| route.tier == Tier::Correctness);
+        Router { generation: 0, routing, next, has_redis, standing, has_correctness_routes }
+    }
+
+    /// The same router as the one of this number.
+    #[must_use]
+    pub fn numbered(self, generation: u64) -> Router {
+        Router { generation, ..self }
+    }
+
+    /// Before the settings of the cluster are known.
+    #[must_use]
+    pub fn unfounded(flags: Routing, has_redis: bool) -> Router {
+        Router::of(flags, None, has_redis, Standing::Unknown)
     }
 
     /// Whether any key at all may belong to the Raft keyspace while a Redis is there.
     #[must_use]
     pub fn has_correctness_routes(&self) -> bool {
         self.has_correctness_routes
+    }
+
+    /// Whether the Redis behind may be used. Without one: whether the cluster has none either.
+    pub fn check_behind(&self) -> Result<(), Refusal> {
+        match (self.standing, self.has_redis) {
+            (Standing::Same, _) | (Standing::Unknown, false) => Ok(()),
+            (Standing::Unknown, true) => Err(Refusal::new(
+                "UNAVAILABLE this node does not know yet whether its Redis and routes are those of the cluster; nothing was done; retry",
+            )),
+            (Standing::Other, true) => Err(Refusal::new(
+                "TIER the Redis behind this node is not the one behind the leader; start the node with the same --redis",
+            )),
+            (Standing::Other, false) => Err(Refusal::new(
+                "TIER the leader has a Redis behind it and this node has none; start it with the same --redis, or name TIER CORRECTNESS",
+            )),
+        }
     }
 
     #[must_use]
@@ -97,7 +142,8 @@ impl Router {
         let resources: &[&[u8]] = match request {
             Request::Cluster(_) => return Ok(Destination::Node),
             Request::FenceCheck(_) | Request::FenceGet(_) | Request::FenceCall(_) => {
-                return Ok(if self.has_redis { Destination::Tier1 } else { Destination::Tier2 })
+                self.check_behind()?;
+                return Ok(if self.has_redis { Destination::Tier1 } else { Destination::Tier2 });
             }
             Request::Session(_) => return Ok(Destination::Tier2),
             Request::Scan(_) => &[],
@@ -143,16 +189,21 @@ impl Router {
                         "TIER this listener serves the correctness tier only; ask the main listener",
                     ));
                 }
-                match resources.iter().find(|resource| self.route_of(resource) == Some(Tier::Correctness)) {
-                    Some(resource) => return Err(weaker_than_route(resource)),
-                    None => Tier::Efficiency,
+                for resource in resources {
+                    let is_strong = |routing: &Routing| routing.route_of(resource) == Some(Tier::Correctness);
+                    self.check_settled(resource, is_strong)?;
+                    if is_strong(&self.routing) {
+                        return Err(weaker_than_route(resource));
+                    }
                 }
+                Tier::Efficiency
             }
             None if door.is_correctness() => Tier::Correctness,
-            // One store serves all.
-            None if !self.has_redis => Tier::Correctness,
             None => self.common_tier(resources)?,
         };
+        if tier == Tier::Efficiency {
+            self.check_behind()?;
+        }
         Ok(match tier {
             Tier::Efficiency if self.has_redis => Destination::Tier1,
             // A table of this node alone would grant one name at every node.
@@ -161,20 +212,39 @@ impl Router {
     }
 
     fn common_tier(&self, resources: &[&[u8]]) -> Result<Tier, Refusal> {
-        let mut tiers = resources
-            .iter()
-            .map(|resource| (self.route_of(resource).unwrap_or(self.default_tier), *resource));
-        let Some((tier, first)) = tiers.next() else {
-            return Ok(self.default_tier);
+        let Some((first, rest)) = resources.split_first() else {
+            return Ok(self.routing.default_tier);
         };
-        match tiers.find(|(other, _)| *other != tier) {
-            Some((_, second)) => Err(cross_tier(first, second)),
-            None => Ok(tier),
+        let tier = self.settled_tier(first)?;
+        for resource in rest {
+            // Where there is no Redis one store serves all.
+            if self.settled_tier(resource)? != tier && self.has_redis {
+                return Err(cross_tier(first, resource));
+            }
         }
+        Ok(tier)
     }
 
-    fn route_of(&self, resource: &[u8]) -> Option<Tier> {
-        self.routes.iter().find(|route| glob::matches(&route.pattern, resource)).map(|route| route.tier)
+    fn settled_tier(&self, resource: &[u8]) -> Result<Tier, Refusal> {
+        self.check_settled(resource, |routing| routing.tier_of(resource))?;
+        Ok(self.routing.tier_of(resource))
+    }
+
+    /// Refuses a name for which pending routes decide otherwise: another node may follow them already.
+    fn check_settled<T: PartialEq>(
+        &self,
+        name: &[u8],
+        decide: impl Fn(&Routing) -> T,
+    ) -> Result<(), Refusal> {
+        match &self.next {
+            Some(next) if self.has_redis && decide(next) != decide(&self.routing) => {
+                Err(Refusal::new(format!(
+                    "UNAVAILABLE the route of '{}' is being changed; nothing was done; retry in a moment",
+                    shown(name)
+                )))
+            }
+            Some(_) | None => Ok(()),
+        }
     }
 
     /// Where a plain command with these keys goes. The default tier speaks of locks alone: only a route moves a plain key.
@@ -183,25 +253,32 @@ impl Router {
         door: Door,
         keys: impl IntoIterator<Item = &'k [u8]>,
     ) -> Result<PlainDestination, Refusal> {
-        if !self.has_redis || door.is_correctness() {
+        if door.is_correctness() || (!self.has_redis && self.standing != Standing::Other) {
             return Ok(PlainDestination::Keyspace);
         }
         if !self.has_correctness_routes() {
+            self.check_behind()?;
             return Ok(PlainDestination::Redis);
         }
         let mut first: Option<(&[u8], PlainDestination)> = None;
         for key in keys {
-            let destination = match self.route_of(key) {
+            let decide = |routing: &Routing| match routing.route_of(key) {
                 Some(Tier::Correctness) => PlainDestination::Keyspace,
                 Some(Tier::Efficiency) | None => PlainDestination::Redis,
             };
+            self.check_settled(key, decide)?;
+            let destination = decide(&self.routing);
             match first {
                 None => first = Some((key, destination)),
                 Some((other, seen)) if seen != destination => return Err(cross_tier(other, key)),
                 Some(_) => {}
             }
         }
-        Ok(first.map_or(PlainDestination::Redis, |(_, destination)| destination))
+        let destination = first.map_or(PlainDestination::Redis, |(_, destination)| destination);
+        if destination == PlainDestination::Redis {
+            self.check_behind()?;
+        }
+        Ok(destination)
     }
 }
 
@@ -267,6 +344,59 @@ mod tests {
             assert_eq!(lock(door, "LOCK.ACQUIRE x 10"), Ok(Tier2));
             assert_eq!(lock(door, "LOCK.ACQUIRE x 10 TIER EFFICIENCY"), Err("TIER".into()));
         }
+    }
+
+    fn changing() -> Router {
+        let routes = |text: &str| redfence_core::routes::parse_list(text.as_bytes()).unwrap();
+        let now =
+            Routing { routes: routes("a:*=efficiency b:*=correctness"), default_tier: Tier::Correctness };
+        let next =
+            Routing { routes: routes("a:*=correctness b:*=efficiency"), default_tier: Tier::Correctness };
+        Router::of(now, Some(next), true, Standing::Same)
+    }
+
+    #[test]
+    fn a_name_whose_route_is_being_changed_is_served_by_neither_tier() {
+        for (line, expected) in [
+            ("LOCK.ACQUIRE a:1 10", Err("UNAVAILABLE")),
+            ("LOCK.ACQUIRE a:1 10 TIER EFFICIENCY", Err("UNAVAILABLE")),
+            ("LOCK.ACQUIRE b:1 10", Err("UNAVAILABLE")),
+            ("LOCK.ACQUIRE b:1 10 TIER CORRECTNESS", Ok(Destination::Tier2)),
+            ("LOCK.ACQUIRE c:1 10", Ok(Destination::Tier2)),
+            ("LOCK.MACQUIRE 2 c:1 a:1 10", Err("UNAVAILABLE")),
+        ] {
+            let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+            let request = grammar::parse(&words).unwrap().unwrap();
+            let routed = changing().lock(Door::Main, &request).map_err(|refusal| refusal.code().to_string());
+            assert_eq!(routed, expected.map_err(String::from), "{line}");
+        }
+        let plain = |key: &str| {
+            changing().plain(Door::Main, [key.as_bytes()]).map_err(|refusal| refusal.code().to_string())
+        };
+        assert_eq!(plain("a:1"), Err("UNAVAILABLE".into()));
+        assert_eq!(plain("b:1"), Err("UNAVAILABLE".into()));
+        assert_eq!(plain("c:1"), Ok(PlainDestination::Redis));
+    }
+
+    #[test]
+    fn another_redis_than_the_leaders_serves_nothing() {
+        let router = |standing, has_redis| Router::of(Routing::default(), None, has_redis, standing);
+        let words: Vec<&[u8]> = "LOCK.ACQUIRE x 10 TIER EFFICIENCY".split(' ').map(str::as_bytes).collect();
+        let request = grammar::parse(&words).unwrap().unwrap();
+        for (standing, has_redis, expected) in [
+            (Standing::Other, true, "TIER"),
+            (Standing::Other, false, "TIER"),
+            (Standing::Unknown, true, "UNAVAILABLE"),
+        ] {
+            let router = router(standing, has_redis);
+            assert_eq!(router.lock(Door::Main, &request).unwrap_err().code(), expected);
+            assert_eq!(router.plain(Door::Main, [&b"x"[..]]).unwrap_err().code(), expected);
+            assert_eq!(router.plain(Door::Correctness, [&b"x"[..]]), Ok(PlainDestination::Keyspace));
+        }
+        assert_eq!(
+            router(Standing::Unknown, false).plain(Door::Main, [&b"x"[..]]),
+            Ok(PlainDestination::Keyspace)
+        );
     }
 
     #[test]

@@ -7,6 +7,7 @@
 use super::caller::Caller;
 use super::trunk::Trunk;
 use crate::server::encode::Protocol;
+use redfence_core::machine::behind::Identity;
 use redfence_core::reply::Reply;
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -64,6 +65,8 @@ pub struct Upstream {
     username: Option<String>,
     password: Option<String>,
     health: watch::Sender<Health>,
+    /// What `INFO` says it is; `None` while it is not reached.
+    identity: Mutex<Option<Identity>>,
     /// Somebody found the Lua library gone: load it again.
     reload: Notify,
     idle_callers: Mutex<Vec<Caller>>,
@@ -80,6 +83,7 @@ impl Upstream {
             username,
             password,
             health: watch::channel(Health::Starting).0,
+            identity: Mutex::default(),
             reload: Notify::new(),
             idle_callers: Mutex::default(),
             trunks: Default::default(),
@@ -91,6 +95,16 @@ impl Upstream {
     #[must_use]
     pub fn health(&self) -> Health {
         self.health.borrow().clone()
+    }
+
+    /// Which Redis it is. `None` while it is not reached.
+    #[must_use]
+    pub fn identity(&self) -> Option<Identity> {
+        self.identity.lock().expect("it is whole").clone()
+    }
+
+    fn set_identity(&self, identity: Option<Identity>) {
+        *self.identity.lock().expect("it is whole") = identity;
     }
 
     /// Returns when the first try to reach it has ended, one way or the other.
@@ -155,6 +169,7 @@ async fn keep_watch(upstream: Arc<Upstream>) {
             Err(error) => error,
         };
         upstream.idle_callers.lock().expect("the pool is whole").clear();
+        upstream.set_identity(None);
         let reason = error.to_string();
         if !matches!(&*upstream.health.borrow(), Health::Down { reason: known } if *known == reason) {
             tracing::warn!(redis = %upstream.address, reason, "the Redis behind this proxy is down; tier 1 is unavailable");
@@ -173,6 +188,7 @@ async fn serve_once(
     let mut caller = Caller::open(upstream).await?;
     loop {
         let means = find_means(&mut caller).await?;
+        upstream.set_identity(Some(find_identity(&mut caller).await?));
         *retry_after = RETRY_AFTER;
         if upstream.health() != Health::Up(means.clone()) {
             tracing::info!(redis = %upstream.address, ?means, "the Redis behind this proxy is up");
@@ -183,11 +199,35 @@ async fn serve_once(
                 () = upstream.reload.notified() => break,
                 () = tokio::time::sleep(PING_EVERY) => {}
             }
-            let ping = tokio::time::timeout(PING_WITHIN, caller.call(&["PING"]));
-            ping.await
+            // In place of a PING: a failover changes what it is.
+            let look = tokio::time::timeout(PING_WITHIN, find_identity(&mut caller));
+            let identity = look
+                .await
                 .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer to PING in time"))??;
+            upstream.set_identity(Some(identity));
         }
     }
+}
+
+async fn find_identity(caller: &mut Caller) -> io::Result<Identity> {
+    let mut text = String::new();
+    for section in ["server", "replication"] {
+        match caller.call_ok(&["INFO", section]).await? {
+            Reply::Bulk(part) => text.push_str(&String::from_utf8_lossy(&part)),
+            other => return Err(io::Error::other(format!("INFO answered {other:?}"))),
+        }
+    }
+    let field = |name: &str| {
+        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+        // No second history: all digits are zero.
+        value.filter(|value| value.bytes().any(|byte| byte != b'0')).unwrap_or("").as_bytes().to_vec()
+    };
+    let identity = Identity::Redis {
+        run_id: field("run_id"),
+        replid: field("master_replid"),
+        replid2: field("master_replid2"),
+    };
+    Ok(identity)
 }
 
 async fn find_means(caller: &mut Caller) -> io::Result<Means> {

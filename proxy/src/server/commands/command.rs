@@ -39,7 +39,7 @@ impl Connection {
             _ => (&b""[..], &[][..]),
         };
         let names_ours = rest.iter().any(|name| table::find(name).is_some());
-        if self.shared.router.has_redis_at(self.client.door) && !names_ours {
+        if self.router.has_redis_at(self.client.door) && !names_ours {
             return self.pass_to_redis(argv, frame);
         }
         let reply = self.command_inner(verb, rest, argv);

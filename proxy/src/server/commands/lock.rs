@@ -1,10 +1,11 @@
 //! `LOCK.*` and `FENCE.*`: the router decides, then Tier 1, Tier 2 or the node itself answers.
 
 use crate::server::connection::{Connection, Flow};
-use crate::server::ids;
 use crate::server::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, SessionStep, Source, Then};
-use crate::server::router::Destination;
+use crate::server::router::{Destination, PlainDestination};
+use crate::server::routing::stale_routes;
 use crate::server::stats::Verdict;
+use crate::server::{ids, keys};
 use crate::tier1::lua::{self, Waiting};
 use crate::tier1::upstream::{Health, Means};
 use crate::tier2::ports::{AdminRequest, NodeStatus, OwnedQuery};
@@ -17,14 +18,13 @@ use redfence_core::machine::request::{self, Context, Work};
 use redfence_core::machine::settings::{Setting, SettingsCommand};
 use redfence_core::machine::{Command, Query};
 use redfence_core::reply::{Refusal, Reply};
-use redfence_core::types::SessionId;
+use redfence_core::types::{SessionId, Tier};
 
 impl Connection {
     pub(in crate::server) fn lock_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
         let owner = ids::owner();
         let Some(parsed) = grammar::parse(argv) else { unreachable!("only names of ours come here") };
-        let routed =
-            parsed.and_then(|request| Ok((self.shared.router.lock(self.client.door, &request)?, request)));
+        let routed = parsed.and_then(|request| Ok((self.route_lock(&request)?, request)));
         let (destination, request) = match routed {
             Ok(routed) => routed,
             Err(refusal) => return self.refuse(refusal),
@@ -38,6 +38,18 @@ impl Connection {
             Destination::Tier2 => self.tier2_command(request, argv, &owner),
             Destination::Tier1 => self.upstream_command(argv, frame, &request, &owner),
         }
+    }
+
+    /// Who answers, by routes that are known to be the cluster's.
+    pub(in crate::server) fn route_lock(&self, request: &Request<'_>) -> Result<Destination, Refusal> {
+        let asks_routes = match request {
+            Request::Cluster(_) | Request::Session(_) => false,
+            _ => request.tier() != Some(Tier::Correctness),
+        };
+        if asks_routes && self.is_stale && self.router.has_redis_at(self.client.door) {
+            return Err(stale_routes());
+        }
+        self.router.lock(self.client.door, request)
     }
 
     // ---- Tier 2 ----
@@ -219,6 +231,19 @@ impl Connection {
         let Some(upstream) = self.shared.upstream.clone() else {
             return self.refuse(Refusal::new("UNAVAILABLE this node has no tier 1"));
         };
+        if let Request::FenceCall(_) = request {
+            // Its mark is in the Redis, so its keys must be too.
+            let keys = keys::of(&argv[fence::Call::COMMAND_AT..]);
+            match self.route_plain(keys) {
+                Ok(PlainDestination::Redis) => {}
+                Ok(PlainDestination::Keyspace) => {
+                    return self.refuse(Refusal::new(
+                        "CROSSTIER the high-water marks are in the Redis behind this proxy, and keys of this command are not",
+                    ));
+                }
+                Err(refusal) => return self.refuse(refusal),
+            }
+        }
         let means = match upstream.health() {
             Health::Up(means) => means,
             Health::Starting => {

@@ -9,6 +9,7 @@ pub mod info;
 pub mod lock;
 pub mod plain;
 pub mod pubsub;
+pub mod scripts;
 pub mod server;
 pub mod simple;
 pub mod tracking;

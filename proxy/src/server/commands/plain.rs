@@ -1,11 +1,12 @@
 //! Plain Redis commands: to the Redis behind the proxy as they are, or to the Raft keyspace.
 
 use super::transaction::crosses_tiers;
-use super::{server, unknown_command};
+use super::{scripts, server, unknown_command};
 use crate::server::connection::{Connection, Flow};
 use crate::server::keys;
 use crate::server::pending::{IfAbandoned, Lane, RedisCall, Source};
 use crate::server::router::{Door, PlainDestination};
+use crate::server::routing::stale_routes;
 use crate::server::transaction::Home;
 use crate::tier2::ports::{OwnedQuery, WAIT_FOREVER};
 use bytes::Bytes;
@@ -17,10 +18,10 @@ use redfence_core::types::Member;
 
 impl Connection {
     pub(in crate::server) fn plain_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
-        let keys =
-            if self.shared.router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
-        match self.shared.router.plain(self.client.door, keys) {
+        let keys = if self.router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
+        match self.route_plain(keys) {
             Err(refusal) => self.refuse(refusal),
+            Ok(PlainDestination::Redis) if self.is_for_both_stores(argv) => self.script_on_both(argv),
             Ok(PlainDestination::Redis) if keys::may_share(argv[0]) => {
                 let call = RedisCall { muted: self.client.is_muted(), ..RedisCall::default() };
                 self.pass_quick(argv, frame, call)
@@ -28,6 +29,40 @@ impl Connection {
             Ok(PlainDestination::Redis) => self.pass_unshared(argv, frame),
             Ok(PlainDestination::Keyspace) => self.keyspace_command(argv),
         }
+    }
+
+    /// `SCRIPT LOAD`, `EXISTS` and `FLUSH` name no key: where both stores have keys, both must know the scripts.
+    fn is_for_both_stores(&self, argv: &[&[u8]]) -> bool {
+        let verbs: [&[u8]; 3] = [b"LOAD", b"EXISTS", b"FLUSH"];
+        argv[0].eq_ignore_ascii_case(b"SCRIPT")
+            && self.router.has_correctness_routes()
+            && argv.get(1).is_some_and(|verb| verbs.iter().any(|known| known.eq_ignore_ascii_case(verb)))
+    }
+
+    fn script_on_both(&mut self, argv: &[&[u8]]) -> Flow {
+        if !self.lane_is_open(Lane::Alone) {
+            return Flow::Stall;
+        }
+        let Some(upstream) = self.shared.upstream.clone() else { unreachable!("the router saw a Redis") };
+        let mut blob = Vec::new();
+        let words = argv.iter().copied().collect();
+        let resp = self.client.protocol.into();
+        Command::Redis { db: self.client.db, resp, member: None, argv: words }.encode(&mut blob);
+        let keyspace = self.shared.tier2.submit(Bytes::from(blob), 0);
+        let receiver = scripts::start(upstream, owned(argv), keyspace);
+        self.await_call(Lane::Alone, Source::Channel(receiver), false, IfAbandoned::Nothing);
+        Flow::Done
+    }
+
+    /// Where these keys live, by routes that are known to be the cluster's.
+    pub(in crate::server) fn route_plain<'k>(
+        &self,
+        keys: impl IntoIterator<Item = &'k [u8]>,
+    ) -> Result<PlainDestination, Refusal> {
+        if self.is_stale && self.router.has_redis_at(self.client.door) {
+            return Err(stale_routes());
+        }
+        self.router.plain(self.client.door, keys)
     }
 
     /// The Raft keyspace: every key is a lock there, and its value is the owner.
@@ -126,13 +161,13 @@ impl Connection {
         argv: &[&[u8]],
         declared_words: usize,
     ) -> Result<(), Refusal> {
-        let router = &self.shared.router;
+        let router = &self.router;
         if router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len()) {
             return Err(Refusal::new(format!(
                 "ERR a command of {declared_words} words or this size cannot be checked against the routes of this proxy; split it"
             )));
         }
-        match router.plain(self.client.door, keys::of(argv))? {
+        match self.route_plain(keys::of(argv))? {
             PlainDestination::Redis if self.transaction_home() == Some(Home::Keyspace) => {
                 Err(crosses_tiers(argv[0]))
             }

@@ -86,7 +86,7 @@ impl Connection {
     }
 
     fn start_tracking(&mut self, options: Options) -> Result<(), Refusal> {
-        if self.shared.router.has_redis_at(self.client.door) {
+        if self.router.has_redis_at(self.client.door) {
             return Err(Refusal::new(BEHIND));
         }
         let refused = |text: &'static str| Err(Refusal::new(text));

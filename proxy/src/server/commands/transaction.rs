@@ -45,13 +45,13 @@ impl Connection {
 
     /// Whether plain keys of both tiers may come from this client.
     fn has_both_homes(&self) -> bool {
-        let router = &self.shared.router;
+        let router = &self.router;
         router.has_redis_at(self.client.door) && router.has_correctness_routes()
     }
 
     /// Where a transaction that begins now is at home.
     fn home_of_next(&self) -> Home {
-        if !self.shared.router.has_redis_at(self.client.door) {
+        if !self.router.has_redis_at(self.client.door) {
             Home::Keyspace
         } else if !self.has_both_homes() || self.client.watches_redis {
             Home::Redis
@@ -239,7 +239,7 @@ impl Connection {
         if let Some(request) = grammar::parse(argv) {
             let request = request?;
             let name = argv.get(1).map(|word| word.to_vec()).unwrap_or_default();
-            return match self.shared.router.lock(self.client.door, &request)? {
+            return match self.route_lock(&request)? {
                 Destination::Tier1 => Ok((Home::Redis, name)),
                 Destination::Tier2 => check_in_transaction(&request).map(|()| (Home::Keyspace, name)),
                 Destination::Node => Err(not_in_transaction(argv[0])),
@@ -249,7 +249,7 @@ impl Connection {
         let Some(first) = keys.first().map(|key| key.to_vec()) else {
             return Ok((Home::Undecided, Vec::new()));
         };
-        Ok(match self.shared.router.plain(self.client.door, keys)? {
+        Ok(match self.route_plain(keys)? {
             PlainDestination::Redis => (Home::Redis, first),
             PlainDestination::Keyspace => (Home::Keyspace, first),
         })
@@ -273,7 +273,7 @@ impl Connection {
         if self.client.transaction.is_some() {
             return self.refuse(Refusal::new("ERR WATCH inside MULTI is not allowed"));
         }
-        let destination = match self.shared.router.plain(self.client.door, argv[1..].iter().copied()) {
+        let destination = match self.route_plain(argv[1..].iter().copied()) {
             Ok(destination) => destination,
             Err(refusal) => return self.refuse(refusal),
         };

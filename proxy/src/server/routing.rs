@@ -1,0 +1,117 @@
+//! The routes this node follows, and until when it may: what all connections share of the router.
+//!
+//! The [`super::steward`] follows the replicated settings and puts a new [`Router`] here when they change. A connection decides a
+//! command by the router it has seen last, and takes a new one only when nothing is under way: what is under way was decided
+//! by one router. Its card says by which, so that the steward knows when nothing is left that older routes decided.
+//!
+//! Without word from the leader nobody can know whether the routes are still those of the cluster. They are confirmed (by a
+//! read through the leader) every half second and hold for [`LEASE_MS`] from when that was asked; after that this node serves
+//! nothing that depends on them, and drops what the Redis behind may still answer. `docs/adr/` has the reasoning.
+
+use super::registry::Registry;
+use super::router::Router;
+use redfence_core::reply::Refusal;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// How long routes hold that were confirmed.
+pub const LEASE_MS: u64 = 3_000;
+/// Connections get this long to finish what older routes decided; then they are closed.
+pub const DRAIN_WITHIN: Duration = Duration::from_millis(3_000);
+/// A member that has said nothing for this long serves nothing: lease and drain are over, with room for clocks that differ.
+pub const SETTLE_AFTER_MS: u64 = 10_000;
+
+const _: () = assert!(2 * (LEASE_MS + DRAIN_WITHIN.as_millis() as u64) <= SETTLE_AFTER_MS + 2_000);
+
+#[derive(Debug)]
+pub struct Routers {
+    /// Of the newest router.
+    generation: AtomicU64,
+    newest: Mutex<Arc<Router>>,
+    /// On the monotonic clock.
+    fresh_until_ms: AtomicU64,
+}
+
+impl Routers {
+    #[must_use]
+    pub fn new(first: Router) -> Routers {
+        // 0 stands for no router on a client's card.
+        let first = Arc::new(first.numbered(1));
+        Routers {
+            generation: AtomicU64::new(1),
+            newest: Mutex::new(first),
+            fresh_until_ms: AtomicU64::new(0),
+        }
+    }
+
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation.load(Ordering::SeqCst)
+    }
+
+    #[must_use]
+    pub fn newest(&self) -> Arc<Router> {
+        Arc::clone(&self.newest.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Whether routes confirmed so far hold at this time.
+    #[must_use]
+    pub fn is_fresh(&self, now_ms: u64) -> bool {
+        now_ms < self.fresh_until_ms.load(Ordering::Acquire)
+    }
+
+    /// From now on commands are decided by this router.
+    pub(super) fn put(&self, router: Router) {
+        let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
+        let generation = newest.generation + 1;
+        *newest = Arc::new(router.numbered(generation));
+        self.generation.store(generation, Ordering::SeqCst);
+    }
+
+    /// The newest router was confirmed by a read that began at this time.
+    pub(super) fn confirm(&self, asked_ms: u64) {
+        self.fresh_until_ms.fetch_max(asked_ms + LEASE_MS, Ordering::AcqRel);
+    }
+
+    /// The routes had lapsed: whatever older ones decided is closed, and nothing of it is told any more.
+    pub(super) async fn close_busy(&self, clients: &Registry) {
+        loop {
+            let busy: Vec<_> = clients.cards().into_iter().filter(|card| card.is_behind(u64::MAX)).collect();
+            if busy.is_empty() {
+                return;
+            }
+            busy.iter().for_each(|card| card.kill());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Returns when no client has anything under way that an older router decided. Those that take too long are closed.
+    pub(super) async fn drain(&self, clients: &Registry) {
+        let begun = tokio::time::Instant::now();
+        let generation = self.generation();
+        loop {
+            let behind: Vec<_> =
+                clients.cards().into_iter().filter(|card| card.is_behind(generation)).collect();
+            if behind.is_empty() {
+                return;
+            }
+            if begun.elapsed() >= DRAIN_WITHIN {
+                tracing::warn!(
+                    clients = behind.len(),
+                    "routes changed; clients still served by the old ones are disconnected"
+                );
+                behind.iter().for_each(|card| card.kill());
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+/// What depends on routes is refused.
+#[must_use]
+pub fn stale_routes() -> Refusal {
+    Refusal::new(
+        "UNAVAILABLE this node has not reached a leader for a while, and routes may have changed; nothing was done; retry",
+    )
+}

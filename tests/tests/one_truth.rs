@@ -1,0 +1,242 @@
+//! One truth on all nodes: settings, routes, the Redis behind, high-water marks, scripts. Real processes.
+
+use std::time::Duration;
+
+use redfence_tests::cluster::{Cluster, Host, Options};
+use redfence_tests::process::poll_until;
+use redfence_tests::redis::{self, Redis};
+use redfence_tests::resp::Value;
+
+const SOON: Duration = Duration::from_secs(30);
+const ASK: Duration = Duration::from_secs(10);
+
+fn host(environment: &[(&str, &str)]) -> Host {
+    let environment =
+        environment.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+    Host { environment, ..Host::default() }
+}
+
+fn ask(cluster: &Cluster, id: u64, words: &[&str]) -> Value {
+    cluster
+        .node(id)
+        .ask(words, ASK)
+        .unwrap_or_else(|| panic!("node {id} does not answer {words:?}\n{}", cluster.log()))
+}
+
+fn await_that(cluster: &Cluster, what: &str, done: impl FnMut() -> bool) {
+    assert!(poll_until(SOON, done), "{what}\n{}", cluster.log());
+}
+
+fn code(reply: &Value) -> String {
+    if reply.is_error() {
+        reply.error_code().to_owned()
+    } else {
+        String::new()
+    }
+}
+
+/// Item 7.
+#[test]
+fn fence_check_without_a_redis_is_the_same_on_all_nodes_and_over_restarts() {
+    let mut cluster = Cluster::start(&Options::nodes(3));
+    cluster.wait_for_leader(SOON);
+    assert_eq!(ask(&cluster, 1, &["FENCE.CHECK", "r", "43"]), Value::Integer(1));
+    for id in 1..=3 {
+        assert_eq!(ask(&cluster, id, &["FENCE.CHECK", "r", "42"]), Value::Integer(0), "node {id}");
+        assert_eq!(ask(&cluster, id, &["FENCE.GET", "r"]), Value::Integer(43), "node {id}");
+    }
+    (1..=3).for_each(|id| cluster.kill(id));
+    (1..=3).for_each(|id| cluster.restart(id));
+    cluster.wait_for_leader(SOON);
+    await_that(&cluster, "the mark is there again", || {
+        cluster.node(2).ask(&["FENCE.CHECK", "r", "42"], ASK) == Some(Value::Integer(0))
+    });
+    let stale = ask(&cluster, 3, &["FENCE.CALL", "r", "42", "SET", "data", "old"]);
+    assert_eq!(stale, Value::Error("STALE fence 42 is behind 43".into()));
+}
+
+/// Item 7: a table per node would grant it at every node.
+#[test]
+fn efficiency_without_a_redis_is_granted_once() {
+    let cluster = Cluster::start(&Options::nodes(3).flag("--default-tier", "efficiency"));
+    cluster.wait_for_leader(SOON);
+    assert!(!ask(&cluster, 1, &["LOCK.ACQUIRE", "a", "60000", "TIER", "EFFICIENCY"]).is_error());
+    for id in 1..=3 {
+        assert_eq!(
+            ask(&cluster, id, &["LOCK.ACQUIRE", "a", "60000", "TIER", "EFFICIENCY"]),
+            Value::NullBulk,
+            "node {id}"
+        );
+        assert_eq!(ask(&cluster, id, &["LOCK.ACQUIRE", "a", "60000"]), Value::NullBulk, "node {id}");
+    }
+}
+
+/// Item 15: nodes started with different routes follow the founder's.
+#[test]
+fn every_node_follows_the_routes_of_the_cluster() {
+    let redis = Redis::start(&redis::Options::plain());
+    let address = redis.address().to_string();
+    let mut options = Options::nodes(3).flag("--redis", &address);
+    options.hosts = vec![
+        host(&[("REDFENCE_ROUTE", "cache:*=efficiency")]),
+        host(&[]),
+        host(&[("REDFENCE_ROUTE", "other:*=efficiency")]),
+    ];
+    let cluster = Cluster::start(&options);
+    cluster.wait_for_leader(SOON);
+    let route = |id| ask(&cluster, id, &["LOCK.CLUSTER", "GET", "route"]);
+    let first = route(1);
+    assert_eq!((route(2), route(3)), (first.clone(), first));
+    for name in ["cache:1", "other:1"] {
+        let granted = |id| {
+            let mut reply = Value::NullBulk;
+            await_that(&cluster, "the name is served", || {
+                reply = ask(&cluster, id, &["LOCK.ACQUIRE", name, "60000"]);
+                code(&reply) != "UNAVAILABLE"
+            });
+            matches!(reply, Value::Array(_))
+        };
+        let holders = (1..=3).filter(|id| granted(*id)).count();
+        assert_eq!(holders, 1, "{name} has one holder\n{}", cluster.log());
+    }
+}
+
+/// A change of routes reaches every node; a node that missed it serves no name by the old ones.
+#[test]
+fn a_node_that_missed_a_change_of_routes_serves_nothing_by_the_old_ones() {
+    let redis = Redis::start(&redis::Options::plain());
+    let options =
+        Options::nodes(3).flag("--redis", &redis.address().to_string()).flag("--default-tier", "efficiency");
+    let cluster = Cluster::start(&options);
+    let leader = cluster.wait_for_leader(SOON);
+    let (other, paused) = (cluster.followers(leader)[0], cluster.followers(leader)[1]);
+    await_that(&cluster, "tier 1 is served", || {
+        matches!(
+            cluster.node(paused).ask(&["LOCK.ACQUIRE", "warm", "1"], ASK),
+            Some(Value::Array(_) | Value::NullBulk)
+        )
+    });
+    cluster.pause(paused);
+    let set = ask(&cluster, leader, &["LOCK.CLUSTER", "SET", "route", "wallet:*=correctness"]);
+    assert_eq!(set, Value::Simple(b"OK".to_vec()), "{}", cluster.log());
+    assert_eq!(
+        code(&ask(&cluster, leader, &["LOCK.CLUSTER", "SET", "route", ""])),
+        "UNAVAILABLE",
+        "one at a time"
+    );
+    let mut holder = Value::NullBulk;
+    await_that(&cluster, "the change is in force", || {
+        holder = ask(&cluster, other, &["LOCK.ACQUIRE", "wallet:1", "600000"]);
+        matches!(holder, Value::Array(_))
+    });
+    assert_eq!(redis.ask(&["EXISTS", "wallet:1"]), Value::Integer(0), "it is held in tier 2");
+    cluster.resume(paused);
+    for _ in 0..50 {
+        let reply = ask(&cluster, paused, &["LOCK.ACQUIRE", "wallet:1", "600000"]);
+        assert!(!matches!(reply, Value::Array(_)), "two holders: {reply:?}\n{}", cluster.log());
+    }
+    await_that(&cluster, "the node follows", || {
+        ask(&cluster, paused, &["LOCK.ACQUIRE", "wallet:1", "600000"]) == Value::NullBulk
+    });
+    assert_eq!(ask(&cluster, paused, &["LOCK.CLUSTER", "GET", "route"]), Value::bulk("wallet:*=correctness"));
+}
+
+/// Item 15: two Redis servers would be two stores.
+#[test]
+fn a_node_with_another_redis_than_the_leaders_answers_tier() {
+    let (one, two) = (Redis::start(&redis::Options::plain()), Redis::start(&redis::Options::plain()));
+    let (first, second) = (one.address().to_string(), two.address().to_string());
+    let mut options = Options::nodes(3);
+    options.hosts = [&first, &first, &second].map(|redis| host(&[("REDFENCE_REDIS", redis)])).into();
+    let cluster = Cluster::start(&options);
+    cluster.wait_for_leader(SOON);
+    let serves = |id: u64| -> Option<bool> {
+        let reply = ask(&cluster, id, &["LOCK.ACQUIRE", "a", "60000", "TIER", "EFFICIENCY"]);
+        match code(&reply).as_str() {
+            "UNAVAILABLE" => None,
+            "TIER" => Some(false),
+            "" => Some(true),
+            other => panic!("{other}"),
+        }
+    };
+    let mut seen = [None; 3];
+    await_that(&cluster, "every node knows where it stands", || {
+        seen = [serves(1), serves(2), serves(3)];
+        seen.iter().all(Option::is_some)
+    });
+    assert!(
+        seen == [Some(true), Some(true), Some(false)] || seen == [Some(false), Some(false), Some(true)],
+        "{seen:?}"
+    );
+    for id in 1..=3 {
+        let passed = ask(&cluster, id, &["SET", "key", "value"]);
+        assert_eq!(code(&passed) == "TIER", seen[id as usize - 1] == Some(false), "node {id}: {passed:?}");
+    }
+}
+
+#[test]
+fn a_failover_of_the_redis_behind_goes_on() {
+    let primary = Redis::start(&redis::Options::plain());
+    let replica = Redis::start(&redis::Options::plain());
+    let port = primary.address().port().to_string();
+    replica.ask(&["REPLICAOF", "127.0.0.1", &port]);
+    assert!(poll_until(SOON, || replica
+        .ask(&["INFO", "replication"])
+        .text()
+        .contains("master_link_status:up")));
+    let cluster = Cluster::start(&Options::nodes(1).flag("--redis", &primary.address().to_string()));
+    await_that(&cluster, "tier 1 is served", || code(&ask(&cluster, 1, &["SET", "before", "1"])).is_empty());
+    // The same address serves the promoted one: what stood there before is gone.
+    let address = primary.address();
+    let mut primary = primary;
+    primary.kill();
+    replica.ask(&["REPLICAOF", "NO", "ONE"]);
+    let relay = std::net::TcpListener::bind(address).expect("the address is free again");
+    let to = replica.address();
+    std::thread::spawn(move || {
+        for client in relay.incoming().flatten() {
+            let Ok(server) = std::net::TcpStream::connect(to) else { continue };
+            for (mut from, mut into) in [
+                (client.try_clone().unwrap(), server.try_clone().unwrap()),
+                (server.try_clone().unwrap(), client.try_clone().unwrap()),
+            ] {
+                std::thread::spawn(move || std::io::copy(&mut from, &mut into));
+            }
+        }
+    });
+    await_that(&cluster, "tier 1 is served by the promoted one", || {
+        let reply = ask(&cluster, 1, &["GET", "before"]);
+        assert_ne!(code(&reply), "TIER", "a failover is no other Redis");
+        reply == Value::bulk("1")
+    });
+}
+
+/// Item 9.
+#[test]
+fn a_script_loaded_once_releases_keys_of_both_stores() {
+    let redis = Redis::start(&redis::Options::plain());
+    let options = Options::nodes(1)
+        .flag("--redis", &redis.address().to_string())
+        .flag("--route", "wallet:*=correctness");
+    let cluster = Cluster::start(&options);
+    await_that(&cluster, "it serves", || code(&ask(&cluster, 1, &["SET", "x", "1"])).is_empty());
+    let body =
+        "if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end";
+    let sha = ask(&cluster, 1, &["SCRIPT", "LOAD", body]).text();
+    assert_eq!(ask(&cluster, 1, &["SCRIPT", "EXISTS", &sha]), Value::Array(vec![Value::Integer(1)]));
+    for key in ["wallet:1", "plain:1"] {
+        ask(&cluster, 1, &["SET", key, "me", "NX", "PX", "60000"]);
+        assert_eq!(ask(&cluster, 1, &["EVALSHA", &sha, "1", key, "me"]), Value::Integer(1), "{key}");
+    }
+    redis.ask(&["SCRIPT", "FLUSH"]);
+    assert_eq!(
+        ask(&cluster, 1, &["SCRIPT", "EXISTS", &sha]),
+        Value::Array(vec![Value::Integer(0)]),
+        "one has it not"
+    );
+    ask(&cluster, 1, &["SCRIPT", "LOAD", body]);
+    ask(&cluster, 1, &["SCRIPT", "FLUSH"]);
+    for key in ["wallet:1", "plain:1"] {
+        assert_eq!(code(&ask(&cluster, 1, &["EVALSHA", &sha, "1", key, "me"])), "NOSCRIPT", "{key}");
+    }
+}
