@@ -26,6 +26,9 @@ pub const COLLECTION_BYTES_MAX: usize = 16 * MIB;
 /// member of a sorted set as two, itself and its score.
 pub const ELEMENT_OVERHEAD_BYTES: usize = 64;
 
+/// What a key costs besides its name and its value: its record, its places in indexes.
+pub const KEY_OVERHEAD_BYTES: usize = 160;
+
 /// One command or transaction with its watched names (or one script's effects and reply), as logged.
 pub const REQUEST_BYTES_MAX: usize = 4 * MIB;
 /// What an entry adds to the one request in it: version, stamp, origin, numbers.
@@ -41,11 +44,13 @@ pub const PEER_FRAME_OVERHEAD_BYTES: usize = 64 * KIB;
 
 /// The reply of a command that goes through the log, or of a whole transaction.
 pub const LOGGED_REPLY_BYTES_MAX: usize = 2 * MIB;
+/// The replies of all commands of one entry. Beyond it a command that would show much is refused as if it had come at a bad moment.
+pub const ENTRY_REPLIES_BYTES_MAX: usize = 32 * MIB;
 /// The reply of a command that only reads.
 pub const READ_REPLY_BYTES_MAX: usize = 8 * MIB;
 /// Replies kept for retries: one of them, those of one node, those of all nodes.
 pub const REMEMBERED_REPLY_BYTES_MAX: usize = 16 * KIB;
-pub const REMEMBERED_BYTES_PER_ORIGIN_MAX: usize = 4 * MIB;
+pub const REMEMBERED_BYTES_PER_ORIGIN_MAX: usize = 8 * MIB;
 pub const REMEMBERED_BYTES_MAX: usize = 32 * MIB;
 
 /// One piece of a snapshot as the machine gives it, and as it is read back.

@@ -115,6 +115,31 @@ impl Reply {
         matches!(self, Reply::Error(_))
     }
 
+    /// About how many bytes it takes, in memory and on the wire: its strings, and a fixed amount for each node.
+    #[must_use]
+    pub fn weight(&self) -> usize {
+        const NODE_BYTES: usize = 16;
+        NODE_BYTES
+            + match self {
+                Reply::Granted { .. }
+                | Reply::Released
+                | Reply::Renewed { .. }
+                | Reply::Refused(_)
+                | Reply::Nil
+                | Reply::NilArray
+                | Reply::Int(_)
+                | Reply::Double(_)
+                | Reply::Bool(_) => 0,
+                Reply::Bulk(bytes) | Reply::Verbatim(bytes) => bytes.len(),
+                Reply::Text(text) => text.len(),
+                Reply::Status(text) => text.len(),
+                Reply::Error(refusal) => refusal.0.len(),
+                Reply::Array(items) | Reply::Set(items) => items.iter().map(Reply::weight).sum(),
+                Reply::Map(pairs) => pairs.iter().map(|(key, value)| key.weight() + value.weight()).sum(),
+                Reply::Info(info) => return Reply::Map(info.pairs()).weight(),
+            }
+    }
+
     /// The same answer made of nothing but Redis's own types, as scripts know them.
     #[must_use]
     pub fn plain(self) -> Reply {
@@ -185,7 +210,7 @@ impl Reply {
 }
 
 impl LockInfo {
-    fn pairs(&self) -> Vec<(Reply, Reply)> {
+    pub(crate) fn pairs(&self) -> Vec<(Reply, Reply)> {
         let bulk_or_nil = |value: Option<Reply>| value.unwrap_or(Reply::Nil);
         vec![
             (Reply::Text("resource"), Reply::Bulk(self.resource.clone())),

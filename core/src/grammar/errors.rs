@@ -167,6 +167,12 @@ pub fn too_many_marks(max: usize) -> Refusal {
     ))
 }
 
+/// Redis's text, with the name of the replicated setting.
+#[must_use]
+pub fn out_of_memory() -> Refusal {
+    Refusal::new("OOM command not allowed when used memory > 'max-memory'.")
+}
+
 #[must_use]
 pub fn queue_full() -> Refusal {
     Refusal::new("OOM the queue of this lock is full (10000 waiters); retry later")

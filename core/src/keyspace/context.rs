@@ -7,6 +7,7 @@ use super::list::List;
 use super::sorted::Sorted;
 use super::value::{Value, View};
 use super::{KEY_BYTES_MAX, STRING_BYTES_MAX};
+use crate::limits::{COLLECTION_BYTES_MAX, READ_REPLY_BYTES_MAX};
 use crate::reply::{Refusal, Reply};
 use bytes::Bytes;
 
@@ -34,6 +35,33 @@ pub struct Context<'k> {
     pub resp: Resp,
     /// Set by a blocking command that found nothing.
     pub would_block: Option<WouldBlock>,
+    /// How many bytes the reply may still have, and what is said of one that would have more.
+    pub replies: ReplyRoom,
+    /// The most that the words of this command can add to a collection.
+    pub(super) growth_max: usize,
+}
+
+/// Room for replies: of one command, or of all commands of a transaction together.
+#[derive(Clone, Debug)]
+pub struct ReplyRoom {
+    pub left: usize,
+    pub refusal: Refusal,
+}
+
+impl ReplyRoom {
+    /// For commands that only read.
+    #[must_use]
+    pub fn for_reads() -> ReplyRoom {
+        ReplyRoom { left: READ_REPLY_BYTES_MAX, refusal: errors::READ_REPLY_TOO_LARGE }
+    }
+
+    /// Whether a reply with so many bytes of payload may still be given.
+    pub fn check(&self, bytes: usize) -> Result<(), Refusal> {
+        if bytes > self.left {
+            return Err(self.refusal.clone());
+        }
+        Ok(())
+    }
 }
 
 /// Bytes of a string that cost as much as a look at an element.
@@ -44,7 +72,26 @@ pub type Answer = Result<Reply, Refusal>;
 
 impl<'k> Context<'k> {
     pub fn new(keys: &'k mut dyn Keys, db: Db, resp: Resp) -> Context<'k> {
-        Context { keys, db, resp, would_block: None }
+        let replies = ReplyRoom::for_reads();
+        Context { keys, db, resp, would_block: None, replies, growth_max: usize::MAX }
+    }
+
+    /// With another room for its reply.
+    #[must_use]
+    pub fn with_replies(mut self, replies: ReplyRoom) -> Context<'k> {
+        self.replies = replies;
+        self
+    }
+
+    /// A string as a reply. Refused before it is copied where it would not fit.
+    pub(super) fn shown(&self, value: Option<&[u8]>) -> Result<Reply, Refusal> {
+        match value {
+            None => Ok(Reply::Nil),
+            Some(bytes) => {
+                self.replies.check(bytes.len() + 16)?;
+                Ok(Reply::bulk(bytes))
+            }
+        }
     }
 
     #[must_use]
@@ -136,6 +183,7 @@ impl<'k> Context<'k> {
         if let Value::Str(bytes) = &value {
             self.charge(bytes.len() / BYTES_PER_UNIT)?;
         }
+        check_collection(&value)?;
         self.keys.put(self.db, key, value, deadline)
     }
 
@@ -204,9 +252,15 @@ impl<'k> Context<'k> {
         if !self.exists(key) {
             let (changed, result) = change(part(&mut empty).expect(CHECKED));
             if changed && !empty.is_empty_collection() {
+                check_collection(&empty)?;
                 self.keys.put(self.db, key, empty, Deadline::Never)?;
             }
             return Ok(result);
+        }
+        let before = self.value(key).map_or(0, View::weight);
+        let fits = before.saturating_add(self.growth_max) <= COLLECTION_BYTES_MAX;
+        if !fits || self.keys.room_for(self.growth_max).is_err() {
+            return self.change_copy(key, before, |value| change(part(value).expect(CHECKED)));
         }
         let mut change = Some(change);
         let mut result = None;
@@ -218,6 +272,34 @@ impl<'k> Context<'k> {
         });
         Ok(result.expect("the key was there"))
     }
+
+    /// Near a limit: a copy is changed, and takes the place of the value only if it may.
+    fn change_copy<R>(
+        &mut self,
+        key: &[u8],
+        before: usize,
+        change: impl FnOnce(&mut Value) -> (bool, R),
+    ) -> Result<R, Refusal> {
+        let mut copy = self.value(key).expect("the key is there").to_value();
+        let (changed, result) = change(&mut copy);
+        if let Some(growth) = copy.weight().checked_sub(before).filter(|growth| *growth > 0) {
+            check_collection(&copy)?;
+            self.keys.room_for(growth)?;
+        }
+        let mut copy = Some(copy);
+        self.keys.edit(self.db, key, &mut |value| {
+            *value = copy.take().expect("an edit runs once");
+            changed
+        });
+        Ok(result)
+    }
+}
+
+fn check_collection(value: &Value) -> Result<(), Refusal> {
+    if value.weight() > COLLECTION_BYTES_MAX {
+        return Err(errors::COLLECTION_TOO_LARGE);
+    }
+    Ok(())
 }
 
 fn check_key(key: &[u8]) -> Result<(), Refusal> {

@@ -18,6 +18,15 @@ pub const SCORE_NAN: Refusal = fixed("ERR resulting score is not a number (NaN)"
 pub const HASH_NOT_AN_INTEGER: Refusal = fixed("ERR hash value is not an integer");
 pub const HASH_NOT_A_FLOAT: Refusal = fixed("ERR hash value is not a float");
 pub const STRING_TOO_LONG: Refusal = fixed("ERR string exceeds maximum allowed size (proto-max-bulk-len)");
+pub const COLLECTION_TOO_LARGE: Refusal =
+    fixed("ERR collection exceeds 16 MiB, the limit for correctness-tier keys");
+pub const ARGUMENT_TOO_LONG: Refusal =
+    fixed("ERR argument exceeds 1 MiB, the limit for correctness-tier keys");
+pub const READ_REPLY_TOO_LARGE: Refusal = fixed("ERR reply exceeds 8 MiB; ask for less at a time");
+pub const LOGGED_REPLY_TOO_LARGE: Refusal =
+    fixed("ERR reply exceeds 2 MiB, the limit for writes and transactions; ask for less at a time");
+pub const ENTRY_REPLIES_TOO_LARGE: Refusal =
+    fixed("UNAVAILABLE the replies of this batch exceed 32 MiB; nothing was done; retry");
 pub const KEY_TOO_LONG: Refusal = fixed("ERR key exceeds the limit of 65535 bytes");
 pub const PATTERN_TOO_LONG: Refusal = fixed("ERR pattern exceeds the limit of 1024 bytes");
 pub const CHANNEL_TOO_LONG: Refusal = fixed("ERR channel name exceeds the limit of 1024 bytes");

@@ -61,6 +61,12 @@ pub trait Keys {
         self.value(db, key).is_none()
     }
 
+    /// Whether a value may grow by so many bytes: `OOM` where there is no room. Asked before an `edit` that may grow one; `put` asks
+    /// for itself.
+    fn room_for(&mut self, _bytes: usize) -> Result<(), Refusal> {
+        Ok(())
+    }
+
     /// Creates the key or replaces its value. `OOM` where there is no room for one more.
     fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal>;
 

@@ -32,6 +32,13 @@ impl End {
         }
     }
 
+    pub(super) fn peek(self, items: &List) -> Option<&Bytes> {
+        match self {
+            End::Left => items.front(),
+            End::Right => items.back(),
+        }
+    }
+
     pub(super) fn pop(self, items: &mut List) -> Option<Bytes> {
         match self {
             End::Left => items.pop_front(),
@@ -80,6 +87,14 @@ pub(super) fn rpushx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 /// Takes up to `count` items from one end of a list that is there.
 pub(super) fn take(cx: &mut Context<'_>, key: &[u8], end: End, count: usize) -> Result<Vec<Bytes>, Refusal> {
     cx.charge(2 * cx.list(key)?.map_or(0, |items| count.min(items.len())))?;
+    if let Some(items) = cx.list(key)? {
+        let bytes = |item: &Bytes| item.len() + 16;
+        let wanted: usize = match end {
+            End::Left => items.iter().take(count).map(bytes).sum(),
+            End::Right => items.iter().rev().take(count).map(bytes).sum(),
+        };
+        cx.replies.check(wanted)?;
+    }
     cx.change_list(key, |items| {
         let count = count.min(items.len());
         let taken: Vec<Bytes> = (0..count).filter_map(|_| end.pop(items)).collect();

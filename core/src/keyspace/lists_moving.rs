@@ -76,11 +76,15 @@ fn move_item(
         return rotate(cx, from, from_end, to_end);
     }
     cx.list(to)?;
-    let item = take(cx, from, from_end, 1)?.remove(0);
+    let Some(item) = cx.list(from)?.and_then(|items| from_end.peek(items)).cloned() else { return Ok(None) };
+    cx.replies.check(item.len() + 16)?;
+    // The new place first: where there is no room, nothing has changed.
+    cx.growth_max = cx.growth_max.saturating_add(item.len());
     cx.change_list(to, |items| {
         to_end.push(items, item.clone());
         (true, ())
     })?;
+    take(cx, from, from_end, 1)?;
     Ok(Some(item))
 }
 

@@ -52,7 +52,7 @@ mod zsets;
 pub(crate) mod tests;
 
 use crate::reply::Reply;
-pub use context::{Context, Resp, WouldBlock};
+pub use context::{Context, ReplyRoom, Resp, WouldBlock};
 pub(crate) use generic::database;
 pub use keys::{Clock, Db, Deadline, Keys};
 pub use lists_moving::{wait_of, Wait};
@@ -60,6 +60,7 @@ pub use memory::MemoryKeys;
 use table::Run;
 pub use value::{Value, View};
 
+use crate::limits::ELEMENT_OVERHEAD_BYTES;
 pub use crate::limits::{KEY_BYTES_MAX, STRING_BYTES_MAX};
 /// `SELECT` goes from 0 up to this, as by default in Redis.
 pub const DATABASES: u32 = 16;
@@ -79,13 +80,28 @@ pub fn execute(cx: &mut Context<'_>, argv: &[&[u8]]) -> Reply {
     if !row.takes(argv.len()) {
         return errors::wrong_arity(row.name).into();
     }
+    if argv.iter().any(|word| word.len() > STRING_BYTES_MAX) {
+        return errors::ARGUMENT_TOO_LONG.into();
+    }
     match row.run {
         Run::Here(handler) => {
+            cx.growth_max = argv.iter().map(|word| word.len() + 2 * ELEMENT_OVERHEAD_BYTES).sum();
             let run = cx.charge(words_work(argv)).and_then(|()| handler(cx, argv));
             let reply = run.unwrap_or_else(Reply::Error);
             cx.keys.note_read(row, argv);
-            reply
+            settle_reply(cx, row, reply)
         }
         Run::Elsewhere => errors::unknown_command(argv).into(),
     }
+}
+
+/// Takes a reply out of the room for replies. One that does not fit is not given: strings and popped items were checked before they were
+/// copied or taken, so what is left are reads, whose elements are shared with the state and cost little to drop.
+fn settle_reply(cx: &mut Context<'_>, row: &table::Row, reply: Reply) -> Reply {
+    let weight = reply.weight();
+    if weight > cx.replies.left && !row.is(table::W) && !reply.is_error() {
+        return cx.replies.refusal.clone().into();
+    }
+    cx.replies.left = cx.replies.left.saturating_sub(weight);
+    reply
 }

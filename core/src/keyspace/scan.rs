@@ -19,6 +19,9 @@ const STEPS_PER_SCAN_MAX: u64 = 4_000_000;
 /// Steps of a pattern that cost as much as a look at a record.
 const STEPS_PER_UNIT: usize = 64;
 
+/// Bytes of names after which a page of `SCAN` ends.
+const PAGE_BYTES: usize = 512 * 1024;
+
 struct Filter<'a> {
     pattern: Option<&'a [u8]>,
     count: usize,
@@ -76,8 +79,12 @@ pub(super) fn keys(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     errors::check_pattern(argv[1])?;
     let filter = Filter { pattern: Some(argv[1]), count: usize::MAX, type_name: None };
     let (mut found, mut cursor, mut steps) = (Vec::new(), 0, 0);
+    let (mut bytes, mut counted) = (0, 0);
     loop {
         cursor = scan_slice(cx, cursor, SLICE, &filter, &mut found, &mut steps)?;
+        bytes += found[counted..].iter().map(Reply::weight).sum::<usize>();
+        counted = found.len();
+        cx.replies.check(bytes)?;
         if cursor == 0 {
             return Ok(Reply::Array(found));
         }
@@ -110,11 +117,14 @@ pub(super) fn scan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let mut cursor = cursor(argv[1])?;
     let filter = Filter::parse(&argv[2..], true)?;
     let (mut found, mut left, mut steps) = (Vec::new(), filter.count, 0);
+    let (mut bytes, mut counted) = (0, 0);
     loop {
         let count = left.min(SLICE);
         cursor = scan_slice(cx, cursor, count, &filter, &mut found, &mut steps)?;
         left -= count;
-        if cursor == 0 || left == 0 || steps > STEPS_PER_SCAN_MAX {
+        bytes += found[counted..].iter().map(Reply::weight).sum::<usize>();
+        counted = found.len();
+        if cursor == 0 || left == 0 || steps > STEPS_PER_SCAN_MAX || bytes > PAGE_BYTES {
             return Ok(page(cursor, found));
         }
     }

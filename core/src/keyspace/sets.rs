@@ -6,6 +6,7 @@ use super::errors;
 use super::fields::Fields;
 use super::keys::Deadline;
 use super::value::Value;
+use crate::limits::COLLECTION_BYTES_MAX;
 use crate::reply::{Refusal, Reply};
 use bytes::Bytes;
 
@@ -83,6 +84,7 @@ pub(super) fn spop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
         return Ok(if count.is_some() { Reply::Set(Vec::new()) } else { Reply::Nil });
     };
     cx.charge(4 * count.unwrap_or(1).min(members.len()))?;
+    cx.replies.check(members.iter().take(count.unwrap_or(1)).map(|(name, ())| name.len() + 16).sum())?;
     let popped: Vec<Bytes> = members.iter().take(count.unwrap_or(1)).map(|(name, ())| name.clone()).collect();
     cx.change_set(argv[1], |members| {
         for name in &popped {
@@ -120,8 +122,9 @@ pub(super) fn smove(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     };
     cx.set(to)?;
     if there && from != to {
-        cx.change_set(from, |members| (true, members.remove(member)))?;
+        // The new place first: where there is no room, nothing has changed.
         cx.change_set(to, |members| (members.insert(member, ()).is_none(), ()))?;
+        cx.change_set(from, |members| (true, members.remove(member)))?;
     }
     Ok(Reply::Int(i64::from(there)))
 }
@@ -157,16 +160,26 @@ fn combine(cx: &Context<'_>, keys: &[&[u8]], how: Combine) -> Result<Fields<()>,
         if keep {
             result.insert(name, ());
         }
+        check_weight(&result)?;
     }
     if how == Combine::Union {
         for other in others.iter().flatten() {
             cx.charge(4 * other.len())?;
-            other.iter().for_each(|(name, ())| {
+            for (name, ()) in other.iter() {
                 result.insert(name, ());
-            });
+                check_weight(&result)?;
+            }
         }
     }
     Ok(result)
+}
+
+/// Whatever becomes of it, it is not larger than a set may be.
+fn check_weight(members: &Fields<()>) -> Result<(), Refusal> {
+    if members.weight() > COLLECTION_BYTES_MAX {
+        return Err(errors::COLLECTION_TOO_LARGE);
+    }
+    Ok(())
 }
 
 fn store(cx: &mut Context<'_>, argv: &[&[u8]], how: Combine) -> Answer {

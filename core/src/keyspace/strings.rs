@@ -5,6 +5,7 @@ use super::context::{Answer, Context};
 use super::errors;
 use super::keys::Deadline;
 use super::STRING_BYTES_MAX;
+use crate::limits::KEY_OVERHEAD_BYTES;
 use crate::reply::{Refusal, Reply};
 
 /// On what the write depends.
@@ -93,10 +94,6 @@ fn holds(cx: &Context<'_>, key: &[u8], condition: Condition<'_>) -> Result<bool,
     })
 }
 
-fn shown(value: Option<&[u8]>) -> Reply {
-    value.map_or(Reply::Nil, Reply::bulk)
-}
-
 /// Writes with a time left; one that has passed leaves no key behind.
 fn put_for(cx: &mut Context<'_>, key: &[u8], value: &[u8], left_ms: i64) -> Result<(), Refusal> {
     if left_ms <= 0 {
@@ -114,7 +111,7 @@ pub(super) fn set(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
         Some((unit, arg)) => Some(args::positive_time_left_ms(cx, arg, unit, "set")?),
         None => None,
     };
-    let before = if options.get { Some(shown(cx.string(key)?)) } else { None };
+    let before = if options.get { Some(cx.shown(cx.string(key)?)?) } else { None };
     if !holds(cx, key, options.condition)? {
         return Ok(before.unwrap_or(Reply::Nil));
     }
@@ -149,17 +146,17 @@ pub(super) fn psetex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 pub(super) fn get(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    Ok(shown(cx.string(argv[1])?))
+    cx.shown(cx.string(argv[1])?)
 }
 
 pub(super) fn getset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    let before = shown(cx.string(argv[1])?);
+    let before = cx.shown(cx.string(argv[1])?)?;
     cx.put_string(argv[1], argv[2], Deadline::Never)?;
     Ok(before)
 }
 
 pub(super) fn getdel(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    let before = shown(cx.string(argv[1])?);
+    let before = cx.shown(cx.string(argv[1])?)?;
     cx.remove(argv[1]);
     Ok(before)
 }
@@ -167,7 +164,8 @@ pub(super) fn getdel(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 pub(super) fn getex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     let key = argv[1];
     let options = Options::parse(&argv[2..], Grammar::GetEx)?;
-    let Some(value) = cx.string(key)?.map(Reply::bulk) else { return Ok(Reply::Nil) };
+    let Some(value) = cx.string(key)? else { return Ok(Reply::Nil) };
+    let value = cx.shown(Some(value))?;
     let left_ms = match options.time {
         Some((unit, arg)) => Some(args::positive_time_left_ms(cx, arg, unit, "getex")?),
         None => None,
@@ -190,15 +188,18 @@ pub(super) fn getex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 
 pub(super) fn mget(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     // A key of another type counts as absent here.
-    let shown_or_nil = |key: &&[u8]| cx.string(key).map_or(Reply::Nil, shown);
-    Ok(Reply::Array(argv[1..].iter().map(shown_or_nil).collect()))
+    let value = |key: &[u8]| cx.string(key).unwrap_or(None);
+    // Counted before any is copied: one name may be given a thousand times.
+    let bytes = argv[1..].iter().map(|key| value(key).map_or(0, <[u8]>::len) + 16).sum();
+    cx.replies.check(bytes)?;
+    Ok(Reply::Array(argv[1..].iter().map(|key| value(key).map_or(Reply::Nil, Reply::bulk)).collect()))
 }
 
 pub(super) fn mset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     if argv.len().is_multiple_of(2) {
         return Err(errors::wrong_arity("mset"));
     }
-    check_pairs(&argv[1..])?;
+    check_pairs(cx, &argv[1..])?;
     for pair in argv[1..].chunks_exact(2) {
         cx.put_string(pair[0], pair[1], Deadline::Never)?;
     }
@@ -209,7 +210,7 @@ pub(super) fn msetnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     if argv.len().is_multiple_of(2) {
         return Err(errors::wrong_arity("msetnx"));
     }
-    check_pairs(&argv[1..])?;
+    check_pairs(cx, &argv[1..])?;
     if argv[1..].iter().step_by(2).any(|key| !cx.is_vacant(key)) {
         return Ok(Reply::Int(0));
     }
@@ -220,7 +221,7 @@ pub(super) fn msetnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 /// All or nothing: the limits are looked at before the first write.
-fn check_pairs(pairs: &[&[u8]]) -> Result<(), Refusal> {
+fn check_pairs(cx: &mut Context<'_>, pairs: &[&[u8]]) -> Result<(), Refusal> {
     for pair in pairs.chunks_exact(2) {
         if pair[0].len() > super::KEY_BYTES_MAX {
             return Err(errors::KEY_TOO_LONG);
@@ -229,7 +230,14 @@ fn check_pairs(pairs: &[&[u8]]) -> Result<(), Refusal> {
             return Err(errors::STRING_TOO_LONG);
         }
     }
-    Ok(())
+    let growth = |pair: &[&[u8]]| match cx.value(pair[0]) {
+        Some(value) => pair[1].len().saturating_sub(value.weight()),
+        None => pair[0].len() + pair[1].len() + KEY_OVERHEAD_BYTES,
+    };
+    match pairs.chunks_exact(2).map(growth).sum() {
+        0 => Ok(()),
+        growth => cx.keys.room_for(growth),
+    }
 }
 
 pub(super) fn append(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {

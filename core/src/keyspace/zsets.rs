@@ -191,6 +191,14 @@ pub(super) fn shown(found: &[(f64, Bytes)], with_scores: bool, resp: Resp) -> Re
 /// Takes up to `count` members from one end of a set that is there.
 fn take(cx: &mut Context<'_>, key: &[u8], highest: bool, count: usize) -> Result<Vec<(f64, Bytes)>, Refusal> {
     cx.charge(4 * cx.zset(key)?.map_or(0, |members| count.min(members.len())))?;
+    if let Some(members) = cx.zset(key)? {
+        let bytes = |(_, member): (f64, &Bytes)| member.len() + 32;
+        let wanted: usize = match highest {
+            true => members.iter().rev().take(count).map(bytes).sum(),
+            false => members.iter().take(count).map(bytes).sum(),
+        };
+        cx.replies.check(wanted)?;
+    }
     cx.change_zset(key, |members| {
         let own = |(score, member): (f64, &Bytes)| (score, member.clone());
         let taken: Vec<(f64, Bytes)> = if highest {

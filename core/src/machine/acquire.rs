@@ -72,6 +72,7 @@ impl Machine {
         let session = self.session_of(terms, out)?;
         let Some(slot) = self.find_fresh(db, name, out) else {
             self.check_session_room(session, 1)?;
+            self.room_for_grant(db, name, terms.owner)?;
             let slot = self.record_for(db, name)?;
             let fence = self.grant(slot, terms.owner, terms.ttl_ms, session, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
@@ -84,6 +85,7 @@ impl Machine {
         }
         if !lock.is_held() && lock.queue.len == 0 {
             self.check_session_room(session, 1)?;
+            self.room_for_grant(db, name, terms.owner)?;
             let fence = self.grant(slot, terms.owner, terms.ttl_ms, session, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
         }
@@ -144,7 +146,7 @@ impl Machine {
         if self.locks.len() >= self.limits.locks_max {
             return Err(errors::too_many_locks(self.limits.locks_max));
         }
-        let slot = self.locks.insert(super::lock::Lock::new(db, name));
+        let slot = self.insert_lock(super::lock::Lock::new(db, name));
         self.names.insert(&self.locks, slot);
         Ok(slot)
     }
@@ -175,7 +177,7 @@ impl Machine {
         let last = if on(Mutant::FenceByClockAlone) { Fence(0) } else { last };
         let fence = Fence::next(last, self.clock.wall_us);
         let epoch = self.sweep.count_held(self.locks[slot].db());
-        self.locks.edit(slot).hold(fence, owner, deadline_ms, session, epoch);
+        self.change_lock(slot, |lock| lock.hold(fence, owner, deadline_ms, session, epoch));
         self.deadlines.set(Kind::Lock, slot, deadline_ms);
         if session != NONE {
             let mut locks = self.sessions[session].locks;

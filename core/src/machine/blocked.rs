@@ -28,8 +28,8 @@ pub(crate) type Waitings = imbl::OrdMap<u64, Arc<Waiting>>;
 pub(crate) struct Waiting {
     id: RequestId,
     caller: Caller,
-    argv: Vec<Bytes>,
-    keys: Vec<Bytes>,
+    pub(crate) argv: Vec<Bytes>,
+    pub(crate) keys: Vec<Bytes>,
     /// `u64::MAX`: for ever.
     deadline_ms: u64,
 }
@@ -37,6 +37,7 @@ pub(crate) struct Waiting {
 #[derive(Clone, Default)]
 pub(crate) struct Blocked {
     waiting: Waitings,
+    weight: usize,
     next_number: u64,
     // Worked out from the above.
     by_key: BTreeMap<(Db, Bytes), BTreeSet<u64>>,
@@ -54,6 +55,11 @@ pub(crate) struct Ready {
 }
 
 impl Blocked {
+    /// Bytes of all that wait.
+    pub(crate) fn weight(&self) -> usize {
+        self.weight
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.waiting.len()
     }
@@ -111,12 +117,14 @@ impl Blocked {
             self.by_deadline.insert((waiting.deadline_ms, number));
         }
         self.by_id.insert(waiting.id, number);
+        self.weight += waiting.weight();
         self.waiting.insert(number, Arc::new(waiting));
         self.next_number = self.next_number.max(number + 1);
     }
 
     fn remove(&mut self, number: u64) -> Option<Arc<Waiting>> {
         let waiting = self.waiting.remove(&number)?;
+        self.weight -= waiting.weight();
         for key in &waiting.keys {
             let place = (waiting.caller.db, key.clone());
             if let Some(numbers) = self.by_key.get_mut(&place) {
@@ -225,6 +233,7 @@ impl Machine {
         if self.blocked.len() >= self.limits.waiters_max || block.keys.len() > KEYS_PER_BLOCKED_MAX {
             return Err(errors::too_many_waiters(self.limits.waiters_max));
         }
+        self.room_for_blocked(argv, &block.keys)?;
         let deadline_ms =
             block.timeout_ms.map_or(u64::MAX, |timeout_ms| self.clock.logical_ms.saturating_add(timeout_ms));
         let argv = argv.iter().map(|word| Bytes::copy_from_slice(word)).collect();

@@ -546,8 +546,8 @@ pub(crate) fn write_reply(reply: &Reply, out: &mut Vec<u8>) {
             out.push(16);
             put_bytes(out, value);
         }
-        // Only queries answer this, and they are never remembered.
-        Reply::Info(_) => out.push(5),
+        // The same on the wire.
+        Reply::Info(info) => write_reply(&Reply::Map(info.pairs()), out),
     }
 }
 

@@ -8,6 +8,7 @@ use super::codec::{read_reply, write_reply};
 use super::origins::OriginState;
 use super::slab::framed;
 use super::snapshot::kind;
+use crate::limits::{REMEMBERED_BYTES_MAX, REMEMBERED_BYTES_PER_ORIGIN_MAX};
 use crate::reply::Reply;
 use crate::types::{Origin, RequestId};
 use std::collections::{BTreeMap, VecDeque};
@@ -20,6 +21,8 @@ const REPLIES_RECORD_BYTES: usize = 64 * 1024;
 #[derive(Default)]
 pub(crate) struct Dedup {
     nodes: BTreeMap<u64, Remembered>,
+    /// Bytes of all replies.
+    weight: usize,
 }
 
 /// What is known of one node.
@@ -34,6 +37,15 @@ struct Remembered {
     /// The number of the first place in `replies`. Lower ones are acked or were dropped for want of room.
     first_seq: u64,
     replies: VecDeque<Option<Reply>>,
+    /// Bytes of these replies.
+    weight: usize,
+}
+
+/// What one place among the replies takes besides the reply's own bytes.
+const PLACE_BYTES: usize = 48;
+
+fn weigh(reply: Option<&Reply>) -> usize {
+    PLACE_BYTES + reply.map_or(0, Reply::weight)
 }
 
 /// What a number means.
@@ -76,60 +88,104 @@ impl Dedup {
     fn enter(&mut self, origin: Origin, nodes_max: usize) -> Option<&mut Remembered> {
         if !self.nodes.contains_key(&origin.node) && self.nodes.len() >= nodes_max {
             let gone = self.nodes.iter().find(|(_, node)| node.gone).map(|(id, _)| *id)?;
-            self.nodes.remove(&gone);
+            let gone = self.nodes.remove(&gone);
+            self.weight -= gone.map_or(0, |gone| gone.weight);
         }
         Some(self.nodes.entry(origin.node).or_insert_with(|| Remembered::new(origin.incarnation)))
     }
 
-    pub(crate) fn remember(&mut self, id: RequestId, reply: &Reply, replies_max: usize) {
-        let Some(node) = self.nodes.get_mut(&id.origin.node) else { return };
-        if node.gone || node.incarnation != id.origin.incarnation {
-            return;
-        }
-        let Some(at) = id.seq.checked_sub(node.first_seq) else { return };
-        if at >= replies_max as u64 {
-            node.drop_below(id.seq - (replies_max as u64 - 1));
-        }
-        let at = (id.seq - node.first_seq) as usize;
-        while node.replies.len() <= at {
-            node.replies.push_back(None);
-        }
-        node.replies[at] = Some(reply.clone());
+    /// Changes what is known of a node, and keeps count of the bytes.
+    fn change(&mut self, node: u64, change: impl FnOnce(&mut Remembered)) {
+        let Some(node) = self.nodes.get_mut(&node) else { return };
+        let before = node.weight;
+        change(node);
+        self.weight = self.weight + node.weight - before;
+    }
+
+    /// `max_memory`: of the whole state. Replies take a quarter of it at most, those of one node an eighth.
+    pub(crate) fn remember(&mut self, id: RequestId, reply: &Reply, replies_max: usize, max_memory: u64) {
+        let share =
+            |part: u64, most: usize| usize::try_from(max_memory / part).map_or(most, |share| share.min(most));
+        let others = self.weight - self.nodes.get(&id.origin.node).map_or(0, |node| node.weight);
+        let left = share(4, REMEMBERED_BYTES_MAX).saturating_sub(others);
+        let bytes_max = share(8, REMEMBERED_BYTES_PER_ORIGIN_MAX).min(left);
+        self.change(id.origin.node, |node| {
+            if node.gone || node.incarnation != id.origin.incarnation {
+                return;
+            }
+            let Some(at) = id.seq.checked_sub(node.first_seq) else { return };
+            if at >= replies_max as u64 {
+                node.drop_below(id.seq - (replies_max as u64 - 1));
+            }
+            let at = (id.seq - node.first_seq) as usize;
+            while node.replies.len() <= at {
+                node.weight += weigh(None);
+                node.replies.push_back(None);
+            }
+            node.weight -= weigh(node.replies[at].as_ref());
+            node.weight += weigh(Some(reply));
+            node.replies[at] = Some(reply.clone());
+            // The oldest go, but never the last: its node may ask for it any moment.
+            while node.weight > bytes_max && node.replies.len() > 1 {
+                node.drop_below(node.first_seq + 1);
+            }
+        });
+    }
+
+    /// Bytes of all remembered replies.
+    pub(crate) fn weight(&self) -> usize {
+        self.weight
+    }
+
+    /// Whether that is what the replies weigh. Looked at while they are few: it is asked after every apply in debug builds.
+    pub(crate) fn is_weighed(&self) -> bool {
+        const FEW: usize = 1024;
+        let count: usize = self.nodes.values().map(|node| node.replies.len()).sum();
+        let replies = self.nodes.values().flat_map(|node| &node.replies);
+        count > FEW || replies.map(|reply| weigh(reply.as_ref())).sum::<usize>() == self.weight
     }
 
     /// The node has every answer below `seq`.
     pub(crate) fn acknowledge(&mut self, origin: Origin, seq: u64, nodes_max: usize) {
-        let Some(node) = self.enter(origin, nodes_max) else { return };
-        if !node.gone && node.incarnation == origin.incarnation && seq > node.acked_below {
-            node.acked_below = seq;
-            if seq > node.first_seq {
-                node.drop_below(seq);
-            }
+        if self.enter(origin, nodes_max).is_none() {
+            return;
         }
+        self.change(origin.node, |node| {
+            if !node.gone && node.incarnation == origin.incarnation && seq > node.acked_below {
+                node.acked_below = seq;
+                if seq > node.first_seq {
+                    node.drop_below(seq);
+                }
+            }
+        });
     }
 
     /// A node (re)started: what was remembered for its start before goes.
     pub(crate) fn start(&mut self, origin: Origin, nodes_max: usize) {
-        let Some(node) = self.enter(origin, nodes_max) else { return };
-        if node.incarnation == origin.incarnation || node.past.contains(&origin.incarnation) {
+        if self.enter(origin, nodes_max).is_none() {
             return;
         }
-        let mut past = std::mem::take(&mut node.past);
-        past.push_back(node.incarnation);
-        if past.len() > PAST_MAX {
-            past.pop_front();
-        }
-        *node = Remembered { past, ..Remembered::new(origin.incarnation) };
+        self.change(origin.node, |node| {
+            if node.incarnation == origin.incarnation || node.past.contains(&origin.incarnation) {
+                return;
+            }
+            let mut past = std::mem::take(&mut node.past);
+            past.push_back(node.incarnation);
+            if past.len() > PAST_MAX {
+                past.pop_front();
+            }
+            *node = Remembered { past, ..Remembered::new(origin.incarnation) };
+        });
     }
 
     /// This start of the node is lost for good.
     pub(crate) fn lose(&mut self, origin: Origin) {
-        if let Some(node) = self.nodes.get_mut(&origin.node) {
+        self.change(origin.node, |node| {
             if node.incarnation == origin.incarnation {
                 let past = std::mem::take(&mut node.past);
                 *node = Remembered { gone: true, past, ..Remembered::new(origin.incarnation) };
             }
-        }
+        });
     }
 
     pub(crate) fn state(&self, node: u64) -> Option<OriginState> {
@@ -203,6 +259,8 @@ impl Dedup {
         let node = self.nodes.get_mut(&reader.varint()?)?;
         while !reader.is_empty() {
             let reply = if reader.flag()? { Some(read_reply(reader)?) } else { None };
+            node.weight += weigh(reply.as_ref());
+            self.weight += weigh(reply.as_ref());
             node.replies.push_back(reply);
         }
         node.first_seq.checked_add(node.replies.len() as u64)?;
@@ -213,12 +271,13 @@ impl Dedup {
 impl Remembered {
     fn new(incarnation: u64) -> Remembered {
         let (past, replies) = (VecDeque::new(), VecDeque::new());
-        Remembered { incarnation, past, gone: false, acked_below: 0, first_seq: 0, replies }
+        Remembered { incarnation, past, gone: false, acked_below: 0, first_seq: 0, replies, weight: 0 }
     }
 
     fn drop_below(&mut self, seq: u64) {
         let count = (seq - self.first_seq).min(self.replies.len() as u64) as usize;
-        self.replies.drain(..count);
+        let dropped = self.replies.drain(..count);
+        self.weight -= dropped.map(|reply| weigh(reply.as_ref())).sum::<usize>();
         self.first_seq = seq;
         if self.replies.capacity() > 1024 && self.replies.len() < self.replies.capacity() / 8 {
             self.replies.shrink_to(self.replies.len() * 2);

@@ -274,7 +274,12 @@ impl Machine {
         for (db, held) in counted {
             ensure(self.sweep.held(db) == held, || format!("database {db}: {held} keys, counted otherwise"))?;
         }
-        ensure(deadlines == self.deadlines.len(), || "a deadline belongs to nothing".into())
+        ensure(deadlines == self.deadlines.len(), || "a deadline belongs to nothing".into())?;
+        let weighed = self.weigh_records();
+        ensure(weighed == self.memory, || format!("{weighed:?} weighed, {:?} counted", self.memory))?;
+        let blocked: usize = self.blocked.waitings().values().map(|waiting| waiting.weight()).sum();
+        ensure(blocked == self.blocked.weight(), || "blocked clients and their weight differ".into())?;
+        ensure(self.dedup.is_weighed(), || "replies and their weight differ".into())
     }
 
     /// No circle of sessions over two locks or more, in which each session comes once. Tries all ways, so it is for tests with

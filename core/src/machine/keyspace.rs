@@ -211,6 +211,13 @@ impl<'m> MachineKeys<'m> {
         self.machine.key_slot(self.hidden_from, db, key)
     }
 
+    /// Whether a key holds this value already: writing it is a renewal, which needs no room.
+    fn is_same(&self, db: Db, key: &[u8], value: &Value) -> bool {
+        let slot = self.machine.names.find(&self.machine.locks, db, key);
+        let held = slot.filter(|slot| self.machine.locks[*slot].is_held());
+        held.is_some_and(|slot| self.machine.key_view(slot) == value.view())
+    }
+
     fn end(&mut self, slot: u32) {
         self.save(slot);
         self.machine.end_grant(slot, Ended::Released, EventKind::Released, self.out);
@@ -267,7 +274,7 @@ impl<'m> MachineKeys<'m> {
                 }
             }
             Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_) => {
-                self.machine.values.insert(slot, value);
+                self.machine.set_value(slot, Some(value));
                 self.note_ready(slot);
             }
         }
@@ -306,12 +313,19 @@ impl Keys for MachineKeys<'_> {
         self.key_slot(db, key).is_none() && !self.machine.is_awaited(db, key)
     }
 
+    fn room_for(&mut self, bytes: usize) -> Result<(), Refusal> {
+        self.machine.room_for(bytes)
+    }
+
     fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal> {
         let at_ms = match deadline {
             Deadline::Keep => self.deadline_ms(db, key).unwrap_or(NEVER),
             Deadline::Never => NEVER,
             Deadline::At(at_ms) => at_ms,
         };
+        if !self.is_same(db, key, &value) {
+            self.machine.room_for_value(db, key, &value)?;
+        }
         let slot = match self.machine.names.find(&self.machine.locks, db, key) {
             Some(slot) => slot,
             None => self.machine.record_for(db, key)?,
@@ -337,9 +351,9 @@ impl Keys for MachineKeys<'_> {
     fn edit(&mut self, db: Db, key: &[u8], edit: &mut dyn FnMut(&mut Value) -> bool) {
         let Some(slot) = self.key_slot(db, key) else { return };
         self.save(slot);
-        let Some(value) = self.machine.values.get_mut(&slot) else { return };
-        let changed = edit(value);
-        if value.is_empty_collection() {
+        let edit = |value: &mut Value| (edit(value), value.is_empty_collection());
+        let Some((changed, is_empty)) = self.machine.change_value(slot, edit) else { return };
+        if is_empty {
             self.end(slot);
         } else if changed {
             self.machine.emit(EventKind::Renewed, slot, EventOwner::Holder, self.out);

@@ -34,6 +34,9 @@ pub(crate) enum Ended {
     Expired,
 }
 
+/// Room for an owner that a free lock keeps for the next one. More is given back: it would count for nothing.
+const OWNER_BYTES_KEPT: usize = 64;
+
 /// 72 bytes; name and owner share one allocation.
 pub(crate) struct Lock {
     /// The name, then the owner. Behind a free lock's name stand the bytes of its last owner, which mean nothing.
@@ -131,6 +134,10 @@ impl Lock {
         self.session = NONE;
         self.epoch = 0;
         self.phase = Phase::Awaited;
+        let name_len = usize::from(self.name_len);
+        if self.text.len() > name_len + OWNER_BYTES_KEPT {
+            self.text = self.text[..name_len].into();
+        }
     }
 
     /// The holder and the memory of the last one, to be put back by [`Lock::put_back`].

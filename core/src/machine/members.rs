@@ -42,6 +42,10 @@ struct Grant {
 pub(crate) struct Grants(Vec<Grant>);
 
 impl Grants {
+    pub(crate) fn len(&self) -> usize {
+        self.0.len()
+    }
+
     pub(super) fn until_ms(&self, member: Member) -> Option<u64> {
         let at = self.0.binary_search_by_key(&member, |grant| grant.member).ok()?;
         Some(self.0[at].until_ms)
@@ -155,9 +159,10 @@ impl Machine {
 
     /// Notes that a member has granted a held key.
     pub(crate) fn grant_by(&mut self, member: Member, slot: u32, until_ms: u64) {
-        let grants = self.grants.entry(slot).or_default();
+        let mut grants = self.grants.get(&slot).cloned().unwrap_or_default();
         grants.set(member, until_ms);
         let last_ms = grants.last_ms();
+        self.set_grants(slot, Some(grants));
         self.set_lock_end(slot, last_ms);
     }
 
@@ -169,7 +174,7 @@ impl Machine {
         let (owner, at_ms) = (self.locks[slot].owner().to_vec(), self.locks[slot].at_ms);
         self.end_grant(slot, Ended::Released, EventKind::Released, out);
         self.grant_until(slot, &owner, at_ms, NONE, out);
-        self.grants.insert(slot, grants);
+        self.set_grants(slot, Some(grants));
     }
 
     /// Takes a member's grant back. Answers whether others keep the key alive; where not, the caller ends it.

@@ -18,6 +18,7 @@
 //! - `marks.rs`: the high-water marks of `FENCE.*`
 //! - `settings.rs`, `behind.rs`: the replicated settings, and which Redis the members have behind them
 //! - `sweep.rs`: bulk ends, spread over entries
+//! - `memory.rs`: what the state takes in bytes, and `max-memory`
 //! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
 //!
 //! # Caveats
@@ -48,6 +49,7 @@ mod list;
 mod lock;
 pub mod marks;
 mod members;
+mod memory;
 mod multi;
 mod noted;
 mod origins;
@@ -74,10 +76,11 @@ pub mod work;
 use crate::event::{Event, EventKind};
 use crate::grammar::errors;
 use crate::keyspace::Value;
+use crate::limits::{ENTRY_REPLIES_BYTES_MAX, LOGGED_REPLY_BYTES_MAX};
 use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 use crate::script::Scripts;
-use crate::types::{Fence, Origin, RequestId, SessionId, Stamp, FENCE_BOUND};
+use crate::types::{Fence, Origin, RequestId, SessionId, Stamp, FENCE_BOUND, OWNER_BYTES_MAX};
 use ::bytes::Bytes;
 pub use at_once::check_in_transaction;
 use blocked::Blocked;
@@ -211,6 +214,8 @@ pub struct Machine {
     grants: imbl::OrdMap<u32, Grants>,
     scripts: Scripts,
     blocked: Blocked,
+    /// Worked out from the records: what they take in bytes.
+    memory: memory::Memory,
     settings: settings::Settings,
     sweep: Sweep,
     marks: marks::Marks,
@@ -234,6 +239,7 @@ pub struct Machine {
     snapshot: Option<snapshot::Progress>,
 
     // Not state.
+    reply_room: RepliesLeft,
     /// The request that is being executed.
     acting: Option<RequestId>,
     limits: Limits,
@@ -271,6 +277,7 @@ impl Machine {
             grants: imbl::OrdMap::new(),
             scripts: Scripts::default(),
             blocked: Blocked::default(),
+            memory: memory::Memory::default(),
             settings: settings::Settings::default(),
             sweep: Sweep::default(),
             marks: marks::Marks::default(),
@@ -286,6 +293,7 @@ impl Machine {
             deadlock_steps_left: 0,
             work: work::Work::default(),
             snapshot: None,
+            reply_room: RepliesLeft::default(),
             acting: None,
             limits,
             wanted: Wanted::default(),
@@ -394,6 +402,7 @@ impl Machine {
         self.blocked_tries_left = self.limits.due_per_entry_max;
         self.session_ends_left = self.limits.session_ends_per_entry_max;
         self.deadlock_steps_left = self.limits.deadlock_steps_per_entry_max;
+        self.reply_room = RepliesLeft::default();
         self.end_due(out);
         self.end_due_blocked(out);
     }
@@ -440,6 +449,7 @@ impl Machine {
             Command::Effects(_) | Command::Conditional(_) => u64::MAX,
             _ => work::WORK_PER_COMMAND_MAX,
         });
+        self.reply_room.command = LOGGED_REPLY_BYTES_MAX;
         let reply = match command {
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
                 let terms = acquire::Terms { id, ttl_ms, wait_ms, owner, session };
@@ -483,6 +493,7 @@ impl Machine {
         }
         self.serve_all(out);
         self.serve_blocked(out);
+        self.forget_for_room();
         self.acting = None;
     }
 
@@ -495,7 +506,8 @@ impl Machine {
         // Large replies come from reads inside scripts; to keep them all would be to keep the state many times.
         let forgotten = redis::is_large(&reply).then(|| errors::reply_forgotten().into());
         let kept = forgotten.as_ref().unwrap_or(&reply);
-        self.dedup.remember(id, kept, self.limits.remembered_per_origin_max);
+        let max_memory = self.max_memory_bytes();
+        self.dedup.remember(id, kept, self.limits.remembered_per_origin_max, max_memory);
         out.replies.push((id, reply));
     }
 
@@ -545,9 +557,25 @@ impl Machine {
             db: lock.db(),
             resource: Bytes::copy_from_slice(lock.name()),
             fence: lock.fence,
-            owner: Bytes::copy_from_slice(owner),
+            // The owner of a plain key is its value: of a long one, watchers see the beginning.
+            owner: Bytes::copy_from_slice(&owner[..owner.len().min(OWNER_BYTES_MAX)]),
             seq: self.event_seq,
         });
+    }
+}
+
+/// Bytes of replies that may still be given.
+#[derive(Clone, Copy, Debug)]
+struct RepliesLeft {
+    /// By the command, transaction or script that is being executed.
+    command: usize,
+    /// By all commands of the entry.
+    entry: usize,
+}
+
+impl Default for RepliesLeft {
+    fn default() -> RepliesLeft {
+        RepliesLeft { command: LOGGED_REPLY_BYTES_MAX, entry: ENTRY_REPLIES_BYTES_MAX }
     }
 }
 

@@ -66,6 +66,7 @@ impl Machine {
         if !sorted.iter().all(|name| self.is_owned(db, name, terms.owner)) {
             self.check_session_room(session, sorted.len())?;
         }
+        self.room_for_many(db, &sorted, terms.owner, all_free)?;
         let slots = self.records_for(db, &sorted)?;
         if all_free {
             let (fences, ttl_ms) = self.grant_many(&slots, terms.owner, terms.ttl_ms, session, out);

@@ -11,6 +11,8 @@ use crate::reply::{LockInfo, Reply};
 use crate::types::{Fence, SessionId, Tier, SCAN_COUNT_MAX};
 use ::bytes::Bytes;
 
+/// A page ends early where its names are long.
+const SCAN_PAGE_BYTES: usize = 512 * 1024;
 /// Slots one `LOCK.SCAN` looks at for each name it may answer: idle records lie between held ones.
 const SCAN_SLOTS_PER_NAME: usize = 16;
 /// Work after which a `LOCK.SCAN` answers what it has: in steps of the pattern, of which a record costs as much as a few.
@@ -92,9 +94,10 @@ impl Machine {
         let count = count.clamp(1, SCAN_COUNT_MAX) as usize;
         let from = u32::try_from(cursor).unwrap_or(NONE);
         let mut names = Vec::new();
-        let (mut next, mut steps) = (0, 0);
+        let (mut next, mut steps, mut bytes) = (0, 0, 0);
         for (looked, (slot, lock)) in self.locks.iter_from(from).enumerate() {
-            if names.len() == count || looked == count * SCAN_SLOTS_PER_NAME || steps > SCAN_STEPS_MAX {
+            let is_full = names.len() == count || bytes >= SCAN_PAGE_BYTES;
+            if is_full || looked == count * SCAN_SLOTS_PER_NAME || steps > SCAN_STEPS_MAX {
                 next = slot;
                 break;
             }
@@ -103,6 +106,7 @@ impl Machine {
                 && self.is_held_now(lock)
                 && pattern.is_none_or(|pattern| glob::matches_counted(pattern, lock.name(), &mut steps));
             if shown {
+                bytes += lock.name().len();
                 names.push(Reply::bulk(lock.name()));
             }
         }

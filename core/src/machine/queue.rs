@@ -31,6 +31,7 @@ impl Machine {
         }
         self.check_session_room(session, slots.len())?;
         self.check_room(slots)?;
+        self.room_for_waiter(terms.owner, slots.len())?;
         self.refuse_circle(session, slots)?;
         let waiter = self.waiters.insert(Waiter::new(
             terms.owner,
@@ -42,6 +43,7 @@ impl Machine {
         for &slot in slots {
             self.take_seat(waiter, slot, out);
         }
+        self.memory.waiters += self.waiters[waiter].weight();
         if session != NONE {
             let mut waiters = self.sessions[session].waiters;
             waiters.push_back(&mut self.waiters, waiter);
@@ -95,11 +97,12 @@ impl Machine {
         if let Some(id) = pending.id {
             self.requests.insert(id, waiter);
         }
-        let record = self.waiters.edit(waiter);
-        record.requests.push(pending);
-        // At least the ttl asked; 0, which only a session can ask for, is the longest.
-        record.ttl_ms = if record.ttl_ms == 0 || ttl_ms == 0 { 0 } else { record.ttl_ms.max(ttl_ms) };
-        let deadline_ms = record.next_deadline_ms();
+        let deadline_ms = self.change_waiter(waiter, |record| {
+            record.requests.push(pending);
+            // At least the ttl asked; 0, which only a session can ask for, is the longest.
+            record.ttl_ms = if record.ttl_ms == 0 || ttl_ms == 0 { 0 } else { record.ttl_ms.max(ttl_ms) };
+            record.next_deadline_ms()
+        });
         self.deadlines.set(Kind::Waiter, waiter, deadline_ms);
         Ok(())
     }
@@ -130,7 +133,8 @@ impl Machine {
     /// Remembers a request that was not met so far as answered, in the same bounded memory as all answers.
     fn forestall(&mut self, request: RequestId) {
         if matches!(self.dedup.known(request), Seen::New) {
-            self.dedup.remember(request, &Reply::Nil, self.limits.remembered_per_origin_max);
+            let max_memory = self.max_memory_bytes();
+            self.dedup.remember(request, &Reply::Nil, self.limits.remembered_per_origin_max, max_memory);
         }
     }
 
@@ -157,12 +161,13 @@ impl Machine {
         reply: Option<&Reply>,
         out: &mut Applied,
     ) {
-        let record = self.waiters.edit(waiter);
-        let requests = std::mem::take(&mut record.requests);
-        let (ended, kept): (SmallVec<[Pending; 1]>, SmallVec<[Pending; 1]>) =
-            requests.into_iter().partition(ends);
-        record.requests = kept;
-        let (is_empty, next_ms) = (record.requests.is_empty(), record.next_deadline_ms());
+        let (ended, is_empty, next_ms) = self.change_waiter(waiter, |record| {
+            let requests = std::mem::take(&mut record.requests);
+            let (ended, kept): (SmallVec<[Pending; 1]>, SmallVec<[Pending; 1]>) =
+                requests.into_iter().partition(ends);
+            record.requests = kept;
+            (ended, record.requests.is_empty(), record.next_deadline_ms())
+        });
         if is_empty {
             self.leave(waiter, out);
         } else {
@@ -186,6 +191,7 @@ impl Machine {
 
     /// Takes a waiter out of all structures. Answers it, and the locks it stood at in canonical order.
     pub(crate) fn vacate(&mut self, waiter: u32) -> (Waiter, Several<u32>) {
+        self.memory.waiters -= self.waiters[waiter].weight();
         let mut slots = Several::new();
         for at in 0..self.waiters[waiter].seats.len() {
             let seat = self.waiters[waiter].seats[at];

@@ -9,7 +9,7 @@ use super::{Applied, Machine};
 use crate::grammar;
 use crate::keyspace::args::is;
 use crate::keyspace::table::{self, Row};
-use crate::keyspace::{self, errors, execute, Context, Keys, Resp, WouldBlock};
+use crate::keyspace::{self, errors, execute, Context, Keys, ReplyRoom, Resp, WouldBlock};
 use crate::reply::Reply;
 use crate::script::{self, Scripts};
 use crate::types::{Member, RequestId};
@@ -158,17 +158,35 @@ impl Machine {
                 return Ran { reply, would_block: None, db: caller.db, clash: Clash::None };
             }
         }
+        let replies = self.reply_room();
         let mut keys = MachineKeys::new(self, out).of_member(caller.member, hiding);
         if caller.member.is_some() {
             keys.begin();
         }
-        let mut cx = Context::new(&mut keys, caller.db, caller.resp);
+        let mut cx = Context::new(&mut keys, caller.db, caller.resp).with_replies(replies);
         let reply = execute(&mut cx, argv);
         let (would_block, db) = (cx.would_block, cx.db);
         if keys.clash() != Clash::None {
             keys.rollback();
         }
-        Ran { reply, would_block, db, clash: keys.clash() }
+        let clash = keys.clash();
+        self.take_reply_room(&reply);
+        Ran { reply, would_block, db, clash }
+    }
+
+    /// Room for the reply of the next command: what its transaction and its entry leave of it.
+    fn reply_room(&self) -> ReplyRoom {
+        let (command, entry) = (self.reply_room.command, self.reply_room.entry);
+        match command <= entry {
+            true => ReplyRoom { left: command, refusal: errors::LOGGED_REPLY_TOO_LARGE },
+            false => ReplyRoom { left: entry, refusal: errors::ENTRY_REPLIES_TOO_LARGE },
+        }
+    }
+
+    fn take_reply_room(&mut self, reply: &Reply) {
+        let weight = reply.weight();
+        self.reply_room.command = self.reply_room.command.saturating_sub(weight);
+        self.reply_room.entry = self.reply_room.entry.saturating_sub(weight);
     }
 
     /// One command out of a script's effects. It never waits, and what it reads was noted when the script ran.
@@ -215,7 +233,8 @@ impl Machine {
         let mut replies = Vec::with_capacity(commands.len());
         for argv in commands {
             if argv.first().is_some_and(|name| grammar::is_ours(name)) {
-                replies.push(self.lock_at_once(caller.db, argv, out));
+                let reply = self.lock_at_once(caller.db, argv, out);
+                replies.push(self.fit_lock_reply(argv, reply));
                 continue;
             }
             let ran = self.run_redis(caller, argv, out);
@@ -224,6 +243,16 @@ impl Machine {
             caller.db = ran.db;
         }
         Reply::Array(replies)
+    }
+
+    /// Of our own commands only those that look can answer much, and a look that does not fit is not shown.
+    fn fit_lock_reply(&mut self, argv: &[&[u8]], reply: Reply) -> Reply {
+        let room = self.reply_room();
+        if room.check(reply.weight()).is_err() && Machine::names_changed(argv).is_empty() {
+            return room.refusal.into();
+        }
+        self.take_reply_room(&reply);
+        reply
     }
 
     /// Ends what is over of the keys a command names, and serves who waits for them, before anything else happens: while a

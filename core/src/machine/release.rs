@@ -57,16 +57,16 @@ impl Machine {
         }
         self.deadlines.clear(Kind::Lock, slot);
         self.sweep.count_ended(self.locks[slot].db(), self.locks[slot].epoch());
-        self.locks.edit(slot).end(how);
+        self.change_lock(slot, |lock| lock.end(how));
         if !self.values.is_empty() {
-            let value = self.values.remove(&slot);
+            let value = self.take_value(slot);
             out.garbage.extend(value.filter(|value| value.view().elements() > GARBAGE_ELEMENTS_MIN));
         }
         if !self.versions.is_empty() {
             self.versions.remove(&slot);
         }
         if !self.grants.is_empty() {
-            self.grants.remove(&slot);
+            self.set_grants(slot, None);
         }
         self.counters.held -= 1;
         match how {

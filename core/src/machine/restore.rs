@@ -341,6 +341,7 @@ impl Machine {
 
     /// Everything that is worked out from the records.
     fn rebuild_indexes(&mut self) {
+        self.memory = self.weigh_records();
         for slot in 0..self.locks.end() {
             let Some(lock) = self.locks.get(slot) else { continue };
             if lock.is_held() {

@@ -110,12 +110,13 @@ impl Machine {
     fn park(&mut self, slot: u32) {
         if self.locks[slot].fence.0 == 0 {
             self.names.remove(&self.locks, slot);
-            self.locks.remove(slot);
+            self.remove_lock(slot);
             return;
         }
         let lock = self.locks.edit(slot);
         lock.phase = Phase::Idle;
         lock.at_ms = self.clock.logical_ms;
+        self.memory.idle += self.locks[slot].weight();
         self.idle.push_back(&mut self.locks, slot);
         if self.idle.len as usize > self.limits.idle_max {
             self.forget_oldest_idle(1);
@@ -127,6 +128,7 @@ impl Machine {
         match self.locks[slot].phase {
             Phase::Held | Phase::Awaited => {}
             Phase::Idle => {
+                self.memory.idle -= self.locks[slot].weight();
                 self.idle.unlink(&mut self.locks, slot);
                 let lock = self.locks.edit(slot);
                 lock.phase = Phase::Awaited;
@@ -142,12 +144,13 @@ impl Machine {
             if slot == NONE {
                 return;
             }
+            self.memory.idle -= self.locks[slot].weight();
             self.idle.unlink(&mut self.locks, slot);
             if !on(Mutant::FloorForgotten) {
                 self.floor = self.floor.max(self.locks[slot].fence);
             }
             self.names.remove(&self.locks, slot);
-            self.locks.remove(slot);
+            self.remove_lock(slot);
         }
     }
 }

@@ -85,12 +85,16 @@ impl Machine {
         if self.sessions.len() >= self.limits.sessions_max {
             return errors::too_many_sessions(self.limits.sessions_max).into();
         }
+        if let Err(refusal) = self.room_for_session(label) {
+            return refusal.into();
+        }
         let deadline_ms = self.deadline_after(ttl_ms);
         let (locks, waiters) = (List::EMPTY, List::EMPTY);
         let label = label.into();
         let (orphaned, seats) = (false, 0);
         let slot =
             self.sessions.insert(Session { id, label, ttl_ms, deadline_ms, orphaned, locks, waiters, seats });
+        self.memory.sessions += self.sessions[slot].weight();
         self.session_ids.insert(id, slot);
         self.deadlines.set(Kind::Session, slot, deadline_ms);
         Reply::bulk(id.to_string())
@@ -190,6 +194,7 @@ impl Machine {
         let id = self.sessions[slot].id;
         self.session_ids.remove(&id);
         self.deadlines.clear(Kind::Session, slot);
+        self.memory.sessions -= self.sessions[slot].weight();
         self.sessions.remove(slot);
     }
 

@@ -75,6 +75,9 @@ pub struct Stats {
     /// Scripts whose writes came out differently than on the leader that ran them. Always 0 unless there is a bug.
     pub differing_effects: u64,
     pub events: u64,
+    /// What the replicated state takes, and how much it may.
+    pub memory_used_bytes: u64,
+    pub memory_max_bytes: u64,
 }
 
 impl Machine {
@@ -95,6 +98,8 @@ impl Machine {
             deadlock_searches_cut: counters.deadlock_searches_cut,
             differing_effects: counters.differing_effects,
             events: self.event_seq,
+            memory_used_bytes: self.memory_used_bytes(),
+            memory_max_bytes: self.max_memory_bytes(),
         }
     }
 }

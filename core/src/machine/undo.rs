@@ -89,18 +89,12 @@ impl Machine {
             self.sessions.edit(session).locks = locks;
             self.locks.edit(slot).session = NONE;
         }
-        match key.value {
-            Some(value) => self.values.insert(slot, value),
-            None => self.values.remove(&slot),
-        };
+        self.set_value(slot, key.value);
         match key.version {
             Some(version) => self.versions.insert(slot, version),
             None => self.versions.remove(&slot),
         };
-        match key.grants {
-            Some(grants) => self.grants.insert(slot, grants),
-            None => self.grants.remove(&slot),
-        };
+        self.set_grants(slot, key.grants);
         let mut before = key.lock;
         match before.phase {
             Phase::Held => {
@@ -110,13 +104,13 @@ impl Machine {
                     locks.push_back(&mut self.locks, slot);
                     self.sessions.edit(session).locks = locks;
                 }
-                self.locks.edit(slot).put_back(before);
+                self.restore_lock(slot, before);
                 self.deadlines.set(Kind::Lock, slot, at_ms);
             }
             Phase::Awaited | Phase::Idle => {
                 self.deadlines.clear(Kind::Lock, slot);
                 (before.at_ms, before.phase) = (NEVER, Phase::Awaited);
-                self.locks.edit(slot).put_back(before);
+                self.restore_lock(slot, before);
                 // Goes back to the idle list, or away where it never had a fence.
                 self.to_serve.push_back(slot);
             }

@@ -81,6 +81,16 @@ pub(crate) struct Waiter {
     pub(crate) since_ms: u64,
 }
 
+impl Form {
+    /// Bytes of the order it keeps.
+    pub(crate) fn len(&self) -> usize {
+        match self {
+            Form::One => 0,
+            Form::Many(order) => order.len(),
+        }
+    }
+}
+
 impl Waiter {
     pub(crate) fn new(owner: &[u8], session: u32, ttl_ms: u64, since_ms: u64, first: Pending) -> Waiter {
         Waiter {

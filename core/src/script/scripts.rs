@@ -58,6 +58,12 @@ impl Scripts {
         self.bodies.len()
     }
 
+    /// Bytes of all bodies.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.bodies.is_empty()
