@@ -81,7 +81,7 @@ fn a_logged_command_beyond_its_work_is_refused_and_changes_nothing() {
     let mut node = Node::new();
     node.fill("SADD", "set", 120_000);
     node.fill("ZADD", "zset", 120_000);
-    node.fill("RPUSH", "list", 250_000);
+    node.fill("RPUSH", "list", 220_000);
     let hash = |node: &Node| node.machine.read(0, Resp::Two, &words("EXISTS dst"));
     for line in [
         "SUNIONSTORE dst set set",
@@ -106,7 +106,7 @@ fn a_logged_command_beyond_its_work_is_refused_and_changes_nothing() {
     }
     assert_eq!(node.say("SCARD set"), Reply::Int(120_000));
     assert_eq!(node.say("ZCARD zset"), Reply::Int(120_000));
-    assert_eq!(node.say("LLEN list"), Reply::Int(250_000));
+    assert_eq!(node.say("LLEN list"), Reply::Int(220_000));
     // What stays within the limit works, and says what it took.
     let (work, reply) = node.measured("ZREMRANGEBYRANK zset 0 9999");
     assert_eq!(reply, Reply::Int(10_000));

@@ -6,6 +6,7 @@
 //! disk reports is never refused: each report answers a task the node itself has limited.
 
 use super::ports::{Input, Rest};
+use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 use redfence_core::reply::Reply;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,8 +14,14 @@ use tokio::sync::oneshot;
 
 /// Requests of clients that may wait for the node's next turn.
 pub const CLIENT_ITEMS_MAX: usize = 32_768;
+/// Bytes of these requests.
+pub const CLIENT_BYTES_MAX: usize = 64 << 20;
 /// Messages of peers that may wait for the node's next turn.
 pub const PEER_ITEMS_MAX: usize = 16_384;
+/// Bytes of these messages.
+pub const PEER_BYTES_MAX: usize = 64 << 20;
+
+const _: () = assert!(CLIENT_BYTES_MAX > 4 * REQUEST_BYTES_MAX && PEER_BYTES_MAX > 4 * PEER_FRAME_BYTES_MAX);
 
 /// Where an answer goes, and on whose behalf it was asked, if that matters to anybody.
 #[derive(Debug)]
@@ -66,8 +73,8 @@ pub struct Inbox {
 #[derive(Debug, Default)]
 struct State {
     items: Vec<Item>,
-    client_items: usize,
-    peer_items: usize,
+    clients: Share,
+    peers: Share,
     /// What is inside, by what may be worth waking up for.
     requests: usize,
     durable: bool,
@@ -75,6 +82,25 @@ struct State {
     /// The consumer sleeps, and this ends it.
     asleep: Option<Rest>,
     closed: bool,
+}
+
+/// What one kind of sender has in the inbox.
+#[derive(Clone, Copy, Debug, Default)]
+struct Share {
+    items: usize,
+    bytes: usize,
+}
+
+impl Share {
+    /// Whether one more fits. It is counted then.
+    fn admit(&mut self, bytes: usize, items_max: usize, bytes_max: usize) -> bool {
+        let fits = self.items < items_max && self.bytes + bytes <= bytes_max;
+        if fits {
+            self.items += 1;
+            self.bytes += bytes;
+        }
+        fits
+    }
 }
 
 impl State {
@@ -94,17 +120,14 @@ impl Inbox {
     /// A request of a client.
     #[allow(clippy::result_large_err)] // The item is handed back as it is; a box would cost every refusal an allocation.
     pub fn push_client(&self, item: Item) -> Result<(), (Rejected, Item)> {
-        self.push(item, |state| {
-            (state.client_items < CLIENT_ITEMS_MAX).then(|| state.client_items += 1).is_some()
-        })
+        let bytes = item.0.bytes();
+        self.push(item, |state| state.clients.admit(bytes, CLIENT_ITEMS_MAX, CLIENT_BYTES_MAX))
     }
 
     /// A message of a peer. False: dropped.
     pub fn push_peer(&self, input: Input) -> bool {
-        self.push((input, None), |state| {
-            (state.peer_items < PEER_ITEMS_MAX).then(|| state.peer_items += 1).is_some()
-        })
-        .is_ok()
+        let bytes = input.bytes();
+        self.push((input, None), |state| state.peers.admit(bytes, PEER_ITEMS_MAX, PEER_BYTES_MAX)).is_ok()
     }
 
     /// A report of the disk, a lost connection, or the end: always taken while the inbox is open.
@@ -152,8 +175,8 @@ impl Inbox {
             state.asleep = None;
         }
         std::mem::swap(&mut state.items, taken);
-        state.client_items = 0;
-        state.peer_items = 0;
+        state.clients = Share::default();
+        state.peers = Share::default();
         (state.requests, state.durable, state.urgent) = (0, false, false);
     }
 
@@ -202,6 +225,23 @@ mod tests {
         inbox.take(Duration::ZERO, Rest::default(), &mut taken);
         assert_eq!(taken.len(), CLIENT_ITEMS_MAX + 1);
         assert!(inbox.push_client((Input::Wake, None)).is_ok());
+    }
+
+    #[test]
+    fn bytes_are_counted_as_well_as_items() {
+        let inbox = Inbox::default();
+        let blob = Bytes::from(vec![0; REQUEST_BYTES_MAX]);
+        let submit =
+            || Submit { ticket: 1, connection: 0, blob: blob.clone(), patience_ms: 1_000, wait_ms: 0 };
+        for _ in 0..CLIENT_BYTES_MAX / REQUEST_BYTES_MAX {
+            assert!(inbox.push_client((Input::Submit(submit()), None)).is_ok());
+        }
+        let refused = inbox.push_client((Input::Submit(submit()), None)).map_err(|(why, _)| why);
+        assert_eq!(refused, Err(Rejected::Full));
+        assert!(inbox.push_client((Input::Wake, None)).is_ok(), "what has no bytes still fits");
+        assert!(inbox.push_peer(Input::Wake), "clients do not crowd out peers");
+        inbox.take(Duration::ZERO, Rest::default(), &mut Vec::new());
+        assert!(inbox.push_client((Input::Submit(submit()), None)).is_ok());
     }
 
     #[test]

@@ -581,3 +581,44 @@ pub enum TransferState {
     Done,
     Failed,
 }
+
+impl Input {
+    /// What a client or a peer has sent with it: for queues that are bounded in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            Input::Submit(submit) => submit.blob.len(),
+            Input::Read(read) => read.query.bytes(),
+            Input::Peer { message, .. } => message.bytes(),
+            _ => 0,
+        }
+    }
+}
+
+impl OwnedQuery {
+    /// Bytes of its words.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let sum = |words: &[Bytes]| words.iter().map(Bytes::len).sum();
+        match self {
+            OwnedQuery::Tokens { keys, .. } => sum(keys),
+            OwnedQuery::Redis { argv, .. } | OwnedQuery::Script { argv, .. } => sum(argv),
+            OwnedQuery::Info { resource, .. } | OwnedQuery::Queue { resource, .. } => resource.len(),
+            OwnedQuery::Scan { pattern, .. } => pattern.as_ref().map_or(0, Bytes::len),
+            OwnedQuery::Session { .. } | OwnedQuery::Settings | OwnedQuery::Setting(_) => 0,
+        }
+    }
+}
+
+impl PeerMessage {
+    /// Bytes of its payload.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            PeerMessage::Raft(message) => message.entries.iter().map(|entry| entry.data.len()).sum(),
+            PeerMessage::Forward(forward) => forward.commands.iter().map(|command| command.blob.len()).sum(),
+            PeerMessage::SnapshotChunk(chunk) => chunk.bytes.len(),
+            PeerMessage::SnapshotAck(_) | PeerMessage::Admin { .. } | PeerMessage::NotMember { .. } => 0,
+        }
+    }
+}

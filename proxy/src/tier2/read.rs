@@ -40,6 +40,8 @@ pub(super) struct Reads {
     rounds: BTreeMap<u64, Round>,
     next_round: u64,
     len: usize,
+    /// Bytes of the queries that wait.
+    bytes: usize,
     /// `KEYS` under way.
     walks: VecDeque<(Ticket, KeysWalk)>,
 }
@@ -49,7 +51,12 @@ impl Reads {
         self.len
     }
 
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     pub(super) fn add(&mut self, read: Read, now_ms: u64) {
+        self.bytes += read.query.bytes();
         let deadline_ms = now_ms.saturating_add(read.patience_ms);
         self.waiting.push_back(Waiting { ticket: read.ticket, query: read.query, deadline_ms });
         self.len += 1;
@@ -91,6 +98,7 @@ impl Reads {
                 first.remove();
             }
             self.len -= 1;
+            self.bytes -= read.query.bytes();
             return Some((read.ticket, read.query));
         }
     }
@@ -153,9 +161,11 @@ impl Reads {
     /// Takes out the tickets whose patience has run out.
     pub(super) fn overdue(&mut self, now_ms: u64) -> Vec<Ticket> {
         let mut late = Vec::new();
+        let mut bytes = 0;
         let mut keep = |read: &Waiting| {
             let keep = read.deadline_ms > now_ms;
             if !keep {
+                bytes += read.query.bytes();
                 late.push(read.ticket);
             }
             keep
@@ -164,6 +174,7 @@ impl Reads {
         self.rounds.values_mut().for_each(|round| round.reads.retain(&mut keep));
         self.rounds.retain(|_, round| !round.reads.is_empty());
         self.len -= late.len();
+        self.bytes -= bytes;
         late
     }
 

@@ -6,6 +6,7 @@ use super::ports::{Forward, Forwarded, NodeId, OwnedQuery, PeerMessage, Read, Su
 use super::stage::StageLimits;
 use super::{refusals, stage};
 use bytes::Bytes;
+use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 use redfence_core::machine::effects::Effects;
 use redfence_core::machine::{check_command, Command};
 use redfence_core::mutants::{on, Mutant};
@@ -16,6 +17,8 @@ use redfence_core::types::{RequestId, SessionId};
 const FORWARD_COMMANDS: usize = 2_048;
 /// Bytes in one forwarded message, unless a single command is larger.
 const FORWARD_BYTES: usize = 256 << 10;
+/// A batch ends with the command that reaches its size, so it is larger by one command at most.
+const _: () = assert!(FORWARD_BYTES + REQUEST_BYTES_MAX + 64 * FORWARD_COMMANDS < PEER_FRAME_BYTES_MAX);
 /// Reads of one turn end after this much CPU time, which is looked at after so many of them.
 const READS_CPU_US_MAX: u64 = 15_000;
 const READS_PER_LOOK: usize = 8;
@@ -50,7 +53,8 @@ impl Node {
     }
 
     pub(super) fn on_read(&mut self, read: Read) {
-        let full = self.reads.len() >= self.config.reads_max;
+        let full = self.reads.len() >= self.config.reads_max
+            || self.reads.bytes() + read.query.bytes() > self.config.pending_bytes_max;
         match self.refusal().or_else(|| full.then(refusals::queue_full)) {
             Some(refusal) => self.out.replies.push((read.ticket, refusal)),
             None => self.reads.add(read, self.now.monotonic_ms()),
