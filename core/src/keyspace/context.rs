@@ -259,7 +259,7 @@ impl<'k> Context<'k> {
         }
         let before = self.value(key).map_or(0, View::weight);
         let fits = before.saturating_add(self.growth_max) <= COLLECTION_BYTES_MAX;
-        if !fits || self.keys.room_for(self.growth_max).is_err() {
+        if !fits || !self.keys.may_grow(self.growth_max) {
             return self.change_copy(key, before, |value| change(part(value).expect(CHECKED)));
         }
         let mut change = Some(change);

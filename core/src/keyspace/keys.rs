@@ -61,8 +61,13 @@ pub trait Keys {
         self.value(db, key).is_none()
     }
 
-    /// Whether a value may grow by so many bytes: `OOM` where there is no room. Asked before an `edit` that may grow one; `put` asks
-    /// for itself.
+    /// Whether there is room for so many bytes more, for whoever does not know yet whether it needs them.
+    fn may_grow(&self, _bytes: usize) -> bool {
+        true
+    }
+
+    /// Room for a value to grow by so many bytes: `OOM` where there is none. Asked before an `edit` that grows one; `put` asks for
+    /// itself.
     fn room_for(&mut self, _bytes: usize) -> Result<(), Refusal> {
         Ok(())
     }

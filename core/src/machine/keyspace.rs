@@ -179,6 +179,8 @@ pub(crate) struct MachineKeys<'m> {
     member: Option<Member>,
     hidden_from: HiddenFrom,
     clash: Clash,
+    /// The leader has looked for room before it logged this: what is applied everywhere cannot be refused here.
+    has_room: bool,
 }
 
 /// Whether a member met a key that others have granted under another value.
@@ -193,7 +195,14 @@ pub(crate) enum Clash {
 
 impl<'m> MachineKeys<'m> {
     pub(crate) fn new(machine: &'m mut Machine, out: &'m mut Applied) -> MachineKeys<'m> {
-        MachineKeys { machine, out, undo: None, member: None, hidden_from: None, clash: Clash::None }
+        let (undo, member, hidden_from, clash) = (None, None, None, Clash::None);
+        MachineKeys { machine, out, undo, member, hidden_from, clash, has_room: false }
+    }
+
+    /// For what a script has written: the leader looked for room before it was logged.
+    pub(crate) fn with_room(mut self) -> MachineKeys<'m> {
+        self.has_room = true;
+        self
     }
 
     /// For a member; what it has not granted is hidden from it if `hiding`.
@@ -313,8 +322,15 @@ impl Keys for MachineKeys<'_> {
         self.key_slot(db, key).is_none() && !self.machine.is_awaited(db, key)
     }
 
+    fn may_grow(&self, bytes: usize) -> bool {
+        self.has_room || self.machine.room_for(bytes).is_ok()
+    }
+
     fn room_for(&mut self, bytes: usize) -> Result<(), Refusal> {
-        self.machine.room_for(bytes)
+        match self.has_room {
+            true => Ok(()),
+            false => self.machine.room_for(bytes),
+        }
     }
 
     fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal> {
@@ -323,7 +339,7 @@ impl Keys for MachineKeys<'_> {
             Deadline::Never => NEVER,
             Deadline::At(at_ms) => at_ms,
         };
-        if !self.is_same(db, key, &value) {
+        if !self.has_room && !self.is_same(db, key, &value) {
             self.machine.room_for_value(db, key, &value)?;
         }
         let slot = match self.machine.names.find(&self.machine.locks, db, key) {

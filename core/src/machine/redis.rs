@@ -196,7 +196,7 @@ impl Machine {
         write: &Write<'_>,
         out: &mut Applied,
     ) -> Reply {
-        let mut keys = MachineKeys::new(self, out).of_member(member, write.hiding);
+        let mut keys = MachineKeys::new(self, out).of_member(member, write.hiding).with_room();
         if member.is_some() {
             keys.begin();
         }

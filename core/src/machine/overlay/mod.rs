@@ -61,6 +61,8 @@ pub(crate) struct Changes {
     /// Databases of which nothing in the machine counts any more.
     flushed: imbl::OrdSet<Db>,
     all_flushed: bool,
+    /// Bytes by which values grew. What they shrank by is not counted against it.
+    grown: usize,
 }
 
 /// The keyspace of one run.
@@ -281,6 +283,16 @@ impl Keys for Overlay<'_> {
 
     fn is_vacant(&self, db: Db, key: &[u8]) -> bool {
         self.shown(db, key).is_none() && !self.is_awaited(db, key)
+    }
+
+    fn may_grow(&self, bytes: usize) -> bool {
+        self.machine.room_for(self.changes.grown.saturating_add(bytes)).is_ok()
+    }
+
+    fn room_for(&mut self, bytes: usize) -> Result<(), Refusal> {
+        let room = self.machine.room_for(self.changes.grown.saturating_add(bytes));
+        self.full |= room.is_err();
+        room
     }
 
     fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal> {

@@ -3,7 +3,8 @@
 use super::super::keyspace::Clash;
 use super::super::members::Grants;
 use super::{note, Bytes, Db, Entry, Holder, Overlay};
-use crate::keyspace::{errors, Value};
+use crate::keyspace::{errors, Keys, Value};
+use crate::limits::{ELEMENT_OVERHEAD_BYTES, KEY_OVERHEAD_BYTES};
 use crate::reply::Refusal;
 use crate::types::Fence;
 
@@ -45,6 +46,14 @@ impl Overlay<'_> {
                 return self.set_end(db, key, at_ms);
             }
             self.check_replace(db, key)?;
+        }
+        let growth = match self.held(db, key) {
+            Some(seen) => value.weight().saturating_sub(seen.value.weight()),
+            None => KEY_OVERHEAD_BYTES + 2 * ELEMENT_OVERHEAD_BYTES + key.len() + value.weight(),
+        };
+        if growth > 0 {
+            self.room_for(growth)?;
+            self.changes.grown += growth;
         }
         let fence = self.next_fence(db, key);
         let grants = match (&value, self.member) {
@@ -108,18 +117,22 @@ impl Overlay<'_> {
 
     /// Changes a collection in place.
     pub(super) fn change(&mut self, db: Db, key: &[u8], edit: &mut dyn FnMut(&mut Value) -> bool) {
+        let mut growth = 0;
         let entry = self.open(db, key);
         let Some(holder) = &mut entry.holder else { return };
         match &mut holder.value {
             // Strings are replaced, never edited.
             Value::Str(_) => {}
             value @ (Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_)) => {
+                let before = value.weight();
                 edit(value);
+                growth = value.weight().saturating_sub(before);
                 if value.is_empty_collection() {
                     entry.holder = None;
                 }
             }
         }
+        self.changes.grown += growth;
     }
 
     /// Ends a key, or a member's share of it. A member that has none changes nothing.
