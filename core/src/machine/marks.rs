@@ -221,6 +221,10 @@ impl Machine {
         if fence >= limit && is_new && self.marks.len() >= self.limits.marks_max {
             return Err(errors::too_many_marks(self.limits.marks_max));
         }
+        // A known mark needs no room.
+        if fence >= limit && is_new {
+            self.room_for(resource.len() + MARK_OVERHEAD_BYTES)?;
+        }
         Ok(limit)
     }
 

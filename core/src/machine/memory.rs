@@ -1,6 +1,6 @@
 //! What the replicated state takes in bytes, counted exactly and with every change, and the limit on it (`max-memory`).
 //!
-//! Counted is all that a snapshot holds: names, owners, values, waiters, sessions, members' grants, blocked clients, scripts, and
+//! Counted is all that a snapshot holds: names, owners, values, waiters, sessions, members' grants, blocked clients, scripts, marks, and
 //! the replies remembered for retries. Each record costs its bytes and a fixed overhead for its place in the tables. The count
 //! depends on the state alone, so it is the same on every node and after a restore; the invariants recompute it.
 //!
@@ -109,7 +109,7 @@ impl Machine {
         let Memory { locks, idle: _, values, grants, waiters, sessions } = self.memory;
         let counted = locks + values + grants + waiters + sessions;
         let scripts = self.scripts.bytes() + self.scripts.len() * SCRIPT_BYTES;
-        (counted + self.blocked.weight() + self.dedup.weight() + scripts) as u64
+        (counted + self.blocked.weight() + self.dedup.weight() + scripts + self.marks.bytes()) as u64
     }
 
     /// Whether the state may grow by so many bytes. Records of free locks are as good as room.
