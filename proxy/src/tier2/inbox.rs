@@ -186,7 +186,9 @@ impl Inbox {
         let is_overdue =
             |item: &mut Item| item.1.as_ref().is_some_and(|asker| asker.deadline.in_inbox <= sweep);
         let taken: Vec<Item> = state.items.extract_if(.., is_overdue).collect();
-        state.client_items = state.client_items.saturating_sub(taken.len());
+        let bytes: usize = taken.iter().map(|(input, _)| input.bytes()).sum();
+        state.clients.items = state.clients.items.saturating_sub(taken.len());
+        state.clients.bytes = state.clients.bytes.saturating_sub(bytes);
         taken.into_iter().filter_map(|(_, asker)| asker).collect()
     }
 

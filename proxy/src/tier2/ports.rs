@@ -603,7 +603,9 @@ impl OwnedQuery {
         match self {
             OwnedQuery::Tokens { keys, .. } => sum(keys),
             OwnedQuery::Redis { argv, .. } | OwnedQuery::Script { argv, .. } => sum(argv),
-            OwnedQuery::Info { resource, .. } | OwnedQuery::Queue { resource, .. } => resource.len(),
+            OwnedQuery::Info { resource, .. }
+            | OwnedQuery::Queue { resource, .. }
+            | OwnedQuery::Mark { resource, .. } => resource.len(),
             OwnedQuery::Scan { pattern, .. } => pattern.as_ref().map_or(0, Bytes::len),
             OwnedQuery::Session { .. } | OwnedQuery::Settings | OwnedQuery::Setting(_) => 0,
         }
