@@ -11,11 +11,12 @@ const LETTER_NS: usize = 50;
 /// Bytes one packed string may have.
 const BYTES_MAX: usize = 1024 * 1024;
 
+type Function = fn(&Lua, &Args) -> Results;
 type Outcome<T> = std::result::Result<T, Failure>;
 
 pub(super) fn library(lua: &Lua, budget: &Rc<Budget>) -> Result<Table> {
     let library = lua.create_table()?;
-    let functions: [(&'static str, fn(&Lua, &Args) -> Results); 3] =
+    let functions: [(&'static str, Function); 3] =
         [("pack", pack), ("unpack", unpack), ("size", size)];
     for (name, function) in functions {
         let budget = budget.clone();

@@ -1,6 +1,7 @@
 //! Random sequences of commands against a real redis-server and against the keyspace: the replies must be the same bytes.
 //!
-//! `REDFENCE_SEED` repeats one run, `REDFENCE_STEPS` sets its length. Without a redis-server on the machine the test says so
+//! `REDFENCE_SEED` repeats one run, `REDFENCE_STEPS` sets its length, `REDFENCE_SECONDS` makes it a fuzzer: seed after seed from
+//! `REDFENCE_SEED` on until the time is up. Without a redis-server on the machine the test says so
 //! and passes.
 //!
 //! # Documented differences, and what is done about them here
@@ -259,6 +260,15 @@ fn random_scripts_answer_as_redis_does() {
         return;
     };
     let steps = number("REDFENCE_STEPS", 4_000);
+    let (first, seconds) = (seeds()[0], number("REDFENCE_SECONDS", 0));
+    if seconds > 0 {
+        let started = std::time::Instant::now();
+        for seed in (first..).take_while(|_| started.elapsed().as_secs() < seconds) {
+            run_scripts(seed, steps, Resp::Two, server.port);
+            run_scripts(seed, steps, Resp::Three, server.port);
+        }
+        return;
+    }
     for seed in seeds() {
         run_scripts(seed, steps, Resp::Two, server.port);
         run_scripts(seed, steps, Resp::Three, server.port);

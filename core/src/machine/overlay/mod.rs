@@ -33,6 +33,9 @@ use ::bytes::Bytes;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
+/// Keys with their databases.
+type Places = Vec<(Db, Bytes)>;
+
 /// Names by database.
 type Names = BTreeMap<Db, BTreeSet<Bytes>>;
 
@@ -172,7 +175,7 @@ impl<'m> Overlay<'m> {
     }
 
     /// Whether it depends on all keys, and which it read and wrote.
-    pub(crate) fn touched(self) -> (bool, Vec<(Db, Bytes)>, Vec<(Db, Bytes)>) {
+    pub(crate) fn touched(self) -> (bool, Places, Places) {
         let flat = |names: Names| {
             names.into_iter().flat_map(|(db, names)| names.into_iter().map(move |name| (db, name))).collect()
         };
