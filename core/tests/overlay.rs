@@ -121,7 +121,9 @@ fn run(seed: u64, steps: u64) {
         let argvs: Vec<Vec<Vec<u8>>> = (0..count)
             .map(|_| generate::command(&mut dice, pair.stamp.logical_ms))
             .filter(|argv| !unordered.iter().any(|name| argv[0].eq_ignore_ascii_case(name)))
-            .filter(|argv| member.is_none() || !taken_back.iter().any(|name| argv[0].eq_ignore_ascii_case(name)))
+            .filter(|argv| {
+                member.is_none() || !taken_back.iter().any(|name| argv[0].eq_ignore_ascii_case(name))
+            })
             .collect();
         let resp = if step % 3 == 0 { Resp::Three } else { Resp::Two };
         pair.transaction(resp, member, &argvs);

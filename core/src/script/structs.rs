@@ -16,8 +16,7 @@ type Outcome<T> = std::result::Result<T, Failure>;
 
 pub(super) fn library(lua: &Lua, budget: &Rc<Budget>) -> Result<Table> {
     let library = lua.create_table()?;
-    let functions: [(&'static str, Function); 3] =
-        [("pack", pack), ("unpack", unpack), ("size", size)];
+    let functions: [(&'static str, Function); 3] = [("pack", pack), ("unpack", unpack), ("size", size)];
     for (name, function) in functions {
         let budget = budget.clone();
         register(lua, &library, name, move |lua, args| {
