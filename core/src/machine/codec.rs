@@ -305,7 +305,7 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
             }
             Command::Transaction { db, resp, member, watched, commands }
         }
-        tag::CONDITIONAL => Command::Conditional(conditional(reader)?),
+        tag::CONDITIONAL => Command::Conditional(Box::new(conditional(reader)?)),
         tag::EFFECTS => Command::Effects(effects(reader)?),
         _ => return None,
     })

@@ -126,7 +126,7 @@ pub enum Command<'a> {
         commands: Vec<Words<'a>>,
     },
     /// A script that compares one key with one value, recognised by the leader.
-    Conditional(Conditional<'a>),
+    Conditional(Box<Conditional<'a>>),
     /// What a script, or a transaction with one, did when the leader ran it.
     Effects(Effects<'a>),
 }

@@ -121,7 +121,7 @@ impl Form {
         for part in &self.parts {
             words.push(part.bind(args)?);
         }
-        Some(Command::Conditional(Conditional {
+        Some(Command::Conditional(Box::new(Conditional {
             db,
             member,
             sha,
@@ -131,7 +131,7 @@ impl Form {
             absent: self.absent.clone(),
             equal: self.equal.clone(),
             other: self.other.clone(),
-        }))
+        })))
     }
 }
 
