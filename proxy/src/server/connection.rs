@@ -26,7 +26,7 @@ use std::task::{Context, Poll};
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
-/// Bytes of replies a client may leave unread.
+/// Bytes of replies a client may leave unread beyond the one that is being sent. No further reply is taken out for it meanwhile.
 pub const UNREAD_BYTES_MAX: usize = 1024 * 1024;
 /// Above this the Redis behind is not read from until the client has taken some.
 pub(super) const PASSING_BYTES_MAX: usize = 256 * 1024;
@@ -67,6 +67,8 @@ pub struct Connection {
     pub(super) held_at: usize,
     pub(super) out: Vec<u8>,
     pub(super) out_at: usize,
+    /// Where the last reply that was taken out ends: one reply alone may be larger than what may lie unread.
+    pub(super) reply_end: usize,
     pub(super) large: Option<Large>,
     pub(super) stalled: bool,
     /// Commands run and not yet counted.
@@ -101,6 +103,7 @@ impl Connection {
             held_at: 0,
             out: Vec::new(),
             out_at: 0,
+            reply_end: 0,
             large: None,
             stalled: false,
             commands_run: 0,
@@ -195,6 +198,10 @@ impl Connection {
     fn poll_pending(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         let mut moved = false;
         while let Some(front) = self.pending.front_mut() {
+            // What the client has not read yet comes first: the rest waits where it is.
+            if self.out.len() - self.out_at > UNREAD_BYTES_MAX {
+                break;
+            }
             match front {
                 Pending::Encoded(bytes) => {
                     self.out.append(bytes);
@@ -243,7 +250,13 @@ impl Connection {
         if !call.muted {
             let protocol = self.client.protocol;
             shown.render(&mut Encoder { out: &mut self.out, protocol });
+            self.reply_end = self.out.len();
         }
+    }
+
+    /// Bytes beyond the reply that is being sent.
+    pub(super) fn unread_bytes(&self) -> usize {
+        self.out.len() - self.out_at.max(self.reply_end)
     }
 
     /// Carries an answer over into the state of the client; gives back what the client is to see of it.
@@ -343,7 +356,7 @@ impl Connection {
                     return Ok(bytes.len());
                 }
             }
-            if self.out.len() - self.out_at > UNREAD_BYTES_MAX && !self.try_write_now()? {
+            if self.unread_bytes() > UNREAD_BYTES_MAX && !self.try_write_now()? {
                 tracing::info!(
                     client = self.client.card.id,
                     "a client does not read its replies; it is disconnected"

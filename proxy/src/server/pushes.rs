@@ -19,8 +19,10 @@ impl Connection {
         }
         let mut moved = false;
         let protocol = self.client.protocol;
-        while let Some(subscriptions) = &mut self.client.subscriptions {
-            if subscriptions.inbox.overflowed() || self.out.len() - self.out_at > UNREAD_BYTES_MAX {
+        loop {
+            let unread = self.unread_bytes();
+            let Some(subscriptions) = &mut self.client.subscriptions else { break };
+            if subscriptions.inbox.overflowed() || unread > UNREAD_BYTES_MAX {
                 tracing::info!(
                     client = self.client.card.id,
                     "a subscriber does not read its messages; it is disconnected"

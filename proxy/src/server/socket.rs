@@ -150,18 +150,19 @@ impl Connection {
             }
         }
         self.tidy_out();
-        Ok(self.out.len() - self.out_at <= UNREAD_BYTES_MAX)
+        Ok(self.unread_bytes() <= UNREAD_BYTES_MAX)
     }
 
     fn tidy_out(&mut self) {
         if self.out_at == self.out.len() {
             self.out.clear();
-            self.out_at = 0;
+            (self.out_at, self.reply_end) = (0, 0);
             if self.out.capacity() > KEPT_BYTES_MAX {
                 self.out = Vec::new();
             }
         } else if self.out_at > UNREAD_BYTES_MAX {
             self.out.drain(..self.out_at);
+            self.reply_end = self.reply_end.saturating_sub(self.out_at);
             self.out_at = 0;
         }
     }

@@ -137,6 +137,8 @@ fn redfence(shared: &Shared, text: &mut String) {
     line(text, "blocked_commands", machine.blocked);
     line(text, "sessions", machine.sessions);
     line(text, "idle_records", machine.idle_records);
+    line(text, "state_bytes", machine.memory_used_bytes);
+    line(text, "max_memory", machine.memory_max_bytes);
     line(text, "grants", load(&shared.stats.grants));
     line(text, "releases", load(&shared.stats.releases));
     line(text, "renewals", load(&shared.stats.renewals));
