@@ -25,8 +25,9 @@ use tokio::net::TcpListener;
 /// How long a start waits for the first word of the Redis behind. The node serves in any case.
 const FIRST_CONTACT_WITHIN: Duration = Duration::from_secs(3);
 
-/// How long a start waits until a node with a Redis knows the routes of its cluster. It serves in any case.
-const FIRST_ROUTES_WITHIN: Duration = Duration::from_secs(2);
+/// How long a start waits until a node with a Redis has a leader, and knows the routes of its cluster. It serves in any case.
+const FIRST_LEADER_WITHIN: Duration = Duration::from_secs(2);
+const FIRST_ROUTES_WITHIN: Duration = Duration::from_secs(8);
 
 /// Runs until a signal comes. An error is one line that says why the node does not serve.
 pub async fn serve(config: Config) -> Result<(), Refused> {
@@ -74,12 +75,15 @@ async fn first_status(tier2: &Tier2Handle) {
 
 /// Returns when the routes of the cluster are known, or soon.
 async fn first_routes(shared: &Shared) {
-    let known = async {
-        while shared.upstream.is_some() && shared.routing.newest().check_behind().is_err() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+    let begun = tokio::time::Instant::now();
+    while shared.upstream.is_some() && shared.routing.newest().check_behind().is_err() {
+        let has_leader = shared.tier2.status().leader != 0;
+        let within = if has_leader { FIRST_ROUTES_WITHIN } else { FIRST_LEADER_WITHIN };
+        if begun.elapsed() >= within {
+            return;
         }
-    };
-    let _ = tokio::time::timeout(FIRST_ROUTES_WITHIN, known).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 fn announce(config: &Config, main_door: &TcpListener) {

@@ -37,8 +37,10 @@ pub(crate) fn call(call: &Call<'_>, request: &fence::Call<'_>) -> Result<Answer,
     }
     match call.ctx.call_for_client(command) {
         Some(reply) => {
-            // Nothing but the command itself ran in between: the mark can have become no higher.
-            let _ = marks::raise(call.ctx, request.resource, request.fence, call.now)?;
+            if !reply.is_refusal() {
+                // Nothing but the command itself ran in between: the mark can have become no higher.
+                let _ = marks::raise(call.ctx, request.resource, request.fence, call.now)?;
+            }
             call.ctx.reply_with(&reply);
             Ok(Answer::Sent)
         }

@@ -72,7 +72,26 @@ impl Ctx {
 /// An element of an answer, borrowed from it.
 struct Element<'r>(NonNull<raw::RedisModuleCallReply>, std::marker::PhantomData<&'r CallReply>);
 
+/// How Redis begins its word that a command does not run at all: unknown, wrong number of words, not allowed here, to this user or now.
+const REFUSED: [&[u8]; 6] = [
+    b"ERR unknown command",
+    b"ERR wrong number of arguments",
+    b"ERR command '",
+    b"ERR Write commands are not allowed",
+    b"NOPERM",
+    b"OOM",
+];
+
 impl CallReply {
+    /// Whether the command was refused before it ran.
+    pub(crate) fn is_refusal(&self) -> bool {
+        let whole = Element(self.0, std::marker::PhantomData);
+        // SAFETY: the reply is live.
+        let kind = unsafe { api!(RedisModule_CallReplyType(self.0.as_ptr())) };
+        kind == raw::REDISMODULE_REPLY_ERROR as i32
+            && whole.text().is_some_and(|text| REFUSED.iter().any(|begins| text.starts_with(begins)))
+    }
+
     fn element(&self, at: usize) -> Option<Element<'_>> {
         Element(self.0, std::marker::PhantomData).element(at)
     }
