@@ -7,7 +7,7 @@ MUTANT_SEEDS ?= 0..7000
 DURATION ?= 60
 PRESET ?= all
 
-.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus fuzz clean
+.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile nightly fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'

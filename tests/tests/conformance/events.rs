@@ -10,6 +10,9 @@ use serde_json::Value as Json;
 
 use crate::topic::cases;
 
+/// Of the largest cluster among the backends.
+const NODES_MAX: usize = 5;
+
 cases! {
     Abilities::EVENTS => [
         acquired_and_released,
@@ -266,6 +269,10 @@ fn taking_over_a_plain_key_is_no_event(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
     ask!(client, "SET", &name, "me", "NX", "PX", 30_000);
+    // Clients are connected to the nodes in turn: whichever the watcher gets, it has applied the SET.
+    for _ in 0..NODES_MAX {
+        ask!(context.client(), "GET", &name);
+    }
     let mut watcher = Watcher::of(context, &name);
     let grant = client.acquire_as(&name, 60_000, "me");
     client.release(&name, grant.fence);

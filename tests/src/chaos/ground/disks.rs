@@ -10,7 +10,8 @@ use super::run;
 use crate::process::poll_until;
 
 const CANARY: &[u8] = b"on its way to the disk";
-const IMAGE_MB: u64 = 400;
+/// The log keeps up to 256 MiB before it purges; values of up to 1 MiB, snapshots and their copies come on top.
+const IMAGE_MB: u64 = 1_000;
 /// A file's time of change is no finer than a tick of the kernel.
 const TICK: Duration = Duration::from_millis(12);
 const COPY_WITHIN: Duration = Duration::from_secs(10);
