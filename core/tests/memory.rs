@@ -236,7 +236,7 @@ fn values_and_collections_have_limits_in_bytes() {
             assert_eq!(node.run(&[len.as_bytes(), argv[1]]), before, "nothing changed");
         }
         // What does not grow it is no growth.
-        assert_eq!(node.run(&[b"SADD", b"SADD-key", b"x"]).is_error(), true);
+        assert!(node.run(&[b"SADD", b"SADD-key", b"x"]).is_error());
         assert_eq!(node.run(&[b"LSET", b"RPUSH-key", b"0", b"short"]), Reply::OK);
         assert_eq!(
             node.run(&[b"LMOVE", b"RPUSH-key", b"RPUSH-key", b"LEFT", b"RIGHT"]),
