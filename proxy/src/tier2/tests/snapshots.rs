@@ -1,7 +1,10 @@
 //! Compaction, catching up by snapshot, restarting from one.
 
 use super::*;
-use crate::tier2::ports::{Input, LogMark, PeerMessage, SnapshotChunk, SnapshotId, SnapshotMeta};
+use crate::tier2::ports::{
+    AdminRequest, Input, LogMark, PeerMessage, SnapshotChunk, SnapshotId, SnapshotMeta,
+};
+use crate::tier2::simnet::addr;
 use crate::tier2::snapshot::receiving::Receiving;
 use crate::tier2::wire::encode_meta;
 use raft::eraftpb::{Message, MessageType};
@@ -149,4 +152,68 @@ fn a_transfer_that_ends_short_fails() {
     let asks = SnapshotChunk { transfer: 9, offset: 2, bytes: Default::default(), message: None };
     let told = receiving.take(&asks, &mut ops);
     assert_eq!(told, Err("the sender has no more bytes, and the snapshot is not complete".to_owned()));
+}
+
+fn redis(cluster: &mut SimCluster, node: NodeId, argv: &[&[u8]]) -> Reply {
+    let argv = argv.iter().copied().collect();
+    let command = Command::Redis { db: 0, resp: redfence_core::keyspace::Resp::Two, member: None, argv };
+    let ticket = cluster.submit(node, &command, 0);
+    cluster.wait_for(ticket, 10_000)
+}
+
+/// Values of every type at their limit, where one byte more is refused: a follower far behind, a new member and every node's own
+/// restart get them by snapshot.
+#[test]
+fn values_at_their_limits_go_by_snapshot() {
+    fn by_the_megabyte(config: &mut Config) {
+        config.snapshot_entries = 500;
+        config.log_keep_entries = 10;
+        config.cache_entries_max = 16;
+    }
+    let mut cluster = settled_with(3, 7, by_the_megabyte);
+    let (behind, other) = (follower(&cluster), leader(&cluster));
+    cluster.crash(behind);
+    let word = vec![b'w'; 64 * 1024];
+    for part in 0..16 {
+        let offset = (part * word.len()).to_string();
+        redis(&mut cluster, other, &[b"SETRANGE", b"string", offset.as_bytes(), &word]);
+    }
+    assert!(redis(&mut cluster, other, &[b"APPEND", b"string", b"x"]).is_error());
+    for verb in ["RPUSH", "SADD", "HSET", "ZADD"] {
+        let mut refused = false;
+        for number in 0..400_u32 {
+            let mut element = vec![b'e'; 60_000];
+            element[..4].copy_from_slice(&number.to_be_bytes());
+            let number = number.to_string();
+            let reply = match verb {
+                "HSET" | "ZADD" => redis(
+                    &mut cluster,
+                    other,
+                    &[verb.as_bytes(), verb.as_bytes(), number.as_bytes(), &element],
+                ),
+                _ => redis(&mut cluster, other, &[verb.as_bytes(), verb.as_bytes(), &element]),
+            };
+            refused = reply.is_error();
+            if refused {
+                break;
+            }
+        }
+        assert!(refused, "{verb} stops at 16 MiB");
+    }
+    fill(&mut cluster, other, 0, 120);
+    cluster.start(behind);
+    cluster.add_joiner(9);
+    let add = cluster.admin(other, AdminRequest::Add { id: 9, addr: addr(9) });
+    assert_eq!(cluster.wait_for(add, 30_000), Reply::OK);
+    cluster.run_for(10_000);
+    assert_equal_states(&mut cluster, 7);
+    for id in cluster.ids() {
+        assert!(cluster.node(id).is_some_and(|node| node.snapshot_index() > 1), "node {id} has a snapshot");
+        cluster.crash(id);
+        cluster.start(id);
+    }
+    cluster.run_for(5_000);
+    assert_equal_states(&mut cluster, 7);
+    let len = leader(&cluster);
+    assert_eq!(redis(&mut cluster, len, &[b"STRLEN", b"string"]), Reply::Int(1 << 20));
 }
