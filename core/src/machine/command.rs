@@ -13,7 +13,6 @@ pub type Db = u32;
 /// A change to the state. Reads are [`super::Query`], and never go into the log. Each is answered where it carries a request
 /// id: those without an answer of their own with `OK`.
 // Decoded and applied at once: a box would cost an allocation for every released lock.
-#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Command<'a> {
     /// `wait_ms` 0 is a try. `ttl_ms` 0 (with a session): as long as the session lives.

@@ -13,7 +13,6 @@ use crate::types::SessionId;
 
 /// What a request asks of the machine.
 // It lives for a moment.
-#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Debug, PartialEq)]
 pub enum Work<'a> {
     /// To be logged and applied.
