@@ -7,7 +7,7 @@ MUTANT_SEEDS ?= 0..7000
 DURATION ?= 60
 PRESET ?= all
 
-.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile nightly fuzz clean
+.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test docs conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile nightly fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -50,6 +50,10 @@ unit: build ## Rust tests of every crate: golden scripts, properties, conformanc
 	@scripts/install-deps redis strace iproute postgres
 	$(CARGO) test --workspace --locked --no-fail-fast
 
+docs: ## the book in target/book, from docs/ (mdbook is installed into target/tools once)
+	@scripts/install-deps mdbook
+	@PATH="$(CURDIR)/target/tools/bin:$$PATH" mdbook build docs
+
 conformance: build ## the contract's suite alone, over every backend
 	@scripts/install-deps redis
 	$(CARGO) test --locked -p redfence-tests --test conformance
@@ -77,7 +81,7 @@ scale: build-release ## 500,000 held locks, 11,000 connections, a follower a mil
 interop: ## unchanged lock libraries of other languages against a real cluster: make interop, ONLY=python, ONLY=node/redlock, UPDATE=1
 	@scripts/install-deps cc libclang python venv
 	$(CARGO) build --release --locked -p redfence
-	tests/interop/run --bin $(or $(CARGO_TARGET_DIR),target)/release/redfence $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(UPDATE),--update-readme)
+	tests/interop/run --bin $(or $(CARGO_TARGET_DIR),target)/release/redfence $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED)) $(if $(UPDATE),--update-docs)
 
 lua-test: ## the Lua library's own tests
 	@scripts/install-deps redis python

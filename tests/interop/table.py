@@ -1,4 +1,4 @@
-"""The results as text, as Markdown and as the table in the repository's README. Used by `run`."""
+"""The results as text, as Markdown and as the table in docs/compatibility.md. Used by `run`."""
 
 import re
 
@@ -66,7 +66,7 @@ def report(lines, jobs, skips):
     return "\n".join(text) + "\n"
 
 
-def update_readme(path, lines, languages):
+def update_docs(path, lines, languages):
     """Rewrites the table between the markers; rows of languages that did not run this time stay."""
     text = path.read_text()
     block = re.search(re.escape(BEGIN) + r"\n(.*?)" + re.escape(END), text, re.S)
