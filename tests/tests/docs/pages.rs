@@ -3,24 +3,24 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-pub const END: &str = "<!-- /generated -->";
+const END: &str = "<!-- /generated -->";
 const BEGIN: &str = "<!-- generated";
 
 /// The repository.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crate lies in the repository").to_path_buf()
 }
 
-pub fn read(path: &Path) -> String {
+pub(crate) fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-pub fn doc(name: &str) -> String {
+pub(crate) fn doc(name: &str) -> String {
     read(&root().join("docs").join(name))
 }
 
 /// All files below a folder whose name ends so, sorted.
-pub fn files_below(folder: &Path, ending: &str) -> Vec<PathBuf> {
+pub(crate) fn files_below(folder: &Path, ending: &str) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![folder.to_path_buf()];
     while let Some(folder) = folders.pop() {
@@ -38,7 +38,7 @@ pub fn files_below(folder: &Path, ending: &str) -> Vec<PathBuf> {
 }
 
 /// The text without fenced blocks; inline code is blanked where `code` is false.
-pub fn prose(text: &str, code: bool) -> String {
+pub(crate) fn prose(text: &str, code: bool) -> String {
     let mut fenced = false;
     let mut prose = String::with_capacity(text.len());
     for line in text.lines() {
@@ -55,7 +55,7 @@ pub fn prose(text: &str, code: bool) -> String {
 }
 
 /// Where links and pictures of a page point to.
-pub fn targets(text: &str) -> Vec<String> {
+pub(crate) fn targets(text: &str) -> Vec<String> {
     let text = prose(text, false);
     let mut found = Vec::new();
     for (opening, closing) in [("](", ')'), ("src=\"", '"'), ("srcset=\"", '"'), ("href=\"", '"')] {
@@ -67,7 +67,7 @@ pub fn targets(text: &str) -> Vec<String> {
 }
 
 /// The anchors that mdBook and GitHub give to the headings of a page.
-pub fn anchors(text: &str) -> Vec<String> {
+pub(crate) fn anchors(text: &str) -> Vec<String> {
     let mut anchors: Vec<String> = Vec::new();
     for line in prose(text, true).lines().filter(|line| line.starts_with('#')) {
         let title = line.trim_start_matches('#').trim().to_lowercase();
@@ -80,7 +80,7 @@ pub fn anchors(text: &str) -> Vec<String> {
 }
 
 /// Compares the generated part of a page with what it should be, or writes it where `UPDATE_DOCS` is set.
-pub fn check_generated(page: &str, expected: &str) -> Result<(), String> {
+pub(crate) fn check_generated(page: &str, expected: &str) -> Result<(), String> {
     let path = root().join("docs").join(page);
     let text = fs::read_to_string(&path).map_err(|error| format!("docs/{page}: {error}"))?;
     let begin = text.find(BEGIN).ok_or_else(|| format!("docs/{page} has no '{BEGIN} … -->'"))?;
