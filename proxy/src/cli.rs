@@ -57,15 +57,15 @@ pub struct Settings {
     #[arg(long, value_name = "N", env = "REDFENCE_ID")]
     pub id: Option<u64>,
 
-    /// Where Redis clients connect [default: 127.0.0.1:6380]
+    /// Address for Redis clients [default: 127.0.0.1:6380]
     #[arg(long, value_name = "ADDR", env = "REDFENCE_LISTEN")]
     pub listen: Option<String>,
 
-    /// Where other nodes connect. Needed for a cluster of more than one [default: this node's address in --cluster]
+    /// Address for the other nodes. Needed for a cluster of more than one [default: this node's address in --cluster]
     #[arg(long, value_name = "ADDR", env = "REDFENCE_PEER_LISTEN")]
     pub peer_listen: Option<String>,
 
-    /// The address other nodes are told to reach this one at, if it is not --peer-listen
+    /// Address under which other nodes reach this one, if it is not --peer-listen
     #[arg(long, value_name = "ADDR", env = "REDFENCE_ADVERTISE")]
     pub advertise: Option<String>,
 
@@ -73,7 +73,7 @@ pub struct Settings {
     #[arg(long, value_name = "LIST", env = "REDFENCE_CLUSTER")]
     pub cluster: Option<String>,
 
-    /// This node is new in a running cluster: it waits to be added there by LOCK.CLUSTER ADD
+    /// Join a running cluster: wait until LOCK.CLUSTER ADD adds this node
     #[arg(long, env = "REDFENCE_JOIN", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub join: Option<bool>,
 
@@ -81,52 +81,52 @@ pub struct Settings {
     #[arg(long, value_name = "TEXT", env = "REDFENCE_PEER_SECRET", hide_env_values = true)]
     pub peer_secret: Option<String>,
 
-    /// Where the node keeps its log and its snapshots [default: ./redfence-data]
+    /// Directory for the log and the snapshots [default: ./redfence-data]
     #[arg(long, value_name = "DIR", env = "REDFENCE_DATA")]
     pub data: Option<PathBuf>,
 
-    /// The Redis behind: serves tier 1 (by the module or by Lua) and everything that is not a lock. Without it tier 1 is embedded
+    /// A Redis behind the proxy: serves tier 1 (by the module or the Lua library) and all keys that are not on tier 2. Without it tier 2 serves everything
     #[arg(long, value_name = "ADDR", env = "REDFENCE_REDIS")]
     pub redis: Option<String>,
 
-    /// User at the Redis behind
+    /// User name for the Redis behind the proxy
     #[arg(long, value_name = "NAME", env = "REDFENCE_REDIS_USERNAME")]
     pub redis_username: Option<String>,
 
-    /// Password at the Redis behind
+    /// Password for the Redis behind the proxy
     #[arg(long, value_name = "TEXT", env = "REDFENCE_REDIS_PASSWORD", hide_env_values = true)]
     pub redis_password: Option<String>,
 
-    /// Names that match the glob belong to a tier: 'wallet:*=correctness'. May be given often; the first match counts
+    /// Names that match the glob belong to a tier: 'wallet:*=correctness'. May be repeated; the first match counts
     #[arg(long, value_name = "GLOB=TIER", env = "REDFENCE_ROUTE", value_delimiter = ' ')]
     #[serde(deserialize_with = "one_or_many")]
     pub route: Option<Vec<String>>,
 
-    /// The tier of locks without TIER and without a route: correctness or efficiency [default: correctness]
+    /// Tier of locks without TIER and without a route: correctness or efficiency [default: correctness]
     #[arg(long, value_name = "TIER", env = "REDFENCE_DEFAULT_TIER")]
     pub default_tier: Option<String>,
 
-    /// A second door for clients: every lock and key that comes in here belongs to the correctness tier
+    /// A second address for Redis clients: every lock and key that comes in here belongs to the correctness tier
     #[arg(long, value_name = "ADDR", env = "REDFENCE_CORRECTNESS_LISTEN")]
     pub correctness_listen: Option<String>,
 
-    /// A door for Redlock clients, to whom the nodes of the cluster look like as many independent masters
+    /// Address for Redlock clients: to them each node of the cluster is one independent master
     #[arg(long, value_name = "ADDR", env = "REDFENCE_REDLOCK_LISTEN")]
     pub redlock_listen: Option<String>,
 
-    /// /health, /ready and /metrics over HTTP, without a password: keep it on a network of your own
+    /// HTTP address for /health, /ready and /metrics. It asks for no password: keep it on a private network
     #[arg(long, value_name = "ADDR", env = "REDFENCE_ADMIN")]
     pub admin: Option<String>,
 
-    /// Clients must give this password (AUTH)
+    /// Password that clients must give (AUTH)
     #[arg(long, value_name = "TEXT", env = "REDFENCE_PASSWORD", hide_env_values = true)]
     pub password: Option<String>,
 
-    /// yes: refuse to listen beyond this machine without a password and TLS [default: yes]
+    /// yes: refuse to listen beyond loopback without a password and TLS [default: yes]
     #[arg(long, value_name = "YES|NO", env = "REDFENCE_PROTECTED_MODE")]
     pub protected_mode: Option<String>,
 
-    /// Clients at one time [default: 10000]
+    /// Maximum number of connected clients [default: 10000]
     #[arg(long, value_name = "N", env = "REDFENCE_MAX_CLIENTS")]
     pub max_clients: Option<usize>,
 
@@ -134,35 +134,35 @@ pub struct Settings {
     #[arg(long, value_name = "MS", env = "REDFENCE_SESSION_GRACE_MS")]
     pub session_grace_ms: Option<u64>,
 
-    /// How long the record of a free lock is remembered [default: 600000]
+    /// How long the last fence and the last holder's end of a free lock are remembered [default: 600000]
     #[arg(long, value_name = "MS", env = "REDFENCE_IDLE_RETENTION_MS")]
     pub idle_retention_ms: Option<u64>,
 
-    /// How long a command may look for a leader before it is UNAVAILABLE [default: 5000]
+    /// How long a command may wait for a leader; then it is UNAVAILABLE, or INDETERMINATE if it was sent [default: 5000]
     #[arg(long, value_name = "MS", env = "REDFENCE_DEADLINE_MS")]
     pub deadline_ms: Option<u64>,
 
-    /// A follower that hears nothing for this long (up to twice as long) stands for election [default: 300]
+    /// A follower that hears no leader for this long (drawn at random, up to twice as long) starts an election [default: 300]
     #[arg(long, value_name = "MS", env = "REDFENCE_ELECTION_TIMEOUT_MS")]
     pub election_timeout_ms: Option<u64>,
 
-    /// How often a leader shows that it lives [default: 75]
+    /// Interval of the leader's heartbeats [default: 75]
     #[arg(long, value_name = "MS", env = "REDFENCE_HEARTBEAT_MS")]
     pub heartbeat_ms: Option<u64>,
 
-    /// A snapshot is made after this many log entries [default: 100000]
+    /// Make a snapshot after this many log entries [default: 100000]
     #[arg(long, value_name = "N", env = "REDFENCE_SNAPSHOT_ENTRIES")]
     pub snapshot_entries: Option<u64>,
 
-    /// Log entries kept behind a snapshot for followers that lag a little [default: 10000]
+    /// Log entries kept behind a snapshot, for followers that are slightly behind [default: 10000]
     #[arg(long, value_name = "N", env = "REDFENCE_LOG_KEEP_ENTRIES")]
     pub log_keep_entries: Option<u64>,
 
-    /// What is logged: error, warn, info, debug, or a filter such as info,redfence::tier2=debug [default: info,raft_engine=error]
+    /// Log level: error, warn, info, debug, or a filter such as info,redfence::tier2=debug [default: info,raft_engine=error]
     #[arg(long, value_name = "FILTER", env = "REDFENCE_LOG")]
     pub log: Option<String>,
 
-    /// text or json [default: text]
+    /// Log format: text or json [default: text]
     #[arg(long, value_name = "FORMAT", env = "REDFENCE_LOG_FORMAT")]
     pub log_format: Option<String>,
 }

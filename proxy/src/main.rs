@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
 /// Names and answers are made on one thread and dropped on another, the case glibc's allocator is slowest at; and it keeps the memory
-/// of a flood for ever. See `docs/performance.md`.
+/// of a flood for ever. See `docs/internals/performance-notes.md`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 /// One a core; but where the Redis behind runs on the same machine, one core is left to it. On two cores a second thread would cost more in being woken
-/// than it serves (`docs/performance.md`).
+/// than it serves (`docs/internals/performance-notes.md`).
 #[must_use]
 pub fn for_clients(cores: usize, redis: Option<&str>) -> usize {
     let shares_cores = redis.is_some_and(is_on_this_machine);

@@ -1,6 +1,6 @@
 //! Every relative link and anchor of README and docs leads somewhere, and the book lists every page.
 
-use super::pages::{anchors, doc, files_below, read, root, targets};
+use super::pages::{anchors, code_words, doc, files_below, read, root, targets};
 use std::path::{Component, Path, PathBuf};
 
 /// The path without `.` and `..`.
@@ -75,4 +75,36 @@ fn the_book_lists_every_page_once() {
 fn the_readme_is_short() {
     let lines = read(&root().join("README.md")).lines().count();
     assert!(lines < 150, "README.md has {lines} lines; move details into docs/");
+}
+
+/// Whether a word in `code` is the name of a file or folder of this repository.
+fn is_file_name(word: &str) -> bool {
+    let folders = ["core/", "proxy/", "module/", "lua/", "tests/", "bench/", "docs/", "scripts/", "docker/"];
+    let is_plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
+    is_plain && (folders.iter().any(|folder| word.starts_with(folder)) || word.ends_with(".rs"))
+}
+
+#[test]
+fn every_file_that_the_docs_name_exists() {
+    let root = root();
+    let sources: Vec<PathBuf> = ["core", "proxy", "module", "tests"]
+        .iter()
+        .flat_map(|folder| files_below(&root.join(folder), ".rs"))
+        .collect();
+    let exists = |word: &str| {
+        root.join(word).exists() || (!word.contains('/') && sources.iter().any(|path| path.ends_with(word)))
+    };
+    // Decisions tell of their day; the example of a new command is none of ours.
+    let is_history = |page: &Path| page.parent().is_some_and(|folder| folder.ends_with("adr"));
+    let mut pages = files_below(&root.join("docs"), ".md");
+    pages.extend(["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(|page| root.join(page)));
+    let mut missing = Vec::new();
+    for page in pages.iter().filter(|page| !is_history(page)) {
+        for word in code_words(&read(page)).iter().filter(|word| is_file_name(word)) {
+            if !exists(word) && !word.contains("example") {
+                missing.push(format!("{}: {word}", page.strip_prefix(&root).unwrap_or(page).display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "files that do not exist:\n{}", missing.join("\n"));
 }

@@ -1,5 +1,6 @@
 //! Reads Markdown pages: which there are, their links, headings and generated parts.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -64,6 +65,13 @@ pub(crate) fn targets(text: &str) -> Vec<String> {
         }
     }
     found
+}
+
+/// Every word in `code` of a page.
+pub(crate) fn code_words(page: &str) -> BTreeSet<String> {
+    let prose = prose(page, true);
+    let codes = prose.split('`').skip(1).step_by(2);
+    codes.flat_map(|code| code.split([' ', ','])).map(str::to_owned).collect()
 }
 
 /// The anchors that mdBook and GitHub give to the headings of a page.

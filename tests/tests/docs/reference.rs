@@ -1,9 +1,10 @@
 //! The reference pages against a running node, the flags and the sources.
 
-use super::pages::{check_generated, doc, files_below, prose, read, root};
+use super::pages::{check_generated, code_words, doc, files_below, read, root};
 use clap::CommandFactory;
 use redfence_tests::cluster::{Cluster, Options};
 use redfence_tests::process::free_address;
+use redfence_tests::redis::{self, Redis};
 use redfence_tests::resp::Value;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -34,13 +35,6 @@ fn text(value: &Value) -> String {
         Value::Integer(number) => number.to_string(),
         other => panic!("no text: {other:?}"),
     }
-}
-
-/// Every word in `code` of a page.
-fn code_words(page: &str) -> BTreeSet<String> {
-    let prose = prose(page, true);
-    let codes = prose.split('`').skip(1).step_by(2);
-    codes.flat_map(|code| code.split([' ', '/', ','])).map(str::to_owned).collect()
 }
 
 fn page_of(command: &str) -> String {
@@ -133,12 +127,17 @@ fn every_metric_has_its_entry() {
         samples.map(|line| line.split([' ', '{']).next().unwrap_or("").to_owned()).collect();
     assert!(exported.len() > 20, "{scrape}");
     let page = doc("metrics.md");
-    assert_eq!(first_column(&page, "redfence_"), exported, "docs/metrics.md (left) and /metrics (right)");
+    let (page, module) = page.split_once("\n## The module\n").expect("a part about the module");
+    assert_eq!(first_column(page, "redfence_"), exported, "docs/metrics.md (left) and /metrics (right)");
     let info = text(&ask(&cluster, &["INFO", "redfence"]));
     for line in info.lines().filter_map(|line| line.split_once(':')) {
         let name = format!("redfence_{}", line.0);
-        let known = exported.contains(&name) || code_words(&page).contains(line.0);
+        let known = exported.contains(&name) || code_words(page).contains(line.0);
         assert!(known, "docs/metrics.md does not tell of INFO redfence {}", line.0);
+    }
+    let redis = Redis::start(&redis::Options::with_module());
+    for (name, _) in text(&redis.ask(&["INFO", "redfence"])).lines().filter_map(|line| line.split_once(':')) {
+        assert!(code_words(module).contains(name), "docs/metrics.md does not tell of the module's {name}");
     }
 }
 
