@@ -7,7 +7,7 @@ MUTANT_SEEDS ?= 0..7000
 DURATION ?= 60
 PRESET ?= all
 
-.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test docs conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile nightly fuzz clean
+.PHONY: help run demo test ci check fmt clippy licences build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile nightly fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -53,6 +53,9 @@ unit: build ## Rust tests of every crate: golden scripts, properties, conformanc
 docs: ## the book in target/book, from docs/ (mdbook is installed into target/tools once)
 	@scripts/install-deps mdbook
 	@PATH="$(CURDIR)/target/tools/bin:$$PATH" mdbook build docs
+
+tutorial: build-release ## runs the programs of docs/tutorial, each in its own language with the library its page names
+	scripts/tutorial $(or $(CARGO_TARGET_DIR),target)/release/redfence $(ONLY)
 
 conformance: build ## the contract's suite alone, over every backend
 	@scripts/install-deps redis
