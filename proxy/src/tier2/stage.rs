@@ -367,15 +367,15 @@ fn push_own_batch(
     room: &Room,
     own: &mut Vec<u64>,
 ) -> usize {
-    let sizes = commands.iter().map(|command| command.blob(pending).map_or(0, Bytes::len));
-    let count = room.fitting(sizes);
+    let blobs: Vec<(u64, Option<&Bytes>)> =
+        commands.iter().take(room.commands).map(|command| (command.seq, command.blob(pending))).collect();
+    let count = room.fitting(blobs.iter().map(|(_, blob)| blob.map_or(0, Bytes::len)));
+    // What was given up meanwhile stays out.
+    let alive = || blobs[..count].iter().filter_map(|(seq, blob)| Some((*seq, (*blob)?)));
     let first = own.len();
-    let alive = commands.iter().take(count).filter(|command| command.blob(pending).is_some());
-    own.extend(alive.map(|command| command.seq));
+    own.extend(alive().map(|(seq, _)| seq));
     if own.len() > first {
-        let batch = commands.iter().take(count);
-        let batch = batch.filter_map(|command| Some((command.seq, command.blob(pending)?)));
-        builder.push_batch(pending.origin(), pending.acked_below(), batch);
+        builder.push_batch(pending.origin(), pending.acked_below(), alive());
     }
     count
 }
