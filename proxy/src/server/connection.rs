@@ -431,7 +431,7 @@ impl Connection {
     fn leave_routes(&mut self) {
         if self.is_routed && self.lane == Lane::Free {
             self.is_routed = false;
-            self.client.card.set_routed_by(0);
+            self.client.card.clear_routed_by();
         }
     }
 

@@ -39,9 +39,15 @@ impl Card {
         let _ = self.task.set(task);
     }
 
-    /// Commands are decided by this router from now on; 0: none is under way. Seen by whoever puts a newer router in force.
+    /// Commands are decided by this router from now on. Seen by whoever puts a newer router in force.
     pub fn set_routed_by(&self, generation: u64) {
         self.routed_by.store(generation, Ordering::SeqCst);
+    }
+
+    /// No command is under way. Nothing is looked at afterwards, as it is above: all that was done before is seen with it,
+    /// and that is enough.
+    pub fn clear_routed_by(&self) {
+        self.routed_by.store(0, Ordering::Release);
     }
 
     /// Whether something is under way that an older router decided.
