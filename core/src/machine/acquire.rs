@@ -72,7 +72,7 @@ impl Machine {
         let session = self.session_of(terms, out)?;
         let Some(slot) = self.find_fresh(db, name, out) else {
             self.check_session_room(session, 1)?;
-            self.room_for_grant(db, name, terms.owner)?;
+            self.room_for_grant(None, name, terms.owner)?;
             let slot = self.record_for(db, name)?;
             let fence = self.grant(slot, terms.owner, terms.ttl_ms, session, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
@@ -85,7 +85,7 @@ impl Machine {
         }
         if !lock.is_held() && lock.queue.len == 0 {
             self.check_session_room(session, 1)?;
-            self.room_for_grant(db, name, terms.owner)?;
+            self.room_for_grant(Some(slot), name, terms.owner)?;
             let fence = self.grant(slot, terms.owner, terms.ttl_ms, session, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
         }

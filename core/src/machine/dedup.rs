@@ -65,24 +65,15 @@ pub(crate) enum Seen {
 impl Dedup {
     /// What is known of a request. A node never met before is entered.
     pub(crate) fn look(&mut self, id: RequestId, nodes_max: usize) -> Seen {
-        match self.enter(id.origin, nodes_max) {
-            Some(_) => self.known(id),
-            None => Seen::NoRoom,
+        if let Some(node) = self.nodes.get(&id.origin.node) {
+            return node.known(id);
         }
+        self.enter(id.origin, nodes_max).map_or(Seen::NoRoom, |node| node.known(id))
     }
 
     /// What is known of a request.
     pub(crate) fn known(&self, id: RequestId) -> Seen {
-        let Some(node) = self.nodes.get(&id.origin.node) else { return Seen::New };
-        if node.gone || node.incarnation != id.origin.incarnation || id.seq < node.acked_below {
-            return Seen::Stale;
-        }
-        let Some(at) = id.seq.checked_sub(node.first_seq) else { return Seen::Forgotten };
-        let known = usize::try_from(at).ok().and_then(|at| node.replies.get(at));
-        match known {
-            Some(Some(reply)) => Seen::Before(reply.clone()),
-            Some(None) | None => Seen::New,
-        }
+        self.nodes.get(&id.origin.node).map_or(Seen::New, |node| node.known(id))
     }
 
     fn enter(&mut self, origin: Origin, nodes_max: usize) -> Option<&mut Remembered> {
@@ -106,10 +97,10 @@ impl Dedup {
     pub(crate) fn remember(&mut self, id: RequestId, reply: &Reply, replies_max: usize, max_memory: u64) {
         let share =
             |part: u64, most: usize| usize::try_from(max_memory / part).map_or(most, |share| share.min(most));
-        let others = self.weight - self.nodes.get(&id.origin.node).map_or(0, |node| node.weight);
-        let left = share(4, REMEMBERED_BYTES_MAX).saturating_sub(others);
-        let bytes_max = share(8, REMEMBERED_BYTES_PER_ORIGIN_MAX).min(left);
+        let of_all = self.weight;
         self.change(id.origin.node, |node| {
+            let left = share(4, REMEMBERED_BYTES_MAX).saturating_sub(of_all - node.weight);
+            let bytes_max = share(8, REMEMBERED_BYTES_PER_ORIGIN_MAX).min(left);
             if node.gone || node.incarnation != id.origin.incarnation {
                 return;
             }
@@ -272,6 +263,18 @@ impl Remembered {
     fn new(incarnation: u64) -> Remembered {
         let (past, replies) = (VecDeque::new(), VecDeque::new());
         Remembered { incarnation, past, gone: false, acked_below: 0, first_seq: 0, replies, weight: 0 }
+    }
+
+    fn known(&self, id: RequestId) -> Seen {
+        if self.gone || self.incarnation != id.origin.incarnation || id.seq < self.acked_below {
+            return Seen::Stale;
+        }
+        let Some(at) = id.seq.checked_sub(self.first_seq) else { return Seen::Forgotten };
+        let known = usize::try_from(at).ok().and_then(|at| self.replies.get(at));
+        match known {
+            Some(Some(reply)) => Seen::Before(reply.clone()),
+            Some(None) | None => Seen::New,
+        }
     }
 
     fn drop_below(&mut self, seq: u64) {

@@ -121,9 +121,9 @@ impl Machine {
         Ok(())
     }
 
-    /// Room for a lock that is free or has no record yet, and for its holder.
-    pub(crate) fn room_for_grant(&self, db: super::Db, name: &[u8], owner: &[u8]) -> Result<(), Refusal> {
-        let counted = self.names.find(&self.locks, db, name).map_or(0, |slot| self.active_weight(slot));
+    /// Room for a lock that is free (`slot`) or has no record yet, and for its holder.
+    pub(crate) fn room_for_grant(&self, slot: Option<u32>, name: &[u8], owner: &[u8]) -> Result<(), Refusal> {
+        let counted = slot.map_or(0, |slot| self.active_weight(slot));
         self.room_for(weight_of_lock(name, owner).saturating_sub(counted))
     }
 
