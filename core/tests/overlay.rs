@@ -11,7 +11,7 @@ mod logged;
 
 use generate::Dice;
 use redfence_core::keyspace::Resp;
-use redfence_core::machine::{Applied, Command, Machine, Words};
+use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Watched, Words};
 use redfence_core::reply::Reply;
 use redfence_core::script::Engine;
 use redfence_core::types::{Member, Origin, RequestId, Stamp};
@@ -140,5 +140,88 @@ fn transactions_through_the_overlay_equal_those_applied_directly() {
     for seed in seeds {
         println!("seed {seed}");
         run(seed, steps);
+    }
+}
+
+struct NoTime;
+
+impl redfence_core::script::CpuMeter for NoTime {
+    fn elapsed_us(&mut self) -> u64 {
+        0
+    }
+}
+
+fn redis<'a>(words: &[&'a str]) -> Command<'a> {
+    let argv = words.iter().map(|word| word.as_bytes()).collect();
+    Command::Redis { db: 0, resp: Resp::Two, member: None, argv }
+}
+
+fn encoded(command: &Command<'_>) -> Vec<u8> {
+    let mut blob = Vec::new();
+    command.encode(&mut blob);
+    blob
+}
+
+/// An entry lets so many blocked clients try; the others try behind the first command of the next entry. The second script of that
+/// entry must not have been run on what they take.
+#[test]
+fn no_script_runs_before_blocked_clients_have_tried() {
+    let mut machine = Machine::with_limits(Limits { due_per_entry_max: 2, ..Limits::default() });
+    let origin = Origin { node: 1, incarnation: 1 };
+    let mut stamp = Stamp { term: 1, logical_ms: 1_000, wall_us: 1_000_000 };
+    for seq in 1..=5 {
+        let mut out = Applied::default();
+        machine.apply(stamp, Some(RequestId { origin, seq }), redis(&["BLPOP", "l", "0"]), &mut out);
+    }
+    let mut out = Applied::default();
+    machine.apply(stamp, None, redis(&["RPUSH", "l", "a", "b", "c", "d", "e"]), &mut out);
+    assert_eq!(out.replies.len(), 2, "as many as an entry may");
+
+    // As a leader does it.
+    stamp.logical_ms += 1;
+    let mut served = out.replies.len();
+    while machine.has_due(stamp) {
+        let mut out = Applied::default();
+        machine.apply(stamp, None, Command::Expire { idle_ms: 600_000 }, &mut out);
+        served += out.replies.len();
+    }
+    let mut engine = Engine::new();
+    let scripts = [
+        redis(&["EVAL", "redis.call('set', KEYS[1], 'x') return 1", "1", "other"]),
+        redis(&["EVAL", "return redis.call('lpop', KEYS[1])", "1", "l"]),
+    ];
+    let mut entry = EntryBuilder::new(stamp);
+    for (seq, script) in (6..).zip(&scripts) {
+        let ran = engine.run(&machine, stamp, &encoded(script), &mut NoTime);
+        entry.push_batch(origin, 0, [(seq, ran.blob)]);
+    }
+    let mut out = Applied::default();
+    machine.apply_entry(&entry.finish(), &mut out).expect("a known entry");
+    let wrong = out.replies.iter().find(|(_, reply)| matches!(reply, Reply::Error(_)));
+    assert_eq!(wrong, None, "a script saw what blocked clients took before it");
+    assert_eq!(served, 5);
+}
+
+/// Scripts share an entry where none touches what one before it has changed. A watched key is touched.
+#[test]
+fn what_a_transaction_with_a_script_watches_it_depends_on() {
+    let machine = Machine::new();
+    let stamp = Stamp { term: 1, logical_ms: 1_000, wall_us: 1_000_000 };
+    let token = machine.watch_token(0, b"guard");
+    for (token, is_stale) in [(token, false), (token + 1, true)] {
+        let transaction = Command::Transaction {
+            db: 0,
+            resp: Resp::Two,
+            member: None,
+            watched: vec![Watched { db: 0, key: b"guard", token }],
+            commands: vec![["EVAL", "return redis.call('set', KEYS[1], 'x')", "1", "lock"]
+                .iter()
+                .map(|word| word.as_bytes())
+                .collect()],
+        };
+        let ran = Engine::new().run(&machine, stamp, &encoded(&transaction), &mut NoTime);
+        let read: Vec<&[u8]> = ran.touched.read.iter().map(|(_, key)| &key[..]).collect();
+        assert!(read.contains(&&b"guard"[..]), "{read:?}");
+        assert_eq!(ran.touched.written.is_empty(), is_stale);
     }
 }

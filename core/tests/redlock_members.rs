@@ -4,6 +4,7 @@
 mod logged;
 
 use redfence_core::keyspace::Resp;
+use redfence_core::machine::settings::SettingsCommand;
 use redfence_core::machine::{Applied, Command, Machine, Query, Words};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Fence, Member, Origin, RequestId, Stamp};
@@ -443,4 +444,29 @@ fn two_clients_never_have_a_majority_at_once() {
             never_two_majorities(seed, members, true);
         }
     }
+}
+
+/// What a member's grant takes comes on top of the key: room for the first of two may be all there is.
+#[test]
+fn a_refused_write_of_several_keys_leaves_none_of_them() {
+    let mut cluster = Cluster::new();
+    cluster.say(0, "SET fill x");
+    let name = b"max-memory";
+    cluster.apply(Command::Settings(SettingsCommand::Set { name, value: b"1mb" }));
+    let mut refused = 0;
+    for slack in 0..400 {
+        cluster.say(0, "DEL a b");
+        let used = cluster.machine.memory_used_bytes() as usize;
+        let now = cluster.say(0, "STRLEN fill");
+        let Reply::Int(now) = now else { panic!("{now:?}") };
+        let fill = "x".repeat(now as usize + (1 << 20) - used - slack);
+        cluster.say(0, &format!("SET fill {fill}"));
+        if let Reply::Error(refusal) = cluster.say(1, "MSETNX a 1 b 1") {
+            assert_eq!(refusal.code(), "OOM");
+            refused += 1;
+        }
+        let held = ["a", "b"].map(|key| cluster.say(0, &format!("EXISTS {key}")));
+        assert_eq!(held[0], held[1], "with {slack} bytes left: {held:?}");
+    }
+    assert!((1..400).contains(&refused), "{refused}");
 }

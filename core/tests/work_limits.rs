@@ -286,3 +286,70 @@ fn long_strings_cost_by_their_bytes() {
     assert!((10..100).contains(&done), "{done} of them fit");
     assert_eq!(node.say("STRLEN long"), Reply::Int(1_000_000 + done as i64));
 }
+
+/// The limit on work may be reached anywhere within a command. Wherever that is: what is refused has changed nothing. `MSETNX` is a
+/// multi-lock, and half of one would stand for ever.
+#[test]
+fn a_command_that_runs_out_of_work_midway_changes_nothing() {
+    let (long, longer) = ("v".repeat(700), "w".repeat(900));
+    let commands = [
+        format!("MSETNX a {long} b {longer} c {long}"),
+        format!("MSET a {long} s {longer} c {long}"),
+        "LMOVE l m LEFT RIGHT".to_owned(),
+        "RPOPLPUSH l m".to_owned(),
+        "BLMOVE l m LEFT RIGHT 0".to_owned(),
+        "SMOVE s t x".to_owned(),
+        "RENAME l m".to_owned(),
+        "COPY l m REPLACE".to_owned(),
+    ];
+    // A look through the list costs as much as it has items, and four units for each word. The last one leaves `left` units.
+    const LENGTH: u64 = 5_000;
+    let each = LENGTH + 4 * 3;
+    let count = WORK_PER_COMMAND_MAX / each;
+    let rest = WORK_PER_COMMAND_MAX - count * each - 4 * 5;
+    for command in &commands {
+        let (mut refused, mut done) = (0, 0);
+        for left in 0..60 {
+            let mut node = Node::new();
+            node.fill("RPUSH", "big", LENGTH as usize);
+            node.say("RPUSH l 1 2 3");
+            node.say("RPUSH m 4");
+            node.say("SADD s x y");
+            node.say("SADD t z");
+            let before = shown(&node.machine);
+            let rest = format!("LPOS big nosuch MAXLEN {}", rest - left);
+            let mut commands = vec![words("LPOS big nosuch"); count as usize];
+            commands.extend([words(&rest), words(command)]);
+            let (reply, _) = node.answer(Command::Transaction {
+                db: 0,
+                resp: Resp::Two,
+                member: None,
+                watched: Vec::new(),
+                commands,
+            });
+            let Reply::Array(replies) = reply else { panic!("{command}: {reply:?}") };
+            match replies.last().expect("an answer") {
+                Reply::Error(refusal) => {
+                    refused += 1;
+                    assert_eq!(
+                        shown(&node.machine),
+                        before,
+                        "{} with {left} left: {refusal:?}",
+                        &command[..5]
+                    );
+                }
+                _ => done += 1,
+            }
+        }
+        assert!(refused > 0 && done > 0, "{}: {refused} refused, {done} done", &command[..5]);
+    }
+}
+
+/// All keys with what they hold.
+fn shown(machine: &Machine) -> Vec<Reply> {
+    let look = |line: &str| machine.read(0, Resp::Two, &words(line));
+    let strings = ["a", "b", "c"].map(|key| look(&format!("GET {key}")));
+    let lists = ["l", "m"].map(|key| look(&format!("LRANGE {key} 0 -1")));
+    let sets = ["s", "t"].map(|key| look(&format!("SMEMBERS {key}")));
+    [&strings[..], &lists, &sets].concat()
+}

@@ -252,6 +252,17 @@ impl Cluster {
         self.slot(id).process = None;
     }
 
+    /// Cuts a node of a relayed cluster off from all others, for good. Clients and the Redis behind still reach it.
+    pub fn cut_off(&self, id: u64) {
+        for node in &self.nodes {
+            let relay = node.relay.as_ref().expect("a relayed cluster");
+            match node.id == id {
+                true => relay.close(),
+                false => relay.bar(id),
+            }
+        }
+    }
+
     pub fn pause(&self, id: u64) {
         self.node(id).process().signal(libc::SIGSTOP);
     }

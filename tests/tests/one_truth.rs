@@ -5,7 +5,7 @@ use std::time::Duration;
 use redfence_tests::cluster::{Cluster, Host, Options};
 use redfence_tests::process::poll_until;
 use redfence_tests::redis::{self, Redis};
-use redfence_tests::resp::Value;
+use redfence_tests::resp::{Connection, Value};
 
 const SOON: Duration = Duration::from_secs(30);
 const ASK: Duration = Duration::from_secs(10);
@@ -141,6 +141,47 @@ fn a_node_that_missed_a_change_of_routes_serves_nothing_by_the_old_ones() {
         ask(&cluster, paused, &["LOCK.ACQUIRE", "wallet:1", "600000"]) == Value::NullBulk
     });
     assert_eq!(ask(&cluster, paused, &["LOCK.CLUSTER", "GET", "route"]), Value::bulk("wallet:*=correctness"));
+}
+
+/// The same for a wait that the Lua library serves: a grant it gets by the old routes is not told.
+#[test]
+fn a_wait_at_a_node_that_missed_a_change_of_routes_ends_without_a_grant() {
+    let redis = Redis::start(&redis::Options::plain());
+    let options = Options::nodes(3)
+        .relayed()
+        .flag("--redis", &redis.address().to_string())
+        .flag("--default-tier", "efficiency");
+    let cluster = Cluster::start(&options);
+    let leader = cluster.wait_for_leader(SOON);
+    let (other, cut_off) = (cluster.followers(leader)[0], cluster.followers(leader)[1]);
+    await_that(&cluster, "tier 1 is served", || {
+        [other, cut_off].iter().all(|id| {
+            let reply = cluster.node(*id).ask(&["LOCK.ACQUIRE", "warm", "1"], ASK);
+            matches!(reply, Some(Value::Array(_) | Value::NullBulk))
+        })
+    });
+    let before = ask(&cluster, other, &["LOCK.ACQUIRE", "wallet:1", "600000"]);
+    assert!(matches!(before, Value::Array(_)), "{before:?}");
+    let mut waiter = Connection::open(cluster.node(cut_off).address).expect("the node serves");
+    waiter.send(&["LOCK.ACQUIRE", "wallet:1", "600000", "WAIT", "120000"]).expect("the node serves");
+    await_that(
+        &cluster,
+        "it stands in line",
+        || matches!(ask(&cluster, other, &["LOCK.QUEUE", "wallet:1"]), Value::Array(line) if line.len() == 1),
+    );
+    cluster.cut_off(cut_off);
+    let set = ask(&cluster, leader, &["LOCK.CLUSTER", "SET", "route", "wallet:*=correctness"]);
+    assert_eq!(set, Value::Simple(b"OK".to_vec()), "{}", cluster.log());
+    await_that(&cluster, "the change is in force", || {
+        let info = ask(&cluster, other, &["LOCK.INFO", "wallet:1"]);
+        matches!(&info, Value::Array(fields) if fields.contains(&Value::bulk("CORRECTNESS")))
+    });
+    let holder = ask(&cluster, other, &["LOCK.ACQUIRE", "wallet:1", "600000"]);
+    assert!(matches!(holder, Value::Array(_)), "{holder:?}\n{}", cluster.log());
+    // The lock taken before the change ends in the tier it was taken in: there the wait is served.
+    assert_eq!(redis.ask(&["DEL", "wallet:1"]), Value::Integer(1));
+    let told = waiter.receive(SOON);
+    assert!(!matches!(told, Ok(Value::Array(_))), "two holders: {told:?}\n{}", cluster.log());
 }
 
 /// Item 15: two Redis servers would be two stores.

@@ -78,13 +78,14 @@ fn move_item(
     cx.list(to)?;
     let Some(item) = cx.list(from)?.and_then(|items| from_end.peek(items)).cloned() else { return Ok(None) };
     cx.replies.check(item.len() + 16)?;
-    // The new place first: where there is no room, nothing has changed.
+    // Paid for at once, and the new place first: where there is no room, nothing has changed.
+    cx.charge(2)?;
     cx.growth_max = cx.growth_max.saturating_add(item.len());
     cx.change_list(to, |items| {
         to_end.push(items, item.clone());
         (true, ())
     })?;
-    take(cx, from, from_end, 1)?;
+    cx.change_list(from, |items| (true, from_end.pop(items)))?;
     Ok(Some(item))
 }
 

@@ -1,7 +1,7 @@
 //! Strings: `SET` with all its options, `GET` and its relatives. Numbers in strings are in `counters.rs`.
 
 use super::args::{self, is, Unit};
-use super::context::{Answer, Context};
+use super::context::{Answer, Context, BYTES_PER_UNIT};
 use super::errors;
 use super::keys::Deadline;
 use super::STRING_BYTES_MAX;
@@ -201,7 +201,7 @@ pub(super) fn mset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     }
     check_pairs(cx, &argv[1..])?;
     for pair in argv[1..].chunks_exact(2) {
-        cx.put_string(pair[0], pair[1], Deadline::Never)?;
+        cx.put_checked_string(pair[0], pair[1])?;
     }
     Ok(Reply::OK)
 }
@@ -215,12 +215,12 @@ pub(super) fn msetnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
         return Ok(Reply::Int(0));
     }
     for pair in argv[1..].chunks_exact(2) {
-        cx.put_string(pair[0], pair[1], Deadline::Never)?;
+        cx.put_checked_string(pair[0], pair[1])?;
     }
     Ok(Reply::Int(1))
 }
 
-/// All or nothing: the limits are looked at before the first write.
+/// All or nothing: limits, work and room are looked at before the first write.
 fn check_pairs(cx: &mut Context<'_>, pairs: &[&[u8]]) -> Result<(), Refusal> {
     for pair in pairs.chunks_exact(2) {
         if pair[0].len() > super::KEY_BYTES_MAX {
@@ -230,6 +230,7 @@ fn check_pairs(cx: &mut Context<'_>, pairs: &[&[u8]]) -> Result<(), Refusal> {
             return Err(errors::STRING_TOO_LONG);
         }
     }
+    cx.charge(pairs.chunks_exact(2).map(|pair| pair[1].len() / BYTES_PER_UNIT).sum())?;
     let growth = |pair: &[&[u8]]| match cx.value(pair[0]) {
         Some(value) => pair[1].len().saturating_sub(value.weight()),
         None => pair[0].len() + pair[1].len() + KEY_OVERHEAD_BYTES,

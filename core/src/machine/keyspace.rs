@@ -346,8 +346,8 @@ impl Keys for MachineKeys<'_> {
             Some(slot) => slot,
             None => self.machine.record_for(db, key)?,
         };
-        // It is compared with what is there.
-        if self.machine.values.contains_key(&slot) {
+        // It is compared with what is there. A string differs from a collection at the first look.
+        if !matches!(value, Value::Str(_)) && self.machine.values.contains_key(&slot) {
             self.charge(value.view().elements() as u64)?;
         }
         self.save(slot);

@@ -347,11 +347,12 @@ impl Machine {
         [lock_or_wait, self.blocked.next_deadline_ms()].into_iter().flatten().min()
     }
 
-    /// Whether an entry with this stamp would first end something: a script's run must not, so an `Expire` goes first.
+    /// Whether an entry with this stamp would first end something, or would let blocked clients try that an earlier entry had no
+    /// more room for: not what a script has seen. So an `Expire` goes first.
     #[must_use]
     pub fn has_due(&self, stamp: Stamp) -> bool {
         let now_ms = self.clock_after(stamp).logical_ms;
-        self.next_end_ms().is_some_and(|at_ms| at_ms <= now_ms)
+        self.blocked.has_ready() || self.next_end_ms().is_some_and(|at_ms| at_ms <= now_ms)
     }
 
     /// The clock that an entry with this stamp is applied at.

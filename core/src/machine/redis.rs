@@ -166,7 +166,8 @@ impl Machine {
         let mut cx = Context::new(&mut keys, caller.db, caller.resp).with_replies(replies);
         let reply = execute(&mut cx, argv);
         let (would_block, db) = (cx.would_block, cx.db);
-        if keys.clash() != Clash::None {
+        // A member's write that was refused midway is taken back as well.
+        if keys.clash() != Clash::None || reply.is_error() {
             keys.rollback();
         }
         let clash = keys.clash();

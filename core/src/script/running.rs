@@ -218,7 +218,9 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
         watched: &[Watched<'_>],
         commands: &[Words<'_>],
     ) -> Result<Reply, Stop> {
-        let machine = self.running.overlay.machine();
+        let overlay = &self.running.overlay;
+        watched.iter().for_each(|key| overlay.depend_on(key.db, key.key));
+        let machine = overlay.machine();
         if watched.iter().any(|key| machine.watch_token(key.db, key.key) != key.token) {
             return Ok(Reply::NilArray);
         }

@@ -438,7 +438,12 @@ impl Connection {
     /// What the Redis behind answers is told only while the routes hold by which it was asked: a name may belong to the other
     /// tier by now, and have another holder there.
     fn check_routes_of_passing(&self) -> Result<(), End> {
-        let passes = matches!(self.lane, Lane::Redis | Lane::Shared) && !self.pending.is_empty();
+        let passes = match self.lane {
+            Lane::Redis | Lane::Shared => !self.pending.is_empty(),
+            // A wait in Lua. What else is alone there is asked of Tier 2.
+            Lane::Alone => self.pending.iter().any(Pending::is_asked_of_redis),
+            Lane::Free | Lane::Tier2 | Lane::Reads => false,
+        };
         if passes && !self.shared.routing.is_fresh(self.shared.now_ms()) {
             tracing::info!(
                 client = self.client.card.id,

@@ -49,6 +49,18 @@ pub enum Pending {
     Confirm(Confirm),
 }
 
+impl Pending {
+    /// Whether the Redis behind decides the answer.
+    #[must_use]
+    pub fn is_asked_of_redis(&self) -> bool {
+        match self {
+            Pending::Redis(_) | Pending::Shared(_) => true,
+            Pending::Call(call) => matches!(call.source, Source::Channel(_)),
+            Pending::Encoded(_) | Pending::Confirm(_) => false,
+        }
+    }
+}
+
 /// A reply from Tier 2 or from a wait in Lua.
 #[derive(Debug)]
 pub struct Call {

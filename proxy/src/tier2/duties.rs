@@ -34,7 +34,7 @@ impl Node {
     }
 
     /// The cluster's own, once its settings are founded.
-    fn idle_retention_ms(&self) -> u64 {
+    pub(super) fn idle_retention_ms(&self) -> u64 {
         let settings = self.machine.settings();
         match settings.founded {
             true => settings.idle_retention_ms,

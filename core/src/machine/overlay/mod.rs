@@ -166,6 +166,11 @@ impl<'m> Overlay<'m> {
         self.changes = changes;
     }
 
+    /// What the run does depends on this key, though it may never look at it.
+    pub(crate) fn depend_on(&self, db: Db, key: &[u8]) {
+        note(&mut self.read.borrow_mut(), db, key);
+    }
+
     pub(crate) fn serves_waiters(&self) -> bool {
         self.serves_waiters
     }

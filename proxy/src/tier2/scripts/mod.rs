@@ -145,7 +145,7 @@ impl Node {
 
     fn expire_before_scripts(&mut self, stamp: Stamp, newest: u64) {
         let mut builder = EntryBuilder::new(stamp);
-        let expire = encoded(&Command::Expire { idle_ms: self.config.idle_record_ms });
+        let expire = encoded(&Command::Expire { idle_ms: self.idle_retention_ms() });
         builder.push_batch(self.pending.origin(), self.pending.acked_below(), [(UNNUMBERED, expire)]);
         if self.raw.propose(Vec::new(), builder.finish()).is_ok() {
             self.note_proposed(1);

@@ -4,6 +4,7 @@ use super::*;
 use crate::tier2::ports::{AdminRequest, OwnedQuery};
 use bytes::Bytes;
 use redfence_core::keyspace::Resp;
+use redfence_core::machine::Watched;
 
 /// Not one of the forms that are logged as native commands.
 const APPEND_LENGTH: &str =
@@ -219,4 +220,28 @@ fn compare_and_delete_is_pipelined_like_any_command() {
     let entries = cluster.node(node).map_or(0, crate::tier2::Node::applied_index) - before;
     assert!(entries < 20, "{entries} entries for 100 commands of one pipeline");
     assert_equal_states(&mut cluster, 6);
+}
+
+/// Two scripts of one entry: the second is a transaction that watches what the first changes.
+#[test]
+fn a_watched_key_that_a_script_of_the_same_entry_changes_ends_the_transaction() {
+    for seed in 0..10 {
+        let mut cluster = settled(3, seed);
+        let leader = leader(&cluster);
+        let ticket =
+            cluster.read(leader, OwnedQuery::Tokens { db: 0, keys: vec![Bytes::from_static(b"guard")] });
+        let Reply::Array(tokens) = cluster.wait_for(ticket, 1_000) else { panic!("seed {seed}: no tokens") };
+        let [Reply::Int(token)] = tokens[..] else { panic!("seed {seed}: {tokens:?}") };
+        let take = "redis.call('set', KEYS[1], ARGV[1]) return ARGV[1]";
+        // While it is under way both scripts come to wait, and then share an entry.
+        cluster.submit_by(leader, 3, &redis(&["SET", "other", "1"]), 0);
+        let first = cluster.submit_by(leader, 1, &redis(&["EVAL", take, "1", "guard", "A"]), 0);
+        let watched = vec![Watched { db: 0, key: b"guard", token: token as u64 }];
+        let commands = vec![["EVAL", take, "1", "lock", "B"].iter().map(|word| word.as_bytes()).collect()];
+        let transaction = Command::Transaction { db: 0, resp: Resp::Two, member: None, watched, commands };
+        let second = cluster.submit_by(leader, 2, &transaction, 0);
+        assert_eq!(cluster.wait_for(first, 1_000), Reply::bulk("A"), "seed {seed}");
+        assert_eq!(cluster.wait_for(second, 1_000), Reply::NilArray, "seed {seed}: two holders");
+        assert_equal_states(&mut cluster, seed);
+    }
 }
