@@ -53,6 +53,12 @@ pub const REMEMBERED_REPLY_BYTES_MAX: usize = 16 * KIB;
 pub const REMEMBERED_BYTES_PER_ORIGIN_MAX: usize = 8 * MIB;
 pub const REMEMBERED_BYTES_MAX: usize = 32 * MIB;
 
+/// Replies that wait for one client to read them, beyond the one being sent. Further reads of that client wait.
+pub const UNREAD_REPLIES_BYTES_MAX: usize = MIB;
+/// All that one node holds for its clients: partial requests, queued commands, names they watch and listen to, replies and messages
+/// not sent. Beyond it the client that holds the most is disconnected.
+pub const CLIENT_BYTES_PER_NODE_MAX: usize = 256 * MIB;
+
 /// One piece of a snapshot as the machine gives it, and as it is read back.
 pub const SNAPSHOT_PIECE_BYTES_MAX: usize = MIB;
 /// One record of a snapshot, which may span pieces: the largest is a blocked client with the words of its command, once as sent and
@@ -76,4 +82,9 @@ const _: () = {
     assert!(SNAPSHOT_PIECE_BYTES_MAX + PEER_FRAME_OVERHEAD_BYTES < PEER_FRAME_BYTES_MAX);
     assert!(STRING_BYTES_MAX + KEY_BYTES_MAX < SNAPSHOT_RECORD_BYTES_MAX);
     assert!(SCRIPT_BYTES_MAX < SNAPSHOT_RECORD_BYTES_MAX);
+    assert!(
+        8 * (2 * (READ_REPLY_BYTES_MAX + UNREAD_REPLIES_BYTES_MAX) + REQUEST_BYTES_MAX)
+            < CLIENT_BYTES_PER_NODE_MAX,
+        "several clients may have their largest replies and requests at once"
+    );
 };

@@ -4,6 +4,7 @@
 
 pub mod admin;
 pub mod cli;
+pub mod client_memory;
 pub mod clock;
 pub mod config;
 pub mod events;

@@ -1,6 +1,7 @@
 //! Puts a node together and runs it: data and Raft, the Redis behind, listeners, signals.
 
 use crate::admin;
+use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
 use crate::events::{spread, EventQueue, Hub, Tracker};
@@ -129,6 +130,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         run_id: ids::run_id(),
         clock,
         clients: Registry::default(),
+        memory: ClientMemory::new(clock),
         stats: Stats::default(),
         keeper: Keeper::start(tier2.clone(), config.session_grace_ms),
         hub,

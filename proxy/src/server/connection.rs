@@ -7,15 +7,18 @@
 //! While the client waits for an answer its end of the connection is watched: a client that goes away leaves every queue it
 //! stands in, and its sessions are orphaned (`Drop`). What a command does is in [`super::execute`].
 
+use super::deferring::Deferring;
 use super::encode::Encoder;
 use super::passing::Large;
-use super::pending::{Call, Confirm, Lane, Pending, Then, PENDING_MAX};
+use super::pending::{Call, Confirm, Lane, Pending, Source, Then, PENDING_MAX};
 use super::request::{ProtocolError, RequestParser, Sender, Step};
 use super::router::Router;
 use super::session::Client;
 use super::sharing::Sharing;
 use super::Shared;
 use crate::tier1::link::{self, Link};
+use crate::tier2::handle::Answer;
+use redfence_core::limits::UNREAD_REPLIES_BYTES_MAX;
 use redfence_core::reply::{Refusal, Reply};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -27,7 +30,7 @@ use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
 /// Bytes of replies a client may leave unread beyond the one that is being sent. No further reply is taken out for it meanwhile.
-pub const UNREAD_BYTES_MAX: usize = 1024 * 1024;
+pub const UNREAD_BYTES_MAX: usize = UNREAD_REPLIES_BYTES_MAX;
 /// Above this the Redis behind is not read from until the client has taken some.
 pub(super) const PASSING_BYTES_MAX: usize = 256 * 1024;
 /// Bytes of further commands that are taken in while a client waits for an answer. Behind more of them its end cannot be seen.
@@ -71,6 +74,13 @@ pub struct Connection {
     pub(super) reply_end: usize,
     pub(super) large: Option<Large>,
     pub(super) stalled: bool,
+    /// Bytes of [`Pending::Encoded`].
+    pub(super) encoded_bytes: usize,
+    /// Logged commands under way whose replies may be large.
+    pub(super) large_calls: usize,
+    pub(super) deferring: Deferring,
+    /// What the client's account was last told.
+    pub(super) reported_bytes: usize,
     /// Commands run and not yet counted.
     pub(super) commands_run: u32,
     pub(super) ending: bool,
@@ -106,6 +116,10 @@ impl Connection {
             reply_end: 0,
             large: None,
             stalled: false,
+            encoded_bytes: 0,
+            large_calls: 0,
+            deferring: Deferring::default(),
+            reported_bytes: 0,
             commands_run: 0,
             ending: false,
             gone: false,
@@ -128,10 +142,14 @@ impl Connection {
         for _ in 0..TURNS_MAX {
             match self.turn(context) {
                 Ok(true) => {}
-                Ok(false) => return Poll::Pending,
+                Ok(false) => {
+                    self.report_memory();
+                    return Poll::Pending;
+                }
                 Err(End) => return Poll::Ready(()),
             }
         }
+        self.report_memory();
         context.waker().wake_by_ref();
         Poll::Pending
     }
@@ -177,11 +195,29 @@ impl Connection {
             return;
         }
         let protocol = self.client.protocol;
-        write(&mut Encoder { out: self.place_behind_pending(), protocol });
+        if self.pending.is_empty() {
+            let is_next = self.out_at == self.out.len();
+            write(&mut Encoder { out: &mut self.out, protocol });
+            if is_next {
+                self.reply_end = self.out.len();
+            }
+        } else {
+            self.write_behind_pending(|out| write(&mut Encoder { out, protocol }));
+        }
+    }
+
+    /// Bytes that stand behind every answer under way.
+    pub(super) fn write_behind_pending(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let waits = !self.pending.is_empty();
+        let out = self.place_behind_pending();
+        let before = out.len();
+        write(out);
+        let written = out.len() - before;
+        self.encoded_bytes += if waits { written } else { 0 };
     }
 
     /// Where bytes go that stand behind every answer under way.
-    pub(super) fn place_behind_pending(&mut self) -> &mut Vec<u8> {
+    fn place_behind_pending(&mut self) -> &mut Vec<u8> {
         match self.pending.back() {
             None => return &mut self.out,
             Some(Pending::Encoded(_)) => {}
@@ -204,17 +240,34 @@ impl Connection {
             }
             match front {
                 Pending::Encoded(bytes) => {
+                    self.encoded_bytes -= bytes.len();
                     self.out.append(bytes);
                     self.pending.pop_front();
+                }
+                Pending::Call(Call { source: Source::Deferred(_), .. }) => {
+                    if !self.ask_deferred(context) {
+                        break;
+                    }
                 }
                 Pending::Call(call) => {
                     if call.waits && super::socket::has_hung_up(&self.stream) {
                         // Before a grant is taken out for it: nobody would be left to have it.
                         return Err(End);
                     }
-                    let Poll::Ready(reply) = Pin::new(&mut call.source).poll(context) else { break };
-                    let Some(Pending::Call(call)) = self.pending.pop_front() else { unreachable!("seen") };
-                    self.finish_call(call, reply);
+                    match call.source.poll(context) {
+                        Poll::Pending => break,
+                        Poll::Ready(Answer::Deferred(query)) => {
+                            call.source = Source::Deferred(query);
+                            self.deferring.begin();
+                        }
+                        Poll::Ready(Answer::Reply { reply, counted }) => {
+                            let Some(Pending::Call(call)) = self.pending.pop_front() else {
+                                unreachable!("seen")
+                            };
+                            self.client.account.take_reply(counted);
+                            self.finish_call(call, reply);
+                        }
+                    }
                 }
                 Pending::Confirm(confirm) => {
                     let Poll::Ready(confirmed) = Pin::new(&mut confirm.confirmed).poll(context) else {
@@ -235,6 +288,7 @@ impl Connection {
         if self.pending.is_empty() && self.lane != Lane::Free {
             self.lane = Lane::Free;
             self.stalled = false;
+            self.large_calls = 0;
             self.leave_routes();
             moved = true;
         }
@@ -298,6 +352,8 @@ impl Connection {
             && !self.stalled
             && self.lane != Lane::Alone
             && self.pending.len() < PENDING_MAX
+            && self.encoded_bytes <= UNREAD_BYTES_MAX
+            && !self.deferring.is_under_way()
             && self.sharing.has_room()
             && self.link.as_ref().is_none_or(|link| link.unsent_bytes() < link::UNSENT_BYTES_MAX)
     }
@@ -472,6 +528,7 @@ impl Drop for Connection {
         self.shared.tracker.left(self.client.card.id);
         self.client.leave_sessions(&self.shared.keeper);
         self.shared.clients.leave(self.client.card.id);
+        self.client.account.leave();
     }
 }
 

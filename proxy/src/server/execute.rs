@@ -68,7 +68,9 @@ impl Connection {
     pub(super) fn note_commands(&mut self) {
         if self.commands_run > 0 {
             self.shared.stats.commands.fetch_add(u64::from(self.commands_run), Ordering::Relaxed);
-            self.client.card.seen_ms.store(self.shared.now_ms(), Ordering::Relaxed);
+            let now_ms = self.shared.now_ms();
+            self.client.card.seen_ms.store(now_ms, Ordering::Relaxed);
+            self.client.account.has_moved(now_ms);
             self.commands_run = 0;
         }
     }

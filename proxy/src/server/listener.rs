@@ -56,10 +56,13 @@ fn welcome(shared: &Arc<Shared>, stream: TcpStream, address: SocketAddr, door: D
         return;
     };
     shared.stats.connections.fetch_add(1, Ordering::Relaxed);
-    let client = Client::new(Arc::clone(&card), door, shared.password.is_none());
+    let account = shared.memory.open(card.id);
+    let client = Client::new(Arc::clone(&card), account, door, shared.password.is_none());
+    let account_of_task = Arc::clone(&client.account);
     let connection = Connection::new(Arc::clone(shared), stream, client);
     let task = tokio::spawn(connection.run());
     card.set_task(task.abort_handle());
+    account_of_task.set_task(task.abort_handle());
 }
 
 async fn turn_away(mut stream: TcpStream) {

@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - [`listener`]: accepts clients, keeps their number in bounds
-//! - [`connection`], [`socket`], [`passing`], `sharing`: one client: replies in order, its bytes, the Redis behind, by its own connection or a shared one; [`pending`]: answers that are due;
+//! - [`connection`], `deferring`, [`socket`], [`passing`], `sharing`: one client: replies in order, its bytes, the Redis behind, by its own connection or a shared one; [`pending`]: answers that are due;
 //!   [`pushes`]: what it is told unasked
 //! - [`request`], [`inline`]: bytes → words; [`encode`]: replies → bytes
 //! - [`session`], [`transaction`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
@@ -17,6 +17,7 @@
 
 pub mod commands;
 pub mod connection;
+mod deferring;
 pub mod encode;
 pub mod execute;
 pub mod give_back;
@@ -41,6 +42,7 @@ pub mod stats;
 pub mod steward;
 pub mod transaction;
 
+use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::events::{EventQueue, Hub, Tracker};
 use crate::tier1::listener::Listener;
@@ -66,6 +68,8 @@ pub struct Shared {
     pub run_id: String,
     pub clock: Clock,
     pub clients: registry::Registry,
+    /// What is held for all of them.
+    pub memory: Arc<ClientMemory>,
     pub stats: stats::Stats,
     pub hub: Arc<Hub>,
     pub tracker: Arc<Tracker>,

@@ -108,6 +108,7 @@ impl Connection {
                 let refusal = link::refusal(&down.reason, had_left.next().unwrap_or(true));
                 Reply::Error(refusal).render(&mut Encoder { out: &mut bytes, protocol });
             }
+            self.encoded_bytes += bytes.len();
             *item = Pending::Encoded(bytes);
         }
         self.client.set_waiting(false);

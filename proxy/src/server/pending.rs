@@ -7,7 +7,8 @@
 use super::stats::Verdict;
 use crate::events::Kind;
 use crate::server::Shared;
-use crate::tier2::handle::PendingReply;
+use crate::tier2::handle::{Answer, PendingReply};
+use crate::tier2::ports::OwnedQuery;
 use bytes::Bytes;
 use redfence_core::reply::Reply;
 use redfence_core::types::SessionId;
@@ -122,6 +123,13 @@ impl SessionStep {
 pub enum Source {
     Tier2(PendingReply),
     Channel(oneshot::Receiver<Reply>),
+    /// A read that was handed back, because the client has too many unread replies. Asked again when it is the first.
+    Deferred(Box<OwnedQuery>),
+    /// A read behind a deferred one that has its answer.
+    Answered {
+        reply: Reply,
+        counted: usize,
+    },
 }
 
 /// What is left to do when the client goes away before the answer comes.
@@ -133,6 +141,18 @@ pub enum IfAbandoned {
     GiveBack(Bytes),
     /// `BLPOP` or one like it: what is popped nonetheless is put back. Holds the command.
     PutBack { db: u32, argv: Vec<Bytes> },
+}
+
+impl IfAbandoned {
+    /// What is kept for the case.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            IfAbandoned::Nothing => 0,
+            IfAbandoned::GiveBack(blob) => blob.len(),
+            IfAbandoned::PutBack { argv, .. } => argv.iter().map(Bytes::len).sum(),
+        }
+    }
 }
 
 #[derive(Debug, Default)]
@@ -189,15 +209,19 @@ impl Call {
     }
 }
 
-impl Future for Source {
-    type Output = Reply;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
-        match &mut *self {
-            Source::Tier2(pending) => Pin::new(pending).poll(context),
-            Source::Channel(receiver) => Pin::new(receiver)
-                .poll(context)
-                .map(|answer| answer.unwrap_or_else(|_| crate::tier2::refusals::indeterminate())),
+impl Source {
+    /// A deferred read stays pending until it is asked again.
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
+        match self {
+            Source::Tier2(pending) => pending.poll_answer(context),
+            Source::Channel(receiver) => Pin::new(receiver).poll(context).map(|answer| {
+                Answer::uncounted(answer.unwrap_or_else(|_| crate::tier2::refusals::indeterminate()))
+            }),
+            Source::Deferred(_) => Poll::Pending,
+            Source::Answered { reply, counted } => {
+                let reply = std::mem::replace(reply, Reply::Nil);
+                Poll::Ready(Answer::Reply { reply, counted: *counted })
+            }
         }
     }
 }

@@ -51,7 +51,9 @@ impl Connection {
             tracking.redirect_broken |= matches!(invalidation, Invalidation::RedirectBroken(_));
             let protocol = self.client.protocol;
             if protocol == Protocol::Resp3 {
-                encode_invalidation(&mut Encoder { out: self.place_for_push(), protocol }, &invalidation);
+                self.push_behind_replies(|out| {
+                    encode_invalidation(&mut Encoder { out, protocol }, &invalidation)
+                });
             }
             moved = true;
         }
@@ -60,21 +62,18 @@ impl Connection {
 
     /// More wait in the mailbox, which has a limit of its own.
     fn has_room_for_pushes(&self) -> bool {
-        let behind = match self.pending.back() {
-            Some(Pending::Encoded(bytes)) => bytes.len(),
-            Some(Pending::Call(_) | Pending::Redis(_) | Pending::Shared(_) | Pending::Confirm(_)) | None => 0,
-        };
-        behind + self.out.len() - self.out_at < PASSING_BYTES_MAX
+        self.encoded_bytes + self.out.len() - self.out_at < PASSING_BYTES_MAX
     }
 
     /// Behind the answers under way: one of them may be the old value of a key that has changed since, and a client must not be
     /// told to drop what it has yet to get. A command that waits reads nothing, and holds up nothing.
-    fn place_for_push(&mut self) -> &mut Vec<u8> {
+    fn push_behind_replies(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let at_once = self.pending.iter().all(|item| matches!(item, Pending::Call(call) if call.waits));
         if at_once {
-            return &mut self.out;
+            write(&mut self.out);
+        } else {
+            self.write_behind_pending(write);
         }
-        self.place_behind_pending()
     }
 }
 

@@ -8,6 +8,7 @@ use super::keeper::{Keeper, Slot};
 use super::registry::Card;
 use super::router::Door;
 use super::transaction::{Home, Transaction, WatchedKey};
+use crate::client_memory::Account;
 use crate::events::{Inbox, Kind, Mailbox, Terms};
 use crate::tier2::handle::Caller;
 use bytes::Bytes;
@@ -33,6 +34,8 @@ pub enum ReplyMode {
 #[derive(Debug)]
 pub struct Client {
     pub card: Arc<Card>,
+    /// What the node holds for it.
+    pub account: Arc<Account>,
     pub door: Door,
     pub protocol: Protocol,
     pub db: u32,
@@ -42,6 +45,8 @@ pub struct Client {
     pub transaction: Option<Box<Transaction>>,
     /// Keys of the Raft keyspace, as they were at `WATCH`.
     pub watched: Vec<WatchedKey>,
+    /// What they take in the log.
+    pub watched_bytes: usize,
     /// Keys are watched at the Redis behind the proxy.
     pub watches_redis: bool,
     /// Sessions this connection opened: any command here keeps them alive, its end orphans them.
@@ -57,6 +62,8 @@ pub struct Subscriptions {
     pub inbox: Inbox,
     pub channels: BTreeSet<Bytes>,
     pub patterns: BTreeSet<Bytes>,
+    /// Of both, as counted last.
+    pub held_bytes: usize,
 }
 
 /// What one subscription weighs: its name, and its place in the tables.
@@ -95,6 +102,7 @@ pub struct Tracking {
     /// `CLIENT CACHING` was said: it holds for the next command.
     pub caching: bool,
     pub redirect_broken: bool,
+    pub prefix_bytes: usize,
 }
 
 /// Which of the keys it reads the client keeps.
@@ -111,9 +119,10 @@ pub enum TrackingMode {
 
 impl Client {
     #[must_use]
-    pub fn new(card: Arc<Card>, door: Door, authenticated: bool) -> Client {
+    pub fn new(card: Arc<Card>, account: Arc<Account>, door: Door, authenticated: bool) -> Client {
         Client {
             card,
+            account,
             door,
             protocol: Protocol::Resp2,
             db: 0,
@@ -121,6 +130,7 @@ impl Client {
             reply_mode: ReplyMode::On,
             transaction: None,
             watched: Vec::new(),
+            watched_bytes: 0,
             watches_redis: false,
             sessions: None,
             subscriptions: None,
@@ -190,8 +200,24 @@ impl Client {
         for (key, token) in keys.into_iter().zip(tokens) {
             let Reply::Int(token) = *token else { continue };
             if !self.watched.iter().any(|known| known.db == db && known.key == key) {
-                self.watched.push(WatchedKey { db, key, token: token as u64 });
+                let watched = WatchedKey { db, key, token: token as u64 };
+                self.watched_bytes += watched.logged_bytes();
+                self.watched.push(watched);
             }
         }
+    }
+
+    pub fn unwatch(&mut self) {
+        self.watched = Vec::new();
+        self.watched_bytes = 0;
+    }
+
+    /// Bytes held for its state: queued commands, and names that it watches, listens to or tracks.
+    #[must_use]
+    pub fn state_bytes(&self) -> usize {
+        let transaction = self.transaction.as_ref().map_or(0, |transaction| transaction.held_bytes());
+        let names = self.subscriptions.as_ref().map_or(0, |subscriptions| subscriptions.held_bytes);
+        let prefixes = self.tracking.as_ref().map_or(0, |tracking| tracking.prefix_bytes);
+        transaction + self.watched_bytes + names + prefixes
     }
 }

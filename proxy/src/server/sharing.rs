@@ -83,6 +83,11 @@ impl Sharing {
         self.place.as_ref().is_none_or(|place| place.due < DUE_MAX && place.due_bytes < DUE_BYTES_MAX)
     }
 
+    /// Bytes of commands under way.
+    pub(super) fn due_bytes(&self) -> usize {
+        self.place.as_ref().map_or(0, |place| place.due_bytes)
+    }
+
     /// Part of a reply has gone to the client, and more of it must follow before anything else.
     pub(super) fn is_inside_reply(&self) -> bool {
         self.place.as_ref().is_some_and(|place| place.is_inside_reply)
@@ -299,6 +304,7 @@ impl Connection {
     /// Answers of ours that stand between.
     fn pass_encoded(&mut self) {
         while let Some(Pending::Encoded(bytes)) = self.pending.front_mut() {
+            self.encoded_bytes -= bytes.len();
             self.out.append(bytes);
             self.pending.pop_front();
         }

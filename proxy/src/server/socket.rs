@@ -132,7 +132,10 @@ impl Connection {
         while self.out_at < self.out.len() {
             match Pin::new(&mut self.stream).poll_write(context, &self.out[self.out_at..]) {
                 Poll::Pending => break,
-                Poll::Ready(Ok(count)) if count > 0 => self.out_at += count,
+                Poll::Ready(Ok(count)) if count > 0 => {
+                    self.out_at += count;
+                    self.has_written();
+                }
                 Poll::Ready(_) => return Err(End),
             }
         }

@@ -16,6 +16,8 @@ pub const COMMANDS_MAX: usize = 1024;
 /// What a word adds to its bytes in the log, and a watched key to those of its name.
 const WORD_OVERHEAD_BYTES: usize = 5;
 const WATCHED_OVERHEAD_BYTES: usize = 18;
+/// What a word takes in memory besides its bytes.
+const WORD_HELD_BYTES: usize = 48;
 /// What a transaction adds to its commands and watched keys.
 const FRAME_BYTES: usize = 64;
 /// Keys of the keyspace one connection may watch. `WATCH` of more is refused.
@@ -38,6 +40,7 @@ pub struct Transaction {
     pub spoilt: bool,
     commands: Vec<Vec<Bytes>>,
     bytes: usize,
+    words: usize,
 }
 
 /// A key of the keyspace, as it was at `WATCH`.
@@ -63,7 +66,7 @@ impl WatchedKey {
 impl Transaction {
     #[must_use]
     pub fn new(home: Home) -> Transaction {
-        Transaction { home, spoilt: false, commands: Vec::new(), bytes: 0 }
+        Transaction { home, spoilt: false, commands: Vec::new(), bytes: 0, words: 0 }
     }
 
     #[must_use]
@@ -84,8 +87,15 @@ impl Transaction {
             ));
         }
         self.bytes = bytes;
+        self.words += argv.len() + 1;
         self.commands.push(argv.iter().map(|word| Bytes::copy_from_slice(word)).collect());
         Ok(())
+    }
+
+    /// What it takes in memory.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.bytes + self.words * WORD_HELD_BYTES
     }
 
     /// Where among the commands a `SELECT` stands: the last that succeeds moves the connection.

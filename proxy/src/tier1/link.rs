@@ -163,6 +163,12 @@ impl Link {
         self.unsent.len() - self.unsent_at
     }
 
+    /// What it keeps in memory.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.unsent.capacity() + self.received.capacity()
+    }
+
     /// Part of a reply has gone to the client, and more of it must follow before anything else.
     #[must_use]
     pub fn is_inside_reply(&self) -> bool {

@@ -9,7 +9,8 @@ use redfence_core::machine::{self, Fate};
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::RequestId;
 
-/// Work of entries applied in one turn (see `redfence_core::machine::work`), and their bytes. One entry more may begin.
+/// Work of entries applied in one turn (see `redfence_core::machine::work`), and their bytes with those of the replies to this node's
+/// clients. One entry more may begin.
 const TURN_WORK_MAX: u64 = 400_000;
 const TURN_BYTES_MAX: usize = 1 << 20;
 /// Bytes of committed entries that raft hands out at once, where none are left of those before.
@@ -104,7 +105,11 @@ impl Node {
         let mut replies = std::mem::take(&mut self.applying.replies);
         for (id, reply) in replies.drain(..) {
             match id.origin == origin {
-                true => self.answer_own(id.seq, reply),
+                true => {
+                    // Replies leave at the end of the turn.
+                    self.turn_load.bytes += reply.weight();
+                    self.answer_own(id.seq, reply);
+                }
                 false => others_wait = true,
             }
         }

@@ -5,7 +5,7 @@
 //! in the inbox is taken out of it and was certainly not done; of what the node has taken nobody knows. A request
 //! costs one load of a counter, a turn one addition: deadlines are counted in sweeps, not asked of a clock.
 
-use super::handle::Shared;
+use super::handle::{Answer, Shared};
 use super::inbox::{Asked, Asker, Deadline};
 use super::ports::{Input, Ticket, WAIT_FOREVER};
 use super::refusals;
@@ -57,7 +57,7 @@ pub(super) fn sweep(shared: &Shared) -> bool {
         return true;
     }
     for asker in shared.inbox.take_overdue(sweep) {
-        let _ = asker.reply.send(refusals::not_taken());
+        let _ = asker.reply.send(Answer::uncounted(refusals::not_taken()));
     }
     let mut waiting = shared.waiting.lock().expect("mutex poisoned");
     let overdue: Vec<(Ticket, Asker)> =
@@ -68,7 +68,7 @@ pub(super) fn sweep(shared: &Shared) -> bool {
             shared.inbox.push_report(Input::Cancel { ticket });
         }
         // The client may be gone: then nobody misses the answer.
-        let _ = asker.reply.send(unknown(asker.deadline.kind));
+        let _ = asker.reply.send(Answer::uncounted(unknown(asker.deadline.kind)));
     }
     true
 }

@@ -11,6 +11,7 @@ use super::ports::{
     AdminRequest, ClusterStatus, ConnectionId, Input, Noted, Outputs, OwnedQuery, Read, Rest, Submit, Ticket,
 };
 use super::refusals;
+use crate::client_memory::{counted_bytes, Account};
 use crate::events::Demand;
 use bytes::Bytes;
 use redfence_core::limits::REQUEST_BYTES_MAX;
@@ -69,15 +70,16 @@ pub fn connect(patience_ms: u64) -> (Tier2Handle, Desk) {
 impl Tier2Handle {
     /// Sends an encoded command to the log. `wait_ms` is the command's own `WAIT`, 0 for all others.
     pub fn submit(&self, blob: Bytes, wait_ms: u64) -> PendingReply {
-        self.submit_for(0, None, blob, wait_ms)
+        self.submit_for(0, None, None, blob, wait_ms)
     }
 
     /// The same on behalf of a client: what came by one connection is applied in the order it was submitted. `caller`: where it
-    /// tracks keys.
+    /// tracks keys. `account`: where its reply may be large.
     pub fn submit_for(
         &self,
         connection: ConnectionId,
         caller: Option<Caller>,
+        account: Option<Arc<Account>>,
         blob: Bytes,
         wait_ms: u64,
     ) -> PendingReply {
@@ -87,19 +89,30 @@ impl Tier2Handle {
         let patience_ms = self.shared.patience_ms;
         let input = |ticket| Input::Submit(Submit { ticket, connection, blob, patience_ms, wait_ms });
         let kind = if wait_ms > 0 { Asked::Wait } else { Asked::Command };
-        self.ask(kind, wait_ms, caller, input)
+        self.ask(kind, wait_ms, caller, account, input)
     }
 
     /// A linearizable look at the state.
     pub fn query(&self, query: OwnedQuery) -> PendingReply {
+        self.read(query, None)
+    }
+
+    /// The same on behalf of a client. Where that client has too many unread replies the query comes back: [`Answer::Deferred`].
+    pub fn query_for(&self, account: &Arc<Account>, query: OwnedQuery) -> PendingReply {
+        self.read(query, Some(Arc::clone(account)))
+    }
+
+    fn read(&self, query: OwnedQuery, account: Option<Arc<Account>>) -> PendingReply {
         let patience_ms = self.shared.patience_ms;
-        self.ask(Asked::Read, 0, None, |ticket| Input::Read(Read { ticket, query, patience_ms }))
+        let asker = account.clone();
+        let input = |ticket| Input::Read(Read { ticket, query, patience_ms, account });
+        self.ask(Asked::Read, 0, None, asker, input)
     }
 
     /// Membership and leadership. Answered when the change is seen to be done.
     pub fn admin(&self, request: AdminRequest) -> PendingReply {
         let patience_ms = self.shared.patience_ms;
-        self.ask(Asked::Admin, 0, None, |ticket| Input::Admin { ticket, request, patience_ms })
+        self.ask(Asked::Admin, 0, None, None, |ticket| Input::Admin { ticket, request, patience_ms })
     }
 
     /// Connections of these sessions were active, or are blocked in a WAIT. Call about five times a second with all of
@@ -154,13 +167,14 @@ impl Tier2Handle {
         kind: Asked,
         wait_ms: u64,
         caller: Option<Caller>,
+        account: Option<Arc<Account>>,
         input: impl FnOnce(Ticket) -> Input,
     ) -> PendingReply {
         let ticket = self.shared.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         let cancel = (kind == Asked::Wait).then(|| self.shared.clone());
         let deadline = self.shared.sweeper.deadline(kind, self.shared.patience_ms, wait_ms);
-        let asker = Asker { reply: sender, caller, deadline };
+        let asker = Asker { reply: sender, caller, account, deadline };
         match self.shared.inbox.push_client((input(ticket), Some(asker))) {
             Ok(()) => PendingReply { receiver, ticket, cancel },
             Err((why, (_, asker))) => {
@@ -169,17 +183,34 @@ impl Tier2Handle {
                     Rejected::Closed => refusals::stopping(),
                 };
                 // The receiver is in our hands: sending cannot fail.
-                let _ = asker.expect("asked by somebody").reply.send(reply);
+                let _ = asker.expect("asked by somebody").reply.send(Answer::uncounted(reply));
                 PendingReply { receiver, ticket, cancel: None }
             }
         }
     }
 }
 
+/// What comes of a request.
+#[derive(Debug)]
+pub enum Answer {
+    /// `counted`: bytes of it in the account of its client, until they are taken out there.
+    Reply { reply: Reply, counted: usize },
+    /// A read for which the client has too many unread replies; to be asked again.
+    Deferred(Box<OwnedQuery>),
+}
+
+impl Answer {
+    /// A reply that is in nobody's account.
+    #[must_use]
+    pub fn uncounted(reply: Reply) -> Answer {
+        Answer::Reply { reply, counted: 0 }
+    }
+}
+
 /// The answer to come. Dropping it unanswered cancels a command that may wait in a queue.
 #[derive(Debug)]
 pub struct PendingReply {
-    receiver: oneshot::Receiver<Reply>,
+    receiver: oneshot::Receiver<Answer>,
     ticket: Ticket,
     cancel: Option<Arc<Shared>>,
 }
@@ -189,7 +220,7 @@ impl PendingReply {
     fn answered(reply: Reply) -> PendingReply {
         let (sender, receiver) = oneshot::channel();
         // The receiver is in our hands: sending cannot fail.
-        let _ = sender.send(reply);
+        let _ = sender.send(Answer::uncounted(reply));
         PendingReply { receiver, ticket: 0, cancel: None }
     }
 
@@ -203,17 +234,27 @@ impl PendingReply {
     }
 }
 
-impl Future for PendingReply {
-    type Output = Reply;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
+impl PendingReply {
+    pub fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
         let answer = match Pin::new(&mut self.receiver).poll(context) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(answer) => answer,
         };
         self.cancel = None;
         // The shell is gone without a word: nobody knows.
-        Poll::Ready(answer.unwrap_or_else(|_| refusals::indeterminate()))
+        Poll::Ready(answer.unwrap_or_else(|_| Answer::uncounted(refusals::indeterminate())))
+    }
+}
+
+/// For those without an account, whose reads are never deferred.
+impl Future for PendingReply {
+    type Output = Reply;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
+        self.poll_answer(context).map(|answer| match answer {
+            Answer::Reply { reply, .. } => reply,
+            Answer::Deferred(_) => refusals::queue_full(),
+        })
     }
 }
 
@@ -273,7 +314,13 @@ impl Desk {
         for (ticket, reply) in outputs.replies.drain(..) {
             if let Some(asker) = waiting.remove(&ticket) {
                 // The client may be gone: then nobody misses the answer.
-                let _ = asker.reply.send(reply);
+                let answer = counted(&asker, reply);
+                let _ = asker.reply.send(answer);
+            }
+        }
+        for (ticket, query) in outputs.deferred.drain(..) {
+            if let Some(asker) = waiting.remove(&ticket) {
+                let _ = asker.reply.send(Answer::Deferred(Box::new(query)));
             }
         }
         drop(waiting);
@@ -287,16 +334,27 @@ impl Desk {
         self.shared.inbox.take(Duration::ZERO, Rest::default(), &mut taken);
         for (_, asker) in taken {
             if let Some(asker) = asker {
-                let _ = asker.reply.send(refusals::stopping());
+                let _ = asker.reply.send(Answer::uncounted(refusals::stopping()));
             }
         }
         for (_, asker) in self.shared.waiting.lock().expect("mutex poisoned").drain() {
-            let _ = asker.reply.send(refusals::indeterminate());
+            let _ = asker.reply.send(Answer::uncounted(refusals::indeterminate()));
         }
     }
 }
 
 type Waiting = FxHashMap<Ticket, Asker>;
+
+/// Counts a reply to its client's account. The node itself has done so for reads.
+fn counted(asker: &Asker, reply: Reply) -> Answer {
+    let Some(account) = &asker.account else { return Answer::uncounted(reply) };
+    let counted = counted_bytes(&reply);
+    if asker.deadline.kind != Asked::Read && !account.add_reply(counted) {
+        // Its connection is being closed: the memory is better free at once.
+        return Answer::uncounted(refusals::indeterminate());
+    }
+    Answer::Reply { reply, counted }
+}
 
 fn news_of(waiting: &Waiting, outputs: &mut Outputs) -> Vec<News> {
     let missed = std::mem::take(&mut outputs.missed).then_some(News::Missed);

@@ -5,10 +5,11 @@
 //! (the handle answers `UNAVAILABLE`), messages of peers beyond theirs are dropped (raft repeats what it needs). What the
 //! disk reports is never refused: each report answers a task the node itself has limited.
 
+use super::handle::Answer;
 use super::ports::{Input, Rest};
+use crate::client_memory::Account;
 use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
-use redfence_core::reply::Reply;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
@@ -26,8 +27,10 @@ const _: () = assert!(CLIENT_BYTES_MAX > 4 * REQUEST_BYTES_MAX && PEER_BYTES_MAX
 /// Where an answer goes, and on whose behalf it was asked, if that matters to anybody.
 #[derive(Debug)]
 pub struct Asker {
-    pub reply: oneshot::Sender<Reply>,
+    pub reply: oneshot::Sender<Answer>,
     pub caller: Option<Caller>,
+    /// To whose memory the reply is counted.
+    pub account: Option<Arc<Account>>,
     pub deadline: Deadline,
 }
 

@@ -33,6 +33,7 @@
 //! - A greeting of an id that is no member is still accepted when the cluster id fits: the node itself answers such a peer
 //!   with [`PeerMessage::NotMember`], so that a removed node learns of its removal.
 
+use crate::client_memory::Account;
 use bytes::Bytes;
 use raft::eraftpb::{ConfState, Entry, HardState, Message};
 use redfence_core::event::Event;
@@ -41,6 +42,7 @@ use redfence_core::machine::settings::Setting;
 use redfence_core::machine::{KeysWalk, Machine, Query, Stats, Wanted, Words};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Member as RedlockMember, Origin, SessionId};
+use std::sync::Arc;
 
 /// A member's number, 1 to 65,535.
 pub type NodeId = u64;
@@ -157,6 +159,9 @@ pub struct Read {
     pub ticket: Ticket,
     pub query: OwnedQuery,
     pub patience_ms: u64,
+    /// The client whose memory its reply is counted to. Where that client has not taken enough of its replies the read comes back in
+    /// [`Outputs::deferred`].
+    pub account: Option<Arc<Account>>,
 }
 
 /// A look at the state, with bytes of its own to cross threads: [`redfence_core::machine::Query`], or one at plain keys.
@@ -260,6 +265,8 @@ pub struct Outputs {
     pub snapshot_ops: Vec<SnapshotOp>,
     /// Exactly one per ticket, unless it was cancelled.
     pub replies: Vec<(Ticket, Reply)>,
+    /// Reads that are not answered, because their client has too many unread replies. In place of a reply.
+    pub deferred: Vec<(Ticket, OwnedQuery)>,
     /// Only of entries that were new to this start of the node, like `published`.
     pub events: Vec<Event>,
     /// What was published: channel and message, in order.
@@ -289,6 +296,7 @@ impl Outputs {
         self.persist.clear();
         self.snapshot_ops.clear();
         self.replies.clear();
+        self.deferred.clear();
         self.events.clear();
         self.published.clear();
         self.noted.clear();

@@ -8,22 +8,57 @@
 //! that their work stays below a limit; the rest waits for the next turn. `KEYS` goes in slices, some each turn, and is passed by others.
 
 use super::ports::{OwnedQuery, Read, Ticket};
+use crate::client_memory::{counted_bytes, Account};
 use redfence_core::machine::{KeysWalk, Machine};
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::reply::Reply;
 use redfence_core::types::Origin;
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 
 /// Rounds under way at once. More reads wait, and share the next one.
 const ROUNDS_MAX: usize = 4;
 /// Slices of `KEYS` in one turn.
 const SLICES_PER_TURN_MAX: usize = 4;
+/// `KEYS` under way at once, each with the names it has found. More wait for their first slice.
+const WALKS_MAX: usize = 8;
 
 #[derive(Debug)]
 struct Waiting {
     ticket: Ticket,
     query: OwnedQuery,
     deadline_ms: u64,
+    account: Option<Arc<Account>>,
+}
+
+/// A read that may be answered now.
+#[derive(Debug)]
+pub(super) struct ReadyRead {
+    pub(super) ticket: Ticket,
+    pub(super) query: OwnedQuery,
+    pub(super) account: Option<Arc<Account>>,
+}
+
+impl ReadyRead {
+    /// Whether its client has to take replies first.
+    pub(super) fn is_deferred(&self) -> bool {
+        self.account.as_ref().is_some_and(|account| account.defers_read())
+    }
+}
+
+#[derive(Debug)]
+struct Walk {
+    ticket: Ticket,
+    keys: KeysWalk,
+    account: Option<Arc<Account>>,
+}
+
+/// Counts a reply to the account of its client. Where that is being closed nobody will read it, and its memory is free at once.
+pub(super) fn count_reply(account: Option<&Arc<Account>>, reply: Reply) -> Reply {
+    match account {
+        Some(account) if !account.add_reply(counted_bytes(&reply)) => super::refusals::no_quorum(),
+        Some(_) | None => reply,
+    }
 }
 
 #[derive(Debug)]
@@ -43,7 +78,7 @@ pub(super) struct Reads {
     /// Bytes of the queries that wait.
     bytes: usize,
     /// `KEYS` under way.
-    walks: VecDeque<(Ticket, KeysWalk)>,
+    walks: VecDeque<Walk>,
 }
 
 impl Reads {
@@ -58,7 +93,12 @@ impl Reads {
     pub(super) fn add(&mut self, read: Read, now_ms: u64) {
         self.bytes += read.query.bytes();
         let deadline_ms = now_ms.saturating_add(read.patience_ms);
-        self.waiting.push_back(Waiting { ticket: read.ticket, query: read.query, deadline_ms });
+        self.waiting.push_back(Waiting {
+            ticket: read.ticket,
+            query: read.query,
+            deadline_ms,
+            account: read.account,
+        });
         self.len += 1;
     }
 
@@ -84,7 +124,7 @@ impl Reads {
     }
 
     /// The next read that may be answered from the state as of `applied`.
-    pub(super) fn next_ready(&mut self, applied: u64) -> Option<(Ticket, OwnedQuery)> {
+    pub(super) fn next_ready(&mut self, applied: u64) -> Option<ReadyRead> {
         loop {
             let mut first = self.rounds.first_entry()?;
             if first.get().index.is_none_or(|index| index > applied) {
@@ -99,7 +139,7 @@ impl Reads {
             }
             self.len -= 1;
             self.bytes -= read.query.bytes();
-            return Some((read.ticket, read.query));
+            return Some(ReadyRead { ticket: read.ticket, query: read.query, account: read.account });
         }
     }
 
@@ -114,22 +154,26 @@ impl Reads {
         !self.walks.is_empty()
     }
 
-    /// A `KEYS` that may be answered: from now on it goes in slices.
-    pub(super) fn begin_walk(&mut self, ticket: Ticket, walk: KeysWalk) {
-        self.walks.push_back((ticket, walk));
+    /// A `KEYS` that may be answered: from now on it goes in slices. Later reads of its client are deferred: they might all be `KEYS`.
+    pub(super) fn begin_walk(&mut self, ticket: Ticket, keys: KeysWalk, account: Option<Arc<Account>>) {
+        if let Some(account) = &account {
+            account.defer_reads();
+        }
+        self.walks.push_back(Walk { ticket, keys, account });
         self.len += 1;
     }
 
     /// A few slices of the `KEYS` under way, once a turn.
     pub(super) fn walk(&mut self, machine: &Machine, out: &mut Vec<(Ticket, Reply)>) {
         for _ in 0..self.walks.len().min(SLICES_PER_TURN_MAX) {
-            let Some((ticket, mut walk)) = self.walks.pop_front() else { return };
-            match walk.step(machine) {
+            let Some(mut walk) = self.walks.pop_front() else { return };
+            match walk.keys.step(machine) {
                 Some(reply) => {
                     self.len -= 1;
-                    out.push((ticket, reply));
+                    out.push((walk.ticket, count_reply(walk.account.as_ref(), reply)));
                 }
-                None => self.walks.push_back((ticket, walk)),
+                // Behind those under way, before those that wait for their first slice.
+                None => self.walks.insert(self.walks.len().min(WALKS_MAX - 1), walk),
             }
         }
     }
@@ -179,7 +223,7 @@ impl Reads {
     }
 
     pub(super) fn drain(&mut self) -> Vec<Ticket> {
-        let mut tickets: Vec<Ticket> = self.walks.drain(..).map(|(ticket, _)| ticket).collect();
+        let mut tickets: Vec<Ticket> = self.walks.drain(..).map(|walk| walk.ticket).collect();
         self.len -= tickets.len();
         tickets.extend(self.overdue(u64::MAX));
         tickets
@@ -203,11 +247,11 @@ mod tests {
     const ORIGIN: Origin = Origin { node: 1, incarnation: 9 };
 
     fn read(ticket: Ticket) -> Read {
-        Read { ticket, query: OwnedQuery::Session { id: SessionId(1) }, patience_ms: 5_000 }
+        Read { ticket, query: OwnedQuery::Session { id: SessionId(1) }, patience_ms: 5_000, account: None }
     }
 
     fn ready(reads: &mut Reads, applied: u64) -> Vec<Ticket> {
-        std::iter::from_fn(|| reads.next_ready(applied)).map(|(ticket, _)| ticket).collect()
+        std::iter::from_fn(|| reads.next_ready(applied)).map(|read| read.ticket).collect()
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use super::node::Node;
 use super::pending::{GaveUp, Overdue, Withdrawn};
 use super::ports::{Forward, Forwarded, NodeId, OwnedQuery, PeerMessage, Read, Submit, Ticket};
+use super::read::{count_reply, ReadyRead};
 use super::stage::StageLimits;
 use super::{refusals, stage};
 use bytes::Bytes;
@@ -267,12 +268,17 @@ impl Node {
         let began_us = self.cpu.thread_us();
         let worked = self.machine.work_total();
         let mut answered = 0;
-        while let Some((ticket, query)) = self.reads.next_ready(applied) {
-            if let Some(walk) = query.keys_walk() {
-                self.reads.begin_walk(ticket, walk);
+        while let Some(read) = self.reads.next_ready(applied) {
+            if read.is_deferred() {
+                self.out.deferred.push((read.ticket, read.query));
                 continue;
             }
-            let reply = self.ask(&query, late_ms);
+            let ReadyRead { ticket, query, account } = read;
+            if let Some(walk) = query.keys_walk() {
+                self.reads.begin_walk(ticket, walk, account);
+                continue;
+            }
+            let reply = count_reply(account.as_ref(), self.ask(&query, late_ms));
             self.out.replies.push((ticket, reply));
             answered += 1;
             // The rest is answered in the next turn, when messages and clients have been heard again.

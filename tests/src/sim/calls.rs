@@ -185,7 +185,7 @@ impl Ask {
     /// What a node is told.
     #[must_use]
     pub fn input(&self, ticket: Ticket, patience_ms: u64) -> Input {
-        let read = |query| Input::Read(Read { ticket, query, patience_ms });
+        let read = |query| Input::Read(Read { ticket, query, patience_ms, account: None });
         let change = |command: Command<'_>| {
             let mut blob = Vec::new();
             command.encode(&mut blob);

@@ -95,7 +95,9 @@ impl Connection {
         let wait_ms = wait_ms_of(&request);
         let (pending, if_abandoned) = match request::work(request, context) {
             Err(refusal) => return self.refuse(refusal),
-            Ok(Work::Look(query)) => (self.shared.tier2.query(owned(&query)), IfAbandoned::Nothing),
+            Ok(Work::Look(query)) => {
+                (self.shared.tier2.query_for(&self.client.account, owned(&query)), IfAbandoned::Nothing)
+            }
             Ok(Work::Change(command)) => {
                 let mut blob = Vec::with_capacity(128);
                 command.encode(&mut blob);
@@ -107,7 +109,13 @@ impl Connection {
                     IfAbandoned::Nothing
                 };
                 (
-                    self.shared.tier2.submit_for(self.client.card.id, self.client.caller(), blob, wait_ms),
+                    self.shared.tier2.submit_for(
+                        self.client.card.id,
+                        self.client.caller(),
+                        None,
+                        blob,
+                        wait_ms,
+                    ),
                     if_abandoned,
                 )
             }

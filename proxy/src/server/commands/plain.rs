@@ -15,6 +15,7 @@ use redfence_core::keyspace::{table, wait_of, Wait};
 use redfence_core::machine::{is_read, Command};
 use redfence_core::reply::Refusal;
 use redfence_core::types::Member;
+use std::sync::Arc;
 
 impl Connection {
     pub(in crate::server) fn plain_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
@@ -95,7 +96,7 @@ impl Connection {
             member: self.member(),
             argv: owned(argv),
         };
-        let pending = self.shared.tier2.query(query);
+        let pending = self.shared.tier2.query_for(&self.client.account, query);
         self.await_call(Lane::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
         Flow::Done
     }
@@ -111,7 +112,7 @@ impl Connection {
             member: self.member(),
             argv: owned(argv),
         };
-        let pending = self.shared.tier2.query(query);
+        let pending = self.shared.tier2.query_for(&self.client.account, query);
         self.await_call(Lane::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
         Flow::Done
     }
@@ -120,7 +121,8 @@ impl Connection {
     pub(super) fn submit_to_keyspace(&mut self, argv: &[&[u8]]) -> Flow {
         let wait = wait_of(argv);
         let lane = if wait.is_some() { Lane::Alone } else { Lane::Tier2 };
-        if !self.lane_is_open(lane) {
+        let is_large = may_show_much(argv);
+        if !self.lane_is_open(lane) || (is_large && !self.has_room_for_large_reply()) {
             return Flow::Stall;
         }
         let wait_ms = match wait {
@@ -136,6 +138,7 @@ impl Connection {
         let pending = self.shared.tier2.submit_for(
             self.client.card.id,
             self.client.caller(),
+            is_large.then(|| Arc::clone(&self.client.account)),
             Bytes::from(blob),
             wait_ms,
         );
@@ -144,6 +147,7 @@ impl Connection {
             Some(_) => IfAbandoned::PutBack { db: self.client.db, argv: owned(argv) },
         };
         self.await_call(lane, Source::Tier2(pending), wait.is_some(), if_abandoned);
+        self.large_calls += usize::from(is_large);
         Flow::Done
     }
 
@@ -179,6 +183,23 @@ impl Connection {
     }
 }
 
+/// Whether the reply of a logged command may be more than a few bytes. What is not listed may.
+fn may_show_much(argv: &[&[u8]]) -> bool {
+    let shows_old = |argv: &[&[u8]]| argv.iter().skip(3).any(|word| word.eq_ignore_ascii_case(b"GET"));
+    match table::find(argv[0]).map(|row| row.name) {
+        Some("set") => shows_old(argv),
+        Some(
+            "setnx" | "setex" | "psetex" | "mset" | "msetnx" | "append" | "setrange" | "strlen" | "del"
+            | "unlink" | "exists" | "type" | "ttl" | "pttl" | "expire" | "pexpire" | "expireat" | "pexpireat"
+            | "persist" | "incr" | "decr" | "incrby" | "decrby" | "lpush" | "rpush" | "lpushx" | "rpushx"
+            | "llen" | "lrem" | "ltrim" | "lset" | "hset" | "hmset" | "hsetnx" | "hdel" | "hlen" | "hexists"
+            | "hincrby" | "sadd" | "srem" | "scard" | "sismember" | "zadd" | "zrem" | "zcard" | "zscore"
+            | "zrank" | "publish",
+        ) => false,
+        Some(_) | None => true,
+    }
+}
+
 /// `EVAL_RO`, `EVALSHA_RO`, and `EVAL` of a script whose first line says `flags=no-writes`. A cached one that says so runs where the cache is
 /// up to date: on the leader.
 fn only_reads(argv: &[&[u8]]) -> bool {
@@ -207,6 +228,17 @@ fn not_yet(name: &[u8]) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn replies_that_may_be_large_are_known_by_their_command() {
+        let large = |words: &str| may_show_much(&words.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+        for words in ["GET k", "EVAL x 0", "SET k v NX GET", "getset k v", "LRANGE k 0 -1", "unknown"] {
+            assert!(large(words), "{words}");
+        }
+        for words in ["SET k GET", "SET k v NX PX 100", "rpush k a", "DEL k", "PEXPIRE k 1"] {
+            assert!(!large(words), "{words}");
+        }
+    }
 
     #[test]
     fn scripts_that_only_read_are_known_by_their_words() {

@@ -51,6 +51,7 @@ impl Connection {
                 inbox: Inbox::open(client),
                 channels: BTreeSet::new(),
                 patterns: BTreeSet::new(),
+                held_bytes: 0,
             })
         });
         let mut new_names = Vec::new();
@@ -177,8 +178,13 @@ impl Connection {
     fn note_subscriptions(&mut self) {
         let count = self.client.subscription_count();
         self.client.card.subscriptions.store(count, Ordering::Relaxed);
-        if count == 0 {
-            self.client.subscriptions = None;
+        match &mut self.client.subscriptions {
+            Some(_) if count == 0 => self.client.subscriptions = None,
+            Some(subscriptions) => {
+                let (channels, patterns) = subscriptions.bytes();
+                subscriptions.held_bytes = channels + patterns;
+            }
+            None => {}
         }
     }
 

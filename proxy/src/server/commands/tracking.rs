@@ -113,16 +113,19 @@ impl Connection {
             TrackingMode::Broadcast => Some(self.all_prefixes(options.prefixes)?),
             TrackingMode::All | TrackingMode::OptIn | TrackingMode::OptOut => None,
         };
+        let prefix_bytes = prefixes.iter().flatten().map(|prefix| prefix.len() + 64).sum();
         let terms = Terms { redirect: options.redirect, no_loop: options.no_loop, prefixes };
         let mailbox = self.shared.tracker.start(self.client.card.id, terms.clone());
         match (mailbox, &mut self.client.tracking) {
             (Some(mailbox), tracking) => {
-                let new = Tracking { mailbox, mode, terms, caching: false, redirect_broken: false };
+                let new =
+                    Tracking { mailbox, mode, terms, caching: false, redirect_broken: false, prefix_bytes };
                 *tracking = Some(Box::new(new));
             }
             (None, Some(tracking)) => {
                 (tracking.mode, tracking.terms) = (mode, terms);
                 (tracking.caching, tracking.redirect_broken) = (false, false);
+                tracking.prefix_bytes = prefix_bytes;
             }
             (None, None) => unreachable!("the tracker and the client agree"),
         }

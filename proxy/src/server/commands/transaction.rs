@@ -9,7 +9,7 @@ use crate::server::connection::{Connection, Flow};
 use crate::server::keys;
 use crate::server::pending::{IfAbandoned, Lane, Pending, RedisCall, Source, Then};
 use crate::server::router::{Destination, PlainDestination};
-use crate::server::transaction::{check_watched, Home, Transaction, WatchedKey};
+use crate::server::transaction::{check_watched, Home, Transaction};
 use crate::tier2::ports::OwnedQuery;
 use bytes::Bytes;
 use redfence_core::grammar;
@@ -17,6 +17,7 @@ use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::table::{self, Run};
 use redfence_core::machine::check_in_transaction;
 use redfence_core::reply::{Refusal, Reply};
+use std::sync::Arc;
 
 const DISCARDED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
@@ -93,13 +94,20 @@ impl Connection {
         let selects = transaction.selects();
         // What is pipelined behind a change of the database must see it.
         let lane = if selects.is_empty() { Lane::Tier2 } else { Lane::Alone };
-        if !self.lane_is_open(lane) {
+        if !self.lane_is_open(lane) || !self.has_room_for_large_reply() {
             return Flow::Stall;
         }
         let (db, resp) = (self.client.db, self.client.protocol.into());
         let blob = transaction.encode(db, resp, self.member(), &self.client.watched);
-        let pending = self.shared.tier2.submit_for(self.client.card.id, self.client.caller(), blob, 0);
+        let pending = self.shared.tier2.submit_for(
+            self.client.card.id,
+            self.client.caller(),
+            Some(Arc::clone(&self.client.account)),
+            blob,
+            0,
+        );
         self.await_call(lane, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        self.large_calls += 1;
         self.then(Then::Select(selects));
         self.forget_transaction();
         Flow::Done
@@ -149,7 +157,7 @@ impl Connection {
     pub(in crate::server) fn forget_transaction(&mut self) {
         self.client.transaction = None;
         self.client.watches_redis = false;
-        self.client.watched.clear();
+        self.client.unwatch();
     }
 
     pub(super) fn transaction_home(&self) -> Option<Home> {
@@ -259,7 +267,7 @@ impl Connection {
         if !grammar::is_ours(argv[0]) {
             check_command(argv)?;
         }
-        let watched = self.client.watched.iter().map(WatchedKey::logged_bytes).sum();
+        let watched = self.client.watched_bytes;
         let Some(transaction) = &mut self.client.transaction else { unreachable!("asked before") };
         transaction.queue(argv, watched)
     }
@@ -321,7 +329,7 @@ impl Connection {
             self.client.watches_redis &= flow == Flow::Stall;
             return flow;
         }
-        self.client.watched.clear();
+        self.client.unwatch();
         self.reply(&Reply::OK);
         Flow::Done
     }

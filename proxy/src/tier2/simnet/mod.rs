@@ -196,7 +196,7 @@ impl SimCluster {
     }
 
     pub fn read(&mut self, id: NodeId, query: OwnedQuery) -> Ticket {
-        self.ask(id, |ticket| Input::Read(Read { ticket, query, patience_ms: PATIENCE_MS }))
+        self.ask(id, |ticket| Input::Read(Read { ticket, query, patience_ms: PATIENCE_MS, account: None }))
     }
 
     pub fn admin(&mut self, id: NodeId, request: AdminRequest) -> Ticket {

@@ -1,0 +1,138 @@
+//! Replies of a client that reads slowly, kept within bounds. Part of [`Connection`].
+//!
+//! A connection may have many reads under way. Where the replies made for it and not taken yet pass
+//! [`redfence_core::limits::UNREAD_REPLIES_BYTES_MAX`] the node hands further reads back ([`Answer::Deferred`]), and goes on doing so, so that no
+//! later read passes an earlier one. The connection waits until all of them are back; whenever the first of them becomes the
+//! next to be answered, it asks again: for one, then for twice as many each time, until some are handed back again. No
+//! further command is run meanwhile. The client gets every reply, in order, as fast as it reads.
+//!
+//! Replies of logged commands cannot be handed back: a client has at most [`LARGE_CALLS_MAX`] of them under way that may be large.
+//!
+//! What the connection holds in all is told to the client's account: [`Connection::report_memory`].
+
+use super::connection::Connection;
+use super::pending::{Lane, Pending, Source, PENDING_MAX};
+use crate::client_memory::REPORT_BYTES;
+use crate::tier2::handle::Answer;
+use redfence_core::limits::{CLIENT_BYTES_PER_NODE_MAX, LOGGED_REPLY_BYTES_MAX};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// Logged commands under way whose replies may be large. One more waits until all before it are answered.
+const LARGE_CALLS_MAX: usize = 64;
+/// What a command under way takes besides its words.
+const CALL_BYTES: usize = 128;
+
+const _: () = assert!(LARGE_CALLS_MAX * LOGGED_REPLY_BYTES_MAX < CLIENT_BYTES_PER_NODE_MAX);
+
+#[derive(Debug, Default)]
+pub(super) struct Deferring {
+    /// Reads were handed back; others may be on their way.
+    is_collecting: bool,
+    /// Reads that were handed back and not asked again.
+    deferred: usize,
+    /// Asked again at once.
+    window: usize,
+}
+
+impl Deferring {
+    /// The next read was handed back.
+    pub(super) fn begin(&mut self) {
+        self.is_collecting = true;
+        self.deferred += 1;
+    }
+
+    pub(super) fn is_under_way(&self) -> bool {
+        self.is_collecting || self.deferred > 0
+    }
+}
+
+impl Connection {
+    /// The next reply is that of a deferred read. Whether it was asked again.
+    pub(super) fn ask_deferred(&mut self, context: &mut Context<'_>) -> bool {
+        if self.deferring.is_collecting && !self.collect_deferred(context) {
+            return false;
+        }
+        let (tier2, account) = (&self.shared.tier2, &self.client.account);
+        let deferred = self.pending.iter_mut().filter_map(|item| match item {
+            Pending::Call(call) => match &mut call.source {
+                source @ Source::Deferred(_) => Some(source),
+                Source::Tier2(_) | Source::Channel(_) | Source::Answered { .. } => None,
+            },
+            Pending::Encoded(_) | Pending::Redis(_) | Pending::Shared(_) | Pending::Confirm(_) => None,
+        });
+        for source in deferred.take(self.deferring.window) {
+            // Replaced at once; a placeholder is needed only because the query moves out of it.
+            let (_, placeholder) = tokio::sync::oneshot::channel();
+            if let Source::Deferred(query) = std::mem::replace(source, Source::Channel(placeholder)) {
+                *source = Source::Tier2(tier2.query_for(account, *query));
+                self.deferring.deferred -= 1;
+            }
+        }
+        self.deferring.window = (self.deferring.window * 2).min(PENDING_MAX);
+        true
+    }
+
+    /// Takes in all reads that are handed back. Whether none is on its way any more.
+    fn collect_deferred(&mut self, context: &mut Context<'_>) -> bool {
+        let calls = self.pending.iter_mut().filter_map(|item| match item {
+            Pending::Call(call) => Some(call),
+            Pending::Encoded(_) | Pending::Redis(_) | Pending::Shared(_) | Pending::Confirm(_) => None,
+        });
+        for call in calls {
+            if !matches!(call.source, Source::Tier2(_)) {
+                continue;
+            }
+            match call.source.poll(context) {
+                Poll::Pending => return false,
+                Poll::Ready(Answer::Deferred(query)) => {
+                    call.source = Source::Deferred(query);
+                    self.deferring.deferred += 1;
+                }
+                // Refused, or of a kind that is never handed back.
+                Poll::Ready(Answer::Reply { reply, counted }) => {
+                    call.source = Source::Answered { reply, counted };
+                }
+            }
+        }
+        self.client.account.resume_reads();
+        self.deferring.is_collecting = false;
+        self.deferring.window = 1;
+        true
+    }
+
+    pub(super) fn has_room_for_large_reply(&self) -> bool {
+        self.large_calls < LARGE_CALLS_MAX
+    }
+
+    /// The client has taken bytes.
+    pub(super) fn has_written(&self) {
+        if self.reported_bytes > 0 {
+            self.client.account.has_moved(self.shared.now_ms());
+        }
+    }
+
+    /// Tells the client's account what is held here, where it has changed by much.
+    pub(super) fn report_memory(&mut self) {
+        let bytes = self.held_bytes();
+        if bytes.abs_diff(self.reported_bytes) >= REPORT_BYTES {
+            self.reported_bytes = bytes;
+            Arc::clone(&self.client.account).report(bytes);
+        }
+    }
+
+    fn held_bytes(&self) -> usize {
+        let alone = match (self.lane, self.pending.front()) {
+            (Lane::Alone, Some(Pending::Call(call))) => call.if_abandoned.bytes(),
+            _ => 0,
+        };
+        let to_redis = self.link.as_ref().map_or(0, |link| link.held_bytes()) + self.sharing.due_bytes();
+        self.out.capacity()
+            + self.held.capacity()
+            + self.encoded_bytes
+            + self.pending.len() * CALL_BYTES
+            + alone
+            + to_redis
+            + self.client.state_bytes()
+    }
+}
