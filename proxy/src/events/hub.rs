@@ -1,18 +1,25 @@
 //! The table of listeners: channels and patterns → inboxes.
 
 use super::Demand;
+use crate::client_memory::Account;
 use bytes::Bytes;
 use redfence_core::event::CHANNEL_PREFIX;
 use redfence_core::glob;
+use redfence_core::limits::READ_REPLY_BYTES_MAX;
 use rustc_hash::FxHashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, RwLock};
+use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
 /// Where clients that redirect their invalidations have them sent, as in Redis.
 pub const INVALIDATE_CHANNEL: &[u8] = b"__redis__:invalidate";
 /// Messages one listener may leave unread. One more ends its connection.
 const INBOX_MESSAGES_MAX: usize = 4096;
+/// Bytes of them. Its connection takes them out at once, unless the client does not read.
+const INBOX_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// What a message takes besides its texts.
+const MESSAGE_BYTES: usize = 128;
 /// Bytes of different patterns that the clients of one node may listen to.
 const PATTERN_BYTES_PER_NODE_MAX: usize = 4 * 1024 * 1024;
 
@@ -41,35 +48,61 @@ pub enum Delivery {
     Missed,
 }
 
-/// One listener's own end: messages come out of `receiver`.
+/// One listener's own end: messages come out of it.
 #[derive(Debug)]
 pub struct Inbox {
-    client: u64,
-    pub receiver: mpsc::Receiver<Delivery>,
-    sender: mpsc::Sender<Delivery>,
-    overflowed: Arc<AtomicBool>,
+    receiver: mpsc::Receiver<Parcel>,
+    listener: Listener,
+}
+
+/// A delivery on its way.
+#[derive(Debug)]
+struct Parcel {
+    delivery: Delivery,
+    bytes: usize,
+    /// Its part of the bytes that all its receivers share.
+    share: usize,
 }
 
 impl Inbox {
     /// An inbox with no subscriptions yet. A client has one at most.
     #[must_use]
-    pub fn open(client: u64) -> Inbox {
+    pub fn open(account: Arc<Account>) -> Inbox {
         let (sender, receiver) = mpsc::channel(INBOX_MESSAGES_MAX);
-        Inbox { client, receiver, sender, overflowed: Arc::default() }
+        let listener = Listener {
+            client: account.client,
+            sender,
+            overflowed: Arc::default(),
+            bytes: Arc::default(),
+            account,
+        };
+        Inbox { receiver, listener }
     }
 
     /// Whether something was lost because nobody read.
     #[must_use]
     pub fn overflowed(&self) -> bool {
-        self.overflowed.load(Ordering::Relaxed)
+        self.listener.overflowed.load(Ordering::Relaxed)
+    }
+
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Delivery>> {
+        self.receiver.poll_recv(context).map(|parcel| {
+            let Parcel { delivery, bytes, share } = parcel?;
+            self.listener.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.listener.account.take_message(share);
+            Some(delivery)
+        })
     }
 }
 
 #[derive(Clone, Debug)]
 struct Listener {
     client: u64,
-    sender: mpsc::Sender<Delivery>,
+    sender: mpsc::Sender<Parcel>,
     overflowed: Arc<AtomicBool>,
+    /// Of all messages in its inbox.
+    bytes: Arc<AtomicUsize>,
+    account: Arc<Account>,
 }
 
 #[derive(Debug, Default)]
@@ -100,7 +133,8 @@ impl Hub {
         let table = self.table.read().expect("the hub's table is whole");
         let listeners = table.channels.get(INVALIDATE_CHANNEL).map_or(&[][..], Vec::as_slice);
         if let Some(listener) = listeners.iter().find(|listener| listener.client == client) {
-            listener.deliver(Delivery::Invalidated(key));
+            let bytes = key.as_ref().map_or(0, Bytes::len);
+            listener.deliver(Delivery::Invalidated(key), bytes, bytes);
         }
     }
 
@@ -112,17 +146,13 @@ impl Hub {
 
     /// From its return on, the inbox gets whatever is published or applied.
     pub fn subscribe(&self, inbox: &Inbox, kind: Kind, name: &Bytes) {
-        let listener = Listener {
-            client: inbox.client,
-            sender: inbox.sender.clone(),
-            overflowed: Arc::clone(&inbox.overflowed),
-        };
+        let listener = inbox.listener.clone();
         let mut table = self.table.write().expect("the hub's table is whole");
         if kind == Kind::Pattern && !table.patterns.contains_key(name) {
             table.pattern_bytes += name.len();
         }
         let listeners = table.of(kind).entry(name.clone()).or_default();
-        if listeners.iter().any(|known| known.client == inbox.client) {
+        if listeners.iter().any(|known| known.client == inbox.listener.client) {
             return;
         }
         listeners.push(listener);
@@ -146,7 +176,7 @@ impl Hub {
             return;
         };
         let before = listeners.len();
-        listeners.retain(|known| known.client != inbox.client);
+        listeners.retain(|known| known.client != inbox.listener.client);
         let removed = before > listeners.len();
         if listeners.is_empty() {
             map.remove(name);
@@ -196,13 +226,13 @@ impl Hub {
         let channels = table.channels.iter().filter(|(name, _)| !is_about_locks(name));
         let patterns = table.patterns.iter().filter(|(name, _)| !is_about_locks(name));
         for listener in channels.chain(patterns).flat_map(|(_, listeners)| listeners) {
-            listener.deliver(Delivery::Missed);
+            listener.deliver(Delivery::Missed, 0, 0);
         }
     }
 
-    /// `PUBSUB CHANNELS`: channels with listeners.
+    /// `PUBSUB CHANNELS`: channels with listeners. `None` where they are too many for a reply.
     #[must_use]
-    pub fn channels(&self, pattern: Option<&[u8]>) -> Vec<Bytes> {
+    pub fn channels(&self, pattern: Option<&[u8]>) -> Option<Vec<Bytes>> {
         let table = self.table.read().expect("the hub's table is whole");
         let mut names: Vec<Bytes> = table
             .channels
@@ -210,8 +240,16 @@ impl Hub {
             .filter(|name| pattern.is_none_or(|pattern| glob::matches(pattern, name)))
             .cloned()
             .collect();
+        if names.iter().map(|name| name.len() + 16).sum::<usize>() > READ_REPLY_BYTES_MAX {
+            return None;
+        }
         names.sort();
-        names
+        Some(names)
+    }
+
+    #[must_use]
+    pub fn channel_count(&self) -> usize {
+        self.table.read().expect("the hub's table is whole").channels.len()
     }
 
     /// `PUBSUB NUMSUB`: how many listen to one channel.
@@ -228,27 +266,44 @@ impl Hub {
 }
 
 impl Listener {
-    fn deliver(&self, delivery: Delivery) {
-        if self.sender.try_send(delivery).is_err() {
+    /// `bytes` are shared with other receivers; `share` is this one's part of them.
+    fn deliver(&self, delivery: Delivery, bytes: usize, share: usize) {
+        let (bytes, share) = (bytes + MESSAGE_BYTES, share + MESSAGE_BYTES);
+        let fits = self.bytes.load(Ordering::Relaxed) + bytes <= INBOX_BYTES_MAX;
+        if !fits || !self.account.add_message(share) {
+            self.overflowed.store(true, Ordering::Relaxed);
+            return;
+        }
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        if self.sender.try_send(Parcel { delivery, bytes, share }).is_err() {
+            self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+            self.account.take_message(share);
             self.overflowed.store(true, Ordering::Relaxed);
         }
     }
+}
+
+fn deliver_to(listeners: &[Listener], message: &Message) -> usize {
+    let bytes = message.channel.len() + message.payload.len();
+    let share = bytes / listeners.len().max(1);
+    for listener in listeners {
+        listener.deliver(Delivery::Message(message.clone()), bytes, share);
+    }
+    listeners.len()
 }
 
 impl Table {
     fn deliver_to_channel(&self, channel: &Bytes, payload: &Bytes) -> usize {
         let listeners = self.channels.get(channel).map_or(&[][..], Vec::as_slice);
         let message = Message { pattern: None, channel: channel.clone(), payload: payload.clone() };
-        listeners.iter().for_each(|listener| listener.deliver(Delivery::Message(message.clone())));
-        listeners.len()
+        deliver_to(listeners, &message)
     }
 
     fn deliver_to_pattern(&self, pattern: &Bytes, channel: &Bytes, payload: &Bytes) -> usize {
         let listeners = self.patterns.get(pattern).map_or(&[][..], Vec::as_slice);
         let message =
             Message { pattern: Some(pattern.clone()), channel: channel.clone(), payload: payload.clone() };
-        listeners.iter().for_each(|listener| listener.deliver(Delivery::Message(message.clone())));
-        listeners.len()
+        deliver_to(listeners, &message)
     }
 
     fn of(&mut self, kind: Kind) -> &mut FxHashMap<Bytes, Vec<Listener>> {
@@ -280,17 +335,31 @@ fn may_see_locks(kind: Kind, name: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client_memory::ClientMemory;
+    use crate::clock::Clock;
+    use std::task::Waker;
+
+    fn inbox() -> Inbox {
+        Inbox::open(ClientMemory::new(Clock::start()).open(1))
+    }
+
+    fn next(inbox: &mut Inbox) -> Option<Delivery> {
+        match inbox.poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(delivery) => delivery,
+            Poll::Pending => None,
+        }
+    }
 
     #[test]
     fn delivers_by_channel_and_by_pattern() {
         let hub = Hub::new(Arc::default());
-        let mut inbox = Inbox::open(1);
+        let mut inbox = inbox();
         let channel = Bytes::from_static(b"__lock__:a");
         hub.subscribe(&inbox, Kind::Channel, &channel);
         hub.subscribe(&inbox, Kind::Channel, &channel);
         hub.subscribe(&inbox, Kind::Pattern, &Bytes::from_static(b"__lock__:*"));
         assert_eq!(hub.publish(&channel, &Bytes::from_static(b"m")), 2);
-        let mut next_pattern = || match inbox.receiver.try_recv().unwrap() {
+        let mut next_pattern = || match next(&mut inbox).unwrap() {
             Delivery::Message(message) => message.pattern,
             other => panic!("no message: {other:?}"),
         };
@@ -306,7 +375,7 @@ mod tests {
     #[test]
     fn a_listener_that_does_not_read_is_marked_and_holds_up_nobody() {
         let hub = Hub::new(Arc::default());
-        let inbox = Inbox::open(1);
+        let inbox = inbox();
         let channel = Bytes::from_static(b"c");
         hub.subscribe(&inbox, Kind::Channel, &channel);
         for _ in 0..INBOX_MESSAGES_MAX {
@@ -315,6 +384,31 @@ mod tests {
         assert!(!inbox.overflowed());
         hub.publish(&channel, &channel);
         assert!(inbox.overflowed());
+    }
+
+    #[test]
+    fn bytes_of_messages_are_bounded_as_well_as_their_number() {
+        let memory = ClientMemory::new(Clock::start());
+        let hub = Hub::new(Arc::default());
+        let mut inboxes = [Inbox::open(memory.open(1)), Inbox::open(memory.open(2))];
+        let channel = Bytes::from_static(b"c");
+        inboxes.iter().for_each(|inbox| hub.subscribe(inbox, Kind::Channel, &channel));
+        let payload = Bytes::from(vec![b'm'; INBOX_BYTES_MAX / 4 - MESSAGE_BYTES - 1]);
+        for _ in 0..4 {
+            hub.publish(&channel, &payload);
+        }
+        assert!(!inboxes[0].overflowed() && !inboxes[1].overflowed());
+        assert!(memory.total_bytes() < INBOX_BYTES_MAX + 16 * MESSAGE_BYTES, "they share the bytes");
+        assert!(next(&mut inboxes[1]).is_some());
+        hub.publish(&channel, &channel);
+        assert!(
+            inboxes[0].overflowed() && !inboxes[1].overflowed(),
+            "one byte more, and only for who has not read"
+        );
+        for inbox in &mut inboxes {
+            while next(inbox).is_some() {}
+        }
+        assert_eq!(memory.total_bytes(), 0);
     }
 
     #[test]

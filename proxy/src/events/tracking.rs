@@ -7,23 +7,33 @@
 //!
 //! # Limits
 //!
-//! - Keys remembered at this node: [`KEYS_MAX`]. One more makes another be forgotten, and whoever keeps that one is told to drop it.
-//! - Invalidations a client may leave unread: [`UNREAD_MAX`]. One more, and it is told to drop everything.
+//! - Keys remembered at this node: [`KEYS_MAX`], and [`TABLE_BYTES_MAX`] with their readers. One more makes another be forgotten, and
+//!   whoever keeps that one is told to drop it.
+//! - Invalidations a client may leave unread: [`UNREAD_MAX`], and [`UNREAD_BYTES_MAX`]. One more, and it is told to drop everything.
 
 use super::{Demand, Hub};
+use crate::client_memory::Account;
 use bytes::Bytes;
 use indexmap::IndexMap;
 use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
 use tokio::sync::mpsc;
 
 /// As Redis ships (`tracking-table-max-keys`).
 const KEYS_MAX: usize = 1_000_000;
+/// What the names of remembered keys and their readers may take.
+const TABLE_BYTES_MAX: usize = 128 * 1024 * 1024;
+/// What a remembered key takes besides its name, and what each of its readers takes.
+const KEY_BYTES: usize = 64;
+const READER_BYTES: usize = 64;
 const UNREAD_MAX: usize = 4096;
+const UNREAD_BYTES_MAX: usize = 256 * 1024;
+/// What an invalidation takes besides the key's name.
+const INVALIDATION_BYTES: usize = 64;
 
 /// What a client that keeps keys is told.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,17 +59,54 @@ pub struct Terms {
 #[derive(Debug)]
 pub struct Mailbox {
     receiver: mpsc::Receiver<Invalidation>,
-    overflowed: Arc<AtomicBool>,
+    state: Arc<MailboxState>,
+}
+
+#[derive(Debug)]
+struct MailboxState {
+    overflowed: AtomicBool,
+    bytes: AtomicUsize,
+    account: Arc<Account>,
+}
+
+impl MailboxState {
+    /// Whether there is room for it. It is counted then.
+    fn add(&self, bytes: usize) -> bool {
+        let fits =
+            self.bytes.load(Ordering::Relaxed) + bytes <= UNREAD_BYTES_MAX && self.account.add_message(bytes);
+        if fits {
+            self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        fits
+    }
+
+    fn take(&self, bytes: usize) {
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.account.take_message(bytes);
+    }
+}
+
+fn bytes_of(invalidation: &Invalidation) -> usize {
+    let name = match invalidation {
+        Invalidation::Key(key) => key.len(),
+        Invalidation::Everything | Invalidation::RedirectBroken(_) => 0,
+    };
+    name + INVALIDATION_BYTES
 }
 
 impl Mailbox {
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Invalidation> {
-        if self.overflowed.swap(false, Ordering::Relaxed) {
-            while self.receiver.try_recv().is_ok() {}
+        if self.state.overflowed.swap(false, Ordering::Relaxed) {
+            while let Ok(lost) = self.receiver.try_recv() {
+                self.state.take(bytes_of(&lost));
+            }
             return Poll::Ready(Invalidation::Everything);
         }
         match self.receiver.poll_recv(context) {
-            Poll::Ready(Some(invalidation)) => Poll::Ready(invalidation),
+            Poll::Ready(Some(invalidation)) => {
+                self.state.take(bytes_of(&invalidation));
+                Poll::Ready(invalidation)
+            }
             Poll::Ready(None) | Poll::Pending => Poll::Pending,
         }
     }
@@ -69,7 +116,7 @@ impl Mailbox {
 struct Tracked {
     terms: Terms,
     sender: mpsc::Sender<Invalidation>,
-    overflowed: Arc<AtomicBool>,
+    state: Arc<MailboxState>,
     keys: FxHashSet<Bytes>,
 }
 
@@ -79,8 +126,12 @@ impl Tracked {
             (Some(target), Invalidation::Key(key)) => hub.invalidate_at(target, Some(key)),
             (Some(target), Invalidation::Everything) => hub.invalidate_at(target, None),
             (None, invalidation) | (Some(_), invalidation @ Invalidation::RedirectBroken(_)) => {
-                if self.sender.try_send(invalidation).is_err() {
-                    self.overflowed.store(true, Ordering::Relaxed);
+                let bytes = bytes_of(&invalidation);
+                if !self.state.add(bytes) {
+                    self.state.overflowed.store(true, Ordering::Relaxed);
+                } else if self.sender.try_send(invalidation).is_err() {
+                    self.state.take(bytes);
+                    self.state.overflowed.store(true, Ordering::Relaxed);
                 }
             }
         }
@@ -92,6 +143,12 @@ struct Table {
     clients: FxHashMap<u64, Tracked>,
     broadcast: BTreeSet<u64>,
     readers: IndexMap<Bytes, SmallVec<[u64; 2]>, FxBuildHasher>,
+    /// What `readers` and the keys of each client take.
+    bytes: usize,
+}
+
+fn key_bytes(key: &[u8], readers: usize) -> usize {
+    key.len() + KEY_BYTES + readers * READER_BYTES
 }
 
 /// All clients of this node that track keys.
@@ -101,12 +158,13 @@ pub struct Tracker {
     hub: Arc<Hub>,
     demand: Arc<Demand>,
     keys_max: usize,
+    bytes_max: usize,
 }
 
 impl Tracker {
     #[must_use]
     pub fn new(hub: Arc<Hub>, demand: Arc<Demand>) -> Tracker {
-        Tracker { table: Mutex::default(), hub, demand, keys_max: KEYS_MAX }
+        Tracker { table: Mutex::default(), hub, demand, keys_max: KEYS_MAX, bytes_max: TABLE_BYTES_MAX }
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -114,7 +172,8 @@ impl Tracker {
     }
 
     /// From its return on, reads and changes count. `None`: the client tracks already, and its terms are replaced.
-    pub fn start(&self, client: u64, terms: Terms) -> Option<Mailbox> {
+    pub fn start(&self, account: &Arc<Account>, terms: Terms) -> Option<Mailbox> {
+        let client = account.client;
         let mut table = self.table();
         if terms.prefixes.is_some() {
             table.broadcast.insert(client);
@@ -124,9 +183,13 @@ impl Tracker {
             return None;
         }
         let (sender, receiver) = mpsc::channel(UNREAD_MAX);
-        let overflowed = Arc::new(AtomicBool::new(false));
-        let mailbox = Mailbox { receiver, overflowed: Arc::clone(&overflowed) };
-        table.clients.insert(client, Tracked { terms, sender, overflowed, keys: FxHashSet::default() });
+        let state = Arc::new(MailboxState {
+            overflowed: AtomicBool::new(false),
+            bytes: AtomicUsize::new(0),
+            account: Arc::clone(account),
+        });
+        let mailbox = Mailbox { receiver, state: Arc::clone(&state) };
+        table.clients.insert(client, Tracked { terms, sender, state, keys: FxHashSet::default() });
         self.demand.trackers.fetch_add(1, Ordering::SeqCst);
         Some(mailbox)
     }
@@ -138,7 +201,10 @@ impl Tracker {
         for key in tracked.keys {
             let Some(readers) = table.readers.get_mut(&key) else { continue };
             readers.retain(|reader| *reader != client);
-            if readers.is_empty() {
+            let is_last = readers.is_empty();
+            table.bytes -= READER_BYTES;
+            if is_last {
+                table.bytes -= key_bytes(&key, 0);
                 table.readers.swap_remove(&key);
             }
         }
@@ -166,8 +232,11 @@ impl Tracker {
         if !tracked.keys.insert(key.clone()) {
             return;
         }
-        table.readers.entry(key.clone()).or_default().push(client);
-        if table.readers.len() > self.keys_max {
+        let readers = table.readers.entry(key.clone()).or_default();
+        readers.push(client);
+        let is_first = readers.len() == 1;
+        table.bytes += if is_first { key_bytes(key, 1) } else { READER_BYTES };
+        while table.readers.len() > self.keys_max || table.bytes > self.bytes_max {
             let forgotten = table.readers.keys().next().cloned().expect("it is full");
             table.tell_readers(&self.hub, &forgotten, None);
         }
@@ -191,6 +260,7 @@ impl Tracker {
     pub fn everything_changed(&self) {
         let mut table = self.table();
         table.readers.clear();
+        table.bytes = 0;
         for tracked in table.clients.values_mut() {
             tracked.keys.clear();
             tracked.tell(&self.hub, Invalidation::Everything);
@@ -201,7 +271,9 @@ impl Tracker {
 impl Table {
     /// Those who keep a key are told, and keep it no more.
     fn tell_readers(&mut self, hub: &Hub, key: &Bytes, by: Option<u64>) {
-        for client in self.readers.swap_remove(key).unwrap_or_default() {
+        let Some(readers) = self.readers.swap_remove(key) else { return };
+        self.bytes -= key_bytes(key, readers.len());
+        for client in readers {
             let Some(tracked) = self.clients.get_mut(&client) else { continue };
             tracked.keys.remove(key);
             if !(tracked.terms.no_loop && by == Some(client)) {
@@ -214,7 +286,13 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::client_memory::ClientMemory;
+    use crate::clock::Clock;
     use std::task::Waker;
+
+    fn account(client: u64) -> Arc<Account> {
+        ClientMemory::new(Clock::start()).open(client)
+    }
 
     const A: Bytes = Bytes::from_static(b"a");
     const B: Bytes = Bytes::from_static(b"b");
@@ -235,8 +313,8 @@ mod tests {
     #[test]
     fn a_change_is_told_once_to_those_who_read() {
         let tracker = tracker();
-        let mut reader = tracker.start(1, Terms::default()).unwrap();
-        let mut other = tracker.start(2, Terms::default()).unwrap();
+        let mut reader = tracker.start(&account(1), Terms::default()).unwrap();
+        let mut other = tracker.start(&account(2), Terms::default()).unwrap();
         tracker.changed(&A, None);
         tracker.read(1, &A);
         tracker.read(1, &A);
@@ -249,7 +327,7 @@ mod tests {
     #[test]
     fn own_changes_are_not_told_where_they_are_not_wanted() {
         let tracker = tracker();
-        let mut reader = tracker.start(1, Terms { no_loop: true, ..Terms::default() }).unwrap();
+        let mut reader = tracker.start(&account(1), Terms { no_loop: true, ..Terms::default() }).unwrap();
         tracker.read(1, &A);
         tracker.changed(&A, Some(1));
         tracker.read(1, &A);
@@ -260,7 +338,7 @@ mod tests {
     #[test]
     fn a_full_table_forgets_a_key_and_says_so() {
         let tracker = Tracker { keys_max: 1, ..tracker() };
-        let mut reader = tracker.start(1, Terms::default()).unwrap();
+        let mut reader = tracker.start(&account(1), Terms::default()).unwrap();
         tracker.read(1, &A);
         tracker.read(1, &B);
         assert_eq!(told(&mut reader), [Invalidation::Key(A)]);
@@ -270,10 +348,44 @@ mod tests {
     }
 
     #[test]
+    fn a_table_full_in_bytes_forgets_keys_and_says_so() {
+        let long = |fill: u8| Bytes::from(vec![fill; 60_000]);
+        let tracker = Tracker { bytes_max: 2 * key_bytes(&long(0), 1), ..tracker() };
+        let mut reader = tracker.start(&account(1), Terms::default()).unwrap();
+        tracker.read(1, &long(1));
+        tracker.read(1, &long(2));
+        assert_eq!(told(&mut reader), [], "at the limit");
+        let _other = tracker.start(&account(2), Terms::default()).unwrap();
+        tracker.read(2, &long(2));
+        assert_eq!(told(&mut reader), [Invalidation::Key(long(1))], "one reader more");
+        tracker.stop(1);
+        tracker.stop(2);
+        assert_eq!(tracker.table().bytes, 0);
+    }
+
+    #[test]
+    fn unread_invalidations_are_bounded_in_bytes() {
+        let tracker = tracker();
+        let (account, prefixes) = (account(1), Some(vec![Bytes::new()]));
+        let mut reader = tracker.start(&account, Terms { prefixes, ..Terms::default() }).unwrap();
+        let long = Bytes::from(vec![b'k'; UNREAD_BYTES_MAX / 4 - INVALIDATION_BYTES]);
+        for _ in 0..4 {
+            tracker.changed(&long, None);
+        }
+        assert_eq!(told(&mut reader).len(), 4, "at the limit");
+        for _ in 0..5 {
+            tracker.changed(&long, None);
+        }
+        assert_eq!(told(&mut reader), [Invalidation::Everything], "one past it");
+        tracker.changed(&A, None);
+        assert_eq!(told(&mut reader), [Invalidation::Key(A)]);
+    }
+
+    #[test]
     fn a_client_that_does_not_read_drops_everything() {
         let tracker = tracker();
         let prefixes = Some(vec![Bytes::new()]);
-        let mut reader = tracker.start(1, Terms { prefixes, ..Terms::default() }).unwrap();
+        let mut reader = tracker.start(&account(1), Terms { prefixes, ..Terms::default() }).unwrap();
         for _ in 0..=UNREAD_MAX {
             tracker.changed(&A, None);
         }
@@ -286,8 +398,9 @@ mod tests {
     #[test]
     fn who_leaves_is_forgotten() {
         let tracker = tracker();
-        let mut redirecting = tracker.start(2, Terms { redirect: Some(1), ..Terms::default() }).unwrap();
-        drop(tracker.start(1, Terms::default()));
+        let mut redirecting =
+            tracker.start(&account(2), Terms { redirect: Some(1), ..Terms::default() }).unwrap();
+        drop(tracker.start(&account(1), Terms::default()));
         tracker.read(1, &A);
         tracker.read(2, &B);
         tracker.left(1);

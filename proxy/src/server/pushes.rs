@@ -29,7 +29,7 @@ impl Connection {
                 );
                 return Err(End);
             }
-            let Poll::Ready(Some(delivery)) = subscriptions.inbox.receiver.poll_recv(context) else { break };
+            let Poll::Ready(Some(delivery)) = subscriptions.inbox.poll(context) else { break };
             let mut encoder = Encoder { out: &mut self.out, protocol };
             match delivery {
                 Delivery::Message(message) => encode_message(&mut encoder, &message),

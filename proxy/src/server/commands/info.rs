@@ -96,7 +96,7 @@ fn stats(shared: &Shared, text: &mut String) {
     line(text, "total_connections_received", load(&shared.stats.connections));
     line(text, "rejected_connections", load(&shared.stats.connections_refused));
     line(text, "total_commands_processed", load(&shared.stats.commands));
-    line(text, "pubsub_channels", shared.hub.channels(None).len());
+    line(text, "pubsub_channels", shared.hub.channel_count());
     line(text, "pubsub_patterns", shared.hub.pattern_count());
 }
 

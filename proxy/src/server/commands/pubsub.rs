@@ -16,6 +16,7 @@ use redfence_core::keyspace::errors;
 use redfence_core::reply::{Refusal, Reply, Sink};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
 
 /// Channels and patterns one client may listen to.
 const SUBSCRIPTIONS_MAX: usize = 10_000;
@@ -45,10 +46,10 @@ impl Connection {
         if let Err(refusal) = self.check_subscriptions(kind, &names) {
             return self.refuse(refusal);
         }
-        let (hub, client) = (&self.shared.hub, self.client.card.id);
+        let (hub, account) = (&self.shared.hub, Arc::clone(&self.client.account));
         let subscriptions = self.client.subscriptions.get_or_insert_with(|| {
             Box::new(Subscriptions {
-                inbox: Inbox::open(client),
+                inbox: Inbox::open(account),
                 channels: BTreeSet::new(),
                 patterns: BTreeSet::new(),
                 held_bytes: 0,
@@ -224,9 +225,14 @@ impl Connection {
         }
         let hub = &self.shared.hub;
         let reply = match rest {
-            [] | [_] if is(verb, "CHANNELS") => {
-                Reply::Array(hub.channels(rest.first().copied()).into_iter().map(Reply::Bulk).collect())
-            }
+            [] | [_] if is(verb, "CHANNELS") => match hub.channels(rest.first().copied()) {
+                Some(names) => Reply::Array(names.into_iter().map(Reply::Bulk).collect()),
+                None => {
+                    let text =
+                        "ERR the names of all channels exceed 8 MiB, the limit of a reply; give a pattern";
+                    return self.refuse(Refusal::new(text));
+                }
+            },
             _ if is(verb, "NUMSUB") => {
                 let pair = |name: &&[u8]| [Reply::bulk(name), Reply::Int(hub.listeners_of(name) as i64)];
                 Reply::Array(rest.iter().flat_map(pair).collect())

@@ -115,7 +115,7 @@ impl Connection {
         };
         let prefix_bytes = prefixes.iter().flatten().map(|prefix| prefix.len() + 64).sum();
         let terms = Terms { redirect: options.redirect, no_loop: options.no_loop, prefixes };
-        let mailbox = self.shared.tracker.start(self.client.card.id, terms.clone());
+        let mailbox = self.shared.tracker.start(&self.client.account, terms.clone());
         match (mailbox, &mut self.client.tracking) {
             (Some(mailbox), tracking) => {
                 let new =

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 pub(super) const ATTACKS: &[Attack] = &[
     quick(12, "pipelines_without_reading", without_reading).may_be_cut(),
-    attack(12, "large_replies_without_reading", large_without_reading).may_be_cut(),
+    quick(12, "large_replies_without_reading", large_without_reading).may_be_cut(),
     attack(4, "lengths_that_lie", lengths).may_be_cut(),
     attack(4, "noise_at_every_door", noise).may_be_cut(),
     attack(4, "subscribers_that_do_not_read", slow_subscribers).may_be_cut(),
