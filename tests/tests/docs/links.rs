@@ -108,3 +108,25 @@ fn every_file_that_the_docs_name_exists() {
     }
     assert!(missing.is_empty(), "files that do not exist:\n{}", missing.join("\n"));
 }
+
+/// Renames must not leave the traces behind.
+#[test]
+fn every_function_that_the_traces_name_exists() {
+    let root = root();
+    let sources: String = ["core", "proxy", "module"]
+        .iter()
+        .flat_map(|folder| files_below(&root.join(folder), ".rs"))
+        .map(|path| read(&path))
+        .collect();
+    let mut missing = Vec::new();
+    for page in ["trace-acquire.md", "trace-set-nx.md"] {
+        for word in code_words(&doc(&format!("internals/{page}"))) {
+            let is_name =
+                word.contains('_') && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+            if is_name && !sources.contains(&format!("fn {word}")) {
+                missing.push(format!("docs/internals/{page}: {word}"));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "functions that do not exist:\n{}", missing.join("\n"));
+}
