@@ -312,6 +312,7 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
 }
 
 /// What an encoded request has to do with scripts.
+#[cfg(feature = "scripts")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Plain,
@@ -322,6 +323,7 @@ pub(crate) enum Kind {
 }
 
 /// Looks at no more than the tag and the names of commands.
+#[cfg(feature = "scripts")]
 pub(crate) fn kind(bytes: &[u8]) -> Kind {
     let mut reader = Reader::new(bytes);
     match reader.u8() {
@@ -333,6 +335,7 @@ pub(crate) fn kind(bytes: &[u8]) -> Kind {
     }
 }
 
+#[cfg(feature = "scripts")]
 fn redis_holds_script(reader: &mut Reader<'_>) -> Option<bool> {
     reader.varint_u32()?;
     face(reader)?;
@@ -340,6 +343,7 @@ fn redis_holds_script(reader: &mut Reader<'_>) -> Option<bool> {
     Some(names_script(reader.bytes()?))
 }
 
+#[cfg(feature = "scripts")]
 fn transaction_holds_script(reader: &mut Reader<'_>) -> Option<bool> {
     reader.varint_u32()?;
     face(reader)?;
@@ -357,15 +361,6 @@ fn transaction_holds_script(reader: &mut Reader<'_>) -> Option<bool> {
         }
     }
     Some(false)
-}
-
-/// Whether these bytes are what a client asked for and not what may be logged.
-pub(crate) fn is_request(bytes: &[u8]) -> bool {
-    match kind(bytes) {
-        Kind::Plain => false,
-        Kind::TransactionWithScript => true,
-        Kind::Script => Command::decode(bytes).is_some_and(|command| command.is_request()),
-    }
 }
 
 /// Whether a command's name is one of those that run or manage scripts.

@@ -11,7 +11,6 @@
 //! release that knows it has applied it.
 
 use super::bytes::{put_bytes, put_varint, Reader};
-use super::codec::is_request;
 use super::command::{Command, Words};
 use super::effects::Step;
 use super::waiter::{origin, put_origin};
@@ -99,15 +98,15 @@ fn read_stamp(reader: &mut Reader<'_>) -> Option<Stamp> {
     Some(Stamp { term: reader.varint()?, logical_ms: reader.varint()?, wall_us: reader.varint()? })
 }
 
-struct Batch {
+/// The commands of one origin.
+struct Batch<'a> {
     origin: Origin,
     acked_below: u64,
-    count: u32,
+    commands: Vec<(u64, Command<'a>)>,
 }
 
-fn read_batch(reader: &mut Reader<'_>) -> Option<Batch> {
-    Some(Batch { origin: origin(reader)?, acked_below: reader.varint()?, count: reader.u32_fixed()? })
-}
+/// Room made for commands before they are read: a damaged count must not cost memory.
+const COMMANDS_AT_ONCE_MAX: usize = 1_024;
 
 /// Why an entry cannot be applied. Nothing of it was; the node must stop.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -150,14 +149,19 @@ impl std::error::Error for EntryError {}
 /// Whether a command may enter the log, or become what may, as far as this release can tell: a leader proposes nothing that it
 /// could not apply.
 pub fn check_command(blob: &[u8]) -> Result<(), EntryError> {
-    check_command_at(0, blob)
+    read_command(0, blob).map(drop)
 }
 
-fn check_command_at(at: usize, blob: &[u8]) -> Result<(), EntryError> {
-    let Some(command) = Command::decode(blob) else {
-        return Err(EntryError::Command { at, tag: blob.first().copied() });
-    };
-    match &command {
+fn read_command(at: usize, blob: &[u8]) -> Result<Command<'_>, EntryError> {
+    let tag = blob.first().copied();
+    let command = Command::decode(blob).ok_or(EntryError::Command { at, tag })?;
+    check_names(at, &command)?;
+    Ok(command)
+}
+
+/// Whether this release has the Redis commands that a command holds.
+fn check_names(at: usize, command: &Command<'_>) -> Result<(), EntryError> {
+    match command {
         Command::Redis { argv, .. } | Command::FenceCall { argv, .. } => check_words(at, argv, false),
         Command::Transaction { commands, .. } => {
             commands.iter().try_for_each(|argv| check_words(at, argv, true))
@@ -202,52 +206,54 @@ fn check_words(at: usize, argv: &Words<'_>, in_transaction: bool) -> Result<(), 
 /// Bytes of an unknown command's name that an error shows.
 const NAME_SHOWN_BYTES: usize = 32;
 
-fn check_entry(bytes: &[u8]) -> Result<(), EntryError> {
+/// Reads an entry to its end.
+fn read_entry(bytes: &[u8]) -> Result<(Stamp, Vec<Batch<'_>>), EntryError> {
     let mut reader = Reader::new(bytes);
     let version = reader.clone().u8().ok_or(EntryError::Frame)?;
     if version != ENTRY_VERSION {
         return Err(EntryError::Version(version));
     }
-    read_stamp(&mut reader).ok_or(EntryError::Frame)?;
-    check_batches(reader)
-}
-
-/// Reads everything behind the stamp to its end.
-fn check_batches(mut reader: Reader<'_>) -> Result<(), EntryError> {
+    let stamp = read_stamp(&mut reader).ok_or(EntryError::Frame)?;
+    let mut batches = Vec::new();
     let mut at = 0;
     while !reader.is_empty() {
-        let batch = read_batch(&mut reader).ok_or(EntryError::Frame)?;
-        for _ in 0..batch.count {
-            reader.varint().ok_or(EntryError::Frame)?;
-            let blob = reader.bytes().ok_or(EntryError::Frame)?;
-            check_command_at(at, blob)?;
-            if is_request(blob) {
-                return Err(EntryError::Script { at });
-            }
-            at += 1;
-        }
+        let batch = read_batch(&mut reader, at)?;
+        at += batch.commands.len();
+        batches.push(batch);
     }
-    Ok(())
+    Ok((stamp, batches))
+}
+
+/// `at`: the place of its first command in the entry.
+fn read_batch<'a>(reader: &mut Reader<'a>, at: usize) -> Result<Batch<'a>, EntryError> {
+    let origin = origin(reader).ok_or(EntryError::Frame)?;
+    let acked_below = reader.varint().ok_or(EntryError::Frame)?;
+    let count = reader.u32_fixed().ok_or(EntryError::Frame)? as usize;
+    let mut commands = Vec::with_capacity(count.min(COMMANDS_AT_ONCE_MAX));
+    for at in at..at + count {
+        let seq = reader.varint().ok_or(EntryError::Frame)?;
+        let blob = reader.bytes().ok_or(EntryError::Frame)?;
+        let command = read_command(at, blob)?;
+        if command.is_request() {
+            return Err(EntryError::Script { at });
+        }
+        commands.push((seq, command));
+    }
+    Ok(Batch { origin, acked_below, commands })
 }
 
 impl Machine {
     /// Applies one entry of the log. An error says that nothing of it was applied, and the node must stop.
     pub fn apply_entry(&mut self, bytes: &[u8], out: &mut Applied) -> Result<(), EntryError> {
-        check_entry(bytes)?;
-        let mut reader = Reader::new(bytes);
-        let stamp = read_stamp(&mut reader).expect("checked just now");
+        let (stamp, batches) = read_entry(bytes)?;
         self.begin(stamp, out);
-        while !reader.is_empty() {
-            let Some(batch) = read_batch(&mut reader) else { break };
-            for _ in 0..batch.count {
-                let (Some(seq), Some(blob)) = (reader.varint(), reader.bytes()) else { break };
-                let id = (seq > 0).then_some(RequestId { origin: batch.origin, seq });
-                if let Some(command) = Command::decode(blob) {
-                    self.run(id, command, out);
-                }
+        for Batch { origin, acked_below, commands } in batches {
+            for (seq, command) in commands {
+                let id = (seq > 0).then_some(RequestId { origin, seq });
+                self.run(id, command, out);
             }
             // Behind the commands: the first of them may be the word that this start of the node is the one that counts.
-            self.acknowledge(batch.origin, batch.acked_below);
+            self.acknowledge(origin, acked_below);
         }
         self.finish(out);
         Ok(())
