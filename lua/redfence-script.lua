@@ -230,7 +230,7 @@ function M.read_lock(resource)
   if type(packed) == 'table' then return nil, M.refuse(packed.err) end
   if packed then
     local fence, state, deadline, ended_fence, ended_how, owner =
-      string.match(packed, '^(%d+) ([hr]) (%d+) (%d+) ([rx%-]) (.*)$')
+      string.match(packed, '^(%d+) ([hrf]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
     fence = fence and M.decimal(fence, 1, M.FENCE_MAX - 1)
@@ -245,6 +245,7 @@ end
 
 -- How the grant last issued ended, where it did.
 function M.end_reason(lock)
+  if lock.state == 'f' then return 'expired' end
   if lock.state == 'h' and lock.deadline_ms > 0 and M.now_ms >= lock.deadline_ms then return 'expired' end
   return 'already_released'
 end
@@ -768,13 +769,13 @@ function M.refusal_reason(lock, fence)
 end
 
 -- The key goes first: DEL is allowed when memory is short, and what follows a write in a script is too. A grant of
--- ours is remembered as released; what a plain client held leaves no trace.
-function M.end_hold(lock)
+-- ours is remembered as released ('r') or taken by force ('f'); what a plain client held leaves no trace.
+function M.end_hold(lock, state)
   redis.call('DEL', lock.resource)
   M.publish('released', lock.resource, lock.fence, lock.value)
   local was_ours = lock.is_ours
   lock.value, lock.is_ours = false, false
-  if was_ours then lock.state, lock.owner = 'r', '' end
+  if was_ours then lock.state, lock.owner = state, '' end
   local first = M.serve(lock)
   if was_ours and not (first and first.fences) then M.write_released(lock) end
 end
@@ -782,7 +783,7 @@ end
 function M.release_one(lock, fence)
   local reason = M.refusal_reason(lock, fence)
   if not reason then
-    M.end_hold(lock)
+    M.end_hold(lock, 'r')
     return {1, 'ok'}
   end
   if not lock.value then M.serve(lock) end
@@ -869,7 +870,7 @@ function M.lock_forcerelease(keys, args)
     M.serve(lock)
     return 0
   end
-  M.end_hold(lock)
+  M.end_hold(lock, 'f')
   return 1
 end
 if COMMAND == 'LOCK.RELEASE' then return M.lock_release(KEYS, ARGV) end

@@ -227,7 +227,7 @@ local function read_lock(resource)
   if type(packed) == 'table' then return nil, refuse(packed.err) end
   if packed then
     local fence, state, deadline, ended_fence, ended_how, owner =
-      string.match(packed, '^(%d+) ([hr]) (%d+) (%d+) ([rx%-]) (.*)$')
+      string.match(packed, '^(%d+) ([hrf]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
     fence = fence and decimal(fence, 1, FENCE_MAX - 1)
@@ -242,6 +242,7 @@ end
 
 -- How the grant last issued ended, where it did.
 local function end_reason(lock)
+  if lock.state == 'f' then return 'expired' end
   if lock.state == 'h' and lock.deadline_ms > 0 and now_ms >= lock.deadline_ms then return 'expired' end
   return 'already_released'
 end
@@ -761,13 +762,13 @@ local function refusal_reason(lock, fence)
 end
 
 -- The key goes first: DEL is allowed when memory is short, and what follows a write in a script is too. A grant of
--- ours is remembered as released; what a plain client held leaves no trace.
-local function end_hold(lock)
+-- ours is remembered as released ('r') or taken by force ('f'); what a plain client held leaves no trace.
+local function end_hold(lock, state)
   redis.call('DEL', lock.resource)
   publish('released', lock.resource, lock.fence, lock.value)
   local was_ours = lock.is_ours
   lock.value, lock.is_ours = false, false
-  if was_ours then lock.state, lock.owner = 'r', '' end
+  if was_ours then lock.state, lock.owner = state, '' end
   local first = serve(lock)
   if was_ours and not (first and first.fences) then write_released(lock) end
 end
@@ -775,7 +776,7 @@ end
 local function release_one(lock, fence)
   local reason = refusal_reason(lock, fence)
   if not reason then
-    end_hold(lock)
+    end_hold(lock, 'r')
     return {1, 'ok'}
   end
   if not lock.value then serve(lock) end
@@ -862,7 +863,7 @@ local function lock_forcerelease(keys, args)
     serve(lock)
     return 0
   end
-  end_hold(lock)
+  end_hold(lock, 'f')
   return 1
 end
 

@@ -17,7 +17,7 @@ pub const SCRIPT_BYTES_MAX: usize = MIB;
 pub const WORDS_MAX: usize = 1024;
 
 /// Longest name of a key.
-pub const KEY_BYTES_MAX: usize = 64 * KIB - 1;
+pub const KEY_BYTES_MAX: usize = 64 * KIB;
 /// Longest string value, and longest element of a collection. A command carries less; `APPEND`, `SETRANGE` and scripts get here.
 pub const STRING_BYTES_MAX: usize = MIB;
 /// A collection: the bytes of its elements and [`ELEMENT_OVERHEAD_BYTES`] for each.
@@ -68,7 +68,7 @@ pub const SNAPSHOT_RECORD_BYTES_MAX: usize = 2 * ENTRY_BYTES_MAX;
 pub const SNAPSHOT_ELEMENTS_BYTES: usize = 64 * KIB;
 
 const _: () = {
-    assert!(KEY_BYTES_MAX < WORD_BYTES_MAX && WORD_BYTES_MAX <= STRING_BYTES_MAX);
+    assert!(KEY_BYTES_MAX <= WORD_BYTES_MAX && WORD_BYTES_MAX <= STRING_BYTES_MAX);
     assert!(SCRIPT_BYTES_MAX < REQUEST_BYTES_MAX, "a script fits into a request");
     assert!(STRING_BYTES_MAX + ELEMENT_OVERHEAD_BYTES < COLLECTION_BYTES_MAX);
     assert!(LOGGED_REPLY_BYTES_MAX < REQUEST_BYTES_MAX, "the effects of a script carry its reply");

@@ -4,7 +4,7 @@
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Query, Words};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Origin, RequestId, SessionId, Stamp};
+use redfence_core::types::{Origin, Reason, RequestId, SessionId, Stamp};
 
 struct Node {
     machine: Machine,
@@ -177,6 +177,21 @@ fn a_flush_is_seen_at_once_and_swept_over_entries() {
     assert_eq!(node.machine.stats().locks_held, 3, "the two new ones and the waiter's");
     assert_eq!(node.read("GET key19000"), Reply::bulk("waiter"));
     assert_eq!(node.read("DBSIZE"), Reply::Int(3));
+}
+
+/// A flush is no release by the holder.
+#[test]
+fn a_flushed_lock_has_expired_for_its_holder() {
+    for touched_before in [false, true] {
+        let mut node = Node::new();
+        let Reply::Granted { fence, .. } = node.acquire("lock", 60_000, 0) else { panic!("a free lock") };
+        node.say("FLUSHALL");
+        if touched_before {
+            node.settle(4_096);
+        }
+        let reply = node.answer(Command::Release { db: 0, resource: b"lock", fence });
+        assert_eq!(reply, Reply::Refused(Reason::Expired), "swept: {touched_before}");
+    }
 }
 
 #[test]

@@ -46,7 +46,7 @@ local function read_lock(resource)
   if type(packed) == 'table' then return nil, refuse(packed.err) end
   if packed then
     local fence, state, deadline, ended_fence, ended_how, owner =
-      string.match(packed, '^(%d+) ([hr]) (%d+) (%d+) ([rx%-]) (.*)$')
+      string.match(packed, '^(%d+) ([hrf]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
     fence = fence and decimal(fence, 1, FENCE_MAX - 1)
@@ -61,6 +61,7 @@ end
 
 -- How the grant last issued ended, where it did.
 local function end_reason(lock)
+  if lock.state == 'f' then return 'expired' end
   if lock.state == 'h' and lock.deadline_ms > 0 and now_ms >= lock.deadline_ms then return 'expired' end
   return 'already_released'
 end

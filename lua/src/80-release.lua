@@ -14,13 +14,13 @@ local function refusal_reason(lock, fence)
 end
 
 -- The key goes first: DEL is allowed when memory is short, and what follows a write in a script is too. A grant of
--- ours is remembered as released; what a plain client held leaves no trace.
-local function end_hold(lock)
+-- ours is remembered as released ('r') or taken by force ('f'); what a plain client held leaves no trace.
+local function end_hold(lock, state)
   redis.call('DEL', lock.resource)
   publish('released', lock.resource, lock.fence, lock.value)
   local was_ours = lock.is_ours
   lock.value, lock.is_ours = false, false
-  if was_ours then lock.state, lock.owner = 'r', '' end
+  if was_ours then lock.state, lock.owner = state, '' end
   local first = serve(lock)
   if was_ours and not (first and first.fences) then write_released(lock) end
 end
@@ -28,7 +28,7 @@ end
 local function release_one(lock, fence)
   local reason = refusal_reason(lock, fence)
   if not reason then
-    end_hold(lock)
+    end_hold(lock, 'r')
     return {1, 'ok'}
   end
   if not lock.value then serve(lock) end
@@ -119,6 +119,6 @@ local function lock_forcerelease(keys, args)
     serve(lock)
     return 0
   end
-  end_hold(lock)
+  end_hold(lock, 'f')
   return 1
 end

@@ -113,7 +113,7 @@ def test_forcerelease(t):
     assert t.must("LOCK.FORCERELEASE", r) == 0
     fence, _ = t.must("LOCK.ACQUIRE", r, 5000)
     assert t.must("LOCK.FORCERELEASE", r) == 1
-    assert t.must("LOCK.RELEASE", r, fence) == [0, b"already_released"]
+    assert t.must("LOCK.RELEASE", r, fence) == [0, b"expired"]
     assert t.must("LOCK.FORCERELEASE", r) == 0
     plain = fresh()
     t.redis("SET", plain, "plain")

@@ -234,7 +234,7 @@ impl<'a> Lock<'a> {
             Err(reason) => return Ok(Ended::Before(reason)),
         };
         self.delete(ctx, &mut key);
-        self.write_released(ctx, &mut side, fence, deadline_ms, now);
+        self.write_ended(ctx, &mut side, fence, State::Released, deadline_ms, now);
         drop((key, side));
         waiters::quietly(|| ctx.notify(Class::Generic, c"del", self.name));
         Ok(Ended::Now { owner })
@@ -271,7 +271,7 @@ impl<'a> Lock<'a> {
         let deadline_ms = ours.map(|ours| ours.deadline_ms);
         self.delete(ctx, &mut key);
         if let Some(deadline_ms) = deadline_ms {
-            self.write_released(ctx, &mut side, fence, deadline_ms, now);
+            self.write_ended(ctx, &mut side, fence, State::Forced, deadline_ms, now);
         }
         drop((key, side));
         waiters::quietly(|| ctx.notify(Class::Generic, c"del", self.name));
@@ -323,9 +323,17 @@ impl<'a> Lock<'a> {
     }
 
     /// Leaves the companion's expiry alone, which lies a little behind the retention asked, unless it is far too late.
-    fn write_released(&self, ctx: &Ctx, side: &mut Key<'_>, fence: Fence, deadline_ms: u64, now: Now) {
-        let ended = Some(End { fence, how: How::Released });
-        let companion = Companion { fence, state: State::Released, deadline_ms, ended, owner: b"" };
+    fn write_ended(
+        &self,
+        ctx: &Ctx,
+        side: &mut Key<'_>,
+        fence: Fence,
+        state: State,
+        deadline_ms: u64,
+        now: Now,
+    ) {
+        let ended = Companion { fence, state, deadline_ms, ended: None, owner: b"" };
+        let companion = Companion { ended: Some(ended.end(now.wall_ms())), ..ended };
         let far_too_late = deadline_ms == 0 || deadline_ms > now.wall_ms() + FORGET_SLACK_MS;
         let forget_at_ms = far_too_late.then(|| now.wall_ms() + config::companion_retention_ms());
         self.write(ctx, side, &companion, forget_at_ms);
@@ -375,6 +383,6 @@ fn holder<'k>(
     }
     match seen.state {
         State::Held if key.kind() == Kind::String && key.bytes() == seen.owner => Ok(seen),
-        State::Held | State::Released => Err(seen.end(now.wall_ms()).how.reason()),
+        State::Held | State::Released | State::Forced => Err(seen.end(now.wall_ms()).how.reason()),
     }
 }

@@ -27,7 +27,7 @@ pub const LOGGED_REPLY_TOO_LARGE: Refusal =
     fixed("ERR reply exceeds 2 MiB, the limit for writes and transactions; ask for less at a time");
 pub const ENTRY_REPLIES_TOO_LARGE: Refusal =
     fixed("UNAVAILABLE the replies of this batch exceed 32 MiB; nothing was done; retry");
-pub const KEY_TOO_LONG: Refusal = fixed("ERR key exceeds the limit of 65535 bytes");
+pub const KEY_TOO_LONG: Refusal = fixed("ERR key exceeds the limit of 65536 bytes");
 pub const PATTERN_TOO_LONG: Refusal = fixed("ERR pattern exceeds the limit of 1024 bytes");
 pub const CHANNEL_TOO_LONG: Refusal = fixed("ERR channel name exceeds the limit of 1024 bytes");
 pub const INVALID_CURSOR: Refusal = fixed("ERR invalid cursor");

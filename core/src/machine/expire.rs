@@ -48,7 +48,7 @@ impl Machine {
         let now_ms = self.clock.logical_ms;
         let session_ends_ms = self.sessions.get(lock.session).map_or(NEVER, |session| session.deadline_ms);
         let (ended_ms, how, event) = if self.is_flushed(lock) {
-            (now_ms, Ended::Released, EventKind::Released)
+            (now_ms, Ended::Expired, EventKind::Released)
         } else if lock.at_ms <= now_ms {
             (lock.at_ms, Ended::Expired, EventKind::Expired)
         } else if session_ends_ms <= now_ms {

@@ -423,7 +423,8 @@ impl Keys for MachineKeys<'_> {
                 while ends > 0 {
                     let Some(slot) = self.machine.next_flushed(&mut looks) else { break };
                     ends -= 1;
-                    self.end(slot);
+                    self.save(slot);
+                    self.machine.end_grant(slot, Ended::Expired, EventKind::Released, self.out);
                 }
             }
         }

@@ -37,7 +37,7 @@ pub(crate) enum Ended {
 /// Room for an owner that a free lock keeps for the next one. More is given back: it would count for nothing.
 const OWNER_BYTES_KEPT: usize = 64;
 
-/// 72 bytes; name and owner share one allocation.
+/// 80 bytes; name and owner share one allocation.
 pub(crate) struct Lock {
     /// The name, then the owner. Behind a free lock's name stand the bytes of its last owner, which mean nothing.
     text: Box<[u8]>,
@@ -56,7 +56,7 @@ pub(crate) struct Lock {
     links: Links,
     /// Seats, first in line first.
     pub(crate) queue: List,
-    name_len: u16,
+    name_len: u32,
     pub(crate) phase: Phase,
     ended: Ended,
 }
@@ -74,7 +74,7 @@ impl Lock {
             session: NONE,
             links: Links::ALONE,
             queue: List::EMPTY,
-            name_len: name.len() as u16,
+            name_len: name.len() as u32,
             phase: Phase::Awaited,
             ended: Ended::Unknown,
         }
@@ -89,7 +89,7 @@ impl Lock {
     }
 
     pub(crate) fn name(&self) -> &[u8] {
-        &self.text[..usize::from(self.name_len)]
+        &self.text[..self.name_len as usize]
     }
 
     pub(crate) fn is_held(&self) -> bool {
@@ -102,7 +102,7 @@ impl Lock {
     /// The holder's owner; of a free lock, nothing.
     pub(crate) fn owner(&self) -> &[u8] {
         if self.is_held() {
-            &self.text[usize::from(self.name_len)..]
+            &self.text[self.name_len as usize..]
         } else {
             &[]
         }
@@ -110,7 +110,7 @@ impl Lock {
 
     /// Brings a holder into being. Lists and deadlines are the caller's business.
     pub(crate) fn hold(&mut self, fence: Fence, owner: &[u8], deadline_ms: u64, session: u32, epoch: u16) {
-        let name_len = usize::from(self.name_len);
+        let name_len = self.name_len as usize;
         if self.text.len() == name_len + owner.len() {
             self.text[name_len..].copy_from_slice(owner);
         } else {
@@ -134,7 +134,7 @@ impl Lock {
         self.session = NONE;
         self.epoch = 0;
         self.phase = Phase::Awaited;
-        let name_len = usize::from(self.name_len);
+        let name_len = self.name_len as usize;
         if self.text.len() > name_len + OWNER_BYTES_KEPT {
             self.text = self.text[..name_len].into();
         }
@@ -251,7 +251,7 @@ impl Image for Lock {
         }
         Some(Lock {
             text: [name, owner].concat().into_boxed_slice(),
-            name_len: name.len() as u16,
+            name_len: name.len() as u32,
             db,
             epoch,
             phase,

@@ -149,7 +149,7 @@ pub fn check_guarded(argv: &[&[u8]]) -> Result<(), Refusal> {
     }
     match table::find(name) {
         Some(row) if row.is(table::SCRIPT) => cannot("scripts cannot be guarded on the correctness tier"),
-        Some(row) if row.is(table::PUBSUB) => cannot("it is about the connection"),
+        Some(row) if row.is(table::PUBSUB) || row.name == "select" => cannot("it is about the connection"),
         Some(row) if !row.takes(argv.len()) => Err(errors::wrong_arity(&String::from_utf8_lossy(name))),
         Some(row) => match row.run {
             Run::Here(_) => Ok(()),

@@ -39,7 +39,8 @@ impl Machine {
     pub(crate) fn force_release(&mut self, db: Db, name: &[u8], out: &mut Applied) -> Reply {
         match self.find_fresh(db, name, out) {
             Some(slot) if self.locks[slot].is_held() => {
-                self.end_grant(slot, Ended::Released, EventKind::Released, out);
+                // Only its holder releases a lock: to the holder's own fence this is an expiry.
+                self.end_grant(slot, Ended::Expired, EventKind::Released, out);
                 Reply::Int(1)
             }
             Some(_) | None => Reply::Int(0),

@@ -140,7 +140,7 @@ impl Machine {
         match self.live_session(id, out) {
             Some(slot) => {
                 let locks = self.sessions[slot].locks.len;
-                self.end_session(slot, Ended::Released, out);
+                self.end_session(slot, Ended::Expired, out);
                 if self.session_ids.contains_key(&id) {
                     // Too many for one entry: the rest is over as if its time were, and goes as that does.
                     self.set_session_deadline(slot, self.clock.logical_ms);

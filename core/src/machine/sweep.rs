@@ -201,7 +201,7 @@ impl Machine {
             ends -= 1;
             // Trackers were told of the flush itself.
             let noted = out.noted.len();
-            self.end_grant(slot, Ended::Released, EventKind::Released, out);
+            self.end_grant(slot, Ended::Expired, EventKind::Released, out);
             out.noted.truncate(noted);
             self.serve_all(out);
         }

@@ -32,7 +32,9 @@ pub(super) enum Stop {
     /// Its writes and its reply are too long for the log.
     Effects,
     Reply,
-    /// A write found no room in the state.
+    /// A write found no room under `max-memory`.
+    OutOfMemory,
+    /// A write found no room among the records.
     Full,
     /// A Redlock member met a key that was hidden from it: to be run again with nothing hidden.
     Hidden,

@@ -7,7 +7,7 @@ use crate::keyspace::args::int;
 use crate::keyspace::table::{self, Row, Run};
 use crate::keyspace::{Context, Db, Keys, Resp, View};
 use crate::machine::effects::{result_hash, Recorder, Step, Write};
-use crate::machine::overlay::Overlay;
+use crate::machine::overlay::{Full, Overlay};
 use crate::machine::Clash;
 use crate::reply::{Refusal, Reply};
 use crate::types::Member;
@@ -72,8 +72,10 @@ impl Running<'_, '_> {
         let mut cx = Context::new(&mut self.overlay, home, resp);
         let reply = handler(&mut cx, argv).unwrap_or_else(Reply::Error);
         *db = cx.db;
-        if self.overlay.is_full() {
-            return Err(Stop::Full);
+        match self.overlay.full() {
+            Some(Full::Memory) => return Err(Stop::OutOfMemory),
+            Some(Full::Records) => return Err(Stop::Full),
+            None => {}
         }
         if self.overlay.is_overworked() {
             return Err(Stop::Cpu);

@@ -29,6 +29,7 @@ pub(super) fn refusal(stop: Stop, machine: &Machine) -> Refusal {
             format!("its writes, the names it read and its reply take more than {EFFECTS_BYTES_MAX} bytes")
         }
         Stop::Reply => format!("its reply has more than {REPLY_BYTES_MAX} bytes"),
+        Stop::OutOfMemory => return grammar::errors::out_of_memory(),
         Stop::Full => return grammar::errors::too_many_locks(machine.limits().locks_max),
         Stop::Hidden => "a key is held under another value".to_owned(),
     };

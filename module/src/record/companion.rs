@@ -1,6 +1,6 @@
 //! The companion's bytes: `<fence> <state> <deadline_ms> <ended_fence> <how> <owner>`, ASCII up to the owner, which is the rest.
 //!
-//! The grant last issued: its fence, state `h` (held) or `r` (released), and the unix time at which its lock expires, 0 where it
+//! The grant last issued: its fence, state `h` (held), `r` (released) or `f` (released by force), and the unix time at which its lock expires, 0 where it
 //! does not; a released one has no owner. Beside it the grant that ended last: its fence, 0 where there is none, and how it ended,
 //! `r` (released), `x` (expired) or `-`. A packed string costs one write and one replicated `SET`, where a hash costs two of each.
 
@@ -11,6 +11,8 @@ use redfence_core::types::{Fence, Reason, FENCE_BOUND};
 pub(crate) enum State {
     Held,
     Released,
+    /// Taken from its holder by an operator.
+    Forced,
 }
 
 /// The grant that ended last.
@@ -55,6 +57,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Companion<'_>> {
     let state = match state {
         b"h" => State::Held,
         b"r" => State::Released,
+        b"f" => State::Forced,
         _ => return None,
     };
     let ended_fence = Fence(decimal(ended_fence)?);
@@ -75,7 +78,11 @@ fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 impl Companion<'_> {
     /// The end of the grant last issued, where its key is gone or belongs to somebody else now.
     pub(crate) fn end(&self, now_ms: u64) -> End {
-        let expired = self.state == State::Held && self.deadline_ms != 0 && self.deadline_ms <= now_ms;
+        let expired = match self.state {
+            State::Held => self.deadline_ms != 0 && self.deadline_ms <= now_ms,
+            State::Released => false,
+            State::Forced => true,
+        };
         End { fence: self.fence, how: if expired { How::Expired } else { How::Released } }
     }
 
@@ -87,6 +94,7 @@ impl Companion<'_> {
         into.extend_from_slice(match self.state {
             State::Held => b" h ",
             State::Released => b" r ",
+            State::Forced => b" f ",
         });
         into.extend_from_slice(digits.format(self.deadline_ms).as_bytes());
         into.push(b' ');
@@ -120,7 +128,7 @@ mod tests {
             Some(End { fence: Fence(FENCE_BOUND - 1), how: How::Expired }),
         ];
         for owner in [&b""[..], b"me", b"with blanks  and \0 and \xff", &[b' '; OWNER_BYTES_MAX]] {
-            for state in [State::Held, State::Released] {
+            for state in [State::Held, State::Released, State::Forced] {
                 for ended in ends {
                     for (fence, deadline_ms) in
                         [(1, 0), (FENCE_BOUND - 1, u64::MAX), (1_700_000_000_000_000, 5)]
@@ -183,5 +191,6 @@ mod tests {
         assert_eq!(held.end(100).how, How::Expired);
         assert_eq!(Companion { deadline_ms: 0, ..held }.end(100).how, How::Released);
         assert_eq!(Companion { state: State::Released, ..held }.end(100).how, How::Released);
+        assert_eq!(Companion { state: State::Forced, ..held }.end(0).how, How::Expired);
     }
 }

@@ -115,8 +115,13 @@ impl Connection {
         Ok(())
     }
 
-    /// A command too large to hold, for the Redis behind: its first piece.
+    /// A command too large to hold: its first piece. Goes to the Redis behind, or is refused and dropped as it comes.
     pub(super) fn begin_large(&mut self, head: &[u8]) -> usize {
+        if let Some(excess) = self.parser.excess() {
+            self.spoil(excess.refusal());
+            self.large = Some(Large::Dropped);
+            return head.len();
+        }
         let argv = super::connection::words_at(head, self.parser.words());
         match self.admit_large(&argv, self.parser.declared_words()) {
             Ok(Flow::Stall) => {

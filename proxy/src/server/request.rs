@@ -1,12 +1,15 @@
 //! Bytes from a client → the words of one command. A small parser of our own, because requests are flat and strangers write them.
 //!
 //! It keeps its place between reads, so a frame that trickles in is scanned once; it remembers where words are and never
-//! allocates from a declared length. What it accepts, and the text of what it refuses, is Redis's own. Frames too large to hold,
-//! but meant for the Redis behind the proxy, are handed on in pieces: [`Step::Large`], then [`RequestParser::stream`].
+//! allocates from a declared length. What it accepts, and the text of protocol errors, is Redis's own. A frame too large to hold is
+//! taken in pieces, [`Step::Large`], then [`RequestParser::stream`]: handed on where it is meant for the Redis behind the proxy,
+//! dropped where Redfence itself would answer it ([`RequestParser::excess`] says why), so that it costs an error and not the
+//! connection.
 //! Called by `connection` alone.
 
 use super::inline;
 use redfence_core::limits;
+use redfence_core::reply::Refusal;
 use smallvec::SmallVec;
 use std::borrow::Cow;
 
@@ -50,8 +53,34 @@ pub enum Step {
     Inline { len: usize },
     /// Nothing: an empty line or an empty array of `len` bytes.
     Nothing { len: usize },
-    /// A command too large to hold. `words` has those that came before; `seen` bytes of the frame were looked at.
+    /// A command too large to hold. `words` has those that came before (none, where the name itself is too large); `seen` bytes of
+    /// the frame were looked at.
     Large { seen: usize },
+}
+
+/// Which limit a command is beyond that Redfence itself would have answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Excess {
+    Words { count: usize },
+    Word { bytes: usize, bytes_max: usize },
+    Frame,
+}
+
+impl Excess {
+    #[must_use]
+    pub fn refusal(self) -> Refusal {
+        Refusal::new(match self {
+            Excess::Words { count } => {
+                format!("ERR a command may have {ITEMS_MAX} words, and this one has {count}; nothing was done; split it")
+            }
+            Excess::Word { bytes, bytes_max } => format!(
+                "ERR a word of this command may have {bytes_max} bytes, and one has {bytes}; nothing was done"
+            ),
+            Excess::Frame => {
+                format!("ERR a command may have {FRAME_BYTES_MAX} bytes in all; nothing was done; split it")
+            }
+        })
+    }
 }
 
 /// Where a word is, counted from the first byte of its frame.
@@ -68,6 +97,7 @@ pub struct RequestParser {
     /// Largest word this command may have; known once its name is.
     bulk_bytes_max: usize,
     streams: bool,
+    excess: Option<Excess>,
     words: SmallVec<[Span; 16]>,
     inline_words: Vec<Vec<u8>>,
 }
@@ -113,6 +143,7 @@ impl RequestParser {
         self.missing = None;
         self.bulk = None;
         self.streams = false;
+        self.excess = None;
         if self.words.spilled() && self.words.capacity() > 64 {
             self.words = SmallVec::new();
         } else {
@@ -125,6 +156,12 @@ impl RequestParser {
     #[must_use]
     pub fn declared_words(&self) -> usize {
         self.words.len() + self.missing.unwrap_or(0)
+    }
+
+    /// After [`Step::Large`]: which limit the frame is beyond, where it is not meant for the Redis behind.
+    #[must_use]
+    pub fn excess(&self) -> Option<Excess> {
+        self.excess
     }
 
     fn read_header(&mut self, frame: &[u8], sender: Sender) -> Result<Option<Step>, ProtocolError> {
@@ -151,7 +188,10 @@ impl RequestParser {
                 Some(len) => len,
                 None => match self.read_bulk_header(frame, sender)? {
                     BulkHeader::Incomplete => return Ok(Step::Incomplete),
-                    BulkHeader::TooLarge => return Ok(Step::Large { seen: self.at }),
+                    BulkHeader::TooLarge(bytes) => {
+                        let bytes_max = self.bulk_bytes_max;
+                        return Ok(self.large(Excess::Word { bytes, bytes_max }));
+                    }
                     BulkHeader::Read(len) => len,
                 },
             };
@@ -169,13 +209,16 @@ impl RequestParser {
             }
             let too_many = self.words.len() == 1 && self.declared_words() > ITEMS_MAX;
             if too_many || self.at > FRAME_BYTES_MAX {
-                if self.streams {
-                    return Ok(Step::Large { seen: self.at });
-                }
-                return Err(ProtocolError(Cow::Borrowed("invalid multibulk length")));
+                let count = self.declared_words();
+                return Ok(self.large(if too_many { Excess::Words { count } } else { Excess::Frame }));
             }
         }
         Ok(Step::Command { len: self.at })
+    }
+
+    fn large(&mut self, excess: Excess) -> Step {
+        self.excess = (!self.streams).then_some(excess);
+        Step::Large { seen: self.at }
     }
 
     fn read_bulk_header(&mut self, frame: &[u8], sender: Sender) -> Result<BulkHeader, ProtocolError> {
@@ -196,10 +239,7 @@ impl RequestParser {
             return Err(ProtocolError(Cow::Borrowed("unauthenticated bulk length")));
         }
         if len > self.bulk_bytes_max {
-            if self.streams {
-                return Ok(BulkHeader::TooLarge);
-            }
-            return Err(ProtocolError(Cow::Borrowed("invalid bulk length")));
+            return Ok(BulkHeader::TooLarge(len));
         }
         self.at = next;
         self.bulk = Some(len);
@@ -274,7 +314,8 @@ impl RequestParser {
 
 enum BulkHeader {
     Incomplete,
-    TooLarge,
+    /// The bytes it declares.
+    TooLarge(usize),
     Read(usize),
 }
 

@@ -98,6 +98,7 @@ impl Membership {
             AdminRequest::Add { id, addr } => match self.get(*id) {
                 Some(member) if member.addr != *addr => Some(refusals::member_elsewhere(*id, &member.addr)),
                 Some(_) => None,
+                None if self.iter().any(|member| member.addr == *addr) => Some(refusals::address_taken(addr)),
                 None if self.members.len() >= wire::MEMBERS_MAX => {
                     Some(refusals::too_many_members(wire::MEMBERS_MAX))
                 }

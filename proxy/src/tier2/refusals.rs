@@ -69,6 +69,11 @@ pub fn member_elsewhere(id: u64, addr: &str) -> Reply {
 }
 
 #[must_use]
+pub fn address_taken(addr: &str) -> Reply {
+    error(format!("ERR another node is a member at {addr}; every node has an address of its own"))
+}
+
+#[must_use]
 pub fn last_voter(id: u64) -> Reply {
     error(format!("ERR node {id} is the last voter; a cluster cannot remove it"))
 }

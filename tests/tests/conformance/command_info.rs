@@ -12,6 +12,7 @@ cases! {
         command_info_knows_every_command,
         command_info_tells_where_the_keys_are,
         command_docs_has_a_summary,
+        command_docs_knows_what_command_list_names,
         unknown_commands_are_nil,
         info_has_a_section,
         info_counts_grants_and_releases,
@@ -68,6 +69,16 @@ fn command_docs_has_a_summary(context: &Context) {
             summary.is_some_and(|(_, text)| !text.bytes().is_empty()),
             "{name} has no summary: {reply:?}"
         );
+    }
+}
+
+fn command_docs_knows_what_command_list_names(context: &Context) {
+    let mut client = context.client();
+    let names = ask!(client, "COMMAND", "LIST");
+    for name in names.array() {
+        let reply = ask!(client, "COMMAND", "DOCS", name.bytes());
+        let docs = expect::pairs(&reply, context.protocol());
+        assert_eq!(docs.len(), 1, "{name:?}: {reply:?}");
     }
 }
 

@@ -39,8 +39,8 @@ fn the_holder_has_lost_it(context: &Context) {
     let name = context.name("lock");
     let grant = holder.acquire(&name, 60_000);
     assert_eq!(ask!(operator, "LOCK.FORCERELEASE", &name), Value::Integer(1));
-    holder.renew_is_refused(&name, grant.fence, 60_000, "already_released");
-    holder.release_is_refused(&name, grant.fence, "already_released");
+    holder.renew_is_refused(&name, grant.fence, 60_000, "expired");
+    holder.release_is_refused(&name, grant.fence, "expired");
 }
 
 fn the_next_waiter_is_served(context: &Context) {
@@ -51,7 +51,7 @@ fn the_next_waiter_is_served(context: &Context) {
     operator.await_waiters(&name, 1);
     assert_eq!(ask!(operator, "LOCK.FORCERELEASE", &name), Value::Integer(1));
     assert!(waiter.receive_grant().fence > grant.fence);
-    holder.release_is_refused(&name, grant.fence, "already_released");
+    holder.release_is_refused(&name, grant.fence, "expired");
 }
 
 fn takes_a_tier(context: &Context) {

@@ -87,7 +87,7 @@ fn close_releases_all_and_counts_them(context: &Context) {
     for name in &names {
         assert_eq!(client.info(name).state, "free");
     }
-    client.release_is_refused(&names[0], grants[0].fence, "already_released");
+    client.release_is_refused(&names[0], grants[0].fence, "expired");
 }
 
 fn close_serves_the_waiters(context: &Context) {

@@ -14,7 +14,7 @@
 //! # Caveats
 //!
 //! - Where a run would need a record that the machine could only make by forgetting an idle one, or not at all, the whole
-//!   run is over ([`Overlay::is_full`]): which records apply would forget is not worked out here.
+//!   run is over ([`Overlay::full`]): which records apply would forget is not worked out here.
 
 mod walking;
 mod writing;
@@ -68,6 +68,15 @@ pub(crate) struct Changes {
     grown: usize,
 }
 
+/// What there was no room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Full {
+    /// `max-memory` is used up.
+    Memory,
+    /// There are as many records as there may be.
+    Records,
+}
+
 /// The keyspace of one run.
 pub(crate) struct Overlay<'m> {
     machine: &'m Machine,
@@ -81,7 +90,7 @@ pub(crate) struct Overlay<'m> {
     clash: Clash,
     changes: Changes,
     saved: Option<Changes>,
-    full: bool,
+    full: Option<Full>,
     serves_waiters: bool,
     work: Work,
     overworked: Cell<bool>,
@@ -127,7 +136,7 @@ impl<'m> Overlay<'m> {
             clash: Clash::None,
             changes: Changes::default(),
             saved: None,
-            full: false,
+            full: None,
             serves_waiters: false,
             work: Work::of_script(),
             overworked: Cell::new(false),
@@ -147,8 +156,8 @@ impl<'m> Overlay<'m> {
         self.clash
     }
 
-    /// Whether a write found no room. Its run must be given up.
-    pub(crate) fn is_full(&self) -> bool {
+    /// What a write found no room for. Its run must be given up.
+    pub(crate) fn full(&self) -> Option<Full> {
         self.full
     }
 
@@ -299,7 +308,9 @@ impl Keys for Overlay<'_> {
 
     fn room_for(&mut self, bytes: usize) -> Result<(), Refusal> {
         let room = self.machine.room_for(self.changes.grown.saturating_add(bytes));
-        self.full |= room.is_err();
+        if room.is_err() {
+            self.full = Some(Full::Memory);
+        }
         room
     }
 
@@ -352,7 +363,9 @@ impl Keys for Overlay<'_> {
             return;
         }
         // How many records there will be when it is applied is not known exactly.
-        self.full |= self.machine.locks.end() as usize + self.changes.new_records > MEMBER_FLUSH_MAX;
+        if self.machine.locks.end() as usize + self.changes.new_records > MEMBER_FLUSH_MAX {
+            self.full = Some(Full::Records);
+        }
         let mut doomed = Vec::new();
         self.walk(db, &mut |db, key, _| doomed.push((db, Bytes::copy_from_slice(key))));
         for (db, key) in doomed {

@@ -2,7 +2,7 @@
 
 use super::super::keyspace::Clash;
 use super::super::members::Grants;
-use super::{note, Bytes, Db, Entry, Holder, Overlay};
+use super::{note, Bytes, Db, Entry, Full, Holder, Overlay};
 use crate::keyspace::{errors, Keys, Value};
 use crate::limits::{ELEMENT_OVERHEAD_BYTES, KEY_OVERHEAD_BYTES};
 use crate::reply::Refusal;
@@ -35,7 +35,7 @@ impl Overlay<'_> {
         if has_record || self.records() < self.machine.limits.locks_max {
             return Ok(());
         }
-        self.full = true;
+        self.full = Some(Full::Records);
         Err(crate::grammar::errors::too_many_locks(self.machine.limits.locks_max))
     }
 

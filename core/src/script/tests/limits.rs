@@ -1,6 +1,7 @@
 //! Scripts over their limits are refused, say which limit it was, and have changed nothing.
 
 use super::*;
+use crate::machine::settings::SettingsCommand;
 
 /// A script that the limits must end, and the word by which the error names the limit.
 const STOPPED: &[(&str, &str)] = &[
@@ -157,4 +158,17 @@ fn a_megabyte_of_script_is_answered_alike_cold_and_warm() {
         bench.engine = Engine::new();
         assert_eq!(bench.eval(&body), cold);
     }
+}
+
+/// A script without room for its writes is told what there is no room for.
+#[test]
+fn a_script_without_room_gets_the_error_of_max_memory() {
+    let mut bench = Bench::new();
+    let set = SettingsCommand::Set { name: b"max-memory", value: b"1mb" };
+    assert_eq!(bench.apply(&Command::Settings(set)), Reply::OK);
+    while bench.run(&[b"SET", format!("fill{}", bench.seq).as_bytes(), &[b'v'; 10_000]]) == "+OK" {}
+    let body = "redis.call('del', 'fill2') return redis.call('set', KEYS[1], ('v'):rep(50000))";
+    let reply = bench.run(&[b"EVAL", body.as_bytes(), b"1", b"k"]);
+    assert_eq!(reply, "-OOM command not allowed when used memory > 'max-memory'.");
+    assert_eq!(bench.say("EXISTS fill2"), ":1", "nothing was changed");
 }

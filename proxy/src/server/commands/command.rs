@@ -68,9 +68,13 @@ impl Connection {
         } else if is(verb, "INFO") {
             Ok(Reply::Array(rest.iter().map(|name| info_of(name)).collect()))
         } else if is(verb, "DOCS") {
-            let rows =
-                ROWS.iter().filter(|row| rest.is_empty() || rest.iter().any(|name| is(name, row.name)));
-            Ok(Reply::Map(rows.map(row_docs).collect()))
+            let asked = |known: &str| rest.is_empty() || rest.iter().any(|name| is(name, known));
+            let ours = ROWS.iter().filter(|row| asked(row.name)).map(row_docs);
+            let plain = keyspace::ROWS.iter().filter(|row| asked(row.name));
+            let plain = plain.map(|row| docs_as_in_redis(row.name, PLAIN_SUMMARY));
+            let others = others().filter(|(name, _)| asked(name));
+            let others = others.map(|(name, _)| docs_as_in_redis(name, CONNECTION_SUMMARY));
+            Ok(Reply::Map(ours.chain(plain).chain(others).collect()))
         } else if is(verb, "GETKEYS") {
             keys_of(rest)
         } else {
@@ -208,6 +212,19 @@ fn row_docs(row: &Row) -> (Reply, Reply) {
         (Reply::Text("syntax"), Reply::Text(row.syntax)),
     ];
     (Reply::bulk(row.name.to_ascii_lowercase()), Reply::Map(docs))
+}
+
+const PLAIN_SUMMARY: &str = "As in Redis, on keys of the correctness tier: see docs/keyspace.md.";
+const CONNECTION_SUMMARY: &str = "As in Redis: about the connection or the server.";
+
+/// What Redis's own documentation says better.
+fn docs_as_in_redis(name: &'static str, summary: &'static str) -> (Reply, Reply) {
+    let docs = vec![
+        (Reply::Text("summary"), Reply::Text(summary)),
+        (Reply::Text("since"), Reply::Text(env!("CARGO_PKG_VERSION"))),
+        (Reply::Text("group"), Reply::Text("redis")),
+    ];
+    (Reply::Text(name), Reply::Map(docs))
 }
 
 fn keys_of(argv: &[&[u8]]) -> Result<Reply, Refusal> {

@@ -56,6 +56,19 @@ fn a_dead_node_is_replaced() {
 }
 
 #[test]
+fn an_address_belongs_to_one_node() {
+    let mut cluster = settled(3, 1);
+    let asked = follower(&cluster);
+    let ticket = cluster.admin(asked, AdminRequest::Add { id: 9, addr: addr(1) });
+    let refused = Reply::Error(Refusal::new(format!(
+        "ERR another node is a member at {}; every node has an address of its own",
+        addr(1)
+    )));
+    assert_eq!(cluster.wait_for(ticket, 6_000), refused);
+    assert_eq!(voters(&cluster, asked).len(), 3);
+}
+
+#[test]
 fn a_leader_that_is_removed_hands_over_first() {
     for seed in 0..20 {
         let mut cluster = settled(3, seed);

@@ -19,7 +19,7 @@ use super::config::Config;
 use super::ports::{NodeId, Ticket};
 use super::simnet::SimCluster;
 use redfence_core::machine::Command;
-use redfence_core::reply::Reply;
+use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::Fence;
 
 fn defaults(_: &mut Config) {}
