@@ -338,5 +338,5 @@ fn bind_to_session(grant: &mut Grant, sessions: &Sessions) {
     grant.over_ns = grant.over_ns.min(session.over_ns);
     grant.endings.push(Ending { from_ns: session.expiry_ns, to_ns: NEVER, by_expiry: true });
     let closed = session.closes.iter();
-    grant.endings.extend(closed.map(|&(from_ns, to_ns)| Ending { from_ns, to_ns, by_expiry: false }));
+    grant.endings.extend(closed.map(|&(from_ns, to_ns)| Ending { from_ns, to_ns, by_expiry: true }));
 }
