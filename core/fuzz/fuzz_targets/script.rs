@@ -43,6 +43,8 @@ const CALLS: &[&str] = &[
     "redis.pcall('APPEND',KEYS[1],'xyz')", "redis.pcall('SETRANGE',KEYS[1],5,'q')", "redis.pcall('LMOVE','l','l','LEFT','RIGHT')",
     "redis.pcall('GETEX',KEYS[1],'PX',5)", "redis.pcall('PUBLISH','ch','m')", "redis.pcall('TIME')", "redis.pcall('RANDOMKEY')",
     "redis.pcall('SELECT',1)", "redis.pcall('BLPOP','l',0)", "redis.pcall('LOCK.INFO','k1')", "redis.pcall('LOCK.ACQUIRE','q',9)",
+    "redis.pcall('PUBLISH','ch',s)", "redis.pcall('SADD','s',s)", "redis.pcall('MSET','k1',s,'k2','x')", "redis.pcall('MSETNX','m1','a','m2','b')",
+    "redis.pcall('SET',KEYS[2],s,'KEEPTTL','GET')", "redis.pcall('GETDEL',KEYS[1])", "redis.pcall('PERSIST',KEYS[1])",
     "redis.setresp(3)", "redis.error_reply('E')", "redis.status_reply('S')", "redis.sha1hex('x')", "redis.log(1,'x')",
     "cjson.encode(t)", "cjson.decode('[1,{}]')", "cmsgpack.pack(t)", "cmsgpack.unpack(cmsgpack.pack(1))",
     "struct.pack('>I4',1)", "bit.band(1,3)", "table.concat(t,',')", "table.sort(t)", "table.insert(t,1)", "table.remove(t)",
@@ -110,7 +112,11 @@ fuzz_target!(|data: &[u8]| {
     let body = lua(data);
     LEADER.with_borrow_mut(|(leader, runs)| {
         let words: [&[u8]; 6] = [b"EVAL", &body, b"2", b"k1", b"k2", b"value"];
-        leader.request(&words);
+        match data.first().map_or(0, |byte| byte >> 6) {
+            0 => drop(leader.request(&words)),
+            1 => leader.gather(None, &words),
+            member => leader.gather(Some(u64::from(member)), &words),
+        }
         *runs += 1;
         if *runs == RUNS_PER_LEADER {
             leader.check();

@@ -2,8 +2,8 @@
 
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::{Applied, Command, EntryBuilder, Machine};
-use redfence_core::script::{CpuMeter, Engine, Preparation};
-use redfence_core::types::{Origin, Stamp};
+use redfence_core::script::{CpuMeter, Engine, Preparation, SharedEntry};
+use redfence_core::types::{Member, Origin, Stamp};
 use std::time::Instant;
 
 const ORIGIN: Origin = Origin { node: 1, incarnation: 1 };
@@ -26,17 +26,24 @@ pub struct Leader {
     seq: u64,
     /// What was applied so far.
     pub entries: Vec<Vec<u8>>,
+    /// Requests that wait until there are enough to share entries.
+    gathered: Vec<Vec<u8>>,
 }
 
 fn blob(words: &[&[u8]]) -> Vec<u8> {
+    blob_of(None, words)
+}
+
+fn blob_of(member: Option<u64>, words: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
-    Command::Redis { db: 0, resp: Resp::Two, member: None, argv: words.iter().copied().collect() }.encode(&mut out);
+    let argv = words.iter().copied().collect();
+    Command::Redis { db: 0, resp: Resp::Two, member: member.map(Member), argv }.encode(&mut out);
     out
 }
 
 impl Leader {
     pub fn new() -> Leader {
-        let mut leader = Leader { machine: Machine::new(), engine: Engine::new(), at_ms: 1_000, seq: 0, entries: Vec::new() };
+        let mut leader = Leader { machine: Machine::new(), engine: Engine::new(), at_ms: 1_000, seq: 0, entries: Vec::new(), gathered: Vec::new() };
         let mut start = Vec::new();
         Command::OriginStart { origin: ORIGIN }.encode(&mut start);
         leader.apply(&start);
@@ -62,9 +69,14 @@ impl Leader {
     }
 
     fn apply_now(&mut self, blob: &[u8]) {
-        self.seq += 1;
+        self.apply_all(&[blob]);
+    }
+
+    fn apply_all<B: AsRef<[u8]>>(&mut self, blobs: &[B]) {
         let mut entry = EntryBuilder::new(self.stamp());
-        entry.push_batch(ORIGIN, 0, [(self.seq, blob)]);
+        let first = self.seq + 1;
+        self.seq += blobs.len() as u64;
+        entry.push_batch(ORIGIN, 0, (first..).zip(blobs));
         let entry = entry.finish();
         let _ = self.machine.apply_entry(&entry, &mut Applied::default());
         self.entries.push(entry);
@@ -78,12 +90,7 @@ impl Leader {
             Preparation::AsIs => request.into(),
             Preparation::Native(bytes) => bytes,
             Preparation::Run => {
-                // What is due ends in an entry of its own, as the node does it.
-                let mut expire = Vec::new();
-                Command::Expire { idle_ms: 600_000 }.encode(&mut expire);
-                while self.machine.has_due(self.stamp()) {
-                    self.apply_now(&expire);
-                }
+                self.end_due();
                 let mut cpu = Elapsed(Instant::now());
                 self.engine.run(&self.machine, self.stamp(), &request, &mut cpu).blob
             }
@@ -91,6 +98,43 @@ impl Leader {
         assert!(logged.len() <= BLOB_BYTES_MAX, "{} bytes to log", logged.len());
         self.apply(&logged);
         logged.to_vec()
+    }
+
+    /// What is due ends in an entry of its own, as the node does it.
+    fn end_due(&mut self) {
+        let mut expire = Vec::new();
+        Command::Expire { idle_ms: 600_000 }.encode(&mut expire);
+        while self.machine.has_due(self.stamp()) {
+            self.apply_now(&expire);
+        }
+    }
+
+    /// Puts a request with a script by others, to be run in one entry with them where that is allowed.
+    pub fn gather(&mut self, member: Option<u64>, words: &[&[u8]]) {
+        self.gathered.push(blob_of(member, words));
+        if self.gathered.len() < 3 {
+            return;
+        }
+        let requests = std::mem::take(&mut self.gathered);
+        let mut rest = &requests[..];
+        while !rest.is_empty() {
+            self.end_due();
+            let (mut shared, mut blobs) = (SharedEntry::default(), Vec::new());
+            while let Some((request, others)) = rest.split_first().filter(|_| !shared.is_closed()) {
+                let mut cpu = Elapsed(Instant::now());
+                let ran =
+                    self.engine.run_behind(shared.taken(), &self.machine, self.stamp(), request, &mut cpu);
+                if !shared.admits(&ran) {
+                    break;
+                }
+                assert!(ran.blob.len() <= BLOB_BYTES_MAX, "{} bytes to log", ran.blob.len());
+                shared.add(&self.machine, &ran);
+                blobs.push(ran.blob);
+                rest = others;
+            }
+            self.apply_all(&blobs);
+            self.at_ms += 1;
+        }
     }
 
     pub fn snapshot(&mut self) -> Vec<Vec<u8>> {

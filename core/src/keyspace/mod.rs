@@ -51,7 +51,7 @@ mod zsets;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::reply::Reply;
+use crate::reply::{Refusal, Reply};
 pub use context::{Context, ReplyRoom, Resp, WouldBlock};
 pub(crate) use generic::database;
 pub use keys::{Clock, Db, Deadline, Keys};
@@ -80,19 +80,34 @@ pub fn execute(cx: &mut Context<'_>, argv: &[&[u8]]) -> Reply {
     if !row.takes(argv.len()) {
         return errors::wrong_arity(row.name).into();
     }
-    if argv.iter().any(|word| word.len() > STRING_BYTES_MAX) {
-        return errors::ARGUMENT_TOO_LONG.into();
+    if let Err(refusal) = check_words(argv) {
+        return refusal.into();
     }
     match row.run {
         Run::Here(handler) => {
-            cx.growth_max = argv.iter().map(|word| word.len() + 2 * ELEMENT_OVERHEAD_BYTES).sum();
-            let run = cx.charge(words_work(argv)).and_then(|()| handler(cx, argv));
-            let reply = run.unwrap_or_else(Reply::Error);
+            let reply = match cx.charge(words_work(argv)) {
+                Ok(()) => run(cx, handler, argv),
+                Err(refusal) => refusal.into(),
+            };
             cx.keys.note_read(row, argv);
             settle_reply(cx, row, reply)
         }
         Run::Elsewhere => errors::unknown_command(argv).into(),
     }
+}
+
+/// The limit on every word of every command.
+pub(crate) fn check_words(argv: &[&[u8]]) -> Result<(), Refusal> {
+    match argv.iter().any(|word| word.len() > STRING_BYTES_MAX) {
+        true => Err(errors::ARGUMENT_TOO_LONG),
+        false => Ok(()),
+    }
+}
+
+/// Runs the handler of a command whose name, number of words and words were checked.
+pub(crate) fn run(cx: &mut Context<'_>, handler: table::Handler, argv: &[&[u8]]) -> Reply {
+    cx.growth_max = argv.iter().map(|word| word.len() + 2 * ELEMENT_OVERHEAD_BYTES).sum();
+    handler(cx, argv).unwrap_or_else(Reply::Error)
 }
 
 /// Takes a reply out of the room for replies. One that does not fit is not given: strings and popped items were checked before they were

@@ -195,6 +195,12 @@ impl Recorder {
 }
 
 impl Machine {
+    /// How many scripts had writes that came out differently than on the leader.
+    #[must_use]
+    pub fn differing_effects(&self) -> u64 {
+        self.counters.differing_effects
+    }
+
     /// Applies what a script did.
     pub(super) fn effects(&mut self, effects: Effects<'_>, out: &mut Applied) -> Reply {
         let mut differs = false;

@@ -83,6 +83,19 @@ impl Machine {
         slot.is_some_and(|slot| self.locks[slot].queue.len > 0) || self.blocked.waits_for(db, key)
     }
 
+    /// Whether a lock was flushed, is not swept yet, and somebody waits for it: it is the first one's.
+    #[cfg(feature = "scripts")]
+    pub(super) fn is_unswept_and_awaited(&self, slot: u32) -> bool {
+        let lock = &self.locks[slot];
+        lock.is_held() && lock.queue.len > 0 && self.is_flushed(lock)
+    }
+
+    /// Whether blocked clients are still to try keys that got something before: each command lets some of them.
+    #[cfg(feature = "scripts")]
+    pub(crate) fn has_blocked_to_serve(&self) -> bool {
+        self.blocked.has_ready()
+    }
+
     /// Absolute times are read against the entry's own wall clock, not against the one of fences, which never falls.
     pub(super) fn key_clock(&self) -> Clock {
         Clock { logical_ms: self.clock.logical_ms, wall_us: self.entry_wall_us }
@@ -179,7 +192,8 @@ pub(crate) struct MachineKeys<'m> {
     member: Option<Member>,
     hidden_from: HiddenFrom,
     clash: Clash,
-    /// The leader has looked for room before it logged this: what is applied everywhere cannot be refused here.
+    /// The leader has looked for room before it logged this: what is applied everywhere cannot be refused here. What it
+    /// found no room for it has not logged.
     has_room: bool,
 }
 
@@ -406,7 +420,7 @@ impl Keys for MachineKeys<'_> {
     }
 
     fn check_flush(&self) -> Result<(), Refusal> {
-        match self.member.is_some() && self.machine.locks.len() > MEMBER_FLUSH_MAX {
+        match self.member.is_some() && !self.has_room && self.machine.locks.len() > MEMBER_FLUSH_MAX {
             true => Err(errors::MEMBER_FLUSH_TOO_LARGE),
             false => Ok(()),
         }

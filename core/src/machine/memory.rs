@@ -16,6 +16,8 @@ use super::waiter::Waiter;
 use super::Machine;
 use crate::grammar::errors;
 use crate::keyspace::Value;
+#[cfg(feature = "scripts")]
+use crate::keyspace::View;
 use crate::limits::KEY_OVERHEAD_BYTES;
 use crate::reply::Refusal;
 
@@ -119,6 +121,36 @@ impl Machine {
             return Err(errors::out_of_memory());
         }
         Ok(())
+    }
+
+    /// The same for a change that may also give bytes back.
+    #[cfg(feature = "scripts")]
+    pub(crate) fn room_for_change(&self, bytes: i64) -> Result<(), Refusal> {
+        let active = self.memory_used_bytes() - self.memory.idle as u64;
+        match active.saturating_add_signed(bytes) > self.max_memory_bytes() {
+            true => Err(errors::out_of_memory()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether commands that make so many records, and free so many, may grow the state by so many bytes and no free record is
+    /// forgotten to make room for them.
+    #[cfg(feature = "scripts")]
+    pub(crate) fn forgets_nothing_for(&self, records: usize, freed: usize, bytes: u64) -> bool {
+        self.memory_used_bytes().saturating_add(bytes) <= self.max_memory_bytes()
+            && self.locks.len() + records <= self.limits.locks_max
+            && self.idle.len as usize + freed <= self.limits.idle_max
+    }
+
+    /// What a key with this value counts for.
+    #[cfg(feature = "scripts")]
+    pub(crate) fn weight_of_key(name: &[u8], value: View<'_>, grants: Option<&Grants>) -> usize {
+        let grants = grants.map_or(0, Grants::weight);
+        let beside = match value {
+            View::Str(_) => 0,
+            View::Hash(_) | View::List(_) | View::Set(_) | View::ZSet(_) => VALUE_BYTES,
+        };
+        weight_of_lock(name, b"") + beside + value.weight() + grants
     }
 
     /// Room for a lock that is free (`slot`) or has no record yet, and for its holder.

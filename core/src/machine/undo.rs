@@ -21,6 +21,7 @@ pub(crate) struct Undo {
     counters: Counters,
     sweep: Sweep,
     ready: usize,
+    to_serve: usize,
 }
 
 /// One key as it was.
@@ -42,6 +43,7 @@ impl Undo {
             counters: machine.counters,
             sweep: machine.sweep.clone(),
             ready: machine.blocked.ready_len(),
+            to_serve: machine.to_serve.len(),
         }
     }
 }
@@ -62,6 +64,8 @@ impl MachineKeys<'_> {
     /// All is as it was at the beginning, but for free records that stay a while longer.
     pub(super) fn undo_all(&mut self) {
         let Some(undo) = self.undo.take() else { return };
+        // What the command freed was not freed: whoever waited for it before is first in line again.
+        self.machine.to_serve.truncate(undo.to_serve);
         for (slot, key) in undo.locks {
             self.machine.put_back(slot, key);
         }
@@ -111,8 +115,10 @@ impl Machine {
                 self.deadlines.clear(Kind::Lock, slot);
                 (before.at_ms, before.phase) = (NEVER, Phase::Awaited);
                 self.restore_lock(slot, before);
-                // Goes back to the idle list, or away where it never had a fence.
-                self.to_serve.push_back(slot);
+                if self.locks[slot].queue.len == 0 {
+                    // Goes back to the idle list, or away where it never had a fence.
+                    self.to_serve.push_back(slot);
+                }
             }
         }
     }

@@ -6,6 +6,7 @@
 //! charged by the memory in use. Native functions whose work is not bounded by that are charged by bytes before they run.
 
 use super::vm::HOST;
+use crate::machine::overlay::GivenUp;
 use mlua::{Error, Lua, Result};
 use std::cell::Cell;
 
@@ -32,12 +33,25 @@ pub(super) enum Stop {
     /// Its writes and its reply are too long for the log.
     Effects,
     Reply,
-    /// A write found no room under `max-memory`.
-    OutOfMemory,
-    /// A write found no room among the records.
+    /// A write found no free record.
     Full,
+    /// A write found no room in `max-memory`.
+    OutOfMemory,
+    /// A flush by a Redlock member has too many records to look at.
+    Flush,
     /// A Redlock member met a key that was hidden from it: to be run again with nothing hidden.
     Hidden,
+}
+
+impl From<GivenUp> for Stop {
+    fn from(why: GivenUp) -> Stop {
+        match why {
+            GivenUp::Records => Stop::Full,
+            GivenUp::Memory => Stop::OutOfMemory,
+            GivenUp::Work => Stop::Cpu,
+            GivenUp::Flush => Stop::Flush,
+        }
+    }
 }
 
 #[derive(Debug, Default)]

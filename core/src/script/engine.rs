@@ -13,7 +13,7 @@ use crate::keyspace::{Db, Resp};
 use crate::machine::codec::{kind, Kind};
 use crate::machine::conditional::Script;
 use crate::machine::effects::{Recorder, Step};
-use crate::machine::overlay::Overlay;
+use crate::machine::overlay::{Overlay, Taken};
 use crate::machine::{Command, Machine};
 use crate::reply::{Refusal, Reply};
 use crate::types::{Member, Stamp};
@@ -43,6 +43,10 @@ pub struct Ran {
     pub touched: Touched,
     /// It wrote to a key that somebody waits for: the entry must close behind it.
     pub serves_waiters: bool,
+    /// What it takes of the limits on the whole state.
+    pub taken: Taken,
+    /// It is refused because it found too little of them left.
+    pub found_no_room: bool,
 }
 
 /// Which keys a run depended on, and which it may have changed.
@@ -52,6 +56,8 @@ pub struct Touched {
     pub everything: bool,
     pub read: Vec<(Db, Bytes)>,
     pub written: Vec<(Db, Bytes)>,
+    /// Flushed, not swept yet, and waited for: these must go to who waits for them before the script runs.
+    pub unswept: Vec<(Db, Bytes)>,
 }
 
 /// Scripts of which it is remembered whether they are recognised. All are forgotten when there are more.
@@ -172,7 +178,19 @@ impl Engine {
     /// Runs a request against an overlay over the machine, which must have applied everything in the log. Always answers
     /// a command for the log: a failure is a logged reply without writes.
     pub fn run(&mut self, machine: &Machine, stamp: Stamp, blob: &[u8], cpu: &mut dyn CpuMeter) -> Ran {
-        let overlay = Overlay::new(machine, stamp);
+        self.run_behind(Taken::default(), machine, stamp, blob, cpu)
+    }
+
+    /// The same behind scripts of the same entry that have taken so much: see [`SharedEntry`](super::SharedEntry).
+    pub fn run_behind(
+        &mut self,
+        taken: Taken,
+        machine: &Machine,
+        stamp: Stamp,
+        blob: &[u8],
+        cpu: &mut dyn CpuMeter,
+    ) -> Ran {
+        let overlay = Overlay::new(machine, stamp).behind(taken);
         let vm = self.vm(stamp);
         let ran = match Command::decode(blob) {
             Some(Command::Redis { db, resp, member, argv }) => {

@@ -5,9 +5,9 @@ use super::engine::CpuMeter;
 use crate::grammar;
 use crate::keyspace::args::int;
 use crate::keyspace::table::{self, Row, Run};
-use crate::keyspace::{Context, Db, Keys, Resp, View};
+use crate::keyspace::{self, Context, Db, Keys, Resp, View};
 use crate::machine::effects::{result_hash, Recorder, Step, Write};
-use crate::machine::overlay::{Full, Overlay};
+use crate::machine::overlay::Overlay;
 use crate::machine::Clash;
 use crate::reply::{Refusal, Reply};
 use crate::types::Member;
@@ -70,15 +70,14 @@ impl Running<'_, '_> {
         self.overlay.begin();
         let home = *db;
         let mut cx = Context::new(&mut self.overlay, home, resp);
-        let reply = handler(&mut cx, argv).unwrap_or_else(Reply::Error);
+        // The limits on words hold as they do when it is applied.
+        let reply = match keyspace::check_words(argv) {
+            Ok(()) => keyspace::run(&mut cx, handler, argv),
+            Err(refusal) => refusal.into(),
+        };
         *db = cx.db;
-        match self.overlay.full() {
-            Some(Full::Memory) => return Err(Stop::OutOfMemory),
-            Some(Full::Records) => return Err(Stop::Full),
-            None => {}
-        }
-        if self.overlay.is_overworked() {
-            return Err(Stop::Cpu);
+        if let Some(why) = self.overlay.given_up() {
+            return Err(Stop::from(why));
         }
         match self.overlay.clash() {
             Clash::None => self.overlay.commit(),

@@ -13,6 +13,7 @@
 //!
 //! - [`scripts`]: the cache of `SCRIPT LOAD`, part of the state; `manage`: `SCRIPT EXISTS`, `FLUSH`
 //! - `engine`: what becomes of a request; `running`: its run; `eval`: the commands' words
+//! - `shared_entry`: which scripts may be in one entry
 //! - `native`: scripts that are recognised
 //! - `source`: what is compiled; `vm`: the sandbox; `prelude.luau`: its Luau half; `budget`: its limits
 //! - `redis_api`, `host`: `redis.call`; `convert`, `values`: replies and Lua values
@@ -60,6 +61,8 @@ mod redis_api;
 #[cfg(feature = "scripts")]
 mod running;
 #[cfg(feature = "scripts")]
+mod shared_entry;
+#[cfg(feature = "scripts")]
 mod source;
 #[cfg(feature = "scripts")]
 mod structs;
@@ -72,9 +75,13 @@ mod vm;
 mod tests;
 
 #[cfg(feature = "scripts")]
+pub use crate::machine::overlay::Taken;
+#[cfg(feature = "scripts")]
 pub use engine::{CpuMeter, Engine, Preparation, Ran, Touched};
 pub use scripts::Scripts;
 use scripts::{sha_hex, Sha};
+#[cfg(feature = "scripts")]
+pub use shared_entry::SharedEntry;
 
 use crate::reply::Refusal;
 

@@ -14,11 +14,14 @@ use crate::keyspace::table::{self, Run};
 use crate::keyspace::{errors, Db, Keys, Resp};
 use crate::machine::command::{Watched, Words};
 use crate::machine::effects::{Recorder, Step};
-use crate::machine::overlay::Overlay;
+use crate::machine::overlay::{Looked, Overlay, Taken};
 use crate::machine::{Command, Machine};
 use crate::reply::{Refusal, Reply};
 use crate::types::Member;
 use ::bytes::Bytes;
+
+/// What a remembered reply and a cached body take beside their own bytes, with room to spare.
+const KEPT_BYTES: u64 = 1024;
 
 /// How a request is answered where its run is given up.
 pub(super) fn refusal(stop: Stop, machine: &Machine) -> Refusal {
@@ -29,8 +32,9 @@ pub(super) fn refusal(stop: Stop, machine: &Machine) -> Refusal {
             format!("its writes, the names it read and its reply take more than {EFFECTS_BYTES_MAX} bytes")
         }
         Stop::Reply => format!("its reply has more than {REPLY_BYTES_MAX} bytes"),
-        Stop::OutOfMemory => return grammar::errors::out_of_memory(),
         Stop::Full => return grammar::errors::too_many_locks(machine.limits().locks_max),
+        Stop::OutOfMemory => return grammar::errors::out_of_memory(),
+        Stop::Flush => return errors::MEMBER_FLUSH_TOO_LARGE,
         Stop::Hidden => "a key is held under another value".to_owned(),
     };
     Refusal::new(format!("ERR script stopped: {why}; nothing was changed. Do less in one script"))
@@ -183,6 +187,7 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
                 };
                 if words.first().is_some_and(|word| is(word, "FLUSH")) && !reply.is_error() {
                     self.running.recorder.push(&Step::FlushScripts);
+                    self.running.overlay.depend_on_everything();
                     self.scripts.flushed = true;
                     self.scripts.loaded.clear();
                 }
@@ -219,9 +224,8 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
         watched: &[Watched<'_>],
         commands: &[Words<'_>],
     ) -> Result<Reply, Stop> {
-        let overlay = &self.running.overlay;
-        watched.iter().for_each(|key| overlay.depend_on(key.db, key.key));
-        let machine = overlay.machine();
+        let machine = self.running.overlay.machine();
+        watched.iter().for_each(|key| self.running.overlay.depend_on(key.db, key.key));
         if watched.iter().any(|key| machine.watch_token(key.db, key.key) != key.token) {
             return Ok(Reply::NilArray);
         }
@@ -257,16 +261,21 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
             Ok(reply) => {
                 let blob = encoded(recorder, member, &reply);
                 let serves_waiters = overlay.serves_waiters();
-                let (everything, read, written) = overlay.touched();
-                super::Ran { blob, touched: super::Touched { everything, read, written }, serves_waiters }
+                let Looked { everything, read, written, unswept, mut taken } = overlay.touched();
+                // The body and the reply are kept too.
+                taken.bytes += blob.len() as u64 + KEPT_BYTES;
+                let touched = super::Touched { everything, read, written, unswept };
+                super::Ran { blob, touched, serves_waiters, taken, found_no_room: false }
             }
             Err(stop) => {
                 let blob = encoded(Recorder::default(), member, &refusal(stop, machine).into());
-                let (everything, mut read, written) = overlay.touched();
+                let Looked { everything, mut read, written, unswept, .. } = overlay.touched();
                 // It wrote nothing, but what it would have written it depended on.
                 read.extend(written);
-                let touched = super::Touched { everything, read, written: Vec::new() };
-                super::Ran { blob, touched, serves_waiters: false }
+                let touched = super::Touched { everything, read, written: Vec::new(), unswept };
+                let taken = Taken { bytes: blob.len() as u64 + KEPT_BYTES, ..Taken::default() };
+                let found_no_room = matches!(stop, Stop::Full | Stop::OutOfMemory | Stop::Flush);
+                super::Ran { blob, touched, serves_waiters: false, taken, found_no_room }
             }
         }
     }

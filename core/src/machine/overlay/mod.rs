@@ -14,7 +14,11 @@
 //! # Caveats
 //!
 //! - Where a run would need a record that the machine could only make by forgetting an idle one, or not at all, the whole
-//!   run is over ([`Overlay::full`]): which records apply would forget is not worked out here.
+//!   run is over ([`Overlay::given_up`]): which records apply would forget is not worked out here. The same holds for every limit that
+//!   depends on more than the keys a command names (memory, work, a member's flush): its refusal is never logged as a command's result,
+//!   because apply does not look at these limits.
+//! - A key that was flushed, is not swept yet and has waiters belongs to the first of them. What a run that met one came to must not be
+//!   logged ([`Overlay::touched`] names such keys): they are ended and handed over first.
 
 mod walking;
 mod writing;
@@ -59,22 +63,46 @@ struct Holder {
 #[derive(Clone, Default)]
 pub(crate) struct Changes {
     by_db: imbl::OrdMap<Db, imbl::OrdMap<Bytes, Entry>>,
-    /// Keys among them that have no record in the machine.
-    new_records: usize,
     /// Databases of which nothing in the machine counts any more.
     flushed: imbl::OrdSet<Db>,
     all_flushed: bool,
-    /// Bytes by which values grew. What they shrank by is not counted against it.
-    grown: usize,
+    /// Bytes by which the state grows. A flush gives nothing back: its records go later.
+    grown: i64,
 }
 
-/// What there was no room for.
+/// Why a run is over: a limit that depends on more than the keys it names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Full {
-    /// `max-memory` is used up.
-    Memory,
-    /// There are as many records as there may be.
+pub(crate) enum GivenUp {
+    /// No record is free.
     Records,
+    /// `max-memory`.
+    Memory,
+    /// It did more than one logged command may.
+    Work,
+    /// A member's flush has too many records to look at.
+    Flush,
+}
+
+/// What an entry will have taken of the limits when the next of its scripts is applied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Taken {
+    /// Records that are made.
+    pub records: usize,
+    /// Keys that are written, and may be free afterwards.
+    pub written: usize,
+    /// Bytes by which the state grows.
+    pub bytes: u64,
+}
+
+/// What a run depended on and did, key by key.
+pub(crate) struct Looked {
+    /// All keys.
+    pub(crate) everything: bool,
+    pub(crate) read: Places,
+    pub(crate) written: Places,
+    /// Flushed, not swept yet, and waited for.
+    pub(crate) unswept: Places,
+    pub(crate) taken: Taken,
 }
 
 /// The keyspace of one run.
@@ -90,14 +118,18 @@ pub(crate) struct Overlay<'m> {
     clash: Clash,
     changes: Changes,
     saved: Option<Changes>,
-    full: Option<Full>,
+    /// By scripts before this one in the same entry.
+    taken: Taken,
     serves_waiters: bool,
     work: Work,
-    overworked: Cell<bool>,
     // What it looked at; reads have no `&mut`.
+    given_up: Cell<Option<GivenUp>>,
     everything: Cell<bool>,
     read: RefCell<Names>,
+    unswept: RefCell<Names>,
     written: Names,
+    /// Keys among those written that have no record in the machine. What is taken back keeps its record until apply is through.
+    new_records: usize,
 }
 
 /// A key that is there.
@@ -136,13 +168,15 @@ impl<'m> Overlay<'m> {
             clash: Clash::None,
             changes: Changes::default(),
             saved: None,
-            full: None,
+            taken: Taken::default(),
             serves_waiters: false,
             work: Work::of_script(),
-            overworked: Cell::new(false),
+            given_up: Cell::new(None),
             everything: Cell::new(false),
             read: RefCell::default(),
+            unswept: RefCell::default(),
             written: Names::default(),
+            new_records: 0,
         }
     }
 
@@ -156,14 +190,29 @@ impl<'m> Overlay<'m> {
         self.clash
     }
 
-    /// What a write found no room for. Its run must be given up.
-    pub(crate) fn full(&self) -> Option<Full> {
-        self.full
+    /// Behind scripts of the same entry that have taken so much.
+    pub(crate) fn behind(mut self, taken: Taken) -> Overlay<'m> {
+        self.taken = taken;
+        self
     }
 
-    /// Whether it did more work than one logged command may. Its run must be given up: apply would do what was refused here.
-    pub(crate) fn is_overworked(&self) -> bool {
-        self.overworked.get()
+    /// Whether a command met a limit that apply does not look at. Its run must be given up: apply would do what was refused here.
+    pub(crate) fn given_up(&self) -> Option<GivenUp> {
+        self.given_up.get()
+    }
+
+    fn give_up(&self, why: GivenUp) {
+        self.given_up.set(self.given_up.get().or(Some(why)));
+    }
+
+    /// It depends on this key.
+    pub(crate) fn depend_on(&self, db: Db, key: &[u8]) {
+        note(&mut self.read.borrow_mut(), db, key);
+    }
+
+    /// It depends on, or changes, more than keys.
+    pub(crate) fn depend_on_everything(&self) {
+        self.everything.set(true);
     }
 
     /// All it has changed so far, to go back to.
@@ -175,11 +224,6 @@ impl<'m> Overlay<'m> {
         self.changes = changes;
     }
 
-    /// What the run does depends on this key, though it may never look at it.
-    pub(crate) fn depend_on(&self, db: Db, key: &[u8]) {
-        note(&mut self.read.borrow_mut(), db, key);
-    }
-
     pub(crate) fn serves_waiters(&self) -> bool {
         self.serves_waiters
     }
@@ -188,17 +232,24 @@ impl<'m> Overlay<'m> {
         self.machine
     }
 
-    /// Whether it depends on all keys, and which it read and wrote.
-    pub(crate) fn touched(self) -> (bool, Places, Places) {
-        let flat = |names: Names| {
+    pub(crate) fn touched(self) -> Looked {
+        let flat = |names: Names| -> Places {
             names.into_iter().flat_map(|(db, names)| names.into_iter().map(move |name| (db, name))).collect()
         };
-        (self.everything.get(), flat(self.read.into_inner()), flat(self.written))
+        let written = flat(self.written);
+        let grown = self.changes.grown.max(0) as u64;
+        Looked {
+            everything: self.everything.get(),
+            read: flat(self.read.into_inner()),
+            unswept: flat(self.unswept.into_inner()),
+            taken: Taken { records: self.new_records, written: written.len(), bytes: grown },
+            written,
+        }
     }
 
     /// Records that a walk over all keys looks at.
     pub(crate) fn records(&self) -> usize {
-        self.machine.locks.len() + self.changes.new_records
+        self.machine.locks.len() + self.new_records
     }
 
     fn now_ms(&self) -> u64 {
@@ -216,7 +267,7 @@ impl<'m> Overlay<'m> {
     /// A key of the machine's that nothing has changed yet, whoever may see it.
     fn in_machine(&self, slot: u32) -> Option<Seen<'_>> {
         let lock = &self.machine.locks[slot];
-        let flushed = self.changes.all_flushed || self.changes.flushed.contains(&lock.db());
+        let flushed = self.has_flushed(lock.db());
         (!flushed && self.machine.is_held_now(lock)).then(|| Seen {
             value: self.machine.key_view(slot),
             at_ms: lock.at_ms,
@@ -224,11 +275,22 @@ impl<'m> Overlay<'m> {
         })
     }
 
+    /// Whether this run itself has flushed a database.
+    fn has_flushed(&self, db: Db) -> bool {
+        self.changes.all_flushed || self.changes.flushed.contains(&db)
+    }
+
     /// A key that is held, whoever may see it.
     fn held(&self, db: Db, key: &[u8]) -> Option<Seen<'_>> {
         match self.entry(db, key) {
             Some(entry) => entry.holder.as_ref().map(Holder::seen),
-            None => self.in_machine(self.machine_slot(db, key)?),
+            None => {
+                let slot = self.machine_slot(db, key)?;
+                if !self.has_flushed(db) && self.machine.is_unswept_and_awaited(slot) {
+                    note(&mut self.unswept.borrow_mut(), db, key);
+                }
+                self.in_machine(slot)
+            }
         }
     }
 
@@ -245,7 +307,7 @@ impl<'m> Overlay<'m> {
 
     /// A key that whoever runs may see.
     fn shown(&self, db: Db, key: &[u8]) -> Option<Seen<'_>> {
-        note(&mut self.read.borrow_mut(), db, key);
+        self.depend_on(db, key);
         self.held(db, key).filter(|seen| self.is_shown(seen))
     }
 
@@ -253,6 +315,13 @@ impl<'m> Overlay<'m> {
     fn ends_ms(&self, seen: &Seen<'_>) -> Option<u64> {
         let own_ms = || seen.grants?.until_ms(self.member?).filter(|until_ms| *until_ms > self.now_ms());
         Some(own_ms().unwrap_or(seen.at_ms)).filter(|at_ms| *at_ms != NEVER)
+    }
+
+    /// Room for so many bytes more than it has taken so far, and others before it.
+    fn room_beyond(&self, bytes: usize) -> Result<(), Refusal> {
+        let taken = i64::try_from(self.taken.bytes).unwrap_or(i64::MAX);
+        let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
+        self.machine.room_for_change(taken.saturating_add(self.changes.grown).saturating_add(bytes))
     }
 
     fn is_awaited(&self, db: Db, key: &[u8]) -> bool {
@@ -267,23 +336,23 @@ impl Holder {
     }
 }
 
-fn note(names: &mut Names, db: Db, key: &[u8]) {
+/// Whether it was not there yet.
+fn note(names: &mut Names, db: Db, key: &[u8]) -> bool {
     let names = names.entry(db).or_default();
-    if !names.contains(key) {
-        names.insert(Bytes::copy_from_slice(key));
-    }
+    !names.contains(key) && names.insert(Bytes::copy_from_slice(key))
 }
 
 impl Keys for Overlay<'_> {
     fn charge(&self, units: u64) -> Result<(), Refusal> {
-        self.work.charge(units).inspect_err(|_| self.overworked.set(true))
+        self.work.charge(units).inspect_err(|_| self.give_up(GivenUp::Work))
     }
 
     fn check_flush(&self) -> Result<(), Refusal> {
-        match self.member.is_some() && self.machine.locks.end() as usize > MEMBER_FLUSH_MAX {
-            true => Err(errors::MEMBER_FLUSH_TOO_LARGE),
-            false => Ok(()),
+        if self.member.is_some() && self.records() + self.taken.records > MEMBER_FLUSH_MAX {
+            self.give_up(GivenUp::Flush);
+            return Err(errors::MEMBER_FLUSH_TOO_LARGE);
         }
+        Ok(())
     }
 
     fn clock(&self) -> Clock {
@@ -303,15 +372,11 @@ impl Keys for Overlay<'_> {
     }
 
     fn may_grow(&self, bytes: usize) -> bool {
-        self.machine.room_for(self.changes.grown.saturating_add(bytes)).is_ok()
+        self.room_beyond(bytes).is_ok()
     }
 
     fn room_for(&mut self, bytes: usize) -> Result<(), Refusal> {
-        let room = self.machine.room_for(self.changes.grown.saturating_add(bytes));
-        if room.is_err() {
-            self.full = Some(Full::Memory);
-        }
-        room
+        self.room_beyond(bytes).inspect_err(|_| self.give_up(GivenUp::Memory))
     }
 
     fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal> {
@@ -361,10 +426,6 @@ impl Keys for Overlay<'_> {
         if self.member.is_none() {
             self.end_all(db);
             return;
-        }
-        // How many records there will be when it is applied is not known exactly.
-        if self.machine.locks.end() as usize + self.changes.new_records > MEMBER_FLUSH_MAX {
-            self.full = Some(Full::Records);
         }
         let mut doomed = Vec::new();
         self.walk(db, &mut |db, key, _| doomed.push((db, Bytes::copy_from_slice(key))));

@@ -89,8 +89,9 @@ impl Overlay<'_> {
         match grammar::parse(argv) {
             Some(Ok(Request::Info(request))) => self.info(db, request.resource),
             Some(Ok(Request::Queue(request))) => {
-                super::note(&mut self.read.borrow_mut(), db, request.resource);
-                self.machine.query(Query::Queue { db, resource: request.resource })
+                self.depend_on(db, request.resource);
+                let late_ms = self.clock.logical_ms.saturating_sub(self.machine.logical_ms());
+                self.machine.query_later(Query::Queue { db, resource: request.resource }, late_ms)
             }
             Some(Ok(Request::Scan(request))) => {
                 self.lock_scan(db, request.cursor, request.pattern, request.count)
@@ -106,10 +107,16 @@ impl Overlay<'_> {
     }
 
     fn info(&self, db: Db, resource: &[u8]) -> Reply {
-        super::note(&mut self.read.borrow_mut(), db, resource);
-        let mut reply = self.machine.query(Query::Info { db, resource });
+        self.depend_on(db, resource);
+        let late_ms = self.clock.logical_ms.saturating_sub(self.machine.logical_ms());
+        let mut reply = self.machine.query_later(Query::Info { db, resource }, late_ms);
+        if let (Reply::Info(info), true, None) = (&mut reply, self.has_flushed(db), self.entry(db, resource))
+        {
+            (info.held, info.owner, info.session, info.ttl_ms) = (false, None, None, None);
+        }
         if let (Reply::Info(info), Some(entry)) = (&mut reply, self.entry(db, resource)) {
             let holder = entry.holder.as_ref();
+            let is_same_grant = info.fence == entry.fence;
             info.held = holder.is_some();
             info.fence = entry.fence;
             info.owner = holder.map(|holder| match holder.value.view() {
@@ -122,7 +129,7 @@ impl Overlay<'_> {
                 super::NEVER => -1,
                 at_ms => at_ms.saturating_sub(self.now_ms()) as i64,
             });
-            info.session = info.session.filter(|_| holder.is_some());
+            info.session = info.session.filter(|_| holder.is_some() && is_same_grant);
         }
         reply
     }

@@ -2,26 +2,26 @@
 
 use super::super::keyspace::Clash;
 use super::super::members::Grants;
-use super::{note, Bytes, Db, Entry, Full, Holder, Overlay};
+use super::super::Machine;
+use super::{note, Bytes, Db, Entry, GivenUp, Holder, Overlay};
 use crate::keyspace::{errors, Keys, Value};
-use crate::limits::{ELEMENT_OVERHEAD_BYTES, KEY_OVERHEAD_BYTES};
 use crate::reply::Refusal;
 use crate::types::Fence;
 
 impl Overlay<'_> {
     /// Opens a key for change: a copy of its record, if it has none here yet.
     fn open(&mut self, db: Db, key: &[u8]) -> &mut Entry {
-        note(&mut self.written, db, key);
+        let is_first = note(&mut self.written, db, key);
         self.serves_waiters |= self.machine.is_waited_for(db, key);
         if self.entry(db, key).is_none() {
             let slot = self.machine_slot(db, key);
+            self.new_records += usize::from(is_first && slot.is_none());
             let holder = slot.and_then(|slot| self.in_machine(slot)).map(|seen| Holder {
                 value: seen.value.to_value(),
                 at_ms: seen.at_ms,
                 grants: seen.grants.cloned(),
             });
             let fence = slot.map_or(Fence(0), |slot| self.machine.locks[slot].fence);
-            self.changes.new_records += usize::from(slot.is_none());
             let entry = Entry { holder, fence };
             self.changes.by_db.entry(db).or_default().insert(Bytes::copy_from_slice(key), entry);
         }
@@ -32,28 +32,22 @@ impl Overlay<'_> {
     /// Whether a key without a record can have one without another being forgotten.
     fn check_room(&mut self, db: Db, key: &[u8]) -> Result<(), Refusal> {
         let has_record = self.entry(db, key).is_some() || self.machine_slot(db, key).is_some();
-        if has_record || self.records() < self.machine.limits.locks_max {
+        if has_record || self.records() + self.taken.records < self.machine.limits.locks_max {
             return Ok(());
         }
-        self.full = Some(Full::Records);
+        self.give_up(GivenUp::Records);
         Err(crate::grammar::errors::too_many_locks(self.machine.limits.locks_max))
     }
 
     pub(super) fn write(&mut self, db: Db, key: &[u8], value: Value, at_ms: u64) -> Result<(), Refusal> {
+        // Whatever comes of it depends on what is there.
+        self.depend_on(db, key);
         self.check_room(db, key)?;
         if let Some(seen) = self.held(db, key) {
             if seen.value == value.view() {
                 return self.set_end(db, key, at_ms);
             }
             self.check_replace(db, key)?;
-        }
-        let growth = match self.held(db, key) {
-            Some(seen) => value.weight().saturating_sub(seen.value.weight()),
-            None => KEY_OVERHEAD_BYTES + 2 * ELEMENT_OVERHEAD_BYTES + key.len() + value.weight(),
-        };
-        if growth > 0 {
-            self.room_for(growth)?;
-            self.changes.grown += growth;
         }
         let fence = self.next_fence(db, key);
         let grants = match (&value, self.member) {
@@ -66,8 +60,28 @@ impl Overlay<'_> {
                 None
             }
         };
+        let (before, after) =
+            (self.weight_of(db, key), Machine::weight_of_key(key, value.view(), grants.as_ref()) as i64);
+        if after > before {
+            self.room_for((after - before) as usize)?;
+        }
         *self.open(db, key) = Entry { holder: Some(Holder { value, at_ms, grants }), fence };
+        self.changes.grown += after - before;
         Ok(())
+    }
+
+    /// What a key counts for. A free one is as good as none.
+    fn weight_of(&self, db: Db, key: &[u8]) -> i64 {
+        let Some(seen) = self.held(db, key) else { return 0 };
+        Machine::weight_of_key(key, seen.value, seen.grants) as i64
+    }
+
+    /// What the end of a key gives back. Of one that goes to a waiter, the record stays.
+    fn given_back_by(&self, db: Db, key: &[u8]) -> i64 {
+        match self.machine.is_waited_for(db, key) {
+            true => 0,
+            false => self.weight_of(db, key),
+        }
     }
 
     fn next_fence(&self, db: Db, key: &[u8]) -> Fence {
@@ -117,7 +131,7 @@ impl Overlay<'_> {
 
     /// Changes a collection in place.
     pub(super) fn change(&mut self, db: Db, key: &[u8], edit: &mut dyn FnMut(&mut Value) -> bool) {
-        let mut growth = 0;
+        let (mut growth, whole) = (0, self.given_back_by(db, key));
         let entry = self.open(db, key);
         let Some(holder) = &mut entry.holder else { return };
         match &mut holder.value {
@@ -126,9 +140,9 @@ impl Overlay<'_> {
             value @ (Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_)) => {
                 let before = value.weight();
                 edit(value);
-                growth = value.weight().saturating_sub(before);
+                growth = value.weight() as i64 - before as i64;
                 if value.is_empty_collection() {
-                    entry.holder = None;
+                    (entry.holder, growth) = (None, -whole);
                 }
             }
         }
@@ -141,6 +155,7 @@ impl Overlay<'_> {
         if !self.held(db, key).is_some_and(|seen| self.is_granted_by(member, &seen)) {
             return false;
         }
+        let whole = self.given_back_by(db, key);
         let entry = self.open(db, key);
         let Some(holder) = &mut entry.holder else { return false };
         match (member, &mut holder.grants) {
@@ -148,7 +163,10 @@ impl Overlay<'_> {
                 grants.set(member, 0);
                 holder.at_ms = grants.last_ms();
             }
-            (Some(_) | None, _) => entry.holder = None,
+            (Some(_) | None, _) => {
+                entry.holder = None;
+                self.changes.grown -= whole;
+            }
         }
         true
     }
