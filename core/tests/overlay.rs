@@ -36,7 +36,33 @@ fn as_logged(reply: Reply) -> Reply {
     }
 }
 
+/// Walks come in an order of their own: keys made in the run have no slot yet.
+fn comparable(replies: Vec<(RequestId, Reply)>, argvs: &[Vec<Vec<u8>>]) -> Vec<(RequestId, Reply)> {
+    let sorted = |reply: Reply| match reply {
+        Reply::Array(mut items) => {
+            items.sort_by_key(|item| format!("{item:?}"));
+            Reply::Array(items)
+        }
+        other => other,
+    };
+    let one =
+        |(at, reply): (usize, Reply)| match (argvs.get(at).map(|argv| argv[0].to_ascii_uppercase()), reply) {
+            (Some(name), reply) if name == b"KEYS" => sorted(reply),
+            (Some(name), Reply::Array(parts)) if name == b"SCAN" => {
+                Reply::Array(parts.into_iter().map(sorted).collect())
+            }
+            (_, reply) => reply,
+        };
+    let all = |reply: Reply| match reply {
+        Reply::Array(items) => Reply::Array(items.into_iter().enumerate().map(one).collect()),
+        other => other,
+    };
+    replies.into_iter().map(|(id, reply)| (id, all(reply))).collect()
+}
+
 struct Pair {
+    /// Whether the states must be equal, and not only all replies: see [`run`].
+    exact: bool,
     leader: Machine,
     engine: Engine,
     direct: Machine,
@@ -85,8 +111,9 @@ impl Pair {
         assert_eq!(self.leader.state_hash(), before, "a run changes nothing");
         commands.pop();
         commands.push(ECHO.iter().copied().collect());
-        let by_leader = Pair::apply(&mut self.leader, self.stamp, self.seq, &effects);
-        let directly = Pair::apply(&mut self.direct, self.stamp, self.seq, &exec(commands));
+        let by_leader = comparable(Pair::apply(&mut self.leader, self.stamp, self.seq, &effects), argvs);
+        let directly =
+            comparable(Pair::apply(&mut self.direct, self.stamp, self.seq, &exec(commands)), argvs);
         let shown = || {
             let show =
                 |argv: &Vec<Vec<u8>>| argv.iter().map(|word| format!("{} ", word.escape_ascii())).collect();
@@ -94,15 +121,18 @@ impl Pair {
         };
         assert_eq!(by_leader, directly, "member {member:?} {:#?}", shown());
         assert_eq!(self.leader.stats().differing_effects, 0);
-        assert_eq!(self.leader.state_hash(), self.direct.state_hash(), "member {member:?} {:#?}", shown());
+        let is_equal = !self.exact || self.leader.state_hash() == self.direct.state_hash();
+        assert!(is_equal, "member {member:?} {:#?}", shown());
     }
 }
 
-fn run(seed: u64, steps: u64) {
+/// A member's write of several keys that is taken back half-way leaves free records idle a while longer; effects never hold such a
+/// try. So `exact` runs have none, and others compare replies alone.
+fn run(seed: u64, steps: u64, exact: bool) {
     let mut dice = Dice::new(seed);
     let stamp = Stamp { term: 1, logical_ms: 1_700_000_000_000, wall_us: 1_700_000_000_000_000 };
     let (leader, direct) = (Machine::new(), Machine::new());
-    let mut pair = Pair { leader, engine: Engine::new(), direct, stamp, seq: 0 };
+    let mut pair = Pair { exact, leader, engine: Engine::new(), direct, stamp, seq: 0 };
     pair.both(&Command::Redis {
         db: 0,
         resp: Resp::Two,
@@ -112,17 +142,16 @@ fn run(seed: u64, steps: u64) {
     for step in 0..steps {
         pair.pass([0, 1, 50, 2_000][(step * 7 % 4) as usize]);
         let count = 1 + (step * 31 % 6) as usize;
-        // Walks come in an order of their own: keys made in the run have no slot yet.
-        let unordered: [&[u8]; 5] = [b"KEYS", b"SCAN", b"RANDOMKEY", b"OBJECT", b"MEMORY"];
-        // A member's write of several keys that is taken back half-way leaves free records idle a while longer; effects never
-        // hold such a try.
+        let unordered: [&[u8]; 3] = [b"RANDOMKEY", b"OBJECT", b"MEMORY"];
         let taken_back: [&[u8]; 2] = [b"MSET", b"MSETNX"];
         let member = [None, None, Some(Member(1)), Some(Member(2)), None][(step * 13 % 5) as usize];
         let argvs: Vec<Vec<Vec<u8>>> = (0..count)
             .map(|_| generate::command(&mut dice, pair.stamp.logical_ms))
             .filter(|argv| !unordered.iter().any(|name| argv[0].eq_ignore_ascii_case(name)))
             .filter(|argv| {
-                member.is_none() || !taken_back.iter().any(|name| argv[0].eq_ignore_ascii_case(name))
+                member.is_none()
+                    || !exact
+                    || !taken_back.iter().any(|name| argv[0].eq_ignore_ascii_case(name))
             })
             .collect();
         let resp = if step % 3 == 0 { Resp::Three } else { Resp::Two };
@@ -139,7 +168,8 @@ fn transactions_through_the_overlay_equal_those_applied_directly() {
         .map_or(1..5, |seed| seed..seed + 1);
     for seed in seeds {
         println!("seed {seed}");
-        run(seed, steps);
+        run(seed, steps, true);
+        run(seed, steps / 2, false);
     }
 }
 

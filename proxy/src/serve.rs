@@ -6,6 +6,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
 use crate::events::{spread, EventQueue, Hub, Tracker};
 use crate::server::keeper::Keeper;
+use crate::server::known_scripts::KnownScripts;
 use crate::server::listener;
 use crate::server::router::{Door, Router};
 use crate::server::routing::Routers;
@@ -133,6 +134,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         memory: ClientMemory::new(clock),
         stats: Stats::default(),
         keeper: Keeper::start(tier2.clone(), config.session_grace_ms),
+        known_scripts: KnownScripts::default(),
         hub,
         tracker,
         events,

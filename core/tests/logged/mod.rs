@@ -20,7 +20,7 @@ impl Slow {
 
 impl CpuMeter for Slow {
     fn elapsed_us(&mut self) -> u64 {
-        self.0.elapsed().as_micros() as u64 / 8
+        self.0.elapsed().as_micros() as u64 / 64
     }
 }
 

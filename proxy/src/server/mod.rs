@@ -7,6 +7,7 @@
 //!   [`pushes`]: what it is told unasked
 //! - [`request`], [`inline`]: bytes → words; [`encode`]: replies → bytes
 //! - [`session`], [`transaction`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
+//! - [`known_scripts`]: which scripts only read, and run on this node
 //! - [`execute`], [`commands`]: who answers a command, and what; `quick`: the many that simply pass; [`router`], [`keys`]: which tier
 //! - [`routing`], [`steward`]: the routes of the cluster, as this node follows them
 //! - [`stats`], [`ids`]: what `INFO` counts; made-up names; [`give_back`], [`put_back`]: grants and items nobody is left to take
@@ -25,6 +26,7 @@ pub mod ids;
 pub mod inline;
 pub mod keeper;
 pub mod keys;
+pub mod known_scripts;
 pub mod listener;
 pub mod passing;
 pub mod pending;
@@ -75,6 +77,7 @@ pub struct Shared {
     pub tracker: Arc<Tracker>,
     pub events: EventQueue,
     pub keeper: Arc<keeper::Keeper>,
+    pub known_scripts: known_scripts::KnownScripts,
     pub tier2: Tier2Handle,
     /// The Redis behind, and what it publishes.
     pub upstream: Option<Arc<Upstream>>,

@@ -61,8 +61,12 @@ impl Node {
             EntryType::EntryNormal if entry.data.is_empty() => {}
             EntryType::EntryNormal if on(Mutant::FollowersDoNotApply) && !self.is_leader() => {}
             EntryType::EntryNormal => {
+                let differing = self.machine.differing_effects();
                 let applied = self.machine.apply_entry(&entry.data, &mut self.applying);
                 applied.map_err(|error| error.to_string())?;
+                if self.machine.differing_effects() != differing {
+                    self.warn_of_differing_effects(entry.index);
+                }
                 self.stamp_applied_at_ms = self.now.monotonic_ms();
                 self.hand_out(self.was_here_at_start(entry));
             }

@@ -73,7 +73,7 @@ impl Connection {
             None if server::knows(argv[0]) => self.server_command(argv),
             None if keys::is_redis_command(argv[0]) => self.refuse(not_yet(argv[0])),
             None => self.refuse(unknown_command(argv)),
-            Some(row) if row.is(table::SCRIPT) && only_reads(argv) && !self.client.keeps_reads() => {
+            Some(row) if row.is(table::SCRIPT) && self.may_read(argv) && !self.client.keeps_reads() => {
                 self.keyspace_script(argv)
             }
             // Behind writes under way a read goes through the log with them: it must see them, and they need not be waited for.
@@ -99,6 +99,11 @@ impl Connection {
         let pending = self.shared.tier2.query_for(&self.client.account, query);
         self.await_call(Lane::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
         Flow::Done
+    }
+
+    /// Whether a script may run on this node's own state.
+    fn may_read(&self, argv: &[&[u8]]) -> bool {
+        self.shared.known_scripts.may_read(argv, self.shared.now_ms())
     }
 
     /// A script that only reads runs on this node's own state, behind the client's earlier writes.
@@ -200,22 +205,6 @@ fn may_show_much(argv: &[&[u8]]) -> bool {
     }
 }
 
-/// `EVAL_RO`, `EVALSHA_RO`, and `EVAL` of a script whose first line says `flags=no-writes`. A cached one that says so runs where the cache is
-/// up to date: on the leader.
-fn only_reads(argv: &[&[u8]]) -> bool {
-    let is = |name: &str| argv[0].eq_ignore_ascii_case(name.as_bytes());
-    is("eval_ro")
-        || is("evalsha_ro")
-        || (is("eval") && argv.get(1).is_some_and(|body| is_flagged_no_writes(body)))
-}
-
-fn is_flagged_no_writes(body: &[u8]) -> bool {
-    let first_line = body.split(|byte| *byte == b'\n').next().unwrap_or_default();
-    let Some(Ok(words)) = first_line.strip_prefix(b"#!lua").map(std::str::from_utf8) else { return false };
-    let mut flags = words.split_ascii_whitespace().filter_map(|word| word.strip_prefix("flags="));
-    flags.any(|flags| flags.split(',').any(|flag| flag == "no-writes"))
-}
-
 fn owned(argv: &[&[u8]]) -> Vec<Bytes> {
     argv.iter().map(|word| Bytes::copy_from_slice(word)).collect()
 }
@@ -238,18 +227,5 @@ mod tests {
         for words in ["SET k GET", "SET k v NX PX 100", "rpush k a", "DEL k", "PEXPIRE k 1"] {
             assert!(!large(words), "{words}");
         }
-    }
-
-    #[test]
-    fn scripts_that_only_read_are_known_by_their_words() {
-        let reads =
-            |words: &[&str]| only_reads(&words.iter().map(|word| word.as_bytes()).collect::<Vec<_>>());
-        assert!(reads(&["EVAL_RO", "return 1", "0"]));
-        assert!(reads(&["evalsha_ro", "sha", "0"]));
-        assert!(reads(&["EVAL", "#!lua name=x flags=allow-oom,no-writes\nreturn 1", "0"]));
-        assert!(!reads(&["EVAL", "#!lua name=no-writes\nreturn 1", "0"]));
-        assert!(!reads(&["EVAL", "return 'flags=no-writes'", "0"]));
-        assert!(!reads(&["EVALSHA", "sha", "0"]));
-        assert!(!reads(&["EVAL"]));
     }
 }

@@ -26,16 +26,21 @@ use super::requests::encoded;
 use super::stage::UNNUMBERED;
 use budget::Meter;
 use bytes::Bytes;
+use redfence_core::keyspace::Resp;
 use redfence_core::machine::{Command, Db, EntryBuilder, Fate, Machine};
 use redfence_core::reply::Reply;
-use redfence_core::script::{Engine, Preparation, Touched};
+use redfence_core::script::{Engine, Preparation, SharedEntry};
 use redfence_core::types::{RequestId, Stamp};
 use std::cell::RefCell;
-use std::collections::BTreeSet;
 
 /// No further script joins an entry once its scripts have used so much CPU time: with the last one's own limit of 20 ms a turn stays
 /// below 50 ms.
 const ENTRY_CPU_US_MAX: u64 = 10_000;
+
+/// Time between two log lines about differing results.
+const WARNINGS_APART_MS: u64 = 10_000;
+/// Keys that are handed over to their waiters before a script that met them. If there are more it meets the rest next time.
+const REFRESHED_MAX: usize = 256;
 
 thread_local! {
     /// A VM does not move between threads, and is no state: nodes that share a thread (in simulators) may share it.
@@ -56,8 +61,10 @@ pub fn forget_vm() {
 #[derive(Debug, Default)]
 pub(super) struct Scripting {
     pub(super) budget: Budget,
-    /// Something was due at the stamp drawn for scripts: it is being ended, and they run at the same instant.
+    /// Something had to be ended before the scripts for which a stamp was drawn: they run at the same instant.
     awaited: Option<AwaitedExpiry>,
+    /// When differing results were last logged.
+    warned_at_ms: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -65,29 +72,6 @@ struct AwaitedExpiry {
     logical_ms: u64,
     /// The newest script when the stamp was drawn. Later ones must not run at an instant before they came.
     newest: u64,
-}
-
-/// Which keys the scripts of an entry may have changed.
-#[derive(Default)]
-struct Changed {
-    everything: bool,
-    keys: BTreeSet<(Db, Bytes)>,
-}
-
-impl Changed {
-    /// Whether a script that touched these may have seen something older than what its entry will be applied to.
-    fn concern(&self, touched: &Touched) -> bool {
-        let mut named = touched.read.iter().chain(&touched.written);
-        match touched.everything {
-            true => self.everything || !self.keys.is_empty(),
-            false => self.everything || named.any(|key| self.keys.contains(key)),
-        }
-    }
-
-    fn add(&mut self, touched: Touched) {
-        self.everything |= touched.everything;
-        self.keys.extend(touched.written);
-    }
 }
 
 impl Node {
@@ -144,20 +128,36 @@ impl Node {
     }
 
     fn expire_before_scripts(&mut self, stamp: Stamp, newest: u64) {
-        let mut builder = EntryBuilder::new(stamp);
         let expire = encoded(&Command::Expire { idle_ms: self.idle_retention_ms() });
-        builder.push_batch(self.pending.origin(), self.pending.acked_below(), [(UNNUMBERED, expire)]);
+        self.propose_before_scripts(stamp, newest, &[expire]);
+    }
+
+    /// Any command ends what is over of the keys it names, and serves who waits for them.
+    fn refresh_before_scripts(&mut self, stamp: Stamp, newest: u64, keys: &[(Db, Bytes)]) {
+        let exists = |(db, key): &(Db, Bytes)| {
+            let argv = [&b"EXISTS"[..], key].into_iter().collect();
+            encoded(&Command::Redis { db: *db, resp: Resp::Two, member: None, argv })
+        };
+        let commands: Vec<Bytes> = keys.iter().take(REFRESHED_MAX).map(exists).collect();
+        self.propose_before_scripts(stamp, newest, &commands);
+    }
+
+    fn propose_before_scripts(&mut self, stamp: Stamp, newest: u64, commands: &[Bytes]) {
+        let mut builder = EntryBuilder::new(stamp);
+        let (origin, acked_below) = (self.pending.origin(), self.pending.acked_below());
+        builder.push_batch(origin, acked_below, commands.iter().map(|command| (UNNUMBERED, command)));
         if self.raw.propose(Vec::new(), builder.finish()).is_ok() {
-            self.note_proposed(1);
+            self.note_proposed(commands.len());
             self.scripting.awaited = Some(AwaitedExpiry { logical_ms: stamp.logical_ms, newest });
         }
     }
 
-    /// As many scripts as do not touch what one before them changed become one entry.
+    /// As many scripts as cannot tell that they share one become one entry.
     fn run_scripts_at(&mut self, stamp: Stamp, newest: u64) {
         let mut builder = EntryBuilder::new(stamp);
-        let mut changed = Changed::default();
+        let mut shared = SharedEntry::default();
         let mut own = Vec::new();
+        let mut unswept = Vec::new();
         let began_us = self.cpu.thread_us();
         let mut done = 0;
         while let Some(script) = self.stage.scripts.get(done, newest, self.stage.proposed) {
@@ -170,16 +170,21 @@ impl Node {
                 continue;
             };
             let mut meter = Meter::start(self.cpu.as_mut());
-            let ran = ENGINE.with_borrow_mut(|engine| engine.run(&self.machine, stamp, blob, &mut meter));
-            if changed.concern(&ran.touched) {
+            let ran = ENGINE.with_borrow_mut(|engine| {
+                engine.run_behind(shared.taken(), &self.machine, stamp, blob, &mut meter)
+            });
+            if !ran.touched.unswept.is_empty() {
+                unswept = ran.touched.unswept;
+                break;
+            }
+            if !shared.admits(&ran) {
                 break;
             }
             builder.push_batch(origin, acked_below, [(seq, &ran.blob)]);
             own.extend(script.is_own().then_some(seq));
             done += 1;
-            changed.add(ran.touched);
-            if ran.serves_waiters
-                || changed.everything
+            shared.add(&self.machine, &ran);
+            if shared.is_closed()
                 || builder.len() >= self.config.entry_bytes_max
                 || self.cpu.thread_us().saturating_sub(began_us) >= ENTRY_CPU_US_MAX
             {
@@ -189,6 +194,9 @@ impl Node {
         let used_us = self.cpu.thread_us().saturating_sub(began_us);
         self.scripting.budget.spend(self.now.monotonic_us, used_us);
         let commands = builder.commands();
+        if commands == 0 && !unswept.is_empty() {
+            self.refresh_before_scripts(stamp, newest, &unswept);
+        }
         if commands > 0 {
             if self.raw.propose(Vec::new(), builder.finish()).is_err() {
                 // Dropped before it entered the log: it never ran.
@@ -198,6 +206,22 @@ impl Node {
             own.into_iter().for_each(|seq| self.pending.mark_proposed(seq));
         }
         self.stage.scripts_done(done, &self.machine, &self.pending, self.now.monotonic_us);
+    }
+
+    /// All nodes see the same, so all go on; but it must never happen, and somebody should hear of it. Not of each one: a client
+    /// may be able to repeat it.
+    pub(super) fn warn_of_differing_effects(&mut self, index: u64) {
+        let now_ms = self.now.monotonic_ms();
+        let is_due = |at_ms: u64| now_ms.saturating_sub(at_ms) >= WARNINGS_APART_MS;
+        if self.scripting.warned_at_ms.is_none_or(is_due) {
+            self.scripting.warned_at_ms = Some(now_ms);
+            let so_far = self.machine.differing_effects();
+            tracing::error!(
+                index,
+                so_far,
+                "a script's writes had other results when applied than on the leader; its client was told INDETERMINATE; please report this"
+            );
+        }
     }
 
     /// A look at the state by a script, or by anything else.

@@ -180,6 +180,32 @@ fn an_endless_script_changes_nothing_and_others_are_served() {
     assert_equal_states(&mut cluster, 4);
 }
 
+/// While a flush is being swept, what it ended goes to who waits for it, whoever asks first.
+#[test]
+fn a_flushed_lock_goes_to_its_waiter_before_a_script_gets_it() {
+    for seed in 0..3 {
+        let mut cluster = settled(3, seed);
+        let leader = leader(&cluster);
+        for part in 0..24 {
+            let names: Vec<String> = (0..500).map(|at| format!("k{part}-{at}")).collect();
+            let words: Vec<&str> =
+                std::iter::once("MSET").chain(names.iter().flat_map(|name| [name.as_str(), "v"])).collect();
+            let ticket = cluster.submit(leader, &redis(&words), 0);
+            assert_eq!(cluster.wait_for(ticket, 1_000), Reply::OK, "seed {seed}");
+        }
+        take(&mut cluster, leader, "lock", "first", 60_000);
+        let waits = cluster.submit(leader, &acquire("lock", "second", 60_000, 30_000), 30_000);
+        cluster.run_for(50);
+        let script = "if redis.call('EXISTS', KEYS[1]) == 0 then redis.call('SET', KEYS[1], 'script') return 1 end return 0";
+        cluster.submit_by(leader, 7, &redis(&["FLUSHALL"]), 0);
+        let ticket = cluster.submit_by(leader, 7, &redis(&["EVAL", script, "1", "lock"]), 0);
+        assert_eq!(cluster.wait_for(ticket, 2_000), Reply::Int(0), "seed {seed}");
+        assert!(matches!(cluster.wait_for(waits, 2_000), Reply::Granted { .. }), "seed {seed}");
+        cluster.run_for(1_000);
+        assert_equal_states(&mut cluster, seed);
+    }
+}
+
 #[test]
 fn a_read_only_script_is_answered_by_every_node_and_may_not_write() {
     let mut cluster = settled(3, 5);
