@@ -6,20 +6,18 @@
 //!
 //! # Layout
 //!
-//! - `command.rs`, `codec.rs`, `entry.rs`: what is applied, and its bytes; `request.rs`: from a client's words to it
-//! - `lock.rs`, `waiter.rs`, `session.rs`: the records; `slab.rs`, `list.rs`: where they live
-//! - `acquire.rs`, `multi.rs`, `release.rs`, `renew.rs`, `session.rs`, `expire.rs`: one transition each
-//! - `queue.rs`: standing in line, and leaving; `serve.rs`: what a free lock does next
-//! - `redis.rs`, `keyspace.rs`, `undo.rs`: Redis's commands and scripts on the lock table; `members.rs`: those of the Redlock
-//!   listeners; `blocked.rs`: `BLPOP` and its like waiting; `at_once.rs`: lock
-//!   commands in a transaction; `noted.rs`: who read what and what changed, for client tracking
-//! - `deadlines.rs`: what ends when; `deadlock.rs`: circles of waiting sessions; `dedup.rs`: a retried proposal is applied once; `origins.rs`:
-//!   the nodes it knows
-//! - `marks.rs`: the high-water marks of `FENCE.*`
-//! - `settings.rs`, `behind.rs`: the replicated settings, and which Redis the members have behind them
-//! - `sweep.rs`: bulk ends, spread over entries
-//! - `memory.rs`: what the state takes in bytes, and `max-memory`
-//! - `snapshot.rs`, `restore.rs`: the state as bytes, written between applies; `invariants.rs`: what must always hold
+//! - `apply.rs`: one entry, one command at a time; `query.rs`: reads
+//! - `log/`: what an entry holds ([`command`]), its bytes, and the way from a client's request to it
+//! - `locks/`: the record of a lock and its transitions; the high-water marks of `FENCE.*`
+//! - `queue/`: waiters: joining and leaving a queue, serving the first of it
+//! - `sessions/`: sessions, and deadlocks between them
+//! - `keys/`: Redis's commands on the lock table, Redlock members, blocked clients, key accesses for client tracking
+//! - `overlay/`: what a script sees and writes while it runs on the leader
+//! - `requests/`: a retried proposal is applied once; the nodes it comes from
+//! - `settings/`: the replicated settings, and which upstream Redis the members have
+//! - `store/`: slabs and lists, deadlines, memory in use against `max-memory`
+//! - `snapshot/`: the state as bytes, restored and checked; `invariants.rs`: what must always hold
+//! - `sweep.rs`: bulk ends spread over entries; `work.rs`: bounded work per command; `limits.rs`, `stats.rs`
 //!
 //! # Caveats
 //!
@@ -27,158 +25,59 @@
 //! - How far one entry may move the clock is the stamping leader's business: the machine takes what the stamp says.
 //! - A session that waits for a lock of its own is not a circle: another thread of the same client may release it.
 
-mod acquire;
-mod at_once;
-pub mod behind;
-mod blocked;
-mod bytes;
-pub(crate) mod codec;
-pub mod command;
-pub mod conditional;
-mod deadlines;
-mod deadlock;
-mod dedup;
-pub mod effects;
-pub mod entry;
-mod expire;
-mod invariants;
-mod keys_walk;
-mod keyspace;
+mod apply;
+mod keys;
 mod limits;
-mod list;
-mod lock;
-pub mod marks;
-mod members;
-mod memory;
-mod multi;
-mod noted;
-mod origins;
+mod locks;
+pub(crate) mod log;
 #[cfg(feature = "scripts")]
 pub(crate) mod overlay;
 mod query;
 mod queue;
-mod redis;
-mod release;
-mod renew;
-pub mod request;
-mod restore;
-mod serve;
-mod session;
+mod requests;
+mod sessions;
 pub mod settings;
-mod slab;
 mod snapshot;
 mod stats;
+mod store;
 mod sweep;
-mod undo;
-mod waiter;
 pub mod work;
 
-use crate::event::{Event, EventKind};
-use crate::grammar::errors;
 use crate::keyspace::Value;
-use crate::limits::{ENTRY_REPLIES_BYTES_MAX, LOGGED_REPLY_BYTES_MAX};
-use crate::mutants::{on, Mutant};
-use crate::reply::Reply;
 use crate::script::Scripts;
-use crate::types::{Fence, Origin, RequestId, SessionId, Stamp, FENCE_BOUND, OWNER_BYTES_MAX};
-use ::bytes::Bytes;
-pub use at_once::check_in_transaction;
-use blocked::Blocked;
-pub use command::{Command, Db, Watched, Words};
-use deadlines::Deadlines;
-use dedup::{Dedup, Seen};
-pub use entry::{check_command, entry_stamp, EntryBuilder, EntryError, ENTRY_VERSION};
-pub use keys_walk::KeysWalk;
+use crate::types::{Fence, RequestId, SessionId, Stamp, FENCE_BOUND};
+pub use apply::{Applied, Wanted};
+use apply::{EventOwner, RepliesLeft};
 #[cfg(feature = "scripts")]
-pub(crate) use keyspace::Clash;
+pub(crate) use keys::adapter::Clash;
+use keys::blocked::Blocked;
+pub use keys::key_accesses::Noted;
+pub use keys::keys_walk::KeysWalk;
+pub use keys::lock_commands::check_in_transaction;
+use keys::members::Grants;
+pub use keys::redis::is_read;
 pub use limits::Limits;
-use list::List;
-use lock::{Lock, Names};
-use members::Grants;
-pub use noted::Noted;
-pub use origins::{Fate, OriginState};
-pub use redis::is_read;
-use redis::Caller;
-pub use restore::{Checker, RestoreError, Restorer};
+use locks::lock::{Lock, Names};
+pub use locks::marks;
+pub use log::command::{Command, Db, Watched, Words};
+pub use log::entry::{check_command, entry_stamp, EntryBuilder, EntryError, ENTRY_VERSION};
+pub use log::{command, conditional, effects, request};
+pub use query::Query;
+use queue::waiter::{QueuedOwners, Seat, Waiter};
+use requests::dedup::Dedup;
+pub use requests::origins::{Fate, OriginState};
 use rustc_hash::FxBuildHasher;
-use session::Session;
-use slab::Slab;
+use sessions::session::Session;
+pub use settings::upstream_identity;
+pub use snapshot::restore::{Checker, RestoreError, Restorer};
 use stats::Counters;
 pub use stats::Stats;
 use std::collections::VecDeque;
+use store::deadlines::Deadlines;
+use store::list::List;
+use store::memory;
+use store::slab::Slab;
 use sweep::Sweep;
-use waiter::{QueuedOwners, Seat, Waiter};
-
-/// What applying an entry brought about. Reused from entry to entry by its owner.
-#[derive(Debug, Default)]
-pub struct Applied {
-    /// Answers that are due now. A queued acquire has none yet: its answer comes with a later entry.
-    pub replies: Vec<(RequestId, Reply)>,
-    /// Only filled while somebody watches.
-    pub events: Vec<Event>,
-    /// `PUBLISH`: channel and message, in order. Only filled while somebody listens.
-    pub published: Vec<(Bytes, Bytes)>,
-    /// Reads and changes of keys, in order. Only filled while somebody tracks keys.
-    pub noted: Vec<Noted>,
-    /// Large values that are no more. To drop them takes a while, so the owner may do it elsewhere.
-    pub garbage: Vec<Value>,
-}
-
-impl Applied {
-    pub fn clear(&mut self) {
-        self.replies.clear();
-        self.events.clear();
-        self.published.clear();
-        self.noted.clear();
-        self.garbage.clear();
-    }
-}
-
-/// What of an apply somebody wants to hear of. What nobody wants is not even collected.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wanted {
-    /// Lock events.
-    pub events: bool,
-    /// What `PUBLISH` said.
-    pub messages: bool,
-    /// Reads and changes of keys.
-    pub keys: bool,
-}
-
-impl Wanted {
-    pub const ALL: Wanted = Wanted { events: true, messages: true, keys: true };
-}
-
-/// A look at the state that changes nothing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Query<'a> {
-    Info {
-        db: Db,
-        resource: &'a [u8],
-    },
-    Queue {
-        db: Db,
-        resource: &'a [u8],
-    },
-    Scan {
-        db: Db,
-        cursor: u64,
-        pattern: Option<&'a [u8]>,
-        count: u64,
-    },
-    Session {
-        id: SessionId,
-    },
-    /// The high-water mark of `FENCE.GET`.
-    Mark {
-        db: Db,
-        resource: &'a [u8],
-    },
-    /// All replicated settings, as [`settings::Settings::write`] writes them.
-    Settings,
-    /// One of them, as text.
-    Setting(settings::Setting),
-}
 
 /// No fence runs ahead of this wall time (the year 2112), which leaves the other half of the fences to the counters.
 const WALL_US_MAX: u64 = FENCE_BOUND / 2;
@@ -236,7 +135,7 @@ pub struct Machine {
     session_ends_left: usize,
     deadlock_steps_left: usize,
     work: work::Work,
-    snapshot: Option<snapshot::Progress>,
+    snapshot: Option<snapshot::write::Progress>,
 
     // Not state.
     reply_room: RepliesLeft,
@@ -380,208 +279,4 @@ impl Machine {
     pub fn oldest_idle_ms(&self) -> Option<u64> {
         self.locks.get(self.idle.head).map(|lock| lock.at_ms)
     }
-
-    /// Applies one command. Replies and events are appended to `out`.
-    pub fn apply(&mut self, stamp: Stamp, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
-        self.begin(stamp, out);
-        self.run(id, command, out);
-        self.finish(out);
-    }
-
-    /// When the commands of an entry are through: some of what bulk ends have left.
-    fn finish(&mut self, out: &mut Applied) {
-        self.sweep_some(out);
-        self.serve_blocked(out);
-        self.check_after_apply();
-    }
-
-    /// Moves the clock by the rules of stamps, and ends what is due.
-    fn begin(&mut self, stamp: Stamp, out: &mut Applied) {
-        self.entry_wall_us = self.entry_wall_us_after(stamp);
-        self.clock = self.clock_after(stamp);
-        self.work.begin_entry();
-        self.blocked_tries_left = self.limits.due_per_entry_max;
-        self.session_ends_left = self.limits.session_ends_per_entry_max;
-        self.deadlock_steps_left = self.limits.deadlock_steps_per_entry_max;
-        self.reply_room = RepliesLeft::default();
-        self.end_due(out);
-        self.end_due_blocked(out);
-    }
-
-    fn run(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
-        if self.admit(id, &command, out) {
-            self.execute(id, command, out);
-        }
-    }
-
-    /// Whether a request is to be executed now. One met before gets its remembered answer, if it has one.
-    fn admit(&mut self, id: Option<RequestId>, command: &Command<'_>, out: &mut Applied) -> bool {
-        if let Command::OriginStart { origin } = command {
-            // A new start's own first word would otherwise be taken for one of a start that is no more.
-            self.dedup.start(*origin, self.limits.origins_max);
-        }
-        let Some(id) = id else { return true };
-        match self.dedup.look(id, self.limits.origins_max) {
-            // Still queued: the grant will answer.
-            Seen::New => !self.is_waiting(id),
-            Seen::Before(_) if on(Mutant::RepliesNotRemembered) => true,
-            Seen::Before(reply) => {
-                out.replies.push((id, reply));
-                false
-            }
-            Seen::Stale => false,
-            Seen::Forgotten => {
-                if !self.is_waiting(id) {
-                    out.replies.push((id, errors::reply_forgotten().into()));
-                }
-                false
-            }
-            Seen::NoRoom => {
-                out.replies.push((id, errors::too_many_nodes(self.limits.origins_max).into()));
-                false
-            }
-        }
-    }
-
-    fn execute(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
-        self.acting = id;
-        self.work.begin_command(match &command {
-            // One key is compared and written: bounded by its bytes.
-            Command::Effects(_) | Command::Conditional(_) => u64::MAX,
-            _ => work::WORK_PER_COMMAND_MAX,
-        });
-        self.reply_room.command = LOGGED_REPLY_BYTES_MAX;
-        let reply = match command {
-            Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
-                let terms = acquire::Terms { id, ttl_ms, wait_ms, owner, session };
-                self.acquire(db, resource, &terms, out)
-            }
-            Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session } => {
-                let terms = acquire::Terms { id, ttl_ms, wait_ms, owner, session };
-                self.acquire_many(db, &resources, &terms, out)
-            }
-            Command::Release { db, resource, fence } => Some(self.release(db, resource, fence, out)),
-            Command::MRelease { db, pairs } => Some(self.release_many(db, &pairs, out)),
-            Command::ForceRelease { db, resource } => Some(self.force_release(db, resource, out)),
-            Command::Renew { db, resource, fence, ttl_ms } => {
-                Some(self.renew(db, resource, fence, ttl_ms, out))
-            }
-            Command::SessionOpen { id, ttl_ms, label } => Some(self.session_open(id, ttl_ms, label, out)),
-            Command::SessionKeepAlive { id } => Some(self.session_keep_alive(id, out)),
-            Command::SessionClose { id } => Some(self.session_close(id, out)),
-            Command::SessionsTouch { ids } => Some(self.sessions_touch(&ids, out)),
-            Command::SessionsOrphan { ids, grace_ms } => Some(self.sessions_orphan(&ids, grace_ms, out)),
-            Command::Cancel { request } => Some(self.cancel(request, out)),
-            Command::Expire { idle_ms } => Some(self.expire(idle_ms)),
-            Command::OriginStart { origin } => Some(self.origin_start(origin, out)),
-            Command::OriginGone { origin } => Some(self.origin_gone(origin, out)),
-            Command::Settings(command) => Some(self.change_settings(command)),
-            Command::FenceCheck { db, resource, fence } => Some(self.fence_check(db, resource, fence)),
-            Command::FenceCall { db, resp, resource, fence, argv } => {
-                Some(self.fence_call(Caller { db, resp, member: None }, resource, fence, &argv, out))
-            }
-            Command::Redis { db, resp, member, argv } => {
-                self.redis(id, Caller { db, resp, member }, &argv, out)
-            }
-            Command::Transaction { db, resp, member, watched, commands } => {
-                Some(self.transaction(Caller { db, resp, member }, &watched, &commands, out))
-            }
-            Command::Conditional(conditional) => Some(self.conditional(&conditional, out)),
-            Command::Effects(effects) => Some(self.effects(effects, out)),
-        };
-        if let Some(reply) = reply {
-            self.answer(id, reply, out);
-        }
-        self.serve_all(out);
-        self.serve_blocked(out);
-        self.forget_for_room();
-        self.acting = None;
-    }
-
-    /// Sends a reply off and remembers it.
-    fn answer(&mut self, id: Option<RequestId>, reply: Reply, out: &mut Applied) {
-        if matches!(reply, Reply::Nil | Reply::Refused(_) | Reply::Error(_)) {
-            self.counters.refusals += 1;
-        }
-        let Some(id) = id else { return };
-        // Large replies come from reads inside scripts; to keep them all would be to keep the state many times.
-        let forgotten = redis::is_large(&reply).then(|| errors::reply_forgotten().into());
-        let kept = forgotten.as_ref().unwrap_or(&reply);
-        let max_memory = self.max_memory_bytes();
-        self.dedup.remember(id, kept, self.limits.remembered_per_origin_max, max_memory);
-        out.replies.push((id, reply));
-    }
-
-    fn acknowledge(&mut self, origin: Origin, acked_below: u64) {
-        self.dedup.acknowledge(origin, acked_below, self.limits.origins_max);
-    }
-
-    /// Whether this start of a node is the one whose commands are taken. A node that finds itself taken for lost must draw a
-    /// new incarnation and announce it.
-    #[must_use]
-    pub fn is_live(&self, origin: Origin) -> bool {
-        self.dedup.is_live(origin)
-    }
-
-    /// A node came up anew: what its earlier starts left in queues goes.
-    fn origin_start(&mut self, origin: Origin, out: &mut Applied) -> Reply {
-        // The table has been told on admission. An announcement that comes late, after a newer one, changes nothing.
-        if self.is_live(origin) {
-            self.begin_dropping(out);
-        }
-        Reply::OK
-    }
-
-    fn origin_gone(&mut self, origin: Origin, out: &mut Applied) -> Reply {
-        self.dedup.lose(origin);
-        self.settings.behind.forget(origin.node);
-        self.begin_dropping(out);
-        Reply::OK
-    }
-
-    /// Tells watchers. The number rises whether anybody watches or not.
-    fn emit(&mut self, kind: EventKind, slot: u32, owner: EventOwner, out: &mut Applied) {
-        self.event_seq += 1;
-        if self.wanted.keys {
-            self.note_event(kind, slot, out);
-        }
-        if !self.wanted.events {
-            return;
-        }
-        let lock = &self.locks[slot];
-        let owner = match owner {
-            EventOwner::Holder => lock.owner(),
-            EventOwner::Waiter(waiter) => &self.waiters[waiter].owner,
-        };
-        out.events.push(Event {
-            kind,
-            db: lock.db(),
-            resource: Bytes::copy_from_slice(lock.name()),
-            fence: lock.fence,
-            // The owner of a plain key is its value: of a long one, watchers see the beginning.
-            owner: Bytes::copy_from_slice(&owner[..owner.len().min(OWNER_BYTES_MAX)]),
-            seq: self.event_seq,
-        });
-    }
-}
-
-/// Bytes of replies that may still be given.
-#[derive(Clone, Copy, Debug)]
-struct RepliesLeft {
-    /// By the command, transaction or script that is being executed.
-    command: usize,
-    /// By all commands of the entry.
-    entry: usize,
-}
-
-impl Default for RepliesLeft {
-    fn default() -> RepliesLeft {
-        RepliesLeft { command: LOGGED_REPLY_BYTES_MAX, entry: ENTRY_REPLIES_BYTES_MAX }
-    }
-}
-
-/// Whom an event names.
-enum EventOwner {
-    Holder,
-    Waiter(u32),
 }

@@ -1,12 +1,13 @@
 //! Looks at the state: `LOCK.INFO`, `LOCK.QUEUE`, `LOCK.SCAN`, `LOCK.SESSION INFO`. Nothing here changes anything, and
 //! nothing past its deadline is shown as if it lived, even where its end has not been worked off yet.
 
-use super::lock::Lock;
-use super::slab::NONE;
-use super::waiter::Waiter;
-use super::{Db, Machine, Query};
 use crate::glob;
 use crate::grammar::errors;
+use crate::machine::locks::lock::Lock;
+use crate::machine::queue::waiter::Waiter;
+use crate::machine::settings;
+use crate::machine::store::slab::NONE;
+use crate::machine::{Db, Machine};
 use crate::reply::{LockInfo, Reply};
 use crate::types::{Fence, SessionId, Tier, SCAN_COUNT_MAX};
 use ::bytes::Bytes;
@@ -18,6 +19,37 @@ const SCAN_SLOTS_PER_NAME: usize = 16;
 /// Work after which a `LOCK.SCAN` answers what it has: in steps of the pattern, of which a record costs as much as a few.
 const SCAN_STEPS_MAX: u64 = 8_000_000;
 const STEPS_PER_RECORD: u64 = 32;
+
+/// A look at the state that changes nothing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Query<'a> {
+    Info {
+        db: Db,
+        resource: &'a [u8],
+    },
+    Queue {
+        db: Db,
+        resource: &'a [u8],
+    },
+    Scan {
+        db: Db,
+        cursor: u64,
+        pattern: Option<&'a [u8]>,
+        count: u64,
+    },
+    Session {
+        id: SessionId,
+    },
+    /// The high-water mark of `FENCE.GET`.
+    Mark {
+        db: Db,
+        resource: &'a [u8],
+    },
+    /// All replicated settings, as [`settings::Settings::write`] writes them.
+    Settings,
+    /// One of them, as text.
+    Setting(settings::Setting),
+}
 
 impl Machine {
     #[must_use]
@@ -71,7 +103,7 @@ impl Machine {
                 });
                 info.session = self.sessions.get(lock.session).map(|session| session.id);
                 info.ttl_ms = Some(match lock.at_ms {
-                    super::deadlines::NEVER => -1,
+                    crate::machine::store::deadlines::NEVER => -1,
                     deadline_ms => (deadline_ms - self.clock.logical_ms).saturating_sub(late_ms) as i64,
                 });
             }

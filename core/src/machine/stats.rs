@@ -1,7 +1,7 @@
 //! What `INFO` shows of the machine. The counters are part of the state: they go on after a restore.
 
-use super::bytes::{put_varint, Reader};
-use super::Machine;
+use crate::machine::log::bytes::{put_varint, Reader};
+use crate::machine::Machine;
 
 /// Counted since the state was first made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -10,17 +10,17 @@
 //!
 //! Sweeping happens when an entry's commands are through, not before them: what a script saw is what its entry is applied to.
 
-use super::bytes::{put_varint, Reader};
-use super::command::Db;
-use super::lock::{Ended, Lock};
-use super::{Applied, Machine};
 use crate::event::EventKind;
+use crate::machine::locks::lock::{Ended, Lock};
+use crate::machine::log::bytes::{put_varint, Reader};
+use crate::machine::log::command::Db;
+use crate::machine::{Applied, Machine};
 use crate::types::{Origin, RequestId};
 
 /// Records one entry looks at for a sweep.
 const LOOKS_PER_ENTRY_MAX: u32 = 8_192;
 /// Records one entry ends for a sweep.
-pub(super) const ENDS_PER_ENTRY_MAX: u32 = 2_048;
+pub(crate) const ENDS_PER_ENTRY_MAX: u32 = 2_048;
 
 /// One database: how often it was flushed, and how many keys it has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

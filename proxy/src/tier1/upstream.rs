@@ -7,7 +7,7 @@
 use super::caller::Caller;
 use super::trunk::Trunk;
 use crate::server::encode::Protocol;
-use redfence_core::machine::behind::Identity;
+use redfence_core::machine::upstream_identity::Identity;
 use redfence_core::reply::Reply;
 use std::io;
 use std::sync::{Arc, Mutex};

@@ -23,14 +23,14 @@
 mod walking;
 mod writing;
 
-use super::command::Db;
-use super::deadlines::NEVER;
-use super::keyspace::{Clash, MEMBER_FLUSH_MAX};
-use super::members::Grants;
-use super::work::Work;
-use super::Machine;
 use crate::keyspace::table::Row;
 use crate::keyspace::{errors, Clock, Deadline, Keys, Value, View};
+use crate::machine::keys::adapter::{Clash, MEMBER_FLUSH_MAX};
+use crate::machine::keys::members::Grants;
+use crate::machine::log::command::Db;
+use crate::machine::store::deadlines::NEVER;
+use crate::machine::work::Work;
+use crate::machine::Machine;
 use crate::reply::{Refusal, Reply};
 use crate::types::{Fence, Member, Stamp};
 use ::bytes::Bytes;

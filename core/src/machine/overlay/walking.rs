@@ -3,11 +3,11 @@
 //! Keys with a record in the machine come at their slots, as they do outside; keys that came into being in this run come
 //! behind them, in the order of their names.
 
-use super::super::slab::NONE;
-use super::super::Query;
 use super::{Db, Overlay, View};
 use crate::glob;
 use crate::grammar::{self, Request};
+use crate::machine::store::slab::NONE;
+use crate::machine::Query;
 use crate::reply::{Refusal, Reply};
 use crate::types::SCAN_COUNT_MAX;
 use ::bytes::Bytes;

@@ -1,10 +1,10 @@
 //! The overlay's changes: one key's record at a time, by the rules the machine applies.
 
-use super::super::keyspace::Clash;
-use super::super::members::Grants;
-use super::super::Machine;
 use super::{note, Bytes, Db, Entry, GivenUp, Holder, Overlay};
 use crate::keyspace::{errors, Keys, Value};
+use crate::machine::keys::adapter::Clash;
+use crate::machine::keys::members::Grants;
+use crate::machine::Machine;
 use crate::reply::Refusal;
 use crate::types::Fence;
 

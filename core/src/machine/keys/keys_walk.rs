@@ -1,0 +1,70 @@
+//! `KEYS` in slices: a node looks at some records, does everything else it has to do, and goes on.
+//!
+//! A key that is there from the first slice to the last is listed; one that comes or goes meanwhile may be or not, as with `SCAN`.
+
+use crate::glob;
+use crate::keyspace::{errors, Keys};
+use crate::machine::keys::adapter::ReadKeys;
+use crate::machine::log::command::Db;
+use crate::machine::work::Work;
+use crate::machine::Machine;
+use crate::reply::Reply;
+use crate::types::Member;
+use ::bytes::Bytes;
+
+/// Records one slice looks at, and steps of the pattern after which it ends sooner.
+const RECORDS_PER_SLICE: usize = 4_096;
+const STEPS_PER_SLICE_MAX: u64 = 4_000_000;
+/// Records that are looked at before the steps are looked at.
+const RECORDS_PER_LOOK: usize = 16;
+/// Bytes of names one `KEYS` answers at most.
+const REPLY_BYTES_MAX: usize = 8 * 1024 * 1024;
+
+/// One `KEYS` under way.
+#[derive(Debug)]
+pub struct KeysWalk {
+    member: Option<Member>,
+    db: Db,
+    pattern: Bytes,
+    cursor: u64,
+    found: Vec<Reply>,
+    bytes: usize,
+}
+
+impl KeysWalk {
+    /// `None` where these words are no `KEYS` that could be answered with a list.
+    #[must_use]
+    pub fn new(member: Option<Member>, db: Db, argv: &[Bytes]) -> Option<KeysWalk> {
+        match argv {
+            [name, pattern] if name.eq_ignore_ascii_case(b"keys") => {
+                errors::check_pattern(pattern).ok()?;
+                let (found, pattern) = (Vec::new(), pattern.clone());
+                Some(KeysWalk { member, db, pattern, cursor: 0, found, bytes: 0 })
+            }
+            _ => None,
+        }
+    }
+
+    /// Looks at one slice. The answer, once the last one is through.
+    pub fn step(&mut self, machine: &Machine) -> Option<Reply> {
+        let keys = ReadKeys { machine, member: self.member, late_ms: 0, work: Work::of_read() };
+        let (mut steps, mut looked) = (0, 0);
+        while looked < RECORDS_PER_SLICE && steps < STEPS_PER_SLICE_MAX {
+            let (pattern, found, bytes) = (&self.pattern, &mut self.found, &mut self.bytes);
+            self.cursor = keys.scan(self.db, self.cursor, RECORDS_PER_LOOK, &mut |key, _| {
+                if glob::matches_counted(pattern, key, &mut steps) {
+                    *bytes += key.len() + 16;
+                    found.push(Reply::bulk(key));
+                }
+            });
+            looked += RECORDS_PER_LOOK;
+            if self.bytes > REPLY_BYTES_MAX {
+                return Some(errors::KEYS_TOO_LONG.into());
+            }
+            if self.cursor == 0 {
+                return Some(Reply::Array(std::mem::take(&mut self.found)));
+            }
+        }
+        None
+    }
+}

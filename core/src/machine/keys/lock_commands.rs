@@ -1,0 +1,93 @@
+//! `LOCK.*` commands inside a transaction or a script: the same as outside, but for waiting. What cannot be had at once is not had, as with
+//! `BLPOP` inside `MULTI`.
+
+use crate::grammar::{self, Request};
+use crate::keyspace::Resp;
+use crate::machine::locks::acquire::Terms;
+use crate::machine::locks::multi::Several;
+use crate::machine::log::command::{Command, Db};
+use crate::machine::log::request::{self, Context, Work};
+use crate::machine::{Applied, Machine};
+use crate::reply::{Refusal, Reply};
+use crate::types::SessionId;
+
+/// Whether a command of ours may stand in a transaction: what it does must be the machine's business alone.
+pub fn check_in_transaction(request: &Request<'_>) -> Result<(), Refusal> {
+    let name = match request {
+        Request::Acquire(_)
+        | Request::Release(_)
+        | Request::Renew(_)
+        | Request::Info(_)
+        | Request::MAcquire(_)
+        | Request::MRelease(_)
+        | Request::Queue(_)
+        | Request::Scan(_)
+        | Request::ForceRelease(_) => return Ok(()),
+        Request::Session(_) => "LOCK.SESSION",
+        Request::Cluster(_) => "LOCK.CLUSTER",
+        Request::FenceCheck(_) | Request::FenceGet(_) | Request::FenceCall(_) => "FENCE",
+    };
+    Err(Refusal::new(format!("ERR {name} cannot be part of a transaction on the correctness tier")))
+}
+
+impl Machine {
+    pub(crate) fn lock_at_once(&mut self, db: Db, argv: &[&[u8]], out: &mut Applied) -> Reply {
+        match self.try_lock_at_once(db, argv, out) {
+            Ok(reply) => reply,
+            Err(refusal) => refusal.into(),
+        }
+    }
+
+    /// The names of locks a command may change.
+    pub(crate) fn names_changed<'a>(argv: &'a [&'a [u8]]) -> Several<&'a [u8]> {
+        match grammar::parse(argv) {
+            Some(Ok(Request::Acquire(request))) => Several::from_slice(&[request.resource]),
+            Some(Ok(Request::Release(request))) => Several::from_slice(&[request.resource]),
+            Some(Ok(Request::Renew(request))) => Several::from_slice(&[request.resource]),
+            Some(Ok(Request::ForceRelease(request))) => Several::from_slice(&[request.resource]),
+            Some(Ok(Request::MAcquire(request))) => request.resources.iter().copied().collect(),
+            Some(Ok(Request::MRelease(request))) => request.pairs.iter().map(|(name, _)| *name).collect(),
+            Some(Ok(
+                Request::Info(_)
+                | Request::Queue(_)
+                | Request::Scan(_)
+                | Request::Session(_)
+                | Request::Cluster(_)
+                | Request::FenceCheck(_)
+                | Request::FenceGet(_)
+                | Request::FenceCall(_),
+            ))
+            | Some(Err(_))
+            | None => Several::new(),
+        }
+    }
+
+    fn try_lock_at_once(&mut self, db: Db, argv: &[&[u8]], out: &mut Applied) -> Result<Reply, Refusal> {
+        // Every grant raises the number of events: no two made-up owners that hold a lock are the same.
+        let owner = format!("{}-{}", self.clock.wall_us, self.event_seq);
+        let Some(request) = grammar::parse(argv) else { unreachable!("only names of ours come here") };
+        let request = request?;
+        check_in_transaction(&request)?;
+        let context =
+            Context { db, owner: owner.as_bytes(), session: SessionId(0), resp: Resp::Two, guarded: &[] };
+        let work = request::work(request, context)?;
+        Ok(match work {
+            Work::Look(query) => self.query(query),
+            Work::Change(Command::Acquire { db, resource, ttl_ms, owner, session, .. }) => {
+                let terms = Terms { id: None, ttl_ms, wait_ms: 0, owner, session };
+                self.acquire(db, resource, &terms, out).expect("it does not wait")
+            }
+            Work::Change(Command::MAcquire { db, resources, ttl_ms, owner, session, .. }) => {
+                let terms = Terms { id: None, ttl_ms, wait_ms: 0, owner, session };
+                self.acquire_many(db, &resources, &terms, out).expect("it does not wait")
+            }
+            Work::Change(Command::Release { db, resource, fence }) => self.release(db, resource, fence, out),
+            Work::Change(Command::Renew { db, resource, fence, ttl_ms }) => {
+                self.renew(db, resource, fence, ttl_ms, out)
+            }
+            Work::Change(Command::MRelease { db, pairs }) => self.release_many(db, &pairs, out),
+            Work::Change(Command::ForceRelease { db, resource }) => self.force_release(db, resource, out),
+            Work::Change(other) => unreachable!("checked before: {other:?}"),
+        })
+    }
+}

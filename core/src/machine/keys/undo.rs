@@ -1,0 +1,125 @@
+//! Taking back what a command or script has done to keys: scripts that run over, and members that met a hidden key.
+
+use crate::keyspace::Value;
+use crate::machine::keys::adapter::MachineKeys;
+use crate::machine::keys::members::Grants;
+use crate::machine::locks::lock::{Before, Phase};
+use crate::machine::stats::Counters;
+use crate::machine::store::deadlines::{Kind, NEVER};
+use crate::machine::store::slab::NONE;
+use crate::machine::sweep::Sweep;
+use crate::machine::{Applied, Machine};
+use std::collections::BTreeMap;
+
+/// How it was at the beginning. Locks are noted before they change for the first time.
+pub(crate) struct Undo {
+    locks: BTreeMap<u32, Key>,
+    events: usize,
+    published: usize,
+    noted: usize,
+    event_seq: u64,
+    counters: Counters,
+    sweep: Sweep,
+    ready: usize,
+    to_serve: usize,
+}
+
+/// One key as it was.
+struct Key {
+    lock: Before,
+    value: Option<Value>,
+    version: Option<u64>,
+    grants: Option<Grants>,
+}
+
+impl Undo {
+    pub(crate) fn new(machine: &Machine, out: &Applied) -> Undo {
+        Undo {
+            locks: BTreeMap::new(),
+            events: out.events.len(),
+            published: out.published.len(),
+            noted: out.noted.len(),
+            event_seq: machine.event_seq,
+            counters: machine.counters,
+            sweep: machine.sweep.clone(),
+            ready: machine.blocked.ready_len(),
+            to_serve: machine.to_serve.len(),
+        }
+    }
+}
+
+impl MachineKeys<'_> {
+    /// Notes a lock before it changes.
+    pub(crate) fn save(&mut self, slot: u32) {
+        let Some(undo) = &mut self.undo else { return };
+        let machine = &*self.machine;
+        undo.locks.entry(slot).or_insert_with(|| Key {
+            lock: machine.locks[slot].before(),
+            value: machine.values.get(&slot).cloned(),
+            version: machine.versions.get(&slot).copied(),
+            grants: machine.grants.get(&slot).cloned(),
+        });
+    }
+
+    /// All is as it was at the beginning, but for free records that stay a while longer.
+    pub(crate) fn undo_all(&mut self) {
+        let Some(undo) = self.undo.take() else { return };
+        // What the command freed was not freed: whoever waited for it before is first in line again.
+        self.machine.to_serve.truncate(undo.to_serve);
+        for (slot, key) in undo.locks {
+            self.machine.put_back(slot, key);
+        }
+        self.out.events.truncate(undo.events);
+        self.out.published.truncate(undo.published);
+        self.out.noted.truncate(undo.noted);
+        self.machine.event_seq = undo.event_seq;
+        self.machine.counters = undo.counters;
+        self.machine.sweep = undo.sweep;
+        self.machine.blocked.truncate_ready(undo.ready);
+    }
+}
+
+impl Machine {
+    fn put_back(&mut self, slot: u32, key: Key) {
+        let lock = &self.locks[slot];
+        if lock.phase == Phase::Idle {
+            // Looked at and left alone.
+            return;
+        }
+        let session = lock.session;
+        if session != NONE && session != key.lock.session {
+            let mut locks = self.sessions[session].locks;
+            locks.unlink(&mut self.locks, slot);
+            self.sessions.edit(session).locks = locks;
+            self.locks.edit(slot).session = NONE;
+        }
+        self.set_value(slot, key.value);
+        match key.version {
+            Some(version) => self.versions.insert(slot, version),
+            None => self.versions.remove(&slot),
+        };
+        self.set_grants(slot, key.grants);
+        let mut before = key.lock;
+        match before.phase {
+            Phase::Held => {
+                let (session, at_ms) = (before.session, before.at_ms);
+                if session != NONE && self.locks[slot].session == NONE {
+                    let mut locks = self.sessions[session].locks;
+                    locks.push_back(&mut self.locks, slot);
+                    self.sessions.edit(session).locks = locks;
+                }
+                self.restore_lock(slot, before);
+                self.deadlines.set(Kind::Lock, slot, at_ms);
+            }
+            Phase::Awaited | Phase::Idle => {
+                self.deadlines.clear(Kind::Lock, slot);
+                (before.at_ms, before.phase) = (NEVER, Phase::Awaited);
+                self.restore_lock(slot, before);
+                if self.locks[slot].queue.len == 0 {
+                    // Goes back to the idle list, or away where it never had a fence.
+                    self.to_serve.push_back(slot);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,223 @@
+//! `LOCK.ACQUIRE`: try, wait, and the retries of an owner that holds or is queued already.
+
+use crate::event::EventKind;
+use crate::grammar::errors;
+use crate::machine::log::command::Db;
+use crate::machine::queue::waiter::Form;
+use crate::machine::store::deadlines::{Kind, NEVER};
+use crate::machine::store::slab::NONE;
+use crate::machine::{Applied, EventOwner, Machine};
+use crate::mutants::{on, Mutant};
+use crate::reply::{Refusal, Reply};
+use crate::types::{
+    Fence, RequestId, SessionId, OWNER_BYTES_MAX, RESOURCE_BYTES_MAX, TTL_MS_MAX, WAIT_MS_MAX,
+};
+
+/// What was asked, but for the resource.
+pub(crate) struct Terms<'a> {
+    pub(crate) id: Option<RequestId>,
+    pub(crate) ttl_ms: u64,
+    pub(crate) wait_ms: u64,
+    pub(crate) owner: &'a [u8],
+    pub(crate) session: Option<SessionId>,
+}
+
+impl Terms<'_> {
+    /// The grammar has checked a client's words; an entry may hold anything.
+    pub(crate) fn check(&self) -> Result<(), Refusal> {
+        if self.owner.is_empty() || self.owner.len() > OWNER_BYTES_MAX {
+            return Err(errors::owner_length());
+        }
+        if self.ttl_ms > TTL_MS_MAX {
+            return Err(errors::ttl_range());
+        }
+        if self.ttl_ms == 0 && self.session.is_none() {
+            return Err(errors::ttl_zero_needs_session());
+        }
+        if self.wait_ms > WAIT_MS_MAX {
+            return Err(errors::wait_range());
+        }
+        Ok(())
+    }
+}
+
+pub(crate) fn check_name(name: &[u8]) -> Result<(), Refusal> {
+    if name.is_empty() || name.len() > RESOURCE_BYTES_MAX {
+        return Err(errors::resource_length());
+    }
+    Ok(())
+}
+
+impl Machine {
+    /// `None`: queued, the answer comes later.
+    pub(crate) fn acquire(
+        &mut self,
+        db: Db,
+        name: &[u8],
+        terms: &Terms<'_>,
+        out: &mut Applied,
+    ) -> Option<Reply> {
+        self.try_acquire(db, name, terms, out).unwrap_or_else(|refusal| Some(refusal.into()))
+    }
+
+    fn try_acquire(
+        &mut self,
+        db: Db,
+        name: &[u8],
+        terms: &Terms<'_>,
+        out: &mut Applied,
+    ) -> Result<Option<Reply>, Refusal> {
+        check_name(name)?;
+        terms.check()?;
+        let session = self.session_of(terms, out)?;
+        let Some(slot) = self.find_fresh(db, name, out) else {
+            self.check_session_room(session, 1)?;
+            self.room_for_grant(None, name, terms.owner)?;
+            let slot = self.record_for(db, name)?;
+            let fence = self.grant(slot, terms.owner, terms.ttl_ms, session, out);
+            return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
+        };
+        let lock = &self.locks[slot];
+        if lock.is_held() && lock.owner() == terms.owner && !on(Mutant::OwnerIgnored) {
+            self.check_retry_session(lock.session, session)?;
+            let ttl_ms = self.stretch(slot, terms.ttl_ms);
+            return Ok(Some(Reply::Granted { fence: self.locks[slot].fence, ttl_ms }));
+        }
+        if !lock.is_held() && lock.queue.len == 0 {
+            self.check_session_room(session, 1)?;
+            self.room_for_grant(Some(slot), name, terms.owner)?;
+            let fence = self.grant(slot, terms.owner, terms.ttl_ms, session, out);
+            return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
+        }
+        if terms.wait_ms == 0 {
+            return Ok(Some(Reply::Nil));
+        }
+        self.wait_for(&[slot], Form::One, terms, session, out)?;
+        Ok(None)
+    }
+
+    /// The slot of the session that was named; `NONE` where none was.
+    pub(crate) fn session_of(&mut self, terms: &Terms<'_>, out: &mut Applied) -> Result<u32, Refusal> {
+        match terms.session {
+            None => Ok(NONE),
+            Some(id) => self.live_session(id, out).ok_or_else(errors::no_session),
+        }
+    }
+
+    /// Whether a session may hold or wait for so many more. Retries and hand-overs never ask.
+    pub(crate) fn check_session_room(&self, session: u32, more: usize) -> Result<(), Refusal> {
+        let Some(record) = self.sessions.get(session) else { return Ok(()) };
+        let claimed = record.locks.len as usize + record.seats as usize;
+        match claimed + more <= self.limits.locks_per_session_max {
+            true => Ok(()),
+            false => Err(errors::session_full(self.limits.locks_per_session_max)),
+        }
+    }
+
+    /// A retry may leave its session out, but not name another: the lock would outlive the one or die with the other.
+    pub(crate) fn check_retry_session(&self, bound: u32, named: u32) -> Result<(), Refusal> {
+        if named != NONE && named != bound {
+            return Err(errors::owner_of_other_session());
+        }
+        Ok(())
+    }
+
+    /// Finds a lock as it is at this instant: what is due on it has ended, and its waiters are served.
+    pub(crate) fn find_fresh(&mut self, db: Db, name: &[u8], out: &mut Applied) -> Option<u32> {
+        let slot = self.names.find(&self.locks, db, name)?;
+        if let Some(ended_ms) = self.end_if_due(slot, out) {
+            // A waiter that still had time when the lock ended gets it.
+            self.instant_ms = ended_ms;
+            self.serve_all(out);
+            self.instant_ms = self.clock.logical_ms;
+            return self.names.find(&self.locks, db, name);
+        }
+        Some(slot)
+    }
+
+    /// A fresh record for a name that has none.
+    pub(crate) fn record_for(&mut self, db: Db, name: &[u8]) -> Result<u32, Refusal> {
+        if db > Db::from(u16::MAX) {
+            return Err(crate::keyspace::errors::DB_OUT_OF_RANGE);
+        }
+        if self.locks.len() >= self.limits.locks_max {
+            self.forget_oldest_idle(1);
+        }
+        if self.locks.len() >= self.limits.locks_max {
+            return Err(errors::too_many_locks(self.limits.locks_max));
+        }
+        let slot = self.insert_lock(crate::machine::locks::lock::Lock::new(db, name));
+        self.names.insert(&self.locks, slot);
+        Ok(slot)
+    }
+
+    /// Makes `owner` the holder of a free lock under the next fence.
+    pub(crate) fn grant(
+        &mut self,
+        slot: u32,
+        owner: &[u8],
+        ttl_ms: u64,
+        session: u32,
+        out: &mut Applied,
+    ) -> Fence {
+        self.grant_until(slot, owner, self.deadline_after(ttl_ms), session, out)
+    }
+
+    /// As [`Machine::grant`], for keys that come with a point in time or none.
+    pub(crate) fn grant_until(
+        &mut self,
+        slot: u32,
+        owner: &[u8],
+        deadline_ms: u64,
+        session: u32,
+        out: &mut Applied,
+    ) -> Fence {
+        self.unpark(slot);
+        let last = self.locks[slot].fence.max(self.floor);
+        let last = if on(Mutant::FenceByClockAlone) { Fence(0) } else { last };
+        let fence = Fence::next(last, self.clock.wall_us);
+        let epoch = self.sweep.count_held(self.locks[slot].db());
+        self.change_lock(slot, |lock| lock.hold(fence, owner, deadline_ms, session, epoch));
+        self.deadlines.set(Kind::Lock, slot, deadline_ms);
+        if session != NONE {
+            let mut locks = self.sessions[session].locks;
+            locks.push_back(&mut self.locks, slot);
+            self.sessions.edit(session).locks = locks;
+        }
+        self.counters.held += 1;
+        self.counters.grants += 1;
+        self.emit(EventKind::Acquired, slot, EventOwner::Holder, out);
+        fence
+    }
+
+    /// A ttl of 0 is bound to its session alone.
+    pub(crate) fn deadline_after(&self, ttl_ms: u64) -> u64 {
+        if ttl_ms == 0 {
+            NEVER
+        } else if on(Mutant::EndsEarly) {
+            self.clock.logical_ms + ttl_ms * 3 / 4
+        } else {
+            self.clock.logical_ms + ttl_ms
+        }
+    }
+
+    /// A retry of the holder: at least the ttl asked. Answers the time now granted, 0 where it has no end of its own.
+    pub(crate) fn stretch(&mut self, slot: u32, ttl_ms: u64) -> u64 {
+        let deadline_ms = self.locks[slot].at_ms.max(self.deadline_after(ttl_ms));
+        // Without a session there must always be an end.
+        let deadline_ms = match deadline_ms {
+            NEVER if self.locks[slot].session == NONE && self.locks[slot].at_ms != NEVER => {
+                self.locks[slot].at_ms
+            }
+            other => other,
+        };
+        if deadline_ms != self.locks[slot].at_ms {
+            self.set_end(slot, deadline_ms);
+        }
+        if deadline_ms == NEVER {
+            0
+        } else {
+            deadline_ms - self.clock.logical_ms
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! The end of what is due, by the replicated clock alone.
+//!
+//! Every entry first works off what is due at its own stamp, up to a limit. What is left beyond the limit is ended by
+//! whatever touches it ([`Machine::end_if_due`]), so nothing past its deadline is ever granted, renewed or shown as held.
+
+use crate::event::EventKind;
+use crate::machine::locks::lock::Ended;
+use crate::machine::store::deadlines::{Kind, NEVER};
+use crate::machine::{Applied, Machine};
+use crate::reply::Reply;
+
+impl Machine {
+    /// Each at its own instant, as if the clock had moved in single steps: a waiter that still had time when the lock ended
+    /// gets it, however far one entry moves the clock.
+    pub(crate) fn end_due(&mut self, out: &mut Applied) {
+        let mut ends = self.limits.due_per_entry_max;
+        while ends > 0 {
+            match self.deadlines.next() {
+                Some((at_ms, kind, slot)) if at_ms <= self.clock.logical_ms => {
+                    self.instant_ms = at_ms;
+                    self.end_one(kind, slot, &mut ends, out);
+                    ends = ends.saturating_sub(1);
+                    self.serve_all(out);
+                }
+                Some(_) | None => break,
+            }
+        }
+        self.instant_ms = self.clock.logical_ms;
+    }
+
+    fn end_one(&mut self, kind: Kind, slot: u32, ends: &mut usize, out: &mut Applied) {
+        match kind {
+            Kind::Lock => self.end_grant(slot, Ended::Expired, EventKind::Expired, out),
+            Kind::Session => self.end_session_part(slot, Ended::Expired, ends, out),
+            Kind::Waiter => {
+                let instant_ms = self.instant_ms;
+                self.give_up_overdue(slot, |deadline_ms| deadline_ms <= instant_ms, out);
+            }
+        }
+    }
+
+    /// Ends the grant of a lock that was flushed, or whose time or session's time is over. Answers when that was, if it did.
+    pub(crate) fn end_if_due(&mut self, slot: u32, out: &mut Applied) -> Option<u64> {
+        let lock = &self.locks[slot];
+        if !lock.is_held() {
+            return None;
+        }
+        let now_ms = self.clock.logical_ms;
+        let session_ends_ms = self.sessions.get(lock.session).map_or(NEVER, |session| session.deadline_ms);
+        let (ended_ms, how, event) = if self.is_flushed(lock) {
+            (now_ms, Ended::Expired, EventKind::Released)
+        } else if lock.at_ms <= now_ms {
+            (lock.at_ms, Ended::Expired, EventKind::Expired)
+        } else if session_ends_ms <= now_ms {
+            (session_ends_ms, Ended::Expired, EventKind::SessionEnded)
+        } else {
+            return None;
+        };
+        self.end_grant(slot, how, event, out);
+        Some(ended_ms)
+    }
+
+    /// The logged command. What is due has ended already, at the start of the entry; idle records are left.
+    pub(crate) fn expire(&mut self, idle_ms: u64) -> Reply {
+        for _ in 0..self.limits.idle_per_entry_max {
+            match self.oldest_idle_ms() {
+                Some(since_ms) if since_ms.saturating_add(idle_ms) <= self.clock.logical_ms => {
+                    self.forget_oldest_idle(1);
+                }
+                Some(_) | None => break,
+            }
+        }
+        self.fold_old_marks();
+        Reply::OK
+    }
+}

@@ -1,0 +1,268 @@
+//! `FENCE.*` where no Redis is behind: the high-water marks as part of the replicated state, one truth on all nodes.
+//!
+//! A mark only rises. One that was not used for `mark-retention-ms` is folded into one floor, below which every fence of a name
+//! without a mark is stale: forgetting never lets a stale writer in. A fence from the future would make every real one stale,
+//! so it is refused: see [`Machine::check_future`].
+
+use crate::grammar::{self, errors};
+use crate::keyspace::errors as redis_errors;
+use crate::keyspace::table::{self, Run};
+use crate::machine::keys::redis::Caller;
+use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
+use crate::machine::{Applied, Db, Machine, Words};
+use crate::reply::{Refusal, Reply};
+use crate::types::{Fence, FENCE_BOUND, RESOURCE_BYTES_MAX};
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+/// How far a fence may be ahead of the replicated clock and of the last fence of its name.
+pub const FUTURE_US_MAX: u64 = 60_000_000;
+/// What a mark costs beside its name, in the accounts of memory.
+pub const MARK_OVERHEAD_BYTES: usize = 160;
+
+/// Keyspace and name.
+type Key = (Db, Arc<[u8]>);
+pub(crate) type MarkMap = imbl::OrdMap<Key, Mark>;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mark {
+    pub(crate) fence: Fence,
+    /// Logical time of its last use.
+    used_ms: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Marks {
+    /// Persistent: a copy for a snapshot costs nothing.
+    marks: MarkMap,
+    /// At least every mark that was forgotten.
+    floor: Fence,
+    /// By last use, oldest first. Worked out from the marks.
+    used: BTreeSet<(u64, Key)>,
+    bytes: usize,
+}
+
+impl Marks {
+    pub(crate) fn len(&self) -> usize {
+        self.marks.len()
+    }
+
+    /// For the accounts of memory: names and overhead.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn find(&self, db: Db, resource: &[u8]) -> Option<Mark> {
+        self.marks.get(&(db, Arc::from(resource))).copied()
+    }
+
+    /// The fence below which all are stale.
+    fn limit(&self, db: Db, resource: &[u8]) -> Fence {
+        self.find(db, resource).map_or(self.floor, |mark| mark.fence)
+    }
+
+    fn raise(&mut self, db: Db, resource: &[u8], fence: Fence, now_ms: u64) {
+        let key = (db, Arc::from(resource));
+        self.insert(key, Mark { fence, used_ms: now_ms });
+    }
+
+    fn insert(&mut self, key: Key, mark: Mark) {
+        let weight = weight(&key);
+        match self.marks.insert(key.clone(), mark) {
+            Some(before) => {
+                self.used.remove(&(before.used_ms, key.clone()));
+            }
+            None => self.bytes += weight,
+        }
+        self.used.insert((mark.used_ms, key));
+    }
+
+    fn oldest_ms(&self) -> Option<u64> {
+        self.used.first().map(|(used_ms, _)| *used_ms)
+    }
+
+    fn fold_oldest(&mut self) {
+        let Some((_, key)) = self.used.pop_first() else { return };
+        if let Some(mark) = self.marks.remove(&key) {
+            self.floor = self.floor.max(mark.fence);
+            self.bytes -= weight(&key);
+        }
+    }
+
+    /// The marks as they are, to be written piece by piece.
+    pub(crate) fn image(&self) -> MarkMap {
+        self.marks.clone()
+    }
+
+    pub(crate) fn write_floor(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.floor.0);
+    }
+
+    pub(crate) fn read_floor(&mut self, reader: &mut Reader<'_>) -> Option<()> {
+        self.floor = Fence(reader.varint().filter(|floor| *floor < FENCE_BOUND)?);
+        Some(())
+    }
+
+    /// One record of a snapshot.
+    pub(crate) fn restore(&mut self, (key, mark): (Key, Mark)) -> Option<()> {
+        let is_new = !self.marks.contains_key(&key);
+        self.insert(key, mark);
+        is_new.then_some(())
+    }
+
+    /// Sum and index, worked out anew.
+    pub(crate) fn is_sound(&self) -> bool {
+        self.used.len() == self.marks.len()
+            && self.bytes == self.marks.keys().map(weight).sum::<usize>()
+            && self.marks.iter().all(|(key, mark)| self.used.contains(&(mark.used_ms, key.clone())))
+    }
+}
+
+fn weight(key: &Key) -> usize {
+    key.1.len() + MARK_OVERHEAD_BYTES
+}
+
+pub(crate) fn put_mark(key: &Key, mark: &Mark, out: &mut Vec<u8>) {
+    put_varint(out, u64::from(key.0));
+    put_bytes(out, &key.1);
+    put_varint(out, mark.fence.0);
+    put_varint(out, mark.used_ms);
+}
+
+pub(crate) fn read_mark(reader: &mut Reader<'_>) -> Option<(Key, Mark)> {
+    let (db, name) = (reader.varint_u32()?, reader.bytes()?);
+    let fence = Fence(reader.varint().filter(|fence| (1..FENCE_BOUND).contains(fence))?);
+    let used_ms = reader.varint()?;
+    let fits = (1..=RESOURCE_BYTES_MAX).contains(&name.len());
+    fits.then(|| ((db, Arc::from(name)), Mark { fence, used_ms }))
+}
+
+/// Whether `FENCE.CALL` may run a command: one of the keyspace, that takes so many words. The mark does not rise for any other.
+pub fn check_guarded(argv: &[&[u8]]) -> Result<(), Refusal> {
+    let Some(name) = argv.first() else { return Err(errors::wrong_arity(grammar::fence::CALL)) };
+    let cannot = |why: &str| {
+        let name = errors::shown(&name.to_ascii_lowercase());
+        Err(Refusal::new(format!("ERR FENCE.CALL cannot run '{name}': {why}")))
+    };
+    if grammar::is_ours(name) {
+        return cannot("it runs commands on plain keys alone");
+    }
+    match table::find(name) {
+        Some(row) if row.is(table::SCRIPT) => cannot("scripts cannot be guarded on the correctness tier"),
+        Some(row) if row.is(table::PUBSUB) || row.name == "select" => cannot("it is about the connection"),
+        Some(row) if !row.takes(argv.len()) => Err(errors::wrong_arity(&String::from_utf8_lossy(name))),
+        Some(row) => match row.run {
+            Run::Here(_) => Ok(()),
+            Run::Elsewhere => cannot("it is about the connection"),
+        },
+        None => Err(redis_errors::unknown_command(argv)),
+    }
+}
+
+impl Machine {
+    pub(crate) fn mark_of(&self, db: Db, resource: &[u8]) -> Reply {
+        Reply::Int(self.marks.find(db, resource).map_or(0, |mark| mark.fence.0 as i64))
+    }
+
+    pub(crate) fn fence_check(&mut self, db: Db, resource: &[u8], fence: Fence) -> Reply {
+        match self.admit_fence(db, resource, fence) {
+            Err(refusal) => refusal.into(),
+            Ok(limit) if fence < limit => Reply::Int(0),
+            Ok(_) => {
+                self.marks.raise(db, resource, fence, self.clock.logical_ms);
+                Reply::Int(1)
+            }
+        }
+    }
+
+    pub(crate) fn fence_call(
+        &mut self,
+        caller: Caller,
+        resource: &[u8],
+        fence: Fence,
+        argv: &[&[u8]],
+        out: &mut Applied,
+    ) -> Reply {
+        let admitted = check_guarded(argv).and_then(|()| self.admit_fence(caller.db, resource, fence));
+        match admitted {
+            Err(refusal) => refusal.into(),
+            Ok(limit) if fence < limit => errors::stale_fence(fence.0, limit.0).into(),
+            Ok(_) => {
+                let reply = self.run_guarded(caller, argv, out);
+                let ran = !matches!(&reply, Reply::Error(refusal) if refusal.code() == "OOM");
+                if ran {
+                    self.marks.raise(caller.db, resource, fence, self.clock.logical_ms);
+                }
+                reply
+            }
+        }
+    }
+
+    /// As a transaction of one command: it never waits.
+    fn run_guarded(&mut self, caller: Caller, argv: &[&[u8]], out: &mut Applied) -> Reply {
+        let words: Words<'_> = argv.iter().copied().collect();
+        match self.transaction(caller, &[], &[words], out) {
+            Reply::Array(mut replies) => replies.pop().unwrap_or(Reply::Nil),
+            other => other,
+        }
+    }
+
+    /// The fence below which all are stale; refused where this one cannot be real, or where there is no room for its mark.
+    fn admit_fence(&self, db: Db, resource: &[u8], fence: Fence) -> Result<Fence, Refusal> {
+        if resource.is_empty() || resource.len() > RESOURCE_BYTES_MAX {
+            return Err(errors::resource_length());
+        }
+        if fence.0 == 0 || fence.0 >= FENCE_BOUND {
+            return Err(errors::fence_range());
+        }
+        self.check_future(db, resource, fence)?;
+        let limit = self.marks.limit(db, resource);
+        let is_new = self.marks.find(db, resource).is_none();
+        if fence >= limit && is_new && self.marks.len() >= self.limits.marks_max {
+            return Err(errors::too_many_marks(self.limits.marks_max));
+        }
+        // A known mark needs no room.
+        if fence >= limit && is_new {
+            self.room_for(resource.len() + MARK_OVERHEAD_BYTES)?;
+        }
+        Ok(limit)
+    }
+
+    fn check_future(&self, db: Db, resource: &[u8], fence: Fence) -> Result<(), Refusal> {
+        let last =
+            self.names.find(&self.locks, db, resource).map_or(self.floor, |slot| self.locks[slot].fence);
+        let most = last.0.max(self.clock.wall_us).saturating_add(FUTURE_US_MAX);
+        if fence.0 > most {
+            return Err(errors::future_fence(fence.0));
+        }
+        Ok(())
+    }
+
+    /// Marks unused for their time go into the floor, a bounded number per entry.
+    pub(crate) fn fold_old_marks(&mut self) {
+        for _ in 0..self.limits.idle_per_entry_max {
+            match self.next_mark_fold_ms() {
+                Some(at_ms) if at_ms <= self.clock.logical_ms => self.marks.fold_oldest(),
+                Some(_) | None => break,
+            }
+        }
+    }
+
+    /// When the oldest mark is to be folded. The leader proposes `Expire` then.
+    #[must_use]
+    pub fn next_mark_fold_ms(&self) -> Option<u64> {
+        self.marks.oldest_ms().map(|used_ms| used_ms.saturating_add(self.settings.mark_retention_ms))
+    }
+
+    /// What the marks weigh: names and a fixed overhead each.
+    #[must_use]
+    pub fn marks_bytes(&self) -> usize {
+        self.marks.bytes()
+    }
+
+    /// Marks that are kept.
+    #[must_use]
+    pub fn marks_len(&self) -> usize {
+        self.marks.len()
+    }
+}

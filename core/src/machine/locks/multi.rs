@@ -1,0 +1,148 @@
+//! `LOCK.MACQUIRE`: several locks, all or nothing, in the canonical order of their names.
+//!
+//! A request that waits stands in the queue of each of its resources from one instant on. It is granted in one step, when it
+//! is first in all of them and all are free. Nothing is ever held in part.
+
+use crate::grammar::errors;
+use crate::machine::locks::acquire::{check_name, Terms};
+use crate::machine::log::command::Db;
+use crate::machine::queue::waiter::Form;
+use crate::machine::{Applied, Machine};
+use crate::reply::{Refusal, Reply};
+use crate::types::{Fence, MULTI_RESOURCES_MAX};
+use smallvec::SmallVec;
+
+/// Slots, fences or places of one multi-lock.
+pub(crate) type Several<T> = SmallVec<[T; 8]>;
+
+impl Machine {
+    /// `None`: queued, the answer comes later.
+    pub(crate) fn acquire_many(
+        &mut self,
+        db: Db,
+        names: &[&[u8]],
+        terms: &Terms<'_>,
+        out: &mut Applied,
+    ) -> Option<Reply> {
+        self.try_acquire_many(db, names, terms, out).unwrap_or_else(|refusal| Some(refusal.into()))
+    }
+
+    fn try_acquire_many(
+        &mut self,
+        db: Db,
+        names: &[&[u8]],
+        terms: &Terms<'_>,
+        out: &mut Applied,
+    ) -> Result<Option<Reply>, Refusal> {
+        if names.is_empty() || names.len() > MULTI_RESOURCES_MAX {
+            return Err(errors::multi_count());
+        }
+        names.iter().try_for_each(|name| check_name(name))?;
+        terms.check()?;
+        let mut sorted: Several<&[u8]> = names.iter().copied().collect();
+        sorted.sort_unstable();
+        if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(errors::duplicate_resource(twice[0]));
+        }
+        let order: Box<[u8]> =
+            names.iter().map(|name| sorted.binary_search(name).unwrap_or_default() as u8).collect();
+        let session = self.session_of(terms, out)?;
+        // What is due on one may free another, so all are brought up to date before any is looked at.
+        for name in &sorted {
+            self.find_fresh(db, name, out);
+        }
+
+        let all_free = sorted.iter().all(|name| self.can_take(db, name, terms.owner));
+        if !all_free && terms.wait_ms == 0 {
+            return Ok(Some(Reply::Nil));
+        }
+        for name in &sorted {
+            if let Some(slot) = self.names.find(&self.locks, db, name) {
+                if self.locks[slot].owner() == terms.owner {
+                    self.check_retry_session(self.locks[slot].session, session)?;
+                }
+            }
+        }
+        if !sorted.iter().all(|name| self.is_owned(db, name, terms.owner)) {
+            self.check_session_room(session, sorted.len())?;
+        }
+        self.room_for_many(db, &sorted, terms.owner, all_free)?;
+        let slots = self.records_for(db, &sorted)?;
+        if all_free {
+            let (fences, ttl_ms) = self.grant_many(&slots, terms.owner, terms.ttl_ms, session, out);
+            return Ok(Some(many_granted(&order, &fences, ttl_ms)));
+        }
+        let queued = self.wait_for(&slots, Form::Many(order), terms, session, out);
+        if queued.is_err() {
+            // Records made for nothing go again.
+            self.to_serve.extend(&slots);
+        }
+        queued.map(|()| None)
+    }
+
+    /// Whether `owner` could have this lock now: it is free and nobody is in line, or it is the owner's already.
+    fn can_take(&self, db: Db, name: &[u8], owner: &[u8]) -> bool {
+        self.names.find(&self.locks, db, name).is_none_or(|slot| {
+            let lock = &self.locks[slot];
+            match lock.is_held() {
+                true => lock.owner() == owner,
+                false => lock.queue.len == 0,
+            }
+        })
+    }
+
+    fn is_owned(&self, db: Db, name: &[u8], owner: &[u8]) -> bool {
+        let lock = self.names.find(&self.locks, db, name).map(|slot| &self.locks[slot]);
+        lock.is_some_and(|lock| lock.is_held() && lock.owner() == owner)
+    }
+
+    /// A record for each name; where there is no room for all, none is made.
+    fn records_for(&mut self, db: Db, names: &[&[u8]]) -> Result<Several<u32>, Refusal> {
+        let wanted = self.locks.len() + names.len();
+        self.forget_oldest_idle(wanted.saturating_sub(self.limits.locks_max));
+        let known: Several<Option<u32>> =
+            names.iter().map(|name| self.names.find(&self.locks, db, name)).collect();
+        let missing = known.iter().filter(|slot| slot.is_none()).count();
+        if self.locks.len() + missing > self.limits.locks_max {
+            return Err(errors::too_many_locks(self.limits.locks_max));
+        }
+        names
+            .iter()
+            .zip(known)
+            .map(|(name, slot)| slot.map_or_else(|| self.record_for(db, name), Ok))
+            .collect()
+    }
+
+    /// Takes all of them in one step. What the owner holds already keeps its fence and is stretched. Answers the fences, in
+    /// the order of `slots`, and the shortest time granted (0 where none has an end of its own).
+    pub(crate) fn grant_many(
+        &mut self,
+        slots: &[u32],
+        owner: &[u8],
+        ttl_ms: u64,
+        session: u32,
+        out: &mut Applied,
+    ) -> (Several<Fence>, u64) {
+        let mut fences = Several::new();
+        let mut shortest_ms = 0;
+        for &slot in slots {
+            let granted_ms = if self.locks[slot].is_held() {
+                self.stretch(slot, ttl_ms)
+            } else {
+                self.grant(slot, owner, ttl_ms, session, out);
+                ttl_ms
+            };
+            if granted_ms != 0 && (shortest_ms == 0 || granted_ms < shortest_ms) {
+                shortest_ms = granted_ms;
+            }
+            fences.push(self.locks[slot].fence);
+        }
+        (fences, shortest_ms)
+    }
+}
+
+/// `[[fence, …], ttl]`, fences in the order asked.
+pub(crate) fn many_granted(order: &[u8], fences: &[Fence], ttl_ms: u64) -> Reply {
+    let fences = order.iter().map(|place| Reply::Int(fences[usize::from(*place)].0 as i64)).collect();
+    Reply::Array(vec![Reply::Array(fences), Reply::Int(ttl_ms as i64)])
+}

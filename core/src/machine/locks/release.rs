@@ -1,0 +1,80 @@
+//! `LOCK.RELEASE`, `LOCK.MRELEASE`, `LOCK.FORCERELEASE`, and the end of a grant in general.
+
+use crate::event::EventKind;
+use crate::machine::locks::lock::Ended;
+use crate::machine::locks::multi::Several;
+use crate::machine::log::command::Db;
+use crate::machine::store::deadlines::Kind;
+use crate::machine::store::slab::NONE;
+use crate::machine::{Applied, EventOwner, Machine};
+use crate::mutants::{on, Mutant};
+use crate::reply::Reply;
+use crate::types::{Fence, Reason};
+
+/// Collections with more elements than this are handed out to be dropped elsewhere.
+const GARBAGE_ELEMENTS_MIN: usize = 256;
+
+impl Machine {
+    /// The fence is what releases, never the name alone: a late retry cannot take a newer grant away.
+    pub(crate) fn release(&mut self, db: Db, name: &[u8], fence: Fence, out: &mut Applied) -> Reply {
+        let Some(slot) = self.find_fresh(db, name, out) else { return Reply::Refused(Reason::NotOwner) };
+        let lock = &self.locks[slot];
+        if !lock.is_held() || (lock.fence != fence && !on(Mutant::ReleaseByName)) {
+            return Reply::Refused(lock.reason_against(fence));
+        }
+        self.end_grant(slot, Ended::Released, EventKind::Released, out);
+        Reply::Released
+    }
+
+    /// Each by its own fence. Waiters are served when all have ended, so one that waits for several gets them at once.
+    pub(crate) fn release_many(&mut self, db: Db, pairs: &[(&[u8], Fence)], out: &mut Applied) -> Reply {
+        for (name, _) in pairs {
+            self.find_fresh(db, name, out);
+        }
+        let replies: Several<Reply> =
+            pairs.iter().map(|(name, fence)| self.release(db, name, *fence, out)).collect();
+        Reply::Array(replies.into_vec())
+    }
+
+    pub(crate) fn force_release(&mut self, db: Db, name: &[u8], out: &mut Applied) -> Reply {
+        match self.find_fresh(db, name, out) {
+            Some(slot) if self.locks[slot].is_held() => {
+                // Only its holder releases a lock: to the holder's own fence this is an expiry.
+                self.end_grant(slot, Ended::Expired, EventKind::Released, out);
+                Reply::Int(1)
+            }
+            Some(_) | None => Reply::Int(0),
+        }
+    }
+
+    /// Ends a grant. The lock is served with the rest at the end of the command.
+    pub(crate) fn end_grant(&mut self, slot: u32, how: Ended, event: EventKind, out: &mut Applied) {
+        self.emit(event, slot, EventOwner::Holder, out);
+        let session = self.locks[slot].session;
+        if session != NONE {
+            let mut locks = self.sessions[session].locks;
+            locks.unlink(&mut self.locks, slot);
+            self.sessions.edit(session).locks = locks;
+        }
+        self.deadlines.clear(Kind::Lock, slot);
+        self.sweep.count_ended(self.locks[slot].db(), self.locks[slot].epoch());
+        self.change_lock(slot, |lock| lock.end(how));
+        if !self.values.is_empty() {
+            let value = self.take_value(slot);
+            out.garbage.extend(value.filter(|value| value.view().elements() > GARBAGE_ELEMENTS_MIN));
+        }
+        if !self.versions.is_empty() {
+            self.versions.remove(&slot);
+        }
+        if !self.grants.is_empty() {
+            self.set_grants(slot, None);
+        }
+        self.counters.held -= 1;
+        match how {
+            Ended::Released => self.counters.releases += 1,
+            Ended::Expired => self.counters.expiries += 1,
+            Ended::Unknown => {}
+        }
+        self.to_serve.push_back(slot);
+    }
+}

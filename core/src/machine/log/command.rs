@@ -1,0 +1,142 @@
+//! What an entry may hold. A command borrows from the bytes it was decoded from; the machine copies what it keeps.
+
+use crate::keyspace::Resp;
+use crate::machine::log::conditional::Conditional;
+use crate::machine::log::effects::Effects;
+use crate::machine::settings::SettingsCommand;
+use crate::types::{Fence, Member, Origin, RequestId, SessionId};
+use smallvec::SmallVec;
+
+/// Keyspace number, as in `SELECT`.
+pub type Db = u32;
+
+/// A change to the state. Reads are [`super::Query`], and never go into the log. Each is answered where it carries a request
+/// id: those without an answer of their own with `OK`.
+// Decoded and applied at once: a box would cost an allocation for every released lock.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Command<'a> {
+    /// `wait_ms` 0 is a try. `ttl_ms` 0 (with a session): as long as the session lives.
+    Acquire {
+        db: Db,
+        resource: &'a [u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+        owner: &'a [u8],
+        session: Option<SessionId>,
+    },
+    Release {
+        db: Db,
+        resource: &'a [u8],
+        fence: Fence,
+    },
+    Renew {
+        db: Db,
+        resource: &'a [u8],
+        fence: Fence,
+        ttl_ms: u64,
+    },
+    MAcquire {
+        db: Db,
+        resources: SmallVec<[&'a [u8]; 8]>,
+        ttl_ms: u64,
+        wait_ms: u64,
+        owner: &'a [u8],
+        session: Option<SessionId>,
+    },
+    MRelease {
+        db: Db,
+        pairs: SmallVec<[(&'a [u8], Fence); 8]>,
+    },
+    ForceRelease {
+        db: Db,
+        resource: &'a [u8],
+    },
+    /// The id is drawn by the node that was asked, because the machine knows no randomness.
+    SessionOpen {
+        id: SessionId,
+        ttl_ms: u64,
+        label: &'a [u8],
+    },
+    SessionKeepAlive {
+        id: SessionId,
+    },
+    SessionClose {
+        id: SessionId,
+    },
+    /// One node's batched keep-alive for its clients' sessions. Dead ids are passed over, and sessions whose connection is
+    /// closed: those are kept by `SessionKeepAlive` alone.
+    SessionsTouch {
+        ids: SmallVec<[SessionId; 8]>,
+    },
+    /// The connection that opened these is gone: each dies after `grace_ms` unless a `SessionKeepAlive` comes for it.
+    SessionsOrphan {
+        ids: SmallVec<[SessionId; 8]>,
+        grace_ms: u64,
+    },
+    /// The client behind `request` is gone: leave the queue. A grant already made stands. A request that was not applied yet
+    /// is remembered as answered nil, so that one which comes late queues nobody.
+    Cancel {
+        request: RequestId,
+    },
+    /// What is due ends. Forgets records idle for longer than `idle_ms`. Late, doubled or stale ones are harmless.
+    Expire {
+        idle_ms: u64,
+    },
+    /// A node (re)started: waiters and remembered replies of every other incarnation of `origin.node` go. A node sends it first
+    /// of all, and under its own new incarnation; one that comes late, after a newer start, changes nothing.
+    OriginStart {
+        origin: Origin,
+    },
+    /// A node was lost for good: its waiters leave, its remembered replies go, and what this incarnation still sends is passed
+    /// over. A node that finds itself taken for lost starts again under a new incarnation.
+    OriginGone {
+        origin: Origin,
+    },
+    /// A change of the replicated settings.
+    Settings(SettingsCommand<'a>),
+    /// `FENCE.CHECK` where no Redis is behind.
+    FenceCheck {
+        db: Db,
+        resource: &'a [u8],
+        fence: Fence,
+    },
+    /// `FENCE.CALL` where no Redis is behind: mark and command in one step.
+    FenceCall {
+        db: Db,
+        resp: Resp,
+        resource: &'a [u8],
+        fence: Fence,
+        argv: Words<'a>,
+    },
+    /// A Redis command that may write, or runs or manages scripts. Those that only read are [`super::Machine::read`].
+    Redis {
+        db: Db,
+        resp: Resp,
+        /// The Redlock listener it came in by, if it was one.
+        member: Option<Member>,
+        argv: Words<'a>,
+    },
+    /// What stood between `MULTI` and `EXEC`. Nothing of it happens where a watched key is not as it was.
+    Transaction {
+        db: Db,
+        resp: Resp,
+        member: Option<Member>,
+        watched: Vec<Watched<'a>>,
+        commands: Vec<Words<'a>>,
+    },
+    /// A script that compares one key with one value, recognised by the leader.
+    Conditional(Box<Conditional<'a>>),
+    /// What a script, or a transaction with one, did when the leader ran it.
+    Effects(Effects<'a>),
+}
+
+/// A command's words, its name first.
+pub type Words<'a> = SmallVec<[&'a [u8]; 8]>;
+
+/// A key and how it was when the client said `WATCH`: see [`super::Machine::watch_token`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Watched<'a> {
+    pub db: Db,
+    pub key: &'a [u8],
+    pub token: u64,
+}

@@ -1,0 +1,261 @@
+//! The bytes of one log entry: a version, the leader's stamp, and a batch of commands from each origin.
+//!
+//! ```text
+//! entry  = version:u8  term  logical_ms  wall_us  batch*
+//! batch  = node  incarnation:u64  acked_below  count:u32  (seq  len  command)*
+//! ```
+//! Numbers without a width are varints. A `seq` of 0 wants neither an answer nor to be remembered.
+//!
+//! An entry is applied whole or not at all: it is read to its end before anything changes, not even the clock. One that this
+//! release does not know ([`EntryError`]) stops the node. To skip it, or to answer it with an error, would be divergence: a
+//! release that knows it has applied it.
+
+use crate::grammar;
+use crate::keyspace::table;
+use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
+use crate::machine::log::command::{Command, Words};
+use crate::machine::log::effects::Step;
+use crate::machine::queue::waiter::{origin, put_origin};
+use crate::machine::{Applied, Machine};
+use crate::types::{Origin, RequestId, Stamp};
+use std::fmt;
+
+/// Written by this version, and the only one read.
+pub const ENTRY_VERSION: u8 = 1;
+
+/// Puts an entry together from blobs that are encoded already.
+#[derive(Debug)]
+pub struct EntryBuilder {
+    bytes: Vec<u8>,
+    commands: usize,
+}
+
+impl EntryBuilder {
+    #[must_use]
+    pub fn new(stamp: Stamp) -> EntryBuilder {
+        let mut bytes = Vec::with_capacity(256);
+        bytes.push(ENTRY_VERSION);
+        put_varint(&mut bytes, stamp.term);
+        put_varint(&mut bytes, stamp.logical_ms);
+        put_varint(&mut bytes, stamp.wall_us);
+        EntryBuilder { bytes, commands: 0 }
+    }
+
+    /// Adds one origin's commands. `acked_below`: the origin has every answer with a lower `seq`.
+    pub fn push_batch<B: AsRef<[u8]>>(
+        &mut self,
+        origin: Origin,
+        acked_below: u64,
+        commands: impl IntoIterator<Item = (u64, B)>,
+    ) {
+        put_origin(&mut self.bytes, origin);
+        put_varint(&mut self.bytes, acked_below);
+        let count_at = self.bytes.len();
+        self.bytes.extend_from_slice(&[0; 4]);
+        let mut count = 0u32;
+        for (seq, blob) in commands {
+            put_varint(&mut self.bytes, seq);
+            put_bytes(&mut self.bytes, blob.as_ref());
+            count += 1;
+        }
+        self.bytes[count_at..count_at + 4].copy_from_slice(&count.to_le_bytes());
+        self.commands += count as usize;
+    }
+
+    /// Bytes so far: the leader closes an entry that is large enough.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether it has no command.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.commands == 0
+    }
+
+    #[must_use]
+    pub fn commands(&self) -> usize {
+        self.commands
+    }
+
+    #[must_use]
+    pub fn finish(self) -> Vec<u8> {
+        self.bytes
+    }
+}
+
+/// Reads the stamp alone: a new leader goes on from the last one.
+#[must_use]
+pub fn entry_stamp(bytes: &[u8]) -> Option<Stamp> {
+    read_stamp(&mut Reader::new(bytes))
+}
+
+fn read_stamp(reader: &mut Reader<'_>) -> Option<Stamp> {
+    if reader.u8()? != ENTRY_VERSION {
+        return None;
+    }
+    Some(Stamp { term: reader.varint()?, logical_ms: reader.varint()?, wall_us: reader.varint()? })
+}
+
+/// The commands of one origin.
+struct Batch<'a> {
+    origin: Origin,
+    acked_below: u64,
+    commands: Vec<(u64, Command<'a>)>,
+}
+
+/// Room made for commands before they are read: a damaged count must not cost memory.
+const COMMANDS_AT_ONCE_MAX: usize = 1_024;
+
+/// Why an entry cannot be applied. Nothing of it was; the node must stop.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum EntryError {
+    /// Written in a format this release does not read.
+    Version(u8),
+    /// The bytes end within a batch or a number.
+    Frame,
+    /// The command at this place (from 0) has an unknown tag, or its fields are not those of its tag.
+    Command { at: usize, tag: Option<u8> },
+    /// The command at this place holds a Redis command this release does not have.
+    RedisCommand { at: usize, name: String },
+    /// The command at this place holds a script as a client sent it: only what the leader made of it is ever logged.
+    Script { at: usize },
+}
+
+impl fmt::Display for EntryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EntryError::Version(version) => {
+                write!(f, "entry version {version} is not known, this release reads version {ENTRY_VERSION}")
+            }
+            EntryError::Frame => f.write_str("its bytes are not those of an entry"),
+            EntryError::Command { at, tag: Some(tag) } => {
+                write!(f, "command {at} (tag {tag}) is malformed or not known to this release")
+            }
+            EntryError::Command { at, tag: None } => write!(f, "command {at} is empty"),
+            EntryError::RedisCommand { at, name } => {
+                write!(f, "command {at} runs '{name}', which this release does not have")
+            }
+            EntryError::Script { at } => {
+                write!(f, "command {at} holds a script that was not run before it was logged")
+            }
+        }
+    }
+}
+
+impl std::error::Error for EntryError {}
+
+/// Whether a command may enter the log, or become what may, as far as this release can tell: a leader proposes nothing that it
+/// could not apply.
+pub fn check_command(blob: &[u8]) -> Result<(), EntryError> {
+    read_command(0, blob).map(drop)
+}
+
+fn read_command(at: usize, blob: &[u8]) -> Result<Command<'_>, EntryError> {
+    let tag = blob.first().copied();
+    let command = Command::decode(blob).ok_or(EntryError::Command { at, tag })?;
+    check_names(at, &command)?;
+    Ok(command)
+}
+
+/// Whether this release has the Redis commands that a command holds.
+fn check_names(at: usize, command: &Command<'_>) -> Result<(), EntryError> {
+    match command {
+        Command::Redis { argv, .. } | Command::FenceCall { argv, .. } => check_words(at, argv, false),
+        Command::Transaction { commands, .. } => {
+            commands.iter().try_for_each(|argv| check_words(at, argv, true))
+        }
+        Command::Conditional(conditional) => {
+            conditional.calls().try_for_each(|argv| check_words(at, &argv, false))
+        }
+        Command::Effects(effects) => effects.steps.iter().try_for_each(|step| match step {
+            Step::Write(write) => check_words(at, &write.argv, false),
+            Step::Read { .. } | Step::Load { .. } | Step::FlushScripts => Ok(()),
+        }),
+        Command::Acquire { .. }
+        | Command::Release { .. }
+        | Command::Renew { .. }
+        | Command::MAcquire { .. }
+        | Command::MRelease { .. }
+        | Command::ForceRelease { .. }
+        | Command::SessionOpen { .. }
+        | Command::SessionKeepAlive { .. }
+        | Command::SessionClose { .. }
+        | Command::SessionsTouch { .. }
+        | Command::SessionsOrphan { .. }
+        | Command::Cancel { .. }
+        | Command::Expire { .. }
+        | Command::OriginStart { .. }
+        | Command::OriginGone { .. }
+        | Command::FenceCheck { .. }
+        | Command::Settings(_) => Ok(()),
+    }
+}
+
+/// Fronts refuse names they do not have, so an unknown one was logged by another release.
+fn check_words(at: usize, argv: &Words<'_>, in_transaction: bool) -> Result<(), EntryError> {
+    let name = *argv.first().ok_or(EntryError::Command { at, tag: None })?;
+    if table::find(name).is_some() || (in_transaction && grammar::is_ours(name)) {
+        return Ok(());
+    }
+    let name = name[..name.len().min(NAME_SHOWN_BYTES)].escape_ascii().to_string();
+    Err(EntryError::RedisCommand { at, name })
+}
+
+/// Bytes of an unknown command's name that an error shows.
+const NAME_SHOWN_BYTES: usize = 32;
+
+/// Reads an entry to its end.
+fn read_entry(bytes: &[u8]) -> Result<(Stamp, Vec<Batch<'_>>), EntryError> {
+    let mut reader = Reader::new(bytes);
+    let version = reader.clone().u8().ok_or(EntryError::Frame)?;
+    if version != ENTRY_VERSION {
+        return Err(EntryError::Version(version));
+    }
+    let stamp = read_stamp(&mut reader).ok_or(EntryError::Frame)?;
+    let mut batches = Vec::new();
+    let mut at = 0;
+    while !reader.is_empty() {
+        let batch = read_batch(&mut reader, at)?;
+        at += batch.commands.len();
+        batches.push(batch);
+    }
+    Ok((stamp, batches))
+}
+
+/// `at`: the place of its first command in the entry.
+fn read_batch<'a>(reader: &mut Reader<'a>, at: usize) -> Result<Batch<'a>, EntryError> {
+    let origin = origin(reader).ok_or(EntryError::Frame)?;
+    let acked_below = reader.varint().ok_or(EntryError::Frame)?;
+    let count = reader.u32_fixed().ok_or(EntryError::Frame)? as usize;
+    let mut commands = Vec::with_capacity(count.min(COMMANDS_AT_ONCE_MAX));
+    for at in at..at + count {
+        let seq = reader.varint().ok_or(EntryError::Frame)?;
+        let blob = reader.bytes().ok_or(EntryError::Frame)?;
+        let command = read_command(at, blob)?;
+        if command.is_request() {
+            return Err(EntryError::Script { at });
+        }
+        commands.push((seq, command));
+    }
+    Ok(Batch { origin, acked_below, commands })
+}
+
+impl Machine {
+    /// Applies one entry of the log. An error says that nothing of it was applied, and the node must stop.
+    pub fn apply_entry(&mut self, bytes: &[u8], out: &mut Applied) -> Result<(), EntryError> {
+        let (stamp, batches) = read_entry(bytes)?;
+        self.begin(stamp, out);
+        for Batch { origin, acked_below, commands } in batches {
+            for (seq, command) in commands {
+                let id = (seq > 0).then_some(RequestId { origin, seq });
+                self.run(id, command, out);
+            }
+            // Behind the commands: the first of them may be the word that this start of the node is the one that counts.
+            self.acknowledge(origin, acked_below);
+        }
+        self.finish(out);
+        Ok(())
+    }
+}

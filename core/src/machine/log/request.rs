@@ -1,0 +1,108 @@
+//! From a client's words to what the machine takes: [`Request`] → [`Command`] or [`Query`].
+//!
+//! For the proxy, the embedded tier and tests. The tier has been decided before; here nobody asks for it.
+
+use crate::grammar::session::Session;
+use crate::grammar::words::Options;
+use crate::grammar::{errors, Request};
+use crate::keyspace::Resp;
+use crate::machine::log::command::{Command, Db};
+use crate::machine::Query;
+use crate::reply::Refusal;
+use crate::types::SessionId;
+
+/// What a request asks of the machine.
+// It lives for a moment.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Work<'a> {
+    /// To be logged and applied.
+    Change(Command<'a>),
+    /// To be answered from the state.
+    Look(Query<'a>),
+}
+
+/// What the front adds to a client's words.
+#[derive(Clone, Copy, Debug)]
+pub struct Context<'a> {
+    /// The connection's keyspace.
+    pub db: Db,
+    /// For an acquire that names no owner: unique, made up by the front.
+    pub owner: &'a [u8],
+    /// For `LOCK.SESSION OPEN`: fresh, drawn at random.
+    pub session: SessionId,
+    /// For `FENCE.CALL`: the connection's protocol and the words of the command it guards.
+    pub resp: Resp,
+    pub guarded: &'a [&'a [u8]],
+}
+
+/// Turns a request into work for the machine. Refused where the machine does not serve the command at all, or where a
+/// session's id is none that could have been issued.
+pub fn work<'a>(request: Request<'a>, context: Context<'a>) -> Result<Work<'a>, Refusal> {
+    let db = context.db;
+    Ok(match request {
+        Request::Acquire(request) => {
+            let (wait_ms, owner, session) = terms(&request.options, context)?;
+            let (resource, ttl_ms) = (request.resource, request.ttl_ms);
+            Work::Change(Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session })
+        }
+        Request::MAcquire(request) => {
+            let (wait_ms, owner, session) = terms(&request.options, context)?;
+            let (resources, ttl_ms) = (request.resources, request.ttl_ms);
+            Work::Change(Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session })
+        }
+        Request::Release(request) => {
+            Work::Change(Command::Release { db, resource: request.resource, fence: request.fence })
+        }
+        Request::Renew(request) => {
+            let (resource, fence, ttl_ms) = (request.resource, request.fence, request.ttl_ms);
+            Work::Change(Command::Renew { db, resource, fence, ttl_ms })
+        }
+        Request::MRelease(request) => Work::Change(Command::MRelease { db, pairs: request.pairs }),
+        Request::ForceRelease(request) => {
+            Work::Change(Command::ForceRelease { db, resource: request.resource })
+        }
+        Request::Info(request) => Work::Look(Query::Info { db, resource: request.resource }),
+        Request::Queue(request) => Work::Look(Query::Queue { db, resource: request.resource }),
+        Request::Scan(request) => {
+            let (cursor, pattern, count) = (request.cursor, request.pattern, request.count);
+            Work::Look(Query::Scan { db, cursor, pattern, count })
+        }
+        Request::Session(request) => session_work(request, context)?,
+        Request::Cluster(_) => return Err(errors::not_for_the_machine("LOCK.CLUSTER")),
+        Request::FenceCheck(request) => {
+            Work::Change(Command::FenceCheck { db, resource: request.resource, fence: request.fence })
+        }
+        Request::FenceGet(request) => Work::Look(Query::Mark { db, resource: request.resource }),
+        Request::FenceCall(request) => Work::Change(Command::FenceCall {
+            db,
+            resp: context.resp,
+            resource: request.resource,
+            fence: request.fence,
+            argv: context.guarded.iter().copied().collect(),
+        }),
+    })
+}
+
+fn session_work<'a>(request: Session<'a>, context: Context<'a>) -> Result<Work<'a>, Refusal> {
+    Ok(match request {
+        Session::Open { ttl_ms, label } => Work::Change(Command::SessionOpen {
+            id: context.session,
+            ttl_ms,
+            label: label.unwrap_or_default(),
+        }),
+        Session::KeepAlive(id) => Work::Change(Command::SessionKeepAlive { id: session_id(id)? }),
+        Session::Close(id) => Work::Change(Command::SessionClose { id: session_id(id)? }),
+        Session::Info(id) => Work::Look(Query::Session { id: session_id(id)? }),
+    })
+}
+
+type AcquireTerms<'a> = (u64, &'a [u8], Option<SessionId>);
+
+fn terms<'a>(options: &Options<'a>, context: Context<'a>) -> Result<AcquireTerms<'a>, Refusal> {
+    let session = options.session.map(session_id).transpose()?;
+    Ok((options.wait_ms.unwrap_or(0), options.owner.unwrap_or(context.owner), session))
+}
+
+fn session_id(text: &[u8]) -> Result<SessionId, Refusal> {
+    SessionId::parse(text).ok_or_else(errors::no_session)
+}

@@ -1,0 +1,156 @@
+//! What a free lock does next: it goes to the first in line, in the same step; with nobody in line its record is kept for a
+//! while for its last fence.
+//!
+//! Whatever ends a grant or shortens a queue puts the lock on `to_serve`; every command ends with `serve_all`. A work list,
+//! not recursion: one end may bring about any number of others.
+
+use crate::event::EventKind;
+use crate::machine::locks::lock::Phase;
+use crate::machine::locks::multi::many_granted;
+use crate::machine::queue::waiter::Form;
+use crate::machine::store::slab::NONE;
+use crate::machine::{Applied, EventOwner, Machine};
+use crate::mutants::{on, Mutant};
+use crate::reply::Reply;
+
+impl Machine {
+    pub(crate) fn serve_all(&mut self, out: &mut Applied) {
+        while let Some(slot) = self.to_serve.pop_front() {
+            while self.serve(slot, out) {}
+        }
+    }
+
+    /// One look at a lock. True where it has to be looked at again.
+    fn serve(&mut self, slot: u32, out: &mut Applied) -> bool {
+        // The record may be gone, or its number given to another lock: to look at any lock once more does no harm.
+        let Some(lock) = self.locks.get(slot) else { return false };
+        let first = self.seats.get(lock.queue.head).map(|seat| seat.waiter);
+        let waiter = match (lock.phase, first) {
+            (Phase::Idle, _) | (Phase::Held, None) => return false,
+            (Phase::Awaited, None) => {
+                self.park(slot);
+                return false;
+            }
+            (Phase::Awaited, Some(waiter)) => waiter,
+            // Its holder may be first in line with a multi-lock that has this one among its resources.
+            (Phase::Held, Some(waiter)) if *self.waiters[waiter].owner == *lock.owner() => waiter,
+            (Phase::Held, Some(waiter)) if on(Mutant::AllWaitersAtOnce) => waiter,
+            (Phase::Held, Some(_)) => return false,
+        };
+        if !self.is_fit(waiter, out) {
+            return true;
+        }
+        if !self.is_first_everywhere(waiter, out) {
+            return false;
+        }
+        self.grant_waiter(waiter, out);
+        on(Mutant::AllWaitersAtOnce)
+    }
+
+    /// Whether a waiter may still be granted. One whose session or time is over leaves at once.
+    fn is_fit(&mut self, waiter: u32, out: &mut Applied) -> bool {
+        let session = self.waiters[waiter].session;
+        if session != NONE && self.sessions[session].deadline_ms <= self.clock.logical_ms {
+            self.leave_with_session(waiter, out);
+            return false;
+        }
+        if self.sweep.drops_waiters() {
+            self.drop_lost(waiter, out);
+            if self.waiters.get(waiter).is_none() {
+                return false;
+            }
+        }
+        let instant_ms = self.instant_ms;
+        let is_up = |deadline_ms| deadline_ms < instant_ms;
+        let requests = &self.waiters[waiter].requests;
+        let is_live = !requests.iter().all(|request| is_up(request.deadline_ms));
+        if requests.iter().any(|request| is_up(request.deadline_ms)) {
+            self.give_up_overdue(waiter, is_up, out);
+        }
+        is_live
+    }
+
+    /// Whether a waiter heads every queue it stands in, and every lock is free (or its own already).
+    fn is_first_everywhere(&mut self, waiter: u32, out: &mut Applied) -> bool {
+        let seats = self.waiters[waiter].seats.clone();
+        for seat in &seats {
+            let slot = self.seats[*seat].lock;
+            if self.end_if_due(slot, out).is_some() {
+                // It goes on `to_serve`, and finds this waiter again if it is its turn there.
+                return false;
+            }
+            let lock = &self.locks[slot];
+            let is_mine = lock.is_held() && lock.owner() == &*self.waiters[waiter].owner;
+            if lock.queue.head != *seat || (lock.is_held() && !is_mine && !on(Mutant::AllWaitersAtOnce)) {
+                return false;
+            }
+        }
+        true
+    }
+
+    fn grant_waiter(&mut self, waiter: u32, out: &mut Applied) {
+        let (record, slots) = self.vacate(waiter);
+        for &slot in &slots {
+            // What it holds already is not granted again: there its place in line ends without a grant.
+            if self.locks[slot].is_held() && self.locks[slot].owner() == &*record.owner {
+                self.emit(EventKind::Abandoned, slot, EventOwner::Holder, out);
+            }
+        }
+        let (fences, ttl_ms) = self.grant_many(&slots, &record.owner, record.ttl_ms, record.session, out);
+        for pending in &record.requests {
+            let reply = match &pending.form {
+                Form::One => Reply::Granted { fence: fences[0], ttl_ms },
+                Form::Many(order) => many_granted(order, &fences, ttl_ms),
+            };
+            self.settle(pending, Some(reply), out);
+        }
+    }
+
+    /// A free lock with nobody in line: kept for its last fence, or dropped where it never had one.
+    fn park(&mut self, slot: u32) {
+        if self.locks[slot].fence.0 == 0 {
+            self.names.remove(&self.locks, slot);
+            self.remove_lock(slot);
+            return;
+        }
+        let lock = self.locks.edit(slot);
+        lock.phase = Phase::Idle;
+        lock.at_ms = self.clock.logical_ms;
+        self.memory.idle += self.locks[slot].weight();
+        self.idle.push_back(&mut self.locks, slot);
+        if self.idle.len as usize > self.limits.idle_max {
+            self.forget_oldest_idle(1);
+        }
+    }
+
+    /// Takes a free lock off the idle list, for it is needed again.
+    pub(crate) fn unpark(&mut self, slot: u32) {
+        match self.locks[slot].phase {
+            Phase::Held | Phase::Awaited => {}
+            Phase::Idle => {
+                self.memory.idle -= self.locks[slot].weight();
+                self.idle.unlink(&mut self.locks, slot);
+                let lock = self.locks.edit(slot);
+                lock.phase = Phase::Awaited;
+                lock.at_ms = crate::machine::store::deadlines::NEVER;
+            }
+        }
+    }
+
+    /// Drops up to `count` records, and keeps the highest of their fences as the floor of all names without a record.
+    pub(crate) fn forget_oldest_idle(&mut self, count: usize) {
+        for _ in 0..count {
+            let slot = self.idle.head;
+            if slot == NONE {
+                return;
+            }
+            self.memory.idle -= self.locks[slot].weight();
+            self.idle.unlink(&mut self.locks, slot);
+            if !on(Mutant::FloorForgotten) {
+                self.floor = self.floor.max(self.locks[slot].fence);
+            }
+            self.names.remove(&self.locks, slot);
+            self.remove_lock(slot);
+        }
+    }
+}

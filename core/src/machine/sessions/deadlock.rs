@@ -1,0 +1,204 @@
+//! Circles of sessions that wait for each other. A wait that would close one is refused at once.
+//!
+//! A session waits for the holder of every lock it is queued for, and for whoever stands before it in those queues: they
+//! are served first. New edges arise only when somebody takes a seat at the end of a queue, and they all start at its
+//! session: a grant turns "stands before me" into "holds it" and changes nobody's target. So the one place to look is
+//! before the seat is taken, and the one question is whether a circle leads back to that session.
+//!
+//! # Caveats
+//!
+//! - Owners without a session take no part, neither as waiters nor as holders.
+//! - A circle over one single lock is none: threads of two clients that share a session each may take turns at one lock.
+//! - A way that passes one session twice counts as well, so where many threads share sessions a wait may be refused that
+//!   would have ended.
+//! - A search longer than the limit is given up and the wait let through; its own time limit ends it.
+
+use crate::grammar::errors;
+use crate::machine::locks::multi::Several;
+use crate::machine::store::list::Linked;
+use crate::machine::store::slab::NONE;
+use crate::machine::{HashMap, Machine};
+use crate::reply::Refusal;
+use std::collections::VecDeque;
+
+/// How a session was reached: from which one, and over which lock.
+#[derive(Clone, Copy)]
+struct Step {
+    from: u32,
+    lock: u32,
+    /// Where `from` was reached over the first lock alone: that lock. The way begins there.
+    begins_over: Option<u32>,
+}
+
+/// One search. Sessions at the first lock of a way are kept apart from the rest: from them only other locks lead on, because
+/// a walk over that one queue alone closes no circle.
+struct Search<'a> {
+    machine: &'a Machine,
+    target: u32,
+    /// Sessions reached over the first lock alone, and that lock.
+    near: VecDeque<(u32, u32)>,
+    near_known: HashMap<(u32, u32), ()>,
+    /// Sessions reached over two locks or more, and how.
+    far: VecDeque<u32>,
+    far_known: HashMap<u32, Step>,
+    /// Seats from which on up to the head everybody is known.
+    walked: HashMap<u32, ()>,
+    steps_left: usize,
+}
+
+enum Found {
+    Circle(Step),
+    TooLong,
+}
+
+impl Machine {
+    /// Refuses a wait of `session` for `slots` where it would close a circle. Called before any seat is taken.
+    pub(crate) fn refuse_circle(&mut self, session: u32, slots: &[u32]) -> Result<(), Refusal> {
+        if session == NONE {
+            return Ok(());
+        }
+        // Nobody waits for a session that holds nothing and stands nowhere.
+        let record = &self.sessions[session];
+        if record.locks.len == 0 && record.waiters.len == 0 {
+            return Ok(());
+        }
+        let mut search = Search {
+            machine: self,
+            target: session,
+            near: VecDeque::new(),
+            near_known: HashMap::default(),
+            far: VecDeque::new(),
+            far_known: HashMap::default(),
+            walked: HashMap::default(),
+            steps_left: self.limits.deadlock_steps_max.min(self.deadlock_steps_left),
+        };
+        let allowed = search.steps_left;
+        let found = search.run(slots);
+        let taken = allowed - search.steps_left;
+        match found {
+            Ok(()) => {
+                self.deadlock_steps_left -= taken;
+                Ok(())
+            }
+            Err(Found::Circle(last)) => {
+                let text = search.describe(last);
+                self.deadlock_steps_left -= taken;
+                self.counters.deadlocks += 1;
+                Err(errors::deadlock(&text))
+            }
+            Err(Found::TooLong) => {
+                self.deadlock_steps_left -= taken;
+                self.counters.deadlock_searches_cut += 1;
+                Ok(())
+            }
+        }
+    }
+
+    /// The sessions waited for by whoever stands right behind the seat `last` of this lock: the holder's, with no seat, then
+    /// those of the queue up to its head, each with its seat.
+    fn sessions_ahead(&self, slot: u32, last: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
+        let lock = &self.locks[slot];
+        let holder = (lock.is_held() && lock.session != NONE).then_some((NONE, lock.session));
+        let mut seat = last;
+        let queued = std::iter::from_fn(move || {
+            let record = self.seats.get(seat)?;
+            let item = (seat, self.waiters[record.waiter].session);
+            seat = record.links().prev;
+            Some(item)
+        });
+        holder.into_iter().chain(queued)
+    }
+}
+
+impl Search<'_> {
+    fn run(&mut self, slots: &[u32]) -> Result<(), Found> {
+        let machine = self.machine;
+        for &slot in slots {
+            for (_, session) in machine.sessions_ahead(slot, machine.locks[slot].queue.tail) {
+                self.count_step()?;
+                let is_other = session != NONE && session != self.target;
+                if is_other && self.near_known.insert((session, slot), ()).is_none() {
+                    self.near.push_back((session, slot));
+                }
+            }
+        }
+        while let Some((session, first)) = self.near.pop_front() {
+            self.follow(session, Some(first))?;
+        }
+        while let Some(session) = self.far.pop_front() {
+            self.follow(session, None)?;
+        }
+        Ok(())
+    }
+
+    /// Everything one session waits for, but for what it waits for at the one lock it was reached over.
+    fn follow(&mut self, session: u32, begins_over: Option<u32>) -> Result<(), Found> {
+        let machine = self.machine;
+        for waiter in machine.sessions[session].waiters.walk(&machine.waiters) {
+            for &seat in &machine.waiters[waiter].seats {
+                self.count_step()?;
+                let lock = machine.seats[seat].lock;
+                if begins_over != Some(lock) {
+                    let before = machine.seats[seat].links().prev;
+                    self.walk(Step { from: session, lock, begins_over }, before)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn walk(&mut self, step: Step, before: u32) -> Result<(), Found> {
+        let mut passed: Several<u32> = Several::new();
+        let mut met_itself = false;
+        for (seat, session) in self.machine.sessions_ahead(step.lock, before) {
+            self.count_step()?;
+            if self.walked.contains_key(&seat) {
+                break;
+            }
+            if session == self.target {
+                return Err(Found::Circle(step));
+            }
+            met_itself |= session == step.from;
+            if session != NONE && session != step.from && !self.far_known.contains_key(&session) {
+                self.far_known.insert(session, step);
+                self.far.push_back(session);
+            }
+            passed.push(seat);
+        }
+        // A session that met another seat of its own did not reach itself; the next walker here may have to.
+        if !met_itself {
+            self.walked.extend(passed.into_iter().filter(|seat| *seat != NONE).map(|seat| (seat, ())));
+        }
+        Ok(())
+    }
+
+    fn count_step(&mut self) -> Result<(), Found> {
+        self.steps_left = self.steps_left.checked_sub(1).ok_or(Found::TooLong)?;
+        Ok(())
+    }
+
+    /// "session A waits for 'x' of session B waits for 'y' of session A". A long circle is cut.
+    fn describe(&self, last: Step) -> String {
+        const SHOWN_MAX: usize = 8;
+        let mut hops = vec![(last.lock, self.target)];
+        let mut step = last;
+        while step.begins_over.is_none() && hops.len() <= self.far_known.len() {
+            let Some(before) = self.far_known.get(&step.from) else { break };
+            hops.push((before.lock, step.from));
+            step = *before;
+        }
+        if let Some(first) = step.begins_over {
+            hops.push((first, step.from));
+        }
+        hops.reverse();
+        let mut text = format!("session {}", self.machine.sessions[self.target].id);
+        for (lock, to) in hops.iter().take(SHOWN_MAX) {
+            let name = errors::shown(self.machine.locks[*lock].name());
+            text.push_str(&format!(" waits for '{name}' of session {}", self.machine.sessions[*to].id));
+        }
+        if hops.len() > SHOWN_MAX {
+            text.push_str(&format!(" and so on over {} sessions", hops.len()));
+        }
+        text
+    }
+}

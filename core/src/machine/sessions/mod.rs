@@ -1,0 +1,4 @@
+//! Sessions, and deadlocks between them.
+
+mod deadlock;
+pub(crate) mod session;

@@ -1,0 +1,221 @@
+//! Sessions: opened, kept alive, orphaned, closed, dead. All locks of a session end with it, in one step.
+
+use crate::event::EventKind;
+use crate::grammar::errors;
+use crate::machine::locks::lock::Ended;
+use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
+use crate::machine::snapshot::write::kind;
+use crate::machine::store::deadlines::Kind;
+use crate::machine::store::list::List;
+use crate::machine::store::slab::Image;
+use crate::machine::{Applied, Machine};
+use crate::mutants::{on, Mutant};
+use crate::reply::Reply;
+use crate::types::{SessionId, LABEL_BYTES_MAX, TTL_MS_MAX};
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) id: SessionId,
+    /// Empty where none was given.
+    pub(crate) label: Box<[u8]>,
+    pub(crate) ttl_ms: u64,
+    /// By the last keep-alive, or by the grace time after the connection that opened it went.
+    pub(crate) deadline_ms: u64,
+    /// The connection that opened it is closed. Touches count no more: they were on their way when it was closed. Only an
+    /// explicit keep-alive takes the session over.
+    pub(crate) orphaned: bool,
+    /// Locks it holds, in the order of their grants.
+    pub(crate) locks: List,
+    /// Its waiters, in the order they came.
+    pub(crate) waiters: List,
+    /// Places its waiters have in queues. Worked out from them.
+    pub(crate) seats: u32,
+}
+
+impl Image for Session {
+    const KIND: u8 = kind::SESSION;
+
+    fn write(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(&self.id.0.to_le_bytes());
+        put_bytes(out, &self.label);
+        put_varint(out, self.ttl_ms);
+        put_varint(out, self.deadline_ms);
+        out.push(u8::from(self.orphaned));
+        self.locks.write(out);
+        self.waiters.write(out);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Option<Session> {
+        let id = SessionId(reader.u64_fixed()?);
+        let label = reader.bytes()?;
+        if label.len() > LABEL_BYTES_MAX {
+            return None;
+        }
+        Some(Session {
+            id,
+            label: label.into(),
+            ttl_ms: reader.varint()?,
+            deadline_ms: reader.varint()?,
+            orphaned: reader.flag()?,
+            locks: List::read(reader)?,
+            waiters: List::read(reader)?,
+            seats: 0,
+        })
+    }
+}
+
+impl Machine {
+    /// An id that is taken by a live session is refused: the node draws another.
+    pub(crate) fn session_open(
+        &mut self,
+        id: SessionId,
+        ttl_ms: u64,
+        label: &[u8],
+        out: &mut Applied,
+    ) -> Reply {
+        if ttl_ms == 0 || ttl_ms > TTL_MS_MAX {
+            return errors::ttl_range().into();
+        }
+        if label.len() > LABEL_BYTES_MAX {
+            return errors::label_length().into();
+        }
+        if self.live_session(id, out).is_some() || self.session_ids.contains_key(&id) {
+            return errors::session_exists().into();
+        }
+        if self.sessions.len() >= self.limits.sessions_max {
+            return errors::too_many_sessions(self.limits.sessions_max).into();
+        }
+        if let Err(refusal) = self.room_for_session(label) {
+            return refusal.into();
+        }
+        let deadline_ms = self.deadline_after(ttl_ms);
+        let (locks, waiters) = (List::EMPTY, List::EMPTY);
+        let label = label.into();
+        let (orphaned, seats) = (false, 0);
+        let slot =
+            self.sessions.insert(Session { id, label, ttl_ms, deadline_ms, orphaned, locks, waiters, seats });
+        self.memory.sessions += self.sessions[slot].weight();
+        self.session_ids.insert(id, slot);
+        self.deadlines.set(Kind::Session, slot, deadline_ms);
+        Reply::bulk(id.to_string())
+    }
+
+    pub(crate) fn session_keep_alive(&mut self, id: SessionId, out: &mut Applied) -> Reply {
+        match self.live_session(id, out) {
+            Some(slot) => {
+                self.set_orphaned(slot, false);
+                self.set_session_deadline(slot, self.deadline_after(self.sessions[slot].ttl_ms));
+                Reply::Int(self.sessions[slot].ttl_ms as i64)
+            }
+            None => errors::no_session().into(),
+        }
+    }
+
+    /// A node gathers touches and sends them a little later: one may come behind the word that the connection is closed.
+    pub(crate) fn sessions_touch(&mut self, ids: &[SessionId], out: &mut Applied) -> Reply {
+        for id in ids {
+            let live = self.live_session(*id, out);
+            if let Some(slot) = live.filter(|slot| !self.sessions[*slot].orphaned) {
+                self.set_session_deadline(slot, self.deadline_after(self.sessions[slot].ttl_ms));
+            }
+        }
+        Reply::OK
+    }
+
+    /// Grace can only bring the end nearer. An explicit keep-alive sets it back to the full ttl.
+    pub(crate) fn sessions_orphan(&mut self, ids: &[SessionId], grace_ms: u64, out: &mut Applied) -> Reply {
+        for id in ids {
+            if let Some(slot) = self.live_session(*id, out) {
+                self.set_orphaned(slot, true);
+                let grace_end_ms = self.clock.logical_ms.saturating_add(grace_ms);
+                self.set_session_deadline(slot, self.sessions[slot].deadline_ms.min(grace_end_ms));
+                // Without any grace it is dead now, not only when the next entry comes.
+                self.live_session(*id, out);
+            }
+        }
+        Reply::OK
+    }
+
+    pub(crate) fn session_close(&mut self, id: SessionId, out: &mut Applied) -> Reply {
+        match self.live_session(id, out) {
+            Some(slot) => {
+                let locks = self.sessions[slot].locks.len;
+                self.end_session(slot, Ended::Expired, out);
+                if self.session_ids.contains_key(&id) {
+                    // Too many for one entry: the rest is over as if its time were, and goes as that does.
+                    self.set_session_deadline(slot, self.clock.logical_ms);
+                }
+                Reply::Int(i64::from(locks))
+            }
+            None => errors::no_session().into(),
+        }
+    }
+
+    /// The slot of a session that lives at this instant. One that is due ends here.
+    pub(crate) fn live_session(&mut self, id: SessionId, out: &mut Applied) -> Option<u32> {
+        let slot = *self.session_ids.get(&id)?;
+        if self.sessions[slot].deadline_ms > self.clock.logical_ms {
+            return Some(slot);
+        }
+        self.end_session(slot, Ended::Expired, out);
+        self.serve_all(out);
+        None
+    }
+
+    /// Ends a session, as far as the entry may.
+    fn end_session(&mut self, slot: u32, how: Ended, out: &mut Applied) {
+        let mut ends = self.session_ends_left;
+        self.end_session_part(slot, how, &mut ends, out);
+        self.session_ends_left = ends;
+    }
+
+    /// Ends no more than `ends` waiters and locks of a session that is due; what is left stays due, and goes with a later entry or
+    /// with whatever touches it. Waiters go first, so that none of them is granted what the session's own locks leave free.
+    pub(crate) fn end_session_part(&mut self, slot: u32, how: Ended, ends: &mut usize, out: &mut Applied) {
+        while let Some(waiter) = self.sessions[slot].waiters.first() {
+            let Some(left) = ends.checked_sub(1) else { return };
+            *ends = left;
+            if on(Mutant::DeadSessionStaysInLine) {
+                let mut waiters = self.sessions[slot].waiters;
+                waiters.unlink(&mut self.waiters, waiter);
+                let seats = self.waiters[waiter].seats.len() as u32;
+                let record = self.sessions.edit(slot);
+                (record.waiters, record.seats) = (waiters, record.seats - seats);
+                self.waiters.edit(waiter).session = crate::machine::store::slab::NONE;
+                continue;
+            }
+            self.leave_with_session(waiter, out);
+        }
+        while let Some(lock) = self.sessions[slot].locks.first() {
+            let Some(left) = ends.checked_sub(1) else { return };
+            *ends = left;
+            self.end_grant(lock, how, EventKind::SessionEnded, out);
+        }
+        let id = self.sessions[slot].id;
+        self.session_ids.remove(&id);
+        self.deadlines.clear(Kind::Session, slot);
+        self.memory.sessions -= self.sessions[slot].weight();
+        self.sessions.remove(slot);
+    }
+
+    /// A waiter whose session is over.
+    pub(crate) fn leave_with_session(&mut self, waiter: u32, out: &mut Applied) {
+        let record = self.leave(waiter, out);
+        for pending in &record.requests {
+            self.settle(pending, Some(errors::no_session().into()), out);
+        }
+    }
+
+    fn set_orphaned(&mut self, slot: u32, orphaned: bool) {
+        if self.sessions[slot].orphaned != orphaned {
+            self.sessions.edit(slot).orphaned = orphaned;
+        }
+    }
+
+    fn set_session_deadline(&mut self, slot: u32, deadline_ms: u64) {
+        if self.sessions[slot].deadline_ms != deadline_ms {
+            self.sessions.edit(slot).deadline_ms = deadline_ms;
+            self.deadlines.set(Kind::Session, slot, deadline_ms);
+        }
+    }
+}

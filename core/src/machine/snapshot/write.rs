@@ -1,0 +1,357 @@
+//! The state as bytes, written between applies without stopping them.
+//!
+//! [`Machine::snapshot_begin`] fixes the instant: the small parts are written at once, and the slabs begin a walk. Each
+//! [`Machine::snapshot_step`] then writes some slots; a slot that changes before its turn is written before it changes. The
+//! pieces together show the instant of the beginning, whatever was applied meanwhile.
+//!
+//! ```text
+//! piece  = version:u8  number:u32  bytes  crc32:u32      (over all before it)
+//! record = kind:u8  length:u32  content
+//! ```
+//! The bytes of all pieces are one stream of records: the head first, the counts of what came last. Pieces are cut by bytes, wherever
+//! that falls, so none is ever longer than [`SNAPSHOT_PIECE_BYTES_MAX`]; a reader refuses longer ones. No record is longer than
+//! [`SNAPSHOT_RECORD_BYTES_MAX`]: a collection is a record for itself and as many for its elements as it takes.
+
+use crate::keyspace::stream::{self, Writer};
+use crate::keyspace::{codec, Value};
+use crate::limits::{SNAPSHOT_ELEMENTS_BYTES, SNAPSHOT_PIECE_BYTES_MAX};
+use crate::machine::keys::blocked::{Ready, Waitings};
+use crate::machine::keys::members::Grants;
+use crate::machine::locks::marks::{put_mark, MarkMap};
+use crate::machine::log::bytes::{put_bytes, put_varint, Hash64};
+use crate::machine::store::slab::{framed, write_record};
+use crate::machine::Machine;
+use ::bytes::{Bytes, BytesMut};
+use std::collections::VecDeque;
+
+/// Written by this version, and the only one read.
+pub(crate) const SNAPSHOT_VERSION: u8 = 2;
+/// Version and number before the bytes of a piece, checksum behind them.
+const PIECE_OVERHEAD_BYTES: usize = 1 + 4 + 4;
+/// Bytes of records in one piece.
+const PIECE_CONTENT_BYTES_MAX: usize = SNAPSHOT_PIECE_BYTES_MAX - PIECE_OVERHEAD_BYTES;
+
+/// What a record is.
+pub(crate) mod kind {
+    pub(crate) const HEAD: u8 = 1;
+    pub(crate) const LOCK: u8 = 2;
+    pub(crate) const SEAT: u8 = 3;
+    pub(crate) const WAITER: u8 = 4;
+    pub(crate) const SESSION: u8 = 5;
+    pub(crate) const END: u8 = 6;
+    /// Slot, form and number of elements of a collection. Its elements follow.
+    pub(crate) const VALUE: u8 = 7;
+    pub(crate) const SCRIPT: u8 = 8;
+    pub(crate) const GRANTS: u8 = 9;
+    pub(crate) const ELEMENTS: u8 = 10;
+    /// A node the machine knows, and some of the replies remembered for it.
+    pub(crate) const ORIGIN: u8 = 11;
+    pub(crate) const REPLIES: u8 = 12;
+    pub(crate) const BLOCKED: u8 = 13;
+    /// A key for which blocked clients are still to try.
+    pub(crate) const READY: u8 = 14;
+    /// When a collection was last changed in place.
+    pub(crate) const VERSION: u8 = 15;
+    pub(crate) const MARK: u8 = 16;
+}
+
+/// How far the snapshot has come.
+pub(crate) struct Progress {
+    number: u32,
+    stage: Stage,
+    /// Bytes of records that are not in a piece yet.
+    ready: BytesMut,
+    /// Records written: locks, seats, waiters, sessions.
+    counts: [u64; 4],
+    /// What is copied at the beginning because a copy costs nothing, and still to be written.
+    blocked: Waitings,
+    blocked_ready: VecDeque<Ready>,
+    values: imbl::OrdMap<u32, Value>,
+    /// The collection whose elements are being written.
+    value: Option<Writer>,
+    versions: imbl::OrdMap<u32, u64>,
+    grants: imbl::OrdMap<u32, Grants>,
+    marks: MarkMap,
+    scripts: VecDeque<Bytes>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Locks,
+    Seats,
+    Waiters,
+    Sessions,
+    Blocked,
+    Values,
+    Versions,
+    Grants,
+    Marks,
+    Scripts,
+    End,
+    Over,
+}
+
+impl Machine {
+    /// Fixes the instant a snapshot shows. One that was under way is dropped.
+    pub fn snapshot_begin(&mut self) {
+        let mut head = Vec::new();
+        self.write_head(&mut head);
+        self.locks.walk_begin();
+        self.seats.walk_begin();
+        self.waiters.walk_begin();
+        self.sessions.walk_begin();
+        self.snapshot = Some(Progress {
+            number: 0,
+            stage: Stage::Locks,
+            ready: BytesMut::from(&head[..]),
+            counts: [0; 4],
+            blocked: self.blocked.waitings(),
+            blocked_ready: self.blocked.ready(),
+            values: self.values.clone(),
+            value: None,
+            versions: self.versions.clone(),
+            grants: self.grants.clone(),
+            marks: self.marks.image(),
+            scripts: self.scripts.iter().cloned().collect(),
+        });
+    }
+
+    /// Gives a snapshot up.
+    pub fn snapshot_cancel(&mut self) {
+        self.locks.walk_stop();
+        self.seats.walk_stop();
+        self.waiters.walk_stop();
+        self.sessions.walk_stop();
+        self.snapshot = None;
+    }
+
+    /// The next piece, at most [`SNAPSHOT_PIECE_BYTES_MAX`] long, after a look at no more than `max_slots` slots. `None` when the
+    /// last piece has been given.
+    pub fn snapshot_step(&mut self, max_slots: usize) -> Option<Vec<u8>> {
+        let mut progress = self.snapshot.take()?;
+        let mut budget = max_slots.max(1);
+        let mut records = Vec::new();
+        while budget > 0 && progress.stage != Stage::Over {
+            let missing = PIECE_CONTENT_BYTES_MAX.saturating_sub(progress.ready.len());
+            if records.len() >= missing {
+                break;
+            }
+            self.write_stage(&mut progress, &mut budget, missing, &mut records);
+        }
+        progress.ready.extend_from_slice(&records);
+        let content = progress.ready.split_to(progress.ready.len().min(PIECE_CONTENT_BYTES_MAX));
+        let piece = piece(progress.number, &content);
+        progress.number += 1;
+        if progress.stage != Stage::Over || !progress.ready.is_empty() {
+            self.snapshot = Some(progress);
+        }
+        Some(piece)
+    }
+
+    /// Writes what the budget allows of one stage, until `out` has `bytes_max` bytes or more.
+    fn write_stage(
+        &mut self,
+        progress: &mut Progress,
+        budget: &mut usize,
+        bytes_max: usize,
+        out: &mut Vec<u8>,
+    ) {
+        let (at, (count, done), next) = match progress.stage {
+            Stage::Locks => (0, self.locks.walk_step(budget, bytes_max, out), Stage::Seats),
+            Stage::Seats => (1, self.seats.walk_step(budget, bytes_max, out), Stage::Waiters),
+            Stage::Waiters => (2, self.waiters.walk_step(budget, bytes_max, out), Stage::Sessions),
+            Stage::Sessions => (3, self.sessions.walk_step(budget, bytes_max, out), Stage::Blocked),
+            Stage::Blocked
+            | Stage::Values
+            | Stage::Versions
+            | Stage::Grants
+            | Stage::Marks
+            | Stage::Scripts
+            | Stage::End
+            | Stage::Over => {
+                progress.write_copied(budget, bytes_max, out);
+                return;
+            }
+        };
+        progress.counts[at] += count;
+        if done {
+            progress.stage = next;
+        }
+    }
+
+    /// Everything that is written at the beginning: bounded, since remembered replies are.
+    fn write_head(&self, out: &mut Vec<u8>) {
+        framed(kind::HEAD, out, |out| {
+            put_varint(out, self.clock.term);
+            put_varint(out, self.clock.logical_ms);
+            put_varint(out, self.clock.wall_us);
+            put_varint(out, self.entry_wall_us);
+            put_varint(out, self.floor.0);
+            put_varint(out, self.event_seq);
+            self.counters.write(out);
+            self.idle.write(out);
+            self.sweep.write(out);
+            put_varint(out, self.blocked.next_number());
+            self.settings.write(out);
+            self.marks.write_floor(out);
+        });
+        self.dedup.write(out);
+    }
+
+    /// A hash over all replicated state: equal on every node at the same applied index, and after a restore.
+    #[must_use]
+    pub fn state_hash(&self) -> u64 {
+        let mut hash = Hash64::new(u64::from(SNAPSHOT_VERSION));
+        let mut bytes = Vec::with_capacity(1_024);
+        self.write_head(&mut bytes);
+        hash_and_clear(&mut hash, &mut bytes);
+        for (slot, lock) in self.locks.iter() {
+            write_record(slot, lock, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (slot, seat) in self.seats.iter() {
+            write_record(slot, seat, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (slot, waiter) in self.waiters.iter() {
+            write_record(slot, waiter, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (slot, session) in self.sessions.iter() {
+            write_record(slot, session, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (number, waiting) in &self.blocked.waitings() {
+            waiting.write(*number, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for ready in self.blocked.ready() {
+            ready.write(&mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (slot, value) in &self.values {
+            put_varint(&mut bytes, u64::from(*slot));
+            codec::write(value, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (slot, version) in &self.versions {
+            write_version(*slot, *version, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (key, mark) in &self.marks.image() {
+            put_mark(key, mark, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (slot, grants) in &self.grants {
+            put_varint(&mut bytes, u64::from(*slot));
+            grants.write(&mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for body in self.scripts.iter() {
+            put_bytes(&mut bytes, body);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        hash.finish()
+    }
+}
+
+impl Progress {
+    /// As [`Machine::write_stage`], for what was copied at the beginning.
+    fn write_copied(&mut self, budget: &mut usize, bytes_max: usize, out: &mut Vec<u8>) {
+        while *budget > 0 && out.len() < bytes_max {
+            *budget -= 1;
+            match self.stage {
+                Stage::Locks | Stage::Seats | Stage::Waiters | Stage::Sessions | Stage::Over => return,
+                Stage::Blocked => match self.blocked.get_min().cloned() {
+                    Some((number, waiting)) => {
+                        self.blocked.remove(&number);
+                        waiting.write(number, out);
+                    }
+                    None => match self.blocked_ready.pop_front() {
+                        Some(ready) => ready.write(out),
+                        None => self.stage = Stage::Values,
+                    },
+                },
+                Stage::Values => self.write_value(out),
+                Stage::Versions => match self.versions.get_min().copied() {
+                    Some((slot, version)) => {
+                        self.versions.remove(&slot);
+                        write_version(slot, version, out);
+                    }
+                    None => self.stage = Stage::Grants,
+                },
+                Stage::Grants => match self.grants.get_min().cloned() {
+                    Some((slot, grants)) => {
+                        self.grants.remove(&slot);
+                        framed(kind::GRANTS, out, |out| {
+                            put_varint(out, u64::from(slot));
+                            grants.write(out);
+                        });
+                    }
+                    None => self.stage = Stage::Marks,
+                },
+                Stage::Marks => match self.marks.get_min().cloned() {
+                    Some((key, mark)) => {
+                        self.marks.remove(&key);
+                        framed(kind::MARK, out, |out| put_mark(&key, &mark, out));
+                    }
+                    None => self.stage = Stage::Scripts,
+                },
+                Stage::Scripts => match self.scripts.pop_front() {
+                    Some(body) => framed(kind::SCRIPT, out, |out| out.extend_from_slice(&body)),
+                    None => self.stage = Stage::End,
+                },
+                Stage::End => {
+                    let counts = self.counts;
+                    framed(kind::END, out, |out| counts.iter().for_each(|count| put_varint(out, *count)));
+                    self.stage = Stage::Over;
+                }
+            }
+        }
+    }
+
+    /// Some elements of the collection under way, or the beginning of the next.
+    fn write_value(&mut self, out: &mut Vec<u8>) {
+        if let Some(writer) = self.value.as_mut() {
+            framed(kind::ELEMENTS, out, |out| writer.write(SNAPSHOT_ELEMENTS_BYTES, out));
+            if writer.is_done() {
+                self.value = None;
+            }
+            return;
+        }
+        let Some((slot, value)) = self.values.get_min().cloned() else {
+            self.stage = Stage::Versions;
+            return;
+        };
+        self.values.remove(&slot);
+        framed(kind::VALUE, out, |out| {
+            put_varint(out, u64::from(slot));
+            out.push(stream::form(&value).expect("strings are kept as owners"));
+            put_varint(out, stream::len(&value) as u64);
+        });
+        self.value = Some(Writer::new(value));
+    }
+}
+
+fn piece(number: u32, content: &[u8]) -> Vec<u8> {
+    let mut piece = Vec::with_capacity(content.len() + PIECE_OVERHEAD_BYTES);
+    piece.push(SNAPSHOT_VERSION);
+    piece.extend_from_slice(&number.to_le_bytes());
+    piece.extend_from_slice(content);
+    let crc = crc32fast::hash(&piece);
+    piece.extend_from_slice(&crc.to_le_bytes());
+    assert!(piece.len() <= SNAPSHOT_PIECE_BYTES_MAX, "a piece of {} bytes was cut", piece.len());
+    piece
+}
+
+fn write_version(slot: u32, version: u64, out: &mut Vec<u8>) {
+    framed(kind::VERSION, out, |out| {
+        put_varint(out, u64::from(slot));
+        put_varint(out, version);
+    });
+}
+
+fn hash_and_clear(hash: &mut Hash64, bytes: &mut Vec<u8>) {
+    hash.write(bytes);
+    bytes.clear();
+}

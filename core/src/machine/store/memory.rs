@@ -1,0 +1,324 @@
+//! What the replicated state takes in bytes, counted exactly and with every change, and the limit on it (`max-memory`).
+//!
+//! Counted is all that a snapshot holds: names, owners, values, waiters, sessions, members' grants, blocked clients, scripts, marks, and
+//! the replies remembered for retries. Each record costs its bytes and a fixed overhead for its place in the tables. The count
+//! depends on the state alone, so it is the same on every node and after a restore; the invariants recompute it.
+//!
+//! What would make the state larger than the limit is refused with `OOM`. What ends, moves or stretches something is not: a waiter
+//! is charged when it queues, so that a hand-over needs no room. Records of free locks count as room: they are forgotten, oldest
+//! first, when memory is short ([`Machine::forget_for_room`]).
+
+use crate::grammar::errors;
+use crate::keyspace::Value;
+#[cfg(feature = "scripts")]
+use crate::keyspace::View;
+use crate::limits::KEY_OVERHEAD_BYTES;
+use crate::machine::keys::blocked::Waiting;
+use crate::machine::keys::members::Grants;
+use crate::machine::locks::lock::{Before, Lock, Phase};
+use crate::machine::queue::waiter::Waiter;
+use crate::machine::sessions::session::Session;
+use crate::machine::Machine;
+use crate::reply::Refusal;
+
+/// A record, its place in the index of names and among the deadlines.
+const LOCK_BYTES: usize = KEY_OVERHEAD_BYTES;
+/// A collection's place beside its record.
+const VALUE_BYTES: usize = 96;
+const WAITER_BYTES: usize = 192;
+/// A place in one queue, and in the index of queued owners.
+const SEAT_BYTES: usize = 64;
+/// A request that hangs on a waiter, and its place in the index of requests.
+const REQUEST_BYTES: usize = 96;
+const SESSION_BYTES: usize = 160;
+const GRANTS_BYTES: usize = 64;
+const GRANT_BYTES: usize = 16;
+/// A blocked client, and each of its words and of the keys it waits for.
+const BLOCKED_BYTES: usize = 320;
+const BLOCKED_WORD_BYTES: usize = 32;
+const BLOCKED_KEY_BYTES: usize = 160;
+const SCRIPT_BYTES: usize = 192;
+
+/// Bytes by what they are for, but for what the parts count themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Memory {
+    pub(crate) locks: usize,
+    /// Of those, the records of free locks.
+    pub(crate) idle: usize,
+    pub(crate) values: usize,
+    pub(crate) grants: usize,
+    pub(crate) waiters: usize,
+    pub(crate) sessions: usize,
+}
+
+impl Lock {
+    pub(crate) fn weight(&self) -> usize {
+        weight_of_lock(self.name(), self.owner())
+    }
+}
+
+fn weight_of_lock(name: &[u8], owner: &[u8]) -> usize {
+    LOCK_BYTES + name.len() + owner.len()
+}
+
+pub(crate) fn weight_of_value(value: &Value) -> usize {
+    VALUE_BYTES + value.weight()
+}
+
+impl Waiter {
+    pub(crate) fn weight(&self) -> usize {
+        let orders: usize = self.requests.iter().map(|request| request.form.len()).sum();
+        weight_of_waiter(&self.owner, self.seats.len(), self.requests.len()) + orders
+    }
+}
+
+fn weight_of_waiter(owner: &[u8], seats: usize, requests: usize) -> usize {
+    WAITER_BYTES + owner.len() + seats * SEAT_BYTES + requests * REQUEST_BYTES
+}
+
+impl Session {
+    pub(crate) fn weight(&self) -> usize {
+        weight_of_session(&self.label)
+    }
+}
+
+fn weight_of_session(label: &[u8]) -> usize {
+    SESSION_BYTES + label.len()
+}
+
+impl Grants {
+    fn weight(&self) -> usize {
+        GRANTS_BYTES + self.len() * GRANT_BYTES
+    }
+}
+
+impl Waiting {
+    pub(crate) fn weight(&self) -> usize {
+        weight_of_blocked(&self.argv, &self.keys)
+    }
+}
+
+fn weight_of_blocked<W: AsRef<[u8]>, K: AsRef<[u8]>>(argv: &[W], keys: &[K]) -> usize {
+    let words: usize = argv.iter().map(|word| word.as_ref().len() + BLOCKED_WORD_BYTES).sum();
+    let keys: usize = keys.iter().map(|key| key.as_ref().len() + BLOCKED_KEY_BYTES).sum();
+    BLOCKED_BYTES + words + keys
+}
+
+impl Machine {
+    /// What the replicated state takes.
+    #[must_use]
+    pub fn memory_used_bytes(&self) -> u64 {
+        let Memory { locks, idle: _, values, grants, waiters, sessions } = self.memory;
+        let counted = locks + values + grants + waiters + sessions;
+        let scripts = self.scripts.bytes() + self.scripts.len() * SCRIPT_BYTES;
+        (counted + self.blocked.weight() + self.dedup.weight() + scripts + self.marks.bytes()) as u64
+    }
+
+    /// Whether the state may grow by so many bytes. Records of free locks are as good as room.
+    pub(crate) fn room_for(&self, bytes: usize) -> Result<(), Refusal> {
+        let active = self.memory_used_bytes() - self.memory.idle as u64;
+        if active.saturating_add(bytes as u64) > self.max_memory_bytes() {
+            return Err(errors::out_of_memory());
+        }
+        Ok(())
+    }
+
+    /// The same for a change that may also give bytes back.
+    #[cfg(feature = "scripts")]
+    pub(crate) fn room_for_change(&self, bytes: i64) -> Result<(), Refusal> {
+        let active = self.memory_used_bytes() - self.memory.idle as u64;
+        match active.saturating_add_signed(bytes) > self.max_memory_bytes() {
+            true => Err(errors::out_of_memory()),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether commands that make so many records, and free so many, may grow the state by so many bytes and no free record is
+    /// forgotten to make room for them.
+    #[cfg(feature = "scripts")]
+    pub(crate) fn forgets_nothing_for(&self, records: usize, freed: usize, bytes: u64) -> bool {
+        self.memory_used_bytes().saturating_add(bytes) <= self.max_memory_bytes()
+            && self.locks.len() + records <= self.limits.locks_max
+            && self.idle.len as usize + freed <= self.limits.idle_max
+    }
+
+    /// What a key with this value counts for.
+    #[cfg(feature = "scripts")]
+    pub(crate) fn weight_of_key(name: &[u8], value: View<'_>, grants: Option<&Grants>) -> usize {
+        let grants = grants.map_or(0, Grants::weight);
+        let beside = match value {
+            View::Str(_) => 0,
+            View::Hash(_) | View::List(_) | View::Set(_) | View::ZSet(_) => VALUE_BYTES,
+        };
+        weight_of_lock(name, b"") + beside + value.weight() + grants
+    }
+
+    /// Room for a lock that is free (`slot`) or has no record yet, and for its holder.
+    pub(crate) fn room_for_grant(&self, slot: Option<u32>, name: &[u8], owner: &[u8]) -> Result<(), Refusal> {
+        let counted = slot.map_or(0, |slot| self.active_weight(slot));
+        self.room_for(weight_of_lock(name, owner).saturating_sub(counted))
+    }
+
+    /// Room for a waiter at these locks, whose records are there.
+    pub(crate) fn room_for_waiter(&self, owner: &[u8], seats: usize) -> Result<(), Refusal> {
+        // A multi-lock keeps the order of its names.
+        self.room_for(weight_of_waiter(owner, seats, 1) + seats)
+    }
+
+    /// Room for a multi-lock: for all its holders now, or for its records and later for its waiter.
+    pub(crate) fn room_for_many(
+        &self,
+        db: crate::machine::Db,
+        names: &[&[u8]],
+        owner: &[u8],
+        at_once: bool,
+    ) -> Result<(), Refusal> {
+        let owner: &[u8] = if at_once { owner } else { b"" };
+        let growth = |name: &&[u8]| {
+            let slot = self.names.find(&self.locks, db, name);
+            let counted = slot.map_or(0, |slot| self.active_weight(slot));
+            weight_of_lock(name, owner).saturating_sub(counted)
+        };
+        match names.iter().map(growth).sum() {
+            0 => Ok(()),
+            growth => self.room_for(growth),
+        }
+    }
+
+    pub(crate) fn room_for_session(&self, label: &[u8]) -> Result<(), Refusal> {
+        self.room_for(weight_of_session(label))
+    }
+
+    pub(crate) fn room_for_blocked<W: AsRef<[u8]>, K: AsRef<[u8]>>(
+        &self,
+        argv: &[W],
+        keys: &[K],
+    ) -> Result<(), Refusal> {
+        self.room_for(weight_of_blocked(argv, keys))
+    }
+
+    /// Room for a key with this value in place of what it holds.
+    pub(crate) fn room_for_value(
+        &self,
+        db: crate::machine::Db,
+        name: &[u8],
+        value: &Value,
+    ) -> Result<(), Refusal> {
+        let wanted = match value {
+            Value::Str(bytes) => weight_of_lock(name, bytes),
+            Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_) => {
+                weight_of_lock(name, b"") + weight_of_value(value)
+            }
+        };
+        let counted = self
+            .names
+            .find(&self.locks, db, name)
+            .map_or(0, |slot| self.active_weight(slot) + self.values.get(&slot).map_or(0, weight_of_value));
+        match wanted.checked_sub(counted) {
+            None | Some(0) => Ok(()),
+            Some(growth) => self.room_for(growth),
+        }
+    }
+
+    /// What a record counts for already. One of a free lock counts as room.
+    fn active_weight(&self, slot: u32) -> usize {
+        match self.locks[slot].phase {
+            Phase::Held | Phase::Awaited => self.locks[slot].weight(),
+            Phase::Idle => 0,
+        }
+    }
+
+    /// Forgets free locks, oldest first, while the state is larger than it may be. Some with each command: what is left counts as
+    /// room all the same.
+    pub(crate) fn forget_for_room(&mut self) {
+        for _ in 0..self.limits.idle_per_entry_max {
+            if self.memory.idle == 0 || self.memory_used_bytes() <= self.max_memory_bytes() {
+                return;
+            }
+            self.forget_oldest_idle(1);
+        }
+    }
+
+    // ---- changes that are counted ----
+
+    pub(crate) fn insert_lock(&mut self, lock: Lock) -> u32 {
+        self.memory.locks += lock.weight();
+        self.locks.insert(lock)
+    }
+
+    /// A record that is in no list and no index any more.
+    pub(crate) fn remove_lock(&mut self, slot: u32) -> Lock {
+        let lock = self.locks.remove(slot);
+        self.memory.locks -= lock.weight();
+        lock
+    }
+
+    /// Changes a lock's holder.
+    pub(crate) fn change_lock(&mut self, slot: u32, change: impl FnOnce(&mut Lock)) {
+        let lock = self.locks.edit(slot);
+        let before = lock.weight();
+        change(lock);
+        self.memory.locks = self.memory.locks + lock.weight() - before;
+    }
+
+    pub(crate) fn restore_lock(&mut self, slot: u32, before: Before) {
+        self.change_lock(slot, |lock| lock.put_back(before));
+    }
+
+    pub(crate) fn set_value(&mut self, slot: u32, value: Option<Value>) -> Option<Value> {
+        let before = match value {
+            Some(value) => {
+                self.memory.values += weight_of_value(&value);
+                self.values.insert(slot, value)
+            }
+            None => self.values.remove(&slot),
+        };
+        self.memory.values -= before.as_ref().map_or(0, weight_of_value);
+        before
+    }
+
+    pub(crate) fn take_value(&mut self, slot: u32) -> Option<Value> {
+        self.set_value(slot, None)
+    }
+
+    pub(crate) fn change_value<R>(&mut self, slot: u32, change: impl FnOnce(&mut Value) -> R) -> Option<R> {
+        let value = self.values.get_mut(&slot)?;
+        let before = weight_of_value(value);
+        let result = change(value);
+        self.memory.values = self.memory.values + weight_of_value(value) - before;
+        Some(result)
+    }
+
+    pub(crate) fn set_grants(&mut self, slot: u32, grants: Option<Grants>) {
+        let before = match grants {
+            Some(grants) => {
+                self.memory.grants += grants.weight();
+                self.grants.insert(slot, grants)
+            }
+            None => self.grants.remove(&slot),
+        };
+        self.memory.grants -= before.as_ref().map_or(0, Grants::weight);
+    }
+
+    pub(crate) fn change_waiter<R>(&mut self, waiter: u32, change: impl FnOnce(&mut Waiter) -> R) -> R {
+        let record = self.waiters.edit(waiter);
+        let before = record.weight();
+        let result = change(record);
+        self.memory.waiters = self.memory.waiters + record.weight() - before;
+        result
+    }
+
+    /// All of it from the records: after a restore, and for the invariants.
+    pub(crate) fn weigh_records(&self) -> Memory {
+        let locks = self.locks.iter().map(|(_, lock)| lock.weight()).sum();
+        let is_idle = |lock: &Lock| lock.phase == Phase::Idle;
+        Memory {
+            locks,
+            idle: self.locks.iter().filter(|(_, lock)| is_idle(lock)).map(|(_, lock)| lock.weight()).sum(),
+            values: self.values.values().map(weight_of_value).sum(),
+            grants: self.grants.values().map(Grants::weight).sum(),
+            waiters: self.waiters.iter().map(|(_, waiter)| waiter.weight()).sum(),
+            sessions: self.sessions.iter().map(|(_, session)| session.weight()).sum(),
+        }
+    }
+}

@@ -1,0 +1,6 @@
+//! Where records live: slabs with lists through them, deadlines, and memory in use.
+
+pub(crate) mod deadlines;
+pub(crate) mod list;
+pub(crate) mod memory;
+pub(crate) mod slab;

@@ -1,0 +1,418 @@
+//! Numbered slots for the machine's records, in chunks that come and go with their content.
+//!
+//! The lowest free number is always the next one given out. So which numbers are in use is all there is to know: two
+//! machines with the same records give out the same numbers for ever after, and a snapshot needs no free list.
+//!
+//! While a snapshot is being written, [`Slab::edit`], [`Slab::insert`] and [`Slab::remove`] save the old image of a slot the
+//! walk has not reached yet. They are the only ways to change a slot.
+
+use crate::limits::SNAPSHOT_RECORD_BYTES_MAX;
+use crate::machine::log::bytes::{put_varint, Reader};
+use std::collections::VecDeque;
+use std::ops::Index;
+
+/// "No slot", where a link may point nowhere.
+pub(crate) const NONE: u32 = u32::MAX;
+/// Numbers stay below this: the free map has four levels of 64.
+const SLOTS_MAX: u32 = 1 << 24;
+const CHUNK_SLOTS: usize = 256;
+
+/// How a record looks in a snapshot. What can be worked out from other records is not part of it.
+pub(crate) trait Image: Sized {
+    /// The kind of its records: see `snapshot.rs`.
+    const KIND: u8;
+
+    fn write(&self, out: &mut Vec<u8>);
+    fn read(reader: &mut Reader<'_>) -> Option<Self>;
+}
+
+pub(crate) struct Slab<T> {
+    chunks: Vec<Chunk<T>>,
+    free: FreeMap,
+    len: usize,
+    walk: Option<Box<Walk>>,
+}
+
+struct Chunk<T> {
+    /// Empty while nothing is in it.
+    slots: Box<[Option<T>]>,
+    used: u32,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Slab<T> {
+        Slab { chunks: Vec::new(), free: FreeMap::default(), len: 0, walk: None }
+    }
+}
+
+impl<T: Image> Index<u32> for Slab<T> {
+    type Output = T;
+
+    /// A slot that must be in use: the links between records are an invariant, not an input.
+    #[inline]
+    fn index(&self, slot: u32) -> &T {
+        self.get(slot).expect("a link points at a slot in use")
+    }
+}
+
+impl<T: Image> Slab<T> {
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// One above the highest number that may be in use.
+    pub(crate) fn end(&self) -> u32 {
+        self.free.end
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, slot: u32) -> Option<&T> {
+        self.chunks.get(slot as usize / CHUNK_SLOTS)?.slots.get(slot as usize % CHUNK_SLOTS)?.as_ref()
+    }
+
+    /// Opens a slot in use for change.
+    #[inline]
+    pub(crate) fn edit(&mut self, slot: u32) -> &mut T {
+        self.save_before_change(slot);
+        self.chunks[slot as usize / CHUNK_SLOTS].slots[slot as usize % CHUNK_SLOTS]
+            .as_mut()
+            .expect("a link points at a slot in use")
+    }
+
+    pub(crate) fn insert(&mut self, value: T) -> u32 {
+        let slot = self.free.take_lowest();
+        assert!(slot < SLOTS_MAX, "limits keep every slab below {SLOTS_MAX} records");
+        self.save_before_change(slot);
+        self.put(slot, value);
+        slot
+    }
+
+    /// Puts a record where a snapshot says it was. `None` where the place is taken or cannot exist.
+    pub(crate) fn insert_at(&mut self, slot: u32, value: T) -> Option<()> {
+        if slot >= SLOTS_MAX || self.get(slot).is_some() {
+            return None;
+        }
+        self.free.take(slot);
+        self.put(slot, value);
+        Some(())
+    }
+
+    fn put(&mut self, slot: u32, value: T) {
+        let at = slot as usize / CHUNK_SLOTS;
+        if at >= self.chunks.len() {
+            self.chunks.resize_with(at + 1, || Chunk { slots: Box::default(), used: 0 });
+        }
+        let chunk = &mut self.chunks[at];
+        if chunk.slots.is_empty() {
+            chunk.slots = (0..CHUNK_SLOTS).map(|_| None).collect();
+        }
+        chunk.slots[slot as usize % CHUNK_SLOTS] = Some(value);
+        chunk.used += 1;
+        self.len += 1;
+    }
+
+    pub(crate) fn remove(&mut self, slot: u32) -> T {
+        self.save_before_change(slot);
+        let chunk = &mut self.chunks[slot as usize / CHUNK_SLOTS];
+        let value = chunk.slots[slot as usize % CHUNK_SLOTS].take().expect("a link points at a slot in use");
+        chunk.used -= 1;
+        if chunk.used == 0 {
+            chunk.slots = Box::default();
+        }
+        self.len -= 1;
+        self.free.give_back(slot);
+        value
+    }
+
+    /// The records from `slot` on, in the order of their numbers.
+    pub(crate) fn iter_from(&self, slot: u32) -> impl Iterator<Item = (u32, &T)> {
+        let first = slot as usize / CHUNK_SLOTS;
+        self.chunks.iter().enumerate().skip(first).flat_map(move |(at, chunk)| {
+            let base = at * CHUNK_SLOTS;
+            let skipped = if at == first { slot as usize % CHUNK_SLOTS } else { 0 };
+            let slots = chunk.slots.iter().enumerate().skip(skipped);
+            slots.filter_map(move |(i, value)| Some(((base + i) as u32, value.as_ref()?)))
+        })
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
+        self.iter_from(0)
+    }
+
+    #[inline]
+    fn save_before_change(&mut self, slot: u32) {
+        if self.walk.is_some() {
+            self.save_image(slot);
+        }
+    }
+
+    #[cold]
+    fn save_image(&mut self, slot: u32) {
+        let Some(mut walk) = self.walk.take() else { return };
+        if walk.mark(slot) {
+            if let Some(value) = self.get(slot) {
+                write_record(slot, value, walk.saved_end());
+                walk.saved_count += 1;
+            }
+        }
+        self.walk = Some(walk);
+    }
+
+    /// From now on the walk shows this very state, whatever changes meanwhile.
+    pub(crate) fn walk_begin(&mut self) {
+        self.walk = Some(Box::new(Walk::new(self.free.end)));
+    }
+
+    pub(crate) fn walk_stop(&mut self) {
+        self.walk = None;
+    }
+
+    /// Appends images of slots not yet shown, looking at no more than `budget` slots, until `out` has `bytes_max` bytes or more.
+    /// Answers how many records were appended, and whether the walk is over.
+    pub(crate) fn walk_step(
+        &mut self,
+        budget: &mut usize,
+        bytes_max: usize,
+        out: &mut Vec<u8>,
+    ) -> (u64, bool) {
+        let Some(mut walk) = self.walk.take() else { return (0, true) };
+        while out.len() < bytes_max {
+            let Some(saved) = walk.saved.pop_front() else { break };
+            out.extend_from_slice(&saved);
+        }
+        let mut count = std::mem::take(&mut walk.saved_count);
+        while walk.next < walk.end && *budget > 0 && out.len() < bytes_max {
+            *budget -= 1;
+            let slot = walk.next;
+            if self.chunks.get(slot as usize / CHUNK_SLOTS).is_none_or(|chunk| chunk.used == 0) {
+                // Nothing is here any more; what was has been saved when it went.
+                walk.next = ((slot as usize / CHUNK_SLOTS + 1) * CHUNK_SLOTS) as u32;
+                continue;
+            }
+            if walk.mark(slot) {
+                if let Some(value) = self.get(slot) {
+                    count += 1;
+                    write_record(slot, value, out);
+                }
+            }
+            walk.next += 1;
+        }
+        let over = walk.next >= walk.end && walk.saved.is_empty();
+        if !over {
+            self.walk = Some(walk);
+        }
+        (count, over)
+    }
+}
+
+pub(crate) fn write_record<T: Image>(slot: u32, value: &T, out: &mut Vec<u8>) {
+    framed(T::KIND, out, |out| {
+        put_varint(out, u64::from(slot));
+        value.write(out);
+    });
+}
+
+/// Appends one record: its kind, its length and what `write` appends.
+pub(crate) fn framed(kind: u8, out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    out.push(kind);
+    let length_at = out.len();
+    out.extend_from_slice(&[0; 4]);
+    write(out);
+    let length = out.len() - length_at - 4;
+    assert!(length <= SNAPSHOT_RECORD_BYTES_MAX, "a record of kind {kind} has {length} bytes");
+    out[length_at..length_at + 4].copy_from_slice(&(length as u32).to_le_bytes());
+}
+
+/// Saved images are kept in chunks of about this size, so that none of them is ever moved as a whole.
+const SAVED_CHUNK_BYTES: usize = 64 * 1024;
+
+/// How far a snapshot has come.
+struct Walk {
+    next: u32,
+    end: u32,
+    /// One bit a slot: shown already, or empty at the beginning.
+    seen: Vec<u64>,
+    /// Records that changed or went before their turn.
+    saved: VecDeque<Vec<u8>>,
+    saved_count: u64,
+}
+
+impl Walk {
+    fn new(end: u32) -> Walk {
+        Walk {
+            next: 0,
+            end,
+            seen: vec![0; (end as usize).div_ceil(64)],
+            saved: VecDeque::new(),
+            saved_count: 0,
+        }
+    }
+
+    fn saved_end(&mut self) -> &mut Vec<u8> {
+        if self.saved.back().is_none_or(|chunk| chunk.len() >= SAVED_CHUNK_BYTES) {
+            self.saved.push_back(Vec::new());
+        }
+        self.saved.back_mut().expect("pushed just now")
+    }
+
+    /// Whether the slot's image at the beginning is still wanted; from now on it is not.
+    fn mark(&mut self, slot: u32) -> bool {
+        if slot < self.next || slot >= self.end {
+            return false;
+        }
+        let (word, bit) = (slot as usize / 64, 1u64 << (slot % 64));
+        let wanted = self.seen[word] & bit == 0;
+        self.seen[word] |= bit;
+        wanted
+    }
+}
+
+/// Which numbers below `end` are free: a tree of bits whose every node says whether a free one is below it.
+#[derive(Default)]
+struct FreeMap {
+    levels: [Vec<u64>; 4],
+    free: usize,
+    end: u32,
+}
+
+impl FreeMap {
+    fn take_lowest(&mut self) -> u32 {
+        if self.free == 0 {
+            self.grow(self.end + 1);
+            let slot = self.end;
+            self.end += 1;
+            return slot;
+        }
+        let mut slot = 0usize;
+        for level in (0..4).rev() {
+            slot = slot * 64 + self.levels[level][slot].trailing_zeros() as usize;
+        }
+        self.clear(slot as u32);
+        slot as u32
+    }
+
+    /// Takes this very number; those passed over become free.
+    fn take(&mut self, slot: u32) {
+        if slot >= self.end {
+            let first = self.end;
+            self.grow(slot + 1);
+            self.end = slot + 1;
+            (first..slot).for_each(|skipped| self.give_back(skipped));
+            return;
+        }
+        self.clear(slot);
+    }
+
+    fn grow(&mut self, end: u32) {
+        let mut words = end as usize;
+        for level in &mut self.levels {
+            words = words.div_ceil(64);
+            if words > level.len() {
+                level.resize(words, 0);
+            }
+        }
+    }
+
+    fn clear(&mut self, slot: u32) {
+        self.free -= 1;
+        let mut at = slot as usize;
+        for level in &mut self.levels {
+            let word = &mut level[at / 64];
+            *word &= !(1 << (at % 64));
+            if *word != 0 {
+                break;
+            }
+            at /= 64;
+        }
+    }
+
+    fn give_back(&mut self, slot: u32) {
+        self.free += 1;
+        let mut at = slot as usize;
+        for level in &mut self.levels {
+            let word = &mut level[at / 64];
+            let had_some = *word != 0;
+            *word |= 1 << (at % 64);
+            if had_some {
+                break;
+            }
+            at /= 64;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    impl Image for u64 {
+        const KIND: u8 = 0;
+
+        fn write(&self, out: &mut Vec<u8>) {
+            put_varint(out, *self);
+        }
+
+        fn read(reader: &mut Reader<'_>) -> Option<u64> {
+            reader.varint()
+        }
+    }
+
+    fn slab(count: u64) -> Slab<u64> {
+        let mut slab = Slab::default();
+        (0..count).for_each(|value| assert_eq!(u64::from(slab.insert(value)), value));
+        slab
+    }
+
+    #[test]
+    fn lowest_free_number_comes_first() {
+        let mut slab = slab(70_000);
+        for slot in [69_999, 4096, 3, 64, 65_535] {
+            slab.remove(slot);
+        }
+        for slot in [3, 64, 4096, 65_535, 69_999, 70_000] {
+            assert_eq!(slab.insert(0), slot);
+        }
+    }
+
+    #[test]
+    fn empty_chunks_are_given_back() {
+        let mut slab = slab(1000);
+        (0..1000).for_each(|slot| assert_eq!(slab.remove(slot), u64::from(slot)));
+        assert!(slab.chunks.iter().all(|chunk| chunk.slots.is_empty()));
+        assert_eq!(slab.insert(7), 0);
+    }
+
+    #[test]
+    fn walk_shows_the_beginning_whatever_changes() {
+        let mut slab = slab(1000);
+        slab.remove(5);
+        slab.walk_begin();
+        let mut bytes = Vec::new();
+        let mut total = 0;
+        let mut round = 0u64;
+        loop {
+            let (count, over) = slab.walk_step(&mut 7, usize::MAX, &mut bytes);
+            total += count;
+            if over {
+                break;
+            }
+            round += 1;
+            let slot = (round * 331 % 1000) as u32;
+            match slab.get(slot) {
+                Some(_) if round.is_multiple_of(3) => assert!(slab.remove(slot) > 0),
+                Some(_) => *slab.edit(slot) = 1_000_000,
+                None => assert!(slab.insert(2_000_000) < 1000),
+            }
+        }
+        let mut reader = Reader::new(&bytes);
+        let mut seen = std::collections::BTreeMap::new();
+        while !reader.is_empty() {
+            assert_eq!((reader.u8(), reader.u32_fixed().is_some()), (Some(0), true));
+            let slot = reader.varint().unwrap();
+            assert_eq!(seen.insert(slot, u64::read(&mut reader).unwrap()), None);
+        }
+        assert_eq!(total, 999);
+        assert_eq!(seen.len(), 999);
+        assert!(seen.iter().all(|(slot, value)| slot == value));
+    }
+}
