@@ -1,7 +1,27 @@
 //! The only place in the proxy that asks a clock.
 
-use crate::tier2::ports::{CpuClock, Now};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// The only clocks the node sees.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Now {
+    /// Monotonic, from any starting point.
+    pub monotonic_us: u64,
+    /// Since 1970. Serves fences alone.
+    pub wall_us: u64,
+}
+
+impl Now {
+    #[must_use]
+    pub fn monotonic_ms(&self) -> u64 {
+        self.monotonic_us / 1_000
+    }
+}
+
+/// How much CPU time the node's thread has used. Asked while scripts run, and where work is cut into slices.
+pub trait CpuClock: Send {
+    fn thread_us(&mut self) -> u64;
+}
 
 /// Cheap to copy; all copies share one starting point.
 #[derive(Clone, Copy, Debug)]

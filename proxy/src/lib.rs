@@ -8,6 +8,7 @@ pub mod client_memory;
 pub mod clock;
 pub mod config;
 pub mod events;
+pub mod node_api;
 pub mod serve;
 pub mod server;
 pub mod shutdown;

@@ -3,7 +3,7 @@
 
 use bytes::{Bytes, BytesMut};
 use libfuzzer_sys::fuzz_target;
-use redfence::tier2::wire::{decode_frame, encode_frame};
+use redfence::node_api::wire::{decode_frame, encode_frame};
 
 fuzz_target!(|data: &[u8]| {
     let Ok((group, message)) = decode_frame(Bytes::copy_from_slice(data)) else { return };

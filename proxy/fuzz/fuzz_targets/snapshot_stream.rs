@@ -6,7 +6,7 @@ use bytes::Bytes;
 use libfuzzer_sys::fuzz_target;
 use raft::eraftpb::Entry;
 use redfence::tier2::load_snapshot;
-use redfence::tier2::ports::{LogReader, SnapshotId, SnapshotMeta, StoreError};
+use redfence::node_api::{LogReader, SnapshotId, SnapshotMeta, StoreError};
 use redfence_core::machine::Machine;
 
 struct File(Vec<u8>, usize);

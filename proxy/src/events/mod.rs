@@ -1,7 +1,7 @@
 //! Watchers of this node: who listens to which channel, and the way a lock event takes to them.
 //!
 //! Apply never waits for a watcher. It drops its events and what was published into a bounded queue ([`EventQueue`] for the
-//! embedded Tier 1, [`crate::tier2::news`] for Tier 2); one task each turns them into messages and puts these into each
+//! embedded Tier 1, [`crate::node_api::apply_feed`] for Tier 2); one task each turns them into messages and puts these into each
 //! listener's bounded inbox ([`Hub`]). A full queue loses events (counted) and published messages (their listeners are
 //! disconnected); a listener whose inbox is full is marked, and its connection ends: it learns that it missed something.
 //!

@@ -2,7 +2,7 @@
 
 use super::queue::publish_event;
 use super::{EventQueue, Hub, Tracker};
-use crate::tier2::news::{News, NewsReceiver};
+use crate::node_api::apply_feed::{News, NewsReceiver};
 use redfence_core::types::Tier;
 use std::sync::Arc;
 

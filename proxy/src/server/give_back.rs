@@ -3,8 +3,8 @@
 //! The client went away while its acquire was under way, and its owner was made up by this node: nobody can ask again and get the same
 //! fence, so the lock would stand until its ttl runs out. An acquire that named its OWNER is left alone: its client may come back.
 
+use crate::node_api::OwnedQuery;
 use crate::tier2::handle::{PendingReply, Tier2Handle};
-use crate::tier2::ports::OwnedQuery;
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;

@@ -6,9 +6,9 @@
 
 use super::stats::Verdict;
 use crate::events::Kind;
+use crate::node_api::OwnedQuery;
 use crate::server::Shared;
 use crate::tier2::handle::{Answer, PendingReply};
-use crate::tier2::ports::OwnedQuery;
 use bytes::Bytes;
 use redfence_core::reply::Reply;
 use redfence_core::types::SessionId;

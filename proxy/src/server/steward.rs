@@ -7,7 +7,7 @@
 use super::router::{Router, Standing};
 use super::routing::SETTLE_AFTER_MS;
 use super::Shared;
-use crate::tier2::ports::{ClusterStatus, OwnedQuery, Role};
+use crate::node_api::{ClusterStatus, OwnedQuery, Role};
 use redfence_core::machine::settings::{Founding, Settings, SettingsCommand};
 use redfence_core::machine::upstream_identity::{Identity, Relation};
 use redfence_core::machine::Command;

@@ -24,7 +24,7 @@ use super::parts::{
 use super::records::{encode_snapshot, EntryChange, Records};
 use super::snapshots::settle;
 use super::{quiet, LogStore};
-use crate::tier2::ports::{LogReader, PersistTask, Recovered, SnapshotMeta};
+use crate::node_api::{LogReader, PersistTask, Recovered, SnapshotMeta};
 use raft_engine::{Command, LogBatch};
 use std::sync::Arc;
 

@@ -6,10 +6,10 @@
 
 use super::records::{EntryChange, Records};
 use super::{LogStore, StorageError};
-use crate::tier2::ports::{
+use crate::node_api::snapshot_stream::StreamChecker;
+use crate::node_api::{
     Input, LogReader, PersistTask, Recovered, SnapshotId, SnapshotMeta, SnapshotOp, StoreError,
 };
-use crate::tier2::snapshot::pieces::StreamChecker;
 use bytes::Bytes;
 use raft::eraftpb::Entry;
 use std::collections::BTreeMap;

@@ -36,7 +36,7 @@ mod tests;
 pub use error::StorageError;
 pub(crate) use quiet::payload_text as panic_text;
 
-use crate::tier2::ports::{LogReader, PersistTask, Recovered};
+use crate::node_api::{LogReader, PersistTask, Recovered};
 
 /// The log of one node. Owned by the writer thread.
 pub trait LogStore: Send {

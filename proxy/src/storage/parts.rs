@@ -9,7 +9,7 @@ use super::guard::{append_seq, read_small, GuardedFileSystem, Refusal, Shared};
 use super::quiet;
 use super::records::{decode_snapshot, Head, Records};
 use super::snapshots::SnapshotReader;
-use crate::tier2::ports::{GroupId, LogMark, LogReader, SnapshotId, StoreError, GROUP};
+use crate::node_api::{GroupId, LogMark, LogReader, SnapshotId, StoreError, GROUP};
 use bytes::Bytes;
 use raft::eraftpb::Entry;
 use raft_engine::{Config, Engine, MessageExt, ReadableSize, RecoveryMode};

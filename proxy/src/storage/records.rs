@@ -3,8 +3,8 @@
 //! Every batch carries the whole [`Head`], so that the newest batch alone tells what the log must look like: a lost or
 //! stale part of it is noticed at the next start instead of being believed.
 
-use crate::tier2::ports::{LogMark, PersistTask, Recovered, SnapshotMeta};
-use crate::tier2::wire::{decode_meta, encode_meta};
+use crate::node_api::wire::{decode_meta, encode_meta};
+use crate::node_api::{LogMark, PersistTask, Recovered, SnapshotMeta};
 use bytes::{Buf, BufMut};
 use raft::eraftpb::HardState;
 use redfence_core::mutants::{on, Mutant};

@@ -7,8 +7,8 @@
 
 use super::datadir::sync_dir;
 use super::error::StorageError;
-use crate::tier2::ports::{Input, SnapshotId, SnapshotMeta, SnapshotOp, StoreError};
-use crate::tier2::snapshot::pieces::StreamChecker;
+use crate::node_api::snapshot_stream::StreamChecker;
+use crate::node_api::{Input, SnapshotId, SnapshotMeta, SnapshotOp, StoreError};
 use bytes::Bytes;
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -221,7 +221,7 @@ fn temp_path(dir: &Path, id: SnapshotId) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tier2::snapshot::pieces::framed;
+    use crate::node_api::snapshot_stream::framed;
     use redfence_core::limits::SNAPSHOT_PIECE_BYTES_MAX;
 
     const ID: SnapshotId = SnapshotId(5);

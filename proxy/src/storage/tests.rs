@@ -4,7 +4,7 @@ use super::datadir::DataDir;
 use super::engine::{EngineLimits, EngineStore};
 use super::memory::{MemoryDisk, MemoryStore};
 use super::*;
-use crate::tier2::ports::{LogMark, SnapshotMeta};
+use crate::node_api::{LogMark, SnapshotMeta};
 use raft::eraftpb::{Entry, HardState};
 use std::path::Path;
 

@@ -1,6 +1,6 @@
 //! What a node is told at its making, with the defaults of a production node.
 
-use super::ports::NodeId;
+use crate::node_api::NodeId;
 
 /// Sizes and times of one node. Times are in milliseconds of the monotonic clock.
 #[derive(Clone, Debug, PartialEq, Eq)]

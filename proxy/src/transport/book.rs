@@ -3,9 +3,9 @@
 //! The identity and the peers' store ids are durable before they are used. The members come from the node itself.
 
 use super::greeting::{Hello, Refusal};
+use crate::node_api::{Member, NodeId};
 use crate::storage::datadir::{DataDir, Identity, KnownStores, StoreId};
 use crate::storage::StorageError;
-use crate::tier2::ports::{Member, NodeId};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

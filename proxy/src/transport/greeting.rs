@@ -12,9 +12,9 @@
 
 use super::book::Book;
 use super::Channel;
+use crate::node_api::wire::ADDR_BYTES_MAX;
+use crate::node_api::NodeId;
 use crate::storage::datadir::StoreId;
-use crate::tier2::ports::NodeId;
-use crate::tier2::wire::ADDR_BYTES_MAX;
 use bytes::{Buf, BufMut, BytesMut};
 use hmac::{Hmac, Mac};
 use sha2::Sha256;

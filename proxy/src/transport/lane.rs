@@ -4,8 +4,8 @@
 //! thread. Where the socket is full the lane's task ([`Lane::keep_flushing`]) goes on. The lock is held over a write, so
 //! bytes leave in the order they came; no write blocks.
 
-use crate::tier2::ports::{PeerMessage, GROUP};
-use crate::tier2::wire::{encode_frame, TooLarge, FRAME_BYTES_MAX};
+use crate::node_api::wire::{encode_frame, TooLarge, FRAME_BYTES_MAX};
+use crate::node_api::{PeerMessage, GROUP};
 use bytes::{Buf, BytesMut};
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

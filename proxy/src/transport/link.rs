@@ -3,8 +3,8 @@
 use super::greeting::{self, GreetingError};
 use super::lane::Lane;
 use super::{lock, Channel, Shared, RAFT_LANE};
-use crate::tier2::ports::NodeId;
-use crate::tier2::wire::{decode_frame, FRAME_BYTES_MAX};
+use crate::node_api::wire::{decode_frame, FRAME_BYTES_MAX};
+use crate::node_api::NodeId;
 use bytes::{Buf, Bytes, BytesMut};
 use socket2::{SockRef, TcpKeepalive};
 use std::io;

@@ -27,8 +27,7 @@ mod link;
 #[cfg(test)]
 mod tests;
 
-use crate::tier2::handle::Tier2Handle;
-use crate::tier2::ports::{Input, Member, NodeId, PeerMessage};
+use crate::node_api::{Member, NodeId, PeerMessage, PeerSink};
 use book::Book;
 use lane::{Lane, Limits, Pushed};
 use std::collections::HashMap;
@@ -41,23 +40,6 @@ use tokio::sync::mpsc;
 const RAFT_LANE: Limits = Limits { connected_bytes: 16 << 20, dialling_bytes: 64 << 10 };
 /// Pieces of snapshots to one peer: the node's own window is smaller. They start the dialling, so all of them wait for it.
 const BULK_LANE: Limits = Limits { connected_bytes: 8 << 20, dialling_bytes: 8 << 20 };
-
-/// Where messages of peers go.
-pub trait PeerSink: Send + Sync + 'static {
-    /// False: dropped, because the node is behind.
-    fn message(&self, from: NodeId, message: PeerMessage) -> bool;
-    fn unreachable(&self, id: NodeId);
-}
-
-impl PeerSink for Tier2Handle {
-    fn message(&self, from: NodeId, message: PeerMessage) -> bool {
-        self.push_peer(Input::Peer { from, message })
-    }
-
-    fn unreachable(&self, id: NodeId) {
-        self.push_report(Input::Unreachable(id));
-    }
-}
 
 /// The two connections to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -2,9 +2,9 @@
 
 use super::book::Book;
 use super::*;
+use crate::node_api::wire::encode_frame;
+use crate::node_api::SnapshotChunk;
 use crate::storage::datadir::{DataDir, Identity, StoreId};
-use crate::tier2::ports::SnapshotChunk;
-use crate::tier2::wire::encode_frame;
 use bytes::{BufMut, Bytes, BytesMut};
 use greeting::{GreetingError, Refusal};
 use std::io::{Read, Write};
@@ -214,12 +214,12 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue() {
         stream
     });
     eventually("connected", || one.transport.shared.lane(2, Channel::Raft).unwrap().is_connected());
-    let big = PeerMessage::Forward(crate::tier2::ports::Forward {
+    let big = PeerMessage::Forward(crate::node_api::Forward {
         origin: redfence_core::types::Origin { node: 1, incarnation: 1 },
         term: 1,
         prev: 0,
         acked_below: 0,
-        commands: vec![crate::tier2::ports::Forwarded {
+        commands: vec![crate::node_api::Forwarded {
             seq: 1,
             connection: 1,
             blob: Bytes::from(vec![1; 1 << 20]),

@@ -3,8 +3,8 @@
 use super::calls::{Ask, Heard};
 use super::names;
 use raft::eraftpb::{Entry, EntryType};
+use redfence::node_api::{LogReader, NodeId};
 use redfence::storage::memory::MemoryDisk;
-use redfence::tier2::ports::{LogReader, NodeId};
 use redfence::tier2::Node;
 use redfence_core::event::{Event, EventKind};
 use redfence_core::machine::{Applied, Machine};

@@ -4,7 +4,7 @@ use super::names;
 use crate::checker::history::{NEVER, NO_RESOURCE};
 use crate::checker::{Answer, Call, History, Operation, Outcome, Reason};
 use bytes::Bytes;
-use redfence::tier2::ports::{Input, NodeId, OwnedQuery, Read, Submit, Ticket};
+use redfence::node_api::{Input, NodeId, OwnedQuery, Read, Submit, Ticket};
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;

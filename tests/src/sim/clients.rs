@@ -8,7 +8,7 @@ use super::world::{World, SETTLE_US};
 use crate::chance::Chance;
 use crate::checker::history::{NEVER, NO_RESOURCE};
 use crate::checker::{Call, Operation, Outcome};
-use redfence::tier2::ports::{Input, NodeId, Ticket};
+use redfence::node_api::{Input, NodeId, Ticket};
 use redfence_core::reply::Reply;
 use redfence_core::types::SessionId;
 

@@ -1,6 +1,6 @@
 //! The clocks of one simulated machine: a monotonic one whose rate may change, and a wall clock that jumps.
 
-use redfence::tier2::ports::Now;
+use redfence::node_api::Now;
 
 /// Where simulated wall clocks begin: some day in 2026.
 const WALL_START_US: i64 = 1_790_000_000_000_000;

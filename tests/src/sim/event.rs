@@ -1,7 +1,7 @@
 //! What can happen, and when: one heap, ordered by time and then by the order of planning, so that a seed repeats a run.
 
 use super::calls::CallNumber;
-use redfence::tier2::ports::{Input, NodeId, PeerMessage, Ticket};
+use redfence::node_api::{Input, NodeId, PeerMessage, Ticket};
 use redfence_core::reply::Reply;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;

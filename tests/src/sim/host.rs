@@ -1,9 +1,9 @@
 //! One simulated machine: a node, its disk with the two writers, and its clocks.
 
 use super::clock::HostClock;
+use redfence::node_api::{Input, Member, NodeId, PeerMessage, PersistTask, SnapshotMeta, SnapshotOp};
 use redfence::storage::memory::{MemoryDisk, MemoryStore};
 use redfence::storage::LogStore;
-use redfence::tier2::ports::{Input, Member, NodeId, PeerMessage, PersistTask, SnapshotMeta, SnapshotOp};
 use redfence::tier2::{Config, Node};
 use redfence_core::machine::Wanted;
 use std::collections::VecDeque;

@@ -4,7 +4,7 @@ use super::event::{Happening, Relief};
 use super::host::{DiskMood, GOOD_DISK};
 use super::plan::Fault;
 use super::world::{address, World};
-use redfence::tier2::ports::{AdminRequest, Input, NodeId, SnapshotMeta, Ticket};
+use redfence::node_api::{AdminRequest, Input, NodeId, SnapshotMeta, Ticket};
 use redfence_core::reply::Reply;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! What the simulated network does to messages between nodes.
 
 use crate::chance::Chance;
-use redfence::tier2::ports::NodeId;
+use redfence::node_api::NodeId;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]

@@ -11,7 +11,7 @@ use super::plan::Plan;
 use super::world::World;
 use crate::chance::Chance;
 use crate::checker::{Answer, Call, Operation, Outcome};
-use redfence::tier2::ports::NodeId;
+use redfence::node_api::NodeId;
 
 /// A master that gives no certain answer to a release is asked again this often.
 const TRIES_MAX: u32 = 3;

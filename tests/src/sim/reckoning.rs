@@ -5,7 +5,7 @@ use super::world::World;
 use super::Report;
 use crate::checker::history::NEVER;
 use crate::checker::{check, check_holds, Answer, Call, Outcome, Rules, Violation};
-use redfence::tier2::ports::NodeId;
+use redfence::node_api::NodeId;
 
 /// After healing, somebody is served within this time.
 const RECOVERY_MS_MAX: u64 = 5_000;

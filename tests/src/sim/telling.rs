@@ -2,7 +2,7 @@
 
 use super::event::Happening;
 use super::world::World;
-use redfence::tier2::ports::PeerMessage;
+use redfence::node_api::PeerMessage;
 
 impl World {
     pub(super) fn tell(&self, happening: &Happening) {

@@ -17,8 +17,9 @@ use crate::chance::Chance;
 use crate::checker::history::SeenQueued;
 use crate::checker::{History, Operation};
 use bytes::{Buf, BytesMut};
-use redfence::tier2::ports::{Input, NodeId, Outputs, PeerMessage, SnapshotMeta, Ticket, GROUP};
-use redfence::tier2::{wire, Config};
+use redfence::node_api::wire;
+use redfence::node_api::{Input, NodeId, Outputs, PeerMessage, SnapshotMeta, Ticket, GROUP};
+use redfence::tier2::Config;
 use redfence_core::event::EventKind;
 use std::collections::BTreeMap;
 
@@ -395,7 +396,7 @@ impl World {
     }
 
     fn snapshot_op(&mut self, id: NodeId) {
-        use redfence::tier2::ports::SnapshotOp;
+        use redfence::node_api::SnapshotOp;
         let now_us = self.now_us;
         let host = self.hosts.get_mut(&id).expect("it lives");
         host.snapshot_busy = false;

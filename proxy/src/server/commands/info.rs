@@ -2,10 +2,10 @@
 
 use super::hello::REDIS_VERSION;
 use super::is;
+use crate::node_api::Role;
 use crate::server::connection::{Connection, Flow};
 use crate::server::Shared;
 use crate::tier1::upstream::Health;
-use crate::tier2::ports::Role;
 use redfence_core::reply::Reply;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,5 +1,6 @@
 //! `LOCK.*` and `FENCE.*`: the router decides, then Tier 1, Tier 2 or the node itself answers.
 
+use crate::node_api::{AdminRequest, NodeStatus, OwnedQuery};
 use crate::server::connection::{Connection, Flow};
 use crate::server::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, SessionStep, Source, Then};
 use crate::server::router::{Destination, PlainDestination};
@@ -8,7 +9,6 @@ use crate::server::stats::Verdict;
 use crate::server::{ids, keys};
 use crate::tier1::lua::{self, Waiting};
 use crate::tier1::upstream::{Health, Means};
-use crate::tier2::ports::{AdminRequest, NodeStatus, OwnedQuery};
 use bytes::Bytes;
 use redfence_core::grammar::cluster::Cluster;
 use redfence_core::grammar::session::Session;

@@ -2,13 +2,13 @@
 
 use super::transaction::crosses_tiers;
 use super::{scripts, server, unknown_command};
+use crate::node_api::{OwnedQuery, WAIT_FOREVER};
 use crate::server::connection::{Connection, Flow};
 use crate::server::keys;
 use crate::server::pending::{IfAbandoned, Lane, RedisCall, Source};
 use crate::server::router::{Door, PlainDestination};
 use crate::server::routing::stale_routes;
 use crate::server::transaction::Home;
-use crate::tier2::ports::{OwnedQuery, WAIT_FOREVER};
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::{table, wait_of, Wait};

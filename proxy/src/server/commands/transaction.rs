@@ -5,12 +5,12 @@
 //! it is queued, and `EXEC` then discards the rest.
 
 use super::{unknown_command, wrong_arity, Local};
+use crate::node_api::OwnedQuery;
 use crate::server::connection::{Connection, Flow};
 use crate::server::keys;
 use crate::server::pending::{IfAbandoned, Lane, Pending, RedisCall, Source, Then};
 use crate::server::router::{Destination, PlainDestination};
 use crate::server::transaction::{check_watched, Home, Transaction};
-use crate::tier2::ports::OwnedQuery;
 use bytes::Bytes;
 use redfence_core::grammar;
 use redfence_core::grammar::errors::shown;

@@ -1,6 +1,6 @@
 //! CPU time of scripts: one's own, by the thread's clock, and all together, by a token bucket over the monotonic clock.
 
-use crate::tier2::ports::CpuClock;
+use crate::node_api::CpuClock;
 use redfence_core::script::CpuMeter;
 
 /// Scripts get one part in so many of the leader's time.

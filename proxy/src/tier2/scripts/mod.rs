@@ -20,10 +20,10 @@ mod queue;
 pub(super) use budget::{Budget, CountedCpu};
 pub(super) use queue::{LaneKey, ScriptQueue, StagedCommand};
 
-use super::node::Node;
-use super::ports::OwnedQuery;
-use super::requests::encoded;
-use super::stage::UNNUMBERED;
+use crate::node_api::OwnedQuery;
+use crate::tier2::node::Node;
+use crate::tier2::requests::encoded;
+use crate::tier2::requests::staging::UNNUMBERED;
 use budget::Meter;
 use bytes::Bytes;
 use redfence_core::keyspace::Resp;

@@ -1,7 +1,7 @@
 //! Scripts that wait for their turn, and what waits behind them on the same connection.
 
-use crate::tier2::pending::Pending;
-use crate::tier2::ports::{ConnectionId, Forwarded, NodeId};
+use crate::node_api::{ConnectionId, Forwarded, NodeId};
+use crate::tier2::requests::pending::Pending;
 use bytes::Bytes;
 use redfence_core::types::Origin;
 use rustc_hash::FxHashMap;

@@ -7,12 +7,12 @@
 
 use super::startup::{open_data, ShellConfig};
 use crate::clock::Clock;
+use crate::node_api::snapshot_stream;
+use crate::node_api::{Input, Now, Outputs, Recovered, Submit};
 use crate::storage::datadir::{KnownStores, StoreId};
 use crate::storage::engine::EngineLimits;
 use crate::storage::snapshots::SnapshotWriter;
 use crate::storage::LogStore;
-use crate::tier2::ports::{Input, Now, Outputs, Recovered, Submit};
-use crate::tier2::snapshot::pieces;
 use crate::tier2::Node;
 use bytes::Bytes;
 use raft::eraftpb::EntryType;
@@ -90,7 +90,7 @@ fn open(root: &Path) -> Result<Found, String> {
     let mut recovered = store.recovered();
     recovered.boot = 0;
     let reader = store.reader();
-    let mut machine = pieces::load(&recovered.snapshot, reader.as_ref())?;
+    let mut machine = snapshot_stream::load(&recovered.snapshot, reader.as_ref())?;
     let mut applied = Applied::default();
     let (first, end) = (recovered.snapshot.at.index + 1, recovered.last_index + 1);
     if first < end {

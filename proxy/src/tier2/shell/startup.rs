@@ -2,12 +2,12 @@
 
 use super::{exit_on_fatal, OnFatal};
 use crate::clock::Clock;
+use crate::node_api::{NodeId, SnapshotMeta};
 use crate::storage::datadir::{DataDir, Identity, StoreId};
 use crate::storage::engine::{EngineLimits, EngineStore};
 use crate::storage::StorageError;
 use crate::tier2::config::Config;
 use crate::tier2::handle::PATIENCE_MS_DEFAULT;
-use crate::tier2::ports::{NodeId, SnapshotMeta};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::io;

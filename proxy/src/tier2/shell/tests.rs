@@ -1,8 +1,8 @@
 //! Real threads, real files, real sockets: one node and three, killed and restarted.
 
 use super::*;
+use crate::node_api::{AdminRequest, ClusterStatus, NodeId, OwnedQuery, Role};
 use crate::tier2::handle::PendingReply;
-use crate::tier2::ports::{AdminRequest, ClusterStatus, NodeId, OwnedQuery, Role};
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
@@ -281,9 +281,9 @@ fn a_disk_that_fails_ends_the_node_with_one_line() {
 
 #[test]
 fn the_writer_reports_what_the_log_refuses() {
+    use crate::node_api::SnapshotMeta;
     use crate::storage::datadir::{DataDir, Identity, StoreId};
     use crate::storage::memory::MemoryDisk;
-    use crate::tier2::ports::SnapshotMeta;
     let root = tempfile::tempdir().unwrap();
     let identity = Identity { node_id: 1, cluster_id: 1, store_id: StoreId(1), log_made: true };
     let dir = Arc::new(DataDir::open(root.path()).unwrap());

@@ -4,10 +4,10 @@
 //! then sends what had to wait for that. It never waits for the raft thread, so the raft thread may wait for it.
 
 use crate::clock::Clock;
+use crate::node_api::{Input, NodeId, PeerMessage, PersistTask, SnapshotOp};
 use crate::storage::snapshots::SnapshotWriter;
 use crate::storage::LogStore;
 use crate::tier2::handle::Tier2Handle;
-use crate::tier2::ports::{Input, NodeId, PeerMessage, PersistTask, SnapshotOp};
 use crate::transport::Transport;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
 use std::time::Duration;

@@ -1,9 +1,9 @@
 //! One simulated machine: a node, its disk and writer, and clocks of its own.
 
 use super::Happening;
+use crate::node_api::{NodeId, Now, PeerMessage, PersistTask};
 use crate::storage::memory::{MemoryDisk, MemoryStore};
 use crate::tier2::node::Node;
-use crate::tier2::ports::{NodeId, Now, PeerMessage, PersistTask};
 
 /// Where simulated wall clocks begin: some day in 2026.
 const WALL_START_US: u64 = 1_790_000_000_000_000;

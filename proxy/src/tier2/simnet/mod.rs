@@ -10,16 +10,16 @@
 mod host;
 mod rules;
 
-use crate::storage::memory::MemoryDisk;
-use crate::tier2::chance::Chance;
-use crate::tier2::config::Config;
-use crate::tier2::node::Node;
-use crate::tier2::ports::{
+use crate::node_api::wire;
+use crate::node_api::{
     AdminRequest, ConnectionId, Input, NodeId, Outputs, OwnedQuery, PeerMessage, Read, SnapshotMeta, Submit,
     Ticket, GROUP,
 };
+use crate::storage::memory::MemoryDisk;
+use crate::tier2::config::Config;
+use crate::tier2::node::rng::Chance;
+use crate::tier2::node::Node;
 use crate::tier2::requests::encoded;
-use crate::tier2::wire;
 use bytes::{Buf, BytesMut};
 use host::Host;
 use redfence_core::event::Event;

@@ -1,6 +1,6 @@
 //! What the simulated network and disk do. Changed by tests as they go.
 
-use crate::tier2::ports::NodeId;
+use crate::node_api::NodeId;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]

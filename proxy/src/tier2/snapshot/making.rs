@@ -1,8 +1,8 @@
 //! A snapshot of our own, some slots a turn. The machine goes on applying meanwhile; the pieces show the instant it began.
 
-use super::pieces::framed;
-use crate::tier2::membership::Membership;
-use crate::tier2::ports::{LogMark, SnapshotId, SnapshotMeta, SnapshotOp};
+use crate::node_api::snapshot_stream::framed;
+use crate::node_api::{LogMark, SnapshotId, SnapshotMeta, SnapshotOp};
+use crate::tier2::cluster::membership::Membership;
 use redfence_core::machine::Machine;
 
 /// Slots of the machine looked at in one turn: well under a millisecond.

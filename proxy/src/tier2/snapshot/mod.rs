@@ -1,13 +1,12 @@
-//! Images of the machine: made between turns, written in pieces, sent to peers that are too far behind, received from a
-//! leader, read back at start-up.
-//!
-//! A snapshot file is a row of pieces, each `u32 length | bytes` (little endian), as the machine gives them.
+//! Snapshots of the machine: made between turns, written in pieces, sent to followers that are too far behind, received from a
+//! leader, read back at start-up. The format of a snapshot file is in [`crate::node_api::snapshot_stream`].
 //!
 //! # Layout
 //!
-//! - `making.rs`: our own; - `sending.rs`: to followers; - `receiving.rs`: from a leader; - `pieces.rs`: the file's bytes
+//! - `coordinator.rs`: when a snapshot is made or sent, and what follows from it
+//! - `making.rs`: our own; - `sending.rs`: to followers; - `receiving.rs`: from a leader
 
+pub(super) mod coordinator;
 pub(super) mod making;
-pub(crate) mod pieces;
 pub(super) mod receiving;
 pub(super) mod sending;

@@ -1,11 +1,11 @@
 //! A snapshot coming in from a leader: into a file, and into a machine at the same time. One at a time; a newer transfer
 //! takes the place of an older one.
 
-use super::pieces::StreamRestorer;
-use crate::tier2::ports::{
+use crate::node_api::snapshot_stream::StreamRestorer;
+use crate::node_api::wire::meta_of;
+use crate::node_api::{
     NodeId, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta, SnapshotOp, TransferState,
 };
-use crate::tier2::wire::meta_of;
 use raft::eraftpb::Message;
 use redfence_core::machine::Machine;
 

@@ -3,7 +3,7 @@
 //! raft pauses a follower from the moment it hands out a `MsgSnapshot` until it is told how the transfer ended, so every
 //! transfer ends in [`Ended`]: acknowledged, failed, or stalled.
 
-use crate::tier2::ports::{
+use crate::node_api::{
     LogReader, NodeId, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta, StoreError,
     TransferState,
 };

@@ -1,7 +1,7 @@
 //! Elections, replication, forwarding, reads, waits, expiry.
 
 use super::*;
-use crate::tier2::ports::{Input, OwnedQuery};
+use crate::node_api::{Input, OwnedQuery};
 use bytes::Bytes;
 use redfence_core::reply::LockInfo;
 use redfence_core::types::SessionId;

@@ -1,7 +1,7 @@
 //! Random work under random faults, then healing, then the books: what was told must be what happened.
 
 use super::*;
-use crate::tier2::ports::{AdminRequest, Input};
+use crate::node_api::{AdminRequest, Input};
 use redfence_core::event::EventKind;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,9 +1,9 @@
 //! Leaders that die, sleep, are cut off, or hand over.
 
 use super::*;
-use crate::tier2::ports::{AdminRequest, Forward, Forwarded, Input, PeerMessage};
+use crate::node_api::{AdminRequest, Forward, Forwarded, Input, PeerMessage};
 use crate::tier2::requests::encoded;
-use crate::tier2::stage::UNNUMBERED;
+use crate::tier2::requests::staging::UNNUMBERED;
 use redfence_core::types::Origin;
 
 #[test]
@@ -100,8 +100,7 @@ fn a_deposed_leader_serves_no_stale_read() {
         let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != old).collect();
         let fence = take(&mut cluster, others[0], "r", "a", 60_000);
         cluster.rules.split(&[old], &others);
-        let query =
-            crate::tier2::ports::OwnedQuery::Info { db: 0, resource: bytes::Bytes::from_static(b"r") };
+        let query = crate::node_api::OwnedQuery::Info { db: 0, resource: bytes::Bytes::from_static(b"r") };
         let stale = cluster.read(old, query);
         let ticket = cluster.submit(others[1], &release("r", fence), 0);
         assert_eq!(cluster.wait_for(ticket, 5_000), Reply::Released, "seed {seed}");

@@ -1,7 +1,7 @@
 //! Nodes that come, go, and come back.
 
 use super::*;
-use crate::tier2::ports::{AdminRequest, Input, PeerMessage};
+use crate::node_api::{AdminRequest, Input, PeerMessage};
 use crate::tier2::simnet::addr;
 
 fn add(cluster: &mut SimCluster, asked: NodeId, id: NodeId) -> Reply {
@@ -16,7 +16,7 @@ fn remove(cluster: &mut SimCluster, asked: NodeId, id: NodeId) -> Reply {
 
 fn voters(cluster: &SimCluster, asked: NodeId) -> Vec<NodeId> {
     let status = cluster.node(asked).expect("runs").status();
-    let voters = status.nodes.iter().filter(|node| node.role != crate::tier2::ports::Role::Learner);
+    let voters = status.nodes.iter().filter(|node| node.role != crate::node_api::Role::Learner);
     voters.map(|node| node.id).collect()
 }
 

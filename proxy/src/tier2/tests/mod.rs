@@ -15,9 +15,9 @@ mod throughput;
 mod turns;
 mod work;
 
-use super::config::Config;
-use super::ports::{NodeId, Ticket};
-use super::simnet::SimCluster;
+use crate::node_api::{NodeId, Ticket};
+use crate::tier2::config::Config;
+use crate::tier2::simnet::SimCluster;
 use redfence_core::machine::Command;
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::Fence;

@@ -1,7 +1,7 @@
 //! Commands that a client pipelines are applied in the order it sent them, whatever happens between its node and the leader.
 
 use super::*;
-use crate::tier2::ports::{AdminRequest, Input, OwnedQuery};
+use crate::node_api::{AdminRequest, Input, OwnedQuery};
 use bytes::Bytes;
 use redfence_core::keyspace::Resp;
 

@@ -1,10 +1,10 @@
 //! What a client may be told: `UNAVAILABLE` is a promise, `INDETERMINATE` is the truth about the rest.
 
 use super::*;
+use crate::node_api::{Input, Now, Outputs, OwnedQuery, SnapshotMeta};
 use crate::storage::memory::MemoryDisk;
 use crate::storage::LogStore;
 use crate::tier2::node::Node;
-use crate::tier2::ports::{Input, Now, Outputs, OwnedQuery, SnapshotMeta};
 use bytes::Bytes;
 
 #[test]

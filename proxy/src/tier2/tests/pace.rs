@@ -1,10 +1,10 @@
 //! Commands that wait for company, and the word of a commit that waits for an entry: what they save, and that nobody is kept waiting by it.
 
 use super::*;
+use crate::node_api::{Input, Now, Outputs, OwnedQuery, SnapshotMeta, Submit};
 use crate::storage::memory::{MemoryDisk, MemoryStore};
 use crate::storage::LogStore;
 use crate::tier2::node::Node;
-use crate::tier2::ports::{Input, Now, Outputs, OwnedQuery, SnapshotMeta, Submit};
 use crate::tier2::requests::encoded;
 use bytes::Bytes;
 

@@ -1,7 +1,7 @@
 //! Scripts that the leader runs: their order, their place beside other commands, and that all nodes are equal after them.
 
 use super::*;
-use crate::tier2::ports::{AdminRequest, OwnedQuery};
+use crate::node_api::{AdminRequest, OwnedQuery};
 use bytes::Bytes;
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::Watched;

@@ -1,12 +1,10 @@
 //! Compaction, catching up by snapshot, restarting from one.
 
 use super::*;
-use crate::tier2::ports::{
-    AdminRequest, Input, LogMark, PeerMessage, SnapshotChunk, SnapshotId, SnapshotMeta,
-};
+use crate::node_api::wire::encode_meta;
+use crate::node_api::{AdminRequest, Input, LogMark, PeerMessage, SnapshotChunk, SnapshotId, SnapshotMeta};
 use crate::tier2::simnet::addr;
 use crate::tier2::snapshot::receiving::Receiving;
-use crate::tier2::wire::encode_meta;
 use raft::eraftpb::{Message, MessageType};
 
 fn frequent(config: &mut Config) {

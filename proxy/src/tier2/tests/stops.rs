@@ -1,12 +1,12 @@
 //! What a node does not know stops it with one line; it never skips it (issue item 13).
 
 use super::*;
+use crate::node_api::snapshot_stream::framed;
+use crate::node_api::wire::encode_meta;
+use crate::node_api::{Input, LogMark, Now, Outputs, PeerMessage, SnapshotChunk, SnapshotMeta, Submit};
 use crate::storage::memory::{MemoryDisk, MemoryStore};
 use crate::storage::LogStore;
 use crate::tier2::node::Node;
-use crate::tier2::ports::{Input, LogMark, Now, Outputs, PeerMessage, SnapshotChunk, SnapshotMeta, Submit};
-use crate::tier2::snapshot::pieces::framed;
-use crate::tier2::wire::encode_meta;
 use bytes::Bytes;
 use raft::eraftpb::{ConfChange, Entry, EntryType, Message, MessageType};
 use redfence_core::machine::{EntryBuilder, Machine};

@@ -1,7 +1,7 @@
 //! A grant is told only while it is the holder's, and with the time that is left (issue item 8).
 
 use super::*;
-use crate::tier2::ports::OwnedQuery;
+use crate::node_api::OwnedQuery;
 use bytes::Bytes;
 
 fn ttl_of(reply: &Reply) -> u64 {

@@ -3,10 +3,10 @@
 
 use super::*;
 use crate::clock::Clock;
+use crate::node_api::{Input, Now, Outputs, SnapshotMeta, Submit};
 use crate::storage::memory::MemoryDisk;
 use crate::storage::LogStore;
 use crate::tier2::node::Node;
-use crate::tier2::ports::{Input, Now, Outputs, SnapshotMeta, Submit};
 use crate::tier2::requests::encoded;
 
 const OPERATIONS: u64 = 400_000;

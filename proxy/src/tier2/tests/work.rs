@@ -1,7 +1,7 @@
 //! Work that is spread: sweeps after a flush, `KEYS` in slices. Others are served meanwhile.
 
 use super::*;
-use crate::tier2::ports::OwnedQuery;
+use crate::node_api::OwnedQuery;
 use bytes::Bytes;
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::Words;

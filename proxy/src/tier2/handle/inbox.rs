@@ -5,9 +5,9 @@
 //! (the handle answers `UNAVAILABLE`), messages of peers beyond theirs are dropped (raft repeats what it needs). What the
 //! disk reports is never refused: each report answers a task the node itself has limited.
 
-use super::handle::Answer;
-use super::ports::{Input, Rest};
 use crate::client_memory::Account;
+use crate::node_api::{Input, Rest};
+use crate::tier2::handle::Answer;
 use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -214,7 +214,7 @@ impl Inbox {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tier2::ports::Submit;
+    use crate::node_api::Submit;
     use bytes::Bytes;
 
     #[test]

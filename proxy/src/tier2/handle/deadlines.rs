@@ -5,33 +5,33 @@
 //! in the inbox is taken out of it and was certainly not done; of what the node has taken nobody knows. A request
 //! costs one load of a counter, a turn one addition: deadlines are counted in sweeps, not asked of a clock.
 
-use super::handle::{Answer, Shared};
-use super::inbox::{Asked, Asker, Deadline};
-use super::ports::{Input, Ticket, WAIT_FOREVER};
-use super::refusals;
+use crate::node_api::{Input, Ticket, WAIT_FOREVER};
+use crate::tier2::handle::inbox::{Asked, Asker, Deadline};
+use crate::tier2::handle::{Answer, Shared};
+use crate::tier2::refusals;
 use redfence_core::reply::Reply;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How often [`super::handle::Tier2Handle::sweep`] is to be called.
-pub(super) const SWEEP_EVERY: Duration = Duration::from_millis(SWEEP_MS);
+/// How often [`crate::tier2::handle::Tier2Handle::sweep`] is to be called.
+pub(in crate::tier2) const SWEEP_EVERY: Duration = Duration::from_millis(SWEEP_MS);
 const SWEEP_MS: u64 = 100;
 /// Later than the node itself by so many sweeps.
 const MARGIN_SWEEPS: u64 = 3;
 
 #[derive(Debug, Default)]
-pub(super) struct Sweeper {
+pub(in crate::tier2) struct Sweeper {
     sweeps: AtomicU64,
     turns: AtomicU64,
     turns_seen: AtomicU64,
 }
 
 impl Sweeper {
-    pub(super) fn turn_begins(&self) {
+    pub(in crate::tier2) fn turn_begins(&self) {
         self.turns.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(super) fn deadline(&self, kind: Asked, patience_ms: u64, wait_ms: u64) -> Deadline {
+    pub(in crate::tier2) fn deadline(&self, kind: Asked, patience_ms: u64, wait_ms: u64) -> Deadline {
         let sweeps = self.sweeps.load(Ordering::Relaxed) + MARGIN_SWEEPS;
         let after = |ms: u64| sweeps.saturating_add(ms.div_ceil(SWEEP_MS));
         let (in_inbox, taken) = match wait_ms {
@@ -48,7 +48,7 @@ impl Sweeper {
     }
 }
 
-pub(super) fn sweep(shared: &Shared) -> bool {
+pub(in crate::tier2) fn sweep(shared: &Shared) -> bool {
     let sweep = shared.sweeper.sweeps.fetch_add(1, Ordering::Relaxed) + 1;
     if shared.inbox.is_closed() {
         return false;
@@ -83,8 +83,8 @@ fn unknown(kind: Asked) -> Reply {
 
 #[cfg(test)]
 mod tests {
+    use crate::node_api::{Input, OwnedQuery, Rest, WAIT_FOREVER};
     use crate::tier2::handle::{connect, Desk, PendingReply, Tier2Handle};
-    use crate::tier2::ports::{Input, OwnedQuery, Rest, WAIT_FOREVER};
     use bytes::Bytes;
     use redfence_core::reply::Reply;
     use redfence_core::types::SessionId;

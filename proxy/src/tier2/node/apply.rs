@@ -1,8 +1,8 @@
 //! Committed entries, on every node: into the machine, and the answers out to this node's own clients.
 
-use super::node::Node;
-use super::ports::Noted;
-use super::refusals;
+use crate::node_api::Noted;
+use crate::tier2::node::Node;
+use crate::tier2::refusals;
 use protobuf::Message as _;
 use raft::eraftpb::{ConfChangeV2, Entry, EntryType};
 use redfence_core::machine::{self, Fate};
@@ -14,25 +14,25 @@ use redfence_core::types::RequestId;
 const TURN_WORK_MAX: u64 = 400_000;
 const TURN_BYTES_MAX: usize = 1 << 20;
 /// Bytes of committed entries that raft hands out at once, where none are left of those before.
-pub(super) const COMMITTED_BYTES_PER_READY: u64 = 4 << 20;
+pub(in crate::tier2) const COMMITTED_BYTES_PER_READY: u64 = 4 << 20;
 
 /// What was applied in this turn.
 #[derive(Debug, Default)]
-pub(super) struct TurnLoad {
+pub(in crate::tier2) struct TurnLoad {
     work: u64,
     bytes: usize,
 }
 
 impl Node {
     /// Committed entries wait here for their turn: see [`Node::apply_some`].
-    pub(super) fn apply_committed(&mut self, entries: Vec<Entry>) {
+    pub(in crate::tier2) fn apply_committed(&mut self, entries: Vec<Entry>) {
         self.to_apply.extend(entries);
         self.apply_some();
     }
 
     /// Applies what is committed, but no more in one turn than keeps heartbeats and acknowledgements in time; the next turn
     /// follows at once. While something is left raft hands out single entries, so that what waits stays small.
-    pub(super) fn apply_some(&mut self) {
+    pub(in crate::tier2) fn apply_some(&mut self) {
         if self.to_apply.is_empty() {
             return;
         }
@@ -82,7 +82,7 @@ impl Node {
     }
 
     /// Whether this turn has applied enough.
-    pub(super) fn is_turn_full(&self) -> bool {
+    pub(in crate::tier2) fn is_turn_full(&self) -> bool {
         self.turn_load.work >= TURN_WORK_MAX || self.turn_load.bytes >= TURN_BYTES_MAX
     }
 
@@ -188,7 +188,7 @@ impl Node {
     /// (paused, cut off) begins again under a new number: nothing under the old one will be applied any more, so what was
     /// not applied so far never will be, and can be asked again in good faith. So does one that the word of an earlier start,
     /// long under way, has put aside: it may come in the very entry of our own, and we never saw ourselves live.
-    pub(super) fn check_origin(&mut self) {
+    pub(in crate::tier2) fn check_origin(&mut self) {
         let origin = self.pending.origin();
         let state = self.machine.origin_state(origin.node);
         let live = state.is_some_and(|state| state.origin == origin && !state.gone);
@@ -219,7 +219,7 @@ impl Node {
 
     /// After a snapshot took the place of entries we never saw: what was answered in them is answered from the machine's
     /// memory, now, while it has it; what it cannot tell is not known. The rest was not applied, and is sent again.
-    pub(super) fn reconcile_pending(&mut self) {
+    pub(in crate::tier2) fn reconcile_pending(&mut self) {
         let origin = self.pending.origin();
         if on(Mutant::PendingDeniedAfterInstall) {
             let tickets = self.pending.drain().into_iter().filter_map(|overdue| overdue.ticket);

@@ -23,13 +23,13 @@ mod writer;
 
 pub use startup::{ShellConfig, StartError};
 
-use super::deadlines::SWEEP_EVERY;
-use super::handle::{connect, Desk, Tier2Handle};
-use super::node::Node;
-use super::ports::{Input, Outputs, PersistTask, SnapshotOp};
 use crate::clock::{Clock, ThreadCpu};
+use crate::node_api::{Input, Outputs, PersistTask, SnapshotOp};
 use crate::storage::snapshots::SnapshotWriter;
 use crate::storage::LogStore;
+use crate::tier2::handle::deadlines::SWEEP_EVERY;
+use crate::tier2::handle::{connect, Desk, Tier2Handle};
+use crate::tier2::node::Node;
 use crate::transport::book::Book;
 use crate::transport::Transport;
 use redfence_core::keyspace::Value;

@@ -4,12 +4,12 @@
 //! gap between two looks is capped, so that a leader that slept makes nobody's lock end early, and nothing is added while
 //! another node leads.
 
-use super::ports::Now;
+use crate::node_api::Now;
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::Stamp;
 
 #[derive(Debug, Default)]
-pub(super) struct LogicalClock {
+pub(in crate::tier2) struct LogicalClock {
     gap_ms_max: u64,
     leading: Option<Leading>,
 }
@@ -25,12 +25,12 @@ struct Leading {
 }
 
 impl LogicalClock {
-    pub(super) fn new(gap_ms_max: u64) -> LogicalClock {
+    pub(in crate::tier2) fn new(gap_ms_max: u64) -> LogicalClock {
         LogicalClock { gap_ms_max, leading: None }
     }
 
     /// This node leads from now on. `applied_ms` is the machine's clock.
-    pub(super) fn start(&mut self, now: Now, term: u64, applied_ms: u64) {
+    pub(in crate::tier2) fn start(&mut self, now: Now, term: u64, applied_ms: u64) {
         let applied_ms = if on(Mutant::ClockOfOwnUptime) { now.monotonic_ms() } else { applied_ms };
         self.leading = Some(Leading {
             term,
@@ -41,12 +41,12 @@ impl LogicalClock {
         });
     }
 
-    pub(super) fn stop(&mut self) {
+    pub(in crate::tier2) fn stop(&mut self) {
         self.leading = None;
     }
 
     /// Looks at the clock. `applied_ms` pulls a new leader forward over what the last one still stamped.
-    pub(super) fn observe(&mut self, now: Now, applied_ms: u64) {
+    pub(in crate::tier2) fn observe(&mut self, now: Now, applied_ms: u64) {
         if let Some(leading) = &mut self.leading {
             let gap_ms = now.monotonic_ms().saturating_sub(leading.seen_ms);
             leading.seen_ms = leading.seen_ms.max(now.monotonic_ms());
@@ -55,22 +55,22 @@ impl LogicalClock {
     }
 
     /// The logical time as of the last look, while leading.
-    pub(super) fn logical_ms(&self) -> Option<u64> {
+    pub(in crate::tier2) fn logical_ms(&self) -> Option<u64> {
         self.leading.as_ref().map(|leading| leading.logical_ms)
     }
 
     /// The last stamp given in this term.
-    pub(super) fn stamped_ms(&self) -> Option<u64> {
+    pub(in crate::tier2) fn stamped_ms(&self) -> Option<u64> {
         self.leading.as_ref()?.stamped_ms
     }
 
     /// How long ago the last stamp was given, while leading.
-    pub(super) fn since_stamp_ms(&self, now: Now) -> Option<u64> {
+    pub(in crate::tier2) fn since_stamp_ms(&self, now: Now) -> Option<u64> {
         self.leading.as_ref().map(|leading| now.monotonic_ms().saturating_sub(leading.stamped_at_ms))
     }
 
     /// The stamp for an entry proposed now. Only while leading.
-    pub(super) fn stamp(&mut self, now: Now) -> Option<Stamp> {
+    pub(in crate::tier2) fn stamp(&mut self, now: Now) -> Option<Stamp> {
         let leading = self.leading.as_mut()?;
         leading.stamped_at_ms = now.monotonic_ms();
         leading.stamped_ms = Some(leading.logical_ms);

@@ -8,9 +8,9 @@
 //! before is passed over. So one node's commands are staged in the order of their numbers, whatever was lost, repeated or
 //! overtaken on the way; and what a former leader of theirs left in the log is a beginning of the same sequence.
 
-use super::pending::Pending;
-use super::ports::{Forward, Forwarded, NodeId};
-use super::scripts::{prepare, LaneKey, ScriptQueue, StagedCommand};
+use crate::node_api::{Forward, Forwarded, NodeId};
+use crate::tier2::requests::pending::Pending;
+use crate::tier2::scripts::{prepare, LaneKey, ScriptQueue, StagedCommand};
 use bytes::Bytes;
 use redfence_core::machine::{EntryBuilder, Machine};
 use redfence_core::script::Preparation;
@@ -18,18 +18,18 @@ use redfence_core::types::{Origin, Stamp};
 use std::collections::{BTreeMap, VecDeque};
 
 /// A request that wants neither an answer nor to be remembered.
-pub(super) const UNNUMBERED: u64 = 0;
+pub(in crate::tier2) const UNNUMBERED: u64 = 0;
 
 #[derive(Debug, Default)]
-pub(super) struct Stage {
+pub(in crate::tier2) struct Stage {
     groups: VecDeque<Group>,
     /// Of the groups.
     commands: usize,
     bytes: usize,
     /// Commands of the groups that have left them so far, counted from the beginning.
-    pub(super) proposed: u64,
+    pub(in crate::tier2) proposed: u64,
     /// Commands that must be run first, and what waits behind those.
-    pub(super) scripts: ScriptQueue,
+    pub(in crate::tier2) scripts: ScriptQueue,
     /// By node: the newest start of it that was heard of, and the highest number taken of that.
     taken: BTreeMap<NodeId, Taken>,
 }
@@ -69,23 +69,23 @@ impl OwnCommand {
 }
 
 /// What the stage may hold.
-pub(super) struct StageLimits {
-    pub(super) commands: usize,
-    pub(super) bytes: usize,
+pub(in crate::tier2) struct StageLimits {
+    pub(in crate::tier2) commands: usize,
+    pub(in crate::tier2) bytes: usize,
 }
 
 /// An entry that is built but not yet taken out of the stage.
-pub(super) struct Built {
-    pub(super) data: Vec<u8>,
+pub(in crate::tier2) struct Built {
+    pub(in crate::tier2) data: Vec<u8>,
     /// Numbers of this node's own requests inside.
-    pub(super) own: Vec<u64>,
+    pub(in crate::tier2) own: Vec<u64>,
     /// How many staged commands it covers, those passed over included.
     covered: usize,
 }
 
 impl Stage {
     /// Whether nothing is ready for an entry. Scripts may wait.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::tier2) fn is_empty(&self) -> bool {
         self.commands == 0
     }
 
@@ -95,16 +95,16 @@ impl Stage {
     }
 
     /// Commands that are ready for an entry.
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::tier2) fn len(&self) -> usize {
         self.commands
     }
 
-    pub(super) fn clear(&mut self) {
+    pub(in crate::tier2) fn clear(&mut self) {
         *self = Stage::default();
     }
 
     /// A request of this node's own client.
-    pub(super) fn push_own(&mut self, seq: u64, machine: &Machine, pending: &Pending, now_us: u64) {
+    pub(in crate::tier2) fn push_own(&mut self, seq: u64, machine: &Machine, pending: &Pending, now_us: u64) {
         let Some((connection, blob)) = pending.command(seq) else { return };
         let key = LaneKey::new(pending.origin().node, connection, seq);
         if self.scripts.holds(key) {
@@ -129,14 +129,14 @@ impl Stage {
         self.commands += 1;
     }
 
-    pub(super) fn push_unnumbered(&mut self, blob: Bytes) {
+    pub(in crate::tier2) fn push_unnumbered(&mut self, blob: Bytes) {
         self.bytes += blob.len();
         self.commands += 1;
         self.groups.push_back(Group::Unnumbered(blob));
     }
 
     /// False: no room, or something before it is missing. The batch is dropped.
-    pub(super) fn push_forwarded(
+    pub(in crate::tier2) fn push_forwarded(
         &mut self,
         forward: Forward,
         limits: &StageLimits,
@@ -218,7 +218,13 @@ impl Stage {
     }
 
     /// So many scripts are in the log or need not be run: what waited behind them is staged, up to the next script of its connection.
-    pub(super) fn scripts_done(&mut self, count: usize, machine: &Machine, pending: &Pending, now_us: u64) {
+    pub(in crate::tier2) fn scripts_done(
+        &mut self,
+        count: usize,
+        machine: &Machine,
+        pending: &Pending,
+        now_us: u64,
+    ) {
         for _ in 0..count {
             for command in self.scripts.pop() {
                 match command {
@@ -234,7 +240,7 @@ impl Stage {
     }
 
     /// Builds one entry from the front of the stage. `None` where nothing is left to propose.
-    pub(super) fn build(
+    pub(in crate::tier2) fn build(
         &mut self,
         stamp: Stamp,
         pending: &Pending,
@@ -282,7 +288,7 @@ impl Stage {
     }
 
     /// The entry is in the log: what it covers leaves the stage.
-    pub(super) fn proposed(&mut self, covered: &Covered) -> usize {
+    pub(in crate::tier2) fn proposed(&mut self, covered: &Covered) -> usize {
         self.take_out(covered.0);
         covered.0
     }
@@ -319,10 +325,10 @@ impl Stage {
 }
 
 /// How much of the stage an entry covers.
-pub(super) struct Covered(usize);
+pub(in crate::tier2) struct Covered(usize);
 
 impl Built {
-    pub(super) fn covered(&self) -> Covered {
+    pub(in crate::tier2) fn covered(&self) -> Covered {
         Covered(self.covered)
     }
 }

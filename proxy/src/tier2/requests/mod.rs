@@ -1,11 +1,16 @@
 //! Requests of this node's clients, and of followers' clients at the leader, on their way into the log.
 
-use super::node::Node;
-use super::pending::{GaveUp, Overdue, Withdrawn};
-use super::ports::{Forward, Forwarded, NodeId, OwnedQuery, PeerMessage, Read, Submit, Ticket};
-use super::read::{count_reply, ReadyRead};
-use super::stage::StageLimits;
-use super::{refusals, stage};
+pub(super) mod batching;
+pub(super) mod pending;
+pub(super) mod reads;
+pub(super) mod staging;
+
+use crate::node_api::{Forward, Forwarded, NodeId, OwnedQuery, PeerMessage, Read, Submit, Ticket};
+use crate::tier2::node::Node;
+use crate::tier2::refusals;
+use crate::tier2::requests::pending::{GaveUp, Overdue, Withdrawn};
+use crate::tier2::requests::reads::{count_reply, ReadyRead};
+use crate::tier2::requests::staging::StageLimits;
 use bytes::Bytes;
 use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 use redfence_core::machine::effects::Effects;
@@ -196,7 +201,7 @@ impl Node {
         match self.is_leader() {
             true => self.stage.push_unnumbered(blob),
             false => {
-                let commands = vec![Forwarded { seq: stage::UNNUMBERED, connection: 0, blob }];
+                let commands = vec![Forwarded { seq: staging::UNNUMBERED, connection: 0, blob }];
                 self.send_forward(0, commands);
             }
         }

@@ -1,14 +1,14 @@
 //! What the node shows of itself: `LOCK.CLUSTER INFO` and `NODES`, and the members the transport talks to.
 
-use super::node::Node;
-use super::ports::{ClusterStatus, Member, NodeStatus, Role};
+use crate::node_api::{ClusterStatus, Member, NodeStatus, Role};
+use crate::tier2::node::Node;
 use raft::StateRole;
 
 /// Moving figures are published this often; a new leader or a new membership at once.
 const PUBLISH_MS: u64 = 100;
 
 impl Node {
-    pub(super) fn publish(&mut self) {
+    pub(in crate::tier2) fn publish(&mut self) {
         if self.members_changed {
             self.members_changed = false;
             self.out.members = Some(self.membership.list());

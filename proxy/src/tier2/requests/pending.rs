@@ -8,7 +8,7 @@
 //! What may be said at the end of patience: a request that never left this node was certainly not applied (`UNAVAILABLE`);
 //! one that did may have been (`INDETERMINATE`). Nobody else decides this.
 
-use super::ports::{ConnectionId, Forwarded, Submit, Ticket, WAIT_FOREVER};
+use crate::node_api::{ConnectionId, Forwarded, Submit, Ticket, WAIT_FOREVER};
 use bytes::Bytes;
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::Origin;
@@ -51,18 +51,18 @@ struct Placed {
 
 /// A request that the machine has answered.
 #[derive(Debug)]
-pub(super) struct Done {
+pub(in crate::tier2) struct Done {
     /// `None`: nobody waits for the answer.
-    pub(super) ticket: Option<Ticket>,
-    pub(super) blob: Bytes,
+    pub(in crate::tier2) ticket: Option<Ticket>,
+    pub(in crate::tier2) blob: Bytes,
     /// When it was submitted, if the entry with the answer is the one it was in itself.
-    pub(super) submitted_ms: Option<u64>,
-    pub(super) deadline_ms: u64,
+    pub(in crate::tier2) submitted_ms: Option<u64>,
+    pub(in crate::tier2) deadline_ms: u64,
 }
 
 /// Why a request ends without an answer of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GaveUp {
+pub(in crate::tier2) enum GaveUp {
     /// Certainly not applied.
     NeverSent,
     /// Not known.
@@ -71,7 +71,7 @@ pub(super) enum GaveUp {
 
 /// What is to be done about a wait that is called off while its answer is still wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Withdrawn {
+pub(in crate::tier2) enum Withdrawn {
     /// It never left this node, and never will.
     NeverSent,
     /// Call it off in the log. Its answer comes from there.
@@ -82,12 +82,12 @@ pub(super) enum Withdrawn {
 
 /// A request whose patience ran out.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Overdue {
-    pub(super) seq: u64,
-    pub(super) ticket: Option<Ticket>,
-    pub(super) verdict: GaveUp,
+pub(in crate::tier2) struct Overdue {
+    pub(in crate::tier2) seq: u64,
+    pub(in crate::tier2) ticket: Option<Ticket>,
+    pub(in crate::tier2) verdict: GaveUp,
     /// It may stand in a queue, now or later: take it out again.
-    pub(super) cancel: bool,
+    pub(in crate::tier2) cancel: bool,
 }
 
 /// When to send again to the same leader. One timer for all: what is behind a lost request is not taken either.
@@ -104,7 +104,7 @@ struct Resending {
 }
 
 #[derive(Debug)]
-pub(super) struct Pending {
+pub(in crate::tier2) struct Pending {
     origin: Origin,
     next_seq: u64,
     unapplied: BTreeMap<u64, Request>,
@@ -120,7 +120,7 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    pub(super) fn new(origin: Origin) -> Pending {
+    pub(in crate::tier2) fn new(origin: Origin) -> Pending {
         Pending {
             origin,
             next_seq: 1,
@@ -134,29 +134,29 @@ impl Pending {
         }
     }
 
-    pub(super) fn origin(&self) -> Origin {
+    pub(in crate::tier2) fn origin(&self) -> Origin {
         self.origin
     }
 
-    pub(super) fn unapplied_len(&self) -> usize {
+    pub(in crate::tier2) fn unapplied_len(&self) -> usize {
         self.unapplied.len()
     }
 
-    pub(super) fn unapplied_bytes(&self) -> usize {
+    pub(in crate::tier2) fn unapplied_bytes(&self) -> usize {
         self.unapplied_bytes
     }
 
-    pub(super) fn placed_len(&self) -> usize {
+    pub(in crate::tier2) fn placed_len(&self) -> usize {
         self.placed.len()
     }
 
     /// Every number below this one is settled: the machine may forget its reply.
-    pub(super) fn acked_below(&self) -> u64 {
+    pub(in crate::tier2) fn acked_below(&self) -> u64 {
         self.unapplied.first_key_value().map_or(self.next_seq, |(seq, _)| *seq)
     }
 
     /// A client's command.
-    pub(super) fn submit(&mut self, submit: Submit, now_ms: u64) -> u64 {
+    pub(in crate::tier2) fn submit(&mut self, submit: Submit, now_ms: u64) -> u64 {
         let patience_ends_ms = now_ms.saturating_add(submit.patience_ms);
         let ends_ms = patience_ends_ms.saturating_add(submit.wait_ms);
         let (deadline_ms, queued_deadline_ms) = match submit.wait_ms {
@@ -168,7 +168,7 @@ impl Pending {
     }
 
     /// A command of the node itself. Given up at its deadline like any other.
-    pub(super) fn submit_own(&mut self, blob: Bytes, now_ms: u64, deadline_ms: u64) -> u64 {
+    pub(in crate::tier2) fn submit_own(&mut self, blob: Bytes, now_ms: u64, deadline_ms: u64) -> u64 {
         self.add(None, 0, blob, now_ms, deadline_ms, 0)
     }
 
@@ -204,7 +204,7 @@ impl Pending {
     }
 
     /// The leader changed: everything unapplied must be handed over again.
-    pub(super) fn leader_changed(&mut self) {
+    pub(in crate::tier2) fn leader_changed(&mut self) {
         if on(Mutant::ResentUnderNewNumber) {
             self.may_queue.clear();
             for request in std::mem::take(&mut self.unapplied).into_values() {
@@ -217,14 +217,14 @@ impl Pending {
     }
 
     /// The leader was not reached: what is under way to it goes again, soon.
-    pub(super) fn leader_unreachable(&mut self, now_ms: u64) {
+    pub(in crate::tier2) fn leader_unreachable(&mut self, now_ms: u64) {
         let Resending { went_back_ms, tries, .. } = self.resending;
         let soonest_ms = went_back_ms + (UNREACHED_MS_MIN << tries.min(DOUBLINGS_MAX));
         self.resending.lost_at_ms.get_or_insert(soonest_ms.max(now_ms));
     }
 
     /// Goes back to the oldest unapplied request where the leader was not reached, or applied nothing of ours within the time-out.
-    pub(super) fn go_back_if_due(&mut self, now_ms: u64, resend_ms: u64) {
+    pub(in crate::tier2) fn go_back_if_due(&mut self, now_ms: u64, resend_ms: u64) {
         let resending = &mut self.resending;
         let is_under_way = self.unapplied.first_key_value().is_some_and(|(seq, _)| *seq <= self.handed);
         if !is_under_way {
@@ -246,12 +246,12 @@ impl Pending {
     }
 
     /// Something was sent to the leader: it has so much time from now on, unless it is waited for already.
-    pub(super) fn await_leader(&mut self, now_ms: u64, resend_ms: u64) {
+    pub(in crate::tier2) fn await_leader(&mut self, now_ms: u64, resend_ms: u64) {
         self.resending.silent_at_ms.get_or_insert(now_ms.saturating_add(resend_ms));
     }
 
     /// The next number to hand over; it counts as handed over from now on.
-    pub(super) fn next_leaving(&mut self) -> Option<u64> {
+    pub(in crate::tier2) fn next_leaving(&mut self) -> Option<u64> {
         if self.handed + 1 >= self.next_seq {
             return None;
         }
@@ -261,7 +261,7 @@ impl Pending {
     }
 
     /// The next request to leave for another node. From here on a time-out must report `INDETERMINATE`.
-    pub(super) fn next_to_forward(&mut self) -> Option<Forwarded> {
+    pub(in crate::tier2) fn next_to_forward(&mut self) -> Option<Forwarded> {
         let seq = self.next_leaving()?;
         let request = self.unapplied.get_mut(&seq)?;
         request.sent = true;
@@ -269,28 +269,28 @@ impl Pending {
     }
 
     /// The unapplied request before this one; 0 where there is none.
-    pub(super) fn unsettled_before(&self, seq: u64) -> u64 {
+    pub(in crate::tier2) fn unsettled_before(&self, seq: u64) -> u64 {
         self.unapplied.range(..seq).next_back().map_or(0, |(seq, _)| *seq)
     }
 
     /// The connection a request came by, and its bytes.
-    pub(super) fn command(&self, seq: u64) -> Option<(ConnectionId, &Bytes)> {
+    pub(in crate::tier2) fn command(&self, seq: u64) -> Option<(ConnectionId, &Bytes)> {
         self.unapplied.get(&seq).map(|request| (request.connection, &request.blob))
     }
 
-    pub(super) fn blob(&self, seq: u64) -> Option<&Bytes> {
+    pub(in crate::tier2) fn blob(&self, seq: u64) -> Option<&Bytes> {
         self.unapplied.get(&seq).map(|request| &request.blob)
     }
 
     /// It entered our own log. From here on a time-out must report `INDETERMINATE`.
-    pub(super) fn mark_proposed(&mut self, seq: u64) {
+    pub(in crate::tier2) fn mark_proposed(&mut self, seq: u64) {
         if let Some(request) = self.unapplied.get_mut(&seq) {
             request.sent = true;
         }
     }
 
     /// Whose request this is, if anybody still waits for its answer.
-    pub(super) fn ticket_of(&self, seq: u64) -> Option<Ticket> {
+    pub(in crate::tier2) fn ticket_of(&self, seq: u64) -> Option<Ticket> {
         match self.unapplied.get(&seq) {
             Some(request) => request.ticket,
             None => self.placed.get(&seq).map(|placed| placed.ticket),
@@ -304,7 +304,7 @@ impl Pending {
     }
 
     /// The machine's answer, for whoever still waits for it.
-    pub(super) fn answered(&mut self, seq: u64) -> Option<Done> {
+    pub(in crate::tier2) fn answered(&mut self, seq: u64) -> Option<Done> {
         let done = match self.remove_unapplied(seq) {
             Some(request) => {
                 self.resending.progressed = true;
@@ -324,7 +324,7 @@ impl Pending {
 
     /// Our own apply has put it into a queue: the answer comes with a later entry. Whether it is to be called off: the word that
     /// did so may have overtaken it.
-    pub(super) fn queued(&mut self, seq: u64) -> bool {
+    pub(in crate::tier2) fn queued(&mut self, seq: u64) -> bool {
         let Some(request) = self.remove_unapplied(seq) else { return false };
         self.resending.progressed = true;
         match request.ticket {
@@ -337,16 +337,16 @@ impl Pending {
         request.withdrawn
     }
 
-    pub(super) fn submitted_ms(&self, seq: u64) -> Option<u64> {
+    pub(in crate::tier2) fn submitted_ms(&self, seq: u64) -> Option<u64> {
         self.unapplied.get(&seq).map(|request| request.submitted_ms)
     }
 
-    pub(super) fn is_unapplied(&self, seq: u64) -> bool {
+    pub(in crate::tier2) fn is_unapplied(&self, seq: u64) -> bool {
         self.unapplied.contains_key(&seq)
     }
 
     /// Unapplied requests that the machine may have queued by now, lowest first.
-    pub(super) fn may_be_queued(&self) -> Vec<u64> {
+    pub(in crate::tier2) fn may_be_queued(&self) -> Vec<u64> {
         self.may_queue.iter().copied().collect()
     }
 
@@ -360,7 +360,7 @@ impl Pending {
     }
 
     /// The client is gone. Answers the number to cancel in the log, where that may be needed.
-    pub(super) fn cancel(&mut self, ticket: Ticket) -> Option<u64> {
+    pub(in crate::tier2) fn cancel(&mut self, ticket: Ticket) -> Option<u64> {
         let seq = self.seq_of_ticket.remove(&ticket)?;
         if self.placed.remove(&seq).is_some() {
             return Some(seq);
@@ -369,7 +369,7 @@ impl Pending {
     }
 
     /// The client is gone, but what it is served with must not be lost.
-    pub(super) fn withdraw(&mut self, ticket: Ticket) -> Withdrawn {
+    pub(in crate::tier2) fn withdraw(&mut self, ticket: Ticket) -> Withdrawn {
         let Some(&seq) = self.seq_of_ticket.get(&ticket) else { return Withdrawn::Unknown };
         match self.unapplied.get_mut(&seq) {
             Some(request) if !request.sent => {
@@ -384,7 +384,7 @@ impl Pending {
     }
 
     /// Takes out everything whose patience has run out.
-    pub(super) fn overdue(&mut self, now_ms: u64) -> Vec<Overdue> {
+    pub(in crate::tier2) fn overdue(&mut self, now_ms: u64) -> Vec<Overdue> {
         let late: Vec<u64> = self
             .unapplied
             .iter()
@@ -428,19 +428,19 @@ impl Pending {
     }
 
     /// Everything, at the end of the node's life.
-    pub(super) fn drain(&mut self) -> Vec<Overdue> {
+    pub(in crate::tier2) fn drain(&mut self) -> Vec<Overdue> {
         self.overdue(u64::MAX)
     }
 
     /// Numbers of placed waits, lowest first.
-    pub(super) fn placed_seqs(&self) -> Vec<u64> {
+    pub(in crate::tier2) fn placed_seqs(&self) -> Vec<u64> {
         let mut seqs: Vec<u64> = self.placed.keys().copied().collect();
         seqs.sort_unstable();
         seqs
     }
 
     /// Nobody can say what became of it.
-    pub(super) fn give_up(&mut self, seq: u64) -> Option<Overdue> {
+    pub(in crate::tier2) fn give_up(&mut self, seq: u64) -> Option<Overdue> {
         match self.unapplied.contains_key(&seq) {
             true => self.give_up_unapplied(seq),
             false => self.give_up_placed(seq),
@@ -450,7 +450,7 @@ impl Pending {
     /// The cluster has declared this start of the node gone: nothing under the old origin will be applied any more, and our
     /// own apply shows what was. What is unapplied begins anew under the new origin; placed waits have left their queues, and
     /// their tickets are handed back.
-    pub(super) fn reborn(&mut self, origin: Origin) -> Vec<Ticket> {
+    pub(in crate::tier2) fn reborn(&mut self, origin: Origin) -> Vec<Ticket> {
         let unapplied = std::mem::take(&mut self.unapplied);
         let placed = self.placed_seqs();
         let mut tickets: Vec<Ticket> =
@@ -468,7 +468,7 @@ impl Pending {
     }
 
     /// Unapplied requests that have left, lowest first.
-    pub(super) fn sent_seqs(&self) -> Vec<u64> {
+    pub(in crate::tier2) fn sent_seqs(&self) -> Vec<u64> {
         let sent = self.unapplied.iter().filter(|(_, request)| request.sent);
         sent.map(|(seq, _)| *seq).collect()
     }

@@ -4,26 +4,37 @@
 //! same inputs give the same outputs, so the simulator drives this very struct. Its parts are in the files beside this one;
 //! this one has the state, the way in, and the order of a turn.
 
-use super::apply::{TurnLoad, COMMITTED_BYTES_PER_READY};
-use super::chance::Chance;
-use super::config::Config;
-use super::log::Log;
-use super::membership::{Goal, Membership};
-use super::pace::Pace;
-use super::pending::Pending;
-use super::persist::PersistQueue;
-use super::ports::{
+mod apply;
+mod leader_tasks;
+pub(super) mod log;
+pub(super) mod persist;
+mod ready;
+pub(super) mod rng;
+mod shutdown;
+pub(super) mod stamps;
+mod status;
+pub(super) mod telling;
+
+use crate::node_api::snapshot_stream;
+use crate::node_api::{
     ClusterStatus, CpuClock, Input, LogMark, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered, Rest,
     SnapshotMeta,
 };
-use super::read::Reads;
-use super::scripts::{CountedCpu, Scripting};
-use super::shutdown::Stopping;
-use super::snapshot::pieces;
-use super::snapshots::Snapshots;
-use super::stage::Stage;
-use super::stamps::LogicalClock;
-use super::telling::Telling;
+use crate::tier2::cluster::membership::{Goal, Membership};
+use crate::tier2::config::Config;
+use crate::tier2::node::apply::{TurnLoad, COMMITTED_BYTES_PER_READY};
+use crate::tier2::node::log::Log;
+use crate::tier2::node::persist::PersistQueue;
+use crate::tier2::node::rng::Chance;
+use crate::tier2::node::shutdown::Stopping;
+use crate::tier2::node::stamps::LogicalClock;
+use crate::tier2::node::telling::Telling;
+use crate::tier2::requests::batching::Pace;
+use crate::tier2::requests::pending::Pending;
+use crate::tier2::requests::reads::Reads;
+use crate::tier2::requests::staging::Stage;
+use crate::tier2::scripts::{CountedCpu, Scripting};
+use crate::tier2::snapshot::coordinator::Snapshots;
 use raft::eraftpb::{Entry, HardState, Message, MessageType};
 use raft::{RawNode, StateRole};
 use redfence_core::limits::APPEND_BYTES_MAX;
@@ -109,7 +120,7 @@ impl Node {
             recovered.snapshot.conf_state = founding.conf_state;
             recovered.snapshot.members = founding.members;
         }
-        let machine = pieces::load(&recovered.snapshot, reader.as_ref())?;
+        let machine = snapshot_stream::load(&recovered.snapshot, reader.as_ref())?;
         let applied = recovered.snapshot.at.index;
         let membership = Membership::from_snapshot(&recovered.snapshot);
         let boot = recovered.boot;

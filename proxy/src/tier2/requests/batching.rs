@@ -4,12 +4,12 @@
 //! message and an answer. So a small entry waits for more where more is likely to come soon, and the word waits for an entry
 //! that carries it where nobody waits for it. None of this touches what is safe: a command is staged, or it is in the log.
 
-use super::node::Node;
+use crate::tier2::node::Node;
 use std::collections::VecDeque;
 
 /// What the leader has sent out, and what it waits for. Begins anew with every leadership.
 #[derive(Debug, Default)]
-pub(super) struct Pace {
+pub(in crate::tier2) struct Pace {
     /// Own proposals that are not applied yet: index and number of commands.
     under_way: VecDeque<(u64, usize)>,
     gathering: Gathering,
@@ -76,7 +76,7 @@ impl Gathering {
 
 impl Node {
     /// Everything staged becomes one entry, or a few if it is too much for one.
-    pub(super) fn propose_staged(&mut self) {
+    pub(in crate::tier2) fn propose_staged(&mut self) {
         while self.pace.under_way.front().is_some_and(|(index, _)| *index <= self.applied) {
             self.pace.under_way.pop_front();
         }
@@ -99,25 +99,25 @@ impl Node {
     }
 
     /// An entry with so many commands is in the log.
-    pub(super) fn note_proposed(&mut self, commands: usize) {
+    pub(in crate::tier2) fn note_proposed(&mut self, commands: usize) {
         self.pace.word.told(self.raw.raft.raft_log.committed);
         self.pace.under_way.push_back((self.raw.raft.raft_log.last_index(), commands));
         self.pace.gathering.end(commands);
     }
 
-    pub(super) fn may_propose(&self) -> bool {
+    pub(in crate::tier2) fn may_propose(&self) -> bool {
         self.is_leader()
             && self.raw.raft.lead_transferee.is_none()
             && self.entries_under_way() < self.config.entries_under_way_max
     }
 
-    pub(super) fn entries_under_way(&self) -> u64 {
+    pub(in crate::tier2) fn entries_under_way(&self) -> u64 {
         self.raw.raft.raft_log.last_index().saturating_sub(self.applied)
     }
 
     /// How many commands the next entry waits for: as many as are under way, since their end will call again; or as many as were
     /// just answered, for a moment.
-    pub(super) fn held_back(&self) -> usize {
+    pub(in crate::tier2) fn held_back(&self) -> usize {
         let under_way: usize = self.pace.under_way.iter().map(|(_, commands)| commands).sum();
         let awaited = if self.is_gathering() { self.pace.gathering.expected } else { under_way };
         awaited.clamp(1, self.config.entry_commands_min)
@@ -129,7 +129,7 @@ impl Node {
     }
 
     /// So many clients of this node were answered. What is staged already can wait for them: it has just missed an entry.
-    pub(super) fn expect_again(&mut self, answered: usize) {
+    pub(in crate::tier2) fn expect_again(&mut self, answered: usize) {
         if answered > 0 && self.is_leader() {
             let expected = (self.stage.len() + answered).min(self.config.entry_commands_min);
             let patience_us = self.config.gather_us + self.config.gather_each_us * answered as u64;
@@ -139,7 +139,7 @@ impl Node {
 
     /// Followers apply what they know to be committed, and answer their own clients then. The next entry carries the word;
     /// where there is none, it goes alone: at once where one of their clients waits for it, else a little later.
-    pub(super) fn tell_commit(&mut self) {
+    pub(in crate::tier2) fn tell_commit(&mut self) {
         let committed = self.raw.raft.raft_log.committed;
         if !self.is_leader() || self.pace.word.told >= committed {
             return;
@@ -157,12 +157,12 @@ impl Node {
     }
 
     /// An answer for a client of another node was applied here.
-    pub(super) fn others_wait_for_word(&mut self) {
+    pub(in crate::tier2) fn others_wait_for_word(&mut self) {
         self.pace.word.is_awaited = true;
     }
 
     /// When this wants to be called again, if it does.
-    pub(super) fn pace_at_us(&self) -> Option<u64> {
+    pub(in crate::tier2) fn pace_at_us(&self) -> Option<u64> {
         if !self.is_leader() {
             return None;
         }

@@ -1,13 +1,13 @@
 //! The steps of a Ready, in order. The order is the safety of the whole: see each step.
 
-use super::node::Node;
-use super::ports::{NodeId, PeerMessage, PersistTask};
+use crate::node_api::{NodeId, PeerMessage, PersistTask};
+use crate::tier2::node::Node;
 use raft::eraftpb::{HardState, Message, MessageType};
 use raft::Ready;
 use redfence_core::mutants::{on, Mutant};
 
 impl Node {
-    pub(super) fn handle_ready(&mut self) {
+    pub(in crate::tier2) fn handle_ready(&mut self) {
         let mut ready = self.raw.ready();
         // 1. A leader's messages leave before its own write: followers write at the same time.
         for message in ready.take_messages() {
@@ -51,7 +51,7 @@ impl Node {
     }
 
     /// Tells raft how far the machine is. An installed snapshot counts only once it is durable.
-    pub(super) fn report_applied(&mut self) {
+    pub(in crate::tier2) fn report_applied(&mut self) {
         let log = &self.raw.raft.raft_log;
         if self.applied <= log.committed.min(log.persisted) {
             self.raw.advance_apply_to(self.applied);
@@ -60,7 +60,7 @@ impl Node {
 
     /// Between the installing of a snapshot and its durability raft cannot read the entries it believes to be unapplied,
     /// and would panic if it stood for election: it must neither tick nor hear of votes.
-    pub(super) fn is_installing(&self) -> bool {
+    pub(in crate::tier2) fn is_installing(&self) -> bool {
         self.raw.raft.raft_log.applied < self.raw.store().truncated_index()
     }
 
@@ -133,7 +133,7 @@ impl Node {
         }
     }
 
-    pub(super) fn on_persisted(&mut self, number: u64) {
+    pub(in crate::tier2) fn on_persisted(&mut self, number: u64) {
         if let Some(ready) = self.persist.persisted(number) {
             self.raw.on_persist_ready(ready);
             self.report_applied();

@@ -6,19 +6,20 @@
 //! time, and each goal waits for its turn. A new node comes in as a learner and is made a voter by the leader once it has
 //! caught up; a leader that is to be removed hands over first, because raft would let it go on.
 
-use super::ports::{AdminRequest, Member, NodeId, SnapshotMeta, Ticket};
-use super::{refusals, wire};
+use crate::node_api::wire;
+use crate::node_api::{AdminRequest, Member, NodeId, SnapshotMeta, Ticket};
+use crate::tier2::refusals;
 use bytes::Bytes;
 use raft::eraftpb::{ConfChangeSingle, ConfChangeType, ConfChangeV2, ConfState};
 use redfence_core::reply::Reply;
 use std::collections::BTreeMap;
 
 /// Goals a node keeps for its operators. One more is refused.
-pub(super) const GOALS_MAX: usize = 16;
+pub(in crate::tier2) const GOALS_MAX: usize = 16;
 
 /// The membership as of the last applied entry.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Membership {
+pub(in crate::tier2) struct Membership {
     members: BTreeMap<NodeId, Member>,
     conf_state: ConfState,
     /// No change was applied behind this index.
@@ -26,41 +27,41 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    pub(super) fn from_snapshot(meta: &SnapshotMeta) -> Membership {
+    pub(in crate::tier2) fn from_snapshot(meta: &SnapshotMeta) -> Membership {
         let members = meta.members.iter().map(|member| (member.id, member.clone())).collect();
         Membership { members, conf_state: meta.conf_state.clone(), changed_at: meta.at.index }
     }
 
-    pub(super) fn changed_at(&self) -> u64 {
+    pub(in crate::tier2) fn changed_at(&self) -> u64 {
         self.changed_at
     }
 
-    pub(super) fn conf_state(&self) -> &ConfState {
+    pub(in crate::tier2) fn conf_state(&self) -> &ConfState {
         &self.conf_state
     }
 
-    pub(super) fn get(&self, id: NodeId) -> Option<&Member> {
+    pub(in crate::tier2) fn get(&self, id: NodeId) -> Option<&Member> {
         self.members.get(&id)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Member> {
+    pub(in crate::tier2) fn iter(&self) -> impl Iterator<Item = &Member> {
         self.members.values()
     }
 
-    pub(super) fn list(&self) -> Vec<Member> {
+    pub(in crate::tier2) fn list(&self) -> Vec<Member> {
         self.members.values().cloned().collect()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::tier2) fn is_empty(&self) -> bool {
         self.members.is_empty()
     }
 
-    pub(super) fn voters(&self) -> usize {
+    pub(in crate::tier2) fn voters(&self) -> usize {
         self.members.values().filter(|member| member.voter).count()
     }
 
     /// An applied change: raft's new configuration, and the addresses that came with it.
-    pub(super) fn applied(&mut self, change: &ConfChangeV2, conf_state: ConfState, index: u64) {
+    pub(in crate::tier2) fn applied(&mut self, change: &ConfChangeV2, conf_state: ConfState, index: u64) {
         self.conf_state = conf_state;
         self.changed_at = index;
         for single in change.get_changes() {
@@ -84,7 +85,7 @@ impl Membership {
     }
 
     /// Whether a goal is reached. `leader` as this node knows it.
-    pub(super) fn shows(&self, goal: &AdminRequest, leader: NodeId) -> bool {
+    pub(in crate::tier2) fn shows(&self, goal: &AdminRequest, leader: NodeId) -> bool {
         match goal {
             AdminRequest::Add { id, addr } => self.get(*id).is_some_and(|member| member.addr == *addr),
             AdminRequest::Remove { id } => self.get(*id).is_none(),
@@ -93,7 +94,7 @@ impl Membership {
     }
 
     /// What is wrong with a request, as far as this node can see.
-    pub(super) fn refuse(&self, request: &AdminRequest) -> Option<Reply> {
+    pub(in crate::tier2) fn refuse(&self, request: &AdminRequest) -> Option<Reply> {
         match request {
             AdminRequest::Add { id, addr } => match self.get(*id) {
                 Some(member) if member.addr != *addr => Some(refusals::member_elsewhere(*id, &member.addr)),
@@ -118,17 +119,17 @@ impl Membership {
     }
 }
 
-pub(super) fn add_learner(id: NodeId, addr: &str) -> ConfChangeV2 {
+pub(in crate::tier2) fn add_learner(id: NodeId, addr: &str) -> ConfChangeV2 {
     let mut change = single(id, ConfChangeType::AddLearnerNode);
     change.context = Bytes::copy_from_slice(addr.as_bytes());
     change
 }
 
-pub(super) fn promote(id: NodeId) -> ConfChangeV2 {
+pub(in crate::tier2) fn promote(id: NodeId) -> ConfChangeV2 {
     single(id, ConfChangeType::AddNode)
 }
 
-pub(super) fn remove(id: NodeId) -> ConfChangeV2 {
+pub(in crate::tier2) fn remove(id: NodeId) -> ConfChangeV2 {
     single(id, ConfChangeType::RemoveNode)
 }
 
@@ -143,18 +144,18 @@ fn single(id: NodeId, kind: ConfChangeType) -> ConfChangeV2 {
 
 /// A request of an operator at this node.
 #[derive(Debug)]
-pub(super) struct Goal {
-    pub(super) ticket: Ticket,
-    pub(super) request: AdminRequest,
-    pub(super) deadline_ms: u64,
+pub(in crate::tier2) struct Goal {
+    pub(in crate::tier2) ticket: Ticket,
+    pub(in crate::tier2) request: AdminRequest,
+    pub(in crate::tier2) deadline_ms: u64,
     /// When to work towards it again.
-    pub(super) due_ms: u64,
+    pub(in crate::tier2) due_ms: u64,
     /// It was proposed here or asked of another node: the outcome is not ours to deny.
-    pub(super) started: bool,
+    pub(in crate::tier2) started: bool,
 }
 
 impl Goal {
-    pub(super) fn gave_up(&self) -> Reply {
+    pub(in crate::tier2) fn gave_up(&self) -> Reply {
         match self.started {
             true => refusals::change_indeterminate(),
             false => refusals::no_quorum(),

@@ -2,14 +2,14 @@
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
-pub(super) struct Chance(u64);
+pub(in crate::tier2) struct Chance(u64);
 
 impl Chance {
-    pub(super) fn new(seed: u64) -> Chance {
+    pub(in crate::tier2) fn new(seed: u64) -> Chance {
         Chance(seed)
     }
 
-    pub(super) fn next(&mut self) -> u64 {
+    pub(in crate::tier2) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -18,7 +18,7 @@ impl Chance {
     }
 
     /// A number in `low..high`.
-    pub(super) fn between(&mut self, low: usize, high: usize) -> usize {
+    pub(in crate::tier2) fn between(&mut self, low: usize, high: usize) -> usize {
         low + (self.next() % (high - low).max(1) as u64) as usize
     }
 }

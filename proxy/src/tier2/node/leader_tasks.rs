@@ -1,11 +1,11 @@
 //! What a leader does without being asked: ending what is due, declaring lost nodes gone, promoting learners; and what every
 //! node does for its operators' goals.
 
-use super::membership::{self, Goal, GOALS_MAX};
-use super::node::Node;
-use super::ports::{AdminRequest, NodeId, PeerMessage, Ticket};
-use super::refusals;
-use super::requests::encoded;
+use crate::node_api::{AdminRequest, NodeId, PeerMessage, Ticket};
+use crate::tier2::cluster::membership::{self, Goal, GOALS_MAX};
+use crate::tier2::node::Node;
+use crate::tier2::refusals;
+use crate::tier2::requests::encoded;
 use raft::eraftpb::ConfChangeV2;
 use raft::ProgressState;
 use redfence_core::machine::Command;
@@ -16,7 +16,7 @@ use redfence_core::reply::Reply;
 const GOAL_RETRY_MS: u64 = 200;
 
 impl Node {
-    pub(super) fn do_duties(&mut self) {
+    pub(in crate::tier2) fn do_duties(&mut self) {
         self.touch_sessions();
         if self.is_leader() {
             self.expire_due();
@@ -34,7 +34,7 @@ impl Node {
     }
 
     /// The cluster's own, once its settings are founded.
-    pub(super) fn idle_retention_ms(&self) -> u64 {
+    pub(in crate::tier2) fn idle_retention_ms(&self) -> u64 {
         let settings = self.machine.settings();
         match settings.founded {
             true => settings.idle_retention_ms,
@@ -94,7 +94,7 @@ impl Node {
     }
 
     /// How long a peer has not been heard of. One never heard of counts from the first time it was asked for.
-    pub(super) fn silent_ms(&self, peer: NodeId, now_ms: u64) -> u64 {
+    pub(in crate::tier2) fn silent_ms(&self, peer: NodeId, now_ms: u64) -> u64 {
         self.heard_ms.get(&peer).map_or(u64::MAX, |heard_ms| now_ms.saturating_sub(*heard_ms))
     }
 
@@ -122,7 +122,7 @@ impl Node {
         !self.raw.raft.has_pending_conf() && self.raw.propose_conf_change(Vec::new(), change).is_ok()
     }
 
-    pub(super) fn on_admin(&mut self, ticket: Ticket, request: AdminRequest, patience_ms: u64) {
+    pub(in crate::tier2) fn on_admin(&mut self, ticket: Ticket, request: AdminRequest, patience_ms: u64) {
         let full = (self.goals.len() >= GOALS_MAX).then(refusals::queue_full);
         match self.refusal().or(full).or_else(|| self.membership.refuse(&request)) {
             Some(refusal) => self.out.replies.push((ticket, refusal)),
@@ -167,7 +167,7 @@ impl Node {
 
     /// A peer asks for a change. One it asked for before the last change may be a late copy of a wish that was met, and
     /// would undo what came after it. Whoever still wants it asks again with what it has applied by then.
-    pub(super) fn on_asked(&mut self, applied: u64, request: &AdminRequest) {
+    pub(in crate::tier2) fn on_asked(&mut self, applied: u64, request: &AdminRequest) {
         if applied >= self.membership.changed_at() {
             self.pursue(request);
         }
@@ -193,7 +193,7 @@ impl Node {
     }
 
     /// Gives leadership to the voter that is alive and furthest on.
-    pub(super) fn hand_over(&mut self) -> bool {
+    pub(in crate::tier2) fn hand_over(&mut self) -> bool {
         if self.raw.raft.lead_transferee.is_some() {
             return true;
         }
@@ -215,14 +215,14 @@ impl Node {
     }
 
     /// Somebody who asks for votes and is no member may have been removed without hearing of it.
-    pub(super) fn hint_not_member(&mut self, from: NodeId) {
+    pub(in crate::tier2) fn hint_not_member(&mut self, from: NodeId) {
         if !self.membership.is_empty() && self.membership.get(from).is_none() {
             self.out.send.push((from, PeerMessage::NotMember { conf_index: self.applied }));
         }
     }
 
     /// Believed only where the other side knows of a later membership than the one that brought us in.
-    pub(super) fn on_not_member(&mut self, conf_index: u64) {
+    pub(in crate::tier2) fn on_not_member(&mut self, conf_index: u64) {
         let added_at = self.membership.get(self.config.id).map_or(0, |member| member.added_at);
         if !self.is_leader() && self.leader() == 0 && !self.removed && conf_index > added_at.max(1) {
             tracing::warn!(conf_index, "this node was removed from the cluster");

@@ -3,12 +3,12 @@
 //! Each step has its share of the time; what does not succeed in it is skipped, and the answers given at the end say only
 //! what is known.
 
-use super::node::Node;
-use super::refusals;
+use crate::tier2::node::Node;
+use crate::tier2::refusals;
 use redfence_core::machine::Command;
 
 #[derive(Debug)]
-pub(super) struct Stopping {
+pub(in crate::tier2) struct Stopping {
     since_ms: u64,
     gone_due_ms: u64,
     hand_over_due_ms: u64,
@@ -22,11 +22,11 @@ const RELEASE_SHARE: u64 = 2;
 const RETRY_MS: u64 = 200;
 
 impl Node {
-    pub(super) fn is_stopping(&self) -> bool {
+    pub(in crate::tier2) fn is_stopping(&self) -> bool {
         self.stopping.is_some()
     }
 
-    pub(super) fn begin_shutdown(&mut self) {
+    pub(in crate::tier2) fn begin_shutdown(&mut self) {
         let since_ms = self.now.monotonic_ms();
         self.stopping.get_or_insert(Stopping {
             since_ms,
@@ -37,7 +37,7 @@ impl Node {
     }
 
     /// The machine has taken this node's waiters out: none of them was granted, for certain.
-    pub(super) fn released_by_shutdown(&mut self) {
+    pub(in crate::tier2) fn released_by_shutdown(&mut self) {
         if let Some(stopping) = &mut self.stopping {
             stopping.released = true;
         }
@@ -47,7 +47,7 @@ impl Node {
         }
     }
 
-    pub(super) fn go_on_stopping(&mut self) {
+    pub(in crate::tier2) fn go_on_stopping(&mut self) {
         let Some(stopping) = &self.stopping else { return };
         let now_ms = self.now.monotonic_ms();
         let elapsed_ms = now_ms - stopping.since_ms;

@@ -4,15 +4,15 @@
 //! is the truth for every index it covers. What leaves it is both durable and applied, so it can never be overwritten; after
 //! a restart it is empty, and what overwrites unapplied entries on disk is in the tail before it is on disk.
 
-use super::ports::{LogMark, LogReader, Recovered, SnapshotMeta, StoreError};
-use super::wire::encode_meta;
+use crate::node_api::wire::encode_meta;
+use crate::node_api::{LogMark, LogReader, Recovered, SnapshotMeta, StoreError};
 use raft::eraftpb::{Entry, HardState, Snapshot};
 use raft::{Error, GetEntriesContext, RaftState, Storage, StorageError};
 use redfence_core::mutants::{on, Mutant};
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-pub(super) struct Log {
+pub(in crate::tier2) struct Log {
     reader: Box<dyn LogReader>,
     hard_state: HardState,
     /// The snapshot a restart would begin with, and the one a lagging peer is sent.
@@ -27,7 +27,7 @@ pub(super) struct Log {
 }
 
 impl Log {
-    pub(super) fn new(recovered: Recovered, reader: Box<dyn LogReader>) -> Log {
+    pub(in crate::tier2) fn new(recovered: Recovered, reader: Box<dyn LogReader>) -> Log {
         let mut hard_state = recovered.hard_state;
         // The commit index need not be durable, but whatever a snapshot holds was committed.
         if !on(Mutant::CommitBehindSnapshot) {
@@ -47,21 +47,21 @@ impl Log {
     }
 
     /// Whether a newer snapshot was asked for since the last look.
-    pub(super) fn take_wanted(&self) -> bool {
+    pub(in crate::tier2) fn take_wanted(&self) -> bool {
         self.newer_snapshot_wanted.take()
     }
 
     /// The first index is above what raft counts as applied: a snapshot was installed and is not durable yet.
-    pub(super) fn truncated_index(&self) -> u64 {
+    pub(in crate::tier2) fn truncated_index(&self) -> u64 {
         self.truncated.index
     }
 
-    pub(super) fn snapshot_meta(&self) -> &SnapshotMeta {
+    pub(in crate::tier2) fn snapshot_meta(&self) -> &SnapshotMeta {
         &self.snapshot
     }
 
     /// The same in raft's words.
-    pub(super) fn own_snapshot(&self) -> Snapshot {
+    pub(in crate::tier2) fn own_snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::default();
         snapshot.data = encode_meta(&self.snapshot);
         let meta = snapshot.mut_metadata();
@@ -71,20 +71,20 @@ impl Log {
         snapshot
     }
 
-    pub(super) fn hard_state(&self) -> &HardState {
+    pub(in crate::tier2) fn hard_state(&self) -> &HardState {
         &self.hard_state
     }
 
-    pub(super) fn set_hard_state(&mut self, hard_state: HardState) {
+    pub(in crate::tier2) fn set_hard_state(&mut self, hard_state: HardState) {
         self.hard_state = hard_state;
     }
 
-    pub(super) fn reader(&self) -> &dyn LogReader {
+    pub(in crate::tier2) fn reader(&self) -> &dyn LogReader {
         self.reader.as_ref()
     }
 
     /// Drops every entry from the first one's index on, then appends.
-    pub(super) fn append(&mut self, entries: &[Entry]) {
+    pub(in crate::tier2) fn append(&mut self, entries: &[Entry]) {
         let Some(first) = entries.first() else { return };
         assert!(
             first.index > self.truncated.index && first.index <= self.last_index + 1,
@@ -105,7 +105,7 @@ impl Log {
     }
 
     /// A received snapshot takes the place of everything.
-    pub(super) fn install(&mut self, snapshot: SnapshotMeta) {
+    pub(in crate::tier2) fn install(&mut self, snapshot: SnapshotMeta) {
         self.tail.clear();
         self.tail_bytes = 0;
         self.truncated = snapshot.at;
@@ -114,7 +114,11 @@ impl Log {
     }
 
     /// A snapshot of our own is stored. Answers the mark up to which the log is not needed any more.
-    pub(super) fn adopt_snapshot(&mut self, snapshot: SnapshotMeta, keep_entries: u64) -> Option<LogMark> {
+    pub(in crate::tier2) fn adopt_snapshot(
+        &mut self,
+        snapshot: SnapshotMeta,
+        keep_entries: u64,
+    ) -> Option<LogMark> {
         let index = snapshot.at.index;
         self.snapshot = snapshot;
         let kept_from =
@@ -132,7 +136,7 @@ impl Log {
     }
 
     /// Lets go of cached entries that are durable and applied, beyond what the cache may hold.
-    pub(super) fn trim_cache(&mut self, settled_index: u64, entries_max: usize, bytes_max: usize) {
+    pub(in crate::tier2) fn trim_cache(&mut self, settled_index: u64, entries_max: usize, bytes_max: usize) {
         while self.tail.len() > entries_max || self.tail_bytes > bytes_max {
             match self.tail.front() {
                 Some(entry) if entry.index <= settled_index => {

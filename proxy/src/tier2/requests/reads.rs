@@ -7,8 +7,8 @@
 //! Reads are answered in the order they came: a client that pipelines two never sees the older state second. A turn answers so many
 //! that their work stays below a limit; the rest waits for the next turn. `KEYS` goes in slices, some each turn, and is passed by others.
 
-use super::ports::{OwnedQuery, Read, Ticket};
 use crate::client_memory::{counted_bytes, Account};
+use crate::node_api::{OwnedQuery, Read, Ticket};
 use redfence_core::machine::{KeysWalk, Machine};
 use redfence_core::mutants::{on, Mutant};
 use redfence_core::reply::Reply;
@@ -33,15 +33,15 @@ struct Waiting {
 
 /// A read that may be answered now.
 #[derive(Debug)]
-pub(super) struct ReadyRead {
-    pub(super) ticket: Ticket,
-    pub(super) query: OwnedQuery,
-    pub(super) account: Option<Arc<Account>>,
+pub(in crate::tier2) struct ReadyRead {
+    pub(in crate::tier2) ticket: Ticket,
+    pub(in crate::tier2) query: OwnedQuery,
+    pub(in crate::tier2) account: Option<Arc<Account>>,
 }
 
 impl ReadyRead {
     /// Whether its client has to take replies first.
-    pub(super) fn is_deferred(&self) -> bool {
+    pub(in crate::tier2) fn is_deferred(&self) -> bool {
         self.account.as_ref().is_some_and(|account| account.defers_read())
     }
 }
@@ -54,9 +54,9 @@ struct Walk {
 }
 
 /// Counts a reply to the account of its client. Where that is being closed nobody will read it, and its memory is free at once.
-pub(super) fn count_reply(account: Option<&Arc<Account>>, reply: Reply) -> Reply {
+pub(in crate::tier2) fn count_reply(account: Option<&Arc<Account>>, reply: Reply) -> Reply {
     match account {
-        Some(account) if !account.add_reply(counted_bytes(&reply)) => super::refusals::no_quorum(),
+        Some(account) if !account.add_reply(counted_bytes(&reply)) => crate::tier2::refusals::no_quorum(),
         Some(_) | None => reply,
     }
 }
@@ -70,7 +70,7 @@ struct Round {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Reads {
+pub(in crate::tier2) struct Reads {
     waiting: VecDeque<Waiting>,
     rounds: BTreeMap<u64, Round>,
     next_round: u64,
@@ -82,15 +82,15 @@ pub(super) struct Reads {
 }
 
 impl Reads {
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::tier2) fn len(&self) -> usize {
         self.len
     }
 
-    pub(super) fn bytes(&self) -> usize {
+    pub(in crate::tier2) fn bytes(&self) -> usize {
         self.bytes
     }
 
-    pub(super) fn add(&mut self, read: Read, now_ms: u64) {
+    pub(in crate::tier2) fn add(&mut self, read: Read, now_ms: u64) {
         self.bytes += read.query.bytes();
         let deadline_ms = now_ms.saturating_add(read.patience_ms);
         self.waiting.push_back(Waiting {
@@ -103,7 +103,7 @@ impl Reads {
     }
 
     /// Opens a round for all that wait. Answers its name, for raft to carry.
-    pub(super) fn open_round(&mut self, origin: Origin, now_ms: u64) -> Option<Vec<u8>> {
+    pub(in crate::tier2) fn open_round(&mut self, origin: Origin, now_ms: u64) -> Option<Vec<u8>> {
         let under_way = self.rounds.values().filter(|round| round.index.is_none()).count();
         let one_name = on(Mutant::ReadNameReused);
         if self.waiting.is_empty() || under_way >= ROUNDS_MAX || (one_name && !self.rounds.is_empty()) {
@@ -116,7 +116,7 @@ impl Reads {
     }
 
     /// raft knows the index of a round.
-    pub(super) fn confirmed(&mut self, origin: Origin, name: &[u8], index: u64) {
+    pub(in crate::tier2) fn confirmed(&mut self, origin: Origin, name: &[u8], index: u64) {
         let Some(number) = round_number(origin, name) else { return };
         if let Some(round) = self.rounds.get_mut(&number) {
             round.index = Some(index);
@@ -124,7 +124,7 @@ impl Reads {
     }
 
     /// The next read that may be answered from the state as of `applied`.
-    pub(super) fn next_ready(&mut self, applied: u64) -> Option<ReadyRead> {
+    pub(in crate::tier2) fn next_ready(&mut self, applied: u64) -> Option<ReadyRead> {
         loop {
             let mut first = self.rounds.first_entry()?;
             if first.get().index.is_none_or(|index| index > applied) {
@@ -144,18 +144,23 @@ impl Reads {
     }
 
     /// Whether some may be answered.
-    pub(super) fn has_ready(&self, applied: u64) -> bool {
+    pub(in crate::tier2) fn has_ready(&self, applied: u64) -> bool {
         let first = self.rounds.first_key_value();
         first.is_some_and(|(_, round)| round.index.is_some_and(|index| index <= applied))
     }
 
     /// Whether a `KEYS` is under way.
-    pub(super) fn has_walks(&self) -> bool {
+    pub(in crate::tier2) fn has_walks(&self) -> bool {
         !self.walks.is_empty()
     }
 
     /// A `KEYS` that may be answered: from now on it goes in slices. Later reads of its client are deferred: they might all be `KEYS`.
-    pub(super) fn begin_walk(&mut self, ticket: Ticket, keys: KeysWalk, account: Option<Arc<Account>>) {
+    pub(in crate::tier2) fn begin_walk(
+        &mut self,
+        ticket: Ticket,
+        keys: KeysWalk,
+        account: Option<Arc<Account>>,
+    ) {
         if let Some(account) = &account {
             account.defer_reads();
         }
@@ -164,7 +169,7 @@ impl Reads {
     }
 
     /// A few slices of the `KEYS` under way, once a turn.
-    pub(super) fn walk(&mut self, machine: &Machine, out: &mut Vec<(Ticket, Reply)>) {
+    pub(in crate::tier2) fn walk(&mut self, machine: &Machine, out: &mut Vec<(Ticket, Reply)>) {
         for _ in 0..self.walks.len().min(SLICES_PER_TURN_MAX) {
             let Some(mut walk) = self.walks.pop_front() else { return };
             match walk.keys.step(machine) {
@@ -179,14 +184,14 @@ impl Reads {
     }
 
     /// The leader changed: what it has not confirmed will not be.
-    pub(super) fn leader_changed(&mut self) {
+    pub(in crate::tier2) fn leader_changed(&mut self) {
         if !on(Mutant::ReadNotAskedAgain) {
             self.reopen(|_| true);
         }
     }
 
     /// Rounds without an answer for too long are asked again.
-    pub(super) fn retry_overdue(&mut self, now_ms: u64, retry_ms: u64) {
+    pub(in crate::tier2) fn retry_overdue(&mut self, now_ms: u64, retry_ms: u64) {
         self.reopen(|round| round.asked_ms + retry_ms <= now_ms);
     }
 
@@ -203,7 +208,7 @@ impl Reads {
     }
 
     /// Takes out the tickets whose patience has run out.
-    pub(super) fn overdue(&mut self, now_ms: u64) -> Vec<Ticket> {
+    pub(in crate::tier2) fn overdue(&mut self, now_ms: u64) -> Vec<Ticket> {
         let mut late = Vec::new();
         let mut bytes = 0;
         let mut keep = |read: &Waiting| {
@@ -222,7 +227,7 @@ impl Reads {
         late
     }
 
-    pub(super) fn drain(&mut self) -> Vec<Ticket> {
+    pub(in crate::tier2) fn drain(&mut self) -> Vec<Ticket> {
         let mut tickets: Vec<Ticket> = self.walks.drain(..).map(|walk| walk.ticket).collect();
         self.len -= tickets.len();
         tickets.extend(self.overdue(u64::MAX));

@@ -4,7 +4,7 @@
 //! transport (greeting and the like). Only peers that passed the greeting reach the decoder, and every length is checked
 //! against the bytes that are there before anything is allocated for it.
 
-use super::ports::{
+use crate::node_api::{
     AdminRequest, Forward, Forwarded, GroupId, LogMark, Member, PeerMessage, SnapshotAck, SnapshotChunk,
     SnapshotId, SnapshotMeta, TransferState,
 };

@@ -1,6 +1,6 @@
 //! The bytes of a snapshot file, as a stream that may be cut anywhere.
 
-use crate::tier2::ports::{LogReader, SnapshotMeta};
+use crate::node_api::{LogReader, SnapshotMeta};
 use bytes::{Buf, Bytes, BytesMut};
 use redfence_core::limits::SNAPSHOT_PIECE_BYTES_MAX;
 use redfence_core::machine::{Checker, Machine, RestoreError, Restorer};

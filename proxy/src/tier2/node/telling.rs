@@ -14,10 +14,10 @@
 //!
 //! A grant inside `MULTI` is told as it was made, as is the `OK` of `SET NX`: their clients count from when they asked.
 
-use super::node::Node;
-use super::pending::Done;
-use super::ports::Ticket;
-use super::refusals;
+use crate::node_api::Ticket;
+use crate::tier2::node::Node;
+use crate::tier2::refusals;
+use crate::tier2::requests::pending::Done;
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
@@ -31,7 +31,7 @@ const NEVER_LATE_MS: u64 = 20;
 const BOUND_AGE_MS: u64 = 10_000;
 
 #[derive(Debug, Default)]
-pub(super) struct Telling {
+pub(in crate::tier2) struct Telling {
     bound: ClockBound,
     held_back: Vec<HeldBack>,
 }
@@ -81,12 +81,12 @@ impl ClockBound {
 }
 
 impl Telling {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::tier2) fn is_empty(&self) -> bool {
         self.held_back.is_empty()
     }
 
     /// The client is gone. Its grant stands, as any that was made before.
-    pub(super) fn cancel(&mut self, ticket: Ticket) {
+    pub(in crate::tier2) fn cancel(&mut self, ticket: Ticket) {
         self.held_back.retain(|held| held.ticket != ticket);
     }
 
@@ -99,7 +99,7 @@ impl Telling {
 
 impl Node {
     /// The machine has answered a request of this node in the entry that was just applied.
-    pub(super) fn answer_own(&mut self, seq: u64, reply: Reply) {
+    pub(in crate::tier2) fn answer_own(&mut self, seq: u64, reply: Reply) {
         let Some(done) = self.pending.answered(seq) else { return };
         let now_ms = self.now.monotonic_ms();
         if let Some(submitted_ms) = done.submitted_ms {
@@ -113,14 +113,14 @@ impl Node {
     }
 
     /// As [`Node::answer_own`], for an answer out of an entry that this node never saw.
-    pub(super) fn answer_own_from_memory(&mut self, seq: u64, reply: Reply) {
+    pub(in crate::tier2) fn answer_own_from_memory(&mut self, seq: u64, reply: Reply) {
         if let Some(done) = self.pending.answered(seq) {
             self.tell(done, reply, None);
         }
     }
 
     /// A request of this node came to stand in a queue.
-    pub(super) fn note_stamp_of(&mut self, submitted_ms: u64) {
+    pub(in crate::tier2) fn note_stamp_of(&mut self, submitted_ms: u64) {
         self.telling.bound.note(self.machine.logical_ms(), submitted_ms, self.now.monotonic_ms());
     }
 
@@ -152,7 +152,7 @@ impl Node {
     }
 
     /// One question for all that were held back since the last one; again where a question was lost.
-    pub(super) fn ask_about_grants(&mut self) {
+    pub(in crate::tier2) fn ask_about_grants(&mut self) {
         let mut unasked = false;
         for held in &mut self.telling.held_back {
             if held.question == 0 || !self.pending.is_unapplied(held.question) {
@@ -196,7 +196,7 @@ impl Node {
     }
 
     /// Grants whose clients waited too long for the answer to the question.
-    pub(super) fn give_up_held_back(&mut self, now_ms: u64) {
+    pub(in crate::tier2) fn give_up_held_back(&mut self, now_ms: u64) {
         for held in self.telling.take(|held| held.deadline_ms <= now_ms) {
             self.out.replies.push((held.ticket, refusals::indeterminate()));
         }

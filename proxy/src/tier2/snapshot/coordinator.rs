@@ -1,16 +1,16 @@
 //! When snapshots are made, sent, received and installed. The work itself is in `snapshot/`.
 
-use super::config::Config;
-use super::membership::Membership;
-use super::node::Node;
-use super::persist::PersistQueue;
-use super::ports::{
+use crate::node_api::{
     LogMark, NodeId, PeerMessage, PersistTask, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta,
     SnapshotOp, TransferState,
 };
-use super::snapshot::making::Making;
-use super::snapshot::receiving::{Received, Receiving};
-use super::snapshot::sending::{Ended, Sendings};
+use crate::tier2::cluster::membership::Membership;
+use crate::tier2::config::Config;
+use crate::tier2::node::persist::PersistQueue;
+use crate::tier2::node::Node;
+use crate::tier2::snapshot::making::Making;
+use crate::tier2::snapshot::receiving::{Received, Receiving};
+use crate::tier2::snapshot::sending::{Ended, Sendings};
 use raft::{SnapshotStatus, Storage};
 use redfence_core::machine::Machine;
 use redfence_core::mutants::{on, Mutant};
@@ -20,16 +20,16 @@ const ID_BITS: u32 = 24;
 /// After a failed write, the next try waits this long.
 const RETRY_MS: u64 = 5_000;
 
-pub(super) struct Snapshots {
+pub(in crate::tier2) struct Snapshots {
     next_id: u64,
     making: Option<Making>,
-    pub(super) sendings: Sendings,
+    pub(in crate::tier2) sendings: Sendings,
     receiving: Option<Receiving>,
     /// Handed to raft, and waiting for its Ready.
     received: Option<(SnapshotMeta, Machine)>,
     /// The last transfer that was received to its end: its sender may not have heard.
     finished: Option<(NodeId, u64)>,
-    pub(super) bytes_since: u64,
+    pub(in crate::tier2) bytes_since: u64,
     /// A new member cannot be brought in with the snapshot there is.
     wanted: bool,
     not_before_ms: u64,
@@ -38,7 +38,7 @@ pub(super) struct Snapshots {
 }
 
 impl Snapshots {
-    pub(super) fn new(boot: u64) -> Snapshots {
+    pub(in crate::tier2) fn new(boot: u64) -> Snapshots {
         Snapshots {
             next_id: boot << ID_BITS,
             making: None,
@@ -59,7 +59,7 @@ impl Snapshots {
     }
 
     /// Whether there is work that need not wait for anything.
-    pub(super) fn wants_turn(&self, config: &Config) -> bool {
+    pub(in crate::tier2) fn wants_turn(&self, config: &Config) -> bool {
         self.making.as_ref().is_some_and(|making| making.can_go_on(config.snapshot_window_bytes))
     }
 
@@ -70,7 +70,7 @@ impl Snapshots {
     }
 
     /// Deletes files whose successor is durable, unless they are still being sent.
-    pub(super) fn discard_durable(&mut self, persist: &PersistQueue, ops: &mut Vec<SnapshotOp>) {
+    pub(in crate::tier2) fn discard_durable(&mut self, persist: &PersistQueue, ops: &mut Vec<SnapshotOp>) {
         let sendings = &self.sendings;
         self.discard.retain(|(id, number)| {
             let durable = persist.is_durable(*number) || on(Mutant::SnapshotDiscardedEarly);
@@ -85,7 +85,7 @@ impl Snapshots {
 
 impl Node {
     /// A little of everything that is under way.
-    pub(super) fn work_on_snapshots(&mut self) {
+    pub(in crate::tier2) fn work_on_snapshots(&mut self) {
         if !on(Mutant::TransferNeverEnds) {
             self.drop_stalled_receiving();
         }
@@ -141,7 +141,7 @@ impl Node {
         }
     }
 
-    pub(super) fn on_snapshot_ack(&mut self, from: NodeId, ack: &SnapshotAck) {
+    pub(in crate::tier2) fn on_snapshot_ack(&mut self, from: NodeId, ack: &SnapshotAck) {
         if let Some(ended) = self.snapshots.sendings.acked(from, ack, self.now.monotonic_ms()) {
             self.report_transfer(&ended);
         }
@@ -156,7 +156,7 @@ impl Node {
         self.raw.report_snapshot(ended.to, status);
     }
 
-    pub(super) fn on_snapshot_chunk(&mut self, from: NodeId, chunk: &SnapshotChunk) {
+    pub(in crate::tier2) fn on_snapshot_chunk(&mut self, from: NodeId, chunk: &SnapshotChunk) {
         let other = self.snapshots.receiving.as_ref().is_none_or(|receiving| receiving.is_other(from, chunk));
         if other {
             if self.snapshots.finished == Some((from, chunk.transfer)) {
@@ -223,7 +223,7 @@ impl Node {
         }
     }
 
-    pub(super) fn on_snapshot_progress(&mut self, id: SnapshotId, written_bytes: u64) {
+    pub(in crate::tier2) fn on_snapshot_progress(&mut self, id: SnapshotId, written_bytes: u64) {
         if let Some(making) = self.snapshots.making.as_mut().filter(|making| making.id() == id) {
             making.progress(written_bytes);
         }
@@ -234,7 +234,7 @@ impl Node {
         }
     }
 
-    pub(super) fn on_snapshot_stored(&mut self, id: SnapshotId) {
+    pub(in crate::tier2) fn on_snapshot_stored(&mut self, id: SnapshotId) {
         if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
             self.adopt_own();
         } else if self.snapshots.receiving.as_ref().is_some_and(|receiving| receiving.id() == id) {
@@ -245,7 +245,7 @@ impl Node {
         }
     }
 
-    pub(super) fn on_snapshot_failed(&mut self, id: SnapshotId, reason: &str) {
+    pub(in crate::tier2) fn on_snapshot_failed(&mut self, id: SnapshotId, reason: &str) {
         tracing::error!(reason, "a snapshot could not be stored; it will be tried again");
         if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
             self.snapshots.making = None;
@@ -298,7 +298,7 @@ impl Node {
     }
 
     /// raft took the snapshot that was offered: machine, membership and log are replaced by it.
-    pub(super) fn install_received(&mut self, index: u64) -> SnapshotMeta {
+    pub(in crate::tier2) fn install_received(&mut self, index: u64) -> SnapshotMeta {
         let (meta, mut machine) = self.snapshots.received.take().expect("raft takes only what was offered");
         assert_eq!(meta.at.index, index, "raft took another snapshot than was offered");
         if let Some(making) = self.snapshots.making.take() {

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 #[derive(Debug, Default)]
-pub(super) struct PersistQueue {
+pub(in crate::tier2) struct PersistQueue {
     last_number: u64,
     /// Task, and the Ready it belongs to (0: none).
     under_way: VecDeque<(u64, u64)>,
@@ -17,22 +17,22 @@ pub(super) struct PersistQueue {
 }
 
 impl PersistQueue {
-    pub(super) fn next_number(&mut self) -> u64 {
+    pub(in crate::tier2) fn next_number(&mut self) -> u64 {
         self.last_number += 1;
         self.last_number
     }
 
     /// The number the next task will get.
-    pub(super) fn peek_number(&self) -> u64 {
+    pub(in crate::tier2) fn peek_number(&self) -> u64 {
         self.last_number + 1
     }
 
-    pub(super) fn is_idle(&self) -> bool {
+    pub(in crate::tier2) fn is_idle(&self) -> bool {
         self.under_way.is_empty()
     }
 
     /// A task goes to the writer.
-    pub(super) fn started(&mut self, number: u64, ready: u64, holds_vote: bool) {
+    pub(in crate::tier2) fn started(&mut self, number: u64, ready: u64, holds_vote: bool) {
         self.under_way.push_back((number, ready));
         self.last_ready = self.last_ready.max(ready);
         if holds_vote {
@@ -41,18 +41,18 @@ impl PersistQueue {
     }
 
     /// A Ready that needs no task. Answers whether raft may be told at once.
-    pub(super) fn nothing_to_write(&mut self, ready: u64) -> bool {
+    pub(in crate::tier2) fn nothing_to_write(&mut self, ready: u64) -> bool {
         self.last_ready = ready;
         self.is_idle()
     }
 
     /// Whether the current term and vote are durable: a heartbeat may be answered without waiting for log entries.
-    pub(super) fn vote_is_durable(&self) -> bool {
+    pub(in crate::tier2) fn vote_is_durable(&self) -> bool {
         self.vote_number <= self.durable_number
     }
 
     /// Tasks up to `number` are durable. Answers the Ready raft may be told of.
-    pub(super) fn persisted(&mut self, number: u64) -> Option<u64> {
+    pub(in crate::tier2) fn persisted(&mut self, number: u64) -> Option<u64> {
         self.durable_number = self.durable_number.max(number);
         let mut ready = None;
         while self.under_way.front().is_some_and(|(task, _)| *task <= number) {
@@ -68,7 +68,7 @@ impl PersistQueue {
         }
     }
 
-    pub(super) fn is_durable(&self, number: u64) -> bool {
+    pub(in crate::tier2) fn is_durable(&self, number: u64) -> bool {
         number <= self.durable_number
     }
 }

@@ -3,17 +3,21 @@
 //! A front encodes a command on its own task, calls [`Tier2Handle::submit`] and awaits the reply. Dropping the future of a
 //! command that may wait in a queue takes it out of that queue (the client went away). The handle knows nothing of raft.
 
-use super::deadlines::{self, Sweeper};
-pub use super::inbox::Caller;
-use super::inbox::{Asked, Asker, Inbox, Item, Rejected};
-use super::news::{self, News, NewsReceiver, NewsSender};
-use super::ports::{
-    AdminRequest, ClusterStatus, ConnectionId, Input, Noted, Outputs, OwnedQuery, Read, Rest, Submit, Ticket,
-};
-use super::refusals;
+pub(super) mod deadlines;
+pub mod inbox;
+
 use crate::client_memory::{counted_bytes, Account};
 use crate::events::Demand;
+use crate::node_api::apply_feed::{self, News, NewsReceiver, NewsSender};
+use crate::node_api::{
+    AdminRequest, ClusterStatus, ConnectionId, Input, NodeId, Noted, Outputs, OwnedQuery, PeerMessage,
+    PeerSink, Read, Rest, Submit, Ticket,
+};
+pub use crate::tier2::handle::inbox::Caller;
+use crate::tier2::handle::inbox::{Asked, Asker, Inbox, Item, Rejected};
+use crate::tier2::refusals;
 use bytes::Bytes;
+use deadlines::Sweeper;
 use redfence_core::limits::REQUEST_BYTES_MAX;
 use redfence_core::machine::Wanted;
 use redfence_core::reply::Reply;
@@ -52,7 +56,7 @@ pub(super) struct Shared {
 /// Makes both ends. The shell's thread keeps the [`Desk`].
 #[must_use]
 pub fn connect(patience_ms: u64) -> (Tier2Handle, Desk) {
-    let (news, receiver) = news::channel();
+    let (news, receiver) = apply_feed::channel();
     let shared = Arc::new(Shared {
         inbox: Inbox::default(),
         waiting: Mutex::default(),
@@ -398,6 +402,16 @@ fn ticket_of(input: &Input) -> Option<Ticket> {
         | Input::SnapshotFailed { .. }
         | Input::Shutdown
         | Input::Wake => None,
+    }
+}
+
+impl PeerSink for Tier2Handle {
+    fn message(&self, from: NodeId, message: PeerMessage) -> bool {
+        self.push_peer(Input::Peer { from, message })
+    }
+
+    fn unreachable(&self, id: NodeId) {
+        self.push_report(Input::Unreachable(id));
     }
 }
 

@@ -1,0 +1,92 @@
+//! What a turn of the node produces, for its shell to carry out.
+
+use super::{ClusterStatus, Member, NodeId, OwnedQuery, PeerMessage, PersistTask, SnapshotOp, Ticket};
+use bytes::Bytes;
+use redfence_core::event::Event;
+use redfence_core::keyspace::Value;
+use redfence_core::reply::Reply;
+
+/// What is to be done after a turn. Reused by its owner: [`Outputs::clear`] keeps the memory.
+#[derive(Debug, Default)]
+pub struct Outputs {
+    /// May leave before anything is written.
+    pub send: Vec<(NodeId, PeerMessage)>,
+    pub persist: Vec<PersistTask>,
+    pub snapshot_ops: Vec<SnapshotOp>,
+    /// Exactly one per ticket, unless it was cancelled.
+    pub replies: Vec<(Ticket, Reply)>,
+    /// Reads that are not answered, because their client has too many unread replies. In place of a reply.
+    pub deferred: Vec<(Ticket, OwnedQuery)>,
+    /// Only of entries that were new to this start of the node, like `published`.
+    pub events: Vec<Event>,
+    /// What was published: channel and message, in order.
+    pub published: Vec<(Bytes, Bytes)>,
+    /// Reads and changes of keys, in order.
+    pub noted: Vec<Noted>,
+    /// Large values that are no more, to be dropped on another thread.
+    pub garbage: Vec<Value>,
+    /// A snapshot took the place of entries: what they would have brought in events and messages is unknown here.
+    pub missed: bool,
+    /// Set when something in it changed.
+    pub status: Option<ClusterStatus>,
+    /// Set at the first turn and whenever membership changed: whom the transport talks to, and where.
+    pub members: Option<Vec<Member>>,
+    /// Call again at this time at the latest.
+    pub wake_at_us: u64,
+    pub rest: Rest,
+    /// The process must stop now, non-zero, without writing anything more.
+    pub fatal: Option<String>,
+    /// After [`Input::Shutdown`]: nothing more to do.
+    pub stopped: bool,
+}
+
+impl Outputs {
+    pub fn clear(&mut self) {
+        self.send.clear();
+        self.persist.clear();
+        self.snapshot_ops.clear();
+        self.replies.clear();
+        self.deferred.clear();
+        self.events.clear();
+        self.published.clear();
+        self.noted.clear();
+        self.garbage.clear();
+        self.missed = false;
+        self.status = None;
+        self.members = None;
+        self.wake_at_us = 0;
+        self.rest = Rest::default();
+        self.fatal = None;
+        self.stopped = false;
+    }
+}
+
+/// What ends the sleep before its time. Whatever is not named here does so at once; a shell may call earlier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rest {
+    /// So many requests of clients.
+    pub requests: usize,
+    /// The word that a write is durable.
+    pub durable: bool,
+}
+
+impl Default for Rest {
+    fn default() -> Rest {
+        Rest { requests: 1, durable: true }
+    }
+}
+
+/// What the tracking of keys is made of: [`redfence_core::machine::Noted`], with this node's own clients for requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Noted {
+    Read {
+        by: Ticket,
+        key: Bytes,
+    },
+    /// `by`: where a client of this node did it.
+    Changed {
+        by: Option<Ticket>,
+        key: Bytes,
+    },
+    Flushed,
+}

@@ -1,0 +1,96 @@
+//! Messages between nodes. Their encoding is in [`super::wire`].
+
+use super::{AdminRequest, ConnectionId, NodeId};
+use bytes::Bytes;
+use raft::eraftpb::Message;
+use redfence_core::types::Origin;
+
+/// What nodes tell each other. The greeting is the transport's own business.
+#[derive(Clone, Debug, PartialEq)]
+pub enum PeerMessage {
+    Raft(Box<Message>),
+    Forward(Forward),
+    SnapshotChunk(SnapshotChunk),
+    SnapshotAck(SnapshotAck),
+    /// Asked of the leader by the node that was asked. Idempotent; its effect is seen in the membership, there is no answer.
+    Admin {
+        /// What the sender had applied: a message that is older than the last change of membership counts for nothing.
+        applied: u64,
+        request: AdminRequest,
+    },
+    /// "You are no member as of this log index."
+    NotMember {
+        conf_index: u64,
+    },
+}
+
+impl PeerMessage {
+    /// Bytes of its payload.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        match self {
+            PeerMessage::Raft(message) => message.entries.iter().map(|entry| entry.data.len()).sum(),
+            PeerMessage::Forward(forward) => forward.commands.iter().map(|command| command.blob.len()).sum(),
+            PeerMessage::SnapshotChunk(chunk) => chunk.bytes.len(),
+            PeerMessage::SnapshotAck(_) | PeerMessage::Admin { .. } | PeerMessage::NotMember { .. } => 0,
+        }
+    }
+}
+
+/// Commands of one node's clients, on their way to the leader, which stamps them.
+///
+/// A leader takes a batch only in its own term and only if it has staged all that was sent before (see `stage.rs`): a batch that
+/// was lost, dropped or overtaken is sent again together with everything behind it, so commands never change order.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forward {
+    pub origin: Origin,
+    /// The term of the leader it is meant for. A later one is sent everything anew.
+    pub term: u64,
+    /// The unsettled request before the first one of this batch; 0 where there is none.
+    pub prev: u64,
+    /// Every request of this origin below this one is settled: its remembered reply can go.
+    pub acked_below: u64,
+    /// In rising order of their numbers; one without a number is alone.
+    pub commands: Vec<Forwarded>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forwarded {
+    pub seq: u64,
+    pub connection: ConnectionId,
+    pub blob: Bytes,
+}
+
+/// A piece of a snapshot, leader to follower.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SnapshotChunk {
+    /// The sender's number for this transfer; a new one for each try.
+    pub transfer: u64,
+    pub offset: u64,
+    pub bytes: Bytes,
+    /// Only in the chunk at offset 0: the raft message (`MsgSnapshot`) this file belongs to. Its data is an encoded
+    /// [`SnapshotMeta`].
+    pub message: Option<Box<Message>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SnapshotAck {
+    pub transfer: u64,
+    pub received_bytes: u64,
+    pub state: TransferState,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransferState {
+    Going,
+    /// Stored, and handed to raft.
+    Done,
+    Failed,
+}
+
+/// Where messages of peers go.
+pub trait PeerSink: Send + Sync + 'static {
+    /// False: dropped, because the node is behind.
+    fn message(&self, from: NodeId, message: PeerMessage) -> bool;
+    fn unreachable(&self, id: NodeId);
+}

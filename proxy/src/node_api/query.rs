@@ -1,0 +1,109 @@
+//! Linearizable reads of the state machine.
+
+use bytes::Bytes;
+use redfence_core::keyspace::Resp;
+use redfence_core::machine::settings::Setting;
+use redfence_core::machine::{KeysWalk, Machine, Query, Words};
+use redfence_core::reply::Reply;
+use redfence_core::types::{Member as RedlockMember, SessionId};
+
+/// A look at the state, with bytes of its own to cross threads: [`redfence_core::machine::Query`], or one at plain keys.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum OwnedQuery {
+    Info {
+        db: u32,
+        resource: Bytes,
+    },
+    Queue {
+        db: u32,
+        resource: Bytes,
+    },
+    Scan {
+        db: u32,
+        cursor: u64,
+        pattern: Option<Bytes>,
+        count: u64,
+    },
+    Session {
+        id: SessionId,
+    },
+    /// `FENCE.GET`.
+    Mark {
+        db: u32,
+        resource: Bytes,
+    },
+    /// All replicated settings, encoded.
+    Settings,
+    /// One of them, as text.
+    Setting(Setting),
+    /// How keys are, for `WATCH`: their tokens in the order asked, as integers of the same bits.
+    Tokens {
+        db: u32,
+        keys: Vec<Bytes>,
+    },
+    /// A plain command that only reads.
+    Redis {
+        db: u32,
+        resp: Resp,
+        member: Option<RedlockMember>,
+        argv: Vec<Bytes>,
+    },
+    /// `EVAL_RO`, `EVALSHA_RO`, or a script flagged `no-writes`.
+    Script {
+        db: u32,
+        resp: Resp,
+        member: Option<RedlockMember>,
+        argv: Vec<Bytes>,
+    },
+}
+
+impl OwnedQuery {
+    /// A `KEYS`, which is answered in slices.
+    #[must_use]
+    pub fn keys_walk(&self) -> Option<KeysWalk> {
+        let OwnedQuery::Redis { db, member, argv, .. } = self else { return None };
+        KeysWalk::new(*member, *db, argv)
+    }
+
+    /// Answers from the state; scripts are answered by the node, which has the VM. `late_ms`: see [`Machine::query_later`].
+    #[must_use]
+    pub fn ask(&self, machine: &Machine, late_ms: u64) -> Reply {
+        let query = match self {
+            OwnedQuery::Info { db, resource } => Query::Info { db: *db, resource },
+            OwnedQuery::Queue { db, resource } => Query::Queue { db: *db, resource },
+            OwnedQuery::Scan { db, cursor, pattern, count } => {
+                Query::Scan { db: *db, cursor: *cursor, pattern: pattern.as_deref(), count: *count }
+            }
+            OwnedQuery::Session { id } => Query::Session { id: *id },
+            OwnedQuery::Mark { db, resource } => Query::Mark { db: *db, resource },
+            OwnedQuery::Settings => Query::Settings,
+            OwnedQuery::Setting(name) => Query::Setting(*name),
+            OwnedQuery::Tokens { db, keys } => {
+                let token = |key: &Bytes| Reply::Int(machine.watch_token(*db, key) as i64);
+                return Reply::Array(keys.iter().map(token).collect());
+            }
+            OwnedQuery::Redis { db, resp, member, argv } | OwnedQuery::Script { db, resp, member, argv } => {
+                let argv: Words<'_> = argv.iter().map(|word| &word[..]).collect();
+                return machine.read_later(*member, *db, *resp, &argv, late_ms);
+            }
+        };
+        machine.query_later(query, late_ms)
+    }
+}
+
+impl OwnedQuery {
+    /// Bytes of its words.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        let sum = |words: &[Bytes]| words.iter().map(Bytes::len).sum();
+        match self {
+            OwnedQuery::Tokens { keys, .. } => sum(keys),
+            OwnedQuery::Redis { argv, .. } | OwnedQuery::Script { argv, .. } => sum(argv),
+            OwnedQuery::Info { resource, .. }
+            | OwnedQuery::Queue { resource, .. }
+            | OwnedQuery::Mark { resource, .. } => resource.len(),
+            OwnedQuery::Scan { pattern, .. } => pattern.as_ref().map_or(0, Bytes::len),
+            OwnedQuery::Session { .. } | OwnedQuery::Settings | OwnedQuery::Setting(_) => 0,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Members of the cluster, and the status a node shows of itself and of them.
+
+use super::NodeId;
+use redfence_core::machine::Stats;
+
+/// One member, as the transport and `LOCK.CLUSTER NODES` know it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Member {
+    pub id: NodeId,
+    pub addr: String,
+    /// Log index of the change that brought it in; 0 for founders. Tells two lives of one id apart.
+    pub added_at: u64,
+    pub voter: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    Leader,
+    #[default]
+    Follower,
+    Candidate,
+    Learner,
+    /// Voted out of the cluster. Answers nothing but its status.
+    Removed,
+}
+
+impl Role {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Role::Leader => "leader",
+            Role::Follower => "follower",
+            Role::Candidate => "candidate",
+            Role::Learner => "learner",
+            Role::Removed => "removed",
+        }
+    }
+}
+
+/// `LOCK.CLUSTER INFO` and `NODES`, as this node sees it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ClusterStatus {
+    pub id: NodeId,
+    pub role: Role,
+    /// 0 where none is known.
+    pub leader: NodeId,
+    pub term: u64,
+    pub commit: u64,
+    pub applied: u64,
+    pub voters: u64,
+    /// Whether this node believes that it can be served by a majority.
+    pub quorum: bool,
+    pub nodes: Vec<NodeStatus>,
+    /// Of the replicated settings that are applied here.
+    pub settings_version: u64,
+    /// Figures of the machine, for `INFO`. At most a tenth of a second old.
+    pub stats: Stats,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct NodeStatus {
+    pub id: NodeId,
+    pub addr: String,
+    pub role: Role,
+    /// Highest log index known to be on it. Only the leader knows those of others; elsewhere 0.
+    pub matched: u64,
+    /// Heard of within the last seconds.
+    pub up: bool,
+}
