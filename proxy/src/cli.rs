@@ -1,6 +1,6 @@
 //! The command line: every option as a flag, an environment variable `REDFENCE_…` and a key of the file; `--help` teaches.
 //!
-//! Nothing is checked here beyond its shape. [`crate::config`] puts flags, environment, file and defaults together.
+//! Nothing is checked here beyond its shape. The module `config` puts flags, environment, file and defaults together.
 
 use clap::{Args, Parser, Subcommand};
 use serde::Deserialize;

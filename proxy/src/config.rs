@@ -3,7 +3,7 @@
 //! Each error is one line that says what is wrong and what would be right.
 
 use crate::cli::{ServeArgs, Settings};
-use crate::server::router::Route;
+use crate::server::routing::router::Route;
 use redfence_core::types::{Tier, PATTERN_BYTES_MAX};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};

@@ -9,6 +9,7 @@ pub mod clock;
 pub mod config;
 pub mod events;
 pub mod node_api;
+pub mod resp;
 pub mod serve;
 pub mod server;
 pub mod shutdown;

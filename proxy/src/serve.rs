@@ -5,13 +5,14 @@ use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
 use crate::events::{spread, EventQueue, Hub, Tracker};
-use crate::server::keeper::Keeper;
-use crate::server::known_scripts::KnownScripts;
-use crate::server::listener;
-use crate::server::router::{Door, Router};
-use crate::server::routing::Routers;
-use crate::server::steward;
-use crate::server::{ids, registry::Registry, stats::Stats, Shared};
+use crate::server::client::registry::Registry;
+use crate::server::client::session_keepalive::Keeper;
+use crate::server::net::listener;
+use crate::server::routing::known_scripts::KnownScripts;
+use crate::server::routing::router::{Door, Router};
+use crate::server::routing::routes::Routers;
+use crate::server::routing::settings_follower;
+use crate::server::{ids, stats::Stats, Shared};
 use crate::shutdown::{Signals, HAND_OVER_WITHIN};
 use crate::tier1::listener::Listener;
 use crate::tier1::upstream::Upstream;
@@ -142,7 +143,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         upstream,
         listener,
     });
-    steward::start(Arc::clone(&shared), flags);
+    settings_follower::start(Arc::clone(&shared), flags);
     shared
 }
 

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redfence::server::request::{ProtocolError, RequestParser, Sender, Step, FRAME_BYTES_MAX};
+use redfence::resp::request::{ProtocolError, RequestParser, Sender, Step, FRAME_BYTES_MAX};
 
 #[derive(Debug, PartialEq)]
 enum Seen {

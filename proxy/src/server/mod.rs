@@ -2,59 +2,40 @@
 //!
 //! # Layout
 //!
-//! - [`listener`]: accepts clients, keeps their number in bounds
-//! - [`connection`], `deferring`, [`socket`], [`passing`], `sharing`: one client: replies in order, its bytes, the Redis behind, by its own connection or a shared one; [`pending`]: answers that are due;
-//!   [`pushes`]: what it is told unasked
-//! - [`request`], [`inline`]: bytes → words; [`encode`]: replies → bytes
-//! - [`session`], [`transaction`], [`registry`], [`keeper`]: the state of a client; all clients; their sessions kept alive
-//! - [`known_scripts`]: which scripts only read, and run on this node
-//! - [`execute`], [`commands`]: who answers a command, and what; `quick`: the many that simply pass; [`router`], [`keys`]: which tier
-//! - [`routing`], [`steward`]: the routes of the cluster, as this node follows them
-//! - [`stats`], [`ids`]: what `INFO` counts; made-up names; [`give_back`], [`put_back`]: grants and items nobody is left to take
+//! - [`net`]: listener, connection (socket to frames), replies in flight
+//! - [`client`]: the state of one client, and the registry of all of them
+//! - [`routing`]: who answers a command, and which tier
+//! - [`upstream`]: pass-through to the upstream Redis
+//! - [`commands`]: one file a command or family
+//! - [`release_orphaned_grant`], [`restore_popped_items`]: clean-up after a client that left before its reply
+//! - [`stats`]: what `INFO` counts; [`ids`]: random owners, sessions and run ids
 //!
 //! # Caveats
 //!
 //! Commands of one client that go to different places (Tier 2, the Redis behind) are never under way at the same time: order first.
 
+pub mod client;
 pub mod commands;
-pub mod connection;
-mod deferring;
-pub mod encode;
-pub mod execute;
-pub mod give_back;
 pub mod ids;
-pub mod inline;
-pub mod keeper;
-pub mod keys;
-pub mod known_scripts;
-pub mod listener;
-pub mod passing;
-pub mod pending;
-pub mod pushes;
-pub mod put_back;
-mod quick;
-pub mod registry;
-pub mod request;
-pub mod router;
+pub mod net;
+pub mod release_orphaned_grant;
+pub mod restore_popped_items;
 pub mod routing;
-pub mod session;
-mod sharing;
-pub mod socket;
 pub mod stats;
-pub mod steward;
-pub mod transaction;
+pub mod upstream;
 
 use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::events::{EventQueue, Hub, Tracker};
+use crate::resp::request::Sender;
 use crate::tier1::listener::Listener;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
+use client::session::Client;
+use client::{registry, session_keepalive};
 use commands::Local;
 use redfence_core::grammar;
-use request::Sender;
-use router::Door;
-use session::Client;
+use routing::router::Door;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
@@ -63,7 +44,7 @@ use std::sync::Arc;
 pub struct Shared {
     /// This node's id, which is also its number as a Redlock member.
     pub node: u64,
-    pub routing: routing::Routers,
+    pub routing: routing::routes::Routers,
     pub password: Option<String>,
     pub clients_max: usize,
     pub listen_address: SocketAddr,
@@ -76,8 +57,8 @@ pub struct Shared {
     pub hub: Arc<Hub>,
     pub tracker: Arc<Tracker>,
     pub events: EventQueue,
-    pub keeper: Arc<keeper::Keeper>,
-    pub known_scripts: known_scripts::KnownScripts,
+    pub keeper: Arc<session_keepalive::Keeper>,
+    pub known_scripts: routing::known_scripts::KnownScripts,
     pub tier2: Tier2Handle,
     /// The Redis behind, and what it publishes.
     pub upstream: Option<Arc<Upstream>>,

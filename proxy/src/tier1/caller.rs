@@ -2,9 +2,9 @@
 //!
 //! One call at a time, RESP2, replies into core's `Reply`. Clients' commands never go this way: they have their own `link`.
 
-use super::replies::{Outcome, ReplyScanner};
 use super::upstream::Upstream;
-use crate::server::encode;
+use crate::resp::encode;
+use crate::resp::replies::{Outcome, ReplyScanner};
 use bytes::Bytes;
 use redfence_core::reply::{Refusal, Reply};
 use redis_protocol::resp2::decode;

@@ -3,9 +3,9 @@
 //! Opened when first needed. Some commands are ours (the greeting, `SELECT`, a change of protocol): their replies are swallowed,
 //! and an error among them ends the link. Driven by `connection`, which decides when a reply may go to the client.
 
-use super::replies::{Outcome, ReplyScanner};
 use super::upstream::Upstream;
-use crate::server::encode::{self, Protocol};
+use crate::resp::encode::{self, Protocol};
+use crate::resp::replies::{Outcome, ReplyScanner};
 use redfence_core::reply::Refusal;
 use std::cell::RefCell;
 use std::collections::VecDeque;

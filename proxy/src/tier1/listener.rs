@@ -5,10 +5,10 @@
 //! more than locks are disconnected, as that Redis would have done; subscriptions to locks go on and are made again.
 
 use super::caller;
-use super::replies::{Outcome, ReplyScanner};
 use super::upstream::Upstream;
 use crate::events::{is_about_locks, Hub, Kind, Message};
-use crate::server::encode;
+use crate::resp::encode;
+use crate::resp::replies::{Outcome, ReplyScanner};
 use bytes::Bytes;
 use redis_protocol::resp2::decode;
 use redis_protocol::resp2::types::OwnedFrame;

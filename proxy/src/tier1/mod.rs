@@ -5,7 +5,6 @@
 //! - [`upstream`]: the Redis behind the proxy: what it can do, and whether it is there
 //! - [`link`]: one client's own connection to it; bytes pass unchanged
 //! - [`trunk`]: a connection to it that many clients share; [`seat`]: one client's place there
-//! - [`replies`]: where a reply ends
 //! - [`listener`]: what it publishes
 //! - [`lua`]: `LOCK.*` on a Redis without the module, waiting included
 //! - [`caller`]: a small client for our own errands
@@ -14,7 +13,6 @@ pub mod caller;
 pub mod link;
 pub mod listener;
 pub mod lua;
-pub mod replies;
 pub mod seat;
 pub mod trunk;
 pub mod upstream;

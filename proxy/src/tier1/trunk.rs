@@ -2,15 +2,15 @@
 //!
 //! The kernel's work for a write and a read is most of what a passing command costs, here and in that Redis. Commands of clients that
 //! come at the same moment therefore leave in one write, and their answers come back in one read. Only commands go this way that
-//! answer at once and leave no trace on the connection ([`crate::server::keys::may_share`]); the rest has [`super::link`].
+//! answer at once and leave no trace on the connection ([`crate::server::routing::keys::may_share`]); the rest has [`super::link`].
 //!
 //! Two tasks: one writes what has gathered, one reads and hands out. When either fails all unanswered commands are told so, and the next
 //! command opens a new trunk.
 
-use super::replies::{Outcome, ReplyScanner};
 use super::seat::{Seat, TAKE_WITHIN};
 use super::upstream::Upstream;
-use crate::server::encode::{self, Protocol};
+use crate::resp::encode::{self, Protocol};
+use crate::resp::replies::{Outcome, ReplyScanner};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io;

@@ -6,7 +6,7 @@
 
 use super::caller::Caller;
 use super::trunk::Trunk;
-use crate::server::encode::Protocol;
+use crate::resp::encode::Protocol;
 use redfence_core::machine::upstream_identity::Identity;
 use redfence_core::reply::Reply;
 use std::io;

@@ -2,9 +2,9 @@
 
 use super::hello::checked_name;
 use super::{is, unknown_subcommand, wrong_arity};
-use crate::server::connection::{Connection, Flow};
-use crate::server::registry::Card;
-use crate::server::session::ReplyMode;
+use crate::server::client::registry::Card;
+use crate::server::client::session::ReplyMode;
+use crate::server::net::connection::{Connection, Flow};
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::{Refusal, Reply};
 use std::net::SocketAddr;

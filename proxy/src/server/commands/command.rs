@@ -2,7 +2,7 @@
 //! and the connection's own.
 
 use super::{is, unknown_subcommand, wrong_arity};
-use crate::server::connection::{Connection, Flow};
+use crate::server::net::connection::{Connection, Flow};
 use redfence_core::grammar::table::{self, Keys, Row, ROWS};
 use redfence_core::keyspace::table as keyspace;
 use redfence_core::keyspace::table::KeySpec;

@@ -1,9 +1,9 @@
 //! `HELLO`, `AUTH`, `SELECT`, `RESET`, `QUIT`: who the client is and how it wants to be spoken to.
 
 use super::{is, wrong_arity};
-use crate::server::connection::{Connection, Flow};
-use crate::server::encode::Protocol;
-use crate::server::session::{ReplyMode, DATABASES};
+use crate::resp::encode::Protocol;
+use crate::server::client::session::{ReplyMode, DATABASES};
+use crate::server::net::connection::{Connection, Flow};
 use redfence_core::reply::{Refusal, Reply};
 use std::sync::atomic::Ordering;
 

@@ -3,7 +3,7 @@
 use super::hello::REDIS_VERSION;
 use super::is;
 use crate::node_api::Role;
-use crate::server::connection::{Connection, Flow};
+use crate::server::net::connection::{Connection, Flow};
 use crate::server::Shared;
 use crate::tier1::upstream::Health;
 use redfence_core::reply::Reply;

@@ -1,12 +1,13 @@
 //! `LOCK.*` and `FENCE.*`: the router decides, then Tier 1, Tier 2 or the node itself answers.
 
 use crate::node_api::{AdminRequest, NodeStatus, OwnedQuery};
-use crate::server::connection::{Connection, Flow};
-use crate::server::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, SessionStep, Source, Then};
-use crate::server::router::{Destination, PlainDestination};
-use crate::server::routing::stale_routes;
+use crate::server::ids;
+use crate::server::net::connection::{Connection, Flow};
+use crate::server::net::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, SessionStep, Source, Then};
+use crate::server::routing::keys;
+use crate::server::routing::router::{Destination, PlainDestination};
+use crate::server::routing::routes::stale_routes;
 use crate::server::stats::Verdict;
-use crate::server::{ids, keys};
 use crate::tier1::lua::{self, Waiting};
 use crate::tier1::upstream::{Health, Means};
 use bytes::Bytes;

@@ -3,12 +3,12 @@
 use super::transaction::crosses_tiers;
 use super::{scripts, server, unknown_command};
 use crate::node_api::{OwnedQuery, WAIT_FOREVER};
-use crate::server::connection::{Connection, Flow};
-use crate::server::keys;
-use crate::server::pending::{IfAbandoned, Lane, RedisCall, Source};
-use crate::server::router::{Door, PlainDestination};
-use crate::server::routing::stale_routes;
-use crate::server::transaction::Home;
+use crate::server::client::transaction::Home;
+use crate::server::net::connection::{Connection, Flow};
+use crate::server::net::pending::{IfAbandoned, Lane, RedisCall, Source};
+use crate::server::routing::keys;
+use crate::server::routing::router::{Door, PlainDestination};
+use crate::server::routing::routes::stale_routes;
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::{table, wait_of, Wait};

@@ -8,9 +8,9 @@
 
 use super::{is, unknown_subcommand, wrong_arity, Local};
 use crate::events::{Inbox, Kind};
-use crate::server::connection::{Connection, Flow};
-use crate::server::pending::{Confirm, Lane, Pending, Then};
-use crate::server::session::{name_bytes, Subscriptions};
+use crate::server::client::session::{name_bytes, Subscriptions};
+use crate::server::net::connection::{Connection, Flow};
+use crate::server::net::pending::{Confirm, Lane, Pending, Then};
 use bytes::Bytes;
 use redfence_core::keyspace::errors;
 use redfence_core::reply::{Refusal, Reply, Sink};

@@ -5,7 +5,7 @@
 
 use super::{is, unknown_command, unknown_subcommand, wrong_arity};
 use crate::clock;
-use crate::server::connection::{Connection, Flow};
+use crate::server::net::connection::{Connection, Flow};
 use redfence_core::reply::{Refusal, Reply};
 
 type Answer = Result<Reply, Refusal>;

@@ -2,7 +2,7 @@
 
 use super::{is, unknown_subcommand, wrong_arity};
 use crate::clock;
-use crate::server::connection::{Connection, Flow};
+use crate::server::net::connection::{Connection, Flow};
 use redfence_core::glob;
 use redfence_core::keyspace::errors;
 use redfence_core::reply::{Refusal, Reply, Sink};
@@ -66,7 +66,7 @@ impl Connection {
         }
         let known: [(&'static str, String); 11] = [
             ("timeout", "0".into()),
-            ("databases", super::super::session::DATABASES.to_string()),
+            ("databases", crate::server::client::session::DATABASES.to_string()),
             ("maxclients", self.shared.clients_max.to_string()),
             ("replica-read-only", "yes".into()),
             ("slave-read-only", "yes".into()),

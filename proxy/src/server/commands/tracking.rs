@@ -4,8 +4,8 @@
 use super::client::SYNTAX;
 use super::is;
 use crate::events::Terms;
-use crate::server::connection::Connection;
-use crate::server::session::{Tracking, TrackingMode};
+use crate::server::client::session::{Tracking, TrackingMode};
+use crate::server::net::connection::Connection;
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::errors as keyspace_errors;

@@ -6,11 +6,11 @@
 
 use super::{unknown_command, wrong_arity, Local};
 use crate::node_api::OwnedQuery;
-use crate::server::connection::{Connection, Flow};
-use crate::server::keys;
-use crate::server::pending::{IfAbandoned, Lane, Pending, RedisCall, Source, Then};
-use crate::server::router::{Destination, PlainDestination};
-use crate::server::transaction::{check_watched, Home, Transaction};
+use crate::server::client::transaction::{check_watched, Home, Transaction};
+use crate::server::net::connection::{Connection, Flow};
+use crate::server::net::pending::{IfAbandoned, Lane, Pending, RedisCall, Source, Then};
+use crate::server::routing::keys;
+use crate::server::routing::router::{Destination, PlainDestination};
 use bytes::Bytes;
 use redfence_core::grammar;
 use redfence_core::grammar::errors::shown;

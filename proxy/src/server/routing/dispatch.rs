@@ -1,9 +1,9 @@
 //! One command: who may give it, and who answers it.
 
-use super::commands::{wrong_arity, Local};
-use super::connection::{Connection, Flow};
-use super::pending::{Lane, Pending, RedisCall};
-use super::session::ReplyMode;
+use crate::server::client::session::ReplyMode;
+use crate::server::commands::{wrong_arity, Local};
+use crate::server::net::connection::{Connection, Flow};
+use crate::server::net::pending::{Lane, Pending, RedisCall};
 use redfence_core::grammar;
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::Refusal;
@@ -13,7 +13,7 @@ const NO_AUTH: &str = "NOAUTH Authentication required.";
 
 impl Connection {
     /// Runs one command. `frame` has its bytes as they came, if they came as an array.
-    pub(super) fn execute(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn execute(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
         let name = argv[0];
         if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
             // As Redis does: a browser was tricked into talking to us.
@@ -65,7 +65,7 @@ impl Connection {
     }
 
     /// Once for all commands that came together: a look at the clock and a shared counter for each would be felt in a pipeline.
-    pub(super) fn note_commands(&mut self) {
+    pub(in crate::server) fn note_commands(&mut self) {
         if self.commands_run > 0 {
             self.shared.stats.commands.fetch_add(u64::from(self.commands_run), Ordering::Relaxed);
             let now_ms = self.shared.now_ms();
@@ -126,7 +126,12 @@ impl Connection {
     }
 
     /// Sends a command to the Redis behind, on the client's own connection; its reply goes to the client as it comes.
-    pub(super) fn send_to_redis(&mut self, argv: &[&[u8]], frame: Option<&[u8]>, call: RedisCall) -> Flow {
+    pub(in crate::server) fn send_to_redis(
+        &mut self,
+        argv: &[&[u8]],
+        frame: Option<&[u8]>,
+        call: RedisCall,
+    ) -> Flow {
         if !self.lane_is_open(Lane::Redis) {
             return Flow::Stall;
         }
@@ -145,13 +150,17 @@ impl Connection {
         Flow::Done
     }
 
-    pub(super) fn pass_to_redis(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn pass_to_redis(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
         let call = RedisCall { muted: self.client.is_muted(), ..RedisCall::default() };
         self.send_to_redis(argv, frame, call)
     }
 
     /// Whether a command too large to hold may go to the Redis behind. `argv` has the words that came before the large one.
-    pub(super) fn admit_large(&mut self, argv: &[&[u8]], declared_words: usize) -> Result<Flow, Refusal> {
+    pub(in crate::server) fn admit_large(
+        &mut self,
+        argv: &[&[u8]],
+        declared_words: usize,
+    ) -> Result<Flow, Refusal> {
         if self.client.is_listening_only() {
             return Err(listening(argv[0]));
         }

@@ -7,7 +7,7 @@
 //! connection.
 //! Called by `connection` alone.
 
-use super::inline;
+use crate::resp::inline;
 use redfence_core::limits;
 use redfence_core::reply::Refusal;
 use smallvec::SmallVec;

@@ -1,6 +1,6 @@
 //! The routes this node follows, and until when it may: what all connections share of the router.
 //!
-//! The [`super::steward`] follows the replicated settings and puts a new [`Router`] here when they change. A connection decides a
+//! The [`crate::server::routing::settings_follower`] follows the replicated settings and puts a new [`Router`] here when they change. A connection decides a
 //! command by the router it has seen last, and takes a new one only when nothing is under way: what is under way was decided
 //! by one router. Its card says by which, so that the steward knows when nothing is left that older routes decided.
 //!
@@ -8,8 +8,8 @@
 //! read through the leader) every half second and hold for [`LEASE_MS`] from when that was asked; after that this node serves
 //! nothing that depends on them, and drops what the Redis behind may still answer. `docs/adr/` has the reasoning.
 
-use super::registry::Registry;
-use super::router::Router;
+use crate::server::client::registry::Registry;
+use crate::server::routing::router::Router;
 use redfence_core::reply::Refusal;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -62,7 +62,7 @@ impl Routers {
     }
 
     /// From now on commands are decided by this router.
-    pub(super) fn put(&self, router: Router) {
+    pub(in crate::server) fn put(&self, router: Router) {
         let mut newest = self.newest.lock().unwrap_or_else(PoisonError::into_inner);
         let generation = newest.generation + 1;
         *newest = Arc::new(router.numbered(generation));
@@ -70,12 +70,12 @@ impl Routers {
     }
 
     /// The newest router was confirmed by a read that began at this time.
-    pub(super) fn confirm(&self, asked_ms: u64) {
+    pub(in crate::server) fn confirm(&self, asked_ms: u64) {
         self.fresh_until_ms.fetch_max(asked_ms + LEASE_MS, Ordering::AcqRel);
     }
 
     /// The routes had lapsed: whatever older ones decided is closed, and nothing of it is told any more.
-    pub(super) async fn close_busy(&self, clients: &Registry) {
+    pub(in crate::server) async fn close_busy(&self, clients: &Registry) {
         loop {
             let busy: Vec<_> = clients.cards().into_iter().filter(|card| card.is_behind(u64::MAX)).collect();
             if busy.is_empty() {
@@ -87,7 +87,7 @@ impl Routers {
     }
 
     /// Returns when no client has anything under way that an older router decided. Those that take too long are closed.
-    pub(super) async fn drain(&self, clients: &Registry) {
+    pub(in crate::server) async fn drain(&self, clients: &Registry) {
         let begun = tokio::time::Instant::now();
         let generation = self.generation();
         loop {

@@ -1,9 +1,9 @@
 //! A connection's socket: reading without a buffer of its own, writing all at once, and noticing that the client is gone. Part of
 //! [`Connection`].
 
-use super::connection::{Connection, End, HELD_BYTES_MAX, KEPT_BYTES_MAX, UNREAD_BYTES_MAX};
-use super::pending::Pending;
-use super::request::FRAME_BYTES_MAX;
+use crate::resp::request::FRAME_BYTES_MAX;
+use crate::server::net::connection::{Connection, End, HELD_BYTES_MAX, KEPT_BYTES_MAX, UNREAD_BYTES_MAX};
+use crate::server::net::pending::Pending;
 use socket2::SockRef;
 use std::cell::RefCell;
 use std::future::Future;
@@ -30,7 +30,7 @@ thread_local! {
 }
 
 impl Connection {
-    pub(super) fn poll_read(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::server) fn poll_read(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         let held = self.held.len() - self.held_at;
         let goes_on = self.can_go_on();
         if self.gone || self.ending {
@@ -68,7 +68,7 @@ impl Connection {
     }
 
     /// Whether a command is under way that makes no sense without its client.
-    pub(super) fn waits_in_vain(&self) -> bool {
+    pub(in crate::server) fn waits_in_vain(&self) -> bool {
         self.pending.iter().any(|item| match item {
             Pending::Call(call) => call.dies_with_client(),
             Pending::Redis(call) => call.waits,
@@ -77,13 +77,13 @@ impl Connection {
     }
 
     /// No more commands: the connection ends when the replies are sent, or when nobody reads them.
-    pub(super) fn begin_to_end(&mut self) {
+    pub(in crate::server) fn begin_to_end(&mut self) {
         self.ending = true;
         self.timer = Some(Box::pin(tokio::time::sleep(LAST_READS_WITHIN)));
     }
 
     /// Closes our side, and takes in what the client still sends: a socket closed with unread bytes would take our last words back.
-    pub(super) async fn linger(&mut self) {
+    pub(in crate::server) async fn linger(&mut self) {
         if self.stream.shutdown().await.is_err() {
             return;
         }
@@ -114,7 +114,7 @@ impl Connection {
         Ok(())
     }
 
-    pub(super) fn poll_timer(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::server) fn poll_timer(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         let Some(timer) = &mut self.timer else { return Ok(false) };
         if timer.as_mut().poll(context).is_pending() {
             return Ok(false);
@@ -128,7 +128,7 @@ impl Connection {
         Ok(!self.gone)
     }
 
-    pub(super) fn poll_write(&mut self, context: &mut Context<'_>) -> Result<(), End> {
+    pub(in crate::server) fn poll_write(&mut self, context: &mut Context<'_>) -> Result<(), End> {
         while self.out_at < self.out.len() {
             match Pin::new(&mut self.stream).poll_write(context, &self.out[self.out_at..]) {
                 Poll::Pending => break,
@@ -144,7 +144,7 @@ impl Connection {
     }
 
     /// Writes without waiting. Whether there is room again.
-    pub(super) fn try_write_now(&mut self) -> Result<bool, End> {
+    pub(in crate::server) fn try_write_now(&mut self) -> Result<bool, End> {
         while self.out_at < self.out.len() {
             match self.stream.try_write(&self.out[self.out_at..]) {
                 Ok(count) if count > 0 => self.out_at += count,
@@ -172,7 +172,7 @@ impl Connection {
 }
 
 /// Whether the client has closed its side and nothing it sent is unread. Asks the system, not what we were told last.
-pub(super) fn has_hung_up(stream: &TcpStream) -> bool {
+pub(in crate::server) fn has_hung_up(stream: &TcpStream) -> bool {
     let mut byte = [MaybeUninit::uninit()];
     match SockRef::from(stream).peek(&mut byte) {
         Ok(count) => count == 0,

@@ -1,14 +1,14 @@
 //! What a client is told without having asked: messages of channels, and keys that have changed. Part of [`Connection`].
 
-use super::connection::{Connection, End, PASSING_BYTES_MAX, UNREAD_BYTES_MAX};
-use super::encode::{Encoder, Protocol};
-use super::pending::Pending;
 use crate::events::{Delivery, Invalidation, Message, INVALIDATE_CHANNEL};
+use crate::resp::encode::{Encoder, Protocol};
+use crate::server::net::connection::{Connection, End, PASSING_BYTES_MAX, UNREAD_BYTES_MAX};
+use crate::server::net::pending::Pending;
 use redfence_core::reply::Sink;
 use std::task::{Context, Poll};
 
 impl Connection {
-    pub(super) fn poll_inbox(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::server) fn poll_inbox(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         if self.client.subscriptions.is_none()
             || self.pending.iter().any(|item| matches!(item, Pending::Confirm(_)))
         {
@@ -43,7 +43,7 @@ impl Connection {
     }
 
     /// Keys the client keeps that have changed. Only RESP3 has words for it: as in Redis, a RESP2 client is told nothing.
-    pub(super) fn poll_mailbox(&mut self, context: &mut Context<'_>) -> bool {
+    pub(in crate::server) fn poll_mailbox(&mut self, context: &mut Context<'_>) -> bool {
         let mut moved = false;
         while self.has_room_for_pushes() {
             let Some(tracking) = &mut self.client.tracking else { break };

@@ -1,13 +1,13 @@
 //! Commands that go to the Redis behind on a connection shared with other clients ([`crate::tier1::trunk`]). Part of [`Connection`].
 //!
-//! A client begins with a connection of its own ([`super::passing`]) and comes here once it has shown that its replies are small; one
+//! A client begins with a connection of its own ([`crate::server::upstream::own`]) and comes here once it has shown that its replies are small; one
 //! that ever gets a large reply stays with its own. Order is kept by the lanes: what must go by the client's own connection waits until
 //! everything here is answered, and the other way round.
 
-use super::connection::{Connection, End, Flow, KEPT_BYTES_MAX, PASSING_BYTES_MAX};
-use super::encode::{self, Encoder};
-use super::pending::{Lane, Pending, RedisCall, SharedCall};
-use super::session::ReplyMode;
+use crate::resp::encode::{self, Encoder};
+use crate::server::client::session::ReplyMode;
+use crate::server::net::connection::{Connection, End, Flow, KEPT_BYTES_MAX, PASSING_BYTES_MAX};
+use crate::server::net::pending::{Lane, Pending, RedisCall, SharedCall};
 use crate::tier1::link;
 use crate::tier1::seat::{Arrivals, Seat, Told};
 use crate::tier1::trunk::Trunk;
@@ -30,12 +30,12 @@ const WAIT_CHANNEL: &str = "__redfence__:wait";
 
 /// What a connection has to do with shared connections.
 #[derive(Debug, Default)]
-pub(super) struct Sharing {
+pub(in crate::server) struct Sharing {
     small_replies: u32,
     /// It has had a large reply.
     never: bool,
     /// Its commands have gone by a shared connection, so its own may not know of its writes.
-    pub(super) has_shared: bool,
+    pub(in crate::server) has_shared: bool,
     place: Option<Box<Place>>,
 }
 
@@ -54,15 +54,15 @@ struct Place {
 
 /// What a client may send by the shared connection: so many commands; more as long as the bytes are below this; none larger than that.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Room {
-    pub(super) commands: u32,
-    pub(super) bytes: usize,
-    pub(super) frame_bytes: usize,
+pub(in crate::server) struct Room {
+    pub(in crate::server) commands: u32,
+    pub(in crate::server) bytes: usize,
+    pub(in crate::server) frame_bytes: usize,
 }
 
 impl Sharing {
     /// A reply came on the client's own connection.
-    pub(super) fn note_reply(&mut self, bytes: usize) {
+    pub(in crate::server) fn note_reply(&mut self, bytes: usize) {
         if bytes > SMALL_REPLY_BYTES_MAX {
             self.never = true;
         }
@@ -70,7 +70,7 @@ impl Sharing {
     }
 
     /// What may still go by the shared connection at once. `None`: it has no place there yet.
-    pub(super) fn room(&self) -> Option<Room> {
+    pub(in crate::server) fn room(&self) -> Option<Room> {
         let place = self.place.as_ref()?;
         Some(Room {
             commands: DUE_MAX.saturating_sub(place.due),
@@ -79,22 +79,22 @@ impl Sharing {
         })
     }
 
-    pub(super) fn has_room(&self) -> bool {
+    pub(in crate::server) fn has_room(&self) -> bool {
         self.place.as_ref().is_none_or(|place| place.due < DUE_MAX && place.due_bytes < DUE_BYTES_MAX)
     }
 
     /// Bytes of commands under way.
-    pub(super) fn due_bytes(&self) -> usize {
+    pub(in crate::server) fn due_bytes(&self) -> usize {
         self.place.as_ref().map_or(0, |place| place.due_bytes)
     }
 
     /// Part of a reply has gone to the client, and more of it must follow before anything else.
-    pub(super) fn is_inside_reply(&self) -> bool {
+    pub(in crate::server) fn is_inside_reply(&self) -> bool {
         self.place.as_ref().is_some_and(|place| place.is_inside_reply)
     }
 
     /// The client speaks another protocol from now on, or is as new. Nothing may be under way.
-    pub(super) fn leave(&mut self) {
+    pub(in crate::server) fn leave(&mut self) {
         if let Some(place) = self.place.take() {
             place.seat.close();
         }
@@ -103,7 +103,12 @@ impl Sharing {
 
 impl Connection {
     /// Sends a command that answers at once and leaves no trace: on a shared connection, if the client may.
-    pub(super) fn pass_quick(&mut self, argv: &[&[u8]], frame: Option<&[u8]>, call: RedisCall) -> Flow {
+    pub(in crate::server) fn pass_quick(
+        &mut self,
+        argv: &[&[u8]],
+        frame: Option<&[u8]>,
+        call: RedisCall,
+    ) -> Flow {
         let Some(frame) = frame.filter(|frame| frame.len() <= FRAME_BYTES_MAX) else {
             return self.send_to_redis(argv, frame, call);
         };
@@ -115,14 +120,14 @@ impl Connection {
     }
 
     /// The same for words of ours.
-    pub(super) fn pass_quick_words(&mut self, words: &[&[u8]], call: RedisCall) -> Flow {
+    pub(in crate::server) fn pass_quick_words(&mut self, words: &[&[u8]], call: RedisCall) -> Flow {
         let mut frame = Vec::new();
         encode::command(&mut frame, words);
         self.pass_quick(words, Some(&frame), call)
     }
 
     /// Sends a command on the client's own connection alone.
-    pub(super) fn pass_unshared(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn pass_unshared(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
         let waits_for_replicas =
             argv[0].eq_ignore_ascii_case(b"WAIT") || argv[0].eq_ignore_ascii_case(b"WAITAOF");
         if self.sharing.has_shared && waits_for_replicas {
@@ -166,12 +171,12 @@ impl Connection {
     }
 
     /// Whether the next plain command may go there without waiting for others.
-    pub(super) fn may_share_now(&self) -> bool {
+    pub(in crate::server) fn may_share_now(&self) -> bool {
         self.lane_is_open(Lane::Shared) && self.may_share()
     }
 
     /// Stages many commands whose replies nobody looks at. It has a place, and there is room for them.
-    pub(super) fn share_run(&mut self, frames: &[u8], commands: u32) {
+    pub(in crate::server) fn share_run(&mut self, frames: &[u8], commands: u32) {
         let Some(place) = &mut self.sharing.place else { return };
         place.staged.extend_from_slice(frames);
         place.staged_commands += commands;
@@ -207,7 +212,7 @@ impl Connection {
     }
 
     /// All commands that came together leave together.
-    pub(super) fn send_shared(&mut self) {
+    pub(in crate::server) fn send_shared(&mut self) {
         let Some(place) = &mut self.sharing.place else { return };
         if place.staged_commands == 0 {
             return;
@@ -221,7 +226,7 @@ impl Connection {
         place.staged.shrink_to(KEPT_BYTES_MAX);
     }
 
-    pub(super) fn poll_shared(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::server) fn poll_shared(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         let Some(place) = &mut self.sharing.place else { return Ok(false) };
         if place.due == 0 || self.out.len() - self.out_at >= PASSING_BYTES_MAX {
             return Ok(false);

@@ -2,12 +2,12 @@
 //! [`Connection`].
 //!
 //! [`Connection::pass_run`] looks at the bytes of whole commands at the front of what came and stages as many as it is sure of in one piece.
-//! Sure is what [`super::execute`] would decide in the same way: anything unusual in the state of the client, in the frame, in the name or in
+//! Sure is what [`crate::server::routing::dispatch`] would decide in the same way: anything unusual in the state of the client, in the frame, in the name or in
 //! the routes of its key is left to it, so this file holds no rule of its own. Called by `connection` before each command.
 
-use super::connection::Connection;
-use super::keys;
-use super::router::PlainDestination;
+use crate::server::net::connection::Connection;
+use crate::server::routing::keys;
+use crate::server::routing::router::PlainDestination;
 
 /// A command with more words is left to the parser.
 const WORDS_MAX: usize = 99;
@@ -23,7 +23,7 @@ struct Frame<'a> {
 
 impl Connection {
     /// Stages the commands at the front of `bytes` that pass by the shared connection for certain; answers how many bytes they have.
-    pub(super) fn pass_run(&mut self, bytes: &[u8]) -> usize {
+    pub(in crate::server) fn pass_run(&mut self, bytes: &[u8]) -> usize {
         if bytes.first() != Some(&b'*') || !self.parser.is_fresh() || !self.may_pass_runs() {
             return 0;
         }
@@ -124,7 +124,7 @@ fn number_line(bytes: &[u8], at: usize, kind: u8) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::request::{RequestParser, Sender, Step};
+    use crate::resp::request::{RequestParser, Sender, Step};
 
     fn parse(bytes: &[u8]) -> Option<(usize, Vec<Vec<u8>>)> {
         let mut parser = RequestParser::default();

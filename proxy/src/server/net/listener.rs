@@ -1,9 +1,9 @@
 //! Accepts clients. Whatever goes wrong with one of them, or with the number of open files, the next is accepted.
 
-use super::connection::Connection;
-use super::router::Door;
-use super::session::Client;
-use super::Shared;
+use crate::server::client::session::Client;
+use crate::server::net::connection::Connection;
+use crate::server::routing::router::Door;
+use crate::server::Shared;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;

@@ -10,9 +10,9 @@
 //!
 //! What the connection holds in all is told to the client's account: [`Connection::report_memory`].
 
-use super::connection::Connection;
-use super::pending::{Lane, Pending, Source, PENDING_MAX};
 use crate::client_memory::REPORT_BYTES;
+use crate::server::net::connection::Connection;
+use crate::server::net::pending::{Lane, Pending, Source, PENDING_MAX};
 use crate::tier2::handle::Answer;
 use redfence_core::limits::{CLIENT_BYTES_PER_NODE_MAX, LOGGED_REPLY_BYTES_MAX};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ const CALL_BYTES: usize = 128;
 const _: () = assert!(LARGE_CALLS_MAX * LOGGED_REPLY_BYTES_MAX < CLIENT_BYTES_PER_NODE_MAX);
 
 #[derive(Debug, Default)]
-pub(super) struct Deferring {
+pub(in crate::server) struct Deferring {
     /// Reads were handed back; others may be on their way.
     is_collecting: bool,
     /// Reads that were handed back and not asked again.
@@ -37,19 +37,19 @@ pub(super) struct Deferring {
 
 impl Deferring {
     /// The next read was handed back.
-    pub(super) fn begin(&mut self) {
+    pub(in crate::server) fn begin(&mut self) {
         self.is_collecting = true;
         self.deferred += 1;
     }
 
-    pub(super) fn is_under_way(&self) -> bool {
+    pub(in crate::server) fn is_under_way(&self) -> bool {
         self.is_collecting || self.deferred > 0
     }
 }
 
 impl Connection {
     /// The next reply is that of a deferred read. Whether it was asked again.
-    pub(super) fn ask_deferred(&mut self, context: &mut Context<'_>) -> bool {
+    pub(in crate::server) fn ask_deferred(&mut self, context: &mut Context<'_>) -> bool {
         if self.deferring.is_collecting && !self.collect_deferred(context) {
             return false;
         }
@@ -101,19 +101,19 @@ impl Connection {
         true
     }
 
-    pub(super) fn has_room_for_large_reply(&self) -> bool {
+    pub(in crate::server) fn has_room_for_large_reply(&self) -> bool {
         self.large_calls < LARGE_CALLS_MAX
     }
 
     /// The client has taken bytes.
-    pub(super) fn has_written(&self) {
+    pub(in crate::server) fn has_written(&self) {
         if self.reported_bytes > 0 {
             self.client.account.has_moved(self.shared.now_ms());
         }
     }
 
     /// Tells the client's account what is held here, where it has changed by much.
-    pub(super) fn report_memory(&mut self) {
+    pub(in crate::server) fn report_memory(&mut self) {
         let bytes = self.held_bytes();
         if bytes.abs_diff(self.reported_bytes) >= REPORT_BYTES {
             self.reported_bytes = bytes;

@@ -1,10 +1,10 @@
 //! A connection's traffic with the Redis behind the proxy: replies that pass through, commands too large to hold, and what is said
 //! when that Redis is gone. Part of [`Connection`].
 
-use super::connection::{Connection, End, Flow, PASSING_BYTES_MAX};
-use super::encode::Encoder;
-use super::pending::{Pending, RedisCall};
-use super::request::ProtocolError;
+use crate::resp::encode::Encoder;
+use crate::resp::request::ProtocolError;
+use crate::server::net::connection::{Connection, End, Flow, PASSING_BYTES_MAX};
+use crate::server::net::pending::{Pending, RedisCall};
 use crate::tier1::link::{self, Arrived, Down, Link};
 use crate::tier1::lua;
 use redfence_core::reply::{Refusal, Reply};
@@ -12,7 +12,7 @@ use std::task::{Context, Poll};
 
 /// A command that comes in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Large {
+pub(in crate::server) enum Large {
     ToRedis,
     /// It was answered with an error already; the rest of it is dropped.
     Dropped,
@@ -20,7 +20,7 @@ pub(super) enum Large {
 
 impl Connection {
     /// The client's own connection to the Redis behind; opened when first needed.
-    pub(super) fn link(&mut self) -> Option<&mut Link> {
+    pub(in crate::server) fn link(&mut self) -> Option<&mut Link> {
         if self.link.is_none() {
             let upstream = self.shared.upstream.as_ref()?;
             self.link = Some(Box::new(Link::open(upstream, self.client.protocol, self.client.db)));
@@ -28,7 +28,7 @@ impl Connection {
         self.link.as_deref_mut()
     }
 
-    pub(super) fn poll_link(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::server) fn poll_link(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         let Some(link) = &mut self.link else { return Ok(false) };
         let mut moved = match link.poll_send(context) {
             Ok(moved) => moved,
@@ -74,7 +74,7 @@ impl Connection {
     }
 
     /// Counts a reply to one of our own commands; notices that the Lua library is gone.
-    pub(super) fn look_at_reply(&mut self, call: &RedisCall, start: usize) {
+    pub(in crate::server) fn look_at_reply(&mut self, call: &RedisCall, start: usize) {
         let reply = &self.out[start..];
         if call.by_lua && lua::says_library_is_gone(reply) {
             if let Some(upstream) = &self.shared.upstream {
@@ -116,13 +116,13 @@ impl Connection {
     }
 
     /// A command too large to hold: its first piece. Goes to the Redis behind, or is refused and dropped as it comes.
-    pub(super) fn begin_large(&mut self, head: &[u8]) -> usize {
+    pub(in crate::server) fn begin_large(&mut self, head: &[u8]) -> usize {
         if let Some(excess) = self.parser.excess() {
             self.spoil(excess.refusal());
             self.large = Some(Large::Dropped);
             return head.len();
         }
-        let argv = super::connection::words_at(head, self.parser.words());
+        let argv = crate::server::net::connection::words_at(head, self.parser.words());
         match self.admit_large(&argv, self.parser.declared_words()) {
             Ok(Flow::Stall) => {
                 self.stalled = true;
@@ -143,7 +143,11 @@ impl Connection {
         head.len()
     }
 
-    pub(super) fn pass_piece(&mut self, large: Large, bytes: &[u8]) -> Result<usize, ProtocolError> {
+    pub(in crate::server) fn pass_piece(
+        &mut self,
+        large: Large,
+        bytes: &[u8],
+    ) -> Result<usize, ProtocolError> {
         let (taken, whole) = self.parser.stream(bytes)?;
         if let (Large::ToRedis, Some(link)) = (large, &mut self.link) {
             link.stream(&bytes[..taken]);

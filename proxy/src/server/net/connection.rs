@@ -5,17 +5,17 @@
 //! messages of channels, held commands, new bytes; then it writes all that has gathered at once.
 //!
 //! While the client waits for an answer its end of the connection is watched: a client that goes away leaves every queue it
-//! stands in, and its sessions are orphaned (`Drop`). What a command does is in [`super::execute`].
+//! stands in, and its sessions are orphaned (`Drop`). What a command does is in [`crate::server::routing::dispatch`].
 
-use super::deferring::Deferring;
-use super::encode::Encoder;
-use super::passing::Large;
-use super::pending::{Call, Confirm, Lane, Pending, Source, Then, PENDING_MAX};
-use super::request::{ProtocolError, RequestParser, Sender, Step};
-use super::router::Router;
-use super::session::Client;
-use super::sharing::Sharing;
-use super::Shared;
+use crate::resp::encode::Encoder;
+use crate::resp::request::{ProtocolError, RequestParser, Sender, Step};
+use crate::server::client::session::Client;
+use crate::server::net::deferring::Deferring;
+use crate::server::net::pending::{Call, Confirm, Lane, Pending, Source, Then, PENDING_MAX};
+use crate::server::routing::router::Router;
+use crate::server::upstream::own::Large;
+use crate::server::upstream::shared::Sharing;
+use crate::server::Shared;
 use crate::tier1::link::{self, Link};
 use crate::tier2::handle::Answer;
 use redfence_core::limits::UNREAD_REPLIES_BYTES_MAX;
@@ -32,13 +32,13 @@ use tokio::time::Sleep;
 /// Bytes of replies a client may leave unread beyond the one that is being sent. No further reply is taken out for it meanwhile.
 pub const UNREAD_BYTES_MAX: usize = UNREAD_REPLIES_BYTES_MAX;
 /// Above this the Redis behind is not read from until the client has taken some.
-pub(super) const PASSING_BYTES_MAX: usize = 256 * 1024;
+pub(in crate::server) const PASSING_BYTES_MAX: usize = 256 * 1024;
 /// Bytes of further commands that are taken in while a client waits for an answer. Behind more of them its end cannot be seen.
-pub(super) const HELD_BYTES_MAX: usize = 1024 * 1024;
+pub(in crate::server) const HELD_BYTES_MAX: usize = 1024 * 1024;
 /// Replies of this size are sent even if more are about to come.
 const WRITE_BYTES_MIN: usize = 64 * 1024;
 /// Buffers above this are given back once they are empty.
-pub(super) const KEPT_BYTES_MAX: usize = 16 * 1024;
+pub(in crate::server) const KEPT_BYTES_MAX: usize = 16 * 1024;
 /// Turns before other tasks get theirs.
 const TURNS_MAX: usize = 64;
 
@@ -57,41 +57,41 @@ pub enum Flow {
 }
 
 pub struct Connection {
-    pub(super) shared: Arc<Shared>,
-    pub(super) client: Client,
-    pub(super) pending: VecDeque<Pending>,
-    pub(super) lane: Lane,
-    pub(super) link: Option<Box<Link>>,
-    pub(super) sharing: Sharing,
-    pub(super) stream: TcpStream,
-    pub(super) parser: RequestParser,
-    pub(super) sender: Sender,
-    pub(super) held: Vec<u8>,
-    pub(super) held_at: usize,
-    pub(super) out: Vec<u8>,
-    pub(super) out_at: usize,
+    pub(in crate::server) shared: Arc<Shared>,
+    pub(in crate::server) client: Client,
+    pub(in crate::server) pending: VecDeque<Pending>,
+    pub(in crate::server) lane: Lane,
+    pub(in crate::server) link: Option<Box<Link>>,
+    pub(in crate::server) sharing: Sharing,
+    pub(in crate::server) stream: TcpStream,
+    pub(in crate::server) parser: RequestParser,
+    pub(in crate::server) sender: Sender,
+    pub(in crate::server) held: Vec<u8>,
+    pub(in crate::server) held_at: usize,
+    pub(in crate::server) out: Vec<u8>,
+    pub(in crate::server) out_at: usize,
     /// Where the last reply that was taken out ends: one reply alone may be larger than what may lie unread.
-    pub(super) reply_end: usize,
-    pub(super) large: Option<Large>,
-    pub(super) stalled: bool,
+    pub(in crate::server) reply_end: usize,
+    pub(in crate::server) large: Option<Large>,
+    pub(in crate::server) stalled: bool,
     /// Bytes of [`Pending::Encoded`].
-    pub(super) encoded_bytes: usize,
+    pub(in crate::server) encoded_bytes: usize,
     /// Logged commands under way whose replies may be large.
-    pub(super) large_calls: usize,
-    pub(super) deferring: Deferring,
+    pub(in crate::server) large_calls: usize,
+    pub(in crate::server) deferring: Deferring,
     /// What the client's account was last told.
-    pub(super) reported_bytes: usize,
+    pub(in crate::server) reported_bytes: usize,
     /// Commands run and not yet counted.
-    pub(super) commands_run: u32,
-    pub(super) ending: bool,
-    pub(super) gone: bool,
-    pub(super) timer: Option<Pin<Box<Sleep>>>,
+    pub(in crate::server) commands_run: u32,
+    pub(in crate::server) ending: bool,
+    pub(in crate::server) gone: bool,
+    pub(in crate::server) timer: Option<Pin<Box<Sleep>>>,
     /// By which commands are decided. Changes only while nothing is under way.
-    pub(super) router: Arc<Router>,
+    pub(in crate::server) router: Arc<Router>,
     /// The card says so.
     is_routed: bool,
     /// The routes were not confirmed lately: what depends on them is refused.
-    pub(super) is_stale: bool,
+    pub(in crate::server) is_stale: bool,
 }
 
 impl Connection {
@@ -186,11 +186,11 @@ impl Connection {
     // ---- replies ----
 
     /// Answers the command just run, behind whatever is under way.
-    pub(super) fn reply(&mut self, reply: &Reply) {
+    pub(in crate::server) fn reply(&mut self, reply: &Reply) {
         self.reply_with(|encoder| reply.render(encoder));
     }
 
-    pub(super) fn reply_with(&mut self, write: impl FnOnce(&mut Encoder<'_>)) {
+    pub(in crate::server) fn reply_with(&mut self, write: impl FnOnce(&mut Encoder<'_>)) {
         if self.client.is_muted() {
             return;
         }
@@ -207,7 +207,7 @@ impl Connection {
     }
 
     /// Bytes that stand behind every answer under way.
-    pub(super) fn write_behind_pending(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+    pub(in crate::server) fn write_behind_pending(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let waits = !self.pending.is_empty();
         let out = self.place_behind_pending();
         let before = out.len();
@@ -250,7 +250,7 @@ impl Connection {
                     }
                 }
                 Pending::Call(call) => {
-                    if call.waits && super::socket::has_hung_up(&self.stream) {
+                    if call.waits && crate::server::net::socket::has_hung_up(&self.stream) {
                         // Before a grant is taken out for it: nobody would be left to have it.
                         return Err(End);
                     }
@@ -309,7 +309,7 @@ impl Connection {
     }
 
     /// Bytes beyond the reply that is being sent.
-    pub(super) fn unread_bytes(&self) -> usize {
+    pub(in crate::server) fn unread_bytes(&self) -> usize {
         self.out.len() - self.out_at.max(self.reply_end)
     }
 
@@ -347,7 +347,7 @@ impl Connection {
 
     // ---- requests ----
 
-    pub(super) fn can_go_on(&self) -> bool {
+    pub(in crate::server) fn can_go_on(&self) -> bool {
         !self.ending
             && !self.stalled
             && self.lane != Lane::Alone
@@ -381,7 +381,7 @@ impl Connection {
     }
 
     /// Runs whole commands from the front of `bytes`; answers how many bytes are dealt with.
-    pub(super) fn process(&mut self, bytes: &[u8]) -> Result<usize, End> {
+    pub(in crate::server) fn process(&mut self, bytes: &[u8]) -> Result<usize, End> {
         let outcome = self.process_each(bytes);
         self.send_shared();
         self.leave_routes();
@@ -511,7 +511,7 @@ impl Connection {
     }
 
     /// Authentication or the door decide what the parser lets through.
-    pub(super) fn renew_limits(&mut self) {
+    pub(in crate::server) fn renew_limits(&mut self) {
         self.sender = self.shared.sender_for(&self.client);
     }
 }
@@ -532,6 +532,9 @@ impl Drop for Connection {
     }
 }
 
-pub(super) fn words_at<'a>(frame: &'a [u8], spans: &[super::request::Span]) -> SmallVec<[&'a [u8]; 16]> {
+pub(in crate::server) fn words_at<'a>(
+    frame: &'a [u8],
+    spans: &[crate::resp::request::Span],
+) -> SmallVec<[&'a [u8]; 16]> {
     spans.iter().map(|(start, len)| &frame[*start as usize..][..*len as usize]).collect()
 }

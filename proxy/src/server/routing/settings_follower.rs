@@ -1,13 +1,13 @@
 //! Follows the replicated settings on behalf of this node: one task.
 //!
-//! It confirms the settings by a read through the leader, puts routers in force ([`super::routing`]), and says in the log when
+//! It confirms the settings by a read through the leader, puts routers in force ([`crate::server::routing::routes`]), and says in the log when
 //! nothing of this node follows older routes. It tells the cluster which Redis is behind this node. On the leader it founds the
 //! settings from this node's flags, once, and puts pending routes in force when every member follows them.
 
-use super::router::{Router, Standing};
-use super::routing::SETTLE_AFTER_MS;
-use super::Shared;
 use crate::node_api::{ClusterStatus, OwnedQuery, Role};
+use crate::server::routing::router::{Router, Standing};
+use crate::server::routing::routes::SETTLE_AFTER_MS;
+use crate::server::Shared;
 use redfence_core::machine::settings::{Founding, Settings, SettingsCommand};
 use redfence_core::machine::upstream_identity::{Identity, Relation};
 use redfence_core::machine::Command;

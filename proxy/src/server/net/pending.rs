@@ -4,9 +4,9 @@
 //! whoever serves them. A command for another lane waits until the first is empty, so that a client which pipelines "write
 //! the data, release the lock" never has the second overtake the first.
 
-use super::stats::Verdict;
 use crate::events::Kind;
 use crate::node_api::OwnedQuery;
+use crate::server::stats::Verdict;
 use crate::server::Shared;
 use crate::tier2::handle::{Answer, PendingReply};
 use bytes::Bytes;
@@ -199,10 +199,10 @@ impl Call {
     pub fn abandon(self, shared: &Shared) {
         match (self.if_abandoned, self.source) {
             (IfAbandoned::GiveBack(blob), Source::Tier2(pending)) => {
-                super::give_back::start(shared.tier2.clone(), blob, pending, self.waits);
+                crate::server::release_orphaned_grant::start(shared.tier2.clone(), blob, pending, self.waits);
             }
             (IfAbandoned::PutBack { db, argv }, Source::Tier2(pending)) => {
-                super::put_back::start(shared.tier2.clone(), db, argv, pending);
+                crate::server::restore_popped_items::start(shared.tier2.clone(), db, argv, pending);
             }
             (IfAbandoned::Nothing | IfAbandoned::GiveBack(_) | IfAbandoned::PutBack { .. }, _) => {}
         }

@@ -1,15 +1,15 @@
 //! The state of one client, as Redis users know it: protocol, database, name, authentication, subscriptions, transaction,
 //! tracking of keys.
 //!
-//! Owned by its `connection`; what other connections may see of it (`CLIENT LIST`, `CLIENT KILL`) is in [`super::registry`].
+//! Owned by its `connection`; what other connections may see of it (`CLIENT LIST`, `CLIENT KILL`) is in [`crate::server::client::registry`].
 
-use super::encode::Protocol;
-use super::keeper::{Keeper, Slot};
-use super::registry::Card;
-use super::router::Door;
-use super::transaction::{Home, Transaction, WatchedKey};
 use crate::client_memory::Account;
 use crate::events::{Inbox, Kind, Mailbox, Terms};
+use crate::resp::encode::Protocol;
+use crate::server::client::registry::Card;
+use crate::server::client::session_keepalive::{Keeper, Slot};
+use crate::server::client::transaction::{Home, Transaction, WatchedKey};
+use crate::server::routing::router::Door;
 use crate::tier2::handle::Caller;
 use bytes::Bytes;
 use redfence_core::reply::Reply;

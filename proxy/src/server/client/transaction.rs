@@ -1,5 +1,5 @@
 //! What a client has said since `MULTI`, and the keys it watches. State alone; what the commands do is in
-//! [`super::commands::transaction`].
+//! [`crate::server::commands::transaction`].
 //!
 //! A transaction has one home: the Redis behind the proxy queues it, or it is queued here and goes to the Raft keyspace as one entry.
 //! Where both are possible the first command decides: one with a key goes where its key lives, one without goes to the Redis.

@@ -1,0 +1,13 @@
+//! The state of one client, and of all of them.
+//!
+//! # Layout
+//!
+//! - [`session`]: protocol, database, subscriptions, tracking
+//! - [`transaction`]: `MULTI` and `WATCH`
+//! - [`registry`]: all connected clients
+//! - [`session_keepalive`]: keeps the lock sessions of connected clients alive
+
+pub mod registry;
+pub mod session;
+pub mod session_keepalive;
+pub mod transaction;

@@ -1,0 +1,15 @@
+//! Who answers a command.
+//!
+//! # Layout
+//!
+//! - [`dispatch`]: one command: authentication, then who answers it
+//! - [`router`]: which tier serves a resource or a key; [`keys`]: where a command has its keys
+//! - [`known_scripts`]: which scripts only read, and run on this node
+//! - [`routes`]: the routes in force and how long they are valid; [`settings_follower`]: keeps them equal to the replicated settings
+
+pub mod dispatch;
+pub mod keys;
+pub mod known_scripts;
+pub mod router;
+pub mod routes;
+pub mod settings_follower;
