@@ -7,7 +7,7 @@ MUTANT_SEEDS ?= 0..7000
 DURATION ?= 60
 PRESET ?= all
 
-.PHONY: help run quick demo test ci check fmt clippy licences build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile nightly fuzz clean
+.PHONY: help run quick demo clean-demo fresh test ci check fmt clippy licences build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile nightly fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -20,10 +20,19 @@ quick: ## a first look: three nodes without a Redis, built in a fraction of the 
 	@scripts/build quick redfence
 	@REDFENCE_BUILD=quick scripts/run --no-redis
 
-demo: build-release ## the same, shows a few locks and a killed leader, then stops
-	@scripts/run --demo
+demo: ## the same in short: a few locks and a killed leader, then stops (built as quickly as `make quick`)
+	@scripts/install-deps cc libclang redis
+	@scripts/build quick redfence-module
+	@scripts/build quick redfence
+	@REDFENCE_BUILD=quick scripts/run --demo
 
-test: check unit lua-test ## everything CI runs
+clean-demo: ## `make demo` in a clean clone with an empty environment, as on a new machine
+	@scripts/clean-demo
+
+fresh: ## the same on a machine that has nothing: a minimal Debian root (root, debootstrap)
+	@scripts/fresh
+
+test: check unit lua-test clean-demo ## everything CI runs
 	@echo "make test: all green"
 
 ci: test ## exactly what .ci/run calls
