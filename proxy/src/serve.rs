@@ -6,7 +6,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
 use crate::events::{spread, EventQueue, Hub, Tracker};
 use crate::server::client::registry::Registry;
-use crate::server::client::session_keepalive::Keeper;
+use crate::server::client::session_keepalive::SessionKeepalive;
 use crate::server::net::listener;
 use crate::server::routing::known_scripts::KnownScripts;
 use crate::server::routing::router::{Door, Router};
@@ -14,7 +14,7 @@ use crate::server::routing::routes::Routers;
 use crate::server::routing::settings_follower;
 use crate::server::{ids, stats::Stats, Shared};
 use crate::shutdown::{Signals, HAND_OVER_WITHIN};
-use crate::tier1::listener::Listener;
+use crate::tier1::subscriber::UpstreamSubscriber;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
 use crate::tier2::shell::{self, ShellConfig};
@@ -113,7 +113,8 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
     let upstream = config.redis.clone().map(|address| {
         Upstream::start(address, config.redis_username.clone(), config.redis_password.clone())
     });
-    let listener = upstream.as_ref().map(|upstream| Listener::start(Arc::clone(upstream), Arc::clone(&hub)));
+    let subscriber =
+        upstream.as_ref().map(|upstream| UpstreamSubscriber::start(Arc::clone(upstream), Arc::clone(&hub)));
     let tracker = Arc::new(Tracker::new(Arc::clone(&hub), Arc::clone(tier2.demand())));
     if let Some(news) = tier2.take_news() {
         tokio::spawn(spread(news, Arc::clone(&hub), Arc::clone(&tracker), events.clone()));
@@ -134,14 +135,14 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         clients: Registry::default(),
         memory: ClientMemory::new(clock),
         stats: Stats::default(),
-        keeper: Keeper::start(tier2.clone(), config.session_grace_ms),
+        session_keepalive: SessionKeepalive::start(tier2.clone(), config.session_grace_ms),
         known_scripts: KnownScripts::default(),
         hub,
         tracker,
         events,
         tier2,
         upstream,
-        listener,
+        subscriber,
     });
     settings_follower::start(Arc::clone(&shared), flags);
     shared

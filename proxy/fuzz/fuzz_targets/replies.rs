@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redfence::tier1::replies::{NotResp, Outcome, ReplyScanner};
+use redfence::resp::replies::{NotResp, ScannedReply, ReplyScanner};
 
-fn ends(bytes: &[u8], piece: usize) -> (Vec<(usize, Outcome)>, Option<NotResp>) {
+fn ends(bytes: &[u8], piece: usize) -> (Vec<(usize, ScannedReply)>, Option<NotResp>) {
     let mut scanner = ReplyScanner::default();
     let mut found = Vec::new();
     let mut at = 0;

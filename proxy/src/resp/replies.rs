@@ -8,7 +8,7 @@ const HEADER_BYTES_MAX: usize = 64;
 
 /// What a reply turned out to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ScannedReply {
     /// An answer to a command.
     Reply { is_error: bool },
     /// A RESP3 push, which answers nothing.
@@ -43,7 +43,7 @@ impl ReplyScanner {
     }
 
     /// How many bytes at the front of `bytes` belong to the reply under way, and what it was if it ends there.
-    pub fn scan(&mut self, bytes: &[u8]) -> Result<(usize, Option<Outcome>), NotResp> {
+    pub fn scan(&mut self, bytes: &[u8]) -> Result<(usize, Option<ScannedReply>), NotResp> {
         if !self.is_inside() {
             if let Some((len, outcome)) = whole_reply(bytes) {
                 return Ok((len, Some(outcome)));
@@ -64,8 +64,11 @@ impl ReplyScanner {
                 at += self.read_header(&bytes[at..])?;
             }
             if self.missing == 0 && self.header.is_empty() && !self.in_text_line && self.skip == 0 {
-                let outcome =
-                    if self.is_push { Outcome::Push } else { Outcome::Reply { is_error: self.is_error } };
+                let outcome = if self.is_push {
+                    ScannedReply::Push
+                } else {
+                    ScannedReply::Reply { is_error: self.is_error }
+                };
                 return Ok((at, Some(outcome)));
             }
         }
@@ -148,10 +151,10 @@ impl ReplyScanner {
 }
 
 /// The reply at the front of `bytes`, if it is one of the common kinds and there to its end: most are, and need no state.
-fn whole_reply(bytes: &[u8]) -> Option<(usize, Outcome)> {
+fn whole_reply(bytes: &[u8]) -> Option<(usize, ScannedReply)> {
     let (kind, rest) = bytes.split_first()?;
     match kind {
-        b'$' if rest.starts_with(b"-1\r\n") => Some((5, Outcome::Reply { is_error: false })),
+        b'$' if rest.starts_with(b"-1\r\n") => Some((5, ScannedReply::Reply { is_error: false })),
         b'$' => {
             let mut value = 0;
             for (place, byte) in rest.iter().take(6).enumerate() {
@@ -160,7 +163,7 @@ fn whole_reply(bytes: &[u8]) -> Option<(usize, Outcome)> {
                     value = value * 10 + usize::from(digit);
                 } else if *byte == b'\r' && place > 0 && rest.get(place + 1) == Some(&b'\n') {
                     let len = 1 + place + 2 + value + 2;
-                    return (len <= bytes.len()).then_some((len, Outcome::Reply { is_error: false }));
+                    return (len <= bytes.len()).then_some((len, ScannedReply::Reply { is_error: false }));
                 } else {
                     return None;
                 }
@@ -170,7 +173,7 @@ fn whole_reply(bytes: &[u8]) -> Option<(usize, Outcome)> {
         b'+' | b'-' | b':' => {
             let end = rest.iter().take(HEADER_BYTES_MAX).position(|byte| *byte == b'\r')?;
             let is_whole = rest.get(end + 1) == Some(&b'\n');
-            is_whole.then_some((1 + end + 2, Outcome::Reply { is_error: *kind == b'-' }))
+            is_whole.then_some((1 + end + 2, ScannedReply::Reply { is_error: *kind == b'-' }))
         }
         _ => None,
     }
@@ -180,7 +183,7 @@ fn whole_reply(bytes: &[u8]) -> Option<(usize, Outcome)> {
 mod tests {
     use super::*;
 
-    fn scan_whole(reply: &[u8], outcome: Outcome) {
+    fn scan_whole(reply: &[u8], outcome: ScannedReply) {
         let mut bytes = reply.to_vec();
         bytes.extend_from_slice(b"+NEXT\r\n");
         assert_eq!(ReplyScanner::default().scan(&bytes), Ok((reply.len(), Some(outcome))));
@@ -200,7 +203,7 @@ mod tests {
 
     #[test]
     fn finds_the_end_of_every_kind() {
-        let reply = Outcome::Reply { is_error: false };
+        let reply = ScannedReply::Reply { is_error: false };
         for text in [
             "+OK\r\n",
             ":1\r\n",
@@ -228,9 +231,9 @@ mod tests {
         scan_whole(format!("${}\r\n{}\r\n", 99_999, "x".repeat(99_999)).as_bytes(), reply);
         scan_whole(format!("${}\r\n{}\r\n", 100_000, "x".repeat(100_000)).as_bytes(), reply);
         scan_whole(format!("+{}\r\n", "x".repeat(100)).as_bytes(), reply);
-        scan_whole(b"-ERR x\r\n", Outcome::Reply { is_error: true });
-        scan_whole(b"!5\r\nERR x\r\n", Outcome::Reply { is_error: true });
-        scan_whole(b">2\r\n+invalidate\r\n*1\r\n$1\r\nk\r\n", Outcome::Push);
+        scan_whole(b"-ERR x\r\n", ScannedReply::Reply { is_error: true });
+        scan_whole(b"!5\r\nERR x\r\n", ScannedReply::Reply { is_error: true });
+        scan_whole(b">2\r\n+invalidate\r\n*1\r\n$1\r\nk\r\n", ScannedReply::Push);
     }
 
     #[test]
@@ -238,7 +241,10 @@ mod tests {
         let mut bytes = b"*1\r\n".repeat(1_000_000);
         bytes.extend_from_slice(b":1\r\n");
         let len = bytes.len();
-        assert_eq!(ReplyScanner::default().scan(&bytes), Ok((len, Some(Outcome::Reply { is_error: false }))));
+        assert_eq!(
+            ReplyScanner::default().scan(&bytes),
+            Ok((len, Some(ScannedReply::Reply { is_error: false })))
+        );
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::events::{EventQueue, Hub, Tracker};
 use crate::resp::request::Sender;
-use crate::tier1::listener::Listener;
+use crate::tier1::subscriber::UpstreamSubscriber;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
 use client::session::Client;
@@ -57,12 +57,12 @@ pub struct Shared {
     pub hub: Arc<Hub>,
     pub tracker: Arc<Tracker>,
     pub events: EventQueue,
-    pub keeper: Arc<session_keepalive::Keeper>,
+    pub session_keepalive: Arc<session_keepalive::SessionKeepalive>,
     pub known_scripts: routing::known_scripts::KnownScripts,
     pub tier2: Tier2Handle,
     /// The Redis behind, and what it publishes.
     pub upstream: Option<Arc<Upstream>>,
-    pub listener: Option<Arc<Listener>>,
+    pub subscriber: Option<Arc<UpstreamSubscriber>>,
 }
 
 impl Shared {

@@ -1,10 +1,10 @@
-//! `LOCK.*` and `FENCE.*` on a Redis without the module: the words of the Lua library's call, and the waiting it leaves to its caller.
+//! `LOCK.*` and `FENCE.*` on a Redis without the module: the words of the Lua library's call, and the waiting it leaves to its client.
 //!
 //! `lua/README.md` is the protocol. Calls that do not wait go over the client's own link and answer by themselves; an acquire with
 //! WAIT runs here, on a connection of its own, until it is granted, out of time, or its client is gone.
 
-use super::caller::Caller;
-use super::upstream::{Means, Upstream};
+use super::client::UpstreamClient;
+use super::upstream::{Tier1Backend, Upstream};
 use bytes::Bytes;
 use redfence_core::grammar::{acquire::Acquire, macquire::MAcquire, Request};
 use redfence_core::reply::{Refusal, Reply};
@@ -19,18 +19,18 @@ use tokio::time::Instant;
 const BLPOP_SLACK: Duration = Duration::from_secs(2);
 const CALL_WITHIN: Duration = Duration::from_secs(5);
 
-/// The words that make `means` run a command: its name, its keys (resources), and the words behind them.
+/// The words that make `backend` run a command: its name, its keys (resources), and the words behind them.
 #[must_use]
 pub fn call_words<'a>(
-    means: &'a Means,
+    backend: &'a Tier1Backend,
     name: &'a [u8],
     keys: &[&'a [u8]],
     rest: &[&'a [u8]],
 ) -> Vec<Vec<u8>> {
     let mut words: Vec<Vec<u8>> = Vec::with_capacity(4 + keys.len() + rest.len());
     let count = keys.len().to_string().into_bytes();
-    match means {
-        Means::Functions => {
+    match backend {
+        Tier1Backend::Functions => {
             words.push(b"FCALL".to_vec());
             words.push(
                 name.iter()
@@ -40,14 +40,14 @@ pub fn call_words<'a>(
             words.push(count);
             words.extend(keys.iter().map(|key| key.to_vec()));
         }
-        Means::Script { sha1 } => {
+        Tier1Backend::Script { sha1 } => {
             words.push(b"EVALSHA".to_vec());
             words.push(sha1.clone().into_bytes());
             words.push(count);
             words.extend(keys.iter().map(|key| key.to_vec()));
             words.push(name.to_ascii_uppercase());
         }
-        Means::Module => unreachable!("the module needs no Lua"),
+        Tier1Backend::Module => unreachable!("the module needs no Lua"),
     }
     words.extend(rest.iter().map(|word| word.to_vec()));
     words
@@ -55,21 +55,21 @@ pub fn call_words<'a>(
 
 /// The call for a command that does not wait. `argv` is the client's own.
 #[must_use]
-pub fn call_for(means: &Means, request: &Request<'_>, argv: &[&[u8]]) -> Vec<Vec<u8>> {
+pub fn call_for(backend: &Tier1Backend, request: &Request<'_>, argv: &[&[u8]]) -> Vec<Vec<u8>> {
     let name = argv[0];
     match request {
         Request::MAcquire(request) => {
             let behind = 2 + request.resources.len();
-            call_words(means, name, &argv[2..behind], &argv[behind..])
+            call_words(backend, name, &argv[2..behind], &argv[behind..])
         }
         Request::MRelease(request) => {
             let behind = 2 + 2 * request.pairs.len();
             let names: Vec<&[u8]> = argv[2..behind].iter().step_by(2).copied().collect();
             let mut rest: Vec<&[u8]> = argv[3..behind].iter().step_by(2).copied().collect();
             rest.extend_from_slice(&argv[behind..]);
-            call_words(means, name, &names, &rest)
+            call_words(backend, name, &names, &rest)
         }
-        Request::Scan(_) => call_words(means, name, &[], &argv[1..]),
+        Request::Scan(_) => call_words(backend, name, &[], &argv[1..]),
         Request::Acquire(_)
         | Request::Release(_)
         | Request::Renew(_)
@@ -78,14 +78,14 @@ pub fn call_for(means: &Means, request: &Request<'_>, argv: &[&[u8]]) -> Vec<Vec
         | Request::ForceRelease(_)
         | Request::FenceCheck(_)
         | Request::FenceGet(_)
-        | Request::FenceCall(_) => call_words(means, name, &argv[1..2], &argv[2..]),
+        | Request::FenceCall(_) => call_words(backend, name, &argv[1..2], &argv[2..]),
         Request::Session(_) | Request::Cluster(_) => unreachable!("the router sends these elsewhere"),
     }
 }
 
 /// An acquire that may wait, with bytes of its own.
 #[derive(Clone, Debug)]
-pub struct Waiting {
+pub struct LuaWait {
     pub db: u32,
     resources: Vec<Vec<u8>>,
     /// `LOCK.MACQUIRE`: its answer has a list of fences.
@@ -97,10 +97,10 @@ pub struct Waiting {
     owner_is_ours: bool,
 }
 
-impl Waiting {
+impl LuaWait {
     #[must_use]
-    pub fn single(db: u32, request: &Acquire<'_>, made_up: &[u8]) -> Waiting {
-        Waiting {
+    pub fn single(db: u32, request: &Acquire<'_>, made_up: &[u8]) -> LuaWait {
+        LuaWait {
             db,
             resources: vec![request.resource.to_vec()],
             multi: false,
@@ -112,8 +112,8 @@ impl Waiting {
     }
 
     #[must_use]
-    pub fn multi(db: u32, request: &MAcquire<'_>, made_up: &[u8]) -> Waiting {
-        Waiting {
+    pub fn multi(db: u32, request: &MAcquire<'_>, made_up: &[u8]) -> LuaWait {
+        LuaWait {
             db,
             resources: request.resources.iter().map(|resource| resource.to_vec()).collect(),
             multi: true,
@@ -124,16 +124,16 @@ impl Waiting {
         }
     }
 
-    fn ask(&self, means: &Means, wait_ms: u64) -> Vec<Vec<u8>> {
+    fn ask(&self, backend: &Tier1Backend, wait_ms: u64) -> Vec<Vec<u8>> {
         let name: &[u8] = if self.multi { b"LOCK.MACQUIRE" } else { b"LOCK.ACQUIRE" };
         let (ttl, wait) = (self.ttl_ms.to_string(), wait_ms.to_string());
         let rest = [ttl.as_bytes(), b"WAIT", wait.as_bytes(), b"OWNER", &self.owner];
-        call_words(means, name, &self.keys(), &rest)
+        call_words(backend, name, &self.keys(), &rest)
     }
 
-    fn cancel(&self, means: &Means) -> Vec<Vec<u8>> {
+    fn cancel(&self, backend: &Tier1Backend) -> Vec<Vec<u8>> {
         let name: &[u8] = if self.multi { b"LOCK.MCANCEL" } else { b"LOCK.CANCEL" };
-        call_words(means, name, &self.keys(), &[&self.owner])
+        call_words(backend, name, &self.keys(), &[&self.owner])
     }
 
     fn keys(&self) -> Vec<&[u8]> {
@@ -143,61 +143,68 @@ impl Waiting {
 
 /// Starts the wait. Dropping the receiver is the client going away.
 #[must_use]
-pub fn start_waiting(upstream: Arc<Upstream>, means: Means, waiting: Waiting) -> oneshot::Receiver<Reply> {
+pub fn start_waiting(
+    upstream: Arc<Upstream>,
+    backend: Tier1Backend,
+    waiting: LuaWait,
+) -> oneshot::Receiver<Reply> {
     let (mut sender, receiver) = oneshot::channel();
     tokio::spawn(async move {
         let outcome = tokio::select! {
-            outcome = wait(&upstream, &means, &waiting) => Some(outcome),
+            outcome = wait(&upstream, &backend, &waiting) => Some(outcome),
             () = sender.closed() => None,
         };
         let reply = match outcome {
             Some(Ok(reply)) => reply,
             Some(Err(error)) => Reply::Error(lost(&upstream, &error)),
             None => {
-                leave(&upstream, &means, &waiting).await;
+                leave(&upstream, &backend, &waiting).await;
                 return;
             }
         };
         if let Err(reply) = sender.send(reply) {
             // The client went away at the last moment: a grant nobody can ask for again is given back.
-            give_back(&upstream, &means, &waiting, reply).await;
+            give_back(&upstream, &backend, &waiting, reply).await;
         }
     });
     receiver
 }
 
 fn lost(upstream: &Upstream, error: &io::Error) -> Refusal {
-    super::link::refusal(&format!("the Redis behind this proxy at {}: {error}", upstream.address), true)
+    super::own_connection::refusal(
+        &format!("the Redis behind this proxy at {}: {error}", upstream.address),
+        true,
+    )
 }
 
-async fn wait(upstream: &Upstream, means: &Means, waiting: &Waiting) -> io::Result<Reply> {
+async fn wait(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) -> io::Result<Reply> {
     let deadline = Instant::now() + Duration::from_millis(waiting.wait_ms);
-    let mut caller = upstream.take_caller().await?;
-    caller.select(waiting.db).await?;
+    let mut client = upstream.take_client().await?;
+    client.select(waiting.db).await?;
     loop {
         let left_ms = millis(deadline.saturating_duration_since(Instant::now()));
         if left_ms == 0 {
-            let answer = call(&mut caller, &waiting.cancel(means)).await?;
-            upstream.give_caller_back(caller);
+            let answer = call(&mut client, &waiting.cancel(backend)).await?;
+            upstream.return_client(client);
             return Ok(answer);
         }
-        let answer = call(&mut caller, &waiting.ask(means, left_ms)).await?;
+        let answer = call(&mut client, &waiting.ask(backend, left_ms)).await?;
         let Some((wake_key, poll_ms)) = queued(&answer) else {
             if answer.is_error() {
                 notice_missing_library(upstream, &answer);
             }
-            upstream.give_caller_back(caller);
+            upstream.return_client(client);
             return Ok(answer);
         };
         let left_ms = millis(deadline.saturating_duration_since(Instant::now()));
         let nap = Duration::from_millis(poll_ms.min(left_ms).max(1));
         let seconds = format!("{:.3}", nap.as_secs_f64());
         let listen: [&[u8]; 3] = [b"BLPOP", &wake_key, seconds.as_bytes()];
-        let woken = tokio::time::timeout(nap + BLPOP_SLACK, caller.call(&listen)).await;
+        let woken = tokio::time::timeout(nap + BLPOP_SLACK, client.call(&listen)).await;
         match woken.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))?? {
             Reply::Array(items) => {
                 if let Some(reply) = items.get(1).and_then(|item| granted(item, waiting.multi)) {
-                    upstream.give_caller_back(caller);
+                    upstream.return_client(client);
                     return Ok(reply);
                 }
             }
@@ -207,8 +214,8 @@ async fn wait(upstream: &Upstream, means: &Means, waiting: &Waiting) -> io::Resu
     }
 }
 
-async fn call(caller: &mut Caller, words: &[Vec<u8>]) -> io::Result<Reply> {
-    let answer = tokio::time::timeout(CALL_WITHIN, caller.call(words)).await;
+async fn call(client: &mut UpstreamClient, words: &[Vec<u8>]) -> io::Result<Reply> {
+    let answer = tokio::time::timeout(CALL_WITHIN, client.call(words)).await;
     answer.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))?
 }
 
@@ -243,35 +250,36 @@ fn granted(message: &Reply, multi: bool) -> Option<Reply> {
 }
 
 /// The client is gone while it waited.
-async fn leave(upstream: &Upstream, means: &Means, waiting: &Waiting) {
+async fn leave(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) {
     let answer = async {
-        let mut caller = upstream.take_caller().await?;
-        caller.select(waiting.db).await?;
-        let answer = call(&mut caller, &waiting.cancel(means)).await?;
-        upstream.give_caller_back(caller);
+        let mut client = upstream.take_client().await?;
+        client.select(waiting.db).await?;
+        let answer = call(&mut client, &waiting.cancel(backend)).await?;
+        upstream.return_client(client);
         io::Result::Ok(answer)
     };
     match answer.await {
-        Ok(answer) => give_back(upstream, means, waiting, answer).await,
+        Ok(answer) => give_back(upstream, backend, waiting, answer).await,
         // The place in the queue lapses by itself within seconds.
         Err(error) => tracing::debug!(%error, "could not leave a queue in Lua"),
     }
 }
 
 /// Releases what was granted under an owner nobody but us knows.
-async fn give_back(upstream: &Upstream, means: &Means, waiting: &Waiting, answer: Reply) {
+async fn give_back(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait, answer: Reply) {
     let fences = fences_of(&answer);
     if !waiting.owner_is_ours || fences.is_empty() {
         return;
     }
     let released = async {
-        let mut caller = upstream.take_caller().await?;
-        caller.select(waiting.db).await?;
+        let mut client = upstream.take_client().await?;
+        client.select(waiting.db).await?;
         for (resource, fence) in waiting.resources.iter().zip(fences) {
             let fence = fence.to_string();
-            call(&mut caller, &call_words(means, b"LOCK.RELEASE", &[resource], &[fence.as_bytes()])).await?;
+            call(&mut client, &call_words(backend, b"LOCK.RELEASE", &[resource], &[fence.as_bytes()]))
+                .await?;
         }
-        upstream.give_caller_back(caller);
+        upstream.return_client(client);
         io::Result::Ok(())
     };
     if let Err(error) = released.await {
@@ -318,10 +326,10 @@ mod tests {
     use super::*;
     use redfence_core::grammar;
 
-    fn shown(line: &str, means: &Means) -> String {
+    fn shown(line: &str, backend: &Tier1Backend) -> String {
         let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
         let request = grammar::parse(&argv).unwrap().unwrap();
-        let words = call_for(means, &request, &argv);
+        let words = call_for(backend, &request, &argv);
         words.iter().map(|word| String::from_utf8_lossy(word).into_owned()).collect::<Vec<_>>().join(" ")
     }
 
@@ -334,9 +342,9 @@ mod tests {
             ("LOCK.SCAN 0 MATCH x*", "FCALL lock_scan 0 0 MATCH x*"),
             ("FENCE.CALL r 5 SET k v", "FCALL fence_call 1 r 5 SET k v"),
         ] {
-            assert_eq!(shown(line, &Means::Functions), expected);
+            assert_eq!(shown(line, &Tier1Backend::Functions), expected);
         }
-        let script = Means::Script { sha1: "abc".into() };
+        let script = Tier1Backend::Script { sha1: "abc".into() };
         assert_eq!(shown("lock.release r 7", &script), "EVALSHA abc 1 r LOCK.RELEASE 7");
     }
 

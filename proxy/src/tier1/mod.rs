@@ -1,18 +1,18 @@
-//! Tier 1 as the proxy serves it: from the Redis behind it. Without one there is no Tier 1: Tier 2 serves `EFFICIENCY` too.
+//! Tier 1: `LOCK.*` and plain commands on the upstream Redis. Without an upstream there is no Tier 1: Tier 2 serves `EFFICIENCY` too.
 //!
 //! # Layout
 //!
-//! - [`upstream`]: the Redis behind the proxy: what it can do, and whether it is there
-//! - [`link`]: one client's own connection to it; bytes pass unchanged
-//! - [`trunk`]: a connection to it that many clients share; [`seat`]: one client's place there
-//! - [`listener`]: what it publishes
+//! - [`upstream`]: the upstream Redis: its address, its health, which backend serves `LOCK.*` there
+//! - [`own_connection`]: one client's own connection to it; bytes pass unchanged
+//! - [`shared_connection`]: a connection that many clients share; [`reply_slot`]: one client's replies there
+//! - [`subscriber`]: the pub/sub connection that feeds this node's hub
 //! - [`lua`]: `LOCK.*` on a Redis without the module, waiting included
-//! - [`caller`]: a small client for our own errands
+//! - [`client`]: a small Redis client for the proxy's own calls
 
-pub mod caller;
-pub mod link;
-pub mod listener;
+pub mod client;
 pub mod lua;
-pub mod seat;
-pub mod trunk;
+pub mod own_connection;
+pub mod reply_slot;
+pub mod shared_connection;
+pub mod subscriber;
 pub mod upstream;

@@ -2,10 +2,10 @@
 //!
 //! One task keeps a connection to it. When it gets one it asks for the module; without the module it loads the Lua library, as
 //! functions where the server knows them and as a plain script where it does not. When the connection breaks, Tier 1 is down
-//! until the task has it back: nobody has to do anything. Clients' own connections ([`super::link`]) come and go beside it.
+//! until the task has it back: nobody has to do anything. Clients' own connections ([`super::own_connection`]) come and go beside it.
 
-use super::caller::Caller;
-use super::trunk::Trunk;
+use super::client::UpstreamClient;
+use super::shared_connection::SharedConnection;
 use crate::resp::encode::Protocol;
 use redfence_core::machine::upstream_identity::Identity;
 use redfence_core::reply::Reply;
@@ -21,14 +21,14 @@ const PING_WITHIN: Duration = Duration::from_secs(2);
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
 /// Idle connections kept for waiting in Lua.
-const IDLE_CALLERS_MAX: usize = 16;
+const IDLE_CLIENTS_MAX: usize = 16;
 
 const FUNCTIONS: &str = include_str!("../../../lua/redfence.lua");
 const SCRIPT: &str = include_str!("../../../lua/redfence-script.lua");
 
 /// How that Redis serves `LOCK.*`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Means {
+pub enum Tier1Backend {
     Module,
     /// The Lua library as functions: `FCALL`.
     Functions,
@@ -38,13 +38,13 @@ pub enum Means {
     },
 }
 
-impl Means {
+impl Tier1Backend {
     #[must_use]
     pub fn as_str(&self) -> &'static str {
         match self {
-            Means::Module => "module",
-            Means::Functions => "lua_functions",
-            Means::Script { .. } => "lua_script",
+            Tier1Backend::Module => "module",
+            Tier1Backend::Functions => "lua_functions",
+            Tier1Backend::Script { .. } => "lua_script",
         }
     }
 }
@@ -53,7 +53,7 @@ impl Means {
 pub enum Health {
     /// Not reached since the start.
     Starting,
-    Up(Means),
+    Up(Tier1Backend),
     Down {
         reason: String,
     },
@@ -69,9 +69,9 @@ pub struct Upstream {
     identity: Mutex<Option<Identity>>,
     /// Somebody found the Lua library gone: load it again.
     reload: Notify,
-    idle_callers: Mutex<Vec<Caller>>,
+    idle_clients: Mutex<Vec<UpstreamClient>>,
     /// Connections that clients share: one for each protocol.
-    trunks: [Mutex<Option<Arc<Trunk>>>; 2],
+    shared_connections: [Mutex<Option<Arc<SharedConnection>>>; 2],
 }
 
 impl Upstream {
@@ -85,8 +85,8 @@ impl Upstream {
             health: watch::channel(Health::Starting).0,
             identity: Mutex::default(),
             reload: Notify::new(),
-            idle_callers: Mutex::default(),
-            trunks: Default::default(),
+            idle_clients: Mutex::default(),
+            shared_connections: Default::default(),
         });
         tokio::spawn(keep_watch(Arc::clone(&upstream)));
         upstream
@@ -132,31 +132,31 @@ impl Upstream {
     }
 
     /// The connection that clients of this protocol share; opened when first needed, and again when it is gone.
-    pub fn trunk(self: &Arc<Upstream>, protocol: Protocol) -> Arc<Trunk> {
+    pub fn shared_connection(self: &Arc<Upstream>, protocol: Protocol) -> Arc<SharedConnection> {
         let place = match protocol {
-            Protocol::Resp2 => &self.trunks[0],
-            Protocol::Resp3 => &self.trunks[1],
+            Protocol::Resp2 => &self.shared_connections[0],
+            Protocol::Resp3 => &self.shared_connections[1],
         };
         let mut place = place.lock().expect("no one panics with it");
         match &*place {
-            Some(trunk) if !trunk.is_down() => Arc::clone(trunk),
-            Some(_) | None => Arc::clone(place.insert(Trunk::open(self, protocol))),
+            Some(connection) if !connection.is_down() => Arc::clone(connection),
+            Some(_) | None => Arc::clone(place.insert(SharedConnection::open(self, protocol))),
         }
     }
 
-    pub async fn take_caller(&self) -> io::Result<Caller> {
-        let idle = self.idle_callers.lock().expect("the pool is whole").pop();
+    pub async fn take_client(&self) -> io::Result<UpstreamClient> {
+        let idle = self.idle_clients.lock().expect("the pool is whole").pop();
         match idle {
-            Some(caller) => Ok(caller),
-            None => Caller::open(self).await,
+            Some(client) => Ok(client),
+            None => UpstreamClient::open(self).await,
         }
     }
 
-    /// Takes back a caller that has no call under way.
-    pub fn give_caller_back(&self, caller: Caller) {
-        let mut idle = self.idle_callers.lock().expect("the pool is whole");
-        if idle.len() < IDLE_CALLERS_MAX {
-            idle.push(caller);
+    /// Takes back a client that has no call under way.
+    pub fn return_client(&self, client: UpstreamClient) {
+        let mut idle = self.idle_clients.lock().expect("the pool is whole");
+        if idle.len() < IDLE_CLIENTS_MAX {
+            idle.push(client);
         }
     }
 }
@@ -168,7 +168,7 @@ async fn keep_watch(upstream: Arc<Upstream>) {
             Ok(never) => match never {},
             Err(error) => error,
         };
-        upstream.idle_callers.lock().expect("the pool is whole").clear();
+        upstream.idle_clients.lock().expect("the pool is whole").clear();
         upstream.set_identity(None);
         let reason = error.to_string();
         if !matches!(&*upstream.health.borrow(), Health::Down { reason: known } if *known == reason) {
@@ -185,22 +185,22 @@ async fn serve_once(
     upstream: &Arc<Upstream>,
     retry_after: &mut Duration,
 ) -> io::Result<std::convert::Infallible> {
-    let mut caller = Caller::open(upstream).await?;
+    let mut client = UpstreamClient::open(upstream).await?;
     loop {
-        let means = find_means(&mut caller).await?;
-        upstream.set_identity(Some(find_identity(&mut caller).await?));
+        let backend = find_backend(&mut client).await?;
+        upstream.set_identity(Some(find_identity(&mut client).await?));
         *retry_after = RETRY_AFTER;
-        if upstream.health() != Health::Up(means.clone()) {
-            tracing::info!(redis = %upstream.address, ?means, "the Redis behind this proxy is up");
+        if upstream.health() != Health::Up(backend.clone()) {
+            tracing::info!(redis = %upstream.address, ?backend, "the Redis behind this proxy is up");
         }
-        upstream.health.send_replace(Health::Up(means));
+        upstream.health.send_replace(Health::Up(backend));
         loop {
             tokio::select! {
                 () = upstream.reload.notified() => break,
                 () = tokio::time::sleep(PING_EVERY) => {}
             }
             // In place of a PING: a failover changes what it is.
-            let look = tokio::time::timeout(PING_WITHIN, find_identity(&mut caller));
+            let look = tokio::time::timeout(PING_WITHIN, find_identity(&mut client));
             let identity = look
                 .await
                 .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer to PING in time"))??;
@@ -209,10 +209,10 @@ async fn serve_once(
     }
 }
 
-async fn find_identity(caller: &mut Caller) -> io::Result<Identity> {
+async fn find_identity(client: &mut UpstreamClient) -> io::Result<Identity> {
     let mut text = String::new();
     for section in ["server", "replication"] {
-        match caller.call_ok(&["INFO", section]).await? {
+        match client.call_ok(&["INFO", section]).await? {
             Reply::Bulk(part) => text.push_str(&String::from_utf8_lossy(&part)),
             other => return Err(io::Error::other(format!("INFO answered {other:?}"))),
         }
@@ -230,20 +230,20 @@ async fn find_identity(caller: &mut Caller) -> io::Result<Identity> {
     Ok(identity)
 }
 
-async fn find_means(caller: &mut Caller) -> io::Result<Means> {
-    let info = caller.call_ok(&["COMMAND", "INFO", "LOCK.ACQUIRE"]).await?;
+async fn find_backend(client: &mut UpstreamClient) -> io::Result<Tier1Backend> {
+    let info = client.call_ok(&["COMMAND", "INFO", "LOCK.ACQUIRE"]).await?;
     if matches!(&info, Reply::Array(items) if matches!(items.first(), Some(Reply::Array(_)))) {
-        return Ok(Means::Module);
+        return Ok(Tier1Backend::Module);
     }
-    match caller.call(&["FUNCTION", "LOAD", "REPLACE", FUNCTIONS]).await? {
+    match client.call(&["FUNCTION", "LOAD", "REPLACE", FUNCTIONS]).await? {
         Reply::Error(refusal) if refusal.0.contains("unknown command") => {}
         Reply::Error(refusal) => {
             return Err(io::Error::other(format!("the Lua library could not be loaded: {}", refusal.0)));
         }
-        _ => return Ok(Means::Functions),
+        _ => return Ok(Tier1Backend::Functions),
     }
-    match caller.call_ok(&["SCRIPT", "LOAD", SCRIPT]).await? {
-        Reply::Bulk(sha1) => Ok(Means::Script { sha1: String::from_utf8_lossy(&sha1).into_owned() }),
+    match client.call_ok(&["SCRIPT", "LOAD", SCRIPT]).await? {
+        Reply::Bulk(sha1) => Ok(Tier1Backend::Script { sha1: String::from_utf8_lossy(&sha1).into_owned() }),
         other => Err(io::Error::other(format!("SCRIPT LOAD answered {other:?}"))),
     }
 }

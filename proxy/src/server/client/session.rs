@@ -7,7 +7,7 @@ use crate::client_memory::Account;
 use crate::events::{Inbox, Kind, Mailbox, Terms};
 use crate::resp::encode::Protocol;
 use crate::server::client::registry::Card;
-use crate::server::client::session_keepalive::{Keeper, Slot};
+use crate::server::client::session_keepalive::{ConnectionSessions, SessionKeepalive};
 use crate::server::client::transaction::{Home, Transaction, WatchedKey};
 use crate::server::routing::router::Door;
 use crate::tier2::handle::Caller;
@@ -50,7 +50,7 @@ pub struct Client {
     /// Keys are watched at the Redis behind the proxy.
     pub watches_redis: bool,
     /// Sessions this connection opened: any command here keeps them alive, its end orphans them.
-    pub sessions: Option<Arc<Slot>>,
+    pub sessions: Option<Arc<ConnectionSessions>>,
     pub subscriptions: Option<Box<Subscriptions>>,
     /// While `CLIENT TRACKING` is on.
     pub tracking: Option<Box<Tracking>>,
@@ -176,21 +176,21 @@ impl Client {
 
     /// Being blocked in a WAIT keeps the connection's sessions alive.
     pub fn set_waiting(&self, waiting: bool) {
-        if let Some(slot) = &self.sessions {
-            slot.set_waiting(waiting);
+        if let Some(sessions) = &self.sessions {
+            sessions.set_waiting(waiting);
         }
     }
 
     /// The connection ends: its sessions have the grace time to be taken over.
-    pub fn leave_sessions(&mut self, keeper: &Keeper) {
-        if let Some(slot) = self.sessions.take() {
-            keeper.close_slot(&slot);
+    pub fn leave_sessions(&mut self, session_keepalive: &SessionKeepalive) {
+        if let Some(sessions) = self.sessions.take() {
+            session_keepalive.unregister(&sessions);
         }
     }
 
     /// Whether the loss of the Redis behind the proxy takes something with it that the client relies on.
     #[must_use]
-    pub fn depends_on_link(&self) -> bool {
+    pub fn depends_on_upstream(&self) -> bool {
         let transaction = self.transaction.as_ref();
         self.watches_redis || transaction.is_some_and(|transaction| transaction.home == Home::Redis)
     }

@@ -1,6 +1,6 @@
 //! Keeps sessions alive on behalf of the connections that opened them.
 //!
-//! A command only sets a flag on its connection's [`Slot`]. Five times a second one task gathers the sessions of all slots that were
+//! A command only sets a flag on its connection's [`ConnectionSessions`]. Five times a second one task gathers the sessions of all slots that were
 //! active, or whose client is blocked in a WAIT, and reports them to Tier 2 at once: one batched entry, however many clients.
 
 use crate::tier2::handle::Tier2Handle;
@@ -17,14 +17,14 @@ pub const SESSIONS_PER_CONNECTION_MAX: usize = 1024;
 
 /// The sessions of one connection.
 #[derive(Debug)]
-pub struct Slot {
+pub struct ConnectionSessions {
     number: u64,
     ids: Mutex<Vec<SessionId>>,
     touched: AtomicBool,
     waiting: AtomicBool,
 }
 
-impl Slot {
+impl ConnectionSessions {
     /// A command came in.
     pub fn touch(&self) {
         self.touched.store(true, Ordering::Relaxed);
@@ -55,63 +55,68 @@ impl Slot {
 }
 
 #[derive(Debug)]
-pub struct Keeper {
+pub struct SessionKeepalive {
     tier2: Tier2Handle,
     grace_ms: u64,
     next: AtomicU64,
-    slots: Mutex<FxHashMap<u64, Arc<Slot>>>,
+    connections: Mutex<FxHashMap<u64, Arc<ConnectionSessions>>>,
 }
 
-impl Keeper {
+impl SessionKeepalive {
     /// Starts the task that reports.
     #[must_use]
-    pub fn start(tier2: Tier2Handle, grace_ms: u64) -> Arc<Keeper> {
-        let keeper = Arc::new(Keeper { tier2, grace_ms, next: AtomicU64::new(0), slots: Mutex::default() });
-        let weak = Arc::downgrade(&keeper);
+    pub fn start(tier2: Tier2Handle, grace_ms: u64) -> Arc<SessionKeepalive> {
+        let session_keepalive = Arc::new(SessionKeepalive {
+            tier2,
+            grace_ms,
+            next: AtomicU64::new(0),
+            connections: Mutex::default(),
+        });
+        let weak = Arc::downgrade(&session_keepalive);
         tokio::spawn(async move {
             let mut every = tokio::time::interval(REPORT_EVERY);
             every.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
             loop {
                 every.tick().await;
-                let Some(keeper) = weak.upgrade() else { return };
-                keeper.report();
+                let Some(session_keepalive) = weak.upgrade() else { return };
+                session_keepalive.report();
             }
         });
-        keeper
+        session_keepalive
     }
 
     /// A slot for a connection that opens its first session.
     #[must_use]
-    pub fn open_slot(&self) -> Arc<Slot> {
+    pub fn register(&self) -> Arc<ConnectionSessions> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let slot = Arc::new(Slot {
+        let sessions = Arc::new(ConnectionSessions {
             number,
             ids: Mutex::default(),
             touched: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
         });
-        self.slots.lock().expect("the keeper is whole").insert(number, Arc::clone(&slot));
-        slot
+        self.connections.lock().expect("the keeper is whole").insert(number, Arc::clone(&sessions));
+        sessions
     }
 
     /// The connection is closed: its sessions die after the grace time unless somebody keeps them alive.
-    pub fn close_slot(&self, slot: &Slot) {
-        self.slots.lock().expect("the keeper is whole").remove(&slot.number);
-        let ids = std::mem::take(&mut *slot.ids());
+    pub fn unregister(&self, sessions: &ConnectionSessions) {
+        self.connections.lock().expect("the keeper is whole").remove(&sessions.number);
+        let ids = std::mem::take(&mut *sessions.ids());
         self.tier2.orphan_sessions(ids, self.grace_ms);
     }
 
     fn report(&self) {
         let mut active = Vec::new();
         let mut ids = Vec::new();
-        for slot in self.slots.lock().expect("the keeper is whole").values() {
-            if slot.touched.swap(false, Ordering::Relaxed) || slot.waiting.load(Ordering::Relaxed) {
-                ids.extend_from_slice(&slot.ids());
-                active.push(Arc::clone(slot));
+        for sessions in self.connections.lock().expect("the keeper is whole").values() {
+            if sessions.touched.swap(false, Ordering::Relaxed) || sessions.waiting.load(Ordering::Relaxed) {
+                ids.extend_from_slice(&sessions.ids());
+                active.push(Arc::clone(sessions));
             }
         }
         if !self.tier2.touch_sessions(ids) {
-            active.iter().for_each(|slot| slot.touch());
+            active.iter().for_each(|sessions| sessions.touch());
         }
     }
 }

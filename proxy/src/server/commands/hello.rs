@@ -87,8 +87,8 @@ impl Connection {
             self.client.protocol = protocol;
             self.client.card.protocol.store(protocol.version() as u64, Ordering::Relaxed);
             self.sharing.leave();
-            if let Some(link) = &mut self.link {
-                link.send_ours(&["HELLO", &protocol.version().to_string()]);
+            if let Some(connection) = &mut self.own_upstream {
+                connection.send_ours(&["HELLO", &protocol.version().to_string()]);
             }
         }
     }
@@ -144,8 +144,8 @@ impl Connection {
     pub(in crate::server) fn set_database(&mut self, db: u32) {
         self.client.db = db;
         self.client.card.db.store(u64::from(db), Ordering::Relaxed);
-        if let Some(link) = &mut self.link {
-            link.send_ours(&["SELECT", &db.to_string()]);
+        if let Some(connection) = &mut self.own_upstream {
+            connection.send_ours(&["SELECT", &db.to_string()]);
         }
     }
 
@@ -153,7 +153,7 @@ impl Connection {
     pub(in crate::server) fn reset(&mut self) -> Flow {
         self.drop_subscriptions();
         self.stop_tracking();
-        self.link = None;
+        self.own_upstream = None;
         self.sharing.leave();
         self.forget_transaction();
         self.client.reply_mode = ReplyMode::On;

@@ -126,7 +126,7 @@ fn redfence(shared: &Shared, text: &mut String) {
         None => "none".to_string(),
         Some(upstream) => match upstream.health() {
             Health::Starting => "starting".to_string(),
-            Health::Up(means) => means.as_str().to_string(),
+            Health::Up(backend) => backend.as_str().to_string(),
             Health::Down { .. } => "down".to_string(),
         },
     };

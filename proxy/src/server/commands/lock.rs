@@ -8,8 +8,8 @@ use crate::server::routing::keys;
 use crate::server::routing::router::{Destination, PlainDestination};
 use crate::server::routing::routes::stale_routes;
 use crate::server::stats::Verdict;
-use crate::tier1::lua::{self, Waiting};
-use crate::tier1::upstream::{Health, Means};
+use crate::tier1::lua::{self, LuaWait};
+use crate::tier1::upstream::{Health, Tier1Backend};
 use bytes::Bytes;
 use redfence_core::grammar::cluster::Cluster;
 use redfence_core::grammar::session::Session;
@@ -156,8 +156,8 @@ impl Connection {
     }
 
     fn remember_session(&mut self, id: SessionId) -> bool {
-        let keeper = &self.shared.keeper;
-        self.client.sessions.get_or_insert_with(|| keeper.open_slot()).add(id)
+        let session_keepalive = &self.shared.session_keepalive;
+        self.client.sessions.get_or_insert_with(|| session_keepalive.register()).add(id)
     }
 
     // ---- the node itself ----
@@ -253,8 +253,8 @@ impl Connection {
                 Err(refusal) => return self.refuse(refusal),
             }
         }
-        let means = match upstream.health() {
-            Health::Up(means) => means,
+        let backend = match upstream.health() {
+            Health::Up(backend) => backend,
             Health::Starting => {
                 return self.refuse(Refusal::new(
                     "UNAVAILABLE the Redis behind this proxy was not reached yet; nothing was done; retry",
@@ -262,7 +262,7 @@ impl Connection {
             }
             Health::Down { reason } => {
                 let reason = format!("the Redis behind this proxy at {}: {reason}", upstream.address);
-                return self.refuse(crate::tier1::link::refusal(&reason, false));
+                return self.refuse(crate::tier1::own_connection::refusal(&reason, false));
             }
         };
         let waits = wait_ms_of(request) > 0;
@@ -270,20 +270,20 @@ impl Connection {
             waits,
             muted: self.client.is_muted(),
             verdict: Some(verdict_of(request)),
-            by_lua: means != Means::Module,
+            by_lua: backend != Tier1Backend::Module,
             began_us: self.shared.now_us(),
         };
         let quick = !waits && !matches!(request, Request::FenceCall(_));
-        match means {
-            Means::Module if quick => return self.pass_quick(argv, frame, call),
-            Means::Module => return self.send_to_redis(argv, frame, call),
-            Means::Functions | Means::Script { .. } => {}
+        match backend {
+            Tier1Backend::Module if quick => return self.pass_quick(argv, frame, call),
+            Tier1Backend::Module => return self.send_to_redis(argv, frame, call),
+            Tier1Backend::Functions | Tier1Backend::Script { .. } => {}
         }
         if self.client.transaction.is_some() {
             return self.spoil(no_transaction());
         }
         if !waits {
-            let words = lua::call_for(&means, request, argv);
+            let words = lua::call_for(&backend, request, argv);
             let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
             if quick {
                 return self.pass_quick_words(&words, call);
@@ -294,11 +294,11 @@ impl Connection {
             return Flow::Stall;
         }
         let waiting = match request {
-            Request::Acquire(request) => Waiting::single(self.client.db, request, owner),
-            Request::MAcquire(request) => Waiting::multi(self.client.db, request, owner),
+            Request::Acquire(request) => LuaWait::single(self.client.db, request, owner),
+            Request::MAcquire(request) => LuaWait::multi(self.client.db, request, owner),
             _ => unreachable!("only an acquire waits"),
         };
-        let receiver = lua::start_waiting(upstream, means, waiting);
+        let receiver = lua::start_waiting(upstream, backend, waiting);
         self.await_call(Lane::Alone, Source::Channel(receiver), true, IfAbandoned::Nothing);
         Flow::Done
     }

@@ -62,9 +62,9 @@ impl Connection {
                 new_names.push(name.clone());
             }
         }
-        match &self.shared.listener {
-            Some(listener) if !new_names.is_empty() => {
-                let confirmed = listener.subscribe(kind, &new_names);
+        match &self.shared.subscriber {
+            Some(subscriber) if !new_names.is_empty() => {
+                let confirmed = subscriber.subscribe(kind, &new_names);
                 self.lane = Lane::Alone;
                 self.pending.push_back(Pending::Confirm(Confirm { kind, names, confirmed }));
             }
@@ -122,8 +122,8 @@ impl Connection {
             for name in &confirm.names {
                 if !subscriptions.names(confirm.kind).contains(name) {
                     self.shared.hub.unsubscribe(&subscriptions.inbox, confirm.kind, name);
-                    if let Some(listener) = &self.shared.listener {
-                        listener.unsubscribe(confirm.kind, name);
+                    if let Some(subscriber) = &self.shared.subscriber {
+                        subscriber.unsubscribe(confirm.kind, name);
                     }
                 }
             }
@@ -156,8 +156,8 @@ impl Connection {
         let Some(subscriptions) = &mut self.client.subscriptions else { return };
         if subscriptions.names(kind).remove(name) {
             self.shared.hub.unsubscribe(&subscriptions.inbox, kind, name);
-            if let Some(listener) = &self.shared.listener {
-                listener.unsubscribe(kind, name);
+            if let Some(subscriber) = &self.shared.subscriber {
+                subscriber.unsubscribe(kind, name);
             }
         }
     }
@@ -195,8 +195,8 @@ impl Connection {
         for kind in [Kind::Channel, Kind::Pattern] {
             for name in std::mem::take(subscriptions.names(kind)) {
                 self.shared.hub.unsubscribe(&subscriptions.inbox, kind, &name);
-                if let Some(listener) = &self.shared.listener {
-                    listener.unsubscribe(kind, &name);
+                if let Some(subscriber) = &self.shared.subscriber {
+                    subscriber.unsubscribe(kind, &name);
                 }
             }
         }

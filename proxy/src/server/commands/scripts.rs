@@ -1,6 +1,6 @@
 //! `SCRIPT LOAD`, `EXISTS` and `FLUSH` where keys live in two stores: both act, and their answers become one.
 
-use crate::tier1::link;
+use crate::tier1::own_connection;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::PendingReply;
 use bytes::Bytes;
@@ -26,16 +26,16 @@ pub(super) fn start(
 
 async fn ask(upstream: &Upstream, argv: &[Bytes]) -> Reply {
     let asked = async {
-        let mut caller = upstream.take_caller().await?;
-        let reply = caller.call(argv).await?;
-        upstream.give_caller_back(caller);
+        let mut client = upstream.take_client().await?;
+        let reply = client.call(argv).await?;
+        upstream.return_client(client);
         Ok::<Reply, std::io::Error>(reply)
     };
     match asked.await {
         Ok(reply) => reply,
         Err(error) => {
             let reason = format!("the Redis behind this proxy at {}: {error}", upstream.address);
-            link::refusal(&reason, true).into()
+            own_connection::refusal(&reason, true).into()
         }
     }
 }

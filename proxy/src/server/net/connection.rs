@@ -16,7 +16,7 @@ use crate::server::routing::router::Router;
 use crate::server::upstream::own::Large;
 use crate::server::upstream::shared::Sharing;
 use crate::server::Shared;
-use crate::tier1::link::{self, Link};
+use crate::tier1::own_connection::{self, OwnConnection};
 use crate::tier2::handle::Answer;
 use redfence_core::limits::UNREAD_REPLIES_BYTES_MAX;
 use redfence_core::reply::{Refusal, Reply};
@@ -61,7 +61,7 @@ pub struct Connection {
     pub(in crate::server) client: Client,
     pub(in crate::server) pending: VecDeque<Pending>,
     pub(in crate::server) lane: Lane,
-    pub(in crate::server) link: Option<Box<Link>>,
+    pub(in crate::server) own_upstream: Option<Box<OwnConnection>>,
     pub(in crate::server) sharing: Sharing,
     pub(in crate::server) stream: TcpStream,
     pub(in crate::server) parser: RequestParser,
@@ -104,7 +104,7 @@ impl Connection {
             client,
             pending: VecDeque::new(),
             lane: Lane::Free,
-            link: None,
+            own_upstream: None,
             sharing: Sharing::default(),
             stream,
             parser: RequestParser::default(),
@@ -157,7 +157,7 @@ impl Connection {
     /// Looks at everything once. `Ok(false)`: nothing moved, and everything will wake us.
     fn turn(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
         self.check_routes_of_passing()?;
-        let mut moved = self.poll_link(context)?;
+        let mut moved = self.poll_own_upstream(context)?;
         moved |= self.poll_shared(context)?;
         moved |= self.poll_pending(context)?;
         moved |= self.poll_inbox(context)?;
@@ -317,8 +317,8 @@ impl Connection {
     fn follow(&mut self, then: Then, reply: Reply) -> Reply {
         match (then, reply) {
             (Then::Session(step), reply) => {
-                if let (Some(slot), Some(id)) = (&self.client.sessions, step.forgets(&reply)) {
-                    slot.forget(id);
+                if let (Some(sessions), Some(id)) = (&self.client.sessions, step.forgets(&reply)) {
+                    sessions.forget(id);
                 }
                 reply
             }
@@ -355,7 +355,10 @@ impl Connection {
             && self.encoded_bytes <= UNREAD_BYTES_MAX
             && !self.deferring.is_under_way()
             && self.sharing.has_room()
-            && self.link.as_ref().is_none_or(|link| link.unsent_bytes() < link::UNSENT_BYTES_MAX)
+            && self
+                .own_upstream
+                .as_ref()
+                .is_none_or(|connection| connection.unsent_bytes() < own_connection::UNSENT_BYTES_MAX)
     }
 
     /// Goes on with commands that were held.
@@ -526,7 +529,7 @@ impl Drop for Connection {
         self.sharing.leave();
         self.drop_subscriptions();
         self.shared.tracker.left(self.client.card.id);
-        self.client.leave_sessions(&self.shared.keeper);
+        self.client.leave_sessions(&self.shared.session_keepalive);
         self.shared.clients.leave(self.client.card.id);
         self.client.account.leave();
     }

@@ -126,7 +126,8 @@ impl Connection {
             (Lane::Alone, Some(Pending::Call(call))) => call.if_abandoned.bytes(),
             _ => 0,
         };
-        let to_redis = self.link.as_ref().map_or(0, |link| link.held_bytes()) + self.sharing.due_bytes();
+        let to_redis = self.own_upstream.as_ref().map_or(0, |connection| connection.held_bytes())
+            + self.sharing.due_bytes();
         self.out.capacity()
             + self.held.capacity()
             + self.encoded_bytes

@@ -42,7 +42,7 @@ pub enum Pending {
     /// Bytes of replies that stand behind others.
     Encoded(Vec<u8>),
     Call(Call),
-    /// The next reply on the link.
+    /// The next reply on the own connection.
     Redis(RedisCall),
     /// The next replies on the shared connection.
     Shared(SharedCall),

@@ -14,7 +14,9 @@ impl Connection {
         {
             return Ok(false);
         }
-        if self.link.as_ref().is_some_and(|link| link.is_inside_reply()) || self.sharing.is_inside_reply() {
+        if self.own_upstream.as_ref().is_some_and(|connection| connection.is_inside_reply())
+            || self.sharing.is_inside_reply()
+        {
             return Ok(false);
         }
         let mut moved = false;

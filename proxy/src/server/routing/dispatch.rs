@@ -58,8 +58,8 @@ impl Connection {
         if self.client.reply_mode == ReplyMode::SkipThis {
             self.client.reply_mode = ReplyMode::On;
         }
-        if let Some(slot) = &self.client.sessions {
-            slot.touch();
+        if let Some(sessions) = &self.client.sessions {
+            sessions.touch();
         }
         self.commands_run += 1;
     }
@@ -135,12 +135,12 @@ impl Connection {
         if !self.lane_is_open(Lane::Redis) {
             return Flow::Stall;
         }
-        let Some(link) = self.link() else {
+        let Some(connection) = self.own_connection() else {
             return self.refuse(Refusal::new("ERR there is no Redis behind this proxy"));
         };
         match frame {
-            Some(frame) => link.send(frame),
-            None => link.send_words(argv),
+            Some(frame) => connection.send(frame),
+            None => connection.send_words(argv),
         }
         self.lane = Lane::Redis;
         if call.waits {

@@ -41,8 +41,8 @@ impl Connection {
         if commands > 0 {
             self.share_run(&bytes[..len], commands);
             self.commands_run += commands;
-            if let Some(slot) = &self.client.sessions {
-                slot.touch();
+            if let Some(sessions) = &self.client.sessions {
+                sessions.touch();
             }
         }
         len

@@ -5,8 +5,8 @@ use crate::resp::encode::Encoder;
 use crate::resp::request::ProtocolError;
 use crate::server::net::connection::{Connection, End, Flow, PASSING_BYTES_MAX};
 use crate::server::net::pending::{Pending, RedisCall};
-use crate::tier1::link::{self, Arrived, Down, Link};
 use crate::tier1::lua;
+use crate::tier1::own_connection::{self, ConnectionLost, OwnConnection, ReplyPart};
 use redfence_core::reply::{Refusal, Reply};
 use std::task::{Context, Poll};
 
@@ -20,19 +20,20 @@ pub(in crate::server) enum Large {
 
 impl Connection {
     /// The client's own connection to the Redis behind; opened when first needed.
-    pub(in crate::server) fn link(&mut self) -> Option<&mut Link> {
-        if self.link.is_none() {
+    pub(in crate::server) fn own_connection(&mut self) -> Option<&mut OwnConnection> {
+        if self.own_upstream.is_none() {
             let upstream = self.shared.upstream.as_ref()?;
-            self.link = Some(Box::new(Link::open(upstream, self.client.protocol, self.client.db)));
+            self.own_upstream =
+                Some(Box::new(OwnConnection::open(upstream, self.client.protocol, self.client.db)));
         }
-        self.link.as_deref_mut()
+        self.own_upstream.as_deref_mut()
     }
 
-    pub(in crate::server) fn poll_link(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
-        let Some(link) = &mut self.link else { return Ok(false) };
-        let mut moved = match link.poll_send(context) {
+    pub(in crate::server) fn poll_own_upstream(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+        let Some(connection) = &mut self.own_upstream else { return Ok(false) };
+        let mut moved = match connection.poll_send(context) {
             Ok(moved) => moved,
-            Err(down) => return self.lose_link(down).map(|()| true),
+            Err(down) => return self.lose_own_upstream(down).map(|()| true),
         };
         while self.out.len() - self.out_at < PASSING_BYTES_MAX {
             let muted = match self.pending.front() {
@@ -42,13 +43,13 @@ impl Connection {
                     break
                 }
             };
-            let Some(link) = &mut self.link else { break };
-            let begins = !link.is_inside_reply();
+            let Some(connection) = &mut self.own_upstream else { break };
+            let begins = !connection.is_inside_reply();
             let start = self.out.len();
-            match link.poll_reply(context, &mut self.out) {
+            match connection.poll_reply(context, &mut self.out) {
                 Poll::Pending => break,
-                Poll::Ready(Ok(Arrived::Bytes)) => {}
-                Poll::Ready(Ok(Arrived::Reply { .. })) => {
+                Poll::Ready(Ok(ReplyPart::Bytes)) => {}
+                Poll::Ready(Ok(ReplyPart::Reply { .. })) => {
                     let Some(Pending::Redis(call)) = self.pending.pop_front() else {
                         // It said something nobody asked for, such as why it hangs up.
                         return Err(End);
@@ -63,7 +64,7 @@ impl Connection {
                         self.client.set_waiting(false);
                     }
                 }
-                Poll::Ready(Err(down)) => return self.lose_link(down).map(|()| true),
+                Poll::Ready(Err(down)) => return self.lose_own_upstream(down).map(|()| true),
             }
             if muted {
                 self.out.truncate(start);
@@ -91,9 +92,9 @@ impl Connection {
     }
 
     /// The Redis behind is gone: answers what was under way there, truthfully.
-    fn lose_link(&mut self, down: Down) -> Result<(), End> {
-        self.link = None;
-        if down.mid_reply || self.client.depends_on_link() {
+    fn lose_own_upstream(&mut self, down: ConnectionLost) -> Result<(), End> {
+        self.own_upstream = None;
+        if down.mid_reply || self.client.depends_on_upstream() {
             return Err(End);
         }
         if self.large == Some(Large::ToRedis) {
@@ -105,7 +106,7 @@ impl Connection {
             let Pending::Redis(call) = item else { continue };
             let mut bytes = Vec::new();
             if !call.muted {
-                let refusal = link::refusal(&down.reason, had_left.next().unwrap_or(true));
+                let refusal = own_connection::refusal(&down.reason, had_left.next().unwrap_or(true));
                 Reply::Error(refusal).render(&mut Encoder { out: &mut bytes, protocol });
             }
             self.encoded_bytes += bytes.len();
@@ -130,8 +131,8 @@ impl Connection {
                 return 0;
             }
             Ok(Flow::Done | Flow::Last) => {
-                if let Some(link) = self.link() {
-                    link.begin_stream(head);
+                if let Some(connection) = self.own_connection() {
+                    connection.begin_stream(head);
                 }
                 self.large = Some(Large::ToRedis);
             }
@@ -149,10 +150,10 @@ impl Connection {
         bytes: &[u8],
     ) -> Result<usize, ProtocolError> {
         let (taken, whole) = self.parser.stream(bytes)?;
-        if let (Large::ToRedis, Some(link)) = (large, &mut self.link) {
-            link.stream(&bytes[..taken]);
+        if let (Large::ToRedis, Some(connection)) = (large, &mut self.own_upstream) {
+            connection.stream(&bytes[..taken]);
             if whole {
-                link.end_stream();
+                connection.end_stream();
             }
         }
         if whole {

@@ -1,4 +1,4 @@
-//! Commands that go to the Redis behind on a connection shared with other clients ([`crate::tier1::trunk`]). Part of [`Connection`].
+//! Commands that go to the Redis behind on a connection shared with other clients ([`crate::tier1::shared_connection`]). Part of [`Connection`].
 //!
 //! A client begins with a connection of its own ([`crate::server::upstream::own`]) and comes here once it has shown that its replies are small; one
 //! that ever gets a large reply stays with its own. Order is kept by the lanes: what must go by the client's own connection waits until
@@ -8,9 +8,9 @@ use crate::resp::encode::{self, Encoder};
 use crate::server::client::session::ReplyMode;
 use crate::server::net::connection::{Connection, End, Flow, KEPT_BYTES_MAX, PASSING_BYTES_MAX};
 use crate::server::net::pending::{Lane, Pending, RedisCall, SharedCall};
-use crate::tier1::link;
-use crate::tier1::seat::{Arrivals, Seat, Told};
-use crate::tier1::trunk::Trunk;
+use crate::tier1::own_connection;
+use crate::tier1::reply_slot::{Arrivals, CommandResult, ReplySlot};
+use crate::tier1::shared_connection::SharedConnection;
 use redfence_core::reply::{Refusal, Reply};
 use std::sync::Arc;
 use std::task::Context;
@@ -41,8 +41,8 @@ pub(in crate::server) struct Sharing {
 
 #[derive(Debug)]
 struct Place {
-    trunk: Arc<Trunk>,
-    seat: Arc<Seat>,
+    connection: Arc<SharedConnection>,
+    slot: Arc<ReplySlot>,
     /// Commands that leave at the end of this batch.
     staged: Vec<u8>,
     staged_commands: u32,
@@ -96,7 +96,7 @@ impl Sharing {
     /// The client speaks another protocol from now on, or is as new. Nothing may be under way.
     pub(in crate::server) fn leave(&mut self) {
         if let Some(place) = self.place.take() {
-            place.seat.close();
+            place.slot.close();
         }
     }
 }
@@ -134,10 +134,10 @@ impl Connection {
             if !self.lane_is_open(Lane::Redis) {
                 return Flow::Stall;
             }
-            if let Some(link) = self.link() {
+            if let Some(connection) = self.own_connection() {
                 // It waits for what its own connection wrote last. So that this is behind what went by the shared one, it writes something
                 // that changes nothing.
-                link.send_ours(&["PUBLISH", WAIT_CHANNEL, ""]);
+                connection.send_ours(&["PUBLISH", WAIT_CHANNEL, ""]);
                 self.sharing.has_shared = false;
             }
         }
@@ -196,10 +196,10 @@ impl Connection {
 
     fn place(&mut self) -> Option<&mut Place> {
         if self.sharing.place.is_none() {
-            let trunk = self.shared.upstream.as_ref()?.trunk(self.client.protocol);
+            let connection = self.shared.upstream.as_ref()?.shared_connection(self.client.protocol);
             self.sharing.place = Some(Box::new(Place {
-                trunk,
-                seat: Arc::default(),
+                connection,
+                slot: Arc::default(),
                 staged: Vec::new(),
                 staged_commands: 0,
                 due: 0,
@@ -217,9 +217,9 @@ impl Connection {
         if place.staged_commands == 0 {
             return;
         }
-        while place.trunk.send(&place.seat, &place.staged, place.staged_commands).is_err() {
+        while place.connection.send(&place.slot, &place.staged, place.staged_commands).is_err() {
             let Some(upstream) = &self.shared.upstream else { return };
-            place.trunk = upstream.trunk(self.client.protocol);
+            place.connection = upstream.shared_connection(self.client.protocol);
         }
         place.staged_commands = 0;
         place.staged.clear();
@@ -231,7 +231,7 @@ impl Connection {
         if place.due == 0 || self.out.len() - self.out_at >= PASSING_BYTES_MAX {
             return Ok(false);
         }
-        if !place.seat.take(context.waker(), &mut place.arrivals) {
+        if !place.slot.take(context.waker(), &mut place.arrivals) {
             return Ok(false);
         }
         let mut arrivals = std::mem::take(&mut place.arrivals);
@@ -254,21 +254,21 @@ impl Connection {
     fn take_replies(&mut self, arrivals: &mut Arrivals) {
         let Some(place) = &mut self.sharing.place else { return };
         let was_inside = place.is_inside_reply;
-        let whole = arrivals.told.iter().map(|told| match told {
-            Told::Reply { len } => *len as usize,
-            Told::Lost { .. } => 0,
+        let whole = arrivals.results.iter().map(|results| match results {
+            CommandResult::Reply { len } => *len as usize,
+            CommandResult::Lost { .. } => 0,
         });
         let whole: usize = whole.sum();
         let has_more = whole < arrivals.bytes.len();
-        place.is_inside_reply = has_more || (was_inside && arrivals.told.is_empty());
-        place.due -= arrivals.told.len() as u32;
+        place.is_inside_reply = has_more || (was_inside && arrivals.results.is_empty());
+        place.due -= arrivals.results.len() as u32;
         if place.due == 0 {
             place.due_bytes = 0;
         }
         // The usual case: plain replies to plain commands pass as they are.
         let all_plain = arrivals.reason.is_none();
         if let (true, Some(Pending::Shared(front))) = (all_plain, self.pending.front_mut()) {
-            let count = arrivals.told.len() as u32;
+            let count = arrivals.results.len() as u32;
             if front.call.is_plain() && front.count >= count {
                 front.count -= count;
                 if front.count == 0 {
@@ -283,18 +283,18 @@ impl Connection {
             }
         }
         let mut at = 0;
-        for (number, told) in arrivals.told.iter().enumerate() {
+        for (number, results) in arrivals.results.iter().enumerate() {
             self.pass_encoded();
             let start = self.out.len();
-            match told {
-                Told::Reply { len } => {
+            match results {
+                CommandResult::Reply { len } => {
                     self.out.extend_from_slice(&arrivals.bytes[at..][..*len as usize]);
                     at += *len as usize;
                 }
-                Told::Lost { had_left } => {
+                CommandResult::Lost { had_left } => {
                     let reason = arrivals.reason.as_deref().unwrap_or("the Redis behind this proxy is gone");
                     let protocol = self.client.protocol;
-                    let refusal = link::refusal(reason, *had_left);
+                    let refusal = own_connection::refusal(reason, *had_left);
                     Reply::Error(refusal).render(&mut Encoder { out: &mut self.out, protocol });
                 }
             }

@@ -4,7 +4,7 @@
 
 use super::upstream::Upstream;
 use crate::resp::encode;
-use crate::resp::replies::{Outcome, ReplyScanner};
+use crate::resp::replies::{ReplyScanner, ScannedReply};
 use bytes::Bytes;
 use redfence_core::reply::{Refusal, Reply};
 use redis_protocol::resp2::decode;
@@ -29,20 +29,20 @@ pub async fn connect(address: &str) -> io::Result<TcpStream> {
 }
 
 #[derive(Debug)]
-pub struct Caller {
+pub struct UpstreamClient {
     stream: TcpStream,
     received: Vec<u8>,
     db: u32,
 }
 
-impl Caller {
-    pub async fn open(upstream: &Upstream) -> io::Result<Caller> {
+impl UpstreamClient {
+    pub async fn open(upstream: &Upstream) -> io::Result<UpstreamClient> {
         let stream = connect(&upstream.address).await?;
-        let mut caller = Caller { stream, received: Vec::new(), db: 0 };
+        let mut client = UpstreamClient { stream, received: Vec::new(), db: 0 };
         if let Some(auth) = upstream.auth_words() {
-            caller.call_ok(&auth).await?;
+            client.call_ok(&auth).await?;
         }
-        Ok(caller)
+        Ok(client)
     }
 
     pub async fn select(&mut self, db: u32) -> io::Result<()> {
@@ -53,7 +53,7 @@ impl Caller {
         Ok(())
     }
 
-    /// One command and its reply. Not safe to drop half-way: the caller must then be thrown away.
+    /// One command and its reply. Not safe to drop half-way: the client must then be thrown away.
     pub async fn call(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
         let mut command = Vec::new();
         encode::command(&mut command, words);
@@ -65,8 +65,8 @@ impl Caller {
                 scanner.scan(&self.received[scanned..]).map_err(|_| invalid("it does not speak RESP"))?;
             scanned += taken;
             match outcome {
-                Some(Outcome::Reply { .. }) => break,
-                Some(Outcome::Push) => return Err(invalid("an unexpected push")),
+                Some(ScannedReply::Reply { .. }) => break,
+                Some(ScannedReply::Push) => return Err(invalid("an unexpected push")),
                 None => {}
             }
             if scanned > REPLY_BYTES_MAX {

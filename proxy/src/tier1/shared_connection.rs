@@ -2,15 +2,15 @@
 //!
 //! The kernel's work for a write and a read is most of what a passing command costs, here and in that Redis. Commands of clients that
 //! come at the same moment therefore leave in one write, and their answers come back in one read. Only commands go this way that
-//! answer at once and leave no trace on the connection ([`crate::server::routing::keys::may_share`]); the rest has [`super::link`].
+//! answer at once and leave no trace on the connection ([`crate::server::routing::keys::may_share`]); the rest has [`super::own_connection`].
 //!
 //! Two tasks: one writes what has gathered, one reads and hands out. When either fails all unanswered commands are told so, and the next
-//! command opens a new trunk.
+//! command opens a new shared connection.
 
-use super::seat::{Seat, TAKE_WITHIN};
+use super::reply_slot::{ReplySlot, TAKE_WITHIN};
 use super::upstream::Upstream;
 use crate::resp::encode::{self, Protocol};
-use crate::resp::replies::{Outcome, ReplyScanner};
+use crate::resp::replies::{ReplyScanner, ScannedReply};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io;
@@ -26,16 +26,16 @@ const RECEIVED_BYTES: usize = 64 * 1024;
 const KEPT_BYTES_MAX: usize = 256 * 1024;
 
 #[derive(Debug, Default)]
-pub struct Trunk {
-    queue: Mutex<Queue>,
+pub struct SharedConnection {
+    queue: Mutex<CommandQueue>,
     /// There is something to send.
     work: Notify,
 }
 
 /// Commands of one client that went out together.
 #[derive(Debug)]
-struct Batch {
-    seat: Arc<Seat>,
+struct SentBatch {
+    slot: Arc<ReplySlot>,
     /// Answers still to come.
     due: u32,
     /// Where its first byte stands among all bytes ever queued.
@@ -44,28 +44,28 @@ struct Batch {
 
 /// No limit of its own: a client has at most so many bytes under way (`server::sharing`).
 #[derive(Debug, Default)]
-struct Queue {
+struct CommandQueue {
     unsent: Vec<u8>,
     queued: u64,
     /// Bytes that have left, or are about to.
     sent: u64,
-    batches: VecDeque<Batch>,
+    batches: VecDeque<SentBatch>,
     stream: Option<Arc<OwnedWriteHalf>>,
     /// Bytes are out of the queue and not in the socket yet.
     is_writing: bool,
     is_down: bool,
 }
 
-/// The trunk is gone; nothing was queued.
+/// The shared connection is gone; nothing was queued.
 #[derive(Debug)]
-pub struct IsDown;
+pub struct ConnectionDown;
 
-impl Trunk {
+impl SharedConnection {
     #[must_use]
-    pub fn open(upstream: &Arc<Upstream>, protocol: Protocol) -> Arc<Trunk> {
-        let trunk = Arc::new(Trunk::default());
-        tokio::spawn(run(Arc::clone(&trunk), Arc::clone(upstream), protocol));
-        trunk
+    pub fn open(upstream: &Arc<Upstream>, protocol: Protocol) -> Arc<SharedConnection> {
+        let connection = Arc::new(SharedConnection::default());
+        tokio::spawn(run(Arc::clone(&connection), Arc::clone(upstream), protocol));
+        connection
     }
 
     #[must_use]
@@ -73,20 +73,20 @@ impl Trunk {
         self.queue().is_down
     }
 
-    fn queue(&self) -> MutexGuard<'_, Queue> {
+    fn queue(&self) -> MutexGuard<'_, CommandQueue> {
         self.queue.lock().expect("no one panics with it")
     }
 
-    /// Queues whole commands. Their answers come to `seat`, in order.
-    pub fn send(&self, seat: &Arc<Seat>, frames: &[u8], commands: u32) -> Result<(), IsDown> {
+    /// Queues whole commands. Their answers come to `slot`, in order.
+    pub fn send(&self, slot: &Arc<ReplySlot>, frames: &[u8], commands: u32) -> Result<(), ConnectionDown> {
         let mut queue = self.queue();
         if queue.is_down {
-            return Err(IsDown);
+            return Err(ConnectionDown);
         }
         let begin = queue.queued;
         let alone = queue.batches.is_empty() && queue.unsent.is_empty() && !queue.is_writing;
         queue.queued += frames.len() as u64;
-        queue.batches.push_back(Batch { seat: Arc::clone(seat), due: commands, begin });
+        queue.batches.push_back(SentBatch { slot: Arc::clone(slot), due: commands, begin });
         let mut written = 0;
         if let (true, Some(stream)) = (alone, &queue.stream) {
             // Nobody to share with: no need to wake the task for it. What fails here will fail there too.
@@ -125,7 +125,7 @@ impl Trunk {
     }
 
     /// Tells everybody whose commands are unanswered.
-    fn go_down(&self, front: Option<Batch>, is_inside_reply: bool, reason: &str) {
+    fn go_down(&self, front: Option<SentBatch>, is_inside_reply: bool, reason: &str) {
         let reason: Arc<str> = reason.into();
         // Under the lock: nobody may send elsewhere before it is told of what is lost here.
         let mut queue = self.queue();
@@ -135,7 +135,7 @@ impl Trunk {
         let sent = queue.sent;
         let mut mid_reply = is_inside_reply;
         for batch in front.into_iter().chain(queue.batches.drain(..)) {
-            batch.seat.lose(batch.due, batch.begin < sent, &reason, std::mem::take(&mut mid_reply));
+            batch.slot.lose(batch.due, batch.begin < sent, &reason, std::mem::take(&mut mid_reply));
         }
     }
 }
@@ -151,23 +151,23 @@ async fn write_all(stream: &OwnedWriteHalf, mut bytes: &[u8]) -> io::Result<()> 
     Ok(())
 }
 
-async fn run(trunk: Arc<Trunk>, upstream: Arc<Upstream>, protocol: Protocol) {
-    let mut reader = Reader::default();
+async fn run(connection: Arc<SharedConnection>, upstream: Arc<Upstream>, protocol: Protocol) {
+    let mut reader = ReplyReader::default();
     let error = match greet(&upstream, protocol).await {
         Err(error) => error,
         Ok((mut reading, writing)) => {
             let writing = Arc::new(writing);
-            trunk.queue().stream = Some(Arc::clone(&writing));
-            trunk.work.notify_one();
+            connection.queue().stream = Some(Arc::clone(&writing));
+            connection.work.notify_one();
             let writer = {
-                let trunk = Arc::clone(&trunk);
-                tokio::spawn(async move { trunk.write(&writing).await.map(|never| match never {}) })
+                let connection = Arc::clone(&connection);
+                tokio::spawn(async move { connection.write(&writing).await.map(|never| match never {}) })
             };
             let abort = writer.abort_handle();
             let outcome = tokio::select! {
                 // The reader first: it knows better why.
                 biased;
-                outcome = reader.read(&trunk, &mut reading) => outcome.map(|never| match never {}),
+                outcome = reader.read(&connection, &mut reading) => outcome.map(|never| match never {}),
                 outcome = writer => outcome.unwrap_or_else(|_| Err(io::Error::other("the task that writes ended"))),
             };
             abort.abort();
@@ -178,12 +178,12 @@ async fn run(trunk: Arc<Trunk>, upstream: Arc<Upstream>, protocol: Protocol) {
         }
     };
     let reason = format!("the Redis behind this proxy at {}: {error}", upstream.address);
-    trunk.go_down(reader.front.take(), reader.passed_piece, &reason);
+    connection.go_down(reader.front.take(), reader.passed_piece, &reason);
 }
 
 /// Connects and says who we are.
 async fn greet(upstream: &Upstream, protocol: Protocol) -> io::Result<(OwnedReadHalf, OwnedWriteHalf)> {
-    let (mut reading, writing) = super::caller::connect(&upstream.address).await?.into_split();
+    let (mut reading, writing) = super::client::connect(&upstream.address).await?.into_split();
     let mut greeting = Vec::new();
     let mut due = 0;
     if let Some(auth) = upstream.auth_words() {
@@ -197,17 +197,17 @@ async fn greet(upstream: &Upstream, protocol: Protocol) -> io::Result<(OwnedRead
     write_all(&writing, &greeting).await?;
     let mut scanner = ReplyScanner::default();
     let mut byte = [0];
-    // Byte by byte, once in a trunk's life: nothing behind the last reply may be taken.
+    // Byte by byte, once in a shared connection's life: nothing behind the last reply may be taken.
     while due > 0 {
         if reading.read(&mut byte).await? == 0 {
             return Err(closed());
         }
         match scanner.scan(&byte).map_err(|_| not_resp())?.1 {
-            Some(Outcome::Reply { is_error: true }) => {
+            Some(ScannedReply::Reply { is_error: true }) => {
                 return Err(io::Error::other("it did not take our greeting (password or protocol)"));
             }
-            Some(Outcome::Reply { is_error: false }) => due -= 1,
-            Some(Outcome::Push) | None => {}
+            Some(ScannedReply::Reply { is_error: false }) => due -= 1,
+            Some(ScannedReply::Push) | None => {}
         }
     }
     Ok((reading, writing))
@@ -222,10 +222,10 @@ fn not_resp() -> io::Error {
 }
 
 #[derive(Debug, Default)]
-struct Reader {
+struct ReplyReader {
     scanner: ReplyScanner,
     /// Whose answers come now.
-    front: Option<Batch>,
+    front: Option<SentBatch>,
     /// Part of the reply under way has gone to its client.
     passed_piece: bool,
     /// Bytes at the front of the buffer: of a reply that has not come whole.
@@ -234,23 +234,28 @@ struct Reader {
     take_by: Option<Instant>,
 }
 
-impl Reader {
+impl ReplyReader {
     async fn read(
         &mut self,
-        trunk: &Trunk,
+        connection: &SharedConnection,
         stream: &mut OwnedReadHalf,
     ) -> io::Result<std::convert::Infallible> {
         let mut buffer = vec![0; RECEIVED_BYTES];
         loop {
             match stream.read(&mut buffer[self.kept..]).await? {
                 0 => return Err(closed()),
-                count => self.hand_out(trunk, &mut buffer, self.kept + count).await?,
+                count => self.hand_out(connection, &mut buffer, self.kept + count).await?,
             }
         }
     }
 
     /// Hands whole replies to those who wait for them, and keeps what is not whole.
-    async fn hand_out(&mut self, trunk: &Trunk, buffer: &mut [u8], filled: usize) -> io::Result<()> {
+    async fn hand_out(
+        &mut self,
+        connection: &SharedConnection,
+        buffer: &mut [u8],
+        filled: usize,
+    ) -> io::Result<()> {
         let mut lens = SmallVec::<[u32; 64]>::new();
         // Where the replies for the front batch begin; where the reply under way does; how far it was looked at.
         let (mut from, mut begin, mut at) = (0, 0, self.kept);
@@ -260,11 +265,13 @@ impl Reader {
             at += taken;
             match outcome {
                 None => break,
-                Some(Outcome::Push) => return Err(io::Error::other("it pushed something nobody asked for")),
-                Some(Outcome::Reply { .. }) => {}
+                Some(ScannedReply::Push) => {
+                    return Err(io::Error::other("it pushed something nobody asked for"))
+                }
+                Some(ScannedReply::Reply { .. }) => {}
             }
             if self.front.is_none() {
-                self.front = trunk.queue().batches.pop_front();
+                self.front = connection.queue().batches.pop_front();
             }
             let front =
                 self.front.as_mut().ok_or_else(|| io::Error::other("it said something nobody asked for"))?;
@@ -273,13 +280,13 @@ impl Reader {
             self.passed_piece = false;
             front.due -= 1;
             if front.due == 0 {
-                let full = front.seat.deliver(&buffer[from..at], &lens);
+                let full = front.slot.deliver(&buffer[from..at], &lens);
                 self.end_batch(full).await;
                 lens.clear();
                 from = at;
             }
         }
-        self.keep_rest(trunk, buffer, from, begin, filled, &lens).await
+        self.keep_rest(connection, buffer, from, begin, filled, &lens).await
     }
 
     async fn end_batch(&mut self, is_full: bool) {
@@ -292,14 +299,14 @@ impl Reader {
     async fn await_room(&mut self, is_full: bool) {
         if let (true, Some(front)) = (is_full, &self.front) {
             let deadline = *self.take_by.get_or_insert_with(|| Instant::now() + TAKE_WITHIN);
-            front.seat.room(deadline).await;
+            front.slot.room(deadline).await;
         }
     }
 
     /// The front batch has more to come: what is whole of it goes to its client now.
     async fn keep_rest(
         &mut self,
-        trunk: &Trunk,
+        connection: &SharedConnection,
         buffer: &mut [u8],
         from: usize,
         begin: usize,
@@ -308,16 +315,16 @@ impl Reader {
     ) -> io::Result<()> {
         let mut is_full = false;
         if let (Some(front), false) = (&self.front, lens.is_empty()) {
-            is_full = front.seat.deliver(&buffer[from..begin], lens);
+            is_full = front.slot.deliver(&buffer[from..begin], lens);
         }
         let rest = filled - begin;
         if rest == buffer.len() || (rest > 0 && self.passed_piece) {
             if self.front.is_none() {
-                self.front = trunk.queue().batches.pop_front();
+                self.front = connection.queue().batches.pop_front();
             }
             let front =
                 self.front.as_ref().ok_or_else(|| io::Error::other("it said something nobody asked for"))?;
-            is_full |= front.seat.deliver_piece(&buffer[begin..filled]);
+            is_full |= front.slot.deliver_piece(&buffer[begin..filled]);
             self.passed_piece = true;
         } else if rest > 0 {
             buffer.copy_within(begin..filled, 0);

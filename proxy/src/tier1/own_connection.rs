@@ -1,11 +1,11 @@
 //! One client's own connection to the Redis behind the proxy. Commands go out as they came, replies come back byte for byte.
 //!
 //! Opened when first needed. Some commands are ours (the greeting, `SELECT`, a change of protocol): their replies are swallowed,
-//! and an error among them ends the link. Driven by `connection`, which decides when a reply may go to the client.
+//! and an error among them ends the connection. Driven by `connection`, which decides when a reply may go to the client.
 
 use super::upstream::Upstream;
 use crate::resp::encode::{self, Protocol};
-use crate::resp::replies::{Outcome, ReplyScanner};
+use crate::resp::replies::{ReplyScanner, ScannedReply};
 use redfence_core::reply::Refusal;
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ thread_local! {
 
 /// Whose reply comes next.
 #[derive(Debug)]
-enum Expected {
+enum ExpectedReply {
     /// Ours: not shown to the client.
     Ours,
     /// The client's. The command had left us completely once `sent` reaches `end`.
@@ -38,21 +38,21 @@ enum Expected {
 
 type Connecting = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
 
-enum State {
+enum SocketState {
     Connecting(Connecting),
     Open(TcpStream),
 }
 
-pub struct Link {
+pub struct OwnConnection {
     upstream: Arc<Upstream>,
-    state: State,
+    state: SocketState,
     unsent: Vec<u8>,
     /// How much of `unsent` is gone already.
     unsent_at: usize,
     /// Bytes ever queued, and ever sent.
     queued: u64,
     sent: u64,
-    expected: VecDeque<Expected>,
+    expected: VecDeque<ExpectedReply>,
     received: Vec<u8>,
     received_at: usize,
     scanner: ReplyScanner,
@@ -61,15 +61,15 @@ pub struct Link {
     swallowed: Vec<u8>,
 }
 
-impl std::fmt::Debug for Link {
+impl std::fmt::Debug for OwnConnection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Link").field("queued", &self.queued).field("sent", &self.sent).finish_non_exhaustive()
     }
 }
 
-/// The link is of no use any more.
+/// The connection is of no use any more.
 #[derive(Debug)]
-pub struct Down {
+pub struct ConnectionLost {
     pub reason: String,
     /// For each of the client's commands without an answer: whether it had left us.
     pub unanswered: Vec<bool>,
@@ -79,22 +79,22 @@ pub struct Down {
 
 /// What `poll_reply` brought.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Arrived {
+pub enum ReplyPart {
     /// A whole reply of the client's.
     Reply { is_error: bool },
     /// A part of a reply, or a push; more may follow.
     Bytes,
 }
 
-impl Link {
+impl OwnConnection {
     /// Begins to connect, and queues the greeting.
     #[must_use]
-    pub fn open(upstream: &Arc<Upstream>, protocol: Protocol, db: u32) -> Link {
+    pub fn open(upstream: &Arc<Upstream>, protocol: Protocol, db: u32) -> OwnConnection {
         let address = upstream.address.clone();
-        let connecting = Box::pin(async move { super::caller::connect(&address).await });
-        let mut link = Link {
+        let connecting = Box::pin(async move { super::client::connect(&address).await });
+        let mut connection = OwnConnection {
             upstream: Arc::clone(upstream),
-            state: State::Connecting(connecting),
+            state: SocketState::Connecting(connecting),
             unsent: Vec::new(),
             unsent_at: 0,
             queued: 0,
@@ -107,15 +107,15 @@ impl Link {
             swallowed: Vec::new(),
         };
         if let Some(auth) = upstream.auth_words() {
-            link.send_ours(&auth);
+            connection.send_ours(&auth);
         }
         if protocol == Protocol::Resp3 {
-            link.send_ours(&["HELLO", "3"]);
+            connection.send_ours(&["HELLO", "3"]);
         }
         if db != 0 {
-            link.send_ours(&["SELECT", &db.to_string()]);
+            connection.send_ours(&["SELECT", &db.to_string()]);
         }
-        link
+        connection
     }
 
     /// A command of our own, whose reply is not shown.
@@ -124,13 +124,13 @@ impl Link {
         let before = self.unsent.len();
         encode::command(&mut self.unsent, words);
         self.queued += (self.unsent.len() - before) as u64;
-        self.expected.push_back(Expected::Ours);
+        self.expected.push_back(ExpectedReply::Ours);
     }
 
     /// A command of the client's, whole.
     pub fn send(&mut self, frame: &[u8]) {
         self.queue(frame);
-        self.expected.push_back(Expected::Client { end: self.queued });
+        self.expected.push_back(ExpectedReply::Client { end: self.queued });
     }
 
     /// A command of the client's, put together from words.
@@ -139,13 +139,13 @@ impl Link {
         let before = self.unsent.len();
         encode::command(&mut self.unsent, words);
         self.queued += (self.unsent.len() - before) as u64;
-        self.expected.push_back(Expected::Client { end: self.queued });
+        self.expected.push_back(ExpectedReply::Client { end: self.queued });
     }
 
     /// The first piece of a command of the client's that comes in pieces.
     pub fn begin_stream(&mut self, piece: &[u8]) {
         self.queue(piece);
-        self.expected.push_back(Expected::Client { end: u64::MAX });
+        self.expected.push_back(ExpectedReply::Client { end: u64::MAX });
     }
 
     pub fn stream(&mut self, piece: &[u8]) {
@@ -153,7 +153,7 @@ impl Link {
     }
 
     pub fn end_stream(&mut self) {
-        if let Some(Expected::Client { end }) = self.expected.back_mut() {
+        if let Some(ExpectedReply::Client { end }) = self.expected.back_mut() {
             *end = self.queued;
         }
     }
@@ -192,18 +192,18 @@ impl Link {
     }
 
     /// Sends what can be sent now. `Ok(true)` where something went out.
-    pub fn poll_send(&mut self, context: &mut Context<'_>) -> Result<bool, Down> {
+    pub fn poll_send(&mut self, context: &mut Context<'_>) -> Result<bool, ConnectionLost> {
         let mut moved = false;
-        if let State::Connecting(connecting) = &mut self.state {
+        if let SocketState::Connecting(connecting) = &mut self.state {
             match connecting.as_mut().poll(context) {
                 Poll::Pending => return Ok(false),
-                Poll::Ready(Ok(stream)) => self.state = State::Open(stream),
+                Poll::Ready(Ok(stream)) => self.state = SocketState::Open(stream),
                 Poll::Ready(Err(error)) => return Err(self.down(error.to_string())),
             }
             moved = true;
         }
         while self.unsent_at < self.unsent.len() {
-            let State::Open(stream) = &self.state else { return Ok(moved) };
+            let SocketState::Open(stream) = &self.state else { return Ok(moved) };
             match stream.try_write(&self.unsent[self.unsent_at..]) {
                 Ok(count) => {
                     self.unsent_at += count;
@@ -232,7 +232,7 @@ impl Link {
         &mut self,
         context: &mut Context<'_>,
         out: &mut Vec<u8>,
-    ) -> Poll<Result<Arrived, Down>> {
+    ) -> Poll<Result<ReplyPart, ConnectionLost>> {
         loop {
             if self.received_at == self.received.len() {
                 ready!(self.poll_receive(context))?;
@@ -240,7 +240,7 @@ impl Link {
             let bytes = &self.received[self.received_at..];
             if !self.scanner.is_inside() {
                 self.passes =
-                    bytes[0] == b'>' || matches!(self.expected.front(), Some(Expected::Client { .. }));
+                    bytes[0] == b'>' || matches!(self.expected.front(), Some(ExpectedReply::Client { .. }));
                 self.swallowed.clear();
             }
             let Ok((taken, outcome)) = self.scanner.scan(bytes) else {
@@ -253,12 +253,14 @@ impl Link {
             }
             self.received_at += taken;
             match outcome {
-                None | Some(Outcome::Push) if self.passes => return Poll::Ready(Ok(Arrived::Bytes)),
-                None | Some(Outcome::Push) => {}
-                Some(Outcome::Reply { is_error }) => match self.expected.pop_front() {
-                    Some(Expected::Client { .. }) => return Poll::Ready(Ok(Arrived::Reply { is_error })),
-                    Some(Expected::Ours) if !is_error => {}
-                    Some(Expected::Ours) | None => {
+                None | Some(ScannedReply::Push) if self.passes => return Poll::Ready(Ok(ReplyPart::Bytes)),
+                None | Some(ScannedReply::Push) => {}
+                Some(ScannedReply::Reply { is_error }) => match self.expected.pop_front() {
+                    Some(ExpectedReply::Client { .. }) => {
+                        return Poll::Ready(Ok(ReplyPart::Reply { is_error }))
+                    }
+                    Some(ExpectedReply::Ours) if !is_error => {}
+                    Some(ExpectedReply::Ours) | None => {
                         let text = String::from_utf8_lossy(&self.swallowed).trim_end().to_string();
                         return Poll::Ready(Err(self.down(format!("it answered {text:?}"))));
                     }
@@ -267,12 +269,12 @@ impl Link {
         }
     }
 
-    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Down>> {
+    fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<Result<(), ConnectionLost>> {
         self.received.clear();
         self.received_at = 0;
-        // Nothing is kept for an idle link but a little room for small replies.
+        // Nothing is kept for an idle connection but a little room for small replies.
         self.received.shrink_to(KEPT_BYTES_MAX);
-        let State::Open(stream) = &mut self.state else { return Poll::Pending };
+        let SocketState::Open(stream) = &mut self.state else { return Poll::Pending };
         let received = &mut self.received;
         let outcome = SCRATCH.with_borrow_mut(|scratch| {
             let mut buffer = ReadBuf::new(scratch);
@@ -287,12 +289,12 @@ impl Link {
         }
     }
 
-    fn down(&self, reason: String) -> Down {
+    fn down(&self, reason: String) -> ConnectionLost {
         let unanswered = self.expected.iter().filter_map(|expected| match expected {
-            Expected::Ours => None,
-            Expected::Client { end } => Some(self.sent >= *end),
+            ExpectedReply::Ours => None,
+            ExpectedReply::Client { end } => Some(self.sent >= *end),
         });
-        Down {
+        ConnectionLost {
             unanswered: unanswered.collect(),
             mid_reply: self.is_inside_reply(),
             reason: format!("the Redis behind this proxy at {}: {reason}", self.upstream.address),
@@ -300,7 +302,7 @@ impl Link {
     }
 }
 
-/// What a client is told whose command was under way when the link went down.
+/// What a client is told whose command was under way when the connection went down.
 #[must_use]
 pub fn refusal(reason: &str, had_left: bool) -> Refusal {
     if had_left {

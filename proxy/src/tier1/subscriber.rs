@@ -4,11 +4,11 @@
 //! first of them. Lock events of Tier 1 come this way, and everything else clients publish there. When it breaks, those who listen to
 //! more than locks are disconnected, as that Redis would have done; subscriptions to locks go on and are made again.
 
-use super::caller;
+use super::client;
 use super::upstream::Upstream;
 use crate::events::{is_about_locks, Hub, Kind, Message};
 use crate::resp::encode;
-use crate::resp::replies::{Outcome, ReplyScanner};
+use crate::resp::replies::{ReplyScanner, ScannedReply};
 use bytes::Bytes;
 use redis_protocol::resp2::decode;
 use redis_protocol::resp2::types::OwnedFrame;
@@ -24,30 +24,30 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 /// A larger message ends the connection: nobody else's should wait for it.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
 
-type Confirm = oneshot::Sender<Result<(), String>>;
+type ConfirmSender = oneshot::Sender<Result<(), String>>;
 
-enum Order {
-    Subscribe { kind: Kind, names: Vec<Bytes>, confirm: Option<Confirm> },
+enum SubscriptionChange {
+    Subscribe { kind: Kind, names: Vec<Bytes>, confirm: Option<ConfirmSender> },
     Unsubscribe { kind: Kind, name: Bytes },
 }
 
 #[derive(Default)]
-struct State {
+struct SubscriberState {
     /// How many clients want each.
     wanted: BTreeMap<(u8, Bytes), usize>,
-    orders: VecDeque<Order>,
+    changes: VecDeque<SubscriptionChange>,
     connected: bool,
     reason: String,
 }
 
-pub struct Listener {
+pub struct UpstreamSubscriber {
     upstream: Arc<Upstream>,
     hub: Arc<Hub>,
-    state: Mutex<State>,
+    state: Mutex<SubscriberState>,
     changed: Notify,
 }
 
-impl std::fmt::Debug for Listener {
+impl std::fmt::Debug for UpstreamSubscriber {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Listener").finish_non_exhaustive()
     }
@@ -60,15 +60,16 @@ fn rank(kind: Kind) -> u8 {
     }
 }
 
-impl Listener {
+impl UpstreamSubscriber {
     #[must_use]
-    pub fn start(upstream: Arc<Upstream>, hub: Arc<Hub>) -> Arc<Listener> {
-        let listener = Arc::new(Listener { upstream, hub, state: Mutex::default(), changed: Notify::new() });
-        tokio::spawn(listen_for_ever(Arc::clone(&listener)));
-        listener
+    pub fn start(upstream: Arc<Upstream>, hub: Arc<Hub>) -> Arc<UpstreamSubscriber> {
+        let subscriber =
+            Arc::new(UpstreamSubscriber { upstream, hub, state: Mutex::default(), changed: Notify::new() });
+        tokio::spawn(run(Arc::clone(&subscriber)));
+        subscriber
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, SubscriberState> {
         self.state.lock().expect("the listener's state is whole")
     }
 
@@ -86,7 +87,11 @@ impl Listener {
             // The receiver is in our hands: sending cannot fail.
             let _ = confirm.send(answer);
         } else {
-            state.orders.push_back(Order::Subscribe { kind, names: names.to_vec(), confirm: Some(confirm) });
+            state.changes.push_back(SubscriptionChange::Subscribe {
+                kind,
+                names: names.to_vec(),
+                confirm: Some(confirm),
+            });
         }
         drop(state);
         self.changed.notify_one();
@@ -100,7 +105,7 @@ impl Listener {
         *count -= 1;
         if *count == 0 {
             state.wanted.remove(&key);
-            state.orders.push_back(Order::Unsubscribe { kind, name: name.clone() });
+            state.changes.push_back(SubscriptionChange::Unsubscribe { kind, name: name.clone() });
             drop(state);
             self.changed.notify_one();
         }
@@ -112,8 +117,8 @@ impl Listener {
         let was_connected = std::mem::take(&mut state.connected);
         state.reason = format!("the Redis behind this proxy at {}: {error}", self.upstream.address);
         let reason = state.reason.clone();
-        for order in std::mem::take(&mut state.orders) {
-            if let Order::Subscribe { names, confirm: Some(confirm), .. } = order {
+        for change in std::mem::take(&mut state.changes) {
+            if let SubscriptionChange::Subscribe { names, confirm: Some(confirm), .. } = change {
                 let about_locks = names.iter().all(|name| is_about_locks(name));
                 // The client may be gone: then nobody waits for it.
                 let _ = confirm.send(if about_locks { Ok(()) } else { Err(reason.clone()) });
@@ -125,18 +130,18 @@ impl Listener {
         }
     }
 
-    /// Everything wanted, as orders for a new connection.
-    fn all_wanted(&self) -> Vec<Order> {
+    /// Everything wanted, as changes for a new connection.
+    fn all_wanted(&self) -> Vec<SubscriptionChange> {
         let mut state = self.state();
-        let confirms: Vec<Option<Confirm>> = state
-            .orders
+        let confirms: Vec<Option<ConfirmSender>> = state
+            .changes
             .drain(..)
-            .filter_map(|order| match order {
-                Order::Subscribe { confirm, .. } => Some(confirm),
-                Order::Unsubscribe { .. } => None,
+            .filter_map(|change| match change {
+                SubscriptionChange::Subscribe { confirm, .. } => Some(confirm),
+                SubscriptionChange::Unsubscribe { .. } => None,
             })
             .collect();
-        let mut orders = Vec::new();
+        let mut changes = Vec::new();
         for kind in [Kind::Channel, Kind::Pattern] {
             let names: Vec<Bytes> = state
                 .wanted
@@ -145,48 +150,52 @@ impl Listener {
                 .map(|(_, name)| name.clone())
                 .collect();
             if !names.is_empty() {
-                orders.push(Order::Subscribe { kind, names, confirm: None });
+                changes.push(SubscriptionChange::Subscribe { kind, names, confirm: None });
             }
         }
         // Whoever was waiting is confirmed with the last of them: by then all are subscribed.
         for confirm in confirms.into_iter().flatten() {
-            orders.push(Order::Subscribe { kind: Kind::Channel, names: Vec::new(), confirm: Some(confirm) });
+            changes.push(SubscriptionChange::Subscribe {
+                kind: Kind::Channel,
+                names: Vec::new(),
+                confirm: Some(confirm),
+            });
         }
-        orders
+        changes
     }
 }
 
-async fn listen_for_ever(listener: Arc<Listener>) {
+async fn run(subscriber: Arc<UpstreamSubscriber>) {
     loop {
-        while listener.state().wanted.is_empty() {
-            listener.state().orders.clear();
-            listener.changed.notified().await;
+        while subscriber.state().wanted.is_empty() {
+            subscriber.state().changes.clear();
+            subscriber.changed.notified().await;
         }
-        let error = match listen(&listener).await {
+        let error = match serve_connection(&subscriber).await {
             Ok(()) => continue,
             Err(error) => error,
         };
-        listener.lose(&error);
+        subscriber.lose(&error);
         tokio::time::sleep(RETRY_AFTER).await;
     }
 }
 
 /// Serves one connection until it breaks, or until nobody wants anything any more.
-async fn listen(listener: &Listener) -> io::Result<()> {
-    let mut stream = caller::connect(&listener.upstream.address).await?;
+async fn serve_connection(subscriber: &UpstreamSubscriber) -> io::Result<()> {
+    let mut stream = client::connect(&subscriber.upstream.address).await?;
     let mut greeting = Vec::new();
     let mut greetings = 0;
-    if let Some(auth) = listener.upstream.auth_words() {
+    if let Some(auth) = subscriber.upstream.auth_words() {
         encode::command(&mut greeting, &auth);
         greetings = 1;
     }
     stream.write_all(&greeting).await?;
     {
-        let mut state = listener.state();
+        let mut state = subscriber.state();
         state.connected = true;
         state.reason.clear();
     }
-    let mut session = Session {
+    let mut connection = SubscriberConnection {
         stream,
         received: Vec::new(),
         scanned: 0,
@@ -194,50 +203,50 @@ async fn listen(listener: &Listener) -> io::Result<()> {
         awaiting: VecDeque::new(),
         greetings,
     };
-    session.carry_out(listener.all_wanted()).await?;
+    connection.carry_out(subscriber.all_wanted()).await?;
     loop {
         tokio::select! {
-            () = listener.changed.notified() => {
-                let orders: Vec<Order> = listener.state().orders.drain(..).collect();
-                session.carry_out(orders).await?;
-                if listener.state().wanted.is_empty() {
-                    listener.state().connected = false;
+            () = subscriber.changed.notified() => {
+                let changes: Vec<SubscriptionChange> = subscriber.state().changes.drain(..).collect();
+                connection.carry_out(changes).await?;
+                if subscriber.state().wanted.is_empty() {
+                    subscriber.state().connected = false;
                     return Ok(());
                 }
             }
-            received = session.receive() => {
+            received = connection.receive() => {
                 received?;
-                session.hand_out(&listener.hub)?;
+                connection.hand_out(&subscriber.hub)?;
             }
         }
     }
 }
 
-struct Session {
+struct SubscriberConnection {
     stream: TcpStream,
     received: Vec<u8>,
     scanned: usize,
     scanner: ReplyScanner,
     /// Confirmations still to come, and whom they are for.
-    awaiting: VecDeque<(usize, Option<Confirm>)>,
+    awaiting: VecDeque<(usize, Option<ConfirmSender>)>,
     /// Replies of our own greeting still to come.
     greetings: usize,
 }
 
-impl Session {
-    async fn carry_out(&mut self, orders: Vec<Order>) -> io::Result<()> {
+impl SubscriberConnection {
+    async fn carry_out(&mut self, changes: Vec<SubscriptionChange>) -> io::Result<()> {
         let mut bytes = Vec::new();
-        for order in orders {
-            let (verb, names): (&[u8], Vec<Bytes>) = match order {
-                Order::Subscribe { names, confirm, .. } if names.is_empty() => {
+        for change in changes {
+            let (verb, names): (&[u8], Vec<Bytes>) = match change {
+                SubscriptionChange::Subscribe { names, confirm, .. } if names.is_empty() => {
                     self.awaiting.push_back((0, confirm));
                     continue;
                 }
-                Order::Subscribe { kind, names, confirm } => {
+                SubscriptionChange::Subscribe { kind, names, confirm } => {
                     self.awaiting.push_back((names.len(), confirm));
                     (if kind == Kind::Channel { b"SUBSCRIBE" } else { b"PSUBSCRIBE" }, names)
                 }
-                Order::Unsubscribe { kind, name } => {
+                SubscriptionChange::Unsubscribe { kind, name } => {
                     (if kind == Kind::Channel { b"UNSUBSCRIBE" } else { b"PUNSUBSCRIBE" }, vec![name])
                 }
             };
@@ -266,7 +275,7 @@ impl Session {
             let scan = self.scanner.scan(&self.received[self.scanned..]);
             let (taken, outcome) = scan.map_err(|_| io::Error::other("it does not speak RESP"))?;
             self.scanned += taken;
-            let Some(Outcome::Reply { is_error }) = outcome else { break };
+            let Some(ScannedReply::Reply { is_error }) = outcome else { break };
             let frame = &self.received[start..self.scanned];
             if self.greetings > 0 {
                 self.greetings -= 1;
@@ -323,7 +332,7 @@ impl Session {
     }
 }
 
-impl Drop for Session {
+impl Drop for SubscriberConnection {
     fn drop(&mut self) {
         for (_, confirm) in self.awaiting.drain(..) {
             if let Some(confirm) = confirm {
