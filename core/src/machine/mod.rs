@@ -26,6 +26,7 @@
 //! - A session that waits for a lock of its own is not a circle: another thread of the same client may release it.
 
 mod apply;
+mod cost;
 mod keys;
 mod limits;
 mod locks;

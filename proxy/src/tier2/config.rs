@@ -21,6 +21,10 @@ pub struct Config {
     pub waits_max: usize,
     /// Reads without an answer. One more is `UNAVAILABLE`.
     pub reads_max: usize,
+    /// A client's command that is expected to cost more than this is heavy, and waits while so much heavy work of this node's clients
+    /// is in the log or on the way there, and not applied here: see `heavy.rs`.
+    pub heavy_from_us: u64,
+    pub heavy_under_way_us_max: u64,
     /// Commands the leader holds ready for its next entry. What followers send beyond it is dropped; they send again.
     pub staged_commands_max: usize,
     pub staged_bytes_max: usize,
@@ -96,6 +100,8 @@ impl Config {
             pending_bytes_max: 64 << 20,
             waits_max: 200_000,
             reads_max: 32_768,
+            heavy_from_us: 32,
+            heavy_under_way_us_max: 5_000,
             staged_commands_max: 65_536,
             staged_bytes_max: 32 << 20,
             entry_commands_max: 4_096,

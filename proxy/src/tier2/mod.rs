@@ -3,7 +3,8 @@
 //! # Layout
 //!
 //! - [`node`]: the sans-I/O node: its state, the order of a turn, the steps of a Raft Ready, apply, leader tasks, shutdown
-//! - `requests/`: the way of a request into the log (pending table, staging, batching), and of a read past it
+//! - `requests/`: the way of a request into the log (pending table, staging, batching), and of a read past it;
+//!   heavy commands wait before they get a number
 //! - `scripts/`: scripts, run by the leader; their effects enter the log
 //! - `cluster/`: membership; `snapshot/`: making, sending and receiving snapshots
 //! - [`handle`]: what the rest of the proxy sees, its bounded queue into the node's thread, and the deadlines of requests

@@ -13,6 +13,12 @@ pub fn queue_full() -> Reply {
     error("UNAVAILABLE this node has too many requests under way; nothing was done; retry later")
 }
 
+/// It waited behind other clients' expensive commands and never left this node.
+#[must_use]
+pub fn heavy_waited() -> Reply {
+    error("UNAVAILABLE other large commands took the time until the deadline; nothing was done; retry later, or with fewer keys")
+}
+
 /// Refused where it enters, so that no entry and no frame is ever too large.
 #[must_use]
 pub fn too_large(bytes: usize) -> Reply {

@@ -50,6 +50,11 @@ impl Machine {
         self.key_slot(None, db, key).is_some()
     }
 
+    /// Elements of the value at a key; 0 where there is none.
+    pub(crate) fn elements_at(&self, db: Db, key: &[u8]) -> usize {
+        self.key_slot(None, db, key).map_or(0, |slot| self.key_view(slot).elements())
+    }
+
     pub(crate) fn key_view(&self, slot: u32) -> View<'_> {
         match self.values.get(&slot) {
             Some(value) => value.view(),

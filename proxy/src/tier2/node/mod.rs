@@ -30,6 +30,7 @@ use crate::tier2::node::shutdown::Stopping;
 use crate::tier2::node::stamps::LogicalClock;
 use crate::tier2::node::telling::Telling;
 use crate::tier2::requests::batching::Pace;
+use crate::tier2::requests::heavy::HeavyQueue;
 use crate::tier2::requests::pending::Pending;
 use crate::tier2::requests::reads::Reads;
 use crate::tier2::requests::staging::Stage;
@@ -69,6 +70,7 @@ pub struct Node {
     pub(super) stamp_applied_at_ms: u64,
     pub(super) membership: Membership,
     pub(super) pending: Pending,
+    pub(super) heavy: HeavyQueue,
     /// The machine knows this start of the node: its commands are taken.
     pub(super) origin_live: bool,
     pub(super) origin_start_due_ms: u64,
@@ -142,6 +144,7 @@ impl Node {
             stamp_applied_at_ms: 0,
             membership,
             pending: Pending::new(origin),
+            heavy: HeavyQueue::default(),
             origin_live: false,
             origin_start_due_ms: 0,
             reads: Reads::default(),
@@ -418,6 +421,7 @@ impl Node {
         let now_ms = self.now.monotonic_ms();
         if self.raw.has_ready()
             || !self.to_apply.is_empty()
+            || self.may_admit_heavy()
             || self.reads.has_ready(self.applied)
             || self.reads.has_walks()
             || self.snapshots.wants_turn(&self.config)

@@ -28,6 +28,7 @@ impl Node {
 
     pub(in crate::tier2) fn begin_shutdown(&mut self) {
         let since_ms = self.now.monotonic_ms();
+        self.give_up_heavy(u64::MAX, refusals::stopping);
         self.stopping.get_or_insert(Stopping {
             since_ms,
             gone_due_ms: 0,

@@ -1,6 +1,7 @@
 //! Requests of this node's clients, and of followers' clients at the leader, on their way into the log.
 
 pub(super) mod batching;
+pub(super) mod heavy;
 pub(super) mod pending;
 pub(super) mod reads;
 pub(super) mod staging;
@@ -44,7 +45,7 @@ impl Node {
             Some(refusal) => self.out.replies.push((submit.ticket, refusal)),
             None => {
                 self.renew_outside_log(&submit.blob);
-                self.pending.submit(submit, self.now.monotonic_ms());
+                self.take_in(submit);
             }
         }
     }
@@ -80,12 +81,19 @@ impl Node {
 
     pub(super) fn on_cancel(&mut self, ticket: Ticket) {
         self.telling.cancel(ticket);
+        if self.call_off_heavy(ticket) {
+            return;
+        }
         if let Some(seq) = self.pending.cancel(ticket) {
             self.cancel_in_log(seq);
         }
     }
 
     pub(super) fn on_withdraw(&mut self, ticket: Ticket) {
+        if self.call_off_heavy(ticket) {
+            self.out.replies.push((ticket, Reply::NilArray));
+            return;
+        }
         match self.pending.withdraw(ticket) {
             Withdrawn::NeverSent => self.out.replies.push((ticket, Reply::NilArray)),
             Withdrawn::CancelInLog(seq) => self.cancel_in_log(seq),
@@ -133,6 +141,8 @@ impl Node {
         for overdue in self.pending.overdue(now_ms) {
             self.give_up(&overdue);
         }
+        let has_leader = self.leader() != 0;
+        self.give_up_heavy(now_ms, if has_leader { refusals::heavy_waited } else { refusals::no_quorum });
         self.give_up_held_back(now_ms);
         for ticket in self.reads.overdue(now_ms) {
             self.out.replies.push((ticket, refusals::no_quorum()));
@@ -158,6 +168,7 @@ impl Node {
 
     /// Hands requests to whoever leads: to our own stage, or to the leader in one message or a few.
     pub(super) fn route_requests(&mut self) {
+        self.admit_heavy();
         if self.leader() == 0 || self.removed {
             return;
         }

@@ -26,6 +26,8 @@ struct Request {
     ticket: Option<Ticket>,
     connection: ConnectionId,
     blob: Bytes,
+    /// What it costs if it is a heavy one, 0 for all others: see `heavy.rs`.
+    heavy_us: u64,
     submitted_ms: u64,
     deadline_ms: u64,
     /// The deadline from the moment it stands in a queue of the machine. 0: it never does.
@@ -109,6 +111,8 @@ pub(in crate::tier2) struct Pending {
     next_seq: u64,
     unapplied: BTreeMap<u64, Request>,
     unapplied_bytes: usize,
+    /// What the heavy ones of `unapplied` cost together.
+    heavy_us: u64,
     /// The highest number handed to the current leader (or to our own stage). Higher ones leave next.
     handed: u64,
     resending: Resending,
@@ -126,6 +130,7 @@ impl Pending {
             next_seq: 1,
             unapplied: BTreeMap::new(),
             unapplied_bytes: 0,
+            heavy_us: 0,
             handed: 0,
             resending: Resending::default(),
             may_queue: BTreeSet::new(),
@@ -146,6 +151,11 @@ impl Pending {
         self.unapplied_bytes
     }
 
+    /// What the unapplied heavy commands cost together.
+    pub(in crate::tier2) fn heavy_us(&self) -> u64 {
+        self.heavy_us
+    }
+
     pub(in crate::tier2) fn placed_len(&self) -> usize {
         self.placed.len()
     }
@@ -157,6 +167,11 @@ impl Pending {
 
     /// A client's command.
     pub(in crate::tier2) fn submit(&mut self, submit: Submit, now_ms: u64) -> u64 {
+        self.submit_heavy(submit, 0, now_ms)
+    }
+
+    /// The same, of one that costs so much.
+    pub(in crate::tier2) fn submit_heavy(&mut self, submit: Submit, heavy_us: u64, now_ms: u64) -> u64 {
         let patience_ends_ms = now_ms.saturating_add(submit.patience_ms);
         let ends_ms = patience_ends_ms.saturating_add(submit.wait_ms);
         let (deadline_ms, queued_deadline_ms) = match submit.wait_ms {
@@ -164,36 +179,41 @@ impl Pending {
             WAIT_FOREVER => (patience_ends_ms, u64::MAX),
             _ => (ends_ms, ends_ms),
         };
-        self.add(Some(submit.ticket), submit.connection, submit.blob, now_ms, deadline_ms, queued_deadline_ms)
-    }
-
-    /// A command of the node itself. Given up at its deadline like any other.
-    pub(in crate::tier2) fn submit_own(&mut self, blob: Bytes, now_ms: u64, deadline_ms: u64) -> u64 {
-        self.add(None, 0, blob, now_ms, deadline_ms, 0)
-    }
-
-    fn add(
-        &mut self,
-        ticket: Option<Ticket>,
-        connection: ConnectionId,
-        blob: Bytes,
-        submitted_ms: u64,
-        deadline_ms: u64,
-        queued_deadline_ms: u64,
-    ) -> u64 {
-        let seq = self.next_seq;
-        self.next_seq += 1;
-        self.unapplied_bytes += blob.len();
-        let request = Request {
-            ticket,
+        let Submit { ticket, connection, blob, .. } = submit;
+        self.add(Request {
+            ticket: Some(ticket),
             connection,
             blob,
-            submitted_ms,
+            heavy_us,
+            submitted_ms: now_ms,
             deadline_ms,
             queued_deadline_ms,
             withdrawn: false,
             sent: false,
-        };
+        })
+    }
+
+    /// A command of the node itself. Given up at its deadline like any other.
+    pub(super) fn submit_own(&mut self, blob: Bytes, now_ms: u64, deadline_ms: u64) -> u64 {
+        self.add(Request {
+            ticket: None,
+            connection: 0,
+            blob,
+            heavy_us: 0,
+            submitted_ms: now_ms,
+            deadline_ms,
+            queued_deadline_ms: 0,
+            withdrawn: false,
+            sent: false,
+        })
+    }
+
+    fn add(&mut self, request: Request) -> u64 {
+        let seq = self.next_seq;
+        self.next_seq += 1;
+        self.unapplied_bytes += request.blob.len();
+        self.heavy_us += request.heavy_us;
+        let ticket = request.ticket;
         let may_queue = request.may_queue();
         self.unapplied.insert(seq, request);
         if may_queue {
@@ -209,6 +229,7 @@ impl Pending {
             self.may_queue.clear();
             for request in std::mem::take(&mut self.unapplied).into_values() {
                 self.unapplied_bytes -= request.blob.len();
+                self.heavy_us -= request.heavy_us;
                 self.add_again(request);
             }
         }
@@ -299,8 +320,7 @@ impl Pending {
 
     /// Under a new number.
     fn add_again(&mut self, request: Request) {
-        let Request { ticket, connection, blob, submitted_ms, deadline_ms, queued_deadline_ms, .. } = request;
-        self.add(ticket, connection, blob, submitted_ms, deadline_ms, queued_deadline_ms);
+        self.add(Request { withdrawn: false, sent: false, ..request });
     }
 
     /// The machine's answer, for whoever still waits for it.
@@ -353,6 +373,7 @@ impl Pending {
     fn remove_unapplied(&mut self, seq: u64) -> Option<Request> {
         let request = self.unapplied.remove(&seq)?;
         self.unapplied_bytes -= request.blob.len();
+        self.heavy_us -= request.heavy_us;
         if request.may_queue() {
             self.may_queue.remove(&seq);
         }

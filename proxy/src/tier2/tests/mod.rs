@@ -2,6 +2,7 @@
 
 mod basics;
 mod chaos;
+mod heavy;
 mod leaders;
 mod members;
 mod order;

@@ -16,6 +16,9 @@ pub(super) const ATTACKS: &[Attack] = &[
     attack(4, "searches_in_long_lists", long_lists),
     attack(4, "ranges_of_long_sorted_sets", sorted_sets),
     quick(4, "herd_of_blocked_pops", blocked_pops).may_be_cut(),
+    attack(4, "blocked_pops_of_many_keys_by_many_connections", crowd_of_blocked_pops).may_be_cut(),
+    attack(4, "msets_of_many_keys_by_many_connections", crowd_of_msets).may_be_cut(),
+    attack(4, "one_pipeline_of_large_msets", pipeline_of_msets),
     attack(4, "many_subscriptions", subscriptions).may_be_cut(),
     attack(4, "pops_and_random_members_with_huge_counts", huge_counts),
     attack(4, "many_keys_that_end_at_once", ends_at_once),
@@ -226,6 +229,55 @@ fn blocked_pops(attacker: &mut Attacker) {
     let mut words = words!["DEL"].to_vec();
     words.extend(keys.into_iter().map(String::into_bytes));
     attacker.ask(&words);
+}
+
+/// As many connections as send an expensive command each at one time.
+const CROWD: usize = 3_000;
+
+/// All are open before the first one sends; then nobody waits for anybody.
+fn crowd(attacker: &mut Attacker, command: impl Fn(&Attacker, usize) -> Vec<Vec<u8>>) {
+    let mut lines = Vec::new();
+    for number in 0..CROWD {
+        let Some(line) = attacker.open(number) else { break };
+        lines.push(line);
+    }
+    for (number, line) in lines.iter_mut().enumerate() {
+        line.send(&command(attacker, number));
+    }
+    for mut line in lines {
+        attacker.collect_all(&mut line);
+    }
+}
+
+fn crowd_of_blocked_pops(attacker: &mut Attacker) {
+    crowd(attacker, |attacker, number| {
+        let mut words = words!["BLPOP"].to_vec();
+        words.extend((0..200).map(|key| attacker.name(format!("{number}:{key}")).into_bytes()));
+        words.push(b"0.5".to_vec());
+        words
+    });
+}
+
+fn crowd_of_msets(attacker: &mut Attacker) {
+    // Few names, so that the nodes hold them and can go on to the next attack.
+    crowd(attacker, |attacker, number| mset(attacker, number % 50, 200));
+}
+
+fn pipeline_of_msets(attacker: &mut Attacker) {
+    let Some(mut line) = attacker.open(0) else { return };
+    let command = mset(attacker, 0, 500);
+    for _ in 0..3_000 {
+        line.send(&command);
+    }
+    attacker.collect_all(&mut line);
+}
+
+fn mset(attacker: &Attacker, block: usize, keys: usize) -> Vec<Vec<u8>> {
+    let mut words = words!["MSET"].to_vec();
+    for key in 0..keys {
+        words.extend(words![attacker.name(format!("{block}:{key}")), "v"]);
+    }
+    words
 }
 
 fn subscriptions(attacker: &mut Attacker) {
