@@ -4,7 +4,7 @@ use crate::admin;
 use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
-use crate::events::{spread, EventQueue, Hub, Tracker};
+use crate::events::{publish_feed, EventQueue, Hub, Tracker};
 use crate::server::client::registry::Registry;
 use crate::server::client::session_keepalive::SessionKeepalive;
 use crate::server::net::listener;
@@ -116,8 +116,8 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
     let subscriber =
         upstream.as_ref().map(|upstream| UpstreamSubscriber::start(Arc::clone(upstream), Arc::clone(&hub)));
     let tracker = Arc::new(Tracker::new(Arc::clone(&hub), Arc::clone(tier2.demand())));
-    if let Some(news) = tier2.take_news() {
-        tokio::spawn(spread(news, Arc::clone(&hub), Arc::clone(&tracker), events.clone()));
+    if let Some(news) = tier2.take_apply_feed() {
+        tokio::spawn(publish_feed(news, Arc::clone(&hub), Arc::clone(&tracker), events.clone()));
     }
     let flags = Founding {
         routing: Routing { routes: config.routes.clone(), default_tier: config.default_tier },

@@ -25,14 +25,14 @@ const PATTERN_BYTES_PER_NODE_MAX: usize = 4 * 1024 * 1024;
 
 /// A channel's name or a pattern over names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum SubscriptionKind {
     Channel,
     Pattern,
 }
 
 /// What a listener gets. `pattern` is set where a pattern brought it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
+pub struct PubSubMessage {
     pub pattern: Option<Bytes>,
     pub channel: Bytes,
     pub payload: Bytes,
@@ -40,8 +40,8 @@ pub struct Message {
 
 /// What comes out of an inbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Delivery {
-    Message(Message),
+pub enum SubscriberDelivery {
+    Message(PubSubMessage),
     /// A client that redirects to this one keeps a key that has changed; `None`: all of them.
     Invalidated(Option<Bytes>),
     /// Messages were missed: of the Redis behind the proxy (the connection to it broke), or of this node's own apply.
@@ -50,33 +50,33 @@ pub enum Delivery {
 
 /// One listener's own end: messages come out of it.
 #[derive(Debug)]
-pub struct Inbox {
-    receiver: mpsc::Receiver<Parcel>,
-    listener: Listener,
+pub struct SubscriberInbox {
+    receiver: mpsc::Receiver<QueuedDelivery>,
+    listener: Subscriber,
 }
 
 /// A delivery on its way.
 #[derive(Debug)]
-struct Parcel {
-    delivery: Delivery,
+struct QueuedDelivery {
+    delivery: SubscriberDelivery,
     bytes: usize,
     /// Its part of the bytes that all its receivers share.
     share: usize,
 }
 
-impl Inbox {
+impl SubscriberInbox {
     /// An inbox with no subscriptions yet. A client has one at most.
     #[must_use]
-    pub fn open(account: Arc<Account>) -> Inbox {
+    pub fn open(account: Arc<Account>) -> SubscriberInbox {
         let (sender, receiver) = mpsc::channel(INBOX_MESSAGES_MAX);
-        let listener = Listener {
+        let listener = Subscriber {
             client: account.client,
             sender,
             overflowed: Arc::default(),
             bytes: Arc::default(),
             account,
         };
-        Inbox { receiver, listener }
+        SubscriberInbox { receiver, listener }
     }
 
     /// Whether something was lost because nobody read.
@@ -85,9 +85,9 @@ impl Inbox {
         self.listener.overflowed.load(Ordering::Relaxed)
     }
 
-    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Delivery>> {
-        self.receiver.poll_recv(context).map(|parcel| {
-            let Parcel { delivery, bytes, share } = parcel?;
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<SubscriberDelivery>> {
+        self.receiver.poll_recv(context).map(|queued| {
+            let QueuedDelivery { delivery, bytes, share } = queued?;
             self.listener.bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.listener.account.take_message(share);
             Some(delivery)
@@ -96,9 +96,9 @@ impl Inbox {
 }
 
 #[derive(Clone, Debug)]
-struct Listener {
+struct Subscriber {
     client: u64,
-    sender: mpsc::Sender<Parcel>,
+    sender: mpsc::Sender<QueuedDelivery>,
     overflowed: Arc<AtomicBool>,
     /// Of all messages in its inbox.
     bytes: Arc<AtomicUsize>,
@@ -106,9 +106,9 @@ struct Listener {
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    channels: FxHashMap<Bytes, Vec<Listener>>,
-    patterns: FxHashMap<Bytes, Vec<Listener>>,
+struct SubscriptionTable {
+    channels: FxHashMap<Bytes, Vec<Subscriber>>,
+    patterns: FxHashMap<Bytes, Vec<Subscriber>>,
     /// Bytes of all patterns, each once.
     pattern_bytes: usize,
 }
@@ -116,7 +116,7 @@ struct Table {
 /// All listeners of this node.
 #[derive(Debug)]
 pub struct Hub {
-    table: RwLock<Table>,
+    table: RwLock<SubscriptionTable>,
     /// While nobody listens, nobody needs to make events and messages.
     demand: Arc<Demand>,
 }
@@ -130,11 +130,11 @@ impl Hub {
 
     /// To one client that listens to the channel of invalidations. One that does not is not told, as in Redis.
     pub fn invalidate_at(&self, client: u64, key: Option<Bytes>) {
-        let table = self.table.read().expect("the hub's table is whole");
+        let table = self.table.read().expect("lock poisoned");
         let listeners = table.channels.get(INVALIDATE_CHANNEL).map_or(&[][..], Vec::as_slice);
         if let Some(listener) = listeners.iter().find(|listener| listener.client == client) {
             let bytes = key.as_ref().map_or(0, Bytes::len);
-            listener.deliver(Delivery::Invalidated(key), bytes, bytes);
+            listener.deliver(SubscriberDelivery::Invalidated(key), bytes, bytes);
         }
     }
 
@@ -145,10 +145,10 @@ impl Hub {
     }
 
     /// From its return on, the inbox gets whatever is published or applied.
-    pub fn subscribe(&self, inbox: &Inbox, kind: Kind, name: &Bytes) {
+    pub fn subscribe(&self, inbox: &SubscriberInbox, kind: SubscriptionKind, name: &Bytes) {
         let listener = inbox.listener.clone();
-        let mut table = self.table.write().expect("the hub's table is whole");
-        if kind == Kind::Pattern && !table.patterns.contains_key(name) {
+        let mut table = self.table.write().expect("lock poisoned");
+        if kind == SubscriptionKind::Pattern && !table.patterns.contains_key(name) {
             table.pattern_bytes += name.len();
         }
         let listeners = table.of(kind).entry(name.clone()).or_default();
@@ -165,12 +165,12 @@ impl Hub {
     /// Whether the patterns of all clients of this node leave room for these: every message is matched against each of them.
     #[must_use]
     pub fn has_room_for_patterns(&self, new_bytes: usize) -> bool {
-        let table = self.table.read().expect("the hub's table is whole");
+        let table = self.table.read().expect("lock poisoned");
         table.pattern_bytes + new_bytes <= PATTERN_BYTES_PER_NODE_MAX
     }
 
-    pub fn unsubscribe(&self, inbox: &Inbox, kind: Kind, name: &[u8]) {
-        let mut table = self.table.write().expect("the hub's table is whole");
+    pub fn unsubscribe(&self, inbox: &SubscriberInbox, kind: SubscriptionKind, name: &[u8]) {
+        let mut table = self.table.write().expect("lock poisoned");
         let map = table.of(kind);
         let Some(listeners) = map.get_mut(name) else {
             return;
@@ -180,7 +180,7 @@ impl Hub {
         let removed = before > listeners.len();
         if listeners.is_empty() {
             map.remove(name);
-            if kind == Kind::Pattern {
+            if kind == SubscriptionKind::Pattern {
                 table.pattern_bytes -= name.len();
             }
         }
@@ -195,7 +195,7 @@ impl Hub {
     /// How many a message on this channel would reach.
     #[must_use]
     pub fn receivers_of(&self, channel: &[u8]) -> usize {
-        let table = self.table.read().expect("the hub's table is whole");
+        let table = self.table.read().expect("lock poisoned");
         let patterns = table.patterns.iter().filter(|(pattern, _)| glob::matches(pattern, channel));
         let by_pattern: usize = patterns.map(|(_, listeners)| listeners.len()).sum();
         table.channels.get(channel).map_or(0, Vec::len) + by_pattern
@@ -203,7 +203,7 @@ impl Hub {
 
     /// Hands a message to everybody who listens; answers how many there were. Never waits.
     pub fn publish(&self, channel: &Bytes, payload: &Bytes) -> usize {
-        let table = self.table.read().expect("the hub's table is whole");
+        let table = self.table.read().expect("lock poisoned");
         let mut receivers = table.deliver_to_channel(channel, payload);
         for pattern in table.patterns.keys().filter(|pattern| glob::matches(pattern, channel)) {
             receivers += table.deliver_to_pattern(pattern, channel, payload);
@@ -212,8 +212,8 @@ impl Hub {
     }
 
     /// A message of the Redis behind the proxy, which has matched the patterns itself.
-    pub fn pass_on(&self, message: &Message) {
-        let table = self.table.read().expect("the hub's table is whole");
+    pub fn pass_on(&self, message: &PubSubMessage) {
+        let table = self.table.read().expect("lock poisoned");
         match &message.pattern {
             None => table.deliver_to_channel(&message.channel, &message.payload),
             Some(pattern) => table.deliver_to_pattern(pattern, &message.channel, &message.payload),
@@ -222,18 +222,18 @@ impl Hub {
 
     /// The Redis behind the proxy is gone: whoever listens to more than locks is told.
     pub fn tell_missed(&self) {
-        let table = self.table.read().expect("the hub's table is whole");
+        let table = self.table.read().expect("lock poisoned");
         let channels = table.channels.iter().filter(|(name, _)| !is_about_locks(name));
         let patterns = table.patterns.iter().filter(|(name, _)| !is_about_locks(name));
         for listener in channels.chain(patterns).flat_map(|(_, listeners)| listeners) {
-            listener.deliver(Delivery::Missed, 0, 0);
+            listener.deliver(SubscriberDelivery::Missed, 0, 0);
         }
     }
 
     /// `PUBSUB CHANNELS`: channels with listeners. `None` where they are too many for a reply.
     #[must_use]
     pub fn channels(&self, pattern: Option<&[u8]>) -> Option<Vec<Bytes>> {
-        let table = self.table.read().expect("the hub's table is whole");
+        let table = self.table.read().expect("lock poisoned");
         let mut names: Vec<Bytes> = table
             .channels
             .keys()
@@ -249,25 +249,25 @@ impl Hub {
 
     #[must_use]
     pub fn channel_count(&self) -> usize {
-        self.table.read().expect("the hub's table is whole").channels.len()
+        self.table.read().expect("lock poisoned").channels.len()
     }
 
     /// `PUBSUB NUMSUB`: how many listen to one channel.
     #[must_use]
     pub fn listeners_of(&self, channel: &[u8]) -> usize {
-        self.table.read().expect("the hub's table is whole").channels.get(channel).map_or(0, Vec::len)
+        self.table.read().expect("lock poisoned").channels.get(channel).map_or(0, Vec::len)
     }
 
     /// `PUBSUB NUMPAT`: how many patterns are listened to.
     #[must_use]
     pub fn pattern_count(&self) -> usize {
-        self.table.read().expect("the hub's table is whole").patterns.len()
+        self.table.read().expect("lock poisoned").patterns.len()
     }
 }
 
-impl Listener {
+impl Subscriber {
     /// `bytes` are shared with other receivers; `share` is this one's part of them.
-    fn deliver(&self, delivery: Delivery, bytes: usize, share: usize) {
+    fn deliver(&self, delivery: SubscriberDelivery, bytes: usize, share: usize) {
         let (bytes, share) = (bytes + MESSAGE_BYTES, share + MESSAGE_BYTES);
         let fits = self.bytes.load(Ordering::Relaxed) + bytes <= INBOX_BYTES_MAX;
         if !fits || !self.account.add_message(share) {
@@ -275,7 +275,7 @@ impl Listener {
             return;
         }
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
-        if self.sender.try_send(Parcel { delivery, bytes, share }).is_err() {
+        if self.sender.try_send(QueuedDelivery { delivery, bytes, share }).is_err() {
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.account.take_message(share);
             self.overflowed.store(true, Ordering::Relaxed);
@@ -283,33 +283,36 @@ impl Listener {
     }
 }
 
-fn deliver_to(listeners: &[Listener], message: &Message) -> usize {
+fn deliver_to(listeners: &[Subscriber], message: &PubSubMessage) -> usize {
     let bytes = message.channel.len() + message.payload.len();
     let share = bytes / listeners.len().max(1);
     for listener in listeners {
-        listener.deliver(Delivery::Message(message.clone()), bytes, share);
+        listener.deliver(SubscriberDelivery::Message(message.clone()), bytes, share);
     }
     listeners.len()
 }
 
-impl Table {
+impl SubscriptionTable {
     fn deliver_to_channel(&self, channel: &Bytes, payload: &Bytes) -> usize {
         let listeners = self.channels.get(channel).map_or(&[][..], Vec::as_slice);
-        let message = Message { pattern: None, channel: channel.clone(), payload: payload.clone() };
+        let message = PubSubMessage { pattern: None, channel: channel.clone(), payload: payload.clone() };
         deliver_to(listeners, &message)
     }
 
     fn deliver_to_pattern(&self, pattern: &Bytes, channel: &Bytes, payload: &Bytes) -> usize {
         let listeners = self.patterns.get(pattern).map_or(&[][..], Vec::as_slice);
-        let message =
-            Message { pattern: Some(pattern.clone()), channel: channel.clone(), payload: payload.clone() };
+        let message = PubSubMessage {
+            pattern: Some(pattern.clone()),
+            channel: channel.clone(),
+            payload: payload.clone(),
+        };
         deliver_to(listeners, &message)
     }
 
-    fn of(&mut self, kind: Kind) -> &mut FxHashMap<Bytes, Vec<Listener>> {
+    fn of(&mut self, kind: SubscriptionKind) -> &mut FxHashMap<Bytes, Vec<Subscriber>> {
         match kind {
-            Kind::Channel => &mut self.channels,
-            Kind::Pattern => &mut self.patterns,
+            SubscriptionKind::Channel => &mut self.channels,
+            SubscriptionKind::Pattern => &mut self.patterns,
         }
     }
 }
@@ -321,10 +324,10 @@ pub fn is_about_locks(name: &[u8]) -> bool {
 }
 
 /// Whether a subscription could match a lock's channel. A pattern that begins with a wildcard might.
-fn may_see_locks(kind: Kind, name: &[u8]) -> bool {
+fn may_see_locks(kind: SubscriptionKind, name: &[u8]) -> bool {
     match kind {
-        Kind::Channel => name.starts_with(CHANNEL_PREFIX),
-        Kind::Pattern => {
+        SubscriptionKind::Channel => name.starts_with(CHANNEL_PREFIX),
+        SubscriptionKind::Pattern => {
             let plain = name.iter().position(|byte| b"*?[\\".contains(byte)).unwrap_or(name.len());
             let shared = plain.min(CHANNEL_PREFIX.len());
             name[..shared] == CHANNEL_PREFIX[..shared]
@@ -339,11 +342,11 @@ mod tests {
     use crate::clock::Clock;
     use std::task::Waker;
 
-    fn inbox() -> Inbox {
-        Inbox::open(ClientMemory::new(Clock::start()).open(1))
+    fn inbox() -> SubscriberInbox {
+        SubscriberInbox::open(ClientMemory::new(Clock::start()).open(1))
     }
 
-    fn next(inbox: &mut Inbox) -> Option<Delivery> {
+    fn next(inbox: &mut SubscriberInbox) -> Option<SubscriberDelivery> {
         match inbox.poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(delivery) => delivery,
             Poll::Pending => None,
@@ -355,19 +358,19 @@ mod tests {
         let hub = Hub::new(Arc::default());
         let mut inbox = inbox();
         let channel = Bytes::from_static(b"__lock__:a");
-        hub.subscribe(&inbox, Kind::Channel, &channel);
-        hub.subscribe(&inbox, Kind::Channel, &channel);
-        hub.subscribe(&inbox, Kind::Pattern, &Bytes::from_static(b"__lock__:*"));
+        hub.subscribe(&inbox, SubscriptionKind::Channel, &channel);
+        hub.subscribe(&inbox, SubscriptionKind::Channel, &channel);
+        hub.subscribe(&inbox, SubscriptionKind::Pattern, &Bytes::from_static(b"__lock__:*"));
         assert_eq!(hub.publish(&channel, &Bytes::from_static(b"m")), 2);
         let mut next_pattern = || match next(&mut inbox).unwrap() {
-            Delivery::Message(message) => message.pattern,
+            SubscriberDelivery::Message(message) => message.pattern,
             other => panic!("no message: {other:?}"),
         };
         assert_eq!(next_pattern(), None);
         assert_eq!(next_pattern(), Some(Bytes::from_static(b"__lock__:*")));
         assert!(hub.is_watching_locks());
-        hub.unsubscribe(&inbox, Kind::Channel, &channel);
-        hub.unsubscribe(&inbox, Kind::Pattern, b"__lock__:*");
+        hub.unsubscribe(&inbox, SubscriptionKind::Channel, &channel);
+        hub.unsubscribe(&inbox, SubscriptionKind::Pattern, b"__lock__:*");
         assert!(!hub.is_watching_locks());
         assert_eq!(hub.publish(&channel, &Bytes::from_static(b"m")), 0);
     }
@@ -377,7 +380,7 @@ mod tests {
         let hub = Hub::new(Arc::default());
         let inbox = inbox();
         let channel = Bytes::from_static(b"c");
-        hub.subscribe(&inbox, Kind::Channel, &channel);
+        hub.subscribe(&inbox, SubscriptionKind::Channel, &channel);
         for _ in 0..INBOX_MESSAGES_MAX {
             hub.publish(&channel, &channel);
         }
@@ -390,9 +393,9 @@ mod tests {
     fn bytes_of_messages_are_bounded_as_well_as_their_number() {
         let memory = ClientMemory::new(Clock::start());
         let hub = Hub::new(Arc::default());
-        let mut inboxes = [Inbox::open(memory.open(1)), Inbox::open(memory.open(2))];
+        let mut inboxes = [SubscriberInbox::open(memory.open(1)), SubscriberInbox::open(memory.open(2))];
         let channel = Bytes::from_static(b"c");
-        inboxes.iter().for_each(|inbox| hub.subscribe(inbox, Kind::Channel, &channel));
+        inboxes.iter().for_each(|inbox| hub.subscribe(inbox, SubscriptionKind::Channel, &channel));
         let payload = Bytes::from(vec![b'm'; INBOX_BYTES_MAX / 4 - MESSAGE_BYTES - 1]);
         for _ in 0..4 {
             hub.publish(&channel, &payload);
@@ -416,8 +419,12 @@ mod tests {
         for (name, expected) in
             [("*", true), ("__lock__:*", true), ("__l?ck*", true), ("foo*", false), ("__lo", false)]
         {
-            assert_eq!(may_see_locks(Kind::Pattern, name.as_bytes()), expected || name == "__lo", "{name}");
+            assert_eq!(
+                may_see_locks(SubscriptionKind::Pattern, name.as_bytes()),
+                expected || name == "__lo",
+                "{name}"
+            );
         }
-        assert!(!may_see_locks(Kind::Channel, b"news"));
+        assert!(!may_see_locks(SubscriptionKind::Channel, b"news"));
     }
 }

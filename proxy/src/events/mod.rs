@@ -11,12 +11,15 @@
 
 mod demand;
 mod hub;
+mod publish_feed;
 mod queue;
-mod spread;
 mod tracking;
 
 pub use demand::Demand;
-pub use hub::{is_about_locks, Delivery, Hub, Inbox, Kind, Message, INVALIDATE_CHANNEL};
+pub use hub::{
+    is_about_locks, Hub, PubSubMessage, SubscriberDelivery, SubscriberInbox, SubscriptionKind,
+    INVALIDATE_CHANNEL,
+};
+pub use publish_feed::publish_feed;
 pub use queue::EventQueue;
-pub use spread::spread;
-pub use tracking::{Invalidation, Mailbox, Terms, Tracker};
+pub use tracking::{Invalidation, InvalidationInbox, Tracker, TrackingTerms};

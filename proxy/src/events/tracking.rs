@@ -3,7 +3,7 @@
 //!
 //! A client in the default mode is told once of each key it has read, and must read it again to be told again. One in broadcast
 //! mode is told of every changed key under its prefixes. What was read and what changed comes from this node's own apply, in order
-//! ([`super::spread`]), so that a change behind a read is never missed, and one before it never told.
+//! ([`super::publish_feed`]), so that a change behind a read is never missed, and one before it never told.
 //!
 //! # Limits
 //!
@@ -46,7 +46,7 @@ pub enum Invalidation {
 
 /// How a client wants to be told.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Terms {
+pub struct TrackingTerms {
     /// Another client is told instead, as a message on `__redis__:invalidate`.
     pub redirect: Option<u64>,
     /// Not of its own changes.
@@ -57,19 +57,19 @@ pub struct Terms {
 
 /// Where a client finds what it is told.
 #[derive(Debug)]
-pub struct Mailbox {
+pub struct InvalidationInbox {
     receiver: mpsc::Receiver<Invalidation>,
-    state: Arc<MailboxState>,
+    state: Arc<InvalidationInboxState>,
 }
 
 #[derive(Debug)]
-struct MailboxState {
+struct InvalidationInboxState {
     overflowed: AtomicBool,
     bytes: AtomicUsize,
     account: Arc<Account>,
 }
 
-impl MailboxState {
+impl InvalidationInboxState {
     /// Whether there is room for it. It is counted then.
     fn add(&self, bytes: usize) -> bool {
         let fits =
@@ -94,7 +94,7 @@ fn bytes_of(invalidation: &Invalidation) -> usize {
     name + INVALIDATION_BYTES
 }
 
-impl Mailbox {
+impl InvalidationInbox {
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Invalidation> {
         if self.state.overflowed.swap(false, Ordering::Relaxed) {
             while let Ok(lost) = self.receiver.try_recv() {
@@ -113,14 +113,14 @@ impl Mailbox {
 }
 
 #[derive(Debug)]
-struct Tracked {
-    terms: Terms,
+struct TrackingClient {
+    terms: TrackingTerms,
     sender: mpsc::Sender<Invalidation>,
-    state: Arc<MailboxState>,
+    state: Arc<InvalidationInboxState>,
     keys: FxHashSet<Bytes>,
 }
 
-impl Tracked {
+impl TrackingClient {
     fn tell(&self, hub: &Hub, invalidation: Invalidation) {
         match (self.terms.redirect, invalidation) {
             (Some(target), Invalidation::Key(key)) => hub.invalidate_at(target, Some(key)),
@@ -139,8 +139,8 @@ impl Tracked {
 }
 
 #[derive(Debug, Default)]
-struct Table {
-    clients: FxHashMap<u64, Tracked>,
+struct TrackingTable {
+    clients: FxHashMap<u64, TrackingClient>,
     broadcast: BTreeSet<u64>,
     readers: IndexMap<Bytes, SmallVec<[u64; 2]>, FxBuildHasher>,
     /// What `readers` and the keys of each client take.
@@ -154,7 +154,7 @@ fn key_bytes(key: &[u8], readers: usize) -> usize {
 /// All clients of this node that track keys.
 #[derive(Debug)]
 pub struct Tracker {
-    table: Mutex<Table>,
+    table: Mutex<TrackingTable>,
     hub: Arc<Hub>,
     demand: Arc<Demand>,
     keys_max: usize,
@@ -167,12 +167,12 @@ impl Tracker {
         Tracker { table: Mutex::default(), hub, demand, keys_max: KEYS_MAX, bytes_max: TABLE_BYTES_MAX }
     }
 
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().expect("the table of tracked keys is whole")
+    fn table(&self) -> MutexGuard<'_, TrackingTable> {
+        self.table.lock().expect("mutex poisoned")
     }
 
     /// From its return on, reads and changes count. `None`: the client tracks already, and its terms are replaced.
-    pub fn start(&self, account: &Arc<Account>, terms: Terms) -> Option<Mailbox> {
+    pub fn start(&self, account: &Arc<Account>, terms: TrackingTerms) -> Option<InvalidationInbox> {
         let client = account.client;
         let mut table = self.table();
         if terms.prefixes.is_some() {
@@ -183,13 +183,13 @@ impl Tracker {
             return None;
         }
         let (sender, receiver) = mpsc::channel(UNREAD_MAX);
-        let state = Arc::new(MailboxState {
+        let state = Arc::new(InvalidationInboxState {
             overflowed: AtomicBool::new(false),
             bytes: AtomicUsize::new(0),
             account: Arc::clone(account),
         });
-        let mailbox = Mailbox { receiver, state: Arc::clone(&state) };
-        table.clients.insert(client, Tracked { terms, sender, state, keys: FxHashSet::default() });
+        let mailbox = InvalidationInbox { receiver, state: Arc::clone(&state) };
+        table.clients.insert(client, TrackingClient { terms, sender, state, keys: FxHashSet::default() });
         self.demand.trackers.fetch_add(1, Ordering::SeqCst);
         Some(mailbox)
     }
@@ -268,7 +268,7 @@ impl Tracker {
     }
 }
 
-impl Table {
+impl TrackingTable {
     /// Those who keep a key are told, and keep it no more.
     fn tell_readers(&mut self, hub: &Hub, key: &Bytes, by: Option<u64>) {
         let Some(readers) = self.readers.swap_remove(key) else { return };
@@ -301,7 +301,7 @@ mod tests {
         Tracker::new(Arc::new(Hub::new(Arc::default())), Arc::default())
     }
 
-    fn told(mailbox: &mut Mailbox) -> Vec<Invalidation> {
+    fn told(mailbox: &mut InvalidationInbox) -> Vec<Invalidation> {
         let mut context = Context::from_waker(Waker::noop());
         let next = || match mailbox.poll(&mut context) {
             Poll::Ready(invalidation) => Some(invalidation),
@@ -313,8 +313,8 @@ mod tests {
     #[test]
     fn a_change_is_told_once_to_those_who_read() {
         let tracker = tracker();
-        let mut reader = tracker.start(&account(1), Terms::default()).unwrap();
-        let mut other = tracker.start(&account(2), Terms::default()).unwrap();
+        let mut reader = tracker.start(&account(1), TrackingTerms::default()).unwrap();
+        let mut other = tracker.start(&account(2), TrackingTerms::default()).unwrap();
         tracker.changed(&A, None);
         tracker.read(1, &A);
         tracker.read(1, &A);
@@ -327,7 +327,8 @@ mod tests {
     #[test]
     fn own_changes_are_not_told_where_they_are_not_wanted() {
         let tracker = tracker();
-        let mut reader = tracker.start(&account(1), Terms { no_loop: true, ..Terms::default() }).unwrap();
+        let mut reader =
+            tracker.start(&account(1), TrackingTerms { no_loop: true, ..TrackingTerms::default() }).unwrap();
         tracker.read(1, &A);
         tracker.changed(&A, Some(1));
         tracker.read(1, &A);
@@ -338,7 +339,7 @@ mod tests {
     #[test]
     fn a_full_table_forgets_a_key_and_says_so() {
         let tracker = Tracker { keys_max: 1, ..tracker() };
-        let mut reader = tracker.start(&account(1), Terms::default()).unwrap();
+        let mut reader = tracker.start(&account(1), TrackingTerms::default()).unwrap();
         tracker.read(1, &A);
         tracker.read(1, &B);
         assert_eq!(told(&mut reader), [Invalidation::Key(A)]);
@@ -351,11 +352,11 @@ mod tests {
     fn a_table_full_in_bytes_forgets_keys_and_says_so() {
         let long = |fill: u8| Bytes::from(vec![fill; 60_000]);
         let tracker = Tracker { bytes_max: 2 * key_bytes(&long(0), 1), ..tracker() };
-        let mut reader = tracker.start(&account(1), Terms::default()).unwrap();
+        let mut reader = tracker.start(&account(1), TrackingTerms::default()).unwrap();
         tracker.read(1, &long(1));
         tracker.read(1, &long(2));
         assert_eq!(told(&mut reader), [], "at the limit");
-        let _other = tracker.start(&account(2), Terms::default()).unwrap();
+        let _other = tracker.start(&account(2), TrackingTerms::default()).unwrap();
         tracker.read(2, &long(2));
         assert_eq!(told(&mut reader), [Invalidation::Key(long(1))], "one reader more");
         tracker.stop(1);
@@ -367,7 +368,8 @@ mod tests {
     fn unread_invalidations_are_bounded_in_bytes() {
         let tracker = tracker();
         let (account, prefixes) = (account(1), Some(vec![Bytes::new()]));
-        let mut reader = tracker.start(&account, Terms { prefixes, ..Terms::default() }).unwrap();
+        let mut reader =
+            tracker.start(&account, TrackingTerms { prefixes, ..TrackingTerms::default() }).unwrap();
         let long = Bytes::from(vec![b'k'; UNREAD_BYTES_MAX / 4 - INVALIDATION_BYTES]);
         for _ in 0..4 {
             tracker.changed(&long, None);
@@ -385,7 +387,8 @@ mod tests {
     fn a_client_that_does_not_read_drops_everything() {
         let tracker = tracker();
         let prefixes = Some(vec![Bytes::new()]);
-        let mut reader = tracker.start(&account(1), Terms { prefixes, ..Terms::default() }).unwrap();
+        let mut reader =
+            tracker.start(&account(1), TrackingTerms { prefixes, ..TrackingTerms::default() }).unwrap();
         for _ in 0..=UNREAD_MAX {
             tracker.changed(&A, None);
         }
@@ -398,9 +401,10 @@ mod tests {
     #[test]
     fn who_leaves_is_forgotten() {
         let tracker = tracker();
-        let mut redirecting =
-            tracker.start(&account(2), Terms { redirect: Some(1), ..Terms::default() }).unwrap();
-        drop(tracker.start(&account(1), Terms::default()));
+        let mut redirecting = tracker
+            .start(&account(2), TrackingTerms { redirect: Some(1), ..TrackingTerms::default() })
+            .unwrap();
+        drop(tracker.start(&account(1), TrackingTerms::default()));
         tracker.read(1, &A);
         tracker.read(2, &B);
         tracker.left(1);

@@ -1,8 +1,8 @@
 //! What apply has to tell besides replies: lock events, published messages, and reads and changes of keys, in order, for
 //! [`crate::events`] to spread.
 //!
-//! The raft thread never waits for listeners. News wait in a queue that is bounded by its bytes; what does not fit is lost, and
-//! the next thing to come out is [`News::Missed`], so that listeners are told instead of left with a gap.
+//! The raft thread never waits for listeners. Items wait in a queue that is bounded by its bytes; what does not fit is lost, and
+//! the next thing to come out is [`FeedItem::Missed`], so that listeners are told instead of left with a gap.
 
 use bytes::Bytes;
 use redfence_core::event::Event;
@@ -13,10 +13,10 @@ use tokio::sync::mpsc;
 /// Bytes of news that may wait. More are lost.
 const WAITING_BYTES_MAX: usize = 64 * 1024 * 1024;
 /// What a piece of news weighs besides its texts.
-const NEWS_BYTES: usize = 128;
+const ITEM_BYTES: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum FeedItem {
     Event(Event),
     Published {
         channel: Bytes,
@@ -38,56 +38,56 @@ pub enum News {
     Missed,
 }
 
-impl News {
+impl FeedItem {
     fn bytes(&self) -> usize {
         let texts = match self {
-            News::Event(event) => event.resource.len() + event.owner.len(),
-            News::Published { channel, message } => channel.len() + message.len(),
-            News::Read { key, .. } | News::Changed { key, .. } => key.len(),
-            News::Flushed | News::Missed => 0,
+            FeedItem::Event(event) => event.resource.len() + event.owner.len(),
+            FeedItem::Published { channel, message } => channel.len() + message.len(),
+            FeedItem::Read { key, .. } | FeedItem::Changed { key, .. } => key.len(),
+            FeedItem::Flushed | FeedItem::Missed => 0,
         };
-        NEWS_BYTES + texts
+        ITEM_BYTES + texts
     }
 }
 
 #[derive(Debug)]
-struct Batch {
-    news: Vec<News>,
+struct FeedBatch {
+    news: Vec<FeedItem>,
     bytes: usize,
 }
 
 #[derive(Debug)]
-pub struct NewsSender {
+pub struct FeedSender {
     // Not bounded by itself: `waiting_bytes` bounds it.
-    sender: mpsc::UnboundedSender<Batch>,
+    sender: mpsc::UnboundedSender<FeedBatch>,
     waiting_bytes: Arc<AtomicUsize>,
     missed: bool,
 }
 
 #[derive(Debug)]
-pub struct NewsReceiver {
-    receiver: mpsc::UnboundedReceiver<Batch>,
+pub struct FeedReceiver {
+    receiver: mpsc::UnboundedReceiver<FeedBatch>,
     waiting_bytes: Arc<AtomicUsize>,
 }
 
 #[must_use]
-pub fn channel() -> (NewsSender, NewsReceiver) {
+pub fn channel() -> (FeedSender, FeedReceiver) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let waiting_bytes = Arc::new(AtomicUsize::new(0));
-    let news = NewsSender { sender, waiting_bytes: Arc::clone(&waiting_bytes), missed: false };
-    (news, NewsReceiver { receiver, waiting_bytes })
+    let news = FeedSender { sender, waiting_bytes: Arc::clone(&waiting_bytes), missed: false };
+    (news, FeedReceiver { receiver, waiting_bytes })
 }
 
-impl NewsSender {
+impl FeedSender {
     /// Never waits. To be called at every turn, also with nothing to tell: it may still owe the word that something was lost.
-    pub fn tell(&mut self, mut news: Vec<News>) {
+    pub fn tell(&mut self, mut news: Vec<FeedItem>) {
         if self.missed {
-            news.insert(0, News::Missed);
+            news.insert(0, FeedItem::Missed);
         }
         if news.is_empty() {
             return;
         }
-        let bytes = news.iter().map(News::bytes).sum();
+        let bytes = news.iter().map(FeedItem::bytes).sum();
         if self.waiting_bytes.load(Ordering::Relaxed).saturating_add(bytes) > WAITING_BYTES_MAX {
             self.missed = true;
             return;
@@ -95,13 +95,13 @@ impl NewsSender {
         self.missed = false;
         self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
         // Nobody spreads news any more: the process is about to end.
-        let _ = self.sender.send(Batch { news, bytes });
+        let _ = self.sender.send(FeedBatch { news, bytes });
     }
 }
 
-impl NewsReceiver {
+impl FeedReceiver {
     /// `None`: the node has stopped.
-    pub async fn next(&mut self) -> Option<Vec<News>> {
+    pub async fn next(&mut self) -> Option<Vec<FeedItem>> {
         let batch = self.receiver.recv().await?;
         self.waiting_bytes.fetch_sub(batch.bytes, Ordering::Relaxed);
         Some(batch.news)
@@ -112,8 +112,8 @@ impl NewsReceiver {
 mod tests {
     use super::*;
 
-    fn message(bytes: usize) -> News {
-        News::Published { channel: Bytes::from_static(b"c"), message: Bytes::from(vec![b'x'; bytes]) }
+    fn message(bytes: usize) -> FeedItem {
+        FeedItem::Published { channel: Bytes::from_static(b"c"), message: Bytes::from(vec![b'x'; bytes]) }
     }
 
     #[tokio::test]
@@ -126,8 +126,8 @@ mod tests {
         sender.tell(vec![half.clone()]);
         sender.tell(vec![]);
         assert_eq!(receiver.next().await, Some(vec![half.clone()]));
-        assert_eq!(receiver.next().await, Some(vec![News::Missed, message(1)]));
-        assert_eq!(receiver.next().await, Some(vec![News::Missed]));
+        assert_eq!(receiver.next().await, Some(vec![FeedItem::Missed, message(1)]));
+        assert_eq!(receiver.next().await, Some(vec![FeedItem::Missed]));
         sender.tell(vec![half.clone()]);
         assert_eq!(receiver.next().await, Some(vec![half]));
     }

@@ -18,7 +18,7 @@ pub struct PersistTask {
     /// A snapshot of our own is stored: the record of the snapshot to start from becomes this one. The log stays.
     pub snapshot: Option<SnapshotMeta>,
     /// Entries up to and including this one are not needed any more. `truncated` becomes this mark.
-    pub compact: Option<LogMark>,
+    pub compact: Option<LogPosition>,
     /// False: losing this task in a power cut does no harm (it must still not overtake others).
     pub must_sync: bool,
     /// Leaves only when the task is durable.
@@ -27,7 +27,7 @@ pub struct PersistTask {
 
 /// A place in the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct LogMark {
+pub struct LogPosition {
     pub index: u64,
     pub term: u64,
 }
@@ -40,7 +40,7 @@ pub struct Recovered {
     pub hard_state: HardState,
     pub snapshot: SnapshotMeta,
     /// The entry before the first one the log still has.
-    pub truncated: LogMark,
+    pub truncated: LogPosition,
     /// Equal to `truncated.index` where the log is empty.
     pub last_index: u64,
 }

@@ -28,7 +28,7 @@
 //! - *Cluster id*: a hash of the sorted founding list (`id=addr,…`), computed at the first start and durable from then on; a
 //!   joining node has none and takes the one in the first greeting of a peer it was told of, durably, before it answers.
 //! - *Store id*: 16 random bytes made with the data directory. The greeting carries protocol version, cluster id, node id
-//!   and store id. Each node remembers, durably, the first store id it saw for `(id, added_at)` of a [`Member`] and refuses
+//!   and store id. Each node remembers, durably, the first store id it saw for `(id, added_at)` of a [`ClusterMember`] and refuses
 //!   any other: a wiped disk under an old id would vote twice. Removing and adding the id again gives it a new `added_at`,
 //!   and with it a fresh start.
 //! - A greeting of an id that is no member is still accepted when the cluster id fits: the node itself answers such a peer
@@ -47,12 +47,12 @@ pub mod wire;
 
 pub use crate::clock::{CpuClock, Now};
 pub use input::{AdminRequest, Input, Read, Submit, WAIT_FOREVER};
-pub use log::{LogMark, LogReader, PersistTask, Recovered, StoreError};
-pub use output::{Noted, Outputs, Rest};
+pub use log::{LogPosition, LogReader, PersistTask, Recovered, StoreError};
+pub use output::{ClientKeyAccess, Outputs, WakeFilter};
 pub use peer::{Forward, Forwarded, PeerMessage, PeerSink, SnapshotAck, SnapshotChunk, TransferState};
 pub use query::OwnedQuery;
 pub use snapshot::{SnapshotId, SnapshotMeta, SnapshotOp};
-pub use status::{ClusterStatus, Member, NodeStatus, Role};
+pub use status::{ClusterMember, ClusterStatus, NodeStatus, Role};
 
 /// A member's number, 1 to 65,535.
 pub type NodeId = u64;

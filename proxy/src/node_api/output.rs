@@ -1,6 +1,6 @@
 //! What a turn of the node produces, for its shell to carry out.
 
-use super::{ClusterStatus, Member, NodeId, OwnedQuery, PeerMessage, PersistTask, SnapshotOp, Ticket};
+use super::{ClusterMember, ClusterStatus, NodeId, OwnedQuery, PeerMessage, PersistTask, SnapshotOp, Ticket};
 use bytes::Bytes;
 use redfence_core::event::Event;
 use redfence_core::keyspace::Value;
@@ -22,7 +22,7 @@ pub struct Outputs {
     /// What was published: channel and message, in order.
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order.
-    pub noted: Vec<Noted>,
+    pub key_accesses: Vec<ClientKeyAccess>,
     /// Large values that are no more, to be dropped on another thread.
     pub garbage: Vec<Value>,
     /// A snapshot took the place of entries: what they would have brought in events and messages is unknown here.
@@ -30,10 +30,10 @@ pub struct Outputs {
     /// Set when something in it changed.
     pub status: Option<ClusterStatus>,
     /// Set at the first turn and whenever membership changed: whom the transport talks to, and where.
-    pub members: Option<Vec<Member>>,
+    pub members: Option<Vec<ClusterMember>>,
     /// Call again at this time at the latest.
     pub wake_at_us: u64,
-    pub rest: Rest,
+    pub wake_filter: WakeFilter,
     /// The process must stop now, non-zero, without writing anything more.
     pub fatal: Option<String>,
     /// After [`Input::Shutdown`]: nothing more to do.
@@ -49,13 +49,13 @@ impl Outputs {
         self.deferred.clear();
         self.events.clear();
         self.published.clear();
-        self.noted.clear();
+        self.key_accesses.clear();
         self.garbage.clear();
         self.missed = false;
         self.status = None;
         self.members = None;
         self.wake_at_us = 0;
-        self.rest = Rest::default();
+        self.wake_filter = WakeFilter::default();
         self.fatal = None;
         self.stopped = false;
     }
@@ -63,22 +63,22 @@ impl Outputs {
 
 /// What ends the sleep before its time. Whatever is not named here does so at once; a shell may call earlier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rest {
+pub struct WakeFilter {
     /// So many requests of clients.
     pub requests: usize,
     /// The word that a write is durable.
     pub durable: bool,
 }
 
-impl Default for Rest {
-    fn default() -> Rest {
-        Rest { requests: 1, durable: true }
+impl Default for WakeFilter {
+    fn default() -> WakeFilter {
+        WakeFilter { requests: 1, durable: true }
     }
 }
 
 /// What the tracking of keys is made of: [`redfence_core::machine::Noted`], with this node's own clients for requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Noted {
+pub enum ClientKeyAccess {
     Read {
         by: Ticket,
         key: Bytes,

@@ -82,7 +82,7 @@ pub struct SnapshotAck {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TransferState {
-    Going,
+    InProgress,
     /// Stored, and handed to raft.
     Done,
     Failed,

@@ -1,6 +1,6 @@
 //! Snapshot files: their names, what Raft must know of each, and the work on them.
 
-use super::{LogMark, Member, NodeId};
+use super::{ClusterMember, LogPosition, NodeId};
 use bytes::Bytes;
 use raft::eraftpb::ConfState;
 
@@ -13,9 +13,9 @@ pub struct SnapshotId(pub u64);
 pub struct SnapshotMeta {
     /// 0: there is no file, the machine is empty.
     pub id: SnapshotId,
-    pub at: LogMark,
+    pub at: LogPosition,
     pub conf_state: ConfState,
-    pub members: Vec<Member>,
+    pub members: Vec<ClusterMember>,
     pub size_bytes: u64,
     /// crc32 (IEEE) of the whole file.
     pub crc32: u32,
@@ -26,14 +26,14 @@ impl SnapshotMeta {
     /// later joiner, whose log is empty, is always brought in by a snapshot and never by a log without its first members.
     #[must_use]
     pub fn founding(founders: &[(NodeId, String)]) -> SnapshotMeta {
-        let mut members: Vec<Member> = founders
+        let mut members: Vec<ClusterMember> = founders
             .iter()
-            .map(|(id, addr)| Member { id: *id, addr: addr.clone(), added_at: 0, voter: true })
+            .map(|(id, addr)| ClusterMember { id: *id, addr: addr.clone(), added_at: 0, voter: true })
             .collect();
         members.sort_by_key(|member| member.id);
         let mut conf_state = ConfState::default();
         conf_state.set_voters(members.iter().map(|member| member.id).collect());
-        SnapshotMeta { at: LogMark { index: 1, term: 1 }, conf_state, members, ..SnapshotMeta::default() }
+        SnapshotMeta { at: LogPosition { index: 1, term: 1 }, conf_state, members, ..SnapshotMeta::default() }
     }
 
     /// What a node starts from that waits to be added by a running cluster.

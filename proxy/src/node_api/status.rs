@@ -5,7 +5,7 @@ use redfence_core::machine::Stats;
 
 /// One member, as the transport and `LOCK.CLUSTER NODES` know it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Member {
+pub struct ClusterMember {
     pub id: NodeId,
     pub addr: String,
     /// Log index of the change that brought it in; 0 for founders. Tells two lives of one id apart.

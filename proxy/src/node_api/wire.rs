@@ -5,8 +5,8 @@
 //! against the bytes that are there before anything is allocated for it.
 
 use crate::node_api::{
-    AdminRequest, Forward, Forwarded, GroupId, LogMark, Member, PeerMessage, SnapshotAck, SnapshotChunk,
-    SnapshotId, SnapshotMeta, TransferState,
+    AdminRequest, ClusterMember, Forward, Forwarded, GroupId, LogPosition, PeerMessage, SnapshotAck,
+    SnapshotChunk, SnapshotId, SnapshotMeta, TransferState,
 };
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use protobuf::Message as _;
@@ -38,17 +38,17 @@ const KIND_NOT_MEMBER: u8 = 21;
 
 /// Why bytes are not a message. The connection they came from is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Malformed(pub &'static str);
+pub struct MalformedFrame(pub &'static str);
 
 /// A message too large for a frame. Requests are bounded where they enter, so none is ever built; if one were, dropping it is better
 /// than losing the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLarge {
+pub struct FrameTooLarge {
     pub length: usize,
 }
 
 /// Appends one whole frame, or nothing where it would exceed [`FRAME_BYTES_MAX`].
-pub fn encode_frame(group: GroupId, message: &PeerMessage, out: &mut BytesMut) -> Result<(), TooLarge> {
+pub fn encode_frame(group: GroupId, message: &PeerMessage, out: &mut BytesMut) -> Result<(), FrameTooLarge> {
     let start = out.len();
     out.put_u32_le(0);
     let kind_at = out.len();
@@ -58,7 +58,7 @@ pub fn encode_frame(group: GroupId, message: &PeerMessage, out: &mut BytesMut) -
     let length = out.len() - start - 4;
     if length > FRAME_BYTES_MAX {
         out.truncate(start);
-        return Err(TooLarge { length });
+        return Err(FrameTooLarge { length });
     }
     out[start..start + 4].copy_from_slice(&(length as u32).to_le_bytes());
     Ok(())
@@ -100,7 +100,7 @@ fn encode_payload(message: &PeerMessage, out: &mut BytesMut) -> u8 {
             out.put_u64_le(ack.transfer);
             out.put_u64_le(ack.received_bytes);
             out.put_u8(match ack.state {
-                TransferState::Going => 0,
+                TransferState::InProgress => 0,
                 TransferState::Done => 1,
                 TransferState::Failed => 2,
             });
@@ -119,9 +119,9 @@ fn encode_payload(message: &PeerMessage, out: &mut BytesMut) -> u8 {
 }
 
 /// Reads what follows the length field of a frame: kind, group and payload.
-pub fn decode_frame(mut frame: Bytes) -> Result<(GroupId, PeerMessage), Malformed> {
+pub fn decode_frame(mut frame: Bytes) -> Result<(GroupId, PeerMessage), MalformedFrame> {
     if frame.len() > FRAME_BYTES_MAX {
-        return Err(Malformed("frame too long"));
+        return Err(MalformedFrame("frame too long"));
     }
     let kind = get_u8(&mut frame)?;
     let group = need(&mut frame, 2)?.get_u16_le();
@@ -134,25 +134,25 @@ pub fn decode_frame(mut frame: Bytes) -> Result<(GroupId, PeerMessage), Malforme
             PeerMessage::Admin { applied: get_u64(&mut frame)?, request: decode_admin(&mut frame)? }
         }
         KIND_NOT_MEMBER => PeerMessage::NotMember { conf_index: get_u64(&mut frame)? },
-        _ => return Err(Malformed("unknown kind of frame")),
+        _ => return Err(MalformedFrame("unknown kind of frame")),
     };
     Ok((group, message))
 }
 
-fn decode_forward(mut frame: Bytes) -> Result<Forward, Malformed> {
+fn decode_forward(mut frame: Bytes) -> Result<Forward, MalformedFrame> {
     let origin = Origin { node: get_u64(&mut frame)?, incarnation: get_u64(&mut frame)? };
     let (term, prev) = (get_u64(&mut frame)?, get_u64(&mut frame)?);
     let acked_below = get_u64(&mut frame)?;
     let count = get_u32(&mut frame)? as usize;
     // A count that lies is found out before it is believed.
     if count > FORWARD_COMMANDS_MAX || frame.len() < count * FORWARDED_BYTES_MIN {
-        return Err(Malformed("forwarded batch: count does not fit"));
+        return Err(MalformedFrame("forwarded batch: count does not fit"));
     }
     let mut commands: Vec<Forwarded> = Vec::with_capacity(count);
     for _ in 0..count {
         let (seq, connection) = (get_u64(&mut frame)?, get_u64(&mut frame)?);
         if commands.last().is_some_and(|before| before.seq >= seq) {
-            return Err(Malformed("forwarded batch: numbers do not rise"));
+            return Err(MalformedFrame("forwarded batch: numbers do not rise"));
         }
         commands.push(Forwarded { seq, connection, blob: get_bytes(&mut frame)? });
     }
@@ -160,7 +160,7 @@ fn decode_forward(mut frame: Bytes) -> Result<Forward, Malformed> {
     Ok(Forward { origin, term, prev, acked_below, commands })
 }
 
-fn decode_chunk(mut frame: Bytes) -> Result<SnapshotChunk, Malformed> {
+fn decode_chunk(mut frame: Bytes) -> Result<SnapshotChunk, MalformedFrame> {
     let transfer = get_u64(&mut frame)?;
     let offset = get_u64(&mut frame)?;
     let message_bytes = get_bytes(&mut frame)?;
@@ -171,14 +171,14 @@ fn decode_chunk(mut frame: Bytes) -> Result<SnapshotChunk, Malformed> {
     Ok(SnapshotChunk { transfer, offset, bytes: frame, message })
 }
 
-fn decode_ack(mut frame: Bytes) -> Result<SnapshotAck, Malformed> {
+fn decode_ack(mut frame: Bytes) -> Result<SnapshotAck, MalformedFrame> {
     let transfer = get_u64(&mut frame)?;
     let received_bytes = get_u64(&mut frame)?;
     let state = match get_u8(&mut frame)? {
-        0 => TransferState::Going,
+        0 => TransferState::InProgress,
         1 => TransferState::Done,
         2 => TransferState::Failed,
-        _ => return Err(Malformed("unknown state of a transfer")),
+        _ => return Err(MalformedFrame("unknown state of a transfer")),
     };
     Ok(SnapshotAck { transfer, received_bytes, state })
 }
@@ -201,14 +201,14 @@ fn put_admin(request: &AdminRequest, out: &mut BytesMut) {
     }
 }
 
-fn decode_admin(frame: &mut Bytes) -> Result<AdminRequest, Malformed> {
+fn decode_admin(frame: &mut Bytes) -> Result<AdminRequest, MalformedFrame> {
     let verb = get_u8(frame)?;
     let id = get_u64(frame)?;
     match verb {
         0 => Ok(AdminRequest::Add { id, addr: get_addr(frame)? }),
         1 => Ok(AdminRequest::Remove { id }),
         2 => Ok(AdminRequest::Transfer { id }),
-        _ => Err(Malformed("unknown change of membership")),
+        _ => Err(MalformedFrame("unknown change of membership")),
     }
 }
 
@@ -236,25 +236,25 @@ pub fn encode_meta(meta: &SnapshotMeta) -> Bytes {
     out.freeze()
 }
 
-pub fn decode_meta(bytes: &[u8]) -> Result<SnapshotMeta, Malformed> {
+pub fn decode_meta(bytes: &[u8]) -> Result<SnapshotMeta, MalformedFrame> {
     let mut frame = Bytes::copy_from_slice(bytes);
     if get_u8(&mut frame)? != META_VERSION {
-        return Err(Malformed("snapshot record of an unknown version"));
+        return Err(MalformedFrame("snapshot record of an unknown version"));
     }
     let id = SnapshotId(get_u64(&mut frame)?);
-    let at = LogMark { index: get_u64(&mut frame)?, term: get_u64(&mut frame)? };
+    let at = LogPosition { index: get_u64(&mut frame)?, term: get_u64(&mut frame)? };
     let size_bytes = get_u64(&mut frame)?;
     let crc32 = get_u32(&mut frame)?;
     let conf_state: ConfState = get_protobuf(&get_bytes(&mut frame)?)?;
     let count = get_u32(&mut frame)? as usize;
     if count > MEMBERS_MAX {
-        return Err(Malformed("snapshot record: too many members"));
+        return Err(MalformedFrame("snapshot record: too many members"));
     }
     let mut members = Vec::with_capacity(count);
     for _ in 0..count {
         let (id, added_at) = (get_u64(&mut frame)?, get_u64(&mut frame)?);
         let voter = get_u8(&mut frame)? != 0;
-        members.push(Member { id, addr: get_addr(&mut frame)?, added_at, voter });
+        members.push(ClusterMember { id, addr: get_addr(&mut frame)?, added_at, voter });
     }
     finished(&frame)?;
     Ok(SnapshotMeta { id, at, conf_state, members, size_bytes, crc32 })
@@ -280,56 +280,56 @@ fn put_protobuf(message: &impl protobuf::Message, out: &mut BytesMut) {
     stream.check_eof();
 }
 
-fn get_protobuf<M: protobuf::Message>(bytes: &Bytes) -> Result<M, Malformed> {
-    M::parse_from_carllerche_bytes(bytes).map_err(|_| Malformed("not a raft message"))
+fn get_protobuf<M: protobuf::Message>(bytes: &Bytes) -> Result<M, MalformedFrame> {
+    M::parse_from_carllerche_bytes(bytes).map_err(|_| MalformedFrame("not a raft message"))
 }
 
-fn need(frame: &mut Bytes, len: usize) -> Result<Bytes, Malformed> {
+fn need(frame: &mut Bytes, len: usize) -> Result<Bytes, MalformedFrame> {
     if frame.len() < len {
-        return Err(Malformed("frame ends early"));
+        return Err(MalformedFrame("frame ends early"));
     }
     Ok(frame.split_to(len))
 }
 
-fn get_u8(frame: &mut Bytes) -> Result<u8, Malformed> {
+fn get_u8(frame: &mut Bytes) -> Result<u8, MalformedFrame> {
     Ok(need(frame, 1)?.get_u8())
 }
 
-fn get_u32(frame: &mut Bytes) -> Result<u32, Malformed> {
+fn get_u32(frame: &mut Bytes) -> Result<u32, MalformedFrame> {
     Ok(need(frame, 4)?.get_u32_le())
 }
 
-fn get_u64(frame: &mut Bytes) -> Result<u64, Malformed> {
+fn get_u64(frame: &mut Bytes) -> Result<u64, MalformedFrame> {
     Ok(need(frame, 8)?.get_u64_le())
 }
 
-fn get_bytes(frame: &mut Bytes) -> Result<Bytes, Malformed> {
+fn get_bytes(frame: &mut Bytes) -> Result<Bytes, MalformedFrame> {
     let len = get_u32(frame)? as usize;
     need(frame, len)
 }
 
-fn get_addr(frame: &mut Bytes) -> Result<String, Malformed> {
+fn get_addr(frame: &mut Bytes) -> Result<String, MalformedFrame> {
     let bytes = get_bytes(frame)?;
     if bytes.len() > ADDR_BYTES_MAX {
-        return Err(Malformed("address too long"));
+        return Err(MalformedFrame("address too long"));
     }
-    String::from_utf8(bytes.to_vec()).map_err(|_| Malformed("address is not text"))
+    String::from_utf8(bytes.to_vec()).map_err(|_| MalformedFrame("address is not text"))
 }
 
-fn finished(frame: &Bytes) -> Result<(), Malformed> {
+fn finished(frame: &Bytes) -> Result<(), MalformedFrame> {
     match frame.is_empty() {
         true => Ok(()),
-        false => Err(Malformed("frame has bytes left over")),
+        false => Err(MalformedFrame("frame has bytes left over")),
     }
 }
 
 /// A `MsgSnapshot` names its file in the snapshot's data.
-pub fn meta_of(message: &Message) -> Result<SnapshotMeta, Malformed> {
+pub fn meta_of(message: &Message) -> Result<SnapshotMeta, MalformedFrame> {
     let snapshot = message.get_snapshot();
     let meta = decode_meta(&snapshot.data)?;
     let raft_meta = snapshot.get_metadata();
     if (meta.at.index, meta.at.term) != (raft_meta.index, raft_meta.term) {
-        return Err(Malformed("snapshot record and raft message differ"));
+        return Err(MalformedFrame("snapshot record and raft message differ"));
     }
     Ok(meta)
 }
@@ -421,7 +421,7 @@ mod tests {
         frame.put_u16_le(0);
         frame.put_slice(&[0; 40]);
         frame.put_u32_le(u32::MAX);
-        assert_eq!(decode_frame(frame.freeze()), Err(Malformed("forwarded batch: count does not fit")));
+        assert_eq!(decode_frame(frame.freeze()), Err(MalformedFrame("forwarded batch: count does not fit")));
     }
 
     #[test]

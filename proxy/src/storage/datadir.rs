@@ -12,7 +12,7 @@
 //! `tier2::shell` opens it; nothing else in the program writes here.
 
 use super::error::StorageError;
-use super::guard::read_small;
+use super::guarded_fs::read_small;
 use fs2::FileExt;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -46,7 +46,7 @@ impl std::fmt::Display for StoreId {
 
 /// Whose data this is. `cluster_id` 0: not known yet, learned from the first peer (a node that joins).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Identity {
+pub struct NodeIdentity {
     pub node_id: u64,
     pub cluster_id: u64,
     pub store_id: StoreId,
@@ -102,7 +102,7 @@ impl DataDir {
     }
 
     /// `None` in a directory that was never used.
-    pub fn identity(&self) -> Result<Option<Identity>, StorageError> {
+    pub fn identity(&self) -> Result<Option<NodeIdentity>, StorageError> {
         let path = self.root.join("IDENTITY");
         let Some(fields) = read_fields(&path, IDENTITY_HEAD)? else {
             return if fs::read_dir(self.log_path()).is_ok_and(|mut files| files.next().is_some()) {
@@ -115,7 +115,7 @@ impl DataDir {
             let text = fields.get(key).ok_or_else(|| bad_file(&path, &format!("has no line '{key}'")))?;
             u128::from_str_radix(text, radix).map_err(|_| bad_file(&path, &format!("has a bad line '{key}'")))
         };
-        Ok(Some(Identity {
+        Ok(Some(NodeIdentity {
             node_id: number("node", 10)? as u64,
             cluster_id: number("cluster", 16)? as u64,
             store_id: StoreId(number("store", 16)?),
@@ -123,7 +123,7 @@ impl DataDir {
         }))
     }
 
-    pub fn save_identity(&self, identity: &Identity) -> Result<(), StorageError> {
+    pub fn save_identity(&self, identity: &NodeIdentity) -> Result<(), StorageError> {
         let lines = format!(
             "node {}\ncluster {:016x}\nstore {}\nlog {}\n",
             identity.node_id,
@@ -233,7 +233,7 @@ mod tests {
         let dir = DataDir::open(temp.path()).unwrap();
         assert_eq!(dir.identity().unwrap(), None);
         let identity =
-            Identity { node_id: 3, cluster_id: 77, store_id: StoreId::random().unwrap(), log_made: true };
+            NodeIdentity { node_id: 3, cluster_id: 77, store_id: StoreId::random().unwrap(), log_made: true };
         dir.save_identity(&identity).unwrap();
         let peers = KnownStores::from([((1, 0), StoreId(5)), ((2, 77), StoreId(u128::MAX))]);
         dir.save_known_stores(&peers).unwrap();

@@ -8,22 +8,22 @@
 //! - Entries that leave a hole panic after they were written, and at every later open: `records.rs` refuses them first, and
 //!   an installed snapshot drops the old entries in the same batch that appends the new ones.
 //! - `Engine::sync` does nothing: only a batch with something in it is synced.
-//! - A failed fsync panics: [`quiet::catch`] makes it an error, after which the store is dead and the node stops.
-//! - A record in the last file that fails its checksum counts as a torn tail: `guard.rs` forbids that below the mark.
+//! - A failed fsync panics: [`catch_panic::catch`] makes it an error, after which the store is dead and the node stops.
+//! - A record in the last file that fails its checksum counts as a torn tail: `guarded_fs.rs` forbids that below the mark.
 //! - Entry bytes are checked when read: [`EngineStore::open`] reads every entry once.
 //! - Files are given back only by `purge_expired_files`, and reads may miss a file that is just being moved: reads that
 //!   fail are tried again while no purge runs.
 
 use super::datadir::{sync_dir, DataDir};
-use super::error::StorageError;
-use super::guard::Shared;
-use super::mark::Mark;
-use super::parts::{
-    check_last_file, damaged, lock, open_parts, EngineReader, EntryOf, Parts, HEAD_KEY, SNAPSHOT_KEY,
+use super::durable_mark::DurableMark;
+use super::engine_io::{
+    check_last_file, damaged, lock, open_engine, EngineIo, EngineReader, EntryCodec, HEAD_KEY, SNAPSHOT_KEY,
 };
+use super::error::StorageError;
+use super::guarded_fs::FileGuard;
 use super::records::{encode_snapshot, EntryChange, Records};
 use super::snapshots::settle;
-use super::{quiet, LogStore};
+use super::{catch_panic, LogStore};
 use crate::node_api::{LogReader, PersistTask, Recovered, SnapshotMeta};
 use raft_engine::{Command, LogBatch};
 use std::sync::Arc;
@@ -47,7 +47,7 @@ impl Default for EngineLimits {
 
 /// The log of one raft group in one data directory.
 pub struct EngineStore {
-    parts: Arc<Parts>,
+    engine_io: Arc<EngineIo>,
     records: Records,
     opened: Recovered,
     /// A head that differs from the stored one in its commit index alone: written with the next batch that must be.
@@ -62,11 +62,11 @@ impl EngineStore {
         if log.exists() {
             std::fs::remove_dir_all(&log).map_err(|e| StorageError::io_at("clear", &log, e))?;
         }
-        let files = Shared::new(Mark::create(&dir.mark_path())?);
-        let parts = open_parts(dir, limits, files)?;
-        let mut store = EngineStore::over(parts, Records::first(first));
+        let files = FileGuard::new(DurableMark::create(&dir.mark_path())?);
+        let engine_io = open_engine(dir, limits, files)?;
+        let mut store = EngineStore::over(engine_io, Records::first(first));
         store.write_records(true)?;
-        store.parts.files.mark.flush().map_err(|e| StorageError::io("fsync the durable mark", e))?;
+        store.engine_io.files.mark.flush().map_err(|e| StorageError::io("fsync the durable mark", e))?;
         drop(store);
         sync_dir(&log)?;
         sync_dir(dir.root())
@@ -74,12 +74,12 @@ impl EngineStore {
 
     /// Opens what is there, checks all of it, and counts the start.
     pub fn open(dir: &DataDir, limits: EngineLimits) -> Result<EngineStore, StorageError> {
-        let files = Shared::new(Mark::open(&dir.mark_path())?);
+        let files = FileGuard::new(DurableMark::open(&dir.mark_path())?);
         check_last_file(&dir.log_path(), &files)?;
-        let parts = open_parts(dir, limits, files)?;
-        let records = parts.read_records()?;
+        let engine_io = open_engine(dir, limits, files)?;
+        let records = engine_io.read_records()?;
         settle(&dir.snapshots_path(), &records.snapshot)?;
-        let mut store = EngineStore::over(parts, records);
+        let mut store = EngineStore::over(engine_io, records);
         store.check_entries()?;
         store.records.head.boot += 1;
         store.write_records(false)?;
@@ -87,10 +87,10 @@ impl EngineStore {
         Ok(store)
     }
 
-    fn over(parts: Parts, records: Records) -> EngineStore {
-        *lock(&parts.truncated) = records.head.truncated;
+    fn over(engine_io: EngineIo, records: Records) -> EngineStore {
+        *lock(&engine_io.truncated) = records.head.truncated;
         let opened = records.recovered();
-        EngineStore { parts: Arc::new(parts), records, opened, head_deferred: false, dead: false }
+        EngineStore { engine_io: Arc::new(engine_io), records, opened, head_deferred: false, dead: false }
     }
 
     /// Reads every entry once: raft-engine verifies their bytes only then.
@@ -100,7 +100,8 @@ impl EngineStore {
         let mut next = head.truncated.index + 1;
         while next <= head.last_index {
             let high = (next + CHECK_ENTRIES).min(head.last_index + 1);
-            let entries = self.parts.fetch(next, high, u64::MAX).map_err(|e| StorageError::Damaged(e.0))?;
+            let entries =
+                self.engine_io.fetch(next, high, u64::MAX).map_err(|e| StorageError::Damaged(e.0))?;
             if entries.len() as u64 != high - next {
                 return Err(damaged(&format!("entries between {next} and {high} are missing")));
             }
@@ -122,7 +123,7 @@ impl EngineStore {
     }
 
     fn put_records(&self, batch: &mut LogBatch, with_snapshot: bool) -> Result<(), StorageError> {
-        let region = self.parts.region;
+        let region = self.engine_io.region;
         let put = batch.put(region, HEAD_KEY.to_vec(), self.records.head.encode());
         put.map_err(|e| StorageError::Internal(e.to_string()))?;
         if with_snapshot {
@@ -135,7 +136,7 @@ impl EngineStore {
     }
 
     fn add_task(&mut self, batch: &mut LogBatch, task: &PersistTask) -> Result<(), StorageError> {
-        let region = self.parts.region;
+        let region = self.engine_io.region;
         let last_before = self.records.head.last_index;
         for change in self.records.advance(task).map_err(StorageError::Internal)? {
             match change {
@@ -145,7 +146,7 @@ impl EngineStore {
                     batch.add_command(region, Command::Compact { index });
                 }
                 EntryChange::Append { .. } => batch
-                    .add_entries::<EntryOf>(region, &task.entries)
+                    .add_entries::<EntryCodec>(region, &task.entries)
                     .map_err(|e| StorageError::Internal(e.to_string()))?,
                 EntryChange::DropTo { index } => {
                     batch.add_command(region, Command::Compact { index: index + 1 });
@@ -156,13 +157,13 @@ impl EngineStore {
     }
 
     fn commit(&mut self, mut batch: LogBatch, sync: bool) -> Result<(), StorageError> {
-        let Some(engine) = self.parts.engine.as_ref() else {
+        let Some(engine) = self.engine_io.engine.as_ref() else {
             return Err(StorageError::Internal("the log is closed".to_string()));
         };
-        match quiet::catch(|| engine.write(&mut batch, sync)) {
+        match catch_panic::catch(|| engine.write(&mut batch, sync)) {
             Ok(Ok(_)) => {
                 self.head_deferred = false;
-                *lock(&self.parts.truncated) = self.records.head.truncated;
+                *lock(&self.engine_io.truncated) = self.records.head.truncated;
                 Ok(())
             }
             Ok(Err(e)) => Err(self.give_up(e.to_string())),
@@ -173,15 +174,15 @@ impl EngineStore {
     /// After a failed write nobody knows what is on disk, so nothing more is written.
     fn give_up(&mut self, text: String) -> StorageError {
         self.dead = true;
-        self.parts.explain(text)
+        self.engine_io.explain(text)
     }
 
     /// Faults for tests: so many more writes (or fsyncs) work, then the disk is full (or broken).
     #[doc(hidden)]
     pub fn fail_after(&self, writes: u64, syncs: u64) {
         use std::sync::atomic::Ordering;
-        self.parts.files.writes_until_full.store(writes, Ordering::Relaxed);
-        self.parts.files.syncs_until_error.store(syncs, Ordering::Relaxed);
+        self.engine_io.files.writes_until_full.store(writes, Ordering::Relaxed);
+        self.engine_io.files.syncs_until_error.store(syncs, Ordering::Relaxed);
     }
 }
 
@@ -214,15 +215,15 @@ impl LogStore for EngineStore {
     }
 
     fn reader(&self) -> Box<dyn LogReader> {
-        Box::new(EngineReader(self.parts.clone()))
+        Box::new(EngineReader(self.engine_io.clone()))
     }
 
     fn tidy(&mut self) -> Result<(), StorageError> {
-        let Some(engine) = self.parts.engine.as_ref().filter(|_| !self.dead) else { return Ok(()) };
-        self.parts.files.mark.flush().map_err(|e| StorageError::io("fsync the durable mark", e))?;
+        let Some(engine) = self.engine_io.engine.as_ref().filter(|_| !self.dead) else { return Ok(()) };
+        self.engine_io.files.mark.flush().map_err(|e| StorageError::io("fsync the durable mark", e))?;
         let outcome = {
-            let _guard = lock(&self.parts.purging);
-            quiet::catch(|| engine.purge_expired_files())
+            let _guard = lock(&self.engine_io.purging);
+            catch_panic::catch(|| engine.purge_expired_files())
         };
         match outcome {
             // The groups it names have old entries in use; they are moved by the engine itself after a while.
@@ -241,6 +242,6 @@ impl Drop for EngineStore {
         if self.head_deferred {
             let _ = self.write_records(false);
         }
-        let _ = self.parts.files.mark.flush();
+        let _ = self.engine_io.files.mark.flush();
     }
 }

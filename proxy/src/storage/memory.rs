@@ -17,13 +17,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The platter. Clones are handles on the same one.
 #[derive(Clone)]
-pub struct MemoryDisk(Arc<Mutex<Platter>>);
+pub struct MemoryDisk(Arc<Mutex<MemoryDiskState>>);
 
 #[derive(Default)]
-struct Platter {
-    durable: Log,
+struct MemoryDiskState {
+    durable: MemoryLog,
     /// What a reader sees: `durable` and the cached batches on top.
-    current: Log,
+    current: MemoryLog,
     /// The tasks that were not synced yet, oldest first. Each is atomic; a crash may fall between any two.
     cached: Vec<PersistTask>,
     snapshots: BTreeMap<SnapshotId, Vec<u8>>,
@@ -31,13 +31,13 @@ struct Platter {
 }
 
 #[derive(Clone, Default)]
-struct Log {
+struct MemoryLog {
     records: Records,
     /// From `truncated.index + 1` on, without a hole.
     entries: Vec<Entry>,
 }
 
-impl Log {
+impl MemoryLog {
     fn first_index(&self) -> u64 {
         self.records.head.truncated.index + 1
     }
@@ -64,7 +64,7 @@ impl Log {
     }
 }
 
-impl Platter {
+impl MemoryDiskState {
     fn settle_cached(&mut self) {
         for task in self.cached.drain(..) {
             self.durable.apply(&task).expect("what the cache took, the platter takes");
@@ -76,8 +76,8 @@ impl MemoryDisk {
     /// A disk as [`super::engine::EngineStore::create`] leaves it.
     #[must_use]
     pub fn new(first: SnapshotMeta) -> MemoryDisk {
-        let log = Log { records: Records::first(first), entries: Vec::new() };
-        let platter = Platter { durable: log.clone(), current: log, ..Platter::default() };
+        let log = MemoryLog { records: Records::first(first), entries: Vec::new() };
+        let platter = MemoryDiskState { durable: log.clone(), current: log, ..MemoryDiskState::default() };
         MemoryDisk(Arc::new(Mutex::new(platter)))
     }
 
@@ -150,7 +150,7 @@ impl MemoryDisk {
         }
     }
 
-    fn platter(&self) -> MutexGuard<'_, Platter> {
+    fn platter(&self) -> MutexGuard<'_, MemoryDiskState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,12 +7,12 @@
 //! # Layout
 //!
 //! - [`datadir`]: the directory: lock, identity, known peers
-//! - [`engine`]: the log on raft-engine; `parts`: how it is opened and read
+//! - [`engine`]: the log on raft-engine; `engine_io`: how it is opened and read
 //! - [`memory`]: its twin in memory
 //! - [`snapshots`]: snapshot files
 //! - `records`: the head and snapshot records, and how tasks move them
-//! - `guard`, `mark`: the files under raft-engine, and how far they are known to be durable
-//! - `quiet`: panics of raft-engine as errors
+//! - `guarded_fs`, `durable_mark`: the files under raft-engine, and how far they are known to be durable
+//! - `catch_panic`: panics of raft-engine as errors
 //!
 //! # Caveats
 //!
@@ -20,21 +20,21 @@
 //! directory. After a power cut the durable mark may be some seconds old; damage (not loss: the disk kept its word about
 //! the fsync) inside that window of the newest log file is taken for a torn tail.
 
+mod catch_panic;
 pub mod datadir;
+mod durable_mark;
 pub mod engine;
+mod engine_io;
 mod error;
-mod guard;
-mod mark;
+mod guarded_fs;
 pub mod memory;
-mod parts;
-mod quiet;
 mod records;
 pub mod snapshots;
 #[cfg(test)]
 mod tests;
 
+pub(crate) use catch_panic::payload_text as panic_text;
 pub use error::StorageError;
-pub(crate) use quiet::payload_text as panic_text;
 
 use crate::node_api::{LogReader, PersistTask, Recovered};
 

@@ -1,10 +1,10 @@
 //! The two small records beside the entries, and their bytes.
 //!
-//! Every batch carries the whole [`Head`], so that the newest batch alone tells what the log must look like: a lost or
+//! Every batch carries the whole [`LogHead`], so that the newest batch alone tells what the log must look like: a lost or
 //! stale part of it is noticed at the next start instead of being believed.
 
 use crate::node_api::wire::{decode_meta, encode_meta};
-use crate::node_api::{LogMark, PersistTask, Recovered, SnapshotMeta};
+use crate::node_api::{LogPosition, PersistTask, Recovered, SnapshotMeta};
 use bytes::{Buf, BufMut};
 use raft::eraftpb::HardState;
 use redfence_core::mutants::{on, Mutant};
@@ -13,13 +13,13 @@ const HEAD_VERSION: u8 = 1;
 
 /// Where the log stands after a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Head {
+pub(crate) struct LogHead {
     /// How often this data directory was started.
     pub(crate) boot: u64,
     /// Rises with each change of the snapshot record, which carries the same number.
     pub(crate) snapshot_generation: u64,
     pub(crate) hard_state: HardState,
-    pub(crate) truncated: LogMark,
+    pub(crate) truncated: LogPosition,
     pub(crate) last_index: u64,
 }
 
@@ -34,10 +34,10 @@ pub(crate) enum EntryChange {
     DropTo { index: u64 },
 }
 
-/// The records together, and the rules by which tasks move them. Shared by the engine and its twin in memory.
+/// The records together, and the rules by which tasks move them. Shared by the engine and by its in-memory counterpart.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Records {
-    pub(crate) head: Head,
+    pub(crate) head: LogHead,
     pub(crate) snapshot: SnapshotMeta,
 }
 
@@ -46,7 +46,7 @@ impl Records {
     pub(crate) fn first(snapshot: SnapshotMeta) -> Records {
         let hard_state =
             HardState { term: snapshot.at.term, commit: snapshot.at.index, ..HardState::default() };
-        let head = Head {
+        let head = LogHead {
             boot: 0,
             snapshot_generation: 1,
             hard_state,
@@ -103,7 +103,7 @@ impl Records {
         contiguous.then_some(()).ok_or_else(|| format!("the entries from {first} on are not contiguous"))
     }
 
-    fn check_compact(&self, mark: LogMark) -> Result<(), String> {
+    fn check_compact(&self, mark: LogPosition) -> Result<(), String> {
         if mark.index > self.snapshot.at.index {
             return Err(format!(
                 "the log may not be cut at {}: the snapshot reaches only to {}",
@@ -153,7 +153,7 @@ impl Records {
     }
 }
 
-impl Head {
+impl LogHead {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(1 + 8 * 8);
         out.put_u8(HEAD_VERSION);
@@ -172,16 +172,16 @@ impl Head {
         out
     }
 
-    pub(crate) fn decode(mut bytes: &[u8]) -> Option<Head> {
+    pub(crate) fn decode(mut bytes: &[u8]) -> Option<LogHead> {
         if bytes.len() != 1 + 8 * 8 || bytes.get_u8() != HEAD_VERSION {
             return None;
         }
-        let mut head = Head { boot: bytes.get_u64_le(), ..Head::default() };
+        let mut head = LogHead { boot: bytes.get_u64_le(), ..LogHead::default() };
         head.snapshot_generation = bytes.get_u64_le();
         head.hard_state.term = bytes.get_u64_le();
         head.hard_state.vote = bytes.get_u64_le();
         head.hard_state.commit = bytes.get_u64_le();
-        head.truncated = LogMark { index: bytes.get_u64_le(), term: bytes.get_u64_le() };
+        head.truncated = LogPosition { index: bytes.get_u64_le(), term: bytes.get_u64_le() };
         head.last_index = bytes.get_u64_le();
         Some(head)
     }
@@ -210,8 +210,8 @@ mod tests {
         meta.crc32 = 7;
         assert_eq!(decode_snapshot(&encode_snapshot(4, &meta)), Some((4, meta.clone())));
         let head = Records::first(meta).head;
-        assert_eq!(Head::decode(&head.encode()), Some(head));
-        assert_eq!(Head::decode(&[]), None);
+        assert_eq!(LogHead::decode(&head.encode()), Some(head));
+        assert_eq!(LogHead::decode(&[]), None);
         assert_eq!(decode_snapshot(&[1, 2]), None);
     }
 }

@@ -26,10 +26,10 @@ const SYNC_EVERY_BYTES: u64 = 512 << 10;
 pub struct SnapshotWriter {
     dir: PathBuf,
     /// The file under way. The node writes one at a time; a second `Create` drops the first.
-    open: Option<Unfinished>,
+    open: Option<UnfinishedSnapshot>,
 }
 
-struct Unfinished {
+struct UnfinishedSnapshot {
     id: SnapshotId,
     file: File,
     written_bytes: u64,
@@ -66,8 +66,13 @@ impl SnapshotWriter {
             self.discard(abandoned.id);
         }
         let file = File::create(temp_path(&self.dir, id))?;
-        self.open =
-            Some(Unfinished { id, file, written_bytes: 0, synced_bytes: 0, crc: crc32fast::Hasher::new() });
+        self.open = Some(UnfinishedSnapshot {
+            id,
+            file,
+            written_bytes: 0,
+            synced_bytes: 0,
+            crc: crc32fast::Hasher::new(),
+        });
         Ok(())
     }
 
@@ -97,7 +102,7 @@ impl SnapshotWriter {
         sync_dir(&self.dir).map_err(|e| e.to_string())
     }
 
-    fn under_way(&mut self, id: SnapshotId) -> Result<&mut Unfinished, String> {
+    fn under_way(&mut self, id: SnapshotId) -> Result<&mut UnfinishedSnapshot, String> {
         self.open
             .as_mut()
             .filter(|open| open.id == id)

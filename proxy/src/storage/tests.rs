@@ -4,11 +4,11 @@ use super::datadir::DataDir;
 use super::engine::{EngineLimits, EngineStore};
 use super::memory::{MemoryDisk, MemoryStore};
 use super::*;
-use crate::node_api::{LogMark, SnapshotMeta};
+use crate::node_api::{LogPosition, SnapshotMeta};
 use raft::eraftpb::{Entry, HardState};
 use std::path::Path;
 
-/// A place that logs can be opened on again and again.
+/// A place where logs can be opened on again and again.
 trait Disk {
     type Store: LogStore;
     fn open(&self) -> Result<Self::Store, StorageError>;
@@ -92,7 +92,7 @@ fn append(indexes: std::ops::RangeInclusive<u64>, term: u64) -> PersistTask {
 }
 
 fn snapshot_at(index: u64, term: u64) -> SnapshotMeta {
-    SnapshotMeta { at: LogMark { index, term }, ..founding() }
+    SnapshotMeta { at: LogPosition { index, term }, ..founding() }
 }
 
 /// Every entry of the log as `(index, term)`, read through a reader.
@@ -121,7 +121,7 @@ fn restart<D: Disk>(disk: &D, store: D::Store) -> (D::Store, Recovered, Vec<(u64
 fn starts_empty_and_counts_starts(disk: &impl Disk) {
     let store = disk.open().unwrap();
     let first = store.recovered();
-    assert_eq!((first.boot, first.last_index, first.truncated), (1, 1, LogMark { index: 1, term: 1 }));
+    assert_eq!((first.boot, first.last_index, first.truncated), (1, 1, LogPosition { index: 1, term: 1 }));
     assert_eq!(first.snapshot, founding());
     assert_eq!((first.hard_state.term, first.hard_state.commit), (1, 1));
     let (_store, second, _) = restart(disk, store);
@@ -145,12 +145,12 @@ fn compaction_keeps_the_tail(disk: &impl Disk) {
     let mut store = disk.open().unwrap();
     store.write(&[append(2..=10, 3)]).unwrap();
     let snapshot = Some(snapshot_at(8, 3));
-    let compact = Some(LogMark { index: 6, term: 3 });
+    let compact = Some(LogPosition { index: 6, term: 3 });
     store.write(&[PersistTask { snapshot, compact, ..PersistTask::default() }]).unwrap();
     store.write(&[append(11..=11, 3)]).unwrap();
     let (store, recovered, found) = restart(disk, store);
     assert_eq!(recovered.snapshot, snapshot_at(8, 3));
-    assert_eq!(recovered.truncated, LogMark { index: 6, term: 3 });
+    assert_eq!(recovered.truncated, LogPosition { index: 6, term: 3 });
     assert_eq!(recovered.hard_state.commit, 8, "what the snapshot holds is committed");
     assert_eq!(found, [(7, 3), (8, 3), (9, 3), (10, 3), (11, 3)]);
     assert_eq!(store.reader().term(6).unwrap(), 3);
@@ -199,7 +199,7 @@ fn long_life(disk: &impl Disk) {
             last += 9;
         }
         let keep = last - 20;
-        let (snapshot, compact) = (Some(snapshot_at(keep, term)), Some(LogMark { index: keep, term }));
+        let (snapshot, compact) = (Some(snapshot_at(keep, term)), Some(LogPosition { index: keep, term }));
         store.write(&[PersistTask { snapshot, compact, ..PersistTask::default() }]).unwrap();
         if round % 11 == 0 {
             let meta = snapshot_at(last - 5, term);

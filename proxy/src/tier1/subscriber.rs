@@ -6,7 +6,7 @@
 
 use super::client;
 use super::upstream::Upstream;
-use crate::events::{is_about_locks, Hub, Kind, Message};
+use crate::events::{is_about_locks, Hub, PubSubMessage, SubscriptionKind};
 use crate::resp::encode;
 use crate::resp::replies::{ReplyScanner, ScannedReply};
 use bytes::Bytes;
@@ -27,8 +27,8 @@ const MESSAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
 type ConfirmSender = oneshot::Sender<Result<(), String>>;
 
 enum SubscriptionChange {
-    Subscribe { kind: Kind, names: Vec<Bytes>, confirm: Option<ConfirmSender> },
-    Unsubscribe { kind: Kind, name: Bytes },
+    Subscribe { kind: SubscriptionKind, names: Vec<Bytes>, confirm: Option<ConfirmSender> },
+    Unsubscribe { kind: SubscriptionKind, name: Bytes },
 }
 
 #[derive(Default)]
@@ -53,10 +53,10 @@ impl std::fmt::Debug for UpstreamSubscriber {
     }
 }
 
-fn rank(kind: Kind) -> u8 {
+fn rank(kind: SubscriptionKind) -> u8 {
     match kind {
-        Kind::Channel => 0,
-        Kind::Pattern => 1,
+        SubscriptionKind::Channel => 0,
+        SubscriptionKind::Pattern => 1,
     }
 }
 
@@ -74,7 +74,11 @@ impl UpstreamSubscriber {
     }
 
     /// Confirmed once that Redis has confirmed; refused where it cannot be reached and more than locks is asked for.
-    pub fn subscribe(&self, kind: Kind, names: &[Bytes]) -> oneshot::Receiver<Result<(), String>> {
+    pub fn subscribe(
+        &self,
+        kind: SubscriptionKind,
+        names: &[Bytes],
+    ) -> oneshot::Receiver<Result<(), String>> {
         let (confirm, confirmed) = oneshot::channel();
         let mut state = self.state();
         for name in names {
@@ -98,7 +102,7 @@ impl UpstreamSubscriber {
         confirmed
     }
 
-    pub fn unsubscribe(&self, kind: Kind, name: &Bytes) {
+    pub fn unsubscribe(&self, kind: SubscriptionKind, name: &Bytes) {
         let mut state = self.state();
         let key = (rank(kind), name.clone());
         let Some(count) = state.wanted.get_mut(&key) else { return };
@@ -142,7 +146,7 @@ impl UpstreamSubscriber {
             })
             .collect();
         let mut changes = Vec::new();
-        for kind in [Kind::Channel, Kind::Pattern] {
+        for kind in [SubscriptionKind::Channel, SubscriptionKind::Pattern] {
             let names: Vec<Bytes> = state
                 .wanted
                 .keys()
@@ -156,7 +160,7 @@ impl UpstreamSubscriber {
         // Whoever was waiting is confirmed with the last of them: by then all are subscribed.
         for confirm in confirms.into_iter().flatten() {
             changes.push(SubscriptionChange::Subscribe {
-                kind: Kind::Channel,
+                kind: SubscriptionKind::Channel,
                 names: Vec::new(),
                 confirm: Some(confirm),
             });
@@ -244,11 +248,12 @@ impl SubscriberConnection {
                 }
                 SubscriptionChange::Subscribe { kind, names, confirm } => {
                     self.awaiting.push_back((names.len(), confirm));
-                    (if kind == Kind::Channel { b"SUBSCRIBE" } else { b"PSUBSCRIBE" }, names)
+                    (if kind == SubscriptionKind::Channel { b"SUBSCRIBE" } else { b"PSUBSCRIBE" }, names)
                 }
-                SubscriptionChange::Unsubscribe { kind, name } => {
-                    (if kind == Kind::Channel { b"UNSUBSCRIBE" } else { b"PUNSUBSCRIBE" }, vec![name])
-                }
+                SubscriptionChange::Unsubscribe { kind, name } => (
+                    if kind == SubscriptionKind::Channel { b"UNSUBSCRIBE" } else { b"PUNSUBSCRIBE" },
+                    vec![name],
+                ),
             };
             let mut words = vec![Bytes::copy_from_slice(verb)];
             words.extend(names);
@@ -305,11 +310,11 @@ impl SubscriberConnection {
         match &word()[..] {
             b"message" => {
                 let (channel, payload) = (word(), word());
-                hub.pass_on(&Message { pattern: None, channel, payload });
+                hub.pass_on(&PubSubMessage { pattern: None, channel, payload });
             }
             b"pmessage" => {
                 let (pattern, channel, payload) = (word(), word(), word());
-                hub.pass_on(&Message { pattern: Some(pattern), channel, payload });
+                hub.pass_on(&PubSubMessage { pattern: Some(pattern), channel, payload });
             }
             b"subscribe" | b"psubscribe" => {
                 if let Some((missing, _)) = self.awaiting.front_mut() {

@@ -7,10 +7,10 @@
 //! acceptor -> Welcome
 //! ```
 //!
-//! Either side may answer with a `Refusal` instead, whose text both sides log. Without a configured secret the proofs are
+//! Either side may answer with a `GreetingRefusal` instead, whose text both sides log. Without a configured secret the proofs are
 //! made with an empty one, so a node with a secret and a node without refuse each other.
 
-use super::book::Book;
+use super::peer_registry::PeerRegistry;
 use super::Channel;
 use crate::node_api::wire::ADDR_BYTES_MAX;
 use crate::node_api::NodeId;
@@ -38,7 +38,7 @@ const KIND_REFUSAL: u8 = 4;
 
 /// Why a peer is not let in. The text is the same in the logs of both sides.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum GreetingRefusal {
     NotAPeer(&'static str),
     Version {
         theirs: u16,
@@ -64,29 +64,29 @@ pub enum Refusal {
     ByPeer(String),
 }
 
-impl fmt::Display for Refusal {
+impl fmt::Display for GreetingRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::NotAPeer(what) => write!(f, "this is no greeting of a Redfence peer ({what})"),
-            Refusal::Version { theirs } => {
+            GreetingRefusal::NotAPeer(what) => write!(f, "this is no greeting of a Redfence peer ({what})"),
+            GreetingRefusal::Version { theirs } => {
                 write!(f, "peer protocol {theirs} is not spoken here, only {PROTOCOL_VERSION}")
             }
-            Refusal::OtherCluster { theirs, ours } => {
+            GreetingRefusal::OtherCluster { theirs, ours } => {
                 write!(f, "cluster {theirs:016x} is not our cluster {ours:016x}")
             }
-            Refusal::OtherStore { id, known, shown } => write!(
+            GreetingRefusal::OtherStore { id, known, shown } => write!(
                 f,
                 "node {id} came with store {shown} but is known with store {known}: its disk was wiped or swapped; \
                  REMOVE the node, then ADD it again"
             ),
-            Refusal::SameId(id) => write!(f, "both sides say they are node {id}"),
-            Refusal::WrongNode { wanted, found } => {
+            GreetingRefusal::SameId(id) => write!(f, "both sides say they are node {id}"),
+            GreetingRefusal::WrongNode { wanted, found } => {
                 write!(f, "node {wanted} was wanted, but node {found} answers at this address")
             }
-            Refusal::NotAdded(id) => write!(f, "node {id} was not added to this cluster; LOCK.CLUSTER ADD it first"),
-            Refusal::Secret => write!(f, "the peer secret is missing or differs"),
-            Refusal::Storage(text) => write!(f, "{text}"),
-            Refusal::ByPeer(text) => write!(f, "refused by the peer: {text}"),
+            GreetingRefusal::NotAdded(id) => write!(f, "node {id} was not added to this cluster; LOCK.CLUSTER ADD it first"),
+            GreetingRefusal::Secret => write!(f, "the peer secret is missing or differs"),
+            GreetingRefusal::Storage(text) => write!(f, "{text}"),
+            GreetingRefusal::ByPeer(text) => write!(f, "refused by the peer: {text}"),
         }
     }
 }
@@ -94,7 +94,7 @@ impl fmt::Display for Refusal {
 /// How a greeting ends when it does not end well.
 #[derive(Debug)]
 pub enum GreetingError {
-    Refused(Refusal),
+    Refused(GreetingRefusal),
     Io(io::Error),
 }
 
@@ -104,8 +104,8 @@ impl From<io::Error> for GreetingError {
     }
 }
 
-impl From<Refusal> for GreetingError {
-    fn from(refusal: Refusal) -> GreetingError {
+impl From<GreetingRefusal> for GreetingError {
+    fn from(refusal: GreetingRefusal) -> GreetingError {
         GreetingError::Refused(refusal)
     }
 }
@@ -133,8 +133,8 @@ pub struct Hello {
 }
 
 impl Hello {
-    fn of(book: &Book, to_node: NodeId, channel: Channel) -> Result<Hello, GreetingError> {
-        let identity = book.identity();
+    fn of(registry: &PeerRegistry, to_node: NodeId, channel: Channel) -> Result<Hello, GreetingError> {
+        let identity = registry.identity();
         let mut nonce = [0; NONCE_BYTES];
         getrandom::getrandom(&mut nonce).map_err(|e| io::Error::other(e.to_string()))?;
         Ok(Hello {
@@ -145,7 +145,7 @@ impl Hello {
             store_id: identity.store_id,
             channel,
             nonce,
-            advertise: book.advertise.clone(),
+            advertise: registry.advertise.clone(),
         })
     }
 
@@ -167,29 +167,29 @@ impl Hello {
     }
 
     /// Reads a stranger's first frame.
-    pub fn decode(mut bytes: &[u8]) -> Result<Hello, Refusal> {
+    pub fn decode(mut bytes: &[u8]) -> Result<Hello, GreetingRefusal> {
         if !bytes.starts_with(MAGIC) || bytes.len() < MAGIC.len() + 2 {
-            return Err(Refusal::NotAPeer("wrong first bytes"));
+            return Err(GreetingRefusal::NotAPeer("wrong first bytes"));
         }
         bytes.advance(MAGIC.len());
         let version = bytes.get_u16_le();
         if version != PROTOCOL_VERSION {
-            return Err(Refusal::Version { theirs: version });
+            return Err(GreetingRefusal::Version { theirs: version });
         }
         if bytes.len() < 3 * 8 + 16 + 1 + NONCE_BYTES || bytes.len() > 64 + NONCE_BYTES + ADDR_BYTES_MAX {
-            return Err(Refusal::NotAPeer("wrong length"));
+            return Err(GreetingRefusal::NotAPeer("wrong length"));
         }
         let (cluster_id, node_id, to_node) = (bytes.get_u64_le(), bytes.get_u64_le(), bytes.get_u64_le());
         let store_id = StoreId(bytes.get_u128_le());
         let channel = match bytes.get_u8() {
             0 => Channel::Raft,
             1 => Channel::Bulk,
-            _ => return Err(Refusal::NotAPeer("unknown channel")),
+            _ => return Err(GreetingRefusal::NotAPeer("unknown channel")),
         };
         let mut nonce = [0; NONCE_BYTES];
         bytes.copy_to_slice(&mut nonce);
-        let advertise =
-            String::from_utf8(bytes.to_vec()).map_err(|_| Refusal::NotAPeer("address is not text"))?;
+        let advertise = String::from_utf8(bytes.to_vec())
+            .map_err(|_| GreetingRefusal::NotAPeer("address is not text"))?;
         Ok(Hello { version, cluster_id, node_id, to_node, store_id, channel, nonce, advertise })
     }
 }
@@ -197,32 +197,32 @@ impl Hello {
 /// Greets a peer this node has dialled.
 pub(super) async fn dial(
     stream: &mut TcpStream,
-    book: &Book,
+    registry: &PeerRegistry,
     peer: NodeId,
     channel: Channel,
 ) -> Result<(), GreetingError> {
-    let ours = Hello::of(book, peer, channel)?.encode();
+    let ours = Hello::of(registry, peer, channel)?.encode();
     write_frame(stream, KIND_HELLO, &ours).await?;
     let answer = expect_frame(stream, KIND_HELLO).await?;
     let (hello_bytes, proof) =
-        answer.split_last_chunk::<PROOF_BYTES>().ok_or(Refusal::NotAPeer("wrong length"))?;
+        answer.split_last_chunk::<PROOF_BYTES>().ok_or(GreetingRefusal::NotAPeer("wrong length"))?;
     let checked = Hello::decode(hello_bytes).and_then(|theirs| {
-        check_proof(book, b"acceptor", &ours, hello_bytes, proof)?;
+        check_proof(registry, b"acceptor", &ours, hello_bytes, proof)?;
         if theirs.node_id != peer {
-            return Err(Refusal::WrongNode { wanted: peer, found: theirs.node_id });
+            return Err(GreetingRefusal::WrongNode { wanted: peer, found: theirs.node_id });
         }
-        book.admit(&theirs)
+        registry.admit(&theirs)
     });
     if let Err(refusal) = checked {
         return refuse(stream, refusal).await;
     }
-    write_frame(stream, KIND_PROOF, &proof_of(book, b"dialler", &ours, hello_bytes)).await?;
+    write_frame(stream, KIND_PROOF, &proof_of(registry, b"dialler", &ours, hello_bytes)).await?;
     expect_frame(stream, KIND_WELCOME).await?;
     Ok(())
 }
 
 /// Greets a peer that has dialled this node.
-pub(super) async fn accept(stream: &mut TcpStream, book: &Book) -> Result<Hello, GreetingError> {
+pub(super) async fn accept(stream: &mut TcpStream, registry: &PeerRegistry) -> Result<Hello, GreetingError> {
     let hello_bytes = expect_frame(stream, KIND_HELLO).await?;
     let theirs = match Hello::decode(&hello_bytes) {
         Ok(theirs) => theirs,
@@ -230,18 +230,18 @@ pub(super) async fn accept(stream: &mut TcpStream, book: &Book) -> Result<Hello,
     };
     // The cluster's id may be learned here, so it is looked at before our own answer is written; but nothing is believed
     // of somebody without the secret.
-    if book.secret.is_none() {
-        if let Err(refusal) = book.admit(&theirs) {
+    if registry.secret.is_none() {
+        if let Err(refusal) = registry.admit(&theirs) {
             return refuse(stream, refusal).await;
         }
     }
-    let ours = Hello::of(book, theirs.node_id, theirs.channel)?.encode();
+    let ours = Hello::of(registry, theirs.node_id, theirs.channel)?.encode();
     let mut answer = ours.clone();
-    answer.put_slice(&proof_of(book, b"acceptor", &hello_bytes, &ours));
+    answer.put_slice(&proof_of(registry, b"acceptor", &hello_bytes, &ours));
     write_frame(stream, KIND_HELLO, &answer).await?;
     let proof = expect_frame(stream, KIND_PROOF).await?;
     let checked =
-        check_proof(book, b"dialler", &hello_bytes, &ours, &proof).and_then(|()| book.admit(&theirs));
+        check_proof(registry, b"dialler", &hello_bytes, &ours, &proof).and_then(|()| registry.admit(&theirs));
     if let Err(refusal) = checked {
         return refuse(stream, refusal).await;
     }
@@ -249,8 +249,8 @@ pub(super) async fn accept(stream: &mut TcpStream, book: &Book) -> Result<Hello,
     Ok(theirs)
 }
 
-fn mac(book: &Book, side: &[u8], dialler_hello: &[u8], acceptor_hello: &[u8]) -> Hmac<Sha256> {
-    let secret = book.secret.as_deref().unwrap_or_default();
+fn mac(registry: &PeerRegistry, side: &[u8], dialler_hello: &[u8], acceptor_hello: &[u8]) -> Hmac<Sha256> {
+    let secret = registry.secret.as_deref().unwrap_or_default();
     let mut mac = Hmac::<Sha256>::new_from_slice(secret).expect("a key of any length will do");
     for part in [side, dialler_hello, acceptor_hello] {
         mac.update(&(part.len() as u32).to_le_bytes());
@@ -259,23 +259,28 @@ fn mac(book: &Book, side: &[u8], dialler_hello: &[u8], acceptor_hello: &[u8]) ->
     mac
 }
 
-fn proof_of(book: &Book, side: &[u8], dialler_hello: &[u8], acceptor_hello: &[u8]) -> [u8; PROOF_BYTES] {
-    mac(book, side, dialler_hello, acceptor_hello).finalize().into_bytes().into()
+fn proof_of(
+    registry: &PeerRegistry,
+    side: &[u8],
+    dialler_hello: &[u8],
+    acceptor_hello: &[u8],
+) -> [u8; PROOF_BYTES] {
+    mac(registry, side, dialler_hello, acceptor_hello).finalize().into_bytes().into()
 }
 
 /// Compares in constant time.
 fn check_proof(
-    book: &Book,
+    registry: &PeerRegistry,
     side: &[u8],
     dialler: &[u8],
     acceptor: &[u8],
     proof: &[u8],
-) -> Result<(), Refusal> {
-    mac(book, side, dialler, acceptor).verify_slice(proof).map_err(|_| Refusal::Secret)
+) -> Result<(), GreetingRefusal> {
+    mac(registry, side, dialler, acceptor).verify_slice(proof).map_err(|_| GreetingRefusal::Secret)
 }
 
 /// Tells the other side why, then fails here with the same reason.
-async fn refuse<T>(stream: &mut TcpStream, refusal: Refusal) -> Result<T, GreetingError> {
+async fn refuse<T>(stream: &mut TcpStream, refusal: GreetingRefusal) -> Result<T, GreetingError> {
     let mut text = refusal.to_string();
     while text.len() > REFUSAL_TEXT_BYTES_MAX {
         text.pop();
@@ -297,7 +302,7 @@ async fn write_frame(stream: &mut TcpStream, kind: u8, payload: &[u8]) -> io::Re
 async fn expect_frame(stream: &mut TcpStream, wanted: u8) -> Result<Vec<u8>, GreetingError> {
     let length = stream.read_u32_le().await? as usize;
     if !(3..=GREETING_FRAME_BYTES_MAX).contains(&length) {
-        return Err(Refusal::NotAPeer("wrong length").into());
+        return Err(GreetingRefusal::NotAPeer("wrong length").into());
     }
     let kind = stream.read_u8().await?;
     let _group = stream.read_u16_le().await?;
@@ -307,9 +312,9 @@ async fn expect_frame(stream: &mut TcpStream, wanted: u8) -> Result<Vec<u8>, Gre
         KIND_REFUSAL => {
             let text: String =
                 String::from_utf8_lossy(&payload).chars().filter(|c| !c.is_control()).collect();
-            Err(Refusal::ByPeer(text).into())
+            Err(GreetingRefusal::ByPeer(text).into())
         }
         kind if kind == wanted => Ok(payload),
-        _ => Err(Refusal::NotAPeer("out of turn").into()),
+        _ => Err(GreetingRefusal::NotAPeer("out of turn").into()),
     }
 }

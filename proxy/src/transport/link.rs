@@ -1,8 +1,8 @@
 //! The tasks of the `peers` thread: dial each member and keep at it, accept who dials us, read frames.
 
 use super::greeting::{self, GreetingError};
-use super::lane::Lane;
-use super::{lock, Channel, Shared, RAFT_LANE};
+use super::send_queue::SendQueue;
+use super::{lock, Channel, TransportShared, RAFT_QUEUE};
 use crate::node_api::wire::{decode_frame, FRAME_BYTES_MAX};
 use crate::node_api::NodeId;
 use bytes::{Buf, Bytes, BytesMut};
@@ -32,24 +32,24 @@ const READ_STEP_BYTES: usize = 64 << 10;
 
 /// Dials `peer` until the task is aborted. The bulk channel is dialled when there is something to send.
 pub(super) async fn keep_dialling(
-    shared: Arc<Shared>,
+    shared: Arc<TransportShared>,
     peer: NodeId,
     addr: String,
     channel: Channel,
-    lane: Arc<Lane>,
+    queue: Arc<SendQueue>,
 ) {
     let mut backoff_ms = BACKOFF_MS_MIN;
     let mut last_complaint = String::new();
     loop {
         if channel == Channel::Bulk {
-            lane.wait_for_work().await;
+            queue.wait_for_work().await;
         }
         match dial(&shared, peer, &addr, channel).await {
             Ok(stream) => {
                 last_complaint.clear();
                 backoff_ms = BACKOFF_MS_MIN;
                 tracing::info!(peer, %addr, ?channel, "connected");
-                let end = run(&shared, peer, stream, &lane).await;
+                let end = run(&shared, peer, stream, &queue).await;
                 tracing::info!(peer, %addr, ?channel, "connection lost: {end}");
             }
             Err(complaint) => {
@@ -60,20 +60,26 @@ pub(super) async fn keep_dialling(
                 }
             }
         }
-        lane.detach();
+        queue.detach();
         shared.sink.unreachable(peer);
         tokio::select! {
             () = sleep(jittered(backoff_ms)) => backoff_ms = (backoff_ms * 2).min(BACKOFF_MS_MAX),
-            () = lane.hurried() => {}
+            () = queue.dial_requested() => {}
         }
     }
 }
 
-async fn dial(shared: &Shared, peer: NodeId, addr: &str, channel: Channel) -> Result<TcpStream, String> {
+async fn dial(
+    shared: &TransportShared,
+    peer: NodeId,
+    addr: &str,
+    channel: Channel,
+) -> Result<TcpStream, String> {
     let connected = timeout(DIAL_TIMEOUT, TcpStream::connect(addr)).await;
     let mut stream = connected.map_err(|_| "no answer".to_string())?.map_err(|e| e.to_string())?;
     tune(&stream).map_err(|e| e.to_string())?;
-    let greeted = timeout(GREETING_TIMEOUT, greeting::dial(&mut stream, &shared.book, peer, channel)).await;
+    let greeted =
+        timeout(GREETING_TIMEOUT, greeting::dial(&mut stream, &shared.registry, peer, channel)).await;
     greeted.map_err(|_| "no greeting in time".to_string())?.map_err(|e| e.to_string())?;
     Ok(stream)
 }
@@ -97,7 +103,7 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
 }
 
 /// Accepts until the runtime ends. Greetings run side by side; a slow or hostile one holds up nobody.
-pub(super) async fn keep_accepting(shared: Arc<Shared>, listener: TcpListener) {
+pub(super) async fn keep_accepting(shared: Arc<TransportShared>, listener: TcpListener) {
     let places = Arc::new(Semaphore::new(ACCEPTED_MAX));
     loop {
         let Ok(place) = places.clone().acquire_owned().await else { return };
@@ -117,12 +123,12 @@ pub(super) async fn keep_accepting(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-async fn serve(shared: &Arc<Shared>, mut stream: TcpStream, from: std::net::SocketAddr) {
+async fn serve(shared: &Arc<TransportShared>, mut stream: TcpStream, from: std::net::SocketAddr) {
     if let Err(e) = tune(&stream) {
         tracing::debug!(%from, "peer connection gone: {e}");
         return;
     }
-    let hello = match timeout(GREETING_TIMEOUT, greeting::accept(&mut stream, &shared.book)).await {
+    let hello = match timeout(GREETING_TIMEOUT, greeting::accept(&mut stream, &shared.registry)).await {
         Ok(Ok(hello)) => hello,
         Ok(Err(GreetingError::Refused(refusal))) => {
             tracing::warn!(%from, "peer refused: {refusal}");
@@ -137,37 +143,37 @@ async fn serve(shared: &Arc<Shared>, mut stream: TcpStream, from: std::net::Sock
             return;
         }
     };
-    let lane = Lane::new(RAFT_LANE);
+    let queue = SendQueue::new(RAFT_QUEUE);
     let key = (hello.node_id, hello.channel);
     // The newest connection counts; an older one of the same peer is dead and does not know it yet.
-    lock(&shared.inbound).insert(key, lane.clone());
+    lock(&shared.inbound).insert(key, queue.clone());
     // Who dials us can be dialled: no need to wait for the next try.
     if let Some(peer) = lock(&shared.peers).get(&hello.node_id) {
-        peer.raft.hurry();
+        peer.raft.dial_now();
     }
-    let end = run(shared, hello.node_id, stream, &lane).await;
+    let end = run(shared, hello.node_id, stream, &queue).await;
     tracing::debug!(peer = hello.node_id, channel = ?hello.channel, "connection of a peer ended: {end}");
     let mut inbound = lock(&shared.inbound);
-    if inbound.get(&key).is_some_and(|current| Arc::ptr_eq(current, &lane)) {
+    if inbound.get(&key).is_some_and(|current| Arc::ptr_eq(current, &queue)) {
         inbound.remove(&key);
     }
 }
 
 /// Reads and writes until either fails.
-async fn run(shared: &Shared, peer: NodeId, stream: TcpStream, lane: &Arc<Lane>) -> io::Error {
+async fn run(shared: &TransportShared, peer: NodeId, stream: TcpStream, queue: &Arc<SendQueue>) -> io::Error {
     let (reading, writing) = stream.into_split();
     let writing = Arc::new(writing);
-    lane.attach(writing.clone());
+    queue.attach(writing.clone());
     let end = tokio::select! {
         end = keep_reading(shared, peer, reading) => end,
-        end = lane.keep_flushing(&writing) => end,
-        end = lane.ended() => end,
+        end = queue.keep_flushing(&writing) => end,
+        end = queue.ended() => end,
     };
-    lane.detach();
+    queue.detach();
     end
 }
 
-async fn keep_reading(shared: &Shared, peer: NodeId, mut stream: OwnedReadHalf) -> io::Error {
+async fn keep_reading(shared: &TransportShared, peer: NodeId, mut stream: OwnedReadHalf) -> io::Error {
     let mut buffer = BytesMut::with_capacity(READ_STEP_BYTES);
     loop {
         if let Err(e) = take_frames(shared, peer, &mut buffer) {
@@ -183,7 +189,7 @@ async fn keep_reading(shared: &Shared, peer: NodeId, mut stream: OwnedReadHalf) 
 }
 
 /// Hands every whole frame in the buffer to the node.
-fn take_frames(shared: &Shared, peer: NodeId, buffer: &mut BytesMut) -> io::Result<()> {
+fn take_frames(shared: &TransportShared, peer: NodeId, buffer: &mut BytesMut) -> io::Result<()> {
     while let Some(length) = buffer.first_chunk().map(|bytes| u32::from_le_bytes(*bytes) as usize) {
         if length > FRAME_BYTES_MAX {
             return Err(bad_frame(peer, &format!("a frame of {length} bytes")));

@@ -11,25 +11,25 @@
 //! # Layout
 //!
 //! - [`greeting`]: who are you; every reason to refuse
-//! - [`book`]: what this node knows of itself and of the others, durably
-//! - `lane`: one queue and its socket
+//! - [`peer_registry`]: what this node knows of itself and of the others, durably
+//! - `send_queue`: one queue and its socket
 //! - `link`: dialling, accepting, reading
 //!
 //! # Caveats
 //!
-//! Nothing is encrypted yet. The place for TLS is between `lane`'s buffer and its socket. A shared secret keeps strangers
+//! Nothing is encrypted yet. The place for TLS is between `send_queue`'s buffer and its socket. A shared secret keeps strangers
 //! out, it does not keep listeners from reading.
 
-pub mod book;
 pub mod greeting;
-mod lane;
 mod link;
+pub mod peer_registry;
+mod send_queue;
 #[cfg(test)]
 mod tests;
 
-use crate::node_api::{Member, NodeId, PeerMessage, PeerSink};
-use book::Book;
-use lane::{Lane, Limits, Pushed};
+use crate::node_api::{ClusterMember, NodeId, PeerMessage, PeerSink};
+use peer_registry::PeerRegistry;
+use send_queue::{Pushed, QueueLimits, SendQueue};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,9 +37,9 @@ use std::thread::JoinHandle;
 use tokio::sync::mpsc;
 
 /// Raft's messages to one peer. While it is being dialled only a vote or two need to wait; all else is soon stale.
-const RAFT_LANE: Limits = Limits { connected_bytes: 16 << 20, dialling_bytes: 64 << 10 };
+const RAFT_QUEUE: QueueLimits = QueueLimits { connected_bytes: 16 << 20, dialling_bytes: 64 << 10 };
 /// Pieces of snapshots to one peer: the node's own window is smaller. They start the dialling, so all of them wait for it.
-const BULK_LANE: Limits = Limits { connected_bytes: 8 << 20, dialling_bytes: 8 << 20 };
+const BULK_QUEUE: QueueLimits = QueueLimits { connected_bytes: 8 << 20, dialling_bytes: 8 << 20 };
 
 /// The two connections to one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -62,49 +62,50 @@ impl Channel {
 }
 
 /// A member this node dials.
-struct Peer {
+struct DialledPeer {
     addr: String,
-    raft: Arc<Lane>,
-    bulk: Arc<Lane>,
+    raft: Arc<SendQueue>,
+    bulk: Arc<SendQueue>,
     tasks: Vec<tokio::task::AbortHandle>,
 }
 
-impl Drop for Peer {
+impl Drop for DialledPeer {
     fn drop(&mut self) {
         self.tasks.iter().for_each(tokio::task::AbortHandle::abort);
     }
 }
 
-pub(crate) struct Shared {
-    book: Arc<Book>,
+pub(crate) struct TransportShared {
+    registry: Arc<PeerRegistry>,
     sink: Arc<dyn PeerSink>,
-    peers: Mutex<HashMap<NodeId, Peer>>,
+    peers: Mutex<HashMap<NodeId, DialledPeer>>,
     /// Connections dialled by the other side, by what they are for.
-    inbound: Mutex<HashMap<(NodeId, Channel), Arc<Lane>>>,
+    inbound: Mutex<HashMap<(NodeId, Channel), Arc<SendQueue>>>,
 }
 
 /// Cheap to clone. Send from any thread.
 #[derive(Clone)]
 pub struct Transport {
-    shared: Arc<Shared>,
-    orders: mpsc::UnboundedSender<Order>,
+    shared: Arc<TransportShared>,
+    commands: mpsc::UnboundedSender<TransportCommand>,
 }
 
 /// What the `peers` thread is told. Rare: changes of membership and the end.
-enum Order {
-    Members(Vec<Member>),
+enum TransportCommand {
+    Members(Vec<ClusterMember>),
     Stop,
 }
 
 impl Transport {
     /// Binds the listener (where there is one) and starts the `peers` thread.
     pub fn start(
-        book: Arc<Book>,
+        registry: Arc<PeerRegistry>,
         listen: Option<std::net::TcpListener>,
         sink: Arc<dyn PeerSink>,
     ) -> std::io::Result<(Transport, JoinHandle<()>)> {
-        let shared = Arc::new(Shared { book, sink, peers: Mutex::default(), inbound: Mutex::default() });
-        let (orders, inbox) = mpsc::unbounded_channel();
+        let shared =
+            Arc::new(TransportShared { registry, sink, peers: Mutex::default(), inbound: Mutex::default() });
+        let (commands, inbox) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         if let Some(listener) = &listen {
             listener.set_nonblocking(true)?;
@@ -113,21 +114,21 @@ impl Transport {
         let thread = std::thread::Builder::new()
             .name("peers".to_string())
             .spawn(move || runtime.block_on(run(for_thread, listen, inbox)))?;
-        Ok((Transport { shared, orders }, thread))
+        Ok((Transport { shared, commands }, thread))
     }
 
     /// Sends all messages, in order for each peer; one write to the socket for all that go to one peer.
     pub fn send_all(&self, messages: impl IntoIterator<Item = (NodeId, PeerMessage)>) {
-        let mut touched: Vec<(NodeId, Channel, Arc<Lane>)> = Vec::new();
+        let mut touched: Vec<(NodeId, Channel, Arc<SendQueue>)> = Vec::new();
         for (to, message) in messages {
             let channel = Channel::of(&message);
             let known = touched.iter().find(|(id, ch, _)| *id == to && *ch == channel);
-            let lane = match known {
-                Some((_, _, lane)) => lane.clone(),
-                None => match self.shared.lane(to, channel) {
-                    Some(lane) => {
-                        touched.push((to, channel, lane.clone()));
-                        lane
+            let queue = match known {
+                Some((_, _, queue)) => queue.clone(),
+                None => match self.shared.queue(to, channel) {
+                    Some(queue) => {
+                        touched.push((to, channel, queue.clone()));
+                        queue
                     }
                     None => {
                         self.shared.sink.unreachable(to);
@@ -135,34 +136,34 @@ impl Transport {
                     }
                 },
             };
-            if lane.push(&message) == Pushed::Dropped {
+            if queue.push(&message) == Pushed::Dropped {
                 self.shared.sink.unreachable(to);
             }
         }
-        for (_, _, lane) in touched {
-            lane.flush_now();
+        for (_, _, queue) in touched {
+            queue.flush_now();
         }
     }
 
     /// Whom to talk to from now on. Connections to others are closed.
-    pub fn set_members(&self, members: Vec<Member>) {
-        let _ = self.orders.send(Order::Members(members));
+    pub fn set_members(&self, members: Vec<ClusterMember>) {
+        let _ = self.commands.send(TransportCommand::Members(members));
     }
 
     /// Closes everything; the thread ends soon after.
     pub fn stop(&self) {
-        let _ = self.orders.send(Order::Stop);
+        let _ = self.commands.send(TransportCommand::Stop);
     }
 }
 
-impl Shared {
+impl TransportShared {
     /// The dialled connection if it stands, else one the peer dialled, else the dialled one's queue.
-    fn lane(&self, to: NodeId, channel: Channel) -> Option<Arc<Lane>> {
+    fn queue(&self, to: NodeId, channel: Channel) -> Option<Arc<SendQueue>> {
         let dialled = lock(&self.peers).get(&to).map(|peer| match channel {
             Channel::Raft => peer.raft.clone(),
             Channel::Bulk => peer.bulk.clone(),
         });
-        if dialled.as_ref().is_some_and(|lane| lane.is_connected()) {
+        if dialled.as_ref().is_some_and(|queue| queue.is_connected()) {
             return dialled;
         }
         // Only raft's own answers take the way back: bulk always goes out on a connection of its own.
@@ -171,16 +172,16 @@ impl Shared {
         back.or(dialled)
     }
 
-    fn set_members(self: &Arc<Self>, members: Vec<Member>) {
-        let fresh = self.book.set_members(&members);
-        for ((id, _), lane) in lock(&self.inbound).iter() {
+    fn set_members(self: &Arc<Self>, members: Vec<ClusterMember>) {
+        let fresh = self.registry.set_members(&members);
+        for ((id, _), queue) in lock(&self.inbound).iter() {
             if fresh.contains(id) {
-                lane.end();
+                queue.end();
             }
         }
-        let own = self.book.identity().node_id;
+        let own = self.registry.identity().node_id;
         let mut peers = lock(&self.peers);
-        let stays = |id: NodeId, peer: &Peer| {
+        let stays = |id: NodeId, peer: &DialledPeer| {
             members.iter().any(|member| member.id == id && member.addr == peer.addr)
         };
         peers.retain(|id, peer| !fresh.contains(id) && stays(*id, peer));
@@ -189,25 +190,25 @@ impl Shared {
         }
     }
 
-    fn dial(self: &Arc<Self>, member: Member) -> Peer {
-        let raft = Lane::new(RAFT_LANE);
-        let bulk = Lane::new(BULK_LANE);
+    fn dial(self: &Arc<Self>, member: ClusterMember) -> DialledPeer {
+        let raft = SendQueue::new(RAFT_QUEUE);
+        let bulk = SendQueue::new(BULK_QUEUE);
         let tasks = [(Channel::Raft, &raft), (Channel::Bulk, &bulk)]
             .into_iter()
-            .map(|(channel, lane)| {
+            .map(|(channel, queue)| {
                 let task =
-                    link::keep_dialling(self.clone(), member.id, member.addr.clone(), channel, lane.clone());
+                    link::keep_dialling(self.clone(), member.id, member.addr.clone(), channel, queue.clone());
                 tokio::spawn(task).abort_handle()
             })
             .collect();
-        Peer { addr: member.addr, raft, bulk, tasks }
+        DialledPeer { addr: member.addr, raft, bulk, tasks }
     }
 }
 
 async fn run(
-    shared: Arc<Shared>,
+    shared: Arc<TransportShared>,
     listen: Option<std::net::TcpListener>,
-    mut orders: mpsc::UnboundedReceiver<Order>,
+    mut commands: mpsc::UnboundedReceiver<TransportCommand>,
 ) {
     if let Some(listener) = listen {
         match tokio::net::TcpListener::from_std(listener) {
@@ -215,10 +216,10 @@ async fn run(
             Err(e) => tracing::error!("the peer listener cannot be used: {e}"),
         }
     }
-    while let Some(order) = orders.recv().await {
-        match order {
-            Order::Members(members) => shared.set_members(members),
-            Order::Stop => break,
+    while let Some(command) = commands.recv().await {
+        match command {
+            TransportCommand::Members(members) => shared.set_members(members),
+            TransportCommand::Stop => break,
         }
     }
     lock(&shared.peers).clear();

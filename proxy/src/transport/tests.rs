@@ -1,12 +1,12 @@
 //! Peers over real sockets on the loopback.
 
-use super::book::Book;
+use super::peer_registry::PeerRegistry;
 use super::*;
 use crate::node_api::wire::encode_frame;
 use crate::node_api::SnapshotChunk;
-use crate::storage::datadir::{DataDir, Identity, StoreId};
+use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
 use bytes::{BufMut, Bytes, BytesMut};
-use greeting::{GreetingError, Refusal};
+use greeting::{GreetingError, GreetingRefusal};
 use std::io::{Read, Write};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -45,20 +45,21 @@ impl Who {
         Who { node_id, cluster_id: CLUSTER, store: u128::from(node_id), secret: None, members: vec![1, 2, 3] }
     }
 
-    fn book(&self, dir: &tempfile::TempDir) -> Arc<Book> {
+    fn registry(&self, dir: &tempfile::TempDir) -> Arc<PeerRegistry> {
         let (node_id, cluster_id) = (self.node_id, self.cluster_id);
-        let identity = Identity { node_id, cluster_id, store_id: StoreId(self.store), log_made: true };
+        let identity = NodeIdentity { node_id, cluster_id, store_id: StoreId(self.store), log_made: true };
         let dir = Arc::new(DataDir::open(dir.path()).unwrap());
         let secret = self.secret.map(|text| text.as_bytes().to_vec());
-        let book = Book::open(dir, identity, format!("n{node_id}:1"), secret, Vec::new()).unwrap();
-        let members: Vec<Member> = self.members.iter().map(|id| member(*id, "unused")).collect();
-        book.set_members(&members);
-        Arc::new(book)
+        let registry =
+            PeerRegistry::open(dir, identity, format!("n{node_id}:1"), secret, Vec::new()).unwrap();
+        let members: Vec<ClusterMember> = self.members.iter().map(|id| member(*id, "unused")).collect();
+        registry.set_members(&members);
+        Arc::new(registry)
     }
 }
 
-fn member(id: NodeId, addr: &str) -> Member {
-    Member { id, addr: addr.to_string(), added_at: 0, voter: true }
+fn member(id: NodeId, addr: &str) -> ClusterMember {
+    ClusterMember { id, addr: addr.to_string(), added_at: 0, voter: true }
 }
 
 /// A running node: its transport and what it has seen.
@@ -81,7 +82,7 @@ impl Node {
         let addr = listener.local_addr().unwrap();
         let (sender, seen) = channel();
         let sink = Arc::new(Collector(Mutex::new(sender)));
-        let (transport, thread) = Transport::start(who.book(&dir), Some(listener), sink).unwrap();
+        let (transport, thread) = Transport::start(who.registry(&dir), Some(listener), sink).unwrap();
         Node { transport, thread: Some(thread), seen, addr, _dir: dir }
     }
 
@@ -201,7 +202,7 @@ fn a_lost_peer_is_reported_and_found_again() {
 fn a_peer_that_does_not_read_costs_a_bounded_queue() {
     let one = Node::start(&Who::node(1));
     let two_dir = tempfile::tempdir().unwrap();
-    let two_book = Who::node(2).book(&two_dir);
+    let two_book = Who::node(2).registry(&two_dir);
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     one.transport.set_members(vec![member(2, &listener.local_addr().unwrap().to_string())]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -213,7 +214,7 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue() {
         greeting::accept(&mut stream, &two_book).await.unwrap();
         stream
     });
-    eventually("connected", || one.transport.shared.lane(2, Channel::Raft).unwrap().is_connected());
+    eventually("connected", || one.transport.shared.queue(2, Channel::Raft).unwrap().is_connected());
     let big = PeerMessage::Forward(crate::node_api::Forward {
         origin: redfence_core::types::Origin { node: 1, incarnation: 1 },
         term: 1,
@@ -245,7 +246,7 @@ fn garbage_and_giant_frames_end_their_connection_alone() {
         assert!(answer.len() < 1_024);
     }
     let dir = tempfile::tempdir().unwrap();
-    let three = Who::node(3).book(&dir);
+    let three = Who::node(3).registry(&dir);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let mut giant = BytesMut::new();
     giant.put_u32_le(u32::MAX);
@@ -274,17 +275,17 @@ fn garbage_and_giant_frames_end_their_connection_alone() {
 /// Lets `dialler` greet `acceptor` and returns how it ended on both sides.
 fn greet(dialler: &Who, acceptor: &Who, twice_with: Option<&Who>) -> (Option<String>, Option<String>) {
     let (dial_dir, accept_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let acceptor = acceptor.book(&accept_dir);
-    let mut outcome = meet(&dialler.book(&dial_dir), &acceptor);
+    let acceptor = acceptor.registry(&accept_dir);
+    let mut outcome = meet(&dialler.registry(&dial_dir), &acceptor);
     if let Some(again) = twice_with {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(outcome, (None, None), "the first greeting must pass");
-        outcome = meet(&again.book(&dir), &acceptor);
+        outcome = meet(&again.registry(&dir), &acceptor);
     }
     outcome
 }
 
-fn meet(dialler: &Book, acceptor: &Book) -> (Option<String>, Option<String>) {
+fn meet(dialler: &PeerRegistry, acceptor: &PeerRegistry) -> (Option<String>, Option<String>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -343,12 +344,12 @@ fn a_joining_node_takes_the_cluster_of_its_first_caller_and_keeps_it() {
     for secret in [None, Some("s")] {
         let dir = tempfile::tempdir().unwrap();
         let joining = Who { cluster_id: 0, members: vec![], secret, ..Who::node(2) };
-        let book = joining.book(&dir);
+        let registry = joining.registry(&dir);
         let caller_dir = tempfile::tempdir().unwrap();
         let caller = Who { secret, ..Who::node(1) };
-        assert_eq!(meet(&caller.book(&caller_dir), &book), (None, None));
-        assert_eq!(book.identity().cluster_id, CLUSTER);
-        drop(book);
+        assert_eq!(meet(&caller.registry(&caller_dir), &registry), (None, None));
+        assert_eq!(registry.identity().cluster_id, CLUSTER);
+        drop(registry);
         let stored = DataDir::open(dir.path()).unwrap().identity().unwrap().unwrap();
         assert_eq!(stored.cluster_id, CLUSTER);
     }
@@ -356,5 +357,8 @@ fn a_joining_node_takes_the_cluster_of_its_first_caller_and_keeps_it() {
 
 #[test]
 fn another_version_is_named() {
-    assert_eq!(Refusal::Version { theirs: 9 }.to_string(), "peer protocol 9 is not spoken here, only 1");
+    assert_eq!(
+        GreetingRefusal::Version { theirs: 9 }.to_string(),
+        "peer protocol 9 is not spoken here, only 1"
+    );
 }

@@ -1,7 +1,7 @@
 //! One simulated machine: a node, its disk with the two writers, and its clocks.
 
 use super::clock::HostClock;
-use redfence::node_api::{Input, Member, NodeId, PeerMessage, PersistTask, SnapshotMeta, SnapshotOp};
+use redfence::node_api::{ClusterMember, Input, NodeId, PeerMessage, PersistTask, SnapshotMeta, SnapshotOp};
 use redfence::storage::memory::{MemoryDisk, MemoryStore};
 use redfence::storage::LogStore;
 use redfence::tier2::{Config, Node};
@@ -45,7 +45,7 @@ pub struct Host {
     pub applied_seen: u64,
     /// When it first had anything of the log.
     pub first_applied_us: Option<u64>,
-    pub members: Vec<Member>,
+    pub members: Vec<ClusterMember>,
     /// Part of the cluster, as far as its operators know, since this time.
     pub member_since_us: Option<u64>,
     /// Changed by hand: whoever asks it may be refused.

@@ -4,13 +4,13 @@
 //! Owned by its `connection`; what other connections may see of it (`CLIENT LIST`, `CLIENT KILL`) is in [`crate::server::client::registry`].
 
 use crate::client_memory::Account;
-use crate::events::{Inbox, Kind, Mailbox, Terms};
+use crate::events::{InvalidationInbox, SubscriberInbox, SubscriptionKind, TrackingTerms};
 use crate::resp::encode::Protocol;
 use crate::server::client::registry::Card;
 use crate::server::client::session_keepalive::{ConnectionSessions, SessionKeepalive};
 use crate::server::client::transaction::{Home, Transaction, WatchedKey};
 use crate::server::routing::router::Door;
-use crate::tier2::handle::Caller;
+use crate::tier2::handle::TrackingCaller;
 use bytes::Bytes;
 use redfence_core::reply::Reply;
 use std::collections::BTreeSet;
@@ -59,7 +59,7 @@ pub struct Client {
 /// What the client listens to.
 #[derive(Debug)]
 pub struct Subscriptions {
-    pub inbox: Inbox,
+    pub inbox: SubscriberInbox,
     pub channels: BTreeSet<Bytes>,
     pub patterns: BTreeSet<Bytes>,
     /// Of both, as counted last.
@@ -85,10 +85,10 @@ impl Subscriptions {
         (sum(&self.channels), sum(&self.patterns))
     }
 
-    pub fn names(&mut self, kind: Kind) -> &mut BTreeSet<Bytes> {
+    pub fn names(&mut self, kind: SubscriptionKind) -> &mut BTreeSet<Bytes> {
         match kind {
-            Kind::Channel => &mut self.channels,
-            Kind::Pattern => &mut self.patterns,
+            SubscriptionKind::Channel => &mut self.channels,
+            SubscriptionKind::Pattern => &mut self.patterns,
         }
     }
 }
@@ -96,9 +96,9 @@ impl Subscriptions {
 /// How the client tracks keys.
 #[derive(Debug)]
 pub struct Tracking {
-    pub mailbox: Mailbox,
+    pub mailbox: InvalidationInbox,
     pub mode: TrackingMode,
-    pub terms: Terms,
+    pub terms: TrackingTerms,
     /// `CLIENT CACHING` was said: it holds for the next command.
     pub caching: bool,
     pub redirect_broken: bool,
@@ -140,7 +140,7 @@ impl Client {
 
     /// On whose behalf Tier 2 is asked, where that matters: its own changes, and what it keeps of what it reads.
     #[must_use]
-    pub fn caller(&self) -> Option<Caller> {
+    pub fn caller(&self) -> Option<TrackingCaller> {
         let tracking = self.tracking.as_ref()?;
         let keeps_reads = match tracking.mode {
             TrackingMode::All => true,
@@ -148,7 +148,7 @@ impl Client {
             TrackingMode::OptOut => !tracking.caching,
             TrackingMode::Broadcast => false,
         };
-        Some(Caller { client: self.card.id, keeps_reads })
+        Some(TrackingCaller { client: self.card.id, keeps_reads })
     }
 
     /// Whether what it reads now is remembered for it.

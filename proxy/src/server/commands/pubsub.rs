@@ -7,7 +7,7 @@
 //! As in Redis, a message is delivered at most once, and the number in the reply is that of receivers at this node.
 
 use super::{is, unknown_subcommand, wrong_arity, Local};
-use crate::events::{Inbox, Kind};
+use crate::events::{SubscriberInbox, SubscriptionKind};
 use crate::server::client::session::{name_bytes, Subscriptions};
 use crate::server::net::connection::{Connection, Flow};
 use crate::server::net::pending::{Confirm, Lane, Pending, Then};
@@ -29,15 +29,15 @@ impl Connection {
         let names = &argv[1..];
         match local {
             Local::Subscribe | Local::PSubscribe if names.is_empty() => self.refuse(wrong_arity(argv[0])),
-            Local::Subscribe => self.subscribe(Kind::Channel, names),
-            Local::PSubscribe => self.subscribe(Kind::Pattern, names),
-            Local::Unsubscribe => self.unsubscribe(Kind::Channel, names),
-            Local::PUnsubscribe => self.unsubscribe(Kind::Pattern, names),
+            Local::Subscribe => self.subscribe(SubscriptionKind::Channel, names),
+            Local::PSubscribe => self.subscribe(SubscriptionKind::Pattern, names),
+            Local::Unsubscribe => self.unsubscribe(SubscriptionKind::Channel, names),
+            Local::PUnsubscribe => self.unsubscribe(SubscriptionKind::Pattern, names),
             _ => unreachable!("only these four come here"),
         }
     }
 
-    fn subscribe(&mut self, kind: Kind, names: &[&[u8]]) -> Flow {
+    fn subscribe(&mut self, kind: SubscriptionKind, names: &[&[u8]]) -> Flow {
         let names: Vec<Bytes> = names.iter().map(|name| Bytes::copy_from_slice(name)).collect();
         if self.client.subscription_count() + names.len() > SUBSCRIPTIONS_MAX {
             return self
@@ -49,7 +49,7 @@ impl Connection {
         let (hub, account) = (&self.shared.hub, Arc::clone(&self.client.account));
         let subscriptions = self.client.subscriptions.get_or_insert_with(|| {
             Box::new(Subscriptions {
-                inbox: Inbox::open(account),
+                inbox: SubscriberInbox::open(account),
                 channels: BTreeSet::new(),
                 patterns: BTreeSet::new(),
                 held_bytes: 0,
@@ -74,12 +74,12 @@ impl Connection {
     }
 
     /// Whether the names are short enough, and not too many bytes together with those there are.
-    fn check_subscriptions(&self, kind: Kind, names: &[Bytes]) -> Result<(), Refusal> {
+    fn check_subscriptions(&self, kind: SubscriptionKind, names: &[Bytes]) -> Result<(), Refusal> {
         let new: usize = names.iter().map(|name| name_bytes(name)).sum();
         let (channels, patterns) = self.client.subscriptions.as_ref().map_or((0, 0), |has| has.bytes());
         match kind {
-            Kind::Channel => names.iter().try_for_each(|name| errors::check_channel(name))?,
-            Kind::Pattern => {
+            SubscriptionKind::Channel => names.iter().try_for_each(|name| errors::check_channel(name))?,
+            SubscriptionKind::Pattern => {
                 names.iter().try_for_each(|name| errors::check_pattern(name))?;
                 if !self.shared.hub.has_room_for_patterns(names.iter().map(Bytes::len).sum()) {
                     return Err(Refusal::new(
@@ -102,10 +102,10 @@ impl Connection {
     }
 
     /// Tells the client, one message a name.
-    pub(in crate::server) fn confirm(&mut self, kind: Kind, names: &[Bytes]) {
+    pub(in crate::server) fn confirm(&mut self, kind: SubscriptionKind, names: &[Bytes]) {
         let verb: &[u8] = match kind {
-            Kind::Channel => b"subscribe",
-            Kind::Pattern => b"psubscribe",
+            SubscriptionKind::Channel => b"subscribe",
+            SubscriptionKind::Pattern => b"psubscribe",
         };
         for name in names {
             if let Some(subscriptions) = &mut self.client.subscriptions {
@@ -132,10 +132,10 @@ impl Connection {
         self.note_subscriptions();
     }
 
-    fn unsubscribe(&mut self, kind: Kind, names: &[&[u8]]) -> Flow {
+    fn unsubscribe(&mut self, kind: SubscriptionKind, names: &[&[u8]]) -> Flow {
         let verb: &[u8] = match kind {
-            Kind::Channel => b"unsubscribe",
-            Kind::Pattern => b"punsubscribe",
+            SubscriptionKind::Channel => b"unsubscribe",
+            SubscriptionKind::Pattern => b"punsubscribe",
         };
         let names: Vec<Bytes> = match &mut self.client.subscriptions {
             Some(subscriptions) if names.is_empty() => subscriptions.names(kind).iter().cloned().collect(),
@@ -152,7 +152,7 @@ impl Connection {
         Flow::Done
     }
 
-    fn leave(&mut self, kind: Kind, name: &Bytes) {
+    fn leave(&mut self, kind: SubscriptionKind, name: &Bytes) {
         let Some(subscriptions) = &mut self.client.subscriptions else { return };
         if subscriptions.names(kind).remove(name) {
             self.shared.hub.unsubscribe(&subscriptions.inbox, kind, name);
@@ -192,7 +192,7 @@ impl Connection {
     /// The connection ends or is reset: nobody listens here any more.
     pub(in crate::server) fn drop_subscriptions(&mut self) {
         let Some(mut subscriptions) = self.client.subscriptions.take() else { return };
-        for kind in [Kind::Channel, Kind::Pattern] {
+        for kind in [SubscriptionKind::Channel, SubscriptionKind::Pattern] {
             for name in std::mem::take(subscriptions.names(kind)) {
                 self.shared.hub.unsubscribe(&subscriptions.inbox, kind, &name);
                 if let Some(subscriber) = &self.shared.subscriber {

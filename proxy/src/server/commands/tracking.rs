@@ -3,7 +3,7 @@
 
 use super::client::SYNTAX;
 use super::is;
-use crate::events::Terms;
+use crate::events::TrackingTerms;
 use crate::server::client::session::{Tracking, TrackingMode};
 use crate::server::net::connection::Connection;
 use bytes::Bytes;
@@ -114,7 +114,7 @@ impl Connection {
             TrackingMode::All | TrackingMode::OptIn | TrackingMode::OptOut => None,
         };
         let prefix_bytes = prefixes.iter().flatten().map(|prefix| prefix.len() + 64).sum();
-        let terms = Terms { redirect: options.redirect, no_loop: options.no_loop, prefixes };
+        let terms = TrackingTerms { redirect: options.redirect, no_loop: options.no_loop, prefixes };
         let mailbox = self.shared.tracker.start(&self.client.account, terms.clone());
         match (mailbox, &mut self.client.tracking) {
             (Some(mailbox), tracking) => {

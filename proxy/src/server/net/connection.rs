@@ -17,7 +17,7 @@ use crate::server::upstream::own::Large;
 use crate::server::upstream::shared::Sharing;
 use crate::server::Shared;
 use crate::tier1::own_connection::{self, OwnConnection};
-use crate::tier2::handle::Answer;
+use crate::tier2::handle::NodeAnswer;
 use redfence_core::limits::UNREAD_REPLIES_BYTES_MAX;
 use redfence_core::reply::{Refusal, Reply};
 use smallvec::SmallVec;
@@ -256,11 +256,11 @@ impl Connection {
                     }
                     match call.source.poll(context) {
                         Poll::Pending => break,
-                        Poll::Ready(Answer::Deferred(query)) => {
+                        Poll::Ready(NodeAnswer::Deferred(query)) => {
                             call.source = Source::Deferred(query);
                             self.deferring.begin();
                         }
-                        Poll::Ready(Answer::Reply { reply, counted }) => {
+                        Poll::Ready(NodeAnswer::Reply { reply, counted }) => {
                             let Some(Pending::Call(call)) = self.pending.pop_front() else {
                                 unreachable!("seen")
                             };

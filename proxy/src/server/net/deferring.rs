@@ -1,7 +1,7 @@
 //! Replies of a client that reads slowly, kept within bounds. Part of [`Connection`].
 //!
 //! A connection may have many reads under way. Where the replies made for it and not taken yet pass
-//! [`redfence_core::limits::UNREAD_REPLIES_BYTES_MAX`] the node hands further reads back ([`Answer::Deferred`]), and goes on doing so, so that no
+//! [`redfence_core::limits::UNREAD_REPLIES_BYTES_MAX`] the node hands further reads back ([`NodeAnswer::Deferred`]), and goes on doing so, so that no
 //! later read passes an earlier one. The connection waits until all of them are back; whenever the first of them becomes the
 //! next to be answered, it asks again: for one, then for twice as many each time, until some are handed back again. No
 //! further command is run meanwhile. The client gets every reply, in order, as fast as it reads.
@@ -13,7 +13,7 @@
 use crate::client_memory::REPORT_BYTES;
 use crate::server::net::connection::Connection;
 use crate::server::net::pending::{Lane, Pending, Source, PENDING_MAX};
-use crate::tier2::handle::Answer;
+use crate::tier2::handle::NodeAnswer;
 use redfence_core::limits::{CLIENT_BYTES_PER_NODE_MAX, LOGGED_REPLY_BYTES_MAX};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -85,12 +85,12 @@ impl Connection {
             }
             match call.source.poll(context) {
                 Poll::Pending => return false,
-                Poll::Ready(Answer::Deferred(query)) => {
+                Poll::Ready(NodeAnswer::Deferred(query)) => {
                     call.source = Source::Deferred(query);
                     self.deferring.deferred += 1;
                 }
                 // Refused, or of a kind that is never handed back.
-                Poll::Ready(Answer::Reply { reply, counted }) => {
+                Poll::Ready(NodeAnswer::Reply { reply, counted }) => {
                     call.source = Source::Answered { reply, counted };
                 }
             }

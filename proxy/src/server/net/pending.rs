@@ -4,11 +4,11 @@
 //! whoever serves them. A command for another lane waits until the first is empty, so that a client which pipelines "write
 //! the data, release the lock" never has the second overtake the first.
 
-use crate::events::Kind;
+use crate::events::SubscriptionKind;
 use crate::node_api::OwnedQuery;
 use crate::server::stats::Verdict;
 use crate::server::Shared;
-use crate::tier2::handle::{Answer, PendingReply};
+use crate::tier2::handle::{NodeAnswer, PendingReply};
 use bytes::Bytes;
 use redfence_core::reply::Reply;
 use redfence_core::types::SessionId;
@@ -183,7 +183,7 @@ pub struct SharedCall {
 
 #[derive(Debug)]
 pub struct Confirm {
-    pub kind: Kind,
+    pub kind: SubscriptionKind,
     pub names: Vec<Bytes>,
     pub confirmed: oneshot::Receiver<Result<(), String>>,
 }
@@ -211,16 +211,16 @@ impl Call {
 
 impl Source {
     /// A deferred read stays pending until it is asked again.
-    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<NodeAnswer> {
         match self {
             Source::Tier2(pending) => pending.poll_answer(context),
             Source::Channel(receiver) => Pin::new(receiver).poll(context).map(|answer| {
-                Answer::uncounted(answer.unwrap_or_else(|_| crate::tier2::refusals::indeterminate()))
+                NodeAnswer::uncounted(answer.unwrap_or_else(|_| crate::tier2::refusals::indeterminate()))
             }),
             Source::Deferred(_) => Poll::Pending,
             Source::Answered { reply, counted } => {
                 let reply = std::mem::replace(reply, Reply::Nil);
-                Poll::Ready(Answer::Reply { reply, counted: *counted })
+                Poll::Ready(NodeAnswer::Reply { reply, counted: *counted })
             }
         }
     }

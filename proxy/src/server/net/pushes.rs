@@ -1,6 +1,6 @@
 //! What a client is told without having asked: messages of channels, and keys that have changed. Part of [`Connection`].
 
-use crate::events::{Delivery, Invalidation, Message, INVALIDATE_CHANNEL};
+use crate::events::{Invalidation, PubSubMessage, SubscriberDelivery, INVALIDATE_CHANNEL};
 use crate::resp::encode::{Encoder, Protocol};
 use crate::server::net::connection::{Connection, End, PASSING_BYTES_MAX, UNREAD_BYTES_MAX};
 use crate::server::net::pending::Pending;
@@ -34,10 +34,10 @@ impl Connection {
             let Poll::Ready(Some(delivery)) = subscriptions.inbox.poll(context) else { break };
             let mut encoder = Encoder { out: &mut self.out, protocol };
             match delivery {
-                Delivery::Message(message) => encode_message(&mut encoder, &message),
-                Delivery::Invalidated(key) => encode_redirected(&mut encoder, key.as_deref()),
+                SubscriberDelivery::Message(message) => encode_message(&mut encoder, &message),
+                SubscriberDelivery::Invalidated(key) => encode_redirected(&mut encoder, key.as_deref()),
                 // It must know that it missed something, as it would if a Redis had hung up.
-                Delivery::Missed => return Err(End),
+                SubscriberDelivery::Missed => return Err(End),
             }
             moved = true;
         }
@@ -79,7 +79,7 @@ impl Connection {
     }
 }
 
-fn encode_message(encoder: &mut Encoder<'_>, message: &Message) {
+fn encode_message(encoder: &mut Encoder<'_>, message: &PubSubMessage) {
     match &message.pattern {
         None => {
             encoder.push(3);

@@ -7,7 +7,7 @@
 //! caught up; a leader that is to be removed hands over first, because raft would let it go on.
 
 use crate::node_api::wire;
-use crate::node_api::{AdminRequest, Member, NodeId, SnapshotMeta, Ticket};
+use crate::node_api::{AdminRequest, ClusterMember, NodeId, SnapshotMeta, Ticket};
 use crate::tier2::refusals;
 use bytes::Bytes;
 use raft::eraftpb::{ConfChangeSingle, ConfChangeType, ConfChangeV2, ConfState};
@@ -20,7 +20,7 @@ pub(in crate::tier2) const GOALS_MAX: usize = 16;
 /// The membership as of the last applied entry.
 #[derive(Clone, Debug, Default)]
 pub(in crate::tier2) struct Membership {
-    members: BTreeMap<NodeId, Member>,
+    members: BTreeMap<NodeId, ClusterMember>,
     conf_state: ConfState,
     /// No change was applied behind this index.
     changed_at: u64,
@@ -40,15 +40,15 @@ impl Membership {
         &self.conf_state
     }
 
-    pub(in crate::tier2) fn get(&self, id: NodeId) -> Option<&Member> {
+    pub(in crate::tier2) fn get(&self, id: NodeId) -> Option<&ClusterMember> {
         self.members.get(&id)
     }
 
-    pub(in crate::tier2) fn iter(&self) -> impl Iterator<Item = &Member> {
+    pub(in crate::tier2) fn iter(&self) -> impl Iterator<Item = &ClusterMember> {
         self.members.values()
     }
 
-    pub(in crate::tier2) fn list(&self) -> Vec<Member> {
+    pub(in crate::tier2) fn list(&self) -> Vec<ClusterMember> {
         self.members.values().cloned().collect()
     }
 
@@ -73,12 +73,10 @@ impl Membership {
                 ConfChangeType::AddNode | ConfChangeType::AddLearnerNode => {
                     let voter = self.conf_state.voters.contains(&id);
                     let addr = String::from_utf8_lossy(&change.context).into_owned();
-                    self.members.entry(id).and_modify(|member| member.voter = voter).or_insert(Member {
-                        id,
-                        addr,
-                        added_at: index,
-                        voter,
-                    });
+                    self.members
+                        .entry(id)
+                        .and_modify(|member| member.voter = voter)
+                        .or_insert(ClusterMember { id, addr, added_at: index, voter });
                 }
             }
         }
@@ -180,12 +178,12 @@ mod tests {
         assert!(membership.get(2).is_none());
         conf_state.set_learners(vec![2]);
         membership.applied(&add_learner(2, "c:1"), conf_state.clone(), 12);
-        let learner = Member { id: 2, addr: "c:1".to_owned(), added_at: 12, voter: false };
+        let learner = ClusterMember { id: 2, addr: "c:1".to_owned(), added_at: 12, voter: false };
         assert_eq!(membership.get(2), Some(&learner));
         conf_state.set_learners(vec![]);
         conf_state.set_voters(vec![1, 2]);
         membership.applied(&promote(2), conf_state, 15);
-        assert_eq!(membership.get(2), Some(&Member { voter: true, ..learner }));
+        assert_eq!(membership.get(2), Some(&ClusterMember { voter: true, ..learner }));
     }
 
     #[test]

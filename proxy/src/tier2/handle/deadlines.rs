@@ -6,8 +6,8 @@
 //! costs one load of a counter, a turn one addition: deadlines are counted in sweeps, not asked of a clock.
 
 use crate::node_api::{Input, Ticket, WAIT_FOREVER};
-use crate::tier2::handle::inbox::{Asked, Asker, Deadline};
-use crate::tier2::handle::{Answer, Shared};
+use crate::tier2::handle::inbox::{ReplyDeadline, ReplyTo, RequestKind};
+use crate::tier2::handle::{HandleShared, NodeAnswer};
 use crate::tier2::refusals;
 use redfence_core::reply::Reply;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -31,14 +31,19 @@ impl Sweeper {
         self.turns.fetch_add(1, Ordering::Relaxed);
     }
 
-    pub(in crate::tier2) fn deadline(&self, kind: Asked, patience_ms: u64, wait_ms: u64) -> Deadline {
+    pub(in crate::tier2) fn deadline(
+        &self,
+        kind: RequestKind,
+        patience_ms: u64,
+        wait_ms: u64,
+    ) -> ReplyDeadline {
         let sweeps = self.sweeps.load(Ordering::Relaxed) + MARGIN_SWEEPS;
         let after = |ms: u64| sweeps.saturating_add(ms.div_ceil(SWEEP_MS));
         let (in_inbox, taken) = match wait_ms {
             WAIT_FOREVER => (after(patience_ms), u64::MAX),
             _ => (after(patience_ms.saturating_add(wait_ms)), after(patience_ms.saturating_add(wait_ms))),
         };
-        Deadline { in_inbox, taken, kind }
+        ReplyDeadline { in_inbox, taken, kind }
     }
 
     /// Whether no turn has begun since the last sweep.
@@ -48,7 +53,7 @@ impl Sweeper {
     }
 }
 
-pub(in crate::tier2) fn sweep(shared: &Shared) -> bool {
+pub(in crate::tier2) fn sweep(shared: &HandleShared) -> bool {
     let sweep = shared.sweeper.sweeps.fetch_add(1, Ordering::Relaxed) + 1;
     if shared.inbox.is_closed() {
         return false;
@@ -56,35 +61,35 @@ pub(in crate::tier2) fn sweep(shared: &Shared) -> bool {
     if !shared.sweeper.is_stuck() {
         return true;
     }
-    for asker in shared.inbox.take_overdue(sweep) {
-        let _ = asker.reply.send(Answer::uncounted(refusals::not_taken()));
+    for reply_to in shared.inbox.take_overdue(sweep) {
+        let _ = reply_to.reply.send(NodeAnswer::uncounted(refusals::not_taken()));
     }
     let mut waiting = shared.waiting.lock().expect("mutex poisoned");
-    let overdue: Vec<(Ticket, Asker)> =
-        waiting.extract_if(|_, asker| asker.deadline.taken <= sweep).collect();
+    let overdue: Vec<(Ticket, ReplyTo)> =
+        waiting.extract_if(|_, reply_to| reply_to.deadline.taken <= sweep).collect();
     drop(waiting);
-    for (ticket, asker) in overdue {
-        if asker.deadline.kind == Asked::Wait {
+    for (ticket, reply_to) in overdue {
+        if reply_to.deadline.kind == RequestKind::Wait {
             shared.inbox.push_report(Input::Cancel { ticket });
         }
         // The client may be gone: then nobody misses the answer.
-        let _ = asker.reply.send(Answer::uncounted(unknown(asker.deadline.kind)));
+        let _ = reply_to.reply.send(NodeAnswer::uncounted(unknown(reply_to.deadline.kind)));
     }
     true
 }
 
-fn unknown(kind: Asked) -> Reply {
+fn unknown(kind: RequestKind) -> Reply {
     match kind {
-        Asked::Command | Asked::Wait => refusals::indeterminate(),
-        Asked::Read => refusals::no_quorum(),
-        Asked::Admin => refusals::change_indeterminate(),
+        RequestKind::Command | RequestKind::Wait => refusals::indeterminate(),
+        RequestKind::Read => refusals::no_quorum(),
+        RequestKind::Admin => refusals::change_indeterminate(),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::node_api::{Input, OwnedQuery, Rest, WAIT_FOREVER};
-    use crate::tier2::handle::{connect, Desk, PendingReply, Tier2Handle};
+    use crate::node_api::{Input, OwnedQuery, WakeFilter, WAIT_FOREVER};
+    use crate::tier2::handle::{connect, NodeEndpoint, PendingReply, Tier2Handle};
     use bytes::Bytes;
     use redfence_core::reply::Reply;
     use redfence_core::types::SessionId;
@@ -95,9 +100,9 @@ mod tests {
 
     const PATIENCE_MS: u64 = 1_000;
 
-    fn turn(desk: &mut Desk) -> Vec<Input> {
+    fn turn(endpoint: &mut NodeEndpoint) -> Vec<Input> {
         let mut inputs = Vec::new();
-        desk.collect(Duration::ZERO, Rest::default(), &mut inputs);
+        endpoint.collect(Duration::ZERO, WakeFilter::default(), &mut inputs);
         inputs
     }
 
@@ -116,8 +121,8 @@ mod tests {
 
     #[test]
     fn what_a_stuck_node_never_took_is_refused_in_time_and_never_done() {
-        let (handle, mut desk) = connect(PATIENCE_MS);
-        turn(&mut desk);
+        let (handle, mut endpoint) = connect(PATIENCE_MS);
+        turn(&mut endpoint);
         let mut command = handle.submit(Bytes::from_static(b"c"), 0);
         let mut forever = handle.submit(Bytes::from_static(b"f"), WAIT_FOREVER);
         let mut wait = handle.submit(Bytes::from_static(b"w"), 2_000);
@@ -127,37 +132,38 @@ mod tests {
         assert_eq!(code(&mut command).as_deref(), Some("UNAVAILABLE"));
         assert_eq!(code(&mut forever).as_deref(), Some("UNAVAILABLE"));
         assert_eq!(code(&mut wait), None, "its own time comes on top");
-        let seen = turn(&mut desk);
+        let seen = turn(&mut endpoint);
         assert_eq!(seen.iter().filter(|input| matches!(input, Input::Submit(_))).count(), 1);
     }
 
     #[test]
     fn what_a_stuck_node_took_is_answered_in_time_and_a_wait_is_called_off() {
-        let (handle, mut desk) = connect(PATIENCE_MS);
+        let (handle, mut endpoint) = connect(PATIENCE_MS);
         let mut command = handle.submit(Bytes::from_static(b"c"), 0);
         let mut wait = handle.submit(Bytes::from_static(b"w"), 500);
         let mut forever = handle.submit(Bytes::from_static(b"f"), WAIT_FOREVER);
         let mut read = handle.query(OwnedQuery::Session { id: SessionId(1) });
-        turn(&mut desk);
+        turn(&mut endpoint);
         sweep_for(&handle, PATIENCE_MS + 1_000);
         assert_eq!(code(&mut command).as_deref(), Some("INDETERMINATE"));
         assert_eq!(code(&mut wait).as_deref(), Some("INDETERMINATE"));
         assert_eq!(code(&mut read).as_deref(), Some("UNAVAILABLE"));
         assert_eq!(code(&mut forever), None, "it may wait for ever");
-        let cancels = turn(&mut desk).iter().filter(|input| matches!(input, Input::Cancel { .. })).count();
+        let cancels =
+            turn(&mut endpoint).iter().filter(|input| matches!(input, Input::Cancel { .. })).count();
         assert_eq!(cancels, 1);
     }
 
     #[test]
     fn a_node_that_runs_answers_for_itself() {
-        let (handle, mut desk) = connect(PATIENCE_MS);
+        let (handle, mut endpoint) = connect(PATIENCE_MS);
         let mut command = handle.submit(Bytes::from_static(b"c"), 0);
         for _ in 0..50 {
-            turn(&mut desk);
+            turn(&mut endpoint);
             assert!(handle.sweep());
         }
         assert_eq!(code(&mut command), None);
-        desk.close();
+        endpoint.close();
         assert!(!handle.sweep(), "the node has stopped");
     }
 }

@@ -6,8 +6,8 @@
 //! disk reports is never refused: each report answers a task the node itself has limited.
 
 use crate::client_memory::Account;
-use crate::node_api::{Input, Rest};
-use crate::tier2::handle::Answer;
+use crate::node_api::{Input, WakeFilter};
+use crate::tier2::handle::NodeAnswer;
 use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -26,27 +26,27 @@ const _: () = assert!(CLIENT_BYTES_MAX > 4 * REQUEST_BYTES_MAX && PEER_BYTES_MAX
 
 /// Where an answer goes, and on whose behalf it was asked, if that matters to anybody.
 #[derive(Debug)]
-pub struct Asker {
-    pub reply: oneshot::Sender<Answer>,
-    pub caller: Option<Caller>,
+pub struct ReplyTo {
+    pub reply: oneshot::Sender<NodeAnswer>,
+    pub caller: Option<TrackingCaller>,
     /// To whose memory the reply is counted.
     pub account: Option<Arc<Account>>,
-    pub deadline: Deadline,
+    pub deadline: ReplyDeadline,
 }
 
 /// Until when an answer must be there, whatever the node's thread does: see `deadlines.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Deadline {
+pub struct ReplyDeadline {
     /// In sweeps. As long as it is in the inbox.
     pub in_inbox: u64,
     /// From the moment the node has it; `u64::MAX` for one that may wait for ever.
     pub taken: u64,
-    pub kind: Asked,
+    pub kind: RequestKind,
 }
 
 /// What may be said of a request that the node has taken and not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asked {
+pub enum RequestKind {
     /// It may have been applied.
     Command,
     /// The same; and it may stand in a queue, which it must leave.
@@ -58,43 +58,43 @@ pub enum Asked {
 
 /// A client whose reads or changes of keys matter to the tracking of keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caller {
+pub struct TrackingCaller {
     pub client: u64,
     /// It keeps what it reads.
     pub keeps_reads: bool,
 }
 
 /// One input, and who wants its answer, if anybody.
-pub type Item = (Input, Option<Asker>);
+pub type InboxItem = (Input, Option<ReplyTo>);
 
 #[derive(Debug, Default)]
-pub struct Inbox {
-    state: Mutex<State>,
+pub struct NodeInbox {
+    state: Mutex<InboxState>,
     filled: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    items: Vec<Item>,
-    clients: Share,
-    peers: Share,
+struct InboxState {
+    items: Vec<InboxItem>,
+    clients: InboxUsage,
+    peers: InboxUsage,
     /// What is inside, by what may be worth waking up for.
     requests: usize,
     durable: bool,
     urgent: bool,
     /// The consumer sleeps, and this ends it.
-    asleep: Option<Rest>,
+    asleep: Option<WakeFilter>,
     closed: bool,
 }
 
 /// What one kind of sender has in the inbox.
 #[derive(Clone, Copy, Debug, Default)]
-struct Share {
+struct InboxUsage {
     items: usize,
     bytes: usize,
 }
 
-impl Share {
+impl InboxUsage {
     /// Whether one more fits. It is counted then.
     fn admit(&mut self, bytes: usize, items_max: usize, bytes_max: usize) -> bool {
         let fits = self.items < items_max && self.bytes + bytes <= bytes_max;
@@ -106,23 +106,23 @@ impl Share {
     }
 }
 
-impl State {
-    fn ends(&self, rest: Rest) -> bool {
-        self.urgent || self.requests >= rest.requests || (self.durable && rest.durable)
+impl InboxState {
+    fn ends(&self, wake_filter: WakeFilter) -> bool {
+        self.urgent || self.requests >= wake_filter.requests || (self.durable && wake_filter.durable)
     }
 }
 
 /// Why an item was not taken. The item is handed back, so that its sender can be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rejected {
+pub enum PushError {
     Full,
     Closed,
 }
 
-impl Inbox {
+impl NodeInbox {
     /// A request of a client.
     #[allow(clippy::result_large_err)] // The item is handed back as it is; a box would cost every refusal an allocation.
-    pub fn push_client(&self, item: Item) -> Result<(), (Rejected, Item)> {
+    pub fn push_client(&self, item: InboxItem) -> Result<(), (PushError, InboxItem)> {
         let bytes = item.0.bytes();
         self.push(item, |state| state.clients.admit(bytes, CLIENT_ITEMS_MAX, CLIENT_BYTES_MAX))
     }
@@ -139,13 +139,17 @@ impl Inbox {
     }
 
     #[allow(clippy::result_large_err)] // The item is handed back as it is; a box would cost every refusal an allocation.
-    fn push(&self, item: Item, admit: impl FnOnce(&mut State) -> bool) -> Result<(), (Rejected, Item)> {
+    fn push(
+        &self,
+        item: InboxItem,
+        admit: impl FnOnce(&mut InboxState) -> bool,
+    ) -> Result<(), (PushError, InboxItem)> {
         let mut state = self.lock();
         if state.closed {
-            return Err((Rejected::Closed, item));
+            return Err((PushError::Closed, item));
         }
         if !admit(&mut state) {
-            return Err((Rejected::Full, item));
+            return Err((PushError::Full, item));
         }
         match &item.0 {
             Input::Submit(_) => state.requests += 1,
@@ -153,7 +157,7 @@ impl Inbox {
             _ => state.urgent = true,
         }
         state.items.push(item);
-        let wakes = state.asleep.is_some_and(|rest| state.ends(rest));
+        let wakes = state.asleep.is_some_and(|wake_filter| state.ends(wake_filter));
         if wakes {
             state.asleep = None;
         }
@@ -164,13 +168,13 @@ impl Inbox {
         Ok(())
     }
 
-    /// Takes all there is; sleeps up to `timeout`, or until something comes that ends this `rest`, where there is nothing. `taken`
+    /// Takes all there is; sleeps up to `timeout`, or until an input passes the wake-up filter, where there is nothing. `taken`
     /// must be empty: its memory is reused.
-    pub fn take(&self, timeout: Duration, rest: Rest, taken: &mut Vec<Item>) {
+    pub fn take(&self, timeout: Duration, wake_filter: WakeFilter, taken: &mut Vec<InboxItem>) {
         debug_assert!(taken.is_empty());
         let mut state = self.lock();
-        if !state.ends(rest) && !state.closed && !timeout.is_zero() {
-            state.asleep = Some(rest);
+        if !state.ends(wake_filter) && !state.closed && !timeout.is_zero() {
+            state.asleep = Some(wake_filter);
             let waited = self
                 .filled
                 .wait_timeout_while(state, timeout, |state| state.asleep.is_some() && !state.closed);
@@ -178,21 +182,22 @@ impl Inbox {
             state.asleep = None;
         }
         std::mem::swap(&mut state.items, taken);
-        state.clients = Share::default();
-        state.peers = Share::default();
+        state.clients = InboxUsage::default();
+        state.peers = InboxUsage::default();
         (state.requests, state.durable, state.urgent) = (0, false, false);
     }
 
     /// Takes out the requests of clients that have been inside for too long: the node never sees them.
-    pub fn take_overdue(&self, sweep: u64) -> Vec<Asker> {
+    pub fn take_overdue(&self, sweep: u64) -> Vec<ReplyTo> {
         let mut state = self.lock();
-        let is_overdue =
-            |item: &mut Item| item.1.as_ref().is_some_and(|asker| asker.deadline.in_inbox <= sweep);
-        let taken: Vec<Item> = state.items.extract_if(.., is_overdue).collect();
+        let is_overdue = |item: &mut InboxItem| {
+            item.1.as_ref().is_some_and(|reply_to| reply_to.deadline.in_inbox <= sweep)
+        };
+        let taken: Vec<InboxItem> = state.items.extract_if(.., is_overdue).collect();
         let bytes: usize = taken.iter().map(|(input, _)| input.bytes()).sum();
         state.clients.items = state.clients.items.saturating_sub(taken.len());
         state.clients.bytes = state.clients.bytes.saturating_sub(bytes);
-        taken.into_iter().filter_map(|(_, asker)| asker).collect()
+        taken.into_iter().filter_map(|(_, reply_to)| reply_to).collect()
     }
 
     pub fn is_closed(&self) -> bool {
@@ -205,7 +210,7 @@ impl Inbox {
         self.filled.notify_one();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, InboxState> {
         // A producer that panicked between two pushes has left the state whole.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -219,22 +224,22 @@ mod tests {
 
     #[test]
     fn clients_beyond_the_limit_are_refused_and_peers_are_not() {
-        let inbox = Inbox::default();
+        let inbox = NodeInbox::default();
         for _ in 0..CLIENT_ITEMS_MAX {
             assert!(inbox.push_client((Input::Wake, None)).is_ok());
         }
         let refused = inbox.push_client((Input::Wake, None)).map_err(|(why, _)| why);
-        assert_eq!(refused, Err(Rejected::Full));
+        assert_eq!(refused, Err(PushError::Full));
         assert!(inbox.push_peer(Input::Wake));
         let mut taken = Vec::new();
-        inbox.take(Duration::ZERO, Rest::default(), &mut taken);
+        inbox.take(Duration::ZERO, WakeFilter::default(), &mut taken);
         assert_eq!(taken.len(), CLIENT_ITEMS_MAX + 1);
         assert!(inbox.push_client((Input::Wake, None)).is_ok());
     }
 
     #[test]
     fn bytes_are_counted_as_well_as_items() {
-        let inbox = Inbox::default();
+        let inbox = NodeInbox::default();
         let blob = Bytes::from(vec![0; REQUEST_BYTES_MAX]);
         let submit =
             || Submit { ticket: 1, connection: 0, blob: blob.clone(), patience_ms: 1_000, wait_ms: 0 };
@@ -242,20 +247,20 @@ mod tests {
             assert!(inbox.push_client((Input::Submit(submit()), None)).is_ok());
         }
         let refused = inbox.push_client((Input::Submit(submit()), None)).map_err(|(why, _)| why);
-        assert_eq!(refused, Err(Rejected::Full));
+        assert_eq!(refused, Err(PushError::Full));
         assert!(inbox.push_client((Input::Wake, None)).is_ok(), "what has no bytes still fits");
         assert!(inbox.push_peer(Input::Wake), "clients do not crowd out peers");
-        inbox.take(Duration::ZERO, Rest::default(), &mut Vec::new());
+        inbox.take(Duration::ZERO, WakeFilter::default(), &mut Vec::new());
         assert!(inbox.push_client((Input::Submit(submit()), None)).is_ok());
     }
 
     #[test]
     fn a_push_ends_the_sleep() {
-        let inbox = std::sync::Arc::new(Inbox::default());
+        let inbox = std::sync::Arc::new(NodeInbox::default());
         let producer = std::sync::Arc::clone(&inbox);
         let thread = std::thread::spawn(move || producer.push_report(Input::Wake));
         let mut taken = Vec::new();
-        inbox.take(Duration::from_secs(60), Rest::default(), &mut taken);
+        inbox.take(Duration::from_secs(60), WakeFilter::default(), &mut taken);
         assert_eq!(taken.len(), 1);
         assert!(thread.join().expect("the producer does not panic"));
     }
@@ -266,13 +271,13 @@ mod tests {
             let submit = Submit { ticket, connection: 0, blob: Bytes::new(), patience_ms: 1_000, wait_ms: 0 };
             (Input::Submit(submit), None)
         };
-        let inbox = Inbox::default();
-        let rest = Rest { requests: 2, durable: false };
+        let inbox = NodeInbox::default();
+        let wake_filter = WakeFilter { requests: 2, durable: false };
         let mut taken = Vec::new();
         assert!(inbox.push_report(Input::Persisted { number: 1 }));
         assert!(inbox.push_client(submit(1)).is_ok());
         let began = std::time::Instant::now();
-        inbox.take(Duration::from_millis(20), rest, &mut taken);
+        inbox.take(Duration::from_millis(20), wake_filter, &mut taken);
         assert!(
             began.elapsed() >= Duration::from_millis(20),
             "one request and a durable write end no such sleep"
@@ -281,22 +286,22 @@ mod tests {
         taken.clear();
         assert!(inbox.push_client(submit(2)).is_ok());
         assert!(inbox.push_client(submit(3)).is_ok());
-        inbox.take(Duration::from_secs(60), rest, &mut taken);
+        inbox.take(Duration::from_secs(60), wake_filter, &mut taken);
         assert_eq!(taken.len(), 2, "two requests do");
         taken.clear();
         assert!(inbox.push_report(Input::Persisted { number: 2 }));
-        inbox.take(Duration::from_secs(60), Rest { requests: 2, durable: true }, &mut taken);
+        inbox.take(Duration::from_secs(60), WakeFilter { requests: 2, durable: true }, &mut taken);
         assert_eq!(taken.len(), 1, "and so does a write that is waited for");
     }
 
     #[test]
     fn a_closed_inbox_hands_out_what_it_has_and_takes_no_more() {
-        let inbox = Inbox::default();
+        let inbox = NodeInbox::default();
         assert!(inbox.push_report(Input::Wake));
         inbox.close();
         assert!(!inbox.push_report(Input::Wake));
         let mut taken = Vec::new();
-        inbox.take(Duration::from_secs(60), Rest::default(), &mut taken);
+        inbox.take(Duration::from_secs(60), WakeFilter::default(), &mut taken);
         assert_eq!(taken.len(), 1);
     }
 }

@@ -1,4 +1,4 @@
-//! What the rest of the proxy sees of Tier 2: [`Tier2Handle`], cheap to clone, and its other end, the shell's [`Desk`].
+//! What the rest of the proxy sees of Tier 2: [`Tier2Handle`], cheap to clone, and its other end, the shell's [`NodeEndpoint`].
 //!
 //! A front encodes a command on its own task, calls [`Tier2Handle::submit`] and awaits the reply. Dropping the future of a
 //! command that may wait in a queue takes it out of that queue (the client went away). The handle knows nothing of raft.
@@ -8,13 +8,13 @@ pub mod inbox;
 
 use crate::client_memory::{counted_bytes, Account};
 use crate::events::Demand;
-use crate::node_api::apply_feed::{self, News, NewsReceiver, NewsSender};
+use crate::node_api::apply_feed::{self, FeedItem, FeedReceiver, FeedSender};
 use crate::node_api::{
-    AdminRequest, ClusterStatus, ConnectionId, Input, NodeId, Noted, Outputs, OwnedQuery, PeerMessage,
-    PeerSink, Read, Rest, Submit, Ticket,
+    AdminRequest, ClientKeyAccess, ClusterStatus, ConnectionId, Input, NodeId, Outputs, OwnedQuery,
+    PeerMessage, PeerSink, Read, Submit, Ticket, WakeFilter,
 };
-pub use crate::tier2::handle::inbox::Caller;
-use crate::tier2::handle::inbox::{Asked, Asker, Inbox, Item, Rejected};
+pub use crate::tier2::handle::inbox::TrackingCaller;
+use crate::tier2::handle::inbox::{InboxItem, NodeInbox, PushError, ReplyTo, RequestKind};
 use crate::tier2::refusals;
 use bytes::Bytes;
 use deadlines::Sweeper;
@@ -36,29 +36,29 @@ pub const PATIENCE_MS_DEFAULT: u64 = 5_000;
 
 #[derive(Clone, Debug)]
 pub struct Tier2Handle {
-    shared: Arc<Shared>,
+    shared: Arc<HandleShared>,
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) inbox: Inbox,
+pub(super) struct HandleShared {
+    pub(super) inbox: NodeInbox,
     /// Who waits for an answer of the node. The raft thread locks it twice a turn, a sweep only where that thread is stuck.
-    pub(super) waiting: Mutex<Waiting>,
+    pub(super) waiting: Mutex<ReplyTable>,
     pub(super) sweeper: Sweeper,
     status: Mutex<Arc<ClusterStatus>>,
     demand: Arc<Demand>,
     /// Until somebody takes it.
-    news: Mutex<Option<NewsReceiver>>,
+    news: Mutex<Option<FeedReceiver>>,
     next_ticket: AtomicU64,
     patience_ms: u64,
 }
 
-/// Makes both ends. The shell's thread keeps the [`Desk`].
+/// Makes both ends. The shell's thread keeps the [`NodeEndpoint`].
 #[must_use]
-pub fn connect(patience_ms: u64) -> (Tier2Handle, Desk) {
+pub fn connect(patience_ms: u64) -> (Tier2Handle, NodeEndpoint) {
     let (news, receiver) = apply_feed::channel();
-    let shared = Arc::new(Shared {
-        inbox: Inbox::default(),
+    let shared = Arc::new(HandleShared {
+        inbox: NodeInbox::default(),
         waiting: Mutex::default(),
         sweeper: Sweeper::default(),
         status: Mutex::default(),
@@ -67,8 +67,9 @@ pub fn connect(patience_ms: u64) -> (Tier2Handle, Desk) {
         next_ticket: AtomicU64::new(1),
         patience_ms,
     });
-    let desk = Desk { shared: Arc::clone(&shared), taken: Vec::new(), wanted: Wanted::default(), news };
-    (Tier2Handle { shared }, desk)
+    let endpoint =
+        NodeEndpoint { shared: Arc::clone(&shared), taken: Vec::new(), wanted: Wanted::default(), news };
+    (Tier2Handle { shared }, endpoint)
 }
 
 impl Tier2Handle {
@@ -82,7 +83,7 @@ impl Tier2Handle {
     pub fn submit_for(
         &self,
         connection: ConnectionId,
-        caller: Option<Caller>,
+        caller: Option<TrackingCaller>,
         account: Option<Arc<Account>>,
         blob: Bytes,
         wait_ms: u64,
@@ -92,7 +93,7 @@ impl Tier2Handle {
         }
         let patience_ms = self.shared.patience_ms;
         let input = |ticket| Input::Submit(Submit { ticket, connection, blob, patience_ms, wait_ms });
-        let kind = if wait_ms > 0 { Asked::Wait } else { Asked::Command };
+        let kind = if wait_ms > 0 { RequestKind::Wait } else { RequestKind::Command };
         self.ask(kind, wait_ms, caller, account, input)
     }
 
@@ -101,22 +102,22 @@ impl Tier2Handle {
         self.read(query, None)
     }
 
-    /// The same on behalf of a client. Where that client has too many unread replies the query comes back: [`Answer::Deferred`].
+    /// The same on behalf of a client. Where that client has too many unread replies the query comes back: [`NodeAnswer::Deferred`].
     pub fn query_for(&self, account: &Arc<Account>, query: OwnedQuery) -> PendingReply {
         self.read(query, Some(Arc::clone(account)))
     }
 
     fn read(&self, query: OwnedQuery, account: Option<Arc<Account>>) -> PendingReply {
         let patience_ms = self.shared.patience_ms;
-        let asker = account.clone();
+        let reply_to = account.clone();
         let input = |ticket| Input::Read(Read { ticket, query, patience_ms, account });
-        self.ask(Asked::Read, 0, None, asker, input)
+        self.ask(RequestKind::Read, 0, None, reply_to, input)
     }
 
     /// Membership and leadership. Answered when the change is seen to be done.
     pub fn admin(&self, request: AdminRequest) -> PendingReply {
         let patience_ms = self.shared.patience_ms;
-        self.ask(Asked::Admin, 0, None, None, |ticket| Input::Admin { ticket, request, patience_ms })
+        self.ask(RequestKind::Admin, 0, None, None, |ticket| Input::Admin { ticket, request, patience_ms })
     }
 
     /// Connections of these sessions were active, or are blocked in a WAIT. Call about five times a second with all of
@@ -146,7 +147,7 @@ impl Tier2Handle {
 
     /// What this node's own apply has to tell, in order. There is one taker: later ones get nothing.
     #[must_use]
-    pub fn take_news(&self) -> Option<NewsReceiver> {
+    pub fn take_apply_feed(&self) -> Option<FeedReceiver> {
         self.shared.news.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
@@ -168,26 +169,26 @@ impl Tier2Handle {
 
     fn ask(
         &self,
-        kind: Asked,
+        kind: RequestKind,
         wait_ms: u64,
-        caller: Option<Caller>,
+        caller: Option<TrackingCaller>,
         account: Option<Arc<Account>>,
         input: impl FnOnce(Ticket) -> Input,
     ) -> PendingReply {
         let ticket = self.shared.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
-        let cancel = (kind == Asked::Wait).then(|| self.shared.clone());
+        let cancel = (kind == RequestKind::Wait).then(|| self.shared.clone());
         let deadline = self.shared.sweeper.deadline(kind, self.shared.patience_ms, wait_ms);
-        let asker = Asker { reply: sender, caller, account, deadline };
-        match self.shared.inbox.push_client((input(ticket), Some(asker))) {
+        let reply_to = ReplyTo { reply: sender, caller, account, deadline };
+        match self.shared.inbox.push_client((input(ticket), Some(reply_to))) {
             Ok(()) => PendingReply { receiver, ticket, cancel },
-            Err((why, (_, asker))) => {
+            Err((why, (_, reply_to))) => {
                 let reply = match why {
-                    Rejected::Full => refusals::queue_full(),
-                    Rejected::Closed => refusals::stopping(),
+                    PushError::Full => refusals::queue_full(),
+                    PushError::Closed => refusals::stopping(),
                 };
                 // The receiver is in our hands: sending cannot fail.
-                let _ = asker.expect("asked by somebody").reply.send(Answer::uncounted(reply));
+                let _ = reply_to.expect("asked by somebody").reply.send(NodeAnswer::uncounted(reply));
                 PendingReply { receiver, ticket, cancel: None }
             }
         }
@@ -196,27 +197,27 @@ impl Tier2Handle {
 
 /// What comes of a request.
 #[derive(Debug)]
-pub enum Answer {
+pub enum NodeAnswer {
     /// `counted`: bytes of it in the account of its client, until they are taken out there.
     Reply { reply: Reply, counted: usize },
     /// A read for which the client has too many unread replies; to be asked again.
     Deferred(Box<OwnedQuery>),
 }
 
-impl Answer {
+impl NodeAnswer {
     /// A reply that is in nobody's account.
     #[must_use]
-    pub fn uncounted(reply: Reply) -> Answer {
-        Answer::Reply { reply, counted: 0 }
+    pub fn uncounted(reply: Reply) -> NodeAnswer {
+        NodeAnswer::Reply { reply, counted: 0 }
     }
 }
 
 /// The answer to come. Dropping it unanswered cancels a command that may wait in a queue.
 #[derive(Debug)]
 pub struct PendingReply {
-    receiver: oneshot::Receiver<Answer>,
+    receiver: oneshot::Receiver<NodeAnswer>,
     ticket: Ticket,
-    cancel: Option<Arc<Shared>>,
+    cancel: Option<Arc<HandleShared>>,
 }
 
 impl PendingReply {
@@ -224,7 +225,7 @@ impl PendingReply {
     fn answered(reply: Reply) -> PendingReply {
         let (sender, receiver) = oneshot::channel();
         // The receiver is in our hands: sending cannot fail.
-        let _ = sender.send(Answer::uncounted(reply));
+        let _ = sender.send(NodeAnswer::uncounted(reply));
         PendingReply { receiver, ticket: 0, cancel: None }
     }
 
@@ -239,14 +240,14 @@ impl PendingReply {
 }
 
 impl PendingReply {
-    pub fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<Answer> {
+    pub fn poll_answer(&mut self, context: &mut Context<'_>) -> Poll<NodeAnswer> {
         let answer = match Pin::new(&mut self.receiver).poll(context) {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(answer) => answer,
         };
         self.cancel = None;
         // The shell is gone without a word: nobody knows.
-        Poll::Ready(answer.unwrap_or_else(|_| Answer::uncounted(refusals::indeterminate())))
+        Poll::Ready(answer.unwrap_or_else(|_| NodeAnswer::uncounted(refusals::indeterminate())))
     }
 }
 
@@ -256,8 +257,8 @@ impl Future for PendingReply {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Reply> {
         self.poll_answer(context).map(|answer| match answer {
-            Answer::Reply { reply, .. } => reply,
-            Answer::Deferred(_) => refusals::queue_full(),
+            NodeAnswer::Reply { reply, .. } => reply,
+            NodeAnswer::Deferred(_) => refusals::queue_full(),
         })
     }
 }
@@ -272,23 +273,23 @@ impl Drop for PendingReply {
 
 /// The shell's end: collects inputs, and hands answers, events and status to those who wait for them.
 #[derive(Debug)]
-pub struct Desk {
-    shared: Arc<Shared>,
-    taken: Vec<Item>,
+pub struct NodeEndpoint {
+    shared: Arc<HandleShared>,
+    taken: Vec<InboxItem>,
     wanted: Wanted,
-    news: NewsSender,
+    news: FeedSender,
 }
 
-impl Desk {
-    /// Takes all inputs there are into `inputs`; sleeps up to `timeout` where there are none that end this `rest`.
-    pub fn collect(&mut self, timeout: Duration, rest: Rest, inputs: &mut Vec<Input>) {
+impl NodeEndpoint {
+    /// Takes all inputs there are into `inputs`; sleeps up to `timeout` until an input passes the wake-up filter.
+    pub fn collect(&mut self, timeout: Duration, wake_filter: WakeFilter, inputs: &mut Vec<Input>) {
         let mut taken = std::mem::take(&mut self.taken);
-        self.shared.inbox.take(timeout, rest, &mut taken);
+        self.shared.inbox.take(timeout, wake_filter, &mut taken);
         self.shared.sweeper.turn_begins();
         let mut waiting = self.shared.waiting.lock().expect("mutex poisoned");
-        for (input, asker) in taken.drain(..) {
-            if let (Some(ticket), Some(asker)) = (ticket_of(&input), asker) {
-                let earlier = waiting.insert(ticket, asker);
+        for (input, reply_to) in taken.drain(..) {
+            if let (Some(ticket), Some(reply_to)) = (ticket_of(&input), reply_to) {
+                let earlier = waiting.insert(ticket, reply_to);
                 assert!(earlier.is_none(), "ticket {ticket} is used twice");
             }
             if let Input::Cancel { ticket } = &input {
@@ -314,17 +315,17 @@ impl Desk {
         // Worked out before the answers, which end what is known of those who asked; told behind them.
         let shared = Arc::clone(&self.shared);
         let mut waiting = shared.waiting.lock().expect("mutex poisoned");
-        let news = news_of(&waiting, outputs);
+        let news = feed_items(&waiting, outputs);
         for (ticket, reply) in outputs.replies.drain(..) {
-            if let Some(asker) = waiting.remove(&ticket) {
+            if let Some(reply_to) = waiting.remove(&ticket) {
                 // The client may be gone: then nobody misses the answer.
-                let answer = counted(&asker, reply);
-                let _ = asker.reply.send(answer);
+                let answer = counted(&reply_to, reply);
+                let _ = reply_to.reply.send(answer);
             }
         }
         for (ticket, query) in outputs.deferred.drain(..) {
-            if let Some(asker) = waiting.remove(&ticket) {
-                let _ = asker.reply.send(Answer::Deferred(Box::new(query)));
+            if let Some(reply_to) = waiting.remove(&ticket) {
+                let _ = reply_to.reply.send(NodeAnswer::Deferred(Box::new(query)));
             }
         }
         drop(waiting);
@@ -335,51 +336,52 @@ impl Desk {
     pub fn close(mut self) {
         self.shared.inbox.close();
         let mut taken = std::mem::take(&mut self.taken);
-        self.shared.inbox.take(Duration::ZERO, Rest::default(), &mut taken);
-        for (_, asker) in taken {
-            if let Some(asker) = asker {
-                let _ = asker.reply.send(Answer::uncounted(refusals::stopping()));
+        self.shared.inbox.take(Duration::ZERO, WakeFilter::default(), &mut taken);
+        for (_, reply_to) in taken {
+            if let Some(reply_to) = reply_to {
+                let _ = reply_to.reply.send(NodeAnswer::uncounted(refusals::stopping()));
             }
         }
-        for (_, asker) in self.shared.waiting.lock().expect("mutex poisoned").drain() {
-            let _ = asker.reply.send(Answer::uncounted(refusals::indeterminate()));
+        for (_, reply_to) in self.shared.waiting.lock().expect("mutex poisoned").drain() {
+            let _ = reply_to.reply.send(NodeAnswer::uncounted(refusals::indeterminate()));
         }
     }
 }
 
-type Waiting = FxHashMap<Ticket, Asker>;
+type ReplyTable = FxHashMap<Ticket, ReplyTo>;
 
 /// Counts a reply to its client's account. The node itself has done so for reads.
-fn counted(asker: &Asker, reply: Reply) -> Answer {
-    let Some(account) = &asker.account else { return Answer::uncounted(reply) };
+fn counted(reply_to: &ReplyTo, reply: Reply) -> NodeAnswer {
+    let Some(account) = &reply_to.account else { return NodeAnswer::uncounted(reply) };
     let counted = counted_bytes(&reply);
-    if asker.deadline.kind != Asked::Read && !account.add_reply(counted) {
+    if reply_to.deadline.kind != RequestKind::Read && !account.add_reply(counted) {
         // Its connection is being closed: the memory is better free at once.
-        return Answer::uncounted(refusals::indeterminate());
+        return NodeAnswer::uncounted(refusals::indeterminate());
     }
-    Answer::Reply { reply, counted }
+    NodeAnswer::Reply { reply, counted }
 }
 
-fn news_of(waiting: &Waiting, outputs: &mut Outputs) -> Vec<News> {
-    let missed = std::mem::take(&mut outputs.missed).then_some(News::Missed);
-    let events = outputs.events.drain(..).map(News::Event);
+fn feed_items(waiting: &ReplyTable, outputs: &mut Outputs) -> Vec<FeedItem> {
+    let missed = std::mem::take(&mut outputs.missed).then_some(FeedItem::Missed);
+    let events = outputs.events.drain(..).map(FeedItem::Event);
     let published = outputs.published.drain(..);
-    let published = published.map(|(channel, message)| News::Published { channel, message });
-    let noted = outputs.noted.drain(..).filter_map(|noted| news_of_key(waiting, noted));
-    missed.into_iter().chain(events).chain(published).chain(noted).collect()
+    let published = published.map(|(channel, message)| FeedItem::Published { channel, message });
+    let key_accesses =
+        outputs.key_accesses.drain(..).filter_map(|key_accesses| feed_item_of_access(waiting, key_accesses));
+    missed.into_iter().chain(events).chain(published).chain(key_accesses).collect()
 }
 
-fn news_of_key(waiting: &Waiting, noted: Noted) -> Option<News> {
-    let caller = |ticket: Ticket| waiting.get(&ticket).and_then(|asker| asker.caller);
-    match noted {
-        Noted::Read { by, key } => {
+fn feed_item_of_access(waiting: &ReplyTable, key_accesses: ClientKeyAccess) -> Option<FeedItem> {
+    let caller = |ticket: Ticket| waiting.get(&ticket).and_then(|reply_to| reply_to.caller);
+    match key_accesses {
+        ClientKeyAccess::Read { by, key } => {
             let reader = caller(by).filter(|caller| caller.keeps_reads)?;
-            Some(News::Read { client: reader.client, key })
+            Some(FeedItem::Read { client: reader.client, key })
         }
-        Noted::Changed { by, key } => {
-            Some(News::Changed { by: by.and_then(caller).map(|caller| caller.client), key })
+        ClientKeyAccess::Changed { by, key } => {
+            Some(FeedItem::Changed { by: by.and_then(caller).map(|caller| caller.client), key })
         }
-        Noted::Flushed => Some(News::Flushed),
+        ClientKeyAccess::Flushed => Some(FeedItem::Flushed),
     }
 }
 
@@ -419,41 +421,41 @@ impl PeerSink for Tier2Handle {
 mod tests {
     use super::*;
 
-    fn collected(desk: &mut Desk) -> Vec<Input> {
+    fn collected(endpoint: &mut NodeEndpoint) -> Vec<Input> {
         let mut inputs = Vec::new();
-        desk.collect(Duration::ZERO, Rest::default(), &mut inputs);
+        endpoint.collect(Duration::ZERO, WakeFilter::default(), &mut inputs);
         inputs
     }
 
     #[tokio::test]
     async fn a_reply_finds_its_request() {
-        let (handle, mut desk) = connect(PATIENCE_MS_DEFAULT);
+        let (handle, mut endpoint) = connect(PATIENCE_MS_DEFAULT);
         let pending = handle.submit(Bytes::from_static(b"x"), 0);
-        let inputs = collected(&mut desk);
+        let inputs = collected(&mut endpoint);
         let Input::Submit(submit) = &inputs[0] else { panic!("not a submit: {inputs:?}") };
         let mut outputs = Outputs::default();
         outputs.replies.push((submit.ticket, Reply::Int(7)));
-        desk.deliver(&mut outputs);
+        endpoint.deliver(&mut outputs);
         assert_eq!(pending.await, Reply::Int(7));
     }
 
     #[tokio::test]
     async fn only_a_waiting_command_is_cancelled_when_dropped() {
-        let (handle, mut desk) = connect(PATIENCE_MS_DEFAULT);
+        let (handle, mut endpoint) = connect(PATIENCE_MS_DEFAULT);
         drop(handle.submit(Bytes::from_static(b"try"), 0));
         drop(handle.submit(Bytes::from_static(b"wait"), 10));
         let cancels =
-            collected(&mut desk).iter().filter(|input| matches!(input, Input::Cancel { .. })).count();
+            collected(&mut endpoint).iter().filter(|input| matches!(input, Input::Cancel { .. })).count();
         assert_eq!(cancels, 1);
     }
 
     #[tokio::test]
     async fn a_stopped_node_says_what_it_knows() {
-        let (handle, mut desk) = connect(PATIENCE_MS_DEFAULT);
+        let (handle, mut endpoint) = connect(PATIENCE_MS_DEFAULT);
         let taken = handle.submit(Bytes::from_static(b"taken"), 0);
-        collected(&mut desk);
+        collected(&mut endpoint);
         let untouched = handle.submit(Bytes::from_static(b"untouched"), 0);
-        desk.close();
+        endpoint.close();
         assert_eq!(taken.await, refusals::indeterminate());
         assert_eq!(untouched.await, refusals::stopping());
         assert_eq!(handle.submit(Bytes::new(), 0).await, refusals::stopping());

@@ -1,6 +1,6 @@
 //! Committed entries, on every node: into the machine, and the answers out to this node's own clients.
 
-use crate::node_api::Noted;
+use crate::node_api::ClientKeyAccess;
 use crate::tier2::node::Node;
 use crate::tier2::refusals;
 use protobuf::Message as _;
@@ -40,7 +40,7 @@ impl Node {
             let Some(entry) = self.to_apply.pop_front() else { break };
             let worked = self.machine.work_total();
             if let Err(reason) = self.apply_one(&entry) {
-                return self.stop_at(entry.index, &reason);
+                return self.stop_at_entry(entry.index, &reason);
             }
             self.turn_load.work += self.machine.work_total().wrapping_sub(worked);
             self.turn_load.bytes += entry.data.len();
@@ -68,7 +68,7 @@ impl Node {
                     self.warn_of_differing_effects(entry.index);
                 }
                 self.stamp_applied_at_ms = self.now.monotonic_ms();
-                self.hand_out(self.was_here_at_start(entry));
+                self.deliver_results(self.was_here_at_start(entry));
             }
             EntryType::EntryConfChangeV2 => self.apply_change(entry)?,
             // Never proposed by this release.
@@ -88,7 +88,7 @@ impl Node {
 
     /// An entry that this release does not know: going on without it would be divergence. `applied` stays before it, so that
     /// a release that knows it goes on from here.
-    fn stop_at(&mut self, index: u64, reason: &str) {
+    fn stop_at_entry(&mut self, index: u64, reason: &str) {
         let cure = "run the release that the other members run";
         self.fatal =
             Some(format!("log entry {index} cannot be applied: {reason}; nothing of it was applied; {cure}"));
@@ -101,9 +101,9 @@ impl Node {
 
     /// Answers go to the clients of this node alone: every node answers its own. Events and messages go to the listeners of
     /// every node, at most once: an entry that is applied again after a restart is not told of again.
-    fn hand_out(&mut self, is_replayed: bool) {
+    fn deliver_results(&mut self, is_replayed: bool) {
         // Before the answers: they end what is known of their requests.
-        self.hand_out_noted();
+        self.deliver_key_accesses();
         let origin = self.pending.origin();
         let mut others_wait = false;
         let mut replies = std::mem::take(&mut self.applying.replies);
@@ -129,15 +129,17 @@ impl Node {
         self.out.published.append(&mut self.applying.published);
     }
 
-    fn hand_out_noted(&mut self) {
+    fn deliver_key_accesses(&mut self) {
         let origin = self.pending.origin();
         let pending = &self.pending;
         let ticket = |id: RequestId| pending.ticket_of(id.seq).filter(|_| id.origin == origin);
         for noted in self.applying.noted.drain(..) {
-            self.out.noted.extend(match noted {
-                machine::Noted::Read { by, key } => ticket(by).map(|by| Noted::Read { by, key }),
-                machine::Noted::Changed { by, key } => Some(Noted::Changed { by: by.and_then(ticket), key }),
-                machine::Noted::Flushed => Some(Noted::Flushed),
+            self.out.key_accesses.extend(match noted {
+                machine::Noted::Read { by, key } => ticket(by).map(|by| ClientKeyAccess::Read { by, key }),
+                machine::Noted::Changed { by, key } => {
+                    Some(ClientKeyAccess::Changed { by: by.and_then(ticket), key })
+                }
+                machine::Noted::Flushed => Some(ClientKeyAccess::Flushed),
             });
         }
     }

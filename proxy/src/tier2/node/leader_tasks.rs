@@ -16,16 +16,16 @@ use redfence_core::reply::Reply;
 const GOAL_RETRY_MS: u64 = 200;
 
 impl Node {
-    pub(in crate::tier2) fn do_duties(&mut self) {
+    pub(in crate::tier2) fn run_leader_tasks(&mut self) {
         self.touch_sessions();
         if self.is_leader() {
             self.expire_due();
         }
         let now_ms = self.now.monotonic_ms();
-        if now_ms < self.duty_due_ms {
+        if now_ms < self.leader_tasks_due_ms {
             return;
         }
-        self.duty_due_ms = now_ms + self.config.tick_ms;
+        self.leader_tasks_due_ms = now_ms + self.config.tick_ms;
         if self.is_leader() {
             self.declare_gone();
             self.promote_learners();
@@ -130,7 +130,7 @@ impl Node {
                 let deadline_ms = self.now.monotonic_ms().saturating_add(patience_ms);
                 self.goals.push(Goal { ticket, request, deadline_ms, due_ms: 0, started: false });
                 // Looked at in this very turn.
-                self.duty_due_ms = self.now.monotonic_ms();
+                self.leader_tasks_due_ms = self.now.monotonic_ms();
             }
         }
     }

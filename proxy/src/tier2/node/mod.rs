@@ -5,30 +5,30 @@
 //! this one has the state, the way in, and the order of a turn.
 
 mod apply;
+pub(super) mod grant_delivery;
 mod leader_tasks;
-pub(super) mod log;
+pub(super) mod log_cache;
 pub(super) mod persist;
 mod ready;
 pub(super) mod rng;
 mod shutdown;
 pub(super) mod stamps;
 mod status;
-pub(super) mod telling;
 
 use crate::node_api::snapshot_stream;
 use crate::node_api::{
-    ClusterStatus, CpuClock, Input, LogMark, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered, Rest,
-    SnapshotMeta,
+    ClusterStatus, CpuClock, Input, LogPosition, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered,
+    SnapshotMeta, WakeFilter,
 };
 use crate::tier2::cluster::membership::{Goal, Membership};
 use crate::tier2::config::Config;
 use crate::tier2::node::apply::{TurnLoad, COMMITTED_BYTES_PER_READY};
-use crate::tier2::node::log::Log;
+use crate::tier2::node::grant_delivery::GrantDelivery;
+use crate::tier2::node::log_cache::LogCache;
 use crate::tier2::node::persist::PersistQueue;
-use crate::tier2::node::rng::Chance;
-use crate::tier2::node::shutdown::Stopping;
+use crate::tier2::node::rng::Rng;
+use crate::tier2::node::shutdown::ShutdownState;
 use crate::tier2::node::stamps::LogicalClock;
-use crate::tier2::node::telling::Telling;
 use crate::tier2::requests::batching::Pace;
 use crate::tier2::requests::heavy::HeavyQueue;
 use crate::tier2::requests::pending::Pending;
@@ -52,16 +52,16 @@ const TURN_CPU_US_MAX: u64 = 20_000;
 /// Readies handled in one turn before the shell gets the outputs.
 const READIES_PER_TURN_MAX: usize = 64;
 /// Bits of an incarnation that count how often a running node was declared gone.
-const REBIRTH_BITS: u32 = 20;
+const RESTART_BITS: u32 = 20;
 
 pub struct Node {
     pub(super) config: Config,
-    pub(super) raw: RawNode<Log>,
+    pub(super) raw: RawNode<LogCache>,
     pub(super) machine: Machine,
     /// Index of the last applied entry.
     pub(super) applied: u64,
     /// The end of the log at the start: entries up to here may have been applied, and told of, before.
-    pub(super) log_at_start: LogMark,
+    pub(super) log_at_start: LogPosition,
     pub(super) applying: Applied,
     /// Committed, and left for a later turn.
     pub(super) to_apply: VecDeque<Entry>,
@@ -75,7 +75,7 @@ pub struct Node {
     pub(super) origin_live: bool,
     pub(super) origin_start_due_ms: u64,
     pub(super) reads: Reads,
-    pub(super) telling: Telling,
+    pub(super) grant_delivery: GrantDelivery,
     pub(super) stage: Stage,
     pub(super) scripting: Scripting,
     pub(super) cpu: Box<dyn CpuClock>,
@@ -90,24 +90,24 @@ pub struct Node {
     pub(super) persist: PersistQueue,
     /// A moved commit index, to be written with the next task: it need not be durable.
     pub(super) lazy_hard_state: Option<HardState>,
-    pub(super) duty_due_ms: u64,
+    pub(super) leader_tasks_due_ms: u64,
     pub(super) removed: bool,
-    pub(super) stopping: Option<Stopping>,
+    pub(super) stopping: Option<ShutdownState>,
     pub(super) status: ClusterStatus,
     pub(super) status_due_ms: u64,
     pub(super) members_changed: bool,
     pub(super) now: Now,
     pub(super) out: Outputs,
     pub(super) fatal: Option<String>,
-    route: Route,
+    route: RequestTarget,
     raft_seen: (u64, StateRole),
-    chance: Chance,
+    rng: Rng,
     ticked_ms: Option<u64>,
 }
 
 /// Whom requests go to. A change of any part means: send again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Route {
+struct RequestTarget {
     term: u64,
     leader: NodeId,
 }
@@ -126,13 +126,13 @@ impl Node {
         let applied = recovered.snapshot.at.index;
         let membership = Membership::from_snapshot(&recovered.snapshot);
         let boot = recovered.boot;
-        let origin = Origin { node: config.id, incarnation: boot << REBIRTH_BITS };
-        let log = Log::new(recovered, reader);
+        let origin = Origin { node: config.id, incarnation: boot << RESTART_BITS };
+        let log = LogCache::new(recovered, reader);
         let logger = slog::Logger::root(slog::Discard, slog::o!());
         let raw = RawNode::new(&raft_config(&config, applied), log, &logger)
             .map_err(|error| format!("raft does not start from this data: {error}"))?;
         let log_at_start =
-            LogMark { index: raw.raft.raft_log.last_index(), term: raw.raft.raft_log.last_term() };
+            LogPosition { index: raw.raft.raft_log.last_index(), term: raw.raft.raft_log.last_term() };
         let mut node = Node {
             raw,
             machine,
@@ -148,7 +148,7 @@ impl Node {
             origin_live: false,
             origin_start_due_ms: 0,
             reads: Reads::default(),
-            telling: Telling::default(),
+            grant_delivery: GrantDelivery::default(),
             stage: Stage::default(),
             scripting: Scripting::default(),
             cpu: Box::new(CountedCpu::default()),
@@ -161,7 +161,7 @@ impl Node {
             snapshots: Snapshots::new(boot),
             persist: PersistQueue::default(),
             lazy_hard_state: None,
-            duty_due_ms: 0,
+            leader_tasks_due_ms: 0,
             removed: false,
             stopping: None,
             status: ClusterStatus::default(),
@@ -170,9 +170,9 @@ impl Node {
             now: Now::default(),
             out: Outputs::default(),
             fatal: None,
-            route: Route::default(),
+            route: RequestTarget::default(),
             raft_seen: (0, StateRole::Follower),
-            chance: Chance::new(config.seed),
+            rng: Rng::new(config.seed),
             ticked_ms: None,
             config,
         };
@@ -229,14 +229,14 @@ impl Node {
             self.run_ticks();
             self.note_route();
             self.time_out();
-            self.do_duties();
-            self.go_round();
+            self.run_leader_tasks();
+            self.run_raft();
             self.reads.walk(&self.machine, &mut self.out.replies);
             self.work_on_snapshots();
-            self.go_on_stopping();
+            self.continue_shutdown();
             self.publish();
             self.out.wake_at_us = self.wake_at_us();
-            self.out.rest = self.rest();
+            self.out.wake_filter = self.wake_filter();
         }
         if let Some(reason) = &self.fatal {
             self.out.clear();
@@ -252,7 +252,7 @@ impl Node {
     }
 
     /// Requests to the log, log to the disk, committed entries to the machine, until nothing moves.
-    fn go_round(&mut self) {
+    fn run_raft(&mut self) {
         self.turn_load = TurnLoad::default();
         if !self.to_apply.is_empty() {
             self.apply_some();
@@ -363,13 +363,13 @@ impl Node {
     }
 
     fn draw_election_timeout(&mut self) {
-        let ticks = self.chance.between(self.config.election_ticks, 2 * self.config.election_ticks);
+        let ticks = self.rng.between(self.config.election_ticks, 2 * self.config.election_ticks);
         self.raw.raft.set_randomized_election_timeout(ticks);
     }
 
     /// A new leader, or a new term of the old one: what was sent may be lost, what was asked may be dropped.
     fn note_route(&mut self) {
-        let route = Route { term: self.raw.raft.term, leader: self.raw.raft.leader_id };
+        let route = RequestTarget { term: self.raw.raft.term, leader: self.raw.raft.leader_id };
         if route == self.route {
             return;
         }
@@ -391,7 +391,7 @@ impl Node {
             }
             false => {
                 self.clock.stop();
-                self.snapshots.sendings.clear();
+                self.snapshots.outgoing.clear();
             }
         }
     }
@@ -442,10 +442,10 @@ impl Node {
     }
 
     /// What can be done about an input decides whether it is worth waking up for.
-    fn rest(&self) -> Rest {
+    fn wake_filter(&self) -> WakeFilter {
         let log = &self.raw.raft.raft_log;
         let follows = self.raw.raft.state == StateRole::Follower;
-        Rest {
+        WakeFilter {
             requests: match self.is_leader() {
                 true => self.held_back().saturating_sub(self.stage.len()).max(1),
                 false => 1,

@@ -124,7 +124,7 @@ impl Node {
                 // Raft spoke of the one there was at that moment; a newer may have taken its place since.
                 message.set_snapshot(self.raw.store().own_snapshot());
                 let meta = self.raw.store().snapshot_meta().clone();
-                self.snapshots.sendings.start(to, meta, Box::new(message), self.now.monotonic_ms());
+                self.snapshots.outgoing.start(to, meta, Box::new(message), self.now.monotonic_ms());
                 None
             }
             // Proposals are never forwarded by raft: only a leader proposes here.

@@ -2,11 +2,11 @@
 
 /// SplitMix64.
 #[derive(Clone, Debug)]
-pub(in crate::tier2) struct Chance(u64);
+pub(in crate::tier2) struct Rng(u64);
 
-impl Chance {
-    pub(in crate::tier2) fn new(seed: u64) -> Chance {
-        Chance(seed)
+impl Rng {
+    pub(in crate::tier2) fn new(seed: u64) -> Rng {
+        Rng(seed)
     }
 
     pub(in crate::tier2) fn next(&mut self) -> u64 {

@@ -8,7 +8,7 @@ use crate::tier2::refusals;
 use redfence_core::machine::Command;
 
 #[derive(Debug)]
-pub(in crate::tier2) struct Stopping {
+pub(in crate::tier2) struct ShutdownState {
     since_ms: u64,
     gone_due_ms: u64,
     hand_over_due_ms: u64,
@@ -29,7 +29,7 @@ impl Node {
     pub(in crate::tier2) fn begin_shutdown(&mut self) {
         let since_ms = self.now.monotonic_ms();
         self.give_up_heavy(u64::MAX, refusals::stopping);
-        self.stopping.get_or_insert(Stopping {
+        self.stopping.get_or_insert(ShutdownState {
             since_ms,
             gone_due_ms: 0,
             hand_over_due_ms: 0,
@@ -48,7 +48,7 @@ impl Node {
         }
     }
 
-    pub(in crate::tier2) fn go_on_stopping(&mut self) {
+    pub(in crate::tier2) fn continue_shutdown(&mut self) {
         let Some(stopping) = &self.stopping else { return };
         let now_ms = self.now.monotonic_ms();
         let elapsed_ms = now_ms - stopping.since_ms;
@@ -56,7 +56,7 @@ impl Node {
         let reachable = self.leader() != 0 && !self.removed;
         if elapsed_ms < whole_ms && reachable {
             let drained =
-                self.pending.unapplied_len() == 0 && self.reads.len() == 0 && self.telling.is_empty();
+                self.pending.unapplied_len() == 0 && self.reads.len() == 0 && self.grant_delivery.is_empty();
             if !drained && elapsed_ms < whole_ms / DRAIN_SHARE {
                 return;
             }

@@ -11,11 +11,11 @@ use redfence_core::types::Stamp;
 #[derive(Debug, Default)]
 pub(in crate::tier2) struct LogicalClock {
     gap_ms_max: u64,
-    leading: Option<Leading>,
+    leading: Option<LeaderClock>,
 }
 
 #[derive(Debug)]
-struct Leading {
+struct LeaderClock {
     term: u64,
     seen_ms: u64,
     logical_ms: u64,
@@ -32,7 +32,7 @@ impl LogicalClock {
     /// This node leads from now on. `applied_ms` is the machine's clock.
     pub(in crate::tier2) fn start(&mut self, now: Now, term: u64, applied_ms: u64) {
         let applied_ms = if on(Mutant::ClockOfOwnUptime) { now.monotonic_ms() } else { applied_ms };
-        self.leading = Some(Leading {
+        self.leading = Some(LeaderClock {
             term,
             seen_ms: now.monotonic_ms(),
             logical_ms: applied_ms,

@@ -1,6 +1,6 @@
 //! What the node shows of itself: `LOCK.CLUSTER INFO` and `NODES`, and the members the transport talks to.
 
-use crate::node_api::{ClusterStatus, Member, NodeStatus, Role};
+use crate::node_api::{ClusterMember, ClusterStatus, NodeStatus, Role};
 use crate::tier2::node::Node;
 use raft::StateRole;
 
@@ -58,7 +58,7 @@ impl Node {
         }
     }
 
-    fn node_status(&self, member: &Member) -> NodeStatus {
+    fn node_status(&self, member: &ClusterMember) -> NodeStatus {
         let raft = &self.raw.raft;
         let own = member.id == self.config.id;
         let role = if own {

@@ -80,7 +80,7 @@ impl Node {
     }
 
     pub(super) fn on_cancel(&mut self, ticket: Ticket) {
-        self.telling.cancel(ticket);
+        self.grant_delivery.cancel(ticket);
         if self.call_off_heavy(ticket) {
             return;
         }
@@ -135,7 +135,7 @@ impl Node {
     /// Ends what has waited too long, and sends again what was not heard of.
     pub(super) fn time_out(&mut self) {
         let now_ms = self.now.monotonic_ms();
-        if now_ms < self.duty_due_ms {
+        if now_ms < self.leader_tasks_due_ms {
             return;
         }
         for overdue in self.pending.overdue(now_ms) {

@@ -28,9 +28,9 @@ use crate::node_api::{Input, Outputs, PersistTask, SnapshotOp};
 use crate::storage::snapshots::SnapshotWriter;
 use crate::storage::LogStore;
 use crate::tier2::handle::deadlines::SWEEP_EVERY;
-use crate::tier2::handle::{connect, Desk, Tier2Handle};
+use crate::tier2::handle::{connect, NodeEndpoint, Tier2Handle};
 use crate::tier2::node::Node;
-use crate::transport::book::Book;
+use crate::transport::peer_registry::PeerRegistry;
 use crate::transport::Transport;
 use redfence_core::keyspace::Value;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -61,22 +61,22 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let told_of = config.cluster.iter().map(|(id, _)| *id).filter(|id| *id != own).collect();
     let secret = config.peer_secret.as_ref().map(|text| text.clone().into_bytes());
     let snapshots = SnapshotWriter::new(&dir.snapshots_path());
-    let book = Arc::new(Book::open(dir, identity, config.own_address(), secret, told_of)?);
+    let registry = Arc::new(PeerRegistry::open(dir, identity, config.own_address(), secret, told_of)?);
     // Before anybody is let in: whoever greets is measured against the members known so far.
-    book.set_members(&store.recovered().snapshot.members);
+    registry.set_members(&store.recovered().snapshot.members);
 
-    let (handle, desk) = connect(config.patience_ms);
+    let (handle, endpoint) = connect(config.patience_ms);
     let mut node =
         Node::new(config.node.clone(), store.recovered(), store.reader()).map_err(StartError::Node)?;
     node.set_cpu_clock(Box::new(ThreadCpu));
     let sink = Arc::new(handle.clone());
-    let (transport, peers) = Transport::start(book, listener, sink).map_err(StartError::Threads)?;
+    let (transport, peers) = Transport::start(registry, listener, sink).map_err(StartError::Threads)?;
     let disk = start_disk_threads(Box::new(store), snapshots, &transport, &handle, config);
     let (tasks, ops, disk) = disk.map_err(StartError::Threads)?;
     start_sweeps(handle.clone()).map_err(StartError::Threads)?;
     let (clock, on_fatal) = (config.clock, config.on_fatal.clone());
     let garbage = start_garbage_thread().map_err(StartError::Threads)?;
-    let raft = Raft { node, desk, transport, tasks, ops, clock, on_fatal, garbage, disk, peers };
+    let raft = RaftThread { node, endpoint, transport, tasks, ops, clock, on_fatal, garbage, disk, peers };
     let thread = std::thread::Builder::new().name("raft".to_string()).spawn(move || raft.run());
     Ok((handle, thread.map_err(StartError::Threads)?))
 }
@@ -139,9 +139,9 @@ fn guarded(name: &str, on_fatal: &OnFatal, work: impl FnOnce()) {
 }
 
 /// What the raft thread owns.
-struct Raft {
+struct RaftThread {
     node: Node,
-    desk: Desk,
+    endpoint: NodeEndpoint,
     transport: Transport,
     tasks: SyncSender<PersistTask>,
     ops: SyncSender<SnapshotOp>,
@@ -153,7 +153,7 @@ struct Raft {
     peers: JoinHandle<()>,
 }
 
-impl Raft {
+impl RaftThread {
     fn run(mut self) {
         let on_fatal = self.on_fatal.clone();
         let mut fatal = None;
@@ -163,14 +163,14 @@ impl Raft {
         }
         // In this order: the disk finishes what it was given, then the sockets close, then the last clients are told. A
         // panic on another thread was reported by that thread itself.
-        let Raft { desk, transport, tasks, ops, disk, peers, .. } = self;
+        let RaftThread { endpoint, transport, tasks, ops, disk, peers, .. } = self;
         drop((tasks, ops));
         for thread in disk {
             let _ = thread.join();
         }
         transport.stop();
         let _ = peers.join();
-        desk.close();
+        endpoint.close();
     }
 
     /// Turn after turn, until the node has stopped. Returns the reason where it had to.
@@ -179,7 +179,7 @@ impl Raft {
         let mut outputs = Outputs::default();
         loop {
             let sleep_us = outputs.wake_at_us.saturating_sub(self.clock.monotonic_us());
-            self.desk.collect(Duration::from_micros(sleep_us), outputs.rest, &mut inputs);
+            self.endpoint.collect(Duration::from_micros(sleep_us), outputs.wake_filter, &mut inputs);
             let now = self.clock.now();
             for input in inputs.drain(..) {
                 self.node.input(now, input);
@@ -214,6 +214,6 @@ impl Raft {
             // Where that thread is gone, they are dropped here.
             let _ = self.garbage.send(std::mem::take(&mut outputs.garbage));
         }
-        self.desk.deliver(outputs);
+        self.endpoint.deliver(outputs);
     }
 }

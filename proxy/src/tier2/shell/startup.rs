@@ -3,7 +3,7 @@
 use super::{exit_on_fatal, OnFatal};
 use crate::clock::Clock;
 use crate::node_api::{NodeId, SnapshotMeta};
-use crate::storage::datadir::{DataDir, Identity, StoreId};
+use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
 use crate::storage::engine::{EngineLimits, EngineStore};
 use crate::storage::StorageError;
 use crate::tier2::config::Config;
@@ -112,7 +112,9 @@ impl From<StorageError> for StartError {
 }
 
 /// Opens the data directory, making it at the first start.
-pub(super) fn open_data(config: &ShellConfig) -> Result<(Arc<DataDir>, Identity, EngineStore), StartError> {
+pub(super) fn open_data(
+    config: &ShellConfig,
+) -> Result<(Arc<DataDir>, NodeIdentity, EngineStore), StartError> {
     check_cluster(config)?;
     let dir = DataDir::open(&config.data)?;
     let identity = match dir.identity()? {
@@ -132,13 +134,13 @@ pub(super) fn open_data(config: &ShellConfig) -> Result<(Arc<DataDir>, Identity,
 }
 
 /// The identity goes down twice: before the log, so that a half-made log is known for what it is, and after.
-fn first_start(config: &ShellConfig, dir: &DataDir) -> Result<Identity, StartError> {
+fn first_start(config: &ShellConfig, dir: &DataDir) -> Result<NodeIdentity, StartError> {
     let (cluster_id, first) = match config.join {
         true => (0, SnapshotMeta::joining()),
         false => (cluster_id(&config.founders()), SnapshotMeta::founding(&config.founders())),
     };
     let mut identity =
-        Identity { node_id: config.node.id, cluster_id, store_id: StoreId::random()?, log_made: false };
+        NodeIdentity { node_id: config.node.id, cluster_id, store_id: StoreId::random()?, log_made: false };
     dir.save_identity(&identity)?;
     EngineStore::create(dir, config.log, first)?;
     identity.log_made = true;
@@ -185,7 +187,7 @@ mod tests {
         ShellConfig { cluster, ..ShellConfig::single(1, 7, data.to_path_buf(), Clock::start()) }
     }
 
-    fn line(outcome: Result<(Arc<DataDir>, Identity, EngineStore), StartError>) -> String {
+    fn line(outcome: Result<(Arc<DataDir>, NodeIdentity, EngineStore), StartError>) -> String {
         let text = outcome.map(|_| ()).unwrap_err().to_string();
         assert_eq!(text.lines().count(), 1);
         text
@@ -225,7 +227,7 @@ mod tests {
     fn a_first_start_that_was_cut_short_is_begun_anew() {
         let temp = tempfile::tempdir().unwrap();
         let dir = DataDir::open(temp.path()).unwrap();
-        let identity = Identity { node_id: 1, cluster_id: 5, store_id: StoreId(1), log_made: false };
+        let identity = NodeIdentity { node_id: 1, cluster_id: 5, store_id: StoreId(1), log_made: false };
         dir.save_identity(&identity).unwrap();
         std::fs::create_dir(temp.path().join("log")).unwrap();
         std::fs::write(temp.path().join("log").join("0000000000000001.raftlog"), b"half").unwrap();

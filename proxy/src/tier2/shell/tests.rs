@@ -282,14 +282,14 @@ fn a_disk_that_fails_ends_the_node_with_one_line() {
 #[test]
 fn the_writer_reports_what_the_log_refuses() {
     use crate::node_api::SnapshotMeta;
-    use crate::storage::datadir::{DataDir, Identity, StoreId};
+    use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
     use crate::storage::memory::MemoryDisk;
     let root = tempfile::tempdir().unwrap();
-    let identity = Identity { node_id: 1, cluster_id: 1, store_id: StoreId(1), log_made: true };
+    let identity = NodeIdentity { node_id: 1, cluster_id: 1, store_id: StoreId(1), log_made: true };
     let dir = Arc::new(DataDir::open(root.path()).unwrap());
-    let book = Arc::new(Book::open(dir, identity, String::new(), None, vec![]).unwrap());
-    let (handle, mut desk) = connect(1_000);
-    let (transport, peers) = Transport::start(book, None, Arc::new(handle.clone())).unwrap();
+    let registry = Arc::new(PeerRegistry::open(dir, identity, String::new(), None, vec![]).unwrap());
+    let (handle, mut endpoint) = connect(1_000);
+    let (transport, peers) = Transport::start(registry, None, Arc::new(handle.clone())).unwrap();
     let store = MemoryDisk::new(SnapshotMeta::founding(&[(1, "a".to_string())])).open().unwrap();
     let (tasks, inbox) = sync_channel(8);
     let entry = |index| raft::eraftpb::Entry { index, term: 1, ..Default::default() };
@@ -300,7 +300,7 @@ fn the_writer_reports_what_the_log_refuses() {
     drop(tasks);
     writer::write_log(Box::new(store), &inbox, &transport, &handle, Clock::start());
     let mut inputs = Vec::new();
-    desk.collect(Duration::ZERO, Default::default(), &mut inputs);
+    endpoint.collect(Duration::ZERO, Default::default(), &mut inputs);
     assert!(matches!(inputs.last(), Some(Input::PersistFailed { .. })), "{inputs:?}");
     transport.stop();
     peers.join().unwrap();

@@ -17,7 +17,7 @@ use crate::node_api::{
 };
 use crate::storage::memory::MemoryDisk;
 use crate::tier2::config::Config;
-use crate::tier2::node::rng::Chance;
+use crate::tier2::node::rng::Rng;
 use crate::tier2::node::Node;
 use crate::tier2::requests::encoded;
 use bytes::{Buf, BytesMut};
@@ -62,7 +62,7 @@ pub struct SimCluster {
     heap: BinaryHeap<Reverse<(u64, u64)>>,
     happenings: BTreeMap<u64, Happening>,
     hosts: BTreeMap<NodeId, Host>,
-    chance: Chance,
+    rng: Rng,
     next_ticket: Ticket,
     pub answers: BTreeMap<Ticket, Answer>,
     pub events: Vec<Seen>,
@@ -82,7 +82,7 @@ impl SimCluster {
             heap: BinaryHeap::new(),
             happenings: BTreeMap::new(),
             hosts: BTreeMap::new(),
-            chance: Chance::new(seed),
+            rng: Rng::new(seed),
             next_ticket: 1,
             answers: BTreeMap::new(),
             events: Vec::new(),
@@ -102,14 +102,14 @@ impl SimCluster {
     }
 
     fn add_host(&mut self, id: NodeId, first: SnapshotMeta) {
-        let skew_ms = self.chance.next() % 1_000_000;
+        let skew_ms = self.rng.next() % 1_000_000;
         self.hosts.insert(id, Host::new(MemoryDisk::new(first), skew_ms));
         self.start(id);
     }
 
     /// Starts a stopped host from its disk.
     pub fn start(&mut self, id: NodeId) {
-        let seed = self.chance.next();
+        let seed = self.rng.next();
         let mut config = Config::new(id, seed);
         (self.configure)(&mut config);
         let host = self.host_mut(id);
@@ -124,7 +124,7 @@ impl SimCluster {
 
     /// The host loses power: the node is gone, and of unsynced writes a random part.
     pub fn crash(&mut self, id: NodeId) {
-        let draw = self.chance.next();
+        let draw = self.rng.next();
         let host = self.host_mut(id);
         let survivors = (draw % (host.disk.unsynced_tasks() as u64 + 1)) as usize;
         host.stop();
@@ -254,7 +254,7 @@ impl SimCluster {
     }
 
     pub(super) fn draw(&mut self, below: u64) -> u64 {
-        self.chance.next() % below.max(1)
+        self.rng.next() % below.max(1)
     }
 
     fn host_mut(&mut self, id: NodeId) -> &mut Host {

@@ -1,16 +1,16 @@
 //! When snapshots are made, sent, received and installed. The work itself is in `snapshot/`.
 
 use crate::node_api::{
-    LogMark, NodeId, PeerMessage, PersistTask, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta,
+    LogPosition, NodeId, PeerMessage, PersistTask, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta,
     SnapshotOp, TransferState,
 };
 use crate::tier2::cluster::membership::Membership;
 use crate::tier2::config::Config;
 use crate::tier2::node::persist::PersistQueue;
 use crate::tier2::node::Node;
-use crate::tier2::snapshot::making::Making;
-use crate::tier2::snapshot::receiving::{Received, Receiving};
-use crate::tier2::snapshot::sending::{Ended, Sendings};
+use crate::tier2::snapshot::making::OwnSnapshot;
+use crate::tier2::snapshot::receiving::{IncomingSnapshot, ReceivedSnapshot};
+use crate::tier2::snapshot::sending::{OutgoingSnapshots, TransferEnd};
 use raft::{SnapshotStatus, Storage};
 use redfence_core::machine::Machine;
 use redfence_core::mutants::{on, Mutant};
@@ -22,9 +22,9 @@ const RETRY_MS: u64 = 5_000;
 
 pub(in crate::tier2) struct Snapshots {
     next_id: u64,
-    making: Option<Making>,
-    pub(in crate::tier2) sendings: Sendings,
-    receiving: Option<Receiving>,
+    making: Option<OwnSnapshot>,
+    pub(in crate::tier2) outgoing: OutgoingSnapshots,
+    receiving: Option<IncomingSnapshot>,
     /// Handed to raft, and waiting for its Ready.
     received: Option<(SnapshotMeta, Machine)>,
     /// The last transfer that was received to its end: its sender may not have heard.
@@ -42,7 +42,7 @@ impl Snapshots {
         Snapshots {
             next_id: boot << ID_BITS,
             making: None,
-            sendings: Sendings::new(boot << ID_BITS),
+            outgoing: OutgoingSnapshots::new(boot << ID_BITS),
             receiving: None,
             received: None,
             finished: None,
@@ -71,10 +71,10 @@ impl Snapshots {
 
     /// Deletes files whose successor is durable, unless they are still being sent.
     pub(in crate::tier2) fn discard_durable(&mut self, persist: &PersistQueue, ops: &mut Vec<SnapshotOp>) {
-        let sendings = &self.sendings;
+        let outgoing = &self.outgoing;
         self.discard.retain(|(id, number)| {
             let durable = persist.is_durable(*number) || on(Mutant::SnapshotDiscardedEarly);
-            let free = durable && !sendings.uses(*id);
+            let free = durable && !outgoing.uses(*id);
             if free {
                 ops.push(SnapshotOp::Discard(*id));
             }
@@ -114,22 +114,23 @@ impl Node {
         }
         let Ok(term) = self.raw.store().term(self.applied) else { return };
         let id = self.snapshots.next_id();
-        let at = LogMark { index: self.applied, term };
+        let at = LogPosition { index: self.applied, term };
         self.snapshots.bytes_since = 0;
         self.snapshots.wanted = false;
-        let making = Making::begin(id, at, &self.membership, &mut self.machine, &mut self.out.snapshot_ops);
+        let making =
+            OwnSnapshot::begin(id, at, &self.membership, &mut self.machine, &mut self.out.snapshot_ops);
         self.snapshots.making = Some(making);
     }
 
     fn send_snapshots(&mut self) {
-        if self.snapshots.sendings.is_empty() {
+        if self.snapshots.outgoing.is_empty() {
             return;
         }
         let now_ms = self.now.monotonic_ms();
-        for ended in self.snapshots.sendings.stalled(now_ms, self.config.snapshot_stall_ms) {
+        for ended in self.snapshots.outgoing.stalled(now_ms, self.config.snapshot_stall_ms) {
             self.report_transfer(&ended);
         }
-        let sent = self.snapshots.sendings.go_on(
+        let sent = self.snapshots.outgoing.go_on(
             self.raw.store().reader(),
             now_ms,
             self.config.snapshot_piece_bytes,
@@ -142,12 +143,12 @@ impl Node {
     }
 
     pub(in crate::tier2) fn on_snapshot_ack(&mut self, from: NodeId, ack: &SnapshotAck) {
-        if let Some(ended) = self.snapshots.sendings.acked(from, ack, self.now.monotonic_ms()) {
+        if let Some(ended) = self.snapshots.outgoing.acked(from, ack, self.now.monotonic_ms()) {
             self.report_transfer(&ended);
         }
     }
 
-    fn report_transfer(&mut self, ended: &Ended) {
+    fn report_transfer(&mut self, ended: &TransferEnd) {
         let status = match ended.delivered {
             true => SnapshotStatus::Finish,
             false => SnapshotStatus::Failure,
@@ -170,7 +171,13 @@ impl Node {
             }
             self.drop_receiving();
             let id = self.snapshots.next_id();
-            match Receiving::begin(from, chunk, id, self.now.monotonic_ms(), &mut self.out.snapshot_ops) {
+            match IncomingSnapshot::begin(
+                from,
+                chunk,
+                id,
+                self.now.monotonic_ms(),
+                &mut self.out.snapshot_ops,
+            ) {
                 Ok(receiving) => self.snapshots.receiving = Some(receiving),
                 Err(reason) => {
                     tracing::warn!(from, reason, "a snapshot transfer was refused");
@@ -281,7 +288,7 @@ impl Node {
         let Some(receiving) = self.snapshots.receiving.take() else { return };
         let from = receiving.from();
         let Some(received) = receiving.into_received() else { return };
-        let Received { transfer, message, meta, machine } = received;
+        let ReceivedSnapshot { transfer, message, meta, machine } = received;
         let (id, index) = (meta.id, meta.at.index);
         self.snapshots.received = Some((meta, machine));
         let _ = self.raw.step(*message);

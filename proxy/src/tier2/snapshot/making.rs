@@ -1,14 +1,14 @@
 //! A snapshot of our own, some slots a turn. The machine goes on applying meanwhile; the pieces show the instant it began.
 
 use crate::node_api::snapshot_stream::framed;
-use crate::node_api::{LogMark, SnapshotId, SnapshotMeta, SnapshotOp};
+use crate::node_api::{LogPosition, SnapshotId, SnapshotMeta, SnapshotOp};
 use crate::tier2::cluster::membership::Membership;
 use redfence_core::machine::Machine;
 
 /// Slots of the machine looked at in one turn: well under a millisecond.
 const SLOTS_PER_TURN: usize = 2_048;
 
-pub(crate) struct Making {
+pub(crate) struct OwnSnapshot {
     meta: SnapshotMeta,
     crc: crc32fast::Hasher,
     written_bytes: u64,
@@ -16,14 +16,14 @@ pub(crate) struct Making {
     complete: bool,
 }
 
-impl Making {
+impl OwnSnapshot {
     pub(crate) fn begin(
         id: SnapshotId,
-        at: LogMark,
+        at: LogPosition,
         membership: &Membership,
         machine: &mut Machine,
         ops: &mut Vec<SnapshotOp>,
-    ) -> Making {
+    ) -> OwnSnapshot {
         machine.snapshot_begin();
         ops.push(SnapshotOp::Create(id));
         let meta = SnapshotMeta {
@@ -34,7 +34,7 @@ impl Making {
             size_bytes: 0,
             crc32: 0,
         };
-        Making { meta, crc: crc32fast::Hasher::new(), written_bytes: 0, complete: false }
+        OwnSnapshot { meta, crc: crc32fast::Hasher::new(), written_bytes: 0, complete: false }
     }
 
     pub(crate) fn id(&self) -> SnapshotId {

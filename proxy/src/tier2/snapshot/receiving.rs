@@ -9,7 +9,7 @@ use crate::node_api::{
 use raft::eraftpb::Message;
 use redfence_core::machine::Machine;
 
-pub(crate) struct Receiving {
+pub(crate) struct IncomingSnapshot {
     from: NodeId,
     transfer: u64,
     message: Box<Message>,
@@ -24,14 +24,14 @@ pub(crate) struct Receiving {
 }
 
 /// Everything is here and stored: raft may be told.
-pub(crate) struct Received {
+pub(crate) struct ReceivedSnapshot {
     pub(crate) transfer: u64,
     pub(crate) message: Box<Message>,
     pub(crate) meta: SnapshotMeta,
     pub(crate) machine: Machine,
 }
 
-impl Receiving {
+impl IncomingSnapshot {
     /// Whether a chunk opens a transfer that is not this one.
     pub(crate) fn is_other(&self, from: NodeId, chunk: &SnapshotChunk) -> bool {
         (from, chunk.transfer) != (self.from, self.transfer)
@@ -44,7 +44,7 @@ impl Receiving {
         id: SnapshotId,
         now_ms: u64,
         ops: &mut Vec<SnapshotOp>,
-    ) -> Result<Receiving, String> {
+    ) -> Result<IncomingSnapshot, String> {
         let message = chunk.message.clone().ok_or("a transfer begins without raft's message")?;
         let mut meta = meta_of(&message).map_err(|malformed| malformed.0.to_owned())?;
         // An empty machine has no file.
@@ -55,7 +55,7 @@ impl Receiving {
         if meta.size_bytes > 0 {
             ops.push(SnapshotOp::Create(id));
         }
-        Ok(Receiving {
+        Ok(IncomingSnapshot {
             from,
             transfer: chunk.transfer,
             message,
@@ -141,7 +141,7 @@ impl Receiving {
         PeerMessage::SnapshotAck(SnapshotAck {
             transfer: self.transfer,
             received_bytes,
-            state: TransferState::Going,
+            state: TransferState::InProgress,
         })
     }
 
@@ -154,8 +154,8 @@ impl Receiving {
     }
 
     /// The file is stored. `None` where not everything had come (which the storage should have noticed).
-    pub(crate) fn into_received(self) -> Option<Received> {
-        Some(Received {
+    pub(crate) fn into_received(self) -> Option<ReceivedSnapshot> {
+        Some(ReceivedSnapshot {
             transfer: self.transfer,
             message: self.message,
             meta: self.meta,

@@ -1,7 +1,7 @@
 //! Snapshots on their way to followers, one transfer a follower, with a window of bytes not yet acknowledged.
 //!
 //! raft pauses a follower from the moment it hands out a `MsgSnapshot` until it is told how the transfer ended, so every
-//! transfer ends in [`Ended`]: acknowledged, failed, or stalled.
+//! transfer ends in [`TransferEnd`]: acknowledged, failed, or stalled.
 
 use crate::node_api::{
     LogReader, NodeId, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta, StoreError,
@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 const REPEAT_MS: u64 = 1_000;
 
 #[derive(Default)]
-pub(crate) struct Sendings {
+pub(crate) struct OutgoingSnapshots {
     next_transfer: u64,
-    to: BTreeMap<NodeId, Sending>,
+    to: BTreeMap<NodeId, OutgoingSnapshot>,
 }
 
-struct Sending {
+struct OutgoingSnapshot {
     transfer: u64,
     meta: SnapshotMeta,
     message: Box<Message>,
@@ -34,15 +34,15 @@ struct Sending {
 
 /// How a transfer ended, for raft to know.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Ended {
+pub(crate) struct TransferEnd {
     pub(crate) to: NodeId,
     pub(crate) delivered: bool,
 }
 
-impl Sendings {
+impl OutgoingSnapshots {
     /// `first_transfer` must be higher than any number an earlier start of this node has used.
-    pub(crate) fn new(first_transfer: u64) -> Sendings {
-        Sendings { next_transfer: first_transfer, to: BTreeMap::new() }
+    pub(crate) fn new(first_transfer: u64) -> OutgoingSnapshots {
+        OutgoingSnapshots { next_transfer: first_transfer, to: BTreeMap::new() }
     }
 
     /// raft wants this snapshot at a follower. An older transfer to it is dropped.
@@ -50,7 +50,7 @@ impl Sendings {
         let promised = message.get_snapshot().get_metadata().index;
         assert_eq!(promised, meta.at.index, "another snapshot is sent than raft promises");
         self.next_transfer += 1;
-        let sending = Sending {
+        let sending = OutgoingSnapshot {
             transfer: self.next_transfer,
             meta,
             message,
@@ -76,7 +76,7 @@ impl Sendings {
         self.to.clear();
     }
 
-    pub(crate) fn acked(&mut self, from: NodeId, ack: &SnapshotAck, now_ms: u64) -> Option<Ended> {
+    pub(crate) fn acked(&mut self, from: NodeId, ack: &SnapshotAck, now_ms: u64) -> Option<TransferEnd> {
         let sending = self.to.get_mut(&from).filter(|sending| sending.transfer == ack.transfer)?;
         sending.opened = true;
         sending.acked_ms = now_ms;
@@ -85,20 +85,20 @@ impl Sendings {
             sending.repeated_ms = now_ms;
         }
         let delivered = match ack.state {
-            TransferState::Going => return None,
+            TransferState::InProgress => return None,
             TransferState::Done => true,
             TransferState::Failed => false,
         };
         self.to.remove(&from);
-        Some(Ended { to: from, delivered })
+        Some(TransferEnd { to: from, delivered })
     }
 
-    pub(crate) fn lost(&mut self, to: NodeId) -> Option<Ended> {
-        self.to.remove(&to).map(|_| Ended { to, delivered: false })
+    pub(crate) fn lost(&mut self, to: NodeId) -> Option<TransferEnd> {
+        self.to.remove(&to).map(|_| TransferEnd { to, delivered: false })
     }
 
     /// Ends what has stalled.
-    pub(crate) fn stalled(&mut self, now_ms: u64, stall_ms: u64) -> Vec<Ended> {
+    pub(crate) fn stalled(&mut self, now_ms: u64, stall_ms: u64) -> Vec<TransferEnd> {
         let late: Vec<NodeId> = self
             .to
             .iter()
@@ -132,7 +132,7 @@ impl Sendings {
     }
 }
 
-impl Sending {
+impl OutgoingSnapshot {
     fn next_chunk(
         &mut self,
         reader: &dyn LogReader,

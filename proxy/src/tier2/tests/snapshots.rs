@@ -2,9 +2,11 @@
 
 use super::*;
 use crate::node_api::wire::encode_meta;
-use crate::node_api::{AdminRequest, Input, LogMark, PeerMessage, SnapshotChunk, SnapshotId, SnapshotMeta};
+use crate::node_api::{
+    AdminRequest, Input, LogPosition, PeerMessage, SnapshotChunk, SnapshotId, SnapshotMeta,
+};
 use crate::tier2::simnet::addr;
-use crate::tier2::snapshot::receiving::Receiving;
+use crate::tier2::snapshot::receiving::IncomingSnapshot;
 use raft::eraftpb::{Message, MessageType};
 
 fn frequent(config: &mut Config) {
@@ -109,7 +111,7 @@ fn waiters_survive_a_snapshot_install_on_their_own_node() {
 
 /// The first chunk of a snapshot of 1,000 bytes.
 fn first_chunk(from: NodeId, to: NodeId, bytes: &'static [u8]) -> SnapshotChunk {
-    let at = LogMark { index: 2, term: 1 };
+    let at = LogPosition { index: 2, term: 1 };
     let meta = SnapshotMeta { at, size_bytes: 1_000, ..SnapshotMeta::default() };
     let mut message = Message { from, to, term: 1, ..Message::default() };
     message.set_msg_type(MessageType::MsgSnapshot);
@@ -143,7 +145,7 @@ fn a_transfer_that_comes_to_a_halt_does_not_stop_snapshots() {
 fn a_transfer_that_ends_short_fails() {
     let mut ops = Vec::new();
     let first = first_chunk(1, 2, b"\x01\0");
-    let mut receiving = Receiving::begin(1, &first, SnapshotId(7), 0, &mut ops).expect("well formed");
+    let mut receiving = IncomingSnapshot::begin(1, &first, SnapshotId(7), 0, &mut ops).expect("well formed");
     assert_eq!(receiving.take(&first, &mut ops), Ok(()));
     // A doubled or late one is passed over.
     assert_eq!(receiving.take(&first, &mut ops), Ok(()));

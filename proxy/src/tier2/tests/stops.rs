@@ -3,7 +3,7 @@
 use super::*;
 use crate::node_api::snapshot_stream::framed;
 use crate::node_api::wire::encode_meta;
-use crate::node_api::{Input, LogMark, Now, Outputs, PeerMessage, SnapshotChunk, SnapshotMeta, Submit};
+use crate::node_api::{Input, LogPosition, Now, Outputs, PeerMessage, SnapshotChunk, SnapshotMeta, Submit};
 use crate::storage::memory::{MemoryDisk, MemoryStore};
 use crate::storage::LogStore;
 use crate::tier2::node::Node;
@@ -142,7 +142,7 @@ fn a_snapshot_version_nobody_knows_stops_the_node_that_is_sent_it() {
     let (body, crc) = piece.split_last_chunk_mut::<4>().expect("a checksum");
     *crc = crc32fast::hash(body).to_le_bytes();
     let bytes = framed(&piece);
-    let at = LogMark { index: 5, term: 1 };
+    let at = LogPosition { index: 5, term: 1 };
     let meta = SnapshotMeta { at, size_bytes: 1_000 + bytes.len() as u64, ..SnapshotMeta::default() };
     let mut message = Message { from: 2, to: 1, term: 1, ..Message::default() };
     message.set_msg_type(MessageType::MsgSnapshot);

@@ -2,14 +2,14 @@
 //!
 //! The identity and the peers' store ids are durable before they are used. The members come from the node itself.
 
-use super::greeting::{Hello, Refusal};
-use crate::node_api::{Member, NodeId};
-use crate::storage::datadir::{DataDir, Identity, KnownStores, StoreId};
+use super::greeting::{GreetingRefusal, Hello};
+use crate::node_api::{ClusterMember, NodeId};
+use crate::storage::datadir::{DataDir, KnownStores, NodeIdentity, StoreId};
 use crate::storage::StorageError;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub struct Book {
+pub struct PeerRegistry {
     dir: Arc<DataDir>,
     /// Where peers reach this node.
     pub(super) advertise: String,
@@ -17,36 +17,36 @@ pub struct Book {
     /// Nodes this one was told of in its configuration: a joining node takes the cluster's id from these alone. Empty: from
     /// whoever dials it.
     told_of: Vec<NodeId>,
-    state: Mutex<State>,
+    state: Mutex<RegistryState>,
 }
 
-struct State {
-    identity: Identity,
+struct RegistryState {
+    identity: NodeIdentity,
     known: KnownStores,
     /// Member id to the log index that brought it in.
     members: BTreeMap<NodeId, u64>,
 }
 
-impl Book {
+impl PeerRegistry {
     pub fn open(
         dir: Arc<DataDir>,
-        identity: Identity,
+        identity: NodeIdentity,
         advertise: String,
         secret: Option<Vec<u8>>,
         told_of: Vec<NodeId>,
-    ) -> Result<Book, StorageError> {
+    ) -> Result<PeerRegistry, StorageError> {
         let known = dir.known_stores()?;
-        let state = State { identity, known, members: BTreeMap::new() };
-        Ok(Book { dir, advertise, secret, told_of, state: Mutex::new(state) })
+        let state = RegistryState { identity, known, members: BTreeMap::new() };
+        Ok(PeerRegistry { dir, advertise, secret, told_of, state: Mutex::new(state) })
     }
 
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> NodeIdentity {
         self.state().identity
     }
 
     /// Returns the members that are new, or live a new life. Whatever they showed before was not looked at as closely as a
     /// member's greeting is: they must greet again.
-    pub fn set_members(&self, members: &[Member]) -> Vec<NodeId> {
+    pub fn set_members(&self, members: &[ClusterMember]) -> Vec<NodeId> {
         let mut state = self.state();
         let before = std::mem::take(&mut state.members);
         state.members = members.iter().map(|member| (member.id, member.added_at)).collect();
@@ -56,19 +56,19 @@ impl Book {
 
     /// Checks a greeting, and writes down what is new in it: the cluster's id at a node that joins, the store of a member
     /// met for the first time.
-    pub(super) fn admit(&self, hello: &Hello) -> Result<(), Refusal> {
+    pub(super) fn admit(&self, hello: &Hello) -> Result<(), GreetingRefusal> {
         let mut state = self.state();
         if hello.node_id == state.identity.node_id {
-            return Err(Refusal::SameId(hello.node_id));
+            return Err(GreetingRefusal::SameId(hello.node_id));
         }
         if hello.to_node != state.identity.node_id {
-            return Err(Refusal::WrongNode { wanted: hello.to_node, found: state.identity.node_id });
+            return Err(GreetingRefusal::WrongNode { wanted: hello.to_node, found: state.identity.node_id });
         }
         self.check_cluster(&mut state, hello)?;
         self.check_store(&mut state, hello)
     }
 
-    fn check_cluster(&self, state: &mut State, hello: &Hello) -> Result<(), Refusal> {
+    fn check_cluster(&self, state: &mut RegistryState, hello: &Hello) -> Result<(), GreetingRefusal> {
         let own = state.identity.cluster_id;
         if own == hello.cluster_id && own != 0 {
             return Ok(());
@@ -78,43 +78,48 @@ impl Book {
             return if own != 0 && state.members.contains_key(&hello.node_id) {
                 Ok(())
             } else {
-                Err(Refusal::NotAdded(hello.node_id))
+                Err(GreetingRefusal::NotAdded(hello.node_id))
             };
         }
         if own != 0 || !(self.told_of.is_empty() || self.told_of.contains(&hello.node_id)) {
-            return Err(Refusal::OtherCluster { theirs: hello.cluster_id, ours: own });
+            return Err(GreetingRefusal::OtherCluster { theirs: hello.cluster_id, ours: own });
         }
-        let identity = Identity { cluster_id: hello.cluster_id, ..state.identity };
-        self.dir.save_identity(&identity).map_err(|e| Refusal::Storage(e.to_string()))?;
+        let identity = NodeIdentity { cluster_id: hello.cluster_id, ..state.identity };
+        self.dir.save_identity(&identity).map_err(|e| GreetingRefusal::Storage(e.to_string()))?;
         tracing::info!(cluster = %format_args!("{:016x}", hello.cluster_id), by = hello.node_id, "joined a cluster");
         state.identity = identity;
         Ok(())
     }
 
-    fn check_store(&self, state: &mut State, hello: &Hello) -> Result<(), Refusal> {
+    fn check_store(&self, state: &mut RegistryState, hello: &Hello) -> Result<(), GreetingRefusal> {
         // Who is no member has nothing to be remembered by; the node tells it so.
         let Some(added_at) = state.members.get(&hello.node_id).copied() else { return Ok(()) };
         let member = (hello.node_id, added_at);
         match state.known.get(&member) {
             Some(known) if *known == hello.store_id => Ok(()),
             Some(known) => {
-                Err(Refusal::OtherStore { id: hello.node_id, known: *known, shown: hello.store_id })
+                Err(GreetingRefusal::OtherStore { id: hello.node_id, known: *known, shown: hello.store_id })
             }
             None => self.remember(state, member, hello.store_id),
         }
     }
 
-    fn remember(&self, state: &mut State, member: (NodeId, u64), store: StoreId) -> Result<(), Refusal> {
+    fn remember(
+        &self,
+        state: &mut RegistryState,
+        member: (NodeId, u64),
+        store: StoreId,
+    ) -> Result<(), GreetingRefusal> {
         let mut known = state.known.clone();
         // An earlier life of the same id is over.
         known.retain(|(id, _), _| *id != member.0);
         known.insert(member, store);
-        self.dir.save_known_stores(&known).map_err(|e| Refusal::Storage(e.to_string()))?;
+        self.dir.save_known_stores(&known).map_err(|e| GreetingRefusal::Storage(e.to_string()))?;
         state.known = known;
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, RegistryState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

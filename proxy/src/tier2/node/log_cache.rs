@@ -5,20 +5,20 @@
 //! a restart it is empty, and what overwrites unapplied entries on disk is in the tail before it is on disk.
 
 use crate::node_api::wire::encode_meta;
-use crate::node_api::{LogMark, LogReader, Recovered, SnapshotMeta, StoreError};
+use crate::node_api::{LogPosition, LogReader, Recovered, SnapshotMeta, StoreError};
 use raft::eraftpb::{Entry, HardState, Snapshot};
 use raft::{Error, GetEntriesContext, RaftState, Storage, StorageError};
 use redfence_core::mutants::{on, Mutant};
 use std::cell::Cell;
 use std::collections::VecDeque;
 
-pub(in crate::tier2) struct Log {
+pub(in crate::tier2) struct LogCache {
     reader: Box<dyn LogReader>,
     hard_state: HardState,
     /// The snapshot a restart would begin with, and the one a lagging peer is sent.
     snapshot: SnapshotMeta,
     /// The entry before the first one.
-    truncated: LogMark,
+    truncated: LogPosition,
     last_index: u64,
     tail: VecDeque<Entry>,
     tail_bytes: usize,
@@ -26,15 +26,15 @@ pub(in crate::tier2) struct Log {
     newer_snapshot_wanted: Cell<bool>,
 }
 
-impl Log {
-    pub(in crate::tier2) fn new(recovered: Recovered, reader: Box<dyn LogReader>) -> Log {
+impl LogCache {
+    pub(in crate::tier2) fn new(recovered: Recovered, reader: Box<dyn LogReader>) -> LogCache {
         let mut hard_state = recovered.hard_state;
         // The commit index need not be durable, but whatever a snapshot holds was committed.
         if !on(Mutant::CommitBehindSnapshot) {
             hard_state.commit = hard_state.commit.max(recovered.snapshot.at.index);
         }
         hard_state.term = hard_state.term.max(recovered.snapshot.at.term);
-        Log {
+        LogCache {
             reader,
             hard_state,
             snapshot: recovered.snapshot,
@@ -118,7 +118,7 @@ impl Log {
         &mut self,
         snapshot: SnapshotMeta,
         keep_entries: u64,
-    ) -> Option<LogMark> {
+    ) -> Option<LogPosition> {
         let index = snapshot.at.index;
         self.snapshot = snapshot;
         let kept_from =
@@ -127,7 +127,7 @@ impl Log {
             return None;
         }
         let term = Storage::term(self, kept_from).ok()?;
-        self.truncated = LogMark { index: kept_from, term };
+        self.truncated = LogPosition { index: kept_from, term };
         while self.tail.front().is_some_and(|entry| entry.index <= kept_from) {
             let dropped = self.tail.pop_front();
             self.tail_bytes -= dropped.as_ref().map_or(0, entry_bytes);
@@ -169,7 +169,7 @@ impl From<StoreError> for Error {
     }
 }
 
-impl Storage for Log {
+impl Storage for LogCache {
     fn initial_state(&self) -> raft::Result<RaftState> {
         Ok(RaftState { hard_state: self.hard_state.clone(), conf_state: self.snapshot.conf_state.clone() })
     }

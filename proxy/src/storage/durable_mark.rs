@@ -3,7 +3,7 @@
 //! The log engine cuts the last log file at the first record it cannot read, which is right for a torn tail and wrong
 //! for a damaged record that had been acknowledged. The mark tells the two apart: after every fsync of the log it takes
 //! the file's number and the byte up to which it is safe. It is written in place and not fsynced itself, so it costs one
-//! small write; it survives a crash of the process at once, and of the machine from the last [`Mark::flush`] on. It may
+//! small write; it survives a crash of the process at once, and of the machine from the last [`DurableMark::flush`] on. It may
 //! lag behind the log, never lead it, so it can refuse too little, never too much.
 
 use super::error::StorageError;
@@ -15,22 +15,22 @@ use std::sync::Mutex;
 const MAGIC: &[u8; 8] = b"RFMARK01";
 const MARK_LEN: usize = 28;
 
-/// A place in the log: everything before `offset` of file `file_seq`, and every earlier file, is on disk.
+/// A position in the log: everything before `offset` of file `file_seq`, and every earlier file, is on disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Place {
+pub(crate) struct FilePosition {
     pub(crate) file_seq: u64,
     pub(crate) offset: u64,
 }
 
-pub(crate) struct Mark {
+pub(crate) struct DurableMark {
     file: File,
     path: PathBuf,
-    place: Mutex<Place>,
+    position: Mutex<FilePosition>,
 }
 
-impl Mark {
+impl DurableMark {
     /// Writes the first mark of a new data directory.
-    pub(crate) fn create(path: &Path) -> Result<Mark, StorageError> {
+    pub(crate) fn create(path: &Path) -> Result<DurableMark, StorageError> {
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -38,14 +38,14 @@ impl Mark {
             .truncate(true)
             .open(path)
             .map_err(|e| StorageError::io_at("create", path, e))?;
-        let mark = Mark { file, path: path.to_path_buf(), place: Mutex::default() };
-        mark.store(Place::default())
+        let mark = DurableMark { file, path: path.to_path_buf(), position: Mutex::default() };
+        mark.store(FilePosition::default())
             .and_then(|()| mark.flush())
             .map_err(|e| StorageError::io_at("write", path, e))?;
         Ok(mark)
     }
 
-    pub(crate) fn open(path: &Path) -> Result<Mark, StorageError> {
+    pub(crate) fn open(path: &Path) -> Result<DurableMark, StorageError> {
         let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| match e.kind() {
             std::io::ErrorKind::NotFound => StorageError::Damaged(format!("{} is missing", path.display())),
             _ => StorageError::io_at("open", path, e),
@@ -53,23 +53,23 @@ impl Mark {
         let mut bytes = [0; MARK_LEN];
         file.read_exact_at(&mut bytes, 0)
             .map_err(|e| StorageError::Damaged(format!("{} cannot be read: {e}", path.display())))?;
-        let place = decode(&bytes)
+        let position = decode(&bytes)
             .ok_or_else(|| StorageError::Damaged(format!("{} fails its checksum", path.display())))?;
-        Ok(Mark { file, path: path.to_path_buf(), place: Mutex::new(place) })
+        Ok(DurableMark { file, path: path.to_path_buf(), position: Mutex::new(position) })
     }
 
-    pub(crate) fn place(&self) -> Place {
-        *self.place.lock().expect("the mark's lock is never held across a panic")
+    pub(crate) fn position(&self) -> FilePosition {
+        *self.position.lock().expect("mutex poisoned")
     }
 
-    /// Raises the mark; a place behind the present one changes nothing.
-    pub(crate) fn raise(&self, place: Place) -> std::io::Result<()> {
-        let mut current = self.place.lock().expect("the mark's lock is never held across a panic");
-        if place <= *current {
+    /// Raises the mark; a position behind the present one changes nothing.
+    pub(crate) fn raise(&self, position: FilePosition) -> std::io::Result<()> {
+        let mut current = self.position.lock().expect("mutex poisoned");
+        if position <= *current {
             return Ok(());
         }
-        self.store(place)?;
-        *current = place;
+        self.store(position)?;
+        *current = position;
         Ok(())
     }
 
@@ -82,27 +82,27 @@ impl Mark {
         &self.path
     }
 
-    fn store(&self, place: Place) -> std::io::Result<()> {
-        self.file.write_all_at(&encode(place), 0)
+    fn store(&self, position: FilePosition) -> std::io::Result<()> {
+        self.file.write_all_at(&encode(position), 0)
     }
 }
 
-fn encode(place: Place) -> [u8; MARK_LEN] {
+fn encode(position: FilePosition) -> [u8; MARK_LEN] {
     let mut bytes = [0; MARK_LEN];
     bytes[..8].copy_from_slice(MAGIC);
-    bytes[8..16].copy_from_slice(&place.file_seq.to_le_bytes());
-    bytes[16..24].copy_from_slice(&place.offset.to_le_bytes());
+    bytes[8..16].copy_from_slice(&position.file_seq.to_le_bytes());
+    bytes[16..24].copy_from_slice(&position.offset.to_le_bytes());
     let crc = crc32fast::hash(&bytes[..24]);
     bytes[24..].copy_from_slice(&crc.to_le_bytes());
     bytes
 }
 
-fn decode(bytes: &[u8; MARK_LEN]) -> Option<Place> {
+fn decode(bytes: &[u8; MARK_LEN]) -> Option<FilePosition> {
     let crc = u32::from_le_bytes(bytes[24..28].try_into().ok()?);
     if &bytes[..8] != MAGIC || crc32fast::hash(&bytes[..24]) != crc {
         return None;
     }
-    Some(Place {
+    Some(FilePosition {
         file_seq: u64::from_le_bytes(bytes[8..16].try_into().ok()?),
         offset: u64::from_le_bytes(bytes[16..24].try_into().ok()?),
     })
@@ -116,24 +116,24 @@ mod tests {
     fn survives_reopening_and_never_falls() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mark");
-        let mark = Mark::create(&path).unwrap();
-        mark.raise(Place { file_seq: 2, offset: 100 }).unwrap();
-        mark.raise(Place { file_seq: 1, offset: 900 }).unwrap();
+        let mark = DurableMark::create(&path).unwrap();
+        mark.raise(FilePosition { file_seq: 2, offset: 100 }).unwrap();
+        mark.raise(FilePosition { file_seq: 1, offset: 900 }).unwrap();
         drop(mark);
-        assert_eq!(Mark::open(&path).unwrap().place(), Place { file_seq: 2, offset: 100 });
+        assert_eq!(DurableMark::open(&path).unwrap().position(), FilePosition { file_seq: 2, offset: 100 });
     }
 
     #[test]
     fn any_flipped_bit_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("mark");
-        drop(Mark::create(&path).unwrap());
+        drop(DurableMark::create(&path).unwrap());
         let good = std::fs::read(&path).unwrap();
         for bit in 0..good.len() * 8 {
             let mut bad = good.clone();
             bad[bit / 8] ^= 1 << (bit % 8);
             std::fs::write(&path, &bad).unwrap();
-            assert!(Mark::open(&path).is_err(), "bit {bit}");
+            assert!(DurableMark::open(&path).is_err(), "bit {bit}");
         }
     }
 }

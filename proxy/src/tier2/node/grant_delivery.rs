@@ -31,9 +31,9 @@ const NEVER_LATE_MS: u64 = 20;
 const BOUND_AGE_MS: u64 = 10_000;
 
 #[derive(Debug, Default)]
-pub(in crate::tier2) struct Telling {
+pub(in crate::tier2) struct GrantDelivery {
     bound: ClockBound,
-    held_back: Vec<HeldBack>,
+    held_back: Vec<HeldGrant>,
 }
 
 /// How far ahead of this node's monotonic clock the logical clock can be. Two ages, so that old bounds go.
@@ -46,17 +46,17 @@ struct ClockBound {
 
 /// A grant whose client is not told yet.
 #[derive(Debug)]
-struct HeldBack {
+struct HeldGrant {
     ticket: Ticket,
     reply: Reply,
-    locks: Vec<Granted>,
+    locks: Vec<GrantedLock>,
     deadline_ms: u64,
     /// The number of the command that asks; 0 where none was sent yet.
     question: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Granted {
+struct GrantedLock {
     db: u32,
     name: Bytes,
     fence: Fence,
@@ -80,7 +80,7 @@ impl ClockBound {
     }
 }
 
-impl Telling {
+impl GrantDelivery {
     pub(in crate::tier2) fn is_empty(&self) -> bool {
         self.held_back.is_empty()
     }
@@ -90,7 +90,7 @@ impl Telling {
         self.held_back.retain(|held| held.ticket != ticket);
     }
 
-    fn take(&mut self, which: impl Fn(&HeldBack) -> bool) -> Vec<HeldBack> {
+    fn take(&mut self, which: impl Fn(&HeldGrant) -> bool) -> Vec<HeldGrant> {
         let (taken, kept) = std::mem::take(&mut self.held_back).into_iter().partition(which);
         self.held_back = kept;
         taken
@@ -103,9 +103,9 @@ impl Node {
         let Some(done) = self.pending.answered(seq) else { return };
         let now_ms = self.now.monotonic_ms();
         if let Some(submitted_ms) = done.submitted_ms {
-            self.telling.bound.note(self.machine.logical_ms(), submitted_ms, now_ms);
+            self.grant_delivery.bound.note(self.machine.logical_ms(), submitted_ms, now_ms);
         }
-        if done.ticket.is_none() && !self.telling.is_empty() {
+        if done.ticket.is_none() && !self.grant_delivery.is_empty() {
             self.tell_after(seq);
         }
         let late_ms = self.late_ms();
@@ -121,12 +121,12 @@ impl Node {
 
     /// A request of this node came to stand in a queue.
     pub(in crate::tier2) fn note_stamp_of(&mut self, submitted_ms: u64) {
-        self.telling.bound.note(self.machine.logical_ms(), submitted_ms, self.now.monotonic_ms());
+        self.grant_delivery.bound.note(self.machine.logical_ms(), submitted_ms, self.now.monotonic_ms());
     }
 
     /// How long ago the newest applied entry may have been stamped. `None`: nobody knows.
     fn late_ms(&self) -> Option<u64> {
-        let now_max_ms = self.telling.bound.logical_ms_max(self.now.monotonic_ms())?;
+        let now_max_ms = self.grant_delivery.bound.logical_ms_max(self.now.monotonic_ms())?;
         Some(now_max_ms.saturating_sub(self.machine.logical_ms()))
     }
 
@@ -146,7 +146,13 @@ impl Node {
             None => self.out.replies.push((ticket, reply)),
             Some(locks) => {
                 let deadline_ms = done.deadline_ms;
-                self.telling.held_back.push(HeldBack { ticket, reply, locks, deadline_ms, question: 0 });
+                self.grant_delivery.held_back.push(HeldGrant {
+                    ticket,
+                    reply,
+                    locks,
+                    deadline_ms,
+                    question: 0,
+                });
             }
         }
     }
@@ -154,7 +160,7 @@ impl Node {
     /// One question for all that were held back since the last one; again where a question was lost.
     pub(in crate::tier2) fn ask_about_grants(&mut self) {
         let mut unasked = false;
-        for held in &mut self.telling.held_back {
+        for held in &mut self.grant_delivery.held_back {
             if held.question == 0 || !self.pending.is_unapplied(held.question) {
                 held.question = 0;
                 unasked = true;
@@ -162,31 +168,31 @@ impl Node {
         }
         if unasked && !self.removed {
             let question = self.submit_own(&Command::SessionsTouch { ids: Default::default() });
-            let unasked = self.telling.held_back.iter_mut().filter(|held| held.question == 0);
+            let unasked = self.grant_delivery.held_back.iter_mut().filter(|held| held.question == 0);
             unasked.for_each(|held| held.question = question);
         }
     }
 
     /// A question was applied: the state is newer than it.
     fn tell_after(&mut self, question: u64) {
-        for held in self.telling.take(|held| held.question == question) {
+        for held in self.grant_delivery.take(|held| held.question == question) {
             let reply = self.what_is_left(&held);
             self.out.replies.push((held.ticket, reply));
         }
     }
 
-    fn what_is_left(&mut self, held: &HeldBack) -> Reply {
+    fn what_is_left(&mut self, held: &HeldGrant) -> Reply {
         let logical_ms = self.machine.logical_ms();
-        let now_max_ms = self.telling.bound.logical_ms_max(self.now.monotonic_ms());
+        let now_max_ms = self.grant_delivery.bound.logical_ms_max(self.now.monotonic_ms());
         let now_max_ms = now_max_ms.unwrap_or(logical_ms).max(logical_ms);
         let ends_ms =
-            |lock: &Granted| self.machine.held_until_ms(lock.db, &lock.name, lock.fence).unwrap_or(0);
+            |lock: &GrantedLock| self.machine.held_until_ms(lock.db, &lock.name, lock.fence).unwrap_or(0);
         let left_ms = held.locks.iter().map(|lock| ends_ms(lock).saturating_sub(now_max_ms)).min();
         match left_ms.unwrap_or(0) {
             0 => {
-                let standing: Vec<Granted> =
+                let standing: Vec<GrantedLock> =
                     held.locks.iter().filter(|lock| ends_ms(lock) > logical_ms).cloned().collect();
-                for Granted { db, name, fence } in standing {
+                for GrantedLock { db, name, fence } in standing {
                     self.submit_own(&Command::Release { db, resource: &name, fence });
                 }
                 Reply::Nil
@@ -197,7 +203,7 @@ impl Node {
 
     /// Grants whose clients waited too long for the answer to the question.
     pub(in crate::tier2) fn give_up_held_back(&mut self, now_ms: u64) {
-        for held in self.telling.take(|held| held.deadline_ms <= now_ms) {
+        for held in self.grant_delivery.take(|held| held.deadline_ms <= now_ms) {
             self.out.replies.push((held.ticket, refusals::indeterminate()));
         }
     }
@@ -216,8 +222,8 @@ fn granted_ttl_ms(reply: &Reply) -> Option<u64> {
 }
 
 /// What was granted, if the command is an acquire.
-fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<Granted>> {
-    let lock = |db, name: &[u8], fence| Granted { db, name: Bytes::copy_from_slice(name), fence };
+fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<GrantedLock>> {
+    let lock = |db, name: &[u8], fence| GrantedLock { db, name: Bytes::copy_from_slice(name), fence };
     match (Command::decode(blob)?, reply) {
         (Command::Acquire { db, resource, .. }, Reply::Granted { fence, .. }) => {
             Some(vec![lock(db, resource, *fence)])

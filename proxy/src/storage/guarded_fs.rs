@@ -1,12 +1,12 @@
 //! The file system the log engine works on: the plain one, with three things added.
 //!
-//! 1. After each fsync of a log file the [`Mark`] is raised.
+//! 1. After each fsync of a log file the [`DurableMark`] is raised.
 //! 2. While the engine recovers it may cut a torn tail, but not below the mark: then nothing is touched and the open fails.
 //! 3. What the operating system refused is remembered, because the engine turns some errors into panics on the way.
 //!
 //! Only `engine.rs` uses it.
 
-use super::mark::{Mark, Place};
+use super::durable_mark::{DurableMark, FilePosition};
 use raft_engine::env::{DefaultFileSystem, FileSystem, Handle, Permission, WriteExt};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -20,10 +20,10 @@ type PlainWriter = <DefaultFileSystem as FileSystem>::Writer;
 const APPEND_SUFFIX: &str = ".raftlog";
 
 /// What all files of one log share.
-pub(crate) struct Shared {
-    pub(crate) mark: Mark,
+pub(crate) struct FileGuard {
+    pub(crate) mark: DurableMark,
     /// The first refusal, as a sentence.
-    refusal: Mutex<Option<Refusal>>,
+    refusal: Mutex<Option<FileRefusal>>,
     /// Faults asked for by tests: fail every write or fsync once the counter has run down to zero.
     pub(crate) writes_until_full: AtomicU64,
     pub(crate) syncs_until_error: AtomicU64,
@@ -31,14 +31,14 @@ pub(crate) struct Shared {
 
 /// Why the engine was not allowed, or not able, to go on.
 #[derive(Debug)]
-pub(crate) enum Refusal {
+pub(crate) enum FileRefusal {
     CutBelowMark { path: PathBuf, cut_at: u64, durable_to: u64 },
     Os { doing: String, error: io::Error },
 }
 
-impl Shared {
-    pub(crate) fn new(mark: Mark) -> Arc<Shared> {
-        Arc::new(Shared {
+impl FileGuard {
+    pub(crate) fn new(mark: DurableMark) -> Arc<FileGuard> {
+        Arc::new(FileGuard {
             mark,
             refusal: Mutex::new(None),
             writes_until_full: AtomicU64::new(u64::MAX),
@@ -46,17 +46,17 @@ impl Shared {
         })
     }
 
-    pub(crate) fn take_refusal(&self) -> Option<Refusal> {
+    pub(crate) fn take_refusal(&self) -> Option<FileRefusal> {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
-    fn remember(&self, refusal: Refusal) {
+    fn remember(&self, refusal: FileRefusal) {
         self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refusal);
     }
 
     fn remember_os(&self, verb: &str, path: &Path, error: io::Error) -> io::Error {
         let told = in_full(&error);
-        self.remember(Refusal::Os { doing: format!("{verb} {}", path.display()), error: told });
+        self.remember(FileRefusal::Os { doing: format!("{verb} {}", path.display()), error: told });
         error
     }
 }
@@ -84,7 +84,7 @@ fn count_down(counter: &AtomicU64) -> bool {
     }
 }
 
-pub(crate) struct GuardedFileSystem(pub(crate) Arc<Shared>);
+pub(crate) struct GuardedFileSystem(pub(crate) Arc<FileGuard>);
 
 pub(crate) struct GuardedHandle {
     plain: Arc<PlainHandle>,
@@ -93,7 +93,7 @@ pub(crate) struct GuardedHandle {
     append_seq: Option<u64>,
     /// End of what was written since the file was opened; 0 before the first write.
     written_to: AtomicU64,
-    shared: Arc<Shared>,
+    shared: Arc<FileGuard>,
 }
 
 pub(crate) struct GuardedWriter {
@@ -157,11 +157,11 @@ impl FileSystem for GuardedFileSystem {
 impl Handle for GuardedHandle {
     /// Called by the engine's recovery alone: writers cut through [`WriteExt`].
     fn truncate(&self, offset: usize) -> io::Result<()> {
-        let durable = self.shared.mark.place();
+        let durable = self.shared.mark.position();
         let cut_at = offset as u64;
         if self.append_seq == Some(durable.file_seq) && cut_at < durable.offset {
             let path = self.path.clone();
-            self.shared.remember(Refusal::CutBelowMark { path, cut_at, durable_to: durable.offset });
+            self.shared.remember(FileRefusal::CutBelowMark { path, cut_at, durable_to: durable.offset });
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
                 "the log is damaged below its durable mark",
@@ -186,7 +186,7 @@ impl Handle for GuardedHandle {
             Some(file_seq) if offset > 0 => self
                 .shared
                 .mark
-                .raise(Place { file_seq, offset })
+                .raise(FilePosition { file_seq, offset })
                 .map_err(|e| self.shared.remember_os("write", self.shared.mark.path(), e)),
             _ => Ok(()),
         }

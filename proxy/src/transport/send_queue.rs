@@ -1,10 +1,10 @@
 //! One direction of one connection: a bounded buffer of encoded frames, and the socket it drains into.
 //!
-//! [`Lane::push`] encodes into the buffer, [`Lane::flush_now`] writes as much as the socket takes, both on the caller's
-//! thread. Where the socket is full the lane's task ([`Lane::keep_flushing`]) goes on. The lock is held over a write, so
+//! [`SendQueue::push`] encodes into the buffer, [`SendQueue::flush_now`] writes as much as the socket takes, both on the caller's
+//! thread. Where the socket is full the queue's task ([`SendQueue::keep_flushing`]) goes on. The lock is held over a write, so
 //! bytes leave in the order they came; no write blocks.
 
-use crate::node_api::wire::{encode_frame, TooLarge, FRAME_BYTES_MAX};
+use crate::node_api::wire::{encode_frame, FrameTooLarge, FRAME_BYTES_MAX};
 use crate::node_api::{PeerMessage, GROUP};
 use bytes::{Buf, BytesMut};
 use std::io;
@@ -21,47 +21,47 @@ pub(super) enum Pushed {
     Dropped,
 }
 
-pub(super) struct Lane {
-    state: Mutex<State>,
-    /// There are bytes the socket did not take, or somebody wants the lane connected.
+pub(super) struct SendQueue {
+    state: Mutex<SendQueueState>,
+    /// There are bytes the socket did not take, or somebody wants the queue connected.
     wanted: Notify,
     /// The peer is known to be there: dial without waiting.
-    hurry: Notify,
+    dial_now: Notify,
     /// The connection must go, though nothing is wrong with it.
     end: Notify,
     /// Bytes that may wait for the socket, and bytes that may wait for a connection.
-    limits: Limits,
+    limits: QueueLimits,
 }
 
 /// How much may wait.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct QueueLimits {
     pub(super) connected_bytes: usize,
     pub(super) dialling_bytes: usize,
 }
 
-struct State {
+struct SendQueueState {
     buffer: BytesMut,
     socket: Option<Arc<OwnedWriteHalf>>,
     broken: bool,
 }
 
-impl Lane {
-    pub(super) fn new(limits: Limits) -> Arc<Lane> {
-        let state = State { buffer: BytesMut::new(), socket: None, broken: false };
-        let (wanted, hurry, end) = (Notify::new(), Notify::new(), Notify::new());
-        Arc::new(Lane { state: Mutex::new(state), wanted, hurry, end, limits })
+impl SendQueue {
+    pub(super) fn new(limits: QueueLimits) -> Arc<SendQueue> {
+        let state = SendQueueState { buffer: BytesMut::new(), socket: None, broken: false };
+        let (wanted, dial_now, end) = (Notify::new(), Notify::new(), Notify::new());
+        Arc::new(SendQueue { state: Mutex::new(state), wanted, dial_now, end, limits })
     }
 
-    pub(super) fn hurry(&self) {
-        self.hurry.notify_waiters();
+    pub(super) fn dial_now(&self) {
+        self.dial_now.notify_waiters();
     }
 
-    pub(super) async fn hurried(&self) {
-        self.hurry.notified().await;
+    pub(super) async fn dial_requested(&self) {
+        self.dial_now.notified().await;
     }
 
-    /// Closes the connection that drains this lane.
+    /// Closes the connection that drains this queue.
     pub(super) fn end(&self) {
         self.end.notify_one();
     }
@@ -86,7 +86,7 @@ impl Lane {
         if before >= limit {
             return Pushed::Dropped;
         }
-        if let Err(TooLarge { length }) = encode_frame(GROUP, message, &mut state.buffer) {
+        if let Err(FrameTooLarge { length }) = encode_frame(GROUP, message, &mut state.buffer) {
             tracing::error!(length, limit = FRAME_BYTES_MAX, "dropping a peer message above the frame limit");
             return Pushed::Dropped;
         }
@@ -97,7 +97,7 @@ impl Lane {
         Pushed::Taken
     }
 
-    /// Writes what the socket takes. What it does not take is left to the lane's task.
+    /// Writes what the socket takes. What it does not take is left to the queue's task.
     pub(super) fn flush_now(&self) {
         let mut state = self.state();
         if !matches!(state.flush(), Ok(true)) {
@@ -145,12 +145,12 @@ impl Lane {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SendQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl SendQueueState {
     /// `Ok(true)`: nothing is left. `Ok(false)`: the socket is full, or there is none.
     fn flush(&mut self) -> io::Result<bool> {
         if self.broken {

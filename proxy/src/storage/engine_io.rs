@@ -2,14 +2,14 @@
 //!
 //! `engine.rs` writes through it; the node reads through [`EngineReader`] from another thread.
 
+use super::catch_panic;
 use super::datadir::DataDir;
 use super::engine::EngineLimits;
 use super::error::StorageError;
-use super::guard::{append_seq, read_small, GuardedFileSystem, Refusal, Shared};
-use super::quiet;
-use super::records::{decode_snapshot, Head, Records};
+use super::guarded_fs::{append_seq, read_small, FileGuard, FileRefusal, GuardedFileSystem};
+use super::records::{decode_snapshot, LogHead, Records};
 use super::snapshots::SnapshotReader;
-use crate::node_api::{GroupId, LogMark, LogReader, SnapshotId, StoreError, GROUP};
+use crate::node_api::{GroupId, LogPosition, LogReader, SnapshotId, StoreError, GROUP};
 use bytes::Bytes;
 use raft::eraftpb::Entry;
 use raft_engine::{Config, Engine, MessageExt, ReadableSize, RecoveryMode};
@@ -23,11 +23,11 @@ pub(crate) const SNAPSHOT_KEY: &[u8] = b"snapshot";
 const VERSION_BYTES: std::ops::Range<usize> = 53..61;
 const LAYOUT_BYTES: std::ops::Range<usize> = 61..69;
 
-pub(crate) type Files = Engine<GuardedFileSystem>;
+pub(crate) type GuardedEngine = Engine<GuardedFileSystem>;
 
-pub(crate) struct EntryOf;
+pub(crate) struct EntryCodec;
 
-impl MessageExt for EntryOf {
+impl MessageExt for EntryCodec {
     type Entry = Entry;
 
     fn index(entry: &Entry) -> u64 {
@@ -36,34 +36,34 @@ impl MessageExt for EntryOf {
 }
 
 /// What the store and its readers share.
-pub(crate) struct Parts {
+pub(crate) struct EngineIo {
     /// `None` once it was given up after a failure, or closed.
-    pub(crate) engine: Option<Files>,
+    pub(crate) engine: Option<GuardedEngine>,
     pub(crate) region: u64,
-    pub(crate) files: Arc<Shared>,
+    pub(crate) files: Arc<FileGuard>,
     pub(crate) snapshots: SnapshotReader,
-    pub(crate) truncated: Mutex<LogMark>,
+    pub(crate) truncated: Mutex<LogPosition>,
     /// Held while old files are given back.
     pub(crate) purging: Mutex<()>,
 }
 
-impl Drop for Parts {
+impl Drop for EngineIo {
     fn drop(&mut self) {
         // Closing syncs, and a failing sync panics: by now the failure was reported, or there is nobody to tell.
         if let Some(engine) = self.engine.take() {
-            let _ = quiet::catch(move || drop(engine));
+            let _ = catch_panic::catch(move || drop(engine));
         }
     }
 }
 
-impl Parts {
-    pub(crate) fn engine(&self) -> Result<&Files, StoreError> {
+impl EngineIo {
+    pub(crate) fn engine(&self) -> Result<&GuardedEngine, StoreError> {
         self.engine.as_ref().ok_or_else(|| StoreError("the log is closed".to_string()))
     }
 
     pub(crate) fn read_records(&self) -> Result<Records, StorageError> {
         let engine = self.engine().map_err(|e| StorageError::Internal(e.0))?;
-        let head = engine.get(self.region, HEAD_KEY).and_then(|bytes| Head::decode(&bytes));
+        let head = engine.get(self.region, HEAD_KEY).and_then(|bytes| LogHead::decode(&bytes));
         let head = head.ok_or_else(|| damaged("its head record is missing"))?;
         let snapshot = engine.get(self.region, SNAPSHOT_KEY).and_then(|bytes| decode_snapshot(&bytes));
         let (generation, snapshot) = snapshot.ok_or_else(|| damaged("its snapshot record is missing"))?;
@@ -90,7 +90,7 @@ impl Parts {
         let attempt = || {
             let mut entries = Vec::new();
             let max = usize::try_from(max_bytes).ok();
-            let read = engine.fetch_entries_to::<EntryOf>(self.region, low, high, max, &mut entries);
+            let read = engine.fetch_entries_to::<EntryCodec>(self.region, low, high, max, &mut entries);
             read.map(|_| entries)
         };
         let outcome = attempt().or_else(|_| {
@@ -103,8 +103,8 @@ impl Parts {
     /// The operating system's own words where there are any, else the engine's.
     pub(crate) fn explain(&self, engine_text: String) -> StorageError {
         match self.files.take_refusal() {
-            Some(Refusal::Os { doing, error }) => StorageError::Io { doing, source: error },
-            Some(Refusal::CutBelowMark { path, cut_at, durable_to }) => StorageError::Damaged(format!(
+            Some(FileRefusal::Os { doing, error }) => StorageError::Io { doing, source: error },
+            Some(FileRefusal::CutBelowMark { path, cut_at, durable_to }) => StorageError::Damaged(format!(
                 "{} is broken at byte {cut_at}, and its bytes up to {durable_to} were acknowledged; {REMEDY}",
                 path.display()
             )),
@@ -123,11 +123,11 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub(crate) fn open_parts(
+pub(crate) fn open_engine(
     dir: &DataDir,
     limits: EngineLimits,
-    files: Arc<Shared>,
-) -> Result<Parts, StorageError> {
+    files: Arc<FileGuard>,
+) -> Result<EngineIo, StorageError> {
     let log = dir.log_path();
     let Some(log_text) = log.to_str() else {
         return Err(StorageError::NotOurs(format!("the path {} is not UTF-8", log.display())));
@@ -142,7 +142,7 @@ pub(crate) fn open_parts(
         purge_threshold: ReadableSize(limits.purge_bytes),
         ..Config::default()
     };
-    let mut parts = Parts {
+    let mut engine_io = EngineIo {
         engine: None,
         region: region_of(GROUP),
         files: files.clone(),
@@ -151,12 +151,12 @@ pub(crate) fn open_parts(
         purging: Mutex::default(),
     };
     let file_system = Arc::new(GuardedFileSystem(files));
-    match quiet::catch(|| Engine::open_with_file_system(config, file_system)) {
-        Ok(Ok(engine)) => parts.engine = Some(engine),
-        Ok(Err(e)) => return Err(parts.explain(e.to_string())),
-        Err(panic_text) => return Err(parts.explain(panic_text)),
+    match catch_panic::catch(|| Engine::open_with_file_system(config, file_system)) {
+        Ok(Ok(engine)) => engine_io.engine = Some(engine),
+        Ok(Err(e)) => return Err(engine_io.explain(e.to_string())),
+        Err(panic_text) => return Err(engine_io.explain(panic_text)),
     }
-    Ok(parts)
+    Ok(engine_io)
 }
 
 /// raft-engine keeps region 0 free for nobody in particular; ours start at 1 so that 0 never means "unset".
@@ -165,12 +165,12 @@ fn region_of(group: GroupId) -> u64 {
 }
 
 /// The engine takes a log that lost its newest file, or whole records at its end, for a shorter log; the mark knows better.
-pub(crate) fn check_last_file(log: &Path, files: &Shared) -> Result<(), StorageError> {
+pub(crate) fn check_last_file(log: &Path, files: &FileGuard) -> Result<(), StorageError> {
     let entries = std::fs::read_dir(log).map_err(|e| match e.kind() {
         std::io::ErrorKind::NotFound => damaged(&format!("{} is missing", log.display())),
         _ => StorageError::io_at("read", log, e),
     })?;
-    let marked = files.mark.place();
+    let marked = files.mark.position();
     let mut newest = 0;
     for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
         check_layout(&path)?;
@@ -206,7 +206,7 @@ fn check_layout(path: &Path) -> Result<(), StorageError> {
 }
 
 /// What the node reads the log through.
-pub(crate) struct EngineReader(pub(crate) Arc<Parts>);
+pub(crate) struct EngineReader(pub(crate) Arc<EngineIo>);
 
 impl LogReader for EngineReader {
     fn entries(&self, low: u64, high: u64, max_bytes: u64) -> Result<Vec<Entry>, StoreError> {
