@@ -67,7 +67,7 @@ fn place(grant: &Grant, now: Place, is_last: bool) -> Result<Place, Wrong> {
             if grant.said_expired {
                 return Err((Kind::Reason, "released, and said to have expired".into()));
             }
-            fit(floor, Ending { from_ns, to_ns, by_expiry: false })
+            fit(floor, Ending { from_ns, to_ns, by_release: true })
         }
         None => earliest_end(grant, begin, floor),
     };
@@ -97,9 +97,9 @@ fn fit(floor: Place, ending: Ending) -> Option<Place> {
 /// The earliest of all ways this grant can have ended, apart from a release that was acknowledged. Whatever is earlier by
 /// stamp is no later by commit, for all of them begin at the same floor.
 fn earliest_end(grant: &Grant, begin: Place, floor: Place) -> Option<Place> {
-    let allowed = |ending: &&Ending| match ending.by_expiry {
-        true => !grant.said_released,
-        false => !grant.said_expired,
+    let allowed = |ending: &&Ending| match ending.by_release {
+        true => !grant.said_expired,
+        false => !grant.said_released,
     };
     let asked = grant.endings.iter().filter(allowed).filter_map(|ending| fit(floor, *ending));
     let expiry = (!grant.said_released).then(|| expiry_ns(grant, begin)).flatten();

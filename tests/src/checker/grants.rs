@@ -22,8 +22,8 @@ pub struct Setter {
 pub struct Ending {
     pub from_ns: u64,
     pub to_ns: u64,
-    /// By the clock. Otherwise because somebody asked for it.
-    pub by_expiry: bool,
+    /// A release by the holder (`already_released`). Otherwise in any other way: ttl, force, session (`expired`).
+    pub by_release: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -179,7 +179,7 @@ impl Grants {
             (Call::Release { fence }, Outcome::Unknown) => {
                 let Some(grant) = self.find(fence) else { return };
                 let from_ns = op.invoke_ns;
-                grant.endings.push(Ending { from_ns, to_ns: NEVER, by_expiry: false });
+                grant.endings.push(Ending { from_ns, to_ns: NEVER, by_release: true });
             }
             (Call::Renew { fence, ttl_ms }, Outcome::Answered(Answer::Done) | Outcome::Unknown) => {
                 let lasts_ns = rules.shortest_ns(ttl_ms);
@@ -273,7 +273,7 @@ impl Grants {
             .iter()
             .filter(|op| op.call == Call::ForceRelease)
             .filter(|op| op.is_unknown() || op.answer() == Some(Answer::Done))
-            .map(|op| Ending { from_ns: op.invoke_ns, to_ns: op.complete_ns, by_expiry: false })
+            .map(|op| Ending { from_ns: op.invoke_ns, to_ns: op.complete_ns, by_release: false })
             .collect();
         if !forced.is_empty() {
             self.list.iter_mut().for_each(|grant| grant.endings.extend(&forced));
@@ -321,7 +321,7 @@ impl Grants {
             });
             if grant.owner == 0 {
                 // Nobody knows whose it was, so nobody knows what it depended on.
-                grant.endings.push(Ending { from_ns: 0, to_ns: NEVER, by_expiry: true });
+                grant.endings.push(Ending { from_ns: 0, to_ns: NEVER, by_release: false });
             }
         }
         if nameless > left.values().sum::<usize>() {
@@ -336,7 +336,7 @@ fn bind_to_session(grant: &mut Grant, sessions: &Sessions) {
     let Some(session) = sessions.get(grant.session) else { return };
     grant.begin_to_ns = grant.begin_to_ns.min(session.over_ns);
     grant.over_ns = grant.over_ns.min(session.over_ns);
-    grant.endings.push(Ending { from_ns: session.expiry_ns, to_ns: NEVER, by_expiry: true });
+    grant.endings.push(Ending { from_ns: session.expiry_ns, to_ns: NEVER, by_release: false });
     let closed = session.closes.iter();
-    grant.endings.extend(closed.map(|&(from_ns, to_ns)| Ending { from_ns, to_ns, by_expiry: true }));
+    grant.endings.extend(closed.map(|&(from_ns, to_ns)| Ending { from_ns, to_ns, by_release: false }));
 }
