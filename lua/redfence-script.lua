@@ -243,10 +243,15 @@ function M.read_lock(resource)
   return lock
 end
 
--- How the grant last issued ended, where it did.
+-- Whether the time of the grant last issued has run out.
+function M.has_run_out(lock)
+  return lock.state == 'h' and lock.deadline_ms > 0 and M.now_ms >= lock.deadline_ms
+end
+
+-- How the grant last issued ended, where it did. One whose key belongs to somebody else was not released by its holder.
 function M.end_reason(lock)
-  if lock.state == 'f' then return 'expired' end
-  if lock.state == 'h' and lock.deadline_ms > 0 and M.now_ms >= lock.deadline_ms then return 'expired' end
+  if lock.state == 'f' or M.has_run_out(lock) then return 'expired' end
+  if lock.state == 'h' and lock.value and not lock.is_ours then return 'expired' end
   return 'already_released'
 end
 
@@ -299,7 +304,7 @@ end
 -- A grant that expired, or was deleted by a plain client, ended when nobody of ours looked. Tell it before the next one.
 function M.publish_unseen_end(lock)
   if lock.state == 'h' and not lock.is_ours then
-    M.publish(M.end_reason(lock) == 'expired' and 'expired' or 'released', lock.resource, lock.fence, lock.owner)
+    M.publish(M.has_run_out(lock) and 'expired' or 'released', lock.resource, lock.fence, lock.owner)
   end
 end
 

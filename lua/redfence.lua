@@ -240,10 +240,15 @@ local function read_lock(resource)
   return lock
 end
 
--- How the grant last issued ended, where it did.
+-- Whether the time of the grant last issued has run out.
+local function has_run_out(lock)
+  return lock.state == 'h' and lock.deadline_ms > 0 and now_ms >= lock.deadline_ms
+end
+
+-- How the grant last issued ended, where it did. One whose key belongs to somebody else was not released by its holder.
 local function end_reason(lock)
-  if lock.state == 'f' then return 'expired' end
-  if lock.state == 'h' and lock.deadline_ms > 0 and now_ms >= lock.deadline_ms then return 'expired' end
+  if lock.state == 'f' or has_run_out(lock) then return 'expired' end
+  if lock.state == 'h' and lock.value and not lock.is_ours then return 'expired' end
   return 'already_released'
 end
 
@@ -296,7 +301,7 @@ end
 -- A grant that expired, or was deleted by a plain client, ended when nobody of ours looked. Tell it before the next one.
 local function publish_unseen_end(lock)
   if lock.state == 'h' and not lock.is_ours then
-    publish(end_reason(lock) == 'expired' and 'expired' or 'released', lock.resource, lock.fence, lock.owner)
+    publish(has_run_out(lock) and 'expired' or 'released', lock.resource, lock.fence, lock.owner)
   end
 end
 

@@ -59,10 +59,15 @@ local function read_lock(resource)
   return lock
 end
 
--- How the grant last issued ended, where it did.
+-- Whether the time of the grant last issued has run out.
+local function has_run_out(lock)
+  return lock.state == 'h' and lock.deadline_ms > 0 and now_ms >= lock.deadline_ms
+end
+
+-- How the grant last issued ended, where it did. One whose key belongs to somebody else was not released by its holder.
 local function end_reason(lock)
-  if lock.state == 'f' then return 'expired' end
-  if lock.state == 'h' and lock.deadline_ms > 0 and now_ms >= lock.deadline_ms then return 'expired' end
+  if lock.state == 'f' or has_run_out(lock) then return 'expired' end
+  if lock.state == 'h' and lock.value and not lock.is_ours then return 'expired' end
   return 'already_released'
 end
 

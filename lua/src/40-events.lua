@@ -23,6 +23,6 @@ end
 -- A grant that expired, or was deleted by a plain client, ended when nobody of ours looked. Tell it before the next one.
 local function publish_unseen_end(lock)
   if lock.state == 'h' and not lock.is_ours then
-    publish(end_reason(lock) == 'expired' and 'expired' or 'released', lock.resource, lock.fence, lock.owner)
+    publish(has_run_out(lock) and 'expired' or 'released', lock.resource, lock.fence, lock.owner)
   end
 end

@@ -202,12 +202,13 @@ impl<'a> Lock<'a> {
         let (fence, ended) = match ours {
             Some(ours) => (ours.fence, ours.ended),
             None => {
-                (fences::next(seen.map(|seen| seen.fence), now)?, seen.map(|seen| seen.end(now.wall_ms())))
+                let ended = seen.map(|seen| seen.end_beside_other(now.wall_ms()));
+                (fences::next(seen.map(|seen| seen.fence), now)?, ended)
             }
         };
         let is_new = ours.is_none();
         if is_new {
-            self.tell_unseen_end(ctx, seen, ended);
+            self.tell_unseen_end(ctx, seen, seen.map(|seen| seen.end(now.wall_ms())));
         }
         let asked_until_ms = now.wall_ms() + ttl_ms;
         let deadline_ms = match key.expire_at_ms() {
@@ -383,6 +384,7 @@ fn holder<'k>(
     }
     match seen.state {
         State::Held if key.kind() == Kind::String && key.bytes() == seen.owner => Ok(seen),
+        State::Held if key.kind() != Kind::Absent => Err(seen.end_beside_other(now.wall_ms()).how.reason()),
         State::Held | State::Released | State::Forced => Err(seen.end(now.wall_ms()).how.reason()),
     }
 }

@@ -76,7 +76,15 @@ fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 impl Companion<'_> {
-    /// The end of the grant last issued, where its key is gone or belongs to somebody else now.
+    /// The end of the grant last issued, where its key belongs to somebody else now: not released by its holder.
+    pub(crate) fn end_beside_other(&self, now_ms: u64) -> End {
+        match self.state {
+            State::Held => End { fence: self.fence, how: How::Expired },
+            State::Released | State::Forced => self.end(now_ms),
+        }
+    }
+
+    /// The end of the grant last issued, where its key is gone.
     pub(crate) fn end(&self, now_ms: u64) -> End {
         let expired = match self.state {
             State::Held => self.deadline_ms != 0 && self.deadline_ms <= now_ms,
@@ -188,6 +196,7 @@ mod tests {
         let held =
             Companion { fence: Fence(1), state: State::Held, deadline_ms: 100, ended: None, owner: b"a" };
         assert_eq!(held.end(99).how, How::Released);
+        assert_eq!(held.end_beside_other(99).how, How::Expired);
         assert_eq!(held.end(100).how, How::Expired);
         assert_eq!(Companion { deadline_ms: 0, ..held }.end(100).how, How::Released);
         assert_eq!(Companion { state: State::Released, ..held }.end(100).how, How::Released);

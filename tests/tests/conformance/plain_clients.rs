@@ -28,6 +28,7 @@ cases! {
         a_key_without_ttl_is_held_for_ever,
         the_owner_of_a_plain_lock_can_adopt_it,
         force_release_takes_a_plain_lock_away,
+        a_lock_overwritten_by_another_has_expired_for_its_holder,
         scan_shows_a_lock_taken_over_by_a_plain_client,
     ],
     Abilities::PLAIN_KEYS.and(Abilities::EFFICIENCY) => [a_key_of_another_type_is_wrongtype],
@@ -71,6 +72,20 @@ fn acquire_excludes_set_nx(context: &Context) {
     assert_eq!(set_nx(&mut plain, &name, "plain", 30_000), context.protocol().nil());
     client.release(&name, grant.fence);
     assert_eq!(set_nx(&mut plain, &name, "plain", 30_000), ok());
+}
+
+fn a_lock_overwritten_by_another_has_expired_for_its_holder(context: &Context) {
+    let (mut plain, mut client) = (context.client(), context.client());
+    let name = context.name("lock");
+    let grant = client.acquire_as(&name, 30_000, "me");
+    assert_eq!(ask!(plain, "SET", &name, "other", "PX", 30_000), ok());
+    client.release_is_refused(&name, grant.fence, "expired");
+    client.renew_is_refused(&name, grant.fence, 30_000, "expired");
+    assert_eq!(ask!(plain, "GET", &name), Value::bulk("other"));
+    let name = context.name("deleted");
+    let grant = client.acquire_as(&name, 30_000, "me");
+    assert_eq!(ask!(plain, "DEL", &name).integer(), 1);
+    client.release_is_refused(&name, grant.fence, "already_released");
 }
 
 fn get_shows_the_owner(context: &Context) {

@@ -377,7 +377,8 @@ impl Keys for MachineKeys<'_> {
                 return self.machine.set_end_as(self.member, slot, at_ms, self.out);
             }
             self.check_replace(slot)?;
-            self.end(slot);
+            // Its holder did not release it.
+            self.machine.end_grant(slot, Ended::Expired, EventKind::Released, self.out);
         }
         self.bring_to_life(slot, value, at_ms);
         Ok(())
