@@ -263,6 +263,11 @@ impl Cluster {
         }
     }
 
+    /// Takes back every [`Cluster::cut_off`].
+    pub fn heal(&self) {
+        self.nodes.iter().for_each(|node| node.relay.as_ref().expect("a relayed cluster").open());
+    }
+
     pub fn pause(&self, id: u64) {
         self.node(id).process().signal(libc::SIGSTOP);
     }

@@ -63,6 +63,13 @@ impl Relay {
         links.cut(|_| true);
     }
 
+    /// Takes back [`Relay::close`] and [`Relay::bar`].
+    pub fn open(&self) {
+        let mut links = lock(&self.links);
+        links.is_closed = false;
+        links.barred.clear();
+    }
+
     /// Ends every connection that this node has dialled, and takes no more from it.
     pub fn bar(&self, id: u64) {
         let mut links = lock(&self.links);

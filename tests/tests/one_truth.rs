@@ -118,12 +118,7 @@ fn a_node_that_missed_a_change_of_routes_serves_nothing_by_the_old_ones() {
     });
     cluster.pause(paused);
     let set = ask(&cluster, leader, &["LOCK.CLUSTER", "SET", "route", "wallet:*=correctness"]);
-    assert_eq!(set, Value::Simple(b"OK".to_vec()), "{}", cluster.log());
-    assert_eq!(
-        code(&ask(&cluster, leader, &["LOCK.CLUSTER", "SET", "route", ""])),
-        "UNAVAILABLE",
-        "one at a time"
-    );
+    assert_eq!(code(&set), "INDETERMINATE", "it waits for the silent one\n{}", cluster.log());
     await_that(&cluster, "the change is in force", || {
         // Until then the old tier answers, or none.
         let info = ask(&cluster, other, &["LOCK.INFO", "wallet:1"]);
@@ -171,7 +166,7 @@ fn a_wait_at_a_node_that_missed_a_change_of_routes_ends_without_a_grant() {
     );
     cluster.cut_off(cut_off);
     let set = ask(&cluster, leader, &["LOCK.CLUSTER", "SET", "route", "wallet:*=correctness"]);
-    assert_eq!(set, Value::Simple(b"OK".to_vec()), "{}", cluster.log());
+    assert_eq!(code(&set), "INDETERMINATE", "it waits for the silent one\n{}", cluster.log());
     await_that(&cluster, "the change is in force", || {
         let info = ask(&cluster, other, &["LOCK.INFO", "wallet:1"]);
         matches!(&info, Value::Array(fields) if fields.contains(&Value::bulk("CORRECTNESS")))
@@ -180,6 +175,140 @@ fn a_wait_at_a_node_that_missed_a_change_of_routes_ends_without_a_grant() {
     assert!(matches!(holder, Value::Array(_)), "{holder:?}\n{}", cluster.log());
     // The lock taken before the change ends in the tier it was taken in: there the wait is served.
     assert_eq!(redis.ask(&["DEL", "wallet:1"]), Value::Integer(1));
+    let told = waiter.receive(SOON);
+    assert!(!matches!(told, Ok(Value::Array(_))), "two holders: {told:?}\n{}", cluster.log());
+}
+
+fn set_route(cluster: &Cluster, id: u64, value: &str) -> Value {
+    ask(cluster, id, &["LOCK.CLUSTER", "SET", "route", value])
+}
+
+fn with_redis(redis: &Redis) -> Cluster {
+    let options = Options::nodes(3)
+        .relayed()
+        .flag("--redis", &redis.address().to_string())
+        .flag("--default-tier", "efficiency");
+    let cluster = Cluster::start(&options);
+    cluster.wait_for_leader(SOON);
+    for id in 1..=3 {
+        await_that(&cluster, "tier 1 is served", || {
+            code(&ask(&cluster, id, &["SET", "warm", "1"])).is_empty()
+        });
+    }
+    cluster
+}
+
+fn waits_in_line(cluster: &Cluster, id: u64, name: &str) {
+    await_that(
+        cluster,
+        "it stands in line",
+        || matches!(ask(cluster, id, &["LOCK.QUEUE", name]), Value::Array(line) if line.len() == 1),
+    );
+}
+
+#[test]
+fn a_change_of_routes_is_in_force_when_it_is_answered_and_the_next_waits_for_it() {
+    let redis = Redis::start(&redis::Options::plain());
+    let cluster = with_redis(&redis);
+    let ok = Value::Simple(b"OK".to_vec());
+    for round in 0..4 {
+        for (id, tier) in [(1, "correctness"), (2, "efficiency"), (3, "correctness"), (3, "correctness")] {
+            let route = format!("a{round}:*={tier}");
+            assert_eq!(set_route(&cluster, id, &route), ok, "{route}\n{}", cluster.log());
+            let info = ask(&cluster, id, &["LOCK.INFO", &format!("a{round}:1")]);
+            let tier = Value::bulk(tier.to_uppercase());
+            assert!(matches!(&info, Value::Array(fields) if fields.contains(&tier)), "{info:?}");
+        }
+    }
+    // Two at once: both come into force, one behind the other.
+    let mut clients = [1, 2].map(|id| Connection::open(cluster.node(id).address).expect("the node serves"));
+    clients[0].send(&["LOCK.CLUSTER", "SET", "route", "b:*=correctness"]).expect("the node serves");
+    clients[1].send(&["LOCK.CLUSTER", "SET", "default-tier", "correctness"]).expect("the node serves");
+    for client in &mut clients {
+        assert_eq!(client.receive(ASK).ok(), Some(ok.clone()), "{}", cluster.log());
+    }
+    assert_eq!(ask(&cluster, 3, &["LOCK.CLUSTER", "GET", "route"]), Value::bulk("b:*=correctness"));
+    assert_eq!(ask(&cluster, 3, &["LOCK.CLUSTER", "GET", "default-tier"]), Value::bulk("correctness"));
+}
+
+#[test]
+fn a_change_of_routes_ends_the_waits_it_decides_otherwise_and_no_others() {
+    let redis = Redis::start(&redis::Options::plain());
+    let cluster = with_redis(&redis);
+    let ok = Value::Simple(b"OK".to_vec());
+    assert_eq!(set_route(&cluster, 1, "keep:*=correctness move:*=correctness"), ok);
+    let open = || Connection::open(cluster.node(2).address).expect("the node serves");
+    for name in ["keep:1", "move:1", "plain:1"] {
+        assert!(matches!(
+            ask(&cluster, 1, &["LOCK.ACQUIRE", name, "600000", "OWNER", "me"]),
+            Value::Array(_)
+        ));
+    }
+    let wait = |words: &[&str]| {
+        let mut client = open();
+        client.send(words).expect("the node serves");
+        client
+    };
+    let mut kept = wait(&["LOCK.ACQUIRE", "keep:1", "600000", "WAIT", "120000"]);
+    let mut kept_plain = wait(&["LOCK.ACQUIRE", "plain:1", "600000", "WAIT", "120000"]);
+    let mut moved = wait(&["LOCK.ACQUIRE", "move:1", "600000", "WAIT", "120000"]);
+    let mut popping = wait(&["BLPOP", "keep:list", "0"]);
+    let mut popping_plain = wait(&["BLPOP", "plain:list", "0"]);
+    let mut listening = wait(&["SUBSCRIBE", "news"]);
+    assert!(matches!(listening.receive(ASK), Ok(Value::Array(_))));
+    ["keep:1", "plain:1", "move:1"].iter().for_each(|name| waits_in_line(&cluster, 1, name));
+    await_that(&cluster, "a client is blocked at the Redis", || {
+        redis.ask(&["INFO", "clients"]).text().contains("blocked_clients:1")
+    });
+
+    assert_eq!(set_route(&cluster, 1, "keep:*=correctness zzz:*=correctness"), ok, "{}", cluster.log());
+    // In force on all nodes, and then some: whoever is to be disconnected has been.
+    assert_eq!(set_route(&cluster, 2, "keep:*=correctness"), ok, "{}", cluster.log());
+    assert!(moved.receive(ASK).is_err(), "its name moved to the other tier");
+
+    assert_eq!(ask(&cluster, 1, &["DEL", "keep:1"]), Value::Integer(1));
+    assert_eq!(ask(&cluster, 1, &["DEL", "plain:1"]), Value::Integer(1));
+    for client in [&mut kept, &mut kept_plain] {
+        let told = client.receive(ASK);
+        assert!(matches!(told, Ok(Value::Array(_))), "{told:?}\n{}", cluster.log());
+    }
+    for (list, client) in [("keep:list", &mut popping), ("plain:list", &mut popping_plain)] {
+        assert_eq!(ask(&cluster, 1, &["RPUSH", list, "x"]), Value::Integer(1));
+        let told = client.receive(ASK);
+        assert!(matches!(told, Ok(Value::Array(_))), "{list}: {told:?}\n{}", cluster.log());
+    }
+    ask(&cluster, 2, &["PUBLISH", "news", "x"]);
+    let told = listening.receive(ASK);
+    assert!(matches!(told, Ok(Value::Array(_))), "{told:?}\n{}", cluster.log());
+}
+
+/// A node that is cut off has a client that waits in Tier 2. The name moves to Tier 1 meanwhile: the wait is not served.
+#[test]
+fn a_wait_in_tier_2_is_not_served_after_its_name_moved_to_tier_1() {
+    let redis = Redis::start(&redis::Options::plain());
+    let cluster = with_redis(&redis);
+    let leader = cluster.wait_for_leader(SOON);
+    let (other, cut_off) = (cluster.followers(leader)[0], cluster.followers(leader)[1]);
+    assert_eq!(set_route(&cluster, leader, "wallet:*=correctness"), Value::Simple(b"OK".to_vec()));
+    let Value::Array(before) = ask(&cluster, other, &["LOCK.ACQUIRE", "wallet:1", "600000"]) else {
+        panic!("not granted\n{}", cluster.log())
+    };
+    await_that(&cluster, "the node follows", || {
+        ask(&cluster, cut_off, &["LOCK.ACQUIRE", "wallet:1", "600000"]) == Value::NullBulk
+    });
+    let mut waiter = Connection::open(cluster.node(cut_off).address).expect("the node serves");
+    waiter.send(&["LOCK.ACQUIRE", "wallet:1", "600000", "WAIT", "120000"]).expect("the node serves");
+    waits_in_line(&cluster, other, "wallet:1");
+    cluster.cut_off(cut_off);
+    await_that(&cluster, "the change is in force", || {
+        set_route(&cluster, leader, "wallet:*=efficiency") == Value::Simple(b"OK".to_vec())
+    });
+    let holder = ask(&cluster, other, &["LOCK.ACQUIRE", "wallet:1", "600000"]);
+    assert!(matches!(holder, Value::Array(_)), "{holder:?}\n{}", cluster.log());
+    // The lock taken before the change ends in the tier it was taken in: there the wait would be served.
+    let fence = before[0].integer().to_string();
+    ask(&cluster, leader, &["LOCK.RELEASE", "wallet:1", &fence, "TIER", "CORRECTNESS"]);
+    cluster.heal();
     let told = waiter.receive(SOON);
     assert!(!matches!(told, Ok(Value::Array(_))), "two holders: {told:?}\n{}", cluster.log());
 }

@@ -53,6 +53,8 @@ pub struct ClusterStatus {
     pub nodes: Vec<NodeStatus>,
     /// Of the replicated settings that are applied here.
     pub settings_version: u64,
+    /// Of the routes in force as applied here. Never older than any answer given later.
+    pub routing_version: u64,
     /// Figures of the machine, for `INFO`. At most a tenth of a second old.
     pub stats: Stats,
 }

@@ -176,6 +176,8 @@ pub struct Settings {
     pub max_memory_bytes: u64,
     /// In force.
     pub routing: Routing,
+    /// The version of the change that brought them.
+    pub routing_version: u64,
     pub pending: Option<Pending>,
     pub idle_retention_ms: u64,
     pub mark_retention_ms: u64,
@@ -191,6 +193,7 @@ impl Default for Settings {
             founded: false,
             max_memory_bytes: MAX_MEMORY_BYTES_DEFAULT,
             routing: Routing::default(),
+            routing_version: 0,
             pending: None,
             idle_retention_ms: IDLE_RETENTION_MS_DEFAULT,
             mark_retention_ms: MARK_RETENTION_MS_DEFAULT,
@@ -215,6 +218,16 @@ impl Settings {
         }
     }
 
+    /// Whether these routes have what a `SET` of this name and value asks for. False for settings that are no part of them.
+    #[must_use]
+    pub fn is_set(routing: &Routing, name: Setting, value: &[u8]) -> bool {
+        match name.read(value) {
+            Ok(Value::Routes(routes)) => routing.routes == routes,
+            Ok(Value::Tier(tier)) => routing.default_tier == tier,
+            Ok(Value::Number(_)) | Err(_) => false,
+        }
+    }
+
     fn found(&mut self, founding: Founding) {
         if self.founded {
             return;
@@ -222,6 +235,7 @@ impl Settings {
         self.founded = true;
         self.version += 1;
         self.routing = founding.routing;
+        self.routing_version = self.version;
         self.idle_retention_ms = founding.idle_retention_ms;
         self.session_grace_ms = founding.session_grace_ms;
     }
@@ -274,6 +288,7 @@ impl Settings {
     fn settle(&mut self, version: u64) {
         if let Some(pending) = self.pending.take_if(|pending| pending.version == version) {
             self.routing = pending.routing;
+            self.routing_version = pending.version;
             self.version += 1;
         }
     }
@@ -285,6 +300,7 @@ impl Settings {
             founded,
             max_memory_bytes,
             routing,
+            routing_version,
             pending,
             idle_retention_ms,
             mark_retention_ms,
@@ -297,6 +313,7 @@ impl Settings {
             put_varint(out, *number);
         }
         put_routing(out, routing);
+        put_varint(out, *routing_version);
         out.push(u8::from(pending.is_some()));
         if let Some(pending) = pending {
             put_routing(out, &pending.routing);
@@ -323,7 +340,7 @@ impl Settings {
         let idle_retention_ms = within(reader.varint()?, IDLE_RETENTION_MS_RANGE)?;
         let mark_retention_ms = within(reader.varint()?, MARK_RETENTION_MS_RANGE)?;
         let session_grace_ms = within(reader.varint()?, SESSION_GRACE_MS_RANGE)?;
-        let routing = read_routing(reader)?;
+        let (routing, routing_version) = (read_routing(reader)?, super::stats::count(reader)?);
         let pending = match reader.flag()? {
             false => None,
             true => {
@@ -340,6 +357,7 @@ impl Settings {
             founded,
             max_memory_bytes,
             routing,
+            routing_version,
             pending,
             idle_retention_ms,
             mark_retention_ms,

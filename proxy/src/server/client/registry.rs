@@ -1,10 +1,11 @@
 //! All clients of this node, as `CLIENT LIST` shows and `CLIENT KILL` ends them.
 
+use crate::server::routing::waiting::Waiting;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use tokio::task::AbortHandle;
 
 /// What others may know of a client. Its connection keeps it up to date.
@@ -22,6 +23,8 @@ pub struct Card {
     task: OnceLock<AbortHandle>,
     /// By which router the commands under way were decided; 0 where none are.
     routed_by: AtomicU64,
+    /// What that is, where it is one command that may wait for long.
+    waiting: Mutex<Option<Waiting>>,
 }
 
 /// What the client says of itself.
@@ -55,6 +58,15 @@ impl Card {
     pub fn is_behind(&self, generation: u64) -> bool {
         let by = self.routed_by.load(Ordering::SeqCst);
         by != 0 && by < generation
+    }
+
+    /// The command under way. To be taken away before another is decided.
+    pub fn set_waiting(&self, waiting: Option<Waiting>) {
+        *self.waiting() = waiting;
+    }
+
+    pub fn waiting(&self) -> std::sync::MutexGuard<'_, Option<Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Ends the client's connection, soon.
@@ -127,6 +139,7 @@ impl Registry {
             texts: Mutex::default(),
             task: OnceLock::new(),
             routed_by: AtomicU64::new(0),
+            waiting: Mutex::default(),
         });
         cards.insert(id, Arc::clone(&card));
         Some(card)

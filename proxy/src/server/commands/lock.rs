@@ -5,6 +5,7 @@ use crate::server::ids;
 use crate::server::net::connection::{Connection, Flow};
 use crate::server::net::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, SessionStep, Source, Then};
 use crate::server::routing::keys;
+use crate::server::routing::rerouting;
 use crate::server::routing::router::{Destination, PlainDestination};
 use crate::server::routing::routes::stale_routes;
 use crate::server::stats::Verdict;
@@ -20,6 +21,7 @@ use redfence_core::machine::settings::{Setting, SettingsCommand};
 use redfence_core::machine::{Command, Query};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::{SessionId, Tier};
+use std::sync::Arc;
 
 impl Connection {
     pub(in crate::server) fn lock_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
@@ -64,6 +66,9 @@ impl Connection {
             return self.refuse(refusal);
         }
         let waits = wait_ms_of(&request) > 0;
+        let is_routed = !matches!(request, Request::Session(_))
+            && request.tier() != Some(Tier::Correctness)
+            && self.router.has_redis_at(self.client.door);
         let looks = matches!(
             request,
             Request::Info(_)
@@ -122,6 +127,9 @@ impl Connection {
             }
         };
         self.await_call(lane, Source::Tier2(pending), waits, if_abandoned);
+        if let (true, Some(Pending::Call(call))) = (is_routed, self.pending.back_mut()) {
+            call.is_routed = true;
+        }
         if let (Some(step), Some(Pending::Call(call))) = (session_step, self.pending.back_mut()) {
             call.then = Then::Session(step);
         }
@@ -143,6 +151,7 @@ impl Connection {
         self.pending.push_back(Pending::Call(Call {
             source,
             waits,
+            is_routed: false,
             muted,
             began_us,
             if_abandoned,
@@ -187,6 +196,7 @@ impl Connection {
         tracing::warn!(client = %self.client.card.address, ?admin, "LOCK.CLUSTER");
         let pending = self.shared.tier2.admin(admin);
         self.await_call(Lane::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        self.needs_no_routes();
         Flow::Done
     }
 
@@ -205,6 +215,19 @@ impl Connection {
         }
         let (setting, shown) = (name.as_str(), String::from_utf8_lossy(value));
         tracing::warn!(client = %self.client.card.address, setting, value = %shown, "LOCK.CLUSTER SET");
+        match name {
+            Setting::Route | Setting::DefaultTier => {
+                let receiver = rerouting::start(Arc::clone(&self.shared), name, value.to_vec());
+                self.await_call(Lane::Alone, Source::Node(receiver), false, IfAbandoned::Nothing);
+                // It waits until nothing depends on older routes, and must not wait for itself.
+                self.needs_no_routes();
+                return Flow::Done;
+            }
+            Setting::MaxMemory
+            | Setting::IdleRetentionMs
+            | Setting::MarkRetentionMs
+            | Setting::SessionGraceMs => {}
+        }
         let mut blob = Vec::new();
         Command::Settings(SettingsCommand::Set { name: name.as_str().as_bytes(), value }).encode(&mut blob);
         let pending = self.shared.tier2.submit(blob.into(), 0);

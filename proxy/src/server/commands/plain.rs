@@ -5,7 +5,7 @@ use super::{scripts, server, unknown_command};
 use crate::node_api::{OwnedQuery, WAIT_FOREVER};
 use crate::server::client::transaction::Home;
 use crate::server::net::connection::{Connection, Flow};
-use crate::server::net::pending::{IfAbandoned, Lane, RedisCall, Source};
+use crate::server::net::pending::{IfAbandoned, Lane, Pending, RedisCall, Source};
 use crate::server::routing::keys;
 use crate::server::routing::router::{Door, PlainDestination};
 use crate::server::routing::routes::stale_routes;
@@ -152,6 +152,9 @@ impl Connection {
             Some(_) => IfAbandoned::PutBack { db: self.client.db, argv: owned(argv) },
         };
         self.await_call(lane, Source::Tier2(pending), wait.is_some(), if_abandoned);
+        if let Some(Pending::Call(call)) = self.pending.back_mut() {
+            call.is_routed = self.router.has_redis_at(self.client.door);
+        }
         self.large_calls += usize::from(is_large);
         Flow::Done
     }

@@ -9,15 +9,19 @@
 
 use crate::resp::encode::Encoder;
 use crate::resp::request::{ProtocolError, RequestParser, Sender, Step};
+use crate::server::client::registry::Card;
 use crate::server::client::session::Client;
 use crate::server::net::deferring::Deferring;
 use crate::server::net::pending::{Call, Confirm, Lane, Pending, Source, Then, PENDING_MAX};
+use crate::server::routing::keys;
 use crate::server::routing::router::Router;
+use crate::server::routing::waiting::Waiting;
 use crate::server::upstream::own::Large;
 use crate::server::upstream::shared::Sharing;
 use crate::server::Shared;
 use crate::tier1::own_connection::{self, OwnConnection};
 use crate::tier2::handle::NodeAnswer;
+use redfence_core::grammar;
 use redfence_core::limits::UNREAD_REPLIES_BYTES_MAX;
 use redfence_core::reply::{Refusal, Reply};
 use smallvec::SmallVec;
@@ -26,6 +30,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
@@ -92,6 +97,8 @@ pub struct Connection {
     is_routed: bool,
     /// The routes were not confirmed lately: what depends on them is refused.
     pub(in crate::server) is_stale: bool,
+    /// Of the words on the card.
+    pub(in crate::server) waiting_bytes: usize,
 }
 
 impl Connection {
@@ -127,6 +134,7 @@ impl Connection {
             router,
             is_routed: false,
             is_stale: false,
+            waiting_bytes: 0,
         }
     }
 
@@ -261,6 +269,16 @@ impl Connection {
                             self.deferring.begin();
                         }
                         Poll::Ready(NodeAnswer::Reply { reply, counted }) => {
+                            if call.is_routed && is_grant(&reply) {
+                                match routes_still_hold(&self.shared, &self.router, &self.client.card) {
+                                    Some(true) => {}
+                                    holds => {
+                                        // Where the connection ends it is given back.
+                                        call.source = Source::Answered { reply, counted };
+                                        return self.hold_answer(context, holds).map(|()| moved);
+                                    }
+                                }
+                            }
                             let Some(Pending::Call(call)) = self.pending.pop_front() else {
                                 unreachable!("seen")
                             };
@@ -293,6 +311,24 @@ impl Connection {
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// The first answer was decided by routes that are in force no more (`Some`), or may be.
+    fn hold_answer(&self, context: &Context<'_>, holds: Option<bool>) -> Result<(), End> {
+        if holds.is_some() {
+            tracing::info!(
+                client = self.client.card.id,
+                "routes changed; a grant by the old ones is not told"
+            );
+            return Err(End);
+        }
+        // Until this node follows the routes that its state has.
+        let waker = context.waker().clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            waker.wake();
+        });
+        Ok(())
     }
 
     fn finish_call(&mut self, call: Call, reply: Reply) {
@@ -433,12 +469,16 @@ impl Connection {
             Step::Nothing { len } => (Flow::Done, len),
             Step::Command { len } => {
                 let argv = words_at(frame, self.parser.words());
-                (self.execute(&argv, Some(&frame[..len])), len)
+                let flow = self.execute(&argv, Some(&frame[..len]));
+                self.note_waiting(&argv);
+                (flow, len)
             }
             Step::Inline { len } => {
                 let words = self.parser.take_inline_words();
                 let argv: SmallVec<[&[u8]; 16]> = words.iter().map(Vec::as_slice).collect();
-                (self.execute(&argv, None), len)
+                let flow = self.execute(&argv, None);
+                self.note_waiting(&argv);
+                (flow, len)
             }
             Step::Large { seen } => return Ok(self.begin_large(&frame[..seen])),
         };
@@ -458,13 +498,43 @@ impl Connection {
 
     // ---- routes ----
 
+    /// Says on the card what is under way, if it is one command that may wait for long.
+    fn note_waiting(&mut self, argv: &[&[u8]]) {
+        let alone = self.pending.len() == 1 && matches!(self.lane, Lane::Alone | Lane::Redis);
+        if !alone || !self.is_routed || !self.router.has_redis() || self.client.transaction.is_some() {
+            return;
+        }
+        if grammar::is_ours(argv[0]) || !keys::may_share(argv[0]) {
+            let waiting = Waiting::of(&self.router, self.client.door, argv);
+            self.waiting_bytes = waiting.as_ref().map_or(0, Waiting::bytes);
+            self.client.card.set_waiting(waiting);
+        }
+    }
+
+    fn clear_waiting(&mut self) {
+        if std::mem::take(&mut self.waiting_bytes) > 0 {
+            self.client.card.set_waiting(None);
+        }
+    }
+
+    /// Nothing that is under way depends on routes.
+    pub(in crate::server) fn needs_no_routes(&mut self) {
+        self.is_routed = false;
+        self.client.card.clear_routed_by();
+    }
+
     /// Whether the next command may be decided: by the newest router, which is taken when nothing is under way.
     fn follow_routes(&mut self) -> bool {
         let newest = self.shared.routing.generation();
-        if self.is_routed {
-            return self.router.generation == newest || self.lane == Lane::Free && self.take_routes();
+        let may_go_on = if self.is_routed {
+            self.router.generation == newest || self.lane == Lane::Free && self.take_routes()
+        } else {
+            self.take_routes()
+        };
+        if may_go_on {
+            self.clear_waiting();
         }
-        self.take_routes()
+        may_go_on
     }
 
     fn take_routes(&mut self) -> bool {
@@ -489,8 +559,8 @@ impl Connection {
 
     fn leave_routes(&mut self) {
         if self.is_routed && self.lane == Lane::Free {
-            self.is_routed = false;
-            self.client.card.clear_routed_by();
+            self.clear_waiting();
+            self.needs_no_routes();
         }
     }
 
@@ -533,6 +603,22 @@ impl Drop for Connection {
         self.shared.clients.leave(self.client.card.id);
         self.client.account.leave();
     }
+}
+
+/// Whether it tells the client that it has something now.
+fn is_grant(reply: &Reply) -> bool {
+    !reply.is_error() && !matches!(reply, Reply::Nil | Reply::NilArray)
+}
+
+/// Whether the routes in force decide what is under way as it was decided. `None`: they are not known here yet.
+fn routes_still_hold(shared: &Shared, router: &Router, card: &Card) -> Option<bool> {
+    let version = shared.tier2.routing_version();
+    if router.covers(version) {
+        return Some(true);
+    }
+    let newest = shared.routing.newest();
+    let alike = || card.waiting().as_ref().is_some_and(|waiting| waiting.is_decided_alike_by(&newest));
+    newest.covers(version).then(alike)
 }
 
 pub(in crate::server) fn words_at<'a>(

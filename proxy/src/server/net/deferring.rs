@@ -57,7 +57,7 @@ impl Connection {
         let deferred = self.pending.iter_mut().filter_map(|item| match item {
             Pending::Call(call) => match &mut call.source {
                 source @ Source::Deferred(_) => Some(source),
-                Source::Tier2(_) | Source::Channel(_) | Source::Answered { .. } => None,
+                Source::Tier2(_) | Source::Channel(_) | Source::Node(_) | Source::Answered { .. } => None,
             },
             Pending::Encoded(_) | Pending::Redis(_) | Pending::Shared(_) | Pending::Confirm(_) => None,
         });
@@ -133,6 +133,7 @@ impl Connection {
             + self.encoded_bytes
             + self.pending.len() * CALL_BYTES
             + alone
+            + self.waiting_bytes
             + to_redis
             + self.client.state_bytes()
     }

@@ -68,6 +68,8 @@ pub struct Call {
     pub source: Source,
     /// The command may wait: the client's end of the connection is its end.
     pub waits: bool,
+    /// Who serves it was decided by routes: a grant is told only if those in force decide the same.
+    pub is_routed: bool,
     /// The client wants no reply.
     pub muted: bool,
     /// When it began, for the latency in INFO.
@@ -123,9 +125,11 @@ impl SessionStep {
 pub enum Source {
     Tier2(PendingReply),
     Channel(oneshot::Receiver<Reply>),
+    /// A task of this node, which asks no Redis.
+    Node(oneshot::Receiver<Reply>),
     /// A read that was handed back, because the client has too many unread replies. Asked again when it is the first.
     Deferred(Box<OwnedQuery>),
-    /// A read behind a deferred one that has its answer.
+    /// An answer that is not told yet: of a read behind a deferred one, or of a command whose routes may have changed.
     Answered {
         reply: Reply,
         counted: usize,
@@ -197,9 +201,13 @@ impl Call {
 
     /// The client is gone.
     pub fn abandon(self, shared: &Shared) {
-        match (self.if_abandoned, self.source) {
+        let (source, waits) = match self.source {
+            Source::Answered { reply, .. } => (Source::Tier2(PendingReply::answered(reply)), false),
+            source => (source, self.waits),
+        };
+        match (self.if_abandoned, source) {
             (IfAbandoned::GiveBack(blob), Source::Tier2(pending)) => {
-                crate::server::release_orphaned_grant::start(shared.tier2.clone(), blob, pending, self.waits);
+                crate::server::release_orphaned_grant::start(shared.tier2.clone(), blob, pending, waits);
             }
             (IfAbandoned::PutBack { db, argv }, Source::Tier2(pending)) => {
                 crate::server::restore_popped_items::start(shared.tier2.clone(), db, argv, pending);
@@ -214,9 +222,11 @@ impl Source {
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<NodeAnswer> {
         match self {
             Source::Tier2(pending) => pending.poll_answer(context),
-            Source::Channel(receiver) => Pin::new(receiver).poll(context).map(|answer| {
-                NodeAnswer::uncounted(answer.unwrap_or_else(|_| crate::tier2::refusals::indeterminate()))
-            }),
+            Source::Channel(receiver) | Source::Node(receiver) => {
+                Pin::new(receiver).poll(context).map(|answer| {
+                    NodeAnswer::uncounted(answer.unwrap_or_else(|_| crate::tier2::refusals::indeterminate()))
+                })
+            }
             Source::Deferred(_) => Poll::Pending,
             Source::Answered { reply, counted } => {
                 let reply = std::mem::replace(reply, Reply::Nil);

@@ -8,6 +8,7 @@
 
 use redfence_core::grammar::errors::{shown, tier_sessions_here};
 use redfence_core::grammar::Request;
+use redfence_core::machine::settings::Settings;
 use redfence_core::reply::Refusal;
 pub use redfence_core::routes::Route;
 use redfence_core::routes::Routing;
@@ -65,6 +66,9 @@ pub enum Standing {
 pub struct Router {
     /// Rises with every router of this node.
     pub generation: u64,
+    /// Versions of the routes in force and of the pending ones.
+    version: u64,
+    next_version: Option<u64>,
     /// In force.
     routing: Routing,
     /// Pending: names it gives another tier are served by neither.
@@ -86,7 +90,37 @@ impl Router {
     pub fn of(routing: Routing, next: Option<Routing>, has_redis: bool, standing: Standing) -> Router {
         let mut all = routing.routes.iter().chain(next.iter().flat_map(|next| &next.routes));
         let has_correctness_routes = all.any(|route| route.tier == Tier::Correctness);
-        Router { generation: 0, routing, next, has_redis, standing, has_correctness_routes }
+        Router {
+            generation: 0,
+            version: 0,
+            next_version: None,
+            routing,
+            next,
+            has_redis,
+            standing,
+            has_correctness_routes,
+        }
+    }
+
+    /// The router of the cluster's settings.
+    #[must_use]
+    pub fn of_settings(settings: &Settings, has_redis: bool, standing: Standing) -> Router {
+        let next = settings.pending.as_ref().map(|pending| pending.routing.clone());
+        let next_version = settings.pending.as_ref().map(|pending| pending.version);
+        let router = Router::of(settings.routing.clone(), next, has_redis, standing);
+        Router { version: settings.routing_version, next_version, ..router }
+    }
+
+    /// Whether what it decides holds by the routes of this version.
+    #[must_use]
+    pub fn covers(&self, version: u64) -> bool {
+        self.version == version || self.next_version == Some(version)
+    }
+
+    /// Whether it follows the routes of this version or later ones, and no change is pending.
+    #[must_use]
+    pub fn has_settled(&self, version: u64) -> bool {
+        self.version >= version && self.next_version.is_none()
     }
 
     /// The same router as the one of this number.

@@ -8,7 +8,7 @@
 //! read through the leader) every half second and hold for [`LEASE_MS`] from when that was asked; after that this node serves
 //! nothing that depends on them, and drops what the Redis behind may still answer. `docs/adr/` has the reasoning.
 
-use crate::server::client::registry::Registry;
+use crate::server::client::registry::{Card, Registry};
 use crate::server::routing::router::Router;
 use redfence_core::reply::Refusal;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -77,7 +77,13 @@ impl Routers {
     /// The routes had lapsed: whatever older ones decided is closed, and nothing of it is told any more.
     pub(in crate::server) async fn close_busy(&self, clients: &Registry) {
         loop {
-            let busy: Vec<_> = clients.cards().into_iter().filter(|card| card.is_behind(u64::MAX)).collect();
+            let newest = self.newest();
+            // A wait in Tier 2 that the new routes leave there was served by nobody else.
+            let stays = |card: &Card| {
+                card.waiting().as_ref().is_some_and(|it| it.is_at_tier2() && it.is_decided_alike_by(&newest))
+            };
+            let is_busy = |card: &Arc<Card>| card.is_behind(u64::MAX) && !stays(card);
+            let busy: Vec<_> = clients.cards().into_iter().filter(is_busy).collect();
             if busy.is_empty() {
                 return;
             }
@@ -86,15 +92,32 @@ impl Routers {
         }
     }
 
-    /// Returns when no client has anything under way that an older router decided. Those that take too long are closed.
+    /// Returns when no client has anything under way that an older router decided otherwise. Those that take too long are
+    /// closed; so is at once who waits for what the new routes give to the other tier.
     pub(in crate::server) async fn drain(&self, clients: &Registry) {
         let begun = tokio::time::Instant::now();
         let generation = self.generation();
         loop {
-            let behind: Vec<_> =
-                clients.cards().into_iter().filter(|card| card.is_behind(generation)).collect();
+            let newest = self.newest();
+            if !newest.has_redis() {
+                // One store serves all names, whatever the routes.
+                return;
+            }
+            let is_behind = |card: &Arc<Card>| {
+                let waiting = card.waiting();
+                let stays = waiting.as_ref().is_some_and(|it| it.is_decided_alike_by(&newest));
+                card.is_behind(generation) && !stays
+            };
+            let behind: Vec<_> = clients.cards().into_iter().filter(is_behind).collect();
             if behind.is_empty() {
                 return;
+            }
+            for card in behind.iter().filter(|card| card.waiting().is_some()) {
+                tracing::warn!(
+                    client = card.id,
+                    "routes changed; a client that waits by the old ones is disconnected"
+                );
+                card.kill();
             }
             if begun.elapsed() >= DRAIN_WITHIN {
                 tracing::warn!(

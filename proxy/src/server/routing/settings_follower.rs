@@ -144,9 +144,9 @@ impl Steward {
     fn show(&mut self, identity: Option<&Identity>) -> bool {
         let standing = self.standing(identity);
         if let Some((settings, shown)) = &self.shown {
-            let same_routes = settings.routing == self.settings.routing
-                && settings.pending.as_ref().map(|pending| &pending.routing)
-                    == self.settings.pending.as_ref().map(|pending| &pending.routing);
+            let pending = |settings: &Settings| settings.pending.as_ref().map(|pending| pending.version);
+            let same_routes = settings.routing_version == self.settings.routing_version
+                && pending(settings) == pending(&self.settings);
             if same_routes && *shown == standing {
                 return false;
             }
@@ -154,9 +154,8 @@ impl Steward {
         if standing == Standing::Other {
             tracing::warn!("what is behind this node is not what is behind the leader: tier 1 and keys that pass are refused here");
         }
-        let next = self.settings.pending.as_ref().map(|pending| pending.routing.clone());
         let has_redis = self.shared.upstream.is_some();
-        self.shared.routing.put(Router::of(self.settings.routing.clone(), next, has_redis, standing));
+        self.shared.routing.put(Router::of_settings(&self.settings, has_redis, standing));
         self.shown = Some((self.settings.clone(), standing));
         true
     }

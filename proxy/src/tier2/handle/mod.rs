@@ -46,6 +46,8 @@ pub(super) struct HandleShared {
     pub(super) waiting: Mutex<ReplyTable>,
     pub(super) sweeper: Sweeper,
     status: Mutex<Arc<ClusterStatus>>,
+    /// As in the status: asked for every answer.
+    routing_version: AtomicU64,
     demand: Arc<Demand>,
     /// Until somebody takes it.
     news: Mutex<Option<FeedReceiver>>,
@@ -62,6 +64,7 @@ pub fn connect(patience_ms: u64) -> (Tier2Handle, NodeEndpoint) {
         waiting: Mutex::default(),
         sweeper: Sweeper::default(),
         status: Mutex::default(),
+        routing_version: AtomicU64::new(0),
         demand: Arc::default(),
         news: Mutex::new(Some(receiver)),
         next_ticket: AtomicU64::new(1),
@@ -137,6 +140,18 @@ impl Tier2Handle {
     #[must_use]
     pub fn status(&self) -> Arc<ClusterStatus> {
         Arc::clone(&self.shared.status.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Of the routes in force, as far as this node has applied: at least as far as every answer it has given.
+    #[must_use]
+    pub fn routing_version(&self) -> u64 {
+        self.shared.routing_version.load(Ordering::Acquire)
+    }
+
+    /// How long a request waits for an answer that says something.
+    #[must_use]
+    pub fn patience(&self) -> Duration {
+        Duration::from_millis(self.shared.patience_ms)
     }
 
     /// Who listens here. From the moment a count rises, everything applied later is told of.
@@ -222,7 +237,7 @@ pub struct PendingReply {
 
 impl PendingReply {
     /// An answer that was there at once.
-    fn answered(reply: Reply) -> PendingReply {
+    pub(crate) fn answered(reply: Reply) -> PendingReply {
         let (sender, receiver) = oneshot::channel();
         // The receiver is in our hands: sending cannot fail.
         let _ = sender.send(NodeAnswer::uncounted(reply));
@@ -310,6 +325,7 @@ impl NodeEndpoint {
     /// Hands out replies, events and status, and takes them out of `outputs`.
     pub fn deliver(&mut self, outputs: &mut Outputs) {
         if let Some(status) = outputs.status.take() {
+            self.shared.routing_version.store(status.routing_version, Ordering::Release);
             *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);
         }
         // Worked out before the answers, which end what is known of those who asked; told behind them.

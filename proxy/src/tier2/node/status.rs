@@ -14,6 +14,10 @@ impl Node {
             self.out.members = Some(self.membership.list());
             self.status_due_ms = 0;
         }
+        if self.machine.settings().version != self.status.settings_version {
+            // Before the answers of the same turn: what they were decided by may be in force no more.
+            self.status_due_ms = 0;
+        }
         if self.now.monotonic_ms() < self.status_due_ms {
             return;
         }
@@ -41,6 +45,7 @@ impl Node {
             voters: self.membership.voters() as u64,
             quorum: leader != 0,
             settings_version: self.machine.settings().version,
+            routing_version: self.machine.settings().routing_version,
             stats: self.machine.stats(),
             nodes: self.membership.iter().map(|member| self.node_status(member)).collect(),
         }

@@ -1,0 +1,107 @@
+//! `LOCK.CLUSTER SET route` and `SET default-tier`: answered when the change is in force and this node follows it.
+//!
+//! One change at a time: a second one waits until the first is in force. At the deadline (the client's, 5 s by default) the answer is
+//! `UNAVAILABLE` where nothing was logged, and `INDETERMINATE` where the change is logged but waits for members that are
+//! silent: it comes into force by itself, and the same `SET` again waits for that.
+
+use crate::node_api::OwnedQuery;
+use crate::server::Shared;
+use redfence_core::machine::settings::{Setting, Settings, SettingsCommand};
+use redfence_core::machine::Command;
+use redfence_core::reply::{Refusal, Reply};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::time::{timeout_at, Instant};
+
+const LOOK_EVERY: Duration = Duration::from_millis(20);
+
+/// Starts the task that sets it.
+pub fn start(shared: Arc<Shared>, name: Setting, value: Vec<u8>) -> oneshot::Receiver<Reply> {
+    let (sender, receiver) = oneshot::channel();
+    tokio::spawn(async move {
+        // The client may be gone: then nobody misses the answer.
+        let _ = sender.send(set(&shared, name, &value).await);
+    });
+    receiver
+}
+
+/// What is known of the change.
+enum Progress {
+    /// Not logged, and why.
+    NotYet(Refusal),
+    /// Logged; the settings had this version before.
+    Logged { after: u64 },
+}
+
+async fn set(shared: &Shared, name: Setting, value: &[u8]) -> Reply {
+    let deadline = Instant::now() + shared.tier2.patience();
+    let mut progress = Progress::NotYet(still_pending());
+    while let Ok(reply) = timeout_at(deadline, shared.tier2.query(OwnedQuery::Settings)).await {
+        let settings = match reply {
+            Reply::Bulk(bytes) => Settings::read_bytes(&bytes),
+            Reply::Error(refusal) => {
+                match &mut progress {
+                    Progress::NotYet(last) => *last = refusal,
+                    Progress::Logged { .. } => {}
+                }
+                None
+            }
+            _ => None,
+        };
+        if let Some(settings) = settings {
+            if is_in_force(&settings, &progress, name, value) {
+                if shared.routing.newest().has_settled(settings.routing_version) {
+                    return Reply::OK;
+                }
+            } else if matches!(progress, Progress::NotYet(_)) && settings.pending.is_none() {
+                match log(shared, name, value).await {
+                    reply if reply == Reply::OK => progress = Progress::Logged { after: settings.version },
+                    // Another was quicker, or there is no leader just now.
+                    Reply::Error(refusal) if refusal.code() == "UNAVAILABLE" => {
+                        progress = Progress::NotYet(refusal);
+                    }
+                    other => return other,
+                }
+            }
+        }
+        if Instant::now() >= deadline {
+            break;
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+    match progress {
+        Progress::NotYet(refusal) => refusal.into(),
+        Progress::Logged { .. } => {
+            tracing::warn!("a change of routes waits for members that are silent");
+            Refusal::new(
+                "INDETERMINATE the change is logged and not in force yet: it waits up to 10 s for members that are silent; send the same again to wait for it",
+            )
+            .into()
+        }
+    }
+}
+
+fn is_in_force(settings: &Settings, progress: &Progress, name: Setting, value: &[u8]) -> bool {
+    match (progress, &settings.pending) {
+        // Ours is pending, or has been in force, whatever came behind it.
+        (Progress::Logged { after }, Some(pending)) => {
+            pending.version <= *after || !Settings::is_set(&pending.routing, name, value)
+        }
+        (Progress::Logged { .. }, None) => true,
+        (Progress::NotYet(_), Some(_)) => false,
+        (Progress::NotYet(_), None) => settings.founded && Settings::is_set(&settings.routing, name, value),
+    }
+}
+
+async fn log(shared: &Shared, name: Setting, value: &[u8]) -> Reply {
+    let mut blob = Vec::new();
+    Command::Settings(SettingsCommand::Set { name: name.as_str().as_bytes(), value }).encode(&mut blob);
+    shared.tier2.submit(blob.into(), 0).await
+}
+
+fn still_pending() -> Refusal {
+    Refusal::new(
+        "UNAVAILABLE the last change of routes has not reached every node; nothing was done; retry in a moment",
+    )
+}
