@@ -61,6 +61,37 @@ impl Load {
     }
 }
 
+/// Members that the node asked says are up, and have part of the log.
+fn up(cluster: &Cluster, asked: u64) -> Vec<i64> {
+    let mut client = cluster.node(asked).client();
+    let Value::Array(nodes) = ask!(client, "LOCK.CLUSTER", "NODES") else { return Vec::new() };
+    let up = |node: &Value| {
+        let Value::Array(fields) = node else { panic!("a node is a map: {node:?}") };
+        let number = |name: &str| {
+            let pair = fields.chunks_exact(2).find(|pair| pair[0] == Value::bulk(name));
+            pair.expect("every field is there")[1].integer()
+        };
+        (number("up") == 1 && number("match") > 0).then(|| number("id"))
+    };
+    nodes.iter().filter_map(up).collect()
+}
+
+#[test]
+fn every_node_shows_which_members_are_up() {
+    let mut cluster = Cluster::start(&Options::nodes(3));
+    let leader = cluster.wait_for_leader(WITHIN);
+    let agree = |cluster: &Cluster, ids: &[u64], expected: &[i64]| {
+        let done = poll_until(WITHIN, || ids.iter().all(|id| up(cluster, *id) == expected));
+        assert!(done, "{:?}\n{}", ids.iter().map(|id| up(cluster, *id)).collect::<Vec<_>>(), cluster.log());
+    };
+    agree(&cluster, &[1, 2, 3], &[1, 2, 3]);
+    let (kept, killed) = (cluster.followers(leader)[0], cluster.followers(leader)[1]);
+    cluster.kill(killed);
+    let mut left = [leader, kept];
+    left.sort_unstable();
+    agree(&cluster, &left, &left.map(|id| id as i64));
+}
+
 fn roles(cluster: &Cluster, asked: u64) -> Vec<(i64, String)> {
     let mut client = cluster.node(asked).client();
     let Value::Array(nodes) = ask!(client, "LOCK.CLUSTER", "NODES") else { return Vec::new() };

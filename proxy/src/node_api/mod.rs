@@ -49,7 +49,9 @@ pub use crate::clock::{CpuClock, Now};
 pub use input::{AdminRequest, Input, Read, Submit, WAIT_FOREVER};
 pub use log::{LogPosition, LogReader, PersistTask, Recovered, StoreError};
 pub use output::{ClientKeyAccess, Outputs, WakeFilter};
-pub use peer::{Forward, Forwarded, PeerMessage, PeerSink, SnapshotAck, SnapshotChunk, TransferState};
+pub use peer::{
+    Forward, Forwarded, MemberProgress, PeerMessage, PeerSink, SnapshotAck, SnapshotChunk, TransferState,
+};
 pub use query::OwnedQuery;
 pub use snapshot::{SnapshotId, SnapshotMeta, SnapshotOp};
 pub use status::{ClusterMember, ClusterStatus, NodeStatus, Role};

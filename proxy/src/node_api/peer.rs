@@ -22,6 +22,16 @@ pub enum PeerMessage {
     NotMember {
         conf_index: u64,
     },
+    /// The leader's view of the members, for `LOCK.CLUSTER NODES` at the others. Nothing is decided by it.
+    Progress(Vec<MemberProgress>),
+}
+
+/// How far a member is, as the leader sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberProgress {
+    pub id: NodeId,
+    pub matched: u64,
+    pub up: bool,
 }
 
 impl PeerMessage {
@@ -32,7 +42,10 @@ impl PeerMessage {
             PeerMessage::Raft(message) => message.entries.iter().map(|entry| entry.data.len()).sum(),
             PeerMessage::Forward(forward) => forward.commands.iter().map(|command| command.blob.len()).sum(),
             PeerMessage::SnapshotChunk(chunk) => chunk.bytes.len(),
-            PeerMessage::SnapshotAck(_) | PeerMessage::Admin { .. } | PeerMessage::NotMember { .. } => 0,
+            PeerMessage::SnapshotAck(_)
+            | PeerMessage::Admin { .. }
+            | PeerMessage::NotMember { .. }
+            | PeerMessage::Progress(_) => 0,
         }
     }
 }

@@ -64,7 +64,7 @@ pub struct NodeStatus {
     pub id: NodeId,
     pub addr: String,
     pub role: Role,
-    /// Highest log index known to be on it. Only the leader knows those of others; elsewhere 0.
+    /// Highest log index known to be on it. Of others the leader knows it and tells; 0 where it has not lately.
     pub matched: u64,
     /// Heard of within the last seconds.
     pub up: bool,

@@ -5,8 +5,8 @@
 //! against the bytes that are there before anything is allocated for it.
 
 use crate::node_api::{
-    AdminRequest, ClusterMember, Forward, Forwarded, GroupId, LogPosition, PeerMessage, SnapshotAck,
-    SnapshotChunk, SnapshotId, SnapshotMeta, TransferState,
+    AdminRequest, ClusterMember, Forward, Forwarded, GroupId, LogPosition, MemberProgress, PeerMessage,
+    SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta, TransferState,
 };
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use protobuf::Message as _;
@@ -35,6 +35,7 @@ const KIND_SNAPSHOT_CHUNK: u8 = 18;
 const KIND_SNAPSHOT_ACK: u8 = 19;
 const KIND_ADMIN: u8 = 20;
 const KIND_NOT_MEMBER: u8 = 21;
+const KIND_PROGRESS: u8 = 22;
 
 /// Why bytes are not a message. The connection they came from is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,6 +116,15 @@ fn encode_payload(message: &PeerMessage, out: &mut BytesMut) -> u8 {
             out.put_u64_le(*conf_index);
             KIND_NOT_MEMBER
         }
+        PeerMessage::Progress(rows) => {
+            out.put_u8(rows.len() as u8);
+            for MemberProgress { id, matched, up } in rows {
+                out.put_u64_le(*id);
+                out.put_u64_le(*matched);
+                out.put_u8(u8::from(*up));
+            }
+            KIND_PROGRESS
+        }
     }
 }
 
@@ -134,6 +144,7 @@ pub fn decode_frame(mut frame: Bytes) -> Result<(GroupId, PeerMessage), Malforme
             PeerMessage::Admin { applied: get_u64(&mut frame)?, request: decode_admin(&mut frame)? }
         }
         KIND_NOT_MEMBER => PeerMessage::NotMember { conf_index: get_u64(&mut frame)? },
+        KIND_PROGRESS => PeerMessage::Progress(decode_progress(frame)?),
         _ => return Err(MalformedFrame("unknown kind of frame")),
     };
     Ok((group, message))
@@ -181,6 +192,20 @@ fn decode_ack(mut frame: Bytes) -> Result<SnapshotAck, MalformedFrame> {
         _ => return Err(MalformedFrame("unknown state of a transfer")),
     };
     Ok(SnapshotAck { transfer, received_bytes, state })
+}
+
+fn decode_progress(mut frame: Bytes) -> Result<Vec<MemberProgress>, MalformedFrame> {
+    let count = usize::from(get_u8(&mut frame)?);
+    if count > MEMBERS_MAX {
+        return Err(MalformedFrame("more members than there can be"));
+    }
+    let mut rows = Vec::with_capacity(count);
+    for _ in 0..count {
+        let (id, matched) = (get_u64(&mut frame)?, get_u64(&mut frame)?);
+        rows.push(MemberProgress { id, matched, up: get_u8(&mut frame)? != 0 });
+    }
+    finished(&frame)?;
+    Ok(rows)
 }
 
 fn put_admin(request: &AdminRequest, out: &mut BytesMut) {
@@ -381,6 +406,10 @@ mod tests {
             PeerMessage::Admin { applied: 7, request: AdminRequest::Remove { id: 4 } },
             PeerMessage::Admin { applied: 0, request: AdminRequest::Transfer { id: 4 } },
             PeerMessage::NotMember { conf_index: 8 },
+            PeerMessage::Progress(vec![
+                MemberProgress { id: 1, matched: 9, up: true },
+                MemberProgress { id: 2, matched: 0, up: false },
+            ]),
         ]
     }
 

@@ -56,7 +56,8 @@ impl Channel {
             | PeerMessage::Forward(_)
             | PeerMessage::SnapshotAck(_)
             | PeerMessage::Admin { .. }
-            | PeerMessage::NotMember { .. } => Channel::Raft,
+            | PeerMessage::NotMember { .. }
+            | PeerMessage::Progress(_) => Channel::Raft,
         }
     }
 }

@@ -17,8 +17,8 @@ mod status;
 
 use crate::node_api::snapshot_stream;
 use crate::node_api::{
-    ClusterStatus, CpuClock, Input, LogPosition, LogReader, NodeId, Now, Outputs, PeerMessage, Recovered,
-    SnapshotMeta, WakeFilter,
+    ClusterStatus, CpuClock, Input, LogPosition, LogReader, MemberProgress, NodeId, Now, Outputs,
+    PeerMessage, Recovered, SnapshotMeta, WakeFilter,
 };
 use crate::tier2::cluster::membership::{Goal, Membership};
 use crate::tier2::config::Config;
@@ -95,6 +95,9 @@ pub struct Node {
     pub(super) stopping: Option<ShutdownState>,
     pub(super) status: ClusterStatus,
     pub(super) status_due_ms: u64,
+    /// As leader: when the others are told how far the members are. Otherwise: who said so, when, and what.
+    pub(super) progress_due_ms: u64,
+    pub(super) leaders_view: Option<(NodeId, u64, Vec<MemberProgress>)>,
     pub(super) members_changed: bool,
     pub(super) now: Now,
     pub(super) out: Outputs,
@@ -166,6 +169,8 @@ impl Node {
             stopping: None,
             status: ClusterStatus::default(),
             status_due_ms: 0,
+            progress_due_ms: 0,
+            leaders_view: None,
             members_changed: true,
             now: Now::default(),
             out: Outputs::default(),
@@ -327,6 +332,7 @@ impl Node {
             PeerMessage::SnapshotAck(ack) => self.on_snapshot_ack(from, &ack),
             PeerMessage::Admin { applied, request } => self.on_asked(applied, &request),
             PeerMessage::NotMember { conf_index } => self.on_not_member(conf_index),
+            PeerMessage::Progress(rows) => self.on_progress(from, rows),
         }
     }
 

@@ -1,11 +1,13 @@
 //! What the node shows of itself: `LOCK.CLUSTER INFO` and `NODES`, and the members the transport talks to.
 
-use crate::node_api::{ClusterMember, ClusterStatus, NodeStatus, Role};
+use crate::node_api::{ClusterMember, ClusterStatus, MemberProgress, NodeId, NodeStatus, PeerMessage, Role};
 use crate::tier2::node::Node;
 use raft::StateRole;
 
 /// Moving figures are published this often; a new leader or a new membership at once.
 const PUBLISH_MS: u64 = 100;
+/// The leader's view of the members goes to the others this often.
+const PROGRESS_MS: u64 = 500;
 
 impl Node {
     pub(in crate::tier2) fn publish(&mut self) {
@@ -14,6 +16,7 @@ impl Node {
             self.out.members = Some(self.membership.list());
             self.status_due_ms = 0;
         }
+        self.tell_progress();
         if self.machine.settings().version != self.status.settings_version {
             // Before the answers of the same turn: what they were decided by may be in force no more.
             self.status_due_ms = 0;
@@ -75,12 +78,50 @@ impl Node {
         } else {
             Role::Learner
         };
-        let matched = match (own, self.is_leader()) {
-            (true, _) => raft.raft_log.persisted,
-            (false, true) => raft.prs().get(member.id).map_or(0, |progress| progress.matched),
-            (false, false) => 0,
+        let progress = self.progress_of(member.id);
+        let (matched, up) = match own {
+            true => (raft.raft_log.persisted, true),
+            false => (progress.matched, progress.up),
         };
-        let up = own || self.silent_ms(member.id, self.now.monotonic_ms()) < self.config.node_down_ms;
         NodeStatus { id: member.id, addr: member.addr.clone(), role, matched, up }
+    }
+
+    /// How far another member is: as the leader says where it has said so lately, else as this node sees it.
+    fn progress_of(&self, id: NodeId) -> MemberProgress {
+        let now_ms = self.now.monotonic_ms();
+        let up = self.silent_ms(id, now_ms) < self.config.node_down_ms;
+        if self.is_leader() {
+            let matched = self.raw.raft.prs().get(id).map_or(0, |progress| progress.matched);
+            return MemberProgress { id, matched, up };
+        }
+        let lately = |(by, at_ms, _): &&(NodeId, u64, Vec<MemberProgress>)| {
+            *by == self.raw.raft.leader_id && now_ms < at_ms + self.config.node_down_ms
+        };
+        let view = self.leaders_view.as_ref().filter(lately);
+        let told = view.and_then(|(_, _, rows)| rows.iter().find(|row| row.id == id));
+        told.copied().unwrap_or(MemberProgress { id, matched: 0, up })
+    }
+
+    /// The leader tells the others, who hear of each other by it alone.
+    fn tell_progress(&mut self) {
+        let now_ms = self.now.monotonic_ms();
+        if !self.is_leader() || now_ms < self.progress_due_ms {
+            return;
+        }
+        self.progress_due_ms = now_ms + PROGRESS_MS;
+        let own = MemberProgress { id: self.config.id, matched: self.raw.raft.raft_log.persisted, up: true };
+        let others: Vec<NodeId> =
+            self.membership.iter().map(|member| member.id).filter(|id| *id != self.config.id).collect();
+        let mut rows: Vec<MemberProgress> = others.iter().map(|id| self.progress_of(*id)).collect();
+        rows.push(own);
+        for id in others {
+            self.out.send.push((id, PeerMessage::Progress(rows.clone())));
+        }
+    }
+
+    pub(in crate::tier2) fn on_progress(&mut self, from: NodeId, rows: Vec<MemberProgress>) {
+        if from == self.raw.raft.leader_id {
+            self.leaders_view = Some((from, self.now.monotonic_ms(), rows));
+        }
     }
 }
