@@ -227,10 +227,45 @@ fn keys_of_both_tiers_do_not_mix() {
     assert_eq!(client.ask(&["GET", "x"]), "nil");
     assert!(client.ask(&["LOCK.ACQUIRE", "wallet:1", "1000", "TIER", "EFFICIENCY"]).starts_with("-TIER "));
     client.acquire(&["wallet:1", "60000"]);
-    // Too large to be checked: refused, and the connection goes on behind it.
-    let words: Vec<&[u8]> =
-        std::iter::once(&b"DEL"[..]).chain(std::iter::repeat_n(&b"x"[..], 3000)).collect();
-    client.send_words(&words);
-    assert!(client.receive().starts_with("-ERR "));
-    assert_eq!(client.ask(&["PING"]), "PONG");
+}
+
+/// Keys behind the 1,024th word, or behind a large one, decide too where a command goes.
+#[test]
+fn commands_of_many_words_pass_where_all_their_keys_do() {
+    let (_redis, node) = behind(&["--route", "wallet:*=correctness"]);
+    let mut client = node.connect();
+    let value = "v".repeat(100_000);
+    let pairs = |last: &str| -> Vec<String> {
+        let mut words = vec!["MSET".to_owned(), "big".to_owned(), value.clone()];
+        (0..4_000).for_each(|n| words.extend([format!("k{n}"), n.to_string()]));
+        words.extend([last.to_owned(), "end".to_owned()]);
+        words
+    };
+    let mut ask = |words: &[String]| client.ask(&words.iter().map(String::as_str).collect::<Vec<_>>());
+    let all = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect::<Vec<_>>();
+    assert_eq!(ask(&pairs("last")), "OK");
+    assert_eq!(ask(&all(&["GET", "last"])), "\"end\"");
+    assert_eq!(ask(&all(&["STRLEN", "big"])), "100000");
+    assert_eq!(ask(&all(&["GET", "k3999"])), "\"3999\"");
+    let mut keys = vec!["DEL".to_owned(), "big".to_owned(), "last".to_owned()];
+    keys.extend((0..4_000).map(|n| format!("k{n}")));
+    assert_eq!(ask(&keys), "4002");
+    // One key of the other tier at the very end: nothing is done.
+    let crossed = ask(&pairs("wallet:1"));
+    assert!(crossed.starts_with("-CROSSTIER "), "{crossed}");
+    assert_eq!(ask(&all(&["EXISTS", "k0"])), "0");
+    let strong: Vec<String> =
+        ["DEL".to_owned()].into_iter().chain((0..2_000).map(|n| format!("wallet:{n}"))).collect();
+    let refused = ask(&strong);
+    assert!(refused.starts_with("-ERR a command on keys of the correctness tier"), "{refused}");
+    // Other commands pipelined around it keep their order.
+    client.send(&["INCR", "n"]);
+    client.send(&pairs("last").iter().map(String::as_str).collect::<Vec<_>>());
+    client.send(&["INCR", "n"]);
+    assert_eq!([client.receive(), client.receive(), client.receive()], ["1", "OK", "2"]);
+    // There is an end to what is held.
+    let huge = "v".repeat(17 << 20);
+    let refused = client.ask(&["MSET", "a", &huge, "b", &huge]);
+    assert!(refused.starts_with("-ERR a command with many keys may have 33554432 bytes"), "{refused}");
+    assert_eq!(client.ask(&["EXISTS", "a"]), "0");
 }

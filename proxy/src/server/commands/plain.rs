@@ -167,25 +167,17 @@ impl Connection {
         }
     }
 
-    /// A command too large to hold: all its keys must have been seen, or none can matter.
-    pub(in crate::server) fn route_large(
-        &self,
-        argv: &[&[u8]],
-        declared_words: usize,
-    ) -> Result<(), Refusal> {
-        let router = &self.router;
-        if router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len()) {
-            return Err(Refusal::new(format!(
-                "ERR a command of {declared_words} words or this size cannot be checked against the routes of this proxy; split it"
-            )));
-        }
+    /// A command larger than Redfence itself answers: all its keys have been seen, or none can matter.
+    pub(in crate::server) fn route_large(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
         match self.route_plain(keys::of(argv))? {
             PlainDestination::Redis if self.transaction_home() == Some(Home::Keyspace) => {
                 Err(crosses_tiers(argv[0]))
             }
             PlainDestination::Redis => Ok(()),
             PlainDestination::Keyspace => {
-                Err(Refusal::new("ERR keys of the correctness tier hold owners, and no owner is that large"))
+                Err(Refusal::new(
+                    "ERR a command on keys of the correctness tier may have 1024 words of 64 KiB, 4 MiB in all; nothing was done; split it",
+                ))
             }
         }
     }

@@ -78,6 +78,8 @@ pub struct Connection {
     /// Where the last reply that was taken out ends: one reply alone may be larger than what may lie unread.
     pub(in crate::server) reply_end: usize,
     pub(in crate::server) large: Option<Large>,
+    /// What has come of it, where all of it must be seen before it is passed on.
+    pub(in crate::server) gathered: Vec<u8>,
     pub(in crate::server) stalled: bool,
     /// Bytes of [`Pending::Encoded`].
     pub(in crate::server) encoded_bytes: usize,
@@ -122,6 +124,7 @@ impl Connection {
             out_at: 0,
             reply_end: 0,
             large: None,
+            gathered: Vec::new(),
             stalled: false,
             encoded_bytes: 0,
             large_calls: 0,
@@ -524,7 +527,7 @@ impl Connection {
     }
 
     /// Whether the next command may be decided: by the newest router, which is taken when nothing is under way.
-    fn follow_routes(&mut self) -> bool {
+    pub(in crate::server) fn follow_routes(&mut self) -> bool {
         let newest = self.shared.routing.generation();
         let may_go_on = if self.is_routed {
             self.router.generation == newest || self.lane == Lane::Free && self.take_routes()

@@ -130,6 +130,7 @@ impl Connection {
             + self.sharing.due_bytes();
         self.out.capacity()
             + self.held.capacity()
+            + self.gathered.capacity()
             + self.encoded_bytes
             + self.pending.len() * CALL_BYTES
             + alone

@@ -155,16 +155,12 @@ impl Connection {
         self.send_to_redis(argv, frame, call)
     }
 
-    /// Whether a command too large to hold may go to the Redis behind. `argv` has the words that came before the large one.
-    pub(in crate::server) fn admit_large(
-        &mut self,
-        argv: &[&[u8]],
-        declared_words: usize,
-    ) -> Result<Flow, Refusal> {
+    /// Whether a large command may go to the Redis behind. `argv` has all words up to its last key.
+    pub(in crate::server) fn admit_large(&mut self, argv: &[&[u8]]) -> Result<Flow, Refusal> {
         if self.client.is_listening_only() {
             return Err(listening(argv[0]));
         }
-        self.route_large(argv, declared_words)?;
+        self.route_large(argv)?;
         if self.begin_at_redis() == Flow::Stall {
             return Ok(Flow::Stall);
         }

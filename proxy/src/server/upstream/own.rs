@@ -4,16 +4,22 @@
 use crate::resp::encode::Encoder;
 use crate::resp::request::ProtocolError;
 use crate::server::net::connection::{Connection, End, Flow, PASSING_BYTES_MAX};
-use crate::server::net::pending::{Pending, RedisCall};
+use crate::server::net::pending::{Lane, Pending, RedisCall};
+use crate::server::routing::keys;
 use crate::tier1::lua;
 use crate::tier1::own_connection::{self, ConnectionLost, OwnConnection, ReplyPart};
 use redfence_core::reply::{Refusal, Reply};
 use std::task::{Context, Poll};
 
+/// Bytes of a command that is held because a route may send some of its keys to Tier 2.
+const GATHERED_BYTES_MAX: usize = 32 * 1024 * 1024;
+
 /// A command that comes in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Large {
     ToRedis,
+    /// Not all of its keys are known: it is held until they are, in [`Connection::gathered`].
+    Gathered,
     /// It was answered with an error already; the rest of it is dropped.
     Dropped,
 }
@@ -124,7 +130,18 @@ impl Connection {
             return head.len();
         }
         let argv = crate::server::net::connection::words_at(head, self.parser.words());
-        match self.admit_large(&argv, self.parser.declared_words()) {
+        if self.router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len()) {
+            if self.lane != Lane::Free {
+                // At its end it is decided by the routes of then, which are taken only when nothing is under way.
+                self.stalled = true;
+                self.parser.reset();
+                return 0;
+            }
+            self.gathered = head.to_vec();
+            self.large = Some(Large::Gathered);
+            return head.len();
+        }
+        match self.admit_large(&argv) {
             Ok(Flow::Stall) => {
                 self.stalled = true;
                 self.parser.reset();
@@ -150,6 +167,9 @@ impl Connection {
         bytes: &[u8],
     ) -> Result<usize, ProtocolError> {
         let (taken, whole) = self.parser.stream(bytes)?;
+        if large == Large::Gathered {
+            self.gather(&bytes[..taken], whole);
+        }
         if let (Large::ToRedis, Some(connection)) = (large, &mut self.own_upstream) {
             connection.stream(&bytes[..taken]);
             if whole {
@@ -161,5 +181,62 @@ impl Connection {
             self.parser.reset();
         }
         Ok(taken)
+    }
+
+    fn gather(&mut self, bytes: &[u8], whole: bool) {
+        if self.gathered.len() + bytes.len() > GATHERED_BYTES_MAX {
+            self.gathered = Vec::new();
+            self.large = Some(Large::Dropped);
+            self.spoil(Refusal::new(format!(
+                "ERR a command with many keys may have {GATHERED_BYTES_MAX} bytes where routes send keys to the correctness tier; nothing was done; split it"
+            )));
+            return;
+        }
+        self.gathered.extend_from_slice(bytes);
+        if !whole {
+            return;
+        }
+        let frame = std::mem::take(&mut self.gathered);
+        assert!(self.follow_routes(), "nothing is under way");
+        match self.admit_large(&words_of(&frame)) {
+            Ok(_) => {
+                if let Some(connection) = self.own_connection() {
+                    connection.send(&frame);
+                }
+            }
+            Err(refusal) => {
+                self.spoil(refusal);
+            }
+        }
+    }
+}
+
+/// The words of a whole frame that the parser has been through.
+fn words_of(frame: &[u8]) -> Vec<&[u8]> {
+    let mut words = Vec::new();
+    let mut rest = behind_line(frame);
+    while let Some(header) = rest.strip_prefix(b"$") {
+        let len = header.iter().take_while(|byte| byte.is_ascii_digit());
+        let len = len.fold(0, |len, digit| len * 10 + usize::from(digit - b'0'));
+        let body = behind_line(rest);
+        words.push(&body[..len]);
+        rest = &body[len + 2..];
+    }
+    words
+}
+
+fn behind_line(bytes: &[u8]) -> &[u8] {
+    let end = memchr::memchr(b'\r', bytes).expect("a header has an end");
+    &bytes[end + 2..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_of_a_frame_are_found() {
+        let frame = b"*4\r\n$4\r\nMSET\r\n$1\r\n$\r\n$0\r\n\r\n$12\r\n$1\r\n\r\nabcdef\r\n";
+        assert_eq!(words_of(frame), [&b"MSET"[..], b"$", b"", b"$1\r\n\r\nabcdef"]);
     }
 }
