@@ -59,5 +59,6 @@ fn describe(message: &PeerMessage) -> String {
         PeerMessage::SnapshotAck(ack) => format!("{ack:?}"),
         PeerMessage::Admin { request, .. } => format!("{request:?}"),
         PeerMessage::NotMember { conf_index } => format!("NotMember as of {conf_index}"),
+        PeerMessage::Progress(rows) => format!("Progress of {} members", rows.len()),
     }
 }
