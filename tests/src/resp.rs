@@ -9,7 +9,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 /// No reply of ours nests deeper; a server that sends more is broken.
-const NESTING_MAX: usize = 8;
+const NESTING_MAX: usize = 16;
 /// A single reply larger than this is taken for garbage.
 const REPLY_BYTES_MAX: usize = 64 * 1024 * 1024;
 const CHUNK_BYTES: usize = 16 * 1024;
