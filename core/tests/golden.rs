@@ -260,7 +260,7 @@ impl Player {
             "locks" => &mut limits.locks_max,
             "waiters_per_lock" => &mut limits.waiters_per_lock_max,
             "waiters" => &mut limits.waiters_max,
-            "seats" => &mut limits.seats_max,
+            "queue_entries" => &mut limits.queue_entries_max,
             "requests_per_waiter" => &mut limits.requests_per_waiter_max,
             "sessions" => &mut limits.sessions_max,
             "idle" => &mut limits.idle_max,

@@ -4,7 +4,7 @@ use super::keys::redis::{self, Caller};
 use super::locks::acquire::Terms;
 use super::log::command::Command;
 use super::requests::dedup::Seen;
-use super::{work, Machine};
+use super::{work, LockSlot, Machine, WaiterSlot};
 use crate::event::{Event, EventKind};
 use crate::grammar::errors;
 use crate::keyspace::Value;
@@ -215,7 +215,7 @@ impl Machine {
     }
 
     /// Tells watchers. The number rises whether anybody watches or not.
-    pub(crate) fn emit(&mut self, kind: EventKind, slot: u32, owner: EventOwner, out: &mut Applied) {
+    pub(crate) fn emit(&mut self, kind: EventKind, slot: LockSlot, owner: EventOwner, out: &mut Applied) {
         self.event_seq += 1;
         if self.wanted.keys {
             self.note_event(kind, slot, out);
@@ -258,5 +258,5 @@ impl Default for RepliesLeft {
 /// Whom an event names.
 pub(crate) enum EventOwner {
     Holder,
-    Waiter(u32),
+    Waiter(WaiterSlot),
 }

@@ -10,7 +10,7 @@ pub struct Limits {
     /// Waiters altogether. Refused with `OOM`.
     pub waiters_max: usize,
     /// Places in queues altogether: a multi-lock stands in several. Refused with `OOM`.
-    pub seats_max: usize,
+    pub queue_entries_max: usize,
     /// Requests that may hang on one queued owner. Refused with `ERR`.
     pub requests_per_waiter_max: usize,
     /// Live sessions. Refused with `OOM`.
@@ -44,7 +44,7 @@ impl Default for Limits {
             locks_max: 8_000_000,
             waiters_per_lock_max: crate::types::WAITERS_PER_LOCK_MAX,
             waiters_max: 200_000,
-            seats_max: 1_000_000,
+            queue_entries_max: 1_000_000,
             requests_per_waiter_max: 8,
             sessions_max: 100_000,
             idle_max: 1_000_000,

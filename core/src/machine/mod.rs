@@ -64,7 +64,7 @@ pub use log::command::{Command, Db, Watched, Words};
 pub use log::entry::{check_command, entry_stamp, EntryBuilder, EntryError, ENTRY_VERSION};
 pub use log::{command, conditional, effects, request};
 pub use query::Query;
-use queue::waiter::{QueuedOwners, Seat, Waiter};
+use queue::waiter::{QueueEntry, QueuedOwners, Waiter};
 use requests::dedup::Dedup;
 pub use requests::origins::{Fate, OriginState};
 use rustc_hash::FxBuildHasher;
@@ -78,12 +78,18 @@ use store::deadlines::Deadlines;
 use store::list::List;
 use store::memory;
 use store::slab::Slab;
+use store::slot::Slot;
 use sweep::Sweep;
 
 /// No fence runs ahead of this wall time (the year 2112), which leaves the other half of the fences to the counters.
 const WALL_US_MAX: u64 = FENCE_BOUND / 2;
 /// The logical clock stops here, so that a hostile stamp cannot make times overflow.
 const LOGICAL_MS_MAX: u64 = 1 << 60;
+
+type LockSlot = Slot<Lock>;
+type QueueEntrySlot = Slot<QueueEntry>;
+type WaiterSlot = Slot<Waiter>;
+type SessionSlot = Slot<Session>;
 
 type HashMap<K, V> = hashbrown::HashMap<K, V, FxBuildHasher>;
 
@@ -101,17 +107,17 @@ pub struct Machine {
 
     locks: Slab<Lock>,
     /// Free locks in the order they became so, oldest first.
-    idle: List,
-    seats: Slab<Seat>,
+    idle: List<Lock>,
+    queue_entries: Slab<QueueEntry>,
     waiters: Slab<Waiter>,
     sessions: Slab<Session>,
     dedup: Dedup,
     /// What keys hold that are no strings, by the lock's slot. Persistent: a copy costs nothing.
-    values: imbl::OrdMap<u32, Value>,
+    values: imbl::OrdMap<LockSlot, Value>,
     /// When a collection was last changed in place, by the lock's slot: the number of the event. For `WATCH`.
-    versions: imbl::OrdMap<u32, u64>,
+    versions: imbl::OrdMap<LockSlot, u64>,
     /// Which Redlock members have granted a key, by the lock's slot.
-    grants: imbl::OrdMap<u32, Grants>,
+    grants: imbl::OrdMap<LockSlot, Grants>,
     scripts: Scripts,
     blocked: Blocked,
     /// Worked out from the records: what they take in bytes.
@@ -123,14 +129,14 @@ pub struct Machine {
     // Worked out from the above.
     names: Names,
     queued_owners: QueuedOwners,
-    requests: HashMap<RequestId, u32>,
-    session_ids: HashMap<SessionId, u32>,
+    requests: HashMap<RequestId, WaiterSlot>,
+    session_ids: HashMap<SessionId, SessionSlot>,
     deadlines: Deadlines,
 
     /// The instant that is being worked off: the clock, or an earlier deadline of which it is the turn.
     instant_ms: u64,
     /// Locks that became free or got a new head of their queue. Empty between commands.
-    to_serve: VecDeque<u32>,
+    to_serve: VecDeque<LockSlot>,
     /// What the entry that is being applied may still do of work that many commands can cause.
     blocked_tries_left: usize,
     session_ends_left: usize,
@@ -168,7 +174,7 @@ impl Machine {
             counters: Counters::default(),
             locks: Slab::default(),
             idle: List::EMPTY,
-            seats: Slab::default(),
+            queue_entries: Slab::default(),
             waiters: Slab::default(),
             sessions: Slab::default(),
             dedup: Dedup::default(),
@@ -243,7 +249,7 @@ impl Machine {
     }
 
     fn next_end_ms(&self) -> Option<u64> {
-        let lock_or_wait = self.deadlines.next().map(|(at_ms, _, _)| at_ms);
+        let lock_or_wait = self.deadlines.next().map(|(at_ms, _)| at_ms);
         [lock_or_wait, self.blocked.next_deadline_ms()].into_iter().flatten().min()
     }
 
@@ -278,6 +284,6 @@ impl Machine {
     /// Since when the oldest record of a free lock has been idle. `Expire` forgets it once that is long enough ago.
     #[must_use]
     pub fn oldest_idle_ms(&self) -> Option<u64> {
-        self.locks.get(self.idle.head).map(|lock| lock.at_ms)
+        self.locks.get(self.idle.head).and_then(Lock::idle_since_ms)
     }
 }

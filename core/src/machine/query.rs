@@ -6,8 +6,7 @@ use crate::grammar::errors;
 use crate::machine::locks::lock::Lock;
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::settings;
-use crate::machine::store::slab::NONE;
-use crate::machine::{Db, Machine};
+use crate::machine::{Db, LockSlot, Machine, SessionSlot};
 use crate::reply::{LockInfo, Reply};
 use crate::types::{Fence, SessionId, Tier, SCAN_COUNT_MAX};
 use ::bytes::Bytes;
@@ -101,8 +100,8 @@ impl Machine {
                     Some(value) => Bytes::from_static(value.view().type_name().as_bytes()),
                     None => Bytes::copy_from_slice(lock.owner()),
                 });
-                info.session = self.sessions.get(lock.session).map(|session| session.id);
-                info.ttl_ms = Some(match lock.at_ms {
+                info.session = self.sessions.get(lock.session()).map(|session| session.id);
+                info.ttl_ms = Some(match lock.deadline_ms() {
                     crate::machine::store::deadlines::NEVER => -1,
                     deadline_ms => (deadline_ms - self.clock.logical_ms).saturating_sub(late_ms) as i64,
                 });
@@ -124,13 +123,13 @@ impl Machine {
     /// is held from the first call to the last is shown exactly once, on whichever node the calls are answered.
     fn scan(&self, db: Db, cursor: u64, pattern: Option<&[u8]>, count: u64) -> Reply {
         let count = count.clamp(1, SCAN_COUNT_MAX) as usize;
-        let from = u32::try_from(cursor).unwrap_or(NONE);
+        let from = LockSlot::from_cursor(cursor);
         let mut names = Vec::new();
         let (mut next, mut steps, mut bytes) = (0, 0, 0);
         for (looked, (slot, lock)) in self.locks.iter_from(from).enumerate() {
             let is_full = names.len() == count || bytes >= SCAN_PAGE_BYTES;
             if is_full || looked == count * SCAN_SLOTS_PER_NAME || steps > SCAN_STEPS_MAX {
-                next = slot;
+                next = slot.number();
                 break;
             }
             steps += STEPS_PER_RECORD;
@@ -167,23 +166,24 @@ impl Machine {
     #[must_use]
     pub fn held_until_ms(&self, db: Db, name: &[u8], fence: Fence) -> Option<u64> {
         let lock = &self.locks[self.names.find(&self.locks, db, name)?];
-        (lock.fence == fence && self.is_held_now(lock)).then_some(lock.at_ms)
+        (lock.fence == fence && self.is_held_now(lock)).then_some(lock.deadline_ms())
     }
 
     pub(crate) fn is_held_now(&self, lock: &Lock) -> bool {
         lock.is_held()
-            && lock.at_ms > self.clock.logical_ms
-            && self.lives(lock.session)
+            && lock.deadline_ms() > self.clock.logical_ms
+            && self.lives(lock.session())
             && !self.is_flushed(lock)
     }
 
     /// Whether a session, if any, is still alive.
-    fn lives(&self, session: u32) -> bool {
+    fn lives(&self, session: SessionSlot) -> bool {
         self.sessions.get(session).is_none_or(|session| session.deadline_ms > self.clock.logical_ms)
     }
 
     fn live_waiters<'a>(&'a self, lock: &'a Lock) -> impl Iterator<Item = &'a Waiter> + 'a {
-        let waiters = lock.queue.walk(&self.seats).map(|seat| &self.waiters[self.seats[seat].waiter]);
+        let waiters =
+            lock.queue.walk(&self.queue_entries).map(|entry| &self.waiters[self.queue_entries[entry].waiter]);
         let dropping = self.sweep.drops_waiters();
         let is_lost = move |waiter: &Waiter| {
             dropping && waiter.requests.iter().all(|pending| pending.id.is_some_and(|id| self.is_lost(id)))

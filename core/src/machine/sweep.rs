@@ -14,7 +14,7 @@ use crate::event::EventKind;
 use crate::machine::locks::lock::{Ended, Lock};
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::log::command::Db;
-use crate::machine::{Applied, Machine};
+use crate::machine::{Applied, LockSlot, Machine, Slot, WaiterSlot};
 use crate::types::{Origin, RequestId};
 
 /// Records one entry looks at for a sweep.
@@ -31,33 +31,39 @@ struct Database {
 }
 
 /// A pass over the records of a slab.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Pass {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Pass<S> {
     /// The next slot to look at.
-    next: Option<u32>,
+    next: Option<S>,
     /// Something became stale behind it: another pass follows.
     again: bool,
 }
 
-impl Pass {
+impl<S> Default for Pass<S> {
+    fn default() -> Pass<S> {
+        Pass { next: None, again: false }
+    }
+}
+
+impl<T> Pass<Slot<T>> {
     fn begin(&mut self) {
         match self.next {
-            None => self.next = Some(0),
+            None => self.next = Some(Slot::new(0)),
             Some(_) => self.again = true,
         }
     }
 
     fn end(&mut self) {
-        *self = Pass { next: self.again.then_some(0), again: false };
+        *self = Pass { next: self.again.then_some(Slot::new(0)), again: false };
     }
 
     fn write(self, out: &mut Vec<u8>) {
-        put_varint(out, self.next.map_or(0, |next| u64::from(next) + 1));
+        put_varint(out, self.next.map_or(0, |next| u64::from(next.number()) + 1));
         out.push(u8::from(self.again));
     }
 
-    fn read(reader: &mut Reader<'_>) -> Option<Pass> {
-        let next = reader.varint()?.checked_sub(1).map(u32::try_from).transpose().ok()?;
+    fn read(reader: &mut Reader<'_>) -> Option<Pass<Slot<T>>> {
+        let next = reader.varint()?.checked_sub(1).map(u32::try_from).transpose().ok()?.map(Slot::new);
         Some(Pass { next, again: reader.flag()? })
     }
 }
@@ -66,8 +72,8 @@ impl Pass {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Sweep {
     databases: Vec<Database>,
-    locks: Pass,
-    waiters: Pass,
+    locks: Pass<LockSlot>,
+    waiters: Pass<WaiterSlot>,
     /// Numbers of blocked clients still to be looked at: from, until.
     blocked: (u64, u64),
 }
@@ -155,7 +161,7 @@ impl Machine {
     }
 
     /// The next flushed lock to end, after a look at no more than `looks` records.
-    pub(crate) fn next_flushed(&mut self, looks: &mut u32) -> Option<u32> {
+    pub(crate) fn next_flushed(&mut self, looks: &mut u32) -> Option<LockSlot> {
         let next = self.sweep.locks.next?;
         for (slot, lock) in self.locks.iter_from(next) {
             let Some(left) = looks.checked_sub(1) else {
@@ -164,7 +170,7 @@ impl Machine {
             };
             *looks = left;
             if lock.is_held() && self.is_flushed(lock) {
-                self.sweep.locks.next = Some(slot + 1);
+                self.sweep.locks.next = Some(slot.next());
                 return Some(slot);
             }
         }
@@ -219,7 +225,7 @@ impl Machine {
     }
 
     /// The next waiter with a request of a lost node, after a look at no more than `looks` records.
-    fn next_lost(&mut self, looks: &mut u32) -> Option<u32> {
+    fn next_lost(&mut self, looks: &mut u32) -> Option<WaiterSlot> {
         let next = self.sweep.waiters.next?;
         for (slot, waiter) in self.waiters.iter_from(next) {
             let Some(left) = looks.checked_sub(1) else {
@@ -228,7 +234,7 @@ impl Machine {
             };
             *looks = left;
             if waiter.requests.iter().filter_map(|pending| pending.id).any(|id| self.is_lost(id)) {
-                self.sweep.waiters.next = Some(slot + 1);
+                self.sweep.waiters.next = Some(slot.next());
                 return Some(slot);
             }
         }

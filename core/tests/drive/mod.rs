@@ -181,7 +181,7 @@ pub(crate) fn tight_limits() -> Limits {
         locks_max: 8,
         waiters_per_lock_max: 3,
         waiters_max: 6,
-        seats_max: 9,
+        queue_entries_max: 9,
         requests_per_waiter_max: 2,
         sessions_max: 2,
         idle_max: 3,

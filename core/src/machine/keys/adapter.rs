@@ -23,10 +23,9 @@ use crate::machine::keys::undo::Undo;
 use crate::machine::locks::lock::{Ended, Lock};
 use crate::machine::log::command::Db;
 use crate::machine::store::deadlines::NEVER;
-use crate::machine::store::slab::NONE;
 use crate::machine::sweep::ENDS_PER_ENTRY_MAX;
 use crate::machine::work::Work;
-use crate::machine::{Applied, EventOwner, Machine, Noted};
+use crate::machine::{Applied, EventOwner, LockSlot, Machine, Noted, SessionSlot};
 use crate::reply::{Refusal, Reply};
 use crate::types::Member;
 
@@ -37,11 +36,11 @@ pub(crate) const MEMBER_FLUSH_MAX: usize = 10_000;
 type HiddenFrom = Option<Member>;
 
 impl Machine {
-    fn is_shown(&self, from: HiddenFrom, slot: u32) -> bool {
+    fn is_shown(&self, from: HiddenFrom, slot: LockSlot) -> bool {
         from.is_none_or(|member| self.sees(member, slot))
     }
 
-    fn key_slot(&self, from: HiddenFrom, db: Db, key: &[u8]) -> Option<u32> {
+    fn key_slot(&self, from: HiddenFrom, db: Db, key: &[u8]) -> Option<LockSlot> {
         let slot = self.names.find(&self.locks, db, key)?;
         (self.is_held_now(&self.locks[slot]) && self.is_shown(from, slot)).then_some(slot)
     }
@@ -55,14 +54,14 @@ impl Machine {
         self.key_slot(None, db, key).map_or(0, |slot| self.key_view(slot).elements())
     }
 
-    pub(crate) fn key_view(&self, slot: u32) -> View<'_> {
+    pub(crate) fn key_view(&self, slot: LockSlot) -> View<'_> {
         match self.values.get(&slot) {
             Some(value) => value.view(),
             None => View::Str(self.locks[slot].owner()),
         }
     }
 
-    fn key_deadline_ms(&self, member: Option<Member>, slot: u32) -> Option<u64> {
+    fn key_deadline_ms(&self, member: Option<Member>, slot: LockSlot) -> Option<u64> {
         Some(self.ends_for(member, slot)).filter(|at_ms| *at_ms != NEVER)
     }
 
@@ -90,7 +89,7 @@ impl Machine {
 
     /// Whether a lock was flushed, is not swept yet, and somebody waits for it: it is the first one's.
     #[cfg(feature = "scripts")]
-    pub(crate) fn is_unswept_and_awaited(&self, slot: u32) -> bool {
+    pub(crate) fn is_unswept_and_awaited(&self, slot: LockSlot) -> bool {
         let lock = &self.locks[slot];
         lock.is_held() && lock.queue.len > 0 && self.is_flushed(lock)
     }
@@ -110,7 +109,7 @@ impl Machine {
     fn key_count(&self, from: HiddenFrom, db: Db) -> usize {
         let all = self.sweep.held(db) as usize;
         let Some(member) = from.filter(|_| self.grants.len() <= MEMBER_FLUSH_MAX) else { return all };
-        let is_hidden = |slot: u32| {
+        let is_hidden = |slot: LockSlot| {
             let lock = &self.locks[slot];
             lock.db() == db && !self.is_flushed(lock) && !self.sees(member, slot)
         };
@@ -126,10 +125,10 @@ impl Machine {
         count: usize,
         visit: &mut dyn FnMut(&[u8], View<'_>),
     ) -> u64 {
-        let first = u32::try_from(cursor).unwrap_or(NONE);
+        let first = LockSlot::from_cursor(cursor);
         for (looked, (slot, lock)) in self.locks.iter_from(first).enumerate() {
             if looked == count {
-                return u64::from(slot);
+                return u64::from(slot.number());
             }
             if lock.db() == db && self.is_held_now(lock) && self.is_shown(from, slot) {
                 visit(lock.name(), self.key_view(slot));
@@ -235,7 +234,7 @@ impl<'m> MachineKeys<'m> {
         self.clash
     }
 
-    fn key_slot(&self, db: Db, key: &[u8]) -> Option<u32> {
+    fn key_slot(&self, db: Db, key: &[u8]) -> Option<LockSlot> {
         self.machine.key_slot(self.hidden_from, db, key)
     }
 
@@ -246,13 +245,13 @@ impl<'m> MachineKeys<'m> {
         held.is_some_and(|slot| self.machine.key_view(slot) == value.view())
     }
 
-    fn end(&mut self, slot: u32) {
+    fn end(&mut self, slot: LockSlot) {
         self.save(slot);
         self.machine.end_grant(slot, Ended::Released, EventKind::Released, self.out);
     }
 
     /// Ends a key, or a member's share of it. A member that has none changes nothing.
-    fn take_away(&mut self, slot: u32) -> bool {
+    fn take_away(&mut self, slot: LockSlot) -> bool {
         if let Some(member) = self.member {
             if !self.machine.sees(member, slot) {
                 return false;
@@ -269,18 +268,18 @@ impl<'m> MachineKeys<'m> {
 
     fn flush_member(&mut self, member: Member, db: Option<Db>) {
         let machine = &*self.machine;
-        let is_there = |slot: u32, lock: &Lock| {
+        let is_there = |slot: LockSlot, lock: &Lock| {
             db.is_none_or(|db| lock.db() == db) && machine.is_held_now(lock) && machine.sees(member, slot)
         };
         let locks = machine.locks.iter().filter(|(slot, lock)| is_there(*slot, lock));
-        let doomed: Vec<u32> = locks.map(|(slot, _)| slot).collect();
+        let doomed: Vec<LockSlot> = locks.map(|(slot, _)| slot).collect();
         for slot in doomed {
             self.take_away(slot);
         }
     }
 
     /// A member may not change the value under which others hold a key.
-    fn check_replace(&mut self, slot: u32) -> Result<(), Refusal> {
+    fn check_replace(&mut self, slot: LockSlot) -> Result<(), Refusal> {
         let Some(member) = self.member.filter(|member| self.machine.others_hold(*member, slot)) else {
             return Ok(());
         };
@@ -289,12 +288,12 @@ impl<'m> MachineKeys<'m> {
         Err(errors::HELD_BY_MEMBERS)
     }
 
-    fn bring_to_life(&mut self, slot: u32, value: Value, at_ms: u64) {
+    fn bring_to_life(&mut self, slot: LockSlot, value: Value, at_ms: u64) {
         let owner: &[u8] = match &value {
             Value::Str(bytes) => bytes,
             Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_) => b"",
         };
-        self.machine.grant_until(slot, owner, at_ms, NONE, self.out);
+        self.machine.grant_until(slot, owner, at_ms, SessionSlot::NONE, self.out);
         match value {
             Value::Str(_) => {
                 if let Some(member) = self.member {
@@ -309,7 +308,7 @@ impl<'m> MachineKeys<'m> {
     }
 
     /// Somebody may wait for what this key now holds.
-    fn note_ready(&mut self, slot: u32) {
+    fn note_ready(&mut self, slot: LockSlot) {
         match self.machine.values.get(&slot) {
             Some(Value::List(_) | Value::ZSet(_)) => {
                 let lock = &self.machine.locks[slot];

@@ -6,7 +6,7 @@
 
 use crate::event::EventKind;
 use crate::keyspace::table::{Row, R};
-use crate::machine::{Applied, Machine};
+use crate::machine::{Applied, LockSlot, Machine};
 use crate::types::RequestId;
 use ::bytes::Bytes;
 
@@ -40,7 +40,7 @@ impl Machine {
     }
 
     /// Every change of a lock or a key has an event.
-    pub(crate) fn note_event(&self, kind: EventKind, slot: u32, out: &mut Applied) {
+    pub(crate) fn note_event(&self, kind: EventKind, slot: LockSlot, out: &mut Applied) {
         match kind {
             EventKind::Queued | EventKind::Abandoned => {}
             EventKind::Acquired

@@ -20,9 +20,8 @@ use crate::keyspace::errors;
 use crate::machine::locks::lock::Ended;
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::snapshot::invariants::Violation;
-use crate::machine::store::deadlines::Kind;
-use crate::machine::store::slab::NONE;
-use crate::machine::{Applied, EventOwner, Machine};
+use crate::machine::store::deadlines::Timer;
+use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
 use crate::reply::Refusal;
 use crate::types::Member;
 
@@ -108,18 +107,18 @@ impl Grants {
 
 impl Machine {
     /// Whether a member has granted this key, or it is one that belongs to all.
-    pub(crate) fn sees(&self, member: Member, slot: u32) -> bool {
+    pub(crate) fn sees(&self, member: Member, slot: LockSlot) -> bool {
         self.grants.get(&slot).is_none_or(|grants| grants.is_live(member, self.clock.logical_ms))
     }
 
     /// When a held key ends: for the member that granted it, when its own grant does.
-    pub(crate) fn ends_for(&self, member: Option<Member>, slot: u32) -> u64 {
+    pub(crate) fn ends_for(&self, member: Option<Member>, slot: LockSlot) -> u64 {
         let own_ms = || self.grants.get(&slot)?.until_ms(member?).filter(|ms| *ms > self.clock.logical_ms);
-        own_ms().unwrap_or(self.locks[slot].at_ms)
+        own_ms().unwrap_or(self.locks[slot].deadline_ms())
     }
 
     /// Sets when a held lock ends, for whoever has granted it.
-    pub(crate) fn set_end(&mut self, slot: u32, at_ms: u64) {
+    pub(crate) fn set_end(&mut self, slot: LockSlot, at_ms: u64) {
         let now_ms = self.clock.logical_ms;
         if let Some(grants) = self.grants.get_mut(&slot) {
             grants.end_live_at(now_ms, at_ms);
@@ -127,16 +126,16 @@ impl Machine {
         self.set_lock_end(slot, at_ms);
     }
 
-    fn set_lock_end(&mut self, slot: u32, at_ms: u64) {
-        self.locks.edit(slot).at_ms = at_ms;
-        self.deadlines.set(Kind::Lock, slot, at_ms);
+    fn set_lock_end(&mut self, slot: LockSlot, at_ms: u64) {
+        self.locks.edit(slot).set_deadline(at_ms);
+        self.deadlines.set(Timer::Lock(slot), at_ms);
     }
 
     /// Sets when the caller's share of a held key ends. A member that has none yet takes one.
     pub(crate) fn set_end_as(
         &mut self,
         member: Option<Member>,
-        slot: u32,
+        slot: LockSlot,
         at_ms: u64,
         out: &mut Applied,
     ) -> Result<(), Refusal> {
@@ -158,7 +157,7 @@ impl Machine {
     }
 
     /// Notes that a member has granted a held key.
-    pub(crate) fn grant_by(&mut self, member: Member, slot: u32, until_ms: u64) {
+    pub(crate) fn grant_by(&mut self, member: Member, slot: LockSlot, until_ms: u64) {
         let mut grants = self.grants.get(&slot).cloned().unwrap_or_default();
         grants.set(member, until_ms);
         let last_ms = grants.last_ms();
@@ -167,18 +166,18 @@ impl Machine {
     }
 
     /// The same key, value and living grants under a new fence.
-    fn grant_again(&mut self, slot: u32, out: &mut Applied) {
+    fn grant_again(&mut self, slot: LockSlot, out: &mut Applied) {
         let now_ms = self.clock.logical_ms;
         let mut grants = self.grants.get(&slot).cloned().unwrap_or_default();
         grants.keep_live(now_ms);
-        let (owner, at_ms) = (self.locks[slot].owner().to_vec(), self.locks[slot].at_ms);
+        let (owner, at_ms) = (self.locks[slot].owner().to_vec(), self.locks[slot].deadline_ms());
         self.end_grant(slot, Ended::Released, EventKind::Released, out);
-        self.grant_until(slot, &owner, at_ms, NONE, out);
+        self.grant_until(slot, &owner, at_ms, SessionSlot::NONE, out);
         self.set_grants(slot, Some(grants));
     }
 
     /// Takes a member's grant back. Answers whether others keep the key alive; where not, the caller ends it.
-    pub(crate) fn give_back(&mut self, member: Member, slot: u32) -> bool {
+    pub(crate) fn give_back(&mut self, member: Member, slot: LockSlot) -> bool {
         let others = self.others_hold(member, slot);
         if others {
             self.grant_by(member, slot, 0);
@@ -187,7 +186,7 @@ impl Machine {
     }
 
     /// Whether others than this member have granted a key and keep it.
-    pub(crate) fn others_hold(&self, member: Member, slot: u32) -> bool {
+    pub(crate) fn others_hold(&self, member: Member, slot: LockSlot) -> bool {
         let now_ms = self.clock.logical_ms;
         self.grants.get(&slot).is_some_and(|grants| grants.others_live(member, now_ms))
     }
@@ -198,10 +197,10 @@ impl Machine {
             let Some(lock) = self.locks.get(*slot).filter(|lock| lock.is_held()) else {
                 return fail("nobody holds it");
             };
-            if lock.session != NONE || self.values.contains_key(slot) {
+            if lock.session().is_some() || self.values.contains_key(slot) {
                 return fail("it has a session, or is no string");
             }
-            if grants.0.is_empty() || grants.0.len() > MEMBERS_MAX || grants.last_ms() != lock.at_ms {
+            if grants.0.is_empty() || grants.0.len() > MEMBERS_MAX || grants.last_ms() != lock.deadline_ms() {
                 return fail("there are none, or too many, or it ends with none of them");
             }
             if !grants.0.windows(2).all(|pair| pair[0].member < pair[1].member) {

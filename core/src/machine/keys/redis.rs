@@ -111,7 +111,7 @@ impl Machine {
             if self.is_held_now(lock) {
                 let version = self.versions.get(&slot).copied().unwrap_or_default();
                 bytes.push(1);
-                bytes.extend_from_slice(&lock.at_ms.to_le_bytes());
+                bytes.extend_from_slice(&lock.deadline_ms().to_le_bytes());
                 bytes.extend_from_slice(&version.to_le_bytes());
                 if let Some(grants) = self.grants.get(&slot) {
                     grants.write(&mut bytes);

@@ -5,15 +5,14 @@ use crate::machine::keys::adapter::MachineKeys;
 use crate::machine::keys::members::Grants;
 use crate::machine::locks::lock::{Before, Phase};
 use crate::machine::stats::Counters;
-use crate::machine::store::deadlines::{Kind, NEVER};
-use crate::machine::store::slab::NONE;
+use crate::machine::store::deadlines::Timer;
 use crate::machine::sweep::Sweep;
-use crate::machine::{Applied, Machine};
+use crate::machine::{Applied, LockSlot, Machine, SessionSlot};
 use std::collections::BTreeMap;
 
 /// How it was at the beginning. Locks are noted before they change for the first time.
 pub(crate) struct Undo {
-    locks: BTreeMap<u32, Key>,
+    locks: BTreeMap<LockSlot, Key>,
     events: usize,
     published: usize,
     noted: usize,
@@ -50,7 +49,7 @@ impl Undo {
 
 impl MachineKeys<'_> {
     /// Notes a lock before it changes.
-    pub(crate) fn save(&mut self, slot: u32) {
+    pub(crate) fn save(&mut self, slot: LockSlot) {
         let Some(undo) = &mut self.undo else { return };
         let machine = &*self.machine;
         undo.locks.entry(slot).or_insert_with(|| Key {
@@ -80,18 +79,18 @@ impl MachineKeys<'_> {
 }
 
 impl Machine {
-    fn put_back(&mut self, slot: u32, key: Key) {
+    fn put_back(&mut self, slot: LockSlot, key: Key) {
         let lock = &self.locks[slot];
-        if lock.phase == Phase::Idle {
+        if lock.idle_since_ms().is_some() {
             // Looked at and left alone.
             return;
         }
-        let session = lock.session;
-        if session != NONE && session != key.lock.session {
+        let session = lock.session();
+        if session.is_some() && session != key.lock.session() {
             let mut locks = self.sessions[session].locks;
             locks.unlink(&mut self.locks, slot);
             self.sessions.edit(session).locks = locks;
-            self.locks.edit(slot).session = NONE;
+            self.locks.edit(slot).set_session(SessionSlot::NONE);
         }
         self.set_value(slot, key.value);
         match key.version {
@@ -101,19 +100,18 @@ impl Machine {
         self.set_grants(slot, key.grants);
         let mut before = key.lock;
         match before.phase {
-            Phase::Held => {
-                let (session, at_ms) = (before.session, before.at_ms);
-                if session != NONE && self.locks[slot].session == NONE {
+            Phase::Held { deadline_ms, session, .. } => {
+                if session.is_some() && self.locks[slot].session().is_none() {
                     let mut locks = self.sessions[session].locks;
                     locks.push_back(&mut self.locks, slot);
                     self.sessions.edit(session).locks = locks;
                 }
                 self.restore_lock(slot, before);
-                self.deadlines.set(Kind::Lock, slot, at_ms);
+                self.deadlines.set(Timer::Lock(slot), deadline_ms);
             }
-            Phase::Awaited | Phase::Idle => {
-                self.deadlines.clear(Kind::Lock, slot);
-                (before.at_ms, before.phase) = (NEVER, Phase::Awaited);
+            Phase::Awaited | Phase::Idle { .. } => {
+                self.deadlines.clear(Timer::Lock(slot));
+                before.phase = Phase::Awaited;
                 self.restore_lock(slot, before);
                 if self.locks[slot].queue.len == 0 {
                     // Goes back to the idle list, or away where it never had a fence.

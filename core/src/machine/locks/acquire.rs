@@ -4,9 +4,8 @@ use crate::event::EventKind;
 use crate::grammar::errors;
 use crate::machine::log::command::Db;
 use crate::machine::queue::waiter::Form;
-use crate::machine::store::deadlines::{Kind, NEVER};
-use crate::machine::store::slab::NONE;
-use crate::machine::{Applied, EventOwner, Machine};
+use crate::machine::store::deadlines::{Timer, NEVER};
+use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
 use crate::mutants::{on, Mutant};
 use crate::reply::{Refusal, Reply};
 use crate::types::{
@@ -79,7 +78,7 @@ impl Machine {
         };
         let lock = &self.locks[slot];
         if lock.is_held() && lock.owner() == terms.owner && !on(Mutant::OwnerIgnored) {
-            self.check_retry_session(lock.session, session)?;
+            self.check_retry_session(lock.session(), session)?;
             let ttl_ms = self.stretch(slot, terms.ttl_ms);
             return Ok(Some(Reply::Granted { fence: self.locks[slot].fence, ttl_ms }));
         }
@@ -97,17 +96,21 @@ impl Machine {
     }
 
     /// The slot of the session that was named; `NONE` where none was.
-    pub(crate) fn session_of(&mut self, terms: &Terms<'_>, out: &mut Applied) -> Result<u32, Refusal> {
+    pub(crate) fn session_of(
+        &mut self,
+        terms: &Terms<'_>,
+        out: &mut Applied,
+    ) -> Result<SessionSlot, Refusal> {
         match terms.session {
-            None => Ok(NONE),
+            None => Ok(SessionSlot::NONE),
             Some(id) => self.live_session(id, out).ok_or_else(errors::no_session),
         }
     }
 
     /// Whether a session may hold or wait for so many more. Retries and hand-overs never ask.
-    pub(crate) fn check_session_room(&self, session: u32, more: usize) -> Result<(), Refusal> {
+    pub(crate) fn check_session_room(&self, session: SessionSlot, more: usize) -> Result<(), Refusal> {
         let Some(record) = self.sessions.get(session) else { return Ok(()) };
-        let claimed = record.locks.len as usize + record.seats as usize;
+        let claimed = record.locks.len as usize + record.queue_entries as usize;
         match claimed + more <= self.limits.locks_per_session_max {
             true => Ok(()),
             false => Err(errors::session_full(self.limits.locks_per_session_max)),
@@ -115,15 +118,15 @@ impl Machine {
     }
 
     /// A retry may leave its session out, but not name another: the lock would outlive the one or die with the other.
-    pub(crate) fn check_retry_session(&self, bound: u32, named: u32) -> Result<(), Refusal> {
-        if named != NONE && named != bound {
+    pub(crate) fn check_retry_session(&self, bound: SessionSlot, named: SessionSlot) -> Result<(), Refusal> {
+        if named.is_some() && named != bound {
             return Err(errors::owner_of_other_session());
         }
         Ok(())
     }
 
     /// Finds a lock as it is at this instant: what is due on it has ended, and its waiters are served.
-    pub(crate) fn find_fresh(&mut self, db: Db, name: &[u8], out: &mut Applied) -> Option<u32> {
+    pub(crate) fn find_fresh(&mut self, db: Db, name: &[u8], out: &mut Applied) -> Option<LockSlot> {
         let slot = self.names.find(&self.locks, db, name)?;
         if let Some(ended_ms) = self.end_if_due(slot, out) {
             // A waiter that still had time when the lock ended gets it.
@@ -136,7 +139,7 @@ impl Machine {
     }
 
     /// A fresh record for a name that has none.
-    pub(crate) fn record_for(&mut self, db: Db, name: &[u8]) -> Result<u32, Refusal> {
+    pub(crate) fn record_for(&mut self, db: Db, name: &[u8]) -> Result<LockSlot, Refusal> {
         if db > Db::from(u16::MAX) {
             return Err(crate::keyspace::errors::DB_OUT_OF_RANGE);
         }
@@ -154,10 +157,10 @@ impl Machine {
     /// Makes `owner` the holder of a free lock under the next fence.
     pub(crate) fn grant(
         &mut self,
-        slot: u32,
+        slot: LockSlot,
         owner: &[u8],
         ttl_ms: u64,
-        session: u32,
+        session: SessionSlot,
         out: &mut Applied,
     ) -> Fence {
         self.grant_until(slot, owner, self.deadline_after(ttl_ms), session, out)
@@ -166,10 +169,10 @@ impl Machine {
     /// As [`Machine::grant`], for keys that come with a point in time or none.
     pub(crate) fn grant_until(
         &mut self,
-        slot: u32,
+        slot: LockSlot,
         owner: &[u8],
         deadline_ms: u64,
-        session: u32,
+        session: SessionSlot,
         out: &mut Applied,
     ) -> Fence {
         self.unpark(slot);
@@ -178,8 +181,8 @@ impl Machine {
         let fence = Fence::next(last, self.clock.wall_us);
         let epoch = self.sweep.count_held(self.locks[slot].db());
         self.change_lock(slot, |lock| lock.hold(fence, owner, deadline_ms, session, epoch));
-        self.deadlines.set(Kind::Lock, slot, deadline_ms);
-        if session != NONE {
+        self.deadlines.set(Timer::Lock(slot), deadline_ms);
+        if session.is_some() {
             let mut locks = self.sessions[session].locks;
             locks.push_back(&mut self.locks, slot);
             self.sessions.edit(session).locks = locks;
@@ -202,16 +205,16 @@ impl Machine {
     }
 
     /// A retry of the holder: at least the ttl asked. Answers the time now granted, 0 where it has no end of its own.
-    pub(crate) fn stretch(&mut self, slot: u32, ttl_ms: u64) -> u64 {
-        let deadline_ms = self.locks[slot].at_ms.max(self.deadline_after(ttl_ms));
+    pub(crate) fn stretch(&mut self, slot: LockSlot, ttl_ms: u64) -> u64 {
+        let deadline_ms = self.locks[slot].deadline_ms().max(self.deadline_after(ttl_ms));
         // Without a session there must always be an end.
         let deadline_ms = match deadline_ms {
-            NEVER if self.locks[slot].session == NONE && self.locks[slot].at_ms != NEVER => {
-                self.locks[slot].at_ms
+            NEVER if self.locks[slot].session().is_none() && self.locks[slot].deadline_ms() != NEVER => {
+                self.locks[slot].deadline_ms()
             }
             other => other,
         };
-        if deadline_ms != self.locks[slot].at_ms {
+        if deadline_ms != self.locks[slot].deadline_ms() {
             self.set_end(slot, deadline_ms);
         }
         if deadline_ms == NEVER {

@@ -5,8 +5,8 @@
 
 use crate::event::EventKind;
 use crate::machine::locks::lock::Ended;
-use crate::machine::store::deadlines::{Kind, NEVER};
-use crate::machine::{Applied, Machine};
+use crate::machine::store::deadlines::{Timer, NEVER};
+use crate::machine::{Applied, LockSlot, Machine};
 use crate::reply::Reply;
 
 impl Machine {
@@ -16,9 +16,9 @@ impl Machine {
         let mut ends = self.limits.due_per_entry_max;
         while ends > 0 {
             match self.deadlines.next() {
-                Some((at_ms, kind, slot)) if at_ms <= self.clock.logical_ms => {
+                Some((at_ms, timer)) if at_ms <= self.clock.logical_ms => {
                     self.instant_ms = at_ms;
-                    self.end_one(kind, slot, &mut ends, out);
+                    self.end_one(timer, &mut ends, out);
                     ends = ends.saturating_sub(1);
                     self.serve_all(out);
                 }
@@ -28,11 +28,11 @@ impl Machine {
         self.instant_ms = self.clock.logical_ms;
     }
 
-    fn end_one(&mut self, kind: Kind, slot: u32, ends: &mut usize, out: &mut Applied) {
-        match kind {
-            Kind::Lock => self.end_grant(slot, Ended::Expired, EventKind::Expired, out),
-            Kind::Session => self.end_session_part(slot, Ended::Expired, ends, out),
-            Kind::Waiter => {
+    fn end_one(&mut self, timer: Timer, ends: &mut usize, out: &mut Applied) {
+        match timer {
+            Timer::Lock(slot) => self.end_grant(slot, Ended::Expired, EventKind::Expired, out),
+            Timer::Session(slot) => self.end_session_part(slot, Ended::Expired, ends, out),
+            Timer::Waiter(slot) => {
                 let instant_ms = self.instant_ms;
                 self.give_up_overdue(slot, |deadline_ms| deadline_ms <= instant_ms, out);
             }
@@ -40,17 +40,17 @@ impl Machine {
     }
 
     /// Ends the grant of a lock that was flushed, or whose time or session's time is over. Answers when that was, if it did.
-    pub(crate) fn end_if_due(&mut self, slot: u32, out: &mut Applied) -> Option<u64> {
+    pub(crate) fn end_if_due(&mut self, slot: LockSlot, out: &mut Applied) -> Option<u64> {
         let lock = &self.locks[slot];
         if !lock.is_held() {
             return None;
         }
         let now_ms = self.clock.logical_ms;
-        let session_ends_ms = self.sessions.get(lock.session).map_or(NEVER, |session| session.deadline_ms);
+        let session_ends_ms = self.sessions.get(lock.session()).map_or(NEVER, |session| session.deadline_ms);
         let (ended_ms, how, event) = if self.is_flushed(lock) {
             (now_ms, Ended::Expired, EventKind::Released)
-        } else if lock.at_ms <= now_ms {
-            (lock.at_ms, Ended::Expired, EventKind::Expired)
+        } else if lock.deadline_ms() <= now_ms {
+            (lock.deadline_ms(), Ended::Expired, EventKind::Expired)
         } else if session_ends_ms <= now_ms {
             (session_ends_ms, Ended::Expired, EventKind::SessionEnded)
         } else {

@@ -9,20 +9,22 @@ use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
 use crate::machine::log::command::Db;
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::deadlines::NEVER;
-use crate::machine::store::list::{put_slot, slot, Linked, Links, List};
-use crate::machine::store::slab::{Image, Slab, NONE};
+use crate::machine::store::list::{Linked, Links, List};
+use crate::machine::store::slab::{Image, Slab};
+use crate::machine::{LockSlot, QueueEntry, SessionSlot, Slot};
 use crate::types::{Fence, Reason};
 use hashbrown::HashTable;
 
 /// What a record is there for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Somebody holds it.
-    Held,
-    /// Free, but not for the taking: a multi-lock that waits for another of its resources stands first in line.
+    /// Somebody holds it until the deadline, or as long as the session lives ([`SessionSlot::NONE`]: no session). The epoch is that
+    /// of its database at the grant: see `sweep.rs`.
+    Held { deadline_ms: u64, session: SessionSlot, epoch: u16 },
+    /// Free, but reserved: the first waiter is a multi-lock that also waits for another resource.
     Awaited,
-    /// Free, kept for its last fence; in the idle list.
-    Idle,
+    /// Free and in the idle list, kept for its last fence.
+    Idle { since_ms: u64 },
 }
 
 /// How the last grant ended.
@@ -45,21 +47,17 @@ pub(crate) struct Lock {
     pub(crate) fence: Fence,
     /// Of the grant that ended last.
     ended_fence: Fence,
-    /// Held: when it ends. Idle: since when.
-    pub(crate) at_ms: u64,
-    db: u16,
-    /// Of its database, while held: see `sweep.rs`.
-    epoch: u16,
-    /// The holder's session, or `NONE`.
-    pub(crate) session: u32,
-    /// In the session's list while held, in the idle list while idle.
-    links: Links,
-    /// Seats, first in line first.
-    pub(crate) queue: List,
-    name_len: u32,
     pub(crate) phase: Phase,
+    db: u16,
+    /// In the session's list while held, in the idle list while idle.
+    links: Links<Lock>,
+    /// Queue entries, first in line first.
+    pub(crate) queue: List<QueueEntry>,
+    name_len: u32,
     ended: Ended,
 }
+
+const _: () = assert!(size_of::<Lock>() == 80 && size_of::<Option<Lock>>() == 80);
 
 impl Lock {
     /// A record nobody holds yet.
@@ -68,11 +66,8 @@ impl Lock {
             text: name.into(),
             fence: Fence(0),
             ended_fence: Fence(0),
-            at_ms: NEVER,
             db: db as u16,
-            epoch: 0,
-            session: NONE,
-            links: Links::ALONE,
+            links: Links::UNLINKED,
             queue: List::EMPTY,
             name_len: name.len() as u32,
             phase: Phase::Awaited,
@@ -84,8 +79,53 @@ impl Lock {
         Db::from(self.db)
     }
 
+    /// When the grant ends; [`NEVER`] where it has no end of its own, and for a free lock.
+    #[inline]
+    pub(crate) fn deadline_ms(&self) -> u64 {
+        match self.phase {
+            Phase::Held { deadline_ms, .. } => deadline_ms,
+            Phase::Awaited | Phase::Idle { .. } => NEVER,
+        }
+    }
+
+    /// Moves the end of a grant.
+    pub(crate) fn set_deadline(&mut self, at_ms: u64) {
+        match &mut self.phase {
+            Phase::Held { deadline_ms, .. } => *deadline_ms = at_ms,
+            Phase::Awaited | Phase::Idle { .. } => {}
+        }
+    }
+
+    /// The holder's session, if any.
+    #[inline]
+    pub(crate) fn session(&self) -> SessionSlot {
+        match self.phase {
+            Phase::Held { session, .. } => session,
+            Phase::Awaited | Phase::Idle { .. } => SessionSlot::NONE,
+        }
+    }
+
+    pub(crate) fn set_session(&mut self, to: SessionSlot) {
+        match &mut self.phase {
+            Phase::Held { session, .. } => *session = to,
+            Phase::Awaited | Phase::Idle { .. } => {}
+        }
+    }
+
+    /// The epoch of the grant; 0 for a free lock.
     pub(crate) fn epoch(&self) -> u16 {
-        self.epoch
+        match self.phase {
+            Phase::Held { epoch, .. } => epoch,
+            Phase::Awaited | Phase::Idle { .. } => 0,
+        }
+    }
+
+    /// Since when it has been in the idle list.
+    pub(crate) fn idle_since_ms(&self) -> Option<u64> {
+        match self.phase {
+            Phase::Idle { since_ms } => Some(since_ms),
+            Phase::Held { .. } | Phase::Awaited => None,
+        }
     }
 
     pub(crate) fn name(&self) -> &[u8] {
@@ -94,8 +134,8 @@ impl Lock {
 
     pub(crate) fn is_held(&self) -> bool {
         match self.phase {
-            Phase::Held => true,
-            Phase::Awaited | Phase::Idle => false,
+            Phase::Held { .. } => true,
+            Phase::Awaited | Phase::Idle { .. } => false,
         }
     }
 
@@ -109,7 +149,14 @@ impl Lock {
     }
 
     /// Brings a holder into being. Lists and deadlines are the caller's business.
-    pub(crate) fn hold(&mut self, fence: Fence, owner: &[u8], deadline_ms: u64, session: u32, epoch: u16) {
+    pub(crate) fn hold(
+        &mut self,
+        fence: Fence,
+        owner: &[u8],
+        deadline_ms: u64,
+        session: SessionSlot,
+        epoch: u16,
+    ) {
         let name_len = self.name_len as usize;
         if self.text.len() == name_len + owner.len() {
             self.text[name_len..].copy_from_slice(owner);
@@ -120,19 +167,13 @@ impl Lock {
             self.text = text.into_boxed_slice();
         }
         self.fence = fence;
-        self.at_ms = deadline_ms;
-        self.session = session;
-        self.epoch = epoch;
-        self.phase = Phase::Held;
+        self.phase = Phase::Held { deadline_ms, session, epoch };
     }
 
     /// Takes the holder away and remembers how.
     pub(crate) fn end(&mut self, how: Ended) {
         self.ended_fence = self.fence;
         self.ended = how;
-        self.at_ms = NEVER;
-        self.session = NONE;
-        self.epoch = 0;
         self.phase = Phase::Awaited;
         let name_len = self.name_len as usize;
         if self.text.len() > name_len + OWNER_BYTES_KEPT {
@@ -146,9 +187,6 @@ impl Lock {
             text: self.text.clone(),
             fence: self.fence,
             ended_fence: self.ended_fence,
-            at_ms: self.at_ms,
-            session: self.session,
-            epoch: self.epoch,
             phase: self.phase,
             ended: self.ended,
         }
@@ -159,9 +197,6 @@ impl Lock {
         self.text = before.text;
         self.fence = before.fence;
         self.ended_fence = before.ended_fence;
-        self.at_ms = before.at_ms;
-        self.session = before.session;
-        self.epoch = before.epoch;
         self.phase = before.phase;
         self.ended = before.ended;
     }
@@ -184,19 +219,25 @@ pub(crate) struct Before {
     text: Box<[u8]>,
     fence: Fence,
     ended_fence: Fence,
-    pub(crate) at_ms: u64,
-    pub(crate) session: u32,
-    epoch: u16,
     pub(crate) phase: Phase,
     ended: Ended,
 }
 
+impl Before {
+    pub(crate) fn session(&self) -> SessionSlot {
+        match self.phase {
+            Phase::Held { session, .. } => session,
+            Phase::Awaited | Phase::Idle { .. } => SessionSlot::NONE,
+        }
+    }
+}
+
 impl Linked for Lock {
-    fn links(&self) -> Links {
+    fn links(&self) -> Links<Lock> {
         self.links
     }
 
-    fn links_mut(&mut self) -> &mut Links {
+    fn links_mut(&mut self) -> &mut Links<Lock> {
         &mut self.links
     }
 }
@@ -205,10 +246,10 @@ impl Image for Lock {
     const KIND: u8 = kind::LOCK;
 
     fn write(&self, out: &mut Vec<u8>) {
-        let phase = match self.phase {
-            Phase::Held => 0u8,
-            Phase::Awaited => 1,
-            Phase::Idle => 2,
+        let (phase, at_ms) = match self.phase {
+            Phase::Held { deadline_ms, .. } => (0u8, deadline_ms),
+            Phase::Awaited => (1, NEVER),
+            Phase::Idle { since_ms } => (2, since_ms),
         };
         let ended = match self.ended {
             Ended::Unknown => 0u8,
@@ -217,25 +258,19 @@ impl Image for Lock {
         };
         out.push(phase << 4 | ended);
         put_varint(out, u64::from(self.db));
-        put_varint(out, u64::from(self.epoch));
+        put_varint(out, u64::from(self.epoch()));
         put_bytes(out, self.name());
         put_bytes(out, self.owner());
         put_varint(out, self.fence.0);
         put_varint(out, self.ended_fence.0);
-        put_varint(out, self.at_ms.wrapping_add(1));
-        put_slot(out, self.session);
+        put_varint(out, at_ms.wrapping_add(1));
+        self.session().write(out);
         self.links.write(out);
         self.queue.write(out);
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Lock> {
         let tag = reader.u8()?;
-        let phase = match tag >> 4 {
-            0 => Phase::Held,
-            1 => Phase::Awaited,
-            2 => Phase::Idle,
-            _ => return None,
-        };
         let ended = match tag & 15 {
             0 => Ended::Unknown,
             1 => Ended::Released,
@@ -246,20 +281,26 @@ impl Image for Lock {
         let epoch = u16::try_from(reader.varint()?).ok()?;
         let name = reader.bytes()?;
         let owner = reader.bytes()?;
-        if name.len() > KEY_BYTES_MAX || (phase != Phase::Held && !owner.is_empty()) {
+        let (fence, ended_fence) = (Fence(reader.varint()?), Fence(reader.varint()?));
+        let (at_ms, session) = (reader.varint()?.wrapping_sub(1), Slot::read(reader)?);
+        let phase = match tag >> 4 {
+            0 => Phase::Held { deadline_ms: at_ms, session, epoch },
+            1 if at_ms == NEVER => Phase::Awaited,
+            2 => Phase::Idle { since_ms: at_ms },
+            _ => return None,
+        };
+        let is_free = tag >> 4 != 0;
+        if name.len() > KEY_BYTES_MAX || (is_free && (!owner.is_empty() || session.is_some() || epoch != 0)) {
             return None;
         }
         Some(Lock {
             text: [name, owner].concat().into_boxed_slice(),
             name_len: name.len() as u32,
             db,
-            epoch,
             phase,
             ended,
-            fence: Fence(reader.varint()?),
-            ended_fence: Fence(reader.varint()?),
-            at_ms: reader.varint()?.wrapping_sub(1),
-            session: slot(reader)?,
+            fence,
+            ended_fence,
             links: Links::read(reader)?,
             queue: List::read(reader)?,
         })
@@ -270,7 +311,7 @@ const SHARDS: usize = 256;
 
 /// (db, name) → slot. Many small tables instead of one, so that growing never takes long. Never iterated.
 pub(crate) struct Names {
-    shards: Box<[HashTable<u32>]>,
+    shards: Box<[HashTable<LockSlot>]>,
 }
 
 impl Default for Names {
@@ -293,24 +334,24 @@ fn shard_of(hash: u64) -> usize {
 
 impl Names {
     #[inline]
-    pub(crate) fn find(&self, locks: &Slab<Lock>, db: Db, name: &[u8]) -> Option<u32> {
+    pub(crate) fn find(&self, locks: &Slab<Lock>, db: Db, name: &[u8]) -> Option<LockSlot> {
         let hash = name_hash(db, name);
-        let same = |slot: &u32| {
+        let same = |slot: &LockSlot| {
             let lock = &locks[*slot];
             lock.db() == db && lock.name() == name
         };
         self.shards[shard_of(hash)].find(hash, same).copied()
     }
 
-    pub(crate) fn insert(&mut self, locks: &Slab<Lock>, slot: u32) {
-        let rehash = |slot: &u32| name_hash(locks[*slot].db(), locks[*slot].name());
+    pub(crate) fn insert(&mut self, locks: &Slab<Lock>, slot: LockSlot) {
+        let rehash = |slot: &LockSlot| name_hash(locks[*slot].db(), locks[*slot].name());
         let hash = rehash(&slot);
         self.shards[shard_of(hash)].insert_unique(hash, slot, rehash);
     }
 
     /// Call before the record goes.
-    pub(crate) fn remove(&mut self, locks: &Slab<Lock>, slot: u32) {
-        let rehash = |slot: &u32| name_hash(locks[*slot].db(), locks[*slot].name());
+    pub(crate) fn remove(&mut self, locks: &Slab<Lock>, slot: LockSlot) {
+        let rehash = |slot: &LockSlot| name_hash(locks[*slot].db(), locks[*slot].name());
         let hash = rehash(&slot);
         let shard = &mut self.shards[shard_of(hash)];
         if let Ok(entry) = shard.find_entry(hash, |other| *other == slot) {

@@ -7,7 +7,7 @@ use crate::grammar::errors;
 use crate::machine::locks::acquire::{check_name, Terms};
 use crate::machine::log::command::Db;
 use crate::machine::queue::waiter::Form;
-use crate::machine::{Applied, Machine};
+use crate::machine::{Applied, LockSlot, Machine, SessionSlot};
 use crate::reply::{Refusal, Reply};
 use crate::types::{Fence, MULTI_RESOURCES_MAX};
 use smallvec::SmallVec;
@@ -59,7 +59,7 @@ impl Machine {
         for name in &sorted {
             if let Some(slot) = self.names.find(&self.locks, db, name) {
                 if self.locks[slot].owner() == terms.owner {
-                    self.check_retry_session(self.locks[slot].session, session)?;
+                    self.check_retry_session(self.locks[slot].session(), session)?;
                 }
             }
         }
@@ -97,10 +97,10 @@ impl Machine {
     }
 
     /// A record for each name; where there is no room for all, none is made.
-    fn records_for(&mut self, db: Db, names: &[&[u8]]) -> Result<Several<u32>, Refusal> {
+    fn records_for(&mut self, db: Db, names: &[&[u8]]) -> Result<Several<LockSlot>, Refusal> {
         let wanted = self.locks.len() + names.len();
         self.forget_oldest_idle(wanted.saturating_sub(self.limits.locks_max));
-        let known: Several<Option<u32>> =
+        let known: Several<Option<LockSlot>> =
             names.iter().map(|name| self.names.find(&self.locks, db, name)).collect();
         let missing = known.iter().filter(|slot| slot.is_none()).count();
         if self.locks.len() + missing > self.limits.locks_max {
@@ -117,10 +117,10 @@ impl Machine {
     /// the order of `slots`, and the shortest time granted (0 where none has an end of its own).
     pub(crate) fn grant_many(
         &mut self,
-        slots: &[u32],
+        slots: &[LockSlot],
         owner: &[u8],
         ttl_ms: u64,
-        session: u32,
+        session: SessionSlot,
         out: &mut Applied,
     ) -> (Several<Fence>, u64) {
         let mut fences = Several::new();

@@ -4,9 +4,8 @@ use crate::event::EventKind;
 use crate::machine::locks::lock::Ended;
 use crate::machine::locks::multi::Several;
 use crate::machine::log::command::Db;
-use crate::machine::store::deadlines::Kind;
-use crate::machine::store::slab::NONE;
-use crate::machine::{Applied, EventOwner, Machine};
+use crate::machine::store::deadlines::Timer;
+use crate::machine::{Applied, EventOwner, LockSlot, Machine};
 use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 use crate::types::{Fence, Reason};
@@ -48,15 +47,15 @@ impl Machine {
     }
 
     /// Ends a grant. The lock is served with the rest at the end of the command.
-    pub(crate) fn end_grant(&mut self, slot: u32, how: Ended, event: EventKind, out: &mut Applied) {
+    pub(crate) fn end_grant(&mut self, slot: LockSlot, how: Ended, event: EventKind, out: &mut Applied) {
         self.emit(event, slot, EventOwner::Holder, out);
-        let session = self.locks[slot].session;
-        if session != NONE {
+        let session = self.locks[slot].session();
+        if session.is_some() {
             let mut locks = self.sessions[session].locks;
             locks.unlink(&mut self.locks, slot);
             self.sessions.edit(session).locks = locks;
         }
-        self.deadlines.clear(Kind::Lock, slot);
+        self.deadlines.clear(Timer::Lock(slot));
         self.sweep.count_ended(self.locks[slot].db(), self.locks[slot].epoch());
         self.change_lock(slot, |lock| lock.end(how));
         if !self.values.is_empty() {

@@ -30,7 +30,7 @@ use crate::machine::keys::members::Grants;
 use crate::machine::log::command::Db;
 use crate::machine::store::deadlines::NEVER;
 use crate::machine::work::Work;
-use crate::machine::Machine;
+use crate::machine::{LockSlot, Machine};
 use crate::reply::{Refusal, Reply};
 use crate::types::{Fence, Member, Stamp};
 use ::bytes::Bytes;
@@ -260,17 +260,17 @@ impl<'m> Overlay<'m> {
         self.changes.by_db.get(&db)?.get(key)
     }
 
-    fn machine_slot(&self, db: Db, key: &[u8]) -> Option<u32> {
+    fn machine_slot(&self, db: Db, key: &[u8]) -> Option<LockSlot> {
         self.machine.names.find(&self.machine.locks, db, key)
     }
 
     /// A key of the machine's that nothing has changed yet, whoever may see it.
-    fn in_machine(&self, slot: u32) -> Option<Seen<'_>> {
+    fn in_machine(&self, slot: LockSlot) -> Option<Seen<'_>> {
         let lock = &self.machine.locks[slot];
         let flushed = self.has_flushed(lock.db());
         (!flushed && self.machine.is_held_now(lock)).then(|| Seen {
             value: self.machine.key_view(slot),
-            at_ms: lock.at_ms,
+            at_ms: lock.deadline_ms(),
             grants: self.machine.grants.get(&slot),
         })
     }

@@ -3,10 +3,9 @@
 //! Keys with a record in the machine come at their slots, as they do outside; keys that came into being in this run come
 //! behind them, in the order of their names.
 
-use super::{Db, Overlay, View};
+use super::{Db, LockSlot, Overlay, View};
 use crate::glob;
 use crate::grammar::{self, Request};
-use crate::machine::store::slab::NONE;
 use crate::machine::Query;
 use crate::reply::{Refusal, Reply};
 use crate::types::SCAN_COUNT_MAX;
@@ -30,7 +29,7 @@ impl Overlay<'_> {
     }
 
     /// The key at one slot, as the run has left it.
-    fn at_slot(&self, slot: u32, visit: &mut dyn FnMut(&[u8], View<'_>)) {
+    fn at_slot(&self, slot: LockSlot, visit: &mut dyn FnMut(&[u8], View<'_>)) {
         let lock = &self.machine.locks[slot];
         let changed = if self.changes.by_db.is_empty() { None } else { self.entry(lock.db(), lock.name()) };
         let seen = match changed {
@@ -62,10 +61,10 @@ impl Overlay<'_> {
         self.everything.set(true);
         let mut looked = 0;
         if cursor < NEW_FROM {
-            let first = u32::try_from(cursor).unwrap_or(NONE);
+            let first = LockSlot::from_cursor(cursor);
             for (slot, lock) in self.machine.locks.iter_from(first) {
                 if looked == count {
-                    return u64::from(slot);
+                    return u64::from(slot.number());
                 }
                 looked += 1;
                 if lock.db() == db {

@@ -104,8 +104,8 @@ impl Overlay<'_> {
     /// Sets when the caller's share of a held key ends. A member that has none yet takes one.
     pub(super) fn set_end(&mut self, db: Db, key: &[u8], at_ms: u64) -> Result<(), Refusal> {
         let (member, now_ms, next_fence) = (self.member, self.now_ms(), self.next_fence(db, key));
-        let no_seat = |grants: &Grants| member.is_some_and(|member| !grants.has_room_for(member));
-        if self.held(db, key).is_some_and(|seen| seen.grants.is_some_and(no_seat)) {
+        let is_full = |grants: &Grants| member.is_some_and(|member| !grants.has_room_for(member));
+        if self.held(db, key).is_some_and(|seen| seen.grants.is_some_and(is_full)) {
             return Err(errors::TOO_MANY_MEMBERS);
         }
         let entry = self.open(db, key);

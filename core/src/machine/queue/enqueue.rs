@@ -1,27 +1,26 @@
-//! Standing in line: taking seats, hanging another request on them, and every way to leave but the grant.
+//! Standing in line: taking queue entries, hanging another request on them, and every way to leave but the grant.
 
 use crate::event::EventKind;
 use crate::grammar::errors;
 use crate::machine::locks::acquire::Terms;
 use crate::machine::locks::multi::Several;
-use crate::machine::queue::waiter::{Form, Pending, Seat, Waiter};
+use crate::machine::queue::waiter::{Form, Pending, QueueEntry, Waiter};
 use crate::machine::requests::dedup::Seen;
-use crate::machine::store::deadlines::Kind;
-use crate::machine::store::slab::NONE;
-use crate::machine::{Applied, EventOwner, Machine};
+use crate::machine::store::deadlines::Timer;
+use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot, WaiterSlot};
 use crate::mutants::{on, Mutant};
 use crate::reply::{Refusal, Reply};
 use crate::types::RequestId;
 use smallvec::SmallVec;
 
 impl Machine {
-    /// Queues a request for these locks, given in canonical order, or hangs it on the seats its owner already has.
+    /// Queues a request for these locks, given in canonical order, or hangs it on the queue entries its owner already has.
     pub(crate) fn wait_for(
         &mut self,
-        slots: &[u32],
+        slots: &[LockSlot],
         form: Form,
         terms: &Terms<'_>,
-        session: u32,
+        session: SessionSlot,
         out: &mut Applied,
     ) -> Result<(), Refusal> {
         let deadline_ms = self.clock.logical_ms + terms.wait_ms;
@@ -41,47 +40,49 @@ impl Machine {
             pending,
         ));
         for &slot in slots {
-            self.take_seat(waiter, slot, out);
+            self.join_queue(waiter, slot, out);
         }
         self.memory.waiters += self.waiters[waiter].weight();
-        if session != NONE {
+        if session.is_some() {
             let mut waiters = self.sessions[session].waiters;
             waiters.push_back(&mut self.waiters, waiter);
             let record = self.sessions.edit(session);
             record.waiters = waiters;
-            record.seats += slots.len() as u32;
+            record.queue_entries += slots.len() as u32;
         }
         if let Some(id) = terms.id {
             self.requests.insert(id, waiter);
         }
-        self.deadlines.set(Kind::Waiter, waiter, deadline_ms);
+        self.deadlines.set(Timer::Waiter(waiter), deadline_ms);
         Ok(())
     }
 
-    fn take_seat(&mut self, waiter: u32, slot: u32, out: &mut Applied) {
+    fn join_queue(&mut self, waiter: WaiterSlot, slot: LockSlot, out: &mut Applied) {
         // A free lock with somebody in line is no longer idle.
         self.unpark(slot);
-        let seat = self.seats.insert(Seat::new(slot, waiter));
+        let entry = self.queue_entries.insert(QueueEntry::new(slot, waiter));
         let mut queue = self.locks[slot].queue;
-        queue.push_back(&mut self.seats, seat);
-        while on(Mutant::LastComeFirstServed) && queue.head != seat {
+        queue.push_back(&mut self.queue_entries, entry);
+        while on(Mutant::LastComeFirstServed) && queue.head != entry {
             let first = queue.head;
-            queue.unlink(&mut self.seats, first);
-            queue.push_back(&mut self.seats, first);
+            queue.unlink(&mut self.queue_entries, first);
+            queue.push_back(&mut self.queue_entries, first);
         }
         self.locks.edit(slot).queue = queue;
-        self.waiters.edit(waiter).seats.push(seat);
-        self.queued_owners.insert(&self.seats, &self.waiters, seat);
+        self.waiters.edit(waiter).queue_entries.push(entry);
+        self.queued_owners.insert(&self.queue_entries, &self.waiters, entry);
         self.emit(EventKind::Queued, slot, EventOwner::Waiter(waiter), out);
     }
 
     /// The waiter this owner already has for exactly these locks. An owner names one attempt: it cannot be in line with
     /// another set.
-    fn queued_waiter(&self, slots: &[u32], owner: &[u8]) -> Result<Option<u32>, Refusal> {
-        let seat_at = |slot: &u32| self.queued_owners.find(&self.seats, &self.waiters, *slot, owner);
-        let Some(seat) = slots.iter().find_map(seat_at) else { return Ok(None) };
-        let waiter = self.seats[seat].waiter;
-        let queued_for = self.waiters[waiter].seats.iter().map(|seat| self.seats[*seat].lock);
+    fn queued_waiter(&self, slots: &[LockSlot], owner: &[u8]) -> Result<Option<WaiterSlot>, Refusal> {
+        let entry_at =
+            |slot: &LockSlot| self.queued_owners.find(&self.queue_entries, &self.waiters, *slot, owner);
+        let Some(entry) = slots.iter().find_map(entry_at) else { return Ok(None) };
+        let waiter = self.queue_entries[entry].waiter;
+        let queued_for =
+            self.waiters[waiter].queue_entries.iter().map(|entry| self.queue_entries[*entry].lock);
         if queued_for.eq(slots.iter().copied()) {
             Ok(Some(waiter))
         } else {
@@ -89,7 +90,13 @@ impl Machine {
         }
     }
 
-    fn attach(&mut self, waiter: u32, pending: Pending, ttl_ms: u64, session: u32) -> Result<(), Refusal> {
+    fn attach(
+        &mut self,
+        waiter: WaiterSlot,
+        pending: Pending,
+        ttl_ms: u64,
+        session: SessionSlot,
+    ) -> Result<(), Refusal> {
         self.check_retry_session(self.waiters[waiter].session, session)?;
         if self.waiters[waiter].requests.len() >= self.limits.requests_per_waiter_max {
             return Err(errors::too_many_retries(self.limits.requests_per_waiter_max));
@@ -103,16 +110,18 @@ impl Machine {
             record.ttl_ms = if record.ttl_ms == 0 || ttl_ms == 0 { 0 } else { record.ttl_ms.max(ttl_ms) };
             record.next_deadline_ms()
         });
-        self.deadlines.set(Kind::Waiter, waiter, deadline_ms);
+        self.deadlines.set(Timer::Waiter(waiter), deadline_ms);
         Ok(())
     }
 
-    fn check_room(&self, slots: &[u32]) -> Result<(), Refusal> {
+    fn check_room(&self, slots: &[LockSlot]) -> Result<(), Refusal> {
         let limits = &self.limits;
         if slots.iter().any(|slot| self.locks[*slot].queue.len as usize >= limits.waiters_per_lock_max) {
             return Err(errors::queue_full());
         }
-        if self.waiters.len() >= limits.waiters_max || self.seats.len() + slots.len() > limits.seats_max {
+        if self.waiters.len() >= limits.waiters_max
+            || self.queue_entries.len() + slots.len() > limits.queue_entries_max
+        {
             return Err(errors::too_many_waiters(limits.waiters_max));
         }
         Ok(())
@@ -139,7 +148,7 @@ impl Machine {
     }
 
     /// Nodes that are no more have nobody to answer to: their requests leave without a word.
-    pub(crate) fn drop_lost(&mut self, waiter: u32, out: &mut Applied) {
+    pub(crate) fn drop_lost(&mut self, waiter: WaiterSlot, out: &mut Applied) {
         let requests = &self.waiters[waiter].requests;
         let lost: SmallVec<[RequestId; 1]> =
             requests.iter().filter_map(|pending| pending.id).filter(|id| self.is_lost(*id)).collect();
@@ -149,14 +158,19 @@ impl Machine {
     }
 
     /// Requests whose time is up are answered nil.
-    pub(crate) fn give_up_overdue(&mut self, waiter: u32, is_up: impl Fn(u64) -> bool, out: &mut Applied) {
+    pub(crate) fn give_up_overdue(
+        &mut self,
+        waiter: WaiterSlot,
+        is_up: impl Fn(u64) -> bool,
+        out: &mut Applied,
+    ) {
         self.give_up(waiter, |pending| is_up(pending.deadline_ms), Some(&Reply::Nil), out);
     }
 
     /// Some of a waiter's requests end without a grant. With the last of them the waiter leaves.
     fn give_up(
         &mut self,
-        waiter: u32,
+        waiter: WaiterSlot,
         ends: impl Fn(&Pending) -> bool,
         reply: Option<&Reply>,
         out: &mut Applied,
@@ -171,7 +185,7 @@ impl Machine {
         if is_empty {
             self.leave(waiter, out);
         } else {
-            self.deadlines.set(Kind::Waiter, waiter, next_ms);
+            self.deadlines.set(Timer::Waiter(waiter), next_ms);
         }
         for pending in ended {
             self.settle(&pending, reply.cloned(), out);
@@ -179,9 +193,9 @@ impl Machine {
     }
 
     /// A waiter leaves all its queues; whoever stood behind it may be next.
-    pub(crate) fn leave(&mut self, waiter: u32, out: &mut Applied) -> Waiter {
-        for at in 0..self.waiters[waiter].seats.len() {
-            let slot = self.seats[self.waiters[waiter].seats[at]].lock;
+    pub(crate) fn leave(&mut self, waiter: WaiterSlot, out: &mut Applied) -> Waiter {
+        for at in 0..self.waiters[waiter].queue_entries.len() {
+            let slot = self.queue_entries[self.waiters[waiter].queue_entries[at]].lock;
             self.emit(EventKind::Abandoned, slot, EventOwner::Waiter(waiter), out);
         }
         let (record, slots) = self.vacate(waiter);
@@ -190,28 +204,28 @@ impl Machine {
     }
 
     /// Takes a waiter out of all structures. Answers it, and the locks it stood at in canonical order.
-    pub(crate) fn vacate(&mut self, waiter: u32) -> (Waiter, Several<u32>) {
+    pub(crate) fn vacate(&mut self, waiter: WaiterSlot) -> (Waiter, Several<LockSlot>) {
         self.memory.waiters -= self.waiters[waiter].weight();
         let mut slots = Several::new();
-        for at in 0..self.waiters[waiter].seats.len() {
-            let seat = self.waiters[waiter].seats[at];
-            let slot = self.seats[seat].lock;
-            self.queued_owners.remove(&self.seats, &self.waiters, seat);
+        for at in 0..self.waiters[waiter].queue_entries.len() {
+            let entry = self.waiters[waiter].queue_entries[at];
+            let slot = self.queue_entries[entry].lock;
+            self.queued_owners.remove(&self.queue_entries, &self.waiters, entry);
             let mut queue = self.locks[slot].queue;
-            queue.unlink(&mut self.seats, seat);
+            queue.unlink(&mut self.queue_entries, entry);
             self.locks.edit(slot).queue = queue;
-            self.seats.remove(seat);
+            self.queue_entries.remove(entry);
             slots.push(slot);
         }
         let session = self.waiters[waiter].session;
-        if session != NONE {
+        if session.is_some() {
             let mut waiters = self.sessions[session].waiters;
             waiters.unlink(&mut self.waiters, waiter);
             let record = self.sessions.edit(session);
             record.waiters = waiters;
-            record.seats -= slots.len() as u32;
+            record.queue_entries -= slots.len() as u32;
         }
-        self.deadlines.clear(Kind::Waiter, waiter);
+        self.deadlines.clear(Timer::Waiter(waiter));
         (self.waiters.remove(waiter), slots)
     }
 

@@ -8,8 +8,7 @@ use crate::event::EventKind;
 use crate::machine::locks::lock::Phase;
 use crate::machine::locks::multi::many_granted;
 use crate::machine::queue::waiter::Form;
-use crate::machine::store::slab::NONE;
-use crate::machine::{Applied, EventOwner, Machine};
+use crate::machine::{Applied, EventOwner, LockSlot, Machine, WaiterSlot};
 use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 
@@ -21,21 +20,21 @@ impl Machine {
     }
 
     /// One look at a lock. True where it has to be looked at again.
-    fn serve(&mut self, slot: u32, out: &mut Applied) -> bool {
+    fn serve(&mut self, slot: LockSlot, out: &mut Applied) -> bool {
         // The record may be gone, or its number given to another lock: to look at any lock once more does no harm.
         let Some(lock) = self.locks.get(slot) else { return false };
-        let first = self.seats.get(lock.queue.head).map(|seat| seat.waiter);
+        let first = self.queue_entries.get(lock.queue.head).map(|entry| entry.waiter);
         let waiter = match (lock.phase, first) {
-            (Phase::Idle, _) | (Phase::Held, None) => return false,
+            (Phase::Idle { .. }, _) | (Phase::Held { .. }, None) => return false,
             (Phase::Awaited, None) => {
                 self.park(slot);
                 return false;
             }
             (Phase::Awaited, Some(waiter)) => waiter,
             // Its holder may be first in line with a multi-lock that has this one among its resources.
-            (Phase::Held, Some(waiter)) if *self.waiters[waiter].owner == *lock.owner() => waiter,
-            (Phase::Held, Some(waiter)) if on(Mutant::AllWaitersAtOnce) => waiter,
-            (Phase::Held, Some(_)) => return false,
+            (Phase::Held { .. }, Some(waiter)) if *self.waiters[waiter].owner == *lock.owner() => waiter,
+            (Phase::Held { .. }, Some(waiter)) if on(Mutant::AllWaitersAtOnce) => waiter,
+            (Phase::Held { .. }, Some(_)) => return false,
         };
         if !self.is_fit(waiter, out) {
             return true;
@@ -48,9 +47,9 @@ impl Machine {
     }
 
     /// Whether a waiter may still be granted. One whose session or time is over leaves at once.
-    fn is_fit(&mut self, waiter: u32, out: &mut Applied) -> bool {
+    fn is_fit(&mut self, waiter: WaiterSlot, out: &mut Applied) -> bool {
         let session = self.waiters[waiter].session;
-        if session != NONE && self.sessions[session].deadline_ms <= self.clock.logical_ms {
+        if session.is_some() && self.sessions[session].deadline_ms <= self.clock.logical_ms {
             self.leave_with_session(waiter, out);
             return false;
         }
@@ -71,24 +70,24 @@ impl Machine {
     }
 
     /// Whether a waiter heads every queue it stands in, and every lock is free (or its own already).
-    fn is_first_everywhere(&mut self, waiter: u32, out: &mut Applied) -> bool {
-        let seats = self.waiters[waiter].seats.clone();
-        for seat in &seats {
-            let slot = self.seats[*seat].lock;
+    fn is_first_everywhere(&mut self, waiter: WaiterSlot, out: &mut Applied) -> bool {
+        let queue_entries = self.waiters[waiter].queue_entries.clone();
+        for entry in &queue_entries {
+            let slot = self.queue_entries[*entry].lock;
             if self.end_if_due(slot, out).is_some() {
                 // It goes on `to_serve`, and finds this waiter again if it is its turn there.
                 return false;
             }
             let lock = &self.locks[slot];
             let is_mine = lock.is_held() && lock.owner() == &*self.waiters[waiter].owner;
-            if lock.queue.head != *seat || (lock.is_held() && !is_mine && !on(Mutant::AllWaitersAtOnce)) {
+            if lock.queue.head != *entry || (lock.is_held() && !is_mine && !on(Mutant::AllWaitersAtOnce)) {
                 return false;
             }
         }
         true
     }
 
-    fn grant_waiter(&mut self, waiter: u32, out: &mut Applied) {
+    fn grant_waiter(&mut self, waiter: WaiterSlot, out: &mut Applied) {
         let (record, slots) = self.vacate(waiter);
         for &slot in &slots {
             // What it holds already is not granted again: there its place in line ends without a grant.
@@ -107,15 +106,13 @@ impl Machine {
     }
 
     /// A free lock with nobody in line: kept for its last fence, or dropped where it never had one.
-    fn park(&mut self, slot: u32) {
+    fn park(&mut self, slot: LockSlot) {
         if self.locks[slot].fence.0 == 0 {
             self.names.remove(&self.locks, slot);
             self.remove_lock(slot);
             return;
         }
-        let lock = self.locks.edit(slot);
-        lock.phase = Phase::Idle;
-        lock.at_ms = self.clock.logical_ms;
+        self.locks.edit(slot).phase = Phase::Idle { since_ms: self.clock.logical_ms };
         self.memory.idle += self.locks[slot].weight();
         self.idle.push_back(&mut self.locks, slot);
         if self.idle.len as usize > self.limits.idle_max {
@@ -124,15 +121,13 @@ impl Machine {
     }
 
     /// Takes a free lock off the idle list, for it is needed again.
-    pub(crate) fn unpark(&mut self, slot: u32) {
+    pub(crate) fn unpark(&mut self, slot: LockSlot) {
         match self.locks[slot].phase {
-            Phase::Held | Phase::Awaited => {}
-            Phase::Idle => {
+            Phase::Held { .. } | Phase::Awaited => {}
+            Phase::Idle { .. } => {
                 self.memory.idle -= self.locks[slot].weight();
                 self.idle.unlink(&mut self.locks, slot);
-                let lock = self.locks.edit(slot);
-                lock.phase = Phase::Awaited;
-                lock.at_ms = crate::machine::store::deadlines::NEVER;
+                self.locks.edit(slot).phase = Phase::Awaited;
             }
         }
     }
@@ -141,7 +136,7 @@ impl Machine {
     pub(crate) fn forget_oldest_idle(&mut self, count: usize) {
         for _ in 0..count {
             let slot = self.idle.head;
-            if slot == NONE {
+            if slot.is_none() {
                 return;
             }
             self.memory.idle -= self.locks[slot].weight();

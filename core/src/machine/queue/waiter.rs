@@ -1,50 +1,55 @@
-//! Who waits: one [`Waiter`] an owner that asked, one [`Seat`] a queue it stands in. A waiter of `LOCK.ACQUIRE` has one seat,
-//! one of `LOCK.MACQUIRE` a seat for each resource, all taken in the same instant.
+//! Who waits: one [`Waiter`] an owner that asked, one [`QueueEntry`] a queue it stands in. A waiter of `LOCK.ACQUIRE` has one queue entry,
+//! one of `LOCK.MACQUIRE` a queue entry for each resource, all taken in the same instant.
 
 use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::deadlines::NEVER;
-use crate::machine::store::list::{put_slot, slot, Linked, Links};
+use crate::machine::store::list::{Linked, Links};
 use crate::machine::store::slab::{Image, Slab};
+use crate::machine::{LockSlot, QueueEntrySlot, SessionSlot, Slot, WaiterSlot};
 use crate::types::{Origin, RequestId, MULTI_RESOURCES_MAX, OWNER_BYTES_MAX};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
 /// A place in one lock's queue.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Seat {
-    pub(crate) lock: u32,
-    pub(crate) waiter: u32,
-    links: Links,
+pub(crate) struct QueueEntry {
+    pub(crate) lock: LockSlot,
+    pub(crate) waiter: WaiterSlot,
+    links: Links<QueueEntry>,
 }
 
-impl Seat {
-    pub(crate) fn new(lock: u32, waiter: u32) -> Seat {
-        Seat { lock, waiter, links: Links::ALONE }
+impl QueueEntry {
+    pub(crate) fn new(lock: LockSlot, waiter: WaiterSlot) -> QueueEntry {
+        QueueEntry { lock, waiter, links: Links::UNLINKED }
     }
 }
 
-impl Linked for Seat {
-    fn links(&self) -> Links {
+impl Linked for QueueEntry {
+    fn links(&self) -> Links<QueueEntry> {
         self.links
     }
 
-    fn links_mut(&mut self) -> &mut Links {
+    fn links_mut(&mut self) -> &mut Links<QueueEntry> {
         &mut self.links
     }
 }
 
-impl Image for Seat {
-    const KIND: u8 = kind::SEAT;
+impl Image for QueueEntry {
+    const KIND: u8 = kind::QUEUE_ENTRY;
 
     fn write(&self, out: &mut Vec<u8>) {
-        put_slot(out, self.lock);
-        put_slot(out, self.waiter);
+        self.lock.write(out);
+        self.waiter.write(out);
         self.links.write(out);
     }
 
-    fn read(reader: &mut Reader<'_>) -> Option<Seat> {
-        Some(Seat { lock: slot(reader)?, waiter: slot(reader)?, links: Links::read(reader)? })
+    fn read(reader: &mut Reader<'_>) -> Option<QueueEntry> {
+        Some(QueueEntry {
+            lock: Slot::read(reader)?,
+            waiter: Slot::read(reader)?,
+            links: Links::read(reader)?,
+        })
     }
 }
 
@@ -72,11 +77,11 @@ pub(crate) struct Waiter {
     /// Never empty, in the order they came.
     pub(crate) requests: SmallVec<[Pending; 1]>,
     /// In the canonical order of the resources' names.
-    pub(crate) seats: SmallVec<[u32; 4]>,
+    pub(crate) queue_entries: SmallVec<[QueueEntrySlot; 4]>,
     /// `NONE` where it has none.
-    pub(crate) session: u32,
+    pub(crate) session: SessionSlot,
     /// In the session's list.
-    links: Links,
+    links: Links<Waiter>,
     pub(crate) ttl_ms: u64,
     pub(crate) since_ms: u64,
 }
@@ -92,13 +97,19 @@ impl Form {
 }
 
 impl Waiter {
-    pub(crate) fn new(owner: &[u8], session: u32, ttl_ms: u64, since_ms: u64, first: Pending) -> Waiter {
+    pub(crate) fn new(
+        owner: &[u8],
+        session: SessionSlot,
+        ttl_ms: u64,
+        since_ms: u64,
+        first: Pending,
+    ) -> Waiter {
         Waiter {
             owner: owner.into(),
             requests: SmallVec::from_iter([first]),
-            seats: SmallVec::new(),
+            queue_entries: SmallVec::new(),
             session,
-            links: Links::ALONE,
+            links: Links::UNLINKED,
             ttl_ms,
             since_ms,
         }
@@ -116,11 +127,11 @@ impl Waiter {
 }
 
 impl Linked for Waiter {
-    fn links(&self) -> Links {
+    fn links(&self) -> Links<Waiter> {
         self.links
     }
 
-    fn links_mut(&mut self) -> &mut Links {
+    fn links_mut(&mut self) -> &mut Links<Waiter> {
         &mut self.links
     }
 }
@@ -130,12 +141,12 @@ impl Image for Waiter {
 
     fn write(&self, out: &mut Vec<u8>) {
         put_bytes(out, &self.owner);
-        put_slot(out, self.session);
+        self.session.write(out);
         self.links.write(out);
         put_varint(out, self.ttl_ms);
         put_varint(out, self.since_ms);
-        put_varint(out, self.seats.len() as u64);
-        self.seats.iter().for_each(|seat| put_slot(out, *seat));
+        put_varint(out, self.queue_entries.len() as u64);
+        self.queue_entries.iter().for_each(|entry| entry.write(out));
         put_varint(out, self.requests.len() as u64);
         self.requests.iter().for_each(|request| request.write(out));
     }
@@ -145,24 +156,24 @@ impl Image for Waiter {
         if owner.is_empty() || owner.len() > OWNER_BYTES_MAX {
             return None;
         }
-        let session = slot(reader)?;
+        let session = Slot::read(reader)?;
         let links = Links::read(reader)?;
         let (ttl_ms, since_ms) = (reader.varint()?, reader.varint()?);
-        let mut seats = SmallVec::new();
+        let mut queue_entries = SmallVec::new();
         for _ in 0..reader.varint()? {
-            if seats.len() == MULTI_RESOURCES_MAX {
+            if queue_entries.len() == MULTI_RESOURCES_MAX {
                 return None;
             }
-            seats.push(slot(reader)?);
+            queue_entries.push(Slot::read(reader)?);
         }
         let mut requests = SmallVec::new();
         for _ in 0..reader.varint()? {
-            requests.push(Pending::read(reader, seats.len())?);
+            requests.push(Pending::read(reader, queue_entries.len())?);
         }
-        if seats.is_empty() || requests.is_empty() {
+        if queue_entries.is_empty() || requests.is_empty() {
             return None;
         }
-        Some(Waiter { owner: owner.into(), requests, seats, session, links, ttl_ms, since_ms })
+        Some(Waiter { owner: owner.into(), requests, queue_entries, session, links, ttl_ms, since_ms })
     }
 }
 
@@ -185,16 +196,17 @@ impl Pending {
         }
     }
 
-    fn read(reader: &mut Reader<'_>, seats: usize) -> Option<Pending> {
+    fn read(reader: &mut Reader<'_>, queue_entries: usize) -> Option<Pending> {
         let id = if reader.flag()? { Some(request_id(reader)?) } else { None };
         let deadline_ms = reader.varint()?;
         let form = if reader.flag()? {
             let order = reader.bytes()?;
-            if order.len() != seats || order.iter().any(|place| usize::from(*place) >= seats) {
+            if order.len() != queue_entries || order.iter().any(|place| usize::from(*place) >= queue_entries)
+            {
                 return None;
             }
             Form::Many(order.into())
-        } else if seats == 1 {
+        } else if queue_entries == 1 {
             Form::One
         } else {
             return None;
@@ -221,14 +233,14 @@ pub(crate) fn origin(reader: &mut Reader<'_>) -> Option<Origin> {
     Some(Origin { node: reader.varint()?, incarnation: reader.u64_fixed()? })
 }
 
-/// (lock, owner) → seat: how a retry finds the place it already has. Never iterated.
+/// (lock, owner) → queue entry: how a retry finds the place it already has. Never iterated.
 #[derive(Default)]
 pub(crate) struct QueuedOwners {
-    seats: HashTable<u32>,
+    queue_entries: HashTable<QueueEntrySlot>,
 }
 
-fn seat_hash(lock: u32, owner: &[u8]) -> u64 {
-    let mut hash = Hash64::new(u64::from(lock));
+fn entry_hash(lock: LockSlot, owner: &[u8]) -> u64 {
+    let mut hash = Hash64::new(u64::from(lock.number()));
     hash.write(owner);
     hash.finish()
 }
@@ -236,32 +248,50 @@ fn seat_hash(lock: u32, owner: &[u8]) -> u64 {
 impl QueuedOwners {
     pub(crate) fn find(
         &self,
-        seats: &Slab<Seat>,
+        queue_entries: &Slab<QueueEntry>,
         waiters: &Slab<Waiter>,
-        lock: u32,
+        lock: LockSlot,
         owner: &[u8],
-    ) -> Option<u32> {
-        let same = |seat: &u32| seats[*seat].lock == lock && *waiters[seats[*seat].waiter].owner == *owner;
-        self.seats.find(seat_hash(lock, owner), same).copied()
+    ) -> Option<QueueEntrySlot> {
+        let same = |entry: &QueueEntrySlot| {
+            queue_entries[*entry].lock == lock && *waiters[queue_entries[*entry].waiter].owner == *owner
+        };
+        self.queue_entries.find(entry_hash(lock, owner), same).copied()
     }
 
-    pub(crate) fn insert(&mut self, seats: &Slab<Seat>, waiters: &Slab<Waiter>, seat: u32) {
-        let hash = |seat: &u32| seat_hash(seats[*seat].lock, &waiters[seats[*seat].waiter].owner);
-        self.seats.insert_unique(hash(&seat), seat, hash);
+    pub(crate) fn insert(
+        &mut self,
+        queue_entries: &Slab<QueueEntry>,
+        waiters: &Slab<Waiter>,
+        entry: QueueEntrySlot,
+    ) {
+        let hash = |entry: &QueueEntrySlot| {
+            entry_hash(queue_entries[*entry].lock, &waiters[queue_entries[*entry].waiter].owner)
+        };
+        self.queue_entries.insert_unique(hash(&entry), entry, hash);
     }
 
-    /// Call before the seat goes.
-    pub(crate) fn remove(&mut self, seats: &Slab<Seat>, waiters: &Slab<Waiter>, seat: u32) {
-        let hash = |seat: &u32| seat_hash(seats[*seat].lock, &waiters[seats[*seat].waiter].owner);
-        if let Ok(entry) = self.seats.find_entry(hash(&seat), |other| *other == seat) {
+    /// Call before the queue entry goes.
+    pub(crate) fn remove(
+        &mut self,
+        queue_entries: &Slab<QueueEntry>,
+        waiters: &Slab<Waiter>,
+        entry: QueueEntrySlot,
+    ) {
+        let hash = |entry: &QueueEntrySlot| {
+            entry_hash(queue_entries[*entry].lock, &waiters[queue_entries[*entry].waiter].owner)
+        };
+        if let Ok(entry) = self.queue_entries.find_entry(hash(&entry), |other| *other == entry) {
             entry.remove();
         }
-        if self.seats.capacity() > 1024 && self.seats.len() < self.seats.capacity() / 8 {
-            self.seats.shrink_to(self.seats.len() * 2, hash);
+        if self.queue_entries.capacity() > 1024
+            && self.queue_entries.len() < self.queue_entries.capacity() / 8
+        {
+            self.queue_entries.shrink_to(self.queue_entries.len() * 2, hash);
         }
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.seats.len()
+        self.queue_entries.len()
     }
 }

@@ -1,9 +1,9 @@
 //! Circles of sessions that wait for each other. A wait that would close one is refused at once.
 //!
 //! A session waits for the holder of every lock it is queued for, and for whoever stands before it in those queues: they
-//! are served first. New edges arise only when somebody takes a seat at the end of a queue, and they all start at its
+//! are served first. New edges arise only when somebody joins the end of a queue, and they all start at its
 //! session: a grant turns "stands before me" into "holds it" and changes nobody's target. So the one place to look is
-//! before the seat is taken, and the one question is whether a circle leads back to that session.
+//! before it is queued, and the one question is whether a circle leads back to that session.
 //!
 //! # Caveats
 //!
@@ -16,33 +16,32 @@
 use crate::grammar::errors;
 use crate::machine::locks::multi::Several;
 use crate::machine::store::list::Linked;
-use crate::machine::store::slab::NONE;
-use crate::machine::{HashMap, Machine};
+use crate::machine::{HashMap, LockSlot, Machine, QueueEntrySlot, SessionSlot};
 use crate::reply::Refusal;
 use std::collections::VecDeque;
 
 /// How a session was reached: from which one, and over which lock.
 #[derive(Clone, Copy)]
 struct Step {
-    from: u32,
-    lock: u32,
+    from: SessionSlot,
+    lock: LockSlot,
     /// Where `from` was reached over the first lock alone: that lock. The way begins there.
-    begins_over: Option<u32>,
+    begins_over: Option<LockSlot>,
 }
 
 /// One search. Sessions at the first lock of a way are kept apart from the rest: from them only other locks lead on, because
 /// a walk over that one queue alone closes no circle.
 struct Search<'a> {
     machine: &'a Machine,
-    target: u32,
+    target: SessionSlot,
     /// Sessions reached over the first lock alone, and that lock.
-    near: VecDeque<(u32, u32)>,
-    near_known: HashMap<(u32, u32), ()>,
+    near: VecDeque<(SessionSlot, LockSlot)>,
+    near_known: HashMap<(SessionSlot, LockSlot), ()>,
     /// Sessions reached over two locks or more, and how.
-    far: VecDeque<u32>,
-    far_known: HashMap<u32, Step>,
-    /// Seats from which on up to the head everybody is known.
-    walked: HashMap<u32, ()>,
+    far: VecDeque<SessionSlot>,
+    far_known: HashMap<SessionSlot, Step>,
+    /// Queue entries from which on up to the head everybody is known.
+    walked: HashMap<QueueEntrySlot, ()>,
     steps_left: usize,
 }
 
@@ -52,9 +51,9 @@ enum Found {
 }
 
 impl Machine {
-    /// Refuses a wait of `session` for `slots` where it would close a circle. Called before any seat is taken.
-    pub(crate) fn refuse_circle(&mut self, session: u32, slots: &[u32]) -> Result<(), Refusal> {
-        if session == NONE {
+    /// Refuses a wait of `session` for `slots` where it would close a circle. Called before anything is queued.
+    pub(crate) fn refuse_circle(&mut self, session: SessionSlot, slots: &[LockSlot]) -> Result<(), Refusal> {
+        if session.is_none() {
             return Ok(());
         }
         // Nobody waits for a session that holds nothing and stands nowhere.
@@ -94,16 +93,21 @@ impl Machine {
         }
     }
 
-    /// The sessions waited for by whoever stands right behind the seat `last` of this lock: the holder's, with no seat, then
-    /// those of the queue up to its head, each with its seat.
-    fn sessions_ahead(&self, slot: u32, last: u32) -> impl Iterator<Item = (u32, u32)> + '_ {
+    /// The sessions waited for by whoever stands right behind the queue entry `last` of this lock: the holder's, with no queue entry, then
+    /// those of the queue up to its head, each with its queue entry.
+    fn sessions_ahead(
+        &self,
+        slot: LockSlot,
+        last: QueueEntrySlot,
+    ) -> impl Iterator<Item = (QueueEntrySlot, SessionSlot)> + '_ {
         let lock = &self.locks[slot];
-        let holder = (lock.is_held() && lock.session != NONE).then_some((NONE, lock.session));
-        let mut seat = last;
+        let holder =
+            (lock.is_held() && lock.session().is_some()).then_some((QueueEntrySlot::NONE, lock.session()));
+        let mut entry = last;
         let queued = std::iter::from_fn(move || {
-            let record = self.seats.get(seat)?;
-            let item = (seat, self.waiters[record.waiter].session);
-            seat = record.links().prev;
+            let record = self.queue_entries.get(entry)?;
+            let item = (entry, self.waiters[record.waiter].session);
+            entry = record.links().prev;
             Some(item)
         });
         holder.into_iter().chain(queued)
@@ -111,12 +115,12 @@ impl Machine {
 }
 
 impl Search<'_> {
-    fn run(&mut self, slots: &[u32]) -> Result<(), Found> {
+    fn run(&mut self, slots: &[LockSlot]) -> Result<(), Found> {
         let machine = self.machine;
         for &slot in slots {
             for (_, session) in machine.sessions_ahead(slot, machine.locks[slot].queue.tail) {
                 self.count_step()?;
-                let is_other = session != NONE && session != self.target;
+                let is_other = session.is_some() && session != self.target;
                 if is_other && self.near_known.insert((session, slot), ()).is_none() {
                     self.near.push_back((session, slot));
                 }
@@ -132,14 +136,14 @@ impl Search<'_> {
     }
 
     /// Everything one session waits for, but for what it waits for at the one lock it was reached over.
-    fn follow(&mut self, session: u32, begins_over: Option<u32>) -> Result<(), Found> {
+    fn follow(&mut self, session: SessionSlot, begins_over: Option<LockSlot>) -> Result<(), Found> {
         let machine = self.machine;
         for waiter in machine.sessions[session].waiters.walk(&machine.waiters) {
-            for &seat in &machine.waiters[waiter].seats {
+            for &entry in &machine.waiters[waiter].queue_entries {
                 self.count_step()?;
-                let lock = machine.seats[seat].lock;
+                let lock = machine.queue_entries[entry].lock;
                 if begins_over != Some(lock) {
-                    let before = machine.seats[seat].links().prev;
+                    let before = machine.queue_entries[entry].links().prev;
                     self.walk(Step { from: session, lock, begins_over }, before)?;
                 }
             }
@@ -147,27 +151,27 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn walk(&mut self, step: Step, before: u32) -> Result<(), Found> {
-        let mut passed: Several<u32> = Several::new();
+    fn walk(&mut self, step: Step, before: QueueEntrySlot) -> Result<(), Found> {
+        let mut passed: Several<QueueEntrySlot> = Several::new();
         let mut met_itself = false;
-        for (seat, session) in self.machine.sessions_ahead(step.lock, before) {
+        for (entry, session) in self.machine.sessions_ahead(step.lock, before) {
             self.count_step()?;
-            if self.walked.contains_key(&seat) {
+            if self.walked.contains_key(&entry) {
                 break;
             }
             if session == self.target {
                 return Err(Found::Circle(step));
             }
             met_itself |= session == step.from;
-            if session != NONE && session != step.from && !self.far_known.contains_key(&session) {
+            if session.is_some() && session != step.from && !self.far_known.contains_key(&session) {
                 self.far_known.insert(session, step);
                 self.far.push_back(session);
             }
-            passed.push(seat);
+            passed.push(entry);
         }
-        // A session that met another seat of its own did not reach itself; the next walker here may have to.
+        // A session that met another queue entry of its own did not reach itself; the next walker here may have to.
         if !met_itself {
-            self.walked.extend(passed.into_iter().filter(|seat| *seat != NONE).map(|seat| (seat, ())));
+            self.walked.extend(passed.into_iter().filter(|entry| entry.is_some()).map(|entry| (entry, ())));
         }
         Ok(())
     }

@@ -5,10 +5,10 @@ use crate::grammar::errors;
 use crate::machine::locks::lock::Ended;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::snapshot::write::kind;
-use crate::machine::store::deadlines::Kind;
+use crate::machine::store::deadlines::Timer;
 use crate::machine::store::list::List;
 use crate::machine::store::slab::Image;
-use crate::machine::{Applied, Machine};
+use crate::machine::{Applied, Lock, Machine, SessionSlot, Waiter, WaiterSlot};
 use crate::mutants::{on, Mutant};
 use crate::reply::Reply;
 use crate::types::{SessionId, LABEL_BYTES_MAX, TTL_MS_MAX};
@@ -25,11 +25,11 @@ pub(crate) struct Session {
     /// explicit keep-alive takes the session over.
     pub(crate) orphaned: bool,
     /// Locks it holds, in the order of their grants.
-    pub(crate) locks: List,
+    pub(crate) locks: List<Lock>,
     /// Its waiters, in the order they came.
-    pub(crate) waiters: List,
+    pub(crate) waiters: List<Waiter>,
     /// Places its waiters have in queues. Worked out from them.
-    pub(crate) seats: u32,
+    pub(crate) queue_entries: u32,
 }
 
 impl Image for Session {
@@ -59,7 +59,7 @@ impl Image for Session {
             orphaned: reader.flag()?,
             locks: List::read(reader)?,
             waiters: List::read(reader)?,
-            seats: 0,
+            queue_entries: 0,
         })
     }
 }
@@ -91,12 +91,20 @@ impl Machine {
         let deadline_ms = self.deadline_after(ttl_ms);
         let (locks, waiters) = (List::EMPTY, List::EMPTY);
         let label = label.into();
-        let (orphaned, seats) = (false, 0);
-        let slot =
-            self.sessions.insert(Session { id, label, ttl_ms, deadline_ms, orphaned, locks, waiters, seats });
+        let (orphaned, queue_entries) = (false, 0);
+        let slot = self.sessions.insert(Session {
+            id,
+            label,
+            ttl_ms,
+            deadline_ms,
+            orphaned,
+            locks,
+            waiters,
+            queue_entries,
+        });
         self.memory.sessions += self.sessions[slot].weight();
         self.session_ids.insert(id, slot);
-        self.deadlines.set(Kind::Session, slot, deadline_ms);
+        self.deadlines.set(Timer::Session(slot), deadline_ms);
         Reply::bulk(id.to_string())
     }
 
@@ -152,7 +160,7 @@ impl Machine {
     }
 
     /// The slot of a session that lives at this instant. One that is due ends here.
-    pub(crate) fn live_session(&mut self, id: SessionId, out: &mut Applied) -> Option<u32> {
+    pub(crate) fn live_session(&mut self, id: SessionId, out: &mut Applied) -> Option<SessionSlot> {
         let slot = *self.session_ids.get(&id)?;
         if self.sessions[slot].deadline_ms > self.clock.logical_ms {
             return Some(slot);
@@ -163,7 +171,7 @@ impl Machine {
     }
 
     /// Ends a session, as far as the entry may.
-    fn end_session(&mut self, slot: u32, how: Ended, out: &mut Applied) {
+    fn end_session(&mut self, slot: SessionSlot, how: Ended, out: &mut Applied) {
         let mut ends = self.session_ends_left;
         self.end_session_part(slot, how, &mut ends, out);
         self.session_ends_left = ends;
@@ -171,17 +179,23 @@ impl Machine {
 
     /// Ends no more than `ends` waiters and locks of a session that is due; what is left stays due, and goes with a later entry or
     /// with whatever touches it. Waiters go first, so that none of them is granted what the session's own locks leave free.
-    pub(crate) fn end_session_part(&mut self, slot: u32, how: Ended, ends: &mut usize, out: &mut Applied) {
+    pub(crate) fn end_session_part(
+        &mut self,
+        slot: SessionSlot,
+        how: Ended,
+        ends: &mut usize,
+        out: &mut Applied,
+    ) {
         while let Some(waiter) = self.sessions[slot].waiters.first() {
             let Some(left) = ends.checked_sub(1) else { return };
             *ends = left;
             if on(Mutant::DeadSessionStaysInLine) {
                 let mut waiters = self.sessions[slot].waiters;
                 waiters.unlink(&mut self.waiters, waiter);
-                let seats = self.waiters[waiter].seats.len() as u32;
+                let queue_entries = self.waiters[waiter].queue_entries.len() as u32;
                 let record = self.sessions.edit(slot);
-                (record.waiters, record.seats) = (waiters, record.seats - seats);
-                self.waiters.edit(waiter).session = crate::machine::store::slab::NONE;
+                (record.waiters, record.queue_entries) = (waiters, record.queue_entries - queue_entries);
+                self.waiters.edit(waiter).session = SessionSlot::NONE;
                 continue;
             }
             self.leave_with_session(waiter, out);
@@ -193,29 +207,29 @@ impl Machine {
         }
         let id = self.sessions[slot].id;
         self.session_ids.remove(&id);
-        self.deadlines.clear(Kind::Session, slot);
+        self.deadlines.clear(Timer::Session(slot));
         self.memory.sessions -= self.sessions[slot].weight();
         self.sessions.remove(slot);
     }
 
     /// A waiter whose session is over.
-    pub(crate) fn leave_with_session(&mut self, waiter: u32, out: &mut Applied) {
+    pub(crate) fn leave_with_session(&mut self, waiter: WaiterSlot, out: &mut Applied) {
         let record = self.leave(waiter, out);
         for pending in &record.requests {
             self.settle(pending, Some(errors::no_session().into()), out);
         }
     }
 
-    fn set_orphaned(&mut self, slot: u32, orphaned: bool) {
+    fn set_orphaned(&mut self, slot: SessionSlot, orphaned: bool) {
         if self.sessions[slot].orphaned != orphaned {
             self.sessions.edit(slot).orphaned = orphaned;
         }
     }
 
-    fn set_session_deadline(&mut self, slot: u32, deadline_ms: u64) {
+    fn set_session_deadline(&mut self, slot: SessionSlot, deadline_ms: u64) {
         if self.sessions[slot].deadline_ms != deadline_ms {
             self.sessions.edit(slot).deadline_ms = deadline_ms;
-            self.deadlines.set(Kind::Session, slot, deadline_ms);
+            self.deadlines.set(Timer::Session(slot), deadline_ms);
         }
     }
 }

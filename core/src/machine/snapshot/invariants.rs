@@ -6,10 +6,10 @@
 
 use crate::machine::locks::lock::{Lock, Phase};
 use crate::machine::queue::waiter::Waiter;
-use crate::machine::store::deadlines::{Kind, NEVER};
-use crate::machine::store::list::{Linked, List};
-use crate::machine::store::slab::{Image, Slab, NONE};
-use crate::machine::{Machine, WALL_US_MAX};
+use crate::machine::store::deadlines::{Timer, NEVER};
+use crate::machine::store::list::{Linked, Links, List};
+use crate::machine::store::slab::{Image, Slab};
+use crate::machine::{LockSlot, Machine, SessionSlot, Slot, WaiterSlot, WALL_US_MAX};
 use crate::types::FENCE_BOUND;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -61,7 +61,9 @@ impl Machine {
         ensure(self.counters.held + u64::from(self.idle.len) <= self.locks.len() as u64, || {
             format!("{} held and {} idle of {} locks", self.counters.held, self.idle.len, self.locks.len())
         })?;
-        ensure(self.queued_owners.len() == self.seats.len(), || "seats and their index differ".into())?;
+        ensure(self.queued_owners.len() == self.queue_entries.len(), || {
+            "queue entries and their index differ".into()
+        })?;
         ensure(self.session_ids.len() == self.sessions.len(), || "sessions and their index differ".into())
     }
 
@@ -75,11 +77,11 @@ impl Machine {
         ensure(held == self.counters.held, || format!("{held} held, {} counted", self.counters.held))?;
         ensure(self.floor.0 < FENCE_BOUND / 4 * 3, || "the floor is out of range".into())?;
         let idle = self.idle;
-        let is_idle = |slot: u32| self.locks[slot].phase == Phase::Idle;
+        let is_idle = |slot: LockSlot| self.locks[slot].idle_since_ms().is_some();
         let idle_slots = check_list(&self.locks, idle, "idle list", is_idle)?;
-        let all_idle = self.locks.iter().filter(|(_, lock)| lock.phase == Phase::Idle).count();
+        let all_idle = self.locks.iter().filter(|(_, lock)| lock.idle_since_ms().is_some()).count();
         ensure(idle_slots.len() == all_idle, || "an idle lock is not in the idle list".into())?;
-        let since = |slot: &u32| self.locks[*slot].at_ms;
+        let since = |slot: &LockSlot| self.locks[*slot].idle_since_ms();
         ensure(idle_slots.windows(2).all(|pair| since(&pair[0]) <= since(&pair[1])), || {
             "the idle list is out of order".into()
         })?;
@@ -94,44 +96,44 @@ impl Machine {
         })?;
         self.check_grants()?;
         ensure(self.marks.is_sound(), || "the marks and their index differ".into())?;
-        self.check_seats()?;
+        self.check_queues()?;
         for (slot, waiter) in self.waiters.iter() {
             self.check_waiter(slot, waiter)?;
         }
         self.check_sessions()
     }
 
-    fn check_lock(&self, slot: u32, lock: &Lock) -> Checked {
+    fn check_lock(&self, slot: LockSlot, lock: &Lock) -> Checked {
         let fail = |what: &str| Err(Violation(format!("lock {slot}: {what}")));
         if lock.fence.0 >= FENCE_BOUND / 4 * 3 {
             return fail("its fence is out of range");
         }
         match lock.phase {
-            Phase::Held => {
+            Phase::Held { .. } => {
                 // A plain key may hold an empty string, and a hash or list has no owner at all.
                 if lock.fence.0 == 0 {
                     return fail("held without a fence");
                 }
-                if lock.session != NONE && self.sessions.get(lock.session).is_none() {
+                if lock.session().is_some() && self.sessions.get(lock.session()).is_none() {
                     return fail("its session is not there");
                 }
-                if lock.session == NONE && lock.links() != crate::machine::store::list::Links::ALONE {
+                if lock.session().is_none() && lock.links() != Links::UNLINKED {
                     return fail("in a list without a session");
                 }
             }
             Phase::Awaited => {
-                if lock.queue.len == 0 || lock.session != NONE || lock.at_ms != NEVER {
+                if lock.queue.len == 0 {
                     return fail("free with nobody in line, and not idle");
                 }
-                if lock.links() != crate::machine::store::list::Links::ALONE {
+                if lock.links() != Links::UNLINKED {
                     return fail("in a list although awaited");
                 }
             }
-            Phase::Idle => {
-                if lock.queue.len != 0 || lock.fence.0 == 0 || lock.session != NONE {
+            Phase::Idle { since_ms } => {
+                if lock.queue.len != 0 || lock.fence.0 == 0 {
                     return fail("idle, with a queue or without a fence");
                 }
-                if lock.at_ms > self.clock.logical_ms {
+                if since_ms > self.clock.logical_ms {
                     return fail("idle since a time to come");
                 }
             }
@@ -139,22 +141,26 @@ impl Machine {
         Ok(())
     }
 
-    /// Queues and seats name each other, and a free lock's first in line has a reason to wait.
-    fn check_seats(&self) -> Checked {
-        let mut seated = 0;
+    /// Queues and queue entries name each other, and a free lock's first in line has a reason to wait.
+    fn check_queues(&self) -> Checked {
+        let mut queued = 0;
         for (slot, lock) in self.locks.iter().filter(|(_, lock)| lock.queue != List::EMPTY) {
-            let seats = check_list(&self.seats, lock.queue, "queue", |seat| self.seats[seat].lock == slot)?;
-            seated += seats.len();
-            for seat in &seats {
-                let Some(waiter) = self.waiters.get(self.seats[*seat].waiter) else {
-                    return Err(Violation(format!("seat {seat} has no waiter")));
+            let queue_entries = check_list(&self.queue_entries, lock.queue, "queue", |entry| {
+                self.queue_entries[entry].lock == slot
+            })?;
+            queued += queue_entries.len();
+            for entry in &queue_entries {
+                let Some(waiter) = self.waiters.get(self.queue_entries[*entry].waiter) else {
+                    return Err(Violation(format!("queue entry {entry} has no waiter")));
                 };
-                ensure(waiter.seats.contains(seat), || format!("seat {seat} is not its waiter's"))?;
+                ensure(waiter.queue_entries.contains(entry), || {
+                    format!("queue entry {entry} is not its waiter's")
+                })?;
             }
         }
-        ensure(seated == self.seats.len(), || "a seat is in no queue".into())?;
+        ensure(queued == self.queue_entries.len(), || "a queue entry is in no queue".into())?;
         for (slot, lock) in self.locks.iter().filter(|(_, lock)| !lock.is_held() && lock.queue.len > 0) {
-            let waiter = &self.waiters[self.seats[lock.queue.head].waiter];
+            let waiter = &self.waiters[self.queue_entries[lock.queue.head].waiter];
             ensure(!self.could_be_granted(waiter), || {
                 format!("lock {slot} is free and its first in line waits")
             })?;
@@ -163,15 +169,15 @@ impl Machine {
     }
 
     fn could_be_granted(&self, waiter: &Waiter) -> bool {
-        waiter.seats.iter().all(|seat| {
-            let lock = self.seats.get(*seat).and_then(|seat| self.locks.get(seat.lock));
+        waiter.queue_entries.iter().all(|entry| {
+            let lock = self.queue_entries.get(*entry).and_then(|entry| self.locks.get(entry.lock));
             lock.is_some_and(|lock| {
-                lock.queue.head == *seat && (!lock.is_held() || lock.owner() == &*waiter.owner)
+                lock.queue.head == *entry && (!lock.is_held() || lock.owner() == &*waiter.owner)
             })
         })
     }
 
-    fn check_waiter(&self, slot: u32, waiter: &Waiter) -> Checked {
+    fn check_waiter(&self, slot: WaiterSlot, waiter: &Waiter) -> Checked {
         let fail = |what: &str| Err(Violation(format!("waiter {slot}: {what}")));
         if waiter.requests.is_empty() || waiter.requests.len() > self.limits.requests_per_waiter_max {
             return fail("no request, or too many");
@@ -179,27 +185,25 @@ impl Machine {
         if waiter.since_ms > self.clock.logical_ms {
             return fail("it waits since a time to come");
         }
-        if waiter.session != NONE && self.sessions.get(waiter.session).is_none() {
+        if waiter.session.is_some() && self.sessions.get(waiter.session).is_none() {
             return fail("its session is not there");
         }
-        if waiter.session == NONE
-            && (waiter.ttl_ms == 0 || waiter.links() != crate::machine::store::list::Links::ALONE)
-        {
+        if waiter.session.is_none() && (waiter.ttl_ms == 0 || waiter.links() != Links::UNLINKED) {
             return fail("bound to a session it does not have");
         }
         if waiter.ttl_ms > crate::types::TTL_MS_MAX {
             return fail("its ttl is out of range");
         }
         let mut names = Vec::new();
-        for seat in &waiter.seats {
-            let Some(seat) = self.seats.get(*seat).filter(|seat| seat.waiter == slot) else {
-                return fail("a seat of it is another's or nobody's");
+        for entry in &waiter.queue_entries {
+            let Some(entry) = self.queue_entries.get(*entry).filter(|entry| entry.waiter == slot) else {
+                return fail("a queue entry of it is another's or nobody's");
             };
-            let Some(lock) = self.locks.get(seat.lock) else { return fail("it stands at no lock") };
+            let Some(lock) = self.locks.get(entry.lock) else { return fail("it stands at no lock") };
             names.push((lock.db(), lock.name()));
         }
         if !names.windows(2).all(|pair| pair[0] < pair[1]) {
-            return fail("its seats are not in canonical order");
+            return fail("its queue entries are not in canonical order");
         }
         Ok(())
     }
@@ -210,15 +214,15 @@ impl Machine {
             ensure((1..=crate::types::TTL_MS_MAX).contains(&session.ttl_ms), || {
                 format!("session {slot}: its ttl")
             })?;
-            let holds = |lock: u32| self.locks[lock].is_held() && self.locks[lock].session == slot;
+            let holds = |lock: LockSlot| self.locks[lock].is_held() && self.locks[lock].session() == slot;
             bound += check_list(&self.locks, session.locks, "session's locks", holds)?.len();
-            let waits = |waiter: u32| self.waiters[waiter].session == slot;
+            let waits = |waiter: WaiterSlot| self.waiters[waiter].session == slot;
             let waiters = check_list(&self.waiters, session.waiters, "session's waiters", waits)?;
             waiting += waiters.len();
         }
-        let all_bound = self.locks.iter().filter(|(_, lock)| lock.session != NONE).count();
+        let all_bound = self.locks.iter().filter(|(_, lock)| lock.session().is_some()).count();
         ensure(bound == all_bound, || "a lock is not in its session's list".into())?;
-        let all_waiting = self.waiters.iter().filter(|(_, waiter)| waiter.session != NONE).count();
+        let all_waiting = self.waiters.iter().filter(|(_, waiter)| waiter.session.is_some()).count();
         ensure(waiting == all_waiting, || "a waiter is not in its session's list".into())
     }
 
@@ -230,24 +234,26 @@ impl Machine {
             ensure(self.names.find(&self.locks, lock.db(), lock.name()) == Some(slot), || {
                 format!("lock {slot} is not found by its name")
             })?;
-            let ends_ms = (lock.is_held() && lock.at_ms != NEVER).then_some(lock.at_ms);
+            let ends_ms = Some(lock.deadline_ms()).filter(|deadline_ms| *deadline_ms != NEVER);
             deadlines += usize::from(ends_ms.is_some());
-            ensure(self.deadlines.get(Kind::Lock, slot) == ends_ms, || format!("lock {slot}: its deadline"))?;
+            ensure(self.deadlines.get(Timer::Lock(slot)) == ends_ms, || {
+                format!("lock {slot}: its deadline")
+            })?;
         }
         for (slot, waiter) in self.waiters.iter() {
             deadlines += 1;
             let ends_ms = Some(waiter.next_deadline_ms());
-            ensure(self.deadlines.get(Kind::Waiter, slot) == ends_ms, || {
+            ensure(self.deadlines.get(Timer::Waiter(slot)) == ends_ms, || {
                 format!("waiter {slot}: its deadline")
             })?;
             for id in waiter.requests.iter().filter_map(|request| request.id) {
                 ensure(self.requests.get(&id) == Some(&slot), || format!("request {id:?} is not found"))?;
             }
         }
-        for (slot, seat) in self.seats.iter() {
-            let owner = &self.waiters[seat.waiter].owner;
-            let found = self.queued_owners.find(&self.seats, &self.waiters, seat.lock, owner);
-            ensure(found == Some(slot), || format!("seat {slot} is not found by its owner"))?;
+        for (slot, entry) in self.queue_entries.iter() {
+            let owner = &self.waiters[entry.waiter].owner;
+            let found = self.queued_owners.find(&self.queue_entries, &self.waiters, entry.lock, owner);
+            ensure(found == Some(slot), || format!("queue entry {slot} is not found by its owner"))?;
         }
         let requests: usize = self
             .waiters
@@ -257,7 +263,7 @@ impl Machine {
         ensure(requests == self.requests.len(), || "requests and their index differ".into())?;
         for (slot, session) in self.sessions.iter() {
             deadlines += 1;
-            ensure(self.deadlines.get(Kind::Session, slot) == Some(session.deadline_ms), || {
+            ensure(self.deadlines.get(Timer::Session(slot)) == Some(session.deadline_ms), || {
                 format!("session {slot}: its deadline")
             })?;
             ensure(self.session_ids.get(&session.id) == Some(&slot), || {
@@ -266,8 +272,10 @@ impl Machine {
         }
         for (slot, session) in self.sessions.iter() {
             let waiters = session.waiters.walk(&self.waiters);
-            let seats: usize = waiters.map(|waiter| self.waiters[waiter].seats.len()).sum();
-            ensure(seats == session.seats as usize, || format!("session {slot}: its seats"))?;
+            let queue_entries: usize = waiters.map(|waiter| self.waiters[waiter].queue_entries.len()).sum();
+            ensure(queue_entries == session.queue_entries as usize, || {
+                format!("session {slot}: its queue entries")
+            })?;
         }
         let mut counted = std::collections::BTreeMap::new();
         for (_, lock) in self.locks.iter().filter(|(_, lock)| lock.is_held() && !self.is_flushed(lock)) {
@@ -289,7 +297,7 @@ impl Machine {
     pub fn check_no_circle(&self) -> Result<(), Violation> {
         let edges = self.waiting_edges();
         let mut steps_left = 100_000;
-        for start in edges.iter().map(|edge| edge.0).collect::<BTreeSet<u32>>() {
+        for start in edges.iter().map(|edge| edge.0).collect::<BTreeSet<SessionSlot>>() {
             let mut way = vec![start];
             let circle = find_circle(&edges, &mut way, None, &mut steps_left);
             ensure(!circle, || format!("session {} waits for itself", self.sessions[start].id))?;
@@ -298,16 +306,17 @@ impl Machine {
     }
 
     /// Who waits for whom, and over which lock.
-    fn waiting_edges(&self) -> BTreeSet<(u32, u32, u32)> {
+    fn waiting_edges(&self) -> BTreeSet<(SessionSlot, SessionSlot, LockSlot)> {
         let mut edges = BTreeSet::new();
-        for (_, waiter) in self.waiters.iter().filter(|(_, waiter)| waiter.session != NONE) {
-            for seat in &waiter.seats {
-                let slot = self.seats[*seat].lock;
+        for (_, waiter) in self.waiters.iter().filter(|(_, waiter)| waiter.session.is_some()) {
+            for entry in &waiter.queue_entries {
+                let slot = self.queue_entries[*entry].lock;
                 let lock = &self.locks[slot];
-                let ahead = lock.queue.walk(&self.seats).take_while(|other| other != seat);
-                let queued = ahead.map(|other| self.waiters[self.seats[other].waiter].session);
-                let holder = lock.is_held().then_some(lock.session);
-                for to in holder.into_iter().chain(queued).filter(|to| *to != NONE && *to != waiter.session) {
+                let ahead = lock.queue.walk(&self.queue_entries).take_while(|other| other != entry);
+                let queued = ahead.map(|other| self.waiters[self.queue_entries[other].waiter].session);
+                let holder = lock.is_held().then_some(lock.session());
+                for to in holder.into_iter().chain(queued).filter(|to| to.is_some() && *to != waiter.session)
+                {
                     edges.insert((waiter.session, to, slot));
                 }
             }
@@ -319,13 +328,13 @@ impl Machine {
 /// Whether the way can be closed to a circle over more than one lock. `over`: the one lock it has used, `NONE` where there
 /// were more.
 fn find_circle(
-    edges: &BTreeSet<(u32, u32, u32)>,
-    way: &mut Vec<u32>,
-    over: Option<u32>,
+    edges: &BTreeSet<(SessionSlot, SessionSlot, LockSlot)>,
+    way: &mut Vec<SessionSlot>,
+    over: Option<LockSlot>,
     steps_left: &mut usize,
 ) -> bool {
     let at = way[way.len() - 1];
-    for &(_, to, lock) in edges.range((at, 0, 0)..=(at, NONE, NONE)) {
+    for &(_, to, lock) in edges.range((at, Slot::new(0), Slot::new(0))..=(at, Slot::NONE, Slot::NONE)) {
         if *steps_left == 0 {
             return false;
         }
@@ -333,10 +342,10 @@ fn find_circle(
         let over = match over {
             None => lock,
             Some(other) if other == lock => lock,
-            Some(_) => NONE,
+            Some(_) => LockSlot::NONE,
         };
         if to == way[0] {
-            if over == NONE {
+            if over.is_none() {
                 return true;
             }
         } else if !way.contains(&to) {
@@ -353,13 +362,13 @@ fn find_circle(
 /// A list that may be anything: walks it with checked steps and answers its slots.
 fn check_list<T: Image + Linked>(
     slab: &Slab<T>,
-    list: List,
+    list: List<T>,
     what: &str,
-    belongs: impl Fn(u32) -> bool,
-) -> Result<Vec<u32>, Violation> {
+    belongs: impl Fn(Slot<T>) -> bool,
+) -> Result<Vec<Slot<T>>, Violation> {
     let mut slots = Vec::new();
-    let (mut at, mut before) = (list.head, NONE);
-    while at != NONE {
+    let (mut at, mut before) = (list.head, Slot::NONE);
+    while at.is_some() {
         let linked = slab.get(at).filter(|record| record.links().prev == before);
         let Some(record) = linked.filter(|_| slots.len() < list.len as usize && belongs(at)) else {
             return Err(Violation(format!("the {what} is broken at slot {at}")));

@@ -10,11 +10,11 @@ use crate::machine::requests::dedup::Dedup;
 use crate::machine::snapshot::invariants::Violation;
 use crate::machine::snapshot::write::{kind, SNAPSHOT_VERSION};
 use crate::machine::stats::{count, Counters};
-use crate::machine::store::deadlines::Kind;
+use crate::machine::store::deadlines::Timer;
 use crate::machine::store::list::List;
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::sweep::Sweep;
-use crate::machine::{Limits, Machine, LOGICAL_MS_MAX, WALL_US_MAX};
+use crate::machine::{Limits, LockSlot, Machine, Slot, LOGICAL_MS_MAX, WALL_US_MAX};
 use crate::script::scripts::sha1;
 use crate::types::{Fence, Stamp};
 use std::fmt;
@@ -157,10 +157,10 @@ struct Records {
     checks_only: bool,
     has_head: bool,
     has_end: bool,
-    /// Locks, seats, waiters, sessions.
+    /// Locks, queue entries, waiters, sessions.
     counts: [u64; 4],
     /// A collection whose elements have not all come.
-    value: Option<(u32, Builder)>,
+    value: Option<(LockSlot, Builder)>,
 }
 
 impl PieceReader {
@@ -238,7 +238,7 @@ impl Records {
             kind::ORIGIN => machine.dedup.read_origin(reader, limits.origins_max)?,
             kind::REPLIES => machine.dedup.read_replies(reader, limits.remembered_per_origin_max)?,
             kind::LOCK => self.read_record(0, &mut machine.locks, reader)?,
-            kind::SEAT => self.read_record(1, &mut machine.seats, reader)?,
+            kind::QUEUE_ENTRY => self.read_record(1, &mut machine.queue_entries, reader)?,
             kind::WAITER => self.read_record(2, &mut machine.waiters, reader)?,
             kind::SESSION => self.read_record(3, &mut machine.sessions, reader)?,
             kind::BLOCKED if self.checks_only => drop(Waiting::read(reader)?),
@@ -246,19 +246,19 @@ impl Records {
             kind::READY if self.checks_only => drop(Ready::read(reader)?),
             kind::READY => machine.blocked.read_ready(reader)?,
             kind::VALUE => {
-                let slot = reader.varint_u32()?;
+                let slot = Slot::new(reader.varint_u32()?);
                 let (form, len) = (reader.u8()?, usize::try_from(reader.varint()?).ok()?);
                 self.value = Some((slot, Builder::new(form, len)?));
             }
             kind::ELEMENTS => return self.read_elements(machine, content),
             kind::VERSION => {
-                let (slot, version) = (reader.varint_u32()?, reader.varint()?);
+                let (slot, version) = (Slot::new(reader.varint_u32()?), reader.varint()?);
                 if !self.checks_only {
                     machine.versions.insert(slot, version).is_none().then_some(())?;
                 }
             }
             kind::GRANTS => {
-                let slot = reader.varint_u32()?;
+                let slot = Slot::new(reader.varint_u32()?);
                 let grants = Grants::read(reader)?;
                 if !self.checks_only {
                     machine.grants.insert(slot, grants).is_none().then_some(())?;
@@ -302,7 +302,7 @@ impl Records {
         slab: &mut Slab<T>,
         reader: &mut Reader<'_>,
     ) -> Option<()> {
-        let slot = reader.varint_u32()?;
+        let slot = Slot::new(reader.varint_u32()?);
         let record = T::read(reader)?;
         self.counts[at] += 1;
         match self.checks_only {
@@ -342,33 +342,33 @@ impl Machine {
     /// Everything that is worked out from the records.
     fn rebuild_indexes(&mut self) {
         self.memory = self.weigh_records();
-        for slot in 0..self.locks.end() {
+        for slot in self.locks.slots() {
             let Some(lock) = self.locks.get(slot) else { continue };
             if lock.is_held() {
-                self.deadlines.set(Kind::Lock, slot, lock.at_ms);
+                self.deadlines.set(Timer::Lock(slot), lock.deadline_ms());
             }
             self.names.insert(&self.locks, slot);
         }
         for (slot, waiter) in self.waiters.iter() {
-            self.deadlines.set(Kind::Waiter, slot, waiter.next_deadline_ms());
+            self.deadlines.set(Timer::Waiter(slot), waiter.next_deadline_ms());
             for id in waiter.requests.iter().filter_map(|request| request.id) {
                 self.requests.insert(id, slot);
             }
         }
         self.recount_databases();
-        for slot in 0..self.waiters.end() {
+        for slot in self.waiters.slots() {
             let Some(waiter) = self.waiters.get(slot) else { continue };
-            let (session, seats) = (waiter.session, waiter.seats.len() as u32);
+            let (session, queue_entries) = (waiter.session, waiter.queue_entries.len() as u32);
             if self.sessions.get(session).is_some() {
-                self.sessions.edit(session).seats += seats;
+                self.sessions.edit(session).queue_entries += queue_entries;
             }
         }
-        for (slot, _) in self.seats.iter() {
-            self.queued_owners.insert(&self.seats, &self.waiters, slot);
+        for (slot, _) in self.queue_entries.iter() {
+            self.queued_owners.insert(&self.queue_entries, &self.waiters, slot);
         }
         for (slot, session) in self.sessions.iter() {
             self.session_ids.insert(session.id, slot);
-            self.deadlines.set(Kind::Session, slot, session.deadline_ms);
+            self.deadlines.set(Timer::Session(slot), session.deadline_ms);
         }
     }
 }

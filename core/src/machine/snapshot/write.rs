@@ -20,7 +20,7 @@ use crate::machine::keys::members::Grants;
 use crate::machine::locks::marks::{put_mark, MarkMap};
 use crate::machine::log::bytes::{put_bytes, put_varint, Hash64};
 use crate::machine::store::slab::{framed, write_record};
-use crate::machine::Machine;
+use crate::machine::{LockSlot, Machine};
 use ::bytes::{Bytes, BytesMut};
 use std::collections::VecDeque;
 
@@ -35,7 +35,7 @@ const PIECE_CONTENT_BYTES_MAX: usize = SNAPSHOT_PIECE_BYTES_MAX - PIECE_OVERHEAD
 pub(crate) mod kind {
     pub(crate) const HEAD: u8 = 1;
     pub(crate) const LOCK: u8 = 2;
-    pub(crate) const SEAT: u8 = 3;
+    pub(crate) const QUEUE_ENTRY: u8 = 3;
     pub(crate) const WAITER: u8 = 4;
     pub(crate) const SESSION: u8 = 5;
     pub(crate) const END: u8 = 6;
@@ -61,16 +61,16 @@ pub(crate) struct Progress {
     stage: Stage,
     /// Bytes of records that are not in a piece yet.
     ready: BytesMut,
-    /// Records written: locks, seats, waiters, sessions.
+    /// Records written: locks, queue entries, waiters, sessions.
     counts: [u64; 4],
     /// What is copied at the beginning because a copy costs nothing, and still to be written.
     blocked: Waitings,
     blocked_ready: VecDeque<Ready>,
-    values: imbl::OrdMap<u32, Value>,
+    values: imbl::OrdMap<LockSlot, Value>,
     /// The collection whose elements are being written.
     value: Option<Writer>,
-    versions: imbl::OrdMap<u32, u64>,
-    grants: imbl::OrdMap<u32, Grants>,
+    versions: imbl::OrdMap<LockSlot, u64>,
+    grants: imbl::OrdMap<LockSlot, Grants>,
     marks: MarkMap,
     scripts: VecDeque<Bytes>,
 }
@@ -78,7 +78,7 @@ pub(crate) struct Progress {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Locks,
-    Seats,
+    QueueEntries,
     Waiters,
     Sessions,
     Blocked,
@@ -97,7 +97,7 @@ impl Machine {
         let mut head = Vec::new();
         self.write_head(&mut head);
         self.locks.walk_begin();
-        self.seats.walk_begin();
+        self.queue_entries.walk_begin();
         self.waiters.walk_begin();
         self.sessions.walk_begin();
         self.snapshot = Some(Progress {
@@ -119,7 +119,7 @@ impl Machine {
     /// Gives a snapshot up.
     pub fn snapshot_cancel(&mut self) {
         self.locks.walk_stop();
-        self.seats.walk_stop();
+        self.queue_entries.walk_stop();
         self.waiters.walk_stop();
         self.sessions.walk_stop();
         self.snapshot = None;
@@ -157,8 +157,8 @@ impl Machine {
         out: &mut Vec<u8>,
     ) {
         let (at, (count, done), next) = match progress.stage {
-            Stage::Locks => (0, self.locks.walk_step(budget, bytes_max, out), Stage::Seats),
-            Stage::Seats => (1, self.seats.walk_step(budget, bytes_max, out), Stage::Waiters),
+            Stage::Locks => (0, self.locks.walk_step(budget, bytes_max, out), Stage::QueueEntries),
+            Stage::QueueEntries => (1, self.queue_entries.walk_step(budget, bytes_max, out), Stage::Waiters),
             Stage::Waiters => (2, self.waiters.walk_step(budget, bytes_max, out), Stage::Sessions),
             Stage::Sessions => (3, self.sessions.walk_step(budget, bytes_max, out), Stage::Blocked),
             Stage::Blocked
@@ -209,8 +209,8 @@ impl Machine {
             write_record(slot, lock, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
-        for (slot, seat) in self.seats.iter() {
-            write_record(slot, seat, &mut bytes);
+        for (slot, entry) in self.queue_entries.iter() {
+            write_record(slot, entry, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
         for (slot, waiter) in self.waiters.iter() {
@@ -230,7 +230,7 @@ impl Machine {
             hash_and_clear(&mut hash, &mut bytes);
         }
         for (slot, value) in &self.values {
-            put_varint(&mut bytes, u64::from(*slot));
+            put_varint(&mut bytes, u64::from(slot.number()));
             codec::write(value, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
@@ -243,7 +243,7 @@ impl Machine {
             hash_and_clear(&mut hash, &mut bytes);
         }
         for (slot, grants) in &self.grants {
-            put_varint(&mut bytes, u64::from(*slot));
+            put_varint(&mut bytes, u64::from(slot.number()));
             grants.write(&mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
@@ -261,7 +261,7 @@ impl Progress {
         while *budget > 0 && out.len() < bytes_max {
             *budget -= 1;
             match self.stage {
-                Stage::Locks | Stage::Seats | Stage::Waiters | Stage::Sessions | Stage::Over => return,
+                Stage::Locks | Stage::QueueEntries | Stage::Waiters | Stage::Sessions | Stage::Over => return,
                 Stage::Blocked => match self.blocked.get_min().cloned() {
                     Some((number, waiting)) => {
                         self.blocked.remove(&number);
@@ -284,7 +284,7 @@ impl Progress {
                     Some((slot, grants)) => {
                         self.grants.remove(&slot);
                         framed(kind::GRANTS, out, |out| {
-                            put_varint(out, u64::from(slot));
+                            put_varint(out, u64::from(slot.number()));
                             grants.write(out);
                         });
                     }
@@ -325,7 +325,7 @@ impl Progress {
         };
         self.values.remove(&slot);
         framed(kind::VALUE, out, |out| {
-            put_varint(out, u64::from(slot));
+            put_varint(out, u64::from(slot.number()));
             out.push(stream::form(&value).expect("strings are kept as owners"));
             put_varint(out, stream::len(&value) as u64);
         });
@@ -344,9 +344,9 @@ fn piece(number: u32, content: &[u8]) -> Vec<u8> {
     piece
 }
 
-fn write_version(slot: u32, version: u64, out: &mut Vec<u8>) {
+fn write_version(slot: LockSlot, version: u64, out: &mut Vec<u8>) {
     framed(kind::VERSION, out, |out| {
-        put_varint(out, u64::from(slot));
+        put_varint(out, u64::from(slot.number()));
         put_varint(out, version);
     });
 }

@@ -3,43 +3,66 @@
 //!
 //! A four-way heap that knows where each item sits. It is worked out from the records, so it is not part of a snapshot.
 
+use crate::machine::{LockSlot, SessionSlot, WaiterSlot};
+
 /// No deadline at all.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 /// Whose deadline it is. In this order at one instant: a lock that ends goes to the waiter whose time is up in the same
 /// millisecond.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Lock = 0,
-    Session = 1,
-    Waiter = 2,
+pub(crate) enum Timer {
+    Lock(LockSlot),
+    Session(SessionSlot),
+    Waiter(WaiterSlot),
+}
+
+impl Timer {
+    /// The number of its kind, and its slot.
+    #[inline]
+    fn parts(self) -> (usize, u32) {
+        match self {
+            Timer::Lock(slot) => (0, slot.number()),
+            Timer::Session(slot) => (1, slot.number()),
+            Timer::Waiter(slot) => (2, slot.number()),
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Item {
+struct HeapItem {
     at_ms: u64,
-    /// Kind in the upper half, slot in the lower.
-    who: u64,
+    /// The timer's kind in the upper half, its slot in the lower.
+    key: u64,
 }
 
-impl Item {
-    fn kind(self) -> Kind {
-        match self.who >> 32 {
-            0 => Kind::Lock,
-            1 => Kind::Session,
-            _ => Kind::Waiter,
-        }
+impl HeapItem {
+    fn new(at_ms: u64, timer: Timer) -> HeapItem {
+        let (kind, slot) = timer.parts();
+        HeapItem { at_ms, key: (kind as u64) << 32 | u64::from(slot) }
+    }
+
+    fn kind(self) -> usize {
+        (self.key >> 32) as usize
     }
 
     fn slot(self) -> u32 {
-        self.who as u32
+        self.key as u32
+    }
+
+    fn timer(self) -> Timer {
+        match self.kind() {
+            0 => Timer::Lock(LockSlot::new(self.slot())),
+            1 => Timer::Session(SessionSlot::new(self.slot())),
+            _ => Timer::Waiter(WaiterSlot::new(self.slot())),
+        }
     }
 }
 
 #[derive(Default)]
 pub(crate) struct Deadlines {
-    heap: Vec<Item>,
-    places: [Places; 3],
+    heap: Vec<HeapItem>,
+    places: [HeapIndexes; 3],
 }
 
 const ARITY: usize = 4;
@@ -49,23 +72,24 @@ impl Deadlines {
         self.heap.len()
     }
 
-    pub(crate) fn next(&self) -> Option<(u64, Kind, u32)> {
-        self.heap.first().map(|item| (item.at_ms, item.kind(), item.slot()))
+    pub(crate) fn next(&self) -> Option<(u64, Timer)> {
+        self.heap.first().map(|item| (item.at_ms, item.timer()))
     }
 
-    pub(crate) fn get(&self, kind: Kind, slot: u32) -> Option<u64> {
-        let at = self.places[kind as usize].get(slot)?;
+    pub(crate) fn get(&self, timer: Timer) -> Option<u64> {
+        let (kind, slot) = timer.parts();
+        let at = self.places[kind].get(slot)?;
         self.heap.get(at as usize).map(|item| item.at_ms)
     }
 
     /// Sets, moves or (with [`NEVER`]) takes away the deadline of a slot.
-    pub(crate) fn set(&mut self, kind: Kind, slot: u32, at_ms: u64) {
+    pub(crate) fn set(&mut self, timer: Timer, at_ms: u64) {
         if at_ms == NEVER {
-            self.clear(kind, slot);
+            self.clear(timer);
             return;
         }
-        let item = Item { at_ms, who: (kind as u64) << 32 | u64::from(slot) };
-        let at = match self.places[kind as usize].get(slot) {
+        let item = HeapItem::new(at_ms, timer);
+        let at = match self.places[item.kind()].get(item.slot()) {
             Some(at) => at as usize,
             None => {
                 self.heap.push(item);
@@ -76,9 +100,10 @@ impl Deadlines {
         self.settle(at);
     }
 
-    pub(crate) fn clear(&mut self, kind: Kind, slot: u32) {
-        let Some(at) = self.places[kind as usize].get(slot) else { return };
-        self.places[kind as usize].unset(slot);
+    pub(crate) fn clear(&mut self, timer: Timer) {
+        let (kind, slot) = timer.parts();
+        let Some(at) = self.places[kind].get(slot) else { return };
+        self.places[kind].unset(slot);
         let last = self.heap.pop().expect("a place points into the heap");
         if (at as usize) < self.heap.len() {
             self.heap[at as usize] = last;
@@ -113,9 +138,9 @@ impl Deadlines {
         self.place(at, item);
     }
 
-    fn place(&mut self, at: usize, item: Item) {
+    fn place(&mut self, at: usize, item: HeapItem) {
         self.heap[at] = item;
-        self.places[item.kind() as usize].set(item.slot(), at as u32);
+        self.places[item.kind()].set(item.slot(), at as u32);
     }
 }
 
@@ -124,18 +149,18 @@ const NOWHERE: u32 = u32::MAX;
 
 /// Slot → place in the heap, in chunks that go when nothing is in them.
 #[derive(Default)]
-struct Places {
-    chunks: Vec<PlaceChunk>,
+struct HeapIndexes {
+    chunks: Vec<IndexChunk>,
 }
 
 #[derive(Clone, Default)]
-struct PlaceChunk {
+struct IndexChunk {
     /// Empty while nothing is in it.
     places: Box<[u32]>,
     used: u32,
 }
 
-impl Places {
+impl HeapIndexes {
     fn get(&self, slot: u32) -> Option<u32> {
         let chunk = self.chunks.get(slot as usize / CHUNK)?;
         chunk.places.get(slot as usize % CHUNK).copied().filter(|place| *place != NOWHERE)
@@ -144,7 +169,7 @@ impl Places {
     fn set(&mut self, slot: u32, place: u32) {
         let at = slot as usize / CHUNK;
         if at >= self.chunks.len() {
-            self.chunks.resize(at + 1, PlaceChunk::default());
+            self.chunks.resize(at + 1, IndexChunk::default());
         }
         let chunk = &mut self.chunks[at];
         if chunk.places.is_empty() {
@@ -173,32 +198,37 @@ mod tests {
     #[test]
     fn agrees_with_a_sorted_set() {
         let mut deadlines = Deadlines::default();
-        let mut model: BTreeSet<(u64, u64, u32)> = BTreeSet::new();
+        let mut model: BTreeSet<(u64, (usize, u32))> = BTreeSet::new();
         let mut seed = 42u64;
         let mut draw = |bound: u64| {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (seed >> 33) % bound
         };
         for _ in 0..30_000 {
-            let kind = [Kind::Lock, Kind::Session, Kind::Waiter][draw(3) as usize];
+            let kind = draw(3);
             let slot = draw(3000) as u32;
-            if let Some(at) = deadlines.get(kind, slot) {
-                model.remove(&(at, kind as u64, slot));
+            let timer = [
+                Timer::Lock(LockSlot::new(slot)),
+                Timer::Session(SessionSlot::new(slot)),
+                Timer::Waiter(WaiterSlot::new(slot)),
+            ][kind as usize];
+            if let Some(at) = deadlines.get(timer) {
+                model.remove(&(at, timer.parts()));
             }
             if draw(3) == 0 {
-                deadlines.clear(kind, slot);
+                deadlines.clear(timer);
             } else {
                 let at_ms = draw(500);
-                deadlines.set(kind, slot, at_ms);
-                model.insert((at_ms, kind as u64, slot));
+                deadlines.set(timer, at_ms);
+                model.insert((at_ms, timer.parts()));
             }
-            let first = deadlines.next().map(|(at, kind, slot)| (at, kind as u64, slot));
+            let first = deadlines.next().map(|(at, timer)| (at, timer.parts()));
             assert_eq!(first, model.first().copied());
             assert_eq!(deadlines.len(), model.len());
         }
-        while let Some((at, kind, slot)) = deadlines.next() {
-            assert_eq!(model.pop_first(), Some((at, kind as u64, slot)));
-            deadlines.clear(kind, slot);
+        while let Some((at, timer)) = deadlines.next() {
+            assert_eq!(model.pop_first(), Some((at, timer.parts())));
+            deadlines.clear(timer);
         }
         assert!(deadlines.places.iter().all(|p| p.chunks.iter().all(|chunk| chunk.places.is_empty())));
     }

@@ -18,7 +18,7 @@ use crate::machine::keys::members::Grants;
 use crate::machine::locks::lock::{Before, Lock, Phase};
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::sessions::session::Session;
-use crate::machine::Machine;
+use crate::machine::{LockSlot, Machine, WaiterSlot};
 use crate::reply::Refusal;
 
 /// A record, its place in the index of names and among the deadlines.
@@ -27,7 +27,7 @@ const LOCK_BYTES: usize = KEY_OVERHEAD_BYTES;
 const VALUE_BYTES: usize = 96;
 const WAITER_BYTES: usize = 192;
 /// A place in one queue, and in the index of queued owners.
-const SEAT_BYTES: usize = 64;
+const QUEUE_ENTRY_BYTES: usize = 64;
 /// A request that hangs on a waiter, and its place in the index of requests.
 const REQUEST_BYTES: usize = 96;
 const SESSION_BYTES: usize = 160;
@@ -68,12 +68,12 @@ pub(crate) fn weight_of_value(value: &Value) -> usize {
 impl Waiter {
     pub(crate) fn weight(&self) -> usize {
         let orders: usize = self.requests.iter().map(|request| request.form.len()).sum();
-        weight_of_waiter(&self.owner, self.seats.len(), self.requests.len()) + orders
+        weight_of_waiter(&self.owner, self.queue_entries.len(), self.requests.len()) + orders
     }
 }
 
-fn weight_of_waiter(owner: &[u8], seats: usize, requests: usize) -> usize {
-    WAITER_BYTES + owner.len() + seats * SEAT_BYTES + requests * REQUEST_BYTES
+fn weight_of_waiter(owner: &[u8], queue_entries: usize, requests: usize) -> usize {
+    WAITER_BYTES + owner.len() + queue_entries * QUEUE_ENTRY_BYTES + requests * REQUEST_BYTES
 }
 
 impl Session {
@@ -154,15 +154,20 @@ impl Machine {
     }
 
     /// Room for a lock that is free (`slot`) or has no record yet, and for its holder.
-    pub(crate) fn room_for_grant(&self, slot: Option<u32>, name: &[u8], owner: &[u8]) -> Result<(), Refusal> {
+    pub(crate) fn room_for_grant(
+        &self,
+        slot: Option<LockSlot>,
+        name: &[u8],
+        owner: &[u8],
+    ) -> Result<(), Refusal> {
         let counted = slot.map_or(0, |slot| self.active_weight(slot));
         self.room_for(weight_of_lock(name, owner).saturating_sub(counted))
     }
 
     /// Room for a waiter at these locks, whose records are there.
-    pub(crate) fn room_for_waiter(&self, owner: &[u8], seats: usize) -> Result<(), Refusal> {
+    pub(crate) fn room_for_waiter(&self, owner: &[u8], queue_entries: usize) -> Result<(), Refusal> {
         // A multi-lock keeps the order of its names.
-        self.room_for(weight_of_waiter(owner, seats, 1) + seats)
+        self.room_for(weight_of_waiter(owner, queue_entries, 1) + queue_entries)
     }
 
     /// Room for a multi-lock: for all its holders now, or for its records and later for its waiter.
@@ -221,10 +226,10 @@ impl Machine {
     }
 
     /// What a record counts for already. One of a free lock counts as room.
-    fn active_weight(&self, slot: u32) -> usize {
+    fn active_weight(&self, slot: LockSlot) -> usize {
         match self.locks[slot].phase {
-            Phase::Held | Phase::Awaited => self.locks[slot].weight(),
-            Phase::Idle => 0,
+            Phase::Held { .. } | Phase::Awaited => self.locks[slot].weight(),
+            Phase::Idle { .. } => 0,
         }
     }
 
@@ -241,31 +246,31 @@ impl Machine {
 
     // ---- changes that are counted ----
 
-    pub(crate) fn insert_lock(&mut self, lock: Lock) -> u32 {
+    pub(crate) fn insert_lock(&mut self, lock: Lock) -> LockSlot {
         self.memory.locks += lock.weight();
         self.locks.insert(lock)
     }
 
     /// A record that is in no list and no index any more.
-    pub(crate) fn remove_lock(&mut self, slot: u32) -> Lock {
+    pub(crate) fn remove_lock(&mut self, slot: LockSlot) -> Lock {
         let lock = self.locks.remove(slot);
         self.memory.locks -= lock.weight();
         lock
     }
 
     /// Changes a lock's holder.
-    pub(crate) fn change_lock(&mut self, slot: u32, change: impl FnOnce(&mut Lock)) {
+    pub(crate) fn change_lock(&mut self, slot: LockSlot, change: impl FnOnce(&mut Lock)) {
         let lock = self.locks.edit(slot);
         let before = lock.weight();
         change(lock);
         self.memory.locks = self.memory.locks + lock.weight() - before;
     }
 
-    pub(crate) fn restore_lock(&mut self, slot: u32, before: Before) {
+    pub(crate) fn restore_lock(&mut self, slot: LockSlot, before: Before) {
         self.change_lock(slot, |lock| lock.put_back(before));
     }
 
-    pub(crate) fn set_value(&mut self, slot: u32, value: Option<Value>) -> Option<Value> {
+    pub(crate) fn set_value(&mut self, slot: LockSlot, value: Option<Value>) -> Option<Value> {
         let before = match value {
             Some(value) => {
                 self.memory.values += weight_of_value(&value);
@@ -277,11 +282,15 @@ impl Machine {
         before
     }
 
-    pub(crate) fn take_value(&mut self, slot: u32) -> Option<Value> {
+    pub(crate) fn take_value(&mut self, slot: LockSlot) -> Option<Value> {
         self.set_value(slot, None)
     }
 
-    pub(crate) fn change_value<R>(&mut self, slot: u32, change: impl FnOnce(&mut Value) -> R) -> Option<R> {
+    pub(crate) fn change_value<R>(
+        &mut self,
+        slot: LockSlot,
+        change: impl FnOnce(&mut Value) -> R,
+    ) -> Option<R> {
         let value = self.values.get_mut(&slot)?;
         let before = weight_of_value(value);
         let result = change(value);
@@ -289,7 +298,7 @@ impl Machine {
         Some(result)
     }
 
-    pub(crate) fn set_grants(&mut self, slot: u32, grants: Option<Grants>) {
+    pub(crate) fn set_grants(&mut self, slot: LockSlot, grants: Option<Grants>) {
         let before = match grants {
             Some(grants) => {
                 self.memory.grants += grants.weight();
@@ -300,7 +309,11 @@ impl Machine {
         self.memory.grants -= before.as_ref().map_or(0, Grants::weight);
     }
 
-    pub(crate) fn change_waiter<R>(&mut self, waiter: u32, change: impl FnOnce(&mut Waiter) -> R) -> R {
+    pub(crate) fn change_waiter<R>(
+        &mut self,
+        waiter: WaiterSlot,
+        change: impl FnOnce(&mut Waiter) -> R,
+    ) -> R {
         let record = self.waiters.edit(waiter);
         let before = record.weight();
         let result = change(record);
@@ -311,7 +324,7 @@ impl Machine {
     /// All of it from the records: after a restore, and for the invariants.
     pub(crate) fn weigh_records(&self) -> Memory {
         let locks = self.locks.iter().map(|(_, lock)| lock.weight()).sum();
-        let is_idle = |lock: &Lock| lock.phase == Phase::Idle;
+        let is_idle = |lock: &Lock| lock.idle_since_ms().is_some();
         Memory {
             locks,
             idle: self.locks.iter().filter(|(_, lock)| is_idle(lock)).map(|(_, lock)| lock.weight()).sum(),

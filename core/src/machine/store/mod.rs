@@ -1,6 +1,8 @@
 //! Where records live: slabs with lists through them, deadlines, and memory in use.
 
 pub(crate) mod deadlines;
+pub(crate) mod free_map;
 pub(crate) mod list;
 pub(crate) mod memory;
 pub(crate) mod slab;
+pub(crate) mod slot;

@@ -8,11 +8,11 @@
 
 use crate::limits::SNAPSHOT_RECORD_BYTES_MAX;
 use crate::machine::log::bytes::{put_varint, Reader};
+use crate::machine::store::free_map::FreeMap;
+use crate::machine::store::slot::Slot;
 use std::collections::VecDeque;
 use std::ops::Index;
 
-/// "No slot", where a link may point nowhere.
-pub(crate) const NONE: u32 = u32::MAX;
 /// Numbers stay below this: the free map has four levels of 64.
 const SLOTS_MAX: u32 = 1 << 24;
 const CHUNK_SLOTS: usize = 256;
@@ -45,12 +45,12 @@ impl<T> Default for Slab<T> {
     }
 }
 
-impl<T: Image> Index<u32> for Slab<T> {
+impl<T: Image> Index<Slot<T>> for Slab<T> {
     type Output = T;
 
     /// A slot that must be in use: the links between records are an invariant, not an input.
     #[inline]
-    fn index(&self, slot: u32) -> &T {
+    fn index(&self, slot: Slot<T>) -> &T {
         self.get(slot).expect("a link points at a slot in use")
     }
 }
@@ -60,36 +60,43 @@ impl<T: Image> Slab<T> {
         self.len
     }
 
-    /// One above the highest number that may be in use.
-    pub(crate) fn end(&self) -> u32 {
-        self.free.end
+    /// All slots that may be in use. Borrows nothing.
+    pub(crate) fn slots(&self) -> impl Iterator<Item = Slot<T>> {
+        (0..self.free.end).map(Slot::new)
     }
 
     #[inline]
-    pub(crate) fn get(&self, slot: u32) -> Option<&T> {
+    pub(crate) fn get(&self, slot: Slot<T>) -> Option<&T> {
+        self.at(slot.number())
+    }
+
+    #[inline]
+    fn at(&self, slot: u32) -> Option<&T> {
         self.chunks.get(slot as usize / CHUNK_SLOTS)?.slots.get(slot as usize % CHUNK_SLOTS)?.as_ref()
     }
 
     /// Opens a slot in use for change.
     #[inline]
-    pub(crate) fn edit(&mut self, slot: u32) -> &mut T {
+    pub(crate) fn edit(&mut self, slot: Slot<T>) -> &mut T {
+        let slot = slot.number();
         self.save_before_change(slot);
         self.chunks[slot as usize / CHUNK_SLOTS].slots[slot as usize % CHUNK_SLOTS]
             .as_mut()
             .expect("a link points at a slot in use")
     }
 
-    pub(crate) fn insert(&mut self, value: T) -> u32 {
+    pub(crate) fn insert(&mut self, value: T) -> Slot<T> {
         let slot = self.free.take_lowest();
         assert!(slot < SLOTS_MAX, "limits keep every slab below {SLOTS_MAX} records");
         self.save_before_change(slot);
         self.put(slot, value);
-        slot
+        Slot::new(slot)
     }
 
     /// Puts a record where a snapshot says it was. `None` where the place is taken or cannot exist.
-    pub(crate) fn insert_at(&mut self, slot: u32, value: T) -> Option<()> {
-        if slot >= SLOTS_MAX || self.get(slot).is_some() {
+    pub(crate) fn insert_at(&mut self, slot: Slot<T>, value: T) -> Option<()> {
+        let slot = slot.number();
+        if slot >= SLOTS_MAX || self.at(slot).is_some() {
             return None;
         }
         self.free.take(slot);
@@ -111,7 +118,8 @@ impl<T: Image> Slab<T> {
         self.len += 1;
     }
 
-    pub(crate) fn remove(&mut self, slot: u32) -> T {
+    pub(crate) fn remove(&mut self, slot: Slot<T>) -> T {
+        let slot = slot.number();
         self.save_before_change(slot);
         let chunk = &mut self.chunks[slot as usize / CHUNK_SLOTS];
         let value = chunk.slots[slot as usize % CHUNK_SLOTS].take().expect("a link points at a slot in use");
@@ -125,18 +133,19 @@ impl<T: Image> Slab<T> {
     }
 
     /// The records from `slot` on, in the order of their numbers.
-    pub(crate) fn iter_from(&self, slot: u32) -> impl Iterator<Item = (u32, &T)> {
+    pub(crate) fn iter_from(&self, slot: Slot<T>) -> impl Iterator<Item = (Slot<T>, &T)> {
+        let slot = slot.number();
         let first = slot as usize / CHUNK_SLOTS;
         self.chunks.iter().enumerate().skip(first).flat_map(move |(at, chunk)| {
             let base = at * CHUNK_SLOTS;
             let skipped = if at == first { slot as usize % CHUNK_SLOTS } else { 0 };
             let slots = chunk.slots.iter().enumerate().skip(skipped);
-            slots.filter_map(move |(i, value)| Some(((base + i) as u32, value.as_ref()?)))
+            slots.filter_map(move |(i, value)| Some((Slot::new((base + i) as u32), value.as_ref()?)))
         })
     }
 
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &T)> {
-        self.iter_from(0)
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (Slot<T>, &T)> {
+        self.iter_from(Slot::new(0))
     }
 
     #[inline]
@@ -150,8 +159,8 @@ impl<T: Image> Slab<T> {
     fn save_image(&mut self, slot: u32) {
         let Some(mut walk) = self.walk.take() else { return };
         if walk.mark(slot) {
-            if let Some(value) = self.get(slot) {
-                write_record(slot, value, walk.saved_end());
+            if let Some(value) = self.at(slot) {
+                write_record(Slot::new(slot), value, walk.saved_end());
                 walk.saved_count += 1;
             }
         }
@@ -190,9 +199,9 @@ impl<T: Image> Slab<T> {
                 continue;
             }
             if walk.mark(slot) {
-                if let Some(value) = self.get(slot) {
+                if let Some(value) = self.at(slot) {
                     count += 1;
-                    write_record(slot, value, out);
+                    write_record(Slot::new(slot), value, out);
                 }
             }
             walk.next += 1;
@@ -205,9 +214,9 @@ impl<T: Image> Slab<T> {
     }
 }
 
-pub(crate) fn write_record<T: Image>(slot: u32, value: &T, out: &mut Vec<u8>) {
+pub(crate) fn write_record<T: Image>(slot: Slot<T>, value: &T, out: &mut Vec<u8>) {
     framed(T::KIND, out, |out| {
-        put_varint(out, u64::from(slot));
+        put_varint(out, u64::from(slot.number()));
         value.write(out);
     });
 }
@@ -267,80 +276,6 @@ impl Walk {
     }
 }
 
-/// Which numbers below `end` are free: a tree of bits whose every node says whether a free one is below it.
-#[derive(Default)]
-struct FreeMap {
-    levels: [Vec<u64>; 4],
-    free: usize,
-    end: u32,
-}
-
-impl FreeMap {
-    fn take_lowest(&mut self) -> u32 {
-        if self.free == 0 {
-            self.grow(self.end + 1);
-            let slot = self.end;
-            self.end += 1;
-            return slot;
-        }
-        let mut slot = 0usize;
-        for level in (0..4).rev() {
-            slot = slot * 64 + self.levels[level][slot].trailing_zeros() as usize;
-        }
-        self.clear(slot as u32);
-        slot as u32
-    }
-
-    /// Takes this very number; those passed over become free.
-    fn take(&mut self, slot: u32) {
-        if slot >= self.end {
-            let first = self.end;
-            self.grow(slot + 1);
-            self.end = slot + 1;
-            (first..slot).for_each(|skipped| self.give_back(skipped));
-            return;
-        }
-        self.clear(slot);
-    }
-
-    fn grow(&mut self, end: u32) {
-        let mut words = end as usize;
-        for level in &mut self.levels {
-            words = words.div_ceil(64);
-            if words > level.len() {
-                level.resize(words, 0);
-            }
-        }
-    }
-
-    fn clear(&mut self, slot: u32) {
-        self.free -= 1;
-        let mut at = slot as usize;
-        for level in &mut self.levels {
-            let word = &mut level[at / 64];
-            *word &= !(1 << (at % 64));
-            if *word != 0 {
-                break;
-            }
-            at /= 64;
-        }
-    }
-
-    fn give_back(&mut self, slot: u32) {
-        self.free += 1;
-        let mut at = slot as usize;
-        for level in &mut self.levels {
-            let word = &mut level[at / 64];
-            let had_some = *word != 0;
-            *word |= 1 << (at % 64);
-            if had_some {
-                break;
-            }
-            at /= 64;
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -359,7 +294,7 @@ mod tests {
 
     fn slab(count: u64) -> Slab<u64> {
         let mut slab = Slab::default();
-        (0..count).for_each(|value| assert_eq!(u64::from(slab.insert(value)), value));
+        (0..count).for_each(|value| assert_eq!(u64::from(slab.insert(value).number()), value));
         slab
     }
 
@@ -367,25 +302,25 @@ mod tests {
     fn lowest_free_number_comes_first() {
         let mut slab = slab(70_000);
         for slot in [69_999, 4096, 3, 64, 65_535] {
-            slab.remove(slot);
+            slab.remove(Slot::new(slot));
         }
         for slot in [3, 64, 4096, 65_535, 69_999, 70_000] {
-            assert_eq!(slab.insert(0), slot);
+            assert_eq!(slab.insert(0), Slot::new(slot));
         }
     }
 
     #[test]
     fn empty_chunks_are_given_back() {
         let mut slab = slab(1000);
-        (0..1000).for_each(|slot| assert_eq!(slab.remove(slot), u64::from(slot)));
+        (0..1000).for_each(|slot| assert_eq!(slab.remove(Slot::new(slot)), u64::from(slot)));
         assert!(slab.chunks.iter().all(|chunk| chunk.slots.is_empty()));
-        assert_eq!(slab.insert(7), 0);
+        assert_eq!(slab.insert(7), Slot::new(0));
     }
 
     #[test]
     fn walk_shows_the_beginning_whatever_changes() {
         let mut slab = slab(1000);
-        slab.remove(5);
+        slab.remove(Slot::new(5));
         slab.walk_begin();
         let mut bytes = Vec::new();
         let mut total = 0;
@@ -397,11 +332,11 @@ mod tests {
                 break;
             }
             round += 1;
-            let slot = (round * 331 % 1000) as u32;
+            let slot = Slot::new((round * 331 % 1000) as u32);
             match slab.get(slot) {
                 Some(_) if round.is_multiple_of(3) => assert!(slab.remove(slot) > 0),
                 Some(_) => *slab.edit(slot) = 1_000_000,
-                None => assert!(slab.insert(2_000_000) < 1000),
+                None => assert!(slab.insert(2_000_000).number() < 1000),
             }
         }
         let mut reader = Reader::new(&bytes);
