@@ -40,7 +40,7 @@ const SMALL: usize = 64;
 impl Machine {
     pub(crate) fn check_after_apply(&self) {
         if cfg!(debug_assertions) {
-            let records = self.locks.len() + self.waiters.len() + self.sessions.len();
+            let records = self.locks.len() + self.waiters.len() + self.sessions.len() + self.blocked.len();
             let checked = if records <= SMALL { self.check_invariants() } else { self.check_counts() };
             if let Err(violation) = checked {
                 panic!("the machine broke an invariant: {violation}");
