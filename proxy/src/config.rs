@@ -146,13 +146,13 @@ impl Config {
 
     /// As Redis's protected mode: strangers must not reach what nobody guards.
     fn check_protection(&self, protected: bool) -> Result<(), Refused> {
-        let doors = [
+        let listeners = [
             ("listen", Some(self.listen)),
             ("peer-listen", self.peer_listen),
             ("correctness-listen", self.correctness_listen),
             ("redlock-listen", self.redlock_listen),
         ];
-        for (name, address) in doors {
+        for (name, address) in listeners {
             let Some(address) = address.filter(|address| protected && !address.ip().is_loopback()) else {
                 continue;
             };

@@ -9,10 +9,10 @@ use crate::server::client::registry::Registry;
 use crate::server::client::session_keepalive::SessionKeepalive;
 use crate::server::net::listener;
 use crate::server::routing::known_scripts::KnownScripts;
-use crate::server::routing::router::{Door, Router};
+use crate::server::routing::router::{ListenerKind, Router};
 use crate::server::routing::routes::Routers;
 use crate::server::routing::settings_follower;
-use crate::server::{ids, stats::Stats, Shared};
+use crate::server::{ids, stats::Stats, ServerState};
 use crate::shutdown::{Signals, HAND_OVER_WITHIN};
 use crate::tier1::subscriber::UpstreamSubscriber;
 use crate::tier1::upstream::Upstream;
@@ -41,26 +41,35 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     let admin_door = config.admin.map(listener::bind).transpose()?;
     let clock = Clock::start();
     let (tier2, raft) = start_tier2(&config, clock)?;
-    let shared = assemble(&config, clock, tier2.clone(), &main_door);
-    if let Some(upstream) = &shared.upstream {
+    let server = assemble(&config, clock, tier2.clone(), &main_door);
+    if let Some(upstream) = &server.upstream {
         let _ = tokio::time::timeout(FIRST_CONTACT_WITHIN, upstream.first_contact()).await;
     }
     first_status(&tier2).await;
-    first_routes(&shared).await;
+    first_routes(&server).await;
     announce(&config, &main_door);
-    let mut doors = vec![tokio::spawn(listener::accept(Arc::clone(&shared), main_door, Door::Main))];
-    if let Some(door) = correctness_door {
-        doors.push(tokio::spawn(listener::accept(Arc::clone(&shared), door, Door::Correctness)));
+    let mut listeners =
+        vec![tokio::spawn(listener::accept(Arc::clone(&server), main_door, ListenerKind::Main))];
+    if let Some(listener_kind) = correctness_door {
+        listeners.push(tokio::spawn(listener::accept(
+            Arc::clone(&server),
+            listener_kind,
+            ListenerKind::Correctness,
+        )));
     }
-    if let Some(door) = redlock_door {
-        doors.push(tokio::spawn(listener::accept(Arc::clone(&shared), door, Door::Redlock)));
+    if let Some(listener_kind) = redlock_door {
+        listeners.push(tokio::spawn(listener::accept(
+            Arc::clone(&server),
+            listener_kind,
+            ListenerKind::Redlock,
+        )));
     }
-    if let Some(door) = admin_door {
-        doors.push(tokio::spawn(admin::accept(Arc::clone(&shared), door)));
+    if let Some(listener_kind) = admin_door {
+        listeners.push(tokio::spawn(admin::accept(Arc::clone(&server), listener_kind)));
     }
     let signal = signals.next().await;
     tracing::info!(signal, "stopping");
-    doors.iter().for_each(tokio::task::JoinHandle::abort);
+    listeners.iter().for_each(tokio::task::JoinHandle::abort);
     stop_tier2(&tier2, raft, &mut signals).await;
     Ok(())
 }
@@ -77,10 +86,10 @@ async fn first_status(tier2: &Tier2Handle) {
 }
 
 /// Returns when the routes of the cluster are known, or soon.
-async fn first_routes(shared: &Shared) {
+async fn first_routes(server: &ServerState) {
     let begun = tokio::time::Instant::now();
-    while shared.upstream.is_some() && shared.routing.newest().check_behind().is_err() {
-        let has_leader = shared.tier2.status().leader != 0;
+    while server.upstream.is_some() && server.routing.newest().check_upstream().is_err() {
+        let has_leader = server.tier2.status().leader != 0;
         let within = if has_leader { FIRST_ROUTES_WITHIN } else { FIRST_LEADER_WITHIN };
         if begun.elapsed() >= within {
             return;
@@ -107,7 +116,7 @@ fn announce(config: &Config, main_door: &TcpListener) {
     );
 }
 
-fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpListener) -> Arc<Shared> {
+fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpListener) -> Arc<ServerState> {
     let hub = Arc::new(Hub::new(Arc::clone(tier2.demand())));
     let events = EventQueue::start(Arc::clone(&hub));
     let upstream = config.redis.clone().map(|address| {
@@ -124,7 +133,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         idle_retention_ms: config.idle_retention_ms,
         session_grace_ms: config.session_grace_ms,
     };
-    let shared = Arc::new(Shared {
+    let server = Arc::new(ServerState {
         node: config.id,
         routing: Routers::new(Router::unfounded(flags.routing.clone(), upstream.is_some())),
         password: config.password.clone(),
@@ -144,16 +153,16 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         upstream,
         subscriber,
     });
-    settings_follower::start(Arc::clone(&shared), flags);
-    shared
+    settings_follower::start(Arc::clone(&server), flags);
+    server
 }
 
 /// As many as asked for, if the system has file descriptors for them, two for each where a Redis is behind. Raises the soft
 /// limit first.
-fn clients_max(wanted: usize, has_redis: bool) -> usize {
+fn clients_max(wanted: usize, has_upstream: bool) -> usize {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     let limit = getrlimit(Resource::Nofile);
-    let files_each = if has_redis { 2 } else { 1 };
+    let files_each = if has_upstream { 2 } else { 1 };
     let needed = wanted as u64 * files_each + RESERVED_FILES;
     let available = limit.maximum.unwrap_or(u64::MAX);
     let raised = needed.min(available).max(limit.current.unwrap_or(u64::MAX));

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use redfence::resp::request::{ProtocolError, RequestParser, Sender, Step, FRAME_BYTES_MAX};
+use redfence::resp::request::{ProtocolError, RequestParser, ParseLimits, Step, FRAME_BYTES_MAX};
 
 #[derive(Debug, PartialEq)]
 enum Seen {
@@ -13,13 +13,13 @@ enum Seen {
 }
 
 /// Everything `bytes` amounts to, when at most `piece` bytes come at a time.
-fn read_all(bytes: &[u8], piece: usize, sender: Sender) -> Vec<Seen> {
+fn read_all(bytes: &[u8], piece: usize, limits: ParseLimits) -> Vec<Seen> {
     let mut parser = RequestParser::default();
     let (mut start, mut end) = (0, 0);
     let mut seen = Vec::new();
     loop {
         let frame = &bytes[start..end];
-        let len = match parser.parse(frame, sender) {
+        let len = match parser.parse(frame, limits) {
             Err(error) => {
                 seen.push(Seen::Refused(error));
                 return seen;
@@ -56,10 +56,10 @@ fn read_all(bytes: &[u8], piece: usize, sender: Sender) -> Vec<Seen> {
 fuzz_target!(|bytes: &[u8]| {
     for authenticated in [true, false] {
         for may_stream in [|_: &[u8]| false, |name: &[u8]| !name.starts_with(b"LOCK.")] {
-            let sender = Sender { authenticated, may_stream };
-            let whole = read_all(bytes, usize::MAX, sender);
-            assert_eq!(whole, read_all(bytes, 1, sender));
-            assert_eq!(whole, read_all(bytes, 7, sender));
+            let limits = ParseLimits { authenticated, may_stream };
+            let whole = read_all(bytes, usize::MAX, limits);
+            assert_eq!(whole, read_all(bytes, 1, limits));
+            assert_eq!(whole, read_all(bytes, 7, limits));
         }
     }
 });

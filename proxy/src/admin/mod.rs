@@ -1,4 +1,4 @@
-//! The operators' door: `/health`, `/ready` and `/metrics` over plain HTTP, for probes and for Prometheus.
+//! The operators' listener: `/health`, `/ready` and `/metrics` over plain HTTP, for probes and for Prometheus.
 //!
 //! It only reads, knows no other path, and closes after each answer. What it shows is what `INFO redfence` shows.
 //!
@@ -7,7 +7,7 @@
 //! There is no password here: bind it to loopback or to a network of your own.
 
 use crate::server::commands::info;
-use crate::server::Shared;
+use crate::server::ServerState;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,15 +23,15 @@ const HEAD_WITHIN: Duration = Duration::from_secs(5);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
 /// Answers for ever.
-pub async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+pub async fn accept(server: Arc<ServerState>, listener: TcpListener) {
     let places = Arc::new(Semaphore::new(PROBES_MAX));
     loop {
         let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let shared = Arc::clone(&shared);
+                let server = Arc::clone(&server);
                 tokio::spawn(async move {
-                    let _ = tokio::time::timeout(HEAD_WITHIN, answer(&shared, stream)).await;
+                    let _ = tokio::time::timeout(HEAD_WITHIN, answer(&server, stream)).await;
                     drop(place);
                 });
             }
@@ -43,10 +43,10 @@ pub async fn accept(shared: Arc<Shared>, listener: TcpListener) {
     }
 }
 
-async fn answer(shared: &Shared, mut stream: TcpStream) -> std::io::Result<()> {
+async fn answer(server: &ServerState, mut stream: TcpStream) -> std::io::Result<()> {
     let head = read_head(&mut stream).await?;
     let (status, body) = match request_path(&head) {
-        Some(path) => page(shared, path),
+        Some(path) => page(server, path),
         None => ("400 Bad Request", "only GET is known here\n".to_string()),
     };
     let response = format!(
@@ -79,14 +79,14 @@ fn request_path(head: &[u8]) -> Option<&str> {
     }
 }
 
-fn page(shared: &Shared, path: &str) -> (&'static str, String) {
+fn page(server: &ServerState, path: &str) -> (&'static str, String) {
     match path {
         "/health" => ("200 OK", "alive\n".to_string()),
-        "/ready" if shared.tier2.status().quorum => ("200 OK", "ready\n".to_string()),
+        "/ready" if server.tier2.status().quorum => ("200 OK", "ready\n".to_string()),
         "/ready" => {
             ("503 Service Unavailable", "no quorum: the correctness tier does not serve\n".to_string())
         }
-        "/metrics" => ("200 OK", metrics(&info::redfence_section(shared))),
+        "/metrics" => ("200 OK", metrics(&info::redfence_section(server))),
         _ => ("404 Not Found", "known here: /health /ready /metrics\n".to_string()),
     }
 }

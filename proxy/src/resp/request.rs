@@ -32,7 +32,7 @@ const REDIS_BULK_BYTES_MAX: i64 = 512 * 1024 * 1024;
 
 /// Who is sending, and what stands behind us: decides the limits.
 #[derive(Clone, Copy, Debug)]
-pub struct Sender {
+pub struct ParseLimits {
     pub authenticated: bool,
     /// Whether a command of this name may be handed on in pieces.
     pub may_stream: fn(&[u8]) -> bool,
@@ -104,19 +104,19 @@ pub struct RequestParser {
 
 impl RequestParser {
     /// Looks at `frame`, which begins at the first byte of a frame and holds all that has come of it.
-    pub fn parse(&mut self, frame: &[u8], sender: Sender) -> Result<Step, ProtocolError> {
+    pub fn parse(&mut self, frame: &[u8], limits: ParseLimits) -> Result<Step, ProtocolError> {
         if self.missing.is_none() {
             match frame.first() {
                 None => return Ok(Step::Incomplete),
                 Some(b'*') => {
-                    if let Some(step) = self.read_header(frame, sender)? {
+                    if let Some(step) = self.read_header(frame, limits)? {
                         return Ok(step);
                     }
                 }
                 Some(_) => return self.read_inline(frame),
             }
         }
-        self.read_words(frame, sender)
+        self.read_words(frame, limits)
     }
 
     /// Whether no frame has begun.
@@ -164,7 +164,7 @@ impl RequestParser {
         self.excess
     }
 
-    fn read_header(&mut self, frame: &[u8], sender: Sender) -> Result<Option<Step>, ProtocolError> {
+    fn read_header(&mut self, frame: &[u8], limits: ParseLimits) -> Result<Option<Step>, ProtocolError> {
         let Some((line, next)) = header_line(frame, 0, "too big mbulk count string")? else {
             return Ok(Some(Step::Incomplete));
         };
@@ -173,7 +173,7 @@ impl RequestParser {
         if count <= 0 {
             return Ok(Some(Step::Nothing { len: next }));
         }
-        if !sender.authenticated && count > UNAUTHENTICATED_ITEMS_MAX as i64 {
+        if !limits.authenticated && count > UNAUTHENTICATED_ITEMS_MAX as i64 {
             return Err(ProtocolError(Cow::Borrowed("unauthenticated multibulk length")));
         }
         self.at = next;
@@ -182,11 +182,11 @@ impl RequestParser {
         Ok(None)
     }
 
-    fn read_words(&mut self, frame: &[u8], sender: Sender) -> Result<Step, ProtocolError> {
+    fn read_words(&mut self, frame: &[u8], limits: ParseLimits) -> Result<Step, ProtocolError> {
         while self.missing != Some(0) {
             let len = match self.bulk {
                 Some(len) => len,
-                None => match self.read_bulk_header(frame, sender)? {
+                None => match self.read_bulk_header(frame, limits)? {
                     BulkHeader::Incomplete => return Ok(Step::Incomplete),
                     BulkHeader::TooLarge(bytes) => {
                         let bytes_max = self.bulk_bytes_max;
@@ -205,7 +205,7 @@ impl RequestParser {
             self.missing = self.missing.map(|missing| missing - 1);
             if self.words.len() == 1 {
                 let (start, len) = self.words[0];
-                self.learn_limits(&frame[start as usize..][..len as usize], sender);
+                self.learn_limits(&frame[start as usize..][..len as usize], limits);
             }
             let too_many = self.words.len() == 1 && self.declared_words() > ITEMS_MAX;
             if too_many || self.at > FRAME_BYTES_MAX {
@@ -221,7 +221,7 @@ impl RequestParser {
         Step::Large { seen: self.at }
     }
 
-    fn read_bulk_header(&mut self, frame: &[u8], sender: Sender) -> Result<BulkHeader, ProtocolError> {
+    fn read_bulk_header(&mut self, frame: &[u8], limits: ParseLimits) -> Result<BulkHeader, ProtocolError> {
         let Some(kind) = frame.get(self.at) else {
             return Ok(BulkHeader::Incomplete);
         };
@@ -235,7 +235,7 @@ impl RequestParser {
         }
         let len = integer(&line[1..]).filter(|len| (0..=REDIS_BULK_BYTES_MAX).contains(len));
         let len = len.ok_or(ProtocolError(Cow::Borrowed("invalid bulk length")))? as usize;
-        if !sender.authenticated && len > UNAUTHENTICATED_BULK_BYTES_MAX {
+        if !limits.authenticated && len > UNAUTHENTICATED_BULK_BYTES_MAX {
             return Err(ProtocolError(Cow::Borrowed("unauthenticated bulk length")));
         }
         if len > self.bulk_bytes_max {
@@ -246,12 +246,12 @@ impl RequestParser {
         Ok(BulkHeader::Read(len))
     }
 
-    fn learn_limits(&mut self, name: &[u8], sender: Sender) {
+    fn learn_limits(&mut self, name: &[u8], limits: ParseLimits) {
         let scripts: [&[u8]; 5] = [b"EVAL", b"EVALSHA", b"EVAL_RO", b"EVALSHA_RO", b"SCRIPT"];
         if scripts.iter().any(|script| script.eq_ignore_ascii_case(name)) {
             self.bulk_bytes_max = SCRIPT_BYTES_MAX;
         }
-        self.streams = sender.authenticated && (sender.may_stream)(name);
+        self.streams = limits.authenticated && (limits.may_stream)(name);
     }
 
     fn read_inline(&mut self, frame: &[u8]) -> Result<Step, ProtocolError> {

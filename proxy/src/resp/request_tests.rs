@@ -2,9 +2,10 @@
 
 use super::*;
 
-const KNOWN: Sender = Sender { authenticated: true, may_stream: |_| false };
-const STRANGER: Sender = Sender { authenticated: false, may_stream: |_| false };
-const BEHIND: Sender = Sender { authenticated: true, may_stream: |name| !name.starts_with(b"LOCK.") };
+const KNOWN: ParseLimits = ParseLimits { authenticated: true, may_stream: |_| false };
+const STRANGER: ParseLimits = ParseLimits { authenticated: false, may_stream: |_| false };
+const BEHIND: ParseLimits =
+    ParseLimits { authenticated: true, may_stream: |name| !name.starts_with(b"LOCK.") };
 
 fn command(words: &[&[u8]]) -> Vec<u8> {
     let mut frame = format!("*{}\r\n", words.len()).into_bytes();
@@ -20,8 +21,8 @@ fn words_of<'a>(parser: &RequestParser, frame: &'a [u8]) -> Vec<&'a [u8]> {
     parser.words().iter().map(|(start, len)| &frame[*start as usize..][..*len as usize]).collect()
 }
 
-fn refused(bytes: &[u8], sender: Sender) -> String {
-    match RequestParser::default().parse(bytes, sender) {
+fn refused(bytes: &[u8], limits: ParseLimits) -> String {
+    match RequestParser::default().parse(bytes, limits) {
         Err(error) => error.0.into_owned(),
         Ok(step) => panic!("{step:?} for {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(60)])),
     }
@@ -106,9 +107,9 @@ fn a_million_nested_arrays_end_at_the_second() {
 }
 
 /// Beyond a limit of what Redfence itself answers: the text, if the rest of the frame is then taken to its end.
-fn beyond(bytes: &[u8], sender: Sender) -> String {
+fn beyond(bytes: &[u8], limits: ParseLimits) -> String {
     let mut parser = RequestParser::default();
-    match parser.parse(bytes, sender) {
+    match parser.parse(bytes, limits) {
         Ok(Step::Large { seen }) => {
             parser.stream(&bytes[seen..]).unwrap();
             parser.excess().expect("it is not for the Redis behind").refusal().0.into_owned()

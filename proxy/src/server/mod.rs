@@ -12,7 +12,7 @@
 //!
 //! # Caveats
 //!
-//! Commands of one client that go to different places (Tier 2, the Redis behind) are never under way at the same time: order first.
+//! Commands of one client that go to different places (Tier 2, the Redis behind) are never in flight at the same time: order first.
 
 pub mod client;
 pub mod commands;
@@ -27,7 +27,7 @@ pub mod upstream;
 use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::events::{EventQueue, Hub, Tracker};
-use crate::resp::request::Sender;
+use crate::resp::request::ParseLimits;
 use crate::tier1::subscriber::UpstreamSubscriber;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
@@ -35,13 +35,13 @@ use client::session::Client;
 use client::{registry, session_keepalive};
 use commands::Local;
 use redfence_core::grammar;
-use routing::router::Door;
+use routing::router::ListenerKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// What all connections of a node share.
 #[derive(Debug)]
-pub struct Shared {
+pub struct ServerState {
     /// This node's id, which is also its number as a Redlock member.
     pub node: u64,
     pub routing: routing::routes::Routers,
@@ -65,7 +65,7 @@ pub struct Shared {
     pub subscriber: Option<Arc<UpstreamSubscriber>>,
 }
 
-impl Shared {
+impl ServerState {
     #[must_use]
     pub fn now_ms(&self) -> u64 {
         self.clock.monotonic_ms()
@@ -78,9 +78,12 @@ impl Shared {
 
     /// The limits for what a client sends.
     #[must_use]
-    pub fn sender_for(&self, client: &Client) -> Sender {
-        let behind = self.upstream.is_some() && client.door == Door::Main;
-        Sender { authenticated: client.authenticated, may_stream: if behind { streams } else { |_| false } }
+    pub fn parse_limits_for(&self, client: &Client) -> ParseLimits {
+        let behind = self.upstream.is_some() && client.listener_kind == ListenerKind::Main;
+        ParseLimits {
+            authenticated: client.authenticated,
+            may_stream: if behind { streams } else { |_| false },
+        }
     }
 }
 
@@ -88,5 +91,5 @@ impl Shared {
 /// is held, because it may have to be put into other words.
 fn streams(name: &[u8]) -> bool {
     !grammar::is_ours(name)
-        && Local::find(name).is_none_or(|local| local.yields_to_redis() || local == Local::Watch)
+        && Local::find(name).is_none_or(|local| local.yields_to_upstream() || local == Local::Watch)
 }

@@ -1,6 +1,6 @@
 //! Gives back a grant of Tier 2 that nobody is left to take.
 //!
-//! The client went away while its acquire was under way, and its owner was made up by this node: nobody can ask again and get the same
+//! The client went away while its acquire was in flight, and its owner was made up by this node: nobody can ask again and get the same
 //! fence, so the lock would stand until its ttl runs out. An acquire that named its OWNER is left alone: its client may come back.
 
 use crate::node_api::OwnedQuery;
@@ -28,9 +28,9 @@ pub fn start(tier2: Tier2Handle, blob: Bytes, pending: PendingReply, waits: bool
     });
 }
 
-type Asked = (u32, Bytes, Vec<Bytes>);
+type AcquireTarget = (u32, Bytes, Vec<Bytes>);
 
-fn read(blob: &[u8]) -> Option<Asked> {
+fn read(blob: &[u8]) -> Option<AcquireTarget> {
     match Command::decode(blob)? {
         Command::Acquire { db, resource, owner, .. } => {
             Some((db, Bytes::copy_from_slice(owner), vec![Bytes::copy_from_slice(resource)]))

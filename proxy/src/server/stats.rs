@@ -8,7 +8,7 @@ const LATENCY_BUCKETS: usize = 32;
 
 /// How a reply is to be counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum LockOperation {
     Acquire,
     Release,
     Renew,
@@ -59,7 +59,7 @@ impl Stats {
     }
 
     /// Counts a reply that passed through as bytes.
-    pub fn count_bytes(&self, verdict: Verdict, reply: &[u8], took_us: u64) {
+    pub fn count_bytes(&self, operation: LockOperation, reply: &[u8], took_us: u64) {
         let nil = reply.starts_with(b"$-1") || reply.starts_with(b"_");
         let refused = nil || reply.starts_with(b"*2\r\n:0");
         if reply.starts_with(b"-") {
@@ -67,11 +67,11 @@ impl Stats {
         } else if refused {
             bump(&self.refusals);
         } else {
-            match verdict {
-                Verdict::Acquire => bump(&self.grants),
-                Verdict::Release => bump(&self.releases),
-                Verdict::Renew => bump(&self.renewals),
-                Verdict::Other => {}
+            match operation {
+                LockOperation::Acquire => bump(&self.grants),
+                LockOperation::Release => bump(&self.releases),
+                LockOperation::Renew => bump(&self.renewals),
+                LockOperation::Other => {}
             }
         }
         self.count_latency(took_us);
@@ -108,8 +108,8 @@ mod tests {
         let stats = Stats::default();
         stats.count(&Reply::Granted { fence: Fence(1), ttl_ms: 1 }, 100);
         stats.count(&Reply::Nil, 100);
-        stats.count_bytes(Verdict::Release, b"*2\r\n:1\r\n$2\r\nok\r\n", 100);
-        stats.count_bytes(Verdict::Acquire, b"_\r\n", 5000);
+        stats.count_bytes(LockOperation::Release, b"*2\r\n:1\r\n$2\r\nok\r\n", 100);
+        stats.count_bytes(LockOperation::Acquire, b"_\r\n", 5000);
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         assert_eq!((read(&stats.grants), read(&stats.releases), read(&stats.refusals)), (1, 1, 2));
         assert_eq!(stats.latency_us(50), 128);

@@ -10,7 +10,7 @@ use tokio::task::AbortHandle;
 
 /// What others may know of a client. Its connection keeps it up to date.
 #[derive(Debug)]
-pub struct Card {
+pub struct ClientInfo {
     pub id: u64,
     pub address: SocketAddr,
     pub local_address: SocketAddr,
@@ -19,9 +19,9 @@ pub struct Card {
     pub db: AtomicU64,
     pub protocol: AtomicU64,
     pub subscriptions: AtomicUsize,
-    pub texts: Mutex<Texts>,
+    pub texts: Mutex<ClientTexts>,
     task: OnceLock<AbortHandle>,
-    /// By which router the commands under way were decided; 0 where none are.
+    /// By which router the commands in flight were decided; 0 where none are.
     routed_by: AtomicU64,
     /// What that is, where it is one command that may wait for long.
     waiting: Mutex<Option<Waiting>>,
@@ -29,13 +29,13 @@ pub struct Card {
 
 /// What the client says of itself.
 #[derive(Clone, Debug, Default)]
-pub struct Texts {
+pub struct ClientTexts {
     pub name: String,
     pub library: String,
     pub library_version: String,
 }
 
-impl Card {
+impl ClientInfo {
     /// The task that serves the client.
     pub fn set_task(&self, task: AbortHandle) {
         // Set once, by the listener that started it.
@@ -47,20 +47,20 @@ impl Card {
         self.routed_by.store(generation, Ordering::SeqCst);
     }
 
-    /// No command is under way. Nothing is looked at afterwards, as it is above: all that was done before is seen with it,
+    /// No command is in flight. Nothing is looked at afterwards, as it is above: all that was done before is seen with it,
     /// and that is enough.
     pub fn clear_routed_by(&self) {
         self.routed_by.store(0, Ordering::Release);
     }
 
-    /// Whether something is under way that an older router decided.
+    /// Whether something is in flight that an older router decided.
     #[must_use]
     pub fn is_behind(&self, generation: u64) -> bool {
         let by = self.routed_by.load(Ordering::SeqCst);
         by != 0 && by < generation
     }
 
-    /// The command under way. To be taken away before another is decided.
+    /// The command in flight. To be taken away before another is decided.
     pub fn set_waiting(&self, waiting: Option<Waiting>) {
         *self.waiting() = waiting;
     }
@@ -76,7 +76,7 @@ impl Card {
         }
     }
 
-    pub fn texts(&self) -> std::sync::MutexGuard<'_, Texts> {
+    pub fn texts(&self) -> std::sync::MutexGuard<'_, ClientTexts> {
         self.texts.lock().expect("a client's card is whole")
     }
 
@@ -109,7 +109,7 @@ impl Card {
 #[derive(Debug, Default)]
 pub struct Registry {
     next_id: AtomicU64,
-    cards: Mutex<BTreeMap<u64, Arc<Card>>>,
+    infos: Mutex<BTreeMap<u64, Arc<ClientInfo>>>,
 }
 
 impl Registry {
@@ -121,13 +121,13 @@ impl Registry {
         local_address: SocketAddr,
         now_ms: u64,
         clients_max: usize,
-    ) -> Option<Arc<Card>> {
-        let mut cards = self.cards.lock().expect("the registry is whole");
-        if cards.len() >= clients_max {
+    ) -> Option<Arc<ClientInfo>> {
+        let mut infos = self.infos.lock().expect("the registry is whole");
+        if infos.len() >= clients_max {
             return None;
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed) + 1;
-        let card = Arc::new(Card {
+        let info = Arc::new(ClientInfo {
             id,
             address,
             local_address,
@@ -141,22 +141,22 @@ impl Registry {
             routed_by: AtomicU64::new(0),
             waiting: Mutex::default(),
         });
-        cards.insert(id, Arc::clone(&card));
-        Some(card)
+        infos.insert(id, Arc::clone(&info));
+        Some(info)
     }
 
     pub fn leave(&self, id: u64) {
-        self.cards.lock().expect("the registry is whole").remove(&id);
+        self.infos.lock().expect("the registry is whole").remove(&id);
     }
 
     #[must_use]
     pub fn has(&self, id: u64) -> bool {
-        self.cards.lock().expect("the registry is whole").contains_key(&id)
+        self.infos.lock().expect("the registry is whole").contains_key(&id)
     }
 
     #[must_use]
     pub fn len(&self) -> usize {
-        self.cards.lock().expect("the registry is whole").len()
+        self.infos.lock().expect("the registry is whole").len()
     }
 
     #[must_use]
@@ -166,7 +166,7 @@ impl Registry {
 
     /// A copy of the table, oldest first.
     #[must_use]
-    pub fn cards(&self) -> Vec<Arc<Card>> {
-        self.cards.lock().expect("the registry is whole").values().cloned().collect()
+    pub fn infos(&self) -> Vec<Arc<ClientInfo>> {
+        self.infos.lock().expect("the registry is whole").values().cloned().collect()
     }
 }

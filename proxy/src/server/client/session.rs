@@ -6,10 +6,10 @@
 use crate::client_memory::Account;
 use crate::events::{InvalidationInbox, SubscriberInbox, SubscriptionKind, TrackingTerms};
 use crate::resp::encode::Protocol;
-use crate::server::client::registry::Card;
+use crate::server::client::registry::ClientInfo;
 use crate::server::client::session_keepalive::{ConnectionSessions, SessionKeepalive};
-use crate::server::client::transaction::{Home, Transaction, WatchedKey};
-use crate::server::routing::router::Door;
+use crate::server::client::transaction::{Transaction, TransactionTarget, WatchedKey};
+use crate::server::routing::router::ListenerKind;
 use crate::tier2::handle::TrackingCaller;
 use bytes::Bytes;
 use redfence_core::reply::Reply;
@@ -25,7 +25,7 @@ pub enum ReplyMode {
     #[default]
     On,
     Off,
-    /// Off for the command just under way, then on.
+    /// Off for the command just in flight, then on.
     SkipThis,
     /// Off for the next command, then on.
     SkipNext,
@@ -33,10 +33,10 @@ pub enum ReplyMode {
 
 #[derive(Debug)]
 pub struct Client {
-    pub card: Arc<Card>,
+    pub info: Arc<ClientInfo>,
     /// What the node holds for it.
     pub account: Arc<Account>,
-    pub door: Door,
+    pub listener_kind: ListenerKind,
     pub protocol: Protocol,
     pub db: u32,
     pub authenticated: bool,
@@ -48,7 +48,7 @@ pub struct Client {
     /// What they take in the log.
     pub watched_bytes: usize,
     /// Keys are watched at the Redis behind the proxy.
-    pub watches_redis: bool,
+    pub watches_upstream: bool,
     /// Sessions this connection opened: any command here keeps them alive, its end orphans them.
     pub sessions: Option<Arc<ConnectionSessions>>,
     pub subscriptions: Option<Box<Subscriptions>>,
@@ -119,11 +119,16 @@ pub enum TrackingMode {
 
 impl Client {
     #[must_use]
-    pub fn new(card: Arc<Card>, account: Arc<Account>, door: Door, authenticated: bool) -> Client {
+    pub fn new(
+        info: Arc<ClientInfo>,
+        account: Arc<Account>,
+        listener_kind: ListenerKind,
+        authenticated: bool,
+    ) -> Client {
         Client {
-            card,
+            info,
             account,
-            door,
+            listener_kind,
             protocol: Protocol::Resp2,
             db: 0,
             authenticated,
@@ -131,7 +136,7 @@ impl Client {
             transaction: None,
             watched: Vec::new(),
             watched_bytes: 0,
-            watches_redis: false,
+            watches_upstream: false,
             sessions: None,
             subscriptions: None,
             tracking: None,
@@ -148,7 +153,7 @@ impl Client {
             TrackingMode::OptOut => !tracking.caching,
             TrackingMode::Broadcast => false,
         };
-        Some(TrackingCaller { client: self.card.id, keeps_reads })
+        Some(TrackingCaller { client: self.info.id, keeps_reads })
     }
 
     /// Whether what it reads now is remembered for it.
@@ -168,7 +173,7 @@ impl Client {
         self.protocol == Protocol::Resp2 && self.subscription_count() > 0
     }
 
-    /// Whether the reply to the command under way is unwanted.
+    /// Whether the reply to the command in flight is unwanted.
     #[must_use]
     pub fn is_muted(&self) -> bool {
         matches!(self.reply_mode, ReplyMode::Off | ReplyMode::SkipThis)
@@ -192,7 +197,8 @@ impl Client {
     #[must_use]
     pub fn depends_on_upstream(&self) -> bool {
         let transaction = self.transaction.as_ref();
-        self.watches_redis || transaction.is_some_and(|transaction| transaction.home == Home::Redis)
+        self.watches_upstream
+            || transaction.is_some_and(|transaction| transaction.target == TransactionTarget::Upstream)
     }
 
     /// Remembers keys as they were. One that is watched already stays as it was then.

@@ -25,19 +25,19 @@ pub const WATCHED_MAX: usize = 1024;
 
 /// Who queues the commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Home {
+pub enum TransactionTarget {
     /// No command has come yet that would tell.
     Undecided,
     /// The Redis behind, which has been told of the `MULTI`.
-    Redis,
+    Upstream,
     Keyspace,
 }
 
 #[derive(Debug)]
 pub struct Transaction {
-    pub home: Home,
+    pub target: TransactionTarget,
     /// A command was refused: `EXEC` discards the rest.
-    pub spoilt: bool,
+    pub must_abort: bool,
     commands: Vec<Vec<Bytes>>,
     bytes: usize,
     words: usize,
@@ -65,8 +65,8 @@ impl WatchedKey {
 
 impl Transaction {
     #[must_use]
-    pub fn new(home: Home) -> Transaction {
-        Transaction { home, spoilt: false, commands: Vec::new(), bytes: 0, words: 0 }
+    pub fn new(target: TransactionTarget) -> Transaction {
+        Transaction { target, must_abort: false, commands: Vec::new(), bytes: 0, words: 0 }
     }
 
     #[must_use]
@@ -145,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_transaction_is_bounded_in_number() {
-        let mut many = Transaction::new(Home::Keyspace);
+        let mut many = Transaction::new(TransactionTarget::Keyspace);
         for _ in 0..COMMANDS_MAX {
             many.queue(&[b"PING"], 0).unwrap();
         }
@@ -162,7 +162,7 @@ mod tests {
                 .map(|_| WatchedKey { db: 15, key: name.clone().into(), token: u64::MAX })
                 .collect();
             let names: usize = watched.iter().map(WatchedKey::logged_bytes).sum();
-            let mut transaction = Transaction::new(Home::Keyspace);
+            let mut transaction = Transaction::new(TransactionTarget::Keyspace);
             while transaction.queue(&[b"ECHO", &word], names).is_ok() {}
             // The largest word that still fits.
             let fits =
@@ -186,7 +186,7 @@ mod tests {
 
     #[test]
     fn finds_the_databases_it_goes_to() {
-        let mut transaction = Transaction::new(Home::Keyspace);
+        let mut transaction = Transaction::new(TransactionTarget::Keyspace);
         for argv in [&[&b"select"[..], b"3"][..], &[b"PING"], &[b"SELECT", b"x"], &[b"SELECT", b"99"]] {
             transaction.queue(argv, 0).unwrap();
         }

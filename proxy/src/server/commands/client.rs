@@ -2,9 +2,9 @@
 
 use super::hello::checked_name;
 use super::{is, unknown_subcommand, wrong_arity};
-use crate::server::client::registry::Card;
+use crate::server::client::registry::ClientInfo;
 use crate::server::client::session::ReplyMode;
-use crate::server::net::connection::{Connection, Flow};
+use crate::server::net::connection::{Connection, Progress};
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::{Refusal, Reply};
 use std::net::SocketAddr;
@@ -28,7 +28,7 @@ const SUBCOMMANDS: &[&str] = &[
 ];
 
 impl Connection {
-    pub(in crate::server) fn client_command(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn client_command(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, verb, rest @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
         if is(verb, "REPLY") {
             return self.client_reply(rest);
@@ -37,23 +37,23 @@ impl Connection {
             Ok(reply) => self.reply(&reply),
             Err(refusal) => self.reply(&Reply::Error(refusal)),
         }
-        Flow::Done
+        Progress::Done
     }
 
     fn client_inner(&mut self, verb: &[u8], rest: &[&[u8]]) -> Result<Reply, Refusal> {
-        let card = Arc::clone(&self.client.card);
+        let info = Arc::clone(&self.client.info);
         match rest {
-            [] if is(verb, "ID") => Ok(Reply::Int(card.id as i64)),
+            [] if is(verb, "ID") => Ok(Reply::Int(info.id as i64)),
             [] if is(verb, "GETNAME") => {
-                let name = card.texts().name.clone();
+                let name = info.texts().name.clone();
                 Ok(if name.is_empty() { Reply::Nil } else { Reply::bulk(name) })
             }
             [name] if is(verb, "SETNAME") => {
-                card.texts().name = checked_name(name)?;
+                info.texts().name = checked_name(name)?;
                 Ok(Reply::OK)
             }
-            [attribute, value] if is(verb, "SETINFO") => set_info(&card, attribute, value),
-            [] if is(verb, "INFO") => Ok(Reply::Verbatim((card.line(self.shared.now_ms()) + "\n").into())),
+            [attribute, value] if is(verb, "SETINFO") => set_info(&info, attribute, value),
+            [] if is(verb, "INFO") => Ok(Reply::Verbatim((info.line(self.server.now_ms()) + "\n").into())),
             _ if is(verb, "LIST") => self.client_list(rest),
             _ if is(verb, "KILL") => self.client_kill(rest),
             [switch] if is(verb, "NO-EVICT") || is(verb, "NO-TOUCH") => {
@@ -94,11 +94,11 @@ impl Connection {
             }
             _ => return Err(Refusal::new(SYNTAX)),
         };
-        let now_ms = self.shared.now_ms();
+        let now_ms = self.server.now_ms();
         let mut text = String::new();
-        for card in self.shared.clients.cards() {
-            if wanted.as_ref().is_none_or(|ids| ids.contains(&card.id)) {
-                text.push_str(&card.line(now_ms));
+        for info in self.server.clients.infos() {
+            if wanted.as_ref().is_none_or(|ids| ids.contains(&info.id)) {
+                text.push_str(&info.line(now_ms));
                 text.push('\n');
             }
         }
@@ -107,14 +107,14 @@ impl Connection {
 
     /// `CLIENT KILL addr:port` or `CLIENT KILL [ID id] [ADDR addr:port] [LADDR addr:port] [TYPE type] [USER user] [SKIPME yes|no]`
     fn client_kill(&self, rest: &[&[u8]]) -> Result<Reply, Refusal> {
-        let own = self.client.card.id;
+        let own = self.client.info.id;
         if let [address] = rest {
             let victim = self
-                .shared
+                .server
                 .clients
-                .cards()
+                .infos()
                 .into_iter()
-                .find(|card| card.address.to_string().as_bytes() == *address);
+                .find(|info| info.address.to_string().as_bytes() == *address);
             let victim = victim.ok_or(Refusal::new("ERR No such client"))?;
             victim.kill();
             return Ok(Reply::OK);
@@ -152,16 +152,16 @@ impl Connection {
             }
         }
         let mut killed = 0;
-        for card in self.shared.clients.cards() {
+        for info in self.server.clients.infos() {
             let at = |wanted: Option<&[u8]>, own: SocketAddr| {
                 wanted.is_none_or(|wanted| own.to_string().as_bytes() == wanted)
             };
             let meant = served
-                && id.is_none_or(|id| card.id == id)
-                && at(address, card.address)
-                && at(local_address, card.local_address);
-            if meant && !(skip_me && card.id == own) {
-                card.kill();
+                && id.is_none_or(|id| info.id == id)
+                && at(address, info.address)
+                && at(local_address, info.local_address);
+            if meant && !(skip_me && info.id == own) {
+                info.kill();
                 killed += 1;
             }
         }
@@ -169,7 +169,7 @@ impl Connection {
     }
 
     /// `CLIENT REPLY ON|OFF|SKIP`: only ON is answered.
-    fn client_reply(&mut self, rest: &[&[u8]]) -> Flow {
+    fn client_reply(&mut self, rest: &[&[u8]]) -> Progress {
         match rest {
             [mode] if is(mode, "ON") => {
                 self.client.reply_mode = ReplyMode::On;
@@ -183,7 +183,7 @@ impl Connection {
             }
             _ => return self.refuse(Refusal::new(SYNTAX)),
         }
-        Flow::Done
+        Progress::Done
     }
 }
 
@@ -198,15 +198,15 @@ fn is_served(kind: &[u8]) -> Result<bool, Refusal> {
     }
 }
 
-fn set_info(card: &Card, attribute: &[u8], value: &[u8]) -> Result<Reply, Refusal> {
+fn set_info(info: &ClientInfo, attribute: &[u8], value: &[u8]) -> Result<Reply, Refusal> {
     let name = String::from_utf8_lossy(attribute).to_ascii_lowercase();
     let text = checked_name(value).map_err(|_| {
         Refusal::new(format!("ERR {name} cannot contain spaces, newlines or special characters."))
     })?;
     if is(attribute, "LIB-NAME") {
-        card.texts().library = text;
+        info.texts().library = text;
     } else if is(attribute, "LIB-VER") {
-        card.texts().library_version = text;
+        info.texts().library_version = text;
     } else {
         return Err(Refusal::new(format!("ERR Unrecognized option '{}'", shown(attribute))));
     }

@@ -2,7 +2,7 @@
 //! and the connection's own.
 
 use super::{is, unknown_subcommand, wrong_arity};
-use crate::server::net::connection::{Connection, Flow};
+use crate::server::net::connection::{Connection, Progress};
 use redfence_core::grammar::table::{self, Keys, Row, ROWS};
 use redfence_core::keyspace::table as keyspace;
 use redfence_core::keyspace::table::KeySpec;
@@ -33,21 +33,21 @@ const OTHERS: &[(&str, i64)] = &[
 
 impl Connection {
     /// Answers what it can; what concerns commands of the Redis behind the proxy is passed on.
-    pub(in crate::server) fn command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         let (verb, rest) = match argv {
             [_, verb, rest @ ..] => (*verb, rest),
             _ => (&b""[..], &[][..]),
         };
         let names_ours = rest.iter().any(|name| table::find(name).is_some());
-        if self.router.has_redis_at(self.client.door) && !names_ours {
-            return self.pass_to_redis(argv, frame);
+        if self.router.has_upstream_for(self.client.listener_kind) && !names_ours {
+            return self.pass_to_upstream(argv, frame);
         }
         let reply = self.command_inner(verb, rest, argv);
         match reply {
             Ok(reply) => self.reply(&reply),
             Err(refusal) => self.reply(&Reply::Error(refusal)),
         }
-        Flow::Done
+        Progress::Done
     }
 
     fn command_inner(&self, verb: &[u8], rest: &[&[u8]], argv: &[&[u8]]) -> Result<Reply, Refusal> {

@@ -3,7 +3,7 @@
 use super::{is, wrong_arity};
 use crate::resp::encode::Protocol;
 use crate::server::client::session::{ReplyMode, DATABASES};
-use crate::server::net::connection::{Connection, Flow};
+use crate::server::net::connection::{Connection, Progress};
 use redfence_core::reply::{Refusal, Reply};
 use std::sync::atomic::Ordering;
 
@@ -24,12 +24,12 @@ const NAME_BYTES_MAX: usize = 256;
 
 impl Connection {
     /// `HELLO [2|3 [AUTH user password] [SETNAME name]]`
-    pub(in crate::server) fn hello(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn hello(&mut self, argv: &[&[u8]]) -> Progress {
         match self.hello_inner(argv) {
             Ok(reply) => self.reply(&reply),
             Err(refusal) => self.reply(&Reply::Error(refusal)),
         }
-        Flow::Done
+        Progress::Done
     }
 
     fn hello_inner(&mut self, argv: &[&[u8]]) -> Result<Reply, Refusal> {
@@ -63,7 +63,7 @@ impl Connection {
             return Err(Refusal::new(HELLO_NEEDS_AUTH));
         }
         if let Some(name) = name {
-            self.client.card.texts().name = name;
+            self.client.info.texts().name = name;
         }
         self.set_protocol(protocol);
         Ok(self.greeting())
@@ -75,7 +75,7 @@ impl Connection {
             pair("server", Reply::Text("redis")),
             pair("version", Reply::Text(REDIS_VERSION)),
             pair("proto", Reply::Int(self.client.protocol.version())),
-            pair("id", Reply::Int(self.client.card.id as i64)),
+            pair("id", Reply::Int(self.client.info.id as i64)),
             pair("mode", Reply::Text("standalone")),
             pair("role", Reply::Text("master")),
             pair("modules", Reply::Array(vec![])),
@@ -85,8 +85,8 @@ impl Connection {
     fn set_protocol(&mut self, protocol: Protocol) {
         if self.client.protocol != protocol {
             self.client.protocol = protocol;
-            self.client.card.protocol.store(protocol.version() as u64, Ordering::Relaxed);
-            self.sharing.leave();
+            self.client.info.protocol.store(protocol.version() as u64, Ordering::Relaxed);
+            self.shared_upstream.leave();
             if let Some(connection) = &mut self.own_upstream {
                 connection.send_ours(&["HELLO", &protocol.version().to_string()]);
             }
@@ -94,9 +94,9 @@ impl Connection {
     }
 
     /// `AUTH [user] password`
-    pub(in crate::server) fn auth(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn auth(&mut self, argv: &[&[u8]]) -> Progress {
         let outcome = match argv {
-            [_, _] if self.shared.password.is_none() => Err(Refusal::new(NO_PASSWORD_SET)),
+            [_, _] if self.server.password.is_none() => Err(Refusal::new(NO_PASSWORD_SET)),
             [_, password] => self.authenticate(b"default", password),
             [_, user, password] => self.authenticate(user, password),
             [_] => Err(wrong_arity(b"auth")),
@@ -106,11 +106,11 @@ impl Connection {
             Ok(()) => self.reply(&Reply::OK),
             Err(refusal) => self.reply(&Reply::Error(refusal)),
         }
-        Flow::Done
+        Progress::Done
     }
 
     fn authenticate(&mut self, user: &[u8], password: &[u8]) -> Result<(), Refusal> {
-        let right = match &self.shared.password {
+        let right = match &self.server.password {
             Some(expected) => equal_in_constant_time(expected.as_bytes(), password),
             // As Redis's default user with `nopass`: any password will do.
             None => true,
@@ -124,10 +124,10 @@ impl Connection {
     }
 
     /// `SELECT n`
-    pub(in crate::server) fn select(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn select(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, number] = argv else {
             self.reply(&Reply::Error(wrong_arity(argv[0])));
-            return Flow::Done;
+            return Progress::Done;
         };
         let db = std::str::from_utf8(number).ok().and_then(|text| text.parse::<i64>().ok());
         match db {
@@ -138,39 +138,39 @@ impl Connection {
             }
             Some(_) => self.reply(&Reply::Error(Refusal::new("ERR DB index is out of range"))),
         }
-        Flow::Done
+        Progress::Done
     }
 
     pub(in crate::server) fn set_database(&mut self, db: u32) {
         self.client.db = db;
-        self.client.card.db.store(u64::from(db), Ordering::Relaxed);
+        self.client.info.db.store(u64::from(db), Ordering::Relaxed);
         if let Some(connection) = &mut self.own_upstream {
             connection.send_ours(&["SELECT", &db.to_string()]);
         }
     }
 
     /// `RESET`: the connection as it was when it was opened.
-    pub(in crate::server) fn reset(&mut self) -> Flow {
+    pub(in crate::server) fn reset(&mut self) -> Progress {
         self.drop_subscriptions();
         self.stop_tracking();
         self.own_upstream = None;
-        self.sharing.leave();
+        self.shared_upstream.leave();
         self.forget_transaction();
         self.client.reply_mode = ReplyMode::On;
         self.client.protocol = Protocol::Resp2;
         self.client.db = 0;
-        self.client.card.db.store(0, Ordering::Relaxed);
-        self.client.card.protocol.store(2, Ordering::Relaxed);
-        self.client.card.texts().name.clear();
-        self.client.authenticated = self.shared.password.is_none();
+        self.client.info.db.store(0, Ordering::Relaxed);
+        self.client.info.protocol.store(2, Ordering::Relaxed);
+        self.client.info.texts().name.clear();
+        self.client.authenticated = self.server.password.is_none();
         self.renew_limits();
         self.reply(&Reply::Status("RESET".into()));
-        Flow::Done
+        Progress::Done
     }
 
-    pub(in crate::server) fn quit(&mut self) -> Flow {
+    pub(in crate::server) fn quit(&mut self) -> Progress {
         self.reply(&Reply::OK);
-        Flow::Last
+        Progress::CloseAfterReply
     }
 }
 

@@ -3,14 +3,14 @@
 use super::hello::REDIS_VERSION;
 use super::is;
 use crate::node_api::Role;
-use crate::server::net::connection::{Connection, Flow};
-use crate::server::Shared;
+use crate::server::net::connection::{Connection, Progress};
+use crate::server::ServerState;
 use crate::tier1::upstream::Health;
 use redfence_core::reply::Reply;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-type Section = (&'static str, fn(&Shared, &mut String));
+type Section = (&'static str, fn(&ServerState, &mut String));
 
 const SECTIONS: &[Section] = &[
     ("Server", server),
@@ -25,7 +25,7 @@ const SECTIONS: &[Section] = &[
 ];
 
 impl Connection {
-    pub(in crate::server) fn info(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn info(&mut self, argv: &[&[u8]]) -> Progress {
         let wanted = &argv[1..];
         let all = wanted.is_empty()
             || wanted.iter().any(|word| is(word, "ALL") || is(word, "EVERYTHING") || is(word, "DEFAULT"));
@@ -36,18 +36,18 @@ impl Connection {
                     text.push_str("\r\n");
                 }
                 let _ = write!(text, "# {title}\r\n");
-                write(&self.shared, &mut text);
+                write(&self.server, &mut text);
             }
         }
         self.reply(&Reply::Verbatim(text.into()));
-        Flow::Done
+        Progress::Done
     }
 }
 
-/// Our own section alone, for the operators' door.
-pub(crate) fn redfence_section(shared: &Shared) -> String {
+/// Our own section alone, for the operators' listener.
+pub(crate) fn redfence_section(server: &ServerState) -> String {
     let mut text = String::with_capacity(1024);
-    redfence(shared, &mut text);
+    redfence(server, &mut text);
     text
 }
 
@@ -59,25 +59,25 @@ fn load(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-fn server(shared: &Shared, text: &mut String) {
+fn server(server: &ServerState, text: &mut String) {
     line(text, "redis_version", REDIS_VERSION);
     line(text, "redfence_version", env!("CARGO_PKG_VERSION"));
     line(text, "redis_mode", "standalone");
     line(text, "os", std::env::consts::OS);
     line(text, "arch_bits", usize::BITS);
     line(text, "process_id", std::process::id());
-    line(text, "run_id", &shared.run_id);
-    line(text, "tcp_port", shared.listen_address.port());
-    line(text, "uptime_in_seconds", shared.now_ms() / 1000);
-    line(text, "uptime_in_days", shared.now_ms() / 86_400_000);
+    line(text, "run_id", &server.run_id);
+    line(text, "tcp_port", server.listen_address.port());
+    line(text, "uptime_in_seconds", server.now_ms() / 1000);
+    line(text, "uptime_in_days", server.now_ms() / 86_400_000);
 }
 
-fn clients(shared: &Shared, text: &mut String) {
-    line(text, "connected_clients", shared.clients.len());
-    line(text, "maxclients", shared.clients_max);
+fn clients(server: &ServerState, text: &mut String) {
+    line(text, "connected_clients", server.clients.len());
+    line(text, "maxclients", server.clients_max);
 }
 
-fn memory(_: &Shared, text: &mut String) {
+fn memory(_: &ServerState, text: &mut String) {
     // The second number of statm is the resident set in pages, which are 4 KiB wherever we run.
     let resident_bytes = std::fs::read_to_string("/proc/self/statm")
         .ok()
@@ -87,33 +87,33 @@ fn memory(_: &Shared, text: &mut String) {
     line(text, "used_memory_rss", resident_bytes);
 }
 
-fn persistence(_: &Shared, text: &mut String) {
+fn persistence(_: &ServerState, text: &mut String) {
     line(text, "loading", 0);
     line(text, "async_loading", 0);
 }
 
-fn stats(shared: &Shared, text: &mut String) {
-    line(text, "total_connections_received", load(&shared.stats.connections));
-    line(text, "rejected_connections", load(&shared.stats.connections_refused));
-    line(text, "total_commands_processed", load(&shared.stats.commands));
-    line(text, "pubsub_channels", shared.hub.channel_count());
-    line(text, "pubsub_patterns", shared.hub.pattern_count());
+fn stats(server: &ServerState, text: &mut String) {
+    line(text, "total_connections_received", load(&server.stats.connections));
+    line(text, "rejected_connections", load(&server.stats.connections_refused));
+    line(text, "total_commands_processed", load(&server.stats.commands));
+    line(text, "pubsub_channels", server.hub.channel_count());
+    line(text, "pubsub_patterns", server.hub.pattern_count());
 }
 
-fn replication(_: &Shared, text: &mut String) {
+fn replication(_: &ServerState, text: &mut String) {
     line(text, "role", "master");
     line(text, "connected_slaves", 0);
     line(text, "master_repl_offset", 0);
 }
 
-fn cluster(_: &Shared, text: &mut String) {
+fn cluster(_: &ServerState, text: &mut String) {
     line(text, "cluster_enabled", 0);
 }
 
-fn keyspace(_: &Shared, _: &mut String) {}
+fn keyspace(_: &ServerState, _: &mut String) {}
 
-fn redfence(shared: &Shared, text: &mut String) {
-    let status = shared.tier2.status();
+fn redfence(server: &ServerState, text: &mut String) {
+    let status = server.tier2.status();
     line(text, "node_id", status.id);
     line(text, "node_role", status.role.as_str());
     line(text, "leader_id", status.leader);
@@ -122,7 +122,7 @@ fn redfence(shared: &Shared, text: &mut String) {
     line(text, "term", status.term);
     line(text, "commit", status.commit);
     line(text, "applied", status.applied);
-    let tier1 = match &shared.upstream {
+    let tier1 = match &server.upstream {
         None => "none".to_string(),
         Some(upstream) => match upstream.health() {
             Health::Starting => "starting".to_string(),
@@ -139,14 +139,14 @@ fn redfence(shared: &Shared, text: &mut String) {
     line(text, "idle_records", machine.idle_records);
     line(text, "state_bytes", machine.memory_used_bytes);
     line(text, "max_memory", machine.memory_max_bytes);
-    line(text, "grants", load(&shared.stats.grants));
-    line(text, "releases", load(&shared.stats.releases));
-    line(text, "renewals", load(&shared.stats.renewals));
+    line(text, "grants", load(&server.stats.grants));
+    line(text, "releases", load(&server.stats.releases));
+    line(text, "renewals", load(&server.stats.renewals));
     line(text, "expiries", machine.expiries);
     line(text, "deadlocks", machine.deadlocks);
-    line(text, "refusals", load(&shared.stats.refusals));
-    line(text, "errors", load(&shared.stats.errors));
-    line(text, "latency_p50_us", shared.stats.latency_us(50));
-    line(text, "latency_p99_us", shared.stats.latency_us(99));
-    line(text, "events_lost", shared.events.lost());
+    line(text, "refusals", load(&server.stats.refusals));
+    line(text, "errors", load(&server.stats.errors));
+    line(text, "latency_p50_us", server.stats.latency_us(50));
+    line(text, "latency_p99_us", server.stats.latency_us(99));
+    line(text, "events_lost", server.events.lost());
 }

@@ -2,13 +2,15 @@
 
 use crate::node_api::{AdminRequest, NodeStatus, OwnedQuery};
 use crate::server::ids;
-use crate::server::net::connection::{Connection, Flow};
-use crate::server::net::pending::{Call, IfAbandoned, Lane, Pending, RedisCall, SessionStep, Source, Then};
+use crate::server::net::connection::{Connection, Progress};
+use crate::server::net::in_flight::{
+    AfterReply, AwaitedCall, AwaitedReply, IfAbandoned, InFlight, SessionStep, Source, UpstreamCall,
+};
 use crate::server::routing::keys;
 use crate::server::routing::rerouting;
 use crate::server::routing::router::{Destination, PlainDestination};
 use crate::server::routing::routes::stale_routes;
-use crate::server::stats::Verdict;
+use crate::server::stats::LockOperation;
 use crate::tier1::lua::{self, LuaWait};
 use crate::tier1::upstream::{Health, Tier1Backend};
 use bytes::Bytes;
@@ -24,7 +26,7 @@ use redfence_core::types::{SessionId, Tier};
 use std::sync::Arc;
 
 impl Connection {
-    pub(in crate::server) fn lock_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn lock_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         let owner = ids::owner();
         let Some(parsed) = grammar::parse(argv) else { unreachable!("only names of ours come here") };
         let routed = parsed.and_then(|request| Ok((self.route_lock(&request)?, request)));
@@ -34,7 +36,7 @@ impl Connection {
         };
         if let Request::ForceRelease(request) = &request {
             let resource = String::from_utf8_lossy(request.resource);
-            tracing::warn!(client = %self.client.card.address, %resource, "LOCK.FORCERELEASE");
+            tracing::warn!(client = %self.client.info.address, %resource, "LOCK.FORCERELEASE");
         }
         match destination {
             Destination::Node => self.cluster_command(&request),
@@ -49,15 +51,15 @@ impl Connection {
             Request::Cluster(_) | Request::Session(_) => false,
             _ => request.tier() != Some(Tier::Correctness),
         };
-        if asks_routes && self.is_stale && self.router.has_redis_at(self.client.door) {
+        if asks_routes && self.is_stale && self.router.has_upstream_for(self.client.listener_kind) {
             return Err(stale_routes());
         }
-        self.router.lock(self.client.door, request)
+        self.router.lock(self.client.listener_kind, request)
     }
 
     // ---- Tier 2 ----
 
-    fn tier2_command<'a>(&mut self, request: Request<'a>, argv: &'a [&'a [u8]], owner: &'a [u8]) -> Flow {
+    fn tier2_command<'a>(&mut self, request: Request<'a>, argv: &'a [&'a [u8]], owner: &'a [u8]) -> Progress {
         let guarded = match &request {
             Request::FenceCall(_) => &argv[fence::Call::COMMAND_AT..],
             _ => &[],
@@ -68,7 +70,7 @@ impl Connection {
         let waits = wait_ms_of(&request) > 0;
         let is_routed = !matches!(request, Request::Session(_))
             && request.tier() != Some(Tier::Correctness)
-            && self.router.has_redis_at(self.client.door);
+            && self.router.has_upstream_for(self.client.listener_kind);
         let looks = matches!(
             request,
             Request::Info(_)
@@ -77,16 +79,16 @@ impl Connection {
                 | Request::FenceGet(_)
                 | Request::Session(Session::Info(_))
         );
-        let lane = match (waits, looks) {
-            (true, _) => Lane::Alone,
-            (false, true) => Lane::Reads,
-            (false, false) => Lane::Tier2,
+        let in_flight = match (waits, looks) {
+            (true, _) => InFlight::Alone,
+            (false, true) => InFlight::Reads,
+            (false, false) => InFlight::Tier2,
         };
-        if !self.lane_is_open(lane) {
-            return Flow::Stall;
+        if !self.can_join(in_flight) {
+            return Progress::Stalled;
         }
         let session = ids::session();
-        let owner_is_ours = names_no_owner(&request);
+        let owner_is_generated = has_no_owner(&request);
         let session_step = match &request {
             Request::Session(Session::Open { .. }) => Some(SessionStep::Opens(session)),
             Request::Session(Session::Close(id)) => SessionId::parse(id).map(SessionStep::Closes),
@@ -102,21 +104,21 @@ impl Connection {
         let (pending, if_abandoned) = match request::work(request, context) {
             Err(refusal) => return self.refuse(refusal),
             Ok(Work::Look(query)) => {
-                (self.shared.tier2.query_for(&self.client.account, owned(&query)), IfAbandoned::Nothing)
+                (self.server.tier2.query_for(&self.client.account, owned(&query)), IfAbandoned::Nothing)
             }
             Ok(Work::Change(command)) => {
                 let mut blob = Vec::with_capacity(128);
                 command.encode(&mut blob);
                 let blob = Bytes::from(blob);
                 let grants = matches!(command, Command::Acquire { .. } | Command::MAcquire { .. });
-                let if_abandoned = if grants && owner_is_ours {
-                    IfAbandoned::GiveBack(blob.clone())
+                let if_abandoned = if grants && owner_is_generated {
+                    IfAbandoned::ReleaseGrant(blob.clone())
                 } else {
                     IfAbandoned::Nothing
                 };
                 (
-                    self.shared.tier2.submit_for(
-                        self.client.card.id,
+                    self.server.tier2.submit_for(
+                        self.client.info.id,
                         self.client.caller(),
                         None,
                         blob,
@@ -126,63 +128,63 @@ impl Connection {
                 )
             }
         };
-        self.await_call(lane, Source::Tier2(pending), waits, if_abandoned);
-        if let (true, Some(Pending::Call(call))) = (is_routed, self.pending.back_mut()) {
+        self.await_call(in_flight, Source::Tier2(pending), waits, if_abandoned);
+        if let (true, Some(AwaitedReply::Call(call))) = (is_routed, self.awaited.back_mut()) {
             call.is_routed = true;
         }
-        if let (Some(step), Some(Pending::Call(call))) = (session_step, self.pending.back_mut()) {
-            call.then = Then::Session(step);
+        if let (Some(step), Some(AwaitedReply::Call(call))) = (session_step, self.awaited.back_mut()) {
+            call.after_reply = AfterReply::Session(step);
         }
-        Flow::Done
+        Progress::Done
     }
 
     pub(in crate::server) fn await_call(
         &mut self,
-        lane: Lane,
+        in_flight: InFlight,
         source: Source,
         waits: bool,
         if_abandoned: IfAbandoned,
     ) {
-        self.lane = lane;
+        self.in_flight = in_flight;
         if waits {
             self.client.set_waiting(true);
         }
-        let (muted, began_us) = (self.client.is_muted(), self.shared.now_us());
-        self.pending.push_back(Pending::Call(Call {
+        let (muted, began_us) = (self.client.is_muted(), self.server.now_us());
+        self.awaited.push_back(AwaitedReply::Call(AwaitedCall {
             source,
             waits,
             is_routed: false,
             muted,
             began_us,
             if_abandoned,
-            then: Then::Nothing,
+            after_reply: AfterReply::Nothing,
         }));
     }
 
-    /// Whether a command for `lane` may start now.
-    pub(in crate::server) fn lane_is_open(&self, lane: Lane) -> bool {
-        self.lane == Lane::Free || (self.lane == lane && lane != Lane::Alone)
+    /// Whether a command for `kind in flight` may start now.
+    pub(in crate::server) fn can_join(&self, in_flight: InFlight) -> bool {
+        self.in_flight == InFlight::Nothing || (self.in_flight == in_flight && in_flight != InFlight::Alone)
     }
 
     fn remember_session(&mut self, id: SessionId) -> bool {
-        let session_keepalive = &self.shared.session_keepalive;
+        let session_keepalive = &self.server.session_keepalive;
         self.client.sessions.get_or_insert_with(|| session_keepalive.register()).add(id)
     }
 
     // ---- the node itself ----
 
-    fn cluster_command(&mut self, request: &Request<'_>) -> Flow {
+    fn cluster_command(&mut self, request: &Request<'_>) -> Progress {
         let Request::Cluster(request) = request else { unreachable!("the router sends nothing else") };
         let admin = match request {
             Cluster::Info => {
                 let reply = self.cluster_info();
                 self.reply(&reply);
-                return Flow::Done;
+                return Progress::Done;
             }
             Cluster::Nodes => {
-                let nodes = self.shared.tier2.status().nodes.iter().map(node_row).collect();
+                let nodes = self.server.tier2.status().nodes.iter().map(node_row).collect();
                 self.reply(&Reply::Array(nodes));
-                return Flow::Done;
+                return Progress::Done;
             }
             Cluster::Add { id, address } => AdminRequest::Add { id: *id, addr: (*address).to_string() },
             Cluster::Remove { id } => AdminRequest::Remove { id: *id },
@@ -190,38 +192,38 @@ impl Connection {
             Cluster::Get { name } => return self.get_setting(*name),
             Cluster::Set { name, value } => return self.set_setting(*name, value),
         };
-        if !self.lane_is_open(Lane::Alone) {
-            return Flow::Stall;
+        if !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
         }
-        tracing::warn!(client = %self.client.card.address, ?admin, "LOCK.CLUSTER");
-        let pending = self.shared.tier2.admin(admin);
-        self.await_call(Lane::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        tracing::warn!(client = %self.client.info.address, ?admin, "LOCK.CLUSTER");
+        let pending = self.server.tier2.admin(admin);
+        self.await_call(InFlight::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
         self.needs_no_routes();
-        Flow::Done
+        Progress::Done
     }
 
-    fn get_setting(&mut self, name: Setting) -> Flow {
-        if !self.lane_is_open(Lane::Reads) {
-            return Flow::Stall;
+    fn get_setting(&mut self, name: Setting) -> Progress {
+        if !self.can_join(InFlight::Reads) {
+            return Progress::Stalled;
         }
-        let pending = self.shared.tier2.query(OwnedQuery::Setting(name));
-        self.await_call(Lane::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
-        Flow::Done
+        let pending = self.server.tier2.query(OwnedQuery::Setting(name));
+        self.await_call(InFlight::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        Progress::Done
     }
 
-    fn set_setting(&mut self, name: Setting, value: &[u8]) -> Flow {
-        if !self.lane_is_open(Lane::Alone) {
-            return Flow::Stall;
+    fn set_setting(&mut self, name: Setting, value: &[u8]) -> Progress {
+        if !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
         }
         let (setting, shown) = (name.as_str(), String::from_utf8_lossy(value));
-        tracing::warn!(client = %self.client.card.address, setting, value = %shown, "LOCK.CLUSTER SET");
+        tracing::warn!(client = %self.client.info.address, setting, value = %shown, "LOCK.CLUSTER SET");
         match name {
             Setting::Route | Setting::DefaultTier => {
-                let receiver = rerouting::start(Arc::clone(&self.shared), name, value.to_vec());
-                self.await_call(Lane::Alone, Source::Node(receiver), false, IfAbandoned::Nothing);
+                let receiver = rerouting::start(Arc::clone(&self.server), name, value.to_vec());
+                self.await_call(InFlight::Alone, Source::Node(receiver), false, IfAbandoned::Nothing);
                 // It waits until nothing depends on older routes, and must not wait for itself.
                 self.needs_no_routes();
-                return Flow::Done;
+                return Progress::Done;
             }
             Setting::MaxMemory
             | Setting::IdleRetentionMs
@@ -230,13 +232,13 @@ impl Connection {
         }
         let mut blob = Vec::new();
         Command::Settings(SettingsCommand::Set { name: name.as_str().as_bytes(), value }).encode(&mut blob);
-        let pending = self.shared.tier2.submit(blob.into(), 0);
-        self.await_call(Lane::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
-        Flow::Done
+        let pending = self.server.tier2.submit(blob.into(), 0);
+        self.await_call(InFlight::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        Progress::Done
     }
 
     fn cluster_info(&self) -> Reply {
-        let status = self.shared.tier2.status();
+        let status = self.server.tier2.status();
         let pair = |key: &'static str, value: Reply| (Reply::Text(key), value);
         let number = |value: u64| Reply::Int(value as i64);
         Reply::Map(vec![
@@ -259,15 +261,15 @@ impl Connection {
         frame: Option<&[u8]>,
         request: &Request<'_>,
         owner: &[u8],
-    ) -> Flow {
-        let Some(upstream) = self.shared.upstream.clone() else {
+    ) -> Progress {
+        let Some(upstream) = self.server.upstream.clone() else {
             return self.refuse(Refusal::new("UNAVAILABLE this node has no tier 1"));
         };
         if let Request::FenceCall(_) = request {
             // Its mark is in the Redis, so its keys must be too.
             let keys = keys::of(&argv[fence::Call::COMMAND_AT..]);
             match self.route_plain(keys) {
-                Ok(PlainDestination::Redis) => {}
+                Ok(PlainDestination::Upstream) => {}
                 Ok(PlainDestination::Keyspace) => {
                     return self.refuse(Refusal::new(
                         "CROSSTIER the high-water marks are in the Redis behind this proxy, and keys of this command are not",
@@ -289,32 +291,32 @@ impl Connection {
             }
         };
         let waits = wait_ms_of(request) > 0;
-        let call = RedisCall {
+        let call = UpstreamCall {
             waits,
             muted: self.client.is_muted(),
-            verdict: Some(verdict_of(request)),
+            operation: Some(operation_of(request)),
             by_lua: backend != Tier1Backend::Module,
-            began_us: self.shared.now_us(),
+            began_us: self.server.now_us(),
         };
         let quick = !waits && !matches!(request, Request::FenceCall(_));
         match backend {
-            Tier1Backend::Module if quick => return self.pass_quick(argv, frame, call),
-            Tier1Backend::Module => return self.send_to_redis(argv, frame, call),
+            Tier1Backend::Module if quick => return self.pass_shareable(argv, frame, call),
+            Tier1Backend::Module => return self.send_to_upstream(argv, frame, call),
             Tier1Backend::Functions | Tier1Backend::Script { .. } => {}
         }
         if self.client.transaction.is_some() {
-            return self.spoil(no_transaction());
+            return self.refuse_and_abort(no_transaction());
         }
         if !waits {
             let words = lua::call_for(&backend, request, argv);
             let words: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
             if quick {
-                return self.pass_quick_words(&words, call);
+                return self.pass_shareable_words(&words, call);
             }
-            return self.send_to_redis(&words, None, call);
+            return self.send_to_upstream(&words, None, call);
         }
-        if !self.lane_is_open(Lane::Alone) {
-            return Flow::Stall;
+        if !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
         }
         let waiting = match request {
             Request::Acquire(request) => LuaWait::single(self.client.db, request, owner),
@@ -322,8 +324,8 @@ impl Connection {
             _ => unreachable!("only an acquire waits"),
         };
         let receiver = lua::start_waiting(upstream, backend, waiting);
-        self.await_call(Lane::Alone, Source::Channel(receiver), true, IfAbandoned::Nothing);
-        Flow::Done
+        self.await_call(InFlight::Alone, Source::Channel(receiver), true, IfAbandoned::Nothing);
+        Progress::Done
     }
 }
 
@@ -350,7 +352,7 @@ fn wait_ms_of(request: &Request<'_>) -> u64 {
     }
 }
 
-fn names_no_owner(request: &Request<'_>) -> bool {
+fn has_no_owner(request: &Request<'_>) -> bool {
     match request {
         Request::Acquire(request) => request.options.owner.is_none(),
         Request::MAcquire(request) => request.options.owner.is_none(),
@@ -358,11 +360,11 @@ fn names_no_owner(request: &Request<'_>) -> bool {
     }
 }
 
-fn verdict_of(request: &Request<'_>) -> Verdict {
+fn operation_of(request: &Request<'_>) -> LockOperation {
     match request {
-        Request::Acquire(_) | Request::MAcquire(_) => Verdict::Acquire,
-        Request::Release(_) => Verdict::Release,
-        Request::Renew(_) => Verdict::Renew,
+        Request::Acquire(_) | Request::MAcquire(_) => LockOperation::Acquire,
+        Request::Release(_) => LockOperation::Release,
+        Request::Renew(_) => LockOperation::Renew,
         Request::Info(_)
         | Request::MRelease(_)
         | Request::Queue(_)
@@ -372,7 +374,7 @@ fn verdict_of(request: &Request<'_>) -> Verdict {
         | Request::Cluster(_)
         | Request::FenceCheck(_)
         | Request::FenceGet(_)
-        | Request::FenceCall(_) => Verdict::Other,
+        | Request::FenceCall(_) => LockOperation::Other,
     }
 }
 

@@ -90,7 +90,7 @@ impl Local {
 
     /// Whether the Redis behind the proxy, if there is one, answers instead of us.
     #[must_use]
-    pub fn yields_to_redis(self) -> bool {
+    pub fn yields_to_upstream(self) -> bool {
         matches!(self, Local::Config | Local::Publish | Local::PubSub | Local::Time)
     }
 

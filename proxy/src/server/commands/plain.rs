@@ -3,11 +3,11 @@
 use super::transaction::crosses_tiers;
 use super::{scripts, server, unknown_command};
 use crate::node_api::{OwnedQuery, WAIT_FOREVER};
-use crate::server::client::transaction::Home;
-use crate::server::net::connection::{Connection, Flow};
-use crate::server::net::pending::{IfAbandoned, Lane, Pending, RedisCall, Source};
+use crate::server::client::transaction::TransactionTarget;
+use crate::server::net::connection::{Connection, Progress};
+use crate::server::net::in_flight::{AwaitedReply, IfAbandoned, InFlight, Source, UpstreamCall};
 use crate::server::routing::keys;
-use crate::server::routing::router::{Door, PlainDestination};
+use crate::server::routing::router::{ListenerKind, PlainDestination};
 use crate::server::routing::routes::stale_routes;
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
@@ -18,16 +18,16 @@ use redfence_core::types::Member;
 use std::sync::Arc;
 
 impl Connection {
-    pub(in crate::server) fn plain_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn plain_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         let keys = if self.router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
         match self.route_plain(keys) {
             Err(refusal) => self.refuse(refusal),
-            Ok(PlainDestination::Redis) if self.is_for_both_stores(argv) => self.script_on_both(argv),
-            Ok(PlainDestination::Redis) if keys::may_share(argv[0]) => {
-                let call = RedisCall { muted: self.client.is_muted(), ..RedisCall::default() };
-                self.pass_quick(argv, frame, call)
+            Ok(PlainDestination::Upstream) if self.is_for_both_stores(argv) => self.script_on_both(argv),
+            Ok(PlainDestination::Upstream) if keys::may_share(argv[0]) => {
+                let call = UpstreamCall { muted: self.client.is_muted(), ..UpstreamCall::default() };
+                self.pass_shareable(argv, frame, call)
             }
-            Ok(PlainDestination::Redis) => self.pass_unshared(argv, frame),
+            Ok(PlainDestination::Upstream) => self.pass_on_own_connection(argv, frame),
             Ok(PlainDestination::Keyspace) => self.keyspace_command(argv),
         }
     }
@@ -40,19 +40,19 @@ impl Connection {
             && argv.get(1).is_some_and(|verb| verbs.iter().any(|known| known.eq_ignore_ascii_case(verb)))
     }
 
-    fn script_on_both(&mut self, argv: &[&[u8]]) -> Flow {
-        if !self.lane_is_open(Lane::Alone) {
-            return Flow::Stall;
+    fn script_on_both(&mut self, argv: &[&[u8]]) -> Progress {
+        if !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
         }
-        let Some(upstream) = self.shared.upstream.clone() else { unreachable!("the router saw a Redis") };
+        let Some(upstream) = self.server.upstream.clone() else { unreachable!("the router saw a Redis") };
         let mut blob = Vec::new();
         let words = argv.iter().copied().collect();
         let resp = self.client.protocol.into();
         Command::Redis { db: self.client.db, resp, member: None, argv: words }.encode(&mut blob);
-        let keyspace = self.shared.tier2.submit(Bytes::from(blob), 0);
+        let keyspace = self.server.tier2.submit(Bytes::from(blob), 0);
         let receiver = scripts::start(upstream, owned(argv), keyspace);
-        self.await_call(Lane::Alone, Source::Channel(receiver), false, IfAbandoned::Nothing);
-        Flow::Done
+        self.await_call(InFlight::Alone, Source::Channel(receiver), false, IfAbandoned::Nothing);
+        Progress::Done
     }
 
     /// Where these keys live, by routes that are known to be the cluster's.
@@ -60,14 +60,14 @@ impl Connection {
         &self,
         keys: impl IntoIterator<Item = &'k [u8]>,
     ) -> Result<PlainDestination, Refusal> {
-        if self.is_stale && self.router.has_redis_at(self.client.door) {
+        if self.is_stale && self.router.has_upstream_for(self.client.listener_kind) {
             return Err(stale_routes());
         }
-        self.router.plain(self.client.door, keys)
+        self.router.plain(self.client.listener_kind, keys)
     }
 
     /// The Raft keyspace: every key is a lock there, and its value is the owner.
-    fn keyspace_command(&mut self, argv: &[&[u8]]) -> Flow {
+    fn keyspace_command(&mut self, argv: &[&[u8]]) -> Progress {
         match table::find(argv[0]) {
             Some(row) if row.is(table::PUBSUB) => self.refuse(not_yet(argv[0])),
             None if server::knows(argv[0]) => self.server_command(argv),
@@ -76,9 +76,9 @@ impl Connection {
             Some(row) if row.is(table::SCRIPT) && self.may_read(argv) && !self.client.keeps_reads() => {
                 self.keyspace_script(argv)
             }
-            // Behind writes under way a read goes through the log with them: it must see them, and they need not be waited for.
+            // Behind writes in flight a read goes through the log with them: it must see them, and they need not be waited for.
             // So does one whose keys are tracked: what was read when is known from the log.
-            Some(row) if is_read(row) && self.lane != Lane::Tier2 && !self.client.keeps_reads() => {
+            Some(row) if is_read(row) && self.in_flight != InFlight::Tier2 && !self.client.keeps_reads() => {
                 self.keyspace_read(argv)
             }
             Some(_) => self.submit_to_keyspace(argv),
@@ -86,9 +86,9 @@ impl Connection {
     }
 
     /// From the state, without an entry in the log.
-    fn keyspace_read(&mut self, argv: &[&[u8]]) -> Flow {
-        if !self.lane_is_open(Lane::Reads) {
-            return Flow::Stall;
+    fn keyspace_read(&mut self, argv: &[&[u8]]) -> Progress {
+        if !self.can_join(InFlight::Reads) {
+            return Progress::Stalled;
         }
         let query = OwnedQuery::Redis {
             db: self.client.db,
@@ -96,20 +96,20 @@ impl Connection {
             member: self.member(),
             argv: owned(argv),
         };
-        let pending = self.shared.tier2.query_for(&self.client.account, query);
-        self.await_call(Lane::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
-        Flow::Done
+        let pending = self.server.tier2.query_for(&self.client.account, query);
+        self.await_call(InFlight::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        Progress::Done
     }
 
     /// Whether a script may run on this node's own state.
     fn may_read(&self, argv: &[&[u8]]) -> bool {
-        self.shared.known_scripts.may_read(argv, self.shared.now_ms())
+        self.server.known_scripts.may_read(argv, self.server.now_ms())
     }
 
     /// A script that only reads runs on this node's own state, behind the client's earlier writes.
-    fn keyspace_script(&mut self, argv: &[&[u8]]) -> Flow {
-        if !self.lane_is_open(Lane::Reads) {
-            return Flow::Stall;
+    fn keyspace_script(&mut self, argv: &[&[u8]]) -> Progress {
+        if !self.can_join(InFlight::Reads) {
+            return Progress::Stalled;
         }
         let query = OwnedQuery::Script {
             db: self.client.db,
@@ -117,18 +117,18 @@ impl Connection {
             member: self.member(),
             argv: owned(argv),
         };
-        let pending = self.shared.tier2.query_for(&self.client.account, query);
-        self.await_call(Lane::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
-        Flow::Done
+        let pending = self.server.tier2.query_for(&self.client.account, query);
+        self.await_call(InFlight::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        Progress::Done
     }
 
     /// Through the log, whatever it is.
-    pub(super) fn submit_to_keyspace(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(super) fn submit_to_keyspace(&mut self, argv: &[&[u8]]) -> Progress {
         let wait = wait_of(argv);
-        let lane = if wait.is_some() { Lane::Alone } else { Lane::Tier2 };
+        let in_flight = if wait.is_some() { InFlight::Alone } else { InFlight::Tier2 };
         let is_large = may_show_much(argv);
-        if !self.lane_is_open(lane) || (is_large && !self.has_room_for_large_reply()) {
-            return Flow::Stall;
+        if !self.can_join(in_flight) || (is_large && !self.has_room_for_large_reply()) {
+            return Progress::Stalled;
         }
         let wait_ms = match wait {
             None => 0,
@@ -140,8 +140,8 @@ impl Connection {
         let mut blob = Vec::with_capacity(128);
         let member = self.member();
         Command::Redis { db: self.client.db, resp, member, argv: words }.encode(&mut blob);
-        let pending = self.shared.tier2.submit_for(
-            self.client.card.id,
+        let pending = self.server.tier2.submit_for(
+            self.client.info.id,
             self.client.caller(),
             is_large.then(|| Arc::clone(&self.client.account)),
             Bytes::from(blob),
@@ -149,31 +149,31 @@ impl Connection {
         );
         let if_abandoned = match wait {
             None => IfAbandoned::Nothing,
-            Some(_) => IfAbandoned::PutBack { db: self.client.db, argv: owned(argv) },
+            Some(_) => IfAbandoned::RestoreItems { db: self.client.db, argv: owned(argv) },
         };
-        self.await_call(lane, Source::Tier2(pending), wait.is_some(), if_abandoned);
-        if let Some(Pending::Call(call)) = self.pending.back_mut() {
-            call.is_routed = self.router.has_redis_at(self.client.door);
+        self.await_call(in_flight, Source::Tier2(pending), wait.is_some(), if_abandoned);
+        if let Some(AwaitedReply::Call(call)) = self.awaited.back_mut() {
+            call.is_routed = self.router.has_upstream_for(self.client.listener_kind);
         }
         self.large_calls += usize::from(is_large);
-        Flow::Done
+        Progress::Done
     }
 
     /// As which Redlock member this node serves the client, if it does.
     pub(super) fn member(&self) -> Option<Member> {
-        match self.client.door {
-            Door::Main | Door::Correctness => None,
-            Door::Redlock => Some(Member(self.shared.node)),
+        match self.client.listener_kind {
+            ListenerKind::Main | ListenerKind::Correctness => None,
+            ListenerKind::Redlock => Some(Member(self.server.node)),
         }
     }
 
     /// A command larger than Redfence itself answers: all its keys have been seen, or none can matter.
     pub(in crate::server) fn route_large(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
         match self.route_plain(keys::of(argv))? {
-            PlainDestination::Redis if self.transaction_home() == Some(Home::Keyspace) => {
+            PlainDestination::Upstream if self.transaction_target() == Some(TransactionTarget::Keyspace) => {
                 Err(crosses_tiers(argv[0]))
             }
-            PlainDestination::Redis => Ok(()),
+            PlainDestination::Upstream => Ok(()),
             PlainDestination::Keyspace => {
                 Err(Refusal::new(
                     "ERR a command on keys of the correctness tier may have 1024 words of 64 KiB, 4 MiB in all; nothing was done; split it",

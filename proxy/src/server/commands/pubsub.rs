@@ -9,8 +9,8 @@
 use super::{is, unknown_subcommand, wrong_arity, Local};
 use crate::events::{SubscriberInbox, SubscriptionKind};
 use crate::server::client::session::{name_bytes, Subscriptions};
-use crate::server::net::connection::{Connection, Flow};
-use crate::server::net::pending::{Confirm, Lane, Pending, Then};
+use crate::server::net::connection::{Connection, Progress};
+use crate::server::net::in_flight::{AfterReply, AwaitedReply, AwaitedSubscription, InFlight};
 use bytes::Bytes;
 use redfence_core::keyspace::errors;
 use redfence_core::reply::{Refusal, Reply, Sink};
@@ -25,7 +25,7 @@ const SUBSCRIPTION_BYTES_MAX: usize = 1024 * 1024;
 const PATTERN_BYTES_PER_CLIENT_MAX: usize = 64 * 1024;
 
 impl Connection {
-    pub(in crate::server) fn subscription_command(&mut self, local: Local, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn subscription_command(&mut self, local: Local, argv: &[&[u8]]) -> Progress {
         let names = &argv[1..];
         match local {
             Local::Subscribe | Local::PSubscribe if names.is_empty() => self.refuse(wrong_arity(argv[0])),
@@ -37,7 +37,7 @@ impl Connection {
         }
     }
 
-    fn subscribe(&mut self, kind: SubscriptionKind, names: &[&[u8]]) -> Flow {
+    fn subscribe(&mut self, kind: SubscriptionKind, names: &[&[u8]]) -> Progress {
         let names: Vec<Bytes> = names.iter().map(|name| Bytes::copy_from_slice(name)).collect();
         if self.client.subscription_count() + names.len() > SUBSCRIPTIONS_MAX {
             return self
@@ -46,7 +46,7 @@ impl Connection {
         if let Err(refusal) = self.check_subscriptions(kind, &names) {
             return self.refuse(refusal);
         }
-        let (hub, account) = (&self.shared.hub, Arc::clone(&self.client.account));
+        let (hub, account) = (&self.server.hub, Arc::clone(&self.client.account));
         let subscriptions = self.client.subscriptions.get_or_insert_with(|| {
             Box::new(Subscriptions {
                 inbox: SubscriberInbox::open(account),
@@ -62,15 +62,19 @@ impl Connection {
                 new_names.push(name.clone());
             }
         }
-        match &self.shared.subscriber {
+        match &self.server.subscriber {
             Some(subscriber) if !new_names.is_empty() => {
                 let confirmed = subscriber.subscribe(kind, &new_names);
-                self.lane = Lane::Alone;
-                self.pending.push_back(Pending::Confirm(Confirm { kind, names, confirmed }));
+                self.in_flight = InFlight::Alone;
+                self.awaited.push_back(AwaitedReply::Subscription(AwaitedSubscription {
+                    kind,
+                    names,
+                    confirmed,
+                }));
             }
             Some(_) | None => self.confirm(kind, &names),
         }
-        Flow::Done
+        Progress::Done
     }
 
     /// Whether the names are short enough, and not too many bytes together with those there are.
@@ -81,7 +85,7 @@ impl Connection {
             SubscriptionKind::Channel => names.iter().try_for_each(|name| errors::check_channel(name))?,
             SubscriptionKind::Pattern => {
                 names.iter().try_for_each(|name| errors::check_pattern(name))?;
-                if !self.shared.hub.has_room_for_patterns(names.iter().map(Bytes::len).sum()) {
+                if !self.server.hub.has_room_for_patterns(names.iter().map(Bytes::len).sum()) {
                     return Err(Refusal::new(
                         "ERR the clients of this node listen to 4 MiB of patterns already, the limit for one node",
                     ));
@@ -117,12 +121,12 @@ impl Connection {
     }
 
     /// The Redis behind could not be asked: nothing was subscribed.
-    pub(in crate::server) fn take_back_subscription(&mut self, confirm: Confirm, reason: &str) {
+    pub(in crate::server) fn take_back_subscription(&mut self, confirm: AwaitedSubscription, reason: &str) {
         if let Some(subscriptions) = &mut self.client.subscriptions {
             for name in &confirm.names {
                 if !subscriptions.names(confirm.kind).contains(name) {
-                    self.shared.hub.unsubscribe(&subscriptions.inbox, confirm.kind, name);
-                    if let Some(subscriber) = &self.shared.subscriber {
+                    self.server.hub.unsubscribe(&subscriptions.inbox, confirm.kind, name);
+                    if let Some(subscriber) = &self.server.subscriber {
                         subscriber.unsubscribe(confirm.kind, name);
                     }
                 }
@@ -132,7 +136,7 @@ impl Connection {
         self.note_subscriptions();
     }
 
-    fn unsubscribe(&mut self, kind: SubscriptionKind, names: &[&[u8]]) -> Flow {
+    fn unsubscribe(&mut self, kind: SubscriptionKind, names: &[&[u8]]) -> Progress {
         let verb: &[u8] = match kind {
             SubscriptionKind::Channel => b"unsubscribe",
             SubscriptionKind::Pattern => b"punsubscribe",
@@ -149,14 +153,14 @@ impl Connection {
             self.tell(verb, Some(name));
         }
         self.note_subscriptions();
-        Flow::Done
+        Progress::Done
     }
 
     fn leave(&mut self, kind: SubscriptionKind, name: &Bytes) {
         let Some(subscriptions) = &mut self.client.subscriptions else { return };
         if subscriptions.names(kind).remove(name) {
-            self.shared.hub.unsubscribe(&subscriptions.inbox, kind, name);
-            if let Some(subscriber) = &self.shared.subscriber {
+            self.server.hub.unsubscribe(&subscriptions.inbox, kind, name);
+            if let Some(subscriber) = &self.server.subscriber {
                 subscriber.unsubscribe(kind, name);
             }
         }
@@ -178,7 +182,7 @@ impl Connection {
 
     fn note_subscriptions(&mut self) {
         let count = self.client.subscription_count();
-        self.client.card.subscriptions.store(count, Ordering::Relaxed);
+        self.client.info.subscriptions.store(count, Ordering::Relaxed);
         match &mut self.client.subscriptions {
             Some(_) if count == 0 => self.client.subscriptions = None,
             Some(subscriptions) => {
@@ -194,36 +198,36 @@ impl Connection {
         let Some(mut subscriptions) = self.client.subscriptions.take() else { return };
         for kind in [SubscriptionKind::Channel, SubscriptionKind::Pattern] {
             for name in std::mem::take(subscriptions.names(kind)) {
-                self.shared.hub.unsubscribe(&subscriptions.inbox, kind, &name);
-                if let Some(subscriber) = &self.shared.subscriber {
+                self.server.hub.unsubscribe(&subscriptions.inbox, kind, &name);
+                if let Some(subscriber) = &self.server.subscriber {
                     subscriber.unsubscribe(kind, &name);
                 }
             }
         }
-        self.client.card.subscriptions.store(0, Ordering::Relaxed);
+        self.client.info.subscriptions.store(0, Ordering::Relaxed);
     }
 
     /// `PUBLISH channel message` on the correctness tier: through the log, to the listeners of all nodes.
-    pub(in crate::server) fn publish(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn publish(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, channel, _] = argv else { return self.refuse(wrong_arity(argv[0])) };
         if let Err(refusal) = errors::check_channel(channel) {
             return self.refuse(refusal);
         }
-        let receivers = self.shared.hub.receivers_of(channel);
+        let receivers = self.server.hub.receivers_of(channel);
         let flow = self.submit_to_keyspace(argv);
-        if let (Flow::Done, Some(Pending::Call(call))) = (flow, self.pending.back_mut()) {
-            call.then = Then::Say(Reply::Int(receivers as i64));
+        if let (Progress::Done, Some(AwaitedReply::Call(call))) = (flow, self.awaited.back_mut()) {
+            call.after_reply = AfterReply::Say(Reply::Int(receivers as i64));
         }
         flow
     }
 
     /// `PUBSUB CHANNELS [pattern]`, `NUMSUB [channel…]`, `NUMPAT`
-    pub(in crate::server) fn pubsub(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn pubsub(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, verb, rest @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
         if let Err(refusal) = rest.iter().try_for_each(|name| errors::check_channel(name)) {
             return self.refuse(refusal);
         }
-        let hub = &self.shared.hub;
+        let hub = &self.server.hub;
         let reply = match rest {
             [] | [_] if is(verb, "CHANNELS") => match hub.channels(rest.first().copied()) {
                 Some(names) => Reply::Array(names.into_iter().map(Reply::Bulk).collect()),
@@ -241,6 +245,6 @@ impl Connection {
             _ => return self.refuse(unknown_subcommand("PUBSUB", verb)),
         };
         self.reply(&reply);
-        Flow::Done
+        Progress::Done
     }
 }

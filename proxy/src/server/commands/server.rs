@@ -5,37 +5,37 @@
 
 use super::{is, unknown_command, unknown_subcommand, wrong_arity};
 use crate::clock;
-use crate::server::net::connection::{Connection, Flow};
+use crate::server::net::connection::{Connection, Progress};
 use redfence_core::reply::{Refusal, Reply};
 
-type Answer = Result<Reply, Refusal>;
+type ReplyResult = Result<Reply, Refusal>;
 
-struct Row {
+struct ServerCommand {
     name: &'static str,
     /// As in Redis: the name counts, negative means "at least".
     arity: isize,
-    run: fn(&Connection, &[&[u8]]) -> Answer,
+    run: fn(&Connection, &[&[u8]]) -> ReplyResult,
 }
 
 #[rustfmt::skip]
-const ROWS: &[Row] = &[
-    Row { name: "acl", arity: -2, run: acl },
-    Row { name: "asking", arity: 1, run: no_cluster },
-    Row { name: "bgsave", arity: -1, run: saved },
-    Row { name: "debug", arity: -2, run: debug },
-    Row { name: "lastsave", arity: 1, run: last_save },
-    Row { name: "latency", arity: -2, run: latency },
-    Row { name: "module", arity: -2, run: module },
-    Row { name: "readonly", arity: 1, run: no_cluster },
-    Row { name: "readwrite", arity: 1, run: no_cluster },
-    Row { name: "role", arity: 1, run: role },
-    Row { name: "save", arity: 1, run: saved },
-    Row { name: "slowlog", arity: -2, run: slow_log },
-    Row { name: "wait", arity: 3, run: wait },
-    Row { name: "waitaof", arity: 4, run: wait_aof },
+const ROWS: &[ServerCommand] = &[
+    ServerCommand { name: "acl", arity: -2, run: acl },
+    ServerCommand { name: "asking", arity: 1, run: no_cluster },
+    ServerCommand { name: "bgsave", arity: -1, run: saved },
+    ServerCommand { name: "debug", arity: -2, run: debug },
+    ServerCommand { name: "lastsave", arity: 1, run: last_save },
+    ServerCommand { name: "latency", arity: -2, run: latency },
+    ServerCommand { name: "module", arity: -2, run: module },
+    ServerCommand { name: "readonly", arity: 1, run: no_cluster },
+    ServerCommand { name: "readwrite", arity: 1, run: no_cluster },
+    ServerCommand { name: "role", arity: 1, run: role },
+    ServerCommand { name: "save", arity: 1, run: saved },
+    ServerCommand { name: "slowlog", arity: -2, run: slow_log },
+    ServerCommand { name: "wait", arity: 3, run: wait },
+    ServerCommand { name: "waitaof", arity: 4, run: wait_aof },
 ];
 
-fn find(name: &[u8]) -> Option<&'static Row> {
+fn find(name: &[u8]) -> Option<&'static ServerCommand> {
     ROWS.iter().find(|row| is(name, row.name))
 }
 
@@ -45,19 +45,19 @@ pub(super) fn knows(name: &[u8]) -> bool {
 }
 
 impl Connection {
-    pub(super) fn server_command(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(super) fn server_command(&mut self, argv: &[&[u8]]) -> Progress {
         let Some(row) = find(argv[0]) else { return self.refuse(unknown_command(argv)) };
         let words = argv.len() as isize;
         let fits = if row.arity < 0 { words >= -row.arity } else { words == row.arity };
         let answer = if fits { (row.run)(self, argv) } else { Err(wrong_arity(argv[0])) };
         self.reply(&answer.unwrap_or_else(Reply::Error));
-        Flow::Done
+        Progress::Done
     }
 }
 
 /// Nodes beside this one that are certain to have every write the client was answered: a majority has it.
 fn certain_replicas(connection: &Connection) -> i64 {
-    connection.shared.tier2.status().voters as i64 / 2
+    connection.server.tier2.status().voters as i64 / 2
 }
 
 fn integer(word: &[u8], text: &'static str) -> Result<i64, Refusal> {
@@ -66,14 +66,14 @@ fn integer(word: &[u8], text: &'static str) -> Result<i64, Refusal> {
 }
 
 /// `WAIT numreplicas timeout`: there is nothing left to wait for when a write is answered.
-fn wait(connection: &Connection, argv: &[&[u8]]) -> Answer {
+fn wait(connection: &Connection, argv: &[&[u8]]) -> ReplyResult {
     integer(argv[1], "ERR value is not an integer or out of range")?;
     timeout(argv[2])?;
     Ok(Reply::Int(certain_replicas(connection)))
 }
 
 /// `WAITAOF numlocal numreplicas timeout`: what is answered is on the disks of a majority.
-fn wait_aof(connection: &Connection, argv: &[&[u8]]) -> Answer {
+fn wait_aof(connection: &Connection, argv: &[&[u8]]) -> ReplyResult {
     integer(argv[1], "ERR value is out of range, value must between 0 and 1")?;
     integer(argv[2], "ERR value is out of range, must be positive")?;
     timeout(argv[3])?;
@@ -88,31 +88,31 @@ fn timeout(word: &[u8]) -> Result<(), Refusal> {
 }
 
 /// Every node takes writes, and has no replicas of its own.
-fn role(_: &Connection, _: &[&[u8]]) -> Answer {
+fn role(_: &Connection, _: &[&[u8]]) -> ReplyResult {
     Ok(Reply::Array(vec![Reply::Text("master"), Reply::Int(0), Reply::Array(vec![])]))
 }
 
 /// Everything answered is on disk already.
-fn saved(_: &Connection, _: &[&[u8]]) -> Answer {
+fn saved(_: &Connection, _: &[&[u8]]) -> ReplyResult {
     Ok(Reply::OK)
 }
 
-fn last_save(_: &Connection, _: &[&[u8]]) -> Answer {
+fn last_save(_: &Connection, _: &[&[u8]]) -> ReplyResult {
     Ok(Reply::Int((clock::wall_us() / 1_000_000) as i64))
 }
 
-fn no_cluster(_: &Connection, _: &[&[u8]]) -> Answer {
+fn no_cluster(_: &Connection, _: &[&[u8]]) -> ReplyResult {
     Err(Refusal::new("ERR This instance has cluster support disabled"))
 }
 
-fn module(_: &Connection, argv: &[&[u8]]) -> Answer {
+fn module(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
     match argv[1] {
         verb if is(verb, "LIST") && argv.len() == 2 => Ok(Reply::Array(vec![])),
         verb => Err(unknown_subcommand("MODULE", verb)),
     }
 }
 
-fn acl(_: &Connection, argv: &[&[u8]]) -> Answer {
+fn acl(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
     match argv[1] {
         verb if is(verb, "WHOAMI") && argv.len() == 2 => Ok(Reply::Text("default")),
         verb if is(verb, "USERS") && argv.len() == 2 => Ok(Reply::Array(vec![Reply::Text("default")])),
@@ -121,7 +121,7 @@ fn acl(_: &Connection, argv: &[&[u8]]) -> Answer {
 }
 
 /// Latencies are in `INFO redfence`; Redis's monitor of events is off here, as it is in Redis by default.
-fn latency(_: &Connection, argv: &[&[u8]]) -> Answer {
+fn latency(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
     match argv[1] {
         verb if is(verb, "LATEST") && argv.len() == 2 => Ok(Reply::Array(vec![])),
         verb if is(verb, "HISTORY") && argv.len() == 3 => Ok(Reply::Array(vec![])),
@@ -131,7 +131,7 @@ fn latency(_: &Connection, argv: &[&[u8]]) -> Answer {
 }
 
 /// Nothing is slow enough to be logged: scripts and ranges have limits.
-fn slow_log(_: &Connection, argv: &[&[u8]]) -> Answer {
+fn slow_log(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
     match argv[1] {
         verb if is(verb, "GET") && argv.len() <= 3 => Ok(Reply::Array(vec![])),
         verb if is(verb, "LEN") && argv.len() == 2 => Ok(Reply::Int(0)),
@@ -141,7 +141,7 @@ fn slow_log(_: &Connection, argv: &[&[u8]]) -> Answer {
 }
 
 /// Redis's own text.
-fn debug(_: &Connection, _: &[&[u8]]) -> Answer {
+fn debug(_: &Connection, _: &[&[u8]]) -> ReplyResult {
     Err(Refusal::new(
         "ERR DEBUG command not allowed. If the enable-debug-command option is set to \"local\", you can run it from a local \
          connection, otherwise you need to set this option in the configuration file, and then restart the server.",

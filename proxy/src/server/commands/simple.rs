@@ -2,14 +2,14 @@
 
 use super::{is, unknown_subcommand, wrong_arity};
 use crate::clock;
-use crate::server::net::connection::{Connection, Flow};
+use crate::server::net::connection::{Connection, Progress};
 use redfence_core::glob;
 use redfence_core::keyspace::errors;
 use redfence_core::reply::{Refusal, Reply, Sink};
 
 impl Connection {
     /// `PING [message]`
-    pub(in crate::server) fn ping(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn ping(&mut self, argv: &[&[u8]]) -> Progress {
         let message = match argv {
             [_] => None,
             [_, message] => Some(*message),
@@ -21,34 +21,34 @@ impl Connection {
                 encoder.bulk(b"pong");
                 encoder.bulk(message.unwrap_or(b""));
             });
-            return Flow::Done;
+            return Progress::Done;
         }
         match message {
             None => self.reply_with(|encoder| encoder.status("PONG")),
             Some(message) => self.reply_with(|encoder| encoder.bulk(message)),
         }
-        Flow::Done
+        Progress::Done
     }
 
     /// `ECHO message`: any bytes at all.
-    pub(in crate::server) fn echo(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn echo(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, message] = argv else { return self.refuse(wrong_arity(argv[0])) };
         self.reply_with(|encoder| encoder.bulk(message));
-        Flow::Done
+        Progress::Done
     }
 
-    pub(in crate::server) fn time(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn time(&mut self, argv: &[&[u8]]) -> Progress {
         if argv.len() != 1 {
             return self.refuse(wrong_arity(argv[0]));
         }
         let now_us = clock::wall_us();
         let parts = [now_us / 1_000_000, now_us % 1_000_000];
         self.reply(&Reply::Array(parts.iter().map(|part| Reply::bulk(part.to_string())).collect()));
-        Flow::Done
+        Progress::Done
     }
 
     /// `CONFIG GET pattern…`: what clients ask for when they connect. Nothing can be set.
-    pub(in crate::server) fn config(&mut self, argv: &[&[u8]]) -> Flow {
+    pub(in crate::server) fn config(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, verb, patterns @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
         if is(verb, "RESETSTAT") || is(verb, "SET") || is(verb, "REWRITE") {
             return self.refuse(Refusal::new(
@@ -67,7 +67,7 @@ impl Connection {
         let known: [(&'static str, String); 11] = [
             ("timeout", "0".into()),
             ("databases", crate::server::client::session::DATABASES.to_string()),
-            ("maxclients", self.shared.clients_max.to_string()),
+            ("maxclients", self.server.clients_max.to_string()),
             ("replica-read-only", "yes".into()),
             ("slave-read-only", "yes".into()),
             ("save", String::new()),
@@ -82,11 +82,11 @@ impl Connection {
         });
         let pairs = matching.map(|(name, value)| (Reply::Text(name), Reply::bulk(value))).collect();
         self.reply(&Reply::Map(pairs));
-        Flow::Done
+        Progress::Done
     }
 
-    pub(in crate::server) fn refuse(&mut self, refusal: Refusal) -> Flow {
+    pub(in crate::server) fn refuse(&mut self, refusal: Refusal) -> Progress {
         self.reply(&Reply::Error(refusal));
-        Flow::Done
+        Progress::Done
     }
 }

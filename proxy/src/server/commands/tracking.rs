@@ -27,7 +27,7 @@ const PREFIX_BYTES_MAX: usize = 64 * 1024;
 
 /// The words behind `CLIENT TRACKING ON`, before anything is checked against the client's state.
 #[derive(Default)]
-struct Options {
+struct TrackingOptions {
     redirect: Option<u64>,
     prefixes: Vec<Bytes>,
     broadcast: bool,
@@ -50,8 +50,8 @@ impl Connection {
         Ok(Reply::OK)
     }
 
-    fn tracking_options(&self, words: &[&[u8]]) -> Result<Options, Refusal> {
-        let mut options = Options::default();
+    fn tracking_options(&self, words: &[&[u8]]) -> Result<TrackingOptions, Refusal> {
+        let mut options = TrackingOptions::default();
         let mut words = words.iter();
         while let Some(word) = words.next() {
             if is(word, "BCAST") {
@@ -81,12 +81,12 @@ impl Connection {
     fn redirect_target(&self, word: &[u8]) -> Result<u64, Refusal> {
         let id = std::str::from_utf8(word).ok().and_then(|text| text.parse::<i64>().ok());
         let id = id.ok_or(Refusal::new("ERR value is not an integer or out of range"))?;
-        let id = u64::try_from(id).ok().filter(|id| self.shared.clients.has(*id));
+        let id = u64::try_from(id).ok().filter(|id| self.server.clients.has(*id));
         id.ok_or(Refusal::new("ERR The client ID you want redirect to does not exist"))
     }
 
-    fn start_tracking(&mut self, options: Options) -> Result<(), Refusal> {
-        if self.router.has_redis_at(self.client.door) {
+    fn start_tracking(&mut self, options: TrackingOptions) -> Result<(), Refusal> {
+        if self.router.has_upstream_for(self.client.listener_kind) {
             return Err(Refusal::new(BEHIND));
         }
         let refused = |text: &'static str| Err(Refusal::new(text));
@@ -115,7 +115,7 @@ impl Connection {
         };
         let prefix_bytes = prefixes.iter().flatten().map(|prefix| prefix.len() + 64).sum();
         let terms = TrackingTerms { redirect: options.redirect, no_loop: options.no_loop, prefixes };
-        let mailbox = self.shared.tracker.start(&self.client.account, terms.clone());
+        let mailbox = self.server.tracker.start(&self.client.account, terms.clone());
         match (mailbox, &mut self.client.tracking) {
             (Some(mailbox), tracking) => {
                 let new =
@@ -157,7 +157,7 @@ impl Connection {
 
     pub(in crate::server) fn stop_tracking(&mut self) {
         if self.client.tracking.take().is_some() {
-            self.shared.tracker.stop(self.client.card.id);
+            self.server.tracker.stop(self.client.info.id);
         }
     }
 

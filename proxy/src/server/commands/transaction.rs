@@ -1,14 +1,14 @@
 //! `MULTI`, `EXEC`, `DISCARD`, `WATCH`, `UNWATCH`, and every command between the first two.
 //!
 //! The Redis behind queues what belongs to it, and answers with its own bytes. What belongs to the Raft keyspace is queued here and
-//! becomes one entry of the log at `EXEC`. Texts and rules are Redis's: a command that could never run is refused when
+//! becomes one entry of the log at `EXEC`. ClientTexts and rules are Redis's: a command that could never run is refused when
 //! it is queued, and `EXEC` then discards the rest.
 
 use super::{unknown_command, wrong_arity, Local};
 use crate::node_api::OwnedQuery;
-use crate::server::client::transaction::{check_watched, Home, Transaction};
-use crate::server::net::connection::{Connection, Flow};
-use crate::server::net::pending::{IfAbandoned, Lane, Pending, RedisCall, Source, Then};
+use crate::server::client::transaction::{check_watched, Transaction, TransactionTarget};
+use crate::server::net::connection::{Connection, Progress};
+use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, Source, UpstreamCall};
 use crate::server::routing::keys;
 use crate::server::routing::router::{Destination, PlainDestination};
 use bytes::Bytes;
@@ -24,46 +24,46 @@ const DISCARDED: &str = "EXECABORT Transaction discarded because of previous err
 impl Connection {
     // ---- the frame ----
 
-    pub(in crate::server) fn multi(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn multi(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         if argv.len() != 1 {
-            return self.spoil(wrong_arity(argv[0]));
+            return self.refuse_and_abort(wrong_arity(argv[0]));
         }
         if self.client.transaction.is_some() {
             return self.refuse(Refusal::new("ERR MULTI calls can not be nested"));
         }
-        let home = self.home_of_next();
-        if home == Home::Redis {
-            let flow = self.pass_to_redis(argv, frame);
-            if flow == Flow::Stall {
+        let target = self.target_of_next();
+        if target == TransactionTarget::Upstream {
+            let flow = self.pass_to_upstream(argv, frame);
+            if flow == Progress::Stalled {
                 return flow;
             }
         } else {
             self.reply(&Reply::OK);
         }
-        self.client.transaction = Some(Box::new(Transaction::new(home)));
-        Flow::Done
+        self.client.transaction = Some(Box::new(Transaction::new(target)));
+        Progress::Done
     }
 
     /// Whether plain keys of both tiers may come from this client.
-    fn has_both_homes(&self) -> bool {
+    fn may_use_both_tiers(&self) -> bool {
         let router = &self.router;
-        router.has_redis_at(self.client.door) && router.has_correctness_routes()
+        router.has_upstream_for(self.client.listener_kind) && router.has_correctness_routes()
     }
 
     /// Where a transaction that begins now is at home.
-    fn home_of_next(&self) -> Home {
-        if !self.router.has_redis_at(self.client.door) {
-            Home::Keyspace
-        } else if !self.has_both_homes() || self.client.watches_redis {
-            Home::Redis
+    fn target_of_next(&self) -> TransactionTarget {
+        if !self.router.has_upstream_for(self.client.listener_kind) {
+            TransactionTarget::Keyspace
+        } else if !self.may_use_both_tiers() || self.client.watches_upstream {
+            TransactionTarget::Upstream
         } else if self.client.watched.is_empty() {
-            Home::Undecided
+            TransactionTarget::Undecided
         } else {
-            Home::Keyspace
+            TransactionTarget::Keyspace
         }
     }
 
-    pub(in crate::server) fn exec(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn exec(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         if argv.len() != 1 {
             let refusal =
                 "EXECABORT Transaction discarded because of: wrong number of arguments for 'exec' command";
@@ -71,77 +71,77 @@ impl Connection {
         }
         match &self.client.transaction {
             None => self.refuse(Refusal::new("ERR EXEC without MULTI")),
-            Some(transaction) if transaction.spoilt => self.give_up(Refusal::new(DISCARDED)),
-            Some(transaction) => match transaction.home {
-                Home::Redis => self.leave_by_redis(argv, frame),
-                Home::Keyspace => self.exec_in_keyspace(),
-                Home::Undecided => {
+            Some(transaction) if transaction.must_abort => self.give_up(Refusal::new(DISCARDED)),
+            Some(transaction) => match transaction.target {
+                TransactionTarget::Upstream => self.leave_by_upstream(argv, frame),
+                TransactionTarget::Keyspace => self.exec_in_keyspace(),
+                TransactionTarget::Undecided => {
                     self.forget_transaction();
                     self.reply(&Reply::Array(Vec::new()));
-                    Flow::Done
+                    Progress::Done
                 }
             },
         }
     }
 
-    fn exec_in_keyspace(&mut self) -> Flow {
+    fn exec_in_keyspace(&mut self) -> Progress {
         let Some(transaction) = &self.client.transaction else { unreachable!("asked before") };
         if transaction.is_empty() && self.client.watched.is_empty() {
             self.forget_transaction();
             self.reply(&Reply::Array(Vec::new()));
-            return Flow::Done;
+            return Progress::Done;
         }
         let selects = transaction.selects();
         // What is pipelined behind a change of the database must see it.
-        let lane = if selects.is_empty() { Lane::Tier2 } else { Lane::Alone };
-        if !self.lane_is_open(lane) || !self.has_room_for_large_reply() {
-            return Flow::Stall;
+        let in_flight = if selects.is_empty() { InFlight::Tier2 } else { InFlight::Alone };
+        if !self.can_join(in_flight) || !self.has_room_for_large_reply() {
+            return Progress::Stalled;
         }
         let (db, resp) = (self.client.db, self.client.protocol.into());
         let blob = transaction.encode(db, resp, self.member(), &self.client.watched);
-        let pending = self.shared.tier2.submit_for(
-            self.client.card.id,
+        let pending = self.server.tier2.submit_for(
+            self.client.info.id,
             self.client.caller(),
             Some(Arc::clone(&self.client.account)),
             blob,
             0,
         );
-        self.await_call(lane, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        self.await_call(in_flight, Source::Tier2(pending), false, IfAbandoned::Nothing);
         self.large_calls += 1;
-        self.then(Then::Select(selects));
+        self.then(AfterReply::Select(selects));
         self.forget_transaction();
-        Flow::Done
+        Progress::Done
     }
 
-    pub(in crate::server) fn discard(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn discard(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         if argv.len() != 1 {
-            return self.spoil(wrong_arity(argv[0]));
+            return self.refuse_and_abort(wrong_arity(argv[0]));
         }
-        match self.client.transaction.as_ref().map(|transaction| transaction.home) {
+        match self.client.transaction.as_ref().map(|transaction| transaction.target) {
             None => self.refuse(Refusal::new("ERR DISCARD without MULTI")),
-            Some(Home::Redis) => self.leave_by_redis(argv, frame),
-            Some(Home::Undecided | Home::Keyspace) => {
+            Some(TransactionTarget::Upstream) => self.leave_by_upstream(argv, frame),
+            Some(TransactionTarget::Undecided | TransactionTarget::Keyspace) => {
                 self.forget_transaction();
                 self.reply(&Reply::OK);
-                Flow::Done
+                Progress::Done
             }
         }
     }
 
     /// `EXEC` or `DISCARD` for the Redis behind to carry out.
-    fn leave_by_redis(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
-        let flow = self.pass_to_redis(argv, frame);
-        if flow != Flow::Stall {
+    fn leave_by_upstream(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
+        let flow = self.pass_to_upstream(argv, frame);
+        if flow != Progress::Stalled {
             self.forget_transaction();
         }
         flow
     }
 
     /// Nothing of it is carried out.
-    fn give_up(&mut self, refusal: Refusal) -> Flow {
-        if self.transaction_home() == Some(Home::Redis) {
+    fn give_up(&mut self, refusal: Refusal) -> Progress {
+        if self.transaction_target() == Some(TransactionTarget::Upstream) {
             let flow = self.tell_redis("DISCARD");
-            if flow == Flow::Stall {
+            if flow == Progress::Stalled {
                 return flow;
             }
         }
@@ -150,24 +150,28 @@ impl Connection {
     }
 
     /// A word of our own to the Redis behind; the client does not see its reply.
-    fn tell_redis(&mut self, word: &str) -> Flow {
-        self.send_to_redis(&[word.as_bytes()], None, RedisCall { muted: true, ..RedisCall::default() })
+    fn tell_redis(&mut self, word: &str) -> Progress {
+        self.send_to_upstream(
+            &[word.as_bytes()],
+            None,
+            UpstreamCall { muted: true, ..UpstreamCall::default() },
+        )
     }
 
     pub(in crate::server) fn forget_transaction(&mut self) {
         self.client.transaction = None;
-        self.client.watches_redis = false;
+        self.client.watches_upstream = false;
         self.client.unwatch();
     }
 
-    pub(super) fn transaction_home(&self) -> Option<Home> {
-        self.client.transaction.as_ref().map(|transaction| transaction.home)
+    pub(super) fn transaction_target(&self) -> Option<TransactionTarget> {
+        self.client.transaction.as_ref().map(|transaction| transaction.target)
     }
 
     /// Refuses a command; inside a transaction that is the end of all of it.
-    pub(in crate::server) fn spoil(&mut self, refusal: Refusal) -> Flow {
+    pub(in crate::server) fn refuse_and_abort(&mut self, refusal: Refusal) -> Progress {
         if let Some(transaction) = &mut self.client.transaction {
-            transaction.spoilt = true;
+            transaction.must_abort = true;
         }
         self.refuse(refusal)
     }
@@ -179,87 +183,94 @@ impl Connection {
         local: Option<Local>,
         argv: &[&[u8]],
         frame: Option<&[u8]>,
-    ) -> Flow {
+    ) -> Progress {
         if local.is_some_and(Local::is_about_the_connection) {
-            return self.spoil(not_in_transaction(argv[0]));
+            return self.refuse_and_abort(not_in_transaction(argv[0]));
         }
-        let home = match self.home_of_command(argv) {
-            Ok(home) => home,
-            Err(refusal) => return self.spoil(refusal),
+        let target = match self.home_of_command(argv) {
+            Ok(target) => target,
+            Err(refusal) => return self.refuse_and_abort(refusal),
         };
-        if self.transaction_home() == Some(Home::Keyspace) {
+        if self.transaction_target() == Some(TransactionTarget::Keyspace) {
             return match self.queue(argv) {
                 Ok(()) => {
                     self.reply(&Reply::Status("QUEUED".into()));
-                    Flow::Done
+                    Progress::Done
                 }
-                Err(refusal) => self.spoil(refusal),
+                Err(refusal) => self.refuse_and_abort(refusal),
             };
         }
-        debug_assert_eq!(home, Home::Redis);
+        debug_assert_eq!(target, TransactionTarget::Upstream);
         if local == Some(Local::Select) {
             // The keyspace and CLIENT LIST would have to follow what only that Redis knows the outcome of.
-            return self.spoil(not_in_transaction(argv[0]));
+            return self.refuse_and_abort(not_in_transaction(argv[0]));
         }
-        match self.begin_at_redis() {
-            Flow::Stall => Flow::Stall,
+        match self.begin_at_upstream() {
+            Progress::Stalled => Progress::Stalled,
             _ if grammar::is_ours(argv[0]) => self.lock_command(argv, frame),
-            _ => self.pass_to_redis(argv, frame),
+            _ => self.pass_to_upstream(argv, frame),
         }
     }
 
     /// The `MULTI` that was held back until it was clear whom it concerns.
-    pub(in crate::server) fn begin_at_redis(&mut self) -> Flow {
-        if !self.lane_is_open(Lane::Redis) {
-            return Flow::Stall;
+    pub(in crate::server) fn begin_at_upstream(&mut self) -> Progress {
+        if !self.can_join(InFlight::OwnUpstream) {
+            return Progress::Stalled;
         }
-        if self.transaction_home() == Some(Home::Undecided) {
+        if self.transaction_target() == Some(TransactionTarget::Undecided) {
             self.tell_redis("MULTI");
-            self.settle(Home::Redis);
+            self.settle(TransactionTarget::Upstream);
         }
-        Flow::Done
+        Progress::Done
     }
 
-    fn settle(&mut self, home: Home) {
+    fn settle(&mut self, target: TransactionTarget) {
         if let Some(transaction) = &mut self.client.transaction {
-            transaction.home = home;
+            transaction.target = target;
         }
     }
 
     /// Whose command it is; settles a transaction of the keyspace that had no home. Refused where its home is another.
-    fn home_of_command(&mut self, argv: &[&[u8]]) -> Result<Home, Refusal> {
-        let (wanted, name) = self.wanted_home(argv)?;
-        let home = self.transaction_home().unwrap_or(Home::Undecided);
-        match (home, wanted) {
-            (Home::Undecided, Home::Keyspace) => self.settle(Home::Keyspace),
-            (Home::Undecided, Home::Redis | Home::Undecided) => return Ok(Home::Redis),
-            (Home::Redis, Home::Keyspace) | (Home::Keyspace, Home::Redis) => {
+    fn home_of_command(&mut self, argv: &[&[u8]]) -> Result<TransactionTarget, Refusal> {
+        let (wanted, name) = self.wanted_target(argv)?;
+        let target = self.transaction_target().unwrap_or(TransactionTarget::Undecided);
+        match (target, wanted) {
+            (TransactionTarget::Undecided, TransactionTarget::Keyspace) => {
+                self.settle(TransactionTarget::Keyspace)
+            }
+            (TransactionTarget::Undecided, TransactionTarget::Upstream | TransactionTarget::Undecided) => {
+                return Ok(TransactionTarget::Upstream)
+            }
+            (TransactionTarget::Upstream, TransactionTarget::Keyspace)
+            | (TransactionTarget::Keyspace, TransactionTarget::Upstream) => {
                 return Err(crosses_tiers(&name));
             }
-            (Home::Redis, Home::Redis | Home::Undecided)
-            | (Home::Keyspace, Home::Keyspace | Home::Undecided) => {}
+            (TransactionTarget::Upstream, TransactionTarget::Upstream | TransactionTarget::Undecided)
+            | (TransactionTarget::Keyspace, TransactionTarget::Keyspace | TransactionTarget::Undecided) => {}
         }
-        Ok(self.transaction_home().unwrap_or(Home::Undecided))
+        Ok(self.transaction_target().unwrap_or(TransactionTarget::Undecided))
     }
 
     /// Where a command would go outside, and the name that says so. `Undecided`: it has no key, and goes wherever the others go.
-    fn wanted_home(&self, argv: &[&[u8]]) -> Result<(Home, Vec<u8>), Refusal> {
+    fn wanted_target(&self, argv: &[&[u8]]) -> Result<(TransactionTarget, Vec<u8>), Refusal> {
         if let Some(request) = grammar::parse(argv) {
             let request = request?;
             let name = argv.get(1).map(|word| word.to_vec()).unwrap_or_default();
             return match self.route_lock(&request)? {
-                Destination::Tier1 => Ok((Home::Redis, name)),
-                Destination::Tier2 => check_in_transaction(&request).map(|()| (Home::Keyspace, name)),
+                Destination::Tier1 => Ok((TransactionTarget::Upstream, name)),
+                Destination::Tier2 => {
+                    check_in_transaction(&request).map(|()| (TransactionTarget::Keyspace, name))
+                }
                 Destination::Node => Err(not_in_transaction(argv[0])),
             };
         }
-        let keys = if self.has_both_homes() { keys::of(argv) } else { Default::default() };
+        let keys = if self.may_use_both_tiers() { keys::of(argv) } else { Default::default() };
         let Some(first) = keys.first().map(|key| key.to_vec()) else {
-            return Ok((Home::Undecided, Vec::new()));
+            return Ok((TransactionTarget::Undecided, Vec::new()));
         };
         Ok(match self.route_plain(keys)? {
-            PlainDestination::Redis => (Home::Redis, first),
-            PlainDestination::Keyspace => (Home::Keyspace, first),
+            PlainDestination::Upstream => (TransactionTarget::Upstream, first),
+            PlainDestination::Keyspace => (TransactionTarget::Keyspace, first),
         })
     }
 
@@ -274,9 +285,9 @@ impl Connection {
 
     // ---- watching ----
 
-    pub(in crate::server) fn watch(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn watch(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         if argv.len() < 2 {
-            return self.spoil(wrong_arity(argv[0]));
+            return self.refuse_and_abort(wrong_arity(argv[0]));
         }
         if self.client.transaction.is_some() {
             return self.refuse(Refusal::new("ERR WATCH inside MULTI is not allowed"));
@@ -286,8 +297,8 @@ impl Connection {
             Err(refusal) => return self.refuse(refusal),
         };
         let elsewhere = match destination {
-            PlainDestination::Redis => !self.client.watched.is_empty(),
-            PlainDestination::Keyspace => self.client.watches_redis,
+            PlainDestination::Upstream => !self.client.watched.is_empty(),
+            PlainDestination::Keyspace => self.client.watches_upstream,
         };
         if elsewhere {
             return self.refuse(Refusal::new(format!(
@@ -296,47 +307,47 @@ impl Connection {
             )));
         }
         match destination {
-            PlainDestination::Redis => {
-                let flow = self.pass_to_redis(argv, frame);
-                self.client.watches_redis |= flow == Flow::Done;
+            PlainDestination::Upstream => {
+                let flow = self.pass_to_upstream(argv, frame);
+                self.client.watches_upstream |= flow == Progress::Done;
                 flow
             }
             PlainDestination::Keyspace => self.watch_keyspace(&argv[1..]),
         }
     }
 
-    fn watch_keyspace(&mut self, keys: &[&[u8]]) -> Flow {
-        if !self.lane_is_open(Lane::Alone) {
-            return Flow::Stall;
+    fn watch_keyspace(&mut self, keys: &[&[u8]]) -> Progress {
+        if !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
         }
         if let Err(refusal) = check_watched(&self.client.watched, keys) {
             return self.refuse(refusal);
         }
         let db = self.client.db;
         let keys: Vec<Bytes> = keys.iter().map(|key| Bytes::copy_from_slice(key)).collect();
-        let pending = self.shared.tier2.query(OwnedQuery::Tokens { db, keys: keys.clone() });
-        self.await_call(Lane::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
-        self.then(Then::Watch { db, keys });
-        Flow::Done
+        let pending = self.server.tier2.query(OwnedQuery::Tokens { db, keys: keys.clone() });
+        self.await_call(InFlight::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        self.then(AfterReply::Watch { db, keys });
+        Progress::Done
     }
 
-    pub(in crate::server) fn unwatch(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn unwatch(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         if argv.len() != 1 {
             return self.refuse(wrong_arity(argv[0]));
         }
-        if self.home_of_next() == Home::Redis {
-            let flow = self.pass_to_redis(argv, frame);
-            self.client.watches_redis &= flow == Flow::Stall;
+        if self.target_of_next() == TransactionTarget::Upstream {
+            let flow = self.pass_to_upstream(argv, frame);
+            self.client.watches_upstream &= flow == Progress::Stalled;
             return flow;
         }
         self.client.unwatch();
         self.reply(&Reply::OK);
-        Flow::Done
+        Progress::Done
     }
 
-    fn then(&mut self, then: Then) {
-        match self.pending.back_mut() {
-            Some(Pending::Call(call)) => call.then = then,
+    fn then(&mut self, then: AfterReply) {
+        match self.awaited.back_mut() {
+            Some(AwaitedReply::Call(call)) => call.after_reply = then,
             _ => unreachable!("the call was just begun"),
         }
     }

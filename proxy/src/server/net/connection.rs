@@ -8,17 +8,19 @@
 //! stands in, and its sessions are orphaned (`Drop`). What a command does is in [`crate::server::routing::dispatch`].
 
 use crate::resp::encode::Encoder;
-use crate::resp::request::{ProtocolError, RequestParser, Sender, Step};
-use crate::server::client::registry::Card;
+use crate::resp::request::{ParseLimits, ProtocolError, RequestParser, Step};
+use crate::server::client::registry::ClientInfo;
 use crate::server::client::session::Client;
-use crate::server::net::deferring::Deferring;
-use crate::server::net::pending::{Call, Confirm, Lane, Pending, Source, Then, PENDING_MAX};
+use crate::server::net::deferred_reads::DeferredReads;
+use crate::server::net::in_flight::{
+    AfterReply, AwaitedCall, AwaitedReply, AwaitedSubscription, InFlight, Source, PENDING_MAX,
+};
 use crate::server::routing::keys;
 use crate::server::routing::router::Router;
 use crate::server::routing::waiting::Waiting;
-use crate::server::upstream::own::Large;
-use crate::server::upstream::shared::Sharing;
-use crate::server::Shared;
+use crate::server::upstream::own::StreamedCommand;
+use crate::server::upstream::shared::SharedUpstream;
+use crate::server::ServerState;
 use crate::tier1::own_connection::{self, OwnConnection};
 use crate::tier2::handle::NodeAnswer;
 use redfence_core::grammar;
@@ -49,51 +51,51 @@ const TURNS_MAX: usize = 64;
 
 /// The connection ends. Nothing more is sent.
 #[derive(Debug)]
-pub struct End;
+pub struct Disconnect;
 
 /// Whether a command was run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Flow {
+pub enum Progress {
     Done,
-    /// Not yet: commands on another lane come first.
-    Stall,
-    /// Done, and the connection ends once its replies are sent.
-    Last,
+    /// Not run yet: commands in flight elsewhere must be answered first.
+    Stalled,
+    /// Done. The connection closes once its replies are sent.
+    CloseAfterReply,
 }
 
 pub struct Connection {
-    pub(in crate::server) shared: Arc<Shared>,
+    pub(in crate::server) server: Arc<ServerState>,
     pub(in crate::server) client: Client,
-    pub(in crate::server) pending: VecDeque<Pending>,
-    pub(in crate::server) lane: Lane,
+    pub(in crate::server) awaited: VecDeque<AwaitedReply>,
+    pub(in crate::server) in_flight: InFlight,
     pub(in crate::server) own_upstream: Option<Box<OwnConnection>>,
-    pub(in crate::server) sharing: Sharing,
+    pub(in crate::server) shared_upstream: SharedUpstream,
     pub(in crate::server) stream: TcpStream,
     pub(in crate::server) parser: RequestParser,
-    pub(in crate::server) sender: Sender,
+    pub(in crate::server) limits: ParseLimits,
     pub(in crate::server) held: Vec<u8>,
     pub(in crate::server) held_at: usize,
     pub(in crate::server) out: Vec<u8>,
     pub(in crate::server) out_at: usize,
     /// Where the last reply that was taken out ends: one reply alone may be larger than what may lie unread.
     pub(in crate::server) reply_end: usize,
-    pub(in crate::server) large: Option<Large>,
+    pub(in crate::server) streamed: Option<StreamedCommand>,
     /// What has come of it, where all of it must be seen before it is passed on.
     pub(in crate::server) gathered: Vec<u8>,
     pub(in crate::server) stalled: bool,
-    /// Bytes of [`Pending::Encoded`].
+    /// Bytes of [`AwaitedReply::Encoded`].
     pub(in crate::server) encoded_bytes: usize,
-    /// Logged commands under way whose replies may be large.
+    /// Logged commands in flight whose replies may be large.
     pub(in crate::server) large_calls: usize,
-    pub(in crate::server) deferring: Deferring,
+    pub(in crate::server) deferred_reads: DeferredReads,
     /// What the client's account was last told.
     pub(in crate::server) reported_bytes: usize,
     /// Commands run and not yet counted.
     pub(in crate::server) commands_run: u32,
-    pub(in crate::server) ending: bool,
-    pub(in crate::server) gone: bool,
+    pub(in crate::server) closing: bool,
+    pub(in crate::server) client_closed: bool,
     pub(in crate::server) timer: Option<Pin<Box<Sleep>>>,
-    /// By which commands are decided. Changes only while nothing is under way.
+    /// By which commands are decided. Changes only while nothing is in flight.
     pub(in crate::server) router: Arc<Router>,
     /// The card says so.
     is_routed: bool,
@@ -105,34 +107,34 @@ pub struct Connection {
 
 impl Connection {
     #[must_use]
-    pub fn new(shared: Arc<Shared>, stream: TcpStream, client: Client) -> Connection {
-        let sender = shared.sender_for(&client);
-        let router = shared.routing.newest();
+    pub fn new(server: Arc<ServerState>, stream: TcpStream, client: Client) -> Connection {
+        let limits = server.parse_limits_for(&client);
+        let router = server.routing.newest();
         Connection {
-            shared,
+            server,
             client,
-            pending: VecDeque::new(),
-            lane: Lane::Free,
+            awaited: VecDeque::new(),
+            in_flight: InFlight::Nothing,
             own_upstream: None,
-            sharing: Sharing::default(),
+            shared_upstream: SharedUpstream::default(),
             stream,
             parser: RequestParser::default(),
-            sender,
+            limits,
             held: Vec::new(),
             held_at: 0,
             out: Vec::new(),
             out_at: 0,
             reply_end: 0,
-            large: None,
+            streamed: None,
             gathered: Vec::new(),
             stalled: false,
             encoded_bytes: 0,
             large_calls: 0,
-            deferring: Deferring::default(),
+            deferred_reads: DeferredReads::default(),
             reported_bytes: 0,
             commands_run: 0,
-            ending: false,
-            gone: false,
+            closing: false,
+            client_closed: false,
             timer: None,
             router,
             is_routed: false,
@@ -144,7 +146,7 @@ impl Connection {
     /// Serves the client until either side ends it.
     pub async fn run(mut self) {
         std::future::poll_fn(|context| self.poll(context)).await;
-        if self.ending && !self.gone {
+        if self.closing && !self.client_closed {
             self.linger().await;
         }
     }
@@ -157,7 +159,7 @@ impl Connection {
                     self.report_memory();
                     return Poll::Pending;
                 }
-                Err(End) => return Poll::Ready(()),
+                Err(Disconnect) => return Poll::Ready(()),
             }
         }
         self.report_memory();
@@ -166,7 +168,7 @@ impl Connection {
     }
 
     /// Looks at everything once. `Ok(false)`: nothing moved, and everything will wake us.
-    fn turn(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    fn turn(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         self.check_routes_of_passing()?;
         let mut moved = self.poll_own_upstream(context)?;
         moved |= self.poll_shared(context)?;
@@ -175,15 +177,15 @@ impl Connection {
         moved |= self.poll_mailbox(context);
         moved |= self.resume()?;
         moved |= self.poll_read(context)?;
-        if self.gone && self.waits_in_vain() {
-            return Err(End);
+        if self.client_closed && self.waits_without_client() {
+            return Err(Disconnect);
         }
         let unsent = self.out.len() - self.out_at;
         if !moved || unsent > WRITE_BYTES_MIN {
             self.poll_write(context)?;
-            let all_sent = self.out.is_empty() && self.pending.is_empty();
-            if all_sent && (self.ending || (self.gone && !moved)) {
-                return Err(End);
+            let all_sent = self.out.is_empty() && self.awaited.is_empty();
+            if all_sent && (self.closing || (self.client_closed && !moved)) {
+                return Err(Disconnect);
             }
             // There is room again for what the Redis behind has to say.
             moved |= unsent >= PASSING_BYTES_MAX && self.out.len() - self.out_at < PASSING_BYTES_MAX;
@@ -196,7 +198,7 @@ impl Connection {
 
     // ---- replies ----
 
-    /// Answers the command just run, behind whatever is under way.
+    /// Answers the command just run, behind whatever is in flight.
     pub(in crate::server) fn reply(&mut self, reply: &Reply) {
         self.reply_with(|encoder| reply.render(encoder));
     }
@@ -206,7 +208,7 @@ impl Connection {
             return;
         }
         let protocol = self.client.protocol;
-        if self.pending.is_empty() {
+        if self.awaited.is_empty() {
             let is_next = self.out_at == self.out.len();
             write(&mut Encoder { out: &mut self.out, protocol });
             if is_next {
@@ -217,9 +219,9 @@ impl Connection {
         }
     }
 
-    /// Bytes that stand behind every answer under way.
+    /// Bytes that stand behind every answer in flight.
     pub(in crate::server) fn write_behind_pending(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        let waits = !self.pending.is_empty();
+        let waits = !self.awaited.is_empty();
         let out = self.place_behind_pending();
         let before = out.len();
         write(out);
@@ -227,53 +229,58 @@ impl Connection {
         self.encoded_bytes += if waits { written } else { 0 };
     }
 
-    /// Where bytes go that stand behind every answer under way.
+    /// Where bytes go that stand behind every answer in flight.
     fn place_behind_pending(&mut self) -> &mut Vec<u8> {
-        match self.pending.back() {
+        match self.awaited.back() {
             None => return &mut self.out,
-            Some(Pending::Encoded(_)) => {}
-            Some(Pending::Call(_) | Pending::Redis(_) | Pending::Shared(_) | Pending::Confirm(_)) => {
-                self.pending.push_back(Pending::Encoded(Vec::new()));
+            Some(AwaitedReply::Encoded(_)) => {}
+            Some(
+                AwaitedReply::Call(_)
+                | AwaitedReply::OwnUpstream(_)
+                | AwaitedReply::SharedUpstream(_)
+                | AwaitedReply::Subscription(_),
+            ) => {
+                self.awaited.push_back(AwaitedReply::Encoded(Vec::new()));
             }
         }
-        match self.pending.back_mut() {
-            Some(Pending::Encoded(bytes)) => bytes,
+        match self.awaited.back_mut() {
+            Some(AwaitedReply::Encoded(bytes)) => bytes,
             _ => unreachable!("seen or just pushed"),
         }
     }
 
-    fn poll_pending(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    fn poll_pending(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         let mut moved = false;
-        while let Some(front) = self.pending.front_mut() {
+        while let Some(front) = self.awaited.front_mut() {
             // What the client has not read yet comes first: the rest waits where it is.
             if self.out.len() - self.out_at > UNREAD_BYTES_MAX {
                 break;
             }
             match front {
-                Pending::Encoded(bytes) => {
+                AwaitedReply::Encoded(bytes) => {
                     self.encoded_bytes -= bytes.len();
                     self.out.append(bytes);
-                    self.pending.pop_front();
+                    self.awaited.pop_front();
                 }
-                Pending::Call(Call { source: Source::Deferred(_), .. }) => {
+                AwaitedReply::Call(AwaitedCall { source: Source::Deferred(_), .. }) => {
                     if !self.ask_deferred(context) {
                         break;
                     }
                 }
-                Pending::Call(call) => {
+                AwaitedReply::Call(call) => {
                     if call.waits && crate::server::net::socket::has_hung_up(&self.stream) {
                         // Before a grant is taken out for it: nobody would be left to have it.
-                        return Err(End);
+                        return Err(Disconnect);
                     }
                     match call.source.poll(context) {
                         Poll::Pending => break,
                         Poll::Ready(NodeAnswer::Deferred(query)) => {
                             call.source = Source::Deferred(query);
-                            self.deferring.begin();
+                            self.deferred_reads.begin();
                         }
                         Poll::Ready(NodeAnswer::Reply { reply, counted }) => {
                             if call.is_routed && is_grant(&reply) {
-                                match routes_still_hold(&self.shared, &self.router, &self.client.card) {
+                                match routes_still_hold(&self.server, &self.router, &self.client.info) {
                                     Some(true) => {}
                                     holds => {
                                         // Where the connection ends it is given back.
@@ -282,7 +289,7 @@ impl Connection {
                                     }
                                 }
                             }
-                            let Some(Pending::Call(call)) = self.pending.pop_front() else {
+                            let Some(AwaitedReply::Call(call)) = self.awaited.pop_front() else {
                                 unreachable!("seen")
                             };
                             self.client.account.take_reply(counted);
@@ -290,11 +297,11 @@ impl Connection {
                         }
                     }
                 }
-                Pending::Confirm(confirm) => {
+                AwaitedReply::Subscription(confirm) => {
                     let Poll::Ready(confirmed) = Pin::new(&mut confirm.confirmed).poll(context) else {
                         break;
                     };
-                    let Some(Pending::Confirm(confirm)) = self.pending.pop_front() else {
+                    let Some(AwaitedReply::Subscription(confirm)) = self.awaited.pop_front() else {
                         unreachable!("seen")
                     };
                     self.finish_confirm(
@@ -302,12 +309,12 @@ impl Connection {
                         confirmed.unwrap_or_else(|_| Err("it is shutting down".into())),
                     );
                 }
-                Pending::Redis(_) | Pending::Shared(_) => break,
+                AwaitedReply::OwnUpstream(_) | AwaitedReply::SharedUpstream(_) => break,
             }
             moved = true;
         }
-        if self.pending.is_empty() && self.lane != Lane::Free {
-            self.lane = Lane::Free;
+        if self.awaited.is_empty() && self.in_flight != InFlight::Nothing {
+            self.in_flight = InFlight::Nothing;
             self.stalled = false;
             self.large_calls = 0;
             self.leave_routes();
@@ -317,13 +324,13 @@ impl Connection {
     }
 
     /// The first answer was decided by routes that are in force no more (`Some`), or may be.
-    fn hold_answer(&self, context: &Context<'_>, holds: Option<bool>) -> Result<(), End> {
+    fn hold_answer(&self, context: &Context<'_>, holds: Option<bool>) -> Result<(), Disconnect> {
         if holds.is_some() {
             tracing::info!(
-                client = self.client.card.id,
+                client = self.client.info.id,
                 "routes changed; a grant by the old ones is not told"
             );
-            return Err(End);
+            return Err(Disconnect);
         }
         // Until this node follows the routes that its state has.
         let waker = context.waker().clone();
@@ -334,12 +341,12 @@ impl Connection {
         Ok(())
     }
 
-    fn finish_call(&mut self, call: Call, reply: Reply) {
-        self.shared.stats.count(&reply, self.shared.now_us().saturating_sub(call.began_us));
+    fn finish_call(&mut self, call: AwaitedCall, reply: Reply) {
+        self.server.stats.count(&reply, self.server.now_us().saturating_sub(call.began_us));
         if call.waits {
             self.client.set_waiting(false);
         }
-        let shown = self.follow(call.then, reply);
+        let shown = self.follow(call.after_reply, reply);
         if !call.muted {
             let protocol = self.client.protocol;
             shown.render(&mut Encoder { out: &mut self.out, protocol });
@@ -353,31 +360,34 @@ impl Connection {
     }
 
     /// Carries an answer over into the state of the client; gives back what the client is to see of it.
-    fn follow(&mut self, then: Then, reply: Reply) -> Reply {
+    fn follow(&mut self, then: AfterReply, reply: Reply) -> Reply {
         match (then, reply) {
-            (Then::Session(step), reply) => {
+            (AfterReply::Session(step), reply) => {
                 if let (Some(sessions), Some(id)) = (&self.client.sessions, step.forgets(&reply)) {
                     sessions.forget(id);
                 }
                 reply
             }
-            (Then::Say(said), reply) if !reply.is_error() => said,
-            (Then::Watch { db, keys }, Reply::Array(tokens)) => {
+            (AfterReply::Say(said), reply) if !reply.is_error() => said,
+            (AfterReply::Watch { db, keys }, Reply::Array(tokens)) => {
                 self.client.watch(db, keys, &tokens);
                 Reply::OK
             }
-            (Then::Select(places), Reply::Array(replies)) => {
+            (AfterReply::Select(places), Reply::Array(replies)) => {
                 let moved = places.iter().rev().find(|(at, _)| replies.get(*at) == Some(&Reply::OK));
                 if let Some((_, db)) = moved {
                     self.set_database(*db);
                 }
                 Reply::Array(replies)
             }
-            (Then::Nothing | Then::Say(_) | Then::Watch { .. } | Then::Select(_), reply) => reply,
+            (
+                AfterReply::Nothing | AfterReply::Say(_) | AfterReply::Watch { .. } | AfterReply::Select(_),
+                reply,
+            ) => reply,
         }
     }
 
-    fn finish_confirm(&mut self, confirm: Confirm, confirmed: Result<(), String>) {
+    fn finish_confirm(&mut self, confirm: AwaitedSubscription, confirmed: Result<(), String>) {
         match confirmed {
             Ok(()) => self.confirm(confirm.kind, &confirm.names),
             Err(reason) => self.take_back_subscription(confirm, &reason),
@@ -387,13 +397,13 @@ impl Connection {
     // ---- requests ----
 
     pub(in crate::server) fn can_go_on(&self) -> bool {
-        !self.ending
+        !self.closing
             && !self.stalled
-            && self.lane != Lane::Alone
-            && self.pending.len() < PENDING_MAX
+            && self.in_flight != InFlight::Alone
+            && self.awaited.len() < PENDING_MAX
             && self.encoded_bytes <= UNREAD_BYTES_MAX
-            && !self.deferring.is_under_way()
-            && self.sharing.has_room()
+            && !self.deferred_reads.is_under_way()
+            && self.shared_upstream.has_room()
             && self
                 .own_upstream
                 .as_ref()
@@ -401,7 +411,7 @@ impl Connection {
     }
 
     /// Goes on with commands that were held.
-    fn resume(&mut self) -> Result<bool, End> {
+    fn resume(&mut self) -> Result<bool, Disconnect> {
         if self.held_at == self.held.len() || !self.can_go_on() {
             return Ok(false);
         }
@@ -423,7 +433,7 @@ impl Connection {
     }
 
     /// Runs whole commands from the front of `bytes`; answers how many bytes are dealt with.
-    pub(in crate::server) fn process(&mut self, bytes: &[u8]) -> Result<usize, End> {
+    pub(in crate::server) fn process(&mut self, bytes: &[u8]) -> Result<usize, Disconnect> {
         let outcome = self.process_each(bytes);
         self.send_shared();
         self.leave_routes();
@@ -431,14 +441,14 @@ impl Connection {
         outcome
     }
 
-    fn process_each(&mut self, bytes: &[u8]) -> Result<usize, End> {
+    fn process_each(&mut self, bytes: &[u8]) -> Result<usize, Disconnect> {
         let mut at = 0;
         while at < bytes.len() && self.can_go_on() {
-            if self.large.is_none() && !self.follow_routes() {
+            if self.streamed.is_none() && !self.follow_routes() {
                 self.stalled = true;
                 break;
             }
-            let step = match self.large {
+            let step = match self.streamed {
                 Some(large) => self.pass_piece(large, &bytes[at..]),
                 None => match self.pass_run(&bytes[at..]) {
                     0 => self.run_one(&bytes[at..]),
@@ -450,26 +460,26 @@ impl Connection {
                 Ok(taken) => at += taken,
                 Err(ProtocolError(text)) => {
                     self.reply(&Reply::Error(Refusal::new(format!("ERR Protocol error: {text}"))));
-                    self.begin_to_end();
+                    self.begin_close();
                     return Ok(bytes.len());
                 }
             }
             if self.unread_bytes() > UNREAD_BYTES_MAX && !self.try_write_now()? {
                 tracing::info!(
-                    client = self.client.card.id,
+                    client = self.client.info.id,
                     "a client does not read its replies; it is disconnected"
                 );
-                return Err(End);
+                return Err(Disconnect);
             }
         }
-        Ok(if self.ending { bytes.len() } else { at })
+        Ok(if self.closing { bytes.len() } else { at })
     }
 
     /// Runs the command at the front of `frame`. 0: it is not whole, or must wait.
     fn run_one(&mut self, frame: &[u8]) -> Result<usize, ProtocolError> {
-        let (flow, len) = match self.parser.parse(frame, self.sender)? {
+        let (flow, len) = match self.parser.parse(frame, self.limits)? {
             Step::Incomplete => return Ok(0),
-            Step::Nothing { len } => (Flow::Done, len),
+            Step::Nothing { len } => (Progress::Done, len),
             Step::Command { len } => {
                 let argv = words_at(frame, self.parser.words());
                 let flow = self.execute(&argv, Some(&frame[..len]));
@@ -487,13 +497,13 @@ impl Connection {
         };
         self.parser.reset();
         match flow {
-            Flow::Done => Ok(len),
-            Flow::Stall => {
+            Progress::Done => Ok(len),
+            Progress::Stalled => {
                 self.stalled = true;
                 Ok(0)
             }
-            Flow::Last => {
-                self.begin_to_end();
+            Progress::CloseAfterReply => {
+                self.begin_close();
                 Ok(len)
             }
         }
@@ -501,36 +511,37 @@ impl Connection {
 
     // ---- routes ----
 
-    /// Says on the card what is under way, if it is one command that may wait for long.
+    /// Says on the card what is in flight, if it is one command that may wait for long.
     fn note_waiting(&mut self, argv: &[&[u8]]) {
-        let alone = self.pending.len() == 1 && matches!(self.lane, Lane::Alone | Lane::Redis);
-        if !alone || !self.is_routed || !self.router.has_redis() || self.client.transaction.is_some() {
+        let alone =
+            self.awaited.len() == 1 && matches!(self.in_flight, InFlight::Alone | InFlight::OwnUpstream);
+        if !alone || !self.is_routed || !self.router.has_upstream() || self.client.transaction.is_some() {
             return;
         }
         if grammar::is_ours(argv[0]) || !keys::may_share(argv[0]) {
-            let waiting = Waiting::of(&self.router, self.client.door, argv);
+            let waiting = Waiting::of(&self.router, self.client.listener_kind, argv);
             self.waiting_bytes = waiting.as_ref().map_or(0, Waiting::bytes);
-            self.client.card.set_waiting(waiting);
+            self.client.info.set_waiting(waiting);
         }
     }
 
     fn clear_waiting(&mut self) {
         if std::mem::take(&mut self.waiting_bytes) > 0 {
-            self.client.card.set_waiting(None);
+            self.client.info.set_waiting(None);
         }
     }
 
-    /// Nothing that is under way depends on routes.
+    /// Nothing that is in flight depends on routes.
     pub(in crate::server) fn needs_no_routes(&mut self) {
         self.is_routed = false;
-        self.client.card.clear_routed_by();
+        self.client.info.clear_routed_by();
     }
 
-    /// Whether the next command may be decided: by the newest router, which is taken when nothing is under way.
+    /// Whether the next command may be decided: by the newest router, which is taken when nothing is in flight.
     pub(in crate::server) fn follow_routes(&mut self) -> bool {
-        let newest = self.shared.routing.generation();
+        let newest = self.server.routing.generation();
         let may_go_on = if self.is_routed {
-            self.router.generation == newest || self.lane == Lane::Free && self.take_routes()
+            self.router.generation == newest || self.in_flight == InFlight::Nothing && self.take_routes()
         } else {
             self.take_routes()
         };
@@ -542,26 +553,26 @@ impl Connection {
 
     fn take_routes(&mut self) -> bool {
         loop {
-            if self.router.generation != self.shared.routing.generation() {
-                self.router = self.shared.routing.newest();
+            if self.router.generation != self.server.routing.generation() {
+                self.router = self.server.routing.newest();
                 if let Some(transaction) = &mut self.client.transaction {
                     // What it has queued was decided by older routes.
-                    transaction.spoilt = true;
+                    transaction.must_abort = true;
                 }
             }
             // First the card, then another look: a router put in force in between waits for us or is seen by us.
-            self.client.card.set_routed_by(self.router.generation);
-            if self.shared.routing.generation() == self.router.generation {
+            self.client.info.set_routed_by(self.router.generation);
+            if self.server.routing.generation() == self.router.generation {
                 break;
             }
         }
         self.is_routed = true;
-        self.is_stale = self.shared.upstream.is_some() && !self.shared.routing.is_fresh(self.shared.now_ms());
+        self.is_stale = self.server.upstream.is_some() && !self.server.routing.is_fresh(self.server.now_ms());
         true
     }
 
     fn leave_routes(&mut self) {
-        if self.is_routed && self.lane == Lane::Free {
+        if self.is_routed && self.in_flight == InFlight::Nothing {
             self.clear_waiting();
             self.needs_no_routes();
         }
@@ -569,41 +580,41 @@ impl Connection {
 
     /// What the Redis behind answers is told only while the routes hold by which it was asked: a name may belong to the other
     /// tier by now, and have another holder there.
-    fn check_routes_of_passing(&self) -> Result<(), End> {
-        let passes = match self.lane {
-            Lane::Redis | Lane::Shared => !self.pending.is_empty(),
+    fn check_routes_of_passing(&self) -> Result<(), Disconnect> {
+        let passes = match self.in_flight {
+            InFlight::OwnUpstream | InFlight::SharedUpstream => !self.awaited.is_empty(),
             // A wait in Lua. What else is alone there is asked of Tier 2.
-            Lane::Alone => self.pending.iter().any(Pending::is_asked_of_redis),
-            Lane::Free | Lane::Tier2 | Lane::Reads => false,
+            InFlight::Alone => self.awaited.iter().any(AwaitedReply::is_asked_of_upstream),
+            InFlight::Nothing | InFlight::Tier2 | InFlight::Reads => false,
         };
-        if passes && !self.shared.routing.is_fresh(self.shared.now_ms()) {
+        if passes && !self.server.routing.is_fresh(self.server.now_ms()) {
             tracing::info!(
-                client = self.client.card.id,
+                client = self.client.info.id,
                 "no word from a leader: a client served by the Redis is disconnected"
             );
-            return Err(End);
+            return Err(Disconnect);
         }
         Ok(())
     }
 
-    /// Authentication or the door decide what the parser lets through.
+    /// Authentication or the listener decide what the parser lets through.
     pub(in crate::server) fn renew_limits(&mut self) {
-        self.sender = self.shared.sender_for(&self.client);
+        self.limits = self.server.parse_limits_for(&self.client);
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        for item in self.pending.drain(..) {
-            if let Pending::Call(call) = item {
-                call.abandon(&self.shared);
+        for item in self.awaited.drain(..) {
+            if let AwaitedReply::Call(call) = item {
+                call.abandon(&self.server);
             }
         }
-        self.sharing.leave();
+        self.shared_upstream.leave();
         self.drop_subscriptions();
-        self.shared.tracker.left(self.client.card.id);
-        self.client.leave_sessions(&self.shared.session_keepalive);
-        self.shared.clients.leave(self.client.card.id);
+        self.server.tracker.left(self.client.info.id);
+        self.client.leave_sessions(&self.server.session_keepalive);
+        self.server.clients.leave(self.client.info.id);
         self.client.account.leave();
     }
 }
@@ -613,14 +624,14 @@ fn is_grant(reply: &Reply) -> bool {
     !reply.is_error() && !matches!(reply, Reply::Nil | Reply::NilArray)
 }
 
-/// Whether the routes in force decide what is under way as it was decided. `None`: they are not known here yet.
-fn routes_still_hold(shared: &Shared, router: &Router, card: &Card) -> Option<bool> {
-    let version = shared.tier2.routing_version();
+/// Whether the routes in force decide what is in flight as it was decided. `None`: they are not known here yet.
+fn routes_still_hold(server: &ServerState, router: &Router, info: &ClientInfo) -> Option<bool> {
+    let version = server.tier2.routing_version();
     if router.covers(version) {
         return Some(true);
     }
-    let newest = shared.routing.newest();
-    let alike = || card.waiting().as_ref().is_some_and(|waiting| waiting.is_decided_alike_by(&newest));
+    let newest = server.routing.newest();
+    let alike = || info.waiting().as_ref().is_some_and(|waiting| waiting.is_decided_alike_by(&newest));
     newest.covers(version).then(alike)
 }
 

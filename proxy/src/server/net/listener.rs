@@ -2,8 +2,8 @@
 
 use crate::server::client::session::Client;
 use crate::server::net::connection::Connection;
-use crate::server::routing::router::Door;
-use crate::server::Shared;
+use crate::server::routing::router::ListenerKind;
+use crate::server::ServerState;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -33,10 +33,10 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, String> {
 }
 
 /// Accepts for ever.
-pub async fn accept(shared: Arc<Shared>, listener: TcpListener, door: Door) {
+pub async fn accept(server: Arc<ServerState>, listener: TcpListener, listener_kind: ListenerKind) {
     loop {
         match listener.accept().await {
-            Ok((stream, address)) => welcome(&shared, stream, address, door),
+            Ok((stream, address)) => welcome(&server, stream, address, listener_kind),
             Err(error) => {
                 tracing::warn!(%error, "a client could not be accepted");
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
@@ -45,23 +45,23 @@ pub async fn accept(shared: Arc<Shared>, listener: TcpListener, door: Door) {
     }
 }
 
-fn welcome(shared: &Arc<Shared>, stream: TcpStream, address: SocketAddr, door: Door) {
+fn welcome(server: &Arc<ServerState>, stream: TcpStream, address: SocketAddr, listener_kind: ListenerKind) {
     let Ok(local_address) = stream.local_addr() else { return };
     // Fails only on a socket that is dead already.
     let _ = stream.set_nodelay(true);
-    let card = shared.clients.enter(address, local_address, shared.now_ms(), shared.clients_max);
-    let Some(card) = card else {
-        shared.stats.connections_refused.fetch_add(1, Ordering::Relaxed);
+    let info = server.clients.enter(address, local_address, server.now_ms(), server.clients_max);
+    let Some(info) = info else {
+        server.stats.connections_refused.fetch_add(1, Ordering::Relaxed);
         tokio::spawn(turn_away(stream));
         return;
     };
-    shared.stats.connections.fetch_add(1, Ordering::Relaxed);
-    let account = shared.memory.open(card.id);
-    let client = Client::new(Arc::clone(&card), account, door, shared.password.is_none());
+    server.stats.connections.fetch_add(1, Ordering::Relaxed);
+    let account = server.memory.open(info.id);
+    let client = Client::new(Arc::clone(&info), account, listener_kind, server.password.is_none());
     let account_of_task = Arc::clone(&client.account);
-    let connection = Connection::new(Arc::clone(shared), stream, client);
+    let connection = Connection::new(Arc::clone(server), stream, client);
     let task = tokio::spawn(connection.run());
-    card.set_task(task.abort_handle());
+    info.set_task(task.abort_handle());
     account_of_task.set_task(task.abort_handle());
 }
 

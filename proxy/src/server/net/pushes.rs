@@ -2,20 +2,20 @@
 
 use crate::events::{Invalidation, PubSubMessage, SubscriberDelivery, INVALIDATE_CHANNEL};
 use crate::resp::encode::{Encoder, Protocol};
-use crate::server::net::connection::{Connection, End, PASSING_BYTES_MAX, UNREAD_BYTES_MAX};
-use crate::server::net::pending::Pending;
+use crate::server::net::connection::{Connection, Disconnect, PASSING_BYTES_MAX, UNREAD_BYTES_MAX};
+use crate::server::net::in_flight::AwaitedReply;
 use redfence_core::reply::Sink;
 use std::task::{Context, Poll};
 
 impl Connection {
-    pub(in crate::server) fn poll_inbox(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::server) fn poll_inbox(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         if self.client.subscriptions.is_none()
-            || self.pending.iter().any(|item| matches!(item, Pending::Confirm(_)))
+            || self.awaited.iter().any(|item| matches!(item, AwaitedReply::Subscription(_)))
         {
             return Ok(false);
         }
         if self.own_upstream.as_ref().is_some_and(|connection| connection.is_inside_reply())
-            || self.sharing.is_inside_reply()
+            || self.shared_upstream.is_inside_reply()
         {
             return Ok(false);
         }
@@ -26,10 +26,10 @@ impl Connection {
             let Some(subscriptions) = &mut self.client.subscriptions else { break };
             if subscriptions.inbox.overflowed() || unread > UNREAD_BYTES_MAX {
                 tracing::info!(
-                    client = self.client.card.id,
+                    client = self.client.info.id,
                     "a subscriber does not read its messages; it is disconnected"
                 );
-                return Err(End);
+                return Err(Disconnect);
             }
             let Poll::Ready(Some(delivery)) = subscriptions.inbox.poll(context) else { break };
             let mut encoder = Encoder { out: &mut self.out, protocol };
@@ -37,7 +37,7 @@ impl Connection {
                 SubscriberDelivery::Message(message) => encode_message(&mut encoder, &message),
                 SubscriberDelivery::Invalidated(key) => encode_redirected(&mut encoder, key.as_deref()),
                 // It must know that it missed something, as it would if a Redis had hung up.
-                SubscriberDelivery::Missed => return Err(End),
+                SubscriberDelivery::Missed => return Err(Disconnect),
             }
             moved = true;
         }
@@ -67,10 +67,10 @@ impl Connection {
         self.encoded_bytes + self.out.len() - self.out_at < PASSING_BYTES_MAX
     }
 
-    /// Behind the answers under way: one of them may be the old value of a key that has changed since, and a client must not be
+    /// Behind the answers in flight: one of them may be the old value of a key that has changed since, and a client must not be
     /// told to drop what it has yet to get. A command that waits reads nothing, and holds up nothing.
     fn push_behind_replies(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        let at_once = self.pending.iter().all(|item| matches!(item, Pending::Call(call) if call.waits));
+        let at_once = self.awaited.iter().all(|item| matches!(item, AwaitedReply::Call(call) if call.waits));
         if at_once {
             write(&mut self.out);
         } else {

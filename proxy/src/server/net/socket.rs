@@ -2,8 +2,10 @@
 //! [`Connection`].
 
 use crate::resp::request::FRAME_BYTES_MAX;
-use crate::server::net::connection::{Connection, End, HELD_BYTES_MAX, KEPT_BYTES_MAX, UNREAD_BYTES_MAX};
-use crate::server::net::pending::Pending;
+use crate::server::net::connection::{
+    Connection, Disconnect, HELD_BYTES_MAX, KEPT_BYTES_MAX, UNREAD_BYTES_MAX,
+};
+use crate::server::net::in_flight::AwaitedReply;
 use socket2::SockRef;
 use std::cell::RefCell;
 use std::future::Future;
@@ -30,10 +32,10 @@ thread_local! {
 }
 
 impl Connection {
-    pub(in crate::server) fn poll_read(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::server) fn poll_read(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         let held = self.held.len() - self.held_at;
         let goes_on = self.can_go_on();
-        if self.gone || self.ending {
+        if self.client_closed || self.closing {
             return Ok(false);
         }
         if !goes_on && held >= HELD_BYTES_MAX {
@@ -45,11 +47,11 @@ impl Connection {
             match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
                 Poll::Pending => return Ok(false),
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => return Err(End),
+                Poll::Ready(Err(_)) => return Err(Disconnect),
             }
             let bytes = buffer.filled();
             if bytes.is_empty() {
-                return self.client_is_gone().map(|()| true);
+                return self.on_client_closed().map(|()| true);
             }
             let taken = if held == 0 && goes_on { self.process(bytes)? } else { 0 };
             self.held.extend_from_slice(&bytes[taken..]);
@@ -58,27 +60,29 @@ impl Connection {
     }
 
     /// The client sends no more. What it waits for is pointless; what is about to be answered is still answered.
-    fn client_is_gone(&mut self) -> Result<(), End> {
-        self.gone = true;
-        if self.waits_in_vain() || self.client.subscription_count() > 0 {
-            return Err(End);
+    fn on_client_closed(&mut self) -> Result<(), Disconnect> {
+        self.client_closed = true;
+        if self.waits_without_client() || self.client.subscription_count() > 0 {
+            return Err(Disconnect);
         }
         self.timer = Some(Box::pin(tokio::time::sleep(LAST_ANSWERS_WITHIN)));
         Ok(())
     }
 
-    /// Whether a command is under way that makes no sense without its client.
-    pub(in crate::server) fn waits_in_vain(&self) -> bool {
-        self.pending.iter().any(|item| match item {
-            Pending::Call(call) => call.dies_with_client(),
-            Pending::Redis(call) => call.waits,
-            Pending::Encoded(_) | Pending::Shared(_) | Pending::Confirm(_) => false,
+    /// Whether a command is in flight that makes no sense without its client.
+    pub(in crate::server) fn waits_without_client(&self) -> bool {
+        self.awaited.iter().any(|item| match item {
+            AwaitedReply::Call(call) => call.dies_with_client(),
+            AwaitedReply::OwnUpstream(call) => call.waits,
+            AwaitedReply::Encoded(_) | AwaitedReply::SharedUpstream(_) | AwaitedReply::Subscription(_) => {
+                false
+            }
         })
     }
 
     /// No more commands: the connection ends when the replies are sent, or when nobody reads them.
-    pub(in crate::server) fn begin_to_end(&mut self) {
-        self.ending = true;
+    pub(in crate::server) fn begin_close(&mut self) {
+        self.closing = true;
         self.timer = Some(Box::pin(tokio::time::sleep(LAST_READS_WITHIN)));
     }
 
@@ -103,10 +107,10 @@ impl Connection {
     }
 
     /// No bytes are taken from the client now; only its end is of interest.
-    fn watch_for_end(&mut self, context: &mut Context<'_>) -> Result<(), End> {
+    fn watch_for_end(&mut self, context: &mut Context<'_>) -> Result<(), Disconnect> {
         let ready = std::pin::pin!(self.stream.ready(Interest::READABLE)).poll(context);
         if matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed()) {
-            return Err(End);
+            return Err(Disconnect);
         }
         if self.timer.is_none() {
             self.timer = Some(Box::pin(tokio::time::sleep(LOOK_EVERY)));
@@ -114,21 +118,23 @@ impl Connection {
         Ok(())
     }
 
-    pub(in crate::server) fn poll_timer(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::server) fn poll_timer(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         let Some(timer) = &mut self.timer else { return Ok(false) };
         if timer.as_mut().poll(context).is_pending() {
             return Ok(false);
         }
         self.timer = None;
         // Only answers of the Redis behind are limited by time: Tier 2 has its own limit.
-        let at_redis = |item: &Pending| matches!(item, Pending::Redis(_) | Pending::Shared(_));
-        if self.ending || self.gone && self.pending.iter().any(at_redis) {
-            return Err(End);
+        let at_redis = |item: &AwaitedReply| {
+            matches!(item, AwaitedReply::OwnUpstream(_) | AwaitedReply::SharedUpstream(_))
+        };
+        if self.closing || self.client_closed && self.awaited.iter().any(at_redis) {
+            return Err(Disconnect);
         }
-        Ok(!self.gone)
+        Ok(!self.client_closed)
     }
 
-    pub(in crate::server) fn poll_write(&mut self, context: &mut Context<'_>) -> Result<(), End> {
+    pub(in crate::server) fn poll_write(&mut self, context: &mut Context<'_>) -> Result<(), Disconnect> {
         while self.out_at < self.out.len() {
             match Pin::new(&mut self.stream).poll_write(context, &self.out[self.out_at..]) {
                 Poll::Pending => break,
@@ -136,7 +142,7 @@ impl Connection {
                     self.out_at += count;
                     self.has_written();
                 }
-                Poll::Ready(_) => return Err(End),
+                Poll::Ready(_) => return Err(Disconnect),
             }
         }
         self.tidy_out();
@@ -144,12 +150,12 @@ impl Connection {
     }
 
     /// Writes without waiting. Whether there is room again.
-    pub(in crate::server) fn try_write_now(&mut self) -> Result<bool, End> {
+    pub(in crate::server) fn try_write_now(&mut self) -> Result<bool, Disconnect> {
         while self.out_at < self.out.len() {
             match self.stream.try_write(&self.out[self.out_at..]) {
                 Ok(count) if count > 0 => self.out_at += count,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
-                Ok(_) | Err(_) => return Err(End),
+                Ok(_) | Err(_) => return Err(Disconnect),
             }
         }
         self.tidy_out();

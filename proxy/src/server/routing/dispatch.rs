@@ -2,8 +2,8 @@
 
 use crate::server::client::session::ReplyMode;
 use crate::server::commands::{wrong_arity, Local};
-use crate::server::net::connection::{Connection, Flow};
-use crate::server::net::pending::{Lane, Pending, RedisCall};
+use crate::server::net::connection::{Connection, Progress};
+use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
 use redfence_core::grammar;
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::Refusal;
@@ -13,12 +13,12 @@ const NO_AUTH: &str = "NOAUTH Authentication required.";
 
 impl Connection {
     /// Runs one command. `frame` has its bytes as they came, if they came as an array.
-    pub(in crate::server) fn execute(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn execute(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         let name = argv[0];
         if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
             // As Redis does: a browser was tricked into talking to us.
-            tracing::warn!(client = %self.client.card.address, "a client speaks HTTP; it is disconnected");
-            return Flow::Last;
+            tracing::warn!(client = %self.client.info.address, "a client speaks HTTP; it is disconnected");
+            return Progress::CloseAfterReply;
         }
         let local = Local::find(name);
         if !self.client.authenticated && !local.is_some_and(Local::needs_no_authentication) {
@@ -36,14 +36,17 @@ impl Connection {
             self.lock_command(argv, frame)
         } else {
             match local {
-                Some(local) if local.yields_to_redis() && self.router.has_redis_at(self.client.door) => {
+                Some(local)
+                    if local.yields_to_upstream()
+                        && self.router.has_upstream_for(self.client.listener_kind) =>
+                {
                     self.plain_command(argv, frame)
                 }
                 Some(local) => self.local_command(local, argv, frame),
                 None => self.plain_command(argv, frame),
             }
         };
-        if flow != Flow::Stall {
+        if flow != Progress::Stalled {
             self.note_command();
             if local != Some(Local::Client) {
                 self.end_caching();
@@ -67,15 +70,15 @@ impl Connection {
     /// Once for all commands that came together: a look at the clock and a shared counter for each would be felt in a pipeline.
     pub(in crate::server) fn note_commands(&mut self) {
         if self.commands_run > 0 {
-            self.shared.stats.commands.fetch_add(u64::from(self.commands_run), Ordering::Relaxed);
-            let now_ms = self.shared.now_ms();
-            self.client.card.seen_ms.store(now_ms, Ordering::Relaxed);
+            self.server.stats.commands.fetch_add(u64::from(self.commands_run), Ordering::Relaxed);
+            let now_ms = self.server.now_ms();
+            self.client.info.seen_ms.store(now_ms, Ordering::Relaxed);
             self.client.account.has_moved(now_ms);
             self.commands_run = 0;
         }
     }
 
-    fn local_command(&mut self, local: Local, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    fn local_command(&mut self, local: Local, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         // These change how replies look or who is asked: everything before them must be done.
         let alone = matches!(
             local,
@@ -88,8 +91,8 @@ impl Connection {
                 | Local::Unsubscribe
                 | Local::PUnsubscribe
         );
-        if alone && !self.lane_is_open(Lane::Alone) {
-            return Flow::Stall;
+        if alone && !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
         }
         match local {
             Local::Auth => self.auth(argv),
@@ -126,14 +129,14 @@ impl Connection {
     }
 
     /// Sends a command to the Redis behind, on the client's own connection; its reply goes to the client as it comes.
-    pub(in crate::server) fn send_to_redis(
+    pub(in crate::server) fn send_to_upstream(
         &mut self,
         argv: &[&[u8]],
         frame: Option<&[u8]>,
-        call: RedisCall,
-    ) -> Flow {
-        if !self.lane_is_open(Lane::Redis) {
-            return Flow::Stall;
+        call: UpstreamCall,
+    ) -> Progress {
+        if !self.can_join(InFlight::OwnUpstream) {
+            return Progress::Stalled;
         }
         let Some(connection) = self.own_connection() else {
             return self.refuse(Refusal::new("ERR there is no Redis behind this proxy"));
@@ -142,34 +145,34 @@ impl Connection {
             Some(frame) => connection.send(frame),
             None => connection.send_words(argv),
         }
-        self.lane = Lane::Redis;
+        self.in_flight = InFlight::OwnUpstream;
         if call.waits {
             self.client.set_waiting(true);
         }
-        self.pending.push_back(Pending::Redis(call));
-        Flow::Done
+        self.awaited.push_back(AwaitedReply::OwnUpstream(call));
+        Progress::Done
     }
 
-    pub(in crate::server) fn pass_to_redis(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
-        let call = RedisCall { muted: self.client.is_muted(), ..RedisCall::default() };
-        self.send_to_redis(argv, frame, call)
+    pub(in crate::server) fn pass_to_upstream(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
+        let call = UpstreamCall { muted: self.client.is_muted(), ..UpstreamCall::default() };
+        self.send_to_upstream(argv, frame, call)
     }
 
     /// Whether a large command may go to the Redis behind. `argv` has all words up to its last key.
-    pub(in crate::server) fn admit_large(&mut self, argv: &[&[u8]]) -> Result<Flow, Refusal> {
+    pub(in crate::server) fn admit_large(&mut self, argv: &[&[u8]]) -> Result<Progress, Refusal> {
         if self.client.is_listening_only() {
             return Err(listening(argv[0]));
         }
         self.route_large(argv)?;
-        if self.begin_at_redis() == Flow::Stall {
-            return Ok(Flow::Stall);
+        if self.begin_at_upstream() == Progress::Stalled {
+            return Ok(Progress::Stalled);
         }
-        self.client.watches_redis |= argv[0].eq_ignore_ascii_case(b"WATCH");
-        self.lane = Lane::Redis;
+        self.client.watches_upstream |= argv[0].eq_ignore_ascii_case(b"WATCH");
+        self.in_flight = InFlight::OwnUpstream;
         let muted = self.client.is_muted();
-        self.pending.push_back(Pending::Redis(RedisCall { muted, ..RedisCall::default() }));
+        self.awaited.push_back(AwaitedReply::OwnUpstream(UpstreamCall { muted, ..UpstreamCall::default() }));
         self.note_command();
-        Ok(Flow::Done)
+        Ok(Progress::Done)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Where the keys of Redis's own commands are: the router must know them to tell the tiers apart.
 //!
-//! Keys are asked for only where a route sends plain ones to Tier 2; the names also where there is no Redis at all (to tell a command of
+//! KeyPositions are asked for only where a route sends plain ones to Tier 2; the names also where there is no Redis at all (to tell a command of
 //! Redis from nonsense), and to know what may go by a connection that clients share. A command that is not in the table has no keys
 //! we know of.
 
@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use std::sync::LazyLock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Keys {
+enum KeyPositions {
     /// No key.
     None,
     /// From `first` to `last` (negative: counted from the end), `step` words apart.
@@ -20,14 +20,14 @@ enum Keys {
     Streams,
 }
 
-const ONE: Keys = Keys::Range { first: 1, last: 1, step: 1 };
-const TWO: Keys = Keys::Range { first: 1, last: 2, step: 1 };
-const ALL: Keys = Keys::Range { first: 1, last: -1, step: 1 };
-const ALL_BUT_LAST: Keys = Keys::Range { first: 1, last: -2, step: 1 };
-const PAIRS: Keys = Keys::Range { first: 1, last: -1, step: 2 };
-const SECOND: Keys = Keys::Range { first: 2, last: 2, step: 1 };
+const ONE: KeyPositions = KeyPositions::Range { first: 1, last: 1, step: 1 };
+const TWO: KeyPositions = KeyPositions::Range { first: 1, last: 2, step: 1 };
+const ALL: KeyPositions = KeyPositions::Range { first: 1, last: -1, step: 1 };
+const ALL_BUT_LAST: KeyPositions = KeyPositions::Range { first: 1, last: -2, step: 1 };
+const PAIRS: KeyPositions = KeyPositions::Range { first: 1, last: -1, step: 2 };
+const SECOND: KeyPositions = KeyPositions::Range { first: 2, last: 2, step: 1 };
 
-const TABLE: &[(Keys, &str)] = &[
+const TABLE: &[(KeyPositions, &str)] = &[
     (
         ONE,
         "APPEND BITCOUNT BITFIELD BITFIELD_RO BITPOS DECR DECRBY DELEX DUMP EXPIRE EXPIREAT EXPIRETIME GEOADD GEODIST GEOHASH \
@@ -48,14 +48,14 @@ const TABLE: &[(Keys, &str)] = &[
     (ALL_BUT_LAST, "BLPOP BRPOP BZPOPMAX BZPOPMIN"),
     (PAIRS, "MSET MSETNX"),
     (SECOND, "OBJECT XGROUP XINFO"),
-    (Keys::Range { first: 2, last: -1, step: 1 }, "BITOP"),
-    (Keys::Range { first: 3, last: 3, step: 1 }, "MIGRATE"),
-    (Keys::Counted { at: 2, lead: 0 }, "EVAL EVALSHA EVAL_RO EVALSHA_RO FCALL FCALL_RO BLMPOP BZMPOP"),
-    (Keys::Counted { at: 1, lead: 0 }, "LMPOP SINTERCARD ZDIFF ZINTER ZINTERCARD ZMPOP ZUNION"),
-    (Keys::Counted { at: 2, lead: 1 }, "ZDIFFSTORE ZINTERSTORE ZUNIONSTORE"),
-    (Keys::Streams, "XREAD XREADGROUP"),
+    (KeyPositions::Range { first: 2, last: -1, step: 1 }, "BITOP"),
+    (KeyPositions::Range { first: 3, last: 3, step: 1 }, "MIGRATE"),
+    (KeyPositions::Counted { at: 2, lead: 0 }, "EVAL EVALSHA EVAL_RO EVALSHA_RO FCALL FCALL_RO BLMPOP BZMPOP"),
+    (KeyPositions::Counted { at: 1, lead: 0 }, "LMPOP SINTERCARD ZDIFF ZINTER ZINTERCARD ZMPOP ZUNION"),
+    (KeyPositions::Counted { at: 2, lead: 1 }, "ZDIFFSTORE ZINTERSTORE ZUNIONSTORE"),
+    (KeyPositions::Streams, "XREAD XREADGROUP"),
     (
-        Keys::None,
+        KeyPositions::None,
         "ACL ASKING BGREWRITEAOF BGSAVE DBSIZE DEBUG DISCARD EXEC FAILOVER FLUSHALL FLUSHDB FUNCTION KEYS LASTSAVE LATENCY LOLWUT \
          MEMORY MODULE MULTI RANDOMKEY READONLY READWRITE REPLICAOF ROLE SAVE SCAN SCRIPT SHUTDOWN SLAVEOF SLOWLOG SPUBLISH SWAPDB \
          UNWATCH WAIT WAITAOF",
@@ -70,17 +70,17 @@ const NEVER_SHARED: &str =
 const NAME_BYTES_MAX: usize = 24;
 
 /// Asked for every command that passes: a walk over the table would cost more than all the rest of passing it on.
-static BY_NAME: LazyLock<FxHashMap<&'static [u8], (Keys, bool)>> = LazyLock::new(|| {
-    let is_shared = |keys: Keys, name: &str| {
-        keys != Keys::None && NEVER_SHARED.split_ascii_whitespace().all(|never| never != name)
+static BY_NAME: LazyLock<FxHashMap<&'static [u8], (KeyPositions, bool)>> = LazyLock::new(|| {
+    let is_shared = |keys: KeyPositions, name: &str| {
+        keys != KeyPositions::None && NEVER_SHARED.split_ascii_whitespace().all(|never| never != name)
     };
-    let names = |(keys, names): &'static (Keys, &'static str)| {
+    let names = |(keys, names): &'static (KeyPositions, &'static str)| {
         names.split_ascii_whitespace().map(move |name| (name.as_bytes(), (*keys, is_shared(*keys, name))))
     };
     TABLE.iter().flat_map(names).collect()
 });
 
-fn find(name: &[u8]) -> Option<Keys> {
+fn find(name: &[u8]) -> Option<KeyPositions> {
     find_row(name).map(|(keys, _)| keys)
 }
 
@@ -100,11 +100,11 @@ pub enum QuickKey {
 
 /// Names of up to eight bytes as one number: found without a walk over their bytes.
 static QUICK: LazyLock<FxHashMap<u64, QuickKey>> = LazyLock::new(|| {
-    let shared = BY_NAME.iter().filter(|(_, (_, is_shared))| *is_shared);
-    let row = |(name, (keys, _)): (&&'static [u8], &(Keys, bool))| {
+    let server = BY_NAME.iter().filter(|(_, (_, is_shared))| *is_shared);
+    let row = |(name, (keys, _)): (&&'static [u8], &(KeyPositions, bool))| {
         Some((packed(name)?, if *keys == ONE { QuickKey::First } else { QuickKey::Elsewhere }))
     };
-    shared.filter_map(row).collect()
+    server.filter_map(row).collect()
 });
 
 /// The same question as [`may_share`], and where the key is. `None` may also mean that the name is long.
@@ -124,7 +124,7 @@ fn packed(name: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(upper))
 }
 
-fn find_row(name: &[u8]) -> Option<(Keys, bool)> {
+fn find_row(name: &[u8]) -> Option<(KeyPositions, bool)> {
     let mut upper = [0; NAME_BYTES_MAX];
     let upper = upper.get_mut(..name.len())?;
     upper.copy_from_slice(name);
@@ -141,9 +141,9 @@ pub fn is_redis_command(name: &[u8]) -> bool {
 /// The keys among the words. Malformed commands have fewer: whoever runs them will say so.
 #[must_use]
 pub fn of<'a>(argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
-    match find(argv[0]).unwrap_or(Keys::None) {
-        Keys::None => SmallVec::new(),
-        Keys::Range { first, last, step } => {
+    match find(argv[0]).unwrap_or(KeyPositions::None) {
+        KeyPositions::None => SmallVec::new(),
+        KeyPositions::Range { first, last, step } => {
             let end = if last < 0 { argv.len().saturating_add_signed(last) } else { last.unsigned_abs() };
             if (first, end, step) == (1, 1, 1) {
                 return argv.iter().skip(1).take(1).copied().collect();
@@ -156,14 +156,14 @@ pub fn of<'a>(argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
                 .map(|(_, word)| *word)
                 .collect()
         }
-        Keys::Counted { at, lead } => {
+        KeyPositions::Counted { at, lead } => {
             let count =
                 argv.get(at).and_then(|word| redfence_core::grammar::words::decimal(word)).unwrap_or(0);
             let count = usize::try_from(count).unwrap_or(usize::MAX);
             let leading = argv.iter().skip(1).take(lead);
             leading.chain(argv.iter().skip(at + 1).take(count)).copied().collect()
         }
-        Keys::Streams => {
+        KeyPositions::Streams => {
             let streams = argv.iter().position(|word| word.eq_ignore_ascii_case(b"STREAMS"));
             let rest = streams.map_or(&[][..], |at| &argv[at + 1..]);
             rest[..rest.len() / 2].iter().copied().collect()
@@ -175,9 +175,9 @@ pub fn of<'a>(argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
 #[must_use]
 pub fn are_all_seen(name: &[u8], seen: usize) -> bool {
     match find(name) {
-        None | Some(Keys::None) => true,
-        Some(Keys::Range { last, .. }) => last >= 0 && seen > last.unsigned_abs(),
-        Some(Keys::Counted { .. } | Keys::Streams) => false,
+        None | Some(KeyPositions::None) => true,
+        Some(KeyPositions::Range { last, .. }) => last >= 0 && seen > last.unsigned_abs(),
+        Some(KeyPositions::Counted { .. } | KeyPositions::Streams) => false,
     }
 }
 

@@ -14,14 +14,14 @@ const SCRIPTS_MAX: usize = 4_096;
 const LOGGED_MS: u64 = 60_000;
 
 #[derive(Clone, Copy, Debug)]
-struct Known {
+struct CachedScript {
     no_writes: bool,
     logged_at_ms: u64,
 }
 
 #[derive(Debug, Default)]
 pub struct KnownScripts {
-    by_sha: Mutex<HashMap<Sha, Known>>,
+    by_sha: Mutex<HashMap<Sha, CachedScript>>,
 }
 
 impl KnownScripts {
@@ -57,7 +57,7 @@ impl KnownScripts {
         if by_sha.len() >= SCRIPTS_MAX {
             by_sha.clear();
         }
-        by_sha.insert(sha, Known { no_writes: is_flagged_no_writes(body), logged_at_ms: now_ms });
+        by_sha.insert(sha, CachedScript { no_writes: is_flagged_no_writes(body), logged_at_ms: now_ms });
         false
     }
 

@@ -5,7 +5,7 @@
 //! silent: it comes into force by itself, and the same `SET` again waits for that.
 
 use crate::node_api::OwnedQuery;
-use crate::server::Shared;
+use crate::server::ServerState;
 use redfence_core::machine::settings::{Setting, Settings, SettingsCommand};
 use redfence_core::machine::Command;
 use redfence_core::reply::{Refusal, Reply};
@@ -17,11 +17,11 @@ use tokio::time::{timeout_at, Instant};
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Starts the task that sets it.
-pub fn start(shared: Arc<Shared>, name: Setting, value: Vec<u8>) -> oneshot::Receiver<Reply> {
+pub fn start(server: Arc<ServerState>, name: Setting, value: Vec<u8>) -> oneshot::Receiver<Reply> {
     let (sender, receiver) = oneshot::channel();
     tokio::spawn(async move {
         // The client may be gone: then nobody misses the answer.
-        let _ = sender.send(set(&shared, name, &value).await);
+        let _ = sender.send(set(&server, name, &value).await);
     });
     receiver
 }
@@ -34,10 +34,10 @@ enum Progress {
     Logged { after: u64 },
 }
 
-async fn set(shared: &Shared, name: Setting, value: &[u8]) -> Reply {
-    let deadline = Instant::now() + shared.tier2.patience();
+async fn set(server: &ServerState, name: Setting, value: &[u8]) -> Reply {
+    let deadline = Instant::now() + server.tier2.patience();
     let mut progress = Progress::NotYet(still_pending());
-    while let Ok(reply) = timeout_at(deadline, shared.tier2.query(OwnedQuery::Settings)).await {
+    while let Ok(reply) = timeout_at(deadline, server.tier2.query(OwnedQuery::Settings)).await {
         let settings = match reply {
             Reply::Bulk(bytes) => Settings::read_bytes(&bytes),
             Reply::Error(refusal) => {
@@ -51,11 +51,11 @@ async fn set(shared: &Shared, name: Setting, value: &[u8]) -> Reply {
         };
         if let Some(settings) = settings {
             if is_in_force(&settings, &progress, name, value) {
-                if shared.routing.newest().has_settled(settings.routing_version) {
+                if server.routing.newest().has_settled(settings.routing_version) {
                     return Reply::OK;
                 }
             } else if matches!(progress, Progress::NotYet(_)) && settings.pending.is_none() {
-                match log(shared, name, value).await {
+                match log(server, name, value).await {
                     reply if reply == Reply::OK => progress = Progress::Logged { after: settings.version },
                     // Another was quicker, or there is no leader just now.
                     Reply::Error(refusal) if refusal.code() == "UNAVAILABLE" => {
@@ -94,10 +94,10 @@ fn is_in_force(settings: &Settings, progress: &Progress, name: Setting, value: &
     }
 }
 
-async fn log(shared: &Shared, name: Setting, value: &[u8]) -> Reply {
+async fn log(server: &ServerState, name: Setting, value: &[u8]) -> Reply {
     let mut blob = Vec::new();
     Command::Settings(SettingsCommand::Set { name: name.as_str().as_bytes(), value }).encode(&mut blob);
-    shared.tier2.submit(blob.into(), 0).await
+    server.tier2.submit(blob.into(), 0).await
 }
 
 fn still_pending() -> Refusal {

@@ -27,14 +27,14 @@ pub enum Destination {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlainDestination {
     /// The Redis behind the proxy, byte for byte.
-    Redis,
+    Upstream,
     /// The Raft keyspace: keys of correctness routes, of the correctness listener, and all keys where there is no Redis.
     Keyspace,
 }
 
-/// By which door a client came in.
+/// By which listener a client came in.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Door {
+pub enum ListenerKind {
     #[default]
     Main,
     /// Every key and every lock belongs to Tier 2.
@@ -43,19 +43,19 @@ pub enum Door {
     Redlock,
 }
 
-impl Door {
+impl ListenerKind {
     /// Whether all that comes in here belongs to Tier 2.
     fn is_correctness(self) -> bool {
         match self {
-            Door::Main => false,
-            Door::Correctness | Door::Redlock => true,
+            ListenerKind::Main => false,
+            ListenerKind::Correctness | ListenerKind::Redlock => true,
         }
     }
 }
 
 /// How the Redis behind this node, or its absence, stands to that of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum UpstreamMatch {
     /// Not known yet: its Redis or the settings of the cluster have not been reached.
     Unknown,
     Same,
@@ -74,20 +74,25 @@ pub struct Router {
     /// Pending: names it gives another tier are served by neither.
     next: Option<Routing>,
     /// Whether a Redis stands behind the proxy.
-    has_redis: bool,
-    standing: Standing,
+    has_upstream: bool,
+    upstream_match: UpstreamMatch,
     /// Asked for every command that passes.
     has_correctness_routes: bool,
 }
 
 impl Router {
     #[must_use]
-    pub fn new(routes: Vec<Route>, default_tier: Tier, has_redis: bool) -> Router {
-        Router::of(Routing { routes, default_tier }, None, has_redis, Standing::Same)
+    pub fn new(routes: Vec<Route>, default_tier: Tier, has_upstream: bool) -> Router {
+        Router::of(Routing { routes, default_tier }, None, has_upstream, UpstreamMatch::Same)
     }
 
     #[must_use]
-    pub fn of(routing: Routing, next: Option<Routing>, has_redis: bool, standing: Standing) -> Router {
+    pub fn of(
+        routing: Routing,
+        next: Option<Routing>,
+        has_upstream: bool,
+        upstream_match: UpstreamMatch,
+    ) -> Router {
         let mut all = routing.routes.iter().chain(next.iter().flat_map(|next| &next.routes));
         let has_correctness_routes = all.any(|route| route.tier == Tier::Correctness);
         Router {
@@ -96,18 +101,18 @@ impl Router {
             next_version: None,
             routing,
             next,
-            has_redis,
-            standing,
+            has_upstream,
+            upstream_match,
             has_correctness_routes,
         }
     }
 
     /// The router of the cluster's settings.
     #[must_use]
-    pub fn of_settings(settings: &Settings, has_redis: bool, standing: Standing) -> Router {
+    pub fn of_settings(settings: &Settings, has_upstream: bool, upstream_match: UpstreamMatch) -> Router {
         let next = settings.pending.as_ref().map(|pending| pending.routing.clone());
         let next_version = settings.pending.as_ref().map(|pending| pending.version);
-        let router = Router::of(settings.routing.clone(), next, has_redis, standing);
+        let router = Router::of(settings.routing.clone(), next, has_upstream, upstream_match);
         Router { version: settings.routing_version, next_version, ..router }
     }
 
@@ -131,8 +136,8 @@ impl Router {
 
     /// Before the settings of the cluster are known.
     #[must_use]
-    pub fn unfounded(flags: Routing, has_redis: bool) -> Router {
-        Router::of(flags, None, has_redis, Standing::Unknown)
+    pub fn unfounded(flags: Routing, has_upstream: bool) -> Router {
+        Router::of(flags, None, has_upstream, UpstreamMatch::Unknown)
     }
 
     /// Whether any key at all may belong to the Raft keyspace while a Redis is there.
@@ -142,54 +147,54 @@ impl Router {
     }
 
     /// Whether the Redis behind may be used. Without one: whether the cluster has none either.
-    pub fn check_behind(&self) -> Result<(), Refusal> {
-        match (self.standing, self.has_redis) {
-            (Standing::Same, _) | (Standing::Unknown, false) => Ok(()),
-            (Standing::Unknown, true) => Err(Refusal::new(
+    pub fn check_upstream(&self) -> Result<(), Refusal> {
+        match (self.upstream_match, self.has_upstream) {
+            (UpstreamMatch::Same, _) | (UpstreamMatch::Unknown, false) => Ok(()),
+            (UpstreamMatch::Unknown, true) => Err(Refusal::new(
                 "UNAVAILABLE this node does not know yet whether its Redis and routes are those of the cluster; nothing was done; retry",
             )),
-            (Standing::Other, true) => Err(Refusal::new(
+            (UpstreamMatch::Other, true) => Err(Refusal::new(
                 "TIER the Redis behind this node is not the one behind the leader; start the node with the same --redis",
             )),
-            (Standing::Other, false) => Err(Refusal::new(
+            (UpstreamMatch::Other, false) => Err(Refusal::new(
                 "TIER the leader has a Redis behind it and this node has none; start it with the same --redis, or name TIER CORRECTNESS",
             )),
         }
     }
 
     #[must_use]
-    pub fn has_redis(&self) -> bool {
-        self.has_redis
+    pub fn has_upstream(&self) -> bool {
+        self.has_upstream
     }
 
-    /// Whether what comes in by this door may reach the Redis behind.
+    /// Whether what comes in by this listener may reach the Redis behind.
     #[must_use]
-    pub fn has_redis_at(&self, door: Door) -> bool {
-        match door {
-            Door::Main => self.has_redis,
-            Door::Correctness | Door::Redlock => false,
+    pub fn has_upstream_for(&self, listener_kind: ListenerKind) -> bool {
+        match listener_kind {
+            ListenerKind::Main => self.has_upstream,
+            ListenerKind::Correctness | ListenerKind::Redlock => false,
         }
     }
 
-    pub fn lock(&self, door: Door, request: &Request<'_>) -> Result<Destination, Refusal> {
+    pub fn lock(&self, listener_kind: ListenerKind, request: &Request<'_>) -> Result<Destination, Refusal> {
         let named = request.tier();
         let resources: &[&[u8]] = match request {
             Request::Cluster(_) => return Ok(Destination::Node),
             Request::FenceCheck(_) | Request::FenceGet(_) | Request::FenceCall(_) => {
-                self.check_behind()?;
-                return Ok(if self.has_redis { Destination::Tier1 } else { Destination::Tier2 });
+                self.check_upstream()?;
+                return Ok(if self.has_upstream { Destination::Tier1 } else { Destination::Tier2 });
             }
             Request::Session(_) => return Ok(Destination::Tier2),
             Request::Scan(_) => &[],
             Request::Acquire(request) => {
-                return self.with_session(door, named, &[request.resource], request.options.session)
+                return self.with_session(listener_kind, named, &[request.resource], request.options.session)
             }
             Request::MAcquire(request) => {
-                return self.with_session(door, named, &request.resources, request.options.session)
+                return self.with_session(listener_kind, named, &request.resources, request.options.session)
             }
             Request::MRelease(request) => {
                 let resources: Vec<&[u8]> = request.pairs.iter().map(|(resource, _)| *resource).collect();
-                return self.tier_of(door, named, &resources);
+                return self.tier_of(listener_kind, named, &resources);
             }
             Request::Release(request) => &[request.resource],
             Request::Renew(request) => &[request.resource],
@@ -197,28 +202,33 @@ impl Router {
             Request::Queue(request) => &[request.resource],
             Request::ForceRelease(request) => &[request.resource],
         };
-        self.tier_of(door, named, resources)
+        self.tier_of(listener_kind, named, resources)
     }
 
     fn with_session(
         &self,
-        door: Door,
+        listener_kind: ListenerKind,
         named: Option<Tier>,
         resources: &[&[u8]],
         session: Option<&[u8]>,
     ) -> Result<Destination, Refusal> {
         match (session, named) {
-            (None, _) => self.tier_of(door, named, resources),
+            (None, _) => self.tier_of(listener_kind, named, resources),
             (Some(_), Some(Tier::Efficiency)) => Err(tier_sessions_here()),
             (Some(_), Some(Tier::Correctness) | None) => Ok(Destination::Tier2),
         }
     }
 
-    fn tier_of(&self, door: Door, named: Option<Tier>, resources: &[&[u8]]) -> Result<Destination, Refusal> {
+    fn tier_of(
+        &self,
+        listener_kind: ListenerKind,
+        named: Option<Tier>,
+        resources: &[&[u8]],
+    ) -> Result<Destination, Refusal> {
         let tier = match named {
             Some(Tier::Correctness) => Tier::Correctness,
             Some(Tier::Efficiency) => {
-                if door.is_correctness() {
+                if listener_kind.is_correctness() {
                     return Err(Refusal::new(
                         "TIER this listener serves the correctness tier only; ask the main listener",
                     ));
@@ -232,14 +242,14 @@ impl Router {
                 }
                 Tier::Efficiency
             }
-            None if door.is_correctness() => Tier::Correctness,
+            None if listener_kind.is_correctness() => Tier::Correctness,
             None => self.common_tier(resources)?,
         };
         if tier == Tier::Efficiency {
-            self.check_behind()?;
+            self.check_upstream()?;
         }
         Ok(match tier {
-            Tier::Efficiency if self.has_redis => Destination::Tier1,
+            Tier::Efficiency if self.has_upstream => Destination::Tier1,
             // A table of this node alone would grant one name at every node.
             Tier::Efficiency | Tier::Correctness => Destination::Tier2,
         })
@@ -252,7 +262,7 @@ impl Router {
         let tier = self.settled_tier(first)?;
         for resource in rest {
             // Where there is no Redis one store serves all.
-            if self.settled_tier(resource)? != tier && self.has_redis {
+            if self.settled_tier(resource)? != tier && self.has_upstream {
                 return Err(cross_tier(first, resource));
             }
         }
@@ -271,7 +281,7 @@ impl Router {
         decide: impl Fn(&Routing) -> T,
     ) -> Result<(), Refusal> {
         match &self.next {
-            Some(next) if self.has_redis && decide(next) != decide(&self.routing) => {
+            Some(next) if self.has_upstream && decide(next) != decide(&self.routing) => {
                 Err(Refusal::new(format!(
                     "UNAVAILABLE the route of '{}' is being changed; nothing was done; retry in a moment",
                     shown(name)
@@ -284,21 +294,23 @@ impl Router {
     /// Where a plain command with these keys goes. The default tier speaks of locks alone: only a route moves a plain key.
     pub fn plain<'k>(
         &self,
-        door: Door,
+        listener_kind: ListenerKind,
         keys: impl IntoIterator<Item = &'k [u8]>,
     ) -> Result<PlainDestination, Refusal> {
-        if door.is_correctness() || (!self.has_redis && self.standing != Standing::Other) {
+        if listener_kind.is_correctness()
+            || (!self.has_upstream && self.upstream_match != UpstreamMatch::Other)
+        {
             return Ok(PlainDestination::Keyspace);
         }
         if !self.has_correctness_routes() {
-            self.check_behind()?;
-            return Ok(PlainDestination::Redis);
+            self.check_upstream()?;
+            return Ok(PlainDestination::Upstream);
         }
         let mut first: Option<(&[u8], PlainDestination)> = None;
         for key in keys {
             let decide = |routing: &Routing| match routing.route_of(key) {
                 Some(Tier::Correctness) => PlainDestination::Keyspace,
-                Some(Tier::Efficiency) | None => PlainDestination::Redis,
+                Some(Tier::Efficiency) | None => PlainDestination::Upstream,
             };
             self.check_settled(key, decide)?;
             let destination = decide(&self.routing);
@@ -308,9 +320,9 @@ impl Router {
                 Some(_) => {}
             }
         }
-        let destination = first.map_or(PlainDestination::Redis, |(_, destination)| destination);
-        if destination == PlainDestination::Redis {
-            self.check_behind()?;
+        let destination = first.map_or(PlainDestination::Upstream, |(_, destination)| destination);
+        if destination == PlainDestination::Upstream {
+            self.check_upstream()?;
         }
         Ok(destination)
     }
@@ -345,10 +357,10 @@ mod tests {
         )
     }
 
-    fn lock(door: Door, line: &str) -> Result<Destination, String> {
+    fn lock(listener_kind: ListenerKind, line: &str) -> Result<Destination, String> {
         let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
         let request = grammar::parse(&words).unwrap().unwrap();
-        router().lock(door, &request).map_err(|refusal| refusal.code().to_string())
+        router().lock(listener_kind, &request).map_err(|refusal| refusal.code().to_string())
     }
 
     #[test]
@@ -372,11 +384,11 @@ mod tests {
             ("LOCK.CLUSTER INFO", Ok(Node)),
             ("FENCE.CHECK wallet:7 1", Ok(Tier1)),
         ] {
-            assert_eq!(lock(Door::Main, line), expected.map_err(String::from), "{line}");
+            assert_eq!(lock(ListenerKind::Main, line), expected.map_err(String::from), "{line}");
         }
-        for door in [Door::Correctness, Door::Redlock] {
-            assert_eq!(lock(door, "LOCK.ACQUIRE x 10"), Ok(Tier2));
-            assert_eq!(lock(door, "LOCK.ACQUIRE x 10 TIER EFFICIENCY"), Err("TIER".into()));
+        for listener_kind in [ListenerKind::Correctness, ListenerKind::Redlock] {
+            assert_eq!(lock(listener_kind, "LOCK.ACQUIRE x 10"), Ok(Tier2));
+            assert_eq!(lock(listener_kind, "LOCK.ACQUIRE x 10 TIER EFFICIENCY"), Err("TIER".into()));
         }
     }
 
@@ -386,7 +398,7 @@ mod tests {
             Routing { routes: routes("a:*=efficiency b:*=correctness"), default_tier: Tier::Correctness };
         let next =
             Routing { routes: routes("a:*=correctness b:*=efficiency"), default_tier: Tier::Correctness };
-        Router::of(now, Some(next), true, Standing::Same)
+        Router::of(now, Some(next), true, UpstreamMatch::Same)
     }
 
     #[test]
@@ -401,58 +413,62 @@ mod tests {
         ] {
             let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
             let request = grammar::parse(&words).unwrap().unwrap();
-            let routed = changing().lock(Door::Main, &request).map_err(|refusal| refusal.code().to_string());
+            let routed =
+                changing().lock(ListenerKind::Main, &request).map_err(|refusal| refusal.code().to_string());
             assert_eq!(routed, expected.map_err(String::from), "{line}");
         }
         let plain = |key: &str| {
-            changing().plain(Door::Main, [key.as_bytes()]).map_err(|refusal| refusal.code().to_string())
+            changing()
+                .plain(ListenerKind::Main, [key.as_bytes()])
+                .map_err(|refusal| refusal.code().to_string())
         };
         assert_eq!(plain("a:1"), Err("UNAVAILABLE".into()));
         assert_eq!(plain("b:1"), Err("UNAVAILABLE".into()));
-        assert_eq!(plain("c:1"), Ok(PlainDestination::Redis));
+        assert_eq!(plain("c:1"), Ok(PlainDestination::Upstream));
     }
 
     #[test]
     fn another_redis_than_the_leaders_serves_nothing() {
-        let router = |standing, has_redis| Router::of(Routing::default(), None, has_redis, standing);
+        let router =
+            |upstream_match, has_upstream| Router::of(Routing::default(), None, has_upstream, upstream_match);
         let words: Vec<&[u8]> = "LOCK.ACQUIRE x 10 TIER EFFICIENCY".split(' ').map(str::as_bytes).collect();
         let request = grammar::parse(&words).unwrap().unwrap();
-        for (standing, has_redis, expected) in [
-            (Standing::Other, true, "TIER"),
-            (Standing::Other, false, "TIER"),
-            (Standing::Unknown, true, "UNAVAILABLE"),
+        for (upstream_match, has_upstream, expected) in [
+            (UpstreamMatch::Other, true, "TIER"),
+            (UpstreamMatch::Other, false, "TIER"),
+            (UpstreamMatch::Unknown, true, "UNAVAILABLE"),
         ] {
-            let router = router(standing, has_redis);
-            assert_eq!(router.lock(Door::Main, &request).unwrap_err().code(), expected);
-            assert_eq!(router.plain(Door::Main, [&b"x"[..]]).unwrap_err().code(), expected);
-            assert_eq!(router.plain(Door::Correctness, [&b"x"[..]]), Ok(PlainDestination::Keyspace));
+            let router = router(upstream_match, has_upstream);
+            assert_eq!(router.lock(ListenerKind::Main, &request).unwrap_err().code(), expected);
+            assert_eq!(router.plain(ListenerKind::Main, [&b"x"[..]]).unwrap_err().code(), expected);
+            assert_eq!(router.plain(ListenerKind::Correctness, [&b"x"[..]]), Ok(PlainDestination::Keyspace));
         }
         assert_eq!(
-            router(Standing::Unknown, false).plain(Door::Main, [&b"x"[..]]),
+            router(UpstreamMatch::Unknown, false).plain(ListenerKind::Main, [&b"x"[..]]),
             Ok(PlainDestination::Keyspace)
         );
     }
 
     #[test]
     fn plain_keys_follow_routes_alone() {
-        use PlainDestination::{Keyspace, Redis};
+        use PlainDestination::{Keyspace, Upstream};
         let plain = |keys: &[&str]| {
             router()
-                .plain(Door::Main, keys.iter().map(|key| key.as_bytes()))
+                .plain(ListenerKind::Main, keys.iter().map(|key| key.as_bytes()))
                 .map_err(|refusal| refusal.code().to_string())
         };
-        assert_eq!(plain(&["x"]), Ok(Redis));
-        assert_eq!(plain(&[]), Ok(Redis));
+        assert_eq!(plain(&["x"]), Ok(Upstream));
+        assert_eq!(plain(&[]), Ok(Upstream));
         assert_eq!(plain(&["wallet:1", "wallet:2"]), Ok(Keyspace));
         assert_eq!(plain(&["wallet:1", "x"]), Err("CROSSTIER".into()));
-        assert_eq!(router().plain(Door::Correctness, [&b"x"[..]]), Ok(Keyspace));
-        assert_eq!(router().plain(Door::Redlock, [&b"x"[..]]), Ok(Keyspace));
+        assert_eq!(router().plain(ListenerKind::Correctness, [&b"x"[..]]), Ok(Keyspace));
+        assert_eq!(router().plain(ListenerKind::Redlock, [&b"x"[..]]), Ok(Keyspace));
         let alone = Router::new(vec![], Tier::Efficiency, false);
         for line in ["LOCK.ACQUIRE x 10", "LOCK.ACQUIRE x 10 TIER EFFICIENCY", "FENCE.CHECK x 1"] {
             let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
             let request = grammar::parse(&words).unwrap().unwrap();
-            assert_eq!(alone.lock(Door::Main, &request), Ok(Destination::Tier2), "{line}");
+            assert_eq!(alone.lock(ListenerKind::Main, &request), Ok(Destination::Tier2), "{line}");
         }
-        assert_eq!(alone.plain(Door::Main, [&b"x"[..]]), Ok(Keyspace));
+        assert_eq!(alone.plain(ListenerKind::Main, [&b"x"[..]]), Ok(Keyspace));
     }
 }

@@ -1,14 +1,14 @@
 //! The routes this node follows, and until when it may: what all connections share of the router.
 //!
 //! The [`crate::server::routing::settings_follower`] follows the replicated settings and puts a new [`Router`] here when they change. A connection decides a
-//! command by the router it has seen last, and takes a new one only when nothing is under way: what is under way was decided
+//! command by the router it has seen last, and takes a new one only when nothing is in flight: what is in flight was decided
 //! by one router. Its card says by which, so that the steward knows when nothing is left that older routes decided.
 //!
 //! Without word from the leader nobody can know whether the routes are still those of the cluster. They are confirmed (by a
 //! read through the leader) every half second and hold for [`LEASE_MS`] from when that was asked; after that this node serves
 //! nothing that depends on them, and drops what the Redis behind may still answer. `docs/adr/` has the reasoning.
 
-use crate::server::client::registry::{Card, Registry};
+use crate::server::client::registry::{ClientInfo, Registry};
 use crate::server::routing::router::Router;
 use redfence_core::reply::Refusal;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -79,52 +79,52 @@ impl Routers {
         loop {
             let newest = self.newest();
             // A wait in Tier 2 that the new routes leave there was served by nobody else.
-            let stays = |card: &Card| {
-                card.waiting().as_ref().is_some_and(|it| it.is_at_tier2() && it.is_decided_alike_by(&newest))
+            let stays = |info: &ClientInfo| {
+                info.waiting().as_ref().is_some_and(|it| it.is_at_tier2() && it.is_decided_alike_by(&newest))
             };
-            let is_busy = |card: &Arc<Card>| card.is_behind(u64::MAX) && !stays(card);
-            let busy: Vec<_> = clients.cards().into_iter().filter(is_busy).collect();
+            let is_busy = |info: &Arc<ClientInfo>| info.is_behind(u64::MAX) && !stays(info);
+            let busy: Vec<_> = clients.infos().into_iter().filter(is_busy).collect();
             if busy.is_empty() {
                 return;
             }
-            busy.iter().for_each(|card| card.kill());
+            busy.iter().for_each(|info| info.kill());
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// Returns when no client has anything under way that an older router decided otherwise. Those that take too long are
+    /// Returns when no client has anything in flight that an older router decided otherwise. Those that take too long are
     /// closed; so is at once who waits for what the new routes give to the other tier.
     pub(in crate::server) async fn drain(&self, clients: &Registry) {
         let begun = tokio::time::Instant::now();
         let generation = self.generation();
         loop {
             let newest = self.newest();
-            if !newest.has_redis() {
+            if !newest.has_upstream() {
                 // One store serves all names, whatever the routes.
                 return;
             }
-            let is_behind = |card: &Arc<Card>| {
-                let waiting = card.waiting();
+            let is_behind = |info: &Arc<ClientInfo>| {
+                let waiting = info.waiting();
                 let stays = waiting.as_ref().is_some_and(|it| it.is_decided_alike_by(&newest));
-                card.is_behind(generation) && !stays
+                info.is_behind(generation) && !stays
             };
-            let behind: Vec<_> = clients.cards().into_iter().filter(is_behind).collect();
+            let behind: Vec<_> = clients.infos().into_iter().filter(is_behind).collect();
             if behind.is_empty() {
                 return;
             }
-            for card in behind.iter().filter(|card| card.waiting().is_some()) {
+            for info in behind.iter().filter(|info| info.waiting().is_some()) {
                 tracing::warn!(
-                    client = card.id,
+                    client = info.id,
                     "routes changed; a client that waits by the old ones is disconnected"
                 );
-                card.kill();
+                info.kill();
             }
             if begun.elapsed() >= DRAIN_WITHIN {
                 tracing::warn!(
                     clients = behind.len(),
                     "routes changed; clients still served by the old ones are disconnected"
                 );
-                behind.iter().for_each(|card| card.kill());
+                behind.iter().for_each(|info| info.kill());
             }
             tokio::time::sleep(Duration::from_millis(20)).await;
         }

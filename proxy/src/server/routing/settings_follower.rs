@@ -5,9 +5,9 @@
 //! settings from this node's flags, once, and puts pending routes in force when every member follows them.
 
 use crate::node_api::{ClusterStatus, OwnedQuery, Role};
-use crate::server::routing::router::{Router, Standing};
+use crate::server::routing::router::{Router, UpstreamMatch};
 use crate::server::routing::routes::SETTLE_AFTER_MS;
-use crate::server::Shared;
+use crate::server::ServerState;
 use redfence_core::machine::settings::{Founding, Settings, SettingsCommand};
 use redfence_core::machine::upstream_identity::{Identity, Relation};
 use redfence_core::machine::Command;
@@ -20,13 +20,13 @@ const CONFIRM_EVERY_MS: u64 = 500;
 /// A report that changed nothing is made again after this time.
 const REPORT_AGAIN_MS: u64 = 2_000;
 
-pub struct Steward {
-    shared: Arc<Shared>,
+pub struct SettingsFollower {
+    server: Arc<ServerState>,
     flags: Founding,
     settings: Settings,
     confirmed_ms: Option<u64>,
     /// What the newest router was made from.
-    shown: Option<(Settings, Standing)>,
+    shown: Option<(Settings, UpstreamMatch)>,
     /// The version this node has said it follows.
     told_version: u64,
     reported: Option<(Identity, u64)>,
@@ -36,9 +36,9 @@ pub struct Steward {
 }
 
 /// Starts the task.
-pub fn start(shared: Arc<Shared>, flags: Founding) {
-    let steward = Steward {
-        shared,
+pub fn start(server: Arc<ServerState>, flags: Founding) {
+    let follower = SettingsFollower {
+        server,
         flags,
         settings: Settings::default(),
         confirmed_ms: None,
@@ -48,10 +48,10 @@ pub fn start(shared: Arc<Shared>, flags: Founding) {
         pending_since: None,
         compared_flags: false,
     };
-    tokio::spawn(steward.run());
+    tokio::spawn(follower.run());
 }
 
-impl Steward {
+impl SettingsFollower {
     async fn run(mut self) {
         loop {
             self.look().await;
@@ -60,8 +60,8 @@ impl Steward {
     }
 
     async fn look(&mut self) {
-        let status = self.shared.tier2.status();
-        let now_ms = self.shared.now_ms();
+        let status = self.server.tier2.status();
+        let now_ms = self.server.now_ms();
         let is_due = self.confirmed_ms.is_none_or(|confirmed_ms| now_ms >= confirmed_ms + CONFIRM_EVERY_MS);
         let identity = self.identity();
         if is_due || status.settings_version != self.settings.version {
@@ -83,14 +83,15 @@ impl Steward {
 
     /// Asks for the settings as they are now, and follows them.
     async fn confirm(&mut self) {
-        let asked_ms = self.shared.now_ms();
-        let Reply::Bulk(bytes) = self.shared.tier2.query(OwnedQuery::Settings).await else { return };
+        let asked_ms = self.server.now_ms();
+        let Reply::Bulk(bytes) = self.server.tier2.query(OwnedQuery::Settings).await else { return };
         let Some(settings) = Settings::read_bytes(&bytes) else {
             tracing::error!("the replicated settings cannot be read");
             return;
         };
-        let has_redis = self.shared.upstream.is_some();
-        let lapsed = has_redis && self.shown.is_some() && !self.shared.routing.is_fresh(self.shared.now_ms());
+        let has_upstream = self.server.upstream.is_some();
+        let lapsed =
+            has_upstream && self.shown.is_some() && !self.server.routing.is_fresh(self.server.now_ms());
         self.settings = settings;
         self.confirmed_ms = Some(asked_ms);
         if self.settings.founded {
@@ -98,10 +99,10 @@ impl Steward {
             let identity = self.identity();
             let changed = self.show(identity.as_ref());
             if lapsed && changed {
-                self.shared.routing.close_busy(&self.shared.clients).await;
+                self.server.routing.close_busy(&self.server.clients).await;
             }
             // Only behind the router it confirms.
-            self.shared.routing.confirm(asked_ms);
+            self.server.routing.confirm(asked_ms);
         }
     }
 
@@ -123,47 +124,47 @@ impl Steward {
 
     /// What this node has behind it. `None` while its Redis has not been reached.
     fn identity(&self) -> Option<Identity> {
-        match &self.shared.upstream {
+        match &self.server.upstream {
             None => Some(Identity::NoRedis),
             Some(upstream) => upstream.identity(),
         }
     }
 
-    fn standing(&self, identity: Option<&Identity>) -> Standing {
+    fn upstream_match(&self, identity: Option<&Identity>) -> UpstreamMatch {
         match (&self.settings.behind.reference, identity) {
             (Some(reference), Some(identity)) => match reference.relation_of(&identity.as_report()) {
-                Relation::Same => Standing::Same,
-                Relation::Successor => Standing::Unknown,
-                Relation::Other => Standing::Other,
+                Relation::Same => UpstreamMatch::Same,
+                Relation::Successor => UpstreamMatch::Unknown,
+                Relation::Other => UpstreamMatch::Other,
             },
-            (None, _) | (_, None) => Standing::Unknown,
+            (None, _) | (_, None) => UpstreamMatch::Unknown,
         }
     }
 
     /// Puts a router in force if anything it is made from has changed.
     fn show(&mut self, identity: Option<&Identity>) -> bool {
-        let standing = self.standing(identity);
+        let upstream_match = self.upstream_match(identity);
         if let Some((settings, shown)) = &self.shown {
             let pending = |settings: &Settings| settings.pending.as_ref().map(|pending| pending.version);
             let same_routes = settings.routing_version == self.settings.routing_version
                 && pending(settings) == pending(&self.settings);
-            if same_routes && *shown == standing {
+            if same_routes && *shown == upstream_match {
                 return false;
             }
         }
-        if standing == Standing::Other {
+        if upstream_match == UpstreamMatch::Other {
             tracing::warn!("what is behind this node is not what is behind the leader: tier 1 and keys that pass are refused here");
         }
-        let has_redis = self.shared.upstream.is_some();
-        self.shared.routing.put(Router::of_settings(&self.settings, has_redis, standing));
-        self.shown = Some((self.settings.clone(), standing));
+        let has_upstream = self.server.upstream.is_some();
+        self.server.routing.put(Router::of_settings(&self.settings, has_upstream, upstream_match));
+        self.shown = Some((self.settings.clone(), upstream_match));
         true
     }
 
     async fn report(&mut self, identity: Option<Identity>, leads: bool, now_ms: u64) {
         let Some(identity) = identity else { return };
-        let known = self.settings.behind.reports.get(&self.shared.node) == Some(&identity);
-        let settled = known && self.standing(Some(&identity)) == Standing::Same;
+        let known = self.settings.behind.reports.get(&self.server.node) == Some(&identity);
+        let settled = known && self.upstream_match(Some(&identity)) == UpstreamMatch::Same;
         // A leader that has another one asks again: those who had the old one may be gone.
         let recently = self
             .reported
@@ -173,7 +174,7 @@ impl Steward {
             return;
         }
         self.reported = Some((identity.clone(), now_ms));
-        let node = self.shared.node;
+        let node = self.server.node;
         self.submit(SettingsCommand::Behind { node, leads, what: identity.as_report() }).await;
     }
 
@@ -183,8 +184,8 @@ impl Steward {
         if self.told_version >= version || status.role == Role::Removed {
             return;
         }
-        self.shared.routing.drain(&self.shared.clients).await;
-        if self.submit(SettingsCommand::Seen { node: self.shared.node, version }).await {
+        self.server.routing.drain(&self.server.clients).await;
+        if self.submit(SettingsCommand::Seen { node: self.server.node, version }).await {
             self.told_version = version;
         }
     }
@@ -210,7 +211,7 @@ impl Steward {
     async fn submit(&mut self, command: SettingsCommand<'_>) -> bool {
         let mut blob = Vec::new();
         Command::Settings(command).encode(&mut blob);
-        let reply = self.shared.tier2.submit(blob.into(), 0).await;
+        let reply = self.server.tier2.submit(blob.into(), 0).await;
         // Its effect is looked for at the next look.
         self.settings.version = self.settings.version.wrapping_sub(1);
         reply == Reply::OK

@@ -4,16 +4,16 @@
 //! serves it: whoever follows new routes asks them again, by the same rules.
 
 use super::keys;
-use super::router::{Destination, Door, PlainDestination, Router};
+use super::router::{Destination, ListenerKind, PlainDestination, Router};
 use redfence_core::grammar;
 
 /// Words of a longer command are not kept: it counts as one that every change decides otherwise.
 const WORDS_BYTES_MAX: usize = 16 * 1024;
 
-/// A command that may be under way for long, alone on its connection.
+/// A command that may be in flight for long, alone on its connection.
 #[derive(Debug)]
 pub struct Waiting {
-    door: Door,
+    listener_kind: ListenerKind,
     argv: Vec<Box<[u8]>>,
     by: ServedBy,
 }
@@ -27,19 +27,19 @@ enum ServedBy {
 impl Waiting {
     /// `None`: it is too long to be kept, or depends on no routes.
     #[must_use]
-    pub fn of(router: &Router, door: Door, argv: &[&[u8]]) -> Option<Waiting> {
+    pub fn of(router: &Router, listener_kind: ListenerKind, argv: &[&[u8]]) -> Option<Waiting> {
         if argv.iter().map(|word| word.len() + 16).sum::<usize>() > WORDS_BYTES_MAX {
             return None;
         }
-        let by = served_by(router, door, argv)?;
-        Some(Waiting { door, argv: argv.iter().map(|word| (*word).into()).collect(), by })
+        let by = served_by(router, listener_kind, argv)?;
+        Some(Waiting { listener_kind, argv: argv.iter().map(|word| (*word).into()).collect(), by })
     }
 
     /// Whether this router, and the pending routes it knows, decide the command as it was decided.
     #[must_use]
     pub fn is_decided_alike_by(&self, router: &Router) -> bool {
         let argv: Vec<&[u8]> = self.argv.iter().map(|word| &word[..]).collect();
-        served_by(router, self.door, &argv) == Some(self.by)
+        served_by(router, self.listener_kind, &argv) == Some(self.by)
     }
 
     #[must_use]
@@ -53,17 +53,17 @@ impl Waiting {
     }
 }
 
-fn served_by(router: &Router, door: Door, argv: &[&[u8]]) -> Option<ServedBy> {
+fn served_by(router: &Router, listener_kind: ListenerKind, argv: &[&[u8]]) -> Option<ServedBy> {
     if grammar::is_ours(argv[0]) {
         let request = grammar::parse(argv)?.ok()?;
-        return match router.lock(door, &request).ok()? {
+        return match router.lock(listener_kind, &request).ok()? {
             Destination::Tier1 => Some(ServedBy::Redis),
             Destination::Tier2 => Some(ServedBy::Tier2),
             Destination::Node => None,
         };
     }
-    match router.plain(door, keys::of(argv)).ok()? {
-        PlainDestination::Redis => Some(ServedBy::Redis),
+    match router.plain(listener_kind, keys::of(argv)).ok()? {
+        PlainDestination::Upstream => Some(ServedBy::Redis),
         PlainDestination::Keyspace => Some(ServedBy::Tier2),
     }
 }
@@ -71,7 +71,7 @@ fn served_by(router: &Router, door: Door, argv: &[&[u8]]) -> Option<ServedBy> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::routing::router::Standing;
+    use crate::server::routing::router::UpstreamMatch;
     use redfence_core::routes::{parse_list, Routing};
     use redfence_core::types::Tier;
 
@@ -81,10 +81,11 @@ mod tests {
 
     #[test]
     fn a_wait_is_ended_by_a_change_that_decides_it_otherwise_and_by_no_other() {
-        let before = Router::of(routing("a:*=correctness"), None, true, Standing::Same);
-        let pending =
-            |next: &str| Router::of(routing("a:*=correctness"), Some(routing(next)), true, Standing::Same);
-        let in_force = |next: &str| Router::of(routing(next), None, true, Standing::Same);
+        let before = Router::of(routing("a:*=correctness"), None, true, UpstreamMatch::Same);
+        let pending = |next: &str| {
+            Router::of(routing("a:*=correctness"), Some(routing(next)), true, UpstreamMatch::Same)
+        };
+        let in_force = |next: &str| Router::of(routing(next), None, true, UpstreamMatch::Same);
         for (line, next, alike) in [
             ("LOCK.ACQUIRE a:1 10 WAIT 10", "a:*=correctness z:*=correctness", true),
             ("LOCK.ACQUIRE a:1 10 WAIT 10", "z:*=correctness", false),
@@ -97,7 +98,7 @@ mod tests {
             ("BLPOP b:1 b:2 0", "a:*=correctness b:2=correctness", false),
         ] {
             let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
-            let waiting = Waiting::of(&before, Door::Main, &argv).unwrap();
+            let waiting = Waiting::of(&before, ListenerKind::Main, &argv).unwrap();
             assert_eq!(waiting.is_decided_alike_by(&pending(next)), alike, "{line}, pending {next}");
             assert_eq!(waiting.is_decided_alike_by(&in_force(next)), alike, "{line}, in force {next}");
         }

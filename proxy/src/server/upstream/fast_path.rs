@@ -27,7 +27,7 @@ impl Connection {
         if bytes.first() != Some(&b'*') || !self.parser.is_fresh() || !self.may_pass_runs() {
             return 0;
         }
-        let Some(room) = self.sharing.room() else { return 0 };
+        let Some(room) = self.shared_upstream.room() else { return 0 };
         let (mut len, mut commands) = (0, 0);
         while commands < room.commands && len < room.bytes {
             match whole_frame(&bytes[len..]) {
@@ -54,9 +54,9 @@ impl Connection {
             && self.client.authenticated
             && self.client.tracking.is_none()
             && !self.client.is_listening_only()
-            && self.router.has_redis_at(self.client.door)
+            && self.router.has_upstream_for(self.client.listener_kind)
             && !self.is_stale
-            && self.router.check_behind().is_ok()
+            && self.router.check_upstream().is_ok()
     }
 
     /// Whether the router sends it to the Redis behind, on a connection that clients share.
@@ -67,7 +67,7 @@ impl Connection {
             return true;
         }
         let (keys::QuickKey::First, Some(key)) = (key_at, frame.first) else { return false };
-        router.plain(self.client.door, [key]) == Ok(PlainDestination::Redis)
+        router.plain(self.client.listener_kind, [key]) == Ok(PlainDestination::Upstream)
     }
 }
 
@@ -124,11 +124,11 @@ fn number_line(bytes: &[u8], at: usize, kind: u8) -> Option<(usize, usize)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resp::request::{RequestParser, Sender, Step};
+    use crate::resp::request::{ParseLimits, RequestParser, Step};
 
     fn parse(bytes: &[u8]) -> Option<(usize, Vec<Vec<u8>>)> {
         let mut parser = RequestParser::default();
-        match parser.parse(bytes, Sender { authenticated: true, may_stream: |_| true }) {
+        match parser.parse(bytes, ParseLimits { authenticated: true, may_stream: |_| true }) {
             Ok(Step::Command { len }) => {
                 let words = parser.words().iter();
                 Some((

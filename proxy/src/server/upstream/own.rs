@@ -3,8 +3,8 @@
 
 use crate::resp::encode::Encoder;
 use crate::resp::request::ProtocolError;
-use crate::server::net::connection::{Connection, End, Flow, PASSING_BYTES_MAX};
-use crate::server::net::pending::{Lane, Pending, RedisCall};
+use crate::server::net::connection::{Connection, Disconnect, Progress, PASSING_BYTES_MAX};
+use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
 use crate::server::routing::keys;
 use crate::tier1::lua;
 use crate::tier1::own_connection::{self, ConnectionLost, OwnConnection, ReplyPart};
@@ -16,38 +16,44 @@ const GATHERED_BYTES_MAX: usize = 32 * 1024 * 1024;
 
 /// A command that comes in pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum Large {
-    ToRedis,
+pub(in crate::server) enum StreamedCommand {
+    ToUpstream,
     /// Not all of its keys are known: it is held until they are, in [`Connection::gathered`].
     Gathered,
     /// It was answered with an error already; the rest of it is dropped.
-    Dropped,
+    Discarded,
 }
 
 impl Connection {
     /// The client's own connection to the Redis behind; opened when first needed.
     pub(in crate::server) fn own_connection(&mut self) -> Option<&mut OwnConnection> {
         if self.own_upstream.is_none() {
-            let upstream = self.shared.upstream.as_ref()?;
+            let upstream = self.server.upstream.as_ref()?;
             self.own_upstream =
                 Some(Box::new(OwnConnection::open(upstream, self.client.protocol, self.client.db)));
         }
         self.own_upstream.as_deref_mut()
     }
 
-    pub(in crate::server) fn poll_own_upstream(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::server) fn poll_own_upstream(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Result<bool, Disconnect> {
         let Some(connection) = &mut self.own_upstream else { return Ok(false) };
         let mut moved = match connection.poll_send(context) {
             Ok(moved) => moved,
             Err(down) => return self.lose_own_upstream(down).map(|()| true),
         };
         while self.out.len() - self.out_at < PASSING_BYTES_MAX {
-            let muted = match self.pending.front() {
-                Some(Pending::Redis(call)) => call.muted,
+            let muted = match self.awaited.front() {
+                Some(AwaitedReply::OwnUpstream(call)) => call.muted,
                 None => false,
-                Some(Pending::Encoded(_) | Pending::Call(_) | Pending::Shared(_) | Pending::Confirm(_)) => {
-                    break
-                }
+                Some(
+                    AwaitedReply::Encoded(_)
+                    | AwaitedReply::Call(_)
+                    | AwaitedReply::SharedUpstream(_)
+                    | AwaitedReply::Subscription(_),
+                ) => break,
             };
             let Some(connection) = &mut self.own_upstream else { break };
             let begins = !connection.is_inside_reply();
@@ -56,15 +62,15 @@ impl Connection {
                 Poll::Pending => break,
                 Poll::Ready(Ok(ReplyPart::Bytes)) => {}
                 Poll::Ready(Ok(ReplyPart::Reply { .. })) => {
-                    let Some(Pending::Redis(call)) = self.pending.pop_front() else {
+                    let Some(AwaitedReply::OwnUpstream(call)) = self.awaited.pop_front() else {
                         // It said something nobody asked for, such as why it hangs up.
-                        return Err(End);
+                        return Err(Disconnect);
                     };
                     if begins {
-                        self.sharing.note_reply(self.out.len() - start);
+                        self.shared_upstream.note_reply(self.out.len() - start);
                         self.look_at_reply(&call, start);
                     } else {
-                        self.sharing.note_reply(usize::MAX);
+                        self.shared_upstream.note_reply(usize::MAX);
                     }
                     if call.waits {
                         self.client.set_waiting(false);
@@ -81,42 +87,42 @@ impl Connection {
     }
 
     /// Counts a reply to one of our own commands; notices that the Lua library is gone.
-    pub(in crate::server) fn look_at_reply(&mut self, call: &RedisCall, start: usize) {
+    pub(in crate::server) fn look_at_reply(&mut self, call: &UpstreamCall, start: usize) {
         let reply = &self.out[start..];
         if call.by_lua && lua::says_library_is_gone(reply) {
-            if let Some(upstream) = &self.shared.upstream {
+            if let Some(upstream) = &self.server.upstream {
                 upstream.library_is_gone();
             }
             self.out.truncate(start);
             let refusal = Refusal::new("UNAVAILABLE the Lua library of the Redis behind this proxy was flushed and is being loaded again; nothing was done; retry");
             let protocol = self.client.protocol;
             Reply::Error(refusal).render(&mut Encoder { out: &mut self.out, protocol });
-        } else if let Some(verdict) = call.verdict {
-            let took_us = self.shared.now_us().saturating_sub(call.began_us);
-            self.shared.stats.count_bytes(verdict, reply, took_us);
+        } else if let Some(operation) = call.operation {
+            let took_us = self.server.now_us().saturating_sub(call.began_us);
+            self.server.stats.count_bytes(operation, reply, took_us);
         }
     }
 
-    /// The Redis behind is gone: answers what was under way there, truthfully.
-    fn lose_own_upstream(&mut self, down: ConnectionLost) -> Result<(), End> {
+    /// The Redis behind is gone: answers what was in flight there, truthfully.
+    fn lose_own_upstream(&mut self, down: ConnectionLost) -> Result<(), Disconnect> {
         self.own_upstream = None;
         if down.mid_reply || self.client.depends_on_upstream() {
-            return Err(End);
+            return Err(Disconnect);
         }
-        if self.large == Some(Large::ToRedis) {
-            self.large = Some(Large::Dropped);
+        if self.streamed == Some(StreamedCommand::ToUpstream) {
+            self.streamed = Some(StreamedCommand::Discarded);
         }
         let mut had_left = down.unanswered.into_iter();
         let protocol = self.client.protocol;
-        for item in &mut self.pending {
-            let Pending::Redis(call) = item else { continue };
+        for item in &mut self.awaited {
+            let AwaitedReply::OwnUpstream(call) = item else { continue };
             let mut bytes = Vec::new();
             if !call.muted {
                 let refusal = own_connection::refusal(&down.reason, had_left.next().unwrap_or(true));
                 Reply::Error(refusal).render(&mut Encoder { out: &mut bytes, protocol });
             }
             self.encoded_bytes += bytes.len();
-            *item = Pending::Encoded(bytes);
+            *item = AwaitedReply::Encoded(bytes);
         }
         self.client.set_waiting(false);
         Ok(())
@@ -125,37 +131,37 @@ impl Connection {
     /// A command too large to hold: its first piece. Goes to the Redis behind, or is refused and dropped as it comes.
     pub(in crate::server) fn begin_large(&mut self, head: &[u8]) -> usize {
         if let Some(excess) = self.parser.excess() {
-            self.spoil(excess.refusal());
-            self.large = Some(Large::Dropped);
+            self.refuse_and_abort(excess.refusal());
+            self.streamed = Some(StreamedCommand::Discarded);
             return head.len();
         }
         let argv = crate::server::net::connection::words_at(head, self.parser.words());
         if self.router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len()) {
-            if self.lane != Lane::Free {
-                // At its end it is decided by the routes of then, which are taken only when nothing is under way.
+            if self.in_flight != InFlight::Nothing {
+                // At its end it is decided by the routes of then, which are taken only when nothing is in flight.
                 self.stalled = true;
                 self.parser.reset();
                 return 0;
             }
             self.gathered = head.to_vec();
-            self.large = Some(Large::Gathered);
+            self.streamed = Some(StreamedCommand::Gathered);
             return head.len();
         }
         match self.admit_large(&argv) {
-            Ok(Flow::Stall) => {
+            Ok(Progress::Stalled) => {
                 self.stalled = true;
                 self.parser.reset();
                 return 0;
             }
-            Ok(Flow::Done | Flow::Last) => {
+            Ok(Progress::Done | Progress::CloseAfterReply) => {
                 if let Some(connection) = self.own_connection() {
                     connection.begin_stream(head);
                 }
-                self.large = Some(Large::ToRedis);
+                self.streamed = Some(StreamedCommand::ToUpstream);
             }
             Err(refusal) => {
-                self.spoil(refusal);
-                self.large = Some(Large::Dropped);
+                self.refuse_and_abort(refusal);
+                self.streamed = Some(StreamedCommand::Discarded);
             }
         }
         head.len()
@@ -163,21 +169,21 @@ impl Connection {
 
     pub(in crate::server) fn pass_piece(
         &mut self,
-        large: Large,
+        large: StreamedCommand,
         bytes: &[u8],
     ) -> Result<usize, ProtocolError> {
         let (taken, whole) = self.parser.stream(bytes)?;
-        if large == Large::Gathered {
+        if large == StreamedCommand::Gathered {
             self.gather(&bytes[..taken], whole);
         }
-        if let (Large::ToRedis, Some(connection)) = (large, &mut self.own_upstream) {
+        if let (StreamedCommand::ToUpstream, Some(connection)) = (large, &mut self.own_upstream) {
             connection.stream(&bytes[..taken]);
             if whole {
                 connection.end_stream();
             }
         }
         if whole {
-            self.large = None;
+            self.streamed = None;
             self.parser.reset();
         }
         Ok(taken)
@@ -186,8 +192,8 @@ impl Connection {
     fn gather(&mut self, bytes: &[u8], whole: bool) {
         if self.gathered.len() + bytes.len() > GATHERED_BYTES_MAX {
             self.gathered = Vec::new();
-            self.large = Some(Large::Dropped);
-            self.spoil(Refusal::new(format!(
+            self.streamed = Some(StreamedCommand::Discarded);
+            self.refuse_and_abort(Refusal::new(format!(
                 "ERR a command with many keys may have {GATHERED_BYTES_MAX} bytes where routes send keys to the correctness tier; nothing was done; split it"
             )));
             return;
@@ -205,7 +211,7 @@ impl Connection {
                 }
             }
             Err(refusal) => {
-                self.spoil(refusal);
+                self.refuse_and_abort(refusal);
             }
         }
     }

@@ -1,13 +1,13 @@
 //! Commands that go to the Redis behind on a connection shared with other clients ([`crate::tier1::shared_connection`]). Part of [`Connection`].
 //!
 //! A client begins with a connection of its own ([`crate::server::upstream::own`]) and comes here once it has shown that its replies are small; one
-//! that ever gets a large reply stays with its own. Order is kept by the lanes: what must go by the client's own connection waits until
+//! that ever gets a large reply stays with its own. Order is kept by the kinds in flight: what must go by the client's own connection waits until
 //! everything here is answered, and the other way round.
 
 use crate::resp::encode::{self, Encoder};
 use crate::server::client::session::ReplyMode;
-use crate::server::net::connection::{Connection, End, Flow, KEPT_BYTES_MAX, PASSING_BYTES_MAX};
-use crate::server::net::pending::{Lane, Pending, RedisCall, SharedCall};
+use crate::server::net::connection::{Connection, Disconnect, Progress, KEPT_BYTES_MAX, PASSING_BYTES_MAX};
+use crate::server::net::in_flight::{AwaitedReply, InFlight, SharedUpstreamCalls, UpstreamCall};
 use crate::tier1::own_connection;
 use crate::tier1::reply_slot::{Arrivals, CommandResult, ReplySlot};
 use crate::tier1::shared_connection::SharedConnection;
@@ -21,7 +21,7 @@ const SMALL_REPLIES_MIN: u32 = 32;
 const SMALL_REPLY_BYTES_MAX: usize = 64 * 1024;
 /// A command larger than this takes the client's own connection.
 const FRAME_BYTES_MAX: usize = 16 * 1024;
-/// Bytes and commands one client may have under way here. Above it no more are read from it until all are answered.
+/// Bytes and commands one client may have in flight here. Above it no more are read from it until all are answered.
 const DUE_BYTES_MAX: usize = 256 * 1024;
 const DUE_MAX: u32 = 1024;
 
@@ -30,17 +30,17 @@ const WAIT_CHANNEL: &str = "__redfence__:wait";
 
 /// What a connection has to do with shared connections.
 #[derive(Debug, Default)]
-pub(in crate::server) struct Sharing {
+pub(in crate::server) struct SharedUpstream {
     small_replies: u32,
     /// It has had a large reply.
     never: bool,
     /// Its commands have gone by a shared connection, so its own may not know of its writes.
     pub(in crate::server) has_shared: bool,
-    place: Option<Box<Place>>,
+    place: Option<Box<SharedPlace>>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct SharedPlace {
     connection: Arc<SharedConnection>,
     slot: Arc<ReplySlot>,
     /// Commands that leave at the end of this batch.
@@ -54,13 +54,13 @@ struct Place {
 
 /// What a client may send by the shared connection: so many commands; more as long as the bytes are below this; none larger than that.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::server) struct Room {
+pub(in crate::server) struct SendBudget {
     pub(in crate::server) commands: u32,
     pub(in crate::server) bytes: usize,
     pub(in crate::server) frame_bytes: usize,
 }
 
-impl Sharing {
+impl SharedUpstream {
     /// A reply came on the client's own connection.
     pub(in crate::server) fn note_reply(&mut self, bytes: usize) {
         if bytes > SMALL_REPLY_BYTES_MAX {
@@ -70,9 +70,9 @@ impl Sharing {
     }
 
     /// What may still go by the shared connection at once. `None`: it has no place there yet.
-    pub(in crate::server) fn room(&self) -> Option<Room> {
+    pub(in crate::server) fn room(&self) -> Option<SendBudget> {
         let place = self.place.as_ref()?;
-        Some(Room {
+        Some(SendBudget {
             commands: DUE_MAX.saturating_sub(place.due),
             bytes: DUE_BYTES_MAX.saturating_sub(place.due_bytes),
             frame_bytes: FRAME_BYTES_MAX,
@@ -83,7 +83,7 @@ impl Sharing {
         self.place.as_ref().is_none_or(|place| place.due < DUE_MAX && place.due_bytes < DUE_BYTES_MAX)
     }
 
-    /// Bytes of commands under way.
+    /// Bytes of commands in flight.
     pub(in crate::server) fn due_bytes(&self) -> usize {
         self.place.as_ref().map_or(0, |place| place.due_bytes)
     }
@@ -93,7 +93,7 @@ impl Sharing {
         self.place.as_ref().is_some_and(|place| place.is_inside_reply)
     }
 
-    /// The client speaks another protocol from now on, or is as new. Nothing may be under way.
+    /// The client speaks another protocol from now on, or is as new. Nothing may be in flight.
     pub(in crate::server) fn leave(&mut self) {
         if let Some(place) = self.place.take() {
             place.slot.close();
@@ -103,59 +103,67 @@ impl Sharing {
 
 impl Connection {
     /// Sends a command that answers at once and leaves no trace: on a shared connection, if the client may.
-    pub(in crate::server) fn pass_quick(
+    pub(in crate::server) fn pass_shareable(
         &mut self,
         argv: &[&[u8]],
         frame: Option<&[u8]>,
-        call: RedisCall,
-    ) -> Flow {
+        call: UpstreamCall,
+    ) -> Progress {
         let Some(frame) = frame.filter(|frame| frame.len() <= FRAME_BYTES_MAX) else {
-            return self.send_to_redis(argv, frame, call);
+            return self.send_to_upstream(argv, frame, call);
         };
         if self.may_share() && !call.waits {
             self.share(frame, call)
         } else {
-            self.send_to_redis(argv, Some(frame), call)
+            self.send_to_upstream(argv, Some(frame), call)
         }
     }
 
     /// The same for words of ours.
-    pub(in crate::server) fn pass_quick_words(&mut self, words: &[&[u8]], call: RedisCall) -> Flow {
+    pub(in crate::server) fn pass_shareable_words(
+        &mut self,
+        words: &[&[u8]],
+        call: UpstreamCall,
+    ) -> Progress {
         let mut frame = Vec::new();
         encode::command(&mut frame, words);
-        self.pass_quick(words, Some(&frame), call)
+        self.pass_shareable(words, Some(&frame), call)
     }
 
     /// Sends a command on the client's own connection alone.
-    pub(in crate::server) fn pass_unshared(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Flow {
+    pub(in crate::server) fn pass_on_own_connection(
+        &mut self,
+        argv: &[&[u8]],
+        frame: Option<&[u8]>,
+    ) -> Progress {
         let waits_for_replicas =
             argv[0].eq_ignore_ascii_case(b"WAIT") || argv[0].eq_ignore_ascii_case(b"WAITAOF");
-        if self.sharing.has_shared && waits_for_replicas {
-            if !self.lane_is_open(Lane::Redis) {
-                return Flow::Stall;
+        if self.shared_upstream.has_shared && waits_for_replicas {
+            if !self.can_join(InFlight::OwnUpstream) {
+                return Progress::Stalled;
             }
             if let Some(connection) = self.own_connection() {
                 // It waits for what its own connection wrote last. So that this is behind what went by the shared one, it writes something
                 // that changes nothing.
                 connection.send_ours(&["PUBLISH", WAIT_CHANNEL, ""]);
-                self.sharing.has_shared = false;
+                self.shared_upstream.has_shared = false;
             }
         }
-        self.pass_to_redis(argv, frame)
+        self.pass_to_upstream(argv, frame)
     }
 
     fn may_share(&self) -> bool {
-        !self.sharing.never
-            && self.sharing.small_replies >= SMALL_REPLIES_MIN
+        !self.shared_upstream.never
+            && self.shared_upstream.small_replies >= SMALL_REPLIES_MIN
             && self.client.db == 0
             && self.client.reply_mode == ReplyMode::On
-            && !self.client.watches_redis
+            && !self.client.watches_upstream
             && self.client.transaction.is_none()
     }
 
-    fn share(&mut self, frame: &[u8], call: RedisCall) -> Flow {
-        if !self.lane_is_open(Lane::Shared) {
-            return Flow::Stall;
+    fn share(&mut self, frame: &[u8], call: UpstreamCall) -> Progress {
+        if !self.can_join(InFlight::SharedUpstream) {
+            return Progress::Stalled;
         }
         let Some(place) = self.place() else {
             return self.refuse(Refusal::new("ERR there is no Redis behind this proxy"));
@@ -164,40 +172,42 @@ impl Connection {
         place.staged_commands += 1;
         place.due += 1;
         place.due_bytes += frame.len();
-        self.sharing.has_shared = true;
-        self.lane = Lane::Shared;
+        self.shared_upstream.has_shared = true;
+        self.in_flight = InFlight::SharedUpstream;
         self.push_shared(1, call);
-        Flow::Done
+        Progress::Done
     }
 
     /// Whether the next plain command may go there without waiting for others.
     pub(in crate::server) fn may_share_now(&self) -> bool {
-        self.lane_is_open(Lane::Shared) && self.may_share()
+        self.can_join(InFlight::SharedUpstream) && self.may_share()
     }
 
     /// Stages many commands whose replies nobody looks at. It has a place, and there is room for them.
     pub(in crate::server) fn share_run(&mut self, frames: &[u8], commands: u32) {
-        let Some(place) = &mut self.sharing.place else { return };
+        let Some(place) = &mut self.shared_upstream.place else { return };
         place.staged.extend_from_slice(frames);
         place.staged_commands += commands;
         place.due += commands;
         place.due_bytes += frames.len();
-        self.sharing.has_shared = true;
-        self.lane = Lane::Shared;
-        self.push_shared(commands, RedisCall::default());
+        self.shared_upstream.has_shared = true;
+        self.in_flight = InFlight::SharedUpstream;
+        self.push_shared(commands, UpstreamCall::default());
     }
 
-    fn push_shared(&mut self, count: u32, call: RedisCall) {
-        match self.pending.back_mut() {
-            Some(Pending::Shared(last)) if last.call.is_plain() && call.is_plain() => last.count += count,
-            _ => self.pending.push_back(Pending::Shared(SharedCall { count, call })),
+    fn push_shared(&mut self, count: u32, call: UpstreamCall) {
+        match self.awaited.back_mut() {
+            Some(AwaitedReply::SharedUpstream(last)) if last.call.is_plain() && call.is_plain() => {
+                last.count += count
+            }
+            _ => self.awaited.push_back(AwaitedReply::SharedUpstream(SharedUpstreamCalls { count, call })),
         }
     }
 
-    fn place(&mut self) -> Option<&mut Place> {
-        if self.sharing.place.is_none() {
-            let connection = self.shared.upstream.as_ref()?.shared_connection(self.client.protocol);
-            self.sharing.place = Some(Box::new(Place {
+    fn place(&mut self) -> Option<&mut SharedPlace> {
+        if self.shared_upstream.place.is_none() {
+            let connection = self.server.upstream.as_ref()?.shared_connection(self.client.protocol);
+            self.shared_upstream.place = Some(Box::new(SharedPlace {
                 connection,
                 slot: Arc::default(),
                 staged: Vec::new(),
@@ -208,17 +218,17 @@ impl Connection {
                 is_inside_reply: false,
             }));
         }
-        self.sharing.place.as_deref_mut()
+        self.shared_upstream.place.as_deref_mut()
     }
 
     /// All commands that came together leave together.
     pub(in crate::server) fn send_shared(&mut self) {
-        let Some(place) = &mut self.sharing.place else { return };
+        let Some(place) = &mut self.shared_upstream.place else { return };
         if place.staged_commands == 0 {
             return;
         }
         while place.connection.send(&place.slot, &place.staged, place.staged_commands).is_err() {
-            let Some(upstream) = &self.shared.upstream else { return };
+            let Some(upstream) = &self.server.upstream else { return };
             place.connection = upstream.shared_connection(self.client.protocol);
         }
         place.staged_commands = 0;
@@ -226,8 +236,8 @@ impl Connection {
         place.staged.shrink_to(KEPT_BYTES_MAX);
     }
 
-    pub(in crate::server) fn poll_shared(&mut self, context: &mut Context<'_>) -> Result<bool, End> {
-        let Some(place) = &mut self.sharing.place else { return Ok(false) };
+    pub(in crate::server) fn poll_shared(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
+        let Some(place) = &mut self.shared_upstream.place else { return Ok(false) };
         if place.due == 0 || self.out.len() - self.out_at >= PASSING_BYTES_MAX {
             return Ok(false);
         }
@@ -235,26 +245,26 @@ impl Connection {
             return Ok(false);
         }
         let mut arrivals = std::mem::take(&mut place.arrivals);
-        self.sharing.never |= arrivals.had_large;
+        self.shared_upstream.never |= arrivals.had_large;
         if arrivals.cut {
             tracing::info!(
-                client = self.client.card.id,
+                client = self.client.info.id,
                 "a client's replies cannot go on; it is disconnected"
             );
-            return Err(End);
+            return Err(Disconnect);
         }
         self.take_replies(&mut arrivals);
         arrivals.clear();
-        if let Some(place) = &mut self.sharing.place {
+        if let Some(place) = &mut self.shared_upstream.place {
             place.arrivals = arrivals;
         }
         Ok(true)
     }
 
     fn take_replies(&mut self, arrivals: &mut Arrivals) {
-        let Some(place) = &mut self.sharing.place else { return };
+        let Some(place) = &mut self.shared_upstream.place else { return };
         let was_inside = place.is_inside_reply;
-        let whole = arrivals.results.iter().map(|results| match results {
+        let whole = arrivals.results.iter().map(|result| match result {
             CommandResult::Reply { len } => *len as usize,
             CommandResult::Lost { .. } => 0,
         });
@@ -267,12 +277,12 @@ impl Connection {
         }
         // The usual case: plain replies to plain commands pass as they are.
         let all_plain = arrivals.reason.is_none();
-        if let (true, Some(Pending::Shared(front))) = (all_plain, self.pending.front_mut()) {
+        if let (true, Some(AwaitedReply::SharedUpstream(front))) = (all_plain, self.awaited.front_mut()) {
             let count = arrivals.results.len() as u32;
             if front.call.is_plain() && front.count >= count {
                 front.count -= count;
                 if front.count == 0 {
-                    self.pending.pop_front();
+                    self.awaited.pop_front();
                 }
                 if self.out.is_empty() {
                     std::mem::swap(&mut self.out, &mut arrivals.bytes);
@@ -283,10 +293,10 @@ impl Connection {
             }
         }
         let mut at = 0;
-        for (number, results) in arrivals.results.iter().enumerate() {
+        for (number, result) in arrivals.results.iter().enumerate() {
             self.pass_encoded();
             let start = self.out.len();
-            match results {
+            match result {
                 CommandResult::Reply { len } => {
                     self.out.extend_from_slice(&arrivals.bytes[at..][..*len as usize]);
                     at += *len as usize;
@@ -308,23 +318,25 @@ impl Connection {
 
     /// Answers of ours that stand between.
     fn pass_encoded(&mut self) {
-        while let Some(Pending::Encoded(bytes)) = self.pending.front_mut() {
+        while let Some(AwaitedReply::Encoded(bytes)) = self.awaited.front_mut() {
             self.encoded_bytes -= bytes.len();
             self.out.append(bytes);
-            self.pending.pop_front();
+            self.awaited.pop_front();
         }
     }
 
-    /// The reply to the first command under way ends `self.out`, from `start`.
+    /// The reply to the first command in flight ends `self.out`, from `start`.
     fn end_shared(&mut self, start: usize, is_rest_of_reply: bool) {
-        let Some(Pending::Shared(front)) = self.pending.front_mut() else {
+        let Some(AwaitedReply::SharedUpstream(front)) = self.awaited.front_mut() else {
             unreachable!("every reply has its command")
         };
         front.count -= 1;
         if front.count > 0 {
             return;
         }
-        let Some(Pending::Shared(front)) = self.pending.pop_front() else { unreachable!("seen") };
+        let Some(AwaitedReply::SharedUpstream(front)) = self.awaited.pop_front() else {
+            unreachable!("seen")
+        };
         if !is_rest_of_reply {
             self.look_at_reply(&front.call, start);
         }

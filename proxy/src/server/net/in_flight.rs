@@ -1,13 +1,13 @@
 //! Answers that are due to a client but not there yet, in the order its commands came.
 //!
-//! A connection may have many commands under way, as long as all of them are on the same [`Lane`]: there, order is kept by
-//! whoever serves them. A command for another lane waits until the first is empty, so that a client which pipelines "write
+//! A connection may have many commands in flight, as long as all of them are on the same [`InFlight`]: there, order is kept by
+//! whoever serves them. A command for another kind in flight waits until the first is empty, so that a client which pipelines "write
 //! the data, release the lock" never has the second overtake the first.
 
 use crate::events::SubscriptionKind;
 use crate::node_api::OwnedQuery;
-use crate::server::stats::Verdict;
-use crate::server::Shared;
+use crate::server::stats::LockOperation;
+use crate::server::ServerState;
 use crate::tier2::handle::{NodeAnswer, PendingReply};
 use bytes::Bytes;
 use redfence_core::reply::Reply;
@@ -17,54 +17,54 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use tokio::sync::oneshot;
 
-/// Commands one connection may have under way. No more are read until some are answered.
+/// Commands one connection may have in flight. No more are read until some are answered.
 pub const PENDING_MAX: usize = 1024;
 
-/// Where the commands under way are.
+/// Where the commands in flight are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lane {
-    /// Nothing is under way.
-    Free,
+pub enum InFlight {
+    /// Nothing is in flight.
+    Nothing,
     /// Writes of Tier 2: applied in the order they were submitted.
     Tier2,
     /// Reads of Tier 2: answered in the order they were asked.
     Reads,
     /// The client's own connection to the Redis behind the proxy.
-    Redis,
+    OwnUpstream,
     /// A connection to it that clients share.
-    Shared,
+    SharedUpstream,
     /// A command that nothing may follow until it is answered, such as one that may wait.
     Alone,
 }
 
 #[derive(Debug)]
-pub enum Pending {
+pub enum AwaitedReply {
     /// Bytes of replies that stand behind others.
     Encoded(Vec<u8>),
-    Call(Call),
+    Call(AwaitedCall),
     /// The next reply on the own connection.
-    Redis(RedisCall),
+    OwnUpstream(UpstreamCall),
     /// The next replies on the shared connection.
-    Shared(SharedCall),
+    SharedUpstream(SharedUpstreamCalls),
     /// Confirmations of `SUBSCRIBE`, once the Redis behind has confirmed.
-    Confirm(Confirm),
+    Subscription(AwaitedSubscription),
 }
 
-impl Pending {
+impl AwaitedReply {
     /// Whether the Redis behind decides the answer.
     #[must_use]
-    pub fn is_asked_of_redis(&self) -> bool {
+    pub fn is_asked_of_upstream(&self) -> bool {
         match self {
-            Pending::Redis(_) | Pending::Shared(_) => true,
-            Pending::Call(call) => matches!(call.source, Source::Channel(_)),
-            Pending::Encoded(_) | Pending::Confirm(_) => false,
+            AwaitedReply::OwnUpstream(_) | AwaitedReply::SharedUpstream(_) => true,
+            AwaitedReply::Call(call) => matches!(call.source, Source::Channel(_)),
+            AwaitedReply::Encoded(_) | AwaitedReply::Subscription(_) => false,
         }
     }
 }
 
 /// A reply from Tier 2 or from a wait in Lua.
 #[derive(Debug)]
-pub struct Call {
+pub struct AwaitedCall {
     pub source: Source,
     /// The command may wait: the client's end of the connection is its end.
     pub waits: bool,
@@ -75,12 +75,12 @@ pub struct Call {
     /// When it began, for the latency in INFO.
     pub began_us: u64,
     pub if_abandoned: IfAbandoned,
-    pub then: Then,
+    pub after_reply: AfterReply,
 }
 
 /// What an answer means for the state of its client.
 #[derive(Debug)]
-pub enum Then {
+pub enum AfterReply {
     Nothing,
     /// `LOCK.SESSION OPEN` and `CLOSE`.
     Session(SessionStep),
@@ -142,9 +142,9 @@ pub enum IfAbandoned {
     /// Dropping the source is enough.
     Nothing,
     /// An acquire of Tier 2 whose owner was made up here: a grant nobody is left to take is given back. Holds the command.
-    GiveBack(Bytes),
+    ReleaseGrant(Bytes),
     /// `BLPOP` or one like it: what is popped nonetheless is put back. Holds the command.
-    PutBack { db: u32, argv: Vec<Bytes> },
+    RestoreItems { db: u32, argv: Vec<Bytes> },
 }
 
 impl IfAbandoned {
@@ -153,66 +153,66 @@ impl IfAbandoned {
     pub fn bytes(&self) -> usize {
         match self {
             IfAbandoned::Nothing => 0,
-            IfAbandoned::GiveBack(blob) => blob.len(),
-            IfAbandoned::PutBack { argv, .. } => argv.iter().map(Bytes::len).sum(),
+            IfAbandoned::ReleaseGrant(blob) => blob.len(),
+            IfAbandoned::RestoreItems { argv, .. } => argv.iter().map(Bytes::len).sum(),
         }
     }
 }
 
 #[derive(Debug, Default)]
-pub struct RedisCall {
+pub struct UpstreamCall {
     pub waits: bool,
     pub muted: bool,
     /// How to count the reply, if it is one of ours.
-    pub verdict: Option<Verdict>,
+    pub operation: Option<LockOperation>,
     /// Answered by the Lua library: an error may mean that the library is gone.
     pub by_lua: bool,
     pub began_us: u64,
 }
 
-impl RedisCall {
+impl UpstreamCall {
     /// Nobody looks at its reply.
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        self.verdict.is_none() && !self.by_lua
+        self.operation.is_none() && !self.by_lua
     }
 }
 
 /// As many commands alike, one behind the other.
 #[derive(Debug)]
-pub struct SharedCall {
+pub struct SharedUpstreamCalls {
     pub count: u32,
-    pub call: RedisCall,
+    pub call: UpstreamCall,
 }
 
 #[derive(Debug)]
-pub struct Confirm {
+pub struct AwaitedSubscription {
     pub kind: SubscriptionKind,
     pub names: Vec<Bytes>,
     pub confirmed: oneshot::Receiver<Result<(), String>>,
 }
 
-impl Call {
+impl AwaitedCall {
     /// Whether the client's end of the connection is the end of the command too.
     #[must_use]
     pub fn dies_with_client(&self) -> bool {
-        self.waits || matches!(self.if_abandoned, IfAbandoned::GiveBack(_))
+        self.waits || matches!(self.if_abandoned, IfAbandoned::ReleaseGrant(_))
     }
 
     /// The client is gone.
-    pub fn abandon(self, shared: &Shared) {
+    pub fn abandon(self, server: &ServerState) {
         let (source, waits) = match self.source {
             Source::Answered { reply, .. } => (Source::Tier2(PendingReply::answered(reply)), false),
             source => (source, self.waits),
         };
         match (self.if_abandoned, source) {
-            (IfAbandoned::GiveBack(blob), Source::Tier2(pending)) => {
-                crate::server::release_orphaned_grant::start(shared.tier2.clone(), blob, pending, waits);
+            (IfAbandoned::ReleaseGrant(blob), Source::Tier2(pending)) => {
+                crate::server::release_orphaned_grant::start(server.tier2.clone(), blob, pending, waits);
             }
-            (IfAbandoned::PutBack { db, argv }, Source::Tier2(pending)) => {
-                crate::server::restore_popped_items::start(shared.tier2.clone(), db, argv, pending);
+            (IfAbandoned::RestoreItems { db, argv }, Source::Tier2(pending)) => {
+                crate::server::restore_popped_items::start(server.tier2.clone(), db, argv, pending);
             }
-            (IfAbandoned::Nothing | IfAbandoned::GiveBack(_) | IfAbandoned::PutBack { .. }, _) => {}
+            (IfAbandoned::Nothing | IfAbandoned::ReleaseGrant(_) | IfAbandoned::RestoreItems { .. }, _) => {}
         }
     }
 }

@@ -1,32 +1,32 @@
 //! Replies of a client that reads slowly, kept within bounds. Part of [`Connection`].
 //!
-//! A connection may have many reads under way. Where the replies made for it and not taken yet pass
+//! A connection may have many reads in flight. Where the replies made for it and not taken yet pass
 //! [`redfence_core::limits::UNREAD_REPLIES_BYTES_MAX`] the node hands further reads back ([`NodeAnswer::Deferred`]), and goes on doing so, so that no
 //! later read passes an earlier one. The connection waits until all of them are back; whenever the first of them becomes the
 //! next to be answered, it asks again: for one, then for twice as many each time, until some are handed back again. No
 //! further command is run meanwhile. The client gets every reply, in order, as fast as it reads.
 //!
-//! Replies of logged commands cannot be handed back: a client has at most [`LARGE_CALLS_MAX`] of them under way that may be large.
+//! Replies of logged commands cannot be handed back: a client has at most [`LARGE_CALLS_MAX`] of them in flight that may be large.
 //!
 //! What the connection holds in all is told to the client's account: [`Connection::report_memory`].
 
 use crate::client_memory::REPORT_BYTES;
 use crate::server::net::connection::Connection;
-use crate::server::net::pending::{Lane, Pending, Source, PENDING_MAX};
+use crate::server::net::in_flight::{AwaitedReply, InFlight, Source, PENDING_MAX};
 use crate::tier2::handle::NodeAnswer;
 use redfence_core::limits::{CLIENT_BYTES_PER_NODE_MAX, LOGGED_REPLY_BYTES_MAX};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-/// Logged commands under way whose replies may be large. One more waits until all before it are answered.
+/// Logged commands in flight whose replies may be large. One more waits until all before it are answered.
 const LARGE_CALLS_MAX: usize = 64;
-/// What a command under way takes besides its words.
+/// What a command in flight takes besides its words.
 const CALL_BYTES: usize = 128;
 
 const _: () = assert!(LARGE_CALLS_MAX * LOGGED_REPLY_BYTES_MAX < CLIENT_BYTES_PER_NODE_MAX);
 
 #[derive(Debug, Default)]
-pub(in crate::server) struct Deferring {
+pub(in crate::server) struct DeferredReads {
     /// Reads were handed back; others may be on their way.
     is_collecting: bool,
     /// Reads that were handed back and not asked again.
@@ -35,7 +35,7 @@ pub(in crate::server) struct Deferring {
     window: usize,
 }
 
-impl Deferring {
+impl DeferredReads {
     /// The next read was handed back.
     pub(in crate::server) fn begin(&mut self) {
         self.is_collecting = true;
@@ -50,34 +50,40 @@ impl Deferring {
 impl Connection {
     /// The next reply is that of a deferred read. Whether it was asked again.
     pub(in crate::server) fn ask_deferred(&mut self, context: &mut Context<'_>) -> bool {
-        if self.deferring.is_collecting && !self.collect_deferred(context) {
+        if self.deferred_reads.is_collecting && !self.collect_deferred(context) {
             return false;
         }
-        let (tier2, account) = (&self.shared.tier2, &self.client.account);
-        let deferred = self.pending.iter_mut().filter_map(|item| match item {
-            Pending::Call(call) => match &mut call.source {
+        let (tier2, account) = (&self.server.tier2, &self.client.account);
+        let deferred = self.awaited.iter_mut().filter_map(|item| match item {
+            AwaitedReply::Call(call) => match &mut call.source {
                 source @ Source::Deferred(_) => Some(source),
                 Source::Tier2(_) | Source::Channel(_) | Source::Node(_) | Source::Answered { .. } => None,
             },
-            Pending::Encoded(_) | Pending::Redis(_) | Pending::Shared(_) | Pending::Confirm(_) => None,
+            AwaitedReply::Encoded(_)
+            | AwaitedReply::OwnUpstream(_)
+            | AwaitedReply::SharedUpstream(_)
+            | AwaitedReply::Subscription(_) => None,
         });
-        for source in deferred.take(self.deferring.window) {
+        for source in deferred.take(self.deferred_reads.window) {
             // Replaced at once; a placeholder is needed only because the query moves out of it.
             let (_, placeholder) = tokio::sync::oneshot::channel();
             if let Source::Deferred(query) = std::mem::replace(source, Source::Channel(placeholder)) {
                 *source = Source::Tier2(tier2.query_for(account, *query));
-                self.deferring.deferred -= 1;
+                self.deferred_reads.deferred -= 1;
             }
         }
-        self.deferring.window = (self.deferring.window * 2).min(PENDING_MAX);
+        self.deferred_reads.window = (self.deferred_reads.window * 2).min(PENDING_MAX);
         true
     }
 
     /// Takes in all reads that are handed back. Whether none is on its way any more.
     fn collect_deferred(&mut self, context: &mut Context<'_>) -> bool {
-        let calls = self.pending.iter_mut().filter_map(|item| match item {
-            Pending::Call(call) => Some(call),
-            Pending::Encoded(_) | Pending::Redis(_) | Pending::Shared(_) | Pending::Confirm(_) => None,
+        let calls = self.awaited.iter_mut().filter_map(|item| match item {
+            AwaitedReply::Call(call) => Some(call),
+            AwaitedReply::Encoded(_)
+            | AwaitedReply::OwnUpstream(_)
+            | AwaitedReply::SharedUpstream(_)
+            | AwaitedReply::Subscription(_) => None,
         });
         for call in calls {
             if !matches!(call.source, Source::Tier2(_)) {
@@ -87,7 +93,7 @@ impl Connection {
                 Poll::Pending => return false,
                 Poll::Ready(NodeAnswer::Deferred(query)) => {
                     call.source = Source::Deferred(query);
-                    self.deferring.deferred += 1;
+                    self.deferred_reads.deferred += 1;
                 }
                 // Refused, or of a kind that is never handed back.
                 Poll::Ready(NodeAnswer::Reply { reply, counted }) => {
@@ -96,8 +102,8 @@ impl Connection {
             }
         }
         self.client.account.resume_reads();
-        self.deferring.is_collecting = false;
-        self.deferring.window = 1;
+        self.deferred_reads.is_collecting = false;
+        self.deferred_reads.window = 1;
         true
     }
 
@@ -108,7 +114,7 @@ impl Connection {
     /// The client has taken bytes.
     pub(in crate::server) fn has_written(&self) {
         if self.reported_bytes > 0 {
-            self.client.account.has_moved(self.shared.now_ms());
+            self.client.account.has_moved(self.server.now_ms());
         }
     }
 
@@ -122,17 +128,17 @@ impl Connection {
     }
 
     fn held_bytes(&self) -> usize {
-        let alone = match (self.lane, self.pending.front()) {
-            (Lane::Alone, Some(Pending::Call(call))) => call.if_abandoned.bytes(),
+        let alone = match (self.in_flight, self.awaited.front()) {
+            (InFlight::Alone, Some(AwaitedReply::Call(call))) => call.if_abandoned.bytes(),
             _ => 0,
         };
         let to_redis = self.own_upstream.as_ref().map_or(0, |connection| connection.held_bytes())
-            + self.sharing.due_bytes();
+            + self.shared_upstream.due_bytes();
         self.out.capacity()
             + self.held.capacity()
             + self.gathered.capacity()
             + self.encoded_bytes
-            + self.pending.len() * CALL_BYTES
+            + self.awaited.len() * CALL_BYTES
             + alone
             + self.waiting_bytes
             + to_redis
