@@ -204,7 +204,9 @@ mod tests {
         }
         let turns: Vec<Vec<Ticket>> = (0..6).map(|_| turn(&mut queue)).collect();
         assert_eq!(turns, [vec![1, 2, 3], vec![5], vec![6], vec![7], vec![4, 8], vec![]]);
-        assert!(queue.is_empty() && queue.len() == 0 && queue.bytes == 0 && queue.lanes.is_empty());
+        assert!(
+            queue.is_empty() && queue.lane_of_ticket.is_empty() && queue.bytes == 0 && queue.lanes.is_empty()
+        );
     }
 
     #[test]
@@ -218,7 +220,7 @@ mod tests {
         assert_eq!(queue.len(), 3);
         let turns: Vec<Vec<Ticket>> = (0..3).map(|_| turn(&mut queue)).collect();
         assert_eq!(turns, [[5], [4], [6]]);
-        assert!(queue.is_empty() && queue.len() == 0 && queue.bytes == 0);
+        assert!(queue.is_empty() && queue.lane_of_ticket.is_empty() && queue.bytes == 0);
     }
 
     #[test]
