@@ -185,7 +185,7 @@ fn start_tier2(config: &Config, clock: Clock) -> Result<(Tier2Handle, JoinHandle
     shell_config.cluster = config.cluster.clone();
     shell_config.join = config.join;
     shell_config.peer_secret = config.peer_secret.clone();
-    shell_config.patience_ms = config.deadline_ms;
+    shell_config.timeout_ms = config.deadline_ms;
     let node = &mut shell_config.node;
     node.heartbeat_ticks = usize::try_from(config.heartbeat_ms.div_ceil(node.tick_ms)).unwrap_or(usize::MAX);
     node.election_ticks =

@@ -23,7 +23,6 @@
 pub mod artifacts;
 pub mod backend;
 pub mod backends;
-pub mod chance;
 pub mod chaos;
 pub mod checker;
 pub mod client;
@@ -36,5 +35,6 @@ pub mod process;
 pub mod redis;
 pub mod relay;
 pub mod resp;
+pub mod rng;
 pub mod sim;
 pub mod tier1;

@@ -1,12 +1,12 @@
 //! The checker itself: quiet on what happened, loud on every kind of violation, and of one mind with a general search.
 
-use redfence_tests::chance::Chance;
 use redfence_tests::checker::history::{SeenQueued, NEVER, NO_RESOURCE};
 use redfence_tests::checker::made_up::{draw, Shape};
 use redfence_tests::checker::wgl::{self, Decision};
 use redfence_tests::checker::{
     check, check_holds, jsonl, Answer, Call, History, Kind, Operation, Outcome, Reason, Rules,
 };
+use redfence_tests::rng::Rng;
 use std::time::Instant;
 
 const RULES: Rules =
@@ -72,9 +72,9 @@ fn fence_of(op: &Operation) -> u64 {
 }
 
 /// Bends a true history. `None` where it has no place for this kind.
-fn bend(kind: &str, history: &mut History, chance: &mut Chance) -> Option<()> {
+fn bend(kind: &str, history: &mut History, rng: &mut Rng) -> Option<()> {
     let released = released_grants(history);
-    let &(grant, release) = chance.pick(&released)?;
+    let &(grant, release) = rng.pick(&released)?;
     let (grant_op, release_op) = (history.operations[grant], history.operations[release]);
     let (resource, fence) = (grant_op.resource, fence_of(&grant_op));
     let Call::Acquire { owner, .. } = grant_op.call else { return None };
@@ -157,9 +157,9 @@ fn every_seeded_violation_is_found() {
     for kind in bends {
         let (mut tried, mut found) = (0, 0);
         for seed in 0..200 {
-            let mut chance = Chance::new(seed);
+            let mut rng = Rng::new(seed);
             let mut history = draw(seed, Shape { unknown_per_mille: 5, ..shape(400, 2) });
-            if bend(kind, &mut history, &mut chance).is_some() {
+            if bend(kind, &mut history, &mut rng).is_some() {
                 tried += 1;
                 found += u32::from(!check(&history, &RULES).is_empty());
             }
@@ -172,14 +172,14 @@ fn every_seeded_violation_is_found() {
 }
 
 /// Changes one answer or one window of a small history at random. It may still be possible afterwards.
-fn jolt(history: &mut History, chance: &mut Chance) {
-    let at = chance.below(history.operations.len() as u64) as usize;
+fn jolt(history: &mut History, rng: &mut Rng) {
+    let at = rng.below(history.operations.len() as u64) as usize;
     let fences: Vec<u64> =
         history.operations.iter().map(fence_of).filter(|fence| *fence > 0).chain([10, 20]).collect();
-    let fence = *chance.pick(&fences).expect("two are always there");
+    let fence = *rng.pick(&fences).expect("two are always there");
     let op = &mut history.operations[at];
-    let shift_ns = chance.below(4 * MS);
-    match (chance.below(3), op.outcome) {
+    let shift_ns = rng.below(4 * MS);
+    match (rng.below(3), op.outcome) {
         (0, Outcome::Answered(_)) => op.complete_ns += shift_ns,
         (1, Outcome::Answered(_)) => {
             op.invoke_ns += shift_ns;
@@ -208,7 +208,7 @@ fn jolt(history: &mut History, chance: &mut Chance) {
 fn of_one_mind_with_the_general_search() {
     let (mut illegal, mut compared) = (0, 0);
     for seed in 0..40_000 {
-        let mut chance = Chance::new(seed);
+        let mut rng = Rng::new(seed);
         let busy = seed % 4 == 0;
         let small = Shape {
             operations: 14,
@@ -222,8 +222,8 @@ fn of_one_mind_with_the_general_search() {
         if history.operations.is_empty() {
             continue;
         }
-        for _ in 0..chance.below(3) {
-            jolt(&mut history, &mut chance);
+        for _ in 0..rng.below(3) {
+            jolt(&mut history, &mut rng);
         }
         let general = wgl::decide(&history.operations, &RULES, 200_000);
         let violations = check(&history, &RULES);

@@ -58,7 +58,7 @@ pub enum Input {
     Admin {
         ticket: Ticket,
         request: AdminRequest,
-        patience_ms: u64,
+        timeout_ms: u64,
     },
     /// Hand leadership over, refuse what is new, then report `stopped` (within a second or two).
     Shutdown,
@@ -86,7 +86,7 @@ pub struct Submit {
     pub connection: ConnectionId,
     pub blob: Bytes,
     /// How long the client may be kept waiting for an answer that says something: 5 s by default.
-    pub patience_ms: u64,
+    pub timeout_ms: u64,
     /// What the command itself may wait in a queue (`WAIT`), 0 for all others. Comes on top of the patience.
     pub wait_ms: u64,
 }
@@ -100,7 +100,7 @@ pub const WAIT_FOREVER: u64 = u64::MAX;
 pub struct Read {
     pub ticket: Ticket,
     pub query: OwnedQuery,
-    pub patience_ms: u64,
+    pub timeout_ms: u64,
     /// The client whose memory its reply is counted to. Where that client has not taken enough of its replies the read comes back in
     /// [`Outputs::deferred`].
     pub account: Option<Arc<Account>>,

@@ -41,7 +41,7 @@ pub struct Config {
     pub gather_us: u64,
     pub gather_each_us: u64,
     /// Followers hear of a commit after this time at the latest, where none of their clients waits for it.
-    pub commit_word_us: u64,
+    pub commit_broadcast_us: u64,
 
     /// Other connections' commands may pass a waiting script for so long; then nothing is proposed until one ran.
     pub script_passed_us_max: u64,
@@ -110,7 +110,7 @@ impl Config {
             entry_commands_min: 64,
             gather_us: 200,
             gather_each_us: 25,
-            commit_word_us: 500,
+            commit_broadcast_us: 500,
             script_passed_us_max: 50_000,
             resend_ms: 500,
             read_retry_ms: 150,

@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use redfence_tests::chance::Chance;
 use redfence_tests::cluster::{Cluster, Options};
 use redfence_tests::postgres::{Postgres, Psql};
 use redfence_tests::resp::{Connection, Value};
+use redfence_tests::rng::Rng;
 
 const HOLDERS: u64 = 8;
 const TTL_MS: u64 = 120;
@@ -114,13 +114,13 @@ struct Holder {
     number: u64,
     fenced: bool,
     psql: Psql,
-    chance: Chance,
+    rng: Rng,
     turns: u64,
 }
 
 impl Holder {
     fn new(number: u64, fenced: bool, psql: Psql) -> Holder {
-        Holder { number, fenced, psql, chance: Chance::new(number), turns: 0 }
+        Holder { number, fenced, psql, rng: Rng::new(number), turns: 0 }
     }
 
     /// Takes the lock, reads, thinks, writes, gives it back. Without the lock: nothing.
@@ -157,7 +157,7 @@ impl Holder {
     /// At once; or after a pause that outlasts the lock; or at once, but held up on its way.
     fn write(&mut self, statement: &str, tally: &Tally) -> Result<(), String> {
         let late = Duration::from_millis(LATE_MS);
-        let rows = match self.chance.below(10) {
+        let rows = match self.rng.below(10) {
             0 => {
                 tally.late.fetch_add(1, Ordering::Relaxed);
                 std::thread::sleep(late);

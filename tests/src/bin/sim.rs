@@ -9,7 +9,7 @@
 //! sim --mutants --only A,B those alone
 //! ```
 
-use redfence_tests::chance::Chance;
+use redfence_tests::rng::Rng;
 use redfence_tests::sim::plan::Plan;
 use redfence_tests::sim::{run, Report};
 use std::ops::Range;
@@ -24,7 +24,7 @@ struct Wanted {
     /// Go on after a failure.
     all: bool,
     loud: bool,
-    telling: bool,
+    trace: bool,
     mutants: bool,
     /// Names of planted bugs; empty: all.
     only: Vec<String>,
@@ -36,7 +36,7 @@ fn wanted() -> Result<Wanted, String> {
         threads: std::thread::available_parallelism().map_or(1, usize::from),
         all: false,
         loud: false,
-        telling: false,
+        trace: false,
         mutants: false,
         only: Vec::new(),
     };
@@ -62,7 +62,7 @@ fn wanted() -> Result<Wanted, String> {
             }
             "--mutants" => wanted.mutants = true,
             "--only" => wanted.only = value()?.split(',').map(str::to_string).collect(),
-            "--tell" => wanted.telling = true,
+            "--tell" => wanted.trace = true,
             "--all" => wanted.all = true,
             _ => return Err(format!("unknown word {word}; see the head of tests/src/bin/sim.rs")),
         }
@@ -109,7 +109,7 @@ fn main() -> ExitCode {
         // Panics are failures like others, and are told of with their seed.
         std::panic::set_hook(Box::new(|_| {}));
     } else {
-        println!("{:?}", Plan::of(wanted.seeds.start, &mut Chance::new(wanted.seeds.start)));
+        println!("{:?}", Plan::of(wanted.seeds.start, &mut Rng::new(wanted.seeds.start)));
     }
     if wanted.mutants {
         return hunt_all(&wanted);
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
                 let seed = next.fetch_add(1, Ordering::Relaxed);
                 let mut stop = seed >= wanted.seeds.end;
                 if !stop {
-                    let report = run(seed, wanted.telling);
+                    let report = run(seed, wanted.trace);
                     let mut totals = totals.lock().expect("no thread panics with it");
                     if !report.failures.is_empty() {
                         tell(&report, wanted.loud);

@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use super::ground::Ground;
 use super::settings::Settings;
-use crate::chance::Chance;
 use crate::redis::{Options, Redis};
 use crate::resp::{Connection, Value};
+use crate::rng::Rng;
 
 const CLIENTS: usize = 8;
 const NAMES: u64 = 40;
@@ -41,17 +41,17 @@ pub fn run(settings: &Settings) -> Result<String, String> {
     let ground = Ground::lay(1);
     ground.missing.iter().for_each(|missing| println!("left out: {missing}"));
     let folder = ground.disks.as_ref().map(|disks| disks.folder(0));
-    let mut chance = Chance::new(settings.seed);
-    let options = |chance: &mut Chance| persistence(chance, folder.clone());
-    let mut redis = Redis::start(&options(&mut chance));
+    let mut rng = Rng::new(settings.seed);
+    let options = |rng: &mut Rng| persistence(rng, folder.clone());
+    let mut redis = Redis::start(&options(&mut rng));
     let mut tally = Tally::default();
     let end = Instant::now() + settings.duration;
     while Instant::now() < end {
-        let clients = Clients::start(&redis, &mut chance);
-        std::thread::sleep(Duration::from_millis(chance.between(50, 700)));
-        crash(&mut redis, &ground, &mut chance, &mut tally)?;
+        let clients = Clients::start(&redis, &mut rng);
+        std::thread::sleep(Duration::from_millis(rng.between(50, 700)));
+        crash(&mut redis, &ground, &mut rng, &mut tally)?;
         tally.check(clients.end()?)?;
-        redis.restart(&options(&mut chance));
+        redis.restart(&options(&mut rng));
     }
     Ok(format!(
         "tier 1: {} power cuts, {} kills, {} grants of {NAMES} names: no fence twice, none below an earlier one",
@@ -60,19 +60,19 @@ pub fn run(settings: &Settings) -> Result<String, String> {
 }
 
 /// From everything logged and synced to nothing kept at all.
-fn persistence(chance: &mut Chance, folder: Option<std::path::PathBuf>) -> Options {
+fn persistence(rng: &mut Rng, folder: Option<std::path::PathBuf>) -> Options {
     let mut options = Options::with_module();
     options.folder = folder;
-    match chance.below(4) {
+    match rng.below(4) {
         0 => options.set("appendonly", "yes").set("appendfsync", "always"),
         1 | 2 => options.set("appendonly", "yes").set("appendfsync", "everysec"),
         _ => options.set("appendonly", "no"),
     }
 }
 
-fn crash(redis: &mut Redis, ground: &Ground, chance: &mut Chance, tally: &mut Tally) -> Result<(), String> {
+fn crash(redis: &mut Redis, ground: &Ground, rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
     match &ground.disks {
-        Some(disks) if chance.per_mille(800) => {
+        Some(disks) if rng.per_mille(800) => {
             redis.process().signal(libc::SIGSTOP);
             disks.cut(0)?;
             redis.kill();
@@ -124,13 +124,13 @@ struct Clients {
 }
 
 impl Clients {
-    fn start(redis: &Redis, chance: &mut Chance) -> Clients {
+    fn start(redis: &Redis, rng: &mut Rng) -> Clients {
         let gone = Arc::new(AtomicBool::new(false));
         let threads = (0..CLIENTS)
             .map(|_| {
-                let (mut chance, gone) = (chance.fork(), Arc::clone(&gone));
+                let (mut rng, gone) = (rng.fork(), Arc::clone(&gone));
                 let connection = redis.connect(crate::resp::Protocol::Resp2);
-                std::thread::spawn(move || client(connection, &mut chance, &gone))
+                std::thread::spawn(move || client(connection, &mut rng, &gone))
             })
             .collect();
         Clients { threads, gone }
@@ -147,10 +147,10 @@ impl Clients {
     }
 }
 
-fn client(mut redis: Connection, chance: &mut Chance, gone: &AtomicBool) -> Result<Vec<Grant>, String> {
+fn client(mut redis: Connection, rng: &mut Rng, gone: &AtomicBool) -> Result<Vec<Grant>, String> {
     let mut grants = Vec::new();
     while !gone.load(Ordering::Relaxed) {
-        let number = chance.below(NAMES);
+        let number = rng.below(NAMES);
         let (name, asked) = (format!("tier1:{number}"), Instant::now());
         let words = ["LOCK.ACQUIRE", &name, "1000"];
         let fence = match redis.ask(&words, REPLY_WITHIN) {
@@ -160,7 +160,7 @@ fn client(mut redis: Connection, chance: &mut Chance, gone: &AtomicBool) -> Resu
             Err(_) => break,
         };
         grants.push(Grant { name: number, fence, asked, told: Instant::now() });
-        if chance.per_mille(900)
+        if rng.per_mille(900)
             && redis.ask(&["LOCK.RELEASE", &name, &fence.to_string()], REPLY_WITHIN).is_err()
         {
             break;

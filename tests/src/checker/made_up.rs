@@ -2,7 +2,7 @@
 //! has something to find.
 
 use super::history::{Answer, Call, History, Operation, Outcome, Reason, NEVER};
-use crate::chance::Chance;
+use crate::rng::Rng;
 
 /// How a history is drawn.
 #[derive(Clone, Copy, Debug)]
@@ -37,7 +37,7 @@ struct Process {
 }
 
 struct Drawing {
-    chance: Chance,
+    rng: Rng,
     shape: Shape,
     now_ns: u64,
     holder: Option<Holder>,
@@ -56,12 +56,12 @@ pub fn draw(seed: u64, shape: Shape) -> History {
     let mut history = History::default();
     let each = shape.operations / shape.resources as usize;
     for resource in 0..shape.resources {
-        let mut chance = Chance::new(seed.wrapping_mul(1_000_003).wrapping_add(u64::from(resource)));
+        let mut rng = Rng::new(seed.wrapping_mul(1_000_003).wrapping_add(u64::from(resource)));
         let first = u64::from(resource) << 40;
         let process = |number| Process { number: first + number, free_ns: 0, held: None, retry: None };
         let mut drawing = Drawing {
-            now_ns: chance.below(1_000),
-            chance,
+            now_ns: rng.below(1_000),
+            rng,
             shape,
             holder: None,
             last: 0,
@@ -77,24 +77,24 @@ pub fn draw(seed: u64, shape: Shape) -> History {
 
 impl Drawing {
     fn step(&mut self, resource: u32) -> Option<Operation> {
-        self.now_ns += 1 + self.chance.below(self.shape.window_ns);
+        self.now_ns += 1 + self.rng.below(self.shape.window_ns);
         if let Some(holder) = self.holder {
             // The end comes late, never early.
-            if holder.deadline_ns + self.chance.below(self.shape.window_ns) <= self.now_ns {
+            if holder.deadline_ns + self.rng.below(self.shape.window_ns) <= self.now_ns {
                 self.ended = Some((holder.fence, Reason::Expired));
                 self.holder = None;
             }
         }
-        let at = self.chance.below(self.processes.len() as u64) as usize;
+        let at = self.rng.below(self.processes.len() as u64) as usize;
         let free_ns = self.processes[at].free_ns;
         if free_ns >= self.now_ns {
             return None;
         }
         let room_ns = (self.now_ns - free_ns).min(self.shape.window_ns + 1);
-        let invoke_ns = self.now_ns - self.chance.below(room_ns);
-        let complete_ns = self.now_ns + self.chance.below(self.shape.window_ns);
-        let lost = self.chance.below(1_000) < self.shape.unknown_per_mille;
-        let takes_place = !lost || self.chance.below(2) == 0;
+        let invoke_ns = self.now_ns - self.rng.below(room_ns);
+        let complete_ns = self.now_ns + self.rng.below(self.shape.window_ns);
+        let lost = self.rng.below(1_000) < self.shape.unknown_per_mille;
+        let takes_place = !lost || self.rng.below(2) == 0;
         let call = self.pick(at)?;
         let answer = match takes_place {
             true => self.carry_out(call),
@@ -112,15 +112,15 @@ impl Drawing {
 
     fn pick(&mut self, at: usize) -> Option<Call> {
         let process = self.processes[at].clone();
-        let ttl_ms = TTL_MS[self.chance.below(3) as usize];
+        let ttl_ms = TTL_MS[self.rng.below(3) as usize];
         if let Some((fence, _)) = process.held {
-            return Some(match self.chance.below(5) {
+            return Some(match self.rng.below(5) {
                 0 => Call::Renew { fence, ttl_ms },
                 1 => Call::Look,
                 _ => Call::Release { fence },
             });
         }
-        if self.chance.below(4) == 0 {
+        if self.rng.below(4) == 0 {
             return Some(Call::Look);
         }
         let owner = process.retry.unwrap_or(self.next_owner);

@@ -184,13 +184,13 @@ impl Ask {
 
     /// What a node is told.
     #[must_use]
-    pub fn input(&self, ticket: Ticket, patience_ms: u64) -> Input {
-        let read = |query| Input::Read(Read { ticket, query, patience_ms, account: None });
+    pub fn input(&self, ticket: Ticket, timeout_ms: u64) -> Input {
+        let read = |query| Input::Read(Read { ticket, query, timeout_ms, account: None });
         let change = |command: Command<'_>| {
             let mut blob = Vec::new();
             command.encode(&mut blob);
             let (blob, wait_ms) = (Bytes::from(blob), self.wait_ms());
-            Input::Submit(Submit { ticket, connection: 0, blob, patience_ms, wait_ms })
+            Input::Submit(Submit { ticket, connection: 0, blob, timeout_ms, wait_ms })
         };
         let db = 0;
         match self {

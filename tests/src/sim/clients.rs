@@ -5,9 +5,9 @@ use super::event::Happening;
 use super::host::Host;
 use super::plain::{Attempt, Next, Role};
 use super::world::{World, SETTLE_US};
-use crate::chance::Chance;
 use crate::checker::history::{NEVER, NO_RESOURCE};
 use crate::checker::{Call, Operation, Outcome};
+use crate::rng::Rng;
 use redfence::node_api::{Input, NodeId, Ticket};
 use redfence_core::reply::Reply;
 use redfence_core::types::SessionId;
@@ -23,7 +23,7 @@ const GRACE_MS: u64 = 500;
 const TOUCH_EVERY_US: u64 = 200_000;
 
 pub struct Client {
-    pub chance: Chance,
+    pub rng: Rng,
     /// Its number in the history; a new one after each unknown outcome.
     process: u64,
     pub(super) home: NodeId,
@@ -65,9 +65,9 @@ const KEPT_MARGIN_US: u64 = 900_000;
 
 impl Client {
     #[must_use]
-    pub fn new(chance: Chance, process: u64) -> Client {
+    pub fn new(rng: Rng, process: u64) -> Client {
         Client {
-            chance,
+            rng,
             process,
             home: 1,
             holding: Vec::new(),
@@ -91,19 +91,19 @@ impl World {
             return;
         };
         self.clients[at].home = host;
-        if self.clients[at].chance.per_mille(30) {
+        if self.clients[at].rng.per_mille(30) {
             // It stands still, perhaps for longer than its locks last.
-            let pause_us = self.clients[at].chance.below(5_000_000);
+            let pause_us = self.clients[at].rng.below(5_000_000);
             self.act_later(at, pause_us);
             return;
         }
-        if self.clients[at].chance.per_mille(25) {
+        if self.clients[at].rng.per_mille(25) {
             self.client_dies(at);
             return;
         }
         let value_permille = self.plan.value_permille;
         // Not drawn where there are none: other seeds mean what they meant.
-        if value_permille > 0 && self.clients[at].chance.per_mille(value_permille) {
+        if value_permille > 0 && self.clients[at].rng.per_mille(value_permille) {
             let ask = self.store(at);
             self.call(at, host, ask);
             return;
@@ -132,10 +132,10 @@ impl World {
     /// Mostly small, sometimes as large as a value may be.
     fn store(&mut self, at: usize) -> Ask {
         let number = self.number();
-        let chance = &mut self.clients[at].chance;
+        let rng = &mut self.clients[at].rng;
         let bytes =
-            *chance.pick(&[0, 1, 100, 1_000, 1_000, 10_000, 60_000, 300_000, 1_000_000]).expect("not empty");
-        Ask::Store { key: chance.below(6), number, bytes }
+            *rng.pick(&[0, 1, 100, 1_000, 1_000, 10_000, 60_000, 300_000, 1_000_000]).expect("not empty");
+        Ask::Store { key: rng.below(6), number, bytes }
     }
 
     fn act_later(&mut self, at: usize, delay_us: u64) {
@@ -156,11 +156,11 @@ impl World {
                 return Some(host);
             }
         }
-        let stays = up.contains(&client.home) && !client.chance.per_mille(100);
+        let stays = up.contains(&client.home) && !client.rng.per_mille(100);
         if stays {
             return Some(client.home);
         }
-        client.chance.pick(&up).copied()
+        client.rng.pick(&up).copied()
     }
 
     /// The client is gone: what it held stays behind, its connection closes.
@@ -173,7 +173,7 @@ impl World {
         client.retry = None;
         client.attempt = None;
         client.process = process;
-        let delay_us = client.chance.below(500_000);
+        let delay_us = client.rng.below(500_000);
         self.act_later(at, delay_us);
     }
 
@@ -196,7 +196,7 @@ impl World {
             group: 0,
         });
         let input = Input::SessionsOrphaned { ids: vec![SessionId(id)], grace_ms: GRACE_MS };
-        let at_us = self.now_us + self.chance.between(50, 5_000);
+        let at_us = self.now_us + self.rng.between(50, 5_000);
         self.agenda.plan(at_us, Happening::Request { host, life, input });
     }
 
@@ -204,21 +204,21 @@ impl World {
         let (resources, sessions, forced) = (self.plan.resources, self.plan.sessions, self.plan.forced);
         let look_permille = self.plan.look_permille;
         let session_number = self.number();
-        let ttl_ms = *self.clients[at].chance.pick(&self.plan.ttl_ms)?;
+        let ttl_ms = *self.clients[at].rng.pick(&self.plan.ttl_ms)?;
         let client = &mut self.clients[at];
         if let Some(retry) = client.retry.take() {
             return Some(retry);
         }
-        let chance = &mut client.chance;
-        let resource = chance.below(u64::from(resources)) as u32;
-        match chance.below(1_000) {
+        let rng = &mut client.rng;
+        let resource = rng.below(u64::from(resources)) as u32;
+        match rng.below(1_000) {
             drawn if drawn < look_permille => return Some(Ask::Look { resource }),
             150..170 => return Some(Ask::Queue { resource }),
             170..180 if forced => return Some(Ask::Force { resource }),
             180..220 if sessions => {
                 return Some(match client.session {
                     None => Ask::Open { session: session_number, ttl_ms: ttl_ms + 800 },
-                    Some(session) if chance.per_mille(250) => Ask::Close { session: session.id },
+                    Some(session) if rng.per_mille(250) => Ask::Close { session: session.id },
                     Some(session) => Ask::KeepAlive { session: session.id },
                 });
             }
@@ -235,25 +235,25 @@ impl World {
         let (count, multi) = (u64::from(self.plan.resources), self.plan.multi_locks);
         let client = &mut self.clients[at];
         let mut resources = vec![resource];
-        if multi && client.chance.per_mille(300) {
-            for _ in 0..client.chance.between(1, 2) {
-                let another = client.chance.below(count) as u32;
+        if multi && client.rng.per_mille(300) {
+            for _ in 0..client.rng.between(1, 2) {
+                let another = client.rng.below(count) as u32;
                 if !resources.contains(&another) {
                     resources.push(another);
                 }
             }
         }
-        let wait_ms = *client.chance.pick(&[0, 0, 100, 800, 4_000]).expect("not empty");
-        let session = client.session.filter(|_| client.chance.per_mille(700)).map_or(0, |session| session.id);
-        let bound = session != 0 && client.chance.per_mille(300);
+        let wait_ms = *client.rng.pick(&[0, 0, 100, 800, 4_000]).expect("not empty");
+        let session = client.session.filter(|_| client.rng.per_mille(700)).map_or(0, |session| session.id);
+        let bound = session != 0 && client.rng.per_mille(300);
         let ttl_ms = if bound { 0 } else { ttl_ms };
         Ask::Acquire { resources, owner, ttl_ms, wait_ms, session }
     }
 
     fn go_on_holding(&mut self, at: usize, ttl_ms: u64) -> Ask {
         let client = &mut self.clients[at];
-        let hold = *client.chance.pick(&client.holding).expect("it holds something");
-        match client.chance.below(10) {
+        let hold = *client.rng.pick(&client.holding).expect("it holds something");
+        match client.rng.below(10) {
             0..3 => Ask::Renew { resource: hold.resource, fence: hold.fence, ttl_ms },
             _ => {
                 let pairs = client.holding.drain(..).map(|hold| (hold.resource, hold.fence)).collect();
@@ -269,21 +269,21 @@ impl World {
         let process = self.clients[client].process;
         let operations = ask.invoke(&mut self.history, process, number, self.now_us);
         let life = self.host(host).life;
-        let mut input = ask.input(ticket, self.plan.patience_ms);
+        let mut input = ask.input(ticket, self.plan.timeout_ms);
         if let (Input::Submit(submit), Ask::Acquire { wait_ms, .. }) = (&mut input, &ask) {
             submit.wait_ms = *wait_ms;
         }
         if let Input::Submit(submit) = &mut input {
             submit.connection = client as u64 + 1;
         }
-        let delay_us = self.chance.between(30, 500);
+        let delay_us = self.rng.between(30, 500);
         self.agenda.plan(self.now_us + delay_us, Happening::Request { host, life, input });
         self.touch(client, host, life, delay_us);
         let call =
             OpenCall { client, host, life, ticket, invoke_us: self.now_us, answered: false, operations, ask };
-        let patience_us = 1_000 * (self.plan.patience_ms + call.ask.wait_ms());
+        let patience_us = 1_000 * (self.plan.timeout_ms + call.ask.wait_ms());
         let gives_up_us = match call.ask.is_by_member() {
-            true => self.clients[client].chance.between(MEMBER_PATIENCE_US / 10, MEMBER_PATIENCE_US),
+            true => self.clients[client].rng.between(MEMBER_PATIENCE_US / 10, MEMBER_PATIENCE_US),
             false => self.give_up_us(client, patience_us),
         };
         self.agenda.plan(self.now_us + gives_up_us, Happening::HungUp { call: number });
@@ -298,8 +298,8 @@ impl World {
 
     /// Clients wait a little longer than nodes do; some hang up long before. A node may be slow, its clock may be too.
     fn give_up_us(&mut self, client: usize, patience_us: u64) -> u64 {
-        match self.clients[client].chance.per_mille(if self.healed { 0 } else { 40 }) {
-            true => self.clients[client].chance.below(patience_us),
+        match self.clients[client].rng.per_mille(if self.healed { 0 } else { 40 }) {
+            true => self.clients[client].rng.below(patience_us),
             false => 2 * patience_us + 3_000_000,
         }
     }
@@ -339,8 +339,8 @@ impl World {
             return;
         }
         let loss_permille = if self.healed { 0 } else { self.plan.reply_loss_permille };
-        let at_us = self.now_us + self.chance.between(30, 500);
-        match self.chance.per_mille(loss_permille) {
+        let at_us = self.now_us + self.rng.between(30, 500);
+        match self.rng.per_mille(loss_permille) {
             true => self.agenda.plan(at_us, Happening::HungUp { call: number }),
             false => self.agenda.plan(at_us, Happening::Answer { ticket, reply }),
         }
@@ -428,7 +428,7 @@ impl World {
         let Some(call) = self.calls.remove(&number) else { return };
         self.call_of_ticket.remove(&call.ticket);
         if !call.answered && self.lives(call.host, call.life) {
-            let patience_us = 1_000 * (self.plan.patience_ms + call.ask.wait_ms());
+            let patience_us = 1_000 * (self.plan.timeout_ms + call.ask.wait_ms());
             // A node that stood still when the call came has its time from when it went on.
             let asked_us = self.calm_since_us.map(|calm_us| calm_us.max(call.invoke_us));
             if self.healed && asked_us.is_some_and(|asked_us| asked_us + 2 * patience_us < self.now_us) {
@@ -457,10 +457,10 @@ impl World {
                 client.holding =
                     holds.map(|(resource, fence)| Hold { resource: *resource, fence: *fence }).collect();
             }
-            (Ask::Acquire { .. }, Heard::Unknown) if client.chance.per_mille(600) => {
+            (Ask::Acquire { .. }, Heard::Unknown) if client.rng.per_mille(600) => {
                 client.retry = Some(call.ask.clone());
             }
-            (Ask::Release { pairs }, Heard::Unknown | Heard::Failed) if client.chance.per_mille(500) => {
+            (Ask::Release { pairs }, Heard::Unknown | Heard::Failed) if client.rng.per_mille(500) => {
                 client.holding = pairs.iter().map(|&(resource, fence)| Hold { resource, fence }).collect();
             }
             (Ask::Renew { fence, .. }, Heard::Refused) => client.holding.retain(|hold| hold.fence != *fence),
@@ -482,7 +482,7 @@ impl World {
             true => 1_000,
             false => think_us,
         };
-        let delay_us = 200 + client.chance.below(think_us);
+        let delay_us = 200 + client.rng.below(think_us);
         self.act_later(call.client, delay_us);
     }
 }

@@ -53,7 +53,7 @@ pub enum Happening {
         call: CallNumber,
     },
     Misfortune,
-    /// A misfortune ends.
+    /// A faults ends.
     Relief {
         what: Relief,
     },

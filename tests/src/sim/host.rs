@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 /// What the disk does at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DiskMood {
+pub struct DiskFaults {
     pub sync_us: (u64, u64),
     /// The next write fails.
     pub fails: bool,
@@ -18,13 +18,14 @@ pub struct DiskMood {
     pub refuses_snapshots: bool,
 }
 
-pub const GOOD_DISK: DiskMood = DiskMood { sync_us: (100, 1_500), fails: false, refuses_snapshots: false };
+pub const GOOD_DISK: DiskFaults =
+    DiskFaults { sync_us: (100, 1_500), fails: false, refuses_snapshots: false };
 
 pub struct Host {
     pub id: NodeId,
     pub disk: MemoryDisk,
     pub clock: HostClock,
-    pub mood: DiskMood,
+    pub mood: DiskFaults,
     pub node: Option<Node>,
     store: Option<MemoryStore>,
     /// Counts starts: what was meant for an earlier one is dropped.

@@ -8,9 +8,9 @@
 //! # Layout
 //!
 //! - [`plan`]: what a seed draws; [`world`]: hosts and the agenda; [`event`], [`host`], [`network`], [`clock`]: its parts
-//! - [`clients`], [`plain`], [`calls`], [`names`]: what clients do, ask and hear; [`misfortune`]: faults and operators
+//! - [`clients`], [`plain`], [`calls`], [`names`]: what clients do, ask and hear; [`faults`]: faults and operators
 //! - `mutants`: bugs planted on purpose, and the seeds that find them (feature `mutants`)
-//! - [`books`]: the log and the states, compared as they come; [`reckoning`]: what must hold in the end; `telling`: a run line by line
+//! - [`books`]: the log and the states, compared as they come; [`reckoning`]: what must hold in the end; `trace`: a run line by line
 //!
 //! # Caveats
 //!
@@ -22,8 +22,8 @@ pub mod calls;
 pub mod clients;
 pub mod clock;
 pub mod event;
+pub mod faults;
 pub mod host;
-pub mod misfortune;
 #[cfg(feature = "mutants")]
 pub mod mutants;
 pub mod names;
@@ -31,7 +31,7 @@ pub mod network;
 pub mod plain;
 pub mod plan;
 pub mod reckoning;
-mod telling;
+mod trace;
 pub mod world;
 
 use crate::checker::Kind;
@@ -55,8 +55,8 @@ pub struct Report {
 
 /// Runs one seed, and tells of it line by line where that is wanted. A panic of the node is a failure like any other.
 #[must_use]
-pub fn run(seed: u64, telling: bool) -> Report {
-    match catch_unwind(AssertUnwindSafe(|| reckoning::run(seed, telling))) {
+pub fn run(seed: u64, trace: bool) -> Report {
+    match catch_unwind(AssertUnwindSafe(|| reckoning::run(seed, trace))) {
         Ok(report) => report,
         Err(panic) => {
             let text = match (panic.downcast_ref::<String>(), panic.downcast_ref::<&str>()) {

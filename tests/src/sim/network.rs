@@ -1,6 +1,6 @@
 //! What the simulated network does to messages between nodes.
 
-use crate::chance::Chance;
+use crate::rng::Rng;
 use redfence::node_api::NodeId;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -54,21 +54,21 @@ impl Network {
     }
 
     /// When a message sent now arrives: never, once or twice.
-    pub fn arrivals(&mut self, from: NodeId, to: NodeId, now_us: u64, chance: &mut Chance) -> Vec<u64> {
-        if self.cut.contains(&(from, to)) || chance.per_mille(self.loss_permille) {
+    pub fn arrivals(&mut self, from: NodeId, to: NodeId, now_us: u64, rng: &mut Rng) -> Vec<u64> {
+        if self.cut.contains(&(from, to)) || rng.per_mille(self.loss_permille) {
             return Vec::new();
         }
-        let mut arrivals = vec![self.arrival_us(from, to, now_us, chance)];
-        if chance.per_mille(self.double_permille) {
-            arrivals.push(self.arrival_us(from, to, now_us, chance) + chance.below(200_000));
+        let mut arrivals = vec![self.arrival_us(from, to, now_us, rng)];
+        if rng.per_mille(self.double_permille) {
+            arrivals.push(self.arrival_us(from, to, now_us, rng) + rng.below(200_000));
         }
         arrivals
     }
 
-    fn arrival_us(&mut self, from: NodeId, to: NodeId, now_us: u64, chance: &mut Chance) -> u64 {
-        let delay_us = chance.between(self.delay_us.0, self.delay_us.1);
-        if chance.per_mille(self.reorder_permille) {
-            return now_us + delay_us + chance.below(10 * self.delay_us.1);
+    fn arrival_us(&mut self, from: NodeId, to: NodeId, now_us: u64, rng: &mut Rng) -> u64 {
+        let delay_us = rng.between(self.delay_us.0, self.delay_us.1);
+        if rng.per_mille(self.reorder_permille) {
+            return now_us + delay_us + rng.below(10 * self.delay_us.1);
         }
         let last_us = self.last_us.entry((from, to)).or_default();
         *last_us = (*last_us + 1).max(now_us + delay_us);

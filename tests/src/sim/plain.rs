@@ -9,8 +9,8 @@ use super::calls::{Ask, Does, Heard};
 use super::clients::Client;
 use super::plan::Plan;
 use super::world::World;
-use crate::chance::Chance;
 use crate::checker::{Answer, Call, Operation, Outcome};
+use crate::rng::Rng;
 use redfence::node_api::NodeId;
 
 /// A master that gives no certain answer to a release is asked again this often.
@@ -27,11 +27,11 @@ pub enum Role {
 }
 
 impl Role {
-    pub fn draw(plan: &Plan, chance: &mut Chance) -> Role {
+    pub fn draw(plan: &Plan, rng: &mut Rng) -> Role {
         if plan.plain_permille + plan.redlock_permille == 0 {
             return Role::Locks;
         }
-        match chance.below(1_200) {
+        match rng.below(1_200) {
             drawn if drawn < plan.plain_permille => Role::Plain,
             drawn if drawn < plan.plain_permille + plan.redlock_permille => Role::Redlock,
             _ => Role::Locks,
@@ -68,9 +68,9 @@ pub enum Next {
 
 impl World {
     pub(super) fn plain_acts(&mut self, at: usize, home: NodeId) -> Next {
-        let resource = self.clients[at].chance.below(u64::from(self.plan.resources)) as u32;
+        let resource = self.clients[at].rng.below(u64::from(self.plan.resources)) as u32;
         let Some(mut attempt) = self.clients[at].attempt.take() else {
-            if self.clients[at].chance.per_mille(self.plan.look_permille) {
+            if self.clients[at].rng.per_mille(self.plan.look_permille) {
                 return Next::Ask(home, Ask::Look { resource });
             }
             let attempt = self.new_attempt(at, home, resource);
@@ -91,7 +91,7 @@ impl World {
     fn new_attempt(&mut self, at: usize, home: NodeId, resource: u32) -> Attempt {
         let owner = self.number();
         let left = self.masters(at, home);
-        let ttl_ms = *self.clients[at].chance.pick(&self.plan.ttl_ms).expect("not empty");
+        let ttl_ms = *self.clients[at].rng.pick(&self.plan.ttl_ms).expect("not empty");
         let (begun_us, stage) = (self.now_us, Stage::Taking);
         Attempt { resource, owner, ttl_ms, begun_us, stage, left, granted: 0, tries: 0 }
     }
@@ -102,7 +102,7 @@ impl World {
             return vec![(home, 0)];
         }
         let mut masters: Vec<(NodeId, NodeId)> = (1..=self.plan.founders).map(|id| (id, id)).collect();
-        let first = self.clients[at].chance.below(self.plan.founders) as usize;
+        let first = self.clients[at].rng.below(self.plan.founders) as usize;
         masters.rotate_left(first);
         masters
     }
@@ -130,7 +130,7 @@ impl World {
         }
         attempt.stage = Stage::Held;
         // Mostly within its time, now and then past it.
-        Next::Pause(self.clients[at].chance.below(1_200 * attempt.ttl_ms))
+        Next::Pause(self.clients[at].rng.below(1_200 * attempt.ttl_ms))
     }
 
     fn note_majority(&mut self, attempt: &Attempt) {
@@ -149,7 +149,7 @@ impl World {
     fn hold(&mut self, at: usize, home: NodeId, attempt: &mut Attempt) -> Next {
         let (resource, owner, ttl_ms) = (attempt.resource, attempt.owner, attempt.ttl_ms);
         let whole = self.clients[at].whole_scripts;
-        match self.clients[at].chance.below(10) {
+        match self.clients[at].rng.below(10) {
             0..3 => Next::Ask(home, Ask::Look { resource }),
             3 if self.clients[at].role == Role::Plain => {
                 let does = Does::CompareAndPexpire { ttl_ms };
@@ -177,7 +177,7 @@ impl World {
                 return Next::Ask(host, Ask::Script { resource, owner, does, member, whole });
             }
         }
-        Next::Pause(1_000 * self.clients[at].chance.below(self.plan.think_ms_max))
+        Next::Pause(1_000 * self.clients[at].rng.below(self.plan.think_ms_max))
     }
 }
 

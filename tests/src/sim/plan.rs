@@ -1,9 +1,9 @@
 //! What a seed draws before the run begins: how many nodes, which faults, how large everything is.
 
-use crate::chance::Chance;
+use crate::rng::Rng;
 use redfence::tier2::Config;
 
-/// Kinds of misfortune. A seed picks some of them, so that each is also met alone.
+/// Kinds of faults. A seed picks some of them, so that each is also met alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Fault {
     /// SIGKILL: the node is gone, its disk cache is not.
@@ -58,11 +58,11 @@ pub struct Plan {
     pub clients: usize,
     pub resources: u32,
     pub faults: Vec<Fault>,
-    /// Mean time from one misfortune to the next.
+    /// Mean time from one fault to the next.
     pub fault_every_ms: u64,
     /// How long misfortunes go on. Everything heals then.
     pub storm_ms: u64,
-    pub patience_ms: u64,
+    pub timeout_ms: u64,
     pub multi_locks: bool,
     pub sessions: bool,
     /// Operators release by force.
@@ -100,13 +100,13 @@ const VALUES_EVERY: u64 = 8;
 
 impl Plan {
     #[must_use]
-    pub fn of(seed: u64, chance: &mut Chance) -> Plan {
-        let mut plan = Plan::draw(chance);
+    pub fn of(seed: u64, rng: &mut Rng) -> Plan {
+        let mut plan = Plan::draw(rng);
         if seed % MIXED_EVERY == MIXED_EVERY - 1 {
-            plan.mix(&mut Chance::new(seed ^ 0x6d69_7865_6463));
+            plan.mix(&mut Rng::new(seed ^ 0x6d69_7865_6463));
         }
         if seed % VALUES_EVERY == VALUES_EVERY - 2 {
-            plan.value_permille = *Chance::new(seed ^ 0x7661_6c75_6573).pick(&[20, 60]).expect("not empty");
+            plan.value_permille = *Rng::new(seed ^ 0x7661_6c75_6573).pick(&[20, 60]).expect("not empty");
             // Megabytes by pieces of a few bytes would take longer than anybody waits.
             plan.snapshot_piece_bytes = plan.snapshot_piece_bytes.max(64 << 10);
         }
@@ -114,10 +114,10 @@ impl Plan {
     }
 
     /// Plain and Redlock clients on the same names, clients that mostly look, late and doubled messages.
-    fn mix(&mut self, chance: &mut Chance) {
-        self.look_permille = *chance.pick(&[150, 150, 650]).expect("not empty");
-        self.plain_permille = *chance.pick(&[0, 300, 500]).expect("not empty");
-        self.redlock_permille = *chance.pick(&[0, 300, 500]).expect("not empty");
+    fn mix(&mut self, rng: &mut Rng) {
+        self.look_permille = *rng.pick(&[150, 150, 650]).expect("not empty");
+        self.plain_permille = *rng.pick(&[0, 300, 500]).expect("not empty");
+        self.redlock_permille = *rng.pick(&[0, 300, 500]).expect("not empty");
         if self.plain_permille + self.redlock_permille > 0 {
             // A lock that several wait for together may be free with others in line; a plain client takes what is free.
             self.multi_locks = false;
@@ -125,57 +125,53 @@ impl Plan {
         if self.look_permille > 150 {
             self.think_ms_max = 5;
         }
-        if chance.per_mille(500) && !self.has(Fault::BadNetwork) {
+        if rng.per_mille(500) && !self.has(Fault::BadNetwork) {
             self.faults.push(Fault::BadNetwork);
         }
     }
 
-    fn draw(chance: &mut Chance) -> Plan {
+    fn draw(rng: &mut Rng) -> Plan {
         let mut faults: Vec<Fault> = Vec::new();
-        let wanted = chance.between(1, 5);
+        let wanted = rng.between(1, 5);
         while faults.len() < wanted as usize {
-            let fault = *chance.pick(&FAULTS).expect("there are faults");
+            let fault = *rng.pick(&FAULTS).expect("there are faults");
             if !faults.contains(&fault) {
                 faults.push(fault);
             }
         }
-        if chance.per_mille(20) {
+        if rng.per_mille(20) {
             faults.clear();
         }
         let rates = faults.contains(&Fault::ClockRate);
         Plan {
-            founders: *chance.pick(&[1, 3, 3, 3, 3, 3, 3, 5]).expect("not empty"),
-            clients: chance.between(3, 10) as usize,
-            resources: chance.between(1, 5) as u32,
-            fault_every_ms: *chance.pick(&[150, 400, 1_000, 2_500]).expect("not empty"),
-            storm_ms: chance.between(4_000, 16_000),
-            patience_ms: *chance.pick(&[600, 1_500, 5_000]).expect("not empty"),
-            multi_locks: chance.per_mille(400),
-            sessions: chance.per_mille(500),
-            forced: chance.per_mille(100),
-            reply_loss_permille: *chance.pick(&[0, 0, 20, 100]).expect("not empty"),
-            rate_off_ppm: if rates {
-                *chance.pick(&[1_000, 100_000, 1_000_000]).expect("not empty")
-            } else {
-                0
-            },
+            founders: *rng.pick(&[1, 3, 3, 3, 3, 3, 3, 5]).expect("not empty"),
+            clients: rng.between(3, 10) as usize,
+            resources: rng.between(1, 5) as u32,
+            fault_every_ms: *rng.pick(&[150, 400, 1_000, 2_500]).expect("not empty"),
+            storm_ms: rng.between(4_000, 16_000),
+            timeout_ms: *rng.pick(&[600, 1_500, 5_000]).expect("not empty"),
+            multi_locks: rng.per_mille(400),
+            sessions: rng.per_mille(500),
+            forced: rng.per_mille(100),
+            reply_loss_permille: *rng.pick(&[0, 0, 20, 100]).expect("not empty"),
+            rate_off_ppm: if rates { *rng.pick(&[1_000, 100_000, 1_000_000]).expect("not empty") } else { 0 },
             look_permille: 150,
             plain_permille: 0,
             redlock_permille: 0,
             value_permille: 0,
-            think_ms_max: *chance.pick(&[5, 40, 300]).expect("not empty"),
-            ttl_ms: *chance
+            think_ms_max: *rng.pick(&[5, 40, 300]).expect("not empty"),
+            ttl_ms: *rng
                 .pick(&[[60, 150, 400, 900], [300, 700, 1_500, 3_000], [30, 500, 2_000, 6_000]])
                 .expect("not empty"),
-            snapshot_entries: *chance.pick(&[3, 20, 100, 1_000_000]).expect("not empty"),
-            log_keep_entries: *chance.pick(&[0, 5, 50]).expect("not empty"),
-            snapshot_piece_bytes: *chance.pick(&[64, 1_000, 128 << 10]).expect("not empty"),
-            cache_entries: *chance.pick(&[1, 16, 1_000]).expect("not empty"),
-            idle_record_ms: *chance.pick(&[600_000, 600_000, 600_000, 300]).expect("not empty"),
-            node_gone_ms: *chance.pick(&[1_000, 3_000, 10_000]).expect("not empty"),
-            election_ticks: *chance.pick(&[6, 12, 12]).expect("not empty"),
-            entry_commands_max: *chance.pick(&[1, 4, 4_096]).expect("not empty"),
-            entries_under_way_max: *chance.pick(&[1, 8, 8]).expect("not empty"),
+            snapshot_entries: *rng.pick(&[3, 20, 100, 1_000_000]).expect("not empty"),
+            log_keep_entries: *rng.pick(&[0, 5, 50]).expect("not empty"),
+            snapshot_piece_bytes: *rng.pick(&[64, 1_000, 128 << 10]).expect("not empty"),
+            cache_entries: *rng.pick(&[1, 16, 1_000]).expect("not empty"),
+            idle_record_ms: *rng.pick(&[600_000, 600_000, 600_000, 300]).expect("not empty"),
+            node_gone_ms: *rng.pick(&[1_000, 3_000, 10_000]).expect("not empty"),
+            election_ticks: *rng.pick(&[6, 12, 12]).expect("not empty"),
+            entry_commands_max: *rng.pick(&[1, 4, 4_096]).expect("not empty"),
+            entries_under_way_max: *rng.pick(&[1, 8, 8]).expect("not empty"),
             faults,
         }
     }

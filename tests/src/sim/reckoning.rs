@@ -16,9 +16,9 @@ const REST_MS_MIN: u64 = 2_000;
 const LOOK_EVERY_US: u64 = 50_000;
 
 #[must_use]
-pub fn run(seed: u64, telling: bool) -> Report {
+pub fn run(seed: u64, trace: bool) -> Report {
     let mut world = World::new(seed);
-    world.telling = telling;
+    world.trace = trace;
     world.run_to(world.plan.storm_ms * 1_000);
     world.heal();
     world.reckon();
@@ -95,7 +95,7 @@ impl World {
         self.demand_leader();
         self.run_to(self.now_us + 1_000 * 2_000);
         self.clients_rest = true;
-        let longest_ms = 2 * (self.plan.patience_ms + 4_000) + 5_000;
+        let longest_ms = 2 * (self.plan.timeout_ms + 4_000) + 5_000;
         self.run_until(longest_ms, |world| world.calls.is_empty());
         if let Some(call) = self.calls.values().next() {
             let text = format!("still without an answer: {:?} at node {}", call.ask, call.host);
@@ -193,8 +193,8 @@ impl World {
     /// At every member: every lock can be seen, taken, and released. Nothing is stuck.
     fn demand_service(&mut self) {
         let client = self.clients.len();
-        let (chance, process) = (self.chance.fork(), self.number());
-        self.clients.push(super::clients::Client::new(chance, process));
+        let (rng, process) = (self.rng.fork(), self.number());
+        self.clients.push(super::clients::Client::new(rng, process));
         for id in self.members() {
             for resource in 0..self.plan.resources {
                 self.demand(client, id, Ask::Look { resource });

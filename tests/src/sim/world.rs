@@ -1,21 +1,21 @@
 //! The world of one run: hosts, network, clients, and the agenda that drives them. No threads, no real time.
 //!
-//! Here is what happens to hosts; what clients do is in `clients.rs`, what befalls everybody in `misfortune.rs`.
+//! Here is what happens to hosts; what clients do is in `clients.rs`, what befalls everybody in `faults.rs`.
 
 use super::books::Books;
 use super::calls::{CallNumber, OpenCall};
 use super::clients::Client;
 use super::clock::HostClock;
 use super::event::{Agenda, Happening};
+use super::faults::Changes;
 use super::host::{Host, GOOD_DISK};
-use super::misfortune::Changes;
 use super::names;
 use super::network::Network;
 use super::plain::Role;
 use super::plan::Plan;
-use crate::chance::Chance;
 use crate::checker::history::SeenQueued;
 use crate::checker::{History, Operation};
+use crate::rng::Rng;
 use bytes::{Buf, BytesMut};
 use redfence::node_api::wire;
 use redfence::node_api::{Input, NodeId, Outputs, PeerMessage, SnapshotMeta, Ticket, GROUP};
@@ -44,8 +44,8 @@ pub struct World {
     pub majorities: Vec<Operation>,
     pub books: Books,
     pub changes: Changes,
-    pub chance: Chance,
-    pub net_chance: Chance,
+    pub rng: Rng,
+    pub net_chance: Rng,
     /// Since when nothing is wrong; `None` while something is.
     pub calm_since_us: Option<u64>,
     /// When a disk last refused to write a snapshot.
@@ -57,7 +57,7 @@ pub struct World {
     pub next_number: u64,
     /// What went wrong so far, first first.
     pub failures: Vec<String>,
-    pub telling: bool,
+    pub trace: bool,
     /// In the end it waits as long as anything can take, whether there is anything to wait for or not.
     pub patient: bool,
     out: Outputs,
@@ -75,8 +75,8 @@ impl World {
     pub fn new(seed: u64) -> World {
         // A run must not depend on those before it.
         redfence::tier2::scripts::forget_vm();
-        let mut chance = Chance::new(seed);
-        let plan = Plan::of(seed, &mut chance);
+        let mut rng = Rng::new(seed);
+        let plan = Plan::of(seed, &mut rng);
         let founders: Vec<(NodeId, String)> = (1..=plan.founders).map(|id| (id, address(id))).collect();
         let mut world = World {
             now_us: 0,
@@ -90,18 +90,18 @@ impl World {
             majorities: Vec::new(),
             books: Books::default(),
             changes: Changes::new(plan.founders),
-            net_chance: chance.fork(),
+            net_chance: rng.fork(),
             calm_since_us: Some(0),
             snapshot_refused_us: None,
             healed: false,
             clients_rest: false,
             next_number: 1,
             failures: Vec::new(),
-            telling: false,
+            trace: false,
             patient: seed.is_multiple_of(PATIENT_EVERY),
             out: Outputs::default(),
             frame: BytesMut::new(),
-            chance,
+            rng,
             plan,
         };
         for (id, _) in &founders {
@@ -109,10 +109,10 @@ impl World {
             world.host(*id).member_since_us = Some(0);
         }
         for _ in 0..world.plan.clients {
-            let mut client = Client::new(world.chance.fork(), world.number());
-            client.role = Role::draw(&world.plan, &mut client.chance);
+            let mut client = Client::new(world.rng.fork(), world.number());
+            client.role = Role::draw(&world.plan, &mut client.rng);
             world.clients.push(client);
-            let at_us = world.chance.below(1_500_000);
+            let at_us = world.rng.below(1_500_000);
             world.agenda.plan(at_us, Happening::ClientActs { client: world.clients.len() - 1 });
         }
         world.agenda.plan(1_000_000, Happening::Misfortune);
@@ -136,16 +136,16 @@ impl World {
     }
 
     pub fn add_host(&mut self, id: NodeId, first: SnapshotMeta) {
-        let local_us = self.chance.below(100_000_000_000);
+        let local_us = self.rng.below(100_000_000_000);
         let mut clock = HostClock::new(self.now_us, local_us);
         // Wall clocks of different machines are never quite alike.
-        clock.jump_wall(self.chance.below(4_000_000) as i64 - 2_000_000);
+        clock.jump_wall(self.rng.below(4_000_000) as i64 - 2_000_000);
         self.hosts.insert(id, Host::new(id, first, clock));
         self.start_host(id);
     }
 
     pub fn start_host(&mut self, id: NodeId) {
-        let mut config = Config::new(id, self.chance.draw());
+        let mut config = Config::new(id, self.rng.draw());
         self.plan.configure(&mut config);
         if let Err(error) = self.host(id).start(config) {
             self.fail(format!("node {id} does not start from its own disk: {error}"));
@@ -158,7 +158,7 @@ impl World {
     pub fn stop_host(&mut self, id: NodeId, power_cut: bool) {
         if power_cut {
             let unsynced = self.host(id).disk.unsynced_tasks() as u64;
-            let survivors = self.chance.below(unsynced + 1) as usize;
+            let survivors = self.rng.below(unsynced + 1) as usize;
             self.tell_text(|| format!("node {id} loses power: {survivors} of {unsynced} tasks stay"));
             self.host(id).lose_power(survivors);
         } else {
@@ -172,7 +172,7 @@ impl World {
         let broken: Vec<CallNumber> =
             self.calls.iter().filter(|(_, call)| call.host == id).map(|(number, _)| *number).collect();
         for call in broken {
-            let at_us = self.now_us + self.chance.between(100, 20_000);
+            let at_us = self.now_us + self.rng.between(100, 20_000);
             self.agenda.plan(at_us, Happening::HungUp { call });
         }
     }
@@ -223,7 +223,7 @@ impl World {
             Happening::HungUp { call } => self.hung_up(call),
             Happening::ClientActs { client } => self.client_acts(client),
             Happening::Touch { call } => self.touch_blocked(call),
-            Happening::Misfortune => self.misfortune(),
+            Happening::Misfortune => self.faults(),
             Happening::Relief { what } => self.relieve(what),
         }
     }
@@ -240,7 +240,7 @@ impl World {
 
     /// Whatever has come by the next turn is taken together, as the real shell does.
     pub fn plan_turn(&mut self, id: NodeId) {
-        let at_us = self.now_us + self.chance.below(60);
+        let at_us = self.now_us + self.rng.below(60);
         let host = self.host(id);
         if !host.turn_planned && !host.paused {
             host.turn_planned = true;
@@ -331,7 +331,7 @@ impl World {
     /// A node that cannot write must stop; any other reason to stop is a failure.
     fn gave_up(&mut self, id: NodeId, reason: &str) {
         if self.host(id).write_failed {
-            let power_cut = self.chance.per_mille(500);
+            let power_cut = self.rng.per_mille(500);
             self.stop_host(id, power_cut);
             self.start_later(id);
         } else {
@@ -359,7 +359,7 @@ impl World {
 
     fn begin_write(&mut self, id: NodeId) {
         let (low_us, high_us) = self.host(id).mood.sync_us;
-        let at_us = self.now_us + self.chance.between(low_us, high_us);
+        let at_us = self.now_us + self.rng.between(low_us, high_us);
         let host = self.host(id);
         match host.begin_write() {
             None => {}
@@ -386,7 +386,7 @@ impl World {
     }
 
     fn begin_snapshot_op(&mut self, id: NodeId) {
-        let at_us = self.now_us + self.chance.between(20, 2_000);
+        let at_us = self.now_us + self.rng.between(20, 2_000);
         let host = self.host(id);
         if !host.snapshot_busy && !host.snapshot_ops.is_empty() {
             host.snapshot_busy = true;

@@ -34,14 +34,14 @@ impl Sweeper {
     pub(in crate::tier2) fn deadline(
         &self,
         kind: RequestKind,
-        patience_ms: u64,
+        timeout_ms: u64,
         wait_ms: u64,
     ) -> ReplyDeadline {
         let sweeps = self.sweeps.load(Ordering::Relaxed) + MARGIN_SWEEPS;
         let after = |ms: u64| sweeps.saturating_add(ms.div_ceil(SWEEP_MS));
         let (in_inbox, taken) = match wait_ms {
-            WAIT_FOREVER => (after(patience_ms), u64::MAX),
-            _ => (after(patience_ms.saturating_add(wait_ms)), after(patience_ms.saturating_add(wait_ms))),
+            WAIT_FOREVER => (after(timeout_ms), u64::MAX),
+            _ => (after(timeout_ms.saturating_add(wait_ms)), after(timeout_ms.saturating_add(wait_ms))),
         };
         ReplyDeadline { in_inbox, taken, kind }
     }
@@ -98,7 +98,7 @@ mod tests {
     use std::task::{Context, Poll, Waker};
     use std::time::Duration;
 
-    const PATIENCE_MS: u64 = 1_000;
+    const TIMEOUT_MS: u64 = 1_000;
 
     fn turn(endpoint: &mut NodeEndpoint) -> Vec<Input> {
         let mut inputs = Vec::new();
@@ -121,12 +121,12 @@ mod tests {
 
     #[test]
     fn what_a_stuck_node_never_took_is_refused_in_time_and_never_done() {
-        let (handle, mut endpoint) = connect(PATIENCE_MS);
+        let (handle, mut endpoint) = connect(TIMEOUT_MS);
         turn(&mut endpoint);
         let mut command = handle.submit(Bytes::from_static(b"c"), 0);
         let mut forever = handle.submit(Bytes::from_static(b"f"), WAIT_FOREVER);
         let mut wait = handle.submit(Bytes::from_static(b"w"), 2_000);
-        sweep_for(&handle, PATIENCE_MS);
+        sweep_for(&handle, TIMEOUT_MS);
         assert_eq!(code(&mut command), None, "the node itself would be asked first");
         sweep_for(&handle, 500);
         assert_eq!(code(&mut command).as_deref(), Some("UNAVAILABLE"));
@@ -138,13 +138,13 @@ mod tests {
 
     #[test]
     fn what_a_stuck_node_took_is_answered_in_time_and_a_wait_is_called_off() {
-        let (handle, mut endpoint) = connect(PATIENCE_MS);
+        let (handle, mut endpoint) = connect(TIMEOUT_MS);
         let mut command = handle.submit(Bytes::from_static(b"c"), 0);
         let mut wait = handle.submit(Bytes::from_static(b"w"), 500);
         let mut forever = handle.submit(Bytes::from_static(b"f"), WAIT_FOREVER);
         let mut read = handle.query(OwnedQuery::Session { id: SessionId(1) });
         turn(&mut endpoint);
-        sweep_for(&handle, PATIENCE_MS + 1_000);
+        sweep_for(&handle, TIMEOUT_MS + 1_000);
         assert_eq!(code(&mut command).as_deref(), Some("INDETERMINATE"));
         assert_eq!(code(&mut wait).as_deref(), Some("INDETERMINATE"));
         assert_eq!(code(&mut read).as_deref(), Some("UNAVAILABLE"));
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_node_that_runs_answers_for_itself() {
-        let (handle, mut endpoint) = connect(PATIENCE_MS);
+        let (handle, mut endpoint) = connect(TIMEOUT_MS);
         let mut command = handle.submit(Bytes::from_static(b"c"), 0);
         for _ in 0..50 {
             turn(&mut endpoint);

@@ -242,7 +242,7 @@ mod tests {
         let inbox = NodeInbox::default();
         let blob = Bytes::from(vec![0; REQUEST_BYTES_MAX]);
         let submit =
-            || Submit { ticket: 1, connection: 0, blob: blob.clone(), patience_ms: 1_000, wait_ms: 0 };
+            || Submit { ticket: 1, connection: 0, blob: blob.clone(), timeout_ms: 1_000, wait_ms: 0 };
         for _ in 0..CLIENT_BYTES_MAX / REQUEST_BYTES_MAX {
             assert!(inbox.push_client((Input::Submit(submit()), None)).is_ok());
         }
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn a_sleeper_is_not_woken_for_what_it_can_do_nothing_about() {
         let submit = |ticket| {
-            let submit = Submit { ticket, connection: 0, blob: Bytes::new(), patience_ms: 1_000, wait_ms: 0 };
+            let submit = Submit { ticket, connection: 0, blob: Bytes::new(), timeout_ms: 1_000, wait_ms: 0 };
             (Input::Submit(submit), None)
         };
         let inbox = NodeInbox::default();

@@ -32,7 +32,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// How long a request waits for an answer that says something, unless configured otherwise.
-pub const PATIENCE_MS_DEFAULT: u64 = 5_000;
+pub const TIMEOUT_MS_DEFAULT: u64 = 5_000;
 
 #[derive(Clone, Debug)]
 pub struct Tier2Handle {
@@ -52,12 +52,12 @@ pub(super) struct HandleShared {
     /// Until somebody takes it.
     news: Mutex<Option<FeedReceiver>>,
     next_ticket: AtomicU64,
-    patience_ms: u64,
+    timeout_ms: u64,
 }
 
 /// Makes both ends. The shell's thread keeps the [`NodeEndpoint`].
 #[must_use]
-pub fn connect(patience_ms: u64) -> (Tier2Handle, NodeEndpoint) {
+pub fn connect(timeout_ms: u64) -> (Tier2Handle, NodeEndpoint) {
     let (news, receiver) = apply_feed::channel();
     let shared = Arc::new(HandleShared {
         inbox: NodeInbox::default(),
@@ -68,7 +68,7 @@ pub fn connect(patience_ms: u64) -> (Tier2Handle, NodeEndpoint) {
         demand: Arc::default(),
         news: Mutex::new(Some(receiver)),
         next_ticket: AtomicU64::new(1),
-        patience_ms,
+        timeout_ms,
     });
     let endpoint =
         NodeEndpoint { shared: Arc::clone(&shared), taken: Vec::new(), wanted: Wanted::default(), news };
@@ -94,8 +94,8 @@ impl Tier2Handle {
         if blob.len() > REQUEST_BYTES_MAX {
             return PendingReply::answered(refusals::too_large(blob.len()));
         }
-        let patience_ms = self.shared.patience_ms;
-        let input = |ticket| Input::Submit(Submit { ticket, connection, blob, patience_ms, wait_ms });
+        let timeout_ms = self.shared.timeout_ms;
+        let input = |ticket| Input::Submit(Submit { ticket, connection, blob, timeout_ms, wait_ms });
         let kind = if wait_ms > 0 { RequestKind::Wait } else { RequestKind::Command };
         self.ask(kind, wait_ms, caller, account, input)
     }
@@ -111,16 +111,16 @@ impl Tier2Handle {
     }
 
     fn read(&self, query: OwnedQuery, account: Option<Arc<Account>>) -> PendingReply {
-        let patience_ms = self.shared.patience_ms;
+        let timeout_ms = self.shared.timeout_ms;
         let reply_to = account.clone();
-        let input = |ticket| Input::Read(Read { ticket, query, patience_ms, account });
+        let input = |ticket| Input::Read(Read { ticket, query, timeout_ms, account });
         self.ask(RequestKind::Read, 0, None, reply_to, input)
     }
 
     /// Membership and leadership. Answered when the change is seen to be done.
     pub fn admin(&self, request: AdminRequest) -> PendingReply {
-        let patience_ms = self.shared.patience_ms;
-        self.ask(RequestKind::Admin, 0, None, None, |ticket| Input::Admin { ticket, request, patience_ms })
+        let timeout_ms = self.shared.timeout_ms;
+        self.ask(RequestKind::Admin, 0, None, None, |ticket| Input::Admin { ticket, request, timeout_ms })
     }
 
     /// Connections of these sessions were active, or are blocked in a WAIT. Call about five times a second with all of
@@ -193,7 +193,7 @@ impl Tier2Handle {
         let ticket = self.shared.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         let cancel = (kind == RequestKind::Wait).then(|| self.shared.clone());
-        let deadline = self.shared.sweeper.deadline(kind, self.shared.patience_ms, wait_ms);
+        let deadline = self.shared.sweeper.deadline(kind, self.shared.timeout_ms, wait_ms);
         let reply_to = ReplyTo { reply: sender, caller, account, deadline };
         match self.shared.inbox.push_client((input(ticket), Some(reply_to))) {
             Ok(()) => PendingReply { receiver, ticket, cancel },
@@ -445,7 +445,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_reply_finds_its_request() {
-        let (handle, mut endpoint) = connect(PATIENCE_MS_DEFAULT);
+        let (handle, mut endpoint) = connect(TIMEOUT_MS_DEFAULT);
         let pending = handle.submit(Bytes::from_static(b"x"), 0);
         let inputs = collected(&mut endpoint);
         let Input::Submit(submit) = &inputs[0] else { panic!("not a submit: {inputs:?}") };
@@ -457,7 +457,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_waiting_command_is_cancelled_when_dropped() {
-        let (handle, mut endpoint) = connect(PATIENCE_MS_DEFAULT);
+        let (handle, mut endpoint) = connect(TIMEOUT_MS_DEFAULT);
         drop(handle.submit(Bytes::from_static(b"try"), 0));
         drop(handle.submit(Bytes::from_static(b"wait"), 10));
         let cancels =
@@ -467,7 +467,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_stopped_node_says_what_it_knows() {
-        let (handle, mut endpoint) = connect(PATIENCE_MS_DEFAULT);
+        let (handle, mut endpoint) = connect(TIMEOUT_MS_DEFAULT);
         let taken = handle.submit(Bytes::from_static(b"taken"), 0);
         collected(&mut endpoint);
         let untouched = handle.submit(Bytes::from_static(b"untouched"), 0);

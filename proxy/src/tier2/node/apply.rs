@@ -119,7 +119,7 @@ impl Node {
         }
         self.applying.replies = replies;
         if others_wait {
-            self.others_wait_for_word();
+            self.note_remote_waiters();
         }
         self.out.garbage.append(&mut self.applying.garbage);
         if is_replayed {
@@ -205,16 +205,16 @@ impl Node {
             self.released_by_shutdown();
             return;
         }
-        let reborn = self.next_origin();
+        let restart_incarnation = self.next_origin();
         tracing::warn!(
             ?origin,
-            ?reborn,
+            ?restart_incarnation,
             "this node was declared gone; its waiting requests have left their queues"
         );
         self.origin_start_due_ms = 0;
         self.stage.clear();
         self.forget_scripts();
-        for ticket in self.pending.reborn(reborn) {
+        for ticket in self.pending.restart_incarnation(restart_incarnation) {
             self.out.replies.push((ticket, refusals::no_quorum()));
         }
     }

@@ -17,7 +17,7 @@
 use crate::node_api::Ticket;
 use crate::tier2::node::Node;
 use crate::tier2::refusals;
-use crate::tier2::requests::pending::Done;
+use crate::tier2::requests::pending::AnsweredRequest;
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
@@ -130,7 +130,7 @@ impl Node {
         Some(now_max_ms.saturating_sub(self.machine.logical_ms()))
     }
 
-    fn tell(&mut self, done: Done, reply: Reply, late_ms: Option<u64>) {
+    fn tell(&mut self, done: AnsweredRequest, reply: Reply, late_ms: Option<u64>) {
         let Some(ticket) = done.ticket else { return };
         let is_prompt = |ttl_ms: u64| {
             let allowed_ms =

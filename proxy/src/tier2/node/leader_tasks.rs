@@ -122,12 +122,12 @@ impl Node {
         !self.raw.raft.has_pending_conf() && self.raw.propose_conf_change(Vec::new(), change).is_ok()
     }
 
-    pub(in crate::tier2) fn on_admin(&mut self, ticket: Ticket, request: AdminRequest, patience_ms: u64) {
+    pub(in crate::tier2) fn on_admin(&mut self, ticket: Ticket, request: AdminRequest, timeout_ms: u64) {
         let full = (self.goals.len() >= GOALS_MAX).then(refusals::queue_full);
         match self.refusal().or(full).or_else(|| self.membership.refuse(&request)) {
             Some(refusal) => self.out.replies.push((ticket, refusal)),
             None => {
-                let deadline_ms = self.now.monotonic_ms().saturating_add(patience_ms);
+                let deadline_ms = self.now.monotonic_ms().saturating_add(timeout_ms);
                 self.goals.push(Goal { ticket, request, deadline_ms, due_ms: 0, started: false });
                 // Looked at in this very turn.
                 self.leader_tasks_due_ms = self.now.monotonic_ms();
@@ -183,7 +183,7 @@ impl Node {
         }
         match request {
             AdminRequest::Add { id, addr } => self.propose_change(membership::add_learner(*id, addr)),
-            AdminRequest::Remove { id } if *id == self.config.id => self.hand_over(),
+            AdminRequest::Remove { id } if *id == self.config.id => self.transfer_leadership(),
             AdminRequest::Remove { id } => self.propose_change(membership::remove(*id)),
             AdminRequest::Transfer { id } => {
                 self.raw.transfer_leader(*id);
@@ -193,7 +193,7 @@ impl Node {
     }
 
     /// Gives leadership to the voter that is alive and furthest on.
-    pub(in crate::tier2) fn hand_over(&mut self) -> bool {
+    pub(in crate::tier2) fn transfer_leadership(&mut self) -> bool {
         if self.raw.raft.lead_transferee.is_some() {
             return true;
         }

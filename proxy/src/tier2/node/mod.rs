@@ -29,11 +29,11 @@ use crate::tier2::node::persist::PersistQueue;
 use crate::tier2::node::rng::Rng;
 use crate::tier2::node::shutdown::ShutdownState;
 use crate::tier2::node::stamps::LogicalClock;
-use crate::tier2::requests::batching::Pace;
+use crate::tier2::requests::batching::Batching;
 use crate::tier2::requests::heavy::HeavyQueue;
-use crate::tier2::requests::pending::Pending;
+use crate::tier2::requests::pending::PendingTable;
 use crate::tier2::requests::reads::Reads;
-use crate::tier2::requests::staging::Stage;
+use crate::tier2::requests::staging::StagingQueue;
 use crate::tier2::scripts::{CountedCpu, Scripting};
 use crate::tier2::snapshot::coordinator::Snapshots;
 use raft::eraftpb::{Entry, HardState, Message, MessageType};
@@ -69,18 +69,18 @@ pub struct Node {
     /// When, on this node's own clock, the machine's clock last moved.
     pub(super) stamp_applied_at_ms: u64,
     pub(super) membership: Membership,
-    pub(super) pending: Pending,
+    pub(super) pending: PendingTable,
     pub(super) heavy: HeavyQueue,
     /// The machine knows this start of the node: its commands are taken.
     pub(super) origin_live: bool,
     pub(super) origin_start_due_ms: u64,
     pub(super) reads: Reads,
     pub(super) grant_delivery: GrantDelivery,
-    pub(super) stage: Stage,
+    pub(super) stage: StagingQueue,
     pub(super) scripting: Scripting,
     pub(super) cpu: Box<dyn CpuClock>,
     pub(super) clock: LogicalClock,
-    pub(super) pace: Pace,
+    pub(super) batching: Batching,
     pub(super) touched: BTreeSet<SessionId>,
     pub(super) touch_due_ms: u64,
     pub(super) goals: Vec<Goal>,
@@ -146,17 +146,17 @@ impl Node {
             turn_load: TurnLoad::default(),
             stamp_applied_at_ms: 0,
             membership,
-            pending: Pending::new(origin),
+            pending: PendingTable::new(origin),
             heavy: HeavyQueue::default(),
             origin_live: false,
             origin_start_due_ms: 0,
             reads: Reads::default(),
             grant_delivery: GrantDelivery::default(),
-            stage: Stage::default(),
+            stage: StagingQueue::default(),
             scripting: Scripting::default(),
             cpu: Box::new(CountedCpu::default()),
             clock: LogicalClock::new(config.clock_gap_ms_max),
-            pace: Pace::default(),
+            batching: Batching::default(),
             touched: BTreeSet::new(),
             touch_due_ms: 0,
             goals: Vec::new(),
@@ -221,7 +221,7 @@ impl Node {
             Input::SnapshotProgress { id, written_bytes } => self.on_snapshot_progress(id, written_bytes),
             Input::SnapshotStored(id) => self.on_snapshot_stored(id),
             Input::SnapshotFailed { id, reason } => self.on_snapshot_failed(id, &reason),
-            Input::Admin { ticket, request, patience_ms } => self.on_admin(ticket, request, patience_ms),
+            Input::Admin { ticket, request, timeout_ms } => self.on_admin(ticket, request, timeout_ms),
             Input::Shutdown => self.begin_shutdown(),
             Input::Wake => {}
         }
@@ -268,14 +268,14 @@ impl Node {
             self.ask_about_grants();
             self.route_requests();
             self.propose_staged();
-            self.tell_commit();
+            self.broadcast_commit();
             self.ask_reads();
             if !self.raw.has_ready() {
                 break;
             }
             let answered = self.out.replies.len();
             self.handle_ready();
-            self.expect_again(self.out.replies.len() - answered);
+            self.expect_follow_ups(self.out.replies.len() - answered);
             if self.fatal.is_some() {
                 return;
             }
@@ -380,7 +380,7 @@ impl Node {
             return;
         }
         self.route = route;
-        self.pace = Pace::default();
+        self.batching = Batching::default();
         self.stage.clear();
         self.forget_scripts();
         self.pending.leader_changed();
@@ -443,7 +443,7 @@ impl Node {
             wake_at_ms = wake_at_ms.min(now_ms.saturating_add(left_ms.max(1)));
         }
         let wake_at_us = 1_000 * wake_at_ms;
-        let wanted_at_us = self.pace_at_us().into_iter().chain(self.scripts_at_us()).min();
+        let wanted_at_us = self.batching_wake_at_us().into_iter().chain(self.scripts_at_us()).min();
         wanted_at_us.map_or(wake_at_us, |at_us| at_us.min(wake_at_us))
     }
 
@@ -453,7 +453,7 @@ impl Node {
         let follows = self.raw.raft.state == StateRole::Follower;
         WakeFilter {
             requests: match self.is_leader() {
-                true => self.held_back().saturating_sub(self.stage.len()).max(1),
+                true => self.commands_awaited().saturating_sub(self.stage.len()).max(1),
                 false => 1,
             },
             // A follower's answer leaves without the node; what it holds is applied when the leader says so.
@@ -508,7 +508,7 @@ fn raft_config(config: &Config, applied: u64) -> raft::Config {
         batch_append: on(Mutant::BatchedAppends),
         max_uncommitted_size: 64 << 20,
         max_committed_size_per_ready: COMMITTED_BYTES_PER_READY,
-        // `tell_commit` does it, once a turn, and not at all where the next entry says it anyway.
+        // `broadcast_commit` does it, once a turn, and not at all where the next entry says it anyway.
         skip_bcast_commit: true,
         ..raft::Config::default()
     }

@@ -43,7 +43,7 @@ impl Node {
             stopping.released = true;
         }
         let origin = self.pending.origin();
-        for ticket in self.pending.reborn(origin) {
+        for ticket in self.pending.restart_incarnation(origin) {
             self.out.replies.push((ticket, refusals::stopping()));
         }
     }
@@ -64,7 +64,7 @@ impl Node {
                 self.release_waiters();
                 return;
             }
-            if self.is_leader() && self.membership.voters() > 1 && self.try_hand_over() {
+            if self.is_leader() && self.membership.voters() > 1 && self.try_transfer_leadership() {
                 return;
             }
         }
@@ -83,14 +83,14 @@ impl Node {
     }
 
     /// False: there is nobody to hand over to.
-    fn try_hand_over(&mut self) -> bool {
+    fn try_transfer_leadership(&mut self) -> bool {
         let now_ms = self.now.monotonic_ms();
         let Some(stopping) = &mut self.stopping else { return false };
         if now_ms < stopping.hand_over_due_ms {
             return true;
         }
         stopping.hand_over_due_ms = now_ms + RETRY_MS;
-        self.hand_over()
+        self.transfer_leadership()
     }
 
     fn answer_the_rest(&mut self) {

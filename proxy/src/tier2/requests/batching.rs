@@ -1,19 +1,20 @@
-//! How large entries become, and when followers hear what is committed: what the leader does to write and wake up less often.
+//! Batching on the leader: how many commands an entry holds, and when followers learn the commit index.
 //!
-//! An entry costs every node a write, an fsync and several wake-ups, however much is in it, and the word of a commit costs a
-//! message and an answer. So a small entry waits for more where more is likely to come soon, and the word waits for an entry
-//! that carries it where nobody waits for it. None of this touches what is safe: a command is staged, or it is in the log.
+//! An entry costs every node a write, an fsync and several wake-ups, however many commands it holds; a separate message with
+//! the commit index costs a message and an answer. So a small entry waits for more commands where more are likely to come soon,
+//! and commit-index updates piggyback on the next append unless a follower's client is blocked on them. Safety does not
+//! depend on any of this: a command is staged, or it is in the log.
 
 use crate::tier2::node::Node;
 use std::collections::VecDeque;
 
 /// What the leader has sent out, and what it waits for. Begins anew with every leadership.
 #[derive(Debug, Default)]
-pub(in crate::tier2) struct Pace {
+pub(in crate::tier2) struct Batching {
     /// Own proposals that are not applied yet: index and number of commands.
     under_way: VecDeque<(u64, usize)>,
     gathering: Gathering,
-    word: CommitWord,
+    commit_broadcast: CommitBroadcast,
 }
 
 /// Clients that were answered together often ask again together: a holder who got the lock gives it back, the one who gave it
@@ -30,8 +31,8 @@ struct Gathering {
 
 /// What followers know of the commit index.
 #[derive(Debug, Default)]
-struct CommitWord {
-    told: u64,
+struct CommitBroadcast {
+    announced: u64,
     due_us: Option<u64>,
     /// A client of another node waits for an answer in what is applied here.
     is_awaited: bool,
@@ -41,10 +42,10 @@ struct CommitWord {
 const PASSES_MIN: u32 = 8;
 const PASSES_MAX: u32 = 1_024;
 
-impl CommitWord {
+impl CommitBroadcast {
     /// Followers hear of all up to here by what is being sent now.
-    fn told(&mut self, committed: u64) {
-        *self = CommitWord { told: committed, ..CommitWord::default() };
+    fn announced(&mut self, committed: u64) {
+        *self = CommitBroadcast { announced: committed, ..CommitBroadcast::default() };
     }
 }
 
@@ -77,11 +78,11 @@ impl Gathering {
 impl Node {
     /// Everything staged becomes one entry, or a few if it is too much for one.
     pub(in crate::tier2) fn propose_staged(&mut self) {
-        while self.pace.under_way.front().is_some_and(|(index, _)| *index <= self.applied) {
-            self.pace.under_way.pop_front();
+        while self.batching.under_way.front().is_some_and(|(index, _)| *index <= self.applied) {
+            self.batching.under_way.pop_front();
         }
         self.run_scripts();
-        while self.may_propose() && self.stage.len() >= self.held_back() && !self.must_run_scripts() {
+        while self.may_propose() && self.stage.len() >= self.commands_awaited() && !self.must_run_scripts() {
             let Some(stamp) = self.clock.stamp(self.now) else { return };
             let (commands_max, bytes_max) = (self.config.entry_commands_max, self.config.entry_bytes_max);
             let Some(built) = self.stage.build(stamp, &self.pending, commands_max, bytes_max) else { return };
@@ -100,9 +101,9 @@ impl Node {
 
     /// An entry with so many commands is in the log.
     pub(in crate::tier2) fn note_proposed(&mut self, commands: usize) {
-        self.pace.word.told(self.raw.raft.raft_log.committed);
-        self.pace.under_way.push_back((self.raw.raft.raft_log.last_index(), commands));
-        self.pace.gathering.end(commands);
+        self.batching.commit_broadcast.announced(self.raw.raft.raft_log.committed);
+        self.batching.under_way.push_back((self.raw.raft.raft_log.last_index(), commands));
+        self.batching.gathering.end(commands);
     }
 
     pub(in crate::tier2) fn may_propose(&self) -> bool {
@@ -117,56 +118,57 @@ impl Node {
 
     /// How many commands the next entry waits for: as many as are under way, since their end will call again; or as many as were
     /// just answered, for a moment.
-    pub(in crate::tier2) fn held_back(&self) -> usize {
-        let under_way: usize = self.pace.under_way.iter().map(|(_, commands)| commands).sum();
-        let awaited = if self.is_gathering() { self.pace.gathering.expected } else { under_way };
+    pub(in crate::tier2) fn commands_awaited(&self) -> usize {
+        let under_way: usize = self.batching.under_way.iter().map(|(_, commands)| commands).sum();
+        let awaited = if self.is_gathering() { self.batching.gathering.expected } else { under_way };
         awaited.clamp(1, self.config.entry_commands_min)
     }
 
     fn is_gathering(&self) -> bool {
-        let Gathering { expected, until_us, .. } = self.pace.gathering;
-        expected > 0 && self.now.monotonic_us < until_us && self.pace.under_way.is_empty()
+        let Gathering { expected, until_us, .. } = self.batching.gathering;
+        expected > 0 && self.now.monotonic_us < until_us && self.batching.under_way.is_empty()
     }
 
     /// So many clients of this node were answered. What is staged already can wait for them: it has just missed an entry.
-    pub(in crate::tier2) fn expect_again(&mut self, answered: usize) {
+    pub(in crate::tier2) fn expect_follow_ups(&mut self, answered: usize) {
         if answered > 0 && self.is_leader() {
             let expected = (self.stage.len() + answered).min(self.config.entry_commands_min);
-            let patience_us = self.config.gather_us + self.config.gather_each_us * answered as u64;
-            self.pace.gathering.begin(expected, self.now.monotonic_us + patience_us);
+            let wait_us = self.config.gather_us + self.config.gather_each_us * answered as u64;
+            self.batching.gathering.begin(expected, self.now.monotonic_us + wait_us);
         }
     }
 
-    /// Followers apply what they know to be committed, and answer their own clients then. The next entry carries the word;
-    /// where there is none, it goes alone: at once where one of their clients waits for it, else a little later.
-    pub(in crate::tier2) fn tell_commit(&mut self) {
+    /// Followers apply what they know to be committed, and answer their own clients then. The next entry carries the commit index;
+    /// without one it is sent alone: at once if a client of a follower is blocked on it, else after `commit_broadcast_us`.
+    pub(in crate::tier2) fn broadcast_commit(&mut self) {
         let committed = self.raw.raft.raft_log.committed;
-        if !self.is_leader() || self.pace.word.told >= committed {
+        if !self.is_leader() || self.batching.commit_broadcast.announced >= committed {
             return;
         }
         let now_us = self.now.monotonic_us;
-        let due_us = *self.pace.word.due_us.get_or_insert(now_us + self.config.commit_word_us);
-        if now_us < due_us && !self.pace.word.is_awaited {
+        let due_us =
+            *self.batching.commit_broadcast.due_us.get_or_insert(now_us + self.config.commit_broadcast_us);
+        if now_us < due_us && !self.batching.commit_broadcast.is_awaited {
             return;
         }
-        self.pace.word.told(committed);
-        // While a change of membership is under way, raft has told them itself.
+        self.batching.commit_broadcast.announced(committed);
+        // While a change of membership is under way, raft sends the commit index itself.
         if !self.raw.raft.has_pending_conf() {
             self.raw.raft.bcast_append();
         }
     }
 
     /// An answer for a client of another node was applied here.
-    pub(in crate::tier2) fn others_wait_for_word(&mut self) {
-        self.pace.word.is_awaited = true;
+    pub(in crate::tier2) fn note_remote_waiters(&mut self) {
+        self.batching.commit_broadcast.is_awaited = true;
     }
 
     /// When this wants to be called again, if it does.
-    pub(in crate::tier2) fn pace_at_us(&self) -> Option<u64> {
+    pub(in crate::tier2) fn batching_wake_at_us(&self) -> Option<u64> {
         if !self.is_leader() {
             return None;
         }
-        let gathered_at_us = self.is_gathering().then_some(self.pace.gathering.until_us);
-        gathered_at_us.into_iter().chain(self.pace.word.due_us).min()
+        let gathered_at_us = self.is_gathering().then_some(self.batching.gathering.until_us);
+        gathered_at_us.into_iter().chain(self.batching.commit_broadcast.due_us).min()
     }
 }

@@ -19,46 +19,46 @@ use std::collections::VecDeque;
 
 /// What keeps its order: the commands of a connection, or one that came by none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Lane {
+enum OrderKey {
     Connection(ConnectionId),
     Alone(Ticket),
 }
 
-impl Lane {
-    fn of(submit: &Submit) -> Lane {
+impl OrderKey {
+    fn of(submit: &Submit) -> OrderKey {
         match submit.connection {
-            0 => Lane::Alone(submit.ticket),
-            connection => Lane::Connection(connection),
+            0 => OrderKey::Alone(submit.ticket),
+            connection => OrderKey::Connection(connection),
         }
     }
 }
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingCommand {
     submit: Submit,
     /// 0 for a light one.
     heavy_us: u64,
     came_ms: u64,
 }
 
-impl Waiting {
+impl WaitingCommand {
     fn is_overdue(&self, now_ms: u64) -> bool {
-        self.came_ms.saturating_add(self.submit.patience_ms) <= now_ms
+        self.came_ms.saturating_add(self.submit.timeout_ms) <= now_ms
     }
 }
 
 #[derive(Debug, Default)]
 pub(in crate::tier2) struct HeavyQueue {
-    lanes: FxHashMap<Lane, VecDeque<Waiting>>,
-    /// Every lane once, the next one first. A lane whose commands were all called off stays until its turn.
-    turns: VecDeque<Lane>,
-    lane_of_ticket: FxHashMap<Ticket, Lane>,
+    queues: FxHashMap<OrderKey, VecDeque<WaitingCommand>>,
+    /// Every queue once, the next one first. A queue whose commands were all cancelled stays until its turn.
+    turns: VecDeque<OrderKey>,
+    key_of_ticket: FxHashMap<Ticket, OrderKey>,
     bytes: usize,
 }
 
 impl HeavyQueue {
     fn len(&self) -> usize {
-        self.lane_of_ticket.len()
+        self.key_of_ticket.len()
     }
 
     fn is_empty(&self) -> bool {
@@ -67,36 +67,36 @@ impl HeavyQueue {
 
     /// Whether a command would overtake one of its connection.
     fn holds(&self, submit: &Submit) -> bool {
-        !self.is_empty() && self.lanes.contains_key(&Lane::of(submit))
+        !self.is_empty() && self.queues.contains_key(&OrderKey::of(submit))
     }
 
-    fn push(&mut self, waiting: Waiting) {
-        let lane = Lane::of(&waiting.submit);
+    fn push(&mut self, waiting: WaitingCommand) {
+        let key = OrderKey::of(&waiting.submit);
         self.bytes += waiting.submit.blob.len();
-        self.lane_of_ticket.insert(waiting.submit.ticket, lane);
-        let commands = self.lanes.entry(lane).or_insert_with(|| {
-            self.turns.push_back(lane);
+        self.key_of_ticket.insert(waiting.submit.ticket, key);
+        let commands = self.queues.entry(key).or_insert_with(|| {
+            self.turns.push_back(key);
             VecDeque::new()
         });
         commands.push_back(waiting);
     }
 
-    fn forget(&mut self, waiting: &Waiting) {
+    fn forget(&mut self, waiting: &WaitingCommand) {
         self.bytes -= waiting.submit.blob.len();
-        self.lane_of_ticket.remove(&waiting.submit.ticket);
+        self.key_of_ticket.remove(&waiting.submit.ticket);
     }
 
-    /// The turn of the next lane: its first command, and the light ones right behind it.
-    fn take_turn(&mut self) -> Vec<Waiting> {
-        let Some(lane) = self.turns.pop_front() else { return Vec::new() };
-        let Some(commands) = self.lanes.get_mut(&lane) else { return Vec::new() };
+    /// The turn of the next queue: its first command, and the light ones right behind it.
+    fn take_turn(&mut self) -> Vec<WaitingCommand> {
+        let Some(key) = self.turns.pop_front() else { return Vec::new() };
+        let Some(commands) = self.queues.get_mut(&key) else { return Vec::new() };
         let next_heavy = commands.iter().skip(1).position(|waiting| waiting.heavy_us > 0);
-        let taken: Vec<Waiting> = match next_heavy {
+        let taken: Vec<WaitingCommand> = match next_heavy {
             Some(behind) => {
-                self.turns.push_back(lane);
+                self.turns.push_back(key);
                 commands.drain(..=behind).collect()
             }
-            None => self.lanes.remove(&lane).into_iter().flatten().collect(),
+            None => self.queues.remove(&key).into_iter().flatten().collect(),
         };
         taken.iter().for_each(|waiting| self.forget(waiting));
         taken
@@ -104,8 +104,7 @@ impl HeavyQueue {
 
     /// Its client is gone. Whether it was here.
     fn call_off(&mut self, ticket: Ticket) -> bool {
-        let Some(commands) = self.lane_of_ticket.get(&ticket).and_then(|lane| self.lanes.get_mut(lane))
-        else {
+        let Some(commands) = self.key_of_ticket.get(&ticket).and_then(|key| self.queues.get_mut(key)) else {
             return false;
         };
         let place = commands.iter().position(|waiting| waiting.submit.ticket == ticket);
@@ -114,14 +113,14 @@ impl HeavyQueue {
         true
     }
 
-    /// Those whose patience has run out, in the order of their lanes' turns.
+    /// Those whose patience has run out, in the order of their queues' turns.
     fn take_overdue(&mut self, now_ms: u64) -> Vec<Ticket> {
         let mut overdue = Vec::new();
-        for lane in &self.turns {
-            let Some(commands) = self.lanes.get_mut(lane) else { continue };
+        for key in &self.turns {
+            let Some(commands) = self.queues.get_mut(key) else { continue };
             if commands.iter().any(|waiting| waiting.is_overdue(now_ms)) {
                 let all = std::mem::take(commands).into_iter();
-                let (late, kept): (Vec<Waiting>, Vec<Waiting>) =
+                let (late, kept): (Vec<WaitingCommand>, Vec<WaitingCommand>) =
                     all.partition(|waiting| waiting.is_overdue(now_ms));
                 *commands = kept.into();
                 overdue.extend(late);
@@ -147,7 +146,7 @@ impl Node {
             || self.heavy.bytes + submit.blob.len() > self.config.pending_bytes_max / 2;
         match is_full {
             true => self.out.replies.push((submit.ticket, refusals::queue_full())),
-            false => self.heavy.push(Waiting { submit, heavy_us, came_ms: now_ms }),
+            false => self.heavy.push(WaitingCommand { submit, heavy_us, came_ms: now_ms }),
         }
     }
 
@@ -159,8 +158,8 @@ impl Node {
     pub(in crate::tier2) fn admit_heavy(&mut self) {
         let now_ms = self.now.monotonic_ms();
         while self.may_admit_heavy() {
-            for Waiting { mut submit, heavy_us, came_ms } in self.heavy.take_turn() {
-                submit.patience_ms = submit.patience_ms.saturating_sub(now_ms - came_ms);
+            for WaitingCommand { mut submit, heavy_us, came_ms } in self.heavy.take_turn() {
+                submit.timeout_ms = submit.timeout_ms.saturating_sub(now_ms - came_ms);
                 self.pending.submit_heavy(submit, heavy_us, now_ms);
             }
         }
@@ -184,10 +183,10 @@ mod tests {
     use super::*;
     use bytes::Bytes;
 
-    fn waiting(connection: ConnectionId, ticket: Ticket, heavy_us: u64) -> Waiting {
+    fn waiting(connection: ConnectionId, ticket: Ticket, heavy_us: u64) -> WaitingCommand {
         let submit =
-            Submit { ticket, connection, blob: Bytes::from_static(b"x"), patience_ms: 1_000, wait_ms: 0 };
-        Waiting { submit, heavy_us, came_ms: ticket }
+            Submit { ticket, connection, blob: Bytes::from_static(b"x"), timeout_ms: 1_000, wait_ms: 0 };
+        WaitingCommand { submit, heavy_us, came_ms: ticket }
     }
 
     fn turn(queue: &mut HeavyQueue) -> Vec<Ticket> {
@@ -205,7 +204,7 @@ mod tests {
         let turns: Vec<Vec<Ticket>> = (0..6).map(|_| turn(&mut queue)).collect();
         assert_eq!(turns, [vec![1, 2, 3], vec![5], vec![6], vec![7], vec![4, 8], vec![]]);
         assert!(
-            queue.is_empty() && queue.lane_of_ticket.is_empty() && queue.bytes == 0 && queue.lanes.is_empty()
+            queue.is_empty() && queue.key_of_ticket.is_empty() && queue.bytes == 0 && queue.queues.is_empty()
         );
     }
 
@@ -220,7 +219,7 @@ mod tests {
         assert_eq!(queue.len(), 3);
         let turns: Vec<Vec<Ticket>> = (0..3).map(|_| turn(&mut queue)).collect();
         assert_eq!(turns, [[5], [4], [6]]);
-        assert!(queue.is_empty() && queue.lane_of_ticket.is_empty() && queue.bytes == 0);
+        assert!(queue.is_empty() && queue.key_of_ticket.is_empty() && queue.bytes == 0);
     }
 
     #[test]
@@ -231,6 +230,6 @@ mod tests {
         assert!(queue.call_off(1));
         assert_eq!(turn(&mut queue), [0; 0]);
         assert_eq!(turn(&mut queue), [2]);
-        assert!(queue.is_empty() && queue.lanes.is_empty());
+        assert!(queue.is_empty() && queue.queues.is_empty());
     }
 }

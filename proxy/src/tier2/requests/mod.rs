@@ -9,7 +9,7 @@ pub(super) mod staging;
 use crate::node_api::{Forward, Forwarded, NodeId, OwnedQuery, PeerMessage, Read, Submit, Ticket};
 use crate::tier2::node::Node;
 use crate::tier2::refusals;
-use crate::tier2::requests::pending::{GaveUp, Overdue, Withdrawn};
+use crate::tier2::requests::pending::{OverdueRequest, TimeoutOutcome, WithdrawOutcome};
 use crate::tier2::requests::reads::{count_reply, ReadyRead};
 use crate::tier2::requests::staging::StageLimits;
 use bytes::Bytes;
@@ -32,7 +32,7 @@ const READS_PER_LOOK: usize = 8;
 /// And after this much work, which costs nothing to look at.
 const READS_WORK_MAX: u64 = 200_000;
 /// How long the node tries to get a command of its own into the log.
-const OWN_PATIENCE_MS: u64 = 30_000;
+const OWN_TIMEOUT_MS: u64 = 30_000;
 /// Sessions in one batched keep-alive.
 const TOUCH_IDS_MAX: usize = 8_192;
 
@@ -95,9 +95,9 @@ impl Node {
             return;
         }
         match self.pending.withdraw(ticket) {
-            Withdrawn::NeverSent => self.out.replies.push((ticket, Reply::NilArray)),
-            Withdrawn::CancelInLog(seq) => self.cancel_in_log(seq),
-            Withdrawn::Unknown => {}
+            WithdrawOutcome::NeverSent => self.out.replies.push((ticket, Reply::NilArray)),
+            WithdrawOutcome::CancelInLog(seq) => self.cancel_in_log(seq),
+            WithdrawOutcome::Unknown => {}
         }
     }
 
@@ -129,7 +129,7 @@ impl Node {
 
     pub(super) fn submit_own(&mut self, command: &Command<'_>) -> u64 {
         let now_ms = self.now.monotonic_ms();
-        self.pending.submit_own(encoded(command), now_ms, now_ms + OWN_PATIENCE_MS)
+        self.pending.submit_own(encoded(command), now_ms, now_ms + OWN_TIMEOUT_MS)
     }
 
     /// Ends what has waited too long, and sends again what was not heard of.
@@ -152,14 +152,14 @@ impl Node {
         }
     }
 
-    pub(super) fn give_up(&mut self, overdue: &Overdue) {
+    pub(super) fn give_up(&mut self, overdue: &OverdueRequest) {
         if overdue.cancel {
             self.cancel_in_log(overdue.seq);
         }
         let reply = match overdue.verdict {
-            GaveUp::NeverSent => refusals::no_quorum(),
-            GaveUp::Unknown if on(Mutant::DefiniteErrorAfterSending) => refusals::no_quorum(),
-            GaveUp::Unknown => refusals::indeterminate(),
+            TimeoutOutcome::NeverSent => refusals::no_quorum(),
+            TimeoutOutcome::Unknown if on(Mutant::DefiniteErrorAfterSending) => refusals::no_quorum(),
+            TimeoutOutcome::Unknown => refusals::indeterminate(),
         };
         if let Some(ticket) = overdue.ticket {
             self.out.replies.push((ticket, reply));
@@ -178,7 +178,7 @@ impl Node {
         }
         match self.is_leader() {
             true => {
-                while let Some(seq) = self.pending.next_leaving() {
+                while let Some(seq) = self.pending.next_unsent() {
                     self.stage.push_own(seq, &self.machine, &self.pending, self.now.monotonic_us);
                 }
             }

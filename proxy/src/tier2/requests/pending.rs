@@ -21,7 +21,7 @@ const UNREACHED_MS_MIN: u64 = 50;
 const DOUBLINGS_MAX: u32 = 3;
 
 #[derive(Debug)]
-struct Request {
+struct PendingRequest {
     /// `None`: a command of the node itself; nobody waits for its answer.
     ticket: Option<Ticket>,
     connection: ConnectionId,
@@ -38,14 +38,14 @@ struct Request {
     sent: bool,
 }
 
-impl Request {
+impl PendingRequest {
     fn may_queue(&self) -> bool {
         self.queued_deadline_ms > 0
     }
 }
 
 #[derive(Debug)]
-struct Placed {
+struct PlacedRequest {
     ticket: Ticket,
     blob: Bytes,
     deadline_ms: u64,
@@ -53,7 +53,7 @@ struct Placed {
 
 /// A request that the machine has answered.
 #[derive(Debug)]
-pub(in crate::tier2) struct Done {
+pub(in crate::tier2) struct AnsweredRequest {
     /// `None`: nobody waits for the answer.
     pub(in crate::tier2) ticket: Option<Ticket>,
     pub(in crate::tier2) blob: Bytes,
@@ -64,7 +64,7 @@ pub(in crate::tier2) struct Done {
 
 /// Why a request ends without an answer of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::tier2) enum GaveUp {
+pub(in crate::tier2) enum TimeoutOutcome {
     /// Certainly not applied.
     NeverSent,
     /// Not known.
@@ -73,7 +73,7 @@ pub(in crate::tier2) enum GaveUp {
 
 /// What is to be done about a wait that is called off while its answer is still wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::tier2) enum Withdrawn {
+pub(in crate::tier2) enum WithdrawOutcome {
     /// It never left this node, and never will.
     NeverSent,
     /// Call it off in the log. Its answer comes from there.
@@ -84,17 +84,17 @@ pub(in crate::tier2) enum Withdrawn {
 
 /// A request whose patience ran out.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::tier2) struct Overdue {
+pub(in crate::tier2) struct OverdueRequest {
     pub(in crate::tier2) seq: u64,
     pub(in crate::tier2) ticket: Option<Ticket>,
-    pub(in crate::tier2) verdict: GaveUp,
+    pub(in crate::tier2) verdict: TimeoutOutcome,
     /// It may stand in a queue, now or later: take it out again.
     pub(in crate::tier2) cancel: bool,
 }
 
 /// When to send again to the same leader. One timer for all: what is behind a lost request is not taken either.
 #[derive(Debug, Default)]
-struct Resending {
+struct ResendTimer {
     /// Nothing of ours was applied for too long, if so at this time. `None`: nothing is under way.
     silent_at_ms: Option<u64>,
     /// The leader was not reached: from this time on.
@@ -106,33 +106,33 @@ struct Resending {
 }
 
 #[derive(Debug)]
-pub(in crate::tier2) struct Pending {
+pub(in crate::tier2) struct PendingTable {
     origin: Origin,
     next_seq: u64,
-    unapplied: BTreeMap<u64, Request>,
+    unapplied: BTreeMap<u64, PendingRequest>,
     unapplied_bytes: usize,
     /// What the heavy ones of `unapplied` cost together.
     heavy_us: u64,
     /// The highest number handed to the current leader (or to our own stage). Higher ones leave next.
     handed: u64,
-    resending: Resending,
+    resending: ResendTimer,
     /// Those of `unapplied` that may come to stand in a queue.
     may_queue: BTreeSet<u64>,
-    placed: FxHashMap<u64, Placed>,
+    placed: FxHashMap<u64, PlacedRequest>,
     /// Only of requests that may queue: those can be cancelled.
     seq_of_ticket: FxHashMap<Ticket, u64>,
 }
 
-impl Pending {
-    pub(in crate::tier2) fn new(origin: Origin) -> Pending {
-        Pending {
+impl PendingTable {
+    pub(in crate::tier2) fn new(origin: Origin) -> PendingTable {
+        PendingTable {
             origin,
             next_seq: 1,
             unapplied: BTreeMap::new(),
             unapplied_bytes: 0,
             heavy_us: 0,
             handed: 0,
-            resending: Resending::default(),
+            resending: ResendTimer::default(),
             may_queue: BTreeSet::new(),
             placed: FxHashMap::default(),
             seq_of_ticket: FxHashMap::default(),
@@ -172,15 +172,15 @@ impl Pending {
 
     /// The same, of one that costs so much.
     pub(in crate::tier2) fn submit_heavy(&mut self, submit: Submit, heavy_us: u64, now_ms: u64) -> u64 {
-        let patience_ends_ms = now_ms.saturating_add(submit.patience_ms);
-        let ends_ms = patience_ends_ms.saturating_add(submit.wait_ms);
+        let times_out_ms = now_ms.saturating_add(submit.timeout_ms);
+        let ends_ms = times_out_ms.saturating_add(submit.wait_ms);
         let (deadline_ms, queued_deadline_ms) = match submit.wait_ms {
             0 => (ends_ms, 0),
-            WAIT_FOREVER => (patience_ends_ms, u64::MAX),
+            WAIT_FOREVER => (times_out_ms, u64::MAX),
             _ => (ends_ms, ends_ms),
         };
         let Submit { ticket, connection, blob, .. } = submit;
-        self.add(Request {
+        self.add(PendingRequest {
             ticket: Some(ticket),
             connection,
             blob,
@@ -195,7 +195,7 @@ impl Pending {
 
     /// A command of the node itself. Given up at its deadline like any other.
     pub(super) fn submit_own(&mut self, blob: Bytes, now_ms: u64, deadline_ms: u64) -> u64 {
-        self.add(Request {
+        self.add(PendingRequest {
             ticket: None,
             connection: 0,
             blob,
@@ -208,7 +208,7 @@ impl Pending {
         })
     }
 
-    fn add(&mut self, request: Request) -> u64 {
+    fn add(&mut self, request: PendingRequest) -> u64 {
         let seq = self.next_seq;
         self.next_seq += 1;
         self.unapplied_bytes += request.blob.len();
@@ -234,12 +234,12 @@ impl Pending {
             }
         }
         self.handed = 0;
-        self.resending = Resending::default();
+        self.resending = ResendTimer::default();
     }
 
     /// The leader was not reached: what is under way to it goes again, soon.
     pub(in crate::tier2) fn leader_unreachable(&mut self, now_ms: u64) {
-        let Resending { went_back_ms, tries, .. } = self.resending;
+        let ResendTimer { went_back_ms, tries, .. } = self.resending;
         let soonest_ms = went_back_ms + (UNREACHED_MS_MIN << tries.min(DOUBLINGS_MAX));
         self.resending.lost_at_ms.get_or_insert(soonest_ms.max(now_ms));
     }
@@ -250,7 +250,7 @@ impl Pending {
         let is_under_way = self.unapplied.first_key_value().is_some_and(|(seq, _)| *seq <= self.handed);
         if !is_under_way {
             let went_back_ms = resending.went_back_ms;
-            *resending = Resending { went_back_ms, ..Resending::default() };
+            *resending = ResendTimer { went_back_ms, ..ResendTimer::default() };
             return;
         }
         if std::mem::take(&mut resending.progressed) {
@@ -262,7 +262,7 @@ impl Pending {
             self.handed = 0;
             let tries = resending.tries + 1;
             let silent_at_ms = Some(now_ms.saturating_add(resend_ms << tries.min(DOUBLINGS_MAX)));
-            *resending = Resending { silent_at_ms, went_back_ms: now_ms, tries, ..Resending::default() };
+            *resending = ResendTimer { silent_at_ms, went_back_ms: now_ms, tries, ..ResendTimer::default() };
         }
     }
 
@@ -272,7 +272,7 @@ impl Pending {
     }
 
     /// The next number to hand over; it counts as handed over from now on.
-    pub(in crate::tier2) fn next_leaving(&mut self) -> Option<u64> {
+    pub(in crate::tier2) fn next_unsent(&mut self) -> Option<u64> {
         if self.handed + 1 >= self.next_seq {
             return None;
         }
@@ -283,7 +283,7 @@ impl Pending {
 
     /// The next request to leave for another node. From here on a time-out must report `INDETERMINATE`.
     pub(in crate::tier2) fn next_to_forward(&mut self) -> Option<Forwarded> {
-        let seq = self.next_leaving()?;
+        let seq = self.next_unsent()?;
         let request = self.unapplied.get_mut(&seq)?;
         request.sent = true;
         Some(Forwarded { seq, connection: request.connection, blob: request.blob.clone() })
@@ -319,21 +319,21 @@ impl Pending {
     }
 
     /// Under a new number.
-    fn add_again(&mut self, request: Request) {
-        self.add(Request { withdrawn: false, sent: false, ..request });
+    fn add_again(&mut self, request: PendingRequest) {
+        self.add(PendingRequest { withdrawn: false, sent: false, ..request });
     }
 
     /// The machine's answer, for whoever still waits for it.
-    pub(in crate::tier2) fn answered(&mut self, seq: u64) -> Option<Done> {
+    pub(in crate::tier2) fn answered(&mut self, seq: u64) -> Option<AnsweredRequest> {
         let done = match self.remove_unapplied(seq) {
             Some(request) => {
                 self.resending.progressed = true;
-                let Request { ticket, blob, submitted_ms, deadline_ms, .. } = request;
-                Done { ticket, blob, submitted_ms: Some(submitted_ms), deadline_ms }
+                let PendingRequest { ticket, blob, submitted_ms, deadline_ms, .. } = request;
+                AnsweredRequest { ticket, blob, submitted_ms: Some(submitted_ms), deadline_ms }
             }
             None => {
-                let Placed { ticket, blob, deadline_ms } = self.placed.remove(&seq)?;
-                Done { ticket: Some(ticket), blob, submitted_ms: None, deadline_ms }
+                let PlacedRequest { ticket, blob, deadline_ms } = self.placed.remove(&seq)?;
+                AnsweredRequest { ticket: Some(ticket), blob, submitted_ms: None, deadline_ms }
             }
         };
         if let Some(ticket) = done.ticket {
@@ -350,7 +350,7 @@ impl Pending {
         match request.ticket {
             Some(ticket) if request.may_queue() => {
                 let (blob, deadline_ms) = (request.blob, request.queued_deadline_ms);
-                self.placed.insert(seq, Placed { ticket, blob, deadline_ms });
+                self.placed.insert(seq, PlacedRequest { ticket, blob, deadline_ms });
             }
             Some(_) | None => {}
         }
@@ -370,7 +370,7 @@ impl Pending {
         self.may_queue.iter().copied().collect()
     }
 
-    fn remove_unapplied(&mut self, seq: u64) -> Option<Request> {
+    fn remove_unapplied(&mut self, seq: u64) -> Option<PendingRequest> {
         let request = self.unapplied.remove(&seq)?;
         self.unapplied_bytes -= request.blob.len();
         self.heavy_us -= request.heavy_us;
@@ -390,22 +390,22 @@ impl Pending {
     }
 
     /// The client is gone, but what it is served with must not be lost.
-    pub(in crate::tier2) fn withdraw(&mut self, ticket: Ticket) -> Withdrawn {
-        let Some(&seq) = self.seq_of_ticket.get(&ticket) else { return Withdrawn::Unknown };
+    pub(in crate::tier2) fn withdraw(&mut self, ticket: Ticket) -> WithdrawOutcome {
+        let Some(&seq) = self.seq_of_ticket.get(&ticket) else { return WithdrawOutcome::Unknown };
         match self.unapplied.get_mut(&seq) {
             Some(request) if !request.sent => {
                 self.remove_unapplied(seq);
                 self.seq_of_ticket.remove(&ticket);
-                return Withdrawn::NeverSent;
+                return WithdrawOutcome::NeverSent;
             }
             Some(request) => request.withdrawn = true,
             None => {}
         }
-        Withdrawn::CancelInLog(seq)
+        WithdrawOutcome::CancelInLog(seq)
     }
 
     /// Takes out everything whose patience has run out.
-    pub(in crate::tier2) fn overdue(&mut self, now_ms: u64) -> Vec<Overdue> {
+    pub(in crate::tier2) fn overdue(&mut self, now_ms: u64) -> Vec<OverdueRequest> {
         let late: Vec<u64> = self
             .unapplied
             .iter()
@@ -430,26 +430,31 @@ impl Pending {
         given_up
     }
 
-    fn give_up_unapplied(&mut self, seq: u64) -> Option<Overdue> {
+    fn give_up_unapplied(&mut self, seq: u64) -> Option<OverdueRequest> {
         let request = self.remove_unapplied(seq)?;
         if let Some(ticket) = request.ticket {
             self.seq_of_ticket.remove(&ticket);
         }
         let (verdict, cancel) = match request.sent {
-            false => (GaveUp::NeverSent, false),
-            true => (GaveUp::Unknown, request.may_queue()),
+            false => (TimeoutOutcome::NeverSent, false),
+            true => (TimeoutOutcome::Unknown, request.may_queue()),
         };
-        Some(Overdue { seq, ticket: request.ticket, verdict, cancel })
+        Some(OverdueRequest { seq, ticket: request.ticket, verdict, cancel })
     }
 
-    fn give_up_placed(&mut self, seq: u64) -> Option<Overdue> {
+    fn give_up_placed(&mut self, seq: u64) -> Option<OverdueRequest> {
         let placed = self.placed.remove(&seq)?;
         self.seq_of_ticket.remove(&placed.ticket);
-        Some(Overdue { seq, ticket: Some(placed.ticket), verdict: GaveUp::Unknown, cancel: true })
+        Some(OverdueRequest {
+            seq,
+            ticket: Some(placed.ticket),
+            verdict: TimeoutOutcome::Unknown,
+            cancel: true,
+        })
     }
 
     /// Everything, at the end of the node's life.
-    pub(in crate::tier2) fn drain(&mut self) -> Vec<Overdue> {
+    pub(in crate::tier2) fn drain(&mut self) -> Vec<OverdueRequest> {
         self.overdue(u64::MAX)
     }
 
@@ -461,7 +466,7 @@ impl Pending {
     }
 
     /// Nobody can say what became of it.
-    pub(in crate::tier2) fn give_up(&mut self, seq: u64) -> Option<Overdue> {
+    pub(in crate::tier2) fn give_up(&mut self, seq: u64) -> Option<OverdueRequest> {
         match self.unapplied.contains_key(&seq) {
             true => self.give_up_unapplied(seq),
             false => self.give_up_placed(seq),
@@ -471,12 +476,12 @@ impl Pending {
     /// The cluster has declared this start of the node gone: nothing under the old origin will be applied any more, and our
     /// own apply shows what was. What is unapplied begins anew under the new origin; placed waits have left their queues, and
     /// their tickets are handed back.
-    pub(in crate::tier2) fn reborn(&mut self, origin: Origin) -> Vec<Ticket> {
+    pub(in crate::tier2) fn restart_incarnation(&mut self, origin: Origin) -> Vec<Ticket> {
         let unapplied = std::mem::take(&mut self.unapplied);
         let placed = self.placed_seqs();
         let mut tickets: Vec<Ticket> =
             placed.iter().filter_map(|seq| self.placed.remove(seq)).map(|placed| placed.ticket).collect();
-        *self = Pending::new(origin);
+        *self = PendingTable::new(origin);
         for request in unapplied.into_values() {
             let Some(ticket) = request.ticket else { continue };
             if request.withdrawn {
@@ -506,13 +511,13 @@ mod tests {
             ticket,
             connection: ticket,
             blob: Bytes::from_static(b"command"),
-            patience_ms: 5_000,
+            timeout_ms: 5_000,
             wait_ms,
         }
     }
 
     /// Sends all that is due at this time; answers its numbers.
-    fn forward_all(pending: &mut Pending, now_ms: u64) -> Vec<u64> {
+    fn forward_all(pending: &mut PendingTable, now_ms: u64) -> Vec<u64> {
         pending.go_back_if_due(now_ms, 500);
         let sent = std::iter::from_fn(|| pending.next_to_forward()).map(|command| command.seq).collect();
         pending.await_leader(now_ms, 500);
@@ -521,18 +526,18 @@ mod tests {
 
     #[test]
     fn what_never_left_was_certainly_not_applied() {
-        let mut pending = Pending::new(ORIGIN);
+        let mut pending = PendingTable::new(ORIGIN);
         let sent = pending.submit(submit(1, 0), 0);
         assert_eq!(forward_all(&mut pending, 0), [sent]);
         let kept = pending.submit(submit(2, 0), 0);
         let verdicts: Vec<_> =
             pending.overdue(5_000).into_iter().map(|late| (late.seq, late.verdict)).collect();
-        assert_eq!(verdicts, [(sent, GaveUp::Unknown), (kept, GaveUp::NeverSent)]);
+        assert_eq!(verdicts, [(sent, TimeoutOutcome::Unknown), (kept, TimeoutOutcome::NeverSent)]);
     }
 
     #[test]
     fn a_placed_wait_is_acknowledged_and_still_answered() {
-        let mut pending = Pending::new(ORIGIN);
+        let mut pending = PendingTable::new(ORIGIN);
         let seq = pending.submit(submit(7, 1_000), 0);
         forward_all(&mut pending, 0);
         pending.queued(seq);
@@ -544,7 +549,7 @@ mod tests {
 
     #[test]
     fn a_wait_without_end_ends_only_while_it_has_no_place() {
-        let mut pending = Pending::new(ORIGIN);
+        let mut pending = PendingTable::new(ORIGIN);
         let placed = pending.submit(submit(1, WAIT_FOREVER), 0);
         let lost = pending.submit(submit(2, WAIT_FOREVER), 0);
         forward_all(&mut pending, 0);
@@ -557,7 +562,7 @@ mod tests {
 
     #[test]
     fn a_cancel_goes_to_the_log_only_if_the_request_may_be_there() {
-        let mut pending = Pending::new(ORIGIN);
+        let mut pending = PendingTable::new(ORIGIN);
         let sent = pending.submit(submit(1, 1_000), 0);
         forward_all(&mut pending, 0);
         pending.submit(submit(2, 1_000), 0);
@@ -569,22 +574,22 @@ mod tests {
 
     #[test]
     fn a_withdrawn_wait_is_called_off_and_still_answered() {
-        let mut pending = Pending::new(ORIGIN);
+        let mut pending = PendingTable::new(ORIGIN);
         pending.submit(submit(1, WAIT_FOREVER), 0);
-        assert_eq!(pending.withdraw(1), Withdrawn::NeverSent);
+        assert_eq!(pending.withdraw(1), WithdrawOutcome::NeverSent);
         assert_eq!(pending.unapplied_len(), 0);
 
         let sent = pending.submit(submit(2, WAIT_FOREVER), 0);
         forward_all(&mut pending, 0);
-        assert_eq!(pending.withdraw(2), Withdrawn::CancelInLog(sent));
+        assert_eq!(pending.withdraw(2), WithdrawOutcome::CancelInLog(sent));
         assert!(pending.queued(sent), "it came to stand in the queue after all");
         assert_eq!(pending.answered(sent).and_then(|done| done.ticket), Some(2));
-        assert_eq!(pending.withdraw(2), Withdrawn::Unknown);
+        assert_eq!(pending.withdraw(2), WithdrawOutcome::Unknown);
     }
 
     #[test]
     fn silence_sends_again_from_the_oldest_on_and_ever_less_often() {
-        let mut pending = Pending::new(ORIGIN);
+        let mut pending = PendingTable::new(ORIGIN);
         for ticket in 1..=3 {
             pending.submit(submit(ticket, 0), 0);
         }
@@ -604,7 +609,7 @@ mod tests {
 
     #[test]
     fn a_new_leader_is_sent_everything() {
-        let mut pending = Pending::new(ORIGIN);
+        let mut pending = PendingTable::new(ORIGIN);
         pending.submit(submit(1, 0), 0);
         assert_eq!(forward_all(&mut pending, 0), [1]);
         pending.leader_changed();
@@ -613,7 +618,7 @@ mod tests {
 
     #[test]
     fn a_leader_that_was_not_reached_is_sent_to_again_at_once_and_not_in_a_storm() {
-        let mut pending = Pending::new(ORIGIN);
+        let mut pending = PendingTable::new(ORIGIN);
         pending.submit(submit(1, 0), 1_000);
         assert_eq!(forward_all(&mut pending, 1_000), [1]);
         pending.leader_unreachable(1_001);
@@ -628,13 +633,13 @@ mod tests {
 
     #[test]
     fn a_new_start_takes_over_what_was_not_applied() {
-        let mut pending = Pending::new(ORIGIN);
+        let mut pending = PendingTable::new(ORIGIN);
         let placed = pending.submit(submit(1, 1_000), 0);
         pending.queued(placed);
         pending.submit(submit(2, 0), 0);
         forward_all(&mut pending, 0);
-        assert_eq!(pending.reborn(Origin { node: 1, incarnation: 2 }), [1]);
-        assert_eq!(pending.next_leaving(), Some(1));
+        assert_eq!(pending.restart_incarnation(Origin { node: 1, incarnation: 2 }), [1]);
+        assert_eq!(pending.next_unsent(), Some(1));
         assert_eq!(pending.answered(1).and_then(|done| done.ticket), Some(2));
     }
 }

@@ -24,7 +24,7 @@ const SLICES_PER_TURN_MAX: usize = 4;
 const WALKS_MAX: usize = 8;
 
 #[derive(Debug)]
-struct Waiting {
+struct WaitingRead {
     ticket: Ticket,
     query: OwnedQuery,
     deadline_ms: u64,
@@ -47,7 +47,7 @@ impl ReadyRead {
 }
 
 #[derive(Debug)]
-struct Walk {
+struct KeysScan {
     ticket: Ticket,
     keys: KeysWalk,
     account: Option<Arc<Account>>,
@@ -62,23 +62,23 @@ pub(in crate::tier2) fn count_reply(account: Option<&Arc<Account>>, reply: Reply
 }
 
 #[derive(Debug)]
-struct Round {
+struct ReadIndexRound {
     asked_ms: u64,
     /// Once known: the reads may be answered when this index is applied.
     index: Option<u64>,
-    reads: VecDeque<Waiting>,
+    reads: VecDeque<WaitingRead>,
 }
 
 #[derive(Debug, Default)]
 pub(in crate::tier2) struct Reads {
-    waiting: VecDeque<Waiting>,
-    rounds: BTreeMap<u64, Round>,
+    waiting: VecDeque<WaitingRead>,
+    rounds: BTreeMap<u64, ReadIndexRound>,
     next_round: u64,
     len: usize,
     /// Bytes of the queries that wait.
     bytes: usize,
     /// `KEYS` under way.
-    walks: VecDeque<Walk>,
+    walks: VecDeque<KeysScan>,
 }
 
 impl Reads {
@@ -92,8 +92,8 @@ impl Reads {
 
     pub(in crate::tier2) fn add(&mut self, read: Read, now_ms: u64) {
         self.bytes += read.query.bytes();
-        let deadline_ms = now_ms.saturating_add(read.patience_ms);
-        self.waiting.push_back(Waiting {
+        let deadline_ms = now_ms.saturating_add(read.timeout_ms);
+        self.waiting.push_back(WaitingRead {
             ticket: read.ticket,
             query: read.query,
             deadline_ms,
@@ -111,7 +111,7 @@ impl Reads {
         }
         self.next_round = if one_name { 1 } else { self.next_round + 1 };
         let reads = self.waiting.drain(..).collect();
-        self.rounds.insert(self.next_round, Round { asked_ms: now_ms, index: None, reads });
+        self.rounds.insert(self.next_round, ReadIndexRound { asked_ms: now_ms, index: None, reads });
         Some(round_name(origin, self.next_round))
     }
 
@@ -164,7 +164,7 @@ impl Reads {
         if let Some(account) = &account {
             account.defer_reads();
         }
-        self.walks.push_back(Walk { ticket, keys, account });
+        self.walks.push_back(KeysScan { ticket, keys, account });
         self.len += 1;
     }
 
@@ -195,8 +195,8 @@ impl Reads {
         self.reopen(|round| round.asked_ms + retry_ms <= now_ms);
     }
 
-    fn reopen(&mut self, lost: impl Fn(&Round) -> bool) {
-        let is_lost = |round: &Round| round.index.is_none() && lost(round);
+    fn reopen(&mut self, lost: impl Fn(&ReadIndexRound) -> bool) {
+        let is_lost = |round: &ReadIndexRound| round.index.is_none() && lost(round);
         let Some(first) = self.rounds.iter().find(|(_, round)| is_lost(round)).map(|(number, _)| *number)
         else {
             return;
@@ -211,7 +211,7 @@ impl Reads {
     pub(in crate::tier2) fn overdue(&mut self, now_ms: u64) -> Vec<Ticket> {
         let mut late = Vec::new();
         let mut bytes = 0;
-        let mut keep = |read: &Waiting| {
+        let mut keep = |read: &WaitingRead| {
             let keep = read.deadline_ms > now_ms;
             if !keep {
                 bytes += read.query.bytes();
@@ -252,7 +252,7 @@ mod tests {
     const ORIGIN: Origin = Origin { node: 1, incarnation: 9 };
 
     fn read(ticket: Ticket) -> Read {
-        Read { ticket, query: OwnedQuery::Session { id: SessionId(1) }, patience_ms: 5_000, account: None }
+        Read { ticket, query: OwnedQuery::Session { id: SessionId(1) }, timeout_ms: 5_000, account: None }
     }
 
     fn ready(reads: &mut Reads, applied: u64) -> Vec<Ticket> {

@@ -9,8 +9,8 @@
 //! overtaken on the way; and what a former leader of theirs left in the log is a beginning of the same sequence.
 
 use crate::node_api::{Forward, Forwarded, NodeId};
-use crate::tier2::requests::pending::Pending;
-use crate::tier2::scripts::{prepare, LaneKey, ScriptQueue, StagedCommand};
+use crate::tier2::requests::pending::PendingTable;
+use crate::tier2::scripts::{prepare, ConnectionKey, ScriptQueue, StagedCommand};
 use bytes::Bytes;
 use redfence_core::machine::{EntryBuilder, Machine};
 use redfence_core::script::Preparation;
@@ -21,8 +21,8 @@ use std::collections::{BTreeMap, VecDeque};
 pub(in crate::tier2) const UNNUMBERED: u64 = 0;
 
 #[derive(Debug, Default)]
-pub(in crate::tier2) struct Stage {
-    groups: VecDeque<Group>,
+pub(in crate::tier2) struct StagingQueue {
+    groups: VecDeque<StagedGroup>,
     /// Of the groups.
     commands: usize,
     bytes: usize,
@@ -31,17 +31,17 @@ pub(in crate::tier2) struct Stage {
     /// Commands that must be run first, and what waits behind those.
     pub(in crate::tier2) scripts: ScriptQueue,
     /// By node: the newest start of it that was heard of, and the highest number taken of that.
-    taken: BTreeMap<NodeId, Taken>,
+    taken: BTreeMap<NodeId, OriginProgress>,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct OriginProgress {
     incarnation: u64,
     seq: u64,
 }
 
 #[derive(Debug)]
-enum Group {
+enum StagedGroup {
     /// Of this node's clients: looked up when the entry is built, so that what was given up meanwhile stays out.
     Own(VecDeque<OwnCommand>),
     /// Of the node itself: expiry and the like.
@@ -62,7 +62,7 @@ struct OwnCommand {
 
 impl OwnCommand {
     /// `None` where the request was given up.
-    fn blob<'a>(&'a self, pending: &'a Pending) -> Option<&'a Bytes> {
+    fn blob<'a>(&'a self, pending: &'a PendingTable) -> Option<&'a Bytes> {
         let blob = pending.blob(self.seq)?;
         Some(self.native.as_ref().unwrap_or(blob))
     }
@@ -75,7 +75,7 @@ pub(in crate::tier2) struct StageLimits {
 }
 
 /// An entry that is built but not yet taken out of the stage.
-pub(in crate::tier2) struct Built {
+pub(in crate::tier2) struct BuiltEntry {
     pub(in crate::tier2) data: Vec<u8>,
     /// Numbers of this node's own requests inside.
     pub(in crate::tier2) own: Vec<u64>,
@@ -83,7 +83,7 @@ pub(in crate::tier2) struct Built {
     covered: usize,
 }
 
-impl Stage {
+impl StagingQueue {
     /// Whether nothing is ready for an entry. Scripts may wait.
     pub(in crate::tier2) fn is_empty(&self) -> bool {
         self.commands == 0
@@ -100,13 +100,19 @@ impl Stage {
     }
 
     pub(in crate::tier2) fn clear(&mut self) {
-        *self = Stage::default();
+        *self = StagingQueue::default();
     }
 
     /// A request of this node's own client.
-    pub(in crate::tier2) fn push_own(&mut self, seq: u64, machine: &Machine, pending: &Pending, now_us: u64) {
+    pub(in crate::tier2) fn push_own(
+        &mut self,
+        seq: u64,
+        machine: &Machine,
+        pending: &PendingTable,
+        now_us: u64,
+    ) {
         let Some((connection, blob)) = pending.command(seq) else { return };
-        let key = LaneKey::new(pending.origin().node, connection, seq);
+        let key = ConnectionKey::new(pending.origin().node, connection, seq);
         if self.scripts.holds(key) {
             self.scripts.push_behind(key, StagedCommand::Own { seq });
             return;
@@ -121,9 +127,9 @@ impl Stage {
         };
         let command = OwnCommand { seq, native };
         match self.groups.back_mut() {
-            Some(Group::Own(commands)) => commands.push_back(command),
-            Some(Group::Unnumbered(_) | Group::Forwarded { .. }) | None => {
-                self.groups.push_back(Group::Own([command].into()));
+            Some(StagedGroup::Own(commands)) => commands.push_back(command),
+            Some(StagedGroup::Unnumbered(_) | StagedGroup::Forwarded { .. }) | None => {
+                self.groups.push_back(StagedGroup::Own([command].into()));
             }
         }
         self.commands += 1;
@@ -132,10 +138,10 @@ impl Stage {
     pub(in crate::tier2) fn push_unnumbered(&mut self, blob: Bytes) {
         self.bytes += blob.len();
         self.commands += 1;
-        self.groups.push_back(Group::Unnumbered(blob));
+        self.groups.push_back(StagedGroup::Unnumbered(blob));
     }
 
-    /// False: no room, or something before it is missing. The batch is dropped.
+    /// False: the queue is full, or something before it is missing. The batch is dropped.
     pub(in crate::tier2) fn push_forwarded(
         &mut self,
         forward: Forward,
@@ -148,7 +154,7 @@ impl Stage {
         if last != UNNUMBERED {
             let taken = self.taken.entry(origin.node).or_default();
             if origin.incarnation > taken.incarnation {
-                *taken = Taken { incarnation: origin.incarnation, seq: 0 };
+                *taken = OriginProgress { incarnation: origin.incarnation, seq: 0 };
             }
             if origin.incarnation < taken.incarnation || prev > taken.seq {
                 return false;
@@ -190,7 +196,7 @@ impl Stage {
             let command = Forwarded { seq, connection, blob: std::mem::take(&mut command.blob) };
             StagedCommand::Forwarded { origin, acked_below, command }
         };
-        let key = LaneKey::new(origin.node, command.connection, command.seq);
+        let key = ConnectionKey::new(origin.node, command.connection, command.seq);
         if self.scripts.holds(key) {
             self.scripts.push_behind(key, moved(command));
             return false;
@@ -214,7 +220,7 @@ impl Stage {
         }
         self.commands += commands.len();
         self.bytes += commands.iter().map(|command| command.blob.len()).sum::<usize>();
-        self.groups.push_back(Group::Forwarded { origin, acked_below, commands: commands.into() });
+        self.groups.push_back(StagedGroup::Forwarded { origin, acked_below, commands: commands.into() });
     }
 
     /// So many scripts are in the log or need not be run: what waited behind them is staged, up to the next script of its connection.
@@ -222,7 +228,7 @@ impl Stage {
         &mut self,
         count: usize,
         machine: &Machine,
-        pending: &Pending,
+        pending: &PendingTable,
         now_us: u64,
     ) {
         for _ in 0..count {
@@ -243,31 +249,33 @@ impl Stage {
     pub(in crate::tier2) fn build(
         &mut self,
         stamp: Stamp,
-        pending: &Pending,
+        pending: &PendingTable,
         commands_max: usize,
         bytes_max: usize,
-    ) -> Option<Built> {
+    ) -> Option<BuiltEntry> {
         let mut builder = EntryBuilder::new(stamp);
         let mut own = Vec::new();
         let mut covered = 0;
         for group in &self.groups {
-            let room = Room {
+            let budget = EntryBudget {
                 commands: commands_max.saturating_sub(covered),
                 bytes: bytes_max.saturating_sub(builder.len()),
                 is_empty: builder.is_empty(),
             };
-            if room.commands == 0 || room.bytes == 0 {
+            if budget.commands == 0 || budget.bytes == 0 {
                 break;
             }
             let taken = match group {
-                Group::Own(commands) => push_own_batch(&mut builder, commands, pending, &room, &mut own),
-                Group::Unnumbered(blob) if room.fitting([blob.len()].into_iter()) == 0 => 0,
-                Group::Unnumbered(blob) => {
+                StagedGroup::Own(commands) => {
+                    push_own_batch(&mut builder, commands, pending, &budget, &mut own)
+                }
+                StagedGroup::Unnumbered(blob) if budget.fitting([blob.len()].into_iter()) == 0 => 0,
+                StagedGroup::Unnumbered(blob) => {
                     builder.push_batch(pending.origin(), pending.acked_below(), [(UNNUMBERED, blob)]);
                     1
                 }
-                Group::Forwarded { origin, acked_below, commands } => {
-                    let count = room.fitting(commands.iter().map(|command| command.blob.len()));
+                StagedGroup::Forwarded { origin, acked_below, commands } => {
+                    let count = budget.fitting(commands.iter().map(|command| command.blob.len()));
                     let batch = commands.iter().take(count).map(|command| (command.seq, &command.blob));
                     if count > 0 {
                         builder.push_batch(*origin, *acked_below, batch);
@@ -284,11 +292,11 @@ impl Stage {
             self.take_out(covered);
             return None;
         }
-        Some(Built { data: builder.finish(), own, covered })
+        Some(BuiltEntry { data: builder.finish(), own, covered })
     }
 
     /// The entry is in the log: what it covers leaves the stage.
-    pub(in crate::tier2) fn proposed(&mut self, covered: &Covered) -> usize {
+    pub(in crate::tier2) fn proposed(&mut self, covered: &CoveredCommands) -> usize {
         self.take_out(covered.0);
         covered.0
     }
@@ -299,18 +307,18 @@ impl Stage {
         while count > 0 {
             let Some(group) = self.groups.front_mut() else { return };
             let left = match group {
-                Group::Own(commands) => {
+                StagedGroup::Own(commands) => {
                     let taken = count.min(commands.len());
                     commands.drain(..taken);
                     count -= taken;
                     commands.len()
                 }
-                Group::Unnumbered(blob) => {
+                StagedGroup::Unnumbered(blob) => {
                     self.bytes -= blob.len();
                     count -= 1;
                     0
                 }
-                Group::Forwarded { commands, .. } => {
+                StagedGroup::Forwarded { commands, .. } => {
                     let taken = count.min(commands.len());
                     self.bytes -= commands.drain(..taken).map(|command| command.blob.len()).sum::<usize>();
                     count -= taken;
@@ -325,32 +333,32 @@ impl Stage {
 }
 
 /// How much of the stage an entry covers.
-pub(in crate::tier2) struct Covered(usize);
+pub(in crate::tier2) struct CoveredCommands(usize);
 
-impl Built {
-    pub(in crate::tier2) fn covered(&self) -> Covered {
-        Covered(self.covered)
+impl BuiltEntry {
+    pub(in crate::tier2) fn covered(&self) -> CoveredCommands {
+        CoveredCommands(self.covered)
     }
 }
 
-impl Group {
+impl StagedGroup {
     fn len(&self) -> usize {
         match self {
-            Group::Own(commands) => commands.len(),
-            Group::Unnumbered(_) => 1,
-            Group::Forwarded { commands, .. } => commands.len(),
+            StagedGroup::Own(commands) => commands.len(),
+            StagedGroup::Unnumbered(_) => 1,
+            StagedGroup::Forwarded { commands, .. } => commands.len(),
         }
     }
 }
 
-struct Room {
+struct EntryBudget {
     commands: usize,
     bytes: usize,
     /// Nothing is in the entry yet: it takes one command however large it is. So no entry is larger than one largest command.
     is_empty: bool,
 }
 
-impl Room {
+impl EntryBudget {
     /// How many commands of these sizes fit.
     fn fitting(&self, sizes: impl Iterator<Item = usize>) -> usize {
         let mut bytes = 0;
@@ -369,13 +377,13 @@ impl Room {
 fn push_own_batch(
     builder: &mut EntryBuilder,
     commands: &VecDeque<OwnCommand>,
-    pending: &Pending,
-    room: &Room,
+    pending: &PendingTable,
+    budget: &EntryBudget,
     own: &mut Vec<u64>,
 ) -> usize {
     let blobs: Vec<(u64, Option<&Bytes>)> =
-        commands.iter().take(room.commands).map(|command| (command.seq, command.blob(pending))).collect();
-    let count = room.fitting(blobs.iter().map(|(_, blob)| blob.map_or(0, Bytes::len)));
+        commands.iter().take(budget.commands).map(|command| (command.seq, command.blob(pending))).collect();
+    let count = budget.fitting(blobs.iter().map(|(_, blob)| blob.map_or(0, Bytes::len)));
     // What was given up meanwhile stays out.
     let alive = || blobs[..count].iter().filter_map(|(seq, blob)| Some((*seq, (*blob)?)));
     let first = own.len();

@@ -18,7 +18,7 @@ mod budget;
 mod queue;
 
 pub(super) use budget::{Budget, CountedCpu};
-pub(super) use queue::{LaneKey, ScriptQueue, StagedCommand};
+pub(super) use queue::{ConnectionKey, ScriptQueue, StagedCommand};
 
 use crate::node_api::OwnedQuery;
 use crate::tier2::node::Node;

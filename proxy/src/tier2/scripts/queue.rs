@@ -1,7 +1,7 @@
 //! Scripts that wait for their turn, and what waits behind them on the same connection.
 
 use crate::node_api::{ConnectionId, Forwarded, NodeId};
-use crate::tier2::requests::pending::Pending;
+use crate::tier2::requests::pending::PendingTable;
 use bytes::Bytes;
 use redfence_core::types::Origin;
 use rustc_hash::FxHashMap;
@@ -9,16 +9,16 @@ use std::collections::VecDeque;
 
 /// What keeps its order: a connection of a node's client, or a command that came by none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(in crate::tier2) enum LaneKey {
+pub(in crate::tier2) enum ConnectionKey {
     Connection(NodeId, ConnectionId),
     Alone(NodeId, u64),
 }
 
-impl LaneKey {
-    pub(in crate::tier2) fn new(node: NodeId, connection: ConnectionId, seq: u64) -> LaneKey {
+impl ConnectionKey {
+    pub(in crate::tier2) fn new(node: NodeId, connection: ConnectionId, seq: u64) -> ConnectionKey {
         match connection {
-            0 => LaneKey::Alone(node, seq),
-            connection => LaneKey::Connection(node, connection),
+            0 => ConnectionKey::Alone(node, seq),
+            connection => ConnectionKey::Connection(node, connection),
         }
     }
 }
@@ -53,14 +53,14 @@ impl StagedCommand {
     }
 
     /// Whose it is, and what that node has settled.
-    pub(super) fn origin(&self, pending: &Pending) -> (Origin, u64) {
+    pub(super) fn origin(&self, pending: &PendingTable) -> (Origin, u64) {
         match self {
             StagedCommand::Own { .. } => (pending.origin(), pending.acked_below()),
             StagedCommand::Forwarded { origin, acked_below, .. } => (*origin, *acked_below),
         }
     }
 
-    pub(super) fn blob<'a>(&'a self, pending: &'a Pending) -> Option<&'a Bytes> {
+    pub(super) fn blob<'a>(&'a self, pending: &'a PendingTable) -> Option<&'a Bytes> {
         match self {
             StagedCommand::Own { seq } => pending.blob(*seq),
             StagedCommand::Forwarded { command, .. } => Some(&command.blob),
@@ -77,8 +77,8 @@ impl StagedCommand {
 }
 
 #[derive(Debug)]
-struct Waiting {
-    key: LaneKey,
+struct WaitingScript {
+    key: ConnectionKey,
     script: StagedCommand,
     since_us: u64,
     /// Commands staged before it, its own connection's among them: it runs when those are applied. Counted from the beginning.
@@ -88,11 +88,11 @@ struct Waiting {
 /// First come, first run.
 #[derive(Debug, Default)]
 pub(in crate::tier2) struct ScriptQueue {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingScript>,
     /// The number of the first one; they are counted in the order they came.
     first: u64,
     /// What came later by a connection with a waiting script.
-    behind: FxHashMap<LaneKey, VecDeque<StagedCommand>>,
+    behind: FxHashMap<ConnectionKey, VecDeque<StagedCommand>>,
     commands: usize,
     bytes: usize,
 }
@@ -108,7 +108,7 @@ impl ScriptQueue {
     }
 
     /// Whether a script of this connection waits.
-    pub(in crate::tier2) fn holds(&self, key: LaneKey) -> bool {
+    pub(in crate::tier2) fn holds(&self, key: ConnectionKey) -> bool {
         !self.waiting.is_empty() && self.behind.contains_key(&key)
     }
 
@@ -136,7 +136,7 @@ impl ScriptQueue {
 
     pub(in crate::tier2) fn push(
         &mut self,
-        key: LaneKey,
+        key: ConnectionKey,
         script: StagedCommand,
         now_us: u64,
         staged_before: u64,
@@ -144,11 +144,11 @@ impl ScriptQueue {
         self.commands += 1;
         self.bytes += script.bytes();
         self.behind.insert(key, VecDeque::new());
-        self.waiting.push_back(Waiting { key, script, since_us: now_us, staged_before });
+        self.waiting.push_back(WaitingScript { key, script, since_us: now_us, staged_before });
     }
 
     /// Puts a command behind the script of its connection. Only where [`ScriptQueue::holds`] says so.
-    pub(in crate::tier2) fn push_behind(&mut self, key: LaneKey, command: StagedCommand) {
+    pub(in crate::tier2) fn push_behind(&mut self, key: ConnectionKey, command: StagedCommand) {
         self.commands += 1;
         self.bytes += command.bytes();
         self.behind.entry(key).or_default().push_back(command);

@@ -142,7 +142,7 @@ impl Writer {
         let mut blob = Vec::new();
         command.encode(&mut blob);
         let (blob, now) = (Bytes::from(blob), Now { monotonic_us: 1_000 * self.now_ms, wall_us: 0 });
-        let submit = Submit { ticket, connection: 0, blob, patience_ms: 60_000, wait_ms: 0 };
+        let submit = Submit { ticket, connection: 0, blob, timeout_ms: 60_000, wait_ms: 0 };
         self.node.input(now, Input::Submit(submit));
         let wanted = self.answered + 1;
         for _ in 0..200 {

@@ -65,7 +65,7 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     // Before anybody is let in: whoever greets is measured against the members known so far.
     registry.set_members(&store.recovered().snapshot.members);
 
-    let (handle, endpoint) = connect(config.patience_ms);
+    let (handle, endpoint) = connect(config.timeout_ms);
     let mut node =
         Node::new(config.node.clone(), store.recovered(), store.reader()).map_err(StartError::Node)?;
     node.set_cpu_clock(Box::new(ThreadCpu));

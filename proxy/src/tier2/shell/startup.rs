@@ -7,7 +7,7 @@ use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
 use crate::storage::engine::{EngineLimits, EngineStore};
 use crate::storage::StorageError;
 use crate::tier2::config::Config;
-use crate::tier2::handle::PATIENCE_MS_DEFAULT;
+use crate::tier2::handle::TIMEOUT_MS_DEFAULT;
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::io;
@@ -31,7 +31,7 @@ pub struct ShellConfig {
     /// This node is not a founder: it waits to be added by a running cluster.
     pub join: bool,
     pub peer_secret: Option<String>,
-    pub patience_ms: u64,
+    pub timeout_ms: u64,
     pub log: EngineLimits,
     pub clock: Clock,
     pub on_fatal: OnFatal,
@@ -49,7 +49,7 @@ impl ShellConfig {
             cluster: Vec::new(),
             join: false,
             peer_secret: None,
-            patience_ms: PATIENCE_MS_DEFAULT,
+            timeout_ms: TIMEOUT_MS_DEFAULT,
             log: EngineLimits::default(),
             clock,
             on_fatal: exit_on_fatal(),

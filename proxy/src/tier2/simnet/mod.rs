@@ -30,7 +30,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 /// How long a client waits, unless a test says otherwise.
-pub const PATIENCE_MS: u64 = 5_000;
+pub const TIMEOUT_MS: u64 = 5_000;
 
 /// Something that happens at a time. `life` tells a host's starts apart: what was meant for an earlier one is dropped.
 enum Happening {
@@ -191,16 +191,16 @@ impl SimCluster {
         wait_ms: u64,
     ) -> Ticket {
         let blob = encoded(command);
-        let patience_ms = PATIENCE_MS;
-        self.ask(id, |ticket| Input::Submit(Submit { ticket, connection, blob, patience_ms, wait_ms }))
+        let timeout_ms = TIMEOUT_MS;
+        self.ask(id, |ticket| Input::Submit(Submit { ticket, connection, blob, timeout_ms, wait_ms }))
     }
 
     pub fn read(&mut self, id: NodeId, query: OwnedQuery) -> Ticket {
-        self.ask(id, |ticket| Input::Read(Read { ticket, query, patience_ms: PATIENCE_MS, account: None }))
+        self.ask(id, |ticket| Input::Read(Read { ticket, query, timeout_ms: TIMEOUT_MS, account: None }))
     }
 
     pub fn admin(&mut self, id: NodeId, request: AdminRequest) -> Ticket {
-        self.ask(id, |ticket| Input::Admin { ticket, request, patience_ms: PATIENCE_MS })
+        self.ask(id, |ticket| Input::Admin { ticket, request, timeout_ms: TIMEOUT_MS })
     }
 
     fn ask(&mut self, id: NodeId, input: impl FnOnce(Ticket) -> Input) -> Ticket {

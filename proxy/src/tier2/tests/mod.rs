@@ -1,17 +1,17 @@
 //! Whole clusters of nodes on a simulated network: one file a topic. A failure names the seed that repeats it.
 
 mod basics;
+mod batching;
 mod chaos;
+mod grant_delivery;
 mod heavy;
 mod leaders;
 mod members;
 mod order;
 mod outcomes;
-mod pace;
 mod scripts;
 mod snapshots;
 mod stops;
-mod telling;
 mod throughput;
 mod turns;
 mod work;

@@ -168,7 +168,7 @@ fn a_leader_logs_nothing_it_could_not_apply() {
     let mut cluster = settled(3, 1);
     let other = follower(&cluster);
     let blob = Bytes::from_static(&[250, 1]);
-    let submit = Submit { ticket: 77, connection: Default::default(), blob, patience_ms: 5_000, wait_ms: 0 };
+    let submit = Submit { ticket: 77, connection: Default::default(), blob, timeout_ms: 5_000, wait_ms: 0 };
     cluster.input(other, Input::Submit(submit));
     assert_eq!(code(&cluster.wait_for(77, 1_000)), "ERR");
     take(&mut cluster, other, "r", "a", 1_000);

@@ -26,7 +26,7 @@ fn run(per_turn: u64) -> f64 {
             let blob = encoded(&acquire(&name, &owner, 60_000, 0));
             node.input(
                 now,
-                Input::Submit(Submit { ticket: asked, connection: 0, blob, patience_ms: 5_000, wait_ms: 0 }),
+                Input::Submit(Submit { ticket: asked, connection: 0, blob, timeout_ms: 5_000, wait_ms: 0 }),
             );
             asked += 1;
         }

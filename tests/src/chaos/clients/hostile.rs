@@ -9,10 +9,10 @@ impl Client {
     pub(super) async fn hostile_round(&mut self, epoch: &Epoch) {
         // A steady nuisance; how much of a node's time it can have is not what a fault run measures.
         self.pause_ms(100).await;
-        let key = format!("hostile:{}", self.chance.below(20));
-        if self.chance.per_mille(600) {
+        let key = format!("hostile:{}", self.rng.below(20));
+        if self.rng.per_mille(600) {
             let attacks = scripts::all();
-            let attack = self.chance.pick(&attacks).expect("there are scripts");
+            let attack = self.rng.pick(&attacks).expect("there are scripts");
             let body = match attack.run {
                 Run::Script(body) => body.as_bytes().to_vec(),
                 Run::Made(make) => make(),
@@ -29,7 +29,7 @@ impl Client {
     fn hostile_commands(&mut self, key: &str) -> Vec<Vec<Vec<u8>>> {
         let word = |text: &str| text.as_bytes().to_vec();
         let large = vec![b'h'; 60_000];
-        match self.chance.below(7) {
+        match self.rng.below(7) {
             0 => {
                 let watch = (0..80).map(|number| {
                     let name = format!("{key}{number}{}", "w".repeat(60_000)).into_bytes();

@@ -14,25 +14,25 @@ pub(super) const TRIES_MAX: usize = 4;
 impl Client {
     pub(super) async fn lock_round(&mut self, epoch: &Epoch) {
         let resource = self.resource();
-        if self.chance.per_mille(60) {
+        if self.rng.per_mille(60) {
             self.look(epoch, resource).await;
         }
-        if self.chance.per_mille(20) {
+        if self.rng.per_mille(20) {
             self.look_at_queue(epoch, resource).await;
         }
         let (owner, ttl_ms) = (self.book.number(), self.ttl_ms());
-        let wait_ms = *self.chance.pick(&[0, 0, 50, 300, 1_000]).expect("not empty");
+        let wait_ms = *self.rng.pick(&[0, 0, 50, 300, 1_000]).expect("not empty");
         let Some(fence) = self.acquire(epoch, resource, owner, ttl_ms, wait_ms, None).await else { return };
         self.hold(ttl_ms).await;
-        if self.chance.per_mille(120) {
+        if self.rng.per_mille(120) {
             let ttl_ms = self.ttl_ms();
             self.renew(epoch, resource, fence, ttl_ms).await;
             self.hold(ttl_ms).await;
         }
-        if self.chance.per_mille(50) {
+        if self.rng.per_mille(50) {
             self.look(epoch, resource).await;
         }
-        match self.chance.below(10) {
+        match self.rng.below(10) {
             0 => self.compare_and_delete(epoch, resource, owner).await,
             _ => self.release(epoch, resource, fence).await,
         }
@@ -111,15 +111,15 @@ impl Client {
 
     /// Two or three at once, or none.
     pub(super) async fn multi_round(&mut self, epoch: &Epoch) {
-        let mut resources = vec![self.chance.below(HOT) as u32];
-        while resources.len() < 2 + usize::from(self.chance.per_mille(300)) {
-            let another = self.chance.below(NAMES / 4) as u32;
+        let mut resources = vec![self.rng.below(HOT) as u32];
+        while resources.len() < 2 + usize::from(self.rng.per_mille(300)) {
+            let another = self.rng.below(NAMES / 4) as u32;
             if !resources.contains(&another) {
                 resources.push(another);
             }
         }
         let (owner, ttl_ms) = (self.book.number(), self.ttl_ms());
-        let wait_ms = *self.chance.pick(&[0, 100, 500]).expect("not empty");
+        let wait_ms = *self.rng.pick(&[0, 100, 500]).expect("not empty");
         let Some(fences) = self.acquire_all(epoch, &resources, owner, ttl_ms, wait_ms).await else { return };
         self.hold(ttl_ms).await;
         self.release_all(epoch, &resources, &fences).await;

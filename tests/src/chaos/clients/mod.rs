@@ -19,10 +19,10 @@ use super::book::{Book, Bucket, Epoch, Finished};
 use super::replies;
 use super::settings::Settings;
 use super::wire::Wire;
-use crate::chance::Chance;
 use crate::checker::history::{NEVER, NO_RESOURCE};
 use crate::checker::{Answer, Call, Operation, Outcome};
 use crate::resp::Value;
+use crate::rng::Rng;
 
 /// How long a session outlives its connection: the servers' default.
 const GRACE_MS: u64 = 500;
@@ -47,10 +47,10 @@ pub enum Role {
 pub fn run(settings: &Settings, board: Arc<Board>, checker: SyncSender<Finished>) -> Vec<Bucket> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let book = Rc::new(Book::new(board, checker, settings.mix.multi > 0, settings.sabotage));
-    let mut chance = Chance::new(settings.seed ^ 0xc11e_0175);
+    let mut rng = Rng::new(settings.seed ^ 0xc11e_0175);
     let local = tokio::task::LocalSet::new();
     for role in settings.mix.roles(settings.clients) {
-        let client = Client::new(Rc::clone(&book), chance.fork(), settings.hold_ms_max);
+        let client = Client::new(Rc::clone(&book), rng.fork(), settings.hold_ms_max);
         local.spawn_local(client.work(role));
     }
     runtime.block_on(local);
@@ -59,7 +59,7 @@ pub fn run(settings: &Settings, board: Arc<Board>, checker: SyncSender<Finished>
 
 pub struct Client {
     book: Rc<Book>,
-    chance: Chance,
+    rng: Rng,
     process: u64,
     wire: Option<Wire>,
     /// The session that the connection of now opened.
@@ -71,18 +71,9 @@ pub struct Client {
 }
 
 impl Client {
-    fn new(book: Rc<Book>, chance: Chance, hold_ms_max: u64) -> Client {
+    fn new(book: Rc<Book>, rng: Rng, hold_ms_max: u64) -> Client {
         let (process, register) = (book.number(), values::Register::default());
-        Client {
-            book,
-            chance,
-            process,
-            wire: None,
-            session: None,
-            digests: Vec::new(),
-            hold_ms_max,
-            register,
-        }
+        Client { book, rng, process, wire: None, session: None, digests: Vec::new(), hold_ms_max, register }
     }
 
     async fn work(mut self, role: Role) {
@@ -97,29 +88,29 @@ impl Client {
                 Role::Values => self.value_round(&epoch).await,
                 Role::Hostile => self.hostile_round(&epoch).await,
             }
-            if self.chance.per_mille(5) {
+            if self.rng.per_mille(5) {
                 self.hang_up(&epoch);
             }
         }
     }
 
     fn resource(&mut self) -> u32 {
-        let hot = self.chance.per_mille(400);
-        (if hot { self.chance.below(HOT) } else { self.chance.between(HOT, NAMES - 1) }) as u32
+        let hot = self.rng.per_mille(400);
+        (if hot { self.rng.below(HOT) } else { self.rng.between(HOT, NAMES - 1) }) as u32
     }
 
     fn ttl_ms(&mut self) -> u64 {
-        *self.chance.pick(&[200, 500, 1_000, 1_000, 3_000]).expect("not empty")
+        *self.rng.pick(&[200, 500, 1_000, 1_000, 3_000]).expect("not empty")
     }
 
     async fn pause_ms(&mut self, ms_max: u64) {
-        let us = self.chance.below(ms_max * 1_000 + 1);
+        let us = self.rng.below(ms_max * 1_000 + 1);
         tokio::time::sleep(Duration::from_micros(us)).await;
     }
 
     /// Mostly next to nothing, sometimes a while, now and then past the ttl: a holder that was paused.
     async fn hold(&mut self, ttl_ms: u64) {
-        match self.chance.below(1_000) {
+        match self.rng.below(1_000) {
             0..4 => tokio::time::sleep(Duration::from_millis(ttl_ms + 100)).await,
             4..300 => self.pause_ms(self.hold_ms_max).await,
             _ => tokio::task::yield_now().await,
@@ -187,7 +178,7 @@ impl Client {
         wait_ms: u64,
     ) -> Option<(u64, Option<Value>)> {
         if self.wire.is_none() {
-            let face = self.book.board.face(self.chance.draw())?;
+            let face = self.book.board.face(self.rng.draw())?;
             self.wire = Wire::open(face).await;
         }
         let Some(wire) = &mut self.wire else {
@@ -204,7 +195,7 @@ impl Client {
     }
 
     fn hang_up_if(&mut self, epoch: &Epoch, lost: bool) {
-        if lost || self.chance.per_mille(300) {
+        if lost || self.rng.per_mille(300) {
             self.hang_up(epoch);
         }
     }

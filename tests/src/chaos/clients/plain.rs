@@ -28,7 +28,7 @@ impl Client {
         let (owner, ttl_ms) = (self.book.number(), self.ttl_ms());
         let words = ["SET", &epoch.name(resource), &owner_name(owner), "NX", "PX", &ttl_ms.to_string()];
         let call = Call::Acquire { owner, ttl_ms, wait_ms: 0, session: 0 };
-        let asked = match self.chance.per_mille(150) {
+        let asked = match self.rng.per_mille(150) {
             true => {
                 let arguments = [epoch.name(resource), owner_name(owner), ttl_ms.to_string()];
                 self.run_script(epoch, resource, call, SET_IF_ABSENT, &arguments).await
@@ -41,11 +41,11 @@ impl Client {
             Outcome::Unknown => return self.let_go(epoch, resource, owner).await,
             Outcome::Answered(_) | Outcome::Failed => return self.pause_ms(2).await,
         }
-        if self.chance.per_mille(500) {
+        if self.rng.per_mille(500) {
             self.look(epoch, resource).await;
         }
         self.hold(ttl_ms).await;
-        if self.chance.per_mille(120) {
+        if self.rng.per_mille(120) {
             let ttl_ms = self.ttl_ms();
             let arguments = [epoch.name(resource), owner_name(owner), ttl_ms.to_string()];
             let call = Call::RenewBy { owner, ttl_ms };
@@ -57,7 +57,7 @@ impl Client {
 
     async fn let_go(&mut self, epoch: &Epoch, resource: u32, owner: u64) {
         let arguments = [epoch.name(resource), owner_name(owner)];
-        let script = if self.chance.per_mille(200) { HOME_GROWN_DELETE } else { COMPARE_AND_DELETE };
+        let script = if self.rng.per_mille(200) { HOME_GROWN_DELETE } else { COMPARE_AND_DELETE };
         for _ in 0..TRIES_MAX {
             let call = Call::ReleaseBy { owner };
             match self.run_script(epoch, resource, call, script, &arguments).await {

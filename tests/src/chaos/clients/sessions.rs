@@ -11,14 +11,14 @@ impl Client {
     pub(super) async fn session_round(&mut self, epoch: &Epoch) {
         // Only on a connection that has no other session to keep alive.
         self.hang_up(epoch);
-        let ttl_ms = self.chance.between(800, 3_000);
+        let ttl_ms = self.rng.between(800, 3_000);
         let Some((id, session)) = self.open_session(epoch, ttl_ms).await else { return };
-        for _ in 0..self.chance.between(2, 12) {
+        for _ in 0..self.rng.between(2, 12) {
             if self.book.board.stopped() || !self.session_step(epoch, &id, session).await {
                 break;
             }
         }
-        if self.chance.per_mille(700) {
+        if self.rng.per_mille(700) {
             self.close_session(epoch, &id, session).await;
         } else {
             self.hang_up(epoch);
@@ -42,21 +42,21 @@ impl Client {
 
     /// One lock of the session, or a keep-alive. False where the session is over.
     async fn session_step(&mut self, epoch: &Epoch, id: &str, session: u64) -> bool {
-        if self.chance.per_mille(250) {
+        if self.rng.per_mille(250) {
             let call = Call::KeepAlive { session };
             let words = ["LOCK.SESSION", "KEEPALIVE", id];
             let outcome = self.ask(epoch, NO_RESOURCE, call, &words).await;
             return outcome != Outcome::Answered(Answer::NoSession);
         }
         let (resource, owner) = (self.resource(), self.book.number());
-        let bound = self.chance.per_mille(500);
+        let bound = self.rng.per_mille(500);
         let ttl_ms = if bound { 0 } else { self.ttl_ms() };
-        let wait_ms = *self.chance.pick(&[0, 0, 100, 500]).expect("not empty");
+        let wait_ms = *self.rng.pick(&[0, 0, 100, 500]).expect("not empty");
         let granted = self.acquire(epoch, resource, owner, ttl_ms, wait_ms, Some((id, session))).await;
         let Some(fence) = granted else { return true };
         self.hold(200).await;
         // Half are left to the end of the session.
-        if self.chance.per_mille(500) {
+        if self.rng.per_mille(500) {
             self.release(epoch, resource, fence).await;
         }
         true

@@ -37,12 +37,12 @@ fn text((number, size): (u64, u64)) -> Vec<u8> {
 impl Client {
     pub(super) async fn value_round(&mut self, epoch: &Epoch) {
         let key = format!("value:{}", self.register.key);
-        if self.register.key == 0 || self.chance.per_mille(20) {
+        if self.register.key == 0 || self.rng.per_mille(20) {
             self.exchange(epoch, &["DEL", &key, &format!("{key}:log")], 0).await;
             self.register = Register { key: self.book.number(), value: None };
             return;
         }
-        let size = SIZES[self.chance.below(SIZES.len() as u64) as usize];
+        let size = SIZES[self.rng.below(SIZES.len() as u64) as usize];
         let value = (self.book.number(), size);
         match self.store(epoch, &key, value).await {
             Stored::Yes => self.register.value = Some(value),
@@ -59,7 +59,7 @@ impl Client {
     async fn store(&mut self, epoch: &Epoch, key: &str, value: (u64, u64)) -> Stored {
         let (number, size) = (owner_name(value.0), value.1.to_string());
         let whole = text(value);
-        let words: Vec<&[u8]> = match self.chance.below(3) {
+        let words: Vec<&[u8]> = match self.rng.below(3) {
             0 if value.1 < 60_000 => vec![b"SET", key.as_bytes(), &whole],
             1 => vec![
                 b"EVAL",

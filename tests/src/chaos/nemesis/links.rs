@@ -23,7 +23,7 @@ impl Nemesis {
     pub(super) fn split(&mut self, leader: u64) -> Result<u64, String> {
         let mut others = self.cluster.followers(leader);
         let smaller = others.len().div_ceil(2);
-        let first = self.chance.below(others.len() as u64) as usize;
+        let first = self.rng.below(others.len() as u64) as usize;
         others.rotate_left(first);
         let majority = others.split_off(smaller.saturating_sub(1).min(others.len()));
         let minority: Vec<u64> = others.into_iter().chain([leader]).collect();
@@ -39,7 +39,7 @@ impl Nemesis {
     /// The leader and one other do not hear each other; both hear everybody else.
     pub(super) fn bridge(&mut self, leader: u64) -> Result<u64, String> {
         let others = self.cluster.followers(leader);
-        let Some(other) = self.chance.pick(&others).copied() else { return Ok(0) };
+        let Some(other) = self.rng.pick(&others).copied() else { return Ok(0) };
         let (one, two) = (self.host(leader), self.host(other));
         self.cut_for(&[(one, two), (two, one)], 400, 3_000)?;
         Ok(other)
@@ -47,11 +47,11 @@ impl Nemesis {
 
     /// The leader's links go and come many times, faster than an election.
     pub(super) fn flap(&mut self, leader: u64) -> Result<u64, String> {
-        for _ in 0..self.chance.between(3, 8) {
-            let (hears, is_heard) = (self.chance.per_mille(700), self.chance.per_mille(700));
+        for _ in 0..self.rng.between(3, 8) {
+            let (hears, is_heard) = (self.rng.per_mille(700), self.rng.per_mille(700));
             let links = self.links_to(leader, !hears, !is_heard);
             self.cut_for(&links, 30, 400)?;
-            std::thread::sleep(Duration::from_millis(self.chance.between(10, 200)));
+            std::thread::sleep(Duration::from_millis(self.rng.between(10, 200)));
         }
         Ok(leader)
     }

@@ -18,7 +18,7 @@ impl Nemesis {
     /// Every sync takes a fifth of a second and more.
     pub(super) fn slow_sync(&mut self, leader: u64, follower: u64) -> Result<u64, String> {
         let id = self.either(leader, follower);
-        let delay_us = 1_000 * self.chance.between(50, 700);
+        let delay_us = 1_000 * self.rng.between(50, 700);
         let injection = self.inject(id, "fdatasync", &format!("delay_enter={delay_us}"))?;
         self.wait_ms(800, 2_500);
         drop(injection);
@@ -83,11 +83,11 @@ impl Nemesis {
     pub(super) fn wall_clock(&mut self, leader: u64, follower: u64) -> Result<u64, String> {
         let id = self.either(leader, follower);
         let host = self.host(id);
-        for _ in 0..self.chance.between(1, 4) {
-            let seconds = *self.chance.pick(&[-365 * DAY_S, -DAY_S, -5, -1, 1, 5, 3_600]).expect("not empty");
+        for _ in 0..self.rng.between(1, 4) {
+            let seconds = *self.rng.pick(&[-365 * DAY_S, -DAY_S, -5, -1, 1, 5, 3_600]).expect("not empty");
             let clocks = self.ground.clocks.as_ref().ok_or("there are no clocks to shift")?;
             clocks.shift(host, seconds)?;
-            std::thread::sleep(Duration::from_millis(self.chance.between(50, 600)));
+            std::thread::sleep(Duration::from_millis(self.rng.between(50, 600)));
         }
         let clocks = self.ground.clocks.as_ref().ok_or("there are no clocks to shift")?;
         clocks.shift(host, 0)?;
@@ -98,7 +98,7 @@ impl Nemesis {
     pub(super) fn other_clock(&mut self, leader: u64, follower: u64) -> Result<u64, String> {
         let id = self.either(leader, follower);
         self.cluster.kill(id);
-        let offset_s = self.chance.between(1, 1_000_000).to_string();
+        let offset_s = self.rng.between(1, 1_000_000).to_string();
         let words = ["unshare", "-T", "--monotonic", &offset_s, "--boottime", &offset_s];
         self.cluster.prefix_once(id, &words);
         self.wait_ms(10, 500);

@@ -17,9 +17,9 @@ use super::board::Board;
 use super::faults::{Injected, Kind};
 use super::ground::Ground;
 use super::settings::Settings;
-use crate::chance::Chance;
 use crate::cluster::{Cluster, Options};
 use crate::process::poll_until;
+use crate::rng::Rng;
 
 /// Generous: the bound tells working from broken, the report says how long it took.
 const SERVES_WITHIN: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ pub struct Nemesis {
     pub cluster: Cluster,
     pub ground: Ground,
     board: Arc<Board>,
-    chance: Chance,
+    rng: Rng,
     kinds: Vec<Kind>,
     pause_ms_max: u64,
     pub injected: Vec<Injected>,
@@ -58,7 +58,7 @@ impl Nemesis {
             cluster,
             ground,
             board,
-            chance: Chance::new(settings.seed),
+            rng: Rng::new(settings.seed),
             kinds,
             pause_ms_max: settings.pause_ms_max,
             injected: Vec::new(),
@@ -85,7 +85,7 @@ impl Nemesis {
     fn shuffled(&mut self) -> Vec<Kind> {
         let mut kinds = self.kinds.clone();
         for at in (1..kinds.len()).rev() {
-            kinds.swap(at, self.chance.below(at as u64 + 1) as usize);
+            kinds.swap(at, self.rng.below(at as u64 + 1) as usize);
         }
         kinds
     }
@@ -93,7 +93,7 @@ impl Nemesis {
     fn one(&mut self, kind: Kind) -> Done {
         let leader = self.leader()?;
         let followers = self.cluster.followers(leader);
-        let follower = self.chance.pick(&followers).copied().unwrap_or(leader);
+        let follower = self.rng.pick(&followers).copied().unwrap_or(leader);
         let from_ns = self.board.now_ns();
         let node = match kind {
             Kind::KillLeader => self.kill(&[leader]),
@@ -173,7 +173,7 @@ impl Nemesis {
 
     /// Mostly the leader: it is where most can go wrong.
     fn either(&mut self, leader: u64, follower: u64) -> u64 {
-        if self.chance.per_mille(600) {
+        if self.rng.per_mille(600) {
             leader
         } else {
             follower
@@ -182,8 +182,8 @@ impl Nemesis {
 
     /// A while, within which clients may lose their connections, too.
     fn wait_ms(&mut self, low: u64, high: u64) {
-        let wait = Duration::from_millis(self.chance.between(low, high));
-        if self.chance.per_mille(100) {
+        let wait = Duration::from_millis(self.rng.between(low, high));
+        if self.rng.per_mille(100) {
             std::thread::sleep(wait / 2);
             self.board.cut(0);
             std::thread::sleep(wait / 2);

@@ -28,7 +28,7 @@ impl Nemesis {
         let majority = self.cluster.nodes.len() / 2 + 1;
         let mut ids = self.cluster.followers(leader);
         ids.push(leader);
-        ids.rotate_right(usize::from(self.chance.per_mille(500)));
+        ids.rotate_right(usize::from(self.rng.per_mille(500)));
         ids.truncate(majority);
         self.kill(&ids)
     }
@@ -54,9 +54,9 @@ impl Nemesis {
 
     /// Every client's connection breaks, with whatever is under way on it: replies are lost.
     pub(super) fn cut_clients(&mut self) -> Result<u64, String> {
-        for _ in 0..self.chance.between(1, 8) {
+        for _ in 0..self.rng.between(1, 8) {
             self.board.cut(0);
-            std::thread::sleep(Duration::from_millis(self.chance.between(1, 120)));
+            std::thread::sleep(Duration::from_millis(self.rng.between(1, 120)));
         }
         Ok(0)
     }
@@ -65,7 +65,7 @@ impl Nemesis {
     pub(super) fn storm(&mut self, leader: u64) -> Result<u64, String> {
         use std::io::Write;
         let address = self.cluster.node(leader).address;
-        for _ in 0..self.chance.between(1, 3) {
+        for _ in 0..self.rng.between(1, 3) {
             let mut held = Vec::with_capacity(STORM);
             for number in 0..STORM {
                 // A full backlog refuses: that is part of a storm.
@@ -85,7 +85,7 @@ impl Nemesis {
 
     /// A member is removed, thrown away with its disk, and another takes its place.
     pub(super) fn replace(&mut self, leader: u64, follower: u64) -> Result<u64, String> {
-        let gone = if self.chance.per_mille(300) { leader } else { follower };
+        let gone = if self.rng.per_mille(300) { leader } else { follower };
         let id = self.next_id;
         self.next_id += 1;
         self.ask_until("REMOVE", &[&gone.to_string()], gone, |members| !members.contains_key(&gone))?;

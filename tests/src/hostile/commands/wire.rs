@@ -1,9 +1,9 @@
 //! The wire: bytes that are no RESP, lengths that lie, replies that nobody reads, strangers at the peers' door.
 
 use super::{attack, quick, Attack};
-use crate::chance::Chance;
 use crate::hostile::attacker::Attacker;
 use crate::resp::encode;
+use crate::rng::Rng;
 use crate::words;
 use std::io::Write;
 use std::net::TcpStream;
@@ -89,12 +89,12 @@ fn lengths(attacker: &mut Attacker) {
     attacker.tally.silent = 0;
 }
 
-/// Chance bytes at the clients' doors and the peers'.
+/// Rng bytes at the clients' doors and the peers'.
 fn noise(attacker: &mut Attacker) {
-    let mut chance = Chance::new(11);
+    let mut rng = Rng::new(11);
     let doors = attacker.peers.clone();
     for round in 0..60u64 {
-        let mut bytes: Vec<u8> = (0..chance.between(1, 4_000)).map(|_| chance.draw() as u8).collect();
+        let mut bytes: Vec<u8> = (0..rng.between(1, 4_000)).map(|_| rng.draw() as u8).collect();
         match round % 4 {
             0 => bytes.splice(0..0, *b"*3\r\n$12\r\nLOCK.ACQUIRE\r\n").for_each(drop),
             1 => bytes.splice(0..0, *b"\x40\0\0\0\x01\0\0RFPEER\r\n\x01\0").for_each(drop),

@@ -1,7 +1,7 @@
 //! What befalls the cluster, and what its operators do to it; and the end of all that.
 
 use super::event::{Happening, Relief};
-use super::host::{DiskMood, GOOD_DISK};
+use super::host::{DiskFaults, GOOD_DISK};
 use super::plan::Fault;
 use super::world::{address, World};
 use redfence::node_api::{AdminRequest, Input, NodeId, SnapshotMeta, Ticket};
@@ -44,32 +44,32 @@ impl Changes {
 }
 
 impl World {
-    pub(super) fn misfortune(&mut self) {
+    pub(super) fn faults(&mut self) {
         if self.healed {
             return;
         }
-        let next_us = self.now_us + 1_000 * self.chance.between(20, 2 * self.plan.fault_every_ms);
+        let next_us = self.now_us + 1_000 * self.rng.between(20, 2 * self.plan.fault_every_ms);
         self.agenda.plan(next_us, Happening::Misfortune);
-        let Some(fault) = self.chance.pick(&self.plan.faults).copied() else { return };
+        let Some(fault) = self.rng.pick(&self.plan.faults).copied() else { return };
         let ids: Vec<NodeId> = self.hosts.keys().copied().collect();
-        let victim = *self.chance.pick(&ids).expect("there are hosts");
+        let victim = *self.rng.pick(&ids).expect("there are hosts");
         self.strike(fault, victim, &ids);
         self.note_calm();
     }
 
     fn strike(&mut self, fault: Fault, victim: NodeId, ids: &[NodeId]) {
         let up = self.hosts[&victim].is_up();
-        let lasts_ms = *self.chance.pick(&[100, 600, 2_000, 6_000]).expect("not empty");
-        let ends_us = self.now_us + 1_000 * self.chance.between(10, lasts_ms);
+        let lasts_ms = *self.rng.pick(&[100, 600, 2_000, 6_000]).expect("not empty");
+        let ends_us = self.now_us + 1_000 * self.rng.between(10, lasts_ms);
         match fault {
             Fault::Kill | Fault::PowerCut if up => {
                 self.stop_host(victim, fault == Fault::PowerCut);
                 self.start_later(victim);
             }
-            Fault::Blackout if self.chance.per_mille(300) => {
+            Fault::Blackout if self.rng.per_mille(300) => {
                 for id in ids {
                     if self.hosts[id].is_up() {
-                        let power_cut = self.chance.per_mille(700);
+                        let power_cut = self.rng.per_mille(700);
                         self.stop_host(*id, power_cut);
                         self.start_later(*id);
                     }
@@ -82,26 +82,26 @@ impl World {
             }
             Fault::Split => {
                 let (one, other): (Vec<NodeId>, Vec<NodeId>) =
-                    ids.iter().partition(|_| self.chance.per_mille(500));
+                    ids.iter().partition(|_| self.rng.per_mille(500));
                 self.network.split(&one, &other);
                 self.relieve_at(ends_us, Relief::HealNetwork);
             }
             Fault::OneWay => {
-                let other = *self.chance.pick(ids).expect("there are hosts");
+                let other = *self.rng.pick(ids).expect("there are hosts");
                 self.network.cut.insert((victim, other));
                 self.relieve_at(ends_us, Relief::HealNetwork);
             }
             Fault::BadNetwork => {
-                self.network.loss_permille = self.chance.below(300);
-                self.network.double_permille = self.chance.below(150);
-                self.network.reorder_permille = self.chance.below(300);
-                let slowest_us = *self.chance.pick(&[1_000, 20_000, 150_000]).expect("not empty");
+                self.network.loss_permille = self.rng.below(300);
+                self.network.double_permille = self.rng.below(150);
+                self.network.reorder_permille = self.rng.below(300);
+                let slowest_us = *self.rng.pick(&[1_000, 20_000, 150_000]).expect("not empty");
                 self.network.delay_us = (100, slowest_us);
                 self.relieve_at(ends_us, Relief::HealNetwork);
             }
             Fault::SlowDisk => {
-                let slowest_us = *self.chance.pick(&[20_000, 300_000, 2_000_000]).expect("not empty");
-                self.host(victim).mood = DiskMood { sync_us: (1_000, slowest_us), ..GOOD_DISK };
+                let slowest_us = *self.rng.pick(&[20_000, 300_000, 2_000_000]).expect("not empty");
+                self.host(victim).mood = DiskFaults { sync_us: (1_000, slowest_us), ..GOOD_DISK };
                 self.relieve_at(ends_us, Relief::GoodDisk { host: victim });
             }
             Fault::DiskError if up => {
@@ -113,13 +113,13 @@ impl World {
                 self.relieve_at(ends_us, Relief::GoodDisk { host: victim });
             }
             Fault::WallJump => {
-                let reach_us = *self.chance.pick(&[1_000_000, 3_600_000_000, YEAR_US]).expect("not empty");
-                let offset_us = self.chance.below(2 * reach_us) as i64 - reach_us as i64;
+                let reach_us = *self.rng.pick(&[1_000_000, 3_600_000_000, YEAR_US]).expect("not empty");
+                let offset_us = self.rng.below(2 * reach_us) as i64 - reach_us as i64;
                 self.host(victim).clock.jump_wall(offset_us);
             }
             Fault::ClockRate => {
-                let off_ppm = self.chance.below(self.plan.rate_off_ppm + 1);
-                let rate_ppm = match self.chance.per_mille(500) {
+                let off_ppm = self.rng.below(self.plan.rate_off_ppm + 1);
+                let rate_ppm = match self.rng.per_mille(500) {
                     true => 1_000_000 + off_ppm,
                     false => 1_000_000 * 1_000_000 / (1_000_000 + off_ppm),
                 };
@@ -149,8 +149,8 @@ impl World {
 
     /// A host that is down, or goes down, comes back after a while.
     pub(super) fn start_later(&mut self, id: NodeId) {
-        let lasts_ms = *self.chance.pick(&[5, 300, 3_000]).expect("not empty");
-        let at_us = self.now_us + 1_000 * self.chance.between(1, lasts_ms);
+        let lasts_ms = *self.rng.pick(&[5, 300, 3_000]).expect("not empty");
+        let at_us = self.now_us + 1_000 * self.rng.between(1, lasts_ms);
         let life = self.hosts[&id].life;
         self.relieve_at(at_us, Relief::Start { host: id, life });
     }
@@ -197,7 +197,7 @@ impl World {
         }
         let members: Vec<NodeId> =
             self.hosts.values().filter(|host| host.member_since_us.is_some()).map(|host| host.id).collect();
-        if members.len() < MEMBERS_MAX && (members.len() < 3 || self.chance.per_mille(500)) {
+        if members.len() < MEMBERS_MAX && (members.len() < 3 || self.rng.per_mille(500)) {
             let id = self.changes.next_id;
             self.changes.next_id += 1;
             self.add_host(id, SnapshotMeta::joining());
@@ -234,11 +234,11 @@ impl World {
             .filter(|host| host.is_up() && host.member_since_us.is_some())
             .map(|host| host.id)
             .collect();
-        let Some(&at) = self.chance.pick(&up) else { return };
+        let Some(&at) = self.rng.pick(&up) else { return };
         let ticket = self.number();
         self.changes.unsettled_us = self.now_us;
         self.changes.asked.insert(ticket, request.clone());
-        self.give(at, Input::Admin { ticket, request, patience_ms: 3_000 });
+        self.give(at, Input::Admin { ticket, request, timeout_ms: 3_000 });
     }
 
     /// Everything that is broken is mended.

@@ -6,7 +6,7 @@ use redfence::node_api::PeerMessage;
 
 impl World {
     pub(super) fn tell(&self, happening: &Happening) {
-        if !self.telling {
+        if !self.trace {
             return;
         }
         let what = match happening {
@@ -19,7 +19,7 @@ impl World {
 
     /// What the log made of every lock; the whole history, in the order of its questions; how often each host had its turn.
     pub(super) fn tell_history(&self) {
-        if self.telling {
+        if self.trace {
             self.books.tell();
             let mut operations: Vec<_> = self.history.operations.iter().collect();
             operations.sort_by_key(|op| op.invoke_ns);
@@ -29,7 +29,7 @@ impl World {
     }
 
     pub(super) fn tell_text(&self, text: impl FnOnce() -> String) {
-        if self.telling {
+        if self.trace {
             println!("{:>10.3}   {}", self.now_us as f64 / 1_000.0, text());
         }
     }

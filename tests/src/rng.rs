@@ -1,13 +1,14 @@
-//! Seeded chance: same seed, same draws. Everything the simulator and the made-up histories leave to chance comes from here.
+//! A seeded random number generator: the same seed gives the same draws. All randomness of the simulator and of generated
+//! histories comes from here.
 
 /// SplitMix64: small, fast, and good enough to pick faults with.
 #[derive(Clone, Debug)]
-pub struct Chance(u64);
+pub struct Rng(u64);
 
-impl Chance {
+impl Rng {
     #[must_use]
-    pub fn new(seed: u64) -> Chance {
-        Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ 0x5851_f42d_4c95_7f2d)
     }
 
     pub fn draw(&mut self) -> u64 {
@@ -43,7 +44,7 @@ impl Chance {
 
     /// A source of its own for a part, so that one part's draws do not move another's.
     #[must_use]
-    pub fn fork(&mut self) -> Chance {
-        Chance::new(self.draw())
+    pub fn fork(&mut self) -> Rng {
+        Rng::new(self.draw())
     }
 }

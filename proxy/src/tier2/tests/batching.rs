@@ -48,7 +48,7 @@ impl Alone {
             let name = format!("r{}", self.next_ticket);
             let blob = encoded(&acquire(&name, "me", 60_000, 0));
             let submit =
-                Submit { ticket: self.next_ticket, connection: 0, blob, patience_ms: 5_000, wait_ms: 0 };
+                Submit { ticket: self.next_ticket, connection: 0, blob, timeout_ms: 5_000, wait_ms: 0 };
             self.node.input(self.now(), Input::Submit(submit));
             self.next_ticket += 1;
         }
@@ -118,7 +118,7 @@ fn rare_heartbeats(config: &mut Config) {
 
 fn late_word(config: &mut Config) {
     rare_heartbeats(config);
-    config.commit_word_us = 60_000_000;
+    config.commit_broadcast_us = 60_000_000;
 }
 
 /// Even if the word never went alone: whoever waits for an answer on another node has it at once.
