@@ -151,7 +151,7 @@ impl Tier2Handle {
     /// How long a request waits for an answer that says something.
     #[must_use]
     pub fn patience(&self) -> Duration {
-        Duration::from_millis(self.shared.patience_ms)
+        Duration::from_millis(self.shared.timeout_ms)
     }
 
     /// Who listens here. From the moment a count rises, everything applied later is told of.
