@@ -3,7 +3,7 @@
 //! An estimate in microseconds of a slow core, by words, bytes and the collections it goes through. It decides no answer: nodes
 //! use it to keep expensive commands from standing in front of cheap ones (the limit that all nodes agree on is in `work.rs`).
 
-use super::log::codec::names_script;
+use super::log::codec::{acts_on_one_lock, names_script};
 use super::log::command::{Command, Db};
 use super::Machine;
 use crate::keyspace::args::is;
@@ -44,6 +44,9 @@ impl Machine {
     /// Of an encoded command. Scripts cost nothing here: they are run before they are logged, within limits of their own.
     #[must_use]
     pub fn cost_us(&self, blob: &[u8]) -> u64 {
+        if acts_on_one_lock(blob) {
+            return 1 + (blob.len() / BYTES_PER_US) as u64;
+        }
         let words = match Command::decode(blob) {
             Some(Command::Redis { db, argv, .. } | Command::FenceCall { db, argv, .. }) => {
                 self.words_us(db, &argv)

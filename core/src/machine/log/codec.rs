@@ -44,6 +44,13 @@ mod tag {
     pub(crate) const FENCE_CALL: u8 = 22;
 }
 
+/// Whether an encoded command acts on one lock: told by its tag alone, without decoding it.
+pub(crate) fn acts_on_one_lock(blob: &[u8]) -> bool {
+    const TAGS: [u8; 6] =
+        [tag::ACQUIRE, tag::RELEASE, tag::RENEW, tag::FORCE_RELEASE, tag::CONDITIONAL, tag::FENCE_CHECK];
+    blob.first().is_some_and(|first| TAGS.contains(first))
+}
+
 impl<'a> Command<'a> {
     /// Appends the command's bytes.
     pub fn encode(&self, out: &mut Vec<u8>) {
