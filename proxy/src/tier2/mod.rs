@@ -10,7 +10,7 @@
 //! - [`handle`]: what the rest of the proxy sees, its bounded queue into the node's thread, and the deadlines of requests
 //! - [`shell`]: the threads, files and sockets around the node
 //! - [`config`]: sizes and times of a node; [`refusals`]: error texts
-//! - `simnet/`: clusters on a simulated network, for tests
+//! - `simnet/`, `tests/`: unit tests of whole clusters on a simulated network; not compiled into the library
 //!
 //! The types between the node and its shell are in [`crate::node_api`].
 //!
@@ -29,8 +29,8 @@ pub mod refusals;
 mod requests;
 pub mod scripts;
 pub mod shell;
-#[doc(hidden)]
-pub mod simnet;
+#[cfg(test)]
+mod simnet;
 mod snapshot;
 #[cfg(test)]
 mod tests;

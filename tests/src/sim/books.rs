@@ -55,7 +55,7 @@ impl Books {
         }
         // Hashing a large state after every entry would take most of a run's time: the larger, the more seldom, at the same
         // entries on every node. The end of a run compares all of them.
-        if applied % (1 + node.machine().memory_used_bytes() / STATE_BYTES_PER_STRIDE) != 0 {
+        if !applied.is_multiple_of(1 + node.machine().memory_used_bytes() / STATE_BYTES_PER_STRIDE) {
             return Ok(());
         }
         self.note_state(id, applied, node.machine().state_hash())

@@ -1,6 +1,6 @@
 //! One simulated machine: a node, its disk and writer, and clocks of its own.
 
-use super::Happening;
+use super::SimEvent;
 use crate::node_api::{NodeId, Now, PeerMessage, PersistTask};
 use crate::storage::memory::{MemoryDisk, MemoryStore};
 use crate::tier2::node::Node;
@@ -8,25 +8,25 @@ use crate::tier2::node::Node;
 /// Where simulated wall clocks begin: some day in 2026.
 const WALL_START_US: u64 = 1_790_000_000_000_000;
 
-pub(super) struct Host {
-    pub(super) disk: MemoryDisk,
-    pub(super) store: Option<MemoryStore>,
-    pub(super) node: Option<Node>,
+pub(in crate::tier2) struct Host {
+    pub(in crate::tier2) disk: MemoryDisk,
+    pub(in crate::tier2) store: Option<MemoryStore>,
+    pub(in crate::tier2) node: Option<Node>,
     /// Counts starts.
-    pub(super) life: u64,
-    pub(super) paused: bool,
+    pub(in crate::tier2) life: u64,
+    pub(in crate::tier2) paused: bool,
     /// What came while it stood still.
-    pub(super) backlog: Vec<Happening>,
+    pub(in crate::tier2) backlog: Vec<SimEvent>,
     /// Stopped by itself, after a shutdown.
-    pub(super) stopped: bool,
-    pub(super) to_write: Vec<PersistTask>,
+    pub(in crate::tier2) stopped: bool,
+    pub(in crate::tier2) to_write: Vec<PersistTask>,
     writing: Option<Vec<PersistTask>>,
     wake_at_us: u64,
     monotonic_skew_ms: u64,
 }
 
 impl Host {
-    pub(super) fn new(disk: MemoryDisk, monotonic_skew_ms: u64) -> Host {
+    pub(in crate::tier2) fn new(disk: MemoryDisk, monotonic_skew_ms: u64) -> Host {
         Host {
             disk,
             store: None,
@@ -42,12 +42,12 @@ impl Host {
         }
     }
 
-    pub(super) fn clocks(&self, now_us: u64) -> Now {
+    pub(in crate::tier2) fn clocks(&self, now_us: u64) -> Now {
         Now { monotonic_us: now_us + 1_000 * self.monotonic_skew_ms, wall_us: WALL_START_US + now_us }
     }
 
     /// The process is gone. The disk stays as it is.
-    pub(super) fn stop(&mut self) {
+    pub(in crate::tier2) fn stop(&mut self) {
         self.node = None;
         self.store = None;
         self.life += 1;
@@ -59,7 +59,7 @@ impl Host {
     }
 
     /// Whether a wake-up is needed: one is under way at a time, unless a sooner one is wanted.
-    pub(super) fn wants_wake(&mut self, now_us: u64, wake_at_us: u64) -> bool {
+    pub(in crate::tier2) fn wants_wake(&mut self, now_us: u64, wake_at_us: u64) -> bool {
         let wanted = self.wake_at_us <= now_us || wake_at_us < self.wake_at_us;
         if wanted {
             self.wake_at_us = wake_at_us;
@@ -68,7 +68,7 @@ impl Host {
     }
 
     /// Writes all that waits into the disk's cache. False: nothing to do, or busy.
-    pub(super) fn begin_write(&mut self) -> bool {
+    pub(in crate::tier2) fn begin_write(&mut self) -> bool {
         if self.writing.is_some() || self.to_write.is_empty() {
             return false;
         }
@@ -80,7 +80,7 @@ impl Host {
     }
 
     /// The sync is done: the highest number, and the messages that may leave now.
-    pub(super) fn end_write(&mut self) -> (u64, Vec<(NodeId, PeerMessage)>) {
+    pub(in crate::tier2) fn end_write(&mut self) -> (u64, Vec<(NodeId, PeerMessage)>) {
         if let Some(store) = &mut self.store {
             store.sync();
         }

@@ -1,6 +1,6 @@
 //! A cluster of real [`Node`]s on a simulated network, disk and clock, from one seed. No threads, no real time.
 //!
-//! For tests and for the simulator. Messages go through their real bytes; disks are [`MemoryDisk`]s that lose what was not
+//! For unit tests; the seeded simulator of the `tests` crate has its own. Messages go through their real bytes; disks are [`MemoryDisk`]s that lose what was not
 //! synced; each host has clocks of its own. Everything that happens is an event in one heap, so a seed repeats a run.
 //!
 //! # Layout
@@ -25,56 +25,48 @@ use host::Host;
 use redfence_core::event::Event;
 use redfence_core::machine::{Command, Wanted};
 use redfence_core::reply::Reply;
-pub use rules::Rules;
+pub(in crate::tier2) use rules::Rules;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 /// How long a client waits, unless a test says otherwise.
-pub const TIMEOUT_MS: u64 = 5_000;
+pub(in crate::tier2) const TIMEOUT_MS: u64 = 5_000;
 
 /// Something that happens at a time. `life` tells a host's starts apart: what was meant for an earlier one is dropped.
-enum Happening {
+enum SimEvent {
     Deliver { from: NodeId, to: NodeId, message: PeerMessage },
     Input { to: NodeId, life: u64, input: Input },
     Synced { host: NodeId, life: u64 },
     Wake { host: NodeId, life: u64 },
 }
 
-/// A reply, and when it came.
-#[derive(Clone, Debug)]
-pub struct Answer {
-    pub at_ms: u64,
-    pub reply: Reply,
-}
-
 /// A lock event as some node's apply has shown it.
 #[derive(Clone, Debug)]
-pub struct Seen {
-    pub at_ms: u64,
-    pub node: NodeId,
-    pub event: Event,
+pub(in crate::tier2) struct ObservedEvent {
+    pub(in crate::tier2) at_ms: u64,
+    pub(in crate::tier2) event: Event,
 }
 
-pub struct SimCluster {
-    pub rules: Rules,
+pub(in crate::tier2) struct SimCluster {
+    pub(in crate::tier2) rules: Rules,
     now_us: u64,
     next_order: u64,
     heap: BinaryHeap<Reverse<(u64, u64)>>,
-    happenings: BTreeMap<u64, Happening>,
+    happenings: BTreeMap<u64, SimEvent>,
     hosts: BTreeMap<NodeId, Host>,
     rng: Rng,
     next_ticket: Ticket,
-    pub answers: BTreeMap<Ticket, Answer>,
-    pub events: Vec<Seen>,
+    pub(in crate::tier2) answers: BTreeMap<Ticket, Reply>,
+    pub(in crate::tier2) events: Vec<ObservedEvent>,
     /// A fingerprint of everything that was delivered: equal for equal runs.
-    pub trace: u64,
+    pub(in crate::tier2) trace: u64,
     configure: fn(&mut Config),
 }
 
 impl SimCluster {
     /// `founders` nodes with ids from 1, running.
     #[must_use]
-    pub fn new(founders: u64, seed: u64, configure: fn(&mut Config)) -> SimCluster {
+    pub(in crate::tier2) fn new(founders: u64, seed: u64, configure: fn(&mut Config)) -> SimCluster {
         let mut cluster = SimCluster {
             rules: Rules::default(),
             now_us: 0,
@@ -97,7 +89,7 @@ impl SimCluster {
     }
 
     /// A new machine that waits to be added.
-    pub fn add_joiner(&mut self, id: NodeId) {
+    pub(in crate::tier2) fn add_joiner(&mut self, id: NodeId) {
         self.add_host(id, SnapshotMeta::joining());
     }
 
@@ -108,7 +100,7 @@ impl SimCluster {
     }
 
     /// Starts a stopped host from its disk.
-    pub fn start(&mut self, id: NodeId) {
+    pub(in crate::tier2) fn start(&mut self, id: NodeId) {
         let seed = self.rng.next();
         let mut config = Config::new(id, seed);
         (self.configure)(&mut config);
@@ -123,7 +115,7 @@ impl SimCluster {
     }
 
     /// The host loses power: the node is gone, and of unsynced writes a random part.
-    pub fn crash(&mut self, id: NodeId) {
+    pub(in crate::tier2) fn crash(&mut self, id: NodeId) {
         let draw = self.rng.next();
         let host = self.host_mut(id);
         let survivors = (draw % (host.disk.unsynced_tasks() as u64 + 1)) as usize;
@@ -132,11 +124,11 @@ impl SimCluster {
     }
 
     /// The host stands still: time passes, it does not notice. What comes for it waits.
-    pub fn pause(&mut self, id: NodeId) {
+    pub(in crate::tier2) fn pause(&mut self, id: NodeId) {
         self.host_mut(id).paused = true;
     }
 
-    pub fn resume(&mut self, id: NodeId) {
+    pub(in crate::tier2) fn resume(&mut self, id: NodeId) {
         let host = self.host_mut(id);
         host.paused = false;
         let backlog = std::mem::take(&mut host.backlog);
@@ -147,43 +139,43 @@ impl SimCluster {
     }
 
     #[must_use]
-    pub fn is_up(&self, id: NodeId) -> bool {
+    pub(in crate::tier2) fn is_up(&self, id: NodeId) -> bool {
         self.hosts.get(&id).is_some_and(|host| host.node.is_some())
     }
 
     #[must_use]
-    pub fn node(&self, id: NodeId) -> Option<&Node> {
+    pub(in crate::tier2) fn node(&self, id: NodeId) -> Option<&Node> {
         self.hosts.get(&id)?.node.as_ref()
     }
 
     #[must_use]
-    pub fn ids(&self) -> Vec<NodeId> {
+    pub(in crate::tier2) fn ids(&self) -> Vec<NodeId> {
         self.hosts.keys().copied().collect()
     }
 
     #[must_use]
-    pub fn stopped(&self, id: NodeId) -> bool {
+    pub(in crate::tier2) fn stopped(&self, id: NodeId) -> bool {
         self.hosts.get(&id).is_some_and(|host| host.stopped)
     }
 
     /// The node that leads in the highest term, as the nodes themselves see it.
     #[must_use]
-    pub fn leader(&self) -> Option<NodeId> {
+    pub(in crate::tier2) fn leader(&self) -> Option<NodeId> {
         let leaders = self.hosts.values().filter(|host| !host.paused).filter_map(|host| host.node.as_ref());
         leaders.filter(|node| node.is_leader()).map(|node| (node.term(), node.id())).max().map(|(_, id)| id)
     }
 
     #[must_use]
-    pub fn now_ms(&self) -> u64 {
+    pub(in crate::tier2) fn now_ms(&self) -> u64 {
         self.now_us / 1_000
     }
 
-    pub fn submit(&mut self, id: NodeId, command: &Command<'_>, wait_ms: u64) -> Ticket {
+    pub(in crate::tier2) fn submit(&mut self, id: NodeId, command: &Command<'_>, wait_ms: u64) -> Ticket {
         self.submit_by(id, 0, command, wait_ms)
     }
 
     /// By a certain connection: its commands keep their order.
-    pub fn submit_by(
+    pub(in crate::tier2) fn submit_by(
         &mut self,
         id: NodeId,
         connection: ConnectionId,
@@ -195,11 +187,11 @@ impl SimCluster {
         self.ask(id, |ticket| Input::Submit(Submit { ticket, connection, blob, timeout_ms, wait_ms }))
     }
 
-    pub fn read(&mut self, id: NodeId, query: OwnedQuery) -> Ticket {
+    pub(in crate::tier2) fn read(&mut self, id: NodeId, query: OwnedQuery) -> Ticket {
         self.ask(id, |ticket| Input::Read(Read { ticket, query, timeout_ms: TIMEOUT_MS, account: None }))
     }
 
-    pub fn admin(&mut self, id: NodeId, request: AdminRequest) -> Ticket {
+    pub(in crate::tier2) fn admin(&mut self, id: NodeId, request: AdminRequest) -> Ticket {
         self.ask(id, |ticket| Input::Admin { ticket, request, timeout_ms: TIMEOUT_MS })
     }
 
@@ -211,17 +203,17 @@ impl SimCluster {
     }
 
     /// Hands an input to a node now.
-    pub fn input(&mut self, to: NodeId, input: Input) {
+    pub(in crate::tier2) fn input(&mut self, to: NodeId, input: Input) {
         let life = self.host_mut(to).life;
-        self.schedule(0, Happening::Input { to, life, input });
+        self.schedule(0, SimEvent::Input { to, life, input });
     }
 
     #[must_use]
-    pub fn answer(&self, ticket: Ticket) -> Option<&Reply> {
-        self.answers.get(&ticket).map(|answer| &answer.reply)
+    pub(in crate::tier2) fn answer(&self, ticket: Ticket) -> Option<&Reply> {
+        self.answers.get(&ticket)
     }
 
-    pub fn run_for(&mut self, ms: u64) {
+    pub(in crate::tier2) fn run_for(&mut self, ms: u64) {
         let end_us = self.now_us + ms * 1_000;
         while self.heap.peek().is_some_and(|Reverse((at_us, _))| *at_us <= end_us) {
             self.happen();
@@ -230,7 +222,7 @@ impl SimCluster {
     }
 
     /// Runs until `done`, or for `ms_max`. Answers whether it was done.
-    pub fn run_until(&mut self, ms_max: u64, done: impl Fn(&SimCluster) -> bool) -> bool {
+    pub(in crate::tier2) fn run_until(&mut self, ms_max: u64, done: impl Fn(&SimCluster) -> bool) -> bool {
         let end_us = self.now_us + ms_max * 1_000;
         while !done(self) {
             match self.heap.peek() {
@@ -245,15 +237,15 @@ impl SimCluster {
     }
 
     /// The reply to a request, running until it comes.
-    pub fn wait_for(&mut self, ticket: Ticket, ms_max: u64) -> Reply {
+    pub(in crate::tier2) fn wait_for(&mut self, ticket: Ticket, ms_max: u64) -> Reply {
         assert!(
             self.run_until(ms_max, |cluster| cluster.answers.contains_key(&ticket)),
             "no answer in {ms_max} ms"
         );
-        self.answers[&ticket].reply.clone()
+        self.answers[&ticket].clone()
     }
 
-    pub(super) fn draw(&mut self, below: u64) -> u64 {
+    pub(in crate::tier2) fn draw(&mut self, below: u64) -> u64 {
         self.rng.next() % below.max(1)
     }
 
@@ -261,7 +253,7 @@ impl SimCluster {
         self.hosts.get_mut(&id).unwrap_or_else(|| panic!("there is no host {id}"))
     }
 
-    fn schedule(&mut self, delay_us: u64, happening: Happening) {
+    fn schedule(&mut self, delay_us: u64, happening: SimEvent) {
         self.next_order += 1;
         self.heap.push(Reverse((self.now_us + delay_us, self.next_order)));
         self.happenings.insert(self.next_order, happening);
@@ -269,7 +261,7 @@ impl SimCluster {
 
     fn wake(&mut self, host: NodeId, delay_us: u64) {
         let life = self.host_mut(host).life;
-        self.schedule(delay_us, Happening::Wake { host, life });
+        self.schedule(delay_us, SimEvent::Wake { host, life });
     }
 
     fn happen(&mut self) {
@@ -287,10 +279,10 @@ impl SimCluster {
             return;
         }
         match happening {
-            Happening::Deliver { from, message, .. } => self.step(to, Input::Peer { from, message }),
-            Happening::Input { input, .. } => self.step(to, input),
-            Happening::Synced { .. } => self.synced(to),
-            Happening::Wake { .. } => self.step(to, Input::Wake),
+            SimEvent::Deliver { from, message, .. } => self.step(to, Input::Peer { from, message }),
+            SimEvent::Input { input, .. } => self.step(to, input),
+            SimEvent::Synced { .. } => self.synced(to),
+            SimEvent::Wake { .. } => self.step(to, Input::Wake),
         }
     }
 
@@ -310,10 +302,10 @@ impl SimCluster {
         assert!(out.fatal.is_none(), "node {id} gave up: {:?}", out.fatal);
         let at_ms = self.now_ms();
         for (ticket, reply) in out.replies.drain(..) {
-            let earlier = self.answers.insert(ticket, Answer { at_ms, reply });
+            let earlier = self.answers.insert(ticket, reply);
             assert!(earlier.is_none(), "ticket {ticket} was answered twice");
         }
-        self.events.extend(out.events.drain(..).map(|event| Seen { at_ms, node: id, event }));
+        self.events.extend(out.events.drain(..).map(|event| ObservedEvent { at_ms, event }));
         for (to, message) in out.send.drain(..) {
             self.send(id, to, message);
         }
@@ -324,7 +316,7 @@ impl SimCluster {
         for op in out.snapshot_ops.drain(..) {
             if let Some(input) = disk.carry_out(op) {
                 let delay_us = 200 + self.draw(self.rules.disk_us_max);
-                self.schedule(delay_us, Happening::Input { to: id, life, input });
+                self.schedule(delay_us, SimEvent::Input { to: id, life, input });
             }
         }
         self.start_write(id);
@@ -347,7 +339,7 @@ impl SimCluster {
         let host = self.host_mut(id);
         if host.begin_write() {
             let life = host.life;
-            self.schedule(delay_us, Happening::Synced { host: id, life });
+            self.schedule(delay_us, SimEvent::Synced { host: id, life });
         }
     }
 
@@ -370,11 +362,11 @@ impl SimCluster {
         let message = through_bytes(&message);
         if self.draw(1_000) < self.rules.double_permille {
             let delay_us = self.delay_us(from, to, true);
-            self.schedule(delay_us, Happening::Deliver { from, to, message: message.clone() });
+            self.schedule(delay_us, SimEvent::Deliver { from, to, message: message.clone() });
         }
         let reordered = self.draw(1_000) < self.rules.reorder_permille;
         let delay_us = self.delay_us(from, to, reordered);
-        self.schedule(delay_us, Happening::Deliver { from, to, message });
+        self.schedule(delay_us, SimEvent::Deliver { from, to, message });
     }
 
     /// In order along a link, unless the message is to be reordered.
@@ -397,22 +389,22 @@ fn through_bytes(message: &PeerMessage) -> PeerMessage {
 }
 
 #[must_use]
-pub fn addr(id: NodeId) -> String {
+pub(in crate::tier2) fn addr(id: NodeId) -> String {
     format!("host{id}:7380")
 }
 
-impl Happening {
+impl SimEvent {
     fn host(&self) -> NodeId {
         match self {
-            Happening::Deliver { to, .. } | Happening::Input { to, .. } => *to,
-            Happening::Synced { host, .. } | Happening::Wake { host, .. } => *host,
+            SimEvent::Deliver { to, .. } | SimEvent::Input { to, .. } => *to,
+            SimEvent::Synced { host, .. } | SimEvent::Wake { host, .. } => *host,
         }
     }
 
     fn life(&self) -> Option<u64> {
         match self {
-            Happening::Deliver { .. } => None,
-            Happening::Input { life, .. } | Happening::Synced { life, .. } | Happening::Wake { life, .. } => {
+            SimEvent::Deliver { .. } => None,
+            SimEvent::Input { life, .. } | SimEvent::Synced { life, .. } | SimEvent::Wake { life, .. } => {
                 Some(*life)
             }
         }
@@ -420,10 +412,10 @@ impl Happening {
 
     fn kind(&self) -> u64 {
         match self {
-            Happening::Deliver { from, .. } => 1 + (from << 8),
-            Happening::Input { .. } => 2,
-            Happening::Synced { .. } => 3,
-            Happening::Wake { .. } => 4,
+            SimEvent::Deliver { from, .. } => 1 + (from << 8),
+            SimEvent::Input { .. } => 2,
+            SimEvent::Synced { .. } => 3,
+            SimEvent::Wake { .. } => 4,
         }
     }
 }

@@ -4,16 +4,16 @@ use crate::node_api::NodeId;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Clone, Debug)]
-pub struct Rules {
-    pub delay_us_min: u64,
-    pub delay_us_max: u64,
-    pub loss_permille: u64,
-    pub double_permille: u64,
+pub(in crate::tier2) struct Rules {
+    pub(in crate::tier2) delay_us_min: u64,
+    pub(in crate::tier2) delay_us_max: u64,
+    pub(in crate::tier2) loss_permille: u64,
+    pub(in crate::tier2) double_permille: u64,
     /// Messages that may be overtaken by later ones on their link.
-    pub reorder_permille: u64,
-    pub disk_us_max: u64,
+    pub(in crate::tier2) reorder_permille: u64,
+    pub(in crate::tier2) disk_us_max: u64,
     /// Cut one way: (from, to).
-    pub cut: BTreeSet<(NodeId, NodeId)>,
+    pub(in crate::tier2) cut: BTreeSet<(NodeId, NodeId)>,
     last_arrival_us: BTreeMap<(NodeId, NodeId), u64>,
 }
 
@@ -34,12 +34,12 @@ impl Default for Rules {
 }
 
 impl Rules {
-    pub(super) fn passes(&self, from: NodeId, to: NodeId) -> bool {
+    pub(in crate::tier2) fn passes(&self, from: NodeId, to: NodeId) -> bool {
         !self.cut.contains(&(from, to))
     }
 
     /// Cuts both ways between two groups.
-    pub fn split(&mut self, one: &[NodeId], other: &[NodeId]) {
+    pub(in crate::tier2) fn split(&mut self, one: &[NodeId], other: &[NodeId]) {
         for a in one {
             for b in other {
                 self.cut.insert((*a, *b));
@@ -48,12 +48,12 @@ impl Rules {
         }
     }
 
-    pub fn heal(&mut self) {
+    pub(in crate::tier2) fn heal(&mut self) {
         let last_arrival_us = std::mem::take(&mut self.last_arrival_us);
         *self = Rules { last_arrival_us, ..Rules::default() };
     }
 
-    pub(super) fn in_order(&mut self, from: NodeId, to: NodeId, arrives_us: u64) -> u64 {
+    pub(in crate::tier2) fn in_order(&mut self, from: NodeId, to: NodeId, arrives_us: u64) -> u64 {
         let last = self.last_arrival_us.entry((from, to)).or_default();
         *last = (*last + 1).max(arrives_us);
         *last
