@@ -1,10 +1,10 @@
 //! The checker itself: quiet on what happened, loud on every kind of violation, and of one mind with a general search.
 
+use redfence_tests::checker::generator::{generate, HistoryShape};
 use redfence_tests::checker::history::{SeenQueued, NEVER, NO_RESOURCE};
-use redfence_tests::checker::made_up::{draw, Shape};
 use redfence_tests::checker::wgl::{self, Decision};
 use redfence_tests::checker::{
-    check, check_holds, jsonl, Answer, Call, History, Kind, Operation, Outcome, Reason, Rules,
+    check, check_holds, jsonl, Answer, Call, History, Operation, Outcome, Reason, Rules, ViolationKind,
 };
 use redfence_tests::rng::Rng;
 use std::time::Instant;
@@ -12,8 +12,15 @@ use std::time::Instant;
 const RULES: Rules =
     Rules { clock_fast_ppm: 0, slack_ns: 1_000_000, forgets: false, waits_for_several: false };
 
-fn shape(operations: usize, resources: u32) -> Shape {
-    Shape { operations, resources, processes: 5, unknown_per_mille: 20, busy: true, window_ns: 700_000 }
+fn shape(operations: usize, resources: u32) -> HistoryShape {
+    HistoryShape {
+        operations,
+        resources,
+        processes: 5,
+        unknown_per_mille: 20,
+        busy: true,
+        window_ns: 700_000,
+    }
 }
 
 fn op(process: u64, invoke_ns: u64, complete_ns: u64, call: Call, answer: Answer) -> Operation {
@@ -29,11 +36,11 @@ fn granted(fence: u64, ttl_ms: u64) -> Answer {
     Answer::Granted { fence, ttl_ms }
 }
 
-fn kinds(operations: Vec<Operation>) -> Vec<Kind> {
+fn kinds(operations: Vec<Operation>) -> Vec<ViolationKind> {
     kinds_of(&History { operations, queued: Vec::new() })
 }
 
-fn kinds_of(history: &History) -> Vec<Kind> {
+fn kinds_of(history: &History) -> Vec<ViolationKind> {
     check(history, &RULES).into_iter().map(|violation| violation.kind).collect()
 }
 
@@ -42,7 +49,7 @@ const MS: u64 = 1_000_000;
 #[test]
 fn quiet_on_what_happened() {
     for seed in 0..300 {
-        let history = draw(seed, shape(2_000, 3));
+        let history = generate(seed, shape(2_000, 3));
         let violations = check(&history, &RULES);
         assert!(violations.is_empty(), "seed {seed}: {}", violations[0]);
     }
@@ -158,7 +165,7 @@ fn every_seeded_violation_is_found() {
         let (mut tried, mut found) = (0, 0);
         for seed in 0..200 {
             let mut rng = Rng::new(seed);
-            let mut history = draw(seed, Shape { unknown_per_mille: 5, ..shape(400, 2) });
+            let mut history = generate(seed, HistoryShape { unknown_per_mille: 5, ..shape(400, 2) });
             if bend(kind, &mut history, &mut rng).is_some() {
                 tried += 1;
                 found += u32::from(!check(&history, &RULES).is_empty());
@@ -210,7 +217,7 @@ fn of_one_mind_with_the_general_search() {
     for seed in 0..40_000 {
         let mut rng = Rng::new(seed);
         let busy = seed % 4 == 0;
-        let small = Shape {
+        let small = HistoryShape {
             operations: 14,
             resources: 1,
             processes: 3,
@@ -218,7 +225,7 @@ fn of_one_mind_with_the_general_search() {
             busy,
             window_ns: 1_500_000,
         };
-        let mut history = draw(seed, small);
+        let mut history = generate(seed, small);
         if history.operations.is_empty() {
             continue;
         }
@@ -249,7 +256,7 @@ fn of_one_mind_with_the_general_search() {
 
 #[test]
 fn a_million_operations_in_about_a_second() {
-    let history = draw(7, shape(1_700_000, 1_000));
+    let history = generate(7, shape(1_700_000, 1_000));
     assert!(history.operations.len() > 1_000_000);
     let start = Instant::now();
     let violations = check(&history, &RULES);
@@ -265,7 +272,7 @@ fn a_retry_of_the_owner_may_get_the_same_fence_and_nobody_else() {
     let retry = op(2, 20, 30, acquire(7, 10), granted(5, 10));
     let other = op(2, 20, 30, acquire(8, 10), granted(5, 10));
     assert_eq!(kinds(vec![first, retry]), []);
-    assert_eq!(kinds(vec![first, other]), [Kind::DuplicateFence]);
+    assert_eq!(kinds(vec![first, other]), [ViolationKind::DuplicateFence]);
 }
 
 #[test]
@@ -274,7 +281,7 @@ fn renewals_move_the_end_both_ways() {
     let stretched = op(1, 5 * MS, 5 * MS + 1, Call::Renew { fence: 5, ttl_ms: 100 }, Answer::Done);
     let shortened = op(1, 6 * MS, 6 * MS + 1, Call::Renew { fence: 5, ttl_ms: 3 }, Answer::Done);
     let next = op(2, 20 * MS, 20 * MS + 1, acquire(8, 10), granted(6, 10));
-    assert_eq!(kinds(vec![first, stretched, next]), [Kind::Order]);
+    assert_eq!(kinds(vec![first, stretched, next]), [ViolationKind::Order]);
     assert_eq!(kinds(vec![first, stretched, shortened, next]), []);
 }
 
@@ -292,14 +299,14 @@ fn a_lock_of_a_session_ends_with_it() {
     let closed = on_session(1, 45 * MS, Call::Close { session: 9 }, Answer::Done);
     let dead = on_session(3, 60 * MS, Call::KeepAlive { session: 9 }, Answer::NoSession);
     assert_eq!(kinds(vec![open, held, next(60 * MS)]), []);
-    assert_eq!(kinds(vec![open, held, next(40 * MS)]), [Kind::Order]);
-    assert_eq!(kinds(vec![open, held, kept, next(60 * MS)]), [Kind::Order]);
+    assert_eq!(kinds(vec![open, held, next(40 * MS)]), [ViolationKind::Order]);
+    assert_eq!(kinds(vec![open, held, kept, next(60 * MS)]), [ViolationKind::Order]);
     assert_eq!(kinds(vec![open, held, kept, closed, next(60 * MS)]), []);
     assert_eq!(kinds(vec![open, held, dead]), []);
-    assert_eq!(kinds(vec![open, held, kept, dead]), [Kind::Session, Kind::Order]);
+    assert_eq!(kinds(vec![open, held, kept, dead]), [ViolationKind::Session, ViolationKind::Order]);
     // Whoever waits in a dead session is not granted.
     let late = op(4, 70 * MS, 70 * MS + 1, bound, granted(6, 0));
-    assert_eq!(kinds(vec![open, dead, late]), [Kind::Order]);
+    assert_eq!(kinds(vec![open, dead, late]), [ViolationKind::Order]);
 }
 
 #[test]
@@ -311,16 +318,16 @@ fn nobody_overtakes_who_was_seen_in_line() {
     let queued = vec![SeenQueued { at_ns: 50, resource: 0, owner: 8 }];
     let late = vec![SeenQueued { at_ns: 150, resource: 0, owner: 8 }];
     let history = |queued| History { operations: vec![holder, first, second], queued };
-    assert_eq!(kinds_of(&history(queued)), [Kind::Fifo]);
+    assert_eq!(kinds_of(&history(queued)), [ViolationKind::Fifo]);
     assert_eq!(kinds_of(&history(late)), [], "seen too late to say who came first");
 }
 
 #[test]
 fn busy_needs_somebody_else() {
     let refused = op(1, 100, 200, acquire(7, 10), Answer::Busy);
-    assert_eq!(kinds(vec![refused]), [Kind::Busy]);
+    assert_eq!(kinds(vec![refused]), [ViolationKind::Busy]);
     let own = op(2, 0, 50, acquire(7, 10), granted(5, 10));
-    assert_eq!(kinds(vec![own, refused]), [Kind::Busy]);
+    assert_eq!(kinds(vec![own, refused]), [ViolationKind::Busy]);
     let other = op(2, 0, 150, acquire(8, 10), granted(5, 10));
     assert_eq!(kinds(vec![other, refused]), []);
 }
@@ -331,15 +338,15 @@ fn reasons_must_fit() {
     let refused =
         |at_ns, reason| op(1, at_ns, at_ns + 1, Call::Release { fence: 5 }, Answer::Refused(reason));
     assert_eq!(kinds(vec![first, refused(20 * MS, Reason::Expired)]), []);
-    assert_eq!(kinds(vec![first, refused(5 * MS, Reason::Expired)]), [Kind::Order]);
-    assert_eq!(kinds(vec![first, refused(20 * MS, Reason::AlreadyReleased)]), [Kind::Reason]);
+    assert_eq!(kinds(vec![first, refused(5 * MS, Reason::Expired)]), [ViolationKind::Order]);
+    assert_eq!(kinds(vec![first, refused(20 * MS, Reason::AlreadyReleased)]), [ViolationKind::Reason]);
     let forced = op(2, 2, 3, Call::ForceRelease, Answer::Done);
     assert_eq!(kinds(vec![first, forced, refused(5 * MS, Reason::AlreadyReleased)]), []);
 }
 
 #[test]
 fn lines_of_a_file_give_the_same_history() {
-    let mut history = draw(3, shape(500, 2));
+    let mut history = generate(3, shape(500, 2));
     history.queued.push(SeenQueued { at_ns: 5, resource: 1, owner: 2 });
     let mut bytes = Vec::new();
     jsonl::write(&history, &mut bytes).expect("a vector takes everything");
@@ -375,16 +382,16 @@ fn a_plain_client_whose_fence_was_seen_stands_in_the_chain() {
     let older = op(3, 20 * MS, 20 * MS + 1, acquire(8, 10), granted(4, 10));
     let newer = op(3, 20 * MS, 20 * MS + 1, acquire(8, 10), granted(6, 10));
     assert_eq!(kinds(vec![taken, seen, newer]), []);
-    assert_eq!(kinds(vec![taken, seen, older]), [Kind::Order]);
+    assert_eq!(kinds(vec![taken, seen, older]), [ViolationKind::Order]);
     let again = op(4, 30 * MS, 30 * MS + 1, Call::Look, Answer::Seen { held: true, fence: 9, owner: 7 });
-    assert!(kinds(vec![taken, seen, newer, again]).contains(&Kind::Phantom), "one SET, two grants");
+    assert!(kinds(vec![taken, seen, newer, again]).contains(&ViolationKind::Phantom), "one SET, two grants");
     // A script that came before its lost SET finds nothing; one that came after an answered SET must find it.
     let not_owner = Answer::Refused(Reason::NotOwner);
     let late = op(2, 6 * MS, 6 * MS + 1, Call::Look, Answer::Seen { held: true, fence: 5, owner: 7 });
     let lost = Operation { complete_ns: NEVER, outcome: Outcome::Unknown, ..taken };
     let let_go = op(5, 4 * MS, 5 * MS, Call::ReleaseBy { owner: 7 }, not_owner);
     assert_eq!(kinds(vec![lost, let_go, late]), []);
-    assert_eq!(kinds(vec![taken, let_go, late]), [Kind::Order]);
+    assert_eq!(kinds(vec![taken, let_go, late]), [ViolationKind::Order]);
 }
 
 #[test]
@@ -404,5 +411,5 @@ fn a_redlock_clients_late_set_takes_the_lock_once_more() {
     assert_eq!(kinds(story.clone()), []);
     // Without the script nothing can have ended the first.
     let held: Vec<Operation> = story.into_iter().filter(|op| *op != let_go).collect();
-    assert_eq!(kinds(held), [Kind::Order]);
+    assert_eq!(kinds(held), [ViolationKind::Order]);
 }

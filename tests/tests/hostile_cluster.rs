@@ -1,5 +1,5 @@
 //! The hostile suite: scripts and commands that are meant to stop, split, stall or brick the cluster, against three real
-//! nodes, with honest clients beside them. A selection in every test run; all of it with `REDFENCE_HOSTILE=all`
+//! nodes, with background clients beside them. A selection in every test run; all of it with `REDFENCE_HOSTILE=all`
 //! (`make nightly`), a part with `REDFENCE_HOSTILE=part-of-a-name`.
 
 use redfence_tests::hostile::campaign::Campaign;

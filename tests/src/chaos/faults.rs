@@ -1,17 +1,17 @@
 //! The kinds of faults, what each needs, and what became of each that was injected.
 
-use super::ground::Ground;
+use super::environment::Environment;
 
 macro_rules! kinds {
     ($($kind:ident $name:literal),* $(,)?) => {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub enum Kind { $($kind),* }
+        pub enum FaultKind { $($kind),* }
 
-        impl Kind {
-            pub const ALL: &[Kind] = &[$(Kind::$kind),*];
+        impl FaultKind {
+            pub const ALL: &[FaultKind] = &[$(FaultKind::$kind),*];
 
             pub fn name(self) -> &'static str {
-                match self { $(Kind::$kind => $name),* }
+                match self { $(FaultKind::$kind => $name),* }
             }
         }
     };
@@ -45,51 +45,51 @@ kinds! {
     OtherClock "other-clock",
 }
 
-impl Kind {
+impl FaultKind {
     /// Need nothing but the right to send signals.
-    pub const BASIC: &[Kind] = &[
-        Kind::KillLeader,
-        Kind::KillFollower,
-        Kind::PauseLeader,
-        Kind::PauseFollower,
-        Kind::PauseLong,
-        Kind::Transfer,
-        Kind::CutClients,
-        Kind::Storm,
+    pub const BASIC: &[FaultKind] = &[
+        FaultKind::KillLeader,
+        FaultKind::KillFollower,
+        FaultKind::PauseLeader,
+        FaultKind::PauseFollower,
+        FaultKind::PauseLong,
+        FaultKind::Transfer,
+        FaultKind::CutClients,
+        FaultKind::Storm,
     ];
 
-    pub fn can_be_done(self, ground: &Ground) -> bool {
+    pub fn is_supported(self, environment: &Environment) -> bool {
         match self {
-            Kind::KillLeader
-            | Kind::KillFollower
-            | Kind::KillMajority
-            | Kind::KillAll
-            | Kind::PauseLeader
-            | Kind::PauseFollower
-            | Kind::PauseLong
-            | Kind::Transfer
-            | Kind::CutClients
-            | Kind::Storm
-            | Kind::Replace => true,
-            Kind::IsolateLeader
-            | Kind::IsolateFollower
-            | Kind::DeafLeader
-            | Kind::MuteLeader
-            | Kind::Split
-            | Kind::Bridge
-            | Kind::Flap => ground.network.is_some(),
-            Kind::SlowSync | Kind::FailSync | Kind::FullDisk => ground.has_strace,
-            Kind::PowerCutOne | Kind::PowerCutAll => ground.disks.is_some(),
-            Kind::WallClock => ground.clocks.is_some(),
-            Kind::OtherClock => ground.has_time_namespaces,
+            FaultKind::KillLeader
+            | FaultKind::KillFollower
+            | FaultKind::KillMajority
+            | FaultKind::KillAll
+            | FaultKind::PauseLeader
+            | FaultKind::PauseFollower
+            | FaultKind::PauseLong
+            | FaultKind::Transfer
+            | FaultKind::CutClients
+            | FaultKind::Storm
+            | FaultKind::Replace => true,
+            FaultKind::IsolateLeader
+            | FaultKind::IsolateFollower
+            | FaultKind::DeafLeader
+            | FaultKind::MuteLeader
+            | FaultKind::Split
+            | FaultKind::Bridge
+            | FaultKind::Flap => environment.network.is_some(),
+            FaultKind::SlowSync | FaultKind::FailSync | FaultKind::FullDisk => environment.has_strace,
+            FaultKind::PowerCutOne | FaultKind::PowerCutAll => environment.disks.is_some(),
+            FaultKind::WallClock => environment.clocks.is_some(),
+            FaultKind::OtherClock => environment.has_time_namespaces,
         }
     }
 }
 
 /// One fault, from its injection to the moment all nodes served again.
 #[derive(Clone, Debug)]
-pub struct Injected {
-    pub kind: Kind,
+pub struct InjectedFault {
+    pub kind: FaultKind,
     pub node: u64,
     pub from_ns: u64,
     pub healed_ns: u64,

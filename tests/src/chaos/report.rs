@@ -5,26 +5,26 @@ use std::time::Duration;
 
 use serde_json::{json, Value};
 
-use super::book::{Bucket, BUCKET_MS};
-use super::faults::{Injected, Kind};
+use super::epoch_checker::CheckSummary;
+use super::faults::{FaultKind, InjectedFault};
 use super::nemesis::Nemesis;
+use super::recorder::{Bucket, BUCKET_MS};
 use super::settings::Settings;
 use super::timeline;
-use super::verdict::Verdict;
 
 pub struct Report {
     settings: Settings,
-    faults: Vec<Injected>,
+    faults: Vec<InjectedFault>,
     missing: Vec<String>,
     seen: Vec<Bucket>,
-    verdict: Verdict,
+    summary: CheckSummary,
     pub failures: Vec<String>,
     took: Duration,
 }
 
 /// What faults of one kind came to, in milliseconds.
 #[derive(Default)]
-struct OfKind {
+struct KindSummary {
     count: u64,
     /// The longest time without any grant around each.
     outages_ms: Vec<u64>,
@@ -37,17 +37,17 @@ impl Report {
         settings: &Settings,
         nemesis: &Nemesis,
         seen: Vec<Bucket>,
-        verdict: Verdict,
+        summary: CheckSummary,
         mut failures: Vec<String>,
         took: Duration,
     ) -> Report {
-        failures.extend(verdict.violations.iter().cloned());
+        failures.extend(summary.violations.iter().cloned());
         Report {
             settings: settings.clone(),
             faults: nemesis.injected.clone(),
-            missing: nemesis.ground.missing.clone(),
+            missing: nemesis.environment.missing.clone(),
             seen,
-            verdict,
+            summary,
             failures,
             took,
         }
@@ -65,8 +65,8 @@ impl Report {
         longest * BUCKET_MS
     }
 
-    fn by_kind(&self) -> BTreeMap<Kind, OfKind> {
-        let mut kinds: BTreeMap<Kind, OfKind> = BTreeMap::new();
+    fn by_kind(&self) -> BTreeMap<FaultKind, KindSummary> {
+        let mut kinds: BTreeMap<FaultKind, KindSummary> = BTreeMap::new();
         for fault in &self.faults {
             let kind = kinds.entry(fault.kind).or_default();
             kind.count += 1;
@@ -87,7 +87,7 @@ impl Report {
     }
 
     pub fn print(&self) {
-        let verdict = &self.verdict;
+        let summary = &self.summary;
         println!("\nfaults            count   no grant ms (median, most)   all nodes served after ms (median, most)");
         for (kind, of) in self.by_kind() {
             println!(
@@ -108,14 +108,14 @@ impl Report {
         );
         println!(
             "{} operations checked ({:.0}/s) in {} epochs, {:.1} s of checking: {} grants ({} to plain clients), {} of unknown outcome, {} refused for certain, undecided 0",
-            verdict.operations,
-            verdict.operations as f64 / self.took.as_secs_f64(),
-            verdict.epochs,
-            verdict.took.as_secs_f64(),
-            verdict.grants,
-            verdict.plain_grants,
-            verdict.unknown,
-            verdict.failed
+            summary.operations,
+            summary.operations as f64 / self.took.as_secs_f64(),
+            summary.epochs,
+            summary.took.as_secs_f64(),
+            summary.grants,
+            summary.plain_grants,
+            summary.unknown,
+            summary.failed
         );
         for failure in &self.failures {
             println!("FAILED: {failure}");
@@ -139,12 +139,12 @@ impl Report {
                 (kind.name(), figures)
             })
             .collect();
-        let verdict = &self.verdict;
+        let summary = &self.summary;
         json!({
             "repeat": self.settings.line(), "seed": self.settings.seed, "nodes": self.settings.nodes,
             "clients": self.settings.clients, "seconds": self.took.as_secs_f64(),
-            "operations": verdict.operations, "grants": verdict.grants, "plain_grants": verdict.plain_grants,
-            "unknown": verdict.unknown, "failed": verdict.failed, "undecided": 0, "epochs": verdict.epochs,
+            "operations": summary.operations, "grants": summary.grants, "plain_grants": summary.plain_grants,
+            "unknown": summary.unknown, "failed": summary.failed, "undecided": 0, "epochs": summary.epochs,
             "faults": self.faults.len(), "by_kind": kinds, "no_grant_ms_max": self.longest_outage_ms(),
             "left_out": self.missing, "failures": self.failures,
         })

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::clients::Role;
-use super::faults::Kind;
+use super::clients::ClientRole;
+use super::faults::FaultKind;
 
 pub const USAGE: &str = "\
 chaos: faults on a cluster of real processes, under load, with every answer checked
@@ -38,15 +38,15 @@ pub struct Mix {
 }
 
 impl Mix {
-    pub fn roles(self, clients: usize) -> Vec<Role> {
+    pub fn roles(self, clients: usize) -> Vec<ClientRole> {
         let of = |share: u64| (clients as u64 * share / 1_000) as usize;
         let (plain, sessions, multi) = (of(self.plain), of(self.sessions), of(self.multi));
-        let mut roles = vec![Role::Plain; plain];
-        roles.extend(vec![Role::Sessions; sessions]);
-        roles.extend(vec![Role::Multi; multi]);
-        roles.extend(vec![Role::Values; of(self.values)]);
-        roles.extend(vec![Role::Hostile; of(self.hostile)]);
-        roles.resize(clients, Role::Locks);
+        let mut roles = vec![ClientRole::Plain; plain];
+        roles.extend(vec![ClientRole::Sessions; sessions]);
+        roles.extend(vec![ClientRole::Multi; multi]);
+        roles.extend(vec![ClientRole::Values; of(self.values)]);
+        roles.extend(vec![ClientRole::Hostile; of(self.hostile)]);
+        roles.resize(clients, ClientRole::Locks);
         roles
     }
 }
@@ -59,7 +59,7 @@ pub struct Settings {
     pub clients: usize,
     pub preset: String,
     pub mix: Mix,
-    pub faults: Vec<Kind>,
+    pub faults: Vec<FaultKind>,
     pub pause_ms_max: u64,
     pub hold_ms_max: u64,
     pub out: PathBuf,
@@ -77,7 +77,7 @@ impl Settings {
             clients: 96,
             preset: "all".into(),
             mix: Mix { plain: 350, sessions: 100, multi: 150, values: 60, hostile: 25 },
-            faults: Kind::ALL.to_vec(),
+            faults: FaultKind::ALL.to_vec(),
             pause_ms_max: 1_200,
             hold_ms_max: 5,
             out: PathBuf::new(),
@@ -112,13 +112,13 @@ impl Settings {
         self.preset = name.to_string();
         match name {
             "all" => {}
-            "basic" => self.faults = Kind::BASIC.to_vec(),
-            "power" => self.faults = vec![Kind::PowerCutOne, Kind::PowerCutAll],
+            "basic" => self.faults = FaultKind::BASIC.to_vec(),
+            "power" => self.faults = vec![FaultKind::PowerCutOne, FaultKind::PowerCutAll],
             // A Redis with the module in place of the cluster: see tier1.rs.
             "tier1" => self.faults = Vec::new(),
             // Half unchanged Redlock clients, half LOCK.ACQUIRE, the leader killed every few seconds.
             "mixed-fleet" => {
-                self.faults = vec![Kind::KillLeader];
+                self.faults = vec![FaultKind::KillLeader];
                 self.mix = Mix { plain: 500, sessions: 0, multi: 0, values: 0, hostile: 25 };
                 self.pause_ms_max = 2_500;
             }
@@ -142,11 +142,11 @@ impl Settings {
     }
 }
 
-fn kinds(text: &str) -> Result<Vec<Kind>, String> {
-    let names = || Kind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
+fn kinds(text: &str) -> Result<Vec<FaultKind>, String> {
+    let names = || FaultKind::ALL.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
     text.split(',')
         .map(|name| {
-            let kind = Kind::ALL.iter().find(|kind| kind.name() == name).copied();
+            let kind = FaultKind::ALL.iter().find(|kind| kind.name() == name).copied();
             kind.ok_or_else(|| format!("there is no fault {name}; there are: {}", names()))
         })
         .collect()

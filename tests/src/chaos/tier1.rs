@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::ground::Ground;
+use super::environment::Environment;
 use super::settings::Settings;
 use crate::redis::{Options, Redis};
 use crate::resp::{Connection, Value};
@@ -20,7 +20,7 @@ const REPLY_WITHIN: Duration = Duration::from_secs(5);
 
 /// A grant somebody was told of.
 #[derive(Clone, Copy, Debug)]
-struct Grant {
+struct ObservedGrant {
     name: u64,
     fence: i64,
     asked: Instant,
@@ -28,7 +28,7 @@ struct Grant {
 }
 
 #[derive(Default)]
-struct Tally {
+struct CrashTally {
     power_cuts: u64,
     kills: u64,
     grants: u64,
@@ -38,18 +38,18 @@ struct Tally {
 
 /// The line that says what was done, or what is wrong.
 pub fn run(settings: &Settings) -> Result<String, String> {
-    let ground = Ground::lay(1);
-    ground.missing.iter().for_each(|missing| println!("left out: {missing}"));
-    let folder = ground.disks.as_ref().map(|disks| disks.folder(0));
+    let environment = Environment::set_up(1);
+    environment.missing.iter().for_each(|missing| println!("left out: {missing}"));
+    let folder = environment.disks.as_ref().map(|disks| disks.folder(0));
     let mut rng = Rng::new(settings.seed);
     let options = |rng: &mut Rng| persistence(rng, folder.clone());
     let mut redis = Redis::start(&options(&mut rng));
-    let mut tally = Tally::default();
+    let mut tally = CrashTally::default();
     let end = Instant::now() + settings.duration;
     while Instant::now() < end {
-        let clients = Clients::start(&redis, &mut rng);
+        let clients = ClientThreads::start(&redis, &mut rng);
         std::thread::sleep(Duration::from_millis(rng.between(50, 700)));
-        crash(&mut redis, &ground, &mut rng, &mut tally)?;
+        crash(&mut redis, &environment, &mut rng, &mut tally)?;
         tally.check(clients.end()?)?;
         redis.restart(&options(&mut rng));
     }
@@ -70,8 +70,13 @@ fn persistence(rng: &mut Rng, folder: Option<std::path::PathBuf>) -> Options {
     }
 }
 
-fn crash(redis: &mut Redis, ground: &Ground, rng: &mut Rng, tally: &mut Tally) -> Result<(), String> {
-    match &ground.disks {
+fn crash(
+    redis: &mut Redis,
+    environment: &Environment,
+    rng: &mut Rng,
+    tally: &mut CrashTally,
+) -> Result<(), String> {
+    match &environment.disks {
         Some(disks) if rng.per_mille(800) => {
             redis.process().signal(libc::SIGSTOP);
             disks.cut(0)?;
@@ -87,14 +92,14 @@ fn crash(redis: &mut Redis, ground: &Ground, rng: &mut Rng, tally: &mut Tally) -
     Ok(())
 }
 
-impl Tally {
+impl CrashTally {
     /// The grants of one life, all of which began after the last one had ended.
-    fn check(&mut self, mut grants: Vec<Grant>) -> Result<(), String> {
+    fn check(&mut self, mut grants: Vec<ObservedGrant>) -> Result<(), String> {
         self.grants += grants.len() as u64;
         grants.sort_by_key(|grant| grant.asked);
         let mut told = grants.clone();
         told.sort_by_key(|grant| grant.told);
-        let mut seen: HashMap<(u64, i64), Grant> = HashMap::new();
+        let mut seen: HashMap<(u64, i64), ObservedGrant> = HashMap::new();
         let mut before = told.iter().peekable();
         for grant in &grants {
             while let Some(earlier) = before.next_if(|earlier| earlier.told < grant.asked) {
@@ -118,13 +123,13 @@ impl Tally {
 }
 
 /// Threads that take and give back as fast as they can, until the Redis is gone.
-struct Clients {
-    threads: Vec<std::thread::JoinHandle<Result<Vec<Grant>, String>>>,
+struct ClientThreads {
+    threads: Vec<std::thread::JoinHandle<Result<Vec<ObservedGrant>, String>>>,
     gone: Arc<AtomicBool>,
 }
 
-impl Clients {
-    fn start(redis: &Redis, rng: &mut Rng) -> Clients {
+impl ClientThreads {
+    fn start(redis: &Redis, rng: &mut Rng) -> ClientThreads {
         let gone = Arc::new(AtomicBool::new(false));
         let threads = (0..CLIENTS)
             .map(|_| {
@@ -133,11 +138,11 @@ impl Clients {
                 std::thread::spawn(move || client(connection, &mut rng, &gone))
             })
             .collect();
-        Clients { threads, gone }
+        ClientThreads { threads, gone }
     }
 
     /// The Redis is dead: whoever still waits hears so at once.
-    fn end(self) -> Result<Vec<Grant>, String> {
+    fn end(self) -> Result<Vec<ObservedGrant>, String> {
         self.gone.store(true, Ordering::Relaxed);
         let mut grants = Vec::new();
         for thread in self.threads {
@@ -147,7 +152,7 @@ impl Clients {
     }
 }
 
-fn client(mut redis: Connection, rng: &mut Rng, gone: &AtomicBool) -> Result<Vec<Grant>, String> {
+fn client(mut redis: Connection, rng: &mut Rng, gone: &AtomicBool) -> Result<Vec<ObservedGrant>, String> {
     let mut grants = Vec::new();
     while !gone.load(Ordering::Relaxed) {
         let number = rng.below(NAMES);
@@ -159,7 +164,7 @@ fn client(mut redis: Connection, rng: &mut Rng, gone: &AtomicBool) -> Result<Vec
             Ok(other) => return Err(format!("{words:?} was answered {other:?}")),
             Err(_) => break,
         };
-        grants.push(Grant { name: number, fence, asked, told: Instant::now() });
+        grants.push(ObservedGrant { name: number, fence, asked, told: Instant::now() });
         if rng.per_mille(900)
             && redis.ask(&["LOCK.RELEASE", &name, &fence.to_string()], REPLY_WITHIN).is_err()
         {

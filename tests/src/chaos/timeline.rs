@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-use super::book::{Bucket, BUCKET_MS};
-use super::faults::{Injected, Kind};
+use super::faults::{FaultKind, InjectedFault};
+use super::recorder::{Bucket, BUCKET_MS};
 
 const WIDTH: f64 = 1_400.0;
 const LEFT: f64 = 130.0;
@@ -12,8 +12,8 @@ const CURVE: f64 = 150.0;
 const ROW: f64 = 16.0;
 const COLUMNS_MAX: usize = 1_250;
 
-pub fn draw(title: &str, seen: &[Bucket], faults: &[Injected]) -> String {
-    let kinds: Vec<Kind> =
+pub fn draw(title: &str, seen: &[Bucket], faults: &[InjectedFault]) -> String {
+    let kinds: Vec<FaultKind> =
         faults.iter().map(|fault| fault.kind).collect::<BTreeSet<_>>().into_iter().collect();
     let seconds = (seen.len().max(1) as f64) * BUCKET_MS as f64 / 1e3;
     let scale = (WIDTH - LEFT - 20.0) / seconds;

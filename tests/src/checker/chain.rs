@@ -4,7 +4,7 @@
 
 use super::grants::{Ending, Grant, Grants};
 use super::history::{Answer, Call, Operation, NEVER};
-use super::{Kind, Rules, Violation};
+use super::{Rules, Violation, ViolationKind};
 
 /// How far the walk has come: on the clock of the stamps that leaders put on entries, and on the clock of clients.
 ///
@@ -12,27 +12,27 @@ use super::{Kind, Rules, Violation};
 /// and what clients saw is compared with commits. A stamp is never earlier than the question, a commit never earlier than
 /// its stamp.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct ChainTime {
     stamp_ns: u64,
     commit_ns: u64,
 }
 
-impl Place {
+impl ChainTime {
     /// At or after this, and no earlier than asked for at `from_ns`.
-    fn after(self, from_ns: u64) -> Place {
-        Place { stamp_ns: self.stamp_ns.max(from_ns), commit_ns: self.commit_ns.max(from_ns) }
+    fn after(self, from_ns: u64) -> ChainTime {
+        ChainTime { stamp_ns: self.stamp_ns.max(from_ns), commit_ns: self.commit_ns.max(from_ns) }
     }
 
     /// Seen at this time by a client.
-    fn seen(self, at_ns: u64) -> Place {
-        Place { commit_ns: self.commit_ns.max(at_ns), ..self }
+    fn seen(self, at_ns: u64) -> ChainTime {
+        ChainTime { commit_ns: self.commit_ns.max(at_ns), ..self }
     }
 }
 
 /// Places all grants of one resource. The first that has no place is reported.
 pub fn check(grants: &mut Grants, rules: &Rules, violations: &mut Vec<Violation>) {
     let untouched_ns = if rules.forgets { 0 } else { grants.untouched_ns };
-    let mut now = Place::default().seen(untouched_ns);
+    let mut now = ChainTime::default().seen(untouched_ns);
     for at in 0..grants.list.len() {
         let is_last = at + 1 == grants.list.len();
         match place(&grants.list[at], now, is_last) {
@@ -46,26 +46,26 @@ pub fn check(grants: &mut Grants, rules: &Rules, violations: &mut Vec<Violation>
     }
 }
 
-type Wrong = (Kind, String);
+type ChainError = (ViolationKind, String);
 
 /// Places one grant that begins now or later. Answers when it can have ended at the earliest.
-fn place(grant: &Grant, now: Place, is_last: bool) -> Result<Place, Wrong> {
+fn place(grant: &Grant, now: ChainTime, is_last: bool) -> Result<ChainTime, ChainError> {
     let begin = now.after(grant.begin_from_ns);
     if begin.commit_ns > grant.begin_to_ns {
         let text = format!(
             "it was there by {} ns, but the lock was not free before {} ns and it was not asked for before {} ns",
             grant.begin_to_ns, now.commit_ns, grant.begin_from_ns
         );
-        return Err((Kind::Order, text));
+        return Err((ViolationKind::Order, text));
     }
     if grant.said_expired && grant.said_released {
-        return Err((Kind::Reason, "said to have expired, and said to have been released".into()));
+        return Err((ViolationKind::Reason, "said to have expired, and said to have been released".into()));
     }
     let floor = begin.seen(grant.held_ns);
     let end = match grant.released {
         Some((from_ns, to_ns)) => {
             if grant.said_expired {
-                return Err((Kind::Reason, "released, and said to have expired".into()));
+                return Err((ViolationKind::Reason, "released, and said to have expired".into()));
             }
             fit(floor, Ending { from_ns, to_ns, by_release: true })
         }
@@ -79,24 +79,28 @@ fn place(grant: &Grant, now: Place, is_last: bool) -> Result<Place, Wrong> {
                 "over by {} ns, but begun at {} ns, held at {} ns and not ended before {} ns",
                 grant.over_ns, begin.commit_ns, grant.held_ns, end.commit_ns
             );
-            Err((Kind::Order, text))
+            Err((ViolationKind::Order, text))
         }
         None => {
-            let kind = if grant.said_expired || grant.said_released { Kind::Reason } else { Kind::Order };
+            let kind = if grant.said_expired || grant.said_released {
+                ViolationKind::Reason
+            } else {
+                ViolationKind::Order
+            };
             let (begin_ns, held_ns) = (begin.commit_ns, grant.held_ns);
             Err((kind, format!("begun at {begin_ns} ns, held at {held_ns} ns, and no way to end")))
         }
     }
 }
 
-fn fit(floor: Place, ending: Ending) -> Option<Place> {
+fn fit(floor: ChainTime, ending: Ending) -> Option<ChainTime> {
     let at = floor.after(ending.from_ns);
     (at.commit_ns <= ending.to_ns).then_some(at)
 }
 
 /// The earliest of all ways this grant can have ended, apart from a release that was acknowledged. Whatever is earlier by
 /// stamp is no later by commit, for all of them begin at the same floor.
-fn earliest_end(grant: &Grant, begin: Place, floor: Place) -> Option<Place> {
+fn earliest_end(grant: &Grant, begin: ChainTime, floor: ChainTime) -> Option<ChainTime> {
     let allowed = |ending: &&Ending| match ending.by_release {
         true => !grant.said_expired,
         false => !grant.said_released,
@@ -107,7 +111,7 @@ fn earliest_end(grant: &Grant, begin: Place, floor: Place) -> Option<Place> {
 }
 
 /// When the grant's own time was up at the earliest: whichever setter came last decides, and every certain one came no later.
-fn expiry_ns(grant: &Grant, begin: Place) -> Option<u64> {
+fn expiry_ns(grant: &Grant, begin: ChainTime) -> Option<u64> {
     let certain = grant.setters.iter().filter(|setter| setter.certain);
     let latest = begin.after(certain.map(|setter| setter.invoke_ns).max().unwrap_or(0));
     // The grant itself comes first: where it is known which acquire it was, a renewal came after it.
@@ -144,7 +148,7 @@ pub fn check_busy(
             continue;
         }
         let text = format!("refused as busy though nobody else can have held it: {op:?}");
-        violations.push(Violation { kind: Kind::Busy, resource: grants.resource, fence: 0, text });
+        violations.push(Violation { kind: ViolationKind::Busy, resource: grants.resource, fence: 0, text });
     }
 }
 

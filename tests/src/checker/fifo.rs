@@ -1,7 +1,7 @@
 //! First come, first served: who was seen in line before another asked is granted before it.
 
 use super::history::{Answer, Call, History, NEVER};
-use super::{Kind, Violation};
+use super::{Violation, ViolationKind};
 use std::collections::HashMap;
 
 /// One wait: asked, seen in line, granted under a fence.
@@ -58,7 +58,7 @@ fn sweep(resource: u32, mut waits: Vec<Wait>, violations: &mut Vec<Violation>) {
                 "owner {:x} stood in line at {} ns and got fence {}; owner {:x} asked at {} ns and got {}",
                 before.owner, before.queued_ns, before.fence, wait.owner, wait.asked_ns, wait.fence
             );
-            violations.push(Violation { kind: Kind::Fifo, resource, fence: wait.fence, text });
+            violations.push(Violation { kind: ViolationKind::Fifo, resource, fence: wait.fence, text });
             return;
         }
     }

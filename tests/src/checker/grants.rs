@@ -2,7 +2,7 @@
 
 use super::history::{Answer, Call, Operation, Outcome, Reason, NEVER};
 use super::sessions::Sessions;
-use super::{Kind, Rules, Violation};
+use super::{Rules, Violation, ViolationKind};
 use std::collections::HashMap;
 
 /// Something that set the end of a grant to "so long from now".
@@ -167,13 +167,13 @@ impl Grants {
         match (op.call, op.outcome) {
             (Call::Acquire { .. }, Outcome::Answered(Answer::Granted { fence, ttl_ms })) => {
                 if let Err(text) = self.granted(op, fence, rules.shortest_ns(ttl_ms)) {
-                    wrong(Kind::DuplicateFence, fence, text);
+                    wrong(ViolationKind::DuplicateFence, fence, text);
                 }
             }
             (Call::Release { fence }, Outcome::Answered(Answer::Done)) => {
                 let Some(grant) = self.find(fence) else { return };
                 if let Some(earlier) = grant.released.replace((op.invoke_ns, op.complete_ns)) {
-                    wrong(Kind::ReleasedTwice, fence, format!("at {earlier:?} and by {op:?}"));
+                    wrong(ViolationKind::ReleasedTwice, fence, format!("at {earlier:?} and by {op:?}"));
                 }
             }
             (Call::Release { fence }, Outcome::Unknown) => {
@@ -206,7 +206,7 @@ impl Grants {
             }
             (Call::Look, Outcome::Answered(Answer::Seen { held, fence, owner })) => {
                 if let Err(text) = self.looked(op, held, fence, owner, rules) {
-                    wrong(Kind::DuplicateFence, fence, text);
+                    wrong(ViolationKind::DuplicateFence, fence, text);
                 }
             }
             _ => {}
@@ -307,7 +307,12 @@ impl Grants {
             };
             let Some(unknown) = known else {
                 let text = format!("owner {:x} cannot have asked for it", grant.owner);
-                violations.push(Violation { kind: Kind::Phantom, resource, fence: grant.fence, text });
+                violations.push(Violation {
+                    kind: ViolationKind::Phantom,
+                    resource,
+                    fence: grant.fence,
+                    text,
+                });
                 continue;
             };
             grant.begin_from_ns = unknown.first_ns;
@@ -326,7 +331,7 @@ impl Grants {
         }
         if nameless > left.values().sum::<usize>() {
             let text = format!("{nameless} grants, more than there are acquires to explain them");
-            violations.push(Violation { kind: Kind::Phantom, resource, fence: 0, text });
+            violations.push(Violation { kind: ViolationKind::Phantom, resource, fence: 0, text });
         }
     }
 }

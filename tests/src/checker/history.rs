@@ -4,7 +4,7 @@
 //! one of three: answered, certainly not done ([`Outcome::Failed`]), or not known. After an unknown outcome its process is
 //! retired and a new one goes on (Jepsen's rule). A multi-lock is one operation for each of its resources, with one window.
 
-use super::{Kind, Violation};
+use super::{Violation, ViolationKind};
 use std::collections::HashMap;
 
 /// No completion: the outcome is not known, and may still come about at any later time.
@@ -180,7 +180,12 @@ impl History {
         let mut violations = Vec::new();
         let mut wrong = |op: &Operation, text: &str| {
             let text = format!("process {}: {text}: {op:?}", op.process);
-            violations.push(Violation { kind: Kind::Malformed, resource: op.resource, fence: 0, text });
+            violations.push(Violation {
+                kind: ViolationKind::Malformed,
+                resource: op.resource,
+                fence: 0,
+                text,
+            });
         };
         let mut order: Vec<&Operation> = self.operations.iter().collect();
         order.sort_by_key(|op| (op.process, op.invoke_ns));

@@ -6,7 +6,7 @@
 //! shorter and is never counted as having made it longer. Locks of a session are left to the fence chain.
 
 use super::history::{Answer, Call, History, Operation, Outcome};
-use super::{Kind, Rules, Violation};
+use super::{Rules, Violation, ViolationKind};
 use std::collections::HashMap;
 
 /// One client's time with the lock.
@@ -44,7 +44,12 @@ pub fn check(history: &History, rules: &Rules, violations: &mut Vec<Violation>) 
         for hold in &holds {
             if let Some(last) = last.filter(|last| last.to_ns > hold.from_ns && last.owner != hold.owner) {
                 let text = format!("both held it: {} and {}", last.text(), hold.text());
-                violations.push(Violation { kind: Kind::TwoHolders, resource, fence: hold.fence, text });
+                violations.push(Violation {
+                    kind: ViolationKind::TwoHolders,
+                    resource,
+                    fence: hold.fence,
+                    text,
+                });
                 break;
             }
             if last.is_none_or(|last| last.to_ns < hold.to_ns) {

@@ -12,7 +12,7 @@
 //! - [`holds`]: the time each client may believe it holds a lock: never two at once
 //! - [`fifo`]: first come, first served
 //! - [`wgl`]: a general search for small histories, to check the fast checker against
-//! - [`made_up`]: histories drawn from a seed, to try the checker on
+//! - [`generator`]: histories drawn from a seed, to try the checker on
 //!
 //! # Caveats
 //!
@@ -23,11 +23,11 @@
 
 pub mod chain;
 pub mod fifo;
+pub mod generator;
 pub mod grants;
 pub mod history;
 pub mod holds;
 pub mod jsonl;
-pub mod made_up;
 pub mod plain;
 pub mod sessions;
 pub mod wgl;
@@ -69,7 +69,7 @@ impl Rules {
 
 /// What does not hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
+pub enum ViolationKind {
     /// The history itself is not one: a process with two operations at once, an answer before its question.
     Malformed,
     /// One fence for two grants.
@@ -94,7 +94,7 @@ pub enum Kind {
 /// One thing that does not hold, with its witness.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
-    pub kind: Kind,
+    pub kind: ViolationKind,
     pub resource: u32,
     pub fence: u64,
     pub text: String,

@@ -8,7 +8,7 @@
 //! the others' was let go. What such a client did may then have been done to either grant.
 
 use super::history::{Answer, Call, History, Operation, Outcome};
-use super::{Kind, Violation};
+use super::{Violation, ViolationKind};
 use std::collections::{HashMap, HashSet};
 
 /// The same history, told by fence as far as it can be. `None` where there are no plain clients in it.
@@ -55,7 +55,7 @@ fn seen_fences(history: &History, acknowledged: &Owners, violations: &mut Vec<Vi
         known.push(fence);
         if known.len() > 1 && acknowledged.contains(&(op.resource, owner)) {
             let text = format!("owner {owner:x} asked once and was granted {known:?}");
-            violations.push(Violation { kind: Kind::Phantom, resource: op.resource, fence, text });
+            violations.push(Violation { kind: ViolationKind::Phantom, resource: op.resource, fence, text });
         }
     }
     fences

@@ -1,7 +1,7 @@
 //! When each session can have ended, as far as the history tells.
 
 use super::history::{Answer, Call, History, Outcome, NEVER};
-use super::{Kind, Rules, Violation};
+use super::{Rules, Violation, ViolationKind};
 use std::collections::HashMap;
 
 /// Bounds on the end of one session.
@@ -76,7 +76,7 @@ impl Sessions {
 
 impl Session {
     fn check(&self, id: u64, violations: &mut Vec<Violation>) {
-        let wrong = |text: String| Violation { kind: Kind::Session, resource: 0, fence: 0, text };
+        let wrong = |text: String| Violation { kind: ViolationKind::Session, resource: 0, fence: 0, text };
         if self.alive_ns > self.over_ns {
             let (alive, over) = (self.alive_ns, self.over_ns);
             violations.push(wrong(format!("session {id:x} lived at {alive} ns, but was over at {over} ns")));

@@ -20,22 +20,22 @@ pub enum Decision {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum End {
+enum GrantEnd {
     Released,
     Expired,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Lock {
+struct LockModel {
     /// Owner and fence.
     holder: Option<(u64, u64)>,
     last: u64,
-    ends: Vec<(u64, End)>,
+    ends: Vec<(u64, GrantEnd)>,
 }
 
 #[derive(Clone, Debug)]
-struct State {
-    lock: Lock,
+struct SearchState {
+    lock: LockModel,
     now_ns: u64,
     /// The last entry's stamp at the earliest: no earlier than its question, and no later than its commit.
     stamp_ns: u64,
@@ -43,7 +43,7 @@ struct State {
     deadline_ns: u64,
 }
 
-impl State {
+impl SearchState {
     fn times(&self) -> [u64; 3] {
         [self.now_ns, self.stamp_ns, self.deadline_ns]
     }
@@ -55,7 +55,7 @@ struct Search<'a> {
     /// Fences somebody saw that no acquire was told of.
     unseen: Vec<u64>,
     /// Times already tried for an order's set and state; only an earlier one is worth another try.
-    tried: HashMap<(u64, Lock), Vec<[u64; 3]>>,
+    tried: HashMap<(u64, LockModel), Vec<[u64; 3]>>,
     states_left: usize,
 }
 
@@ -88,8 +88,8 @@ pub fn decide(operations: &[Operation], rules: &Rules, states_max: usize) -> Dec
     unseen.sort_unstable();
     unseen.dedup();
     let mut search = Search { operations, rules, unseen, tried: HashMap::new(), states_left: states_max };
-    let lock = Lock { holder: None, last: 0, ends: Vec::new() };
-    match search.go(0, State { lock, now_ns: 0, stamp_ns: 0, deadline_ns: 0 }) {
+    let lock = LockModel { holder: None, last: 0, ends: Vec::new() };
+    match search.go(0, SearchState { lock, now_ns: 0, stamp_ns: 0, deadline_ns: 0 }) {
         Some(true) => Decision::Possible,
         Some(false) => Decision::Impossible,
         None => Decision::Undecided,
@@ -98,7 +98,7 @@ pub fn decide(operations: &[Operation], rules: &Rules, states_max: usize) -> Dec
 
 impl Search<'_> {
     /// `None`: out of states.
-    fn go(&mut self, done: u64, state: State) -> Option<bool> {
+    fn go(&mut self, done: u64, state: SearchState) -> Option<bool> {
         let left = |at: &usize| done & (1 << at) == 0;
         let definite: Vec<usize> =
             (0..self.operations.len()).filter(left).filter(|at| !self.operations[*at].is_unknown()).collect();
@@ -135,7 +135,7 @@ impl Search<'_> {
     }
 
     /// Every state an operation can lead to, its answer being what it is.
-    fn apply(&self, op: &Operation, state: &State) -> Vec<State> {
+    fn apply(&self, op: &Operation, state: &SearchState) -> Vec<SearchState> {
         let mut state = state.clone();
         state.now_ns = state.now_ns.max(op.invoke_ns);
         if op.call != Call::Look {
@@ -179,7 +179,7 @@ impl Search<'_> {
         }
     }
 
-    fn acquire(&self, op: &Operation, mut state: State, owner: u64, ttl_ms: u64) -> Vec<State> {
+    fn acquire(&self, op: &Operation, mut state: SearchState, owner: u64, ttl_ms: u64) -> Vec<SearchState> {
         let holds = state.lock.holder.is_some_and(|(holder, _)| holder == owner);
         match op.outcome {
             Outcome::Answered(Answer::Granted { fence, ttl_ms }) => {
@@ -218,27 +218,27 @@ impl Search<'_> {
         }
     }
 
-    fn grant(&self, state: &mut State, owner: u64, fence: u64, lasts_ns: u64) {
+    fn grant(&self, state: &mut SearchState, owner: u64, fence: u64, lasts_ns: u64) {
         state.lock.holder = Some((owner, fence));
         state.lock.last = fence;
         state.deadline_ns = state.stamp_ns.saturating_add(lasts_ns);
     }
 
-    fn released(&self, mut state: State, fence: u64) -> Vec<State> {
+    fn released(&self, mut state: SearchState, fence: u64) -> Vec<SearchState> {
         if state.lock.holder.is_none_or(|(_, held)| held != fence) {
             return Vec::new();
         }
         state.lock.holder = None;
-        state.lock.ends.push((fence, End::Released));
+        state.lock.ends.push((fence, GrantEnd::Released));
         state.deadline_ns = 0;
         vec![state]
     }
 }
 
-fn expired(state: &State) -> State {
+fn expired(state: &SearchState) -> SearchState {
     let mut next = state.clone();
     if let Some((_, fence)) = next.lock.holder.take() {
-        next.lock.ends.push((fence, End::Expired));
+        next.lock.ends.push((fence, GrantEnd::Expired));
     }
     next.stamp_ns = next.stamp_ns.max(next.deadline_ns);
     next.now_ns = next.now_ns.max(next.stamp_ns);
@@ -246,7 +246,7 @@ fn expired(state: &State) -> State {
     next
 }
 
-fn refused(state: State, fence: u64, reason: Reason) -> Vec<State> {
+fn refused(state: SearchState, fence: u64, reason: Reason) -> Vec<SearchState> {
     // Nobody can name a fence before it was issued.
     if state.lock.last < fence || state.lock.holder.is_some_and(|(_, held)| held == fence) {
         return Vec::new();
@@ -254,13 +254,13 @@ fn refused(state: State, fence: u64, reason: Reason) -> Vec<State> {
     let end = state.lock.ends.iter().find(|(ended, _)| *ended == fence).map(|(_, end)| *end);
     let fits = match reason {
         Reason::NotOwner => true,
-        Reason::AlreadyReleased => end == Some(End::Released),
-        Reason::Expired => end == Some(End::Expired),
+        Reason::AlreadyReleased => end == Some(GrantEnd::Released),
+        Reason::Expired => end == Some(GrantEnd::Expired),
     };
     keep_if(fits, state)
 }
 
-fn keep_if(holds: bool, state: State) -> Vec<State> {
+fn keep_if(holds: bool, state: SearchState) -> Vec<SearchState> {
     if holds {
         vec![state]
     } else {

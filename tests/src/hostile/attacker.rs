@@ -18,7 +18,7 @@ const SCRIPT_ROUNDS: usize = 2;
 
 /// What an attack was answered.
 #[derive(Clone, Debug, Default)]
-pub struct Tally {
+pub struct ReplyTally {
     pub answers: BTreeMap<String, u64>,
     pub slowest: Duration,
     /// Commands that got no answer in time.
@@ -32,7 +32,7 @@ pub struct Tally {
     pub texts: Vec<String>,
 }
 
-impl Tally {
+impl ReplyTally {
     fn count(&mut self, reply: &Result<Value, ReceiveError>, took: Duration) {
         self.slowest = self.slowest.max(took);
         self.late += u64::from(took >= LATE_AFTER);
@@ -62,14 +62,14 @@ impl Tally {
 }
 
 /// One connection of an attack.
-pub struct Line {
+pub struct AttackConnection {
     connection: Connection,
     /// Sent, and not yet answered.
     pub due: usize,
     broken: bool,
 }
 
-impl Line {
+impl AttackConnection {
     /// Sends, and leaves the reply for later. A connection that is closed under it is no surprise to an attacker.
     pub fn send(&mut self, words: &[Vec<u8>]) -> bool {
         self.due += 1;
@@ -87,18 +87,18 @@ pub struct Attacker {
     nodes: Vec<SocketAddr>,
     pub peers: Vec<SocketAddr>,
     turn: usize,
-    lines: Vec<Option<Line>>,
+    conns: Vec<Option<AttackConnection>>,
     /// In front of every name the attack makes up.
     pub prefix: String,
-    pub tally: Tally,
+    pub tally: ReplyTally,
 }
 
 impl Attacker {
     #[must_use]
     pub fn new(nodes: Vec<SocketAddr>, peers: Vec<SocketAddr>, name: &str) -> Attacker {
-        let lines = nodes.iter().map(|_| None).collect();
-        let (turn, prefix, tally) = (0, format!("hostile:{name}:"), Tally::default());
-        Attacker { nodes, peers, turn, lines, prefix, tally }
+        let conns = nodes.iter().map(|_| None).collect();
+        let (turn, prefix, tally) = (0, format!("hostile:{name}:"), ReplyTally::default());
+        Attacker { nodes, peers, turn, conns, prefix, tally }
     }
 
     #[must_use]
@@ -116,7 +116,7 @@ impl Attacker {
     }
 
     /// A connection of its own to one node.
-    pub fn open(&mut self, node: usize) -> Option<Line> {
+    pub fn open(&mut self, node: usize) -> Option<AttackConnection> {
         if self.is_over() {
             return None;
         }
@@ -125,7 +125,7 @@ impl Attacker {
             self.tally.refused += 1;
             self.tally.count(&Err(ReceiveError::Closed), Duration::ZERO);
         }
-        connection.map(|connection| Line { connection, due: 0, broken: false })
+        connection.map(|connection| AttackConnection { connection, due: 0, broken: false })
     }
 
     /// Asks the next node in turn.
@@ -139,48 +139,48 @@ impl Attacker {
             return None;
         }
         let at = node % self.nodes.len();
-        let mut line = self.lines[at].take().or_else(|| self.open(at))?;
-        let reply = self.ask_line(&mut line, words);
+        let mut conn = self.conns[at].take().or_else(|| self.open(at))?;
+        let reply = self.ask_on(&mut conn, words);
         // After silence or an end the next question has a new connection.
-        self.lines[at] = reply.is_some().then_some(line);
+        self.conns[at] = reply.is_some().then_some(conn);
         reply
     }
 
-    pub fn ask_line(&mut self, line: &mut Line, words: &[Vec<u8>]) -> Option<Value> {
-        line.send(words);
-        self.collect(line)
+    pub fn ask_on(&mut self, conn: &mut AttackConnection, words: &[Vec<u8>]) -> Option<Value> {
+        conn.send(words);
+        self.collect(conn)
     }
 
     /// The next reply on a connection.
-    pub fn collect(&mut self, line: &mut Line) -> Option<Value> {
-        self.collect_within(line, ANSWERS_WITHIN)
+    pub fn collect(&mut self, conn: &mut AttackConnection) -> Option<Value> {
+        self.collect_within(conn, ANSWERS_WITHIN)
     }
 
-    pub fn collect_within(&mut self, line: &mut Line, within: Duration) -> Option<Value> {
+    pub fn collect_within(&mut self, conn: &mut AttackConnection, within: Duration) -> Option<Value> {
         let asked = Instant::now();
-        let reply = line.connection.receive(within);
-        line.due = line.due.saturating_sub(1);
+        let reply = conn.connection.receive(within);
+        conn.due = conn.due.saturating_sub(1);
         self.tally.count(&reply, asked.elapsed());
         reply.ok()
     }
 
     /// Every reply a connection is still owed, or until it has none.
-    pub fn collect_all(&mut self, line: &mut Line) {
-        while line.due > 0 && !self.is_over() && self.collect(line).is_some() {}
+    pub fn collect_all(&mut self, conn: &mut AttackConnection) {
+        while conn.due > 0 && !self.is_over() && self.collect(conn).is_some() {}
     }
 
     /// A pipeline: all sent, then all read, in batches that no limit on unread replies can mind.
     pub fn pipeline(&mut self, node: usize, commands: impl IntoIterator<Item = Vec<Vec<u8>>>) {
-        let Some(mut line) = self.open(node) else { return };
+        let Some(mut conn) = self.open(node) else { return };
         for command in commands {
-            if !line.send(&command) {
+            if !conn.send(&command) {
                 break;
             }
-            if line.due >= 100 {
-                self.collect_all(&mut line);
+            if conn.due >= 100 {
+                self.collect_all(&mut conn);
             }
         }
-        self.collect_all(&mut line);
+        self.collect_all(&mut conn);
     }
 
     /// At every node, whole, then by its digest; with one key.

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::attacker::{Attacker, Tally};
-use super::honest::Honest;
-use super::watch::Watch;
+use super::attacker::{Attacker, ReplyTally};
+use super::background_clients::BackgroundClients;
+use super::memory_watch::MemoryWatch;
 use super::{equality, Attack};
 use crate::chaos::replicas;
 use crate::cluster::{Cluster, Options};
@@ -14,7 +14,7 @@ use crate::process::poll_until;
 use crate::resp::{Connection, Value};
 use crate::words;
 
-/// No honest client may wait longer, whatever else the machine is doing.
+/// No background client may wait longer, whatever else the machine is doing.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 /// A node on a small machine. Its replicated state is held far below.
 const NODE_BYTES_MAX: u64 = 1_600 << 20;
@@ -29,9 +29,9 @@ const STARTS_WITHIN: Duration = Duration::from_secs(60);
 const ASK_WITHIN: Duration = Duration::from_secs(10);
 
 /// What came of one attack.
-pub struct Row {
+pub struct AttackResult {
     pub attack: Attack,
-    pub tally: Tally,
+    pub tally: ReplyTally,
     pub took: Duration,
     pub longest_wait: Duration,
     pub rounds: u64,
@@ -39,7 +39,7 @@ pub struct Row {
     pub failures: Vec<String>,
 }
 
-impl Row {
+impl AttackResult {
     #[must_use]
     pub fn line(&self) -> String {
         let answers: Vec<String> =
@@ -64,8 +64,8 @@ impl Row {
 
 pub struct Campaign {
     cluster: Cluster,
-    honest: Honest,
-    watch: Watch,
+    background: BackgroundClients,
+    watch: MemoryWatch,
     rounds: u64,
     /// A node died: everything after that says nothing.
     pub dead: bool,
@@ -86,10 +86,10 @@ impl Campaign {
         let cluster = Cluster::start(&options);
         // A program without the setting says so; the limit on its memory is then its own.
         cluster.nodes[0].ask(&["LOCK.CLUSTER", "SET", "max-memory", MAX_MEMORY], ASK_WITHIN);
-        let honest = Honest::start(&addresses(&cluster));
-        let watch = Watch::start(NODE_BYTES_MAX);
+        let background = BackgroundClients::start(&addresses(&cluster));
+        let watch = MemoryWatch::start(NODE_BYTES_MAX);
         watch.follow(&cluster);
-        Campaign { cluster, honest, watch, rounds: 0, dead: false }
+        Campaign { cluster, background, watch, rounds: 0, dead: false }
     }
 
     /// All of them, with restarts in between and at the end. What failed; each line is told as it comes.
@@ -125,7 +125,7 @@ impl Campaign {
             Err(error) => failures.push(error),
         }
         tell(format!(
-            "{} attacks; honest clients did {} rounds and waited {} ms at most, during {}",
+            "{} attacks; background clients did {} rounds and waited {} ms at most, during {}",
             attacks.len(),
             self.rounds,
             longest.0.as_millis(),
@@ -134,27 +134,27 @@ impl Campaign {
         failures
     }
 
-    pub fn attack(&mut self, attack: Attack) -> Row {
+    pub fn attack(&mut self, attack: Attack) -> AttackResult {
         let peers = self.cluster.nodes.iter().map(|node| node.peer_address()).collect();
         let mut attacker = Attacker::new(addresses(&self.cluster), peers, attack.name);
-        self.honest.watch_shared(!attack.flushes);
-        self.honest.longest_wait();
+        self.background.watch_shared(!attack.flushes);
+        self.background.longest_wait();
         self.watch.peak_bytes();
         let began = Instant::now();
         attack.run(&mut attacker);
         let took = began.elapsed();
         let mut failures = self.after(&attacker.tally, attack);
-        let (longest_wait, rounds) = self.honest.longest_wait();
+        let (longest_wait, rounds) = self.background.longest_wait();
         if longest_wait > WAIT_MAX {
-            failures.push(format!("an honest client waited {longest_wait:?}"));
+            failures.push(format!("a background client waited {longest_wait:?}"));
         }
         let done = rounds.saturating_sub(std::mem::replace(&mut self.rounds, rounds));
         let (tally, peak_bytes) = (attacker.tally, self.watch.peak_bytes());
-        Row { attack, tally, took, longest_wait, rounds: done, peak_bytes, failures }
+        AttackResult { attack, tally, took, longest_wait, rounds: done, peak_bytes, failures }
     }
 
     /// What must hold after every attack.
-    fn after(&mut self, tally: &Tally, attack: Attack) -> Vec<String> {
+    fn after(&mut self, tally: &ReplyTally, attack: Attack) -> Vec<String> {
         let mut failures = self.watch.ended();
         for node in &self.cluster.nodes {
             if let Some(status) = node.process().exit_status() {
@@ -178,7 +178,7 @@ impl Campaign {
             failures.push(format!("{} connections were closed", tally.closed));
         }
         failures.extend(self.panics());
-        failures.extend(self.honest.wrong());
+        failures.extend(self.background.wrong());
         failures.extend(self.one_holder(attack.name).err());
         failures
     }
@@ -218,10 +218,10 @@ impl Campaign {
     /// kill -9 of all nodes at once; all must come back on their own data, without a word of complaint, and show the same.
     pub fn restart_all(&mut self) -> Result<(), String> {
         if self.dead {
-            self.honest.give_up();
+            self.background.give_up();
         } else {
             self.all_make_snapshots()?;
-            self.honest.pause();
+            self.background.pause();
         }
         self.watch.rest();
         let ids: Vec<u64> = self.cluster.nodes.iter().map(|node| node.id).collect();
@@ -230,7 +230,7 @@ impl Campaign {
         self.watch.follow(&self.cluster);
         let back = self.all_serve();
         if back.is_ok() {
-            self.honest.go_on();
+            self.background.go_on();
         }
         back
     }
@@ -315,7 +315,7 @@ impl Campaign {
     pub fn replace_a_member(&mut self) -> Result<(), String> {
         let leader = self.cluster.wait_for_leader(STARTS_WITHIN);
         let (gone, new) = (self.cluster.followers(leader)[0], 4);
-        self.honest.pause();
+        self.background.pause();
         self.watch.rest();
         self.admin(leader, &["REMOVE", &gone.to_string()])?;
         self.cluster.discard(gone);
@@ -353,17 +353,17 @@ impl Campaign {
 
     /// Everything is read through every node, and must be the same. The number of keys.
     pub fn compare_what_nodes_show(&self) -> Result<usize, String> {
-        self.honest.pause();
+        self.background.pause();
         let compared = equality::compare(&self.cluster);
-        self.honest.go_on();
+        self.background.go_on();
         compared
     }
 
     /// Ends the nodes and compares their disks by hash. Only for a program that writes the formats of this source tree.
     pub fn compare_disks(self) -> Result<String, String> {
-        let Campaign { mut cluster, honest, watch, .. } = self;
-        honest.pause();
-        drop(honest);
+        let Campaign { mut cluster, background, watch, .. } = self;
+        background.pause();
+        drop(background);
         drop(watch);
         replicas::compare(&mut cluster)
     }

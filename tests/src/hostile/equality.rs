@@ -22,7 +22,7 @@ const SLICE: u64 = 500;
 const BATCH_BYTES: u64 = 1 << 20;
 
 /// What one node shows of a key: its type and a hash of all that is in it.
-type Shown = BTreeMap<(u64, Vec<u8>), (String, u64)>;
+type KeyDump = BTreeMap<(u64, Vec<u8>), (String, u64)>;
 
 /// Compares what all nodes show. The number of keys, or the first difference that stays.
 pub fn compare(cluster: &Cluster) -> Result<usize, String> {
@@ -35,9 +35,9 @@ pub fn compare(cluster: &Cluster) -> Result<usize, String> {
 }
 
 fn compare_once(cluster: &Cluster) -> Result<usize, String> {
-    let mut first: Option<(u64, Shown)> = None;
+    let mut first: Option<(u64, KeyDump)> = None;
     for node in cluster.nodes.iter().filter(|node| node.runs()) {
-        let shown = Reader::open(node.address).and_then(|mut reader| reader.everything());
+        let shown = NodeReader::open(node.address).and_then(|mut reader| reader.everything());
         let shown = shown.map_err(|error| format!("node {}: {error}", node.id))?;
         let Some((other, known)) = &first else {
             first = Some((node.id, shown));
@@ -60,11 +60,11 @@ fn compare_once(cluster: &Cluster) -> Result<usize, String> {
     Ok(first.map_or(0, |(_, shown)| shown.len()))
 }
 
-struct Reader(Connection);
+struct NodeReader(Connection);
 
-impl Reader {
-    fn open(address: SocketAddr) -> Result<Reader, String> {
-        Connection::open(address).map(Reader).map_err(|error| error.to_string())
+impl NodeReader {
+    fn open(address: SocketAddr) -> Result<NodeReader, String> {
+        Connection::open(address).map(NodeReader).map_err(|error| error.to_string())
     }
 
     fn ask(&mut self, words: &[Vec<u8>]) -> Result<Value, String> {
@@ -81,12 +81,12 @@ impl Reader {
         }
     }
 
-    fn everything(&mut self) -> Result<Shown, String> {
-        let mut shown = Shown::new();
+    fn everything(&mut self) -> Result<KeyDump, String> {
+        let mut shown = KeyDump::new();
         for database in 0..DATABASES {
             self.ask(&["SELECT".word(), database.word()])?;
             for key in self.keys()? {
-                if !key.starts_with(b"honest:") {
+                if !key.starts_with(b"background:") {
                     let value = self.value(&key)?;
                     shown.insert((database, key), value);
                 }

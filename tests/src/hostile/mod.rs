@@ -1,5 +1,5 @@
 //! The hostile suite: whatever a client may send, against three real nodes. No node dies, all restart on their own data, all
-//! hold the same state, and honest clients get their locks meanwhile.
+//! hold the same state, and background clients get their locks meanwhile.
 //!
 //! An attack is data: a Lua file of `scripts/`, or a function of `commands/` that sends what it likes. It asserts nothing:
 //! what must hold is the same for all of them, and the [`campaign`] judges it. `hostile --list` shows all.
@@ -8,22 +8,22 @@
 //!
 //! - [`attacker`]: the connections of an attack, and what it was answered
 //! - [`scripts`], [`commands`]: the attacks
-//! - [`honest`]: the other clients; [`watch`]: memory of the nodes
+//! - [`background_clients`]: the other clients; [`memory_watch`]: memory of the nodes
 //! - [`equality`]: everything read through every node
 //! - [`campaign`]: one cluster, many attacks, restarts, the verdict
 //!
 //! # Caveats
 //!
-//! Waits of honest clients are printed; what is asserted of them only tells working from broken, because the machine may be
+//! Waits of background clients are printed; what is asserted of them only tells working from broken, because the machine may be
 //! busy with other things.
 
 pub mod attacker;
+pub mod background_clients;
 pub mod campaign;
 pub mod commands;
 pub mod equality;
-pub mod honest;
+pub mod memory_watch;
 pub mod scripts;
-pub mod watch;
 
 use attacker::Attacker;
 
@@ -37,26 +37,26 @@ pub struct Attack {
     pub quick: bool,
     /// It does not read its replies, or sends what is no RESP: its connections may be closed.
     pub may_be_cut: bool,
-    /// It deletes everybody's keys, so honest clients lose their locks to it.
+    /// It deletes everybody's keys, so background clients lose their locks to it.
     pub flushes: bool,
-    pub run: Run,
+    pub run: AttackBody,
 }
 
 #[derive(Clone, Copy)]
-pub enum Run {
+pub enum AttackBody {
     /// A script, sent whole to every node, then by its digest.
     Script(&'static str),
     /// A script that is made up when it is needed.
-    Made(fn() -> Vec<u8>),
+    GeneratedScript(fn() -> Vec<u8>),
     Commands(fn(&mut Attacker)),
 }
 
 impl Attack {
     pub fn run(&self, attacker: &mut Attacker) {
         match self.run {
-            Run::Script(body) => attacker.run_script(body.as_bytes()),
-            Run::Made(make) => attacker.run_script(&make()),
-            Run::Commands(run) => run(attacker),
+            AttackBody::Script(body) => attacker.run_script(body.as_bytes()),
+            AttackBody::GeneratedScript(make) => attacker.run_script(&make()),
+            AttackBody::Commands(run) => run(attacker),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The scripts among the attacks: a file each in `scripts/`, and those that are made up here.
 
-use super::{Attack, Run};
+use super::{Attack, AttackBody};
 
 macro_rules! scripts {
     ($($item:literal $($quick:ident)? $name:literal,)*) => {
@@ -10,7 +10,7 @@ macro_rules! scripts {
             quick: scripts!(@quick $($quick)?),
             may_be_cut: false,
             flushes: false,
-            run: Run::Script(include_str!(concat!("scripts/", $name, ".lua"))),
+            run: AttackBody::Script(include_str!(concat!("scripts/", $name, ".lua"))),
         },)*]
     };
     (@quick quick) => { true };
@@ -75,7 +75,7 @@ const FILES: &[Attack] = scripts![
 ];
 
 const fn made(item: u8, name: &'static str, quick: bool, make: fn() -> Vec<u8>) -> Attack {
-    Attack { name, item, quick, may_be_cut: false, flushes: false, run: Run::Made(make) }
+    Attack { name, item, quick, may_be_cut: false, flushes: false, run: AttackBody::GeneratedScript(make) }
 }
 
 const MADE: &[Attack] = &[

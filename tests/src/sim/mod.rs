@@ -34,7 +34,7 @@ pub mod reckoning;
 mod trace;
 pub mod world;
 
-use crate::checker::Kind;
+use crate::checker::ViolationKind;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 
 /// What one run came to.
@@ -43,7 +43,7 @@ pub struct Report {
     pub seed: u64,
     /// Empty: all is well.
     pub failures: Vec<String>,
-    pub kinds: Vec<Kind>,
+    pub kinds: Vec<ViolationKind>,
     pub trace: u64,
     pub simulated_ms: u64,
     pub happened: u64,

@@ -1,11 +1,11 @@
-//! A hostile client among the honest ones: scripts of the hostile suite and commands far beyond their bytes, one after the
+//! A hostile client among the others: scripts of the hostile suite and commands far beyond their bytes, one after the
 //! other, whatever is answered. What it must not do is harm anybody else.
 
-use super::super::book::Epoch;
-use super::Client;
-use crate::hostile::{scripts, Run};
+use super::super::recorder::Epoch;
+use super::LoadClient;
+use crate::hostile::{scripts, AttackBody};
 
-impl Client {
+impl LoadClient {
     pub(super) async fn hostile_round(&mut self, epoch: &Epoch) {
         // A steady nuisance; how much of a node's time it can have is not what a fault run measures.
         self.pause_ms(100).await;
@@ -14,9 +14,9 @@ impl Client {
             let attacks = scripts::all();
             let attack = self.rng.pick(&attacks).expect("there are scripts");
             let body = match attack.run {
-                Run::Script(body) => body.as_bytes().to_vec(),
-                Run::Made(make) => make(),
-                Run::Commands(_) => return,
+                AttackBody::Script(body) => body.as_bytes().to_vec(),
+                AttackBody::GeneratedScript(make) => make(),
+                AttackBody::Commands(_) => return,
             };
             self.exchange(epoch, &[b"EVAL".to_vec(), body, b"1".to_vec(), key.into_bytes()], 0).await;
             return;

@@ -1,9 +1,9 @@
 //! Clients of `LOCK.*`: one lock or several, tried for or waited for, with OWNER and retries after whatever got lost.
 
-use super::super::book::Epoch;
+use super::super::recorder::Epoch;
 use super::super::replies::{owner_name, owner_number};
 use super::plain::COMPARE_AND_DELETE;
-use super::{Client, HOT, NAMES};
+use super::{LoadClient, HOT, NAMES};
 use crate::checker::history::SeenQueued;
 use crate::checker::{Answer, Call, Outcome};
 use crate::resp::Value;
@@ -11,7 +11,7 @@ use crate::resp::Value;
 /// A client that got no certain answer asks again this often before it leaves the lock to its ttl.
 pub(super) const TRIES_MAX: usize = 4;
 
-impl Client {
+impl LoadClient {
     pub(super) async fn lock_round(&mut self, epoch: &Epoch) {
         let resource = self.resource();
         if self.rng.per_mille(60) {
@@ -20,7 +20,7 @@ impl Client {
         if self.rng.per_mille(20) {
             self.look_at_queue(epoch, resource).await;
         }
-        let (owner, ttl_ms) = (self.book.number(), self.ttl_ms());
+        let (owner, ttl_ms) = (self.recorder.number(), self.ttl_ms());
         let wait_ms = *self.rng.pick(&[0, 0, 50, 300, 1_000]).expect("not empty");
         let Some(fence) = self.acquire(epoch, resource, owner, ttl_ms, wait_ms, None).await else { return };
         self.hold(ttl_ms).await;
@@ -62,7 +62,7 @@ impl Client {
             match self.ask(epoch, resource, call, &words).await {
                 Outcome::Answered(Answer::Granted { fence, .. }) => return Some(fence),
                 Outcome::Answered(_) => return None,
-                Outcome::Failed | Outcome::Unknown if self.book.board.stopped() => return None,
+                Outcome::Failed | Outcome::Unknown if self.recorder.run_state.stopped() => return None,
                 Outcome::Failed | Outcome::Unknown => self.pause_ms(20).await,
             }
         }
@@ -99,7 +99,7 @@ impl Client {
     async fn look_at_queue(&mut self, epoch: &Epoch, resource: u32) {
         let asked = self.exchange(epoch, &["LOCK.QUEUE", &epoch.name(resource)], 0).await;
         let Some((_, Some(Value::Array(rows)))) = asked else { return };
-        let at_ns = self.book.board.now_ns();
+        let at_ns = self.recorder.run_state.now_ns();
         for row in rows {
             if let Value::Array(columns) = row {
                 if let Some(Value::Bulk(owner)) = columns.first() {
@@ -118,7 +118,7 @@ impl Client {
                 resources.push(another);
             }
         }
-        let (owner, ttl_ms) = (self.book.number(), self.ttl_ms());
+        let (owner, ttl_ms) = (self.recorder.number(), self.ttl_ms());
         let wait_ms = *self.rng.pick(&[0, 100, 500]).expect("not empty");
         let Some(fences) = self.acquire_all(epoch, &resources, owner, ttl_ms, wait_ms).await else { return };
         self.hold(ttl_ms).await;

@@ -14,11 +14,11 @@ use std::sync::mpsc::SyncSender;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::board::Board;
-use super::book::{Book, Bucket, Epoch, Finished};
+use super::connection::ClientConnection;
+use super::recorder::{Bucket, Epoch, FinishedEpoch, Recorder};
 use super::replies;
+use super::run_state::RunState;
 use super::settings::Settings;
-use super::wire::Wire;
 use crate::checker::history::{NEVER, NO_RESOURCE};
 use crate::checker::{Answer, Call, Operation, Outcome};
 use crate::resp::Value;
@@ -33,7 +33,7 @@ const HOT: u64 = 6;
 const NAMES: u64 = 200;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum ClientRole {
     Locks,
     Plain,
     Sessions,
@@ -43,25 +43,25 @@ pub enum Role {
     Hostile,
 }
 
-/// Runs all clients until the board says stop, on this thread; answers what they saw, by tenths of a second.
-pub fn run(settings: &Settings, board: Arc<Board>, checker: SyncSender<Finished>) -> Vec<Bucket> {
+/// Runs all clients until the run_state says stop, on this thread; answers what they saw, by tenths of a second.
+pub fn run(settings: &Settings, run_state: Arc<RunState>, checker: SyncSender<FinishedEpoch>) -> Vec<Bucket> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let book = Rc::new(Book::new(board, checker, settings.mix.multi > 0, settings.sabotage));
+    let recorder = Rc::new(Recorder::new(run_state, checker, settings.mix.multi > 0, settings.sabotage));
     let mut rng = Rng::new(settings.seed ^ 0xc11e_0175);
     let local = tokio::task::LocalSet::new();
     for role in settings.mix.roles(settings.clients) {
-        let client = Client::new(Rc::clone(&book), rng.fork(), settings.hold_ms_max);
+        let client = LoadClient::new(Rc::clone(&recorder), rng.fork(), settings.hold_ms_max);
         local.spawn_local(client.work(role));
     }
     runtime.block_on(local);
-    Rc::try_unwrap(book).unwrap_or_else(|_| panic!("every client has ended")).close()
+    Rc::try_unwrap(recorder).unwrap_or_else(|_| panic!("every client has ended")).close()
 }
 
-pub struct Client {
-    book: Rc<Book>,
+pub struct LoadClient {
+    recorder: Rc<Recorder>,
     rng: Rng,
     process: u64,
-    wire: Option<Wire>,
+    connection: Option<ClientConnection>,
     /// The session that the connection of now opened.
     session: Option<u64>,
     /// Scripts that are loaded, with their digests.
@@ -70,23 +70,32 @@ pub struct Client {
     register: values::Register,
 }
 
-impl Client {
-    fn new(book: Rc<Book>, rng: Rng, hold_ms_max: u64) -> Client {
-        let (process, register) = (book.number(), values::Register::default());
-        Client { book, rng, process, wire: None, session: None, digests: Vec::new(), hold_ms_max, register }
+impl LoadClient {
+    fn new(recorder: Rc<Recorder>, rng: Rng, hold_ms_max: u64) -> LoadClient {
+        let (process, register) = (recorder.number(), values::Register::default());
+        LoadClient {
+            recorder,
+            rng,
+            process,
+            connection: None,
+            session: None,
+            digests: Vec::new(),
+            hold_ms_max,
+            register,
+        }
     }
 
-    async fn work(mut self, role: Role) {
-        while !self.book.board.stopped() {
-            let epoch = self.book.epoch();
+    async fn work(mut self, role: ClientRole) {
+        while !self.recorder.run_state.stopped() {
+            let epoch = self.recorder.epoch();
             match role {
-                Role::Locks => self.lock_round(&epoch).await,
-                Role::Plain => self.plain_round(&epoch).await,
-                Role::Sessions => self.session_round(&epoch).await,
-                Role::Multi if epoch.multi => self.multi_round(&epoch).await,
-                Role::Multi => self.lock_round(&epoch).await,
-                Role::Values => self.value_round(&epoch).await,
-                Role::Hostile => self.hostile_round(&epoch).await,
+                ClientRole::Locks => self.lock_round(&epoch).await,
+                ClientRole::Plain => self.plain_round(&epoch).await,
+                ClientRole::Sessions => self.session_round(&epoch).await,
+                ClientRole::Multi if epoch.multi => self.multi_round(&epoch).await,
+                ClientRole::Multi => self.lock_round(&epoch).await,
+                ClientRole::Values => self.value_round(&epoch).await,
+                ClientRole::Hostile => self.hostile_round(&epoch).await,
             }
             if self.rng.per_mille(5) {
                 self.hang_up(&epoch);
@@ -135,8 +144,8 @@ impl Client {
         };
         let asked = self.exchange(epoch, words, wait_ms).await;
         let Some((invoke_ns, reply)) = asked else { return vec![Outcome::Failed; parts.len()] };
-        let complete_ns = self.book.board.now_ns();
-        let group = if parts.len() > 1 { self.book.number() } else { 0 };
+        let complete_ns = self.recorder.run_state.now_ns();
+        let group = if parts.len() > 1 { self.recorder.number() } else { 0 };
         let outcomes: Vec<Outcome> = parts
             .iter()
             .enumerate()
@@ -148,7 +157,7 @@ impl Client {
                     return Outcome::Unknown;
                 }
                 replies::outcome(call, part, reply).unwrap_or_else(|text| {
-                    self.book.board.surprise(text);
+                    self.recorder.run_state.report_unexpected(text);
                     Outcome::Unknown
                 })
             })
@@ -157,14 +166,14 @@ impl Client {
             let complete_ns = if *outcome == Outcome::Unknown { NEVER } else { complete_ns };
             let (process, resource, call, outcome) = (self.process, *resource, *call, *outcome);
             let op = Operation { process, resource, invoke_ns, complete_ns, call, outcome, group };
-            self.book.record(epoch, op);
+            self.recorder.record(epoch, op);
         }
         if outcomes.contains(&Outcome::Unknown) {
-            self.process = self.book.number();
+            self.process = self.recorder.number();
         }
         if matches!(outcomes[0], Outcome::Answered(Answer::Granted { .. } | Answer::Taken)) {
-            if let Some(wire) = &self.wire {
-                wire.face.granted(complete_ns);
+            if let Some(connection) = &self.connection {
+                connection.endpoint.granted(complete_ns);
             }
         }
         outcomes
@@ -177,16 +186,16 @@ impl Client {
         words: &[impl AsRef<[u8]>],
         wait_ms: u64,
     ) -> Option<(u64, Option<Value>)> {
-        if self.wire.is_none() {
-            let face = self.book.board.face(self.rng.draw())?;
-            self.wire = Wire::open(face).await;
+        if self.connection.is_none() {
+            let endpoint = self.recorder.run_state.endpoint(self.rng.draw())?;
+            self.connection = ClientConnection::open(endpoint).await;
         }
-        let Some(wire) = &mut self.wire else {
+        let Some(connection) = &mut self.connection else {
             tokio::time::sleep(Duration::from_millis(10)).await;
             return None;
         };
-        let invoke_ns = self.book.board.now_ns();
-        let reply = wire.ask(words, Duration::from_millis(PATIENCE_MS + wait_ms)).await.ok();
+        let invoke_ns = self.recorder.run_state.now_ns();
+        let reply = connection.ask(words, Duration::from_millis(PATIENCE_MS + wait_ms)).await.ok();
         // A node without a quorum says so at once or after its deadline; another may serve.
         if reply.as_ref().is_none_or(Value::is_error) {
             self.hang_up_if(epoch, reply.is_none());
@@ -202,18 +211,18 @@ impl Client {
 
     /// The connection goes, and what hangs on it.
     fn hang_up(&mut self, epoch: &Epoch) {
-        let had = self.wire.take().is_some();
+        let had = self.connection.take().is_some();
         if let Some(session) = self.session.take().filter(|_| had) {
             let op = Operation {
-                process: self.book.number(),
+                process: self.recorder.number(),
                 resource: NO_RESOURCE,
-                invoke_ns: self.book.board.now_ns(),
+                invoke_ns: self.recorder.run_state.now_ns(),
                 complete_ns: NEVER,
                 call: Call::Orphan { session, grace_ms: GRACE_MS },
                 outcome: Outcome::Unknown,
                 group: 0,
             };
-            self.book.record(epoch, op);
+            self.recorder.record(epoch, op);
         }
     }
 

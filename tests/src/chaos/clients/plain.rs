@@ -3,10 +3,10 @@
 //! They know nothing of fences. Half of them are watched by `LOCK.INFO`, as a migrating team would do to get the fence into
 //! its database; the others hold it as unknown.
 
-use super::super::book::Epoch;
+use super::super::recorder::Epoch;
 use super::super::replies::owner_name;
 use super::locks::TRIES_MAX;
-use super::Client;
+use super::LoadClient;
 use crate::checker::{Answer, Call, Outcome};
 use crate::resp::Value;
 
@@ -21,11 +21,11 @@ const SET_IF_ABSENT: &str = "if redis.call('exists', KEYS[1]) == 0 then \
 const HOME_GROWN_DELETE: &str = "local t = {redis.call('get', KEYS[1])} local gone = 0 \
     for _, held in ipairs(t) do if held == ARGV[1] then gone = gone + redis.call('del', KEYS[1]) end end return gone";
 
-impl Client {
+impl LoadClient {
     pub(super) async fn plain_round(&mut self, epoch: &Epoch) {
         let resource = self.resource();
         // A new value for every attempt, as every library does.
-        let (owner, ttl_ms) = (self.book.number(), self.ttl_ms());
+        let (owner, ttl_ms) = (self.recorder.number(), self.ttl_ms());
         let words = ["SET", &epoch.name(resource), &owner_name(owner), "NX", "PX", &ttl_ms.to_string()];
         let call = Call::Acquire { owner, ttl_ms, wait_ms: 0, session: 0 };
         let asked = match self.rng.per_mille(150) {

@@ -1,20 +1,20 @@
 //! Clients with a session: locks that live and die with it, kept alive, closed, or left behind by a broken connection.
 
-use super::super::book::Epoch;
+use super::super::recorder::Epoch;
 use super::locks::TRIES_MAX;
-use super::Client;
+use super::LoadClient;
 use crate::checker::history::NO_RESOURCE;
 use crate::checker::{Answer, Call, Operation, Outcome};
 use crate::resp::Value;
 
-impl Client {
+impl LoadClient {
     pub(super) async fn session_round(&mut self, epoch: &Epoch) {
         // Only on a connection that has no other session to keep alive.
         self.hang_up(epoch);
         let ttl_ms = self.rng.between(800, 3_000);
         let Some((id, session)) = self.open_session(epoch, ttl_ms).await else { return };
         for _ in 0..self.rng.between(2, 12) {
-            if self.book.board.stopped() || !self.session_step(epoch, &id, session).await {
+            if self.recorder.run_state.stopped() || !self.session_step(epoch, &id, session).await {
                 break;
             }
         }
@@ -30,13 +30,13 @@ impl Client {
         let (invoke_ns, reply) = self.exchange(epoch, &words, 0).await?;
         // One whose id got lost is nobody's: there is nothing to write down.
         let Some(Value::Bulk(id)) = reply else { return None };
-        let session = self.book.number();
-        let (process, complete_ns) = (self.process, self.book.board.now_ns());
+        let session = self.recorder.number();
+        let (process, complete_ns) = (self.process, self.recorder.run_state.now_ns());
         let (call, outcome) = (Call::Open { session, ttl_ms }, Outcome::Answered(Answer::Done));
         let op =
             Operation { process, resource: NO_RESOURCE, invoke_ns, complete_ns, call, outcome, group: 0 };
-        self.book.record(epoch, op);
-        self.session = self.wire.is_some().then_some(session);
+        self.recorder.record(epoch, op);
+        self.session = self.connection.is_some().then_some(session);
         Some((String::from_utf8(id).ok()?, session))
     }
 
@@ -48,7 +48,7 @@ impl Client {
             let outcome = self.ask(epoch, NO_RESOURCE, call, &words).await;
             return outcome != Outcome::Answered(Answer::NoSession);
         }
-        let (resource, owner) = (self.resource(), self.book.number());
+        let (resource, owner) = (self.resource(), self.recorder.number());
         let bound = self.rng.per_mille(500);
         let ttl_ms = if bound { 0 } else { self.ttl_ms() };
         let wait_ms = *self.rng.pick(&[0, 0, 100, 500]).expect("not empty");

@@ -1,9 +1,9 @@
 //! Clients that keep values of every size, from a byte to a megabyte: each has a key that nobody else writes, so what it reads
 //! must be what it wrote last. A write of unknown outcome may still happen any time later: then it takes another key.
 
-use super::super::book::Epoch;
+use super::super::recorder::Epoch;
 use super::super::replies::owner_name;
-use super::Client;
+use super::LoadClient;
 use crate::resp::Value;
 
 /// Made on the leader: larger than a word of a command may be. Not one of the scripts that are recognised and logged as such.
@@ -34,21 +34,21 @@ fn text((number, size): (u64, u64)) -> Vec<u8> {
     text
 }
 
-impl Client {
+impl LoadClient {
     pub(super) async fn value_round(&mut self, epoch: &Epoch) {
         let key = format!("value:{}", self.register.key);
         if self.register.key == 0 || self.rng.per_mille(20) {
             self.exchange(epoch, &["DEL", &key, &format!("{key}:log")], 0).await;
-            self.register = Register { key: self.book.number(), value: None };
+            self.register = Register { key: self.recorder.number(), value: None };
             return;
         }
         let size = SIZES[self.rng.below(SIZES.len() as u64) as usize];
-        let value = (self.book.number(), size);
+        let value = (self.recorder.number(), size);
         match self.store(epoch, &key, value).await {
             Stored::Yes => self.register.value = Some(value),
             Stored::No => {}
             Stored::Unknown => {
-                self.register = Register { key: self.book.number(), value: None };
+                self.register = Register { key: self.recorder.number(), value: None };
                 return;
             }
         }
@@ -93,7 +93,9 @@ impl Client {
         if !right {
             let shown: String = format!("{reply:?}").chars().take(60).collect();
             let wanted = self.register.value;
-            self.book.board.surprise(format!("{key} must hold {wanted:?} (number, size), but shows {shown}"));
+            self.recorder
+                .run_state
+                .report_unexpected(format!("{key} must hold {wanted:?} (number, size), but shows {shown}"));
         }
     }
 }

@@ -66,12 +66,12 @@ impl Nemesis {
     }
 
     fn cut_for(&mut self, links: &[(usize, usize)], low_ms: u64, high_ms: u64) -> Result<(), String> {
-        let network = self.ground.network.as_ref().ok_or("there is no network to cut")?;
+        let network = self.environment.network.as_ref().ok_or("there is no network to cut")?;
         for (from, to) in links {
             network.cut(*from, *to)?;
         }
         self.wait_ms(low_ms, high_ms);
-        let network = self.ground.network.as_ref().ok_or("there is no network to mend")?;
+        let network = self.environment.network.as_ref().ok_or("there is no network to mend")?;
         for (from, to) in links {
             network.mend(*from, *to)?;
         }

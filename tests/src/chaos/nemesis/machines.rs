@@ -9,7 +9,7 @@ const DAY_S: i64 = 86_400;
 
 impl Nemesis {
     fn inject(&self, id: u64, syscall: &str, what: &str) -> Result<Injection, String> {
-        let trace = self.ground.file(&format!("node-{id}.strace"));
+        let trace = self.environment.file(&format!("node-{id}.strace"));
         // What an earlier injection wrote must not count for this one.
         let _ = std::fs::remove_file(&trace);
         Injection::attach(self.cluster.node(id).process().pid(), syscall, what, &trace)
@@ -62,7 +62,7 @@ impl Nemesis {
         for id in &ids {
             self.cluster.pause(*id);
         }
-        let disks = self.ground.disks.as_ref().ok_or("there are no disks to lose")?;
+        let disks = self.environment.disks.as_ref().ok_or("there are no disks to lose")?;
         for host in &hosts {
             disks.cut(*host)?;
         }
@@ -85,11 +85,11 @@ impl Nemesis {
         let host = self.host(id);
         for _ in 0..self.rng.between(1, 4) {
             let seconds = *self.rng.pick(&[-365 * DAY_S, -DAY_S, -5, -1, 1, 5, 3_600]).expect("not empty");
-            let clocks = self.ground.clocks.as_ref().ok_or("there are no clocks to shift")?;
+            let clocks = self.environment.clocks.as_ref().ok_or("there are no clocks to shift")?;
             clocks.shift(host, seconds)?;
             std::thread::sleep(Duration::from_millis(self.rng.between(50, 600)));
         }
-        let clocks = self.ground.clocks.as_ref().ok_or("there are no clocks to shift")?;
+        let clocks = self.environment.clocks.as_ref().ok_or("there are no clocks to shift")?;
         clocks.shift(host, 0)?;
         Ok(id)
     }

@@ -13,9 +13,9 @@ mod processes;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::board::Board;
-use super::faults::{Injected, Kind};
-use super::ground::Ground;
+use super::environment::Environment;
+use super::faults::{FaultKind, InjectedFault};
+use super::run_state::RunState;
 use super::settings::Settings;
 use crate::cluster::{Cluster, Options};
 use crate::process::poll_until;
@@ -26,38 +26,38 @@ const SERVES_WITHIN: Duration = Duration::from_secs(30);
 
 pub struct Nemesis {
     pub cluster: Cluster,
-    pub ground: Ground,
-    board: Arc<Board>,
+    pub environment: Environment,
+    run_state: Arc<RunState>,
     rng: Rng,
-    kinds: Vec<Kind>,
+    kinds: Vec<FaultKind>,
     pause_ms_max: u64,
-    pub injected: Vec<Injected>,
+    pub injected: Vec<InjectedFault>,
     next_id: u64,
 }
 
 /// A fault that could not be done or healed: the run cannot go on.
-pub type Done = Result<(), String>;
+pub type FaultResult = Result<(), String>;
 
 impl Nemesis {
-    pub fn new(settings: &Settings, ground: Ground, board: Arc<Board>) -> Nemesis {
+    pub fn new(settings: &Settings, environment: Environment, run_state: Arc<RunState>) -> Nemesis {
         // Small snapshots, so that they are made and sent all the time; short deadlines, so that clients look elsewhere.
         let mut options = Options::nodes(settings.nodes)
             .flag("--snapshot-entries", "2000")
             .flag("--log-keep-entries", "500")
             .flag("--deadline-ms", "1200");
-        options.hosts = ground.hosts();
-        if ground.network.is_some() {
+        options.hosts = environment.hosts();
+        if environment.network.is_some() {
             options = options.flag("--protected-mode", "no");
         }
         let cluster = Cluster::start(&options);
         for node in &cluster.nodes {
-            board.show(node.id, node.address);
+            run_state.add_node(node.id, node.address);
         }
-        let kinds = settings.faults.iter().copied().filter(|kind| kind.can_be_done(&ground)).collect();
+        let kinds = settings.faults.iter().copied().filter(|kind| kind.is_supported(&environment)).collect();
         Nemesis {
             cluster,
-            ground,
-            board,
+            environment,
+            run_state,
             rng: Rng::new(settings.seed),
             kinds,
             pause_ms_max: settings.pause_ms_max,
@@ -67,7 +67,7 @@ impl Nemesis {
     }
 
     /// Faults until the time is up, everything healed at the end.
-    pub fn rage(&mut self, duration: Duration) -> Done {
+    pub fn inject_faults(&mut self, duration: Duration) -> FaultResult {
         let end = Instant::now() + duration;
         let mut deck = Vec::new();
         while Instant::now() < end && !self.kinds.is_empty() {
@@ -82,7 +82,7 @@ impl Nemesis {
     }
 
     /// Every kind once, in a drawn order: even a short run sees most of them.
-    fn shuffled(&mut self) -> Vec<Kind> {
+    fn shuffled(&mut self) -> Vec<FaultKind> {
         let mut kinds = self.kinds.clone();
         for at in (1..kinds.len()).rev() {
             kinds.swap(at, self.rng.below(at as u64 + 1) as usize);
@@ -90,56 +90,56 @@ impl Nemesis {
         kinds
     }
 
-    fn one(&mut self, kind: Kind) -> Done {
+    fn one(&mut self, kind: FaultKind) -> FaultResult {
         let leader = self.leader()?;
         let followers = self.cluster.followers(leader);
         let follower = self.rng.pick(&followers).copied().unwrap_or(leader);
-        let from_ns = self.board.now_ns();
+        let from_ns = self.run_state.now_ns();
         let node = match kind {
-            Kind::KillLeader => self.kill(&[leader]),
-            Kind::KillFollower => self.kill(&[follower]),
-            Kind::KillMajority => self.kill_majority(leader),
-            Kind::KillAll => self.kill_all(),
-            Kind::PauseLeader => self.pause(leader, 50, 400),
-            Kind::PauseFollower => self.pause(follower, 50, 1_500),
-            Kind::PauseLong => self.pause(leader, 1_500, 4_000),
-            Kind::Transfer => self.transfer(leader, follower),
-            Kind::CutClients => self.cut_clients(),
-            Kind::Storm => self.storm(leader),
-            Kind::Replace => self.replace(leader, follower),
-            Kind::IsolateLeader => self.isolate(leader),
-            Kind::IsolateFollower => self.isolate(follower),
-            Kind::DeafLeader => self.one_way(leader, true),
-            Kind::MuteLeader => self.one_way(leader, false),
-            Kind::Split => self.split(leader),
-            Kind::Bridge => self.bridge(leader),
-            Kind::Flap => self.flap(leader),
-            Kind::SlowSync => self.slow_sync(leader, follower),
-            Kind::FailSync => self.failing_call(leader, follower, "fdatasync", "error=EIO"),
-            Kind::FullDisk => self.failing_call(leader, follower, "pwrite64", "error=ENOSPC"),
-            Kind::PowerCutOne => self.power_cut_one(leader, follower),
-            Kind::PowerCutAll => self.power_cut(self.ids()),
-            Kind::WallClock => self.wall_clock(leader, follower),
-            Kind::OtherClock => self.other_clock(leader, follower),
+            FaultKind::KillLeader => self.kill(&[leader]),
+            FaultKind::KillFollower => self.kill(&[follower]),
+            FaultKind::KillMajority => self.kill_majority(leader),
+            FaultKind::KillAll => self.kill_all(),
+            FaultKind::PauseLeader => self.pause(leader, 50, 400),
+            FaultKind::PauseFollower => self.pause(follower, 50, 1_500),
+            FaultKind::PauseLong => self.pause(leader, 1_500, 4_000),
+            FaultKind::Transfer => self.transfer(leader, follower),
+            FaultKind::CutClients => self.cut_clients(),
+            FaultKind::Storm => self.storm(leader),
+            FaultKind::Replace => self.replace(leader, follower),
+            FaultKind::IsolateLeader => self.isolate(leader),
+            FaultKind::IsolateFollower => self.isolate(follower),
+            FaultKind::DeafLeader => self.one_way(leader, true),
+            FaultKind::MuteLeader => self.one_way(leader, false),
+            FaultKind::Split => self.split(leader),
+            FaultKind::Bridge => self.bridge(leader),
+            FaultKind::Flap => self.flap(leader),
+            FaultKind::SlowSync => self.slow_sync(leader, follower),
+            FaultKind::FailSync => self.failing_call(leader, follower, "fdatasync", "error=EIO"),
+            FaultKind::FullDisk => self.failing_call(leader, follower, "pwrite64", "error=ENOSPC"),
+            FaultKind::PowerCutOne => self.power_cut_one(leader, follower),
+            FaultKind::PowerCutAll => self.power_cut(self.ids()),
+            FaultKind::WallClock => self.wall_clock(leader, follower),
+            FaultKind::OtherClock => self.other_clock(leader, follower),
         }
         .map_err(|error| format!("{}: {error}", kind.name()))?;
-        let healed_ns = self.board.now_ns();
+        let healed_ns = self.run_state.now_ns();
         let served_ns =
             self.all_serve(healed_ns).map_err(|error| format!("after {}: {error}", kind.name()))?;
-        let fault = Injected { kind, node, from_ns, healed_ns, served_ns };
+        let fault = InjectedFault { kind, node, from_ns, healed_ns, served_ns };
         println!("{}", fault.line());
         self.injected.push(fault);
         Ok(())
     }
 
     /// All nodes at once, by kill -9, and back on their data.
-    pub fn restart_everything(&mut self) -> Done {
+    pub fn restart_everything(&mut self) -> FaultResult {
         self.kill_all().map(drop)
     }
 
     /// Waits until clients of every node get locks again; answers when they all had.
     pub fn all_serve(&mut self, since_ns: u64) -> Result<u64, String> {
-        let served = self.board.grants_everywhere_since(since_ns, SERVES_WITHIN);
+        let served = self.run_state.grants_everywhere_since(since_ns, SERVES_WITHIN);
         if let Some(node) = self.cluster.nodes.iter().find(|node| node.process().exit_status().is_some()) {
             return Err(format!("node {} ended by itself\n{}", node.id, node.process().log_tail()));
         }
@@ -166,9 +166,9 @@ impl Nemesis {
         self.cluster.nodes.iter().map(|node| node.id).collect()
     }
 
-    /// Where the node runs, as the ground counts.
+    /// Where the node runs, as the environment counts.
     fn host(&self, id: u64) -> usize {
-        self.ground.index(&self.cluster.node(id).host)
+        self.environment.index(&self.cluster.node(id).host)
     }
 
     /// Mostly the leader: it is where most can go wrong.
@@ -185,7 +185,7 @@ impl Nemesis {
         let wait = Duration::from_millis(self.rng.between(low, high));
         if self.rng.per_mille(100) {
             std::thread::sleep(wait / 2);
-            self.board.cut(0);
+            self.run_state.cut(0);
             std::thread::sleep(wait / 2);
         } else {
             std::thread::sleep(wait);
@@ -193,7 +193,7 @@ impl Nemesis {
     }
 }
 
-impl Injected {
+impl InjectedFault {
     fn line(&self) -> String {
         let ms = |ns: u64| ns as f64 / 1e6;
         format!(

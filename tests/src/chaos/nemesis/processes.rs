@@ -55,7 +55,7 @@ impl Nemesis {
     /// Every client's connection breaks, with whatever is under way on it: replies are lost.
     pub(super) fn cut_clients(&mut self) -> Result<u64, String> {
         for _ in 0..self.rng.between(1, 8) {
-            self.board.cut(0);
+            self.run_state.cut(0);
             std::thread::sleep(Duration::from_millis(self.rng.between(1, 120)));
         }
         Ok(0)
@@ -89,12 +89,12 @@ impl Nemesis {
         let id = self.next_id;
         self.next_id += 1;
         self.ask_until("REMOVE", &[&gone.to_string()], gone, |members| !members.contains_key(&gone))?;
-        self.board.hide(gone);
+        self.run_state.remove_node(gone);
         let host = self.cluster.discard(gone);
         let address = self.cluster.join_on(id, host);
         let added = |members: &Members| members.get(&id).is_some_and(|role| role != "learner");
         self.ask_until("ADD", &[&id.to_string(), &address.to_string()], id, added)?;
-        self.board.show(id, self.cluster.node(id).address);
+        self.run_state.add_node(id, self.cluster.node(id).address);
         Ok(id)
     }
 

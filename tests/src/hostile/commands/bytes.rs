@@ -176,15 +176,15 @@ fn five_connections(attacker: &mut Attacker) {
     for number in 0..30 {
         words.extend(words![attacker.name(number), vec![b'm'; 62_000]]);
     }
-    let mut lines: Vec<_> = (0..5).filter_map(|_| attacker.open(0)).collect();
+    let mut conns: Vec<_> = (0..5).filter_map(|_| attacker.open(0)).collect();
     std::thread::scope(|scope| {
-        for line in &mut lines {
+        for conn in &mut conns {
             let words = &words;
-            scope.spawn(move || (0..60).all(|_| line.send(words)));
+            scope.spawn(move || (0..60).all(|_| conn.send(words)));
         }
     });
-    for mut line in lines {
-        attacker.collect_all(&mut line);
+    for mut conn in conns {
+        attacker.collect_all(&mut conn);
     }
 }
 

@@ -42,47 +42,47 @@ fn multi_locks(attacker: &mut Attacker) {
 }
 
 fn session(attacker: &mut Attacker) {
-    let Some(mut line) = attacker.open(0) else { return };
-    let Some(Value::Bulk(id)) = attacker.ask_line(&mut line, &words!["LOCK.SESSION", "OPEN", 60_000]) else {
+    let Some(mut conn) = attacker.open(0) else { return };
+    let Some(Value::Bulk(id)) = attacker.ask_on(&mut conn, &words!["LOCK.SESSION", "OPEN", 60_000]) else {
         return;
     };
     for number in 0..10_100 {
-        line.send(&words!["LOCK.ACQUIRE", attacker.name(number), 0, "SESSION", &id]);
-        if line.due >= 200 {
-            attacker.collect_all(&mut line);
+        conn.send(&words!["LOCK.ACQUIRE", attacker.name(number), 0, "SESSION", &id]);
+        if conn.due >= 200 {
+            attacker.collect_all(&mut conn);
         }
     }
-    attacker.collect_all(&mut line);
+    attacker.collect_all(&mut conn);
     attacker.ask(&words!["LOCK.SESSION", "INFO", &id]);
     attacker.ask(&words!["LOCK.SESSION", "CLOSE", &id]);
     // And once more, left to die with its connection.
-    if let Some(Value::Bulk(id)) = attacker.ask_line(&mut line, &words!["LOCK.SESSION", "OPEN", 1_000]) {
+    if let Some(Value::Bulk(id)) = attacker.ask_on(&mut conn, &words!["LOCK.SESSION", "OPEN", 1_000]) {
         for number in 0..2_000 {
-            line.send(&words!["LOCK.ACQUIRE", attacker.name(number), 0, "SESSION", &id]);
-            if line.due >= 200 {
-                attacker.collect_all(&mut line);
+            conn.send(&words!["LOCK.ACQUIRE", attacker.name(number), 0, "SESSION", &id]);
+            if conn.due >= 200 {
+                attacker.collect_all(&mut conn);
             }
         }
-        attacker.collect_all(&mut line);
+        attacker.collect_all(&mut conn);
     }
 }
 
 fn sessions_left(attacker: &mut Attacker) {
     for round in 0..10 {
-        let mut lines = Vec::new();
+        let mut conns = Vec::new();
         for node in 0..30 {
-            let Some(mut line) = attacker.open(node + round) else { continue };
+            let Some(mut conn) = attacker.open(node + round) else { continue };
             for _ in 0..20 {
-                line.send(&words!["LOCK.SESSION", "OPEN", 60_000, "NAME", "l".repeat(256)]);
+                conn.send(&words!["LOCK.SESSION", "OPEN", 60_000, "NAME", "l".repeat(256)]);
             }
-            attacker.collect_all(&mut line);
-            line.send(&words!["LOCK.SESSION", "KEEPALIVE", "0123456789abcdef"]);
-            lines.push(line);
+            attacker.collect_all(&mut conn);
+            conn.send(&words!["LOCK.SESSION", "KEEPALIVE", "0123456789abcdef"]);
+            conns.push(conn);
         }
     }
-    let Some(mut line) = attacker.open(0) else { return };
+    let Some(mut conn) = attacker.open(0) else { return };
     for _ in 0..1_100 {
-        attacker.ask_line(&mut line, &words!["LOCK.SESSION", "OPEN", 1_000]);
+        attacker.ask_on(&mut conn, &words!["LOCK.SESSION", "OPEN", 1_000]);
     }
 }
 
@@ -90,11 +90,11 @@ fn sessions_left(attacker: &mut Attacker) {
 fn waiters(attacker: &mut Attacker) {
     let lock = attacker.name("lock");
     let Some(Value::Array(granted)) = attacker.ask(&words!["LOCK.ACQUIRE", &lock, 60_000]) else { return };
-    let mut lines = Vec::new();
+    let mut conns = Vec::new();
     for round in 0..3 {
         for number in 0..200 {
-            let Some(mut line) = attacker.open(number) else { break };
-            line.send(&words![
+            let Some(mut conn) = attacker.open(number) else { break };
+            conn.send(&words![
                 "LOCK.ACQUIRE",
                 &lock,
                 60_000,
@@ -103,15 +103,15 @@ fn waiters(attacker: &mut Attacker) {
                 "OWNER",
                 format!("{round}-{number}")
             ]);
-            lines.push(line);
+            conns.push(conn);
         }
-        let half = lines.len() / 2;
-        lines.drain(..half);
+        let half = conns.len() / 2;
+        conns.drain(..half);
     }
     attacker.ask(&words!["LOCK.QUEUE", &lock]);
     attacker.ask(&words!["LOCK.RELEASE", &lock, granted[0].integer()]);
-    for mut line in lines {
-        attacker.collect_within(&mut line, Duration::from_millis(2));
+    for mut conn in conns {
+        attacker.collect_within(&mut conn, Duration::from_millis(2));
     }
     attacker.tally.silent = 0;
     attacker.ask(&words!["LOCK.FORCERELEASE", &lock]);
@@ -119,20 +119,20 @@ fn waiters(attacker: &mut Attacker) {
 
 fn circles(attacker: &mut Attacker) {
     let locks: Vec<String> = (0..40).map(|number| attacker.name(number)).collect();
-    let mut lines = Vec::new();
+    let mut conns = Vec::new();
     for number in 0..40 {
-        let Some(mut line) = attacker.open(number) else { break };
-        let Some(Value::Bulk(id)) = attacker.ask_line(&mut line, &words!["LOCK.SESSION", "OPEN", 20_000])
+        let Some(mut conn) = attacker.open(number) else { break };
+        let Some(Value::Bulk(id)) = attacker.ask_on(&mut conn, &words!["LOCK.SESSION", "OPEN", 20_000])
         else {
             continue;
         };
-        attacker.ask_line(&mut line, &words!["LOCK.ACQUIRE", &locks[number], 20_000, "SESSION", &id]);
+        attacker.ask_on(&mut conn, &words!["LOCK.ACQUIRE", &locks[number], 20_000, "SESSION", &id]);
         let (next, after) = (&locks[(number + 1) % 40], &locks[(number + 7) % 40]);
-        line.send(&words!["LOCK.MACQUIRE", 2, next, after, 1_000, "WAIT", 300, "SESSION", &id]);
-        lines.push(line);
+        conn.send(&words!["LOCK.MACQUIRE", 2, next, after, 1_000, "WAIT", 300, "SESSION", &id]);
+        conns.push(conn);
     }
-    for mut line in lines {
-        attacker.collect_all(&mut line);
+    for mut conn in conns {
+        attacker.collect_all(&mut conn);
     }
 }
 

@@ -7,11 +7,11 @@ mod transactions;
 mod wire;
 mod work;
 
-use super::{Attack, Run};
+use super::{Attack, AttackBody};
 use crate::hostile::attacker::Attacker;
 
 const fn attack(item: u8, name: &'static str, run: fn(&mut Attacker)) -> Attack {
-    Attack { name, item, quick: false, may_be_cut: false, flushes: false, run: Run::Commands(run) }
+    Attack { name, item, quick: false, may_be_cut: false, flushes: false, run: AttackBody::Commands(run) }
 }
 
 /// In every test run.

@@ -1,7 +1,7 @@
 //! Transactions: more watched, queued or answered than an entry, a frame or a reply may hold.
 
 use super::{attack, quick, Attack};
-use crate::hostile::attacker::{Attacker, Line};
+use crate::hostile::attacker::{AttackConnection, Attacker};
 use crate::words;
 
 pub(super) const ATTACKS: &[Attack] = &[
@@ -16,29 +16,29 @@ pub(super) const ATTACKS: &[Attack] = &[
     attack(5, "multi_without_end", multi_without_end),
 ];
 
-fn queue(attacker: &mut Attacker, line: &mut Line, words: &[Vec<u8>]) {
-    line.send(words);
-    if line.due >= 50 {
-        attacker.collect_all(line);
+fn queue(attacker: &mut Attacker, conn: &mut AttackConnection, words: &[Vec<u8>]) {
+    conn.send(words);
+    if conn.due >= 50 {
+        attacker.collect_all(conn);
     }
 }
 
-fn exec(attacker: &mut Attacker, line: &mut Line) {
-    attacker.collect_all(line);
-    attacker.ask_line(line, &words!["EXEC"]);
+fn exec(attacker: &mut Attacker, conn: &mut AttackConnection) {
+    attacker.collect_all(conn);
+    attacker.ask_on(conn, &words!["EXEC"]);
 }
 
 /// The frame that no follower could take: `a frame of 18004877 bytes was built`.
 fn watch_of_large_names(attacker: &mut Attacker) {
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
+        let Some(mut conn) = attacker.open(node) else { continue };
         for number in 0..300 {
             let name = attacker.name(format!("{number}{}", "w".repeat(60_000)));
-            queue(attacker, &mut line, &words!["WATCH", name]);
+            queue(attacker, &mut conn, &words!["WATCH", name]);
         }
-        queue(attacker, &mut line, &words!["MULTI"]);
-        queue(attacker, &mut line, &words!["SET", attacker.name("key"), node as u64]);
-        exec(attacker, &mut line);
+        queue(attacker, &mut conn, &words!["MULTI"]);
+        queue(attacker, &mut conn, &words!["SET", attacker.name("key"), node as u64]);
+        exec(attacker, &mut conn);
     }
 }
 
@@ -48,12 +48,12 @@ fn multi_with_mgets(attacker: &mut Attacker) {
     let mut mget = words!["MGET"].to_vec();
     mget.extend((0..1_000).map(|_| key.clone().into_bytes()));
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
-        queue(attacker, &mut line, &words!["MULTI"]);
+        let Some(mut conn) = attacker.open(node) else { continue };
+        queue(attacker, &mut conn, &words!["MULTI"]);
         for _ in 0..12 {
-            queue(attacker, &mut line, &mget);
+            queue(attacker, &mut conn, &mget);
         }
-        exec(attacker, &mut line);
+        exec(attacker, &mut conn);
     }
     attacker.ask(&mget);
 }
@@ -64,33 +64,33 @@ fn multi_with_many_mgets(attacker: &mut Attacker) {
     let mut mget = words!["MGET"].to_vec();
     mget.extend((0..40).map(|_| key.clone().into_bytes()));
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
-        queue(attacker, &mut line, &words!["MULTI"]);
+        let Some(mut conn) = attacker.open(node) else { continue };
+        queue(attacker, &mut conn, &words!["MULTI"]);
         for _ in 0..1_023 {
-            queue(attacker, &mut line, &mget);
+            queue(attacker, &mut conn, &mget);
         }
-        queue(attacker, &mut line, &words!["SET", &key, "small"]);
-        exec(attacker, &mut line);
+        queue(attacker, &mut conn, &words!["SET", &key, "small"]);
+        exec(attacker, &mut conn);
     }
 }
 
 fn multi_of_big_sets(attacker: &mut Attacker) {
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
-        queue(attacker, &mut line, &words!["MULTI"]);
+        let Some(mut conn) = attacker.open(node) else { continue };
+        queue(attacker, &mut conn, &words!["MULTI"]);
         for number in 0..400 {
-            queue(attacker, &mut line, &words!["SET", attacker.name(number), vec![b'b'; 64 * 1024]]);
+            queue(attacker, &mut conn, &words!["SET", attacker.name(number), vec![b'b'; 64 * 1024]]);
         }
-        exec(attacker, &mut line);
+        exec(attacker, &mut conn);
     }
     // As large as it may be, or nearly so: that one is taken.
-    let Some(mut line) = attacker.open(0) else { return };
+    let Some(mut conn) = attacker.open(0) else { return };
     for sets in [28, 31, 32, 62, 64, 65] {
-        queue(attacker, &mut line, &words!["MULTI"]);
+        queue(attacker, &mut conn, &words!["MULTI"]);
         for number in 0..sets {
-            queue(attacker, &mut line, &words!["SET", attacker.name(number), vec![b'b'; 64 * 1024]]);
+            queue(attacker, &mut conn, &words!["SET", attacker.name(number), vec![b'b'; 64 * 1024]]);
         }
-        exec(attacker, &mut line);
+        exec(attacker, &mut conn);
     }
 }
 
@@ -112,15 +112,15 @@ fn multi_of_large_reads(attacker: &mut Attacker) {
         attacker.ask(&words!["HSET", &hash, number, vec![b'h'; 30_000]]);
     }
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
-        queue(attacker, &mut line, &words!["MULTI"]);
+        let Some(mut conn) = attacker.open(node) else { continue };
+        queue(attacker, &mut conn, &words!["MULTI"]);
         for _ in 0..250 {
-            queue(attacker, &mut line, &words!["LRANGE", &list, 0, -1]);
-            queue(attacker, &mut line, &words!["HGETALL", &hash]);
-            queue(attacker, &mut line, &words!["SRANDMEMBER", &list, -1_000_000]);
-            queue(attacker, &mut line, &words!["HRANDFIELD", &hash, -100_000, "WITHVALUES"]);
+            queue(attacker, &mut conn, &words!["LRANGE", &list, 0, -1]);
+            queue(attacker, &mut conn, &words!["HGETALL", &hash]);
+            queue(attacker, &mut conn, &words!["SRANDMEMBER", &list, -1_000_000]);
+            queue(attacker, &mut conn, &words!["HRANDFIELD", &hash, -100_000, "WITHVALUES"]);
         }
-        exec(attacker, &mut line);
+        exec(attacker, &mut conn);
     }
 }
 
@@ -137,16 +137,16 @@ fn multi_of_bombs(attacker: &mut Attacker) {
         attacker.ask(&add);
     }
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
-        queue(attacker, &mut line, &words!["MULTI"]);
+        let Some(mut conn) = attacker.open(node) else { continue };
+        queue(attacker, &mut conn, &words!["MULTI"]);
         for number in 0..200 {
-            queue(attacker, &mut line, &words!["SUNIONSTORE", attacker.name("to"), &set, &set, &set]);
-            queue(attacker, &mut line, &words!["LREM", &list, 0, "none"]);
-            queue(attacker, &mut line, &words!["LINSERT", &list, "BEFORE", "none", number]);
-            queue(attacker, &mut line, &words!["KEYS", "*a*b*c*d*e*f*"]);
-            queue(attacker, &mut line, &words!["COPY", &list, attacker.name("copy"), "REPLACE"]);
+            queue(attacker, &mut conn, &words!["SUNIONSTORE", attacker.name("to"), &set, &set, &set]);
+            queue(attacker, &mut conn, &words!["LREM", &list, 0, "none"]);
+            queue(attacker, &mut conn, &words!["LINSERT", &list, "BEFORE", "none", number]);
+            queue(attacker, &mut conn, &words!["KEYS", "*a*b*c*d*e*f*"]);
+            queue(attacker, &mut conn, &words!["COPY", &list, attacker.name("copy"), "REPLACE"]);
         }
-        exec(attacker, &mut line);
+        exec(attacker, &mut conn);
     }
 }
 
@@ -154,30 +154,30 @@ fn multi_with_scripts(attacker: &mut Attacker) {
     for body in ["while true do end", "return redis.call('SET', KEYS[1], 'x')", "local t={} t[1]=t return t"]
     {
         for node in 0..attacker.nodes() {
-            let Some(mut line) = attacker.open(node) else { continue };
-            queue(attacker, &mut line, &words!["MULTI"]);
+            let Some(mut conn) = attacker.open(node) else { continue };
+            queue(attacker, &mut conn, &words!["MULTI"]);
             for number in 0..30 {
-                queue(attacker, &mut line, &words!["EVAL", body, 1, attacker.name(number)]);
-                queue(attacker, &mut line, &words!["SET", attacker.name(number), "plain"]);
+                queue(attacker, &mut conn, &words!["EVAL", body, 1, attacker.name(number)]);
+                queue(attacker, &mut conn, &words!["SET", attacker.name(number), "plain"]);
             }
-            queue(attacker, &mut line, &words!["LOCK.ACQUIRE", attacker.name("lock"), 1_000]);
-            exec(attacker, &mut line);
+            queue(attacker, &mut conn, &words!["LOCK.ACQUIRE", attacker.name("lock"), 1_000]);
+            exec(attacker, &mut conn);
         }
     }
 }
 
 fn multi_without_end(attacker: &mut Attacker) {
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
-        queue(attacker, &mut line, &words!["MULTI"]);
+        let Some(mut conn) = attacker.open(node) else { continue };
+        queue(attacker, &mut conn, &words!["MULTI"]);
         for number in 0..3_000 {
-            queue(attacker, &mut line, &words!["INCR", attacker.name(number % 7)]);
+            queue(attacker, &mut conn, &words!["INCR", attacker.name(number % 7)]);
         }
-        exec(attacker, &mut line);
-        attacker.ask_line(&mut line, &words!["MULTI"]);
-        attacker.ask_line(&mut line, &words!["MULTI"]);
-        attacker.ask_line(&mut line, &words!["WATCH", "x"]);
-        attacker.ask_line(&mut line, &words!["SUBSCRIBE", "x"]);
-        attacker.ask_line(&mut line, &words!["DISCARD"]);
+        exec(attacker, &mut conn);
+        attacker.ask_on(&mut conn, &words!["MULTI"]);
+        attacker.ask_on(&mut conn, &words!["MULTI"]);
+        attacker.ask_on(&mut conn, &words!["WATCH", "x"]);
+        attacker.ask_on(&mut conn, &words!["SUBSCRIBE", "x"]);
+        attacker.ask_on(&mut conn, &words!["DISCARD"]);
     }
 }

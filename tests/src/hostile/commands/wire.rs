@@ -24,13 +24,13 @@ fn without_reading(attacker: &mut Attacker) {
     let get = encode(&words!["SET", attacker.name("key"), vec![b'p'; 1_000]]);
     let batch = get.repeat(500);
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
+        let Some(mut conn) = attacker.open(node) else { continue };
         for _ in 0..40 {
-            if !line.send_raw(&batch) {
+            if !conn.send_raw(&batch) {
                 break;
             }
         }
-        attacker.collect_within(&mut line, READS_WITHIN);
+        attacker.collect_within(&mut conn, READS_WITHIN);
     }
     attacker.tally.silent = 0;
 }
@@ -39,18 +39,18 @@ fn large_without_reading(attacker: &mut Attacker) {
     let key = attacker.name("value");
     attacker.store_string(&key, 1 << 20);
     let batch = encode(&words!["GET", &key]).repeat(200);
-    let mut lines = Vec::new();
+    let mut conns = Vec::new();
     for number in 0..20 {
-        let Some(mut line) = attacker.open(number) else { continue };
-        line.send_raw(&batch);
-        lines.push(line);
+        let Some(mut conn) = attacker.open(number) else { continue };
+        conn.send_raw(&batch);
+        conns.push(conn);
     }
     // While they lie there unread, somebody else asks.
     for _ in 0..50 {
         attacker.ask(&words!["LOCK.INFO", &key]);
     }
-    for mut line in lines {
-        attacker.collect_within(&mut line, READS_WITHIN);
+    for mut conn in conns {
+        attacker.collect_within(&mut conn, READS_WITHIN);
     }
     attacker.tally.silent = 0;
 }
@@ -74,18 +74,18 @@ fn lengths(attacker: &mut Attacker) {
     ];
     for lie in lies {
         for node in 0..attacker.nodes() {
-            let Some(mut line) = attacker.open(node) else { continue };
-            line.send_raw(lie);
-            attacker.collect_within(&mut line, READS_WITHIN / 4);
+            let Some(mut conn) = attacker.open(node) else { continue };
+            conn.send_raw(lie);
+            attacker.collect_within(&mut conn, READS_WITHIN / 4);
         }
     }
-    let Some(mut line) = attacker.open(0) else { return };
+    let Some(mut conn) = attacker.open(0) else { return };
     for _ in 0..200 {
-        if !line.send_raw(&vec![b'x'; 10_000]) {
+        if !conn.send_raw(&vec![b'x'; 10_000]) {
             break;
         }
     }
-    attacker.collect_within(&mut line, READS_WITHIN);
+    attacker.collect_within(&mut conn, READS_WITHIN);
     attacker.tally.silent = 0;
 }
 
@@ -102,8 +102,8 @@ fn noise(attacker: &mut Attacker) {
             _ => {}
         }
         for node in 0..attacker.nodes() {
-            if let Some(mut line) = attacker.open(node) {
-                line.send_raw(&bytes);
+            if let Some(mut conn) = attacker.open(node) {
+                conn.send_raw(&bytes);
             }
         }
         for door in &doors {
@@ -117,12 +117,12 @@ fn noise(attacker: &mut Attacker) {
 }
 
 fn slow_subscribers(attacker: &mut Attacker) {
-    let mut lines = Vec::new();
+    let mut conns = Vec::new();
     for node in 0..30 {
-        let Some(mut line) = attacker.open(node) else { continue };
-        line.send(&words!["SUBSCRIBE", "hostile"]);
-        line.send(&words!["PSUBSCRIBE", "__lock__:*"]);
-        lines.push(line);
+        let Some(mut conn) = attacker.open(node) else { continue };
+        conn.send(&words!["SUBSCRIBE", "hostile"]);
+        conn.send(&words!["PSUBSCRIBE", "__lock__:*"]);
+        conns.push(conn);
     }
     for _ in 0..300 {
         attacker.ask(&words!["PUBLISH", "hostile", vec![b'p'; 60_000]]);
@@ -136,11 +136,11 @@ fn half_commands(attacker: &mut Attacker) {
         half.extend_from_slice(&vec![b'h'; 65_536]);
         half.extend_from_slice(b"\r\n");
     }
-    let mut lines = Vec::new();
+    let mut conns = Vec::new();
     for node in 0..60 {
-        let Some(mut line) = attacker.open(node) else { continue };
-        line.send_raw(&half);
-        lines.push(line);
+        let Some(mut conn) = attacker.open(node) else { continue };
+        conn.send_raw(&half);
+        conns.push(conn);
     }
     for _ in 0..20 {
         attacker.ask(&words!["PING"]);

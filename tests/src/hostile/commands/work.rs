@@ -56,13 +56,13 @@ fn glob_bombs(attacker: &mut Attacker) {
 
 fn psubscribe_bombs(attacker: &mut Attacker) {
     let channel = "a".repeat(30_000);
-    let mut lines = Vec::new();
+    let mut conns = Vec::new();
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
+        let Some(mut conn) = attacker.open(node) else { continue };
         for pattern in patterns() {
-            attacker.ask_line(&mut line, &words!["PSUBSCRIBE", &pattern]);
+            attacker.ask_on(&mut conn, &words!["PSUBSCRIBE", &pattern]);
         }
-        lines.push(line);
+        conns.push(conn);
     }
     for _ in 0..20 {
         attacker.ask(&words!["PUBLISH", &channel, "x"]);
@@ -79,24 +79,24 @@ fn lock_scan_bombs(attacker: &mut Attacker) {
         attacker.ask(&words!["LOCK.SCAN", 0, "MATCH", &pattern, "COUNT", 10_000]);
         attacker.ask(&words!["LOCK.SCAN", 0, "MATCH", &pattern, "COUNT", u64::MAX]);
         attacker.ask(&words!["HSCAN", attacker.name("none"), 0, "MATCH", &pattern]);
-        let Some(mut line) = attacker.open(0) else { continue };
-        attacker.ask_line(&mut line, &words!["HELLO", 3]);
-        attacker.ask_line(&mut line, &words!["CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", &pattern]);
+        let Some(mut conn) = attacker.open(0) else { continue };
+        attacker.ask_on(&mut conn, &words!["HELLO", 3]);
+        attacker.ask_on(&mut conn, &words!["CLIENT", "TRACKING", "ON", "BCAST", "PREFIX", &pattern]);
     }
 }
 
 /// Keys by the thousand, in few commands.
 fn many_keys(attacker: &mut Attacker, database: u64, keys: usize) {
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
-        attacker.ask_line(&mut line, &words!["SELECT", database]);
+        let Some(mut conn) = attacker.open(node) else { continue };
+        attacker.ask_on(&mut conn, &words!["SELECT", database]);
         let share = keys / attacker.nodes();
         for first in (0..share).step_by(400) {
             let mut words = words!["MSET"].to_vec();
             for number in first..(first + 400).min(share) {
                 words.extend(words![attacker.name(format!("{node}:{number}")), "v"]);
             }
-            attacker.ask_line(&mut line, &words);
+            attacker.ask_on(&mut conn, &words);
         }
     }
 }
@@ -104,29 +104,29 @@ fn many_keys(attacker: &mut Attacker, database: u64, keys: usize) {
 fn keys_over_many(attacker: &mut Attacker) {
     many_keys(attacker, 2, 60_000);
     for node in 0..attacker.nodes() {
-        let Some(mut line) = attacker.open(node) else { continue };
-        attacker.ask_line(&mut line, &words!["SELECT", 2]);
+        let Some(mut conn) = attacker.open(node) else { continue };
+        attacker.ask_on(&mut conn, &words!["SELECT", 2]);
         for pattern in ["*", "*z*", "*[0-9]*[0-9]*z", "hostile:keys_over_many_keys:*7"] {
-            attacker.ask_line(&mut line, &words!["KEYS", pattern]);
+            attacker.ask_on(&mut conn, &words!["KEYS", pattern]);
         }
         for _ in 0..50 {
-            attacker.ask_line(&mut line, &words!["DBSIZE"]);
-            attacker.ask_line(&mut line, &words!["RANDOMKEY"]);
-            attacker.ask_line(&mut line, &words!["SCAN", 0, "COUNT", 1_000_000_000u64, "MATCH", "*z"]);
+            attacker.ask_on(&mut conn, &words!["DBSIZE"]);
+            attacker.ask_on(&mut conn, &words!["RANDOMKEY"]);
+            attacker.ask_on(&mut conn, &words!["SCAN", 0, "COUNT", 1_000_000_000u64, "MATCH", "*z"]);
         }
     }
-    let Some(mut line) = attacker.open(0) else { return };
-    attacker.ask_line(&mut line, &words!["SELECT", 2]);
-    attacker.ask_line(&mut line, &words!["FLUSHDB"]);
+    let Some(mut conn) = attacker.open(0) else { return };
+    attacker.ask_on(&mut conn, &words!["SELECT", 2]);
+    attacker.ask_on(&mut conn, &words!["FLUSHDB"]);
 }
 
 fn flushdb(attacker: &mut Attacker) {
     for _ in 0..3 {
         many_keys(attacker, 1, 30_000);
-        let Some(mut line) = attacker.open(0) else { return };
-        attacker.ask_line(&mut line, &words!["SELECT", 1]);
-        attacker.ask_line(&mut line, &words!["FLUSHDB"]);
-        attacker.ask_line(&mut line, &words!["DBSIZE"]);
+        let Some(mut conn) = attacker.open(0) else { return };
+        attacker.ask_on(&mut conn, &words!["SELECT", 1]);
+        attacker.ask_on(&mut conn, &words!["FLUSHDB"]);
+        attacker.ask_on(&mut conn, &words!["DBSIZE"]);
     }
 }
 
@@ -205,14 +205,14 @@ fn sorted_sets(attacker: &mut Attacker) {
 /// Clients blocked on many keys each, and pushes of which each serves one, or none.
 fn blocked_pops(attacker: &mut Attacker) {
     let keys: Vec<String> = (0..200).map(|number| attacker.name(number)).collect();
-    let mut lines = Vec::new();
+    let mut conns = Vec::new();
     for number in 0..300 {
-        let Some(mut line) = attacker.open(number) else { break };
+        let Some(mut conn) = attacker.open(number) else { break };
         let mut words = words![if number % 3 == 0 { "BZPOPMIN" } else { "BLPOP" }].to_vec();
         words.extend(keys.iter().map(|key| key.clone().into_bytes()));
         words.push(b"0".to_vec());
-        line.send(&words);
-        lines.push(line);
+        conn.send(&words);
+        conns.push(conn);
     }
     for key in &keys {
         attacker.ask(&words!["SADD", key, "of another type"]);
@@ -222,8 +222,8 @@ fn blocked_pops(attacker: &mut Attacker) {
         attacker.ask(&words!["ZADD", key, 1, "m"]);
     }
     // The rest go without a word.
-    for mut line in lines {
-        attacker.collect_within(&mut line, Duration::from_millis(2));
+    for mut conn in conns {
+        attacker.collect_within(&mut conn, Duration::from_millis(2));
     }
     attacker.tally.silent = 0;
     let mut words = words!["DEL"].to_vec();
@@ -236,16 +236,16 @@ const CROWD: usize = 3_000;
 
 /// All are open before the first one sends; then nobody waits for anybody.
 fn crowd(attacker: &mut Attacker, command: impl Fn(&Attacker, usize) -> Vec<Vec<u8>>) {
-    let mut lines = Vec::new();
+    let mut conns = Vec::new();
     for number in 0..CROWD {
-        let Some(line) = attacker.open(number) else { break };
-        lines.push(line);
+        let Some(conn) = attacker.open(number) else { break };
+        conns.push(conn);
     }
-    for (number, line) in lines.iter_mut().enumerate() {
-        line.send(&command(attacker, number));
+    for (number, conn) in conns.iter_mut().enumerate() {
+        conn.send(&command(attacker, number));
     }
-    for mut line in lines {
-        attacker.collect_all(&mut line);
+    for mut conn in conns {
+        attacker.collect_all(&mut conn);
     }
 }
 
@@ -264,12 +264,12 @@ fn crowd_of_msets(attacker: &mut Attacker) {
 }
 
 fn pipeline_of_msets(attacker: &mut Attacker) {
-    let Some(mut line) = attacker.open(0) else { return };
+    let Some(mut conn) = attacker.open(0) else { return };
     let command = mset(attacker, 0, 500);
     for _ in 0..3_000 {
-        line.send(&command);
+        conn.send(&command);
     }
-    attacker.collect_all(&mut line);
+    attacker.collect_all(&mut conn);
 }
 
 fn mset(attacker: &Attacker, block: usize, keys: usize) -> Vec<Vec<u8>> {
@@ -281,15 +281,15 @@ fn mset(attacker: &Attacker, block: usize, keys: usize) -> Vec<Vec<u8>> {
 }
 
 fn subscriptions(attacker: &mut Attacker) {
-    let mut lines = Vec::new();
+    let mut conns = Vec::new();
     for number in 0..30 {
-        let Some(mut line) = attacker.open(number) else { break };
+        let Some(mut conn) = attacker.open(number) else { break };
         for first in 0..12 {
             let mut words = words![if number % 2 == 0 { "SUBSCRIBE" } else { "PSUBSCRIBE" }].to_vec();
             words.extend((0..1_000).map(|channel| format!("hostile:*{first}*{channel}*").into_bytes()));
-            line.send(&words);
+            conn.send(&words);
         }
-        lines.push(line);
+        conns.push(conn);
     }
     for number in 0..200 {
         attacker.ask(&words!["PUBLISH", format!("hostile:{number}:1:2:3"), vec![b'p'; 10_000]]);

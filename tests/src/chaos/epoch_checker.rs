@@ -4,12 +4,12 @@ use std::path::Path;
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-use super::book::Finished;
+use super::recorder::FinishedEpoch;
 use crate::checker::{check, check_holds, jsonl, Answer, Call, Operation, Outcome, Rules};
 
 /// What all epochs came to.
 #[derive(Debug, Default)]
-pub struct Verdict {
+pub struct CheckSummary {
     pub epochs: u64,
     pub operations: u64,
     pub unknown: u64,
@@ -29,16 +29,16 @@ fn rules(multi: bool) -> Rules {
     Rules { slack_ns: 5_000_000, waits_for_several: multi, ..Rules::default() }
 }
 
-impl Verdict {
-    pub fn of(finished: Receiver<Finished>, out: &Path) -> Verdict {
-        let mut verdict = Verdict::default();
+impl CheckSummary {
+    pub fn of(finished: Receiver<FinishedEpoch>, out: &Path) -> CheckSummary {
+        let mut summary = CheckSummary::default();
         for epoch in finished {
-            verdict.take(&epoch, out);
+            summary.take(&epoch, out);
         }
-        verdict
+        summary
     }
 
-    fn take(&mut self, epoch: &Finished, out: &Path) {
+    fn take(&mut self, epoch: &FinishedEpoch, out: &Path) {
         let start = Instant::now();
         let rules = rules(epoch.multi);
         let mut violations = check_holds(&epoch.history, &rules);

@@ -11,10 +11,10 @@ const TTL_MS: &str = "86400000";
 const ASK_WITHIN: Duration = Duration::from_secs(3);
 const WITHIN: Duration = Duration::from_secs(20);
 
-pub struct Anchors(Vec<Value>);
+pub struct LongHeldLocks(Vec<Value>);
 
 fn name(number: usize) -> String {
-    format!("anchor:{number}")
+    format!("long-held:{number}")
 }
 
 fn owner(number: usize) -> String {
@@ -32,13 +32,16 @@ fn answer(node: &Node, words: &[&str]) -> Result<Value, String> {
         .ok_or_else(|| format!("node {} does not answer {words:?}", node.id))
 }
 
-impl Anchors {
-    pub fn take(cluster: &Cluster) -> Result<Anchors, String> {
+impl LongHeldLocks {
+    pub fn take(cluster: &Cluster) -> Result<LongHeldLocks, String> {
         let grants = (0..COUNT).map(|number| {
             let node = &cluster.nodes[number % cluster.nodes.len()];
             answer(node, &["LOCK.ACQUIRE", &name(number), TTL_MS, "OWNER", &owner(number)])
         });
-        grants.map(|grant| grant.map(|grant| grant.array()[0].clone())).collect::<Result<_, _>>().map(Anchors)
+        grants
+            .map(|grant| grant.map(|grant| grant.array()[0].clone()))
+            .collect::<Result<_, _>>()
+            .map(LongHeldLocks)
     }
 
     /// Each is still held, by the same owner under the same fence.

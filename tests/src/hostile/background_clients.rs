@@ -1,4 +1,4 @@
-//! Honest clients: one at each node, taking and giving back a lock of its own and, now and then, one that all share.
+//! BackgroundClients clients: one at each node, taking and giving back a lock of its own and, now and then, one that all share.
 //!
 //! They ask again after UNAVAILABLE, INDETERMINATE and lost connections with the same OWNER, as a client should. How long the
 //! longest had to wait for a lock that nobody else wanted is what an attack is judged by.
@@ -13,7 +13,7 @@ use crate::client::Word;
 use crate::resp::{Connection, ReceiveError, Value};
 
 const TTL_MS: u64 = 600_000;
-const SHARED: &str = "honest:shared";
+const SHARED: &str = "background:shared";
 /// Between two rounds: a steady load, not a flood.
 const PAUSE: Duration = Duration::from_millis(4);
 /// One round in so many is about the lock that all share.
@@ -21,7 +21,7 @@ const SHARED_EVERY: u64 = 5;
 const REPLY_WITHIN: Duration = Duration::from_secs(8);
 
 #[derive(Default)]
-struct Shared {
+struct SharedState {
     stop: AtomicBool,
     pause: AtomicBool,
     dead: AtomicBool,
@@ -38,15 +38,15 @@ struct Shared {
 }
 
 /// All of them.
-pub struct Honest {
-    shared: Arc<Shared>,
+pub struct BackgroundClients {
+    shared: Arc<SharedState>,
     threads: Vec<JoinHandle<()>>,
 }
 
-impl Honest {
+impl BackgroundClients {
     #[must_use]
-    pub fn start(nodes: &[SocketAddr]) -> Honest {
-        let shared = Arc::new(Shared::default());
+    pub fn start(nodes: &[SocketAddr]) -> BackgroundClients {
+        let shared = Arc::new(SharedState::default());
         shared.exclusive.store(true, Ordering::SeqCst);
         *shared.waiting.lock().expect("mutex poisoned") = vec![None; nodes.len()];
         let threads = nodes
@@ -55,11 +55,11 @@ impl Honest {
             .map(|(number, address)| {
                 let (shared, address) = (Arc::clone(&shared), *address);
                 std::thread::spawn(move || {
-                    Client { shared, address, number, rounds: 0, connection: None }.work()
+                    BackgroundClient { shared, address, number, rounds: 0, connection: None }.work()
                 })
             })
             .collect();
-        Honest { shared, threads }
+        BackgroundClients { shared, threads }
     }
 
     /// The longest wait since the last call, one under way counted as far as it has come; and the rounds done so far.
@@ -104,7 +104,7 @@ impl Honest {
     }
 }
 
-impl Drop for Honest {
+impl Drop for BackgroundClients {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         for thread in self.threads.drain(..) {
@@ -114,15 +114,15 @@ impl Drop for Honest {
     }
 }
 
-struct Client {
-    shared: Arc<Shared>,
+struct BackgroundClient {
+    shared: Arc<SharedState>,
     address: SocketAddr,
     number: usize,
     rounds: u64,
     connection: Option<Connection>,
 }
 
-impl Client {
+impl BackgroundClient {
     fn stopped(&self) -> bool {
         self.shared.stop.load(Ordering::SeqCst)
     }
@@ -149,7 +149,7 @@ impl Client {
     }
 
     fn own_round(&mut self) {
-        let name = format!("honest:{}", self.number);
+        let name = format!("background:{}", self.number);
         let began = Instant::now();
         self.shared.waiting.lock().expect("mutex poisoned")[self.number] = Some(began);
         let fence = self.acquire(&name, None);
@@ -182,7 +182,7 @@ impl Client {
 
     /// Asks until there is a certain answer. None: not granted in time, or the suite is over.
     fn acquire(&mut self, name: &str, wait_ms: Option<u64>) -> Option<i64> {
-        let owner = format!("honest-{}-{}-{}", std::process::id(), self.number, self.rounds);
+        let owner = format!("background-{}-{}-{}", std::process::id(), self.number, self.rounds);
         let mut words = vec!["LOCK.ACQUIRE".word(), name.word(), TTL_MS.word(), "OWNER".word(), owner.word()];
         if let Some(wait_ms) = wait_ms {
             words.extend(["WAIT".word(), wait_ms.word()]);
@@ -233,7 +233,7 @@ impl Client {
         }
         let reply = self.connection.as_mut()?.ask(words, REPLY_WITHIN);
         if let Err(ReceiveError::Garbage(text)) = &reply {
-            self.wrong(format!("an honest client was answered {text}"));
+            self.wrong(format!("a background client was answered {text}"));
         }
         if reply.is_err() {
             self.connection = None;

@@ -11,7 +11,7 @@ use crate::process::poll_until;
 
 /// One node as clients see it.
 #[derive(Debug)]
-pub struct Face {
+pub struct NodeEndpoint {
     pub id: u64,
     pub address: SocketAddr,
     /// When a grant last came by way of this node.
@@ -20,58 +20,58 @@ pub struct Face {
     pub cut: Notify,
 }
 
-pub struct Board {
+pub struct RunState {
     start: Instant,
-    faces: Mutex<Vec<Arc<Face>>>,
+    endpoints: Mutex<Vec<Arc<NodeEndpoint>>>,
     stop: AtomicBool,
     /// What went wrong beyond what the checker sees, e.g. an answer that no client can read. Any of it fails the run.
-    surprises: Mutex<Vec<String>>,
+    unexpected: Mutex<Vec<String>>,
 }
 
 /// More say no more than these.
-const SURPRISES_MAX: usize = 50;
+const UNEXPECTED_MAX: usize = 50;
 
-impl Default for Board {
-    fn default() -> Board {
-        Board {
+impl Default for RunState {
+    fn default() -> RunState {
+        RunState {
             start: Instant::now(),
-            faces: Mutex::default(),
+            endpoints: Mutex::default(),
             stop: AtomicBool::new(false),
-            surprises: Mutex::default(),
+            unexpected: Mutex::default(),
         }
     }
 }
 
-impl Board {
+impl RunState {
     /// The one clock of the run.
     pub fn now_ns(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_nanos()).expect("a run of less than 500 years")
     }
 
-    pub fn show(&self, id: u64, address: SocketAddr) {
-        let face = Face { id, address, granted_ns: AtomicU64::new(0), cut: Notify::new() };
-        self.faces.lock().expect("no panic under it").push(Arc::new(face));
+    pub fn add_node(&self, id: u64, address: SocketAddr) {
+        let endpoint = NodeEndpoint { id, address, granted_ns: AtomicU64::new(0), cut: Notify::new() };
+        self.endpoints.lock().expect("mutex poisoned").push(Arc::new(endpoint));
     }
 
-    pub fn hide(&self, id: u64) {
-        self.faces.lock().expect("no panic under it").retain(|face| face.id != id);
+    pub fn remove_node(&self, id: u64) {
+        self.endpoints.lock().expect("mutex poisoned").retain(|endpoint| endpoint.id != id);
     }
 
-    pub fn faces(&self) -> Vec<Arc<Face>> {
-        self.faces.lock().expect("no panic under it").clone()
+    pub fn endpoints(&self) -> Vec<Arc<NodeEndpoint>> {
+        self.endpoints.lock().expect("mutex poisoned").clone()
     }
 
-    /// One face by a draw: cheaper than all of them.
-    pub fn face(&self, draw: u64) -> Option<Arc<Face>> {
-        let faces = self.faces.lock().expect("no panic under it");
-        let count = faces.len().max(1) as u64;
-        faces.get((draw % count) as usize).cloned()
+    /// One endpoint by a draw: cheaper than all of them.
+    pub fn endpoint(&self, draw: u64) -> Option<Arc<NodeEndpoint>> {
+        let endpoints = self.endpoints.lock().expect("mutex poisoned");
+        let count = endpoints.len().max(1) as u64;
+        endpoints.get((draw % count) as usize).cloned()
     }
 
     /// Breaks the clients' connections to one node, or to all (0), whatever is under way on them.
     pub fn cut(&self, id: u64) {
-        for face in self.faces().iter().filter(|face| id == 0 || face.id == id) {
-            face.cut.notify_waiters();
+        for endpoint in self.endpoints().iter().filter(|endpoint| id == 0 || endpoint.id == id) {
+            endpoint.cut.notify_waiters();
         }
     }
 
@@ -83,22 +83,27 @@ impl Board {
         self.stop.load(Ordering::Relaxed)
     }
 
-    pub fn surprise(&self, text: String) {
-        let mut surprises = self.surprises.lock().expect("no panic under it");
-        if surprises.len() < SURPRISES_MAX {
-            surprises.push(text);
+    pub fn report_unexpected(&self, text: String) {
+        let mut unexpected = self.unexpected.lock().expect("mutex poisoned");
+        if unexpected.len() < UNEXPECTED_MAX {
+            unexpected.push(text);
         }
     }
 
-    pub fn surprises(&self) -> Vec<String> {
-        self.surprises.lock().expect("no panic under it").clone()
+    pub fn unexpected(&self) -> Vec<String> {
+        self.unexpected.lock().expect("mutex poisoned").clone()
     }
 
     /// Waits until some client got a lock after `since_ns`; answers when.
     pub fn grant_since(&self, since_ns: u64, within: Duration) -> Option<u64> {
         let mut seen = None;
         poll_until(within, || {
-            seen = self.faces().iter().map(|face| face.granted_ns()).max().filter(|at| *at > since_ns);
+            seen = self
+                .endpoints()
+                .iter()
+                .map(|endpoint| endpoint.granted_ns())
+                .max()
+                .filter(|at| *at > since_ns);
             seen.is_some()
         });
         seen
@@ -108,14 +113,19 @@ impl Board {
     pub fn grants_everywhere_since(&self, since_ns: u64, within: Duration) -> Option<u64> {
         let mut seen = None;
         poll_until(within, || {
-            seen = self.faces().iter().map(|face| face.granted_ns()).min().filter(|at| *at > since_ns);
+            seen = self
+                .endpoints()
+                .iter()
+                .map(|endpoint| endpoint.granted_ns())
+                .min()
+                .filter(|at| *at > since_ns);
             seen.is_some()
         });
         seen
     }
 }
 
-impl Face {
+impl NodeEndpoint {
     pub fn granted(&self, at_ns: u64) {
         self.granted_ns.store(at_ns, Ordering::Relaxed);
     }

@@ -21,7 +21,7 @@ pub struct Disks {
 }
 
 impl Disks {
-    pub fn lay(hosts: usize, folder: &Path) -> Result<Disks, String> {
+    pub fn set_up(hosts: usize, folder: &Path) -> Result<Disks, String> {
         let folder = folder.join("disks");
         std::fs::create_dir(&folder).map_err(|error| error.to_string())?;
         run(&["mount", "-t", "tmpfs", "chaos", text(&folder)])?;

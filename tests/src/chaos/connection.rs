@@ -7,37 +7,41 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::board::Face;
+use super::run_state::NodeEndpoint;
 use crate::resp::{encode, parse, Value};
 
 const CONNECT_WITHIN: Duration = Duration::from_millis(500);
 
-pub struct Wire {
+pub struct ClientConnection {
     stream: TcpStream,
     buffer: Vec<u8>,
-    pub face: Arc<Face>,
+    pub endpoint: Arc<NodeEndpoint>,
 }
 
 /// Nobody knows what became of the question.
 #[derive(Debug)]
-pub struct Lost;
+pub struct ConnectionLost;
 
-impl Wire {
-    pub async fn open(face: Arc<Face>) -> Option<Wire> {
-        let stream = timeout(CONNECT_WITHIN, TcpStream::connect(face.address)).await.ok()?.ok()?;
+impl ClientConnection {
+    pub async fn open(endpoint: Arc<NodeEndpoint>) -> Option<ClientConnection> {
+        let stream = timeout(CONNECT_WITHIN, TcpStream::connect(endpoint.address)).await.ok()?.ok()?;
         stream.set_nodelay(true).ok()?;
         // Closed without a word, as by a client that is killed: the node must notice by itself.
         stream.set_zero_linger().ok()?;
-        Some(Wire { stream, buffer: Vec::with_capacity(512), face })
+        Some(ClientConnection { stream, buffer: Vec::with_capacity(512), endpoint })
     }
 
     /// After a loss the connection is of no use: its owner drops it.
-    pub async fn ask(&mut self, words: &[impl AsRef<[u8]>], within: Duration) -> Result<Value, Lost> {
-        let face = Arc::clone(&self.face);
-        let cut = face.cut.notified();
+    pub async fn ask(
+        &mut self,
+        words: &[impl AsRef<[u8]>],
+        within: Duration,
+    ) -> Result<Value, ConnectionLost> {
+        let endpoint = Arc::clone(&self.endpoint);
+        let cut = endpoint.cut.notified();
         tokio::select! {
-            reply = timeout(within, self.exchange(words)) => reply.ok().flatten().ok_or(Lost),
-            () = cut => Err(Lost),
+            reply = timeout(within, self.exchange(words)) => reply.ok().flatten().ok_or(ConnectionLost),
+            () = cut => Err(ConnectionLost),
         }
     }
 

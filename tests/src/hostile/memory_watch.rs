@@ -11,23 +11,23 @@ const EVERY: Duration = Duration::from_millis(20);
 const PAGE_BYTES: u64 = 4096;
 
 #[derive(Default)]
-struct Shared {
+struct WatchedNodes {
     stop: AtomicBool,
     nodes: Mutex<Vec<(u64, u32)>>,
     peak_bytes: AtomicU64,
     ended: Mutex<Vec<String>>,
 }
 
-pub struct Watch {
-    shared: Arc<Shared>,
+pub struct MemoryWatch {
+    shared: Arc<WatchedNodes>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Watch {
+impl MemoryWatch {
     /// A node beyond `bytes_max` is killed before it takes the machine with it, and named.
     #[must_use]
-    pub fn start(bytes_max: u64) -> Watch {
-        let shared = Arc::new(Shared::default());
+    pub fn start(bytes_max: u64) -> MemoryWatch {
+        let shared = Arc::new(WatchedNodes::default());
         let watched = Arc::clone(&shared);
         let thread = std::thread::spawn(move || {
             while !watched.stop.load(Ordering::SeqCst) {
@@ -35,7 +35,7 @@ impl Watch {
                 std::thread::sleep(EVERY);
             }
         });
-        Watch { shared, thread: Some(thread) }
+        MemoryWatch { shared, thread: Some(thread) }
     }
 
     /// From now on these processes. Called with every start.
@@ -60,7 +60,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for MemoryWatch {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
@@ -70,7 +70,7 @@ impl Drop for Watch {
     }
 }
 
-impl Shared {
+impl WatchedNodes {
     fn look(&self, bytes_max: u64) {
         let mut nodes = self.nodes.lock().expect("mutex poisoned");
         nodes.retain(|(id, pid)| {

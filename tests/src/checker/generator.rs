@@ -6,7 +6,7 @@ use crate::rng::Rng;
 
 /// How a history is drawn.
 #[derive(Clone, Copy, Debug)]
-pub struct Shape {
+pub struct HistoryShape {
     pub operations: usize,
     pub resources: u32,
     /// Processes of each resource.
@@ -20,14 +20,14 @@ pub struct Shape {
 }
 
 #[derive(Clone, Copy)]
-struct Holder {
+struct CurrentHolder {
     owner: u64,
     fence: u64,
     deadline_ns: u64,
 }
 
 #[derive(Clone)]
-struct Process {
+struct GeneratedProcess {
     number: u64,
     free_ns: u64,
     /// What it believes to hold.
@@ -36,14 +36,14 @@ struct Process {
     retry: Option<u64>,
 }
 
-struct Drawing {
+struct HistoryGenerator {
     rng: Rng,
-    shape: Shape,
+    shape: HistoryShape,
     now_ns: u64,
-    holder: Option<Holder>,
+    holder: Option<CurrentHolder>,
     last: u64,
     ended: Option<(u64, Reason)>,
-    processes: Vec<Process>,
+    processes: Vec<GeneratedProcess>,
     next_process: u64,
     next_owner: u64,
 }
@@ -52,14 +52,15 @@ const TTL_MS: [u64; 3] = [1, 3, 10];
 
 /// A history that happened.
 #[must_use]
-pub fn draw(seed: u64, shape: Shape) -> History {
+pub fn generate(seed: u64, shape: HistoryShape) -> History {
     let mut history = History::default();
     let each = shape.operations / shape.resources as usize;
     for resource in 0..shape.resources {
         let mut rng = Rng::new(seed.wrapping_mul(1_000_003).wrapping_add(u64::from(resource)));
         let first = u64::from(resource) << 40;
-        let process = |number| Process { number: first + number, free_ns: 0, held: None, retry: None };
-        let mut drawing = Drawing {
+        let process =
+            |number| GeneratedProcess { number: first + number, free_ns: 0, held: None, retry: None };
+        let mut generator = HistoryGenerator {
             now_ns: rng.below(1_000),
             rng,
             shape,
@@ -70,12 +71,12 @@ pub fn draw(seed: u64, shape: Shape) -> History {
             next_process: first + shape.processes,
             next_owner: first + 1,
         };
-        history.operations.extend((0..each).filter_map(|_| drawing.step(resource)));
+        history.operations.extend((0..each).filter_map(|_| generator.step(resource)));
     }
     history
 }
 
-impl Drawing {
+impl HistoryGenerator {
     fn step(&mut self, resource: u32) -> Option<Operation> {
         self.now_ns += 1 + self.rng.below(self.shape.window_ns);
         if let Some(holder) = self.holder {
@@ -147,7 +148,7 @@ impl Drawing {
                     Some(_) => Answer::Busy,
                     None => {
                         self.last += 10;
-                        self.holder = Some(Holder { owner, fence: self.last, deadline_ns });
+                        self.holder = Some(CurrentHolder { owner, fence: self.last, deadline_ns });
                         Answer::Granted { fence: self.last, ttl_ms }
                     }
                 }

@@ -1,4 +1,4 @@
-//! The ground the nodes stand on: a network, disks and wall clocks that faults can be done to, for this process alone.
+//! The environment the nodes stand on: a network, disks and wall clocks that faults can be done to, for this process alone.
 //!
 //! As root the run moves into namespaces of its own: interfaces, mounts and loop devices vanish with it, and
 //! nothing on the machine sees them. What cannot be had here is left out, and said aloud.
@@ -23,7 +23,7 @@ use disks::Disks;
 use network::Network;
 use wall_clock::WallClocks;
 
-pub struct Ground {
+pub struct Environment {
     pub network: Option<Network>,
     pub disks: Option<Disks>,
     pub clocks: Option<WallClocks>,
@@ -36,21 +36,22 @@ pub struct Ground {
     folder: TempDir,
 }
 
-impl Ground {
+impl Environment {
     /// Must be called before any thread is started: a namespace is entered by one thread alone.
-    pub fn lay(hosts: usize) -> Ground {
+    pub fn set_up(hosts: usize) -> Environment {
         let folder = TempDir::with_prefix("redfence-chaos-").expect("a temporary directory");
         let mut missing = Vec::new();
         let mut keep = |what: &str, why: String| missing.push(format!("{what}: {why}"));
         let own = enter_namespaces();
-        let network = own.clone().and_then(|()| Network::lay(hosts, folder.path()));
+        let network = own.clone().and_then(|()| Network::set_up(hosts, folder.path()));
         let network = network.map_err(|why| keep("no partitions", why)).ok();
-        let disks = own.and_then(|()| Disks::lay(hosts, folder.path()));
+        let disks = own.and_then(|()| Disks::set_up(hosts, folder.path()));
         let disks = disks.map_err(|why| keep("no power cuts", why)).ok();
         let strace = run(&["strace", "-o", "/dev/null", "true"]).map_err(|why| keep("no failing disks", why));
         let time =
             run(&["unshare", "-T", "--monotonic", "1", "true"]).map_err(|why| keep("no other clocks", why));
-        let clocks = WallClocks::lay(hosts, folder.path()).map_err(|why| keep("no clock shifts", why)).ok();
+        let clocks =
+            WallClocks::set_up(hosts, folder.path()).map_err(|why| keep("no clock shifts", why)).ok();
         let hosts = (0..hosts)
             .map(|at| {
                 let mut host = Host::default();
@@ -64,7 +65,7 @@ impl Ground {
             })
             .collect();
         let (has_strace, has_time_namespaces) = (strace.is_ok(), time.is_ok());
-        Ground { network, disks, clocks, has_strace, has_time_namespaces, missing, hosts, folder }
+        Environment { network, disks, clocks, has_strace, has_time_namespaces, missing, hosts, folder }
     }
 
     pub fn hosts(&self) -> Vec<Host> {

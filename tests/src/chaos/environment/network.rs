@@ -19,7 +19,7 @@ pub struct Network {
 }
 
 impl Network {
-    pub fn lay(hosts: usize, folder: &Path) -> Result<Network, String> {
+    pub fn set_up(hosts: usize, folder: &Path) -> Result<Network, String> {
         run(&["ip", "link", "add", BRIDGE, "type", "bridge"])?;
         run(&["ip", "addr", "add", "10.255.77.254/24", "dev", BRIDGE])?;
         run(&["ip", "link", "set", BRIDGE, "up"])?;

@@ -13,7 +13,7 @@ pub struct WallClocks {
 }
 
 impl WallClocks {
-    pub fn lay(hosts: usize, folder: &Path) -> Result<WallClocks, String> {
+    pub fn set_up(hosts: usize, folder: &Path) -> Result<WallClocks, String> {
         let (source, library) = (folder.join("wall_clock.c"), folder.join("wall_clock.so"));
         std::fs::write(&source, SOURCE).map_err(|error| error.to_string())?;
         let (from, to) = (source.to_string_lossy(), library.to_string_lossy());

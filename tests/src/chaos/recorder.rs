@@ -8,7 +8,7 @@ use std::rc::Rc;
 use std::sync::mpsc::SyncSender;
 use std::sync::Arc;
 
-use super::board::Board;
+use super::run_state::RunState;
 use super::settings::Sabotage;
 use crate::checker::history::SeenQueued;
 use crate::checker::{Answer, Call, History, Operation, Outcome};
@@ -20,12 +20,12 @@ pub const BUCKET_MS: u64 = 100;
 pub struct Bucket {
     pub operations: u32,
     pub grants: u32,
-    /// Lost connections, UNAVAILABLE, INDETERMINATE.
+    /// ConnectionLost connections, UNAVAILABLE, INDETERMINATE.
     pub errors: u32,
 }
 
 /// A finished epoch on its way to the checker.
-pub struct Finished {
+pub struct FinishedEpoch {
     pub number: u32,
     pub history: History,
     /// Multi-locks were taken in it.
@@ -48,11 +48,11 @@ impl Epoch {
     }
 }
 
-pub struct Book {
-    pub board: Arc<Board>,
+pub struct Recorder {
+    pub run_state: Arc<RunState>,
     current: RefCell<Rc<Epoch>>,
     closing: RefCell<Vec<Rc<Epoch>>>,
-    checker: SyncSender<Finished>,
+    checker: SyncSender<FinishedEpoch>,
     numbers: Cell<u64>,
     buckets: RefCell<Vec<Bucket>>,
     sabotage: Cell<Option<Sabotage>>,
@@ -64,16 +64,16 @@ const EPOCH_OPERATIONS: usize = 60_000;
 /// Forged only after this many, when the load is in full swing.
 const SABOTAGE_AFTER: u64 = 3_000;
 
-impl Book {
+impl Recorder {
     pub fn new(
-        board: Arc<Board>,
-        checker: SyncSender<Finished>,
+        run_state: Arc<RunState>,
+        checker: SyncSender<FinishedEpoch>,
         multi: bool,
         sabotage: Option<Sabotage>,
-    ) -> Book {
+    ) -> Recorder {
         let first = Rc::new(Epoch { number: 0, multi: false, history: RefCell::default() });
-        Book {
-            board,
+        Recorder {
+            run_state,
             current: RefCell::new(first),
             closing: RefCell::default(),
             checker,
@@ -100,17 +100,17 @@ impl Book {
             let ended = self.current.replace(next);
             self.closing.borrow_mut().push(ended);
         }
-        self.hand_over();
+        self.send_finished_epochs();
         Rc::clone(&self.current.borrow())
     }
 
     /// Sends every epoch that the last client has left. Waits where the checker is behind: then the load waits too.
-    fn hand_over(&self) {
+    fn send_finished_epochs(&self) {
         let mut closing = self.closing.borrow_mut();
         while let Some(at) = closing.iter().position(|epoch| Rc::strong_count(epoch) == 1) {
             let epoch = closing.swap_remove(at);
             let finished =
-                Finished { number: epoch.number, multi: epoch.multi, history: epoch.history.take() };
+                FinishedEpoch { number: epoch.number, multi: epoch.multi, history: epoch.history.take() };
             // The checker ends only after the load.
             let _ = self.checker.send(finished);
         }
@@ -121,7 +121,7 @@ impl Book {
         let nothing = Epoch { number: u32::MAX, multi: false, history: RefCell::default() };
         let last = self.current.replace(Rc::new(nothing));
         self.closing.borrow_mut().push(last);
-        self.hand_over();
+        self.send_finished_epochs();
         self.buckets.take()
     }
 
@@ -135,7 +135,7 @@ impl Book {
     }
 
     fn count(&self, op: &Operation) {
-        let now_ns = self.board.now_ns();
+        let now_ns = self.run_state.now_ns();
         let mut buckets = self.buckets.borrow_mut();
         let at = (now_ns / (BUCKET_MS * 1_000_000)) as usize;
         if buckets.len() <= at {
