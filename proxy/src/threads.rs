@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 
-/// One a core; but where the Redis behind runs on the same machine, one core is left to it. On two cores a second thread would cost more in being woken
+/// One per core; if the upstream Redis runs on the same machine, one core is left to it. On two cores a second thread would cost more in being woken
 /// than it serves (`docs/internals/performance-notes.md`).
 #[must_use]
 pub fn for_clients(cores: usize, redis: Option<&str>) -> usize {

@@ -1,4 +1,4 @@
-//! The table of listeners: channels and patterns → inboxes.
+//! Subscriptions of this node's clients: channels and patterns to inboxes.
 
 use super::Demand;
 use crate::client_memory::Account;
@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 /// Where clients that redirect their invalidations have them sent, as in Redis.
 pub const INVALIDATE_CHANNEL: &[u8] = b"__redis__:invalidate";
-/// Messages one listener may leave unread. One more ends its connection.
+/// Unread messages one subscriber may have. One more closes its connection.
 const INBOX_MESSAGES_MAX: usize = 4096;
 /// Bytes of them. Its connection takes them out at once, unless the client does not read.
 const INBOX_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -30,7 +30,7 @@ pub enum SubscriptionKind {
     Pattern,
 }
 
-/// What a listener gets. `pattern` is set where a pattern brought it.
+/// A message to a subscriber. `pattern` is set if a pattern subscription matched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PubSubMessage {
     pub pattern: Option<Bytes>,
@@ -38,29 +38,29 @@ pub struct PubSubMessage {
     pub payload: Bytes,
 }
 
-/// What comes out of an inbox.
+/// What a subscriber receives.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SubscriberDelivery {
     Message(PubSubMessage),
-    /// A client that redirects to this one keeps a key that has changed; `None`: all of them.
+    /// A key cached by a client that redirects its invalidations to this one has changed; `None`: all keys.
     Invalidated(Option<Bytes>),
-    /// Messages were missed: of the Redis behind the proxy (the connection to it broke), or of this node's own apply.
+    /// Messages were lost: the connection to the upstream Redis broke, or the feed of this node's apply overflowed.
     Missed,
 }
 
-/// One listener's own end: messages come out of it.
+/// The receiving end of one subscriber.
 #[derive(Debug)]
 pub struct SubscriberInbox {
     receiver: mpsc::Receiver<QueuedDelivery>,
     listener: Subscriber,
 }
 
-/// A delivery on its way.
+/// A delivery in the inbox.
 #[derive(Debug)]
 struct QueuedDelivery {
     delivery: SubscriberDelivery,
     bytes: usize,
-    /// Its part of the bytes that all its receivers share.
+    /// Its share of the bytes that all receivers have in common.
     share: usize,
 }
 
@@ -79,7 +79,7 @@ impl SubscriberInbox {
         SubscriberInbox { receiver, listener }
     }
 
-    /// Whether something was lost because nobody read.
+    /// Whether a delivery was dropped because the inbox was full.
     #[must_use]
     pub fn overflowed(&self) -> bool {
         self.listener.overflowed.load(Ordering::Relaxed)
@@ -117,7 +117,7 @@ struct SubscriptionTable {
 #[derive(Debug)]
 pub struct Hub {
     table: RwLock<SubscriptionTable>,
-    /// While nobody listens, nobody needs to make events and messages.
+    /// Without subscribers, apply collects no events and messages.
     demand: Arc<Demand>,
 }
 
@@ -128,7 +128,7 @@ impl Hub {
         Hub { table: RwLock::default(), demand }
     }
 
-    /// To one client that listens to the channel of invalidations. One that does not is not told, as in Redis.
+    /// Sends an invalidation to one client, if it subscribes to the invalidation channel, as in Redis.
     pub fn invalidate_at(&self, client: u64, key: Option<Bytes>) {
         let table = self.table.read().expect("lock poisoned");
         let listeners = table.channels.get(INVALIDATE_CHANNEL).map_or(&[][..], Vec::as_slice);
@@ -138,7 +138,7 @@ impl Hub {
         }
     }
 
-    /// Whether anybody may want lock events now.
+    /// Whether any subscription may match lock events.
     #[must_use]
     pub fn is_watching_locks(&self) -> bool {
         self.demand.wanted().events
@@ -201,7 +201,7 @@ impl Hub {
         table.channels.get(channel).map_or(0, Vec::len) + by_pattern
     }
 
-    /// Hands a message to everybody who listens; answers how many there were. Never waits.
+    /// Delivers a message to all subscribers; returns how many there were. Never waits.
     pub fn publish(&self, channel: &Bytes, payload: &Bytes) -> usize {
         let table = self.table.read().expect("lock poisoned");
         let mut receivers = table.deliver_to_channel(channel, payload);
@@ -211,7 +211,7 @@ impl Hub {
         receivers
     }
 
-    /// A message of the Redis behind the proxy, which has matched the patterns itself.
+    /// A message from the upstream Redis, which has matched the patterns itself.
     pub fn pass_on(&self, message: &PubSubMessage) {
         let table = self.table.read().expect("lock poisoned");
         match &message.pattern {
@@ -220,7 +220,7 @@ impl Hub {
         };
     }
 
-    /// The Redis behind the proxy is gone: whoever listens to more than locks is told.
+    /// The upstream Redis is gone: notifies subscribers of anything but lock events.
     pub fn tell_missed(&self) {
         let table = self.table.read().expect("lock poisoned");
         let channels = table.channels.iter().filter(|(name, _)| !is_about_locks(name));

@@ -1,4 +1,4 @@
-//! From Tier 2's apply to the listeners: one task that empties the queue of news.
+//! Distributes the feed of Tier 2's apply to subscribers and tracking clients. One task.
 
 use super::queue::publish_event;
 use super::{EventQueue, Hub, Tracker};

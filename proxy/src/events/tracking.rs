@@ -35,7 +35,7 @@ const UNREAD_BYTES_MAX: usize = 256 * 1024;
 /// What an invalidation takes besides the key's name.
 const INVALIDATION_BYTES: usize = 64;
 
-/// What a client that keeps keys is told.
+/// A notification to a client that caches keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Invalidation {
     Key(Bytes),
@@ -44,7 +44,7 @@ pub enum Invalidation {
     RedirectBroken(u64),
 }
 
-/// How a client wants to be told.
+/// The options of a client's tracking.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrackingTerms {
     /// Another client is told instead, as a message on `__redis__:invalidate`.
@@ -55,7 +55,7 @@ pub struct TrackingTerms {
     pub prefixes: Option<Vec<Bytes>>,
 }
 
-/// Where a client finds what it is told.
+/// The receiving end of a client's invalidations.
 #[derive(Debug)]
 pub struct InvalidationInbox {
     receiver: mpsc::Receiver<Invalidation>,
@@ -237,7 +237,7 @@ impl Tracker {
         let is_first = readers.len() == 1;
         table.bytes += if is_first { key_bytes(key, 1) } else { READER_BYTES };
         while table.readers.len() > self.keys_max || table.bytes > self.bytes_max {
-            let forgotten = table.readers.keys().next().cloned().expect("it is full");
+            let forgotten = table.readers.keys().next().cloned().expect("not empty: a limit is exceeded");
             table.tell_readers(&self.hub, &forgotten, None);
         }
     }
@@ -256,7 +256,7 @@ impl Tracker {
         }
     }
 
-    /// All keys are gone, or nobody knows which: everybody drops everything.
+    /// All keys are gone, or it is unknown which: every client drops its whole cache.
     pub fn everything_changed(&self) {
         let mut table = self.table();
         table.readers.clear();

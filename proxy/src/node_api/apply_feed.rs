@@ -1,8 +1,8 @@
-//! What apply has to tell besides replies: lock events, published messages, and reads and changes of keys, in order, for
-//! [`crate::events`] to spread.
+//! The feed from apply to the listeners of this node: lock events, published messages, and reads and changes of keys, in order.
+//! `events` distributes them.
 //!
-//! The raft thread never waits for listeners. Items wait in a queue that is bounded by its bytes; what does not fit is lost, and
-//! the next thing to come out is [`FeedItem::Missed`], so that listeners are told instead of left with a gap.
+//! The raft thread never waits for listeners. The queue is bounded in bytes; what does not fit is dropped, and the next item to
+//! come out is [`FeedItem::Missed`], so that a gap is never silent.
 
 use bytes::Bytes;
 use redfence_core::event::Event;
@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use tokio::sync::mpsc;
 
-/// Bytes of news that may wait. More are lost.
+/// Bytes of items that may wait. More are dropped.
 const WAITING_BYTES_MAX: usize = 64 * 1024 * 1024;
-/// What a piece of news weighs besides its texts.
+/// Overhead accounted per item, besides its payload.
 const ITEM_BYTES: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum FeedItem {
         channel: Bytes,
         message: Bytes,
     },
-    /// A client that keeps what it reads has read a key.
+    /// A client with tracking enabled has read a key.
     Read {
         client: u64,
         key: Bytes,
@@ -34,7 +34,7 @@ pub enum FeedItem {
     },
     /// Every key of a database, or of all.
     Flushed,
-    /// Some came before this and are not known: the queue was full, or a snapshot took the place of entries.
+    /// Items before this one were lost: the queue was full, or a snapshot replaced log entries.
     Missed,
 }
 
@@ -79,7 +79,7 @@ pub fn channel() -> (FeedSender, FeedReceiver) {
 }
 
 impl FeedSender {
-    /// Never waits. To be called at every turn, also with nothing to tell: it may still owe the word that something was lost.
+    /// Never waits. Call at every turn, also with nothing to send: a `Missed` may still be owed.
     pub fn tell(&mut self, mut news: Vec<FeedItem>) {
         if self.missed {
             news.insert(0, FeedItem::Missed);
@@ -94,7 +94,7 @@ impl FeedSender {
         }
         self.missed = false;
         self.waiting_bytes.fetch_add(bytes, Ordering::Relaxed);
-        // Nobody spreads news any more: the process is about to end.
+        // The receiver is gone: the process is about to exit.
         let _ = self.sender.send(FeedBatch { news, bytes });
     }
 }

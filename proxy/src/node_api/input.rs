@@ -1,4 +1,4 @@
-//! What the node is given: requests of clients, messages of peers, reports of its own disk.
+//! Inputs of the node: requests of clients, messages from peers, reports of its own disk.
 
 use super::{ConnectionId, NodeId, OwnedQuery, PeerMessage, SnapshotId, Ticket};
 use crate::client_memory::Account;
@@ -7,16 +7,16 @@ use redfence_core::machine::Wanted;
 use redfence_core::types::SessionId;
 use std::sync::Arc;
 
-/// What the node is told.
+/// One input of the node.
 #[derive(Debug)]
 pub enum Input {
     Submit(Submit),
     Read(Read),
-    /// The client behind a submitted wait is gone. No reply follows. Unknown tickets are passed over.
+    /// The client of a submitted wait has disconnected. No reply follows. Unknown tickets are ignored.
     Cancel {
         ticket: Ticket,
     },
-    /// As [`Input::Cancel`], but the answer is wanted: the wait may have been served already, or be served before it is called off.
+    /// As [`Input::Cancel`], but a reply is still wanted: the wait may have been served already, or be served before it is cancelled.
     Withdraw {
         ticket: Ticket,
     },
@@ -27,7 +27,7 @@ pub enum Input {
         ids: Vec<SessionId>,
         grace_ms: u64,
     },
-    /// What anybody wants to hear of here, besides replies. Starts with nothing.
+    /// What this node's listeners want to receive besides replies. Initially nothing.
     Wanted(Wanted),
     Peer {
         from: NodeId,
@@ -43,7 +43,7 @@ pub enum Input {
     PersistFailed {
         reason: String,
     },
-    /// So many bytes of a snapshot file were written (need not be durable). Keeps the amount under way bounded.
+    /// How many bytes of a snapshot file were written so far (not necessarily durable). Bounds the bytes in flight.
     SnapshotProgress {
         id: SnapshotId,
         written_bytes: u64,
@@ -60,14 +60,14 @@ pub enum Input {
         request: AdminRequest,
         timeout_ms: u64,
     },
-    /// Hand leadership over, refuse what is new, then report `stopped` (within a second or two).
+    /// Transfer leadership, refuse new requests, then report `stopped` (within a second or two).
     Shutdown,
-    /// Nothing happened but time.
+    /// Only time has passed.
     Wake,
 }
 
 impl Input {
-    /// What a client or a peer has sent with it: for queues that are bounded in bytes.
+    /// Payload bytes that a client or a peer sent with it, for queues that are bounded in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         match self {
@@ -79,30 +79,30 @@ impl Input {
     }
 }
 
-/// A command for the log, already encoded by `redfence_core` on the front's own task.
+/// A command for the log, already encoded by `redfence_core` on the task of its connection.
 #[derive(Clone, Debug)]
 pub struct Submit {
     pub ticket: Ticket,
     pub connection: ConnectionId,
     pub blob: Bytes,
-    /// How long the client may be kept waiting for an answer that says something: 5 s by default.
+    /// After this time the client gets an error if the command has no result yet: 5 s by default.
     pub timeout_ms: u64,
-    /// What the command itself may wait in a queue (`WAIT`), 0 for all others. Comes on top of the patience.
+    /// How long the command itself may wait in a lock queue (`WAIT`), 0 for all others. Added to `timeout_ms`.
     pub wait_ms: u64,
 }
 
-/// [`Submit::wait_ms`] of a command that waits until it is served or called off (`BLPOP key 0`). Its patience is for getting
-/// into the queue.
+/// [`Submit::wait_ms`] of a command that waits until it is served or cancelled (`BLPOP key 0`). Its time-out covers only the time
+/// until it is in the queue.
 pub const WAIT_FOREVER: u64 = u64::MAX;
 
-/// A linearizable look at the state.
+/// A linearizable read of the state.
 #[derive(Clone, Debug)]
 pub struct Read {
     pub ticket: Ticket,
     pub query: OwnedQuery,
     pub timeout_ms: u64,
-    /// The client whose memory its reply is counted to. Where that client has not taken enough of its replies the read comes back in
-    /// [`Outputs::deferred`].
+    /// The client that the reply's memory is accounted to. If that client has too many unread replies, the read is returned in
+    /// `Outputs::deferred` instead of being answered.
     pub account: Option<Arc<Account>>,
 }
 

@@ -19,20 +19,20 @@ pub struct PersistTask {
     pub snapshot: Option<SnapshotMeta>,
     /// Entries up to and including this one are not needed any more. `truncated` becomes this mark.
     pub compact: Option<LogPosition>,
-    /// False: losing this task in a power cut does no harm (it must still not overtake others).
+    /// False: losing this task in a power failure is harmless (it must still be written in order).
     pub must_sync: bool,
-    /// Leaves only when the task is durable.
+    /// Messages to be sent only when the task is durable.
     pub after: Vec<(NodeId, PeerMessage)>,
 }
 
-/// A place in the log.
+/// An entry of the log by index and term.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LogPosition {
     pub index: u64,
     pub term: u64,
 }
 
-/// What the storage found at start-up.
+/// What storage recovered at start-up.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recovered {
     /// Strictly higher than at every earlier start of this data directory.
@@ -45,17 +45,17 @@ pub struct Recovered {
     pub last_index: u64,
 }
 
-/// What the node reads back by itself: old entries that left its cache, and pieces of snapshot files. Reads what was
-/// persisted, while the writer goes on writing behind it.
+/// Reads by the node itself: entries that left its cache, and chunks of snapshot files. Sees everything persisted, and may be
+/// used while the log writer writes.
 pub trait LogReader: Send {
     /// Entries `low..high`, as many as fit into `max_bytes`, at least one. All of them are known to be persisted.
     fn entries(&self, low: u64, high: u64, max_bytes: u64) -> Result<Vec<Entry>, StoreError>;
     /// The term of a persisted entry.
     fn term(&self, index: u64) -> Result<u64, StoreError>;
-    /// A piece of a stored snapshot file, at most `max_bytes`; empty at its end.
+    /// A chunk of a stored snapshot file, at most `max_bytes`; empty at its end.
     fn snapshot_read(&self, id: SnapshotId, offset: u64, max_bytes: usize) -> Result<Bytes, StoreError>;
 }
 
-/// A read from disk failed; the sentence says how. The node turns it into `fatal`.
+/// A read from disk failed, with a description. The node turns it into `fatal`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreError(pub String);

@@ -16,14 +16,14 @@
 //!    log). `replies`, `events`, `status`, `members` go to the handle and to the transport.
 //! 5. `fatal`: log it and stop the process at once, without another write. `stopped`: leave the loop.
 //!
-//! # What start-up promises
+//! # What start-up guarantees
 //!
 //! The storage hands over [`Recovered`]. `boot` is strictly higher than at every earlier start of this data directory and is
-//! durable before the node is made. `snapshot` is the one the log's own records name; files they do not name are strays of
-//! an interrupted write, and are deleted. Every data directory starts with [`SnapshotMeta::founding`] (or
+//! durable before the node is made. `snapshot` is the one the log's own records name; files they do not name were
+//! left by an interrupted write, and are deleted. Every data directory starts with [`SnapshotMeta::founding`] (or
 //! [`SnapshotMeta::joining`]) written before the first start.
 //!
-//! # Who is who
+//! # Identities
 //!
 //! - *Cluster id*: a hash of the sorted founding list (`id=addr,…`), computed at the first start and durable from then on; a
 //!   joining node has none and takes the one in the first greeting of a peer it was told of, durably, before it answers.
@@ -56,15 +56,15 @@ pub use query::OwnedQuery;
 pub use snapshot::{SnapshotId, SnapshotMeta, SnapshotOp};
 pub use status::{ClusterMember, ClusterStatus, NodeStatus, Role};
 
-/// A member's number, 1 to 65,535.
+/// The id of a member, 1 to 65,535.
 pub type NodeId = u64;
 
-/// Which raft group a frame or a storage key belongs to. There is one today; the field is there from the first day.
+/// Which Raft group a frame or a storage key belongs to. There is only one group today; the formats already carry the id.
 pub type GroupId = u16;
 pub const GROUP: GroupId = 0;
 
-/// The shell's name for a waiting client: whatever number it likes, as long as no two live ones are equal.
+/// Identifies a waiting client of this node. Chosen by the caller; unique among the tickets in use.
 pub type Ticket = u64;
 
-/// A client's connection to its node. Commands of one connection enter the log in the order they came. 0: none, the node itself.
+/// A client's connection to its node. Commands of one connection enter the log in the order they were sent. 0: no connection.
 pub type ConnectionId = u64;

@@ -6,14 +6,14 @@ use redfence_core::event::Event;
 use redfence_core::keyspace::Value;
 use redfence_core::reply::Reply;
 
-/// What is to be done after a turn. Reused by its owner: [`Outputs::clear`] keeps the memory.
+/// What the shell must carry out after a turn. Reused by its owner: [`Outputs::clear`] keeps the allocations.
 #[derive(Debug, Default)]
 pub struct Outputs {
     /// May leave before anything is written.
     pub send: Vec<(NodeId, PeerMessage)>,
     pub persist: Vec<PersistTask>,
     pub snapshot_ops: Vec<SnapshotOp>,
-    /// Exactly one per ticket, unless it was cancelled.
+    /// Exactly one per ticket, unless the ticket was cancelled.
     pub replies: Vec<(Ticket, Reply)>,
     /// Reads that are not answered, because their client has too many unread replies. In place of a reply.
     pub deferred: Vec<(Ticket, OwnedQuery)>,
@@ -23,9 +23,9 @@ pub struct Outputs {
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order.
     pub key_accesses: Vec<ClientKeyAccess>,
-    /// Large values that are no more, to be dropped on another thread.
+    /// Large values that were deleted, to be freed on another thread.
     pub garbage: Vec<Value>,
-    /// A snapshot took the place of entries: what they would have brought in events and messages is unknown here.
+    /// A snapshot was installed in place of log entries: their events and published messages were never seen on this node.
     pub missed: bool,
     /// Set when something in it changed.
     pub status: Option<ClusterStatus>,
@@ -61,12 +61,13 @@ impl Outputs {
     }
 }
 
-/// What ends the sleep before its time. Whatever is not named here does so at once; a shell may call earlier.
+/// Wake-up filter of the node's thread while it sleeps until [`Outputs::wake_at_us`]. Any input not listed here wakes it at once;
+/// waking it earlier than the filter asks for is always allowed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WakeFilter {
-    /// So many requests of clients.
+    /// Wake once this many client requests are queued.
     pub requests: usize,
-    /// The word that a write is durable.
+    /// Whether the report that a log write is durable wakes the thread.
     pub durable: bool,
 }
 
@@ -76,7 +77,7 @@ impl Default for WakeFilter {
     }
 }
 
-/// What the tracking of keys is made of: [`redfence_core::machine::Noted`], with this node's own clients for requests.
+/// A read or change of a key, for client tracking: the machine's own record with request ids replaced by tickets of this node's clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientKeyAccess {
     Read {

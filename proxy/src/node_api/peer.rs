@@ -5,16 +5,16 @@ use bytes::Bytes;
 use raft::eraftpb::Message;
 use redfence_core::types::Origin;
 
-/// What nodes tell each other. The greeting is the transport's own business.
+/// A message between nodes. The handshake of a connection belongs to the transport.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PeerMessage {
     Raft(Box<Message>),
     Forward(Forward),
     SnapshotChunk(SnapshotChunk),
     SnapshotAck(SnapshotAck),
-    /// Asked of the leader by the node that was asked. Idempotent; its effect is seen in the membership, there is no answer.
+    /// An operator's request, passed on to the leader. Idempotent; there is no reply, its effect shows in the membership.
     Admin {
-        /// What the sender had applied: a message that is older than the last change of membership counts for nothing.
+        /// The sender's applied index: a message older than the last membership change is ignored.
         applied: u64,
         request: AdminRequest,
     },
@@ -50,9 +50,9 @@ impl PeerMessage {
     }
 }
 
-/// Commands of one node's clients, on their way to the leader, which stamps them.
+/// Commands of one node's clients, forwarded to the leader, which stamps them.
 ///
-/// A leader takes a batch only in its own term and only if it has staged all that was sent before (see `stage.rs`): a batch that
+/// A leader takes a batch only in its own term and only if it has staged all that was sent before (see `tier2/requests/staging.rs`): a batch that
 /// was lost, dropped or overtaken is sent again together with everything behind it, so commands never change order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Forward {
@@ -101,9 +101,9 @@ pub enum TransferState {
     Failed,
 }
 
-/// Where messages of peers go.
+/// Receives the messages of peers.
 pub trait PeerSink: Send + Sync + 'static {
-    /// False: dropped, because the node is behind.
+    /// False: dropped, because the node's queue is full.
     fn message(&self, from: NodeId, message: PeerMessage) -> bool;
     fn unreachable(&self, id: NodeId);
 }

@@ -7,7 +7,7 @@ use redfence_core::machine::{KeysWalk, Machine, Query, Words};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Member as RedlockMember, SessionId};
 
-/// A look at the state, with bytes of its own to cross threads: [`redfence_core::machine::Query`], or one at plain keys.
+/// A read of the state that owns its bytes, to cross threads: [`redfence_core::machine::Query`], or a command on plain keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OwnedQuery {
     Info {
@@ -36,7 +36,7 @@ pub enum OwnedQuery {
     Settings,
     /// One of them, as text.
     Setting(Setting),
-    /// How keys are, for `WATCH`: their tokens in the order asked, as integers of the same bits.
+    /// Version tokens of keys, for `WATCH`, in the order asked, as integers with the same bits.
     Tokens {
         db: u32,
         keys: Vec<Bytes>,

@@ -8,7 +8,7 @@ use redfence_core::machine::Stats;
 pub struct ClusterMember {
     pub id: NodeId,
     pub addr: String,
-    /// Log index of the change that brought it in; 0 for founders. Tells two lives of one id apart.
+    /// Log index of the change that added it; 0 for founders. Distinguishes a member from an earlier one with the same id.
     pub added_at: u64,
     pub voter: bool,
 }
@@ -20,7 +20,7 @@ pub enum Role {
     Follower,
     Candidate,
     Learner,
-    /// Voted out of the cluster. Answers nothing but its status.
+    /// Removed from the cluster. Serves only its status.
     Removed,
 }
 
@@ -48,14 +48,14 @@ pub struct ClusterStatus {
     pub commit: u64,
     pub applied: u64,
     pub voters: u64,
-    /// Whether this node believes that it can be served by a majority.
+    /// Whether this node knows a leader with a majority.
     pub quorum: bool,
     pub nodes: Vec<NodeStatus>,
     /// Of the replicated settings that are applied here.
     pub settings_version: u64,
     /// Of the routes in force as applied here. Never older than any answer given later.
     pub routing_version: u64,
-    /// Figures of the machine, for `INFO`. At most a tenth of a second old.
+    /// Statistics of the machine, for `INFO`. At most 100 ms old.
     pub stats: Stats,
 }
 
@@ -66,6 +66,6 @@ pub struct NodeStatus {
     pub role: Role,
     /// Highest log index known to be on it. Of others the leader knows it and tells; 0 where it has not lately.
     pub matched: u64,
-    /// Heard of within the last seconds.
+    /// A message from it was received within the last seconds.
     pub up: bool,
 }

@@ -1,4 +1,4 @@
-//! Bytes of what nodes tell each other: [`PeerMessage`] in frames, [`SnapshotMeta`] in snapshots and on disk.
+//! Encoding of messages between nodes ([`PeerMessage`], in frames) and of [`SnapshotMeta`] (in messages and on disk).
 //!
 //! A frame is `u32 length of the rest | u8 kind | u16 group | payload`, little endian. Kinds below 16 belong to the
 //! transport (greeting and the like). Only peers that passed the greeting reach the decoder, and every length is checked

@@ -67,7 +67,7 @@ impl MemoryLog {
 impl MemoryDiskState {
     fn settle_cached(&mut self) {
         for task in self.cached.drain(..) {
-            self.durable.apply(&task).expect("what the cache took, the platter takes");
+            self.durable.apply(&task).expect("a task the cache accepted is valid");
         }
     }
 }

@@ -1,14 +1,14 @@
-//! What a node keeps on disk: its log with the records beside it, its snapshots, and whose data it is.
+//! The data directory of a node: its log with the records beside it, its snapshots, and its identity.
 //!
-//! The node itself (`tier2::node`) never comes here. Its shell opens a data directory, hands the log writer one
-//! [`LogStore`] and the node a [`LogReader`]. The simulator does the same with [`memory::MemoryDisk`], which forgets
-//! what was not synced when it is told to crash. One suite of tests runs both.
+//! The node itself does not use this module. Its shell opens a data directory, gives the log writer a [`LogStore`] and the
+//! node a [`LogReader`]. The simulator does the same with [`memory::MemoryDisk`], which loses unsynced writes when it
+//! crashes. One test suite runs against both.
 //!
 //! # Layout
 //!
 //! - [`datadir`]: the directory: lock, identity, known peers
 //! - [`engine`]: the log on raft-engine; `engine_io`: how it is opened and read
-//! - [`memory`]: its twin in memory
+//! - [`memory`]: the same in memory, for simulations
 //! - [`snapshots`]: snapshot files
 //! - `records`: the head and snapshot records, and how tasks move them
 //! - `guarded_fs`, `durable_mark`: the files under raft-engine, and how far they are known to be durable

@@ -134,7 +134,7 @@ impl SnapshotReader {
     }
 
     pub(crate) fn read(&self, id: SnapshotId, offset: u64, max_bytes: usize) -> Result<Bytes, StoreError> {
-        let mut last = self.last.lock().expect("never held across a panic");
+        let mut last = self.last.lock().expect("mutex poisoned");
         let path = final_path(&self.dir, id);
         let complain = |e: io::Error| StoreError(format!("cannot read {}: {e}", path.display()));
         if last.as_ref().is_none_or(|(open, _)| *open != id) {

@@ -20,10 +20,10 @@ const BACKOFF_MS_MIN: u64 = 50;
 const BACKOFF_MS_MAX: u64 = 1_000;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
-/// Bytes the other side did not acknowledge for this long end the connection: a healed partition must not wait for TCP's
-/// own patience, which doubles with every try.
+/// Closes a connection with bytes unacknowledged for this long: after a partition heals, TCP's own retransmission back-off would
+/// delay recovery.
 const UNACKED_TIMEOUT: Duration = Duration::from_millis(1_500);
-/// A connection that is quiet is asked after this long whether it still stands.
+/// TCP keep-alive interval of an idle connection.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 /// Connections from others, greeted or not. One more waits in the kernel.
 const ACCEPTED_MAX: usize = 512;
@@ -53,7 +53,7 @@ pub(super) async fn keep_dialling(
                 tracing::info!(peer, %addr, ?channel, "connection lost: {end}");
             }
             Err(complaint) => {
-                // Once per reason, not once per try.
+                // Log once per reason, not once per attempt.
                 if complaint != last_complaint {
                     tracing::warn!(peer, %addr, "cannot reach peer: {complaint}");
                     last_complaint = complaint;
@@ -84,7 +84,7 @@ async fn dial(
     Ok(stream)
 }
 
-/// Half to one and a half times the backoff, so that nodes do not dial in step.
+/// Half to one and a half times the back-off, so that nodes do not dial in lock-step.
 fn jittered(backoff_ms: u64) -> Duration {
     let mut random = [0; 8];
     let drawn = getrandom::getrandom(&mut random).map_or(0, |()| u64::from_le_bytes(random));
@@ -102,7 +102,7 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Accepts until the runtime ends. Greetings run side by side; a slow or hostile one holds up nobody.
+/// Accepts until the runtime ends. Handshakes run concurrently; a slow or hostile one delays no other.
 pub(super) async fn keep_accepting(shared: Arc<TransportShared>, listener: TcpListener) {
     let places = Arc::new(Semaphore::new(ACCEPTED_MAX));
     loop {
@@ -145,9 +145,9 @@ async fn serve(shared: &Arc<TransportShared>, mut stream: TcpStream, from: std::
     };
     let queue = SendQueue::new(RAFT_QUEUE);
     let key = (hello.node_id, hello.channel);
-    // The newest connection counts; an older one of the same peer is dead and does not know it yet.
+    // The newest connection wins; an older one of the same peer is dead but not yet closed.
     lock(&shared.inbound).insert(key, queue.clone());
-    // Who dials us can be dialled: no need to wait for the next try.
+    // A peer that dials us is up: dial it now instead of waiting for the back-off.
     if let Some(peer) = lock(&shared.peers).get(&hello.node_id) {
         peer.raft.dial_now();
     }
@@ -207,6 +207,6 @@ fn take_frames(shared: &TransportShared, peer: NodeId, buffer: &mut BytesMut) ->
 }
 
 fn bad_frame(peer: NodeId, what: &str) -> io::Error {
-    tracing::warn!(peer, "peer sent what is no message ({what}); its connection is closed");
-    io::Error::new(io::ErrorKind::InvalidData, "not a message")
+    tracing::warn!(peer, "closing peer connection: malformed frame ({what})");
+    io::Error::new(io::ErrorKind::InvalidData, "malformed frame")
 }

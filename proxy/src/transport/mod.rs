@@ -1,24 +1,24 @@
 //! Peers: how nodes of one cluster reach each other.
 //!
-//! Every node dials every other member twice: one ordered connection for raft's messages, one for pieces of snapshots, so
-//! that heartbeats and votes never stand behind bulk. Whoever sends writes to the socket at once, from its own thread, if
-//! the socket takes it; a task on the `peers` thread carries on where it does not. An answer may also travel back on a
-//! connection the other side dialled: that is how a node nobody dials (removed, or about to join) is reached.
+//! Every node dials every other member twice: one ordered connection for raft's messages, one for chunks of snapshots, so
+//! that heartbeats and votes are never queued behind bulk data. The sending thread writes to the socket directly; if the
+//! socket is full, a task on the `peers` thread continues. A reply may also use a connection the other side dialled: this
+//! is how a node that is not a member (removed, or about to join) is reached.
 //!
-//! Queues are bounded in bytes. What does not fit is dropped and reported as unreachable; raft repeats what it needs. When
-//! a connection breaks, what was queued on it is dropped too, so a new connection always starts at a frame's first byte.
+//! Queues are bounded in bytes. A message that does not fit is dropped and the peer reported as unreachable; raft resends what it
+//! needs. When a connection breaks, its queue is dropped too, so a new connection always starts at a frame boundary.
 //!
 //! # Layout
 //!
-//! - [`greeting`]: who are you; every reason to refuse
-//! - [`peer_registry`]: what this node knows of itself and of the others, durably
+//! - [`greeting`]: the handshake, and every reason to refuse it
+//! - [`peer_registry`]: what this node knows of itself and its peers, durably
 //! - `send_queue`: one queue and its socket
 //! - `link`: dialling, accepting, reading
 //!
 //! # Caveats
 //!
-//! Nothing is encrypted yet. The place for TLS is between `send_queue`'s buffer and its socket. A shared secret keeps strangers
-//! out, it does not keep listeners from reading.
+//! Nothing is encrypted yet. TLS belongs between `send_queue`'s buffer and its socket. The shared secret authenticates peers; it
+//! does not protect against eavesdropping.
 
 pub mod greeting;
 mod link;
@@ -91,7 +91,7 @@ pub struct Transport {
     commands: mpsc::UnboundedSender<TransportCommand>,
 }
 
-/// What the `peers` thread is told. Rare: changes of membership and the end.
+/// Commands to the `peers` thread: membership changes and stop.
 enum TransportCommand {
     Members(Vec<ClusterMember>),
     Stop,
@@ -167,7 +167,7 @@ impl TransportShared {
         if dialled.as_ref().is_some_and(|queue| queue.is_connected()) {
             return dialled;
         }
-        // Only raft's own answers take the way back: bulk always goes out on a connection of its own.
+        // Only raft messages use an inbound connection: snapshot chunks always use one of their own.
         let back =
             (channel == Channel::Raft).then(|| lock(&self.inbound).get(&(to, channel)).cloned()).flatten();
         back.or(dialled)
@@ -214,7 +214,7 @@ async fn run(
     if let Some(listener) = listen {
         match tokio::net::TcpListener::from_std(listener) {
             Ok(listener) => drop(tokio::spawn(link::keep_accepting(shared.clone(), listener))),
-            Err(e) => tracing::error!("the peer listener cannot be used: {e}"),
+            Err(e) => tracing::error!("cannot use the peer listener: {e}"),
         }
     }
     while let Some(command) = commands.recv().await {

@@ -25,9 +25,9 @@ pub(super) struct SendQueue {
     state: Mutex<SendQueueState>,
     /// There are bytes the socket did not take, or somebody wants the queue connected.
     wanted: Notify,
-    /// The peer is known to be there: dial without waiting.
+    /// The peer is known to be up: dial without waiting.
     dial_now: Notify,
-    /// The connection must go, though nothing is wrong with it.
+    /// Close the connection although it is healthy.
     end: Notify,
     /// Bytes that may wait for the socket, and bytes that may wait for a connection.
     limits: QueueLimits,
@@ -114,7 +114,7 @@ impl SendQueue {
         self.wanted.notify_one();
     }
 
-    /// The connection is gone, and with it what was queued: the peer may have half a frame of it.
+    /// The connection is gone; its queue is dropped, because the peer may have received half a frame.
     pub(super) fn detach(&self) {
         let mut state = self.state();
         state.socket = None;

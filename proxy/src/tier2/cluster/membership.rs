@@ -1,10 +1,10 @@
-//! Who is in the cluster, and the changes under way.
+//! The members of the cluster, and membership changes in progress.
 //!
-//! A change is a goal. The node that was asked keeps it until its own applied membership shows it done: as leader it works
-//! towards the goal, otherwise it asks the leader, again and again; asking twice does no harm, and
-//! a copy that comes late is known by its age. raft takes one change at a
-//! time, and each goal waits for its turn. A new node comes in as a learner and is made a voter by the leader once it has
-//! caught up; a leader that is to be removed hands over first, because raft would let it go on.
+//! A change is a goal. The node that received the request keeps it until its own applied membership shows it done: as leader it
+//! proposes the change, otherwise it forwards the request to the leader, repeatedly. Requests are idempotent, and a delayed
+//! copy is detected by its applied index. raft takes one change at a time; goals wait for their turn. A new node joins as a
+//! learner and is promoted to voter by the leader once it has caught up; a leader that is to be removed transfers its
+//! leadership first, because raft would let it continue.
 
 use crate::node_api::wire;
 use crate::node_api::{AdminRequest, ClusterMember, NodeId, SnapshotMeta, Ticket};
@@ -148,7 +148,7 @@ pub(in crate::tier2) struct Goal {
     pub(in crate::tier2) deadline_ms: u64,
     /// When to work towards it again.
     pub(in crate::tier2) due_ms: u64,
-    /// It was proposed here or asked of another node: the outcome is not ours to deny.
+    /// It was proposed or forwarded. From now on a time-out must report INDETERMINATE.
     pub(in crate::tier2) started: bool,
 }
 

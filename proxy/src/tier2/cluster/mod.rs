@@ -1,4 +1,4 @@
-//! What the nodes of a cluster agree on about themselves.
+//! The state of the cluster itself: its members.
 //!
 //! # Layout
 //!

@@ -1,9 +1,10 @@
-//! A client's deadline is kept whatever the node's thread is doing.
+//! Enforces the deadlines of clients even if the node's thread is stuck.
 //!
-//! The node itself ends what is overdue, once a tick. Should its thread be stuck, nobody would: so another thread looks
-//! every [`SWEEP_EVERY`] whether a turn has begun since, and only where none has it answers what is overdue. What is still
-//! in the inbox is taken out of it and was certainly not done; of what the node has taken nobody knows. A request
-//! costs one load of a counter, a turn one addition: deadlines are counted in sweeps, not asked of a clock.
+//! The node itself ends overdue requests once a tick. In case its thread is stuck, another thread checks every
+//! [`SWEEP_EVERY`] whether a turn has begun since the last check; only if none has, it answers what is overdue. A request
+//! that is still in the inbox is removed from it and was certainly not applied; the outcome of one that the node has
+//! taken is unknown. The cost is one atomic load per request and one addition per turn: deadlines are counted in sweeps, without
+//! reading a clock.
 
 use crate::node_api::{Input, Ticket, WAIT_FOREVER};
 use crate::tier2::handle::inbox::{ReplyDeadline, ReplyTo, RequestKind};
@@ -16,7 +17,7 @@ use std::time::Duration;
 /// How often [`crate::tier2::handle::Tier2Handle::sweep`] is to be called.
 pub(in crate::tier2) const SWEEP_EVERY: Duration = Duration::from_millis(SWEEP_MS);
 const SWEEP_MS: u64 = 100;
-/// Later than the node itself by so many sweeps.
+/// How many sweeps later than the node itself.
 const MARGIN_SWEEPS: u64 = 3;
 
 #[derive(Debug, Default)]
@@ -72,7 +73,7 @@ pub(in crate::tier2) fn sweep(shared: &HandleShared) -> bool {
         if reply_to.deadline.kind == RequestKind::Wait {
             shared.inbox.push_report(Input::Cancel { ticket });
         }
-        // The client may be gone: then nobody misses the answer.
+        // Fails if the client is gone.
         let _ = reply_to.reply.send(NodeAnswer::uncounted(unknown(reply_to.deadline.kind)));
     }
     true

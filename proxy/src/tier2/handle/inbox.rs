@@ -24,43 +24,43 @@ pub const PEER_BYTES_MAX: usize = 64 << 20;
 
 const _: () = assert!(CLIENT_BYTES_MAX > 4 * REQUEST_BYTES_MAX && PEER_BYTES_MAX > 4 * PEER_FRAME_BYTES_MAX);
 
-/// Where an answer goes, and on whose behalf it was asked, if that matters to anybody.
+/// Where a reply goes, and for which client.
 #[derive(Debug)]
 pub struct ReplyTo {
     pub reply: oneshot::Sender<NodeAnswer>,
     pub caller: Option<TrackingCaller>,
-    /// To whose memory the reply is counted.
+    /// The client that the reply's memory is accounted to.
     pub account: Option<Arc<Account>>,
     pub deadline: ReplyDeadline,
 }
 
-/// Until when an answer must be there, whatever the node's thread does: see `deadlines.rs`.
+/// When a request must be answered even if the node's thread is stuck: see `deadlines.rs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyDeadline {
-    /// In sweeps. As long as it is in the inbox.
+    /// In sweeps, while it is in the inbox.
     pub in_inbox: u64,
     /// From the moment the node has it; `u64::MAX` for one that may wait for ever.
     pub taken: u64,
     pub kind: RequestKind,
 }
 
-/// What may be said of a request that the node has taken and not answered.
+/// Decides what is reported for a request that the node has taken and not answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestKind {
     /// It may have been applied.
     Command,
-    /// The same; and it may stand in a queue, which it must leave.
+    /// The same; and it may be in a lock queue, from which it must be cancelled.
     Wait,
     /// It changes nothing.
     Read,
     Admin,
 }
 
-/// A client whose reads or changes of keys matter to the tracking of keys.
+/// The client of a request, where its reads or changes of keys matter to client tracking.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrackingCaller {
     pub client: u64,
-    /// It keeps what it reads.
+    /// It caches what it reads.
     pub keeps_reads: bool,
 }
 
@@ -78,16 +78,16 @@ struct InboxState {
     items: Vec<InboxItem>,
     clients: InboxUsage,
     peers: InboxUsage,
-    /// What is inside, by what may be worth waking up for.
+    /// What is queued, by what the wake-up filter distinguishes.
     requests: usize,
     durable: bool,
     urgent: bool,
-    /// The consumer sleeps, and this ends it.
+    /// The filter of a sleeping consumer.
     asleep: Option<WakeFilter>,
     closed: bool,
 }
 
-/// What one kind of sender has in the inbox.
+/// How much of the inbox one kind of sender uses.
 #[derive(Clone, Copy, Debug, Default)]
 struct InboxUsage {
     items: usize,
@@ -95,7 +95,7 @@ struct InboxUsage {
 }
 
 impl InboxUsage {
-    /// Whether one more fits. It is counted then.
+    /// Counts one more item if it fits.
     fn admit(&mut self, bytes: usize, items_max: usize, bytes_max: usize) -> bool {
         let fits = self.items < items_max && self.bytes + bytes <= bytes_max;
         if fits {
@@ -211,7 +211,7 @@ impl NodeInbox {
     }
 
     fn lock(&self) -> MutexGuard<'_, InboxState> {
-        // A producer that panicked between two pushes has left the state whole.
+        // A panic between two pushes leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,7 +1,7 @@
 //! What the rest of the proxy sees of Tier 2: [`Tier2Handle`], cheap to clone, and its other end, the shell's [`NodeEndpoint`].
 //!
-//! A front encodes a command on its own task, calls [`Tier2Handle::submit`] and awaits the reply. Dropping the future of a
-//! command that may wait in a queue takes it out of that queue (the client went away). The handle knows nothing of raft.
+//! A connection's task encodes a command, calls [`Tier2Handle::submit`] and awaits the reply. Dropping the future of a command
+//! that may wait in a lock queue cancels the wait (the client disconnected). The handle knows nothing of Raft.
 
 pub(super) mod deadlines;
 pub mod inbox;
@@ -31,7 +31,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::oneshot;
 
-/// How long a request waits for an answer that says something, unless configured otherwise.
+/// Time-out of a request, unless configured otherwise.
 pub const TIMEOUT_MS_DEFAULT: u64 = 5_000;
 
 #[derive(Clone, Debug)]
@@ -100,7 +100,7 @@ impl Tier2Handle {
         self.ask(kind, wait_ms, caller, account, input)
     }
 
-    /// A linearizable look at the state.
+    /// A linearizable read of the state.
     pub fn query(&self, query: OwnedQuery) -> PendingReply {
         self.read(query, None)
     }
@@ -154,13 +154,13 @@ impl Tier2Handle {
         Duration::from_millis(self.shared.timeout_ms)
     }
 
-    /// Who listens here. From the moment a count rises, everything applied later is told of.
+    /// Counts of subscribers and tracking clients. From the moment a count rises, everything applied later is in the feed.
     #[must_use]
     pub fn demand(&self) -> &Arc<Demand> {
         &self.shared.demand
     }
 
-    /// What this node's own apply has to tell, in order. There is one taker: later ones get nothing.
+    /// The feed of this node's apply. There is one receiver: later calls return `None`.
     #[must_use]
     pub fn take_apply_feed(&self) -> Option<FeedReceiver> {
         self.shared.news.lock().unwrap_or_else(PoisonError::into_inner).take()
@@ -203,31 +203,34 @@ impl Tier2Handle {
                     PushError::Closed => refusals::stopping(),
                 };
                 // The receiver is in our hands: sending cannot fail.
-                let _ = reply_to.expect("asked by somebody").reply.send(NodeAnswer::uncounted(reply));
+                let _ = reply_to
+                    .expect("a client request has a receiver")
+                    .reply
+                    .send(NodeAnswer::uncounted(reply));
                 PendingReply { receiver, ticket, cancel: None }
             }
         }
     }
 }
 
-/// What comes of a request.
+/// The outcome of a request.
 #[derive(Debug)]
 pub enum NodeAnswer {
-    /// `counted`: bytes of it in the account of its client, until they are taken out there.
+    /// `counted`: bytes of it added to the memory account of its client, which the receiver must subtract.
     Reply { reply: Reply, counted: usize },
-    /// A read for which the client has too many unread replies; to be asked again.
+    /// A read that was not answered because the client has too many unread replies; to be submitted again.
     Deferred(Box<OwnedQuery>),
 }
 
 impl NodeAnswer {
-    /// A reply that is in nobody's account.
+    /// A reply that is not accounted to a client.
     #[must_use]
     pub fn uncounted(reply: Reply) -> NodeAnswer {
         NodeAnswer::Reply { reply, counted: 0 }
     }
 }
 
-/// The answer to come. Dropping it unanswered cancels a command that may wait in a queue.
+/// The future reply of a request. Dropping it before the reply cancels a command that may wait in a lock queue.
 #[derive(Debug)]
 pub struct PendingReply {
     receiver: oneshot::Receiver<NodeAnswer>,
@@ -244,7 +247,7 @@ impl PendingReply {
         PendingReply { receiver, ticket: 0, cancel: None }
     }
 
-    /// Calls a wait off and goes on listening: the answer is what it was served with, or nil.
+    /// Cancels a wait and still returns its reply: what it was served with, or nil.
     #[must_use]
     pub fn withdraw(mut self) -> PendingReply {
         if let Some(shared) = self.cancel.take() {
@@ -261,7 +264,7 @@ impl PendingReply {
             Poll::Ready(answer) => answer,
         };
         self.cancel = None;
-        // The shell is gone without a word: nobody knows.
+        // The node's thread is gone: the outcome is unknown.
         Poll::Ready(answer.unwrap_or_else(|_| NodeAnswer::uncounted(refusals::indeterminate())))
     }
 }
@@ -286,7 +289,7 @@ impl Drop for PendingReply {
     }
 }
 
-/// The shell's end: collects inputs, and hands answers, events and status to those who wait for them.
+/// The node thread's end of the handle: collects inputs, and delivers replies, events and status.
 #[derive(Debug)]
 pub struct NodeEndpoint {
     shared: Arc<HandleShared>,
@@ -314,7 +317,7 @@ impl NodeEndpoint {
         }
         drop(waiting);
         self.taken = taken;
-        // After the inbox: whoever asked for something after it began to listen must not miss what comes of it.
+        // After the inbox: a client that subscribes and then submits a command must receive the events of that command.
         let wanted = self.shared.demand.wanted();
         if wanted != self.wanted {
             self.wanted = wanted;
@@ -328,13 +331,13 @@ impl NodeEndpoint {
             self.shared.routing_version.store(status.routing_version, Ordering::Release);
             *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);
         }
-        // Worked out before the answers, which end what is known of those who asked; told behind them.
+        // Computed before the replies are sent, because sending removes the requests; passed on after them.
         let shared = Arc::clone(&self.shared);
         let mut waiting = shared.waiting.lock().expect("mutex poisoned");
         let news = feed_items(&waiting, outputs);
         for (ticket, reply) in outputs.replies.drain(..) {
             if let Some(reply_to) = waiting.remove(&ticket) {
-                // The client may be gone: then nobody misses the answer.
+                // Fails if the client is gone.
                 let answer = counted(&reply_to, reply);
                 let _ = reply_to.reply.send(answer);
             }
@@ -348,7 +351,7 @@ impl NodeEndpoint {
         self.news.tell(news);
     }
 
-    /// The node has stopped. What still sits in the inbox never reached it; what it had taken has no known outcome.
+    /// The node has stopped. Requests still in the inbox never reached it; the outcome of those it had taken is unknown.
     pub fn close(mut self) {
         self.shared.inbox.close();
         let mut taken = std::mem::take(&mut self.taken);
@@ -371,7 +374,7 @@ fn counted(reply_to: &ReplyTo, reply: Reply) -> NodeAnswer {
     let Some(account) = &reply_to.account else { return NodeAnswer::uncounted(reply) };
     let counted = counted_bytes(&reply);
     if reply_to.deadline.kind != RequestKind::Read && !account.add_reply(counted) {
-        // Its connection is being closed: the memory is better free at once.
+        // Its connection is being closed: free the memory at once.
         return NodeAnswer::uncounted(refusals::indeterminate());
     }
     NodeAnswer::Reply { reply, counted }

@@ -1,4 +1,4 @@
-//! Committed entries, on every node: into the machine, and the answers out to this node's own clients.
+//! Applies committed entries to the machine, and delivers the replies of this node's own clients.
 
 use crate::node_api::ClientKeyAccess;
 use crate::tier2::node::Node;
@@ -86,8 +86,8 @@ impl Node {
         self.turn_load.work >= TURN_WORK_MAX || self.turn_load.bytes >= TURN_BYTES_MAX
     }
 
-    /// An entry that this release does not know: going on without it would be divergence. `applied` stays before it, so that
-    /// a release that knows it goes on from here.
+    /// An entry that this release does not know: skipping it would be divergence. `applied` stays before it, so that a
+    /// release that knows it continues from here.
     fn stop_at_entry(&mut self, index: u64, reason: &str) {
         let cure = "run the release that the other members run";
         self.fatal =
@@ -99,10 +99,10 @@ impl Node {
         entry.index <= self.log_at_start.index && entry.term <= self.log_at_start.term
     }
 
-    /// Answers go to the clients of this node alone: every node answers its own. Events and messages go to the listeners of
-    /// every node, at most once: an entry that is applied again after a restart is not told of again.
+    /// Replies go only to clients of this node: every node answers its own. Events and messages go to the listeners of every
+    /// node, at most once: an entry that is applied again after a restart publishes nothing.
     fn deliver_results(&mut self, is_replayed: bool) {
-        // Before the answers: they end what is known of their requests.
+        // Before the replies: answering removes the requests from the pending table.
         self.deliver_key_accesses();
         let origin = self.pending.origin();
         let mut others_wait = false;
@@ -181,15 +181,15 @@ impl Node {
                 tracing::info!(entry.index, members = ?self.membership.list(), "membership changed");
             }
             // Decided by the configuration alone, which is the same on every node.
-            Err(error) => tracing::error!(entry.index, %error, "a change of membership was refused"),
+            Err(error) => tracing::error!(entry.index, %error, "membership change refused by raft"),
         }
         Ok(())
     }
 
-    /// Whether the machine still takes commands of this start of the node. A node that was declared gone while it lived
-    /// (paused, cut off) begins again under a new number: nothing under the old one will be applied any more, so what was
-    /// not applied so far never will be, and can be asked again in good faith. So does one that the word of an earlier start,
-    /// long under way, has put aside: it may come in the very entry of our own, and we never saw ourselves live.
+    /// Checks whether the machine still accepts commands of this incarnation. A node that was declared gone while it was running
+    /// (paused, partitioned) restarts under a new incarnation: nothing of the old one will be applied any more, so requests
+    /// that are not applied yet never will be, and are safe to submit again. Also true if a delayed `OriginStart` from a
+    /// previous incarnation was applied after ours, possibly in the same entry, so that we never saw our own as live.
     pub(in crate::tier2) fn check_origin(&mut self) {
         let origin = self.pending.origin();
         let state = self.machine.origin_state(origin.node);
@@ -209,7 +209,7 @@ impl Node {
         tracing::warn!(
             ?origin,
             ?restart_incarnation,
-            "this node was declared gone; its waiting requests have left their queues"
+            "this node was declared gone: its waiting requests were removed from lock queues; continuing under a new incarnation"
         );
         self.origin_start_due_ms = 0;
         self.stage.clear();
@@ -219,8 +219,8 @@ impl Node {
         }
     }
 
-    /// After a snapshot took the place of entries we never saw: what was answered in them is answered from the machine's
-    /// memory, now, while it has it; what it cannot tell is not known. The rest was not applied, and is sent again.
+    /// After a snapshot replaced entries this node never applied: requests answered in them are answered from the machine's
+    /// remembered replies; where those are gone the outcome is unknown. All others were not applied, and are sent again.
     pub(in crate::tier2) fn reconcile_pending(&mut self) {
         let origin = self.pending.origin();
         if on(Mutant::PendingDeniedAfterInstall) {

@@ -1,18 +1,17 @@
-//! When a client is told of a grant: only if it is still the holder's, and with the time that is left of it.
+//! Delivery of grants: a client learns of a grant only while it is still the holder, with the remaining ttl.
 //!
-//! A node answers its clients from its own apply, and may apply late: it was stopped, its leader was not heard of, or its
-//! messages take long. What tells is the replicated clock. The logical clock never runs faster than a monotonic one, and a
-//! request of this node is stamped after it was submitted; so each request that comes back gives a bound of what the
-//! logical clock can be by now ([`ClockBound`]). Where a grant's entry may be older than [`PROMPT_MS`], the grant is held
-//! back, and the node asks: it sends a command of its own without effect through the log (a ReadIndex that also brings
-//! the time). When that is applied, the state is at least as new as the question: a grant that has ended is answered
-//! nil, another with what is left. Usually none of this happens, and a grant leaves as it was made.
+//! A node answers its clients from its own apply, and may apply late: it was paused, partitioned, or its messages are slow.
+//! The logical clock never runs faster than a monotonic clock, and a request is stamped after it was submitted; so each
+//! applied request of this node bounds what the logical clock can be by now ([`ClockBound`]). If a grant's entry may be
+//! older than [`PROMPT_MS`], the grant is held back, and the node sends a command without effect through the log (a barrier,
+//! like a ReadIndex that also brings the time). When the barrier is applied, the state is at least as new as the barrier:
+//! a grant that has ended is answered nil, another with its remaining ttl. Normally grants are prompt and sent unchanged.
 //!
-//! A grant that is answered nil though it still stands (its time left is not certain) is released: nobody knows of it.
+//! A grant that is answered nil although it may still be held (its remaining ttl is uncertain) is released: no client knows of it.
 //!
 //! # Caveats
 //!
-//! A grant inside `MULTI` is told as it was made, as is the `OK` of `SET NX`: their clients count from when they asked.
+//! A grant inside `MULTI` is sent unchanged, as is the `OK` of `SET NX`: their clients count the ttl from when they sent the command.
 
 use crate::node_api::Ticket;
 use crate::tier2::node::Node;
@@ -23,9 +22,9 @@ use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
 use redfence_core::types::Fence;
 
-/// A grant told within this time of its stamp is told as it was made.
+/// A grant delivered within this time of its stamp is sent unchanged.
 const PROMPT_MS: u64 = 250;
-/// However short the ttl, so much is never late: a commit takes its time.
+/// Lower bound of the allowed delay for short ttls: a commit takes this long.
 const NEVER_LATE_MS: u64 = 20;
 /// Bounds older than one to two of these are forgotten, because no two clocks run at the same rate.
 const BOUND_AGE_MS: u64 = 10_000;
@@ -51,8 +50,8 @@ struct HeldGrant {
     reply: Reply,
     locks: Vec<GrantedLock>,
     deadline_ms: u64,
-    /// The number of the command that asks; 0 where none was sent yet.
-    question: u64,
+    /// The sequence number of the barrier command; 0 if none was sent yet.
+    barrier: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +84,7 @@ impl GrantDelivery {
         self.held_back.is_empty()
     }
 
-    /// The client is gone. Its grant stands, as any that was made before.
+    /// The client is gone. Its grant stays held, like any other.
     pub(in crate::tier2) fn cancel(&mut self, ticket: Ticket) {
         self.held_back.retain(|held| held.ticket != ticket);
     }
@@ -151,31 +150,31 @@ impl Node {
                     reply,
                     locks,
                     deadline_ms,
-                    question: 0,
+                    barrier: 0,
                 });
             }
         }
     }
 
-    /// One question for all that were held back since the last one; again where a question was lost.
-    pub(in crate::tier2) fn ask_about_grants(&mut self) {
-        let mut unasked = false;
+    /// Sends one barrier for all grants held back since the last one; again if a barrier was lost.
+    pub(in crate::tier2) fn send_grant_barrier(&mut self) {
+        let mut without_barrier = false;
         for held in &mut self.grant_delivery.held_back {
-            if held.question == 0 || !self.pending.is_unapplied(held.question) {
-                held.question = 0;
-                unasked = true;
+            if held.barrier == 0 || !self.pending.is_unapplied(held.barrier) {
+                held.barrier = 0;
+                without_barrier = true;
             }
         }
-        if unasked && !self.removed {
-            let question = self.submit_own(&Command::SessionsTouch { ids: Default::default() });
-            let unasked = self.grant_delivery.held_back.iter_mut().filter(|held| held.question == 0);
-            unasked.for_each(|held| held.question = question);
+        if without_barrier && !self.removed {
+            let barrier = self.submit_own(&Command::SessionsTouch { ids: Default::default() });
+            let without_barrier = self.grant_delivery.held_back.iter_mut().filter(|held| held.barrier == 0);
+            without_barrier.for_each(|held| held.barrier = barrier);
         }
     }
 
-    /// A question was applied: the state is newer than it.
-    fn tell_after(&mut self, question: u64) {
-        for held in self.grant_delivery.take(|held| held.question == question) {
+    /// A barrier was applied: the state is at least as new as it.
+    fn tell_after(&mut self, barrier: u64) {
+        for held in self.grant_delivery.take(|held| held.barrier == barrier) {
             let reply = self.what_is_left(&held);
             self.out.replies.push((held.ticket, reply));
         }
@@ -201,7 +200,7 @@ impl Node {
         }
     }
 
-    /// Grants whose clients waited too long for the answer to the question.
+    /// Ends held grants whose clients waited too long for the barrier.
     pub(in crate::tier2) fn give_up_held_back(&mut self, now_ms: u64) {
         for held in self.grant_delivery.take(|held| held.deadline_ms <= now_ms) {
             self.out.replies.push((held.ticket, refusals::indeterminate()));

@@ -1,5 +1,5 @@
-//! What a leader does without being asked: ending what is due, declaring lost nodes gone, promoting learners; and what every
-//! node does for its operators' goals.
+//! Periodic tasks of the leader (expiry, declaring lost nodes gone, promoting learners), and membership changes that
+//! operators have asked for at any node.
 
 use crate::node_api::{AdminRequest, NodeId, PeerMessage, Ticket};
 use crate::tier2::cluster::membership::{self, Goal, GOALS_MAX};
@@ -42,7 +42,7 @@ impl Node {
         }
     }
 
-    /// Ends what is due by proposing an entry; any entry does, because each one first works off what its stamp makes due.
+    /// Expires what is due by proposing an entry; any entry does, because each one first expires what its stamp makes due.
     fn expire_due(&mut self) {
         let Some(logical_ms) = self.clock.logical_ms() else { return };
         if on(Mutant::ExpiryStops) && self.raw.raft.term > 3 {
@@ -71,7 +71,7 @@ impl Node {
         }
     }
 
-    /// Waiters of a node that is not heard of, or no member any more, leave their queues.
+    /// Removes the waiters of a node that is unreachable for too long, or no longer a member, from lock queues.
     fn declare_gone(&mut self) {
         let now_ms = self.now.monotonic_ms();
         if !self.stage.is_empty() || self.entries_under_way() > 0 {
@@ -88,7 +88,7 @@ impl Node {
             })
             .collect();
         for origin in gone {
-            tracing::warn!(?origin, "declared gone: its waiting requests leave their queues");
+            tracing::warn!(?origin, "node declared gone: its waiting requests leave the lock queues");
             self.stage.push_unnumbered(encoded(&Command::OriginGone { origin }));
         }
     }
@@ -118,7 +118,7 @@ impl Node {
     }
 
     fn propose_change(&mut self, change: ConfChangeV2) -> bool {
-        // A second change would be replaced by an empty entry without a word.
+        // raft would silently replace a second pending change by an empty entry.
         !self.raw.raft.has_pending_conf() && self.raw.propose_conf_change(Vec::new(), change).is_ok()
     }
 
@@ -165,8 +165,8 @@ impl Node {
         true
     }
 
-    /// A peer asks for a change. One it asked for before the last change may be a late copy of a wish that was met, and
-    /// would undo what came after it. Whoever still wants it asks again with what it has applied by then.
+    /// A peer forwards a change. One sent before the last membership change may be a delayed copy of a request that was carried
+    /// out already, and would undo what came after it. If it is still wanted, the peer sends it again with its new applied index.
     pub(in crate::tier2) fn on_asked(&mut self, applied: u64, request: &AdminRequest) {
         if applied >= self.membership.changed_at() {
             self.pursue(request);
@@ -214,14 +214,14 @@ impl Node {
         }
     }
 
-    /// Somebody who asks for votes and is no member may have been removed without hearing of it.
+    /// A node that asks for votes and is not a member may not know that it was removed.
     pub(in crate::tier2) fn hint_not_member(&mut self, from: NodeId) {
         if !self.membership.is_empty() && self.membership.get(from).is_none() {
             self.out.send.push((from, PeerMessage::NotMember { conf_index: self.applied }));
         }
     }
 
-    /// Believed only where the other side knows of a later membership than the one that brought us in.
+    /// Accepted only if the sender knows a later membership than the one that added this node.
     pub(in crate::tier2) fn on_not_member(&mut self, conf_index: u64) {
         let added_at = self.membership.get(self.config.id).map_or(0, |member| member.added_at);
         if !self.is_leader() && self.leader() == 0 && !self.removed && conf_index > added_at.max(1) {

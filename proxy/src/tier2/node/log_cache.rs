@@ -60,7 +60,7 @@ impl LogCache {
         &self.snapshot
     }
 
-    /// The same in raft's words.
+    /// The same as raft's `Snapshot`.
     pub(in crate::tier2) fn own_snapshot(&self) -> Snapshot {
         let mut snapshot = Snapshot::default();
         snapshot.data = encode_meta(&self.snapshot);
@@ -198,7 +198,7 @@ impl Storage for LogCache {
             }
         }
         for index in low.max(tail_first)..high {
-            let entry = self.cached(index).expect("the tail is without holes");
+            let entry = self.cached(index).expect("cached entries are contiguous");
             bytes += entry_bytes(entry) as u64;
             if bytes > bytes_max && !entries.is_empty() {
                 break;

@@ -1,6 +1,6 @@
 //! [`Node`]: the raft driver, the pending table, stamps, reads, membership and snapshots, as one plain struct.
 //!
-//! It has no thread, socket, file or clock: the shell hands it [`Input`]s and carries out [`Outputs`] (see `ports.rs`). The
+//! It has no thread, socket, file or clock: the shell hands it [`Input`]s and carries out [`Outputs`] (see [`crate::node_api`]). The
 //! same inputs give the same outputs, so the simulator drives this very struct. Its parts are in the files beside this one;
 //! this one has the state, the way in, and the order of a turn.
 
@@ -44,14 +44,14 @@ use redfence_core::mutants::{on, Mutant};
 use redfence_core::types::{Origin, SessionId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Ticks made up for after a stall. More would call elections that the messages in the same turn make needless.
+/// Ticks made up for after a stall. More would start elections that the messages of the same turn make unnecessary.
 const TICKS_PER_TURN_MAX: u64 = 3;
 /// No Ready is begun after so much CPU time in one turn. Counted from the third Ready on: most turns have one or two,
 /// and asking the thread's clock is a system call.
 const TURN_CPU_US_MAX: u64 = 20_000;
 /// Readies handled in one turn before the shell gets the outputs.
 const READIES_PER_TURN_MAX: usize = 64;
-/// Bits of an incarnation that count how often a running node was declared gone.
+/// Low bits of an incarnation: how often this process was declared gone and restarted under a new incarnation.
 const RESTART_BITS: u32 = 20;
 
 pub struct Node {
@@ -60,7 +60,7 @@ pub struct Node {
     pub(super) machine: Machine,
     /// Index of the last applied entry.
     pub(super) applied: u64,
-    /// The end of the log at the start: entries up to here may have been applied, and told of, before.
+    /// The end of the log at start-up: entries up to here may have been applied, and published, before the restart.
     pub(super) log_at_start: LogPosition,
     pub(super) applying: Applied,
     /// Committed, and left for a later turn.
@@ -71,7 +71,7 @@ pub struct Node {
     pub(super) membership: Membership,
     pub(super) pending: PendingTable,
     pub(super) heavy: HeavyQueue,
-    /// The machine knows this start of the node: its commands are taken.
+    /// The machine accepts commands of this incarnation of the node.
     pub(super) origin_live: bool,
     pub(super) origin_start_due_ms: u64,
     pub(super) reads: Reads,
@@ -84,7 +84,7 @@ pub struct Node {
     pub(super) touched: BTreeSet<SessionId>,
     pub(super) touch_due_ms: u64,
     pub(super) goals: Vec<Goal>,
-    /// When each peer was last heard of.
+    /// When the last message of each peer was received.
     pub(super) heard_ms: BTreeMap<NodeId, u64>,
     pub(super) snapshots: Snapshots,
     pub(super) persist: PersistQueue,
@@ -108,7 +108,7 @@ pub struct Node {
     ticked_ms: Option<u64>,
 }
 
-/// Whom requests go to. A change of any part means: send again.
+/// Where requests are sent. Any change means that unapplied requests are sent again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct RequestTarget {
     term: u64,
@@ -116,7 +116,7 @@ struct RequestTarget {
 }
 
 impl Node {
-    /// Builds a node from what storage found. An error is one clear sentence, and the process cannot start.
+    /// Builds a node from what storage recovered. An error describes why the process cannot start.
     pub fn new(config: Config, recovered: Recovered, reader: Box<dyn LogReader>) -> Result<Node, String> {
         let mut recovered = recovered;
         if on(Mutant::MembersFromConfig) && recovered.snapshot.at.index > 1 {
@@ -256,7 +256,7 @@ impl Node {
         self.turn(now, out);
     }
 
-    /// Requests to the log, log to the disk, committed entries to the machine, until nothing moves.
+    /// Requests into the log, log to disk, committed entries to the machine, until there is nothing more to do.
     fn run_raft(&mut self) {
         self.turn_load = TurnLoad::default();
         if !self.to_apply.is_empty() {
@@ -265,7 +265,7 @@ impl Node {
         }
         let mut began_us = None;
         for readies in 1..=READIES_PER_TURN_MAX {
-            self.ask_about_grants();
+            self.send_grant_barrier();
             self.route_requests();
             self.propose_staged();
             self.broadcast_commit();
@@ -280,7 +280,7 @@ impl Node {
                 return;
             }
             self.note_route();
-            // The rest has its turn when messages and clients have been heard again.
+            // The rest is handled next turn, after new messages and requests were read.
             if self.is_turn_full() || (readies > 2 && self.is_turn_long(&mut began_us)) {
                 break;
             }
@@ -311,7 +311,7 @@ impl Node {
             true => now_ms,
             false => since_ms + due * tick_ms,
         });
-        // A removed node lets its time pass without raft, but it must pass: the next wake-up is counted from here.
+        // A removed node does not tick raft, but its time must advance: the next wake-up is counted from here.
         if self.removed {
             return;
         }
@@ -344,7 +344,7 @@ impl Node {
             // A follower's proposal would carry no stamp of ours; snapshots come in pieces; leadership is moved by goals.
             MessageType::MsgPropose | MessageType::MsgSnapshot | MessageType::MsgTransferLeader => return,
             MessageType::MsgRequestPreVote | MessageType::MsgRequestVote => self.hint_not_member(from),
-            // Taken in again. A late copy of what led up to the removal holds nothing new.
+            // Added again. A delayed copy of entries from before the removal contains nothing new.
             MessageType::MsgAppend if message.index + message.entries.len() as u64 > self.applied => {
                 self.removed = false;
             }
@@ -354,12 +354,12 @@ impl Node {
         if self.is_installing() && !of_leader {
             return;
         }
-        // Errors here mean a message that came too late, or from a member that is no more.
+        // An error means a stale message, or one from a removed member.
         let _ = self.raw.step(message);
         self.after_raft();
     }
 
-    /// After every call that may change raft's role: its own draw of a time-out is not ours, so it is replaced.
+    /// After every call that may change raft's role: raft's own random election time-out is replaced by a seeded one.
     pub(super) fn after_raft(&mut self) {
         let seen = (self.raw.raft.term, self.raw.raft.state);
         if seen != self.raft_seen {

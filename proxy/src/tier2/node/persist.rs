@@ -1,4 +1,4 @@
-//! Which log writes are under way, and what raft may be told when they are durable.
+//! Log writes in flight, and what is reported to raft when they are durable.
 //!
 //! Tasks have numbers of their own, because some (compaction) belong to no Ready, and many a Ready (heartbeats, a moved
 //! commit index) needs no task.
@@ -56,7 +56,7 @@ impl PersistQueue {
         self.durable_number = self.durable_number.max(number);
         let mut ready = None;
         while self.under_way.front().is_some_and(|(task, _)| *task <= number) {
-            let (_, of_task) = self.under_way.pop_front().expect("looked at just now");
+            let (_, of_task) = self.under_way.pop_front().expect("front() is Some");
             if of_task > 0 {
                 ready = Some(of_task);
             }

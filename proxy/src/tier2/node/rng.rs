@@ -1,4 +1,4 @@
-//! Seeded chance for the node: same seed, same draws. Not for secrets.
+//! A seeded random number generator for election time-outs: the same seed gives the same draws. Not for secrets.
 
 /// SplitMix64.
 #[derive(Clone, Debug)]

@@ -1,6 +1,6 @@
-//! The orderly end: finish what is under way, take this node's waiters out of their queues, hand leadership over.
+//! Orderly shutdown: finish requests in flight, remove this node's waiters from lock queues, transfer leadership.
 //!
-//! Each step has its share of the time; what does not succeed in it is skipped, and the answers given at the end say only
+//! Each step has a share of the time; a step that does not finish in it is skipped, and the replies at the end claim only
 //! what is known.
 
 use crate::tier2::node::Node;
@@ -12,7 +12,7 @@ pub(in crate::tier2) struct ShutdownState {
     since_ms: u64,
     gone_due_ms: u64,
     hand_over_due_ms: u64,
-    /// Our own apply has seen that the waiters are out.
+    /// This node has applied the removal of its waiters.
     released: bool,
 }
 
@@ -37,7 +37,7 @@ impl Node {
         });
     }
 
-    /// The machine has taken this node's waiters out: none of them was granted, for certain.
+    /// The machine has removed this node's waiters: certainly none of them was granted.
     pub(in crate::tier2) fn released_by_shutdown(&mut self) {
         if let Some(stopping) = &mut self.stopping {
             stopping.released = true;
@@ -82,7 +82,7 @@ impl Node {
         }
     }
 
-    /// False: there is nobody to hand over to.
+    /// False: there is no voter to transfer leadership to.
     fn try_transfer_leadership(&mut self) -> bool {
         let now_ms = self.now.monotonic_ms();
         let Some(stopping) = &mut self.stopping else { return false };

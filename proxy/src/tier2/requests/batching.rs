@@ -8,7 +8,7 @@
 use crate::tier2::node::Node;
 use std::collections::VecDeque;
 
-/// What the leader has sent out, and what it waits for. Begins anew with every leadership.
+/// Proposals in flight, and what the next entry waits for. Reset with every leadership.
 #[derive(Debug, Default)]
 pub(in crate::tier2) struct Batching {
     /// Own proposals that are not applied yet: index and number of commands.
@@ -17,14 +17,14 @@ pub(in crate::tier2) struct Batching {
     commit_broadcast: CommitBroadcast,
 }
 
-/// Clients that were answered together often ask again together: a holder who got the lock gives it back, the one who gave it
-/// back wants it again. They are waited for a moment, and not at all for a while after they did not come.
+/// Clients that were answered together often send their next command together: a holder releases, a releaser acquires again. The
+/// next entry waits for them for a moment; if they did not come, not at all for a while.
 #[derive(Debug, Default)]
 struct Gathering {
-    /// So many commands are waited for until this time.
+    /// Wait for this many commands until this time.
     expected: usize,
     until_us: u64,
-    /// Answers to let pass before it is tried again, and how many those were the last time.
+    /// Opportunities to skip before trying again, and how many were skipped the last time.
     passes_left: u32,
     passes: u32,
 }
@@ -38,12 +38,12 @@ struct CommitBroadcast {
     is_awaited: bool,
 }
 
-/// How often clients that did not come are not waited for. Doubles while they do not.
+/// How many opportunities are skipped after clients did not come. Doubles each time.
 const PASSES_MIN: u32 = 8;
 const PASSES_MAX: u32 = 1_024;
 
 impl CommitBroadcast {
-    /// Followers hear of all up to here by what is being sent now.
+    /// The message being sent now carries this commit index.
     fn announced(&mut self, committed: u64) {
         *self = CommitBroadcast { announced: committed, ..CommitBroadcast::default() };
     }
@@ -116,8 +116,8 @@ impl Node {
         self.raw.raft.raft_log.last_index().saturating_sub(self.applied)
     }
 
-    /// How many commands the next entry waits for: as many as are under way, since their end will call again; or as many as were
-    /// just answered, for a moment.
+    /// How many commands the next entry waits for: as many as are in flight, since their completion triggers the next turn; or, for
+    /// a moment, as many as were just answered.
     pub(in crate::tier2) fn commands_awaited(&self) -> usize {
         let under_way: usize = self.batching.under_way.iter().map(|(_, commands)| commands).sum();
         let awaited = if self.is_gathering() { self.batching.gathering.expected } else { under_way };
@@ -129,7 +129,7 @@ impl Node {
         expected > 0 && self.now.monotonic_us < until_us && self.batching.under_way.is_empty()
     }
 
-    /// So many clients of this node were answered. What is staged already can wait for them: it has just missed an entry.
+    /// This many clients were answered, and may soon send their next commands. What is staged already waits for them.
     pub(in crate::tier2) fn expect_follow_ups(&mut self, answered: usize) {
         if answered > 0 && self.is_leader() {
             let expected = (self.stage.len() + answered).min(self.config.entry_commands_min);

@@ -1,4 +1,4 @@
-//! Fairness by cost: heavy commands of this node's clients wait here, so that no light one stands behind many of them.
+//! Fairness by cost: heavy commands of this node's clients wait here, so that no light command is queued behind many of them.
 //!
 //! A command is heavy where [`Machine::cost_us`](redfence_core::machine::Machine::cost_us) expects more than `heavy_from_us` of
 //! it. A node has only so much heavy work under way (numbered, and not applied here): `heavy_under_way_us_max`, and one command
@@ -113,7 +113,7 @@ impl HeavyQueue {
         true
     }
 
-    /// Those whose patience has run out, in the order of their queues' turns.
+    /// Those past their deadline, in the order of their queues' turns.
     fn take_overdue(&mut self, now_ms: u64) -> Vec<Ticket> {
         let mut overdue = Vec::new();
         for key in &self.turns {

@@ -26,10 +26,10 @@ const FORWARD_COMMANDS: usize = 2_048;
 const FORWARD_BYTES: usize = 256 << 10;
 /// A batch ends with the command that reaches its size, so it is larger by one command at most.
 const _: () = assert!(FORWARD_BYTES + REQUEST_BYTES_MAX + 64 * FORWARD_COMMANDS < PEER_FRAME_BYTES_MAX);
-/// Reads of one turn end after this much CPU time, which is looked at after so many of them.
+/// CPU time for the reads of one turn, and after how many reads it is checked.
 const READS_CPU_US_MAX: u64 = 15_000;
 const READS_PER_LOOK: usize = 8;
-/// And after this much work, which costs nothing to look at.
+/// Machine work for the reads of one turn; checked after every read.
 const READS_WORK_MAX: u64 = 200_000;
 /// How long the node tries to get a command of its own into the log.
 const OWN_TIMEOUT_MS: u64 = 30_000;
@@ -68,7 +68,7 @@ impl Node {
         }
     }
 
-    /// Why nothing new is taken, if so.
+    /// The error for new requests while this node accepts none.
     pub(super) fn refusal(&self) -> Option<Reply> {
         if self.stopping.is_some() {
             Some(refusals::stopping())
@@ -115,7 +115,7 @@ impl Node {
         }
     }
 
-    /// Keep-alives that came in since the last time, as one command.
+    /// Submits the session keep-alives received since the last time as one command.
     pub(super) fn touch_sessions(&mut self) {
         if self.touched.is_empty() || self.now.monotonic_ms() < self.touch_due_ms {
             return;
@@ -132,7 +132,7 @@ impl Node {
         self.pending.submit_own(encoded(command), now_ms, now_ms + OWN_TIMEOUT_MS)
     }
 
-    /// Ends what has waited too long, and sends again what was not heard of.
+    /// Ends requests that are past their deadline, and retries reads without an answer.
     pub(super) fn time_out(&mut self) {
         let now_ms = self.now.monotonic_ms();
         if now_ms < self.leader_tasks_due_ms {
@@ -166,7 +166,7 @@ impl Node {
         }
     }
 
-    /// Hands requests to whoever leads: to our own stage, or to the leader in one message or a few.
+    /// Hands requests to the leader: to the local staging queue, or to the leading node in one or a few messages.
     pub(super) fn route_requests(&mut self) {
         self.admit_heavy();
         if self.leader() == 0 || self.removed {
@@ -189,7 +189,7 @@ impl Node {
         }
     }
 
-    /// What is on its way to a lost leader may be lost too.
+    /// Requests in flight to an unreachable leader may be lost.
     pub(super) fn on_unreachable(&mut self, peer: NodeId) {
         self.raw.report_unreachable(peer);
         if peer == self.leader() {
@@ -197,7 +197,7 @@ impl Node {
         }
     }
 
-    /// Nothing of this start is taken by the machine before it has heard of the start itself.
+    /// The machine accepts no command of this incarnation before its `OriginStart`.
     fn announce_start(&mut self) {
         if self.now.monotonic_ms() < self.origin_start_due_ms || self.is_stopping() {
             return;
@@ -206,7 +206,7 @@ impl Node {
         self.send_unnumbered(&Command::OriginStart { origin: self.pending.origin() });
     }
 
-    /// A command without a number, by whichever way leads to the log. May be lost; whoever sends one looks for its effect.
+    /// Sends a command without a sequence number to the log. It may be lost; the caller checks for its effect.
     pub(super) fn send_unnumbered(&mut self, command: &Command<'_>) {
         let blob = encoded(command);
         match self.is_leader() {
@@ -245,8 +245,8 @@ impl Node {
         self.out.send.push((self.leader(), PeerMessage::Forward(forward)));
     }
 
-    /// A follower's batch. If we do not lead in its term, have no room, or miss what was sent before it, it is dropped: the
-    /// follower sends it again.
+    /// A batch forwarded by a follower. It is dropped if this node does not lead in its term, the queue is full, or a batch before
+    /// it is missing: the follower sends it again.
     pub(super) fn on_forward(&mut self, mut forward: Forward) {
         if self.is_leader() && forward.term == self.raw.raft.term {
             refuse_unknown(&mut forward);
@@ -258,7 +258,7 @@ impl Node {
         }
     }
 
-    /// One ReadIndex round for all reads that wait. A fresh leader would drop it without a word, so it does not ask itself.
+    /// Starts one ReadIndex round for all waiting reads. Not on a leader without a committed entry in its term: raft would silently drop it.
     pub(super) fn ask_reads(&mut self) {
         let deaf = self.is_leader() && !self.raw.raft.commit_to_current_term();
         if self.leader() == 0 || deaf || self.removed {
@@ -297,7 +297,7 @@ impl Node {
             let reply = count_reply(account.as_ref(), self.ask(&query, late_ms));
             self.out.replies.push((ticket, reply));
             answered += 1;
-            // The rest is answered in the next turn, when messages and clients have been heard again.
+            // The rest is answered next turn, after new messages and requests were read.
             if self.machine.work_total().wrapping_sub(worked) > READS_WORK_MAX {
                 break;
             }
@@ -315,15 +315,15 @@ impl Node {
     fn since_last_stamp_ms(&self) -> u64 {
         match self.clock.logical_ms() {
             Some(logical_ms) => logical_ms.saturating_sub(self.machine.logical_ms()),
-            // Nothing applied since the start: how old the snapshot's clock is, nobody here knows.
+            // Nothing applied since start-up: the age of the snapshot's clock is unknown.
             None if self.stamp_applied_at_ms == 0 => 0,
             None => self.now.monotonic_ms().saturating_sub(self.stamp_applied_at_ms),
         }
     }
 }
 
-/// A member of another release may send what this one does not know. Logged, it would stop every node that applies it; what
-/// is logged in its place is an error for its client.
+/// A member of another release may forward a command this release does not know. In the log it would stop every node that
+/// applies it; an error for its client is logged in its place.
 fn refuse_unknown(forward: &mut Forward) {
     for command in &mut forward.commands {
         if let Err(error) = check_command(&command.blob) {

@@ -1,12 +1,12 @@
 //! Requests of this node's own clients, from submission to answer.
 //!
-//! A request is *unapplied* until this node's own apply has met it; then it is answered, or, where it was queued behind a
-//! lock, *placed*: in the log for good, and answered by a later entry. Unapplied ones are sent again when the leader changes,
-//! is not reached or stays silent: all of them, from the oldest on (go-back-N), so that they never change order; always under
-//! the same number: the machine applies a number once. Placed ones need no second sending.
+//! A request is *unapplied* until this node has applied its entry; then it is answered, or, if it was queued behind a lock,
+//! *placed*: it is in the log, and a later entry answers it. Unapplied requests are sent again when the leader changes, is
+//! unreachable or silent: all of them, from the oldest on (go-back-N), so that they never change order, and always under the
+//! same sequence number, which the machine applies once. Placed requests are never sent again.
 //!
-//! What may be said at the end of patience: a request that never left this node was certainly not applied (`UNAVAILABLE`);
-//! one that did may have been (`INDETERMINATE`). Nobody else decides this.
+//! At the deadline, a request that never left this node was certainly not applied (`UNAVAILABLE`); one that did may have been
+//! (`INDETERMINATE`). This is decided here and nowhere else.
 
 use crate::node_api::{ConnectionId, Forwarded, Submit, Ticket, WAIT_FOREVER};
 use bytes::Bytes;
@@ -15,7 +15,7 @@ use redfence_core::types::Origin;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A leader that is not reached is sent to again this soon, and less soon while that does not help.
+/// First delay before requests are sent again to an unreachable leader; doubles with every try.
 const UNREACHED_MS_MIN: u64 = 50;
 /// A time-out doubles this often.
 const DOUBLINGS_MAX: u32 = 3;
@@ -30,9 +30,9 @@ struct PendingRequest {
     heavy_us: u64,
     submitted_ms: u64,
     deadline_ms: u64,
-    /// The deadline from the moment it stands in a queue of the machine. 0: it never does.
+    /// The deadline once it is in a lock queue. 0: it never queues.
     queued_deadline_ms: u64,
-    /// Its client is gone: it must not stay in the queue.
+    /// Its client is gone: cancel it if it is queued.
     withdrawn: bool,
     /// It left this node, or entered its own log, at least once.
     sent: bool,
@@ -62,42 +62,42 @@ pub(in crate::tier2) struct AnsweredRequest {
     pub(in crate::tier2) deadline_ms: u64,
 }
 
-/// Why a request ends without an answer of the machine.
+/// What is known of a request that ends without a reply of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::tier2) enum TimeoutOutcome {
     /// Certainly not applied.
     NeverSent,
-    /// Not known.
+    /// It may have been applied.
     Unknown,
 }
 
-/// What is to be done about a wait that is called off while its answer is still wanted.
+/// What to do about a wait that is cancelled while its reply is still wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::tier2) enum WithdrawOutcome {
     /// It never left this node, and never will.
     NeverSent,
-    /// Call it off in the log. Its answer comes from there.
+    /// Cancel it in the log. Its reply comes from there.
     CancelInLog(u64),
     /// It is answered, or was never a wait.
     Unknown,
 }
 
-/// A request whose patience ran out.
+/// A request past its deadline.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::tier2) struct OverdueRequest {
     pub(in crate::tier2) seq: u64,
     pub(in crate::tier2) ticket: Option<Ticket>,
     pub(in crate::tier2) verdict: TimeoutOutcome,
-    /// It may stand in a queue, now or later: take it out again.
+    /// It may be in a lock queue now or later: cancel it in the log.
     pub(in crate::tier2) cancel: bool,
 }
 
-/// When to send again to the same leader. One timer for all: what is behind a lost request is not taken either.
+/// When to send again to the same leader. One timer for all requests: the leader takes nothing behind a lost one.
 #[derive(Debug, Default)]
 struct ResendTimer {
-    /// Nothing of ours was applied for too long, if so at this time. `None`: nothing is under way.
+    /// If nothing of ours is applied by this time, send again. `None`: nothing is in flight.
     silent_at_ms: Option<u64>,
-    /// The leader was not reached: from this time on.
+    /// The leader was unreachable: send again from this time on.
     lost_at_ms: Option<u64>,
     went_back_ms: u64,
     /// In a row, without anything applied between them.
@@ -116,7 +116,7 @@ pub(in crate::tier2) struct PendingTable {
     /// The highest number handed to the current leader (or to our own stage). Higher ones leave next.
     handed: u64,
     resending: ResendTimer,
-    /// Those of `unapplied` that may come to stand in a queue.
+    /// Those of `unapplied` that may be placed in a lock queue.
     may_queue: BTreeSet<u64>,
     placed: FxHashMap<u64, PlacedRequest>,
     /// Only of requests that may queue: those can be cancelled.
@@ -237,7 +237,7 @@ impl PendingTable {
         self.resending = ResendTimer::default();
     }
 
-    /// The leader was not reached: what is under way to it goes again, soon.
+    /// The leader was unreachable: requests in flight to it are sent again soon.
     pub(in crate::tier2) fn leader_unreachable(&mut self, now_ms: u64) {
         let ResendTimer { went_back_ms, tries, .. } = self.resending;
         let soonest_ms = went_back_ms + (UNREACHED_MS_MIN << tries.min(DOUBLINGS_MAX));
@@ -266,7 +266,7 @@ impl PendingTable {
         }
     }
 
-    /// Something was sent to the leader: it has so much time from now on, unless it is waited for already.
+    /// Something was sent to the leader: starts the time-out, unless it is running already.
     pub(in crate::tier2) fn await_leader(&mut self, now_ms: u64, resend_ms: u64) {
         self.resending.silent_at_ms.get_or_insert(now_ms.saturating_add(resend_ms));
     }
@@ -310,7 +310,7 @@ impl PendingTable {
         }
     }
 
-    /// Whose request this is, if anybody still waits for its answer.
+    /// The ticket of a request, if a client still waits for its reply.
     pub(in crate::tier2) fn ticket_of(&self, seq: u64) -> Option<Ticket> {
         match self.unapplied.get(&seq) {
             Some(request) => request.ticket,
@@ -342,8 +342,8 @@ impl PendingTable {
         Some(done)
     }
 
-    /// Our own apply has put it into a queue: the answer comes with a later entry. Whether it is to be called off: the word that
-    /// did so may have overtaken it.
+    /// This node's apply has placed it in a lock queue: a later entry answers it. Returns whether it must be cancelled now, because
+    /// its cancellation was applied before it.
     pub(in crate::tier2) fn queued(&mut self, seq: u64) -> bool {
         let Some(request) = self.remove_unapplied(seq) else { return false };
         self.resending.progressed = true;
@@ -380,7 +380,7 @@ impl PendingTable {
         Some(request)
     }
 
-    /// The client is gone. Answers the number to cancel in the log, where that may be needed.
+    /// The client is gone. Returns the sequence number to cancel in the log, if that may be needed.
     pub(in crate::tier2) fn cancel(&mut self, ticket: Ticket) -> Option<u64> {
         let seq = self.seq_of_ticket.remove(&ticket)?;
         if self.placed.remove(&seq).is_some() {
@@ -389,7 +389,7 @@ impl PendingTable {
         self.remove_unapplied(seq)?.sent.then_some(seq)
     }
 
-    /// The client is gone, but what it is served with must not be lost.
+    /// The client is gone, but what it is served with (a popped item) must not be lost.
     pub(in crate::tier2) fn withdraw(&mut self, ticket: Ticket) -> WithdrawOutcome {
         let Some(&seq) = self.seq_of_ticket.get(&ticket) else { return WithdrawOutcome::Unknown };
         match self.unapplied.get_mut(&seq) {
@@ -473,9 +473,9 @@ impl PendingTable {
         }
     }
 
-    /// The cluster has declared this start of the node gone: nothing under the old origin will be applied any more, and our
-    /// own apply shows what was. What is unapplied begins anew under the new origin; placed waits have left their queues, and
-    /// their tickets are handed back.
+    /// The cluster has declared this incarnation gone: nothing under the old origin will be applied any more, and this node has
+    /// applied everything that was. Unapplied requests are submitted again under the new origin; placed waits were removed
+    /// from their queues, and their tickets are returned.
     pub(in crate::tier2) fn restart_incarnation(&mut self, origin: Origin) -> Vec<Ticket> {
         let unapplied = std::mem::take(&mut self.unapplied);
         let placed = self.placed_seqs();

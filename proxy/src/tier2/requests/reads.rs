@@ -1,8 +1,8 @@
-//! Linearizable reads: many reads to one ReadIndex round, asked again where raft drops them without a word.
+//! Linearizable reads: many reads share one ReadIndex round; rounds that raft drops silently are retried.
 //!
-//! raft answers no ReadIndex while a fresh leader has committed nothing in its term, while there is no leader, and when a
-//! message is lost. So every round has a time-out, a change of leader ends it, and each new try has a name never used
-//! before: an answer to an old try must not serve a later one.
+//! raft does not answer a ReadIndex while a new leader has committed nothing in its term, while there is no leader, and when a
+//! message is lost. So every round has a time-out, a change of leader ends it, and each attempt has a unique request context:
+//! the answer to an old attempt must not serve a later one.
 //!
 //! Reads are answered in the order they came: a client that pipelines two never sees the older state second. A turn answers so many
 //! that their work stays below a limit; the rest waits for the next turn. `KEYS` goes in slices, some each turn, and is passed by others.
@@ -40,7 +40,7 @@ pub(in crate::tier2) struct ReadyRead {
 }
 
 impl ReadyRead {
-    /// Whether its client has to take replies first.
+    /// Whether its client must read earlier replies first.
     pub(in crate::tier2) fn is_deferred(&self) -> bool {
         self.account.as_ref().is_some_and(|account| account.defers_read())
     }
@@ -53,7 +53,7 @@ struct KeysScan {
     account: Option<Arc<Account>>,
 }
 
-/// Counts a reply to the account of its client. Where that is being closed nobody will read it, and its memory is free at once.
+/// Accounts a reply to its client. If that connection is being closed, the reply is dropped and its memory freed at once.
 pub(in crate::tier2) fn count_reply(account: Option<&Arc<Account>>, reply: Reply) -> Reply {
     match account {
         Some(account) if !account.add_reply(counted_bytes(&reply)) => crate::tier2::refusals::no_quorum(),
@@ -102,7 +102,7 @@ impl Reads {
         self.len += 1;
     }
 
-    /// Opens a round for all that wait. Answers its name, for raft to carry.
+    /// Opens a round for all waiting reads. Returns its request context for raft.
     pub(in crate::tier2) fn open_round(&mut self, origin: Origin, now_ms: u64) -> Option<Vec<u8>> {
         let under_way = self.rounds.values().filter(|round| round.index.is_none()).count();
         let one_name = on(Mutant::ReadNameReused);

@@ -1,12 +1,12 @@
-//! What the leader holds ready for its next entry: commands of its own clients and of followers' clients, unstamped.
+//! The leader's queue of commands for the next entry: those of its own clients and those forwarded by followers, unstamped.
 //!
-//! Bounded; what followers send beyond the bound is dropped, and they send it again. Emptied when leadership ends: origins
-//! keep their requests until they see them applied, so nothing is lost with it.
+//! Bounded; forwarded commands beyond the bound are dropped, and their node sends them again. Cleared when leadership ends:
+//! every node keeps its requests until it has applied them, so nothing is lost.
 //!
-//! **Order.** Followers repeat what they did not see applied by going back to the oldest of it (go-back-N). Of each of them the
-//! stage knows the highest number it has taken in this leadership. A batch with a gap before it is not taken; what was taken
-//! before is passed over. So one node's commands are staged in the order of their numbers, whatever was lost, repeated or
-//! overtaken on the way; and what a former leader of theirs left in the log is a beginning of the same sequence.
+//! **Order.** Followers resend everything from the oldest unapplied request on (go-back-N). For each follower the queue knows the
+//! highest sequence number taken in this leadership. A batch with a gap before it is rejected; commands taken already are
+//! skipped. So the commands of one node are staged in the order of their sequence numbers, whatever was lost, repeated or reordered
+//! by the network; and what a former leader left in the log is a prefix of the same sequence.
 
 use crate::node_api::{Forward, Forwarded, NodeId};
 use crate::tier2::requests::pending::PendingTable;
@@ -17,7 +17,7 @@ use redfence_core::script::Preparation;
 use redfence_core::types::{Origin, Stamp};
 use std::collections::{BTreeMap, VecDeque};
 
-/// A request that wants neither an answer nor to be remembered.
+/// The sequence number of a command without a reply that is not deduplicated.
 pub(in crate::tier2) const UNNUMBERED: u64 = 0;
 
 #[derive(Debug, Default)]
@@ -28,9 +28,9 @@ pub(in crate::tier2) struct StagingQueue {
     bytes: usize,
     /// Commands of the groups that have left them so far, counted from the beginning.
     pub(in crate::tier2) proposed: u64,
-    /// Commands that must be run first, and what waits behind those.
+    /// Scripts that must run first, and what waits behind them.
     pub(in crate::tier2) scripts: ScriptQueue,
-    /// By node: the newest start of it that was heard of, and the highest number taken of that.
+    /// By node: the newest incarnation seen, and the highest sequence number taken from it.
     taken: BTreeMap<NodeId, OriginProgress>,
 }
 
@@ -42,7 +42,7 @@ struct OriginProgress {
 
 #[derive(Debug)]
 enum StagedGroup {
-    /// Of this node's clients: looked up when the entry is built, so that what was given up meanwhile stays out.
+    /// Of this node's clients: looked up when the entry is built, so that requests that timed out meanwhile stay out.
     Own(VecDeque<OwnCommand>),
     /// Of the node itself: expiry and the like.
     Unnumbered(Bytes),
@@ -68,7 +68,7 @@ impl OwnCommand {
     }
 }
 
-/// What the stage may hold.
+/// Bounds of the queue for forwarded commands.
 pub(in crate::tier2) struct StageLimits {
     pub(in crate::tier2) commands: usize,
     pub(in crate::tier2) bytes: usize,
@@ -79,7 +79,7 @@ pub(in crate::tier2) struct BuiltEntry {
     pub(in crate::tier2) data: Vec<u8>,
     /// Numbers of this node's own requests inside.
     pub(in crate::tier2) own: Vec<u64>,
-    /// How many staged commands it covers, those passed over included.
+    /// How many staged commands it covers, including skipped ones.
     covered: usize,
 }
 
@@ -384,7 +384,7 @@ fn push_own_batch(
     let blobs: Vec<(u64, Option<&Bytes>)> =
         commands.iter().take(budget.commands).map(|command| (command.seq, command.blob(pending))).collect();
     let count = budget.fitting(blobs.iter().map(|(_, blob)| blob.map_or(0, Bytes::len)));
-    // What was given up meanwhile stays out.
+    // Requests that timed out meanwhile stay out.
     let alive = || blobs[..count].iter().filter_map(|(seq, blob)| Some((*seq, (*blob)?)));
     let first = own.len();
     own.extend(alive().map(|(seq, _)| seq));

@@ -46,7 +46,7 @@ pub type OnFatal = Arc<dyn Fn(&str) + Send + Sync>;
 #[must_use]
 pub fn exit_on_fatal() -> OnFatal {
     Arc::new(|reason| {
-        tracing::error!("the node stops: {reason}");
+        tracing::error!("stopping the process: {reason}");
         std::process::exit(1);
     })
 }

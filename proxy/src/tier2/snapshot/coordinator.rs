@@ -1,4 +1,4 @@
-//! When snapshots are made, sent, received and installed. The work itself is in `snapshot/`.
+//! When snapshots are made, sent, received and installed. The work itself is in the files beside this one.
 
 use crate::node_api::{
     LogPosition, NodeId, PeerMessage, PersistTask, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta,
@@ -84,7 +84,7 @@ impl Snapshots {
 }
 
 impl Node {
-    /// A little of everything that is under way.
+    /// One step of every snapshot in progress.
     pub(in crate::tier2) fn work_on_snapshots(&mut self) {
         if !on(Mutant::TransferNeverEnds) {
             self.drop_stalled_receiving();
@@ -165,7 +165,7 @@ impl Node {
                 return;
             }
             if chunk.message.is_none() {
-                // The rest of a transfer we know nothing of (any more): its sender must begin again.
+                // A chunk of an unknown or dropped transfer: its sender must start over.
                 self.acknowledge(from, chunk.transfer, TransferState::Failed);
                 return;
             }
@@ -180,7 +180,7 @@ impl Node {
             ) {
                 Ok(receiving) => self.snapshots.receiving = Some(receiving),
                 Err(reason) => {
-                    tracing::warn!(from, reason, "a snapshot transfer was refused");
+                    tracing::warn!(from, reason, "refusing a snapshot transfer");
                     return;
                 }
             }
@@ -194,7 +194,7 @@ impl Node {
                 ));
                 return;
             }
-            tracing::warn!(from, reason, "a snapshot transfer failed");
+            tracing::warn!(from, reason, "snapshot transfer failed");
             let failed = receiving.failed();
             self.out.send.push((from, failed));
             self.drop_receiving();
@@ -217,7 +217,7 @@ impl Node {
     fn drop_stalled_receiving(&mut self) {
         let (now_ms, stall_ms) = (self.now.monotonic_ms(), self.config.snapshot_stall_ms);
         if self.snapshots.receiving.as_ref().is_some_and(|receiving| receiving.is_stalled(now_ms, stall_ms)) {
-            tracing::warn!("a snapshot transfer came to a halt and is dropped");
+            tracing::warn!("dropping a stalled snapshot transfer");
             self.drop_receiving();
         }
     }
@@ -247,13 +247,13 @@ impl Node {
         } else if self.snapshots.receiving.as_ref().is_some_and(|receiving| receiving.id() == id) {
             self.offer_received();
         } else {
-            // Given up meanwhile.
+            // Dropped meanwhile.
             self.out.snapshot_ops.push(SnapshotOp::Discard(id));
         }
     }
 
     pub(in crate::tier2) fn on_snapshot_failed(&mut self, id: SnapshotId, reason: &str) {
-        tracing::error!(reason, "a snapshot could not be stored; it will be tried again");
+        tracing::error!(reason, "storing a snapshot failed; it will be retried");
         if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
             self.snapshots.making = None;
             self.machine.snapshot_cancel();
@@ -306,7 +306,8 @@ impl Node {
 
     /// raft took the snapshot that was offered: machine, membership and log are replaced by it.
     pub(in crate::tier2) fn install_received(&mut self, index: u64) -> SnapshotMeta {
-        let (meta, mut machine) = self.snapshots.received.take().expect("raft takes only what was offered");
+        let (meta, mut machine) =
+            self.snapshots.received.take().expect("raft installs only a snapshot that was offered");
         assert_eq!(meta.at.index, index, "raft took another snapshot than was offered");
         if let Some(making) = self.snapshots.making.take() {
             self.out.snapshot_ops.push(SnapshotOp::Discard(making.id()));

@@ -105,7 +105,7 @@ impl IncomingSnapshot {
             ops.push(SnapshotOp::Append { id: self.meta.id, bytes: chunk.bytes.clone() });
         }
         if self.received_bytes == self.meta.size_bytes {
-            let restorer = self.restorer.take().expect("looked at just now");
+            let restorer = self.restorer.take().expect("restorer is Some");
             self.machine = Some(match self.meta.size_bytes {
                 0 => Machine::new(),
                 _ => restorer.finish()?,

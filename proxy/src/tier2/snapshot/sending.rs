@@ -1,4 +1,4 @@
-//! Snapshots on their way to followers, one transfer a follower, with a window of bytes not yet acknowledged.
+//! Outgoing snapshots: one transfer per follower, with a window of unacknowledged bytes.
 //!
 //! raft pauses a follower from the moment it hands out a `MsgSnapshot` until it is told how the transfer ended, so every
 //! transfer ends in [`TransferEnd`]: acknowledged, failed, or stalled.
@@ -71,7 +71,7 @@ impl OutgoingSnapshots {
         self.to.is_empty()
     }
 
-    /// Leadership is over: raft does not want to know any more.
+    /// Leadership has ended: raft no longer waits for the transfers.
     pub(crate) fn clear(&mut self) {
         self.to.clear();
     }
