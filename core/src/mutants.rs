@@ -1,8 +1,8 @@
 //! Bugs that others had, planted on purpose, so that the simulator can show that it finds them.
 //!
-//! Each is a line or a few where it belongs, behind [`on`]. Without the feature `mutants` that is always false and nothing
-//! is left of it in the program; with it, one build holds them all and each thread chooses one, or none. Only the
-//! simulator turns the feature on.
+//! Each is a line or a few where it belongs, behind the macro [`mutant!`](crate::mutant). Without the feature `mutants` that is
+//! `false` at compile time and nothing is left of it in the program; with it, one build holds them all and each thread chooses
+//! one, or none. Only the simulator turns the feature on.
 
 /// One planted bug. The numbers are those of the list of known bugs in the simulator's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,4 +69,12 @@ pub fn choose(mutant: Option<Mutant>) {
 #[must_use]
 pub const fn on(_: Mutant) -> bool {
     false
+}
+
+/// `mutant!(EndsEarly)`: whether this thread runs with that planted bug.
+#[macro_export]
+macro_rules! mutant {
+    ($name:ident) => {
+        $crate::mutants::on($crate::mutants::Mutant::$name)
+    };
 }

@@ -15,6 +15,11 @@ pub enum Reply {
         fence: Fence,
         ttl_ms: u64,
     },
+    /// `[[fence, …], ttl]` of `LOCK.MACQUIRE`, fences in the order asked.
+    GrantedMany {
+        fences: Box<[Fence]>,
+        ttl_ms: u64,
+    },
     /// `[1, "ok"]` of `LOCK.RELEASE`.
     Released,
     /// `[1, ttl]` of `LOCK.RENEW`.
@@ -115,6 +120,57 @@ impl Reply {
         matches!(self, Reply::Error(_))
     }
 
+    /// The fences of a grant, of one lock or of several; none for any other reply.
+    #[must_use]
+    pub fn granted_fences(&self) -> &[Fence] {
+        match self {
+            Reply::Granted { fence, .. } => std::slice::from_ref(fence),
+            Reply::GrantedMany { fences, .. } => fences,
+            Reply::Released
+            | Reply::Renewed { .. }
+            | Reply::Refused(_)
+            | Reply::Nil
+            | Reply::NilArray
+            | Reply::Int(_)
+            | Reply::Double(_)
+            | Reply::Bool(_)
+            | Reply::Bulk(_)
+            | Reply::Text(_)
+            | Reply::Status(_)
+            | Reply::Error(_)
+            | Reply::Array(_)
+            | Reply::Map(_)
+            | Reply::Set(_)
+            | Reply::Verbatim(_)
+            | Reply::Info(_) => &[],
+        }
+    }
+
+    /// The ttl of a grant, of one lock or of several.
+    #[must_use]
+    pub fn granted_ttl_ms(&self) -> Option<u64> {
+        match self {
+            Reply::Granted { ttl_ms, .. } | Reply::GrantedMany { ttl_ms, .. } => Some(*ttl_ms),
+            Reply::Released
+            | Reply::Renewed { .. }
+            | Reply::Refused(_)
+            | Reply::Nil
+            | Reply::NilArray
+            | Reply::Int(_)
+            | Reply::Double(_)
+            | Reply::Bool(_)
+            | Reply::Bulk(_)
+            | Reply::Text(_)
+            | Reply::Status(_)
+            | Reply::Error(_)
+            | Reply::Array(_)
+            | Reply::Map(_)
+            | Reply::Set(_)
+            | Reply::Verbatim(_)
+            | Reply::Info(_) => None,
+        }
+    }
+
     /// About how many bytes it takes, in memory and on the wire: its strings, and a fixed amount for each node.
     #[must_use]
     pub fn weight(&self) -> usize {
@@ -130,6 +186,7 @@ impl Reply {
                 | Reply::Int(_)
                 | Reply::Double(_)
                 | Reply::Bool(_) => 0,
+                Reply::GrantedMany { fences, .. } => (2 + fences.len()) * NODE_BYTES,
                 Reply::Bulk(bytes) | Reply::Verbatim(bytes) => bytes.len(),
                 Reply::Text(text) => text.len(),
                 Reply::Status(text) => text.len(),
@@ -147,6 +204,10 @@ impl Reply {
             Reply::Granted { fence, ttl_ms } => {
                 Reply::Array(vec![Reply::Int(fence.0 as i64), Reply::Int(ttl_ms as i64)])
             }
+            Reply::GrantedMany { fences, ttl_ms } => {
+                let fences = fences.iter().map(|fence| Reply::Int(fence.0 as i64)).collect();
+                Reply::Array(vec![Reply::Array(fences), Reply::Int(ttl_ms as i64)])
+            }
             Reply::Released => Reply::Array(vec![Reply::Int(1), Reply::Text("ok")]),
             Reply::Renewed { ttl_ms } => Reply::Array(vec![Reply::Int(1), Reply::Int(ttl_ms as i64)]),
             Reply::Refused(reason) => Reply::Array(vec![Reply::Int(0), Reply::Text(reason.as_str())]),
@@ -162,6 +223,12 @@ impl Reply {
             Reply::Granted { fence, ttl_ms } => {
                 sink.array(2);
                 sink.int(fence.0 as i64);
+                sink.int(*ttl_ms as i64);
+            }
+            Reply::GrantedMany { fences, ttl_ms } => {
+                sink.array(2);
+                sink.array(fences.len());
+                fences.iter().for_each(|fence| sink.int(fence.0 as i64));
                 sink.int(*ttl_ms as i64);
             }
             Reply::Released => {

@@ -62,6 +62,5 @@ pub(crate) fn take_all<R: AsRef<[u8]>>(
 
 /// `[[fence, …], ttl]`
 pub(crate) fn granted(grants: &Grants) -> Reply {
-    let fences = grants.fences.iter().map(|fence| Reply::Int(fence.0 as i64)).collect();
-    Reply::Array(vec![Reply::Array(fences), Reply::Int(grants.ttl_ms as i64)])
+    Reply::GrantedMany { fences: grants.fences.as_slice().into(), ttl_ms: grants.ttl_ms }
 }

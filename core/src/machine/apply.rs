@@ -10,7 +10,7 @@ use crate::grammar::errors;
 use crate::keyspace::Value;
 use crate::limits::{ENTRY_REPLIES_BYTES_MAX, LOGGED_REPLY_BYTES_MAX};
 use crate::machine::keys::key_accesses::Noted;
-use crate::mutants::{on, Mutant};
+use crate::mutant;
 use crate::reply::Reply;
 use crate::types::{Origin, RequestId, Stamp, OWNER_BYTES_MAX};
 use ::bytes::Bytes;
@@ -99,7 +99,7 @@ impl Machine {
         match self.dedup.look(id, self.limits.origins_max) {
             // Still queued: the grant will answer.
             Seen::New => !self.is_waiting(id),
-            Seen::Before(_) if on(Mutant::RepliesNotRemembered) => true,
+            Seen::Before(_) if mutant!(RepliesNotRemembered) => true,
             Seen::Before(reply) => {
                 out.replies.push((id, reply));
                 false

@@ -3,8 +3,9 @@
 //! An estimate in microseconds of a slow core, by words, bytes and the collections it goes through. It decides no answer: nodes
 //! use it to keep expensive commands from standing in front of cheap ones (the limit that all nodes agree on is in `work.rs`).
 
-use super::log::codec::{acts_on_one_lock, names_script};
+use super::log::codec::acts_on_one_lock;
 use super::log::command::{Command, Db};
+use super::log::script_use::names_script;
 use super::Machine;
 use crate::keyspace::args::is;
 

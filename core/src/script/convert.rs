@@ -57,6 +57,7 @@ pub(super) fn to_lua(lua: &Lua, reply: &Reply, resp: Resp) -> Result<Value> {
             }
         },
         Reply::Granted { .. }
+        | Reply::GrantedMany { .. }
         | Reply::Released
         | Reply::Renewed { .. }
         | Reply::Refused(_)

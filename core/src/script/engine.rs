@@ -12,7 +12,7 @@ use crate::keyspace::args::is;
 use crate::keyspace::{Db, Resp};
 use crate::machine::conditional::Script;
 use crate::machine::effects::{Recorder, Step};
-use crate::machine::log::codec::{kind, Kind};
+use crate::machine::log::script_use::{script_use, ScriptUse};
 use crate::machine::overlay::{Overlay, Taken};
 use crate::machine::{Command, Machine};
 use crate::reply::{Refusal, Reply};
@@ -81,10 +81,10 @@ impl Engine {
 
     /// What becomes of an encoded request. Cheap where it holds no script.
     pub fn prepare(&mut self, machine: &Machine, blob: &[u8]) -> Preparation {
-        match kind(blob) {
-            Kind::Plain => Preparation::AsIs,
-            Kind::TransactionWithScript => Preparation::Run,
-            Kind::Script => match Command::decode(blob) {
+        match script_use(blob) {
+            ScriptUse::Plain => Preparation::AsIs,
+            ScriptUse::TransactionWithScript => Preparation::Run,
+            ScriptUse::Script => match Command::decode(blob) {
                 Some(Command::Redis { db, member, argv, .. }) => {
                     self.prepare_command(machine, db, member, &argv)
                 }

@@ -238,7 +238,7 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
         let mut bytes = 0;
         for argv in commands {
             let reply = self.command(&mut db, resp, argv)?;
-            bytes += crate::machine::log::codec::reply_bytes(&reply);
+            bytes += crate::machine::log::reply_codec::reply_bytes(&reply);
             if bytes > REPLY_BYTES_MAX {
                 return Err(Stop::Reply);
             }
@@ -252,7 +252,7 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
         let Request { running, member, .. } = self;
         let Running { overlay, recorder, .. } = running;
         let machine = overlay.machine();
-        let fits = |reply: &Reply| match crate::machine::log::codec::reply_bytes(reply) {
+        let fits = |reply: &Reply| match crate::machine::log::reply_codec::reply_bytes(reply) {
             bytes if bytes > REPLY_BYTES_MAX => Err(Stop::Reply),
             bytes if bytes + recorder.len() > EFFECTS_BYTES_MAX => Err(Stop::Effects),
             _ => Ok(()),

@@ -9,7 +9,6 @@ use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
 use redfence_core::types::Fence;
-use smallvec::SmallVec;
 
 /// Starts the task that does it. `waits`: the command may stand in a queue, and leaves it.
 pub fn start(tier2: Tier2Handle, blob: Bytes, pending: PendingReply, waits: bool) {
@@ -21,8 +20,8 @@ pub fn start(tier2: Tier2Handle, blob: Bytes, pending: PendingReply, waits: bool
             look_and_release(&tier2, db, &owner, &names).await;
         } else {
             let reply = pending.await;
-            for (name, fence) in names.iter().zip(granted_fences(&reply)) {
-                release(&tier2, db, name, fence).await;
+            for (name, fence) in names.iter().zip(reply.granted_fences()) {
+                release(&tier2, db, name, *fence).await;
             }
         }
     });
@@ -62,20 +61,4 @@ async fn release(tier2: &Tier2Handle, db: u32, resource: &[u8], fence: Fence) {
     Command::Release { db, resource, fence }.encode(&mut blob);
     // Where it fails the lock stands until its ttl runs out: there is nobody to tell.
     let _ = tier2.submit(blob.into(), 0).await;
-}
-
-/// The fences of a grant, single or multiple; none for any other reply.
-fn granted_fences(reply: &Reply) -> SmallVec<[Fence; 8]> {
-    let fence_of = |item: &Reply| match item {
-        Reply::Int(fence) => u64::try_from(*fence).ok().map(Fence),
-        _ => None,
-    };
-    match reply {
-        Reply::Granted { fence, .. } => SmallVec::from_slice(&[*fence]),
-        Reply::Array(items) => match items.first() {
-            Some(Reply::Array(fences)) => fences.iter().filter_map(fence_of).collect(),
-            _ => SmallVec::new(),
-        },
-        _ => SmallVec::new(),
-    }
 }

@@ -42,7 +42,8 @@ impl Stats {
             Reply::Renewed { .. } => bump(&self.renewals),
             Reply::Refused(_) | Reply::Nil => bump(&self.refusals),
             Reply::Error(_) => bump(&self.errors),
-            Reply::NilArray
+            Reply::GrantedMany { .. }
+            | Reply::NilArray
             | Reply::Int(_)
             | Reply::Double(_)
             | Reply::Bool(_)

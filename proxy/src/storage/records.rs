@@ -7,7 +7,7 @@ use crate::node_api::wire::{decode_meta, encode_meta};
 use crate::node_api::{LogPosition, PersistTask, Recovered, SnapshotMeta};
 use bytes::{Buf, BufMut};
 use raft::eraftpb::HardState;
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 
 const HEAD_VERSION: u8 = 1;
 
@@ -139,7 +139,7 @@ impl Records {
     pub(crate) fn recovered(&self) -> Recovered {
         let mut hard_state = self.head.hard_state.clone();
         // What a snapshot holds is committed, whether or not the commit index was written since.
-        if !on(Mutant::CommitBehindSnapshot) {
+        if !mutant!(CommitBehindSnapshot) {
             hard_state.commit = hard_state.commit.max(self.snapshot.at.index);
         }
         hard_state.term = hard_state.term.max(self.snapshot.at.term);

@@ -243,8 +243,8 @@ fn granted(message: &Reply, multi: bool) -> Option<Reply> {
     let numbers = numbers?;
     let (ttl_ms, fences) = numbers.split_first()?;
     if multi {
-        let fences = fences.iter().map(|fence| Reply::Int(*fence as i64)).collect();
-        return Some(Reply::Array(vec![Reply::Array(fences), Reply::Int(*ttl_ms as i64)]));
+        let fences = fences.iter().copied().map(Fence).collect();
+        return Some(Reply::GrantedMany { fences, ttl_ms: *ttl_ms });
     }
     Some(Reply::Granted { fence: Fence(*fences.first()?), ttl_ms: *ttl_ms })
 }
@@ -289,7 +289,9 @@ async fn give_back(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWai
 
 fn fences_of(answer: &Reply) -> Vec<i64> {
     match answer {
-        Reply::Granted { fence, .. } => vec![fence.0 as i64],
+        Reply::Granted { .. } | Reply::GrantedMany { .. } => {
+            answer.granted_fences().iter().map(|fence| fence.0 as i64).collect()
+        }
         Reply::Array(items) => match items.first() {
             Some(Reply::Int(fence)) => vec![*fence],
             Some(Reply::Array(fences)) => fences
@@ -352,7 +354,7 @@ mod tests {
     fn wake_messages_are_read() {
         let text = |text: &str| Reply::bulk(text);
         assert_eq!(granted(&text("30 7"), false), Some(Reply::Granted { fence: Fence(7), ttl_ms: 30 }));
-        let multi = Reply::Array(vec![Reply::Array(vec![Reply::Int(7), Reply::Int(8)]), Reply::Int(30)]);
+        let multi = Reply::GrantedMany { fences: [Fence(7), Fence(8)].into(), ttl_ms: 30 };
         assert_eq!(granted(&text("30 7 8"), true), Some(multi.clone()));
         assert_eq!(fences_of(&multi), [7, 8]);
         assert_eq!(granted(&text("again"), false), None);

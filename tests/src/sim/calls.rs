@@ -382,7 +382,13 @@ fn read_answer(ask: &Ask, reply: &Reply) -> (Heard, Vec<Answer>) {
             1 => (Heard::Busy, vec![Answer::Busy]),
             several => (Heard::Busy, vec![Answer::Nothing; several]),
         },
-        (Ask::Acquire { .. }, Reply::Array(items)) => many_granted(items),
+        (Ask::Acquire { .. }, Reply::GrantedMany { fences, ttl_ms }) => {
+            let granted = |fence: &Fence| Answer::Granted { fence: fence.0, ttl_ms: *ttl_ms };
+            (
+                Heard::Granted(fences.iter().map(|fence| fence.0).collect()),
+                fences.iter().map(granted).collect(),
+            )
+        }
         (Ask::Release { .. }, Reply::Released | Reply::Refused(_)) => (Heard::Done, vec![ended(reply)]),
         (Ask::Release { .. }, Reply::Array(items)) => (Heard::Done, items.iter().map(ended).collect()),
         (Ask::Renew { .. }, Reply::Renewed { .. }) => (Heard::Done, vec![Answer::Done]),
@@ -404,23 +410,6 @@ fn read_answer(ask: &Ask, reply: &Reply) -> (Heard, Vec<Answer>) {
         (Ask::Script { .. }, Reply::Int(0)) => (Heard::Refused, vec![Answer::Refused(Reason::NotOwner)]),
         (ask, reply) => panic!("an answer that does not fit its question: {reply:?} to {ask:?}"),
     }
-}
-
-/// `[[fence, …], ttl]`
-fn many_granted(items: &[Reply]) -> (Heard, Vec<Answer>) {
-    let [Reply::Array(fences), Reply::Int(ttl_ms)] = items else {
-        panic!("not the answer of a multi-lock: {items:?}");
-    };
-    let fences: Vec<u64> = fences
-        .iter()
-        .map(|fence| match fence {
-            Reply::Int(fence) => *fence as u64,
-            other => panic!("not a fence: {other:?}"),
-        })
-        .collect();
-    let ttl_ms = *ttl_ms as u64;
-    let answers = fences.iter().map(|fence| Answer::Granted { fence: *fence, ttl_ms }).collect();
-    (Heard::Granted(fences), answers)
 }
 
 fn ended(reply: &Reply) -> Answer {

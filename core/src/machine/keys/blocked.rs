@@ -8,9 +8,9 @@ use crate::grammar::errors;
 use crate::keyspace::WouldBlock;
 use crate::machine::keys::redis::{Caller, Ran};
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
-use crate::machine::log::codec::{face, put_face, put_words, words};
 use crate::machine::log::command::Db;
-use crate::machine::queue::waiter::{put_request_id, request_id};
+use crate::machine::log::fields::{put_argv, put_protocol, read_argv, read_protocol};
+use crate::machine::queue::waiter::{put_request_id, read_request_id};
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::slab::framed;
 use crate::machine::work::WORK_PER_COMMAND_MAX;
@@ -201,23 +201,23 @@ impl Waiting {
             put_request_id(out, self.id);
             let Caller { db, resp, member } = self.caller;
             put_varint(out, u64::from(db));
-            put_face(out, resp, member);
+            put_protocol(out, resp, member);
             put_varint(out, self.deadline_ms.wrapping_add(1));
-            put_words(out, &self.argv);
-            put_words(out, &self.keys);
+            put_argv(out, &self.argv);
+            put_argv(out, &self.keys);
         });
     }
 
     pub(crate) fn read(reader: &mut Reader<'_>) -> Option<(u64, Waiting)> {
         let number = reader.varint()?;
-        let id = request_id(reader)?;
-        let (db, (resp, member)) = (reader.varint_u32()?, face(reader)?);
+        let id = read_request_id(reader)?;
+        let (db, (resp, member)) = (reader.varint_u32()?, read_protocol(reader)?);
         let caller = Caller { db, resp, member };
         let deadline_ms = reader.varint()?.wrapping_sub(1);
         let own = |words: crate::machine::log::command::Words<'_>| -> Vec<Bytes> {
             words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
         };
-        let (argv, keys) = (own(words(reader)?), own(words(reader)?));
+        let (argv, keys) = (own(read_argv(reader)?), own(read_argv(reader)?));
         (!keys.is_empty()).then_some((number, Waiting { id, caller, argv, keys, deadline_ms }))
     }
 }

@@ -6,7 +6,7 @@ use crate::machine::log::command::Db;
 use crate::machine::queue::waiter::Form;
 use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
-use crate::mutants::{on, Mutant};
+use crate::mutant;
 use crate::reply::{Refusal, Reply};
 use crate::types::{
     Fence, RequestId, SessionId, OWNER_BYTES_MAX, RESOURCE_BYTES_MAX, TTL_MS_MAX, WAIT_MS_MAX,
@@ -77,7 +77,7 @@ impl Machine {
             return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
         };
         let lock = &self.locks[slot];
-        if lock.is_held() && lock.owner() == terms.owner && !on(Mutant::OwnerIgnored) {
+        if lock.is_held() && lock.owner() == terms.owner && !mutant!(OwnerIgnored) {
             self.check_retry_session(lock.session(), session)?;
             let ttl_ms = self.stretch(slot, terms.ttl_ms);
             return Ok(Some(Reply::Granted { fence: self.locks[slot].fence, ttl_ms }));
@@ -177,7 +177,7 @@ impl Machine {
     ) -> Fence {
         self.unpark(slot);
         let last = self.locks[slot].fence.max(self.floor);
-        let last = if on(Mutant::FenceByClockAlone) { Fence(0) } else { last };
+        let last = if mutant!(FenceByClockAlone) { Fence(0) } else { last };
         let fence = Fence::next(last, self.clock.wall_us);
         let epoch = self.sweep.count_held(self.locks[slot].db());
         self.change_lock(slot, |lock| lock.hold(fence, owner, deadline_ms, session, epoch));
@@ -197,7 +197,7 @@ impl Machine {
     pub(crate) fn deadline_after(&self, ttl_ms: u64) -> u64 {
         if ttl_ms == 0 {
             NEVER
-        } else if on(Mutant::EndsEarly) {
+        } else if mutant!(EndsEarly) {
             self.clock.logical_ms + ttl_ms * 3 / 4
         } else {
             self.clock.logical_ms + ttl_ms

@@ -141,8 +141,8 @@ impl Machine {
     }
 }
 
-/// `[[fence, …], ttl]`, fences in the order asked.
+/// The reply to a multi-lock, fences in the order asked.
 pub(crate) fn many_granted(order: &[u8], fences: &[Fence], ttl_ms: u64) -> Reply {
-    let fences = order.iter().map(|place| Reply::Int(fences[usize::from(*place)].0 as i64)).collect();
-    Reply::Array(vec![Reply::Array(fences), Reply::Int(ttl_ms as i64)])
+    let fences = order.iter().map(|place| fences[usize::from(*place)]).collect();
+    Reply::GrantedMany { fences, ttl_ms }
 }

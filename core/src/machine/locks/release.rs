@@ -6,7 +6,7 @@ use crate::machine::locks::multi::Several;
 use crate::machine::log::command::Db;
 use crate::machine::store::deadlines::Timer;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine};
-use crate::mutants::{on, Mutant};
+use crate::mutant;
 use crate::reply::Reply;
 use crate::types::{Fence, Reason};
 
@@ -18,7 +18,7 @@ impl Machine {
     pub(crate) fn release(&mut self, db: Db, name: &[u8], fence: Fence, out: &mut Applied) -> Reply {
         let Some(slot) = self.find_fresh(db, name, out) else { return Reply::Refused(Reason::NotOwner) };
         let lock = &self.locks[slot];
-        if !lock.is_held() || (lock.fence != fence && !on(Mutant::ReleaseByName)) {
+        if !lock.is_held() || (lock.fence != fence && !mutant!(ReleaseByName)) {
             return Reply::Refused(lock.reason_against(fence));
         }
         self.end_grant(slot, Ended::Released, EventKind::Released, out);

@@ -4,7 +4,7 @@ use crate::event::EventKind;
 use crate::grammar::errors;
 use crate::machine::log::command::Db;
 use crate::machine::{Applied, EventOwner, Machine};
-use crate::mutants::{on, Mutant};
+use crate::mutant;
 use crate::reply::Reply;
 use crate::types::{Fence, Reason, TTL_MS_MAX};
 
@@ -25,7 +25,7 @@ impl Machine {
         if !lock.is_held() || lock.fence != fence {
             return Reply::Refused(lock.reason_against(fence));
         }
-        if on(Mutant::RenewWithoutEffect) {
+        if mutant!(RenewWithoutEffect) {
             return Reply::Renewed { ttl_ms };
         }
         // A lock that was bound to its session alone now ends with whichever comes first.

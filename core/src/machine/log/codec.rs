@@ -1,25 +1,29 @@
-//! The bytes of one command and of one reply. Entries and snapshots are made of them.
+//! The bytes of one command. Entries are made of them.
 //!
 //! A front encodes its client's command on the client's own task; the leader only puts such blobs together
 //! ([`crate::machine::log::entry::EntryBuilder`]). Decoding borrows, checks every length against what is there, and never panics.
 //! Tags are never reused: a new meaning takes a new number.
 
-use crate::keyspace::args::is;
-use crate::keyspace::{table, Resp};
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
-use crate::machine::log::command::{Command, Watched, Words};
-use crate::machine::log::conditional::{conditional, put_conditional};
+use crate::machine::log::command::{Command, Watched};
+use crate::machine::log::conditional::{put_conditional, read_conditional};
 #[cfg(feature = "scripts")]
 use crate::machine::log::effects::Recorder;
-use crate::machine::log::effects::{effects, put_effects};
-use crate::machine::queue::waiter::{origin, put_origin, put_request_id, request_id};
+use crate::machine::log::effects::{put_effects, read_effects};
+use crate::machine::log::fields::{
+    put_acquire_params, put_argv, put_protocol, put_session, put_sessions, read_acquire_params, read_argv,
+    read_multi_count, read_protocol, read_session, read_sessions,
+};
+use crate::machine::queue::waiter::{put_origin, put_request_id, read_origin, read_request_id};
 use crate::machine::settings::SettingsCommand;
-use crate::reply::{Refusal, Reply};
-use crate::types::{Fence, Member, Reason, SessionId, MULTI_RESOURCES_MAX};
-use bytes::Bytes;
+#[cfg(feature = "scripts")]
+use crate::reply::Reply;
+use crate::types::Fence;
+#[cfg(feature = "scripts")]
+use crate::types::Member;
 use smallvec::SmallVec;
 
-mod tag {
+pub(crate) mod tag {
     pub(crate) const ACQUIRE: u8 = 1;
     pub(crate) const RELEASE: u8 = 2;
     pub(crate) const RENEW: u8 = 3;
@@ -59,7 +63,7 @@ impl<'a> Command<'a> {
                 out.push(tag::ACQUIRE);
                 put_varint(out, u64::from(*db));
                 put_bytes(out, resource);
-                put_terms(out, *ttl_ms, *wait_ms, owner, *session);
+                put_acquire_params(out, *ttl_ms, *wait_ms, owner, *session);
             }
             Command::Release { db, resource, fence } => {
                 out.push(tag::RELEASE);
@@ -79,7 +83,7 @@ impl<'a> Command<'a> {
                 put_varint(out, u64::from(*db));
                 put_varint(out, resources.len() as u64);
                 resources.iter().for_each(|resource| put_bytes(out, resource));
-                put_terms(out, *ttl_ms, *wait_ms, owner, *session);
+                put_acquire_params(out, *ttl_ms, *wait_ms, owner, *session);
             }
             Command::MRelease { db, pairs } => {
                 out.push(tag::MRELEASE);
@@ -143,10 +147,10 @@ impl<'a> Command<'a> {
             Command::FenceCall { db, resp, resource, fence, argv } => {
                 out.push(tag::FENCE_CALL);
                 put_varint(out, u64::from(*db));
-                put_face(out, *resp, None);
+                put_protocol(out, *resp, None);
                 put_bytes(out, resource);
                 put_varint(out, fence.0);
-                put_words(out, argv);
+                put_argv(out, argv);
             }
             Command::Settings(command) => {
                 out.push(tag::SETTINGS);
@@ -155,13 +159,13 @@ impl<'a> Command<'a> {
             Command::Redis { db, resp, member, argv } => {
                 out.push(tag::REDIS);
                 put_varint(out, u64::from(*db));
-                put_face(out, *resp, *member);
-                put_words(out, argv);
+                put_protocol(out, *resp, *member);
+                put_argv(out, argv);
             }
             Command::Transaction { db, resp, member, watched, commands } => {
                 out.push(tag::TRANSACTION);
                 put_varint(out, u64::from(*db));
-                put_face(out, *resp, *member);
+                put_protocol(out, *resp, *member);
                 put_varint(out, watched.len() as u64);
                 for key in watched {
                     put_varint(out, u64::from(key.db));
@@ -169,7 +173,7 @@ impl<'a> Command<'a> {
                     out.extend_from_slice(&key.token.to_le_bytes());
                 }
                 put_varint(out, commands.len() as u64);
-                commands.iter().for_each(|argv| put_words(out, argv));
+                commands.iter().for_each(|argv| put_argv(out, argv));
             }
             Command::Conditional(conditional) => {
                 out.push(tag::CONDITIONAL);
@@ -189,43 +193,6 @@ impl<'a> Command<'a> {
         recorder.finish(member, reply, out);
     }
 
-    /// Whether this is what a client asked for and not yet what may be logged: it holds a script, which the leader runs or
-    /// turns into a native command first.
-    #[must_use]
-    pub fn is_request(&self) -> bool {
-        let holds_script = |argv: &Words<'_>| match argv.as_slice() {
-            [name, word, ..] if is(name, "SCRIPT") => is(word, "LOAD"),
-            [name, ..] => names_script(name),
-            [] => false,
-        };
-        match self {
-            Command::Redis { argv, .. } => holds_script(argv),
-            Command::Transaction { commands, .. } => {
-                commands.iter().any(|argv| argv.first().is_some_and(|name| names_script(name)))
-            }
-            Command::Acquire { .. }
-            | Command::Release { .. }
-            | Command::Renew { .. }
-            | Command::MAcquire { .. }
-            | Command::MRelease { .. }
-            | Command::ForceRelease { .. }
-            | Command::SessionOpen { .. }
-            | Command::SessionKeepAlive { .. }
-            | Command::SessionClose { .. }
-            | Command::SessionsTouch { .. }
-            | Command::SessionsOrphan { .. }
-            | Command::Cancel { .. }
-            | Command::Expire { .. }
-            | Command::OriginStart { .. }
-            | Command::OriginGone { .. }
-            | Command::FenceCheck { .. }
-            | Command::FenceCall { .. }
-            | Command::Settings(_)
-            | Command::Conditional(_)
-            | Command::Effects(_) => false,
-        }
-    }
-
     /// Reads a command that takes up all of `bytes`. `None` where they are not one.
     #[must_use]
     pub fn decode(bytes: &'a [u8]) -> Option<Command<'a>> {
@@ -239,7 +206,7 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
     Some(match reader.u8()? {
         tag::ACQUIRE => {
             let (db, resource) = (reader.varint_u32()?, reader.bytes()?);
-            let (ttl_ms, wait_ms, owner, session) = terms(reader)?;
+            let (ttl_ms, wait_ms, owner, session) = read_acquire_params(reader)?;
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session }
         }
         tag::RELEASE => Command::Release {
@@ -256,51 +223,53 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
         tag::MACQUIRE => {
             let db = reader.varint_u32()?;
             let mut resources = SmallVec::new();
-            for _ in 0..multi_count(reader)? {
+            for _ in 0..read_multi_count(reader)? {
                 resources.push(reader.bytes()?);
             }
-            let (ttl_ms, wait_ms, owner, session) = terms(reader)?;
+            let (ttl_ms, wait_ms, owner, session) = read_acquire_params(reader)?;
             Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session }
         }
         tag::MRELEASE => {
             let db = reader.varint_u32()?;
             let mut pairs = SmallVec::new();
-            for _ in 0..multi_count(reader)? {
+            for _ in 0..read_multi_count(reader)? {
                 pairs.push((reader.bytes()?, Fence(reader.varint()?)));
             }
             Command::MRelease { db, pairs }
         }
         tag::FORCE_RELEASE => Command::ForceRelease { db: reader.varint_u32()?, resource: reader.bytes()? },
-        tag::SESSION_OPEN => {
-            Command::SessionOpen { id: session(reader)?, ttl_ms: reader.varint()?, label: reader.bytes()? }
-        }
-        tag::SESSION_KEEP_ALIVE => Command::SessionKeepAlive { id: session(reader)? },
-        tag::SESSION_CLOSE => Command::SessionClose { id: session(reader)? },
-        tag::SESSIONS_TOUCH => Command::SessionsTouch { ids: sessions(reader)? },
+        tag::SESSION_OPEN => Command::SessionOpen {
+            id: read_session(reader)?,
+            ttl_ms: reader.varint()?,
+            label: reader.bytes()?,
+        },
+        tag::SESSION_KEEP_ALIVE => Command::SessionKeepAlive { id: read_session(reader)? },
+        tag::SESSION_CLOSE => Command::SessionClose { id: read_session(reader)? },
+        tag::SESSIONS_TOUCH => Command::SessionsTouch { ids: read_sessions(reader)? },
         tag::SESSIONS_ORPHAN => {
-            Command::SessionsOrphan { grace_ms: reader.varint()?, ids: sessions(reader)? }
+            Command::SessionsOrphan { grace_ms: reader.varint()?, ids: read_sessions(reader)? }
         }
-        tag::CANCEL => Command::Cancel { request: request_id(reader)? },
+        tag::CANCEL => Command::Cancel { request: read_request_id(reader)? },
         tag::EXPIRE => Command::Expire { idle_ms: reader.varint()? },
-        tag::ORIGIN_START => Command::OriginStart { origin: origin(reader)? },
-        tag::ORIGIN_GONE => Command::OriginGone { origin: origin(reader)? },
+        tag::ORIGIN_START => Command::OriginStart { origin: read_origin(reader)? },
+        tag::ORIGIN_GONE => Command::OriginGone { origin: read_origin(reader)? },
         tag::FENCE_CHECK => Command::FenceCheck {
             db: reader.varint_u32()?,
             resource: reader.bytes()?,
             fence: Fence(reader.varint()?),
         },
         tag::FENCE_CALL => {
-            let (db, (resp, None)) = (reader.varint_u32()?, face(reader)?) else { return None };
+            let (db, (resp, None)) = (reader.varint_u32()?, read_protocol(reader)?) else { return None };
             let (resource, fence) = (reader.bytes()?, Fence(reader.varint()?));
-            Command::FenceCall { db, resp, resource, fence, argv: words(reader)? }
+            Command::FenceCall { db, resp, resource, fence, argv: read_argv(reader)? }
         }
         tag::SETTINGS => Command::Settings(SettingsCommand::decode(reader)?),
         tag::REDIS => {
-            let (db, (resp, member)) = (reader.varint_u32()?, face(reader)?);
-            Command::Redis { db, resp, member, argv: words(reader)? }
+            let (db, (resp, member)) = (reader.varint_u32()?, read_protocol(reader)?);
+            Command::Redis { db, resp, member, argv: read_argv(reader)? }
         }
         tag::TRANSACTION => {
-            let (db, (resp, member)) = (reader.varint_u32()?, face(reader)?);
+            let (db, (resp, member)) = (reader.varint_u32()?, read_protocol(reader)?);
             let mut watched = Vec::new();
             for _ in 0..reader.varint()? {
                 let (db, key) = (reader.varint_u32()?, reader.bytes()?);
@@ -308,305 +277,12 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
             }
             let mut commands = Vec::new();
             for _ in 0..reader.varint()? {
-                commands.push(words(reader)?);
+                commands.push(read_argv(reader)?);
             }
             Command::Transaction { db, resp, member, watched, commands }
         }
-        tag::CONDITIONAL => Command::Conditional(Box::new(conditional(reader)?)),
-        tag::EFFECTS => Command::Effects(effects(reader)?),
+        tag::CONDITIONAL => Command::Conditional(Box::new(read_conditional(reader)?)),
+        tag::EFFECTS => Command::Effects(read_effects(reader)?),
         _ => return None,
     })
-}
-
-/// What an encoded request has to do with scripts.
-#[cfg(feature = "scripts")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Plain,
-    /// `EVAL` and its relatives, or `SCRIPT`.
-    Script,
-    /// A transaction that holds one of them.
-    TransactionWithScript,
-}
-
-/// Looks at no more than the tag and the names of commands.
-#[cfg(feature = "scripts")]
-pub(crate) fn kind(bytes: &[u8]) -> Kind {
-    let mut reader = Reader::new(bytes);
-    match reader.u8() {
-        Some(tag::REDIS) if redis_holds_script(&mut reader).unwrap_or(false) => Kind::Script,
-        Some(tag::TRANSACTION) if transaction_holds_script(&mut reader).unwrap_or(false) => {
-            Kind::TransactionWithScript
-        }
-        Some(_) | None => Kind::Plain,
-    }
-}
-
-#[cfg(feature = "scripts")]
-fn redis_holds_script(reader: &mut Reader<'_>) -> Option<bool> {
-    reader.varint_u32()?;
-    face(reader)?;
-    reader.varint()?;
-    Some(names_script(reader.bytes()?))
-}
-
-#[cfg(feature = "scripts")]
-fn transaction_holds_script(reader: &mut Reader<'_>) -> Option<bool> {
-    reader.varint_u32()?;
-    face(reader)?;
-    for _ in 0..reader.varint()? {
-        reader.varint_u32()?;
-        reader.bytes()?;
-        reader.u64_fixed()?;
-    }
-    for _ in 0..reader.varint()? {
-        for at in 0..reader.varint()? {
-            let word = reader.bytes()?;
-            if at == 0 && names_script(word) {
-                return Some(true);
-            }
-        }
-    }
-    Some(false)
-}
-
-/// Whether a command's name is one of those that run or manage scripts.
-pub(crate) fn names_script(name: &[u8]) -> bool {
-    // Nearly every name is told apart by its first two letters.
-    match name {
-        [b'e' | b'E', b'v' | b'V', ..] | [b's' | b'S', b'c' | b'C', ..] => {
-            table::find(name).is_some_and(|row| row.is(table::SCRIPT))
-        }
-        _ => false,
-    }
-}
-
-/// What a client's connection adds to its words: bit 0, its protocol; bit 1, that a member's number follows.
-pub(crate) fn put_face(out: &mut Vec<u8>, resp: Resp, member: Option<Member>) {
-    let resp = match resp {
-        Resp::Two => 0,
-        Resp::Three => 1,
-    };
-    out.push(resp | u8::from(member.is_some()) << 1);
-    if let Some(member) = member {
-        put_varint(out, member.0);
-    }
-}
-
-pub(crate) fn face(reader: &mut Reader<'_>) -> Option<(Resp, Option<Member>)> {
-    let bits = reader.u8().filter(|bits| *bits < 4)?;
-    let resp = if bits & 1 == 0 { Resp::Two } else { Resp::Three };
-    let member = if bits & 2 == 0 { None } else { Some(Member(reader.varint()?)) };
-    Some((resp, member))
-}
-
-pub(crate) fn put_words<W: AsRef<[u8]>>(out: &mut Vec<u8>, argv: &[W]) {
-    put_varint(out, argv.len() as u64);
-    argv.iter().for_each(|word| put_bytes(out, word.as_ref()));
-}
-
-pub(crate) fn words<'a>(reader: &mut Reader<'a>) -> Option<Words<'a>> {
-    let mut argv = SmallVec::new();
-    for _ in 0..reader.varint()? {
-        argv.push(reader.bytes()?);
-    }
-    Some(argv)
-}
-
-/// What single and multi-acquires have in common.
-fn put_terms(out: &mut Vec<u8>, ttl_ms: u64, wait_ms: u64, owner: &[u8], session: Option<SessionId>) {
-    put_varint(out, ttl_ms);
-    put_varint(out, wait_ms);
-    put_bytes(out, owner);
-    match session {
-        None => out.push(0),
-        Some(id) => {
-            out.push(1);
-            put_session(out, id);
-        }
-    }
-}
-
-fn terms<'a>(reader: &mut Reader<'a>) -> Option<(u64, u64, &'a [u8], Option<SessionId>)> {
-    let (ttl_ms, wait_ms, owner) = (reader.varint()?, reader.varint()?, reader.bytes()?);
-    let session = if reader.flag()? { Some(session(reader)?) } else { None };
-    Some((ttl_ms, wait_ms, owner, session))
-}
-
-fn multi_count(reader: &mut Reader<'_>) -> Option<u64> {
-    reader.varint().filter(|count| *count <= MULTI_RESOURCES_MAX as u64)
-}
-
-fn put_session(out: &mut Vec<u8>, id: SessionId) {
-    out.extend_from_slice(&id.0.to_le_bytes());
-}
-
-fn session(reader: &mut Reader<'_>) -> Option<SessionId> {
-    reader.u64_fixed().map(SessionId)
-}
-
-fn put_sessions(out: &mut Vec<u8>, ids: &[SessionId]) {
-    ids.iter().for_each(|id| put_session(out, *id));
-}
-
-/// Ids to the end of the command: their number is what is there.
-fn sessions(reader: &mut Reader<'_>) -> Option<SmallVec<[SessionId; 8]>> {
-    let mut ids = SmallVec::new();
-    while !reader.is_empty() {
-        ids.push(session(reader)?);
-    }
-    Some(ids)
-}
-
-/// How deep arrays in a remembered reply may be nested.
-const REPLY_DEPTH_MAX: u32 = 160;
-
-/// At least as many bytes as [`write_reply`] writes.
-#[cfg(feature = "scripts")]
-pub(crate) fn reply_bytes(reply: &Reply) -> usize {
-    const HEAD: usize = 10;
-    match reply {
-        Reply::Bulk(bytes) | Reply::Verbatim(bytes) => HEAD + bytes.len(),
-        Reply::Text(text) => HEAD + text.len(),
-        Reply::Status(text) => HEAD + text.len(),
-        Reply::Error(refusal) => HEAD + refusal.0.len(),
-        Reply::Array(items) | Reply::Set(items) => HEAD + items.iter().map(reply_bytes).sum::<usize>(),
-        Reply::Map(pairs) => {
-            HEAD + pairs.iter().map(|(key, value)| reply_bytes(key) + reply_bytes(value)).sum::<usize>()
-        }
-        Reply::Granted { .. } | Reply::Renewed { .. } => 2 * HEAD,
-        Reply::Released
-        | Reply::Refused(_)
-        | Reply::Nil
-        | Reply::NilArray
-        | Reply::Int(_)
-        | Reply::Double(_)
-        | Reply::Bool(_)
-        | Reply::Info(_) => HEAD,
-    }
-}
-
-pub(crate) fn write_reply(reply: &Reply, out: &mut Vec<u8>) {
-    match reply {
-        Reply::Granted { fence, ttl_ms } => {
-            out.push(1);
-            put_varint(out, fence.0);
-            put_varint(out, *ttl_ms);
-        }
-        Reply::Released => out.push(2),
-        Reply::Renewed { ttl_ms } => {
-            out.push(3);
-            put_varint(out, *ttl_ms);
-        }
-        Reply::Refused(reason) => {
-            out.push(4);
-            out.push(match reason {
-                Reason::NotOwner => 0,
-                Reason::AlreadyReleased => 1,
-                Reason::Expired => 2,
-            });
-        }
-        Reply::Nil => out.push(5),
-        Reply::NilArray => out.push(6),
-        Reply::Int(value) => {
-            out.push(7);
-            out.extend_from_slice(&value.to_le_bytes());
-        }
-        Reply::Double(value) => {
-            out.push(8);
-            out.extend_from_slice(&value.to_bits().to_le_bytes());
-        }
-        Reply::Bool(value) => out.extend_from_slice(&[9, u8::from(*value)]),
-        Reply::Bulk(value) => {
-            out.push(10);
-            put_bytes(out, value);
-        }
-        // The same on the wire.
-        Reply::Text(value) => {
-            out.push(10);
-            put_bytes(out, value.as_bytes());
-        }
-        Reply::Status(value) => {
-            out.push(11);
-            put_bytes(out, value.as_bytes());
-        }
-        Reply::Error(refusal) => {
-            out.push(12);
-            put_bytes(out, refusal.0.as_bytes());
-        }
-        Reply::Array(items) => write_items(13, items, out),
-        Reply::Set(items) => write_items(14, items, out),
-        Reply::Map(pairs) => {
-            out.push(15);
-            put_varint(out, pairs.len() as u64);
-            for (key, value) in pairs {
-                write_reply(key, out);
-                write_reply(value, out);
-            }
-        }
-        Reply::Verbatim(value) => {
-            out.push(16);
-            put_bytes(out, value);
-        }
-        // The same on the wire.
-        Reply::Info(info) => write_reply(&Reply::Map(info.pairs()), out),
-    }
-}
-
-fn write_items(tag: u8, items: &[Reply], out: &mut Vec<u8>) {
-    out.push(tag);
-    put_varint(out, items.len() as u64);
-    items.iter().for_each(|item| write_reply(item, out));
-}
-
-pub(crate) fn read_reply(reader: &mut Reader<'_>) -> Option<Reply> {
-    read_reply_at(reader, 0)
-}
-
-fn read_reply_at(reader: &mut Reader<'_>, depth: u32) -> Option<Reply> {
-    if depth > REPLY_DEPTH_MAX {
-        return None;
-    }
-    Some(match reader.u8()? {
-        1 => Reply::Granted { fence: Fence(reader.varint()?), ttl_ms: reader.varint()? },
-        2 => Reply::Released,
-        3 => Reply::Renewed { ttl_ms: reader.varint()? },
-        4 => Reply::Refused(match reader.u8()? {
-            0 => Reason::NotOwner,
-            1 => Reason::AlreadyReleased,
-            2 => Reason::Expired,
-            _ => return None,
-        }),
-        5 => Reply::Nil,
-        6 => Reply::NilArray,
-        7 => Reply::Int(reader.u64_fixed()? as i64),
-        8 => Reply::Double(f64::from_bits(reader.u64_fixed()?)),
-        9 => Reply::Bool(reader.flag()?),
-        10 => Reply::Bulk(Bytes::copy_from_slice(reader.bytes()?)),
-        11 => Reply::Status(text(reader)?.into()),
-        12 => Reply::Error(Refusal::new(text(reader)?)),
-        13 => Reply::Array(items(reader, depth)?),
-        14 => Reply::Set(items(reader, depth)?),
-        15 => {
-            let mut pairs = Vec::new();
-            for _ in 0..reader.varint()? {
-                pairs.push((read_reply_at(reader, depth + 1)?, read_reply_at(reader, depth + 1)?));
-            }
-            Reply::Map(pairs)
-        }
-        16 => Reply::Verbatim(Bytes::copy_from_slice(reader.bytes()?)),
-        _ => return None,
-    })
-}
-
-fn items(reader: &mut Reader<'_>, depth: u32) -> Option<Vec<Reply>> {
-    let mut items = Vec::new();
-    for _ in 0..reader.varint()? {
-        items.push(read_reply_at(reader, depth + 1)?);
-    }
-    Some(items)
-}
-
-fn text(reader: &mut Reader<'_>) -> Option<String> {
-    std::str::from_utf8(reader.bytes()?).ok().map(str::to_owned)
 }

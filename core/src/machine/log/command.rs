@@ -2,7 +2,7 @@
 
 use crate::keyspace::Resp;
 use crate::machine::log::conditional::Conditional;
-use crate::machine::log::effects::Effects;
+use crate::machine::log::effects::{Effects, Step};
 use crate::machine::settings::SettingsCommand;
 use crate::types::{Fence, Member, Origin, RequestId, SessionId};
 use smallvec::SmallVec;
@@ -139,4 +139,52 @@ pub struct Watched<'a> {
     pub db: Db,
     pub key: &'a [u8],
     pub token: u64,
+}
+
+/// Where in a command a Redis command stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CallSite {
+    /// As a client sent it.
+    Client,
+    /// The same, within `MULTI`.
+    Transaction,
+    /// In a command the leader made, or behind a fence: never a script.
+    Native,
+}
+
+impl Command<'_> {
+    /// Visits every Redis command that this command holds.
+    pub(crate) fn for_each_redis_call(&self, mut visit: impl FnMut(CallSite, &Words<'_>)) {
+        match self {
+            Command::Redis { argv, .. } => visit(CallSite::Client, argv),
+            Command::Transaction { commands, .. } => {
+                commands.iter().for_each(|argv| visit(CallSite::Transaction, argv));
+            }
+            Command::FenceCall { argv, .. } => visit(CallSite::Native, argv),
+            Command::Conditional(conditional) => {
+                conditional.calls().for_each(|argv| visit(CallSite::Native, &argv));
+            }
+            Command::Effects(effects) => effects.steps.iter().for_each(|step| match step {
+                Step::Write(write) => visit(CallSite::Native, &write.argv),
+                Step::Read { .. } | Step::Load { .. } | Step::FlushScripts => {}
+            }),
+            Command::Acquire { .. }
+            | Command::Release { .. }
+            | Command::Renew { .. }
+            | Command::MAcquire { .. }
+            | Command::MRelease { .. }
+            | Command::ForceRelease { .. }
+            | Command::SessionOpen { .. }
+            | Command::SessionKeepAlive { .. }
+            | Command::SessionClose { .. }
+            | Command::SessionsTouch { .. }
+            | Command::SessionsOrphan { .. }
+            | Command::Cancel { .. }
+            | Command::Expire { .. }
+            | Command::OriginStart { .. }
+            | Command::OriginGone { .. }
+            | Command::FenceCheck { .. }
+            | Command::Settings(_) => {}
+        }
+    }
 }

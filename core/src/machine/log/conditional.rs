@@ -7,8 +7,9 @@
 use crate::keyspace::{execute, table, Context, Keys, Resp};
 use crate::machine::keys::adapter::{Clash, MachineKeys};
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
-use crate::machine::log::codec::{put_words, read_reply, words, write_reply};
 use crate::machine::log::command::{Db, Words};
+use crate::machine::log::fields::{put_argv, read_argv};
+use crate::machine::log::reply_codec::{read_reply, write_reply};
 use crate::machine::{Applied, Machine};
 use crate::reply::{Refusal, Reply};
 use crate::script::scripts::Sha;
@@ -86,7 +87,7 @@ pub(crate) fn put_conditional(out: &mut Vec<u8>, conditional: &Conditional<'_>) 
     if let Script::Body(body) = script {
         put_bytes(out, body);
     }
-    put_words(out, words);
+    put_argv(out, words);
     put_varint(out, u64::from(*line));
     [absent, equal, other].into_iter().for_each(|branch| put_branch(out, branch));
 }
@@ -104,7 +105,7 @@ fn put_branch(out: &mut Vec<u8>, branch: &Branch) {
     }
 }
 
-pub(crate) fn conditional<'a>(reader: &mut Reader<'a>) -> Option<Conditional<'a>> {
+pub(crate) fn read_conditional<'a>(reader: &mut Reader<'a>) -> Option<Conditional<'a>> {
     let bits = reader.u8().filter(|bits| *bits < 8)?;
     let member = if bits & 4 != 0 { Some(Member(reader.varint()?)) } else { None };
     let db = reader.varint_u32()?;
@@ -115,7 +116,7 @@ pub(crate) fn conditional<'a>(reader: &mut Reader<'a>) -> Option<Conditional<'a>
         2 => Script::Body(reader.bytes()?),
         _ => return None,
     };
-    let words = words(reader).filter(|words| words.len() > EXPECTED)?;
+    let words = read_argv(reader).filter(|words| words.len() > EXPECTED)?;
     let line = reader.varint_u32()?;
     let (absent, equal, other) =
         (branch(reader, words.len())?, branch(reader, words.len())?, branch(reader, words.len())?);

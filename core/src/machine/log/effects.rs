@@ -7,8 +7,9 @@
 use crate::grammar::errors;
 use crate::keyspace::Resp;
 use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
-use crate::machine::log::codec::{put_words, read_reply, words, write_reply};
 use crate::machine::log::command::{Db, Words};
+use crate::machine::log::fields::{put_argv, read_argv};
+use crate::machine::log::reply_codec::{read_reply, write_reply};
 use crate::machine::{Applied, Machine};
 use crate::reply::Reply;
 use crate::script::scripts::sha1;
@@ -99,7 +100,7 @@ fn put_step(out: &mut Vec<u8>, step: &Step<'_>) {
             out.push(resp | u8::from(write.hiding) << 1);
             put_varint(out, u64::from(write.db));
             out.extend_from_slice(&write.result.to_le_bytes());
-            put_words(out, &write.argv);
+            put_argv(out, &write.argv);
         }
         Step::Load { body } => {
             out.push(tag::LOAD);
@@ -109,7 +110,7 @@ fn put_step(out: &mut Vec<u8>, step: &Step<'_>) {
     }
 }
 
-pub(crate) fn effects<'a>(reader: &mut Reader<'a>) -> Option<Effects<'a>> {
+pub(crate) fn read_effects<'a>(reader: &mut Reader<'a>) -> Option<Effects<'a>> {
     let member = if reader.flag()? { Some(Member(reader.varint()?)) } else { None };
     let mut steps = Vec::new();
     for _ in 0..reader.varint()? {
@@ -125,7 +126,7 @@ fn step<'a>(reader: &mut Reader<'a>) -> Option<Step<'a>> {
             let bits = reader.u8().filter(|bits| *bits < 4)?;
             let resp = if bits & 1 == 0 { Resp::Two } else { Resp::Three };
             let (db, result) = (reader.varint_u32()?, reader.u64_fixed()?);
-            Step::Write(Write { db, resp, hiding: bits & 2 != 0, argv: words(reader)?, result })
+            Step::Write(Write { db, resp, hiding: bits & 2 != 0, argv: read_argv(reader)?, result })
         }
         tag::LOAD => Step::Load { body: reader.bytes()? },
         tag::FLUSH_SCRIPTS => Step::FlushScripts,

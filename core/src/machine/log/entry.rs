@@ -13,9 +13,8 @@
 use crate::grammar;
 use crate::keyspace::table;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
-use crate::machine::log::command::{Command, Words};
-use crate::machine::log::effects::Step;
-use crate::machine::queue::waiter::{origin, put_origin};
+use crate::machine::log::command::{CallSite, Command, Words};
+use crate::machine::queue::waiter::{put_origin, read_origin};
 use crate::machine::{Applied, Machine};
 use crate::types::{Origin, RequestId, Stamp};
 use std::fmt;
@@ -161,36 +160,13 @@ fn read_command(at: usize, blob: &[u8]) -> Result<Command<'_>, EntryError> {
 
 /// Whether this release has the Redis commands that a command holds.
 fn check_names(at: usize, command: &Command<'_>) -> Result<(), EntryError> {
-    match command {
-        Command::Redis { argv, .. } | Command::FenceCall { argv, .. } => check_words(at, argv, false),
-        Command::Transaction { commands, .. } => {
-            commands.iter().try_for_each(|argv| check_words(at, argv, true))
+    let mut checked = Ok(());
+    command.for_each_redis_call(|site, argv| {
+        if checked.is_ok() {
+            checked = check_words(at, argv, site == CallSite::Transaction);
         }
-        Command::Conditional(conditional) => {
-            conditional.calls().try_for_each(|argv| check_words(at, &argv, false))
-        }
-        Command::Effects(effects) => effects.steps.iter().try_for_each(|step| match step {
-            Step::Write(write) => check_words(at, &write.argv, false),
-            Step::Read { .. } | Step::Load { .. } | Step::FlushScripts => Ok(()),
-        }),
-        Command::Acquire { .. }
-        | Command::Release { .. }
-        | Command::Renew { .. }
-        | Command::MAcquire { .. }
-        | Command::MRelease { .. }
-        | Command::ForceRelease { .. }
-        | Command::SessionOpen { .. }
-        | Command::SessionKeepAlive { .. }
-        | Command::SessionClose { .. }
-        | Command::SessionsTouch { .. }
-        | Command::SessionsOrphan { .. }
-        | Command::Cancel { .. }
-        | Command::Expire { .. }
-        | Command::OriginStart { .. }
-        | Command::OriginGone { .. }
-        | Command::FenceCheck { .. }
-        | Command::Settings(_) => Ok(()),
-    }
+    });
+    checked
 }
 
 /// Fronts refuse names they do not have, so an unknown one was logged by another release.
@@ -226,7 +202,7 @@ fn read_entry(bytes: &[u8]) -> Result<(Stamp, Vec<Batch<'_>>), EntryError> {
 
 /// `at`: the place of its first command in the entry.
 fn read_batch<'a>(reader: &mut Reader<'a>, at: usize) -> Result<Batch<'a>, EntryError> {
-    let origin = origin(reader).ok_or(EntryError::Frame)?;
+    let origin = read_origin(reader).ok_or(EntryError::Frame)?;
     let acked_below = reader.varint().ok_or(EntryError::Frame)?;
     let count = reader.u32_fixed().ok_or(EntryError::Frame)? as usize;
     let mut commands = Vec::with_capacity(count.min(COMMANDS_AT_ONCE_MAX));

@@ -6,4 +6,7 @@ pub mod command;
 pub mod conditional;
 pub mod effects;
 pub(crate) mod entry;
+pub(crate) mod fields;
+pub(crate) mod reply_codec;
 pub mod request;
+pub(crate) mod script_use;

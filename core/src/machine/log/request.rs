@@ -41,12 +41,12 @@ pub fn work<'a>(request: Request<'a>, context: Context<'a>) -> Result<Work<'a>, 
     let db = context.db;
     Ok(match request {
         Request::Acquire(request) => {
-            let (wait_ms, owner, session) = terms(&request.options, context)?;
+            let (wait_ms, owner, session) = acquire_options(&request.options, context)?;
             let (resource, ttl_ms) = (request.resource, request.ttl_ms);
             Work::Change(Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session })
         }
         Request::MAcquire(request) => {
-            let (wait_ms, owner, session) = terms(&request.options, context)?;
+            let (wait_ms, owner, session) = acquire_options(&request.options, context)?;
             let (resources, ttl_ms) = (request.resources, request.ttl_ms);
             Work::Change(Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session })
         }
@@ -98,7 +98,7 @@ fn session_work<'a>(request: Session<'a>, context: Context<'a>) -> Result<Work<'
 
 type AcquireTerms<'a> = (u64, &'a [u8], Option<SessionId>);
 
-fn terms<'a>(options: &Options<'a>, context: Context<'a>) -> Result<AcquireTerms<'a>, Refusal> {
+fn acquire_options<'a>(options: &Options<'a>, context: Context<'a>) -> Result<AcquireTerms<'a>, Refusal> {
     let session = options.session.map(session_id).transpose()?;
     Ok((options.wait_ms.unwrap_or(0), options.owner.unwrap_or(context.owner), session))
 }

@@ -8,7 +8,7 @@ use crate::machine::queue::waiter::{Form, Pending, QueueEntry, Waiter};
 use crate::machine::requests::dedup::Seen;
 use crate::machine::store::deadlines::Timer;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot, WaiterSlot};
-use crate::mutants::{on, Mutant};
+use crate::mutant;
 use crate::reply::{Refusal, Reply};
 use crate::types::RequestId;
 use smallvec::SmallVec;
@@ -63,7 +63,7 @@ impl Machine {
         let entry = self.queue_entries.insert(QueueEntry::new(slot, waiter));
         let mut queue = self.locks[slot].queue;
         queue.push_back(&mut self.queue_entries, entry);
-        while on(Mutant::LastComeFirstServed) && queue.head != entry {
+        while mutant!(LastComeFirstServed) && queue.head != entry {
             let first = queue.head;
             queue.unlink(&mut self.queue_entries, first);
             queue.push_back(&mut self.queue_entries, first);

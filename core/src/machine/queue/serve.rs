@@ -9,7 +9,7 @@ use crate::machine::locks::lock::Phase;
 use crate::machine::locks::multi::many_granted;
 use crate::machine::queue::waiter::Form;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, WaiterSlot};
-use crate::mutants::{on, Mutant};
+use crate::mutant;
 use crate::reply::Reply;
 
 impl Machine {
@@ -33,7 +33,7 @@ impl Machine {
             (Phase::Awaited, Some(waiter)) => waiter,
             // Its holder may be first in line with a multi-lock that has this one among its resources.
             (Phase::Held { .. }, Some(waiter)) if *self.waiters[waiter].owner == *lock.owner() => waiter,
-            (Phase::Held { .. }, Some(waiter)) if on(Mutant::AllWaitersAtOnce) => waiter,
+            (Phase::Held { .. }, Some(waiter)) if mutant!(AllWaitersAtOnce) => waiter,
             (Phase::Held { .. }, Some(_)) => return false,
         };
         if !self.is_fit(waiter, out) {
@@ -43,7 +43,7 @@ impl Machine {
             return false;
         }
         self.grant_waiter(waiter, out);
-        on(Mutant::AllWaitersAtOnce)
+        mutant!(AllWaitersAtOnce)
     }
 
     /// Whether a waiter may still be granted. One whose session or time is over leaves at once.
@@ -80,7 +80,7 @@ impl Machine {
             }
             let lock = &self.locks[slot];
             let is_mine = lock.is_held() && lock.owner() == &*self.waiters[waiter].owner;
-            if lock.queue.head != *entry || (lock.is_held() && !is_mine && !on(Mutant::AllWaitersAtOnce)) {
+            if lock.queue.head != *entry || (lock.is_held() && !is_mine && !mutant!(AllWaitersAtOnce)) {
                 return false;
             }
         }
@@ -141,7 +141,7 @@ impl Machine {
             }
             self.memory.idle -= self.locks[slot].weight();
             self.idle.unlink(&mut self.locks, slot);
-            if !on(Mutant::FloorForgotten) {
+            if !mutant!(FloorForgotten) {
                 self.floor = self.floor.max(self.locks[slot].fence);
             }
             self.names.remove(&self.locks, slot);

@@ -197,7 +197,7 @@ impl Pending {
     }
 
     fn read(reader: &mut Reader<'_>, queue_entries: usize) -> Option<Pending> {
-        let id = if reader.flag()? { Some(request_id(reader)?) } else { None };
+        let id = if reader.flag()? { Some(read_request_id(reader)?) } else { None };
         let deadline_ms = reader.varint()?;
         let form = if reader.flag()? {
             let order = reader.bytes()?;
@@ -220,8 +220,8 @@ pub(crate) fn put_request_id(out: &mut Vec<u8>, id: RequestId) {
     put_varint(out, id.seq);
 }
 
-pub(crate) fn request_id(reader: &mut Reader<'_>) -> Option<RequestId> {
-    Some(RequestId { origin: origin(reader)?, seq: reader.varint()? })
+pub(crate) fn read_request_id(reader: &mut Reader<'_>) -> Option<RequestId> {
+    Some(RequestId { origin: read_origin(reader)?, seq: reader.varint()? })
 }
 
 pub(crate) fn put_origin(out: &mut Vec<u8>, origin: Origin) {
@@ -229,7 +229,7 @@ pub(crate) fn put_origin(out: &mut Vec<u8>, origin: Origin) {
     out.extend_from_slice(&origin.incarnation.to_le_bytes());
 }
 
-pub(crate) fn origin(reader: &mut Reader<'_>) -> Option<Origin> {
+pub(crate) fn read_origin(reader: &mut Reader<'_>) -> Option<Origin> {
     Some(Origin { node: reader.varint()?, incarnation: reader.u64_fixed()? })
 }
 

@@ -5,7 +5,7 @@
 
 use crate::limits::{REMEMBERED_BYTES_MAX, REMEMBERED_BYTES_PER_ORIGIN_MAX};
 use crate::machine::log::bytes::{put_varint, Reader};
-use crate::machine::log::codec::{read_reply, write_reply};
+use crate::machine::log::reply_codec::{read_reply, write_reply};
 use crate::machine::requests::origins::OriginState;
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::slab::framed;

@@ -9,7 +9,7 @@ use crate::machine::store::deadlines::Timer;
 use crate::machine::store::list::List;
 use crate::machine::store::slab::Image;
 use crate::machine::{Applied, Lock, Machine, SessionSlot, Waiter, WaiterSlot};
-use crate::mutants::{on, Mutant};
+use crate::mutant;
 use crate::reply::Reply;
 use crate::types::{SessionId, LABEL_BYTES_MAX, TTL_MS_MAX};
 
@@ -189,7 +189,7 @@ impl Machine {
         while let Some(waiter) = self.sessions[slot].waiters.first() {
             let Some(left) = ends.checked_sub(1) else { return };
             *ends = left;
-            if on(Mutant::DeadSessionStaysInLine) {
+            if mutant!(DeadSessionStaysInLine) {
                 let mut waiters = self.sessions[slot].waiters;
                 waiters.unlink(&mut self.waiters, waiter);
                 let queue_entries = self.waiters[waiter].queue_entries.len() as u32;

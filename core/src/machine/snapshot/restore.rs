@@ -101,7 +101,7 @@ impl Restorer {
         self.machine.check_records().map_err(RestoreError::Inconsistent)?;
         self.machine.rebuild_indexes();
         self.machine.check_invariants().map_err(RestoreError::Inconsistent)?;
-        if crate::mutants::on(crate::mutants::Mutant::SnapshotWithoutReplies) {
+        if crate::mutant!(SnapshotWithoutReplies) {
             self.machine.dedup = Dedup::default();
         }
         Ok(self.machine)

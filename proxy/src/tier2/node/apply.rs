@@ -6,7 +6,7 @@ use crate::tier2::refusals;
 use protobuf::Message as _;
 use raft::eraftpb::{ConfChangeV2, Entry, EntryType};
 use redfence_core::machine::{self, Fate};
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 use redfence_core::types::RequestId;
 
 /// Work of entries applied in one turn (see `redfence_core::machine::work`), and their bytes with those of the replies to this node's
@@ -59,7 +59,7 @@ impl Node {
         match entry.get_entry_type() {
             // An empty one is a new leader's first, or a change of membership that raft refused.
             EntryType::EntryNormal if entry.data.is_empty() => {}
-            EntryType::EntryNormal if on(Mutant::FollowersDoNotApply) && !self.is_leader() => {}
+            EntryType::EntryNormal if mutant!(FollowersDoNotApply) && !self.is_leader() => {}
             EntryType::EntryNormal => {
                 let differing = self.machine.differing_effects();
                 let applied = self.machine.apply_entry(&entry.data, &mut self.applying);
@@ -223,7 +223,7 @@ impl Node {
     /// remembered replies; where those are gone the outcome is unknown. All others were not applied, and are sent again.
     pub(in crate::tier2) fn reconcile_pending(&mut self) {
         let origin = self.pending.origin();
-        if on(Mutant::PendingDeniedAfterInstall) {
+        if mutant!(PendingDeniedAfterInstall) {
             let tickets = self.pending.drain().into_iter().filter_map(|overdue| overdue.ticket);
             self.out.replies.extend(tickets.map(|ticket| (ticket, refusals::no_quorum())));
         }

@@ -136,7 +136,7 @@ impl Node {
                 if ttl_ms == 0 { PROMPT_MS } else { (ttl_ms / 2).clamp(NEVER_LATE_MS, PROMPT_MS) };
             late_ms.is_some_and(|late_ms| late_ms <= allowed_ms)
         };
-        let locks = match granted_ttl_ms(&reply) {
+        let locks = match reply.granted_ttl_ms() {
             None => None,
             Some(ttl_ms) if is_prompt(ttl_ms) => None,
             Some(_) => locks_of(&done.blob, &reply),
@@ -208,18 +208,6 @@ impl Node {
     }
 }
 
-/// The ttl of a reply that looks like a grant: `[fence, ttl]` or `[[fence, …], ttl]`.
-fn granted_ttl_ms(reply: &Reply) -> Option<u64> {
-    match reply {
-        Reply::Granted { ttl_ms, .. } => Some(*ttl_ms),
-        Reply::Array(items) => match &items[..] {
-            [Reply::Array(_), Reply::Int(ttl_ms)] => u64::try_from(*ttl_ms).ok(),
-            _ => None,
-        },
-        _ => None,
-    }
-}
-
 /// What was granted, if the command is an acquire.
 fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<GrantedLock>> {
     let lock = |db, name: &[u8], fence| GrantedLock { db, name: Bytes::copy_from_slice(name), fence };
@@ -227,17 +215,11 @@ fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<GrantedLock>> {
         (Command::Acquire { db, resource, .. }, Reply::Granted { fence, .. }) => {
             Some(vec![lock(db, resource, *fence)])
         }
-        (Command::MAcquire { db, resources, .. }, Reply::Array(items)) => match items.first() {
-            Some(Reply::Array(fences)) if fences.len() == resources.len() => resources
-                .iter()
-                .zip(fences)
-                .map(|(name, fence)| match fence {
-                    Reply::Int(fence) => Some(lock(db, name, Fence(u64::try_from(*fence).ok()?))),
-                    _ => None,
-                })
-                .collect(),
-            _ => None,
-        },
+        (Command::MAcquire { db, resources, .. }, Reply::GrantedMany { fences, .. })
+            if fences.len() == resources.len() =>
+        {
+            Some(resources.iter().zip(fences).map(|(name, fence)| lock(db, name, *fence)).collect())
+        }
         _ => None,
     }
 }
@@ -246,13 +228,9 @@ fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<GrantedLock>> {
 fn with_ttl(reply: &Reply, left_ms: u64) -> Reply {
     match reply {
         Reply::Granted { fence, ttl_ms } => Reply::Granted { fence: *fence, ttl_ms: left_ms.min(*ttl_ms) },
-        Reply::Array(items) => match &items[..] {
-            [fences, Reply::Int(ttl_ms)] => {
-                let left_ms = i64::try_from(left_ms).unwrap_or(i64::MAX);
-                Reply::Array(vec![fences.clone(), Reply::Int(left_ms.min(*ttl_ms))])
-            }
-            _ => reply.clone(),
-        },
+        Reply::GrantedMany { fences, ttl_ms } => {
+            Reply::GrantedMany { fences: fences.clone(), ttl_ms: left_ms.min(*ttl_ms) }
+        }
         _ => reply.clone(),
     }
 }

@@ -9,7 +9,7 @@ use crate::tier2::requests::encoded;
 use raft::eraftpb::ConfChangeV2;
 use raft::ProgressState;
 use redfence_core::machine::Command;
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 use redfence_core::reply::Reply;
 
 /// A goal is worked on this often.
@@ -45,7 +45,7 @@ impl Node {
     /// Expires what is due by proposing an entry; any entry does, because each one first expires what its stamp makes due.
     fn expire_due(&mut self) {
         let Some(logical_ms) = self.clock.logical_ms() else { return };
-        if on(Mutant::ExpiryStops) && self.raw.raft.term > 3 {
+        if mutant!(ExpiryStops) && self.raw.raft.term > 3 {
             return;
         }
         if !self.stage.is_empty() || !self.may_propose() {
@@ -138,7 +138,7 @@ impl Node {
     fn work_on_goals(&mut self) {
         for mut goal in std::mem::take(&mut self.goals) {
             let now_ms = self.now.monotonic_ms();
-            let early = on(Mutant::ChangeAckedEarly) && goal.started;
+            let early = mutant!(ChangeAckedEarly) && goal.started;
             if early || self.membership.shows(&goal.request, self.leader()) {
                 self.out.replies.push((goal.ticket, Reply::OK));
             } else if goal.deadline_ms <= now_ms {

@@ -8,7 +8,7 @@ use crate::node_api::wire::encode_meta;
 use crate::node_api::{LogPosition, LogReader, Recovered, SnapshotMeta, StoreError};
 use raft::eraftpb::{Entry, HardState, Snapshot};
 use raft::{Error, GetEntriesContext, RaftState, Storage, StorageError};
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 use std::cell::Cell;
 use std::collections::VecDeque;
 
@@ -30,7 +30,7 @@ impl LogCache {
     pub(in crate::tier2) fn new(recovered: Recovered, reader: Box<dyn LogReader>) -> LogCache {
         let mut hard_state = recovered.hard_state;
         // The commit index need not be durable, but whatever a snapshot holds was committed.
-        if !on(Mutant::CommitBehindSnapshot) {
+        if !mutant!(CommitBehindSnapshot) {
             hard_state.commit = hard_state.commit.max(recovered.snapshot.at.index);
         }
         hard_state.term = hard_state.term.max(recovered.snapshot.at.term);

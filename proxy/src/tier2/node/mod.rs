@@ -40,7 +40,7 @@ use raft::eraftpb::{Entry, HardState, Message, MessageType};
 use raft::{RawNode, StateRole};
 use redfence_core::limits::APPEND_BYTES_MAX;
 use redfence_core::machine::{Applied, Machine};
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 use redfence_core::types::{Origin, SessionId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -119,7 +119,7 @@ impl Node {
     /// Builds a node from what storage recovered. An error describes why the process cannot start.
     pub fn new(config: Config, recovered: Recovered, reader: Box<dyn LogReader>) -> Result<Node, String> {
         let mut recovered = recovered;
-        if on(Mutant::MembersFromConfig) && recovered.snapshot.at.index > 1 {
+        if mutant!(MembersFromConfig) && recovered.snapshot.at.index > 1 {
             let founders: Vec<_> = (1..=3).map(|id| (id, format!("host{id}:7380"))).collect();
             let founding = SnapshotMeta::founding(&founders);
             recovered.snapshot.conf_state = founding.conf_state;
@@ -208,7 +208,7 @@ impl Node {
             Input::Read(read) => self.on_read(read),
             Input::Cancel { ticket } => self.on_cancel(ticket),
             Input::Withdraw { ticket } => self.on_withdraw(ticket),
-            Input::SessionsTouched(_) if on(Mutant::KeepAlivesLost) && !self.is_leader() => {}
+            Input::SessionsTouched(_) if mutant!(KeepAlivesLost) && !self.is_leader() => {}
             Input::SessionsTouched(ids) => self.touched.extend(ids),
             Input::SessionsOrphaned { ids, grace_ms } => self.on_orphaned(&ids, grace_ms),
             Input::Wanted(wanted) => self.machine.set_wanted(wanted),
@@ -304,7 +304,7 @@ impl Node {
         let now_ms = self.now.monotonic_ms();
         let since_ms = *self.ticked_ms.get_or_insert(now_ms);
         let due = now_ms.saturating_sub(since_ms) / tick_ms;
-        if due == 0 || (self.removed && on(Mutant::RemovedNeverSleeps)) {
+        if due == 0 || (self.removed && mutant!(RemovedNeverSleeps)) {
             return;
         }
         self.ticked_ms = Some(match due > TICKS_PER_TURN_MAX {
@@ -505,7 +505,7 @@ fn raft_config(config: &Config, applied: u64) -> raft::Config {
         pre_vote: true,
         // raft 0.7.0 merges entries into a queued empty append whatever index that one has, and the follower then
         // acknowledges entries it never got. One entry carries many commands here, so nothing is lost by going without.
-        batch_append: on(Mutant::BatchedAppends),
+        batch_append: mutant!(BatchedAppends),
         max_uncommitted_size: 64 << 20,
         max_committed_size_per_ready: COMMITTED_BYTES_PER_READY,
         // `broadcast_commit` does it, once a turn, and not at all where the next entry says it anyway.

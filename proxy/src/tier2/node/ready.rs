@@ -4,7 +4,7 @@ use crate::node_api::{NodeId, PeerMessage, PersistTask};
 use crate::tier2::node::Node;
 use raft::eraftpb::{HardState, Message, MessageType};
 use raft::Ready;
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 
 impl Node {
     pub(in crate::tier2) fn handle_ready(&mut self) {
@@ -39,7 +39,7 @@ impl Node {
         let committed = ready.take_committed_entries();
         let number = ready.number();
         self.raw.advance_append_async(ready);
-        if (!written && self.persist.nothing_to_write(number)) || on(Mutant::OwnAckBeforeSync) {
+        if (!written && self.persist.nothing_to_write(number)) || mutant!(OwnAckBeforeSync) {
             self.raw.on_persist_ready(number);
         }
         // 6. Committed entries (raft gives out none that are not durable here) go to the machine.
@@ -81,7 +81,7 @@ impl Node {
             self.out.send.append(&mut task.after);
             return false;
         }
-        if on(Mutant::HardStateFirst) {
+        if mutant!(HardStateFirst) {
             let (number, hard_state) = (self.persist.next_number(), self.lazy_hard_state.take());
             self.persist.started(number, 0, false);
             self.out.persist.push(PersistTask {
@@ -104,8 +104,8 @@ impl Node {
     fn may_overtake(&self, message: &Message, holds_vote: bool) -> bool {
         match message.get_msg_type() {
             MessageType::MsgReadIndex => true,
-            MessageType::MsgRequestVoteResponse => on(Mutant::VoteBeforeSync),
-            MessageType::MsgAppendResponse => on(Mutant::AckBeforeSync),
+            MessageType::MsgRequestVoteResponse => mutant!(VoteBeforeSync),
+            MessageType::MsgAppendResponse => mutant!(AckBeforeSync),
             MessageType::MsgHeartbeatResponse => !holds_vote && self.persist.vote_is_durable(),
             _ => false,
         }

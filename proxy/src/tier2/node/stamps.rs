@@ -5,7 +5,7 @@
 //! another node leads.
 
 use crate::node_api::Now;
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 use redfence_core::types::Stamp;
 
 #[derive(Debug, Default)]
@@ -31,7 +31,7 @@ impl LogicalClock {
 
     /// This node leads from now on. `applied_ms` is the machine's clock.
     pub(in crate::tier2) fn start(&mut self, now: Now, term: u64, applied_ms: u64) {
-        let applied_ms = if on(Mutant::ClockOfOwnUptime) { now.monotonic_ms() } else { applied_ms };
+        let applied_ms = if mutant!(ClockOfOwnUptime) { now.monotonic_ms() } else { applied_ms };
         self.leading = Some(LeaderClock {
             term,
             seen_ms: now.monotonic_ms(),

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 use redfence_core::machine::effects::Effects;
 use redfence_core::machine::{check_command, Command};
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 use redfence_core::reply::Reply;
 use redfence_core::types::{RequestId, SessionId};
 
@@ -52,7 +52,7 @@ impl Node {
 
     /// A planted bug, see `redfence_core::mutants`.
     fn renew_outside_log(&mut self, blob: &[u8]) {
-        if on(Mutant::RenewOutsideLog) && self.is_leader() {
+        if mutant!(RenewOutsideLog) && self.is_leader() {
             if let Some(renew @ Command::Renew { .. }) = Command::decode(blob) {
                 self.machine.apply(self.machine.stamp(), None, renew, &mut Default::default());
             }
@@ -147,7 +147,7 @@ impl Node {
         for ticket in self.reads.overdue(now_ms) {
             self.out.replies.push((ticket, refusals::no_quorum()));
         }
-        if !on(Mutant::ReadNotAskedAgain) {
+        if !mutant!(ReadNotAskedAgain) {
             self.reads.retry_overdue(now_ms, self.config.read_retry_ms);
         }
     }
@@ -158,7 +158,7 @@ impl Node {
         }
         let reply = match overdue.verdict {
             TimeoutOutcome::NeverSent => refusals::no_quorum(),
-            TimeoutOutcome::Unknown if on(Mutant::DefiniteErrorAfterSending) => refusals::no_quorum(),
+            TimeoutOutcome::Unknown if mutant!(DefiniteErrorAfterSending) => refusals::no_quorum(),
             TimeoutOutcome::Unknown => refusals::indeterminate(),
         };
         if let Some(ticket) = overdue.ticket {
@@ -265,7 +265,7 @@ impl Node {
             return;
         }
         if let Some(name) = self.reads.open_round(self.pending.origin(), self.now.monotonic_ms()) {
-            if on(Mutant::ReadWithoutRound) || (on(Mutant::LeaderReadsAlone) && self.is_leader()) {
+            if mutant!(ReadWithoutRound) || (mutant!(LeaderReadsAlone) && self.is_leader()) {
                 self.reads.confirmed(self.pending.origin(), &name, 0);
                 self.answer_reads();
                 return;
@@ -275,7 +275,7 @@ impl Node {
     }
 
     pub(super) fn answer_reads(&mut self) {
-        let applied = if on(Mutant::ReadBeforeApply) { u64::MAX } else { self.applied };
+        let applied = if mutant!(ReadBeforeApply) { u64::MAX } else { self.applied };
         // Most turns have no read to answer, and the clock below costs a system call.
         if !self.reads.has_ready(applied) {
             return;

@@ -10,7 +10,7 @@
 
 use crate::node_api::{ConnectionId, Forwarded, Submit, Ticket, WAIT_FOREVER};
 use bytes::Bytes;
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 use redfence_core::types::Origin;
 use rustc_hash::FxHashMap;
 use std::collections::{BTreeMap, BTreeSet};
@@ -225,7 +225,7 @@ impl PendingTable {
 
     /// The leader changed: everything unapplied must be handed over again.
     pub(in crate::tier2) fn leader_changed(&mut self) {
-        if on(Mutant::ResentUnderNewNumber) {
+        if mutant!(ResentUnderNewNumber) {
             self.may_queue.clear();
             for request in std::mem::take(&mut self.unapplied).into_values() {
                 self.unapplied_bytes -= request.blob.len();

@@ -10,7 +10,7 @@
 use crate::client_memory::{counted_bytes, Account};
 use crate::node_api::{OwnedQuery, Read, Ticket};
 use redfence_core::machine::{KeysWalk, Machine};
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 use redfence_core::reply::Reply;
 use redfence_core::types::Origin;
 use std::collections::{BTreeMap, VecDeque};
@@ -105,7 +105,7 @@ impl Reads {
     /// Opens a round for all waiting reads. Returns its request context for raft.
     pub(in crate::tier2) fn open_round(&mut self, origin: Origin, now_ms: u64) -> Option<Vec<u8>> {
         let under_way = self.rounds.values().filter(|round| round.index.is_none()).count();
-        let one_name = on(Mutant::ReadNameReused);
+        let one_name = mutant!(ReadNameReused);
         if self.waiting.is_empty() || under_way >= ROUNDS_MAX || (one_name && !self.rounds.is_empty()) {
             return None;
         }
@@ -185,7 +185,7 @@ impl Reads {
 
     /// The leader changed: what it has not confirmed will not be.
     pub(in crate::tier2) fn leader_changed(&mut self) {
-        if !on(Mutant::ReadNotAskedAgain) {
+        if !mutant!(ReadNotAskedAgain) {
             self.reopen(|_| true);
         }
     }

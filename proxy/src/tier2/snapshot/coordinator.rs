@@ -13,7 +13,7 @@ use crate::tier2::snapshot::receiving::{IncomingSnapshot, ReceivedSnapshot};
 use crate::tier2::snapshot::sending::{OutgoingSnapshots, TransferEnd};
 use raft::{SnapshotStatus, Storage};
 use redfence_core::machine::Machine;
-use redfence_core::mutants::{on, Mutant};
+use redfence_core::mutant;
 
 /// Snapshots one start of a node can make before file names would repeat.
 const ID_BITS: u32 = 24;
@@ -73,7 +73,7 @@ impl Snapshots {
     pub(in crate::tier2) fn discard_durable(&mut self, persist: &PersistQueue, ops: &mut Vec<SnapshotOp>) {
         let outgoing = &self.outgoing;
         self.discard.retain(|(id, number)| {
-            let durable = persist.is_durable(*number) || on(Mutant::SnapshotDiscardedEarly);
+            let durable = persist.is_durable(*number) || mutant!(SnapshotDiscardedEarly);
             let free = durable && !outgoing.uses(*id);
             if free {
                 ops.push(SnapshotOp::Discard(*id));
@@ -86,7 +86,7 @@ impl Snapshots {
 impl Node {
     /// One step of every snapshot in progress.
     pub(in crate::tier2) fn work_on_snapshots(&mut self) {
-        if !on(Mutant::TransferNeverEnds) {
+        if !mutant!(TransferNeverEnds) {
             self.drop_stalled_receiving();
         }
         self.begin_snapshot_if_due();
@@ -315,7 +315,7 @@ impl Node {
         machine.set_wanted(self.machine.wanted());
         self.out.missed = true;
         self.machine = machine;
-        if !on(Mutant::OldMembersAfterInstall) {
+        if !mutant!(OldMembersAfterInstall) {
             self.membership = Membership::from_snapshot(&meta);
         }
         self.members_changed = true;
