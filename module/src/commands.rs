@@ -21,28 +21,28 @@ use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::Tier;
 
 /// How a command is answered.
-pub(crate) enum Answer {
+pub(crate) enum CommandOutcome {
     Reply(Reply),
     /// The client is blocked and will hear later, or another command's answer was passed on.
     Sent,
 }
 
-impl From<Reply> for Answer {
-    fn from(reply: Reply) -> Answer {
-        Answer::Reply(reply)
+impl From<Reply> for CommandOutcome {
+    fn from(reply: Reply) -> CommandOutcome {
+        CommandOutcome::Reply(reply)
     }
 }
 
 /// What every command gets.
-pub(crate) struct Call<'a> {
+pub(crate) struct CommandContext<'a> {
     pub(crate) ctx: &'a Ctx,
     pub(crate) argv: &'a [Arg],
     pub(crate) now: Now,
 }
 
 /// Reads the command, runs it, and counts.
-pub(crate) fn answer(ctx: &Ctx, argv: &[Arg]) -> Answer {
-    let call = Call { ctx, argv, now: Now::read() };
+pub(crate) fn answer(ctx: &Ctx, argv: &[Arg]) -> CommandOutcome {
+    let call = CommandContext { ctx, argv, now: Now::read() };
     let outcome = match grammar::parse(argv) {
         Some(Ok(request)) => crate::run(&call, &request),
         Some(Err(refusal)) => Err(refusal),
@@ -53,7 +53,7 @@ pub(crate) fn answer(ctx: &Ctx, argv: &[Arg]) -> Answer {
     }
     outcome.unwrap_or_else(|refusal| {
         count(Counter::Refused);
-        Answer::Reply(Reply::Error(refusal))
+        CommandOutcome::Reply(Reply::Error(refusal))
     })
 }
 

@@ -3,8 +3,8 @@
 use crate::clock::Now;
 use crate::ffi::{Ctx, Name};
 use crate::info::{self, Counter};
-use crate::record::look;
-use crate::{audience, config};
+use crate::record::inspect;
+use crate::{config, observers};
 use redfence_core::event::{channel, to_json, EventKind};
 use redfence_core::types::{Fence, Tier};
 use std::cell::Cell;
@@ -24,7 +24,7 @@ fn next_seq() -> u64 {
 
 /// Whether an event would reach anybody.
 pub(crate) fn is_on() -> bool {
-    config::events() && audience::somebody_listens()
+    config::events() && observers::somebody_listens()
 }
 
 pub(crate) fn publish(ctx: &Ctx, kind: EventKind, resource: &[u8], fence: Fence, owner: &[u8]) {
@@ -38,8 +38,8 @@ pub(crate) fn publish(ctx: &Ctx, kind: EventKind, resource: &[u8], fence: Fence,
 /// Redis has ended a key. Where it was a lock of ours, watchers hear of it.
 pub(crate) fn on_key_expired(ctx: &Ctx, name: Name<'_>) {
     let resource = name.bytes();
-    if look::may_be_resource(resource) {
-        if let Some((fence, owner)) = look::expired_grant(ctx, resource, Now::read()) {
+    if inspect::may_be_resource(resource) {
+        if let Some((fence, owner)) = inspect::expired_grant(ctx, resource, Now::read()) {
             info::count(Counter::Expired);
             publish(ctx, EventKind::Expired, resource, fence, &owner);
         }

@@ -30,7 +30,7 @@ pub(crate) mod server;
 pub(crate) mod string;
 
 pub(crate) use block::{BlockedClient, ClientId};
-pub(crate) use key::{Key, Kind};
+pub(crate) use key::{Key, KeyType};
 pub(crate) use string::{Arg, Name, OwnedString};
 
 use redis_module::raw;

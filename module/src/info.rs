@@ -93,7 +93,7 @@ pub(crate) fn command_took(us: u64) {
     FIGURES.with(|figures| figures.borrow_mut().command_us.add(us));
 }
 
-/// How long a waiter stood in line before it was granted.
+/// How long a waiter had waited before it was granted.
 pub(crate) fn waited(us: u64) {
     FIGURES.with(|figures| figures.borrow_mut().wait_us.add(us));
 }

@@ -6,8 +6,8 @@
 //!
 //! - [`commands`]: one file a command; [`multi`] what several of them share
 //! - [`record`]: a lock as Redis keeps it; the only code that knows the layout
-//! - [`waiters`] and [`lines`]: blocked clients, and who stands in line for what
-//! - [`events`], [`info`], [`config`], [`clock`]; [`audience`]: whether anybody would see an effect or an event
+//! - [`waiters`] and [`wait_queues`]: blocked clients, and who waits for what
+//! - [`events`], [`info`], [`config`], [`clock`]; [`observers`]: whether anybody would see an effect or an event
 //! - [`ffi`]: the border to Redis, with every `unsafe` block
 //!
 //! # Caveats
@@ -16,7 +16,6 @@
 
 #![deny(unsafe_code)]
 
-mod audience;
 mod clock;
 mod commands;
 mod config;
@@ -24,12 +23,13 @@ mod events;
 #[allow(unsafe_code)]
 mod ffi;
 mod info;
-mod lines;
 mod multi;
+mod observers;
 mod record;
+mod wait_queues;
 mod waiters;
 
-use commands::{Answer, Call};
+use commands::{CommandContext, CommandOutcome};
 use redfence_core::grammar::Request;
 use redfence_core::reply::Refusal;
 use redis_module::configuration::ConfigurationFlags;
@@ -46,7 +46,7 @@ type Allocator = std::alloc::System;
 const ALLOCATOR: Allocator = std::alloc::System;
 
 /// The command table.
-pub(crate) fn run(call: &Call<'_>, request: &Request<'_>) -> Result<Answer, Refusal> {
+pub(crate) fn run(call: &CommandContext<'_>, request: &Request<'_>) -> Result<CommandOutcome, Refusal> {
     match request {
         Request::Acquire(request) => commands::acquire::run(call, request),
         Request::Release(request) => commands::release::run(call, request),
@@ -80,7 +80,7 @@ fn start(ctx: &Context, _arguments: &[RedisString]) -> Status {
         }
     }
     record::names::learn_mode(&ctx);
-    audience::learn(&ctx);
+    observers::learn(&ctx);
     if ctx.may_evict() {
         ctx.log_warning(
             "maxmemory-policy may evict keys, and locks are keys: a lock may be lost while it is held. \

@@ -5,14 +5,14 @@ use crate::events;
 use crate::ffi::{Ctx, OwnedString};
 use crate::info::{self, Counter};
 use crate::record::owner::Owner;
-use crate::record::{Lock, Taken};
+use crate::record::{AcquireOutcome, LockKeys};
 use crate::waiters;
 use redfence_core::event::EventKind;
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::Fence;
 
 /// What came of taking several locks.
-pub(crate) struct Grants {
+pub(crate) struct MultiGrant {
     /// In the order asked.
     pub(crate) fences: Vec<Fence>,
     /// Which of them are new, and not a retry's.
@@ -28,7 +28,7 @@ pub(crate) fn take_all<R: AsRef<[u8]>>(
     owner: &[u8],
     ttl_ms: u64,
     now: Now,
-) -> Result<Grants, Refusal> {
+) -> Result<MultiGrant, Refusal> {
     let mut order: Vec<usize> = (0..resources.len()).collect();
     order.sort_unstable_by_key(|at| resources[*at].as_ref());
     let mut fences = vec![Fence(0); resources.len()];
@@ -37,30 +37,30 @@ pub(crate) fn take_all<R: AsRef<[u8]>>(
     for at in order {
         let resource = resources[at].as_ref();
         let name = OwnedString::new(resource);
-        let taken = Lock::new(name.name())?.take(ctx, &mut Owner::Given(owner), ttl_ms, true, now)?;
+        let taken = LockKeys::new(name.name())?.take(ctx, &mut Owner::Given(owner), ttl_ms, true, now)?;
         let grant = match taken {
-            Taken::Granted(grant) => {
+            AcquireOutcome::Granted(grant) => {
                 info::count(Counter::Granted);
                 events::publish(ctx, EventKind::Acquired, resource, grant.fence, owner);
                 fresh[at] = true;
                 grant
             }
-            Taken::Again(grant) => {
+            AcquireOutcome::Again(grant) => {
                 info::count(Counter::GrantedAgain);
                 if let Some(deadline_ms) = grant.deadline_ms {
                     waiters::deadline_moved(ctx, resource, deadline_ms);
                 }
                 grant
             }
-            Taken::Busy => unreachable!("a lock seen free in this step is free"),
+            AcquireOutcome::Busy => unreachable!("a lock seen free in this step is free"),
         };
         fences[at] = grant.fence;
         shortest_ms = shortest_ms.min(grant.ttl_ms);
     }
-    Ok(Grants { fences, fresh, ttl_ms: shortest_ms })
+    Ok(MultiGrant { fences, fresh, ttl_ms: shortest_ms })
 }
 
 /// `[[fence, …], ttl]`
-pub(crate) fn granted(grants: &Grants) -> Reply {
+pub(crate) fn granted(grants: &MultiGrant) -> Reply {
     Reply::GrantedMany { fences: grants.fences.as_slice().into(), ttl_ms: grants.ttl_ms }
 }

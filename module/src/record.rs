@@ -25,18 +25,18 @@
 
 pub(crate) mod companion;
 mod fences;
-pub(crate) mod look;
+pub(crate) mod inspect;
 pub(crate) mod marks;
 pub(crate) mod names;
 pub(crate) mod owner;
 
 use crate::clock::Now;
 use crate::ffi::server::{Class, Expiry};
-use crate::ffi::{Ctx, Key, Kind, Name, OwnedString};
+use crate::ffi::{Ctx, Key, KeyType, Name, OwnedString};
 use crate::info::{count, Counter};
 use crate::waiters;
 use crate::{config, events};
-use companion::{Companion, End, How, State};
+use companion::{Companion, EndCause, EndedGrant, GrantState};
 use owner::Owner;
 use redfence_core::event::EventKind;
 use redfence_core::grammar::errors;
@@ -60,7 +60,7 @@ pub(crate) struct Grant {
 
 /// What came of an attempt to take a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Taken {
+pub(crate) enum AcquireOutcome {
     Granted(Grant),
     /// The owner holds it already: the same fence, perhaps more time.
     Again(Grant),
@@ -68,7 +68,7 @@ pub(crate) enum Taken {
 }
 
 /// What a holder's fence is worth now.
-pub(crate) enum Ended {
+pub(crate) enum EndOutcome {
     /// It held the lock until this call.
     Now {
         /// For the event; empty where nobody listens.
@@ -79,39 +79,39 @@ pub(crate) enum Ended {
 
 /// Whether a lock could be taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Freedom {
+pub(crate) enum Availability {
     Free,
     /// Held by the very owner that asks: it may have it again.
-    Yours,
+    OwnedByCaller,
     /// Held by another; `None` where the key does not expire.
     HeldUntil(Option<u64>),
 }
 
 /// A grant as its companion is to tell it.
-struct Held<'a> {
+struct GrantRecord<'a> {
     fence: Fence,
     deadline_ms: Option<u64>,
-    ended: Option<End>,
+    ended: Option<EndedGrant>,
     owner: &'a [u8],
 }
 
 /// What `LOCK.INFO` shows.
-pub(crate) struct View {
+pub(crate) struct LockView {
     pub(crate) owner: Option<Vec<u8>>,
     pub(crate) fence: Fence,
     pub(crate) expire_at_ms: Option<u64>,
 }
 
 /// A lock's name with the name of its companion, made once per command.
-pub(crate) struct Lock<'a> {
+pub(crate) struct LockKeys<'a> {
     name: Name<'a>,
     companion: OwnedString,
 }
 
-impl<'a> Lock<'a> {
+impl<'a> LockKeys<'a> {
     /// Refused in cluster mode where the companion could not live in the lock's slot.
-    pub(crate) fn new(name: Name<'a>) -> Result<Lock<'a>, Refusal> {
-        Ok(Lock { name, companion: names::side_key(names::COMPANION, name.bytes())? })
+    pub(crate) fn new(name: Name<'a>) -> Result<LockKeys<'a>, Refusal> {
+        Ok(LockKeys { name, companion: names::side_key(names::COMPANION, name.bytes())? })
     }
 
     pub(crate) fn resource(&self) -> &'a [u8] {
@@ -119,37 +119,37 @@ impl<'a> Lock<'a> {
     }
 
     /// Opens the lock's own key for writing; a key of another type is none of ours.
-    fn open<'k>(&'k self, ctx: &'k Ctx) -> Result<(Key<'k>, Kind), Refusal> {
+    fn open<'k>(&'k self, ctx: &'k Ctx) -> Result<(Key<'k>, KeyType), Refusal> {
         let key = Key::open_to_write(ctx, self.name);
         match key.kind() {
-            Kind::Other => Err(errors::wrong_type()),
-            kind @ (Kind::Absent | Kind::String) => Ok((key, kind)),
+            KeyType::Other => Err(errors::wrong_type()),
+            kind @ (KeyType::Absent | KeyType::String) => Ok((key, kind)),
         }
     }
 
     fn open_companion<'k>(&'k self, ctx: &'k Ctx) -> Result<Key<'k>, Refusal> {
         let key = Key::open_to_write(ctx, self.companion.name());
         match key.kind() {
-            Kind::Other => Err(errors::wrong_type()),
-            Kind::Absent | Kind::String => Ok(key),
+            KeyType::Other => Err(errors::wrong_type()),
+            KeyType::Absent | KeyType::String => Ok(key),
         }
     }
 
     /// Whether [`Lock::take`] would be granted to `owner`; an error where it would be refused.
-    pub(crate) fn freedom(&self, ctx: &Ctx, owner: Option<&[u8]>) -> Result<Freedom, Refusal> {
+    pub(crate) fn availability(&self, ctx: &Ctx, owner: Option<&[u8]>) -> Result<Availability, Refusal> {
         let (mut key, kind) = self.open(ctx)?;
-        if kind == Kind::String && owner.is_none_or(|owner| key.bytes() != owner) {
-            return Ok(Freedom::HeldUntil(key.expire_at_ms()));
+        if kind == KeyType::String && owner.is_none_or(|owner| key.bytes() != owner) {
+            return Ok(Availability::HeldUntil(key.expire_at_ms()));
         }
         let mut side = self.open_companion(ctx)?;
         match companion::parse(side.bytes()) {
             Some(seen) if seen.fence.0 + 1 >= FENCE_BOUND => Err(fences::used_up()),
-            Some(_) | None if kind == Kind::String => Ok(Freedom::Yours),
-            Some(_) | None => Ok(Freedom::Free),
+            Some(_) | None if kind == KeyType::String => Ok(Availability::OwnedByCaller),
+            Some(_) | None => Ok(Availability::Free),
         }
     }
 
-    /// Takes the lock where it is free (and `may_take`: nobody is in line before the caller), or again where `owner` holds it.
+    /// Takes the lock where it is free (and `may_take`: nobody is in the queue before the caller), or again where `owner` holds it.
     pub(crate) fn take(
         &self,
         ctx: &Ctx,
@@ -157,16 +157,16 @@ impl<'a> Lock<'a> {
         ttl_ms: u64,
         may_take: bool,
         now: Now,
-    ) -> Result<Taken, Refusal> {
+    ) -> Result<AcquireOutcome, Refusal> {
         let (mut key, kind) = self.open(ctx)?;
-        if kind != Kind::Absent {
+        if kind != KeyType::Absent {
             return match owner.given().filter(|owner| key.bytes() == *owner) {
-                Some(owner) => self.take_again(ctx, &mut key, owner, ttl_ms, now).map(Taken::Again),
-                None => Ok(Taken::Busy),
+                Some(owner) => self.take_again(ctx, &mut key, owner, ttl_ms, now).map(AcquireOutcome::Again),
+                None => Ok(AcquireOutcome::Busy),
             };
         }
         if !may_take {
-            return Ok(Taken::Busy);
+            return Ok(AcquireOutcome::Busy);
         }
         let owner = owner.settle();
         let mut side = self.open_companion(ctx)?;
@@ -178,13 +178,18 @@ impl<'a> Lock<'a> {
         key.set_bytes(owner);
         key.set_expire_at_ms(deadline_ms);
         ctx.replicate_set(self.name, owner, Expiry::At(deadline_ms));
-        self.write_held(ctx, &mut side, Held { fence, deadline_ms: Some(deadline_ms), ended, owner }, now);
+        self.write_held(
+            ctx,
+            &mut side,
+            GrantRecord { fence, deadline_ms: Some(deadline_ms), ended, owner },
+            now,
+        );
         drop((key, side));
-        waiters::quietly(|| {
+        waiters::ignoring_own_changes(|| {
             ctx.notify(Class::String, c"set", self.name);
             ctx.notify(Class::Generic, c"expire", self.name);
         });
-        Ok(Taken::Granted(Grant { fence, ttl_ms, deadline_ms: Some(deadline_ms) }))
+        Ok(AcquireOutcome::Granted(Grant { fence, ttl_ms, deadline_ms: Some(deadline_ms) }))
     }
 
     /// A retry: the same fence, at least the time asked. A plain client's lock of the same value is adopted: it gets a fence.
@@ -198,7 +203,7 @@ impl<'a> Lock<'a> {
     ) -> Result<Grant, Refusal> {
         let mut side = self.open_companion(ctx)?;
         let seen = companion::parse(side.bytes());
-        let ours = seen.filter(|seen| seen.state == State::Held && seen.owner == owner);
+        let ours = seen.filter(|seen| seen.state == GrantState::Held && seen.owner == owner);
         let (fence, ended) = match ours {
             Some(ours) => (ours.fence, ours.ended),
             None => {
@@ -220,78 +225,84 @@ impl<'a> Lock<'a> {
             }
         };
         if is_new || deadline_ms == Some(asked_until_ms) {
-            self.write_held(ctx, &mut side, Held { fence, deadline_ms, ended, owner }, now);
+            self.write_held(ctx, &mut side, GrantRecord { fence, deadline_ms, ended, owner }, now);
         }
         let left_ms = deadline_ms.map_or(ttl_ms, |until_ms| until_ms - now.wall_ms());
         Ok(Grant { fence, ttl_ms: left_ms, deadline_ms })
     }
 
     /// Ends the grant of `fence` where it is the holder's.
-    pub(crate) fn end(&self, ctx: &Ctx, fence: Fence, now: Now) -> Result<Ended, Refusal> {
+    pub(crate) fn end(&self, ctx: &Ctx, fence: Fence, now: Now) -> Result<EndOutcome, Refusal> {
         let (mut key, _) = self.open(ctx)?;
         let mut side = self.open_companion(ctx)?;
         let (deadline_ms, owner) = match holder(&mut key, &mut side, fence, now) {
             Ok(held) => (held.deadline_ms, copy_for_event(held.owner)),
-            Err(reason) => return Ok(Ended::Before(reason)),
+            Err(reason) => return Ok(EndOutcome::Before(reason)),
         };
         self.delete(ctx, &mut key);
-        self.write_ended(ctx, &mut side, fence, State::Released, deadline_ms, now);
+        self.write_ended(ctx, &mut side, fence, GrantState::Released, deadline_ms, now);
         drop((key, side));
-        waiters::quietly(|| ctx.notify(Class::Generic, c"del", self.name));
-        Ok(Ended::Now { owner })
+        waiters::ignoring_own_changes(|| ctx.notify(Class::Generic, c"del", self.name));
+        Ok(EndOutcome::Now { owner })
     }
 
     /// Sets the time left of the grant of `fence`.
-    pub(crate) fn renew(&self, ctx: &Ctx, fence: Fence, ttl_ms: u64, now: Now) -> Result<Ended, Refusal> {
+    pub(crate) fn renew(
+        &self,
+        ctx: &Ctx,
+        fence: Fence,
+        ttl_ms: u64,
+        now: Now,
+    ) -> Result<EndOutcome, Refusal> {
         let (mut key, _) = self.open(ctx)?;
         let mut side = self.open_companion(ctx)?;
         let (ended, owner) = match holder(&mut key, &mut side, fence, now) {
             Ok(held) => (held.ended, held.owner.to_vec()),
-            Err(reason) => return Ok(Ended::Before(reason)),
+            Err(reason) => return Ok(EndOutcome::Before(reason)),
         };
         let deadline_ms = now.wall_ms() + ttl_ms;
         self.prolong(ctx, &mut key, deadline_ms);
-        let held = Held { fence, deadline_ms: Some(deadline_ms), ended, owner: &owner };
+        let held = GrantRecord { fence, deadline_ms: Some(deadline_ms), ended, owner: &owner };
         self.write_held(ctx, &mut side, held, now);
         drop((key, side));
-        waiters::quietly(|| ctx.notify(Class::Generic, c"expire", self.name));
-        Ok(Ended::Now { owner })
+        waiters::ignoring_own_changes(|| ctx.notify(Class::Generic, c"expire", self.name));
+        Ok(EndOutcome::Now { owner })
     }
 
     /// Takes the lock away from whoever holds it. `None` where nobody did.
     pub(crate) fn end_by_force(&self, ctx: &Ctx, now: Now) -> Result<Option<(Fence, Vec<u8>)>, Refusal> {
         let (mut key, kind) = self.open(ctx)?;
-        if kind == Kind::Absent {
+        if kind == KeyType::Absent {
             return Ok(None);
         }
         let mut side = self.open_companion(ctx)?;
         let owner = key.bytes().to_vec();
         let seen = companion::parse(side.bytes());
         let fence = seen.map_or(Fence(0), |seen| seen.fence);
-        let ours = seen.filter(|seen| seen.state == State::Held && seen.owner == owner);
+        let ours = seen.filter(|seen| seen.state == GrantState::Held && seen.owner == owner);
         let deadline_ms = ours.map(|ours| ours.deadline_ms);
         self.delete(ctx, &mut key);
         if let Some(deadline_ms) = deadline_ms {
-            self.write_ended(ctx, &mut side, fence, State::Forced, deadline_ms, now);
+            self.write_ended(ctx, &mut side, fence, GrantState::Forced, deadline_ms, now);
         }
         drop((key, side));
-        waiters::quietly(|| ctx.notify(Class::Generic, c"del", self.name));
+        waiters::ignoring_own_changes(|| ctx.notify(Class::Generic, c"del", self.name));
         Ok(Some((fence, owner)))
     }
 
     /// Looks without changing anything: also on a replica.
-    pub(crate) fn view(&self, ctx: &Ctx) -> Result<View, Refusal> {
+    pub(crate) fn view(&self, ctx: &Ctx) -> Result<LockView, Refusal> {
         let fence = match Key::open_to_read(ctx, self.companion.name()) {
             None => Fence(0),
-            Some(side) if side.kind() == Kind::Other => return Err(errors::wrong_type()),
+            Some(side) if side.kind() == KeyType::Other => return Err(errors::wrong_type()),
             Some(mut side) => companion::parse(side.bytes()).map_or(Fence(0), |seen| seen.fence),
         };
         match Key::open_to_read(ctx, self.name) {
-            None => Ok(View { owner: None, fence, expire_at_ms: None }),
-            Some(key) if key.kind() == Kind::Other => Err(errors::wrong_type()),
+            None => Ok(LockView { owner: None, fence, expire_at_ms: None }),
+            Some(key) if key.kind() == KeyType::Other => Err(errors::wrong_type()),
             Some(mut key) => {
                 let owner = Some(key.bytes().to_vec());
-                Ok(View { owner, fence, expire_at_ms: key.expire_at_ms() })
+                Ok(LockView { owner, fence, expire_at_ms: key.expire_at_ms() })
             }
         }
     }
@@ -307,18 +318,18 @@ impl<'a> Lock<'a> {
     }
 
     /// A plain client ended our grant by deleting its key. Nobody told watchers then (an expiry is told when it happens).
-    fn tell_unseen_end(&self, ctx: &Ctx, seen: Option<Companion<'_>>, ended: Option<End>) {
-        let deleted = ended.is_some_and(|ended| ended.how == How::Released);
-        if let Some(seen) = seen.filter(|seen| deleted && seen.state == State::Held) {
+    fn tell_unseen_end(&self, ctx: &Ctx, seen: Option<Companion<'_>>, ended: Option<EndedGrant>) {
+        let deleted = ended.is_some_and(|ended| ended.how == EndCause::Released);
+        if let Some(seen) = seen.filter(|seen| deleted && seen.state == GrantState::Held) {
             count(Counter::Released);
             events::publish(ctx, EventKind::Released, self.resource(), seen.fence, seen.owner);
         }
     }
 
-    fn write_held(&self, ctx: &Ctx, side: &mut Key<'_>, held: Held<'_>, now: Now) {
-        let Held { fence, deadline_ms, ended, owner } = held;
+    fn write_held(&self, ctx: &Ctx, side: &mut Key<'_>, held: GrantRecord<'_>, now: Now) {
+        let GrantRecord { fence, deadline_ms, ended, owner } = held;
         let companion =
-            Companion { fence, state: State::Held, deadline_ms: deadline_ms.unwrap_or(0), ended, owner };
+            Companion { fence, state: GrantState::Held, deadline_ms: deadline_ms.unwrap_or(0), ended, owner };
         let forget_at_ms = deadline_ms.unwrap_or(now.wall_ms()) + config::companion_retention_ms();
         self.write(ctx, side, &companion, Some(forget_at_ms));
     }
@@ -329,7 +340,7 @@ impl<'a> Lock<'a> {
         ctx: &Ctx,
         side: &mut Key<'_>,
         fence: Fence,
-        state: State,
+        state: GrantState,
         deadline_ms: u64,
         now: Now,
     ) {
@@ -383,8 +394,12 @@ fn holder<'k>(
         return Err(ended.map_or(Reason::NotOwner, |ended| ended.how.reason()));
     }
     match seen.state {
-        State::Held if key.kind() == Kind::String && key.bytes() == seen.owner => Ok(seen),
-        State::Held if key.kind() != Kind::Absent => Err(seen.end_beside_other(now.wall_ms()).how.reason()),
-        State::Held | State::Released | State::Forced => Err(seen.end(now.wall_ms()).how.reason()),
+        GrantState::Held if key.kind() == KeyType::String && key.bytes() == seen.owner => Ok(seen),
+        GrantState::Held if key.kind() != KeyType::Absent => {
+            Err(seen.end_beside_other(now.wall_ms()).how.reason())
+        }
+        GrantState::Held | GrantState::Released | GrantState::Forced => {
+            Err(seen.end(now.wall_ms()).how.reason())
+        }
     }
 }

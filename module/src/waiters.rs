@@ -1,24 +1,24 @@
 //! Clients that wait for a lock: blocked, first come first served.
 //!
-//! A client that may wait is blocked without a time-out of Redis's and stands in [`Lines`]. What can free a lock puts its
-//! line on the list of those to look at: `LOCK.RELEASE` and `LOCK.FORCERELEASE` serve it in their own step; for all else (expiry, eviction, `DEL`
+//! A client that may wait is blocked without a time-out of Redis's and stands in [`WaitQueues`]. What can free a lock puts its
+//! queue on the list of those to look at: `LOCK.RELEASE` and `LOCK.FORCERELEASE` serve it in their own step; for all else (expiry, eviction, `DEL`
 //! or an overwrite by a plain client, a flush, `SWAPDB`, a rename, a changed expiry, a client that left) one timer does it at once, because nothing may be
-//! written inside a notification. Whoever comes in between finds the line not empty, serves it first, and then joins it: no barging.
+//! written inside a notification. Whoever comes in between finds the queue not empty, serves it first, and then joins it: no barging.
 //!
 //! One timer runs for whatever is due next: a WAIT that ends (steady clock) or a holder whose time is up (wall clock, as Redis's
 //! expiries are). Redis's own cron, ten times a second, catches what a step of the wall clock would let slip.
 //!
 //! # Layout
 //!
-//! - here: the state, standing in line, serving a line
+//! - here: the state, waits, serving a queue
 //! - [`wakeups`]: what happens to keys, dbs and clients
 //! - [`timer`]: what is due
 //!
 //! # Caveats
 //!
-//! - Lines live in this process: a restart or a failover empties them, and the clients have lost their connection anyway.
+//! - Queues live in this process: a restart or a failover empties them, and the clients have lost their connection anyway.
 //! - The state is never borrowed across a call into Redis: such a call may notify, and so come back here.
-//! - A grant whose client went away before the reply reached it is released again, and the next in line has it.
+//! - A grant whose client went away before the reply reached it is released again, and the next in the queue has it.
 
 mod timer;
 mod wakeups;
@@ -27,14 +27,14 @@ pub(crate) use timer::{on_cron, on_timer};
 pub(crate) use wakeups::{on_db_changed, on_delivery_over, on_disconnect, on_key_changed, on_now_replica};
 
 use crate::clock::{self, Now};
-use crate::commands::Answer;
+use crate::commands::CommandOutcome;
 use crate::events;
 use crate::ffi::server::TimerId;
 use crate::ffi::{BlockedClient, ClientId, Ctx, OwnedString};
 use crate::info::{self, Counter};
-use crate::lines::{Left, Lines, Place, Ticket, Wish};
 use crate::multi;
-use crate::record::{look, Freedom, Lock};
+use crate::record::{inspect, Availability, LockKeys};
+use crate::wait_queues::{LeaveOutcome, LockKey, WaitQueues, WaitRequest, Waiter};
 use bytes::Bytes;
 use redfence_core::event::EventKind;
 use redfence_core::grammar::errors;
@@ -49,94 +49,94 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 const LEFT_EVENTS_MAX: usize = 10_000;
 
 thread_local! {
-    static STATE: RefCell<State> = RefCell::default();
+    static STATE: RefCell<WaitState> = RefCell::default();
 }
-/// Tickets in all lines: the question every command asks first. (Atomic, because that is cheaper here than a thread's own variable.)
-static TICKETS: AtomicUsize = AtomicUsize::new(0);
+/// Waiters in all queues: the question every command asks first. (Atomic, because that is cheaper here than a thread's own variable.)
+static WAITERS: AtomicUsize = AtomicUsize::new(0);
 /// While set, changes of keys are our own and nobody needs to look.
-static QUIET: AtomicBool = AtomicBool::new(false);
+static IGNORING_CHANGES: AtomicBool = AtomicBool::new(false);
 
 #[derive(Default)]
-struct State {
-    lines: Lines,
+struct WaitState {
+    wait_queues: WaitQueues,
     clients: HashMap<ClientId, BlockedClient>,
-    /// Lines where a lock may have come free.
-    to_look_at: BTreeSet<Place>,
+    /// Queues where a lock may have come free.
+    to_check: BTreeSet<LockKey>,
     /// Grants whose clients are all gone.
-    undelivered: Vec<Rc<Handed>>,
+    undelivered: Vec<Rc<PendingGrant>>,
     /// Waiters that left, for their events.
-    left: Vec<Wish>,
-    timer: Option<Armed>,
+    left: Vec<WaitRequest>,
+    timer: Option<ArmedTimer>,
 }
 
-struct Armed {
+struct ArmedTimer {
     id: TimerId,
     due_ms: u64,
 }
 
 /// A reply on its way to a client that was blocked.
-pub(crate) struct Delivery {
+pub(crate) struct BlockedReply {
     pub(crate) reply: Reply,
-    handed: Option<Rc<Handed>>,
+    grant: Option<Rc<PendingGrant>>,
 }
 
 /// A grant made to a waiter. Several clients may be told of it.
-struct Handed {
+struct PendingGrant {
     db: i32,
     /// Those the wish made, which go back where nobody hears of them.
     locks: Vec<(Bytes, Fence)>,
     reached_a_client: Cell<bool>,
 }
 
-impl Delivery {
+impl BlockedReply {
     pub(crate) fn delivered(&self) {
-        if let Some(handed) = &self.handed {
-            handed.reached_a_client.set(true);
+        if let Some(grant) = &self.grant {
+            grant.reached_a_client.set(true);
         }
     }
 }
 
-fn with<R>(body: impl FnOnce(&mut State) -> R) -> R {
+fn with<R>(body: impl FnOnce(&mut WaitState) -> R) -> R {
     STATE.with(|state| {
         let mut state = state.borrow_mut();
         let result = body(&mut state);
-        TICKETS.store(state.lines.tickets_len(), Relaxed);
+        WAITERS.store(state.wait_queues.waiters_len(), Relaxed);
         result
     })
 }
 
 /// Runs `body` while changes of keys are known to be our own.
-pub(crate) fn quietly<R>(body: impl FnOnce() -> R) -> R {
-    let before = QUIET.swap(true, Relaxed);
+pub(crate) fn ignoring_own_changes<R>(body: impl FnOnce() -> R) -> R {
+    let before = IGNORING_CHANGES.swap(true, Relaxed);
     let result = body();
-    QUIET.store(before, Relaxed);
+    IGNORING_CHANGES.store(before, Relaxed);
     result
 }
 
 fn nobody_waits() -> bool {
-    TICKETS.load(Relaxed) == 0
+    WAITERS.load(Relaxed) == 0
 }
 
-/// Tickets in line for a lock.
+/// Waiters in the queue for a lock.
 pub(crate) fn count(db: i32, resource: &[u8]) -> usize {
     if nobody_waits() {
         return 0;
     }
-    with(|state| state.lines.len(db, resource))
+    with(|state| state.wait_queues.len(db, resource))
 }
 
-/// Owners and how long they have waited, first in line first.
+/// Owners and how long they have waited, first in the queue first.
 pub(crate) fn list(db: i32, resource: &[u8]) -> Vec<(Bytes, u64)> {
     let now_us = clock::steady_us();
-    let line = with(|state| state.lines.list(db, resource));
+    let line = with(|state| state.wait_queues.list(db, resource));
     line.into_iter().map(|(owner, since_us)| (owner, now_us.saturating_sub(since_us) / 1000)).collect()
 }
 
 pub(crate) fn clients_len() -> usize {
-    with(|state| state.lines.clients_len())
+    with(|state| state.wait_queues.clients_len())
 }
 
-/// Whether somebody is in line for a lock, once those have been served that can be. Called before a newcomer may take it.
+/// Whether somebody is in the queue for a lock, once those have been served that can be. Called before a newcomer may take it.
 pub(crate) fn somebody_is_before(ctx: &Ctx, resource: &[u8], now: Now) -> bool {
     if count(ctx.db(), resource) == 0 {
         return false;
@@ -149,7 +149,7 @@ pub(crate) fn somebody_is_before(ctx: &Ctx, resource: &[u8], now: Now) -> bool {
 pub(crate) fn serve(ctx: &Ctx, resource: &[u8], now: Now) {
     let db = ctx.db();
     if count(db, resource) > 0 {
-        serve_places(ctx, vec![Place { db, resource: Bytes::copy_from_slice(resource) }], now);
+        serve_lock_keys(ctx, vec![LockKey { db, resource: Bytes::copy_from_slice(resource) }], now);
         timer::rearm(ctx);
     }
 }
@@ -158,145 +158,156 @@ pub(crate) fn serve(ctx: &Ctx, resource: &[u8], now: Now) {
 pub(crate) fn deadline_moved(ctx: &Ctx, resource: &[u8], deadline_ms: u64) {
     let db = ctx.db();
     if count(db, resource) > 0 {
-        let place = Place { db, resource: Bytes::copy_from_slice(resource) };
-        with(|state| state.lines.watch(&place, Some(deadline_ms)));
+        let place = LockKey { db, resource: Bytes::copy_from_slice(resource) };
+        with(|state| state.wait_queues.watch(&place, Some(deadline_ms)));
         timer::rearm(ctx);
     }
 }
 
-/// Blocks the client of the running command and puts it in line.
-pub(crate) fn wait(ctx: &Ctx, wish: Wish, ttl_ms: u64, wait_ms: u64) -> Result<Answer, Refusal> {
-    if !with(|state| state.lines.has_room(&wish)) {
+/// Blocks the client of the running command and puts it in the queue.
+pub(crate) fn wait(
+    ctx: &Ctx,
+    wait_request: WaitRequest,
+    ttl_ms: u64,
+    wait_ms: u64,
+) -> Result<CommandOutcome, Refusal> {
+    if !with(|state| state.wait_queues.has_room(&wait_request)) {
         return Err(errors::queue_full());
     }
-    let unwatched: Vec<Place> =
-        wish.places().filter(|place| !with(|state| state.lines.is_watched(place))).collect();
+    let unwatched: Vec<LockKey> =
+        wait_request.lock_keys().filter(|place| !with(|state| state.wait_queues.is_watched(place))).collect();
     let mut watches = Vec::with_capacity(unwatched.len());
     for place in unwatched {
-        if let Freedom::HeldUntil(until_ms) = freedom(ctx, &place.resource, None)? {
+        if let Availability::HeldUntil(until_ms) = availability(ctx, &place.resource, None)? {
             watches.push((place, until_ms));
         }
     }
     let Some(client) = ctx.block() else {
-        return Ok(Answer::Sent);
+        return Ok(CommandOutcome::Sent);
     };
     let is_new = with(|state| {
         let id = client.id();
         let give_up_at_ms = clock::steady_ms() + wait_ms;
-        let joined = state.lines.join(wish.clone(), id, ttl_ms, clock::steady_us(), give_up_at_ms);
+        let joined =
+            state.wait_queues.join(wait_request.clone(), id, ttl_ms, clock::steady_us(), give_up_at_ms);
         state.clients.insert(id, client);
         for (place, until_ms) in &watches {
-            state.lines.watch(place, *until_ms);
+            state.wait_queues.watch(place, *until_ms);
         }
         joined
     });
     if is_new == Ok(true) {
         info::count(Counter::Queued);
-        publish_for(ctx, EventKind::Queued, &wish);
+        publish_for(ctx, EventKind::Queued, &wait_request);
     }
     timer::rearm(ctx);
-    Ok(Answer::Sent)
+    Ok(CommandOutcome::Sent)
 }
 
-fn freedom(ctx: &Ctx, resource: &[u8], owner: Option<&[u8]>) -> Result<Freedom, Refusal> {
+fn availability(ctx: &Ctx, resource: &[u8], owner: Option<&[u8]>) -> Result<Availability, Refusal> {
     let name = OwnedString::new(resource);
-    Lock::new(name.name())?.freedom(ctx, owner)
+    LockKeys::new(name.name())?.availability(ctx, owner)
 }
 
-/// What came of serving a ticket.
+/// What came of serving a waiter.
 enum Served {
     Granted {
         reply: Reply,
-        handed: Handed,
+        grant: PendingGrant,
         deadline_ms: u64,
     },
     /// Held by somebody until then.
-    Busy(Place, Option<u64>),
+    Busy(LockKey, Option<u64>),
     Refused(Refusal),
 }
 
-/// Serves these lines, and whatever lines that sets in motion.
-fn serve_places(ctx: &Ctx, mut places: Vec<Place>, now: Now) {
-    while let Some(place) = places.pop() {
+/// Serves these queues, and whatever queues that sets in motion.
+fn serve_lock_keys(ctx: &Ctx, mut lock_keys: Vec<LockKey>, now: Now) {
+    while let Some(place) = lock_keys.pop() {
         let next = with(|state| {
-            state.lines.next(&place).map(|(id, ticket)| (id, ticket.wish.clone(), ticket.ttl_ms()))
+            state
+                .wait_queues
+                .next(&place)
+                .map(|(id, waiter)| (id, waiter.wait_request.clone(), waiter.ttl_ms()))
         });
-        let Some((id, wish, ttl_ms)) = next else {
+        let Some((id, wait_request, ttl_ms)) = next else {
             continue;
         };
-        match quietly(|| serve_ticket(ctx, &wish, ttl_ms, now)) {
-            Served::Busy(place, until_ms) => with(|state| state.lines.watch(&place, until_ms)),
-            Served::Granted { reply, handed, deadline_ms } => {
-                let ticket = with(|state| {
-                    let ticket = state.lines.take(id);
-                    wish.places().for_each(|place| state.lines.watch(&place, Some(deadline_ms)));
-                    ticket
+        match ignoring_own_changes(|| serve_waiter(ctx, &wait_request, ttl_ms, now)) {
+            Served::Busy(place, until_ms) => with(|state| state.wait_queues.watch(&place, until_ms)),
+            Served::Granted { reply, grant, deadline_ms } => {
+                let waiter = with(|state| {
+                    let waiter = state.wait_queues.take(id);
+                    wait_request
+                        .lock_keys()
+                        .for_each(|place| state.wait_queues.watch(&place, Some(deadline_ms)));
+                    waiter
                 });
-                if let Some(ticket) = ticket {
-                    info::waited(clock::steady_us().saturating_sub(ticket.since_us));
-                    answer_all(&ticket, &reply, Some(Rc::new(handed)));
+                if let Some(waiter) = waiter {
+                    info::waited(clock::steady_us().saturating_sub(waiter.since_us));
+                    answer_all(&waiter, &reply, Some(Rc::new(grant)));
                 }
             }
             Served::Refused(refusal) => {
-                if let Some(ticket) = with(|state| state.lines.take(id)) {
+                if let Some(waiter) = with(|state| state.wait_queues.take(id)) {
                     info::count(Counter::Refused);
-                    answer_all(&ticket, &Reply::Error(refusal), None);
+                    answer_all(&waiter, &Reply::Error(refusal), None);
                 }
-                places.extend(wish.places());
+                lock_keys.extend(wait_request.lock_keys());
             }
         }
     }
 }
 
-fn serve_ticket(ctx: &Ctx, wish: &Wish, ttl_ms: u64, now: Now) -> Served {
+fn serve_waiter(ctx: &Ctx, wait_request: &WaitRequest, ttl_ms: u64, now: Now) -> Served {
     let mut held = Vec::new();
-    for place in wish.places() {
-        match freedom(ctx, &place.resource, Some(&wish.owner)) {
-            Ok(Freedom::Free) => {}
-            Ok(Freedom::Yours) => held.push(place.resource),
-            Ok(Freedom::HeldUntil(until_ms)) => return Served::Busy(place, until_ms),
+    for place in wait_request.lock_keys() {
+        match availability(ctx, &place.resource, Some(&wait_request.owner)) {
+            Ok(Availability::Free) => {}
+            Ok(Availability::OwnedByCaller) => held.push(place.resource),
+            Ok(Availability::HeldUntil(until_ms)) => return Served::Busy(place, until_ms),
             Err(refusal) => return Served::Refused(refusal),
         }
     }
-    // What it holds already is not granted again: there its place in line ends without a grant.
-    publish_about(ctx, EventKind::Abandoned, &held, &wish.owner);
-    match multi::take_all(ctx, &wish.resources, &wish.owner, ttl_ms, now) {
+    // What it holds already is not granted again: there its place in the queue ends without a grant.
+    publish_about(ctx, EventKind::Abandoned, &held, &wait_request.owner);
+    match multi::take_all(ctx, &wait_request.resources, &wait_request.owner, ttl_ms, now) {
         Err(refusal) => Served::Refused(refusal),
         Ok(grants) => {
-            let locks = wish.resources.iter().cloned().zip(grants.fences.iter().copied());
+            let locks = wait_request.resources.iter().cloned().zip(grants.fences.iter().copied());
             let locks = locks.zip(&grants.fresh).filter_map(|(lock, fresh)| fresh.then_some(lock)).collect();
-            let handed = Handed { db: wish.db, locks, reached_a_client: Cell::new(false) };
+            let grant = PendingGrant { db: wait_request.db, locks, reached_a_client: Cell::new(false) };
             let reply = match grants.fences.as_slice() {
-                [fence] if !wish.multi => Reply::Granted { fence: *fence, ttl_ms: grants.ttl_ms },
+                [fence] if !wait_request.multi => Reply::Granted { fence: *fence, ttl_ms: grants.ttl_ms },
                 _ => multi::granted(&grants),
             };
-            Served::Granted { reply, handed, deadline_ms: now.wall_ms() + ttl_ms }
+            Served::Granted { reply, grant, deadline_ms: now.wall_ms() + ttl_ms }
         }
     }
 }
 
-fn answer_all(ticket: &Ticket, reply: &Reply, handed: Option<Rc<Handed>>) {
-    for client in &ticket.clients {
+fn answer_all(waiter: &Waiter, reply: &Reply, grant: Option<Rc<PendingGrant>>) {
+    for client in &waiter.clients {
         if let Some(blocked) = with(|state| state.clients.remove(&client.id)) {
-            blocked.answer(Box::new(Delivery { reply: reply.clone(), handed: handed.clone() }));
+            blocked.answer(Box::new(BlockedReply { reply: reply.clone(), grant: grant.clone() }));
         }
     }
 }
 
-impl State {
-    /// Takes a client out of line; whoever is behind it may be next now.
+impl WaitState {
+    /// Takes a client out of queue; whoever is behind it may be next now.
     fn leave(&mut self, id: ClientId) {
-        if let Some(Left::TicketGone(ticket)) = self.lines.leave(id) {
-            self.to_look_at.extend(ticket.wish.places());
+        if let Some(LeaveOutcome::WaiterGone(waiter)) = self.wait_queues.leave(id) {
+            self.to_check.extend(waiter.wait_request.lock_keys());
             if self.left.len() < LEFT_EVENTS_MAX {
-                self.left.push(ticket.wish);
+                self.left.push(waiter.wait_request);
             }
         }
     }
 }
 
-fn publish_for(ctx: &Ctx, kind: EventKind, wish: &Wish) {
-    publish_about(ctx, kind, &wish.resources, &wish.owner);
+fn publish_for(ctx: &Ctx, kind: EventKind, wait_request: &WaitRequest) {
+    publish_about(ctx, kind, &wait_request.resources, &wait_request.owner);
 }
 
 fn publish_about(ctx: &Ctx, kind: EventKind, resources: &[Bytes], owner: &[u8]) {
@@ -304,6 +315,6 @@ fn publish_about(ctx: &Ctx, kind: EventKind, resources: &[Bytes], owner: &[u8]) 
         return;
     }
     for resource in resources {
-        events::publish(ctx, kind, resource, look::last_fence(ctx, resource), owner);
+        events::publish(ctx, kind, resource, inspect::last_fence(ctx, resource), owner);
     }
 }

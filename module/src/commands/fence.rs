@@ -1,13 +1,16 @@
 //! `FENCE.CHECK`, `FENCE.GET`, `FENCE.CALL`
 
-use super::{Answer, Call};
+use super::{CommandContext, CommandOutcome};
 use crate::info::{count, Counter};
 use crate::record::marks;
 use redfence_core::grammar::errors::{self, shown};
 use redfence_core::grammar::fence;
 use redfence_core::reply::{Refusal, Reply};
 
-pub(crate) fn check(call: &Call<'_>, request: &fence::Check<'_>) -> Result<Answer, Refusal> {
+pub(crate) fn check(
+    call: &CommandContext<'_>,
+    request: &fence::Check<'_>,
+) -> Result<CommandOutcome, Refusal> {
     marks::admit(call.ctx, request.resource, request.fence, call.now)?;
     match marks::raise(call.ctx, request.resource, request.fence, call.now)? {
         Ok(()) => Ok(Reply::Int(1).into()),
@@ -18,13 +21,13 @@ pub(crate) fn check(call: &Call<'_>, request: &fence::Check<'_>) -> Result<Answe
     }
 }
 
-pub(crate) fn get(call: &Call<'_>, request: &fence::Get<'_>) -> Result<Answer, Refusal> {
+pub(crate) fn get(call: &CommandContext<'_>, request: &fence::Get<'_>) -> Result<CommandOutcome, Refusal> {
     Ok(Reply::Int(marks::get(call.ctx, request.resource)?.0 as i64).into())
 }
 
 /// The command runs, then the mark rises; both in one step, and both in one transaction on replicas. A command that cannot run
 /// (unknown, wrong number of words, refused by the server) raises nothing.
-pub(crate) fn call(call: &Call<'_>, request: &fence::Call<'_>) -> Result<Answer, Refusal> {
+pub(crate) fn call(call: &CommandContext<'_>, request: &fence::Call<'_>) -> Result<CommandOutcome, Refusal> {
     let command = &call.argv[fence::Call::COMMAND_AT..];
     let name = command[0].as_ref();
     if name.eq_ignore_ascii_case(fence::CALL.as_bytes()) {
@@ -42,7 +45,7 @@ pub(crate) fn call(call: &Call<'_>, request: &fence::Call<'_>) -> Result<Answer,
                 let _ = marks::raise(call.ctx, request.resource, request.fence, call.now)?;
             }
             call.ctx.reply_with(&reply);
-            Ok(Answer::Sent)
+            Ok(CommandOutcome::Sent)
         }
         None => Err(Refusal::new(format!("ERR unknown command '{}'", shown(name)))),
     }

@@ -1,18 +1,18 @@
 //! `LOCK.FORCERELEASE`
 
-use super::{check_tier, Answer, Call};
+use super::{check_tier, CommandContext, CommandOutcome};
 use crate::events;
 use crate::info::{count, Counter};
-use crate::record::Lock;
+use crate::record::LockKeys;
 use crate::waiters;
 use redfence_core::event::EventKind;
 use redfence_core::grammar::errors::shown;
 use redfence_core::grammar::forcerelease::ForceRelease;
 use redfence_core::reply::{Refusal, Reply};
 
-pub(crate) fn run(call: &Call<'_>, request: &ForceRelease<'_>) -> Result<Answer, Refusal> {
+pub(crate) fn run(call: &CommandContext<'_>, request: &ForceRelease<'_>) -> Result<CommandOutcome, Refusal> {
     check_tier(request.tier)?;
-    let lock = Lock::new(call.argv[1].name())?;
+    let lock = LockKeys::new(call.argv[1].name())?;
     let Some((fence, owner)) = lock.end_by_force(call.ctx, call.now)? else {
         return Ok(Reply::Int(0).into());
     };

@@ -1,16 +1,16 @@
 //! `LOCK.INFO`
 
-use super::{check_tier, Answer, Call};
-use crate::record::Lock;
+use super::{check_tier, CommandContext, CommandOutcome};
+use crate::record::LockKeys;
 use crate::waiters;
 use bytes::Bytes;
 use redfence_core::grammar::info::Info;
 use redfence_core::reply::{LockInfo, Refusal, Reply};
 use redfence_core::types::Tier;
 
-pub(crate) fn run(call: &Call<'_>, request: &Info<'_>) -> Result<Answer, Refusal> {
+pub(crate) fn run(call: &CommandContext<'_>, request: &Info<'_>) -> Result<CommandOutcome, Refusal> {
     check_tier(request.tier)?;
-    let view = Lock::new(call.argv[1].name())?.view(call.ctx)?;
+    let view = LockKeys::new(call.argv[1].name())?.view(call.ctx)?;
     let left_ms = match view.expire_at_ms {
         // The last millisecond counts as one: a held lock never shows 0.
         Some(at_ms) => at_ms.saturating_sub(call.now.wall_ms()).max(1) as i64,

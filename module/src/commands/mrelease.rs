@@ -1,11 +1,11 @@
 //! `LOCK.MRELEASE`
 
 use super::release::release;
-use super::{check_tier, Answer, Call};
+use super::{check_tier, CommandContext, CommandOutcome};
 use redfence_core::grammar::mrelease::MRelease;
 use redfence_core::reply::{Refusal, Reply};
 
-pub(crate) fn run(call: &Call<'_>, request: &MRelease<'_>) -> Result<Answer, Refusal> {
+pub(crate) fn run(call: &CommandContext<'_>, request: &MRelease<'_>) -> Result<CommandOutcome, Refusal> {
     check_tier(request.tier)?;
     let mut replies = Vec::with_capacity(request.pairs.len());
     for (at, (_, fence)) in request.pairs.iter().enumerate() {

@@ -1,14 +1,14 @@
 //! `LOCK.SESSION` and `LOCK.CLUSTER`: known here so that they are answered clearly, served by the proxy.
 
-use super::Answer;
+use super::CommandOutcome;
 use redfence_core::grammar::errors;
 use redfence_core::reply::Refusal;
 
-pub(crate) fn session() -> Result<Answer, Refusal> {
+pub(crate) fn session() -> Result<CommandOutcome, Refusal> {
     Err(errors::tier_sessions_here())
 }
 
-pub(crate) fn cluster() -> Result<Answer, Refusal> {
+pub(crate) fn cluster() -> Result<CommandOutcome, Refusal> {
     Err(Refusal::new(
         "TIER LOCK.CLUSTER is not served here: it speaks of the Raft cluster; ask a Redfence proxy",
     ))

@@ -1,11 +1,11 @@
 //! `LOCK.QUEUE`
 
-use super::{check_tier, Answer, Call};
+use super::{check_tier, CommandContext, CommandOutcome};
 use crate::waiters;
 use redfence_core::grammar::queue::Queue;
 use redfence_core::reply::{Refusal, Reply};
 
-pub(crate) fn run(call: &Call<'_>, request: &Queue<'_>) -> Result<Answer, Refusal> {
+pub(crate) fn run(call: &CommandContext<'_>, request: &Queue<'_>) -> Result<CommandOutcome, Refusal> {
     check_tier(request.tier)?;
     let line = waiters::list(call.ctx.db(), request.resource).into_iter();
     let rows =

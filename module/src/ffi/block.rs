@@ -11,7 +11,7 @@
 //! same loop turn as an unblock loses the reply. So `CLIENT UNBLOCK` answers 0 for a client that waits for a lock.
 
 use super::{api, entry, Ctx};
-use crate::waiters::Delivery;
+use crate::waiters::BlockedReply;
 use redis_module::raw;
 use std::ptr::NonNull;
 
@@ -28,7 +28,7 @@ impl BlockedClient {
     }
 
     /// Sends the reply on its way.
-    pub(crate) fn answer(self, delivery: Box<Delivery>) {
+    pub(crate) fn answer(self, delivery: Box<BlockedReply>) {
         // SAFETY: the handle has not been unblocked before, because unblocking takes it. Redis owns the box from here on and
         // gives it to `entry::on_free` exactly once.
         unsafe { api!(RedisModule_UnblockClient(self.0.as_ptr(), Box::into_raw(delivery).cast())) };

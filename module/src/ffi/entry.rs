@@ -2,9 +2,9 @@
 //! logs it, and answers an error where somebody waits for an answer.
 
 use super::{api, Arg, ClientId, Ctx, Name};
-use crate::commands::{self, Answer};
-use crate::waiters::{self, Delivery};
-use crate::{audience, events, info};
+use crate::commands::{self, CommandOutcome};
+use crate::waiters::{self, BlockedReply};
+use crate::{events, info, observers};
 use redfence_core::reply::{Refusal, Reply};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -49,8 +49,8 @@ pub(super) extern "C" fn on_command(
             // SAFETY: Redis hands over `argc` live arguments for the length of this call.
             let argv = unsafe { Arg::slice(argv, argc as usize) };
             match commands::answer(ctx, argv) {
-                Answer::Reply(reply) => ctx.reply(&reply),
-                Answer::Sent => {}
+                CommandOutcome::Reply(reply) => ctx.reply(&reply),
+                CommandOutcome::Sent => {}
             }
         })
     });
@@ -88,8 +88,9 @@ pub(super) extern "C" fn on_reply(
 ) -> c_int {
     guarded(ctx, |ctx| {
         // SAFETY: the private data is the `Delivery` given to `UnblockClient`, and lives until `on_free`.
-        let delivery =
-            unsafe { api!(RedisModule_GetBlockedClientPrivateData(ctx.raw())).cast::<Delivery>().as_ref() };
+        let delivery = unsafe {
+            api!(RedisModule_GetBlockedClientPrivateData(ctx.raw())).cast::<BlockedReply>().as_ref()
+        };
         match delivery {
             Some(delivery) => {
                 ctx.reply(&delivery.reply);
@@ -107,7 +108,7 @@ pub(super) extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, delivery: *mut c
         return;
     }
     // SAFETY: made by `Box::into_raw` in `BlockedClient::answer`; Redis calls this once for it.
-    let delivery = unsafe { Box::from_raw(delivery.cast::<Delivery>()) };
+    let delivery = unsafe { Box::from_raw(delivery.cast::<BlockedReply>()) };
     guarded(ctx, |ctx| waiters::on_delivery_over(ctx, *delivery));
 }
 
@@ -172,7 +173,7 @@ pub(super) extern "C" fn on_role_changed(
     _data: *mut c_void,
 ) {
     guarded(ctx, |ctx| {
-        audience::on_replication_may_begin();
+        observers::on_replication_may_begin();
         if subevent == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_REPLICA {
             waiters::on_now_replica(ctx);
         } else {
@@ -188,7 +189,7 @@ pub(super) extern "C" fn on_replication_may_begin(
     _subevent: u64,
     _data: *mut c_void,
 ) {
-    guarded(ctx, |_ctx| audience::on_replication_may_begin());
+    guarded(ctx, |_ctx| observers::on_replication_may_begin());
 }
 
 /// Sees every command before it runs, and looks for subscribers.
@@ -205,7 +206,7 @@ pub(super) extern "C" fn on_filter(filter: *mut raw::RedisModuleCommandFilterCtx
         if matches!(name.first(), Some(b's' | b'S' | b'p' | b'P'))
             && (name.eq_ignore_ascii_case(b"subscribe") || name.eq_ignore_ascii_case(b"psubscribe"))
         {
-            audience::on_subscribe();
+            observers::on_subscribe();
         }
     });
 }
@@ -218,7 +219,7 @@ pub(super) extern "C" fn on_cron(
 ) {
     guarded(ctx, |ctx| {
         waiters::on_cron(ctx);
-        audience::on_cron(ctx);
+        observers::on_cron(ctx);
     });
 }
 

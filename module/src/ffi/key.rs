@@ -14,7 +14,7 @@ const WRITE: i32 = raw::REDISMODULE_WRITE as i32;
 
 /// What an open key holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum KeyType {
     Absent,
     String,
     Other,
@@ -45,18 +45,18 @@ impl<'c> Key<'c> {
         NonNull::new(raw.cast()).map(|raw| Key { raw, ctx, name, changed: false, life: PhantomData })
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> KeyType {
         // SAFETY: the handle is open.
         match unsafe { api!(RedisModule_KeyType(self.raw.as_ptr())) } as isize {
-            raw::REDISMODULE_KEYTYPE_EMPTY => Kind::Absent,
-            raw::REDISMODULE_KEYTYPE_STRING => Kind::String,
-            _ => Kind::Other,
+            raw::REDISMODULE_KEYTYPE_EMPTY => KeyType::Absent,
+            raw::REDISMODULE_KEYTYPE_STRING => KeyType::String,
+            _ => KeyType::Other,
         }
     }
 
     /// The bytes of a string; empty for anything else. Valid until the key is touched again.
     pub(crate) fn bytes(&mut self) -> &[u8] {
-        if self.kind() != Kind::String {
+        if self.kind() != KeyType::String {
             return &[];
         }
         let mut len = 0;

@@ -6,14 +6,14 @@ use redis_module::raw;
 use std::ffi::{c_int, CString};
 
 /// Why the module cannot be loaded.
-pub(crate) type Failure = String;
+pub(crate) type RegisterError = String;
 
 /// The first version that has these commands.
 const SINCE: &std::ffi::CStr = c"0.1.0";
 
 impl Ctx {
     /// Everything at once, at load.
-    pub(crate) fn register_all(&self) -> Result<(), Failure> {
+    pub(crate) fn register_all(&self) -> Result<(), RegisterError> {
         // SAFETY: we are in `OnLoad`. From now on opening a key for writing does not count as a change by itself.
         unsafe {
             api!(RedisModule_SetModuleOptions(
@@ -29,7 +29,7 @@ impl Ctx {
         ok(unsafe { api!(RedisModule_RegisterInfoFunc(self.raw(), Some(entry::on_info))) }, "INFO section")
     }
 
-    fn register_command(&self, row: &Row) -> Result<(), Failure> {
+    fn register_command(&self, row: &Row) -> Result<(), RegisterError> {
         let name = c_string(&row.name.to_ascii_lowercase());
         let flags = c_string(&flags_of(row));
         let (first, last, step) = match row.keys {
@@ -62,7 +62,7 @@ impl Ctx {
         categorise(command, row)
     }
 
-    fn subscribe_to_keys(&self) -> Result<(), Failure> {
+    fn subscribe_to_keys(&self) -> Result<(), RegisterError> {
         // Not the class of strings: an overwrite matters to a waiter only by its expiry, which is a generic event of its own,
         // and every `SET` of the server would pay for our listening.
         let classes = raw::REDISMODULE_NOTIFY_GENERIC
@@ -81,7 +81,7 @@ impl Ctx {
         )
     }
 
-    fn filter_commands(&self) -> Result<(), Failure> {
+    fn filter_commands(&self) -> Result<(), RegisterError> {
         // SAFETY: we are in `OnLoad`; the callback is ours. What we call ourselves needs no filter.
         let filter = unsafe {
             api!(RedisModule_RegisterCommandFilter(
@@ -96,7 +96,7 @@ impl Ctx {
         Ok(())
     }
 
-    fn subscribe_to_server(&self) -> Result<(), Failure> {
+    fn subscribe_to_server(&self) -> Result<(), RegisterError> {
         let events: [(u64, raw::RedisModuleEventCallback); 7] = [
             (raw::REDISMODULE_EVENT_FORK_CHILD, Some(entry::on_replication_may_begin)),
             (raw::REDISMODULE_EVENT_REPLICA_CHANGE, Some(entry::on_replication_may_begin)),
@@ -130,7 +130,7 @@ fn flags_of(row: &Row) -> String {
 }
 
 /// Arity, docs and key specs.
-fn describe(command: *mut raw::RedisModuleCommand, row: &Row) -> Result<(), Failure> {
+fn describe(command: *mut raw::RedisModuleCommand, row: &Row) -> Result<(), RegisterError> {
     // SAFETY: the table is written before us; an old server leaves the entry empty.
     let Some(set_info) = (unsafe { raw::RedisModule_SetCommandInfo }) else {
         return Ok(());
@@ -215,7 +215,7 @@ fn key_spec(row: &Row) -> Option<raw::RedisModuleCommandKeySpec> {
 }
 
 /// ACL categories, where the server lets a module set them (7.2 and later).
-fn categorise(command: *mut raw::RedisModuleCommand, row: &Row) -> Result<(), Failure> {
+fn categorise(command: *mut raw::RedisModuleCommand, row: &Row) -> Result<(), RegisterError> {
     // SAFETY: the table is written before us; an older server leaves the entry empty.
     let Some(set_categories) = (unsafe { raw::RedisModule_SetCommandACLCategories }) else {
         return Ok(());
@@ -231,7 +231,7 @@ fn categorise(command: *mut raw::RedisModuleCommand, row: &Row) -> Result<(), Fa
     ok(unsafe { set_categories(command, categories.as_ptr()) }, row.name)
 }
 
-fn ok(status: c_int, what: &str) -> Result<(), Failure> {
+fn ok(status: c_int, what: &str) -> Result<(), RegisterError> {
     if status == raw::REDISMODULE_OK as c_int {
         Ok(())
     } else {

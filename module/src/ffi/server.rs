@@ -1,7 +1,7 @@
 //! What the server does for us beside keys: replication, timers, publishing, flags, random bytes, logging.
 
 use super::{api, entry, Ctx, Name, OwnedString};
-use crate::audience;
+use crate::observers;
 use redis_module::raw;
 use std::ffi::{CStr, CString};
 
@@ -9,7 +9,7 @@ pub(crate) type TimerId = raw::RedisModuleTimerID;
 
 /// What the module has to know of the server before it writes outside a command.
 #[derive(Clone, Copy)]
-pub(crate) struct Standing {
+pub(crate) struct ServerStatus {
     pub(crate) replica: bool,
     pub(crate) loading: bool,
 }
@@ -20,9 +20,9 @@ impl Ctx {
         unsafe { api!(RedisModule_GetContextFlags(self.raw())) as u32 }
     }
 
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn server_status(&self) -> ServerStatus {
         let flags = self.flags();
-        Standing {
+        ServerStatus {
             replica: flags & raw::REDISMODULE_CTX_FLAGS_SLAVE != 0,
             loading: flags & (raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING)
                 != 0,
@@ -135,7 +135,7 @@ impl Ctx {
         if let Some(known) = self.replicates.get() {
             return known;
         }
-        let replicates = audience::has_replicas() || self.flags() & raw::REDISMODULE_CTX_FLAGS_AOF != 0;
+        let replicates = observers::has_replicas() || self.flags() & raw::REDISMODULE_CTX_FLAGS_AOF != 0;
         self.replicates.set(Some(replicates));
         replicates
     }

@@ -8,7 +8,7 @@ use redfence_core::grammar::words::decimal;
 use redfence_core::types::{Fence, Reason, FENCE_BOUND};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum State {
+pub(crate) enum GrantState {
     Held,
     Released,
     /// Taken from its holder by an operator.
@@ -17,22 +17,22 @@ pub(crate) enum State {
 
 /// The grant that ended last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct End {
+pub(crate) struct EndedGrant {
     pub(crate) fence: Fence,
-    pub(crate) how: How,
+    pub(crate) how: EndCause,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
+pub(crate) enum EndCause {
     Released,
     Expired,
 }
 
-impl How {
+impl EndCause {
     pub(crate) fn reason(self) -> Reason {
         match self {
-            How::Released => Reason::AlreadyReleased,
-            How::Expired => Reason::Expired,
+            EndCause::Released => Reason::AlreadyReleased,
+            EndCause::Expired => Reason::Expired,
         }
     }
 }
@@ -40,9 +40,9 @@ impl How {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Companion<'a> {
     pub(crate) fence: Fence,
-    pub(crate) state: State,
+    pub(crate) state: GrantState,
     pub(crate) deadline_ms: u64,
-    pub(crate) ended: Option<End>,
+    pub(crate) ended: Option<EndedGrant>,
     pub(crate) owner: &'a [u8],
 }
 
@@ -55,15 +55,15 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Companion<'_>> {
     let (how, owner) = word(rest)?;
     let fence = decimal(fence).filter(|fence| (1..FENCE_BOUND).contains(fence))?;
     let state = match state {
-        b"h" => State::Held,
-        b"r" => State::Released,
-        b"f" => State::Forced,
+        b"h" => GrantState::Held,
+        b"r" => GrantState::Released,
+        b"f" => GrantState::Forced,
         _ => return None,
     };
     let ended_fence = Fence(decimal(ended_fence)?);
     let ended = match how {
-        b"r" => Some(End { fence: ended_fence, how: How::Released }),
-        b"x" => Some(End { fence: ended_fence, how: How::Expired }),
+        b"r" => Some(EndedGrant { fence: ended_fence, how: EndCause::Released }),
+        b"x" => Some(EndedGrant { fence: ended_fence, how: EndCause::Expired }),
         b"-" => None,
         _ => return None,
     };
@@ -77,21 +77,21 @@ fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
 
 impl Companion<'_> {
     /// The end of the grant last issued, where its key belongs to somebody else now: not released by its holder.
-    pub(crate) fn end_beside_other(&self, now_ms: u64) -> End {
+    pub(crate) fn end_beside_other(&self, now_ms: u64) -> EndedGrant {
         match self.state {
-            State::Held => End { fence: self.fence, how: How::Expired },
-            State::Released | State::Forced => self.end(now_ms),
+            GrantState::Held => EndedGrant { fence: self.fence, how: EndCause::Expired },
+            GrantState::Released | GrantState::Forced => self.end(now_ms),
         }
     }
 
     /// The end of the grant last issued, where its key is gone.
-    pub(crate) fn end(&self, now_ms: u64) -> End {
+    pub(crate) fn end(&self, now_ms: u64) -> EndedGrant {
         let expired = match self.state {
-            State::Held => self.deadline_ms != 0 && self.deadline_ms <= now_ms,
-            State::Released => false,
-            State::Forced => true,
+            GrantState::Held => self.deadline_ms != 0 && self.deadline_ms <= now_ms,
+            GrantState::Released => false,
+            GrantState::Forced => true,
         };
-        End { fence: self.fence, how: if expired { How::Expired } else { How::Released } }
+        EndedGrant { fence: self.fence, how: if expired { EndCause::Expired } else { EndCause::Released } }
     }
 
     /// Puts the bytes into `into`.
@@ -100,15 +100,15 @@ impl Companion<'_> {
         into.clear();
         into.extend_from_slice(digits.format(self.fence.0).as_bytes());
         into.extend_from_slice(match self.state {
-            State::Held => b" h ",
-            State::Released => b" r ",
-            State::Forced => b" f ",
+            GrantState::Held => b" h ",
+            GrantState::Released => b" r ",
+            GrantState::Forced => b" f ",
         });
         into.extend_from_slice(digits.format(self.deadline_ms).as_bytes());
         into.push(b' ');
         let (ended_fence, how) = match self.ended {
-            Some(End { fence, how: How::Released }) => (fence.0, b" r "),
-            Some(End { fence, how: How::Expired }) => (fence.0, b" x "),
+            Some(EndedGrant { fence, how: EndCause::Released }) => (fence.0, b" r "),
+            Some(EndedGrant { fence, how: EndCause::Expired }) => (fence.0, b" x "),
             None => (0, b" - "),
         };
         into.extend_from_slice(digits.format(ended_fence).as_bytes());
@@ -132,11 +132,11 @@ mod tests {
     fn packs_what_it_parses() {
         let ends = [
             None,
-            Some(End { fence: Fence(7), how: How::Released }),
-            Some(End { fence: Fence(FENCE_BOUND - 1), how: How::Expired }),
+            Some(EndedGrant { fence: Fence(7), how: EndCause::Released }),
+            Some(EndedGrant { fence: Fence(FENCE_BOUND - 1), how: EndCause::Expired }),
         ];
         for owner in [&b""[..], b"me", b"with blanks  and \0 and \xff", &[b' '; OWNER_BYTES_MAX]] {
-            for state in [State::Held, State::Released, State::Forced] {
+            for state in [GrantState::Held, GrantState::Released, GrantState::Forced] {
                 for ended in ends {
                     for (fence, deadline_ms) in
                         [(1, 0), (FENCE_BOUND - 1, u64::MAX), (1_700_000_000_000_000, 5)]
@@ -153,16 +153,17 @@ mod tests {
     fn the_bytes_are_those_of_the_layout() {
         let held = Companion {
             fence: Fence(42),
-            state: State::Held,
+            state: GrantState::Held,
             deadline_ms: 1_700_000_000_000,
             ended: None,
             owner: b"me",
         };
         assert_eq!(packed(&held), b"42 h 1700000000000 0 - me");
-        let expired = Companion { ended: Some(End { fence: Fence(41), how: How::Expired }), ..held };
+        let expired =
+            Companion { ended: Some(EndedGrant { fence: Fence(41), how: EndCause::Expired }), ..held };
         assert_eq!(packed(&expired), b"42 h 1700000000000 41 x me");
-        let end = Some(End { fence: Fence(42), how: How::Released });
-        let released = Companion { state: State::Released, owner: b"", ended: end, ..held };
+        let end = Some(EndedGrant { fence: Fence(42), how: EndCause::Released });
+        let released = Companion { state: GrantState::Released, owner: b"", ended: end, ..held };
         assert_eq!(packed(&released), b"42 r 1700000000000 42 r ");
     }
 
@@ -193,13 +194,18 @@ mod tests {
 
     #[test]
     fn the_end_is_told_by_the_deadline() {
-        let held =
-            Companion { fence: Fence(1), state: State::Held, deadline_ms: 100, ended: None, owner: b"a" };
-        assert_eq!(held.end(99).how, How::Released);
-        assert_eq!(held.end_beside_other(99).how, How::Expired);
-        assert_eq!(held.end(100).how, How::Expired);
-        assert_eq!(Companion { deadline_ms: 0, ..held }.end(100).how, How::Released);
-        assert_eq!(Companion { state: State::Released, ..held }.end(100).how, How::Released);
-        assert_eq!(Companion { state: State::Forced, ..held }.end(0).how, How::Expired);
+        let held = Companion {
+            fence: Fence(1),
+            state: GrantState::Held,
+            deadline_ms: 100,
+            ended: None,
+            owner: b"a",
+        };
+        assert_eq!(held.end(99).how, EndCause::Released);
+        assert_eq!(held.end_beside_other(99).how, EndCause::Expired);
+        assert_eq!(held.end(100).how, EndCause::Expired);
+        assert_eq!(Companion { deadline_ms: 0, ..held }.end(100).how, EndCause::Released);
+        assert_eq!(Companion { state: GrantState::Released, ..held }.end(100).how, EndCause::Released);
+        assert_eq!(Companion { state: GrantState::Forced, ..held }.end(0).how, EndCause::Expired);
     }
 }

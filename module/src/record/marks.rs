@@ -4,7 +4,7 @@ use super::names;
 use crate::clock::Now;
 use crate::config;
 use crate::ffi::server::Expiry;
-use crate::ffi::{Ctx, Key, Kind};
+use crate::ffi::{Ctx, Key, KeyType};
 use redfence_core::grammar::errors;
 use redfence_core::grammar::words::decimal;
 use redfence_core::reply::Refusal;
@@ -65,11 +65,11 @@ pub(crate) fn get(ctx: &Ctx, resource: &[u8]) -> Result<Fence, Refusal> {
     value(&mut key, kind)
 }
 
-fn value(key: &mut Key<'_>, kind: Kind) -> Result<Fence, Refusal> {
+fn value(key: &mut Key<'_>, kind: KeyType) -> Result<Fence, Refusal> {
     match kind {
-        Kind::Absent => Ok(Fence(0)),
-        Kind::Other => Err(errors::wrong_type()),
-        Kind::String => decimal(key.bytes())
+        KeyType::Absent => Ok(Fence(0)),
+        KeyType::Other => Err(errors::wrong_type()),
+        KeyType::String => decimal(key.bytes())
             .map(Fence)
             .ok_or_else(|| Refusal::new("ERR the high-water mark of this resource is not an integer")),
     }

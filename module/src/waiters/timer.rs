@@ -1,26 +1,28 @@
-//! One timer for whatever is due next: a WAIT that ends, a holder whose time is up, a line to look at, a grant that reached nobody.
+//! One timer for whatever is due next: a WAIT that ends, a holder whose time is up, a queue to look at, a grant that reached nobody.
 
-use super::{answer_all, publish_for, serve, serve_places, wakeups, with, Armed, Delivery, State};
+use super::{
+    answer_all, publish_for, serve, serve_lock_keys, wakeups, with, ArmedTimer, BlockedReply, WaitState,
+};
 use crate::clock::{self, Now};
 use crate::events;
 use crate::ffi::{Ctx, OwnedString};
 use crate::info::{self, Counter};
-use crate::lines::Place;
-use crate::record::{Ended, Lock};
+use crate::record::{EndOutcome, LockKeys};
+use crate::wait_queues::LockKey;
 use redfence_core::event::EventKind;
 use redfence_core::reply::{Refusal, Reply};
 
-/// Lines, clients and grants looked at in one turn of the timer; the rest has its turn right after, so others get theirs.
+/// Queues, clients and grants looked at in one turn of the timer; the rest has its turn right after, so others get theirs.
 const TURN_MAX: usize = 1_000;
 /// While replicas must be kept still, or the data is being loaded, hand-overs wait this long before they try again.
 const HOLD_MS: u64 = 10;
 
-impl State {
+impl WaitState {
     fn next_due_in_ms(&self) -> Option<u64> {
-        if !self.to_look_at.is_empty() || !self.undelivered.is_empty() || !self.left.is_empty() {
+        if !self.to_check.is_empty() || !self.undelivered.is_empty() || !self.left.is_empty() {
             return Some(0);
         }
-        self.lines.next_due_in_ms(clock::steady_ms(), Now::read().wall_ms())
+        self.wait_queues.next_due_in_ms(clock::steady_ms(), Now::read().wall_ms())
     }
 }
 
@@ -44,19 +46,19 @@ fn arm(ctx: &Ctx, in_ms: u64) {
         ctx.stop_timer(armed.id);
     }
     let id = ctx.start_timer(in_ms);
-    with(|state| state.timer = Some(Armed { id, due_ms }));
+    with(|state| state.timer = Some(ArmedTimer { id, due_ms }));
 }
 
 pub(crate) fn on_timer(ctx: &Ctx) {
     // The timer that runs is no longer ours to stop.
     with(|state| state.timer = None);
-    let standing = ctx.standing();
-    if standing.replica {
+    let server_status = ctx.server_status();
+    if server_status.replica {
         wakeups::on_now_replica(ctx);
         return;
     }
     publish_left(ctx);
-    let on_hold = standing.loading || ctx.must_keep_replicas_still();
+    let on_hold = server_status.loading || ctx.must_keep_replicas_still();
     if !on_hold {
         hand_over_due(ctx, Now::read());
     }
@@ -74,47 +76,47 @@ fn hand_over_due(ctx: &Ctx, now: Now) {
     for place in with(|state| state.take_places_due(now.wall_ms())) {
         ctx.select_db(place.db);
         if ctx.serves_slot_of(&place.resource) {
-            serve_places(ctx, vec![place], now);
+            serve_lock_keys(ctx, vec![place], now);
         } else {
             refuse_line(&place, &slot_moved());
         }
     }
 }
 
-impl State {
-    fn take_places_due(&mut self, wall_ms: u64) -> Vec<Place> {
-        let mut places = self.lines.take_due_watches(wall_ms, TURN_MAX);
-        while places.len() < TURN_MAX {
-            match self.to_look_at.pop_first() {
-                Some(place) => places.push(place),
+impl WaitState {
+    fn take_places_due(&mut self, wall_ms: u64) -> Vec<LockKey> {
+        let mut lock_keys = self.wait_queues.take_due_watches(wall_ms, TURN_MAX);
+        while lock_keys.len() < TURN_MAX {
+            match self.to_check.pop_first() {
+                Some(place) => lock_keys.push(place),
                 None => break,
             }
         }
-        places
+        lock_keys
     }
 }
 
 fn give_up_due(ctx: &Ctx) {
-    for id in with(|state| state.lines.due_give_ups(clock::steady_ms(), TURN_MAX)) {
+    for id in with(|state| state.wait_queues.due_give_ups(clock::steady_ms(), TURN_MAX)) {
         let client = with(|state| {
             state.leave(id);
             state.clients.remove(&id)
         });
         if let Some(client) = client {
             info::count(Counter::GaveUp);
-            client.answer(Box::new(Delivery { reply: Reply::Nil, handed: None }));
+            client.answer(Box::new(BlockedReply { reply: Reply::Nil, grant: None }));
         }
     }
     publish_left(ctx);
 }
 
 fn release_undelivered(ctx: &Ctx, now: Now) {
-    for handed in with(|state| std::mem::take(&mut state.undelivered)) {
-        ctx.select_db(handed.db);
-        for (resource, fence) in &handed.locks {
+    for grant in with(|state| std::mem::take(&mut state.undelivered)) {
+        ctx.select_db(grant.db);
+        for (resource, fence) in &grant.locks {
             let name = OwnedString::new(resource);
-            let ended = Lock::new(name.name()).and_then(|lock| lock.end(ctx, *fence, now));
-            if let Ok(Ended::Now { owner }) = ended {
+            let ended = LockKeys::new(name.name()).and_then(|lock| lock.end(ctx, *fence, now));
+            if let Ok(EndOutcome::Now { owner }) = ended {
                 info::count(Counter::Released);
                 events::publish(ctx, EventKind::Released, resource, *fence, &owner);
             }
@@ -124,15 +126,17 @@ fn release_undelivered(ctx: &Ctx, now: Now) {
 }
 
 fn publish_left(ctx: &Ctx) {
-    for wish in with(|state| std::mem::take(&mut state.left)) {
-        ctx.select_db(wish.db);
-        publish_for(ctx, EventKind::Abandoned, &wish);
+    for wait_request in with(|state| std::mem::take(&mut state.left)) {
+        ctx.select_db(wait_request.db);
+        publish_for(ctx, EventKind::Abandoned, &wait_request);
     }
 }
 
-fn refuse_line(place: &Place, refusal: &Refusal) {
-    while let Some(ticket) = with(|state| state.lines.first(place).and_then(|id| state.lines.take(id))) {
-        answer_all(&ticket, &Reply::Error(refusal.clone()), None);
+fn refuse_line(place: &LockKey, refusal: &Refusal) {
+    while let Some(waiter) =
+        with(|state| state.wait_queues.first(place).and_then(|id| state.wait_queues.take(id)))
+    {
+        answer_all(&waiter, &Reply::Error(refusal.clone()), None);
     }
 }
 
@@ -147,7 +151,7 @@ pub(crate) fn on_cron(ctx: &Ctx) {
     }
 }
 
-impl State {
+impl WaitState {
     fn timer_is_late(&self) -> bool {
         self.timer.as_ref().is_none_or(|armed| armed.due_ms + HOLD_MS < clock::steady_ms())
     }

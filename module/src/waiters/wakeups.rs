@@ -1,23 +1,23 @@
-//! What wakes a line, or empties it: keys and dbs that change, clients that leave, grants that reach nobody, a change of role.
+//! What wakes a queue, or empties it: keys and dbs that change, clients that leave, grants that reach nobody, a change of role.
 //!
-//! Nothing is written here, because most of it runs inside a notification: lines are marked, and the timer looks at them at once.
+//! Nothing is written here, because most of it runs inside a notification: queues are marked, and the timer looks at them at once.
 
 use super::timer::rearm;
-use super::{answer_all, nobody_waits, with, Delivery, QUIET};
+use super::{answer_all, nobody_waits, with, BlockedReply, IGNORING_CHANGES};
 use crate::ffi::{ClientId, Ctx};
-use crate::lines::{Place, TicketId};
+use crate::wait_queues::{LockKey, WaiterId};
 use bytes::Bytes;
 use redfence_core::reply::{Refusal, Reply};
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Redis is done with a delivery. Where no client got to know of the grant, nobody holds it: it goes back.
-pub(crate) fn on_delivery_over(ctx: &Ctx, delivery: Delivery) {
-    let Some(handed) = delivery.handed else {
+pub(crate) fn on_delivery_over(ctx: &Ctx, delivery: BlockedReply) {
+    let Some(grant) = delivery.grant else {
         return;
     };
-    if Rc::strong_count(&handed) == 1 && !handed.reached_a_client.get() {
-        with(|state| state.undelivered.push(handed));
+    if Rc::strong_count(&grant) == 1 && !grant.reached_a_client.get() {
+        with(|state| state.undelivered.push(grant));
         rearm(ctx);
     }
 }
@@ -34,14 +34,14 @@ pub(crate) fn on_disconnect(ctx: &Ctx, id: ClientId) {
 
 /// Any key may have changed under a waiter; where somebody waits for this one, the timer looks.
 pub(crate) fn on_key_changed(ctx: &Ctx, key: &[u8]) {
-    if nobody_waits() || QUIET.load(Relaxed) {
+    if nobody_waits() || IGNORING_CHANGES.load(Relaxed) {
         return;
     }
     let db = ctx.db();
     let waited_for = with(|state| {
-        let waited_for = state.lines.len(db, key) > 0;
+        let waited_for = state.wait_queues.len(db, key) > 0;
         if waited_for {
-            state.to_look_at.insert(Place { db, resource: Bytes::copy_from_slice(key) });
+            state.to_check.insert(LockKey { db, resource: Bytes::copy_from_slice(key) });
         }
         waited_for
     });
@@ -56,8 +56,8 @@ pub(crate) fn on_db_changed(ctx: &Ctx, db: Option<i32>) {
         return;
     }
     with(|state| {
-        let places = state.lines.places(db);
-        state.to_look_at.extend(places);
+        let lock_keys = state.wait_queues.lock_keys(db);
+        state.to_check.extend(lock_keys);
     });
     rearm(ctx);
 }
@@ -67,15 +67,15 @@ pub(crate) fn on_now_replica(_ctx: &Ctx) {
     let refusal = Reply::Error(Refusal::new(
         "UNBLOCKED force unblock from blocking operation, instance state changed (master -> replica?)",
     ));
-    let ids: Vec<TicketId> = with(|state| {
+    let ids: Vec<WaiterId> = with(|state| {
         state.undelivered.clear();
         state.left.clear();
-        state.to_look_at.clear();
-        state.lines.ticket_ids()
+        state.to_check.clear();
+        state.wait_queues.waiter_ids()
     });
     for id in ids {
-        if let Some(ticket) = with(|state| state.lines.take(id)) {
-            answer_all(&ticket, &refusal, None);
+        if let Some(waiter) = with(|state| state.wait_queues.take(id)) {
+            answer_all(&waiter, &refusal, None);
         }
     }
 }

@@ -1,9 +1,9 @@
 //! Questions asked from outside a lock's own command: by events, by `LOCK.SCAN`. Nothing is changed.
 
-use super::companion::{self, State};
+use super::companion::{self, GrantState};
 use super::names;
 use crate::clock::Now;
-use crate::ffi::{Ctx, Key, Kind, OwnedString};
+use crate::ffi::{Ctx, Key, KeyType, OwnedString};
 use redfence_core::types::{Fence, RESOURCE_BYTES_MAX};
 
 /// The grant of `resource` that its key's expiry has just ended, for the event. Reads alone: we are inside a notification.
@@ -11,7 +11,7 @@ pub(crate) fn expired_grant(ctx: &Ctx, resource: &[u8], now: Now) -> Option<(Fen
     let name = names::side_key(names::COMPANION, resource).ok()?;
     let mut side = Key::open_to_read(ctx, name.name())?;
     let seen = companion::parse(side.bytes())?;
-    (seen.state == State::Held && seen.deadline_ms != 0 && seen.deadline_ms <= now.wall_ms())
+    (seen.state == GrantState::Held && seen.deadline_ms != 0 && seen.deadline_ms <= now.wall_ms())
         .then(|| (seen.fence, seen.owner.to_vec()))
 }
 
@@ -25,7 +25,7 @@ pub(crate) fn is_held(ctx: &Ctx, companion_key: &[u8], resource: &[u8]) -> bool 
         return false;
     };
     companion::parse(side.bytes()).is_some_and(|seen| {
-        seen.state == State::Held && key.kind() == Kind::String && key.bytes() == seen.owner
+        seen.state == GrantState::Held && key.kind() == KeyType::String && key.bytes() == seen.owner
     })
 }
 
