@@ -6,6 +6,7 @@
 //! - [`client`]: the state of one client, and the registry of all of them
 //! - [`routing`]: who answers a command, and which tier
 //! - [`upstream`]: pass-through to the upstream Redis
+//! - [`context`]: what a command sees of its connection
 //! - [`commands`]: one file a command or family
 //! - [`release_orphaned_grant`], [`restore_popped_items`]: clean-up after a client that left before its reply
 //! - [`stats`]: what `INFO` counts; [`ids`]: random owners, sessions and run ids
@@ -16,6 +17,7 @@
 
 pub mod client;
 pub mod commands;
+pub mod context;
 pub mod ids;
 pub mod net;
 pub mod release_orphaned_grant;

@@ -4,7 +4,8 @@ use super::hello::checked_name;
 use super::{is, unknown_subcommand, wrong_arity};
 use crate::server::client::registry::ClientInfo;
 use crate::server::client::session::ReplyMode;
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::{Refusal, Reply};
 use std::net::SocketAddr;
@@ -27,7 +28,7 @@ const SUBCOMMANDS: &[&str] = &[
     "TRACKINGINFO",
 ];
 
-impl Connection {
+impl CommandContext {
     pub(in crate::server) fn client_command(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, verb, rest @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
         if is(verb, "REPLY") {

@@ -2,7 +2,8 @@
 //! and the connection's own.
 
 use super::{is, unknown_subcommand, wrong_arity};
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
 use redfence_core::grammar::table::{self, Keys, Row, ROWS};
 use redfence_core::keyspace::table as keyspace;
 use redfence_core::keyspace::table::KeySpec;
@@ -31,7 +32,7 @@ const OTHERS: &[(&str, i64)] = &[
     ("unsubscribe", -1),
 ];
 
-impl Connection {
+impl CommandContext {
     /// Answers what it can; what concerns commands of the Redis behind the proxy is passed on.
     pub(in crate::server) fn command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         let (verb, rest) = match argv {
@@ -39,7 +40,7 @@ impl Connection {
             _ => (&b""[..], &[][..]),
         };
         let names_ours = rest.iter().any(|name| table::find(name).is_some());
-        if self.router.has_upstream_for(self.client.listener_kind) && !names_ours {
+        if self.routes.router.has_upstream_for(self.client.listener_kind) && !names_ours {
             return self.pass_to_upstream(argv, frame);
         }
         let reply = self.command_inner(verb, rest, argv);

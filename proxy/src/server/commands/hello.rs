@@ -3,7 +3,8 @@
 use super::{is, wrong_arity};
 use crate::resp::encode::Protocol;
 use crate::server::client::session::{ReplyMode, DATABASES};
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
 use redfence_core::reply::{Refusal, Reply};
 use std::sync::atomic::Ordering;
 
@@ -22,7 +23,7 @@ pub(super) const BAD_NAME: &str = "ERR Client names cannot contain spaces, newli
 /// A name longer than this helps nobody.
 const NAME_BYTES_MAX: usize = 256;
 
-impl Connection {
+impl CommandContext {
     /// `HELLO [2|3 [AUTH user password] [SETNAME name]]`
     pub(in crate::server) fn hello(&mut self, argv: &[&[u8]]) -> Progress {
         match self.hello_inner(argv) {
@@ -86,8 +87,8 @@ impl Connection {
         if self.client.protocol != protocol {
             self.client.protocol = protocol;
             self.client.info.protocol.store(protocol.version() as u64, Ordering::Relaxed);
-            self.shared_upstream.leave();
-            if let Some(connection) = &mut self.own_upstream {
+            self.upstream.shared.leave();
+            if let Some(connection) = &mut self.upstream.own {
                 connection.send_ours(&["HELLO", &protocol.version().to_string()]);
             }
         }
@@ -119,7 +120,6 @@ impl Connection {
             return Err(Refusal::new(WRONG_PASSWORD));
         }
         self.client.authenticated = true;
-        self.renew_limits();
         Ok(())
     }
 
@@ -144,7 +144,7 @@ impl Connection {
     pub(in crate::server) fn set_database(&mut self, db: u32) {
         self.client.db = db;
         self.client.info.db.store(u64::from(db), Ordering::Relaxed);
-        if let Some(connection) = &mut self.own_upstream {
+        if let Some(connection) = &mut self.upstream.own {
             connection.send_ours(&["SELECT", &db.to_string()]);
         }
     }
@@ -153,8 +153,8 @@ impl Connection {
     pub(in crate::server) fn reset(&mut self) -> Progress {
         self.drop_subscriptions();
         self.stop_tracking();
-        self.own_upstream = None;
-        self.shared_upstream.leave();
+        self.upstream.own = None;
+        self.upstream.shared.leave();
         self.forget_transaction();
         self.client.reply_mode = ReplyMode::On;
         self.client.protocol = Protocol::Resp2;
@@ -163,7 +163,6 @@ impl Connection {
         self.client.info.protocol.store(2, Ordering::Relaxed);
         self.client.info.texts().name.clear();
         self.client.authenticated = self.server.password.is_none();
-        self.renew_limits();
         self.reply(&Reply::Status("RESET".into()));
         Progress::Done
     }

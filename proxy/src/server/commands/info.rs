@@ -3,7 +3,8 @@
 use super::hello::REDIS_VERSION;
 use super::is;
 use crate::node_api::Role;
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
 use crate::server::ServerState;
 use crate::tier1::upstream::Health;
 use redfence_core::reply::Reply;
@@ -24,7 +25,7 @@ const SECTIONS: &[Section] = &[
     ("Redfence", redfence),
 ];
 
-impl Connection {
+impl CommandContext {
     pub(in crate::server) fn info(&mut self, argv: &[&[u8]]) -> Progress {
         let wanted = &argv[1..];
         let all = wanted.is_empty()

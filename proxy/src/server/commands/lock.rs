@@ -1,10 +1,11 @@
 //! `LOCK.*` and `FENCE.*`: the router decides, then Tier 1, Tier 2 or the node itself answers.
 
 use crate::node_api::{AdminRequest, NodeStatus, OwnedQuery};
+use crate::server::context::CommandContext;
 use crate::server::ids;
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{
-    AfterReply, AwaitedCall, AwaitedReply, IfAbandoned, InFlight, SessionStep, Source, UpstreamCall,
+    AfterReply, AwaitedReply, IfAbandoned, InFlight, SessionStep, Source, UpstreamCall,
 };
 use crate::server::routing::keys;
 use crate::server::routing::rerouting;
@@ -25,7 +26,7 @@ use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::{SessionId, Tier};
 use std::sync::Arc;
 
-impl Connection {
+impl CommandContext {
     pub(in crate::server) fn lock_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         let owner = ids::owner();
         let Some(parsed) = grammar::parse(argv) else { unreachable!("only names of ours come here") };
@@ -51,10 +52,13 @@ impl Connection {
             Request::Cluster(_) | Request::Session(_) => false,
             _ => request.tier() != Some(Tier::Correctness),
         };
-        if asks_routes && self.is_stale && self.router.has_upstream_for(self.client.listener_kind) {
+        if asks_routes
+            && self.routes.is_stale
+            && self.routes.router.has_upstream_for(self.client.listener_kind)
+        {
             return Err(stale_routes());
         }
-        self.router.lock(self.client.listener_kind, request)
+        self.routes.router.lock(self.client.listener_kind, request)
     }
 
     // ---- Tier 2 ----
@@ -70,7 +74,7 @@ impl Connection {
         let waits = wait_ms_of(&request) > 0;
         let is_routed = !matches!(request, Request::Session(_))
             && request.tier() != Some(Tier::Correctness)
-            && self.router.has_upstream_for(self.client.listener_kind);
+            && self.routes.router.has_upstream_for(self.client.listener_kind);
         let looks = matches!(
             request,
             Request::Info(_)
@@ -129,41 +133,14 @@ impl Connection {
             }
         };
         self.await_call(in_flight, Source::Tier2(pending), waits, if_abandoned);
-        if let (true, Some(AwaitedReply::Call(call))) = (is_routed, self.awaited.back_mut()) {
+        if let (true, Some(AwaitedReply::Call(call))) = (is_routed, self.replies.awaited.back_mut()) {
             call.is_routed = true;
         }
-        if let (Some(step), Some(AwaitedReply::Call(call))) = (session_step, self.awaited.back_mut()) {
+        if let (Some(step), Some(AwaitedReply::Call(call))) = (session_step, self.replies.awaited.back_mut())
+        {
             call.after_reply = AfterReply::Session(step);
         }
         Progress::Done
-    }
-
-    pub(in crate::server) fn await_call(
-        &mut self,
-        in_flight: InFlight,
-        source: Source,
-        waits: bool,
-        if_abandoned: IfAbandoned,
-    ) {
-        self.in_flight = in_flight;
-        if waits {
-            self.client.set_waiting(true);
-        }
-        let (muted, began_us) = (self.client.is_muted(), self.server.now_us());
-        self.awaited.push_back(AwaitedReply::Call(AwaitedCall {
-            source,
-            waits,
-            is_routed: false,
-            muted,
-            began_us,
-            if_abandoned,
-            after_reply: AfterReply::Nothing,
-        }));
-    }
-
-    /// Whether a command for `kind in flight` may start now.
-    pub(in crate::server) fn can_join(&self, in_flight: InFlight) -> bool {
-        self.in_flight == InFlight::Nothing || (self.in_flight == in_flight && in_flight != InFlight::Alone)
     }
 
     fn remember_session(&mut self, id: SessionId) -> bool {

@@ -4,7 +4,8 @@ use super::transaction::crosses_tiers;
 use super::{scripts, server, unknown_command};
 use crate::node_api::{OwnedQuery, WAIT_FOREVER};
 use crate::server::client::transaction::TransactionTarget;
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AwaitedReply, IfAbandoned, InFlight, Source, UpstreamCall};
 use crate::server::routing::keys;
 use crate::server::routing::router::{ListenerKind, PlainDestination};
@@ -17,9 +18,10 @@ use redfence_core::reply::Refusal;
 use redfence_core::types::Member;
 use std::sync::Arc;
 
-impl Connection {
+impl CommandContext {
     pub(in crate::server) fn plain_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
-        let keys = if self.router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
+        let keys =
+            if self.routes.router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
         match self.route_plain(keys) {
             Err(refusal) => self.refuse(refusal),
             Ok(PlainDestination::Upstream) if self.is_for_both_stores(argv) => self.script_on_both(argv),
@@ -36,7 +38,7 @@ impl Connection {
     fn is_for_both_stores(&self, argv: &[&[u8]]) -> bool {
         let verbs: [&[u8]; 3] = [b"LOAD", b"EXISTS", b"FLUSH"];
         argv[0].eq_ignore_ascii_case(b"SCRIPT")
-            && self.router.has_correctness_routes()
+            && self.routes.router.has_correctness_routes()
             && argv.get(1).is_some_and(|verb| verbs.iter().any(|known| known.eq_ignore_ascii_case(verb)))
     }
 
@@ -60,10 +62,10 @@ impl Connection {
         &self,
         keys: impl IntoIterator<Item = &'k [u8]>,
     ) -> Result<PlainDestination, Refusal> {
-        if self.is_stale && self.router.has_upstream_for(self.client.listener_kind) {
+        if self.routes.is_stale && self.routes.router.has_upstream_for(self.client.listener_kind) {
             return Err(stale_routes());
         }
-        self.router.plain(self.client.listener_kind, keys)
+        self.routes.router.plain(self.client.listener_kind, keys)
     }
 
     /// The Raft keyspace: every key is a lock there, and its value is the owner.
@@ -78,7 +80,11 @@ impl Connection {
             }
             // Behind writes in flight a read goes through the log with them: it must see them, and they need not be waited for.
             // So does one whose keys are tracked: what was read when is known from the log.
-            Some(row) if is_read(row) && self.in_flight != InFlight::Tier2 && !self.client.keeps_reads() => {
+            Some(row)
+                if is_read(row)
+                    && self.replies.in_flight != InFlight::Tier2
+                    && !self.client.keeps_reads() =>
+            {
                 self.keyspace_read(argv)
             }
             Some(_) => self.submit_to_keyspace(argv),
@@ -127,7 +133,7 @@ impl Connection {
         let wait = wait_of(argv);
         let in_flight = if wait.is_some() { InFlight::Alone } else { InFlight::Tier2 };
         let is_large = may_show_much(argv);
-        if !self.can_join(in_flight) || (is_large && !self.has_room_for_large_reply()) {
+        if !self.can_join(in_flight) || (is_large && !self.replies.has_room_for_large_reply()) {
             return Progress::Stalled;
         }
         let wait_ms = match wait {
@@ -152,10 +158,10 @@ impl Connection {
             Some(_) => IfAbandoned::RestoreItems { db: self.client.db, argv: owned(argv) },
         };
         self.await_call(in_flight, Source::Tier2(pending), wait.is_some(), if_abandoned);
-        if let Some(AwaitedReply::Call(call)) = self.awaited.back_mut() {
-            call.is_routed = self.router.has_upstream_for(self.client.listener_kind);
+        if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
+            call.is_routed = self.routes.router.has_upstream_for(self.client.listener_kind);
         }
-        self.large_calls += usize::from(is_large);
+        self.replies.large_calls += usize::from(is_large);
         Progress::Done
     }
 

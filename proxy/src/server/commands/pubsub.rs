@@ -9,7 +9,8 @@
 use super::{is, unknown_subcommand, wrong_arity, Local};
 use crate::events::{SubscriberInbox, SubscriptionKind};
 use crate::server::client::session::{name_bytes, Subscriptions};
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AfterReply, AwaitedReply, AwaitedSubscription, InFlight};
 use bytes::Bytes;
 use redfence_core::keyspace::errors;
@@ -24,7 +25,7 @@ const SUBSCRIPTIONS_MAX: usize = 10_000;
 const SUBSCRIPTION_BYTES_MAX: usize = 1024 * 1024;
 const PATTERN_BYTES_PER_CLIENT_MAX: usize = 64 * 1024;
 
-impl Connection {
+impl CommandContext {
     pub(in crate::server) fn subscription_command(&mut self, local: Local, argv: &[&[u8]]) -> Progress {
         let names = &argv[1..];
         match local {
@@ -65,8 +66,8 @@ impl Connection {
         match &self.server.subscriber {
             Some(subscriber) if !new_names.is_empty() => {
                 let confirmed = subscriber.subscribe(kind, &new_names);
-                self.in_flight = InFlight::Alone;
-                self.awaited.push_back(AwaitedReply::Subscription(AwaitedSubscription {
+                self.replies.in_flight = InFlight::Alone;
+                self.replies.awaited.push_back(AwaitedReply::Subscription(AwaitedSubscription {
                     kind,
                     names,
                     confirmed,
@@ -215,7 +216,7 @@ impl Connection {
         }
         let receivers = self.server.hub.receivers_of(channel);
         let flow = self.submit_to_keyspace(argv);
-        if let (Progress::Done, Some(AwaitedReply::Call(call))) = (flow, self.awaited.back_mut()) {
+        if let (Progress::Done, Some(AwaitedReply::Call(call))) = (flow, self.replies.awaited.back_mut()) {
             call.after_reply = AfterReply::Say(Reply::Int(receivers as i64));
         }
         flow

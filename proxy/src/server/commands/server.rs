@@ -5,7 +5,8 @@
 
 use super::{is, unknown_command, unknown_subcommand, wrong_arity};
 use crate::clock;
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
 use redfence_core::reply::{Refusal, Reply};
 
 type ReplyResult = Result<Reply, Refusal>;
@@ -14,7 +15,7 @@ struct ServerCommand {
     name: &'static str,
     /// As in Redis: the name counts, negative means "at least".
     arity: isize,
-    run: fn(&Connection, &[&[u8]]) -> ReplyResult,
+    run: fn(&CommandContext, &[&[u8]]) -> ReplyResult,
 }
 
 #[rustfmt::skip]
@@ -44,7 +45,7 @@ pub(super) fn knows(name: &[u8]) -> bool {
     find(name).is_some()
 }
 
-impl Connection {
+impl CommandContext {
     pub(super) fn server_command(&mut self, argv: &[&[u8]]) -> Progress {
         let Some(row) = find(argv[0]) else { return self.refuse(unknown_command(argv)) };
         let words = argv.len() as isize;
@@ -56,8 +57,8 @@ impl Connection {
 }
 
 /// Nodes beside this one that are certain to have every write the client was answered: a majority has it.
-fn certain_replicas(connection: &Connection) -> i64 {
-    connection.server.tier2.status().voters as i64 / 2
+fn certain_replicas(context: &CommandContext) -> i64 {
+    context.server.tier2.status().voters as i64 / 2
 }
 
 fn integer(word: &[u8], text: &'static str) -> Result<i64, Refusal> {
@@ -66,18 +67,18 @@ fn integer(word: &[u8], text: &'static str) -> Result<i64, Refusal> {
 }
 
 /// `WAIT numreplicas timeout`: there is nothing left to wait for when a write is answered.
-fn wait(connection: &Connection, argv: &[&[u8]]) -> ReplyResult {
+fn wait(context: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
     integer(argv[1], "ERR value is not an integer or out of range")?;
     timeout(argv[2])?;
-    Ok(Reply::Int(certain_replicas(connection)))
+    Ok(Reply::Int(certain_replicas(context)))
 }
 
 /// `WAITAOF numlocal numreplicas timeout`: what is answered is on the disks of a majority.
-fn wait_aof(connection: &Connection, argv: &[&[u8]]) -> ReplyResult {
+fn wait_aof(context: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
     integer(argv[1], "ERR value is out of range, value must between 0 and 1")?;
     integer(argv[2], "ERR value is out of range, must be positive")?;
     timeout(argv[3])?;
-    Ok(Reply::Array(vec![Reply::Int(1), Reply::Int(certain_replicas(connection))]))
+    Ok(Reply::Array(vec![Reply::Int(1), Reply::Int(certain_replicas(context))]))
 }
 
 fn timeout(word: &[u8]) -> Result<(), Refusal> {
@@ -88,31 +89,31 @@ fn timeout(word: &[u8]) -> Result<(), Refusal> {
 }
 
 /// Every node takes writes, and has no replicas of its own.
-fn role(_: &Connection, _: &[&[u8]]) -> ReplyResult {
+fn role(_: &CommandContext, _: &[&[u8]]) -> ReplyResult {
     Ok(Reply::Array(vec![Reply::Text("master"), Reply::Int(0), Reply::Array(vec![])]))
 }
 
 /// Everything answered is on disk already.
-fn saved(_: &Connection, _: &[&[u8]]) -> ReplyResult {
+fn saved(_: &CommandContext, _: &[&[u8]]) -> ReplyResult {
     Ok(Reply::OK)
 }
 
-fn last_save(_: &Connection, _: &[&[u8]]) -> ReplyResult {
+fn last_save(_: &CommandContext, _: &[&[u8]]) -> ReplyResult {
     Ok(Reply::Int((clock::wall_us() / 1_000_000) as i64))
 }
 
-fn no_cluster(_: &Connection, _: &[&[u8]]) -> ReplyResult {
+fn no_cluster(_: &CommandContext, _: &[&[u8]]) -> ReplyResult {
     Err(Refusal::new("ERR This instance has cluster support disabled"))
 }
 
-fn module(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
+fn module(_: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
     match argv[1] {
         verb if is(verb, "LIST") && argv.len() == 2 => Ok(Reply::Array(vec![])),
         verb => Err(unknown_subcommand("MODULE", verb)),
     }
 }
 
-fn acl(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
+fn acl(_: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
     match argv[1] {
         verb if is(verb, "WHOAMI") && argv.len() == 2 => Ok(Reply::Text("default")),
         verb if is(verb, "USERS") && argv.len() == 2 => Ok(Reply::Array(vec![Reply::Text("default")])),
@@ -121,7 +122,7 @@ fn acl(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
 }
 
 /// Latencies are in `INFO redfence`; Redis's monitor of events is off here, as it is in Redis by default.
-fn latency(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
+fn latency(_: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
     match argv[1] {
         verb if is(verb, "LATEST") && argv.len() == 2 => Ok(Reply::Array(vec![])),
         verb if is(verb, "HISTORY") && argv.len() == 3 => Ok(Reply::Array(vec![])),
@@ -131,7 +132,7 @@ fn latency(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
 }
 
 /// Nothing is slow enough to be logged: scripts and ranges have limits.
-fn slow_log(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
+fn slow_log(_: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
     match argv[1] {
         verb if is(verb, "GET") && argv.len() <= 3 => Ok(Reply::Array(vec![])),
         verb if is(verb, "LEN") && argv.len() == 2 => Ok(Reply::Int(0)),
@@ -141,7 +142,7 @@ fn slow_log(_: &Connection, argv: &[&[u8]]) -> ReplyResult {
 }
 
 /// Redis's own text.
-fn debug(_: &Connection, _: &[&[u8]]) -> ReplyResult {
+fn debug(_: &CommandContext, _: &[&[u8]]) -> ReplyResult {
     Err(Refusal::new(
         "ERR DEBUG command not allowed. If the enable-debug-command option is set to \"local\", you can run it from a local \
          connection, otherwise you need to set this option in the configuration file, and then restart the server.",

@@ -2,12 +2,13 @@
 
 use super::{is, unknown_subcommand, wrong_arity};
 use crate::clock;
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
 use redfence_core::glob;
 use redfence_core::keyspace::errors;
 use redfence_core::reply::{Refusal, Reply, Sink};
 
-impl Connection {
+impl CommandContext {
     /// `PING [message]`
     pub(in crate::server) fn ping(&mut self, argv: &[&[u8]]) -> Progress {
         let message = match argv {
@@ -82,11 +83,6 @@ impl Connection {
         });
         let pairs = matching.map(|(name, value)| (Reply::Text(name), Reply::bulk(value))).collect();
         self.reply(&Reply::Map(pairs));
-        Progress::Done
-    }
-
-    pub(in crate::server) fn refuse(&mut self, refusal: Refusal) -> Progress {
-        self.reply(&Reply::Error(refusal));
         Progress::Done
     }
 }

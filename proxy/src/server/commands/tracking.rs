@@ -5,7 +5,7 @@ use super::client::SYNTAX;
 use super::is;
 use crate::events::TrackingTerms;
 use crate::server::client::session::{Tracking, TrackingMode};
-use crate::server::net::connection::Connection;
+use crate::server::context::CommandContext;
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::errors as keyspace_errors;
@@ -36,7 +36,7 @@ struct TrackingOptions {
     no_loop: bool,
 }
 
-impl Connection {
+impl CommandContext {
     /// `CLIENT TRACKING ON|OFF [REDIRECT id] [PREFIX prefix …] [BCAST] [OPTIN] [OPTOUT] [NOLOOP]`
     pub(super) fn client_tracking(&mut self, switch: &[u8], words: &[&[u8]]) -> Result<Reply, Refusal> {
         let options = self.tracking_options(words)?;
@@ -86,7 +86,7 @@ impl Connection {
     }
 
     fn start_tracking(&mut self, options: TrackingOptions) -> Result<(), Refusal> {
-        if self.router.has_upstream_for(self.client.listener_kind) {
+        if self.routes.router.has_upstream_for(self.client.listener_kind) {
             return Err(Refusal::new(BEHIND));
         }
         let refused = |text: &'static str| Err(Refusal::new(text));

@@ -7,7 +7,8 @@
 use super::{unknown_command, wrong_arity, Local};
 use crate::node_api::OwnedQuery;
 use crate::server::client::transaction::{check_watched, Transaction, TransactionTarget};
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, Source, UpstreamCall};
 use crate::server::routing::keys;
 use crate::server::routing::router::{Destination, PlainDestination};
@@ -21,7 +22,7 @@ use std::sync::Arc;
 
 const DISCARDED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
-impl Connection {
+impl CommandContext {
     // ---- the frame ----
 
     pub(in crate::server) fn multi(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
@@ -46,13 +47,13 @@ impl Connection {
 
     /// Whether plain keys of both tiers may come from this client.
     fn may_use_both_tiers(&self) -> bool {
-        let router = &self.router;
+        let router = &self.routes.router;
         router.has_upstream_for(self.client.listener_kind) && router.has_correctness_routes()
     }
 
     /// Where a transaction that begins now is at home.
     fn target_of_next(&self) -> TransactionTarget {
-        if !self.router.has_upstream_for(self.client.listener_kind) {
+        if !self.routes.router.has_upstream_for(self.client.listener_kind) {
             TransactionTarget::Keyspace
         } else if !self.may_use_both_tiers() || self.client.watches_upstream {
             TransactionTarget::Upstream
@@ -94,7 +95,7 @@ impl Connection {
         let selects = transaction.selects();
         // What is pipelined behind a change of the database must see it.
         let in_flight = if selects.is_empty() { InFlight::Tier2 } else { InFlight::Alone };
-        if !self.can_join(in_flight) || !self.has_room_for_large_reply() {
+        if !self.can_join(in_flight) || !self.replies.has_room_for_large_reply() {
             return Progress::Stalled;
         }
         let (db, resp) = (self.client.db, self.client.protocol.into());
@@ -107,7 +108,7 @@ impl Connection {
             0,
         );
         self.await_call(in_flight, Source::Tier2(pending), false, IfAbandoned::Nothing);
-        self.large_calls += 1;
+        self.replies.large_calls += 1;
         self.then(AfterReply::Select(selects));
         self.forget_transaction();
         Progress::Done
@@ -346,7 +347,7 @@ impl Connection {
     }
 
     fn then(&mut self, then: AfterReply) {
-        match self.awaited.back_mut() {
+        match self.replies.awaited.back_mut() {
             Some(AwaitedReply::Call(call)) => call.after_reply = then,
             _ => unreachable!("the call was just begun"),
         }

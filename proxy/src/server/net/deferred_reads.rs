@@ -1,4 +1,4 @@
-//! Replies of a client that reads slowly, kept within bounds. Part of [`Connection`].
+//! Replies of a client that reads slowly, kept within bounds. Part of [`ReplyQueue`].
 //!
 //! A connection may have many reads in flight. Where the replies made for it and not taken yet pass
 //! [`redfence_core::limits::UNREAD_REPLIES_BYTES_MAX`] the node hands further reads back ([`NodeAnswer::Deferred`]), and goes on doing so, so that no
@@ -7,21 +7,17 @@
 //! further command is run meanwhile. The client gets every reply, in order, as fast as it reads.
 //!
 //! Replies of logged commands cannot be handed back: a client has at most [`LARGE_CALLS_MAX`] of them in flight that may be large.
-//!
-//! What the connection holds in all is told to the client's account: [`Connection::report_memory`].
 
-use crate::client_memory::REPORT_BYTES;
-use crate::server::net::connection::Connection;
-use crate::server::net::in_flight::{AwaitedReply, InFlight, Source, PENDING_MAX};
-use crate::tier2::handle::NodeAnswer;
+use crate::client_memory::Account;
+use crate::server::net::in_flight::{AwaitedReply, Source, PENDING_MAX};
+use crate::server::net::replies::ReplyQueue;
+use crate::tier2::handle::{NodeAnswer, Tier2Handle};
 use redfence_core::limits::{CLIENT_BYTES_PER_NODE_MAX, LOGGED_REPLY_BYTES_MAX};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// Logged commands in flight whose replies may be large. One more waits until all before it are answered.
-const LARGE_CALLS_MAX: usize = 64;
-/// What a command in flight takes besides its words.
-const CALL_BYTES: usize = 128;
+pub(in crate::server) const LARGE_CALLS_MAX: usize = 64;
 
 const _: () = assert!(LARGE_CALLS_MAX * LOGGED_REPLY_BYTES_MAX < CLIENT_BYTES_PER_NODE_MAX);
 
@@ -47,13 +43,17 @@ impl DeferredReads {
     }
 }
 
-impl Connection {
+impl ReplyQueue {
     /// The next reply is that of a deferred read. Whether it was asked again.
-    pub(in crate::server) fn ask_deferred(&mut self, context: &mut Context<'_>) -> bool {
-        if self.deferred_reads.is_collecting && !self.collect_deferred(context) {
+    pub(in crate::server) fn ask_deferred(
+        &mut self,
+        tier2: &Tier2Handle,
+        account: &Arc<Account>,
+        context: &mut Context<'_>,
+    ) -> bool {
+        if self.deferred_reads.is_collecting && !self.collect_deferred(account, context) {
             return false;
         }
-        let (tier2, account) = (&self.server.tier2, &self.client.account);
         let deferred = self.awaited.iter_mut().filter_map(|item| match item {
             AwaitedReply::Call(call) => match &mut call.source {
                 source @ Source::Deferred(_) => Some(source),
@@ -77,7 +77,7 @@ impl Connection {
     }
 
     /// Takes in all reads that are handed back. Whether none is on its way any more.
-    fn collect_deferred(&mut self, context: &mut Context<'_>) -> bool {
+    fn collect_deferred(&mut self, account: &Account, context: &mut Context<'_>) -> bool {
         let calls = self.awaited.iter_mut().filter_map(|item| match item {
             AwaitedReply::Call(call) => Some(call),
             AwaitedReply::Encoded(_)
@@ -101,47 +101,9 @@ impl Connection {
                 }
             }
         }
-        self.client.account.resume_reads();
+        account.resume_reads();
         self.deferred_reads.is_collecting = false;
         self.deferred_reads.window = 1;
         true
-    }
-
-    pub(in crate::server) fn has_room_for_large_reply(&self) -> bool {
-        self.large_calls < LARGE_CALLS_MAX
-    }
-
-    /// The client has taken bytes.
-    pub(in crate::server) fn has_written(&self) {
-        if self.reported_bytes > 0 {
-            self.client.account.has_moved(self.server.now_ms());
-        }
-    }
-
-    /// Tells the client's account what is held here, where it has changed by much.
-    pub(in crate::server) fn report_memory(&mut self) {
-        let bytes = self.held_bytes();
-        if bytes.abs_diff(self.reported_bytes) >= REPORT_BYTES {
-            self.reported_bytes = bytes;
-            Arc::clone(&self.client.account).report(bytes);
-        }
-    }
-
-    fn held_bytes(&self) -> usize {
-        let alone = match (self.in_flight, self.awaited.front()) {
-            (InFlight::Alone, Some(AwaitedReply::Call(call))) => call.if_abandoned.bytes(),
-            _ => 0,
-        };
-        let to_redis = self.own_upstream.as_ref().map_or(0, |connection| connection.held_bytes())
-            + self.shared_upstream.due_bytes();
-        self.out.capacity()
-            + self.held.capacity()
-            + self.gathered.capacity()
-            + self.encoded_bytes
-            + self.awaited.len() * CALL_BYTES
-            + alone
-            + self.waiting_bytes
-            + to_redis
-            + self.client.state_bytes()
     }
 }

@@ -21,9 +21,10 @@ use tokio::sync::oneshot;
 pub const PENDING_MAX: usize = 1024;
 
 /// Where the commands in flight are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InFlight {
     /// Nothing is in flight.
+    #[default]
     Nothing,
     /// Writes of Tier 2: applied in the order they were submitted.
     Tier2,

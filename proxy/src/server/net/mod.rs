@@ -4,12 +4,15 @@
 //!
 //! - [`listener`]: accepts clients, up to the connection limit
 //! - [`connection`]: the task of one client; [`socket`]: its bytes in and out
-//! - [`in_flight`]: replies in flight, in the order of their commands; [`deferred_reads`]: those of a client that reads slowly
+//! - [`replies`]: replies that wait to be sent or are awaited; [`in_flight`]: what is awaited; [`delivery`]: takes it as it comes
+//! - [`deferred_reads`]: reads of a client that reads its replies slowly
 //! - [`pushes`]: messages the client did not ask for (pub/sub, invalidations, lost locks)
 
 pub mod connection;
 pub mod deferred_reads;
+pub mod delivery;
 pub mod in_flight;
 pub mod listener;
 pub mod pushes;
+pub mod replies;
 pub mod socket;

@@ -1,28 +1,29 @@
-//! What a client is told without having asked: messages of channels, and keys that have changed. Part of [`Connection`].
+//! What a client is told without having asked: messages of channels, and keys that have changed. Part of [`CommandContext`].
 
 use crate::events::{Invalidation, PubSubMessage, SubscriberDelivery, INVALIDATE_CHANNEL};
 use crate::resp::encode::{Encoder, Protocol};
-use crate::server::net::connection::{Connection, Disconnect, PASSING_BYTES_MAX, UNREAD_BYTES_MAX};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::{Disconnect, PASSING_BYTES_MAX, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::AwaitedReply;
 use redfence_core::reply::Sink;
 use std::task::{Context, Poll};
 
-impl Connection {
+impl CommandContext {
     pub(in crate::server) fn poll_inbox(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         if self.client.subscriptions.is_none()
-            || self.awaited.iter().any(|item| matches!(item, AwaitedReply::Subscription(_)))
+            || self.replies.awaited.iter().any(|item| matches!(item, AwaitedReply::Subscription(_)))
         {
             return Ok(false);
         }
-        if self.own_upstream.as_ref().is_some_and(|connection| connection.is_inside_reply())
-            || self.shared_upstream.is_inside_reply()
+        if self.upstream.own.as_ref().is_some_and(|connection| connection.is_inside_reply())
+            || self.upstream.shared.is_inside_reply()
         {
             return Ok(false);
         }
         let mut moved = false;
         let protocol = self.client.protocol;
         loop {
-            let unread = self.unread_bytes();
+            let unread = self.replies.unread_bytes();
             let Some(subscriptions) = &mut self.client.subscriptions else { break };
             if subscriptions.inbox.overflowed() || unread > UNREAD_BYTES_MAX {
                 tracing::info!(
@@ -32,7 +33,7 @@ impl Connection {
                 return Err(Disconnect);
             }
             let Poll::Ready(Some(delivery)) = subscriptions.inbox.poll(context) else { break };
-            let mut encoder = Encoder { out: &mut self.out, protocol };
+            let mut encoder = Encoder { out: &mut self.replies.out, protocol };
             match delivery {
                 SubscriberDelivery::Message(message) => encode_message(&mut encoder, &message),
                 SubscriberDelivery::Invalidated(key) => encode_redirected(&mut encoder, key.as_deref()),
@@ -64,17 +65,18 @@ impl Connection {
 
     /// More wait in the mailbox, which has a limit of its own.
     fn has_room_for_pushes(&self) -> bool {
-        self.encoded_bytes + self.out.len() - self.out_at < PASSING_BYTES_MAX
+        self.replies.encoded_bytes + self.replies.unsent_bytes() < PASSING_BYTES_MAX
     }
 
     /// Behind the answers in flight: one of them may be the old value of a key that has changed since, and a client must not be
     /// told to drop what it has yet to get. A command that waits reads nothing, and holds up nothing.
     fn push_behind_replies(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
-        let at_once = self.awaited.iter().all(|item| matches!(item, AwaitedReply::Call(call) if call.waits));
+        let at_once =
+            self.replies.awaited.iter().all(|item| matches!(item, AwaitedReply::Call(call) if call.waits));
         if at_once {
-            write(&mut self.out);
+            write(&mut self.replies.out);
         } else {
-            self.write_behind_pending(write);
+            self.replies.write_behind(write);
         }
     }
 }

@@ -2,9 +2,7 @@
 //! [`Connection`].
 
 use crate::resp::request::FRAME_BYTES_MAX;
-use crate::server::net::connection::{
-    Connection, Disconnect, HELD_BYTES_MAX, KEPT_BYTES_MAX, UNREAD_BYTES_MAX,
-};
+use crate::server::net::connection::{Connection, Disconnect, HELD_BYTES_MAX, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::AwaitedReply;
 use socket2::SockRef;
 use std::cell::RefCell;
@@ -62,22 +60,11 @@ impl Connection {
     /// The client sends no more. What it waits for is pointless; what is about to be answered is still answered.
     fn on_client_closed(&mut self) -> Result<(), Disconnect> {
         self.client_closed = true;
-        if self.waits_without_client() || self.client.subscription_count() > 0 {
+        if self.context.replies.wait_for_client() || self.context.client.subscription_count() > 0 {
             return Err(Disconnect);
         }
         self.timer = Some(Box::pin(tokio::time::sleep(LAST_ANSWERS_WITHIN)));
         Ok(())
-    }
-
-    /// Whether a command is in flight that makes no sense without its client.
-    pub(in crate::server) fn waits_without_client(&self) -> bool {
-        self.awaited.iter().any(|item| match item {
-            AwaitedReply::Call(call) => call.dies_with_client(),
-            AwaitedReply::OwnUpstream(call) => call.waits,
-            AwaitedReply::Encoded(_) | AwaitedReply::SharedUpstream(_) | AwaitedReply::Subscription(_) => {
-                false
-            }
-        })
     }
 
     /// No more commands: the connection ends when the replies are sent, or when nobody reads them.
@@ -128,52 +115,40 @@ impl Connection {
         let at_redis = |item: &AwaitedReply| {
             matches!(item, AwaitedReply::OwnUpstream(_) | AwaitedReply::SharedUpstream(_))
         };
-        if self.closing || self.client_closed && self.awaited.iter().any(at_redis) {
+        if self.closing || self.client_closed && self.context.replies.awaited.iter().any(at_redis) {
             return Err(Disconnect);
         }
         Ok(!self.client_closed)
     }
 
     pub(in crate::server) fn poll_write(&mut self, context: &mut Context<'_>) -> Result<(), Disconnect> {
-        while self.out_at < self.out.len() {
-            match Pin::new(&mut self.stream).poll_write(context, &self.out[self.out_at..]) {
+        while self.context.replies.out_at < self.context.replies.out.len() {
+            match Pin::new(&mut self.stream)
+                .poll_write(context, &self.context.replies.out[self.context.replies.out_at..])
+            {
                 Poll::Pending => break,
                 Poll::Ready(Ok(count)) if count > 0 => {
-                    self.out_at += count;
+                    self.context.replies.out_at += count;
                     self.has_written();
                 }
                 Poll::Ready(_) => return Err(Disconnect),
             }
         }
-        self.tidy_out();
+        self.context.replies.release_sent();
         Ok(())
     }
 
     /// Writes without waiting. Whether there is room again.
     pub(in crate::server) fn try_write_now(&mut self) -> Result<bool, Disconnect> {
-        while self.out_at < self.out.len() {
-            match self.stream.try_write(&self.out[self.out_at..]) {
-                Ok(count) if count > 0 => self.out_at += count,
+        while self.context.replies.out_at < self.context.replies.out.len() {
+            match self.stream.try_write(&self.context.replies.out[self.context.replies.out_at..]) {
+                Ok(count) if count > 0 => self.context.replies.out_at += count,
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Ok(_) | Err(_) => return Err(Disconnect),
             }
         }
-        self.tidy_out();
-        Ok(self.unread_bytes() <= UNREAD_BYTES_MAX)
-    }
-
-    fn tidy_out(&mut self) {
-        if self.out_at == self.out.len() {
-            self.out.clear();
-            (self.out_at, self.reply_end) = (0, 0);
-            if self.out.capacity() > KEPT_BYTES_MAX {
-                self.out = Vec::new();
-            }
-        } else if self.out_at > UNREAD_BYTES_MAX {
-            self.out.drain(..self.out_at);
-            self.reply_end = self.reply_end.saturating_sub(self.out_at);
-            self.out_at = 0;
-        }
+        self.context.replies.release_sent();
+        Ok(self.context.replies.unread_bytes() <= UNREAD_BYTES_MAX)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use crate::server::client::session::ReplyMode;
 use crate::server::commands::{wrong_arity, Local};
-use crate::server::net::connection::{Connection, Progress};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
 use redfence_core::grammar;
 use redfence_core::grammar::errors::shown;
@@ -11,7 +12,7 @@ use std::sync::atomic::Ordering;
 
 const NO_AUTH: &str = "NOAUTH Authentication required.";
 
-impl Connection {
+impl CommandContext {
     /// Runs one command. `frame` has its bytes as they came, if they came as an array.
     pub(in crate::server) fn execute(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         let name = argv[0];
@@ -38,7 +39,7 @@ impl Connection {
             match local {
                 Some(local)
                     if local.yields_to_upstream()
-                        && self.router.has_upstream_for(self.client.listener_kind) =>
+                        && self.routes.router.has_upstream_for(self.client.listener_kind) =>
                 {
                     self.plain_command(argv, frame)
                 }
@@ -145,11 +146,11 @@ impl Connection {
             Some(frame) => connection.send(frame),
             None => connection.send_words(argv),
         }
-        self.in_flight = InFlight::OwnUpstream;
+        self.replies.in_flight = InFlight::OwnUpstream;
         if call.waits {
             self.client.set_waiting(true);
         }
-        self.awaited.push_back(AwaitedReply::OwnUpstream(call));
+        self.replies.awaited.push_back(AwaitedReply::OwnUpstream(call));
         Progress::Done
     }
 
@@ -168,9 +169,11 @@ impl Connection {
             return Ok(Progress::Stalled);
         }
         self.client.watches_upstream |= argv[0].eq_ignore_ascii_case(b"WATCH");
-        self.in_flight = InFlight::OwnUpstream;
+        self.replies.in_flight = InFlight::OwnUpstream;
         let muted = self.client.is_muted();
-        self.awaited.push_back(AwaitedReply::OwnUpstream(UpstreamCall { muted, ..UpstreamCall::default() }));
+        self.replies
+            .awaited
+            .push_back(AwaitedReply::OwnUpstream(UpstreamCall { muted, ..UpstreamCall::default() }));
         self.note_command();
         Ok(Progress::Done)
     }

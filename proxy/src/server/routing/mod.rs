@@ -9,6 +9,7 @@
 //! - [`rerouting`]: `LOCK.CLUSTER SET route`; [`waiting`]: what blocked clients wait for, and whether new routes end it
 
 pub mod dispatch;
+pub mod followed_routes;
 pub mod keys;
 pub mod known_scripts;
 pub mod rerouting;

@@ -1,11 +1,11 @@
 //! The usual case of a proxy, in few steps: commands that came together and all pass to the shared connection as they are. Part of
 //! [`Connection`].
 //!
-//! [`Connection::pass_run`] looks at the bytes of whole commands at the front of what came and stages as many as it is sure of in one piece.
+//! [`CommandContext::pass_run`] looks at the bytes of whole commands at the front of what came and stages as many as it is sure of in one piece.
 //! Sure is what [`crate::server::routing::dispatch`] would decide in the same way: anything unusual in the state of the client, in the frame, in the name or in
 //! the routes of its key is left to it, so this file holds no rule of its own. Called by `connection` before each command.
 
-use crate::server::net::connection::Connection;
+use crate::server::context::CommandContext;
 use crate::server::routing::keys;
 use crate::server::routing::router::PlainDestination;
 
@@ -21,13 +21,13 @@ struct Frame<'a> {
     first: Option<&'a [u8]>,
 }
 
-impl Connection {
+impl CommandContext {
     /// Stages the commands at the front of `bytes` that pass by the shared connection for certain; answers how many bytes they have.
     pub(in crate::server) fn pass_run(&mut self, bytes: &[u8]) -> usize {
-        if bytes.first() != Some(&b'*') || !self.parser.is_fresh() || !self.may_pass_runs() {
+        if bytes.first() != Some(&b'*') || !self.may_pass_runs() {
             return 0;
         }
-        let Some(room) = self.shared_upstream.room() else { return 0 };
+        let Some(room) = self.upstream.shared.room() else { return 0 };
         let (mut len, mut commands) = (0, 0);
         while commands < room.commands && len < room.bytes {
             match whole_frame(&bytes[len..]) {
@@ -54,15 +54,15 @@ impl Connection {
             && self.client.authenticated
             && self.client.tracking.is_none()
             && !self.client.is_listening_only()
-            && self.router.has_upstream_for(self.client.listener_kind)
-            && !self.is_stale
-            && self.router.check_upstream().is_ok()
+            && self.routes.router.has_upstream_for(self.client.listener_kind)
+            && !self.routes.is_stale
+            && self.routes.router.check_upstream().is_ok()
     }
 
     /// Whether the router sends it to the Redis behind, on a connection that clients share.
     fn passes(&self, frame: &Frame<'_>) -> bool {
         let Some(key_at) = keys::quick(frame.name) else { return false };
-        let router = &self.router;
+        let router = &self.routes.router;
         if !router.has_correctness_routes() {
             return true;
         }

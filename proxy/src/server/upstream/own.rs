@@ -1,9 +1,10 @@
 //! A connection's traffic with the Redis behind the proxy: replies that pass through, commands too large to hold, and what is said
-//! when that Redis is gone. Part of [`Connection`].
+//! when that Redis is gone. Part of [`CommandContext`].
 
 use crate::resp::encode::Encoder;
-use crate::resp::request::ProtocolError;
-use crate::server::net::connection::{Connection, Disconnect, Progress, PASSING_BYTES_MAX};
+use crate::resp::request::{ProtocolError, RequestParser};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::{Disconnect, Progress, PASSING_BYTES_MAX};
 use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
 use crate::server::routing::keys;
 use crate::tier1::lua;
@@ -18,34 +19,34 @@ const GATHERED_BYTES_MAX: usize = 32 * 1024 * 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::server) enum StreamedCommand {
     ToUpstream,
-    /// Not all of its keys are known: it is held until they are, in [`Connection::gathered`].
+    /// Not all of its keys are known: it is held until they are, in [`UpstreamConnections::gathered`].
     Gathered,
     /// It was answered with an error already; the rest of it is dropped.
     Discarded,
 }
 
-impl Connection {
+impl CommandContext {
     /// The client's own connection to the Redis behind; opened when first needed.
     pub(in crate::server) fn own_connection(&mut self) -> Option<&mut OwnConnection> {
-        if self.own_upstream.is_none() {
+        if self.upstream.own.is_none() {
             let upstream = self.server.upstream.as_ref()?;
-            self.own_upstream =
+            self.upstream.own =
                 Some(Box::new(OwnConnection::open(upstream, self.client.protocol, self.client.db)));
         }
-        self.own_upstream.as_deref_mut()
+        self.upstream.own.as_deref_mut()
     }
 
     pub(in crate::server) fn poll_own_upstream(
         &mut self,
         context: &mut Context<'_>,
     ) -> Result<bool, Disconnect> {
-        let Some(connection) = &mut self.own_upstream else { return Ok(false) };
+        let Some(connection) = &mut self.upstream.own else { return Ok(false) };
         let mut moved = match connection.poll_send(context) {
             Ok(moved) => moved,
             Err(down) => return self.lose_own_upstream(down).map(|()| true),
         };
-        while self.out.len() - self.out_at < PASSING_BYTES_MAX {
-            let muted = match self.awaited.front() {
+        while self.replies.unsent_bytes() < PASSING_BYTES_MAX {
+            let muted = match self.replies.awaited.front() {
                 Some(AwaitedReply::OwnUpstream(call)) => call.muted,
                 None => false,
                 Some(
@@ -55,22 +56,22 @@ impl Connection {
                     | AwaitedReply::Subscription(_),
                 ) => break,
             };
-            let Some(connection) = &mut self.own_upstream else { break };
+            let Some(connection) = &mut self.upstream.own else { break };
             let begins = !connection.is_inside_reply();
-            let start = self.out.len();
-            match connection.poll_reply(context, &mut self.out) {
+            let start = self.replies.out.len();
+            match connection.poll_reply(context, &mut self.replies.out) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(ReplyPart::Bytes)) => {}
                 Poll::Ready(Ok(ReplyPart::Reply { .. })) => {
-                    let Some(AwaitedReply::OwnUpstream(call)) = self.awaited.pop_front() else {
+                    let Some(AwaitedReply::OwnUpstream(call)) = self.replies.awaited.pop_front() else {
                         // It said something nobody asked for, such as why it hangs up.
                         return Err(Disconnect);
                     };
                     if begins {
-                        self.shared_upstream.note_reply(self.out.len() - start);
+                        self.upstream.shared.note_reply(self.replies.out.len() - start);
                         self.look_at_reply(&call, start);
                     } else {
-                        self.shared_upstream.note_reply(usize::MAX);
+                        self.upstream.shared.note_reply(usize::MAX);
                     }
                     if call.waits {
                         self.client.set_waiting(false);
@@ -79,7 +80,7 @@ impl Connection {
                 Poll::Ready(Err(down)) => return self.lose_own_upstream(down).map(|()| true),
             }
             if muted {
-                self.out.truncate(start);
+                self.replies.out.truncate(start);
             }
             moved = true;
         }
@@ -88,15 +89,15 @@ impl Connection {
 
     /// Counts a reply to one of our own commands; notices that the Lua library is gone.
     pub(in crate::server) fn look_at_reply(&mut self, call: &UpstreamCall, start: usize) {
-        let reply = &self.out[start..];
+        let reply = &self.replies.out[start..];
         if call.by_lua && lua::says_library_is_gone(reply) {
             if let Some(upstream) = &self.server.upstream {
                 upstream.library_is_gone();
             }
-            self.out.truncate(start);
+            self.replies.out.truncate(start);
             let refusal = Refusal::new("UNAVAILABLE the Lua library of the Redis behind this proxy was flushed and is being loaded again; nothing was done; retry");
             let protocol = self.client.protocol;
-            Reply::Error(refusal).render(&mut Encoder { out: &mut self.out, protocol });
+            Reply::Error(refusal).render(&mut Encoder { out: &mut self.replies.out, protocol });
         } else if let Some(operation) = call.operation {
             let took_us = self.server.now_us().saturating_sub(call.began_us);
             self.server.stats.count_bytes(operation, reply, took_us);
@@ -105,23 +106,23 @@ impl Connection {
 
     /// The Redis behind is gone: answers what was in flight there, truthfully.
     fn lose_own_upstream(&mut self, down: ConnectionLost) -> Result<(), Disconnect> {
-        self.own_upstream = None;
+        self.upstream.own = None;
         if down.mid_reply || self.client.depends_on_upstream() {
             return Err(Disconnect);
         }
-        if self.streamed == Some(StreamedCommand::ToUpstream) {
-            self.streamed = Some(StreamedCommand::Discarded);
+        if self.upstream.streamed == Some(StreamedCommand::ToUpstream) {
+            self.upstream.streamed = Some(StreamedCommand::Discarded);
         }
         let mut had_left = down.unanswered.into_iter();
         let protocol = self.client.protocol;
-        for item in &mut self.awaited {
+        for item in &mut self.replies.awaited {
             let AwaitedReply::OwnUpstream(call) = item else { continue };
             let mut bytes = Vec::new();
             if !call.muted {
                 let refusal = own_connection::refusal(&down.reason, had_left.next().unwrap_or(true));
                 Reply::Error(refusal).render(&mut Encoder { out: &mut bytes, protocol });
             }
-            self.encoded_bytes += bytes.len();
+            self.replies.encoded_bytes += bytes.len();
             *item = AwaitedReply::Encoded(bytes);
         }
         self.client.set_waiting(false);
@@ -129,39 +130,39 @@ impl Connection {
     }
 
     /// A command too large to hold: its first piece. Goes to the Redis behind, or is refused and dropped as it comes.
-    pub(in crate::server) fn begin_large(&mut self, head: &[u8]) -> usize {
-        if let Some(excess) = self.parser.excess() {
+    pub(in crate::server) fn begin_large(&mut self, parser: &mut RequestParser, head: &[u8]) -> usize {
+        if let Some(excess) = parser.excess() {
             self.refuse_and_abort(excess.refusal());
-            self.streamed = Some(StreamedCommand::Discarded);
+            self.upstream.streamed = Some(StreamedCommand::Discarded);
             return head.len();
         }
-        let argv = crate::server::net::connection::words_at(head, self.parser.words());
-        if self.router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len()) {
-            if self.in_flight != InFlight::Nothing {
+        let argv = crate::server::net::connection::words_at(head, parser.words());
+        if self.routes.router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len()) {
+            if self.replies.in_flight != InFlight::Nothing {
                 // At its end it is decided by the routes of then, which are taken only when nothing is in flight.
-                self.stalled = true;
-                self.parser.reset();
+                self.replies.stalled = true;
+                parser.reset();
                 return 0;
             }
-            self.gathered = head.to_vec();
-            self.streamed = Some(StreamedCommand::Gathered);
+            self.upstream.gathered = head.to_vec();
+            self.upstream.streamed = Some(StreamedCommand::Gathered);
             return head.len();
         }
         match self.admit_large(&argv) {
             Ok(Progress::Stalled) => {
-                self.stalled = true;
-                self.parser.reset();
+                self.replies.stalled = true;
+                parser.reset();
                 return 0;
             }
             Ok(Progress::Done | Progress::CloseAfterReply) => {
                 if let Some(connection) = self.own_connection() {
                     connection.begin_stream(head);
                 }
-                self.streamed = Some(StreamedCommand::ToUpstream);
+                self.upstream.streamed = Some(StreamedCommand::ToUpstream);
             }
             Err(refusal) => {
                 self.refuse_and_abort(refusal);
-                self.streamed = Some(StreamedCommand::Discarded);
+                self.upstream.streamed = Some(StreamedCommand::Discarded);
             }
         }
         head.len()
@@ -169,40 +170,41 @@ impl Connection {
 
     pub(in crate::server) fn pass_piece(
         &mut self,
+        parser: &mut RequestParser,
         large: StreamedCommand,
         bytes: &[u8],
     ) -> Result<usize, ProtocolError> {
-        let (taken, whole) = self.parser.stream(bytes)?;
+        let (taken, whole) = parser.stream(bytes)?;
         if large == StreamedCommand::Gathered {
             self.gather(&bytes[..taken], whole);
         }
-        if let (StreamedCommand::ToUpstream, Some(connection)) = (large, &mut self.own_upstream) {
+        if let (StreamedCommand::ToUpstream, Some(connection)) = (large, &mut self.upstream.own) {
             connection.stream(&bytes[..taken]);
             if whole {
                 connection.end_stream();
             }
         }
         if whole {
-            self.streamed = None;
-            self.parser.reset();
+            self.upstream.streamed = None;
+            parser.reset();
         }
         Ok(taken)
     }
 
     fn gather(&mut self, bytes: &[u8], whole: bool) {
-        if self.gathered.len() + bytes.len() > GATHERED_BYTES_MAX {
-            self.gathered = Vec::new();
-            self.streamed = Some(StreamedCommand::Discarded);
+        if self.upstream.gathered.len() + bytes.len() > GATHERED_BYTES_MAX {
+            self.upstream.gathered = Vec::new();
+            self.upstream.streamed = Some(StreamedCommand::Discarded);
             self.refuse_and_abort(Refusal::new(format!(
                 "ERR a command with many keys may have {GATHERED_BYTES_MAX} bytes where routes send keys to the correctness tier; nothing was done; split it"
             )));
             return;
         }
-        self.gathered.extend_from_slice(bytes);
+        self.upstream.gathered.extend_from_slice(bytes);
         if !whole {
             return;
         }
-        let frame = std::mem::take(&mut self.gathered);
+        let frame = std::mem::take(&mut self.upstream.gathered);
         assert!(self.follow_routes(), "nothing is under way");
         match self.admit_large(&words_of(&frame)) {
             Ok(_) => {

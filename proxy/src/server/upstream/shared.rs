@@ -1,4 +1,4 @@
-//! Commands that go to the Redis behind on a connection shared with other clients ([`crate::tier1::shared_connection`]). Part of [`Connection`].
+//! Commands that go to the Redis behind on a connection shared with other clients ([`crate::tier1::shared_connection`]). Part of [`CommandContext`].
 //!
 //! A client begins with a connection of its own ([`crate::server::upstream::own`]) and comes here once it has shown that its replies are small; one
 //! that ever gets a large reply stays with its own. Order is kept by the kinds in flight: what must go by the client's own connection waits until
@@ -6,7 +6,8 @@
 
 use crate::resp::encode::{self, Encoder};
 use crate::server::client::session::ReplyMode;
-use crate::server::net::connection::{Connection, Disconnect, Progress, KEPT_BYTES_MAX, PASSING_BYTES_MAX};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::{Disconnect, Progress, KEPT_BYTES_MAX, PASSING_BYTES_MAX};
 use crate::server::net::in_flight::{AwaitedReply, InFlight, SharedUpstreamCalls, UpstreamCall};
 use crate::tier1::own_connection;
 use crate::tier1::reply_slot::{Arrivals, CommandResult, ReplySlot};
@@ -101,7 +102,7 @@ impl SharedUpstream {
     }
 }
 
-impl Connection {
+impl CommandContext {
     /// Sends a command that answers at once and leaves no trace: on a shared connection, if the client may.
     pub(in crate::server) fn pass_shareable(
         &mut self,
@@ -138,7 +139,7 @@ impl Connection {
     ) -> Progress {
         let waits_for_replicas =
             argv[0].eq_ignore_ascii_case(b"WAIT") || argv[0].eq_ignore_ascii_case(b"WAITAOF");
-        if self.shared_upstream.has_shared && waits_for_replicas {
+        if self.upstream.shared.has_shared && waits_for_replicas {
             if !self.can_join(InFlight::OwnUpstream) {
                 return Progress::Stalled;
             }
@@ -146,15 +147,15 @@ impl Connection {
                 // It waits for what its own connection wrote last. So that this is behind what went by the shared one, it writes something
                 // that changes nothing.
                 connection.send_ours(&["PUBLISH", WAIT_CHANNEL, ""]);
-                self.shared_upstream.has_shared = false;
+                self.upstream.shared.has_shared = false;
             }
         }
         self.pass_to_upstream(argv, frame)
     }
 
     fn may_share(&self) -> bool {
-        !self.shared_upstream.never
-            && self.shared_upstream.small_replies >= SMALL_REPLIES_MIN
+        !self.upstream.shared.never
+            && self.upstream.shared.small_replies >= SMALL_REPLIES_MIN
             && self.client.db == 0
             && self.client.reply_mode == ReplyMode::On
             && !self.client.watches_upstream
@@ -172,8 +173,8 @@ impl Connection {
         place.staged_commands += 1;
         place.due += 1;
         place.due_bytes += frame.len();
-        self.shared_upstream.has_shared = true;
-        self.in_flight = InFlight::SharedUpstream;
+        self.upstream.shared.has_shared = true;
+        self.replies.in_flight = InFlight::SharedUpstream;
         self.push_shared(1, call);
         Progress::Done
     }
@@ -185,29 +186,32 @@ impl Connection {
 
     /// Stages many commands whose replies nobody looks at. It has a place, and there is room for them.
     pub(in crate::server) fn share_run(&mut self, frames: &[u8], commands: u32) {
-        let Some(place) = &mut self.shared_upstream.place else { return };
+        let Some(place) = &mut self.upstream.shared.place else { return };
         place.staged.extend_from_slice(frames);
         place.staged_commands += commands;
         place.due += commands;
         place.due_bytes += frames.len();
-        self.shared_upstream.has_shared = true;
-        self.in_flight = InFlight::SharedUpstream;
+        self.upstream.shared.has_shared = true;
+        self.replies.in_flight = InFlight::SharedUpstream;
         self.push_shared(commands, UpstreamCall::default());
     }
 
     fn push_shared(&mut self, count: u32, call: UpstreamCall) {
-        match self.awaited.back_mut() {
+        match self.replies.awaited.back_mut() {
             Some(AwaitedReply::SharedUpstream(last)) if last.call.is_plain() && call.is_plain() => {
                 last.count += count
             }
-            _ => self.awaited.push_back(AwaitedReply::SharedUpstream(SharedUpstreamCalls { count, call })),
+            _ => self
+                .replies
+                .awaited
+                .push_back(AwaitedReply::SharedUpstream(SharedUpstreamCalls { count, call })),
         }
     }
 
     fn place(&mut self) -> Option<&mut SharedPlace> {
-        if self.shared_upstream.place.is_none() {
+        if self.upstream.shared.place.is_none() {
             let connection = self.server.upstream.as_ref()?.shared_connection(self.client.protocol);
-            self.shared_upstream.place = Some(Box::new(SharedPlace {
+            self.upstream.shared.place = Some(Box::new(SharedPlace {
                 connection,
                 slot: Arc::default(),
                 staged: Vec::new(),
@@ -218,12 +222,12 @@ impl Connection {
                 is_inside_reply: false,
             }));
         }
-        self.shared_upstream.place.as_deref_mut()
+        self.upstream.shared.place.as_deref_mut()
     }
 
     /// All commands that came together leave together.
     pub(in crate::server) fn send_shared(&mut self) {
-        let Some(place) = &mut self.shared_upstream.place else { return };
+        let Some(place) = &mut self.upstream.shared.place else { return };
         if place.staged_commands == 0 {
             return;
         }
@@ -237,15 +241,15 @@ impl Connection {
     }
 
     pub(in crate::server) fn poll_shared(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
-        let Some(place) = &mut self.shared_upstream.place else { return Ok(false) };
-        if place.due == 0 || self.out.len() - self.out_at >= PASSING_BYTES_MAX {
+        let Some(place) = &mut self.upstream.shared.place else { return Ok(false) };
+        if place.due == 0 || self.replies.unsent_bytes() >= PASSING_BYTES_MAX {
             return Ok(false);
         }
         if !place.slot.take(context.waker(), &mut place.arrivals) {
             return Ok(false);
         }
         let mut arrivals = std::mem::take(&mut place.arrivals);
-        self.shared_upstream.never |= arrivals.had_large;
+        self.upstream.shared.never |= arrivals.had_large;
         if arrivals.cut {
             tracing::info!(
                 client = self.client.info.id,
@@ -255,14 +259,14 @@ impl Connection {
         }
         self.take_replies(&mut arrivals);
         arrivals.clear();
-        if let Some(place) = &mut self.shared_upstream.place {
+        if let Some(place) = &mut self.upstream.shared.place {
             place.arrivals = arrivals;
         }
         Ok(true)
     }
 
     fn take_replies(&mut self, arrivals: &mut Arrivals) {
-        let Some(place) = &mut self.shared_upstream.place else { return };
+        let Some(place) = &mut self.upstream.shared.place else { return };
         let was_inside = place.is_inside_reply;
         let whole = arrivals.results.iter().map(|result| match result {
             CommandResult::Reply { len } => *len as usize,
@@ -277,17 +281,19 @@ impl Connection {
         }
         // The usual case: plain replies to plain commands pass as they are.
         let all_plain = arrivals.reason.is_none();
-        if let (true, Some(AwaitedReply::SharedUpstream(front))) = (all_plain, self.awaited.front_mut()) {
+        if let (true, Some(AwaitedReply::SharedUpstream(front))) =
+            (all_plain, self.replies.awaited.front_mut())
+        {
             let count = arrivals.results.len() as u32;
             if front.call.is_plain() && front.count >= count {
                 front.count -= count;
                 if front.count == 0 {
-                    self.awaited.pop_front();
+                    self.replies.awaited.pop_front();
                 }
-                if self.out.is_empty() {
-                    std::mem::swap(&mut self.out, &mut arrivals.bytes);
+                if self.replies.out.is_empty() {
+                    std::mem::swap(&mut self.replies.out, &mut arrivals.bytes);
                 } else {
-                    self.out.append(&mut arrivals.bytes);
+                    self.replies.out.append(&mut arrivals.bytes);
                 }
                 return;
             }
@@ -295,46 +301,46 @@ impl Connection {
         let mut at = 0;
         for (number, result) in arrivals.results.iter().enumerate() {
             self.pass_encoded();
-            let start = self.out.len();
+            let start = self.replies.out.len();
             match result {
                 CommandResult::Reply { len } => {
-                    self.out.extend_from_slice(&arrivals.bytes[at..][..*len as usize]);
+                    self.replies.out.extend_from_slice(&arrivals.bytes[at..][..*len as usize]);
                     at += *len as usize;
                 }
                 CommandResult::Lost { had_left } => {
                     let reason = arrivals.reason.as_deref().unwrap_or("the Redis behind this proxy is gone");
                     let protocol = self.client.protocol;
                     let refusal = own_connection::refusal(reason, *had_left);
-                    Reply::Error(refusal).render(&mut Encoder { out: &mut self.out, protocol });
+                    Reply::Error(refusal).render(&mut Encoder { out: &mut self.replies.out, protocol });
                 }
             }
             self.end_shared(start, was_inside && number == 0);
         }
         if at < arrivals.bytes.len() {
             self.pass_encoded();
-            self.out.extend_from_slice(&arrivals.bytes[at..]);
+            self.replies.out.extend_from_slice(&arrivals.bytes[at..]);
         }
     }
 
     /// Answers of ours that stand between.
     fn pass_encoded(&mut self) {
-        while let Some(AwaitedReply::Encoded(bytes)) = self.awaited.front_mut() {
-            self.encoded_bytes -= bytes.len();
-            self.out.append(bytes);
-            self.awaited.pop_front();
+        while let Some(AwaitedReply::Encoded(bytes)) = self.replies.awaited.front_mut() {
+            self.replies.encoded_bytes -= bytes.len();
+            self.replies.out.append(bytes);
+            self.replies.awaited.pop_front();
         }
     }
 
-    /// The reply to the first command in flight ends `self.out`, from `start`.
+    /// The reply to the first command in flight ends `self.replies.out`, from `start`.
     fn end_shared(&mut self, start: usize, is_rest_of_reply: bool) {
-        let Some(AwaitedReply::SharedUpstream(front)) = self.awaited.front_mut() else {
+        let Some(AwaitedReply::SharedUpstream(front)) = self.replies.awaited.front_mut() else {
             unreachable!("every reply has its command")
         };
         front.count -= 1;
         if front.count > 0 {
             return;
         }
-        let Some(AwaitedReply::SharedUpstream(front)) = self.awaited.pop_front() else {
+        let Some(AwaitedReply::SharedUpstream(front)) = self.replies.awaited.pop_front() else {
             unreachable!("seen")
         };
         if !is_rest_of_reply {

@@ -1,0 +1,119 @@
+//! What a command sees of its connection: the client's state, the replies, the upstream connections and the routes in force.
+//!
+//! The socket and the parser are not part of it ([`crate::server::net::connection`]). A command reads its words, changes the
+//! client's state and then replies at once ([`CommandContext::reply`]), submits to Tier 2 ([`CommandContext::await_call`]) or
+//! forwards to the upstream (`send_to_upstream`).
+
+use crate::resp::encode::Encoder;
+use crate::resp::request::ParseLimits;
+use crate::server::client::session::Client;
+use crate::server::net::connection::Progress;
+use crate::server::net::in_flight::{AfterReply, AwaitedCall, AwaitedReply, IfAbandoned, InFlight, Source};
+use crate::server::net::replies::ReplyQueue;
+use crate::server::routing::followed_routes::FollowedRoutes;
+use crate::server::upstream::UpstreamConnections;
+use crate::server::ServerState;
+use redfence_core::reply::{Refusal, Reply};
+use std::sync::Arc;
+
+pub struct CommandContext {
+    pub(in crate::server) server: Arc<ServerState>,
+    pub(in crate::server) client: Client,
+    pub(in crate::server) replies: ReplyQueue,
+    pub(in crate::server) upstream: UpstreamConnections,
+    pub(in crate::server) routes: FollowedRoutes,
+    /// Commands run and not yet counted.
+    pub(in crate::server) commands_run: u32,
+}
+
+impl CommandContext {
+    #[must_use]
+    pub(in crate::server) fn new(server: Arc<ServerState>, client: Client) -> CommandContext {
+        let routes = FollowedRoutes::new(server.routing.newest());
+        CommandContext {
+            server,
+            client,
+            replies: ReplyQueue::default(),
+            upstream: UpstreamConnections::default(),
+            routes,
+            commands_run: 0,
+        }
+    }
+
+    /// What the parser lets through: depends on authentication and on the listener.
+    pub(in crate::server) fn parse_limits(&self) -> ParseLimits {
+        self.server.parse_limits_for(&self.client)
+    }
+
+    /// Answers the command just run, behind whatever is in flight.
+    pub(in crate::server) fn reply(&mut self, reply: &Reply) {
+        self.reply_with(|encoder| reply.render(encoder));
+    }
+
+    pub(in crate::server) fn reply_with(&mut self, write: impl FnOnce(&mut Encoder<'_>)) {
+        if self.client.is_muted() {
+            return;
+        }
+        let protocol = self.client.protocol;
+        if self.replies.awaited.is_empty() {
+            let is_next = self.replies.out_at == self.replies.out.len();
+            write(&mut Encoder { out: &mut self.replies.out, protocol });
+            if is_next {
+                self.replies.reply_end = self.replies.out.len();
+            }
+        } else {
+            self.replies.write_behind(|out| write(&mut Encoder { out, protocol }));
+        }
+    }
+
+    pub(in crate::server) fn refuse(&mut self, refusal: Refusal) -> Progress {
+        self.reply(&Reply::Error(refusal));
+        Progress::Done
+    }
+
+    /// Awaits the answer to a command that was just submitted.
+    pub(in crate::server) fn await_call(
+        &mut self,
+        in_flight: InFlight,
+        source: Source,
+        waits: bool,
+        if_abandoned: IfAbandoned,
+    ) {
+        self.replies.in_flight = in_flight;
+        if waits {
+            self.client.set_waiting(true);
+        }
+        let (muted, began_us) = (self.client.is_muted(), self.server.now_us());
+        self.replies.awaited.push_back(AwaitedReply::Call(AwaitedCall {
+            source,
+            waits,
+            is_routed: false,
+            muted,
+            began_us,
+            if_abandoned,
+            after_reply: AfterReply::Nothing,
+        }));
+    }
+
+    /// Whether a command of this kind may start now.
+    pub(in crate::server) fn can_join(&self, in_flight: InFlight) -> bool {
+        self.replies.in_flight == InFlight::Nothing
+            || (self.replies.in_flight == in_flight && in_flight != InFlight::Alone)
+    }
+}
+
+impl Drop for CommandContext {
+    fn drop(&mut self) {
+        for item in self.replies.awaited.drain(..) {
+            if let AwaitedReply::Call(call) = item {
+                call.abandon(&self.server);
+            }
+        }
+        self.upstream.shared.leave();
+        self.drop_subscriptions();
+        self.server.tracker.left(self.client.info.id);
+        self.client.leave_sessions(&self.server.session_keepalive);
+        self.server.clients.leave(self.client.info.id);
+        self.client.account.leave();
+    }
+}

@@ -1,0 +1,181 @@
+//! Delivers awaited replies: takes them in order as they come and encodes them for the client. Part of [`CommandContext`].
+
+use crate::resp::encode::Encoder;
+use crate::server::client::registry::ClientInfo;
+use crate::server::context::CommandContext;
+use crate::server::net::connection::{Disconnect, UNREAD_BYTES_MAX};
+use crate::server::net::in_flight::{
+    AfterReply, AwaitedCall, AwaitedReply, AwaitedSubscription, InFlight, Source,
+};
+use crate::server::net::socket::has_hung_up;
+use crate::server::routing::router::Router;
+use crate::server::ServerState;
+use crate::tier2::handle::NodeAnswer;
+use redfence_core::reply::Reply;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tokio::net::TcpStream;
+
+impl CommandContext {
+    /// Delivers what has come. `stream`: the client's socket, to see whether it is still there.
+    pub(in crate::server) fn poll_awaited(
+        &mut self,
+        context: &mut Context<'_>,
+        stream: &TcpStream,
+    ) -> Result<bool, Disconnect> {
+        let mut moved = false;
+        // Nothing more is taken for a client that has this much to read.
+        while self.replies.unsent_bytes() <= UNREAD_BYTES_MAX {
+            let Some(front) = self.replies.awaited.front_mut() else { break };
+            match front {
+                AwaitedReply::Encoded(bytes) => {
+                    self.replies.encoded_bytes -= bytes.len();
+                    self.replies.out.append(bytes);
+                    self.replies.awaited.pop_front();
+                }
+                AwaitedReply::Call(AwaitedCall { source: Source::Deferred(_), .. }) => {
+                    if !self.replies.ask_deferred(&self.server.tier2, &self.client.account, context) {
+                        break;
+                    }
+                }
+                AwaitedReply::Call(call) => {
+                    if call.waits && has_hung_up(stream) {
+                        // Before a grant is taken out for it: nobody would be left to have it.
+                        return Err(Disconnect);
+                    }
+                    match call.source.poll(context) {
+                        Poll::Pending => break,
+                        Poll::Ready(NodeAnswer::Deferred(query)) => {
+                            call.source = Source::Deferred(query);
+                            self.replies.deferred_reads.begin();
+                        }
+                        Poll::Ready(NodeAnswer::Reply { reply, counted }) => {
+                            if call.is_routed && is_grant(&reply) {
+                                match routes_still_hold(&self.server, &self.routes.router, &self.client.info)
+                                {
+                                    Some(true) => {}
+                                    holds => {
+                                        // Where the connection ends it is given back.
+                                        call.source = Source::Answered { reply, counted };
+                                        return self.hold_answer(context, holds).map(|()| moved);
+                                    }
+                                }
+                            }
+                            let Some(AwaitedReply::Call(call)) = self.replies.awaited.pop_front() else {
+                                unreachable!("seen")
+                            };
+                            self.client.account.take_reply(counted);
+                            self.finish_call(call, reply);
+                        }
+                    }
+                }
+                AwaitedReply::Subscription(confirm) => {
+                    let Poll::Ready(confirmed) = Pin::new(&mut confirm.confirmed).poll(context) else {
+                        break;
+                    };
+                    let Some(AwaitedReply::Subscription(confirm)) = self.replies.awaited.pop_front() else {
+                        unreachable!("seen")
+                    };
+                    self.finish_confirm(
+                        confirm,
+                        confirmed.unwrap_or_else(|_| Err("it is shutting down".into())),
+                    );
+                }
+                AwaitedReply::OwnUpstream(_) | AwaitedReply::SharedUpstream(_) => break,
+            }
+            moved = true;
+        }
+        if self.replies.awaited.is_empty() && self.replies.in_flight != InFlight::Nothing {
+            self.replies.in_flight = InFlight::Nothing;
+            self.replies.stalled = false;
+            self.replies.large_calls = 0;
+            self.leave_routes();
+            moved = true;
+        }
+        Ok(moved)
+    }
+
+    /// The first answer was decided by routes that are in force no more (`Some`), or may be.
+    fn hold_answer(&self, context: &Context<'_>, holds: Option<bool>) -> Result<(), Disconnect> {
+        if holds.is_some() {
+            tracing::info!(
+                client = self.client.info.id,
+                "routes changed; a grant by the old ones is not told"
+            );
+            return Err(Disconnect);
+        }
+        // Until this node follows the routes that its state has.
+        let waker = context.waker().clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            waker.wake();
+        });
+        Ok(())
+    }
+
+    fn finish_call(&mut self, call: AwaitedCall, reply: Reply) {
+        self.server.stats.count(&reply, self.server.now_us().saturating_sub(call.began_us));
+        if call.waits {
+            self.client.set_waiting(false);
+        }
+        let shown = self.follow(call.after_reply, reply);
+        if !call.muted {
+            let protocol = self.client.protocol;
+            shown.render(&mut Encoder { out: &mut self.replies.out, protocol });
+            self.replies.reply_end = self.replies.out.len();
+        }
+    }
+
+    /// Carries an answer over into the state of the client; gives back what the client is to see of it.
+    fn follow(&mut self, then: AfterReply, reply: Reply) -> Reply {
+        match (then, reply) {
+            (AfterReply::Session(step), reply) => {
+                if let (Some(sessions), Some(id)) = (&self.client.sessions, step.forgets(&reply)) {
+                    sessions.forget(id);
+                }
+                reply
+            }
+            (AfterReply::Say(said), reply) if !reply.is_error() => said,
+            (AfterReply::Watch { db, keys }, Reply::Array(tokens)) => {
+                self.client.watch(db, keys, &tokens);
+                Reply::OK
+            }
+            (AfterReply::Select(places), Reply::Array(replies)) => {
+                let moved = places.iter().rev().find(|(at, _)| replies.get(*at) == Some(&Reply::OK));
+                if let Some((_, db)) = moved {
+                    self.set_database(*db);
+                }
+                Reply::Array(replies)
+            }
+            (
+                AfterReply::Nothing | AfterReply::Say(_) | AfterReply::Watch { .. } | AfterReply::Select(_),
+                reply,
+            ) => reply,
+        }
+    }
+
+    fn finish_confirm(&mut self, confirm: AwaitedSubscription, confirmed: Result<(), String>) {
+        match confirmed {
+            Ok(()) => self.confirm(confirm.kind, &confirm.names),
+            Err(reason) => self.take_back_subscription(confirm, &reason),
+        }
+    }
+}
+
+/// Whether it tells the client that it has something now.
+fn is_grant(reply: &Reply) -> bool {
+    !reply.is_error() && !matches!(reply, Reply::Nil | Reply::NilArray)
+}
+
+/// Whether the routes in force decide what is in flight as it was decided. `None`: they are not known here yet.
+fn routes_still_hold(server: &ServerState, router: &Router, info: &ClientInfo) -> Option<bool> {
+    let version = server.tier2.routing_version();
+    if router.covers(version) {
+        return Some(true);
+    }
+    let newest = server.routing.newest();
+    let alike = || info.waiting().as_ref().is_some_and(|waiting| waiting.is_decided_alike_by(&newest));
+    newest.covers(version).then(alike)
+}

@@ -1,0 +1,118 @@
+//! The replies of one client: encoded bytes that wait to be sent, and behind them the replies that are still awaited, in the
+//! order of their commands.
+
+use crate::server::net::connection::{KEPT_BYTES_MAX, UNREAD_BYTES_MAX};
+use crate::server::net::deferred_reads::{DeferredReads, LARGE_CALLS_MAX};
+use crate::server::net::in_flight::{AwaitedReply, InFlight, PENDING_MAX};
+use std::collections::VecDeque;
+
+/// What an awaited reply takes besides the words of its command.
+const AWAITED_BYTES: usize = 128;
+
+#[derive(Debug, Default)]
+pub(in crate::server) struct ReplyQueue {
+    /// Encoded replies, next to be sent; those before `out_at` have been.
+    pub(in crate::server) out: Vec<u8>,
+    pub(in crate::server) out_at: usize,
+    /// Where the last reply in `out` ends: one reply alone may be larger than the limit on unread bytes.
+    pub(in crate::server) reply_end: usize,
+    pub(in crate::server) awaited: VecDeque<AwaitedReply>,
+    /// Where the awaited replies come from.
+    pub(in crate::server) in_flight: InFlight,
+    /// The next command must wait until nothing is in flight.
+    pub(in crate::server) stalled: bool,
+    /// Bytes of [`AwaitedReply::Encoded`].
+    pub(in crate::server) encoded_bytes: usize,
+    /// Logged commands in flight whose replies may be large.
+    pub(in crate::server) large_calls: usize,
+    pub(in crate::server) deferred_reads: DeferredReads,
+}
+
+impl ReplyQueue {
+    /// Whether there is room for another command's reply.
+    pub(in crate::server) fn has_room(&self) -> bool {
+        !self.stalled
+            && self.in_flight != InFlight::Alone
+            && self.awaited.len() < PENDING_MAX
+            && self.encoded_bytes <= UNREAD_BYTES_MAX
+            && !self.deferred_reads.is_under_way()
+    }
+
+    /// Bytes that stand behind every answer in flight.
+    pub(in crate::server) fn write_behind(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
+        let waits = !self.awaited.is_empty();
+        let out = self.place_behind();
+        let before = out.len();
+        write(out);
+        let written = out.len() - before;
+        self.encoded_bytes += if waits { written } else { 0 };
+    }
+
+    /// Where bytes go that stand behind every answer in flight.
+    fn place_behind(&mut self) -> &mut Vec<u8> {
+        match self.awaited.back() {
+            None => return &mut self.out,
+            Some(AwaitedReply::Encoded(_)) => {}
+            Some(
+                AwaitedReply::Call(_)
+                | AwaitedReply::OwnUpstream(_)
+                | AwaitedReply::SharedUpstream(_)
+                | AwaitedReply::Subscription(_),
+            ) => {
+                self.awaited.push_back(AwaitedReply::Encoded(Vec::new()));
+            }
+        }
+        match self.awaited.back_mut() {
+            Some(AwaitedReply::Encoded(bytes)) => bytes,
+            _ => unreachable!("seen or just pushed"),
+        }
+    }
+
+    /// Bytes beyond the reply that is being sent.
+    pub(in crate::server) fn unread_bytes(&self) -> usize {
+        self.out.len() - self.out_at.max(self.reply_end)
+    }
+
+    pub(in crate::server) fn unsent_bytes(&self) -> usize {
+        self.out.len() - self.out_at
+    }
+
+    /// Gives memory back after bytes were sent.
+    pub(in crate::server) fn release_sent(&mut self) {
+        if self.out_at == self.out.len() {
+            self.out.clear();
+            (self.out_at, self.reply_end) = (0, 0);
+            if self.out.capacity() > KEPT_BYTES_MAX {
+                self.out = Vec::new();
+            }
+        } else if self.out_at > UNREAD_BYTES_MAX {
+            self.out.drain(..self.out_at);
+            self.reply_end = self.reply_end.saturating_sub(self.out_at);
+            self.out_at = 0;
+        }
+    }
+
+    /// Whether a command is in flight that makes no sense without its client.
+    pub(in crate::server) fn wait_for_client(&self) -> bool {
+        self.awaited.iter().any(|item| match item {
+            AwaitedReply::Call(call) => call.dies_with_client(),
+            AwaitedReply::OwnUpstream(call) => call.waits,
+            AwaitedReply::Encoded(_) | AwaitedReply::SharedUpstream(_) | AwaitedReply::Subscription(_) => {
+                false
+            }
+        })
+    }
+
+    pub(in crate::server) fn has_room_for_large_reply(&self) -> bool {
+        self.large_calls < LARGE_CALLS_MAX
+    }
+
+    /// Memory held for replies.
+    pub(in crate::server) fn held_bytes(&self) -> usize {
+        let alone = match (self.in_flight, self.awaited.front()) {
+            (InFlight::Alone, Some(AwaitedReply::Call(call))) => call.if_abandoned.bytes(),
+            _ => 0,
+        };
+        self.out.capacity() + self.encoded_bytes + self.awaited.len() * AWAITED_BYTES + alone
+    }
+}
