@@ -85,15 +85,15 @@ pub struct Settings {
     #[arg(long, value_name = "DIR", env = "REDFENCE_DATA")]
     pub data: Option<PathBuf>,
 
-    /// A Redis behind the proxy: serves tier 1 (by the module or the Lua library) and all keys that are not on tier 2. Without it tier 2 serves everything
+    /// Address of the upstream Redis: it serves tier 1 (module or Lua library) and all keys that are not on tier 2. Without it tier 2 serves everything
     #[arg(long, value_name = "ADDR", env = "REDFENCE_REDIS")]
     pub redis: Option<String>,
 
-    /// User name for the Redis behind the proxy
+    /// User name for the upstream Redis
     #[arg(long, value_name = "NAME", env = "REDFENCE_REDIS_USERNAME")]
     pub redis_username: Option<String>,
 
-    /// Password for the Redis behind the proxy
+    /// Password for the upstream Redis
     #[arg(long, value_name = "TEXT", env = "REDFENCE_REDIS_PASSWORD", hide_env_values = true)]
     pub redis_password: Option<String>,
 

@@ -1,4 +1,4 @@
-//! Puts a node together and runs it: data and Raft, the Redis behind, listeners, signals.
+//! Puts a node together and runs it: data and Raft, the upstream Redis, listeners, signals.
 
 use crate::admin;
 use crate::client_memory::ClientMemory;
@@ -25,7 +25,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 use tokio::net::TcpListener;
 
-/// How long a start waits for the first word of the Redis behind. The node serves in any case.
+/// How long a start waits for the first word of the upstream Redis. The node serves in any case.
 const FIRST_CONTACT_WITHIN: Duration = Duration::from_secs(3);
 
 /// How long a start waits until a node with a Redis has a leader, and knows the routes of its cluster. It serves in any case.

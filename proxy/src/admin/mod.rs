@@ -36,7 +36,7 @@ pub async fn accept(server: Arc<ServerState>, listener: TcpListener) {
                 });
             }
             Err(error) => {
-                tracing::warn!(%error, "a probe could not be accepted");
+                tracing::warn!(%error, "accept failed on the admin listener");
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
             }
         }

@@ -145,7 +145,7 @@ impl Sink for Encoder<'_> {
     }
 }
 
-/// A command as a client would send it, for the Redis behind the proxy.
+/// A command as a client would send it, for the upstream Redis.
 pub fn command(out: &mut Vec<u8>, words: &[impl AsRef<[u8]>]) {
     let mut encoder = Encoder { out, protocol: Protocol::Resp2 };
     encoder.array(words.len());

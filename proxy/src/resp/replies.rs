@@ -1,4 +1,4 @@
-//! Finds where a reply of the Redis behind the proxy ends, so that its bytes can pass unchanged and in order.
+//! Finds where a reply of the upstream Redis ends, so that its bytes can pass unchanged and in order.
 //!
 //! Works on whatever piece has come, keeps its place, needs no recursion and no memory for nested replies: it only counts how
 //! many elements are still to come. Common replies that are there to their end are found without any of it. Used by `link` and `trunk`.
@@ -42,7 +42,7 @@ impl ReplyScanner {
         self.missing > 0
     }
 
-    /// How many bytes at the front of `bytes` belong to the reply under way, and what it was if it ends there.
+    /// How many bytes at the front of `bytes` belong to the reply in flight, and what it was if it ends there.
     pub fn scan(&mut self, bytes: &[u8]) -> Result<(usize, Option<ScannedReply>), NotResp> {
         if !self.is_inside() {
             if let Some((len, outcome)) = whole_reply(bytes) {

@@ -2,7 +2,7 @@
 //!
 //! It keeps its place between reads, so a frame that trickles in is scanned once; it remembers where words are and never
 //! allocates from a declared length. What it accepts, and the text of protocol errors, is Redis's own. A frame too large to hold is
-//! taken in pieces, [`Step::Large`], then [`RequestParser::stream`]: handed on where it is meant for the Redis behind the proxy,
+//! taken in pieces, [`Step::Large`], then [`RequestParser::stream`]: handed on where it is meant for the upstream Redis,
 //! dropped where Redfence itself would answer it ([`RequestParser::excess`] says why), so that it costs an error and not the
 //! connection.
 //! Called by `connection` alone.
@@ -158,7 +158,7 @@ impl RequestParser {
         self.words.len() + self.missing.unwrap_or(0)
     }
 
-    /// After [`Step::Large`]: which limit the frame is beyond, where it is not meant for the Redis behind.
+    /// After [`Step::Large`]: which limit the frame is beyond, where it is not meant for the upstream Redis.
     #[must_use]
     pub fn excess(&self) -> Option<Excess> {
         self.excess

@@ -18,7 +18,7 @@ thread_local! {
 fn random<const N: usize>() -> [u8; N] {
     POOL.with_borrow_mut(|pool| {
         if pool.at + N > POOL_BYTES {
-            getrandom::getrandom(&mut pool.bytes).expect("the operating system has randomness");
+            getrandom::getrandom(&mut pool.bytes).expect("getrandom failed");
             pool.at = 0;
         }
         let mut taken = [0; N];

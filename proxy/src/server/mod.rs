@@ -13,7 +13,7 @@
 //!
 //! # Caveats
 //!
-//! Commands of one client that go to different places (Tier 2, the Redis behind) are never in flight at the same time: order first.
+//! Commands of one client that go to different places (Tier 2, the upstream Redis) are never in flight at the same time: order first.
 
 pub mod client;
 pub mod commands;
@@ -62,7 +62,7 @@ pub struct ServerState {
     pub session_keepalive: Arc<session_keepalive::SessionKeepalive>,
     pub known_scripts: routing::known_scripts::KnownScripts,
     pub tier2: Tier2Handle,
-    /// The Redis behind, and what it publishes.
+    /// The upstream Redis, and what it publishes.
     pub upstream: Option<Arc<Upstream>>,
     pub subscriber: Option<Arc<UpstreamSubscriber>>,
 }
@@ -89,7 +89,7 @@ impl ServerState {
     }
 }
 
-/// Whether a command may go to the Redis behind in pieces: what we do not answer ourselves, and the command in a `FENCE.CALL`
+/// Whether a command may go to the upstream Redis in pieces: what we do not answer ourselves, and the command in a `FENCE.CALL`
 /// is held, because it may have to be put into other words.
 fn streams(name: &[u8]) -> bool {
     !grammar::is_ours(name)

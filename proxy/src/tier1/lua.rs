@@ -171,10 +171,7 @@ pub fn start_waiting(
 }
 
 fn lost(upstream: &Upstream, error: &io::Error) -> Refusal {
-    super::own_connection::refusal(
-        &format!("the Redis behind this proxy at {}: {error}", upstream.address),
-        true,
-    )
+    super::own_connection::refusal(&format!("upstream Redis at {}: {error}", upstream.address), true)
 }
 
 async fn wait(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) -> io::Result<Reply> {
@@ -261,7 +258,7 @@ async fn leave(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) {
     match answer.await {
         Ok(answer) => give_back(upstream, backend, waiting, answer).await,
         // The place in the queue lapses by itself within seconds.
-        Err(error) => tracing::debug!(%error, "could not leave a queue in Lua"),
+        Err(error) => tracing::debug!(%error, "cancelling a Lua wait failed"),
     }
 }
 
@@ -283,7 +280,7 @@ async fn give_back(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWai
         io::Result::Ok(())
     };
     if let Err(error) = released.await {
-        tracing::debug!(%error, "could not give back the grant of a client that is gone");
+        tracing::debug!(%error, "releasing the grant of a disconnected client failed");
     }
 }
 

@@ -1,4 +1,4 @@
-//! One client's own connection to the Redis behind the proxy. Commands go out as they came, replies come back byte for byte.
+//! One client's own connection to the upstream Redis. Commands go out as they came, replies come back byte for byte.
 //!
 //! Opened when first needed. Some commands are ours (the greeting, `SELECT`, a change of protocol): their replies are swallowed,
 //! and an error among them ends the connection. Driven by `connection`, which decides when a reply may go to the client.
@@ -56,7 +56,7 @@ pub struct OwnConnection {
     received: Vec<u8>,
     received_at: usize,
     scanner: ReplyScanner,
-    /// The reply under way is for the client.
+    /// The reply in flight is for the client.
     passes: bool,
     swallowed: Vec<u8>,
 }
@@ -297,12 +297,12 @@ impl OwnConnection {
         ConnectionLost {
             unanswered: unanswered.collect(),
             mid_reply: self.is_inside_reply(),
-            reason: format!("the Redis behind this proxy at {}: {reason}", self.upstream.address),
+            reason: format!("upstream Redis at {}: {reason}", self.upstream.address),
         }
     }
 }
 
-/// What a client is told whose command was under way when the connection went down.
+/// What a client is told whose command was in flight when the connection went down.
 #[must_use]
 pub fn refusal(reason: &str, had_left: bool) -> Refusal {
     if had_left {

@@ -55,7 +55,7 @@ struct SlotState {
 
 impl ReplySlot {
     fn state(&self) -> MutexGuard<'_, SlotState> {
-        self.state.lock().expect("no one panics with it")
+        self.state.lock().expect("mutex poisoned")
     }
 
     /// Takes what has come into `arrivals`, which must be empty. `false`: nothing; the waker will be called.

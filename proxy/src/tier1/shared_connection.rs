@@ -1,4 +1,4 @@
-//! One connection to the Redis behind the proxy that many clients share.
+//! One connection to the upstream Redis that many clients share.
 //!
 //! The kernel's work for a write and a read is most of what a passing command costs, here and in that Redis. Commands of clients that
 //! come at the same moment therefore leave in one write, and their answers come back in one read. Only commands go this way that
@@ -42,7 +42,7 @@ struct SentBatch {
     begin: u64,
 }
 
-/// No limit of its own: a client has at most so many bytes under way (`server::sharing`).
+/// No limit of its own: a client has at most so many bytes in flight (`server::sharing`).
 #[derive(Debug, Default)]
 struct CommandQueue {
     unsent: Vec<u8>,
@@ -74,7 +74,7 @@ impl SharedConnection {
     }
 
     fn queue(&self) -> MutexGuard<'_, CommandQueue> {
-        self.queue.lock().expect("no one panics with it")
+        self.queue.lock().expect("mutex poisoned")
     }
 
     /// Queues whole commands. Their answers come to `slot`, in order.
@@ -177,7 +177,7 @@ async fn run(connection: Arc<SharedConnection>, upstream: Arc<Upstream>, protoco
             }
         }
     };
-    let reason = format!("the Redis behind this proxy at {}: {error}", upstream.address);
+    let reason = format!("upstream Redis at {}: {error}", upstream.address);
     connection.go_down(reader.front.take(), reader.passed_piece, &reason);
 }
 
@@ -226,7 +226,7 @@ struct ReplyReader {
     scanner: ReplyScanner,
     /// Whose answers come now.
     front: Option<SentBatch>,
-    /// Part of the reply under way has gone to its client.
+    /// Part of the reply in flight has gone to its client.
     passed_piece: bool,
     /// Bytes at the front of the buffer: of a reply that has not come whole.
     kept: usize,
@@ -257,7 +257,7 @@ impl ReplyReader {
         filled: usize,
     ) -> io::Result<()> {
         let mut lens = SmallVec::<[u32; 64]>::new();
-        // Where the replies for the front batch begin; where the reply under way does; how far it was looked at.
+        // Where the replies for the front batch begin; where the reply in flight does; how far it was looked at.
         let (mut from, mut begin, mut at) = (0, 0, self.kept);
         self.kept = 0;
         while at < filled {

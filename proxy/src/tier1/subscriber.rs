@@ -1,4 +1,4 @@
-//! What the Redis behind the proxy publishes, for the clients of this node that listen.
+//! What the upstream Redis publishes, for the clients of this node that listen.
 //!
 //! One connection listens to all channels and patterns any client wants, and hands messages to the [`Hub`]; it is opened with the
 //! first of them. Lock events of Tier 1 come this way, and everything else clients publish there. When it breaks, those who listen to
@@ -70,7 +70,7 @@ impl UpstreamSubscriber {
     }
 
     fn state(&self) -> std::sync::MutexGuard<'_, SubscriberState> {
-        self.state.lock().expect("the listener's state is whole")
+        self.state.lock().expect("mutex poisoned")
     }
 
     /// Confirmed once that Redis has confirmed; refused where it cannot be reached and more than locks is asked for.
@@ -119,7 +119,7 @@ impl UpstreamSubscriber {
     fn lose(&self, error: &io::Error) {
         let mut state = self.state();
         let was_connected = std::mem::take(&mut state.connected);
-        state.reason = format!("the Redis behind this proxy at {}: {error}", self.upstream.address);
+        state.reason = format!("upstream Redis at {}: {error}", self.upstream.address);
         let reason = state.reason.clone();
         for change in std::mem::take(&mut state.changes) {
             if let SubscriptionChange::Subscribe { names, confirm: Some(confirm), .. } = change {
@@ -341,7 +341,7 @@ impl Drop for SubscriberConnection {
     fn drop(&mut self) {
         for (_, confirm) in self.awaiting.drain(..) {
             if let Some(confirm) = confirm {
-                let _ = confirm.send(Err("the connection to the Redis behind this proxy broke".into()));
+                let _ = confirm.send(Err("the connection to the upstream Redis broke".into()));
             }
         }
     }

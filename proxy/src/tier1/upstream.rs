@@ -1,4 +1,4 @@
-//! The Redis behind the proxy: where it is, whether it is there, and how it serves Tier 1.
+//! The upstream Redis: where it is, whether it is there, and how it serves Tier 1.
 //!
 //! One task keeps a connection to it. When it gets one it asks for the module; without the module it loads the Lua library, as
 //! functions where the server knows them and as a plain script where it does not. When the connection breaks, Tier 1 is down
@@ -100,11 +100,11 @@ impl Upstream {
     /// Which Redis it is. `None` while it is not reached.
     #[must_use]
     pub fn identity(&self) -> Option<Identity> {
-        self.identity.lock().expect("it is whole").clone()
+        self.identity.lock().expect("mutex poisoned").clone()
     }
 
     fn set_identity(&self, identity: Option<Identity>) {
-        *self.identity.lock().expect("it is whole") = identity;
+        *self.identity.lock().expect("mutex poisoned") = identity;
     }
 
     /// Returns when the first try to reach it has ended, one way or the other.
@@ -137,7 +137,7 @@ impl Upstream {
             Protocol::Resp2 => &self.shared_connections[0],
             Protocol::Resp3 => &self.shared_connections[1],
         };
-        let mut place = place.lock().expect("no one panics with it");
+        let mut place = place.lock().expect("mutex poisoned");
         match &*place {
             Some(connection) if !connection.is_down() => Arc::clone(connection),
             Some(_) | None => Arc::clone(place.insert(SharedConnection::open(self, protocol))),
@@ -145,16 +145,16 @@ impl Upstream {
     }
 
     pub async fn take_client(&self) -> io::Result<UpstreamClient> {
-        let idle = self.idle_clients.lock().expect("the pool is whole").pop();
+        let idle = self.idle_clients.lock().expect("mutex poisoned").pop();
         match idle {
             Some(client) => Ok(client),
             None => UpstreamClient::open(self).await,
         }
     }
 
-    /// Takes back a client that has no call under way.
+    /// Takes back a client that has no call in flight.
     pub fn return_client(&self, client: UpstreamClient) {
-        let mut idle = self.idle_clients.lock().expect("the pool is whole");
+        let mut idle = self.idle_clients.lock().expect("mutex poisoned");
         if idle.len() < IDLE_CLIENTS_MAX {
             idle.push(client);
         }
@@ -168,11 +168,11 @@ async fn keep_watch(upstream: Arc<Upstream>) {
             Ok(never) => match never {},
             Err(error) => error,
         };
-        upstream.idle_clients.lock().expect("the pool is whole").clear();
+        upstream.idle_clients.lock().expect("mutex poisoned").clear();
         upstream.set_identity(None);
         let reason = error.to_string();
         if !matches!(&*upstream.health.borrow(), Health::Down { reason: known } if *known == reason) {
-            tracing::warn!(redis = %upstream.address, reason, "the Redis behind this proxy is down; tier 1 is unavailable");
+            tracing::warn!(redis = %upstream.address, reason, "upstream Redis is down; tier 1 is unavailable");
         }
         upstream.health.send_replace(Health::Down { reason });
         tokio::time::sleep(retry_after).await;
@@ -191,7 +191,7 @@ async fn serve_once(
         upstream.set_identity(Some(find_identity(&mut client).await?));
         *retry_after = RETRY_AFTER;
         if upstream.health() != Health::Up(backend.clone()) {
-            tracing::info!(redis = %upstream.address, ?backend, "the Redis behind this proxy is up");
+            tracing::info!(redis = %upstream.address, ?backend, "upstream Redis is up");
         }
         upstream.health.send_replace(Health::Up(backend));
         loop {

@@ -77,7 +77,7 @@ impl ClientInfo {
     }
 
     pub fn texts(&self) -> std::sync::MutexGuard<'_, ClientTexts> {
-        self.texts.lock().expect("a client's card is whole")
+        self.texts.lock().expect("mutex poisoned")
     }
 
     /// One line of `CLIENT LIST`.
@@ -113,7 +113,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Writes a card for a new client. `None` where there are `clients_max` already.
+    /// Writes an entry for a new client. `None` where there are `clients_max` already.
     #[must_use]
     pub fn enter(
         &self,
@@ -122,7 +122,7 @@ impl Registry {
         now_ms: u64,
         clients_max: usize,
     ) -> Option<Arc<ClientInfo>> {
-        let mut infos = self.infos.lock().expect("the registry is whole");
+        let mut infos = self.infos.lock().expect("mutex poisoned");
         if infos.len() >= clients_max {
             return None;
         }
@@ -146,17 +146,17 @@ impl Registry {
     }
 
     pub fn leave(&self, id: u64) {
-        self.infos.lock().expect("the registry is whole").remove(&id);
+        self.infos.lock().expect("mutex poisoned").remove(&id);
     }
 
     #[must_use]
     pub fn has(&self, id: u64) -> bool {
-        self.infos.lock().expect("the registry is whole").contains_key(&id)
+        self.infos.lock().expect("mutex poisoned").contains_key(&id)
     }
 
     #[must_use]
     pub fn len(&self) -> usize {
-        self.infos.lock().expect("the registry is whole").len()
+        self.infos.lock().expect("mutex poisoned").len()
     }
 
     #[must_use]
@@ -167,6 +167,6 @@ impl Registry {
     /// A copy of the table, oldest first.
     #[must_use]
     pub fn infos(&self) -> Vec<Arc<ClientInfo>> {
-        self.infos.lock().expect("the registry is whole").values().cloned().collect()
+        self.infos.lock().expect("mutex poisoned").values().cloned().collect()
     }
 }

@@ -47,7 +47,7 @@ pub struct Client {
     pub watched: Vec<WatchedKey>,
     /// What they take in the log.
     pub watched_bytes: usize,
-    /// Keys are watched at the Redis behind the proxy.
+    /// Keys are watched at the upstream Redis.
     pub watches_upstream: bool,
     /// Sessions this connection opened: any command here keeps them alive, its end orphans them.
     pub sessions: Option<Arc<ConnectionSessions>>,
@@ -193,7 +193,7 @@ impl Client {
         }
     }
 
-    /// Whether the loss of the Redis behind the proxy takes something with it that the client relies on.
+    /// Whether the loss of the upstream Redis takes something with it that the client relies on.
     #[must_use]
     pub fn depends_on_upstream(&self) -> bool {
         let transaction = self.transaction.as_ref();

@@ -50,7 +50,7 @@ impl ConnectionSessions {
     }
 
     fn ids(&self) -> std::sync::MutexGuard<'_, Vec<SessionId>> {
-        self.ids.lock().expect("a slot is whole")
+        self.ids.lock().expect("mutex poisoned")
     }
 }
 
@@ -95,13 +95,13 @@ impl SessionKeepalive {
             touched: AtomicBool::new(false),
             waiting: AtomicBool::new(false),
         });
-        self.connections.lock().expect("the keeper is whole").insert(number, Arc::clone(&sessions));
+        self.connections.lock().expect("mutex poisoned").insert(number, Arc::clone(&sessions));
         sessions
     }
 
     /// The connection is closed: its sessions die after the grace time unless somebody keeps them alive.
     pub fn unregister(&self, sessions: &ConnectionSessions) {
-        self.connections.lock().expect("the keeper is whole").remove(&sessions.number);
+        self.connections.lock().expect("mutex poisoned").remove(&sessions.number);
         let ids = std::mem::take(&mut *sessions.ids());
         self.tier2.orphan_sessions(ids, self.grace_ms);
     }
@@ -109,7 +109,7 @@ impl SessionKeepalive {
     fn report(&self) {
         let mut active = Vec::new();
         let mut ids = Vec::new();
-        for sessions in self.connections.lock().expect("the keeper is whole").values() {
+        for sessions in self.connections.lock().expect("mutex poisoned").values() {
             if sessions.touched.swap(false, Ordering::Relaxed) || sessions.waiting.load(Ordering::Relaxed) {
                 ids.extend_from_slice(&sessions.ids());
                 active.push(Arc::clone(sessions));

@@ -1,7 +1,7 @@
 //! What a client has said since `MULTI`, and the keys it watches. State alone; what the commands do is in
 //! [`crate::server::commands::transaction`].
 //!
-//! A transaction has one home: the Redis behind the proxy queues it, or it is queued here and goes to the Raft keyspace as one entry.
+//! A transaction has one target: the upstream Redis queues it, or it is queued here and goes to the Raft keyspace as one entry.
 //! Where both are possible the first command decides: one with a key goes where its key lives, one without goes to the Redis.
 
 use bytes::Bytes;
@@ -28,7 +28,7 @@ pub const WATCHED_MAX: usize = 1024;
 pub enum TransactionTarget {
     /// No command has come yet that would tell.
     Undecided,
-    /// The Redis behind, which has been told of the `MULTI`.
+    /// The upstream Redis, which has been told of the `MULTI`.
     Upstream,
     Keyspace,
 }

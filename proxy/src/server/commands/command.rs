@@ -33,7 +33,7 @@ const OTHERS: &[(&str, i64)] = &[
 ];
 
 impl CommandContext {
-    /// Answers what it can; what concerns commands of the Redis behind the proxy is passed on.
+    /// Answers what it can; what concerns commands of the upstream Redis is passed on.
     pub(in crate::server) fn command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         let (verb, rest) = match argv {
             [_, verb, rest @ ..] => (*verb, rest),

@@ -10,7 +10,6 @@ use crate::server::net::in_flight::{
 use crate::server::routing::keys;
 use crate::server::routing::rerouting;
 use crate::server::routing::router::{Destination, PlainDestination};
-use crate::server::routing::routes::stale_routes;
 use crate::server::stats::LockOperation;
 use crate::tier1::lua::{self, LuaWait};
 use crate::tier1::upstream::{Health, Tier1Backend};
@@ -44,21 +43,6 @@ impl CommandContext {
             Destination::Tier2 => self.tier2_command(request, argv, &owner),
             Destination::Tier1 => self.upstream_command(argv, frame, &request, &owner),
         }
-    }
-
-    /// Who answers, by routes that are known to be the cluster's.
-    pub(in crate::server) fn route_lock(&self, request: &Request<'_>) -> Result<Destination, Refusal> {
-        let asks_routes = match request {
-            Request::Cluster(_) | Request::Session(_) => false,
-            _ => request.tier() != Some(Tier::Correctness),
-        };
-        if asks_routes
-            && self.routes.is_stale
-            && self.routes.router.has_upstream_for(self.client.listener_kind)
-        {
-            return Err(stale_routes());
-        }
-        self.routes.router.lock(self.client.listener_kind, request)
     }
 
     // ---- Tier 2 ----
@@ -230,7 +214,7 @@ impl CommandContext {
         ])
     }
 
-    // ---- Tier 1, the Redis behind ----
+    // ---- Tier 1, the upstream Redis ----
 
     fn upstream_command(
         &mut self,
@@ -249,7 +233,7 @@ impl CommandContext {
                 Ok(PlainDestination::Upstream) => {}
                 Ok(PlainDestination::Keyspace) => {
                     return self.refuse(Refusal::new(
-                        "CROSSTIER the high-water marks are in the Redis behind this proxy, and keys of this command are not",
+                        "CROSSTIER high-water marks are in the upstream Redis, and keys of this command are not",
                     ));
                 }
                 Err(refusal) => return self.refuse(refusal),
@@ -259,11 +243,11 @@ impl CommandContext {
             Health::Up(backend) => backend,
             Health::Starting => {
                 return self.refuse(Refusal::new(
-                    "UNAVAILABLE the Redis behind this proxy was not reached yet; nothing was done; retry",
+                    "UNAVAILABLE the upstream Redis was not reached yet; nothing was done; retry",
                 ));
             }
             Health::Down { reason } => {
-                let reason = format!("the Redis behind this proxy at {}: {reason}", upstream.address);
+                let reason = format!("upstream Redis at {}: {reason}", upstream.address);
                 return self.refuse(crate::tier1::own_connection::refusal(&reason, false));
             }
         };

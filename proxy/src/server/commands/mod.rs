@@ -88,7 +88,7 @@ impl Local {
         })
     }
 
-    /// Whether the Redis behind the proxy, if there is one, answers instead of us.
+    /// Whether the upstream Redis, if there is one, answers instead of us.
     #[must_use]
     pub fn yields_to_upstream(self) -> bool {
         matches!(self, Local::Config | Local::Publish | Local::PubSub | Local::Time)
@@ -103,7 +103,7 @@ impl Local {
         )
     }
 
-    /// Changes or shows the connection itself, which neither the Redis behind nor the Raft keyspace knows.
+    /// Changes or shows the connection itself, which neither the upstream Redis nor the Raft keyspace knows.
     #[must_use]
     pub fn is_about_the_connection(self) -> bool {
         matches!(

@@ -1,4 +1,4 @@
-//! Plain Redis commands: to the Redis behind the proxy as they are, or to the Raft keyspace.
+//! Plain Redis commands: to the upstream Redis as they are, or to the Raft keyspace.
 
 use super::transaction::crosses_tiers;
 use super::{scripts, server, unknown_command};
@@ -9,7 +9,6 @@ use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AwaitedReply, IfAbandoned, InFlight, Source, UpstreamCall};
 use crate::server::routing::keys;
 use crate::server::routing::router::{ListenerKind, PlainDestination};
-use crate::server::routing::routes::stale_routes;
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::{table, wait_of, Wait};
@@ -55,17 +54,6 @@ impl CommandContext {
         let receiver = scripts::start(upstream, owned(argv), keyspace);
         self.await_call(InFlight::Alone, Source::Channel(receiver), false, IfAbandoned::Nothing);
         Progress::Done
-    }
-
-    /// Where these keys live, by routes that are known to be the cluster's.
-    pub(in crate::server) fn route_plain<'k>(
-        &self,
-        keys: impl IntoIterator<Item = &'k [u8]>,
-    ) -> Result<PlainDestination, Refusal> {
-        if self.routes.is_stale && self.routes.router.has_upstream_for(self.client.listener_kind) {
-            return Err(stale_routes());
-        }
-        self.routes.router.plain(self.client.listener_kind, keys)
     }
 
     /// The Raft keyspace: every key is a lock there, and its value is the owner.

@@ -1,6 +1,6 @@
 //! `SUBSCRIBE`, `PSUBSCRIBE`, `UNSUBSCRIBE`, `PUNSUBSCRIBE`, `PUBLISH`, `PUBSUB`.
 //!
-//! Every client listens to this node's hub. With a Redis behind the proxy its subscriptions are made there too, and are confirmed when
+//! Every client listens to this node's hub. With an upstream Redis its subscriptions are made there too, and are confirmed when
 //! that Redis has confirmed: then no message published later can be missed.
 //!
 //! What is published on the correctness tier goes through the log, and every node hands it to its own listeners as it applies.
@@ -121,7 +121,7 @@ impl CommandContext {
         self.note_subscriptions();
     }
 
-    /// The Redis behind could not be asked: nothing was subscribed.
+    /// The upstream Redis could not be asked: nothing was subscribed.
     pub(in crate::server) fn take_back_subscription(&mut self, confirm: AwaitedSubscription, reason: &str) {
         if let Some(subscriptions) = &mut self.client.subscriptions {
             for name in &confirm.names {

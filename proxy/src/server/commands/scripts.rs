@@ -8,7 +8,7 @@ use redfence_core::reply::Reply;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// Asks the Redis behind as well, and joins the answers.
+/// Asks the upstream Redis as well, and joins the answers.
 pub(super) fn start(
     upstream: Arc<Upstream>,
     argv: Vec<Bytes>,
@@ -34,7 +34,7 @@ async fn ask(upstream: &Upstream, argv: &[Bytes]) -> Reply {
     match asked.await {
         Ok(reply) => reply,
         Err(error) => {
-            let reason = format!("the Redis behind this proxy at {}: {error}", upstream.address);
+            let reason = format!("upstream Redis at {}: {error}", upstream.address);
             own_connection::refusal(&reason, true).into()
         }
     }

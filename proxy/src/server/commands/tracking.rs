@@ -11,7 +11,7 @@ use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::errors as keyspace_errors;
 use redfence_core::reply::{Refusal, Reply};
 
-const BEHIND: &str = "ERR CLIENT TRACKING is not supported by this listener: its keys are those of the Redis behind it, which cannot tell \
+const TRACKING_UNSUPPORTED: &str = "ERR CLIENT TRACKING is not supported by this listener: its keys are in the upstream Redis, which cannot tell \
                       this proxy what has changed; use the correctness listener";
 const SWITCH_BROADCAST: &str =
     "ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then \
@@ -87,7 +87,7 @@ impl CommandContext {
 
     fn start_tracking(&mut self, options: TrackingOptions) -> Result<(), Refusal> {
         if self.routes.router.has_upstream_for(self.client.listener_kind) {
-            return Err(Refusal::new(BEHIND));
+            return Err(Refusal::new(TRACKING_UNSUPPORTED));
         }
         let refused = |text: &'static str| Err(Refusal::new(text));
         if !options.broadcast && !options.prefixes.is_empty() {

@@ -1,6 +1,6 @@
 //! `MULTI`, `EXEC`, `DISCARD`, `WATCH`, `UNWATCH`, and every command between the first two.
 //!
-//! The Redis behind queues what belongs to it, and answers with its own bytes. What belongs to the Raft keyspace is queued here and
+//! The upstream Redis queues what belongs to it, and answers with its own bytes. What belongs to the Raft keyspace is queued here and
 //! becomes one entry of the log at `EXEC`. ClientTexts and rules are Redis's: a command that could never run is refused when
 //! it is queued, and `EXEC` then discards the rest.
 
@@ -129,7 +129,7 @@ impl CommandContext {
         }
     }
 
-    /// `EXEC` or `DISCARD` for the Redis behind to carry out.
+    /// `EXEC` or `DISCARD` for the upstream Redis to carry out.
     fn leave_by_upstream(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         let flow = self.pass_to_upstream(argv, frame);
         if flow != Progress::Stalled {
@@ -150,7 +150,7 @@ impl CommandContext {
         self.refuse(refusal)
     }
 
-    /// A word of our own to the Redis behind; the client does not see its reply.
+    /// A word of our own to the upstream Redis; the client does not see its reply.
     fn tell_redis(&mut self, word: &str) -> Progress {
         self.send_to_upstream(
             &[word.as_bytes()],

@@ -1,7 +1,7 @@
 //! One client's connection: bytes in, commands run, replies out in order.
 //!
 //! One task a connection, no locks, no buffers while idle: reads go through a scratch buffer of the thread, and only what is not a
-//! whole command is kept. [`Connection::poll`] turns until nothing moves: replies that have come, bytes of the Redis behind,
+//! whole command is kept. [`Connection::poll`] turns until nothing moves: replies that have come, bytes of the upstream Redis,
 //! messages of channels, held commands, new bytes; then it writes all that has gathered at once.
 //!
 //! While the client waits for an answer its end of the connection is watched: a client that goes away leaves every queue it
@@ -23,7 +23,7 @@ use tokio::time::Sleep;
 
 /// Bytes of replies a client may leave unread beyond the one that is being sent. No further reply is taken out for it meanwhile.
 pub const UNREAD_BYTES_MAX: usize = UNREAD_REPLIES_BYTES_MAX;
-/// Above this the Redis behind is not read from until the client has taken some.
+/// Above this the upstream Redis is not read from until the client has taken some.
 pub(in crate::server) const PASSING_BYTES_MAX: usize = 256 * 1024;
 /// Bytes of further commands that are taken in while a client waits for an answer. Behind more of them its end cannot be seen.
 pub(in crate::server) const HELD_BYTES_MAX: usize = 1024 * 1024;
@@ -125,7 +125,7 @@ impl Connection {
             if all_sent && (self.closing || (self.client_closed && !moved)) {
                 return Err(Disconnect);
             }
-            // There is room again for what the Redis behind has to say.
+            // There is room again for what the upstream Redis has to say.
             moved |= unsent >= PASSING_BYTES_MAX && self.context.replies.unsent_bytes() < PASSING_BYTES_MAX;
         }
         if !moved {
@@ -197,7 +197,7 @@ impl Connection {
             if self.context.replies.unread_bytes() > UNREAD_BYTES_MAX && !self.try_write_now()? {
                 tracing::info!(
                     client = self.context.client.info.id,
-                    "a client does not read its replies; it is disconnected"
+                    "closing client: output buffer limit reached"
                 );
                 return Err(Disconnect);
             }

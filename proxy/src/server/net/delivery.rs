@@ -102,7 +102,7 @@ impl CommandContext {
         if holds.is_some() {
             tracing::info!(
                 client = self.client.info.id,
-                "routes changed; a grant by the old ones is not told"
+                "closing client: its grant was decided by routes no longer in force"
             );
             return Err(Disconnect);
         }

@@ -1,8 +1,8 @@
-//! Answers that are due to a client but not there yet, in the order its commands came.
+//! Replies that are awaited, in the order of their commands.
 //!
-//! A connection may have many commands in flight, as long as all of them are on the same [`InFlight`]: there, order is kept by
-//! whoever serves them. A command for another kind in flight waits until the first is empty, so that a client which pipelines "write
-//! the data, release the lock" never has the second overtake the first.
+//! A connection may have many commands in flight, as long as all are of the same kind ([`InFlight`]): within a kind, whoever serves
+//! the commands keeps their order. A command of another kind waits until nothing is in flight, so that a client which pipelines
+//! "write the data, release the lock" never has the second overtake the first.
 
 use crate::events::SubscriptionKind;
 use crate::node_api::OwnedQuery;
@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 /// Commands one connection may have in flight. No more are read until some are answered.
 pub const PENDING_MAX: usize = 1024;
 
-/// Where the commands in flight are.
+/// Which kind of command is in flight, and who keeps the order among them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InFlight {
     /// Nothing is in flight.
@@ -30,7 +30,7 @@ pub enum InFlight {
     Tier2,
     /// Reads of Tier 2: answered in the order they were asked.
     Reads,
-    /// The client's own connection to the Redis behind the proxy.
+    /// The client's own connection to the upstream Redis.
     OwnUpstream,
     /// A connection to it that clients share.
     SharedUpstream,
@@ -47,12 +47,12 @@ pub enum AwaitedReply {
     OwnUpstream(UpstreamCall),
     /// The next replies on the shared connection.
     SharedUpstream(SharedUpstreamCalls),
-    /// Confirmations of `SUBSCRIBE`, once the Redis behind has confirmed.
+    /// Confirmations of `SUBSCRIBE`, once the upstream Redis has confirmed.
     Subscription(AwaitedSubscription),
 }
 
 impl AwaitedReply {
-    /// Whether the Redis behind decides the answer.
+    /// Whether the upstream Redis decides the answer.
     #[must_use]
     pub fn is_asked_of_upstream(&self) -> bool {
         match self {
@@ -79,7 +79,7 @@ pub struct AwaitedCall {
     pub after_reply: AfterReply,
 }
 
-/// What an answer means for the state of its client.
+/// How the answer changes the state of its client.
 #[derive(Debug)]
 pub enum AfterReply {
     Nothing,
@@ -90,7 +90,7 @@ pub enum AfterReply {
         db: u32,
         keys: Vec<Bytes>,
     },
-    /// Said in place of an answer that is no error: the log does not know it, this node does.
+    /// The reply in place of an answer that is no error: only this node knows it (receivers of a `PUBLISH`).
     Say(Reply),
     /// A transaction with a `SELECT` of a database at each of these places.
     Select(Vec<(usize, u32)>),
@@ -137,14 +137,14 @@ pub enum Source {
     },
 }
 
-/// What is left to do when the client goes away before the answer comes.
+/// Clean-up where the client disconnects before the answer comes.
 #[derive(Debug)]
 pub enum IfAbandoned {
     /// Dropping the source is enough.
     Nothing,
-    /// An acquire of Tier 2 whose owner was made up here: a grant nobody is left to take is given back. Holds the command.
+    /// An acquire of Tier 2 whose owner was made up here: such a grant is released. Holds the command.
     ReleaseGrant(Bytes),
-    /// `BLPOP` or one like it: what is popped nonetheless is put back. Holds the command.
+    /// `BLPOP` or one like it: items popped for a client that is gone are restored. Holds the command.
     RestoreItems { db: u32, argv: Vec<Bytes> },
 }
 

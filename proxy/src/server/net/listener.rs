@@ -38,7 +38,7 @@ pub async fn accept(server: Arc<ServerState>, listener: TcpListener, listener_ki
         match listener.accept().await {
             Ok((stream, address)) => welcome(&server, stream, address, listener_kind),
             Err(error) => {
-                tracing::warn!(%error, "a client could not be accepted");
+                tracing::warn!(%error, "accept failed");
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
             }
         }

@@ -28,7 +28,7 @@ impl CommandContext {
             if subscriptions.inbox.overflowed() || unread > UNREAD_BYTES_MAX {
                 tracing::info!(
                     client = self.client.info.id,
-                    "a subscriber does not read its messages; it is disconnected"
+                    "closing client: subscriber output buffer limit reached"
                 );
                 return Err(Disconnect);
             }

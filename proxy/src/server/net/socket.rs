@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, Re
 use tokio::net::TcpStream;
 
 const SCRATCH_BYTES: usize = 64 * 1024;
-/// How long the Redis behind may take to answer a client that has closed its sending side.
+/// How long the upstream Redis may take to answer a client that has closed its sending side.
 const LAST_ANSWERS_WITHIN: Duration = Duration::from_millis(200);
 /// How long a client may take to read its last replies.
 const LAST_READS_WITHIN: Duration = Duration::from_secs(5);
@@ -111,7 +111,7 @@ impl Connection {
             return Ok(false);
         }
         self.timer = None;
-        // Only answers of the Redis behind are limited by time: Tier 2 has its own limit.
+        // Only answers of the upstream Redis are limited by time: Tier 2 has its own limit.
         let at_redis = |item: &AwaitedReply| {
             matches!(item, AwaitedReply::OwnUpstream(_) | AwaitedReply::SharedUpstream(_))
         };

@@ -18,7 +18,7 @@ impl CommandContext {
         let name = argv[0];
         if name.eq_ignore_ascii_case(b"POST") || name.eq_ignore_ascii_case(b"HOST:") {
             // As Redis does: a browser was tricked into talking to us.
-            tracing::warn!(client = %self.client.info.address, "a client speaks HTTP; it is disconnected");
+            tracing::warn!(client = %self.client.info.address, "closing client: HTTP request on the Redis port");
             return Progress::CloseAfterReply;
         }
         let local = Local::find(name);
@@ -129,7 +129,7 @@ impl CommandContext {
         }
     }
 
-    /// Sends a command to the Redis behind, on the client's own connection; its reply goes to the client as it comes.
+    /// Sends a command to the upstream Redis, on the client's own connection; its reply goes to the client as it comes.
     pub(in crate::server) fn send_to_upstream(
         &mut self,
         argv: &[&[u8]],
@@ -140,7 +140,7 @@ impl CommandContext {
             return Progress::Stalled;
         }
         let Some(connection) = self.own_connection() else {
-            return self.refuse(Refusal::new("ERR there is no Redis behind this proxy"));
+            return self.refuse(Refusal::new("ERR no upstream Redis is configured (--redis)"));
         };
         match frame {
             Some(frame) => connection.send(frame),
@@ -159,7 +159,7 @@ impl CommandContext {
         self.send_to_upstream(argv, frame, call)
     }
 
-    /// Whether a large command may go to the Redis behind. `argv` has all words up to its last key.
+    /// Whether a large command may go to the upstream Redis. `argv` has all words up to its last key.
     pub(in crate::server) fn admit_large(&mut self, argv: &[&[u8]]) -> Result<Progress, Refusal> {
         if self.client.is_listening_only() {
             return Err(listening(argv[0]));

@@ -9,9 +9,12 @@ use crate::server::context::CommandContext;
 use crate::server::net::connection::Disconnect;
 use crate::server::net::in_flight::{AwaitedReply, InFlight};
 use crate::server::routing::keys;
-use crate::server::routing::router::Router;
+use crate::server::routing::router::{Destination, PlainDestination, Router};
+use crate::server::routing::routes::stale_routes;
 use crate::server::routing::waiting::Waiting;
-use redfence_core::grammar;
+use redfence_core::grammar::{self, Request};
+use redfence_core::reply::Refusal;
+use redfence_core::types::Tier;
 use std::sync::Arc;
 
 #[derive(Debug)]
@@ -33,6 +36,32 @@ impl FollowedRoutes {
 }
 
 impl CommandContext {
+    /// Who answers, by routes that are known to be the cluster's.
+    pub(in crate::server) fn route_lock(&self, request: &Request<'_>) -> Result<Destination, Refusal> {
+        let asks_routes = match request {
+            Request::Cluster(_) | Request::Session(_) => false,
+            _ => request.tier() != Some(Tier::Correctness),
+        };
+        if asks_routes
+            && self.routes.is_stale
+            && self.routes.router.has_upstream_for(self.client.listener_kind)
+        {
+            return Err(stale_routes());
+        }
+        self.routes.router.lock(self.client.listener_kind, request)
+    }
+
+    /// Where these keys live, by routes that are known to be the cluster's.
+    pub(in crate::server) fn route_plain<'k>(
+        &self,
+        keys: impl IntoIterator<Item = &'k [u8]>,
+    ) -> Result<PlainDestination, Refusal> {
+        if self.routes.is_stale && self.routes.router.has_upstream_for(self.client.listener_kind) {
+            return Err(stale_routes());
+        }
+        self.routes.router.plain(self.client.listener_kind, keys)
+    }
+
     /// Says on the client info what is in flight, if it is one command that may wait for long.
     pub(in crate::server) fn note_waiting(&mut self, argv: &[&[u8]]) {
         let alone = self.replies.awaited.len() == 1
@@ -106,7 +135,7 @@ impl CommandContext {
         }
     }
 
-    /// What the Redis behind answers is told only while the routes hold by which it was asked: a name may belong to the other
+    /// What the upstream Redis answers is told only while the routes hold by which it was asked: a name may belong to the other
     /// tier by now, and have another holder there.
     pub(in crate::server) fn check_routes_of_passing(&self) -> Result<(), Disconnect> {
         let passes = match self.replies.in_flight {
@@ -118,7 +147,7 @@ impl CommandContext {
         if passes && !self.server.routing.is_fresh(self.server.now_ms()) {
             tracing::info!(
                 client = self.client.info.id,
-                "no word from a leader: a client served by the Redis is disconnected"
+                "closing client: routes not confirmed by the leader, upstream replies withheld"
             );
             return Err(Disconnect);
         }

@@ -73,7 +73,7 @@ async fn set(server: &ServerState, name: Setting, value: &[u8]) -> Reply {
     match progress {
         Progress::NotYet(refusal) => refusal.into(),
         Progress::Logged { .. } => {
-            tracing::warn!("a change of routes waits for members that are silent");
+            tracing::warn!("route change waits for unreachable members");
             Refusal::new(
                 "INDETERMINATE the change is logged and not in force yet: it waits up to 10 s for members that are silent; send the same again to wait for it",
             )

@@ -1,7 +1,7 @@
 //! Which tier answers. The only place that decides it; nothing behind it asks again.
 //!
 //! Routes and default tier are the cluster's (replicated settings), not this node's. While a change of them is pending, names
-//! whose tier it changes are refused; so is the Redis behind where it is not the one of the cluster.
+//! whose tier it changes are refused; so is the upstream Redis where it is not the one of the cluster.
 //!
 //! First `TIER` in the command (a session means Tier 2), then the routes, first match first, then the default tier. A command
 //! that names a weaker tier than its resource's route is refused; so is one whose resources belong to both.
@@ -26,7 +26,7 @@ pub enum Destination {
 /// Who answers a plain Redis command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlainDestination {
-    /// The Redis behind the proxy, byte for byte.
+    /// The upstream Redis, byte for byte.
     Upstream,
     /// The Raft keyspace: keys of correctness routes, of the correctness listener, and all keys where there is no Redis.
     Keyspace,
@@ -53,7 +53,7 @@ impl ListenerKind {
     }
 }
 
-/// How the Redis behind this node, or its absence, stands to that of the cluster.
+/// How the upstream Redis, or its absence, stands to that of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamMatch {
     /// Not known yet: its Redis or the settings of the cluster have not been reached.
@@ -146,7 +146,7 @@ impl Router {
         self.has_correctness_routes
     }
 
-    /// Whether the Redis behind may be used. Without one: whether the cluster has none either.
+    /// Whether the upstream Redis may be used. Without one: whether the cluster has none either.
     pub fn check_upstream(&self) -> Result<(), Refusal> {
         match (self.upstream_match, self.has_upstream) {
             (UpstreamMatch::Same, _) | (UpstreamMatch::Unknown, false) => Ok(()),
@@ -154,10 +154,10 @@ impl Router {
                 "UNAVAILABLE this node does not know yet whether its Redis and routes are those of the cluster; nothing was done; retry",
             )),
             (UpstreamMatch::Other, true) => Err(Refusal::new(
-                "TIER the Redis behind this node is not the one behind the leader; start the node with the same --redis",
+                "TIER the upstream Redis of this node is not the leader's; start the node with the same --redis",
             )),
             (UpstreamMatch::Other, false) => Err(Refusal::new(
-                "TIER the leader has a Redis behind it and this node has none; start it with the same --redis, or name TIER CORRECTNESS",
+                "TIER the leader has an upstream Redis and this node has none; start it with the same --redis, or name TIER CORRECTNESS",
             )),
         }
     }
@@ -167,7 +167,7 @@ impl Router {
         self.has_upstream
     }
 
-    /// Whether what comes in by this listener may reach the Redis behind.
+    /// Whether what comes in by this listener may reach the upstream Redis.
     #[must_use]
     pub fn has_upstream_for(&self, listener_kind: ListenerKind) -> bool {
         match listener_kind {

@@ -2,11 +2,11 @@
 //!
 //! The [`crate::server::routing::settings_follower`] follows the replicated settings and puts a new [`Router`] here when they change. A connection decides a
 //! command by the router it has seen last, and takes a new one only when nothing is in flight: what is in flight was decided
-//! by one router. Its card says by which, so that the steward knows when nothing is left that older routes decided.
+//! by one router. Its client info says by which, so that the settings follower knows when nothing is left that older routes decided.
 //!
 //! Without word from the leader nobody can know whether the routes are still those of the cluster. They are confirmed (by a
 //! read through the leader) every half second and hold for [`LEASE_MS`] from when that was asked; after that this node serves
-//! nothing that depends on them, and drops what the Redis behind may still answer. `docs/adr/` has the reasoning.
+//! nothing that depends on them, and drops what the upstream Redis may still answer. `docs/adr/` has the reasoning.
 
 use crate::server::client::registry::{ClientInfo, Registry};
 use crate::server::routing::router::Router;
@@ -36,7 +36,7 @@ pub struct Routers {
 impl Routers {
     #[must_use]
     pub fn new(first: Router) -> Routers {
-        // 0 stands for no router on a client's card.
+        // 0 stands for no router on a client's info.
         let first = Arc::new(first.numbered(1));
         Routers {
             generation: AtomicU64::new(1),
@@ -115,14 +115,14 @@ impl Routers {
             for info in behind.iter().filter(|info| info.waiting().is_some()) {
                 tracing::warn!(
                     client = info.id,
-                    "routes changed; a client that waits by the old ones is disconnected"
+                    "closing client: its wait was decided by routes no longer in force"
                 );
                 info.kill();
             }
             if begun.elapsed() >= DRAIN_WITHIN {
                 tracing::warn!(
                     clients = behind.len(),
-                    "routes changed; clients still served by the old ones are disconnected"
+                    "closing clients whose commands were decided by routes no longer in force"
                 );
                 behind.iter().for_each(|info| info.kill());
             }

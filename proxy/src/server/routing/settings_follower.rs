@@ -86,7 +86,7 @@ impl SettingsFollower {
         let asked_ms = self.server.now_ms();
         let Reply::Bulk(bytes) = self.server.tier2.query(OwnedQuery::Settings).await else { return };
         let Some(settings) = Settings::read_bytes(&bytes) else {
-            tracing::error!("the replicated settings cannot be read");
+            tracing::error!("cannot decode the replicated settings");
             return;
         };
         let has_upstream = self.server.upstream.is_some();
@@ -117,7 +117,7 @@ impl SettingsFollower {
             tracing::warn!(
                 route,
                 default_tier,
-                "route or default-tier of this node differ from the settings of the cluster, which count; change them with LOCK.CLUSTER SET"
+                "--route or --default-tier differ from the replicated settings, which take precedence; change them with LOCK.CLUSTER SET"
             );
         }
     }
@@ -153,7 +153,9 @@ impl SettingsFollower {
             }
         }
         if upstream_match == UpstreamMatch::Other {
-            tracing::warn!("what is behind this node is not what is behind the leader: tier 1 and keys that pass are refused here");
+            tracing::warn!(
+                "the upstream of this node differs from the leader's: refusing tier 1 and pass-through"
+            );
         }
         let has_upstream = self.server.upstream.is_some();
         self.server.routing.put(Router::of_settings(&self.settings, has_upstream, upstream_match));

@@ -1,6 +1,6 @@
 //! What a blocked client waits for, so that a change of routes ends its wait only if it decides the command otherwise.
 //!
-//! A connection that waits is decided by the router of then, for as long as an hour. Its card says what the command was and who
+//! A connection that waits is decided by the router of then, for as long as an hour. Its client info says what the command was and who
 //! serves it: whoever follows new routes asks them again, by the same rules.
 
 use super::keys;

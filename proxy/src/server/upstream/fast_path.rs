@@ -59,7 +59,7 @@ impl CommandContext {
             && self.routes.router.check_upstream().is_ok()
     }
 
-    /// Whether the router sends it to the Redis behind, on a connection that clients share.
+    /// Whether the router sends it to the upstream Redis, on a connection that clients share.
     fn passes(&self, frame: &Frame<'_>) -> bool {
         let Some(key_at) = keys::quick(frame.name) else { return false };
         let router = &self.routes.router;
@@ -71,7 +71,7 @@ impl CommandContext {
     }
 }
 
-/// The command at the front of `bytes`, if it is there to its end and written without any liberty.
+/// The command at the front of `bytes`, if it is there to its end and in canonical RESP encoding.
 fn whole_frame(bytes: &[u8]) -> Option<Frame<'_>> {
     let (words, mut at) = number_line(bytes, 0, b'*')?;
     if words == 0 || words > WORDS_MAX {

@@ -1,4 +1,4 @@
-//! A connection's traffic with the Redis behind the proxy: replies that pass through, commands too large to hold, and what is said
+//! A connection's traffic with the upstream Redis: replies that pass through, commands too large to hold, and what is said
 //! when that Redis is gone. Part of [`CommandContext`].
 
 use crate::resp::encode::Encoder;
@@ -26,7 +26,7 @@ pub(in crate::server) enum StreamedCommand {
 }
 
 impl CommandContext {
-    /// The client's own connection to the Redis behind; opened when first needed.
+    /// The client's own connection to the upstream Redis; opened when first needed.
     pub(in crate::server) fn own_connection(&mut self) -> Option<&mut OwnConnection> {
         if self.upstream.own.is_none() {
             let upstream = self.server.upstream.as_ref()?;
@@ -95,7 +95,7 @@ impl CommandContext {
                 upstream.library_is_gone();
             }
             self.replies.out.truncate(start);
-            let refusal = Refusal::new("UNAVAILABLE the Lua library of the Redis behind this proxy was flushed and is being loaded again; nothing was done; retry");
+            let refusal = Refusal::new("UNAVAILABLE the Lua library of the upstream Redis was flushed and is being loaded again; nothing was done; retry");
             let protocol = self.client.protocol;
             Reply::Error(refusal).render(&mut Encoder { out: &mut self.replies.out, protocol });
         } else if let Some(operation) = call.operation {
@@ -104,7 +104,7 @@ impl CommandContext {
         }
     }
 
-    /// The Redis behind is gone: answers what was in flight there, truthfully.
+    /// The upstream Redis is gone: answers what was in flight there, truthfully.
     fn lose_own_upstream(&mut self, down: ConnectionLost) -> Result<(), Disconnect> {
         self.upstream.own = None;
         if down.mid_reply || self.client.depends_on_upstream() {
@@ -129,7 +129,7 @@ impl CommandContext {
         Ok(())
     }
 
-    /// A command too large to hold: its first piece. Goes to the Redis behind, or is refused and dropped as it comes.
+    /// A command too large to hold: its first piece. Goes to the upstream Redis, or is refused and dropped as it comes.
     pub(in crate::server) fn begin_large(&mut self, parser: &mut RequestParser, head: &[u8]) -> usize {
         if let Some(excess) = parser.excess() {
             self.refuse_and_abort(excess.refusal());

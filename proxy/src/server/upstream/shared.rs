@@ -1,7 +1,7 @@
-//! Commands that go to the Redis behind on a connection shared with other clients ([`crate::tier1::shared_connection`]). Part of [`CommandContext`].
+//! Commands that go to the upstream Redis on a connection shared with other clients ([`crate::tier1::shared_connection`]). Part of [`CommandContext`].
 //!
 //! A client begins with a connection of its own ([`crate::server::upstream::own`]) and comes here once it has shown that its replies are small; one
-//! that ever gets a large reply stays with its own. Order is kept by the kinds in flight: what must go by the client's own connection waits until
+//! that ever gets a large reply stays with its own. Order is kept by [`InFlight`]: what must go by the client's own connection waits until
 //! everything here is answered, and the other way round.
 
 use crate::resp::encode::{self, Encoder};
@@ -53,7 +53,7 @@ struct SharedPlace {
     is_inside_reply: bool,
 }
 
-/// What a client may send by the shared connection: so many commands; more as long as the bytes are below this; none larger than that.
+/// What a client may still send over the shared connection: commands, bytes, largest frame.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::server) struct SendBudget {
     pub(in crate::server) commands: u32,
@@ -167,7 +167,7 @@ impl CommandContext {
             return Progress::Stalled;
         }
         let Some(place) = self.place() else {
-            return self.refuse(Refusal::new("ERR there is no Redis behind this proxy"));
+            return self.refuse(Refusal::new("ERR no upstream Redis is configured (--redis)"));
         };
         place.staged.extend_from_slice(frame);
         place.staged_commands += 1;
@@ -253,7 +253,7 @@ impl CommandContext {
         if arrivals.cut {
             tracing::info!(
                 client = self.client.info.id,
-                "a client's replies cannot go on; it is disconnected"
+                "closing client: upstream failed mid-reply or client too slow"
             );
             return Err(Disconnect);
         }
@@ -308,7 +308,7 @@ impl CommandContext {
                     at += *len as usize;
                 }
                 CommandResult::Lost { had_left } => {
-                    let reason = arrivals.reason.as_deref().unwrap_or("the Redis behind this proxy is gone");
+                    let reason = arrivals.reason.as_deref().unwrap_or("the upstream Redis is gone");
                     let protocol = self.client.protocol;
                     let refusal = own_connection::refusal(reason, *had_left);
                     Reply::Error(refusal).render(&mut Encoder { out: &mut self.replies.out, protocol });
