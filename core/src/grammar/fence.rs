@@ -10,44 +10,44 @@ pub const GET: &str = "FENCE.GET";
 pub const CALL: &str = "FENCE.CALL";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Check<'a> {
+pub struct FenceCheck<'a> {
     pub resource: &'a [u8],
     pub fence: Fence,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Get<'a> {
+pub struct FenceGet<'a> {
     pub resource: &'a [u8],
 }
 
 /// The guarded command itself is `argv[FenceCall::COMMAND_AT..]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Call<'a> {
+pub struct FenceCall<'a> {
     pub resource: &'a [u8],
     pub fence: Fence,
 }
 
-impl Call<'_> {
+impl FenceCall<'_> {
     pub const COMMAND_AT: usize = 3;
 }
 
-pub(super) fn parse_check<A: AsRef<[u8]>>(argv: &[A]) -> Result<Check<'_>, Refusal> {
+pub(super) fn parse_check<A: AsRef<[u8]>>(argv: &[A]) -> Result<FenceCheck<'_>, Refusal> {
     let [_, resource, fence] = argv else {
         return Err(errors::wrong_arity(CHECK));
     };
-    Ok(Check { resource: words::resource(resource.as_ref())?, fence: words::fence(fence.as_ref())? })
+    Ok(FenceCheck { resource: words::resource(resource.as_ref())?, fence: words::fence(fence.as_ref())? })
 }
 
-pub(super) fn parse_get<A: AsRef<[u8]>>(argv: &[A]) -> Result<Get<'_>, Refusal> {
+pub(super) fn parse_get<A: AsRef<[u8]>>(argv: &[A]) -> Result<FenceGet<'_>, Refusal> {
     let [_, resource] = argv else {
         return Err(errors::wrong_arity(GET));
     };
-    Ok(Get { resource: words::resource(resource.as_ref())? })
+    Ok(FenceGet { resource: words::resource(resource.as_ref())? })
 }
 
-pub(super) fn parse_call<A: AsRef<[u8]>>(argv: &[A]) -> Result<Call<'_>, Refusal> {
+pub(super) fn parse_call<A: AsRef<[u8]>>(argv: &[A]) -> Result<FenceCall<'_>, Refusal> {
     let [_, resource, fence, _command, ..] = argv else {
         return Err(errors::wrong_arity(CALL));
     };
-    Ok(Call { resource: words::resource(resource.as_ref())?, fence: words::fence(fence.as_ref())? })
+    Ok(FenceCall { resource: words::resource(resource.as_ref())?, fence: words::fence(fence.as_ref())? })
 }

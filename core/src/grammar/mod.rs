@@ -36,9 +36,9 @@ pub enum Request<'a> {
     Session(session::Session<'a>),
     ForceRelease(forcerelease::ForceRelease<'a>),
     Cluster(cluster::Cluster<'a>),
-    FenceCheck(fence::Check<'a>),
-    FenceGet(fence::Get<'a>),
-    FenceCall(fence::Call<'a>),
+    FenceCheck(fence::FenceCheck<'a>),
+    FenceGet(fence::FenceGet<'a>),
+    FenceCall(fence::FenceCall<'a>),
 }
 
 /// Whether a command's name is one of ours, well formed or not.

@@ -189,7 +189,7 @@ struct Form {
     down: Option<bool>,
 }
 
-struct Asked<'a> {
+struct RangeQuery<'a> {
     range: Range<'a>,
     down: bool,
     with_scores: bool,
@@ -198,7 +198,7 @@ struct Asked<'a> {
 }
 
 /// `min max [BYSCORE|BYLEX] [REV] [LIMIT skip take] [WITHSCORES]`, as far as the form allows.
-fn parse<'a>(words: &[&'a [u8]], form: Form, may_show_scores: bool) -> Result<Asked<'a>, Refusal> {
+fn parse<'a>(words: &[&'a [u8]], form: Form, may_show_scores: bool) -> Result<RangeQuery<'a>, Refusal> {
     let (mut by, mut down, mut with_scores, mut limit) = (form.by, form.down, false, None);
     let mut rest = words[2..].iter();
     while let Some(word) = rest.next() {
@@ -230,10 +230,10 @@ fn parse<'a>(words: &[&'a [u8]], form: Form, may_show_scores: bool) -> Result<As
     }
     // From the highest down, the higher bound comes first; ranks count from the top then.
     let (min, max) = if down && by != By::Rank { (words[1], words[0]) } else { (words[0], words[1]) };
-    Ok(Asked { range: Range::parse(by, min, max)?, down, with_scores, skip, take })
+    Ok(RangeQuery { range: Range::parse(by, min, max)?, down, with_scores, skip, take })
 }
 
-impl Asked<'_> {
+impl RangeQuery<'_> {
     fn select(&self, cx: &Context<'_>, members: &Sorted) -> Result<Vec<(f64, Bytes)>, Refusal> {
         let Ok(skip) = usize::try_from(self.skip) else { return Ok(Vec::new()) };
         let take = usize::try_from(self.take).unwrap_or(usize::MAX);

@@ -1,7 +1,7 @@
 //! Applying entries: the clock moves, what is due ends, and each command is executed once and answered.
 
-use super::keys::redis::{self, Caller};
-use super::locks::acquire::Terms;
+use super::keys::redis::{self, CallContext};
+use super::locks::acquire::AcquireParams;
 use super::log::command::Command;
 use super::requests::dedup::Seen;
 use super::{work, LockSlot, Machine, WaiterSlot};
@@ -9,7 +9,7 @@ use crate::event::{Event, EventKind};
 use crate::grammar::errors;
 use crate::keyspace::Value;
 use crate::limits::{ENTRY_REPLIES_BYTES_MAX, LOGGED_REPLY_BYTES_MAX};
-use crate::machine::keys::key_accesses::Noted;
+use crate::machine::keys::key_accesses::KeyAccess;
 use crate::mutant;
 use crate::reply::Reply;
 use crate::types::{Origin, RequestId, Stamp, OWNER_BYTES_MAX};
@@ -25,7 +25,7 @@ pub struct Applied {
     /// `PUBLISH`: channel and message, in order. Only filled while somebody listens.
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order. Only filled while somebody tracks keys.
-    pub noted: Vec<Noted>,
+    pub key_accesses: Vec<KeyAccess>,
     /// Large values that are no more. To drop them takes a while, so the owner may do it elsewhere.
     pub garbage: Vec<Value>,
 }
@@ -35,7 +35,7 @@ impl Applied {
         self.replies.clear();
         self.events.clear();
         self.published.clear();
-        self.noted.clear();
+        self.key_accesses.clear();
         self.garbage.clear();
     }
 }
@@ -128,12 +128,12 @@ impl Machine {
         self.reply_room.command = LOGGED_REPLY_BYTES_MAX;
         let reply = match command {
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
-                let terms = Terms { id, ttl_ms, wait_ms, owner, session };
-                self.acquire(db, resource, &terms, out)
+                let params = AcquireParams { id, ttl_ms, wait_ms, owner, session };
+                self.acquire(db, resource, &params, out)
             }
             Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session } => {
-                let terms = Terms { id, ttl_ms, wait_ms, owner, session };
-                self.acquire_many(db, &resources, &terms, out)
+                let params = AcquireParams { id, ttl_ms, wait_ms, owner, session };
+                self.acquire_many(db, &resources, &params, out)
             }
             Command::Release { db, resource, fence } => Some(self.release(db, resource, fence, out)),
             Command::MRelease { db, pairs } => Some(self.release_many(db, &pairs, out)),
@@ -153,13 +153,13 @@ impl Machine {
             Command::Settings(command) => Some(self.change_settings(command)),
             Command::FenceCheck { db, resource, fence } => Some(self.fence_check(db, resource, fence)),
             Command::FenceCall { db, resp, resource, fence, argv } => {
-                Some(self.fence_call(Caller { db, resp, member: None }, resource, fence, &argv, out))
+                Some(self.fence_call(CallContext { db, resp, member: None }, resource, fence, &argv, out))
             }
             Command::Redis { db, resp, member, argv } => {
-                self.redis(id, Caller { db, resp, member }, &argv, out)
+                self.redis(id, CallContext { db, resp, member }, &argv, out)
             }
             Command::Transaction { db, resp, member, watched, commands } => {
-                Some(self.transaction(Caller { db, resp, member }, &watched, &commands, out))
+                Some(self.transaction(CallContext { db, resp, member }, &watched, &commands, out))
             }
             Command::Conditional(conditional) => Some(self.conditional(&conditional, out)),
             Command::Effects(effects) => Some(self.effects(effects, out)),

@@ -52,7 +52,7 @@ use apply::{EventOwner, RepliesLeft};
 #[cfg(feature = "scripts")]
 pub(crate) use keys::adapter::Clash;
 use keys::blocked::Blocked;
-pub use keys::key_accesses::Noted;
+pub use keys::key_accesses::KeyAccess;
 pub use keys::keys_walk::KeysWalk;
 pub use keys::lock_commands::check_in_transaction;
 use keys::members::Grants;

@@ -11,7 +11,7 @@
 //! Sweeping happens when an entry's commands are through, not before them: what a script saw is what its entry is applied to.
 
 use crate::event::EventKind;
-use crate::machine::locks::lock::{Ended, Lock};
+use crate::machine::locks::lock::{EndCause, Lock};
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::log::command::Db;
 use crate::machine::{Applied, LockSlot, Machine, Slot, WaiterSlot};
@@ -206,9 +206,9 @@ impl Machine {
             let Some(slot) = self.next_flushed(&mut looks) else { break };
             ends -= 1;
             // Trackers were told of the flush itself.
-            let noted = out.noted.len();
-            self.end_grant(slot, Ended::Expired, EventKind::Released, out);
-            out.noted.truncate(noted);
+            let noted = out.key_accesses.len();
+            self.end_grant(slot, EndCause::Expired, EventKind::Released, out);
+            out.key_accesses.truncate(noted);
             self.serve_all(out);
         }
         self.sweep_waiters(out);

@@ -9,7 +9,7 @@ use redfence_core::reply::{Refusal, Reply};
 
 pub(crate) fn check(
     call: &CommandContext<'_>,
-    request: &fence::Check<'_>,
+    request: &fence::FenceCheck<'_>,
 ) -> Result<CommandOutcome, Refusal> {
     marks::admit(call.ctx, request.resource, request.fence, call.now)?;
     match marks::raise(call.ctx, request.resource, request.fence, call.now)? {
@@ -21,14 +21,20 @@ pub(crate) fn check(
     }
 }
 
-pub(crate) fn get(call: &CommandContext<'_>, request: &fence::Get<'_>) -> Result<CommandOutcome, Refusal> {
+pub(crate) fn get(
+    call: &CommandContext<'_>,
+    request: &fence::FenceGet<'_>,
+) -> Result<CommandOutcome, Refusal> {
     Ok(Reply::Int(marks::get(call.ctx, request.resource)?.0 as i64).into())
 }
 
 /// The command runs, then the mark rises; both in one step, and both in one transaction on replicas. A command that cannot run
 /// (unknown, wrong number of words, refused by the server) raises nothing.
-pub(crate) fn call(call: &CommandContext<'_>, request: &fence::Call<'_>) -> Result<CommandOutcome, Refusal> {
-    let command = &call.argv[fence::Call::COMMAND_AT..];
+pub(crate) fn call(
+    call: &CommandContext<'_>,
+    request: &fence::FenceCall<'_>,
+) -> Result<CommandOutcome, Refusal> {
+    let command = &call.argv[fence::FenceCall::COMMAND_AT..];
     let name = command[0].as_ref();
     if name.eq_ignore_ascii_case(fence::CALL.as_bytes()) {
         return Err(Refusal::new("ERR FENCE.CALL cannot run FENCE.CALL"));

@@ -5,7 +5,7 @@
 //! words apart.
 
 use super::{api, Arg, Ctx};
-use redfence_core::grammar::fence::{Call, CALL};
+use redfence_core::grammar::fence::{FenceCall, CALL};
 use redfence_core::grammar::table::{self, Keys, Row, Verb};
 use redfence_core::grammar::words::decimal;
 use redis_module::raw;
@@ -49,7 +49,7 @@ impl Ctx {
 
     /// The keys of the command inside `FENCE.CALL`; none where Redis does not know it.
     fn answer_inner_positions(&self, argv: &[Arg]) {
-        let inner = argv.get(Call::COMMAND_AT..).unwrap_or(&[]);
+        let inner = argv.get(FenceCall::COMMAND_AT..).unwrap_or(&[]);
         // Its own kind is refused when it runs; following it here would let a client choose how deep we go.
         if inner.first().is_none_or(|name| name.as_ref().eq_ignore_ascii_case(CALL.as_bytes())) {
             return;
@@ -70,7 +70,7 @@ impl Ctx {
             }
             for at in 0..len as usize {
                 let flags = if flags.is_null() { OURS as c_int } else { *flags.add(at) };
-                self.key_at(*positions.add(at) as usize + Call::COMMAND_AT, flags);
+                self.key_at(*positions.add(at) as usize + FenceCall::COMMAND_AT, flags);
             }
             api!(RedisModule_Free(positions.cast()));
             if !flags.is_null() {

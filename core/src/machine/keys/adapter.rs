@@ -20,12 +20,12 @@ use crate::event::EventKind;
 use crate::keyspace::table::Row;
 use crate::keyspace::{errors, Clock, Deadline, Keys, Value, View};
 use crate::machine::keys::undo::Undo;
-use crate::machine::locks::lock::{Ended, Lock};
+use crate::machine::locks::lock::{EndCause, Lock};
 use crate::machine::log::command::Db;
 use crate::machine::store::deadlines::NEVER;
 use crate::machine::sweep::ENDS_PER_ENTRY_MAX;
 use crate::machine::work::Work;
-use crate::machine::{Applied, EventOwner, LockSlot, Machine, Noted, SessionSlot};
+use crate::machine::{Applied, EventOwner, KeyAccess, LockSlot, Machine, SessionSlot};
 use crate::reply::{Refusal, Reply};
 use crate::types::Member;
 
@@ -247,7 +247,7 @@ impl<'m> MachineKeys<'m> {
 
     fn end(&mut self, slot: LockSlot) {
         self.save(slot);
-        self.machine.end_grant(slot, Ended::Released, EventKind::Released, self.out);
+        self.machine.end_grant(slot, EndCause::Released, EventKind::Released, self.out);
     }
 
     /// Ends a key, or a member's share of it. A member that has none changes nothing.
@@ -377,7 +377,7 @@ impl Keys for MachineKeys<'_> {
             }
             self.check_replace(slot)?;
             // Its holder did not release it.
-            self.machine.end_grant(slot, Ended::Expired, EventKind::Released, self.out);
+            self.machine.end_grant(slot, EndCause::Expired, EventKind::Released, self.out);
         }
         self.bring_to_life(slot, value, at_ms);
         Ok(())
@@ -433,7 +433,7 @@ impl Keys for MachineKeys<'_> {
 
     /// Whatever is held counts as ended from here on. As much as one entry may is ended at once, the rest is swept later.
     fn flush(&mut self, db: Option<Db>) {
-        let noted = self.out.noted.len();
+        let noted = self.out.key_accesses.len();
         match self.member {
             Some(member) => self.flush_member(member, db),
             None => {
@@ -443,14 +443,14 @@ impl Keys for MachineKeys<'_> {
                     let Some(slot) = self.machine.next_flushed(&mut looks) else { break };
                     ends -= 1;
                     self.save(slot);
-                    self.machine.end_grant(slot, Ended::Expired, EventKind::Released, self.out);
+                    self.machine.end_grant(slot, EndCause::Expired, EventKind::Released, self.out);
                 }
             }
         }
         if self.machine.wanted.keys {
             // One word for all of them.
-            self.out.noted.truncate(noted);
-            self.out.noted.push(Noted::Flushed);
+            self.out.key_accesses.truncate(noted);
+            self.out.key_accesses.push(KeyAccess::Flushed);
         }
     }
 

@@ -6,7 +6,7 @@
 
 use crate::grammar::errors;
 use crate::keyspace::WouldBlock;
-use crate::machine::keys::redis::{Caller, Ran};
+use crate::machine::keys::redis::{CallContext, RunOutcome};
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::log::command::Db;
 use crate::machine::log::fields::{put_argv, put_protocol, read_argv, read_protocol};
@@ -27,7 +27,7 @@ pub(crate) type Waitings = imbl::OrdMap<u64, Arc<Waiting>>;
 #[derive(Debug)]
 pub(crate) struct Waiting {
     id: RequestId,
-    caller: Caller,
+    caller: CallContext,
     pub(crate) argv: Vec<Bytes>,
     pub(crate) keys: Vec<Bytes>,
     /// `u64::MAX`: for ever.
@@ -199,7 +199,7 @@ impl Waiting {
         framed(kind::BLOCKED, out, |out| {
             put_varint(out, number);
             put_request_id(out, self.id);
-            let Caller { db, resp, member } = self.caller;
+            let CallContext { db, resp, member } = self.caller;
             put_varint(out, u64::from(db));
             put_protocol(out, resp, member);
             put_varint(out, self.deadline_ms.wrapping_add(1));
@@ -212,7 +212,7 @@ impl Waiting {
         let number = reader.varint()?;
         let id = read_request_id(reader)?;
         let (db, (resp, member)) = (reader.varint_u32()?, read_protocol(reader)?);
-        let caller = Caller { db, resp, member };
+        let caller = CallContext { db, resp, member };
         let deadline_ms = reader.varint()?.wrapping_sub(1);
         let own = |words: crate::machine::log::command::Words<'_>| -> Vec<Bytes> {
             words.iter().map(|word| Bytes::copy_from_slice(word)).collect()
@@ -226,7 +226,7 @@ impl Machine {
     pub(crate) fn block(
         &mut self,
         id: RequestId,
-        caller: Caller,
+        caller: CallContext,
         argv: &[&[u8]],
         block: WouldBlock,
     ) -> Result<(), Refusal> {
@@ -274,7 +274,7 @@ impl Machine {
         }
         let argv: Vec<&[u8]> = waiting.argv.iter().map(|word| &word[..]).collect();
         self.work.begin_command(WORK_PER_COMMAND_MAX);
-        let Ran { reply, would_block, .. } = self.run_redis(waiting.caller, &argv, out);
+        let RunOutcome { reply, would_block, .. } = self.run_redis(waiting.caller, &argv, out);
         if would_block.is_none() {
             self.blocked.remove(number);
             self.answer(Some(waiting.id), reply, out);

@@ -11,7 +11,7 @@ use crate::types::RequestId;
 use ::bytes::Bytes;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Noted {
+pub enum KeyAccess {
     Read {
         by: RequestId,
         key: Bytes,
@@ -29,13 +29,14 @@ impl Machine {
     pub(crate) fn note_read(&self, row: &Row, argv: &[&[u8]], out: &mut Applied) {
         let Some(by) = self.acting.filter(|_| self.wanted.keys && row.is(R)) else { return };
         let keys = row.keys_of(argv);
-        out.noted.extend(keys.iter().map(|key| Noted::Read { by, key: Bytes::copy_from_slice(key) }));
+        out.key_accesses
+            .extend(keys.iter().map(|key| KeyAccess::Read { by, key: Bytes::copy_from_slice(key) }));
     }
 
     /// The same for a script that ran elsewhere.
     pub(crate) fn note_name_read(&self, key: &[u8], out: &mut Applied) {
         if let Some(by) = self.acting.filter(|_| self.wanted.keys) {
-            out.noted.push(Noted::Read { by, key: Bytes::copy_from_slice(key) });
+            out.key_accesses.push(KeyAccess::Read { by, key: Bytes::copy_from_slice(key) });
         }
     }
 
@@ -49,7 +50,7 @@ impl Machine {
             | EventKind::Expired
             | EventKind::SessionEnded => {
                 let key = Bytes::copy_from_slice(self.locks[slot].name());
-                out.noted.push(Noted::Changed { by: self.acting, key });
+                out.key_accesses.push(KeyAccess::Changed { by: self.acting, key });
             }
         }
     }

@@ -3,7 +3,7 @@
 
 use crate::grammar::{self, Request};
 use crate::keyspace::Resp;
-use crate::machine::locks::acquire::Terms;
+use crate::machine::locks::acquire::AcquireParams;
 use crate::machine::locks::multi::Several;
 use crate::machine::log::command::{Command, Db};
 use crate::machine::log::request::{self, Context, Work};
@@ -74,12 +74,12 @@ impl Machine {
         Ok(match work {
             Work::Look(query) => self.query(query),
             Work::Change(Command::Acquire { db, resource, ttl_ms, owner, session, .. }) => {
-                let terms = Terms { id: None, ttl_ms, wait_ms: 0, owner, session };
-                self.acquire(db, resource, &terms, out).expect("it does not wait")
+                let params = AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, session };
+                self.acquire(db, resource, &params, out).expect("it does not wait")
             }
             Work::Change(Command::MAcquire { db, resources, ttl_ms, owner, session, .. }) => {
-                let terms = Terms { id: None, ttl_ms, wait_ms: 0, owner, session };
-                self.acquire_many(db, &resources, &terms, out).expect("it does not wait")
+                let params = AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, session };
+                self.acquire_many(db, &resources, &params, out).expect("it does not wait")
             }
             Work::Change(Command::Release { db, resource, fence }) => self.release(db, resource, fence, out),
             Work::Change(Command::Renew { db, resource, fence, ttl_ms }) => {

@@ -17,7 +17,7 @@
 
 use crate::event::EventKind;
 use crate::keyspace::errors;
-use crate::machine::locks::lock::Ended;
+use crate::machine::locks::lock::EndCause;
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::snapshot::invariants::Violation;
 use crate::machine::store::deadlines::Timer;
@@ -171,7 +171,7 @@ impl Machine {
         let mut grants = self.grants.get(&slot).cloned().unwrap_or_default();
         grants.keep_live(now_ms);
         let (owner, at_ms) = (self.locks[slot].owner().to_vec(), self.locks[slot].deadline_ms());
-        self.end_grant(slot, Ended::Released, EventKind::Released, out);
+        self.end_grant(slot, EndCause::Released, EventKind::Released, out);
         self.grant_until(slot, &owner, at_ms, SessionSlot::NONE, out);
         self.set_grants(slot, Some(grants));
     }

@@ -16,14 +16,14 @@ use crate::types::{Member, RequestId};
 
 /// Whose command it is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Caller {
+pub(crate) struct CallContext {
     pub(crate) db: Db,
     pub(crate) resp: Resp,
     pub(crate) member: Option<Member>,
 }
 
 /// What a run of one command came to.
-pub(crate) struct Ran {
+pub(crate) struct RunOutcome {
     pub(crate) reply: Reply,
     pub(crate) would_block: Option<WouldBlock>,
     /// The client's database afterwards.
@@ -126,12 +126,12 @@ impl Machine {
     pub(crate) fn redis(
         &mut self,
         id: Option<RequestId>,
-        caller: Caller,
+        caller: CallContext,
         argv: &[&[u8]],
         out: &mut Applied,
     ) -> Option<Reply> {
         self.refresh(caller.db, argv, out);
-        let Ran { reply, would_block, .. } = self.run_redis(caller, argv, out);
+        let RunOutcome { reply, would_block, .. } = self.run_redis(caller, argv, out);
         match (would_block, id) {
             (Some(block), Some(id)) => match self.block(id, caller, argv, block) {
                 Ok(()) => None,
@@ -143,7 +143,7 @@ impl Machine {
     }
 
     /// One command or script. A member's runs once more where it met a key that was hidden from it.
-    pub(crate) fn run_redis(&mut self, caller: Caller, argv: &[&[u8]], out: &mut Applied) -> Ran {
+    pub(crate) fn run_redis(&mut self, caller: CallContext, argv: &[&[u8]], out: &mut Applied) -> RunOutcome {
         let ran = self.try_redis(caller, caller.member.is_some(), argv, out);
         match ran.clash {
             Clash::Hidden => self.try_redis(caller, false, argv, out),
@@ -151,11 +151,17 @@ impl Machine {
         }
     }
 
-    fn try_redis(&mut self, caller: Caller, hiding: bool, argv: &[&[u8]], out: &mut Applied) -> Ran {
+    fn try_redis(
+        &mut self,
+        caller: CallContext,
+        hiding: bool,
+        argv: &[&[u8]],
+        out: &mut Applied,
+    ) -> RunOutcome {
         if let [name, words @ ..] = argv {
             if is(name, "SCRIPT") {
                 let reply = script::manage::command(&mut self.scripts, words);
-                return Ran { reply, would_block: None, db: caller.db, clash: Clash::None };
+                return RunOutcome { reply, would_block: None, db: caller.db, clash: Clash::None };
             }
         }
         let replies = self.reply_room();
@@ -172,7 +178,7 @@ impl Machine {
         }
         let clash = keys.clash();
         self.take_reply_room(&reply);
-        Ran { reply, would_block, db, clash }
+        RunOutcome { reply, would_block, db, clash }
     }
 
     /// Room for the reply of the next command: what its transaction and its entry leave of it.
@@ -211,7 +217,7 @@ impl Machine {
     /// All commands in one step, or none where a watched key is not as it was.
     pub(crate) fn transaction(
         &mut self,
-        mut caller: Caller,
+        mut caller: CallContext,
         watched: &[Watched<'_>],
         commands: &[Words<'_>],
         out: &mut Applied,

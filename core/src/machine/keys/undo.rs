@@ -3,7 +3,7 @@
 use crate::keyspace::Value;
 use crate::machine::keys::adapter::MachineKeys;
 use crate::machine::keys::members::Grants;
-use crate::machine::locks::lock::{Before, Phase};
+use crate::machine::locks::lock::{Phase, SavedLock};
 use crate::machine::stats::Counters;
 use crate::machine::store::deadlines::Timer;
 use crate::machine::sweep::Sweep;
@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 
 /// How it was at the beginning. Locks are noted before they change for the first time.
 pub(crate) struct Undo {
-    locks: BTreeMap<LockSlot, Key>,
+    locks: BTreeMap<LockSlot, SavedKey>,
     events: usize,
     published: usize,
-    noted: usize,
+    key_accesses: usize,
     event_seq: u64,
     counters: Counters,
     sweep: Sweep,
@@ -24,8 +24,8 @@ pub(crate) struct Undo {
 }
 
 /// One key as it was.
-struct Key {
-    lock: Before,
+struct SavedKey {
+    lock: SavedLock,
     value: Option<Value>,
     version: Option<u64>,
     grants: Option<Grants>,
@@ -37,7 +37,7 @@ impl Undo {
             locks: BTreeMap::new(),
             events: out.events.len(),
             published: out.published.len(),
-            noted: out.noted.len(),
+            key_accesses: out.key_accesses.len(),
             event_seq: machine.event_seq,
             counters: machine.counters,
             sweep: machine.sweep.clone(),
@@ -52,7 +52,7 @@ impl MachineKeys<'_> {
     pub(crate) fn save(&mut self, slot: LockSlot) {
         let Some(undo) = &mut self.undo else { return };
         let machine = &*self.machine;
-        undo.locks.entry(slot).or_insert_with(|| Key {
+        undo.locks.entry(slot).or_insert_with(|| SavedKey {
             lock: machine.locks[slot].before(),
             value: machine.values.get(&slot).cloned(),
             version: machine.versions.get(&slot).copied(),
@@ -70,7 +70,7 @@ impl MachineKeys<'_> {
         }
         self.out.events.truncate(undo.events);
         self.out.published.truncate(undo.published);
-        self.out.noted.truncate(undo.noted);
+        self.out.key_accesses.truncate(undo.key_accesses);
         self.machine.event_seq = undo.event_seq;
         self.machine.counters = undo.counters;
         self.machine.sweep = undo.sweep;
@@ -79,7 +79,7 @@ impl MachineKeys<'_> {
 }
 
 impl Machine {
-    fn put_back(&mut self, slot: LockSlot, key: Key) {
+    fn put_back(&mut self, slot: LockSlot, key: SavedKey) {
         let lock = &self.locks[slot];
         if lock.idle_since_ms().is_some() {
             // Looked at and left alone.

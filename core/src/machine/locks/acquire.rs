@@ -3,7 +3,7 @@
 use crate::event::EventKind;
 use crate::grammar::errors;
 use crate::machine::log::command::Db;
-use crate::machine::queue::waiter::Form;
+use crate::machine::queue::waiter::ReplyForm;
 use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
 use crate::mutant;
@@ -13,7 +13,7 @@ use crate::types::{
 };
 
 /// What was asked, but for the resource.
-pub(crate) struct Terms<'a> {
+pub(crate) struct AcquireParams<'a> {
     pub(crate) id: Option<RequestId>,
     pub(crate) ttl_ms: u64,
     pub(crate) wait_ms: u64,
@@ -21,7 +21,7 @@ pub(crate) struct Terms<'a> {
     pub(crate) session: Option<SessionId>,
 }
 
-impl Terms<'_> {
+impl AcquireParams<'_> {
     /// The grammar has checked a client's words; an entry may hold anything.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         if self.owner.is_empty() || self.owner.len() > OWNER_BYTES_MAX {
@@ -53,55 +53,55 @@ impl Machine {
         &mut self,
         db: Db,
         name: &[u8],
-        terms: &Terms<'_>,
+        params: &AcquireParams<'_>,
         out: &mut Applied,
     ) -> Option<Reply> {
-        self.try_acquire(db, name, terms, out).unwrap_or_else(|refusal| Some(refusal.into()))
+        self.try_acquire(db, name, params, out).unwrap_or_else(|refusal| Some(refusal.into()))
     }
 
     fn try_acquire(
         &mut self,
         db: Db,
         name: &[u8],
-        terms: &Terms<'_>,
+        params: &AcquireParams<'_>,
         out: &mut Applied,
     ) -> Result<Option<Reply>, Refusal> {
         check_name(name)?;
-        terms.check()?;
-        let session = self.session_of(terms, out)?;
+        params.check()?;
+        let session = self.session_of(params, out)?;
         let Some(slot) = self.find_fresh(db, name, out) else {
             self.check_session_room(session, 1)?;
-            self.room_for_grant(None, name, terms.owner)?;
+            self.room_for_grant(None, name, params.owner)?;
             let slot = self.record_for(db, name)?;
-            let fence = self.grant(slot, terms.owner, terms.ttl_ms, session, out);
-            return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
+            let fence = self.grant(slot, params.owner, params.ttl_ms, session, out);
+            return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
         };
         let lock = &self.locks[slot];
-        if lock.is_held() && lock.owner() == terms.owner && !mutant!(OwnerIgnored) {
+        if lock.is_held() && lock.owner() == params.owner && !mutant!(OwnerIgnored) {
             self.check_retry_session(lock.session(), session)?;
-            let ttl_ms = self.stretch(slot, terms.ttl_ms);
+            let ttl_ms = self.stretch(slot, params.ttl_ms);
             return Ok(Some(Reply::Granted { fence: self.locks[slot].fence, ttl_ms }));
         }
         if !lock.is_held() && lock.queue.len == 0 {
             self.check_session_room(session, 1)?;
-            self.room_for_grant(Some(slot), name, terms.owner)?;
-            let fence = self.grant(slot, terms.owner, terms.ttl_ms, session, out);
-            return Ok(Some(Reply::Granted { fence, ttl_ms: terms.ttl_ms }));
+            self.room_for_grant(Some(slot), name, params.owner)?;
+            let fence = self.grant(slot, params.owner, params.ttl_ms, session, out);
+            return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
         }
-        if terms.wait_ms == 0 {
+        if params.wait_ms == 0 {
             return Ok(Some(Reply::Nil));
         }
-        self.wait_for(&[slot], Form::One, terms, session, out)?;
+        self.wait_for(&[slot], ReplyForm::One, params, session, out)?;
         Ok(None)
     }
 
     /// The slot of the session that was named; `NONE` where none was.
     pub(crate) fn session_of(
         &mut self,
-        terms: &Terms<'_>,
+        params: &AcquireParams<'_>,
         out: &mut Applied,
     ) -> Result<SessionSlot, Refusal> {
-        match terms.session {
+        match params.session {
             None => Ok(SessionSlot::NONE),
             Some(id) => self.live_session(id, out).ok_or_else(errors::no_session),
         }

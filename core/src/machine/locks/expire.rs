@@ -4,7 +4,7 @@
 //! whatever touches it ([`Machine::end_if_due`]), so nothing past its deadline is ever granted, renewed or shown as held.
 
 use crate::event::EventKind;
-use crate::machine::locks::lock::Ended;
+use crate::machine::locks::lock::EndCause;
 use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::{Applied, LockSlot, Machine};
 use crate::reply::Reply;
@@ -30,8 +30,8 @@ impl Machine {
 
     fn end_one(&mut self, timer: Timer, ends: &mut usize, out: &mut Applied) {
         match timer {
-            Timer::Lock(slot) => self.end_grant(slot, Ended::Expired, EventKind::Expired, out),
-            Timer::Session(slot) => self.end_session_part(slot, Ended::Expired, ends, out),
+            Timer::Lock(slot) => self.end_grant(slot, EndCause::Expired, EventKind::Expired, out),
+            Timer::Session(slot) => self.end_session_part(slot, EndCause::Expired, ends, out),
             Timer::Waiter(slot) => {
                 let instant_ms = self.instant_ms;
                 self.give_up_overdue(slot, |deadline_ms| deadline_ms <= instant_ms, out);
@@ -48,11 +48,11 @@ impl Machine {
         let now_ms = self.clock.logical_ms;
         let session_ends_ms = self.sessions.get(lock.session()).map_or(NEVER, |session| session.deadline_ms);
         let (ended_ms, how, event) = if self.is_flushed(lock) {
-            (now_ms, Ended::Expired, EventKind::Released)
+            (now_ms, EndCause::Expired, EventKind::Released)
         } else if lock.deadline_ms() <= now_ms {
-            (lock.deadline_ms(), Ended::Expired, EventKind::Expired)
+            (lock.deadline_ms(), EndCause::Expired, EventKind::Expired)
         } else if session_ends_ms <= now_ms {
-            (session_ends_ms, Ended::Expired, EventKind::SessionEnded)
+            (session_ends_ms, EndCause::Expired, EventKind::SessionEnded)
         } else {
             return None;
         };

@@ -29,7 +29,7 @@ pub(crate) enum Phase {
 
 /// How the last grant ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum EndCause {
     /// There was none, or its record was forgotten.
     Unknown,
     Released,
@@ -54,7 +54,7 @@ pub(crate) struct Lock {
     /// Queue entries, first in line first.
     pub(crate) queue: List<QueueEntry>,
     name_len: u32,
-    ended: Ended,
+    ended: EndCause,
 }
 
 const _: () = assert!(size_of::<Lock>() == 80 && size_of::<Option<Lock>>() == 80);
@@ -71,7 +71,7 @@ impl Lock {
             queue: List::EMPTY,
             name_len: name.len() as u32,
             phase: Phase::Awaited,
-            ended: Ended::Unknown,
+            ended: EndCause::Unknown,
         }
     }
 
@@ -171,7 +171,7 @@ impl Lock {
     }
 
     /// Takes the holder away and remembers how.
-    pub(crate) fn end(&mut self, how: Ended) {
+    pub(crate) fn end(&mut self, how: EndCause) {
         self.ended_fence = self.fence;
         self.ended = how;
         self.phase = Phase::Awaited;
@@ -182,8 +182,8 @@ impl Lock {
     }
 
     /// The holder and the memory of the last one, to be put back by [`Lock::put_back`].
-    pub(crate) fn before(&self) -> Before {
-        Before {
+    pub(crate) fn before(&self) -> SavedLock {
+        SavedLock {
             text: self.text.clone(),
             fence: self.fence,
             ended_fence: self.ended_fence,
@@ -193,7 +193,7 @@ impl Lock {
     }
 
     /// As if nothing had happened since. Lists and deadlines are the caller's business.
-    pub(crate) fn put_back(&mut self, before: Before) {
+    pub(crate) fn put_back(&mut self, before: SavedLock) {
         self.text = before.text;
         self.fence = before.fence;
         self.ended_fence = before.ended_fence;
@@ -207,23 +207,23 @@ impl Lock {
             return Reason::NotOwner;
         }
         match self.ended {
-            Ended::Unknown => Reason::NotOwner,
-            Ended::Released => Reason::AlreadyReleased,
-            Ended::Expired => Reason::Expired,
+            EndCause::Unknown => Reason::NotOwner,
+            EndCause::Released => Reason::AlreadyReleased,
+            EndCause::Expired => Reason::Expired,
         }
     }
 }
 
 /// What a script that runs over may have changed of a lock.
-pub(crate) struct Before {
+pub(crate) struct SavedLock {
     text: Box<[u8]>,
     fence: Fence,
     ended_fence: Fence,
     pub(crate) phase: Phase,
-    ended: Ended,
+    ended: EndCause,
 }
 
-impl Before {
+impl SavedLock {
     pub(crate) fn session(&self) -> SessionSlot {
         match self.phase {
             Phase::Held { session, .. } => session,
@@ -252,9 +252,9 @@ impl Image for Lock {
             Phase::Idle { since_ms } => (2, since_ms),
         };
         let ended = match self.ended {
-            Ended::Unknown => 0u8,
-            Ended::Released => 1,
-            Ended::Expired => 2,
+            EndCause::Unknown => 0u8,
+            EndCause::Released => 1,
+            EndCause::Expired => 2,
         };
         out.push(phase << 4 | ended);
         put_varint(out, u64::from(self.db));
@@ -272,9 +272,9 @@ impl Image for Lock {
     fn read(reader: &mut Reader<'_>) -> Option<Lock> {
         let tag = reader.u8()?;
         let ended = match tag & 15 {
-            0 => Ended::Unknown,
-            1 => Ended::Released,
-            2 => Ended::Expired,
+            0 => EndCause::Unknown,
+            1 => EndCause::Released,
+            2 => EndCause::Expired,
             _ => return None,
         };
         let db = u16::try_from(reader.varint()?).ok()?;

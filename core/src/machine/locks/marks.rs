@@ -7,7 +7,7 @@
 use crate::grammar::{self, errors};
 use crate::keyspace::errors as redis_errors;
 use crate::keyspace::table::{self, Run};
-use crate::machine::keys::redis::Caller;
+use crate::machine::keys::redis::CallContext;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::{Applied, Db, Machine, Words};
 use crate::reply::{Refusal, Reply};
@@ -22,10 +22,10 @@ pub const MARK_OVERHEAD_BYTES: usize = 160;
 
 /// Keyspace and name.
 type Key = (Db, Arc<[u8]>);
-pub(crate) type MarkMap = imbl::OrdMap<Key, Mark>;
+pub(crate) type MarkMap = imbl::OrdMap<Key, HighWaterMark>;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct HighWaterMark {
     pub(crate) fence: Fence,
     /// Logical time of its last use.
     used_ms: u64,
@@ -52,7 +52,7 @@ impl Marks {
         self.bytes
     }
 
-    fn find(&self, db: Db, resource: &[u8]) -> Option<Mark> {
+    fn find(&self, db: Db, resource: &[u8]) -> Option<HighWaterMark> {
         self.marks.get(&(db, Arc::from(resource))).copied()
     }
 
@@ -63,10 +63,10 @@ impl Marks {
 
     fn raise(&mut self, db: Db, resource: &[u8], fence: Fence, now_ms: u64) {
         let key = (db, Arc::from(resource));
-        self.insert(key, Mark { fence, used_ms: now_ms });
+        self.insert(key, HighWaterMark { fence, used_ms: now_ms });
     }
 
-    fn insert(&mut self, key: Key, mark: Mark) {
+    fn insert(&mut self, key: Key, mark: HighWaterMark) {
         let weight = weight(&key);
         match self.marks.insert(key.clone(), mark) {
             Some(before) => {
@@ -104,7 +104,7 @@ impl Marks {
     }
 
     /// One record of a snapshot.
-    pub(crate) fn restore(&mut self, (key, mark): (Key, Mark)) -> Option<()> {
+    pub(crate) fn restore(&mut self, (key, mark): (Key, HighWaterMark)) -> Option<()> {
         let is_new = !self.marks.contains_key(&key);
         self.insert(key, mark);
         is_new.then_some(())
@@ -122,19 +122,19 @@ fn weight(key: &Key) -> usize {
     key.1.len() + MARK_OVERHEAD_BYTES
 }
 
-pub(crate) fn put_mark(key: &Key, mark: &Mark, out: &mut Vec<u8>) {
+pub(crate) fn put_mark(key: &Key, mark: &HighWaterMark, out: &mut Vec<u8>) {
     put_varint(out, u64::from(key.0));
     put_bytes(out, &key.1);
     put_varint(out, mark.fence.0);
     put_varint(out, mark.used_ms);
 }
 
-pub(crate) fn read_mark(reader: &mut Reader<'_>) -> Option<(Key, Mark)> {
+pub(crate) fn read_mark(reader: &mut Reader<'_>) -> Option<(Key, HighWaterMark)> {
     let (db, name) = (reader.varint_u32()?, reader.bytes()?);
     let fence = Fence(reader.varint().filter(|fence| (1..FENCE_BOUND).contains(fence))?);
     let used_ms = reader.varint()?;
     let fits = (1..=RESOURCE_BYTES_MAX).contains(&name.len());
-    fits.then(|| ((db, Arc::from(name)), Mark { fence, used_ms }))
+    fits.then(|| ((db, Arc::from(name)), HighWaterMark { fence, used_ms }))
 }
 
 /// Whether `FENCE.CALL` may run a command: one of the keyspace, that takes so many words. The mark does not rise for any other.
@@ -177,7 +177,7 @@ impl Machine {
 
     pub(crate) fn fence_call(
         &mut self,
-        caller: Caller,
+        caller: CallContext,
         resource: &[u8],
         fence: Fence,
         argv: &[&[u8]],
@@ -199,7 +199,7 @@ impl Machine {
     }
 
     /// As a transaction of one command: it never waits.
-    fn run_guarded(&mut self, caller: Caller, argv: &[&[u8]], out: &mut Applied) -> Reply {
+    fn run_guarded(&mut self, caller: CallContext, argv: &[&[u8]], out: &mut Applied) -> Reply {
         let words: Words<'_> = argv.iter().copied().collect();
         match self.transaction(caller, &[], &[words], out) {
             Reply::Array(mut replies) => replies.pop().unwrap_or(Reply::Nil),

@@ -4,9 +4,9 @@
 //! is first in all of them and all are free. Nothing is ever held in part.
 
 use crate::grammar::errors;
-use crate::machine::locks::acquire::{check_name, Terms};
+use crate::machine::locks::acquire::{check_name, AcquireParams};
 use crate::machine::log::command::Db;
-use crate::machine::queue::waiter::Form;
+use crate::machine::queue::waiter::ReplyForm;
 use crate::machine::{Applied, LockSlot, Machine, SessionSlot};
 use crate::reply::{Refusal, Reply};
 use crate::types::{Fence, MULTI_RESOURCES_MAX};
@@ -21,24 +21,24 @@ impl Machine {
         &mut self,
         db: Db,
         names: &[&[u8]],
-        terms: &Terms<'_>,
+        params: &AcquireParams<'_>,
         out: &mut Applied,
     ) -> Option<Reply> {
-        self.try_acquire_many(db, names, terms, out).unwrap_or_else(|refusal| Some(refusal.into()))
+        self.try_acquire_many(db, names, params, out).unwrap_or_else(|refusal| Some(refusal.into()))
     }
 
     fn try_acquire_many(
         &mut self,
         db: Db,
         names: &[&[u8]],
-        terms: &Terms<'_>,
+        params: &AcquireParams<'_>,
         out: &mut Applied,
     ) -> Result<Option<Reply>, Refusal> {
         if names.is_empty() || names.len() > MULTI_RESOURCES_MAX {
             return Err(errors::multi_count());
         }
         names.iter().try_for_each(|name| check_name(name))?;
-        terms.check()?;
+        params.check()?;
         let mut sorted: Several<&[u8]> = names.iter().copied().collect();
         sorted.sort_unstable();
         if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
@@ -46,33 +46,33 @@ impl Machine {
         }
         let order: Box<[u8]> =
             names.iter().map(|name| sorted.binary_search(name).unwrap_or_default() as u8).collect();
-        let session = self.session_of(terms, out)?;
+        let session = self.session_of(params, out)?;
         // What is due on one may free another, so all are brought up to date before any is looked at.
         for name in &sorted {
             self.find_fresh(db, name, out);
         }
 
-        let all_free = sorted.iter().all(|name| self.can_take(db, name, terms.owner));
-        if !all_free && terms.wait_ms == 0 {
+        let all_free = sorted.iter().all(|name| self.can_take(db, name, params.owner));
+        if !all_free && params.wait_ms == 0 {
             return Ok(Some(Reply::Nil));
         }
         for name in &sorted {
             if let Some(slot) = self.names.find(&self.locks, db, name) {
-                if self.locks[slot].owner() == terms.owner {
+                if self.locks[slot].owner() == params.owner {
                     self.check_retry_session(self.locks[slot].session(), session)?;
                 }
             }
         }
-        if !sorted.iter().all(|name| self.is_owned(db, name, terms.owner)) {
+        if !sorted.iter().all(|name| self.is_owned(db, name, params.owner)) {
             self.check_session_room(session, sorted.len())?;
         }
-        self.room_for_many(db, &sorted, terms.owner, all_free)?;
+        self.room_for_many(db, &sorted, params.owner, all_free)?;
         let slots = self.records_for(db, &sorted)?;
         if all_free {
-            let (fences, ttl_ms) = self.grant_many(&slots, terms.owner, terms.ttl_ms, session, out);
+            let (fences, ttl_ms) = self.grant_many(&slots, params.owner, params.ttl_ms, session, out);
             return Ok(Some(many_granted(&order, &fences, ttl_ms)));
         }
-        let queued = self.wait_for(&slots, Form::Many(order), terms, session, out);
+        let queued = self.wait_for(&slots, ReplyForm::Many(order), params, session, out);
         if queued.is_err() {
             // Records made for nothing go again.
             self.to_serve.extend(&slots);

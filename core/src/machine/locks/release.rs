@@ -1,7 +1,7 @@
 //! `LOCK.RELEASE`, `LOCK.MRELEASE`, `LOCK.FORCERELEASE`, and the end of a grant in general.
 
 use crate::event::EventKind;
-use crate::machine::locks::lock::Ended;
+use crate::machine::locks::lock::EndCause;
 use crate::machine::locks::multi::Several;
 use crate::machine::log::command::Db;
 use crate::machine::store::deadlines::Timer;
@@ -21,7 +21,7 @@ impl Machine {
         if !lock.is_held() || (lock.fence != fence && !mutant!(ReleaseByName)) {
             return Reply::Refused(lock.reason_against(fence));
         }
-        self.end_grant(slot, Ended::Released, EventKind::Released, out);
+        self.end_grant(slot, EndCause::Released, EventKind::Released, out);
         Reply::Released
     }
 
@@ -39,7 +39,7 @@ impl Machine {
         match self.find_fresh(db, name, out) {
             Some(slot) if self.locks[slot].is_held() => {
                 // Only its holder releases a lock: to the holder's own fence this is an expiry.
-                self.end_grant(slot, Ended::Expired, EventKind::Released, out);
+                self.end_grant(slot, EndCause::Expired, EventKind::Released, out);
                 Reply::Int(1)
             }
             Some(_) | None => Reply::Int(0),
@@ -47,7 +47,7 @@ impl Machine {
     }
 
     /// Ends a grant. The lock is served with the rest at the end of the command.
-    pub(crate) fn end_grant(&mut self, slot: LockSlot, how: Ended, event: EventKind, out: &mut Applied) {
+    pub(crate) fn end_grant(&mut self, slot: LockSlot, how: EndCause, event: EventKind, out: &mut Applied) {
         self.emit(event, slot, EventOwner::Holder, out);
         let session = self.locks[slot].session();
         if session.is_some() {
@@ -70,9 +70,9 @@ impl Machine {
         }
         self.counters.held -= 1;
         match how {
-            Ended::Released => self.counters.releases += 1,
-            Ended::Expired => self.counters.expiries += 1,
-            Ended::Unknown => {}
+            EndCause::Released => self.counters.releases += 1,
+            EndCause::Expired => self.counters.expiries += 1,
+            EndCause::Unknown => {}
         }
         self.to_serve.push_back(slot);
     }

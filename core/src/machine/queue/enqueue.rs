@@ -2,9 +2,9 @@
 
 use crate::event::EventKind;
 use crate::grammar::errors;
-use crate::machine::locks::acquire::Terms;
+use crate::machine::locks::acquire::AcquireParams;
 use crate::machine::locks::multi::Several;
-use crate::machine::queue::waiter::{Form, Pending, QueueEntry, Waiter};
+use crate::machine::queue::waiter::{QueueEntry, QueuedRequest, ReplyForm, Waiter};
 use crate::machine::requests::dedup::Seen;
 use crate::machine::store::deadlines::Timer;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot, WaiterSlot};
@@ -18,24 +18,24 @@ impl Machine {
     pub(crate) fn wait_for(
         &mut self,
         slots: &[LockSlot],
-        form: Form,
-        terms: &Terms<'_>,
+        form: ReplyForm,
+        params: &AcquireParams<'_>,
         session: SessionSlot,
         out: &mut Applied,
     ) -> Result<(), Refusal> {
-        let deadline_ms = self.clock.logical_ms + terms.wait_ms;
-        let pending = Pending { id: terms.id, deadline_ms, form };
-        if let Some(waiter) = self.queued_waiter(slots, terms.owner)? {
-            return self.attach(waiter, pending, terms.ttl_ms, session);
+        let deadline_ms = self.clock.logical_ms + params.wait_ms;
+        let pending = QueuedRequest { id: params.id, deadline_ms, form };
+        if let Some(waiter) = self.queued_waiter(slots, params.owner)? {
+            return self.attach(waiter, pending, params.ttl_ms, session);
         }
         self.check_session_room(session, slots.len())?;
         self.check_room(slots)?;
-        self.room_for_waiter(terms.owner, slots.len())?;
+        self.room_for_waiter(params.owner, slots.len())?;
         self.refuse_circle(session, slots)?;
         let waiter = self.waiters.insert(Waiter::new(
-            terms.owner,
+            params.owner,
             session,
-            terms.ttl_ms,
+            params.ttl_ms,
             self.clock.logical_ms,
             pending,
         ));
@@ -50,7 +50,7 @@ impl Machine {
             record.waiters = waiters;
             record.queue_entries += slots.len() as u32;
         }
-        if let Some(id) = terms.id {
+        if let Some(id) = params.id {
             self.requests.insert(id, waiter);
         }
         self.deadlines.set(Timer::Waiter(waiter), deadline_ms);
@@ -93,7 +93,7 @@ impl Machine {
     fn attach(
         &mut self,
         waiter: WaiterSlot,
-        pending: Pending,
+        pending: QueuedRequest,
         ttl_ms: u64,
         session: SessionSlot,
     ) -> Result<(), Refusal> {
@@ -171,13 +171,13 @@ impl Machine {
     fn give_up(
         &mut self,
         waiter: WaiterSlot,
-        ends: impl Fn(&Pending) -> bool,
+        ends: impl Fn(&QueuedRequest) -> bool,
         reply: Option<&Reply>,
         out: &mut Applied,
     ) {
         let (ended, is_empty, next_ms) = self.change_waiter(waiter, |record| {
             let requests = std::mem::take(&mut record.requests);
-            let (ended, kept): (SmallVec<[Pending; 1]>, SmallVec<[Pending; 1]>) =
+            let (ended, kept): (SmallVec<[QueuedRequest; 1]>, SmallVec<[QueuedRequest; 1]>) =
                 requests.into_iter().partition(ends);
             record.requests = kept;
             (ended, record.requests.is_empty(), record.next_deadline_ms())
@@ -230,7 +230,7 @@ impl Machine {
     }
 
     /// A request that hung on a waiter is over.
-    pub(crate) fn settle(&mut self, pending: &Pending, reply: Option<Reply>, out: &mut Applied) {
+    pub(crate) fn settle(&mut self, pending: &QueuedRequest, reply: Option<Reply>, out: &mut Applied) {
         if let Some(id) = pending.id {
             self.requests.remove(&id);
         }

@@ -7,7 +7,7 @@
 use crate::event::EventKind;
 use crate::machine::locks::lock::Phase;
 use crate::machine::locks::multi::many_granted;
-use crate::machine::queue::waiter::Form;
+use crate::machine::queue::waiter::ReplyForm;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, WaiterSlot};
 use crate::mutant;
 use crate::reply::Reply;
@@ -98,8 +98,8 @@ impl Machine {
         let (fences, ttl_ms) = self.grant_many(&slots, &record.owner, record.ttl_ms, record.session, out);
         for pending in &record.requests {
             let reply = match &pending.form {
-                Form::One => Reply::Granted { fence: fences[0], ttl_ms },
-                Form::Many(order) => many_granted(order, &fences, ttl_ms),
+                ReplyForm::One => Reply::Granted { fence: fences[0], ttl_ms },
+                ReplyForm::Many(order) => many_granted(order, &fences, ttl_ms),
             };
             self.settle(pending, Some(reply), out);
         }

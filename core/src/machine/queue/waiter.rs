@@ -55,16 +55,16 @@ impl Image for QueueEntry {
 
 /// One request that hangs on a waiter. A retry of a queued owner adds one; the grant answers them all.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Pending {
+pub(crate) struct QueuedRequest {
     pub(crate) id: Option<RequestId>,
     /// When this request's own WAIT runs out.
     pub(crate) deadline_ms: u64,
-    pub(crate) form: Form,
+    pub(crate) form: ReplyForm,
 }
 
 /// How the grant is answered.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
+pub(crate) enum ReplyForm {
     /// `[fence, ttl]`
     One,
     /// `[[fence, …], ttl]`: for each resource in the order asked, its place in the canonical order.
@@ -75,7 +75,7 @@ pub(crate) enum Form {
 pub(crate) struct Waiter {
     pub(crate) owner: Box<[u8]>,
     /// Never empty, in the order they came.
-    pub(crate) requests: SmallVec<[Pending; 1]>,
+    pub(crate) requests: SmallVec<[QueuedRequest; 1]>,
     /// In the canonical order of the resources' names.
     pub(crate) queue_entries: SmallVec<[QueueEntrySlot; 4]>,
     /// `NONE` where it has none.
@@ -86,12 +86,12 @@ pub(crate) struct Waiter {
     pub(crate) since_ms: u64,
 }
 
-impl Form {
+impl ReplyForm {
     /// Bytes of the order it keeps.
     pub(crate) fn len(&self) -> usize {
         match self {
-            Form::One => 0,
-            Form::Many(order) => order.len(),
+            ReplyForm::One => 0,
+            ReplyForm::Many(order) => order.len(),
         }
     }
 }
@@ -102,7 +102,7 @@ impl Waiter {
         session: SessionSlot,
         ttl_ms: u64,
         since_ms: u64,
-        first: Pending,
+        first: QueuedRequest,
     ) -> Waiter {
         Waiter {
             owner: owner.into(),
@@ -168,7 +168,7 @@ impl Image for Waiter {
         }
         let mut requests = SmallVec::new();
         for _ in 0..reader.varint()? {
-            requests.push(Pending::read(reader, queue_entries.len())?);
+            requests.push(QueuedRequest::read(reader, queue_entries.len())?);
         }
         if queue_entries.is_empty() || requests.is_empty() {
             return None;
@@ -177,7 +177,7 @@ impl Image for Waiter {
     }
 }
 
-impl Pending {
+impl QueuedRequest {
     fn write(&self, out: &mut Vec<u8>) {
         match self.id {
             None => out.push(0),
@@ -188,15 +188,15 @@ impl Pending {
         }
         put_varint(out, self.deadline_ms);
         match &self.form {
-            Form::One => out.push(0),
-            Form::Many(order) => {
+            ReplyForm::One => out.push(0),
+            ReplyForm::Many(order) => {
                 out.push(1);
                 put_bytes(out, order);
             }
         }
     }
 
-    fn read(reader: &mut Reader<'_>, queue_entries: usize) -> Option<Pending> {
+    fn read(reader: &mut Reader<'_>, queue_entries: usize) -> Option<QueuedRequest> {
         let id = if reader.flag()? { Some(read_request_id(reader)?) } else { None };
         let deadline_ms = reader.varint()?;
         let form = if reader.flag()? {
@@ -205,13 +205,13 @@ impl Pending {
             {
                 return None;
             }
-            Form::Many(order.into())
+            ReplyForm::Many(order.into())
         } else if queue_entries == 1 {
-            Form::One
+            ReplyForm::One
         } else {
             return None;
         };
-        Some(Pending { id, deadline_ms, form })
+        Some(QueuedRequest { id, deadline_ms, form })
     }
 }
 

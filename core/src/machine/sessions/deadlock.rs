@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 
 /// How a session was reached: from which one, and over which lock.
 #[derive(Clone, Copy)]
-struct Step {
+struct Hop {
     from: SessionSlot,
     lock: LockSlot,
     /// Where `from` was reached over the first lock alone: that lock. The way begins there.
@@ -39,14 +39,14 @@ struct Search<'a> {
     near_known: HashMap<(SessionSlot, LockSlot), ()>,
     /// Sessions reached over two locks or more, and how.
     far: VecDeque<SessionSlot>,
-    far_known: HashMap<SessionSlot, Step>,
+    far_known: HashMap<SessionSlot, Hop>,
     /// Queue entries from which on up to the head everybody is known.
     walked: HashMap<QueueEntrySlot, ()>,
     steps_left: usize,
 }
 
-enum Found {
-    Circle(Step),
+enum SearchEnd {
+    Circle(Hop),
     TooLong,
 }
 
@@ -79,13 +79,13 @@ impl Machine {
                 self.deadlock_steps_left -= taken;
                 Ok(())
             }
-            Err(Found::Circle(last)) => {
+            Err(SearchEnd::Circle(last)) => {
                 let text = search.describe(last);
                 self.deadlock_steps_left -= taken;
                 self.counters.deadlocks += 1;
                 Err(errors::deadlock(&text))
             }
-            Err(Found::TooLong) => {
+            Err(SearchEnd::TooLong) => {
                 self.deadlock_steps_left -= taken;
                 self.counters.deadlock_searches_cut += 1;
                 Ok(())
@@ -115,7 +115,7 @@ impl Machine {
 }
 
 impl Search<'_> {
-    fn run(&mut self, slots: &[LockSlot]) -> Result<(), Found> {
+    fn run(&mut self, slots: &[LockSlot]) -> Result<(), SearchEnd> {
         let machine = self.machine;
         for &slot in slots {
             for (_, session) in machine.sessions_ahead(slot, machine.locks[slot].queue.tail) {
@@ -136,7 +136,7 @@ impl Search<'_> {
     }
 
     /// Everything one session waits for, but for what it waits for at the one lock it was reached over.
-    fn follow(&mut self, session: SessionSlot, begins_over: Option<LockSlot>) -> Result<(), Found> {
+    fn follow(&mut self, session: SessionSlot, begins_over: Option<LockSlot>) -> Result<(), SearchEnd> {
         let machine = self.machine;
         for waiter in machine.sessions[session].waiters.walk(&machine.waiters) {
             for &entry in &machine.waiters[waiter].queue_entries {
@@ -144,14 +144,14 @@ impl Search<'_> {
                 let lock = machine.queue_entries[entry].lock;
                 if begins_over != Some(lock) {
                     let before = machine.queue_entries[entry].links().prev;
-                    self.walk(Step { from: session, lock, begins_over }, before)?;
+                    self.walk(Hop { from: session, lock, begins_over }, before)?;
                 }
             }
         }
         Ok(())
     }
 
-    fn walk(&mut self, step: Step, before: QueueEntrySlot) -> Result<(), Found> {
+    fn walk(&mut self, step: Hop, before: QueueEntrySlot) -> Result<(), SearchEnd> {
         let mut passed: Several<QueueEntrySlot> = Several::new();
         let mut met_itself = false;
         for (entry, session) in self.machine.sessions_ahead(step.lock, before) {
@@ -160,7 +160,7 @@ impl Search<'_> {
                 break;
             }
             if session == self.target {
-                return Err(Found::Circle(step));
+                return Err(SearchEnd::Circle(step));
             }
             met_itself |= session == step.from;
             if session.is_some() && session != step.from && !self.far_known.contains_key(&session) {
@@ -176,13 +176,13 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn count_step(&mut self) -> Result<(), Found> {
-        self.steps_left = self.steps_left.checked_sub(1).ok_or(Found::TooLong)?;
+    fn count_step(&mut self) -> Result<(), SearchEnd> {
+        self.steps_left = self.steps_left.checked_sub(1).ok_or(SearchEnd::TooLong)?;
         Ok(())
     }
 
     /// "session A waits for 'x' of session B waits for 'y' of session A". A long circle is cut.
-    fn describe(&self, last: Step) -> String {
+    fn describe(&self, last: Hop) -> String {
         const SHOWN_MAX: usize = 8;
         let mut hops = vec![(last.lock, self.target)];
         let mut step = last;

@@ -2,7 +2,7 @@
 
 use crate::event::EventKind;
 use crate::grammar::errors;
-use crate::machine::locks::lock::Ended;
+use crate::machine::locks::lock::EndCause;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::deadlines::Timer;
@@ -148,7 +148,7 @@ impl Machine {
         match self.live_session(id, out) {
             Some(slot) => {
                 let locks = self.sessions[slot].locks.len;
-                self.end_session(slot, Ended::Expired, out);
+                self.end_session(slot, EndCause::Expired, out);
                 if self.session_ids.contains_key(&id) {
                     // Too many for one entry: the rest is over as if its time were, and goes as that does.
                     self.set_session_deadline(slot, self.clock.logical_ms);
@@ -165,13 +165,13 @@ impl Machine {
         if self.sessions[slot].deadline_ms > self.clock.logical_ms {
             return Some(slot);
         }
-        self.end_session(slot, Ended::Expired, out);
+        self.end_session(slot, EndCause::Expired, out);
         self.serve_all(out);
         None
     }
 
     /// Ends a session, as far as the entry may.
-    fn end_session(&mut self, slot: SessionSlot, how: Ended, out: &mut Applied) {
+    fn end_session(&mut self, slot: SessionSlot, how: EndCause, out: &mut Applied) {
         let mut ends = self.session_ends_left;
         self.end_session_part(slot, how, &mut ends, out);
         self.session_ends_left = ends;
@@ -182,7 +182,7 @@ impl Machine {
     pub(crate) fn end_session_part(
         &mut self,
         slot: SessionSlot,
-        how: Ended,
+        how: EndCause,
         ends: &mut usize,
         out: &mut Applied,
     ) {

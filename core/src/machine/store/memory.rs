@@ -15,7 +15,7 @@ use crate::keyspace::View;
 use crate::limits::KEY_OVERHEAD_BYTES;
 use crate::machine::keys::blocked::Waiting;
 use crate::machine::keys::members::Grants;
-use crate::machine::locks::lock::{Before, Lock, Phase};
+use crate::machine::locks::lock::{Lock, Phase, SavedLock};
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::sessions::session::Session;
 use crate::machine::{LockSlot, Machine, WaiterSlot};
@@ -266,7 +266,7 @@ impl Machine {
         self.memory.locks = self.memory.locks + lock.weight() - before;
     }
 
-    pub(crate) fn restore_lock(&mut self, slot: LockSlot, before: Before) {
+    pub(crate) fn restore_lock(&mut self, slot: LockSlot, before: SavedLock) {
         self.change_lock(slot, |lock| lock.put_back(before));
     }
 

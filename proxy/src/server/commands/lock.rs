@@ -49,7 +49,7 @@ impl CommandContext {
 
     fn tier2_command<'a>(&mut self, request: Request<'a>, argv: &'a [&'a [u8]], owner: &'a [u8]) -> Progress {
         let guarded = match &request {
-            Request::FenceCall(_) => &argv[fence::Call::COMMAND_AT..],
+            Request::FenceCall(_) => &argv[fence::FenceCall::COMMAND_AT..],
             _ => &[],
         };
         if let (Request::FenceCall(_), Err(refusal)) = (&request, check_guarded(guarded)) {
@@ -228,7 +228,7 @@ impl CommandContext {
         };
         if let Request::FenceCall(_) = request {
             // Its mark is in the Redis, so its keys must be too.
-            let keys = keys::of(&argv[fence::Call::COMMAND_AT..]);
+            let keys = keys::of(&argv[fence::FenceCall::COMMAND_AT..]);
             match self.route_plain(keys) {
                 Ok(PlainDestination::Upstream) => {}
                 Ok(PlainDestination::Keyspace) => {

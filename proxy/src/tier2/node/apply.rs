@@ -133,13 +133,15 @@ impl Node {
         let origin = self.pending.origin();
         let pending = &self.pending;
         let ticket = |id: RequestId| pending.ticket_of(id.seq).filter(|_| id.origin == origin);
-        for noted in self.applying.noted.drain(..) {
+        for noted in self.applying.key_accesses.drain(..) {
             self.out.key_accesses.extend(match noted {
-                machine::Noted::Read { by, key } => ticket(by).map(|by| ClientKeyAccess::Read { by, key }),
-                machine::Noted::Changed { by, key } => {
+                machine::KeyAccess::Read { by, key } => {
+                    ticket(by).map(|by| ClientKeyAccess::Read { by, key })
+                }
+                machine::KeyAccess::Changed { by, key } => {
                     Some(ClientKeyAccess::Changed { by: by.and_then(ticket), key })
                 }
-                machine::Noted::Flushed => Some(ClientKeyAccess::Flushed),
+                machine::KeyAccess::Flushed => Some(ClientKeyAccess::Flushed),
             });
         }
     }
