@@ -5,10 +5,10 @@
 //! # Layout
 //!
 //! - [`options`]: the command line
-//! - [`fleet`]: the closed-loop load over raw sockets; [`resp`] Redis's words, [`latencies`] the clock
-//! - [`work`]: what its clients do; [`zookeeper`] and [`etcd`] the same for those
+//! - [`load_generator`]: the closed-loop load over raw sockets; [`resp`]: RESP; [`latencies`]: histograms
+//! - [`work`]: its workloads; [`zookeeper`] and [`etcd`] the same for those
 //! - [`servers`]: what is measured, as processes; [`target`]: a load against some of them, in turns
-//! - [`parts`]: the questions, one file each; [`machine`] prints for itself
+//! - [`parts`]: the measurements, one file each; [`machine`] prints its own results
 //! - [`report`], [`plot`]: tables, JSON, goals, SVG
 //!
 //! # Caveats
@@ -16,8 +16,8 @@
 //! Load and servers share the machine. Ratios within one run are what counts; figures of two runs are not to be compared.
 
 mod etcd;
-mod fleet;
 mod latencies;
+mod load_generator;
 mod machine;
 mod options;
 mod parts;
@@ -31,7 +31,7 @@ mod zookeeper;
 
 use clap::Parser;
 use options::{Cli, Options, Part};
-use report::{Findings, Setting};
+use report::{Findings, RunConditions};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 
 fn run(part: Part, options: &Options) -> Result<(), String> {
     let name = part.name();
-    let setting = Setting::now(name, options.quick);
+    let setting = RunConditions::now(name, options.quick);
     let mut findings = Findings::default();
     let mut failure = None;
     for part in part.steps() {
@@ -80,7 +80,7 @@ fn measure(part: Part, options: &Options) -> Result<Findings, String> {
         Part::Passthrough => parts::passthrough::run(options),
         Part::Locks => parts::locks::run(options),
         Part::Failover => parts::failover::run(options),
-        Part::Held => parts::held::run(options),
+        Part::Held => parts::held_locks::run(options),
         Part::Disk => parts::disk::run(options),
         Part::Versus => parts::versus::run(options),
         Part::All => unreachable!("its steps are the others"),

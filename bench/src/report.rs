@@ -164,7 +164,7 @@ pub(crate) fn progress(line: &str) {
 
 /// The machine and the moment, without names of users or places.
 #[derive(Serialize)]
-pub(crate) struct Setting {
+pub(crate) struct RunConditions {
     date: String,
     command: String,
     commit: String,
@@ -175,8 +175,8 @@ pub(crate) struct Setting {
     versions: Vec<String>,
 }
 
-impl Setting {
-    pub(crate) fn now(part: &str, quick: bool) -> Setting {
+impl RunConditions {
+    pub(crate) fn now(part: &str, quick: bool) -> RunConditions {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let value = |text: &str, key: &str| {
             let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
@@ -184,7 +184,7 @@ impl Setting {
         };
         let memory = value(&read("/proc/meminfo"), "MemTotal");
         let kilobytes: u64 = memory.split(' ').next().and_then(|digits| digits.parse().ok()).unwrap_or(0);
-        Setting {
+        RunConditions {
             date: first_line("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
             command: format!("redfence-bench {part}{}", if quick { " --quick" } else { "" }),
             commit: first_line("git", &["describe", "--always", "--dirty"]),
@@ -222,7 +222,7 @@ fn first_line(program: &str, arguments: &[&str]) -> String {
 pub(crate) fn write(
     directory: &Path,
     part: &str,
-    setting: &Setting,
+    setting: &RunConditions,
     findings: &Findings,
 ) -> Result<(), String> {
     let failed = |error: std::io::Error| format!("cannot write {}: {error}", directory.display());
@@ -238,7 +238,7 @@ pub(crate) fn write(
     Ok(())
 }
 
-fn page(setting: &Setting, findings: &Findings) -> String {
+fn page(setting: &RunConditions, findings: &Findings) -> String {
     let mut text = format!("# Last run\n\n{}\n", setting.shown());
     if !findings.goals.is_empty() {
         text.push_str(&format!("## Goals\n\n{}\n", goals_table(&findings.goals)));

@@ -1,9 +1,9 @@
 //! What is measured side by side: a load against servers, asked for one turn at a time.
 //!
-//! Turns alternate between the targets, so that all see the same weather of a shared machine. A target that fails is left out, aloud.
+//! Turns alternate between the targets, so that all see the same conditions on a shared machine. A target that fails is left out, aloud.
 
 use crate::etcd::EtcdLoad;
-use crate::fleet::{Client, Fleet, Tally};
+use crate::load_generator::{Client, LoadGenerator, Tally};
 use crate::options::Options;
 use crate::report::Row;
 use crate::servers::{cpu_of, cpu_of_self};
@@ -13,9 +13,9 @@ trait Load {
     fn turn(&mut self, length: Duration) -> Result<Tally, String>;
 }
 
-impl<C: Client> Load for Fleet<C> {
+impl<C: Client> Load for LoadGenerator<C> {
     fn turn(&mut self, length: Duration) -> Result<Tally, String> {
-        Fleet::turn(self, length)
+        LoadGenerator::turn(self, length)
     }
 }
 
@@ -37,12 +37,12 @@ pub(crate) struct Target {
 }
 
 impl Target {
-    pub(crate) fn of_fleet<C: Client + 'static>(
+    pub(crate) fn of_generator<C: Client + 'static>(
         name: &str,
-        fleet: Fleet<C>,
+        generator: LoadGenerator<C>,
         process_ids: Vec<u32>,
     ) -> Target {
-        Target::new(name, Box::new(fleet), process_ids)
+        Target::new(name, Box::new(generator), process_ids)
     }
 
     pub(crate) fn of_etcd(name: &str, load: EtcdLoad, process_ids: Vec<u32>) -> Target {

@@ -5,7 +5,7 @@
 
 mod proto;
 
-use crate::fleet::Tally;
+use crate::load_generator::Tally;
 use proto::{
     Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseGrantResponse, LockRequest, LockResponse,
     PutRequest, RequestOp, StatusRequest, StatusResponse, TxnRequest, TxnResponse, UnlockRequest,
@@ -21,9 +21,9 @@ use tonic::transport::{Channel, Endpoint};
 const CONNECTIONS_MAX: usize = 16;
 const LEASE_S: i64 = 3_600;
 
-/// How etcd is asked.
+/// How clients lock in etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
+pub(crate) enum EtcdMethod {
     Transaction,
     LockApi,
     /// All clients wait for one name by the lock API.
@@ -33,23 +33,27 @@ pub(crate) enum Way {
 #[derive(Clone)]
 pub(crate) struct EtcdClient {
     channel: Channel,
-    way: Way,
+    method: EtcdMethod,
     name: Vec<u8>,
     owner: Vec<u8>,
     lease: i64,
     attempt: u64,
 }
 
-type GivenUp = Arc<Mutex<Option<Instant>>>;
+type LastRelease = Arc<Mutex<Option<Instant>>>;
 
 pub(crate) struct EtcdLoad {
     runtime: tokio::runtime::Runtime,
     clients: Vec<EtcdClient>,
-    given_up: GivenUp,
+    last_release: LastRelease,
 }
 
 impl EtcdLoad {
-    pub(crate) fn connect(address: SocketAddr, way: Way, clients: usize) -> Result<EtcdLoad, String> {
+    pub(crate) fn connect(
+        address: SocketAddr,
+        method: EtcdMethod,
+        clients: usize,
+    ) -> Result<EtcdLoad, String> {
         let runtime = runtime()?;
         let clients = runtime.block_on(async {
             let mut channels = Vec::new();
@@ -59,21 +63,21 @@ impl EtcdLoad {
             let mut made = Vec::new();
             for number in 0..clients {
                 let channel = channels[number % channels.len()].clone();
-                made.push(EtcdClient::new(channel, way, number).await?);
+                made.push(EtcdClient::new(channel, method, number).await?);
             }
             Ok::<_, String>(made)
         })?;
-        Ok(EtcdLoad { runtime, clients, given_up: GivenUp::default() })
+        Ok(EtcdLoad { runtime, clients, last_release: LastRelease::default() })
     }
 
     pub(crate) fn turn(&mut self, length: Duration) -> Result<Tally, String> {
         let began = Instant::now();
-        let (clients, given_up) = (&self.clients, &self.given_up);
+        let (clients, last_release) = (&self.clients, &self.last_release);
         let mut tally = self.runtime.block_on(async {
             let mut running = tokio::task::JoinSet::new();
             for client in clients {
-                let (client, given_up) = (client.clone(), Arc::clone(given_up));
-                running.spawn(async move { client.go_on_until(began + length, &given_up).await });
+                let (client, last_release) = (client.clone(), Arc::clone(last_release));
+                running.spawn(async move { client.go_on_until(began + length, &last_release).await });
             }
             let mut tally = Tally::default();
             while let Some(ended) = running.join_next().await {
@@ -87,24 +91,30 @@ impl EtcdLoad {
 }
 
 impl EtcdClient {
-    pub(crate) async fn new(channel: Channel, way: Way, number: usize) -> Result<EtcdClient, String> {
+    pub(crate) async fn new(
+        channel: Channel,
+        method: EtcdMethod,
+        number: usize,
+    ) -> Result<EtcdClient, String> {
         let grant = LeaseGrantRequest { ttl_s: LEASE_S };
         let granted: LeaseGrantResponse = call(&channel, "/etcdserverpb.Lease/LeaseGrant", grant).await?;
-        let name = match way {
-            Way::Transaction | Way::LockApi => crate::work::name(number as u64),
-            Way::HotLockApi => crate::work::name(0),
+        let name = match method {
+            EtcdMethod::Transaction | EtcdMethod::LockApi => crate::work::name(number as u64),
+            EtcdMethod::HotLockApi => crate::work::name(0),
         };
         let mut owner = Vec::new();
         crate::work::write_owner(number, 0, &mut owner);
-        Ok(EtcdClient { channel, way, name, owner, lease: granted.id, attempt: 0 })
+        Ok(EtcdClient { channel, method, name, owner, lease: granted.id, attempt: 0 })
     }
 
-    async fn go_on_until(self, end: Instant, given_up: &GivenUp) -> Result<Tally, String> {
+    async fn go_on_until(self, end: Instant, last_release: &LastRelease) -> Result<Tally, String> {
         let mut tally = Tally::default();
         while Instant::now() < end {
-            match self.way {
-                Way::Transaction => self.pair_by_transaction(&mut tally, || {}).await?,
-                Way::LockApi | Way::HotLockApi => self.pair_by_lock_api(&mut tally, given_up).await?,
+            match self.method {
+                EtcdMethod::Transaction => self.pair_by_transaction(&mut tally, || {}).await?,
+                EtcdMethod::LockApi | EtcdMethod::HotLockApi => {
+                    self.pair_by_lock_api(&mut tally, last_release).await?
+                }
             }
         }
         Ok(tally)
@@ -155,18 +165,18 @@ impl EtcdClient {
         Ok(())
     }
 
-    async fn pair_by_lock_api(&self, tally: &mut Tally, given_up: &GivenUp) -> Result<(), String> {
+    async fn pair_by_lock_api(&self, tally: &mut Tally, last_release: &LastRelease) -> Result<(), String> {
         let began = Instant::now();
         let lock = LockRequest { name: self.name.clone(), lease: self.lease };
         let locked: LockResponse = call(&self.channel, "/v3lockpb.Lock/Lock", lock).await?;
         let now = Instant::now();
         tally.latencies.record(now - began);
-        let hot = self.way == Way::HotLockApi;
+        let hot = self.method == EtcdMethod::HotLockApi;
         if hot {
-            if let Some(given_up) = given_up.lock().map_err(|_| "poisoned")?.take() {
-                tally.second.record(now - given_up);
+            if let Some(last_release) = last_release.lock().map_err(|_| "poisoned")?.take() {
+                tally.second.record(now - last_release);
             }
-            *given_up.lock().map_err(|_| "poisoned")? = Some(Instant::now());
+            *last_release.lock().map_err(|_| "poisoned")? = Some(Instant::now());
         }
         let unlock = UnlockRequest { key: locked.key };
         let _: UnlockResponse = call(&self.channel, "/v3lockpb.Lock/Unlock", unlock).await?;

@@ -3,8 +3,8 @@
 //! A few clients take and release locks without a pause, each on a node of its own; one whose node is gone or refuses goes to the next.
 //! The gap is the longest time between two grants of any of them around the kill.
 
-use crate::etcd::{EtcdClient, Way};
-use crate::fleet::Tally;
+use crate::etcd::{EtcdClient, EtcdMethod};
+use crate::load_generator::Tally;
 use crate::options::Options;
 use crate::report::{progress, Findings};
 use crate::resp;
@@ -225,7 +225,7 @@ async fn etcd_pairs(
     let patient = |_| "no answer in time".to_string();
     let connecting = async {
         let channel = crate::etcd::channel(address).await?;
-        EtcdClient::new(channel, Way::Transaction, number).await
+        EtcdClient::new(channel, EtcdMethod::Transaction, number).await
     };
     let mut client = tokio::time::timeout(ETCD_PATIENCE, connecting).await.map_err(patient)??;
     while !stop.load(Ordering::Relaxed) {

@@ -1,17 +1,17 @@
-//! Lock pairs on private names, and one hot lock with waiting, against everything in the field; renewals, sessions and multi-locks.
+//! Lock pairs on private names, and one hot lock with waiting, against all systems; renewals, sessions and multi-locks.
 
-use super::field::{
-    fenced, on_cluster, on_etcd, on_proxy, on_redis, on_zookeeper, pairs, set_nx, Field, Through,
+use super::systems::{
+    fenced, on_cluster, on_etcd, on_proxy, on_redis, on_zookeeper, pairs, set_nx, NodeSelection, Systems,
 };
-use crate::etcd::Way;
+use crate::etcd::EtcdMethod;
 use crate::options::Options;
 use crate::plot::Plot;
 use crate::report::{table, Findings, Row};
 use crate::target::{add, alternate, Target};
-use crate::work::hot::{GivenUp, Hot};
-use crate::work::keeping::{Renewing, SessionKept};
-use crate::work::multi::Multi;
-use crate::work::pairs::Words;
+use crate::work::hot::{HotLockClient, LastRelease};
+use crate::work::keepalive::{RenewClient, SessionClient};
+use crate::work::multi::MultiLockClient;
+use crate::work::pairs::LockCommands;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -37,86 +37,91 @@ const ETCD_LOCK: &str = "etcd, lock API";
 const ZOOKEEPER: &str = "ZooKeeper, Curator's recipe";
 
 pub(crate) fn run(options: &Options) -> Result<Findings, String> {
-    let field = Field::start(options)?;
-    let mut findings = private_names(&field, options);
-    findings.absorb(hot_name(&field, options));
-    findings.absorb(keeping(&field, options));
+    let systems = Systems::start(options)?;
+    let mut findings = private_names(&systems, options);
+    findings.absorb(hot_name(&systems, options));
+    findings.absorb(keeping(&systems, options));
     judge(&mut findings);
     draw(&mut findings);
     Ok(findings)
 }
 
-fn private_targets(field: &Field, clients: usize) -> Vec<Target> {
+fn private_targets(systems: &Systems, clients: usize) -> Vec<Target> {
     let mut targets = Vec::new();
-    let lock = || pairs(Words::Lock, clients);
+    let lock = || pairs(LockCommands::Lock, clients);
     let on = |redis: &Result<crate::servers::redis::Redis, String>| {
         redis.as_ref().map(|redis| redis.address).map_err(Clone::clone)
     };
-    let plain = on(&field.redis);
+    let plain = on(&systems.redis);
     let made = plain
         .clone()
         .and_then(set_nx)
-        .and_then(|words| on_redis(SET_NX, &field.redis, pairs(words, clients)));
+        .and_then(|words| on_redis(SET_NX, &systems.redis, pairs(words, clients)));
     add(&mut targets, SET_NX, made);
-    let made = plain.and_then(fenced).and_then(|words| on_redis(FENCED, &field.redis, pairs(words, clients)));
+    let made =
+        plain.and_then(fenced).and_then(|words| on_redis(FENCED, &systems.redis, pairs(words, clients)));
     add(&mut targets, FENCED, made);
-    add(&mut targets, MODULE, on_redis(MODULE, &field.module, lock()));
-    add(&mut targets, FUNCTIONS, on_redis(FUNCTIONS, &field.functions, pairs(Words::Functions, clients)));
-    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &field.embedded, Through::Leader, lock()));
-    add(&mut targets, PROXY, on_proxy(PROXY, field, lock()));
-    add(&mut targets, ONE, on_cluster(ONE, &field.one, Through::Leader, lock()));
-    add(&mut targets, LEADER, on_cluster(LEADER, &field.three, Through::Leader, lock()));
-    add(&mut targets, FOLLOWERS, on_cluster(FOLLOWERS, &field.three, Through::Followers, lock()));
-    add(&mut targets, ALL, on_cluster(ALL, &field.three, Through::All, lock()));
-    add(&mut targets, FIVE, on_cluster(FIVE, &field.five, Through::Leader, lock()));
-    let made = field.three.as_ref().map_err(Clone::clone).and_then(|cluster| {
+    add(&mut targets, MODULE, on_redis(MODULE, &systems.module, lock()));
+    add(
+        &mut targets,
+        FUNCTIONS,
+        on_redis(FUNCTIONS, &systems.functions, pairs(LockCommands::Functions, clients)),
+    );
+    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &systems.embedded, NodeSelection::Leader, lock()));
+    add(&mut targets, PROXY, on_proxy(PROXY, systems, lock()));
+    add(&mut targets, ONE, on_cluster(ONE, &systems.one, NodeSelection::Leader, lock()));
+    add(&mut targets, LEADER, on_cluster(LEADER, &systems.three, NodeSelection::Leader, lock()));
+    add(&mut targets, FOLLOWERS, on_cluster(FOLLOWERS, &systems.three, NodeSelection::Followers, lock()));
+    add(&mut targets, ALL, on_cluster(ALL, &systems.three, NodeSelection::All, lock()));
+    add(&mut targets, FIVE, on_cluster(FIVE, &systems.five, NodeSelection::Leader, lock()));
+    let made = systems.three.as_ref().map_err(Clone::clone).and_then(|cluster| {
         let leader = cluster.nodes[cluster.await_leader()?].address;
-        on_cluster(TIER2_SET_NX, &field.three, Through::Leader, pairs(set_nx(leader)?, clients))
+        on_cluster(TIER2_SET_NX, &systems.three, NodeSelection::Leader, pairs(set_nx(leader)?, clients))
     });
     add(&mut targets, TIER2_SET_NX, made);
-    add(&mut targets, ETCD, on_etcd(ETCD, field, Way::Transaction, clients));
-    add(&mut targets, ETCD_LOCK, on_etcd(ETCD_LOCK, field, Way::LockApi, clients));
-    add(&mut targets, ZOOKEEPER, on_zookeeper(ZOOKEEPER, field, clients, false));
+    add(&mut targets, ETCD, on_etcd(ETCD, systems, EtcdMethod::Transaction, clients));
+    add(&mut targets, ETCD_LOCK, on_etcd(ETCD_LOCK, systems, EtcdMethod::LockApi, clients));
+    add(&mut targets, ZOOKEEPER, on_zookeeper(ZOOKEEPER, systems, clients, false));
     targets
 }
 
-fn private_names(field: &Field, options: &Options) -> Findings {
+fn private_names(systems: &Systems, options: &Options) -> Findings {
     let mut findings = Findings::default();
     for clients in CLIENTS {
         println!("\npairs on private names, {clients} clients (p50, p99: acquire; second: release)");
-        let rows = alternate("private", clients, private_targets(field, clients), options, TURNS);
+        let rows = alternate("private", clients, private_targets(systems, clients), options, TURNS);
         print!("{}", table(&rows));
         findings.rows.extend(rows);
     }
     findings
 }
 
-fn hot_name(field: &Field, options: &Options) -> Findings {
+fn hot_name(systems: &Systems, options: &Options) -> Findings {
     let clients = || {
-        let (name, given_up) = (Rc::new(crate::work::name(1_000_000)), GivenUp::default());
-        (0..HOT_CLIENTS).map(|number| Hot::new(&name, &given_up, number)).collect::<Vec<_>>()
+        let (name, last_release) = (Rc::new(crate::work::name(1_000_000)), LastRelease::default());
+        (0..HOT_CLIENTS).map(|number| HotLockClient::new(&name, &last_release, number)).collect::<Vec<_>>()
     };
     let mut targets = Vec::new();
-    add(&mut targets, MODULE, on_redis(MODULE, &field.module, clients()));
-    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &field.embedded, Through::Leader, clients()));
-    add(&mut targets, PROXY, on_proxy(PROXY, field, clients()));
-    add(&mut targets, ONE, on_cluster(ONE, &field.one, Through::Leader, clients()));
-    add(&mut targets, LEADER, on_cluster(LEADER, &field.three, Through::Leader, clients()));
-    add(&mut targets, ALL, on_cluster(ALL, &field.three, Through::All, clients()));
-    add(&mut targets, FIVE, on_cluster(FIVE, &field.five, Through::Leader, clients()));
-    add(&mut targets, ETCD_LOCK, on_etcd(ETCD_LOCK, field, Way::HotLockApi, HOT_CLIENTS));
-    add(&mut targets, ZOOKEEPER, on_zookeeper(ZOOKEEPER, field, HOT_CLIENTS, true));
+    add(&mut targets, MODULE, on_redis(MODULE, &systems.module, clients()));
+    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &systems.embedded, NodeSelection::Leader, clients()));
+    add(&mut targets, PROXY, on_proxy(PROXY, systems, clients()));
+    add(&mut targets, ONE, on_cluster(ONE, &systems.one, NodeSelection::Leader, clients()));
+    add(&mut targets, LEADER, on_cluster(LEADER, &systems.three, NodeSelection::Leader, clients()));
+    add(&mut targets, ALL, on_cluster(ALL, &systems.three, NodeSelection::All, clients()));
+    add(&mut targets, FIVE, on_cluster(FIVE, &systems.five, NodeSelection::Leader, clients()));
+    add(&mut targets, ETCD_LOCK, on_etcd(ETCD_LOCK, systems, EtcdMethod::HotLockApi, HOT_CLIENTS));
+    add(&mut targets, ZOOKEEPER, on_zookeeper(ZOOKEEPER, systems, HOT_CLIENTS, true));
     println!("\none hot name, {HOT_CLIENTS} clients waiting (p50, p99: the whole wait; second: release to the next one's grant)");
     let rows = alternate("hot", HOT_CLIENTS, targets, options, HOT_TURNS);
     print!("{}", table(&rows));
     Findings { rows, ..Findings::default() }
 }
 
-fn keeping(field: &Field, options: &Options) -> Findings {
+fn keeping(systems: &Systems, options: &Options) -> Findings {
     let clients = HOT_CLIENTS;
-    let renewing = || (0..clients).map(Renewing::new).collect::<Vec<_>>();
-    let multi = || (0..clients).map(Multi::new).collect::<Vec<_>>();
-    let sessions = || (0..clients).map(|_| SessionKept::new()).collect::<Vec<_>>();
+    let renewing = || (0..clients).map(RenewClient::new).collect::<Vec<_>>();
+    let multi = || (0..clients).map(MultiLockClient::new).collect::<Vec<_>>();
+    let sessions = || (0..clients).map(|_| SessionClient::new()).collect::<Vec<_>>();
     let mut findings = Findings::default();
     let mut measure = |part: &str, targets: Vec<Target>| {
         println!("\n{part}, {clients} clients");
@@ -125,19 +130,19 @@ fn keeping(field: &Field, options: &Options) -> Findings {
         findings.rows.extend(rows);
     };
     let mut targets = Vec::new();
-    add(&mut targets, MODULE, on_redis(MODULE, &field.module, renewing()));
-    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &field.embedded, Through::Leader, renewing()));
-    add(&mut targets, LEADER, on_cluster(LEADER, &field.three, Through::Leader, renewing()));
-    add(&mut targets, ALL, on_cluster(ALL, &field.three, Through::All, renewing()));
+    add(&mut targets, MODULE, on_redis(MODULE, &systems.module, renewing()));
+    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &systems.embedded, NodeSelection::Leader, renewing()));
+    add(&mut targets, LEADER, on_cluster(LEADER, &systems.three, NodeSelection::Leader, renewing()));
+    add(&mut targets, ALL, on_cluster(ALL, &systems.three, NodeSelection::All, renewing()));
     measure("renew", targets);
     let mut targets = Vec::new();
-    add(&mut targets, LEADER, on_cluster(LEADER, &field.three, Through::Leader, sessions()));
-    add(&mut targets, ALL, on_cluster(ALL, &field.three, Through::All, sessions()));
+    add(&mut targets, LEADER, on_cluster(LEADER, &systems.three, NodeSelection::Leader, sessions()));
+    add(&mut targets, ALL, on_cluster(ALL, &systems.three, NodeSelection::All, sessions()));
     measure("session keep-alive", targets);
     let mut targets = Vec::new();
-    add(&mut targets, MODULE, on_redis(MODULE, &field.module, multi()));
-    add(&mut targets, LEADER, on_cluster(LEADER, &field.three, Through::Leader, multi()));
-    add(&mut targets, ALL, on_cluster(ALL, &field.three, Through::All, multi()));
+    add(&mut targets, MODULE, on_redis(MODULE, &systems.module, multi()));
+    add(&mut targets, LEADER, on_cluster(LEADER, &systems.three, NodeSelection::Leader, multi()));
+    add(&mut targets, ALL, on_cluster(ALL, &systems.three, NodeSelection::All, multi()));
     measure("multi-lock of four", targets);
     findings
 }

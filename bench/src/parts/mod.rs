@@ -2,9 +2,9 @@
 
 pub(crate) mod disk;
 pub(crate) mod failover;
-pub(crate) mod field;
-pub(crate) mod held;
+pub(crate) mod held_locks;
 pub(crate) mod locks;
 pub(crate) mod passthrough;
+pub(crate) mod systems;
 pub(crate) mod tier1;
 pub(crate) mod versus;

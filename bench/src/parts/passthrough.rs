@@ -1,7 +1,7 @@
 //! Ordinary traffic (four GETs to a SET, values of 100 bytes) straight to a Redis, and through a proxy in front of it whose routes name
-//! other keys. In turns, so that both see the same weather.
+//! other keys. In turns, so that both see the same conditions.
 
-use crate::fleet::{Client, Fleet, Tally, Then};
+use crate::load_generator::{Client, LoadGenerator, NextStep, Tally};
 use crate::options::Options;
 use crate::report::{table, Findings, Row};
 use crate::resp;
@@ -40,17 +40,17 @@ impl Client for Pipeline {
         self.due = self.depth;
     }
 
-    fn take(&mut self, reply: &[u8], now: Instant, tally: &mut Tally) -> Result<Then, String> {
+    fn take(&mut self, reply: &[u8], now: Instant, tally: &mut Tally) -> Result<NextStep, String> {
         if resp::is_error(reply) {
             return Err(resp::shown(reply));
         }
         self.due -= 1;
         tally.done += 1;
         if self.due > 0 {
-            return Ok(Then::Waits);
+            return Ok(NextStep::AwaitReply);
         }
         tally.latencies.record(now - self.asked_at);
-        Ok(Then::MayRest)
+        Ok(NextStep::MayStop)
     }
 }
 
@@ -99,12 +99,16 @@ fn compare(
         };
         (0..connections).map(client).collect()
     };
-    let straight = Fleet::connect(&[redis.address], clients())?;
-    let mut targets = vec![Target::of_fleet(STRAIGHT, straight, vec![redis.process.id()])];
+    let straight = LoadGenerator::connect(&[redis.address], clients())?;
+    let mut targets = vec![Target::of_generator(STRAIGHT, straight, vec![redis.process.id()])];
     for (name, proxy) in proxies {
         let mut processes = proxy.process_ids();
         processes.push(redis.process.id());
-        targets.push(Target::of_fleet(name, Fleet::connect(&proxy.addresses(), clients())?, processes));
+        targets.push(Target::of_generator(
+            name,
+            LoadGenerator::connect(&proxy.addresses(), clients())?,
+            processes,
+        ));
     }
     Ok(alternate(&part(depth), connections, targets, options, TURNS))
 }

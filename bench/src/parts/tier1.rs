@@ -1,14 +1,14 @@
 //! Lock pairs on one Redis, four ways, in short turns: `SET NX PX` with a compare-and-delete script, the same with a fencing counter, the
 //! module, and the module through a proxy in front of it. All on the very same server, which has the module loaded.
 
-use super::field::{fenced, on_redis, pairs, set_nx};
-use crate::fleet::Fleet;
+use super::systems::{fenced, on_redis, pairs, set_nx};
+use crate::load_generator::LoadGenerator;
 use crate::options::Options;
 use crate::report::{table, Findings};
 use crate::servers::redfence::Cluster;
 use crate::servers::redis::Redis;
 use crate::target::{alternate, Target};
-use crate::work::pairs::Words;
+use crate::work::pairs::LockCommands;
 use std::time::Duration;
 
 const CLIENTS: usize = 32;
@@ -31,12 +31,12 @@ pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     )?;
     let mut processes = proxy.process_ids();
     processes.extend(redis.as_ref().map(|redis: &Redis| redis.process.id()));
-    let through = Fleet::connect(&proxy.addresses(), pairs(Words::Lock, CLIENTS))?;
+    let through = LoadGenerator::connect(&proxy.addresses(), pairs(LockCommands::Lock, CLIENTS))?;
     let targets = vec![
         on_redis(SET_NX, &redis, pairs(set_nx(address)?, CLIENTS))?,
         on_redis(FENCED, &redis, pairs(fenced(address)?, CLIENTS))?,
-        on_redis(MODULE, &redis, pairs(Words::Lock, CLIENTS))?,
-        Target::of_fleet(THROUGH, through, processes),
+        on_redis(MODULE, &redis, pairs(LockCommands::Lock, CLIENTS))?,
+        Target::of_generator(THROUGH, through, processes),
     ];
     let rows = alternate(PART, CLIENTS, targets, options, TURNS);
     print!("{}", table(&rows));

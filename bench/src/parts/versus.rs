@@ -1,13 +1,13 @@
 //! Two builds of Redfence side by side, three nodes each, in turns: what a change has cost or gained.
 
-use super::field::{doors, fenced, on_cluster, pairs, set_nx, Through};
-use crate::fleet::Client;
+use super::systems::{addresses_of, fenced, on_cluster, pairs, set_nx, NodeSelection};
+use crate::load_generator::Client;
 use crate::options::Options;
 use crate::report::{table, Findings};
 use crate::servers::redfence::Cluster;
 use crate::target::{add, alternate};
-use crate::work::hot::{GivenUp, Hot};
-use crate::work::pairs::Words;
+use crate::work::hot::{HotLockClient, LastRelease};
+use crate::work::pairs::LockCommands;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -32,21 +32,21 @@ pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     let other = Cluster::start(other, 3, &[]);
     let mut versus = Versus { options, this, other, findings: Findings::default() };
     for clients in CLIENTS.into_iter().filter(|clients| options.clients.is_none_or(|only| only == *clients)) {
-        for through in [Through::Leader, Through::All] {
+        for through in [NodeSelection::Leader, NodeSelection::All] {
             versus.compare(&format!("pairs, {through:?}"), clients, through, |_| {
-                Ok(pairs(Words::Lock, clients))
+                Ok(pairs(LockCommands::Lock, clients))
             });
         }
     }
-    versus.compare("SET NX and compare-and-delete", SCRIPT_CLIENTS, Through::Leader, |cluster| {
-        Ok(pairs(set_nx(doors(cluster, Through::Leader)?[0])?, SCRIPT_CLIENTS))
+    versus.compare("SET NX and compare-and-delete", SCRIPT_CLIENTS, NodeSelection::Leader, |cluster| {
+        Ok(pairs(set_nx(addresses_of(cluster, NodeSelection::Leader)?[0])?, SCRIPT_CLIENTS))
     });
-    versus.compare("fenced scripts", SCRIPT_CLIENTS, Through::Leader, |cluster| {
-        Ok(pairs(fenced(doors(cluster, Through::Leader)?[0])?, SCRIPT_CLIENTS))
+    versus.compare("fenced scripts", SCRIPT_CLIENTS, NodeSelection::Leader, |cluster| {
+        Ok(pairs(fenced(addresses_of(cluster, NodeSelection::Leader)?[0])?, SCRIPT_CLIENTS))
     });
-    versus.compare("hot", HOT_CLIENTS, Through::Leader, |_| {
-        let (name, given_up) = (Rc::new(crate::work::name(1_000_000)), GivenUp::default());
-        Ok((0..HOT_CLIENTS).map(|number| Hot::new(&name, &given_up, number)).collect())
+    versus.compare("hot", HOT_CLIENTS, NodeSelection::Leader, |_| {
+        let (name, last_release) = (Rc::new(crate::work::name(1_000_000)), LastRelease::default());
+        Ok((0..HOT_CLIENTS).map(|number| HotLockClient::new(&name, &last_release, number)).collect())
     });
     Ok(versus.findings)
 }
@@ -56,13 +56,13 @@ impl Versus<'_> {
         &mut self,
         part: &str,
         clients: usize,
-        through: Through,
+        nodes: NodeSelection,
         make: impl Fn(&Cluster) -> Result<Vec<C>, String>,
     ) {
         let mut targets = Vec::new();
         for (name, cluster) in [(OTHER, &self.other), (THIS, &self.this)] {
             let made = cluster.as_ref().map_err(Clone::clone).and_then(&make);
-            let target = made.and_then(|clients| on_cluster(name, cluster, through, clients));
+            let target = made.and_then(|clients| on_cluster(name, cluster, nodes, clients));
             add(&mut targets, name, target);
         }
         let rows = alternate(part, clients, targets, self.options, TURNS);

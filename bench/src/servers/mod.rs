@@ -104,7 +104,7 @@ pub(crate) fn cpu_of(pid: u32) -> Duration {
     TICK * ticks(&stat)
 }
 
-/// User and system time, the 14th and 15th field. The 2nd may hold spaces, so counting begins behind its bracket.
+/// User and system time, the 14th and 15th systems. The 2nd may hold spaces, so counting begins behind its bracket.
 fn ticks(stat: &str) -> u32 {
     let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields);
     fields.split_whitespace().skip(11).take(2).filter_map(|ticks| ticks.parse::<u32>().ok()).sum()

@@ -1,8 +1,8 @@
-//! What the clients of a fleet do, one file a kind of work, for everything that speaks Redis's protocol; ZooKeeper's is in
+//! Workloads of the load generator, one file each, for all servers that speak RESP; ZooKeeper's is in
 //! [`crate::zookeeper`], etcd's in [`crate::etcd`].
 
 pub(crate) mod hot;
-pub(crate) mod keeping;
+pub(crate) mod keepalive;
 pub(crate) mod multi;
 pub(crate) mod pairs;
 

@@ -1,13 +1,13 @@
 //! Takes four locks in one step and gives them back in one step, on names no other client asks for.
 
 use super::{write_owner, TTL_MS};
-use crate::fleet::{Client, Tally, Then};
+use crate::load_generator::{Client, NextStep, Tally};
 use crate::resp;
 use std::time::Instant;
 
 const LOCKS: usize = 4;
 
-pub(crate) struct Multi {
+pub(crate) struct MultiLockClient {
     names: [Vec<u8>; LOCKS],
     fences: Vec<Vec<u8>>,
     number: usize,
@@ -16,15 +16,22 @@ pub(crate) struct Multi {
     asked_at: Instant,
 }
 
-impl Multi {
-    pub(crate) fn new(number: usize) -> Multi {
+impl MultiLockClient {
+    pub(crate) fn new(number: usize) -> MultiLockClient {
         let first = 800_000_000_000 + (number * LOCKS) as u64;
         let names = std::array::from_fn(|at| super::name(first + at as u64));
-        Multi { names, fences: Vec::new(), number, attempt: 0, owner: Vec::new(), asked_at: Instant::now() }
+        MultiLockClient {
+            names,
+            fences: Vec::new(),
+            number,
+            attempt: 0,
+            owner: Vec::new(),
+            asked_at: Instant::now(),
+        }
     }
 }
 
-impl Client for Multi {
+impl Client for MultiLockClient {
     fn ask(&mut self, now: Instant, out: &mut Vec<u8>) {
         let mut words: Vec<&[u8]> = Vec::with_capacity(2 * LOCKS + 3);
         if self.fences.is_empty() {
@@ -43,7 +50,7 @@ impl Client for Multi {
         self.asked_at = now;
     }
 
-    fn take(&mut self, reply: &[u8], now: Instant, tally: &mut Tally) -> Result<Then, String> {
+    fn take(&mut self, reply: &[u8], now: Instant, tally: &mut Tally) -> Result<NextStep, String> {
         let numbers: Vec<i64> = resp::integers(reply).collect();
         if self.fences.is_empty() {
             if numbers.len() != LOCKS + 1 {
@@ -51,7 +58,7 @@ impl Client for Multi {
             }
             self.fences = numbers[..LOCKS].iter().map(|fence| fence.to_string().into_bytes()).collect();
             tally.latencies.record(now - self.asked_at);
-            return Ok(Then::GoesOn);
+            return Ok(NextStep::MustContinue);
         }
         if numbers != [1; LOCKS] {
             return Err(format!("not released: {}", resp::shown(reply)));
@@ -59,7 +66,7 @@ impl Client for Multi {
         self.fences.clear();
         tally.second.record(now - self.asked_at);
         tally.done += 1;
-        Ok(Then::MayRest)
+        Ok(NextStep::MayStop)
     }
 }
 
@@ -69,12 +76,12 @@ mod tests {
 
     #[test]
     fn all_four_or_nothing() {
-        let mut client = Multi::new(1);
+        let mut client = MultiLockClient::new(1);
         let (mut tally, mut out) = (Tally::default(), Vec::new());
         client.ask(Instant::now(), &mut out);
         assert!(client.take(b"*-1\r\n", Instant::now(), &mut tally).is_err());
         let grant = b"*2\r\n*4\r\n:1\r\n:2\r\n:3\r\n:4\r\n:30000\r\n";
-        assert_eq!(client.take(grant, Instant::now(), &mut tally), Ok(Then::GoesOn));
+        assert_eq!(client.take(grant, Instant::now(), &mut tally), Ok(NextStep::MustContinue));
         out.clear();
         client.ask(Instant::now(), &mut out);
         assert!(out.starts_with(b"*10\r\n$13\r\nLOCK.MRELEASE"));

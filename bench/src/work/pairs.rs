@@ -1,7 +1,7 @@
 //! Takes a lock and gives it back, again and again, on names no other client asks for.
 
 use super::{agreed, granted, write_owner, TTL_MS};
-use crate::fleet::{Client, Tally, Then};
+use crate::load_generator::{Client, NextStep, Tally};
 use crate::resp;
 use std::io::Write;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ pub(crate) const FENCED: &[u8] = b"if redis.call('set',KEYS[1],ARGV[1],'NX','PX'
 
 /// How a lock is asked for.
 #[derive(Clone, Debug)]
-pub(crate) enum Words {
+pub(crate) enum LockCommands {
     /// `SET NX PX`, and compare-and-delete by script.
     SetNx { compare_and_delete: Vec<u8> },
     /// The same with a counter beside it, by a script.
@@ -28,16 +28,16 @@ pub(crate) enum Words {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Half {
+enum PairPhase {
     Acquire,
     Release,
 }
 
-pub(crate) struct Pairs {
-    words: Rc<Words>,
+pub(crate) struct PairClient {
+    words: Rc<LockCommands>,
     number: usize,
     pair: u64,
-    half: Half,
+    half: PairPhase,
     name: Vec<u8>,
     counter: Vec<u8>,
     owner: Vec<u8>,
@@ -45,13 +45,13 @@ pub(crate) struct Pairs {
     asked_at: Instant,
 }
 
-impl Pairs {
-    pub(crate) fn new(words: &Rc<Words>, number: usize) -> Pairs {
-        Pairs {
+impl PairClient {
+    pub(crate) fn new(words: &Rc<LockCommands>, number: usize) -> PairClient {
+        PairClient {
             words: Rc::clone(words),
             number,
             pair: 0,
-            half: Half::Acquire,
+            half: PairPhase::Acquire,
             name: Vec::new(),
             counter: Vec::new(),
             owner: Vec::new(),
@@ -66,7 +66,7 @@ impl Pairs {
         let own = self.number as u64 * NAMES_PER_CLIENT + self.pair % NAMES_PER_CLIENT;
         let _ = write!(self.name, "{:<52}{own:012}", "tenant:4711:invoices:settlement:");
         write_owner(self.number, self.pair, &mut self.owner);
-        if matches!(*self.words, Words::Fenced { .. }) {
+        if matches!(*self.words, LockCommands::Fenced { .. }) {
             self.counter.clear();
             self.counter.extend_from_slice(b"counter:");
             self.counter.extend_from_slice(&self.name);
@@ -74,71 +74,71 @@ impl Pairs {
     }
 }
 
-impl Client for Pairs {
+impl Client for PairClient {
     fn ask(&mut self, now: Instant, out: &mut Vec<u8>) {
-        if self.half == Half::Acquire {
+        if self.half == PairPhase::Acquire {
             self.begin();
         }
         let (name, owner, fence) = (&self.name, &self.owner, &self.fence);
         match (&*self.words, self.half) {
-            (Words::SetNx { .. }, Half::Acquire) => {
+            (LockCommands::SetNx { .. }, PairPhase::Acquire) => {
                 resp::encode(&[b"SET", name, owner, b"NX", b"PX", TTL_MS], out);
             }
-            (Words::Fenced { acquire, .. }, Half::Acquire) => {
+            (LockCommands::Fenced { acquire, .. }, PairPhase::Acquire) => {
                 resp::encode(&[b"EVALSHA", acquire, b"2", name, &self.counter, owner, TTL_MS], out);
             }
             (
-                Words::SetNx { compare_and_delete } | Words::Fenced { compare_and_delete, .. },
-                Half::Release,
+                LockCommands::SetNx { compare_and_delete } | LockCommands::Fenced { compare_and_delete, .. },
+                PairPhase::Release,
             ) => {
                 resp::encode(&[b"EVALSHA", compare_and_delete, b"1", name, owner], out);
             }
-            (Words::Lock, Half::Acquire) => {
+            (LockCommands::Lock, PairPhase::Acquire) => {
                 resp::encode(&[b"LOCK.ACQUIRE", name, TTL_MS, b"OWNER", owner], out)
             }
-            (Words::Lock, Half::Release) => resp::encode(&[b"LOCK.RELEASE", name, fence], out),
-            (Words::Functions, Half::Acquire) => {
+            (LockCommands::Lock, PairPhase::Release) => resp::encode(&[b"LOCK.RELEASE", name, fence], out),
+            (LockCommands::Functions, PairPhase::Acquire) => {
                 resp::encode(&[b"FCALL", b"lock_acquire", b"1", name, TTL_MS, b"OWNER", owner], out);
             }
-            (Words::Functions, Half::Release) => {
+            (LockCommands::Functions, PairPhase::Release) => {
                 resp::encode(&[b"FCALL", b"lock_release", b"1", name, fence], out);
             }
         }
         self.asked_at = now;
     }
 
-    fn take(&mut self, reply: &[u8], now: Instant, tally: &mut Tally) -> Result<Then, String> {
+    fn take(&mut self, reply: &[u8], now: Instant, tally: &mut Tally) -> Result<NextStep, String> {
         let took = now - self.asked_at;
         match self.half {
-            Half::Acquire => {
+            PairPhase::Acquire => {
                 tally.latencies.record(took);
                 match &*self.words {
-                    Words::SetNx { .. } if reply == b"+OK\r\n" => {}
-                    Words::Fenced { .. } if reply.first() == Some(&b':') => {}
-                    Words::SetNx { .. } | Words::Fenced { .. } => {
+                    LockCommands::SetNx { .. } if reply == b"+OK\r\n" => {}
+                    LockCommands::Fenced { .. } if reply.first() == Some(&b':') => {}
+                    LockCommands::SetNx { .. } | LockCommands::Fenced { .. } => {
                         return Err(format!("not granted: {}", resp::shown(reply)))
                     }
-                    Words::Lock | Words::Functions => {
+                    LockCommands::Lock | LockCommands::Functions => {
                         let fence = granted(reply)?;
                         self.fence.clear();
                         let _ = write!(self.fence, "{fence}");
                     }
                 }
-                self.half = Half::Release;
-                Ok(Then::GoesOn)
+                self.half = PairPhase::Release;
+                Ok(NextStep::MustContinue)
             }
-            Half::Release => {
+            PairPhase::Release => {
                 tally.second.record(took);
                 match &*self.words {
-                    Words::SetNx { .. } | Words::Fenced { .. } if reply == b":1\r\n" => {}
-                    Words::SetNx { .. } | Words::Fenced { .. } => {
+                    LockCommands::SetNx { .. } | LockCommands::Fenced { .. } if reply == b":1\r\n" => {}
+                    LockCommands::SetNx { .. } | LockCommands::Fenced { .. } => {
                         return Err(format!("not released: {}", resp::shown(reply)))
                     }
-                    Words::Lock | Words::Functions => agreed(reply)?,
+                    LockCommands::Lock | LockCommands::Functions => agreed(reply)?,
                 }
                 tally.done += 1;
-                self.half = Half::Acquire;
-                Ok(Then::MayRest)
+                self.half = PairPhase::Acquire;
+                Ok(NextStep::MayStop)
             }
         }
     }
@@ -150,23 +150,23 @@ mod tests {
 
     #[test]
     fn a_pair_is_an_acquire_and_the_release_of_its_fence() {
-        let mut client = Pairs::new(&Rc::new(Words::Lock), 3);
+        let mut client = PairClient::new(&Rc::new(LockCommands::Lock), 3);
         let (mut tally, mut out) = (Tally::default(), Vec::new());
         let now = Instant::now();
         client.ask(now, &mut out);
         assert!(out.starts_with(b"*5\r\n$12\r\nLOCK.ACQUIRE\r\n$64\r\ntenant:"), "{}", resp::shown(&out));
-        assert_eq!(client.take(b"*2\r\n:4711\r\n:30000\r\n", now, &mut tally), Ok(Then::GoesOn));
+        assert_eq!(client.take(b"*2\r\n:4711\r\n:30000\r\n", now, &mut tally), Ok(NextStep::MustContinue));
         out.clear();
         client.ask(now, &mut out);
         assert!(out.ends_with(b"$4\r\n4711\r\n"), "{}", resp::shown(&out));
-        assert_eq!(client.take(b"*2\r\n:1\r\n$2\r\nok\r\n", now, &mut tally), Ok(Then::MayRest));
+        assert_eq!(client.take(b"*2\r\n:1\r\n$2\r\nok\r\n", now, &mut tally), Ok(NextStep::MayStop));
         assert_eq!((tally.done, tally.latencies.count(), tally.second.count()), (1, 1, 1));
     }
 
     #[test]
     fn a_refusal_is_an_error_not_a_pair() {
-        let words = Rc::new(Words::SetNx { compare_and_delete: vec![b'a'; 40] });
-        let mut client = Pairs::new(&words, 0);
+        let words = Rc::new(LockCommands::SetNx { compare_and_delete: vec![b'a'; 40] });
+        let mut client = PairClient::new(&words, 0);
         let (mut tally, mut out) = (Tally::default(), Vec::new());
         client.ask(Instant::now(), &mut out);
         assert!(client.take(b"$-1\r\n", Instant::now(), &mut tally).is_err());

@@ -5,16 +5,16 @@
 
 pub(crate) mod wire;
 
-use crate::fleet::{Client, Tally, Then};
-use crate::work::hot::GivenUp;
+use crate::load_generator::{Client, NextStep, Tally};
+use crate::work::hot::LastRelease;
 use std::collections::VecDeque;
 use std::time::Instant;
-use wire::{Answer, CreateMode, NODE_EXISTS, NO_NODE, OK};
+use wire::{CreateMode, ServerReply, NODE_EXISTS, NO_NODE, OK};
 
 const ROOT: &[u8] = b"/locks";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum RecipeState {
     Connect,
     MakeParents,
     Create,
@@ -25,7 +25,7 @@ enum State {
 }
 
 pub(crate) struct Recipe {
-    state: State,
+    state: RecipeState,
     xid: i32,
     /// Parents still to be made.
     unmade: VecDeque<Vec<u8>>,
@@ -35,23 +35,23 @@ pub(crate) struct Recipe {
     node: Vec<u8>,
     predecessor: Vec<u8>,
     /// Shared by all who wait for one hot lock; a private one is handed to nobody.
-    given_up: Option<GivenUp>,
+    last_release: Option<LastRelease>,
     released_at: Instant,
     asked_at: Instant,
 }
 
 impl Recipe {
     /// `name` has no slash in it.
-    pub(crate) fn new(name: &[u8], given_up: Option<&GivenUp>) -> Recipe {
+    pub(crate) fn new(name: &[u8], last_release: Option<&LastRelease>) -> Recipe {
         let parent = [ROOT, b"/", name].concat();
         Recipe {
-            state: State::Connect,
+            state: RecipeState::Connect,
             xid: 0,
             unmade: VecDeque::from([ROOT.to_vec(), parent.clone()]),
             parent,
             node: Vec::new(),
             predecessor: Vec::new(),
-            given_up: given_up.cloned(),
+            last_release: last_release.cloned(),
             released_at: Instant::now(),
             asked_at: Instant::now(),
         }
@@ -61,17 +61,17 @@ impl Recipe {
         format!("ZooKeeper answered {error} to {:?}", self.state)
     }
 
-    fn had(&mut self, now: Instant, tally: &mut Tally) -> Then {
+    fn had(&mut self, now: Instant, tally: &mut Tally) -> NextStep {
         tally.done += 1;
         tally.latencies.record(now - self.asked_at);
-        if let Some(given_up) = self.given_up.as_ref().and_then(|shared| shared.take()) {
-            tally.second.record(now - given_up);
+        if let Some(last_release) = self.last_release.as_ref().and_then(|shared| shared.take()) {
+            tally.second.record(now - last_release);
         }
-        self.state = State::Delete;
-        Then::GoesOn
+        self.state = RecipeState::Delete;
+        NextStep::MustContinue
     }
 
-    fn look_at_children(&mut self, body: &[u8], now: Instant, tally: &mut Tally) -> Then {
+    fn look_at_children(&mut self, body: &[u8], now: Instant, tally: &mut Tally) -> NextStep {
         let mine = sequence(&self.node);
         let before =
             wire::strings(body).filter(|child| sequence(child) < mine).max_by_key(|child| sequence(child));
@@ -79,8 +79,8 @@ impl Recipe {
             None => self.had(now, tally),
             Some(before) => {
                 self.predecessor = [&self.parent, b"/".as_slice(), before].concat();
-                self.state = State::Watch;
-                Then::GoesOn
+                self.state = RecipeState::Watch;
+                NextStep::MustContinue
             }
         }
     }
@@ -101,84 +101,86 @@ impl Client for Recipe {
         self.xid += 1;
         let xid = self.xid;
         match self.state {
-            State::Connect => wire::connect(out),
-            State::MakeParents => {
+            RecipeState::Connect => wire::connect(out),
+            RecipeState::MakeParents => {
                 let path = self.unmade.front().expect("only while some are unmade");
                 wire::create(xid, path, CreateMode::Persistent, out);
             }
-            State::Create => {
+            RecipeState::Create => {
                 self.asked_at = now;
                 let path = [&self.parent, b"/_c_-lock-".as_slice()].concat();
                 wire::create(xid, &path, CreateMode::EphemeralSequential, out);
             }
-            State::Children => wire::get_children(xid, &self.parent, out),
-            State::Watch | State::Watching => wire::get_data_and_watch(xid, &self.predecessor, out),
-            State::Delete => {
+            RecipeState::Children => wire::get_children(xid, &self.parent, out),
+            RecipeState::Watch | RecipeState::Watching => {
+                wire::get_data_and_watch(xid, &self.predecessor, out)
+            }
+            RecipeState::Delete => {
                 self.released_at = now;
-                if let Some(given_up) = &self.given_up {
-                    given_up.set(Some(now));
+                if let Some(last_release) = &self.last_release {
+                    last_release.set(Some(now));
                 }
                 wire::delete(xid, &self.node, out);
             }
         }
     }
 
-    fn take(&mut self, frame: &[u8], now: Instant, tally: &mut Tally) -> Result<Then, String> {
-        if self.state == State::Connect {
+    fn take(&mut self, frame: &[u8], now: Instant, tally: &mut Tally) -> Result<NextStep, String> {
+        if self.state == RecipeState::Connect {
             if wire::session_of(frame) == 0 {
                 return Err("ZooKeeper gave no session".into());
             }
-            self.state = State::MakeParents;
-            return Ok(Then::GoesOn);
+            self.state = RecipeState::MakeParents;
+            return Ok(NextStep::MustContinue);
         }
         let answer = wire::read(frame).ok_or("ZooKeeper sent a frame that is too short")?;
         let (error, body) = match answer {
-            Answer::Event if self.state == State::Watching => {
-                self.state = State::Children;
-                return Ok(Then::GoesOn);
+            ServerReply::Event if self.state == RecipeState::Watching => {
+                self.state = RecipeState::Children;
+                return Ok(NextStep::MustContinue);
             }
-            Answer::Event => return Err(format!("a watch fired in {:?}", self.state)),
-            Answer::Reply { error, body, .. } => (error, body),
+            ServerReply::Event => return Err(format!("a watch fired in {:?}", self.state)),
+            ServerReply::Reply { error, body, .. } => (error, body),
         };
         match (self.state, error) {
-            (State::MakeParents, OK | NODE_EXISTS) => {
+            (RecipeState::MakeParents, OK | NODE_EXISTS) => {
                 self.unmade.pop_front();
                 if self.unmade.is_empty() {
-                    self.state = State::Create;
+                    self.state = RecipeState::Create;
                 }
-                Ok(Then::GoesOn)
+                Ok(NextStep::MustContinue)
             }
-            (State::Create, OK) => {
+            (RecipeState::Create, OK) => {
                 let (path, _) = wire::string(body).ok_or("ZooKeeper named no node")?;
                 self.node = path.to_vec();
-                self.state = State::Children;
-                Ok(Then::GoesOn)
+                self.state = RecipeState::Children;
+                Ok(NextStep::MustContinue)
             }
-            (State::Children, OK) => Ok(self.look_at_children(body, now, tally)),
-            (State::Watch, OK) => {
-                self.state = State::Watching;
-                Ok(Then::Waits)
+            (RecipeState::Children, OK) => Ok(self.look_at_children(body, now, tally)),
+            (RecipeState::Watch, OK) => {
+                self.state = RecipeState::Watching;
+                Ok(NextStep::AwaitReply)
             }
             // It has gone in between.
-            (State::Watch, NO_NODE) => {
-                self.state = State::Children;
-                Ok(Then::GoesOn)
+            (RecipeState::Watch, NO_NODE) => {
+                self.state = RecipeState::Children;
+                Ok(NextStep::MustContinue)
             }
-            (State::Delete, OK) => {
-                if self.given_up.is_none() {
+            (RecipeState::Delete, OK) => {
+                if self.last_release.is_none() {
                     tally.second.record(now - self.released_at);
                 }
-                self.state = State::Create;
-                Ok(Then::MayRest)
+                self.state = RecipeState::Create;
+                Ok(NextStep::MayStop)
             }
             (
-                State::Connect
-                | State::MakeParents
-                | State::Create
-                | State::Children
-                | State::Watch
-                | State::Watching
-                | State::Delete,
+                RecipeState::Connect
+                | RecipeState::MakeParents
+                | RecipeState::Create
+                | RecipeState::Children
+                | RecipeState::Watch
+                | RecipeState::Watching
+                | RecipeState::Delete,
                 error,
             ) => Err(self.unexpected(error)),
         }
@@ -211,9 +213,9 @@ mod tests {
         ]);
         recipe.look_at_children(&body, Instant::now(), &mut tally);
         assert_eq!(recipe.predecessor, b"/locks/hot/_c_-lock-0000000011");
-        assert_eq!((recipe.state, tally.done), (State::Watch, 0));
+        assert_eq!((recipe.state, tally.done), (RecipeState::Watch, 0));
         let body = children(&["_c_-lock-0000000013", "_c_-lock-0000000012"]);
         recipe.look_at_children(&body, Instant::now(), &mut tally);
-        assert_eq!((recipe.state, tally.done), (State::Delete, 1));
+        assert_eq!((recipe.state, tally.done), (RecipeState::Delete, 1));
     }
 }

@@ -98,7 +98,7 @@ pub(crate) fn get_children(xid: i32, path: &[u8], out: &mut Vec<u8>) {
 
 /// A frame after the greeting.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Answer<'a> {
+pub(crate) enum ServerReply<'a> {
     /// A watch has fired.
     Event,
     Reply {
@@ -108,13 +108,13 @@ pub(crate) enum Answer<'a> {
     },
 }
 
-pub(crate) fn read(frame: &[u8]) -> Option<Answer<'_>> {
+pub(crate) fn read(frame: &[u8]) -> Option<ServerReply<'_>> {
     let int_at =
         |at: usize| frame.get(at..at + 4).and_then(|bytes| bytes.try_into().ok()).map(i32::from_be_bytes);
     let (xid, error) = (int_at(4)?, int_at(16)?);
     Some(match xid {
-        XID_OF_EVENTS => Answer::Event,
-        xid => Answer::Reply { xid, error, body: frame.get(20..)? },
+        XID_OF_EVENTS => ServerReply::Event,
+        xid => ServerReply::Reply { xid, error, body: frame.get(20..)? },
     })
 }
 
@@ -158,9 +158,9 @@ mod tests {
             out.extend_from_slice(&5i64.to_be_bytes());
             int(out, NO_NODE);
         });
-        assert_eq!(read(&reply), Some(Answer::Reply { xid: 9, error: NO_NODE, body: b"" }));
+        assert_eq!(read(&reply), Some(ServerReply::Reply { xid: 9, error: NO_NODE, body: b"" }));
         reply[4..8].copy_from_slice(&XID_OF_EVENTS.to_be_bytes());
-        assert_eq!(read(&reply), Some(Answer::Event));
+        assert_eq!(read(&reply), Some(ServerReply::Event));
         assert_eq!(read(&reply[..10]), None);
     }
 

@@ -1,6 +1,6 @@
 //! The closed-loop generator: many connections, one thread, non-blocking sockets.
 //!
-//! A [`Client`] says what to ask and judges the answers; the fleet moves the bytes. One thread, one read and one write a request (or a
+//! A [`Client`] writes requests and checks replies; the generator moves the bytes. One thread, one read and one write a request (or a
 //! batch of them): load and servers share the machine's cores, so what the load costs is taken from what is measured.
 
 use crate::latencies::Latencies;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 const SCRATCH_BYTES: usize = 64 * 1024;
 
-/// What a turn has brought.
+/// What was measured in one turn.
 #[derive(Clone, Default)]
 pub(crate) struct Tally {
     /// Units of work done: pairs, renewals, commands.
@@ -40,15 +40,15 @@ impl Tally {
     }
 }
 
-/// After an answer.
+/// What a client does after a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Then {
-    /// More answers are due.
-    Waits,
-    /// The client must ask again before it may stop: it holds something.
-    GoesOn,
-    /// The turn may end here.
-    MayRest,
+pub(crate) enum NextStep {
+    /// More replies are expected.
+    AwaitReply,
+    /// The client must send another request before it may stop: it holds a lock.
+    MustContinue,
+    /// The client may stop here if the turn is over.
+    MayStop,
 }
 
 pub(crate) trait Client {
@@ -56,10 +56,10 @@ pub(crate) trait Client {
     fn answer_len(bytes: &[u8]) -> Option<usize> {
         resp::reply_len(bytes)
     }
-    /// Writes what to ask next.
+    /// Writes the next request.
     fn ask(&mut self, now: Instant, out: &mut Vec<u8>);
-    /// Judges one answer. A wrong one ends the run: figures of refused commands mean nothing.
-    fn take(&mut self, reply: &[u8], now: Instant, tally: &mut Tally) -> Result<Then, String>;
+    /// Checks one reply. A wrong one ends the run: figures of refused commands mean nothing.
+    fn take(&mut self, reply: &[u8], now: Instant, tally: &mut Tally) -> Result<NextStep, String>;
 }
 
 struct Connection<C> {
@@ -68,19 +68,19 @@ struct Connection<C> {
     address: SocketAddr,
     unsent: Vec<u8>,
     received: Vec<u8>,
-    rests: bool,
+    is_idle: bool,
 }
 
-pub(crate) struct Fleet<C> {
+pub(crate) struct LoadGenerator<C> {
     poll: Poll,
     events: Events,
     scratch: Vec<u8>,
     connections: Vec<Connection<C>>,
 }
 
-impl<C: Client> Fleet<C> {
+impl<C: Client> LoadGenerator<C> {
     /// One connection a client, spread over the addresses in turn.
-    pub(crate) fn connect(addresses: &[SocketAddr], clients: Vec<C>) -> Result<Fleet<C>, String> {
+    pub(crate) fn connect(addresses: &[SocketAddr], clients: Vec<C>) -> Result<LoadGenerator<C>, String> {
         let poll = Poll::new().map_err(|error| format!("no epoll: {error}"))?;
         let mut connections = Vec::with_capacity(clients.len());
         for (number, client) in clients.into_iter().enumerate() {
@@ -102,11 +102,11 @@ impl<C: Client> Fleet<C> {
                 address,
                 unsent: Vec::with_capacity(512),
                 received: Vec::with_capacity(512),
-                rests: true,
+                is_idle: true,
             });
         }
         let events = Events::with_capacity(1024);
-        Ok(Fleet { poll, events, scratch: vec![0; SCRATCH_BYTES], connections })
+        Ok(LoadGenerator { poll, events, scratch: vec![0; SCRATCH_BYTES], connections })
     }
 
     #[cfg(test)]
@@ -119,7 +119,7 @@ impl<C: Client> Fleet<C> {
         let mut tally = Tally::default();
         let began = Instant::now();
         for connection in &mut self.connections {
-            connection.rests = false;
+            connection.is_idle = false;
             connection.ask(began)?;
         }
         let mut busy = self.connections.len();
@@ -136,10 +136,10 @@ impl<C: Client> Fleet<C> {
                 if !event.is_readable() {
                     continue;
                 }
-                let rested = connection.rests;
+                let was_idle = connection.is_idle;
                 let is_over = began.elapsed() >= length;
                 connection.receive(&mut self.scratch, is_over, &mut tally)?;
-                busy -= usize::from(connection.rests && !rested);
+                busy -= usize::from(connection.is_idle && !was_idle);
             }
         }
         tally.wall = began.elapsed();
@@ -147,7 +147,7 @@ impl<C: Client> Fleet<C> {
     }
 
     fn silence(&self) -> String {
-        let waiting = self.connections.iter().filter(|connection| !connection.rests);
+        let waiting = self.connections.iter().filter(|connection| !connection.is_idle);
         let addresses: std::collections::BTreeSet<String> =
             waiting.map(|connection| connection.address.to_string()).collect();
         format!("no answer for {} s from {addresses:?}", SILENCE_MAX.as_secs())
@@ -200,19 +200,19 @@ impl<C: Client> Connection<C> {
             whole = std::mem::take(&mut self.received);
             &whole
         };
-        let mut then = Then::Waits;
+        let mut then = NextStep::AwaitReply;
         while let Some(len) = C::answer_len(rest) {
             then = self.client.take(&rest[..len], now, tally)?;
             rest = &rest[len..];
         }
         self.received.extend_from_slice(rest);
         match then {
-            Then::Waits => Ok(()),
-            Then::MayRest if is_over => {
-                self.rests = true;
+            NextStep::AwaitReply => Ok(()),
+            NextStep::MayStop if is_over => {
+                self.is_idle = true;
                 Ok(())
             }
-            Then::GoesOn | Then::MayRest => self.ask(now),
+            NextStep::MustContinue | NextStep::MayStop => self.ask(now),
         }
     }
 }
@@ -233,16 +233,16 @@ mod tests {
             out.extend(std::iter::repeat_n(b'+', self.batch));
         }
 
-        fn take(&mut self, reply: &[u8], _now: Instant, tally: &mut Tally) -> Result<Then, String> {
+        fn take(&mut self, reply: &[u8], _now: Instant, tally: &mut Tally) -> Result<NextStep, String> {
             if resp::is_error(reply) {
                 return Err(resp::shown(reply));
             }
             self.answered += 1;
             tally.done += 1;
             Ok(match self.answered % (2 * self.batch) {
-                0 => Then::MayRest,
-                some if some == self.batch => Then::GoesOn,
-                _ => Then::Waits,
+                0 => NextStep::MayStop,
+                some if some == self.batch => NextStep::MustContinue,
+                _ => NextStep::AwaitReply,
             })
         }
     }
@@ -274,19 +274,20 @@ mod tests {
     fn every_client_ends_its_turn_at_rest_and_every_reply_is_counted() {
         let address = echo(b"*2\r\n:1\r\n$2\r\nok\r\n");
         let clients = (0..5).map(|_| Asker { batch: 3, answered: 0 }).collect();
-        let mut fleet = Fleet::connect(&[address], clients).expect("connected");
-        let tally = fleet.turn(Duration::from_millis(30)).expect("a turn");
-        let counted: usize = fleet.clients().map(|client| client.answered).sum();
+        let mut generator = LoadGenerator::connect(&[address], clients).expect("connected");
+        let tally = generator.turn(Duration::from_millis(30)).expect("a turn");
+        let counted: usize = generator.clients().map(|client| client.answered).sum();
         assert_eq!(counted as u64, tally.done);
         assert!(tally.done >= 30);
-        assert!(fleet.clients().all(|client| client.answered.is_multiple_of(6) && client.answered > 0));
-        assert!(fleet.turn(Duration::from_millis(1)).expect("a second turn").done >= 30);
+        assert!(generator.clients().all(|client| client.answered.is_multiple_of(6) && client.answered > 0));
+        assert!(generator.turn(Duration::from_millis(1)).expect("a second turn").done >= 30);
     }
 
     #[test]
     fn a_refusal_ends_the_turn() {
         let address = echo(b"-ERR no\r\n");
-        let mut fleet = Fleet::connect(&[address], vec![Asker { batch: 1, answered: 0 }]).expect("connected");
-        assert_eq!(fleet.turn(Duration::from_millis(5)).err(), Some("-ERR no".to_string()));
+        let mut generator =
+            LoadGenerator::connect(&[address], vec![Asker { batch: 1, answered: 0 }]).expect("connected");
+        assert_eq!(generator.turn(Duration::from_millis(5)).err(), Some("-ERR no".to_string()));
     }
 }

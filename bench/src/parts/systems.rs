@@ -1,15 +1,15 @@
-//! All that is compared, started together: one place for who serves whom.
+//! Starts every system that is compared, and builds the load targets for each.
 
-use crate::etcd::{EtcdLoad, Way};
-use crate::fleet::{Client, Fleet};
+use crate::etcd::{EtcdLoad, EtcdMethod};
+use crate::load_generator::{Client, LoadGenerator};
 use crate::options::Options;
 use crate::servers::etcd::Etcd;
 use crate::servers::redfence::Cluster;
 use crate::servers::redis::{load_script, Redis};
 use crate::servers::zookeeper::ZooKeeper;
 use crate::target::Target;
-use crate::work::hot::GivenUp;
-use crate::work::pairs::{Pairs, Words, COMPARE_AND_DELETE, FENCED};
+use crate::work::hot::LastRelease;
+use crate::work::pairs::{LockCommands, PairClient, COMPARE_AND_DELETE, FENCED};
 use crate::zookeeper::Recipe;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -19,8 +19,8 @@ const FUNCTIONS: &[u8] = include_bytes!("../../../lua/redfence.lua");
 /// The proxies that show Tier 1.
 const TIER1: [&str; 2] = ["--default-tier", "efficiency"];
 
-/// Each is there, or the reason why not.
-pub(crate) struct Field {
+/// Each system, or the reason why it could not be started.
+pub(crate) struct Systems {
     pub(crate) redis: Result<Redis, String>,
     pub(crate) functions: Result<Redis, String>,
     pub(crate) module: Result<Redis, String>,
@@ -33,21 +33,21 @@ pub(crate) struct Field {
     pub(crate) zookeeper: Result<ZooKeeper, String>,
 }
 
-impl Field {
-    pub(crate) fn start(options: &Options) -> Result<Field, String> {
+impl Systems {
+    pub(crate) fn start(options: &Options) -> Result<Systems, String> {
         let binary = options.redfence()?;
         crate::report::progress("starting servers");
         let module = options.module().and_then(|module| Redis::start(Some(&module)));
         let proxy = match &module {
             Ok(module) => {
-                let behind = module.address.to_string();
-                Cluster::start(&binary, 1, &["--redis", &behind, TIER1[0], TIER1[1]])
+                let upstream = module.address.to_string();
+                Cluster::start(&binary, 1, &["--redis", &upstream, TIER1[0], TIER1[1]])
             }
             Err(reason) => Err(reason.clone()),
         };
         let functions = Redis::start(None);
         let functions = functions.and_then(|redis| redis.load_functions(FUNCTIONS).map(|()| redis));
-        let field = Field {
+        let systems = Systems {
             redis: Redis::start(None),
             functions,
             module,
@@ -60,28 +60,28 @@ impl Field {
             zookeeper: ZooKeeper::start(),
         };
         crate::report::progress("");
-        Ok(field)
+        Ok(systems)
     }
 }
 
 /// Which nodes of a cluster the clients are connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Through {
+pub(crate) enum NodeSelection {
     Leader,
     Followers,
     All,
 }
 
-pub(crate) fn doors(cluster: &Cluster, through: Through) -> Result<Vec<SocketAddr>, String> {
+pub(crate) fn addresses_of(cluster: &Cluster, nodes: NodeSelection) -> Result<Vec<SocketAddr>, String> {
     let leader = cluster.await_leader()?;
     let mut addresses = cluster.addresses();
-    Ok(match through {
-        Through::Leader => vec![addresses[leader]],
-        Through::Followers => {
+    Ok(match nodes {
+        NodeSelection::Leader => vec![addresses[leader]],
+        NodeSelection::Followers => {
             addresses.remove(leader);
             addresses
         }
-        Through::All => addresses,
+        NodeSelection::All => addresses,
     })
 }
 
@@ -89,12 +89,12 @@ pub(crate) fn doors(cluster: &Cluster, through: Through) -> Result<Vec<SocketAdd
 pub(crate) fn on_cluster<C: Client + 'static>(
     name: &str,
     cluster: &Result<Cluster, String>,
-    through: Through,
+    nodes: NodeSelection,
     clients: Vec<C>,
 ) -> Result<Target, String> {
     let cluster = cluster.as_ref().map_err(Clone::clone)?;
-    let fleet = Fleet::connect(&doors(cluster, through)?, clients)?;
-    Ok(Target::of_fleet(name, fleet, cluster.process_ids()))
+    let generator = LoadGenerator::connect(&addresses_of(cluster, nodes)?, clients)?;
+    Ok(Target::of_generator(name, generator, cluster.process_ids()))
 }
 
 /// Clients of one kind against a Redis.
@@ -104,53 +104,63 @@ pub(crate) fn on_redis<C: Client + 'static>(
     clients: Vec<C>,
 ) -> Result<Target, String> {
     let redis = redis.as_ref().map_err(Clone::clone)?;
-    let fleet = Fleet::connect(&[redis.address], clients)?;
-    Ok(Target::of_fleet(name, fleet, vec![redis.process.id()]))
+    let generator = LoadGenerator::connect(&[redis.address], clients)?;
+    Ok(Target::of_generator(name, generator, vec![redis.process.id()]))
 }
 
-/// The proxy and the Redis behind it: the time of both counts.
+/// The proxy and its upstream Redis: the CPU time of both counts.
 pub(crate) fn on_proxy<C: Client + 'static>(
     name: &str,
-    field: &Field,
+    systems: &Systems,
     clients: Vec<C>,
 ) -> Result<Target, String> {
-    let redis = field.module.as_ref().map_err(Clone::clone)?;
-    let proxy = field.proxy.as_ref().map_err(Clone::clone)?;
-    let fleet = Fleet::connect(&proxy.addresses(), clients)?;
+    let redis = systems.module.as_ref().map_err(Clone::clone)?;
+    let proxy = systems.proxy.as_ref().map_err(Clone::clone)?;
+    let generator = LoadGenerator::connect(&proxy.addresses(), clients)?;
     let mut processes = proxy.process_ids();
     processes.push(redis.process.id());
-    Ok(Target::of_fleet(name, fleet, processes))
+    Ok(Target::of_generator(name, generator, processes))
 }
 
-pub(crate) fn on_etcd(name: &str, field: &Field, way: Way, clients: usize) -> Result<Target, String> {
-    let etcd = field.etcd.as_ref().map_err(Clone::clone)?;
+pub(crate) fn on_etcd(
+    name: &str,
+    systems: &Systems,
+    method: EtcdMethod,
+    clients: usize,
+) -> Result<Target, String> {
+    let etcd = systems.etcd.as_ref().map_err(Clone::clone)?;
     let leader = etcd.addresses[etcd.await_leader()?];
-    Ok(Target::of_etcd(name, EtcdLoad::connect(leader, way, clients)?, etcd.process_ids()))
+    Ok(Target::of_etcd(name, EtcdLoad::connect(leader, method, clients)?, etcd.process_ids()))
 }
 
 /// Every client on a name of its own, or all on one.
-pub(crate) fn on_zookeeper(name: &str, field: &Field, clients: usize, hot: bool) -> Result<Target, String> {
-    let zookeeper = field.zookeeper.as_ref().map_err(Clone::clone)?;
-    let given_up = GivenUp::default();
+pub(crate) fn on_zookeeper(
+    name: &str,
+    systems: &Systems,
+    clients: usize,
+    hot: bool,
+) -> Result<Target, String> {
+    let zookeeper = systems.zookeeper.as_ref().map_err(Clone::clone)?;
+    let last_release = LastRelease::default();
     let client = |number: usize| {
         let lock = crate::work::name(if hot { 1_000_000 } else { number as u64 });
-        Recipe::new(&lock, hot.then_some(&given_up))
+        Recipe::new(&lock, hot.then_some(&last_release))
     };
-    let fleet = Fleet::connect(&[zookeeper.leader()?], (0..clients).map(client).collect())?;
-    Ok(Target::of_fleet(name, fleet, zookeeper.process_ids()))
+    let generator = LoadGenerator::connect(&[zookeeper.leader()?], (0..clients).map(client).collect())?;
+    Ok(Target::of_generator(name, generator, zookeeper.process_ids()))
 }
 
-pub(crate) fn pairs(words: Words, clients: usize) -> Vec<Pairs> {
+pub(crate) fn pairs(words: LockCommands, clients: usize) -> Vec<PairClient> {
     let words = Rc::new(words);
-    (0..clients).map(|number| Pairs::new(&words, number)).collect()
+    (0..clients).map(|number| PairClient::new(&words, number)).collect()
 }
 
-pub(crate) fn set_nx(address: SocketAddr) -> Result<Words, String> {
-    Ok(Words::SetNx { compare_and_delete: load_script(address, COMPARE_AND_DELETE)? })
+pub(crate) fn set_nx(address: SocketAddr) -> Result<LockCommands, String> {
+    Ok(LockCommands::SetNx { compare_and_delete: load_script(address, COMPARE_AND_DELETE)? })
 }
 
-pub(crate) fn fenced(address: SocketAddr) -> Result<Words, String> {
-    Ok(Words::Fenced {
+pub(crate) fn fenced(address: SocketAddr) -> Result<LockCommands, String> {
+    Ok(LockCommands::Fenced {
         acquire: load_script(address, FENCED)?,
         compare_and_delete: load_script(address, COMPARE_AND_DELETE)?,
     })

@@ -3,15 +3,15 @@
 //! Two clusters of three side by side, one that keeps a thousand locks and one that grows: their turns alternate, so that the machine's
 //! weather does not look like a cost.
 
-use super::field::{doors, pairs, Through};
-use crate::fleet::{Client, Fleet, Tally, Then};
+use super::systems::{addresses_of, pairs, NodeSelection};
+use crate::load_generator::{Client, LoadGenerator, NextStep, Tally};
 use crate::options::Options;
 use crate::plot::Plot;
 use crate::report::{progress, table, Findings};
 use crate::resp;
 use crate::servers::redfence::Cluster;
 use crate::target::{alternate, Target};
-use crate::work::pairs::Words;
+use crate::work::pairs::LockCommands;
 use crate::work::write_owner;
 use std::time::{Duration, Instant};
 
@@ -50,16 +50,16 @@ impl Client for Filler {
         self.next = until;
     }
 
-    fn take(&mut self, reply: &[u8], _now: Instant, tally: &mut Tally) -> Result<Then, String> {
+    fn take(&mut self, reply: &[u8], _now: Instant, tally: &mut Tally) -> Result<NextStep, String> {
         if reply.first() != Some(&b'*') || resp::is_nil(reply) {
             return Err(format!("not granted: {}", resp::shown(reply)));
         }
         tally.done += 1;
         self.due -= 1;
         Ok(match (self.due, self.next == self.end) {
-            (0, true) => Then::MayRest,
-            (0, false) => Then::GoesOn,
-            (_, _) => Then::Waits,
+            (0, true) => NextStep::MayStop,
+            (0, false) => NextStep::MustContinue,
+            (_, _) => NextStep::AwaitReply,
         })
     }
 }
@@ -78,7 +78,8 @@ fn fill(cluster: &Cluster, from: u64, to: u64) -> Result<(), String> {
     if fillers.is_empty() {
         return Ok(());
     }
-    let tally = Fleet::connect(&doors(cluster, Through::Leader)?, fillers)?.turn(Duration::ZERO)?;
+    let tally = LoadGenerator::connect(&addresses_of(cluster, NodeSelection::Leader)?, fillers)?
+        .turn(Duration::ZERO)?;
     if tally.done == to - from {
         Ok(())
     } else {
@@ -87,8 +88,11 @@ fn fill(cluster: &Cluster, from: u64, to: u64) -> Result<(), String> {
 }
 
 fn load(name: &str, cluster: &Cluster) -> Result<Target, String> {
-    let fleet = Fleet::connect(&doors(cluster, Through::Leader)?, pairs(Words::Lock, CLIENTS))?;
-    Ok(Target::of_fleet(name, fleet, cluster.process_ids()))
+    let generator = LoadGenerator::connect(
+        &addresses_of(cluster, NodeSelection::Leader)?,
+        pairs(LockCommands::Lock, CLIENTS),
+    )?;
+    Ok(Target::of_generator(name, generator, cluster.process_ids()))
 }
 
 pub(crate) fn run(options: &Options) -> Result<Findings, String> {
@@ -191,14 +195,14 @@ mod tests {
             let mut out = Vec::new();
             filler.ask(Instant::now(), &mut out);
             asked += out.windows(12).filter(|some| *some == b"LOCK.ACQUIRE").count();
-            let mut then = Then::Waits;
+            let mut then = NextStep::AwaitReply;
             for _ in 0..filler.due {
                 then = filler.take(b"*2\r\n:1\r\n:9\r\n", Instant::now(), &mut tally).expect("granted");
             }
-            if then == Then::MayRest {
+            if then == NextStep::MayStop {
                 break;
             }
-            assert_eq!(then, Then::GoesOn);
+            assert_eq!(then, NextStep::MustContinue);
         }
         assert_eq!((asked as u64, tally.done), (DEPTH + 3, DEPTH + 3));
         assert!(filler.take(b"*-1\r\n", Instant::now(), &mut tally).is_err());
