@@ -1,4 +1,4 @@
-//! One connection of one client task: a question, an answer, or the loss of both.
+//! One connection of one client task: a request, and its reply or the loss of the connection.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,7 +18,7 @@ pub struct ClientConnection {
     pub endpoint: Arc<NodeEndpoint>,
 }
 
-/// Nobody knows what became of the question.
+/// The connection broke or timed out: the outcome of the request is unknown.
 #[derive(Debug)]
 pub struct ConnectionLost;
 
@@ -26,12 +26,12 @@ impl ClientConnection {
     pub async fn open(endpoint: Arc<NodeEndpoint>) -> Option<ClientConnection> {
         let stream = timeout(CONNECT_WITHIN, TcpStream::connect(endpoint.address)).await.ok()?.ok()?;
         stream.set_nodelay(true).ok()?;
-        // Closed without a word, as by a client that is killed: the node must notice by itself.
+        // Closed with RST, as by a killed client: the node must notice by itself.
         stream.set_zero_linger().ok()?;
         Some(ClientConnection { stream, buffer: Vec::with_capacity(512), endpoint })
     }
 
-    /// After a loss the connection is of no use: its owner drops it.
+    /// After an error the connection must be dropped.
     pub async fn ask(
         &mut self,
         words: &[impl AsRef<[u8]>],

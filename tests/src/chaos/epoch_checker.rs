@@ -1,4 +1,4 @@
-//! The checker's thread: takes each finished epoch, checks it, forgets it. A history that cannot have happened is kept.
+//! The checker thread: checks each finished epoch and drops it. An invalid history is written to a file.
 
 use std::path::Path;
 use std::sync::mpsc::Receiver;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use super::recorder::FinishedEpoch;
 use crate::checker::{check, check_holds, jsonl, Answer, Call, Operation, Outcome, Rules};
 
-/// What all epochs came to.
+/// Totals over all epochs.
 #[derive(Debug, Default)]
 pub struct CheckSummary {
     pub epochs: u64,
@@ -21,7 +21,7 @@ pub struct CheckSummary {
     pub took: Duration,
 }
 
-/// One witness is enough to look for the bug; the history has the rest.
+/// The kept history has the rest.
 const VIOLATIONS_SHOWN_MAX: usize = 20;
 
 /// Server and clients round to milliseconds, and all processes share one machine's clock.
@@ -60,9 +60,11 @@ impl CheckSummary {
         }
         match kept {
             Ok(()) => {
-                println!("epoch {} cannot have happened; its history is in {}", epoch.number, path.display())
+                println!("epoch {} is not a valid history; it is kept in {}", epoch.number, path.display())
             }
-            Err(error) => println!("epoch {} cannot have happened; not kept: {error}", epoch.number),
+            Err(error) => {
+                println!("epoch {} is not a valid history; it could not be written: {error}", epoch.number)
+            }
         }
     }
 

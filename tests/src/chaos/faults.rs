@@ -1,4 +1,4 @@
-//! The kinds of faults, what each needs, and what became of each that was injected.
+//! The kinds of faults, what each needs of the environment, and the record of an injected one.
 
 use super::environment::Environment;
 
@@ -46,7 +46,7 @@ kinds! {
 }
 
 impl FaultKind {
-    /// Need nothing but the right to send signals.
+    /// Kinds that need only signals.
     pub const BASIC: &[FaultKind] = &[
         FaultKind::KillLeader,
         FaultKind::KillFollower,

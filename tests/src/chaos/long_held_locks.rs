@@ -1,4 +1,4 @@
-//! Locks taken before the first fault and asked for after the last: nothing acknowledged may be lost in between.
+//! Locks taken before the first fault and read after the last: no acknowledged grant may be lost in between.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn owner(number: usize) -> String {
     format!("keeper-{number}")
 }
 
-/// Asks until there is an answer that is no error.
+/// Retries until a reply is not an error.
 fn answer(node: &Node, words: &[&str]) -> Result<Value, String> {
     let mut last = None;
     poll_until(WITHIN, || {
@@ -52,7 +52,7 @@ impl LongHeldLocks {
             let (now, by) = (field(&seen, "fence"), field(&seen, "owner"));
             if now.as_ref() != Some(fence) || by != Some(Value::bulk(owner(number))) {
                 return Err(format!(
-                    "{} was granted under {fence:?} and never given back; node {} shows {seen:?}",
+                    "{} was granted under {fence:?} and never released; node {} shows {seen:?}",
                     name(number),
                     node.id
                 ));
@@ -61,7 +61,7 @@ impl LongHeldLocks {
         Ok(())
     }
 
-    /// Every node answers from its own state: all must say the same of every lock that is held.
+    /// Every node replies from its own state: all must agree on every lock that is held.
     pub fn are_the_same_everywhere(&self, cluster: &Cluster) -> Result<(), String> {
         for number in 0..self.0.len() {
             let mut said: Option<Vec<Option<Value>>> = None;
@@ -86,7 +86,7 @@ impl LongHeldLocks {
     }
 }
 
-/// Everybody is gone and every time to live is over: whatever else is still held is stuck.
+/// All clients are gone and every ttl has passed: any other lock that is still held is stuck.
 pub fn nothing_is_stuck(cluster: &Cluster) -> Result<(), String> {
     let mut held = Vec::new();
     let free = poll_until(WITHIN, || {
@@ -101,7 +101,7 @@ pub fn nothing_is_stuck(cluster: &Cluster) -> Result<(), String> {
     }
 }
 
-/// `LOCK.SCAN` from its beginning to its end. What gives no answer counts as held.
+/// A complete `LOCK.SCAN`. A missing reply counts as held.
 fn held_by_clients(node: &Node) -> Vec<String> {
     let (mut held, mut cursor) = (Vec::new(), "0".to_string());
     loop {

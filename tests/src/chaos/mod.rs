@@ -1,22 +1,22 @@
-//! Fault runs: a cluster of real processes, real clients over real sockets, faults drawn from a seed, every answer checked.
+//! Fault runs: a cluster of real processes, real clients over real sockets, faults chosen by a seed, every reply checked.
 //!
-//! The load, the faults and the checker are a thread each. The load never stops while faults come and go; its history goes to
+//! Load, fault injection and checker run on a thread each. The load never stops while faults come and go; its history goes to
 //! the checker in pieces ([`recorder`]). At the end everything is healed, all nodes must serve, locks taken before the first fault
 //! must still be held, all nodes must show the same, and the report says what was done and what clients saw of it.
 //!
 //! # Layout
 //!
-//! - [`settings`]: the command line; [`run_state`]: what load and faults know of each other
-//! - [`clients`]: the load; [`connection`], [`replies`]: one connection of it; [`recorder`]: what is written down
-//! - [`environment`]: networks, disks and clocks that faults can be done to; [`faults`], [`nemesis`]: the faults
-//! - [`epoch_checker`]: the checker's thread; [`long_held_locks`]: locks that must outlive everything; [`replicas`]: all disks hold the same
+//! - [`settings`]: the command line; [`run_state`]: state shared by load and faults
+//! - [`clients`]: the load; [`connection`], [`replies`]: one connection of it; [`recorder`]: the history
+//! - [`environment`]: networks, disks and clocks with faults; [`faults`], [`nemesis`]: the faults
+//! - [`epoch_checker`]: the checker's thread; [`long_held_locks`]: locks held through all faults; [`replicas`]: equality of all disks
 //! - [`tier1`]: crashes and power cuts of a Redis with the module
 //! - [`report`], [`timeline`]: figures, and a picture
 //!
 //! # Caveats
 //!
-//! The seed fixes the order of faults and what each client wants, not how the machine's threads interleave: a failure is
-//! kept as its history, and repeated by running its seed again, perhaps more than once.
+//! The seed fixes the order of faults and the requests of each client, not how threads interleave: the history of a failure
+//! is kept, and its seed may have to be run more than once to reproduce it.
 
 pub mod clients;
 pub mod connection;
@@ -46,11 +46,11 @@ use report::Report;
 use run_state::RunState;
 use settings::Settings;
 
-/// FinishedEpoch epochs that wait for the checker. One more, and the load waits.
+/// Finished epochs queued for the checker. When the queue is full, the load waits.
 const EPOCHS_WAITING_MAX: usize = 4;
-/// The load goes on this long after the last fault, with nothing wrong.
+/// How long the load goes on after the last fault.
 const CALM: Duration = Duration::from_secs(2);
-/// Before the first fault: the load gets going.
+/// Load without faults before the first one.
 const WARM_UP: Duration = Duration::from_millis(1_500);
 
 /// One run from start to end. Must be called before any other thread is started.

@@ -1,7 +1,7 @@
-//! The books of the load: histories in epochs, and what happened in each tenth of a second.
+//! Records what clients see: histories in epochs, and counts for each tenth of a second.
 //!
-//! An epoch has names of its own. Clients finish what they have begun in it and move on to the next; when the last has left,
-//! its history is complete and goes to the checker. So a run of any length keeps little in memory.
+//! An epoch has lock names of its own. Clients finish their round in it and move on to the next; when the last has left,
+//! its history is complete and goes to the checker. So memory stays bounded however long a run is.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -20,7 +20,7 @@ pub const BUCKET_MS: u64 = 100;
 pub struct Bucket {
     pub operations: u32,
     pub grants: u32,
-    /// ConnectionLost connections, UNAVAILABLE, INDETERMINATE.
+    /// Lost connections, UNAVAILABLE, INDETERMINATE.
     pub errors: u32,
 }
 
@@ -61,7 +61,7 @@ pub struct Recorder {
 
 /// An epoch ends when it has this many operations.
 const EPOCH_OPERATIONS: usize = 60_000;
-/// Forged only after this many, when the load is in full swing.
+/// A reply is forged only after this many operations, under full load.
 const SABOTAGE_AFTER: u64 = 3_000;
 
 impl Recorder {
@@ -84,7 +84,7 @@ impl Recorder {
         }
     }
 
-    /// Never the same twice: processes, owners, groups.
+    /// A unique number for a process, an owner or a group.
     pub fn number(&self) -> u64 {
         self.numbers.set(self.numbers.get() + 1);
         self.numbers.get()
@@ -104,7 +104,7 @@ impl Recorder {
         Rc::clone(&self.current.borrow())
     }
 
-    /// Sends every epoch that the last client has left. Waits where the checker is behind: then the load waits too.
+    /// Sends every epoch that the last client has left. Blocks, and the load with it, if the checker is behind.
     fn send_finished_epochs(&self) {
         let mut closing = self.closing.borrow_mut();
         while let Some(at) = closing.iter().position(|epoch| Rc::strong_count(epoch) == 1) {
@@ -150,7 +150,7 @@ impl Recorder {
         }
     }
 
-    /// Writes down, once, what a broken server would have answered. The checker must find it.
+    /// Records, once, the reply of a broken server. The checker must find it.
     fn forge(&self, history: &mut History, op: Operation) {
         let Call::Acquire { ttl_ms, wait_ms, session: 0, .. } = op.call else { return };
         let Outcome::Answered(Answer::Granted { fence, .. }) = op.outcome else { return };

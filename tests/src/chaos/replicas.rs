@@ -1,6 +1,6 @@
-//! At the end all nodes are killed and their disks read: snapshot and log, put together, must be the same state on all.
+//! At the end all nodes are killed and their disks read: snapshot plus log must give the same state on all.
 //!
-//! A snapshot is what a node's machine had come to while it ran, so a machine that went astray shows here, too.
+//! A snapshot is the state a node had while it ran, so a node that diverged at run time is found as well.
 
 use std::path::Path;
 use std::time::Duration;
@@ -19,7 +19,7 @@ use crate::resp::Value;
 const LEVEL_WITHIN: Duration = Duration::from_secs(20);
 const READ_BYTES: u64 = 1 << 20;
 
-/// Kills all nodes. The line that says what was compared, or what differs.
+/// Kills all nodes. Returns a line that says what was compared, or what differs.
 pub fn compare(cluster: &mut Cluster) -> Result<String, String> {
     let target = all_have_applied(cluster)?;
     let ids: Vec<u64> = cluster.nodes.iter().map(|node| node.id).collect();
@@ -37,7 +37,7 @@ pub fn compare(cluster: &mut Cluster) -> Result<String, String> {
     }
 }
 
-/// An entry that every node has applied: where the one furthest ahead is now.
+/// Waits until every node has applied what the most advanced one has applied now; returns that index.
 fn all_have_applied(cluster: &Cluster) -> Result<u64, String> {
     let applied = |at: usize| match cluster.nodes[at].cluster_info("applied") {
         Some(Value::Integer(index)) => u64::try_from(index).unwrap_or(0),
@@ -47,7 +47,7 @@ fn all_have_applied(cluster: &Cluster) -> Result<u64, String> {
     let target = all.clone().map(applied).max().unwrap_or(0);
     match poll_until(LEVEL_WITHIN, || all.clone().all(|at| applied(at) >= target)) {
         true => Ok(target),
-        false => Err(format!("not every node comes to entry {target}")),
+        false => Err(format!("not every node applied entry {target}")),
     }
 }
 

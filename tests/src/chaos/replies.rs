@@ -1,4 +1,4 @@
-//! Replies on the wire as the answers a history keeps. Anything else is a surprise, and fails the run.
+//! Converts replies into the answers a history records. Any other reply fails the run.
 
 use crate::checker::{Answer, Call, Outcome, Reason};
 use crate::resp::Value;
@@ -14,7 +14,7 @@ pub fn owner_number(name: &[u8]) -> u64 {
     digits.and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
-/// What one part of a call came to. `part` is its place in a multi-lock.
+/// The outcome of one part of a call. `part` is its index in a multi-lock.
 pub fn outcome(call: &Call, part: Option<usize>, reply: &Value) -> Result<Outcome, String> {
     if let Value::Error(line) = reply {
         return error(line);
@@ -24,7 +24,7 @@ pub fn outcome(call: &Call, part: Option<usize>, reply: &Value) -> Result<Outcom
 
 fn error(line: &str) -> Result<Outcome, String> {
     match line.split(' ').next().unwrap_or_default() {
-        // NOSCRIPT: the script did not run; its client sends it whole.
+        // NOSCRIPT: the script did not run; the client sends it again with EVAL.
         "UNAVAILABLE" | "NOSCRIPT" => Ok(Outcome::Failed),
         "INDETERMINATE" => Ok(Outcome::Unknown),
         "NOSESSION" => Ok(Outcome::Answered(Answer::NoSession)),
@@ -40,7 +40,7 @@ fn answer(call: &Call, part: Option<usize>, reply: &Value) -> Option<Answer> {
             (Value::Simple(_), None) => Answer::Taken,
             (Value::Array(items), None) => {
                 let [Value::Integer(fence), Value::Integer(told_ms)] = items[..] else { return None };
-                // What is left: a node that is late tells less than was asked for.
+                // The remaining ttl: a late node reports less than was requested.
                 Answer::Granted { fence: fence.try_into().ok()?, ttl_ms: told_ms.try_into().ok()? }
             }
             (Value::Array(items), Some(part)) => {

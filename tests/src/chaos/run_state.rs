@@ -1,4 +1,4 @@
-//! What the load and the faults know of each other: where the nodes are, when each last granted, which connections are cut.
+//! State shared by the load and the fault injection: node addresses, the time of the last grant by each, connections to cut.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,9 +14,9 @@ use crate::process::poll_until;
 pub struct NodeEndpoint {
     pub id: u64,
     pub address: SocketAddr,
-    /// When a grant last came by way of this node.
+    /// When this node last granted a lock to a client.
     granted_ns: AtomicU64,
-    /// Rung when all client connections to this node are to break.
+    /// Notified when all client connections to this node must be cut.
     pub cut: Notify,
 }
 
@@ -24,11 +24,11 @@ pub struct RunState {
     start: Instant,
     endpoints: Mutex<Vec<Arc<NodeEndpoint>>>,
     stop: AtomicBool,
-    /// What went wrong beyond what the checker sees, e.g. an answer that no client can read. Any of it fails the run.
+    /// Failures that the checker cannot see, e.g. a malformed reply. Any of them fails the run.
     unexpected: Mutex<Vec<String>>,
 }
 
-/// More say no more than these.
+/// Further failures are not kept.
 const UNEXPECTED_MAX: usize = 50;
 
 impl Default for RunState {
@@ -61,14 +61,14 @@ impl RunState {
         self.endpoints.lock().expect("mutex poisoned").clone()
     }
 
-    /// One endpoint by a draw: cheaper than all of them.
+    /// One endpoint, chosen by a random number. Cheaper than `endpoints`.
     pub fn endpoint(&self, draw: u64) -> Option<Arc<NodeEndpoint>> {
         let endpoints = self.endpoints.lock().expect("mutex poisoned");
         let count = endpoints.len().max(1) as u64;
         endpoints.get((draw % count) as usize).cloned()
     }
 
-    /// Breaks the clients' connections to one node, or to all (0), whatever is under way on them.
+    /// Cuts the client connections to one node, or to all (0), with requests in flight.
     pub fn cut(&self, id: u64) {
         for endpoint in self.endpoints().iter().filter(|endpoint| id == 0 || endpoint.id == id) {
             endpoint.cut.notify_waiters();
@@ -94,7 +94,7 @@ impl RunState {
         self.unexpected.lock().expect("mutex poisoned").clone()
     }
 
-    /// Waits until some client got a lock after `since_ns`; answers when.
+    /// Waits until some client got a lock after `since_ns`; returns when.
     pub fn grant_since(&self, since_ns: u64, within: Duration) -> Option<u64> {
         let mut seen = None;
         poll_until(within, || {
@@ -109,7 +109,7 @@ impl RunState {
         seen
     }
 
-    /// Waits until clients of every node got a lock after `since_ns`; answers when the last did.
+    /// Waits until clients of every node got a lock after `since_ns`; returns when the last did.
     pub fn grants_everywhere_since(&self, since_ns: u64, within: Duration) -> Option<u64> {
         let mut seen = None;
         poll_until(within, || {

@@ -1,7 +1,7 @@
-//! Tier 1 under crashes: a Redis with the module that is killed and loses its power, over and over, however it persists.
+//! Tier 1 under crashes: a Redis with the module, killed and power-cut again and again, under every persistence setting.
 //!
 //! Tier 1 may forget who held a lock. It may never issue a fence twice, nor one that is not above all that were issued before:
-//! that is what this checks, over all lives of the Redis, in the order of real time.
+//! that is what this checks, across all restarts of the Redis, in real-time order.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,7 @@ const CLIENTS: usize = 8;
 const NAMES: u64 = 40;
 const REPLY_WITHIN: Duration = Duration::from_secs(5);
 
-/// A grant somebody was told of.
+/// A grant that a client received.
 #[derive(Clone, Copy, Debug)]
 struct ObservedGrant {
     name: u64,
@@ -32,11 +32,11 @@ struct CrashTally {
     power_cuts: u64,
     kills: u64,
     grants: u64,
-    /// The highest fence of each name in all lives that are over.
+    /// The highest fence of each name before the last restart.
     highest: HashMap<u64, i64>,
 }
 
-/// The line that says what was done, or what is wrong.
+/// Returns a summary line, or what is wrong.
 pub fn run(settings: &Settings) -> Result<String, String> {
     let environment = Environment::set_up(1);
     environment.missing.iter().for_each(|missing| println!("left out: {missing}"));
@@ -59,7 +59,7 @@ pub fn run(settings: &Settings) -> Result<String, String> {
     ))
 }
 
-/// From everything logged and synced to nothing kept at all.
+/// From "every write synced" to "nothing persisted".
 fn persistence(rng: &mut Rng, folder: Option<std::path::PathBuf>) -> Options {
     let mut options = Options::with_module();
     options.folder = folder;
@@ -93,7 +93,7 @@ fn crash(
 }
 
 impl CrashTally {
-    /// The grants of one life, all of which began after the last one had ended.
+    /// The grants between two restarts, all requested after the previous crash.
     fn check(&mut self, mut grants: Vec<ObservedGrant>) -> Result<(), String> {
         self.grants += grants.len() as u64;
         grants.sort_by_key(|grant| grant.asked);
@@ -122,7 +122,7 @@ impl CrashTally {
     }
 }
 
-/// Threads that take and give back as fast as they can, until the Redis is gone.
+/// Threads that acquire and release as fast as they can, until the Redis is gone.
 struct ClientThreads {
     threads: Vec<std::thread::JoinHandle<Result<Vec<ObservedGrant>, String>>>,
     gone: Arc<AtomicBool>,
@@ -141,7 +141,7 @@ impl ClientThreads {
         ClientThreads { threads, gone }
     }
 
-    /// The Redis is dead: whoever still waits hears so at once.
+    /// The Redis is dead: pending reads fail at once.
     fn end(self) -> Result<Vec<ObservedGrant>, String> {
         self.gone.store(true, Ordering::Relaxed);
         let mut grants = Vec::new();

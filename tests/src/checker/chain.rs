@@ -6,7 +6,7 @@ use super::grants::{Ending, Grant, Grants};
 use super::history::{Answer, Call, Operation, NEVER};
 use super::{Rules, Violation, ViolationKind};
 
-/// How far the walk has come: on the clock of the stamps that leaders put on entries, and on the clock of clients.
+/// The current position of the walk: on the clock of the leaders' stamps, and on the clients' clock.
 ///
 /// A grant lasts from its stamp on, and its entry may be committed much later; so ends by the clock are reckoned on stamps,
 /// and what clients saw is compared with commits. A stamp is never earlier than the question, a commit never earlier than

@@ -1,21 +1,21 @@
-//! Histories of a lock that never was: drawn from a seed, true by construction, to try the checker on. Then bent, so that it
-//! has something to find.
+//! Generates histories from a seed: valid by construction, to test the checker with. Tests then corrupt them, so that the
+//! checker has something to find.
 
 use super::history::{Answer, Call, History, Operation, Outcome, Reason, NEVER};
 use crate::rng::Rng;
 
-/// How a history is drawn.
+/// The parameters of a generated history.
 #[derive(Clone, Copy, Debug)]
 pub struct HistoryShape {
     pub operations: usize,
     pub resources: u32,
     /// Processes of each resource.
     pub processes: u64,
-    /// Of a thousand operations so many are of unknown outcome.
+    /// Operations of unknown outcome, per thousand.
     pub unknown_per_mille: u64,
     /// Tries that may be refused as busy. Without them the fast checker is exact.
     pub busy: bool,
-    /// Longest time from a question to the point where it takes place, and from there to the answer.
+    /// Longest time from a request to its linearization point, and from there to its reply.
     pub window_ns: u64,
 }
 
@@ -30,9 +30,9 @@ struct CurrentHolder {
 struct GeneratedProcess {
     number: u64,
     free_ns: u64,
-    /// What it believes to hold.
+    /// The fence and owner it believes to hold.
     held: Option<(u64, u64)>,
-    /// An acquire whose answer was lost.
+    /// The owner of an acquire whose reply was lost.
     retry: Option<u64>,
 }
 
@@ -50,7 +50,7 @@ struct HistoryGenerator {
 
 const TTL_MS: [u64; 3] = [1, 3, 10];
 
-/// A history that happened.
+/// A valid history.
 #[must_use]
 pub fn generate(seed: u64, shape: HistoryShape) -> History {
     let mut history = History::default();

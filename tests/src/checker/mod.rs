@@ -1,7 +1,7 @@
 //! Decides whether what clients saw could have happened in a correct lock service.
 //!
-//! The simulator and the fault runs write a [`History`]; [`check`] reads it. Nothing here knows the machine: the model is
-//! written apart from it, from the contract alone.
+//! The simulator and the fault runs write a [`History`]; [`check`] reads it. Nothing here uses the state machine: the model is
+//! written independently, from the contract alone.
 //!
 //! # Layout
 //!
@@ -12,7 +12,7 @@
 //! - [`holds`]: the time each client may believe it holds a lock: never two at once
 //! - [`fifo`]: first come, first served
 //! - [`wgl`]: a general search for small histories, to check the fast checker against
-//! - [`generator`]: histories drawn from a seed, to try the checker on
+//! - [`generator`]: histories from a seed, to test the checker with
 //!
 //! # Caveats
 //!
@@ -36,12 +36,12 @@ pub use history::{Answer, Call, History, Operation, Outcome, Reason};
 
 use std::fmt;
 
-/// What the checker must know of the run.
+/// Properties of the run that the checker must know.
 #[derive(Clone, Copy, Debug)]
 pub struct Rules {
     /// How much faster than the history's clock a leader's may run, in millionths.
     pub clock_fast_ppm: u64,
-    /// Rounding to milliseconds, here and there.
+    /// Tolerance for rounding to milliseconds.
     pub slack_ns: u64,
     /// Records of free locks may be forgotten within the run: then a fence of 0 says nothing.
     pub forgets: bool,
@@ -67,16 +67,16 @@ impl Rules {
     }
 }
 
-/// What does not hold.
+/// Which rule is violated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ViolationKind {
-    /// The history itself is not one: a process with two operations at once, an answer before its question.
+    /// The history itself is not one: a process with two operations at once, a reply before its request.
     Malformed,
     /// One fence for two grants.
     DuplicateFence,
     /// A grant that nobody can have asked for: an operation that was refused for certain took place.
     Phantom,
-    /// Two clients that both had every right to believe they held the lock.
+    /// Two clients that could both believe they held the lock.
     TwoHolders,
     /// Two holders at once, a fence out of order, a look at a state that was over, or a grant that ended too early.
     Order,
@@ -91,7 +91,7 @@ pub enum ViolationKind {
     Session,
 }
 
-/// One thing that does not hold, with its witness.
+/// One violation, with its evidence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Violation {
     pub kind: ViolationKind,

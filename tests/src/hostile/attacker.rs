@@ -13,10 +13,10 @@ const ANSWERS_WITHIN: Duration = Duration::from_secs(12);
 const LATE_AFTER: Duration = Duration::from_millis(4_500);
 /// After so many commands without an answer, or connections without a node, an attack has shown what it can.
 const LOSSES_MAX: u64 = 4;
-/// Nobody's script is worth more repetitions.
+/// How often each script is run again by `EVALSHA`, each time at another node.
 const SCRIPT_ROUNDS: usize = 2;
 
-/// What an attack was answered.
+/// The replies to an attack.
 #[derive(Clone, Debug, Default)]
 pub struct ReplyTally {
     pub answers: BTreeMap<String, u64>,
@@ -70,7 +70,7 @@ pub struct AttackConnection {
 }
 
 impl AttackConnection {
-    /// Sends, and leaves the reply for later. A connection that is closed under it is no surprise to an attacker.
+    /// Sends without reading the reply. The node may close the connection of an attacker.
     pub fn send(&mut self, words: &[Vec<u8>]) -> bool {
         self.due += 1;
         self.send_raw(&encode(words))

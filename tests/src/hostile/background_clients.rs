@@ -1,7 +1,7 @@
-//! BackgroundClients clients: one at each node, taking and giving back a lock of its own and, now and then, one that all share.
+//! BackgroundClients clients: one at each node, acquiring and releasing a lock of its own and, now and then, one that all share.
 //!
-//! They ask again after UNAVAILABLE, INDETERMINATE and lost connections with the same OWNER, as a client should. How long the
-//! longest had to wait for a lock that nobody else wanted is what an attack is judged by.
+//! They retry after UNAVAILABLE, INDETERMINATE and lost connections with the same OWNER, as a client should. An attack is
+//! judged by the longest wait for a lock that nobody else wants.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
@@ -26,18 +26,18 @@ struct SharedState {
     pause: AtomicBool,
     dead: AtomicBool,
     resting: AtomicU64,
-    /// Off while somebody flushes everything.
+    /// Exclusion of the shared lock is checked. Off during a FLUSHALL.
     exclusive: AtomicBool,
     inside: AtomicI64,
     fence: AtomicI64,
     rounds: AtomicU64,
-    /// When the wait that is under way began, for each client.
+    /// Start of the current wait of each client.
     waiting: Mutex<Vec<Option<Instant>>>,
     longest: Mutex<Duration>,
     wrong: Mutex<Vec<String>>,
 }
 
-/// All of them.
+/// The set of background clients.
 pub struct BackgroundClients {
     shared: Arc<SharedState>,
     threads: Vec<JoinHandle<()>>,
@@ -76,13 +76,13 @@ impl BackgroundClients {
         self.shared.exclusive.store(on, Ordering::SeqCst);
     }
 
-    /// Lets go of whatever is under way: the nodes are dead, nobody will answer.
+    /// Abandons requests in flight: the nodes are dead.
     pub fn give_up(&self) {
         self.shared.dead.store(true, Ordering::SeqCst);
         self.pause();
     }
 
-    /// Comes back when nobody asks any more, e.g. before all nodes are stopped.
+    /// Returns when no client has a request in flight, e.g. before all nodes are stopped.
     pub fn pause(&self) {
         self.shared.pause.store(true, Ordering::SeqCst);
         let all = self.threads.len() as u64;

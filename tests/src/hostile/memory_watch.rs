@@ -1,4 +1,4 @@
-//! Watches the memory of the nodes: the most each had, and an end for one that takes more than it may.
+//! Watches the memory of the nodes: records the peak, and kills a node above the limit.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -38,19 +38,19 @@ impl MemoryWatch {
         MemoryWatch { shared, thread: Some(thread) }
     }
 
-    /// From now on these processes. Called with every start.
+    /// Watches these processes from now on. Called after every start.
     pub fn follow(&self, cluster: &Cluster) {
         let nodes =
             cluster.nodes.iter().filter(|node| node.runs()).map(|node| (node.id, node.process().pid()));
         *self.shared.nodes.lock().expect("mutex poisoned") = nodes.collect();
     }
 
-    /// Nobody, e.g. while nodes are stopped.
+    /// Watches nothing, e.g. while nodes are stopped.
     pub fn rest(&self) {
         self.shared.nodes.lock().expect("mutex poisoned").clear();
     }
 
-    /// The most that any node had since the last call.
+    /// The peak of any node since the last call.
     pub fn peak_bytes(&self) -> u64 {
         self.shared.peak_bytes.swap(0, Ordering::SeqCst)
     }

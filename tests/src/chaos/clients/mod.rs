@@ -1,7 +1,7 @@
-//! The load: many client tasks on one thread, each against all nodes, each with its own draws.
+//! The load: many client tasks on one thread, each against all nodes, each with its own random generator.
 //!
-//! A client works in rounds: it takes something, holds it, gives it back. What each kind does in a round is in a file of its
-//! own; how a question is asked and written down is here.
+//! A client works in rounds: acquire, hold, release. Each kind of round has a file of its own; sending a request and
+//! recording its outcome is here.
 
 mod hostile;
 mod locks;
@@ -26,9 +26,9 @@ use crate::rng::Rng;
 
 /// How long a session outlives its connection: the servers' default.
 const GRACE_MS: u64 = 500;
-/// A client hangs up on a node that says nothing for this long, beyond the time it asked to wait.
+/// A client disconnects from a node that does not reply for this long, beyond the WAIT it asked for.
 const PATIENCE_MS: u64 = 1_500;
-/// The first few names are fought over, the others are mostly free.
+/// The first few names are contended, the others mostly free.
 const HOT: u64 = 6;
 const NAMES: u64 = 200;
 
@@ -43,7 +43,7 @@ pub enum ClientRole {
     Hostile,
 }
 
-/// Runs all clients until the run_state says stop, on this thread; answers what they saw, by tenths of a second.
+/// Runs all clients on this thread until the run is stopped; returns what they saw, by tenths of a second.
 pub fn run(settings: &Settings, run_state: Arc<RunState>, checker: SyncSender<FinishedEpoch>) -> Vec<Bucket> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let recorder = Rc::new(Recorder::new(run_state, checker, settings.mix.multi > 0, settings.sabotage));
@@ -62,7 +62,7 @@ pub struct LoadClient {
     rng: Rng,
     process: u64,
     connection: Option<ClientConnection>,
-    /// The session that the connection of now opened.
+    /// The session opened on the current connection.
     session: Option<u64>,
     /// Scripts that are loaded, with their digests.
     digests: Vec<(&'static str, String)>,

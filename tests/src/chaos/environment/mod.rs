@@ -1,13 +1,13 @@
-//! The environment the nodes stand on: a network, disks and wall clocks that faults can be done to, for this process alone.
+//! The environment of the nodes: a network, disks and wall clocks into which faults can be injected, private to this process.
 //!
-//! As root the run moves into namespaces of its own: interfaces, mounts and loop devices vanish with it, and
-//! nothing on the machine sees them. What cannot be had here is left out, and said aloud.
+//! As root the run enters namespaces of its own: interfaces, mounts and loop devices end with it, and
+//! are invisible to the rest of the machine. What is not available is left out, and printed.
 //!
 //! # Layout
 //!
 //! - [`network`]: a namespace for each host, one-way silent drops between any two
 //! - [`disks`]: a file system for each host whose unsynced data a power cut loses
-//! - [`wall_clock`]: a library between a node and the time of day
+//! - [`wall_clock`]: a preloaded library that shifts the time of day of a node
 
 pub mod disks;
 pub mod network;
@@ -29,10 +29,10 @@ pub struct Environment {
     pub clocks: Option<WallClocks>,
     pub has_strace: bool,
     pub has_time_namespaces: bool,
-    /// What is not there, and why.
+    /// What is not available, and why.
     pub missing: Vec<String>,
     hosts: Vec<Host>,
-    // After everything that lies in it.
+    // Last, so that it is dropped after everything inside it.
     folder: TempDir,
 }
 

@@ -1,4 +1,4 @@
-//! Does the faults: draws one, injects it, keeps it up for a while, heals it, and demands that all nodes serve again.
+//! Fault injection: chooses a fault, injects it, keeps it for a while, heals it, and requires that all nodes serve again.
 //!
 //! # Layout
 //!
@@ -35,7 +35,7 @@ pub struct Nemesis {
     next_id: u64,
 }
 
-/// A fault that could not be done or healed: the run cannot go on.
+/// An error means that a fault could not be injected or healed: the run cannot go on.
 pub type FaultResult = Result<(), String>;
 
 impl Nemesis {
@@ -81,7 +81,7 @@ impl Nemesis {
         Ok(())
     }
 
-    /// Every kind once, in a drawn order: even a short run sees most of them.
+    /// Every kind once, in random order: even a short run sees most of them.
     fn shuffled(&mut self) -> Vec<FaultKind> {
         let mut kinds = self.kinds.clone();
         for at in (1..kinds.len()).rev() {
@@ -137,7 +137,7 @@ impl Nemesis {
         self.kill_all().map(drop)
     }
 
-    /// Waits until clients of every node get locks again; answers when they all had.
+    /// Waits until clients of every node get locks again; returns when all had.
     pub fn all_serve(&mut self, since_ns: u64) -> Result<u64, String> {
         let served = self.run_state.grants_everywhere_since(since_ns, SERVES_WITHIN);
         if let Some(node) = self.cluster.nodes.iter().find(|node| node.process().exit_status().is_some()) {
@@ -166,7 +166,7 @@ impl Nemesis {
         self.cluster.nodes.iter().map(|node| node.id).collect()
     }
 
-    /// Where the node runs, as the environment counts.
+    /// The index of the node's host in the environment.
     fn host(&self, id: u64) -> usize {
         self.environment.index(&self.cluster.node(id).host)
     }
@@ -180,7 +180,7 @@ impl Nemesis {
         }
     }
 
-    /// A while, within which clients may lose their connections, too.
+    /// Sleeps for a random time; now and then all client connections are cut halfway.
     fn wait_ms(&mut self, low: u64, high: u64) {
         let wait = Duration::from_millis(self.rng.between(low, high));
         if self.rng.per_mille(100) {
