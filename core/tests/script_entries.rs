@@ -462,10 +462,10 @@ fn random_run(seed: u64, steps: u64) {
         idle_per_entry_max: 2,
         ..Limits::default()
     };
-    let mut leader = Leader::new(if seed % 3 == 0 { Limits::default() } else { tight });
+    let mut leader = Leader::new(if seed.is_multiple_of(3) { Limits::default() } else { tight });
     let mut shared = 0;
     for step in 0..steps {
-        if step % 50 == 0 && seed % 2 == 0 {
+        if step % 50 == 0 && seed.is_multiple_of(2) {
             // Nearly full, and now and then over it.
             leader.run(&[b"SET", b"ballast", &vec![b'b'; 1_000_000]]);
             let used = leader.machine.memory_used_bytes();

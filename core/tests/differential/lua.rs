@@ -66,7 +66,7 @@ fn statement(dice: &mut Dice, depth: usize, now_ms: u64, out: &mut String) {
         3 => line(out, format!("put({})", condition(dice, 2))),
         4 => on_numbers(dice, out),
         5 => on_texts(dice, out),
-        6 | 7 | 8 | 9 => call(dice, now_ms, out),
+        6..=9 => call(dice, now_ms, out),
         10 => {
             line(out, format!("if {} then", condition(dice, 2)));
             block(dice, depth, now_ms, out);
