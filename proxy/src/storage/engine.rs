@@ -21,7 +21,7 @@ use super::engine_io::{
 };
 use super::error::StorageError;
 use super::guarded_fs::FileGuard;
-use super::records::{encode_snapshot, EntryChange, Records};
+use super::records::{encode_snapshot, EntryChange, LogRecords};
 use super::snapshots::settle;
 use super::{catch_panic, LogStore};
 use crate::node_api::{LogReader, PersistTask, Recovered, SnapshotMeta};
@@ -48,7 +48,7 @@ impl Default for EngineLimits {
 /// The log of one raft group in one data directory.
 pub struct EngineStore {
     engine_io: Arc<EngineIo>,
-    records: Records,
+    records: LogRecords,
     opened: Recovered,
     /// A head that differs from the stored one in its commit index alone: written with the next batch that must be.
     head_deferred: bool,
@@ -64,7 +64,7 @@ impl EngineStore {
         }
         let files = FileGuard::new(DurableMark::create(&dir.mark_path())?);
         let engine_io = open_engine(dir, limits, files)?;
-        let mut store = EngineStore::over(engine_io, Records::first(first));
+        let mut store = EngineStore::over(engine_io, LogRecords::first(first));
         store.write_records(true)?;
         store.engine_io.files.mark.flush().map_err(|e| StorageError::io("fsync the durable mark", e))?;
         drop(store);
@@ -87,7 +87,7 @@ impl EngineStore {
         Ok(store)
     }
 
-    fn over(engine_io: EngineIo, records: Records) -> EngineStore {
+    fn over(engine_io: EngineIo, records: LogRecords) -> EngineStore {
         *lock(&engine_io.truncated) = records.head.truncated;
         let opened = records.recovered();
         EngineStore { engine_io: Arc::new(engine_io), records, opened, head_deferred: false, dead: false }

@@ -7,7 +7,7 @@ use super::datadir::DataDir;
 use super::engine::EngineLimits;
 use super::error::StorageError;
 use super::guarded_fs::{append_seq, read_small, FileGuard, FileRefusal, GuardedFileSystem};
-use super::records::{decode_snapshot, LogHead, Records};
+use super::records::{decode_snapshot, LogHead, LogRecords};
 use super::snapshots::SnapshotReader;
 use crate::node_api::{GroupId, LogPosition, LogReader, SnapshotId, StoreError, GROUP};
 use bytes::Bytes;
@@ -61,7 +61,7 @@ impl EngineIo {
         self.engine.as_ref().ok_or_else(|| StoreError("the log is closed".to_string()))
     }
 
-    pub(crate) fn read_records(&self) -> Result<Records, StorageError> {
+    pub(crate) fn read_records(&self) -> Result<LogRecords, StorageError> {
         let engine = self.engine().map_err(|e| StorageError::Internal(e.0))?;
         let head = engine.get(self.region, HEAD_KEY).and_then(|bytes| LogHead::decode(&bytes));
         let head = head.ok_or_else(|| damaged("its head record is missing"))?;
@@ -80,7 +80,7 @@ impl EngineIo {
                 head.last_index
             )));
         }
-        let records = Records { head, snapshot };
+        let records = LogRecords { head, snapshot };
         records.check().map_err(|text| damaged(&text))?;
         Ok(records)
     }

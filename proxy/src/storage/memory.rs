@@ -4,7 +4,7 @@
 //! in its cache; a sync moves them to the platter. [`MemoryDisk::crash`] throws away a suffix of the cache of the
 //! caller's choice, since the real log is cut at the first torn record. Snapshot files live here too.
 
-use super::records::{EntryChange, Records};
+use super::records::{EntryChange, LogRecords};
 use super::{LogStore, StorageError};
 use crate::node_api::snapshot_stream::StreamChecker;
 use crate::node_api::{
@@ -32,7 +32,7 @@ struct MemoryDiskState {
 
 #[derive(Clone, Default)]
 struct MemoryLog {
-    records: Records,
+    records: LogRecords,
     /// From `truncated.index + 1` on, without a hole.
     entries: Vec<Entry>,
 }
@@ -76,7 +76,7 @@ impl MemoryDisk {
     /// A disk as [`super::engine::EngineStore::create`] leaves it.
     #[must_use]
     pub fn new(first: SnapshotMeta) -> MemoryDisk {
-        let log = MemoryLog { records: Records::first(first), entries: Vec::new() };
+        let log = MemoryLog { records: LogRecords::first(first), entries: Vec::new() };
         let platter = MemoryDiskState { durable: log.clone(), current: log, ..MemoryDiskState::default() };
         MemoryDisk(Arc::new(Mutex::new(platter)))
     }

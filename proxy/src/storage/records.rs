@@ -36,14 +36,14 @@ pub(crate) enum EntryChange {
 
 /// The records together, and the rules by which tasks move them. Shared by the engine and by its in-memory counterpart.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Records {
+pub(crate) struct LogRecords {
     pub(crate) head: LogHead,
     pub(crate) snapshot: SnapshotMeta,
 }
 
-impl Records {
+impl LogRecords {
     /// The state of a data directory that was just made.
-    pub(crate) fn first(snapshot: SnapshotMeta) -> Records {
+    pub(crate) fn first(snapshot: SnapshotMeta) -> LogRecords {
         let hard_state =
             HardState { term: snapshot.at.term, commit: snapshot.at.index, ..HardState::default() };
         let head = LogHead {
@@ -53,7 +53,7 @@ impl Records {
             truncated: snapshot.at,
             last_index: snapshot.at.index,
         };
-        Records { head, snapshot }
+        LogRecords { head, snapshot }
     }
 
     /// Moves the records past `task` and lists what happens to the entries. An error means that the task contradicts the
@@ -118,7 +118,7 @@ impl Records {
 
     /// Checks that the parts agree with each other.
     pub(crate) fn check(&self) -> Result<(), String> {
-        let Records { head, snapshot } = self;
+        let LogRecords { head, snapshot } = self;
         if snapshot.at.index < head.truncated.index || snapshot.at.index > head.last_index {
             return Err(format!(
                 "the snapshot at {} does not meet the log, which runs from {} to {}",
@@ -209,7 +209,7 @@ mod tests {
         meta.conf_state.set_learners(vec![9]);
         meta.crc32 = 7;
         assert_eq!(decode_snapshot(&encode_snapshot(4, &meta)), Some((4, meta.clone())));
-        let head = Records::first(meta).head;
+        let head = LogRecords::first(meta).head;
         assert_eq!(LogHead::decode(&head.encode()), Some(head));
         assert_eq!(LogHead::decode(&[]), None);
         assert_eq!(decode_snapshot(&[1, 2]), None);

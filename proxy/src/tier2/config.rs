@@ -4,7 +4,7 @@ use crate::node_api::NodeId;
 
 /// Sizes and times of one node. Times are in milliseconds of the monotonic clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct NodeConfig {
     pub id: NodeId,
     /// Draws election time-outs. The same seed and the same inputs give the same outputs.
     pub seed: u64,
@@ -85,12 +85,12 @@ pub struct Config {
     pub shutdown_ms_max: u64,
 }
 
-impl Config {
+impl NodeConfig {
     /// A killed leader is replaced in about 0.4 s (300 to 600 ms without a heartbeat, drawn by each follower); a leader
     /// must be stopped for 300 ms to be replaced by mistake.
     #[must_use]
-    pub fn new(id: NodeId, seed: u64) -> Config {
-        Config {
+    pub fn new(id: NodeId, seed: u64) -> NodeConfig {
+        NodeConfig {
             id,
             seed,
             tick_ms: 25,

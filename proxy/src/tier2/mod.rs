@@ -37,5 +37,5 @@ mod tests;
 
 /// For tools that read the data of a stopped node.
 pub use crate::node_api::snapshot_stream::load as load_snapshot;
-pub use config::Config;
+pub use config::NodeConfig;
 pub use node::Node;

@@ -4,7 +4,7 @@ use super::clock::HostClock;
 use redfence::node_api::{ClusterMember, Input, NodeId, PeerMessage, PersistTask, SnapshotMeta, SnapshotOp};
 use redfence::storage::memory::{MemoryDisk, MemoryStore};
 use redfence::storage::LogStore;
-use redfence::tier2::{Config, Node};
+use redfence::tier2::{Node, NodeConfig};
 use redfence_core::machine::Wanted;
 use std::collections::VecDeque;
 
@@ -91,7 +91,7 @@ impl Host {
     }
 
     /// Starts from what is on the disk. An error means that the disk cannot be used, or the node not started.
-    pub fn start(&mut self, config: Config) -> Result<(), String> {
+    pub fn start(&mut self, config: NodeConfig) -> Result<(), String> {
         assert!(self.node.is_none(), "host {} runs already", self.id);
         self.life += 1;
         let store = self.disk.open().map_err(|error| error.to_string())?;

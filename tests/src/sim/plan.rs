@@ -1,7 +1,7 @@
 //! What a seed draws before the run begins: how many nodes, which faults, how large everything is.
 
 use crate::rng::Rng;
-use redfence::tier2::Config;
+use redfence::tier2::NodeConfig;
 
 /// Kinds of faults. A seed picks some of them, so that each is also met alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -187,7 +187,7 @@ impl Plan {
         self.faults.contains(&fault)
     }
 
-    pub fn configure(&self, config: &mut Config) {
+    pub fn configure(&self, config: &mut NodeConfig) {
         config.snapshot_entries = self.snapshot_entries;
         config.log_keep_entries = self.log_keep_entries;
         config.snapshot_piece_bytes = self.snapshot_piece_bytes;

@@ -19,7 +19,7 @@ use crate::rng::Rng;
 use bytes::{Buf, BytesMut};
 use redfence::node_api::wire;
 use redfence::node_api::{Input, NodeId, Outputs, PeerMessage, SnapshotMeta, Ticket, GROUP};
-use redfence::tier2::Config;
+use redfence::tier2::NodeConfig;
 use redfence_core::event::EventKind;
 use std::collections::BTreeMap;
 
@@ -145,7 +145,7 @@ impl World {
     }
 
     pub fn start_host(&mut self, id: NodeId) {
-        let mut config = Config::new(id, self.rng.draw());
+        let mut config = NodeConfig::new(id, self.rng.draw());
         self.plan.configure(&mut config);
         if let Err(error) = self.host(id).start(config) {
             self.fail(format!("node {id} does not start from its own disk: {error}"));

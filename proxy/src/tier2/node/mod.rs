@@ -21,7 +21,7 @@ use crate::node_api::{
     PeerMessage, Recovered, SnapshotMeta, WakeFilter,
 };
 use crate::tier2::cluster::membership::{Goal, Membership};
-use crate::tier2::config::Config;
+use crate::tier2::config::NodeConfig;
 use crate::tier2::node::apply::{TurnLoad, COMMITTED_BYTES_PER_READY};
 use crate::tier2::node::grant_delivery::GrantDelivery;
 use crate::tier2::node::log_cache::LogCache;
@@ -55,7 +55,7 @@ const READIES_PER_TURN_MAX: usize = 64;
 const RESTART_BITS: u32 = 20;
 
 pub struct Node {
-    pub(super) config: Config,
+    pub(super) config: NodeConfig,
     pub(super) raw: RawNode<LogCache>,
     pub(super) machine: Machine,
     /// Index of the last applied entry.
@@ -117,7 +117,7 @@ struct RequestTarget {
 
 impl Node {
     /// Builds a node from what storage recovered. An error describes why the process cannot start.
-    pub fn new(config: Config, recovered: Recovered, reader: Box<dyn LogReader>) -> Result<Node, String> {
+    pub fn new(config: NodeConfig, recovered: Recovered, reader: Box<dyn LogReader>) -> Result<Node, String> {
         let mut recovered = recovered;
         if mutant!(MembersFromConfig) && recovered.snapshot.at.index > 1 {
             let founders: Vec<_> = (1..=3).map(|id| (id, format!("host{id}:7380"))).collect();
@@ -493,7 +493,7 @@ impl Node {
     }
 }
 
-fn raft_config(config: &Config, applied: u64) -> raft::Config {
+fn raft_config(config: &NodeConfig, applied: u64) -> raft::Config {
     raft::Config {
         id: config.id,
         election_tick: config.election_ticks,

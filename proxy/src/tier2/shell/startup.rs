@@ -6,7 +6,7 @@ use crate::node_api::{NodeId, SnapshotMeta};
 use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
 use crate::storage::engine::{EngineLimits, EngineStore};
 use crate::storage::StorageError;
-use crate::tier2::config::Config;
+use crate::tier2::config::NodeConfig;
 use crate::tier2::handle::TIMEOUT_MS_DEFAULT;
 use sha2::{Digest, Sha256};
 use std::fmt;
@@ -19,7 +19,7 @@ use std::sync::Arc;
 #[derive(Clone)]
 pub struct ShellConfig {
     /// The node's id, and its times and sizes.
-    pub node: Config,
+    pub node: NodeConfig,
     pub data: PathBuf,
     /// Where peers may dial in. `None`: a single node that can never be joined by others.
     pub peer_listen: Option<SocketAddr>,
@@ -42,7 +42,7 @@ impl ShellConfig {
     #[must_use]
     pub fn single(id: NodeId, seed: u64, data: PathBuf, clock: Clock) -> ShellConfig {
         ShellConfig {
-            node: Config::new(id, seed),
+            node: NodeConfig::new(id, seed),
             data,
             peer_listen: None,
             advertise: None,

@@ -16,7 +16,7 @@ use crate::node_api::{
     Ticket, GROUP,
 };
 use crate::storage::memory::MemoryDisk;
-use crate::tier2::config::Config;
+use crate::tier2::config::NodeConfig;
 use crate::tier2::node::rng::Rng;
 use crate::tier2::node::Node;
 use crate::tier2::requests::encoded;
@@ -60,13 +60,13 @@ pub(in crate::tier2) struct SimCluster {
     pub(in crate::tier2) events: Vec<ObservedEvent>,
     /// A fingerprint of everything that was delivered: equal for equal runs.
     pub(in crate::tier2) trace: u64,
-    configure: fn(&mut Config),
+    configure: fn(&mut NodeConfig),
 }
 
 impl SimCluster {
     /// `founders` nodes with ids from 1, running.
     #[must_use]
-    pub(in crate::tier2) fn new(founders: u64, seed: u64, configure: fn(&mut Config)) -> SimCluster {
+    pub(in crate::tier2) fn new(founders: u64, seed: u64, configure: fn(&mut NodeConfig)) -> SimCluster {
         let mut cluster = SimCluster {
             rules: Rules::default(),
             now_us: 0,
@@ -102,7 +102,7 @@ impl SimCluster {
     /// Starts a stopped host from its disk.
     pub(in crate::tier2) fn start(&mut self, id: NodeId) {
         let seed = self.rng.next();
-        let mut config = Config::new(id, seed);
+        let mut config = NodeConfig::new(id, seed);
         (self.configure)(&mut config);
         let host = self.host_mut(id);
         assert!(host.node.is_none(), "host {id} runs already");

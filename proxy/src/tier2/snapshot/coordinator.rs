@@ -5,7 +5,7 @@ use crate::node_api::{
     SnapshotOp, TransferState,
 };
 use crate::tier2::cluster::membership::Membership;
-use crate::tier2::config::Config;
+use crate::tier2::config::NodeConfig;
 use crate::tier2::node::persist::PersistQueue;
 use crate::tier2::node::Node;
 use crate::tier2::snapshot::making::OwnSnapshot;
@@ -59,7 +59,7 @@ impl Snapshots {
     }
 
     /// Whether there is work that need not wait for anything.
-    pub(in crate::tier2) fn wants_turn(&self, config: &Config) -> bool {
+    pub(in crate::tier2) fn wants_turn(&self, config: &NodeConfig) -> bool {
         self.making.as_ref().is_some_and(|making| making.can_go_on(config.snapshot_window_bytes))
     }
 

@@ -22,7 +22,7 @@ impl Alone {
         let disk = MemoryDisk::new(SnapshotMeta::founding(&[(1, "a:1".to_owned())]));
         let store = disk.open().expect("a fresh disk opens");
         let node =
-            Node::new(Config::new(1, 1), store.recovered(), store.reader()).expect("a fresh node starts");
+            Node::new(NodeConfig::new(1, 1), store.recovered(), store.reader()).expect("a fresh node starts");
         let mut alone = Alone { node, store, now_us: 1_000_000, next_ticket: 1, wake_at_us: 0 };
         // Its first entries: of its term, and of its start.
         while alone.node.applied_index() < 3 {
@@ -112,11 +112,11 @@ fn clients_that_do_not_come_again_are_waited_for_ever_less_often() {
 }
 
 /// Heartbeats carry the word, too.
-fn rare_heartbeats(config: &mut Config) {
+fn rare_heartbeats(config: &mut NodeConfig) {
     config.heartbeat_ticks = config.election_ticks - 1;
 }
 
-fn late_word(config: &mut Config) {
+fn late_word(config: &mut NodeConfig) {
     rare_heartbeats(config);
     config.commit_broadcast_us = 60_000_000;
 }

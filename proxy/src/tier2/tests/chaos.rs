@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 const TTL_MS: u64 = 1_500;
 
-fn small(config: &mut Config) {
+fn small(config: &mut NodeConfig) {
     config.snapshot_entries = 80;
     config.log_keep_entries = 20;
     config.cache_entries_max = 32;

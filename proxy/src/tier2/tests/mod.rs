@@ -17,20 +17,20 @@ mod turns;
 mod work;
 
 use crate::node_api::{NodeId, Ticket};
-use crate::tier2::config::Config;
+use crate::tier2::config::NodeConfig;
 use crate::tier2::simnet::SimCluster;
 use redfence_core::machine::Command;
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::Fence;
 
-fn defaults(_: &mut Config) {}
+fn defaults(_: &mut NodeConfig) {}
 
 /// A cluster that has a leader with everything settled.
 fn settled(nodes: u64, seed: u64) -> SimCluster {
     settled_with(nodes, seed, defaults)
 }
 
-fn settled_with(nodes: u64, seed: u64, configure: fn(&mut Config)) -> SimCluster {
+fn settled_with(nodes: u64, seed: u64, configure: fn(&mut NodeConfig)) -> SimCluster {
     let mut cluster = SimCluster::new(nodes, seed, configure);
     assert!(cluster.run_until(5_000, |cluster| cluster.leader().is_some()), "seed {seed}: no leader");
     cluster.run_for(300);

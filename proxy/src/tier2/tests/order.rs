@@ -131,7 +131,7 @@ fn a_lost_connection_costs_a_follower_no_time_out() {
     granted(&cluster.wait_for(ticket, 50));
 }
 
-fn tiny_stage(config: &mut Config) {
+fn tiny_stage(config: &mut NodeConfig) {
     config.staged_commands_max = 24;
     config.entries_under_way_max = 1;
     config.resend_ms = 20;

@@ -98,7 +98,7 @@ fn a_node_whose_log_cannot_be_written_says_so_and_nothing_else() {
     let disk = MemoryDisk::new(SnapshotMeta::founding(&[(1, "a:1".to_owned())]));
     let store = disk.open().expect("a fresh disk opens");
     let mut node =
-        Node::new(Config::new(1, 1), store.recovered(), store.reader()).expect("a fresh node starts");
+        Node::new(NodeConfig::new(1, 1), store.recovered(), store.reader()).expect("a fresh node starts");
     let mut out = Outputs::default();
     node.step(Now::default(), Input::Wake, &mut out);
     assert!(out.fatal.is_none() && !out.persist.is_empty());

@@ -9,7 +9,7 @@ use crate::tier2::simnet::addr;
 use crate::tier2::snapshot::receiving::IncomingSnapshot;
 use raft::eraftpb::{Message, MessageType};
 
-fn frequent(config: &mut Config) {
+fn frequent(config: &mut NodeConfig) {
     config.snapshot_entries = 50;
     config.log_keep_entries = 10;
     config.cache_entries_max = 16;
@@ -165,7 +165,7 @@ fn redis(cluster: &mut SimCluster, node: NodeId, argv: &[&[u8]]) -> Reply {
 /// restart get them by snapshot.
 #[test]
 fn values_at_their_limits_go_by_snapshot() {
-    fn by_the_megabyte(config: &mut Config) {
+    fn by_the_megabyte(config: &mut NodeConfig) {
         config.snapshot_entries = 500;
         config.log_keep_entries = 10;
         config.cache_entries_max = 16;

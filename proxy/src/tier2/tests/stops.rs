@@ -21,7 +21,8 @@ struct Single {
 impl Single {
     fn start(disk: &MemoryDisk) -> Single {
         let store = disk.open().expect("the disk opens");
-        let node = Node::new(Config::new(1, 1), store.recovered(), store.reader()).expect("the node starts");
+        let node =
+            Node::new(NodeConfig::new(1, 1), store.recovered(), store.reader()).expect("the node starts");
         Single { node, store, now: Now::default() }
     }
 

@@ -15,7 +15,7 @@ fn run(per_turn: u64) -> f64 {
     let disk = MemoryDisk::new(SnapshotMeta::founding(&[(1, "a:1".to_owned())]));
     let mut store = disk.open().expect("a fresh disk opens");
     let mut node =
-        Node::new(Config::new(1, 1), store.recovered(), store.reader()).expect("a fresh node starts");
+        Node::new(NodeConfig::new(1, 1), store.recovered(), store.reader()).expect("a fresh node starts");
     let clock = Clock::start();
     let (mut asked, mut answered) = (0, 0);
     let mut out = Outputs::default();
