@@ -63,14 +63,14 @@ impl Machine {
         self.finish(out);
     }
 
-    /// When the commands of an entry are through: some of what bulk ends have left.
+    /// After the commands of an entry: continues bulk ends and serves blocked clients.
     pub(crate) fn finish(&mut self, out: &mut Applied) {
         self.sweep_some(out);
         self.serve_blocked(out);
         self.check_after_apply();
     }
 
-    /// Moves the clock by the rules of stamps, and ends what is due.
+    /// Advances the clock to the stamp and ends whatever is due.
     pub(crate) fn begin(&mut self, stamp: Stamp, out: &mut Applied) {
         self.entry_wall_us = self.entry_wall_us_after(stamp);
         self.clock = self.clock_after(stamp);
@@ -89,10 +89,10 @@ impl Machine {
         }
     }
 
-    /// Whether a request is to be executed now. One met before gets its remembered answer, if it has one.
+    /// Whether a request is to be executed. A duplicate gets the remembered reply, if there is one.
     pub(crate) fn admit(&mut self, id: Option<RequestId>, command: &Command<'_>, out: &mut Applied) -> bool {
         if let Command::OriginStart { origin } = command {
-            // A new start's own first word would otherwise be taken for one of a start that is no more.
+            // Otherwise the first command of a new incarnation would count as one of an incarnation that is gone.
             self.dedup.start(*origin, self.limits.origins_max);
         }
         let Some(id) = id else { return true };
@@ -179,7 +179,7 @@ impl Machine {
             self.counters.refusals += 1;
         }
         let Some(id) = id else { return };
-        // Large replies come from reads inside scripts; to keep them all would be to keep the state many times.
+        // Large replies come from reads inside scripts; remembering them all would multiply the state.
         let forgotten = redis::is_large(&reply).then(|| errors::reply_forgotten().into());
         let kept = forgotten.as_ref().unwrap_or(&reply);
         let max_memory = self.max_memory_bytes();
@@ -198,7 +198,7 @@ impl Machine {
         self.dedup.is_live(origin)
     }
 
-    /// A node came up anew: what its earlier starts left in queues goes.
+    /// A node has restarted: requests queued by its earlier incarnations are dropped.
     pub(crate) fn origin_start(&mut self, origin: Origin, out: &mut Applied) -> Reply {
         // The table has been told on admission. An announcement that comes late, after a newer one, changes nothing.
         if self.is_live(origin) {

@@ -228,7 +228,7 @@ impl Machine {
                 let id = (seq > 0).then_some(RequestId { origin, seq });
                 self.run(id, command, out);
             }
-            // Behind the commands: the first of them may be the word that this start of the node is the one that counts.
+            // After the commands: the first of them may be the OriginStart that makes this incarnation the live one.
             self.acknowledge(origin, acked_below);
         }
         self.finish(out);

@@ -1,4 +1,4 @@
-//! Standing in line: taking queue entries, hanging another request on them, and every way to leave but the grant.
+//! Joining a queue, attaching the retry of a queued owner, and every way to leave the queue except the grant.
 
 use crate::event::EventKind;
 use crate::grammar::errors;
@@ -14,7 +14,7 @@ use crate::types::RequestId;
 use smallvec::SmallVec;
 
 impl Machine {
-    /// Queues a request for these locks, given in canonical order, or hangs it on the queue entries its owner already has.
+    /// Queues a request for these locks, given in canonical order. A retry of a queued owner is attached to its waiter.
     pub(crate) fn wait_for(
         &mut self,
         slots: &[LockSlot],
@@ -58,7 +58,7 @@ impl Machine {
     }
 
     fn join_queue(&mut self, waiter: WaiterSlot, slot: LockSlot, out: &mut Applied) {
-        // A free lock with somebody in line is no longer idle.
+        // A free lock with a waiter is no longer idle.
         self.unpark(slot);
         let entry = self.queue_entries.insert(QueueEntry::new(slot, waiter));
         let mut queue = self.locks[slot].queue;
@@ -74,8 +74,8 @@ impl Machine {
         self.emit(EventKind::Queued, slot, EventOwner::Waiter(waiter), out);
     }
 
-    /// The waiter this owner already has for exactly these locks. An owner names one attempt: it cannot be in line with
-    /// another set.
+    /// The waiter this owner already has for exactly these locks. An owner names one attempt: the same owner with another set of
+    /// locks is refused.
     fn queued_waiter(&self, slots: &[LockSlot], owner: &[u8]) -> Result<Option<WaiterSlot>, Refusal> {
         let entry_at =
             |slot: &LockSlot| self.queued_owners.find(&self.queue_entries, &self.waiters, *slot, owner);
@@ -127,7 +127,7 @@ impl Machine {
         Ok(())
     }
 
-    /// The client behind a request is gone. The request itself may still be on its way: it must not find a queue then.
+    /// The client of a request has disconnected. If the request itself is applied later than this, it must not be queued.
     pub(crate) fn cancel(&mut self, request: RequestId, out: &mut Applied) -> Reply {
         if !self.is_waiting(request) {
             self.forestall(request);
@@ -147,7 +147,7 @@ impl Machine {
         }
     }
 
-    /// Nodes that are no more have nobody to answer to: their requests leave without a word.
+    /// Drops the requests of nodes that are gone, without a reply.
     pub(crate) fn drop_lost(&mut self, waiter: WaiterSlot, out: &mut Applied) {
         let requests = &self.waiters[waiter].requests;
         let lost: SmallVec<[RequestId; 1]> =
@@ -157,7 +157,7 @@ impl Machine {
         }
     }
 
-    /// Requests whose time is up are answered nil.
+    /// Requests whose WAIT has run out are answered with nil.
     pub(crate) fn give_up_overdue(
         &mut self,
         waiter: WaiterSlot,
@@ -192,7 +192,7 @@ impl Machine {
         }
     }
 
-    /// A waiter leaves all its queues; whoever stood behind it may be next.
+    /// Removes a waiter from all its queues. The waiters behind it may be next.
     pub(crate) fn leave(&mut self, waiter: WaiterSlot, out: &mut Applied) -> Waiter {
         for at in 0..self.waiters[waiter].queue_entries.len() {
             let slot = self.queue_entries[self.waiters[waiter].queue_entries[at]].lock;
@@ -203,7 +203,7 @@ impl Machine {
         record
     }
 
-    /// Takes a waiter out of all structures. Answers it, and the locks it stood at in canonical order.
+    /// Removes a waiter from all structures. Returns it, and the locks it waited for in canonical order.
     pub(crate) fn vacate(&mut self, waiter: WaiterSlot) -> (Waiter, Several<LockSlot>) {
         self.memory.waiters -= self.waiters[waiter].weight();
         let mut slots = Several::new();
@@ -229,7 +229,7 @@ impl Machine {
         (self.waiters.remove(waiter), slots)
     }
 
-    /// A request that hung on a waiter is over.
+    /// Ends a queued request, with a reply if there is one.
     pub(crate) fn settle(&mut self, pending: &QueuedRequest, reply: Option<Reply>, out: &mut Applied) {
         if let Some(id) = pending.id {
             self.requests.remove(&id);

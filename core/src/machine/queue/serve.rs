@@ -1,5 +1,5 @@
-//! What a free lock does next: it goes to the first in line, in the same step; with nobody in line its record is kept for a
-//! while for its last fence.
+//! What happens to a lock that became free: it is granted to the first waiter in the same step. Without waiters its record is kept
+//! for a while, for its last fence.
 //!
 //! Whatever ends a grant or shortens a queue puts the lock on `to_serve`; every command ends with `serve_all`. A work list,
 //! not recursion: one end may bring about any number of others.
@@ -19,9 +19,9 @@ impl Machine {
         }
     }
 
-    /// One look at a lock. True where it has to be looked at again.
+    /// Serves a lock once. True if it must be served again.
     fn serve(&mut self, slot: LockSlot, out: &mut Applied) -> bool {
-        // The record may be gone, or its number given to another lock: to look at any lock once more does no harm.
+        // The record may be gone, or its slot reused by another lock: serving a lock once more does no harm.
         let Some(lock) = self.locks.get(slot) else { return false };
         let first = self.queue_entries.get(lock.queue.head).map(|entry| entry.waiter);
         let waiter = match (lock.phase, first) {
@@ -31,7 +31,7 @@ impl Machine {
                 return false;
             }
             (Phase::Awaited, Some(waiter)) => waiter,
-            // Its holder may be first in line with a multi-lock that has this one among its resources.
+            // The holder may be the first waiter too, with a multi-lock that includes this resource.
             (Phase::Held { .. }, Some(waiter)) if *self.waiters[waiter].owner == *lock.owner() => waiter,
             (Phase::Held { .. }, Some(waiter)) if mutant!(AllWaitersAtOnce) => waiter,
             (Phase::Held { .. }, Some(_)) => return false,
@@ -46,7 +46,7 @@ impl Machine {
         mutant!(AllWaitersAtOnce)
     }
 
-    /// Whether a waiter may still be granted. One whose session or time is over leaves at once.
+    /// Whether a waiter may still be granted. One whose session or WAIT has ended leaves at once.
     fn is_fit(&mut self, waiter: WaiterSlot, out: &mut Applied) -> bool {
         let session = self.waiters[waiter].session;
         if session.is_some() && self.sessions[session].deadline_ms <= self.clock.logical_ms {
@@ -69,13 +69,13 @@ impl Machine {
         is_live
     }
 
-    /// Whether a waiter heads every queue it stands in, and every lock is free (or its own already).
+    /// Whether a waiter is first in each of its queues, and every lock is free or already its own.
     fn is_first_everywhere(&mut self, waiter: WaiterSlot, out: &mut Applied) -> bool {
         let queue_entries = self.waiters[waiter].queue_entries.clone();
         for entry in &queue_entries {
             let slot = self.queue_entries[*entry].lock;
             if self.end_if_due(slot, out).is_some() {
-                // It goes on `to_serve`, and finds this waiter again if it is its turn there.
+                // The lock is on `to_serve` now; serving it finds this waiter again if it is first there.
                 return false;
             }
             let lock = &self.locks[slot];
@@ -90,7 +90,7 @@ impl Machine {
     fn grant_waiter(&mut self, waiter: WaiterSlot, out: &mut Applied) {
         let (record, slots) = self.vacate(waiter);
         for &slot in &slots {
-            // What it holds already is not granted again: there its place in line ends without a grant.
+            // Locks that it already holds are not granted again: their queue entries end without a grant.
             if self.locks[slot].is_held() && self.locks[slot].owner() == &*record.owner {
                 self.emit(EventKind::Abandoned, slot, EventOwner::Holder, out);
             }
@@ -105,7 +105,7 @@ impl Machine {
         }
     }
 
-    /// A free lock with nobody in line: kept for its last fence, or dropped where it never had one.
+    /// A free lock without waiters: kept for its last fence, or removed if it never had one.
     fn park(&mut self, slot: LockSlot) {
         if self.locks[slot].fence.0 == 0 {
             self.names.remove(&self.locks, slot);
@@ -120,7 +120,7 @@ impl Machine {
         }
     }
 
-    /// Takes a free lock off the idle list, for it is needed again.
+    /// Takes a lock that is needed again off the idle list.
     pub(crate) fn unpark(&mut self, slot: LockSlot) {
         match self.locks[slot].phase {
             Phase::Held { .. } | Phase::Awaited => {}

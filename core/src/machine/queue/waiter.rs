@@ -1,5 +1,5 @@
-//! Who waits: one [`Waiter`] an owner that asked, one [`QueueEntry`] a queue it stands in. A waiter of `LOCK.ACQUIRE` has one queue entry,
-//! one of `LOCK.MACQUIRE` a queue entry for each resource, all taken in the same instant.
+//! Records of waiting owners: one [`Waiter`] per owner, one [`QueueEntry`] per queue it is in. A waiter of `LOCK.ACQUIRE` has one
+//! entry, a waiter of `LOCK.MACQUIRE` one per resource, all made in the same step.
 
 use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
 use crate::machine::snapshot::write::kind;
@@ -53,7 +53,7 @@ impl Image for QueueEntry {
     }
 }
 
-/// One request that hangs on a waiter. A retry of a queued owner adds one; the grant answers them all.
+/// One request of a waiter. A retry of a queued owner adds one; the grant answers all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct QueuedRequest {
     pub(crate) id: Option<RequestId>,
@@ -233,7 +233,7 @@ pub(crate) fn read_origin(reader: &mut Reader<'_>) -> Option<Origin> {
     Some(Origin { node: reader.varint()?, incarnation: reader.u64_fixed()? })
 }
 
-/// (lock, owner) → queue entry: how a retry finds the place it already has. Never iterated.
+/// Index (lock, owner) → queue entry, by which a retry finds its waiter. Never iterated.
 #[derive(Default)]
 pub(crate) struct QueuedOwners {
     queue_entries: HashTable<QueueEntrySlot>,

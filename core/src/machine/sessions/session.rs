@@ -119,7 +119,7 @@ impl Machine {
         }
     }
 
-    /// A node gathers touches and sends them a little later: one may come behind the word that the connection is closed.
+    /// Nodes batch touches, so one may be applied after the command that says the connection is closed.
     pub(crate) fn sessions_touch(&mut self, ids: &[SessionId], out: &mut Applied) -> Reply {
         for id in ids {
             let live = self.live_session(*id, out);
