@@ -166,3 +166,10 @@ pub fn unknown_subcommand(command: &str, word: &[u8]) -> Refusal {
 pub fn is(word: &[u8], expected: &str) -> bool {
     word.eq_ignore_ascii_case(expected.as_bytes())
 }
+
+/// A command Redis has, on keys of the correctness tier.
+#[must_use]
+pub fn not_supported_yet(name: &[u8]) -> Refusal {
+    let name = redfence_core::grammar::errors::shown(&name.to_ascii_lowercase());
+    Refusal::new(format!("ERR '{name}' on keys of the correctness tier is not supported yet"))
+}

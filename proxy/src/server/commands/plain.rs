@@ -1,47 +1,23 @@
 //! Plain Redis commands: to the upstream Redis as they are, or to the Raft keyspace.
 
+use super::scripts;
 use super::transaction::crosses_tiers;
-use super::{scripts, server, unknown_command};
 use crate::node_api::{OwnedQuery, WAIT_FOREVER};
 use crate::server::client::transaction::TransactionTarget;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
-use crate::server::net::in_flight::{AwaitedReply, IfAbandoned, InFlight, Source, UpstreamCall};
+use crate::server::net::in_flight::{AwaitedReply, IfAbandoned, InFlight, Source};
 use crate::server::routing::keys;
 use crate::server::routing::router::{ListenerKind, PlainDestination};
 use bytes::Bytes;
-use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::{table, wait_of, Wait};
-use redfence_core::machine::{is_read, Command};
+use redfence_core::machine::Command;
 use redfence_core::reply::Refusal;
 use redfence_core::types::Member;
 use std::sync::Arc;
 
 impl CommandContext {
-    pub(in crate::server) fn plain_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
-        let keys =
-            if self.routes.router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
-        match self.route_plain(keys) {
-            Err(refusal) => self.refuse(refusal),
-            Ok(PlainDestination::Upstream) if self.is_for_both_stores(argv) => self.script_on_both(argv),
-            Ok(PlainDestination::Upstream) if keys::may_share(argv[0]) => {
-                let call = UpstreamCall { muted: self.client.is_muted(), ..UpstreamCall::default() };
-                self.pass_shareable(argv, frame, call)
-            }
-            Ok(PlainDestination::Upstream) => self.pass_on_own_connection(argv, frame),
-            Ok(PlainDestination::Keyspace) => self.keyspace_command(argv),
-        }
-    }
-
-    /// `SCRIPT LOAD`, `EXISTS` and `FLUSH` name no key: where both stores have keys, both must know the scripts.
-    fn is_for_both_stores(&self, argv: &[&[u8]]) -> bool {
-        let verbs: [&[u8]; 3] = [b"LOAD", b"EXISTS", b"FLUSH"];
-        argv[0].eq_ignore_ascii_case(b"SCRIPT")
-            && self.routes.router.has_correctness_routes()
-            && argv.get(1).is_some_and(|verb| verbs.iter().any(|known| known.eq_ignore_ascii_case(verb)))
-    }
-
-    fn script_on_both(&mut self, argv: &[&[u8]]) -> Progress {
+    pub(in crate::server) fn script_on_both(&mut self, argv: &[&[u8]]) -> Progress {
         if !self.can_join(InFlight::Alone) {
             return Progress::Stalled;
         }
@@ -56,31 +32,8 @@ impl CommandContext {
         Progress::Done
     }
 
-    /// The Raft keyspace: every key is a lock there, and its value is the owner.
-    fn keyspace_command(&mut self, argv: &[&[u8]]) -> Progress {
-        match table::find(argv[0]) {
-            Some(row) if row.is(table::PUBSUB) => self.refuse(not_yet(argv[0])),
-            None if server::knows(argv[0]) => self.server_command(argv),
-            None if keys::is_redis_command(argv[0]) => self.refuse(not_yet(argv[0])),
-            None => self.refuse(unknown_command(argv)),
-            Some(row) if row.is(table::SCRIPT) && self.may_read(argv) && !self.client.keeps_reads() => {
-                self.keyspace_script(argv)
-            }
-            // Behind writes in flight a read goes through the log with them: it must see them, and they need not be waited for.
-            // So does one whose keys are tracked: what was read when is known from the log.
-            Some(row)
-                if is_read(row)
-                    && self.replies.in_flight != InFlight::Tier2
-                    && !self.client.keeps_reads() =>
-            {
-                self.keyspace_read(argv)
-            }
-            Some(_) => self.submit_to_keyspace(argv),
-        }
-    }
-
     /// From the state, without an entry in the log.
-    fn keyspace_read(&mut self, argv: &[&[u8]]) -> Progress {
+    pub(in crate::server) fn keyspace_read(&mut self, argv: &[&[u8]]) -> Progress {
         if !self.can_join(InFlight::Reads) {
             return Progress::Stalled;
         }
@@ -95,13 +48,8 @@ impl CommandContext {
         Progress::Done
     }
 
-    /// Whether a script may run on this node's own state.
-    fn may_read(&self, argv: &[&[u8]]) -> bool {
-        self.server.known_scripts.may_read(argv, self.server.now_ms())
-    }
-
     /// A script that only reads runs on this node's own state, behind the client's earlier writes.
-    fn keyspace_script(&mut self, argv: &[&[u8]]) -> Progress {
+    pub(in crate::server) fn keyspace_script(&mut self, argv: &[&[u8]]) -> Progress {
         if !self.can_join(InFlight::Reads) {
             return Progress::Stalled;
         }
@@ -117,7 +65,7 @@ impl CommandContext {
     }
 
     /// Through the log, whatever it is.
-    pub(super) fn submit_to_keyspace(&mut self, argv: &[&[u8]]) -> Progress {
+    pub(in crate::server) fn submit_to_keyspace(&mut self, argv: &[&[u8]]) -> Progress {
         let wait = wait_of(argv);
         let in_flight = if wait.is_some() { InFlight::Alone } else { InFlight::Tier2 };
         let is_large = may_show_much(argv);
@@ -196,11 +144,6 @@ fn may_show_much(argv: &[&[u8]]) -> bool {
 
 fn owned(argv: &[&[u8]]) -> Vec<Bytes> {
     argv.iter().map(|word| Bytes::copy_from_slice(word)).collect()
-}
-
-fn not_yet(name: &[u8]) -> Refusal {
-    let name = shown(&name.to_ascii_lowercase());
-    Refusal::new(format!("ERR '{name}' on keys of the correctness tier is not supported yet"))
 }
 
 #[cfg(test)]

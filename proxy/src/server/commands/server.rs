@@ -41,12 +41,12 @@ fn find(name: &[u8]) -> Option<&'static ServerCommand> {
 }
 
 #[must_use]
-pub(super) fn knows(name: &[u8]) -> bool {
+pub(in crate::server) fn knows(name: &[u8]) -> bool {
     find(name).is_some()
 }
 
 impl CommandContext {
-    pub(super) fn server_command(&mut self, argv: &[&[u8]]) -> Progress {
+    pub(in crate::server) fn server_command(&mut self, argv: &[&[u8]]) -> Progress {
         let Some(row) = find(argv[0]) else { return self.refuse(unknown_command(argv)) };
         let words = argv.len() as isize;
         let fits = if row.arity < 0 { words >= -row.arity } else { words == row.arity };

@@ -5,7 +5,7 @@ use crate::server::commands::{wrong_arity, Local};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
-use redfence_core::grammar;
+use crate::server::routing::plan::{KeyspacePath, Plan, UpstreamPath};
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::Refusal;
 use std::sync::atomic::Ordering;
@@ -33,18 +33,10 @@ impl CommandContext {
             self.refuse(listening(name))
         } else if self.client.transaction.is_some() && !local.is_some_and(Local::is_never_queued) {
             self.command_in_transaction(local, argv, frame)
-        } else if grammar::is_ours(name) {
-            self.lock_command(argv, frame)
         } else {
-            match local {
-                Some(local)
-                    if local.yields_to_upstream()
-                        && self.routes.router.has_upstream_for(self.client.listener_kind) =>
-                {
-                    self.plain_command(argv, frame)
-                }
-                Some(local) => self.local_command(local, argv, frame),
-                None => self.plain_command(argv, frame),
+            match self.plan(local, argv) {
+                Ok(plan) => self.carry_out(plan, argv, frame),
+                Err(refusal) => self.refuse(refusal),
             }
         };
         if flow != Progress::Stalled {
@@ -56,6 +48,23 @@ impl CommandContext {
             self.client.reply_mode = ReplyMode::SkipNext;
         }
         flow
+    }
+
+    fn carry_out(&mut self, plan: Plan, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
+        match plan {
+            Plan::Local(local) => self.local_command(local, argv, frame),
+            Plan::Lock => self.lock_command(argv, frame),
+            Plan::Upstream(UpstreamPath::Own) => self.pass_on_own_connection(argv, frame),
+            Plan::Upstream(UpstreamPath::Shared) => {
+                let call = UpstreamCall { muted: self.client.is_muted(), ..UpstreamCall::default() };
+                self.pass_shareable(argv, frame, call)
+            }
+            Plan::BothStores => self.script_on_both(argv),
+            Plan::Keyspace(KeyspacePath::Read) => self.keyspace_read(argv),
+            Plan::Keyspace(KeyspacePath::ReadScript) => self.keyspace_script(argv),
+            Plan::Keyspace(KeyspacePath::Write) => self.submit_to_keyspace(argv),
+            Plan::Server => self.server_command(argv),
+        }
     }
 
     fn note_command(&mut self) {
