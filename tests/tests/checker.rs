@@ -341,7 +341,8 @@ fn reasons_must_fit() {
     assert_eq!(kinds(vec![first, refused(5 * MS, Reason::Expired)]), [ViolationKind::Order]);
     assert_eq!(kinds(vec![first, refused(20 * MS, Reason::AlreadyReleased)]), [ViolationKind::Reason]);
     let forced = op(2, 2, 3, Call::ForceRelease, Answer::Done);
-    assert_eq!(kinds(vec![first, forced, refused(5 * MS, Reason::AlreadyReleased)]), []);
+    assert_eq!(kinds(vec![first, forced, refused(5 * MS, Reason::Expired)]), []);
+    assert_eq!(kinds(vec![first, forced, refused(5 * MS, Reason::AlreadyReleased)]), [ViolationKind::Reason]);
 }
 
 #[test]

@@ -100,9 +100,8 @@ fn a_grant_to_a_node_that_was_cut_off_is_told_with_what_is_left_or_not_at_all() 
         cluster.rules.heal();
         match cluster.wait_for(waiter, 5_000) {
             Reply::Nil => assert!(!told),
-            Reply::Array(items) => {
-                let Reply::Int(left_ms) = items[1] else { panic!("not a grant: {items:?}") };
-                assert!(told && (12_000..=16_000).contains(&left_ms), "{left_ms} ms are left");
+            Reply::GrantedMany { ttl_ms, .. } => {
+                assert!(told && (12_000..=16_000).contains(&ttl_ms), "{ttl_ms} ms are left");
             }
             other => panic!("{other:?}"),
         }
