@@ -237,6 +237,11 @@ fn a_change_of_routes_ends_the_waits_it_decides_otherwise_and_no_others() {
     let cluster = with_redis(&redis);
     let ok = Value::Simple(b"OK".to_vec());
     assert_eq!(set_route(&cluster, 1, "keep:*=correctness move:*=correctness"), ok);
+    // OK says that the answering node follows; the others do a moment later.
+    await_that(&cluster, "node 2 follows", || {
+        let info = ask(&cluster, 2, &["LOCK.INFO", "move:1"]);
+        matches!(info, Value::Array(fields) if fields[3].text() == "CORRECTNESS")
+    });
     let open = || Connection::open(cluster.node(2).address).expect("the node serves");
     for name in ["keep:1", "move:1", "plain:1"] {
         assert!(matches!(
