@@ -13,6 +13,7 @@
 //! - [`glob`]: Redis's patterns
 //! - [`routes`]: which tier serves which names
 //! - [`keyspace`]: Redis's commands over keys somebody else keeps
+//! - [`script`]: Lua scripts over the keyspace, run on the leader; their effects are what is logged
 //! - [`machine`]: the state machine
 //! - [`mutants`]: bugs planted on purpose, in test builds alone
 

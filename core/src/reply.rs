@@ -120,37 +120,12 @@ impl Reply {
         matches!(self, Reply::Error(_))
     }
 
-    /// The fences of a grant, of one lock or of several; none for any other reply.
+    /// Fences and ttl of a grant, of one lock or of several.
     #[must_use]
-    pub fn granted_fences(&self) -> &[Fence] {
+    pub fn granted(&self) -> Option<(&[Fence], u64)> {
         match self {
-            Reply::Granted { fence, .. } => std::slice::from_ref(fence),
-            Reply::GrantedMany { fences, .. } => fences,
-            Reply::Released
-            | Reply::Renewed { .. }
-            | Reply::Refused(_)
-            | Reply::Nil
-            | Reply::NilArray
-            | Reply::Int(_)
-            | Reply::Double(_)
-            | Reply::Bool(_)
-            | Reply::Bulk(_)
-            | Reply::Text(_)
-            | Reply::Status(_)
-            | Reply::Error(_)
-            | Reply::Array(_)
-            | Reply::Map(_)
-            | Reply::Set(_)
-            | Reply::Verbatim(_)
-            | Reply::Info(_) => &[],
-        }
-    }
-
-    /// The ttl of a grant, of one lock or of several.
-    #[must_use]
-    pub fn granted_ttl_ms(&self) -> Option<u64> {
-        match self {
-            Reply::Granted { ttl_ms, .. } | Reply::GrantedMany { ttl_ms, .. } => Some(*ttl_ms),
+            Reply::Granted { fence, ttl_ms } => Some((std::slice::from_ref(fence), *ttl_ms)),
+            Reply::GrantedMany { fences, ttl_ms } => Some((fences, *ttl_ms)),
             Reply::Released
             | Reply::Renewed { .. }
             | Reply::Refused(_)

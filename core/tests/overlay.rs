@@ -4,7 +4,7 @@
 //! `REDFENCE_SEED` repeats one run, `REDFENCE_STEPS` sets its length.
 #![cfg(feature = "scripts")]
 
-#[allow(dead_code)]
+#[allow(dead_code, reason = "shared with core/tests/differential, which uses more of it")]
 #[path = "differential/generate.rs"]
 mod generate;
 mod logged;

@@ -122,7 +122,7 @@ pub struct Settings {
     #[arg(long, value_name = "TEXT", env = "REDFENCE_PASSWORD", hide_env_values = true)]
     pub password: Option<String>,
 
-    /// yes: refuse to listen beyond loopback without a password and TLS [default: yes]
+    /// yes: refuse to listen beyond loopback, with or without a password [default: yes]
     #[arg(long, value_name = "YES|NO", env = "REDFENCE_PROTECTED_MODE")]
     pub protected_mode: Option<String>,
 

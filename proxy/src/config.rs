@@ -144,7 +144,7 @@ impl Config {
         Ok(config)
     }
 
-    /// As Redis's protected mode: strangers must not reach what nobody guards.
+    /// Stricter than Redis's protected mode: a password alone does not open it, because it crosses the network in clear.
     fn check_protection(&self, protected: bool) -> Result<(), Refused> {
         let listeners = [
             ("listen", Some(self.listen)),
@@ -157,7 +157,7 @@ impl Config {
                 continue;
             };
             return Err(format!(
-                "{name} {address} is beyond this machine, and without a password and TLS everybody there could use it; listen on \
+                "{name} {address} is beyond this machine, where traffic (and a password with it) is not encrypted; listen on \
                  127.0.0.1, or say --protected-mode no if the network is yours alone"
             ));
         }

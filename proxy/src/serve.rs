@@ -4,7 +4,7 @@ use crate::admin;
 use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
-use crate::events::{publish_feed, EventQueue, Hub, Tracker};
+use crate::events::{publish_feed, Hub, Tracker};
 use crate::server::client::registry::Registry;
 use crate::server::client::session_keepalive::SessionKeepalive;
 use crate::server::net::listener;
@@ -118,15 +118,16 @@ fn announce(config: &Config, main_door: &TcpListener) {
 
 fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpListener) -> Arc<ServerState> {
     let hub = Arc::new(Hub::new(Arc::clone(tier2.demand())));
-    let events = EventQueue::start(Arc::clone(&hub));
+    let events_lost = Arc::default();
     let upstream = config.redis.clone().map(|address| {
         Upstream::start(address, config.redis_username.clone(), config.redis_password.clone())
     });
     let subscriber =
         upstream.as_ref().map(|upstream| UpstreamSubscriber::start(Arc::clone(upstream), Arc::clone(&hub)));
     let tracker = Arc::new(Tracker::new(Arc::clone(&hub), Arc::clone(tier2.demand())));
-    if let Some(news) = tier2.take_apply_feed() {
-        tokio::spawn(publish_feed(news, Arc::clone(&hub), Arc::clone(&tracker), events.clone()));
+    if let Some(feed) = tier2.take_apply_feed() {
+        let events_lost = Arc::clone(&events_lost);
+        tokio::spawn(publish_feed(feed, Arc::clone(&hub), Arc::clone(&tracker), events_lost));
     }
     let flags = Founding {
         routing: Routing { routes: config.routes.clone(), default_tier: config.default_tier },
@@ -148,7 +149,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
         known_scripts: KnownScripts::default(),
         hub,
         tracker,
-        events,
+        events_lost,
         tier2,
         upstream,
         subscriber,

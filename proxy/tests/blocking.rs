@@ -111,11 +111,14 @@ fn who_goes_away_leaves_the_queue_and_takes_nothing_along() {
 }
 
 #[test]
-fn a_wait_without_end_outlives_the_patience_of_the_node() {
+fn a_wait_without_end_outlives_the_timeout_of_requests() {
     let node = Node::start(&[]);
     let (mut waiter, mut pusher) = (node.connect(), node.connect());
     waiter.send(&["BZPOPMIN", "zset", "0"]);
-    assert!(waiter.hears_nothing_for(Duration::from_millis(6_000)), "patience is five seconds");
+    assert!(
+        waiter.hears_nothing_for(Duration::from_millis(6_000)),
+        "the timeout of requests is five seconds"
+    );
     assert_eq!(pusher.ask(&["ZADD", "zset", "7", "m"]), "1");
     assert_eq!(waiter.receive(), "(\"zset\", \"m\", \"7\")");
 }

@@ -176,7 +176,7 @@ fn check(mut holds: Vec<Hold>, first_fence: i64, expected: usize) {
 }
 
 #[test]
-fn at_the_proxys_own_table() {
+fn at_one_node_without_an_upstream_redis() {
     let cluster = Cluster::start(&cluster::Options::nodes(1).flag("--default-tier", "efficiency"));
     a_thousand_waiters(&[cluster.nodes[0].address]);
 }

@@ -1,7 +1,7 @@
 //! Random work for the machine: a small world in which names, owners and sessions meet often.
 
 // Each test binary uses its own part of this.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test file uses its own part")]
 
 use proptest::prelude::*;
 use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Restorer};

@@ -1,5 +1,5 @@
 //! What a leader puts into the log for a request: scripts are recognised or run, the rest goes as it is.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test file uses its own part")]
 // A meter of tests looks at a clock; the ban is meant for the machine.
 #![allow(clippy::disallowed_methods)]
 

@@ -1,7 +1,7 @@
 //! Watchers of this node: who listens to which channel, and the way a lock event takes to them.
 //!
-//! Apply never waits for a watcher. It drops its events and what was published into a bounded queue ([`EventQueue`] for the
-//! embedded Tier 1, [`crate::node_api::apply_feed`] for Tier 2); one task each turns them into messages and puts these into each
+//! Apply never waits for a watcher. It puts its events and what was published into a bounded queue
+//! ([`crate::node_api::apply_feed`]); one task ([`publish_feed()`]) turns them into messages and puts these into each
 //! listener's bounded inbox ([`Hub`]). A full queue loses events (counted) and published messages (their listeners are
 //! disconnected); a listener whose inbox is full is marked, and its connection ends: it learns that it missed something.
 //!
@@ -12,7 +12,6 @@
 mod demand;
 mod hub;
 mod publish_feed;
-mod queue;
 mod tracking;
 
 pub use demand::Demand;
@@ -21,5 +20,4 @@ pub use hub::{
     INVALIDATE_CHANNEL,
 };
 pub use publish_feed::publish_feed;
-pub use queue::EventQueue;
 pub use tracking::{Invalidation, InvalidationInbox, Tracker, TrackingTerms};

@@ -28,7 +28,7 @@ pub mod upstream;
 
 use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
-use crate::events::{EventQueue, Hub, Tracker};
+use crate::events::{Hub, Tracker};
 use crate::resp::request::ParseLimits;
 use crate::tier1::subscriber::UpstreamSubscriber;
 use crate::tier1::upstream::Upstream;
@@ -39,6 +39,7 @@ use commands::Local;
 use redfence_core::grammar;
 use routing::router::ListenerKind;
 use std::net::SocketAddr;
+use std::sync::atomic::AtomicU64;
 use std::sync::Arc;
 
 /// What all connections of a node share.
@@ -58,7 +59,8 @@ pub struct ServerState {
     pub stats: stats::Stats,
     pub hub: Arc<Hub>,
     pub tracker: Arc<Tracker>,
-    pub events: EventQueue,
+    /// How often lock events were lost because the feed from apply was full.
+    pub events_lost: Arc<AtomicU64>,
     pub session_keepalive: Arc<session_keepalive::SessionKeepalive>,
     pub known_scripts: routing::known_scripts::KnownScripts,
     pub tier2: Tier2Handle,

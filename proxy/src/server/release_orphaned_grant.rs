@@ -20,7 +20,8 @@ pub fn start(tier2: Tier2Handle, blob: Bytes, pending: PendingReply, waits: bool
             look_and_release(&tier2, db, &owner, &names).await;
         } else {
             let reply = pending.await;
-            for (name, fence) in names.iter().zip(reply.granted_fences()) {
+            let (fences, _) = reply.granted().unwrap_or_default();
+            for (name, fence) in names.iter().zip(fences) {
                 release(&tier2, db, name, *fence).await;
             }
         }

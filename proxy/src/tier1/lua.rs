@@ -285,10 +285,10 @@ async fn give_back(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWai
 }
 
 fn fences_of(answer: &Reply) -> Vec<i64> {
+    if let Some((fences, _)) = answer.granted() {
+        return fences.iter().map(|fence| fence.0 as i64).collect();
+    }
     match answer {
-        Reply::Granted { .. } | Reply::GrantedMany { .. } => {
-            answer.granted_fences().iter().map(|fence| fence.0 as i64).collect()
-        }
         Reply::Array(items) => match items.first() {
             Some(Reply::Int(fence)) => vec![*fence],
             Some(Reply::Array(fences)) => fences

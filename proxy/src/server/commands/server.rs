@@ -1,7 +1,7 @@
 //! Commands about the server itself, where there is no Redis to ask: what drivers and monitors send in passing. Each says what is
 //! true of this node, in Redis's shape; what has no meaning here has no row.
 //!
-//! Asked by [`super::plain`] for commands the Raft keyspace does not know.
+//! Chosen by [`crate::server::routing::plan`] for commands the Raft keyspace does not know.
 
 use super::{is, unknown_command, unknown_subcommand, wrong_arity};
 use crate::clock;

@@ -35,7 +35,7 @@ enum Progress {
 }
 
 async fn set(server: &ServerState, name: Setting, value: &[u8]) -> Reply {
-    let deadline = Instant::now() + server.tier2.patience();
+    let deadline = Instant::now() + server.tier2.timeout();
     let mut progress = Progress::NotYet(still_pending());
     while let Ok(reply) = timeout_at(deadline, server.tier2.query(OwnedQuery::Settings)).await {
         let settings = match reply {

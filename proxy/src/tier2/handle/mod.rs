@@ -148,9 +148,9 @@ impl Tier2Handle {
         self.shared.routing_version.load(Ordering::Acquire)
     }
 
-    /// How long a request waits for an answer that says something.
+    /// How long a request waits for its outcome before it is answered `UNAVAILABLE` or `INDETERMINATE`.
     #[must_use]
-    pub fn patience(&self) -> Duration {
+    pub fn timeout(&self) -> Duration {
         Duration::from_millis(self.shared.timeout_ms)
     }
 

@@ -136,9 +136,9 @@ impl Node {
                 if ttl_ms == 0 { PROMPT_MS } else { (ttl_ms / 2).clamp(NEVER_LATE_MS, PROMPT_MS) };
             late_ms.is_some_and(|late_ms| late_ms <= allowed_ms)
         };
-        let locks = match reply.granted_ttl_ms() {
+        let locks = match reply.granted() {
             None => None,
-            Some(ttl_ms) if is_prompt(ttl_ms) => None,
+            Some((_, ttl_ms)) if is_prompt(ttl_ms) => None,
             Some(_) => locks_of(&done.blob, &reply),
         };
         match locks {

@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lane_that_was_emptied_costs_its_turn_alone() {
+    fn an_emptied_queue_costs_its_own_turn_alone() {
         let mut queue = HeavyQueue::default();
         queue.push(waiting(1, 1, 50));
         queue.push(waiting(2, 2, 50));

@@ -407,7 +407,7 @@ impl PendingTable {
         WithdrawOutcome::CancelInLog(seq)
     }
 
-    /// Takes out everything whose patience has run out.
+    /// Takes out everything whose deadline has passed.
     pub(in crate::tier2) fn overdue(&mut self, now_ms: u64) -> Vec<OverdueRequest> {
         let late: Vec<u64> = self
             .unapplied

@@ -207,7 +207,7 @@ impl Reads {
         }
     }
 
-    /// Takes out the tickets whose patience has run out.
+    /// Takes out the tickets whose deadline has passed.
     pub(in crate::tier2) fn overdue(&mut self, now_ms: u64) -> Vec<Ticket> {
         let mut late = Vec::new();
         let mut bytes = 0;
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn patience_ends_wherever_a_read_stands() {
+    fn a_deadline_ends_a_read_in_every_phase() {
         let mut reads = Reads::default();
         reads.add(read(1), 0);
         reads.open_round(ORIGIN, 0).expect("a read waits");

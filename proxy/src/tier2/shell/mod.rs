@@ -1,8 +1,8 @@
 //! The I/O around the node: its threads, its files, its sockets.
 //!
-//! [`start`] is the one way in. Five threads: `raft` owns the node and does nothing but turns; `log` writes and syncs;
+//! [`start`] is the one way in. Six threads: `raft` owns the node and does nothing but turns; `log` writes and syncs;
 //! `snapshots` writes snapshot files; `peers` reads sockets (the others write to them directly);
-//! `deadlines` answers clients where `raft` is stuck.
+//! `deadlines` answers clients where `raft` is stuck; `garbage` frees large values that `raft` has dropped.
 //!
 //! A turn: take all inputs there are (or sleep until the node wants to be woken), hand them over, let the node think once,
 //! carry out what it says. The log writer is told before the network, because its fsync is the longest wait of all and
