@@ -11,6 +11,7 @@ const FIRST: u64 = 24;
 fn a_fixed_set_of_seeds() {
     for seed in FOUND.into_iter().chain(0..FIRST) {
         let report = run(seed, false);
+        println!("seed {seed}: fingerprint {:016x}", report.trace);
         assert!(report.failures.is_empty(), "repeat: make sim SEED={seed}\n{}", report.failures.join("\n"));
         assert!(report.operations > 0 && report.entries > 0, "seed {seed} did nothing");
     }

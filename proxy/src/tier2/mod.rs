@@ -10,7 +10,7 @@
 //! - [`handle`]: what the rest of the proxy sees, its bounded queue into the node's thread, and the deadlines of requests
 //! - [`shell`]: the threads, files and sockets around the node
 //! - [`config`]: sizes and times of a node; [`refusals`]: error texts
-//! - `simnet/`, `tests/`: unit tests of whole clusters on a simulated network; not compiled into the library
+//! - `tests/`: unit tests of one node; whole clusters are tested on the simulator, in `tests/tests/node`
 //!
 //! The types between the node and its shell are in [`crate::node_api`].
 //!
@@ -29,8 +29,6 @@ pub mod refusals;
 mod requests;
 pub mod scripts;
 pub mod shell;
-#[cfg(test)]
-mod simnet;
 mod snapshot;
 #[cfg(test)]
 mod tests;

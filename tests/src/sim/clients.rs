@@ -1,8 +1,9 @@
 //! What clients do: take locks and hold them, wait, renew, look, keep sessions, retry what got lost, pause, die.
 
 use super::calls::{complete, Ask, CallNumber, Heard, OpenCall};
-use super::event::Happening;
-use super::host::Host;
+use super::event::WorldEvent;
+use super::kernel::agenda::SimEvent;
+use super::kernel::host::Host;
 use super::plain::{Attempt, Next, Role};
 use super::world::{World, SETTLE_US};
 use crate::checker::history::{NEVER, NO_RESOURCE};
@@ -139,12 +140,13 @@ impl World {
     }
 
     fn act_later(&mut self, at: usize, delay_us: u64) {
-        self.agenda.plan(self.now_us + delay_us, Happening::ClientActs { client: at });
+        self.kernel.plan(self.kernel.now_us + delay_us, WorldEvent::ClientActs { client: at });
     }
 
     /// Mostly the node it knows; another where that is down, or now and then.
     fn pick_host(&mut self, at: usize) -> Option<NodeId> {
         let up: Vec<NodeId> = self
+            .kernel
             .hosts
             .values()
             .filter(|host| host.is_up() && host.member_since_us.is_some())
@@ -152,7 +154,7 @@ impl World {
             .collect();
         let client = &mut self.clients[at];
         if let Some((host, life)) = client.session.and_then(|session| session.connection) {
-            if self.hosts.get(&host).is_some_and(|host| host.is_up() && host.life == life) {
+            if self.kernel.hosts.get(&host).is_some_and(|host| host.is_up() && host.life == life) {
                 return Some(host);
             }
         }
@@ -182,22 +184,22 @@ impl World {
         let Some(session) = &mut self.clients[at].session else { return };
         let Some((host, life)) = session.connection.take() else { return };
         let id = session.id;
-        if !self.lives(host, life) {
+        if !self.kernel.lives(host, life) {
             return;
         }
         let process = self.number();
         self.history.operations.push(Operation {
             process,
             resource: NO_RESOURCE,
-            invoke_ns: self.now_us * 1_000,
+            invoke_ns: self.kernel.now_us * 1_000,
             complete_ns: NEVER,
             call: Call::Orphan { session: id, grace_ms: GRACE_MS },
             outcome: Outcome::Unknown,
             group: 0,
         });
         let input = Input::SessionsOrphaned { ids: vec![SessionId(id)], grace_ms: GRACE_MS };
-        let at_us = self.now_us + self.rng.between(50, 5_000);
-        self.agenda.plan(at_us, Happening::Request { host, life, input });
+        let at_us = self.kernel.now_us + self.kernel.rng.between(50, 5_000);
+        self.kernel.agenda.plan(at_us, SimEvent::Request { host, life, input });
     }
 
     fn pick_ask(&mut self, at: usize) -> Option<Ask> {
@@ -267,7 +269,7 @@ impl World {
         let number = self.number();
         let ticket: Ticket = self.number();
         let process = self.clients[client].process;
-        let operations = ask.invoke(&mut self.history, process, number, self.now_us);
+        let operations = ask.invoke(&mut self.history, process, number, self.kernel.now_us);
         let life = self.host(host).life;
         let mut input = ask.input(ticket, self.plan.timeout_ms);
         if let (Input::Submit(submit), Ask::Acquire { wait_ms, .. }) = (&mut input, &ask) {
@@ -276,19 +278,27 @@ impl World {
         if let Input::Submit(submit) = &mut input {
             submit.connection = client as u64 + 1;
         }
-        let delay_us = self.rng.between(30, 500);
-        self.agenda.plan(self.now_us + delay_us, Happening::Request { host, life, input });
+        let delay_us = self.kernel.rng.between(30, 500);
+        self.kernel.agenda.plan(self.kernel.now_us + delay_us, SimEvent::Request { host, life, input });
         self.touch(client, host, life, delay_us);
-        let call =
-            OpenCall { client, host, life, ticket, invoke_us: self.now_us, answered: false, operations, ask };
+        let call = OpenCall {
+            client,
+            host,
+            life,
+            ticket,
+            invoke_us: self.kernel.now_us,
+            answered: false,
+            operations,
+            ask,
+        };
         let patience_us = 1_000 * (self.plan.timeout_ms + call.ask.wait_ms());
         let gives_up_us = match call.ask.is_by_member() {
             true => self.clients[client].rng.between(MEMBER_PATIENCE_US / 10, MEMBER_PATIENCE_US),
             false => self.give_up_us(client, patience_us),
         };
-        self.agenda.plan(self.now_us + gives_up_us, Happening::HungUp { call: number });
+        self.kernel.plan(self.kernel.now_us + gives_up_us, WorldEvent::HungUp { call: number });
         if call.ask.wait_ms() > 0 {
-            self.agenda.plan(self.now_us + TOUCH_EVERY_US, Happening::Touch { call: number });
+            self.kernel.plan(self.kernel.now_us + TOUCH_EVERY_US, WorldEvent::Touch { call: number });
         }
         self.calls.insert(number, call);
         self.call_of_ticket.insert(ticket, number);
@@ -306,7 +316,7 @@ impl World {
 
     /// Any word on the connection that opened a session keeps it alive.
     fn touch(&mut self, client: usize, host: NodeId, life: u64, delay_us: u64) {
-        let now_us = self.now_us;
+        let now_us = self.kernel.now_us;
         let settled = self.calm_since_us.is_some_and(|since_us| since_us + SETTLE_US <= now_us);
         let Some(session) = &mut self.clients[client].session else { return };
         if session.connection == Some((host, life)) {
@@ -314,16 +324,16 @@ impl World {
             session.doubtful |= !settled || silent_us + KEPT_MARGIN_US > session.ttl_ms * 1_000;
             session.touched_us = now_us + delay_us;
             let input = Input::SessionsTouched(vec![SessionId(session.id)]);
-            self.agenda.plan(now_us + delay_us, Happening::Request { host, life, input });
+            self.kernel.agenda.plan(now_us + delay_us, SimEvent::Request { host, life, input });
         }
     }
 
     pub(super) fn touch_blocked(&mut self, number: CallNumber) {
         let Some(call) = self.calls.get(&number).filter(|call| !call.answered) else { return };
         let (client, host, life) = (call.client, call.host, call.life);
-        if self.lives(host, life) {
+        if self.kernel.lives(host, life) {
             self.touch(client, host, life, 0);
-            self.agenda.plan(self.now_us + TOUCH_EVERY_US, Happening::Touch { call: number });
+            self.kernel.plan(self.kernel.now_us + TOUCH_EVERY_US, WorldEvent::Touch { call: number });
         }
     }
 
@@ -339,17 +349,17 @@ impl World {
             return;
         }
         let loss_permille = if self.healed { 0 } else { self.plan.reply_loss_permille };
-        let at_us = self.now_us + self.rng.between(30, 500);
-        match self.rng.per_mille(loss_permille) {
-            true => self.agenda.plan(at_us, Happening::HungUp { call: number }),
-            false => self.agenda.plan(at_us, Happening::Answer { ticket, reply }),
+        let at_us = self.kernel.now_us + self.kernel.rng.between(30, 500);
+        match self.kernel.rng.per_mille(loss_permille) {
+            true => self.kernel.plan(at_us, WorldEvent::HungUp { call: number }),
+            false => self.kernel.plan(at_us, WorldEvent::Answer { ticket, reply }),
         }
     }
 
     pub(super) fn answered(&mut self, ticket: Ticket, reply: &Reply) {
         let Some(number) = self.call_of_ticket.remove(&ticket) else { return };
         let Some(call) = self.calls.remove(&number) else { return };
-        let heard = complete(&mut self.history, &call, Some(reply), self.now_us);
+        let heard = complete(&mut self.history, &call, Some(reply), self.kernel.now_us);
         if let (Ask::Queue { resource }, Reply::Array(rows)) = (&call.ask, reply) {
             self.note_queue(*resource, rows);
         }
@@ -364,7 +374,7 @@ impl World {
             if let Reply::Array(columns) = row {
                 if let Some(Reply::Bulk(owner)) = columns.first() {
                     self.history.queued.push(crate::checker::history::SeenQueued {
-                        at_ns: self.now_us * 1_000,
+                        at_ns: self.kernel.now_us * 1_000,
                         resource,
                         owner: super::names::owner_number(owner),
                     });
@@ -376,9 +386,11 @@ impl World {
     /// While nothing is wrong, and has not been for a while, nobody is turned away.
     fn check_served(&mut self, call: &OpenCall, heard: &Heard, reply: &Reply) {
         // A read promises nothing to anybody: however long ago it was asked, it can be asked again once all is well.
-        let since_us = if call.ask.is_read() { self.now_us.max(RETRY_US) - RETRY_US } else { call.invoke_us };
+        let since_us =
+            if call.ask.is_read() { self.kernel.now_us.max(RETRY_US) - RETRY_US } else { call.invoke_us };
         let quiet = |from_us: u64| from_us + SETTLE_US <= since_us;
         let settled = self
+            .kernel
             .hosts
             .get(&call.host)
             .is_some_and(|host| host.member_since_us.is_some_and(quiet) && quiet(host.disturbed_us));
@@ -408,15 +420,15 @@ impl World {
     fn waits_for_snapshot(&self, id: NodeId, since_us: u64) -> bool {
         let tried_again = |refused_us: u64| refused_us + SNAPSHOT_RETRY_US + SETTLE_US <= since_us;
         let is_new = |host: &Host| host.first_applied_us.is_none_or(|applied_us| applied_us > since_us);
-        self.hosts.get(&id).is_some_and(is_new)
-            && self.snapshot_refused_us.is_some_and(|refused_us| !tried_again(refused_us))
+        self.kernel.hosts.get(&id).is_some_and(is_new)
+            && self.kernel.snapshot_refused_us.is_some_and(|refused_us| !tried_again(refused_us))
     }
 
     /// A session whose client was heard of in time must live.
     fn check_kept_alive(&mut self, call: &OpenCall) {
         let Some(session) = self.clients[call.client].session else { return };
         let named = matches!(&call.ask, Ask::KeepAlive { session: id } | Ask::Close { session: id } if *id == session.id);
-        let connected = session.connection.is_some_and(|(host, life)| self.lives(host, life));
+        let connected = session.connection.is_some_and(|(host, life)| self.kernel.lives(host, life));
         // Its own word, which came too late, does not count; what made the session doubtful before it does.
         if named && connected && !session.doubtful {
             self.fail(format!("session {} ended though its client was heard of: {:?}", session.id, call.ask));
@@ -427,19 +439,20 @@ impl World {
     pub(super) fn hung_up(&mut self, number: CallNumber) {
         let Some(call) = self.calls.remove(&number) else { return };
         self.call_of_ticket.remove(&call.ticket);
-        if !call.answered && self.lives(call.host, call.life) {
+        if !call.answered && self.kernel.lives(call.host, call.life) {
             let patience_us = 1_000 * (self.plan.timeout_ms + call.ask.wait_ms());
             // A node that stood still when the call came has its time from when it went on.
             let asked_us = self.calm_since_us.map(|calm_us| calm_us.max(call.invoke_us));
-            if self.healed && asked_us.is_some_and(|asked_us| asked_us + 2 * patience_us < self.now_us) {
+            if self.healed && asked_us.is_some_and(|asked_us| asked_us + 2 * patience_us < self.kernel.now_us)
+            {
                 self.fail(format!("no answer at all from node {}: {:?}", call.host, call.ask));
             }
             if call.ask.wait_ms() > 0 {
-                self.give(call.host, Input::Cancel { ticket: call.ticket });
+                self.kernel.give(call.host, Input::Cancel { ticket: call.ticket });
             }
         }
         self.connection_lost(call.client);
-        let heard = complete(&mut self.history, &call, None, self.now_us);
+        let heard = complete(&mut self.history, &call, None, self.kernel.now_us);
         self.go_on(&call, &heard);
     }
 

@@ -7,7 +7,8 @@
 //!
 //! # Layout
 //!
-//! - [`plan`]: what a seed draws; [`world`]: hosts and the agenda; [`event`], [`host`], [`network`], [`clock`]: its parts
+//! - [`kernel`]: hosts, network and agenda, for [`world`] and for [`cluster`], which tests drive step by step
+//! - [`plan`]: what a seed draws; [`world`]: a run; [`event`]: what happens in it beside what happens to its hosts
 //! - [`clients`], [`plain`], [`calls`], [`names`]: what clients do, ask and hear; [`faults`]: faults and operators
 //! - `mutants`: bugs planted on purpose, and the seeds that find them (feature `mutants`)
 //! - [`books`]: the log and the states, compared as they come; [`reckoning`]: what must hold in the end; `trace`: a run line by line
@@ -20,14 +21,13 @@
 pub mod books;
 pub mod calls;
 pub mod clients;
-pub mod clock;
+pub mod cluster;
 pub mod event;
 pub mod faults;
-pub mod host;
+pub mod kernel;
 #[cfg(feature = "mutants")]
 pub mod mutants;
 pub mod names;
-pub mod network;
 pub mod plain;
 pub mod plan;
 pub mod reckoning;

@@ -92,7 +92,7 @@ impl World {
         let owner = self.number();
         let left = self.masters(at, home);
         let ttl_ms = *self.clients[at].rng.pick(&self.plan.ttl_ms).expect("not empty");
-        let (begun_us, stage) = (self.now_us, Stage::Taking);
+        let (begun_us, stage) = (self.kernel.now_us, Stage::Taking);
         Attempt { resource, owner, ttl_ms, begun_us, stage, left, granted: 0, tries: 0 }
     }
 
@@ -108,7 +108,7 @@ impl World {
     }
 
     fn is_reachable(&self, host: NodeId) -> bool {
-        self.hosts.get(&host).is_some_and(super::host::Host::is_up)
+        self.kernel.hosts.get(&host).is_some_and(super::kernel::host::Host::is_up)
     }
 
     fn take(&mut self, at: usize, attempt: &mut Attempt) -> Next {
@@ -121,7 +121,7 @@ impl World {
         let is_redlock = self.clients[at].role == Role::Redlock;
         let wanted = if is_redlock { self.plan.founders / 2 + 1 } else { 1 };
         let valid_us = self.rules().shortest_ns(attempt.ttl_ms) / 1_000;
-        if attempt.granted < wanted || self.now_us >= attempt.begun_us + valid_us {
+        if attempt.granted < wanted || self.kernel.now_us >= attempt.begun_us + valid_us {
             self.begin_to_let_go(at, attempt);
             return Next::Pause(0);
         }
@@ -139,7 +139,7 @@ impl World {
             process: 0,
             resource: attempt.resource,
             invoke_ns: attempt.begun_us * 1_000,
-            complete_ns: self.now_us * 1_000,
+            complete_ns: self.kernel.now_us * 1_000,
             call: Call::Acquire { owner, ttl_ms, wait_ms: 0, session: 0 },
             outcome: Outcome::Answered(Answer::Taken),
             group: 0,
@@ -163,7 +163,7 @@ impl World {
     }
 
     fn begin_to_let_go(&mut self, at: usize, attempt: &mut Attempt) {
-        let home = self.hosts.keys().copied().find(|id| self.is_reachable(*id)).unwrap_or(1);
+        let home = self.kernel.hosts.keys().copied().find(|id| self.is_reachable(*id)).unwrap_or(1);
         attempt.stage = Stage::LettingGo;
         attempt.left = self.masters(at, home);
         attempt.tries = 0;

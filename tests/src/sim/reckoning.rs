@@ -18,12 +18,12 @@ const LOOK_EVERY_US: u64 = 50_000;
 #[must_use]
 pub fn run(seed: u64, trace: bool) -> Report {
     let mut world = World::new(seed);
-    world.trace = trace;
+    world.kernel.trace = trace;
     world.run_to(world.plan.storm_ms * 1_000);
     world.heal();
     world.reckon();
     world.leave_untold_open();
-    let simulated_ms = world.now_us / 1_000;
+    let simulated_ms = world.kernel.now_us / 1_000;
     let rules = world.rules();
     let mut violations = check(&world.history, &rules);
     violations.extend(world.two_holders(&rules));
@@ -39,9 +39,9 @@ pub fn run(seed: u64, trace: bool) -> Report {
         seed,
         failures,
         kinds,
-        trace: world.agenda.trace,
+        trace: world.kernel.agenda.trace,
         simulated_ms,
-        happened: world.agenda.happened,
+        happened: world.kernel.agenda.happened,
         operations: world.history.operations.len() as u64,
         unknown: unknown as u64,
         grants: world.books.grants,
@@ -91,9 +91,9 @@ impl World {
 
     /// Everything is healed: from here on everybody must get on.
     fn reckon(&mut self) {
-        self.run_to(self.now_us + 1_000 * RECOVERY_MS_MAX);
+        self.run_to(self.kernel.now_us + 1_000 * RECOVERY_MS_MAX);
         self.demand_leader();
-        self.run_to(self.now_us + 1_000 * 2_000);
+        self.run_to(self.kernel.now_us + 1_000 * 2_000);
         self.clients_rest = true;
         let longest_ms = 2 * (self.plan.timeout_ms + 4_000) + 5_000;
         self.run_until(longest_ms, |world| world.calls.is_empty());
@@ -104,7 +104,7 @@ impl World {
         self.demand_rest();
         self.demand_catch_up();
         self.demand_service();
-        self.run_to(self.now_us + 1_000 * 2_000);
+        self.run_to(self.kernel.now_us + 1_000 * 2_000);
         // An entry of the clock alone may be on its way just now.
         self.demand_catch_up();
         self.demand_equality();
@@ -115,7 +115,7 @@ impl World {
     /// Nobody's log grows for ever: who has applied enough since its last snapshot has made another.
     fn demand_snapshots(&mut self) {
         for id in self.members() {
-            let Some(node) = self.hosts.get(&id).and_then(|host| host.node.as_ref()) else { continue };
+            let Some(node) = self.kernel.hosts.get(&id).and_then(|host| host.node.as_ref()) else { continue };
             let (applied, snapshot) = (node.applied_index(), node.snapshot_index());
             if applied.saturating_sub(snapshot) > self.plan.snapshot_entries {
                 let text =
@@ -127,45 +127,43 @@ impl World {
 
     /// Runs for so long, or until there is nothing left to wait for; some runs wait it out all the same.
     fn run_until(&mut self, longest_ms: u64, done: impl Fn(&World) -> bool) {
-        let end_us = self.now_us + 1_000 * longest_ms;
-        while self.now_us < end_us && (self.patient || !done(self)) {
-            self.run_to(end_us.min(self.now_us + LOOK_EVERY_US));
+        let end_us = self.kernel.now_us + 1_000 * longest_ms;
+        while self.kernel.now_us < end_us && (self.patient || !done(self)) {
+            self.run_to(end_us.min(self.kernel.now_us + LOOK_EVERY_US));
         }
     }
 
     /// Whether every lock, wait and session has ended, as far as the leader knows.
     fn all_ended(&self) -> bool {
-        let leader = self.leader().and_then(|id| self.hosts.get(&id)).and_then(|host| host.node.as_ref());
+        let leader = self
+            .kernel
+            .leader()
+            .and_then(|id| self.kernel.hosts.get(&id))
+            .and_then(|host| host.node.as_ref());
         leader.is_some_and(|node| node.machine().next_deadline_ms().is_none())
     }
 
-    /// Whoever leads in the highest term.
-    fn leader(&self) -> Option<NodeId> {
-        let nodes = self.hosts.values().filter_map(|host| host.node.as_ref());
-        nodes.filter(|node| node.is_leader()).map(|node| (node.term(), node.id())).max().map(|(_, id)| id)
-    }
-
     fn demand_leader(&mut self) {
-        if self.leader().is_none() {
+        if self.kernel.leader().is_none() {
             self.fail(format!("nobody leads {RECOVERY_MS_MAX} ms after healing"));
         }
     }
 
     /// The members as their leader sees them.
     fn members(&self) -> Vec<NodeId> {
-        let leader = self.leader().and_then(|id| self.hosts.get(&id));
+        let leader = self.kernel.leader().and_then(|id| self.kernel.hosts.get(&id));
         leader.map_or(Vec::new(), |host| host.members.iter().map(|member| member.id).collect())
     }
 
     fn demand_catch_up(&mut self) {
-        let end_us = self.now_us + 1_000 * CATCH_UP_MS_MAX;
-        while self.now_us < end_us {
+        let end_us = self.kernel.now_us + 1_000 * CATCH_UP_MS_MAX;
+        while self.kernel.now_us < end_us {
             let members = self.members();
             let applied: Vec<u64> = members.iter().filter_map(|id| self.applied(*id)).collect();
             if !applied.is_empty() && applied.windows(2).all(|pair| pair[0] == pair[1]) {
                 return;
             }
-            self.run_to(self.now_us + 50_000);
+            self.run_to(self.kernel.now_us + 50_000);
         }
         let applied: Vec<_> = self.members().into_iter().map(|id| (id, self.applied(id))).collect();
         self.fail(format!("members have not caught up {CATCH_UP_MS_MAX} ms after healing: {applied:?}"));
@@ -173,13 +171,14 @@ impl World {
 
     /// While nobody asks for anything and locks run out, nodes sleep most of the time.
     fn demand_rest(&mut self) {
-        let before: Vec<u64> = self.hosts.values().map(|host| host.turns).collect();
-        let start_us = self.now_us;
+        let before: Vec<u64> = self.kernel.hosts.values().map(|host| host.turns).collect();
+        let start_us = self.kernel.now_us;
         let looked_at_ms = self.plan.longest_hold_ms().min(REST_MS_MIN);
         self.run_to(start_us + 1_000 * looked_at_ms);
         self.run_until(self.plan.longest_hold_ms() - looked_at_ms, World::all_ended);
-        let rest_ms = (self.now_us - start_us) / 1_000;
-        let turns = self.hosts.values().zip(before).map(|(host, before)| (host.id, host.turns - before));
+        let rest_ms = (self.kernel.now_us - start_us) / 1_000;
+        let turns =
+            self.kernel.hosts.values().zip(before).map(|(host, before)| (host.id, host.turns - before));
         let restless = turns.max_by_key(|(_, turns)| *turns).filter(|(_, turns)| *turns > rest_ms / 2);
         if let Some((id, turns)) = restless {
             self.fail(format!("node {id} does not rest: {turns} turns in {rest_ms} quiet ms"));
@@ -187,13 +186,13 @@ impl World {
     }
 
     fn applied(&self, id: NodeId) -> Option<u64> {
-        Some(self.hosts.get(&id)?.node.as_ref()?.applied_index())
+        Some(self.kernel.hosts.get(&id)?.node.as_ref()?.applied_index())
     }
 
     /// At every member: every lock can be seen, taken, and released. Nothing is stuck.
     fn demand_service(&mut self) {
         let client = self.clients.len();
-        let (rng, process) = (self.rng.fork(), self.number());
+        let (rng, process) = (self.kernel.rng.fork(), self.number());
         self.clients.push(super::clients::Client::new(rng, process));
         for id in self.members() {
             for resource in 0..self.plan.resources {
@@ -216,15 +215,15 @@ impl World {
 
     /// One call, run until it is answered.
     fn demand(&mut self, client: usize, host: NodeId, ask: Ask) -> Option<Outcome> {
-        if !self.hosts.get(&host).is_some_and(|host| host.is_up()) {
+        if !self.kernel.hosts.get(&host).is_some_and(|host| host.is_up()) {
             self.fail(format!("node {host} is not up in the end"));
             return None;
         }
         let number = self.call(client, host, ask.clone());
         let at = self.calls[&number].operations.start;
-        let end_us = self.now_us + 10_000_000;
-        while self.now_us < end_us && self.calls.contains_key(&number) {
-            self.run_to(self.now_us + 200);
+        let end_us = self.kernel.now_us + 10_000_000;
+        while self.kernel.now_us < end_us && self.calls.contains_key(&number) {
+            self.run_to(self.kernel.now_us + 200);
         }
         let outcome = self.history.operations.get(at).map(|op| op.outcome);
         if !matches!(outcome, Some(Outcome::Answered(_))) {
@@ -240,12 +239,12 @@ impl World {
         }
         let mut states = Vec::new();
         for id in &members {
-            let Some(node) = self.hosts.get(id).and_then(|host| host.node.as_ref()) else { continue };
+            let Some(node) = self.kernel.hosts.get(id).and_then(|host| host.node.as_ref()) else { continue };
             states.push((
                 *id,
                 node.applied_index(),
                 node.machine().state_hash(),
-                self.hosts[id].members.clone(),
+                self.kernel.hosts[id].members.clone(),
             ));
             if let Err(violation) = node.machine().check_invariants() {
                 self.fail(format!("node {id}: {violation}"));

@@ -1,36 +1,34 @@
 //! A run told line by line, to find out how a failure came about: `sim --seed n --tell`.
 
-use super::event::Happening;
+use super::event::WorldEvent;
+use super::kernel::agenda::SimEvent;
 use super::world::World;
 use redfence::node_api::PeerMessage;
 
 impl World {
-    pub(super) fn tell(&self, happening: &Happening) {
-        if !self.trace {
+    pub(super) fn tell(&self, event: &SimEvent<WorldEvent>) {
+        if !self.kernel.trace {
             return;
         }
-        let what = match happening {
-            Happening::Deliver { from, to, message } => format!("{from} -> {to} {}", describe(message)),
-            Happening::Turn { .. } | Happening::Wake { .. } => return,
-            other => format!("{other:?}"),
+        let what = match event {
+            SimEvent::Deliver { from, to, message } => format!("{from} -> {to} {}", describe(message)),
+            SimEvent::Turn { .. } | SimEvent::Wake { .. } => return,
+            SimEvent::Other(event) => format!("{event:?}"),
+            SimEvent::Synced { .. } | SimEvent::SnapshotOp { .. } | SimEvent::Request { .. } => {
+                format!("{event:?}")
+            }
         };
-        println!("{:>10.3} {what}", self.now_us as f64 / 1_000.0);
+        println!("{:>10.3} {what}", self.kernel.now_us as f64 / 1_000.0);
     }
 
     /// What the log made of every lock; the whole history, in the order of its questions; how often each host had its turn.
     pub(super) fn tell_history(&self) {
-        if self.trace {
+        if self.kernel.trace {
             self.books.tell();
             let mut operations: Vec<_> = self.history.operations.iter().collect();
             operations.sort_by_key(|op| op.invoke_ns);
             operations.iter().for_each(|op| println!("{op:?}"));
-            self.hosts.values().for_each(|host| println!("host {}: {} turns", host.id, host.turns));
-        }
-    }
-
-    pub(super) fn tell_text(&self, text: impl FnOnce() -> String) {
-        if self.trace {
-            println!("{:>10.3}   {}", self.now_us as f64 / 1_000.0, text());
+            self.kernel.hosts.values().for_each(|host| println!("host {}: {} turns", host.id, host.turns));
         }
     }
 }

@@ -486,6 +486,12 @@ impl Node {
         self.config.id
     }
 
+    /// Under which this start of the node has its requests logged.
+    #[must_use]
+    pub fn origin(&self) -> Origin {
+        self.pending.origin()
+    }
+
     /// A number for this start of the node, different from all earlier ones.
     pub(super) fn next_origin(&self) -> Origin {
         let Origin { node, incarnation } = self.pending.origin();

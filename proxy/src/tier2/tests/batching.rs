@@ -1,12 +1,11 @@
-//! Commands that wait for company, and the word of a commit that waits for an entry: what they save, and that nobody is kept waiting by it.
+//! Commands that wait for company: what that saves, and that nobody is kept waiting by it.
 
 use super::*;
-use crate::node_api::{Input, Now, Outputs, OwnedQuery, SnapshotMeta, Submit};
+use crate::node_api::{Input, Now, Outputs, SnapshotMeta, Submit, Ticket};
 use crate::storage::memory::{MemoryDisk, MemoryStore};
 use crate::storage::LogStore;
 use crate::tier2::node::Node;
 use crate::tier2::requests::encoded;
-use bytes::Bytes;
 
 /// A node that leads nobody but itself, on a clock that the test moves.
 struct Alone {
@@ -109,51 +108,4 @@ fn clients_that_do_not_come_again_are_waited_for_ever_less_often() {
         alone.now_us += 10_000;
     }
     assert!((1..=8).contains(&held_up), "{held_up} of 1000 were held up");
-}
-
-/// Heartbeats carry the word, too.
-fn rare_heartbeats(config: &mut NodeConfig) {
-    config.heartbeat_ticks = config.election_ticks - 1;
-}
-
-fn late_word(config: &mut NodeConfig) {
-    rare_heartbeats(config);
-    config.commit_broadcast_us = 60_000_000;
-}
-
-/// Even if the word never went alone: whoever waits for an answer on another node has it at once.
-#[test]
-fn answers_and_reads_on_other_nodes_do_not_wait_for_a_late_word() {
-    for seed in 0..20 {
-        let mut cluster = settled_with(3, seed, late_word);
-        let (leader, follower) = (leader(&cluster), follower(&cluster));
-        let fence = take(&mut cluster, leader, "r", "a", 60_000);
-        let query = OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"r") };
-        let ticket = cluster.read(follower, query);
-        match cluster.wait_for(ticket, 60) {
-            Reply::Info(info) => assert_eq!((info.held, info.fence), (true, fence), "seed {seed}"),
-            other => panic!("seed {seed}: not an info: {other:?}"),
-        }
-        let waiting = wait_in_line(&mut cluster, follower, "r", "b", 30_000);
-        cluster.run_for(200);
-        let ticket = cluster.submit(leader, &release("r", fence), 0);
-        assert_eq!(cluster.wait_for(ticket, 60), Reply::Released);
-        granted(&cluster.wait_for(waiting, 60));
-        let ticket = cluster.submit(follower, &acquire("other", "c", 60_000, 0), 0);
-        granted(&cluster.wait_for(ticket, 60));
-    }
-}
-
-#[test]
-fn followers_hear_of_a_commit_soon_though_nobody_waits_there() {
-    for seed in 0..20 {
-        let mut cluster = settled_with(3, seed, rare_heartbeats);
-        let leader = leader(&cluster);
-        take(&mut cluster, leader, "r", "a", 60_000);
-        let index = cluster.node(leader).map(Node::applied_index);
-        let all = |cluster: &SimCluster| {
-            cluster.ids().into_iter().all(|id| cluster.node(id).map(Node::applied_index) >= index)
-        };
-        assert!(cluster.run_until(20, all), "seed {seed}");
-    }
 }

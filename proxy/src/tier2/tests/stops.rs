@@ -3,11 +3,10 @@
 use super::*;
 use crate::node_api::snapshot_stream::framed;
 use crate::node_api::wire::encode_meta;
-use crate::node_api::{Input, LogPosition, Now, Outputs, PeerMessage, SnapshotChunk, SnapshotMeta, Submit};
+use crate::node_api::{Input, LogPosition, Now, Outputs, PeerMessage, SnapshotChunk, SnapshotMeta};
 use crate::storage::memory::{MemoryDisk, MemoryStore};
 use crate::storage::LogStore;
 use crate::tier2::node::Node;
-use bytes::Bytes;
 use raft::eraftpb::{ConfChange, Entry, EntryType, Message, MessageType};
 use redfence_core::machine::{EntryBuilder, Machine};
 use redfence_core::types::{Origin, Stamp};
@@ -163,15 +162,21 @@ fn a_snapshot_version_nobody_knows_stops_the_node_that_is_sent_it() {
     assert!(line.contains("snapshot version 99 is not known"), "{line}");
 }
 
-/// What a member of another release forwards is not logged by a leader that does not know it: everybody would stop.
 #[test]
-fn a_leader_logs_nothing_it_could_not_apply() {
-    let mut cluster = settled(3, 1);
-    let other = follower(&cluster);
-    let blob = Bytes::from_static(&[250, 1]);
-    let submit = Submit { ticket: 77, connection: Default::default(), blob, timeout_ms: 5_000, wait_ms: 0 };
-    cluster.input(other, Input::Submit(submit));
-    assert_eq!(code(&cluster.wait_for(77, 1_000)), "ERR");
-    take(&mut cluster, other, "r", "a", 1_000);
-    assert_equal_states(&mut cluster, 1);
+fn a_node_whose_log_cannot_be_written_says_so_and_nothing_else() {
+    let disk = MemoryDisk::new(SnapshotMeta::founding(&[(1, "a:1".to_owned())]));
+    let store = disk.open().expect("a fresh disk opens");
+    let mut node =
+        Node::new(NodeConfig::new(1, 1), store.recovered(), store.reader()).expect("a fresh node starts");
+    let mut out = Outputs::default();
+    node.step(Now::default(), Input::Wake, &mut out);
+    assert!(out.fatal.is_none() && !out.persist.is_empty());
+    for input in
+        [Input::PersistFailed { reason: "no space".to_owned() }, Input::Persisted { number: 9 }, Input::Wake]
+    {
+        out.clear();
+        node.step(Now::default(), input, &mut out);
+        assert!(out.fatal.as_ref().is_some_and(|reason| reason.contains("no space")));
+        assert!(out.persist.is_empty() && out.send.is_empty() && out.replies.is_empty());
+    }
 }

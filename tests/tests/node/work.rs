@@ -1,8 +1,8 @@
 //! Work that is spread: sweeps after a flush, `KEYS` in slices. Others are served meanwhile.
 
 use super::*;
-use crate::node_api::OwnedQuery;
 use bytes::Bytes;
+use redfence::node_api::OwnedQuery;
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::Words;
 

@@ -1,8 +1,8 @@
 //! Elections, replication, forwarding, reads, waits, expiry.
 
 use super::*;
-use crate::node_api::{Input, OwnedQuery};
 use bytes::Bytes;
+use redfence::node_api::{Input, OwnedQuery};
 use redfence_core::reply::LockInfo;
 use redfence_core::types::SessionId;
 
@@ -125,7 +125,7 @@ fn the_same_seed_gives_the_same_run() {
             cluster.submit(node, &acquire("r", &format!("o{round}"), 100, 1_000), 1_000);
             cluster.run_for(50);
         }
-        cluster.trace
+        cluster.trace()
     };
     assert_eq!(run(42), run(42));
     assert_ne!(run(42), run(43));

@@ -1,8 +1,8 @@
 //! Nodes that come, go, and come back.
 
 use super::*;
-use crate::node_api::{AdminRequest, Input, PeerMessage};
-use crate::tier2::simnet::addr;
+use redfence::node_api::{AdminRequest, Input, PeerMessage};
+use redfence_tests::sim::kernel::address as addr;
 
 fn add(cluster: &mut SimCluster, asked: NodeId, id: NodeId) -> Reply {
     let ticket = cluster.admin(asked, AdminRequest::Add { id, addr: addr(id) });
@@ -16,7 +16,7 @@ fn remove(cluster: &mut SimCluster, asked: NodeId, id: NodeId) -> Reply {
 
 fn voters(cluster: &SimCluster, asked: NodeId) -> Vec<NodeId> {
     let status = cluster.node(asked).expect("runs").status();
-    let voters = status.nodes.iter().filter(|node| node.role != crate::node_api::Role::Learner);
+    let voters = status.nodes.iter().filter(|node| node.role != redfence::node_api::Role::Learner);
     voters.map(|node| node.id).collect()
 }
 

@@ -1,9 +1,8 @@
 //! Leaders that die, sleep, are cut off, or hand over.
 
 use super::*;
-use crate::node_api::{AdminRequest, Forward, Forwarded, Input, PeerMessage};
-use crate::tier2::requests::encoded;
-use crate::tier2::requests::staging::UNNUMBERED;
+use redfence::node_api::{AdminRequest, Forward, Forwarded, Input, PeerMessage};
+use redfence::tier2::Node;
 use redfence_core::types::Origin;
 
 #[test]
@@ -99,8 +98,8 @@ fn a_deposed_leader_serves_no_stale_read() {
         let old = leader(&cluster);
         let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != old).collect();
         let fence = take(&mut cluster, others[0], "r", "a", 60_000);
-        cluster.rules.split(&[old], &others);
-        let query = crate::node_api::OwnedQuery::Info { db: 0, resource: bytes::Bytes::from_static(b"r") };
+        cluster.network().split(&[old], &others);
+        let query = redfence::node_api::OwnedQuery::Info { db: 0, resource: bytes::Bytes::from_static(b"r") };
         let stale = cluster.read(old, query);
         let ticket = cluster.submit(others[1], &release("r", fence), 0);
         assert_eq!(cluster.wait_for(ticket, 5_000), Reply::Released, "seed {seed}");
@@ -167,9 +166,9 @@ fn a_node_declared_gone_while_it_lived_begins_anew() {
         let fence = take(&mut cluster, others[0], "r", "a", 120_000);
         let waiting = wait_in_line(&mut cluster, cut_off, "r", "b", 60_000);
         cluster.run_for(300);
-        cluster.rules.split(&[cut_off], &others);
+        cluster.network().split(&[cut_off], &others);
         cluster.run_for(12_000);
-        cluster.rules.heal();
+        cluster.heal();
         cluster.run_for(2_000);
         assert_eq!(code(cluster.answer(waiting).expect("answered")), "UNAVAILABLE", "seed {seed}");
         let ticket = cluster.submit(cut_off, &release("r", fence), 0);
@@ -185,24 +184,26 @@ fn a_node_that_a_late_word_of_its_earlier_start_put_aside_begins_anew() {
         let mut cluster = settled(3, seed);
         let node = follower(&cluster);
         let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != node).collect();
-        cluster.rules.split(&[node], &others);
+        cluster.network().split(&[node], &others);
         let mut starts: Vec<Origin> = Vec::new();
         for _ in 0..2 {
             cluster.crash(node);
             cluster.start(node);
-            starts.extend(cluster.node(node).map(|node| node.pending.origin()));
+            starts.extend(cluster.node(node).map(Node::origin));
         }
         // Both starts' announcements come through, the earlier one last, before the node sees what became of either.
         for &origin in starts.iter().rev() {
-            let blob = encoded(&Command::OriginStart { origin });
-            let commands = vec![Forwarded { seq: UNNUMBERED, connection: 0, blob }];
+            let mut blob = Vec::new();
+            Command::OriginStart { origin }.encode(&mut blob);
+            // Without a number: nobody waits for an answer.
+            let commands = vec![Forwarded { seq: 0, connection: 0, blob: blob.into() }];
             let to = leader(&cluster);
             let term = cluster.node(to).expect("it runs").term();
             let message = PeerMessage::Forward(Forward { origin, term, prev: 0, acked_below: 1, commands });
             cluster.input(to, Input::Peer { from: node, message });
         }
         cluster.run_for(300);
-        cluster.rules.heal();
+        cluster.heal();
         cluster.run_for(2_000);
         take(&mut cluster, node, "r", "a", 1_000);
         assert_equal_states(&mut cluster, seed);

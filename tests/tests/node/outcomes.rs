@@ -1,11 +1,8 @@
 //! What a client may be told: `UNAVAILABLE` is a promise, `INDETERMINATE` is the truth about the rest.
 
 use super::*;
-use crate::node_api::{Input, Now, Outputs, OwnedQuery, SnapshotMeta};
-use crate::storage::memory::MemoryDisk;
-use crate::storage::LogStore;
-use crate::tier2::node::Node;
 use bytes::Bytes;
+use redfence::node_api::{Input, OwnedQuery, Submit};
 
 #[test]
 fn a_minority_refuses_writes_and_reads_within_the_deadline() {
@@ -41,7 +38,7 @@ fn a_leader_cut_off_after_it_proposed_does_not_know() {
         let mut cluster = settled(3, seed);
         let old = leader(&cluster);
         let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != old).collect();
-        cluster.rules.split(&[old], &others);
+        cluster.network().split(&[old], &others);
         let lost = cluster.submit(old, &acquire("r", "a", 60_000, 0), 0);
         assert_eq!(code(&cluster.wait_for(lost, 6_000)), "INDETERMINATE", "seed {seed}");
     }
@@ -93,21 +90,15 @@ fn nothing_acknowledged_is_lost_when_all_lose_power() {
     }
 }
 
+/// What a member of another release forwards is not logged by a leader that does not know it: everybody would stop.
 #[test]
-fn a_node_whose_log_cannot_be_written_says_so_and_nothing_else() {
-    let disk = MemoryDisk::new(SnapshotMeta::founding(&[(1, "a:1".to_owned())]));
-    let store = disk.open().expect("a fresh disk opens");
-    let mut node =
-        Node::new(NodeConfig::new(1, 1), store.recovered(), store.reader()).expect("a fresh node starts");
-    let mut out = Outputs::default();
-    node.step(Now::default(), Input::Wake, &mut out);
-    assert!(out.fatal.is_none() && !out.persist.is_empty());
-    for input in
-        [Input::PersistFailed { reason: "no space".to_owned() }, Input::Persisted { number: 9 }, Input::Wake]
-    {
-        out.clear();
-        node.step(Now::default(), input, &mut out);
-        assert!(out.fatal.as_ref().is_some_and(|reason| reason.contains("no space")));
-        assert!(out.persist.is_empty() && out.send.is_empty() && out.replies.is_empty());
-    }
+fn a_leader_logs_nothing_it_could_not_apply() {
+    let mut cluster = settled(3, 1);
+    let other = follower(&cluster);
+    let blob = Bytes::from_static(&[250, 1]);
+    let submit = Submit { ticket: 77, connection: Default::default(), blob, timeout_ms: 5_000, wait_ms: 0 };
+    cluster.input(other, Input::Submit(submit));
+    assert_eq!(code(&cluster.wait_for(77, 1_000)), "ERR");
+    take(&mut cluster, other, "r", "a", 1_000);
+    assert_equal_states(&mut cluster, 1);
 }

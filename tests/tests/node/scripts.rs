@@ -1,8 +1,9 @@
 //! Scripts that the leader runs: their order, their place beside other commands, and that all nodes are equal after them.
 
 use super::*;
-use crate::node_api::{AdminRequest, OwnedQuery};
 use bytes::Bytes;
+use redfence::node_api::{AdminRequest, OwnedQuery};
+use redfence::tier2::Node;
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::Watched;
 
@@ -57,8 +58,8 @@ fn a_script_runs_from_every_node_and_all_are_equal() {
 fn what_is_pipelined_around_a_script_keeps_its_order_on_every_node() {
     for seed in 0..20 {
         let mut cluster = settled(3, seed);
-        cluster.rules.loss_permille = if seed % 2 == 0 { 0 } else { 30 };
-        cluster.rules.double_permille = 50;
+        cluster.network().loss_permille = if seed % 2 == 0 { 0 } else { 30 };
+        cluster.network().double_permille = 50;
         let nodes = cluster.ids();
         let mut tickets = Vec::new();
         for number in 0..60u64 {
@@ -78,7 +79,7 @@ fn what_is_pipelined_around_a_script_keeps_its_order_on_every_node() {
             cluster.admin(to, AdminRequest::Transfer { id: to });
         }
         cluster.run_for(1_000);
-        cluster.rules.heal();
+        cluster.heal();
         let answered = |cluster: &SimCluster| tickets.iter().all(|ticket| cluster.answer(*ticket).is_some());
         assert!(cluster.run_until(8_000, answered), "seed {seed}: somebody was not answered");
         let served = tickets.iter().all(|ticket| !matches!(cluster.answer(*ticket), Some(Reply::Error(_))));
@@ -212,10 +213,10 @@ fn a_read_only_script_is_answered_by_every_node_and_may_not_write() {
     let ticket = cluster.submit(1, &redis(&["SET", "k", "v"]), 0);
     cluster.wait_for(ticket, 1_000);
     for node in cluster.ids() {
-        let index = cluster.node(node).map(crate::tier2::Node::applied_index);
+        let index = cluster.node(node).map(Node::applied_index);
         let ticket = cluster.read(node, read(&["EVAL_RO", "return redis.call('get', KEYS[1])", "1", "k"]));
         assert_eq!(cluster.wait_for(ticket, 1_000), Reply::Bulk(Bytes::from_static(b"v")));
-        assert_eq!(cluster.node(node).map(crate::tier2::Node::applied_index), index, "nothing was logged");
+        assert_eq!(cluster.node(node).map(Node::applied_index), index, "nothing was logged");
         let ticket =
             cluster.read(node, read(&["EVAL_RO", "return redis.call('set', KEYS[1], 'w')", "1", "k"]));
         assert!(matches!(cluster.wait_for(ticket, 1_000), Reply::Error(_)));
@@ -230,7 +231,7 @@ fn compare_and_delete_is_pipelined_like_any_command() {
         "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
     let mut cluster = settled(3, 6);
     let node = follower(&cluster);
-    let before = cluster.node(node).map_or(0, crate::tier2::Node::applied_index);
+    let before = cluster.node(node).map_or(0, Node::applied_index);
     let tickets: Vec<Ticket> = (0..50)
         .flat_map(|at| {
             let name = format!("k{at}");
@@ -243,7 +244,7 @@ fn compare_and_delete_is_pipelined_like_any_command() {
         assert!(matches!(cluster.wait_for(pair[0], 1_000), Reply::Status(_)));
         assert_eq!(cluster.wait_for(pair[1], 1_000), Reply::Int(1));
     }
-    let entries = cluster.node(node).map_or(0, crate::tier2::Node::applied_index) - before;
+    let entries = cluster.node(node).map_or(0, Node::applied_index) - before;
     assert!(entries < 20, "{entries} entries for 100 commands of one pipeline");
     assert_equal_states(&mut cluster, 6);
 }

@@ -1,8 +1,8 @@
 //! A grant is told only while it is the holder's, and with the time that is left (issue item 8).
 
 use super::*;
-use crate::node_api::OwnedQuery;
 use bytes::Bytes;
+use redfence::node_api::OwnedQuery;
 
 fn ttl_of(reply: &Reply) -> u64 {
     match reply {
@@ -93,11 +93,11 @@ fn a_grant_to_a_node_that_was_cut_off_is_told_with_what_is_left_or_not_at_all() 
         let waiter = cluster.submit(alone, &many, 60_000);
         cluster.run_for(300);
         let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != alone).collect();
-        cluster.rules.split(&[alone], &others);
+        cluster.network().split(&[alone], &others);
         let released = cluster.submit(holder, &release("r", fence), 0);
         assert_eq!(cluster.wait_for(released, 1_000), Reply::Released);
         cluster.run_for(4_000);
-        cluster.rules.heal();
+        cluster.heal();
         match cluster.wait_for(waiter, 5_000) {
             Reply::Nil => assert!(!told),
             Reply::GrantedMany { ttl_ms, .. } => {
@@ -113,7 +113,7 @@ fn a_grant_to_a_node_that_was_cut_off_is_told_with_what_is_left_or_not_at_all() 
 fn a_node_whose_messages_always_come_late_tells_what_is_left() {
     let mut cluster = settled(3, 1);
     let other = follower(&cluster);
-    (cluster.rules.delay_us_min, cluster.rules.delay_us_max) = (200_000, 200_001);
+    cluster.network().delay_us = (200_000, 200_001);
     cluster.run_for(2_000);
     let asked_ms = cluster.now_ms();
     let ticket = cluster.submit(other, &acquire("r", "a", 10_000, 0), 0);

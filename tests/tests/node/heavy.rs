@@ -1,8 +1,8 @@
 //! Fairness by cost: what heavy commands of some clients cost the others, and that they are served all the same.
 
 use super::*;
-use crate::node_api::{Input, OwnedQuery};
 use bytes::Bytes;
+use redfence::node_api::{Input, OwnedQuery};
 use redfence_core::keyspace::Resp;
 
 /// Heavy commands that are in the log at one time, of a node: as many as [`mset`]s fit into what may be under way, and one more.
@@ -65,8 +65,8 @@ fn a_lock_has_few_heavy_commands_of_others_in_front_of_it() {
 fn what_is_pipelined_around_heavy_commands_keeps_its_order_on_every_node() {
     for seed in 0..12 {
         let mut cluster = settled(3, seed);
-        cluster.rules.loss_permille = if seed % 2 == 0 { 0 } else { 30 };
-        cluster.rules.double_permille = 50;
+        cluster.network().loss_permille = if seed % 2 == 0 { 0 } else { 30 };
+        cluster.network().double_permille = 50;
         let nodes = cluster.ids();
         let script = "return redis.call('rpush', KEYS[1], ARGV[1])";
         let mut tickets = Vec::new();
@@ -85,7 +85,7 @@ fn what_is_pipelined_around_heavy_commands_keeps_its_order_on_every_node() {
             }
         }
         cluster.run_for(1_000);
-        cluster.rules.heal();
+        cluster.heal();
         assert!(
             cluster.run_until(8_000, |cluster| answered(cluster, &tickets) == tickets.len()),
             "seed {seed}"
@@ -141,11 +141,11 @@ fn a_heavy_command_that_waited_until_its_deadline_was_certainly_not_applied() {
         let mut cluster = settled(3, seed);
         let node = follower(&cluster);
         let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != node).collect();
-        cluster.rules.split(&[node], &others);
+        cluster.network().split(&[node], &others);
         let heavy: Vec<Ticket> =
             (0..60).map(|number| mset(&mut cluster, node, 100 + number, &format!("k{number}"))).collect();
         assert!(cluster.run_until(7_000, |cluster| answered(cluster, &heavy) == heavy.len()), "seed {seed}");
-        cluster.rules.heal();
+        cluster.heal();
         cluster.run_for(3_000);
         let mut unavailable = 0;
         for (number, ticket) in heavy.iter().enumerate() {
