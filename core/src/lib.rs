@@ -18,6 +18,8 @@
 //! - [`mutants`]: bugs planted on purpose, in test builds alone
 
 #![forbid(unsafe_code)]
+// A new variant of an enum of ours must not compile until every match has decided.
+#![cfg_attr(not(test), deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants))]
 
 pub mod event;
 pub mod glob;

@@ -188,7 +188,18 @@ impl Reply {
             Reply::Refused(reason) => Reply::Array(vec![Reply::Int(0), Reply::Text(reason.as_str())]),
             Reply::Info(info) => Reply::Map(info.pairs()),
             Reply::Array(items) => Reply::Array(items.into_iter().map(Reply::plain).collect()),
-            other => other,
+            Reply::Nil
+            | Reply::NilArray
+            | Reply::Int(_)
+            | Reply::Double(_)
+            | Reply::Bool(_)
+            | Reply::Bulk(_)
+            | Reply::Text(_)
+            | Reply::Status(_)
+            | Reply::Error(_)
+            | Reply::Map(_)
+            | Reply::Set(_)
+            | Reply::Verbatim(_) => self,
         }
     }
 

@@ -157,7 +157,7 @@ impl Config {
                 continue;
             };
             return Err(format!(
-                "{name} {address} is beyond this machine, where traffic (and a password with it) is not encrypted; listen on \
+                "{name} {address} is beyond this machine, and traffic (a password with it) goes without TLS; listen on \
                  127.0.0.1, or say --protected-mode no if the network is yours alone"
             ));
         }

@@ -1,6 +1,8 @@
 //! The RESP proxy and the Raft node of Redfence.
 
 #![forbid(unsafe_code)]
+// A new variant of an enum of ours must not compile until every match has decided.
+#![cfg_attr(not(test), deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants))]
 
 pub mod admin;
 pub mod cli;

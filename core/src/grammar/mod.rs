@@ -69,7 +69,28 @@ pub fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Option<Result<Request<'_>, Refusal>>
     })
 }
 
-impl Request<'_> {
+impl<'a> Request<'a> {
+    /// The options of a command that takes locks.
+    #[must_use]
+    pub fn acquire_options(&self) -> Option<&words::Options<'a>> {
+        match self {
+            Request::Acquire(request) => Some(&request.options),
+            Request::MAcquire(request) => Some(&request.options),
+            Request::Release(_)
+            | Request::Renew(_)
+            | Request::Info(_)
+            | Request::MRelease(_)
+            | Request::Queue(_)
+            | Request::Scan(_)
+            | Request::Session(_)
+            | Request::ForceRelease(_)
+            | Request::Cluster(_)
+            | Request::FenceCheck(_)
+            | Request::FenceGet(_)
+            | Request::FenceCall(_) => None,
+        }
+    }
+
     /// The tier the command itself names, if it does. A session, named or used, means Tier 2.
     #[must_use]
     pub fn tier(&self) -> Option<Tier> {

@@ -123,7 +123,26 @@ impl Machine {
         self.work.begin_command(match &command {
             // One key is compared and written: bounded by its bytes.
             Command::Effects(_) | Command::Conditional(_) => u64::MAX,
-            _ => work::WORK_PER_COMMAND_MAX,
+            Command::Acquire { .. }
+            | Command::Release { .. }
+            | Command::Renew { .. }
+            | Command::MAcquire { .. }
+            | Command::MRelease { .. }
+            | Command::ForceRelease { .. }
+            | Command::SessionOpen { .. }
+            | Command::SessionKeepAlive { .. }
+            | Command::SessionClose { .. }
+            | Command::SessionsTouch { .. }
+            | Command::SessionsOrphan { .. }
+            | Command::Cancel { .. }
+            | Command::Expire { .. }
+            | Command::OriginStart { .. }
+            | Command::OriginGone { .. }
+            | Command::Settings(_)
+            | Command::FenceCheck { .. }
+            | Command::FenceCall { .. }
+            | Command::Redis { .. }
+            | Command::Transaction { .. } => work::WORK_PER_COMMAND_MAX,
         });
         self.reply_room.command = LOGGED_REPLY_BYTES_MAX;
         let reply = match command {

@@ -1,6 +1,7 @@
 //! Redis's conversions between replies and Lua values, to the letter of `script_lua.c` of Redis 7.0.
 
 use super::budget::{Budget, Stop};
+use super::values::number;
 use crate::keyspace::numbers::format_g;
 use crate::keyspace::Resp;
 use crate::reply::{Refusal, Reply};
@@ -94,12 +95,13 @@ struct Returned<'a> {
 }
 
 impl Returned<'_> {
+    #[allow(
+        clippy::wildcard_enum_match_arm,
+        reason = "mlua's values: what has no meaning in Redis is treated alike"
+    )]
     fn convert(&mut self, value: &Value, depth: usize) -> Result<Reply> {
         self.budget.charge_ns(VALUE_NS)?;
-        let text_bytes = match value {
-            Value::String(text) => text.as_bytes().len(),
-            _ => 0,
-        };
+        let text_bytes = value.as_string().map_or(0, |text| text.as_bytes().len());
         self.bytes_left = match self.bytes_left.checked_sub(text_bytes + VALUE_BYTES) {
             Some(left) => left,
             None => return Err(self.budget.end(Stop::Reply)),
@@ -137,10 +139,8 @@ impl Returned<'_> {
         if let Value::String(text) = table.raw_get("ok")? {
             return Ok(Reply::Status(self.line(&text)?.into()));
         }
-        match table.raw_get("double")? {
-            Value::Number(value) => return Ok(Reply::Double(value)),
-            Value::Integer(value) => return Ok(Reply::Double(value as f64)),
-            _ => {}
+        if let Some(value) = number(&table.raw_get("double")?) {
+            return Ok(Reply::Double(value));
         }
         if let Value::Table(map) = table.raw_get("map")? {
             let mut pairs = Vec::new();
@@ -159,10 +159,8 @@ impl Returned<'_> {
         }
         if let Value::Table(text) = table.raw_get("verbatim_string")? {
             if let value @ Value::String(_) = text.raw_get("string")? {
-                return Ok(match self.convert(&value, depth)? {
-                    Reply::Bulk(text) => Reply::Verbatim(text),
-                    other => other,
-                });
+                let reply = self.convert(&value, depth)?;
+                return Ok(if let Reply::Bulk(text) = reply { Reply::Verbatim(text) } else { reply });
             }
         }
         let mut items = Vec::new();

@@ -32,6 +32,7 @@ fn encode(lua: &Lua, args: &Args, budget: &Budget) -> Results {
     Ok(vec![Value::String(lua.create_string(out)?)])
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "mlua's values: the others have no form in JSON")]
 fn write(value: &Value, depth: usize, budget: &Budget, out: &mut Vec<u8>) -> Outcome<()> {
     charge_value(budget, value, out.len())?;
     if depth > DEPTH_MAX {
@@ -92,6 +93,7 @@ pub(super) fn array_len(entries: &[(Value, Value)]) -> Option<usize> {
     len
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "mlua's values: the others are no keys in JSON")]
 fn write_table(table: &Table, depth: usize, budget: &Budget, out: &mut Vec<u8>) -> Outcome<()> {
     let entries = entries(table, budget)?;
     if let Some(len) = array_len(&entries) {

@@ -72,18 +72,12 @@ impl Args {
 
     pub(super) fn number(&self, index: usize) -> std::result::Result<f64, Failure> {
         let value = self.get(index);
-        let from_text = || match value {
-            Value::String(text) => text.to_str().ok().and_then(|text| text.trim().parse().ok()),
-            _ => None,
-        };
+        let from_text = || value.as_string()?.to_str().ok()?.trim().parse().ok();
         number(value).or_else(from_text).ok_or_else(|| self.bad(index, "number"))
     }
 
     pub(super) fn string(&self, index: usize) -> std::result::Result<LuaString, Failure> {
-        match self.get(index) {
-            Value::String(text) => Ok(text.clone()),
-            _ => Err(self.bad(index, "string")),
-        }
+        self.get(index).as_string().cloned().ok_or_else(|| self.bad(index, "string"))
     }
 
     fn bad(&self, index: usize, wanted: &str) -> Failure {

@@ -43,6 +43,10 @@ pub(super) fn library(lua: &Lua, budget: &Rc<Budget>) -> Result<Table> {
     Ok(library)
 }
 
+#[allow(
+    clippy::wildcard_enum_match_arm,
+    reason = "mlua's values: what has no meaning in Redis is treated alike"
+)]
 fn pack(value: &Value, depth: usize, budget: &Budget, out: &mut Vec<u8>) -> Outcome<()> {
     charge_value(budget, value, out.len())?;
     match value {

@@ -61,6 +61,10 @@ pub(super) fn register(lua: &Lua, rust: &Table, budget: &Rc<Budget>, random: &Rc
 }
 
 fn register_budget(lua: &Lua, rust: &Table, budget: &Rc<Budget>) -> Result<()> {
+    #[allow(
+        clippy::wildcard_enum_match_arm,
+        reason = "mlua's values: what has no meaning in Redis is treated alike"
+    )]
     fn note(lua: &Lua, budget: &Budget, error: &Value) {
         match error {
             Value::String(text) => budget.note(lua, Some(&text.as_bytes())),
@@ -117,10 +121,10 @@ fn plain_find(_lua: &Lua, (text, pattern, from): (LuaString, LuaString, f64)) ->
 
 /// A string, or a number as Redis 7.0 prints it: `%.17g`.
 fn argument(value: &Value) -> Option<Vec<u8>> {
-    match value {
-        Value::String(text) => Some(text.as_bytes().to_vec()),
-        other => number(other).map(|value| format_g(value, 17).into_bytes()),
+    if let Value::String(text) = value {
+        return Some(text.as_bytes().to_vec());
     }
+    number(value).map(|value| format_g(value, 17).into_bytes())
 }
 
 /// One word of a command: borrowed from the VM where it is a string.
@@ -133,14 +137,12 @@ enum Word {
 fn call(lua: &Lua, args: &MultiValue, budget: &Budget) -> Result<(bool, Value)> {
     let mut words: SmallVec<[Word; 8]> = SmallVec::new();
     for value in args {
-        match value {
-            Value::String(text) => words.push(Word::Text(text.as_bytes())),
-            other => match number(other) {
-                Some(value) => words.push(Word::Number(format_g(value, 17))),
-                None => {
-                    return refuse(lua, "ERR Lua redis lib command arguments must be strings or integers")
-                }
-            },
+        if let Value::String(text) = value {
+            words.push(Word::Text(text.as_bytes()));
+        } else if let Some(value) = number(value) {
+            words.push(Word::Number(format_g(value, 17)));
+        } else {
+            return refuse(lua, "ERR Lua redis lib command arguments must be strings or integers");
         }
     }
     if words.is_empty() {
@@ -165,7 +167,22 @@ fn elements(reply: &Reply) -> usize {
     match reply {
         Reply::Array(items) | Reply::Set(items) => 1 + items.iter().map(elements).sum::<usize>(),
         Reply::Map(pairs) => pairs.len() * 2,
-        _ => 1,
+        Reply::Granted { .. }
+        | Reply::GrantedMany { .. }
+        | Reply::Released
+        | Reply::Renewed { .. }
+        | Reply::Refused(_)
+        | Reply::Nil
+        | Reply::NilArray
+        | Reply::Int(_)
+        | Reply::Double(_)
+        | Reply::Bool(_)
+        | Reply::Bulk(_)
+        | Reply::Text(_)
+        | Reply::Status(_)
+        | Reply::Error(_)
+        | Reply::Verbatim(_)
+        | Reply::Info(_) => 1,
     }
 }
 

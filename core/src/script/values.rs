@@ -21,10 +21,7 @@ pub(super) fn entries(table: &Table, budget: &Budget) -> Result<Vec<(Value, Valu
 
 /// Before one value is written behind what is there already: charged each time it is met.
 pub(super) fn charge_value(budget: &Budget, value: &Value, written: usize) -> Result<(), Failure> {
-    let bytes = match value {
-        Value::String(text) => text.as_bytes().len(),
-        _ => 0,
-    };
+    let bytes = value.as_string().map_or(0, |text| text.as_bytes().len());
     budget.charge_bytes(written + bytes)?;
     charge_text(budget, bytes)
 }
@@ -34,6 +31,10 @@ pub(super) fn charge_text(budget: &Budget, bytes: usize) -> Result<(), Failure> 
     Ok(budget.charge_ns(VALUE_NS + bytes as u64 / BYTES_PER_NS)?)
 }
 
+#[allow(
+    clippy::wildcard_enum_match_arm,
+    reason = "mlua's values: what has no meaning in Redis is treated alike"
+)]
 pub(super) fn number(value: &Value) -> Option<f64> {
     match value {
         Value::Integer(value) => Some(*value as f64),

@@ -85,9 +85,12 @@ impl Vm {
         }
         let (text, flags) = source::prepare(body).map_err(|line| refused(&line))?;
         let loaded = self.lua.load(text).set_name("=user_script").set_mode(ChunkMode::Text).into_function();
-        let function = loaded.map_err(|error| match error {
-            Error::SyntaxError { message, .. } => refused(&message),
-            other => refused(&other.to_string()),
+        let function = loaded.map_err(|error| {
+            if let Error::SyntaxError { message, .. } = error {
+                refused(&message)
+            } else {
+                refused(&error.to_string())
+            }
         })?;
         if self.compiled.len() >= COMPILED_MAX || self.compiled_bytes + body.len() > COMPILED_BYTES_MAX {
             self.forget_compiled();
@@ -143,14 +146,14 @@ impl Vm {
             return Err(self.budget.end(Stop::Memory));
         };
         let text: Value = error.raw_get("err")?;
-        let text = match &text {
-            Value::String(text) if text.as_bytes().len() > convert::REPLY_BYTES_MAX => {
+        let text = match text.as_string() {
+            Some(text) if text.as_bytes().len() > convert::REPLY_BYTES_MAX => {
                 return Err(self.budget.end(Stop::Reply));
             }
             // Luau's text for this, but for the capital letter.
-            Value::String(text) => convert::one_line(&text.as_bytes())
+            Some(text) => convert::one_line(&text.as_bytes())
                 .replace("attempt to modify a readonly table", "Attempt to modify a readonly table"),
-            _ => "ERR unknown error".into(),
+            None => "ERR unknown error".into(),
         };
         let line: Option<i64> = error.raw_get("line")?;
         Ok(Reply::Error(match line {

@@ -74,7 +74,20 @@ impl Input {
             Input::Submit(submit) => submit.blob.len(),
             Input::Read(read) => read.query.bytes(),
             Input::Peer { message, .. } => message.bytes(),
-            _ => 0,
+            Input::Cancel { .. }
+            | Input::Withdraw { .. }
+            | Input::SessionsTouched(_)
+            | Input::SessionsOrphaned { .. }
+            | Input::Wanted(_)
+            | Input::Unreachable(_)
+            | Input::Persisted { .. }
+            | Input::PersistFailed { .. }
+            | Input::SnapshotProgress { .. }
+            | Input::SnapshotStored(_)
+            | Input::SnapshotFailed { .. }
+            | Input::Admin { .. }
+            | Input::Shutdown
+            | Input::Wake => 0,
         }
     }
 }

@@ -40,7 +40,26 @@ fn read(blob: &[u8]) -> Option<AcquireTarget> {
             Bytes::copy_from_slice(owner),
             resources.iter().map(|name| Bytes::copy_from_slice(name)).collect(),
         )),
-        _ => None,
+        Command::Release { .. }
+        | Command::Renew { .. }
+        | Command::MRelease { .. }
+        | Command::ForceRelease { .. }
+        | Command::SessionOpen { .. }
+        | Command::SessionKeepAlive { .. }
+        | Command::SessionClose { .. }
+        | Command::SessionsTouch { .. }
+        | Command::SessionsOrphan { .. }
+        | Command::Cancel { .. }
+        | Command::Expire { .. }
+        | Command::OriginStart { .. }
+        | Command::OriginGone { .. }
+        | Command::Settings(_)
+        | Command::FenceCheck { .. }
+        | Command::FenceCall { .. }
+        | Command::Redis { .. }
+        | Command::Transaction { .. }
+        | Command::Conditional(_)
+        | Command::Effects(_) => None,
     }
 }
 

@@ -60,11 +60,11 @@ fn is_left(argv: &[Bytes]) -> Option<bool> {
 }
 
 fn bytes_of(reply: &Reply) -> Option<Bytes> {
-    match reply {
-        Reply::Bulk(bytes) => Some(bytes.clone()),
-        Reply::Double(value) => Some(value.to_string().into()),
-        _ => None,
+    if let Reply::Double(score) = reply {
+        return Some(score.to_string().into());
     }
+    let Reply::Bulk(bytes) = reply else { return None };
+    Some(bytes.clone())
 }
 
 #[cfg(test)]

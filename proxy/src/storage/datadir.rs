@@ -75,9 +75,12 @@ impl DataDir {
             .truncate(false)
             .open(&lock_path)
             .map_err(|e| StorageError::io_at("open", &lock_path, e))?;
-        lock.try_lock_exclusive().map_err(|e| match e.kind() {
-            io::ErrorKind::WouldBlock => StorageError::InUse(root.to_path_buf()),
-            _ => StorageError::io_at("lock", &lock_path, e),
+        lock.try_lock_exclusive().map_err(|e| {
+            if e.kind() == io::ErrorKind::WouldBlock {
+                StorageError::InUse(root.to_path_buf())
+            } else {
+                StorageError::io_at("lock", &lock_path, e)
+            }
         })?;
         let dir = DataDir { root: root.to_path_buf(), _lock: lock };
         fs::create_dir_all(dir.snapshots_path()).map_err(|e| StorageError::io_at("create", root, e))?;

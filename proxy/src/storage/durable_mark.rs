@@ -46,9 +46,12 @@ impl DurableMark {
     }
 
     pub(crate) fn open(path: &Path) -> Result<DurableMark, StorageError> {
-        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| match e.kind() {
-            std::io::ErrorKind::NotFound => StorageError::Damaged(format!("{} is missing", path.display())),
-            _ => StorageError::io_at("open", path, e),
+        let file = OpenOptions::new().read(true).write(true).open(path).map_err(|e| {
+            if e.kind() == std::io::ErrorKind::NotFound {
+                StorageError::Damaged(format!("{} is missing", path.display()))
+            } else {
+                StorageError::io_at("open", path, e)
+            }
         })?;
         let mut bytes = [0; MARK_LEN];
         file.read_exact_at(&mut bytes, 0)

@@ -166,9 +166,12 @@ fn region_of(group: GroupId) -> u64 {
 
 /// The engine takes a log that lost its newest file, or whole records at its end, for a shorter log; the mark knows better.
 pub(crate) fn check_last_file(log: &Path, files: &FileGuard) -> Result<(), StorageError> {
-    let entries = std::fs::read_dir(log).map_err(|e| match e.kind() {
-        std::io::ErrorKind::NotFound => damaged(&format!("{} is missing", log.display())),
-        _ => StorageError::io_at("read", log, e),
+    let entries = std::fs::read_dir(log).map_err(|e| {
+        if e.kind() == std::io::ErrorKind::NotFound {
+            damaged(&format!("{} is missing", log.display()))
+        } else {
+            StorageError::io_at("read", log, e)
+        }
     })?;
     let marked = files.mark.position();
     let mut newest = 0;

@@ -189,11 +189,12 @@ fn read_back(path: &Path, size_bytes: u64, crc32: u32) -> Result<(), String> {
 }
 
 fn check(path: &Path, named: &SnapshotMeta) -> Result<(), StorageError> {
-    let mut file = File::open(path).map_err(|e| match e.kind() {
-        io::ErrorKind::NotFound => {
+    let mut file = File::open(path).map_err(|e| {
+        if e.kind() == io::ErrorKind::NotFound {
             StorageError::Damaged(format!("the snapshot {} the log starts from is missing", path.display()))
+        } else {
+            StorageError::io_at("open", path, e)
         }
-        _ => StorageError::io_at("open", path, e),
     })?;
     let mut crc = crc32fast::Hasher::new();
     let mut size_bytes = 0;

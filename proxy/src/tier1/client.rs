@@ -84,10 +84,11 @@ impl UpstreamClient {
 
     /// A command that must succeed.
     pub async fn call_ok(&mut self, words: &[impl AsRef<[u8]>]) -> io::Result<Reply> {
-        match self.call(words).await? {
-            Reply::Error(Refusal(text)) => Err(invalid(&format!("it answered '{text}'"))),
-            reply => Ok(reply),
+        let reply = self.call(words).await?;
+        if let Reply::Error(Refusal(text)) = &reply {
+            return Err(invalid(&format!("it answered '{text}'")));
         }
+        Ok(reply)
     }
 }
 

@@ -6,7 +6,7 @@
 use super::client::UpstreamClient;
 use super::upstream::{Tier1Backend, Upstream};
 use bytes::Bytes;
-use redfence_core::grammar::{acquire::Acquire, macquire::MAcquire, Request};
+use redfence_core::grammar::Request;
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::Fence;
 use std::io;
@@ -98,30 +98,35 @@ pub struct LuaWait {
 }
 
 impl LuaWait {
+    /// `None` where the command takes no lock.
     #[must_use]
-    pub fn single(db: u32, request: &Acquire<'_>, made_up: &[u8]) -> LuaWait {
-        LuaWait {
+    pub fn of(db: u32, request: &Request<'_>, generated_owner: &[u8]) -> Option<LuaWait> {
+        let (resources, ttl_ms, multi): (&[&[u8]], u64, bool) = match request {
+            Request::Acquire(request) => (std::slice::from_ref(&request.resource), request.ttl_ms, false),
+            Request::MAcquire(request) => (&request.resources, request.ttl_ms, true),
+            Request::Release(_)
+            | Request::Renew(_)
+            | Request::Info(_)
+            | Request::MRelease(_)
+            | Request::Queue(_)
+            | Request::Scan(_)
+            | Request::Session(_)
+            | Request::ForceRelease(_)
+            | Request::Cluster(_)
+            | Request::FenceCheck(_)
+            | Request::FenceGet(_)
+            | Request::FenceCall(_) => return None,
+        };
+        let options = request.acquire_options()?;
+        Some(LuaWait {
             db,
-            resources: vec![request.resource.to_vec()],
-            multi: false,
-            ttl_ms: request.ttl_ms,
-            wait_ms: request.options.wait_ms.unwrap_or(0),
-            owner: request.options.owner.unwrap_or(made_up).to_vec(),
-            owner_is_ours: request.options.owner.is_none(),
-        }
-    }
-
-    #[must_use]
-    pub fn multi(db: u32, request: &MAcquire<'_>, made_up: &[u8]) -> LuaWait {
-        LuaWait {
-            db,
-            resources: request.resources.iter().map(|resource| resource.to_vec()).collect(),
-            multi: true,
-            ttl_ms: request.ttl_ms,
-            wait_ms: request.options.wait_ms.unwrap_or(0),
-            owner: request.options.owner.unwrap_or(made_up).to_vec(),
-            owner_is_ours: request.options.owner.is_none(),
-        }
+            resources: resources.iter().map(|resource| resource.to_vec()).collect(),
+            multi,
+            ttl_ms,
+            wait_ms: options.wait_ms.unwrap_or(0),
+            owner: options.owner.unwrap_or(generated_owner).to_vec(),
+            owner_is_ours: options.owner.is_none(),
+        })
     }
 
     fn ask(&self, backend: &Tier1Backend, wait_ms: u64) -> Vec<Vec<u8>> {
@@ -198,15 +203,14 @@ async fn wait(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) ->
         let seconds = format!("{:.3}", nap.as_secs_f64());
         let listen: [&[u8]; 3] = [b"BLPOP", &wake_key, seconds.as_bytes()];
         let woken = tokio::time::timeout(nap + BLPOP_SLACK, client.call(&listen)).await;
-        match woken.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))?? {
-            Reply::Array(items) => {
-                if let Some(reply) = items.get(1).and_then(|item| granted(item, waiting.multi)) {
-                    upstream.return_client(client);
-                    return Ok(reply);
-                }
+        let answer = woken.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))??;
+        if let Reply::Array(items) = &answer {
+            if let Some(reply) = items.get(1).and_then(|item| granted(item, waiting.multi)) {
+                upstream.return_client(client);
+                return Ok(reply);
             }
-            Reply::Error(refusal) => return Ok(Reply::Error(refusal)),
-            _ => {}
+        } else if answer.is_error() {
+            return Ok(answer);
         }
     }
 }
@@ -216,17 +220,20 @@ async fn call(client: &mut UpstreamClient, words: &[Vec<u8>]) -> io::Result<Repl
     answer.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))?
 }
 
+fn milliseconds(reply: &Reply) -> Option<u64> {
+    if let Reply::Int(value) = reply {
+        return u64::try_from(*value).ok();
+    }
+    let Reply::Bulk(text) = reply else { return None };
+    std::str::from_utf8(text).ok()?.parse().ok()
+}
+
 /// `["queued", owner, wake_key, poll_ms]`
 fn queued(answer: &Reply) -> Option<(Bytes, u64)> {
     let Reply::Array(items) = answer else { return None };
     match items.as_slice() {
         [Reply::Bulk(word), _, Reply::Bulk(wake_key), poll_ms] if word.as_ref() == b"queued" => {
-            let poll_ms = match poll_ms {
-                Reply::Int(value) => u64::try_from(*value).ok()?,
-                Reply::Bulk(text) => std::str::from_utf8(text).ok()?.parse().ok()?,
-                _ => return None,
-            };
-            Some((wake_key.clone(), poll_ms))
+            Some((wake_key.clone(), milliseconds(poll_ms)?))
         }
         _ => None,
     }
@@ -288,16 +295,14 @@ fn fences_of(answer: &Reply) -> Vec<i64> {
     if let Some((fences, _)) = answer.granted() {
         return fences.iter().map(|fence| fence.0 as i64).collect();
     }
-    match answer {
-        Reply::Array(items) => match items.first() {
-            Some(Reply::Int(fence)) => vec![*fence],
-            Some(Reply::Array(fences)) => fences
-                .iter()
-                .filter_map(|fence| if let Reply::Int(fence) = fence { Some(*fence) } else { None })
-                .collect(),
-            _ => Vec::new(),
-        },
-        _ => Vec::new(),
+    let Reply::Array(items) = answer else { return Vec::new() };
+    match items.first() {
+        Some(Reply::Int(fence)) => vec![*fence],
+        Some(Reply::Array(fences)) => fences
+            .iter()
+            .filter_map(|fence| if let Reply::Int(fence) = fence { Some(*fence) } else { None })
+            .collect(),
+        Some(_) | None => Vec::new(),
     }
 }
 

@@ -302,9 +302,12 @@ impl SubscriberConnection {
     }
 
     fn act_on(&mut self, items: Vec<OwnedFrame>, hub: &Hub) {
-        let mut words = items.into_iter().map(|item| match item {
-            OwnedFrame::BulkString(bytes) => Bytes::from(bytes),
-            _ => Bytes::new(),
+        let mut words = items.into_iter().map(|item| {
+            if let OwnedFrame::BulkString(bytes) = item {
+                Bytes::from(bytes)
+            } else {
+                Bytes::new()
+            }
         });
         let mut word = || words.next().unwrap_or_default();
         match &word()[..] {

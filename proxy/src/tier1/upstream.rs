@@ -212,10 +212,11 @@ async fn serve_once(
 async fn find_identity(client: &mut UpstreamClient) -> io::Result<Identity> {
     let mut text = String::new();
     for section in ["server", "replication"] {
-        match client.call_ok(&["INFO", section]).await? {
-            Reply::Bulk(part) => text.push_str(&String::from_utf8_lossy(&part)),
-            other => return Err(io::Error::other(format!("INFO answered {other:?}"))),
-        }
+        let answer = client.call_ok(&["INFO", section]).await?;
+        let Reply::Bulk(part) = &answer else {
+            return Err(io::Error::other(format!("INFO answered {answer:?}")));
+        };
+        text.push_str(&String::from_utf8_lossy(part));
     }
     let field = |name: &str| {
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -235,15 +236,14 @@ async fn find_backend(client: &mut UpstreamClient) -> io::Result<Tier1Backend> {
     if matches!(&info, Reply::Array(items) if matches!(items.first(), Some(Reply::Array(_)))) {
         return Ok(Tier1Backend::Module);
     }
-    match client.call(&["FUNCTION", "LOAD", "REPLACE", FUNCTIONS]).await? {
-        Reply::Error(refusal) if refusal.0.contains("unknown command") => {}
-        Reply::Error(refusal) => {
-            return Err(io::Error::other(format!("the Lua library could not be loaded: {}", refusal.0)));
-        }
-        _ => return Ok(Tier1Backend::Functions),
+    let loaded = client.call(&["FUNCTION", "LOAD", "REPLACE", FUNCTIONS]).await?;
+    let Reply::Error(refusal) = loaded else { return Ok(Tier1Backend::Functions) };
+    if !refusal.0.contains("unknown command") {
+        return Err(io::Error::other(format!("the Lua library could not be loaded: {}", refusal.0)));
     }
-    match client.call_ok(&["SCRIPT", "LOAD", SCRIPT]).await? {
-        Reply::Bulk(sha1) => Ok(Tier1Backend::Script { sha1: String::from_utf8_lossy(&sha1).into_owned() }),
-        other => Err(io::Error::other(format!("SCRIPT LOAD answered {other:?}"))),
-    }
+    let answer = client.call_ok(&["SCRIPT", "LOAD", SCRIPT]).await?;
+    let Reply::Bulk(sha1) = &answer else {
+        return Err(io::Error::other(format!("SCRIPT LOAD answered {answer:?}")));
+    };
+    Ok(Tier1Backend::Script { sha1: String::from_utf8_lossy(sha1).into_owned() })
 }

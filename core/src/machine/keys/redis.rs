@@ -46,7 +46,19 @@ pub(crate) fn is_large(reply: &Reply) -> bool {
             Reply::Map(pairs) => {
                 return pairs.iter().any(|(key, value)| weigh(key, left) || weigh(value, left));
             }
-            _ => 0,
+            Reply::Granted { .. }
+            | Reply::GrantedMany { .. }
+            | Reply::Released
+            | Reply::Renewed { .. }
+            | Reply::Refused(_)
+            | Reply::Nil
+            | Reply::NilArray
+            | Reply::Int(_)
+            | Reply::Double(_)
+            | Reply::Bool(_)
+            | Reply::Text(_)
+            | Reply::Status(_)
+            | Reply::Info(_) => 0,
         };
         match left.checked_sub(own + 8) {
             Some(rest) => *left = rest,

@@ -201,10 +201,11 @@ impl Machine {
     /// As a transaction of one command: it never waits.
     fn run_guarded(&mut self, caller: CallContext, argv: &[&[u8]], out: &mut Applied) -> Reply {
         let words: Words<'_> = argv.iter().copied().collect();
-        match self.transaction(caller, &[], &[words], out) {
-            Reply::Array(mut replies) => replies.pop().unwrap_or(Reply::Nil),
-            other => other,
+        let mut reply = self.transaction(caller, &[], &[words], out);
+        if let Reply::Array(replies) = &mut reply {
+            return replies.pop().unwrap_or(Reply::Nil);
         }
+        reply
     }
 
     /// The fence below which all are stale; refused where this one cannot be real, or where there is no room for its mark.

@@ -188,10 +188,10 @@ impl<'a> Parser<'_, 'a> {
                 self.word(b"end")?;
                 Some(Stat::Block(block))
             }
-            Token::Word(b"redis" | b"server") => match self.primary()? {
-                call @ Expr::Call { .. } => Some(Stat::Call(call)),
-                _ => None,
-            },
+            Token::Word(b"redis" | b"server") => {
+                let call = self.primary()?;
+                matches!(call, Expr::Call { .. }).then_some(Stat::Call(call))
+            }
             Token::Word(_) => {
                 let name = self.name()?;
                 self.sign(b"=")?;
@@ -282,10 +282,8 @@ impl<'a> Parser<'_, 'a> {
             return self.deeper(|parser| Some(Expr::Not(Box::new(parser.unary()?))));
         }
         if self.sign(b"-").is_some() {
-            return match self.primary()? {
-                Expr::Number(value) => Some(Expr::Number(-value)),
-                _ => None,
-            };
+            let Expr::Number(value) = self.primary()? else { return None };
+            return Some(Expr::Number(-value));
         }
         if self.sign(b"#").is_some() {
             return self.word(b"KEYS").map(|()| Expr::KeyCount);

@@ -185,6 +185,14 @@ impl<'a> Walk<'_, 'a> {
         Some(self.truth(value))
     }
 
+    /// `None` where it depends on whether an argument is a number.
+    fn known_truth(&self, value: Value<'a>) -> Option<bool> {
+        if let Value::ArgNumber(_) = value {
+            return None;
+        }
+        Some(self.truth(value))
+    }
+
     fn truth(&self, value: Value<'a>) -> bool {
         match value {
             Value::Nil | Value::Bool(false) => false,
@@ -219,25 +227,39 @@ impl<'a> Walk<'_, 'a> {
             Expr::ToNumber(value) => match self.value(value)? {
                 Value::Arg(index) => Value::ArgNumber(index),
                 Value::Number(value) => Value::Number(value),
-                _ => return None,
+                Value::Nil
+                | Value::Bool(_)
+                | Value::Text(_)
+                | Value::Key(_)
+                | Value::ArgNumber(_)
+                | Value::Status(_)
+                | Value::Error(_)
+                | Value::Token
+                | Value::Result => return None,
             },
             Expr::Call { protected, words, line } => self.call(*protected, words, *line)?,
             Expr::StatusReply(text) => Value::Status(text),
             Expr::ErrorReply(text) => Value::Error(text),
-            Expr::Not(value) => match self.value(value)? {
-                Value::ArgNumber(_) => return None,
-                value => Value::Bool(!self.truth(value)),
-            },
-            Expr::And(left, right) => match self.value(left)? {
-                Value::ArgNumber(_) => return None,
-                value if self.truth(value) => self.value(right)?,
-                value => value,
-            },
-            Expr::Or(left, right) => match self.value(left)? {
-                Value::ArgNumber(_) => return None,
-                value if self.truth(value) => value,
-                _ => self.value(right)?,
-            },
+            Expr::Not(value) => {
+                let value = self.value(value)?;
+                Value::Bool(!self.known_truth(value)?)
+            }
+            Expr::And(left, right) => {
+                let left = self.value(left)?;
+                if self.known_truth(left)? {
+                    self.value(right)?
+                } else {
+                    left
+                }
+            }
+            Expr::Or(left, right) => {
+                let left = self.value(left)?;
+                if self.known_truth(left)? {
+                    left
+                } else {
+                    self.value(right)?
+                }
+            }
             Expr::Equal(left, right) => {
                 let (left, right) = (self.value(left)?, self.value(right)?);
                 Value::Bool(self.equal(left, right)?)

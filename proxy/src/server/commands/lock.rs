@@ -48,12 +48,12 @@ impl CommandContext {
     // ---- Tier 2 ----
 
     fn tier2_command<'a>(&mut self, request: Request<'a>, argv: &'a [&'a [u8]], owner: &'a [u8]) -> Progress {
-        let guarded = match &request {
-            Request::FenceCall(_) => &argv[fence::FenceCall::COMMAND_AT..],
-            _ => &[],
-        };
-        if let (Request::FenceCall(_), Err(refusal)) = (&request, check_guarded(guarded)) {
-            return self.refuse(refusal);
+        let mut guarded: &[&[u8]] = &[];
+        if let Request::FenceCall(_) = &request {
+            guarded = &argv[fence::FenceCall::COMMAND_AT..];
+            if let Err(refusal) = check_guarded(guarded) {
+                return self.refuse(refusal);
+            }
         }
         let waits = wait_ms_of(&request) > 0;
         let is_routed = !matches!(request, Request::Session(_))
@@ -76,12 +76,9 @@ impl CommandContext {
             return Progress::Stalled;
         }
         let session = ids::session();
-        let owner_is_generated = has_no_owner(&request);
-        let session_step = match &request {
-            Request::Session(Session::Open { .. }) => Some(SessionStep::Opens(session)),
-            Request::Session(Session::Close(id)) => SessionId::parse(id).map(SessionStep::Closes),
-            _ => None,
-        };
+        let owner_is_generated = request.acquire_options().is_some_and(|options| options.owner.is_none());
+        let session_step =
+            if let Request::Session(request) = &request { step_of(request, session) } else { None };
         if matches!(session_step, Some(SessionStep::Opens(_))) && !self.remember_session(session) {
             return self
                 .refuse(Refusal::new("ERR this connection has opened 1024 sessions already; close some"));
@@ -279,10 +276,8 @@ impl CommandContext {
         if !self.can_join(InFlight::Alone) {
             return Progress::Stalled;
         }
-        let waiting = match request {
-            Request::Acquire(request) => LuaWait::single(self.client.db, request, owner),
-            Request::MAcquire(request) => LuaWait::multi(self.client.db, request, owner),
-            _ => unreachable!("only an acquire waits"),
+        let Some(waiting) = LuaWait::of(self.client.db, request, owner) else {
+            unreachable!("only an acquire waits")
         };
         let receiver = lua::start_waiting(upstream, backend, waiting);
         self.await_call(InFlight::Alone, Source::Channel(receiver), true, IfAbandoned::Nothing);
@@ -295,29 +290,15 @@ fn no_transaction() -> Refusal {
 }
 
 fn wait_ms_of(request: &Request<'_>) -> u64 {
-    match request {
-        Request::Acquire(request) => request.options.wait_ms.unwrap_or(0),
-        Request::MAcquire(request) => request.options.wait_ms.unwrap_or(0),
-        Request::Release(_)
-        | Request::Renew(_)
-        | Request::Info(_)
-        | Request::MRelease(_)
-        | Request::Queue(_)
-        | Request::Scan(_)
-        | Request::Session(_)
-        | Request::ForceRelease(_)
-        | Request::Cluster(_)
-        | Request::FenceCheck(_)
-        | Request::FenceGet(_)
-        | Request::FenceCall(_) => 0,
-    }
+    request.acquire_options().and_then(|options| options.wait_ms).unwrap_or(0)
 }
 
-fn has_no_owner(request: &Request<'_>) -> bool {
+/// What the command does to the sessions of its connection; `opened` is the id of one that it opens.
+fn step_of(request: &Session<'_>, opened: SessionId) -> Option<SessionStep> {
     match request {
-        Request::Acquire(request) => request.options.owner.is_none(),
-        Request::MAcquire(request) => request.options.owner.is_none(),
-        _ => false,
+        Session::Open { .. } => Some(SessionStep::Opens(opened)),
+        Session::Close(id) => SessionId::parse(id).map(SessionStep::Closes),
+        Session::KeepAlive(_) | Session::Info(_) => None,
     }
 }
 

@@ -6,7 +6,7 @@
 //! What is published on the correctness tier goes through the log, and every node hands it to its own listeners as it applies.
 //! As in Redis, a message is delivered at most once, and the number in the reply is that of receivers at this node.
 
-use super::{is, unknown_subcommand, wrong_arity, Local};
+use super::{is, unknown_subcommand, wrong_arity};
 use crate::events::{SubscriberInbox, SubscriptionKind};
 use crate::server::client::session::{name_bytes, Subscriptions};
 use crate::server::context::CommandContext;
@@ -26,20 +26,11 @@ const SUBSCRIPTION_BYTES_MAX: usize = 1024 * 1024;
 const PATTERN_BYTES_PER_CLIENT_MAX: usize = 64 * 1024;
 
 impl CommandContext {
-    pub(in crate::server) fn subscription_command(&mut self, local: Local, argv: &[&[u8]]) -> Progress {
-        let names = &argv[1..];
-        match local {
-            Local::Subscribe | Local::PSubscribe if names.is_empty() => self.refuse(wrong_arity(argv[0])),
-            Local::Subscribe => self.subscribe(SubscriptionKind::Channel, names),
-            Local::PSubscribe => self.subscribe(SubscriptionKind::Pattern, names),
-            Local::Unsubscribe => self.unsubscribe(SubscriptionKind::Channel, names),
-            Local::PUnsubscribe => self.unsubscribe(SubscriptionKind::Pattern, names),
-            _ => unreachable!("only these four come here"),
+    pub(in crate::server) fn subscribe(&mut self, kind: SubscriptionKind, argv: &[&[u8]]) -> Progress {
+        if argv.len() == 1 {
+            return self.refuse(wrong_arity(argv[0]));
         }
-    }
-
-    fn subscribe(&mut self, kind: SubscriptionKind, names: &[&[u8]]) -> Progress {
-        let names: Vec<Bytes> = names.iter().map(|name| Bytes::copy_from_slice(name)).collect();
+        let names: Vec<Bytes> = argv[1..].iter().map(|name| Bytes::copy_from_slice(name)).collect();
         if self.client.subscription_count() + names.len() > SUBSCRIPTIONS_MAX {
             return self
                 .refuse(Refusal::new("ERR a client may listen to 10000 channels and patterns at most"));
@@ -137,7 +128,8 @@ impl CommandContext {
         self.note_subscriptions();
     }
 
-    fn unsubscribe(&mut self, kind: SubscriptionKind, names: &[&[u8]]) -> Progress {
+    pub(in crate::server) fn unsubscribe(&mut self, kind: SubscriptionKind, argv: &[&[u8]]) -> Progress {
+        let names = &argv[1..];
         let verb: &[u8] = match kind {
             SubscriptionKind::Channel => b"unsubscribe",
             SubscriptionKind::Pattern => b"punsubscribe",

@@ -206,11 +206,13 @@ impl CommandContext {
             // The keyspace and CLIENT LIST would have to follow what only that Redis knows the outcome of.
             return self.refuse_and_abort(not_in_transaction(argv[0]));
         }
-        match self.begin_at_upstream() {
-            Progress::Stalled => Progress::Stalled,
-            _ if grammar::is_ours(argv[0]) => self.lock_command(argv, frame),
-            _ => self.pass_to_upstream(argv, frame),
+        if self.begin_at_upstream() == Progress::Stalled {
+            return Progress::Stalled;
         }
+        if grammar::is_ours(argv[0]) {
+            return self.lock_command(argv, frame);
+        }
+        self.pass_to_upstream(argv, frame)
     }
 
     /// The `MULTI` that was held back until it was clear whom it concerns.

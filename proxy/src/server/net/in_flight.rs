@@ -109,10 +109,7 @@ impl SessionStep {
     /// The session this connection has no more to do with, now that the answer is known.
     #[must_use]
     pub fn forgets(self, answer: &Reply) -> Option<SessionId> {
-        let refused = match answer {
-            Reply::Error(refusal) => Some(refusal.code()),
-            _ => None,
-        };
+        let refused = if let Reply::Error(refusal) = answer { Some(refusal.code()) } else { None };
         match (self, refused) {
             (SessionStep::Opens(_), None) => None,
             (SessionStep::Opens(id), Some(_)) => Some(id),
@@ -204,7 +201,9 @@ impl AwaitedCall {
     pub fn abandon(self, server: &ServerState) {
         let (source, waits) = match self.source {
             Source::Answered { reply, .. } => (Source::Tier2(PendingReply::answered(reply)), false),
-            source => (source, self.waits),
+            source @ (Source::Tier2(_) | Source::Channel(_) | Source::Node(_) | Source::Deferred(_)) => {
+                (source, self.waits)
+            }
         };
         match (self.if_abandoned, source) {
             (IfAbandoned::ReleaseGrant(blob), Source::Tier2(pending)) => {

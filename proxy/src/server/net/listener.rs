@@ -19,6 +19,7 @@ const TOO_MANY: &[u8] = b"-ERR max number of clients reached\r\n";
 
 /// Binds an address. The error says which and why.
 pub fn bind(address: SocketAddr) -> Result<TcpListener, String> {
+    #[allow(clippy::wildcard_enum_match_arm, reason = "std's error kinds: the others speak for themselves")]
     let explain = |error: io::Error| match error.kind() {
         io::ErrorKind::AddrInUse => format!("cannot listen on {address}: the address is in use"),
         io::ErrorKind::PermissionDenied => format!("cannot listen on {address}: permission denied"),

@@ -1,5 +1,6 @@
 //! One command: who may give it, and who answers it.
 
+use crate::events::SubscriptionKind;
 use crate::server::client::session::ReplyMode;
 use crate::server::commands::{wrong_arity, Local};
 use crate::server::context::CommandContext;
@@ -124,9 +125,10 @@ impl CommandContext {
             }
             Local::Multi => self.multi(argv, frame),
             Local::Ping => self.ping(argv),
-            Local::PSubscribe | Local::Subscribe | Local::Unsubscribe | Local::PUnsubscribe => {
-                self.subscription_command(local, argv)
-            }
+            Local::Subscribe => self.subscribe(SubscriptionKind::Channel, argv),
+            Local::PSubscribe => self.subscribe(SubscriptionKind::Pattern, argv),
+            Local::Unsubscribe => self.unsubscribe(SubscriptionKind::Channel, argv),
+            Local::PUnsubscribe => self.unsubscribe(SubscriptionKind::Pattern, argv),
             Local::Publish => self.publish(argv),
             Local::PubSub => self.pubsub(argv),
             Local::Quit => self.quit(),

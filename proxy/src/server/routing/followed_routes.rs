@@ -38,10 +38,8 @@ impl FollowedRoutes {
 impl CommandContext {
     /// Who answers, by routes that are known to be the cluster's.
     pub(in crate::server) fn route_lock(&self, request: &Request<'_>) -> Result<Destination, Refusal> {
-        let asks_routes = match request {
-            Request::Cluster(_) | Request::Session(_) => false,
-            _ => request.tier() != Some(Tier::Correctness),
-        };
+        let asks_routes =
+            !matches!(request, Request::Cluster(_)) && request.tier() != Some(Tier::Correctness);
         if asks_routes
             && self.routes.is_stale
             && self.routes.router.has_upstream_for(self.client.listener_kind)

@@ -38,31 +38,22 @@ async fn set(server: &ServerState, name: Setting, value: &[u8]) -> Reply {
     let deadline = Instant::now() + server.tier2.timeout();
     let mut progress = Progress::NotYet(still_pending());
     while let Ok(reply) = timeout_at(deadline, server.tier2.query(OwnedQuery::Settings)).await {
-        let settings = match reply {
-            Reply::Bulk(bytes) => Settings::read_bytes(&bytes),
-            Reply::Error(refusal) => {
-                match &mut progress {
-                    Progress::NotYet(last) => *last = refusal,
-                    Progress::Logged { .. } => {}
-                }
-                None
-            }
-            _ => None,
-        };
+        let settings = if let Reply::Bulk(bytes) = &reply { Settings::read_bytes(bytes) } else { None };
+        if let (Reply::Error(refusal), Progress::NotYet(last)) = (reply, &mut progress) {
+            *last = refusal;
+        }
         if let Some(settings) = settings {
             if is_in_force(&settings, &progress, name, value) {
                 if server.routing.newest().has_settled(settings.routing_version) {
                     return Reply::OK;
                 }
             } else if matches!(progress, Progress::NotYet(_)) && settings.pending.is_none() {
-                match log(server, name, value).await {
-                    reply if reply == Reply::OK => progress = Progress::Logged { after: settings.version },
+                progress = match log(server, name, value).await {
+                    Ok(()) => Progress::Logged { after: settings.version },
                     // Another was quicker, or there is no leader just now.
-                    Reply::Error(refusal) if refusal.code() == "UNAVAILABLE" => {
-                        progress = Progress::NotYet(refusal);
-                    }
-                    other => return other,
-                }
+                    Err(refusal) if refusal.code() == "UNAVAILABLE" => Progress::NotYet(refusal),
+                    Err(refusal) => return refusal.into(),
+                };
             }
         }
         if Instant::now() >= deadline {
@@ -94,10 +85,14 @@ fn is_in_force(settings: &Settings, progress: &Progress, name: Setting, value: &
     }
 }
 
-async fn log(server: &ServerState, name: Setting, value: &[u8]) -> Reply {
+async fn log(server: &ServerState, name: Setting, value: &[u8]) -> Result<(), Refusal> {
     let mut blob = Vec::new();
     Command::Settings(SettingsCommand::Set { name: name.as_str().as_bytes(), value }).encode(&mut blob);
-    server.tier2.submit(blob.into(), 0).await
+    // The machine answers a change of settings with OK or an error.
+    if let Reply::Error(refusal) = server.tier2.submit(blob.into(), 0).await {
+        return Err(refusal);
+    }
+    Ok(())
 }
 
 fn still_pending() -> Refusal {

@@ -154,7 +154,21 @@ impl NodeInbox {
         match &item.0 {
             Input::Submit(_) => state.requests += 1,
             Input::Persisted { .. } => state.durable = true,
-            _ => state.urgent = true,
+            Input::Read(_)
+            | Input::Cancel { .. }
+            | Input::Withdraw { .. }
+            | Input::SessionsTouched(_)
+            | Input::SessionsOrphaned { .. }
+            | Input::Wanted(_)
+            | Input::Peer { .. }
+            | Input::Unreachable(_)
+            | Input::PersistFailed { .. }
+            | Input::SnapshotProgress { .. }
+            | Input::SnapshotStored(_)
+            | Input::SnapshotFailed { .. }
+            | Input::Admin { .. }
+            | Input::Shutdown
+            | Input::Wake => state.urgent = true,
         }
         state.items.push(item);
         let wakes = state.asleep.is_some_and(|wake_filter| state.ends(wake_filter));

@@ -226,13 +226,11 @@ fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<GrantedLock>> {
 
 /// A ttl of 0 is bound to a session and has no end of its own.
 fn with_ttl(reply: &Reply, left_ms: u64) -> Reply {
-    match reply {
-        Reply::Granted { fence, ttl_ms } => Reply::Granted { fence: *fence, ttl_ms: left_ms.min(*ttl_ms) },
-        Reply::GrantedMany { fences, ttl_ms } => {
-            Reply::GrantedMany { fences: fences.clone(), ttl_ms: left_ms.min(*ttl_ms) }
-        }
-        _ => reply.clone(),
+    let mut reply = reply.clone();
+    if let Reply::Granted { ttl_ms, .. } | Reply::GrantedMany { ttl_ms, .. } = &mut reply {
+        *ttl_ms = left_ms.min(*ttl_ms);
     }
+    reply
 }
 
 #[cfg(test)]

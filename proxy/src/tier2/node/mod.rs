@@ -336,6 +336,10 @@ impl Node {
         }
     }
 
+    #[allow(
+        clippy::wildcard_enum_match_arm,
+        reason = "raft-rs's message types: the others are stepped as they are"
+    )]
     fn on_raft(&mut self, from: NodeId, message: Message) {
         if message.from != from || message.to != self.config.id {
             return;

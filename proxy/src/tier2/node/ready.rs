@@ -101,6 +101,10 @@ impl Node {
 
     /// Followers' messages wait for the disk, except those that promise nothing about it: a question, and an answer to a
     /// heartbeat once the term it names is durable. A slow disk then costs no leadership.
+    #[allow(
+        clippy::wildcard_enum_match_arm,
+        reason = "raft-rs's message types: a new one waits for the disk"
+    )]
     fn may_overtake(&self, message: &Message, holds_vote: bool) -> bool {
         match message.get_msg_type() {
             MessageType::MsgReadIndex => true,
@@ -117,6 +121,7 @@ impl Node {
     }
 
     /// A message with its address; a snapshot becomes a transfer in pieces instead.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "raft-rs's message types: the others pass unchanged")]
     fn addressed(&mut self, mut message: Message) -> Option<(NodeId, PeerMessage)> {
         let to = message.to;
         match message.get_msg_type() {

@@ -172,9 +172,12 @@ fn cluster_id(founders: &[(NodeId, String)]) -> u64 {
 
 /// Binds the peers' port with a message that says what is wrong.
 pub(super) fn bind_peers(addr: SocketAddr) -> Result<std::net::TcpListener, StartError> {
-    crate::transport::bind(addr).map_err(|source| match source.kind() {
-        io::ErrorKind::AddrInUse => StartError::PortTaken(addr),
-        _ => StartError::Listen { addr, source },
+    crate::transport::bind(addr).map_err(|source| {
+        if source.kind() == io::ErrorKind::AddrInUse {
+            StartError::PortTaken(addr)
+        } else {
+            StartError::Listen { addr, source }
+        }
     })
 }
 
