@@ -24,6 +24,36 @@ pub struct Books {
     pub grants: u64,
 }
 
+/// What is in the log, and may not have been told.
+#[derive(Default)]
+pub struct Untold {
+    /// Resource and owner of grants that no client was told of.
+    pub grants: BTreeSet<(u32, u64)>,
+    /// How often a resource was renewed under a fence, whoever was told of it.
+    pub renewals: BTreeMap<(u32, u64), u64>,
+}
+
+impl Untold {
+    fn note(&mut self, event: &Event) {
+        let number = |name: &[u8], prefix: &[u8]| {
+            std::str::from_utf8(name.strip_prefix(prefix)?).ok()?.parse::<u64>().ok()
+        };
+        let resource = number(&event.resource, b"r").and_then(|number| u32::try_from(number).ok());
+        let (Some(resource), Some(owner)) = (resource, number(&event.owner, b"o")) else { return };
+        match event.kind {
+            EventKind::Acquired => {
+                self.grants.insert((resource, owner));
+            }
+            EventKind::Renewed => *self.renewals.entry((resource, event.fence.0)).or_default() += 1,
+            EventKind::Released
+            | EventKind::Expired
+            | EventKind::Queued
+            | EventKind::Abandoned
+            | EventKind::SessionEnded => {}
+        }
+    }
+}
+
 impl Books {
     /// A node has applied entries `from + 1` to `applied`. Every node must have applied the same ones, to the same end.
     pub fn note_applied(
@@ -101,30 +131,23 @@ impl Books {
         }
     }
 
-    /// Resource and owner of grants that are in the log and that no client was told of. Plain keys of the wider mix, which
-    /// have other names, are none of them.
-    pub fn untold(&self) -> BTreeSet<(u32, u64)> {
+    /// What the log holds beyond what clients were told. Plain keys of the wider mix, which have other names, are none of it.
+    pub fn untold(&self) -> Untold {
         let mut machine = Machine::new();
         machine.set_watched(true);
-        let (mut applied, mut untold) = (Applied::default(), BTreeSet::new());
+        let (mut applied, mut untold) = (Applied::default(), Untold::default());
         for entry in self.entries.values() {
             applied.clear();
             let is_ours = entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty();
             if !is_ours || machine.apply_entry(&entry.data, &mut applied).is_err() {
                 continue;
             }
-            let acquired = applied.events.iter().filter(|event| event.kind == EventKind::Acquired);
-            untold.extend(acquired.filter_map(|event| {
-                let number = |name: &[u8], prefix: &[u8]| {
-                    std::str::from_utf8(name.strip_prefix(prefix)?).ok()?.parse::<u64>().ok()
-                };
-                let resource = u32::try_from(number(&event.resource, b"r")?).ok()?;
-                Some((resource, number(&event.owner, b"o")?))
-            }));
+            applied.events.iter().for_each(|event| untold.note(event));
         }
-        let told: BTreeSet<(u32, u64)> =
-            self.granted.iter().map(|(resource, owner, _)| (*resource, *owner)).collect();
-        untold.difference(&told).copied().collect()
+        for (resource, owner, _) in &self.granted {
+            untold.grants.remove(&(*resource, *owner));
+        }
+        untold
     }
 
     /// The whole log once more, from nothing: every state must come out again, and everything clients were told.

@@ -3,9 +3,10 @@
 use super::calls::Ask;
 use super::world::World;
 use super::Report;
-use crate::checker::history::NEVER;
+use crate::checker::history::{Reason, NEVER};
 use crate::checker::{check, check_holds, Answer, Call, Outcome, Rules, Violation};
 use redfence::node_api::NodeId;
+use std::collections::BTreeMap;
 
 /// After healing, somebody is served within this time.
 const RECOVERY_MS_MAX: u64 = 5_000;
@@ -50,18 +51,31 @@ pub fn run(seed: u64, trace: bool) -> Report {
 }
 
 impl World {
-    /// A grant that ended before its client could be told of it is answered nil, as the contract says. For the checker such a
-    /// nil says as little as no answer.
+    /// A grant that ended before its client could be told of it is answered nil, as the contract says, and a renewal `expired`.
+    /// For the checker both say as little as no answer.
     fn leave_untold_open(&mut self) {
         let untold = self.books.untold();
+        let mut renewals_told: BTreeMap<(u32, u64), u64> = BTreeMap::new();
+        for op in &self.history.operations {
+            if let (Call::Renew { fence, .. }, Outcome::Answered(Answer::Done)) = (op.call, op.outcome) {
+                *renewals_told.entry((op.resource, fence)).or_default() += 1;
+            }
+        }
         for (at, op) in self.history.operations.iter_mut().enumerate() {
-            let is_nil = matches!(op.outcome, Outcome::Answered(Answer::Busy | Answer::Nothing));
-            if let (true, Call::Acquire { owner, .. }) = (is_nil, op.call) {
-                if untold.contains(&(op.resource, owner)) {
-                    (op.outcome, op.complete_ns) = (Outcome::Unknown, NEVER);
-                    // Its client went on asking: an open call is a process of its own.
-                    op.process = u64::MAX - at as u64;
+            let is_untold = match (op.call, op.outcome) {
+                (Call::Acquire { owner, .. }, Outcome::Answered(Answer::Busy | Answer::Nothing)) => {
+                    untold.grants.contains(&(op.resource, owner))
                 }
+                (Call::Renew { fence, .. }, Outcome::Answered(Answer::Refused(Reason::Expired))) => {
+                    let times = |of: &BTreeMap<_, u64>| of.get(&(op.resource, fence)).copied().unwrap_or(0);
+                    times(&untold.renewals) > times(&renewals_told)
+                }
+                _ => false,
+            };
+            if is_untold {
+                (op.outcome, op.complete_ns) = (Outcome::Unknown, NEVER);
+                // Its client went on asking: an open call is a process of its own.
+                op.process = u64::MAX - at as u64;
             }
         }
     }

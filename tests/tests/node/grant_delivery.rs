@@ -3,6 +3,7 @@
 use super::*;
 use bytes::Bytes;
 use redfence::node_api::OwnedQuery;
+use redfence_core::types::Reason;
 
 fn ttl_of(reply: &Reply) -> u64 {
     match reply {
@@ -156,4 +157,43 @@ fn a_single_node_that_slept_tells_its_waiter_nearly_all_of_the_time() {
     cluster.resume(1);
     let told_ms = ttl_of(&cluster.wait_for(waiter, 3_000));
     assert!((1_700..=2_000).contains(&told_ms), "{told_ms}");
+}
+
+/// A renewal that its node hears of late: what is left of it, or that it has ended.
+#[test]
+fn a_renewal_is_told_with_what_is_left_or_as_expired() {
+    for (seed, ttl_ms) in (0..10).flat_map(|seed| [(seed, 1_500), (seed, 20_000)]) {
+        let mut cluster = settled(3, seed);
+        let (from, node) = (leader(&cluster), follower(&cluster));
+        let fence = take(&mut cluster, node, "r", "a", 60_000);
+        // The renewal gets through to the leader; nothing comes back for a while.
+        cluster.network().cut.insert((from, node));
+        let renew = Command::Renew { db: 0, resource: b"r", fence, ttl_ms };
+        let ticket = cluster.submit(node, &renew, 0);
+        cluster.run_for(2_500);
+        assert!(cluster.answer(ticket).is_none(), "seed {seed}");
+        cluster.heal();
+        match cluster.wait_for(ticket, 2_400) {
+            Reply::Refused(reason) => {
+                assert_eq!((reason, ttl_ms), (Reason::Expired, 1_500), "seed {seed}");
+            }
+            Reply::Renewed { ttl_ms: left_ms } => {
+                assert!(ttl_ms == 20_000 && (12_000..=17_600).contains(&left_ms), "seed {seed}: {left_ms}");
+                assert_eq!(owner_of(&mut cluster, node), Some(Bytes::from_static(b"a")), "seed {seed}");
+            }
+            other => panic!("seed {seed}: {other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_renewal_told_at_once_has_the_time_that_was_asked_for() {
+    let mut cluster = settled(3, 1);
+    for node in cluster.ids() {
+        let fence = take(&mut cluster, node, "r", "a", 60_000);
+        let ticket = cluster.submit(node, &Command::Renew { db: 0, resource: b"r", fence, ttl_ms: 700 }, 0);
+        assert_eq!(cluster.wait_for(ticket, 1_000), Reply::Renewed { ttl_ms: 700 });
+        let ticket = cluster.submit(node, &release("r", fence), 0);
+        assert_eq!(cluster.wait_for(ticket, 1_000), Reply::Released);
+    }
 }

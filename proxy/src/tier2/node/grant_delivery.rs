@@ -8,6 +8,7 @@
 //! a grant that has ended is answered nil, another with its remaining ttl. Normally grants are prompt and sent unchanged.
 //!
 //! A grant that is answered nil although it may still be held (its remaining ttl is uncertain) is released: no client knows of it.
+//! A renewal is told by the same rule: with what is left, or as `expired`; its lock is left alone, because its holder knows it.
 //!
 //! # Caveats
 //!
@@ -20,7 +21,7 @@ use crate::tier2::requests::pending::AnsweredRequest;
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
-use redfence_core::types::Fence;
+use redfence_core::types::{Fence, Reason};
 
 /// A grant delivered within this time of its stamp is sent unchanged.
 const PROMPT_MS: u64 = 250;
@@ -136,9 +137,9 @@ impl Node {
                 if ttl_ms == 0 { PROMPT_MS } else { (ttl_ms / 2).clamp(NEVER_LATE_MS, PROMPT_MS) };
             late_ms.is_some_and(|late_ms| late_ms <= allowed_ms)
         };
-        let locks = match reply.granted() {
+        let locks = match lease_ms(&reply) {
             None => None,
-            Some((_, ttl_ms)) if is_prompt(ttl_ms) => None,
+            Some(ttl_ms) if is_prompt(ttl_ms) => None,
             Some(_) => locks_of(&done.blob, &reply),
         };
         match locks {
@@ -188,6 +189,7 @@ impl Node {
             |lock: &GrantedLock| self.machine.held_until_ms(lock.db, &lock.name, lock.fence).unwrap_or(0);
         let left_ms = held.locks.iter().map(|lock| ends_ms(lock).saturating_sub(now_max_ms)).min();
         match left_ms.unwrap_or(0) {
+            0 if matches!(held.reply, Reply::Renewed { .. }) => Reply::Refused(Reason::Expired),
             0 => {
                 let standing: Vec<GrantedLock> =
                     held.locks.iter().filter(|lock| ends_ms(lock) > logical_ms).cloned().collect();
@@ -208,12 +210,23 @@ impl Node {
     }
 }
 
-/// What was granted, if the command is an acquire.
+/// The ttl that a grant or a renewal tells its client.
+fn lease_ms(reply: &Reply) -> Option<u64> {
+    if let Reply::Renewed { ttl_ms } = reply {
+        return Some(*ttl_ms);
+    }
+    reply.granted().map(|(_, ttl_ms)| ttl_ms)
+}
+
+/// What was granted or renewed, if the command is an acquire or a renewal.
 fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<GrantedLock>> {
     let lock = |db, name: &[u8], fence| GrantedLock { db, name: Bytes::copy_from_slice(name), fence };
     match (Command::decode(blob)?, reply) {
         (Command::Acquire { db, resource, .. }, Reply::Granted { fence, .. }) => {
             Some(vec![lock(db, resource, *fence)])
+        }
+        (Command::Renew { db, resource, fence, .. }, Reply::Renewed { .. }) => {
+            Some(vec![lock(db, resource, fence)])
         }
         (Command::MAcquire { db, resources, .. }, Reply::GrantedMany { fences, .. })
             if fences.len() == resources.len() =>
@@ -227,7 +240,9 @@ fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<GrantedLock>> {
 /// A ttl of 0 is bound to a session and has no end of its own.
 fn with_ttl(reply: &Reply, left_ms: u64) -> Reply {
     let mut reply = reply.clone();
-    if let Reply::Granted { ttl_ms, .. } | Reply::GrantedMany { ttl_ms, .. } = &mut reply {
+    if let Reply::Granted { ttl_ms, .. } | Reply::GrantedMany { ttl_ms, .. } | Reply::Renewed { ttl_ms } =
+        &mut reply
+    {
         *ttl_ms = left_ms.min(*ttl_ms);
     }
     reply

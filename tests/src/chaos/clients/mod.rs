@@ -153,7 +153,7 @@ impl LoadClient {
                 let Some(reply) = &reply else { return Outcome::Unknown };
                 let part = (parts.len() > 1).then_some(at);
                 let took_ms = complete_ns.saturating_sub(invoke_ns) / 1_000_000;
-                if is_nil_grant(call, reply, took_ms) {
+                if is_told_too_late(call, reply, took_ms) {
                     return Outcome::Unknown;
                 }
                 replies::outcome(call, part, reply).unwrap_or_else(|text| {
@@ -232,8 +232,14 @@ impl LoadClient {
     }
 }
 
-/// A grant that ended before a node that was late could tell it is answered nil: so late a nil says as little as no answer.
-fn is_nil_grant(call: &Call, reply: &Value, took_ms: u64) -> bool {
+/// A grant that ended before a node that was late could tell it is answered nil, and such a renewal `expired`: so late, both say as
+/// little as no answer.
+fn is_told_too_late(call: &Call, reply: &Value, took_ms: u64) -> bool {
     const LATE_MS: u64 = 200;
-    matches!(call, Call::Acquire { .. }) && *reply == Value::NullBulk && took_ms >= LATE_MS
+    let ended = match call {
+        Call::Acquire { .. } => *reply == Value::NullBulk,
+        Call::Renew { .. } => *reply == Value::Array(vec![Value::Integer(0), Value::bulk("expired")]),
+        _ => false,
+    };
+    ended && took_ms >= LATE_MS
 }
