@@ -12,6 +12,7 @@ pub mod config;
 pub mod events;
 pub mod node_api;
 pub mod resp;
+pub mod retries;
 pub mod serve;
 pub mod server;
 pub mod shutdown;

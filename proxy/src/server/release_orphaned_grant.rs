@@ -2,8 +2,12 @@
 //!
 //! The client went away while its acquire was in flight, and its owner was made up by this node: nobody can ask again and get the same
 //! fence, so the lock would stand until its ttl runs out. An acquire that named its OWNER is left alone: its client may come back.
+//!
+//! Where the cluster does not answer it is tried again, within the ttl and the limits of [`Retries`]: a release names the fence, so
+//! repeating it is safe.
 
 use crate::node_api::OwnedQuery;
+use crate::retries::Retries;
 use crate::tier2::handle::{PendingReply, Tier2Handle};
 use bytes::Bytes;
 use redfence_core::machine::Command;
@@ -14,71 +18,188 @@ use redfence_core::types::Fence;
 pub fn start(tier2: Tier2Handle, blob: Bytes, pending: PendingReply, waits: bool) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
     runtime.spawn(async move {
-        let Some((db, owner, names)) = read(&blob) else { return };
+        let Some(target) = AcquireTarget::read(&blob) else { return };
+        let name_bytes = target.names.iter().map(Bytes::len).sum();
+        let mut release = OrphanRelease { tier2, retries: Retries::within(target.ttl_ms, name_bytes) };
         if waits {
             drop(pending);
-            look_and_release(&tier2, db, &owner, &names).await;
-        } else {
-            let reply = pending.await;
-            let (fences, _) = reply.granted().unwrap_or_default();
-            for (name, fence) in names.iter().zip(fences) {
-                release(&tier2, db, name, *fence).await;
-            }
+            release.look_and_release(&target).await;
+            return;
+        }
+        let reply = pending.await;
+        if code(&reply) == Some("INDETERMINATE") {
+            release.look_and_release(&target).await;
+        }
+        let (fences, _) = reply.granted().unwrap_or_default();
+        for (name, fence) in target.names.iter().zip(fences) {
+            release.release(target.db, name, *fence).await;
         }
     });
 }
 
-type AcquireTarget = (u32, Bytes, Vec<Bytes>);
+/// What was asked for.
+struct AcquireTarget {
+    db: u32,
+    owner: Bytes,
+    names: Vec<Bytes>,
+    ttl_ms: u64,
+}
 
-fn read(blob: &[u8]) -> Option<AcquireTarget> {
-    match Command::decode(blob)? {
-        Command::Acquire { db, resource, owner, .. } => {
-            Some((db, Bytes::copy_from_slice(owner), vec![Bytes::copy_from_slice(resource)]))
-        }
-        Command::MAcquire { db, resources, owner, .. } => Some((
+impl AcquireTarget {
+    fn read(blob: &[u8]) -> Option<AcquireTarget> {
+        let target = |db, owner: &[u8], names: &[&[u8]], ttl_ms| AcquireTarget {
             db,
-            Bytes::copy_from_slice(owner),
-            resources.iter().map(|name| Bytes::copy_from_slice(name)).collect(),
-        )),
-        Command::Release { .. }
-        | Command::Renew { .. }
-        | Command::MRelease { .. }
-        | Command::ForceRelease { .. }
-        | Command::SessionOpen { .. }
-        | Command::SessionKeepAlive { .. }
-        | Command::SessionClose { .. }
-        | Command::SessionsTouch { .. }
-        | Command::SessionsOrphan { .. }
-        | Command::Cancel { .. }
-        | Command::Expire { .. }
-        | Command::OriginStart { .. }
-        | Command::OriginGone { .. }
-        | Command::Settings(_)
-        | Command::FenceCheck { .. }
-        | Command::FenceCall { .. }
-        | Command::Redis { .. }
-        | Command::Transaction { .. }
-        | Command::Conditional(_)
-        | Command::Effects(_) => None,
-    }
-}
-
-/// The wait was called off, but a grant may have been quicker. A release that can release nothing tells when the call is
-/// through: what this node submits is applied in order.
-async fn look_and_release(tier2: &Tier2Handle, db: u32, owner: &Bytes, names: &[Bytes]) {
-    release(tier2, db, &names[0], Fence(1)).await;
-    for name in names {
-        let query = OwnedQuery::Info { db, resource: name.clone() };
-        let Reply::Info(info) = tier2.query(query).await else { continue };
-        if info.held && info.owner.as_ref() == Some(owner) {
-            release(tier2, db, name, info.fence).await;
+            owner: Bytes::copy_from_slice(owner),
+            names: names.iter().map(|name| Bytes::copy_from_slice(name)).collect(),
+            ttl_ms,
+        };
+        match Command::decode(blob)? {
+            Command::Acquire { db, resource, owner, ttl_ms, .. } => {
+                Some(target(db, owner, &[resource], ttl_ms))
+            }
+            Command::MAcquire { db, resources, owner, ttl_ms, .. } => {
+                Some(target(db, owner, &resources, ttl_ms))
+            }
+            Command::Release { .. }
+            | Command::Renew { .. }
+            | Command::MRelease { .. }
+            | Command::ForceRelease { .. }
+            | Command::SessionOpen { .. }
+            | Command::SessionKeepAlive { .. }
+            | Command::SessionClose { .. }
+            | Command::SessionsTouch { .. }
+            | Command::SessionsOrphan { .. }
+            | Command::Cancel { .. }
+            | Command::Expire { .. }
+            | Command::OriginStart { .. }
+            | Command::OriginGone { .. }
+            | Command::Settings(_)
+            | Command::FenceCheck { .. }
+            | Command::FenceCall { .. }
+            | Command::Redis { .. }
+            | Command::Transaction { .. }
+            | Command::Conditional(_)
+            | Command::Effects(_) => None,
         }
     }
 }
 
-async fn release(tier2: &Tier2Handle, db: u32, resource: &[u8], fence: Fence) {
-    let mut blob = Vec::with_capacity(resource.len() + 32);
-    Command::Release { db, resource, fence }.encode(&mut blob);
-    // Where it fails the lock stands until its ttl runs out: there is nobody to tell.
-    let _ = tier2.submit(blob.into(), 0).await;
+struct OrphanRelease {
+    tier2: Tier2Handle,
+    retries: Retries,
+}
+
+impl OrphanRelease {
+    /// The wait was called off, or its outcome is not known, but there may be a grant. A release that can release nothing tells
+    /// when the call is through: what this node submits is applied in order.
+    async fn look_and_release(&mut self, target: &AcquireTarget) -> Option<()> {
+        self.release(target.db, &target.names[0], Fence(1)).await?;
+        for name in &target.names {
+            let query = || OwnedQuery::Info { db: target.db, resource: name.clone() };
+            let Reply::Info(info) = self.answer(|tier2| tier2.query(query())).await? else { continue };
+            if info.held && info.owner.as_ref() == Some(&target.owner) {
+                self.release(target.db, name, info.fence).await?;
+            }
+        }
+        Some(())
+    }
+
+    async fn release(&mut self, db: u32, resource: &[u8], fence: Fence) -> Option<()> {
+        let mut blob = Vec::with_capacity(resource.len() + 32);
+        Command::Release { db, resource, fence }.encode(&mut blob);
+        let blob = Bytes::from(blob);
+        self.answer(|tier2| tier2.submit(blob.clone(), 0)).await.map(|_| ())
+    }
+
+    /// The answer of the cluster. `None`: there was none, and the lock ends with its ttl.
+    async fn answer(&mut self, ask: impl Fn(&Tier2Handle) -> PendingReply) -> Option<Reply> {
+        loop {
+            let reply = ask(&self.tier2).await;
+            if !matches!(code(&reply), Some("UNAVAILABLE" | "INDETERMINATE")) {
+                return Some(reply);
+            }
+            if !self.retries.pause().await {
+                tracing::debug!(
+                    "giving up the release of a disconnected client's grant: it ends with its ttl"
+                );
+                return None;
+            }
+        }
+    }
+}
+
+fn code(reply: &Reply) -> Option<&str> {
+    let Reply::Error(refusal) = reply else { return None };
+    Some(refusal.code())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node_api::{Input, Outputs, Ticket, WakeFilter};
+    use crate::tier2::handle::{connect, NodeEndpoint};
+    use crate::tier2::refusals;
+    use std::time::{Duration, Instant};
+
+    /// The next request that reaches the node: its ticket, and the fence if it is a release.
+    fn next(node: &mut NodeEndpoint) -> (Ticket, Option<Fence>) {
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            let mut inputs = Vec::new();
+            node.collect(Duration::from_millis(50), WakeFilter::default(), &mut inputs);
+            for input in inputs {
+                match input {
+                    Input::Submit(submit) => match Command::decode(&submit.blob) {
+                        Some(Command::Release { fence, .. }) => return (submit.ticket, Some(fence)),
+                        other => panic!("not a release: {other:?}"),
+                    },
+                    Input::Read(read) => return (read.ticket, None),
+                    _ => {}
+                }
+            }
+        }
+        panic!("nothing came")
+    }
+
+    fn answer(node: &mut NodeEndpoint, ticket: Ticket, reply: Reply) {
+        node.deliver(&mut Outputs { replies: vec![(ticket, reply)], ..Outputs::default() });
+    }
+
+    fn acquire(ttl_ms: u64) -> Bytes {
+        let mut blob = Vec::new();
+        let (resource, owner) = (&b"r"[..], &b"made-up"[..]);
+        Command::Acquire { db: 0, resource, ttl_ms, wait_ms: 0, owner, session: None }.encode(&mut blob);
+        blob.into()
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_release_that_fails_is_tried_again() {
+        let (tier2, mut node) = connect(5_000);
+        let granted = Reply::Granted { fence: Fence(42), ttl_ms: 60_000 };
+        start(tier2, acquire(60_000), PendingReply::answered(granted), false);
+        for refused in [refusals::no_quorum(), refusals::indeterminate(), refusals::queue_full()] {
+            let (ticket, fence) = next(&mut node);
+            assert_eq!(fence, Some(Fence(42)));
+            answer(&mut node, ticket, refused);
+        }
+        let (ticket, fence) = next(&mut node);
+        assert_eq!(fence, Some(Fence(42)));
+        answer(&mut node, ticket, Reply::Released);
+    }
+
+    /// The acquire itself may have been applied although its outcome is not known.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_grant_whose_outcome_was_not_known_is_looked_for() {
+        let (tier2, mut node) = connect(5_000);
+        start(tier2, acquire(60_000), PendingReply::answered(refusals::indeterminate()), false);
+        let (ticket, fence) = next(&mut node);
+        assert_eq!(fence, Some(Fence(1)), "nobody's fence: it tells when the acquire is through");
+        answer(&mut node, ticket, refusals::no_quorum());
+        let (ticket, _) = next(&mut node);
+        answer(&mut node, ticket, Reply::Refused(redfence_core::types::Reason::NotOwner));
+        let (ticket, fence) = next(&mut node);
+        assert_eq!(fence, None, "a read");
+        answer(&mut node, ticket, refusals::no_quorum());
+        assert_eq!(next(&mut node).1, None, "and again");
+    }
 }

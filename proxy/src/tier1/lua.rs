@@ -5,6 +5,7 @@
 
 use super::client::UpstreamClient;
 use super::upstream::{Tier1Backend, Upstream};
+use crate::retries::Retries;
 use bytes::Bytes;
 use redfence_core::grammar::Request;
 use redfence_core::reply::{Refusal, Reply};
@@ -144,6 +145,11 @@ impl LuaWait {
     fn keys(&self) -> Vec<&[u8]> {
         self.resources.iter().map(Vec::as_slice).collect()
     }
+
+    /// For what is to be undone after its client has gone.
+    fn retries(&self) -> Retries {
+        Retries::within(self.ttl_ms, self.resources.iter().map(Vec::len).sum())
+    }
 }
 
 /// Starts the wait. Dropping the receiver is the client going away.
@@ -253,42 +259,57 @@ fn granted(message: &Reply, multi: bool) -> Option<Reply> {
     Some(Reply::Granted { fence: Fence(*fences.first()?), ttl_ms: *ttl_ms })
 }
 
-/// The client is gone while it waited.
+/// The client is gone while it waited. Cancelling answers the grant, if that was quicker; tried again like the release of it.
 async fn leave(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) {
-    let answer = async {
-        let mut client = upstream.take_client().await?;
-        client.select(waiting.db).await?;
-        let answer = call(&mut client, &waiting.cancel(backend)).await?;
-        upstream.return_client(client);
-        io::Result::Ok(answer)
+    let mut retries = waiting.retries();
+    let answer = loop {
+        match call_once(upstream, waiting.db, &waiting.cancel(backend)).await {
+            Ok(answer) => break answer,
+            // The place in the queue lapses by itself within seconds.
+            Err(error) if !waiting.owner_is_ours || !retries.pause().await => {
+                tracing::debug!(%error, "cancelling a Lua wait failed");
+                return;
+            }
+            Err(_) => {}
+        }
     };
-    match answer.await {
-        Ok(answer) => give_back(upstream, backend, waiting, answer).await,
-        // The place in the queue lapses by itself within seconds.
-        Err(error) => tracing::debug!(%error, "cancelling a Lua wait failed"),
-    }
+    release_all(upstream, backend, waiting, answer, retries).await;
 }
 
 /// Releases what was granted under an owner nobody but us knows.
 async fn give_back(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait, answer: Reply) {
-    let fences = fences_of(&answer);
-    if !waiting.owner_is_ours || fences.is_empty() {
+    release_all(upstream, backend, waiting, answer, waiting.retries()).await;
+}
+
+/// A release names the fence: repeating it is safe.
+async fn release_all(
+    upstream: &Upstream,
+    backend: &Tier1Backend,
+    waiting: &LuaWait,
+    answer: Reply,
+    mut retries: Retries,
+) {
+    if !waiting.owner_is_ours {
         return;
     }
-    let released = async {
-        let mut client = upstream.take_client().await?;
-        client.select(waiting.db).await?;
-        for (resource, fence) in waiting.resources.iter().zip(fences) {
-            let fence = fence.to_string();
-            call(&mut client, &call_words(backend, b"LOCK.RELEASE", &[resource], &[fence.as_bytes()]))
-                .await?;
+    for (resource, fence) in waiting.resources.iter().zip(fences_of(&answer)) {
+        let fence = fence.to_string();
+        let words = call_words(backend, b"LOCK.RELEASE", &[resource], &[fence.as_bytes()]);
+        while let Err(error) = call_once(upstream, waiting.db, &words).await {
+            if !retries.pause().await {
+                tracing::debug!(%error, "giving up the release of a disconnected client's grant: it ends with its ttl");
+                return;
+            }
         }
-        upstream.return_client(client);
-        io::Result::Ok(())
-    };
-    if let Err(error) = released.await {
-        tracing::debug!(%error, "releasing the grant of a disconnected client failed");
     }
+}
+
+async fn call_once(upstream: &Upstream, db: u32, words: &[Vec<u8>]) -> io::Result<Reply> {
+    let mut client = upstream.take_client().await?;
+    client.select(db).await?;
+    let answer = call(&mut client, words).await?;
+    upstream.return_client(client);
+    Ok(answer)
 }
 
 fn fences_of(answer: &Reply) -> Vec<i64> {
