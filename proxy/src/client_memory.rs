@@ -4,13 +4,15 @@
 //! all clients. A client's [`Account`] counts what lies in the node's memory because of it: replies that are made and not taken
 //! by its connection yet, and everything else (partial requests, queued commands, watched keys, subscriptions, unsent output),
 //! which its connection reports. As with Redis's `maxmemory-clients`, a node whose clients hold more than
-//! [`limits::CLIENT_BYTES_PER_NODE_MAX`] closes the connection that holds the most. One that has moved nothing lately (no
-//! command run, no reply taken) weighs up to a thousand times as much as one that moves: who fills the node is closed, not who reads a
-//! large value meanwhile.
+//! [`limits::CLIENT_BYTES_PER_NODE_MAX`] closes connections. Which first is decided by bytes times the square of the time in which
+//! nothing moved (no command run, no byte taken by the client), up to a second: of two that move alike it is the larger, but
+//! one that reads a large value, pausing 50 ms between two reads, stays before a crowd that takes a byte now and then and holds a hundredth of it each.
 //!
 //! Called by `server` (connections), `tier2` (replies) and `events` (messages). Knows none of them.
 //!
 //! # Caveats
+//!
+//! A client that keeps much and runs a small command all the time counts as moving; among such clients the largest goes first.
 //!
 //! Replies below [`SMALL_REPLY_BYTES`] are counted as that, and a connection reports only what differs by [`REPORT_BYTES`]:
 //! exact counting would cost every command two atomic operations on a shared line.
@@ -130,10 +132,7 @@ impl ClientMemory {
             // Another thread has done it.
             return;
         }
-        let mut worst: Vec<(u64, &Arc<Account>)> =
-            accounts.values().map(|account| (account.weight(now_ms), account)).collect();
-        worst.sort_unstable_by_key(|(weight, account)| (std::cmp::Reverse(*weight), account.client));
-        for (_, account) in worst {
+        for account in worst_first(accounts.values(), now_ms) {
             if self.total.load(Ordering::Relaxed) <= self.limit - ROOM_BYTES.min(self.limit / 16) {
                 return;
             }
@@ -144,7 +143,7 @@ impl ClientMemory {
                     client = account.client,
                     bytes,
                     limit = self.limit,
-                    "closing client: the clients of this node hold more bytes than the limit, and it holds the most"
+                    "closing client: the clients of this node hold more bytes than the limit, and it holds much and reads little"
                 );
             }
         }
@@ -246,7 +245,7 @@ impl Account {
     /// How much it is to blame.
     fn weight(&self, now_ms: u64) -> u64 {
         let idle_ms = now_ms.saturating_sub(self.moved_ms.load(Ordering::Relaxed)).clamp(1, IDLE_MS_MAX);
-        self.held().sum() as u64 * idle_ms
+        (self.held().sum() as u64).saturating_mul(idle_ms * idle_ms)
     }
 
     /// Counts no more, and the connection ends. The bytes that were counted.
@@ -271,6 +270,14 @@ impl Account {
         self.close();
         self.node.accounts().remove(&self.client);
     }
+}
+
+/// Who is closed first, and who next.
+fn worst_first<'a>(accounts: impl Iterator<Item = &'a Arc<Account>>, now_ms: u64) -> Vec<&'a Arc<Account>> {
+    let mut worst: Vec<(u64, &Arc<Account>)> =
+        accounts.map(|account| (account.weight(now_ms), account)).collect();
+    worst.sort_unstable_by_key(|(weight, account)| (std::cmp::Reverse(*weight), account.client));
+    worst.into_iter().map(|(_, account)| account).collect()
 }
 
 /// What a reply counts.
@@ -323,6 +330,34 @@ mod tests {
         assert!(is_open(&reader), "it holds the most, but it reads");
         assert!(idle.iter().filter(|account| !is_open(account)).count() >= 40);
         assert!(memory.total_bytes() <= LIMIT);
+    }
+
+    /// Thousands that hold 64 KiB and take a byte every second or two; one that reads 6 MiB over a line with a delay of 50 ms.
+    #[test]
+    fn who_reads_a_large_value_stays_before_a_crowd_that_hardly_reads() {
+        const NOW_MS: u64 = 1_000_000;
+        let memory = ClientMemory::new(Clock::start());
+        let honest = memory.open(1);
+        honest.report(6 << 20);
+        honest.has_moved(NOW_MS - 50);
+        let subscriber = memory.open(2);
+        subscriber.report(16 << 10);
+        subscriber.has_moved(0);
+        let slow: Vec<_> = (3..3_003).map(|id| memory.open(id)).collect();
+        for account in &slow {
+            account.report(64 << 10);
+            account.has_moved(NOW_MS - 900 - account.client % 1_000);
+        }
+        let accounts: Vec<_> = memory.accounts().values().cloned().collect();
+        let order: Vec<u64> =
+            worst_first(accounts.iter(), NOW_MS).iter().map(|account| account.client).collect();
+        assert!(order[..slow.len()].iter().all(|client| *client > 2), "the crowd goes first");
+        // Of two that move alike the larger goes first.
+        let larger = memory.open(9_999);
+        larger.report(7 << 20);
+        larger.has_moved(NOW_MS - 50);
+        let pair = [honest, larger];
+        assert_eq!(worst_first(pair.iter(), NOW_MS)[0].client, 9_999);
     }
 
     #[test]
