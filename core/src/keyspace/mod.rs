@@ -30,6 +30,7 @@ mod expire;
 pub mod fields;
 mod generic;
 mod hashes;
+pub mod key_spec;
 pub mod keys;
 pub mod list;
 mod lists;

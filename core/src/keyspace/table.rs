@@ -4,9 +4,10 @@
 //! may call.
 
 use super::context::{Answer, Context};
+use super::key_spec::{KeySpec, ALL, BUT_LAST, ONE, PAIRS, SECOND, TWO};
 use super::{
-    counters, expire, generic, hashes, lists, lists_moving, numbers, object, scan, server, sets, strings,
-    zset_ranges, zsets,
+    counters, expire, generic, hashes, lists, lists_moving, object, scan, server, sets, strings, zset_ranges,
+    zsets,
 };
 use smallvec::SmallVec;
 
@@ -20,28 +21,6 @@ pub enum Run {
     /// The script engine or the client's session: this table only knows its face.
     Elsewhere,
 }
-
-/// Where a command's keys are. Positions count the command's name as 0; a negative `last` counts from the end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeySpec {
-    None,
-    Span {
-        first: usize,
-        last: i32,
-        step: usize,
-    },
-    /// A count at `count_at`, the keys right behind it.
-    Counted {
-        count_at: usize,
-    },
-}
-
-const ONE: KeySpec = KeySpec::Span { first: 1, last: 1, step: 1 };
-const TWO: KeySpec = KeySpec::Span { first: 1, last: 2, step: 1 };
-const ALL: KeySpec = KeySpec::Span { first: 1, last: -1, step: 1 };
-const BUT_LAST: KeySpec = KeySpec::Span { first: 1, last: -2, step: 1 };
-const SECOND: KeySpec = KeySpec::Span { first: 2, last: 2, step: 1 };
-const PAIRS: KeySpec = KeySpec::Span { first: 1, last: -1, step: 2 };
 
 /// Flags of a row.
 pub const W: u16 = 1;
@@ -262,26 +241,10 @@ impl Row {
         }
     }
 
-    /// The keys a command names. Empty where it names none or is malformed, which running it will tell.
+    /// The keys a command names: see [`KeySpec::keys_of`].
     #[must_use]
-    pub fn keys_of<'a>(&self, argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 4]> {
-        match self.keys {
-            KeySpec::None => SmallVec::new(),
-            KeySpec::Span { first, last, step } => {
-                let last = if last < 0 { argv.len() as i64 + i64::from(last) } else { i64::from(last) };
-                (first..)
-                    .step_by(step)
-                    .take_while(|at| *at as i64 <= last)
-                    .map_while(|at| argv.get(at))
-                    .copied()
-                    .collect()
-            }
-            KeySpec::Counted { count_at } => {
-                let count = argv.get(count_at).and_then(|count| numbers::parse_i64(count));
-                let count = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
-                argv.iter().skip(count_at + 1).take(count).copied().collect()
-            }
-        }
+    pub fn keys_of<'a>(&self, argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
+        self.keys.keys_of(argv)
     }
 }
 
@@ -304,23 +267,5 @@ mod tests {
         }
         assert!(find(b"nosuch").is_none());
         assert!(find(b"averyveryverylongname").is_none());
-    }
-
-    #[test]
-    fn keys_are_found() {
-        let keys = |line: &str| -> Vec<String> {
-            let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
-            let keys = find(argv[0]).unwrap().keys_of(&argv);
-            keys.iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect()
-        };
-        assert_eq!(keys("SET a b NX"), ["a"]);
-        assert_eq!(keys("MSET a 1 b 2"), ["a", "b"]);
-        assert_eq!(keys("DEL a b c"), ["a", "b", "c"]);
-        assert_eq!(keys("BLPOP a b 0"), ["a", "b"]);
-        assert_eq!(keys("EVAL body 2 a b c"), ["a", "b"]);
-        assert_eq!(keys("EVAL body x a b c"), [""; 0]);
-        assert_eq!(keys("BLMPOP 0 2 a b LEFT"), ["a", "b"]);
-        assert_eq!(keys("LMOVE a b LEFT RIGHT"), ["a", "b"]);
-        assert_eq!(keys("PING"), [""; 0]);
     }
 }

@@ -8,6 +8,7 @@
 mod bad_input;
 #[path = "../../../core/tests/differential/generate.rs"]
 mod generate;
+mod key_positions;
 mod moves;
 mod pair;
 #[path = "../../../core/tests/differential/scripts.rs"]

@@ -6,7 +6,6 @@ use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use redfence_core::grammar::table::{self, Keys, Row, ROWS};
 use redfence_core::keyspace::table as keyspace;
-use redfence_core::keyspace::table::KeySpec;
 use redfence_core::reply::{Refusal, Reply};
 
 /// Names of the connection's own commands: enough for clients that ask what there is.
@@ -125,14 +124,10 @@ fn keyspace_info(row: &keyspace::Row) -> Reply {
     if !row.is(keyspace::FAST) {
         categories.push("@slow");
     }
-    let (first, last, step) = match row.keys {
-        KeySpec::None => (0, 0, 0),
-        KeySpec::Span { first, last, step } => (first as i64, i64::from(last), step as i64),
-        KeySpec::Counted { .. } => {
-            flags.push("movablekeys");
-            (0, 0, 0)
-        }
-    };
+    let (first, last, step) = row.keys.range();
+    if row.keys.is_movable() {
+        flags.push("movablekeys");
+    }
     let empty = || Reply::Array(vec![]);
     Reply::Array(vec![
         Reply::Text(row.name),

@@ -1,93 +1,57 @@
-//! Where the keys of Redis's own commands are: the router must know them to tell the tiers apart.
+//! The commands of Redis by name, for every command that passes: where its keys are, and whether it may go by a shared connection.
 //!
-//! KeyPositions are asked for only where a route sends plain ones to Tier 2; the names also where there is no Redis at all (to tell a command of
-//! Redis from nonsense), and to know what may go by a connection that clients share. A command that is not in the table has no keys
-//! we know of.
+//! A view of core's tables ([`NOT_RUN_HERE`] and [`table::ROWS`]), which are the one place that says where keys are. Keys are asked
+//! for only where a route sends plain ones to Tier 2; names also where there is no Redis at all (to tell a command of Redis from
+//! nonsense). A command that is in no table has no keys we know of.
 
+use redfence_core::keyspace::key_spec::{KeySpec, NOT_RUN_HERE, ONE};
+use redfence_core::keyspace::table;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 use std::sync::LazyLock;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum KeyPositions {
-    /// No key.
-    None,
-    /// From `first` to `last` (negative: counted from the end), `step` words apart.
-    Range { first: usize, last: isize, step: usize },
-    /// `at` holds their count; they follow. `lead`: words before it that are keys too.
-    Counted { at: usize, lead: usize },
-    /// Behind the word STREAMS: the first half of the rest.
-    Streams,
-}
-
-const ONE: KeyPositions = KeyPositions::Range { first: 1, last: 1, step: 1 };
-const TWO: KeyPositions = KeyPositions::Range { first: 1, last: 2, step: 1 };
-const ALL: KeyPositions = KeyPositions::Range { first: 1, last: -1, step: 1 };
-const ALL_BUT_LAST: KeyPositions = KeyPositions::Range { first: 1, last: -2, step: 1 };
-const PAIRS: KeyPositions = KeyPositions::Range { first: 1, last: -1, step: 2 };
-const SECOND: KeyPositions = KeyPositions::Range { first: 2, last: 2, step: 1 };
-
-const TABLE: &[(KeyPositions, &str)] = &[
-    (
-        ONE,
-        "APPEND BITCOUNT BITFIELD BITFIELD_RO BITPOS DECR DECRBY DELEX DUMP EXPIRE EXPIREAT EXPIRETIME GEOADD GEODIST GEOHASH \
-         GEOPOS GEORADIUS GEORADIUSBYMEMBER GEORADIUSBYMEMBER_RO GEORADIUS_RO GEOSEARCH GET GETBIT GETDEL GETEX GETRANGE GETSET \
-         HDEL HEXISTS HEXPIRE HGET HGETALL HINCRBY HINCRBYFLOAT HKEYS HLEN HMGET HMSET HPERSIST HPEXPIRE HPTTL HRANDFIELD HSCAN \
-         HSET HSETNX HSTRLEN HTTL HVALS INCR INCRBY INCRBYFLOAT LINDEX LINSERT LLEN LPOP LPOS LPUSH LPUSHX LRANGE LREM LSET LTRIM \
-         MOVE PERSIST PEXPIRE PEXPIREAT PEXPIRETIME PFADD PSETEX PTTL RESTORE RPOP RPUSH RPUSHX SADD SCARD SET SETBIT SETEX SETNX \
-         SETRANGE SISMEMBER SMEMBERS SMISMEMBER SORT SORT_RO SPOP SRANDMEMBER SREM SSCAN STRLEN SUBSTR TTL TYPE XACK XADD \
-         XAUTOCLAIM XCLAIM XDEL XLEN XPENDING XRANGE XREVRANGE XSETID XTRIM ZADD ZCARD ZCOUNT ZINCRBY ZLEXCOUNT ZMSCORE ZPOPMAX \
-         ZPOPMIN ZRANDMEMBER ZRANGE ZRANGEBYLEX ZRANGEBYSCORE ZRANK ZREM ZREMRANGEBYLEX ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE \
-         ZREVRANGEBYLEX ZREVRANGEBYSCORE ZREVRANK ZSCAN ZSCORE",
-    ),
-    (TWO, "BLMOVE BRPOPLPUSH COPY GEOSEARCHSTORE LCS LMOVE RENAME RENAMENX RPOPLPUSH SMOVE ZRANGESTORE"),
-    (
-        ALL,
-        "DEL EXISTS MGET PFCOUNT PFMERGE SDIFF SDIFFSTORE SINTER SINTERSTORE SUNION SUNIONSTORE TOUCH UNLINK WATCH",
-    ),
-    (ALL_BUT_LAST, "BLPOP BRPOP BZPOPMAX BZPOPMIN"),
-    (PAIRS, "MSET MSETNX"),
-    (SECOND, "OBJECT XGROUP XINFO"),
-    (KeyPositions::Range { first: 2, last: -1, step: 1 }, "BITOP"),
-    (KeyPositions::Range { first: 3, last: 3, step: 1 }, "MIGRATE"),
-    (KeyPositions::Counted { at: 2, lead: 0 }, "EVAL EVALSHA EVAL_RO EVALSHA_RO FCALL FCALL_RO BLMPOP BZMPOP"),
-    (KeyPositions::Counted { at: 1, lead: 0 }, "LMPOP SINTERCARD ZDIFF ZINTER ZINTERCARD ZMPOP ZUNION"),
-    (KeyPositions::Counted { at: 2, lead: 1 }, "ZDIFFSTORE ZINTERSTORE ZUNIONSTORE"),
-    (KeyPositions::Streams, "XREAD XREADGROUP"),
-    (
-        KeyPositions::None,
-        "ACL ASKING BGREWRITEAOF BGSAVE DBSIZE DEBUG DISCARD EXEC FAILOVER FLUSHALL FLUSHDB FUNCTION KEYS LASTSAVE LATENCY LOLWUT \
-         MEMORY MODULE MULTI RANDOMKEY READONLY READWRITE REPLICAOF ROLE SAVE SCAN SCRIPT SHUTDOWN SLAVEOF SLOWLOG SPUBLISH SWAPDB \
-         UNWATCH WAIT WAITAOF",
-    ),
-];
-
-/// Commands with keys that may wait, or that leave something behind on their connection. Those without keys are rare, slow or both.
+/// Commands with keys that may wait, or that leave something behind on their connection, or are rare and slow. Those without
+/// keys are never shared.
 const NEVER_SHARED: &str =
-    "BLMOVE BLMPOP BLPOP BRPOP BRPOPLPUSH BZMPOP BZPOPMAX BZPOPMIN MIGRATE WATCH XREAD XREADGROUP";
+    "BLMOVE BLMPOP BLPOP BRPOP BRPOPLPUSH BZMPOP BZPOPMAX BZPOPMIN MEMORY MIGRATE WATCH XREAD XREADGROUP";
 
 /// Longer than any name in the table.
 const NAME_BYTES_MAX: usize = 24;
 
-/// Asked for every command that passes: a walk over the table would cost more than all the rest of passing it on.
-static BY_NAME: LazyLock<FxHashMap<&'static [u8], (KeyPositions, bool)>> = LazyLock::new(|| {
-    let is_shared = |keys: KeyPositions, name: &str| {
-        keys != KeyPositions::None && NEVER_SHARED.split_ascii_whitespace().all(|never| never != name)
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PlainCommand {
+    keys: KeySpec,
+    is_shared: bool,
+}
+
+/// By name in upper case. A walk over the tables would cost more than all the rest of passing a command on.
+static BY_NAME: LazyLock<FxHashMap<Box<[u8]>, PlainCommand>> = LazyLock::new(|| {
+    let run_here = table::ROWS.iter().map(|row| (row.name.to_ascii_uppercase(), row.keys));
+    let not_run = NOT_RUN_HERE
+        .iter()
+        .flat_map(|(keys, names)| names.split_ascii_whitespace().map(move |name| (name.to_owned(), *keys)));
+    let is_shared = |name: &str, keys: KeySpec| {
+        keys != KeySpec::None && NEVER_SHARED.split_ascii_whitespace().all(|never| never != name)
     };
-    let names = |(keys, names): &'static (KeyPositions, &'static str)| {
-        names.split_ascii_whitespace().map(move |name| (name.as_bytes(), (*keys, is_shared(*keys, name))))
+    let entry = |(name, keys): (String, KeySpec)| {
+        let command = PlainCommand { keys, is_shared: is_shared(&name, keys) };
+        (name.into_bytes().into_boxed_slice(), command)
     };
-    TABLE.iter().flat_map(names).collect()
+    run_here.chain(not_run).map(entry).collect()
 });
 
-fn find(name: &[u8]) -> Option<KeyPositions> {
-    find_row(name).map(|(keys, _)| keys)
+fn find(name: &[u8]) -> Option<PlainCommand> {
+    let mut upper = [0; NAME_BYTES_MAX];
+    let upper = upper.get_mut(..name.len())?;
+    upper.copy_from_slice(name);
+    upper.make_ascii_uppercase();
+    BY_NAME.get(&*upper).copied()
 }
 
 /// Whether the command may go by a connection that clients share: it answers at once, and leaves the connection as it was.
 #[must_use]
 pub fn may_share(name: &[u8]) -> bool {
-    find_row(name).is_some_and(|(_, is_shared)| is_shared)
+    find(name).is_some_and(|command| command.is_shared)
 }
 
 /// Where the key of a shared command is, for those who only look at the first word behind the name.
@@ -100,11 +64,11 @@ pub enum QuickKey {
 
 /// Names of up to eight bytes as one number: found without a walk over their bytes.
 static QUICK: LazyLock<FxHashMap<u64, QuickKey>> = LazyLock::new(|| {
-    let server = BY_NAME.iter().filter(|(_, (_, is_shared))| *is_shared);
-    let row = |(name, (keys, _)): (&&'static [u8], &(KeyPositions, bool))| {
-        Some((packed(name)?, if *keys == ONE { QuickKey::First } else { QuickKey::Elsewhere }))
+    let shared = BY_NAME.iter().filter(|(_, command)| command.is_shared);
+    let row = |(name, command): (&Box<[u8]>, &PlainCommand)| {
+        Some((packed(name)?, if command.keys == ONE { QuickKey::First } else { QuickKey::Elsewhere }))
     };
-    server.filter_map(row).collect()
+    shared.filter_map(row).collect()
 });
 
 /// The same question as [`may_share`], and where the key is. `None` may also mean that the name is long.
@@ -124,14 +88,6 @@ fn packed(name: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(upper))
 }
 
-fn find_row(name: &[u8]) -> Option<(KeyPositions, bool)> {
-    let mut upper = [0; NAME_BYTES_MAX];
-    let upper = upper.get_mut(..name.len())?;
-    upper.copy_from_slice(name);
-    upper.make_ascii_uppercase();
-    BY_NAME.get(&*upper).copied()
-}
-
 /// Whether Redis has a command of this name (besides those the proxy answers itself).
 #[must_use]
 pub fn is_redis_command(name: &[u8]) -> bool {
@@ -141,83 +97,32 @@ pub fn is_redis_command(name: &[u8]) -> bool {
 /// The keys among the words. Malformed commands have fewer: whoever runs them will say so.
 #[must_use]
 pub fn of<'a>(argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
-    match find(argv[0]).unwrap_or(KeyPositions::None) {
-        KeyPositions::None => SmallVec::new(),
-        KeyPositions::Range { first, last, step } => {
-            let end = if last < 0 { argv.len().saturating_add_signed(last) } else { last.unsigned_abs() };
-            if (first, end, step) == (1, 1, 1) {
-                return argv.iter().skip(1).take(1).copied().collect();
-            }
-            argv.iter()
-                .enumerate()
-                .skip(first)
-                .take_while(|(at, _)| *at <= end)
-                .step_by(step)
-                .map(|(_, word)| *word)
-                .collect()
-        }
-        KeyPositions::Counted { at, lead } => {
-            let count =
-                argv.get(at).and_then(|word| redfence_core::grammar::words::decimal(word)).unwrap_or(0);
-            let count = usize::try_from(count).unwrap_or(usize::MAX);
-            let leading = argv.iter().skip(1).take(lead);
-            leading.chain(argv.iter().skip(at + 1).take(count)).copied().collect()
-        }
-        KeyPositions::Streams => {
-            let streams = argv.iter().position(|word| word.eq_ignore_ascii_case(b"STREAMS"));
-            let rest = streams.map_or(&[][..], |at| &argv[at + 1..]);
-            rest[..rest.len() / 2].iter().copied().collect()
-        }
-    }
+    find(argv[0]).map(|command| command.keys.keys_of(argv)).unwrap_or_default()
 }
 
 /// Whether the keys of a command are all among its first `seen` words, however many more there are.
 #[must_use]
 pub fn are_all_seen(name: &[u8], seen: usize) -> bool {
-    match find(name) {
-        None | Some(KeyPositions::None) => true,
-        Some(KeyPositions::Range { last, .. }) => last >= 0 && seen > last.unsigned_abs(),
-        Some(KeyPositions::Counted { .. } | KeyPositions::Streams) => false,
-    }
+    find(name).is_none_or(|command| command.keys.are_within(seen))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn keys(line: &str) -> String {
-        let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
-        of(&argv).iter().map(|key| String::from_utf8_lossy(key).into_owned()).collect::<Vec<_>>().join(" ")
-    }
-
     #[test]
-    fn finds_keys() {
-        for (line, expected) in [
-            ("get a", "a"),
-            ("SET a b NX", "a"),
-            ("DEL a b c", "a b c"),
-            ("MSET a 1 b 2", "a b"),
-            ("BLPOP a b 5", "a b"),
-            ("EVAL script 2 a b c", "a b"),
-            ("EVALSHA sha 0 x", ""),
-            ("ZUNIONSTORE d 2 a b", "d a b"),
-            ("XREAD COUNT 2 STREAMS a b 0 0", "a b"),
-            ("RENAME a b", "a b"),
-            ("OBJECT ENCODING a", "a"),
-            ("MULTI", ""),
-            ("GET", ""),
-            ("EVAL script 99999999999 a", "a"),
-            ("NOSUCH a b", ""),
-        ] {
-            assert_eq!(keys(line), expected, "{line}");
+    fn keys_are_those_of_the_tables_in_core() {
+        let of = |line: &str| of(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>()).join(&b' ');
+        assert_eq!(of("get a"), b"a");
+        assert_eq!(of("ZunionStore d 2 a b"), b"d a b");
+        assert_eq!(of("MULTI"), b"");
+        assert_eq!(of("NOSUCH a b"), b"");
+        for row in table::ROWS {
+            assert_eq!(find(row.name.as_bytes()).map(|found| found.keys), Some(row.keys), "{}", row.name);
         }
-    }
-
-    #[test]
-    fn every_name_of_the_table_is_found_in_any_case() {
-        for (keys, names) in TABLE {
+        for (keys, names) in NOT_RUN_HERE {
             for name in names.split_ascii_whitespace() {
-                assert_eq!(find(name.to_ascii_lowercase().as_bytes()), Some(*keys), "{name}");
+                assert_eq!(find(name.to_ascii_lowercase().as_bytes()).map(|found| found.keys), Some(*keys));
             }
         }
         assert_eq!(find(&[b'x'; NAME_BYTES_MAX + 1]), None);
@@ -239,12 +144,11 @@ mod tests {
     #[test]
     fn quick_names_are_shared_ones_that_nobody_else_answers() {
         use crate::server::commands::Local;
-        let names = TABLE.iter().flat_map(|(_, names)| names.split_ascii_whitespace());
-        for name in names.map(str::as_bytes) {
+        for name in BY_NAME.keys().map(|name| &**name) {
             assert_eq!(quick(name).is_some(), may_share(name) && name.len() <= 8, "{name:?}");
             assert_eq!(
                 quick(name) == Some(QuickKey::First),
-                quick(name).is_some() && find(name) == Some(ONE)
+                quick(name).is_some() && find(name).map(|found| found.keys) == Some(ONE)
             );
             if quick(name).is_some() {
                 assert!(Local::find(name).is_none() && !redfence_core::grammar::is_ours(name), "{name:?}");

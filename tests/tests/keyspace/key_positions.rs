@@ -1,0 +1,121 @@
+//! Where keys are, by core's tables, against what a real redis-server says of its commands.
+
+use redfence_core::keyspace::key_spec::{KeySpec, NOT_RUN_HERE};
+use redfence_core::keyspace::table;
+use redfence_tests::artifacts;
+use redfence_tests::redis::{Options, Redis};
+use redfence_tests::resp::Value;
+
+/// `COMMAND INFO` of Redis tells something else of these, with the reason.
+const DIFFERS: &[(&str, &str)] = &[
+    ("memory", "its keys are told by its subcommands; compared by COMMAND GETKEYS"),
+    ("object", "its keys are told by its subcommands; compared by COMMAND GETKEYS"),
+    ("xgroup", "its keys are told by its subcommands; compared by COMMAND GETKEYS"),
+    ("xinfo", "its keys are told by its subcommands; compared by COMMAND GETKEYS"),
+    ("spublish", "a shard channel is no key, and SSUBSCRIBE is not supported"),
+];
+
+/// Every command whose keys are not in one fixed range, in a form that Redis accepts.
+const LINES: &[&str] = &[
+    "MEMORY USAGE a",
+    "OBJECT ENCODING a",
+    "XGROUP CREATE a g 0",
+    "XINFO STREAM a",
+    "EVAL body 2 a b c",
+    "EVAL_RO body 1 a b",
+    "EVALSHA sha 2 a b",
+    "EVALSHA_RO sha 1 a",
+    "FCALL f 2 a b c",
+    "FCALL_RO f 1 a",
+    "BLMPOP 0 2 a b LEFT",
+    "BZMPOP 0 2 a b MIN",
+    "LMPOP 2 a b LEFT",
+    "ZMPOP 1 a MIN",
+    "SINTERCARD 2 a b LIMIT 1",
+    "ZDIFF 2 a b",
+    "ZINTER 2 a b",
+    "ZINTERCARD 2 a b",
+    "ZUNION 2 a b WEIGHTS 1 2",
+    "ZDIFFSTORE d 2 a b",
+    "ZINTERSTORE d 2 a b",
+    "ZUNIONSTORE d 2 a b",
+    "SORT a BY store GET store LIMIT 0 1",
+    "SORT a LIMIT 0 1 STORE b",
+    "GEORADIUS a 1 2 3 km",
+    "GEORADIUS a 1 2 3 km ASC STORE b",
+    "GEORADIUSBYMEMBER a m 3 km STOREDIST b",
+    "XREAD COUNT 2 STREAMS a b 0 0",
+    "XREADGROUP GROUP g c STREAMS a b > >",
+    "MIGRATE host 6379 a 0 1000",
+    "BITOP AND d a b",
+];
+
+fn redis() -> Option<Redis> {
+    match artifacts::redis_server() {
+        Ok(_) => Some(Redis::start(&Options::plain())),
+        Err(missing) => {
+            println!("skipped: {missing}");
+            None
+        }
+    }
+}
+
+fn all_commands() -> impl Iterator<Item = (String, KeySpec)> {
+    let run_here = table::ROWS.iter().map(|row| (row.name.to_owned(), row.keys));
+    let not_run = NOT_RUN_HERE.iter().flat_map(|(keys, names)| {
+        names.split_ascii_whitespace().map(|name| (name.to_ascii_lowercase(), *keys))
+    });
+    run_here.chain(not_run)
+}
+
+#[test]
+fn fixed_positions_are_those_redis_tells() {
+    let Some(redis) = redis() else { return };
+    let mut compared = 0;
+    for (name, keys) in all_commands() {
+        let Value::Array(infos) = redis.ask(&["COMMAND", "INFO", &name]) else { panic!("no array: {name}") };
+        // A newer Redis has it, or Valkey.
+        let Some(Value::Array(info)) = infos.first() else { continue };
+        let range = |at: usize| match info[at] {
+            Value::Integer(value) => value,
+            ref other => panic!("{name}: {other:?}"),
+        };
+        let told = (range(3), range(4), range(5));
+        if DIFFERS.iter().any(|(differs, _)| *differs == name) {
+            assert_ne!(told, keys.range(), "{name} does not differ any more");
+            continue;
+        }
+        assert_eq!(keys.range(), told, "{name}");
+        compared += 1;
+    }
+    assert!(compared > 200, "only {compared} commands are known to this redis-server");
+}
+
+#[test]
+fn movable_keys_are_those_redis_finds() {
+    let Some(redis) = redis() else { return };
+    for (name, keys) in all_commands().filter(|(_, keys)| keys.is_movable()) {
+        let has_line = LINES.iter().any(|line| line.to_ascii_lowercase().split(' ').next() == Some(&name));
+        assert!(has_line, "{name} has its keys in {keys:?} and no line to compare");
+    }
+    for line in LINES {
+        let words: Vec<&str> = line.split(' ').collect();
+        let name = words[0].to_ascii_lowercase();
+        let (_, keys) = all_commands().find(|(known, _)| *known == name).unwrap();
+        let argv: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        let mut ours: Vec<Vec<u8>> = keys.keys_of(&argv).iter().map(|key| key.to_vec()).collect();
+        let question: Vec<&str> = ["COMMAND", "GETKEYS"].into_iter().chain(words).collect();
+        let Value::Array(told) = redis.ask(&question) else { panic!("{line}: {:?}", redis.ask(&question)) };
+        let mut told: Vec<Vec<u8>> = told
+            .into_iter()
+            .map(|key| match key {
+                Value::Bulk(key) => key,
+                other => panic!("{line}: {other:?}"),
+            })
+            .collect();
+        // Redis tells the key that is written last, or first.
+        ours.sort();
+        told.sort();
+        assert_eq!(ours, told, "{line}");
+    }
+}
