@@ -300,7 +300,7 @@ fn parse_origin(word: &str) -> Origin {
     Origin { node: number(node), incarnation: number(incarnation) }
 }
 
-fn session_ids(words: &[&str]) -> smallvec::SmallVec<[SessionId; 8]> {
+fn session_ids(words: &[&str]) -> smallvec::SmallVec<[SessionId; 4]> {
     words.iter().map(|word| SessionId(number(word))).collect()
 }
 

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 pub const NAME: &str = "LOCK.MACQUIRE";
 
 /// Names in the order they were asked for.
-pub type Resources<'a> = SmallVec<[&'a [u8]; 8]>;
+pub type Resources<'a> = SmallVec<[&'a [u8]; 4]>;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MAcquire<'a> {

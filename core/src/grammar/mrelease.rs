@@ -11,7 +11,7 @@ pub const NAME: &str = "LOCK.MRELEASE";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MRelease<'a> {
-    pub pairs: SmallVec<[(&'a [u8], Fence); 8]>,
+    pub pairs: SmallVec<[(&'a [u8], Fence); 4]>,
     pub tier: Option<Tier>,
 }
 

@@ -59,7 +59,7 @@ impl Machine {
     /// Applies one command. Replies and events are appended to `out`.
     pub fn apply(&mut self, stamp: Stamp, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
         self.begin(stamp, out);
-        self.run(id, command, out);
+        self.run(id, &command, out);
         self.finish(out);
     }
 
@@ -83,8 +83,8 @@ impl Machine {
         self.end_due_blocked(out);
     }
 
-    pub(crate) fn run(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
-        if self.admit(id, &command, out) {
+    pub(crate) fn run(&mut self, id: Option<RequestId>, command: &Command<'_>, out: &mut Applied) {
+        if self.admit(id, command, out) {
             self.execute(id, command, out);
         }
     }
@@ -118,9 +118,9 @@ impl Machine {
         }
     }
 
-    pub(crate) fn execute(&mut self, id: Option<RequestId>, command: Command<'_>, out: &mut Applied) {
+    pub(crate) fn execute(&mut self, id: Option<RequestId>, command: &Command<'_>, out: &mut Applied) {
         self.acting = id;
-        self.work.begin_command(match &command {
+        self.work.begin_command(match command {
             // One key is compared and written: bounded by its bytes.
             Command::Effects(_) | Command::Conditional(_) => u64::MAX,
             Command::Acquire { .. }
@@ -145,17 +145,17 @@ impl Machine {
             | Command::Transaction { .. } => work::WORK_PER_COMMAND_MAX,
         });
         self.reply_room.command = LOGGED_REPLY_BYTES_MAX;
-        let reply = match command {
+        let reply = match *command {
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
                 let params = AcquireParams { id, ttl_ms, wait_ms, owner, session };
                 self.acquire(db, resource, &params, out)
             }
-            Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session } => {
+            Command::MAcquire { db, ref resources, ttl_ms, wait_ms, owner, session } => {
                 let params = AcquireParams { id, ttl_ms, wait_ms, owner, session };
-                self.acquire_many(db, &resources, &params, out)
+                self.acquire_many(db, resources, &params, out)
             }
             Command::Release { db, resource, fence } => Some(self.release(db, resource, fence, out)),
-            Command::MRelease { db, pairs } => Some(self.release_many(db, &pairs, out)),
+            Command::MRelease { db, ref pairs } => Some(self.release_many(db, pairs, out)),
             Command::ForceRelease { db, resource } => Some(self.force_release(db, resource, out)),
             Command::Renew { db, resource, fence, ttl_ms } => {
                 Some(self.renew(db, resource, fence, ttl_ms, out))
@@ -163,25 +163,25 @@ impl Machine {
             Command::SessionOpen { id, ttl_ms, label } => Some(self.session_open(id, ttl_ms, label, out)),
             Command::SessionKeepAlive { id } => Some(self.session_keep_alive(id, out)),
             Command::SessionClose { id } => Some(self.session_close(id, out)),
-            Command::SessionsTouch { ids } => Some(self.sessions_touch(&ids, out)),
-            Command::SessionsOrphan { ids, grace_ms } => Some(self.sessions_orphan(&ids, grace_ms, out)),
+            Command::SessionsTouch { ref ids } => Some(self.sessions_touch(ids, out)),
+            Command::SessionsOrphan { ref ids, grace_ms } => Some(self.sessions_orphan(ids, grace_ms, out)),
             Command::Cancel { request } => Some(self.cancel(request, out)),
             Command::Expire { idle_ms } => Some(self.expire(idle_ms)),
             Command::OriginStart { origin } => Some(self.origin_start(origin, out)),
             Command::OriginGone { origin } => Some(self.origin_gone(origin, out)),
-            Command::Settings(command) => Some(self.change_settings(command)),
+            Command::Settings(ref command) => Some(self.change_settings(command)),
             Command::FenceCheck { db, resource, fence } => Some(self.fence_check(db, resource, fence)),
-            Command::FenceCall { db, resp, resource, fence, argv } => {
-                Some(self.fence_call(CallContext { db, resp, member: None }, resource, fence, &argv, out))
+            Command::FenceCall { db, resp, resource, fence, ref argv } => {
+                Some(self.fence_call(CallContext { db, resp, member: None }, resource, fence, argv, out))
             }
-            Command::Redis { db, resp, member, argv } => {
-                self.redis(id, CallContext { db, resp, member }, &argv, out)
+            Command::Redis { db, resp, member, ref argv } => {
+                self.redis(id, CallContext { db, resp, member }, argv, out)
             }
-            Command::Transaction { db, resp, member, watched, commands } => {
-                Some(self.transaction(CallContext { db, resp, member }, &watched, &commands, out))
+            Command::Transaction { db, resp, member, ref watched, ref commands } => {
+                Some(self.transaction(CallContext { db, resp, member }, watched, commands, out))
             }
-            Command::Conditional(conditional) => Some(self.conditional(&conditional, out)),
-            Command::Effects(effects) => Some(self.effects(effects, out)),
+            Command::Conditional(ref conditional) => Some(self.conditional(conditional, out)),
+            Command::Effects(ref effects) => Some(self.effects(effects, out)),
         };
         if let Some(reply) = reply {
             self.answer(id, reply, out);

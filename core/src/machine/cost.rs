@@ -43,11 +43,16 @@ const POPPING: &[&str] = &["LPOP", "RPOP", "SPOP", "ZPOPMIN", "ZPOPMAX"];
 
 impl Machine {
     /// Of an encoded command. Scripts cost nothing here: they are run before they are logged, within limits of their own.
+    #[inline]
     #[must_use]
     pub fn cost_us(&self, blob: &[u8]) -> u64 {
         if acts_on_one_lock(blob) {
             return 1 + (blob.len() / BYTES_PER_US) as u64;
         }
+        self.decoded_cost_us(blob)
+    }
+
+    fn decoded_cost_us(&self, blob: &[u8]) -> u64 {
         let words = match Command::decode(blob) {
             Some(Command::Redis { db, argv, .. } | Command::FenceCall { db, argv, .. }) => {
                 self.words_us(db, &argv)

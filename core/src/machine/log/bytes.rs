@@ -52,6 +52,17 @@ impl<'a> Reader<'a> {
     /// A varint in its one shortest form, so that equal values have equal bytes.
     #[inline]
     pub(crate) fn varint(&mut self) -> Option<u64> {
+        match self.rest.split_first() {
+            // Most are small.
+            Some((&first, rest)) if first < 0x80 => {
+                self.rest = rest;
+                Some(u64::from(first))
+            }
+            _ => self.long_varint(),
+        }
+    }
+
+    fn long_varint(&mut self) -> Option<u64> {
         let mut value = 0u64;
         let mut shift = 0u32;
         loop {

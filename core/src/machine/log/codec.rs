@@ -49,10 +49,19 @@ pub(crate) mod tag {
 }
 
 /// Whether an encoded command acts on one lock: told by its tag alone, without decoding it.
+#[inline]
 pub(crate) fn acts_on_one_lock(blob: &[u8]) -> bool {
-    const TAGS: [u8; 6] =
-        [tag::ACQUIRE, tag::RELEASE, tag::RENEW, tag::FORCE_RELEASE, tag::CONDITIONAL, tag::FENCE_CHECK];
-    blob.first().is_some_and(|first| TAGS.contains(first))
+    matches!(
+        blob.first(),
+        Some(
+            &(tag::ACQUIRE
+                | tag::RELEASE
+                | tag::RENEW
+                | tag::FORCE_RELEASE
+                | tag::CONDITIONAL
+                | tag::FENCE_CHECK)
+        )
+    )
 }
 
 impl<'a> Command<'a> {
@@ -197,8 +206,12 @@ impl<'a> Command<'a> {
     #[must_use]
     pub fn decode(bytes: &'a [u8]) -> Option<Command<'a>> {
         let mut reader = Reader::new(bytes);
-        let command = read_command(&mut reader)?;
-        reader.is_empty().then_some(command)
+        let command = read_command(&mut reader);
+        if reader.is_empty() {
+            command
+        } else {
+            None
+        }
     }
 }
 

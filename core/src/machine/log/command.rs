@@ -37,7 +37,7 @@ pub enum Command<'a> {
     },
     MAcquire {
         db: Db,
-        resources: SmallVec<[&'a [u8]; 8]>,
+        resources: SmallVec<[&'a [u8]; 4]>,
         ttl_ms: u64,
         wait_ms: u64,
         owner: &'a [u8],
@@ -45,7 +45,7 @@ pub enum Command<'a> {
     },
     MRelease {
         db: Db,
-        pairs: SmallVec<[(&'a [u8], Fence); 8]>,
+        pairs: SmallVec<[(&'a [u8], Fence); 4]>,
     },
     ForceRelease {
         db: Db,
@@ -66,11 +66,11 @@ pub enum Command<'a> {
     /// One node's batched keep-alive for its clients' sessions. Dead ids are passed over, and sessions whose connection is
     /// closed: those are kept by `SessionKeepAlive` alone.
     SessionsTouch {
-        ids: SmallVec<[SessionId; 8]>,
+        ids: SmallVec<[SessionId; 4]>,
     },
     /// The connection that opened these is gone: each dies after `grace_ms` unless a `SessionKeepAlive` comes for it.
     SessionsOrphan {
-        ids: SmallVec<[SessionId; 8]>,
+        ids: SmallVec<[SessionId; 4]>,
         grace_ms: u64,
     },
     /// The client behind `request` is gone: leave the queue. A grant already made stands. A request that was not applied yet
@@ -131,7 +131,10 @@ pub enum Command<'a> {
 }
 
 /// A command's words, its name first.
-pub type Words<'a> = SmallVec<[&'a [u8]; 8]>;
+pub type Words<'a> = SmallVec<[&'a [u8]; 6]>;
+
+// Commands are decoded by value on the hot path: what is inline in one variant is copied for all of them.
+const _: () = assert!(size_of::<Command<'_>>() <= 136);
 
 /// A key and how it was when the client said `WATCH`: see [`super::Machine::watch_token`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

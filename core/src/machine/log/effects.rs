@@ -203,7 +203,7 @@ impl Machine {
     }
 
     /// Applies what a script did.
-    pub(crate) fn effects(&mut self, effects: Effects<'_>, out: &mut Applied) -> Reply {
+    pub(crate) fn effects(&mut self, effects: &Effects<'_>, out: &mut Applied) -> Reply {
         let mut differs = false;
         for step in &effects.steps {
             match step {
@@ -221,6 +221,6 @@ impl Machine {
             debug_assert!(false, "a script's write came out differently than on the leader: {effects:?}");
             return errors::effects_differ().into();
         }
-        effects.reply
+        effects.reply.clone()
     }
 }

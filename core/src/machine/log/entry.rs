@@ -148,14 +148,12 @@ impl std::error::Error for EntryError {}
 /// Whether a command may enter the log, or become what may, as far as this release can tell: a leader proposes nothing that it
 /// could not apply.
 pub fn check_command(blob: &[u8]) -> Result<(), EntryError> {
-    read_command(0, blob).map(drop)
+    check_names(0, &decode_command(0, blob)?)
 }
 
-fn read_command(at: usize, blob: &[u8]) -> Result<Command<'_>, EntryError> {
-    let tag = blob.first().copied();
-    let command = Command::decode(blob).ok_or(EntryError::Command { at, tag })?;
-    check_names(at, &command)?;
-    Ok(command)
+#[inline]
+fn decode_command(at: usize, blob: &[u8]) -> Result<Command<'_>, EntryError> {
+    Command::decode(blob).ok_or_else(|| EntryError::Command { at, tag: blob.first().copied() })
 }
 
 /// Whether this release has the Redis commands that a command holds.
@@ -209,11 +207,13 @@ fn read_batch<'a>(reader: &mut Reader<'a>, at: usize) -> Result<Batch<'a>, Entry
     for at in at..at + count {
         let seq = reader.varint().ok_or(EntryError::Frame)?;
         let blob = reader.bytes().ok_or(EntryError::Frame)?;
-        let command = read_command(at, blob)?;
+        // Decoded into its place: a command is large, and moving it costs more than reading it.
+        commands.push((seq, decode_command(at, blob)?));
+        let (_, command) = &commands[commands.len() - 1];
+        check_names(at, command)?;
         if command.is_request() {
             return Err(EntryError::Script { at });
         }
-        commands.push((seq, command));
     }
     Ok(Batch { origin, acked_below, commands })
 }
@@ -224,8 +224,8 @@ impl Machine {
         let (stamp, batches) = read_entry(bytes)?;
         self.begin(stamp, out);
         for Batch { origin, acked_below, commands } in batches {
-            for (seq, command) in commands {
-                let id = (seq > 0).then_some(RequestId { origin, seq });
+            for (seq, command) in &commands {
+                let id = (*seq > 0).then_some(RequestId { origin, seq: *seq });
                 self.run(id, command, out);
             }
             // After the commands: the first of them may be the OriginStart that makes this incarnation the live one.

@@ -83,7 +83,7 @@ pub(crate) fn put_sessions(out: &mut Vec<u8>, ids: &[SessionId]) {
 }
 
 /// Ids to the end of the command: their number is what is there.
-pub(crate) fn read_sessions(reader: &mut Reader<'_>) -> Option<SmallVec<[SessionId; 8]>> {
+pub(crate) fn read_sessions(reader: &mut Reader<'_>) -> Option<SmallVec<[SessionId; 4]>> {
     let mut ids = SmallVec::new();
     while !reader.is_empty() {
         ids.push(read_session(reader)?);

@@ -442,10 +442,11 @@ impl Machine {
         self.settings.max_memory_bytes
     }
 
-    pub(crate) fn change_settings(&mut self, command: SettingsCommand<'_>) -> Reply {
+    pub(crate) fn change_settings(&mut self, command: &SettingsCommand<'_>) -> Reply {
         let settings = &mut self.settings;
         match command {
-            SettingsCommand::Found(mut founding) => {
+            SettingsCommand::Found(founding) => {
+                let mut founding = founding.clone();
                 let clamp = |number: u64, (least, most): (u64, u64)| number.clamp(least, most);
                 founding.idle_retention_ms = clamp(founding.idle_retention_ms, IDLE_RETENTION_MS_RANGE);
                 founding.session_grace_ms = clamp(founding.session_grace_ms, SESSION_GRACE_MS_RANGE);
@@ -457,10 +458,10 @@ impl Machine {
                     return refusal.into();
                 }
             }
-            SettingsCommand::Seen { node, version } => settings.seen(node, version),
-            SettingsCommand::Settle { version } => settings.settle(version),
+            SettingsCommand::Seen { node, version } => settings.seen(*node, *version),
+            SettingsCommand::Settle { version } => settings.settle(*version),
             SettingsCommand::Behind { node, leads, what } => {
-                if settings.behind.report(node, leads, &what) {
+                if settings.behind.report(*node, *leads, what) {
                     settings.version += 1;
                 }
             }

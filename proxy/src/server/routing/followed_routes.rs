@@ -106,6 +106,13 @@ impl CommandContext {
     }
 
     pub(in crate::server) fn take_routes(&mut self) -> bool {
+        if self.server.upstream.is_none() {
+            // All names are served by Tier 2 whatever the routes say: no command in flight depends on them.
+            if self.routes.router.generation != self.server.routing.generation() {
+                self.routes.router = self.server.routing.newest();
+            }
+            return true;
+        }
         loop {
             if self.routes.router.generation != self.server.routing.generation() {
                 self.routes.router = self.server.routing.newest();
@@ -135,7 +142,11 @@ impl CommandContext {
 
     /// What the upstream Redis answers is told only while the routes hold by which it was asked: a name may belong to the other
     /// tier by now, and have another holder there.
+    #[inline]
     pub(in crate::server) fn check_routes_of_passing(&self) -> Result<(), Disconnect> {
+        if self.server.upstream.is_none() {
+            return Ok(());
+        }
         let passes = match self.replies.in_flight {
             InFlight::OwnUpstream | InFlight::SharedUpstream => !self.replies.awaited.is_empty(),
             // A wait in Lua. What else is alone there is asked of Tier 2.
