@@ -43,6 +43,7 @@ pub enum Mutant {
     BatchedAppends,
     TransferNeverEnds,
     RemovedNeverSleeps,
+    RaiseUnseen,
 }
 
 #[cfg(feature = "mutants")]

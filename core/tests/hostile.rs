@@ -7,6 +7,7 @@ use drive::{apply, steps, watched, Writer};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
 use redfence_core::grammar;
+use redfence_core::machine::version::{FormatError, VersionRange};
 use redfence_core::machine::{Applied, Command, Limits, Machine, RestoreError};
 
 fn config() -> Config {
@@ -161,7 +162,10 @@ fn a_snapshot_misses_no_piece() {
     assert_eq!(Machine::restore(doubled).err(), Some(RestoreError::Order));
     assert_eq!(Machine::restore(Vec::<Vec<u8>>::new()).err(), Some(RestoreError::Unfinished));
     let mut later = pieces[0].clone();
-    later[0] = 9;
+    later[0] = 90;
     seal(&mut later);
-    assert_eq!(Machine::restore([later]).err(), Some(RestoreError::Version(9)));
+    assert_eq!(
+        Machine::restore([later]).err(),
+        Some(RestoreError::Format(FormatError::Unknown { version: 75, known: VersionRange::PROGRAM }))
+    );
 }

@@ -1,4 +1,5 @@
-//! `LOCK.CLUSTER INFO`, `NODES`, `ADD id addr`, `REMOVE id`, `TRANSFER id`, `SET name value`, `GET name`. Proxy only.
+//! `LOCK.CLUSTER INFO`, `NODES`, `ADD id addr`, `REMOVE id`, `TRANSFER id`, `SET name value`, `GET name`,
+//! `VERSION`, `UPGRADE HOLD`, `UPGRADE FINISH`. Proxy only.
 
 use super::errors;
 use super::words;
@@ -7,6 +8,7 @@ use crate::reply::Refusal;
 
 pub const NAME: &str = "LOCK.CLUSTER";
 
+const VERBS: [&str; 9] = ["INFO", "NODES", "ADD", "REMOVE", "TRANSFER", "SET", "GET", "VERSION", "UPGRADE"];
 const ADDRESS_BYTES_MAX: usize = 255;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +33,13 @@ pub enum Cluster<'a> {
     Get {
         name: Setting,
     },
+    Version,
+    /// The cluster version does not rise until [`Cluster::UpgradeFinish`].
+    UpgradeHold,
+    UpgradeFinish,
+    /// Made up: plays the newer release in tests of mixed clusters.
+    #[cfg(feature = "next-version")]
+    Next,
 }
 
 pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Cluster<'_>, Refusal> {
@@ -42,6 +51,14 @@ pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Cluster<'_>, Refusal> 
     match rest {
         [] if is("INFO") => Ok(Cluster::Info),
         [] if is("NODES") => Ok(Cluster::Nodes),
+        [] if is("VERSION") => Ok(Cluster::Version),
+        [word] if is("UPGRADE") => match word.as_ref() {
+            word if word.eq_ignore_ascii_case(b"HOLD") => Ok(Cluster::UpgradeHold),
+            word if word.eq_ignore_ascii_case(b"FINISH") => Ok(Cluster::UpgradeFinish),
+            word => Err(errors::unknown_subcommand("LOCK.CLUSTER UPGRADE", word)),
+        },
+        #[cfg(feature = "next-version")]
+        [] if is("NEXT") => Ok(Cluster::Next),
         [id, address] if is("ADD") => {
             Ok(Cluster::Add { id: node_id(id.as_ref())?, address: self::address(address.as_ref())? })
         }
@@ -53,9 +70,7 @@ pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Cluster<'_>, Refusal> 
             Ok(Cluster::Set { name, value })
         }
         [name] if is("GET") => Ok(Cluster::Get { name: Setting::parse(name.as_ref())? }),
-        _ if ["INFO", "NODES", "ADD", "REMOVE", "TRANSFER", "SET", "GET"].into_iter().any(is) => {
-            Err(errors::wrong_arity(NAME))
-        }
+        _ if VERBS.into_iter().any(is) => Err(errors::wrong_arity(NAME)),
         _ => Err(errors::unknown_subcommand(NAME, verb)),
     }
 }

@@ -171,8 +171,8 @@ pub const ROWS: &[Row] = &[
         arity: -2,
         dangerous: true,
         keys: Keys::None,
-        syntax: "INFO | NODES | ADD id addr | REMOVE id | TRANSFER id | SET name value | GET name",
-        summary: "Shows and changes the Raft cluster inside the proxies, and its settings.",
+        syntax: "INFO | NODES | ADD id addr | REMOVE id | TRANSFER id | SET name value | GET name | VERSION | UPGRADE HOLD | UPGRADE FINISH",
+        summary: "Shows and changes the Raft cluster inside the proxies, its settings and its version.",
         ..ROW
     },
     Row {

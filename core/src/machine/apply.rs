@@ -142,7 +142,10 @@ impl Machine {
             | Command::FenceCheck { .. }
             | Command::FenceCall { .. }
             | Command::Redis { .. }
-            | Command::Transaction { .. } => work::WORK_PER_COMMAND_MAX,
+            | Command::Transaction { .. }
+            | Command::Upgrade(_) => work::WORK_PER_COMMAND_MAX,
+            #[cfg(feature = "next-version")]
+            Command::Next => work::WORK_PER_COMMAND_MAX,
         });
         self.reply_room.command = LOGGED_REPLY_BYTES_MAX;
         let reply = match *command {
@@ -170,6 +173,12 @@ impl Machine {
             Command::OriginStart { origin } => Some(self.origin_start(origin, out)),
             Command::OriginGone { origin } => Some(self.origin_gone(origin, out)),
             Command::Settings(ref command) => Some(self.change_settings(command)),
+            Command::Upgrade(command) => Some(self.upgrade(command)),
+            #[cfg(feature = "next-version")]
+            Command::Next => {
+                self.next_count += 1;
+                Some(Reply::Int(self.next_count as i64))
+            }
             Command::FenceCheck { db, resource, fence } => Some(self.fence_check(db, resource, fence)),
             Command::FenceCall { db, resp, resource, fence, ref argv } => {
                 Some(self.fence_call(CallContext { db, resp, member: None }, resource, fence, argv, out))

@@ -78,11 +78,14 @@ impl Machine {
                 | Command::OriginStart { .. }
                 | Command::OriginGone { .. }
                 | Command::Settings(_)
+                | Command::Upgrade(_)
                 | Command::FenceCheck { .. }
                 | Command::Conditional(_)
                 | Command::Effects(_),
             )
             | None => Some(1),
+            #[cfg(feature = "next-version")]
+            Some(Command::Next) => Some(1),
         };
         words.map_or(0, |words| (words + blob.len() / BYTES_PER_US) as u64)
     }

@@ -17,6 +17,7 @@
 //! - `settings/`: the replicated settings, and which upstream Redis the members have
 //! - `store/`: slabs and lists, deadlines, memory in use against `max-memory`
 //! - `snapshot/`: the state as bytes, restored and checked; `invariants.rs`: what must always hold
+//! - `version.rs`: the cluster version: what this program can run, what the cluster runs, what each command needs
 //! - `sweep.rs`: bulk ends spread over entries; `work.rs`: bounded work per command; `limits.rs`, `stats.rs`
 //!
 //! # Caveats
@@ -42,6 +43,7 @@ mod snapshot;
 mod stats;
 mod store;
 mod sweep;
+pub mod version;
 pub mod work;
 
 use crate::keyspace::Value;
@@ -61,7 +63,7 @@ pub use limits::Limits;
 use locks::lock::{Lock, Names};
 pub use locks::marks;
 pub use log::command::{Command, Db, Watched, Words};
-pub use log::entry::{check_command, entry_stamp, EntryBuilder, EntryError, ENTRY_VERSION};
+pub use log::entry::{entry_stamp, EntryBuilder, EntryError};
 pub use log::{command, conditional, effects, request};
 pub use query::Query;
 use queue::waiter::{QueueEntry, QueuedOwners, Waiter};
@@ -123,6 +125,9 @@ pub struct Machine {
     /// Worked out from the records: what they take in bytes.
     memory: memory::Memory,
     settings: settings::Settings,
+    upgrade: version::Upgrade,
+    #[cfg(feature = "next-version")]
+    next_count: u64,
     sweep: Sweep,
     marks: marks::Marks,
 
@@ -149,6 +154,8 @@ pub struct Machine {
     /// The request that is being executed.
     acting: Option<RequestId>,
     limits: Limits,
+    /// The cluster versions this node can run.
+    known_versions: version::VersionRange,
     wanted: Wanted,
 }
 
@@ -185,6 +192,9 @@ impl Machine {
             blocked: Blocked::default(),
             memory: memory::Memory::default(),
             settings: settings::Settings::default(),
+            upgrade: version::Upgrade::default(),
+            #[cfg(feature = "next-version")]
+            next_count: 0,
             sweep: Sweep::default(),
             marks: marks::Marks::default(),
             names: Names::default(),
@@ -202,6 +212,7 @@ impl Machine {
             reply_room: RepliesLeft::default(),
             acting: None,
             limits,
+            known_versions: version::VersionRange::PROGRAM,
             wanted: Wanted::default(),
         }
     }

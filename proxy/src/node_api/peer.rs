@@ -3,6 +3,7 @@
 use super::{AdminRequest, ConnectionId, NodeId};
 use bytes::Bytes;
 use raft::eraftpb::Message;
+use redfence_core::machine::version::{ClusterVersion, VersionRange};
 use redfence_core::types::Origin;
 
 /// A message between nodes. The handshake of a connection belongs to the transport.
@@ -24,6 +25,11 @@ pub enum PeerMessage {
     },
     /// The leader's view of the members, for `LOCK.CLUSTER NODES` at the others. Nothing is decided by it.
     Progress(Vec<MemberProgress>),
+    /// To the leader of this term: the cluster versions that the sender can run.
+    Versions {
+        term: u64,
+        range: VersionRange,
+    },
 }
 
 /// How far a member is, as the leader sees it.
@@ -32,6 +38,8 @@ pub struct MemberProgress {
     pub id: NodeId,
     pub matched: u64,
     pub up: bool,
+    /// The newest cluster version it can run, 0 where it has not said so in this term.
+    pub version: ClusterVersion,
 }
 
 impl PeerMessage {
@@ -45,7 +53,8 @@ impl PeerMessage {
             PeerMessage::SnapshotAck(_)
             | PeerMessage::Admin { .. }
             | PeerMessage::NotMember { .. }
-            | PeerMessage::Progress(_) => 0,
+            | PeerMessage::Progress(_)
+            | PeerMessage::Versions { .. } => 0,
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::node_api::{LogReader, SnapshotMeta};
 use bytes::{Buf, Bytes, BytesMut};
 use redfence_core::limits::SNAPSHOT_PIECE_BYTES_MAX;
+use redfence_core::machine::version::VersionRange;
 use redfence_core::machine::{Checker, Machine, RestoreError, Restorer};
 
 /// Read from disk at once.
@@ -52,7 +53,6 @@ impl Pieces {
 }
 
 /// Takes the file's bytes in any portions and builds the machine as they come.
-#[derive(Default)]
 pub(crate) struct StreamRestorer {
     pieces: Pieces,
     restorer: Restorer,
@@ -61,15 +61,20 @@ pub(crate) struct StreamRestorer {
 }
 
 impl StreamRestorer {
-    pub(crate) fn new() -> StreamRestorer {
-        StreamRestorer::default()
+    /// For a node that can run these cluster versions.
+    pub(crate) fn new(versions: VersionRange) -> StreamRestorer {
+        StreamRestorer {
+            pieces: Pieces::default(),
+            restorer: Restorer::for_versions(versions),
+            unknown_version: false,
+        }
     }
 
     pub(crate) fn push(&mut self, bytes: &[u8]) -> Result<(), String> {
         let (restorer, unknown_version) = (&mut self.restorer, &mut self.unknown_version);
         self.pieces.push(bytes, |piece| {
             restorer.push(piece).map_err(|error| {
-                *unknown_version |= matches!(error, RestoreError::Version(_));
+                *unknown_version |= matches!(error, RestoreError::Format(_));
                 error.to_string()
             })
         })
@@ -105,12 +110,28 @@ impl StreamChecker {
     }
 }
 
-/// The machine of a stored snapshot, at start-up.
+/// The machine before anything was logged.
+pub(crate) fn empty_machine(versions: VersionRange) -> Machine {
+    let mut machine = Machine::new();
+    machine.set_versions(versions);
+    machine
+}
+
+/// The machine of a stored snapshot, for this program.
 pub fn load(meta: &SnapshotMeta, reader: &dyn LogReader) -> Result<Machine, String> {
+    load_for(meta, reader, VersionRange::PROGRAM)
+}
+
+/// The machine of a stored snapshot, at start-up of a node that can run these cluster versions.
+pub(crate) fn load_for(
+    meta: &SnapshotMeta,
+    reader: &dyn LogReader,
+    versions: VersionRange,
+) -> Result<Machine, String> {
     if meta.size_bytes == 0 {
-        return Ok(Machine::new());
+        return Ok(empty_machine(versions));
     }
-    let mut restorer = StreamRestorer::new();
+    let mut restorer = StreamRestorer::new(versions);
     let mut crc = crc32fast::Hasher::new();
     let mut offset = 0;
     while offset < meta.size_bytes {

@@ -1,6 +1,7 @@
 //! Members of the cluster, and the status a node shows of itself and of them.
 
 use super::NodeId;
+use redfence_core::machine::version::ClusterVersion;
 use redfence_core::machine::Stats;
 
 /// One member, as the transport and `LOCK.CLUSTER NODES` know it.
@@ -48,6 +49,12 @@ pub struct ClusterStatus {
     pub commit: u64,
     pub applied: u64,
     pub voters: u64,
+    /// What the replicated machine does, as of the last entry applied here.
+    pub cluster_version: ClusterVersion,
+    /// The newest cluster version this node can run.
+    pub node_version: ClusterVersion,
+    /// `LOCK.CLUSTER UPGRADE HOLD`.
+    pub upgrade_hold: bool,
     /// Whether this node knows a leader with a majority.
     pub quorum: bool,
     pub nodes: Vec<NodeStatus>,
@@ -68,4 +75,6 @@ pub struct NodeStatus {
     pub matched: u64,
     /// A message from it was received within the last seconds.
     pub up: bool,
+    /// The newest cluster version it can run. The leader knows it and tells; 0 where it has not lately.
+    pub version: ClusterVersion,
 }

@@ -12,6 +12,7 @@ use bytes::{Buf, BufMut, Bytes, BytesMut};
 use protobuf::Message as _;
 use raft::eraftpb::{ConfState, Message};
 use redfence_core::limits::PEER_FRAME_BYTES_MAX;
+use redfence_core::machine::version::VersionRange;
 use redfence_core::types::Origin;
 
 /// Largest frame, without its length field: see [`redfence_core::limits`].
@@ -36,6 +37,7 @@ const KIND_SNAPSHOT_ACK: u8 = 19;
 const KIND_ADMIN: u8 = 20;
 const KIND_NOT_MEMBER: u8 = 21;
 const KIND_PROGRESS: u8 = 22;
+const KIND_VERSIONS: u8 = 23;
 
 /// Why bytes are not a message. The connection they came from is closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,12 +120,19 @@ fn encode_payload(message: &PeerMessage, out: &mut BytesMut) -> u8 {
         }
         PeerMessage::Progress(rows) => {
             out.put_u8(rows.len() as u8);
-            for MemberProgress { id, matched, up } in rows {
+            for MemberProgress { id, matched, up, version } in rows {
                 out.put_u64_le(*id);
                 out.put_u64_le(*matched);
                 out.put_u8(u8::from(*up));
+                out.put_u16_le(*version);
             }
             KIND_PROGRESS
+        }
+        PeerMessage::Versions { term, range } => {
+            out.put_u64_le(*term);
+            out.put_u16_le(range.oldest);
+            out.put_u16_le(range.newest);
+            KIND_VERSIONS
         }
     }
 }
@@ -145,6 +154,7 @@ pub fn decode_frame(mut frame: Bytes) -> Result<(GroupId, PeerMessage), Malforme
         }
         KIND_NOT_MEMBER => PeerMessage::NotMember { conf_index: get_u64(&mut frame)? },
         KIND_PROGRESS => PeerMessage::Progress(decode_progress(frame)?),
+        KIND_VERSIONS => decode_versions(frame)?,
         _ => return Err(MalformedFrame("unknown kind of frame")),
     };
     Ok((group, message))
@@ -202,10 +212,18 @@ fn decode_progress(mut frame: Bytes) -> Result<Vec<MemberProgress>, MalformedFra
     let mut rows = Vec::with_capacity(count);
     for _ in 0..count {
         let (id, matched) = (get_u64(&mut frame)?, get_u64(&mut frame)?);
-        rows.push(MemberProgress { id, matched, up: get_u8(&mut frame)? != 0 });
+        let (up, version) = (get_u8(&mut frame)? != 0, get_u16(&mut frame)?);
+        rows.push(MemberProgress { id, matched, up, version });
     }
     finished(&frame)?;
     Ok(rows)
+}
+
+fn decode_versions(mut frame: Bytes) -> Result<PeerMessage, MalformedFrame> {
+    let term = get_u64(&mut frame)?;
+    let range = VersionRange { oldest: get_u16(&mut frame)?, newest: get_u16(&mut frame)? };
+    finished(&frame)?;
+    Ok(PeerMessage::Versions { term, range })
 }
 
 fn put_admin(request: &AdminRequest, out: &mut BytesMut) {
@@ -320,6 +338,10 @@ fn get_u8(frame: &mut Bytes) -> Result<u8, MalformedFrame> {
     Ok(need(frame, 1)?.get_u8())
 }
 
+fn get_u16(frame: &mut Bytes) -> Result<u16, MalformedFrame> {
+    Ok(need(frame, 2)?.get_u16_le())
+}
+
 fn get_u32(frame: &mut Bytes) -> Result<u32, MalformedFrame> {
     Ok(need(frame, 4)?.get_u32_le())
 }
@@ -407,9 +429,10 @@ mod tests {
             PeerMessage::Admin { applied: 0, request: AdminRequest::Transfer { id: 4 } },
             PeerMessage::NotMember { conf_index: 8 },
             PeerMessage::Progress(vec![
-                MemberProgress { id: 1, matched: 9, up: true },
-                MemberProgress { id: 2, matched: 0, up: false },
+                MemberProgress { id: 1, matched: 9, up: true, version: 2 },
+                MemberProgress { id: 2, matched: 0, up: false, version: 0 },
             ]),
+            PeerMessage::Versions { term: 7, range: VersionRange { oldest: 1, newest: 2 } },
         ]
     }
 

@@ -74,12 +74,15 @@ impl AcquireTarget {
             | Command::OriginStart { .. }
             | Command::OriginGone { .. }
             | Command::Settings(_)
+            | Command::Upgrade(_)
             | Command::FenceCheck { .. }
             | Command::FenceCall { .. }
             | Command::Redis { .. }
             | Command::Transaction { .. }
             | Command::Conditional(_)
             | Command::Effects(_) => None,
+            #[cfg(feature = "next-version")]
+            Command::Next => None,
         }
     }
 }

@@ -19,8 +19,9 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// Raised whenever a newer program writes what an older one would misread.
-const FORMAT_VERSION: u32 = 1;
+/// Raised whenever a newer program writes what an older one would misread. 1 is what programs wrote before release 1.
+const FORMAT_VERSION: u32 = 2;
+const FORMAT_BEFORE_RELEASE_1: &str = "1";
 const SMALL_FILE_BYTES_MAX: u64 = 1 << 20;
 const IDENTITY_HEAD: &str = "redfence-data";
 const PEERS_HEAD: &str = "redfence-peers";
@@ -177,6 +178,12 @@ fn read_fields(path: &Path, head: &str) -> Result<Option<BTreeMap<String, String
     }
     let mut lines = body.lines();
     let version = lines.next().and_then(|line| line.strip_prefix(head)).map(str::trim);
+    if version == Some(FORMAT_BEFORE_RELEASE_1) {
+        return Err(StorageError::NotOurs(format!(
+            "{} was written before release 1, and this program does not read that; start with an empty data directory",
+            path.display()
+        )));
+    }
     if version != Some(FORMAT_VERSION.to_string().as_str()) {
         return Err(StorageError::NotOurs(format!(
             "{} has format '{}', this program writes '{head} {FORMAT_VERSION}'",
@@ -257,13 +264,24 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_format_is_refused_by_name() {
+    fn data_from_before_release_1_is_refused_in_one_line() {
         let temp = tempfile::tempdir().unwrap();
         let dir = DataDir::open(temp.path()).unwrap();
-        let body = "redfence-data 2\nnode 1\n";
+        let body = "redfence-data 1\nnode 1\ncluster 1\nstore 1\nlog 1\n";
         let crc = crc32fast::hash(body.as_bytes());
         fs::write(temp.path().join("IDENTITY"), format!("{body}crc {crc:08x}\n")).unwrap();
         let text = dir.identity().unwrap_err().to_string();
-        assert!(text.contains("redfence-data 2"), "{text}");
+        assert!(text.contains("was written before release 1") && text.lines().count() == 1, "{text}");
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_by_name() {
+        let temp = tempfile::tempdir().unwrap();
+        let dir = DataDir::open(temp.path()).unwrap();
+        let body = "redfence-data 9\nnode 1\n";
+        let crc = crc32fast::hash(body.as_bytes());
+        fs::write(temp.path().join("IDENTITY"), format!("{body}crc {crc:08x}\n")).unwrap();
+        let text = dir.identity().unwrap_err().to_string();
+        assert!(text.contains("redfence-data 9"), "{text}");
     }
 }

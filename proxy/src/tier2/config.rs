@@ -1,6 +1,7 @@
 //! What a node is told at its making, with the defaults of a production node.
 
 use crate::node_api::NodeId;
+use redfence_core::machine::version::VersionRange;
 
 /// Sizes and times of one node. Times are in milliseconds of the monotonic clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -8,6 +9,8 @@ pub struct NodeConfig {
     pub id: NodeId,
     /// Draws election time-outs. The same seed and the same inputs give the same outputs.
     pub seed: u64,
+    /// The cluster versions it can run: the program's, unless a test plays another program.
+    pub versions: VersionRange,
 
     pub tick_ms: u64,
     pub heartbeat_ticks: usize,
@@ -93,6 +96,7 @@ impl NodeConfig {
         NodeConfig {
             id,
             seed,
+            versions: VersionRange::PROGRAM,
             tick_ms: 25,
             heartbeat_ticks: 3,
             election_ticks: 12,

@@ -7,6 +7,9 @@
 //! acceptor -> Welcome
 //! ```
 //!
+//! Each `Hello` carries the range of cluster versions its node can run, and the one its cluster runs: frames, entries and snapshots
+//! are in the format of that version, so a node that cannot run it is refused.
+//!
 //! Either side may answer with a `GreetingRefusal` instead, whose text both sides log. Without a configured secret the proofs are
 //! made with an empty one, so a node with a secret and a node without refuse each other.
 
@@ -17,15 +20,16 @@ use crate::node_api::NodeId;
 use crate::storage::datadir::StoreId;
 use bytes::{Buf, BufMut, BytesMut};
 use hmac::{Hmac, Mac};
+use redfence_core::machine::version::{ClusterVersion, VersionRange};
 use sha2::Sha256;
 use std::fmt;
 use std::io;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-const MAGIC: &[u8; 8] = b"RFPEER\r\n";
-/// Raised whenever frames change in a way an older node would misread.
-pub const PROTOCOL_VERSION: u16 = 1;
+const MAGIC: &[u8; 8] = b"RFPEER1\n";
+/// What programs from before release 1 said.
+const MAGIC_BEFORE_RELEASE_1: &[u8; 8] = b"RFPEER\r\n";
 const GREETING_FRAME_BYTES_MAX: usize = 1024;
 const NONCE_BYTES: usize = 16;
 const PROOF_BYTES: usize = 32;
@@ -40,8 +44,12 @@ const KIND_REFUSAL: u8 = 4;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GreetingRefusal {
     NotAPeer(&'static str),
+    BeforeRelease1,
+    /// One of the two cannot run the version that the cluster runs.
     Version {
-        theirs: u16,
+        id: NodeId,
+        runs: ClusterVersion,
+        can_run: VersionRange,
     },
     OtherCluster {
         theirs: u64,
@@ -68,9 +76,11 @@ impl fmt::Display for GreetingRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             GreetingRefusal::NotAPeer(what) => write!(f, "this is no greeting of a Redfence peer ({what})"),
-            GreetingRefusal::Version { theirs } => {
-                write!(f, "peer protocol {theirs} is not spoken here, only {PROTOCOL_VERSION}")
-            }
+            GreetingRefusal::BeforeRelease1 => f.write_str("the peer is a program from before release 1"),
+            GreetingRefusal::Version { id, runs, can_run } => write!(
+                f,
+                "the cluster runs version {runs}, node {id} can run {can_run}: start it with a release that can"
+            ),
             GreetingRefusal::OtherCluster { theirs, ours } => {
                 write!(f, "cluster {theirs:016x} is not our cluster {ours:016x}")
             }
@@ -122,7 +132,10 @@ impl fmt::Display for GreetingError {
 /// Who speaks, and to whom.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
-    pub version: u16,
+    /// What this node can run.
+    pub versions: VersionRange,
+    /// What its cluster runs, as far as it knows.
+    pub cluster_version: ClusterVersion,
     pub cluster_id: u64,
     pub node_id: NodeId,
     pub to_node: NodeId,
@@ -138,7 +151,8 @@ impl Hello {
         let mut nonce = [0; NONCE_BYTES];
         getrandom::getrandom(&mut nonce).map_err(|e| io::Error::other(e.to_string()))?;
         Ok(Hello {
-            version: PROTOCOL_VERSION,
+            versions: registry.versions,
+            cluster_version: registry.cluster_version(),
             cluster_id: identity.cluster_id,
             node_id: identity.node_id,
             to_node,
@@ -152,7 +166,9 @@ impl Hello {
     pub fn encode(&self) -> BytesMut {
         let mut out = BytesMut::with_capacity(128);
         out.put_slice(MAGIC);
-        out.put_u16_le(self.version);
+        out.put_u16_le(self.versions.oldest);
+        out.put_u16_le(self.versions.newest);
+        out.put_u16_le(self.cluster_version);
         out.put_u64_le(self.cluster_id);
         out.put_u64_le(self.node_id);
         out.put_u64_le(self.to_node);
@@ -168,14 +184,15 @@ impl Hello {
 
     /// Reads a stranger's first frame.
     pub fn decode(mut bytes: &[u8]) -> Result<Hello, GreetingRefusal> {
-        if !bytes.starts_with(MAGIC) || bytes.len() < MAGIC.len() + 2 {
+        if bytes.starts_with(MAGIC_BEFORE_RELEASE_1) {
+            return Err(GreetingRefusal::BeforeRelease1);
+        }
+        if !bytes.starts_with(MAGIC) || bytes.len() < MAGIC.len() + 6 {
             return Err(GreetingRefusal::NotAPeer("wrong first bytes"));
         }
         bytes.advance(MAGIC.len());
-        let version = bytes.get_u16_le();
-        if version != PROTOCOL_VERSION {
-            return Err(GreetingRefusal::Version { theirs: version });
-        }
+        let versions = VersionRange { oldest: bytes.get_u16_le(), newest: bytes.get_u16_le() };
+        let cluster_version = bytes.get_u16_le();
         if bytes.len() < 3 * 8 + 16 + 1 + NONCE_BYTES || bytes.len() > 64 + NONCE_BYTES + ADDR_BYTES_MAX {
             return Err(GreetingRefusal::NotAPeer("wrong length"));
         }
@@ -190,7 +207,17 @@ impl Hello {
         bytes.copy_to_slice(&mut nonce);
         let advertise = String::from_utf8(bytes.to_vec())
             .map_err(|_| GreetingRefusal::NotAPeer("address is not text"))?;
-        Ok(Hello { version, cluster_id, node_id, to_node, store_id, channel, nonce, advertise })
+        Ok(Hello {
+            versions,
+            cluster_version,
+            cluster_id,
+            node_id,
+            to_node,
+            store_id,
+            channel,
+            nonce,
+            advertise,
+        })
     }
 }
 

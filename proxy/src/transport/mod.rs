@@ -29,6 +29,7 @@ mod tests;
 
 use crate::node_api::{ClusterMember, NodeId, PeerMessage, PeerSink};
 use peer_registry::PeerRegistry;
+use redfence_core::machine::version::ClusterVersion;
 use send_queue::{Pushed, QueueLimits, SendQueue};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -57,7 +58,8 @@ impl Channel {
             | PeerMessage::SnapshotAck(_)
             | PeerMessage::Admin { .. }
             | PeerMessage::NotMember { .. }
-            | PeerMessage::Progress(_) => Channel::Raft,
+            | PeerMessage::Progress(_)
+            | PeerMessage::Versions { .. } => Channel::Raft,
         }
     }
 }
@@ -149,6 +151,11 @@ impl Transport {
     /// Whom to talk to from now on. Connections to others are closed.
     pub fn set_members(&self, members: Vec<ClusterMember>) {
         let _ = self.commands.send(TransportCommand::Members(members));
+    }
+
+    /// What the cluster runs from now on: whoever cannot run it is refused when it greets.
+    pub fn set_cluster_version(&self, runs: ClusterVersion) {
+        self.shared.registry.set_cluster_version(runs);
     }
 
     /// Closes everything; the thread ends soon after.

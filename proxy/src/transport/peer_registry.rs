@@ -6,6 +6,7 @@ use super::greeting::{GreetingRefusal, Hello};
 use crate::node_api::{ClusterMember, NodeId};
 use crate::storage::datadir::{DataDir, KnownStores, NodeIdentity, StoreId};
 use crate::storage::StorageError;
+use redfence_core::machine::version::{self, ClusterVersion, VersionRange};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -14,6 +15,8 @@ pub struct PeerRegistry {
     /// Where peers reach this node.
     pub(super) advertise: String,
     pub(super) secret: Option<Vec<u8>>,
+    /// What this node can run.
+    pub(super) versions: VersionRange,
     /// Nodes this one was told of in its configuration: a joining node takes the cluster's id from these alone. Empty: from
     /// whoever dials it.
     told_of: Vec<NodeId>,
@@ -25,6 +28,8 @@ struct RegistryState {
     known: KnownStores,
     /// Member id to the log index that brought it in.
     members: BTreeMap<NodeId, u64>,
+    /// What the cluster runs, as far as this node has applied the log.
+    cluster_version: ClusterVersion,
 }
 
 impl PeerRegistry {
@@ -36,8 +41,25 @@ impl PeerRegistry {
         told_of: Vec<NodeId>,
     ) -> Result<PeerRegistry, StorageError> {
         let known = dir.known_stores()?;
-        let state = RegistryState { identity, known, members: BTreeMap::new() };
-        Ok(PeerRegistry { dir, advertise, secret, told_of, state: Mutex::new(state) })
+        let state =
+            RegistryState { identity, known, members: BTreeMap::new(), cluster_version: version::FIRST };
+        let versions = VersionRange::PROGRAM;
+        Ok(PeerRegistry { dir, advertise, secret, versions, told_of, state: Mutex::new(state) })
+    }
+
+    /// What this node can run: the program's own range, unless this says otherwise.
+    #[must_use]
+    pub fn with_versions(mut self, versions: VersionRange) -> PeerRegistry {
+        self.versions = versions;
+        self
+    }
+
+    pub fn set_cluster_version(&self, runs: ClusterVersion) {
+        self.state().cluster_version = runs;
+    }
+
+    pub(super) fn cluster_version(&self) -> ClusterVersion {
+        self.state().cluster_version
     }
 
     pub fn identity(&self) -> NodeIdentity {
@@ -65,6 +87,7 @@ impl PeerRegistry {
             return Err(GreetingRefusal::WrongNode { wanted: hello.to_node, found: state.identity.node_id });
         }
         self.check_cluster(&mut state, hello)?;
+        self.check_versions(&state, hello)?;
         self.check_store(&mut state, hello)
     }
 
@@ -89,6 +112,18 @@ impl PeerRegistry {
         tracing::info!(cluster = %format_args!("{:016x}", hello.cluster_id), by = hello.node_id, "joined a cluster");
         state.identity = identity;
         Ok(())
+    }
+
+    /// Both must be able to run what the cluster runs. A node that is behind does not know of the last raise yet, so the
+    /// higher one of the two counts.
+    fn check_versions(&self, state: &RegistryState, hello: &Hello) -> Result<(), GreetingRefusal> {
+        let runs = state.cluster_version.max(hello.cluster_version);
+        let cannot = |id, can_run: VersionRange| {
+            (!can_run.contains(runs)).then_some(GreetingRefusal::Version { id, runs, can_run })
+        };
+        let refusal =
+            cannot(hello.node_id, hello.versions).or_else(|| cannot(state.identity.node_id, self.versions));
+        refusal.map_or(Ok(()), Err)
     }
 
     fn check_store(&self, state: &mut RegistryState, hello: &Hello) -> Result<(), GreetingRefusal> {

@@ -6,7 +6,8 @@ use crate::node_api::wire::encode_frame;
 use crate::node_api::SnapshotChunk;
 use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
 use bytes::{BufMut, Bytes, BytesMut};
-use greeting::{GreetingError, GreetingRefusal};
+use greeting::{GreetingError, Hello};
+use redfence_core::machine::version::VersionRange;
 use std::io::{Read, Write};
 use std::sync::mpsc::{channel, Receiver, Sender};
 use std::time::{Duration, Instant};
@@ -355,10 +356,41 @@ fn a_joining_node_takes_the_cluster_of_its_first_caller_and_keeps_it() {
     }
 }
 
+/// Two nodes that can run these versions, of clusters that run these, and what each side hears.
+fn meet_as(
+    dialler: (VersionRange, ClusterVersion),
+    acceptor: (VersionRange, ClusterVersion),
+) -> (Option<String>, Option<String>) {
+    let dirs = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+    let registry = |id: NodeId, dir, (versions, runs): (VersionRange, ClusterVersion)| {
+        let registry = Arc::into_inner(Who::node(id).registry(dir)).unwrap().with_versions(versions);
+        registry.set_cluster_version(runs);
+        registry
+    };
+    meet(&registry(1, &dirs[0], dialler), &registry(2, &dirs[1], acceptor))
+}
+
 #[test]
-fn another_version_is_named() {
-    assert_eq!(
-        GreetingRefusal::Version { theirs: 9 }.to_string(),
-        "peer protocol 9 is not spoken here, only 1"
-    );
+fn a_peer_that_cannot_run_the_version_of_the_cluster_is_refused_and_both_sides_say_why() {
+    let (old, both) = (VersionRange { oldest: 1, newest: 1 }, VersionRange { oldest: 1, newest: 2 });
+    assert_eq!(meet_as((old, 1), (both, 1)), (None, None));
+    assert_eq!(meet_as((both, 1), (old, 1)), (None, None));
+    let why = |id| {
+        format!("the cluster runs version 2, node {id} can run version 1: start it with a release that can")
+    };
+    for (dialler, acceptor, id) in [((old, 1), (both, 2), 1), ((both, 2), (old, 1), 2)] {
+        let (here, there) = meet_as(dialler, acceptor);
+        let (here, there) = (here.unwrap(), there.unwrap());
+        assert!(here.contains(&why(id)) && there.contains(&why(id)), "{here} / {there}");
+    }
+    // A node that was down during the raise, and a later release that has dropped version 1.
+    let later = VersionRange { oldest: 2, newest: 3 };
+    assert_eq!(meet_as((both, 1), (later, 2)), (None, None));
+    assert_eq!(meet_as((later, 2), (both, 1)), (None, None));
+}
+
+#[test]
+fn a_peer_from_before_release_1_is_named() {
+    let refused = Hello::decode(b"RFPEER\r\n\x01\0rest").unwrap_err();
+    assert_eq!(refused.to_string(), "the peer is a program from before release 1");
 }

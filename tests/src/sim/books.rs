@@ -2,6 +2,7 @@
 
 use super::calls::{Ask, Heard};
 use super::names;
+use super::upgrades::NEW;
 use raft::eraftpb::{Entry, EntryType};
 use redfence::node_api::{LogReader, NodeId};
 use redfence::storage::memory::MemoryDisk;
@@ -114,7 +115,7 @@ impl Books {
 
     /// Every entry and what came of it: its number, its bytes, the machine's time, its events.
     pub fn tell(&self) {
-        let mut machine = Machine::new();
+        let mut machine = newer_machine();
         machine.set_watched(true);
         let mut applied = Applied::default();
         for (index, entry) in &self.entries {
@@ -133,7 +134,7 @@ impl Books {
 
     /// What the log holds beyond what clients were told. Plain keys of the wider mix, which have other names, are none of it.
     pub fn untold(&self) -> Untold {
-        let mut machine = Machine::new();
+        let mut machine = newer_machine();
         machine.set_watched(true);
         let (mut applied, mut untold) = (Applied::default(), Untold::default());
         for entry in self.entries.values() {
@@ -152,7 +153,7 @@ impl Books {
 
     /// The whole log once more, from nothing: every state must come out again, and everything clients were told.
     pub fn replay(&self) -> Result<(), String> {
-        let mut machine = Machine::new();
+        let mut machine = newer_machine();
         machine.set_watched(true);
         let mut applied = Applied::default();
         let mut lines = Lines::default();
@@ -182,6 +183,13 @@ impl Books {
             )),
         }
     }
+}
+
+/// One that can apply whatever the log holds.
+fn newer_machine() -> Machine {
+    let mut machine = Machine::new();
+    machine.set_versions(NEW);
+    machine
 }
 
 /// The queues as the log shows them: strictly first come, first served, one holder at a time, fences rising.

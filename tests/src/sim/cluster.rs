@@ -42,6 +42,9 @@ pub struct SimCluster {
     /// Nodes that stopped by themselves, after a shutdown.
     stopped: BTreeSet<NodeId>,
     configure: fn(&mut NodeConfig),
+    /// Nodes that a test expects to stop, and why they did. Any other that gives up fails the test.
+    pub may_give_up: BTreeSet<NodeId>,
+    pub gave_up: BTreeMap<NodeId, String>,
 }
 
 impl SimCluster {
@@ -55,6 +58,8 @@ impl SimCluster {
             events: Vec::new(),
             stopped: BTreeSet::new(),
             configure,
+            may_give_up: BTreeSet::new(),
+            gave_up: BTreeMap::new(),
         };
         let list: Vec<(NodeId, String)> = (1..=founders).map(|id| (id, address(id))).collect();
         for (id, _) in &list {
@@ -71,6 +76,11 @@ impl SimCluster {
     fn add_host(&mut self, id: NodeId, first: SnapshotMeta) {
         self.kernel.add_host(id, first);
         self.start(id);
+    }
+
+    /// What nodes are told from their next start on.
+    pub fn set_configure(&mut self, configure: fn(&mut NodeConfig)) {
+        self.configure = configure;
     }
 
     /// Starts a stopped host from its disk.
@@ -237,7 +247,11 @@ impl SimCluster {
         self.events.extend(self.kernel.out.events.drain(..).map(|event| ObservedEvent { at_ms, event }));
         match self.kernel.carry_out(id) {
             AfterTurn::GoesOn => {}
-            AfterTurn::GaveUp(reason) => panic!("node {id} gave up: {reason}"),
+            AfterTurn::GaveUp(reason) => {
+                assert!(self.may_give_up.contains(&id), "node {id} gave up: {reason}");
+                self.kernel.stop_host(id, false);
+                self.gave_up.insert(id, reason);
+            }
             AfterTurn::Stopped => {
                 self.kernel.stop_host(id, false);
                 self.stopped.insert(id);

@@ -136,6 +136,7 @@ impl World {
                 self.kernel.give(victim, Input::Shutdown);
                 self.start_later(victim);
             }
+            Fault::Upgrade => self.upgrade_step(victim),
             Fault::Kill
             | Fault::PowerCut
             | Fault::Blackout
@@ -207,6 +208,9 @@ impl World {
 
     /// Takes the answer to an operator's request. False: it was a client's.
     pub(super) fn operator_answered(&mut self, ticket: Ticket, reply: &Reply) -> bool {
+        if self.upgrade_answered(ticket, reply) {
+            return true;
+        }
         let Some(request) = self.changes.asked.remove(&ticket) else { return false };
         let now_us = self.kernel.now_us;
         self.changes.unsettled_us = now_us;
@@ -244,6 +248,10 @@ impl World {
         self.kernel.network.heal();
         // Answers that a dead node owes its operators never come.
         self.changes.asked.clear();
+        self.upgrades_asked.clear();
+        if self.plan.mixed_versions {
+            self.heal_programs();
+        }
         let ids: Vec<NodeId> = self.kernel.hosts.keys().copied().collect();
         for id in ids {
             let now_us = self.kernel.now_us;

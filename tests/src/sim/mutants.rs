@@ -11,7 +11,7 @@ use std::ops::Range;
 /// A planted bug: which, its number in the list (0: our own), what it does.
 pub type Row = (Mutant, u8, &'static str);
 
-pub const TABLE: [Row; 36] = [
+pub const TABLE: [Row; 37] = [
     (Mutant::ReadWithoutRound, 1, "reads are answered from the node's own state at once"),
     (Mutant::ReadNotAskedAgain, 2, "a ReadIndex that raft dropped is not asked again"),
     (Mutant::ReadNameReused, 3, "every ReadIndex round has the same name"),
@@ -48,6 +48,7 @@ pub const TABLE: [Row; 36] = [
     (Mutant::BatchedAppends, 0, "raft 0.7.0 batches appends"),
     (Mutant::TransferNeverEnds, 0, "a halted snapshot transfer stays open"),
     (Mutant::RemovedNeverSleeps, 0, "a removed node never sleeps"),
+    (Mutant::RaiseUnseen, 0, "the cluster version rises before every member can run it"),
 ];
 
 /// The first seed of the range that finds this bug.

@@ -31,6 +31,8 @@ pub enum Fault {
     Transfer,
     /// SIGTERM and a new start.
     Shutdown,
+    /// The program of a host is exchanged for one that can run other cluster versions. Not drawn: see [`Plan::mixed_versions`].
+    Upgrade,
 }
 
 pub const FAULTS: [Fault; 15] = [
@@ -89,11 +91,16 @@ pub struct Plan {
     pub election_ticks: usize,
     pub entry_commands_max: usize,
     pub entries_under_way_max: u64,
+    /// Hosts begin with a program that can run version 1 alone, and get a newer one during the run.
+    pub mixed_versions: bool,
 }
 
 /// Every so many seeds one has mixed clients, and what else [`Plan::mix`] brings. The others are as they were before it was
 /// there, and mean what they meant.
 const MIXED_EVERY: u64 = 4;
+
+/// Every so many seeds one is a rolling upgrade.
+const UPGRADE_EVERY: u64 = 5;
 
 /// Every so many seeds one has values of every size among its locks.
 const VALUES_EVERY: u64 = 8;
@@ -109,6 +116,10 @@ impl Plan {
             plan.value_permille = *Rng::new(seed ^ 0x7661_6c75_6573).pick(&[20, 60]).expect("not empty");
             // Megabytes by pieces of a few bytes would take longer than anybody waits.
             plan.snapshot_piece_bytes = plan.snapshot_piece_bytes.max(64 << 10);
+        }
+        if seed % UPGRADE_EVERY == UPGRADE_EVERY - 1 {
+            plan.mixed_versions = true;
+            plan.faults.push(Fault::Upgrade);
         }
         plan
     }
@@ -172,6 +183,7 @@ impl Plan {
             election_ticks: *rng.pick(&[6, 12, 12]).expect("not empty"),
             entry_commands_max: *rng.pick(&[1, 4, 4_096]).expect("not empty"),
             entries_under_way_max: *rng.pick(&[1, 8, 8]).expect("not empty"),
+            mixed_versions: false,
             faults,
         }
     }

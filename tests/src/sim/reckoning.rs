@@ -115,6 +115,7 @@ impl World {
             let text = format!("still without an answer: {:?} at node {}", call.ask, call.host);
             self.fail(text);
         }
+        self.demand_raise();
         self.demand_rest();
         self.demand_catch_up();
         self.demand_service();
@@ -164,7 +165,7 @@ impl World {
     }
 
     /// The members as their leader sees them.
-    fn members(&self) -> Vec<NodeId> {
+    pub(super) fn members(&self) -> Vec<NodeId> {
         let leader = self.kernel.leader().and_then(|id| self.kernel.hosts.get(&id));
         leader.map_or(Vec::new(), |host| host.members.iter().map(|member| member.id).collect())
     }

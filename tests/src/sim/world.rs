@@ -12,12 +12,14 @@ use super::kernel::{address, AfterTurn, Happened, Kernel};
 use super::names;
 use super::plain::Role;
 use super::plan::Plan;
+use super::upgrades::{self, Hold};
 use crate::checker::history::SeenQueued;
 use crate::checker::{History, Operation};
 use crate::rng::Rng;
 use redfence::node_api::{NodeId, SnapshotMeta, Ticket};
+use redfence::tier2::NodeConfig;
 use redfence_core::event::EventKind;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// After so long without trouble everybody is served.
 pub const SETTLE_US: u64 = 4_000_000;
@@ -37,6 +39,8 @@ pub struct World {
     pub majorities: Vec<Operation>,
     pub books: Books,
     pub changes: Changes,
+    pub hold: Hold,
+    pub upgrades_asked: BTreeSet<Ticket>,
     /// Since when nothing is wrong; `None` while something is.
     pub calm_since_us: Option<u64>,
     /// The storm is over: no more faults.
@@ -65,6 +69,8 @@ impl World {
             majorities: Vec::new(),
             books: Books::default(),
             changes: Changes::new(plan.founders),
+            hold: Hold::default(),
+            upgrades_asked: BTreeSet::new(),
             calm_since_us: Some(0),
             healed: false,
             clients_rest: false,
@@ -106,12 +112,21 @@ impl World {
 
     pub fn add_host(&mut self, id: NodeId, first: SnapshotMeta) {
         self.kernel.add_host(id, first);
+        if self.plan.mixed_versions {
+            // A node that joins has the newer program: the greeting, which is not here, refuses one that is too old.
+            let versions = if id <= self.plan.founders { upgrades::OLD } else { upgrades::NEW };
+            self.host(id).versions = versions;
+        }
         self.start_host(id);
     }
 
     pub fn start_host(&mut self, id: NodeId) {
-        let plan = &self.plan;
-        if let Err(error) = self.kernel.start_host(id, |config| plan.configure(config)) {
+        let (plan, versions) = (&self.plan, self.kernel.hosts[&id].versions);
+        let configure = |config: &mut NodeConfig| {
+            plan.configure(config);
+            config.versions = versions;
+        };
+        if let Err(error) = self.kernel.start_host(id, configure) {
             self.fail(format!("node {id} does not start from its own disk: {error}"));
         }
     }

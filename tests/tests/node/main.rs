@@ -14,6 +14,7 @@ mod outcomes;
 mod scripts;
 mod snapshots;
 mod turns;
+mod versions;
 mod work;
 
 use redfence::node_api::{NodeId, Ticket};

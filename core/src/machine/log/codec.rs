@@ -16,6 +16,7 @@ use crate::machine::log::fields::{
 };
 use crate::machine::queue::waiter::{put_origin, put_request_id, read_origin, read_request_id};
 use crate::machine::settings::SettingsCommand;
+use crate::machine::version::UpgradeCommand;
 #[cfg(feature = "scripts")]
 use crate::reply::Reply;
 use crate::types::Fence;
@@ -46,6 +47,10 @@ pub(crate) mod tag {
     pub(crate) const SETTINGS: u8 = 20;
     pub(crate) const FENCE_CHECK: u8 = 21;
     pub(crate) const FENCE_CALL: u8 = 22;
+    pub(crate) const UPGRADE: u8 = 24;
+    /// Far from the numbers of real commands.
+    #[cfg(feature = "next-version")]
+    pub(crate) const NEXT: u8 = 200;
 }
 
 /// Whether an encoded command acts on one lock: told by its tag alone, without decoding it.
@@ -165,6 +170,12 @@ impl<'a> Command<'a> {
                 out.push(tag::SETTINGS);
                 command.encode(out);
             }
+            Command::Upgrade(command) => {
+                out.push(tag::UPGRADE);
+                command.encode(out);
+            }
+            #[cfg(feature = "next-version")]
+            Command::Next => out.push(tag::NEXT),
             Command::Redis { db, resp, member, argv } => {
                 out.push(tag::REDIS);
                 put_varint(out, u64::from(*db));
@@ -277,6 +288,9 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
             Command::FenceCall { db, resp, resource, fence, argv: read_argv(reader)? }
         }
         tag::SETTINGS => Command::Settings(SettingsCommand::decode(reader)?),
+        tag::UPGRADE => Command::Upgrade(UpgradeCommand::decode(reader)?),
+        #[cfg(feature = "next-version")]
+        tag::NEXT => Command::Next,
         tag::REDIS => {
             let (db, (resp, member)) = (reader.varint_u32()?, read_protocol(reader)?);
             Command::Redis { db, resp, member, argv: read_argv(reader)? }

@@ -4,6 +4,7 @@ use crate::keyspace::Resp;
 use crate::machine::log::conditional::Conditional;
 use crate::machine::log::effects::{Effects, Step};
 use crate::machine::settings::SettingsCommand;
+use crate::machine::version::UpgradeCommand;
 use crate::types::{Fence, Member, Origin, RequestId, SessionId};
 use smallvec::SmallVec;
 
@@ -94,6 +95,11 @@ pub enum Command<'a> {
     },
     /// A change of the replicated settings.
     Settings(SettingsCommand<'a>),
+    /// A change of the cluster version, or of the hold that keeps it from rising.
+    Upgrade(UpgradeCommand),
+    /// Counts. Made up: plays the newer release in tests of mixed clusters.
+    #[cfg(feature = "next-version")]
+    Next,
     /// `FENCE.CHECK` where no Redis is behind.
     FenceCheck {
         db: Db,
@@ -187,7 +193,10 @@ impl Command<'_> {
             | Command::OriginStart { .. }
             | Command::OriginGone { .. }
             | Command::FenceCheck { .. }
-            | Command::Settings(_) => {}
+            | Command::Settings(_)
+            | Command::Upgrade(_) => {}
+            #[cfg(feature = "next-version")]
+            Command::Next => {}
         }
     }
 }

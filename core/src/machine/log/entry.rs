@@ -1,10 +1,10 @@
 //! The bytes of one log entry: a version, the leader's stamp, and a batch of commands from each origin.
 //!
 //! ```text
-//! entry  = version:u8  term  logical_ms  wall_us  batch*
+//! entry  = format:u8  term  logical_ms  wall_us  batch*
 //! batch  = node  incarnation:u64  acked_below  count:u32  (seq  len  command)*
 //! ```
-//! Numbers without a width are varints. A `seq` of 0 wants neither an answer nor to be remembered.
+//! `format` tells the cluster version. Numbers without a width are varints. A `seq` of 0 wants neither an answer nor to be remembered.
 //!
 //! An entry is applied whole or not at all: it is read to its end before anything changes, not even the clock. One that this
 //! release does not know ([`EntryError`]) stops the node. To skip it, or to answer it with an error, would be divergence: a
@@ -15,12 +15,10 @@ use crate::keyspace::table;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::log::command::{CallSite, Command, Words};
 use crate::machine::queue::waiter::{put_origin, read_origin};
+use crate::machine::version::{self, ClusterVersion, FormatError, Gate, Need, UpgradeCommand, VersionRange};
 use crate::machine::{Applied, Machine};
 use crate::types::{Origin, RequestId, Stamp};
 use std::fmt;
-
-/// Written by this version, and the only one read.
-pub const ENTRY_VERSION: u8 = 1;
 
 /// Puts an entry together from blobs that are encoded already.
 #[derive(Debug)]
@@ -30,10 +28,17 @@ pub struct EntryBuilder {
 }
 
 impl EntryBuilder {
+    /// In the format of the first cluster version, which every node of release 1 or later reads: for tests and tools.
     #[must_use]
     pub fn new(stamp: Stamp) -> EntryBuilder {
+        EntryBuilder::for_version(version::FIRST, stamp)
+    }
+
+    /// In the format of the version that the cluster runs.
+    #[must_use]
+    pub fn for_version(runs: ClusterVersion, stamp: Stamp) -> EntryBuilder {
         let mut bytes = Vec::with_capacity(256);
-        bytes.push(ENTRY_VERSION);
+        bytes.push(version::format_byte(runs));
         put_varint(&mut bytes, stamp.term);
         put_varint(&mut bytes, stamp.logical_ms);
         put_varint(&mut bytes, stamp.wall_us);
@@ -87,13 +92,12 @@ impl EntryBuilder {
 /// Reads the stamp alone: a new leader goes on from the last one.
 #[must_use]
 pub fn entry_stamp(bytes: &[u8]) -> Option<Stamp> {
-    read_stamp(&mut Reader::new(bytes))
+    let mut reader = Reader::new(bytes);
+    version::read_format_byte(reader.u8()?, VersionRange::ANY).ok()?;
+    read_stamp(&mut reader)
 }
 
 fn read_stamp(reader: &mut Reader<'_>) -> Option<Stamp> {
-    if reader.u8()? != ENTRY_VERSION {
-        return None;
-    }
     Some(Stamp { term: reader.varint()?, logical_ms: reader.varint()?, wall_us: reader.varint()? })
 }
 
@@ -111,7 +115,9 @@ const COMMANDS_AT_ONCE_MAX: usize = 1_024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryError {
     /// Written in a format this release does not read.
-    Version(u8),
+    Format(FormatError),
+    /// Written in the format of a later version than the cluster runs.
+    Ahead { version: ClusterVersion, runs: ClusterVersion },
     /// The bytes end within a batch or a number.
     Frame,
     /// The command at this place (from 0) has an unknown tag, or its fields are not those of its tag.
@@ -120,13 +126,18 @@ pub enum EntryError {
     RedisCommand { at: usize, name: String },
     /// The command at this place holds a script as a client sent it: only what the leader made of it is ever logged.
     Script { at: usize },
+    /// The command at this place needs a later version than the cluster runs.
+    NeedsVersion { at: usize, need: Need, runs: ClusterVersion },
+    /// The command at this place raises the cluster version beyond what this release can run.
+    Raise { at: usize, to: ClusterVersion, known: VersionRange },
 }
 
 impl fmt::Display for EntryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            EntryError::Version(version) => {
-                write!(f, "entry version {version} is not known, this release reads version {ENTRY_VERSION}")
+            EntryError::Format(error) => error.fmt(f),
+            EntryError::Ahead { version, runs } => {
+                write!(f, "its format is that of cluster version {version}, the cluster runs {runs}")
             }
             EntryError::Frame => f.write_str("its bytes are not those of an entry"),
             EntryError::Command { at, tag: Some(tag) } => {
@@ -139,21 +150,39 @@ impl fmt::Display for EntryError {
             EntryError::Script { at } => {
                 write!(f, "command {at} holds a script that was not run before it was logged")
             }
+            EntryError::NeedsVersion { at, need: Need { command, version }, runs } => {
+                write!(f, "command {at} ({command}) needs cluster version {version}, the cluster runs {runs}")
+            }
+            EntryError::Raise { at, to, known } => {
+                write!(f, "command {at} raises the cluster version to {to}, this node can run {known}")
+            }
         }
     }
 }
 
 impl std::error::Error for EntryError {}
 
-/// Whether a command may enter the log, or become what may, as far as this release can tell: a leader proposes nothing that it
-/// could not apply.
-pub fn check_command(blob: &[u8]) -> Result<(), EntryError> {
-    check_names(0, &decode_command(0, blob)?)
-}
-
 #[inline]
 fn decode_command(at: usize, blob: &[u8]) -> Result<Command<'_>, EntryError> {
     Command::decode(blob).ok_or_else(|| EntryError::Command { at, tag: blob.first().copied() })
+}
+
+/// Whether the cluster's version has this command, and this node the version it asks for.
+fn check_version(at: usize, command: &Command<'_>, gate: Gate) -> Result<(), EntryError> {
+    let Gate { runs, known } = gate;
+    if let Command::Upgrade(UpgradeCommand::Raise { to }) = command {
+        if *to > known.newest {
+            return Err(EntryError::Raise { at, to: *to, known });
+        }
+    }
+    // Nothing this release can decode needs more than the newest version it knows.
+    if runs < known.newest {
+        let need = command.need();
+        if need.version > runs {
+            return Err(EntryError::NeedsVersion { at, need, runs });
+        }
+    }
+    Ok(())
 }
 
 /// Whether this release has the Redis commands that a command holds.
@@ -181,17 +210,18 @@ fn check_words(at: usize, argv: &Words<'_>, in_transaction: bool) -> Result<(), 
 const NAME_SHOWN_BYTES: usize = 32;
 
 /// Reads an entry to its end.
-fn read_entry(bytes: &[u8]) -> Result<(Stamp, Vec<Batch<'_>>), EntryError> {
+fn read_entry(bytes: &[u8], gate: Gate) -> Result<(Stamp, Vec<Batch<'_>>), EntryError> {
     let mut reader = Reader::new(bytes);
-    let version = reader.clone().u8().ok_or(EntryError::Frame)?;
-    if version != ENTRY_VERSION {
-        return Err(EntryError::Version(version));
+    let format = reader.u8().ok_or(EntryError::Frame)?;
+    let version = version::read_format_byte(format, gate.known).map_err(EntryError::Format)?;
+    if version > gate.runs {
+        return Err(EntryError::Ahead { version, runs: gate.runs });
     }
     let stamp = read_stamp(&mut reader).ok_or(EntryError::Frame)?;
     let mut batches = Vec::new();
     let mut at = 0;
     while !reader.is_empty() {
-        let batch = read_batch(&mut reader, at)?;
+        let batch = read_batch(&mut reader, at, gate)?;
         at += batch.commands.len();
         batches.push(batch);
     }
@@ -199,7 +229,7 @@ fn read_entry(bytes: &[u8]) -> Result<(Stamp, Vec<Batch<'_>>), EntryError> {
 }
 
 /// `at`: the place of its first command in the entry.
-fn read_batch<'a>(reader: &mut Reader<'a>, at: usize) -> Result<Batch<'a>, EntryError> {
+fn read_batch<'a>(reader: &mut Reader<'a>, at: usize, gate: Gate) -> Result<Batch<'a>, EntryError> {
     let origin = read_origin(reader).ok_or(EntryError::Frame)?;
     let acked_below = reader.varint().ok_or(EntryError::Frame)?;
     let count = reader.u32_fixed().ok_or(EntryError::Frame)? as usize;
@@ -211,6 +241,7 @@ fn read_batch<'a>(reader: &mut Reader<'a>, at: usize) -> Result<Batch<'a>, Entry
         commands.push((seq, decode_command(at, blob)?));
         let (_, command) = &commands[commands.len() - 1];
         check_names(at, command)?;
+        check_version(at, command, gate)?;
         if command.is_request() {
             return Err(EntryError::Script { at });
         }
@@ -219,9 +250,17 @@ fn read_batch<'a>(reader: &mut Reader<'a>, at: usize) -> Result<Batch<'a>, Entry
 }
 
 impl Machine {
+    /// Whether a command may enter the log, or become what may, as far as this node can tell: a leader proposes nothing that it
+    /// could not apply, and nothing that the version of the cluster does not have.
+    pub fn check_command(&self, blob: &[u8]) -> Result<(), EntryError> {
+        let command = decode_command(0, blob)?;
+        check_names(0, &command)?;
+        check_version(0, &command, self.gate())
+    }
+
     /// Applies one entry of the log. An error says that nothing of it was applied, and the node must stop.
     pub fn apply_entry(&mut self, bytes: &[u8], out: &mut Applied) -> Result<(), EntryError> {
-        let (stamp, batches) = read_entry(bytes)?;
+        let (stamp, batches) = read_entry(bytes, self.gate())?;
         self.begin(stamp, out);
         for Batch { origin, acked_below, commands } in batches {
             for (seq, command) in &commands {

@@ -8,12 +8,13 @@ use crate::machine::keys::members::Grants;
 use crate::machine::log::bytes::Reader;
 use crate::machine::requests::dedup::Dedup;
 use crate::machine::snapshot::invariants::Violation;
-use crate::machine::snapshot::write::{kind, SNAPSHOT_VERSION};
+use crate::machine::snapshot::write::kind;
 use crate::machine::stats::{count, Counters};
 use crate::machine::store::deadlines::Timer;
 use crate::machine::store::list::List;
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::sweep::Sweep;
+use crate::machine::version::{read_format_byte, ClusterVersion, FormatError, VersionRange};
 use crate::machine::{Limits, LockSlot, Machine, Slot, LOGICAL_MS_MAX, WALL_US_MAX};
 use crate::script::scripts::sha1;
 use crate::types::{Fence, Stamp};
@@ -24,8 +25,8 @@ use std::fmt;
 pub enum RestoreError {
     /// A piece is shorter than any can be, or its checksum is wrong.
     Damaged,
-    /// Written by a version this one does not read.
-    Version(u8),
+    /// Written in a format this release does not read.
+    Format(FormatError),
     /// A piece is missing, doubled or out of order.
     Order,
     /// The checksum is right and the content is not.
@@ -40,7 +41,7 @@ impl fmt::Display for RestoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RestoreError::Damaged => f.write_str("a piece of the snapshot is damaged"),
-            RestoreError::Version(version) => write!(f, "snapshot version {version} is not known"),
+            RestoreError::Format(error) => write!(f, "the snapshot cannot be read: {error}"),
             RestoreError::Order => f.write_str("a piece of the snapshot is missing, doubled or out of order"),
             RestoreError::Malformed => f.write_str("the snapshot's content is malformed"),
             RestoreError::Unfinished => f.write_str("the snapshot's last piece is missing"),
@@ -70,6 +71,15 @@ impl Restorer {
     #[must_use]
     pub fn new(limits: Limits) -> Restorer {
         Restorer { machine: Machine::with_limits(limits), reader: PieceReader::default(), failed: None }
+    }
+
+    /// For a node that can run these versions: see [`Machine::set_versions`].
+    #[must_use]
+    pub fn for_versions(known: VersionRange) -> Restorer {
+        let mut restorer = Restorer::default();
+        restorer.machine.set_versions(known);
+        restorer.reader.known = known;
+        restorer
     }
 
     /// Takes the next piece. After an error nothing more is taken.
@@ -119,7 +129,8 @@ pub struct Checker {
 impl Default for Checker {
     fn default() -> Checker {
         let records = Records { checks_only: true, ..Records::default() };
-        let reader = PieceReader { records, ..PieceReader::default() };
+        // Whoever restores it says whether it can run that version.
+        let reader = PieceReader { records, known: VersionRange::ANY, ..PieceReader::default() };
         Checker { scratch: Machine::new(), reader }
     }
 }
@@ -143,6 +154,7 @@ impl Checker {
 /// Puts the pieces' bytes together again and cuts them into records.
 #[derive(Default)]
 struct PieceReader {
+    known: VersionRange,
     pieces: u32,
     /// The beginning of a record whose rest is in the next piece.
     rest: Vec<u8>,
@@ -153,6 +165,8 @@ struct PieceReader {
 /// What is known between two records.
 #[derive(Default)]
 struct Records {
+    /// Of the first piece; all have the same.
+    version: Option<ClusterVersion>,
     /// Records are read and dropped.
     checks_only: bool,
     has_head: bool,
@@ -174,12 +188,13 @@ impl PieceReader {
             return Err(RestoreError::Damaged);
         }
         let mut reader = Reader::new(body);
-        let version = reader.u8().ok_or(RestoreError::Damaged)?;
-        if version != SNAPSHOT_VERSION {
-            return Err(RestoreError::Version(version));
-        }
+        let format = reader.u8().ok_or(RestoreError::Damaged)?;
+        let version = read_format_byte(format, self.known).map_err(RestoreError::Format)?;
         if self.complete || reader.u32_fixed() != Some(self.pieces) {
             return Err(RestoreError::Order);
+        }
+        if *self.records.version.get_or_insert(version) != version {
+            return Err(RestoreError::Malformed);
         }
         self.pieces += 1;
         self.read_records(reader.rest(), keep).ok_or(RestoreError::Malformed)?;
@@ -233,6 +248,7 @@ impl Records {
         match kind {
             kind::HEAD => {
                 self.has_head = true;
+                machine.upgrade.version = self.version?;
                 read_head(machine, reader)?;
             }
             kind::ORIGIN => machine.dedup.read_origin(reader, limits.origins_max)?,
@@ -324,6 +340,11 @@ fn read_head(machine: &mut Machine, reader: &mut Reader<'_>) -> Option<()> {
     machine.blocked = Blocked::counting_from(count(reader)?);
     machine.settings = crate::machine::settings::Settings::read(reader)?;
     machine.marks.read_floor(reader)?;
+    machine.upgrade.hold = reader.flag()?;
+    #[cfg(feature = "next-version")]
+    if machine.cluster_version() >= 2 {
+        machine.next_count = reader.varint()?;
+    }
     let clock = machine.clock;
     let in_range = clock.logical_ms <= LOGICAL_MS_MAX && clock.wall_us <= WALL_US_MAX;
     (in_range && machine.entry_wall_us <= clock.wall_us).then_some(())

@@ -5,10 +5,10 @@
 //! pieces together show the instant of the beginning, whatever was applied meanwhile.
 //!
 //! ```text
-//! piece  = version:u8  number:u32  bytes  crc32:u32      (over all before it)
+//! piece  = format:u8  number:u32  bytes  crc32:u32      (over all before it)
 //! record = kind:u8  length:u32  content
 //! ```
-//! The bytes of all pieces are one stream of records: the head first, the counts of what came last. Pieces are cut by bytes, wherever
+//! `format` tells the cluster version at that instant. The bytes of all pieces are one stream of records: the head first, the counts of what came last. Pieces are cut by bytes, wherever
 //! that falls, so none is ever longer than [`SNAPSHOT_PIECE_BYTES_MAX`]; a reader refuses longer ones. No record is longer than
 //! [`SNAPSHOT_RECORD_BYTES_MAX`]: a collection is a record for itself and as many for its elements as it takes.
 
@@ -20,13 +20,12 @@ use crate::machine::keys::members::Grants;
 use crate::machine::locks::marks::{put_mark, MarkMap};
 use crate::machine::log::bytes::{put_bytes, put_varint, Hash64};
 use crate::machine::store::slab::{framed, write_record};
+use crate::machine::version::{format_byte, ClusterVersion};
 use crate::machine::{LockSlot, Machine};
 use ::bytes::{Bytes, BytesMut};
 use std::collections::VecDeque;
 
-/// Written by this version, and the only one read.
-pub(crate) const SNAPSHOT_VERSION: u8 = 2;
-/// Version and number before the bytes of a piece, checksum behind them.
+/// Format and number before the bytes of a piece, checksum behind them.
 const PIECE_OVERHEAD_BYTES: usize = 1 + 4 + 4;
 /// Bytes of records in one piece.
 const PIECE_CONTENT_BYTES_MAX: usize = SNAPSHOT_PIECE_BYTES_MAX - PIECE_OVERHEAD_BYTES;
@@ -57,6 +56,8 @@ pub(crate) mod kind {
 
 /// How far the snapshot has come.
 pub(crate) struct Progress {
+    /// Of the instant that is shown.
+    version: ClusterVersion,
     number: u32,
     stage: Stage,
     /// Bytes of records that are not in a piece yet.
@@ -101,6 +102,7 @@ impl Machine {
         self.waiters.walk_begin();
         self.sessions.walk_begin();
         self.snapshot = Some(Progress {
+            version: self.cluster_version(),
             number: 0,
             stage: Stage::Locks,
             ready: BytesMut::from(&head[..]),
@@ -140,7 +142,7 @@ impl Machine {
         }
         progress.ready.extend_from_slice(&records);
         let content = progress.ready.split_to(progress.ready.len().min(PIECE_CONTENT_BYTES_MAX));
-        let piece = piece(progress.number, &content);
+        let piece = piece(progress.version, progress.number, &content);
         progress.number += 1;
         if progress.stage != Stage::Over || !progress.ready.is_empty() {
             self.snapshot = Some(progress);
@@ -194,6 +196,11 @@ impl Machine {
             put_varint(out, self.blocked.next_number());
             self.settings.write(out);
             self.marks.write_floor(out);
+            out.push(u8::from(self.upgrade.hold));
+            #[cfg(feature = "next-version")]
+            if self.cluster_version() >= 2 {
+                put_varint(out, self.next_count);
+            }
         });
         self.dedup.write(out);
     }
@@ -201,7 +208,7 @@ impl Machine {
     /// A hash over all replicated state: equal on every node at the same applied index, and after a restore.
     #[must_use]
     pub fn state_hash(&self) -> u64 {
-        let mut hash = Hash64::new(u64::from(SNAPSHOT_VERSION));
+        let mut hash = Hash64::new(u64::from(self.cluster_version()));
         let mut bytes = Vec::with_capacity(1_024);
         self.write_head(&mut bytes);
         hash_and_clear(&mut hash, &mut bytes);
@@ -333,9 +340,9 @@ impl Progress {
     }
 }
 
-fn piece(number: u32, content: &[u8]) -> Vec<u8> {
+fn piece(version: ClusterVersion, number: u32, content: &[u8]) -> Vec<u8> {
     let mut piece = Vec::with_capacity(content.len() + PIECE_OVERHEAD_BYTES);
-    piece.push(SNAPSHOT_VERSION);
+    piece.push(format_byte(version));
     piece.extend_from_slice(&number.to_le_bytes());
     piece.extend_from_slice(content);
     let crc = crc32fast::hash(&piece);

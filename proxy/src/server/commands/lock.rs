@@ -20,6 +20,7 @@ use redfence_core::grammar::{self, fence, Request};
 use redfence_core::machine::marks::check_guarded;
 use redfence_core::machine::request::{self, Context, Work};
 use redfence_core::machine::settings::{Setting, SettingsCommand};
+use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{Command, Query};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::{SessionId, Tier};
@@ -144,11 +145,20 @@ impl CommandContext {
                 self.reply(&Reply::Array(nodes));
                 return Progress::Done;
             }
+            Cluster::Version => {
+                let reply = self.cluster_version();
+                self.reply(&reply);
+                return Progress::Done;
+            }
             Cluster::Add { id, address } => AdminRequest::Add { id: *id, addr: (*address).to_string() },
             Cluster::Remove { id } => AdminRequest::Remove { id: *id },
             Cluster::Transfer { id } => AdminRequest::Transfer { id: *id },
             Cluster::Get { name } => return self.get_setting(*name),
             Cluster::Set { name, value } => return self.set_setting(*name, value),
+            Cluster::UpgradeHold => return self.cluster_change(&Command::Upgrade(UpgradeCommand::Hold)),
+            Cluster::UpgradeFinish => return self.cluster_change(&Command::Upgrade(UpgradeCommand::Finish)),
+            #[cfg(feature = "next-version")]
+            Cluster::Next => return self.cluster_change(&Command::Next),
         };
         if !self.can_join(InFlight::Alone) {
             return Progress::Stalled;
@@ -188,11 +198,36 @@ impl CommandContext {
             | Setting::MarkRetentionMs
             | Setting::SessionGraceMs => {}
         }
+        self.log_change(&Command::Settings(SettingsCommand::Set { name: name.as_str().as_bytes(), value }))
+    }
+
+    fn cluster_change(&mut self, command: &Command<'_>) -> Progress {
+        if !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
+        }
+        tracing::warn!(client = %self.client.info.address, ?command, "LOCK.CLUSTER");
+        self.log_change(command)
+    }
+
+    fn log_change(&mut self, command: &Command<'_>) -> Progress {
         let mut blob = Vec::new();
-        Command::Settings(SettingsCommand::Set { name: name.as_str().as_bytes(), value }).encode(&mut blob);
+        command.encode(&mut blob);
         let pending = self.server.tier2.submit(blob.into(), 0);
         self.await_call(InFlight::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
         Progress::Done
+    }
+
+    fn cluster_version(&self) -> Reply {
+        let status = self.server.tier2.status();
+        let pair = |key: &'static str, value: Reply| (Reply::Text(key), value);
+        let number = |value: u64| Reply::Int(value as i64);
+        let member = |node: &NodeStatus| (number(node.id), number(u64::from(node.version)));
+        Reply::Map(vec![
+            pair("cluster_version", number(u64::from(status.cluster_version))),
+            pair("node_version", number(u64::from(status.node_version))),
+            pair("members", Reply::Map(status.nodes.iter().map(member).collect())),
+            pair("hold", number(u64::from(status.upgrade_hold))),
+        ])
     }
 
     fn cluster_info(&self) -> Reply {

@@ -1,4 +1,4 @@
-//! Periodic tasks of the leader (expiry, declaring lost nodes gone, promoting learners), and membership changes that
+//! Periodic tasks of the leader (expiry, declaring lost nodes gone, promoting learners, raising the cluster version), and membership changes that
 //! operators have asked for at any node.
 
 use crate::node_api::{AdminRequest, NodeId, PeerMessage, Ticket};
@@ -29,7 +29,9 @@ impl Node {
         if self.is_leader() {
             self.declare_gone();
             self.promote_learners();
+            self.raise_version();
         }
+        self.tell_versions();
         self.work_on_goals();
     }
 

@@ -21,6 +21,7 @@ use crate::node_api::{
     PeerMessage, Recovered, SnapshotMeta, WakeFilter,
 };
 use crate::tier2::cluster::membership::{Goal, Membership};
+use crate::tier2::cluster::versions::MemberVersions;
 use crate::tier2::config::NodeConfig;
 use crate::tier2::node::apply::{TurnLoad, COMMITTED_BYTES_PER_READY};
 use crate::tier2::node::grant_delivery::GrantDelivery;
@@ -69,6 +70,7 @@ pub struct Node {
     /// When, on this node's own clock, the machine's clock last moved.
     pub(super) stamp_applied_at_ms: u64,
     pub(super) membership: Membership,
+    pub(super) versions: MemberVersions,
     pub(super) pending: PendingTable,
     pub(super) heavy: HeavyQueue,
     /// The machine accepts commands of this incarnation of the node.
@@ -125,7 +127,7 @@ impl Node {
             recovered.snapshot.conf_state = founding.conf_state;
             recovered.snapshot.members = founding.members;
         }
-        let machine = snapshot_stream::load(&recovered.snapshot, reader.as_ref())?;
+        let machine = snapshot_stream::load_for(&recovered.snapshot, reader.as_ref(), config.versions)?;
         let applied = recovered.snapshot.at.index;
         let membership = Membership::from_snapshot(&recovered.snapshot);
         let boot = recovered.boot;
@@ -146,6 +148,7 @@ impl Node {
             turn_load: TurnLoad::default(),
             stamp_applied_at_ms: 0,
             membership,
+            versions: MemberVersions::default(),
             pending: PendingTable::new(origin),
             heavy: HeavyQueue::default(),
             origin_live: false,
@@ -333,6 +336,7 @@ impl Node {
             PeerMessage::Admin { applied, request } => self.on_asked(applied, &request),
             PeerMessage::NotMember { conf_index } => self.on_not_member(conf_index),
             PeerMessage::Progress(rows) => self.on_progress(from, rows),
+            PeerMessage::Versions { term, range } => self.on_versions(from, term, range),
         }
     }
 
@@ -387,6 +391,7 @@ impl Node {
         self.batching = Batching::default();
         self.stage.clear();
         self.forget_scripts();
+        self.versions.leader_changed();
         self.pending.leader_changed();
         self.reads.leader_changed();
         self.origin_start_due_ms = 0;

@@ -21,6 +21,11 @@ impl Node {
             // Before the answers of the same turn: what they were decided by may be in force no more.
             self.status_due_ms = 0;
         }
+        if (self.machine.cluster_version(), self.machine.upgrade_hold())
+            != (self.status.cluster_version, self.status.upgrade_hold)
+        {
+            self.status_due_ms = 0;
+        }
         if self.now.monotonic_ms() < self.status_due_ms {
             return;
         }
@@ -46,6 +51,9 @@ impl Node {
             commit: raft.raft_log.committed,
             applied: self.applied,
             voters: self.membership.voters() as u64,
+            cluster_version: self.machine.cluster_version(),
+            node_version: self.config.versions.newest,
+            upgrade_hold: self.machine.upgrade_hold(),
             quorum: leader != 0,
             settings_version: self.machine.settings().version,
             routing_version: self.machine.settings().routing_version,
@@ -83,7 +91,8 @@ impl Node {
             true => (raft.raft_log.persisted, true),
             false => (progress.matched, progress.up),
         };
-        NodeStatus { id: member.id, addr: member.addr.clone(), role, matched, up }
+        let version = if own { self.config.versions.newest } else { progress.version };
+        NodeStatus { id: member.id, addr: member.addr.clone(), role, matched, up, version }
     }
 
     /// How far another member is: as the leader says where it has said so lately, else as this node sees it.
@@ -92,14 +101,19 @@ impl Node {
         let up = self.silent_ms(id, now_ms) < self.config.node_down_ms;
         if self.is_leader() {
             let matched = self.raw.raft.prs().get(id).map_or(0, |progress| progress.matched);
-            return MemberProgress { id, matched, up };
+            return MemberProgress { id, matched, up, version: self.version_of(id) };
         }
+        self.leaders_row(id).unwrap_or(MemberProgress { id, matched: 0, up, version: 0 })
+    }
+
+    /// What the leader has lately said of a member.
+    pub(in crate::tier2) fn leaders_row(&self, id: NodeId) -> Option<MemberProgress> {
+        let now_ms = self.now.monotonic_ms();
         let lately = |(by, at_ms, _): &&(NodeId, u64, Vec<MemberProgress>)| {
             *by == self.raw.raft.leader_id && now_ms < at_ms + self.config.node_down_ms
         };
-        let view = self.leaders_view.as_ref().filter(lately);
-        let told = view.and_then(|(_, _, rows)| rows.iter().find(|row| row.id == id));
-        told.copied().unwrap_or(MemberProgress { id, matched: 0, up })
+        let (_, _, rows) = self.leaders_view.as_ref().filter(lately)?;
+        rows.iter().find(|row| row.id == id).copied()
     }
 
     /// The leader tells the others, who hear of each other by it alone.
@@ -109,7 +123,12 @@ impl Node {
             return;
         }
         self.progress_due_ms = now_ms + PROGRESS_MS;
-        let own = MemberProgress { id: self.config.id, matched: self.raw.raft.raft_log.persisted, up: true };
+        let own = MemberProgress {
+            id: self.config.id,
+            matched: self.raw.raft.raft_log.persisted,
+            up: true,
+            version: self.config.versions.newest,
+        };
         let others: Vec<NodeId> =
             self.membership.iter().map(|member| member.id).filter(|id| *id != self.config.id).collect();
         let mut rows: Vec<MemberProgress> = others.iter().map(|id| self.progress_of(*id)).collect();

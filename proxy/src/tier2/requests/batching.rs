@@ -85,7 +85,9 @@ impl Node {
         while self.may_propose() && self.stage.len() >= self.commands_awaited() && !self.must_run_scripts() {
             let Some(stamp) = self.clock.stamp(self.now) else { return };
             let (commands_max, bytes_max) = (self.config.entry_commands_max, self.config.entry_bytes_max);
-            let Some(built) = self.stage.build(stamp, &self.pending, commands_max, bytes_max) else { return };
+            let runs = self.machine.cluster_version();
+            let built = self.stage.build(runs, stamp, &self.pending, commands_max, bytes_max);
+            let Some(built) = built else { return };
             let covered = built.covered();
             if self.raw.propose(Vec::new(), built.data).is_err() {
                 // Dropped before it entered the log: it stays staged.

@@ -14,8 +14,7 @@ use crate::tier2::requests::reads::{count_reply, ReadyRead};
 use crate::tier2::requests::staging::StageLimits;
 use bytes::Bytes;
 use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
-use redfence_core::machine::effects::Effects;
-use redfence_core::machine::{check_command, Command};
+use redfence_core::machine::Command;
 use redfence_core::mutant;
 use redfence_core::reply::Reply;
 use redfence_core::types::{RequestId, SessionId};
@@ -41,7 +40,8 @@ impl Node {
         let full = self.pending.unapplied_len() >= self.config.pending_requests_max
             || self.pending.unapplied_bytes() + submit.blob.len() > self.config.pending_bytes_max
             || (submit.wait_ms > 0 && self.pending.placed_len() >= self.config.waits_max);
-        match self.refusal().or_else(|| full.then(refusals::queue_full)) {
+        let refusal = self.refusal().or_else(|| full.then(refusals::queue_full));
+        match refusal.or_else(|| self.version_refusal(&submit.blob)) {
             Some(refusal) => self.out.replies.push((submit.ticket, refusal)),
             None => {
                 self.renew_outside_log(&submit.blob);
@@ -248,8 +248,7 @@ impl Node {
     /// A batch forwarded by a follower. It is dropped if this node does not lead in its term, the queue is full, or a batch before
     /// it is missing: the follower sends it again.
     pub(super) fn on_forward(&mut self, mut forward: Forward) {
-        if self.is_leader() && forward.term == self.raw.raft.term {
-            refuse_unknown(&mut forward);
+        if self.is_leader() && forward.term == self.raw.raft.term && self.refuse_unknown(&mut forward) {
             let limits = StageLimits {
                 commands: self.config.staged_commands_max,
                 bytes: self.config.staged_bytes_max,
@@ -318,18 +317,6 @@ impl Node {
             // Nothing applied since start-up: the age of the snapshot's clock is unknown.
             None if self.stamp_applied_at_ms == 0 => 0,
             None => self.now.monotonic_ms().saturating_sub(self.stamp_applied_at_ms),
-        }
-    }
-}
-
-/// A member of another release may forward a command this release does not know. In the log it would stop every node that
-/// applies it; an error for its client is logged in its place.
-fn refuse_unknown(forward: &mut Forward) {
-    for command in &mut forward.commands {
-        if let Err(error) = check_command(&command.blob) {
-            tracing::warn!(origin = ?forward.origin, command.seq, %error, "refusing a forwarded command");
-            let effects = Effects { member: None, steps: Vec::new(), reply: refusals::unknown_to_leader() };
-            command.blob = encoded(&Command::Effects(effects));
         }
     }
 }

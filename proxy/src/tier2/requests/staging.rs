@@ -12,6 +12,7 @@ use crate::node_api::{Forward, Forwarded, NodeId};
 use crate::tier2::requests::pending::PendingTable;
 use crate::tier2::scripts::{prepare, ConnectionKey, ScriptQueue, StagedCommand};
 use bytes::Bytes;
+use redfence_core::machine::version::ClusterVersion;
 use redfence_core::machine::{EntryBuilder, Machine};
 use redfence_core::script::Preparation;
 use redfence_core::types::{Origin, Stamp};
@@ -248,12 +249,13 @@ impl StagingQueue {
     /// Builds one entry from the front of the stage. `None` where nothing is left to propose.
     pub(in crate::tier2) fn build(
         &mut self,
+        runs: ClusterVersion,
         stamp: Stamp,
         pending: &PendingTable,
         commands_max: usize,
         bytes_max: usize,
     ) -> Option<BuiltEntry> {
-        let mut builder = EntryBuilder::new(stamp);
+        let mut builder = EntryBuilder::for_version(runs, stamp);
         let mut own = Vec::new();
         let mut covered = 0;
         for group in &self.groups {

@@ -143,7 +143,7 @@ impl Node {
     }
 
     fn propose_before_scripts(&mut self, stamp: Stamp, newest: u64, commands: &[Bytes]) {
-        let mut builder = EntryBuilder::new(stamp);
+        let mut builder = EntryBuilder::for_version(self.machine.cluster_version(), stamp);
         let (origin, acked_below) = (self.pending.origin(), self.pending.acked_below());
         builder.push_batch(origin, acked_below, commands.iter().map(|command| (UNNUMBERED, command)));
         if self.raw.propose(Vec::new(), builder.finish()).is_ok() {
@@ -154,7 +154,7 @@ impl Node {
 
     /// As many scripts as cannot tell that they share one become one entry.
     fn run_scripts_at(&mut self, stamp: Stamp, newest: u64) {
-        let mut builder = EntryBuilder::new(stamp);
+        let mut builder = EntryBuilder::for_version(self.machine.cluster_version(), stamp);
         let mut shared = SharedEntry::default();
         let mut own = Vec::new();
         let mut unswept = Vec::new();

@@ -61,7 +61,8 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let told_of = config.cluster.iter().map(|(id, _)| *id).filter(|id| *id != own).collect();
     let secret = config.peer_secret.as_ref().map(|text| text.clone().into_bytes());
     let snapshots = SnapshotWriter::new(&dir.snapshots_path());
-    let registry = Arc::new(PeerRegistry::open(dir, identity, config.own_address(), secret, told_of)?);
+    let registry = PeerRegistry::open(dir, identity, config.own_address(), secret, told_of)?;
+    let registry = Arc::new(registry.with_versions(config.node.versions));
     // Before anybody is let in: whoever greets is measured against the members known so far.
     registry.set_members(&store.recovered().snapshot.members);
 
@@ -69,6 +70,7 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let mut node =
         Node::new(config.node.clone(), store.recovered(), store.reader()).map_err(StartError::Node)?;
     node.set_cpu_clock(Box::new(ThreadCpu));
+    registry.set_cluster_version(node.machine().cluster_version());
     let sink = Arc::new(handle.clone());
     let (transport, peers) = Transport::start(registry, listener, sink).map_err(StartError::Threads)?;
     let disk = start_disk_threads(Box::new(store), snapshots, &transport, &handle, config);
@@ -206,6 +208,9 @@ impl RaftThread {
         }
         for op in outputs.snapshot_ops.drain(..) {
             let _ = self.ops.send(op);
+        }
+        if let Some(status) = &outputs.status {
+            self.transport.set_cluster_version(status.cluster_version);
         }
         if let Some(members) = outputs.members.take() {
             self.transport.set_members(members);

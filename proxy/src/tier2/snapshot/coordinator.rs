@@ -176,6 +176,7 @@ impl Node {
                 chunk,
                 id,
                 self.now.monotonic_ms(),
+                self.config.versions,
                 &mut self.out.snapshot_ops,
             ) {
                 Ok(receiving) => self.snapshots.receiving = Some(receiving),

@@ -1,12 +1,13 @@
 //! A snapshot coming in from a leader: into a file, and into a machine at the same time. One at a time; a newer transfer
 //! takes the place of an older one.
 
-use crate::node_api::snapshot_stream::StreamRestorer;
+use crate::node_api::snapshot_stream::{empty_machine, StreamRestorer};
 use crate::node_api::wire::meta_of;
 use crate::node_api::{
     NodeId, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta, SnapshotOp, TransferState,
 };
 use raft::eraftpb::Message;
+use redfence_core::machine::version::VersionRange;
 use redfence_core::machine::Machine;
 
 pub(crate) struct IncomingSnapshot {
@@ -17,6 +18,8 @@ pub(crate) struct IncomingSnapshot {
     meta: SnapshotMeta,
     received_bytes: u64,
     written_bytes: u64,
+    /// What this node can run.
+    versions: VersionRange,
     restorer: Option<StreamRestorer>,
     machine: Option<Machine>,
     /// When the last chunk came.
@@ -43,6 +46,7 @@ impl IncomingSnapshot {
         chunk: &SnapshotChunk,
         id: SnapshotId,
         now_ms: u64,
+        versions: VersionRange,
         ops: &mut Vec<SnapshotOp>,
     ) -> Result<IncomingSnapshot, String> {
         let message = chunk.message.clone().ok_or("a transfer begins without raft's message")?;
@@ -62,7 +66,8 @@ impl IncomingSnapshot {
             meta,
             received_bytes: 0,
             written_bytes: 0,
-            restorer: Some(StreamRestorer::new()),
+            versions,
+            restorer: Some(StreamRestorer::new(versions)),
             machine: None,
             heard_ms: now_ms,
         })
@@ -107,7 +112,7 @@ impl IncomingSnapshot {
         if self.received_bytes == self.meta.size_bytes {
             let restorer = self.restorer.take().expect("restorer is Some");
             self.machine = Some(match self.meta.size_bytes {
-                0 => Machine::new(),
+                0 => empty_machine(self.versions),
                 _ => restorer.finish()?,
             });
             if self.meta.size_bytes > 0 {

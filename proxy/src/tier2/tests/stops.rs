@@ -85,7 +85,23 @@ fn an_entry_version_nobody_knows_stops_the_node() {
     let mut data = entry_with(&[13, 0]);
     data[0] = 77;
     let line = stops_with(EntryType::EntryNormal, data);
-    assert!(line.contains("entry version 77 is not known"), "{line}");
+    assert!(line.contains("its format is that of cluster version 62"), "{line}");
+}
+
+#[test]
+fn an_entry_from_before_release_1_stops_the_node() {
+    let mut data = entry_with(&[13, 0]);
+    data[0] = 1;
+    let line = stops_with(EntryType::EntryNormal, data);
+    assert!(line.contains("its format is from before release 1"), "{line}");
+}
+
+#[test]
+fn a_raise_beyond_what_the_node_can_run_stops_it() {
+    let to = redfence_core::machine::version::NEWEST + 1;
+    let raise = Command::Upgrade(redfence_core::machine::version::UpgradeCommand::Raise { to });
+    let line = stops_with(EntryType::EntryNormal, entry_with(&crate::tier2::requests::encoded(&raise)));
+    assert!(line.contains(&format!("raises the cluster version to {to}")), "{line}");
 }
 
 #[test]
@@ -159,7 +175,7 @@ fn a_snapshot_version_nobody_knows_stops_the_node_that_is_sent_it() {
     let input = Input::Peer { from: 2, message: PeerMessage::SnapshotChunk(chunk) };
     single.node.step(single.now, input, &mut out);
     let line = out.fatal.expect("the node stops");
-    assert!(line.contains("snapshot version 99 is not known"), "{line}");
+    assert!(line.contains("the snapshot cannot be read: its format is that of cluster version 84"), "{line}");
 }
 
 #[test]

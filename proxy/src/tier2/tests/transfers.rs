@@ -4,6 +4,7 @@ use crate::node_api::wire::encode_meta;
 use crate::node_api::{LogPosition, NodeId, SnapshotChunk, SnapshotId, SnapshotMeta};
 use crate::tier2::snapshot::receiving::IncomingSnapshot;
 use raft::eraftpb::{Message, MessageType};
+use redfence_core::machine::version::VersionRange;
 
 /// The first chunk of a snapshot of 1,000 bytes.
 fn first_chunk(from: NodeId, to: NodeId, bytes: &'static [u8]) -> SnapshotChunk {
@@ -24,7 +25,8 @@ fn first_chunk(from: NodeId, to: NodeId, bytes: &'static [u8]) -> SnapshotChunk 
 fn a_transfer_that_ends_short_fails() {
     let mut ops = Vec::new();
     let first = first_chunk(1, 2, b"\x01\0");
-    let mut receiving = IncomingSnapshot::begin(1, &first, SnapshotId(7), 0, &mut ops).expect("well formed");
+    let mut receiving = IncomingSnapshot::begin(1, &first, SnapshotId(7), 0, VersionRange::PROGRAM, &mut ops)
+        .expect("well formed");
     assert_eq!(receiving.take(&first, &mut ops), Ok(()));
     // A doubled or late one is passed over.
     assert_eq!(receiving.take(&first, &mut ops), Ok(()));

@@ -5,6 +5,7 @@ use redfence::node_api::{ClusterMember, Input, NodeId, PeerMessage, PersistTask,
 use redfence::storage::memory::{MemoryDisk, MemoryStore};
 use redfence::storage::LogStore;
 use redfence::tier2::{Node, NodeConfig};
+use redfence_core::machine::version::VersionRange;
 use redfence_core::machine::Wanted;
 use std::collections::VecDeque;
 
@@ -26,6 +27,8 @@ pub struct Host {
     pub disk: MemoryDisk,
     pub clock: HostClock,
     pub mood: DiskFaults,
+    /// The cluster versions that its program can run.
+    pub versions: VersionRange,
     pub node: Option<Node>,
     store: Option<MemoryStore>,
     /// Counts starts: what was meant for an earlier one is dropped.
@@ -62,6 +65,7 @@ impl Host {
             disk: MemoryDisk::new(first),
             clock,
             mood: GOOD_DISK,
+            versions: VersionRange::PROGRAM,
             node: None,
             store: None,
             life: 0,

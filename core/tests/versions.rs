@@ -1,0 +1,146 @@
+//! The cluster version: how it rises and is held, and what a node that does not know a version does.
+
+use redfence_core::machine::version::{FormatError, UpgradeCommand, VersionRange, FIRST, NEWEST};
+use redfence_core::machine::{
+    Applied, Command, EntryBuilder, EntryError, Limits, Machine, RestoreError, Restorer,
+};
+use redfence_core::types::{Origin, Stamp};
+
+const BOTH: VersionRange = VersionRange { oldest: 1, newest: 2 };
+const OLD: VersionRange = VersionRange { oldest: 1, newest: 1 };
+
+fn machine(versions: VersionRange) -> Machine {
+    let mut machine = Machine::with_limits(Limits::default());
+    machine.set_versions(versions);
+    machine
+}
+
+fn entry(version: u16, command: &Command<'_>) -> Vec<u8> {
+    let mut blob = Vec::new();
+    command.encode(&mut blob);
+    let mut entry = EntryBuilder::for_version(version, Stamp { term: 1, logical_ms: 5, wall_us: 5 });
+    entry.push_batch(Origin { node: 1, incarnation: 1 }, 0, [(0, &blob)]);
+    entry.finish()
+}
+
+fn apply(machine: &mut Machine, version: u16, command: UpgradeCommand) -> Result<(), EntryError> {
+    machine.apply_entry(&entry(version, &Command::Upgrade(command)), &mut Applied::default())
+}
+
+fn pieces(machine: &mut Machine) -> Vec<Vec<u8>> {
+    machine.snapshot_begin();
+    std::iter::from_fn(|| machine.snapshot_step(10)).collect()
+}
+
+fn restore(versions: VersionRange, pieces: &[Vec<u8>]) -> Result<Machine, RestoreError> {
+    let mut restorer = Restorer::for_versions(versions);
+    pieces.iter().try_for_each(|piece| restorer.push(piece))?;
+    restorer.finish()
+}
+
+#[test]
+fn a_cluster_begins_at_the_first_version() {
+    assert_eq!((Machine::new().cluster_version(), Machine::new().upgrade_hold()), (FIRST, false));
+    assert!(VersionRange::PROGRAM.contains(FIRST) && VersionRange::PROGRAM.contains(NEWEST));
+}
+
+#[test]
+fn a_raise_is_replicated_and_never_lowers() {
+    let mut machine = machine(BOTH);
+    apply(&mut machine, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+    assert_eq!(machine.cluster_version(), 2);
+    apply(&mut machine, 1, UpgradeCommand::Raise { to: 1 }).unwrap();
+    assert_eq!(machine.cluster_version(), 2);
+}
+
+#[test]
+fn under_a_hold_nothing_rises_until_it_is_finished() {
+    let mut machine = machine(BOTH);
+    apply(&mut machine, 1, UpgradeCommand::Hold).unwrap();
+    apply(&mut machine, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+    assert_eq!((machine.cluster_version(), machine.upgrade_hold()), (1, true));
+    apply(&mut machine, 1, UpgradeCommand::Finish).unwrap();
+    assert_eq!((machine.cluster_version(), machine.upgrade_hold()), (1, false));
+    apply(&mut machine, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+    assert_eq!(machine.cluster_version(), 2);
+}
+
+#[test]
+fn version_and_hold_are_state() {
+    let mut with_hold = machine(BOTH);
+    let mut plain = machine(BOTH);
+    apply(&mut with_hold, 1, UpgradeCommand::Hold).unwrap();
+    apply(&mut plain, 1, UpgradeCommand::Finish).unwrap();
+    assert_ne!(with_hold.state_hash(), plain.state_hash());
+    let held = restore(BOTH, &pieces(&mut with_hold)).unwrap();
+    assert!(held.upgrade_hold());
+    assert_eq!(held.state_hash(), with_hold.state_hash());
+
+    let before = plain.state_hash();
+    apply(&mut plain, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+    assert_ne!(plain.state_hash(), before);
+    let raised = restore(BOTH, &pieces(&mut plain)).unwrap();
+    assert_eq!((raised.cluster_version(), raised.state_hash()), (2, plain.state_hash()));
+}
+
+#[test]
+fn an_entry_of_a_later_version_stops_whoever_does_not_know_it() {
+    let mut old = machine(OLD);
+    let raise = apply(&mut old, 1, UpgradeCommand::Raise { to: 2 });
+    assert_eq!(raise, Err(EntryError::Raise { at: 0, to: 2, known: OLD }));
+    let later = apply(&mut old, 2, UpgradeCommand::Finish);
+    assert_eq!(later, Err(EntryError::Format(FormatError::Unknown { version: 2, known: OLD })));
+    assert_eq!(old.state_hash(), machine(OLD).state_hash(), "nothing of it was applied");
+
+    // Known, but the cluster does not run it yet: an older program beside this one would stop.
+    let mut new = machine(BOTH);
+    let ahead = apply(&mut new, 2, UpgradeCommand::Finish);
+    assert_eq!(ahead, Err(EntryError::Ahead { version: 2, runs: 1 }));
+    apply(&mut new, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+    apply(&mut new, 2, UpgradeCommand::Finish).unwrap();
+    // Proposed before the raise was applied by its leader.
+    apply(&mut new, 1, UpgradeCommand::Finish).unwrap();
+}
+
+#[test]
+fn a_snapshot_of_a_later_version_is_refused() {
+    let mut new = machine(BOTH);
+    apply(&mut new, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+    let refused = restore(OLD, &pieces(&mut new)).err();
+    assert_eq!(refused, Some(RestoreError::Format(FormatError::Unknown { version: 2, known: OLD })));
+}
+
+#[test]
+fn entries_and_snapshots_from_before_release_1_are_refused() {
+    let mut early = entry(1, &Command::Expire { idle_ms: 1 });
+    early[0] = 1;
+    let refused = machine(BOTH).apply_entry(&early, &mut Applied::default());
+    assert_eq!(refused, Err(EntryError::Format(FormatError::BeforeRelease1)));
+    assert_eq!(refused.unwrap_err().to_string(), "its format is from before release 1");
+    let mut pieces = pieces(&mut machine(BOTH));
+    for format in [1, 2] {
+        let (body, crc) = pieces[0].split_last_chunk_mut::<4>().unwrap();
+        body[0] = format;
+        *crc = crc32fast::hash(body).to_le_bytes();
+        assert_eq!(restore(BOTH, &pieces).err(), Some(RestoreError::Format(FormatError::BeforeRelease1)));
+    }
+}
+
+/// The version that the made-up command needs is not there before the raise; an entry with it stops a node of that version.
+#[cfg(feature = "next-version")]
+#[test]
+fn a_command_is_applied_from_its_version_on() {
+    let mut machine = machine(BOTH);
+    let mut blob = Vec::new();
+    Command::Next.encode(&mut blob);
+    let refused = machine.check_command(&blob).unwrap_err();
+    let EntryError::NeedsVersion { need, runs, .. } = refused else { panic!("{refused}") };
+    let line = need.refusal(runs);
+    assert_eq!(line.0, "ERR LOCK.CLUSTER NEXT needs cluster version 2 (the cluster runs 1)");
+    assert!(machine.apply_entry(&entry(1, &Command::Next), &mut Applied::default()).is_err());
+    apply(&mut machine, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+    machine.check_command(&blob).unwrap();
+    machine.apply_entry(&entry(2, &Command::Next), &mut Applied::default()).unwrap();
+    let restored = restore(BOTH, &pieces(&mut machine)).unwrap();
+    assert_eq!(restored.state_hash(), machine.state_hash());
+}

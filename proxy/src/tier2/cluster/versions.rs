@@ -1,0 +1,144 @@
+//! The cluster version: which versions each member can run, and when the leader raises it.
+//!
+//! Every node tells the leader its range until the leader's own view shows it. The leader proposes the raise once every member
+//! (learners too) has told it in this term, all can run the next version, and no hold is set. A member that was not heard of in
+//! this term blocks the raise: it may have come back with an older program.
+
+use crate::node_api::{Forward, NodeId, PeerMessage};
+use crate::tier2::node::Node;
+use crate::tier2::refusals;
+use crate::tier2::requests::encoded;
+use redfence_core::machine::effects::Effects;
+use redfence_core::machine::version::{ClusterVersion, UpgradeCommand, VersionRange};
+use redfence_core::machine::{Command, EntryError};
+use redfence_core::mutant;
+use redfence_core::reply::Reply;
+use std::collections::BTreeMap;
+
+/// A node tells its range again after this time, where the leader does not show it.
+const TELL_MS: u64 = 500;
+/// A raise that was lost with its entry is proposed again after this time.
+const RAISE_RETRY_MS: u64 = 1_000;
+
+/// What is known of the members' versions.
+#[derive(Debug, Default)]
+pub(in crate::tier2) struct MemberVersions {
+    /// As leader: what members said in this term.
+    told: BTreeMap<NodeId, VersionRange>,
+    tell_due_ms: u64,
+    raise_due_ms: u64,
+}
+
+impl MemberVersions {
+    /// A new term or a new leader: whatever was known may be outdated.
+    pub(in crate::tier2) fn leader_changed(&mut self) {
+        *self = MemberVersions::default();
+    }
+}
+
+impl Node {
+    /// The newest version a member can run, 0 where it has not said so in this term.
+    pub(in crate::tier2) fn version_of(&self, id: NodeId) -> ClusterVersion {
+        match id == self.config.id {
+            true => self.config.versions.newest,
+            false => self.versions.told.get(&id).map_or(0, |range| range.newest),
+        }
+    }
+
+    /// Not the leader: tells it what this node can run, until it shows that it knows.
+    pub(in crate::tier2) fn tell_versions(&mut self) {
+        let (leader, now_ms) = (self.leader(), self.now.monotonic_ms());
+        if leader == 0 || self.is_leader() || self.removed || now_ms < self.versions.tell_due_ms {
+            return;
+        }
+        self.versions.tell_due_ms = now_ms + TELL_MS;
+        let range = self.config.versions;
+        if self.leaders_row(self.config.id).is_none_or(|row| row.version != range.newest) {
+            let message = PeerMessage::Versions { term: self.raw.raft.term, range };
+            self.out.send.push((leader, message));
+        }
+    }
+
+    pub(in crate::tier2) fn on_versions(&mut self, from: NodeId, term: u64, range: VersionRange) {
+        let is_current = self.is_leader() && term == self.raw.raft.term;
+        if is_current && self.membership.get(from).is_some() {
+            self.versions.told.insert(from, range);
+        }
+    }
+
+    /// As leader: raises the cluster version to the highest that every member can run.
+    pub(in crate::tier2) fn raise_version(&mut self) {
+        let now_ms = self.now.monotonic_ms();
+        let runs = self.machine.cluster_version();
+        if runs >= self.config.versions.newest
+            || self.machine.upgrade_hold()
+            || now_ms < self.versions.raise_due_ms
+            || !self.has_applied_own_term()
+            // A member that is being added counts too.
+            || self.raw.raft.has_pending_conf()
+        {
+            return;
+        }
+        if let Some(to) = self.version_of_all().filter(|to| *to > runs) {
+            self.versions.raise_due_ms = now_ms + RAISE_RETRY_MS;
+            tracing::info!(from = runs, to, "every member can run it: raising the cluster version");
+            self.stage.push_unnumbered(encoded(&Command::Upgrade(UpgradeCommand::Raise { to })));
+        }
+    }
+
+    /// The newest version that every member can run; `None` where one has not said what it can.
+    fn version_of_all(&self) -> Option<ClusterVersion> {
+        if mutant!(RaiseUnseen) {
+            return Some(self.config.versions.newest);
+        }
+        let ranges = self.membership.iter().map(|member| match member.id == self.config.id {
+            true => Some(self.config.versions),
+            false => self.versions.told.get(&member.id).copied(),
+        });
+        let ranges: Vec<VersionRange> = ranges.collect::<Option<_>>()?;
+        let to = ranges.iter().map(|range| range.newest).min()?;
+        ranges.iter().all(|range| range.contains(to)).then_some(to)
+    }
+
+    /// Whether everything an earlier leader committed is applied here. Before that, this leader's view of the cluster version
+    /// may be an old one.
+    fn has_applied_own_term(&self) -> bool {
+        self.raw.raft.commit_to_current_term() && self.applied >= self.raw.raft.raft_log.committed
+    }
+
+    /// The error for a command that the cluster's version does not have. Costs nothing where the cluster runs the newest version
+    /// this node can run.
+    pub(in crate::tier2) fn version_refusal(&self, blob: &[u8]) -> Option<Reply> {
+        if self.machine.cluster_version() >= self.config.versions.newest {
+            return None;
+        }
+        match self.machine.check_command(blob) {
+            Err(EntryError::NeedsVersion { need, runs, .. }) => Some(need.refusal(runs).into()),
+            Ok(()) | Err(_) => None,
+        }
+    }
+
+    /// A member of another release may forward a command this release or the cluster's version does not know. In the log it
+    /// would stop every node that applies it; an error for its client is logged in its place. False: not decided yet, the
+    /// batch is to be dropped and comes again.
+    pub(in crate::tier2) fn refuse_unknown(&self, forward: &mut Forward) -> bool {
+        for command in &mut forward.commands {
+            let Err(error) = self.machine.check_command(&command.blob) else { continue };
+            let reply = match &error {
+                EntryError::NeedsVersion { .. } if !self.has_applied_own_term() => return false,
+                EntryError::NeedsVersion { need, runs, .. } => need.refusal(*runs).into(),
+                EntryError::Format(_)
+                | EntryError::Ahead { .. }
+                | EntryError::Frame
+                | EntryError::Command { .. }
+                | EntryError::RedisCommand { .. }
+                | EntryError::Script { .. }
+                | EntryError::Raise { .. } => refusals::unknown_to_leader(),
+            };
+            tracing::warn!(origin = ?forward.origin, command.seq, %error, "refusing a forwarded command");
+            let effects = Effects { member: None, steps: Vec::new(), reply };
+            command.blob = encoded(&Command::Effects(effects));
+        }
+        true
+    }
+}

@@ -1,0 +1,218 @@
+//! The cluster version: raised by the leader once every member can run it, held, and refused to those who cannot.
+
+use super::*;
+use redfence::node_api::AdminRequest;
+use redfence_core::machine::version::{UpgradeCommand, VersionRange};
+use redfence_tests::sim::kernel::address as addr;
+
+const OLD: VersionRange = VersionRange { oldest: 1, newest: 1 };
+const BOTH: VersionRange = VersionRange { oldest: 1, newest: 2 };
+
+fn old(config: &mut NodeConfig) {
+    config.versions = OLD;
+}
+
+fn new(config: &mut NodeConfig) {
+    config.versions = BOTH;
+    // Snapshots of both versions are made, and sent to whoever was away.
+    config.snapshot_entries = 20;
+    config.log_keep_entries = 5;
+}
+
+fn new_but_node_3(config: &mut NodeConfig) {
+    new(config);
+    if config.id == 3 {
+        config.versions = OLD;
+    }
+}
+
+fn versions(cluster: &SimCluster) -> Vec<u16> {
+    let up = cluster.ids().into_iter().filter_map(|id| cluster.node(id));
+    up.map(|node| node.machine().cluster_version()).collect()
+}
+
+fn rises_to_2(cluster: &mut SimCluster, ms_max: u64) -> bool {
+    cluster.run_until(ms_max, |cluster| versions(cluster).iter().all(|version| *version == 2))
+}
+
+fn upgrade(cluster: &mut SimCluster, command: UpgradeCommand) {
+    let at = follower(cluster);
+    let ticket = cluster.submit(at, &Command::Upgrade(command), 0);
+    assert_eq!(cluster.wait_for(ticket, 6_000), Reply::OK);
+}
+
+fn some_work(cluster: &mut SimCluster) {
+    for number in 0..30 {
+        let name = format!("r{number}");
+        let at = cluster.ids()[number % 3];
+        if cluster.is_up(at) {
+            take(cluster, at, &name, "o", 100_000);
+        }
+    }
+}
+
+#[test]
+fn a_new_cluster_of_one_program_runs_its_newest_version_by_itself() {
+    for nodes in [1, 3] {
+        let mut cluster = settled_with(nodes, 1, new);
+        assert!(rises_to_2(&mut cluster, 3_000), "{nodes} nodes: {:?}", versions(&cluster));
+        if nodes > 1 {
+            assert_equal_states(&mut cluster, 1);
+        }
+    }
+}
+
+#[test]
+fn the_version_rises_when_the_last_member_was_upgraded() {
+    for seed in 0..4 {
+        let mut cluster = settled_with(3, seed, old);
+        cluster.set_configure(new);
+        for id in [1, 2, 3] {
+            some_work(&mut cluster);
+            assert!(versions(&cluster).iter().all(|version| *version == 1), "seed {seed}");
+            cluster.crash(id);
+            cluster.run_for(1_500);
+            cluster.start(id);
+            cluster.run_for(1_500);
+        }
+        assert!(rises_to_2(&mut cluster, 5_000), "seed {seed}: {:?}", versions(&cluster));
+        some_work(&mut cluster);
+        assert_equal_states(&mut cluster, seed);
+    }
+}
+
+#[test]
+fn every_node_shows_the_versions_of_all_members() {
+    let mut cluster = settled_with(3, 5, new_but_node_3);
+    let shown = |cluster: &SimCluster, id: NodeId| -> Vec<u16> {
+        cluster.node(id).unwrap().status().nodes.iter().map(|node| node.version).collect()
+    };
+    let all_known = |cluster: &SimCluster| (1..=3).all(|id| shown(cluster, id) == [2, 2, 1]);
+    assert!(cluster.run_until(5_000, all_known), "{:?}", shown(&cluster, 1));
+    let status = |cluster: &SimCluster, id| cluster.node(id).unwrap().status().clone();
+    assert_eq!((status(&cluster, 1).cluster_version, status(&cluster, 1).node_version), (1, 2));
+    assert_eq!((status(&cluster, 3).cluster_version, status(&cluster, 3).node_version), (1, 1));
+}
+
+#[test]
+fn a_member_that_was_not_heard_of_in_this_term_blocks_the_raise() {
+    let mut cluster = settled_with(3, 2, new_but_node_3);
+    cluster.crash(3);
+    cluster.run_for(10_000);
+    assert_eq!(versions(&cluster), [1, 1]);
+    cluster.set_configure(new);
+    cluster.start(3);
+    assert!(rises_to_2(&mut cluster, 5_000));
+
+    // It said so once, under a leader that is gone: the next one must hear it again.
+    let mut cluster = settled_with(3, 3, new_but_node_3);
+    upgrade(&mut cluster, UpgradeCommand::Hold);
+    cluster.set_configure(new);
+    cluster.crash(3);
+    cluster.start(3);
+    cluster.run_for(2_000);
+    let first = leader(&cluster);
+    let away = follower(&cluster);
+    cluster.crash(away);
+    cluster.crash(first);
+    cluster.run_for(1_000);
+    cluster.start(first);
+    assert!(cluster.run_until(5_000, |cluster| cluster.leader().is_some()));
+    cluster.run_for(500);
+    upgrade_at_leader(&mut cluster, UpgradeCommand::Finish);
+    cluster.run_for(5_000);
+    assert_eq!(versions(&cluster), [1, 1]);
+    cluster.start(away);
+    assert!(rises_to_2(&mut cluster, 5_000));
+}
+
+fn upgrade_at_leader(cluster: &mut SimCluster, command: UpgradeCommand) {
+    let at = leader(cluster);
+    let ticket = cluster.submit(at, &Command::Upgrade(command), 0);
+    assert_eq!(cluster.wait_for(ticket, 6_000), Reply::OK);
+}
+
+#[test]
+fn a_learner_blocks_the_raise_too() {
+    let mut cluster = settled_with(3, 4, old);
+    let at = leader(&cluster);
+    let ticket = cluster.admin(at, AdminRequest::Add { id: 4, addr: addr(4) });
+    assert_eq!(cluster.wait_for(ticket, 6_000), Reply::OK);
+    cluster.set_configure(new);
+    for id in [1, 2, 3] {
+        cluster.crash(id);
+        cluster.run_for(1_500);
+        cluster.start(id);
+        cluster.run_for(1_500);
+    }
+    cluster.run_for(5_000);
+    assert_eq!(versions(&cluster), [1; 3], "nobody knows what the new member can run");
+    cluster.add_joiner(4);
+    assert!(rises_to_2(&mut cluster, 10_000));
+    assert_equal_states(&mut cluster, 4);
+}
+
+#[test]
+fn a_hold_keeps_the_way_back_open_until_it_is_finished() {
+    let mut cluster = settled_with(3, 6, old);
+    upgrade(&mut cluster, UpgradeCommand::Hold);
+    for configure in [new as fn(&mut NodeConfig), old, new] {
+        cluster.set_configure(configure);
+        for id in [1, 2, 3] {
+            cluster.crash(id);
+            cluster.run_for(1_500);
+            cluster.start(id);
+            cluster.run_for(1_500);
+        }
+        some_work(&mut cluster);
+        cluster.run_for(3_000);
+        assert_eq!(versions(&cluster), [1; 3]);
+    }
+    upgrade(&mut cluster, UpgradeCommand::Finish);
+    assert!(rises_to_2(&mut cluster, 5_000));
+    assert_equal_states(&mut cluster, 6);
+}
+
+#[test]
+fn an_older_program_stops_where_the_version_has_risen() {
+    let mut cluster = settled_with(3, 7, new);
+    assert!(rises_to_2(&mut cluster, 3_000));
+    cluster.crash(3);
+    cluster.may_give_up.insert(3);
+    cluster.set_configure(new_but_node_3);
+    // Its own log may hold the raise already, or only entries before it.
+    cluster.start(3);
+    assert!(cluster.run_until(5_000, |cluster| cluster.gave_up.contains_key(&3)));
+    let line = &cluster.gave_up[&3];
+    assert!(line.contains("cluster version") && line.lines().count() == 1, "{line}");
+    take(&mut cluster, 1, "still-served", "o", 1_000);
+}
+
+/// A follower that has applied the raise may send the command to a leader; one that has not refuses it itself.
+#[cfg(feature = "next-version")]
+#[test]
+fn a_command_of_a_later_version_is_refused_also_when_it_was_forwarded() {
+    use redfence::node_api::{Forward, Forwarded, Input, PeerMessage};
+    let text = "ERR LOCK.CLUSTER NEXT needs cluster version 2 (the cluster runs 1)";
+    let refused = Reply::Error(Refusal::new(text));
+    let mut cluster = settled_with(3, 8, new_but_node_3);
+    for id in [1, 2] {
+        let ticket = cluster.submit(id, &Command::Next, 0);
+        assert_eq!(cluster.wait_for(ticket, 2_000), refused);
+    }
+    let (at, from) = (leader(&cluster), follower(&cluster));
+    let before = cluster.node(at).unwrap().machine().state_hash();
+    let node = cluster.node(from).unwrap();
+    let (origin, term) = (node.origin(), node.term());
+    let mut blob = Vec::new();
+    Command::Next.encode(&mut blob);
+    let commands = vec![Forwarded { seq: u64::MAX - 1, connection: 1, blob: blob.into() }];
+    let forward = Forward { origin, term, prev: 0, acked_below: 0, commands };
+    cluster.input(at, Input::Peer { from, message: PeerMessage::Forward(forward) });
+    cluster.run_for(1_000);
+    let id = redfence_core::types::RequestId { origin, seq: u64::MAX - 1 };
+    let fate = cluster.node(at).unwrap().machine().fate(id);
+    assert_eq!(fate, redfence_core::machine::Fate::Answered(refused));
+    assert_ne!(cluster.node(at).unwrap().machine().state_hash(), before, "the error was logged in its place");
+    assert_equal_states(&mut cluster, 8);
+}
