@@ -163,6 +163,54 @@ fn the_sources_keep_to_the_table() {
     assert!(forbidden.is_empty(), "forbidden dependencies: {forbidden:#?}");
 }
 
+/// Ways to ask which tier serves something.
+const TIER_QUESTIONS: &[&str] = &[
+    "Tier::",
+    ".tier()",
+    ".routes.router",
+    "has_upstream_for(",
+    "has_correctness_routes(",
+    "route_plain(",
+    "route_lock(",
+];
+
+/// Where they may be asked, and why.
+const MAY_ASK: &[(&str, &str)] = &[
+    ("server/routing/", "decides"),
+    ("tier1/", "is a tier"),
+    ("tier2/", "is a tier"),
+    ("config.rs", "reads the flags that say it"),
+    ("events/publish_feed.rs", "labels the events of Tier 2's own feed"),
+];
+
+#[test]
+fn only_the_router_asks_which_tier_serves() {
+    let root = source_root();
+    let mut files = Vec::new();
+    rust_files(&root, &mut files);
+    let mut asked = Vec::new();
+    for file in files {
+        let name = file.strip_prefix(&root).expect("below the source folder").to_string_lossy().into_owned();
+        if MAY_ASK.iter().any(|(place, _)| name.starts_with(place)) {
+            continue;
+        }
+        let text = std::fs::read_to_string(&file).expect("a readable source file");
+        let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+        for (number, line) in code.lines().enumerate() {
+            let line = line.split("//").next().unwrap_or_default();
+            // A setting of this name, and a flag, are none.
+            let line = line.replace("DefaultTier", "");
+            if TIER_QUESTIONS.iter().any(|question| line.contains(question)) {
+                asked.push(format!("{name}:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    assert!(
+        asked.is_empty(),
+        "the router decides once, as a value (server/routing/plan.rs); these ask again: {asked:#?}"
+    );
+}
+
 #[test]
 fn paths_are_found_in_all_their_forms() {
     let modules: BTreeSet<String> = ["a", "b", "c", "d"].map(str::to_owned).into();

@@ -130,3 +130,51 @@ fn every_function_that_the_traces_name_exists() {
     }
     assert!(missing.is_empty(), "functions that do not exist:\n{}", missing.join("\n"));
 }
+
+/// The files that a row of a table names, and all files of the folders it names. A bare file name is beside one named before it.
+fn files_of_row(row: &str) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = Vec::new();
+    for word in code_list(row) {
+        let path = root().join(&word);
+        if word.contains('/') && path.is_dir() {
+            files.extend(files_below(&path, ".rs"));
+        } else if word.contains('/') && path.is_file() {
+            files.push(path);
+        } else if word.ends_with(".rs") {
+            let beside = files.iter().map(|file| file.with_file_name(&word)).find(|path| path.is_file());
+            files.extend(beside);
+        }
+    }
+    files
+}
+
+/// The words in `code` of a line, in their order.
+fn code_list(line: &str) -> Vec<String> {
+    let codes = line.split('`').skip(1).step_by(2);
+    codes.flat_map(|code| code.split([' ', ','])).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_row_of_a_trace_names_the_file_of_each_function() {
+    let mut missing = Vec::new();
+    let mut found = 0;
+    for page in ["trace-acquire.md", "trace-set-nx.md"] {
+        for row in doc(&format!("internals/{page}")).lines().filter(|line| line.starts_with('|')) {
+            let sources: String = files_of_row(row).iter().map(|file| read(file)).collect();
+            for word in code_list(row) {
+                let is_name =
+                    !word.is_empty() && word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+                if !is_name {
+                    continue;
+                }
+                let is_there = ["(", "<"].iter().any(|next| sources.contains(&format!("fn {word}{next}")));
+                found += usize::from(is_there);
+                if !is_there {
+                    missing.push(format!("docs/internals/{page}: {word} in: {row}"));
+                }
+            }
+        }
+    }
+    assert!(missing.is_empty(), "functions that are not in a file their row names:\n{}", missing.join("\n"));
+    assert!(found > 30, "only {found} functions were found in the traces");
+}

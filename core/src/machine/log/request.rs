@@ -9,7 +9,7 @@ use crate::keyspace::Resp;
 use crate::machine::log::command::{Command, Db};
 use crate::machine::Query;
 use crate::reply::Refusal;
-use crate::types::SessionId;
+use crate::types::{Fence, SessionId};
 
 /// What a request asks of the machine.
 // It lives for a moment.
@@ -37,7 +37,7 @@ pub struct Context<'a> {
 
 /// Turns a request into work for the machine. Refused where the machine does not serve the command at all, or where a
 /// session's id is none that could have been issued.
-pub fn work<'a>(request: Request<'a>, context: Context<'a>) -> Result<Work<'a>, Refusal> {
+pub fn work<'r: 'a, 'a>(request: Request<'r>, context: Context<'a>) -> Result<Work<'a>, Refusal> {
     let db = context.db;
     Ok(match request {
         Request::Acquire(request) => {
@@ -47,7 +47,9 @@ pub fn work<'a>(request: Request<'a>, context: Context<'a>) -> Result<Work<'a>, 
         }
         Request::MAcquire(request) => {
             let (wait_ms, owner, session) = acquire_options(&request.options, context)?;
-            let (resources, ttl_ms) = (request.resources, request.ttl_ms);
+            // Copied into a list that may borrow for a shorter time, as the owner does.
+            let resources = request.resources.into_iter().map(|resource| -> &'a [u8] { resource }).collect();
+            let ttl_ms = request.ttl_ms;
             Work::Change(Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session })
         }
         Request::Release(request) => {
@@ -57,7 +59,11 @@ pub fn work<'a>(request: Request<'a>, context: Context<'a>) -> Result<Work<'a>, 
             let (resource, fence, ttl_ms) = (request.resource, request.fence, request.ttl_ms);
             Work::Change(Command::Renew { db, resource, fence, ttl_ms })
         }
-        Request::MRelease(request) => Work::Change(Command::MRelease { db, pairs: request.pairs }),
+        Request::MRelease(request) => {
+            let pairs =
+                request.pairs.into_iter().map(|(resource, fence)| -> (&'a [u8], Fence) { (resource, fence) });
+            Work::Change(Command::MRelease { db, pairs: pairs.collect() })
+        }
         Request::ForceRelease(request) => {
             Work::Change(Command::ForceRelease { db, resource: request.resource })
         }

@@ -32,16 +32,12 @@ const OTHERS: &[(&str, i64)] = &[
 ];
 
 impl CommandContext {
-    /// Answers what it can; what concerns commands of the upstream Redis is passed on.
-    pub(in crate::server) fn command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
+    /// What concerns commands of the upstream Redis does not come here.
+    pub(in crate::server) fn command(&mut self, argv: &[&[u8]]) -> Progress {
         let (verb, rest) = match argv {
             [_, verb, rest @ ..] => (*verb, rest),
             _ => (&b""[..], &[][..]),
         };
-        let names_ours = rest.iter().any(|name| table::find(name).is_some());
-        if self.routes.router.has_upstream_for(self.client.listener_kind) && !names_ours {
-            return self.pass_to_upstream(argv, frame);
-        }
         let reply = self.command_inner(verb, rest, argv);
         match reply {
             Ok(reply) => self.reply(&reply),

@@ -7,48 +7,54 @@ use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{
     AfterReply, AwaitedReply, IfAbandoned, InFlight, SessionStep, Source, UpstreamCall,
 };
-use crate::server::routing::keys;
+use crate::server::routing::plan::LockPlan;
 use crate::server::routing::rerouting;
-use crate::server::routing::router::{Destination, PlainDestination};
+use crate::server::routing::router::Destination;
 use crate::server::stats::LockOperation;
 use crate::tier1::lua::{self, LuaWait};
 use crate::tier1::upstream::{Health, Tier1Backend};
 use bytes::Bytes;
 use redfence_core::grammar::cluster::Cluster;
 use redfence_core::grammar::session::Session;
-use redfence_core::grammar::{self, fence, Request};
+use redfence_core::grammar::{fence, Request};
 use redfence_core::machine::marks::check_guarded;
 use redfence_core::machine::request::{self, Context, Work};
 use redfence_core::machine::settings::{Setting, SettingsCommand};
 use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{Command, Query};
 use redfence_core::reply::{Refusal, Reply};
-use redfence_core::types::{SessionId, Tier};
+use redfence_core::types::SessionId;
 use std::sync::Arc;
 
 impl CommandContext {
-    pub(in crate::server) fn lock_command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
+    pub(in crate::server) fn lock_command(
+        &mut self,
+        plan: LockPlan<'_>,
+        argv: &[&[u8]],
+        frame: Option<&[u8]>,
+    ) -> Progress {
         let owner = ids::owner();
-        let Some(parsed) = grammar::parse(argv) else { unreachable!("only names of ours come here") };
-        let routed = parsed.and_then(|request| Ok((self.route_lock(&request)?, request)));
-        let (destination, request) = match routed {
-            Ok(routed) => routed,
-            Err(refusal) => return self.refuse(refusal),
-        };
+        let LockPlan { request, destination, is_routed } = plan;
         if let Request::ForceRelease(request) = &request {
             let resource = String::from_utf8_lossy(request.resource);
             tracing::warn!(client = %self.client.info.address, %resource, "LOCK.FORCERELEASE");
         }
         match destination {
             Destination::Node => self.cluster_command(&request),
-            Destination::Tier2 => self.tier2_command(request, argv, &owner),
+            Destination::Tier2 => self.tier2_command(request, is_routed, argv, &owner),
             Destination::Tier1 => self.upstream_command(argv, frame, &request, &owner),
         }
     }
 
     // ---- Tier 2 ----
 
-    fn tier2_command<'a>(&mut self, request: Request<'a>, argv: &'a [&'a [u8]], owner: &'a [u8]) -> Progress {
+    fn tier2_command<'r: 'a, 'a>(
+        &mut self,
+        request: Request<'r>,
+        is_routed: bool,
+        argv: &'a [&'a [u8]],
+        owner: &'a [u8],
+    ) -> Progress {
         let mut guarded: &[&[u8]] = &[];
         if let Request::FenceCall(_) = &request {
             guarded = &argv[fence::FenceCall::COMMAND_AT..];
@@ -57,9 +63,6 @@ impl CommandContext {
             }
         }
         let waits = wait_ms_of(&request) > 0;
-        let is_routed = !matches!(request, Request::Session(_))
-            && request.tier() != Some(Tier::Correctness)
-            && self.routes.router.has_upstream_for(self.client.listener_kind);
         let looks = matches!(
             request,
             Request::Info(_)
@@ -258,19 +261,6 @@ impl CommandContext {
         let Some(upstream) = self.server.upstream.clone() else {
             return self.refuse(Refusal::new("UNAVAILABLE this node has no tier 1"));
         };
-        if let Request::FenceCall(_) = request {
-            // Its mark is in the Redis, so its keys must be too.
-            let keys = keys::of(&argv[fence::FenceCall::COMMAND_AT..]);
-            match self.route_plain(keys) {
-                Ok(PlainDestination::Upstream) => {}
-                Ok(PlainDestination::Keyspace) => {
-                    return self.refuse(Refusal::new(
-                        "CROSSTIER high-water marks are in the upstream Redis, and keys of this command are not",
-                    ));
-                }
-                Err(refusal) => return self.refuse(refusal),
-            }
-        }
         let backend = match upstream.health() {
             Health::Up(backend) => backend,
             Health::Starting => {

@@ -1,18 +1,14 @@
-//! Plain Redis commands: to the upstream Redis as they are, or to the Raft keyspace.
+//! Plain Redis commands on the Raft keyspace, once [`crate::server::routing::plan`] has decided that it answers them.
 
 use super::scripts;
-use super::transaction::crosses_tiers;
 use crate::node_api::{OwnedQuery, WAIT_FOREVER};
-use crate::server::client::transaction::TransactionTarget;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AwaitedReply, IfAbandoned, InFlight, Source};
-use crate::server::routing::keys;
-use crate::server::routing::router::{ListenerKind, PlainDestination};
+use crate::server::routing::router::ListenerKind;
 use bytes::Bytes;
 use redfence_core::keyspace::{table, wait_of, Wait};
 use redfence_core::machine::Command;
-use redfence_core::reply::Refusal;
 use redfence_core::types::Member;
 use std::sync::Arc;
 
@@ -64,8 +60,10 @@ impl CommandContext {
         Progress::Done
     }
 
-    /// Through the log, whatever it is.
-    pub(in crate::server) fn submit_to_keyspace(&mut self, argv: &[&[u8]]) -> Progress {
+    /// Through the log, whatever it is. `is_routed`: see [`AwaitedCall::is_routed`].
+    ///
+    /// [`AwaitedCall::is_routed`]: crate::server::net::in_flight::AwaitedCall::is_routed
+    pub(in crate::server) fn submit_to_keyspace(&mut self, argv: &[&[u8]], is_routed: bool) -> Progress {
         let wait = wait_of(argv);
         let in_flight = if wait.is_some() { InFlight::Alone } else { InFlight::Tier2 };
         let is_large = may_show_much(argv);
@@ -95,7 +93,7 @@ impl CommandContext {
         };
         self.await_call(in_flight, Source::Tier2(pending), wait.is_some(), if_abandoned);
         if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
-            call.is_routed = self.routes.router.has_upstream_for(self.client.listener_kind);
+            call.is_routed = is_routed;
         }
         self.replies.large_calls += usize::from(is_large);
         Progress::Done
@@ -106,21 +104,6 @@ impl CommandContext {
         match self.client.listener_kind {
             ListenerKind::Main | ListenerKind::Correctness => None,
             ListenerKind::Redlock => Some(Member(self.server.node)),
-        }
-    }
-
-    /// A command larger than Redfence itself answers: all its keys have been seen, or none can matter.
-    pub(in crate::server) fn route_large(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
-        match self.route_plain(keys::of(argv))? {
-            PlainDestination::Upstream if self.transaction_target() == Some(TransactionTarget::Keyspace) => {
-                Err(crosses_tiers(argv[0]))
-            }
-            PlainDestination::Upstream => Ok(()),
-            PlainDestination::Keyspace => {
-                Err(Refusal::new(
-                    "ERR a command on keys of the correctness tier may have 1024 words of 64 KiB, 4 MiB in all; nothing was done; split it",
-                ))
-            }
         }
     }
 }

@@ -207,7 +207,8 @@ impl CommandContext {
             return self.refuse(refusal);
         }
         let receivers = self.server.hub.receivers_of(channel);
-        let flow = self.submit_to_keyspace(argv);
+        // Routes are about keys and locks; where there is an upstream, it is the one who publishes.
+        let flow = self.submit_to_keyspace(argv, false);
         if let (Progress::Done, Some(AwaitedReply::Call(call))) = (flow, self.replies.awaited.back_mut()) {
             call.after_reply = AfterReply::Say(Reply::Int(receivers as i64));
         }

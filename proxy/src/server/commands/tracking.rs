@@ -86,7 +86,7 @@ impl CommandContext {
     }
 
     fn start_tracking(&mut self, options: TrackingOptions) -> Result<(), Refusal> {
-        if self.routes.router.has_upstream_for(self.client.listener_kind) {
+        if self.has_upstream() {
             return Err(Refusal::new(TRACKING_UNSUPPORTED));
         }
         let refused = |text: &'static str| Err(Refusal::new(text));

@@ -1,7 +1,7 @@
 //! `MULTI`, `EXEC`, `DISCARD`, `WATCH`, `UNWATCH`, and every command between the first two.
 //!
 //! The upstream Redis queues what belongs to it, and answers with its own bytes. What belongs to the Raft keyspace is queued here and
-//! becomes one entry of the log at `EXEC`. ClientTexts and rules are Redis's: a command that could never run is refused when
+//! becomes one entry of the log at `EXEC`. Which of the two is decided in [`crate::server::routing::transaction_plan`]. Texts and rules are Redis's: a command that could never run is refused when
 //! it is queued, and `EXEC` then discards the rest.
 
 use super::{unknown_command, wrong_arity, Local};
@@ -11,12 +11,11 @@ use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, Source, UpstreamCall};
 use crate::server::routing::keys;
-use crate::server::routing::router::{Destination, PlainDestination};
+use crate::server::routing::router::PlainDestination;
 use bytes::Bytes;
 use redfence_core::grammar;
 use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::table::{self, Run};
-use redfence_core::machine::check_in_transaction;
 use redfence_core::reply::{Refusal, Reply};
 use std::sync::Arc;
 
@@ -43,25 +42,6 @@ impl CommandContext {
         }
         self.client.transaction = Some(Box::new(Transaction::new(target)));
         Progress::Done
-    }
-
-    /// Whether plain keys of both tiers may come from this client.
-    fn may_use_both_tiers(&self) -> bool {
-        let router = &self.routes.router;
-        router.has_upstream_for(self.client.listener_kind) && router.has_correctness_routes()
-    }
-
-    /// Where a transaction that begins now is at home.
-    fn target_of_next(&self) -> TransactionTarget {
-        if !self.routes.router.has_upstream_for(self.client.listener_kind) {
-            TransactionTarget::Keyspace
-        } else if !self.may_use_both_tiers() || self.client.watches_upstream {
-            TransactionTarget::Upstream
-        } else if self.client.watched.is_empty() {
-            TransactionTarget::Undecided
-        } else {
-            TransactionTarget::Keyspace
-        }
     }
 
     pub(in crate::server) fn exec(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
@@ -165,7 +145,7 @@ impl CommandContext {
         self.client.unwatch();
     }
 
-    pub(super) fn transaction_target(&self) -> Option<TransactionTarget> {
+    pub(in crate::server) fn transaction_target(&self) -> Option<TransactionTarget> {
         self.client.transaction.as_ref().map(|transaction| transaction.target)
     }
 
@@ -209,10 +189,11 @@ impl CommandContext {
         if self.begin_at_upstream() == Progress::Stalled {
             return Progress::Stalled;
         }
-        if grammar::is_ours(argv[0]) {
-            return self.lock_command(argv, frame);
+        match self.plan_lock(argv) {
+            Some(Ok(plan)) => self.lock_command(plan, argv, frame),
+            Some(Err(refusal)) => self.refuse(refusal),
+            None => self.pass_to_upstream(argv, frame),
         }
-        self.pass_to_upstream(argv, frame)
     }
 
     /// The `MULTI` that was held back until it was clear whom it concerns.
@@ -254,29 +235,6 @@ impl CommandContext {
         Ok(self.transaction_target().unwrap_or(TransactionTarget::Undecided))
     }
 
-    /// Where a command would go outside, and the name that says so. `Undecided`: it has no key, and goes wherever the others go.
-    fn wanted_target(&self, argv: &[&[u8]]) -> Result<(TransactionTarget, Vec<u8>), Refusal> {
-        if let Some(request) = grammar::parse(argv) {
-            let request = request?;
-            let name = argv.get(1).map(|word| word.to_vec()).unwrap_or_default();
-            return match self.route_lock(&request)? {
-                Destination::Tier1 => Ok((TransactionTarget::Upstream, name)),
-                Destination::Tier2 => {
-                    check_in_transaction(&request).map(|()| (TransactionTarget::Keyspace, name))
-                }
-                Destination::Node => Err(not_in_transaction(argv[0])),
-            };
-        }
-        let keys = if self.may_use_both_tiers() { keys::of(argv) } else { Default::default() };
-        let Some(first) = keys.first().map(|key| key.to_vec()) else {
-            return Ok((TransactionTarget::Undecided, Vec::new()));
-        };
-        Ok(match self.route_plain(keys)? {
-            PlainDestination::Upstream => (TransactionTarget::Upstream, first),
-            PlainDestination::Keyspace => (TransactionTarget::Keyspace, first),
-        })
-    }
-
     fn queue(&mut self, argv: &[&[u8]]) -> Result<(), Refusal> {
         if !grammar::is_ours(argv[0]) {
             check_command(argv)?;
@@ -295,27 +253,14 @@ impl CommandContext {
         if self.client.transaction.is_some() {
             return self.refuse(Refusal::new("ERR WATCH inside MULTI is not allowed"));
         }
-        let destination = match self.route_plain(argv[1..].iter().copied()) {
-            Ok(destination) => destination,
-            Err(refusal) => return self.refuse(refusal),
-        };
-        let elsewhere = match destination {
-            PlainDestination::Upstream => !self.client.watched.is_empty(),
-            PlainDestination::Keyspace => self.client.watches_upstream,
-        };
-        if elsewhere {
-            return self.refuse(Refusal::new(format!(
-                "CROSSTIER '{}' belongs to another tier than the keys watched so far; UNWATCH first",
-                shown(argv[1])
-            )));
-        }
-        match destination {
-            PlainDestination::Upstream => {
+        match self.plan_watch(&argv[1..]) {
+            Ok(PlainDestination::Upstream) => {
                 let flow = self.pass_to_upstream(argv, frame);
                 self.client.watches_upstream |= flow == Progress::Done;
                 flow
             }
-            PlainDestination::Keyspace => self.watch_keyspace(&argv[1..]),
+            Ok(PlainDestination::Keyspace) => self.watch_keyspace(&argv[1..]),
+            Err(refusal) => self.refuse(refusal),
         }
     }
 
@@ -372,12 +317,12 @@ fn check_command(argv: &[&[u8]]) -> Result<(), Refusal> {
     }
 }
 
-pub(super) fn crosses_tiers(name: &[u8]) -> Refusal {
+pub(in crate::server) fn crosses_tiers(name: &[u8]) -> Refusal {
     let name = shown(name);
     Refusal::new(format!("CROSSTIER '{name}' belongs to another tier than this transaction; split it"))
 }
 
-fn not_in_transaction(name: &[u8]) -> Refusal {
+pub(in crate::server) fn not_in_transaction(name: &[u8]) -> Refusal {
     let name = shown(&name.to_ascii_lowercase());
     Refusal::new(format!("ERR '{name}' cannot be part of a transaction here"))
 }

@@ -1,15 +1,12 @@
 //! Delivers awaited replies: takes them in order as they come and encodes them for the client. Part of [`CommandContext`].
 
 use crate::resp::encode::Encoder;
-use crate::server::client::registry::ClientInfo;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::{
     AfterReply, AwaitedCall, AwaitedReply, AwaitedSubscription, InFlight, Source,
 };
 use crate::server::net::socket::has_hung_up;
-use crate::server::routing::router::Router;
-use crate::server::ServerState;
 use crate::tier2::handle::NodeAnswer;
 use redfence_core::reply::Reply;
 use std::future::Future;
@@ -53,8 +50,7 @@ impl CommandContext {
                         }
                         Poll::Ready(NodeAnswer::Reply { reply, counted }) => {
                             if call.is_routed && is_grant(&reply) {
-                                match routes_still_hold(&self.server, &self.routes.router, &self.client.info)
-                                {
+                                match self.routes.still_hold(&self.server, &self.client.info) {
                                     Some(true) => {}
                                     holds => {
                                         // Where the connection ends it is given back.
@@ -167,15 +163,4 @@ impl CommandContext {
 /// Whether it tells the client that it has something now.
 fn is_grant(reply: &Reply) -> bool {
     !reply.is_error() && !matches!(reply, Reply::Nil | Reply::NilArray)
-}
-
-/// Whether the routes in force decide what is in flight as it was decided. `None`: they are not known here yet.
-fn routes_still_hold(server: &ServerState, router: &Router, info: &ClientInfo) -> Option<bool> {
-    let version = server.tier2.routing_version();
-    if router.covers(version) {
-        return Some(true);
-    }
-    let newest = server.routing.newest();
-    let alike = || info.waiting().as_ref().is_some_and(|waiting| waiting.is_decided_alike_by(&newest));
-    newest.covers(version).then(alike)
 }

@@ -51,10 +51,10 @@ impl CommandContext {
         flow
     }
 
-    fn carry_out(&mut self, plan: Plan, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
+    fn carry_out(&mut self, plan: Plan<'_>, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         match plan {
             Plan::Local(local) => self.local_command(local, argv, frame),
-            Plan::Lock => self.lock_command(argv, frame),
+            Plan::Lock(plan) => self.lock_command(plan, argv, frame),
             Plan::Upstream(UpstreamPath::Own) => self.pass_on_own_connection(argv, frame),
             Plan::Upstream(UpstreamPath::Shared) => {
                 let call = UpstreamCall { muted: self.client.is_muted(), ..UpstreamCall::default() };
@@ -63,7 +63,7 @@ impl CommandContext {
             Plan::BothStores => self.script_on_both(argv),
             Plan::Keyspace(KeyspacePath::Read) => self.keyspace_read(argv),
             Plan::Keyspace(KeyspacePath::ReadScript) => self.keyspace_script(argv),
-            Plan::Keyspace(KeyspacePath::Write) => self.submit_to_keyspace(argv),
+            Plan::Keyspace(KeyspacePath::Write { is_routed }) => self.submit_to_keyspace(argv, is_routed),
             Plan::Server => self.server_command(argv),
         }
     }
@@ -110,7 +110,7 @@ impl CommandContext {
             Local::Client => self.client_command(argv),
             Local::Cluster if argv.len() == 1 => self.refuse(wrong_arity(argv[0])),
             Local::Cluster => self.refuse(Refusal::new("ERR This instance has cluster support disabled")),
-            Local::Command => self.command(argv, frame),
+            Local::Command => self.command(argv),
             Local::Config => self.config(argv),
             Local::Discard => self.discard(argv, frame),
             Local::Echo => self.echo(argv),
@@ -175,7 +175,7 @@ impl CommandContext {
         if self.client.is_listening_only() {
             return Err(listening(argv[0]));
         }
-        self.route_large(argv)?;
+        self.check_large(argv)?;
         if self.begin_at_upstream() == Progress::Stalled {
             return Ok(Progress::Stalled);
         }

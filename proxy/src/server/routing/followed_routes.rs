@@ -3,24 +3,25 @@
 //! A connection takes a new router only while nothing is in flight, and says in its [`ClientInfo`] which one it follows, so that
 //! the settings follower knows when no command depends on older routes.
 //!
-//! [`ClientInfo`]: crate::server::client::registry::ClientInfo
 
+use crate::server::client::registry::ClientInfo;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Disconnect;
 use crate::server::net::in_flight::{AwaitedReply, InFlight};
 use crate::server::routing::keys;
+use crate::server::routing::plan::depends_on_routes;
 use crate::server::routing::router::{Destination, PlainDestination, Router};
 use crate::server::routing::routes::stale_routes;
 use crate::server::routing::waiting::Waiting;
+use crate::server::ServerState;
 use redfence_core::grammar::{self, Request};
 use redfence_core::reply::Refusal;
-use redfence_core::types::Tier;
 use std::sync::Arc;
 
 #[derive(Debug)]
 pub(in crate::server) struct FollowedRoutes {
     /// Changes only while nothing is in flight.
-    pub(in crate::server) router: Arc<Router>,
+    pub(super) router: Arc<Router>,
     /// The client's info names the router's generation.
     is_routed: bool,
     /// The routes were not confirmed lately: what depends on them is refused.
@@ -33,28 +34,39 @@ impl FollowedRoutes {
     pub(in crate::server) fn new(router: Arc<Router>) -> FollowedRoutes {
         FollowedRoutes { router, is_routed: false, is_stale: false, waiting_bytes: 0 }
     }
+
+    /// Whether the routes in force decide what is in flight as it was decided. `None`: they are not known here yet.
+    pub(in crate::server) fn still_hold(&self, server: &ServerState, info: &ClientInfo) -> Option<bool> {
+        let version = server.tier2.routing_version();
+        if self.router.covers(version) {
+            return Some(true);
+        }
+        let newest = server.routing.newest();
+        let alike = || info.waiting().as_ref().is_some_and(|waiting| waiting.is_decided_alike_by(&newest));
+        newest.covers(version).then(alike)
+    }
 }
 
 impl CommandContext {
+    /// Whether commands of this client may reach the upstream Redis: there is one, and the client's listener passes to it.
+    pub(in crate::server) fn has_upstream(&self) -> bool {
+        self.routes.router.has_upstream_for(self.client.listener_kind)
+    }
+
     /// Who answers, by routes that are known to be the cluster's.
-    pub(in crate::server) fn route_lock(&self, request: &Request<'_>) -> Result<Destination, Refusal> {
-        let asks_routes =
-            !matches!(request, Request::Cluster(_)) && request.tier() != Some(Tier::Correctness);
-        if asks_routes
-            && self.routes.is_stale
-            && self.routes.router.has_upstream_for(self.client.listener_kind)
-        {
+    pub(super) fn route_lock(&self, request: &Request<'_>) -> Result<Destination, Refusal> {
+        if self.routes.is_stale && self.has_upstream() && depends_on_routes(request) {
             return Err(stale_routes());
         }
         self.routes.router.lock(self.client.listener_kind, request)
     }
 
     /// Where these keys live, by routes that are known to be the cluster's.
-    pub(in crate::server) fn route_plain<'k>(
+    pub(super) fn route_plain<'k>(
         &self,
         keys: impl IntoIterator<Item = &'k [u8]>,
     ) -> Result<PlainDestination, Refusal> {
-        if self.routes.is_stale && self.routes.router.has_upstream_for(self.client.listener_kind) {
+        if self.routes.is_stale && self.has_upstream() {
             return Err(stale_routes());
         }
         self.routes.router.plain(self.client.listener_kind, keys)

@@ -3,7 +3,7 @@
 //! # Layout
 //!
 //! - [`dispatch`]: one command: authentication, then who answers it
-//! - [`plan`]: the decision who answers, as a value
+//! - [`plan`]: the decision who answers, as a value; [`transaction_plan`]: the same for transactions and `WATCH`
 //! - [`router`]: which tier serves a resource or a key; [`keys`]: where a command has its keys
 //! - [`known_scripts`]: which scripts only read, and run on this node
 //! - [`followed_routes`]: the routes one client follows
@@ -19,4 +19,5 @@ pub mod rerouting;
 pub mod router;
 pub mod routes;
 pub mod settings_follower;
+pub mod transaction_plan;
 pub mod waiting;

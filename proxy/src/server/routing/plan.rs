@@ -1,21 +1,25 @@
-//! Who answers a command: one decision, made once, as a value. [`super::dispatch`] carries it out. Part of [`CommandContext`].
+//! Who answers a command: one decision, made once, as a value. [`super::dispatch`] carries it out; [`super::transaction_plan`] decides
+//! for transactions. Part of [`CommandContext`].
 
+use crate::server::client::transaction::TransactionTarget;
+use crate::server::commands::transaction::crosses_tiers;
 use crate::server::commands::{not_supported_yet, server, unknown_command, Local};
 use crate::server::context::CommandContext;
 use crate::server::net::in_flight::InFlight;
 use crate::server::routing::keys;
-use crate::server::routing::router::PlainDestination;
-use redfence_core::grammar;
+use crate::server::routing::router::{Destination, PlainDestination};
+use redfence_core::grammar::{self, fence, Request};
 use redfence_core::keyspace::table;
 use redfence_core::machine::is_read;
 use redfence_core::reply::Refusal;
+use redfence_core::types::Tier;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::server) enum Plan {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::server) enum Plan<'a> {
     /// A command about the connection, which this node answers itself.
     Local(Local),
-    /// `LOCK.*` and `FENCE.*`: the router decides between the tiers once the words are parsed.
-    Lock,
+    /// `LOCK.*` and `FENCE.*`.
+    Lock(LockPlan<'a>),
     /// Passes to the upstream unchanged.
     Upstream(UpstreamPath),
     /// `SCRIPT LOAD`, `EXISTS` and `FLUSH` where keys live in both stores.
@@ -24,6 +28,15 @@ pub(in crate::server) enum Plan {
     Keyspace(KeyspacePath),
     /// A command about the server, where no upstream answers it.
     Server,
+}
+
+/// A `LOCK.*` or `FENCE.*` command and who answers it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::server) struct LockPlan<'a> {
+    pub(in crate::server) request: Request<'a>,
+    pub(in crate::server) destination: Destination,
+    /// Other routes might have decided otherwise: a grant is told only while these hold.
+    pub(in crate::server) is_routed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,21 +53,31 @@ pub(in crate::server) enum KeyspacePath {
     Read,
     /// A script that only reads, run on this node's state.
     ReadScript,
-    /// Through the log.
-    Write,
+    /// Through the log. `is_routed`: as in [`LockPlan`].
+    Write { is_routed: bool },
 }
 
 impl CommandContext {
-    pub(in crate::server) fn plan(&self, local: Option<Local>, argv: &[&[u8]]) -> Result<Plan, Refusal> {
-        if grammar::is_ours(argv[0]) {
-            return Ok(Plan::Lock);
+    pub(in crate::server) fn plan<'a>(
+        &self,
+        local: Option<Local>,
+        argv: &'a [&'a [u8]],
+    ) -> Result<Plan<'a>, Refusal> {
+        if let Some(plan) = self.plan_lock(argv) {
+            return plan.map(Plan::Lock);
         }
         let router = &self.routes.router;
-        if let Some(local) = local {
-            let passes = local.yields_to_upstream() && router.has_upstream_for(self.client.listener_kind);
-            if !passes {
+        match local {
+            // It names commands of the upstream Redis, which knows them best.
+            Some(Local::Command)
+                if self.has_upstream() && !argv.iter().skip(2).any(|name| grammar::is_ours(name)) =>
+            {
+                return Ok(Plan::Upstream(UpstreamPath::Own));
+            }
+            Some(local) if !(local.yields_to_upstream() && self.has_upstream()) => {
                 return Ok(Plan::Local(local));
             }
+            Some(_) | None => {}
         }
         let keys = if router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
         match self.route_plain(keys)? {
@@ -67,6 +90,69 @@ impl CommandContext {
         }
     }
 
+    /// `None` where the command is not one of ours.
+    pub(in crate::server) fn plan_lock<'a>(
+        &self,
+        argv: &'a [&'a [u8]],
+    ) -> Option<Result<LockPlan<'a>, Refusal>> {
+        let request = grammar::parse(argv)?;
+        Some(request.and_then(|request| {
+            let destination = self.route_lock(&request)?;
+            if let (Request::FenceCall(_), Destination::Tier1) = (&request, destination) {
+                self.check_guarded_keys(&argv[fence::FenceCall::COMMAND_AT..])?;
+            }
+            let is_routed = self.has_upstream() && depends_on_routes(&request);
+            Ok(LockPlan { request, destination, is_routed })
+        }))
+    }
+
+    /// The mark of a `FENCE.CALL` is in the upstream Redis, so the keys of its command must be too.
+    fn check_guarded_keys(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
+        match self.route_plain(keys::of(argv))? {
+            PlainDestination::Upstream => Ok(()),
+            PlainDestination::Keyspace => Err(Refusal::new(
+                "CROSSTIER high-water marks are in the upstream Redis, and keys of this command are not",
+            )),
+        }
+    }
+
+    /// Whether a command in a pipeline is sure to pass by a shared connection, by its name and the word behind it. `false` where
+    /// [`CommandContext::plan`] must look.
+    pub(in crate::server) fn is_sure_to_pass(&self, name: &[u8], first: Option<&[u8]>) -> bool {
+        let Some(key_at) = keys::quick(name) else { return false };
+        let router = &self.routes.router;
+        if !router.has_correctness_routes() {
+            return true;
+        }
+        let (keys::QuickKey::First, Some(key)) = (key_at, first) else { return false };
+        router.plain(self.client.listener_kind, [key]) == Ok(PlainDestination::Upstream)
+    }
+
+    /// Whether routes let commands pass at all. The same for all commands of a pipeline.
+    pub(in crate::server) fn may_pass_by_routes(&self) -> bool {
+        self.has_upstream() && !self.routes.is_stale && self.routes.router.check_upstream().is_ok()
+    }
+
+    /// Whether a command too large to hold must be seen to its end before it is known who answers it.
+    pub(in crate::server) fn must_see_all_keys(&self, argv: &[&[u8]]) -> bool {
+        self.routes.router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len())
+    }
+
+    /// A command larger than Redfence itself answers: all its keys have been seen, or none can matter.
+    pub(super) fn check_large(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
+        match self.route_plain(keys::of(argv))? {
+            PlainDestination::Upstream if self.transaction_target() == Some(TransactionTarget::Keyspace) => {
+                Err(crosses_tiers(argv[0]))
+            }
+            PlainDestination::Upstream => Ok(()),
+            PlainDestination::Keyspace => {
+                Err(Refusal::new(
+                    "ERR a command on keys of the correctness tier may have 1024 words of 64 KiB, 4 MiB in all; nothing was done; split it",
+                ))
+            }
+        }
+    }
+
     /// `SCRIPT LOAD`, `EXISTS` and `FLUSH` name no key: where both stores have keys, both must know the scripts.
     fn is_for_both_stores(&self, argv: &[&[u8]]) -> bool {
         let verbs: [&[u8]; 3] = [b"LOAD", b"EXISTS", b"FLUSH"];
@@ -75,7 +161,7 @@ impl CommandContext {
             && argv.get(1).is_some_and(|verb| verbs.iter().any(|known| known.eq_ignore_ascii_case(verb)))
     }
 
-    fn plan_keyspace(&self, argv: &[&[u8]]) -> Result<Plan, Refusal> {
+    fn plan_keyspace<'a>(&self, argv: &[&[u8]]) -> Result<Plan<'a>, Refusal> {
         let name = argv[0];
         let Some(row) = table::find(name) else {
             return match name {
@@ -95,7 +181,7 @@ impl CommandContext {
             KeyspacePath::Read
         } else {
             // A read behind writes in flight too: it must see them, and need not wait for them.
-            KeyspacePath::Write
+            KeyspacePath::Write { is_routed: self.has_upstream() }
         };
         Ok(Plan::Keyspace(path))
     }
@@ -104,4 +190,9 @@ impl CommandContext {
     fn may_read(&self, argv: &[&[u8]]) -> bool {
         self.server.known_scripts.may_read(argv, self.server.now_ms())
     }
+}
+
+/// Whether routes decide it, and not the command itself.
+pub(super) fn depends_on_routes(request: &Request<'_>) -> bool {
+    !matches!(request, Request::Cluster(_)) && request.tier() != Some(Tier::Correctness)
 }

@@ -1,4 +1,5 @@
-//! Which tier answers. The only place that decides it; nothing behind it asks again.
+//! Which tier answers. Asked by [`super::plan`], which makes the decision a value; [`super::waiting`] asks new routes about a wait.
+//! Nobody outside this folder asks (`proxy/tests/module_graph.rs` checks it).
 //!
 //! Routes and default tier are the cluster's (replicated settings), not this node's. While a change of them is pending, names
 //! whose tier it changes are refused; so is the upstream Redis where it is not the one of the cluster.

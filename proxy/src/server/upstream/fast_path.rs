@@ -6,8 +6,6 @@
 //! the routes of its key is left to it, so this file holds no rule of its own. Called by `connection` before each command.
 
 use crate::server::context::CommandContext;
-use crate::server::routing::keys;
-use crate::server::routing::router::PlainDestination;
 
 /// A command with more words is left to the parser.
 const WORDS_MAX: usize = 99;
@@ -31,7 +29,9 @@ impl CommandContext {
         let (mut len, mut commands) = (0, 0);
         while commands < room.commands && len < room.bytes {
             match whole_frame(&bytes[len..]) {
-                Some(frame) if frame.len <= room.frame_bytes && self.passes(&frame) => {
+                Some(frame)
+                    if frame.len <= room.frame_bytes && self.is_sure_to_pass(frame.name, frame.first) =>
+                {
                     len += frame.len;
                     commands += 1;
                 }
@@ -54,20 +54,7 @@ impl CommandContext {
             && self.client.authenticated
             && self.client.tracking.is_none()
             && !self.client.is_listening_only()
-            && self.routes.router.has_upstream_for(self.client.listener_kind)
-            && !self.routes.is_stale
-            && self.routes.router.check_upstream().is_ok()
-    }
-
-    /// Whether the router sends it to the upstream Redis, on a connection that clients share.
-    fn passes(&self, frame: &Frame<'_>) -> bool {
-        let Some(key_at) = keys::quick(frame.name) else { return false };
-        let router = &self.routes.router;
-        if !router.has_correctness_routes() {
-            return true;
-        }
-        let (keys::QuickKey::First, Some(key)) = (key_at, frame.first) else { return false };
-        router.plain(self.client.listener_kind, [key]) == Ok(PlainDestination::Upstream)
+            && self.may_pass_by_routes()
     }
 }
 

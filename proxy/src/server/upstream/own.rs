@@ -6,7 +6,6 @@ use crate::resp::request::{ProtocolError, RequestParser};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, Progress, PASSING_BYTES_MAX};
 use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
-use crate::server::routing::keys;
 use crate::tier1::lua;
 use crate::tier1::own_connection::{self, ConnectionLost, OwnConnection, ReplyPart};
 use redfence_core::reply::{Refusal, Reply};
@@ -137,7 +136,7 @@ impl CommandContext {
             return head.len();
         }
         let argv = crate::server::net::connection::words_at(head, parser.words());
-        if self.routes.router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len()) {
+        if self.must_see_all_keys(&argv) {
             if self.replies.in_flight != InFlight::Nothing {
                 // At its end it is decided by the routes of then, which are taken only when nothing is in flight.
                 self.replies.stalled = true;
