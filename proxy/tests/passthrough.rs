@@ -2,7 +2,6 @@
 
 mod support;
 
-use std::time::Duration;
 use support::{await_that, behind, command, fence_of, Client};
 
 #[test]
@@ -193,7 +192,10 @@ fn without_its_redis_tier_2_goes_on_and_tier_1_comes_back() {
     blocked.send(&["BLPOP", "nothing", "0"]);
     let mut watching = node.connect();
     assert_eq!(watching.ask(&["WATCH", "a"]), "OK");
-    std::thread::sleep(Duration::from_millis(50));
+    let mut direct = Client::connect(redis.address);
+    await_that("the pop is blocked in the Redis", || {
+        direct.ask(&["INFO", "clients"]).contains("blocked_clients:1")
+    });
     redis.stop();
     // A command under way there has no known outcome; a transaction cannot go on.
     assert!(blocked.receive().starts_with("-INDETERMINATE "));

@@ -186,11 +186,11 @@ fn sessions_live_by_their_connection() {
     let node = Node::start(&[]);
     let mut owner = node.connect();
     let mut watcher = node.connect();
-    let session = owner.ask(&["LOCK.SESSION", "OPEN", "1000"]);
+    let session = owner.ask(&["LOCK.SESSION", "OPEN", "4000"]);
     let session = session.trim_matches('"').to_string();
     owner.acquire(&["a", "0", "SESSION", &session]);
     // Any command keeps it alive well past its ttl.
-    for _ in 0..15 {
+    for _ in 0..50 {
         std::thread::sleep(Duration::from_millis(100));
         assert_eq!(owner.ask(&["PING"]), "PONG");
     }
@@ -199,7 +199,7 @@ fn sessions_live_by_their_connection() {
     await_that("the session ends with its connection", || watcher.ask(&["LOCK.INFO", "a"]).contains("free"));
     // An idle connection does not keep it alive.
     let mut idle = node.connect();
-    let session = idle.ask(&["LOCK.SESSION", "OPEN", "300"]);
+    let session = idle.ask(&["LOCK.SESSION", "OPEN", "2000"]);
     idle.acquire(&["b", "0", "SESSION", session.trim_matches('"')]);
     await_that("a frozen client loses its session", || watcher.ask(&["LOCK.INFO", "b"]).contains("free"));
     assert!(idle.ask(&["LOCK.SESSION", "KEEPALIVE", session.trim_matches('"')]).starts_with("-NOSESSION"));
@@ -224,9 +224,9 @@ fn blocked_in_a_wait_keeps_a_session_alive() {
     let node = Node::start(&[]);
     let (mut holder, mut waiter) = (node.connect(), node.connect());
     let fence = holder.acquire(&["a", "60000"]);
-    let session = waiter.ask(&["LOCK.SESSION", "OPEN", "400"]);
+    let session = waiter.ask(&["LOCK.SESSION", "OPEN", "3000"]);
     waiter.send(&["LOCK.ACQUIRE", "a", "0", "SESSION", session.trim_matches('"'), "WAIT", "30000"]);
-    std::thread::sleep(Duration::from_millis(1500));
+    std::thread::sleep(Duration::from_millis(4500));
     assert_eq!(holder.ask(&["LOCK.RELEASE", "a", &fence.to_string()]), "(1, \"ok\")");
     support::fence_of(&waiter.receive());
 }

@@ -255,7 +255,7 @@ fn who_does_not_read_its_replies_holds_nobody_up_for_long() {
     for _ in 0..100 {
         assert_eq!(other.ask(&["GET", "none"]), "nil");
     }
-    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(15), "{:?}", began.elapsed());
     // Whoever comes again begins with a connection of its own, and may take its time.
     let mut again = node.connect();
     again.send(&["GET", "large"]);

@@ -44,8 +44,8 @@ fn every_kind_of_change_is_told_through_another_node() {
         ("me", &["LOCK.RELEASE", "k", "FENCE"]),
         ("", &["LOCK.ACQUIRE", "k", "60000", "OWNER", "you"]),
         ("you", &["LOCK.FORCERELEASE", "k"]),
-        ("", &["SET", "k", "short", "PX", "50"]),
-        // It ends by its time.
+        ("", &["SET", "k", "short", "PX", "3000"]),
+        // It ends by its time, which is long enough to read it before.
         ("short", &[]),
     ];
     for (value, change) in changes {

@@ -155,6 +155,31 @@ impl Client {
         expect::granted(&ask!(self, "LOCK.ACQUIRE", resource, ttl_ms, "OWNER", owner))
     }
 
+    /// Takes the lock and lets its time run out: the fence it had. A short ttl is set by a renewal, because a grant that ends before
+    /// a busy node can tell it is answered nil.
+    pub fn acquire_and_expire(&mut self, resource: &str) -> i64 {
+        let fence = self.acquire(resource, 60_000).fence;
+        self.expire(resource, fence);
+        fence
+    }
+
+    /// Shortens a held lock and waits until it has ended.
+    pub fn expire(&mut self, resource: &str, fence: i64) {
+        self.end_soon(resource, fence, 50);
+        self.await_free(resource);
+    }
+
+    /// From now on the lock has so little time left. It may have ended by when the answer comes.
+    pub fn end_soon(&mut self, resource: &str, fence: i64, ttl_ms: u64) {
+        let reply = ask!(self, "LOCK.RENEW", resource, fence, ttl_ms);
+        if reply.array().first() == Some(&Value::Integer(0)) {
+            expect::refused(&reply, "expired");
+        } else {
+            let left_ms = expect::renewed(&reply);
+            assert!((1..=ttl_ms as i64).contains(&left_ms), "renewed for {ttl_ms} ms, told {left_ms}");
+        }
+    }
+
     pub fn is_refused(&mut self, resource: &str, ttl_ms: u64) {
         assert_eq!(
             ask!(self, "LOCK.ACQUIRE", resource, ttl_ms),

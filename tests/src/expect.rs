@@ -30,6 +30,16 @@ pub fn granted(reply: &Value) -> Grant {
     }
 }
 
+/// The ttl in a reply: what was asked for, or what is left of it where a busy node tells its client late.
+pub fn ttl_told(told_ms: i64, asked_ms: u64) {
+    const LATE_MS_MAX: i64 = 10_000;
+    let asked_ms = asked_ms as i64;
+    assert!(
+        told_ms <= asked_ms && told_ms >= (asked_ms - LATE_MS_MAX).max(1),
+        "asked for {asked_ms} ms, told {told_ms}"
+    );
+}
+
 /// `[[fence, …], ttl]`
 #[track_caller]
 pub fn multi_granted(reply: &Value, count: usize) -> (Vec<i64>, i64) {

@@ -263,7 +263,8 @@ fn a_million_operations_in_about_a_second() {
     let took = start.elapsed();
     println!("{} operations checked in {took:?}", history.operations.len());
     assert!(violations.is_empty(), "{}", violations[0]);
-    assert!(took.as_secs() < 15, "far too slow: {took:?}");
+    // Generous: a checker that is not linear takes minutes.
+    assert!(took.as_secs() < 60, "far too slow: {took:?}");
 }
 
 #[test]

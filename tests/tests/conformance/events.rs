@@ -122,11 +122,12 @@ fn expired(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
     let mut watcher = Watcher::of(context, &name);
-    let first = client.acquire_as(&name, 60, "first");
-    client.await_free(&name);
+    let first = client.acquire_as(&name, 60_000, "first");
+    client.expire(&name, first.fence);
     // Who comes next finds the end of the first grant told before its own beginning.
     let second = client.acquire_as(&name, 30_000, "second");
     watcher.next_is("acquired", first.fence, "first");
+    watcher.next_is("renewed", first.fence, "first");
     watcher.next_is("expired", first.fence, "first");
     watcher.next_is("acquired", second.fence, "second");
 }

@@ -119,8 +119,7 @@ fn call_passes_errors_on(context: &Context) {
 fn a_locks_fence_guards_its_resource(context: &Context) {
     let mut client = context.client();
     let (name, data) = tagged(context);
-    let first = client.acquire(&name, 60).fence;
-    client.await_free(&name);
+    let first = client.acquire_and_expire(&name);
     let second = client.acquire(&name, 30_000).fence;
     let reply = ask!(client, "FENCE.CALL", &name, second, "SET", &data, "second");
     assert_eq!(reply, Value::Simple(b"OK".to_vec()));

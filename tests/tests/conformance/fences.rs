@@ -25,8 +25,7 @@ fn grow_over_release_expiry_and_force(context: &Context) {
     let name = context.name("lock");
     let first = client.acquire(&name, 60_000).fence;
     client.release(&name, first);
-    let second = client.acquire(&name, 50).fence;
-    client.await_free(&name);
+    let second = client.acquire_and_expire(&name);
     let third = client.acquire(&name, 60_000).fence;
     assert_eq!(ask!(client, "LOCK.FORCERELEASE", &name).integer(), 1);
     let fourth = client.acquire(&name, 60_000).fence;

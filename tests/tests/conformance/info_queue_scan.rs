@@ -150,8 +150,7 @@ fn scan_leaves_out_free_locks(context: &Context) {
     client.acquire(&held, 60_000);
     let grant = client.acquire(&released, 60_000);
     client.release(&released, grant.fence);
-    client.acquire(&expired, 50);
-    client.await_free(&expired);
+    client.acquire_and_expire(&expired);
     assert_eq!(scan(&mut client, &format!("{base}:*"), 1_000), BTreeSet::from([held]));
 }
 

@@ -49,7 +49,7 @@ fn macquire(names: &[String], ttl_ms: u64, options: &[&str]) -> Vec<Vec<u8>> {
 
 fn take(client: &mut Client, names: &[String], ttl_ms: u64, options: &[&str]) -> Vec<i64> {
     let (fences, ttl) = expect::multi_granted(&client.ask(&macquire(names, ttl_ms, options)), names.len());
-    assert_eq!(ttl, ttl_ms as i64);
+    expect::ttl_told(ttl, ttl_ms);
     fences
 }
 
@@ -118,9 +118,8 @@ fn mrelease_of_wrong_fences_tells_each_reason(context: &Context) {
     let mut client = context.client();
     let names = names(context, 4);
     let fences = take(&mut client, &names[..2], 30_000, &[]);
-    let brief = client.acquire(&names[2], 50).fence;
+    let brief = client.acquire_and_expire(&names[2]);
     client.release(&names[1], fences[1]);
-    client.await_free(&names[2]);
     let command = words![
         "LOCK.MRELEASE",
         4,
@@ -169,7 +168,7 @@ fn waits_until_all_are_free(context: &Context) {
     waiter.hears_nothing_for(Duration::from_millis(50));
     holder.release(&names[1], fences[1]);
     let (granted, ttl_ms) = expect::multi_granted(&waiter.receive(), 2);
-    assert_eq!(ttl_ms, 30_000);
+    expect::ttl_told(ttl_ms, 30_000);
     assert!(granted[0] > fences[0] && granted[1] > fences[1]);
     for (name, fence) in names.iter().zip(&granted) {
         let info = holder.info(name);
@@ -293,8 +292,7 @@ fn expiry_of_one_part_ends_that_part_alone(context: &Context) {
     let mut client = context.client();
     let names = names(context, 2);
     let fences = take(&mut client, &names, 30_000, &[]);
-    client.renew(&names[0], fences[0], 50);
-    client.await_free(&names[0]);
+    client.expire(&names[0], fences[0]);
     assert_eq!(client.info(&names[1]).state, "held");
     client.release(&names[1], fences[1]);
     client.release_is_refused(&names[0], fences[0], "expired");

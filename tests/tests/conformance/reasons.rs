@@ -53,17 +53,15 @@ fn second_release_is_already_released(context: &Context) {
 fn after_expiry_is_expired(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
-    let grant = client.acquire(&name, 60);
-    client.await_free(&name);
-    client.release_is_refused(&name, grant.fence, "expired");
+    let fence = client.acquire_and_expire(&name);
+    client.release_is_refused(&name, fence, "expired");
 }
 
 fn renew_after_expiry_is_expired(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
-    let grant = client.acquire(&name, 60);
-    client.await_free(&name);
-    client.renew_is_refused(&name, grant.fence, 30_000, "expired");
+    let fence = client.acquire_and_expire(&name);
+    client.renew_is_refused(&name, fence, 30_000, "expired");
     assert_eq!(client.info(&name).state, "free", "an expired lock is not brought back");
 }
 
@@ -94,13 +92,12 @@ fn ended_fence_keeps_its_reason_while_another_holds(context: &Context) {
 fn expired_fence_keeps_its_reason_until_the_next_end(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
-    let first = client.acquire(&name, 60);
-    client.await_free(&name);
-    client.release_is_refused(&name, first.fence, "expired");
+    let first = client.acquire_and_expire(&name);
+    client.release_is_refused(&name, first, "expired");
     let second = client.acquire(&name, 30_000);
-    client.release_is_refused(&name, first.fence, "expired");
+    client.release_is_refused(&name, first, "expired");
     client.release(&name, second.fence);
-    client.release_is_refused(&name, first.fence, "not_owner");
+    client.release_is_refused(&name, first, "not_owner");
 }
 
 fn a_refusal_changes_nothing(context: &Context) {
@@ -115,20 +112,21 @@ fn a_refusal_changes_nothing(context: &Context) {
 fn an_expired_lock_is_expired_for_ever(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
-    let grant = client.acquire(&name, 60);
-    client.await_free(&name);
+    let fence = client.acquire_and_expire(&name);
     for _ in 0..3 {
-        client.release_is_refused(&name, grant.fence, "expired");
-        client.renew_is_refused(&name, grant.fence, 100, "expired");
+        client.release_is_refused(&name, fence, "expired");
+        client.renew_is_refused(&name, fence, 100, "expired");
     }
-    assert_eq!(client.info(&name).fence, grant.fence);
+    assert_eq!(client.info(&name).fence, fence);
 }
 
 fn release_after_expiry_and_handover_is_expired(context: &Context) {
     let (mut holder, mut waiter) = (context.client(), context.client());
     let name = context.name("lock");
-    let first = holder.acquire(&name, 150);
+    let first = holder.acquire(&name, 60_000);
     waiter.start_waiting(&name, 30_000, 20_000, "waiter");
+    holder.await_waiters(&name, 1);
+    holder.end_soon(&name, first.fence, 100);
     let second = waiter.receive_grant();
     assert!(second.fence > first.fence);
     holder.release_is_refused(&name, first.fence, "expired");

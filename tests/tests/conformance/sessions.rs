@@ -136,7 +136,7 @@ fn info_is_a_map(context: &Context) {
 fn an_idle_session_dies(context: &Context) {
     let (mut client, mut watcher) = (context.client(), context.client());
     let name = context.name("lock");
-    let session = open(&mut client, 300);
+    let session = open(&mut client, 2_000);
     acquire_in(&mut client, &name, 0, &session);
     // The connection stays open but says nothing: a frozen client must lose its session.
     watcher.await_free(&name);
@@ -146,11 +146,11 @@ fn an_idle_session_dies(context: &Context) {
 fn keepalives_keep_it_alive(context: &Context) {
     let (mut client, mut other) = (context.client(), context.client());
     let name = context.name("lock");
-    let session = open(&mut client, 1_500);
+    let session = open(&mut client, 4_000);
     let grant = acquire_in(&mut client, &name, 0, &session);
     let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(2_500) {
-        assert_eq!(ask!(other, "LOCK.SESSION", "KEEPALIVE", &session), Value::Integer(1_500));
+    while start.elapsed() < Duration::from_millis(5_000) {
+        assert_eq!(ask!(other, "LOCK.SESSION", "KEEPALIVE", &session), Value::Integer(4_000));
         std::thread::sleep(Duration::from_millis(100));
     }
     assert_eq!(other.info(&name).fence, grant.fence);
@@ -160,10 +160,10 @@ fn keepalives_keep_it_alive(context: &Context) {
 fn any_command_on_its_connection_keeps_it_alive(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
-    let session = open(&mut client, 1_500);
+    let session = open(&mut client, 4_000);
     let grant = acquire_in(&mut client, &name, 0, &session);
     let start = Instant::now();
-    while start.elapsed() < Duration::from_millis(2_500) {
+    while start.elapsed() < Duration::from_millis(5_000) {
         assert_eq!(client.info(&name).state, "held");
         std::thread::sleep(Duration::from_millis(100));
     }
@@ -174,10 +174,10 @@ fn being_blocked_keeps_it_alive(context: &Context) {
     let (mut holder, mut client) = (context.client(), context.client());
     let (taken, mine) = (context.name("taken"), context.name("mine"));
     let grant = holder.acquire(&taken, 60_000);
-    let session = open(&mut client, 1_000);
+    let session = open(&mut client, 3_000);
     acquire_in(&mut client, &mine, 0, &session);
     client.send(&words!["LOCK.ACQUIRE", &taken, 0, "WAIT", 30_000, "SESSION", &session]);
-    std::thread::sleep(Duration::from_millis(2_000));
+    std::thread::sleep(Duration::from_millis(4_500));
     assert_eq!(holder.info(&mine).state, "held", "blocked in a WAIT is alive");
     holder.release(&taken, grant.fence);
     client.receive_grant();
@@ -208,8 +208,8 @@ fn a_lock_of_a_session_can_end_before_it(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
     let session = open(&mut client, 30_000);
-    let grant = acquire_in(&mut client, &name, 100, &session);
-    client.await_free(&name);
+    let grant = acquire_in(&mut client, &name, 20_000, &session);
+    client.expire(&name, grant.fence);
     client.release_is_refused(&name, grant.fence, "expired");
     assert_eq!(ask!(client, "LOCK.SESSION", "CLOSE", &session), Value::Integer(0));
 }
@@ -222,23 +222,39 @@ fn a_dropped_connection_ends_its_session(context: &Context) {
     let start = Instant::now();
     drop(client);
     watcher.await_free(&name);
-    assert!(start.elapsed() < Duration::from_secs(10), "ended {:?} after the drop", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(20), "ended {:?} after the drop", start.elapsed());
     await_end(&mut watcher, &session);
 }
 
 fn keepalive_from_elsewhere_saves_it_after_a_drop(context: &Context) {
+    // A busy machine may not let us say anything for the whole grace time: then the session has to end, and it is tried again.
+    let saved = (0..10).any(|_| is_saved_after_a_drop(context));
+    assert!(saved, "ten times in a row no keep-alive was sent within the grace time");
+}
+
+/// False: no keep-alive could be sent in time.
+fn is_saved_after_a_drop(context: &Context) -> bool {
+    const GRACE: Duration = Duration::from_millis(500);
     let (mut client, mut other) = (context.client(), context.client());
     let name = context.name("lock");
     let session = open(&mut client, 60_000);
     let grant = acquire_in(&mut client, &name, 0, &session);
-    drop(client);
     let start = Instant::now();
+    let mut heard = start;
+    drop(client);
     while start.elapsed() < Duration::from_millis(1_200) {
-        assert_eq!(ask!(other, "LOCK.SESSION", "KEEPALIVE", &session), Value::Integer(60_000));
+        let reply = ask!(other, "LOCK.SESSION", "KEEPALIVE", &session);
+        if reply.is_error() && heard.elapsed() > GRACE / 2 {
+            expect::error(&reply, "NOSESSION");
+            return false;
+        }
+        assert_eq!(reply, Value::Integer(60_000), "{:?} after the last one", heard.elapsed());
+        heard = Instant::now();
         std::thread::sleep(Duration::from_millis(20));
     }
     assert_eq!(other.info(&name).fence, grant.fence);
     assert_eq!(ask!(other, "LOCK.SESSION", "CLOSE", &session), Value::Integer(1));
+    true
 }
 
 fn a_dead_session_cannot_acquire(context: &Context) {

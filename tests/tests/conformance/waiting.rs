@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use redfence_tests::backend::{Abilities, Context};
 use redfence_tests::client::Client;
-use redfence_tests::{ask, words};
+use redfence_tests::{ask, expect, words};
 
 use crate::topic::cases;
 
@@ -44,8 +44,8 @@ fn free_lock_does_not_wait(context: &Context) {
     let name = context.name("lock");
     let start = Instant::now();
     client.start_waiting(&name, LONG_MS, 30_000, "me");
-    assert_eq!(client.receive_grant().ttl_ms, LONG_MS as i64);
-    assert!(start.elapsed() < Duration::from_secs(10));
+    expect::ttl_told(client.receive_grant().ttl_ms, LONG_MS);
+    assert!(start.elapsed() < Duration::from_secs(20));
 }
 
 fn release_hands_over(context: &Context) {
@@ -57,7 +57,7 @@ fn release_hands_over(context: &Context) {
     holder.release(&name, grant.fence);
     let next = waiter.receive_grant();
     assert!(next.fence > grant.fence);
-    assert_eq!(next.ttl_ms, LONG_MS as i64);
+    expect::ttl_told(next.ttl_ms, LONG_MS);
     let info = holder.info(&name);
     assert_eq!((info.owner.as_deref(), info.fence, info.waiters), (Some("waiter"), next.fence, 0));
 }
@@ -65,10 +65,10 @@ fn release_hands_over(context: &Context) {
 fn expiry_hands_over(context: &Context) {
     let mut holder = context.client();
     let name = context.name("lock");
-    let grant = holder.acquire(&name, 400);
+    let grant = holder.acquire(&name, LONG_MS);
+    let mut waiter = queue_up(context, &mut holder, &name, "waiter", 1);
     let start = Instant::now();
-    let mut waiter = context.client();
-    waiter.start_waiting(&name, LONG_MS, LONG_MS, "waiter");
+    holder.end_soon(&name, grant.fence, 400);
     let next = waiter.receive_grant();
     assert!(next.fence > grant.fence);
     assert!(
@@ -76,7 +76,7 @@ fn expiry_hands_over(context: &Context) {
         "granted {:?} into a ttl of 400 ms",
         start.elapsed()
     );
-    assert!(start.elapsed() < Duration::from_secs(10), "an expiry serves the next waiter by itself");
+    assert!(start.elapsed() < Duration::from_secs(20), "an expiry serves the next waiter by itself");
     assert_eq!(waiter.info(&name).owner.as_deref(), Some("waiter"));
 }
 
@@ -110,7 +110,7 @@ fn times_out_with_nil(context: &Context) {
     client.receive_nil();
     let waited = start.elapsed();
     assert!(waited >= Duration::from_millis(140), "gave up after {waited:?} of 150 ms");
-    assert!(waited < Duration::from_secs(10), "gave up only after {waited:?}");
+    assert!(waited < Duration::from_secs(20), "gave up only after {waited:?}");
 }
 
 fn a_wait_that_ran_out_leaves_the_queue(context: &Context) {
@@ -188,7 +188,7 @@ fn others_are_not_held_up(context: &Context) {
     let start = Instant::now();
     let grant = other.acquire(&elsewhere, LONG_MS);
     other.release(&elsewhere, grant.fence);
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(20), "LONG_MS is more than that");
 }
 
 fn commands_behind_a_blocked_one_wait(context: &Context) {
@@ -217,10 +217,17 @@ fn the_granted_ttl_starts_at_the_grant(context: &Context) {
     waiter.start_waiting(&name, 10_000, LONG_MS, "waiter");
     holder.await_waiters(&name, 1);
     std::thread::sleep(Duration::from_millis(300));
+    let released = Instant::now();
     holder.release(&name, grant.fence);
-    assert_eq!(waiter.receive_grant().ttl_ms, 10_000, "the time spent in line is not taken off");
+    // The time spent in line is not taken off; what a busy machine takes is.
+    let told_ms = waiter.receive_grant().ttl_ms;
+    let late_ms = released.elapsed().as_millis() as i64;
+    assert!(
+        told_ms <= 10_000 && told_ms + late_ms >= 10_000,
+        "told {told_ms}, {late_ms} ms after the release"
+    );
     let left = holder.info(&name).ttl_ms.unwrap();
-    assert!((5_000..=10_000).contains(&left), "ttl left {left}");
+    assert!((1..=10_000).contains(&left), "ttl left {left}");
 }
 
 fn waiters_on_two_locks_do_not_mix(context: &Context) {

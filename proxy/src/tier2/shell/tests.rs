@@ -207,7 +207,8 @@ fn a_snapshot_of_many_pieces_arrives_whole() {
     nodes.push(Running::start(&configs[2]));
     eventually("caught up", || nodes[2].status().applied > 60);
     let took = began.elapsed();
-    assert!(took < Duration::from_secs(5), "pieces were lost and waited for: {took:?}");
+    // A lost piece is waited for ten seconds.
+    assert!(took < Duration::from_secs(9), "pieces were lost and waited for: {took:?}");
     let name = format!("59 99 {long}");
     assert_eq!(
         granted_fence(&nodes[2].acquire(name.as_bytes())),
