@@ -11,6 +11,22 @@ pub struct Injection {
     trace: PathBuf,
 }
 
+/// Whether strace may attach to a process that is not its own child: a container or `ptrace_scope` may forbid it.
+pub fn available() -> Result<(), String> {
+    let mut target = Command::new("sleep").arg("60").spawn().map_err(|error| format!("sleep: {error}"))?;
+    let pid = target.id().to_string();
+    let tried = Command::new("timeout").args(["1", "strace", "-o", "/dev/null", "-p", &pid]).output();
+    // It ends by itself anyway.
+    let _ = target.kill();
+    let _ = target.wait();
+    let tried = tried.map_err(|error| format!("timeout: {error}"))?;
+    // It was attached for as long as it might.
+    match tried.status.code() {
+        Some(124) => Ok(()),
+        _ => Err(format!("strace: {}", String::from_utf8_lossy(&tried.stderr).trim())),
+    }
+}
+
 impl Injection {
     /// `what` is strace's word for it: `error=EIO`, `delay_enter=200000`. `trace` is where strace writes.
     pub fn attach(pid: u32, syscall: &str, what: &str, trace: &Path) -> Result<Injection, String> {

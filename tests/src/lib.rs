@@ -8,7 +8,7 @@
 //! - [`redis`]: a redis-server in a directory of its own.
 //! - [`postgres`]: a throw-away PostgreSQL, spoken to through psql.
 //! - [`cluster`]: `redfence serve` processes: one or several nodes, killed, paused, restarted.
-//! - [`inject`]: failing and slow system calls, by strace.
+//! - [`inject`]: failing and slow system calls, by strace; [`left_out`]: what this machine cannot do.
 //! - [`client`]: what a case holds: `ask`, `send`, `receive`, over any backend.
 //! - [`backend`]: what a backend must offer to be tested; [`backends`] has one file for each.
 //! - [`tier1`]: Tier 1 on one Redis, for tests that restart it and swap module and Lua.
@@ -30,6 +30,7 @@ pub mod cluster;
 pub mod expect;
 pub mod hostile;
 pub mod inject;
+pub mod left_out;
 pub mod postgres;
 pub mod process;
 pub mod redis;

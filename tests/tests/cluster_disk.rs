@@ -11,15 +11,19 @@ use std::time::Duration;
 
 use redfence_tests::client::REPLY_WITHIN;
 use redfence_tests::cluster::{Cluster, Options};
-use redfence_tests::inject::Injection;
+use redfence_tests::inject::{self, Injection};
 use redfence_tests::process::poll_until;
-use redfence_tests::{ask, expect};
+use redfence_tests::{ask, expect, left_out};
 
 const WITHIN: Duration = Duration::from_secs(30);
 const LONG_MS: u64 = 600_000;
 
 /// The follower's disk fails under load; it stops with a clear line, the others go on, and it comes back with all there is.
 fn a_node_stops_and_loses_nothing(syscall: &str, error: &str, words: &str) {
+    if let Err(why) = inject::available() {
+        left_out::or_fail(&format!("cluster_disk: disks that fail ({error}): {why}"));
+        return;
+    }
     let mut cluster = Cluster::start(&Options::nodes(3));
     let leader = cluster.wait_for_leader(REPLY_WITHIN);
     let failing = cluster.followers(leader)[0];

@@ -56,9 +56,7 @@ const WARM_UP: Duration = Duration::from_millis(1_500);
 /// One run from start to end. Must be called before any other thread is started.
 pub fn run(settings: &Settings) -> Report {
     let environment = Environment::set_up(settings.nodes);
-    for missing in &environment.missing {
-        println!("left out: {missing}");
-    }
+    environment.note_missing();
     let run_state = Arc::new(RunState::default());
     let mut nemesis = Nemesis::new(settings, environment, Arc::clone(&run_state));
     let (sender, receiver) = sync_channel(EPOCHS_WAITING_MAX);

@@ -39,7 +39,7 @@ struct CrashTally {
 /// Returns a summary line, or what is wrong.
 pub fn run(settings: &Settings) -> Result<String, String> {
     let environment = Environment::set_up(1);
-    environment.missing.iter().for_each(|missing| println!("left out: {missing}"));
+    environment.note_missing();
     let folder = environment.disks.as_ref().map(|disks| disks.folder(0));
     let mut rng = Rng::new(settings.seed);
     let options = |rng: &mut Rng| persistence(rng, folder.clone());

@@ -98,7 +98,7 @@ fn report_missing(backend: &str, missing: String) -> Trial {
     let allowed = !in_ci && std::env::var("REDFENCE_SKIP_MISSING").is_ok_and(|value| value == "1");
     let line = format!("backend {backend} was not tested: {missing}");
     if allowed {
-        eprintln!("SKIPPED: {line}");
+        redfence_tests::left_out::note(&line);
     }
     Trial::test(
         format!("{backend}::is_there"),

@@ -37,7 +37,7 @@ fn node() -> Cluster {
 #[test]
 fn random_moves_are_answered_as_redis_does() {
     if let Err(missing) = artifacts::redis_server() {
-        println!("skipped: {missing}");
+        redfence_tests::left_out::or_fail(&format!("random moves against Redis: {missing}"));
         return;
     }
     // Where Redis keeps small hashes and sorted sets in order, so do we.

@@ -19,6 +19,7 @@ use std::process::Command;
 use tempfile::TempDir;
 
 use crate::cluster::Host;
+use crate::{inject, left_out};
 use disks::Disks;
 use network::Network;
 use wall_clock::WallClocks;
@@ -47,7 +48,7 @@ impl Environment {
         let network = network.map_err(|why| keep("no partitions", why)).ok();
         let disks = own.and_then(|()| Disks::set_up(hosts, folder.path()));
         let disks = disks.map_err(|why| keep("no power cuts", why)).ok();
-        let strace = run(&["strace", "-o", "/dev/null", "true"]).map_err(|why| keep("no failing disks", why));
+        let strace = inject::available().map_err(|why| keep("no failing disks", why));
         let time =
             run(&["unshare", "-T", "--monotonic", "1", "true"]).map_err(|why| keep("no other clocks", why));
         let clocks =
@@ -66,6 +67,10 @@ impl Environment {
             .collect();
         let (has_strace, has_time_namespaces) = (strace.is_ok(), time.is_ok());
         Environment { network, disks, clocks, has_strace, has_time_namespaces, missing, hosts, folder }
+    }
+
+    pub fn note_missing(&self) {
+        self.missing.iter().for_each(|missing| left_out::note(&format!("fault runs: {missing}")));
     }
 
     pub fn hosts(&self) -> Vec<Host> {
