@@ -65,10 +65,8 @@ pub enum QuickKey {
 /// Names of up to eight bytes as one number: found without a walk over their bytes.
 static QUICK: LazyLock<FxHashMap<u64, QuickKey>> = LazyLock::new(|| {
     let shared = BY_NAME.iter().filter(|(_, command)| command.is_shared);
-    let row = |(name, command): (&Box<[u8]>, &PlainCommand)| {
-        Some((packed(name)?, if command.keys == ONE { QuickKey::First } else { QuickKey::Elsewhere }))
-    };
-    shared.filter_map(row).collect()
+    let key_at = |keys: KeySpec| if keys == ONE { QuickKey::First } else { QuickKey::Elsewhere };
+    shared.filter_map(|(name, command)| Some((packed(name)?, key_at(command.keys)))).collect()
 });
 
 /// The same question as [`may_share`], and where the key is. `None` may also mean that the name is long.
