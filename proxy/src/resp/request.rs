@@ -319,13 +319,29 @@ enum BulkHeader {
     Read(usize),
 }
 
+/// The words of a whole frame that a parser has been through, whatever its size. Fewer where it is none.
+#[must_use]
+pub fn words_of(frame: &[u8]) -> Vec<&[u8]> {
+    let mut words = Vec::new();
+    let mut header = header_line(frame, 0, "");
+    while let Ok(Some((_, at))) = header {
+        header = header_line(frame, at, "");
+        let Ok(Some((line, start))) = header else { break };
+        let len = line.strip_prefix(b"$").and_then(integer).and_then(|len| usize::try_from(len).ok());
+        let Some(word) = len.and_then(|len| frame.get(start..start.checked_add(len)?)) else { break };
+        words.push(word);
+        header = Ok(Some((line, start + word.len() + 2)));
+    }
+    words
+}
+
 /// The line that begins at `at`, without its end, and where the next begins. As in Redis the end is `\r` and one more byte.
 fn header_line<'a>(
     frame: &'a [u8],
     at: usize,
     too_big: &'static str,
 ) -> Result<Option<(&'a [u8], usize)>, ProtocolError> {
-    let rest = &frame[at..];
+    let rest = frame.get(at..).unwrap_or_default();
     match memchr::memchr(b'\r', &rest[..rest.len().min(INLINE_BYTES_MAX + 1)]) {
         Some(end) if rest.len() >= end + 2 => Ok(Some((&rest[..end], at + end + 2))),
         Some(_) => Ok(None),

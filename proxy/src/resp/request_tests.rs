@@ -236,3 +236,13 @@ fn garbage_never_panics() {
         assert_eq!(at_once, trickled, "{:?}", String::from_utf8_lossy(&bytes));
     }
 }
+
+#[test]
+fn words_of_a_frame_are_found() {
+    let frame = b"*4\r\n$4\r\nMSET\r\n$1\r\n$\r\n$0\r\n\r\n$12\r\n$1\r\n\r\nabcdef\r\n";
+    assert_eq!(super::words_of(frame), [&b"MSET"[..], b"$", b"", b"$1\r\n\r\nabcdef"]);
+    // Never more than there is, and no panic.
+    for end in 0..frame.len() {
+        assert!(super::words_of(&frame[..end]).len() <= 4);
+    }
+}

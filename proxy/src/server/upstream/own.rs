@@ -2,7 +2,7 @@
 //! when that Redis is gone. Part of [`CommandContext`].
 
 use crate::resp::encode::Encoder;
-use crate::resp::request::{ProtocolError, RequestParser};
+use crate::resp::request::{words_of, ProtocolError, RequestParser};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, Progress, PASSING_BYTES_MAX};
 use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
@@ -215,35 +215,5 @@ impl CommandContext {
                 self.refuse_and_abort(refusal);
             }
         }
-    }
-}
-
-/// The words of a whole frame that the parser has been through.
-fn words_of(frame: &[u8]) -> Vec<&[u8]> {
-    let mut words = Vec::new();
-    let mut rest = behind_line(frame);
-    while let Some(header) = rest.strip_prefix(b"$") {
-        let len = header.iter().take_while(|byte| byte.is_ascii_digit());
-        let len = len.fold(0, |len, digit| len * 10 + usize::from(digit - b'0'));
-        let body = behind_line(rest);
-        words.push(&body[..len]);
-        rest = &body[len + 2..];
-    }
-    words
-}
-
-fn behind_line(bytes: &[u8]) -> &[u8] {
-    let end = memchr::memchr(b'\r', bytes).expect("a header has an end");
-    &bytes[end + 2..]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn words_of_a_frame_are_found() {
-        let frame = b"*4\r\n$4\r\nMSET\r\n$1\r\n$\r\n$0\r\n\r\n$12\r\n$1\r\n\r\nabcdef\r\n";
-        assert_eq!(words_of(frame), [&b"MSET"[..], b"$", b"", b"$1\r\n\r\nabcdef"]);
     }
 }
