@@ -9,7 +9,7 @@ PRESET ?= all
 # Where whatever cannot be done on this machine is noted; `make test` prints it at its end.
 export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 
-.PHONY: help run quick demo clean-demo fresh test ci check fmt clippy licences build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile nightly fuzz clean
+.PHONY: help run quick demo clean-demo fresh test ci check fmt clippy licences build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile mixed-versions nightly fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -122,11 +122,24 @@ versus: build-release ## this build against the pinned baseline (bench/baseline.
 hostile: build ## whatever a client may send, against three nodes: make hostile, make hostile ONLY=glob
 	$(CARGO) run --locked -p redfence-tests --bin hostile -- $(if $(ONLY),--only $(ONLY))
 
-nightly: build ## what takes too long for every change: all of the hostile suite, long fault runs, more seeds, fuzzing
-	REDFENCE_HOSTILE=all $(CARGO) test --locked -p redfence-tests --test hostile_cluster -- --nocapture
-	@$(MAKE) sim SEEDS=0..20000
-	@$(MAKE) chaos DURATION=1800 SEED=$(or $(SEED),$(shell date +%j))
-	@$(MAKE) fuzz DURATION=600
+mixed-versions: build ## releases side by side: this one, those of tests/releases.toml, and a made-up next one (its program is built first)
+	$(CARGO) build --locked -p redfence --features next-version --bin redfence-next
+	$(CARGO) test --locked -p redfence-core --features scripts,next-version --test versions
+	$(CARGO) test --locked -p redfence-tests --test mixed_versions -- --nocapture
+
+# What takes too long for every change. Each part is a target of its own; times are of two cores.
+#   part             what                                                        takes
+#   hostile-all      all of the hostile suite                                    about 10 minutes
+#   mixed-versions   releases side by side, rolling up and back under load       under a minute, and two minutes to build the next one
+#   sim              20,000 seeds                                                about 40 minutes
+#   chaos            fault runs on real processes                                30 minutes
+#   fuzz             ten minutes for every target                                about 2 hours
+nightly: build ## what takes too long for every change; the Makefile lists its parts and what each takes
+	@scripts/timed hostile-all env REDFENCE_HOSTILE=all $(CARGO) test --locked -p redfence-tests --test hostile_cluster -- --nocapture
+	@scripts/timed mixed-versions $(MAKE) mixed-versions
+	@scripts/timed sim $(MAKE) sim SEEDS=0..20000
+	@scripts/timed chaos $(MAKE) chaos DURATION=1800 SEED=$(or $(SEED),$(shell date +%j))
+	@scripts/timed fuzz $(MAKE) fuzz DURATION=600
 
 fuzz: ## every fuzz target for a minute each (DURATION=1800 for longer; needs nightly and cargo-fuzz)
 	@scripts/fuzz $(DURATION)

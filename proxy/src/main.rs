@@ -11,7 +11,7 @@ use tracing_subscriber::EnvFilter;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let Command::Serve(args) = Cli::parse().command;
     match Config::from_args(&args).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,

@@ -41,6 +41,20 @@ fn says_ready_with_its_addresses_and_stops_on_sigterm() {
 }
 
 #[test]
+fn data_from_before_release_1_is_refused_in_one_line() {
+    let folder = TempDir::new().unwrap();
+    let data = folder.path().join("data");
+    std::fs::create_dir_all(data.join("log")).unwrap();
+    let body =
+        "redfence-data 1\nnode 1\ncluster 00000000000000c1\nstore 000102030405060708090a0b0c0d0e0f\nlog 1\n";
+    let crc = crc32fast::hash(body.as_bytes());
+    std::fs::write(data.join("IDENTITY"), format!("{body}crc {crc:08x}\n")).unwrap();
+    let listen = free_address().to_string();
+    let line = one_line(&run(&folder, &["--listen", &listen, "--data", "data"]));
+    assert!(line.contains("was written before release 1"), "{line}");
+}
+
+#[test]
 fn a_restart_on_the_same_data_loses_nothing() {
     let mut node = Node::start(&["--data", "data"]);
     let fence = node.connect().acquire(&["kept", "600000", "OWNER", "me"]);

@@ -1,6 +1,6 @@
 //! Where the programs under test are, and what to tell whoever has not built them.
 //!
-//! `REDFENCE_MODULE`, `REDFENCE_BIN` and `REDIS_SERVER` name them; without, the module and the program are
+//! `REDFENCE_MODULE`, `REDFENCE_BIN`, `REDFENCE_NEXT_BIN` and `REDIS_SERVER` name them; without, the module and the program are
 //! looked for beside the test binary (the same profile first, then the other), and redis-server in `PATH`.
 
 use std::path::{Path, PathBuf};
@@ -11,6 +11,12 @@ pub fn module() -> Result<PathBuf, String> {
 
 pub fn redfence() -> Result<PathBuf, String> {
     find("REDFENCE_BIN", "redfence", "cargo build -p redfence")
+}
+
+/// The program that plays the next release: cluster version 2 is made up.
+pub fn redfence_next() -> Result<PathBuf, String> {
+    let build = "cargo build -p redfence --features next-version --bin redfence-next";
+    find("REDFENCE_NEXT_BIN", "redfence-next", build)
 }
 
 pub fn redis_server() -> Result<PathBuf, String> {

@@ -29,6 +29,8 @@ pub struct Options {
     pub hosts: Vec<Host>,
     /// Whether peers reach each node through a relay, so that their connections can be cut.
     pub relayed: bool,
+    /// The program of each node; none: the one under test.
+    pub programs: Vec<PathBuf>,
 }
 
 /// Where a node runs. The default is this machine as it is.
@@ -93,6 +95,7 @@ pub struct Node {
     redlock_address: Option<SocketAddr>,
     process: Option<Process>,
     founder: bool,
+    program: Option<PathBuf>,
     pub host: Host,
     prefix_once: Vec<String>,
 }
@@ -100,8 +103,18 @@ pub struct Node {
 impl Node {
     fn new(id: u64, host: Host, founder: bool) -> Node {
         let (address, peer_address) = (host.address(CLIENT_PORT), host.address(PEER_PORT));
-        let (relay, redlock_address, process, prefix_once) = (None, None, None, Vec::new());
-        Node { id, address, peer_address, relay, redlock_address, process, founder, host, prefix_once }
+        Node {
+            id,
+            address,
+            peer_address,
+            relay: None,
+            redlock_address: None,
+            process: None,
+            founder,
+            program: None,
+            host,
+            prefix_once: Vec::new(),
+        }
     }
 
     /// Cuts all connections that peers have dialled to this node. Answers how many there were.
@@ -192,7 +205,8 @@ impl Cluster {
                 let redlock_address = options.redlock.then(|| host.address(REDLOCK_PORT));
                 let node = Node::new(id, host, true);
                 let relay = options.relayed.then(|| Relay::start(node.peer_address));
-                Node { redlock_address, relay, ..node }
+                let program = options.programs.get(id as usize - 1).cloned();
+                Node { redlock_address, relay, program, ..node }
             })
             .collect();
         let founders: Vec<String> =
@@ -283,6 +297,11 @@ impl Cluster {
         self.launch(index).unwrap_or_else(|error| panic!("{error}"));
     }
 
+    /// The program of a node from its next start on.
+    pub fn set_program(&mut self, id: u64, program: &Path) {
+        self.slot(id).program = Some(program.to_owned());
+    }
+
     /// More words before the program's at the next start of a node, and at that one alone.
     pub fn prefix_once(&mut self, id: u64, words: &[&str]) {
         self.slot(id).prefix_once = words.iter().map(|word| (*word).to_string()).collect();
@@ -303,7 +322,12 @@ impl Cluster {
     }
 
     pub fn join_on(&mut self, id: u64, host: Host) -> SocketAddr {
-        self.nodes.push(Node::new(id, host, false));
+        self.join_as(id, host, None)
+    }
+
+    /// As [`Cluster::join`], with a program of its own.
+    pub fn join_as(&mut self, id: u64, host: Host, program: Option<PathBuf>) -> SocketAddr {
+        self.nodes.push(Node { program, ..Node::new(id, host, false) });
         self.restart(id);
         self.node(id).peer_address
     }
@@ -337,7 +361,10 @@ impl Cluster {
     }
 
     fn launch(&mut self, index: usize) -> Result<(), String> {
-        let program = artifacts::redfence()?;
+        let program = match &self.nodes[index].program {
+            Some(program) => program.clone(),
+            None => artifacts::redfence()?,
+        };
         let command = self.command(&program, index);
         let node = &mut self.nodes[index];
         node.prefix_once.clear();
