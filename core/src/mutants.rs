@@ -44,6 +44,10 @@ pub enum Mutant {
     TransferNeverEnds,
     RemovedNeverSleeps,
     RaiseUnseen,
+    FollowerDiverges,
+    LeaderDiverges,
+    TwoDiverge,
+    StateDiverges,
 }
 
 #[cfg(feature = "mutants")]

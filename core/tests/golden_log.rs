@@ -9,6 +9,7 @@
 
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::conditional::{Answer, Branch, Call, Conditional, Script};
+use redfence_core::machine::digest::{DigestCommand, DigestKind};
 use redfence_core::machine::effects::{result_hash, Effects, Step, Write};
 use redfence_core::machine::settings::{Founding, SettingsCommand};
 use redfence_core::machine::upstream_identity::Report;
@@ -170,6 +171,16 @@ fn samples() -> Vec<Command<'static>> {
         Command::Upgrade(UpgradeCommand::Raise { to: 1 }),
         Command::Upgrade(UpgradeCommand::Hold),
         Command::Upgrade(UpgradeCommand::Finish),
+        Command::Digest(DigestCommand::Checkpoint { kind: DigestKind::Chain }),
+        Command::Digest(DigestCommand::Checkpoint { kind: DigestKind::Full }),
+        Command::Digest(DigestCommand::Report {
+            node: 2,
+            added_at: 7,
+            kind: DigestKind::Full,
+            index: 9_000,
+            value: 0x1122_3344_5566_7788,
+        }),
+        Command::Digest(DigestCommand::Quarantine { node: 3, added_at: 0, index: 9_000 }),
     ]
 }
 
@@ -193,6 +204,7 @@ fn name(command: &Command<'_>) -> &'static str {
         Command::OriginGone { .. } => "origin-gone",
         Command::Settings(_) => "settings",
         Command::Upgrade(_) => "upgrade",
+        Command::Digest(_) => "digest",
         Command::FenceCheck { .. } => "fence-check",
         Command::FenceCall { .. } => "fence-call",
         Command::Redis { .. } => "redis",

@@ -101,6 +101,7 @@ impl Machine {
             Seen::New => !self.is_waiting(id),
             Seen::Before(_) if mutant!(RepliesNotRemembered) => true,
             Seen::Before(reply) => {
+                // Not part of the digest: it was when it was first given, and an entry that comes twice changes nothing.
                 out.replies.push((id, reply));
                 false
             }
@@ -139,6 +140,7 @@ impl Machine {
             | Command::OriginStart { .. }
             | Command::OriginGone { .. }
             | Command::Settings(_)
+            | Command::Digest(_)
             | Command::FenceCheck { .. }
             | Command::FenceCall { .. }
             | Command::Redis { .. }
@@ -191,6 +193,10 @@ impl Machine {
             }
             Command::Conditional(ref conditional) => Some(self.conditional(conditional, out)),
             Command::Effects(ref effects) => Some(self.effects(effects, out)),
+            Command::Digest(command) => {
+                self.digest_command(command);
+                Some(Reply::OK)
+            }
         };
         if let Some(reply) = reply {
             self.answer(id, reply, out);
@@ -207,6 +213,7 @@ impl Machine {
             self.counters.refusals += 1;
         }
         let Some(id) = id else { return };
+        self.digests.reply(id, &reply);
         // Large replies come from reads inside scripts; remembering them all would multiply the state.
         let forgotten = redis::is_large(&reply).then(|| errors::reply_forgotten().into());
         let kept = forgotten.as_ref().unwrap_or(&reply);
@@ -245,6 +252,7 @@ impl Machine {
     /// Tells watchers. The number rises whether anybody watches or not.
     pub(crate) fn emit(&mut self, kind: EventKind, slot: LockSlot, owner: EventOwner, out: &mut Applied) {
         self.event_seq += 1;
+        self.digests.event(kind, slot, self.locks[slot].fence);
         if self.wanted.keys {
             self.note_event(kind, slot, out);
         }

@@ -81,7 +81,8 @@ impl Machine {
                 | Command::Upgrade(_)
                 | Command::FenceCheck { .. }
                 | Command::Conditional(_)
-                | Command::Effects(_),
+                | Command::Effects(_)
+                | Command::Digest(_),
             )
             | None => Some(1),
             #[cfg(feature = "next-version")]

@@ -13,6 +13,7 @@
 //! - `sessions/`: sessions, and deadlocks between them
 //! - `keys/`: Redis's commands on the lock table, Redlock members, blocked clients, key accesses for client tracking
 //! - `overlay/`: what a script sees and writes while it runs on the leader
+//! - `digest/`: digests of answers and state, and the comparison of what the voters report
 //! - `requests/`: a retried proposal is applied once; the nodes it comes from
 //! - `settings/`: the replicated settings, and which upstream Redis the members have
 //! - `store/`: slabs and lists, deadlines, memory in use against `max-memory`
@@ -28,6 +29,7 @@
 
 mod apply;
 mod cost;
+pub mod digest;
 mod keys;
 mod limits;
 mod locks;
@@ -130,6 +132,7 @@ pub struct Machine {
     next_count: u64,
     sweep: Sweep,
     marks: marks::Marks,
+    digests: digest::Digests,
 
     // Worked out from the above.
     names: Names,
@@ -197,6 +200,7 @@ impl Machine {
             next_count: 0,
             sweep: Sweep::default(),
             marks: marks::Marks::default(),
+            digests: digest::Digests::default(),
             names: Names::default(),
             queued_owners: QueuedOwners::default(),
             requests: HashMap::default(),

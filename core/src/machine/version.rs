@@ -135,6 +135,7 @@ impl Command<'_> {
             Command::OriginGone { .. } => Need::first("OriginGone"),
             Command::Settings(command) => settings_need(command),
             Command::Upgrade(_) => Need::first("LOCK.CLUSTER UPGRADE"),
+            Command::Digest(_) => Need::first("Digest"),
             #[cfg(feature = "next-version")]
             Command::Next => Need { command: "LOCK.CLUSTER NEXT", version: 2 },
             Command::FenceCheck { .. } => Need::first("FENCE.CHECK"),

@@ -83,6 +83,9 @@ fn page(server: &ServerState, path: &str) -> (&'static str, String) {
     match path {
         "/health" => ("200 OK", "alive\n".to_string()),
         "/ready" if server.tier2.status().quorum => ("200 OK", "ready\n".to_string()),
+        "/ready" if server.tier2.is_quarantined() => {
+            ("503 Service Unavailable", "quarantined: this node differs from the others\n".to_string())
+        }
         "/ready" => {
             ("503 Service Unavailable", "no quorum: the correctness tier does not serve\n".to_string())
         }

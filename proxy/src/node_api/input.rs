@@ -64,6 +64,9 @@ pub enum Input {
     Shutdown,
     /// Only time has passed.
     Wake,
+    /// For tests: this replica is to differ from the others. Not in a release build.
+    #[cfg(any(debug_assertions, feature = "mutants"))]
+    Diverge(redfence_core::machine::digest::Divergence),
 }
 
 impl Input {
@@ -88,6 +91,8 @@ impl Input {
             | Input::Admin { .. }
             | Input::Shutdown
             | Input::Wake => 0,
+            #[cfg(any(debug_assertions, feature = "mutants"))]
+            Input::Diverge(_) => 0,
         }
     }
 }

@@ -19,6 +19,8 @@ pub struct PersistTask {
     pub snapshot: Option<SnapshotMeta>,
     /// Entries up to and including this one are not needed any more. `truncated` becomes this mark.
     pub compact: Option<LogPosition>,
+    /// This node differs from a majority of voters at this index. Stays with the data directory for good.
+    pub quarantine: Option<u64>,
     /// False: losing this task in a power failure is harmless (it must still be written in order).
     pub must_sync: bool,
     /// Messages to be sent only when the task is durable.
@@ -43,6 +45,8 @@ pub struct Recovered {
     pub truncated: LogPosition,
     /// Equal to `truncated.index` where the log is empty.
     pub last_index: u64,
+    /// The index at which an earlier start was found to differ from a majority of voters.
+    pub quarantined: Option<u64>,
 }
 
 /// Reads by the node itself: entries that left its cache, and chunks of snapshot files. Sees everything persisted, and may be

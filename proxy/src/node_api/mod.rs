@@ -54,7 +54,7 @@ pub use peer::{
 };
 pub use query::OwnedQuery;
 pub use snapshot::{SnapshotId, SnapshotMeta, SnapshotOp};
-pub use status::{ClusterMember, ClusterStatus, NodeStatus, Role};
+pub use status::{ClusterMember, ClusterStatus, DigestStatus, NodeStatus, Role};
 
 /// The id of a member, 1 to 65,535.
 pub type NodeId = u64;

@@ -23,6 +23,8 @@ pub enum Role {
     Learner,
     /// Removed from the cluster. Serves only its status.
     Removed,
+    /// Its state differs from that of a majority of voters. Serves only its status.
+    Quarantined,
 }
 
 impl Role {
@@ -34,6 +36,7 @@ impl Role {
             Role::Candidate => "candidate",
             Role::Learner => "learner",
             Role::Removed => "removed",
+            Role::Quarantined => "quarantined",
         }
     }
 }
@@ -64,6 +67,23 @@ pub struct ClusterStatus {
     pub routing_version: u64,
     /// Statistics of the machine, for `INFO`. At most 100 ms old.
     pub stats: Stats,
+    pub digests: DigestStatus,
+}
+
+/// How the comparison of the replicas stands, for `INFO` and metrics.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DigestStatus {
+    /// The last entry at which all nodes noted their digest.
+    pub point_index: u64,
+    /// A majority of voters agrees on everything up to here.
+    pub confirmed_index: u64,
+    /// The last entry at which a digest of the whole state was asked for.
+    pub full_index: u64,
+    /// Where this node was found to differ.
+    pub quarantined_at: Option<u64>,
+    pub quarantined_members: u64,
+    /// Voters differ, and no majority decides it: nobody serves.
+    pub no_majority: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

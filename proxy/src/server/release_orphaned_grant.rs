@@ -75,6 +75,7 @@ impl AcquireTarget {
             | Command::OriginGone { .. }
             | Command::Settings(_)
             | Command::Upgrade(_)
+            | Command::Digest(_)
             | Command::FenceCheck { .. }
             | Command::FenceCall { .. }
             | Command::Redis { .. }

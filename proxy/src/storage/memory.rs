@@ -197,6 +197,7 @@ fn stored_part(task: &PersistTask) -> PersistTask {
         hard_state: task.hard_state.clone(),
         snapshot: task.snapshot.clone(),
         compact: task.compact,
+        quarantine: task.quarantine,
         must_sync: task.must_sync,
         after: Vec::new(),
     }

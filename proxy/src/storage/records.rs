@@ -9,7 +9,8 @@ use bytes::{Buf, BufMut};
 use raft::eraftpb::HardState;
 use redfence_core::mutant;
 
-const HEAD_VERSION: u8 = 1;
+const HEAD_VERSION: u8 = 2;
+const HEAD_BYTES: usize = 1 + 9 * 8;
 
 /// Where the log stands after a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -21,6 +22,8 @@ pub(crate) struct LogHead {
     pub(crate) hard_state: HardState,
     pub(crate) truncated: LogPosition,
     pub(crate) last_index: u64,
+    /// The index at which this node was found to differ from a majority of voters; 0: never.
+    pub(crate) quarantined: u64,
 }
 
 /// What must happen to the stored entries, in order, to follow one task.
@@ -52,6 +55,7 @@ impl LogRecords {
             hard_state,
             truncated: snapshot.at,
             last_index: snapshot.at.index,
+            quarantined: 0,
         };
         LogRecords { head, snapshot }
     }
@@ -81,6 +85,9 @@ impl LogRecords {
             self.check_compact(mark)?;
             changes.push(EntryChange::DropTo { index: mark.index });
             self.head.truncated = mark;
+        }
+        if let (Some(index), 0) = (task.quarantine, self.head.quarantined) {
+            self.head.quarantined = index;
         }
         Ok(changes)
     }
@@ -149,13 +156,14 @@ impl LogRecords {
             snapshot: self.snapshot.clone(),
             truncated: self.head.truncated,
             last_index: self.head.last_index,
+            quarantined: Some(self.head.quarantined).filter(|index| *index > 0),
         }
     }
 }
 
 impl LogHead {
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(1 + 8 * 8);
+        let mut out = Vec::with_capacity(HEAD_BYTES);
         out.put_u8(HEAD_VERSION);
         for number in [
             self.boot,
@@ -166,6 +174,7 @@ impl LogHead {
             self.truncated.index,
             self.truncated.term,
             self.last_index,
+            self.quarantined,
         ] {
             out.put_u64_le(number);
         }
@@ -173,7 +182,7 @@ impl LogHead {
     }
 
     pub(crate) fn decode(mut bytes: &[u8]) -> Option<LogHead> {
-        if bytes.len() != 1 + 8 * 8 || bytes.get_u8() != HEAD_VERSION {
+        if bytes.len() != HEAD_BYTES || bytes.get_u8() != HEAD_VERSION {
             return None;
         }
         let mut head = LogHead { boot: bytes.get_u64_le(), ..LogHead::default() };
@@ -183,6 +192,7 @@ impl LogHead {
         head.hard_state.commit = bytes.get_u64_le();
         head.truncated = LogPosition { index: bytes.get_u64_le(), term: bytes.get_u64_le() };
         head.last_index = bytes.get_u64_le();
+        head.quarantined = bytes.get_u64_le();
         Some(head)
     }
 }

@@ -71,6 +71,11 @@ pub struct NodeConfig {
     /// A snapshot is made after this many entries or this many bytes since the last.
     pub snapshot_entries: u64,
     pub snapshot_bytes: u64,
+    /// A digest of the whole state is asked for this often, where anything has changed.
+    pub checkpoint_ms: u64,
+    /// What may be in the log behind a snapshot that waits to be confirmed. Beyond it requests are `UNAVAILABLE`.
+    pub unconfirmed_entries_max: u64,
+    pub unconfirmed_bytes_max: u64,
     /// Entries kept in the log behind a snapshot, for followers that are only briefly behind.
     pub log_keep_entries: u64,
     /// Entries kept in memory, whichever comes first. Older ones are read back from disk.
@@ -126,6 +131,9 @@ impl NodeConfig {
             node_down_ms: 2_000,
             snapshot_entries: 100_000,
             snapshot_bytes: 64 << 20,
+            checkpoint_ms: 60_000,
+            unconfirmed_entries_max: 1_000_000,
+            unconfirmed_bytes_max: 1 << 30,
             log_keep_entries: 10_000,
             cache_entries_max: 16_384,
             cache_bytes_max: 32 << 20,

@@ -43,6 +43,24 @@ pub fn removed() -> Reply {
     error("UNAVAILABLE this node was removed from the cluster; nothing was done; retry at another node")
 }
 
+/// Its state differs from that of a majority.
+#[must_use]
+pub fn quarantined() -> Reply {
+    error("UNAVAILABLE this node is quarantined because its state differs from that of the other nodes; nothing was done; retry at another node")
+}
+
+/// Voters report different digests, and none of them has a majority.
+#[must_use]
+pub fn no_equal_majority() -> Reply {
+    error("UNAVAILABLE the replicas differ and no majority of them agrees; nothing was done; an operator must look at LOCK.CLUSTER NODES")
+}
+
+/// The log cannot be compacted, because nobody confirms it.
+#[must_use]
+pub fn log_unconfirmed() -> Reply {
+    error("UNAVAILABLE the log is full: no majority of voters has confirmed its digests for too long; nothing was done; bring a voter back, or replace it")
+}
+
 /// It left this node, and nobody knows what became of it.
 #[must_use]
 pub fn indeterminate() -> Reply {
@@ -87,6 +105,13 @@ pub fn last_voter(id: u64) -> Reply {
 #[must_use]
 pub fn transfer_to_learner(id: u64) -> Reply {
     error(format!("ERR node {id} is a learner and cannot lead yet"))
+}
+
+#[must_use]
+pub fn transfer_to_quarantined(id: u64) -> Reply {
+    error(format!(
+        "ERR node {id} is quarantined and cannot lead; REMOVE it, delete its data and ADD it again"
+    ))
 }
 
 #[must_use]

@@ -69,7 +69,9 @@ fn state_at(data: &Path, target: u64) -> Result<u64, String> {
             at = entry.index;
             if entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty() {
                 applied.clear();
-                machine.apply_entry(&entry.data, &mut applied).map_err(|error| error.to_string())?;
+                machine
+                    .apply_entry_at(entry.index, &entry.data, &mut applied)
+                    .map_err(|error| error.to_string())?;
             }
         }
     }

@@ -121,7 +121,7 @@ impl Books {
         for (index, entry) in &self.entries {
             if entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty() {
                 applied.clear();
-                let taken = machine.apply_entry(&entry.data, &mut applied);
+                let taken = machine.apply_entry_at(*index, &entry.data, &mut applied);
                 taken.unwrap_or_else(|error| println!("entry {index}: {error}"));
                 println!("entry {index}: {}", entry.data.escape_ascii());
             }
@@ -140,7 +140,7 @@ impl Books {
         for entry in self.entries.values() {
             applied.clear();
             let is_ours = entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty();
-            if !is_ours || machine.apply_entry(&entry.data, &mut applied).is_err() {
+            if !is_ours || machine.apply_entry_at(entry.index, &entry.data, &mut applied).is_err() {
                 continue;
             }
             applied.events.iter().for_each(|event| untold.note(event));
@@ -165,7 +165,7 @@ impl Books {
             index = *at;
             if entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty() {
                 applied.clear();
-                let taken = machine.apply_entry(&entry.data, &mut applied);
+                let taken = machine.apply_entry_at(entry.index, &entry.data, &mut applied);
                 taken.map_err(|error| format!("entry {index}: {error}"))?;
                 machine.check_invariants().map_err(|violation| format!("entry {index}: {violation}"))?;
                 applied.events.iter().try_for_each(|event| lines.take(event))?;

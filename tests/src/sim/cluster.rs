@@ -131,6 +131,12 @@ impl SimCluster {
         self.kernel.hosts.get(&id)?.node.as_ref()
     }
 
+    /// Lets the state of one node differ from that of the others.
+    #[cfg(any(debug_assertions, feature = "mutants"))]
+    pub fn diverge(&mut self, id: NodeId, how: redfence_core::machine::digest::Divergence) {
+        self.input(id, Input::Diverge(how));
+    }
+
     #[must_use]
     pub fn ids(&self) -> Vec<NodeId> {
         self.kernel.hosts.keys().copied().collect()

@@ -212,6 +212,7 @@ impl Plan {
         config.entry_commands_max = self.entry_commands_max;
         config.entries_under_way_max = self.entries_under_way_max;
         config.promote_lag_entries = 8;
+        config.checkpoint_ms = 1_500;
     }
 
     /// The longest time anything can still be held or waited for once everything is healed and nobody asks any more.

@@ -212,10 +212,18 @@ impl World {
         let from = std::mem::replace(&mut host.applied_seen, applied).max(installed);
         host.first_applied_us.get_or_insert(self.kernel.now_us);
         let noted = self.books.note_applied(id, node, &host.disk, from, applied);
+        let digests = node.status().digests;
         self.kernel.agenda.note(applied);
         self.kernel.tell_text(|| format!("node {id} applied {applied}"));
         if let Err(text) = noted {
             self.fail(text);
+        }
+        // All nodes are healthy here, unless a bug is planted.
+        if let Some(index) = digests.quarantined_at {
+            self.fail(format!("node {id} is quarantined: its digest differs at entry {index}"));
+        }
+        if digests.no_majority {
+            self.fail(format!("node {id} finds no majority of equal digests"));
         }
     }
 

@@ -5,6 +5,7 @@
 mod basics;
 mod batching;
 mod chaos;
+mod digests;
 mod grant_delivery;
 mod heavy;
 mod leaders;

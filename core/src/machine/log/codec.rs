@@ -4,6 +4,7 @@
 //! ([`crate::machine::log::entry::EntryBuilder`]). Decoding borrows, checks every length against what is there, and never panics.
 //! Tags are never reused: a new meaning takes a new number.
 
+use crate::machine::digest::DigestCommand;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::log::command::{Command, Watched};
 use crate::machine::log::conditional::{put_conditional, read_conditional};
@@ -47,6 +48,7 @@ pub(crate) mod tag {
     pub(crate) const SETTINGS: u8 = 20;
     pub(crate) const FENCE_CHECK: u8 = 21;
     pub(crate) const FENCE_CALL: u8 = 22;
+    pub(crate) const DIGEST: u8 = 23;
     pub(crate) const UPGRADE: u8 = 24;
     /// Far from the numbers of real commands.
     #[cfg(feature = "next-version")]
@@ -203,6 +205,10 @@ impl<'a> Command<'a> {
                 out.push(tag::EFFECTS);
                 put_effects(out, effects);
             }
+            Command::Digest(command) => {
+                out.push(tag::DIGEST);
+                command.encode(out);
+            }
         }
     }
 
@@ -310,6 +316,7 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
         }
         tag::CONDITIONAL => Command::Conditional(Box::new(read_conditional(reader)?)),
         tag::EFFECTS => Command::Effects(read_effects(reader)?),
+        tag::DIGEST => Command::Digest(DigestCommand::decode(reader)?),
         _ => return None,
     })
 }

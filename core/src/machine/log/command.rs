@@ -1,6 +1,7 @@
 //! What an entry may hold. A command borrows from the bytes it was decoded from; the machine copies what it keeps.
 
 use crate::keyspace::Resp;
+use crate::machine::digest::DigestCommand;
 use crate::machine::log::conditional::Conditional;
 use crate::machine::log::effects::{Effects, Step};
 use crate::machine::settings::SettingsCommand;
@@ -134,6 +135,8 @@ pub enum Command<'a> {
     Conditional(Box<Conditional<'a>>),
     /// What a script, or a transaction with one, did when the leader ran it.
     Effects(Effects<'a>),
+    /// Digests of the replicas: see [`crate::machine::digest`].
+    Digest(DigestCommand),
 }
 
 /// A command's words, its name first.
@@ -193,6 +196,7 @@ impl Command<'_> {
             | Command::OriginStart { .. }
             | Command::OriginGone { .. }
             | Command::FenceCheck { .. }
+            | Command::Digest(_)
             | Command::Settings(_)
             | Command::Upgrade(_) => {}
             #[cfg(feature = "next-version")]

@@ -258,9 +258,16 @@ impl Machine {
         check_version(0, &command, self.gate())
     }
 
-    /// Applies one entry of the log. An error says that nothing of it was applied, and the node must stop.
+    /// Applies the entry after the last one: see [`Machine::apply_entry_at`].
     pub fn apply_entry(&mut self, bytes: &[u8], out: &mut Applied) -> Result<(), EntryError> {
+        self.apply_entry_at(self.entry_index() + 1, bytes, out)
+    }
+
+    /// Applies one entry of the log. An error says that nothing of it was applied, and the node must stop. Raft's own entries have
+    /// indexes too, so `index` may skip some.
+    pub fn apply_entry_at(&mut self, index: u64, bytes: &[u8], out: &mut Applied) -> Result<(), EntryError> {
         let (stamp, batches) = read_entry(bytes, self.gate())?;
+        self.begin_digest();
         self.begin(stamp, out);
         for Batch { origin, acked_below, commands } in batches {
             for (seq, command) in &commands {
@@ -271,6 +278,7 @@ impl Machine {
             self.acknowledge(origin, acked_below);
         }
         self.finish(out);
+        self.end_digest(index);
         Ok(())
     }
 }

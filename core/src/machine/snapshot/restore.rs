@@ -3,6 +3,8 @@
 
 use crate::keyspace::stream::Builder;
 use crate::limits::{SNAPSHOT_PIECE_BYTES_MAX, SNAPSHOT_RECORD_BYTES_MAX};
+use crate::machine::digest::full::RecordSum;
+use crate::machine::digest::Digests;
 use crate::machine::keys::blocked::{Blocked, Ready, Waiting};
 use crate::machine::keys::members::Grants;
 use crate::machine::log::bytes::Reader;
@@ -35,6 +37,8 @@ pub enum RestoreError {
     Unfinished,
     /// The records contradict each other.
     Inconsistent(Violation),
+    /// What was read does not have the digest that was written.
+    Digest,
 }
 
 impl fmt::Display for RestoreError {
@@ -47,6 +51,9 @@ impl fmt::Display for RestoreError {
             RestoreError::Unfinished => f.write_str("the snapshot's last piece is missing"),
             RestoreError::Inconsistent(violation) => {
                 write!(f, "the snapshot contradicts itself: {violation}")
+            }
+            RestoreError::Digest => {
+                f.write_str("the state does not have the digest the snapshot was written with")
             }
         }
     }
@@ -111,6 +118,10 @@ impl Restorer {
         self.machine.check_records().map_err(RestoreError::Inconsistent)?;
         self.machine.rebuild_indexes();
         self.machine.check_invariants().map_err(RestoreError::Inconsistent)?;
+        // Of the state that was made, not of the bytes it was made from.
+        if self.machine.full_digest() != self.reader.records.digest {
+            return Err(RestoreError::Digest);
+        }
         if crate::mutant!(SnapshotWithoutReplies) {
             self.machine.dedup = Dedup::default();
         }
@@ -145,6 +156,9 @@ impl Checker {
     /// Whether it was a whole snapshot.
     pub fn finish(self) -> Result<(), RestoreError> {
         match self.reader.complete {
+            true if self.reader.records.sum.value() != self.reader.records.digest => {
+                Err(RestoreError::Digest)
+            }
             true => Ok(()),
             false => Err(RestoreError::Unfinished),
         }
@@ -175,6 +189,9 @@ struct Records {
     counts: [u64; 4],
     /// A collection whose elements have not all come.
     value: Option<(LockSlot, Builder)>,
+    /// Over the records so far, and what the last one says it must come to.
+    sum: RecordSum,
+    digest: u64,
 }
 
 impl PieceReader {
@@ -245,12 +262,16 @@ impl Records {
         if self.has_head == (kind == kind::HEAD) || (self.value.is_some() != (kind == kind::ELEMENTS)) {
             return None;
         }
+        if self.checks_only {
+            self.sum.add(kind, content);
+        }
         match kind {
             kind::HEAD => {
                 self.has_head = true;
                 machine.upgrade.version = self.version?;
                 read_head(machine, reader)?;
             }
+            kind::COUNTERS => machine.counters = Counters::read(reader)?,
             kind::ORIGIN => machine.dedup.read_origin(reader, limits.origins_max)?,
             kind::REPLIES => machine.dedup.read_replies(reader, limits.remembered_per_origin_max)?,
             kind::LOCK => self.read_record(0, &mut machine.locks, reader)?,
@@ -292,6 +313,7 @@ impl Records {
                 for count in self.counts {
                     (reader.varint()? == count).then_some(())?;
                 }
+                self.digest = reader.u64_fixed()?;
                 self.has_end = true;
             }
             _ => return None,
@@ -334,7 +356,6 @@ fn read_head(machine: &mut Machine, reader: &mut Reader<'_>) -> Option<()> {
     machine.instant_ms = machine.clock.logical_ms;
     machine.floor = Fence(reader.varint()?);
     machine.event_seq = count(reader)?;
-    machine.counters = Counters::read(reader)?;
     machine.idle = List::read(reader)?;
     machine.sweep = Sweep::read(reader)?;
     machine.blocked = Blocked::counting_from(count(reader)?);
@@ -345,6 +366,7 @@ fn read_head(machine: &mut Machine, reader: &mut Reader<'_>) -> Option<()> {
     if machine.cluster_version() >= 2 {
         machine.next_count = reader.varint()?;
     }
+    machine.digests = Digests::read(reader)?;
     let clock = machine.clock;
     let in_range = clock.logical_ms <= LOGICAL_MS_MAX && clock.wall_us <= WALL_US_MAX;
     (in_range && machine.entry_wall_us <= clock.wall_us).then_some(())

@@ -15,6 +15,7 @@
 use crate::keyspace::stream::{self, Writer};
 use crate::keyspace::{codec, Value};
 use crate::limits::{SNAPSHOT_ELEMENTS_BYTES, SNAPSHOT_PIECE_BYTES_MAX};
+use crate::machine::digest::full::RecordSum;
 use crate::machine::keys::blocked::{Ready, Waitings};
 use crate::machine::keys::members::Grants;
 use crate::machine::locks::marks::{put_mark, MarkMap};
@@ -52,6 +53,8 @@ pub(crate) mod kind {
     /// When a collection was last changed in place.
     pub(crate) const VERSION: u8 = 15;
     pub(crate) const MARK: u8 = 16;
+    /// Statistics: not part of the digest.
+    pub(crate) const COUNTERS: u8 = 17;
 }
 
 /// How far the snapshot has come.
@@ -74,6 +77,8 @@ pub(crate) struct Progress {
     grants: imbl::OrdMap<LockSlot, Grants>,
     marks: MarkMap,
     scripts: VecDeque<Bytes>,
+    /// Over the records written so far.
+    sum: RecordSum,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -97,6 +102,8 @@ impl Machine {
     pub fn snapshot_begin(&mut self) {
         let mut head = Vec::new();
         self.write_head(&mut head);
+        let mut sum = RecordSum::default();
+        sum.add_all(&head);
         self.locks.walk_begin();
         self.queue_entries.walk_begin();
         self.waiters.walk_begin();
@@ -115,6 +122,7 @@ impl Machine {
             grants: self.grants.clone(),
             marks: self.marks.image(),
             scripts: self.scripts.iter().cloned().collect(),
+            sum,
         });
     }
 
@@ -151,13 +159,14 @@ impl Machine {
     }
 
     /// Writes what the budget allows of one stage, until `out` has `bytes_max` bytes or more.
-    fn write_stage(
+    pub(crate) fn write_stage(
         &mut self,
         progress: &mut Progress,
         budget: &mut usize,
         bytes_max: usize,
         out: &mut Vec<u8>,
     ) {
+        let from = out.len();
         let (at, (count, done), next) = match progress.stage {
             Stage::Locks => (0, self.locks.walk_step(budget, bytes_max, out), Stage::QueueEntries),
             Stage::QueueEntries => (1, self.queue_entries.walk_step(budget, bytes_max, out), Stage::Waiters),
@@ -175,6 +184,7 @@ impl Machine {
                 return;
             }
         };
+        progress.sum.add_all(&out[from..]);
         progress.counts[at] += count;
         if done {
             progress.stage = next;
@@ -184,24 +194,37 @@ impl Machine {
     /// Everything that is written at the beginning: bounded, since remembered replies are.
     fn write_head(&self, out: &mut Vec<u8>) {
         framed(kind::HEAD, out, |out| {
-            put_varint(out, self.clock.term);
-            put_varint(out, self.clock.logical_ms);
-            put_varint(out, self.clock.wall_us);
-            put_varint(out, self.entry_wall_us);
-            put_varint(out, self.floor.0);
-            put_varint(out, self.event_seq);
-            self.counters.write(out);
-            self.idle.write(out);
-            self.sweep.write(out);
-            put_varint(out, self.blocked.next_number());
-            self.settings.write(out);
-            self.marks.write_floor(out);
-            out.push(u8::from(self.upgrade.hold));
-            #[cfg(feature = "next-version")]
-            if self.cluster_version() >= 2 {
-                put_varint(out, self.next_count);
-            }
+            self.write_head_fields(out);
+            self.digests.write(out);
         });
+        framed(kind::COUNTERS, out, |out| self.counters.write(out));
+        self.dedup.write(out);
+    }
+
+    fn write_head_fields(&self, out: &mut Vec<u8>) {
+        put_varint(out, self.clock.term);
+        put_varint(out, self.clock.logical_ms);
+        put_varint(out, self.clock.wall_us);
+        put_varint(out, self.entry_wall_us);
+        put_varint(out, self.floor.0);
+        put_varint(out, self.event_seq);
+        self.idle.write(out);
+        self.sweep.write(out);
+        put_varint(out, self.blocked.next_number());
+        self.settings.write(out);
+        self.marks.write_floor(out);
+        out.push(u8::from(self.upgrade.hold));
+        #[cfg(feature = "next-version")]
+        if self.cluster_version() >= 2 {
+            put_varint(out, self.next_count);
+        }
+    }
+
+    /// As [`Machine::write_head`], without what depends on who was a voter: a replay of the log alone comes to the same.
+    fn write_head_for_replay(&self, out: &mut Vec<u8>) {
+        self.write_head_fields(out);
+        self.digests.write_chain(out);
+        self.counters.write(out);
         self.dedup.write(out);
     }
 
@@ -210,7 +233,7 @@ impl Machine {
     pub fn state_hash(&self) -> u64 {
         let mut hash = Hash64::new(u64::from(self.cluster_version()));
         let mut bytes = Vec::with_capacity(1_024);
-        self.write_head(&mut bytes);
+        self.write_head_for_replay(&mut bytes);
         hash_and_clear(&mut hash, &mut bytes);
         for (slot, lock) in self.locks.iter() {
             write_record(slot, lock, &mut bytes);
@@ -263,10 +286,20 @@ impl Machine {
 }
 
 impl Progress {
+    pub(crate) fn is_over(&self) -> bool {
+        self.stage == Stage::Over
+    }
+
+    /// Of all records, once it is over.
+    pub(crate) fn digest(&self) -> u64 {
+        self.sum.value()
+    }
+
     /// As [`Machine::write_stage`], for what was copied at the beginning.
     fn write_copied(&mut self, budget: &mut usize, bytes_max: usize, out: &mut Vec<u8>) {
-        while *budget > 0 && out.len() < bytes_max {
+        while *budget > 0 && out.len() < bytes_max && self.stage != Stage::Over {
             *budget -= 1;
+            let from = out.len();
             match self.stage {
                 Stage::Locks | Stage::QueueEntries | Stage::Waiters | Stage::Sessions | Stage::Over => return,
                 Stage::Blocked => match self.blocked.get_min().cloned() {
@@ -310,10 +343,15 @@ impl Progress {
                 },
                 Stage::End => {
                     let counts = self.counts;
-                    framed(kind::END, out, |out| counts.iter().for_each(|count| put_varint(out, *count)));
+                    let digest = self.digest();
+                    framed(kind::END, out, |out| {
+                        counts.iter().for_each(|count| put_varint(out, *count));
+                        out.extend_from_slice(&digest.to_le_bytes());
+                    });
                     self.stage = Stage::Over;
                 }
             }
+            self.sum.add_all(&out[from..]);
         }
     }
 

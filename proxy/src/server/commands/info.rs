@@ -123,6 +123,13 @@ fn redfence(server: &ServerState, text: &mut String) {
     line(text, "term", status.term);
     line(text, "commit", status.commit);
     line(text, "applied", status.applied);
+    let digests = status.digests;
+    line(text, "quarantined", u8::from(status.role == Role::Quarantined));
+    line(text, "quarantined_members", digests.quarantined_members);
+    line(text, "digest_no_majority", u8::from(digests.no_majority));
+    line(text, "digest_index", digests.point_index);
+    line(text, "digest_full_index", digests.full_index);
+    line(text, "digest_confirmed_index", digests.confirmed_index);
     let tier1 = match &server.upstream {
         None => "none".to_string(),
         Some(upstream) => match upstream.health() {

@@ -141,8 +141,19 @@ fn slow_log(_: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
     }
 }
 
-/// Redis's own text.
-fn debug(_: &CommandContext, _: &[&[u8]]) -> ReplyResult {
+/// Redis's own text. Debug builds know `DEBUG DIVERGE ANSWER|STATE n`: this replica is to differ from the others, for tests.
+fn debug(context: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
+    #[cfg(debug_assertions)]
+    if let [_, verb, how, number] = argv {
+        use redfence_core::machine::digest::Divergence;
+        let number = std::str::from_utf8(number).ok().and_then(|text| text.parse().ok());
+        if let (true, Some(number)) = (is(verb, "DIVERGE"), number) {
+            let how = if is(how, "STATE") { Divergence::State(number) } else { Divergence::Answer(number) };
+            context.server.tier2.push_report(crate::node_api::Input::Diverge(how));
+            return Ok(Reply::OK);
+        }
+    }
+    let _ = (context, argv);
     Err(Refusal::new(
         "ERR DEBUG command not allowed. If the enable-debug-command option is set to \"local\", you can run it from a local \
          connection, otherwise you need to set this option in the configuration file, and then restart the server.",

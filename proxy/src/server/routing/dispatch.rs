@@ -7,11 +7,20 @@ use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
 use crate::server::routing::plan::{KeyspacePath, Plan, UpstreamPath};
+use crate::tier2::refusals;
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::Refusal;
 use std::sync::atomic::Ordering;
 
 const NO_AUTH: &str = "NOAUTH Authentication required.";
+
+/// Only what is about the connection, and what shows and changes the cluster.
+fn is_served_in_quarantine(local: Option<Local>, name: &[u8]) -> bool {
+    match local {
+        Some(local) => local != Local::Exec && !local.yields_to_upstream(),
+        None => name.eq_ignore_ascii_case(b"LOCK.CLUSTER"),
+    }
+}
 
 impl CommandContext {
     /// Runs one command. `frame` has its bytes as they came, if they came as an array.
@@ -29,8 +38,11 @@ impl CommandContext {
         if self.client.reply_mode == ReplyMode::SkipNext {
             self.client.reply_mode = ReplyMode::SkipThis;
         }
-        let flow = if self.client.is_listening_only() && !local.is_some_and(Local::is_allowed_while_listening)
-        {
+        let flow = if self.server.tier2.is_quarantined() && !is_served_in_quarantine(local, name) {
+            // Also what the upstream would answer: this node may have other routes than the rest of the cluster.
+            self.reply(&refusals::quarantined());
+            Progress::Done
+        } else if self.client.is_listening_only() && !local.is_some_and(Local::is_allowed_while_listening) {
             self.refuse(listening(name))
         } else if self.client.transaction.is_some() && !local.is_some_and(Local::is_never_queued) {
             self.command_in_transaction(local, argv, frame)

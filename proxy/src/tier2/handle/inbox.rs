@@ -169,6 +169,8 @@ impl NodeInbox {
             | Input::Admin { .. }
             | Input::Shutdown
             | Input::Wake => state.urgent = true,
+            #[cfg(any(debug_assertions, feature = "mutants"))]
+            Input::Diverge(_) => state.urgent = true,
         }
         state.items.push(item);
         let wakes = state.asleep.is_some_and(|wake_filter| state.ends(wake_filter));

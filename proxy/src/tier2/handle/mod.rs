@@ -11,7 +11,7 @@ use crate::events::Demand;
 use crate::node_api::apply_feed::{self, FeedItem, FeedReceiver, FeedSender};
 use crate::node_api::{
     AdminRequest, ClientKeyAccess, ClusterStatus, ConnectionId, Input, NodeId, Outputs, OwnedQuery,
-    PeerMessage, PeerSink, Read, Submit, Ticket, WakeFilter,
+    PeerMessage, PeerSink, Read, Role, Submit, Ticket, WakeFilter,
 };
 pub use crate::tier2::handle::inbox::TrackingCaller;
 use crate::tier2::handle::inbox::{InboxItem, NodeInbox, PushError, ReplyTo, RequestKind};
@@ -25,7 +25,7 @@ use redfence_core::types::SessionId;
 use rustc_hash::FxHashMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -48,6 +48,8 @@ pub(super) struct HandleShared {
     status: Mutex<Arc<ClusterStatus>>,
     /// As in the status: asked for every answer.
     routing_version: AtomicU64,
+    /// As in the status: asked for every command.
+    is_quarantined: AtomicBool,
     demand: Arc<Demand>,
     /// Until somebody takes it.
     news: Mutex<Option<FeedReceiver>>,
@@ -65,6 +67,7 @@ pub fn connect(timeout_ms: u64) -> (Tier2Handle, NodeEndpoint) {
         sweeper: Sweeper::default(),
         status: Mutex::default(),
         routing_version: AtomicU64::new(0),
+        is_quarantined: AtomicBool::new(false),
         demand: Arc::default(),
         news: Mutex::new(Some(receiver)),
         next_ticket: AtomicU64::new(1),
@@ -146,6 +149,12 @@ impl Tier2Handle {
     #[must_use]
     pub fn routing_version(&self) -> u64 {
         self.shared.routing_version.load(Ordering::Acquire)
+    }
+
+    /// This node differs from a majority of the others, and serves nothing.
+    #[must_use]
+    pub fn is_quarantined(&self) -> bool {
+        self.shared.is_quarantined.load(Ordering::Relaxed)
     }
 
     /// How long a request waits for its outcome before it is answered `UNAVAILABLE` or `INDETERMINATE`.
@@ -328,6 +337,7 @@ impl NodeEndpoint {
     /// Hands out replies, events and status, and takes them out of `outputs`.
     pub fn deliver(&mut self, outputs: &mut Outputs) {
         if let Some(status) = outputs.status.take() {
+            self.shared.is_quarantined.store(status.role == Role::Quarantined, Ordering::Relaxed);
             self.shared.routing_version.store(status.routing_version, Ordering::Release);
             *self.shared.status.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(status);
         }
@@ -423,6 +433,8 @@ fn ticket_of(input: &Input) -> Option<Ticket> {
         | Input::SnapshotFailed { .. }
         | Input::Shutdown
         | Input::Wake => None,
+        #[cfg(any(debug_assertions, feature = "mutants"))]
+        Input::Diverge(_) => None,
     }
 }
 

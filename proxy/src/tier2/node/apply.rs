@@ -49,6 +49,7 @@ impl Node {
         self.raw.raft.set_max_committed_size_per_ready(committed_bytes);
         self.note_queued();
         self.check_origin();
+        self.compare_digests();
         let (entries_max, bytes_max) = (self.config.cache_entries_max, self.config.cache_bytes_max);
         let settled = self.applied.min(self.raw.raft.raft_log.persisted);
         self.raw.mut_store().trim_cache(settled, entries_max, bytes_max);
@@ -62,11 +63,13 @@ impl Node {
             EntryType::EntryNormal if mutant!(FollowersDoNotApply) && !self.is_leader() => {}
             EntryType::EntryNormal => {
                 let differing = self.machine.differing_effects();
-                let applied = self.machine.apply_entry(&entry.data, &mut self.applying);
+                let applied = self.machine.apply_entry_at(entry.index, &entry.data, &mut self.applying);
                 applied.map_err(|error| error.to_string())?;
                 if self.machine.differing_effects() != differing {
                     self.warn_of_differing_effects(entry.index);
                 }
+                self.note_point();
+                self.diverge(entry.index);
                 self.stamp_applied_at_ms = self.now.monotonic_ms();
                 self.deliver_results(self.was_here_at_start(entry));
             }
@@ -78,8 +81,29 @@ impl Node {
         }
         self.applied = entry.index;
         self.snapshots.bytes_since += entry.data.len() as u64;
+        self.snapshots.log_bytes += entry.data.len() as u64;
         Ok(())
     }
+
+    /// Planted bugs, see `redfence_core::mutants`: this replica is not like the others any more.
+    #[cfg(feature = "mutants")]
+    fn diverge(&mut self, index: u64) {
+        use redfence_core::machine::digest::Divergence;
+        let id = self.config.id;
+        let is_time = index == 40;
+        if is_time && mutant!(FollowerDiverges) && !self.is_leader() && id == 2
+            || is_time && mutant!(LeaderDiverges) && self.is_leader()
+            || is_time && mutant!(TwoDiverge) && id <= 2
+        {
+            self.machine.plant_divergence(Divergence::Answer(id));
+        }
+        if is_time && mutant!(StateDiverges) && id == 2 {
+            self.machine.plant_divergence(Divergence::State(1));
+        }
+    }
+
+    #[cfg(not(feature = "mutants"))]
+    fn diverge(&mut self, _: u64) {}
 
     /// Whether this turn has applied enough.
     pub(in crate::tier2) fn is_turn_full(&self) -> bool {
@@ -122,7 +146,7 @@ impl Node {
             self.note_remote_waiters();
         }
         self.out.garbage.append(&mut self.applying.garbage);
-        if is_replayed {
+        if is_replayed || self.is_quarantined() {
             self.applying.clear();
         }
         self.out.events.append(&mut self.applying.events);
@@ -174,6 +198,7 @@ impl Node {
             Ok(conf_state) => {
                 self.membership.applied(&change, conf_state, entry.index);
                 self.members_changed = true;
+                self.tell_machine_members();
                 self.removed = self.membership.get(self.config.id).is_none();
                 if self.removed && self.is_leader() {
                     // raft 0.7.0 lets a removed leader go on, and panics when it next counts its own acknowledgement.

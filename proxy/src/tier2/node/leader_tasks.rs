@@ -18,6 +18,7 @@ const GOAL_RETRY_MS: u64 = 200;
 impl Node {
     pub(in crate::tier2) fn run_leader_tasks(&mut self) {
         self.touch_sessions();
+        self.walk_digest();
         if self.is_leader() {
             self.expire_due();
         }
@@ -26,6 +27,7 @@ impl Node {
             return;
         }
         self.leader_tasks_due_ms = now_ms + self.config.tick_ms;
+        self.work_on_digests();
         if self.is_leader() {
             self.declare_gone();
             self.promote_learners();
@@ -76,7 +78,7 @@ impl Node {
     /// Removes the waiters of a node that is unreachable for too long, or no longer a member, from lock queues.
     fn declare_gone(&mut self) {
         let now_ms = self.now.monotonic_ms();
-        if !self.stage.is_empty() || self.entries_under_way() > 0 {
+        if !self.stage.is_empty() || self.entries_under_way() > 0 || self.is_quarantined() {
             return;
         }
         let own = self.config.id;
@@ -108,11 +110,12 @@ impl Node {
         let last_index = self.raw.raft.raft_log.last_index();
         let lag = self.config.promote_lag_entries;
         let ready = self.membership.iter().filter(|member| !member.voter).find(|member| {
-            self.raw.raft.prs().get(member.id).is_some_and(|progress| {
-                progress.recent_active
-                    && progress.state == ProgressState::Replicate
-                    && progress.matched + lag >= last_index
-            })
+            !self.is_diverged(member.id)
+                && self.raw.raft.prs().get(member.id).is_some_and(|progress| {
+                    progress.recent_active
+                        && progress.state == ProgressState::Replicate
+                        && progress.matched + lag >= last_index
+                })
         });
         if let Some(id) = ready.map(|member| member.id) {
             self.propose_change(membership::promote(id));
@@ -126,7 +129,14 @@ impl Node {
 
     pub(in crate::tier2) fn on_admin(&mut self, ticket: Ticket, request: AdminRequest, timeout_ms: u64) {
         let full = (self.goals.len() >= GOALS_MAX).then(refusals::queue_full);
-        match self.refusal().or(full).or_else(|| self.membership.refuse(&request)) {
+        let diverged = match request {
+            AdminRequest::Transfer { id } if self.is_diverged(id) => {
+                Some(refusals::transfer_to_quarantined(id))
+            }
+            AdminRequest::Transfer { .. } | AdminRequest::Add { .. } | AdminRequest::Remove { .. } => None,
+        };
+        let refused = self.refusal().or(full).or(diverged);
+        match refused.or_else(|| self.membership.refuse(&request)) {
             Some(refusal) => self.out.replies.push((ticket, refusal)),
             None => {
                 let deadline_ms = self.now.monotonic_ms().saturating_add(timeout_ms);
@@ -178,6 +188,7 @@ impl Node {
     /// One step of the leader towards a goal. Answers whether it did anything.
     fn pursue(&mut self, request: &AdminRequest) -> bool {
         if !self.is_leader()
+            || self.is_quarantined()
             || self.membership.refuse(request).is_some()
             || self.membership.shows(request, self.leader())
         {
@@ -187,6 +198,7 @@ impl Node {
             AdminRequest::Add { id, addr } => self.propose_change(membership::add_learner(*id, addr)),
             AdminRequest::Remove { id } if *id == self.config.id => self.transfer_leadership(),
             AdminRequest::Remove { id } => self.propose_change(membership::remove(*id)),
+            AdminRequest::Transfer { id } if self.is_diverged(*id) => false,
             AdminRequest::Transfer { id } => {
                 self.raw.transfer_leader(*id);
                 true
@@ -203,7 +215,7 @@ impl Node {
         let best = self
             .membership
             .iter()
-            .filter(|member| member.voter && member.id != self.config.id)
+            .filter(|member| member.voter && member.id != self.config.id && !self.is_diverged(member.id))
             .filter(|member| self.silent_ms(member.id, now_ms) < self.config.node_down_ms)
             .filter_map(|member| Some((self.raw.raft.prs().get(member.id)?.matched, member.id)))
             .max();

@@ -20,6 +20,7 @@ use crate::node_api::{
     ClusterStatus, CpuClock, Input, LogPosition, LogReader, MemberProgress, NodeId, Now, Outputs,
     PeerMessage, Recovered, SnapshotMeta, WakeFilter,
 };
+use crate::tier2::cluster::digests::OwnDigests;
 use crate::tier2::cluster::membership::{Goal, Membership};
 use crate::tier2::cluster::versions::MemberVersions;
 use crate::tier2::config::NodeConfig;
@@ -89,6 +90,7 @@ pub struct Node {
     /// When the last message of each peer was received.
     pub(super) heard_ms: BTreeMap<NodeId, u64>,
     pub(super) snapshots: Snapshots,
+    pub(super) digests: OwnDigests,
     pub(super) persist: PersistQueue,
     /// A moved commit index, to be written with the next task: it need not be durable.
     pub(super) lazy_hard_state: Option<HardState>,
@@ -131,6 +133,7 @@ impl Node {
         let applied = recovered.snapshot.at.index;
         let membership = Membership::from_snapshot(&recovered.snapshot);
         let boot = recovered.boot;
+        let quarantined = recovered.quarantined;
         let origin = Origin { node: config.id, incarnation: boot << RESTART_BITS };
         let log = LogCache::new(recovered, reader);
         let logger = slog::Logger::root(slog::Discard, slog::o!());
@@ -165,6 +168,7 @@ impl Node {
             goals: Vec::new(),
             heard_ms: BTreeMap::new(),
             snapshots: Snapshots::new(boot),
+            digests: OwnDigests::new(quarantined),
             persist: PersistQueue::default(),
             lazy_hard_state: None,
             leader_tasks_due_ms: 0,
@@ -184,9 +188,16 @@ impl Node {
             ticked_ms: None,
             config,
         };
+        node.tell_machine_members();
+        if let Some(index) = quarantined {
+            tracing::error!(
+                index,
+                "this data directory is quarantined: its state differed from that of a majority of voters; remove this node from the cluster, delete the directory and add the node again"
+            );
+        }
         node.check_origin();
         node.draw_election_timeout();
-        if node.membership.conf_state().voters == [node.config.id] {
+        if node.membership.conf_state().voters == [node.config.id] && !node.is_quarantined() {
             // Nobody to wait for.
             node.raw
                 .campaign()
@@ -211,6 +222,7 @@ impl Node {
             Input::Read(read) => self.on_read(read),
             Input::Cancel { ticket } => self.on_cancel(ticket),
             Input::Withdraw { ticket } => self.on_withdraw(ticket),
+            Input::SessionsTouched(_) if self.is_quarantined() => {}
             Input::SessionsTouched(_) if mutant!(KeepAlivesLost) && !self.is_leader() => {}
             Input::SessionsTouched(ids) => self.touched.extend(ids),
             Input::SessionsOrphaned { ids, grace_ms } => self.on_orphaned(&ids, grace_ms),
@@ -227,6 +239,8 @@ impl Node {
             Input::Admin { ticket, request, timeout_ms } => self.on_admin(ticket, request, timeout_ms),
             Input::Shutdown => self.begin_shutdown(),
             Input::Wake => {}
+            #[cfg(any(debug_assertions, feature = "mutants"))]
+            Input::Diverge(how) => self.machine.plant_divergence(how),
         }
     }
 
@@ -320,7 +334,12 @@ impl Node {
         }
         for _ in 0..due.min(TICKS_PER_TURN_MAX) {
             if !self.is_installing() {
-                self.raw.tick();
+                match self.is_quarantined() {
+                    true => self.tick_quarantined(),
+                    false => {
+                        self.raw.tick();
+                    }
+                }
                 self.after_raft();
             }
         }
@@ -351,6 +370,7 @@ impl Node {
         match message.get_msg_type() {
             // A follower's proposal would carry no stamp of ours; snapshots come in pieces; leadership is moved by goals.
             MessageType::MsgPropose | MessageType::MsgSnapshot | MessageType::MsgTransferLeader => return,
+            MessageType::MsgTimeoutNow if self.is_quarantined() => return,
             MessageType::MsgRequestPreVote | MessageType::MsgRequestVote => self.hint_not_member(from),
             // Added again. A delayed copy of entries from before the removal contains nothing new.
             MessageType::MsgAppend if message.index + message.entries.len() as u64 > self.applied => {
@@ -451,7 +471,8 @@ impl Node {
             let left_ms = deadline_ms.saturating_sub(logical_ms);
             wake_at_ms = wake_at_ms.min(now_ms.saturating_add(left_ms.max(1)));
         }
-        let wake_at_us = 1_000 * wake_at_ms;
+        let slice_at_ms = self.digests.wake_at_ms().unwrap_or(u64::MAX);
+        let wake_at_us = 1_000 * wake_at_ms.min(slice_at_ms.max(now_ms));
         let wanted_at_us = self.batching_wake_at_us().into_iter().chain(self.scripts_at_us()).min();
         wanted_at_us.map_or(wake_at_us, |at_us| at_us.min(wake_at_us))
     }

@@ -125,6 +125,8 @@ impl Node {
     fn addressed(&mut self, mut message: Message) -> Option<(NodeId, PeerMessage)> {
         let to = message.to;
         match message.get_msg_type() {
+            // The state of a quarantined leader must not spread.
+            MessageType::MsgSnapshot if self.is_quarantined() => None,
             MessageType::MsgSnapshot => {
                 // Raft spoke of the one there was at that moment; a newer may have taken its place since.
                 message.set_snapshot(self.raw.store().own_snapshot());

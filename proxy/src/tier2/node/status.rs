@@ -54,10 +54,11 @@ impl Node {
             cluster_version: self.machine.cluster_version(),
             node_version: self.config.versions.newest,
             upgrade_hold: self.machine.upgrade_hold(),
-            quorum: leader != 0,
+            quorum: leader != 0 && !self.is_quarantined() && !self.has_no_majority(),
             settings_version: self.machine.settings().version,
             routing_version: self.machine.settings().routing_version,
             stats: self.machine.stats(),
+            digests: self.digest_status(),
             nodes: self.membership.iter().map(|member| self.node_status(member)).collect(),
         }
     }
@@ -65,6 +66,9 @@ impl Node {
     fn own_role(&self) -> Role {
         if self.removed {
             return Role::Removed;
+        }
+        if self.is_quarantined() {
+            return Role::Quarantined;
         }
         match self.raw.raft.state {
             StateRole::Leader => Role::Leader,
@@ -79,6 +83,8 @@ impl Node {
         let own = member.id == self.config.id;
         let role = if own {
             self.own_role()
+        } else if self.is_diverged(member.id) {
+            Role::Quarantined
         } else if member.id == raft.leader_id {
             Role::Leader
         } else if member.voter {

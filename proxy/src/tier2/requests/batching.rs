@@ -94,7 +94,8 @@ impl Node {
                 return;
             }
             let commands = self.stage.proposed(&covered);
-            self.note_proposed(commands);
+            // What no client waits for, a report of digests for one, must not hold up those that come next.
+            self.note_proposed(commands - built.unnumbered.min(commands));
             for seq in built.own {
                 self.pending.mark_proposed(seq);
             }
@@ -111,6 +112,7 @@ impl Node {
     pub(in crate::tier2) fn may_propose(&self) -> bool {
         self.is_leader()
             && self.raw.raft.lead_transferee.is_none()
+            && !self.is_quarantined()
             && self.entries_under_way() < self.config.entries_under_way_max
     }
 

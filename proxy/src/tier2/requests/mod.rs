@@ -40,7 +40,7 @@ impl Node {
         let full = self.pending.unapplied_len() >= self.config.pending_requests_max
             || self.pending.unapplied_bytes() + submit.blob.len() > self.config.pending_bytes_max
             || (submit.wait_ms > 0 && self.pending.placed_len() >= self.config.waits_max);
-        let refusal = self.refusal().or_else(|| full.then(refusals::queue_full));
+        let refusal = self.client_refusal().or_else(|| full.then(refusals::queue_full));
         match refusal.or_else(|| self.version_refusal(&submit.blob)) {
             Some(refusal) => self.out.replies.push((submit.ticket, refusal)),
             None => {
@@ -62,7 +62,7 @@ impl Node {
     pub(super) fn on_read(&mut self, read: Read) {
         let full = self.reads.len() >= self.config.reads_max
             || self.reads.bytes() + read.query.bytes() > self.config.pending_bytes_max;
-        match self.refusal().or_else(|| full.then(refusals::queue_full)) {
+        match self.client_refusal().or_else(|| full.then(refusals::queue_full)) {
             Some(refusal) => self.out.replies.push((read.ticket, refusal)),
             None => self.reads.add(read, self.now.monotonic_ms()),
         }
@@ -74,9 +74,24 @@ impl Node {
             Some(refusals::stopping())
         } else if self.removed {
             Some(refusals::removed())
+        } else if self.is_quarantined() {
+            Some(refusals::quarantined())
         } else {
             None
         }
+    }
+
+    /// The same for clients: operators are still served where the replicas differ, because only they can end it.
+    fn client_refusal(&self) -> Option<Reply> {
+        self.refusal().or_else(|| {
+            if self.has_no_majority() {
+                Some(refusals::no_equal_majority())
+            } else if self.is_log_unconfirmed() {
+                Some(refusals::log_unconfirmed())
+            } else {
+                None
+            }
+        })
     }
 
     pub(super) fn on_cancel(&mut self, ticket: Ticket) {
@@ -248,7 +263,8 @@ impl Node {
     /// A batch forwarded by a follower. It is dropped if this node does not lead in its term, the queue is full, or a batch before
     /// it is missing: the follower sends it again.
     pub(super) fn on_forward(&mut self, mut forward: Forward) {
-        if self.is_leader() && forward.term == self.raw.raft.term && self.refuse_unknown(&mut forward) {
+        let takes = self.is_leader() && forward.term == self.raw.raft.term && !self.is_quarantined();
+        if takes && self.refuse_unknown(&mut forward) {
             let limits = StageLimits {
                 commands: self.config.staged_commands_max,
                 bytes: self.config.staged_bytes_max,

@@ -80,6 +80,8 @@ pub(in crate::tier2) struct BuiltEntry {
     pub(in crate::tier2) data: Vec<u8>,
     /// Numbers of this node's own requests inside.
     pub(in crate::tier2) own: Vec<u64>,
+    /// Commands of no client, which nobody waits for.
+    pub(in crate::tier2) unnumbered: usize,
     /// How many staged commands it covers, including skipped ones.
     covered: usize,
 }
@@ -257,7 +259,7 @@ impl StagingQueue {
     ) -> Option<BuiltEntry> {
         let mut builder = EntryBuilder::for_version(runs, stamp);
         let mut own = Vec::new();
-        let mut covered = 0;
+        let (mut covered, mut unnumbered) = (0, 0);
         for group in &self.groups {
             let budget = EntryBudget {
                 commands: commands_max.saturating_sub(covered),
@@ -274,11 +276,13 @@ impl StagingQueue {
                 StagedGroup::Unnumbered(blob) if budget.fitting([blob.len()].into_iter()) == 0 => 0,
                 StagedGroup::Unnumbered(blob) => {
                     builder.push_batch(pending.origin(), pending.acked_below(), [(UNNUMBERED, blob)]);
+                    unnumbered += 1;
                     1
                 }
                 StagedGroup::Forwarded { origin, acked_below, commands } => {
                     let count = budget.fitting(commands.iter().map(|command| command.blob.len()));
                     let batch = commands.iter().take(count).map(|command| (command.seq, &command.blob));
+                    unnumbered += usize::from(commands.front().is_some_and(|first| first.seq == UNNUMBERED));
                     if count > 0 {
                         builder.push_batch(*origin, *acked_below, batch);
                     }
@@ -294,7 +298,7 @@ impl StagingQueue {
             self.take_out(covered);
             return None;
         }
-        Some(BuiltEntry { data: builder.finish(), own, covered })
+        Some(BuiltEntry { data: builder.finish(), own, unnumbered, covered })
     }
 
     /// The entry is in the log: what it covers leaves the stage.

@@ -96,7 +96,7 @@ fn open(root: &Path) -> Result<Found, String> {
     if first < end {
         for entry in reader.entries(first, end, u64::MAX).map_err(|error| error.0)? {
             if entry.get_entry_type() == EntryType::EntryNormal && !entry.data.is_empty() {
-                machine.apply_entry(&entry.data, &mut applied).expect("a known entry");
+                machine.apply_entry_at(entry.index, &entry.data, &mut applied).expect("a known entry");
             }
         }
     }

@@ -23,6 +23,9 @@ const RETRY_MS: u64 = 5_000;
 pub(in crate::tier2) struct Snapshots {
     next_id: u64,
     making: Option<OwnSnapshot>,
+    /// Our own, stored and not confirmed yet: a restart begins with it, and the log behind it goes, only once a majority of voters
+    /// has confirmed everything up to this index.
+    unconfirmed: Option<(SnapshotMeta, u64)>,
     pub(in crate::tier2) outgoing: OutgoingSnapshots,
     receiving: Option<IncomingSnapshot>,
     /// Handed to raft, and waiting for its Ready.
@@ -30,6 +33,8 @@ pub(in crate::tier2) struct Snapshots {
     /// The last transfer that was received to its end: its sender may not have heard.
     finished: Option<(NodeId, u64)>,
     pub(in crate::tier2) bytes_since: u64,
+    /// Bytes of entries applied since the snapshot that a restart would begin with.
+    pub(in crate::tier2) log_bytes: u64,
     /// A new member cannot be brought in with the snapshot there is.
     wanted: bool,
     not_before_ms: u64,
@@ -42,11 +47,13 @@ impl Snapshots {
         Snapshots {
             next_id: boot << ID_BITS,
             making: None,
+            unconfirmed: None,
             outgoing: OutgoingSnapshots::new(boot << ID_BITS),
             receiving: None,
             received: None,
             finished: None,
             bytes_since: 0,
+            log_bytes: 0,
             wanted: false,
             not_before_ms: 0,
             discard: Vec::new(),
@@ -56,6 +63,16 @@ impl Snapshots {
     fn next_id(&mut self) -> SnapshotId {
         self.next_id += 1;
         SnapshotId(self.next_id)
+    }
+
+    /// Whether one of our own is being written.
+    pub(in crate::tier2) fn is_making(&self) -> bool {
+        self.making.is_some()
+    }
+
+    /// Whether a stored one waits to be confirmed.
+    pub(in crate::tier2) fn has_unconfirmed(&self) -> bool {
+        self.unconfirmed.is_some()
     }
 
     /// Whether there is work that need not wait for anything.
@@ -89,6 +106,7 @@ impl Node {
         if !mutant!(TransferNeverEnds) {
             self.drop_stalled_receiving();
         }
+        self.adopt_confirmed();
         self.begin_snapshot_if_due();
         let ops = &mut self.out.snapshot_ops;
         if let Some(making) = &mut self.snapshots.making {
@@ -107,6 +125,8 @@ impl Node {
             || self.snapshots.bytes_since >= self.config.snapshot_bytes
             || self.snapshots.wanted;
         let idle = self.snapshots.making.is_none()
+            && self.snapshots.unconfirmed.is_none()
+            && !self.digests.is_walking()
             && self.snapshots.receiving.is_none()
             && self.snapshots.received.is_none();
         if !due || !idle || since == 0 || self.now.monotonic_ms() < self.snapshots.not_before_ms {
@@ -244,7 +264,7 @@ impl Node {
 
     pub(in crate::tier2) fn on_snapshot_stored(&mut self, id: SnapshotId) {
         if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
-            self.adopt_own();
+            self.keep_until_confirmed();
         } else if self.snapshots.receiving.as_ref().is_some_and(|receiving| receiving.id() == id) {
             self.offer_received();
         } else {
@@ -265,10 +285,22 @@ impl Node {
         }
     }
 
-    /// Our own snapshot is stored: a restart begins with it, and the log behind it can go.
-    fn adopt_own(&mut self) {
+    /// Our own snapshot is stored. It counts once the digests of what it holds are confirmed: a state that only this node has must
+    /// never be sent, nor take the place of the log it came from.
+    fn keep_until_confirmed(&mut self) {
         let Some(making) = self.snapshots.making.take() else { return };
-        let meta = making.into_meta();
+        let content_index = making.content_index();
+        self.snapshots.unconfirmed = Some((making.into_meta(), content_index));
+        self.adopt_confirmed();
+    }
+
+    /// A restart begins with the confirmed snapshot, and the log behind it can go.
+    fn adopt_confirmed(&mut self) {
+        let confirmed = self.machine.confirmed_index();
+        let Some((meta, _)) = self.snapshots.unconfirmed.take_if(|(_, content)| *content <= confirmed) else {
+            return;
+        };
+        self.snapshots.log_bytes = self.snapshots.bytes_since;
         let before = self.raw.store().snapshot_meta().id;
         let compact = self.raw.mut_store().adopt_snapshot(meta.clone(), self.config.log_keep_entries);
         let number = self.persist.next_number();
@@ -313,6 +345,10 @@ impl Node {
         if let Some(making) = self.snapshots.making.take() {
             self.out.snapshot_ops.push(SnapshotOp::Discard(making.id()));
         }
+        if let Some((unconfirmed, _)) = self.snapshots.unconfirmed.take() {
+            self.out.snapshot_ops.push(SnapshotOp::Discard(unconfirmed.id));
+        }
+        self.forget_own_digests();
         machine.set_wanted(self.machine.wanted());
         self.out.missed = true;
         self.machine = machine;
@@ -320,10 +356,12 @@ impl Node {
             self.membership = Membership::from_snapshot(&meta);
         }
         self.members_changed = true;
+        self.tell_machine_members();
         // All of them are behind the snapshot: raft takes none that is not ahead of its commit index.
         self.to_apply.clear();
         self.applied = index;
         self.snapshots.bytes_since = 0;
+        self.snapshots.log_bytes = 0;
         // The number the task gets in a moment.
         let before = self.raw.store().snapshot_meta().id;
         let number = self.persist.peek_number();

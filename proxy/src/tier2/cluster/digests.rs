@@ -1,0 +1,374 @@
+//! Digests of this node: reported through the log, compared with what a majority of voters reports, and what follows from it.
+//!
+//! The comparison itself is in the machine ([`redfence_core::machine::digest`]), and the same on every node. Here is what a node
+//! does about it:
+//!
+//! - It reports its value for the newest point until the report is in the log. A report that is lost costs nothing: the next point
+//!   covers it.
+//! - Where a majority agrees on another value than its own, it quarantines itself: it steps down, serves nobody, never campaigns,
+//!   and goes on acknowledging the log. A mark in the data directory keeps it so over restarts.
+//! - Where voters differ and no majority decides it, it serves nobody until one does.
+//! - As leader it asks for a point where entries stay without one, and now and then for a full digest.
+//!
+//! # Caveats
+//!
+//! While a node writes a snapshot it makes no full digest: it sits that round out.
+
+use crate::node_api::{DigestStatus, NodeId, PersistTask};
+use crate::tier2::node::Node;
+use crate::tier2::refusals;
+use crate::tier2::requests::encoded;
+use raft::StateRole;
+use redfence_core::machine::digest::{DigestCommand, DigestKind, MemberLife, Standing, POINT_MS};
+use redfence_core::machine::Command;
+use std::collections::VecDeque;
+
+/// Slots of the machine hashed in one slice, and the pause between two slices: a few hundredths of the thread's time.
+const SLICE_SLOTS: usize = 1_024;
+const SLICE_EVERY_MS: u64 = 5;
+/// A full digest is also asked for after so many entries.
+const FULL_ENTRIES: u64 = 1_000_000;
+/// Own values that wait to be compared.
+const OWN_VALUES_MAX: usize = 24;
+/// How long voters may differ before nobody is served: by then every voter that is up has reported.
+const UNDECIDED_MS_MAX: u64 = 1_000;
+/// While voters differ, the leader asks for new reports this often.
+const CONFLICT_ASK_MS: u64 = 5_000;
+/// A quarantined leader hands over; after this time it steps down without a successor.
+const STEP_DOWN_MS: u64 = 1_000;
+
+#[derive(Debug, Default)]
+pub(in crate::tier2) struct OwnDigests {
+    /// What this node came to, until it is compared. Oldest first.
+    values: VecDeque<OwnValue>,
+    /// A full digest under way: the index it is of, and when its next slice is due.
+    walk: Option<(u64, u64)>,
+    /// Since when this node serves no more, and the index at which it differed.
+    quarantine: Option<Quarantine>,
+    /// Since when voters differ, as this node sees it.
+    undecided_since_ms: Option<u64>,
+    no_majority: bool,
+    ask_due_ms: u64,
+    full_due_ms: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct OwnValue {
+    kind: DigestKind,
+    index: u64,
+    value: u64,
+    report_due_ms: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Quarantine {
+    index: u64,
+    since_ms: u64,
+    declare_due_ms: u64,
+}
+
+impl OwnDigests {
+    /// `quarantined`: the mark in the data directory.
+    pub(in crate::tier2) fn new(quarantined: Option<u64>) -> OwnDigests {
+        let quarantine = quarantined.map(|index| Quarantine { index, since_ms: 0, declare_due_ms: 0 });
+        OwnDigests { quarantine, ..OwnDigests::default() }
+    }
+
+    /// The index at which this node was found to differ.
+    pub(in crate::tier2) fn quarantined_at(&self) -> Option<u64> {
+        self.quarantine.map(|quarantine| quarantine.index)
+    }
+
+    pub(in crate::tier2) fn is_walking(&self) -> bool {
+        self.walk.is_some()
+    }
+
+    /// When the next slice of a full digest is due.
+    pub(in crate::tier2) fn wake_at_ms(&self) -> Option<u64> {
+        self.walk.map(|(_, due_ms)| due_ms)
+    }
+
+    fn push(&mut self, kind: DigestKind, index: u64, value: u64) {
+        self.values.push_back(OwnValue { kind, index, value, report_due_ms: 0 });
+        while self.values.len() > OWN_VALUES_MAX {
+            self.values.pop_front();
+        }
+    }
+}
+
+impl Node {
+    pub(in crate::tier2) fn is_quarantined(&self) -> bool {
+        self.digests.quarantine.is_some()
+    }
+
+    pub(in crate::tier2) fn digest_status(&self) -> DigestStatus {
+        DigestStatus {
+            point_index: self.machine.last_point().0,
+            confirmed_index: self.machine.confirmed_index(),
+            full_index: self.machine.last_full_index(),
+            quarantined_at: self.digests.quarantined_at(),
+            quarantined_members: self.machine.quarantined_members() as u64,
+            no_majority: self.digests.no_majority,
+        }
+    }
+
+    /// Voters differ, and nobody can tell who is right.
+    pub(in crate::tier2) fn has_no_majority(&self) -> bool {
+        self.digests.no_majority
+    }
+
+    /// So much of the log is unconfirmed, and therefore cannot be compacted, that no more may come.
+    pub(in crate::tier2) fn is_log_unconfirmed(&self) -> bool {
+        self.snapshots.has_unconfirmed()
+            && (self.applied > self.snapshot_index() + self.config.unconfirmed_entries_max
+                || self.snapshots.log_bytes > self.config.unconfirmed_bytes_max)
+    }
+
+    /// Whether a member is known to have diverged.
+    pub(in crate::tier2) fn is_diverged(&self, id: NodeId) -> bool {
+        let added_at = self.membership.get(id).map(|member| member.added_at);
+        added_at.is_some_and(|added_at| self.machine.quarantined_at(id, added_at).is_some())
+    }
+
+    /// The machine must know who votes: at the start, after a change of membership, after an installed snapshot.
+    pub(in crate::tier2) fn tell_machine_members(&mut self) {
+        let life = |member: &crate::node_api::ClusterMember| MemberLife {
+            node: member.id,
+            added_at: member.added_at,
+            voter: member.voter,
+        };
+        self.machine.set_members(self.membership.iter().map(life).collect());
+    }
+
+    /// An entry was applied: if it is a point, this node's digests at it are noted.
+    pub(in crate::tier2) fn note_point(&mut self) {
+        let Some(point) = self.machine.take_point() else { return };
+        self.digests.push(DigestKind::Chain, point.index, point.chain);
+        if point.full && self.digests.walk.is_none() && self.machine.digest_begin() {
+            self.digests.walk = Some((point.index, self.now.monotonic_ms()));
+        }
+    }
+
+    /// A snapshot has taken the place of the state: what was computed on the old one says nothing any more.
+    pub(in crate::tier2) fn forget_own_digests(&mut self) {
+        self.digests.values.clear();
+        self.digests.walk = None;
+    }
+
+    /// After entries were applied: what the voters agree on, against this node's own values.
+    pub(in crate::tier2) fn compare_digests(&mut self) {
+        let machine = &self.machine;
+        let mut differs_at = None;
+        self.digests.values.retain(|own| {
+            let Some(row) = machine.digest_row(own.kind, own.index) else { return false };
+            match row.agreed() {
+                Some(agreed) if agreed != own.value => {
+                    differs_at.get_or_insert(own.index);
+                    false
+                }
+                Some(_) | None => true,
+            }
+        });
+        let added_at = self.membership.get(self.config.id).map(|member| member.added_at);
+        let decided = added_at.and_then(|added_at| self.machine.quarantined_at(self.config.id, added_at));
+        if let Some(index) = differs_at.or(decided) {
+            self.quarantine(index);
+        }
+        self.watch_standing();
+    }
+
+    fn watch_standing(&mut self) {
+        let now_ms = self.now.monotonic_ms();
+        let standing = self.machine.digest_standing();
+        let (index, decided) = match standing {
+            Standing::Agreed => {
+                if std::mem::take(&mut self.digests.no_majority) {
+                    tracing::warn!("a majority of voters agrees again: this node serves again");
+                    self.status_due_ms = 0;
+                }
+                self.digests.undecided_since_ms = None;
+                return;
+            }
+            Standing::Undecided(index) => (index, false),
+            Standing::NoMajority(index) => (index, true),
+        };
+        let since_ms = *self.digests.undecided_since_ms.get_or_insert(now_ms);
+        let is_late = now_ms.saturating_sub(since_ms) >= UNDECIDED_MS_MAX;
+        if (decided || is_late) && !self.digests.no_majority {
+            self.digests.no_majority = true;
+            tracing::error!(
+                index,
+                "voters report different digests and no majority agrees: no node serves until one does; see the operations guide, 'Diverged replicas'"
+            );
+            self.refuse_everybody();
+        }
+    }
+
+    /// What is due: reports, and as leader a new point.
+    pub(in crate::tier2) fn work_on_digests(&mut self) {
+        let now_ms = self.now.monotonic_ms();
+        self.compare_digests();
+        self.report_digests(now_ms);
+        self.declare_quarantine(now_ms);
+        if self.is_leader() {
+            match self.is_quarantined() {
+                true => self.step_down(now_ms),
+                false => self.ask_for_digests(now_ms),
+            }
+        }
+    }
+
+    /// The next slice of a full digest, if it is due.
+    pub(in crate::tier2) fn walk_digest(&mut self) {
+        let now_ms = self.now.monotonic_ms();
+        let Some((index, _)) = self.digests.walk.filter(|(_, due_ms)| *due_ms <= now_ms) else { return };
+        match self.machine.digest_step(SLICE_SLOTS) {
+            Some(value) => {
+                self.digests.walk = None;
+                self.digests.push(DigestKind::Full, index, value);
+                // The others may have agreed meanwhile.
+                self.compare_digests();
+            }
+            None => self.digests.walk = Some((index, now_ms + SLICE_EVERY_MS)),
+        }
+    }
+
+    /// Sends the newest value of each kind, again and again until it is in the log.
+    fn report_digests(&mut self, now_ms: u64) {
+        if self.digests.values.is_empty() || self.leader() == 0 || self.is_quarantined() || self.removed {
+            return;
+        }
+        let Some(member) = self.membership.get(self.config.id).filter(|member| member.voter) else { return };
+        let (node, added_at) = (member.id, member.added_at);
+        for kind in [DigestKind::Chain, DigestKind::Full] {
+            let Some(own) = self.digests.values.iter_mut().rev().find(|own| own.kind == kind) else {
+                continue;
+            };
+            let row = self.machine.digest_row(kind, own.index);
+            let is_wanted = row.is_some_and(|row| !row.has_report_of(node, added_at));
+            if !is_wanted || now_ms < own.report_due_ms {
+                continue;
+            }
+            own.report_due_ms = now_ms + self.config.resend_ms;
+            let (index, value) = (own.index, own.value);
+            let report = DigestCommand::Report { node, added_at, kind, index, value };
+            self.send_unnumbered(&Command::Digest(report));
+        }
+    }
+
+    /// The leader asks for a point where the last entries have none, and for a full digest now and then. Not without anything
+    /// new to compare: an idle cluster writes nothing.
+    fn ask_for_digests(&mut self, now_ms: u64) {
+        let full_due_ms = *self.digests.full_due_ms.get_or_insert(now_ms + self.config.checkpoint_ms);
+        if now_ms < self.digests.ask_due_ms || !self.may_propose() {
+            return;
+        }
+        let Some(logical_ms) = self.clock.logical_ms() else { return };
+        let (point_index, point_ms) = self.machine.last_point();
+        let (content, full_index) = (self.machine.content_index(), self.machine.last_full_index());
+        let is_conflict = self.digests.undecided_since_ms.is_some();
+        let wants_full = content > full_index
+            && (now_ms >= full_due_ms || self.applied >= full_index + FULL_ENTRIES)
+            && !self.digests.is_walking()
+            && !self.snapshots.is_making();
+        let wants_point = content > point_index && logical_ms >= point_ms + POINT_MS;
+        let kind = match (wants_full, wants_point || is_conflict) {
+            (true, _) => DigestKind::Full,
+            (false, true) => DigestKind::Chain,
+            (false, false) => return,
+        };
+        if wants_full {
+            self.digests.full_due_ms = Some(now_ms + self.config.checkpoint_ms);
+        }
+        self.digests.ask_due_ms = now_ms + if is_conflict { CONFLICT_ASK_MS } else { self.config.resend_ms };
+        self.stage.push_unnumbered(encoded(&Command::Digest(DigestCommand::Checkpoint { kind })));
+    }
+
+    /// This node is not like the majority.
+    fn quarantine(&mut self, index: u64) {
+        if self.is_quarantined() {
+            return;
+        }
+        let since_ms = self.now.monotonic_ms();
+        self.digests.quarantine = Some(Quarantine { index, since_ms, declare_due_ms: 0 });
+        self.digests.values.clear();
+        tracing::error!(
+            index,
+            "this node's digest differs from that of a majority of voters: it is quarantined and serves nothing; remove it from the cluster, delete its data directory and add it again"
+        );
+        let number = self.persist.next_number();
+        self.out.persist.push(PersistTask {
+            number,
+            quarantine: Some(index),
+            must_sync: true,
+            ..PersistTask::default()
+        });
+        self.persist.started(number, 0, false);
+        self.refuse_everybody();
+        self.touched.clear();
+        self.snapshots.outgoing.clear();
+        self.stage.clear();
+        self.forget_scripts();
+        if matches!(self.raw.raft.state, StateRole::Candidate | StateRole::PreCandidate) {
+            self.follow_nobody();
+        }
+    }
+
+    /// Answers every client that waits. What was sent may still be applied, so its outcome is unknown.
+    fn refuse_everybody(&mut self) {
+        let reply = match self.is_quarantined() {
+            true => refusals::quarantined,
+            false => refusals::no_equal_majority,
+        };
+        self.give_up_heavy(u64::MAX, reply);
+        for overdue in self.pending.drain() {
+            self.give_up(&overdue);
+        }
+        self.give_up_held_back(u64::MAX);
+        for ticket in self.reads.drain() {
+            self.out.replies.push((ticket, reply()));
+        }
+        self.status_due_ms = 0;
+    }
+
+    /// The others learn of it by the log, whatever became of this node's report.
+    fn declare_quarantine(&mut self, now_ms: u64) {
+        let Some(member) = self.membership.get(self.config.id) else { return };
+        let (node, added_at) = (member.id, member.added_at);
+        let is_known = self.machine.quarantined_at(node, added_at).is_some();
+        let (has_leader, resend_ms) = (self.leader() != 0, self.config.resend_ms);
+        let is_leader = self.is_leader();
+        let Some(quarantine) = &mut self.digests.quarantine else { return };
+        if is_known || !has_leader || is_leader || now_ms < quarantine.declare_due_ms {
+            return;
+        }
+        quarantine.declare_due_ms = now_ms + resend_ms;
+        let index = quarantine.index;
+        self.send_unnumbered(&Command::Digest(DigestCommand::Quarantine { node, added_at, index }));
+    }
+
+    fn step_down(&mut self, now_ms: u64) {
+        let since_ms = self.digests.quarantine.map_or(0, |quarantine| quarantine.since_ms);
+        let is_late = now_ms.saturating_sub(since_ms) >= STEP_DOWN_MS;
+        if is_late || !self.transfer_leadership() {
+            self.follow_nobody();
+        }
+    }
+
+    fn follow_nobody(&mut self) {
+        let term = self.raw.raft.term;
+        self.raw.raft.become_follower(term, raft::INVALID_ID);
+        self.after_raft();
+    }
+
+    /// As raft's own tick, but an election time-out leads to no election: a quarantined node never campaigns. It goes on voting,
+    /// since its log is as good as any.
+    pub(in crate::tier2) fn tick_quarantined(&mut self) {
+        match self.is_leader() {
+            true => {
+                self.raw.tick();
+            }
+            false => self.raw.raft.election_elapsed = self.raw.raft.election_elapsed.saturating_add(1),
+        }
+    }
+}

@@ -1,0 +1,429 @@
+//! Replicas that differ are found, the right one is quarantined, and no healthy one ever is.
+
+#![cfg(any(debug_assertions, feature = "mutants"))]
+
+use super::*;
+use redfence::node_api::{AdminRequest, Input, PeerMessage, Role};
+use redfence_core::machine::digest::{Divergence, POINT_ENTRIES};
+use redfence_tests::sim::kernel::address as addr;
+
+const NOBODY: [NodeId; 0] = [];
+
+fn often(config: &mut NodeConfig) {
+    config.snapshot_entries = 50;
+    config.log_keep_entries = 10;
+    config.cache_entries_max = 16;
+    config.checkpoint_ms = 700;
+}
+
+fn rarely(config: &mut NodeConfig) {
+    config.checkpoint_ms = 3_600_000;
+}
+
+/// Some locks are taken and released at a node.
+fn work(cluster: &mut SimCluster, node: NodeId, rounds: u64) {
+    for round in 0..rounds {
+        let name = format!("w{}", round % 7);
+        let fence = take(cluster, node, &name, "worker", 60_000);
+        let ticket = cluster.submit(node, &release(&name, fence), 0);
+        assert_eq!(cluster.wait_for(ticket, 6_000), Reply::Released);
+    }
+}
+
+fn role(cluster: &SimCluster, seen_by: NodeId, of: NodeId) -> Role {
+    let status = cluster.node(seen_by).expect("runs").status();
+    status.nodes.iter().find(|node| node.id == of).expect("a member").role
+}
+
+fn quarantined(cluster: &SimCluster) -> Vec<NodeId> {
+    let is_quarantined =
+        |id: &NodeId| cluster.node(*id).is_some_and(|node| node.status().role == Role::Quarantined);
+    cluster.ids().into_iter().filter(is_quarantined).collect()
+}
+
+fn healthy(cluster: &SimCluster) -> NodeId {
+    let bad = quarantined(cluster);
+    cluster.ids().into_iter().find(|id| !bad.contains(id) && cluster.is_up(*id)).expect("a healthy node")
+}
+
+/// Until these and no others are quarantined, with a little work going on at a healthy node.
+fn await_quarantine(cluster: &mut SimCluster, wanted: &[NodeId], seed: u64) {
+    for _ in 0..30 {
+        let at = cluster.ids().into_iter().find(|id| !wanted.contains(id) && cluster.is_up(*id));
+        let ticket = cluster.submit(at.expect("a healthy node"), &acquire("busy", "b", 100, 0), 0);
+        cluster.run_for(100);
+        let _ = ticket;
+        if quarantined(cluster) == wanted {
+            cluster.run_for(1_000);
+            assert_eq!(quarantined(cluster), wanted, "seed {seed}");
+            return;
+        }
+    }
+    panic!("seed {seed}: quarantined are {:?}, not {wanted:?}", quarantined(cluster));
+}
+
+/// The node serves nothing, everybody shows it, and the others go on.
+fn assert_set_apart(cluster: &mut SimCluster, bad: NodeId, seed: u64) {
+    assert!(cluster.run_until(5_000, |cluster| cluster.leader().is_some_and(|id| id != bad)), "seed {seed}");
+    for id in cluster.ids() {
+        assert_eq!(role(cluster, id, bad), Role::Quarantined, "seed {seed}: as node {id} sees it");
+        let told = cluster.submit(id, &acquire(&format!("a{id}"), "o", 30_000, 0), 0);
+        let reply = cluster.wait_for(told, 6_000);
+        match id == bad {
+            true => assert_eq!(code(&reply), "UNAVAILABLE", "seed {seed}"),
+            false => assert!(matches!(reply, Reply::Granted { .. }), "seed {seed}: node {id}: {reply:?}"),
+        }
+    }
+    let status = cluster.node(bad).expect("runs").status().clone();
+    assert_eq!((status.role, status.quorum), (Role::Quarantined, false));
+    let (commit, applied) = (status.commit, cluster.node(bad).expect("runs").applied_index());
+    assert!(applied > 0 && commit > 0);
+}
+
+#[test]
+fn a_follower_that_answered_something_else_is_found_and_the_cluster_goes_on() {
+    for (nodes, seed) in [(3, 1), (3, 2), (5, 3)] {
+        let mut cluster = settled_with(nodes, seed, rarely);
+        let bad = follower(&cluster);
+        let other = leader(&cluster);
+        work(&mut cluster, other, 20);
+        cluster.diverge(bad, Divergence::Answer(1));
+        await_quarantine(&mut cluster, &[bad], seed);
+        assert_set_apart(&mut cluster, bad, seed);
+        // It goes on acknowledging the log.
+        let at = healthy(&cluster);
+        work(&mut cluster, at, 10);
+        let applied = cluster.node(at).expect("runs").applied_index();
+        cluster.run_for(1_000);
+        let matched = cluster.node(leader(&cluster)).expect("runs").status().nodes.clone();
+        let matched = matched.iter().find(|node| node.id == bad).expect("a member").matched;
+        assert!(matched >= applied, "seed {seed}: {matched} of {applied}");
+    }
+}
+
+#[test]
+fn a_leader_that_differs_steps_down_and_is_the_one_that_is_blamed() {
+    for seed in 0..4 {
+        let mut cluster = settled_with(3, seed, rarely);
+        let bad = leader(&cluster);
+        cluster.diverge(bad, Divergence::Answer(9));
+        await_quarantine(&mut cluster, &[bad], seed);
+        assert_set_apart(&mut cluster, bad, seed);
+    }
+}
+
+#[test]
+fn a_state_that_no_answer_has_shown_is_found_by_a_full_digest() {
+    for seed in 0..4 {
+        let mut cluster = settled_with(3, seed, often);
+        let bad = if seed % 2 == 0 { leader(&cluster) } else { follower(&cluster) };
+        cluster.diverge(bad, Divergence::State(1));
+        await_quarantine(&mut cluster, &[bad], seed);
+        assert_set_apart(&mut cluster, bad, seed);
+    }
+}
+
+#[test]
+fn two_of_five_that_differ_in_different_ways_are_both_found() {
+    for seed in 0..3 {
+        let mut cluster = settled_with(5, seed, often);
+        let (one, two) = (leader(&cluster), follower(&cluster));
+        cluster.diverge(one, Divergence::Answer(1));
+        cluster.diverge(two, Divergence::Answer(2));
+        let mut wanted = vec![one, two];
+        wanted.sort_unstable();
+        await_quarantine(&mut cluster, &wanted, seed);
+        for bad in wanted {
+            assert!(cluster.run_until(5_000, |cluster| cluster.leader().is_some_and(|id| id != bad)));
+        }
+        let at = healthy(&cluster);
+        work(&mut cluster, at, 5);
+    }
+}
+
+/// Nobody can tell who is right, so nobody serves and nobody is blamed. An operator who keeps one of them gets it back.
+#[test]
+fn without_an_equal_majority_all_refuse_until_an_operator_decides() {
+    let mut cluster = settled_with(3, 5, rarely);
+    let ids = cluster.ids();
+    for id in &ids[1..] {
+        cluster.diverge(*id, Divergence::Answer(*id));
+    }
+    let busy = leader(&cluster);
+    cluster.submit(busy, &acquire("busy", "b", 100, 0), 0);
+    cluster.run_for(3_000);
+    assert_eq!(quarantined(&cluster), NOBODY);
+    for id in &ids {
+        let ticket = cluster.submit(*id, &acquire("x", "o", 1_000, 0), 0);
+        assert_eq!(code(&cluster.wait_for(ticket, 6_000)), "UNAVAILABLE", "node {id}");
+        assert!(!cluster.node(*id).expect("runs").status().quorum);
+    }
+    let kept = leader(&cluster);
+    for id in ids.iter().filter(|id| **id != kept) {
+        let ticket = cluster.admin(kept, AdminRequest::Remove { id: *id });
+        assert_eq!(cluster.wait_for(ticket, 10_000), Reply::OK);
+    }
+    assert!(cluster.run_until(15_000, |cluster| cluster.node(kept).is_some_and(|node| node.status().quorum)));
+    take(&mut cluster, kept, "x", "o", 1_000);
+}
+
+/// Two that are up differ while the third is down: nobody knows who is right before it is back.
+#[test]
+fn two_that_differ_wait_for_the_third() {
+    let mut cluster = settled_with(3, 6, rarely);
+    let (bad, other) = (follower(&cluster), leader(&cluster));
+    let third = cluster.ids().into_iter().find(|id| *id != bad && *id != other).expect("three");
+    cluster.crash(third);
+    cluster.diverge(bad, Divergence::Answer(1));
+    cluster.submit(other, &acquire("busy", "b", 100, 0), 0);
+    cluster.run_for(4_000);
+    assert_eq!(quarantined(&cluster), NOBODY);
+    let ticket = cluster.submit(other, &acquire("x", "o", 1_000, 0), 0);
+    assert_eq!(code(&cluster.wait_for(ticket, 6_000)), "UNAVAILABLE");
+    cluster.start(third);
+    assert!(cluster.run_until(15_000, |cluster| quarantined(cluster) == [bad]));
+    cluster.run_for(2_000);
+    assert_set_apart(&mut cluster, bad, 6);
+}
+
+#[test]
+fn it_is_found_within_the_promised_distance() {
+    let mut cluster = settled_with(3, 7, rarely);
+    let (bad, other) = (follower(&cluster), leader(&cluster));
+    work(&mut cluster, other, 50);
+    let before = cluster.node(other).expect("runs").applied_index();
+    let before_ms = cluster.now_ms();
+    cluster.diverge(bad, Divergence::Answer(1));
+    while quarantined(&cluster).is_empty() {
+        work(&mut cluster, other, 1);
+    }
+    let entries = cluster.node(other).expect("runs").applied_index() - before;
+    let took_ms = cluster.now_ms() - before_ms;
+    assert!(entries <= POINT_ENTRIES + 64 && took_ms <= 1_500, "{entries} entries, {took_ms} ms");
+}
+
+#[test]
+fn a_restart_stays_quarantined_and_a_fresh_learner_is_welcome() {
+    for seed in 0..3 {
+        let mut cluster = settled_with(3, seed, often);
+        let bad = follower(&cluster);
+        cluster.diverge(bad, Divergence::Answer(1));
+        await_quarantine(&mut cluster, &[bad], seed);
+        let at = healthy(&cluster);
+        work(&mut cluster, at, 60);
+        cluster.crash(bad);
+        cluster.start(bad);
+        cluster.run_for(5);
+        assert_eq!(quarantined(&cluster), [bad], "seed {seed}: by its data directory");
+        cluster.run_for(2_000);
+        assert_set_apart(&mut cluster, bad, seed);
+
+        // Removed, but the directory kept: nothing has changed for it.
+        let at = healthy(&cluster);
+        let remove = cluster.admin(at, AdminRequest::Remove { id: bad });
+        assert_eq!(cluster.wait_for(remove, 10_000), Reply::OK);
+        let add = cluster.admin(at, AdminRequest::Add { id: bad, addr: addr(bad) });
+        assert_eq!(cluster.wait_for(add, 10_000), Reply::OK);
+        cluster.run_for(5_000);
+        assert_eq!(quarantined(&cluster), [bad], "seed {seed}");
+        assert_eq!(role(&cluster, at, bad), Role::Quarantined, "seed {seed}: it says so itself");
+
+        // Removed, wiped and added again it is a member like any other.
+        let remove = cluster.admin(at, AdminRequest::Remove { id: bad });
+        assert_eq!(cluster.wait_for(remove, 10_000), Reply::OK);
+        cluster.crash(bad);
+        cluster.run_for(2_000);
+        cluster.add_joiner(bad);
+        let add = cluster.admin(at, AdminRequest::Add { id: bad, addr: addr(bad) });
+        assert_eq!(cluster.wait_for(add, 10_000), Reply::OK);
+        assert!(
+            cluster.run_until(20_000, |cluster| role(cluster, at, bad) == Role::Follower),
+            "seed {seed}: it is {:?}",
+            role(&cluster, at, bad)
+        );
+        work(&mut cluster, bad, 5);
+        assert_eq!(quarantined(&cluster), NOBODY, "seed {seed}");
+    }
+}
+
+/// A quarantined node is asked to lead, is sent raft's word to stand at once, and is left with one other node.
+#[test]
+fn a_quarantined_node_never_leads() {
+    for seed in 0..4 {
+        let mut cluster = settled_with(3, seed, rarely);
+        let bad = follower(&cluster);
+        cluster.diverge(bad, Divergence::Answer(1));
+        await_quarantine(&mut cluster, &[bad], seed);
+        let (lead, term) = (leader(&cluster), cluster.node(leader(&cluster)).expect("runs").term());
+        let ticket = cluster.admin(lead, AdminRequest::Transfer { id: bad });
+        assert_eq!(code(&cluster.wait_for(ticket, 6_000)), "ERR");
+        let mut message = raft::eraftpb::Message { from: lead, to: bad, term, ..Default::default() };
+        message.set_msg_type(raft::eraftpb::MessageType::MsgTimeoutNow);
+        cluster.input(bad, Input::Peer { from: lead, message: PeerMessage::Raft(Box::new(message)) });
+        cluster.run_for(500);
+        assert_eq!(cluster.leader(), Some(lead));
+        // The leader is lost: the other healthy node leads, with the vote of the quarantined one.
+        cluster.crash(lead);
+        let led = cluster.run_until(10_000, |cluster| cluster.leader().is_some());
+        assert!(led && cluster.leader() != Some(bad), "seed {seed}: {:?}", cluster.leader());
+        let at = leader(&cluster);
+        work(&mut cluster, at, 3);
+        // Left alone it waits.
+        cluster.crash(at);
+        cluster.run_for(10_000);
+        assert_eq!(cluster.leader(), None, "seed {seed}");
+        cluster.start(lead);
+        cluster.start(at);
+        assert!(cluster.run_until(10_000, |cluster| cluster.leader().is_some_and(|id| id != bad)));
+    }
+}
+
+/// Whatever happens to healthy nodes: restarts, power cuts, snapshots, new leaders and members, a network that loses, doubles and
+/// reorders reports.
+#[test]
+fn no_healthy_node_is_ever_quarantined() {
+    for seed in 0..8 {
+        let mut cluster = settled_with(3, seed, often);
+        for round in 0..12 {
+            cluster.network().loss_permille = cluster.draw(150);
+            cluster.network().double_permille = cluster.draw(150);
+            cluster.network().reorder_permille = cluster.draw(300);
+            let ids = cluster.ids();
+            let victim = ids[cluster.draw(ids.len() as u64) as usize];
+            match cluster.draw(5) {
+                0 if cluster.is_up(victim) => {
+                    cluster.crash(victim);
+                    cluster.run_for(400);
+                    cluster.start(victim);
+                }
+                1 => {
+                    cluster.pause(victim);
+                    cluster.run_for(900);
+                    cluster.resume(victim);
+                }
+                2 => {
+                    let others: Vec<NodeId> = ids.iter().copied().filter(|id| *id != victim).collect();
+                    cluster.network().split(&[victim], &others);
+                    cluster.run_for(1_500);
+                }
+                3 if round == 5 => {
+                    cluster.add_joiner(9);
+                    cluster.admin(ids[0], AdminRequest::Add { id: 9, addr: addr(9) });
+                }
+                _ => {
+                    cluster.admin(ids[0], AdminRequest::Transfer { id: victim });
+                }
+            }
+            cluster.heal();
+            for id in cluster.ids() {
+                for n in 0..6 {
+                    cluster.submit(id, &acquire(&format!("n{n}"), &format!("{id}"), 200, 50), 50);
+                    cluster.run_for(40);
+                }
+            }
+        }
+        cluster.run_for(5_000);
+        assert_eq!(quarantined(&cluster), NOBODY, "seed {seed}");
+        for id in cluster.ids() {
+            assert!(!cluster.node(id).expect("runs").status().digests.no_majority, "seed {seed}");
+        }
+        assert_equal_states(&mut cluster, seed);
+        let digests = cluster.node(leader(&cluster)).expect("runs").status().digests;
+        assert!(digests.full_index > 0 && digests.confirmed_index >= digests.full_index, "seed {seed}");
+    }
+}
+
+#[test]
+fn an_idle_cluster_writes_nothing() {
+    let mut cluster = settled_with(3, 4, often);
+    let at = leader(&cluster);
+    work(&mut cluster, at, 10);
+    cluster.run_for(5_000);
+    let before = cluster.node(at).expect("runs").status().commit;
+    cluster.run_for(120_000);
+    assert_eq!(cluster.node(at).expect("runs").status().commit, before);
+    let digests = cluster.node(at).expect("runs").status().digests;
+    assert!(digests.confirmed_index >= cluster.node(at).expect("runs").machine().content_index());
+}
+
+#[test]
+fn one_dead_voter_does_not_stop_compaction_and_a_single_node_confirms_itself() {
+    let mut cluster = settled_with(3, 8, often);
+    let (dead, at) = (follower(&cluster), leader(&cluster));
+    cluster.crash(dead);
+    work(&mut cluster, at, 150);
+    cluster.run_for(3_000);
+    let snapshot = cluster.node(at).expect("runs").snapshot_index();
+    assert!(snapshot + 120 > cluster.node(at).expect("runs").applied_index(), "the last is of {snapshot}");
+
+    let mut single = settled_with(1, 9, often);
+    work(&mut single, 1, 100);
+    single.run_for(3_000);
+    let node = single.node(1).expect("runs");
+    assert!(node.snapshot_index() + 60 > node.applied_index());
+    assert!(node.machine().confirmed_index() >= node.machine().content_index());
+}
+
+/// One is quarantined, another dead: nobody confirms what the last one does. Its log is not compacted, and does not grow for ever.
+#[test]
+fn an_unconfirmed_log_is_kept_and_bounded() {
+    fn bounded(config: &mut NodeConfig) {
+        often(config);
+        config.unconfirmed_entries_max = 300;
+    }
+    let mut cluster = settled_with(3, 10, bounded);
+    let bad = follower(&cluster);
+    cluster.diverge(bad, Divergence::Answer(1));
+    await_quarantine(&mut cluster, &[bad], 10);
+    let at = leader(&cluster);
+    let dead = cluster.ids().into_iter().find(|id| *id != bad && *id != at).expect("three");
+    cluster.crash(dead);
+    let kept = cluster.node(at).expect("runs").snapshot_index();
+    let mut refused = false;
+    for n in 0..800 {
+        let ticket = cluster.submit(at, &acquire(&format!("r{n}"), "a", 600_000, 0), 0);
+        let reply = cluster.wait_for(ticket, 6_000);
+        if reply.is_error() {
+            assert_eq!(code(&reply), "UNAVAILABLE");
+            refused = true;
+            break;
+        }
+    }
+    assert!(refused, "the log grows");
+    let confirmed = cluster.node(at).expect("runs").machine().confirmed_index();
+    let snapshot = cluster.node(at).expect("runs").snapshot_index();
+    assert!(snapshot <= confirmed.max(kept), "a snapshot of {snapshot} counts, {confirmed} is confirmed");
+    cluster.start(dead);
+    assert!(cluster.run_until(20_000, |cluster| {
+        cluster.node(at).is_some_and(|node| node.machine().confirmed_index() > confirmed)
+    }));
+    cluster.run_for(3_000);
+    take(&mut cluster, dead, "served again", "a", 1_000);
+}
+
+/// The state of a leader that has diverged never reaches another disk: what it stores counts, and is sent, only once confirmed.
+#[test]
+fn a_diverged_leader_sends_nobody_its_state() {
+    for seed in 0..4 {
+        let mut cluster = settled_with(3, seed, often);
+        let (bad, behind) = (leader(&cluster), follower(&cluster));
+        cluster.crash(behind);
+        work(&mut cluster, bad, 60);
+        cluster.run_for(1_500);
+        cluster.diverge(bad, Divergence::Answer(1));
+        cluster.start(behind);
+        let ticket = cluster.submit(bad, &acquire("busy", "b", 100, 0), 0);
+        cluster.run_for(6_000);
+        let _ = ticket;
+        assert_eq!(quarantined(&cluster), [bad], "seed {seed}");
+        assert_set_apart(&mut cluster, bad, seed);
+        cluster.run_for(1_000);
+        let hashes: Vec<u64> = cluster
+            .ids()
+            .into_iter()
+            .filter(|id| *id != bad)
+            .map(|id| cluster.node(id).expect("runs").machine().digest_chain())
+            .collect();
+        assert!(hashes.windows(2).all(|pair| pair[0] == pair[1]), "seed {seed}");
+    }
+}
