@@ -6,16 +6,23 @@ SEEDS ?= 0..1500
 MUTANT_SEEDS ?= 0..7000
 DURATION ?= 60
 PRESET ?= all
+CERTS ?= target/certs
+HOSTS ?=
 # Where whatever cannot be done on this machine is noted; `make test` prints it at its end.
 export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 
-.PHONY: help run quick demo clean-demo fresh test ci check fmt clippy licences build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile mixed-versions nightly fuzz clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile mixed-versions nightly fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-run: build-release ## a Redis with the module and three nodes, until Ctrl-C
-	@scripts/run
+run: build-release $(if $(TLS),certs) ## a Redis with the module and three nodes, until Ctrl-C; TLS=1: with TLS and a password
+	@scripts/run $(if $(TLS),--tls $(CERTS))
+
+certs: ## a certificate authority with certificates for this machine, for a try of TLS (CERTS=target/certs, HOSTS="more names")
+	@scripts/install-deps cc
+	@scripts/build release redfence-certs
+	@$(or $(CARGO_TARGET_DIR),target)/release/redfence-certs $(CERTS) $(HOSTS)
 
 quick: ## a first look: three nodes without a Redis, built in a fraction of the time (no module, no link-time optimisation)
 	@scripts/install-deps cc redis-cli

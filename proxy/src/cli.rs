@@ -2,6 +2,7 @@
 //!
 //! Nothing is checked here beyond its shape. The module `config` puts flags, environment, file and defaults together.
 
+use crate::secret::Secret;
 use clap::{Args, Parser, Subcommand};
 use serde::Deserialize;
 use std::path::PathBuf;
@@ -93,9 +94,13 @@ pub struct Settings {
     #[arg(long, value_name = "NAME", env = "REDFENCE_REDIS_USERNAME")]
     pub redis_username: Option<String>,
 
-    /// Password for the upstream Redis
-    #[arg(long, value_name = "TEXT", env = "REDFENCE_REDIS_PASSWORD", hide_env_values = true)]
-    pub redis_password: Option<String>,
+    /// Password for the upstream Redis. Other users see it in the process list: better a file or the environment
+    #[arg(long, value_name = "TEXT", env = "REDFENCE_REDIS_PASSWORD", hide_env_values = true, value_parser = secret)]
+    pub redis_password: Option<Secret>,
+
+    /// File with the password for the upstream Redis, in its only line
+    #[arg(long, value_name = "FILE", env = "REDFENCE_REDIS_PASSWORD_FILE")]
+    pub redis_password_file: Option<PathBuf>,
 
     /// Names that match the glob belong to a tier: 'wallet:*=correctness'. May be repeated; the first match counts
     #[arg(long, value_name = "GLOB=TIER", env = "REDFENCE_ROUTE", value_delimiter = ' ')]
@@ -114,15 +119,39 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", env = "REDFENCE_REDLOCK_LISTEN")]
     pub redlock_listen: Option<String>,
 
-    /// HTTP address for /health, /ready and /metrics. It asks for no password: keep it on a private network
+    /// HTTP address for /health, /ready and /metrics (HTTPS with --tls-cert). It asks for no password: keep it on a private network
     #[arg(long, value_name = "ADDR", env = "REDFENCE_ADMIN")]
     pub admin: Option<String>,
 
-    /// Password that clients must give (AUTH)
-    #[arg(long, value_name = "TEXT", env = "REDFENCE_PASSWORD", hide_env_values = true)]
-    pub password: Option<String>,
+    /// Password that clients must give (AUTH). Other users see it in the process list: better a file or the environment
+    #[arg(long, value_name = "TEXT", env = "REDFENCE_PASSWORD", hide_env_values = true, value_parser = secret)]
+    pub password: Option<Secret>,
 
-    /// yes: refuse to listen beyond loopback, with or without a password [default: yes]
+    /// File with the password that clients must give, in its only line
+    #[arg(long, value_name = "FILE", env = "REDFENCE_PASSWORD_FILE")]
+    pub password_file: Option<PathBuf>,
+
+    /// Certificate chain (PEM): TLS on every listener for clients, the admin address too. Read again when it changes
+    #[arg(long, value_name = "FILE", env = "REDFENCE_TLS_CERT")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// Private key (PEM) of --tls-cert
+    #[arg(long, value_name = "FILE", env = "REDFENCE_TLS_KEY")]
+    pub tls_key: Option<PathBuf>,
+
+    /// Authority (PEM) that signs client certificates
+    #[arg(long, value_name = "FILE", env = "REDFENCE_TLS_CLIENT_CA")]
+    pub tls_client_ca: Option<PathBuf>,
+
+    /// Whether clients show a certificate: optional or required [default: required with --tls-client-ca]
+    #[arg(long, value_name = "WHEN", env = "REDFENCE_TLS_CLIENT_AUTH")]
+    pub tls_client_auth: Option<String>,
+
+    /// One more address for Redis clients, without TLS, as --listen otherwise
+    #[arg(long, value_name = "ADDR", env = "REDFENCE_PLAIN_LISTEN")]
+    pub plain_listen: Option<String>,
+
+    /// yes: refuse to start where strangers could come in: beyond loopback without TLS, without a password, or with a key that others can read. no: warn [default: yes]
     #[arg(long, value_name = "YES|NO", env = "REDFENCE_PROTECTED_MODE")]
     pub protected_mode: Option<String>,
 
@@ -165,6 +194,10 @@ pub struct Settings {
     /// Log format: text or json [default: text]
     #[arg(long, value_name = "FORMAT", env = "REDFENCE_LOG_FORMAT")]
     pub log_format: Option<String>,
+}
+
+fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
+    Ok(Secret::from(text.to_owned()))
 }
 
 /// A list, or a single value in its place.

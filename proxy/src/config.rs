@@ -2,8 +2,13 @@
 //!
 //! Each error is one line that says what is wrong and what would be right.
 
+mod protection;
+mod tls;
+
 use crate::cli::{ServeArgs, Settings};
+use crate::secret::{self, Secret};
 use crate::server::routing::router::Route;
+use crate::tls::files::TlsFiles;
 use redfence_core::types::{Tier, PATTERN_BYTES_MAX};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -23,13 +28,20 @@ pub struct Config {
     pub data: PathBuf,
     pub redis: Option<String>,
     pub redis_username: Option<String>,
-    pub redis_password: Option<String>,
+    pub redis_password: Option<Secret>,
     pub routes: Vec<Route>,
     pub default_tier: Tier,
     pub correctness_listen: Option<SocketAddr>,
     pub redlock_listen: Option<SocketAddr>,
     pub admin: Option<SocketAddr>,
-    pub password: Option<String>,
+    pub password: Option<Secret>,
+    /// TLS on every listener for clients but [`Config::plain_listen`].
+    pub tls: Option<TlsFiles>,
+    pub plain_listen: Option<SocketAddr>,
+    /// Files that secrets were read from, by the name of their setting.
+    pub secret_files: Vec<(&'static str, PathBuf)>,
+    /// What `--protected-mode no` has lifted, to be logged at the start.
+    pub warnings: Vec<String>,
     pub clients_max: usize,
     pub session_grace_ms: u64,
     pub idle_retention_ms: u64,
@@ -77,7 +89,12 @@ impl Config {
             (None, Some(text)) => Some(address("cluster", &text)?),
             (None, None) => None,
         };
-        let config = Config {
+        let tls = tls::resolve(&settings)?;
+        let secret_files = [
+            ("password-file", settings.password_file.clone()),
+            ("redis-password-file", settings.redis_password_file.clone()),
+        ];
+        let mut config = Config {
             id,
             listen: address("listen", settings.listen.as_deref().unwrap_or("127.0.0.1:6380"))?,
             peer_listen,
@@ -88,7 +105,11 @@ impl Config {
             data: settings.data.unwrap_or_else(|| PathBuf::from("redfence-data")),
             redis: settings.redis.map(redis_address).transpose()?,
             redis_username: settings.redis_username,
-            redis_password: settings.redis_password,
+            redis_password: secret::resolve(
+                "redis-password",
+                settings.redis_password,
+                settings.redis_password_file.as_deref(),
+            )?,
             routes: settings
                 .route
                 .unwrap_or_default()
@@ -108,7 +129,11 @@ impl Config {
                 .map(|text| address("redlock-listen", &text))
                 .transpose()?,
             admin: settings.admin.map(|text| address("admin", &text)).transpose()?,
-            password: settings.password.filter(|password| !password.is_empty()),
+            password: secret::resolve("password", settings.password, settings.password_file.as_deref())?,
+            tls,
+            plain_listen: settings.plain_listen.map(|text| address("plain-listen", &text)).transpose()?,
+            secret_files: secret_files.into_iter().filter_map(|(name, path)| Some((name, path?))).collect(),
+            warnings: Vec::new(),
             clients_max: in_range("max-clients", settings.max_clients, 10_000, 1..=1_000_000)?,
             session_grace_ms: in_range("session-grace-ms", settings.session_grace_ms, 500, 0..=3_600_000)?,
             idle_retention_ms: in_range(
@@ -140,28 +165,9 @@ impl Config {
                 config.heartbeat_ms, config.election_timeout_ms
             ));
         }
-        config.check_protection(yes_or_no("protected-mode", settings.protected_mode.as_deref())?)?;
+        let protected = yes_or_no("protected-mode", settings.protected_mode.as_deref())?;
+        config.warnings = config.check_protection(protected)?;
         Ok(config)
-    }
-
-    /// Stricter than Redis's protected mode: a password alone does not open it, because it crosses the network in clear.
-    fn check_protection(&self, protected: bool) -> Result<(), Refused> {
-        let listeners = [
-            ("listen", Some(self.listen)),
-            ("peer-listen", self.peer_listen),
-            ("correctness-listen", self.correctness_listen),
-            ("redlock-listen", self.redlock_listen),
-        ];
-        for (name, address) in listeners {
-            let Some(address) = address.filter(|address| protected && !address.ip().is_loopback()) else {
-                continue;
-            };
-            return Err(format!(
-                "{name} {address} is beyond this machine, and traffic (a password with it) goes without TLS; listen on \
-                 127.0.0.1, or say --protected-mode no if the network is yours alone"
-            ));
-        }
-        Ok(())
     }
 }
 
@@ -181,12 +187,19 @@ impl Settings {
             redis: self.redis.or(below.redis),
             redis_username: self.redis_username.or(below.redis_username),
             redis_password: self.redis_password.or(below.redis_password),
+            redis_password_file: self.redis_password_file.or(below.redis_password_file),
             route: self.route.or(below.route),
             default_tier: self.default_tier.or(below.default_tier),
             correctness_listen: self.correctness_listen.or(below.correctness_listen),
             redlock_listen: self.redlock_listen.or(below.redlock_listen),
             admin: self.admin.or(below.admin),
             password: self.password.or(below.password),
+            password_file: self.password_file.or(below.password_file),
+            tls_cert: self.tls_cert.or(below.tls_cert),
+            tls_key: self.tls_key.or(below.tls_key),
+            tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
+            tls_client_auth: self.tls_client_auth.or(below.tls_client_auth),
+            plain_listen: self.plain_listen.or(below.plain_listen),
             protected_mode: self.protected_mode.or(below.protected_mode),
             max_clients: self.max_clients.or(below.max_clients),
             session_grace_ms: self.session_grace_ms.or(below.session_grace_ms),
@@ -346,6 +359,60 @@ mod tests {
     }
 
     #[test]
+    fn what_protected_mode_no_lifts_is_named() {
+        let config = Config::resolve(settings(&[
+            "--listen",
+            "0.0.0.0:6380",
+            "--redis-password",
+            "hidden",
+            "--protected-mode",
+            "no",
+        ]))
+        .unwrap();
+        let warnings = config.warnings.join("\n");
+        for part in ["without TLS", "without a password", "redis-password"] {
+            assert!(warnings.contains(part), "{warnings}");
+        }
+        assert!(!format!("{config:?}").contains("hidden"));
+        assert!(!format!("{:?}", settings(&["--password", "hidden"])).contains("hidden"));
+    }
+
+    #[test]
+    fn beyond_loopback_with_tls_and_a_password_it_starts_unless_others_may_read_the_key() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (key, password) = (folder.path().join("key"), folder.path().join("password"));
+        std::fs::write(&key, "x").unwrap();
+        std::fs::write(&password, "x").unwrap();
+        let mode = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        };
+        let flags = [
+            "--listen",
+            "0.0.0.0:6380",
+            "--admin",
+            "0.0.0.0:6381",
+            "--tls-cert",
+            "cert",
+            "--tls-key",
+            key.to_str().unwrap(),
+            "--password-file",
+            password.to_str().unwrap(),
+        ];
+        mode(&key, 0o640);
+        mode(&password, 0o600);
+        assert_eq!(Config::resolve(settings(&flags)).unwrap().warnings, Vec::<String>::new());
+        mode(&key, 0o644);
+        assert!(refused(&flags).contains("may be read by every user"));
+        let local: Vec<&str> =
+            flags.iter().map(|flag| if *flag == "0.0.0.0:6380" { "127.0.0.1:1" } else { flag }).collect();
+        assert!(Config::resolve(settings(&local)).is_ok(), "on loopback it is the operator's business");
+        mode(&key, 0o600);
+        mode(&password, 0o604);
+        assert!(refused(&flags).contains("password-file"));
+    }
+
+    #[test]
     fn routes_may_be_given_often() {
         let config =
             Config::resolve(settings(&["--route", "a=b=correctness", "--route", "c*=EFFICIENCY"])).unwrap();
@@ -362,6 +429,30 @@ mod tests {
             (&["--cluster", "one=127.0.0.1:1"], "id=host:port"),
             (&["--listen", "nonsense"], "listen 'nonsense'"),
             (&["--listen", "0.0.0.0:6380"], "protected-mode"),
+            (&["--listen", "0.0.0.0:6380"], "without a password"),
+            (&["--admin", "0.0.0.0:6380"], "admin 0.0.0.0:6380 is beyond loopback"),
+            (&["--password", ""], "password is empty"),
+            (&["--redis-password", "", "--password", "x"], "redis-password is empty"),
+            (&["--redis-password", "x"], "redis-password without a password of its own"),
+            (&["--password", "x", "--password-file", "y"], "use one of them"),
+            (&["--password-file", "/nowhere/y"], "password-file /nowhere/y"),
+            (&["--tls-cert", "a"], "tls-cert without tls-key"),
+            (&["--tls-key", "a"], "tls-key without tls-cert"),
+            (&["--plain-listen", "127.0.0.1:0"], "plain-listen without TLS"),
+            (&["--tls-client-ca", "a"], "tls-client-ca without TLS"),
+            (&["--tls-cert", "a", "--tls-key", "b", "--tls-client-auth", "required"], "needs tls-client-ca"),
+            (
+                &["--tls-cert", "a", "--tls-key", "b", "--tls-client-ca", "c", "--tls-client-auth", "maybe"],
+                "optional, required or off",
+            ),
+            (
+                &["--tls-cert", "a", "--tls-key", "b", "--password", "x", "--plain-listen", "0.0.0.0:1"],
+                "plain-listen 0.0.0.0:1 is beyond loopback and its traffic goes without TLS",
+            ),
+            (
+                &["--listen", "0.0.0.0:6380", "--tls-cert", "a", "--tls-key", "b"],
+                "listen 0.0.0.0:6380 is beyond loopback and anybody may use it without a password",
+            ),
             (&["--listen", "0.0.0.0:6380", "--password", "x"], "TLS"),
             (&["--route", "wallet"], "GLOB=TIER"),
             (&["--route", "wallet*=strong"], "correctness or efficiency"),

@@ -12,6 +12,8 @@ use tracing_subscriber::EnvFilter;
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 pub(crate) fn main() -> ExitCode {
+    // Whatever this process creates, the log engine's files too, is for its own user alone.
+    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let Command::Serve(args) = Cli::parse().command;
     match Config::from_args(&args).and_then(run) {
         Ok(()) => ExitCode::SUCCESS,

@@ -5,6 +5,7 @@ use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
 use crate::events::{publish_feed, Hub, Tracker};
+use crate::secret::Secret;
 use crate::server::client::registry::Registry;
 use crate::server::client::session_keepalive::SessionKeepalive;
 use crate::server::net::listener;
@@ -18,6 +19,7 @@ use crate::tier1::subscriber::UpstreamSubscriber;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
 use crate::tier2::shell::{self, ShellConfig};
+use crate::tls::acceptor::Acceptor;
 use redfence_core::machine::settings::Founding;
 use redfence_core::routes::Routing;
 use std::sync::Arc;
@@ -35,7 +37,12 @@ const FIRST_ROUTES_WITHIN: Duration = Duration::from_secs(8);
 /// Runs until a signal comes. An error is one line that says why the node does not serve.
 pub async fn serve(config: Config) -> Result<(), Refused> {
     let mut signals = Signals::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    let tls = config.tls.clone().map(Acceptor::start).transpose()?;
     let main_door = listener::bind(config.listen)?;
+    let plain_door = config.plain_listen.map(listener::bind).transpose()?;
     let correctness_door = config.correctness_listen.map(listener::bind).transpose()?;
     let redlock_door = config.redlock_listen.map(listener::bind).transpose()?;
     let admin_door = config.admin.map(listener::bind).transpose()?;
@@ -48,24 +55,20 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     first_status(&tier2).await;
     first_routes(&server).await;
     announce(&config, &main_door);
-    let mut listeners =
-        vec![tokio::spawn(listener::accept(Arc::clone(&server), main_door, ListenerKind::Main))];
-    if let Some(listener_kind) = correctness_door {
-        listeners.push(tokio::spawn(listener::accept(
-            Arc::clone(&server),
-            listener_kind,
-            ListenerKind::Correctness,
-        )));
-    }
-    if let Some(listener_kind) = redlock_door {
-        listeners.push(tokio::spawn(listener::accept(
-            Arc::clone(&server),
-            listener_kind,
-            ListenerKind::Redlock,
-        )));
-    }
-    if let Some(listener_kind) = admin_door {
-        listeners.push(tokio::spawn(admin::accept(Arc::clone(&server), listener_kind)));
+    let doors = [
+        (Some(main_door), ListenerKind::Main, tls.clone()),
+        (plain_door, ListenerKind::Main, None),
+        (correctness_door, ListenerKind::Correctness, tls.clone()),
+        (redlock_door, ListenerKind::Redlock, tls.clone()),
+    ];
+    let mut listeners: Vec<_> = doors
+        .into_iter()
+        .filter_map(|(door, kind, tls)| {
+            Some(tokio::spawn(listener::accept(Arc::clone(&server), door?, kind, tls)))
+        })
+        .collect();
+    if let Some(door) = admin_door {
+        listeners.push(tokio::spawn(admin::accept(Arc::clone(&server), door, tls)));
     }
     let signal = signals.next().await;
     tracing::info!(signal, "stopping");
@@ -109,6 +112,8 @@ fn announce(config: &Config, main_door: &TcpListener) {
         peer_listen = shown(config.peer_listen),
         correctness_listen = shown(config.correctness_listen),
         redlock_listen = shown(config.redlock_listen),
+        plain_listen = shown(config.plain_listen),
+        tls = config.tls.is_some(),
         admin = shown(config.admin),
         redis = config.redis.as_deref().unwrap_or("-"),
         data = %config.data.display(),
@@ -120,7 +125,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
     let hub = Arc::new(Hub::new(Arc::clone(tier2.demand())));
     let events_lost = Arc::default();
     let upstream = config.redis.clone().map(|address| {
-        Upstream::start(address, config.redis_username.clone(), config.redis_password.clone())
+        Upstream::start(address, config.redis_username.clone(), exposed(config.redis_password.as_ref()))
     });
     let subscriber =
         upstream.as_ref().map(|upstream| UpstreamSubscriber::start(Arc::clone(upstream), Arc::clone(&hub)));
@@ -137,7 +142,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
     let server = Arc::new(ServerState {
         node: config.id,
         routing: Routers::new(Router::unfounded(flags.routing.clone(), upstream.is_some())),
-        password: config.password.clone(),
+        password: exposed(config.password.as_ref()),
         clients_max: clients_max(config.clients_max, upstream.is_some()),
         listen_address: main_door.local_addr().unwrap_or(config.listen),
         run_id: ids::run_id(),
@@ -156,6 +161,10 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
     });
     settings_follower::start(Arc::clone(&server), flags);
     server
+}
+
+fn exposed(secret: Option<&Secret>) -> Option<String> {
+    secret.map(|secret| secret.expose().to_owned())
 }
 
 /// As many as asked for, if the system has file descriptors for them, two for each where a Redis is behind. Raises the soft

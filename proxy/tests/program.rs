@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Output;
 use std::time::{Duration, Instant};
 use support::{free_address, redfence, Node};
@@ -93,9 +94,20 @@ fn other_reasons_not_to_start() {
     let folder = TempDir::new().unwrap();
     std::fs::write(folder.path().join("wrong.toml"), "lsiten = '127.0.0.1:1'").unwrap();
     std::fs::write(folder.path().join("broken.toml"), "listen = ").unwrap();
+    std::fs::write(folder.path().join("empty"), "\n").unwrap();
+    std::fs::write(folder.path().join("secret"), "hunter2\n").unwrap();
+    std::fs::create_dir(folder.path().join("shared")).unwrap();
+    std::fs::set_permissions(folder.path().join("shared"), std::fs::Permissions::from_mode(0o1777)).unwrap();
     for (flags, part) in [
         (&["--id", "9", "--cluster", "1=127.0.0.1:7380,2=127.0.0.1:7381"][..], "id not in the cluster"),
         (&["--listen", "0.0.0.0:0"], "protected-mode"),
+        (&["--password", ""], "password is empty"),
+        (&["--password-file", "empty"], "password-file empty: is empty"),
+        (&["--redis-password", "x"], "without a password of its own"),
+        (&["--redis-password-file", "secret"], "without a password of its own"),
+        (&["--listen", "0.0.0.0:0", "--password-file", "secret"], "without TLS"),
+        (&["--admin", "0.0.0.0:0"], "admin 0.0.0.0:0 is beyond loopback"),
+        (&["--data", "shared"], "a directory of its own"),
         (&["--config", "wrong.toml"], "lsiten"),
         (&["--config", "broken.toml"], "broken.toml"),
         (&["--config", "missing.toml"], "missing.toml"),
@@ -103,7 +115,72 @@ fn other_reasons_not_to_start() {
     ] {
         let line = one_line(&run(&folder, flags));
         assert!(line.contains(part), "{flags:?}: {line}");
+        assert!(!line.contains("hunter2"), "{line}");
     }
+}
+
+#[test]
+fn an_environment_variable_that_is_an_empty_password_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let output = redfence(&folder, &[]).env("REDFENCE_PASSWORD", "").output().unwrap();
+    assert!(one_line(&output).contains("password is empty"));
+}
+
+#[test]
+fn a_password_from_a_file_holds_and_is_shown_nowhere() {
+    let folder = TempDir::new().unwrap();
+    let file = folder.path().join("secret");
+    std::fs::write(&file, "hunter2\n").unwrap();
+    let admin = free_address().to_string();
+    let node = Node::start(&["--password-file", file.to_str().unwrap(), "--log", "debug", "--admin", &admin]);
+    let mut client = node.connect();
+    assert!(client.ask(&["GET", "x"]).starts_with("-NOAUTH"));
+    assert!(client.ask(&["AUTH", "wrong"]).starts_with("-WRONGPASS"));
+    assert_eq!(client.ask(&["AUTH", "hunter2"]), "OK");
+    for words in [&["CONFIG", "GET", "*"][..], &["INFO", "everything"], &["CLIENT", "LIST"]] {
+        let reply = client.ask(words);
+        assert!(!reply.contains("hunter2"), "{words:?}: {reply}");
+    }
+    assert!(!node.process.log().contains("hunter2"));
+}
+
+#[test]
+fn the_data_is_for_its_owner_alone() {
+    let folder = TempDir::new().unwrap();
+    let data = folder.path().join("data");
+    // As an older program, or a person, may have left it.
+    std::fs::create_dir(&data).unwrap();
+    std::fs::set_permissions(&data, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let node = Node::start(&["--data", data.to_str().unwrap(), "--snapshot-entries", "10"]);
+    let mut client = node.connect();
+    for number in 0..50 {
+        assert_eq!(client.ask(&["SET", "x", &number.to_string()]), "OK");
+    }
+    let mut folders = vec![data];
+    let mut files = 0;
+    while let Some(folder) = folders.pop() {
+        assert_eq!(folder.metadata().unwrap().mode() & 0o777, 0o700, "{}", folder.display());
+        for entry in folder.read_dir().unwrap() {
+            let path = entry.unwrap().path();
+            match path.metadata() {
+                Ok(meta) if meta.is_dir() => folders.push(path),
+                Ok(meta) => {
+                    files += 1;
+                    assert_eq!(meta.mode() & 0o777, 0o600, "{}", path.display());
+                }
+                // A snapshot or a log file that was just replaced.
+                Err(_) => {}
+            }
+        }
+    }
+    assert!(files >= 4, "{files} files");
+}
+
+#[test]
+fn what_protected_mode_no_lifts_is_logged() {
+    let node = Node::start(&["--admin", "0.0.0.0:0", "--protected-mode", "no"]);
+    let log = node.process.log();
+    assert!(log.contains("protected-mode no: admin 0.0.0.0:0 is beyond loopback"), "{log}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The operators' listener: `/health`, `/ready` and `/metrics` over plain HTTP, for probes and for Prometheus.
+//! The operators' listener: `/health`, `/ready` and `/metrics` over HTTP, or HTTPS with TLS, for probes and for Prometheus.
 //!
 //! It only reads, knows no other path, and closes after each answer. What it shows is what `INFO redfence` shows.
 //!
@@ -8,32 +8,36 @@
 
 use crate::server::commands::info;
 use crate::server::ServerState;
+use crate::tls::acceptor::Acceptor;
+use crate::tls::stream::ClientStream;
+use std::collections::VecDeque;
 use std::fmt::Write;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::task::JoinHandle;
 
-/// Probes at one time. One more waits in the backlog.
-const PROBES_MAX: usize = 32;
+/// Probes at one time. One more ends the oldest of them: an honest one is answered at once and gone.
+const PROBES_MAX: usize = 128;
 /// A request's head. A longer one is refused.
 const HEAD_BYTES_MAX: usize = 4096;
-const HEAD_WITHIN: Duration = Duration::from_secs(5);
+/// How long a probe may take, its TLS handshake with it.
+const ANSWER_WITHIN: Duration = Duration::from_secs(5);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// Answers for ever.
-pub async fn accept(server: Arc<ServerState>, listener: TcpListener) {
-    let places = Arc::new(Semaphore::new(PROBES_MAX));
+/// Answers for ever; with TLS where there is an acceptor.
+pub async fn accept(server: Arc<ServerState>, listener: TcpListener, tls: Option<Arc<Acceptor>>) {
+    let mut probes: VecDeque<JoinHandle<()>> = VecDeque::with_capacity(PROBES_MAX);
     loop {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, _)) => {
-                let server = Arc::clone(&server);
-                tokio::spawn(async move {
-                    let _ = tokio::time::timeout(HEAD_WITHIN, answer(&server, stream)).await;
-                    drop(place);
-                });
+                make_room(&mut probes);
+                let (server, tls) = (Arc::clone(&server), tls.clone());
+                probes.push_back(tokio::spawn(async move {
+                    // Whether it was answered, failed or took too long: the connection ends.
+                    let _ = tokio::time::timeout(ANSWER_WITHIN, answer(&server, stream, tls)).await;
+                }));
             }
             Err(error) => {
                 tracing::warn!(%error, "accept failed on the admin listener");
@@ -43,7 +47,23 @@ pub async fn accept(server: Arc<ServerState>, listener: TcpListener) {
     }
 }
 
-async fn answer(server: &ServerState, mut stream: TcpStream) -> std::io::Result<()> {
+/// Room for one more: those that are done go first, then the one that has been silent for longest.
+fn make_room(probes: &mut VecDeque<JoinHandle<()>>) {
+    if probes.len() >= PROBES_MAX {
+        probes.retain(|probe| !probe.is_finished());
+    }
+    if probes.len() >= PROBES_MAX {
+        if let Some(oldest) = probes.pop_front() {
+            oldest.abort();
+        }
+    }
+}
+
+async fn answer(server: &ServerState, stream: TcpStream, tls: Option<Arc<Acceptor>>) -> std::io::Result<()> {
+    let mut stream = match tls {
+        None => ClientStream::Plain(stream),
+        Some(tls) => ClientStream::Tls(tls.accept(stream).await?),
+    };
     let head = read_head(&mut stream).await?;
     let (status, body) = match request_path(&head) {
         Some(path) => page(server, path),
@@ -54,11 +74,12 @@ async fn answer(server: &ServerState, mut stream: TcpStream) -> std::io::Result<
         body.len()
     );
     stream.write_all(response.as_bytes()).await?;
+    stream.flush().await?;
     stream.shutdown().await
 }
 
 /// Reads until the empty line, or as much as a head may have.
-async fn read_head(stream: &mut TcpStream) -> std::io::Result<Vec<u8>> {
+async fn read_head(stream: &mut ClientStream) -> std::io::Result<Vec<u8>> {
     let mut head = Vec::with_capacity(512);
     let mut piece = [0; 512];
     while head.len() < HEAD_BYTES_MAX && !head.windows(4).any(|end| end == b"\r\n\r\n") {

@@ -9,14 +9,18 @@
 //! snapshots/      see snapshots.rs
 //! ```
 //!
+//! The directory has mode 0700 and its files 0600 (permissions.rs).
+//!
 //! `tier2::shell` opens it; nothing else in the program writes here.
 
 use super::error::StorageError;
 use super::guarded_fs::read_small;
+use super::permissions;
 use fs2::FileExt;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 /// Raised whenever a newer program writes what an older one would misread. 1 is what programs wrote before release 1.
@@ -68,7 +72,12 @@ pub struct DataDir {
 impl DataDir {
     /// Creates the directory where it is missing, and takes the lock.
     pub fn open(root: &Path) -> Result<DataDir, StorageError> {
-        fs::create_dir_all(root).map_err(|e| StorageError::io_at("create data directory", root, e))?;
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(root)
+            .map_err(|e| StorageError::io_at("create data directory", root, e))?;
+        permissions::restrict_root(root)?;
         let lock_path = root.join("LOCK");
         let lock = OpenOptions::new()
             .write(true)
@@ -85,6 +94,7 @@ impl DataDir {
         })?;
         let dir = DataDir { root: root.to_path_buf(), _lock: lock };
         fs::create_dir_all(dir.snapshots_path()).map_err(|e| StorageError::io_at("create", root, e))?;
+        permissions::restrict_files(root)?;
         sync_dir(root)?;
         Ok(dir)
     }

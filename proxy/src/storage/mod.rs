@@ -12,6 +12,7 @@
 //! - [`snapshots`]: snapshot files
 //! - `records`: the head and snapshot records, and how tasks move them
 //! - `guarded_fs`, `durable_mark`: the files under raft-engine, and how far they are known to be durable
+//! - `permissions`: the directory and its files are private
 //! - `catch_panic`: panics of raft-engine as errors
 //!
 //! # Caveats
@@ -28,6 +29,7 @@ mod engine_io;
 mod error;
 mod guarded_fs;
 pub mod memory;
+mod permissions;
 mod records;
 pub mod snapshots;
 #[cfg(test)]

@@ -2,6 +2,8 @@
 
 #![allow(dead_code, unreachable_pub, reason = "each test file uses its own part")]
 
+pub mod tls;
+
 use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -336,7 +338,7 @@ pub fn command(words: &[&[u8]]) -> Vec<u8> {
 }
 
 /// One reply as text; `None` where it is not whole.
-fn show(bytes: &[u8], at: &mut usize) -> Option<String> {
+pub fn show(bytes: &[u8], at: &mut usize) -> Option<String> {
     let rest = bytes.get(*at..)?;
     let end = rest.windows(2).position(|pair| pair == b"\r\n")?;
     let line = String::from_utf8_lossy(&rest[..end]).into_owned();

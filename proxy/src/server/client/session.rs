@@ -40,6 +40,8 @@ pub struct Client {
     pub protocol: Protocol,
     pub db: u32,
     pub authenticated: bool,
+    /// The common name of its verified TLS certificate: the ACL user it may be without a password.
+    pub certificate_user: Option<Box<str>>,
     pub reply_mode: ReplyMode,
     /// Between `MULTI` and `EXEC`.
     pub transaction: Option<Box<Transaction>>,
@@ -132,6 +134,7 @@ impl Client {
             protocol: Protocol::Resp2,
             db: 0,
             authenticated,
+            certificate_user: None,
             reply_mode: ReplyMode::On,
             transaction: None,
             watched: Vec::new(),

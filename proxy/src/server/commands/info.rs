@@ -154,6 +154,7 @@ fn redfence(server: &ServerState, text: &mut String) {
     line(text, "deadlocks", machine.deadlocks);
     line(text, "refusals", load(&server.stats.refusals));
     line(text, "errors", load(&server.stats.errors));
+    line(text, "tls_handshakes_failed", load(&server.stats.tls_handshakes_failed));
     line(text, "latency_p50_us", server.stats.latency_us(50));
     line(text, "latency_p99_us", server.stats.latency_us(99));
     line(text, "events_lost", server.events_lost.load(Ordering::Relaxed));

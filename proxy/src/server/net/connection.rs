@@ -12,13 +12,13 @@ use crate::resp::request::{ProtocolError, RequestParser, Step};
 use crate::server::client::session::Client;
 use crate::server::context::CommandContext;
 use crate::server::ServerState;
+use crate::tls::stream::ClientStream;
 use redfence_core::limits::UNREAD_REPLIES_BYTES_MAX;
 use redfence_core::reply::{Refusal, Reply};
 use smallvec::SmallVec;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use tokio::net::TcpStream;
 use tokio::time::Sleep;
 
 /// Bytes of replies a client may leave unread beyond the one that is being sent. No further reply is taken out for it meanwhile.
@@ -51,7 +51,7 @@ pub enum Progress {
 /// The task of one client: its socket and its parser, and the context its commands run in.
 pub struct Connection {
     pub(in crate::server) context: CommandContext,
-    pub(in crate::server) stream: TcpStream,
+    pub(in crate::server) stream: ClientStream,
     parser: RequestParser,
     /// Bytes received and not parsed yet; those before `held_at` have been.
     pub(in crate::server) held: Vec<u8>,
@@ -67,7 +67,7 @@ pub struct Connection {
 
 impl Connection {
     #[must_use]
-    pub fn new(server: Arc<ServerState>, stream: TcpStream, client: Client) -> Connection {
+    pub fn new(server: Arc<ServerState>, stream: ClientStream, client: Client) -> Connection {
         Connection {
             context: CommandContext::new(server, client),
             stream,
@@ -110,7 +110,7 @@ impl Connection {
         self.context.check_routes_of_passing()?;
         let mut moved = self.context.poll_own_upstream(context)?;
         moved |= self.context.poll_shared(context)?;
-        moved |= self.context.poll_awaited(context, &self.stream)?;
+        moved |= self.context.poll_awaited(context, &mut self.stream)?;
         moved |= self.context.poll_inbox(context)?;
         moved |= self.context.poll_mailbox(context);
         moved |= self.resume()?;
@@ -121,7 +121,9 @@ impl Connection {
         let unsent = self.context.replies.unsent_bytes();
         if !moved || unsent > WRITE_BYTES_MIN {
             self.poll_write(context)?;
-            let all_sent = self.context.replies.out.is_empty() && self.context.replies.awaited.is_empty();
+            let all_sent = self.context.replies.out.is_empty()
+                && self.context.replies.awaited.is_empty()
+                && self.stream.is_flushed();
             if all_sent && (self.closing || (self.client_closed && !moved)) {
                 return Err(Disconnect);
             }
@@ -268,6 +270,7 @@ impl Connection {
 
     fn held_bytes(&self) -> usize {
         self.held.capacity()
+            + self.stream.buffered_bytes()
             + self.context.replies.held_bytes()
             + self.context.upstream.held_bytes()
             + self.context.routes.waiting_bytes

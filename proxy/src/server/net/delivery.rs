@@ -6,21 +6,20 @@ use crate::server::net::connection::{Disconnect, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::{
     AfterReply, AwaitedCall, AwaitedReply, AwaitedSubscription, InFlight, Source,
 };
-use crate::server::net::socket::has_hung_up;
 use crate::tier2::handle::NodeAnswer;
+use crate::tls::stream::ClientStream;
 use redfence_core::reply::Reply;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::net::TcpStream;
 
 impl CommandContext {
     /// Delivers what has come. `stream`: the client's socket, to see whether it is still there.
     pub(in crate::server) fn poll_awaited(
         &mut self,
         context: &mut Context<'_>,
-        stream: &TcpStream,
+        stream: &mut ClientStream,
     ) -> Result<bool, Disconnect> {
         let mut moved = false;
         // Nothing more is taken for a client that has this much to read.
@@ -38,7 +37,7 @@ impl CommandContext {
                     }
                 }
                 AwaitedReply::Call(call) => {
-                    if call.waits && has_hung_up(stream) {
+                    if call.waits && stream.has_hung_up() {
                         // Before a grant is taken out for it: nobody would be left to have it.
                         return Err(Disconnect);
                     }

@@ -4,6 +4,8 @@ use crate::server::client::session::Client;
 use crate::server::net::connection::Connection;
 use crate::server::routing::router::ListenerKind;
 use crate::server::ServerState;
+use crate::tls::acceptor::Acceptor;
+use crate::tls::stream::ClientStream;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
@@ -33,11 +35,16 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, String> {
     socket.listen(BACKLOG).map_err(explain)
 }
 
-/// Accepts for ever.
-pub async fn accept(server: Arc<ServerState>, listener: TcpListener, listener_kind: ListenerKind) {
+/// Accepts for ever; with TLS where there is an acceptor.
+pub async fn accept(
+    server: Arc<ServerState>,
+    listener: TcpListener,
+    listener_kind: ListenerKind,
+    tls: Option<Arc<Acceptor>>,
+) {
     loop {
         match listener.accept().await {
-            Ok((stream, address)) => welcome(&server, stream, address, listener_kind),
+            Ok((stream, address)) => welcome(&server, stream, address, listener_kind, tls.as_ref()),
             Err(error) => {
                 tracing::warn!(%error, "accept failed");
                 tokio::time::sleep(PAUSE_AFTER_ERROR).await;
@@ -46,24 +53,74 @@ pub async fn accept(server: Arc<ServerState>, listener: TcpListener, listener_ki
     }
 }
 
-fn welcome(server: &Arc<ServerState>, stream: TcpStream, address: SocketAddr, listener_kind: ListenerKind) {
+fn welcome(
+    server: &Arc<ServerState>,
+    stream: TcpStream,
+    address: SocketAddr,
+    listener_kind: ListenerKind,
+    tls: Option<&Arc<Acceptor>>,
+) {
     let Ok(local_address) = stream.local_addr() else { return };
     // Fails only on a socket that is dead already.
     let _ = stream.set_nodelay(true);
     let info = server.clients.enter(address, local_address, server.now_ms(), server.clients_max);
     let Some(info) = info else {
         server.stats.connections_refused.fetch_add(1, Ordering::Relaxed);
-        tokio::spawn(turn_away(stream));
+        if tls.is_none() {
+            tokio::spawn(turn_away(stream));
+        }
         return;
     };
     server.stats.connections.fetch_add(1, Ordering::Relaxed);
     let account = server.memory.open(info.id);
     let client = Client::new(Arc::clone(&info), account, listener_kind, server.password.is_none());
     let account_of_task = Arc::clone(&client.account);
-    let connection = Connection::new(Arc::clone(server), stream, client);
-    let task = tokio::spawn(connection.run());
+    let task = match tls {
+        None => {
+            let stream = ClientStream::Plain(stream);
+            tokio::spawn(Connection::new(Arc::clone(server), stream, client).run())
+        }
+        Some(tls) => {
+            let newcomer = Newcomer { server: Arc::clone(server), client: Some(client) };
+            tokio::spawn(serve_tls(newcomer, Arc::clone(tls), stream))
+        }
+    };
     info.set_task(task.abort_handle());
     account_of_task.set_task(task.abort_handle());
+}
+
+/// A client before its handshake: it counts as connected, and is forgotten where the handshake fails.
+struct Newcomer {
+    server: Arc<ServerState>,
+    client: Option<Client>,
+}
+
+impl Drop for Newcomer {
+    fn drop(&mut self) {
+        if let Some(client) = self.client.take() {
+            self.server.clients.leave(client.info.id);
+            client.account.leave();
+        }
+    }
+}
+
+async fn serve_tls(mut newcomer: Newcomer, tls: Arc<Acceptor>, stream: TcpStream) {
+    let stream = match tls.accept(stream).await {
+        Ok(stream) => ClientStream::Tls(stream),
+        Err(error) => {
+            newcomer.server.stats.tls_handshakes_failed.fetch_add(1, Ordering::Relaxed);
+            let id = newcomer.client.as_ref().map(|client| client.info.id);
+            tracing::debug!(client = id, %error, "TLS handshake failed");
+            return;
+        }
+    };
+    drop(tls);
+    let Some(mut client) = newcomer.client.take() else { return };
+    client.certificate_user = stream.certificate_name().map(String::into_boxed_str);
+    let connection = Connection::new(Arc::clone(&newcomer.server), stream, client);
+    drop(newcomer);
+    // On the heap: a task is as large as the largest of its parts, and the handshake is over.
+    Box::pin(connection.run()).await;
 }
 
 async fn turn_away(mut stream: TcpStream) {

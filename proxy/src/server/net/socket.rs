@@ -4,15 +4,12 @@
 use crate::resp::request::FRAME_BYTES_MAX;
 use crate::server::net::connection::{Connection, Disconnect, HELD_BYTES_MAX, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::AwaitedReply;
-use socket2::SockRef;
 use std::cell::RefCell;
 use std::future::Future;
-use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, Interest, ReadBuf};
-use tokio::net::TcpStream;
 
 const SCRATCH_BYTES: usize = 64 * 1024;
 /// How long the upstream Redis may take to answer a client that has closed its sending side.
@@ -95,7 +92,7 @@ impl Connection {
 
     /// No bytes are taken from the client now; only its end is of interest.
     fn watch_for_end(&mut self, context: &mut Context<'_>) -> Result<(), Disconnect> {
-        let ready = std::pin::pin!(self.stream.ready(Interest::READABLE)).poll(context);
+        let ready = std::pin::pin!(self.stream.socket().ready(Interest::READABLE)).poll(context);
         if matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed()) {
             return Err(Disconnect);
         }
@@ -134,6 +131,12 @@ impl Connection {
                 Poll::Ready(_) => return Err(Disconnect),
             }
         }
+        // Bytes that TLS still holds leave when the socket takes them; until then we are woken.
+        if !self.stream.is_flushed() {
+            if let Poll::Ready(Err(_)) = Pin::new(&mut self.stream).poll_flush(context) {
+                return Err(Disconnect);
+            }
+        }
         self.context.replies.release_sent();
         Ok(())
     }
@@ -149,14 +152,5 @@ impl Connection {
         }
         self.context.replies.release_sent();
         Ok(self.context.replies.unread_bytes() <= UNREAD_BYTES_MAX)
-    }
-}
-
-/// Whether the client has closed its side and nothing it sent is unread. Asks the system, not what we were told last.
-pub(in crate::server) fn has_hung_up(stream: &TcpStream) -> bool {
-    let mut byte = [MaybeUninit::uninit()];
-    match SockRef::from(stream).peek(&mut byte) {
-        Ok(count) => count == 0,
-        Err(error) => error.kind() != std::io::ErrorKind::WouldBlock,
     }
 }

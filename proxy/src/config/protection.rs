@@ -1,0 +1,110 @@
+//! Reasons not to start: what would let strangers in. Each is one line that names the setting and the way out.
+//!
+//! `--protected-mode no` turns those of them that the operator may answer for into warnings. It never lifts an empty secret.
+
+use super::{Config, Refused};
+use crate::secret;
+use std::net::SocketAddr;
+
+/// Something that protected mode refuses.
+struct Danger {
+    what: String,
+    way_out: &'static str,
+}
+
+impl Config {
+    /// Refuses what is dangerous, or answers the warnings in place of the refusals where protected mode is off.
+    pub(super) fn check_protection(&self, protected: bool) -> Result<Vec<String>, Refused> {
+        let dangers = self.dangers();
+        if !protected {
+            return Ok(dangers
+                .into_iter()
+                .map(|danger| format!("protected-mode no: {}", danger.what))
+                .collect());
+        }
+        if dangers.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut ways_out: Vec<&str> = dangers.iter().map(|danger| danger.way_out).collect();
+        ways_out.dedup();
+        let what: Vec<&str> = dangers.iter().map(|danger| danger.what.as_str()).collect();
+        Err(format!(
+            "{}: {}, or lift this with --protected-mode no if the network is yours alone",
+            what.join("; "),
+            ways_out.join(", ")
+        ))
+    }
+
+    fn dangers(&self) -> Vec<Danger> {
+        let mut dangers = Vec::new();
+        dangers.extend(self.open_listeners());
+        let beyond = self.listeners().into_iter().find(|(_, address)| !address.ip().is_loopback());
+        if let Some((name, address)) = beyond {
+            if !self.has_login() {
+                dangers.push(Danger {
+                    what: format!(
+                        "{name} {address} is beyond loopback and anybody may use it without a password"
+                    ),
+                    way_out: "set --password-file",
+                });
+            }
+            dangers.extend(self.readable_secrets());
+        }
+        if self.redis_password.is_some() && !self.has_login() {
+            dangers.push(Danger {
+                what: "redis-password without a password of its own: every client would use the upstream Redis with it"
+                    .into(),
+                way_out: "set --password-file",
+            });
+        }
+        dangers
+    }
+
+    /// Clients must log in.
+    fn has_login(&self) -> bool {
+        self.password.is_some()
+    }
+
+    /// Addresses at which clients give commands.
+    fn listeners(&self) -> Vec<(&'static str, SocketAddr)> {
+        let all = [
+            ("listen", Some(self.listen)),
+            ("plain-listen", self.plain_listen),
+            ("correctness-listen", self.correctness_listen),
+            ("redlock-listen", self.redlock_listen),
+        ];
+        all.into_iter().filter_map(|(name, address)| Some((name, address?))).collect()
+    }
+
+    /// Listeners beyond loopback whose traffic, passwords with it, crosses the network in clear.
+    fn open_listeners(&self) -> Vec<Danger> {
+        let mut listeners = self.listeners();
+        listeners.extend(self.admin.map(|address| ("admin", address)));
+        listeners.extend(self.peer_listen.map(|address| ("peer-listen", address)));
+        let is_plain = |name: &str| self.tls.is_none() || matches!(name, "plain-listen" | "peer-listen");
+        listeners
+            .into_iter()
+            .filter(|(name, address)| is_plain(name) && !address.ip().is_loopback())
+            .map(|(name, address)| Danger {
+                what: format!("{name} {address} is beyond loopback and its traffic goes without TLS"),
+                way_out: match name {
+                    "plain-listen" | "peer-listen" => "use a loopback address",
+                    _ => "set --tls-cert and --tls-key",
+                },
+            })
+            .collect()
+    }
+
+    fn readable_secrets(&self) -> Vec<Danger> {
+        let key = self.tls.as_ref().map(|tls| ("tls-key", tls.key.as_path()));
+        let passwords = self.secret_files.iter().map(|(name, path)| (*name, path.as_path()));
+        key.into_iter()
+            .chain(passwords)
+            .filter(|(_, path)| secret::is_open_to_others(path))
+            .map(|(name, path)| Danger {
+                what: format!("{name} {} may be read by every user of this machine", path.display()),
+                way_out: "use chmod 600",
+            })
+            .collect()
+    }
+}

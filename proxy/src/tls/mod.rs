@@ -1,0 +1,18 @@
+//! TLS for clients: certificates from files, read again when they change, and a stream that is plain or encrypted.
+//!
+//! # Layout
+//!
+//! - [`files`]: which files, and what they hold: a certificate chain, its key, the authority of client certificates
+//! - [`acceptor`]: the configuration in force, and the task that replaces it when the files change
+//! - [`stream`]: a client's stream, plain or TLS, without dynamic dispatch
+//! - [`common_name`]: the name in a client certificate
+//!
+//! # Caveats
+//!
+//! There is no revocation of client certificates: replace the authority to lock somebody out. Connections that are open go on
+//! with the certificates they began with.
+
+pub mod acceptor;
+pub mod common_name;
+pub mod files;
+pub mod stream;

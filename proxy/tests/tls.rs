@@ -1,0 +1,321 @@
+//! TLS for clients: every listener, client certificates, certificates replaced while it runs, and what costs one connection alone.
+
+mod support;
+
+use redfence_certs::{Authority, Usage};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+use support::tls::{client_config, http_get, server_pair, Certificates, TlsClient};
+use support::{await_that, free_address, redfence, Client, Node, PATIENCE};
+use tempfile::TempDir;
+
+fn start(certificates: &Certificates, more: &[&str]) -> Node {
+    let flags = certificates.flags(more);
+    Node::start(&flags.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+/// One number of `INFO`.
+fn info(client: &mut TlsClient, field: &str) -> u64 {
+    let text = client.ask(&["INFO", "everything"]);
+    let value = text.split("\\r\\n").find_map(|line| line.strip_prefix(&format!("{field}:")));
+    value.unwrap_or_else(|| panic!("no {field} in {text}")).parse().unwrap()
+}
+
+#[test]
+fn every_listener_speaks_tls_and_the_plain_one_does_not() {
+    let certificates = Certificates::new();
+    let [plain, correctness, redlock, admin]: [SocketAddr; 4] = std::array::from_fn(|_| free_address());
+    let texts = [plain, correctness, redlock, admin].map(|address| address.to_string());
+    let node = start(
+        &certificates,
+        &[
+            "--plain-listen",
+            &texts[0],
+            "--correctness-listen",
+            &texts[1],
+            "--redlock-listen",
+            &texts[2],
+            "--admin",
+            &texts[3],
+        ],
+    );
+    let mut client = certificates.connect(node.address);
+    assert!(client.ask(&["LOCK.ACQUIRE", "a", "60000", "OWNER", "me"]).starts_with('('));
+    assert_eq!(certificates.connect(correctness).ask(&["LOCK.ACQUIRE", "a", "60000"]), "nil");
+    assert_eq!(certificates.connect(redlock).ask(&["PING"]), "PONG");
+    assert_eq!(Client::connect(plain).ask(&["LOCK.ACQUIRE", "a", "60000"]), "nil");
+    let mut probe = certificates.connect(admin);
+    assert_eq!(http_get(&mut probe.stream, "/health").unwrap(), "alive\n");
+    await_that("the metrics show the lock", || {
+        let mut probe = certificates.connect(admin);
+        http_get(&mut probe.stream, "/metrics").unwrap().contains("redfence_locks_held 1")
+    });
+}
+
+#[test]
+fn redis_cli_connects() {
+    if Command::new("redis-cli").arg("--version").output().is_err() {
+        println!("skipped: no redis-cli");
+        return;
+    }
+    let certificates = Certificates::new();
+    let node = start(&certificates, &[]);
+    let port = node.address.port().to_string();
+    let output = Command::new("redis-cli")
+        .args(["--tls", "--cacert", &certificates.file("ca.crt"), "-p", &port, "LOCK.ACQUIRE", "cli", "1000"])
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert_eq!(text.lines().count(), 2, "{text}{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
+fn a_client_certificate_is_verified_and_may_be_required() {
+    let certificates = Certificates::new();
+    let stranger = Authority::new("stranger").unwrap();
+    let own = certificates.authority.issue("app", &[], Usage::Client).unwrap();
+    let foreign = stranger.issue("app", &[], Usage::Client).unwrap();
+    let for_servers = server_pair(&certificates.authority);
+    let ca = certificates.file("ca.crt");
+    for (when, without) in [("required", false), ("optional", true)] {
+        let node = start(&certificates, &["--tls-client-ca", &ca, "--tls-client-auth", when]);
+        let is_served = |pair| {
+            let config = client_config(&certificates.authority, pair);
+            let asked =
+                TlsClient::connect(node.address, &config).and_then(|mut client| client.try_ask(&["PING"]));
+            asked.is_ok_and(|reply| reply == "PONG")
+        };
+        assert!(is_served(Some(&own)), "{when}");
+        assert_eq!(is_served(None), without, "{when}");
+        assert!(!is_served(Some(&foreign)), "{when}: of another authority");
+        assert!(!is_served(Some(&for_servers)), "{when}: not a client certificate");
+        assert!(is_served(Some(&own)), "{when}: after all that");
+    }
+}
+
+#[test]
+fn certificates_are_replaced_under_load_and_a_bad_pair_leaves_the_old_one() {
+    let certificates = Certificates::new();
+    let node = start(&certificates, &[]);
+    let (stop, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
+    let mut kept: Vec<TlsClient> = (0..4).map(|_| certificates.connect(node.address)).collect();
+    let load = {
+        let (stop, asked) = (Arc::clone(&stop), Arc::clone(&asked));
+        std::thread::spawn(move || {
+            while !stop.load(Ordering::Relaxed) {
+                for client in &mut kept {
+                    assert_eq!(client.ask(&["PING"]), "PONG");
+                    asked.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        })
+    };
+    let next = Authority::new("next").unwrap();
+    let with_next = client_config(&next, None);
+    let is_served = |config| TlsClient::connect(node.address, config).is_ok();
+    assert!(!is_served(&with_next));
+    certificates.write_server(&next);
+    await_that("the new certificate is in use", || is_served(&with_next));
+
+    // A key that belongs to another certificate, an empty file, and none at all.
+    let other = server_pair(&next);
+    std::fs::write(certificates.file("server.key"), &other.key).unwrap();
+    let complaints = || node.process.log().matches("the old ones stay").count();
+    await_that("the bad pair is told", || complaints() == 1);
+    std::fs::write(certificates.file("server.crt"), "").unwrap();
+    await_that("the empty file is told", || complaints() == 2);
+    std::fs::remove_file(certificates.file("server.crt")).unwrap();
+    await_that("the missing file is told", || complaints() == 3);
+    assert!(is_served(&with_next));
+    assert!(!node.process.log().contains("BEGIN"), "no key in the log");
+
+    // SIGHUP reads them at once, and a good pair is taken again.
+    certificates.write_server(&certificates.authority);
+    node.process.signal("HUP");
+    let with_first = client_config(&certificates.authority, None);
+    await_that("the good pair is in use", || is_served(&with_first));
+    let before = asked.load(Ordering::Relaxed);
+    await_that("the connections from before are served", || asked.load(Ordering::Relaxed) > before + 8);
+    stop.store(true, Ordering::Relaxed);
+    load.join().expect("no connection was dropped");
+}
+
+#[test]
+fn nonsense_costs_its_own_connection_alone() {
+    let certificates = Certificates::new();
+    let plain = free_address();
+    let node = start(&certificates, &["--plain-listen", &plain.to_string()]);
+    let mut honest = certificates.connect(node.address);
+    assert_eq!(honest.ask(&["PING"]), "PONG");
+
+    // Plain bytes on the TLS port: closed, with an alert at most and no Redis reply.
+    let mut bytes = Client::connect(node.address);
+    bytes.send_bytes(b"*1\r\n$4\r\nPING\r\n");
+    let mut answer = Vec::new();
+    let _ = bytes.stream.read_to_end(&mut answer);
+    assert!(!answer.windows(4).any(|word| word == b"PONG") && answer.first() != Some(&b'-'), "{answer:?}");
+    // TLS on the plain port.
+    assert!(TlsClient::connect(plain, &client_config(&certificates.authority, None)).is_err());
+    // Handshakes that end early, at every length of a first record.
+    let hello = first_flight(&certificates);
+    for end in [0, 1, 4, 5, 6, 40, hello.len() - 1, hello.len()] {
+        let mut stream = TcpStream::connect(node.address).unwrap();
+        stream.write_all(&hello[..end]).unwrap();
+    }
+    // One bit wrong in each of its bytes.
+    for at in 0..hello.len().min(120) {
+        let mut bad = hello.clone();
+        bad[at] ^= 0x40;
+        let mut stream = TcpStream::connect(node.address).unwrap();
+        // The other side may have closed before it has all.
+        let _ = stream.write_all(&bad);
+    }
+    await_that("all of them are forgotten", || info(&mut honest, "connected_clients") == 1);
+    assert!(info(&mut honest, "tls_handshakes_failed") > 20);
+    assert_eq!(Client::connect(plain).ask(&["PING"]), "PONG");
+    assert_eq!(certificates.connect(node.address).ask(&["PING"]), "PONG");
+}
+
+/// The bytes a client begins with.
+fn first_flight(certificates: &Certificates) -> Vec<u8> {
+    let config = client_config(&certificates.authority, None);
+    let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+    let mut tls = rustls::ClientConnection::new(config, name).unwrap();
+    let mut hello = Vec::new();
+    tls.write_tls(&mut hello).unwrap();
+    hello
+}
+
+#[test]
+fn a_silent_newcomer_counts_as_a_client_until_its_time_is_over() {
+    let certificates = Certificates::new();
+    let node = start(&certificates, &["--max-clients", "3"]);
+    let mut honest = certificates.connect(node.address);
+    let silent: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(node.address).unwrap()).collect();
+    await_that("they are counted", || info(&mut honest, "connected_clients") == 3);
+    let config = client_config(&certificates.authority, None);
+    assert!(TlsClient::connect(node.address, &config).is_err(), "there is no room");
+    drop(silent);
+    await_that("there is room again", || TlsClient::connect(node.address, &config).is_ok());
+}
+
+#[test]
+fn a_waiter_that_says_goodbye_in_tls_is_not_granted() {
+    let certificates = Certificates::new();
+    let node = start(&certificates, &[]);
+    let mut holder = certificates.connect(node.address);
+    let fence = support::fence_of(&holder.ask(&["LOCK.ACQUIRE", "a", "600000"])).to_string();
+    for _ in 0..3 {
+        let mut waiter = certificates.connect(node.address);
+        waiter.send(&["LOCK.ACQUIRE", "a", "600000", "WAIT", "600000"]).unwrap();
+        await_that("it waits", || info(&mut holder, "waiters") == 1);
+        waiter.close();
+        await_that("it has left the queue", || info(&mut holder, "waiters") == 0);
+    }
+    let mut waiter = certificates.connect(node.address);
+    waiter.send(&["LOCK.ACQUIRE", "a", "600000", "WAIT", "600000"]).unwrap();
+    await_that("it waits", || info(&mut holder, "waiters") == 1);
+    assert!(holder.ask(&["LOCK.RELEASE", "a", &fence]).contains("ok"));
+    assert!(waiter.receive().unwrap().starts_with('('), "who stayed is granted");
+}
+
+#[test]
+fn large_replies_arrive_whole_and_in_order_at_a_slow_reader() {
+    let certificates = Certificates::new();
+    let node = start(&certificates, &[]);
+    let mut client = certificates.connect(node.address);
+    let value = |digit: usize| digit.to_string().repeat(60_000);
+    for digit in 0..4 {
+        assert_eq!(client.ask(&["SET", &format!("k{digit}"), &value(digit)]), "OK");
+    }
+    for turn in 0..100 {
+        client.send(&["GET", &format!("k{}", turn % 4)]).unwrap();
+    }
+    client.send(&["QUIT"]).unwrap();
+    // Nothing is read for a while, so that the buffers between the two fill.
+    std::thread::sleep(Duration::from_millis(300));
+    for turn in 0..100 {
+        assert!(client.receive().unwrap() == format!("\"{}\"", value(turn % 4)), "reply {turn}");
+    }
+    assert_eq!(client.receive().unwrap(), "OK");
+    // An end without close_notify would be an error here.
+    assert_eq!(client.receive().unwrap(), "(closed)");
+}
+
+#[test]
+fn silent_connections_do_not_delay_the_health_of_a_node() {
+    let certificates = Certificates::new();
+    for with_tls in [false, true] {
+        let admin = free_address();
+        let text = admin.to_string();
+        let node = if with_tls {
+            start(&certificates, &["--admin", &text])
+        } else {
+            Node::start(&["--admin", &text])
+        };
+        let silent: Vec<TcpStream> = (0..100).map(|_| TcpStream::connect(admin).unwrap()).collect();
+        let answer = if with_tls {
+            http_get(&mut certificates.connect(admin).stream, "/health")
+        } else {
+            let mut stream = TcpStream::connect(admin).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            http_get(&mut stream, "/health")
+        };
+        assert_eq!(answer.unwrap(), "alive\n");
+        // It did not have to wait until the silent ones were given up.
+        let mut last = silent.last().unwrap();
+        last.set_read_timeout(Some(Duration::from_millis(1))).unwrap();
+        let read = last.read(&mut [0]);
+        assert!(matches!(&read, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock), "{read:?}");
+        // Far more than there is room for: the oldest end.
+        let more: Vec<TcpStream> = (0..400).map(|_| TcpStream::connect(admin).unwrap()).collect();
+        let mut stream = TcpStream::connect(admin).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        if !with_tls {
+            assert_eq!(http_get(&mut stream, "/health").unwrap(), "alive\n");
+        }
+        drop((silent, more, node));
+    }
+}
+
+#[test]
+fn bad_files_are_refused_at_the_start_in_one_line() {
+    let certificates = Certificates::new();
+    let other = server_pair(&certificates.authority);
+    other.write(certificates.path(), "other").unwrap();
+    std::fs::write(certificates.file("empty"), "").unwrap();
+    let file = |name: &str| certificates.file(name);
+    for (flags, part) in [
+        (["--tls-cert", &file("server.crt"), "--tls-key", &file("other.key"), "", ""], "does not belong to"),
+        (["--tls-cert", &file("missing"), "--tls-key", &file("server.key"), "", ""], "tls-cert"),
+        (["--tls-cert", &file("empty"), "--tls-key", &file("server.key"), "", ""], "no certificate in it"),
+        (
+            ["--tls-cert", &file("server.crt"), "--tls-key", &file("server.crt"), "", ""],
+            "no private key in it",
+        ),
+        (
+            [
+                "--tls-cert",
+                &file("server.crt"),
+                "--tls-key",
+                &file("server.key"),
+                "--tls-client-ca",
+                &file("empty"),
+            ],
+            "tls-client-ca",
+        ),
+    ] {
+        let folder = TempDir::new().unwrap();
+        let flags: Vec<&str> = flags.into_iter().filter(|flag| !flag.is_empty()).collect();
+        let address = free_address().to_string();
+        let mut command = redfence(&folder, &["--listen", &address]);
+        let output = command.args(&flags).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("redfence: ")).collect();
+        assert!(!output.status.success() && lines.len() == 1 && lines[0].contains(part), "{flags:?}: {text}");
+    }
+}
