@@ -132,6 +132,7 @@ hostile: build ## whatever a client may send, against three nodes: make hostile,
 mixed-versions: build ## releases side by side: this one, those of tests/releases.toml, and a made-up next one (its program is built first)
 	$(CARGO) build --locked -p redfence --features next-version --bin redfence-next
 	$(CARGO) test --locked -p redfence-core --features scripts,next-version --test versions
+	$(CARGO) test --locked -p redfence-tests --features next-version --test node versions
 	$(CARGO) test --locked -p redfence-tests --test mixed_versions -- --nocapture
 
 # What takes too long for every change. Each part is a target of its own; times are of two cores.

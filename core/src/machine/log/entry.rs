@@ -175,9 +175,13 @@ fn check_version(at: usize, command: &Command<'_>, gate: Gate) -> Result<(), Ent
             return Err(EntryError::Raise { at, to: *to, known });
         }
     }
-    // Nothing this release can decode needs more than the newest version it knows.
-    if runs < known.newest {
+    // Nothing this program can decode needs more than its newest version.
+    if runs < version::NEWEST {
         let need = command.need();
+        if need.version > known.newest {
+            // As the older program would say that a test plays here.
+            return Err(EntryError::Command { at, tag: None });
+        }
         if need.version > runs {
             return Err(EntryError::NeedsVersion { at, need, runs });
         }

@@ -8,6 +8,7 @@ use crate::node_api::{Forward, NodeId, PeerMessage};
 use crate::tier2::node::Node;
 use crate::tier2::refusals;
 use crate::tier2::requests::encoded;
+use bytes::Bytes;
 use redfence_core::machine::effects::Effects;
 use redfence_core::machine::version::{ClusterVersion, UpgradeCommand, VersionRange};
 use redfence_core::machine::{Command, EntryError};
@@ -115,6 +116,14 @@ impl Node {
         match self.machine.check_command(blob) {
             Err(EntryError::NeedsVersion { need, runs, .. }) => Some(need.refusal(runs).into()),
             Ok(()) | Err(_) => None,
+        }
+    }
+
+    /// What a script came to may need a later version than its request told. The error is logged in its place.
+    pub(in crate::tier2) fn gated(&self, blob: Bytes) -> Bytes {
+        match self.version_refusal(&blob) {
+            None => blob,
+            Some(reply) => encoded(&Command::Effects(Effects { member: None, steps: Vec::new(), reply })),
         }
     }
 

@@ -180,7 +180,7 @@ impl Node {
             if !shared.admits(&ran) {
                 break;
             }
-            builder.push_batch(origin, acked_below, [(seq, &ran.blob)]);
+            builder.push_batch(origin, acked_below, [(seq, self.gated(ran.blob.clone()))]);
             own.extend(script.is_own().then_some(seq));
             done += 1;
             shared.add(&self.machine, &ran);
