@@ -151,6 +151,14 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", env = "REDFENCE_PLAIN_LISTEN")]
     pub plain_listen: Option<String>,
 
+    /// Users and their rights: an ACL file as Redis writes it, read again when it changes
+    #[arg(long, value_name = "FILE", env = "REDFENCE_ACL_FILE")]
+    pub acl_file: Option<PathBuf>,
+
+    /// One JSON line for every administrative act, refused permission and failed login
+    #[arg(long, value_name = "FILE", env = "REDFENCE_AUDIT_LOG")]
+    pub audit_log: Option<PathBuf>,
+
     /// yes: refuse to start where strangers could come in: beyond loopback without TLS, without a password, or with a key that others can read. no: warn [default: yes]
     #[arg(long, value_name = "YES|NO", env = "REDFENCE_PROTECTED_MODE")]
     pub protected_mode: Option<String>,

@@ -42,6 +42,8 @@ pub struct Config {
     pub secret_files: Vec<(&'static str, PathBuf)>,
     /// What `--protected-mode no` has lifted, to be logged at the start.
     pub warnings: Vec<String>,
+    pub acl_file: Option<PathBuf>,
+    pub audit_log: Option<PathBuf>,
     pub clients_max: usize,
     pub session_grace_ms: u64,
     pub idle_retention_ms: u64,
@@ -134,6 +136,8 @@ impl Config {
             plain_listen: settings.plain_listen.map(|text| address("plain-listen", &text)).transpose()?,
             secret_files: secret_files.into_iter().filter_map(|(name, path)| Some((name, path?))).collect(),
             warnings: Vec::new(),
+            acl_file: settings.acl_file,
+            audit_log: settings.audit_log,
             clients_max: in_range("max-clients", settings.max_clients, 10_000, 1..=1_000_000)?,
             session_grace_ms: in_range("session-grace-ms", settings.session_grace_ms, 500, 0..=3_600_000)?,
             idle_retention_ms: in_range(
@@ -200,6 +204,8 @@ impl Settings {
             tls_client_ca: self.tls_client_ca.or(below.tls_client_ca),
             tls_client_auth: self.tls_client_auth.or(below.tls_client_auth),
             plain_listen: self.plain_listen.or(below.plain_listen),
+            acl_file: self.acl_file.or(below.acl_file),
+            audit_log: self.audit_log.or(below.audit_log),
             protected_mode: self.protected_mode.or(below.protected_mode),
             max_clients: self.max_clients.or(below.max_clients),
             session_grace_ms: self.session_grace_ms.or(below.session_grace_ms),

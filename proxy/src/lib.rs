@@ -4,6 +4,7 @@
 // A new variant of an enum of ours must not compile until every match has decided.
 #![cfg_attr(not(test), deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants))]
 
+pub mod acl;
 pub mod admin;
 pub mod cli;
 pub mod client_memory;

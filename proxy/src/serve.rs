@@ -6,6 +6,7 @@ use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
 use crate::events::{publish_feed, Hub, Tracker};
 use crate::secret::Secret;
+use crate::server::access::{self, AccessControl, AccessSettings};
 use crate::server::client::registry::Registry;
 use crate::server::client::session_keepalive::SessionKeepalive;
 use crate::server::net::listener;
@@ -47,8 +48,19 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     let redlock_door = config.redlock_listen.map(listener::bind).transpose()?;
     let admin_door = config.admin.map(listener::bind).transpose()?;
     let clock = Clock::start();
+    let access = AccessControl::open(AccessSettings {
+        password: exposed(config.password.as_ref()),
+        acl_file: config.acl_file.clone(),
+        audit_log: config.audit_log.clone(),
+        has_upstream: config.redis.is_some(),
+    })?;
+    if config.acl_file.is_some() && !access.needs_login() {
+        tracing::warn!("the default user of the ACL file needs no password: whoever connects has its rights");
+    }
     let (tier2, raft) = start_tier2(&config, clock)?;
-    let server = assemble(&config, clock, tier2.clone(), &main_door);
+    let server = assemble(&config, clock, tier2.clone(), access, &main_door);
+    tokio::spawn(access::file::follow(Arc::clone(&server)));
+    tokio::spawn(access::upstream_table::follow(Arc::clone(&server)));
     if let Some(upstream) = &server.upstream {
         let _ = tokio::time::timeout(FIRST_CONTACT_WITHIN, upstream.first_contact()).await;
     }
@@ -121,7 +133,13 @@ fn announce(config: &Config, main_door: &TcpListener) {
     );
 }
 
-fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpListener) -> Arc<ServerState> {
+fn assemble(
+    config: &Config,
+    clock: Clock,
+    tier2: Tier2Handle,
+    access: AccessControl,
+    main_door: &TcpListener,
+) -> Arc<ServerState> {
     let hub = Arc::new(Hub::new(Arc::clone(tier2.demand())));
     let events_lost = Arc::default();
     let upstream = config.redis.clone().map(|address| {
@@ -142,7 +160,7 @@ fn assemble(config: &Config, clock: Clock, tier2: Tier2Handle, main_door: &TcpLi
     let server = Arc::new(ServerState {
         node: config.id,
         routing: Routers::new(Router::unfounded(flags.routing.clone(), upstream.is_some())),
-        password: exposed(config.password.as_ref()),
+        access,
         clients_max: clients_max(config.clients_max, upstream.is_some()),
         listen_address: main_door.local_addr().unwrap_or(config.listen),
         run_id: ids::run_id(),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Each module, and the modules it may use. Lowest layer first.
 const ALLOWED: &[(&str, &[&str])] = &[
+    ("acl", &[]),
     ("clock", &[]),
     ("shutdown", &[]),
     ("threads", &[]),
@@ -22,8 +23,11 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("transport", &["node_api", "storage"]),
     ("events", &["clock", "client_memory", "node_api"]),
     ("tier1", &["clock", "client_memory", "events", "resp", "retries"]),
-    ("tier2", &["clock", "client_memory", "events", "node_api", "storage", "transport"]),
-    ("server", &["clock", "client_memory", "events", "node_api", "resp", "retries", "tier1", "tier2", "tls"]),
+    ("tier2", &["acl", "clock", "client_memory", "events", "node_api", "storage", "transport"]),
+    (
+        "server",
+        &["acl", "clock", "client_memory", "events", "node_api", "resp", "retries", "tier1", "tier2", "tls"],
+    ),
     ("admin", &["clock", "server", "tls"]),
     ("config", &["cli", "secret", "server", "tls"]),
     (

@@ -21,6 +21,7 @@
 //! - `INCRBYFLOAT` adds in decimal, not in 80-bit floats: see [`numbers::add_decimal`].
 //! - `HSCAN`, `SSCAN` and `ZSCAN` answer everything at once.
 
+pub mod acl_table;
 pub mod args;
 pub mod codec;
 pub mod context;

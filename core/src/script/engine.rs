@@ -4,10 +4,11 @@
 //! engine starts empty and decides the same.
 
 use super::eval::{self, Eval, Named};
-use super::native::Form;
+use super::native::{Form, COMMANDS_OF_FORMS};
 use super::running::{encoded, refusal, Request};
 use super::scripts::{sha1, sha_hex, Sha};
 use super::vm::Vm;
+use super::AS_USER;
 use crate::keyspace::args::is;
 use crate::keyspace::{Db, Resp};
 use crate::machine::conditional::Script;
@@ -23,6 +24,9 @@ use ::bytes::Bytes;
 pub trait CpuMeter {
     fn elapsed_us(&mut self) -> u64;
 }
+
+/// Whether a user with these rights may run a command: injected, because rights are no part of the machine.
+pub type CallGuard = fn(rights: &[u8], argv: &[&[u8]]) -> Result<(), Refusal>;
 
 /// What becomes of a request before it is logged.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,12 +75,20 @@ pub struct Engine {
     vm: Option<Vm>,
     /// `None`: it has to be run.
     forms: HashMap<Sha, Option<Form>>,
+    /// Without one no script of a user with limited rights runs.
+    guard: Option<CallGuard>,
 }
 
 impl Engine {
     #[must_use]
     pub fn new() -> Engine {
         Engine::default()
+    }
+
+    /// One that runs the scripts of users with limited rights too.
+    #[must_use]
+    pub fn with_guard(guard: CallGuard) -> Engine {
+        Engine { guard: Some(guard), ..Engine::default() }
     }
 
     /// What becomes of an encoded request. Cheap where it holds no script.
@@ -101,12 +113,35 @@ impl Engine {
         member: Option<Member>,
         argv: &[&[u8]],
     ) -> Preparation {
+        if let [AS_USER, rights, words @ ..] = argv {
+            return match eval::parse(words) {
+                Some(Ok(eval)) if self.may_be_native(rights, &eval) => {
+                    self.prepare_eval(machine, db, member, &eval)
+                }
+                Some(Err(refusal)) => answered(refusal.into()),
+                Some(Ok(_)) | None => Preparation::Run,
+            };
+        }
         match (eval::parse(argv), argv) {
             (Some(Ok(eval)), _) => self.prepare_eval(machine, db, member, &eval),
             (Some(Err(refusal)), _) => answered(refusal.into()),
             (None, [_, word, body]) if is(word, "LOAD") => self.prepare_load(machine, body),
+            // With too few or too many words: the run answers what is wrong. As it is it must never enter the log.
+            (None, [_, word, ..]) if is(word, "LOAD") => Preparation::Run,
             (None, _) => Preparation::AsIs,
         }
+    }
+
+    /// Whether these rights allow whatever a recognised script may do to its keys. Else it is run, and each of its calls checked.
+    fn may_be_native(&self, rights: &[u8], eval: &Eval<'_>) -> bool {
+        let Some(guard) = self.guard else { return false };
+        let may = |key: &&[u8]| {
+            COMMANDS_OF_FORMS.iter().all(|name| {
+                let argv: [&[u8]; 3] = [name.as_bytes(), key, b""];
+                guard(rights, &argv).is_ok()
+            })
+        };
+        eval.keys.iter().all(may)
     }
 
     fn prepare_eval(
@@ -191,15 +226,16 @@ impl Engine {
         cpu: &mut dyn CpuMeter,
     ) -> Ran {
         let overlay = Overlay::new(machine, stamp).behind(taken);
+        let guard = self.guard;
         let vm = self.vm(stamp);
         let ran = match Command::decode(blob) {
             Some(Command::Redis { db, resp, member, argv }) => {
-                let mut request = Request::new(vm, overlay, member, cpu);
+                let mut request = Request::new(vm, overlay, member, cpu).guarded_by(guard);
                 let outcome = request.alone(db, resp, &argv);
                 request.finish(outcome)
             }
             Some(Command::Transaction { db, resp, member, watched, commands }) => {
-                let mut request = Request::new(vm, overlay, member, cpu);
+                let mut request = Request::new(vm, overlay, member, cpu).guarded_by(guard);
                 let outcome = request.transaction(db, resp, &watched, &commands);
                 request.finish(outcome)
             }

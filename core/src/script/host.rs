@@ -1,7 +1,7 @@
 //! What a running script may do to the world: `redis.call`, against an overlay, with what it does written down.
 
 use super::budget::{Stop, CPU_US_MAX};
-use super::engine::CpuMeter;
+use super::engine::{CallGuard, CpuMeter};
 use crate::grammar;
 use crate::keyspace::args::int;
 use crate::keyspace::table::{self, Row, Run};
@@ -44,6 +44,8 @@ pub(super) struct Running<'m, 'c> {
     pub(super) cpu: &'c mut dyn CpuMeter,
     /// Time that was spent compiling, which is not the script's own.
     pub(super) compiling_us: u64,
+    /// Rights of the script's user, where they are limited, and who knows what they allow.
+    pub(super) rights: Option<(CallGuard, Box<[u8]>)>,
 }
 
 impl Running<'_, '_> {
@@ -201,6 +203,11 @@ impl Host for ScriptHost<'_, '_, '_> {
 
     fn call(&mut self, argv: &[&[u8]]) -> Result<Reply, Stop> {
         let refuse = |text: &'static str| Ok(Reply::Error(Refusal::new(text)));
+        if let Some((guard, rights)) = &self.running.rights {
+            if let Err(refusal) = guard(rights, argv) {
+                return Ok(refusal.into());
+            }
+        }
         let Some(row) = argv.first().and_then(|name| table::find(name)) else { return Ok(self.lock(argv)) };
         if !row.takes(argv.len()) {
             return refuse("ERR Wrong number of args calling Redis command from script");

@@ -31,6 +31,10 @@
 //! - `LOCK.*` commands that write are refused in scripts.
 //! - A script that would need the last free record of the state is refused as a whole with `OOM`.
 
+/// The name under which a node sends a script of a user with limited rights to the leader: `AS_USER rights EVAL …`. Clients cannot
+/// send it (no table has it), and it never enters the log.
+pub const AS_USER: &[u8] = b"eval@user";
+
 pub(crate) mod manage;
 pub mod scripts;
 
@@ -77,7 +81,7 @@ mod tests;
 #[cfg(feature = "scripts")]
 pub use crate::machine::overlay::Taken;
 #[cfg(feature = "scripts")]
-pub use engine::{CpuMeter, Engine, Preparation, Ran, Touched};
+pub use engine::{CallGuard, CpuMeter, Engine, Preparation, Ran, Touched};
 pub use scripts::Scripts;
 use scripts::{sha_hex, Sha};
 #[cfg(feature = "scripts")]

@@ -2,12 +2,12 @@
 
 use super::budget::{Stop, CPU_US_MAX, MEMORY_BYTES_MAX};
 use super::convert::REPLY_BYTES_MAX;
-use super::engine::CpuMeter;
+use super::engine::{CallGuard, CpuMeter};
 use super::eval::{self, Eval, Named};
 use super::host::{Running, ScriptHost, EFFECTS_BYTES_MAX};
 use super::scripts::{sha1, sha_hex, Sha};
 use super::vm::{Call, Compiled, Vm};
-use super::{manage, no_script, Scripts};
+use super::{manage, no_script, Scripts, AS_USER};
 use crate::grammar;
 use crate::keyspace::args::is;
 use crate::keyspace::table::{self, Run};
@@ -48,6 +48,7 @@ pub(super) struct Request<'v, 'm, 'c> {
     scripts: Cache<'m>,
     /// Whether keys that the member has not granted are to be hidden first.
     member: Option<Member>,
+    guard: Option<CallGuard>,
 }
 
 /// The machine's cache of scripts and what the request has done to it.
@@ -73,7 +74,13 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
     ) -> Request<'v, 'm, 'c> {
         let scripts = Cache { kept: overlay.machine().scripts(), flushed: false, loaded: Vec::new() };
         let recorder = Recorder::default();
-        Request { vm, running: Running { overlay, recorder, member, cpu, compiling_us: 0 }, scripts, member }
+        let running = Running { overlay, recorder, member, cpu, compiling_us: 0, rights: None };
+        Request { vm, running, scripts, member, guard: None }
+    }
+
+    /// Checks the calls of scripts that come with their user's rights.
+    pub(super) fn guarded_by(self, guard: Option<CallGuard>) -> Self {
+        Request { guard, ..self }
     }
 
     /// A request that is no transaction.
@@ -83,6 +90,9 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
 
     /// One command of a request: a script, `SCRIPT …`, or any other where it is part of a transaction.
     fn command(&mut self, db: &mut Db, resp: Resp, argv: &[&[u8]]) -> Result<Reply, Stop> {
+        if let [AS_USER, rights, words @ ..] = argv {
+            return self.eval_as(*db, rights, words);
+        }
         if let Some(eval) = eval::parse(argv) {
             return match eval {
                 Ok(eval) => self.eval(*db, &eval),
@@ -96,6 +106,22 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
             }
             _ => self.plain(db, resp, argv),
         }
+    }
+
+    /// A script of a user with limited rights.
+    fn eval_as(&mut self, db: Db, rights: &[u8], words: &[&[u8]]) -> Result<Reply, Stop> {
+        let Some(guard) = self.guard else {
+            return Ok(Refusal::new("NOPERM this node checks no rights of scripts").into());
+        };
+        let eval = match eval::parse(words) {
+            Some(Ok(eval)) => eval,
+            Some(Err(refusal)) => return Ok(refusal.into()),
+            None => return Ok(errors::unknown_command(words).into()),
+        };
+        self.running.rights = Some((guard, rights.into()));
+        let outcome = self.eval(db, &eval);
+        self.running.rights = None;
+        outcome
     }
 
     pub(super) fn eval(&mut self, db: Db, eval: &Eval<'_>) -> Result<Reply, Stop> {

@@ -62,7 +62,7 @@ impl Config {
 
     /// Clients must log in.
     fn has_login(&self) -> bool {
-        self.password.is_some()
+        self.password.is_some() || self.acl_file.is_some()
     }
 
     /// Addresses at which clients give commands.

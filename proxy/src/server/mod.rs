@@ -6,6 +6,7 @@
 //! - [`client`]: the state of one client, and the registry of all of them
 //! - [`routing`]: who answers a command, and which tier
 //! - [`upstream`]: pass-through to the upstream Redis
+//! - [`access`]: users, logins, refusals, the audit log
 //! - [`context`]: what a command sees of its connection
 //! - [`commands`]: one file a command or family
 //! - [`release_orphaned_grant`], [`restore_popped_items`]: clean-up after a client that left before its reply
@@ -15,6 +16,7 @@
 //!
 //! Commands of one client that go to different places (Tier 2, the upstream Redis) are never in flight at the same time: order first.
 
+pub mod access;
 pub mod client;
 pub mod commands;
 pub mod context;
@@ -48,7 +50,8 @@ pub struct ServerState {
     /// This node's id, which is also its number as a Redlock member.
     pub node: u64,
     pub routing: routing::routes::Routers,
-    pub password: Option<String>,
+    /// Who may do what.
+    pub access: access::AccessControl,
     pub clients_max: usize,
     pub listen_address: SocketAddr,
     pub run_id: String,
@@ -78,6 +81,19 @@ impl ServerState {
     #[must_use]
     pub fn now_us(&self) -> u64 {
         self.clock.monotonic_us()
+    }
+
+    /// Ends the connections of these users, but that of one client.
+    pub fn close_clients_of(&self, users: &[Vec<u8>], but: Option<u64>) {
+        if users.is_empty() {
+            return;
+        }
+        for info in self.clients.infos() {
+            let is_meant = users.iter().any(|user| *user == info.user());
+            if is_meant && Some(info.id) != but {
+                info.kill();
+            }
+        }
     }
 
     /// The limits for what a client sends.

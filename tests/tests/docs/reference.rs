@@ -182,3 +182,25 @@ fn every_error_code_has_its_entry() {
     let unknown: Vec<&String> = known.difference(&codes).collect();
     assert!(unknown.is_empty(), "docs/errors.md has rows for codes nobody answers: {unknown:?}");
 }
+
+/// What each of the five example users may do: the same table that `proxy/tests/acl_matrix.rs` tries on running nodes.
+#[test]
+fn the_table_of_rights_is_that_of_the_program() {
+    check_generated("users.md", &redfence::acl::matrix::table()).unwrap_or_else(|why| panic!("{why}"));
+    let page = doc("users.md");
+    for (name, rules) in redfence::acl::matrix::USERS {
+        let rules = rules.replace("on nopass ", "").replace("on nopass", "on");
+        assert!(
+            page.contains(&format!("`{name}` (`{rules}`)")),
+            "docs/users.md does not show the rules of {name}: {rules}"
+        );
+    }
+    for (category, _) in
+        redfence_core::keyspace::acl_table::CATEGORIES.iter().filter(|(_, bit)| *bit >= 1 << 21)
+    {
+        assert!(
+            code_words(&page).contains(&format!("@{category}")),
+            "docs/users.md does not name @{category}"
+        );
+    }
+}

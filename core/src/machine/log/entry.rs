@@ -17,6 +17,7 @@ use crate::machine::log::command::{CallSite, Command, Words};
 use crate::machine::queue::waiter::{put_origin, read_origin};
 use crate::machine::version::{self, ClusterVersion, FormatError, Gate, Need, UpgradeCommand, VersionRange};
 use crate::machine::{Applied, Machine};
+use crate::script::AS_USER;
 use crate::types::{Origin, RequestId, Stamp};
 use std::fmt;
 
@@ -203,7 +204,8 @@ fn check_names(at: usize, command: &Command<'_>) -> Result<(), EntryError> {
 /// Fronts refuse names they do not have, so an unknown one was logged by another release.
 fn check_words(at: usize, argv: &Words<'_>, in_transaction: bool) -> Result<(), EntryError> {
     let name = *argv.first().ok_or(EntryError::Command { at, tag: None })?;
-    if table::find(name).is_some() || (in_transaction && grammar::is_ours(name)) {
+    let is_known = table::find(name).is_some() || name == AS_USER;
+    if is_known || (in_transaction && grammar::is_ours(name)) {
         return Ok(());
     }
     let name = name[..name.len().min(NAME_SHOWN_BYTES)].escape_ascii().to_string();

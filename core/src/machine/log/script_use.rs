@@ -9,6 +9,7 @@ use crate::machine::log::codec::tag;
 use crate::machine::log::command::{CallSite, Command, Words};
 #[cfg(feature = "scripts")]
 use crate::machine::log::fields::read_protocol;
+use crate::script::AS_USER;
 
 impl Command<'_> {
     /// Whether this is a client's request and not yet a command for the log: it holds a script, which the leader runs or turns
@@ -92,7 +93,7 @@ pub(crate) fn names_script(name: &[u8]) -> bool {
     // Nearly every name is told apart by its first two letters.
     match name {
         [b'e' | b'E', b'v' | b'V', ..] | [b's' | b'S', b'c' | b'C', ..] => {
-            table::find(name).is_some_and(|row| row.is(table::SCRIPT))
+            table::find(name).is_some_and(|row| row.is(table::SCRIPT)) || name == AS_USER
         }
         _ => false,
     }

@@ -20,6 +20,10 @@ use crate::reply::{Refusal, Reply};
 use crate::types::Member;
 use shape::{Outcome, Returned, Shape, Word};
 
+/// Every command that a recognised script may run, each on the key it names.
+pub(super) const COMMANDS_OF_FORMS: &[&str] =
+    &["get", "del", "unlink", "persist", "pexpire", "expire", "pexpireat", "expireat", "set"];
+
 /// Scripts longer than this are none of these.
 const BODY_BYTES_MAX: usize = 4096;
 

@@ -2,6 +2,7 @@
 
 mod forms;
 mod limits;
+mod rights;
 
 use super::*;
 use crate::keyspace::tests::shown;

@@ -4,8 +4,9 @@ use crate::server::routing::waiting::Waiting;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 use tokio::task::AbortHandle;
 
 /// What others may know of a client. Its connection keeps it up to date.
@@ -19,6 +20,8 @@ pub struct ClientInfo {
     pub db: AtomicU64,
     pub protocol: AtomicU64,
     pub subscriptions: AtomicUsize,
+    /// Whether it has said who it is, or need not.
+    pub logged_in: AtomicBool,
     pub texts: Mutex<ClientTexts>,
     task: OnceLock<AbortHandle>,
     /// By which router the commands in flight were decided; 0 where none are.
@@ -33,6 +36,8 @@ pub struct ClientTexts {
     pub name: String,
     pub library: String,
     pub library_version: String,
+    /// As which user it logged in; empty for the default user.
+    pub user: String,
 }
 
 impl ClientInfo {
@@ -80,6 +85,29 @@ impl ClientInfo {
         self.texts.lock().expect("mutex poisoned")
     }
 
+    /// The name of its user.
+    #[must_use]
+    pub fn user(&self) -> Vec<u8> {
+        let texts = self.texts();
+        if texts.user.is_empty() {
+            b"default".to_vec()
+        } else {
+            texts.user.clone().into_bytes()
+        }
+    }
+
+    /// Closes the connection if it has not logged in within this time.
+    pub fn close_without_login(self: &Arc<ClientInfo>, within: Duration) {
+        let info = Arc::clone(self);
+        tokio::spawn(async move {
+            tokio::time::sleep(within).await;
+            if !info.logged_in.load(Ordering::Acquire) {
+                tracing::info!(client = %info.address, "closing client: it did not log in in time");
+                info.kill();
+            }
+        });
+    }
+
     /// One line of `CLIENT LIST`.
     #[must_use]
     pub fn line(&self, now_ms: u64) -> String {
@@ -88,7 +116,7 @@ impl ClientInfo {
         let _ = write!(
             line,
             "id={} addr={} laddr={} fd=0 name={} age={} idle={} flags={} db={} sub={} psub=0 ssub=0 multi=-1 \
-             cmd=NULL user=default resp={} lib-name={} lib-ver={}",
+             cmd=NULL user={} resp={} lib-name={} lib-ver={}",
             self.id,
             self.address,
             self.local_address,
@@ -98,6 +126,7 @@ impl ClientInfo {
             if self.subscriptions.load(Ordering::Relaxed) > 0 { "P" } else { "N" },
             self.db.load(Ordering::Relaxed),
             self.subscriptions.load(Ordering::Relaxed),
+            if texts.user.is_empty() { "default" } else { &texts.user },
             self.protocol.load(Ordering::Relaxed),
             texts.library,
             texts.library_version,
@@ -136,6 +165,7 @@ impl Registry {
             db: AtomicU64::new(0),
             protocol: AtomicU64::new(2),
             subscriptions: AtomicUsize::new(0),
+            logged_in: AtomicBool::new(false),
             texts: Mutex::default(),
             task: OnceLock::new(),
             routed_by: AtomicU64::new(0),

@@ -3,9 +3,11 @@
 //!
 //! Owned by its `connection`; what other connections may see of it (`CLIENT LIST`, `CLIENT KILL`) is in [`crate::server::client::registry`].
 
+use crate::acl::User;
 use crate::client_memory::Account;
 use crate::events::{InvalidationInbox, SubscriberInbox, SubscriptionKind, TrackingTerms};
 use crate::resp::encode::Protocol;
+use crate::server::access::AccessControl;
 use crate::server::client::registry::ClientInfo;
 use crate::server::client::session_keepalive::{ConnectionSessions, SessionKeepalive};
 use crate::server::client::transaction::{Transaction, TransactionTarget, WatchedKey};
@@ -14,6 +16,7 @@ use crate::tier2::handle::TrackingCaller;
 use bytes::Bytes;
 use redfence_core::reply::Reply;
 use std::collections::BTreeSet;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 
 /// Databases a client may `SELECT`, as Redis ships.
@@ -42,6 +45,10 @@ pub struct Client {
     pub authenticated: bool,
     /// The common name of its verified TLS certificate: the ACL user it may be without a password.
     pub certificate_user: Option<Box<str>>,
+    /// Who it is, with all rights as they were in this generation of [`crate::server::access`].
+    pub user: Arc<User>,
+    pub access_generation: u64,
+    pub failed_logins: u32,
     pub reply_mode: ReplyMode,
     /// Between `MULTI` and `EXEC`.
     pub transaction: Option<Box<Transaction>>,
@@ -125,8 +132,11 @@ impl Client {
         info: Arc<ClientInfo>,
         account: Arc<Account>,
         listener_kind: ListenerKind,
-        authenticated: bool,
+        access: &AccessControl,
     ) -> Client {
+        // In this order: a change in between is seen at the first command.
+        let access_generation = access.generation();
+        let (user, authenticated) = (access.default_user(), !access.needs_login());
         Client {
             info,
             account,
@@ -135,6 +145,9 @@ impl Client {
             db: 0,
             authenticated,
             certificate_user: None,
+            user,
+            access_generation,
+            failed_logins: 0,
             reply_mode: ReplyMode::On,
             transaction: None,
             watched: Vec::new(),
@@ -144,6 +157,18 @@ impl Client {
             subscriptions: None,
             tracking: None,
         }
+    }
+
+    /// A verified certificate names a user: it needs no password.
+    pub fn log_in_by_certificate(&mut self, access: &AccessControl) {
+        let Some(name) = &self.certificate_user else { return };
+        let generation = access.generation();
+        let Some(user) = access.user(name.as_bytes()).filter(|user| user.is_on) else { return };
+        self.info.texts().user = name.to_string();
+        self.info.logged_in.store(true, Ordering::Release);
+        self.user = user;
+        self.access_generation = generation;
+        self.authenticated = true;
     }
 
     /// On whose behalf Tier 2 is asked, where that matters: its own changes, and what it keeps of what it reads.

@@ -4,11 +4,13 @@
 //! A transaction has one target: the upstream Redis queues it, or it is queued here and goes to the Raft keyspace as one entry.
 //! Where both are possible the first command decides: one with a key goes where its key lives, one without goes to the Redis.
 
+use crate::acl::check::runs_script;
 use bytes::Bytes;
 use redfence_core::keyspace::{table, Resp};
 use redfence_core::limits::REQUEST_BYTES_MAX;
 use redfence_core::machine::{Command, Watched, Words};
 use redfence_core::reply::Refusal;
+use redfence_core::script::AS_USER;
 use redfence_core::types::Member;
 
 /// Commands in one transaction of the keyspace. One more is refused, and `EXEC` will discard them all.
@@ -38,6 +40,8 @@ pub struct Transaction {
     pub target: TransactionTarget,
     /// A command was refused: `EXEC` discards the rest.
     pub must_abort: bool,
+    /// When it began, in generations of users.
+    pub access_generation: u64,
     commands: Vec<Vec<Bytes>>,
     bytes: usize,
     words: usize,
@@ -66,12 +70,42 @@ impl WatchedKey {
 impl Transaction {
     #[must_use]
     pub fn new(target: TransactionTarget) -> Transaction {
-        Transaction { target, must_abort: false, commands: Vec::new(), bytes: 0, words: 0 }
+        Transaction {
+            target,
+            must_abort: false,
+            access_generation: 0,
+            commands: Vec::new(),
+            bytes: 0,
+            words: 0,
+        }
     }
 
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty()
+    }
+
+    /// The commands queued here.
+    pub fn commands(&self) -> impl Iterator<Item = &[Bytes]> {
+        self.commands.iter().map(Vec::as_slice)
+    }
+
+    /// Whether commands were queued at the upstream Redis, and are not known here.
+    #[must_use]
+    pub fn is_kept_elsewhere(&self) -> bool {
+        self.target == TransactionTarget::Upstream
+    }
+
+    /// Whether it fits into a request when these rights go with each of its scripts.
+    pub fn check_rights(&self, rights: &[u8], watched: usize) -> Result<(), Refusal> {
+        let scripts = self.commands.iter().filter(|argv| runs_script(&[&argv[0]])).count();
+        let more = scripts * (rights.len() + AS_USER.len() + 2 * WORD_OVERHEAD_BYTES);
+        if self.bytes + more + watched + FRAME_BYTES > REQUEST_BYTES_MAX {
+            return Err(Refusal::new(
+                "ERR the transaction exceeds 4 MiB with the rules of its user, which go with each script; split it into smaller ones",
+            ));
+        }
+        Ok(())
     }
 
     /// Keeps a command until `EXEC`. `watched`: what the watched keys take in the log.
@@ -109,11 +143,22 @@ impl Transaction {
         found.filter_map(|(at, argv)| database(argv).map(|db| (at, db))).collect()
     }
 
-    /// The one entry it becomes.
+    /// The one entry it becomes. `rights`: those of its user, where its scripts must be checked.
     #[must_use]
-    pub fn encode(&self, db: u32, resp: Resp, member: Option<Member>, watched: &[WatchedKey]) -> Bytes {
+    pub fn encode(
+        &self,
+        db: u32,
+        resp: Resp,
+        member: Option<Member>,
+        watched: &[WatchedKey],
+        rights: Option<&[u8]>,
+    ) -> Bytes {
         let watched = watched.iter().map(WatchedKey::borrow).collect();
-        let words = self.commands.iter().map(|argv| argv.iter().map(|word| &word[..]));
+        let words = self.commands.iter().map(|argv| {
+            let rights = rights.filter(|_| runs_script(&[&argv[0]]));
+            let before = rights.into_iter().flat_map(|rights| [AS_USER, rights]);
+            before.chain(argv.iter().map(|word| &word[..]))
+        });
         let commands = words.map(Iterator::collect::<Words<'_>>).collect();
         let mut blob = Vec::with_capacity(self.bytes + 16 * self.commands.len() + 64);
         Command::Transaction { db, resp, member, watched, commands }.encode(&mut blob);
@@ -167,7 +212,7 @@ mod tests {
             // The largest word that still fits.
             let fits =
                 (0..word.len()).rev().find(|len| transaction.queue(&[b"ECHO", &word[..*len]], names).is_ok());
-            let blob = transaction.encode(15, Resp::Three, Some(Member(u64::MAX)), &watched);
+            let blob = transaction.encode(15, Resp::Three, Some(Member(u64::MAX)), &watched, None);
             assert!(blob.len() <= REQUEST_BYTES_MAX, "{} bytes with {count} watched", blob.len());
             assert!(fits.is_none() || blob.len() > REQUEST_BYTES_MAX - 4096, "{} bytes", blob.len());
         }

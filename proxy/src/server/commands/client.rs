@@ -120,8 +120,8 @@ impl CommandContext {
             victim.kill();
             return Ok(Reply::OK);
         }
-        let (mut id, mut address, mut local_address, mut served, mut skip_me) =
-            (None, None, None, true, true);
+        let (mut id, mut address, mut local_address, mut user, mut served, mut skip_me) =
+            (None, None, None, None, true, true);
         if rest.is_empty() {
             return Err(wrong_arity(b"client|kill"));
         }
@@ -143,9 +143,10 @@ impl CommandContext {
             } else if is(pair[0], "TYPE") {
                 served &= is_served(pair[1])?;
             } else if is(pair[0], "USER") {
-                if pair[1] != b"default" {
+                if self.server.access.user(pair[1]).is_none() {
                     return Err(Refusal::new(format!("ERR No such user '{}'", shown(pair[1]))));
                 }
+                user = Some(pair[1]);
             } else if is(pair[0], "SKIPME") && (is(pair[1], "YES") || is(pair[1], "NO")) {
                 skip_me = is(pair[1], "YES");
             } else {
@@ -159,6 +160,7 @@ impl CommandContext {
             };
             let meant = served
                 && id.is_none_or(|id| info.id == id)
+                && user.is_none_or(|user: &[u8]| info.user() == user)
                 && at(address, info.address)
                 && at(local_address, info.local_address);
             if meant && !(skip_me && info.id == own) {

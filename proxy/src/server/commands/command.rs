@@ -2,14 +2,17 @@
 //! and the connection's own.
 
 use super::{is, unknown_subcommand, wrong_arity};
+use crate::acl::commands;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use redfence_core::grammar::table::{self, Keys, Row, ROWS};
+use redfence_core::keyspace::acl_table::CATEGORIES;
 use redfence_core::keyspace::table as keyspace;
 use redfence_core::reply::{Refusal, Reply};
 
 /// Names of the connection's own commands: enough for clients that ask what there is.
 const OTHERS: &[(&str, i64)] = &[
+    ("acl", -2),
     ("auth", -2),
     ("client", -2),
     ("cluster", -2),
@@ -104,22 +107,10 @@ fn keyspace_info(row: &keyspace::Row) -> Reply {
         (keyspace::BLOCK, "blocking"),
         (keyspace::FAST, "fast"),
     ];
-    let categories = [
-        (keyspace::W, "@write"),
-        (keyspace::R, "@read"),
-        (keyspace::PUBSUB, "@pubsub"),
-        (keyspace::SCRIPT, "@scripting"),
-        (keyspace::BLOCK, "@blocking"),
-        (keyspace::DANGER, "@dangerous"),
-        (keyspace::FAST, "@fast"),
-    ];
     let named = |names: &[(u16, &'static str)]| -> Vec<&'static str> {
         names.iter().filter(|(flag, _)| row.is(*flag)).map(|(_, name)| *name).collect()
     };
-    let (mut flags, mut categories) = (named(&flags), named(&categories));
-    if !row.is(keyspace::FAST) {
-        categories.push("@slow");
-    }
+    let mut flags = named(&flags);
     let (first, last, step) = row.keys.range();
     if row.keys.is_movable() {
         flags.push("movablekeys");
@@ -132,11 +123,18 @@ fn keyspace_info(row: &keyspace::Row) -> Reply {
         Reply::Int(first),
         Reply::Int(last),
         Reply::Int(step),
-        statuses(&categories),
+        categories(row.name),
         empty(),
         empty(),
         empty(),
     ])
+}
+
+/// As `ACL CAT` knows them.
+fn categories(name: &str) -> Reply {
+    let bits = commands::named(name.as_bytes()).map_or(0, |known| known.categories);
+    let names = CATEGORIES.iter().filter(|(_, bit)| bits & bit != 0);
+    Reply::Set(names.map(|(name, _)| Reply::Status(format!("@{name}").into())).collect())
 }
 
 fn statuses(words: &[&'static str]) -> Reply {
@@ -145,18 +143,15 @@ fn statuses(words: &[&'static str]) -> Reply {
 
 fn row_info(row: &Row) -> Reply {
     let mut flags = vec![if row.write { "write" } else { "readonly" }];
-    let mut categories =
-        vec![if row.write { "@write" } else { "@read" }, if row.fast { "@fast" } else { "@slow" }];
-    for (set, flag, category) in [
-        (row.deny_oom, "denyoom", None),
-        (row.blocking, "blocking", Some("@blocking")),
-        (row.fast, "fast", None),
-        (row.dangerous, "admin", Some("@dangerous")),
-        (matches!(row.keys, Keys::Counted { .. }), "movablekeys", None),
+    for (set, flag) in [
+        (row.deny_oom, "denyoom"),
+        (row.blocking, "blocking"),
+        (row.fast, "fast"),
+        (row.dangerous, "admin"),
+        (matches!(row.keys, Keys::Counted { .. }), "movablekeys"),
     ] {
         if set {
             flags.push(flag);
-            categories.extend(category);
         }
     }
     let (first, last, step) = match row.keys {
@@ -170,7 +165,7 @@ fn row_info(row: &Row) -> Reply {
         Reply::Int(first),
         Reply::Int(last),
         Reply::Int(step),
-        statuses(&categories),
+        categories(row.name),
         Reply::Array(vec![]),
         Reply::Array(vec![]),
         Reply::Array(vec![]),
@@ -180,7 +175,6 @@ fn row_info(row: &Row) -> Reply {
 fn other_info((name, arity): &(&'static str, i64)) -> Reply {
     let zero = || Reply::Int(0);
     let empty = || Reply::Array(vec![]);
-    let categories = statuses(&["@connection"]);
     let flags = statuses(&["noscript", "loading", "stale", "fast"]);
     Reply::Array(vec![
         Reply::Text(name),
@@ -189,7 +183,7 @@ fn other_info((name, arity): &(&'static str, i64)) -> Reply {
         zero(),
         zero(),
         zero(),
-        categories,
+        categories(name),
         empty(),
         empty(),
         empty(),

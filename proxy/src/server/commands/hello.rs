@@ -1,12 +1,21 @@
 //! `HELLO`, `AUTH`, `SELECT`, `RESET`, `QUIT`: who the client is and how it wants to be spoken to.
 
 use super::{is, wrong_arity};
+use crate::acl::log::Refused;
+use crate::acl::User;
 use crate::resp::encode::Protocol;
+use crate::server::access::audit::AuditEvent;
+use crate::server::access::login;
 use crate::server::client::session::{ReplyMode, DATABASES};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
+use crate::server::net::in_flight::{IfAbandoned, InFlight, Source};
+use redfence_core::grammar::errors::shown;
 use redfence_core::reply::{Refusal, Reply};
 use std::sync::atomic::Ordering;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// The Redis whose manners we have; clients switch features by it.
 pub const REDIS_VERSION: &str = "7.2.4";
@@ -26,14 +35,12 @@ const NAME_BYTES_MAX: usize = 256;
 impl CommandContext {
     /// `HELLO [2|3 [AUTH user password] [SETNAME name]]`
     pub(in crate::server) fn hello(&mut self, argv: &[&[u8]]) -> Progress {
-        match self.hello_inner(argv) {
-            Ok(reply) => self.reply(&reply),
-            Err(refusal) => self.reply(&Reply::Error(refusal)),
-        }
-        Progress::Done
+        let mut delay = None;
+        let answer = self.hello_inner(argv, &mut delay);
+        self.reply_after(delay, answer.unwrap_or_else(Reply::Error))
     }
 
-    fn hello_inner(&mut self, argv: &[&[u8]]) -> Result<Reply, Refusal> {
+    fn hello_inner(&mut self, argv: &[&[u8]], delay: &mut Option<Duration>) -> Result<Reply, Refusal> {
         let mut protocol = self.client.protocol;
         let mut words = argv[1..].iter().copied();
         if let Some(version) = words.next() {
@@ -52,7 +59,7 @@ impl CommandContext {
                 let (Some(user), Some(password)) = (words.next(), words.next()) else {
                     return Err(hello_syntax(word));
                 };
-                self.authenticate(user, password)?;
+                self.log_in(user, password, delay)?;
             } else if is(word, "SETNAME") {
                 let Some(value) = words.next() else { return Err(hello_syntax(word)) };
                 name = Some(checked_name(value)?);
@@ -96,31 +103,86 @@ impl CommandContext {
 
     /// `AUTH [user] password`
     pub(in crate::server) fn auth(&mut self, argv: &[&[u8]]) -> Progress {
+        let mut delay = None;
         let outcome = match argv {
-            [_, _] if self.server.password.is_none() => Err(Refusal::new(NO_PASSWORD_SET)),
-            [_, password] => self.authenticate(b"default", password),
-            [_, user, password] => self.authenticate(user, password),
+            [_, _] if self.server.access.default_user().nopass => Err(Refusal::new(NO_PASSWORD_SET)),
+            [_, password] => self.log_in(b"default", password, &mut delay),
+            [_, user, password] => self.log_in(user, password, &mut delay),
             [_] => Err(wrong_arity(b"auth")),
             _ => Err(Refusal::new("ERR syntax error")),
         };
-        match outcome {
-            Ok(()) => self.reply(&Reply::OK),
-            Err(refusal) => self.reply(&Reply::Error(refusal)),
-        }
-        Progress::Done
+        self.reply_after(delay, outcome.map_or_else(Reply::Error, |()| Reply::OK))
     }
 
-    fn authenticate(&mut self, user: &[u8], password: &[u8]) -> Result<(), Refusal> {
-        let right = match &self.server.password {
-            Some(expected) => equal_in_constant_time(expected.as_bytes(), password),
-            // As Redis's default user with `nopass`: any password will do.
-            None => true,
-        };
-        if user != b"default" || !right {
-            return Err(Refusal::new(WRONG_PASSWORD));
+    /// Becomes this user, if the password is right. `delay`: how long the answer has to wait.
+    fn log_in(&mut self, name: &[u8], password: &[u8], delay: &mut Option<Duration>) -> Result<(), Refusal> {
+        let server = Arc::clone(&self.server);
+        let (access, info) = (&server.access, Arc::clone(&self.client.info));
+        let (address, now_ms) = (info.address.ip(), server.now_ms());
+        if !access.throttle.admits(address, now_ms) {
+            return Err(Refusal::new(login::TOO_MANY));
         }
+        let generation = access.generation();
+        let user = access.user(name);
+        // As much work for a name nobody has.
+        let is_right = user
+            .as_ref()
+            .map_or_else(|| User::new(name).takes_password(password), |user| user.takes_password(password));
+        let failed_here = if is_right { 0 } else { self.client.failed_logins.saturating_add(1) };
+        let is_delayed = delay.is_some();
+        let wait = access.throttle.delay(address, failed_here, now_ms);
+        if is_delayed && wait.is_some() {
+            access.throttle.answered(address);
+        }
+        *delay = (*delay).max(wait);
+        let Some(user) = user.filter(|_| is_right) else {
+            self.client.failed_logins = failed_here;
+            self.note_failed_login(name);
+            return Err(Refusal::new(WRONG_PASSWORD));
+        };
+        info.texts().user = String::from_utf8_lossy(&user.name).into_owned();
+        info.logged_in.store(true, Ordering::Release);
+        self.client.user = user;
+        self.client.access_generation = generation;
         self.client.authenticated = true;
         Ok(())
+    }
+
+    fn note_failed_login(&self, name: &[u8]) {
+        let (access, info) = (&self.server.access, &self.client.info);
+        let refused = Refused { reason: "auth", context: "toplevel", object: b"AUTH", user: name };
+        access.note_refusal(refused, || info.line(self.server.now_ms()));
+        tracing::warn!(client = %info.address, user = shown(name), "login failed");
+        if let Some(audit) = &access.audit {
+            audit.write(AuditEvent {
+                event: "login_failed",
+                user: name,
+                client: info.address,
+                command: "auth",
+                arguments: &[],
+                result: "WRONGPASS",
+                object: b"",
+            });
+        }
+    }
+
+    /// Answers now, or when the time is up. Nothing else of this client is served meanwhile.
+    fn reply_after(&mut self, delay: Option<Duration>, reply: Reply) -> Progress {
+        let Some(delay) = delay else {
+            self.reply(&reply);
+            return Progress::Done;
+        };
+        let (sender, receiver) = oneshot::channel();
+        let (server, address) = (Arc::clone(&self.server), self.client.info.address.ip());
+        tokio::spawn(async move {
+            tokio::time::sleep(delay).await;
+            server.access.throttle.answered(address);
+            // The client may be gone: then nobody misses the answer.
+            let _ = sender.send(reply);
+        });
+        self.await_call(InFlight::Alone, Source::Node(receiver), false, IfAbandoned::Nothing);
+        self.needs_no_routes();
+        Progress::Done
     }
 
     /// `SELECT n`
@@ -162,7 +224,14 @@ impl CommandContext {
         self.client.info.db.store(0, Ordering::Relaxed);
         self.client.info.protocol.store(2, Ordering::Relaxed);
         self.client.info.texts().name.clear();
-        self.client.authenticated = self.server.password.is_none();
+        self.client.access_generation = self.server.access.generation();
+        self.client.user = self.server.access.default_user();
+        self.client.authenticated = !self.server.access.needs_login();
+        self.client.info.texts().user.clear();
+        self.client.info.logged_in.store(self.client.authenticated, Ordering::Release);
+        if !self.client.authenticated {
+            self.client.info.close_without_login(login::LOGIN_WITHIN);
+        }
         self.reply(&Reply::Status("RESET".into()));
         Progress::Done
     }
@@ -186,27 +255,4 @@ pub(super) fn checked_name(name: &[u8]) -> Result<String, Refusal> {
         return Err(Refusal::new(BAD_NAME));
     }
     Ok(String::from_utf8_lossy(name).into_owned())
-}
-
-/// The time it takes tells nothing about where the two differ.
-fn equal_in_constant_time(expected: &[u8], given: &[u8]) -> bool {
-    let mut difference = expected.len() ^ given.len();
-    for (at, byte) in given.iter().enumerate() {
-        let other = expected[at % expected.len().max(1)..].first().copied().unwrap_or(0);
-        difference |= usize::from(byte ^ other);
-    }
-    difference == 0
-}
-
-#[cfg(test)]
-mod tests {
-    use super::equal_in_constant_time;
-
-    #[test]
-    fn compares_all_of_it() {
-        assert!(equal_in_constant_time(b"secret", b"secret"));
-        for wrong in [&b""[..], b"secre", b"secret1", b"Secret", b"secretsecret"] {
-            assert!(!equal_in_constant_time(b"secret", wrong), "{wrong:?}");
-        }
-    }
 }

@@ -99,6 +99,16 @@ fn stats(server: &ServerState, text: &mut String) {
     line(text, "total_commands_processed", load(&server.stats.commands));
     line(text, "pubsub_channels", server.hub.channel_count());
     line(text, "pubsub_patterns", server.hub.pattern_count());
+    denied(server, text);
+}
+
+/// As Redis counts them.
+fn denied(server: &ServerState, text: &mut String) {
+    let denied = &server.access.denied;
+    line(text, "acl_access_denied_auth", load(&denied.auth));
+    line(text, "acl_access_denied_cmd", load(&denied.command));
+    line(text, "acl_access_denied_key", load(&denied.key));
+    line(text, "acl_access_denied_channel", load(&denied.channel));
 }
 
 fn replication(_: &ServerState, text: &mut String) {
@@ -158,4 +168,5 @@ fn redfence(server: &ServerState, text: &mut String) {
     line(text, "latency_p50_us", server.stats.latency_us(50));
     line(text, "latency_p99_us", server.stats.latency_us(99));
     line(text, "events_lost", server.events_lost.load(Ordering::Relaxed));
+    denied(server, text);
 }

@@ -2,6 +2,7 @@
 //!
 //! Each is a method on `Connection`: it reads the words, changes the client's state and replies. None of them waits.
 
+pub mod acl;
 pub mod client;
 pub mod command;
 pub mod hello;
@@ -21,6 +22,7 @@ use redfence_core::reply::Refusal;
 /// A command of this family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Local {
+    Acl,
     Auth,
     Client,
     Cluster,
@@ -58,6 +60,7 @@ impl Local {
         upper.copy_from_slice(name);
         upper.make_ascii_uppercase();
         Some(match &*upper {
+            b"ACL" => Local::Acl,
             b"AUTH" => Local::Auth,
             b"CLIENT" => Local::Client,
             b"CLUSTER" => Local::Cluster,
@@ -108,7 +111,8 @@ impl Local {
     pub fn is_about_the_connection(self) -> bool {
         matches!(
             self,
-            Local::Auth
+            Local::Acl
+                | Local::Auth
                 | Local::Client
                 | Local::Cluster
                 | Local::Hello

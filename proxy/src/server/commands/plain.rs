@@ -9,6 +9,7 @@ use crate::server::routing::router::ListenerKind;
 use bytes::Bytes;
 use redfence_core::keyspace::{table, wait_of, Wait};
 use redfence_core::machine::Command;
+use redfence_core::script::AS_USER;
 use redfence_core::types::Member;
 use std::sync::Arc;
 
@@ -76,7 +77,12 @@ impl CommandContext {
             Some(Wait::Forever) => WAIT_FOREVER,
         };
         let resp = self.client.protocol.into();
-        let words = argv.iter().copied().collect();
+        let rights = match self.script_rights(argv) {
+            Ok(rights) => rights,
+            Err(refusal) => return self.refuse(refusal),
+        };
+        let before = rights.iter().flat_map(|rights| [AS_USER, rights]);
+        let words = before.chain(argv.iter().copied()).collect();
         let mut blob = Vec::with_capacity(128);
         let member = self.member();
         Command::Redis { db: self.client.db, resp, member, argv: words }.encode(&mut blob);

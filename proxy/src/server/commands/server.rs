@@ -20,7 +20,6 @@ struct ServerCommand {
 
 #[rustfmt::skip]
 const ROWS: &[ServerCommand] = &[
-    ServerCommand { name: "acl", arity: -2, run: acl },
     ServerCommand { name: "asking", arity: 1, run: no_cluster },
     ServerCommand { name: "bgsave", arity: -1, run: saved },
     ServerCommand { name: "debug", arity: -2, run: debug },
@@ -110,14 +109,6 @@ fn module(_: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
     match argv[1] {
         verb if is(verb, "LIST") && argv.len() == 2 => Ok(Reply::Array(vec![])),
         verb => Err(unknown_subcommand("MODULE", verb)),
-    }
-}
-
-fn acl(_: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
-    match argv[1] {
-        verb if is(verb, "WHOAMI") && argv.len() == 2 => Ok(Reply::Text("default")),
-        verb if is(verb, "USERS") && argv.len() == 2 => Ok(Reply::Array(vec![Reply::Text("default")])),
-        verb => Err(unknown_subcommand("ACL", verb)),
     }
 }
 

@@ -40,7 +40,9 @@ impl CommandContext {
         } else {
             self.reply(&Reply::OK);
         }
-        self.client.transaction = Some(Box::new(Transaction::new(target)));
+        let mut transaction = Transaction::new(target);
+        transaction.access_generation = self.client.access_generation;
+        self.client.transaction = Some(Box::new(transaction));
         Progress::Done
     }
 
@@ -49,6 +51,9 @@ impl CommandContext {
             let refusal =
                 "EXECABORT Transaction discarded because of: wrong number of arguments for 'exec' command";
             return self.give_up(Refusal::new(refusal));
+        }
+        if let Err(refusal) = self.check_transaction() {
+            return self.give_up(refusal);
         }
         match &self.client.transaction {
             None => self.refuse(Refusal::new("ERR EXEC without MULTI")),
@@ -78,8 +83,17 @@ impl CommandContext {
         if !self.can_join(in_flight) || !self.replies.has_room_for_large_reply() {
             return Progress::Stalled;
         }
+        let rights = match self.script_rights(&[b"EVAL"]) {
+            Ok(rights) => rights,
+            Err(refusal) => return self.give_up(refusal),
+        };
+        if let Some(Err(refusal)) =
+            rights.as_ref().map(|rights| transaction.check_rights(rights, self.client.watched_bytes))
+        {
+            return self.give_up(refusal);
+        }
         let (db, resp) = (self.client.db, self.client.protocol.into());
-        let blob = transaction.encode(db, resp, self.member(), &self.client.watched);
+        let blob = transaction.encode(db, resp, self.member(), &self.client.watched, rights.as_deref());
         let pending = self.server.tier2.submit_for(
             self.client.info.id,
             self.client.caller(),

@@ -111,6 +111,9 @@ impl CommandContext {
     }
 
     fn finish_call(&mut self, call: AwaitedCall, reply: Reply) {
+        if let Reply::Error(refusal) = &reply {
+            self.note_script_denial(refusal);
+        }
         self.server.stats.count(&reply, self.server.now_us().saturating_sub(call.began_us));
         if call.waits {
             self.client.set_waiting(false);

@@ -1,5 +1,6 @@
 //! Accepts clients. Whatever goes wrong with one of them, or with the number of open files, the next is accepted.
 
+use crate::server::access::login::LOGIN_WITHIN;
 use crate::server::client::session::Client;
 use crate::server::net::connection::Connection;
 use crate::server::routing::router::ListenerKind;
@@ -73,7 +74,11 @@ fn welcome(
     };
     server.stats.connections.fetch_add(1, Ordering::Relaxed);
     let account = server.memory.open(info.id);
-    let client = Client::new(Arc::clone(&info), account, listener_kind, server.password.is_none());
+    let client = Client::new(Arc::clone(&info), account, listener_kind, &server.access);
+    info.logged_in.store(client.authenticated, Ordering::Release);
+    if !client.authenticated {
+        info.close_without_login(LOGIN_WITHIN);
+    }
     let account_of_task = Arc::clone(&client.account);
     let task = match tls {
         None => {
@@ -117,6 +122,7 @@ async fn serve_tls(mut newcomer: Newcomer, tls: Arc<Acceptor>, stream: TcpStream
     drop(tls);
     let Some(mut client) = newcomer.client.take() else { return };
     client.certificate_user = stream.certificate_name().map(String::into_boxed_str);
+    client.log_in_by_certificate(&newcomer.server.access);
     let connection = Connection::new(Arc::clone(&newcomer.server), stream, client);
     drop(newcomer);
     // On the heap: a task is as large as the largest of its parts, and the handshake is over.

@@ -20,6 +20,7 @@ impl CommandContext {
         {
             return Ok(false);
         }
+        self.check_subscriptions_held()?;
         let mut moved = false;
         let protocol = self.client.protocol;
         loop {

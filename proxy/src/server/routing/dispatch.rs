@@ -32,13 +32,18 @@ impl CommandContext {
             return Progress::CloseAfterReply;
         }
         let local = Local::find(name);
+        self.follow_users();
         if !self.client.authenticated && !local.is_some_and(Local::needs_no_authentication) {
             return self.refuse(Refusal::new(NO_AUTH));
         }
         if self.client.reply_mode == ReplyMode::SkipNext {
             self.client.reply_mode = ReplyMode::SkipThis;
         }
-        let flow = if self.server.tier2.is_quarantined() && !is_served_in_quarantine(local, name) {
+        let access = self.check_access(argv);
+        let is_allowed = access.is_ok();
+        let flow = if let Err(refusal) = access {
+            self.refuse_and_abort(refusal)
+        } else if self.server.tier2.is_quarantined() && !is_served_in_quarantine(local, name) {
             // Also what the upstream would answer: this node may have other routes than the rest of the cluster.
             self.reply(&refusals::quarantined());
             Progress::Done
@@ -54,6 +59,9 @@ impl CommandContext {
         };
         if flow != Progress::Stalled {
             self.note_command();
+            if is_allowed && self.server.access.audit.is_some() {
+                self.audit_admin(argv);
+            }
             if local != Some(Local::Client) {
                 self.end_caching();
             }
@@ -105,7 +113,8 @@ impl CommandContext {
         // These change how replies look or who is asked: everything before them must be done.
         let alone = matches!(
             local,
-            Local::Auth
+            Local::Acl
+                | Local::Auth
                 | Local::Hello
                 | Local::Select
                 | Local::Reset
@@ -118,6 +127,7 @@ impl CommandContext {
             return Progress::Stalled;
         }
         match local {
+            Local::Acl => self.acl(argv),
             Local::Auth => self.auth(argv),
             Local::Client => self.client_command(argv),
             Local::Cluster if argv.len() == 1 => self.refuse(wrong_arity(argv[0])),
@@ -187,6 +197,8 @@ impl CommandContext {
         if self.client.is_listening_only() {
             return Err(listening(argv[0]));
         }
+        self.follow_users();
+        self.check_access(argv)?;
         self.check_large(argv)?;
         if self.begin_at_upstream() == Progress::Stalled {
             return Ok(Progress::Stalled);

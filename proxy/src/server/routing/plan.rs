@@ -135,7 +135,16 @@ impl CommandContext {
 
     /// Whether a command too large to hold must be seen to its end before it is known who answers it.
     pub(in crate::server) fn must_see_all_keys(&self, argv: &[&[u8]]) -> bool {
-        self.routes.router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len())
+        !self.may_do_everything()
+            || (self.routes.router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len()))
+    }
+
+    /// Whether a script would run at the upstream Redis, where nobody checks what it does.
+    pub(in crate::server) fn passes_script(&self, argv: &[&[u8]]) -> bool {
+        let words =
+            if grammar::is_ours(argv[0]) { argv.get(fence::FenceCall::COMMAND_AT..) } else { Some(argv) };
+        let keys = words.filter(|words| !words.is_empty()).map(keys::of).unwrap_or_default();
+        self.has_upstream() && !matches!(self.route_plain(keys), Ok(PlainDestination::Keyspace))
     }
 
     /// A command larger than Redfence itself answers: all its keys have been seen, or none can matter.
@@ -175,14 +184,17 @@ impl CommandContext {
         }
         // A read whose keys are tracked goes through the log: only there is it known what was read when.
         let by_state = !self.client.keeps_reads();
-        let path = if row.is(table::SCRIPT) && self.may_read(argv) && by_state {
-            KeyspacePath::ReadScript
-        } else if is_read(row) && self.replies.in_flight != InFlight::Tier2 && by_state {
-            KeyspacePath::Read
-        } else {
-            // A read behind writes in flight too: it must see them, and need not wait for them.
-            KeyspacePath::Write { is_routed: self.has_upstream() }
-        };
+        // Rights of a user go with a script to the leader.
+        let path =
+            if row.is(table::SCRIPT) && self.client.user.is_unrestricted() && self.may_read(argv) && by_state
+            {
+                KeyspacePath::ReadScript
+            } else if is_read(row) && self.replies.in_flight != InFlight::Tier2 && by_state {
+                KeyspacePath::Read
+            } else {
+                // A read behind writes in flight too: it must see them, and need not wait for them.
+                KeyspacePath::Write { is_routed: self.has_upstream() }
+            };
         Ok(Plan::Keyspace(path))
     }
 

@@ -41,6 +41,7 @@ impl CommandContext {
     fn may_pass_runs(&self) -> bool {
         self.may_share_now()
             && self.client.authenticated
+            && self.may_do_everything()
             && self.client.tracking.is_none()
             && !self.client.is_listening_only()
             && self.may_pass_by_routes()

@@ -20,6 +20,7 @@ mod queue;
 pub(super) use budget::{Budget, CountedCpu};
 pub(super) use queue::{ConnectionKey, ScriptQueue, StagedCommand};
 
+use crate::acl::script::guard;
 use crate::node_api::OwnedQuery;
 use crate::tier2::node::Node;
 use crate::tier2::requests::encoded;
@@ -44,7 +45,7 @@ const REFRESHED_MAX: usize = 256;
 
 thread_local! {
     /// A VM does not move between threads, and is no state: nodes that share a thread (in simulators) may share it.
-    static ENGINE: RefCell<Engine> = RefCell::new(Engine::new());
+    static ENGINE: RefCell<Engine> = RefCell::new(Engine::with_guard(guard));
 }
 
 /// What becomes of a request before it is logged.
@@ -54,7 +55,7 @@ pub(super) fn prepare(machine: &Machine, blob: &[u8]) -> Preparation {
 
 /// Starts with a fresh VM: what a simulated run does must not depend on the runs before it.
 pub fn forget_vm() {
-    ENGINE.with_borrow_mut(|engine| *engine = Engine::new());
+    ENGINE.with_borrow_mut(|engine| *engine = Engine::with_guard(guard));
 }
 
 /// What the leader knows of its scripts, besides those that wait.

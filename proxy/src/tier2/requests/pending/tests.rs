@@ -85,15 +85,15 @@ fn silence_sends_again_from_the_oldest_on_and_ever_less_often() {
         pending.submit(submit(ticket, 0), 0);
     }
     assert_eq!(forward_all(&mut pending, 0), [1, 2, 3]);
-    assert_eq!(forward_all(&mut pending, 499), []);
+    assert_eq!(forward_all(&mut pending, 499), [0_u64; 0]);
     assert_eq!(pending.answered(1).and_then(|done| done.ticket), Some(1));
-    assert_eq!(forward_all(&mut pending, 600), [], "something was applied");
-    assert_eq!(forward_all(&mut pending, 1_099), []);
+    assert_eq!(forward_all(&mut pending, 600), [0_u64; 0], "something was applied");
+    assert_eq!(forward_all(&mut pending, 1_099), [0_u64; 0]);
     assert_eq!(forward_all(&mut pending, 1_100), [2, 3]);
     let fourth = pending.submit(submit(4, 0), 1_200);
     assert_eq!(forward_all(&mut pending, 1_200), [fourth]);
     assert_eq!(pending.unsettled_before(fourth), 3);
-    assert_eq!(forward_all(&mut pending, 2_099), [], "the second time-out is twice as long");
+    assert_eq!(forward_all(&mut pending, 2_099), [0_u64; 0], "the second time-out is twice as long");
     assert_eq!(forward_all(&mut pending, 2_100), [2, 3, fourth]);
     assert_eq!(pending.unsettled_before(2), 0);
 }

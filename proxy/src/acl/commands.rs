@@ -1,0 +1,225 @@
+//! Every command that rules may name: those of Redis (core's tables), `LOCK.*` and `FENCE.*`. Found by name and subcommand without
+//! allocation.
+
+use redfence_core::grammar::table as locks;
+use redfence_core::keyspace::acl_table::{
+    self as acl, ADMIN, BLOCKING, DANGEROUS, FAST, FENCE, LOCK, READ, SLOW, WRITE,
+};
+use redfence_core::keyspace::key_spec::{KeySpec, NOT_RUN_HERE};
+use redfence_core::keyspace::table;
+use rustc_hash::FxHashMap;
+use std::sync::LazyLock;
+
+/// Longer than any `container|subcommand`.
+const NAME_BYTES_MAX: usize = 40;
+
+/// `LOCK.CLUSTER` by subcommand: those that only look, and those that change something.
+const CLUSTER_LOOKS: &[&str] = &["info", "nodes", "get", "version"];
+const CLUSTER_CHANGES: &[&str] = &["add", "remove", "transfer", "set", "upgrade", "backup"];
+
+/// Commands of Redis without keys that core's tables do not have, because nothing is routed by them.
+const WITHOUT_KEYS: &[&str] = &[
+    "cluster",
+    "command",
+    "config",
+    "info",
+    "monitor",
+    "psync",
+    "pubsub",
+    "replconf",
+    "ssubscribe",
+    "sunsubscribe",
+    "sync",
+];
+
+/// Where a command has its keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keys {
+    Plain(KeySpec),
+    Lock(locks::Keys),
+    /// It may have some, and we do not know where: only for who may use all keys.
+    Unknown,
+}
+
+/// Its place in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CommandId(pub u16);
+
+#[derive(Clone, Debug)]
+pub struct Known {
+    pub id: CommandId,
+    /// Lower case; `container|subcommand`.
+    pub name: String,
+    pub categories: u32,
+    /// Rights on the first key and on the others, as bits of [`acl::R`] and [`acl::W`].
+    pub first_key: u8,
+    pub other_keys: u8,
+    pub keys: Keys,
+    pub is_container: bool,
+}
+
+impl Known {
+    /// Its container's name, where it is a subcommand.
+    #[must_use]
+    pub fn container(&self) -> Option<&str> {
+        self.name.split_once('|').map(|(container, _)| container)
+    }
+}
+
+struct Table {
+    rows: Vec<Known>,
+    by_name: FxHashMap<Box<[u8]>, u16>,
+}
+
+static TABLE: LazyLock<Table> = LazyLock::new(|| {
+    let mut rows: Vec<Known> = acl::ROWS.iter().map(plain).collect();
+    rows.extend(locks::ROWS.iter().map(ours));
+    let cluster = rows.iter().find(|row| row.name == "lock.cluster").cloned();
+    for (names, categories) in
+        [(CLUSTER_LOOKS, READ | SLOW | LOCK), (CLUSTER_CHANGES, WRITE | ADMIN | SLOW | DANGEROUS | LOCK)]
+    {
+        for (name, row) in names.iter().zip(std::iter::repeat(&cluster)) {
+            rows.extend(row.iter().map(|row| Known {
+                name: format!("lock.cluster|{name}"),
+                categories,
+                ..row.clone()
+            }));
+        }
+    }
+    let containers: Vec<String> = rows.iter().filter_map(|row| row.container().map(str::to_owned)).collect();
+    let mut by_name = FxHashMap::default();
+    for (at, row) in rows.iter_mut().enumerate() {
+        let at = u16::try_from(at).expect("a few hundred commands");
+        row.id = CommandId(at);
+        row.is_container = containers.contains(&row.name);
+        by_name.insert(row.name.as_bytes().into(), at);
+    }
+    Table { rows, by_name }
+});
+
+fn plain(row: &acl::AclRow) -> Known {
+    let name = row.name.split('|').next().unwrap_or(row.name);
+    let not_run = || {
+        let mut found = NOT_RUN_HERE.iter().filter(|(_, names)| {
+            names.split_ascii_whitespace().any(|known| known.eq_ignore_ascii_case(name))
+        });
+        found.next().map(|(keys, _)| *keys)
+    };
+    let keys = match table::find(name.as_bytes()).map(|row| row.keys).or_else(not_run) {
+        Some(keys) => Keys::Plain(keys),
+        None if WITHOUT_KEYS.contains(&name) => Keys::Plain(KeySpec::None),
+        None => Keys::Unknown,
+    };
+    Known {
+        id: CommandId(0),
+        name: row.name.to_owned(),
+        categories: row.categories,
+        first_key: row.first_key,
+        other_keys: row.other_keys,
+        keys,
+        is_container: false,
+    }
+}
+
+fn ours(row: &locks::Row) -> Known {
+    let mut categories = if row.write { WRITE } else { READ } | if row.fast { FAST } else { SLOW };
+    categories |= if row.name.starts_with("FENCE.") { FENCE } else { LOCK };
+    categories |= if row.blocking { BLOCKING } else { 0 };
+    categories |= if row.dangerous { ADMIN | DANGEROUS } else { 0 };
+    let right = if row.write { acl::W } else { acl::R };
+    Known {
+        id: CommandId(0),
+        name: row.name.to_ascii_lowercase(),
+        categories,
+        first_key: right,
+        other_keys: right,
+        keys: Keys::Lock(row.keys),
+        is_container: false,
+    }
+}
+
+/// All of them. A row's place is its id.
+#[must_use]
+pub fn all() -> &'static [Known] {
+    &TABLE.rows
+}
+
+#[must_use]
+pub fn by_id(id: CommandId) -> &'static Known {
+    &TABLE.rows[usize::from(id.0)]
+}
+
+/// By its whole name, `container|subcommand` included, whatever its case.
+#[must_use]
+pub fn named(name: &[u8]) -> Option<&'static Known> {
+    let mut lower = [0; NAME_BYTES_MAX];
+    let lower = lower.get_mut(..name.len())?;
+    lower.copy_from_slice(name);
+    lower.make_ascii_lowercase();
+    TABLE.by_name.get(&*lower).map(|at| &TABLE.rows[usize::from(*at)])
+}
+
+/// What a client's words name: the subcommand where there is one of that name, else the command.
+#[must_use]
+pub fn find(argv: &[&[u8]]) -> Option<&'static Known> {
+    let command = named(argv.first()?)?;
+    let subcommand = || {
+        let word = argv.get(1)?;
+        let mut whole = [0; NAME_BYTES_MAX];
+        let len = command.name.len() + 1 + word.len();
+        let whole = whole.get_mut(..len)?;
+        whole[..command.name.len()].copy_from_slice(command.name.as_bytes());
+        whole[command.name.len()] = b'|';
+        whole[command.name.len() + 1..].copy_from_slice(word);
+        named(whole)
+    };
+    match command.is_container {
+        true => subcommand().or(Some(command)),
+        false => Some(command),
+    }
+}
+
+/// The category of this name.
+#[must_use]
+pub fn category(name: &[u8]) -> Option<u32> {
+    acl::CATEGORIES.iter().find(|(known, _)| known.as_bytes().eq_ignore_ascii_case(name)).map(|(_, bit)| *bit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn commands_and_subcommands_are_found() {
+        let name = |line: &str| {
+            let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+            find(&argv).map(|known| known.name.as_str())
+        };
+        assert_eq!(name("GET k"), Some("get"));
+        assert_eq!(name("config GET x"), Some("config|get"));
+        assert_eq!(name("CONFIG nosuch"), Some("config"));
+        assert_eq!(name("LOCK.ACQUIRE a 1"), Some("lock.acquire"));
+        assert_eq!(name("lock.cluster add 4 x:1"), Some("lock.cluster|add"));
+        assert_eq!(name("NOSUCH"), None);
+        assert_eq!(name(&"x".repeat(100)), None);
+        assert_eq!(name(&format!("config {}", "x".repeat(100))), Some("config"));
+    }
+
+    #[test]
+    fn what_operators_do_is_admin_and_dangerous() {
+        for name in
+            ["lock.forcerelease", "lock.cluster|set", "lock.cluster|add", "flushall", "acl|setuser", "acl"]
+        {
+            let found = named(name.as_bytes()).unwrap_or_else(|| panic!("{name}"));
+            assert_eq!(found.categories & (ADMIN | DANGEROUS), ADMIN | DANGEROUS, "{name}");
+        }
+        assert_eq!(named(b"lock.cluster|info").unwrap().categories & ADMIN, 0);
+    }
+
+    #[test]
+    fn keys_are_known_of_all_but_a_few() {
+        let unknown: Vec<&str> =
+            all().iter().filter(|row| row.keys == Keys::Unknown).map(|row| row.name.as_str()).collect();
+        assert!(unknown.len() < 12, "{unknown:?}");
+    }
+}

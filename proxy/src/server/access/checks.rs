@@ -1,0 +1,185 @@
+//! What a connection asks before it runs a command, delivers a message, or runs a transaction. Part of [`CommandContext`].
+
+use super::audit::AuditEvent;
+use crate::acl::check::{runs_script, Denial};
+use crate::acl::log::Refused;
+use crate::acl::{commands, script, User};
+use crate::server::context::CommandContext;
+use crate::server::net::connection::Disconnect;
+use redfence_core::keyspace::acl_table::ADMIN;
+use redfence_core::reply::Refusal;
+use std::sync::Arc;
+
+const SCRIPT_AT_UPSTREAM: &str = "NOPERM scripts at the upstream Redis run with the rights of this proxy: only a user with allcommands, allkeys \
+                                  and allchannels may call them";
+const CHANGED: &str = "NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This command is no longer \
+                       allowed for the following reason: ";
+
+impl CommandContext {
+    /// Whether there is nothing to check for this client.
+    #[inline]
+    pub(in crate::server) fn may_do_everything(&self) -> bool {
+        self.client.access_generation == self.server.access.generation() && self.client.user.is_unrestricted()
+    }
+
+    /// Takes over changes of users.
+    #[inline]
+    pub(in crate::server) fn follow_users(&mut self) {
+        let generation = self.server.access.generation();
+        if self.client.access_generation != generation {
+            self.look_user_up(generation);
+        }
+    }
+
+    #[cold]
+    fn look_user_up(&mut self, generation: u64) {
+        self.client.access_generation = generation;
+        match self.server.access.user(&self.client.user.name) {
+            Some(user) => self.client.user = user,
+            // Deleted: its connections are being closed.
+            None => {
+                self.client.user = Arc::new(User::new(&self.client.user.name));
+                self.client.authenticated = false;
+            }
+        }
+    }
+
+    /// Whether the client may run this now. A refusal is counted and written down.
+    pub(in crate::server) fn check_access(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
+        if self.client.user.is_unrestricted() {
+            return Ok(());
+        }
+        self.check_restricted(argv)
+    }
+
+    #[cold]
+    fn check_restricted(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
+        let access = &self.server.access;
+        if !self.has_upstream() && commands::find(argv).is_none() {
+            // Nobody has such a command: its client is told so.
+            return Ok(());
+        }
+        if let Err(denial) = self.client.user.check(argv, access.upstream_commands().as_deref()) {
+            self.note_denial(&denial, argv);
+            return Err(denial.refusal());
+        }
+        if runs_script(argv) && self.passes_script(argv) {
+            let name = String::from_utf8_lossy(argv[0]).to_ascii_lowercase();
+            self.note_denial(&Denial::Command(name), argv);
+            return Err(Refusal::new(SCRIPT_AT_UPSTREAM));
+        }
+        Ok(())
+    }
+
+    fn note_denial(&self, denial: &Denial, argv: &[&[u8]]) {
+        let access = &self.server.access;
+        let context = if self.client.transaction.is_some() { "multi" } else { "toplevel" };
+        let info = &self.client.info;
+        access.note_denial(denial, context, &self.client.user.name, || info.line(self.server.now_ms()));
+        if let Some(audit) = &access.audit {
+            let (_, object) = denial.reason();
+            let command = commands::find(argv).map_or("unknown", |known| known.name.as_str());
+            audit.write(AuditEvent {
+                event: "denied",
+                user: &self.client.user.name,
+                client: info.address,
+                command,
+                arguments: &[],
+                result: "NOPERM",
+                object,
+            });
+        }
+    }
+
+    /// Writes an administrative act down, where there is an audit log.
+    pub(in crate::server) fn audit_admin(&self, argv: &[&[u8]]) {
+        let Some(audit) = &self.server.access.audit else { return };
+        let Some(command) = commands::find(argv) else { return };
+        if command.categories & ADMIN == 0 && command.name != "flushdb" {
+            return;
+        }
+        let words = if command.container().is_some() { 2 } else { 1 };
+        audit.write(AuditEvent {
+            event: "admin",
+            user: &self.client.user.name,
+            client: self.client.info.address,
+            command: &command.name,
+            arguments: argv.get(words..).unwrap_or_default(),
+            result: "allowed",
+            object: b"",
+        });
+    }
+
+    /// What goes to the leader with a script; `None` where its calls need no check.
+    pub(in crate::server) fn script_rights(&self, argv: &[&[u8]]) -> Result<Option<Vec<u8>>, Refusal> {
+        if self.client.user.is_unrestricted() || !runs_script(&argv[..1]) {
+            return Ok(None);
+        }
+        script::rights_of(&self.client.user).map(Some)
+    }
+
+    /// The leader refused a call of this client's script: it is counted here, where the user is known.
+    pub(in crate::server) fn note_script_denial(&self, refusal: &Refusal) {
+        let Some(text) = refusal.0.strip_prefix(script::REFUSED) else { return };
+        let reason = match text {
+            _ if text.contains("one of the keys") => "key",
+            _ if text.contains("one of the channels") => "channel",
+            _ => "command",
+        };
+        let (access, info) = (&self.server.access, &self.client.info);
+        let refused = Refused { reason, context: "lua", object: b"script", user: &self.client.user.name };
+        access.note_refusal(refused, || info.line(self.server.now_ms()));
+        if let Some(audit) = &access.audit {
+            audit.write(AuditEvent {
+                event: "denied",
+                user: &self.client.user.name,
+                client: info.address,
+                command: "script",
+                arguments: &[],
+                result: "NOPERM",
+                object: text.as_bytes(),
+            });
+        }
+    }
+
+    /// Before `EXEC`: users may have changed since the commands were queued.
+    pub(in crate::server) fn check_transaction(&self) -> Result<(), Refusal> {
+        let Some(transaction) = &self.client.transaction else { return Ok(()) };
+        if transaction.access_generation == self.client.access_generation
+            || self.client.user.is_unrestricted()
+        {
+            return Ok(());
+        }
+        if transaction.is_kept_elsewhere() {
+            return Err(Refusal::new(format!("{CHANGED}the user was changed; send the transaction again")));
+        }
+        for command in transaction.commands() {
+            let argv: Vec<&[u8]> = command.iter().map(|word| &word[..]).collect();
+            if let Err(denial) = self.client.user.check(&argv, None) {
+                self.note_denial(&denial, &argv);
+                return Err(Refusal::new(format!("{CHANGED}{}", denial.text())));
+            }
+        }
+        Ok(())
+    }
+
+    /// Before messages are delivered: who may no longer hear of a channel is disconnected, as in Redis.
+    pub(in crate::server) fn check_subscriptions_held(&mut self) -> Result<(), Disconnect> {
+        if self.client.access_generation == self.server.access.generation() {
+            return Ok(());
+        }
+        self.follow_users();
+        let (user, Some(held)) = (&self.client.user, &self.client.subscriptions) else { return Ok(()) };
+        let may_hear = self.client.authenticated
+            && held.channels.iter().all(|name| user.may_use_channel(name, false))
+            && held.patterns.iter().all(|name| user.may_use_channel(name, true));
+        if may_hear {
+            return Ok(());
+        }
+        tracing::info!(
+            client = self.client.info.id,
+            "closing client: its user lost the right to a channel it listens to"
+        );
+        Err(Disconnect)
+    }
+}

@@ -1,0 +1,142 @@
+//! The ACL file of a node: read at the start, by `ACL LOAD` and when it has changed; written by `ACL SAVE`.
+//!
+//! A file that cannot be read or has an error in it changes nothing: the users stay as they were, and one log line says why.
+
+use super::AccessControl;
+use crate::acl::users::FILE_BYTES_MAX;
+use crate::acl::Users;
+use crate::server::ServerState;
+use std::fs::{self, File, OpenOptions};
+use std::io::{Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+/// How often the file is looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+pub const NO_FILE: &str = "ERR This Redis instance is not configured to use an ACL file. You may want to specify users via the ACL SETUSER \
+                           command and then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) in order to store \
+                           users in the Redis configuration.";
+
+/// By which a change of the file is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileMark {
+    inode: u64,
+    len: u64,
+    modified: (i64, i64),
+}
+
+impl FileMark {
+    fn of(metadata: &fs::Metadata) -> FileMark {
+        let modified = (metadata.mtime(), metadata.mtime_nsec());
+        FileMark { inode: metadata.ino(), len: metadata.len(), modified }
+    }
+}
+
+/// Reads a file. The error is one line that names it.
+pub(super) fn read(
+    path: &Path,
+    password: Option<&[u8]>,
+    takes_any: bool,
+) -> Result<(Users, FileMark), String> {
+    let named = |error: String| format!("acl-file {}: {error}", path.display());
+    let mut file = File::open(path).map_err(|error| named(error.to_string()))?;
+    let metadata = file.metadata().map_err(|error| named(error.to_string()))?;
+    let mut text = Vec::new();
+    let limit = FILE_BYTES_MAX as u64 + 1;
+    Read::by_ref(&mut file).take(limit).read_to_end(&mut text).map_err(|error| named(error.to_string()))?;
+    if text.len() > FILE_BYTES_MAX {
+        return Err(named(format!("it has more than {FILE_BYTES_MAX} bytes")));
+    }
+    let users = Users::parse(&text, password, takes_any).map_err(named)?;
+    Ok((users, FileMark::of(&metadata)))
+}
+
+impl AccessControl {
+    #[must_use]
+    pub fn has_file(&self) -> bool {
+        self.settings.acl_file.is_some()
+    }
+
+    /// Reads the file again. Answers the names of users that are gone.
+    pub fn load(&self) -> Result<Vec<Vec<u8>>, String> {
+        let Some(path) = &self.settings.acl_file else {
+            return Err("no ACL file is configured (--acl-file)".into());
+        };
+        let password = self.settings.password.as_deref().map(str::as_bytes);
+        let (users, mark) = read(path, password, self.settings.has_upstream)?;
+        *self.file_mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark);
+        let gone = self.change(|now| {
+            *now = users;
+            Ok(())
+        });
+        Ok(gone.unwrap_or_default())
+    }
+
+    /// Writes the users to the file: whole, or not at all.
+    pub fn save(&self) -> Result<(), String> {
+        let Some(path) = &self.settings.acl_file else {
+            return Err("no ACL file is configured (--acl-file)".into());
+        };
+        let text = self.users().text();
+        let written = replace(path, text.as_bytes());
+        written.map_err(|error| format!("acl-file {}: {error}", path.display()))?;
+        let mark = fs::metadata(path).ok().map(|metadata| FileMark::of(&metadata));
+        *self.file_mark.lock().unwrap_or_else(PoisonError::into_inner) = mark;
+        Ok(())
+    }
+
+    /// Whether the file is another one than was read last.
+    fn has_changed(&self) -> bool {
+        let Some(path) = &self.settings.acl_file else { return false };
+        let Ok(metadata) = fs::metadata(path) else { return false };
+        let mut mark = self.file_mark.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Some(FileMark::of(&metadata));
+        // Remembered at once: an error in it is told once.
+        let has_changed = *mark != now;
+        *mark = now;
+        has_changed
+    }
+}
+
+/// Beside the file, then in its place.
+fn replace(path: &Path, text: &[u8]) -> std::io::Result<()> {
+    let mut name = path.file_name().unwrap_or_default().to_os_string();
+    name.push(format!(".{}.tmp", std::process::id()));
+    let beside = path.with_file_name(name);
+    let _ = fs::remove_file(&beside);
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&beside)?;
+    let written =
+        file.write_all(text).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&beside, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&beside);
+    }
+    written
+}
+
+/// Reads the file again whenever it changes, for ever.
+pub async fn follow(server: Arc<ServerState>) {
+    if !server.access.has_file() {
+        return;
+    }
+    loop {
+        tokio::time::sleep(LOOK_EVERY).await;
+        if !server.access.has_changed() {
+            continue;
+        }
+        match server.access.load() {
+            Ok(gone) => {
+                tracing::info!(
+                    users = server.access.users().iter().count(),
+                    "ACL file has changed and was read again"
+                );
+                server.close_clients_of(&gone, None);
+            }
+            Err(error) => {
+                tracing::error!(error, "ACL file has changed but cannot be used; the users stay as they were")
+            }
+        }
+    }
+}

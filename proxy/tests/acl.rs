@@ -1,0 +1,246 @@
+//! Users on running nodes: logging in, rules and their changes, scripts on the leader, guessing, the ACL file and the audit log.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::time::Instant;
+use support::{await_that, start_cluster, Client, Node};
+use tempfile::TempDir;
+
+const WRONG: &str = "-WRONGPASS invalid username-password pair or user is disabled.";
+const NO_KEY: &str = "-NOPERM this user has no permissions to access one of the keys used as arguments";
+
+fn as_user(node: &Node, user: &str) -> Client {
+    let mut client = node.connect();
+    assert_eq!(client.ask(&["AUTH", user, "pw"]), "OK");
+    client
+}
+
+fn file(text: &str) -> (TempDir, String) {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("users.acl");
+    std::fs::write(&path, text).unwrap();
+    let path = path.to_string_lossy().into_owned();
+    (folder, path)
+}
+
+#[test]
+fn users_are_made_shown_and_deleted() {
+    let node = Node::start(&[]);
+    let mut admin = node.connect();
+    assert_eq!(admin.ask(&["ACL", "WHOAMI"]), "\"default\"");
+    assert_eq!(admin.ask(&["ACL", "LIST"]), "(\"user default on nopass ~* &* +@all\")");
+    let rules = "ACL SETUSER app on >pw ~app:* &app:* +@all -@dangerous +config|get";
+    assert_eq!(admin.ask_all(&[rules]), ["OK"]);
+    let hash = "30c952fab122c3f9759f02a6d95c3758b246b4fee239957b2d4fee46e26170c4";
+    let shown = admin.ask(&["ACL", "GETUSER", "app"]);
+    let expected = format!(
+        "(\"flags\", (\"on\"), \"passwords\", (\"{hash}\"), \"commands\", \"+@all -@dangerous +config|get\", \"keys\", \"~app:*\", \
+         \"channels\", \"&app:*\", \"selectors\", ())"
+    );
+    assert_eq!(shown, expected);
+    let mut app = as_user(&node, "app");
+    for (line, expected) in [
+        ("ACL WHOAMI", "\"app\""),
+        ("SET app:1 x", "OK"),
+        ("GET app:1", "\"x\""),
+        ("GET other", NO_KEY),
+        ("LOCK.ACQUIRE other 1000", NO_KEY),
+        ("KEYS *", "-NOPERM this user has no permissions to run the 'keys' command"),
+        ("ACL SETUSER app +@all", "-NOPERM this user has no permissions to run the 'acl|setuser' command"),
+        (
+            "SUBSCRIBE other",
+            "-NOPERM this user has no permissions to access one of the channels used as arguments",
+        ),
+        ("PUBLISH app:1 x", "0"),
+        ("NOSUCH", "-ERR unknown command 'NOSUCH', with args beginning with: "),
+    ] {
+        assert_eq!(app.ask_all(&[line])[0], expected, "{line}");
+    }
+    assert!(admin.ask(&["CLIENT", "LIST"]).contains("user=app"));
+    for (line, expected) in [
+        ("ACL DRYRUN app GET x", "\"This user has no permissions to access the \\'x\\' key\""),
+        ("ACL DRYRUN app KEYS x", "\"This user has no permissions to run the \\'keys\\' command\""),
+        ("ACL DRYRUN app GET app:1", "OK"),
+        ("ACL DRYRUN nope GET x", "-ERR User 'nope' not found"),
+        ("ACL DRYRUN app nope", "-ERR Command 'nope' not found"),
+        (
+            "ACL SETUSER app +foo",
+            "-ERR Error in ACL SETUSER modifier '+foo': Unknown command or category name in ACL",
+        ),
+        ("ACL SETUSER app ~* wat", "-ERR Error in ACL SETUSER modifier 'wat': Syntax error"),
+        ("ACL DELUSER default", "-ERR The 'default' user cannot be removed"),
+        ("ACL CAT nope", "-ERR Unknown category 'nope'"),
+        ("ACL GETUSER nope", "nil"),
+        ("ACL NOSUCH", "-ERR unknown subcommand 'NOSUCH'. Try ACL HELP."),
+    ] {
+        assert_eq!(admin.ask_all(&[line])[0], expected, "{line}");
+    }
+    assert!(admin
+        .ask(&["ACL", "SAVE"])
+        .starts_with("-ERR This Redis instance is not configured to use an ACL file"));
+    assert!(admin.ask(&["ACL", "CAT", "lock"]).contains("\"lock.acquire\""));
+    assert_eq!(admin.ask(&["ACL", "GENPASS", "5"]).len(), 4);
+    assert_eq!(app.ask(&["GET", "other"]), NO_KEY, "a SETUSER with an error in it changed nothing");
+    assert_eq!(admin.ask(&["ACL", "DELUSER", "app", "nope"]), "1");
+    assert_eq!(app.receive(), "(closed)");
+}
+
+#[test]
+fn rights_that_are_taken_are_gone_at_once() {
+    let node = Node::start(&[]);
+    let mut admin = node.connect();
+    admin.ask_all(&["ACL SETUSER app on >pw ~app:* &* +@all"]);
+    let mut app = as_user(&node, "app");
+    assert_eq!(app.ask_all(&["MULTI", "SET app:1 x"]), ["OK", "QUEUED"]);
+    let mut listener = as_user(&node, "app");
+    assert!(listener.ask(&["SUBSCRIBE", "news"]).starts_with('('));
+    assert_eq!(admin.ask_all(&["ACL SETUSER app -set resetchannels &other"]), ["OK"]);
+    assert!(app.ask(&["EXEC"]).starts_with("-NOPERM ACLs rules changed"), "queued while it was allowed");
+    assert_eq!(app.ask(&["GET", "app:1"]), "nil");
+    assert_eq!(
+        app.ask_all(&["SET app:1 x"]),
+        ["-NOPERM this user has no permissions to run the 'set' command"]
+    );
+    admin.ask(&["PUBLISH", "news", "secret"]);
+    assert_eq!(listener.receive(), "(closed)", "no message of a channel it lost");
+}
+
+#[test]
+fn lock_channels_need_the_right_to_read_the_lock() {
+    let node = Node::start(&[]);
+    let mut admin = node.connect();
+    admin.ask_all(&["ACL SETUSER app on >pw ~app:* &* +@all"]);
+    let mut app = as_user(&node, "app");
+    for line in
+        ["SUBSCRIBE __lock__:other", "PSUBSCRIBE __lock__:*", "PSUBSCRIBE *", "SUBSCRIBE __lost__:other"]
+    {
+        assert!(app.ask_all(&[line])[0].starts_with("-NOPERM"), "{line}");
+    }
+    assert!(app.ask(&["SUBSCRIBE", "__lock__:app:1"]).starts_with('('));
+    admin.acquire(&["app:1", "10000"]);
+    assert!(app.receive().contains("acquired"));
+}
+
+/// The user is known on the node of the client alone: its rights go with the script to the leader.
+#[test]
+fn scripts_have_the_rights_of_their_user_on_every_node() {
+    let nodes = start_cluster(3, &[]);
+    for node in &nodes {
+        let mut admin = node.connect();
+        assert_eq!(admin.ask_all(&["ACL SETUSER app on >pw ~app:* +@all -@dangerous"]), ["OK"]);
+        admin.ask_all(&["SET other 1", "SET app:1 1"]);
+        let mut app = as_user(node, "app");
+        let refused = "NOPERM ACL failure in script: this user has no permissions to access one of the keys used as arguments";
+        let caught = format!("\"{refused}\"");
+        for (body, expected) in [
+            ("return redis.call('get', 'app:1')", "\"1\""),
+            ("return redis.pcall('get', 'other').err", caught.as_str()),
+            ("redis.call('set', 'app:2', 'x') return redis.call('get', 'app:2')", "\"x\""),
+            ("return redis.pcall('flushall').err", "\"NOPERM ACL failure in script: this user has no permissions to run the \\'flushall\\' command\""),
+        ] {
+            assert_eq!(app.ask(&["EVAL", body, "0"]), expected, "{body}");
+        }
+        let failed = app.ask(&["EVAL", "return redis.call('del', 'other')", "0"]);
+        assert!(failed.starts_with(&format!("-{refused}")), "{failed}");
+        let compare = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+        assert_eq!(app.ask(&["EVAL", compare, "1", "other", "1"]), NO_KEY);
+        assert_eq!(app.ask(&["EVAL", compare, "1", "app:1", "1"]), "1");
+        assert_eq!(
+            app.ask(&["EVAL_RO", "return redis.pcall('get', 'other').err", "0"]),
+            format!("\"{refused}\"")
+        );
+        let queued = app.pipeline(&["MULTI", "SET app:3 x", "PING"]);
+        assert_eq!(queued[1], "QUEUED");
+        assert_eq!(app.ask(&["EVAL", "return redis.pcall('get', 'other').err", "0"]), "QUEUED");
+        assert!(app.ask(&["EXEC"]).contains("NOPERM ACL failure"));
+        assert_eq!(admin.ask(&["GET", "other"]), "\"1\"");
+    }
+}
+
+#[test]
+fn guessing_is_slow_counted_and_written_down() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let node = Node::start(&["--password", "secret", "--audit-log", &audit.to_string_lossy()]);
+    let mut guesser = node.connect();
+    let begun = Instant::now();
+    for guess in ["a", "b", "c"] {
+        assert_eq!(guesser.ask(&["AUTH", guess]), WRONG);
+    }
+    assert!(begun.elapsed().as_millis() >= 700, "100, 200 and 400 ms");
+    assert_eq!(guesser.ask(&["AUTH", "ev\nil", "secret"]), WRONG);
+    assert_eq!(guesser.ask(&["AUTH", "secret"]), "OK");
+    let info = guesser.ask(&["INFO", "stats"]);
+    assert!(info.contains("acl_access_denied_auth:4"), "{info}");
+    let log = guesser.ask(&["ACL", "LOG"]);
+    assert!(log.contains("\"reason\", \"auth\"") && log.contains("\"username\", \"default\""), "{log}");
+    assert_eq!(guesser.ask(&["ACL", "LOG", "RESET"]), "OK");
+    assert_eq!(guesser.ask(&["ACL", "LOG"]), "()");
+    guesser.ask_all(&["ACL SETUSER app on >hidden ~app:* +@all", "LOCK.FORCERELEASE x", "FLUSHALL"]);
+    assert_eq!(guesser.ask(&["AUTH", "app", "hidden"]), "OK");
+    assert_eq!(guesser.ask(&["GET", "other"]), NO_KEY);
+    let lines = || std::fs::read_to_string(&audit).unwrap();
+    await_that("all is written down", || lines().lines().count() >= 9);
+    let text = lines();
+    assert!(!text.contains("hidden") && !text.contains("secret"), "{text}");
+    for expected in [
+        "\"command\":\"acl|setuser\"",
+        "\"command\":\"lock.forcerelease\"",
+        "\"command\":\"flushall\"",
+        "\"event\":\"login_failed\"",
+        "\"event\":\"denied\",\"object\":\"other\",\"result\":\"NOPERM\"",
+        "\"user\":\"ev\\nil\"",
+    ] {
+        assert!(text.contains(expected), "{expected} is not in {text}");
+    }
+    assert!(node.process.log().contains("login failed"));
+}
+
+#[test]
+fn who_does_not_log_in_is_disconnected() {
+    let node = Node::start(&["--password", "secret"]);
+    let (mut idle, mut user) = (node.connect(), node.connect());
+    assert_eq!(user.ask(&["AUTH", "secret"]), "OK");
+    idle.stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
+    assert_eq!(idle.receive(), "(closed)");
+    assert_eq!(user.ask(&["PING"]), "PONG");
+}
+
+#[test]
+fn the_file_is_read_again_when_it_changes() {
+    let (folder, path) =
+        file("user default on nopass ~* &* +@all\nuser app on >pw ~app:* +@all\nuser gone on >pw +@all\n");
+    let node = Node::start(&["--acl-file", &path]);
+    let (mut admin, mut app, mut gone) = (node.connect(), as_user(&node, "app"), as_user(&node, "gone"));
+    assert_eq!(app.ask(&["GET", "other"]), NO_KEY);
+    std::fs::write(&path, "user app on >pw nonsense\n").unwrap();
+    await_that("the error is logged", || node.process.log().contains("nonsense"));
+    assert_eq!(app.ask(&["GET", "other"]), NO_KEY, "a file with an error changes nothing");
+    assert!(admin.ask(&["ACL", "LOAD"]).contains("line 1"));
+    std::fs::write(&path, "user app on >pw ~* +@all\n").unwrap();
+    await_that("the change is seen", || app.ask(&["GET", "other"]) == "nil");
+    assert_eq!(gone.receive(), "(closed)");
+    assert_eq!(admin.ask_all(&["ACL SETUSER late on >pw ~x +get", "ACL SAVE"]), ["OK", "OK"]);
+    let saved = std::fs::read_to_string(&path).unwrap();
+    assert!(saved.contains("user late on #") && !saved.contains(">pw"), "{saved}");
+    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    assert_eq!(admin.ask(&["ACL", "LOAD"]), "OK");
+    let mut late = as_user(&node, "late");
+    assert_eq!(late.ask(&["GET", "x"]), "nil");
+    assert_eq!(late.ask(&["SET", "x", "y"]), "-NOPERM this user has no permissions to run the 'set' command");
+}
+
+#[test]
+fn a_node_does_not_start_with_a_bad_file() {
+    let (folder, path) = file("user app on wat\n");
+    let mut process =
+        support::Process::start(support::redfence(&folder, &["--acl-file", &path]), &folder, "node");
+    assert!(!process.await_exit().success());
+    assert!(
+        process.log().contains("line 1: Error in applying operation 'wat': Syntax error"),
+        "{}",
+        process.log()
+    );
+}
