@@ -1,6 +1,8 @@
 //! The cluster version: how it rises and is held, and what a node that does not know a version does.
 
-use redfence_core::machine::version::{FormatError, UpgradeCommand, VersionRange, FIRST, NEWEST};
+use redfence_core::machine::version::{
+    begins_entry, FormatError, UpgradeCommand, VersionRange, FIRST, NEWEST,
+};
 use redfence_core::machine::{
     Applied, Command, EntryBuilder, EntryError, Limits, Machine, RestoreError, Restorer,
 };
@@ -143,4 +145,45 @@ fn a_command_is_applied_from_its_version_on() {
     machine.apply_entry(&entry(2, &Command::Next), &mut Applied::default()).unwrap();
     let restored = restore(BOTH, &pieces(&mut machine)).unwrap();
     assert_eq!(restored.state_hash(), machine.state_hash());
+}
+
+/// A hold that was logged just before a raise makes it void, and the way back to the old program stays open.
+#[test]
+fn an_older_program_passes_a_raise_that_a_hold_has_made_void() {
+    let mut old = machine(OLD);
+    let mut new = machine(BOTH);
+    for command in [UpgradeCommand::Hold, UpgradeCommand::Raise { to: 2 }] {
+        apply(&mut old, 1, command).unwrap();
+        apply(&mut new, 1, command).unwrap();
+    }
+    assert_eq!((old.cluster_version(), new.cluster_version()), (1, 1));
+    assert_eq!(old.state_hash(), new.state_hash());
+
+    // Behind other commands of its entry nobody can tell: such an entry is never built, and stops who cannot run it.
+    let mut blobs = vec![Vec::new(), Vec::new()];
+    Command::Upgrade(UpgradeCommand::Finish).encode(&mut blobs[0]);
+    Command::Upgrade(UpgradeCommand::Raise { to: 2 }).encode(&mut blobs[1]);
+    assert!(!begins_entry(&blobs[0]) && begins_entry(&blobs[1]));
+    let mut entry = EntryBuilder::for_version(1, Stamp { term: 1, logical_ms: 5, wall_us: 5 });
+    entry.push_batch(Origin { node: 1, incarnation: 1 }, 0, blobs.iter().map(|blob| (0, blob)));
+    let stopped = old.apply_entry(&entry.finish(), &mut Applied::default());
+    assert_eq!(stopped, Err(EntryError::Raise { at: 1, to: 2, known: OLD }));
+}
+
+/// What stands within `MULTI` is parsed when it is applied, so its words are looked at before it is logged.
+#[cfg(feature = "next-version")]
+#[test]
+fn words_within_a_transaction_need_their_version_too() {
+    let words = ["LOCK.CLUSTER", "NEXT"].map(str::as_bytes);
+    let transaction = Command::Transaction {
+        db: 0,
+        resp: redfence_core::keyspace::Resp::Two,
+        member: None,
+        watched: Vec::new(),
+        commands: vec![words.into_iter().collect()],
+    };
+    assert_eq!(transaction.need().version, 2);
+    let mut new = machine(BOTH);
+    let refused = new.apply_entry(&entry(1, &transaction), &mut Applied::default());
+    assert!(matches!(refused, Err(EntryError::NeedsVersion { at: 0, runs: 1, .. })), "{refused:?}");
 }

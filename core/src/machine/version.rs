@@ -5,6 +5,7 @@
 //! entry ([`UpgradeCommand::Raise`]) once every member can run the next one. Until then every node behaves as the older
 //! version does, so that an older program beside it stays equal. `docs/internals/versions.md` has the rules.
 
+use crate::grammar::{self, Request};
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::log::command::{CallSite, Command, Words};
 use crate::machine::settings::{Setting, SettingsCommand};
@@ -110,8 +111,15 @@ impl Need {
     }
 }
 
-/// Redis commands that came after version 1. All others run at version 1.
-const LATER_REDIS_COMMANDS: &[Need] = &[];
+/// A Redis command, or an option of one, that came after version 1.
+struct LaterRedisCommand {
+    need: Need,
+    /// Whether these words use it. The name is compared already.
+    uses: fn(&Words<'_>) -> bool,
+}
+
+/// All others run at version 1.
+const LATER_REDIS_COMMANDS: &[LaterRedisCommand] = &[];
 
 impl Command<'_> {
     /// The cluster version that this command needs. A new command, and a new form of an old one, names its version here.
@@ -146,21 +154,62 @@ impl Command<'_> {
         }
     }
 
-    /// The highest version that one of the Redis commands in this command needs.
+    /// The highest version that one of the calls in this command needs. What stands within `MULTI` is parsed when it is applied,
+    /// so its words count, not only its name.
     fn redis_need(&self, name: &'static str) -> Need {
         let mut highest = Need::first(name);
-        if !LATER_REDIS_COMMANDS.is_empty() {
-            self.for_each_redis_call(|_: CallSite, argv: &Words<'_>| {
-                let named = |need: &&Need| {
-                    argv.first().is_some_and(|name| name.eq_ignore_ascii_case(need.command.as_bytes()))
-                };
-                if let Some(need) = LATER_REDIS_COMMANDS.iter().find(named) {
-                    highest = if need.version > highest.version { *need } else { highest };
-                }
-            });
-        }
+        self.for_each_redis_call(|site: CallSite, argv: &Words<'_>| {
+            let need = match grammar::parse(argv).filter(|_| site == CallSite::Transaction) {
+                Some(Ok(request)) => Some(request_need(&request)),
+                // Malformed for this program too.
+                Some(Err(_)) => None,
+                None => later_need(argv),
+            };
+            if let Some(need) = need.filter(|need| need.version > highest.version) {
+                highest = need;
+            }
+        });
         highest
     }
+}
+
+fn later_need(argv: &Words<'_>) -> Option<Need> {
+    let name = argv.first()?;
+    let used = LATER_REDIS_COMMANDS
+        .iter()
+        .filter(|later| name.eq_ignore_ascii_case(later.need.command.as_bytes()) && (later.uses)(argv));
+    used.map(|later| later.need).max_by_key(|need| need.version)
+}
+
+/// The version that a command as a client sent it needs: a new command, and a new option of an old one, names its version here.
+fn request_need(request: &Request<'_>) -> Need {
+    match request {
+        Request::Acquire(_) => Need::first("LOCK.ACQUIRE"),
+        Request::Release(_) => Need::first("LOCK.RELEASE"),
+        Request::Renew(_) => Need::first("LOCK.RENEW"),
+        Request::Info(_) => Need::first("LOCK.INFO"),
+        Request::MAcquire(_) => Need::first("LOCK.MACQUIRE"),
+        Request::MRelease(_) => Need::first("LOCK.MRELEASE"),
+        Request::Queue(_) => Need::first("LOCK.QUEUE"),
+        Request::Scan(_) => Need::first("LOCK.SCAN"),
+        Request::Session(_) => Need::first("LOCK.SESSION"),
+        Request::ForceRelease(_) => Need::first("LOCK.FORCERELEASE"),
+        #[cfg(feature = "next-version")]
+        Request::Cluster(grammar::cluster::Cluster::Next) => {
+            Need { command: "LOCK.CLUSTER NEXT", version: 2 }
+        }
+        Request::Cluster(_) => Need::first("LOCK.CLUSTER"),
+        Request::FenceCheck(_) => Need::first("FENCE.CHECK"),
+        Request::FenceGet(_) => Need::first("FENCE.GET"),
+        Request::FenceCall(_) => Need::first("FENCE.CALL"),
+    }
+}
+
+/// Whether an encoded command must be the first of its entry: whether a raise takes effect is then told by the state before the
+/// entry, and no program stops at one that a hold has made void.
+#[must_use]
+pub fn begins_entry(blob: &[u8]) -> bool {
+    matches!(Command::decode(blob), Some(Command::Upgrade(UpgradeCommand::Raise { .. })))
 }
 
 fn settings_need(command: &SettingsCommand<'_>) -> Need {
@@ -236,6 +285,8 @@ pub(crate) struct Gate {
     pub(crate) runs: ClusterVersion,
     /// What this node can run.
     pub(crate) known: VersionRange,
+    /// A raise changes nothing.
+    pub(crate) hold: bool,
 }
 
 impl Machine {
@@ -257,7 +308,7 @@ impl Machine {
     }
 
     pub(crate) fn gate(&self) -> Gate {
-        Gate { runs: self.upgrade.version, known: self.known_versions }
+        Gate { runs: self.upgrade.version, known: self.known_versions, hold: self.upgrade.hold }
     }
 
     pub(crate) fn upgrade(&mut self, command: UpgradeCommand) -> Reply {

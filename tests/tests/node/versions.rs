@@ -223,3 +223,49 @@ fn a_command_of_a_later_version_is_refused_also_when_it_was_forwarded() {
     assert_ne!(cluster.node(at).unwrap().machine().state_hash(), before, "the error was logged in its place");
     assert_equal_states(&mut cluster, 8);
 }
+
+/// Upgraded, then stopped to go back to the old program: what it said before no longer counts.
+#[test]
+fn what_a_member_said_is_forgotten_when_it_is_stopped() {
+    let mut cluster = settled_with(3, 9, old);
+    let (first, back) = (leader(&cluster), follower(&cluster));
+    let last = cluster.ids().into_iter().find(|id| ![first, back].contains(id)).unwrap();
+    cluster.set_configure(new);
+    for id in [first, back] {
+        cluster.crash(id);
+        cluster.run_for(1_500);
+        cluster.start(id);
+        cluster.run_for(1_500);
+    }
+    cluster.crash(back);
+    cluster.crash(last);
+    cluster.start(last);
+    cluster.run_for(10_000);
+    assert_eq!(versions(&cluster), [1, 1], "a voter that cannot run it may come back");
+    cluster.set_configure(old);
+    cluster.start(back);
+    cluster.run_for(3_000);
+    assert_eq!(versions(&cluster), [1; 3]);
+    some_work(&mut cluster);
+    assert_equal_states(&mut cluster, 9);
+}
+
+#[test]
+fn what_a_removed_member_said_does_not_count_for_its_successor() {
+    let mut cluster = settled_with(3, 10, new_but_node_3);
+    upgrade(&mut cluster, UpgradeCommand::Hold);
+    cluster.set_configure(new);
+    cluster.crash(3);
+    cluster.start(3);
+    cluster.run_for(2_000);
+    let at = leader(&cluster);
+    let away = if at == 3 { 2 } else { 3 };
+    for request in [AdminRequest::Remove { id: away }, AdminRequest::Add { id: away, addr: addr(away) }] {
+        let ticket = cluster.admin(at, request);
+        assert_eq!(cluster.wait_for(ticket, 6_000), Reply::OK);
+    }
+    cluster.crash(away);
+    upgrade_at_leader(&mut cluster, UpgradeCommand::Finish);
+    cluster.run_for(5_000);
+    assert!(versions(&cluster).iter().all(|version| *version == 1), "{:?}", versions(&cluster));
+}

@@ -1,8 +1,8 @@
 //! The cluster version: which versions each member can run, and when the leader raises it.
 //!
 //! Every node tells the leader its range until the leader's own view shows it. The leader proposes the raise once every member
-//! (learners too) has told it in this term, all can run the next version, and no hold is set. A member that was not heard of in
-//! this term blocks the raise: it may have come back with an older program.
+//! (learners too) has told it in this term and is up, all can run the next version, and no hold is set. What a member said is
+//! forgotten when its connection is lost and when members change: it may come back with an older program.
 
 use crate::node_api::{Forward, NodeId, PeerMessage};
 use crate::tier2::node::Node;
@@ -31,6 +31,16 @@ pub(in crate::tier2) struct MemberVersions {
 }
 
 impl MemberVersions {
+    /// The peer may be stopped, and come back with an older program.
+    pub(in crate::tier2) fn connection_lost(&mut self, peer: NodeId) {
+        self.told.remove(&peer);
+    }
+
+    /// A member that was removed and added again may run another program.
+    pub(in crate::tier2) fn members_changed(&mut self) {
+        self.told.clear();
+    }
+
     /// A new term or a new leader: whatever was known may be outdated.
     pub(in crate::tier2) fn leader_changed(&mut self) {
         *self = MemberVersions::default();
@@ -92,8 +102,10 @@ impl Node {
         if mutant!(RaiseUnseen) {
             return Some(self.config.versions.newest);
         }
+        let now_ms = self.now.monotonic_ms();
         let ranges = self.membership.iter().map(|member| match member.id == self.config.id {
             true => Some(self.config.versions),
+            false if self.silent_ms(member.id, now_ms) >= self.config.node_down_ms => None,
             false => self.versions.told.get(&member.id).copied(),
         });
         let ranges: Vec<VersionRange> = ranges.collect::<Option<_>>()?;

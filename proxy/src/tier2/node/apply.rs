@@ -199,6 +199,7 @@ impl Node {
                 self.membership.applied(&change, conf_state, entry.index);
                 self.members_changed = true;
                 self.tell_machine_members();
+                self.versions.members_changed();
                 self.removed = self.membership.get(self.config.id).is_none();
                 if self.removed && self.is_leader() {
                     // raft 0.7.0 lets a removed leader go on, and panics when it next counts its own acknowledgement.

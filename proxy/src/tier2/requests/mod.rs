@@ -207,6 +207,7 @@ impl Node {
     /// Requests in flight to an unreachable leader may be lost.
     pub(super) fn on_unreachable(&mut self, peer: NodeId) {
         self.raw.report_unreachable(peer);
+        self.versions.connection_lost(peer);
         if peer == self.leader() {
             self.pending.leader_unreachable(self.now.monotonic_ms());
         }

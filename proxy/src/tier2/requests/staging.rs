@@ -12,7 +12,7 @@ use crate::node_api::{Forward, Forwarded, NodeId};
 use crate::tier2::requests::pending::PendingTable;
 use crate::tier2::scripts::{prepare, ConnectionKey, ScriptQueue, StagedCommand};
 use bytes::Bytes;
-use redfence_core::machine::version::ClusterVersion;
+use redfence_core::machine::version::{begins_entry, ClusterVersion};
 use redfence_core::machine::{EntryBuilder, Machine};
 use redfence_core::script::Preparation;
 use redfence_core::types::{Origin, Stamp};
@@ -273,6 +273,7 @@ impl StagingQueue {
                 StagedGroup::Own(commands) => {
                     push_own_batch(&mut builder, commands, pending, &budget, &mut own)
                 }
+                StagedGroup::Unnumbered(blob) if !budget.is_empty && begins_entry(blob) => 0,
                 StagedGroup::Unnumbered(blob) if budget.fitting([blob.len()].into_iter()) == 0 => 0,
                 StagedGroup::Unnumbered(blob) => {
                     builder.push_batch(pending.origin(), pending.acked_below(), [(UNNUMBERED, blob)]);
