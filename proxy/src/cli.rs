@@ -78,9 +78,21 @@ pub struct Settings {
     #[arg(long, env = "REDFENCE_JOIN", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub join: Option<bool>,
 
-    /// A secret all nodes of the cluster share
-    #[arg(long, value_name = "TEXT", env = "REDFENCE_PEER_SECRET", hide_env_values = true)]
-    pub peer_secret: Option<String>,
+    /// File with the secret that all nodes of the cluster share: 32 random bytes in hex or base64, one secret a line. Encrypts and authenticates all traffic between nodes. The first is used to dial, all are accepted; read again when it changes
+    #[arg(long, value_name = "FILE", env = "REDFENCE_PEER_SECRET_FILE")]
+    pub peer_secret_file: Option<PathBuf>,
+
+    /// Certificate (PEM) this node shows other nodes: mutual TLS instead of --peer-secret-file. Read again when it changes
+    #[arg(long, value_name = "FILE", env = "REDFENCE_PEER_TLS_CERT")]
+    pub peer_tls_cert: Option<PathBuf>,
+
+    /// Key (PEM) of --peer-tls-cert
+    #[arg(long, value_name = "FILE", env = "REDFENCE_PEER_TLS_KEY")]
+    pub peer_tls_key: Option<PathBuf>,
+
+    /// Authority (PEM) that signs the certificates of all nodes
+    #[arg(long, value_name = "FILE", env = "REDFENCE_PEER_TLS_CA")]
+    pub peer_tls_ca: Option<PathBuf>,
 
     /// Directory for the log and the snapshots [default: ./redfence-data]
     #[arg(long, value_name = "DIR", env = "REDFENCE_DATA")]
@@ -166,6 +178,14 @@ pub struct Settings {
     /// Maximum number of connected clients [default: 10000]
     #[arg(long, value_name = "N", env = "REDFENCE_MAX_CLIENTS")]
     pub max_clients: Option<usize>,
+
+    /// Maximum number of connected clients of one address; 0: any number [default: 1000, any number from loopback]
+    #[arg(long, value_name = "N", env = "REDFENCE_MAX_CLIENTS_PER_ADDRESS")]
+    pub max_clients_per_address: Option<usize>,
+
+    /// Disconnect a client that sends no command for this long, waits for no reply and has no subscription; 0: never [default: 0]
+    #[arg(long, value_name = "MS", env = "REDFENCE_IDLE_TIMEOUT_MS")]
+    pub idle_timeout_ms: Option<u64>,
 
     /// How long a session outlives the connection that opened it [default: 500]
     #[arg(long, value_name = "MS", env = "REDFENCE_SESSION_GRACE_MS")]

@@ -2,6 +2,7 @@
 //!
 //! Each error is one line that says what is wrong and what would be right.
 
+mod peers;
 mod protection;
 mod tls;
 
@@ -9,6 +10,7 @@ use crate::cli::{ServeArgs, Settings};
 use crate::secret::{self, Secret};
 use crate::server::routing::router::Route;
 use crate::tls::files::TlsFiles;
+use peers::PeerTlsFiles;
 use redfence_core::types::{Tier, PATTERN_BYTES_MAX};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
@@ -24,7 +26,8 @@ pub struct Config {
     pub advertise: Option<String>,
     pub cluster: Vec<(u64, String)>,
     pub join: bool,
-    pub peer_secret: Option<String>,
+    pub peer_secret_file: Option<PathBuf>,
+    pub peer_tls: Option<PeerTlsFiles>,
     pub data: PathBuf,
     pub redis: Option<String>,
     pub redis_username: Option<String>,
@@ -45,6 +48,8 @@ pub struct Config {
     pub acl_file: Option<PathBuf>,
     pub audit_log: Option<PathBuf>,
     pub clients_max: usize,
+    pub clients_per_address_max: Option<usize>,
+    pub idle_timeout_ms: u64,
     pub session_grace_ms: u64,
     pub idle_retention_ms: u64,
     pub deadline_ms: u64,
@@ -92,6 +97,7 @@ impl Config {
             (None, None) => None,
         };
         let tls = tls::resolve(&settings)?;
+        let peer_tls = peers::tls_files(&settings)?;
         let secret_files = [
             ("password-file", settings.password_file.clone()),
             ("redis-password-file", settings.redis_password_file.clone()),
@@ -103,7 +109,8 @@ impl Config {
             advertise: settings.advertise,
             cluster,
             join: settings.join.unwrap_or(false),
-            peer_secret: settings.peer_secret,
+            peer_tls,
+            peer_secret_file: settings.peer_secret_file,
             data: settings.data.unwrap_or_else(|| PathBuf::from("redfence-data")),
             redis: settings.redis.map(redis_address).transpose()?,
             redis_username: settings.redis_username,
@@ -138,6 +145,8 @@ impl Config {
             warnings: Vec::new(),
             acl_file: settings.acl_file,
             audit_log: settings.audit_log,
+            clients_per_address_max: settings.max_clients_per_address,
+            idle_timeout_ms: in_range("idle-timeout-ms", settings.idle_timeout_ms, 0, 0..=31_536_000_000)?,
             clients_max: in_range("max-clients", settings.max_clients, 10_000, 1..=1_000_000)?,
             session_grace_ms: in_range("session-grace-ms", settings.session_grace_ms, 500, 0..=3_600_000)?,
             idle_retention_ms: in_range(
@@ -169,6 +178,7 @@ impl Config {
                 config.heartbeat_ms, config.election_timeout_ms
             ));
         }
+        config.check_peers()?;
         let protected = yes_or_no("protected-mode", settings.protected_mode.as_deref())?;
         config.warnings = config.check_protection(protected)?;
         Ok(config)
@@ -186,7 +196,10 @@ impl Settings {
             advertise: self.advertise.or(below.advertise),
             cluster: self.cluster.or(below.cluster),
             join: self.join.or(below.join),
-            peer_secret: self.peer_secret.or(below.peer_secret),
+            peer_secret_file: self.peer_secret_file.or(below.peer_secret_file),
+            peer_tls_cert: self.peer_tls_cert.or(below.peer_tls_cert),
+            peer_tls_key: self.peer_tls_key.or(below.peer_tls_key),
+            peer_tls_ca: self.peer_tls_ca.or(below.peer_tls_ca),
             data: self.data.or(below.data),
             redis: self.redis.or(below.redis),
             redis_username: self.redis_username.or(below.redis_username),
@@ -208,6 +221,8 @@ impl Settings {
             audit_log: self.audit_log.or(below.audit_log),
             protected_mode: self.protected_mode.or(below.protected_mode),
             max_clients: self.max_clients.or(below.max_clients),
+            max_clients_per_address: self.max_clients_per_address.or(below.max_clients_per_address),
+            idle_timeout_ms: self.idle_timeout_ms.or(below.idle_timeout_ms),
             session_grace_ms: self.session_grace_ms.or(below.session_grace_ms),
             idle_retention_ms: self.idle_retention_ms.or(below.idle_retention_ms),
             deadline_ms: self.deadline_ms.or(below.deadline_ms),
@@ -419,6 +434,27 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_secret_opens_the_way_beyond_loopback() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("secret");
+        let file = path.to_str().unwrap();
+        let peers = ["--peer-listen", "0.0.0.0:7380", "--peer-secret-file", file];
+        std::fs::write(&path, "00112233445566778899aabbccddeeff0123456789abcdeffedcba9876543210").unwrap();
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
+        let config = Config::resolve(settings(&peers)).unwrap();
+        assert!(!config.peer_security().unwrap().is_plain());
+        std::fs::set_permissions(&path, PermissionsExt::from_mode(0o644)).unwrap();
+        assert!(config.peer_security().unwrap_err().contains("chmod 600"));
+        let local = Config::resolve(settings(&["--peer-secret-file", file])).unwrap();
+        assert!(local.peer_security().is_ok(), "a warning is enough on loopback");
+        std::fs::write(&path, "").unwrap();
+        assert!(local.peer_security().is_err(), "an empty secret is none");
+        let argv = ["redfence", "serve", "--peer-secret", ""];
+        assert!(Cli::try_parse_from(argv).is_err(), "a secret on the command line is not taken");
+    }
+
+    #[test]
     fn routes_may_be_given_often() {
         let config =
             Config::resolve(settings(&["--route", "a=b=correctness", "--route", "c*=EFFICIENCY"])).unwrap();
@@ -468,6 +504,27 @@ mod tests {
             (&["--redis", "localhost"], "host:port"),
             (&["--log-format", "xml"], "text or json"),
             (&["--redlock-listen", "0.0.0.0:1"], "protected-mode"),
+            (&["--peer-listen", "0.0.0.0:7380"], "--peer-secret-file"),
+            (&["--peer-listen", "0.0.0.0:7380", "--protected-mode", "no"], "--peer-secret-file"),
+            (
+                &["--cluster", "1=127.0.0.1:7380,2=10.0.0.2:7380", "--protected-mode", "no"],
+                "cluster member 2",
+            ),
+            (&["--advertise", "node1:7380", "--protected-mode", "no"], "advertise node1:7380"),
+            (&["--peer-tls-cert", "a", "--peer-tls-key", "b"], "give all three"),
+            (
+                &[
+                    "--peer-tls-cert",
+                    "a",
+                    "--peer-tls-key",
+                    "b",
+                    "--peer-tls-ca",
+                    "c",
+                    "--peer-secret-file",
+                    "d",
+                ],
+                "use one of them",
+            ),
             (&["--redlock-listen", "nonsense"], "redlock-listen 'nonsense'"),
         ] {
             let line = refused(flags);

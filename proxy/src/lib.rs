@@ -11,6 +11,7 @@ pub mod client_memory;
 pub mod clock;
 pub mod config;
 pub mod events;
+pub mod log_text;
 pub mod node_api;
 pub mod resp;
 pub mod retries;

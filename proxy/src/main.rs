@@ -3,6 +3,7 @@
 use clap::Parser;
 use redfence::cli::{Cli, Command};
 use redfence::config::{Config, Refused};
+use redfence::log_text::OneLine;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -43,8 +44,10 @@ fn run(config: Config) -> Result<(), Refused> {
 fn start_log(config: &Config) -> Result<(), Refused> {
     let filter =
         EnvFilter::try_new(&config.log).map_err(|error| format!("log filter '{}': {error}", config.log))?;
-    let builder =
-        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(false);
+    let builder = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| OneLine(std::io::stderr()))
+        .with_ansi(false);
     let started = if config.log_is_json { builder.json().try_init() } else { builder.try_init() };
     started.map_err(|error| format!("cannot start the log: {error}"))
 }

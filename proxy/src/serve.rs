@@ -82,6 +82,9 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     if let Some(door) = admin_door {
         listeners.push(tokio::spawn(admin::accept(Arc::clone(&server), door, tls)));
     }
+    if config.idle_timeout_ms > 0 {
+        listeners.push(tokio::spawn(listener::keep_ending_idle(Arc::clone(&server))));
+    }
     let signal = signals.next().await;
     tracing::info!(signal, "stopping");
     listeners.iter().for_each(tokio::task::JoinHandle::abort);
@@ -162,6 +165,8 @@ fn assemble(
         routing: Routers::new(Router::unfounded(flags.routing.clone(), upstream.is_some())),
         access,
         clients_max: clients_max(config.clients_max, upstream.is_some()),
+        clients_per_address_max: config.clients_per_address_max,
+        idle_timeout_ms: config.idle_timeout_ms,
         listen_address: main_door.local_addr().unwrap_or(config.listen),
         run_id: ids::run_id(),
         clock,
@@ -212,7 +217,8 @@ fn start_tier2(config: &Config, clock: Clock) -> Result<(Tier2Handle, JoinHandle
     shell_config.advertise = config.advertise.clone();
     shell_config.cluster = config.cluster.clone();
     shell_config.join = config.join;
-    shell_config.peer_secret = config.peer_secret.clone();
+    shell_config.peer_security = config.peer_security()?;
+    shell_config.node.loopback_peers_only = shell_config.peer_security.is_plain();
     shell_config.timeout_ms = config.deadline_ms;
     let node = &mut shell_config.node;
     node.heartbeat_ticks = usize::try_from(config.heartbeat_ms.div_ceil(node.tick_ms)).unwrap_or(usize::MAX);

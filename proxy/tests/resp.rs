@@ -288,6 +288,61 @@ fn clients_are_counted_listed_and_killed() {
 }
 
 #[test]
+fn one_address_has_its_own_limit() {
+    let node = Node::start(&["--max-clients-per-address", "2"]);
+    let (mut one, two) = (node.connect(), node.connect());
+    await_that("two are in", || one.ask(&["INFO", "clients"]).contains("connected_clients:2"));
+    let mut third = node.connect();
+    assert_eq!(third.receive(), "-ERR max number of clients of this address reached");
+    assert_eq!(third.receive(), "(closed)");
+    drop(two);
+    await_that("there is room again", || Client::connect(node.address).ask(&["PING"]) == "PONG");
+}
+
+#[test]
+fn idle_clients_are_disconnected_and_waiting_ones_are_not() {
+    let node = Node::start(&["--idle-timeout-ms", "3000"]);
+    let (mut idle, mut waits, mut listens) = (node.connect(), node.connect(), node.connect());
+    assert_eq!(waits.ask(&["CONFIG", "GET", "timeout"]), "(\"timeout\", \"3\")");
+    waits.send(&["BLPOP", "list", "0"]);
+    listens.ask(&["SUBSCRIBE", "news"]);
+    assert_eq!(idle.ask(&["PING"]), "PONG");
+    assert_eq!(idle.receive(), "(closed)");
+    let mut fresh = node.connect();
+    assert_eq!(fresh.ask(&["PUBLISH", "news", "hello"]), "1");
+    assert!(listens.receive().contains("hello"));
+    assert_eq!(fresh.ask(&["RPUSH", "list", "item"]), "1");
+    assert_eq!(waits.receive(), "(\"list\", \"item\")");
+    assert!(fresh.ask(&["INFO", "stats"]).contains("idle_disconnected_clients:1"));
+}
+
+#[test]
+fn names_cannot_forge_lines_of_the_log() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    let hostile = "x\n2026-01-01T00:00:00Z  WARN forged\r\x1b[2J";
+    for command in [
+        &["LOCK.FORCERELEASE", hostile][..],
+        &["LOCK.CLUSTER", "SET", "route", hostile],
+        &["LOCK.CLUSTER", "SET", "max-memory", hostile],
+        &["LOCK.CLUSTER", "ADD", "7", hostile],
+        &["CLIENT", "SETNAME", hostile],
+        &["AUTH", hostile],
+        &["AUTH", hostile, hostile],
+        &["HELLO", "3", "AUTH", hostile, hostile],
+        &["LOCK.ACQUIRE", hostile, "1000", "OWNER", hostile],
+        &["EVAL", hostile, "1", hostile],
+        &["SUBSCRIBE", hostile],
+    ] {
+        client.ask(command);
+    }
+    await_that("the log has the event", || node.process.log().contains("LOCK.FORCERELEASE"));
+    let log = node.process.log();
+    assert!(!log.contains('\x1b') && !log.contains('\r'), "{log}");
+    assert!(log.lines().all(|line| !line.starts_with("2026-01-01T00:00:00Z")), "{log}");
+}
+
+#[test]
 fn client_reply_off_and_skip() {
     let node = Node::start(&["--route", "fast:*=efficiency"]);
     let mut client = node.connect();

@@ -31,7 +31,12 @@ pub struct Options {
     pub relayed: bool,
     /// The program of each node; none: the one under test.
     pub programs: Vec<PathBuf>,
+    /// What is in the file with the peer secrets; none: traffic between nodes goes in clear.
+    pub peer_secret: Option<String>,
 }
+
+/// Random enough to be taken.
+pub const PEER_SECRET: &str = "7b1f9c02d4e85a6630aa17fe9b2c4d5861708f93a2b4c6d8e0f1325476980abc";
 
 /// Where a node runs. The default is this machine as it is.
 #[derive(Clone, Debug)]
@@ -76,6 +81,12 @@ impl Options {
 
     pub fn relayed(mut self) -> Options {
         self.relayed = true;
+        self
+    }
+
+    /// Nodes encrypt what they send each other.
+    pub fn with_peer_secret(mut self) -> Options {
+        self.peer_secret = Some(PEER_SECRET.to_owned());
         self
     }
 
@@ -213,6 +224,11 @@ impl Cluster {
             nodes.iter().map(|node| format!("{}={}", node.id, node.founding_address())).collect();
         let mut cluster =
             Cluster { nodes, founders: founders.join(","), flags: options.flags.clone(), folder };
+        if let Some(secret) = &options.peer_secret {
+            cluster.set_peer_secret(secret);
+            let file = cluster.peer_secret_file().to_string_lossy().into_owned();
+            cluster.flags.extend(["--peer-secret-file".to_owned(), file]);
+        }
         for index in 0..cluster.nodes.len() {
             cluster.launch(index)?;
         }
@@ -227,6 +243,19 @@ impl Cluster {
             std::thread::sleep(POLL_EVERY);
         }
         Ok(cluster)
+    }
+
+    fn peer_secret_file(&self) -> PathBuf {
+        self.folder.path().join("peer-secret")
+    }
+
+    /// Replaces the file with the peer secrets, which all nodes share, at one stroke.
+    pub fn set_peer_secret(&self, text: &str) {
+        use std::os::unix::fs::PermissionsExt;
+        let fresh = self.folder.path().join("peer-secret.new");
+        std::fs::write(&fresh, text).expect("a file in our own folder");
+        std::fs::set_permissions(&fresh, PermissionsExt::from_mode(0o600)).expect("our own file");
+        std::fs::rename(&fresh, self.peer_secret_file()).expect("a file in our own folder");
     }
 
     /// The leader all running nodes agree on.

@@ -5,6 +5,7 @@ use super::errors;
 use super::words;
 use crate::machine::settings::Setting;
 use crate::reply::Refusal;
+use std::net::IpAddr;
 
 pub const NAME: &str = "LOCK.CLUSTER";
 
@@ -83,13 +84,20 @@ fn node_id(word: &[u8]) -> Result<u64, Refusal> {
 }
 
 fn address(word: &[u8]) -> Result<&str, Refusal> {
-    let text = std::str::from_utf8(word).ok().filter(|text| text.len() <= ADDRESS_BYTES_MAX);
-    let port = text.and_then(|text| text.rsplit_once(':')).and_then(|(host, port)| {
-        let port = words::decimal(port.as_bytes())?;
-        (!host.is_empty() && (1..=65535).contains(&port)).then_some(port)
-    });
-    match (text, port) {
-        (Some(text), Some(_)) => Ok(text),
-        _ => Err(errors::node_address()),
-    }
+    let text = std::str::from_utf8(word).ok().filter(|text| is_address(text));
+    text.ok_or_else(errors::node_address)
+}
+
+/// Whether other nodes could dial this: host:port, where the host is a name or an address, and not "any address".
+#[must_use]
+pub fn is_address(text: &str) -> bool {
+    let Some((host, port)) = text.rsplit_once(':').filter(|_| text.len() <= ADDRESS_BYTES_MAX) else {
+        return false;
+    };
+    let is_host_byte = |byte: u8| byte.is_ascii_alphanumeric() || b".-_:[]%".contains(&byte);
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    !bare.is_empty()
+        && host.bytes().all(is_host_byte)
+        && !bare.parse::<IpAddr>().is_ok_and(|ip| ip.is_unspecified())
+        && words::decimal(port.as_bytes()).is_some_and(|port| (1..=65535).contains(&port))
 }

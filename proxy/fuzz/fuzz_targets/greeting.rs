@@ -14,5 +14,5 @@ fn check(bytes: &[u8]) {
 fuzz_target!(|data: &[u8]| {
     check(data);
     // Past the first bytes, which chance would hardly ever find.
-    check(&[b"RFPEER\r\n\x01\0", data].concat());
+    check(&[&b"RFPEER1\n\x01\0\x01\0\x01\0"[..], data].concat());
 });

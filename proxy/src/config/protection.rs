@@ -80,15 +80,15 @@ impl Config {
     fn open_listeners(&self) -> Vec<Danger> {
         let mut listeners = self.listeners();
         listeners.extend(self.admin.map(|address| ("admin", address)));
-        listeners.extend(self.peer_listen.map(|address| ("peer-listen", address)));
-        let is_plain = |name: &str| self.tls.is_none() || matches!(name, "plain-listen" | "peer-listen");
+        // Peers have a rule of their own, which protected mode does not lift: see `peers.rs`.
+        let is_plain = |name: &str| self.tls.is_none() || name == "plain-listen";
         listeners
             .into_iter()
             .filter(|(name, address)| is_plain(name) && !address.ip().is_loopback())
             .map(|(name, address)| Danger {
                 what: format!("{name} {address} is beyond loopback and its traffic goes without TLS"),
                 way_out: match name {
-                    "plain-listen" | "peer-listen" => "use a loopback address",
+                    "plain-listen" => "use a loopback address",
                     _ => "set --tls-cert and --tls-key",
                 },
             })

@@ -145,7 +145,7 @@ pub fn decode_frame(mut frame: Bytes) -> Result<(GroupId, PeerMessage), Malforme
     let kind = get_u8(&mut frame)?;
     let group = need(&mut frame, 2)?.get_u16_le();
     let message = match kind {
-        KIND_RAFT => PeerMessage::Raft(Box::new(get_protobuf(&frame)?)),
+        KIND_RAFT => PeerMessage::Raft(Box::new(get_protobuf(&frame, &RAFT_MESSAGE)?)),
         KIND_FORWARD => PeerMessage::Forward(decode_forward(frame)?),
         KIND_SNAPSHOT_CHUNK => PeerMessage::SnapshotChunk(decode_chunk(frame)?),
         KIND_SNAPSHOT_ACK => PeerMessage::SnapshotAck(decode_ack(frame)?),
@@ -187,7 +187,7 @@ fn decode_chunk(mut frame: Bytes) -> Result<SnapshotChunk, MalformedFrame> {
     let message_bytes = get_bytes(&mut frame)?;
     let message = match message_bytes.is_empty() {
         true => None,
-        false => Some(Box::new(get_protobuf(&message_bytes)?)),
+        false => Some(Box::new(get_protobuf(&message_bytes, &RAFT_MESSAGE)?)),
     };
     Ok(SnapshotChunk { transfer, offset, bytes: frame, message })
 }
@@ -288,7 +288,7 @@ pub fn decode_meta(bytes: &[u8]) -> Result<SnapshotMeta, MalformedFrame> {
     let at = LogPosition { index: get_u64(&mut frame)?, term: get_u64(&mut frame)? };
     let size_bytes = get_u64(&mut frame)?;
     let crc32 = get_u32(&mut frame)?;
-    let conf_state: ConfState = get_protobuf(&get_bytes(&mut frame)?)?;
+    let conf_state: ConfState = get_protobuf(&get_bytes(&mut frame)?, &FLAT)?;
     let count = get_u32(&mut frame)? as usize;
     if count > MEMBERS_MAX {
         return Err(MalformedFrame("snapshot record: too many members"));
@@ -323,7 +323,56 @@ fn put_protobuf(message: &impl protobuf::Message, out: &mut BytesMut) {
     stream.check_eof();
 }
 
-fn get_protobuf<M: protobuf::Message>(bytes: &Bytes) -> Result<M, MalformedFrame> {
+/// Which fields of a protobuf message are messages themselves. Others are not looked into.
+pub struct Nested(&'static [(u64, &'static Nested)]);
+
+static FLAT: Nested = Nested(&[]);
+static SNAPSHOT_METADATA: Nested = Nested(&[(1, &FLAT)]);
+static SNAPSHOT: Nested = Nested(&[(2, &SNAPSHOT_METADATA)]);
+static RAFT_MESSAGE: Nested = Nested(&[(7, &FLAT), (9, &SNAPSHOT)]);
+pub static CONF_CHANGE: Nested = Nested(&[(2, &FLAT)]);
+
+/// False where a protobuf message has groups, which no raft message has and which protobuf 2.28 reads by unbounded recursion
+/// (RUSTSEC-2024-0437), or where its fields do not fit.
+#[must_use]
+pub fn is_without_groups(mut bytes: &[u8], nested: &Nested) -> bool {
+    while !bytes.is_empty() {
+        let Some(tag) = get_varint(&mut bytes) else { return false };
+        let skipped = match tag & 7 {
+            0 => get_varint(&mut bytes).map(|_| 0),
+            1 => Some(8),
+            2 => get_varint(&mut bytes),
+            5 => Some(4),
+            _ => None,
+        };
+        let field = skipped.and_then(|length| bytes.split_at_checked(usize::try_from(length).ok()?));
+        let Some((field, rest)) = field else { return false };
+        let inner = nested.0.iter().find(|(number, _)| *number == tag >> 3 && tag & 7 == 2);
+        if inner.is_some_and(|(_, inner)| !is_without_groups(field, inner)) {
+            return false;
+        }
+        bytes = rest;
+    }
+    true
+}
+
+fn get_varint(bytes: &mut &[u8]) -> Option<u64> {
+    let mut value = 0;
+    for at in 0..10 {
+        let byte = *bytes.get(at)?;
+        value |= u64::from(byte & 0x7f) << (7 * at);
+        if byte < 0x80 {
+            *bytes = &bytes[at + 1..];
+            return Some(value);
+        }
+    }
+    None
+}
+
+fn get_protobuf<M: protobuf::Message>(bytes: &Bytes, nested: &Nested) -> Result<M, MalformedFrame> {
+    if !is_without_groups(bytes, nested) {
+        return Err(MalformedFrame("not a raft message"));
+    }
     M::parse_from_carllerche_bytes(bytes).map_err(|_| MalformedFrame("not a raft message"))
 }
 
@@ -463,6 +512,23 @@ mod tests {
                     let _ = decode_frame(bent.into());
                 }
             }
+        }
+    }
+
+    #[test]
+    fn nested_groups_are_refused_before_they_are_read() {
+        // Depth that would overflow the stack of the thread that reads it.
+        let groups = vec![0x9b; 4 << 20];
+        let mut entry = vec![0x3a];
+        entry.extend([0x80 | (groups.len() & 0x7f) as u8, 0x80 | ((groups.len() >> 7) & 0x7f) as u8]);
+        entry.extend([0x80 | ((groups.len() >> 14) & 0x7f) as u8, (groups.len() >> 21) as u8]);
+        entry.extend(&groups);
+        for payload in [groups, entry] {
+            let mut frame = BytesMut::new();
+            frame.put_u8(KIND_RAFT);
+            frame.put_u16_le(0);
+            frame.put_slice(&payload);
+            assert_eq!(decode_frame(frame.freeze()), Err(MalformedFrame("not a raft message")));
         }
     }
 

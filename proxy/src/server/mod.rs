@@ -53,6 +53,10 @@ pub struct ServerState {
     /// Who may do what.
     pub access: access::AccessControl,
     pub clients_max: usize,
+    /// Clients of one address; `None`: the default.
+    pub clients_per_address_max: Option<usize>,
+    /// A client that sends nothing for so long is disconnected; 0: never.
+    pub idle_timeout_ms: u64,
     pub listen_address: SocketAddr,
     pub run_id: String,
     pub clock: Clock,

@@ -20,6 +20,7 @@ pub struct Stats {
     pub connections: AtomicU64,
     pub connections_refused: AtomicU64,
     pub tls_handshakes_failed: AtomicU64,
+    pub idle_disconnected: AtomicU64,
     pub commands: AtomicU64,
     pub grants: AtomicU64,
     pub releases: AtomicU64,

@@ -11,6 +11,8 @@ pub struct NodeConfig {
     pub seed: u64,
     /// The cluster versions it can run: the program's, unless a test plays another program.
     pub versions: VersionRange,
+    /// The traffic between peers is not protected: a member beyond this machine is not added.
+    pub loopback_peers_only: bool,
 
     pub tick_ms: u64,
     pub heartbeat_ticks: usize,
@@ -102,6 +104,7 @@ impl NodeConfig {
             id,
             seed,
             versions: VersionRange::PROGRAM,
+            loopback_peers_only: false,
             tick_ms: 25,
             heartbeat_ticks: 3,
             election_ticks: 12,

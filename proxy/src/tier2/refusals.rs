@@ -98,6 +98,18 @@ pub fn address_taken(addr: &str) -> Reply {
 }
 
 #[must_use]
+pub fn no_such_address() -> Reply {
+    error("ERR not the address of a node: use host:port, with a number of 1 to 65535".to_owned())
+}
+
+#[must_use]
+pub fn unprotected(addr: &str) -> Reply {
+    error(format!(
+        "ERR {addr} is beyond this machine, and traffic between nodes is not protected; start every node with --peer-secret-file first"
+    ))
+}
+
+#[must_use]
 pub fn last_voter(id: u64) -> Reply {
     error(format!("ERR node {id} is the last voter; a cluster cannot remove it"))
 }

@@ -61,13 +61,19 @@ impl TlsFiles {
         Stamps([stamp(&self.certificate), stamp(&self.key), self.client_ca.as_deref().and_then(stamp)])
     }
 
-    /// Reads the files and puts a configuration together. The error is one line.
-    pub fn load(&self) -> Result<ServerConfig, String> {
+    /// The certificate with its chain, and its key.
+    pub fn own_certificate(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), String> {
         let chain = certificates("tls-cert", &self.certificate)?;
         let key_bytes = read("tls-key", &self.key)?;
         let key = PrivateKeyDer::from_pem_slice(&key_bytes).map_err(|error| {
             format!("tls-key {}: {}", self.key.display(), pem_problem(&error, "private key"))
         })?;
+        Ok((chain, key))
+    }
+
+    /// Reads the files and puts a configuration together. The error is one line.
+    pub fn load(&self) -> Result<ServerConfig, String> {
+        let (chain, key) = self.own_certificate()?;
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()

@@ -1,19 +1,25 @@
 //! The tasks of the `peers` thread: dial each member and keep at it, accept who dials us, read frames.
 
-use super::greeting::{self, GreetingError};
+use super::greeting::{self, GreetingError, Hello};
+use super::peer_stream::PeerStream;
+use super::seal::Opener;
+use super::security::{is_loopback, PeerSecurity};
 use super::send_queue::SendQueue;
 use super::{lock, Channel, TransportShared, RAFT_QUEUE};
 use crate::node_api::wire::{decode_frame, FRAME_BYTES_MAX};
 use crate::node_api::NodeId;
 use bytes::{Buf, Bytes, BytesMut};
 use socket2::{SockRef, TcpKeepalive};
+use std::collections::VecDeque;
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
+use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 const BACKOFF_MS_MIN: u64 = 50;
@@ -25,8 +31,11 @@ const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 const UNACKED_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// TCP keep-alive interval of an idle connection.
 const KEEPALIVE: Duration = Duration::from_secs(1);
-/// Connections from others, greeted or not. One more waits in the kernel.
+const SECRETS_READ_EVERY: Duration = Duration::from_secs(1);
+/// Connections from others that have greeted. One more is closed.
 const ACCEPTED_MAX: usize = 512;
+/// Connections that have not greeted yet. One more takes the place of the oldest, so a crowd of silent strangers keeps no peer out.
+const GREETING_MAX: usize = 256;
 /// The reading buffer grows in these steps, whatever length a frame announces.
 const READ_STEP_BYTES: usize = 64 << 10;
 
@@ -74,14 +83,18 @@ async fn dial(
     peer: NodeId,
     addr: &str,
     channel: Channel,
-) -> Result<TcpStream, String> {
+) -> Result<PeerStream, String> {
+    if shared.registry.security.is_plain() && !is_loopback(addr) {
+        return Err(
+            "beyond this machine, and peers are not protected: start with --peer-secret-file or --peer-tls-cert".to_string()
+        );
+    }
     let connected = timeout(DIAL_TIMEOUT, TcpStream::connect(addr)).await;
-    let mut stream = connected.map_err(|_| "no answer".to_string())?.map_err(|e| e.to_string())?;
+    let stream = connected.map_err(|_| "no answer".to_string())?.map_err(|e| e.to_string())?;
     tune(&stream).map_err(|e| e.to_string())?;
     let greeted =
-        timeout(GREETING_TIMEOUT, greeting::dial(&mut stream, &shared.registry, peer, channel)).await;
-    greeted.map_err(|_| "no greeting in time".to_string())?.map_err(|e| e.to_string())?;
-    Ok(stream)
+        timeout(GREETING_TIMEOUT, greeting::dial(stream, addr, &shared.registry, peer, channel)).await;
+    greeted.map_err(|_| "no greeting in time".to_string())?.map_err(|e| e.to_string())
 }
 
 /// Half to one and a half times the back-off, so that nodes do not dial in lock-step.
@@ -105,15 +118,27 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
 /// Accepts until the runtime ends. Handshakes run concurrently; a slow or hostile one delays no other.
 pub(super) async fn keep_accepting(shared: Arc<TransportShared>, listener: TcpListener) {
     let places = Arc::new(Semaphore::new(ACCEPTED_MAX));
+    let mut greeting: VecDeque<AbortHandle> = VecDeque::with_capacity(GREETING_MAX);
     loop {
-        let Ok(place) = places.clone().acquire_owned().await else { return };
         match listener.accept().await {
             Ok((stream, from)) => {
-                let shared = shared.clone();
-                tokio::spawn(async move {
-                    serve(&shared, stream, from).await;
-                    drop(place);
+                greeting.retain(|task| !task.is_finished());
+                if greeting.len() >= GREETING_MAX {
+                    if let Some(oldest) = greeting.pop_front() {
+                        oldest.abort();
+                    }
+                }
+                let (shared, places) = (shared.clone(), places.clone());
+                let task = tokio::spawn(async move {
+                    let Some((hello, stream)) = greet(&shared, stream, from).await else { return };
+                    let Ok(place) = places.try_acquire_owned() else { return };
+                    // A task of its own: this one ends, so nobody takes it for one that still greets.
+                    tokio::spawn(async move {
+                        serve(&shared, &hello, stream).await;
+                        drop(place);
+                    });
                 });
+                greeting.push_back(task.abort_handle());
             }
             Err(e) => {
                 tracing::warn!("cannot accept a peer: {e}");
@@ -123,30 +148,27 @@ pub(super) async fn keep_accepting(shared: Arc<TransportShared>, listener: TcpLi
     }
 }
 
-async fn serve(shared: &Arc<TransportShared>, mut stream: TcpStream, from: std::net::SocketAddr) {
+async fn greet(shared: &TransportShared, stream: TcpStream, from: SocketAddr) -> Option<(Hello, PeerStream)> {
     if let Err(e) = tune(&stream) {
         tracing::debug!(%from, "peer connection gone: {e}");
-        return;
+        return None;
     }
-    let hello = match timeout(GREETING_TIMEOUT, greeting::accept(&mut stream, &shared.registry)).await {
-        Ok(Ok(hello)) => hello,
-        Ok(Err(GreetingError::Refused(refusal))) => {
-            tracing::warn!(%from, "peer refused: {refusal}");
-            return;
-        }
-        Ok(Err(GreetingError::Io(e))) => {
-            tracing::debug!(%from, "peer gone during its greeting: {e}");
-            return;
-        }
-        Err(_) => {
-            tracing::warn!(%from, "peer refused: no greeting in time");
-            return;
-        }
-    };
+    match timeout(GREETING_TIMEOUT, greeting::accept(stream, &shared.registry)).await {
+        Ok(Ok(greeted)) => return Some(greeted),
+        Ok(Err(GreetingError::Refused(refusal))) => shared.refused(from, &refusal.to_string()),
+        Ok(Err(GreetingError::Io(e))) => tracing::debug!(%from, "peer gone during its greeting: {e}"),
+        Err(_) => shared.refused(from, "no greeting in time"),
+    }
+    None
+}
+
+async fn serve(shared: &Arc<TransportShared>, hello: &Hello, stream: PeerStream) {
     let queue = SendQueue::new(RAFT_QUEUE);
     let key = (hello.node_id, hello.channel);
     // The newest connection wins; an older one of the same peer is dead but not yet closed.
-    lock(&shared.inbound).insert(key, queue.clone());
+    if let Some(older) = lock(&shared.inbound).insert(key, queue.clone()) {
+        older.end();
+    }
     // A peer that dials us is up: dial it now instead of waiting for the back-off.
     if let Some(peer) = lock(&shared.peers).get(&hello.node_id) {
         peer.raft.dial_now();
@@ -159,13 +181,51 @@ async fn serve(shared: &Arc<TransportShared>, mut stream: TcpStream, from: std::
     }
 }
 
+/// Reads the peer secrets or certificates again and again. A connection that was greeted with a secret that is no longer in the file
+/// is closed, and dialled again with one that is.
+pub(super) async fn keep_secrets_fresh(shared: Arc<TransportShared>) {
+    let mut last_complaint = String::new();
+    loop {
+        sleep(SECRETS_READ_EVERY).await;
+        let security = shared.registry.security.clone();
+        // On a thread of its own: the file may be on a disk that hangs.
+        let reread = tokio::task::spawn_blocking(move || match security {
+            PeerSecurity::Plain => Ok(None),
+            PeerSecurity::Secret(file) => file.reread(),
+            PeerSecurity::Tls(tls) => tls.reread().map(|changed| changed.then(Vec::new)),
+        });
+        let Ok(reread) = reread.await else { continue };
+        match reread {
+            Ok(None) => {}
+            Ok(Some(gone)) => {
+                last_complaint.clear();
+                tracing::info!(removed = gone.len(), "peer secrets read again");
+                shared.end_greeted_with(&gone);
+            }
+            Err(complaint) => {
+                if complaint != last_complaint {
+                    tracing::error!("the peer secrets in use stay: {complaint}");
+                    last_complaint = complaint;
+                }
+            }
+        }
+    }
+}
+
 /// Reads and writes until either fails.
-async fn run(shared: &TransportShared, peer: NodeId, stream: TcpStream, queue: &Arc<SendQueue>) -> io::Error {
-    let (reading, writing) = stream.into_split();
+async fn run(
+    shared: &TransportShared,
+    peer: NodeId,
+    stream: PeerStream,
+    queue: &Arc<SendQueue>,
+) -> io::Error {
+    let PeerStream { socket, session, sealed, plain, .. } = stream;
+    let (reading, writing) = socket.into_split();
     let writing = Arc::new(writing);
-    queue.attach(writing.clone());
+    queue.attach(writing.clone(), session.sealer, session.secret);
+    let incoming = Incoming { socket: reading, opener: session.opener, sealed, plain };
     let end = tokio::select! {
-        end = keep_reading(shared, peer, reading) => end,
+        end = keep_reading(shared, peer, incoming) => end,
         end = queue.keep_flushing(&writing) => end,
         end = queue.ended() => end,
     };
@@ -173,14 +233,33 @@ async fn run(shared: &TransportShared, peer: NodeId, stream: TcpStream, queue: &
     end
 }
 
-async fn keep_reading(shared: &TransportShared, peer: NodeId, mut stream: OwnedReadHalf) -> io::Error {
-    let mut buffer = BytesMut::with_capacity(READ_STEP_BYTES);
+/// The receiving half of a connection, and what was read of it.
+struct Incoming {
+    socket: OwnedReadHalf,
+    opener: Opener,
+    sealed: BytesMut,
+    plain: BytesMut,
+}
+
+impl Incoming {
+    async fn read(&mut self) -> io::Result<usize> {
+        if self.opener.is_plain() {
+            self.plain.reserve(READ_STEP_BYTES);
+            return self.socket.read_buf(&mut self.plain).await;
+        }
+        self.sealed.reserve(READ_STEP_BYTES);
+        let read = self.socket.read_buf(&mut self.sealed).await?;
+        self.opener.open(&mut self.sealed, &mut self.plain)?;
+        Ok(read)
+    }
+}
+
+async fn keep_reading(shared: &TransportShared, peer: NodeId, mut incoming: Incoming) -> io::Error {
     loop {
-        if let Err(e) = take_frames(shared, peer, &mut buffer) {
+        if let Err(e) = take_frames(shared, peer, &mut incoming.plain) {
             return e;
         }
-        buffer.reserve(READ_STEP_BYTES);
-        match stream.read_buf(&mut buffer).await {
+        match incoming.read().await {
             Ok(0) => return io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the peer"),
             Ok(_) => {}
             Err(e) => return e,

@@ -10,31 +10,43 @@
 //!
 //! # Layout
 //!
-//! - [`greeting`]: the handshake, and every reason to refuse it
+//! - [`security`]: what protects the traffic, and whom a node without protection may talk to
+//! - [`secret`]: the file with the peer secrets
+//! - [`tls`]: certificates, where peers use mutual TLS instead
+//! - `seal`: encryption of the two directions of a connection
+//! - `peer_stream`: a connection during its greeting
+//! - [`greeting`]: who greets whom, and every reason to refuse
 //! - [`peer_registry`]: what this node knows of itself and its peers, durably
 //! - `send_queue`: one queue and its socket
 //! - `link`: dialling, accepting, reading
 //!
 //! # Caveats
 //!
-//! Nothing is encrypted yet. TLS belongs between `send_queue`'s buffer and its socket. The shared secret authenticates peers; it
-//! does not protect against eavesdropping.
+//! A peer secret shows that somebody belongs to the cluster, not which node it is: whoever has it may greet as any node. The store
+//! id that a member is known by keeps mistakes out, not a holder of the secret.
 
 pub mod greeting;
 mod link;
 pub mod peer_registry;
+mod peer_stream;
+mod seal;
+pub mod secret;
+pub mod security;
 mod send_queue;
 #[cfg(test)]
 mod tests;
+pub mod tls;
 
 use crate::node_api::{ClusterMember, NodeId, PeerMessage, PeerSink};
 use peer_registry::PeerRegistry;
 use redfence_core::machine::version::ClusterVersion;
+use secret::SecretId;
 use send_queue::{Pushed, QueueLimits, SendQueue};
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 
 /// Raft's messages to one peer. While it is being dialled only a vote or two need to wait; all else is soon stale.
@@ -84,6 +96,34 @@ pub(crate) struct TransportShared {
     peers: Mutex<HashMap<NodeId, DialledPeer>>,
     /// Connections dialled by the other side, by what they are for.
     inbound: Mutex<HashMap<(NodeId, Channel), Arc<SendQueue>>>,
+    refusals: Mutex<RefusalLog>,
+}
+
+/// Anybody who reaches the port can have a line of the log, so there are few: a burst, then one in a while.
+#[derive(Default)]
+struct RefusalLog {
+    lines: u32,
+    unlogged: u64,
+    since: Option<Instant>,
+}
+
+const REFUSAL_LINES_MAX: u32 = 5;
+const REFUSAL_LINES_EVERY: Duration = Duration::from_secs(10);
+
+impl RefusalLog {
+    /// How many went without a line since the last one, where this one may have one.
+    fn admit(&mut self, now: Instant) -> Option<u64> {
+        if self.since.is_none_or(|since| now.duration_since(since) >= REFUSAL_LINES_EVERY) {
+            self.since = Some(now);
+            self.lines = 0;
+        }
+        if self.lines >= REFUSAL_LINES_MAX {
+            self.unlogged += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.unlogged))
+    }
 }
 
 /// Cheap to clone. Send from any thread.
@@ -106,8 +146,13 @@ impl Transport {
         listen: Option<std::net::TcpListener>,
         sink: Arc<dyn PeerSink>,
     ) -> std::io::Result<(Transport, JoinHandle<()>)> {
-        let shared =
-            Arc::new(TransportShared { registry, sink, peers: Mutex::default(), inbound: Mutex::default() });
+        let shared = Arc::new(TransportShared {
+            registry,
+            sink,
+            peers: Mutex::default(),
+            inbound: Mutex::default(),
+            refusals: Mutex::default(),
+        });
         let (commands, inbox) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         if let Some(listener) = &listen {
@@ -180,6 +225,22 @@ impl TransportShared {
         back.or(dialled)
     }
 
+    /// A connection that was not let in.
+    fn refused(&self, from: SocketAddr, reason: &str) {
+        if let Some(unlogged) = lock(&self.refusals).admit(Instant::now()) {
+            tracing::warn!(%from, unlogged, "peer refused: {reason}");
+        }
+    }
+
+    /// Closes every connection that was greeted with one of these secrets.
+    fn end_greeted_with(&self, gone: &[SecretId]) {
+        for peer in lock(&self.peers).values() {
+            peer.raft.end_of(gone);
+            peer.bulk.end_of(gone);
+        }
+        lock(&self.inbound).values().for_each(|queue| queue.end_of(gone));
+    }
+
     fn set_members(self: &Arc<Self>, members: Vec<ClusterMember>) {
         let fresh = self.registry.set_members(&members);
         for ((id, _), queue) in lock(&self.inbound).iter() {
@@ -223,6 +284,9 @@ async fn run(
             Ok(listener) => drop(tokio::spawn(link::keep_accepting(shared.clone(), listener))),
             Err(e) => tracing::error!("cannot use the peer listener: {e}"),
         }
+    }
+    if !shared.registry.security.is_plain() {
+        drop(tokio::spawn(link::keep_secrets_fresh(shared.clone())));
     }
     while let Some(command) = commands.recv().await {
         match command {

@@ -3,6 +3,7 @@
 //! The identity and the peers' store ids are durable before they are used. The members come from the node itself.
 
 use super::greeting::{GreetingRefusal, Hello};
+use super::security::PeerSecurity;
 use crate::node_api::{ClusterMember, NodeId};
 use crate::storage::datadir::{DataDir, KnownStores, NodeIdentity, StoreId};
 use crate::storage::StorageError;
@@ -14,7 +15,7 @@ pub struct PeerRegistry {
     dir: Arc<DataDir>,
     /// Where peers reach this node.
     pub(super) advertise: String,
-    pub(super) secret: Option<Vec<u8>>,
+    pub(super) security: PeerSecurity,
     /// What this node can run.
     pub(super) versions: VersionRange,
     /// Nodes this one was told of in its configuration: a joining node takes the cluster's id from these alone. Empty: from
@@ -37,14 +38,14 @@ impl PeerRegistry {
         dir: Arc<DataDir>,
         identity: NodeIdentity,
         advertise: String,
-        secret: Option<Vec<u8>>,
+        security: PeerSecurity,
         told_of: Vec<NodeId>,
     ) -> Result<PeerRegistry, StorageError> {
         let known = dir.known_stores()?;
         let state =
             RegistryState { identity, known, members: BTreeMap::new(), cluster_version: version::FIRST };
         let versions = VersionRange::PROGRAM;
-        Ok(PeerRegistry { dir, advertise, secret, versions, told_of, state: Mutex::new(state) })
+        Ok(PeerRegistry { dir, advertise, security, versions, told_of, state: Mutex::new(state) })
     }
 
     /// What this node can run: the program's own range, unless this says otherwise.

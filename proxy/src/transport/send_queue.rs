@@ -1,9 +1,11 @@
 //! One direction of one connection: a bounded buffer of encoded frames, and the socket it drains into.
 //!
-//! [`SendQueue::push`] encodes into the buffer, [`SendQueue::flush_now`] writes as much as the socket takes, both on the caller's
-//! thread. Where the socket is full the queue's task ([`SendQueue::keep_flushing`]) goes on. The lock is held over a write, so
+//! [`SendQueue::push`] encodes into the buffer, [`SendQueue::flush_now`] encrypts all that waits as one record (or a few) and writes as
+//! much as the socket takes, both on the caller's thread. Where the socket is full the queue's task ([`SendQueue::keep_flushing`]) goes on. The lock is held over a write, so
 //! bytes leave in the order they came; no write blocks.
 
+use super::seal::Sealer;
+use super::secret::SecretId;
 use crate::node_api::wire::{encode_frame, FrameTooLarge, FRAME_BYTES_MAX};
 use crate::node_api::{PeerMessage, GROUP};
 use bytes::{Buf, BytesMut};
@@ -14,6 +16,8 @@ use tokio::sync::Notify;
 
 /// A buffer that grew beyond this is given back once it is empty.
 const KEPT_CAPACITY_BYTES: usize = 1 << 20;
+/// Encrypted ahead of the socket.
+const SEALED_AT_ONCE_BYTES: usize = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pushed {
@@ -41,14 +45,29 @@ pub(super) struct QueueLimits {
 }
 
 struct SendQueueState {
+    /// Frames that are not encrypted yet.
     buffer: BytesMut,
+    /// Records on their way to the socket, and how many of their bytes it has taken.
+    sealed: Vec<u8>,
+    written: usize,
+    sealer: Sealer,
+    /// What the connection was greeted with.
+    secret: Option<SecretId>,
     socket: Option<Arc<OwnedWriteHalf>>,
     broken: bool,
 }
 
 impl SendQueue {
     pub(super) fn new(limits: QueueLimits) -> Arc<SendQueue> {
-        let state = SendQueueState { buffer: BytesMut::new(), socket: None, broken: false };
+        let state = SendQueueState {
+            buffer: BytesMut::new(),
+            sealed: Vec::new(),
+            written: 0,
+            sealer: Sealer::Plain,
+            secret: None,
+            socket: None,
+            broken: false,
+        };
         let (wanted, dial_now, end) = (Notify::new(), Notify::new(), Notify::new());
         Arc::new(SendQueue { state: Mutex::new(state), wanted, dial_now, end, limits })
     }
@@ -64,6 +83,14 @@ impl SendQueue {
     /// Closes the connection that drains this queue.
     pub(super) fn end(&self) {
         self.end.notify_one();
+    }
+
+    /// Closes the connection if it was greeted with one of these.
+    pub(super) fn end_of(&self, gone: &[SecretId]) {
+        let secret = self.state().secret;
+        if secret.is_some_and(|secret| gone.contains(&secret)) {
+            self.end();
+        }
     }
 
     pub(super) async fn ended(&self) -> io::Error {
@@ -83,14 +110,15 @@ impl SendQueue {
             false => self.limits.dialling_bytes,
         };
         let before = state.buffer.len();
-        if before >= limit {
+        let waiting = state.sealed.len() - state.written;
+        if before + waiting >= limit {
             return Pushed::Dropped;
         }
         if let Err(FrameTooLarge { length }) = encode_frame(GROUP, message, &mut state.buffer) {
             tracing::error!(length, limit = FRAME_BYTES_MAX, "dropping a peer message above the frame limit");
             return Pushed::Dropped;
         }
-        if before > 0 && state.buffer.len() > limit {
+        if before + waiting > 0 && state.buffer.len() + waiting > limit {
             state.buffer.truncate(before);
             return Pushed::Dropped;
         }
@@ -106,9 +134,11 @@ impl SendQueue {
         }
     }
 
-    pub(super) fn attach(&self, socket: Arc<OwnedWriteHalf>) {
+    pub(super) fn attach(&self, socket: Arc<OwnedWriteHalf>, sealer: Sealer, secret: Option<SecretId>) {
         let mut state = self.state();
         state.socket = Some(socket);
+        state.sealer = sealer;
+        state.secret = secret;
         state.broken = false;
         drop(state);
         self.wanted.notify_one();
@@ -118,8 +148,12 @@ impl SendQueue {
     pub(super) fn detach(&self) {
         let mut state = self.state();
         state.socket = None;
+        state.sealer = Sealer::Plain;
+        state.secret = None;
         state.broken = false;
         state.buffer = BytesMut::new();
+        state.sealed = Vec::new();
+        state.written = 0;
     }
 
     /// Waits until there is something to send.
@@ -156,22 +190,62 @@ impl SendQueueState {
         if self.broken {
             return Err(io::ErrorKind::BrokenPipe.into());
         }
-        let Some(socket) = &self.socket else { return Ok(self.buffer.is_empty()) };
+        let Some(socket) = self.socket.clone() else { return Ok(self.buffer.is_empty()) };
+        let flushed = match self.sealer.is_plain() {
+            true => self.flush_plain(&socket),
+            false => self.flush_sealed(&socket),
+        };
+        self.broken = flushed.is_err();
+        flushed
+    }
+
+    fn flush_plain(&mut self, socket: &OwnedWriteHalf) -> io::Result<bool> {
         while !self.buffer.is_empty() {
-            match socket.try_write(&self.buffer) {
-                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
-                Ok(written) => self.buffer.advance(written),
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-                Err(e) => {
-                    self.broken = true;
-                    return Err(e);
-                }
+            let Some(written) = write_some(socket, &self.buffer)? else { return Ok(false) };
+            self.buffer.advance(written);
+        }
+        self.shrink();
+        Ok(true)
+    }
+
+    fn flush_sealed(&mut self, socket: &OwnedWriteHalf) -> io::Result<bool> {
+        loop {
+            while self.written < self.sealed.len() {
+                let Some(written) = write_some(socket, &self.sealed[self.written..])? else {
+                    return Ok(false);
+                };
+                self.written += written;
+            }
+            self.sealed.clear();
+            self.written = 0;
+            if self.buffer.is_empty() {
+                self.shrink();
+                return Ok(true);
+            }
+            // A few records at once: fewer system calls, and a bounded second copy of what waits.
+            while !self.buffer.is_empty() && self.sealed.len() < SEALED_AT_ONCE_BYTES {
+                let taken = self.sealer.seal(&self.buffer, &mut self.sealed)?;
+                self.buffer.advance(taken);
             }
         }
+    }
+
+    fn shrink(&mut self) {
         if self.buffer.capacity() > KEPT_CAPACITY_BYTES {
             self.buffer = BytesMut::new();
         }
-        Ok(true)
+    }
+}
+
+/// `None`: the socket is full.
+fn write_some(socket: &OwnedWriteHalf, bytes: &[u8]) -> io::Result<Option<usize>> {
+    loop {
+        match socket.try_write(bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => return Ok(Some(written)),
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
     }
 }

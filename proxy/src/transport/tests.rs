@@ -1,12 +1,16 @@
 //! Peers over real sockets on the loopback.
 
 use super::peer_registry::PeerRegistry;
+use super::secret::SecretFile;
+use super::security::PeerSecurity;
+use super::tls::PeerTls;
 use super::*;
 use crate::node_api::wire::encode_frame;
 use crate::node_api::SnapshotChunk;
 use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
 use bytes::{BufMut, Bytes, BytesMut};
 use greeting::{GreetingError, Hello};
+use redfence_certs::{Authority, Usage};
 use redfence_core::machine::version::VersionRange;
 use std::io::{Read, Write};
 use std::sync::mpsc::{channel, Receiver, Sender};
@@ -37,26 +41,54 @@ struct Who {
     node_id: NodeId,
     cluster_id: u64,
     store: u128,
-    secret: Option<&'static str>,
+    /// The file of its peer secrets has these; empty: it has no file.
+    secrets: Vec<PeerSecret>,
     members: Vec<NodeId>,
 }
 
 impl Who {
     fn node(node_id: NodeId) -> Who {
-        Who { node_id, cluster_id: CLUSTER, store: u128::from(node_id), secret: None, members: vec![1, 2, 3] }
+        Who {
+            node_id,
+            cluster_id: CLUSTER,
+            store: u128::from(node_id),
+            secrets: vec![],
+            members: vec![1, 2, 3],
+        }
     }
 
     fn registry(&self, dir: &tempfile::TempDir) -> Arc<PeerRegistry> {
+        let security = match self.secrets.is_empty() {
+            true => PeerSecurity::Plain,
+            false => {
+                write_secrets(dir, &self.secrets);
+                PeerSecurity::Secret(Arc::new(SecretFile::open(&dir.path().join("secret")).unwrap()))
+            }
+        };
+        self.registry_with(dir, security)
+    }
+
+    fn registry_with(&self, dir: &tempfile::TempDir, security: PeerSecurity) -> Arc<PeerRegistry> {
         let (node_id, cluster_id) = (self.node_id, self.cluster_id);
         let identity = NodeIdentity { node_id, cluster_id, store_id: StoreId(self.store), log_made: true };
         let dir = Arc::new(DataDir::open(dir.path()).unwrap());
-        let secret = self.secret.map(|text| text.as_bytes().to_vec());
         let registry =
-            PeerRegistry::open(dir, identity, format!("n{node_id}:1"), secret, Vec::new()).unwrap();
+            PeerRegistry::open(dir, identity, format!("n{node_id}:1"), security, Vec::new()).unwrap();
         let members: Vec<ClusterMember> = self.members.iter().map(|id| member(*id, "unused")).collect();
         registry.set_members(&members);
         Arc::new(registry)
     }
+}
+
+/// A secret like no other, as the line of a file.
+type PeerSecret = String;
+
+fn secret(number: u8) -> PeerSecret {
+    format!("{number:02x}112233445566778899aabbccddeeff0123456789abcdeffedcba9876543210")
+}
+
+fn write_secrets(dir: &tempfile::TempDir, secrets: &[PeerSecret]) {
+    std::fs::write(dir.path().join("secret"), secrets.join("\n")).unwrap();
 }
 
 fn member(id: NodeId, addr: &str) -> ClusterMember {
@@ -69,7 +101,7 @@ struct Node {
     thread: Option<JoinHandle<()>>,
     seen: Receiver<Seen>,
     addr: SocketAddr,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
 impl Node {
@@ -79,12 +111,17 @@ impl Node {
 
     fn start_at(who: &Who, addr: SocketAddr) -> Node {
         let dir = tempfile::tempdir().unwrap();
+        let registry = who.registry(&dir);
+        Node::start_with(registry, dir, addr)
+    }
+
+    fn start_with(registry: Arc<PeerRegistry>, dir: tempfile::TempDir, addr: SocketAddr) -> Node {
         let listener = bind(addr).unwrap();
         let addr = listener.local_addr().unwrap();
         let (sender, seen) = channel();
         let sink = Arc::new(Collector(Mutex::new(sender)));
-        let (transport, thread) = Transport::start(who.registry(&dir), Some(listener), sink).unwrap();
-        Node { transport, thread: Some(thread), seen, addr, _dir: dir }
+        let (transport, thread) = Transport::start(registry, Some(listener), sink).unwrap();
+        Node { transport, thread: Some(thread), seen, addr, dir }
     }
 
     fn knows(&self, others: &[&Node], ids: &[NodeId]) {
@@ -125,7 +162,11 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 }
 
 fn connect_pair() -> (Node, Node) {
-    let (one, two) = (Node::start(&Who::node(1)), Node::start(&Who::node(2)));
+    connect(&Who::node(1), &Who::node(2))
+}
+
+fn connect(one: &Who, two: &Who) -> (Node, Node) {
+    let (one, two) = (Node::start(one), Node::start(two));
     one.knows(&[&two], &[2]);
     two.knows(&[&one], &[1]);
     eventually("one reaches two", || {
@@ -211,9 +252,8 @@ fn a_peer_that_does_not_read_costs_a_bounded_queue() {
     let _deaf = runtime.block_on(async {
         listener.set_nonblocking(true).unwrap();
         let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-        let (mut stream, _) = listener.accept().await.unwrap();
-        greeting::accept(&mut stream, &two_book).await.unwrap();
-        stream
+        let (stream, _) = listener.accept().await.unwrap();
+        greeting::accept(stream, &two_book).await.unwrap()
     });
     eventually("connected", || one.transport.shared.queue(2, Channel::Raft).unwrap().is_connected());
     let big = PeerMessage::Forward(crate::node_api::Forward {
@@ -259,10 +299,10 @@ fn garbage_and_giant_frames_end_their_connection_alone() {
     bent[0] -= 2;
     for bytes in [giant, unknown, bent] {
         runtime.block_on(async {
-            let mut stream = TcpStream::connect(one.addr).await.unwrap();
-            greeting::dial(&mut stream, &three, 1, Channel::Raft).await.unwrap();
-            tokio::io::AsyncWriteExt::write_all(&mut stream, &bytes).await.unwrap();
-            let closed = tokio::io::AsyncReadExt::read_u8(&mut stream);
+            let stream = TcpStream::connect(one.addr).await.unwrap();
+            let mut stream = greeting::dial(stream, "127.0.0.1:1", &three, 1, Channel::Raft).await.unwrap();
+            tokio::io::AsyncWriteExt::write_all(&mut stream.socket, &bytes).await.unwrap();
+            let closed = tokio::io::AsyncReadExt::read_u8(&mut stream.socket);
             let closed = tokio::time::timeout(PATIENCE, closed).await.expect("closed in time");
             assert!(closed.is_err());
         });
@@ -292,12 +332,12 @@ fn meet(dialler: &PeerRegistry, acceptor: &PeerRegistry) -> (Option<String>, Opt
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
         let dial = async {
-            let mut stream = TcpStream::connect(addr).await.unwrap();
-            greeting::dial(&mut stream, dialler, 2, Channel::Raft).await
+            let stream = TcpStream::connect(addr).await.unwrap();
+            greeting::dial(stream, "127.0.0.1:1", dialler, 2, Channel::Raft).await.map(|_| ())
         };
         let accept = async {
-            let (mut stream, _) = listener.accept().await.unwrap();
-            greeting::accept(&mut stream, acceptor).await.map(|_| ())
+            let (stream, _) = listener.accept().await.unwrap();
+            greeting::accept(stream, acceptor).await.map(|_| ())
         };
         let (dialled, accepted) = tokio::join!(dial, accept);
         let text = |outcome: Result<(), GreetingError>| outcome.err().map(|e| e.to_string());
@@ -326,12 +366,287 @@ fn whoever_does_not_belong_is_refused_on_both_sides() {
 }
 
 #[test]
+fn in_clear_a_refusal_names_no_cluster_and_no_store() {
+    let stranger = Who { cluster_id: 99, ..Who::node(1) };
+    let (told, logged) = greet(&stranger, &Who::node(2), None);
+    assert!(logged.unwrap().contains(&format!("{CLUSTER:016x}")), "our own log says it all");
+    assert!(!told.unwrap().contains(&format!("{CLUSTER:x}")));
+    let wiped = Who { store: 0xABCD_EF12, ..Who::node(1) };
+    let known = Who { store: 0x1234_5678, ..Who::node(1) };
+    let (told, logged) = greet(&known, &Who::node(2), Some(&wiped));
+    assert!(logged.unwrap().contains("12345678"));
+    let told = told.unwrap();
+    assert!(told.contains("its disk was wiped") && !told.contains("12345678"), "{told}");
+}
+
+#[test]
 fn a_secret_is_needed_on_both_sides() {
-    let with = |node, secret| Who { secret: Some(secret), ..Who::node(node) };
-    assert_eq!(greet(&with(1, "s"), &with(2, "s"), None), (None, None));
-    both_say(&greet(&with(1, "s"), &with(2, "t"), None), "the peer secret is missing or differs");
-    both_say(&greet(&Who::node(1), &with(2, "t"), None), "the peer secret is missing or differs");
-    both_say(&greet(&with(1, "s"), &Who::node(2), None), "the peer secret is missing or differs");
+    let with = |node, number| Who { secrets: vec![secret(number)], ..Who::node(node) };
+    assert_eq!(greet(&with(1, 1), &with(2, 1), None), (None, None));
+    let differs = "the peer secret is missing or differs";
+    for (dialler, acceptor) in
+        [(with(1, 1), with(2, 2)), (Who::node(1), with(2, 2)), (with(1, 1), Who::node(2))]
+    {
+        let (dialled, accepted) = greet(&dialler, &acceptor, None);
+        assert!(dialled.unwrap().contains(differs));
+        assert!(accepted.is_some(), "the acceptor lets nobody in");
+    }
+}
+
+#[test]
+fn a_node_dials_with_the_first_secret_and_accepts_all() {
+    let old = |node| Who { secrets: vec![secret(1)], ..Who::node(node) };
+    let both = |node| Who { secrets: vec![secret(1), secret(2)], ..Who::node(node) };
+    let turned = |node| Who { secrets: vec![secret(2), secret(1)], ..Who::node(node) };
+    let new = |node| Who { secrets: vec![secret(2)], ..Who::node(node) };
+    // Each step of a rotation beside the one before it, either way round.
+    for (before, after) in [(old(1), both(2)), (both(1), turned(2)), (turned(1), new(2))] {
+        assert_eq!(greet(&before, &after, None), (None, None));
+        let (before, after) = (Who { node_id: 2, ..before }, Who { node_id: 1, ..after });
+        assert_eq!(greet(&after, &before, None), (None, None));
+    }
+    assert!(greet(&old(1), &new(2), None).1.is_some());
+}
+
+#[test]
+fn with_a_secret_messages_of_every_size_arrive_in_order() {
+    let with = |node| Who { secrets: vec![secret(1)], ..Who::node(node) };
+    let (one, two) = connect(&with(1), &with(2));
+    let piece = Bytes::from((0..1_000_000u32).map(|n| n as u8).collect::<Vec<_>>());
+    for number in 1..=300 {
+        one.transport.send_all([(2, note(number))]);
+    }
+    let chunk = SnapshotChunk { transfer: 1, offset: 0, bytes: piece, message: None };
+    one.transport.send_all([(2, PeerMessage::SnapshotChunk(chunk.clone()))]);
+    let (mut numbers, mut chunks) = (Vec::new(), Vec::new());
+    eventually("all arrived", || {
+        for seen in two.seen.try_iter() {
+            match seen {
+                Seen::Message(1, PeerMessage::NotMember { conf_index }) if conf_index > 0 => {
+                    numbers.push(conf_index)
+                }
+                Seen::Message(1, PeerMessage::SnapshotChunk(chunk)) => chunks.push(chunk),
+                _ => {}
+            }
+        }
+        numbers.len() == 300 && chunks.len() == 1
+    });
+    assert_eq!(numbers, (1..=300).collect::<Vec<_>>());
+    assert_eq!(chunks, [chunk]);
+}
+
+#[test]
+fn a_secret_is_rotated_while_messages_flow() {
+    let with = |node| Who { secrets: vec![secret(1)], ..Who::node(node) };
+    let (one, two) = connect(&with(1), &with(2));
+    let steps = [vec![secret(1), secret(2)], vec![secret(2), secret(1)], vec![secret(2)]];
+    for (step, secrets) in steps.iter().enumerate() {
+        for node in [&one, &two] {
+            write_secrets(&node.dir, secrets);
+            let registry = &node.transport.shared.registry;
+            let PeerSecurity::Secret(file) = &registry.security else { panic!("it has secrets") };
+            eventually("the file is read", || {
+                file.secrets().len() == secrets.len() && {
+                    file.secrets()[0] == secret::PeerSecret::parse(&secrets[0]).unwrap()
+                }
+            });
+            let number = 100 * (step as u64 + 1);
+            eventually("both hear each other", || {
+                one.say(2, number);
+                two.say(1, number);
+                two.hears(1, number) && one.hears(2, number)
+            });
+        }
+    }
+    let stranger = Who { secrets: vec![secret(1)], ..Who::node(3) };
+    let dir = tempfile::tempdir().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let refused = runtime.block_on(async {
+        let stream = TcpStream::connect(one.addr).await.unwrap();
+        greeting::dial(stream, "127.0.0.1:1", &stranger.registry(&dir), 1, Channel::Raft).await.is_err()
+    });
+    assert!(refused, "the old secret opens nothing any more");
+}
+
+/// Sends bytes to a node and returns what it answers until it closes.
+fn answer_to(addr: SocketAddr, bytes: &[u8]) -> Vec<u8> {
+    let mut stream = std::net::TcpStream::connect(addr).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(bytes).unwrap();
+    let mut answer = Vec::new();
+    // A reset counts as closed.
+    if let Err(error) = stream.read_to_end(&mut answer) {
+        assert_eq!(error.kind(), std::io::ErrorKind::ConnectionReset, "closed in time");
+    }
+    answer
+}
+
+#[test]
+fn a_stranger_gets_no_byte_and_disturbs_nobody() {
+    let with = |node| Who { secrets: vec![secret(1)], ..Who::node(node) };
+    let (one, two) = connect(&with(1), &with(2));
+    let mut greeting = BytesMut::new();
+    let dir = tempfile::tempdir().unwrap();
+    let identity = Who::node(2).registry(&dir).identity();
+    let hello = Hello {
+        versions: VersionRange::PROGRAM,
+        cluster_version: 1,
+        cluster_id: CLUSTER,
+        node_id: 2,
+        to_node: 1,
+        store_id: identity.store_id,
+        channel: Channel::Raft,
+        advertise: "n2:1".to_string(),
+    };
+    let hello = hello.encode();
+    greeting.put_u32_le(hello.len() as u32 + 3);
+    greeting.put_slice(&[1, 0, 0]);
+    greeting.put_slice(&hello);
+    // Half of a handshake is closed after a time.
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], &[0; 48], &greeting, &[7; 20], &[]] {
+        assert_eq!(answer_to(one.addr, bytes), b"", "{bytes:?}");
+    }
+    eventually("the others are unharmed", || {
+        two.say(1, 77);
+        one.hears(2, 77)
+    });
+}
+
+#[test]
+fn a_replayed_greeting_is_not_acted_on() {
+    let with = |node| Who { secrets: vec![secret(1)], ..Who::node(node) };
+    let one = Node::start(&with(1));
+    let (recorder_addr, recorded) = record_through(one.addr);
+    let two = Node::start(&with(2));
+    two.transport.set_members(vec![member(1, &recorder_addr.to_string())]);
+    eventually("one hears two", || {
+        two.say(1, 5);
+        one.hears(2, 5)
+    });
+    let bytes = lock(&recorded).clone();
+    assert!(bytes.len() > 200, "a whole session was recorded");
+    drop(two);
+    while one.seen.try_recv().is_ok() {}
+    let answer = answer_to(one.addr, &bytes);
+    assert!(answer.len() <= 48, "an ephemeral key at most");
+    assert!(one.seen.try_iter().all(|seen| !matches!(seen, Seen::Message(..))), "nothing was acted on");
+}
+
+/// Passes connections on to `to`, and keeps what the first dialler sends.
+fn record_through(to: SocketAddr) -> (SocketAddr, Arc<Mutex<Vec<u8>>>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let addr = listener.local_addr().unwrap();
+    let recorded = Arc::new(Mutex::new(Vec::new()));
+    let for_thread = recorded.clone();
+    std::thread::spawn(move || {
+        let (mut dialler, _) = listener.accept().unwrap();
+        drop(listener);
+        let mut acceptor = std::net::TcpStream::connect(to).unwrap();
+        let (mut back_from, mut back_to) = (acceptor.try_clone().unwrap(), dialler.try_clone().unwrap());
+        std::thread::spawn(move || std::io::copy(&mut back_from, &mut back_to));
+        let mut buffer = [0; 4_096];
+        while let Ok(read @ 1..) = dialler.read(&mut buffer) {
+            lock(&for_thread).extend_from_slice(&buffer[..read]);
+            if acceptor.write_all(&buffer[..read]).is_err() {
+                break;
+            }
+        }
+    });
+    (addr, recorded)
+}
+
+#[test]
+fn a_crowd_of_silent_connections_keeps_no_peer_out() {
+    let with = |node| Who { secrets: vec![secret(1)], ..Who::node(node) };
+    let one = Node::start(&with(1));
+    let crowd: Vec<_> = (0..300).map(|_| std::net::TcpStream::connect(one.addr).unwrap()).collect();
+    let two = Node::start(&with(2));
+    two.knows(&[&one], &[1]);
+    eventually("one hears two", || {
+        two.say(1, 5);
+        one.hears(2, 5)
+    });
+    drop(crowd);
+}
+
+/// Certificates of `authority` for a node on loopback, in `dir`.
+fn certificates(dir: &tempfile::TempDir, authority: &Authority, hosts: &[&str]) -> PeerSecurity {
+    let issued = authority.issue("node", hosts, Usage::Peer).unwrap();
+    issued.write(dir.path(), "node").unwrap();
+    std::fs::write(dir.path().join("ca.crt"), &authority.pair().certificate).unwrap();
+    let path = |name| dir.path().join(name);
+    PeerSecurity::Tls(Arc::new(PeerTls::open(&path("node.crt"), &path("node.key"), &path("ca.crt")).unwrap()))
+}
+
+#[test]
+fn with_certificates_of_one_authority_messages_of_every_size_arrive_in_order() {
+    let authority = Authority::new("peers").unwrap();
+    let [one, two] = [1, 2].map(|id| {
+        let dir = tempfile::tempdir().unwrap();
+        let security = certificates(&dir, &authority, &["127.0.0.1"]);
+        Node::start_with(Who::node(id).registry_with(&dir, security), dir, "127.0.0.1:0".parse().unwrap())
+    });
+    one.knows(&[&two], &[2]);
+    two.knows(&[&one], &[1]);
+    let piece = Bytes::from((0..1_000_000u32).map(|n| n as u8).collect::<Vec<_>>());
+    eventually("two hears one", || {
+        one.say(2, 1);
+        two.hears(1, 1)
+    });
+    eventually("one hears two", || {
+        two.say(1, 1);
+        one.hears(2, 1)
+    });
+    let chunk = SnapshotChunk { transfer: 1, offset: 0, bytes: piece, message: None };
+    for number in 2..=300 {
+        one.transport.send_all([(2, note(number))]);
+    }
+    one.transport.send_all([(2, PeerMessage::SnapshotChunk(chunk.clone()))]);
+    let (mut numbers, mut chunks) = (Vec::new(), Vec::new());
+    eventually("all arrived", || {
+        for seen in two.seen.try_iter() {
+            match seen {
+                Seen::Message(1, PeerMessage::NotMember { conf_index }) if conf_index > 1 => {
+                    numbers.push(conf_index)
+                }
+                Seen::Message(1, PeerMessage::SnapshotChunk(chunk)) => chunks.push(chunk),
+                _ => {}
+            }
+        }
+        numbers.len() == 299 && chunks.len() == 1
+    });
+    assert_eq!(numbers, (2..=300).collect::<Vec<_>>());
+    assert_eq!(chunks, [chunk]);
+    // Plain bytes, a broken handshake, silence.
+    for bytes in [&b"RFPEER1\n"[..], &[22, 3, 1, 0, 100], &[]] {
+        let answer = answer_to(one.addr, bytes);
+        assert!(!answer.windows(4).any(|bytes| bytes == b"peer"), "{answer:?}");
+    }
+}
+
+#[test]
+fn a_certificate_of_another_authority_or_for_another_host_is_refused() {
+    let (authority, other) = (Authority::new("peers").unwrap(), Authority::new("others").unwrap());
+    let dirs = [(); 4].map(|()| tempfile::tempdir().unwrap());
+    let two = Who::node(2).registry_with(&dirs[0], certificates(&dirs[0], &authority, &["127.0.0.1"]));
+    let good = Who::node(1).registry_with(&dirs[1], certificates(&dirs[1], &authority, &["127.0.0.1"]));
+    assert_eq!(meet(&good, &two), (None, None));
+    let stranger = Who::node(1).registry_with(&dirs[2], certificates(&dirs[2], &other, &["127.0.0.1"]));
+    let (dialled, accepted) = meet(&stranger, &two);
+    assert!(dialled.is_some() && accepted.is_some());
+    let elsewhere = Who::node(2).registry_with(&dirs[3], certificates(&dirs[3], &authority, &["10.9.8.7"]));
+    assert!(meet(&good, &elsewhere).0.is_some(), "the certificate is for another host");
+    let plain_dir = tempfile::tempdir().unwrap();
+    assert!(meet(&Who::node(1).registry(&plain_dir), &two).1.is_some());
+}
+
+#[test]
+fn refusals_are_logged_a_few_times_and_then_counted() {
+    let mut log = RefusalLog::default();
+    let now = Instant::now();
+    let logged = (0..100).filter(|_| log.admit(now).is_some()).count();
+    assert_eq!(logged, REFUSAL_LINES_MAX as usize);
+    assert_eq!(log.admit(now + REFUSAL_LINES_EVERY), Some(95));
 }
 
 #[test]
@@ -342,12 +657,12 @@ fn a_removed_node_is_let_in_so_that_it_can_be_told() {
 
 #[test]
 fn a_joining_node_takes_the_cluster_of_its_first_caller_and_keeps_it() {
-    for secret in [None, Some("s")] {
+    for secrets in [vec![], vec![secret(1)]] {
         let dir = tempfile::tempdir().unwrap();
-        let joining = Who { cluster_id: 0, members: vec![], secret, ..Who::node(2) };
+        let joining = Who { cluster_id: 0, members: vec![], secrets: secrets.clone(), ..Who::node(2) };
         let registry = joining.registry(&dir);
         let caller_dir = tempfile::tempdir().unwrap();
-        let caller = Who { secret, ..Who::node(1) };
+        let caller = Who { secrets, ..Who::node(1) };
         assert_eq!(meet(&caller.registry(&caller_dir), &registry), (None, None));
         assert_eq!(registry.identity().cluster_id, CLUSTER);
         drop(registry);

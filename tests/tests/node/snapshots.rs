@@ -109,7 +109,8 @@ fn waiters_survive_a_snapshot_install_on_their_own_node() {
 /// The first chunk of a snapshot of 1,000 bytes.
 fn first_chunk(from: NodeId, to: NodeId, bytes: &'static [u8]) -> SnapshotChunk {
     let at = LogPosition { index: 2, term: 1 };
-    let meta = SnapshotMeta { at, size_bytes: 1_000, ..SnapshotMeta::default() };
+    let founders = [1, 2, 3].map(|id| (id, format!("host{id}:7380")));
+    let meta = SnapshotMeta { at, size_bytes: 1_000, ..SnapshotMeta::founding(&founders) };
     let mut message = Message { from, to, term: 1, ..Message::default() };
     message.set_msg_type(MessageType::MsgSnapshot);
     message.mut_snapshot().data = encode_meta(&meta);

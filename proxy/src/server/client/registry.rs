@@ -3,9 +3,9 @@
 use crate::server::routing::waiting::Waiting;
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 
@@ -28,6 +28,8 @@ pub struct ClientInfo {
     routed_by: AtomicU64,
     /// What that is, where it is one command that may wait for long.
     waiting: Mutex<Option<Waiting>>,
+    /// A reply is awaited or not yet read. Kept up to date where there is an idle time-out.
+    pub busy: AtomicBool,
 }
 
 /// What the client says of itself.
@@ -138,22 +140,61 @@ impl ClientInfo {
 #[derive(Debug, Default)]
 pub struct Registry {
     next_id: AtomicU64,
-    infos: Mutex<BTreeMap<u64, Arc<ClientInfo>>>,
+    table: Mutex<ClientTable>,
+}
+
+#[derive(Debug, Default)]
+struct ClientTable {
+    infos: BTreeMap<u64, Arc<ClientInfo>>,
+    /// How many come from each address.
+    addresses: BTreeMap<IpAddr, usize>,
+}
+
+/// How many clients there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientLimits {
+    pub clients_max: usize,
+    /// From one address. `None`: [`PER_ADDRESS_DEFAULT`], and any number from loopback.
+    pub per_address_max: Option<usize>,
+}
+
+/// A proxy or a NAT gateway in front of many clients is one address too.
+pub const PER_ADDRESS_DEFAULT: usize = 1_000;
+
+impl ClientLimits {
+    fn of_address(&self, ip: IpAddr) -> usize {
+        match self.per_address_max {
+            Some(0) => usize::MAX,
+            Some(max) => max,
+            None if ip.to_canonical().is_loopback() => usize::MAX,
+            None => PER_ADDRESS_DEFAULT,
+        }
+    }
+}
+
+/// Why a client is turned away.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TooMany {
+    Clients,
+    OfThisAddress,
 }
 
 impl Registry {
-    /// Writes an entry for a new client. `None` where there are `clients_max` already.
-    #[must_use]
+    /// Writes an entry for a new client.
     pub fn enter(
         &self,
         address: SocketAddr,
         local_address: SocketAddr,
         now_ms: u64,
-        clients_max: usize,
-    ) -> Option<Arc<ClientInfo>> {
-        let mut infos = self.infos.lock().expect("mutex poisoned");
-        if infos.len() >= clients_max {
-            return None;
+        limits: ClientLimits,
+    ) -> Result<Arc<ClientInfo>, TooMany> {
+        let mut table = self.table();
+        if table.infos.len() >= limits.clients_max {
+            return Err(TooMany::Clients);
+        }
+        let of_address = table.addresses.get(&address.ip()).copied().unwrap_or(0);
+        if of_address >= limits.of_address(address.ip()) {
+            return Err(TooMany::OfThisAddress);
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed) + 1;
         let info = Arc::new(ClientInfo {
@@ -170,23 +211,52 @@ impl Registry {
             task: OnceLock::new(),
             routed_by: AtomicU64::new(0),
             waiting: Mutex::default(),
+            busy: AtomicBool::new(false),
         });
-        infos.insert(id, Arc::clone(&info));
-        Some(info)
+        *table.addresses.entry(address.ip()).or_default() += 1;
+        table.infos.insert(id, Arc::clone(&info));
+        Ok(info)
     }
 
     pub fn leave(&self, id: u64) {
-        self.infos.lock().expect("mutex poisoned").remove(&id);
+        let mut table = self.table();
+        let Some(info) = table.infos.remove(&id) else { return };
+        if let Some(count) = table.addresses.get_mut(&info.address.ip()) {
+            *count -= 1;
+            if *count == 0 {
+                table.addresses.remove(&info.address.ip());
+            }
+        }
+    }
+
+    /// Ends clients that have sent no command for this long, wait for no reply and have subscribed to nothing. Answers how many.
+    pub fn end_idle(&self, now_ms: u64, idle_ms: u64) -> usize {
+        let is_idle = |info: &&Arc<ClientInfo>| {
+            let silent_ms = now_ms.saturating_sub(info.seen_ms.load(Ordering::Relaxed));
+            let listens = info.subscriptions.load(Ordering::Relaxed) > 0;
+            silent_ms >= idle_ms && !listens && !info.busy.load(Ordering::Relaxed)
+        };
+        let idle: Vec<Arc<ClientInfo>> = self.table().infos.values().filter(is_idle).cloned().collect();
+        for info in &idle {
+            // It is counted once, however long its end takes.
+            info.busy.store(true, Ordering::Relaxed);
+            info.kill();
+        }
+        idle.len()
+    }
+
+    fn table(&self) -> MutexGuard<'_, ClientTable> {
+        self.table.lock().expect("mutex poisoned")
     }
 
     #[must_use]
     pub fn has(&self, id: u64) -> bool {
-        self.infos.lock().expect("mutex poisoned").contains_key(&id)
+        self.table().infos.contains_key(&id)
     }
 
     #[must_use]
     pub fn len(&self) -> usize {
-        self.infos.lock().expect("mutex poisoned").len()
+        self.table().infos.len()
     }
 
     #[must_use]
@@ -197,6 +267,53 @@ impl Registry {
     /// A copy of the table, oldest first.
     #[must_use]
     pub fn infos(&self) -> Vec<Arc<ClientInfo>> {
-        self.infos.lock().expect("mutex poisoned").values().cloned().collect()
+        self.table().infos.values().cloned().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn enter(registry: &Registry, from: &str, limits: ClientLimits) -> Result<Arc<ClientInfo>, TooMany> {
+        registry.enter(from.parse().unwrap(), "127.0.0.1:6380".parse().unwrap(), 0, limits)
+    }
+
+    #[test]
+    fn one_address_cannot_take_every_place() {
+        let registry = Registry::default();
+        let limits = ClientLimits { clients_max: 10, per_address_max: Some(2) };
+        let first = enter(&registry, "10.0.0.1:1", limits).unwrap();
+        enter(&registry, "10.0.0.1:2", limits).unwrap();
+        assert_eq!(enter(&registry, "10.0.0.1:3", limits).unwrap_err(), TooMany::OfThisAddress);
+        enter(&registry, "10.0.0.2:1", limits).unwrap();
+        registry.leave(first.id);
+        registry.leave(first.id);
+        enter(&registry, "10.0.0.1:4", limits).unwrap();
+        let few = ClientLimits { clients_max: 3, ..limits };
+        assert_eq!(enter(&registry, "10.0.0.3:1", few).unwrap_err(), TooMany::Clients);
+    }
+
+    #[test]
+    fn by_default_only_loopback_may_take_any_number() {
+        let limits = ClientLimits { clients_max: 10_000, per_address_max: None };
+        assert_eq!(limits.of_address("127.0.0.1".parse().unwrap()), usize::MAX);
+        assert_eq!(limits.of_address("::ffff:127.0.0.1".parse().unwrap()), usize::MAX);
+        assert_eq!(limits.of_address("10.0.0.1".parse().unwrap()), PER_ADDRESS_DEFAULT);
+        let unlimited = ClientLimits { per_address_max: Some(0), ..limits };
+        assert_eq!(unlimited.of_address("10.0.0.1".parse().unwrap()), usize::MAX);
+    }
+
+    #[test]
+    fn only_idle_clients_are_ended() {
+        let registry = Registry::default();
+        let limits = ClientLimits { clients_max: 10, per_address_max: None };
+        let infos: Vec<_> =
+            (1..=4).map(|port| enter(&registry, &format!("10.0.0.1:{port}"), limits).unwrap()).collect();
+        infos[1].busy.store(true, Ordering::Relaxed);
+        infos[2].subscriptions.store(1, Ordering::Relaxed);
+        infos[3].seen_ms.store(900, Ordering::Relaxed);
+        assert_eq!(registry.end_idle(1_000, 1_000), 1);
+        assert_eq!(registry.end_idle(999, 1_000), 0);
     }
 }

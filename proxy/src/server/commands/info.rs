@@ -96,6 +96,7 @@ fn persistence(_: &ServerState, text: &mut String) {
 fn stats(server: &ServerState, text: &mut String) {
     line(text, "total_connections_received", load(&server.stats.connections));
     line(text, "rejected_connections", load(&server.stats.connections_refused));
+    line(text, "idle_disconnected_clients", load(&server.stats.idle_disconnected));
     line(text, "total_commands_processed", load(&server.stats.commands));
     line(text, "pubsub_channels", server.hub.channel_count());
     line(text, "pubsub_patterns", server.hub.pattern_count());

@@ -1,5 +1,6 @@
 //! `LOCK.*` and `FENCE.*`: the router decides, then Tier 1, Tier 2 or the node itself answers.
 
+use crate::log_text::Escaped;
 use crate::node_api::{AdminRequest, NodeStatus, OwnedQuery};
 use crate::server::context::CommandContext;
 use crate::server::ids;
@@ -36,7 +37,7 @@ impl CommandContext {
         let owner = ids::owner();
         let LockPlan { request, destination, is_routed } = plan;
         if let Request::ForceRelease(request) = &request {
-            let resource = String::from_utf8_lossy(request.resource);
+            let resource = Escaped(request.resource);
             tracing::warn!(client = %self.client.info.address, %resource, "LOCK.FORCERELEASE");
         }
         match destination {
@@ -186,7 +187,7 @@ impl CommandContext {
         if !self.can_join(InFlight::Alone) {
             return Progress::Stalled;
         }
-        let (setting, shown) = (name.as_str(), String::from_utf8_lossy(value));
+        let (setting, shown) = (name.as_str(), Escaped(value));
         tracing::warn!(client = %self.client.info.address, setting, value = %shown, "LOCK.CLUSTER SET");
         match name {
             Setting::Route | Setting::DefaultTier => {

@@ -66,7 +66,7 @@ impl CommandContext {
             return self.refuse(refusal);
         }
         let known: [(&'static str, String); 11] = [
-            ("timeout", "0".into()),
+            ("timeout", self.server.idle_timeout_ms.div_ceil(1_000).to_string()),
             ("databases", crate::server::client::session::DATABASES.to_string()),
             ("maxclients", self.server.clients_max.to_string()),
             ("replica-read-only", "yes".into()),

@@ -17,6 +17,7 @@ use redfence_core::limits::UNREAD_REPLIES_BYTES_MAX;
 use redfence_core::reply::{Refusal, Reply};
 use smallvec::SmallVec;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::time::Sleep;
@@ -95,6 +96,7 @@ impl Connection {
                 Ok(true) => {}
                 Ok(false) => {
                     self.report_memory();
+                    self.report_busy();
                     return Poll::Pending;
                 }
                 Err(Disconnect) => return Poll::Ready(()),
@@ -265,6 +267,15 @@ impl Connection {
         if bytes.abs_diff(self.reported_bytes) >= REPORT_BYTES {
             self.reported_bytes = bytes;
             Arc::clone(&self.context.client.account).report(bytes);
+        }
+    }
+
+    /// A client that waits for a reply, or has not read one, is not idle.
+    fn report_busy(&self) {
+        if self.context.server.idle_timeout_ms > 0 {
+            let replies = &self.context.replies;
+            let busy = !replies.awaited.is_empty() || !replies.out.is_empty();
+            self.context.client.info.busy.store(busy, Ordering::Relaxed);
         }
     }
 

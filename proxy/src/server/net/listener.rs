@@ -1,6 +1,7 @@
 //! Accepts clients. Whatever goes wrong with one of them, or with the number of open files, the next is accepted.
 
 use crate::server::access::login::LOGIN_WITHIN;
+use crate::server::client::registry::{ClientLimits, TooMany};
 use crate::server::client::session::Client;
 use crate::server::net::connection::Connection;
 use crate::server::routing::router::ListenerKind;
@@ -19,6 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 const BACKLOG: u32 = 1024;
 const TOO_MANY: &[u8] = b"-ERR max number of clients reached\r\n";
+const TOO_MANY_OF_ADDRESS: &[u8] = b"-ERR max number of clients of this address reached\r\n";
 
 /// Binds an address. The error says which and why.
 pub fn bind(address: SocketAddr) -> Result<TcpListener, String> {
@@ -64,13 +66,17 @@ fn welcome(
     let Ok(local_address) = stream.local_addr() else { return };
     // Fails only on a socket that is dead already.
     let _ = stream.set_nodelay(true);
-    let info = server.clients.enter(address, local_address, server.now_ms(), server.clients_max);
-    let Some(info) = info else {
-        server.stats.connections_refused.fetch_add(1, Ordering::Relaxed);
-        if tls.is_none() {
-            tokio::spawn(turn_away(stream));
+    let limits =
+        ClientLimits { clients_max: server.clients_max, per_address_max: server.clients_per_address_max };
+    let info = match server.clients.enter(address, local_address, server.now_ms(), limits) {
+        Ok(info) => info,
+        Err(too_many) => {
+            server.stats.connections_refused.fetch_add(1, Ordering::Relaxed);
+            if tls.is_none() {
+                tokio::spawn(turn_away(stream, too_many));
+            }
+            return;
         }
-        return;
     };
     server.stats.connections.fetch_add(1, Ordering::Relaxed);
     let account = server.memory.open(info.id);
@@ -129,7 +135,21 @@ async fn serve_tls(mut newcomer: Newcomer, tls: Arc<Acceptor>, stream: TcpStream
     Box::pin(connection.run()).await;
 }
 
-async fn turn_away(mut stream: TcpStream) {
+async fn turn_away(mut stream: TcpStream, too_many: TooMany) {
+    let line = match too_many {
+        TooMany::Clients => TOO_MANY,
+        TooMany::OfThisAddress => TOO_MANY_OF_ADDRESS,
+    };
     // Nobody waits for the outcome.
-    let _ = stream.write_all(TOO_MANY).await;
+    let _ = stream.write_all(line).await;
+}
+
+/// Ends idle clients, for ever.
+pub async fn keep_ending_idle(server: Arc<ServerState>) {
+    let idle_ms = server.idle_timeout_ms;
+    loop {
+        tokio::time::sleep(Duration::from_millis((idle_ms / 4).clamp(10, 1_000))).await;
+        let ended = server.clients.end_idle(server.now_ms(), idle_ms);
+        server.stats.idle_disconnected.fetch_add(ended as u64, Ordering::Relaxed);
+    }
 }

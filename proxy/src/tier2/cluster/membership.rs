@@ -9,8 +9,10 @@
 use crate::node_api::wire;
 use crate::node_api::{AdminRequest, ClusterMember, NodeId, SnapshotMeta, Ticket};
 use crate::tier2::refusals;
+use crate::transport::security::is_loopback;
 use bytes::Bytes;
 use raft::eraftpb::{ConfChangeSingle, ConfChangeType, ConfChangeV2, ConfState};
+use redfence_core::grammar::cluster;
 use redfence_core::reply::Reply;
 use std::collections::BTreeMap;
 
@@ -91,9 +93,16 @@ impl Membership {
         }
     }
 
-    /// What is wrong with a request, as far as this node can see.
-    pub(in crate::tier2) fn refuse(&self, request: &AdminRequest) -> Option<Reply> {
+    /// What is wrong with a request, as far as this node can see. `loopback_only`: peers are not protected.
+    pub(in crate::tier2) fn refuse(&self, request: &AdminRequest, loopback_only: bool) -> Option<Reply> {
         match request {
+            // A peer may have sent it: the grammar has not seen it here.
+            AdminRequest::Add { id, addr } if !(1..=65_535).contains(id) || !cluster::is_address(addr) => {
+                Some(refusals::no_such_address())
+            }
+            AdminRequest::Add { addr, .. } if loopback_only && !is_loopback(addr) => {
+                Some(refusals::unprotected(addr))
+            }
             AdminRequest::Add { id, addr } => match self.get(*id) {
                 Some(member) if member.addr != *addr => Some(refusals::member_elsewhere(*id, &member.addr)),
                 Some(_) => None,
@@ -189,11 +198,19 @@ mod tests {
     #[test]
     fn requests_that_cannot_be_met_are_refused() {
         let membership = founding();
-        let refused = |request| membership.refuse(&request).is_some();
+        let refused = |request| membership.refuse(&request, false).is_some();
         assert!(refused(AdminRequest::Remove { id: 9 }));
         assert!(refused(AdminRequest::Transfer { id: 9 }));
         assert!(refused(AdminRequest::Add { id: 2, addr: "elsewhere:1".to_owned() }));
         assert!(!refused(AdminRequest::Add { id: 3, addr: "c:1".to_owned() }));
         assert!(!refused(AdminRequest::Remove { id: 2 }));
+        let add = |addr: &str| AdminRequest::Add { id: 3, addr: addr.to_owned() };
+        for addr in ["", "c", ":1", "c:0", "c:x", "0.0.0.0:1", "[::]:1", "a b:1", "a\n:1", "b:1"] {
+            assert!(refused(add(addr)), "{addr:?}");
+        }
+        assert!(refused(add(&format!("{}:1", "c".repeat(300)))));
+        let on_loopback = |addr| membership.refuse(&add(addr), true).is_none();
+        assert!(on_loopback("127.0.0.1:7380") && on_loopback("localhost:7380"));
+        assert!(!on_loopback("10.0.0.1:7380") && !on_loopback("node3:7380"));
     }
 }

@@ -1,5 +1,6 @@
 //! Applies committed entries to the machine, and delivers the replies of this node's own clients.
 
+use crate::node_api::wire::{is_without_groups, CONF_CHANGE};
 use crate::node_api::ClientKeyAccess;
 use crate::tier2::node::Node;
 use crate::tier2::refusals;
@@ -191,6 +192,9 @@ impl Node {
 
     fn apply_change(&mut self, entry: &Entry) -> Result<(), String> {
         let mut change = ConfChangeV2::default();
+        if !is_without_groups(&entry.data, &CONF_CHANGE) {
+            return Err("a change of membership cannot be read".to_owned());
+        }
         if let Err(error) = change.merge_from_bytes(&entry.data) {
             return Err(format!("a change of membership cannot be read ({error})"));
         }

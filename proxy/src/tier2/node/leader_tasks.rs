@@ -136,7 +136,7 @@ impl Node {
             AdminRequest::Transfer { .. } | AdminRequest::Add { .. } | AdminRequest::Remove { .. } => None,
         };
         let refused = self.refusal().or(full).or(diverged);
-        match refused.or_else(|| self.membership.refuse(&request)) {
+        match refused.or_else(|| self.refuse_change(&request)) {
             Some(refusal) => self.out.replies.push((ticket, refusal)),
             None => {
                 let deadline_ms = self.now.monotonic_ms().saturating_add(timeout_ms);
@@ -145,6 +145,10 @@ impl Node {
                 self.leader_tasks_due_ms = self.now.monotonic_ms();
             }
         }
+    }
+
+    fn refuse_change(&self, request: &AdminRequest) -> Option<Reply> {
+        self.membership.refuse(request, self.config.loopback_peers_only)
     }
 
     fn work_on_goals(&mut self) {
@@ -189,7 +193,7 @@ impl Node {
     fn pursue(&mut self, request: &AdminRequest) -> bool {
         if !self.is_leader()
             || self.is_quarantined()
-            || self.membership.refuse(request).is_some()
+            || self.refuse_change(request).is_some()
             || self.membership.shows(request, self.leader())
         {
             return false;

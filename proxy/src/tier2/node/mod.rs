@@ -22,6 +22,7 @@ use crate::node_api::{
 };
 use crate::tier2::cluster::digests::OwnDigests;
 use crate::tier2::cluster::membership::{Goal, Membership};
+use crate::tier2::cluster::peer_checks::{PeerRefusal, PeerRefusals};
 use crate::tier2::cluster::versions::MemberVersions;
 use crate::tier2::config::NodeConfig;
 use crate::tier2::node::apply::{TurnLoad, COMMITTED_BYTES_PER_READY};
@@ -89,6 +90,9 @@ pub struct Node {
     pub(super) goals: Vec<Goal>,
     /// When the last message of each peer was received.
     pub(super) heard_ms: BTreeMap<NodeId, u64>,
+    /// When a leader was last heard; at first, when the node started.
+    pub(super) led_ms: Option<u64>,
+    pub(super) peer_refusals: PeerRefusals,
     pub(super) snapshots: Snapshots,
     pub(super) digests: OwnDigests,
     pub(super) persist: PersistQueue,
@@ -167,6 +171,8 @@ impl Node {
             touch_due_ms: 0,
             goals: Vec::new(),
             heard_ms: BTreeMap::new(),
+            led_ms: None,
+            peer_refusals: PeerRefusals::default(),
             snapshots: Snapshots::new(boot),
             digests: OwnDigests::new(quarantined),
             persist: PersistQueue::default(),
@@ -313,6 +319,7 @@ impl Node {
 
     fn observe(&mut self, now: Now) {
         self.now = now;
+        self.led_ms.get_or_insert(now.monotonic_ms());
         self.clock.observe(now, self.machine.logical_ms());
     }
 
@@ -346,7 +353,15 @@ impl Node {
     }
 
     fn on_peer(&mut self, from: NodeId, message: PeerMessage) {
-        self.heard_ms.insert(from, self.now.monotonic_ms());
+        if let Err(refusal) = self.check_peer(from, &message) {
+            if refusal == PeerRefusal::NotMember && asks_for_votes(&message) {
+                self.hint_not_member(from);
+            }
+            return self.note_refused(from, refusal);
+        }
+        if self.membership.get(from).is_some() {
+            self.heard_ms.insert(from, self.now.monotonic_ms());
+        }
         match message {
             PeerMessage::Raft(message) => self.on_raft(from, *message),
             PeerMessage::Forward(forward) => self.on_forward(forward),
@@ -364,12 +379,7 @@ impl Node {
         reason = "raft-rs's message types: the others are stepped as they are"
     )]
     fn on_raft(&mut self, from: NodeId, message: Message) {
-        if message.from != from || message.to != self.config.id {
-            return;
-        }
         match message.get_msg_type() {
-            // A follower's proposal would carry no stamp of ours; snapshots come in pieces; leadership is moved by goals.
-            MessageType::MsgPropose | MessageType::MsgSnapshot | MessageType::MsgTransferLeader => return,
             MessageType::MsgTimeoutNow if self.is_quarantined() => return,
             MessageType::MsgRequestPreVote | MessageType::MsgRequestVote => self.hint_not_member(from),
             // Added again. A delayed copy of entries from before the removal contains nothing new.
@@ -379,6 +389,9 @@ impl Node {
             _ => {}
         }
         let of_leader = matches!(message.get_msg_type(), MessageType::MsgAppend | MessageType::MsgHeartbeat);
+        if of_leader && message.term >= self.raw.raft.term {
+            self.led_ms = Some(self.now.monotonic_ms());
+        }
         if self.is_installing() && !of_leader {
             return;
         }
@@ -527,6 +540,11 @@ impl Node {
         let Origin { node, incarnation } = self.pending.origin();
         Origin { node, incarnation: incarnation + 1 }
     }
+}
+
+fn asks_for_votes(message: &PeerMessage) -> bool {
+    let PeerMessage::Raft(message) = message else { return false };
+    matches!(message.get_msg_type(), MessageType::MsgRequestPreVote | MessageType::MsgRequestVote)
 }
 
 fn raft_config(config: &NodeConfig, applied: u64) -> raft::Config {

@@ -59,9 +59,10 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let (dir, identity, store) = startup::open_data(config)?;
     let own = config.node.id;
     let told_of = config.cluster.iter().map(|(id, _)| *id).filter(|id| *id != own).collect();
-    let secret = config.peer_secret.as_ref().map(|text| text.clone().into_bytes());
+    startup::check_members(config, &store.recovered().snapshot.members)?;
     let snapshots = SnapshotWriter::new(&dir.snapshots_path());
-    let registry = PeerRegistry::open(dir, identity, config.own_address(), secret, told_of)?;
+    let registry =
+        PeerRegistry::open(dir, identity, config.own_address(), config.peer_security.clone(), told_of)?;
     let registry = Arc::new(registry.with_versions(config.node.versions));
     // Before anybody is let in: whoever greets is measured against the members known so far.
     registry.set_members(&store.recovered().snapshot.members);

@@ -2,12 +2,13 @@
 
 use super::{exit_on_fatal, OnFatal};
 use crate::clock::Clock;
-use crate::node_api::{NodeId, SnapshotMeta};
+use crate::node_api::{ClusterMember, NodeId, SnapshotMeta};
 use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
 use crate::storage::engine::{EngineLimits, EngineStore};
 use crate::storage::StorageError;
 use crate::tier2::config::NodeConfig;
 use crate::tier2::handle::TIMEOUT_MS_DEFAULT;
+use crate::transport::security::{is_loopback, PeerSecurity};
 use sha2::{Digest, Sha256};
 use std::fmt;
 use std::io;
@@ -30,7 +31,8 @@ pub struct ShellConfig {
     pub cluster: Vec<(NodeId, String)>,
     /// This node is not a founder: it waits to be added by a running cluster.
     pub join: bool,
-    pub peer_secret: Option<String>,
+    /// What protects the traffic between peers.
+    pub peer_security: PeerSecurity,
     pub timeout_ms: u64,
     pub log: EngineLimits,
     pub clock: Clock,
@@ -48,7 +50,7 @@ impl ShellConfig {
             advertise: None,
             cluster: Vec::new(),
             join: false,
-            peer_secret: None,
+            peer_security: PeerSecurity::Plain,
             timeout_ms: TIMEOUT_MS_DEFAULT,
             log: EngineLimits::default(),
             clock,
@@ -79,6 +81,7 @@ pub enum StartError {
     Listen { addr: SocketAddr, source: io::Error },
     NotInCluster { id: NodeId, members: Vec<NodeId> },
     DoubledMember(NodeId),
+    Unprotected { id: NodeId, addr: String },
     Node(String),
     Threads(io::Error),
 }
@@ -97,6 +100,10 @@ impl fmt::Display for StartError {
                  to join a running cluster start with --join and LOCK.CLUSTER ADD it there"
             ),
             StartError::DoubledMember(id) => write!(f, "--cluster names node {id} twice"),
+            StartError::Unprotected { id, addr } => write!(
+                f,
+                "node {id} of this cluster is at {addr}, beyond this machine: peers need --peer-secret-file or --peer-tls-cert"
+            ),
             StartError::Node(text) => write!(f, "{text}"),
             StartError::Threads(e) => write!(f, "cannot start the node's threads: {e}"),
         }
@@ -158,6 +165,17 @@ fn check_cluster(config: &ShellConfig) -> Result<(), StartError> {
         return Err(StartError::NotInCluster { id: config.node.id, members });
     }
     Ok(())
+}
+
+/// Members that the data names, whatever the command line says.
+pub(super) fn check_members(config: &ShellConfig, members: &[ClusterMember]) -> Result<(), StartError> {
+    let others = members.iter().filter(|member| member.id != config.node.id);
+    match others.into_iter().find(|member| !is_loopback(&member.addr)) {
+        Some(member) if config.peer_security.is_plain() => {
+            Err(StartError::Unprotected { id: member.id, addr: member.addr.clone() })
+        }
+        Some(_) | None => Ok(()),
+    }
 }
 
 /// A hash of the sorted founding list: the same on every founder, and hardly ever the same for two clusters.

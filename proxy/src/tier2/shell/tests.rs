@@ -3,6 +3,7 @@
 use super::*;
 use crate::node_api::{AdminRequest, ClusterStatus, NodeId, OwnedQuery, Role};
 use crate::tier2::handle::PendingReply;
+use crate::transport::security::PeerSecurity;
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
@@ -288,7 +289,8 @@ fn the_writer_reports_what_the_log_refuses() {
     let root = tempfile::tempdir().unwrap();
     let identity = NodeIdentity { node_id: 1, cluster_id: 1, store_id: StoreId(1), log_made: true };
     let dir = Arc::new(DataDir::open(root.path()).unwrap());
-    let registry = Arc::new(PeerRegistry::open(dir, identity, String::new(), None, vec![]).unwrap());
+    let registry =
+        Arc::new(PeerRegistry::open(dir, identity, String::new(), PeerSecurity::Plain, vec![]).unwrap());
     let (handle, mut endpoint) = connect(1_000);
     let (transport, peers) = Transport::start(registry, None, Arc::new(handle.clone())).unwrap();
     let store = MemoryDisk::new(SnapshotMeta::founding(&[(1, "a".to_string())])).open().unwrap();

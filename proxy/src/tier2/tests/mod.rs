@@ -1,6 +1,7 @@
 //! One node by itself, on a clock that the test moves. Whole clusters are tested on the simulator: `tests/tests/node`.
 
 mod batching;
+mod hostile_peers;
 mod stops;
 mod throughput;
 mod transfers;

@@ -159,7 +159,9 @@ fn a_snapshot_version_nobody_knows_stops_the_node_that_is_sent_it() {
     *crc = crc32fast::hash(body).to_le_bytes();
     let bytes = framed(&piece);
     let at = LogPosition { index: 5, term: 1 };
-    let meta = SnapshotMeta { at, size_bytes: 1_000 + bytes.len() as u64, ..SnapshotMeta::default() };
+    let founders = [(1, "a:1".to_owned()), (2, "b:1".to_owned())];
+    let size_bytes = 1_000 + bytes.len() as u64;
+    let meta = SnapshotMeta { at, size_bytes, ..SnapshotMeta::founding(&founders) };
     let mut message = Message { from: 2, to: 1, term: 1, ..Message::default() };
     message.set_msg_type(MessageType::MsgSnapshot);
     message.mut_snapshot().data = encode_meta(&meta);
@@ -168,7 +170,6 @@ fn a_snapshot_version_nobody_knows_stops_the_node_that_is_sent_it() {
     message.mut_snapshot().mut_metadata().set_conf_state(meta.conf_state);
     let chunk = SnapshotChunk { transfer: 1, offset: 0, bytes, message: Some(Box::new(message)) };
 
-    let founders = [(1, "a:1".to_owned()), (2, "b:1".to_owned())];
     let disk = MemoryDisk::new(SnapshotMeta::founding(&founders));
     let mut single = Single::start(&disk);
     let mut out = Outputs::default();

@@ -47,7 +47,7 @@ impl Nemesis {
             .flag("--deadline-ms", "1200");
         options.hosts = environment.hosts();
         if environment.network.is_some() {
-            options = options.flag("--protected-mode", "no");
+            options = options.flag("--protected-mode", "no").with_peer_secret();
         }
         let cluster = Cluster::start(&options);
         for node in &cluster.nodes {

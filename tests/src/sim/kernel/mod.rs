@@ -233,6 +233,8 @@ impl<U: Mark> Kernel<U> {
                 node.input(now, input);
             }
             node.turn(now, &mut self.out);
+            // Every sender here is a member of the cluster or was one: the checks refuse nothing that it sends.
+            assert_eq!(node.impossible_messages(), 0, "node {id} was sent what no member sends");
         }
         true
     }
