@@ -97,12 +97,19 @@ impl Engine {
             ScriptUse::Plain => Preparation::AsIs,
             ScriptUse::TransactionWithScript => Preparation::Run,
             ScriptUse::Script => match Command::decode(blob) {
-                Some(Command::Redis { db, member, argv, .. }) => {
-                    self.prepare_command(machine, db, member, &argv)
-                }
+                Some(command) => self.prepare_script(machine, &command),
                 // What cannot be read is not logged: its client is told so.
-                _ => Preparation::Run,
+                None => Preparation::Run,
             },
+        }
+    }
+
+    /// A request is never logged as it came: whatever no other rule knows is run, which answers what is wrong with it.
+    fn prepare_script(&mut self, machine: &Machine, command: &Command<'_>) -> Preparation {
+        let Command::Redis { db, member, argv, .. } = command else { return Preparation::Run };
+        match self.prepare_command(machine, *db, *member, argv) {
+            Preparation::AsIs if command.is_request() => Preparation::Run,
+            prepared @ (Preparation::AsIs | Preparation::Native(_) | Preparation::Run) => prepared,
         }
     }
 
@@ -126,8 +133,6 @@ impl Engine {
             (Some(Ok(eval)), _) => self.prepare_eval(machine, db, member, &eval),
             (Some(Err(refusal)), _) => answered(refusal.into()),
             (None, [_, word, body]) if is(word, "LOAD") => self.prepare_load(machine, body),
-            // With too few or too many words: the run answers what is wrong. As it is it must never enter the log.
-            (None, [_, word, ..]) if is(word, "LOAD") => Preparation::Run,
             (None, _) => Preparation::AsIs,
         }
     }

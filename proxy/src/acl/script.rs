@@ -26,9 +26,12 @@ pub fn rights_of(user: &User) -> Result<Vec<u8>, Refusal> {
     Ok(text.into_bytes())
 }
 
+/// The text of some rights, and the user they make.
+type ReadRights = (Box<[u8]>, Rc<User>);
+
 thread_local! {
     /// The rights asked about last: a script makes many calls.
-    static LAST: RefCell<Option<(Box<[u8]>, Rc<User>)>> = const { RefCell::new(None) };
+    static LAST: RefCell<Option<ReadRights>> = const { RefCell::new(None) };
 }
 
 /// Whether these rights allow a call of a script.

@@ -92,12 +92,10 @@ impl TlsFiles {
         };
         builder.with_single_cert(chain, key).map_err(|error| {
             let (certificate, key) = (self.certificate.display(), self.key.display());
-            match error {
-                rustls::Error::InconsistentKeys(_) => {
-                    format!("tls-key {key} does not belong to tls-cert {certificate}")
-                }
-                error => format!("tls-cert {certificate} with tls-key {key}: {error}"),
+            if matches!(error, rustls::Error::InconsistentKeys(_)) {
+                return format!("tls-key {key} does not belong to tls-cert {certificate}");
             }
+            format!("tls-cert {certificate} with tls-key {key}: {error}")
         })
     }
 }
