@@ -160,7 +160,7 @@ fn an_older_program_passes_a_raise_that_a_hold_has_made_void() {
     assert_eq!(old.state_hash(), new.state_hash());
 
     // Behind other commands of its entry nobody can tell: such an entry is never built, and stops who cannot run it.
-    let mut blobs = vec![Vec::new(), Vec::new()];
+    let mut blobs = [Vec::new(), Vec::new()];
     Command::Upgrade(UpgradeCommand::Finish).encode(&mut blobs[0]);
     Command::Upgrade(UpgradeCommand::Raise { to: 2 }).encode(&mut blobs[1]);
     assert!(!begins_entry(&blobs[0]) && begins_entry(&blobs[1]));
