@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// How a peer's greeting begins, and where behind that its node's id stands: see `transport::greeting`.
-const MAGIC: &[u8] = b"RFPEER\r\n";
-const ID_AT: usize = 8 + 2 + 8;
+const MAGIC: &[u8] = b"RFPEER1\n";
+const ID_AT: usize = MAGIC.len() + 3 * 2 + 8;
 
 /// Takes connections on an address of its own and passes their bytes on, both ways.
 pub struct Relay {
