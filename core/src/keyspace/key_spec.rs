@@ -28,8 +28,17 @@ pub enum KeySpec {
     FirstAndStored {
         options_at: usize,
     },
-    /// Behind the word `STREAMS`: the first half of the rest.
+    /// A count at `count_at`, and so many pairs of key and value right behind it.
+    CountedPairs {
+        count_at: usize,
+    },
+    /// Behind the option `STREAMS`: the first half of the rest.
     Streams,
+    /// The word at `at`; where it is empty, all behind the option `KEYS`, which is at `options_at` or later.
+    OneOrListed {
+        at: usize,
+        options_at: usize,
+    },
 }
 
 pub const ONE: KeySpec = KeySpec::Span { first: 1, last: 1, step: 1 };
@@ -39,21 +48,24 @@ pub(super) const BUT_LAST: KeySpec = KeySpec::Span { first: 1, last: -2, step: 1
 pub(super) const SECOND: KeySpec = KeySpec::Span { first: 2, last: 2, step: 1 };
 pub(super) const PAIRS: KeySpec = KeySpec::Span { first: 1, last: -1, step: 2 };
 
-/// Commands of Redis that the keyspace does not run, for whoever must know their keys. No name is in both tables.
+/// Commands of Redis that the keyspace does not run, for whoever must know their keys. No name is in both tables. What a Redis
+/// has besides (modules, newer versions) it tells itself: the proxy asks the upstream's `COMMAND`.
 pub const NOT_RUN_HERE: &[(KeySpec, &str)] = &[
     (
         ONE,
-        "BITCOUNT BITFIELD BITFIELD_RO BITPOS DUMP GEOADD GEODIST GEOHASH GEOPOS GEORADIUSBYMEMBER_RO GEORADIUS_RO GEOSEARCH \
-         GETBIT HEXPIRE HPERSIST HPEXPIRE HPTTL HTTL MOVE PFADD RESTORE SETBIT SORT_RO XACK XADD XAUTOCLAIM XCLAIM XDEL XLEN \
-         XPENDING XRANGE XREVRANGE XSETID XTRIM ZRANDMEMBER",
+        "BITCOUNT BITFIELD BITFIELD_RO BITPOS DIGEST DUMP GEOADD GEODIST GEOHASH GEOPOS GEORADIUSBYMEMBER_RO GEORADIUS_RO GEOSEARCH \
+         GETBIT HEXPIRE HEXPIREAT HEXPIRETIME HGETDEL HGETEX HPERSIST HPEXPIRE HPEXPIREAT HPEXPIRETIME HPTTL HSETEX HTTL MOVE \
+         PFADD RESTORE RESTORE-ASKING SETBIT SORT_RO XACK XACKDEL XADD XAUTOCLAIM XCLAIM XDEL XDELEX XLEN XPENDING XRANGE \
+         XREVRANGE XSETID XTRIM ZRANDMEMBER",
     ),
     (TWO, "GEOSEARCHSTORE LCS"),
     (ALL, "PFCOUNT PFMERGE"),
-    (SECOND, "XGROUP XINFO"),
+    (SECOND, "PFDEBUG XGROUP XINFO"),
     (KeySpec::Span { first: 2, last: -1, step: 1 }, "BITOP"),
-    (KeySpec::Span { first: 3, last: 3, step: 1 }, "MIGRATE"),
+    (KeySpec::OneOrListed { at: 3, options_at: 6 }, "MIGRATE"),
     (KeySpec::Counted { count_at: 2 }, "FCALL FCALL_RO"),
     (KeySpec::Counted { count_at: 1 }, "SINTERCARD ZDIFF ZINTER ZINTERCARD ZUNION"),
+    (KeySpec::CountedPairs { count_at: 1 }, "MSETEX"),
     (KeySpec::StoredCounted { count_at: 2 }, "ZDIFFSTORE ZINTERSTORE ZUNIONSTORE"),
     (KeySpec::FirstAndStored { options_at: 2 }, "SORT"),
     (KeySpec::FirstAndStored { options_at: 5 }, "GEORADIUSBYMEMBER"),
@@ -61,8 +73,9 @@ pub const NOT_RUN_HERE: &[(KeySpec, &str)] = &[
     (KeySpec::Streams, "XREAD XREADGROUP"),
     (
         KeySpec::None,
-        "ACL ASKING BGREWRITEAOF BGSAVE DEBUG FAILOVER FUNCTION LASTSAVE LATENCY LOLWUT MODULE READONLY READWRITE REPLICAOF ROLE \
-         SAVE SHUTDOWN SLAVEOF SLOWLOG SPUBLISH SWAPDB WAIT WAITAOF",
+        "ACL ASKING BGREWRITEAOF BGSAVE CLUSTER COMMAND CONFIG DEBUG FAILOVER FUNCTION INFO LASTSAVE LATENCY LOLWUT MODULE MONITOR \
+         PFSELFTEST PSYNC PUBSUB READONLY READWRITE REPLCONF REPLICAOF ROLE SAVE SHUTDOWN SLAVEOF SLOWLOG SPUBLISH SSUBSCRIBE \
+         SUNSUBSCRIBE SWAPDB SYNC WAIT WAITAOF",
     ),
 ];
 
@@ -89,10 +102,14 @@ impl KeySpec {
             KeySpec::FirstAndStored { options_at } => {
                 argv.iter().skip(1).take(1).copied().chain(stored(argv, options_at)).collect()
             }
-            KeySpec::Streams => {
-                let streams = argv.iter().position(|word| word.eq_ignore_ascii_case(b"STREAMS"));
-                let rest = streams.map_or(&[][..], |at| &argv[at + 1..]);
-                rest[..rest.len() / 2].iter().copied().collect()
+            KeySpec::CountedPairs { count_at } => {
+                let rest = argv.iter().skip(count_at + 1).step_by(2);
+                rest.take(count(argv, count_at)).copied().collect()
+            }
+            KeySpec::Streams => streams(argv).iter().copied().collect(),
+            KeySpec::OneOrListed { at, options_at } => {
+                let one = argv.get(at).into_iter().filter(|key| !key.is_empty());
+                one.chain(listed(argv, options_at)).copied().collect()
             }
         }
     }
@@ -106,7 +123,9 @@ impl KeySpec {
             KeySpec::Counted { .. }
             | KeySpec::StoredCounted { .. }
             | KeySpec::FirstAndStored { .. }
-            | KeySpec::Streams => false,
+            | KeySpec::CountedPairs { .. }
+            | KeySpec::Streams
+            | KeySpec::OneOrListed { .. } => false,
         }
     }
 
@@ -116,7 +135,10 @@ impl KeySpec {
         match self {
             KeySpec::Span { first, last, step } => (first as i64, i64::from(last), step as i64),
             KeySpec::StoredCounted { .. } | KeySpec::FirstAndStored { .. } => (1, 1, 1),
-            KeySpec::None | KeySpec::Counted { .. } | KeySpec::Streams => (0, 0, 0),
+            KeySpec::OneOrListed { at, .. } => (at as i64, at as i64, 1),
+            KeySpec::None | KeySpec::Counted { .. } | KeySpec::CountedPairs { .. } | KeySpec::Streams => {
+                (0, 0, 0)
+            }
         }
     }
 
@@ -128,15 +150,53 @@ impl KeySpec {
             KeySpec::Counted { .. }
             | KeySpec::StoredCounted { .. }
             | KeySpec::FirstAndStored { .. }
-            | KeySpec::Streams => true,
+            | KeySpec::CountedPairs { .. }
+            | KeySpec::Streams
+            | KeySpec::OneOrListed { .. } => true,
         }
     }
 }
 
-fn counted<'w, 'a>(argv: &'w [&'a [u8]], count_at: usize) -> impl Iterator<Item = &'w &'a [u8]> {
+fn count(argv: &[&[u8]], count_at: usize) -> usize {
     let count = argv.get(count_at).and_then(|count| numbers::parse_i64(count));
-    let count = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0);
-    argv.iter().skip(count_at + 1).take(count)
+    count.and_then(|count| usize::try_from(count).ok()).unwrap_or(0)
+}
+
+fn counted<'w, 'a>(argv: &'w [&'a [u8]], count_at: usize) -> impl Iterator<Item = &'w &'a [u8]> {
+    argv.iter().skip(count_at + 1).take(count(argv, count_at))
+}
+
+/// The keys of `XREAD` and `XREADGROUP`. The values of options are skipped: a group may be called `streams`. Where an option is
+/// none we know, any word behind it may be a key.
+fn streams<'w, 'a>(argv: &'w [&'a [u8]]) -> &'w [&'a [u8]] {
+    let mut at = 1;
+    while let Some(word) = argv.get(at) {
+        let is = |option: &str| word.eq_ignore_ascii_case(option.as_bytes());
+        let rest = &argv[at + 1..];
+        at += match () {
+            () if is("STREAMS") => return &rest[..rest.len() / 2],
+            () if is("GROUP") => 3,
+            () if is("COUNT") || is("BLOCK") || is("CLAIM") => 2,
+            () if is("NOACK") => 1,
+            () => return rest,
+        };
+    }
+    &[]
+}
+
+/// The keys behind `KEYS` of `MIGRATE`: passwords and user names are none of the options.
+fn listed<'w, 'a>(argv: &'w [&'a [u8]], options_at: usize) -> &'w [&'a [u8]] {
+    let mut at = options_at;
+    while let Some(word) = argv.get(at) {
+        let is = |option: &str| word.eq_ignore_ascii_case(option.as_bytes());
+        at += match () {
+            () if is("KEYS") => return &argv[at + 1..],
+            () if is("AUTH") => 2,
+            () if is("AUTH2") => 3,
+            () => 1,
+        };
+    }
+    &[]
 }
 
 /// The key behind the last `STORE`: the words of `BY`, `GET` and `LIMIT` are none of the options.
@@ -207,6 +267,25 @@ mod tests {
             ("PING", ""),
             ("ZUNIONSTORE d 2 a b", "d a b"),
             ("XREAD COUNT 2 STREAMS a b 0 0", "a b"),
+            ("XREAD", ""),
+            ("XREAD STREAMS", ""),
+            ("XREAD COUNT STREAMS", ""),
+            ("XREAD BLOCK 5 COUNT streams STREAMS a 0", "a"),
+            ("XREADGROUP GROUP streams c STREAMS a >", "a"),
+            ("XREADGROUP GROUP g streams NOACK STREAMS a b > >", "a b"),
+            ("XREADGROUP GROUP g c CLAIM 5 streams a b > >", "a b"),
+            ("XREAD NEWER streams STREAMS a 0", "streams STREAMS a 0"),
+            ("MIGRATE host 6379 a 0 1000", "a"),
+            ("MIGRATE host 6379 a 0 1000 COPY REPLACE", "a"),
+            ("MIGRATE host 6379  0 1000 KEYS a b", "a b"),
+            ("MIGRATE host 6379  0 1000 COPY AUTH keys KEYS a b", "a b"),
+            ("MIGRATE host 6379  0 1000 AUTH2 keys keys REPLACE keys a b", "a b"),
+            ("MIGRATE host 6379 a 0 1000 KEYS b", "a b"),
+            ("MIGRATE host 6379  0 1000", ""),
+            ("RESTORE-ASKING a 0 dump", "a"),
+            ("PFDEBUG GETREG a", "a"),
+            ("MSETEX 2 a 1 b 2 EX 5", "a b"),
+            ("MSETEX 9 a 1 b", "a b"),
             ("SORT a BY store GET store LIMIT 0 1", "a"),
             ("SORT a STORE b", "a b"),
             ("SORT a STORE", "a"),

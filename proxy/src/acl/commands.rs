@@ -17,21 +17,6 @@ const NAME_BYTES_MAX: usize = 40;
 const CLUSTER_LOOKS: &[&str] = &["info", "nodes", "get", "version"];
 const CLUSTER_CHANGES: &[&str] = &["add", "remove", "transfer", "set", "upgrade", "backup"];
 
-/// Commands of Redis without keys that core's tables do not have, because nothing is routed by them.
-const WITHOUT_KEYS: &[&str] = &[
-    "cluster",
-    "command",
-    "config",
-    "info",
-    "monitor",
-    "psync",
-    "pubsub",
-    "replconf",
-    "ssubscribe",
-    "sunsubscribe",
-    "sync",
-];
-
 /// Where a command has its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
@@ -107,7 +92,6 @@ fn plain(row: &acl::AclRow) -> Known {
     };
     let keys = match table::find(name.as_bytes()).map(|row| row.keys).or_else(not_run) {
         Some(keys) => Keys::Plain(keys),
-        None if WITHOUT_KEYS.contains(&name) => Keys::Plain(KeySpec::None),
         None => Keys::Unknown,
     };
     Known {

@@ -70,6 +70,12 @@ pub fn sample(command: &Known) -> Vec<String> {
             put(count_at, "1");
             put(count_at + 1, KEY);
         }
+        Keys::Plain(KeySpec::CountedPairs { count_at }) => {
+            put(count_at, "1");
+            put(count_at + 1, KEY);
+            put(count_at + 2, OTHER_WORD);
+        }
+        Keys::Plain(KeySpec::OneOrListed { at, .. }) => put(at, KEY),
         Keys::Plain(KeySpec::Streams) => {
             put(1, "STREAMS");
             put(2, KEY);

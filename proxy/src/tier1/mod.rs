@@ -3,6 +3,7 @@
 //! # Layout
 //!
 //! - [`upstream`]: the upstream Redis: its address, its health, which backend serves `LOCK.*` there
+//! - [`command_table`]: where that Redis says its commands have their keys
 //! - [`own_connection`]: one client's own connection to it; bytes pass unchanged
 //! - [`shared_connection`]: a connection that many clients share; [`reply_slot`]: one client's replies there
 //! - [`subscriber`]: the pub/sub connection that feeds this node's hub
@@ -10,6 +11,7 @@
 //! - [`client`]: a small Redis client for the proxy's own calls
 
 pub mod client;
+pub mod command_table;
 pub mod lua;
 pub mod own_connection;
 pub mod reply_slot;

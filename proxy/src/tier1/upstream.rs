@@ -5,6 +5,7 @@
 //! until the task has it back: nobody has to do anything. Clients' own connections ([`super::own_connection`]) come and go beside it.
 
 use super::client::UpstreamClient;
+use super::command_table::CommandTable;
 use super::shared_connection::SharedConnection;
 use crate::resp::encode::Protocol;
 use redfence_core::machine::upstream_identity::Identity;
@@ -13,6 +14,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{watch, Notify};
+use tokio::time::Instant;
 
 /// How often the task looks whether that Redis still answers.
 const PING_EVERY: Duration = Duration::from_secs(1);
@@ -20,6 +22,8 @@ const PING_WITHIN: Duration = Duration::from_secs(2);
 /// Pause before the next try after a failed one: doubled up to the maximum.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
+/// A command table that could not be had is asked for again after this.
+const TABLE_RETRY_AFTER: Duration = Duration::from_secs(10);
 /// Idle connections kept for waiting in Lua.
 const IDLE_CLIENTS_MAX: usize = 16;
 
@@ -67,6 +71,8 @@ pub struct Upstream {
     health: watch::Sender<Health>,
     /// What `INFO` says it is; `None` while it is not reached.
     identity: Mutex<Option<Identity>>,
+    /// What `COMMAND` says of its commands.
+    command_table: Mutex<Arc<CommandTable>>,
     /// Somebody found the Lua library gone: load it again.
     reload: Notify,
     idle_clients: Mutex<Vec<UpstreamClient>>,
@@ -84,6 +90,7 @@ impl Upstream {
             password,
             health: watch::channel(Health::Starting).0,
             identity: Mutex::default(),
+            command_table: Mutex::new(not_reached()),
             reload: Notify::new(),
             idle_clients: Mutex::default(),
             shared_connections: Default::default(),
@@ -105,6 +112,16 @@ impl Upstream {
 
     fn set_identity(&self, identity: Option<Identity>) {
         *self.identity.lock().expect("mutex poisoned") = identity;
+    }
+
+    /// Where it says that its commands have their keys.
+    #[must_use]
+    pub fn command_table(&self) -> Arc<CommandTable> {
+        Arc::clone(&self.command_table.lock().expect("mutex poisoned"))
+    }
+
+    fn set_command_table(&self, table: Arc<CommandTable>) {
+        *self.command_table.lock().expect("mutex poisoned") = table;
     }
 
     /// Returns when the first try to reach it has ended, one way or the other.
@@ -161,6 +178,10 @@ impl Upstream {
     }
 }
 
+fn not_reached() -> Arc<CommandTable> {
+    Arc::new(CommandTable::Missing { reason: "it is not reached".into() })
+}
+
 async fn keep_watch(upstream: Arc<Upstream>) {
     let mut retry_after = RETRY_AFTER;
     loop {
@@ -170,6 +191,7 @@ async fn keep_watch(upstream: Arc<Upstream>) {
         };
         upstream.idle_clients.lock().expect("mutex poisoned").clear();
         upstream.set_identity(None);
+        upstream.set_command_table(not_reached());
         let reason = error.to_string();
         if !matches!(&*upstream.health.borrow(), Health::Down { reason: known } if *known == reason) {
             tracing::warn!(redis = %upstream.address, reason, "upstream Redis is down; tier 1 is unavailable");
@@ -186,8 +208,10 @@ async fn serve_once(
     retry_after: &mut Duration,
 ) -> io::Result<std::convert::Infallible> {
     let mut client = UpstreamClient::open(upstream).await?;
+    let mut table_watch = TableWatch::default();
     loop {
         let backend = find_backend(&mut client).await?;
+        table_watch.follow(upstream, info(&mut client, "modules").await?).await;
         upstream.set_identity(Some(find_identity(&mut client).await?));
         *retry_after = RETRY_AFTER;
         if upstream.health() != Health::Up(backend.clone()) {
@@ -199,25 +223,52 @@ async fn serve_once(
                 () = upstream.reload.notified() => break,
                 () = tokio::time::sleep(PING_EVERY) => {}
             }
-            // In place of a PING: a failover changes what it is.
-            let look = tokio::time::timeout(PING_WITHIN, find_identity(&mut client));
-            let identity = look
-                .await
-                .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer to PING in time"))??;
+            // In place of a PING: a failover changes what it is, and modules come and go.
+            let look = async { Ok((find_identity(&mut client).await?, info(&mut client, "modules").await?)) };
+            let (identity, modules) = tokio::time::timeout(PING_WITHIN, look).await.unwrap_or_else(|_| {
+                Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to PING in time"))
+            })?;
             upstream.set_identity(Some(identity));
+            table_watch.follow(upstream, modules).await;
         }
     }
 }
 
-async fn find_identity(client: &mut UpstreamClient) -> io::Result<Identity> {
-    let mut text = String::new();
-    for section in ["server", "replication"] {
-        let answer = client.call_ok(&["INFO", section]).await?;
-        let Reply::Bulk(part) = &answer else {
-            return Err(io::Error::other(format!("INFO answered {answer:?}")));
+/// Keeps the command table that of the modules in force.
+#[derive(Default)]
+struct TableWatch {
+    modules: String,
+    asked: Option<Instant>,
+}
+
+impl TableWatch {
+    async fn follow(&mut self, upstream: &Upstream, modules: String) {
+        let is_due = match self.asked {
+            None => true,
+            Some(asked) => {
+                modules != self.modules
+                    || (upstream.command_table().is_missing() && asked.elapsed() >= TABLE_RETRY_AFTER)
+            }
         };
-        text.push_str(&String::from_utf8_lossy(part));
+        if is_due {
+            // The modules first, then the table: one loaded in between is seen by the next look.
+            self.modules = modules;
+            self.asked = Some(Instant::now());
+            upstream.set_command_table(Arc::new(CommandTable::fetch(upstream).await));
+        }
     }
+}
+
+async fn info(client: &mut UpstreamClient, section: &str) -> io::Result<String> {
+    let answer = client.call_ok(&["INFO", section]).await?;
+    let Reply::Bulk(text) = &answer else {
+        return Err(io::Error::other(format!("INFO answered {answer:?}")));
+    };
+    Ok(String::from_utf8_lossy(text).into_owned())
+}
+
+async fn find_identity(client: &mut UpstreamClient) -> io::Result<Identity> {
+    let text = info(client, "server").await? + &info(client, "replication").await?;
     let field = |name: &str| {
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         // No second history: all digits are zero.

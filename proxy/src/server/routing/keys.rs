@@ -2,7 +2,7 @@
 //!
 //! A view of core's tables ([`NOT_RUN_HERE`] and [`table::ROWS`]), which are the one place that says where keys are. Keys are asked
 //! for only where a route sends plain ones to Tier 2; names also where there is no Redis at all (to tell a command of Redis from
-//! nonsense). A command that is in no table has no keys we know of.
+//! nonsense). What is in no table may have keys anywhere: [`super::plan`] asks the upstream Redis for its own table then.
 
 use redfence_core::keyspace::key_spec::{KeySpec, NOT_RUN_HERE, ONE};
 use redfence_core::keyspace::table;
@@ -92,16 +92,18 @@ pub fn is_redis_command(name: &[u8]) -> bool {
     find(name).is_some()
 }
 
-/// The keys among the words. Malformed commands have fewer: whoever runs them will say so.
+pub type Keys<'a> = SmallVec<[&'a [u8]; 8]>;
+
+/// Where a command has its keys. `None`: it is in no table.
 #[must_use]
-pub fn of<'a>(argv: &[&'a [u8]]) -> SmallVec<[&'a [u8]; 8]> {
-    find(argv[0]).map(|command| command.keys.keys_of(argv)).unwrap_or_default()
+pub fn spec_of(name: &[u8]) -> Option<KeySpec> {
+    find(name).map(|command| command.keys)
 }
 
-/// Whether the keys of a command are all among its first `seen` words, however many more there are.
+/// The keys among the words; `None` where the command is in no table. Malformed commands have fewer: whoever runs them will say so.
 #[must_use]
-pub fn are_all_seen(name: &[u8], seen: usize) -> bool {
-    find(name).is_none_or(|command| command.keys.are_within(seen))
+pub fn of<'a>(argv: &[&'a [u8]]) -> Option<Keys<'a>> {
+    spec_of(argv[0]).map(|spec| spec.keys_of(argv))
 }
 
 #[cfg(test)]
@@ -110,11 +112,14 @@ mod tests {
 
     #[test]
     fn keys_are_those_of_the_tables_in_core() {
-        let of = |line: &str| of(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>()).join(&b' ');
-        assert_eq!(of("get a"), b"a");
-        assert_eq!(of("ZunionStore d 2 a b"), b"d a b");
-        assert_eq!(of("MULTI"), b"");
-        assert_eq!(of("NOSUCH a b"), b"");
+        let of = |line: &str| {
+            let keys = of(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>());
+            keys.map(|keys| String::from_utf8(keys.join(&b' ')).unwrap())
+        };
+        assert_eq!(of("get a").as_deref(), Some("a"));
+        assert_eq!(of("ZunionStore d 2 a b").as_deref(), Some("d a b"));
+        assert_eq!(of("MULTI").as_deref(), Some(""));
+        assert_eq!(of("NOSUCH a b"), None, "it may have keys anywhere");
         for row in table::ROWS {
             assert_eq!(find(row.name.as_bytes()).map(|found| found.keys), Some(row.keys), "{}", row.name);
         }
@@ -160,6 +165,7 @@ mod tests {
 
     #[test]
     fn knows_when_all_keys_are_seen() {
+        let are_all_seen = |name: &[u8], seen| spec_of(name).unwrap().are_within(seen);
         assert!(are_all_seen(b"SET", 2));
         assert!(!are_all_seen(b"SET", 1));
         assert!(!are_all_seen(b"MSET", 100));

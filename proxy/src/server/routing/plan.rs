@@ -6,9 +6,10 @@ use crate::server::commands::transaction::crosses_tiers;
 use crate::server::commands::{not_supported_yet, server, unknown_command, Local};
 use crate::server::context::CommandContext;
 use crate::server::net::in_flight::InFlight;
-use crate::server::routing::keys;
+use crate::server::routing::keys::{self, Keys};
 use crate::server::routing::router::{Destination, PlainDestination};
 use redfence_core::grammar::{self, fence, Request};
+use redfence_core::keyspace::key_spec::KeySpec;
 use redfence_core::keyspace::table;
 use redfence_core::machine::is_read;
 use redfence_core::reply::Refusal;
@@ -79,7 +80,7 @@ impl CommandContext {
             }
             Some(_) | None => {}
         }
-        let keys = if router.has_correctness_routes() { keys::of(argv) } else { Default::default() };
+        let keys = if router.has_correctness_routes() { self.plain_keys(argv)? } else { Default::default() };
         match self.route_plain(keys)? {
             PlainDestination::Upstream if self.is_for_both_stores(argv) => Ok(Plan::BothStores),
             PlainDestination::Upstream if keys::may_share(argv[0]) => {
@@ -87,6 +88,25 @@ impl CommandContext {
             }
             PlainDestination::Upstream => Ok(Plan::Upstream(UpstreamPath::Own)),
             PlainDestination::Keyspace => self.plan_keyspace(argv),
+        }
+    }
+
+    /// The keys of a plain command. Refused where it cannot be told where they are, and one of them could belong to Tier 2.
+    pub(super) fn plain_keys<'k>(&self, argv: &[&'k [u8]]) -> Result<Keys<'k>, Refusal> {
+        match keys::of(argv) {
+            Some(keys) => Ok(keys),
+            None => self.spec_by_upstream(argv).map(|spec| spec.keys_of(argv)),
+        }
+    }
+
+    /// Where the upstream Redis says that a command has its keys which is in no table of ours.
+    fn spec_by_upstream(&self, argv: &[&[u8]]) -> Result<KeySpec, Refusal> {
+        match &self.server.upstream {
+            Some(upstream) if self.has_upstream() && self.routes.router.has_correctness_routes() => {
+                upstream.command_table().key_spec(argv)
+            }
+            // One store has all keys.
+            Some(_) | None => Ok(KeySpec::None),
         }
     }
 
@@ -108,7 +128,7 @@ impl CommandContext {
 
     /// The mark of a `FENCE.CALL` is in the upstream Redis, so the keys of its command must be too.
     fn check_guarded_keys(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
-        match self.route_plain(keys::of(argv))? {
+        match self.route_plain(self.plain_keys(argv)?)? {
             PlainDestination::Upstream => Ok(()),
             PlainDestination::Keyspace => Err(Refusal::new(
                 "CROSSTIER high-water marks are in the upstream Redis, and keys of this command are not",
@@ -135,21 +155,28 @@ impl CommandContext {
 
     /// Whether a command too large to hold must be seen to its end before it is known who answers it.
     pub(in crate::server) fn must_see_all_keys(&self, argv: &[&[u8]]) -> bool {
-        !self.may_do_everything()
-            || (self.routes.router.has_correctness_routes() && !keys::are_all_seen(argv[0], argv.len()))
+        if !self.may_do_everything() {
+            return true;
+        }
+        if !self.routes.router.has_correctness_routes() {
+            return false;
+        }
+        let spec = keys::spec_of(argv[0]).map_or_else(|| self.spec_by_upstream(argv), Ok);
+        // One that is refused whatever follows need not be seen.
+        spec.is_ok_and(|spec| !spec.are_within(argv.len()))
     }
 
     /// Whether a script would run at the upstream Redis, where nobody checks what it does.
     pub(in crate::server) fn passes_script(&self, argv: &[&[u8]]) -> bool {
         let words =
             if grammar::is_ours(argv[0]) { argv.get(fence::FenceCall::COMMAND_AT..) } else { Some(argv) };
-        let keys = words.filter(|words| !words.is_empty()).map(keys::of).unwrap_or_default();
+        let keys = words.filter(|words| !words.is_empty()).and_then(keys::of).unwrap_or_default();
         self.has_upstream() && !matches!(self.route_plain(keys), Ok(PlainDestination::Keyspace))
     }
 
     /// A command larger than Redfence itself answers: all its keys have been seen, or none can matter.
     pub(super) fn check_large(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
-        match self.route_plain(keys::of(argv))? {
+        match self.route_plain(self.plain_keys(argv)?)? {
             PlainDestination::Upstream if self.transaction_target() == Some(TransactionTarget::Keyspace) => {
                 Err(crosses_tiers(argv[0]))
             }
@@ -175,7 +202,8 @@ impl CommandContext {
         let Some(row) = table::find(name) else {
             return match name {
                 _ if server::knows(name) => Ok(Plan::Server),
-                _ if keys::is_redis_command(name) => Err(not_supported_yet(name)),
+                // With an upstream: it has the command, or its keys would not have been found.
+                _ if keys::is_redis_command(name) || self.has_upstream() => Err(not_supported_yet(name)),
                 _ => Err(unknown_command(argv)),
             };
         };

@@ -4,7 +4,6 @@
 use crate::server::client::transaction::TransactionTarget;
 use crate::server::commands::transaction::not_in_transaction;
 use crate::server::context::CommandContext;
-use crate::server::routing::keys;
 use crate::server::routing::router::{Destination, PlainDestination};
 use redfence_core::grammar;
 use redfence_core::grammar::errors::shown;
@@ -46,7 +45,7 @@ impl CommandContext {
                 Destination::Node => Err(not_in_transaction(argv[0])),
             };
         }
-        let keys = if self.may_use_both_tiers() { keys::of(argv) } else { Default::default() };
+        let keys = if self.may_use_both_tiers() { self.plain_keys(argv)? } else { Default::default() };
         let Some(first) = keys.first().map(|key| key.to_vec()) else {
             return Ok((TransactionTarget::Undecided, Vec::new()));
         };

@@ -25,7 +25,7 @@ enum ServedBy {
 }
 
 impl Waiting {
-    /// `None`: it is too long to be kept, or depends on no routes.
+    /// `None`: it is too long to be kept, depends on no routes, or its keys are known to the upstream Redis alone.
     #[must_use]
     pub fn of(router: &Router, listener_kind: ListenerKind, argv: &[&[u8]]) -> Option<Waiting> {
         if argv.iter().map(|word| word.len() + 16).sum::<usize>() > WORDS_BYTES_MAX {
@@ -62,7 +62,7 @@ fn served_by(router: &Router, listener_kind: ListenerKind, argv: &[&[u8]]) -> Op
             Destination::Node => None,
         };
     }
-    match router.plain(listener_kind, keys::of(argv)).ok()? {
+    match router.plain(listener_kind, keys::of(argv)?).ok()? {
         PlainDestination::Upstream => Some(ServedBy::Redis),
         PlainDestination::Keyspace => Some(ServedBy::Tier2),
     }
@@ -102,5 +102,7 @@ mod tests {
             assert_eq!(waiting.is_decided_alike_by(&pending(next)), alike, "{line}, pending {next}");
             assert_eq!(waiting.is_decided_alike_by(&in_force(next)), alike, "{line}, in force {next}");
         }
+        // Its keys are not known here: every change ends it.
+        assert!(Waiting::of(&before, ListenerKind::Main, &[b"MODULE.WAIT", b"b:1"]).is_none());
     }
 }
