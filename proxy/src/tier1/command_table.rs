@@ -163,7 +163,7 @@ mod tests {
     fn row(name: &str, flags: &[&'static str], range: [i64; 3], subcommands: Vec<Reply>) -> Reply {
         let empty = || Reply::Array(vec![]);
         Reply::Array(vec![
-            Reply::bulk(name.to_string()),
+            Reply::bulk(name),
             Reply::Int(-2),
             Reply::Array(flags.iter().map(|flag| Reply::Status((*flag).into())).collect()),
             Reply::Int(range[0]),
@@ -246,7 +246,7 @@ mod tests {
 
     #[test]
     fn a_reply_of_another_shape_is_no_table() {
-        let cut = Reply::Array(vec![Reply::bulk("get".to_string()), Reply::Int(2)]);
+        let cut = Reply::Array(vec![Reply::bulk("get"), Reply::Int(2)]);
         for reply in [Reply::OK, Reply::Array(vec![Reply::Int(1)]), Reply::Array(vec![cut])] {
             assert!(CommandTable::parse(&reply).is_none(), "{reply:?}");
         }
