@@ -149,3 +149,25 @@ pub struct Stamp {
     pub logical_ms: u64,
     pub wall_us: u64,
 }
+
+/// Whether a deadline on the logical clock has passed. Not in its own millisecond: the clock counts whole ones, so what began
+/// late in one of them has had its full time only when the deadline's own is over.
+#[inline]
+#[must_use]
+pub const fn has_passed(deadline_ms: u64, logical_ms: u64) -> bool {
+    logical_ms > deadline_ms
+}
+
+/// The first millisecond of the logical clock at which a deadline has passed: see [`has_passed`].
+#[inline]
+#[must_use]
+pub const fn passed_from_ms(deadline_ms: u64) -> u64 {
+    deadline_ms.saturating_add(1)
+}
+
+/// A deadline that has passed already: what ends at once, not with the millisecond.
+#[inline]
+#[must_use]
+pub const fn just_passed(logical_ms: u64) -> u64 {
+    logical_ms.saturating_sub(1)
+}

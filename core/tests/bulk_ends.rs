@@ -61,7 +61,7 @@ impl Node {
     /// Entries until nothing is left to do, each of which ends no more than `most` locks. Answers how many there were.
     fn settle(&mut self, most: u64) -> usize {
         let mut entries = 0;
-        while self.machine.next_deadline_ms().is_some_and(|at_ms| at_ms <= self.now_ms) {
+        while self.machine.next_due_ms().is_some_and(|at_ms| at_ms <= self.now_ms) {
             let before = self.ended();
             self.tick();
             assert!(self.ended() - before <= most, "one entry ended {} locks", self.ended() - before);
@@ -109,7 +109,7 @@ fn locks_that_expire_in_one_millisecond_end_over_many_entries() {
     for number in 0..30_000 {
         assert!(is_grant(&node.acquire(&format!("lock{number}"), 5_000, 0)));
     }
-    node.now_ms += 5_000;
+    node.now_ms += 5_001;
     let most = Limits::default().due_per_entry_max as u64 + 1;
     let before = node.ended();
     assert!(
@@ -131,7 +131,7 @@ fn a_plain_command_pays_only_for_the_keys_it_names() {
     for number in 0..20_000 {
         node.say(&format!("SET key{number} v PX 5000"));
     }
-    node.now_ms += 5_000;
+    node.now_ms += 5_001;
     let before = node.ended();
     assert_eq!(node.say("DEL key19999"), Reply::Int(0));
     assert!(node.ended() - before <= Limits::default().due_per_entry_max as u64 + 1);
@@ -268,7 +268,7 @@ fn a_herd_of_blocked_clients_is_served_over_entries() {
     let mut answered = replies.len() - 1;
     let mut other = node.restored();
     assert_eq!(other.state_hash(), node.machine.state_hash());
-    while node.machine.next_deadline_ms().is_some() {
+    while node.machine.next_due_ms().is_some() {
         let replies = node.apply_from(HERE, Command::Expire { idle_ms: u64::MAX });
         answered += replies.len() - 1;
     }
@@ -303,7 +303,7 @@ fn a_session_has_ten_thousand_locks_at_most_and_dead_ones_end_over_entries() {
             }
         }
     }
-    node.now_ms += 60_000;
+    node.now_ms += 60_001;
     let most = Limits::default().due_per_entry_max as u64 + 1;
     let before = node.ended();
     assert!(is_grant(&node.acquire("s3:9999", 5_000, 0)), "its session is over");

@@ -148,7 +148,7 @@ impl Player {
                 ));
             }
             ["next"] => {
-                let next = self.machine.next_deadline_ms();
+                let next = self.machine.next_due_ms();
                 self.say(&format!("{next:?} at {}", self.machine.logical_ms()));
             }
             ["cancel", client] => {

@@ -115,7 +115,7 @@ fn unused_marks_fold_into_a_floor_that_lets_no_stale_fence_in() {
     bench.check("old", 50);
     bench.now_ms += 900;
     bench.check("new", 7);
-    assert_eq!(bench.machine.next_mark_fold_ms(), Some(1_001));
+    assert_eq!(bench.machine.next_mark_fold_ms(), Some(1_002));
     bench.now_ms += 200;
     bench.apply(Command::Expire { idle_ms: 1_000 });
     assert_eq!((bench.mark("old"), bench.mark("new")), (Reply::Int(0), Reply::Int(7)));

@@ -76,7 +76,7 @@ proptest! {
                 wait = usize::MAX;
             }
         }
-        prop_assert_eq!(original.next_deadline_ms(), other.next_deadline_ms());
+        prop_assert_eq!(original.next_due_ms(), other.next_due_ms());
         prop_assert_eq!(original.stats(), other.stats());
     }
 
@@ -164,7 +164,7 @@ proptest! {
         }
         let stats = machine.stats();
         prop_assert_eq!((stats.locks_held, stats.waiters, stats.sessions, stats.idle_records), (0, 0, 0, 0));
-        prop_assert_eq!(machine.next_deadline_ms(), None);
+        prop_assert_eq!(machine.next_due_ms(), None);
     }
 }
 
@@ -271,7 +271,7 @@ impl Watcher {
             })
             .collect();
         let queue = self.queues.entry(key.clone()).or_default();
-        let is_exact = machine.next_deadline_ms().is_none_or(|at_ms| at_ms > machine.logical_ms());
+        let is_exact = machine.next_due_ms().is_none_or(|at_ms| at_ms > machine.logical_ms());
         if is_exact {
             let holder = self.holders.get(key);
             let is_gone = |queued: &Vec<u8>| {

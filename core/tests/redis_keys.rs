@@ -170,6 +170,9 @@ fn whatever_ends_a_key_serves_its_waiters_in_the_same_step() {
     node.say("PEXPIRE k 100");
     node.now_ms += 100;
     let (_, out) = node.apply(Command::Expire { idle_ms: 600_000 });
+    assert!(granted(&out, seq).is_none(), "its last millisecond");
+    node.now_ms += 1;
+    let (_, out) = node.apply(Command::Expire { idle_ms: 600_000 });
     assert!(granted(&out, seq).is_some());
 }
 
@@ -249,14 +252,14 @@ fn blocked_pops_are_served_first_come_first_served() {
     let told: Vec<u64> = out.replies.iter().map(|(id, _)| id.seq).skip(1).collect();
     assert_eq!(told, [first, second]);
     assert_eq!(node.say("EXISTS b"), Reply::Int(0));
-    assert_eq!(node.machine.next_deadline_ms(), Some(node.now_ms + 1_000));
+    assert_eq!(node.machine.next_due_ms(), Some(node.now_ms + 1_001));
     // A snapshot remembers who waits.
     node.machine.snapshot_begin();
     let pieces: Vec<Vec<u8>> = std::iter::from_fn(|| node.machine.snapshot_step(3)).collect();
     let restored = Machine::restore(pieces).expect("whole");
     assert_eq!(restored.state_hash(), node.machine.state_hash());
     node.machine = restored;
-    node.now_ms += 1_000;
+    node.now_ms += 1_001;
     let (_, out) = node.apply(Command::Expire { idle_ms: 600_000 });
     let timed_out = out.replies.iter().find(|(id, _)| id.seq == third).expect("its time is up");
     assert_eq!(timed_out.1, Reply::NilArray);

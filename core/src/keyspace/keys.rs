@@ -37,7 +37,7 @@ pub enum Deadline {
     Keep,
     /// Lives until it is deleted.
     Never,
-    /// Ends when the logical clock reaches this.
+    /// Ends when the logical clock is past this.
     At(u64),
 }
 

@@ -3,6 +3,7 @@
 use super::keys::{Clock, Db, Deadline, Keys};
 use super::value::{Value, View};
 use crate::reply::Refusal;
+use crate::types::has_passed;
 use bytes::Bytes;
 use std::collections::BTreeMap;
 
@@ -45,7 +46,7 @@ impl MemoryKeys {
     }
 
     fn is_over(&self, entry: &Entry) -> bool {
-        entry.deadline_ms.is_some_and(|deadline| deadline <= self.now.logical_ms)
+        entry.deadline_ms.is_some_and(|deadline_ms| has_passed(deadline_ms, self.now.logical_ms))
     }
 }
 

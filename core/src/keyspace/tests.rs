@@ -119,7 +119,7 @@ fn set_and_its_options() {
          GETEX k PERSIST => $v
          TTL k => :-1
          GETEX k PX 40 => $v
-         WAIT 40 => now
+         WAIT 41 => now
          GET k => nil
          GETDEL k => nil",
     );
@@ -188,8 +188,9 @@ fn keys_and_times() {
          TTL k => :-2
          SET a 1 PX 1500 => +OK
          TTL a => :2
-         WAIT 1499 => now
+         WAIT 1500 => now
          EXISTS a => :1
+         PTTL a => :0
          WAIT 1 => now
          EXISTS a => :0
          RENAME a b => -ERR no such key
@@ -205,7 +206,7 @@ fn keys_and_times() {
          PTTL d => :50
          DBSIZE => :2
          UNLINK b d x => :2
-         TIME => *2 $1700000001 $500000
+         TIME => *2 $1700000001 $501000
          FLUSHALL NOW => -ERR syntax error
          FLUSHALL => +OK",
     );

@@ -50,7 +50,7 @@ pub mod work;
 
 use crate::keyspace::Value;
 use crate::script::Scripts;
-use crate::types::{Fence, RequestId, SessionId, Stamp, FENCE_BOUND};
+use crate::types::{has_passed, passed_from_ms, Fence, RequestId, SessionId, Stamp, FENCE_BOUND};
 pub use apply::{Applied, Wanted};
 use apply::{EventOwner, RepliesLeft};
 #[cfg(feature = "scripts")]
@@ -253,19 +253,26 @@ impl Machine {
         self.clock
     }
 
-    /// When, on the logical clock, an entry is needed next: a lock, wait or session ends then, or more of a bulk end is left
-    /// to do. The leader proposes `Expire` then.
+    /// When, on the logical clock, an entry is needed next: the deadline of a lock, wait or session has passed from then on, or
+    /// more of a bulk end is left to do. The leader proposes `Expire` then.
     #[must_use]
-    pub fn next_deadline_ms(&self) -> Option<u64> {
+    pub fn next_due_ms(&self) -> Option<u64> {
         match self.sweep.is_over() && !self.blocked.has_ready() {
             true => self.next_end_ms(),
             false => Some(self.clock.logical_ms),
         }
     }
 
+    /// Whether a deadline has passed by the replicated clock.
+    #[inline]
+    pub(crate) fn has_passed(&self, deadline_ms: u64) -> bool {
+        has_passed(deadline_ms, self.clock.logical_ms)
+    }
+
+    /// The first millisecond at which the next deadline has passed.
     fn next_end_ms(&self) -> Option<u64> {
         let lock_or_wait = self.deadlines.next().map(|(at_ms, _)| at_ms);
-        [lock_or_wait, self.blocked.next_deadline_ms()].into_iter().flatten().min()
+        [lock_or_wait, self.blocked.next_deadline_ms()].into_iter().flatten().min().map(passed_from_ms)
     }
 
     /// Whether an entry with this stamp would first end something, or would let blocked clients try that an earlier entry had no

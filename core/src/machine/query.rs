@@ -89,7 +89,7 @@ impl Machine {
         if let Some(slot) = self.names.find(&self.locks, db, name) {
             let lock = &self.locks[slot];
             info.fence = lock.fence;
-            info.waiters = match self.next_deadline_ms() {
+            info.waiters = match self.next_due_ms() {
                 Some(at_ms) if at_ms <= self.clock.logical_ms => self.live_waiters(lock).count() as u64,
                 Some(_) | None => u64::from(lock.queue.len),
             };
@@ -147,7 +147,7 @@ impl Machine {
 
     fn session_info(&self, id: SessionId, late_ms: u64) -> Reply {
         let found = self.session_ids.get(&id).map(|slot| &self.sessions[*slot]);
-        let Some(session) = found.filter(|session| session.deadline_ms > self.clock.logical_ms) else {
+        let Some(session) = found.filter(|session| !self.has_passed(session.deadline_ms)) else {
             return errors::no_session().into();
         };
         let name = if session.label.is_empty() { Reply::Nil } else { Reply::bulk(&session.label) };
@@ -171,14 +171,14 @@ impl Machine {
 
     pub(crate) fn is_held_now(&self, lock: &Lock) -> bool {
         lock.is_held()
-            && lock.deadline_ms() > self.clock.logical_ms
+            && !self.has_passed(lock.deadline_ms())
             && self.lives(lock.session())
             && !self.is_flushed(lock)
     }
 
     /// Whether a session, if any, is still alive.
     fn lives(&self, session: SessionSlot) -> bool {
-        self.sessions.get(session).is_none_or(|session| session.deadline_ms > self.clock.logical_ms)
+        self.sessions.get(session).is_none_or(|session| !self.has_passed(session.deadline_ms))
     }
 
     fn live_waiters<'a>(&'a self, lock: &'a Lock) -> impl Iterator<Item = &'a Waiter> + 'a {

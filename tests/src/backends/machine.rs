@@ -351,7 +351,7 @@ fn tick(server: &Weak<Mutex<Server>>) {
                 .map(|(id, _)| *id)
                 .collect();
             blocked.into_iter().for_each(|id| server.touch_sessions(id));
-            if server.machine.next_deadline_ms().is_some_and(|deadline_ms| deadline_ms <= now_ms) {
+            if server.machine.next_due_ms().is_some_and(|due_ms| due_ms <= now_ms) {
                 server.apply(None, Command::Expire { idle_ms: IDLE_MS });
             }
         }

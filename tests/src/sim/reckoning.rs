@@ -155,7 +155,7 @@ impl World {
             .leader()
             .and_then(|id| self.kernel.hosts.get(&id))
             .and_then(|host| host.node.as_ref());
-        leader.is_some_and(|node| node.machine().next_deadline_ms().is_none())
+        leader.is_some_and(|node| node.machine().next_due_ms().is_none())
     }
 
     fn demand_leader(&mut self) {

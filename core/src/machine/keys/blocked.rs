@@ -268,7 +268,7 @@ impl Machine {
             self.blocked.remove(number);
             return;
         }
-        if waiting.deadline_ms <= self.clock.logical_ms {
+        if self.has_passed(waiting.deadline_ms) {
             self.time_out_blocked(number, out);
             return;
         }
@@ -285,7 +285,7 @@ impl Machine {
     pub(crate) fn end_due_blocked(&mut self, out: &mut Applied) {
         for _ in 0..self.limits.due_per_entry_max {
             match self.blocked.by_deadline.first().copied() {
-                Some((at_ms, number)) if at_ms <= self.clock.logical_ms => self.time_out_blocked(number, out),
+                Some((at_ms, number)) if self.has_passed(at_ms) => self.time_out_blocked(number, out),
                 Some(_) | None => break,
             }
         }

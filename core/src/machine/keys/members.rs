@@ -23,7 +23,7 @@ use crate::machine::snapshot::invariants::Violation;
 use crate::machine::store::deadlines::Timer;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
 use crate::reply::Refusal;
-use crate::types::Member;
+use crate::types::{has_passed, Member};
 
 /// Members that may grant one fence. One more is refused: a cluster has a handful of nodes.
 const MEMBERS_MAX: usize = 64;
@@ -31,8 +31,17 @@ const MEMBERS_MAX: usize = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Grant {
     member: Member,
-    /// 0: given back.
+    /// [`GIVEN_BACK`] where it was.
     until_ms: u64,
+}
+
+/// No time: also at the very first millisecond, which is never past it.
+const GIVEN_BACK: u64 = 0;
+
+impl Grant {
+    fn is_live(&self, now_ms: u64) -> bool {
+        self.until_ms != GIVEN_BACK && !has_passed(self.until_ms, now_ms)
+    }
 }
 
 /// Who has granted a key under its fence, in the order of their numbers. Those who gave it back or let it run out stay in
@@ -50,12 +59,18 @@ impl Grants {
         Some(self.0[at].until_ms)
     }
 
+    /// When a member's own grant ends, if it is neither over nor given back.
+    pub(crate) fn live_until_ms(&self, member: Member, now_ms: u64) -> Option<u64> {
+        let at = self.0.binary_search_by_key(&member, |grant| grant.member).ok()?;
+        Some(self.0[at]).filter(|grant| grant.is_live(now_ms)).map(|grant| grant.until_ms)
+    }
+
     pub(crate) fn is_live(&self, member: Member, now_ms: u64) -> bool {
-        self.until_ms(member).is_some_and(|until_ms| until_ms > now_ms)
+        self.live_until_ms(member, now_ms).is_some()
     }
 
     pub(crate) fn others_live(&self, member: Member, now_ms: u64) -> bool {
-        self.0.iter().any(|grant| grant.member != member && grant.until_ms > now_ms)
+        self.0.iter().any(|grant| grant.member != member && grant.is_live(now_ms))
     }
 
     pub(crate) fn set(&mut self, member: Member, until_ms: u64) {
@@ -66,18 +81,23 @@ impl Grants {
         }
     }
 
+    #[cfg(feature = "scripts")]
+    pub(crate) fn give_back(&mut self, member: Member) {
+        self.set(member, GIVEN_BACK);
+    }
+
     pub(crate) fn has_room_for(&self, member: Member) -> bool {
         self.0.len() < MEMBERS_MAX || self.until_ms(member).is_some()
     }
 
     /// Forgets those who gave it back or let it run out.
     pub(crate) fn keep_live(&mut self, now_ms: u64) {
-        self.0.retain(|grant| grant.until_ms > now_ms);
+        self.0.retain(|grant| grant.is_live(now_ms));
     }
 
     /// Moves the end of all that live.
     pub(crate) fn end_live_at(&mut self, now_ms: u64, at_ms: u64) {
-        for grant in self.0.iter_mut().filter(|grant| grant.until_ms > now_ms) {
+        for grant in self.0.iter_mut().filter(|grant| grant.is_live(now_ms)) {
             grant.until_ms = at_ms;
         }
     }
@@ -113,7 +133,7 @@ impl Machine {
 
     /// When a held key ends: for the member that granted it, when its own grant does.
     pub(crate) fn ends_for(&self, member: Option<Member>, slot: LockSlot) -> u64 {
-        let own_ms = || self.grants.get(&slot)?.until_ms(member?).filter(|ms| *ms > self.clock.logical_ms);
+        let own_ms = || self.grants.get(&slot)?.live_until_ms(member?, self.clock.logical_ms);
         own_ms().unwrap_or(self.locks[slot].deadline_ms())
     }
 
@@ -180,7 +200,7 @@ impl Machine {
     pub(crate) fn give_back(&mut self, member: Member, slot: LockSlot) -> bool {
         let others = self.others_hold(member, slot);
         if others {
-            self.grant_by(member, slot, 0);
+            self.grant_by(member, slot, GIVEN_BACK);
         }
         others
     }

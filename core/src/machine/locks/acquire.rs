@@ -220,7 +220,8 @@ impl Machine {
         if deadline_ms == NEVER {
             0
         } else {
-            deadline_ms - self.clock.logical_ms
+            // In its last millisecond it still is not "no end of its own".
+            (deadline_ms - self.clock.logical_ms).max(1)
         }
     }
 }

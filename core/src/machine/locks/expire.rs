@@ -16,7 +16,7 @@ impl Machine {
         let mut ends = self.limits.due_per_entry_max;
         while ends > 0 {
             match self.deadlines.next() {
-                Some((at_ms, timer)) if at_ms <= self.clock.logical_ms => {
+                Some((at_ms, timer)) if self.has_passed(at_ms) => {
                     self.instant_ms = at_ms;
                     self.end_one(timer, &mut ends, out);
                     ends = ends.saturating_sub(1);
@@ -45,13 +45,12 @@ impl Machine {
         if !lock.is_held() {
             return None;
         }
-        let now_ms = self.clock.logical_ms;
         let session_ends_ms = self.sessions.get(lock.session()).map_or(NEVER, |session| session.deadline_ms);
         let (ended_ms, how, event) = if self.is_flushed(lock) {
-            (now_ms, EndCause::Expired, EventKind::Released)
-        } else if lock.deadline_ms() <= now_ms {
+            (self.clock.logical_ms, EndCause::Expired, EventKind::Released)
+        } else if self.has_passed(lock.deadline_ms()) {
             (lock.deadline_ms(), EndCause::Expired, EventKind::Expired)
-        } else if session_ends_ms <= now_ms {
+        } else if self.has_passed(session_ends_ms) {
             (session_ends_ms, EndCause::Expired, EventKind::SessionEnded)
         } else {
             return None;

@@ -11,7 +11,7 @@ use crate::machine::keys::redis::CallContext;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::{Applied, Db, Machine, Words};
 use crate::reply::{Refusal, Reply};
-use crate::types::{Fence, FENCE_BOUND, RESOURCE_BYTES_MAX};
+use crate::types::{passed_from_ms, Fence, FENCE_BOUND, RESOURCE_BYTES_MAX};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
@@ -252,7 +252,8 @@ impl Machine {
     /// When the oldest mark is to be folded. The leader proposes `Expire` then.
     #[must_use]
     pub fn next_mark_fold_ms(&self) -> Option<u64> {
-        self.marks.oldest_ms().map(|used_ms| used_ms.saturating_add(self.settings.mark_retention_ms))
+        let kept_until_ms = |used_ms: u64| used_ms.saturating_add(self.settings.mark_retention_ms);
+        self.marks.oldest_ms().map(|used_ms| passed_from_ms(kept_until_ms(used_ms)))
     }
 
     /// What the marks weigh: names and a fixed overhead each.

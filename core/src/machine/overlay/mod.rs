@@ -313,7 +313,7 @@ impl<'m> Overlay<'m> {
 
     /// When a key ends: for the member that granted it, when its own grant does.
     fn ends_ms(&self, seen: &Seen<'_>) -> Option<u64> {
-        let own_ms = || seen.grants?.until_ms(self.member?).filter(|until_ms| *until_ms > self.now_ms());
+        let own_ms = || seen.grants?.live_until_ms(self.member?, self.now_ms());
         Some(own_ms().unwrap_or(seen.at_ms)).filter(|at_ms| *at_ms != NEVER)
     }
 

@@ -160,7 +160,7 @@ impl Overlay<'_> {
         let Some(holder) = &mut entry.holder else { return false };
         match (member, &mut holder.grants) {
             (Some(member), Some(grants)) if grants.others_live(member, now_ms) => {
-                grants.set(member, 0);
+                grants.give_back(member);
                 holder.at_ms = grants.last_ms();
             }
             (Some(_) | None, _) => {

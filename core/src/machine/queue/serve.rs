@@ -11,6 +11,7 @@ use crate::machine::queue::waiter::ReplyForm;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, WaiterSlot};
 use crate::mutant;
 use crate::reply::Reply;
+use crate::types::has_passed;
 
 impl Machine {
     pub(crate) fn serve_all(&mut self, out: &mut Applied) {
@@ -49,7 +50,7 @@ impl Machine {
     /// Whether a waiter may still be granted. One whose session or WAIT has ended leaves at once.
     fn is_fit(&mut self, waiter: WaiterSlot, out: &mut Applied) -> bool {
         let session = self.waiters[waiter].session;
-        if session.is_some() && self.sessions[session].deadline_ms <= self.clock.logical_ms {
+        if session.is_some() && self.has_passed(self.sessions[session].deadline_ms) {
             self.leave_with_session(waiter, out);
             return false;
         }
@@ -60,7 +61,7 @@ impl Machine {
             }
         }
         let instant_ms = self.instant_ms;
-        let is_up = |deadline_ms| deadline_ms < instant_ms;
+        let is_up = |deadline_ms| has_passed(deadline_ms, instant_ms);
         let requests = &self.waiters[waiter].requests;
         let is_live = !requests.iter().all(|request| is_up(request.deadline_ms));
         if requests.iter().any(|request| is_up(request.deadline_ms)) {

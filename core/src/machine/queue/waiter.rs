@@ -7,7 +7,7 @@ use crate::machine::store::deadlines::NEVER;
 use crate::machine::store::list::{Linked, Links};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{LockSlot, QueueEntrySlot, SessionSlot, Slot, WaiterSlot};
-use crate::types::{Origin, RequestId, MULTI_RESOURCES_MAX, OWNER_BYTES_MAX};
+use crate::types::{has_passed, Origin, RequestId, MULTI_RESOURCES_MAX, OWNER_BYTES_MAX};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
@@ -122,7 +122,7 @@ impl Waiter {
 
     /// Whether one of its requests still has time.
     pub(crate) fn is_live(&self, now_ms: u64) -> bool {
-        self.requests.iter().any(|request| request.deadline_ms > now_ms)
+        self.requests.iter().any(|request| !has_passed(request.deadline_ms, now_ms))
     }
 }
 

@@ -11,7 +11,7 @@ use crate::machine::store::slab::Image;
 use crate::machine::{Applied, Lock, Machine, SessionSlot, Waiter, WaiterSlot};
 use crate::mutant;
 use crate::reply::Reply;
-use crate::types::{SessionId, LABEL_BYTES_MAX, TTL_MS_MAX};
+use crate::types::{just_passed, SessionId, LABEL_BYTES_MAX, TTL_MS_MAX};
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -135,7 +135,10 @@ impl Machine {
         for id in ids {
             if let Some(slot) = self.live_session(*id, out) {
                 self.set_orphaned(slot, true);
-                let grace_end_ms = self.clock.logical_ms.saturating_add(grace_ms);
+                let grace_end_ms = match grace_ms {
+                    0 => just_passed(self.clock.logical_ms),
+                    grace_ms => self.clock.logical_ms.saturating_add(grace_ms),
+                };
                 self.set_session_deadline(slot, self.sessions[slot].deadline_ms.min(grace_end_ms));
                 // Without any grace it is dead now, not only when the next entry comes.
                 self.live_session(*id, out);
@@ -151,7 +154,7 @@ impl Machine {
                 self.end_session(slot, EndCause::Expired, out);
                 if self.session_ids.contains_key(&id) {
                     // Too many for one entry: the rest is over as if its time were, and goes as that does.
-                    self.set_session_deadline(slot, self.clock.logical_ms);
+                    self.set_session_deadline(slot, just_passed(self.clock.logical_ms));
                 }
                 Reply::Int(i64::from(locks))
             }
@@ -162,7 +165,7 @@ impl Machine {
     /// The slot of a session that lives at this instant. One that is due ends here.
     pub(crate) fn live_session(&mut self, id: SessionId, out: &mut Applied) -> Option<SessionSlot> {
         let slot = *self.session_ids.get(&id)?;
-        if self.sessions[slot].deadline_ms > self.clock.logical_ms {
+        if !self.has_passed(self.sessions[slot].deadline_ms) {
             return Some(slot);
         }
         self.end_session(slot, EndCause::Expired, out);

@@ -185,14 +185,15 @@ impl Node {
         let logical_ms = self.machine.logical_ms();
         let now_max_ms = self.grant_delivery.bound.logical_ms_max(self.now.monotonic_ms());
         let now_max_ms = now_max_ms.unwrap_or(logical_ms).max(logical_ms);
-        let ends_ms =
-            |lock: &GrantedLock| self.machine.held_until_ms(lock.db, &lock.name, lock.fence).unwrap_or(0);
-        let left_ms = held.locks.iter().map(|lock| ends_ms(lock).saturating_sub(now_max_ms)).min();
+        let ends_ms = |lock: &GrantedLock| self.machine.held_until_ms(lock.db, &lock.name, lock.fence);
+        let left_ms =
+            |lock: &GrantedLock| ends_ms(lock).map_or(0, |ends_ms| ends_ms.saturating_sub(now_max_ms));
+        let left_ms = held.locks.iter().map(left_ms).min();
         match left_ms.unwrap_or(0) {
             0 if matches!(held.reply, Reply::Renewed { .. }) => Reply::Refused(Reason::Expired),
             0 => {
                 let standing: Vec<GrantedLock> =
-                    held.locks.iter().filter(|lock| ends_ms(lock) > logical_ms).cloned().collect();
+                    held.locks.iter().filter(|lock| ends_ms(lock).is_some()).cloned().collect();
                 for GrantedLock { db, name, fence } in standing {
                     self.submit_own(&Command::Release { db, resource: &name, fence });
                 }

@@ -57,13 +57,13 @@ impl Node {
         }
         let idle_ms = self.idle_retention_ms();
         let nothing_under_way = self.entries_under_way() == 0;
-        let ends = self.machine.next_deadline_ms().is_some_and(|deadline_ms| {
-            let covered = self.clock.stamped_ms().is_some_and(|stamped_ms| stamped_ms >= deadline_ms);
-            deadline_ms <= logical_ms && (!covered || nothing_under_way)
+        let ends = self.machine.next_due_ms().is_some_and(|due_ms| {
+            let covered = self.clock.stamped_ms().is_some_and(|stamped_ms| stamped_ms >= due_ms);
+            due_ms <= logical_ms && (!covered || nothing_under_way)
         });
         let since_stamp_ms = self.clock.since_stamp_ms(self.now).unwrap_or(0);
         let carries_clock =
-            self.machine.next_deadline_ms().is_some() && since_stamp_ms >= self.config.clock_entry_ms;
+            self.machine.next_due_ms().is_some() && since_stamp_ms >= self.config.clock_entry_ms;
         let forgets = nothing_under_way
             && since_stamp_ms >= self.config.tick_ms
             && self.machine.oldest_idle_ms().is_some_and(|since_ms| since_ms + idle_ms <= logical_ms);

@@ -477,11 +477,9 @@ impl Node {
             return self.now.monotonic_us;
         }
         let mut wake_at_ms = self.ticked_ms.unwrap_or(now_ms) + self.config.tick_ms;
-        if let (Some(logical_ms), Some(deadline_ms)) =
-            (self.clock.logical_ms(), self.machine.next_deadline_ms())
-        {
+        if let (Some(logical_ms), Some(due_ms)) = (self.clock.logical_ms(), self.machine.next_due_ms()) {
             // A deadline that has passed is covered by an entry under way.
-            let left_ms = deadline_ms.saturating_sub(logical_ms);
+            let left_ms = due_ms.saturating_sub(logical_ms);
             wake_at_ms = wake_at_ms.min(now_ms.saturating_add(left_ms.max(1)));
         }
         let slice_at_ms = self.digests.wake_at_ms().unwrap_or(u64::MAX);

@@ -3,6 +3,10 @@
 //! It adds up monotonic time while this node leads, starting from the last applied stamp. It may only ever run late: each
 //! gap between two looks is capped, so that a leader that slept makes nobody's lock end early, and nothing is added while
 //! another node leads.
+//!
+//! It counts whole milliseconds. A leader counts those that began after it took the clock over, so that no change of leaders
+//! adds the part of one that had passed already; within a term a stamp and a later one may lie up to a millisecond closer than
+//! they say, which is why a deadline has passed only after its own millisecond ([`redfence_core::types::has_passed`]).
 
 use crate::node_api::Now;
 use redfence_core::mutant;
@@ -34,7 +38,7 @@ impl LogicalClock {
         let applied_ms = if mutant!(ClockOfOwnUptime) { now.monotonic_ms() } else { applied_ms };
         self.leading = Some(LeaderClock {
             term,
-            seen_ms: now.monotonic_ms(),
+            seen_ms: next_whole_ms(now),
             logical_ms: applied_ms,
             stamped_at_ms: now.monotonic_ms(),
             stamped_ms: None,
@@ -50,7 +54,11 @@ impl LogicalClock {
         if let Some(leading) = &mut self.leading {
             let gap_ms = now.monotonic_ms().saturating_sub(leading.seen_ms);
             leading.seen_ms = leading.seen_ms.max(now.monotonic_ms());
-            leading.logical_ms = (leading.logical_ms + gap_ms.min(self.gap_ms_max)).max(applied_ms);
+            leading.logical_ms += gap_ms.min(self.gap_ms_max);
+            if applied_ms > leading.logical_ms {
+                leading.logical_ms = applied_ms;
+                leading.seen_ms = leading.seen_ms.max(next_whole_ms(now));
+            }
         }
     }
 
@@ -78,9 +86,16 @@ impl LogicalClock {
     }
 }
 
+/// Rounded up: time is counted from here.
+fn next_whole_ms(now: Now) -> u64 {
+    now.monotonic_us.div_ceil(1_000)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+    use redfence_core::machine::{Applied, Command, Machine};
 
     fn at(monotonic_ms: u64) -> Now {
         Now { monotonic_us: 1_000 * monotonic_ms, wall_us: 7 }
@@ -112,5 +127,77 @@ mod tests {
         clock.observe(at(5), 20_000);
         assert_eq!(clock.logical_ms(), None);
         assert_eq!(clock.stamp(at(9)), None);
+    }
+
+    /// The leader of the moment, whose monotonic clock is ahead of true time by `ahead_us`, and the one replica it leads.
+    struct Bench {
+        clock: LogicalClock,
+        machine: Machine,
+        true_us: u64,
+        ahead_us: u64,
+        term: u64,
+    }
+
+    impl Bench {
+        fn now(&self) -> Now {
+            let monotonic_us = self.true_us + self.ahead_us;
+            Now { monotonic_us, wall_us: 1_700_000_000_000_000 + self.true_us }
+        }
+
+        fn lead(&mut self, ahead_us: u64) {
+            (self.term, self.ahead_us) = (self.term + 1, ahead_us);
+            self.clock = LogicalClock::new(500);
+            self.clock.start(self.now(), self.term, self.machine.logical_ms());
+        }
+
+        fn apply(&mut self, command: Command<'_>) {
+            self.clock.observe(self.now(), self.machine.logical_ms());
+            let stamp = self.clock.stamp(self.now()).expect("it leads");
+            self.machine.apply(stamp, None, command, &mut Applied::default());
+        }
+
+        fn is_held(&self) -> bool {
+            self.machine.stats().locks_held > 0
+        }
+    }
+
+    proptest! {
+        /// At whatever microsecond it was granted, by whichever clocks, over however many changes of leaders.
+        #[test]
+        fn no_lock_ends_before_its_ttl_has_fully_elapsed(
+            ttl_ms in 1u64..30,
+            offsets_us in (0u64..3_000, 0u64..3_000),
+            step_us in 1u64..1_500,
+            changes in prop::collection::vec((1u64..9_000, 0u64..3_000), 0..5),
+        ) {
+            let (granted_us, ahead_us) = offsets_us;
+            let (clock, machine) = (LogicalClock::default(), Machine::new());
+            let mut bench = Bench { clock, machine, true_us: 0, ahead_us: 0, term: 0 };
+            bench.lead(ahead_us);
+            bench.true_us = granted_us;
+            let (resource, owner) = (&b"a"[..], &b"x"[..]);
+            bench.apply(Command::Acquire { db: 0, resource, ttl_ms, wait_ms: 0, owner, session: None });
+            prop_assert!(bench.is_held());
+            let mut changed_us = granted_us;
+            for (after_us, ahead_us) in changes {
+                changed_us += after_us;
+                while bench.true_us < changed_us && bench.is_held() {
+                    bench.true_us = (bench.true_us + step_us).min(changed_us);
+                    bench.apply(Command::Expire { idle_ms: 600_000 });
+                }
+                if bench.is_held() {
+                    bench.lead(ahead_us);
+                }
+            }
+            while bench.is_held() {
+                bench.true_us += step_us;
+                bench.apply(Command::Expire { idle_ms: 600_000 });
+                prop_assert!(bench.true_us < changed_us + 1_000 * (ttl_ms + 3) + step_us, "it never ends");
+            }
+            prop_assert!(
+                bench.true_us - granted_us >= 1_000 * ttl_ms,
+                "{} us of {ttl_ms} ms", bench.true_us - granted_us
+            );
+        }
     }
 }
