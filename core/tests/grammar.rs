@@ -230,6 +230,11 @@ fn cluster_words() {
             refused(&line, "ERR node address must be host:port, at most 255 bytes");
         }
     }
+    taken("LOCK.CLUSTER backup begin");
+    taken("LOCK.CLUSTER BACKUP READ 16777217 0");
+    refused("LOCK.CLUSTER BACKUP READ 1 -1", "ERR id and offset of a backup must be non-negative integers");
+    refused("LOCK.CLUSTER BACKUP END", "ERR wrong number of arguments for 'lock.cluster backup' command");
+    refused("LOCK.CLUSTER BACKUP STOP", "ERR unknown subcommand 'STOP' of LOCK.CLUSTER BACKUP");
     refused("LOCK.CLUSTER SPLIT", "ERR unknown subcommand 'SPLIT' of LOCK.CLUSTER");
     refused("LOCK.CLUSTER ADD 1", "ERR wrong number of arguments for 'lock.cluster' command");
 }

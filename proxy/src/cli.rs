@@ -39,6 +39,77 @@ pub enum Command {
     /// Runs a node: serves Redis clients, and is a member of the Raft cluster.
     #[command(after_help = EXAMPLES)]
     Serve(Box<ServeArgs>),
+    /// Writes a consistent backup of a running cluster to a file, or checks one (backup verify FILE).
+    #[command(after_help = BACKUP_EXAMPLES, args_conflicts_with_subcommands = true)]
+    Backup(BackupArgs),
+    /// Founds a new cluster from a backup. Run it once for each member, with the same file and the same --cluster.
+    #[command(after_help = RESTORE_EXAMPLES)]
+    Restore(RestoreArgs),
+}
+
+const BACKUP_EXAMPLES: &str = "\
+Examples:
+  redfence backup --from 127.0.0.1:6380 --out locks.backup
+  redfence backup verify locks.backup
+
+Any member can be asked. Locks are served meanwhile. The password is read from --password-file or from the environment
+variable REDFENCE_PASSWORD.";
+
+const RESTORE_EXAMPLES: &str = "\
+Example, for a cluster of three (the old one must be stopped for good, its data removed):
+  redfence restore --from locks.backup --data node1 --id 1 --cluster 1=127.0.0.1:7380,2=127.0.0.1:7381,3=127.0.0.1:7382
+  redfence restore --from locks.backup --data node2 --id 2 --cluster 1=127.0.0.1:7380,2=127.0.0.1:7381,3=127.0.0.1:7382
+  redfence restore --from locks.backup --data node3 --id 3 --cluster 1=127.0.0.1:7380,2=127.0.0.1:7381,3=127.0.0.1:7382
+  then redfence serve as ever, with the same --data, --id and --cluster
+
+The member with the lowest id gets the state, with a fence floor by its own clock; the others begin empty and get the state
+from it when they start. Every lock of the backup is held for its full ttl from then on.";
+
+#[derive(Debug, Args)]
+pub struct BackupArgs {
+    #[command(subcommand)]
+    pub command: Option<BackupCommand>,
+
+    /// Address of a member, as a Redis client would use it
+    #[arg(long, value_name = "ADDR")]
+    pub from: Option<String>,
+
+    /// The file to write. It is there whole or not at all; an older one is replaced
+    #[arg(long, value_name = "FILE")]
+    pub out: Option<PathBuf>,
+
+    /// A file with the password for the cluster [default: the environment variable REDFENCE_PASSWORD]
+    #[arg(long, value_name = "FILE")]
+    pub password_file: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum BackupCommand {
+    /// Reads a backup to its end, checks that a cluster can be founded from it, and prints what is in it.
+    Verify { file: PathBuf },
+}
+
+#[derive(Debug, Args)]
+pub struct RestoreArgs {
+    /// The backup
+    #[arg(long, value_name = "FILE")]
+    pub from: PathBuf,
+
+    /// The data directory to make: empty, or not there yet
+    #[arg(long, value_name = "DIR")]
+    pub data: PathBuf,
+
+    /// This node's number in the new cluster, 1 to 65535
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub id: u64,
+
+    /// The members of the new cluster, the same list on every node: 1=host:port,2=host:port,3=host:port [default: this node alone]
+    #[arg(long, value_name = "LIST")]
+    pub cluster: Option<String>,
+
+    /// Every fence of the new cluster is above this one, if the backup and the clock plus one hour are not higher already
+    #[arg(long, value_name = "FENCE")]
+    pub fence_floor: Option<u64>,
 }
 
 #[derive(Debug, Args)]

@@ -289,7 +289,8 @@ fn redis_address(text: String) -> Result<String, Refused> {
     }
 }
 
-fn cluster_list(text: &str) -> Result<Vec<(u64, String)>, Refused> {
+/// The founding members of `--cluster`.
+pub fn cluster_list(text: &str) -> Result<Vec<(u64, String)>, Refused> {
     let wrong = |part: &str| format!("cluster has '{part}': use id=host:port, separated by commas");
     let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
     let mut members: Vec<(u64, String)> = Vec::new();
@@ -352,8 +353,10 @@ mod tests {
 
     fn settings(flags: &[&str]) -> Settings {
         let argv = ["redfence", "serve"].iter().chain(flags);
-        let Command::Serve(args) = Cli::try_parse_from(argv).unwrap().command;
-        args.settings
+        match Cli::try_parse_from(argv).unwrap().command {
+            Command::Serve(args) => args.settings,
+            other => panic!("{other:?}"),
+        }
     }
 
     fn refused(flags: &[&str]) -> String {

@@ -1,4 +1,4 @@
-//! `redfence`: reads the command line, starts the log, runs the node. Everything else is in the library.
+//! `redfence`: reads the command line, starts the log, runs the node or an operator's program. Everything else is in the library.
 
 use clap::Parser;
 use redfence::cli::{Cli, Command};
@@ -15,8 +15,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 pub(crate) fn main() -> ExitCode {
     // Whatever this process creates, the log engine's files too, is for its own user alone.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
-    let Command::Serve(args) = Cli::parse().command;
-    match Config::from_args(&args).and_then(run) {
+    let outcome = match Cli::parse().command {
+        Command::Serve(args) => Config::from_args(&args).and_then(run),
+        Command::Backup(args) => redfence::backup::run(&args),
+        Command::Restore(args) => redfence::backup::restore::restore(&args),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(line) => {
             eprintln!("redfence: {line}");

@@ -336,6 +336,11 @@ impl Cluster {
         self.slot(id).prefix_once = words.iter().map(|word| (*word).to_string()).collect();
     }
 
+    /// The founding list, as `--cluster` takes it.
+    pub fn founders(&self) -> &str {
+        &self.founders
+    }
+
     /// Where a node keeps its data.
     pub fn data(&self, id: u64) -> PathBuf {
         self.data_of(self.node(id))

@@ -1,5 +1,5 @@
 //! `LOCK.CLUSTER INFO`, `NODES`, `ADD id addr`, `REMOVE id`, `TRANSFER id`, `SET name value`, `GET name`,
-//! `VERSION`, `UPGRADE HOLD`, `UPGRADE FINISH`. Proxy only.
+//! `VERSION`, `UPGRADE HOLD`, `UPGRADE FINISH`, `BACKUP BEGIN`, `BACKUP READ id offset`, `BACKUP END id`. Proxy only.
 
 use super::errors;
 use super::words;
@@ -9,7 +9,8 @@ use std::net::IpAddr;
 
 pub const NAME: &str = "LOCK.CLUSTER";
 
-const VERBS: [&str; 9] = ["INFO", "NODES", "ADD", "REMOVE", "TRANSFER", "SET", "GET", "VERSION", "UPGRADE"];
+const VERBS: [&str; 10] =
+    ["INFO", "NODES", "ADD", "REMOVE", "TRANSFER", "SET", "GET", "VERSION", "UPGRADE", "BACKUP"];
 const ADDRESS_BYTES_MAX: usize = 255;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,9 +39,21 @@ pub enum Cluster<'a> {
     /// The cluster version does not rise until [`Cluster::UpgradeFinish`].
     UpgradeHold,
     UpgradeFinish,
+    Backup(Backup),
     /// Made up: plays the newer release in tests of mixed clusters.
     #[cfg(feature = "next-version")]
     Next,
+}
+
+/// Steps of a backup: what `redfence backup` sends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Backup {
+    /// Fixes a state that is not older than this command, and answers the backup's id.
+    Begin,
+    /// Some bytes of the backup from `offset` on.
+    Read { id: u64, offset: u64 },
+    /// The backup is not needed any more.
+    End { id: u64 },
 }
 
 pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Cluster<'_>, Refusal> {
@@ -58,6 +71,7 @@ pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Cluster<'_>, Refusal> 
             word if word.eq_ignore_ascii_case(b"FINISH") => Ok(Cluster::UpgradeFinish),
             word => Err(errors::unknown_subcommand("LOCK.CLUSTER UPGRADE", word)),
         },
+        [step, rest @ ..] if is("BACKUP") => parse_backup(step.as_ref(), rest).map(Cluster::Backup),
         #[cfg(feature = "next-version")]
         [] if is("NEXT") => Ok(Cluster::Next),
         [id, address] if is("ADD") => {
@@ -73,6 +87,19 @@ pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Cluster<'_>, Refusal> 
         [name] if is("GET") => Ok(Cluster::Get { name: Setting::parse(name.as_ref())? }),
         _ if VERBS.into_iter().any(is) => Err(errors::wrong_arity(NAME)),
         _ => Err(errors::unknown_subcommand(NAME, verb)),
+    }
+}
+
+fn parse_backup<A: AsRef<[u8]>>(step: &[u8], rest: &[A]) -> Result<Backup, Refusal> {
+    const NAME: &str = "LOCK.CLUSTER BACKUP";
+    let is = |word: &str| step.eq_ignore_ascii_case(word.as_bytes());
+    let number = |word: &A| words::decimal(word.as_ref()).ok_or_else(errors::backup_number);
+    match rest {
+        [] if is("BEGIN") => Ok(Backup::Begin),
+        [id, offset] if is("READ") => Ok(Backup::Read { id: number(id)?, offset: number(offset)? }),
+        [id] if is("END") => Ok(Backup::End { id: number(id)? }),
+        _ if ["BEGIN", "READ", "END"].into_iter().any(is) => Err(errors::wrong_arity(NAME)),
+        _ => Err(errors::unknown_subcommand(NAME, step)),
     }
 }
 

@@ -116,6 +116,11 @@ pub fn no_session() -> Refusal {
 }
 
 #[must_use]
+pub fn backup_number() -> Refusal {
+    Refusal::new("ERR id and offset of a backup must be non-negative integers")
+}
+
+#[must_use]
 pub fn node_id() -> Refusal {
     Refusal::new("ERR node id must be an integer from 1 to 65535")
 }

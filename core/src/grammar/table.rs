@@ -171,8 +171,8 @@ pub const ROWS: &[Row] = &[
         arity: -2,
         dangerous: true,
         keys: Keys::None,
-        syntax: "INFO | NODES | ADD id addr | REMOVE id | TRANSFER id | SET name value | GET name | VERSION | UPGRADE HOLD | UPGRADE FINISH",
-        summary: "Shows and changes the Raft cluster inside the proxies, its settings and its version.",
+        syntax: "INFO | NODES | ADD id addr | REMOVE id | TRANSFER id | SET name value | GET name | VERSION | UPGRADE HOLD | UPGRADE FINISH | BACKUP BEGIN | BACKUP READ id offset | BACKUP END id",
+        summary: "Shows and changes the Raft cluster inside the proxies, its settings and its version; gives out backups.",
         ..ROW
     },
     Row {

@@ -114,6 +114,17 @@ impl Sweep {
         self.blocked.0 < self.blocked.1
     }
 
+    /// No waiter is left to be looked at.
+    pub(crate) fn forget_waiters(&mut self) {
+        self.waiters = Pass::default();
+        self.blocked = (0, 0);
+    }
+
+    /// Counts of held locks start from nothing: they are about to be worked out anew.
+    pub(crate) fn forget_counts(&mut self) {
+        self.databases.iter_mut().for_each(|database| database.held = 0);
+    }
+
     pub(crate) fn is_over(&self) -> bool {
         self.locks.next.is_none() && !self.drops_waiters() && !self.drops_blocked()
     }

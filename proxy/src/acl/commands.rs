@@ -15,7 +15,7 @@ const NAME_BYTES_MAX: usize = 40;
 
 /// `LOCK.CLUSTER` by subcommand: those that only look, and those that change something.
 const CLUSTER_LOOKS: &[&str] = &["info", "nodes", "get", "version"];
-const CLUSTER_CHANGES: &[&str] = &["add", "remove", "transfer", "set", "upgrade", "backup"];
+const CLUSTER_CHANGES: &[&str] = &["add", "remove", "transfer", "set", "upgrade", "backup", "backup"];
 
 /// Where a command has its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,9 +191,15 @@ mod tests {
 
     #[test]
     fn what_operators_do_is_admin_and_dangerous() {
-        for name in
-            ["lock.forcerelease", "lock.cluster|set", "lock.cluster|add", "flushall", "acl|setuser", "acl"]
-        {
+        for name in [
+            "lock.forcerelease",
+            "lock.cluster|set",
+            "lock.cluster|add",
+            "lock.cluster|backup",
+            "flushall",
+            "acl|setuser",
+            "acl",
+        ] {
             let found = named(name.as_bytes()).unwrap_or_else(|| panic!("{name}"));
             assert_eq!(found.categories & (ADMIN | DANGEROUS), ADMIN | DANGEROUS, "{name}");
         }

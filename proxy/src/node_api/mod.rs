@@ -35,6 +35,7 @@
 //!   with [`PeerMessage::NotMember`], so that a removed node learns of its removal.
 
 pub mod apply_feed;
+pub mod backup_file;
 mod input;
 mod log;
 mod output;

@@ -1,10 +1,11 @@
 //! Linearizable reads of the state machine.
 
 use bytes::Bytes;
+use redfence_core::grammar::cluster::Backup;
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::settings::Setting;
 use redfence_core::machine::{KeysWalk, Machine, Query, Words};
-use redfence_core::reply::Reply;
+use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::{Member as RedlockMember, SessionId};
 
 /// A read of the state that owns its bytes, to cross threads: [`redfence_core::machine::Query`], or a command on plain keys.
@@ -36,6 +37,8 @@ pub enum OwnedQuery {
     Settings,
     /// One of them, as text.
     Setting(Setting),
+    /// A step of a backup, answered by the node.
+    Backup(Backup),
     /// Version tokens of keys, for `WATCH`, in the order asked, as integers with the same bits.
     Tokens {
         db: u32,
@@ -65,7 +68,7 @@ impl OwnedQuery {
         KeysWalk::new(*member, *db, argv)
     }
 
-    /// Answers from the state; scripts are answered by the node, which has the VM. `late_ms`: see [`Machine::query_later`].
+    /// Answers from the state; scripts and backups are answered by the node, which has the VM and the files. `late_ms`: see [`Machine::query_later`].
     #[must_use]
     pub fn ask(&self, machine: &Machine, late_ms: u64) -> Reply {
         let query = match self {
@@ -78,6 +81,9 @@ impl OwnedQuery {
             OwnedQuery::Mark { db, resource } => Query::Mark { db: *db, resource },
             OwnedQuery::Settings => Query::Settings,
             OwnedQuery::Setting(name) => Query::Setting(*name),
+            OwnedQuery::Backup(_) => {
+                return Refusal::new("ERR a backup is answered by the node, not by its state").into();
+            }
             OwnedQuery::Tokens { db, keys } => {
                 let token = |key: &Bytes| Reply::Int(machine.watch_token(*db, key) as i64);
                 return Reply::Array(keys.iter().map(token).collect());
@@ -103,7 +109,10 @@ impl OwnedQuery {
             | OwnedQuery::Queue { resource, .. }
             | OwnedQuery::Mark { resource, .. } => resource.len(),
             OwnedQuery::Scan { pattern, .. } => pattern.as_ref().map_or(0, Bytes::len),
-            OwnedQuery::Session { .. } | OwnedQuery::Settings | OwnedQuery::Setting(_) => 0,
+            OwnedQuery::Session { .. }
+            | OwnedQuery::Settings
+            | OwnedQuery::Setting(_)
+            | OwnedQuery::Backup(_) => 0,
         }
     }
 }

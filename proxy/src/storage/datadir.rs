@@ -4,6 +4,7 @@
 //! LOCK            held (flock) while a process uses the directory
 //! IDENTITY        format version, node id, cluster id, store id; text with a checksum
 //! PEERS           store ids of the other nodes, learned from their greetings; text with a checksum
+//! RESTORING       a restore is under way, or was cut short
 //! durable-mark    see mark.rs
 //! log/            the log engine's files
 //! snapshots/      see snapshots.rs
@@ -28,6 +29,7 @@ const FORMAT_VERSION: u32 = 2;
 const FORMAT_BEFORE_RELEASE_1: &str = "1";
 const SMALL_FILE_BYTES_MAX: u64 = 1 << 20;
 const IDENTITY_HEAD: &str = "redfence-data";
+const RESTORING: &str = "RESTORING";
 const PEERS_HEAD: &str = "redfence-peers";
 
 /// A random number drawn when a data directory is made: the same node id with another one is a wiped disk.
@@ -115,8 +117,25 @@ impl DataDir {
         self.root.join("durable-mark")
     }
 
+    /// From here to [`DataDir::end_restore`] no node starts from this directory: half of a backup is an empty cluster.
+    pub fn begin_restore(&self) -> Result<(), StorageError> {
+        replace_file(&self.root, RESTORING, b"")
+    }
+
+    pub fn end_restore(&self) -> Result<(), StorageError> {
+        let path = self.root.join(RESTORING);
+        fs::remove_file(&path).map_err(|e| StorageError::io_at("delete", &path, e))?;
+        sync_dir(&self.root)
+    }
+
     /// `None` in a directory that was never used.
     pub fn identity(&self) -> Result<Option<NodeIdentity>, StorageError> {
+        if self.root.join(RESTORING).exists() {
+            return Err(StorageError::Damaged(format!(
+                "a restore into {} did not come to its end: empty the directory and restore again",
+                self.root.display()
+            )));
+        }
         let path = self.root.join("IDENTITY");
         let Some(fields) = read_fields(&path, IDENTITY_HEAD)? else {
             return if fs::read_dir(self.log_path()).is_ok_and(|mut files| files.next().is_some()) {

@@ -27,6 +27,23 @@ pub fn too_large(bytes: usize) -> Reply {
     )))
 }
 
+#[must_use]
+pub fn too_many_backups(most: usize) -> Reply {
+    Reply::Error(Refusal::new(format!(
+        "ERR this node has {most} backups under way already; end one, ask another node, or wait a minute"
+    )))
+}
+
+#[must_use]
+pub fn unknown_backup() -> Reply {
+    error("ERR this node has no such backup: it was ended, was not read for a minute, or the node was restarted; begin again")
+}
+
+#[must_use]
+pub fn unreadable_backup(why: &str) -> Reply {
+    Reply::Error(Refusal::new(format!("ERR the snapshot of this backup cannot be read: {why}; begin again")))
+}
+
 /// The node's thread did not take it in time.
 #[must_use]
 pub fn not_taken() -> Reply {

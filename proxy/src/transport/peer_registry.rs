@@ -9,6 +9,7 @@ use crate::storage::datadir::{DataDir, KnownStores, NodeIdentity, StoreId};
 use crate::storage::StorageError;
 use redfence_core::machine::version::{self, ClusterVersion, VersionRange};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 pub struct PeerRegistry {
@@ -21,6 +22,8 @@ pub struct PeerRegistry {
     /// Nodes this one was told of in its configuration: a joining node takes the cluster's id from these alone. Empty: from
     /// whoever dials it.
     told_of: Vec<NodeId>,
+    /// As in the identity, for the node to look at.
+    cluster_id: Arc<AtomicU64>,
     state: Mutex<RegistryState>,
 }
 
@@ -45,7 +48,8 @@ impl PeerRegistry {
         let state =
             RegistryState { identity, known, members: BTreeMap::new(), cluster_version: version::FIRST };
         let versions = VersionRange::PROGRAM;
-        Ok(PeerRegistry { dir, advertise, security, versions, told_of, state: Mutex::new(state) })
+        let cluster_id = Arc::new(AtomicU64::new(identity.cluster_id));
+        Ok(PeerRegistry { dir, advertise, security, versions, told_of, cluster_id, state: Mutex::new(state) })
     }
 
     /// What this node can run: the program's own range, unless this says otherwise.
@@ -61,6 +65,11 @@ impl PeerRegistry {
 
     pub(super) fn cluster_version(&self) -> ClusterVersion {
         self.state().cluster_version
+    }
+
+    /// The cluster's id, 0 until it is known; kept up to date.
+    pub fn cluster_id(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.cluster_id)
     }
 
     pub fn identity(&self) -> NodeIdentity {
@@ -111,6 +120,7 @@ impl PeerRegistry {
         let identity = NodeIdentity { cluster_id: hello.cluster_id, ..state.identity };
         self.dir.save_identity(&identity).map_err(|e| GreetingRefusal::Storage(e.to_string()))?;
         tracing::info!(cluster = %format_args!("{:016x}", hello.cluster_id), by = hello.node_id, "joined a cluster");
+        self.cluster_id.store(identity.cluster_id, Ordering::Relaxed);
         state.identity = identity;
         Ok(())
     }

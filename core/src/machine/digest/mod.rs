@@ -132,6 +132,12 @@ impl Digests {
         self.made = Some(MadePoint { index: self.index, chain: self.chain, full });
     }
 
+    /// A new cluster begins with this state: what members of the old one reported counts no more, and there is nothing to confirm.
+    pub(crate) fn refound(&mut self) {
+        self.table = DigestTable::default();
+        self.table.confirmed = self.index;
+    }
+
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.chain.to_le_bytes());
         for number in [self.index, self.content_index, self.point_index, self.point_ms, self.full_index] {

@@ -147,7 +147,8 @@ impl Machine {
     }
 
     fn set_lock_end(&mut self, slot: LockSlot, at_ms: u64) {
-        self.locks.edit(slot).set_deadline(at_ms);
+        let now_ms = self.clock.logical_ms;
+        self.locks.edit(slot).set_deadline(at_ms, now_ms);
         self.deadlines.set(Timer::Lock(slot), at_ms);
     }
 

@@ -180,7 +180,8 @@ impl Machine {
         let last = if mutant!(FenceByClockAlone) { Fence(0) } else { last };
         let fence = Fence::next(last, self.clock.wall_us);
         let epoch = self.sweep.count_held(self.locks[slot].db());
-        self.change_lock(slot, |lock| lock.hold(fence, owner, deadline_ms, session, epoch));
+        let now_ms = self.clock.logical_ms;
+        self.change_lock(slot, |lock| lock.hold(fence, owner, deadline_ms, now_ms, session, epoch));
         self.deadlines.set(Timer::Lock(slot), deadline_ms);
         if session.is_some() {
             let mut locks = self.sessions[session].locks;

@@ -36,6 +36,37 @@ pub(crate) enum EndCause {
     Expired,
 }
 
+/// How long the last grant or renewal was for: what a restored lock is held for. Milliseconds below 2^31, whole seconds (rounded up)
+/// above. [`GrantedTime::NONE`] for a grant without an end of its own, and before the first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct GrantedTime(u32);
+
+impl GrantedTime {
+    const NONE: GrantedTime = GrantedTime(0);
+    const IN_SECONDS: u32 = 1 << 31;
+
+    fn until(deadline_ms: u64, now_ms: u64) -> GrantedTime {
+        if deadline_ms == NEVER {
+            return GrantedTime::NONE;
+        }
+        let ms = deadline_ms.saturating_sub(now_ms);
+        match u32::try_from(ms) {
+            Ok(ms) if ms < GrantedTime::IN_SECONDS => GrantedTime(ms),
+            Ok(_) | Err(_) => {
+                let seconds = ms.div_ceil(1_000).min(u64::from(GrantedTime::IN_SECONDS - 1));
+                GrantedTime(GrantedTime::IN_SECONDS | seconds as u32)
+            }
+        }
+    }
+
+    fn ms(self) -> u64 {
+        match self.0 & GrantedTime::IN_SECONDS {
+            0 => u64::from(self.0),
+            _ => 1_000 * u64::from(self.0 & !GrantedTime::IN_SECONDS),
+        }
+    }
+}
+
 /// Room for an owner that a free lock keeps for the next one. More is given back: it would count for nothing.
 const OWNER_BYTES_KEPT: usize = 64;
 
@@ -54,6 +85,7 @@ pub(crate) struct Lock {
     /// Queue entries, first in line first.
     pub(crate) queue: List<QueueEntry>,
     name_len: u32,
+    granted: GrantedTime,
     ended: EndCause,
 }
 
@@ -71,6 +103,7 @@ impl Lock {
             queue: List::EMPTY,
             name_len: name.len() as u32,
             phase: Phase::Awaited,
+            granted: GrantedTime::NONE,
             ended: EndCause::Unknown,
         }
     }
@@ -89,11 +122,19 @@ impl Lock {
     }
 
     /// Moves the end of a grant.
-    pub(crate) fn set_deadline(&mut self, at_ms: u64) {
+    pub(crate) fn set_deadline(&mut self, at_ms: u64, now_ms: u64) {
         match &mut self.phase {
-            Phase::Held { deadline_ms, .. } => *deadline_ms = at_ms,
+            Phase::Held { deadline_ms, .. } => {
+                *deadline_ms = at_ms;
+                self.granted = GrantedTime::until(at_ms, now_ms);
+            }
             Phase::Awaited | Phase::Idle { .. } => {}
         }
+    }
+
+    /// How long the last grant or renewal of a held lock was for; `None` where it has no end of its own, and for a free lock.
+    pub(crate) fn granted_ms(&self) -> Option<u64> {
+        (self.deadline_ms() != NEVER).then(|| self.granted.ms())
     }
 
     /// The holder's session, if any.
@@ -154,6 +195,7 @@ impl Lock {
         fence: Fence,
         owner: &[u8],
         deadline_ms: u64,
+        now_ms: u64,
         session: SessionSlot,
         epoch: u16,
     ) {
@@ -168,6 +210,7 @@ impl Lock {
         }
         self.fence = fence;
         self.phase = Phase::Held { deadline_ms, session, epoch };
+        self.granted = GrantedTime::until(deadline_ms, now_ms);
     }
 
     /// Takes the holder away and remembers how.
@@ -188,6 +231,7 @@ impl Lock {
             fence: self.fence,
             ended_fence: self.ended_fence,
             phase: self.phase,
+            granted: self.granted,
             ended: self.ended,
         }
     }
@@ -198,6 +242,7 @@ impl Lock {
         self.fence = before.fence;
         self.ended_fence = before.ended_fence;
         self.phase = before.phase;
+        self.granted = before.granted;
         self.ended = before.ended;
     }
 
@@ -220,6 +265,7 @@ pub(crate) struct SavedLock {
     fence: Fence,
     ended_fence: Fence,
     pub(crate) phase: Phase,
+    granted: GrantedTime,
     ended: EndCause,
 }
 
@@ -264,6 +310,7 @@ impl Image for Lock {
         put_varint(out, self.fence.0);
         put_varint(out, self.ended_fence.0);
         put_varint(out, at_ms.wrapping_add(1));
+        put_varint(out, u64::from(self.granted.0));
         self.session().write(out);
         self.links.write(out);
         self.queue.write(out);
@@ -282,7 +329,8 @@ impl Image for Lock {
         let name = reader.bytes()?;
         let owner = reader.bytes()?;
         let (fence, ended_fence) = (Fence(reader.varint()?), Fence(reader.varint()?));
-        let (at_ms, session) = (reader.varint()?.wrapping_sub(1), Slot::read(reader)?);
+        let (at_ms, granted) = (reader.varint()?.wrapping_sub(1), GrantedTime(reader.varint_u32()?));
+        let session = Slot::read(reader)?;
         let phase = match tag >> 4 {
             0 => Phase::Held { deadline_ms: at_ms, session, epoch },
             1 if at_ms == NEVER => Phase::Awaited,
@@ -298,6 +346,7 @@ impl Image for Lock {
             name_len: name.len() as u32,
             db,
             phase,
+            granted,
             ended,
             fence,
             ended_fence,

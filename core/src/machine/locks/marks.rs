@@ -77,6 +77,39 @@ impl Marks {
         self.used.insert((mark.used_ms, key));
     }
 
+    /// Below it every fence of a name without a mark is stale.
+    pub(crate) fn floor(&self) -> Fence {
+        self.floor
+    }
+
+    pub(crate) fn highest(&self) -> Fence {
+        self.marks.values().map(|mark| mark.fence).max().unwrap_or_default().max(self.floor)
+    }
+
+    /// The names that have a mark.
+    pub(crate) fn keys(&self) -> Vec<Key> {
+        self.marks.keys().cloned().collect()
+    }
+
+    pub(crate) fn has(&self, db: Db, resource: &[u8]) -> bool {
+        self.find(db, resource).is_some()
+    }
+
+    /// Whether there can be a mark of this name.
+    pub(crate) fn may_keep(&self, resource: &[u8]) -> bool {
+        (1..=RESOURCE_BYTES_MAX).contains(&resource.len())
+    }
+
+    /// A mark of at least this fence.
+    pub(crate) fn raise_to(&mut self, db: Db, resource: &[u8], fence: Fence, now_ms: u64) {
+        let known = self.find(db, resource).map_or(Fence(1), |mark| mark.fence);
+        self.raise(db, resource, fence.max(known), now_ms);
+    }
+
+    pub(crate) fn raise_floor(&mut self, floor: Fence) {
+        self.floor = self.floor.max(floor);
+    }
+
     fn oldest_ms(&self) -> Option<u64> {
         self.used.first().map(|(used_ms, _)| *used_ms)
     }

@@ -383,7 +383,7 @@ impl Machine {
     }
 
     /// Everything that is worked out from the records.
-    fn rebuild_indexes(&mut self) {
+    pub(crate) fn rebuild_indexes(&mut self) {
         self.memory = self.weigh_records();
         for slot in self.locks.slots() {
             let Some(lock) = self.locks.get(slot) else { continue };

@@ -15,7 +15,7 @@ use crate::server::stats::LockOperation;
 use crate::tier1::lua::{self, LuaWait};
 use crate::tier1::upstream::{Health, Tier1Backend};
 use bytes::Bytes;
-use redfence_core::grammar::cluster::Cluster;
+use redfence_core::grammar::cluster::{Backup, Cluster};
 use redfence_core::grammar::session::Session;
 use redfence_core::grammar::{fence, Request};
 use redfence_core::machine::marks::check_guarded;
@@ -161,6 +161,7 @@ impl CommandContext {
             Cluster::Set { name, value } => return self.set_setting(*name, value),
             Cluster::UpgradeHold => return self.cluster_change(&Command::Upgrade(UpgradeCommand::Hold)),
             Cluster::UpgradeFinish => return self.cluster_change(&Command::Upgrade(UpgradeCommand::Finish)),
+            Cluster::Backup(step) => return self.backup(*step),
             #[cfg(feature = "next-version")]
             Cluster::Next => return self.cluster_change(&Command::Next),
         };
@@ -171,6 +172,18 @@ impl CommandContext {
         let pending = self.server.tier2.admin(admin);
         self.await_call(InFlight::Alone, Source::Tier2(pending), false, IfAbandoned::Nothing);
         self.needs_no_routes();
+        Progress::Done
+    }
+
+    fn backup(&mut self, step: Backup) -> Progress {
+        if !self.can_join(InFlight::Reads) {
+            return Progress::Stalled;
+        }
+        if step == Backup::Begin {
+            tracing::warn!(client = %self.client.info.address, "LOCK.CLUSTER BACKUP BEGIN");
+        }
+        let pending = self.server.tier2.query_for(&self.client.account, OwnedQuery::Backup(step));
+        self.await_call(InFlight::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
         Progress::Done
     }
 

@@ -310,7 +310,12 @@ impl Node {
                 self.reads.begin_walk(ticket, walk, account);
                 continue;
             }
-            let reply = count_reply(account.as_ref(), self.ask(&query, late_ms));
+            let reply = if let OwnedQuery::Backup(request) = query {
+                self.answer_backup(request)
+            } else {
+                self.ask(&query, late_ms)
+            };
+            let reply = count_reply(account.as_ref(), reply);
             self.out.replies.push((ticket, reply));
             answered += 1;
             // The rest is answered next turn, after new messages and requests were read.

@@ -71,6 +71,7 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let mut node =
         Node::new(config.node.clone(), store.recovered(), store.reader()).map_err(StartError::Node)?;
     node.set_cpu_clock(Box::new(ThreadCpu));
+    node.set_cluster_id(registry.cluster_id());
     registry.set_cluster_version(node.machine().cluster_version());
     let sink = Arc::new(handle.clone());
     let (transport, peers) = Transport::start(registry, listener, sink).map_err(StartError::Threads)?;

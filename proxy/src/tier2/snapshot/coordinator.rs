@@ -8,6 +8,7 @@ use crate::tier2::cluster::membership::Membership;
 use crate::tier2::config::NodeConfig;
 use crate::tier2::node::persist::PersistQueue;
 use crate::tier2::node::Node;
+use crate::tier2::snapshot::backups::Backups;
 use crate::tier2::snapshot::making::OwnSnapshot;
 use crate::tier2::snapshot::receiving::{IncomingSnapshot, ReceivedSnapshot};
 use crate::tier2::snapshot::sending::{OutgoingSnapshots, TransferEnd};
@@ -27,6 +28,7 @@ pub(in crate::tier2) struct Snapshots {
     /// has confirmed everything up to this index.
     unconfirmed: Option<(SnapshotMeta, u64)>,
     pub(in crate::tier2) outgoing: OutgoingSnapshots,
+    pub(in crate::tier2) backups: Backups,
     receiving: Option<IncomingSnapshot>,
     /// Handed to raft, and waiting for its Ready.
     received: Option<(SnapshotMeta, Machine)>,
@@ -49,6 +51,7 @@ impl Snapshots {
             making: None,
             unconfirmed: None,
             outgoing: OutgoingSnapshots::new(boot << ID_BITS),
+            backups: Backups::new(boot << ID_BITS),
             receiving: None,
             received: None,
             finished: None,
@@ -80,18 +83,23 @@ impl Snapshots {
         self.making.as_ref().is_some_and(|making| making.can_go_on(config.snapshot_window_bytes))
     }
 
+    /// Of the snapshot that is being made.
+    pub(in crate::tier2) fn written_bytes(&self) -> u64 {
+        self.making.as_ref().map_or(0, OwnSnapshot::written_bytes)
+    }
+
     fn discard_after(&mut self, id: SnapshotId, number: u64) {
         if id != SnapshotId(0) {
             self.discard.push((id, number));
         }
     }
 
-    /// Deletes files whose successor is durable, unless they are still being sent.
+    /// Deletes files whose successor is durable, unless they are still being sent or read.
     pub(in crate::tier2) fn discard_durable(&mut self, persist: &PersistQueue, ops: &mut Vec<SnapshotOp>) {
-        let outgoing = &self.outgoing;
+        let (outgoing, backups) = (&self.outgoing, &self.backups);
         self.discard.retain(|(id, number)| {
             let durable = persist.is_durable(*number) || mutant!(SnapshotDiscardedEarly);
-            let free = durable && !outgoing.uses(*id);
+            let free = durable && !outgoing.uses(*id) && !backups.uses(*id);
             if free {
                 ops.push(SnapshotOp::Discard(*id));
             }
@@ -107,6 +115,7 @@ impl Node {
             self.drop_stalled_receiving();
         }
         self.adopt_confirmed();
+        self.snapshots.backups.go_on(self.raw.store().snapshot_meta(), self.now.monotonic_ms());
         self.begin_snapshot_if_due();
         let ops = &mut self.out.snapshot_ops;
         if let Some(making) = &mut self.snapshots.making {
@@ -123,7 +132,8 @@ impl Node {
         self.snapshots.wanted |= self.raw.store().take_wanted();
         let due = since >= self.config.snapshot_entries
             || self.snapshots.bytes_since >= self.config.snapshot_bytes
-            || self.snapshots.wanted;
+            || self.snapshots.wanted
+            || self.snapshots.backups.wait();
         let idle = self.snapshots.making.is_none()
             && self.snapshots.unconfirmed.is_none()
             && !self.digests.is_walking()

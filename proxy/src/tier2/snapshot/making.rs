@@ -52,6 +52,10 @@ impl OwnSnapshot {
         self.written_bytes = self.written_bytes.max(written_bytes);
     }
 
+    pub(crate) fn written_bytes(&self) -> u64 {
+        self.written_bytes
+    }
+
     /// Whether there is something to do at once: more pieces, and room on their way to the disk.
     pub(crate) fn can_go_on(&self, window_bytes: u64) -> bool {
         !self.complete && self.meta.size_bytes < self.written_bytes + window_bytes

@@ -5,7 +5,9 @@
 //!
 //! - `coordinator.rs`: when a snapshot is made or sent, and what follows from it
 //! - `making.rs`: our own; - `sending.rs`: to followers; - `receiving.rs`: from a leader
+//! - `backups.rs`: clients that read a snapshot
 
+pub(super) mod backups;
 pub(super) mod coordinator;
 pub(super) mod making;
 pub(super) mod receiving;

@@ -1,0 +1,243 @@
+//! What the state of a backup becomes when a new cluster is founded from it.
+//!
+//! The old cluster may have gone on after the backup: granted, renewed and released. So nothing of the backup may end earlier than a
+//! client of the old cluster believes, and no fence may come again:
+//!
+//! - every lock is held for the whole time of its last grant or renewal, counted from the restore, and every session for its ttl;
+//! - every new fence is above the floor, and `FENCE.*` refuses what is below it, except for names that are held: the fence of
+//!   their holder stays good;
+//! - waiters, blocked clients and remembered replies belong to connections that are no more: they are dropped. So are reports of
+//!   digests: their members are no more.
+//!
+//! The rest (keys, settings, scripts, cluster version, clocks) stays as it was.
+
+use crate::machine::keys::blocked::Blocked;
+use crate::machine::locks::lock::{Names, Phase};
+use crate::machine::queue::waiter::QueuedOwners;
+use crate::machine::requests::dedup::Dedup;
+use crate::machine::snapshot::invariants::Violation;
+use crate::machine::store::deadlines::{Deadlines, NEVER};
+use crate::machine::store::list::List;
+use crate::machine::store::slab::Slab;
+use crate::machine::{Db, HashMap, LockSlot, Machine};
+use crate::types::{Fence, SessionId, FENCE_BOUND};
+use ::bytes::Bytes;
+use std::fmt;
+
+/// Fences keep this distance from their bound, so that a floor leaves room for grants.
+const FLOOR_BOUND: u64 = FENCE_BOUND / 4 * 3;
+
+/// What is in a state, for people.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Contents {
+    /// Every key is a lock: those of all databases.
+    pub locks_held: u64,
+    /// Of them hashes, lists, sets and other values that are no strings.
+    pub collections: u64,
+    pub waiters: u64,
+    pub sessions: u64,
+    pub marks: u64,
+    /// Below it every fence of a name without a record is old.
+    pub fence_floor: Fence,
+    /// The highest fence that may have been issued.
+    pub highest_fence: Fence,
+    pub memory_bytes: u64,
+}
+
+/// A held lock that no time ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OpenEndedLock {
+    pub db: Db,
+    pub name: Bytes,
+    pub owner: Bytes,
+    pub fence: Fence,
+    /// The session it ends with, and that session's ttl.
+    pub session: Option<(SessionId, u64)>,
+}
+
+/// Why no cluster can be founded from a state.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RefoundError {
+    Floor(Fence),
+    Inconsistent(Violation),
+}
+
+impl fmt::Display for RefoundError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RefoundError::Floor(floor) => {
+                write!(f, "the fence floor {floor} is out of range: it must be below {FLOOR_BOUND}")
+            }
+            RefoundError::Inconsistent(violation) => {
+                write!(f, "the restored state contradicts itself: {violation}")
+            }
+        }
+    }
+}
+
+/// What was done to a state beyond what its contents show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Refounded {
+    pub fence_floor: Fence,
+    pub waiters_dropped: u64,
+    /// Held names for whose high-water mark there was no room: `FENCE.*` refuses the fence of their holder.
+    pub marks_missing: u64,
+}
+
+impl Machine {
+    #[must_use]
+    pub fn contents(&self) -> Contents {
+        Contents {
+            locks_held: self.locks.iter().filter(|(slot, _)| self.outlives_backup(*slot)).count() as u64,
+            collections: self.values.len() as u64,
+            waiters: (self.waiters.len() + self.blocked.len()) as u64,
+            sessions: self.sessions.len() as u64,
+            marks: self.marks.len() as u64,
+            fence_floor: self.floor.max(self.marks.floor()),
+            highest_fence: self.highest_fence(),
+            memory_bytes: self.memory_used_bytes(),
+        }
+    }
+
+    /// At least every fence that was issued up to this state.
+    #[must_use]
+    pub fn highest_fence(&self) -> Fence {
+        let locks = self.locks.iter().map(|(_, lock)| lock.fence);
+        let known = [self.floor, self.marks.highest(), Fence(self.clock.wall_us)];
+        locks.chain(known).max().unwrap_or_default()
+    }
+
+    /// The held locks that no time of their own ends: bound to a session, or a key without a ttl.
+    pub fn open_ended_locks(&self) -> impl Iterator<Item = OpenEndedLock> + '_ {
+        let open_ended = |(slot, _): &(LockSlot, &_)| {
+            self.outlives_backup(*slot) && self.locks[*slot].deadline_ms() == NEVER
+        };
+        self.locks.iter().filter(open_ended).map(|(_, lock)| OpenEndedLock {
+            db: lock.db(),
+            name: Bytes::copy_from_slice(lock.name()),
+            owner: Bytes::copy_from_slice(lock.owner()),
+            fence: lock.fence,
+            session: self.sessions.get(lock.session()).map(|session| (session.id, session.ttl_ms)),
+        })
+    }
+
+    /// Makes the state the beginning of a new cluster, whose fences are above `floor` and above all that this state knows of.
+    pub fn refound(&mut self, floor: Fence) -> Result<Refounded, RefoundError> {
+        let floor = floor.max(self.highest_fence());
+        if floor.0 >= FLOOR_BOUND {
+            return Err(RefoundError::Floor(floor));
+        }
+        let waiters_dropped = (self.waiters.len() + self.blocked.len()) as u64;
+        self.snapshot_cancel();
+        self.drop_requests();
+        self.digests.refound();
+        self.hold_for_full_time();
+        self.reindex();
+        self.floor = floor;
+        let marks_missing = self.raise_marks(floor);
+        self.check_invariants().map_err(RefoundError::Inconsistent)?;
+        Ok(Refounded { fence_floor: floor, waiters_dropped, marks_missing })
+    }
+
+    /// Held, and neither flushed nor past its deadline.
+    fn outlives_backup(&self, slot: LockSlot) -> bool {
+        let lock = &self.locks[slot];
+        lock.is_held() && !self.is_flushed(lock) && lock.deadline_ms() > self.clock.logical_ms
+    }
+
+    fn drop_requests(&mut self) {
+        self.waiters = Slab::default();
+        self.queue_entries = Slab::default();
+        self.blocked = Blocked::counting_from(self.blocked.next_number());
+        self.dedup = Dedup::default();
+        self.sweep.forget_waiters();
+        for slot in self.sessions.slots() {
+            if self.sessions.get(slot).is_some() {
+                let session = self.sessions.edit(slot);
+                (session.waiters, session.queue_entries) = (List::EMPTY, 0);
+            }
+        }
+        let now_ms = self.clock.logical_ms;
+        for slot in self.locks.slots() {
+            let Some(lock) = self.locks.get(slot) else { continue };
+            let (phase, fence) = (lock.phase, lock.fence);
+            if lock.queue != List::EMPTY {
+                self.locks.edit(slot).queue = List::EMPTY;
+            }
+            match phase {
+                Phase::Held { .. } | Phase::Idle { .. } => {}
+                // Nobody waits for it any more.
+                Phase::Awaited if fence == Fence(0) => drop(self.locks.remove(slot)),
+                Phase::Awaited => {
+                    self.locks.edit(slot).phase = Phase::Idle { since_ms: now_ms };
+                    self.idle.push_back(&mut self.locks, slot);
+                }
+            }
+        }
+    }
+
+    fn hold_for_full_time(&mut self) {
+        let now_ms = self.clock.logical_ms;
+        for slot in self.locks.slots() {
+            if self.locks.get(slot).is_none() || !self.outlives_backup(slot) {
+                continue;
+            }
+            let lock = &self.locks[slot];
+            let Some(granted_ms) = lock.granted_ms() else { continue };
+            let deadline_ms = lock.deadline_ms().max(now_ms.saturating_add(granted_ms));
+            self.locks.edit(slot).set_deadline(deadline_ms, now_ms);
+            if let Some(grants) = self.grants.get_mut(&slot) {
+                grants.end_live_at(now_ms, deadline_ms);
+            }
+        }
+        for slot in self.sessions.slots() {
+            if self.sessions.get(slot).is_some_and(|session| session.deadline_ms > now_ms) {
+                let session = self.sessions.edit(slot);
+                session.deadline_ms = now_ms.saturating_add(session.ttl_ms);
+                // The connection that opened it is gone; a keep-alive takes it over.
+                session.orphaned = true;
+            }
+        }
+    }
+
+    fn reindex(&mut self) {
+        self.names = Names::default();
+        self.queued_owners = QueuedOwners::default();
+        self.requests = HashMap::default();
+        self.session_ids = HashMap::default();
+        self.deadlines = Deadlines::default();
+        self.sweep.forget_counts();
+        self.rebuild_indexes();
+    }
+
+    /// Marks of free names rise to the floor. A held name gets a mark of its own where it has none: the floor would make its holder's
+    /// fence stale. Answers for how many there was no room.
+    fn raise_marks(&mut self, floor: Fence) -> u64 {
+        let now_ms = self.clock.logical_ms;
+        for (db, name) in self.marks.keys() {
+            let slot = self.names.find(&self.locks, db, &name);
+            if !slot.is_some_and(|slot| self.outlives_backup(slot)) {
+                self.marks.raise_to(db, &name, floor, now_ms);
+            }
+        }
+        self.marks.raise_floor(floor);
+        let mut missing = 0;
+        for slot in self.locks.slots() {
+            if self.locks.get(slot).is_none() || !self.outlives_backup(slot) {
+                continue;
+            }
+            let lock = &self.locks[slot];
+            if !self.marks.may_keep(lock.name()) || self.marks.has(lock.db(), lock.name()) {
+                continue;
+            }
+            let bytes = lock.name().len() + crate::machine::marks::MARK_OVERHEAD_BYTES;
+            let fits = self.marks.len() < self.limits.marks_max
+                && self.memory_used_bytes() + bytes as u64 <= self.max_memory_bytes();
+            match fits {
+                true => self.marks.raise_to(lock.db(), lock.name(), lock.fence, now_ms),
+                false => missing += 1,
+            }
+        }
+        missing
+    }
+}

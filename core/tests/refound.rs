@@ -1,0 +1,211 @@
+//! A new cluster out of a backup: what is held stays held, what waited is gone, and no fence comes again.
+
+mod drive;
+
+use drive::{apply, info, restore, steps, watched, Writer, DBS, NAMES};
+use proptest::prelude::*;
+use redfence_core::machine::{Applied, Command, Limits, Machine, Query, RefoundError};
+use redfence_core::reply::Reply;
+use redfence_core::types::{Fence, Origin, RequestId, SessionId, Stamp};
+
+const NOW_US: u64 = 1_700_000_000_000_000;
+const FLOOR: u64 = NOW_US + 3_600_000_000;
+
+struct Cluster {
+    machine: Machine,
+    seq: u64,
+    now_ms: u64,
+}
+
+impl Cluster {
+    fn new() -> Cluster {
+        Cluster { machine: Machine::new(), seq: 0, now_ms: 1_000 }
+    }
+
+    fn apply(&mut self, command: Command<'_>) -> Option<Reply> {
+        self.seq += 1;
+        let id = RequestId { origin: Origin { node: 1, incarnation: 1 }, seq: self.seq };
+        let mut applied = Applied::default();
+        let stamp = Stamp { term: 1, logical_ms: self.now_ms, wall_us: NOW_US + self.now_ms * 1_000 };
+        self.machine.apply(stamp, Some(id), command, &mut applied);
+        applied.replies.pop().map(|(_, reply)| reply)
+    }
+
+    fn acquire(&mut self, name: &str, owner: &str, ttl_ms: u64, session: Option<u64>) -> Option<Fence> {
+        let (resource, owner, session) = (name.as_bytes(), owner.as_bytes(), session.map(SessionId));
+        match self.apply(Command::Acquire { db: 0, resource, ttl_ms, wait_ms: 0, owner, session }) {
+            Some(Reply::Granted { fence, .. }) => Some(fence),
+            Some(Reply::Nil) => None,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn release(&mut self, name: &str, fence: Fence) {
+        let reply = self.apply(Command::Release { db: 0, resource: name.as_bytes(), fence });
+        assert_eq!(reply, Some(Reply::Released));
+    }
+
+    fn check(&mut self, name: &str, fence: Fence) -> Option<Reply> {
+        self.apply(Command::FenceCheck { db: 0, resource: name.as_bytes(), fence })
+    }
+
+    fn mark(&self, name: &str) -> Reply {
+        self.machine.query(Query::Mark { db: 0, resource: name.as_bytes() })
+    }
+
+    /// A new cluster from a backup of this one.
+    fn refounded(&mut self) -> Cluster {
+        let mut machine = restore(&pieces(&mut self.machine), Limits::default());
+        machine.refound(Fence(FLOOR)).unwrap();
+        let again = restore(&pieces(&mut machine), Limits::default());
+        assert_eq!(again.state_hash(), machine.state_hash());
+        let now_ms = machine.logical_ms();
+        Cluster { machine, seq: 0, now_ms }
+    }
+}
+
+fn pieces(machine: &mut Machine) -> Vec<Vec<u8>> {
+    machine.snapshot_begin();
+    std::iter::from_fn(|| machine.snapshot_step(7)).collect()
+}
+
+#[test]
+fn a_lock_is_held_for_the_whole_time_of_its_last_grant_or_renewal() {
+    let mut old = Cluster::new();
+    let first = old.acquire("granted", "a", 10_000, None).unwrap();
+    let second = old.acquire("renewed", "a", 10_000, None).unwrap();
+    old.now_ms += 1_000;
+    let (resource, ttl_ms) = (&b"renewed"[..], 40_000);
+    old.apply(Command::Renew { db: 0, resource, fence: second, ttl_ms });
+    old.now_ms += 8_900;
+    old.acquire("year", "a", 365 * 24 * 3_600_000, None).unwrap();
+    assert_eq!(info(&old.machine, 0, b"granted").ttl_ms, Some(100));
+
+    let mut new = old.refounded();
+    assert_eq!(info(&new.machine, 0, b"granted").ttl_ms, Some(10_000));
+    assert_eq!(info(&new.machine, 0, b"renewed").ttl_ms, Some(40_000));
+    assert_eq!(info(&new.machine, 0, b"year").ttl_ms, Some(365 * 24 * 3_600_000));
+    assert_eq!(info(&new.machine, 0, b"granted").fence, first);
+    new.now_ms += 9_999;
+    assert_eq!(new.acquire("granted", "b", 1_000, None), None, "it is still held");
+    new.now_ms += 1;
+    assert!(new.acquire("granted", "b", 1_000, None).unwrap().0 > FLOOR);
+}
+
+#[test]
+fn every_new_fence_is_above_the_floor_and_old_ones_of_free_names_are_stale() {
+    let mut old = Cluster::new();
+    let free = old.acquire("free", "a", 10_000, None).unwrap();
+    assert_eq!(old.check("free", free), Some(Reply::Int(1)));
+    old.release("free", free);
+    let forgotten = old.acquire("forgotten", "a", 10_000, None).unwrap();
+    old.release("forgotten", forgotten);
+    let held = old.acquire("held", "a", 10_000, None).unwrap();
+
+    let mut new = old.refounded();
+    assert_eq!(new.check("free", free), Some(Reply::Int(0)));
+    assert_eq!(new.mark("free"), Reply::Int(FLOOR as i64));
+    assert_eq!(new.check("forgotten", forgotten), Some(Reply::Int(0)), "it had no mark");
+    // Granted by the old cluster after the backup.
+    assert_eq!(new.check("forgotten", Fence(forgotten.0 + 1_000)), Some(Reply::Int(0)));
+    assert_eq!(new.check("held", held), Some(Reply::Int(1)), "its holder may go on");
+    assert_eq!(new.check("held", Fence(held.0 - 1)), Some(Reply::Int(0)));
+    for name in ["free", "forgotten", "new"] {
+        let fence = new.acquire(name, "b", 10_000, None).unwrap();
+        assert!(fence.0 > FLOOR, "{name}: {fence}");
+        assert_eq!(new.check(name, fence), Some(Reply::Int(1)));
+    }
+}
+
+#[test]
+fn a_floor_below_what_the_backup_knows_is_raised_and_one_out_of_range_is_refused() {
+    let mut old = Cluster::new();
+    let fence = old.acquire("a", "a", 10_000, None).unwrap();
+    let mut machine = restore(&pieces(&mut old.machine), Limits::default());
+    assert!(machine.refound(Fence(7)).unwrap().fence_floor >= fence);
+    let refused = machine.refound(Fence(1 << 53));
+    assert!(matches!(refused, Err(RefoundError::Floor(_))), "{refused:?}");
+}
+
+#[test]
+fn locks_without_an_end_are_listed_and_live_as_long_as_their_session() {
+    let mut old = Cluster::new();
+    old.apply(Command::SessionOpen { id: SessionId(7), ttl_ms: 5_000, label: b"worker" });
+    let fence = old.acquire("bound", "a", 0, Some(7)).unwrap();
+    old.now_ms += 4_000;
+    old.acquire("timed", "a", 10_000, Some(7)).unwrap();
+
+    let mut new = old.refounded();
+    let listed: Vec<_> = new.machine.open_ended_locks().collect();
+    assert_eq!(listed.len(), 1);
+    assert_eq!((&listed[0].name[..], listed[0].fence), (&b"bound"[..], fence));
+    assert_eq!(listed[0].session, Some((SessionId(7), 5_000)));
+    new.now_ms += 4_999;
+    assert_eq!(new.acquire("bound", "b", 1_000, None), None);
+    // A client that comes back keeps it.
+    assert_eq!(new.apply(Command::SessionKeepAlive { id: SessionId(7) }), Some(Reply::Int(5_000)));
+    new.now_ms += 4_999;
+    assert_eq!(new.acquire("bound", "b", 1_000, None), None);
+    new.now_ms += 1;
+    assert!(new.acquire("bound", "b", 1_000, None).is_some());
+}
+
+#[test]
+fn waiters_and_remembered_replies_are_dropped() {
+    let mut old = Cluster::new();
+    let fence = old.acquire("a", "a", 10_000, None).unwrap();
+    for owner in [&b"b"[..], b"c"] {
+        let command =
+            Command::Acquire { db: 0, resource: b"a", ttl_ms: 1_000, wait_ms: 9_000, owner, session: None };
+        assert_eq!(old.apply(command), None);
+    }
+    let first = RequestId { origin: Origin { node: 1, incarnation: 1 }, seq: 1 };
+    assert_eq!(old.machine.contents().waiters, 2);
+
+    let mut new = old.refounded();
+    assert_eq!(new.machine.contents().waiters, 0);
+    assert_eq!(info(&new.machine, 0, b"a").waiters, 0);
+    // The same number from a new node of the same id is a new request.
+    let mut applied = Applied::default();
+    let stamp = Stamp { term: 2, logical_ms: new.now_ms, wall_us: NOW_US };
+    let command =
+        Command::Acquire { db: 0, resource: b"z", ttl_ms: 1_000, wait_ms: 0, owner: b"z", session: None };
+    new.machine.apply(stamp, Some(first), command, &mut applied);
+    assert!(matches!(applied.replies[..], [(_, Reply::Granted { fence, .. })] if fence.0 > FLOOR));
+    new.seq = first.seq;
+    new.release("a", fence);
+    assert!(!info(&new.machine, 0, b"a").held, "nobody was in line");
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_state_can_be_the_beginning_of_a_new_cluster(before in steps(60), after in steps(40)) {
+        let mut machine = watched(Limits::default());
+        let mut writer = Writer::new();
+        for step in &before {
+            let entry = writer.entry(step, &machine);
+            apply(&mut machine, &entry);
+        }
+        let names = || (0..DBS).flat_map(|db| NAMES.map(|name| (db, name)));
+        let held: Vec<_> = names().map(|(db, name)| info(&machine, db, name)).collect();
+        let floor = machine.refound(Fence(1 << 40)).unwrap().fence_floor;
+        for ((db, name), was) in names().zip(&held) {
+            let is = info(&machine, db, name);
+            prop_assert_eq!((is.held, &is.owner, is.waiters), (was.held, &was.owner, 0));
+            prop_assert!(is.ttl_ms >= was.ttl_ms || is.ttl_ms == Some(-1));
+        }
+        let again = restore(&pieces(&mut machine), Limits::default());
+        prop_assert_eq!(again.state_hash(), machine.state_hash());
+        for step in &after {
+            let entry = writer.entry(step, &machine);
+            for (_, reply) in apply(&mut machine, &entry).replies {
+                if let Reply::Granted { fence, .. } = reply {
+                    let retried = held.iter().any(|was| was.held && was.fence == fence);
+                    prop_assert!(fence > floor || retried, "{} is not above {}", fence, floor);
+                }
+            }
+        }
+    }
+}

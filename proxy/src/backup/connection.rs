@@ -1,0 +1,133 @@
+//! A RESP2 connection for an operator's program: one command, one reply, nothing pipelined, everything bounded.
+
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::{TcpStream, ToSocketAddrs};
+use std::time::Duration;
+
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// Longest line, string and array that is taken from a server.
+const LINE_BYTES_MAX: u64 = 64 << 10;
+const BULK_BYTES_MAX: usize = 8 << 20;
+const ITEMS_MAX: usize = 64;
+
+/// A reply. What no command of ours answers is refused.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Answer {
+    Error(String),
+    Int(i64),
+    Text(Vec<u8>),
+    Array(Vec<Answer>),
+}
+
+pub(super) struct Connection {
+    stream: BufReader<TcpStream>,
+}
+
+impl Connection {
+    pub(super) fn open(address: &str, password: Option<&str>) -> Result<Connection, String> {
+        let stream = connect(address).map_err(|error| format!("cannot reach {address}: {error}"))?;
+        let mut connection = Connection { stream: BufReader::with_capacity(64 << 10, stream) };
+        if let Some(password) = password {
+            match connection.ask(&["AUTH", password])? {
+                Answer::Error(line) => return Err(format!("{address} refuses the password: {line}")),
+                Answer::Int(_) | Answer::Text(_) | Answer::Array(_) => {}
+            }
+        }
+        Ok(connection)
+    }
+
+    pub(super) fn ask(&mut self, words: &[&str]) -> Result<Answer, String> {
+        let lost = |error: io::Error| format!("the connection is lost: {error}");
+        let mut request = format!("*{}\r\n", words.len()).into_bytes();
+        for word in words {
+            request.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+        }
+        self.stream.get_mut().write_all(&request).map_err(lost)?;
+        read_answer(&mut self.stream, true).map_err(lost)
+    }
+}
+
+fn connect(address: &str) -> io::Result<TcpStream> {
+    let mut last = io::Error::new(io::ErrorKind::InvalidInput, "no such address; use host:port");
+    for address in address.to_socket_addrs()? {
+        match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {
+            Ok(stream) => {
+                stream.set_read_timeout(Some(ANSWER_WITHIN))?;
+                stream.set_write_timeout(Some(ANSWER_WITHIN))?;
+                stream.set_nodelay(true)?;
+                return Ok(stream);
+            }
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+fn read_answer(from: &mut impl BufRead, may_nest: bool) -> io::Result<Answer> {
+    let line = read_line(from)?;
+    let (kind, rest) = line.split_first().ok_or_else(no_resp)?;
+    let text = std::str::from_utf8(rest).map_err(|_| no_resp())?;
+    let number = || text.parse::<i64>().map_err(|_| no_resp());
+    match kind {
+        b'-' => Ok(Answer::Error(text.to_owned())),
+        b'+' => Ok(Answer::Text(rest.to_vec())),
+        b':' => Ok(Answer::Int(number()?)),
+        b'$' => {
+            let length = usize::try_from(number()?).ok().filter(|length| *length <= BULK_BYTES_MAX);
+            let mut bytes = vec![0; length.ok_or_else(no_resp)? + 2];
+            from.read_exact(&mut bytes)?;
+            if bytes.split_off(bytes.len() - 2) != b"\r\n" {
+                return Err(no_resp());
+            }
+            Ok(Answer::Text(bytes))
+        }
+        b'*' if may_nest => {
+            let count = usize::try_from(number()?).ok().filter(|count| *count <= ITEMS_MAX);
+            let items = (0..count.ok_or_else(no_resp)?).map(|_| read_answer(from, false));
+            Ok(Answer::Array(items.collect::<io::Result<_>>()?))
+        }
+        _ => Err(no_resp()),
+    }
+}
+
+fn read_line(from: &mut impl BufRead) -> io::Result<Vec<u8>> {
+    let mut line = Vec::new();
+    from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line)?;
+    if line.is_empty() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    if !line.ends_with(b"\r\n") {
+        return Err(no_resp());
+    }
+    line.truncate(line.len() - 2);
+    Ok(line)
+}
+
+fn no_resp() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "what answers is no Redfence node")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(bytes: &str) -> io::Result<Answer> {
+        read_answer(&mut bytes.as_bytes(), true)
+    }
+
+    #[test]
+    fn replies_of_the_backup_commands_are_read() {
+        let piece = "*3\r\n$5\r\nready\r\n:12\r\n$4\r\na\r\nb\r\n";
+        let text = |text: &str| Answer::Text(text.as_bytes().to_vec());
+        assert_eq!(read(piece).unwrap(), Answer::Array(vec![text("ready"), Answer::Int(12), text("a\r\nb")]));
+        assert_eq!(read("-UNAVAILABLE x\r\n").unwrap(), Answer::Error("UNAVAILABLE x".to_owned()));
+    }
+
+    #[test]
+    fn what_is_too_large_or_no_resp_is_refused_without_memory_for_it() {
+        for bad in ["$9999999999\r\n", "*1000\r\n", "HTTP/1.1 400\r\n", "*1\r\n*1\r\n:1\r\n", "", ":1"] {
+            assert!(read(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! `redfence restore`: the data directory of one member of a new cluster, out of a backup.
+//!
+//! # Several nodes, one state
+//!
+//! Nodes that each restored the file by themselves would differ: the fence floor depends on the clock. So one member, the one with the
+//! lowest id, gets the state; the others begin empty. Those know no members: they can vote for it and never stand for election
+//! themselves, so it becomes the first leader as soon as a majority runs, and brings them in with a snapshot. Nothing is answered
+//! before a majority has the state.
+//!
+//! The id of the new cluster is worked out from the backup and the list of members: the same on all of them, and another than the
+//! old one's, so that no node of the old cluster is let in. Log positions go on from the backup's: clocks in the state count by term.
+
+use super::file;
+use crate::cli::RestoreArgs;
+use crate::clock;
+use crate::config::cluster_list;
+use crate::node_api::backup_file::BackupHeader;
+use crate::node_api::snapshot_stream::framed;
+use crate::node_api::{Input, NodeId, SnapshotId, SnapshotMeta, SnapshotOp};
+use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
+use crate::storage::engine::{EngineLimits, EngineStore};
+use crate::storage::snapshots::SnapshotWriter;
+use redfence_core::machine::{Machine, OpenEndedLock};
+use redfence_core::types::Fence;
+use sha2::{Digest, Sha256};
+use std::path::Path;
+
+/// How far the clocks of the old cluster may have been ahead of the clock here.
+const CLOCK_MARGIN_US: u64 = 3_600_000_000;
+/// No start of a node uses this number: those begin with the first.
+const SNAPSHOT: SnapshotId = SnapshotId(1);
+const SLOTS_AT_ONCE: usize = 16_384;
+const NAME_SHOWN_BYTES: usize = 512;
+const OWNER_SHOWN_BYTES: usize = 64;
+
+pub fn restore(args: &RestoreArgs) -> Result<(), String> {
+    let founders = founders(args)?;
+    check_empty(&args.data)?;
+    let (header, mut machine) = file::load(&args.from)?;
+    let cluster_id = cluster_id(&header, &founders);
+    let first = founders.iter().map(|(id, _)| *id).min().unwrap_or(args.id);
+    let failed = |error: crate::storage::StorageError| error.to_string();
+    let store_id = StoreId::random().map_err(failed)?;
+    let mut identity = NodeIdentity { node_id: args.id, cluster_id, store_id, log_made: false };
+    let floor = clock::wall_us().saturating_add(CLOCK_MARGIN_US).max(args.fence_floor.unwrap_or(0));
+    let refounded = (args.id == first).then(|| machine.refound(Fence(floor))).transpose();
+    let refounded = refounded.map_err(|error| error.to_string())?;
+
+    let dir = DataDir::open(&args.data).map_err(failed)?;
+    dir.begin_restore().map_err(failed)?;
+    dir.save_identity(&identity).map_err(failed)?;
+    let meta = match refounded {
+        Some(_) => write_state(&dir, &header, &founders, &mut machine)?,
+        None => SnapshotMeta::joining(),
+    };
+    EngineStore::create(&dir, EngineLimits::default(), meta).map_err(failed)?;
+    identity.log_made = true;
+    dir.save_identity(&identity).map_err(failed)?;
+    dir.end_restore().map_err(failed)?;
+
+    println!("node {} of cluster {cluster_id:016x} is made in {}", args.id, args.data.display());
+    println!("from the backup of cluster {} at index {}", header.cluster, header.index);
+    match refounded {
+        Some(done) => {
+            println!("fence floor {}: every new fence is above it", done.fence_floor);
+            let contents = machine.contents();
+            println!(
+                "{} locks held for their full ttl, {} sessions, {} marks; {} waiters dropped",
+                contents.locks_held, contents.sessions, contents.marks, done.waiters_dropped
+            );
+            if done.marks_missing > 0 {
+                println!(
+                    "{} held names got no high-water mark (max-memory): FENCE.* refuses their holders' fences",
+                    done.marks_missing
+                );
+            }
+            list_open_ended(&machine);
+        }
+        None => println!(
+            "it is empty: node {first}, restored from the same file with the same --cluster, brings it the state"
+        ),
+    }
+    Ok(())
+}
+
+fn founders(args: &RestoreArgs) -> Result<Vec<(NodeId, String)>, String> {
+    if !(1..=65_535).contains(&args.id) {
+        return Err(format!("id is {}: use 1 to 65535", args.id));
+    }
+    let mut founders = args.cluster.as_deref().map(cluster_list).transpose()?.unwrap_or_default();
+    if founders.is_empty() {
+        // As a single node that is founded without --cluster.
+        founders.push((args.id, "none".to_owned()));
+    }
+    founders.sort();
+    if !founders.iter().any(|(id, _)| *id == args.id) {
+        let members: Vec<String> = founders.iter().map(|(id, _)| id.to_string()).collect();
+        let members = members.join(", ");
+        return Err(format!("id not in the cluster: this is node {}, but cluster names {members}", args.id));
+    }
+    Ok(founders)
+}
+
+/// A file system's own folder is no data.
+fn check_empty(data: &Path) -> Result<(), String> {
+    let mut entries = match std::fs::read_dir(data) {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(format!("data directory {}: {error}", data.display())),
+    };
+    match entries.any(|entry| entry.map_or(true, |entry| entry.file_name() != "lost+found")) {
+        true => Err(format!(
+            "data directory {} is not empty: restore makes a new one; name another, or remove what is there",
+            data.display()
+        )),
+        false => Ok(()),
+    }
+}
+
+/// The same on every member, and never that of the cluster the backup was taken of.
+fn cluster_id(header: &BackupHeader, founders: &[(NodeId, String)]) -> u64 {
+    let mut hash = Sha256::new();
+    hash.update(b"redfence restore\n");
+    hash.update(header.encode());
+    for (id, addr) in founders {
+        hash.update(format!("{id}={addr}\n").as_bytes());
+    }
+    let digest = hash.finalize();
+    let (first, _) = digest.split_first_chunk().expect("a digest has 32 bytes");
+    // 0 stands for "not known yet".
+    u64::from_le_bytes(*first).max(1)
+}
+
+/// Stores the state as the snapshot that the new node starts from.
+fn write_state(
+    dir: &DataDir,
+    header: &BackupHeader,
+    founders: &[(NodeId, String)],
+    machine: &mut Machine,
+) -> Result<SnapshotMeta, String> {
+    let mut writer = SnapshotWriter::new(&dir.snapshots_path());
+    let mut carry_out = |op| match writer.carry_out(op) {
+        Some(Input::SnapshotFailed { reason, .. }) => Err(reason),
+        Some(_) | None => Ok(()),
+    };
+    carry_out(SnapshotOp::Create(SNAPSHOT))?;
+    let mut crc = crc32fast::Hasher::new();
+    let mut size_bytes = 0;
+    machine.snapshot_begin();
+    while let Some(piece) = machine.snapshot_step(SLOTS_AT_ONCE) {
+        let bytes = framed(&piece);
+        crc.update(&bytes);
+        size_bytes += bytes.len() as u64;
+        carry_out(SnapshotOp::Append { id: SNAPSHOT, bytes })?;
+    }
+    let crc32 = crc.finalize();
+    carry_out(SnapshotOp::Finish { id: SNAPSHOT, size_bytes, crc32 })?;
+    Ok(SnapshotMeta { id: SNAPSHOT, at: header.at(), size_bytes, crc32, ..SnapshotMeta::founding(founders) })
+}
+
+fn list_open_ended(machine: &Machine) {
+    let mut is_first = true;
+    for OpenEndedLock { db, name, owner, fence, session } in machine.open_ended_locks() {
+        if std::mem::take(&mut is_first) {
+            println!("held without a deadline (LOCK.FORCERELEASE ends one):");
+        }
+        let bound = session.map_or_else(String::new, |(id, ttl_ms)| {
+            format!(" session {id} (ends {ttl_ms} ms after the start, unless it is kept alive)")
+        });
+        let (name, owner) = (shown(&name, NAME_SHOWN_BYTES), shown(&owner, OWNER_SHOWN_BYTES));
+        println!("  db {db} resource {name} owner {owner} fence {fence}{bound}");
+    }
+}
+
+/// In one line, whatever is in it. The owner of a plain key is its value, which may be long.
+fn shown(text: &[u8], bytes_max: usize) -> String {
+    match text.get(..bytes_max) {
+        Some(begin) if text.len() > bytes_max => {
+            format!("\"{}\"… ({} bytes)", begin.escape_ascii(), text.len())
+        }
+        Some(_) | None => format!("\"{}\"", text.escape_ascii()),
+    }
+}

@@ -1,0 +1,228 @@
+//! `redfence backup`: asks a node for a backup and writes it to a file.
+//!
+//! The file is written under a temporary name, checked piece by piece as it comes, synced and renamed: under its own name it is whole.
+
+use super::connection::{Answer, Connection};
+use crate::cli::BackupArgs;
+use crate::clock::Clock;
+use crate::node_api::backup_file::BackupHeader;
+use crate::node_api::snapshot_stream::StreamChecker;
+use crate::secret::{self, Secret};
+use std::fs::{self, File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How long the cluster may be without a leader, or the node busy, before the backup is given up.
+const RETRY_WITHIN_MS: u64 = 60_000;
+const RETRY_EVERY: Duration = Duration::from_millis(100);
+const PROGRESS_EVERY_MS: u64 = 1_000;
+/// Far more than a snapshot of the largest `max-memory` takes.
+const TOTAL_BYTES_MAX: u64 = 1 << 44;
+
+pub(super) fn take(args: &BackupArgs) -> Result<(), String> {
+    let (Some(from), Some(out)) = (&args.from, &args.out) else {
+        return Err("backup needs --from ADDR and --out FILE (or: backup verify FILE)".to_owned());
+    };
+    let password = password(args.password_file.as_deref())?;
+    let connection = Connection::open(from, password.as_ref().map(Secret::expose))?;
+    let mut source = Source { connection, clock: Clock::start(), id: String::new(), told_ms: 0 };
+    let temp = temp_path(out);
+    let taken = source.begin().and_then(|()| source.write(&temp)).and_then(|header| {
+        fs::rename(&temp, out).map_err(|error| format!("cannot write {}: {error}", out.display()))?;
+        sync_folder(out)?;
+        Ok(header)
+    });
+    // The node drops it by itself where this is not heard.
+    let _ = source.connection.ask(&["LOCK.CLUSTER", "BACKUP", "END", &source.id]);
+    let header = taken.inspect_err(|_| drop(fs::remove_file(&temp)))?;
+    println!(
+        "backup of cluster {} at index {} written to {} ({} bytes)",
+        header.cluster,
+        header.index,
+        out.display(),
+        header.size_bytes
+    );
+    Ok(())
+}
+
+/// A file wins over the environment.
+fn password(file: Option<&Path>) -> Result<Option<Secret>, String> {
+    let environment =
+        std::env::var("REDFENCE_PASSWORD").ok().filter(|text| file.is_none() && !text.is_empty());
+    secret::resolve("password", environment.map(Secret::from), file)
+}
+
+fn temp_path(out: &Path) -> PathBuf {
+    let mut name = out.as_os_str().to_owned();
+    name.push(".partial");
+    name.into()
+}
+
+fn sync_folder(out: &Path) -> Result<(), String> {
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let synced = File::open(folder).and_then(|folder| folder.sync_all());
+    synced.map_err(|error| format!("cannot sync {}: {error}", folder.display()))
+}
+
+/// A backup under way at a node.
+struct Source {
+    connection: Connection,
+    clock: Clock,
+    id: String,
+    told_ms: u64,
+}
+
+/// One answer to `BACKUP READ`.
+struct Piece {
+    is_ready: bool,
+    /// Of the whole backup, or written so far.
+    total_bytes: u64,
+    bytes: Vec<u8>,
+}
+
+impl Source {
+    fn begin(&mut self) -> Result<(), String> {
+        match self.ask(&["LOCK.CLUSTER", "BACKUP", "BEGIN"])? {
+            Answer::Int(id) => self.id = id.to_string(),
+            Answer::Error(line) => return Err(line),
+            Answer::Text(_) | Answer::Array(_) => return Err(strange_answer()),
+        }
+        Ok(())
+    }
+
+    /// Asks until the cluster has a leader.
+    fn ask(&mut self, words: &[&str]) -> Result<Answer, String> {
+        let begun_ms = self.clock.monotonic_ms();
+        loop {
+            let answer = self.connection.ask(words)?;
+            let is_late = self.clock.monotonic_ms() - begun_ms >= RETRY_WITHIN_MS;
+            match answer {
+                Answer::Error(line) if line.starts_with("UNAVAILABLE") && !is_late => {
+                    std::thread::sleep(RETRY_EVERY);
+                }
+                Answer::Error(_) | Answer::Int(_) | Answer::Text(_) | Answer::Array(_) => return Ok(answer),
+            }
+        }
+    }
+
+    fn read(&mut self, offset: u64) -> Result<Piece, String> {
+        let id = self.id.clone();
+        let mut items = match self.ask(&["LOCK.CLUSTER", "BACKUP", "READ", &id, &offset.to_string()])? {
+            Answer::Array(items) => items.into_iter(),
+            Answer::Error(line) => return Err(line),
+            Answer::Int(_) | Answer::Text(_) => return Err(strange_answer()),
+        };
+        match (items.next(), items.next(), items.next()) {
+            (Some(Answer::Text(state)), Some(Answer::Int(total)), Some(Answer::Text(bytes))) => {
+                let total_bytes = u64::try_from(total).ok().filter(|total| *total <= TOTAL_BYTES_MAX);
+                let total_bytes = total_bytes.ok_or_else(strange_answer)?;
+                Ok(Piece { is_ready: state == b"ready", total_bytes, bytes })
+            }
+            _ => Err(strange_answer()),
+        }
+    }
+
+    /// Waits until the node has written its snapshot.
+    fn first(&mut self) -> Result<Piece, String> {
+        loop {
+            let piece = self.read(0)?;
+            if piece.is_ready {
+                return Ok(piece);
+            }
+            self.tell(|| format!("the node writes a snapshot: {}", shown(piece.total_bytes)));
+            std::thread::sleep(RETRY_EVERY);
+        }
+    }
+
+    fn write(&mut self, temp: &Path) -> Result<BackupHeader, String> {
+        let mut piece = self.first()?;
+        let total_bytes = piece.total_bytes;
+        let failed = |error: std::io::Error| format!("cannot write {}: {error}", temp.display());
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(temp)
+            .map_err(failed)?;
+        let mut check = Check::default();
+        let mut offset = 0;
+        while offset < total_bytes {
+            if piece.bytes.is_empty() || piece.total_bytes != total_bytes {
+                return Err(strange_answer());
+            }
+            check.push(&piece.bytes)?;
+            file.write_all(&piece.bytes).map_err(failed)?;
+            offset += piece.bytes.len() as u64;
+            self.tell(|| format!("{} of {}", shown(offset), shown(total_bytes)));
+            if offset < total_bytes {
+                piece = self.read(offset)?;
+            }
+        }
+        let header = check.finish()?;
+        file.sync_all().map_err(failed)?;
+        self.told_ms = 0;
+        self.tell(|| format!("{} of {}, checked", shown(offset), shown(total_bytes)));
+        Ok(header)
+    }
+
+    /// Progress, for people: a line a second at most.
+    fn tell(&mut self, line: impl FnOnce() -> String) {
+        let now_ms = self.clock.monotonic_ms().max(1);
+        if self.told_ms == 0 || now_ms - self.told_ms >= PROGRESS_EVERY_MS {
+            self.told_ms = now_ms;
+            eprintln!("backup: {}", line());
+        }
+    }
+}
+
+/// Whether the bytes that come are a whole backup. Needs no more memory than the largest collection.
+#[derive(Default)]
+struct Check {
+    /// The first line, until it is whole.
+    line: Vec<u8>,
+    header: Option<BackupHeader>,
+    snapshot: StreamChecker,
+    crc: crc32fast::Hasher,
+    snapshot_bytes: u64,
+}
+
+impl Check {
+    fn push(&mut self, bytes: &[u8]) -> Result<(), String> {
+        if self.header.is_some() {
+            return self.push_snapshot(bytes);
+        }
+        self.line.extend_from_slice(bytes);
+        let Some((header, length)) = BackupHeader::decode(&self.line)? else { return Ok(()) };
+        self.header = Some(header);
+        let rest = self.line.split_off(length);
+        self.push_snapshot(&rest)
+    }
+
+    fn push_snapshot(&mut self, bytes: &[u8]) -> Result<(), String> {
+        self.crc.update(bytes);
+        self.snapshot_bytes += bytes.len() as u64;
+        self.snapshot.push(bytes)
+    }
+
+    fn finish(self) -> Result<BackupHeader, String> {
+        let header = self.header.ok_or_else(strange_answer)?;
+        if self.snapshot_bytes != header.size_bytes || self.crc.finalize() != header.crc32 {
+            return Err("what the node sent does not fit its checksum; try again".to_owned());
+        }
+        if header.size_bytes > 0 {
+            self.snapshot.finish()?;
+        }
+        Ok(header)
+    }
+}
+
+fn strange_answer() -> String {
+    "the node gave an answer that is none of a backup: is it a Redfence node of this release?".to_owned()
+}
+
+fn shown(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}

@@ -1,0 +1,148 @@
+//! `redfence backup`, `backup verify` and `restore` on one node: files that are whole or not there, and one line where it cannot be done.
+
+mod support;
+
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Output};
+use support::{await_that, free_address, redfence, Node, Process};
+use tempfile::TempDir;
+
+fn run(folder: &TempDir, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redfence"));
+    command.current_dir(folder.path()).env_remove("REDFENCE_PASSWORD").args(args);
+    command.output().expect("redfence runs")
+}
+
+#[track_caller]
+fn succeeds(folder: &TempDir, args: &[&str]) -> String {
+    let output = run(folder, args);
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[track_caller]
+fn refusal(folder: &TempDir, args: &[&str]) -> String {
+    let output = run(folder, args);
+    assert!(!output.status.success(), "{args:?}");
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("redfence: ")).collect();
+    assert_eq!(lines.len(), 1, "{text}");
+    lines[0].to_owned()
+}
+
+#[test]
+fn one_node_is_backed_up_and_restored() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    let fence = client.acquire(&["kept", "600000", "OWNER", "me"]);
+    let value = "v".repeat(60_000);
+    for number in 0..60 {
+        assert_eq!(client.ask(&["SET", &format!("large:{number}"), &value]), "OK");
+    }
+    let folder = TempDir::new().unwrap();
+    let from = node.address.to_string();
+    succeeds(&folder, &["backup", "--from", &from, "--out", "a.backup"]);
+    let names: Vec<_> =
+        std::fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(names, ["a.backup"], "nothing else is left");
+    assert!(succeeds(&folder, &["backup", "verify", "a.backup"]).contains("locks held:             61 "));
+
+    let said = succeeds(&folder, &["restore", "--from", "a.backup", "--data", "data"]);
+    let floor = said.split("fence floor ").nth(1).and_then(|rest| rest.split(':').next()).unwrap();
+    let floor: u64 = floor.parse().unwrap();
+    assert!(said.contains("resource \"large:0\""), "it has no deadline: {said}");
+    assert!(said.len() < 60_000, "values are not printed");
+    let address = free_address();
+    let command = redfence(&folder, &["--listen", &address.to_string(), "--data", "data"]);
+    let again = Process::start(command, &folder, "again");
+    await_that("the restored node serves", || again.log().contains(" ready "));
+    let mut client = support::Client::connect(address);
+    assert!(client.ask(&["GET", "large:59"]).contains(&value));
+    assert_eq!(client.acquire(&["kept", "600000", "OWNER", "me"]), fence, "a retry of its holder");
+    assert!(client.acquire(&["new", "600000"]) > floor);
+}
+
+#[test]
+fn a_floor_that_is_asked_for_is_kept() {
+    let node = Node::start(&[]);
+    let folder = TempDir::new().unwrap();
+    succeeds(&folder, &["backup", "--from", &node.address.to_string(), "--out", "a.backup"]);
+    let floor = 1_u64 << 52;
+    let said = succeeds(
+        &folder,
+        &["restore", "--from", "a.backup", "--data", "data", "--fence-floor", &floor.to_string()],
+    );
+    assert!(said.contains(&format!("fence floor {floor}:")), "{said}");
+    let beyond = ["restore", "--from", "a.backup", "--data", "b", "--fence-floor", "9007199254740992"];
+    assert!(refusal(&folder, &beyond).contains("out of range"));
+}
+
+#[test]
+fn what_cannot_be_done_is_said_in_one_line_and_leaves_nothing_behind() {
+    let node = Node::start(&["--password", "secret"]);
+    let folder = TempDir::new().unwrap();
+    let from = node.address.to_string();
+    let backup = ["backup", "--from", &from, "--out", "a.backup"];
+    assert!(refusal(&folder, &backup).contains("NOAUTH"));
+    for (name, text) in [("wrong", "guess\n"), ("right", "secret\n")] {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    }
+    let with = |file: &'static str| [&backup[..], &["--password-file", file]].concat();
+    assert!(refusal(&folder, &with("wrong")).contains("refuses the password"));
+    assert!(refusal(&folder, &with("missing")).contains("password-file missing"));
+    assert!(!folder.path().join("a.backup").exists() && !folder.path().join("a.backup.partial").exists());
+    succeeds(&folder, &with("right"));
+
+    let nobody = free_address().to_string();
+    assert!(refusal(&folder, &["backup", "--from", &nobody, "--out", "x"]).contains("cannot reach"));
+    assert!(refusal(&folder, &["backup", "--out", "x"]).contains("--from ADDR"));
+    let good = std::fs::read(folder.path().join("a.backup")).unwrap();
+    std::fs::write(folder.path().join("cut"), &good[..good.len() - 1]).unwrap();
+    assert!(refusal(&folder, &["backup", "verify", "cut"]).contains("the file ends after"));
+    assert!(refusal(&folder, &["restore", "--from", "cut", "--data", "d"]).contains("the file ends after"));
+    assert!(!folder.path().join("d").exists(), "a bad backup makes no directory");
+    std::fs::write(folder.path().join("other"), "REDIS0011").unwrap();
+    assert!(refusal(&folder, &["backup", "verify", "other"]).contains("no backup of Redfence"));
+    assert!(refusal(&folder, &["restore", "--from", "a.backup", "--data", "."]).contains("is not empty"));
+    let stranger = ["restore", "--from", "a.backup", "--data", "d", "--id", "3", "--cluster", "1=a:1,2=b:1"];
+    assert!(refusal(&folder, &stranger).contains("id not in the cluster"));
+}
+
+#[test]
+fn a_restore_that_was_cut_short_is_no_empty_cluster() {
+    let folder = TempDir::new().unwrap();
+    std::fs::create_dir(folder.path().join("data")).unwrap();
+    std::fs::write(folder.path().join("data/RESTORING"), "").unwrap();
+    let output = redfence(&folder, &["--data", "data"]).output().unwrap();
+    assert!(!output.status.success());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("did not come to its end"), "{text}");
+}
+
+#[test]
+fn clients_that_begin_backups_and_do_not_read_stop_neither_snapshots_nor_locks() {
+    let node = Node::start(&["--snapshot-entries", "20", "--data", "data"]);
+    let mut client = node.connect();
+    let ids: Vec<String> = (0..4).map(|_| client.ask(&["LOCK.CLUSTER", "BACKUP", "BEGIN"])).collect();
+    assert!(ids.iter().all(|id| id.parse::<u64>().is_ok()), "{ids:?}");
+    assert!(client.ask(&["LOCK.CLUSTER", "BACKUP", "BEGIN"]).contains("4 backups under way"));
+    let newest = || {
+        let files = std::fs::read_dir(node.folder.path().join("data/snapshots")).unwrap();
+        files.filter_map(|file| file.unwrap().file_name().into_string().ok()).max()
+    };
+    await_that("the first snapshot", || newest().is_some());
+    let first = newest();
+    await_that("a later snapshot", || {
+        for number in 0..30 {
+            client.acquire(&[&format!("lock:{number}"), "600000", "OWNER", "me"]);
+        }
+        newest() > first
+    });
+    assert_eq!(client.ask(&["LOCK.CLUSTER", "BACKUP", "END", &ids[0]]), "1");
+    assert_eq!(client.ask(&["LOCK.CLUSTER", "BACKUP", "END", &ids[0]]), "0");
+    assert!(client.ask(&["LOCK.CLUSTER", "BACKUP", "READ", &ids[0], "0"]).contains("no such backup"));
+    assert!(client.ask(&["LOCK.CLUSTER", "BACKUP", "READ", &ids[1], "0"]).contains("ready"));
+    assert!(client.ask(&["LOCK.CLUSTER", "BACKUP", "BEGIN"]).parse::<u64>().is_ok());
+}
