@@ -173,6 +173,26 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", env = "REDFENCE_REDIS")]
     pub redis: Option<String>,
 
+    /// TLS towards the upstream Redis, as with --redis rediss://host:port. Needs --redis-tls-ca
+    #[arg(long, env = "REDFENCE_REDIS_TLS", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub redis_tls: Option<bool>,
+
+    /// Authority (PEM) of the upstream Redis's certificate
+    #[arg(long, value_name = "FILE", env = "REDFENCE_REDIS_TLS_CA")]
+    pub redis_tls_ca: Option<PathBuf>,
+
+    /// Certificate (PEM) that is shown to the upstream Redis
+    #[arg(long, value_name = "FILE", env = "REDFENCE_REDIS_TLS_CERT")]
+    pub redis_tls_cert: Option<PathBuf>,
+
+    /// Private key (PEM) of --redis-tls-cert
+    #[arg(long, value_name = "FILE", env = "REDFENCE_REDIS_TLS_KEY")]
+    pub redis_tls_key: Option<PathBuf>,
+
+    /// Name in the upstream Redis's certificate, also sent as SNI [default: the host of --redis]
+    #[arg(long, value_name = "HOST", env = "REDFENCE_REDIS_TLS_NAME")]
+    pub redis_tls_name: Option<String>,
+
     /// User name for the upstream Redis
     #[arg(long, value_name = "NAME", env = "REDFENCE_REDIS_USERNAME")]
     pub redis_username: Option<String>,

@@ -10,6 +10,7 @@ use crate::cli::{ServeArgs, Settings};
 use crate::secret::{self, Secret};
 use crate::server::routing::router::Route;
 use crate::tls::files::TlsFiles;
+use crate::tls::upstream::UpstreamTls;
 use peers::PeerTlsFiles;
 use redfence_core::types::{Tier, PATTERN_BYTES_MAX};
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -30,6 +31,7 @@ pub struct Config {
     pub peer_tls: Option<PeerTlsFiles>,
     pub data: PathBuf,
     pub redis: Option<String>,
+    pub redis_tls: Option<UpstreamTls>,
     pub redis_username: Option<String>,
     pub redis_password: Option<Secret>,
     pub routes: Vec<Route>,
@@ -98,6 +100,7 @@ impl Config {
         };
         let tls = tls::resolve(&settings)?;
         let peer_tls = peers::tls_files(&settings)?;
+        let redis_tls = tls::resolve_upstream(&settings)?;
         let secret_files = [
             ("password-file", settings.password_file.clone()),
             ("redis-password-file", settings.redis_password_file.clone()),
@@ -113,6 +116,7 @@ impl Config {
             peer_secret_file: settings.peer_secret_file,
             data: settings.data.unwrap_or_else(|| PathBuf::from("redfence-data")),
             redis: settings.redis.map(redis_address).transpose()?,
+            redis_tls,
             redis_username: settings.redis_username,
             redis_password: secret::resolve(
                 "redis-password",
@@ -202,6 +206,11 @@ impl Settings {
             peer_tls_ca: self.peer_tls_ca.or(below.peer_tls_ca),
             data: self.data.or(below.data),
             redis: self.redis.or(below.redis),
+            redis_tls: self.redis_tls.or(below.redis_tls),
+            redis_tls_ca: self.redis_tls_ca.or(below.redis_tls_ca),
+            redis_tls_cert: self.redis_tls_cert.or(below.redis_tls_cert),
+            redis_tls_key: self.redis_tls_key.or(below.redis_tls_key),
+            redis_tls_name: self.redis_tls_name.or(below.redis_tls_name),
             redis_username: self.redis_username.or(below.redis_username),
             redis_password: self.redis_password.or(below.redis_password),
             redis_password_file: self.redis_password_file.or(below.redis_password_file),
@@ -280,6 +289,10 @@ fn address(name: &str, text: &str) -> Result<SocketAddr, Refused> {
 }
 
 fn redis_address(text: String) -> Result<String, Refused> {
+    let text = match text.split_once("://") {
+        Some(("redis" | "rediss", rest)) => rest.trim_end_matches('/').to_owned(),
+        Some(_) | None => text,
+    };
     let port = text
         .rsplit_once(':')
         .and_then(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>().ok()).flatten());
@@ -505,6 +518,12 @@ mod tests {
             (&["--protected-mode", "maybe"], "yes or no"),
             (&["--heartbeat-ms", "200"], "at most half"),
             (&["--redis", "localhost"], "host:port"),
+            (&["--redis", "http://localhost:1"], "host:port"),
+            (&["--redis", "rediss://localhost:1"], "needs redis-tls-ca"),
+            (&["--redis", "localhost:1", "--redis-tls"], "needs redis-tls-ca"),
+            (&["--redis", "localhost:1", "--redis-tls-ca", "a"], "redis-tls-ca without redis-tls"),
+            (&["--redis-tls", "--redis-tls-ca", "a"], "redis-tls without redis"),
+            (&["--redis", "rediss://h:1", "--redis-tls-ca", "a", "--redis-tls-cert", "b"], "give both"),
             (&["--log-format", "xml"], "text or json"),
             (&["--redlock-listen", "0.0.0.0:1"], "protected-mode"),
             (&["--peer-listen", "0.0.0.0:7380"], "--peer-secret-file"),

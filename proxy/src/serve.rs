@@ -21,6 +21,7 @@ use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::Tier2Handle;
 use crate::tier2::shell::{self, ShellConfig};
 use crate::tls::acceptor::Acceptor;
+use crate::tls::upstream::Connector;
 use redfence_core::machine::settings::Founding;
 use redfence_core::routes::Routing;
 use std::sync::Arc;
@@ -42,6 +43,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
         tracing::warn!("{warning}");
     }
     let tls = config.tls.clone().map(Acceptor::start).transpose()?;
+    let redis_tls = config.redis_tls.clone().map(Connector::new).transpose()?;
     let main_door = listener::bind(config.listen)?;
     let plain_door = config.plain_listen.map(listener::bind).transpose()?;
     let correctness_door = config.correctness_listen.map(listener::bind).transpose()?;
@@ -58,7 +60,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
         tracing::warn!("the default user of the ACL file needs no password: whoever connects has its rights");
     }
     let (tier2, raft) = start_tier2(&config, clock)?;
-    let server = assemble(&config, clock, tier2.clone(), access, &main_door);
+    let server = assemble(&config, clock, tier2.clone(), access, redis_tls, &main_door);
     tokio::spawn(access::file::follow(Arc::clone(&server)));
     tokio::spawn(access::upstream_table::follow(Arc::clone(&server)));
     if let Some(upstream) = &server.upstream {
@@ -141,12 +143,14 @@ fn assemble(
     clock: Clock,
     tier2: Tier2Handle,
     access: AccessControl,
+    redis_tls: Option<Connector>,
     main_door: &TcpListener,
 ) -> Arc<ServerState> {
     let hub = Arc::new(Hub::new(Arc::clone(tier2.demand())));
     let events_lost = Arc::default();
     let upstream = config.redis.clone().map(|address| {
-        Upstream::start(address, config.redis_username.clone(), exposed(config.redis_password.as_ref()))
+        let password = exposed(config.redis_password.as_ref());
+        Upstream::start(address, config.redis_username.clone(), password, redis_tls)
     });
     let subscriber =
         upstream.as_ref().map(|upstream| UpstreamSubscriber::start(Arc::clone(upstream), Arc::clone(&hub)));
@@ -164,7 +168,7 @@ fn assemble(
         node: config.id,
         routing: Routers::new(Router::unfounded(flags.routing.clone(), upstream.is_some())),
         access,
-        clients_max: clients_max(config.clients_max, upstream.is_some()),
+        clients_max: clients_max(config.clients_max, files_each(config)),
         clients_per_address_max: config.clients_per_address_max,
         idle_timeout_ms: config.idle_timeout_ms,
         listen_address: main_door.local_addr().unwrap_or(config.listen),
@@ -190,12 +194,19 @@ fn exposed(secret: Option<&Secret>) -> Option<String> {
     secret.map(|secret| secret.expose().to_owned())
 }
 
-/// As many as asked for, if the system has file descriptors for them, two for each where a Redis is behind. Raises the soft
-/// limit first.
-fn clients_max(wanted: usize, has_upstream: bool) -> usize {
+/// File descriptors of one client: its own, one towards the upstream Redis, and the pair in front of that one's TLS.
+fn files_each(config: &Config) -> u64 {
+    match (&config.redis, &config.redis_tls) {
+        (None, _) => 1,
+        (Some(_), None) => 2,
+        (Some(_), Some(_)) => 4,
+    }
+}
+
+/// As many as asked for, if the system has file descriptors for them. Raises the soft limit first.
+fn clients_max(wanted: usize, files_each: u64) -> usize {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     let limit = getrlimit(Resource::Nofile);
-    let files_each = if has_upstream { 2 } else { 1 };
     let needed = wanted as u64 * files_each + RESERVED_FILES;
     let available = limit.maximum.unwrap_or(u64::MAX);
     let raised = needed.min(available).max(limit.current.unwrap_or(u64::MAX));

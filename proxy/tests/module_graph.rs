@@ -23,7 +23,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("storage", &["node_api"]),
     ("transport", &["node_api", "storage", "tls"]),
     ("events", &["clock", "client_memory", "node_api"]),
-    ("tier1", &["clock", "client_memory", "events", "resp", "retries"]),
+    ("tier1", &["clock", "client_memory", "events", "resp", "retries", "tls"]),
     ("tier2", &["acl", "clock", "client_memory", "events", "node_api", "storage", "transport"]),
     (
         "server",

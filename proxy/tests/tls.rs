@@ -319,3 +319,96 @@ fn bad_files_are_refused_at_the_start_in_one_line() {
         assert!(!output.status.success() && lines.len() == 1 && lines[0].contains(part), "{flags:?}: {text}");
     }
 }
+
+/// A Redis that speaks TLS alone and wants a certificate.
+fn tls_redis(certificates: &Certificates, folder: &TempDir) -> Option<(SocketAddr, support::Process)> {
+    let address = free_address();
+    let mut command = Command::new("redis-server");
+    command.args([
+        "--port",
+        "0",
+        "--bind",
+        "127.0.0.1",
+        "--save",
+        "",
+        "--tls-port",
+        &address.port().to_string(),
+    ]);
+    for (name, file) in [
+        ("--tls-cert-file", "server.crt"),
+        ("--tls-key-file", "server.key"),
+        ("--tls-ca-cert-file", "ca.crt"),
+    ] {
+        command.args([name, &certificates.file(file)]);
+    }
+    command.arg("--dir").arg(folder.path());
+    let mut process = support::Process::start(command, folder, "redis");
+    loop {
+        if process.log().contains("Ready to accept connections") {
+            return Some((address, process));
+        }
+        if process.child.try_wait().unwrap().is_some() {
+            println!("skipped: this redis-server has no TLS: {}", process.log());
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn the_upstream_redis_is_reached_through_tls() {
+    let certificates = Certificates::new();
+    certificates
+        .authority
+        .issue("proxy", &[], Usage::Client)
+        .unwrap()
+        .write(certificates.path(), "client")
+        .unwrap();
+    let stranger = Authority::new("stranger").unwrap();
+    stranger.pair().write(certificates.path(), "stranger").unwrap();
+    let folder = TempDir::new().unwrap();
+    let Some((redis, _process)) = tls_redis(&certificates, &folder) else { return };
+    let url = format!("rediss://{redis}");
+    let file = |name: &str| certificates.file(name);
+    let (ca, cert, key) = (file("ca.crt"), file("client.crt"), file("client.key"));
+    let node = Node::start(&[
+        "--redis",
+        &url,
+        "--redis-tls-ca",
+        &ca,
+        "--redis-tls-cert",
+        &cert,
+        "--redis-tls-key",
+        &key,
+    ]);
+    let mut client = node.connect();
+    await_that("it is reached", || client.ask(&["SET", "plain", "1"]) == "OK");
+    assert_eq!(client.ask(&["GET", "plain"]), "\"1\"");
+    assert!(client.acquire(&["fast", "60000", "TIER", "EFFICIENCY"]) > 0);
+    // A large value in pieces, a blocked command and a message: every kind of connection.
+    let large = "x".repeat(3_000_000);
+    assert_eq!(client.ask(&["SET", "large", &large]), "OK");
+    assert_eq!(client.ask(&["STRLEN", "large"]), "3000000");
+    assert!(client.ask(&["GET", "large"]) == format!("\"{large}\""));
+    let mut blocked = node.connect();
+    blocked.send(&["BLPOP", "list", "0"]);
+    let mut listener = node.connect();
+    assert!(listener.ask(&["SUBSCRIBE", "news"]).contains("subscribe"));
+    assert_eq!(client.ask(&["RPUSH", "list", "item"]), "1");
+    assert_eq!(blocked.receive(), "(\"list\", \"item\")");
+    assert_eq!(client.ask(&["PUBLISH", "news", "hello"]), "1");
+    assert!(listener.receive().contains("hello"));
+
+    // Whom it does not trust it does not talk to, and without a certificate it is not let in.
+    for flags in [
+        &["--redis-tls-ca", &file("stranger.crt"), "--redis-tls-cert", &cert, "--redis-tls-key", &key][..],
+        &["--redis-tls-ca", &ca],
+    ] {
+        let mut all = vec!["--redis", url.as_str()];
+        all.extend_from_slice(flags);
+        let node = Node::start(&all);
+        let reply = node.connect().ask(&["SET", "plain", "2"]);
+        assert!(reply.starts_with("-UNAVAILABLE"), "{flags:?}: {reply}");
+    }
+    assert_eq!(client.ask(&["GET", "plain"]), "\"1\"");
+}

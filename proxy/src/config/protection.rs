@@ -96,9 +96,14 @@ impl Config {
     }
 
     fn readable_secrets(&self) -> Vec<Danger> {
-        let key = self.tls.as_ref().map(|tls| ("tls-key", tls.key.as_path()));
+        let upstream_key = self.redis_tls.as_ref().and_then(|tls| tls.client.as_ref());
+        let keys = [
+            self.tls.as_ref().map(|tls| ("tls-key", tls.key.as_path())),
+            upstream_key.map(|(_, key)| ("redis-tls-key", key.as_path())),
+        ];
         let passwords = self.secret_files.iter().map(|(name, path)| (*name, path.as_path()));
-        key.into_iter()
+        keys.into_iter()
+            .flatten()
             .chain(passwords)
             .filter(|(_, path)| secret::is_open_to_others(path))
             .map(|(name, path)| Danger {

@@ -1,8 +1,47 @@
-//! The TLS settings: which files, and whether clients show a certificate.
+//! The TLS settings, for clients and towards the upstream Redis: which files, and who shows a certificate.
 
 use super::Refused;
 use crate::cli::Settings;
 use crate::tls::files::{ClientAuth, TlsFiles};
+use crate::tls::upstream::UpstreamTls;
+
+/// TLS towards the upstream Redis. `None`: none.
+pub(super) fn resolve_upstream(settings: &Settings) -> Result<Option<UpstreamTls>, Refused> {
+    let address = settings.redis.as_deref().unwrap_or_default();
+    let is_wanted = settings.redis_tls == Some(true) || address.starts_with("rediss://");
+    let files = [
+        ("redis-tls-ca", &settings.redis_tls_ca),
+        ("redis-tls-cert", &settings.redis_tls_cert),
+        ("redis-tls-key", &settings.redis_tls_key),
+    ];
+    if !is_wanted {
+        return match files.into_iter().find(|(_, file)| file.is_some()) {
+            Some((name, _)) => {
+                Err(format!("{name} without redis-tls: say --redis-tls or --redis rediss://host:port"))
+            }
+            None => Ok(None),
+        };
+    }
+    if address.is_empty() {
+        return Err("redis-tls without redis: name the upstream Redis".into());
+    }
+    let Some(ca) = settings.redis_tls_ca.clone() else {
+        return Err(
+            "TLS towards the upstream Redis needs redis-tls-ca: the authority of its certificate".into()
+        );
+    };
+    let client = match (&settings.redis_tls_cert, &settings.redis_tls_key) {
+        (None, None) => None,
+        (Some(certificate), Some(key)) => Some((certificate.clone(), key.clone())),
+        (Some(_), None) | (None, Some(_)) => {
+            return Err("redis-tls-cert and redis-tls-key belong together: give both".into());
+        }
+    };
+    let host = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let host = host.rsplit_once(':').map_or(host, |(host, _)| host).trim_matches(['[', ']']);
+    let server_name = settings.redis_tls_name.clone().unwrap_or_else(|| host.to_owned());
+    Ok(Some(UpstreamTls { ca, client, server_name }))
+}
 
 /// `None`: no TLS.
 pub(super) fn resolve(settings: &Settings) -> Result<Option<TlsFiles>, Refused> {

@@ -2,6 +2,7 @@
 //!
 //! One call at a time, RESP2, replies into core's `Reply`. Clients' commands never go this way: they have their own `link`.
 
+use super::stream::UpstreamStream;
 use super::upstream::Upstream;
 use crate::resp::encode;
 use crate::resp::replies::{ReplyScanner, ScannedReply};
@@ -10,34 +11,22 @@ use redfence_core::reply::{Refusal, Reply};
 use redis_protocol::resp2::decode;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
-use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 
-const CONNECT_WITHIN: Duration = Duration::from_secs(2);
 const READ_BYTES: usize = 4096;
 /// Replies of our own errands are small.
 const REPLY_BYTES_MAX: usize = 4 * 1024 * 1024;
 
-/// Connects without delay for small packets.
-pub async fn connect(address: &str) -> io::Result<TcpStream> {
-    let connecting = tokio::time::timeout(CONNECT_WITHIN, TcpStream::connect(address));
-    let stream =
-        connecting.await.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))??;
-    stream.set_nodelay(true)?;
-    Ok(stream)
-}
-
 #[derive(Debug)]
 pub struct UpstreamClient {
-    stream: TcpStream,
+    stream: UpstreamStream,
     received: Vec<u8>,
     db: u32,
 }
 
 impl UpstreamClient {
     pub async fn open(upstream: &Upstream) -> io::Result<UpstreamClient> {
-        let stream = connect(&upstream.address).await?;
+        let stream = upstream.connect().await?;
         let mut client = UpstreamClient { stream, received: Vec::new(), db: 0 };
         if let Some(auth) = upstream.auth_words() {
             client.call_ok(&auth).await?;

@@ -6,6 +6,7 @@
 //! - [`command_table`]: where that Redis says its commands have their keys
 //! - [`own_connection`]: one client's own connection to it; bytes pass unchanged
 //! - [`shared_connection`]: a connection that many clients share; [`reply_slot`]: one client's replies there
+//! - [`stream`]: the socket of each of them, plain or through TLS
 //! - [`subscriber`]: the pub/sub connection that feeds this node's hub
 //! - [`lua`]: `LOCK.*` on a Redis without the module, waiting included
 //! - [`client`]: a small Redis client for the proxy's own calls
@@ -16,5 +17,6 @@ pub mod lua;
 pub mod own_connection;
 pub mod reply_slot;
 pub mod shared_connection;
+pub mod stream;
 pub mod subscriber;
 pub mod upstream;

@@ -3,6 +3,7 @@
 //! Opened when first needed. Some commands are ours (the greeting, `SELECT`, a change of protocol): their replies are swallowed,
 //! and an error among them ends the connection. Driven by `connection`, which decides when a reply may go to the client.
 
+use super::stream::UpstreamStream;
 use super::upstream::Upstream;
 use crate::resp::encode::{self, Protocol};
 use crate::resp::replies::{ReplyScanner, ScannedReply};
@@ -15,7 +16,6 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf};
-use tokio::net::TcpStream;
 
 /// Bytes of commands that may wait to be sent. Above it, no more are read from the client.
 pub const UNSENT_BYTES_MAX: usize = 256 * 1024;
@@ -36,11 +36,11 @@ enum ExpectedReply {
     Client { end: u64 },
 }
 
-type Connecting = Pin<Box<dyn Future<Output = io::Result<TcpStream>> + Send>>;
+type Connecting = Pin<Box<dyn Future<Output = io::Result<UpstreamStream>> + Send>>;
 
 enum SocketState {
     Connecting(Connecting),
-    Open(TcpStream),
+    Open(UpstreamStream),
 }
 
 pub struct OwnConnection {
@@ -90,8 +90,8 @@ impl OwnConnection {
     /// Begins to connect, and queues the greeting.
     #[must_use]
     pub fn open(upstream: &Arc<Upstream>, protocol: Protocol, db: u32) -> OwnConnection {
-        let address = upstream.address.clone();
-        let connecting = Box::pin(async move { super::client::connect(&address).await });
+        let connecting_to = Arc::clone(upstream);
+        let connecting = Box::pin(async move { connecting_to.connect().await });
         let mut connection = OwnConnection {
             upstream: Arc::clone(upstream),
             state: SocketState::Connecting(connecting),

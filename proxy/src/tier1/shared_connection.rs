@@ -8,6 +8,7 @@
 //! command opens a new shared connection.
 
 use super::reply_slot::{ReplySlot, TAKE_WITHIN};
+use super::stream::{ReadHalf, WriteHalf};
 use super::upstream::Upstream;
 use crate::resp::encode::{self, Protocol};
 use crate::resp::replies::{ReplyScanner, ScannedReply};
@@ -16,7 +17,6 @@ use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 use tokio::io::AsyncReadExt;
-use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -50,7 +50,7 @@ struct CommandQueue {
     /// Bytes that have left, or are about to.
     sent: u64,
     batches: VecDeque<SentBatch>,
-    stream: Option<Arc<OwnedWriteHalf>>,
+    stream: Option<Arc<WriteHalf>>,
     /// Bytes are out of the queue and not in the socket yet.
     is_writing: bool,
     is_down: bool,
@@ -101,7 +101,7 @@ impl SharedConnection {
         Ok(())
     }
 
-    async fn write(&self, stream: &OwnedWriteHalf) -> io::Result<std::convert::Infallible> {
+    async fn write(&self, stream: &WriteHalf) -> io::Result<std::convert::Infallible> {
         let mut bytes = Vec::new();
         loop {
             self.work.notified().await;
@@ -140,7 +140,7 @@ impl SharedConnection {
     }
 }
 
-async fn write_all(stream: &OwnedWriteHalf, mut bytes: &[u8]) -> io::Result<()> {
+async fn write_all(stream: &WriteHalf, mut bytes: &[u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         match stream.try_write(bytes) {
             Ok(count) => bytes = &bytes[count..],
@@ -182,8 +182,8 @@ async fn run(connection: Arc<SharedConnection>, upstream: Arc<Upstream>, protoco
 }
 
 /// Connects and says who we are.
-async fn greet(upstream: &Upstream, protocol: Protocol) -> io::Result<(OwnedReadHalf, OwnedWriteHalf)> {
-    let (mut reading, writing) = super::client::connect(&upstream.address).await?.into_split();
+async fn greet(upstream: &Upstream, protocol: Protocol) -> io::Result<(ReadHalf, WriteHalf)> {
+    let (mut reading, writing) = upstream.connect().await?.into_split();
     let mut greeting = Vec::new();
     let mut due = 0;
     if let Some(auth) = upstream.auth_words() {
@@ -238,7 +238,7 @@ impl ReplyReader {
     async fn read(
         &mut self,
         connection: &SharedConnection,
-        stream: &mut OwnedReadHalf,
+        stream: &mut ReadHalf,
     ) -> io::Result<std::convert::Infallible> {
         let mut buffer = vec![0; RECEIVED_BYTES];
         loop {

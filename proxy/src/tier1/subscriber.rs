@@ -4,7 +4,7 @@
 //! first of them. Lock events of Tier 1 come this way, and everything else clients publish there. When it breaks, those who listen to
 //! more than locks are disconnected, as that Redis would have done; subscriptions to locks go on and are made again.
 
-use super::client;
+use super::stream::UpstreamStream;
 use super::upstream::Upstream;
 use crate::events::{is_about_locks, Hub, PubSubMessage, SubscriptionKind};
 use crate::resp::encode;
@@ -17,7 +17,6 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::sync::{oneshot, Notify};
 
 const RETRY_AFTER: Duration = Duration::from_millis(200);
@@ -186,7 +185,7 @@ async fn run(subscriber: Arc<UpstreamSubscriber>) {
 
 /// Serves one connection until it breaks, or until nobody wants anything any more.
 async fn serve_connection(subscriber: &UpstreamSubscriber) -> io::Result<()> {
-    let mut stream = client::connect(&subscriber.upstream.address).await?;
+    let mut stream = subscriber.upstream.connect().await?;
     let mut greeting = Vec::new();
     let mut greetings = 0;
     if let Some(auth) = subscriber.upstream.auth_words() {
@@ -227,7 +226,7 @@ async fn serve_connection(subscriber: &UpstreamSubscriber) -> io::Result<()> {
 }
 
 struct SubscriberConnection {
-    stream: TcpStream,
+    stream: UpstreamStream,
     received: Vec<u8>,
     scanned: usize,
     scanner: ReplyScanner,

@@ -7,7 +7,9 @@
 use super::client::UpstreamClient;
 use super::command_table::CommandTable;
 use super::shared_connection::SharedConnection;
+use super::stream::{self, UpstreamStream};
 use crate::resp::encode::Protocol;
+use crate::tls::upstream::Connector;
 use redfence_core::machine::upstream_identity::Identity;
 use redfence_core::reply::Reply;
 use std::io;
@@ -68,6 +70,7 @@ pub struct Upstream {
     pub address: String,
     username: Option<String>,
     password: Option<String>,
+    tls: Option<Connector>,
     health: watch::Sender<Health>,
     /// What `INFO` says it is; `None` while it is not reached.
     identity: Mutex<Option<Identity>>,
@@ -83,11 +86,17 @@ pub struct Upstream {
 impl Upstream {
     /// Starts the task that keeps an eye on it.
     #[must_use]
-    pub fn start(address: String, username: Option<String>, password: Option<String>) -> Arc<Upstream> {
+    pub fn start(
+        address: String,
+        username: Option<String>,
+        password: Option<String>,
+        tls: Option<Connector>,
+    ) -> Arc<Upstream> {
         let upstream = Arc::new(Upstream {
             address,
             username,
             password,
+            tls,
             health: watch::channel(Health::Starting).0,
             identity: Mutex::default(),
             command_table: Mutex::new(not_reached()),
@@ -129,6 +138,11 @@ impl Upstream {
         let mut health = self.health.subscribe();
         // An error means that the task is gone, and there is nothing to wait for.
         let _ = health.wait_for(|health| *health != Health::Starting).await;
+    }
+
+    /// A new connection, not logged in yet.
+    pub(super) async fn connect(&self) -> io::Result<UpstreamStream> {
+        stream::connect(&self.address, self.tls.as_ref()).await
     }
 
     #[must_use]

@@ -64,10 +64,7 @@ impl TlsFiles {
     /// The certificate with its chain, and its key.
     pub fn own_certificate(&self) -> Result<(Vec<CertificateDer<'static>>, PrivateKeyDer<'static>), String> {
         let chain = certificates("tls-cert", &self.certificate)?;
-        let key_bytes = read("tls-key", &self.key)?;
-        let key = PrivateKeyDer::from_pem_slice(&key_bytes).map_err(|error| {
-            format!("tls-key {}: {}", self.key.display(), pem_problem(&error, "private key"))
-        })?;
+        let key = private_key("tls-key", &self.key)?;
         Ok((chain, key))
     }
 
@@ -81,7 +78,7 @@ impl TlsFiles {
         let builder = match (&self.client_ca, self.client_auth) {
             (None, _) | (Some(_), ClientAuth::Off) => builder.with_no_client_auth(),
             (Some(path), auth @ (ClientAuth::Optional | ClientAuth::Required)) => {
-                let roots = Arc::new(authorities(path)?);
+                let roots = Arc::new(authorities("tls-client-ca", path)?);
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
                 let verifier =
                     if auth == ClientAuth::Optional { verifier.allow_unauthenticated() } else { verifier };
@@ -100,16 +97,22 @@ impl TlsFiles {
     }
 }
 
-/// The authorities in a file, each of which may sign client certificates.
-pub fn authorities(path: &Path) -> Result<RootCertStore, String> {
+/// The authorities in a file: each of them is trusted. `name` is the setting.
+pub(super) fn authorities(name: &str, path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates("tls-client-ca", path)? {
-        roots.add(certificate).map_err(|error| format!("tls-client-ca {}: {error}", path.display()))?;
+    for certificate in certificates(name, path)? {
+        roots.add(certificate).map_err(|error| format!("{name} {}: {error}", path.display()))?;
     }
     Ok(roots)
 }
 
-fn certificates(name: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+pub(super) fn private_key(name: &str, path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+    let bytes = read(name, path)?;
+    PrivateKeyDer::from_pem_slice(&bytes)
+        .map_err(|error| format!("{name} {}: {}", path.display(), pem_problem(&error, "private key")))
+}
+
+pub(super) fn certificates(name: &str, path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let bytes = read(name, path)?;
     let chain: Result<Vec<_>, pem::Error> = CertificateDer::pem_slice_iter(&bytes).collect();
     let chain = chain

@@ -1,10 +1,11 @@
-//! TLS for clients: certificates from files, read again when they change, and a stream that is plain or encrypted.
+//! TLS for clients, and towards the upstream Redis: certificates from files, read again when they change, and a stream that is plain or encrypted.
 //!
 //! # Layout
 //!
 //! - [`files`]: which files, and what they hold: a certificate chain, its key, the authority of client certificates
 //! - [`acceptor`]: the configuration in force, and the task that replaces it when the files change
 //! - [`stream`]: a client's stream, plain or TLS, without dynamic dispatch
+//! - [`upstream`]: TLS towards the upstream Redis
 //! - [`common_name`]: the name in a client certificate
 //!
 //! # Caveats
@@ -16,3 +17,4 @@ pub mod acceptor;
 pub mod common_name;
 pub mod files;
 pub mod stream;
+pub mod upstream;

@@ -90,7 +90,7 @@ fn every_flag_has_its_entry() {
             None => (help, String::new()),
         };
         let value = argument.get_value_names().unwrap_or_default().join(" ").replace('|', "\\|");
-        let value = if flag == "join" { String::new() } else { format!(" {value}") };
+        let value = if matches!(flag, "join" | "redis-tls") { String::new() } else { format!(" {value}") };
         let variable = argument.get_env().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let what = what.replace('|', "\\|");
         let _ = writeln!(table, "| `--{flag}{value}` | `{variable}` | {default} | {what} |");
