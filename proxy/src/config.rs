@@ -291,7 +291,10 @@ fn address(name: &str, text: &str) -> Result<SocketAddr, Refused> {
 fn redis_address(text: String) -> Result<String, Refused> {
     let text = match text.split_once("://") {
         Some(("redis" | "rediss", rest)) => rest.trim_end_matches('/').to_owned(),
-        Some(_) | None => text,
+        Some(_) => {
+            return Err(format!("redis '{text}' is no address: use host:port, or rediss://host:port for TLS"))
+        }
+        None => text,
     };
     let port = text
         .rsplit_once(':')
