@@ -98,7 +98,7 @@ impl TlsFiles {
 }
 
 /// The authorities in a file: each of them is trusted. `name` is the setting.
-pub(super) fn authorities(name: &str, path: &Path) -> Result<RootCertStore, String> {
+pub fn authorities(name: &str, path: &Path) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     for certificate in certificates(name, path)? {
         roots.add(certificate).map_err(|error| format!("{name} {}: {error}", path.display()))?;

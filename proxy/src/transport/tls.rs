@@ -88,7 +88,7 @@ fn load(files: &TlsFiles, ca: &Path) -> Result<Configs, String> {
     let client = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|error| of_peers(error.to_string()))?
-        .with_root_certificates(files::authorities(ca).map_err(of_peers)?)
+        .with_root_certificates(files::authorities("peer-tls-ca", ca).map_err(of_peers)?)
         .with_client_auth_cert(chain, key)
         .map_err(|error| of_peers(error.to_string()))?;
     Ok(Configs { server: Arc::new(server), client: Arc::new(client) })

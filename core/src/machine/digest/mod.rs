@@ -308,11 +308,6 @@ impl Machine {
         self.digests.table.standing()
     }
 
-    /// For a cluster that is founded anew from this state: nobody has reported anything yet.
-    pub fn forget_digest_reports(&mut self) {
-        self.digests.table = DigestTable::default();
-    }
-
     /// Makes this replica differ from the others, as a bug, a bad memory cell or another release would. For tests.
     #[cfg(any(feature = "mutants", debug_assertions))]
     pub fn plant_divergence(&mut self, how: Divergence) {

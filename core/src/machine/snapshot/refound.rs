@@ -142,7 +142,7 @@ impl Machine {
     /// Held, and neither flushed nor past its deadline.
     fn outlives_backup(&self, slot: LockSlot) -> bool {
         let lock = &self.locks[slot];
-        lock.is_held() && !self.is_flushed(lock) && lock.deadline_ms() > self.clock.logical_ms
+        lock.is_held() && !self.is_flushed(lock) && !self.has_passed(lock.deadline_ms())
     }
 
     fn drop_requests(&mut self) {
@@ -191,7 +191,7 @@ impl Machine {
             }
         }
         for slot in self.sessions.slots() {
-            if self.sessions.get(slot).is_some_and(|session| session.deadline_ms > now_ms) {
+            if self.sessions.get(slot).is_some_and(|session| !self.has_passed(session.deadline_ms)) {
                 let session = self.sessions.edit(slot);
                 session.deadline_ms = now_ms.saturating_add(session.ttl_ms);
                 // The connection that opened it is gone; a keep-alive takes it over.
