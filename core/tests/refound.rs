@@ -86,7 +86,7 @@ fn a_lock_is_held_for_the_whole_time_of_its_last_grant_or_renewal() {
     assert_eq!(info(&new.machine, 0, b"renewed").ttl_ms, Some(40_000));
     assert_eq!(info(&new.machine, 0, b"year").ttl_ms, Some(365 * 24 * 3_600_000));
     assert_eq!(info(&new.machine, 0, b"granted").fence, first);
-    new.now_ms += 9_999;
+    new.now_ms += 10_000;
     assert_eq!(new.acquire("granted", "b", 1_000, None), None, "it is still held");
     new.now_ms += 1;
     assert!(new.acquire("granted", "b", 1_000, None).unwrap().0 > FLOOR);
@@ -140,11 +140,11 @@ fn locks_without_an_end_are_listed_and_live_as_long_as_their_session() {
     assert_eq!(listed.len(), 1);
     assert_eq!((&listed[0].name[..], listed[0].fence), (&b"bound"[..], fence));
     assert_eq!(listed[0].session, Some((SessionId(7), 5_000)));
-    new.now_ms += 4_999;
+    new.now_ms += 5_000;
     assert_eq!(new.acquire("bound", "b", 1_000, None), None);
     // A client that comes back keeps it.
     assert_eq!(new.apply(Command::SessionKeepAlive { id: SessionId(7) }), Some(Reply::Int(5_000)));
-    new.now_ms += 4_999;
+    new.now_ms += 5_000;
     assert_eq!(new.acquire("bound", "b", 1_000, None), None);
     new.now_ms += 1;
     assert!(new.acquire("bound", "b", 1_000, None).is_some());
