@@ -17,7 +17,7 @@ mod show;
 
 use redfence_core::grammar;
 use redfence_core::keyspace::Resp;
-use redfence_core::machine::request::{work, Context, Work};
+use redfence_core::machine::request::{work, MachineWork, RequestContext};
 use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, RequestId, SessionId, Stamp};
@@ -177,7 +177,7 @@ impl Player {
     fn client(&mut self, client: &str, argv: &[Vec<u8>]) {
         let owner = format!("owner{}", self.seq + 1);
         let guarded: Vec<&[u8]> = argv.iter().skip(3).map(Vec::as_slice).collect();
-        let context = Context {
+        let context = RequestContext {
             db: self.db,
             owner: owner.as_bytes(),
             session: SessionId(self.sessions + 1),
@@ -191,11 +191,11 @@ impl Player {
         };
         let work = work(request, context);
         match work {
-            Ok(Work::Look(query)) => {
+            Ok(MachineWork::Look(query)) => {
                 let reply = self.machine.query(query);
                 self.answer(client, &reply);
             }
-            Ok(Work::Change(command)) => {
+            Ok(MachineWork::Change(command)) => {
                 self.sessions += u64::from(matches!(command, Command::SessionOpen { .. }));
                 self.submit(Some(client), &command);
             }

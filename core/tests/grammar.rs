@@ -1,7 +1,7 @@
 //! The grammar at its edges: every limit of the contract hit, one more, and nonsense in its place. Each gives its clear
 //! error; the texts are part of the contract with users, so they are spelled out here.
 
-use redfence_core::grammar::session::Session;
+use redfence_core::grammar::session::SessionCommand;
 use redfence_core::grammar::{self, table, Request};
 use redfence_core::types::{Fence, Tier};
 
@@ -311,6 +311,6 @@ fn what_is_read_is_what_was_said() {
     }
     let words = argv("LOCK.SESSION OPEN 5 NAME n");
     let request = grammar::parse(&words).unwrap().unwrap();
-    assert_eq!(request, Request::Session(Session::Open { ttl_ms: 5, label: Some(b"n") }));
+    assert_eq!(request, Request::Session(SessionCommand::Open { ttl_ms: 5, label: Some(b"n") }));
     assert_eq!(request.tier(), Some(Tier::Correctness));
 }

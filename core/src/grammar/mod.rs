@@ -33,7 +33,7 @@ pub enum Request<'a> {
     MRelease(mrelease::MRelease<'a>),
     Queue(queue::Queue<'a>),
     Scan(scan::Scan<'a>),
-    Session(session::Session<'a>),
+    Session(session::SessionCommand<'a>),
     ForceRelease(forcerelease::ForceRelease<'a>),
     Cluster(cluster::Cluster<'a>),
     FenceCheck(fence::FenceCheck<'a>),

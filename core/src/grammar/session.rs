@@ -9,14 +9,14 @@ pub const NAME: &str = "LOCK.SESSION";
 
 /// Ids are as the client wrote them: only Tier 2 knows whether such a session lives.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Session<'a> {
+pub enum SessionCommand<'a> {
     Open { ttl_ms: u64, label: Option<&'a [u8]> },
     KeepAlive(&'a [u8]),
     Info(&'a [u8]),
     Close(&'a [u8]),
 }
 
-pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Session<'_>, Refusal> {
+pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<SessionCommand<'_>, Refusal> {
     let [_, verb, first, rest @ ..] = argv else {
         return Err(errors::wrong_arity(NAME));
     };
@@ -25,11 +25,11 @@ pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Session<'_>, Refusal> 
         return open(first, rest);
     }
     let session = if verb.eq_ignore_ascii_case(b"KEEPALIVE") {
-        Session::KeepAlive(first)
+        SessionCommand::KeepAlive(first)
     } else if verb.eq_ignore_ascii_case(b"INFO") {
-        Session::Info(first)
+        SessionCommand::Info(first)
     } else if verb.eq_ignore_ascii_case(b"CLOSE") {
-        Session::Close(first)
+        SessionCommand::Close(first)
     } else {
         return Err(errors::unknown_subcommand(NAME, verb));
     };
@@ -39,7 +39,7 @@ pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Session<'_>, Refusal> 
     Ok(session)
 }
 
-fn open<'a, A: AsRef<[u8]>>(ttl: &[u8], options: &'a [A]) -> Result<Session<'a>, Refusal> {
+fn open<'a, A: AsRef<[u8]>>(ttl: &[u8], options: &'a [A]) -> Result<SessionCommand<'a>, Refusal> {
     let ttl_ms = words::ttl_ms(ttl)?;
     let mut label = None;
     let mut options = options.iter().map(AsRef::as_ref);
@@ -53,5 +53,5 @@ fn open<'a, A: AsRef<[u8]>>(ttl: &[u8], options: &'a [A]) -> Result<Session<'a>,
         }
         label = Some(value);
     }
-    Ok(Session::Open { ttl_ms, label })
+    Ok(SessionCommand::Open { ttl_ms, label })
 }

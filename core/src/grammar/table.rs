@@ -21,7 +21,7 @@ pub enum Verb {
 
 /// Where a command's keys are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keys {
+pub enum KeyPlaces {
     /// No key in a fixed place.
     None,
     /// The first argument.
@@ -44,7 +44,7 @@ pub struct Row {
     pub dangerous: bool,
     /// May run when memory is short: it frees, or only looks.
     pub deny_oom: bool,
-    pub keys: Keys,
+    pub keys: KeyPlaces,
     pub syntax: &'static str,
     pub summary: &'static str,
 }
@@ -58,7 +58,7 @@ const ROW: Row = Row {
     fast: false,
     dangerous: false,
     deny_oom: false,
-    keys: Keys::First,
+    keys: KeyPlaces::First,
     syntax: "",
     summary: "",
 };
@@ -112,7 +112,7 @@ pub const ROWS: &[Row] = &[
         write: true,
         blocking: true,
         deny_oom: true,
-        keys: Keys::Counted { step: 1 },
+        keys: KeyPlaces::Counted { step: 1 },
         syntax: "count resource [resource ...] ttl [WAIT ms] [OWNER owner] [SESSION id] [TIER tier]",
         summary: "Takes several locks, all or nothing.",
         ..ROW
@@ -122,7 +122,7 @@ pub const ROWS: &[Row] = &[
         name: "LOCK.MRELEASE",
         arity: -4,
         write: true,
-        keys: Keys::Counted { step: 2 },
+        keys: KeyPlaces::Counted { step: 2 },
         syntax: "count resource fence [resource fence ...] [TIER tier]",
         summary: "Gives several locks back, each by its own fence.",
         ..ROW
@@ -139,7 +139,7 @@ pub const ROWS: &[Row] = &[
         verb: Verb::Scan,
         name: "LOCK.SCAN",
         arity: -2,
-        keys: Keys::None,
+        keys: KeyPlaces::None,
         syntax: "cursor [MATCH glob] [COUNT n] [TIER tier]",
         summary: "Iterates over the locks that are held.",
         ..ROW
@@ -150,7 +150,7 @@ pub const ROWS: &[Row] = &[
         arity: -3,
         write: true,
         fast: true,
-        keys: Keys::None,
+        keys: KeyPlaces::None,
         syntax: "OPEN ttl [NAME label] | KEEPALIVE id | INFO id | CLOSE id",
         summary: "Opens, keeps, shows and closes a session; its locks die with it.",
         ..ROW
@@ -170,7 +170,7 @@ pub const ROWS: &[Row] = &[
         name: "LOCK.CLUSTER",
         arity: -2,
         dangerous: true,
-        keys: Keys::None,
+        keys: KeyPlaces::None,
         syntax: "INFO | NODES | ADD id addr | REMOVE id | TRANSFER id | SET name value | GET name | VERSION | UPGRADE HOLD | UPGRADE FINISH | BACKUP BEGIN | BACKUP READ id offset | BACKUP END id",
         summary: "Shows and changes the Raft cluster inside the proxies, its settings and its version; gives out backups.",
         ..ROW

@@ -28,7 +28,7 @@ pub fn write(value: &Value, out: &mut Vec<u8>) {
             items.iter().for_each(|item| put(out, item));
         }
         Value::Hash(fields) => {
-            out.push(if matches!(fields.form(), fields::Form::Small(_)) { 2 } else { 3 });
+            out.push(if matches!(fields.form(), fields::FieldsForm::Small(_)) { 2 } else { 3 });
             put_len(out, fields.len());
             for (name, value) in fields.iter() {
                 put(out, name);
@@ -36,12 +36,12 @@ pub fn write(value: &Value, out: &mut Vec<u8>) {
             }
         }
         Value::Set(members) => {
-            out.push(if matches!(members.form(), fields::Form::Small(_)) { 4 } else { 5 });
+            out.push(if matches!(members.form(), fields::FieldsForm::Small(_)) { 4 } else { 5 });
             put_len(out, members.len());
             members.iter().for_each(|(name, ())| put(out, name));
         }
         Value::ZSet(members) => {
-            out.push(if matches!(members.form(), sorted::Form::Small(_)) { 6 } else { 7 });
+            out.push(if matches!(members.form(), sorted::SortedForm::Small(_)) { 6 } else { 7 });
             put_len(out, members.len());
             for (score, member) in members.iter() {
                 out.extend_from_slice(&score.to_bits().to_le_bytes());
@@ -51,9 +51,9 @@ pub fn write(value: &Value, out: &mut Vec<u8>) {
     }
 }
 
-pub(super) struct Reader<'a>(pub(super) &'a [u8]);
+pub(super) struct ValueReader<'a>(pub(super) &'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> ValueReader<'a> {
     fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(len)?;
         self.0 = rest;
@@ -78,7 +78,7 @@ impl<'a> Reader<'a> {
 /// Reads a value that takes up all of `bytes`. `None` where they are not one.
 #[must_use]
 pub fn read(bytes: &[u8]) -> Option<Value> {
-    let mut reader = Reader(bytes);
+    let mut reader = ValueReader(bytes);
     let tag = *reader.take(1)?.first()?;
     let value = match tag {
         0 => Value::Str(reader.bytes()?),
@@ -107,10 +107,10 @@ pub fn read(bytes: &[u8]) -> Option<Value> {
                 return None;
             }
             let form = if tag == 6 {
-                sorted::Form::Small(entries)
+                sorted::SortedForm::Small(entries)
             } else {
                 let by_member = entries.iter().map(|(score, member)| (member.clone(), *score)).collect();
-                sorted::Form::Large { by_score: entries.into_iter().collect(), by_member }
+                sorted::SortedForm::Large { by_score: entries.into_iter().collect(), by_member }
             };
             Value::ZSet(Box::new(form.into()))
         }
@@ -119,16 +119,16 @@ pub fn read(bytes: &[u8]) -> Option<Value> {
     (reader.0.is_empty() && !value.is_empty_collection()).then_some(value)
 }
 
-fn read_form<V: Clone>(entries: Vec<(Bytes, V)>, small: bool) -> fields::Form<V> {
+fn read_form<V: Clone>(entries: Vec<(Bytes, V)>, small: bool) -> fields::FieldsForm<V> {
     match small {
-        true => fields::Form::Small(entries),
-        false => fields::Form::Large(entries.into_iter().collect()),
+        true => fields::FieldsForm::Small(entries),
+        false => fields::FieldsForm::Large(entries.into_iter().collect()),
     }
 }
 
 fn read_entries<V>(
-    reader: &mut Reader<'_>,
-    value: impl Fn(&mut Reader<'_>) -> Option<V>,
+    reader: &mut ValueReader<'_>,
+    value: impl Fn(&mut ValueReader<'_>) -> Option<V>,
 ) -> Option<Vec<(Bytes, V)>> {
     let mut entries = Vec::new();
     for _ in 0..reader.len()? {

@@ -68,7 +68,7 @@ impl ReplyRoom {
 pub const BYTES_PER_UNIT: usize = 256;
 
 /// What a command answers.
-pub type Answer = Result<Reply, Refusal>;
+pub type CommandResult = Result<Reply, Refusal>;
 
 impl<'k> Context<'k> {
     pub fn new(keys: &'k mut dyn Keys, db: Db, resp: Resp) -> Context<'k> {

@@ -4,7 +4,7 @@
 //! the command is applied, and `EXPIRETIME` computes it back: after a clock step or a leader change it may differ by that step.
 
 use super::args::{self, is, Unit};
-use super::context::{Answer, Context};
+use super::context::{CommandResult, Context};
 use super::errors;
 use super::keys::Deadline;
 use crate::reply::{Refusal, Reply};
@@ -55,7 +55,7 @@ impl Conditions {
     }
 }
 
-fn expire_by(cx: &mut Context<'_>, argv: &[&[u8]], unit: Unit, name: &str) -> Answer {
+fn expire_by(cx: &mut Context<'_>, argv: &[&[u8]], unit: Unit, name: &str) -> CommandResult {
     let key = argv[1];
     let conditions = Conditions::parse(&argv[3..])?;
     let value = args::int(argv[2])?;
@@ -80,23 +80,23 @@ fn expire_by(cx: &mut Context<'_>, argv: &[&[u8]], unit: Unit, name: &str) -> An
     Ok(Reply::Int(1))
 }
 
-pub(super) fn expire(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn expire(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     expire_by(cx, argv, Unit::EX, "expire")
 }
 
-pub(super) fn pexpire(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn pexpire(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     expire_by(cx, argv, Unit::PX, "pexpire")
 }
 
-pub(super) fn expireat(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn expireat(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     expire_by(cx, argv, Unit::EXAT, "expireat")
 }
 
-pub(super) fn pexpireat(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn pexpireat(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     expire_by(cx, argv, Unit::PXAT, "pexpireat")
 }
 
-pub(super) fn persist(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn persist(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if cx.keys.deadline_ms(cx.db, argv[1]).is_none() {
         return Ok(Reply::Int(0));
     }
@@ -111,7 +111,7 @@ fn left_ms(cx: &Context<'_>, key: &[u8]) -> Option<i64> {
 }
 
 /// -2 where the key is absent, -1 where it has no deadline, else what `shape` makes of the milliseconds left.
-fn report(cx: &Context<'_>, key: &[u8], shape: impl Fn(i64) -> i64) -> Answer {
+fn report(cx: &Context<'_>, key: &[u8], shape: impl Fn(i64) -> i64) -> CommandResult {
     let answer = match (cx.exists(key), left_ms(cx, key)) {
         (false, _) => -2,
         (true, None) => -1,
@@ -124,20 +124,20 @@ fn rounded_seconds(ms: i64) -> i64 {
     ms.saturating_add(500) / 1000
 }
 
-pub(super) fn ttl(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn ttl(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     report(cx, argv[1], rounded_seconds)
 }
 
-pub(super) fn pttl(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn pttl(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     report(cx, argv[1], |left_ms| left_ms)
 }
 
-pub(super) fn expiretime(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn expiretime(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let wall_ms = cx.clock().wall_ms();
     report(cx, argv[1], |left_ms| rounded_seconds(wall_ms.saturating_add(left_ms)))
 }
 
-pub(super) fn pexpiretime(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn pexpiretime(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let wall_ms = cx.clock().wall_ms();
     report(cx, argv[1], |left_ms| wall_ms.saturating_add(left_ms))
 }

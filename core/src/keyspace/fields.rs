@@ -12,14 +12,14 @@ use imbl::OrdMap;
 pub const SMALL_MAX: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Form<V: Clone> {
+pub enum FieldsForm<V: Clone> {
     Small(Vec<(Bytes, V)>),
     Large(OrdMap<Bytes, V>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fields<V: Clone> {
-    form: Form<V>,
+    form: FieldsForm<V>,
     weight: usize,
 }
 
@@ -42,12 +42,12 @@ impl Weigh for () {
 
 impl<V: Clone> Default for Fields<V> {
     fn default() -> Self {
-        Fields { form: Form::Small(Vec::new()), weight: 0 }
+        Fields { form: FieldsForm::Small(Vec::new()), weight: 0 }
     }
 }
 
-impl<V: Clone + Weigh> From<Form<V>> for Fields<V> {
-    fn from(form: Form<V>) -> Fields<V> {
+impl<V: Clone + Weigh> From<FieldsForm<V>> for Fields<V> {
+    fn from(form: FieldsForm<V>) -> Fields<V> {
         let mut fields = Fields { form, weight: 0 };
         fields.weight = fields.iter().map(|(name, value)| name.weigh() + value.weigh()).sum();
         fields
@@ -56,7 +56,7 @@ impl<V: Clone + Weigh> From<Form<V>> for Fields<V> {
 
 impl<V: Clone + Weigh> Fields<V> {
     #[must_use]
-    pub fn form(&self) -> &Form<V> {
+    pub fn form(&self) -> &FieldsForm<V> {
         &self.form
     }
 
@@ -69,8 +69,8 @@ impl<V: Clone + Weigh> Fields<V> {
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.form {
-            Form::Small(entries) => entries.len(),
-            Form::Large(tree) => tree.len(),
+            FieldsForm::Small(entries) => entries.len(),
+            FieldsForm::Large(tree) => tree.len(),
         }
     }
 
@@ -82,8 +82,10 @@ impl<V: Clone + Weigh> Fields<V> {
     #[must_use]
     pub fn get(&self, name: &[u8]) -> Option<&V> {
         match &self.form {
-            Form::Small(entries) => entries.iter().find(|(have, _)| have == name).map(|(_, value)| value),
-            Form::Large(tree) => tree.get(name),
+            FieldsForm::Small(entries) => {
+                entries.iter().find(|(have, _)| have == name).map(|(_, value)| value)
+            }
+            FieldsForm::Large(tree) => tree.get(name),
         }
     }
 
@@ -96,17 +98,17 @@ impl<V: Clone + Weigh> Fields<V> {
     pub fn insert(&mut self, name: &[u8], value: V) -> Option<V> {
         self.weight += value.weigh();
         let before = match &mut self.form {
-            Form::Small(entries) => match entries.iter_mut().find(|(have, _)| have == name) {
+            FieldsForm::Small(entries) => match entries.iter_mut().find(|(have, _)| have == name) {
                 Some((_, slot)) => Some(std::mem::replace(slot, value)),
                 None => {
                     entries.push((Bytes::copy_from_slice(name), value));
                     if entries.len() > SMALL_MAX {
-                        self.form = Form::Large(std::mem::take(entries).into_iter().collect());
+                        self.form = FieldsForm::Large(std::mem::take(entries).into_iter().collect());
                     }
                     None
                 }
             },
-            Form::Large(tree) => match tree.get_mut(name) {
+            FieldsForm::Large(tree) => match tree.get_mut(name) {
                 Some(slot) => Some(std::mem::replace(slot, value)),
                 None => tree.insert(Bytes::copy_from_slice(name), value),
             },
@@ -120,11 +122,11 @@ impl<V: Clone + Weigh> Fields<V> {
 
     pub fn remove(&mut self, name: &[u8]) -> Option<V> {
         let before = match &mut self.form {
-            Form::Small(entries) => {
+            FieldsForm::Small(entries) => {
                 let at = entries.iter().position(|(have, _)| have == name)?;
                 entries.remove(at).1
             }
-            Form::Large(tree) => tree.remove(name)?,
+            FieldsForm::Large(tree) => tree.remove(name)?,
         };
         self.weight -= name.len() + ELEMENT_OVERHEAD_BYTES + before.weigh();
         Some(before)
@@ -133,8 +135,8 @@ impl<V: Clone + Weigh> Fields<V> {
     /// Every entry: small ones in the order they came, large ones by name.
     pub fn iter(&self) -> Box<dyn Iterator<Item = (&Bytes, &V)> + '_> {
         match &self.form {
-            Form::Small(entries) => Box::new(entries.iter().map(|(name, value)| (name, value))),
-            Form::Large(tree) => Box::new(tree.iter()),
+            FieldsForm::Small(entries) => Box::new(entries.iter().map(|(name, value)| (name, value))),
+            FieldsForm::Large(tree) => Box::new(tree.iter()),
         }
     }
 
@@ -142,8 +144,8 @@ impl<V: Clone + Weigh> Fields<V> {
     #[must_use]
     pub fn nth(&self, nth: usize) -> Option<&Bytes> {
         match &self.form {
-            Form::Small(entries) => entries.get(nth).map(|(name, _)| name),
-            Form::Large(tree) => tree.keys().nth(nth),
+            FieldsForm::Small(entries) => entries.get(nth).map(|(name, _)| name),
+            FieldsForm::Large(tree) => tree.keys().nth(nth),
         }
     }
 
@@ -151,11 +153,11 @@ impl<V: Clone + Weigh> Fields<V> {
     pub(super) fn append(&mut self, name: Bytes, value: V) -> Option<()> {
         let weight = name.weigh() + value.weigh();
         match &mut self.form {
-            Form::Small(entries) => {
+            FieldsForm::Small(entries) => {
                 let doubled = entries.iter().any(|(have, _)| *have == name);
                 (!doubled && entries.len() < SMALL_MAX).then(|| entries.push((name, value)))?;
             }
-            Form::Large(tree) => {
+            FieldsForm::Large(tree) => {
                 let in_order = tree.get_max().is_none_or(|(last, _)| *last < name);
                 in_order.then(|| tree.insert(name, value))?;
             }
@@ -183,7 +185,7 @@ mod tests {
             fields.insert(format!("{:04}", SMALL_MAX - number).as_bytes(), Bytes::new());
             assert_eq!(fields.weight(), Fields::from(fields.form().clone()).weight());
         }
-        assert!(matches!(fields.form(), Form::Large(_)));
+        assert!(matches!(fields.form(), FieldsForm::Large(_)));
         assert_eq!(fields.len(), SMALL_MAX + 2);
         assert!(fields.iter().zip(fields.iter().skip(1)).all(|((left, _), (right, _))| left < right));
         assert_eq!(fields.get(b"a"), Some(&Bytes::from("22")));

@@ -1,38 +1,38 @@
 //! Commands for keys of any type, but for their times (`expire.rs`) and walks over all of them (`scan.rs`).
 
 use super::args::{self, is};
-use super::context::{Answer, Context};
+use super::context::{CommandResult, Context};
 use super::errors;
 use super::keys::{Db, Deadline};
 use super::DATABASES;
 use crate::reply::{Refusal, Reply};
 
-pub(super) fn del(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn del(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let removed = argv[1..].iter().filter(|key| cx.remove(key)).count();
     Ok(Reply::Int(removed as i64))
 }
 
-pub(super) fn exists(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn exists(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let there = argv[1..].iter().filter(|key| cx.exists(key)).count();
     Ok(Reply::Int(there as i64))
 }
 
-pub(super) fn key_type(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn key_type(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     Ok(Reply::Status(cx.value(argv[1]).map_or("none", |value| value.type_name()).into()))
 }
 
-pub(super) fn dbsize(cx: &mut Context<'_>, _argv: &[&[u8]]) -> Answer {
+pub(super) fn dbsize(cx: &mut Context<'_>, _argv: &[&[u8]]) -> CommandResult {
     Ok(Reply::Int(cx.keys.count(cx.db) as i64))
 }
 
-pub(super) fn flushdb(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn flushdb(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     check_flush(argv)?;
     cx.keys.check_flush()?;
     cx.keys.flush(Some(cx.db));
     Ok(Reply::OK)
 }
 
-pub(super) fn flushall(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn flushall(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     check_flush(argv)?;
     cx.keys.check_flush()?;
     cx.keys.flush(None);
@@ -62,16 +62,16 @@ fn move_key(cx: &mut Context<'_>, from: &[u8], to: &[u8], only_if_free: bool) ->
     Ok(true)
 }
 
-pub(super) fn rename(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn rename(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     move_key(cx, argv[1], argv[2], false)?;
     Ok(Reply::OK)
 }
 
-pub(super) fn renamenx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn renamenx(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     Ok(Reply::Int(i64::from(move_key(cx, argv[1], argv[2], true)?)))
 }
 
-pub(super) fn copy(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn copy(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (from, to) = (argv[1], argv[2]);
     let (mut replace, mut to_db) = (false, cx.db);
     let mut rest = argv[3..].iter();

@@ -1,7 +1,7 @@
 //! Hashes.
 
 use super::args::{self, is};
-use super::context::{Answer, Context};
+use super::context::{CommandResult, Context};
 use super::errors;
 use super::numbers::{add_decimal, int_bytes, parse_i64};
 use super::Resp;
@@ -28,14 +28,14 @@ fn put_pairs(cx: &mut Context<'_>, key: &[u8], pairs: &[&[u8]]) -> Result<i64, c
     })
 }
 
-pub(super) fn hset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hset(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if !argv.len().is_multiple_of(2) {
         return Err(errors::wrong_arity("hset"));
     }
     Ok(Reply::Int(put_pairs(cx, argv[1], &argv[2..])?))
 }
 
-pub(super) fn hmset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hmset(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if !argv.len().is_multiple_of(2) {
         return Err(errors::wrong_arity("hmset"));
     }
@@ -43,7 +43,7 @@ pub(super) fn hmset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::OK)
 }
 
-pub(super) fn hsetnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hsetnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if cx.hash(argv[1])?.is_some_and(|fields| fields.contains(argv[2])) {
         return Ok(Reply::Int(0));
     }
@@ -51,17 +51,17 @@ pub(super) fn hsetnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(1))
 }
 
-pub(super) fn hget(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hget(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     Ok(shown(cx.hash(argv[1])?.and_then(|fields| fields.get(argv[2]))))
 }
 
-pub(super) fn hmget(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hmget(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let fields = cx.hash(argv[1])?;
     let each = |name: &&[u8]| shown(fields.and_then(|fields| fields.get(name)));
     Ok(Reply::Array(argv[2..].iter().map(each).collect()))
 }
 
-pub(super) fn hdel(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hdel(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if cx.hash(argv[1])?.is_none() {
         return Ok(Reply::Int(0));
     }
@@ -72,40 +72,40 @@ pub(super) fn hdel(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(removed as i64))
 }
 
-pub(super) fn hexists(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hexists(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let there = cx.hash(argv[1])?.is_some_and(|fields| fields.contains(argv[2]));
     Ok(Reply::Int(i64::from(there)))
 }
 
-pub(super) fn hlen(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hlen(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     Ok(Reply::Int(cx.hash(argv[1])?.map_or(0, |fields| fields.len() as i64)))
 }
 
-pub(super) fn hstrlen(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hstrlen(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let value = cx.hash(argv[1])?.and_then(|fields| fields.get(argv[2]));
     Ok(Reply::Int(value.map_or(0, |value| value.len() as i64)))
 }
 
-pub(super) fn hkeys(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hkeys(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     charge_all(cx, argv[1])?;
     let names = cx.hash(argv[1])?.into_iter().flat_map(|fields| fields.iter());
     Ok(Reply::Array(names.map(|(name, _)| Reply::Bulk(name.clone())).collect()))
 }
 
-pub(super) fn hvals(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hvals(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     charge_all(cx, argv[1])?;
     let values = cx.hash(argv[1])?.into_iter().flat_map(|fields| fields.iter());
     Ok(Reply::Array(values.map(|(_, value)| Reply::Bulk(value.clone())).collect()))
 }
 
-pub(super) fn hgetall(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hgetall(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     charge_all(cx, argv[1])?;
     let pairs = cx.hash(argv[1])?.into_iter().flat_map(|fields| fields.iter());
     let pair = |(name, value): (&Bytes, &Bytes)| (Reply::Bulk(name.clone()), Reply::Bulk(value.clone()));
     Ok(Reply::Map(pairs.map(pair).collect()))
 }
 
-pub(super) fn hincrby(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hincrby(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let delta = args::int(argv[3])?;
     let before = match cx.hash(argv[1])?.and_then(|fields| fields.get(argv[2])) {
         Some(text) => parse_i64(text).ok_or(errors::HASH_NOT_AN_INTEGER)?,
@@ -116,7 +116,7 @@ pub(super) fn hincrby(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(after))
 }
 
-pub(super) fn hincrbyfloat(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hincrbyfloat(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     args::float(argv[3])?;
     let before = cx.hash(argv[1])?.and_then(|fields| fields.get(argv[2])).cloned();
     let before = before.unwrap_or_else(|| Bytes::from_static(b"0"));
@@ -128,7 +128,7 @@ pub(super) fn hincrbyfloat(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 /// Not random, because every node must answer the same: the first fields, or with a negative count the fields round and round.
-pub(super) fn hrandfield(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hrandfield(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let with_values = match argv.get(3) {
         Some(word) if is(word, "WITHVALUES") && argv.len() == 4 => true,
         Some(_) => return Err(errors::SYNTAX),

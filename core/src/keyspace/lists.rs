@@ -1,7 +1,7 @@
 //! Lists, but for the commands that move or wait (`lists_moving.rs`).
 
 use super::args::{self, is};
-use super::context::{Answer, Context};
+use super::context::{CommandResult, Context};
 use super::errors;
 use super::list::List;
 use crate::reply::{Refusal, Reply};
@@ -55,7 +55,7 @@ fn looks(items: usize, with: &[u8]) -> usize {
     items.saturating_mul(1 + with.len() / 256)
 }
 
-fn push(cx: &mut Context<'_>, argv: &[&[u8]], end: End, only_if_there: bool) -> Answer {
+fn push(cx: &mut Context<'_>, argv: &[&[u8]], end: End, only_if_there: bool) -> CommandResult {
     if cx.list(argv[1])?.is_none() && only_if_there {
         return Ok(Reply::Int(0));
     }
@@ -68,19 +68,19 @@ fn push(cx: &mut Context<'_>, argv: &[&[u8]], end: End, only_if_there: bool) -> 
     Ok(Reply::Int(len as i64))
 }
 
-pub(super) fn lpush(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn lpush(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     push(cx, argv, End::Left, false)
 }
 
-pub(super) fn rpush(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn rpush(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     push(cx, argv, End::Right, false)
 }
 
-pub(super) fn lpushx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn lpushx(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     push(cx, argv, End::Left, true)
 }
 
-pub(super) fn rpushx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn rpushx(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     push(cx, argv, End::Right, true)
 }
 
@@ -106,7 +106,7 @@ pub(super) fn bulks(items: Vec<Bytes>) -> Reply {
     Reply::Array(items.into_iter().map(Reply::Bulk).collect())
 }
 
-fn pop(cx: &mut Context<'_>, argv: &[&[u8]], end: End, name: &str) -> Answer {
+fn pop(cx: &mut Context<'_>, argv: &[&[u8]], end: End, name: &str) -> CommandResult {
     let count = match argv {
         [_, _] => None,
         [_, _, count] => Some(args::count(count)?),
@@ -122,15 +122,15 @@ fn pop(cx: &mut Context<'_>, argv: &[&[u8]], end: End, name: &str) -> Answer {
     })
 }
 
-pub(super) fn lpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn lpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     pop(cx, argv, End::Left, "lpop")
 }
 
-pub(super) fn rpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn rpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     pop(cx, argv, End::Right, "rpop")
 }
 
-pub(super) fn llen(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn llen(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     Ok(Reply::Int(cx.list(argv[1])?.map_or(0, |items| items.len() as i64)))
 }
 
@@ -140,14 +140,14 @@ fn place(index: i64, len: usize) -> Option<usize> {
     usize::try_from(index).ok().filter(|index| *index < len)
 }
 
-pub(super) fn lindex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn lindex(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let Some(items) = cx.list(argv[1])? else { return Ok(Reply::Nil) };
     let index = args::int(argv[2])?;
     let item = place(index, items.len()).and_then(|index| items.get(index));
     Ok(item.map_or(Reply::Nil, |item| Reply::Bulk(item.clone())))
 }
 
-pub(super) fn lset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn lset(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let len = cx.list(argv[1])?.ok_or(errors::NO_SUCH_KEY)?.len();
     let index = place(args::int(argv[2])?, len).ok_or(errors::INDEX_OUT_OF_RANGE)?;
     let item = Bytes::copy_from_slice(argv[3]);
@@ -155,7 +155,7 @@ pub(super) fn lset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::OK)
 }
 
-pub(super) fn lrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn lrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (start, stop) = (args::int(argv[2])?, args::int(argv[3])?);
     let Some(items) = cx.list(argv[1])? else { return Ok(Reply::Array(Vec::new())) };
     let Some(span) = args::span(start, stop, items.len()) else { return Ok(Reply::Array(Vec::new())) };
@@ -164,7 +164,7 @@ pub(super) fn lrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Array(shown))
 }
 
-pub(super) fn ltrim(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn ltrim(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (start, stop) = (args::int(argv[2])?, args::int(argv[3])?);
     let Some(items) = cx.list(argv[1])? else { return Ok(Reply::OK) };
     let kept = args::span(start, stop, items.len()).map_or(0, |span| span.len());
@@ -180,7 +180,7 @@ pub(super) fn ltrim(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::OK)
 }
 
-pub(super) fn lrem(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn lrem(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let count = args::int(argv[2])?;
     let Some(items) = cx.list(argv[1])? else { return Ok(Reply::Int(0)) };
     cx.charge(looks(items.len(), argv[3]))?;
@@ -205,7 +205,7 @@ pub(super) fn lrem(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(doomed.len() as i64))
 }
 
-pub(super) fn linsert(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn linsert(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let after = match argv[2] {
         word if is(word, "BEFORE") => 0,
         word if is(word, "AFTER") => 1,
@@ -222,7 +222,7 @@ pub(super) fn linsert(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(len as i64))
 }
 
-pub(super) fn lpos(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn lpos(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (mut rank, mut count, mut looked_at_max) = (1_i64, None, 0_i64);
     let mut rest = argv[3..].iter();
     while let Some(word) = rest.next() {

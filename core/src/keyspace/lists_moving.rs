@@ -4,7 +4,7 @@
 //! whether to wait (the machine) or to answer at once (scripts, transactions).
 
 use super::args::is;
-use super::context::{Answer, Context, WouldBlock};
+use super::context::{CommandResult, Context, WouldBlock};
 use super::errors;
 use super::lists::{bulks, take, End};
 use super::numbers::parse_f64;
@@ -100,16 +100,16 @@ fn rotate(cx: &mut Context<'_>, key: &[u8], from_end: End, to_end: End) -> Resul
     })
 }
 
-pub(super) fn rpoplpush(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn rpoplpush(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     Ok(move_item(cx, argv[1], argv[2], End::Right, End::Left)?.map_or(Reply::Nil, Reply::Bulk))
 }
 
-pub(super) fn lmove(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn lmove(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (from_end, to_end) = (End::parse(argv[3])?, End::parse(argv[4])?);
     Ok(move_item(cx, argv[1], argv[2], from_end, to_end)?.map_or(Reply::Nil, Reply::Bulk))
 }
 
-fn move_or_wait(cx: &mut Context<'_>, argv: &[&[u8]], ends: (End, End), timeout: &[u8]) -> Answer {
+fn move_or_wait(cx: &mut Context<'_>, argv: &[&[u8]], ends: (End, End), timeout: &[u8]) -> CommandResult {
     let timeout_ms = timeout_ms(timeout)?;
     Ok(match move_item(cx, argv[1], argv[2], ends.0, ends.1)? {
         Some(item) => Reply::Bulk(item),
@@ -117,16 +117,16 @@ fn move_or_wait(cx: &mut Context<'_>, argv: &[&[u8]], ends: (End, End), timeout:
     })
 }
 
-pub(super) fn brpoplpush(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn brpoplpush(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     move_or_wait(cx, argv, (End::Right, End::Left), argv[3])
 }
 
-pub(super) fn blmove(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn blmove(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let ends = (End::parse(argv[3])?, End::parse(argv[4])?);
     move_or_wait(cx, argv, ends, argv[5])
 }
 
-fn pop_or_wait(cx: &mut Context<'_>, argv: &[&[u8]], end: End) -> Answer {
+fn pop_or_wait(cx: &mut Context<'_>, argv: &[&[u8]], end: End) -> CommandResult {
     let (timeout, keys) = argv[1..].split_last().expect("the arity asks for a key and a time-out");
     let timeout_ms = timeout_ms(timeout)?;
     for key in keys {
@@ -138,11 +138,11 @@ fn pop_or_wait(cx: &mut Context<'_>, argv: &[&[u8]], end: End) -> Answer {
     Ok(wait_for(cx, keys, timeout_ms, Reply::NilArray))
 }
 
-pub(super) fn blpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn blpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     pop_or_wait(cx, argv, End::Left)
 }
 
-pub(super) fn brpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn brpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     pop_or_wait(cx, argv, End::Right)
 }
 
@@ -182,12 +182,12 @@ fn pop_first(cx: &mut Context<'_>, keys: &[&[u8]], end: End, count: usize) -> Re
     Ok(None)
 }
 
-pub(super) fn lmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn lmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (keys, end, count) = multi(&argv[1..], End::parse)?;
     Ok(pop_first(cx, keys, end, count)?.unwrap_or(Reply::NilArray))
 }
 
-pub(super) fn blmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn blmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let timeout_ms = timeout_ms(argv[1])?;
     let (keys, end, count) = multi(&argv[2..], End::parse)?;
     let found = pop_first(cx, keys, end, count)?;

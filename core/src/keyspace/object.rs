@@ -1,6 +1,6 @@
 //! `OBJECT` and `MEMORY USAGE`: how a key would be kept by Redis 7.0 with its shipped limits, and about how much it weighs here.
 
-use super::context::{Answer, Context};
+use super::context::{CommandResult, Context};
 use super::errors;
 use super::numbers::parse_i64;
 use super::value::View;
@@ -19,7 +19,7 @@ const KEY_BYTES: usize = 64;
 const NOT_LFU: &str = "ERR An LFU maxmemory policy is not selected, access frequency not tracked. Please note that when switching \
                        between policies at runtime LRU and LFU data will take some time to adjust.";
 
-pub(super) fn object(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn object(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let verb = argv[1].to_ascii_lowercase();
     let known = matches!(&*verb, b"encoding" | b"refcount" | b"idletime" | b"freq");
     let [_, _, key] = argv else {
@@ -41,7 +41,7 @@ pub(super) fn object(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     }
 }
 
-pub(super) fn memory(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn memory(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if !argv[1].eq_ignore_ascii_case(b"usage") {
         return Err(unknown_subcommand("MEMORY", argv[1]));
     }

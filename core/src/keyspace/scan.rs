@@ -3,7 +3,7 @@
 //! The walks over one collection answer it whole with cursor 0, as Redis does for small ones: `COUNT` is but a hint.
 
 use super::args::{self, is};
-use super::context::{Answer, Context};
+use super::context::{CommandResult, Context};
 use super::errors;
 use super::numbers::{format_g, int_bytes};
 use crate::glob;
@@ -75,7 +75,7 @@ fn page(cursor: u64, items: Vec<Reply>) -> Reply {
     Reply::Array(vec![Reply::Bulk(Bytes::from(cursor.to_string())), Reply::Array(items)])
 }
 
-pub(super) fn keys(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn keys(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     errors::check_pattern(argv[1])?;
     let filter = Filter { pattern: Some(argv[1]), count: usize::MAX, type_name: None };
     let (mut found, mut cursor, mut steps) = (Vec::new(), 0, 0);
@@ -113,7 +113,7 @@ fn scan_slice(
 }
 
 /// Answers early where the names are so long, and the pattern so hard, that it took long.
-pub(super) fn scan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn scan(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let mut cursor = cursor(argv[1])?;
     let filter = Filter::parse(&argv[2..], true)?;
     let (mut found, mut left, mut steps) = (Vec::new(), filter.count, 0);
@@ -131,7 +131,7 @@ pub(super) fn scan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 /// Not random: every node must answer the same. The first key in the order of `SCAN`.
-pub(super) fn randomkey(cx: &mut Context<'_>, _argv: &[&[u8]]) -> Answer {
+pub(super) fn randomkey(cx: &mut Context<'_>, _argv: &[&[u8]]) -> CommandResult {
     let mut first = Reply::Nil;
     let mut cursor = 0;
     loop {
@@ -153,7 +153,7 @@ fn whole<'a, T>(
     filter: &Filter<'_>,
     elements: impl Iterator<Item = (&'a Bytes, T)>,
     mut show: impl FnMut(&mut Vec<Reply>, &Bytes, T),
-) -> Answer {
+) -> CommandResult {
     let mut items = Vec::new();
     for (name, element) in elements {
         let mut steps = 0;
@@ -165,7 +165,7 @@ fn whole<'a, T>(
     Ok(page(0, items))
 }
 
-pub(super) fn hscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn hscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     cursor(argv[2])?;
     let filter = Filter::parse(&argv[3..], false)?;
     let fields = cx.hash(argv[1])?.into_iter().flat_map(|fields| fields.iter());
@@ -174,14 +174,14 @@ pub(super) fn hscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     })
 }
 
-pub(super) fn sscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn sscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     cursor(argv[2])?;
     let filter = Filter::parse(&argv[3..], false)?;
     let members = cx.set(argv[1])?.into_iter().flat_map(|members| members.iter());
     whole(cx, &filter, members, |items, name, ()| items.push(Reply::Bulk(name.clone())))
 }
 
-pub(super) fn zscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     cursor(argv[2])?;
     let filter = Filter::parse(&argv[3..], false)?;
     let members = cx.zset(argv[1])?.into_iter().flat_map(|members| members.iter());
@@ -191,7 +191,7 @@ pub(super) fn zscan(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 /// `TIME` from the stamp: seconds and microseconds, as text.
-pub(super) fn time(cx: &mut Context<'_>, _argv: &[&[u8]]) -> Answer {
+pub(super) fn time(cx: &mut Context<'_>, _argv: &[&[u8]]) -> CommandResult {
     let wall_us = cx.clock().wall_us as i64;
     let part = |number: i64| Reply::Bulk(int_bytes(number));
     Ok(Reply::Array(vec![part(wall_us / 1_000_000), part(wall_us % 1_000_000)]))

@@ -1,7 +1,7 @@
 //! Sets. What is random in Redis is "the first" here: every node must answer the same.
 
 use super::args;
-use super::context::{Answer, Context};
+use super::context::{CommandResult, Context};
 use super::errors;
 use super::fields::Fields;
 use super::keys::Deadline;
@@ -31,7 +31,7 @@ pub(super) fn picked_max(len: usize, count: i64) -> usize {
     }
 }
 
-pub(super) fn sadd(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn sadd(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let added = cx.change_set(argv[1], |members| {
         let added = argv[2..].iter().filter(|name| members.insert(name, ()).is_none()).count();
         (added > 0, added)
@@ -39,7 +39,7 @@ pub(super) fn sadd(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(added as i64))
 }
 
-pub(super) fn srem(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn srem(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if cx.set(argv[1])?.is_none() {
         return Ok(Reply::Int(0));
     }
@@ -50,18 +50,18 @@ pub(super) fn srem(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(removed as i64))
 }
 
-pub(super) fn sismember(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn sismember(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let there = cx.set(argv[1])?.is_some_and(|members| members.contains(argv[2]));
     Ok(Reply::Int(i64::from(there)))
 }
 
-pub(super) fn smismember(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn smismember(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let members = cx.set(argv[1])?;
     let each = |name: &&[u8]| Reply::Int(i64::from(members.is_some_and(|members| members.contains(name))));
     Ok(Reply::Array(argv[2..].iter().map(each).collect()))
 }
 
-pub(super) fn smembers(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn smembers(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     cx.charge(cx.set(argv[1])?.map_or(0, |members| members.len()))?;
     Ok(shown(cx.set(argv[1])?.into_iter().flat_map(|members| members.iter().map(|(name, ())| name))))
 }
@@ -70,11 +70,11 @@ fn shown<'a>(names: impl Iterator<Item = &'a Bytes>) -> Reply {
     Reply::Set(names.map(|name| Reply::Bulk(name.clone())).collect())
 }
 
-pub(super) fn scard(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn scard(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     Ok(Reply::Int(cx.set(argv[1])?.map_or(0, |members| members.len() as i64)))
 }
 
-pub(super) fn spop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn spop(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let count = match argv {
         [_, _] => None,
         [_, _, count] => Some(args::count(count)?),
@@ -98,7 +98,7 @@ pub(super) fn spop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     })
 }
 
-pub(super) fn srandmember(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn srandmember(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let count = match argv {
         [_, _] => None,
         [_, _, count] => Some(args::int(count)?),
@@ -114,7 +114,7 @@ pub(super) fn srandmember(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Array(pick(names, count).into_iter().map(|name| Reply::Bulk(name.clone())).collect()))
 }
 
-pub(super) fn smove(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn smove(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (from, to, member) = (argv[1], argv[2], argv[3]);
     let there = match cx.set(from)? {
         Some(members) => members.contains(member),
@@ -182,39 +182,39 @@ fn check_weight(members: &Fields<()>) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn store(cx: &mut Context<'_>, argv: &[&[u8]], how: Combine) -> Answer {
+fn store(cx: &mut Context<'_>, argv: &[&[u8]], how: Combine) -> CommandResult {
     let result = combine(cx, &argv[2..], how)?;
     let len = result.len() as i64;
     cx.put(argv[1], Value::Set(result), Deadline::Never)?;
     Ok(Reply::Int(len))
 }
 
-fn show(cx: &mut Context<'_>, argv: &[&[u8]], how: Combine) -> Answer {
+fn show(cx: &mut Context<'_>, argv: &[&[u8]], how: Combine) -> CommandResult {
     let result = combine(cx, &argv[1..], how)?;
     let reply = shown(result.iter().map(|(name, ())| name));
     Ok(reply)
 }
 
-pub(super) fn sunion(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn sunion(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     show(cx, argv, Combine::Union)
 }
 
-pub(super) fn sinter(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn sinter(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     show(cx, argv, Combine::Intersect)
 }
 
-pub(super) fn sdiff(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn sdiff(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     show(cx, argv, Combine::Differ)
 }
 
-pub(super) fn sunionstore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn sunionstore(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     store(cx, argv, Combine::Union)
 }
 
-pub(super) fn sinterstore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn sinterstore(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     store(cx, argv, Combine::Intersect)
 }
 
-pub(super) fn sdiffstore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn sdiffstore(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     store(cx, argv, Combine::Differ)
 }

@@ -32,14 +32,14 @@ impl Ord for Score {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum SortedForm {
     Small(Vec<(Score, Bytes)>),
     Large { by_score: OrdSet<(Score, Bytes)>, by_member: OrdMap<Bytes, Score> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sorted {
-    form: Form,
+    form: SortedForm,
     weight: usize,
 }
 
@@ -50,12 +50,12 @@ fn weigh(member: &[u8]) -> usize {
 
 impl Default for Sorted {
     fn default() -> Self {
-        Sorted { form: Form::Small(Vec::new()), weight: 0 }
+        Sorted { form: SortedForm::Small(Vec::new()), weight: 0 }
     }
 }
 
-impl From<Form> for Sorted {
-    fn from(form: Form) -> Sorted {
+impl From<SortedForm> for Sorted {
+    fn from(form: SortedForm) -> Sorted {
         let mut sorted = Sorted { form, weight: 0 };
         sorted.weight = sorted.iter().map(|(_, member)| weigh(member)).sum();
         sorted
@@ -64,7 +64,7 @@ impl From<Form> for Sorted {
 
 impl Sorted {
     #[must_use]
-    pub fn form(&self) -> &Form {
+    pub fn form(&self) -> &SortedForm {
         &self.form
     }
 
@@ -78,12 +78,12 @@ impl Sorted {
     pub(super) fn append(&mut self, score: Score, member: Bytes) -> Option<()> {
         let weight = weigh(&member);
         match &mut self.form {
-            Form::Small(entries) => {
+            SortedForm::Small(entries) => {
                 let in_order = entries.last().is_none_or(|(last, name)| (*last, name) < (score, &member));
                 let doubled = entries.iter().any(|(_, have)| *have == member);
                 (in_order && !doubled && entries.len() < SMALL_MAX).then(|| entries.push((score, member)))?;
             }
-            Form::Large { by_score, by_member } => {
+            SortedForm::Large { by_score, by_member } => {
                 let entry = (score, member);
                 let in_order = by_score.get_max().is_none_or(|last| *last < entry);
                 if !in_order || by_member.insert(entry.1.clone(), score).is_some() {
@@ -99,8 +99,8 @@ impl Sorted {
     #[must_use]
     pub fn len(&self) -> usize {
         match &self.form {
-            Form::Small(entries) => entries.len(),
-            Form::Large { by_member, .. } => by_member.len(),
+            SortedForm::Small(entries) => entries.len(),
+            SortedForm::Large { by_member, .. } => by_member.len(),
         }
     }
 
@@ -112,8 +112,10 @@ impl Sorted {
     #[must_use]
     pub fn score(&self, member: &[u8]) -> Option<f64> {
         match &self.form {
-            Form::Small(entries) => entries.iter().find(|(_, have)| have == member).map(|(score, _)| score.0),
-            Form::Large { by_member, .. } => by_member.get(member).map(|score| score.0),
+            SortedForm::Small(entries) => {
+                entries.iter().find(|(_, have)| have == member).map(|(score, _)| score.0)
+            }
+            SortedForm::Large { by_member, .. } => by_member.get(member).map(|score| score.0),
         }
     }
 
@@ -124,16 +126,16 @@ impl Sorted {
         // Adding zero turns -0 into 0: they are equal, and Redis's small sets too print 0.
         let entry = (Score(score + 0.0), Bytes::copy_from_slice(member));
         match &mut self.form {
-            Form::Small(entries) => {
+            SortedForm::Small(entries) => {
                 let at = entries.partition_point(|have| *have < entry);
                 entries.insert(at, entry);
                 if entries.len() > SMALL_MAX {
                     let entries = std::mem::take(entries);
                     let by_member = entries.iter().map(|(score, member)| (member.clone(), *score)).collect();
-                    self.form = Form::Large { by_score: entries.into_iter().collect(), by_member };
+                    self.form = SortedForm::Large { by_score: entries.into_iter().collect(), by_member };
                 }
             }
-            Form::Large { by_score, by_member } => {
+            SortedForm::Large { by_score, by_member } => {
                 by_member.insert(entry.1.clone(), entry.0);
                 by_score.insert(entry);
             }
@@ -143,11 +145,11 @@ impl Sorted {
 
     pub fn remove(&mut self, member: &[u8]) -> Option<f64> {
         let score = match &mut self.form {
-            Form::Small(entries) => {
+            SortedForm::Small(entries) => {
                 let at = entries.iter().position(|(_, have)| have == member)?;
                 entries.remove(at).0
             }
-            Form::Large { by_score, by_member } => {
+            SortedForm::Large { by_score, by_member } => {
                 let (member, score) = by_member.remove_with_key(member)?;
                 by_score.remove(&(score, member));
                 score
@@ -160,8 +162,8 @@ impl Sorted {
     /// Lowest first; may be walked from the other end.
     pub fn iter(&self) -> Box<dyn DoubleEndedIterator<Item = (f64, &Bytes)> + '_> {
         match &self.form {
-            Form::Small(entries) => Box::new(entries.iter().map(|(score, member)| (score.0, member))),
-            Form::Large { by_score, .. } => {
+            SortedForm::Small(entries) => Box::new(entries.iter().map(|(score, member)| (score.0, member))),
+            SortedForm::Large { by_score, .. } => {
                 Box::new(by_score.iter().map(|(score, member)| (score.0, member)))
             }
         }
@@ -170,11 +172,11 @@ impl Sorted {
     /// From the first entry whose score is at least `score`, lowest first.
     pub fn iter_from(&self, score: f64) -> Box<dyn DoubleEndedIterator<Item = (f64, &Bytes)> + '_> {
         match &self.form {
-            Form::Small(entries) => {
+            SortedForm::Small(entries) => {
                 let at = entries.partition_point(|(have, _)| have.0 < score);
                 Box::new(entries[at..].iter().map(|(score, member)| (score.0, member)))
             }
-            Form::Large { by_score, .. } => {
+            SortedForm::Large { by_score, .. } => {
                 let from = (Score(score), Bytes::new());
                 Box::new(by_score.range(from..).map(|(score, member)| (score.0, member)))
             }
@@ -184,16 +186,16 @@ impl Sorted {
     /// Up to the last entry whose score is at most `score`, highest first.
     pub fn iter_down_from(&self, score: f64) -> Box<dyn Iterator<Item = (f64, &Bytes)> + '_> {
         match &self.form {
-            Form::Small(entries) => {
+            SortedForm::Small(entries) => {
                 let until = entries.partition_point(|(have, _)| have.0 <= score);
                 Box::new(entries[..until].iter().rev().map(|(score, member)| (score.0, member)))
             }
-            Form::Large { by_score, .. } if score < f64::INFINITY => {
+            SortedForm::Large { by_score, .. } if score < f64::INFINITY => {
                 // No member is greater than all others, so the bound is the next score with the least member.
                 let until = (Score(score.next_up()), Bytes::new());
                 Box::new(by_score.range(..until).rev().map(|(score, member)| (score.0, member)))
             }
-            Form::Large { .. } => Box::new(self.iter().rev()),
+            SortedForm::Large { .. } => Box::new(self.iter().rev()),
         }
     }
 
@@ -222,7 +224,7 @@ mod tests {
         for number in 0..=SMALL_MAX {
             assert_eq!(large.remove(format!("filler{number}").as_bytes()), Some(1e9));
         }
-        assert!(matches!(large.form(), Form::Large { .. }));
+        assert!(matches!(large.form(), SortedForm::Large { .. }));
         assert_eq!(large.weight(), Sorted::from(large.form().clone()).weight());
         assert_eq!(large.weight(), small.weight());
         let walk = |set: &Sorted| set.iter().map(|(s, m)| (s, m.clone())).collect::<Vec<_>>();

@@ -3,7 +3,7 @@
 //!
 //! The form of a collection is written too: the order of iteration depends on it.
 
-use super::codec::{put, Reader};
+use super::codec::{put, ValueReader};
 use super::fields::{Fields, Weigh};
 use super::sorted::{Score, Sorted};
 use super::value::Value;
@@ -30,16 +30,16 @@ pub fn form(value: &Value) -> Option<u8> {
         Value::Str(_) => return None,
         Value::List(_) => form::LIST,
         Value::Hash(fields) => match fields.form() {
-            fields::Form::Small(_) => form::HASH_SMALL,
-            fields::Form::Large(_) => form::HASH_LARGE,
+            fields::FieldsForm::Small(_) => form::HASH_SMALL,
+            fields::FieldsForm::Large(_) => form::HASH_LARGE,
         },
         Value::Set(members) => match members.form() {
-            fields::Form::Small(_) => form::SET_SMALL,
-            fields::Form::Large(_) => form::SET_LARGE,
+            fields::FieldsForm::Small(_) => form::SET_SMALL,
+            fields::FieldsForm::Large(_) => form::SET_LARGE,
         },
         Value::ZSet(members) => match members.form() {
-            sorted::Form::Small(_) => form::ZSET_SMALL,
-            sorted::Form::Large { .. } => form::ZSET_LARGE,
+            sorted::SortedForm::Small(_) => form::ZSET_SMALL,
+            sorted::SortedForm::Large { .. } => form::ZSET_LARGE,
         },
     })
 }
@@ -128,12 +128,12 @@ impl Portion<'_> {
             });
         };
         match fields.form() {
-            fields::Form::Small(entries) => {
+            fields::FieldsForm::Small(entries) => {
                 while let Some((name, value)) = entries.get(*self.written).filter(|_| self.has_room()) {
                     put_entry(self, name, value);
                 }
             }
-            fields::Form::Large(tree) => {
+            fields::FieldsForm::Large(tree) => {
                 let from = last.take().map_or(Unbounded, |(_, name)| Excluded(name));
                 for (name, value) in tree.range((from, Unbounded)) {
                     if !self.has_room() {
@@ -154,12 +154,12 @@ impl Portion<'_> {
             });
         };
         match members.form() {
-            sorted::Form::Small(entries) => {
+            sorted::SortedForm::Small(entries) => {
                 while let Some((score, member)) = entries.get(*self.written).filter(|_| self.has_room()) {
                     put_member(self, score.0, member);
                 }
             }
-            sorted::Form::Large { by_score, .. } => {
+            sorted::SortedForm::Large { by_score, .. } => {
                 let from = last.take().map_or(Unbounded, Excluded);
                 for (score, member) in by_score.range((from, Unbounded)) {
                     if !self.has_room() {
@@ -183,13 +183,13 @@ impl Builder {
     /// `None` where there is no such form, or no element is to come.
     #[must_use]
     pub fn new(form: u8, len: usize) -> Option<Builder> {
-        let sorted_large = || sorted::Form::Large { by_score: OrdSet::new(), by_member: OrdMap::new() };
+        let sorted_large = || sorted::SortedForm::Large { by_score: OrdSet::new(), by_member: OrdMap::new() };
         let value = match form {
             form::LIST => Value::List(Box::default()),
             form::HASH_SMALL => Value::Hash(Fields::default()),
-            form::HASH_LARGE => Value::Hash(fields::Form::Large(OrdMap::new()).into()),
+            form::HASH_LARGE => Value::Hash(fields::FieldsForm::Large(OrdMap::new()).into()),
             form::SET_SMALL => Value::Set(Fields::default()),
-            form::SET_LARGE => Value::Set(fields::Form::Large(OrdMap::new()).into()),
+            form::SET_LARGE => Value::Set(fields::FieldsForm::Large(OrdMap::new()).into()),
             form::ZSET_SMALL => Value::ZSet(Box::default()),
             form::ZSET_LARGE => Value::ZSet(Box::new(sorted_large().into())),
             _ => return None,
@@ -199,7 +199,7 @@ impl Builder {
 
     /// Takes the elements of one portion. `None` where they are not such, out of order or too many.
     pub fn read(&mut self, portion: &[u8]) -> Option<()> {
-        let mut reader = Reader(portion);
+        let mut reader = ValueReader(portion);
         while !reader.0.is_empty() {
             self.missing = self.missing.checked_sub(1)?;
             match &mut self.value {
@@ -231,7 +231,7 @@ impl Builder {
     }
 }
 
-fn element(reader: &mut Reader<'_>) -> Option<Bytes> {
+fn element(reader: &mut ValueReader<'_>) -> Option<Bytes> {
     reader.bytes().filter(|bytes| bytes.len() <= STRING_BYTES_MAX)
 }
 

@@ -1,7 +1,7 @@
 //! Strings: `SET` with all its options, `GET` and its relatives. Numbers in strings are in `counters.rs`.
 
 use super::args::{self, is, Unit};
-use super::context::{Answer, Context, BYTES_PER_UNIT};
+use super::context::{CommandResult, Context, BYTES_PER_UNIT};
 use super::errors;
 use super::keys::Deadline;
 use super::STRING_BYTES_MAX;
@@ -20,7 +20,7 @@ enum Condition<'a> {
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Options<'a> {
+struct SetOptions<'a> {
     condition: Condition<'a>,
     get: bool,
     keep_ttl: bool,
@@ -35,10 +35,10 @@ enum Grammar {
     GetEx,
 }
 
-impl<'a> Options<'a> {
+impl<'a> SetOptions<'a> {
     /// Any order, any case; words that exclude each other are a syntax error, as in Redis.
-    fn parse(words: &[&'a [u8]], grammar: Grammar) -> Result<Options<'a>, Refusal> {
-        let mut options = Options::default();
+    fn parse(words: &[&'a [u8]], grammar: Grammar) -> Result<SetOptions<'a>, Refusal> {
+        let mut options = SetOptions::default();
         let mut rest = words.iter();
         while let Some(word) = rest.next() {
             let set = grammar == Grammar::Set;
@@ -57,7 +57,7 @@ impl<'a> Options<'a> {
                 }
                 options.time = Some((unit, arg));
             } else if set {
-                let condition = Options::condition(word, &mut rest)?;
+                let condition = SetOptions::condition(word, &mut rest)?;
                 if options.condition != Condition::None && options.condition != condition {
                     return Err(errors::SYNTAX);
                 }
@@ -104,9 +104,9 @@ fn put_for(cx: &mut Context<'_>, key: &[u8], value: &[u8], left_ms: i64) -> Resu
     cx.put_string(key, value, deadline)
 }
 
-pub(super) fn set(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn set(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (key, value) = (argv[1], argv[2]);
-    let options = Options::parse(&argv[3..], Grammar::Set)?;
+    let options = SetOptions::parse(&argv[3..], Grammar::Set)?;
     let left_ms = match options.time {
         Some((unit, arg)) => Some(args::positive_time_left_ms(cx, arg, unit, "set")?),
         None => None,
@@ -125,7 +125,7 @@ pub(super) fn set(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(before.unwrap_or(Reply::OK))
 }
 
-pub(super) fn setnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn setnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if !cx.is_vacant(argv[1]) {
         return Ok(Reply::Int(0));
     }
@@ -133,37 +133,37 @@ pub(super) fn setnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(1))
 }
 
-pub(super) fn setex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn setex(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let left_ms = args::positive_time_left_ms(cx, argv[2], Unit::EX, "setex")?;
     put_for(cx, argv[1], argv[3], left_ms)?;
     Ok(Reply::OK)
 }
 
-pub(super) fn psetex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn psetex(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let left_ms = args::positive_time_left_ms(cx, argv[2], Unit::PX, "psetex")?;
     put_for(cx, argv[1], argv[3], left_ms)?;
     Ok(Reply::OK)
 }
 
-pub(super) fn get(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn get(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     cx.shown(cx.string(argv[1])?)
 }
 
-pub(super) fn getset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn getset(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let before = cx.shown(cx.string(argv[1])?)?;
     cx.put_string(argv[1], argv[2], Deadline::Never)?;
     Ok(before)
 }
 
-pub(super) fn getdel(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn getdel(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let before = cx.shown(cx.string(argv[1])?)?;
     cx.remove(argv[1]);
     Ok(before)
 }
 
-pub(super) fn getex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn getex(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let key = argv[1];
-    let options = Options::parse(&argv[2..], Grammar::GetEx)?;
+    let options = SetOptions::parse(&argv[2..], Grammar::GetEx)?;
     let Some(value) = cx.string(key)? else { return Ok(Reply::Nil) };
     let value = cx.shown(Some(value))?;
     let left_ms = match options.time {
@@ -186,7 +186,7 @@ pub(super) fn getex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(value)
 }
 
-pub(super) fn mget(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn mget(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     // A key of another type counts as absent here.
     let value = |key: &[u8]| cx.string(key).unwrap_or(None);
     // Counted before any is copied: one name may be given a thousand times.
@@ -195,7 +195,7 @@ pub(super) fn mget(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Array(argv[1..].iter().map(|key| value(key).map_or(Reply::Nil, Reply::bulk)).collect()))
 }
 
-pub(super) fn mset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn mset(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if argv.len().is_multiple_of(2) {
         return Err(errors::wrong_arity("mset"));
     }
@@ -206,7 +206,7 @@ pub(super) fn mset(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::OK)
 }
 
-pub(super) fn msetnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn msetnx(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if argv.len().is_multiple_of(2) {
         return Err(errors::wrong_arity("msetnx"));
     }
@@ -241,17 +241,17 @@ fn check_pairs(cx: &mut Context<'_>, pairs: &[&[u8]]) -> Result<(), Refusal> {
     }
 }
 
-pub(super) fn append(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn append(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let after = [cx.string(argv[1])?.unwrap_or_default(), argv[2]].concat();
     cx.put_string(argv[1], &after, Deadline::Keep)?;
     Ok(Reply::Int(after.len() as i64))
 }
 
-pub(super) fn strlen(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn strlen(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     Ok(Reply::Int(cx.string(argv[1])?.map_or(0, |value| value.len() as i64)))
 }
 
-pub(super) fn getrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn getrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (start, stop) = (args::int(argv[2])?, args::int(argv[3])?);
     let Some(value) = cx.string(argv[1])? else { return Ok(Reply::Text("")) };
     // Redis clamps a stop before the beginning to the first byte, unless both are negative and crossed.
@@ -265,7 +265,7 @@ pub(super) fn getrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     })
 }
 
-pub(super) fn setrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn setrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (key, offset, patch) = (argv[1], args::int(argv[2])?, argv[3]);
     let Ok(offset) = usize::try_from(offset) else { return Err(errors::OFFSET_OUT_OF_RANGE) };
     let before = cx.string(key)?.unwrap_or_default();
@@ -284,7 +284,7 @@ pub(super) fn setrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 /// Redis 8.4: `DELEX key [IFEQ value | IFNE value]`.
-pub(super) fn delex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn delex(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let condition = match argv {
         [_, _] => Condition::None,
         [_, _, word, value] if is(word, "IFEQ") => Condition::Equal(value),
@@ -297,7 +297,7 @@ pub(super) fn delex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
 }
 
 /// Valkey 9: `DELIFEQ key value`.
-pub(super) fn delifeq(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn delifeq(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let removed = holds(cx, argv[1], Condition::Equal(argv[2]))? && cx.remove(argv[1]);
     Ok(Reply::Int(i64::from(removed)))
 }

@@ -3,7 +3,7 @@
 //! The router asks it for a command's keys (tier, `CROSSTIER`, `WATCH`), `COMMAND INFO` for its face, scripts for what they
 //! may call.
 
-use super::context::{Answer, Context};
+use super::context::{CommandResult, Context};
 use super::key_spec::{KeySpec, ALL, BUT_LAST, ONE, PAIRS, SECOND, TWO};
 use super::{
     counters, expire, generic, hashes, lists, lists_moving, object, scan, server, sets, strings, zset_ranges,
@@ -11,7 +11,7 @@ use super::{
 };
 use smallvec::SmallVec;
 
-pub type Handler = fn(&mut Context<'_>, &[&[u8]]) -> Answer;
+pub type Handler = fn(&mut Context<'_>, &[&[u8]]) -> CommandResult;
 
 /// Who runs a command.
 #[derive(Clone, Copy)]

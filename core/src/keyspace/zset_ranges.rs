@@ -1,7 +1,7 @@
 //! Ranges of sorted sets: by rank, by score and by name; shown, counted, stored or removed.
 
 use super::args::{self, is};
-use super::context::{Answer, Context};
+use super::context::{CommandResult, Context};
 use super::errors;
 use super::keys::Deadline;
 use super::numbers::parse_f64;
@@ -184,7 +184,7 @@ fn walk_names<'m>(
 
 /// What the name of the command fixes: by what, and which end first. `None`: the words say.
 #[derive(Clone, Copy)]
-struct Form {
+struct RangeForm {
     by: Option<By>,
     down: Option<bool>,
 }
@@ -198,7 +198,7 @@ struct RangeQuery<'a> {
 }
 
 /// `min max [BYSCORE|BYLEX] [REV] [LIMIT skip take] [WITHSCORES]`, as far as the form allows.
-fn parse<'a>(words: &[&'a [u8]], form: Form, may_show_scores: bool) -> Result<RangeQuery<'a>, Refusal> {
+fn parse<'a>(words: &[&'a [u8]], form: RangeForm, may_show_scores: bool) -> Result<RangeQuery<'a>, Refusal> {
     let (mut by, mut down, mut with_scores, mut limit) = (form.by, form.down, false, None);
     let mut rest = words[2..].iter();
     while let Some(word) = rest.next() {
@@ -241,39 +241,39 @@ impl RangeQuery<'_> {
     }
 }
 
-fn range(cx: &mut Context<'_>, argv: &[&[u8]], by: Option<By>, down: Option<bool>) -> Answer {
-    let asked = parse(&argv[2..], Form { by, down }, true)?;
+fn range(cx: &mut Context<'_>, argv: &[&[u8]], by: Option<By>, down: Option<bool>) -> CommandResult {
+    let asked = parse(&argv[2..], RangeForm { by, down }, true)?;
     let resp = cx.resp;
     let found = cx.zset(argv[1])?.map_or(Ok(Vec::new()), |members| asked.select(cx, members))?;
     Ok(shown(&found, asked.with_scores, resp))
 }
 
-pub(super) fn zrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     range(cx, argv, None, None)
 }
 
-pub(super) fn zrevrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zrevrange(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     range(cx, argv, Some(By::Rank), Some(true))
 }
 
-pub(super) fn zrangebyscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zrangebyscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     range(cx, argv, Some(By::Score), Some(false))
 }
 
-pub(super) fn zrevrangebyscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zrevrangebyscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     range(cx, argv, Some(By::Score), Some(true))
 }
 
-pub(super) fn zrangebylex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zrangebylex(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     range(cx, argv, Some(By::Lex), Some(false))
 }
 
-pub(super) fn zrevrangebylex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zrevrangebylex(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     range(cx, argv, Some(By::Lex), Some(true))
 }
 
-pub(super) fn zrangestore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    let asked = parse(&argv[3..], Form { by: None, down: None }, false)?;
+pub(super) fn zrangestore(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
+    let asked = parse(&argv[3..], RangeForm { by: None, down: None }, false)?;
     let found = cx.zset(argv[2])?.map_or(Ok(Vec::new()), |members| asked.select(cx, members))?;
     cx.charge(4 * found.len())?;
     let mut copy = Sorted::default();
@@ -284,22 +284,22 @@ pub(super) fn zrangestore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(found.len() as i64))
 }
 
-fn count(cx: &mut Context<'_>, argv: &[&[u8]], by: By) -> Answer {
+fn count(cx: &mut Context<'_>, argv: &[&[u8]], by: By) -> CommandResult {
     let range = Range::parse(by, argv[2], argv[3])?;
     let members = cx.zset(argv[1])?;
     let found = members.map_or(Ok(Vec::new()), |members| range.charged(cx, members, false, 0, usize::MAX))?;
     Ok(Reply::Int(found.len() as i64))
 }
 
-pub(super) fn zcount(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zcount(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     count(cx, argv, By::Score)
 }
 
-pub(super) fn zlexcount(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zlexcount(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     count(cx, argv, By::Lex)
 }
 
-fn remove(cx: &mut Context<'_>, argv: &[&[u8]], by: By) -> Answer {
+fn remove(cx: &mut Context<'_>, argv: &[&[u8]], by: By) -> CommandResult {
     let range = Range::parse(by, argv[2], argv[3])?;
     let Some(members) = cx.zset(argv[1])? else { return Ok(Reply::Int(0)) };
     let doomed = range.charged(cx, members, false, 0, usize::MAX)?;
@@ -316,14 +316,14 @@ fn remove(cx: &mut Context<'_>, argv: &[&[u8]], by: By) -> Answer {
     Ok(Reply::Int(doomed.len() as i64))
 }
 
-pub(super) fn zremrangebyscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zremrangebyscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     remove(cx, argv, By::Score)
 }
 
-pub(super) fn zremrangebyrank(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zremrangebyrank(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     remove(cx, argv, By::Rank)
 }
 
-pub(super) fn zremrangebylex(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zremrangebylex(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     remove(cx, argv, By::Lex)
 }

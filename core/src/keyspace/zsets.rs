@@ -1,7 +1,7 @@
 //! Sorted sets: writing and looking up. Ranges are in `zset_ranges.rs`.
 
 use super::args::{self, is};
-use super::context::{Answer, Context, Resp};
+use super::context::{CommandResult, Context, Resp};
 use super::errors;
 use super::lists_moving::{multi, timeout_ms, wait_for};
 use super::sorted::Sorted;
@@ -9,7 +9,7 @@ use crate::reply::{Refusal, Reply};
 use bytes::Bytes;
 
 #[derive(Clone, Copy, Default)]
-struct Options {
+struct ZaddOptions {
     only_new: bool,
     only_there: bool,
     greater: bool,
@@ -18,10 +18,10 @@ struct Options {
     increment: bool,
 }
 
-impl Options {
+impl ZaddOptions {
     /// The options, and how many words they take.
-    fn parse(words: &[&[u8]]) -> (Options, usize) {
-        let mut options = Options::default();
+    fn parse(words: &[&[u8]]) -> (ZaddOptions, usize) {
+        let mut options = ZaddOptions::default();
         for (index, word) in words.iter().enumerate() {
             if is(word, "NX") {
                 options.only_new = true;
@@ -66,7 +66,7 @@ enum Outcome {
     Left,
 }
 
-fn add(members: &mut Sorted, member: &[u8], score: f64, options: Options) -> Result<Outcome, Refusal> {
+fn add(members: &mut Sorted, member: &[u8], score: f64, options: ZaddOptions) -> Result<Outcome, Refusal> {
     let Some(before) = members.score(member) else {
         if options.only_there {
             return Ok(Outcome::Left);
@@ -91,16 +91,16 @@ fn add(members: &mut Sorted, member: &[u8], score: f64, options: Options) -> Res
     Ok(Outcome::Updated(after))
 }
 
-pub(super) fn zadd(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    let (options, taken) = Options::parse(&argv[2..]);
+pub(super) fn zadd(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
+    let (options, taken) = ZaddOptions::parse(&argv[2..]);
     add_pairs(cx, argv[1], &argv[2 + taken..], options)
 }
 
-pub(super) fn zincrby(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
-    add_pairs(cx, argv[1], &argv[2..], Options { increment: true, ..Options::default() })
+pub(super) fn zincrby(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
+    add_pairs(cx, argv[1], &argv[2..], ZaddOptions { increment: true, ..ZaddOptions::default() })
 }
 
-fn add_pairs(cx: &mut Context<'_>, key: &[u8], words: &[&[u8]], options: Options) -> Answer {
+fn add_pairs(cx: &mut Context<'_>, key: &[u8], words: &[&[u8]], options: ZaddOptions) -> CommandResult {
     if words.is_empty() || !words.len().is_multiple_of(2) {
         return Err(errors::SYNTAX);
     }
@@ -135,7 +135,7 @@ fn add_pairs(cx: &mut Context<'_>, key: &[u8], words: &[&[u8]], options: Options
     Ok(Reply::Int(if options.changed { added + updated } else { added }))
 }
 
-pub(super) fn zrem(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zrem(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     if cx.zset(argv[1])?.is_none() {
         return Ok(Reply::Int(0));
     }
@@ -146,28 +146,28 @@ pub(super) fn zrem(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
     Ok(Reply::Int(removed as i64))
 }
 
-pub(super) fn zcard(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zcard(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     Ok(Reply::Int(cx.zset(argv[1])?.map_or(0, |members| members.len() as i64)))
 }
 
-pub(super) fn zscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let score = cx.zset(argv[1])?.and_then(|members| members.score(argv[2]));
     Ok(score.map_or(Reply::Nil, Reply::Double))
 }
 
-pub(super) fn zmscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zmscore(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let members = cx.zset(argv[1])?;
     let score = |member: &&[u8]| members.and_then(|members| members.score(member));
     Ok(Reply::Array(argv[2..].iter().map(|member| score(member).map_or(Reply::Nil, Reply::Double)).collect()))
 }
 
-pub(super) fn zrank(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zrank(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     cx.charge(cx.zset(argv[1])?.map_or(0, |members| members.len() / 2))?;
     let rank = cx.zset(argv[1])?.and_then(|members| members.rank(argv[2]));
     Ok(rank.map_or(Reply::Nil, |rank| Reply::Int(rank as i64)))
 }
 
-pub(super) fn zrevrank(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zrevrank(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let members = cx.zset(argv[1])?;
     cx.charge(members.map_or(0, |members| members.len() / 2))?;
     let rank = members.and_then(|members| Some(members.len() - 1 - members.rank(argv[2])?));
@@ -213,7 +213,7 @@ fn take(cx: &mut Context<'_>, key: &[u8], highest: bool, count: usize) -> Result
     })
 }
 
-fn pop(cx: &mut Context<'_>, argv: &[&[u8]], highest: bool) -> Answer {
+fn pop(cx: &mut Context<'_>, argv: &[&[u8]], highest: bool) -> CommandResult {
     let count = match argv {
         [_, _] => None,
         [_, _, count] => Some(args::count(count)?),
@@ -228,15 +228,15 @@ fn pop(cx: &mut Context<'_>, argv: &[&[u8]], highest: bool) -> Answer {
     Ok(shown(&taken, true, resp))
 }
 
-pub(super) fn zpopmin(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zpopmin(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     pop(cx, argv, false)
 }
 
-pub(super) fn zpopmax(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zpopmax(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     pop(cx, argv, true)
 }
 
-fn pop_or_wait(cx: &mut Context<'_>, argv: &[&[u8]], highest: bool) -> Answer {
+fn pop_or_wait(cx: &mut Context<'_>, argv: &[&[u8]], highest: bool) -> CommandResult {
     let (timeout, keys) = argv[1..].split_last().expect("the arity asks for a key and a time-out");
     let timeout_ms = timeout_ms(timeout)?;
     for key in keys {
@@ -248,11 +248,11 @@ fn pop_or_wait(cx: &mut Context<'_>, argv: &[&[u8]], highest: bool) -> Answer {
     Ok(wait_for(cx, keys, timeout_ms, Reply::NilArray))
 }
 
-pub(super) fn bzpopmin(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn bzpopmin(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     pop_or_wait(cx, argv, false)
 }
 
-pub(super) fn bzpopmax(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn bzpopmax(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     pop_or_wait(cx, argv, true)
 }
 
@@ -281,12 +281,12 @@ fn pop_first(
     Ok(None)
 }
 
-pub(super) fn zmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn zmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let (keys, highest, count) = multi(&argv[1..], side)?;
     Ok(pop_first(cx, keys, highest, count)?.unwrap_or(Reply::NilArray))
 }
 
-pub(super) fn bzmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> Answer {
+pub(super) fn bzmpop(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let timeout_ms = timeout_ms(argv[1])?;
     let (keys, highest, count) = multi(&argv[2..], side)?;
     let found = pop_first(cx, keys, highest, count)?;

@@ -4,8 +4,8 @@
 //! engine starts empty and decides the same.
 
 use super::eval::{self, Eval, Named};
-use super::native::{Form, COMMANDS_OF_FORMS};
-use super::running::{encoded, refusal, Request};
+use super::native::{NativeForm, COMMANDS_OF_FORMS};
+use super::running::{encoded, refusal, ScriptRun};
 use super::scripts::{sha1, sha_hex, Sha};
 use super::vm::Vm;
 use super::AS_USER;
@@ -74,7 +74,7 @@ type HashMap<K, V> = hashbrown::HashMap<K, V, rustc_hash::FxBuildHasher>;
 pub struct Engine {
     vm: Option<Vm>,
     /// `None`: it has to be run.
-    forms: HashMap<Sha, Option<Form>>,
+    forms: HashMap<Sha, Option<NativeForm>>,
     /// Without one no script of a user with limited rights runs.
     guard: Option<CallGuard>,
 }
@@ -183,9 +183,9 @@ impl Engine {
     }
 
     /// What is known of a script. One whose body is not at hand, and was not seen before, is not known.
-    fn form(&mut self, sha: &Sha, body: Option<&[u8]>) -> Option<&Form> {
+    fn form(&mut self, sha: &Sha, body: Option<&[u8]>) -> Option<&NativeForm> {
         if !self.forms.contains_key(sha) {
-            let form = Form::of(body?);
+            let form = NativeForm::of(body?);
             if self.forms.len() >= FORMS_MAX {
                 self.forms.clear();
             }
@@ -235,17 +235,17 @@ impl Engine {
         let vm = self.vm(stamp);
         let ran = match Command::decode(blob) {
             Some(Command::Redis { db, resp, member, argv }) => {
-                let mut request = Request::new(vm, overlay, member, cpu).guarded_by(guard);
+                let mut request = ScriptRun::new(vm, overlay, member, cpu).guarded_by(guard);
                 let outcome = request.alone(db, resp, &argv);
                 request.finish(outcome)
             }
             Some(Command::Transaction { db, resp, member, watched, commands }) => {
-                let mut request = Request::new(vm, overlay, member, cpu).guarded_by(guard);
+                let mut request = ScriptRun::new(vm, overlay, member, cpu).guarded_by(guard);
                 let outcome = request.transaction(db, resp, &watched, &commands);
                 request.finish(outcome)
             }
             _ => {
-                let request = Request::new(vm, overlay, None, cpu);
+                let request = ScriptRun::new(vm, overlay, None, cpu);
                 request.finish(Ok(Refusal::new("ERR this is no request with a script").into()))
             }
         };
@@ -272,7 +272,7 @@ impl Engine {
             None => return crate::keyspace::errors::unknown_command(argv).into(),
         };
         let overlay = Overlay::for_read(machine, late_ms);
-        let mut request = Request::new(self.vm(machine.stamp()), overlay, member, cpu);
+        let mut request = ScriptRun::new(self.vm(machine.stamp()), overlay, member, cpu);
         let reply = request.eval(db, &eval).unwrap_or_else(|stop| refusal(stop, machine).into());
         self.tidy();
         reply

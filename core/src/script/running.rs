@@ -6,7 +6,7 @@ use super::engine::{CallGuard, CpuMeter};
 use super::eval::{self, Eval, Named};
 use super::host::{Running, ScriptHost, EFFECTS_BYTES_MAX};
 use super::scripts::{sha1, sha_hex, Sha};
-use super::vm::{Call, Compiled, Vm};
+use super::vm::{Compiled, ScriptCall, Vm};
 use super::{manage, no_script, Scripts, AS_USER};
 use crate::grammar;
 use crate::keyspace::args::is;
@@ -41,7 +41,7 @@ pub(super) fn refusal(stop: Stop, machine: &Machine) -> Refusal {
 }
 
 /// A request under way.
-pub(super) struct Request<'v, 'm, 'c> {
+pub(super) struct ScriptRun<'v, 'm, 'c> {
     pub(super) vm: &'v mut Vm,
     pub(super) running: Running<'m, 'c>,
     /// The cache as the request has left it.
@@ -65,22 +65,22 @@ impl Cache<'_> {
     }
 }
 
-impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
+impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
     pub(super) fn new(
         vm: &'v mut Vm,
         overlay: Overlay<'m>,
         member: Option<Member>,
         cpu: &'c mut dyn CpuMeter,
-    ) -> Request<'v, 'm, 'c> {
+    ) -> ScriptRun<'v, 'm, 'c> {
         let scripts = Cache { kept: overlay.machine().scripts(), flushed: false, loaded: Vec::new() };
         let recorder = Recorder::default();
         let running = Running { overlay, recorder, member, cpu, compiling_us: 0, rights: None };
-        Request { vm, running, scripts, member, guard: None }
+        ScriptRun { vm, running, scripts, member, guard: None }
     }
 
     /// Checks the calls of scripts that come with their user's rights.
     pub(super) fn guarded_by(self, guard: Option<CallGuard>) -> Self {
-        Request { guard, ..self }
+        ScriptRun { guard, ..self }
     }
 
     /// A request that is no transaction.
@@ -137,7 +137,7 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
             Err(refusal) => return Ok(refusal.into()),
         };
         self.load(sha, body);
-        let call = Call { sha, keys: eval.keys, args: eval.args };
+        let call = ScriptCall { sha, keys: eval.keys, args: eval.args };
         let read_only = eval.read_only || script.flags.no_writes;
         if self.member.is_none() {
             return self.script(db, &call, &script, read_only, false);
@@ -157,7 +157,7 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
     fn script(
         &mut self,
         db: Db,
-        call: &Call<'_>,
+        call: &ScriptCall<'_>,
         script: &Compiled,
         read_only: bool,
         hiding: bool,
@@ -275,7 +275,7 @@ impl<'v, 'm, 'c> Request<'v, 'm, 'c> {
 
     /// What goes into the log, and what it depended on.
     pub(super) fn finish(self, outcome: Result<Reply, Stop>) -> super::Ran {
-        let Request { running, member, .. } = self;
+        let ScriptRun { running, member, .. } = self;
         let Running { overlay, recorder, .. } = running;
         let machine = overlay.machine();
         let fits = |reply: &Reply| match crate::machine::log::reply_codec::reply_bytes(reply) {

@@ -42,7 +42,7 @@ pub(super) struct Compiled {
 
 /// One call of a script.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Call<'a> {
+pub(super) struct ScriptCall<'a> {
     pub(super) sha: Sha,
     pub(super) keys: &'a [&'a [u8]],
     pub(super) args: &'a [&'a [u8]],
@@ -109,7 +109,7 @@ impl Vm {
     /// Runs a script against a host.
     pub(super) fn run(
         &self,
-        call: &Call<'_>,
+        call: &ScriptCall<'_>,
         script: &Compiled,
         host: &mut dyn Host,
     ) -> std::result::Result<Reply, Stop> {
@@ -127,7 +127,7 @@ impl Vm {
         }
     }
 
-    fn attempt(&self, call: &Call<'_>, script: &Compiled) -> Result<Reply> {
+    fn attempt(&self, call: &ScriptCall<'_>, script: &Compiled) -> Result<Reply> {
         let list = |words: &[&[u8]]| -> Result<Table> {
             let table = self.lua.create_table_with_capacity(words.len(), 0)?;
             for (index, word) in words.iter().enumerate() {

@@ -6,7 +6,7 @@
 
 use super::{api, Arg, Ctx};
 use redfence_core::grammar::fence::{FenceCall, CALL};
-use redfence_core::grammar::table::{self, Keys, Row, Verb};
+use redfence_core::grammar::table::{self, KeyPlaces, Row, Verb};
 use redfence_core::grammar::words::decimal;
 use redis_module::raw;
 use std::ffi::c_int;
@@ -17,7 +17,7 @@ const OURS: u32 =
 
 /// Whether Redis has to ask for the keys of this command.
 pub(super) fn are_asked_for(row: &Row) -> bool {
-    matches!(row.keys, Keys::Counted { .. }) || row.verb == Verb::FenceCall
+    matches!(row.keys, KeyPlaces::Counted { .. }) || row.verb == Verb::FenceCall
 }
 
 impl Ctx {
@@ -32,10 +32,10 @@ impl Ctx {
             return;
         };
         match row.keys {
-            Keys::Counted { step } => {
+            KeyPlaces::Counted { step } => {
                 counted(argv, step.into()).for_each(|at| self.key_at(at, OURS as c_int));
             }
-            Keys::First | Keys::None => {
+            KeyPlaces::First | KeyPlaces::None => {
                 self.key_at(1, OURS as c_int);
                 self.answer_inner_positions(argv);
             }

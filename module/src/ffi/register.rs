@@ -1,7 +1,7 @@
 //! Telling Redis about the commands (flags, arity, key specs, docs, ACL categories) and about the events we listen to.
 
 use super::{api, entry, positions, Ctx};
-use redfence_core::grammar::table::{Keys, Row, Verb, ROWS};
+use redfence_core::grammar::table::{KeyPlaces, Row, Verb, ROWS};
 use redis_module::raw;
 use std::ffi::{c_int, CString};
 
@@ -33,8 +33,8 @@ impl Ctx {
         let name = c_string(&row.name.to_ascii_lowercase());
         let flags = c_string(&flags_of(row));
         let (first, last, step) = match row.keys {
-            Keys::First => (1, 1, 1),
-            Keys::None | Keys::Counted { .. } => (0, 0, 0),
+            KeyPlaces::First => (1, 1, 1),
+            KeyPlaces::None | KeyPlaces::Counted { .. } => (0, 0, 0),
         };
         // SAFETY: we are in `OnLoad`; Redis copies both texts.
         let created = unsafe {
@@ -163,9 +163,9 @@ fn describe(command: *mut raw::RedisModuleCommand, row: &Row) -> Result<(), Regi
 
 fn complexity_of(row: &Row) -> &'static str {
     match row.keys {
-        Keys::First => "O(1); LOCK.QUEUE O(N) in its waiters, FENCE.CALL as the command it runs",
-        Keys::Counted { .. } => "O(N log N) in the resources named",
-        Keys::None => "O(1); LOCK.SCAN O(N) in its COUNT",
+        KeyPlaces::First => "O(1); LOCK.QUEUE O(N) in its waiters, FENCE.CALL as the command it runs",
+        KeyPlaces::Counted { .. } => "O(N log N) in the resources named",
+        KeyPlaces::None => "O(1); LOCK.SCAN O(N) in its COUNT",
     }
 }
 
@@ -184,7 +184,7 @@ fn key_spec(row: &Row) -> Option<raw::RedisModuleCommandKeySpec> {
         // The keys of the inner command are known to that command alone.
         flags |= raw::REDISMODULE_CMD_KEY_INCOMPLETE;
     }
-    if row.keys == (Keys::Counted { step: 2 }) {
+    if row.keys == (KeyPlaces::Counted { step: 2 }) {
         // Makes Redis ask us for the keys: 7.0 would find half of them by this spec.
         flags |= raw::REDISMODULE_CMD_KEY_VARIABLE_FLAGS;
     }
@@ -193,8 +193,8 @@ fn key_spec(row: &Row) -> Option<raw::RedisModuleCommandKeySpec> {
     spec.begin_search_type = raw::RedisModuleKeySpecBeginSearchType_REDISMODULE_KSPEC_BS_INDEX;
     spec.bs.index = raw::RedisModuleCommandKeySpec__bindgen_ty_1__bindgen_ty_1 { pos: 1 };
     match row.keys {
-        Keys::None => return None,
-        Keys::First => {
+        KeyPlaces::None => return None,
+        KeyPlaces::First => {
             spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_RANGE;
             spec.fk.range = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_1 {
                 lastkey: 0,
@@ -202,7 +202,7 @@ fn key_spec(row: &Row) -> Option<raw::RedisModuleCommandKeySpec> {
                 limit: 0,
             };
         }
-        Keys::Counted { step } => {
+        KeyPlaces::Counted { step } => {
             spec.find_keys_type = raw::RedisModuleKeySpecFindKeysType_REDISMODULE_KSPEC_FK_KEYNUM;
             spec.fk.keynum = raw::RedisModuleCommandKeySpec__bindgen_ty_2__bindgen_ty_2 {
                 keynumidx: 0,

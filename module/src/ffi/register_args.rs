@@ -4,7 +4,7 @@
 //! (`|`) becomes one argument whose name is the line.
 
 use super::register::c_string;
-use redfence_core::grammar::table::{Keys, Row};
+use redfence_core::grammar::table::{KeyPlaces, Row};
 use redis_module::raw;
 use std::ffi::CString;
 
@@ -33,7 +33,9 @@ impl Arguments {
         let mut argument = blank();
         argument.name = self.text(&part.name.to_ascii_lowercase());
         argument.type_ = match part.name {
-            "resource" if row.keys != Keys::None => raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY,
+            "resource" if row.keys != KeyPlaces::None => {
+                raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_KEY
+            }
             "ttl" | "ms" | "fence" | "count" | "n" | "cursor" => {
                 raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_INTEGER
             }

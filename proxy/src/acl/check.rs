@@ -4,7 +4,7 @@ use super::commands::{self, Keys, Known};
 use super::user::User;
 use redfence_core::glob;
 use redfence_core::grammar::fence::FenceCall;
-use redfence_core::grammar::table::Keys as LockKeys;
+use redfence_core::grammar::table::KeyPlaces;
 use redfence_core::grammar::words::decimal;
 use redfence_core::keyspace::acl_table::{NO, R, RW, W};
 use redfence_core::keyspace::key_spec::KeySpec;
@@ -117,7 +117,7 @@ impl User {
         }
         let (first, others) = key_rights(command, argv);
         match command.keys {
-            Keys::Plain(KeySpec::None) | Keys::Lock(LockKeys::None) => Ok(()),
+            Keys::Plain(KeySpec::None) | Keys::Lock(KeyPlaces::None) => Ok(()),
             Keys::Plain(keys) => {
                 if names_keys_elsewhere(command, argv) {
                     // As in Redis for SORT: only for who may use them all.
@@ -125,8 +125,8 @@ impl User {
                 }
                 self.check_each(keys.keys_of(argv).iter().copied(), first, others)
             }
-            Keys::Lock(LockKeys::First) => self.check_each(argv.get(1).copied().into_iter(), first, others),
-            Keys::Lock(LockKeys::Counted { step }) => {
+            Keys::Lock(KeyPlaces::First) => self.check_each(argv.get(1).copied().into_iter(), first, others),
+            Keys::Lock(KeyPlaces::Counted { step }) => {
                 let count = argv.get(1).and_then(|word| decimal(word)).unwrap_or(0);
                 let keys = argv.iter().skip(2).step_by(usize::from(step)).copied();
                 self.check_each(keys.take(usize::try_from(count).unwrap_or(usize::MAX)), first, others)

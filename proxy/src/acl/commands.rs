@@ -21,7 +21,7 @@ const CLUSTER_CHANGES: &[&str] = &["add", "remove", "transfer", "set", "upgrade"
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
     Plain(KeySpec),
-    Lock(locks::Keys),
+    Lock(locks::KeyPlaces),
     /// It may have some, and we do not know where: only for who may use all keys.
     Unknown,
 }

@@ -2,7 +2,7 @@
 
 use super::commands::{self, Keys, Known};
 use super::user::User;
-use redfence_core::grammar::table::Keys as LockKeys;
+use redfence_core::grammar::table::KeyPlaces;
 use redfence_core::keyspace::key_spec::KeySpec;
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -52,7 +52,7 @@ pub fn sample(command: &Known) -> Vec<String> {
         words[at] = word.into();
     };
     match command.keys {
-        Keys::Plain(KeySpec::None) | Keys::Lock(LockKeys::None) => {}
+        Keys::Plain(KeySpec::None) | Keys::Lock(KeyPlaces::None) => {}
         Keys::Plain(KeySpec::Span { first, last, .. }) => {
             put(first, KEY);
             match usize::try_from(last) {
@@ -81,10 +81,10 @@ pub fn sample(command: &Known) -> Vec<String> {
             put(2, KEY);
             put(3, OTHER_WORD);
         }
-        Keys::Plain(KeySpec::FirstAndStored { .. }) | Keys::Lock(LockKeys::First) | Keys::Unknown => {
+        Keys::Plain(KeySpec::FirstAndStored { .. }) | Keys::Lock(KeyPlaces::First) | Keys::Unknown => {
             put(1, KEY)
         }
-        Keys::Lock(LockKeys::Counted { .. }) => {
+        Keys::Lock(KeyPlaces::Counted { .. }) => {
             put(1, "1");
             put(2, KEY);
         }

@@ -20,14 +20,14 @@ pub(super) enum Answer {
     Array(Vec<Answer>),
 }
 
-pub(super) struct Connection {
+pub(super) struct BackupConnection {
     stream: BufReader<TcpStream>,
 }
 
-impl Connection {
-    pub(super) fn open(address: &str, password: Option<&str>) -> Result<Connection, String> {
+impl BackupConnection {
+    pub(super) fn open(address: &str, password: Option<&str>) -> Result<BackupConnection, String> {
         let stream = connect(address).map_err(|error| format!("cannot reach {address}: {error}"))?;
-        let mut connection = Connection { stream: BufReader::with_capacity(64 << 10, stream) };
+        let mut connection = BackupConnection { stream: BufReader::with_capacity(64 << 10, stream) };
         if let Some(password) = password {
             match connection.ask(&["AUTH", password])? {
                 Answer::Error(line) => return Err(format!("{address} refuses the password: {line}")),

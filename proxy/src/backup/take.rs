@@ -2,7 +2,7 @@
 //!
 //! The file is written under a temporary name, checked piece by piece as it comes, synced and renamed: under its own name it is whole.
 
-use super::connection::{Answer, Connection};
+use super::connection::{Answer, BackupConnection};
 use crate::cli::BackupArgs;
 use crate::clock::Clock;
 use crate::node_api::backup_file::BackupHeader;
@@ -26,7 +26,7 @@ pub(super) fn take(args: &BackupArgs) -> Result<(), String> {
         return Err("backup needs --from ADDR and --out FILE (or: backup verify FILE)".to_owned());
     };
     let password = password(args.password_file.as_deref())?;
-    let connection = Connection::open(from, password.as_ref().map(Secret::expose))?;
+    let connection = BackupConnection::open(from, password.as_ref().map(Secret::expose))?;
     let mut source = Source { connection, clock: Clock::start(), id: String::new(), told_ms: 0 };
     let temp = temp_path(out);
     let taken = source.begin().and_then(|()| source.write(&temp)).and_then(|header| {
@@ -68,7 +68,7 @@ fn sync_folder(out: &Path) -> Result<(), String> {
 
 /// A backup under way at a node.
 struct Source {
-    connection: Connection,
+    connection: BackupConnection,
     clock: Clock,
     id: String,
     told_ms: u64,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use redfence_core::event;
 use redfence_core::grammar::{self, errors, Request};
 use redfence_core::keyspace::Resp;
-use redfence_core::machine::request::{self, Work};
+use redfence_core::machine::request::{self, MachineWork};
 use redfence_core::machine::{Applied, Command, Machine};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, RequestId, SessionId, Stamp, Tier};
@@ -222,7 +222,7 @@ impl Server {
             return Some(refusal);
         }
         let session = SessionId(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        let context = request::Context {
+        let context = request::RequestContext {
             db: 0,
             owner: made_up.as_bytes(),
             session,
@@ -230,8 +230,8 @@ impl Server {
             guarded: &guarded,
         };
         let command = match request::work(request, context) {
-            Ok(Work::Change(command)) => command,
-            Ok(Work::Look(query)) => {
+            Ok(MachineWork::Change(command)) => command,
+            Ok(MachineWork::Look(query)) => {
                 // As a read index does: the clock first, then the look.
                 self.apply(None, Command::Expire { idle_ms: IDLE_MS });
                 let mut reply = self.machine.query(query);

@@ -6,7 +6,7 @@ use crate::keyspace::Resp;
 use crate::machine::locks::acquire::AcquireParams;
 use crate::machine::locks::multi::Several;
 use crate::machine::log::command::{Command, Db};
-use crate::machine::log::request::{self, Context, Work};
+use crate::machine::log::request::{self, MachineWork, RequestContext};
 use crate::machine::{Applied, Machine};
 use crate::reply::{Refusal, Reply};
 use crate::types::SessionId;
@@ -68,26 +68,35 @@ impl Machine {
         let Some(request) = grammar::parse(argv) else { unreachable!("only names of ours come here") };
         let request = request?;
         check_in_transaction(&request)?;
-        let context =
-            Context { db, owner: owner.as_bytes(), session: SessionId(0), resp: Resp::Two, guarded: &[] };
+        let context = RequestContext {
+            db,
+            owner: owner.as_bytes(),
+            session: SessionId(0),
+            resp: Resp::Two,
+            guarded: &[],
+        };
         let work = request::work(request, context)?;
         Ok(match work {
-            Work::Look(query) => self.query(query),
-            Work::Change(Command::Acquire { db, resource, ttl_ms, owner, session, .. }) => {
+            MachineWork::Look(query) => self.query(query),
+            MachineWork::Change(Command::Acquire { db, resource, ttl_ms, owner, session, .. }) => {
                 let params = AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, session };
                 self.acquire(db, resource, &params, out).expect("it does not wait")
             }
-            Work::Change(Command::MAcquire { db, resources, ttl_ms, owner, session, .. }) => {
+            MachineWork::Change(Command::MAcquire { db, resources, ttl_ms, owner, session, .. }) => {
                 let params = AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, session };
                 self.acquire_many(db, &resources, &params, out).expect("it does not wait")
             }
-            Work::Change(Command::Release { db, resource, fence }) => self.release(db, resource, fence, out),
-            Work::Change(Command::Renew { db, resource, fence, ttl_ms }) => {
+            MachineWork::Change(Command::Release { db, resource, fence }) => {
+                self.release(db, resource, fence, out)
+            }
+            MachineWork::Change(Command::Renew { db, resource, fence, ttl_ms }) => {
                 self.renew(db, resource, fence, ttl_ms, out)
             }
-            Work::Change(Command::MRelease { db, pairs }) => self.release_many(db, &pairs, out),
-            Work::Change(Command::ForceRelease { db, resource }) => self.force_release(db, resource, out),
-            Work::Change(other) => unreachable!("checked before: {other:?}"),
+            MachineWork::Change(Command::MRelease { db, pairs }) => self.release_many(db, &pairs, out),
+            MachineWork::Change(Command::ForceRelease { db, resource }) => {
+                self.force_release(db, resource, out)
+            }
+            MachineWork::Change(other) => unreachable!("checked before: {other:?}"),
         })
     }
 }

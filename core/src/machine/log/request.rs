@@ -2,7 +2,7 @@
 //!
 //! For the proxy, the embedded tier and tests. The tier has been decided before; here nobody asks for it.
 
-use crate::grammar::session::Session;
+use crate::grammar::session::SessionCommand;
 use crate::grammar::words::Options;
 use crate::grammar::{errors, Request};
 use crate::keyspace::Resp;
@@ -14,7 +14,7 @@ use crate::types::{Fence, SessionId};
 /// What a request asks of the machine.
 // It lives for a moment.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Work<'a> {
+pub enum MachineWork<'a> {
     /// To be logged and applied.
     Change(Command<'a>),
     /// To be answered from the state.
@@ -23,7 +23,7 @@ pub enum Work<'a> {
 
 /// What the front adds to a client's words.
 #[derive(Clone, Copy, Debug)]
-pub struct Context<'a> {
+pub struct RequestContext<'a> {
     /// The connection's keyspace.
     pub db: Db,
     /// For an acquire that names no owner: unique, made up by the front.
@@ -37,49 +37,52 @@ pub struct Context<'a> {
 
 /// Turns a request into work for the machine. Refused where the machine does not serve the command at all, or where a
 /// session's id is none that could have been issued.
-pub fn work<'r: 'a, 'a>(request: Request<'r>, context: Context<'a>) -> Result<Work<'a>, Refusal> {
+pub fn work<'r: 'a, 'a>(
+    request: Request<'r>,
+    context: RequestContext<'a>,
+) -> Result<MachineWork<'a>, Refusal> {
     let db = context.db;
     Ok(match request {
         Request::Acquire(request) => {
             let (wait_ms, owner, session) = acquire_options(&request.options, context)?;
             let (resource, ttl_ms) = (request.resource, request.ttl_ms);
-            Work::Change(Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session })
+            MachineWork::Change(Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session })
         }
         Request::MAcquire(request) => {
             let (wait_ms, owner, session) = acquire_options(&request.options, context)?;
             // Copied into a list that may borrow for a shorter time, as the owner does.
             let resources = request.resources.into_iter().map(|resource| -> &'a [u8] { resource }).collect();
             let ttl_ms = request.ttl_ms;
-            Work::Change(Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session })
+            MachineWork::Change(Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session })
         }
         Request::Release(request) => {
-            Work::Change(Command::Release { db, resource: request.resource, fence: request.fence })
+            MachineWork::Change(Command::Release { db, resource: request.resource, fence: request.fence })
         }
         Request::Renew(request) => {
             let (resource, fence, ttl_ms) = (request.resource, request.fence, request.ttl_ms);
-            Work::Change(Command::Renew { db, resource, fence, ttl_ms })
+            MachineWork::Change(Command::Renew { db, resource, fence, ttl_ms })
         }
         Request::MRelease(request) => {
             let pairs =
                 request.pairs.into_iter().map(|(resource, fence)| -> (&'a [u8], Fence) { (resource, fence) });
-            Work::Change(Command::MRelease { db, pairs: pairs.collect() })
+            MachineWork::Change(Command::MRelease { db, pairs: pairs.collect() })
         }
         Request::ForceRelease(request) => {
-            Work::Change(Command::ForceRelease { db, resource: request.resource })
+            MachineWork::Change(Command::ForceRelease { db, resource: request.resource })
         }
-        Request::Info(request) => Work::Look(Query::Info { db, resource: request.resource }),
-        Request::Queue(request) => Work::Look(Query::Queue { db, resource: request.resource }),
+        Request::Info(request) => MachineWork::Look(Query::Info { db, resource: request.resource }),
+        Request::Queue(request) => MachineWork::Look(Query::Queue { db, resource: request.resource }),
         Request::Scan(request) => {
             let (cursor, pattern, count) = (request.cursor, request.pattern, request.count);
-            Work::Look(Query::Scan { db, cursor, pattern, count })
+            MachineWork::Look(Query::Scan { db, cursor, pattern, count })
         }
         Request::Session(request) => session_work(request, context)?,
         Request::Cluster(_) => return Err(errors::not_for_the_machine("LOCK.CLUSTER")),
         Request::FenceCheck(request) => {
-            Work::Change(Command::FenceCheck { db, resource: request.resource, fence: request.fence })
+            MachineWork::Change(Command::FenceCheck { db, resource: request.resource, fence: request.fence })
         }
-        Request::FenceGet(request) => Work::Look(Query::Mark { db, resource: request.resource }),
-        Request::FenceCall(request) => Work::Change(Command::FenceCall {
+        Request::FenceGet(request) => MachineWork::Look(Query::Mark { db, resource: request.resource }),
+        Request::FenceCall(request) => MachineWork::Change(Command::FenceCall {
             db,
             resp: context.resp,
             resource: request.resource,
@@ -89,22 +92,30 @@ pub fn work<'r: 'a, 'a>(request: Request<'r>, context: Context<'a>) -> Result<Wo
     })
 }
 
-fn session_work<'a>(request: Session<'a>, context: Context<'a>) -> Result<Work<'a>, Refusal> {
+fn session_work<'a>(
+    request: SessionCommand<'a>,
+    context: RequestContext<'a>,
+) -> Result<MachineWork<'a>, Refusal> {
     Ok(match request {
-        Session::Open { ttl_ms, label } => Work::Change(Command::SessionOpen {
+        SessionCommand::Open { ttl_ms, label } => MachineWork::Change(Command::SessionOpen {
             id: context.session,
             ttl_ms,
             label: label.unwrap_or_default(),
         }),
-        Session::KeepAlive(id) => Work::Change(Command::SessionKeepAlive { id: session_id(id)? }),
-        Session::Close(id) => Work::Change(Command::SessionClose { id: session_id(id)? }),
-        Session::Info(id) => Work::Look(Query::Session { id: session_id(id)? }),
+        SessionCommand::KeepAlive(id) => {
+            MachineWork::Change(Command::SessionKeepAlive { id: session_id(id)? })
+        }
+        SessionCommand::Close(id) => MachineWork::Change(Command::SessionClose { id: session_id(id)? }),
+        SessionCommand::Info(id) => MachineWork::Look(Query::Session { id: session_id(id)? }),
     })
 }
 
 type AcquireTerms<'a> = (u64, &'a [u8], Option<SessionId>);
 
-fn acquire_options<'a>(options: &Options<'a>, context: Context<'a>) -> Result<AcquireTerms<'a>, Refusal> {
+fn acquire_options<'a>(
+    options: &Options<'a>,
+    context: RequestContext<'a>,
+) -> Result<AcquireTerms<'a>, Refusal> {
     let session = options.session.map(session_id).transpose()?;
     Ok((options.wait_ms.unwrap_or(0), options.owner.unwrap_or(context.owner), session))
 }

@@ -29,7 +29,7 @@ const BODY_BYTES_MAX: usize = 4096;
 
 /// A recognised script: worked out once, bound to each call's keys and arguments.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Form {
+pub(super) struct NativeForm {
     /// Index of the key, counted from 0, and what it is compared with.
     key: usize,
     expected: Part,
@@ -54,15 +54,15 @@ enum Part {
 const KEY: u8 = 0;
 const EXPECTED: u8 = 1;
 
-impl Form {
+impl NativeForm {
     /// `None` where the script has to be run.
-    pub(super) fn of(body: &[u8]) -> Option<Form> {
+    pub(super) fn of(body: &[u8]) -> Option<NativeForm> {
         if body.len() > BODY_BYTES_MAX || body.starts_with(b"#!") {
             return None;
         }
         let script = parser::parse(body)?;
         let shape = shape::shape(&script)?;
-        let mut form = Form {
+        let mut form = NativeForm {
             key: shape.key - 1,
             expected: Part::of(&shape.expected)?,
             line: shape.line,

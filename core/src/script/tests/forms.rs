@@ -1,6 +1,6 @@
 //! Recognised scripts answer and do exactly what they would if they were run.
 
-use super::super::native::Form;
+use super::super::native::NativeForm;
 use super::*;
 
 /// What lock libraries send, and the same in other words. Keys and arguments: one key, the value, a time.
@@ -61,7 +61,7 @@ const NOT_RECOGNISED: &[&str] = &[
 #[test]
 fn scripts_are_recognised_by_what_they_say() {
     for body in RECOGNISED {
-        assert!(Form::of(body.as_bytes()).is_some(), "{body}");
+        assert!(NativeForm::of(body.as_bytes()).is_some(), "{body}");
         let mut bench = Bench::new();
         let mut blob = Vec::new();
         let argv = [b"EVAL".as_slice(), body.as_bytes(), b"1", b"k", b"mine", b"5000"].into_iter().collect();
@@ -69,7 +69,7 @@ fn scripts_are_recognised_by_what_they_say() {
         assert!(matches!(bench.engine.prepare(&bench.machine, &blob), Preparation::Native(_)), "{body}");
     }
     for body in NOT_RECOGNISED {
-        assert!(Form::of(body.as_bytes()).is_none(), "{body}");
+        assert!(NativeForm::of(body.as_bytes()).is_none(), "{body}");
     }
 }
 

@@ -5,7 +5,7 @@ use super::{is, unknown_subcommand, wrong_arity};
 use crate::acl::commands;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
-use redfence_core::grammar::table::{self, Keys, Row, ROWS};
+use redfence_core::grammar::table::{self, KeyPlaces, Row, ROWS};
 use redfence_core::keyspace::acl_table::CATEGORIES;
 use redfence_core::keyspace::table as keyspace;
 use redfence_core::reply::{Refusal, Reply};
@@ -148,15 +148,15 @@ fn row_info(row: &Row) -> Reply {
         (row.blocking, "blocking"),
         (row.fast, "fast"),
         (row.dangerous, "admin"),
-        (matches!(row.keys, Keys::Counted { .. }), "movablekeys"),
+        (matches!(row.keys, KeyPlaces::Counted { .. }), "movablekeys"),
     ] {
         if set {
             flags.push(flag);
         }
     }
     let (first, last, step) = match row.keys {
-        Keys::First => (1, 1, 1),
-        Keys::None | Keys::Counted { .. } => (0, 0, 0),
+        KeyPlaces::First => (1, 1, 1),
+        KeyPlaces::None | KeyPlaces::Counted { .. } => (0, 0, 0),
     };
     Reply::Array(vec![
         Reply::bulk(row.name.to_ascii_lowercase()),
@@ -221,9 +221,9 @@ fn keys_of(argv: &[&[u8]]) -> Result<Reply, Refusal> {
         return Err(Refusal::new("ERR Invalid number of arguments specified for command"));
     }
     let keys: Vec<Reply> = match row.keys {
-        Keys::None => return Err(Refusal::new("ERR The command has no key arguments")),
-        Keys::First => vec![Reply::bulk(rest[0])],
-        Keys::Counted { step } => {
+        KeyPlaces::None => return Err(Refusal::new("ERR The command has no key arguments")),
+        KeyPlaces::First => vec![Reply::bulk(rest[0])],
+        KeyPlaces::Counted { step } => {
             let count = redfence_core::grammar::words::decimal(rest[0]).unwrap_or(0);
             let keys = rest[1..]
                 .iter()

@@ -16,10 +16,10 @@ use crate::tier1::lua::{self, LuaWait};
 use crate::tier1::upstream::{Health, Tier1Backend};
 use bytes::Bytes;
 use redfence_core::grammar::cluster::{Backup, Cluster};
-use redfence_core::grammar::session::Session;
+use redfence_core::grammar::session::SessionCommand;
 use redfence_core::grammar::{fence, Request};
 use redfence_core::machine::marks::check_guarded;
-use redfence_core::machine::request::{self, Context, Work};
+use redfence_core::machine::request::{self, MachineWork, RequestContext};
 use redfence_core::machine::settings::{Setting, SettingsCommand};
 use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{Command, Query};
@@ -70,7 +70,7 @@ impl CommandContext {
                 | Request::Queue(_)
                 | Request::Scan(_)
                 | Request::FenceGet(_)
-                | Request::Session(Session::Info(_))
+                | Request::Session(SessionCommand::Info(_))
         );
         let in_flight = match (waits, looks) {
             (true, _) => InFlight::Alone,
@@ -89,14 +89,14 @@ impl CommandContext {
                 .refuse(Refusal::new("ERR this connection has opened 1024 sessions already; close some"));
         }
         let context =
-            Context { db: self.client.db, owner, session, resp: self.client.protocol.into(), guarded };
+            RequestContext { db: self.client.db, owner, session, resp: self.client.protocol.into(), guarded };
         let wait_ms = wait_ms_of(&request);
         let (pending, if_abandoned) = match request::work(request, context) {
             Err(refusal) => return self.refuse(refusal),
-            Ok(Work::Look(query)) => {
+            Ok(MachineWork::Look(query)) => {
                 (self.server.tier2.query_for(&self.client.account, owned(&query)), IfAbandoned::Nothing)
             }
-            Ok(Work::Change(command)) => {
+            Ok(MachineWork::Change(command)) => {
                 let mut blob = Vec::with_capacity(128);
                 command.encode(&mut blob);
                 let blob = Bytes::from(blob);
@@ -333,11 +333,11 @@ fn wait_ms_of(request: &Request<'_>) -> u64 {
 }
 
 /// What the command does to the sessions of its connection; `opened` is the id of one that it opens.
-fn step_of(request: &Session<'_>, opened: SessionId) -> Option<SessionStep> {
+fn step_of(request: &SessionCommand<'_>, opened: SessionId) -> Option<SessionStep> {
     match request {
-        Session::Open { .. } => Some(SessionStep::Opens(opened)),
-        Session::Close(id) => SessionId::parse(id).map(SessionStep::Closes),
-        Session::KeepAlive(_) | Session::Info(_) => None,
+        SessionCommand::Open { .. } => Some(SessionStep::Opens(opened)),
+        SessionCommand::Close(id) => SessionId::parse(id).map(SessionStep::Closes),
+        SessionCommand::KeepAlive(_) | SessionCommand::Info(_) => None,
     }
 }
 
