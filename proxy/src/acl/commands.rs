@@ -15,7 +15,7 @@ const NAME_BYTES_MAX: usize = 40;
 
 /// `LOCK.CLUSTER` by subcommand: those that only look, and those that change something.
 const CLUSTER_LOOKS: &[&str] = &["info", "nodes", "get", "version"];
-const CLUSTER_CHANGES: &[&str] = &["add", "remove", "transfer", "set", "upgrade", "backup", "backup"];
+const CLUSTER_CHANGES: &[&str] = &["add", "remove", "transfer", "set", "upgrade", "backup"];
 
 /// Where a command has its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
