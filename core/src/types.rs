@@ -76,6 +76,22 @@ impl fmt::Display for SessionId {
     }
 }
 
+/// The ACL user of a client, as the machine knows it: the beginning of the SHA-256 of the user's name, made by the node of the
+/// client. 0 is `default`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct UserTag(pub u64);
+
+impl UserTag {
+    pub const DEFAULT: UserTag = UserTag(0);
+}
+
+/// Who asks for a lock: an OWNER names an attempt of its own user alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OwnerIdentity<'a> {
+    pub owner: &'a [u8],
+    pub user: UserTag,
+}
+
 /// Which tier answers. Ordered: `Efficiency` is the weaker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Tier {

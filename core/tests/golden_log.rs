@@ -14,9 +14,9 @@ use redfence_core::machine::effects::{result_hash, Effects, Step, Write};
 use redfence_core::machine::settings::{Founding, SettingsCommand};
 use redfence_core::machine::upstream_identity::Report;
 use redfence_core::machine::version::{ClusterVersion, UpgradeCommand, FIRST};
-use redfence_core::machine::{Applied, Command, EntryBuilder, Machine, Watched, Words};
+use redfence_core::machine::{Applied, Command, EntryBuilder, Machine, OfUser, Watched, Words};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Fence, Member, Origin, RequestId, SessionId, Stamp};
+use redfence_core::types::{Fence, Member, Origin, RequestId, SessionId, Stamp, UserTag};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
@@ -181,7 +181,13 @@ fn samples() -> Vec<Command<'static>> {
             value: 0x1122_3344_5566_7788,
         }),
         Command::Digest(DigestCommand::Quarantine { node: 3, added_at: 0, index: 9_000 }),
+        of_user(acquire("name", "owner", 5_000, None)),
+        of_user(redis(&["SET", "of-user", "value"])),
     ]
+}
+
+fn of_user(command: Command<'static>) -> Command<'static> {
+    Command::OfUser(Box::new(OfUser { user: UserTag(0x99aa_bbcc_ddee_ff01), command }))
 }
 
 /// A new command does not compile here before it has a name, and wants a sample above.
@@ -205,6 +211,7 @@ fn name(command: &Command<'_>) -> &'static str {
         Command::Settings(_) => "settings",
         Command::Upgrade(_) => "upgrade",
         Command::Digest(_) => "digest",
+        Command::OfUser(_) => "of-user",
         Command::FenceCheck { .. } => "fence-check",
         Command::FenceCall { .. } => "fence-call",
         Command::Redis { .. } => "redis",
@@ -258,6 +265,8 @@ fn entries() -> Vec<Vec<u8>> {
         acquire("held", "third", 40_000, None),
         Command::SessionOpen { id: session, ttl_ms: 90_000, label: b"worker" },
         acquire("of-session", "fourth", 0, Some(session)),
+        of_user(acquire("held-by-user", "sixth", 0, None)),
+        of_user(acquire("held", "second", 45_000, None)),
         acquire("over", "fifth", 0, None),
         Command::Release { db: 0, resource: b"over", fence: FENCE },
         member(1, &["SET", "redlock", "value", "NX", "PX", "30000"]),

@@ -87,6 +87,32 @@ fn users_are_made_shown_and_deleted() {
 }
 
 #[test]
+fn the_owner_of_a_grant_is_a_retry_for_its_own_user_alone() {
+    let nodes = start_cluster(3, &[]);
+    for node in &nodes {
+        let mut admin = node.connect();
+        let made = ["ACL SETUSER alice on >pw ~* &* +@all", "ACL SETUSER bob on >pw ~* &* +@all"];
+        assert_eq!(admin.ask_all(&made), ["OK", "OK"]);
+    }
+    let acquire = ["LOCK.ACQUIRE", "name", "60000", "OWNER", "attempt"];
+    let (mut alice, mut bob) = (as_user(&nodes[0], "alice"), as_user(&nodes[1], "bob"));
+    let mut granted = String::new();
+    await_that("the cluster serves", || {
+        granted = alice.ask(&acquire);
+        granted.starts_with('(')
+    });
+    assert_eq!(bob.ask(&acquire), "nil", "the name of the owner is no secret: LOCK.INFO shows it");
+    assert_eq!(nodes[2].connect().ask(&acquire), "nil");
+    assert_eq!(bob.ask_all(&["MULTI", &acquire.join(" "), "EXEC"])[2], "(nil)");
+    assert_eq!(bob.ask(&["LOCK.MACQUIRE", "2", "name", "more", "60000", "OWNER", "attempt"]), "nil");
+    let fence = |reply: &str| reply.split(',').next().map(str::to_owned);
+    let again = as_user(&nodes[2], "alice").ask(&acquire);
+    assert_eq!(fence(&again), fence(&granted), "the same user gets the same grant at every node");
+    assert_eq!(alice.ask_all(&["SET key attempt NX PX 60000"]), ["OK"]);
+    assert_eq!(bob.ask(&["LOCK.ACQUIRE", "key", "60000", "OWNER", "attempt"]), "nil");
+}
+
+#[test]
 fn rights_that_are_taken_are_gone_at_once() {
     let node = Node::start(&[]);
     let mut admin = node.connect();

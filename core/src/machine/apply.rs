@@ -12,7 +12,7 @@ use crate::limits::{ENTRY_REPLIES_BYTES_MAX, LOGGED_REPLY_BYTES_MAX};
 use crate::machine::keys::key_accesses::KeyAccess;
 use crate::mutant;
 use crate::reply::Reply;
-use crate::types::{Origin, RequestId, Stamp, OWNER_BYTES_MAX};
+use crate::types::{Origin, RequestId, Stamp, UserTag, OWNER_BYTES_MAX};
 use ::bytes::Bytes;
 
 /// What applying an entry brought about. Reused from entry to entry by its owner.
@@ -120,6 +120,12 @@ impl Machine {
     }
 
     pub(crate) fn execute(&mut self, id: Option<RequestId>, command: &Command<'_>, out: &mut Applied) {
+        if let Command::OfUser(of_user) = command {
+            self.acting_user = of_user.user;
+            self.execute(id, &of_user.command, out);
+            self.acting_user = UserTag::DEFAULT;
+            return;
+        }
         self.acting = id;
         self.work.begin_command(match command {
             // One key is compared and written: bounded by its bytes.
@@ -145,18 +151,19 @@ impl Machine {
             | Command::FenceCall { .. }
             | Command::Redis { .. }
             | Command::Transaction { .. }
-            | Command::Upgrade(_) => work::WORK_PER_COMMAND_MAX,
+            | Command::Upgrade(_)
+            | Command::OfUser(_) => work::WORK_PER_COMMAND_MAX,
             #[cfg(feature = "next-version")]
             Command::Next => work::WORK_PER_COMMAND_MAX,
         });
         self.reply_room.command = LOGGED_REPLY_BYTES_MAX;
         let reply = match *command {
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
-                let params = AcquireParams { id, ttl_ms, wait_ms, owner, session };
+                let params = AcquireParams { id, ttl_ms, wait_ms, owner, user: self.acting_user, session };
                 self.acquire(db, resource, &params, out)
             }
             Command::MAcquire { db, ref resources, ttl_ms, wait_ms, owner, session } => {
-                let params = AcquireParams { id, ttl_ms, wait_ms, owner, session };
+                let params = AcquireParams { id, ttl_ms, wait_ms, owner, user: self.acting_user, session };
                 self.acquire_many(db, resources, &params, out)
             }
             Command::Release { db, resource, fence } => Some(self.release(db, resource, fence, out)),
@@ -197,6 +204,7 @@ impl Machine {
                 self.digest_command(command);
                 Some(Reply::OK)
             }
+            Command::OfUser(_) => unreachable!("unwrapped above, and never nested"),
         };
         if let Some(reply) = reply {
             self.answer(id, reply, out);

@@ -3,7 +3,7 @@
 //! An estimate in microseconds of a slow core, by words, bytes and the collections it goes through. It decides no answer: nodes
 //! use it to keep expensive commands from standing in front of cheap ones (the limit that all nodes agree on is in `work.rs`).
 
-use super::log::codec::acts_on_one_lock;
+use super::log::codec::{acts_on_one_lock, without_user};
 use super::log::command::{Command, Db};
 use super::log::script_use::names_script;
 use super::Machine;
@@ -53,7 +53,7 @@ impl Machine {
     }
 
     fn decoded_cost_us(&self, blob: &[u8]) -> u64 {
-        let words = match Command::decode(blob) {
+        let words = match Command::decode(without_user(blob)) {
             Some(Command::Redis { db, argv, .. } | Command::FenceCall { db, argv, .. }) => {
                 self.words_us(db, &argv)
             }
@@ -82,7 +82,8 @@ impl Machine {
                 | Command::FenceCheck { .. }
                 | Command::Conditional(_)
                 | Command::Effects(_)
-                | Command::Digest(_),
+                | Command::Digest(_)
+                | Command::OfUser(_),
             )
             | None => Some(1),
             #[cfg(feature = "next-version")]

@@ -50,7 +50,7 @@ pub mod work;
 
 use crate::keyspace::Value;
 use crate::script::Scripts;
-use crate::types::{has_passed, passed_from_ms, Fence, RequestId, SessionId, Stamp, FENCE_BOUND};
+use crate::types::{has_passed, passed_from_ms, Fence, RequestId, SessionId, Stamp, UserTag, FENCE_BOUND};
 pub use apply::{Applied, Wanted};
 use apply::{EventOwner, RepliesLeft};
 #[cfg(feature = "scripts")]
@@ -64,7 +64,8 @@ pub use keys::redis::is_read;
 pub use limits::Limits;
 use locks::lock::{Lock, Names};
 pub use locks::marks;
-pub use log::command::{Command, Db, Watched, Words};
+pub use log::codec::put_user;
+pub use log::command::{Command, Db, OfUser, Watched, Words};
 pub use log::entry::{entry_stamp, EntryBuilder, EntryError};
 pub use log::{command, conditional, effects, request};
 pub use query::Query;
@@ -157,6 +158,8 @@ pub struct Machine {
     reply_room: RepliesLeft,
     /// The request that is being executed.
     acting: Option<RequestId>,
+    /// The user of its client.
+    acting_user: UserTag,
     limits: Limits,
     /// The cluster versions this node can run.
     known_versions: version::VersionRange,
@@ -216,6 +219,7 @@ impl Machine {
             snapshot: None,
             reply_room: RepliesLeft::default(),
             acting: None,
+            acting_user: UserTag::DEFAULT,
             limits,
             known_versions: version::VersionRange::PROGRAM,
             wanted: Wanted::default(),

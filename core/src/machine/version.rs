@@ -144,6 +144,7 @@ impl Command<'_> {
             Command::Settings(command) => settings_need(command),
             Command::Upgrade(_) => Need::first("LOCK.CLUSTER UPGRADE"),
             Command::Digest(_) => Need::first("Digest"),
+            Command::OfUser(of_user) => of_user.command.need(),
             #[cfg(feature = "next-version")]
             Command::Next => Need { command: "LOCK.CLUSTER NEXT", version: 2 },
             Command::FenceCheck { .. } => Need::first("FENCE.CHECK"),

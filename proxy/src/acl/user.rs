@@ -2,7 +2,7 @@
 
 use super::rules::{CommandRules, RuleError};
 use redfence_core::keyspace::acl_table::{R, RW, W};
-use redfence_core::types::PATTERN_BYTES_MAX;
+use redfence_core::types::{UserTag, PATTERN_BYTES_MAX};
 use sha2::{Digest, Sha256};
 use std::fmt::Write;
 
@@ -22,6 +22,8 @@ pub struct KeyPattern {
 #[derive(Clone, PartialEq, Eq)]
 pub struct User {
     pub name: Vec<u8>,
+    /// What the replicated machine knows of it.
+    pub tag: UserTag,
     pub is_on: bool,
     /// Any password will do.
     pub nopass: bool,
@@ -78,12 +80,23 @@ impl Problem {
     }
 }
 
+/// Any two names have different tags, but for a chance of one in 2^64: users with the same tag would share the grants of their owners.
+fn tag_of(name: &[u8]) -> UserTag {
+    if name == b"default" {
+        return UserTag::DEFAULT;
+    }
+    let hash: [u8; 32] = Sha256::digest(name).into();
+    let tag = hash.iter().take(8).fold(0, |tag, byte| tag << 8 | u64::from(*byte));
+    UserTag(tag.max(1))
+}
+
 impl User {
     /// As `ACL SETUSER name` makes one: off, without any right.
     #[must_use]
     pub fn new(name: &[u8]) -> User {
         User {
             name: name.to_vec(),
+            tag: tag_of(name),
             is_on: false,
             nopass: false,
             passwords: Vec::new(),

@@ -53,7 +53,7 @@ impl AcquireTarget {
             names: names.iter().map(|name| Bytes::copy_from_slice(name)).collect(),
             ttl_ms,
         };
-        match Command::decode(blob)? {
+        match Command::decode(blob)?.without_user() {
             Command::Acquire { db, resource, owner, ttl_ms, .. } => {
                 Some(target(db, owner, &[resource], ttl_ms))
             }
@@ -81,7 +81,8 @@ impl AcquireTarget {
             | Command::Redis { .. }
             | Command::Transaction { .. }
             | Command::Conditional(_)
-            | Command::Effects(_) => None,
+            | Command::Effects(_)
+            | Command::OfUser(_) => None,
             #[cfg(feature = "next-version")]
             Command::Next => None,
         }

@@ -27,7 +27,7 @@ use crate::machine::sweep::ENDS_PER_ENTRY_MAX;
 use crate::machine::work::Work;
 use crate::machine::{Applied, EventOwner, KeyAccess, LockSlot, Machine, SessionSlot};
 use crate::reply::{Refusal, Reply};
-use crate::types::Member;
+use crate::types::{Member, OwnerIdentity};
 
 /// Most records for which a member's flush, and an exact count of what it sees, look at each of them.
 pub(crate) const MEMBER_FLUSH_MAX: usize = 10_000;
@@ -293,7 +293,8 @@ impl<'m> MachineKeys<'m> {
             Value::Str(bytes) => bytes,
             Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_) => b"",
         };
-        self.machine.grant_until(slot, owner, at_ms, SessionSlot::NONE, self.out);
+        let holder = OwnerIdentity { owner, user: self.machine.acting_user };
+        self.machine.grant_until(slot, holder, at_ms, SessionSlot::NONE, self.out);
         match value {
             Value::Str(_) => {
                 if let Some(member) = self.member {

@@ -79,11 +79,13 @@ impl Machine {
         Ok(match work {
             MachineWork::Look(query) => self.query(query),
             MachineWork::Change(Command::Acquire { db, resource, ttl_ms, owner, session, .. }) => {
-                let params = AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, session };
+                let params =
+                    AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, user: self.acting_user, session };
                 self.acquire(db, resource, &params, out).expect("it does not wait")
             }
             MachineWork::Change(Command::MAcquire { db, resources, ttl_ms, owner, session, .. }) => {
-                let params = AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, session };
+                let params =
+                    AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, user: self.acting_user, session };
                 self.acquire_many(db, &resources, &params, out).expect("it does not wait")
             }
             MachineWork::Change(Command::Release { db, resource, fence }) => {

@@ -23,7 +23,7 @@ use crate::machine::snapshot::invariants::Violation;
 use crate::machine::store::deadlines::Timer;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
 use crate::reply::Refusal;
-use crate::types::{has_passed, Member};
+use crate::types::{has_passed, Member, OwnerIdentity};
 
 /// Members that may grant one fence. One more is refused: a cluster has a handful of nodes.
 const MEMBERS_MAX: usize = 64;
@@ -192,8 +192,9 @@ impl Machine {
         let mut grants = self.grants.get(&slot).cloned().unwrap_or_default();
         grants.keep_live(now_ms);
         let (owner, at_ms) = (self.locks[slot].owner().to_vec(), self.locks[slot].deadline_ms());
+        let user = self.locks[slot].user();
         self.end_grant(slot, EndCause::Released, EventKind::Released, out);
-        self.grant_until(slot, &owner, at_ms, SessionSlot::NONE, out);
+        self.grant_until(slot, OwnerIdentity { owner: &owner, user }, at_ms, SessionSlot::NONE, out);
         self.set_grants(slot, Some(grants));
     }
 

@@ -9,7 +9,8 @@ use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
 use crate::types::{
-    Fence, RequestId, SessionId, OWNER_BYTES_MAX, RESOURCE_BYTES_MAX, TTL_MS_MAX, WAIT_MS_MAX,
+    Fence, OwnerIdentity, RequestId, SessionId, UserTag, OWNER_BYTES_MAX, RESOURCE_BYTES_MAX, TTL_MS_MAX,
+    WAIT_MS_MAX,
 };
 
 /// What was asked, but for the resource.
@@ -18,10 +19,15 @@ pub(crate) struct AcquireParams<'a> {
     pub(crate) ttl_ms: u64,
     pub(crate) wait_ms: u64,
     pub(crate) owner: &'a [u8],
+    pub(crate) user: UserTag,
     pub(crate) session: Option<SessionId>,
 }
 
-impl AcquireParams<'_> {
+impl<'a> AcquireParams<'a> {
+    pub(crate) fn asker(&self) -> OwnerIdentity<'a> {
+        OwnerIdentity { owner: self.owner, user: self.user }
+    }
+
     /// The grammar has checked a client's words; an entry may hold anything.
     pub(crate) fn check(&self) -> Result<(), Refusal> {
         if self.owner.is_empty() || self.owner.len() > OWNER_BYTES_MAX {
@@ -73,11 +79,11 @@ impl Machine {
             self.check_session_room(session, 1)?;
             self.room_for_grant(None, name, params.owner)?;
             let slot = self.record_for(db, name)?;
-            let fence = self.grant(slot, params.owner, params.ttl_ms, session, out);
+            let fence = self.grant(slot, params.asker(), params.ttl_ms, session, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
         };
         let lock = &self.locks[slot];
-        if lock.is_held() && lock.owner() == params.owner && !mutant!(OwnerIgnored) {
+        if lock.is_held_by(params.asker()) && !mutant!(OwnerIgnored) {
             self.check_retry_session(lock.session(), session)?;
             let ttl_ms = self.stretch(slot, params.ttl_ms);
             return Ok(Some(Reply::Granted { fence: self.locks[slot].fence, ttl_ms }));
@@ -85,7 +91,7 @@ impl Machine {
         if !lock.is_held() && lock.queue.len == 0 {
             self.check_session_room(session, 1)?;
             self.room_for_grant(Some(slot), name, params.owner)?;
-            let fence = self.grant(slot, params.owner, params.ttl_ms, session, out);
+            let fence = self.grant(slot, params.asker(), params.ttl_ms, session, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
         }
         if params.wait_ms == 0 {
@@ -154,23 +160,23 @@ impl Machine {
         Ok(slot)
     }
 
-    /// Makes `owner` the holder of a free lock under the next fence.
+    /// Gives a free lock to a holder under the next fence.
     pub(crate) fn grant(
         &mut self,
         slot: LockSlot,
-        owner: &[u8],
+        holder: OwnerIdentity<'_>,
         ttl_ms: u64,
         session: SessionSlot,
         out: &mut Applied,
     ) -> Fence {
-        self.grant_until(slot, owner, self.deadline_after(ttl_ms), session, out)
+        self.grant_until(slot, holder, self.deadline_after(ttl_ms), session, out)
     }
 
     /// As [`Machine::grant`], for keys that come with a point in time or none.
     pub(crate) fn grant_until(
         &mut self,
         slot: LockSlot,
-        owner: &[u8],
+        holder: OwnerIdentity<'_>,
         deadline_ms: u64,
         session: SessionSlot,
         out: &mut Applied,
@@ -181,7 +187,7 @@ impl Machine {
         let fence = Fence::next(last, self.clock.wall_us);
         let epoch = self.sweep.count_held(self.locks[slot].db());
         let now_ms = self.clock.logical_ms;
-        self.change_lock(slot, |lock| lock.hold(fence, owner, deadline_ms, now_ms, session, epoch));
+        self.change_lock(slot, |lock| lock.hold(fence, holder, deadline_ms, now_ms, session, epoch));
         self.deadlines.set(Timer::Lock(slot), deadline_ms);
         if session.is_some() {
             let mut locks = self.sessions[session].locks;

@@ -12,7 +12,7 @@ use crate::machine::store::deadlines::NEVER;
 use crate::machine::store::list::{Linked, Links, List};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{LockSlot, QueueEntry, SessionSlot, Slot};
-use crate::types::{Fence, Reason};
+use crate::types::{Fence, OwnerIdentity, Reason, UserTag};
 use hashbrown::HashTable;
 
 /// What a record is there for.
@@ -72,7 +72,8 @@ const OWNER_BYTES_KEPT: usize = 64;
 
 /// 80 bytes; name and owner share one allocation.
 pub(crate) struct Lock {
-    /// The name, then the owner. Behind a free lock's name stand the bytes of its last owner, which mean nothing.
+    /// The name, then the owner, then the user's tag if `has_user`. Behind a free lock's name stand the bytes of its last owner, which
+    /// mean nothing.
     text: Box<[u8]>,
     /// Last issued, 0 if none; the holder's while held.
     pub(crate) fence: Fence,
@@ -87,7 +88,11 @@ pub(crate) struct Lock {
     name_len: u32,
     granted: GrantedTime,
     ended: EndCause,
+    /// The holder's user is not `default`.
+    has_user: bool,
 }
+
+const USER_BYTES: usize = size_of::<UserTag>();
 
 const _: () = assert!(size_of::<Lock>() == 80 && size_of::<Option<Lock>>() == 80);
 
@@ -105,6 +110,7 @@ impl Lock {
             phase: Phase::Awaited,
             granted: GrantedTime::NONE,
             ended: EndCause::Unknown,
+            has_user: false,
         }
     }
 
@@ -183,30 +189,47 @@ impl Lock {
     /// The holder's owner; of a free lock, nothing.
     pub(crate) fn owner(&self) -> &[u8] {
         if self.is_held() {
-            &self.text[self.name_len as usize..]
+            let end = self.text.len() - if self.has_user { USER_BYTES } else { 0 };
+            &self.text[self.name_len as usize..end]
         } else {
             &[]
         }
+    }
+
+    /// The user of the holder; of a free lock, `default`.
+    pub(crate) fn user(&self) -> UserTag {
+        match self.text.last_chunk() {
+            Some(tag) if self.has_user && self.is_held() => UserTag(u64::from_le_bytes(*tag)),
+            Some(_) | None => UserTag::DEFAULT,
+        }
+    }
+
+    /// Whether this owner of this user holds the lock: who asks again gets the same grant.
+    #[inline]
+    pub(crate) fn is_held_by(&self, asker: OwnerIdentity<'_>) -> bool {
+        self.is_held() && self.owner() == asker.owner && self.user() == asker.user
     }
 
     /// Brings a holder into being. Lists and deadlines are the caller's business.
     pub(crate) fn hold(
         &mut self,
         fence: Fence,
-        owner: &[u8],
+        holder: OwnerIdentity<'_>,
         deadline_ms: u64,
         now_ms: u64,
         session: SessionSlot,
         epoch: u16,
     ) {
-        let name_len = self.name_len as usize;
-        if self.text.len() == name_len + owner.len() {
-            self.text[name_len..].copy_from_slice(owner);
+        let (owner, tag) = (holder.owner, holder.user.0.to_le_bytes());
+        self.has_user = holder.user != UserTag::DEFAULT;
+        let tag: &[u8] = if self.has_user { &tag } else { &[] };
+        let owner_at = self.name_len as usize;
+        let tag_at = owner_at + owner.len();
+        if self.text.len() == tag_at + tag.len() {
+            self.text[owner_at..tag_at].copy_from_slice(owner);
+            self.text[tag_at..].copy_from_slice(tag);
         } else {
-            let mut text = Vec::with_capacity(name_len + owner.len());
-            text.extend_from_slice(self.name());
-            text.extend_from_slice(owner);
-            self.text = text.into_boxed_slice();
+            self.text = [self.name(), owner, tag].concat().into_boxed_slice();
         }
         self.fence = fence;
         self.phase = Phase::Held { deadline_ms, session, epoch };
@@ -233,6 +256,7 @@ impl Lock {
             phase: self.phase,
             granted: self.granted,
             ended: self.ended,
+            has_user: self.has_user,
         }
     }
 
@@ -244,6 +268,7 @@ impl Lock {
         self.phase = before.phase;
         self.granted = before.granted;
         self.ended = before.ended;
+        self.has_user = before.has_user;
     }
 
     /// Why this fence is not, or no longer, the holder's.
@@ -267,6 +292,7 @@ pub(crate) struct SavedLock {
     pub(crate) phase: Phase,
     granted: GrantedTime,
     ended: EndCause,
+    has_user: bool,
 }
 
 impl SavedLock {
@@ -288,6 +314,9 @@ impl Linked for Lock {
     }
 }
 
+/// In the first byte of a record: the user's tag follows the owner.
+const USER_FLAG: u8 = 1 << 7;
+
 impl Image for Lock {
     const KIND: u8 = kind::LOCK;
 
@@ -302,11 +331,16 @@ impl Image for Lock {
             EndCause::Released => 1,
             EndCause::Expired => 2,
         };
-        out.push(phase << 4 | ended);
+        let user = self.user();
+        let user_flag = if user == UserTag::DEFAULT { 0 } else { USER_FLAG };
+        out.push(user_flag | phase << 4 | ended);
         put_varint(out, u64::from(self.db));
         put_varint(out, u64::from(self.epoch()));
         put_bytes(out, self.name());
         put_bytes(out, self.owner());
+        if user != UserTag::DEFAULT {
+            out.extend_from_slice(&user.0.to_le_bytes());
+        }
         put_varint(out, self.fence.0);
         put_varint(out, self.ended_fence.0);
         put_varint(out, at_ms.wrapping_add(1));
@@ -317,7 +351,8 @@ impl Image for Lock {
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Lock> {
-        let tag = reader.u8()?;
+        let bits = reader.u8()?;
+        let (tag, has_user) = (bits & !USER_FLAG, bits & USER_FLAG != 0);
         let ended = match tag & 15 {
             0 => EndCause::Unknown,
             1 => EndCause::Released,
@@ -328,6 +363,7 @@ impl Image for Lock {
         let epoch = u16::try_from(reader.varint()?).ok()?;
         let name = reader.bytes()?;
         let owner = reader.bytes()?;
+        let user = if has_user { reader.u64_fixed()?.to_le_bytes() } else { [0; USER_BYTES] };
         let (fence, ended_fence) = (Fence(reader.varint()?), Fence(reader.varint()?));
         let (at_ms, granted) = (reader.varint()?.wrapping_sub(1), GrantedTime(reader.varint_u32()?));
         let session = Slot::read(reader)?;
@@ -338,16 +374,20 @@ impl Image for Lock {
             _ => return None,
         };
         let is_free = tag >> 4 != 0;
+        if has_user && (is_free || user == [0; USER_BYTES]) {
+            return None;
+        }
         if name.len() > KEY_BYTES_MAX || (is_free && (!owner.is_empty() || session.is_some() || epoch != 0)) {
             return None;
         }
         Some(Lock {
-            text: [name, owner].concat().into_boxed_slice(),
+            text: [name, owner, if has_user { &user } else { &[] }].concat().into_boxed_slice(),
             name_len: name.len() as u32,
             db,
             phase,
             granted,
             ended,
+            has_user,
             fence,
             ended_fence,
             links: Links::read(reader)?,

@@ -9,7 +9,7 @@ use crate::machine::log::command::Db;
 use crate::machine::queue::waiter::ReplyForm;
 use crate::machine::{Applied, LockSlot, Machine, SessionSlot};
 use crate::reply::{Refusal, Reply};
-use crate::types::{Fence, MULTI_RESOURCES_MAX};
+use crate::types::{Fence, OwnerIdentity, MULTI_RESOURCES_MAX};
 use smallvec::SmallVec;
 
 /// Slots, fences or places of one multi-lock.
@@ -52,24 +52,24 @@ impl Machine {
             self.find_fresh(db, name, out);
         }
 
-        let all_free = sorted.iter().all(|name| self.can_take(db, name, params.owner));
+        let all_free = sorted.iter().all(|name| self.can_take(db, name, params.asker()));
         if !all_free && params.wait_ms == 0 {
             return Ok(Some(Reply::Nil));
         }
         for name in &sorted {
             if let Some(slot) = self.names.find(&self.locks, db, name) {
-                if self.locks[slot].owner() == params.owner {
+                if self.locks[slot].is_held_by(params.asker()) {
                     self.check_retry_session(self.locks[slot].session(), session)?;
                 }
             }
         }
-        if !sorted.iter().all(|name| self.is_owned(db, name, params.owner)) {
+        if !sorted.iter().all(|name| self.is_owned(db, name, params.asker())) {
             self.check_session_room(session, sorted.len())?;
         }
         self.room_for_many(db, &sorted, params.owner, all_free)?;
         let slots = self.records_for(db, &sorted)?;
         if all_free {
-            let (fences, ttl_ms) = self.grant_many(&slots, params.owner, params.ttl_ms, session, out);
+            let (fences, ttl_ms) = self.grant_many(&slots, params.asker(), params.ttl_ms, session, out);
             return Ok(Some(many_granted(&order, &fences, ttl_ms)));
         }
         let queued = self.wait_for(&slots, ReplyForm::Many(order), params, session, out);
@@ -80,20 +80,20 @@ impl Machine {
         queued.map(|()| None)
     }
 
-    /// Whether `owner` could have this lock now: it is free and nobody is in line, or it is the owner's already.
-    fn can_take(&self, db: Db, name: &[u8], owner: &[u8]) -> bool {
+    /// Whether the asker could have this lock now: it is free and nobody is in line, or it is the asker's already.
+    fn can_take(&self, db: Db, name: &[u8], asker: OwnerIdentity<'_>) -> bool {
         self.names.find(&self.locks, db, name).is_none_or(|slot| {
             let lock = &self.locks[slot];
             match lock.is_held() {
-                true => lock.owner() == owner,
+                true => lock.is_held_by(asker),
                 false => lock.queue.len == 0,
             }
         })
     }
 
-    fn is_owned(&self, db: Db, name: &[u8], owner: &[u8]) -> bool {
+    fn is_owned(&self, db: Db, name: &[u8], asker: OwnerIdentity<'_>) -> bool {
         let lock = self.names.find(&self.locks, db, name).map(|slot| &self.locks[slot]);
-        lock.is_some_and(|lock| lock.is_held() && lock.owner() == owner)
+        lock.is_some_and(|lock| lock.is_held_by(asker))
     }
 
     /// A record for each name; where there is no room for all, none is made.
@@ -118,7 +118,7 @@ impl Machine {
     pub(crate) fn grant_many(
         &mut self,
         slots: &[LockSlot],
-        owner: &[u8],
+        holder: OwnerIdentity<'_>,
         ttl_ms: u64,
         session: SessionSlot,
         out: &mut Applied,
@@ -129,7 +129,7 @@ impl Machine {
             let granted_ms = if self.locks[slot].is_held() {
                 self.stretch(slot, ttl_ms)
             } else {
-                self.grant(slot, owner, ttl_ms, session, out);
+                self.grant(slot, holder, ttl_ms, session, out);
                 ttl_ms
             };
             if granted_ms != 0 && (shortest_ms == 0 || granted_ms < shortest_ms) {

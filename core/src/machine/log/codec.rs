@@ -6,7 +6,7 @@
 
 use crate::machine::digest::DigestCommand;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
-use crate::machine::log::command::{Command, Watched};
+use crate::machine::log::command::{Command, OfUser, Watched};
 use crate::machine::log::conditional::{put_conditional, read_conditional};
 #[cfg(feature = "scripts")]
 use crate::machine::log::effects::Recorder;
@@ -20,9 +20,9 @@ use crate::machine::settings::SettingsCommand;
 use crate::machine::version::UpgradeCommand;
 #[cfg(feature = "scripts")]
 use crate::reply::Reply;
-use crate::types::Fence;
 #[cfg(feature = "scripts")]
 use crate::types::Member;
+use crate::types::{Fence, UserTag};
 use smallvec::SmallVec;
 
 pub(crate) mod tag {
@@ -50,16 +50,38 @@ pub(crate) mod tag {
     pub(crate) const FENCE_CALL: u8 = 22;
     pub(crate) const DIGEST: u8 = 23;
     pub(crate) const UPGRADE: u8 = 24;
+    pub(crate) const OF_USER: u8 = 25;
     /// Far from the numbers of real commands.
     #[cfg(feature = "next-version")]
     pub(crate) const NEXT: u8 = 200;
+}
+
+/// Bytes before the command itself in one of [`tag::OF_USER`].
+const OF_USER_BYTES: usize = 1 + size_of::<UserTag>();
+
+/// Puts the user of its client before an encoded command that may take locks: `Acquire`, `MAcquire`, `Redis` or `Transaction`,
+/// without a script.
+pub fn put_user(out: &mut Vec<u8>, user: UserTag) {
+    if user != UserTag::DEFAULT {
+        out.push(tag::OF_USER);
+        out.extend_from_slice(&user.0.to_le_bytes());
+    }
+}
+
+/// An encoded command as it would be for the user `default`.
+#[inline]
+pub(crate) fn without_user(blob: &[u8]) -> &[u8] {
+    match blob {
+        [tag::OF_USER, ..] => blob.get(OF_USER_BYTES..).unwrap_or_default(),
+        _ => blob,
+    }
 }
 
 /// Whether an encoded command acts on one lock: told by its tag alone, without decoding it.
 #[inline]
 pub(crate) fn acts_on_one_lock(blob: &[u8]) -> bool {
     matches!(
-        blob.first(),
+        without_user(blob).first(),
         Some(
             &(tag::ACQUIRE
                 | tag::RELEASE
@@ -209,6 +231,10 @@ impl<'a> Command<'a> {
                 out.push(tag::DIGEST);
                 command.encode(out);
             }
+            Command::OfUser(of_user) => {
+                put_user(out, of_user.user);
+                of_user.command.encode(out);
+            }
         }
     }
 
@@ -230,6 +256,15 @@ impl<'a> Command<'a> {
             None
         }
     }
+}
+
+/// Never nested: only what may take locks, and no script.
+fn read_command_of_user<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
+    let mut ahead = reader.clone();
+    if !matches!(ahead.u8()?, tag::ACQUIRE | tag::MACQUIRE | tag::REDIS | tag::TRANSACTION) {
+        return None;
+    }
+    read_command(reader).filter(|command| !command.is_request())
 }
 
 fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
@@ -317,6 +352,11 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
         tag::CONDITIONAL => Command::Conditional(Box::new(read_conditional(reader)?)),
         tag::EFFECTS => Command::Effects(read_effects(reader)?),
         tag::DIGEST => Command::Digest(DigestCommand::decode(reader)?),
+        tag::OF_USER => {
+            let user = UserTag(reader.u64_fixed().filter(|tag| *tag != UserTag::DEFAULT.0)?);
+            let command = read_command_of_user(reader)?;
+            Command::OfUser(Box::new(OfUser { user, command }))
+        }
         _ => return None,
     })
 }

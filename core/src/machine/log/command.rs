@@ -6,7 +6,7 @@ use crate::machine::log::conditional::Conditional;
 use crate::machine::log::effects::{Effects, Step};
 use crate::machine::settings::SettingsCommand;
 use crate::machine::version::UpgradeCommand;
-use crate::types::{Fence, Member, Origin, RequestId, SessionId};
+use crate::types::{Fence, Member, Origin, RequestId, SessionId, UserTag};
 use smallvec::SmallVec;
 
 /// Keyspace number, as in `SELECT`.
@@ -137,6 +137,17 @@ pub enum Command<'a> {
     Effects(Effects<'a>),
     /// Digests of the replicas: see [`crate::machine::digest`].
     Digest(DigestCommand),
+    /// A command of a client whose ACL user is not `default`: locks that it takes are that user's.
+    OfUser(Box<OfUser<'a>>),
+}
+
+/// See [`Command::OfUser`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct OfUser<'a> {
+    /// Never `default`.
+    pub user: UserTag,
+    /// What may take locks: `Acquire`, `MAcquire`, `Redis` or `Transaction`, without a script.
+    pub command: Command<'a>,
 }
 
 /// A command's words, its name first.
@@ -164,6 +175,18 @@ pub(crate) enum CallSite {
     Native,
 }
 
+impl<'a> Command<'a> {
+    /// The command itself, whoever's it is.
+    #[must_use]
+    pub fn without_user(self) -> Command<'a> {
+        if let Command::OfUser(of_user) = self {
+            of_user.command
+        } else {
+            self
+        }
+    }
+}
+
 impl Command<'_> {
     /// Visits every Redis command that this command holds.
     pub(crate) fn for_each_redis_call(&self, mut visit: impl FnMut(CallSite, &Words<'_>)) {
@@ -173,6 +196,7 @@ impl Command<'_> {
                 commands.iter().for_each(|argv| visit(CallSite::Transaction, argv));
             }
             Command::FenceCall { argv, .. } => visit(CallSite::Native, argv),
+            Command::OfUser(of_user) => of_user.command.for_each_redis_call(visit),
             Command::Conditional(conditional) => {
                 conditional.calls().for_each(|argv| visit(CallSite::Native, &argv));
             }

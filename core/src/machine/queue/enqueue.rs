@@ -10,7 +10,7 @@ use crate::machine::store::deadlines::Timer;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot, WaiterSlot};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
-use crate::types::RequestId;
+use crate::types::{OwnerIdentity, RequestId};
 use smallvec::SmallVec;
 
 impl Machine {
@@ -25,7 +25,7 @@ impl Machine {
     ) -> Result<(), Refusal> {
         let deadline_ms = self.clock.logical_ms + params.wait_ms;
         let pending = QueuedRequest { id: params.id, deadline_ms, form };
-        if let Some(waiter) = self.queued_waiter(slots, params.owner)? {
+        if let Some(waiter) = self.queued_waiter(slots, params.asker())? {
             return self.attach(waiter, pending, params.ttl_ms, session);
         }
         self.check_session_room(session, slots.len())?;
@@ -33,7 +33,7 @@ impl Machine {
         self.room_for_waiter(params.owner, slots.len())?;
         self.refuse_circle(session, slots)?;
         let waiter = self.waiters.insert(Waiter::new(
-            params.owner,
+            params.asker(),
             session,
             params.ttl_ms,
             self.clock.logical_ms,
@@ -76,9 +76,13 @@ impl Machine {
 
     /// The waiter this owner already has for exactly these locks. An owner names one attempt: the same owner with another set of
     /// locks is refused.
-    fn queued_waiter(&self, slots: &[LockSlot], owner: &[u8]) -> Result<Option<WaiterSlot>, Refusal> {
+    fn queued_waiter(
+        &self,
+        slots: &[LockSlot],
+        asker: OwnerIdentity<'_>,
+    ) -> Result<Option<WaiterSlot>, Refusal> {
         let entry_at =
-            |slot: &LockSlot| self.queued_owners.find(&self.queue_entries, &self.waiters, *slot, owner);
+            |slot: &LockSlot| self.queued_owners.find(&self.queue_entries, &self.waiters, *slot, asker);
         let Some(entry) = slots.iter().find_map(entry_at) else { return Ok(None) };
         let waiter = self.queue_entries[entry].waiter;
         let queued_for =

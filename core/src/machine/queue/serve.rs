@@ -33,7 +33,7 @@ impl Machine {
             }
             (Phase::Awaited, Some(waiter)) => waiter,
             // The holder may be the first waiter too, with a multi-lock that includes this resource.
-            (Phase::Held { .. }, Some(waiter)) if *self.waiters[waiter].owner == *lock.owner() => waiter,
+            (Phase::Held { .. }, Some(waiter)) if lock.is_held_by(self.waiters[waiter].asker()) => waiter,
             (Phase::Held { .. }, Some(waiter)) if mutant!(AllWaitersAtOnce) => waiter,
             (Phase::Held { .. }, Some(_)) => return false,
         };
@@ -80,7 +80,7 @@ impl Machine {
                 return false;
             }
             let lock = &self.locks[slot];
-            let is_mine = lock.is_held() && lock.owner() == &*self.waiters[waiter].owner;
+            let is_mine = lock.is_held_by(self.waiters[waiter].asker());
             if lock.queue.head != *entry || (lock.is_held() && !is_mine && !mutant!(AllWaitersAtOnce)) {
                 return false;
             }
@@ -92,11 +92,11 @@ impl Machine {
         let (record, slots) = self.vacate(waiter);
         for &slot in &slots {
             // Locks that it already holds are not granted again: their queue entries end without a grant.
-            if self.locks[slot].is_held() && self.locks[slot].owner() == &*record.owner {
+            if self.locks[slot].is_held_by(record.asker()) {
                 self.emit(EventKind::Abandoned, slot, EventOwner::Holder, out);
             }
         }
-        let (fences, ttl_ms) = self.grant_many(&slots, &record.owner, record.ttl_ms, record.session, out);
+        let (fences, ttl_ms) = self.grant_many(&slots, record.asker(), record.ttl_ms, record.session, out);
         for pending in &record.requests {
             let reply = match &pending.form {
                 ReplyForm::One => Reply::Granted { fence: fences[0], ttl_ms },

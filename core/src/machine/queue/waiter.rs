@@ -7,7 +7,9 @@ use crate::machine::store::deadlines::NEVER;
 use crate::machine::store::list::{Linked, Links};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{LockSlot, QueueEntrySlot, SessionSlot, Slot, WaiterSlot};
-use crate::types::{has_passed, Origin, RequestId, MULTI_RESOURCES_MAX, OWNER_BYTES_MAX};
+use crate::types::{
+    has_passed, Origin, OwnerIdentity, RequestId, UserTag, MULTI_RESOURCES_MAX, OWNER_BYTES_MAX,
+};
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
@@ -74,6 +76,7 @@ pub(crate) enum ReplyForm {
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub(crate) owner: Box<[u8]>,
+    pub(crate) user: UserTag,
     /// Never empty, in the order they came.
     pub(crate) requests: SmallVec<[QueuedRequest; 1]>,
     /// In the canonical order of the resources' names.
@@ -98,14 +101,15 @@ impl ReplyForm {
 
 impl Waiter {
     pub(crate) fn new(
-        owner: &[u8],
+        asker: OwnerIdentity<'_>,
         session: SessionSlot,
         ttl_ms: u64,
         since_ms: u64,
         first: QueuedRequest,
     ) -> Waiter {
         Waiter {
-            owner: owner.into(),
+            owner: asker.owner.into(),
+            user: asker.user,
             requests: SmallVec::from_iter([first]),
             queue_entries: SmallVec::new(),
             session,
@@ -113,6 +117,10 @@ impl Waiter {
             ttl_ms,
             since_ms,
         }
+    }
+
+    pub(crate) fn asker(&self) -> OwnerIdentity<'_> {
+        OwnerIdentity { owner: &self.owner, user: self.user }
     }
 
     /// When the next of its requests gives up.
@@ -136,6 +144,9 @@ impl Linked for Waiter {
     }
 }
 
+/// In the number of a record's queue entries: the user's tag follows.
+const USER_FLAG: u64 = 1 << 16;
+
 impl Image for Waiter {
     const KIND: u8 = kind::WAITER;
 
@@ -145,7 +156,13 @@ impl Image for Waiter {
         self.links.write(out);
         put_varint(out, self.ttl_ms);
         put_varint(out, self.since_ms);
-        put_varint(out, self.queue_entries.len() as u64);
+        match self.user {
+            UserTag::DEFAULT => put_varint(out, self.queue_entries.len() as u64),
+            UserTag(tag) => {
+                put_varint(out, self.queue_entries.len() as u64 | USER_FLAG);
+                out.extend_from_slice(&tag.to_le_bytes());
+            }
+        }
         self.queue_entries.iter().for_each(|entry| entry.write(out));
         put_varint(out, self.requests.len() as u64);
         self.requests.iter().for_each(|request| request.write(out));
@@ -159,8 +176,14 @@ impl Image for Waiter {
         let session = Slot::read(reader)?;
         let links = Links::read(reader)?;
         let (ttl_ms, since_ms) = (reader.varint()?, reader.varint()?);
+        let bits = reader.varint()?;
+        let user = if bits & USER_FLAG == 0 {
+            UserTag::DEFAULT
+        } else {
+            UserTag(reader.u64_fixed().filter(|tag| *tag != UserTag::DEFAULT.0)?)
+        };
         let mut queue_entries = SmallVec::new();
-        for _ in 0..reader.varint()? {
+        for _ in 0..bits & !USER_FLAG {
             if queue_entries.len() == MULTI_RESOURCES_MAX {
                 return None;
             }
@@ -173,7 +196,7 @@ impl Image for Waiter {
         if queue_entries.is_empty() || requests.is_empty() {
             return None;
         }
-        Some(Waiter { owner: owner.into(), requests, queue_entries, session, links, ttl_ms, since_ms })
+        Some(Waiter { owner: owner.into(), user, requests, queue_entries, session, links, ttl_ms, since_ms })
     }
 }
 
@@ -233,15 +256,15 @@ pub(crate) fn read_origin(reader: &mut Reader<'_>) -> Option<Origin> {
     Some(Origin { node: reader.varint()?, incarnation: reader.u64_fixed()? })
 }
 
-/// Index (lock, owner) → queue entry, by which a retry finds its waiter. Never iterated.
+/// Index (lock, owner, user) → queue entry, by which a retry finds its waiter. Never iterated.
 #[derive(Default)]
 pub(crate) struct QueuedOwners {
     queue_entries: HashTable<QueueEntrySlot>,
 }
 
-fn entry_hash(lock: LockSlot, owner: &[u8]) -> u64 {
-    let mut hash = Hash64::new(u64::from(lock.number()));
-    hash.write(owner);
+fn entry_hash(lock: LockSlot, asker: OwnerIdentity<'_>) -> u64 {
+    let mut hash = Hash64::new(u64::from(lock.number()) ^ asker.user.0);
+    hash.write(asker.owner);
     hash.finish()
 }
 
@@ -251,12 +274,12 @@ impl QueuedOwners {
         queue_entries: &Slab<QueueEntry>,
         waiters: &Slab<Waiter>,
         lock: LockSlot,
-        owner: &[u8],
+        asker: OwnerIdentity<'_>,
     ) -> Option<QueueEntrySlot> {
         let same = |entry: &QueueEntrySlot| {
-            queue_entries[*entry].lock == lock && *waiters[queue_entries[*entry].waiter].owner == *owner
+            queue_entries[*entry].lock == lock && waiters[queue_entries[*entry].waiter].asker() == asker
         };
-        self.queue_entries.find(entry_hash(lock, owner), same).copied()
+        self.queue_entries.find(entry_hash(lock, asker), same).copied()
     }
 
     pub(crate) fn insert(
@@ -266,7 +289,7 @@ impl QueuedOwners {
         entry: QueueEntrySlot,
     ) {
         let hash = |entry: &QueueEntrySlot| {
-            entry_hash(queue_entries[*entry].lock, &waiters[queue_entries[*entry].waiter].owner)
+            entry_hash(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
         };
         self.queue_entries.insert_unique(hash(&entry), entry, hash);
     }
@@ -279,7 +302,7 @@ impl QueuedOwners {
         entry: QueueEntrySlot,
     ) {
         let hash = |entry: &QueueEntrySlot| {
-            entry_hash(queue_entries[*entry].lock, &waiters[queue_entries[*entry].waiter].owner)
+            entry_hash(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
         };
         if let Ok(entry) = self.queue_entries.find_entry(hash(&entry), |other| *other == entry) {
             entry.remove();

@@ -172,7 +172,7 @@ impl Machine {
         waiter.queue_entries.iter().all(|entry| {
             let lock = self.queue_entries.get(*entry).and_then(|entry| self.locks.get(entry.lock));
             lock.is_some_and(|lock| {
-                lock.queue.head == *entry && (!lock.is_held() || lock.owner() == &*waiter.owner)
+                lock.queue.head == *entry && (!lock.is_held() || lock.is_held_by(waiter.asker()))
             })
         })
     }
@@ -251,8 +251,8 @@ impl Machine {
             }
         }
         for (slot, entry) in self.queue_entries.iter() {
-            let owner = &self.waiters[entry.waiter].owner;
-            let found = self.queued_owners.find(&self.queue_entries, &self.waiters, entry.lock, owner);
+            let asker = self.waiters[entry.waiter].asker();
+            let found = self.queued_owners.find(&self.queue_entries, &self.waiters, entry.lock, asker);
             ensure(found == Some(slot), || format!("queue entry {slot} is not found by its owner"))?;
         }
         let requests: usize = self

@@ -8,10 +8,10 @@ use crate::acl::check::runs_script;
 use bytes::Bytes;
 use redfence_core::keyspace::{table, Resp};
 use redfence_core::limits::REQUEST_BYTES_MAX;
-use redfence_core::machine::{Command, Watched, Words};
+use redfence_core::machine::{put_user, Command, Watched, Words};
 use redfence_core::reply::Refusal;
 use redfence_core::script::AS_USER;
-use redfence_core::types::Member;
+use redfence_core::types::{Member, UserTag};
 
 /// Commands in one transaction of the keyspace. One more is refused, and `EXEC` will discard them all.
 pub const COMMANDS_MAX: usize = 1024;
@@ -147,6 +147,7 @@ impl Transaction {
     #[must_use]
     pub fn encode(
         &self,
+        user: UserTag,
         db: u32,
         resp: Resp,
         member: Option<Member>,
@@ -161,6 +162,11 @@ impl Transaction {
         });
         let commands = words.map(Iterator::collect::<Words<'_>>).collect();
         let mut blob = Vec::with_capacity(self.bytes + 16 * self.commands.len() + 64);
+        // A script and a command that takes a lock are never in one transaction.
+        let holds_script = |argv: &Vec<Bytes>| table::find(&argv[0]).is_some_and(|row| row.is(table::SCRIPT));
+        if !self.commands.iter().any(holds_script) {
+            put_user(&mut blob, user);
+        }
         Command::Transaction { db, resp, member, watched, commands }.encode(&mut blob);
         blob.into()
     }
@@ -212,7 +218,8 @@ mod tests {
             // The largest word that still fits.
             let fits =
                 (0..word.len()).rev().find(|len| transaction.queue(&[b"ECHO", &word[..*len]], names).is_ok());
-            let blob = transaction.encode(15, Resp::Three, Some(Member(u64::MAX)), &watched, None);
+            let blob =
+                transaction.encode(UserTag(1), 15, Resp::Three, Some(Member(u64::MAX)), &watched, None);
             assert!(blob.len() <= REQUEST_BYTES_MAX, "{} bytes with {count} watched", blob.len());
             assert!(fits.is_none() || blob.len() > REQUEST_BYTES_MAX - 4096, "{} bytes", blob.len());
         }

@@ -22,7 +22,7 @@ use redfence_core::machine::marks::check_guarded;
 use redfence_core::machine::request::{self, MachineWork, RequestContext};
 use redfence_core::machine::settings::{Setting, SettingsCommand};
 use redfence_core::machine::version::UpgradeCommand;
-use redfence_core::machine::{Command, Query};
+use redfence_core::machine::{put_user, Command, Query};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::SessionId;
 use std::sync::Arc;
@@ -98,9 +98,12 @@ impl CommandContext {
             }
             Ok(MachineWork::Change(command)) => {
                 let mut blob = Vec::with_capacity(128);
+                let grants = matches!(command, Command::Acquire { .. } | Command::MAcquire { .. });
+                if grants {
+                    put_user(&mut blob, self.client.user.tag);
+                }
                 command.encode(&mut blob);
                 let blob = Bytes::from(blob);
-                let grants = matches!(command, Command::Acquire { .. } | Command::MAcquire { .. });
                 let if_abandoned = if grants && owner_is_generated {
                     IfAbandoned::ReleaseGrant(blob.clone())
                 } else {

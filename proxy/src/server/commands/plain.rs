@@ -8,7 +8,7 @@ use crate::server::net::in_flight::{AwaitedReply, IfAbandoned, InFlight, Source}
 use crate::server::routing::router::ListenerKind;
 use bytes::Bytes;
 use redfence_core::keyspace::{table, wait_of, Wait};
-use redfence_core::machine::Command;
+use redfence_core::machine::{put_user, Command};
 use redfence_core::script::AS_USER;
 use redfence_core::types::Member;
 use std::sync::Arc;
@@ -85,6 +85,9 @@ impl CommandContext {
         let words = before.chain(argv.iter().copied()).collect();
         let mut blob = Vec::with_capacity(128);
         let member = self.member();
+        if table::find(argv[0]).is_some_and(|row| !row.is(table::SCRIPT)) {
+            put_user(&mut blob, self.client.user.tag);
+        }
         Command::Redis { db: self.client.db, resp, member, argv: words }.encode(&mut blob);
         let pending = self.server.tier2.submit_for(
             self.client.info.id,

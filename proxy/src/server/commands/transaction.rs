@@ -93,7 +93,8 @@ impl CommandContext {
             return self.give_up(refusal);
         }
         let (db, resp) = (self.client.db, self.client.protocol.into());
-        let blob = transaction.encode(db, resp, self.member(), &self.client.watched, rights.as_deref());
+        let user = self.client.user.tag;
+        let blob = transaction.encode(user, db, resp, self.member(), &self.client.watched, rights.as_deref());
         let pending = self.server.tier2.submit_for(
             self.client.info.id,
             self.client.caller(),

@@ -222,7 +222,7 @@ fn lease_ms(reply: &Reply) -> Option<u64> {
 /// What was granted or renewed, if the command is an acquire or a renewal.
 fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<GrantedLock>> {
     let lock = |db, name: &[u8], fence| GrantedLock { db, name: Bytes::copy_from_slice(name), fence };
-    match (Command::decode(blob)?, reply) {
+    match (Command::decode(blob)?.without_user(), reply) {
         (Command::Acquire { db, resource, .. }, Reply::Granted { fence, .. }) => {
             Some(vec![lock(db, resource, *fence)])
         }
