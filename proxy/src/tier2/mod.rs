@@ -9,7 +9,7 @@
 //! - `cluster/`: membership; `snapshot/`: making, sending and receiving snapshots
 //! - [`handle`]: what the rest of the proxy sees, its bounded queue into the node's thread, and the deadlines of requests
 //! - [`shell`]: the threads, files and sockets around the node
-//! - [`config`]: sizes and times of a node; [`refusals`]: error texts
+//! - [`config`]: sizes and times of a node; [`refusals`]: error texts; `seq_map`: a map for numbers given out in order
 //! - `tests/`: unit tests of one node; whole clusters are tested on the simulator, in `tests/tests/node`
 //!
 //! The types between the node and its shell are in [`crate::node_api`].
@@ -28,6 +28,7 @@ pub mod node;
 pub mod refusals;
 mod requests;
 pub mod scripts;
+mod seq_map;
 pub mod shell;
 mod snapshot;
 #[cfg(test)]

@@ -6,8 +6,8 @@
 //! taken is unknown. The cost is one atomic load per request and one addition per turn: deadlines are counted in sweeps, without
 //! reading a clock.
 
-use crate::node_api::{Input, Ticket, WAIT_FOREVER};
-use crate::tier2::handle::inbox::{ReplyDeadline, ReplyTo, RequestKind};
+use crate::node_api::{Input, WAIT_FOREVER};
+use crate::tier2::handle::inbox::{ReplyDeadline, RequestKind};
 use crate::tier2::handle::{HandleShared, NodeAnswer};
 use crate::tier2::refusals;
 use redfence_core::reply::Reply;
@@ -66,8 +66,7 @@ pub(in crate::tier2) fn sweep(shared: &HandleShared) -> bool {
         let _ = reply_to.reply.send(NodeAnswer::uncounted(refusals::not_taken()));
     }
     let mut waiting = shared.waiting.lock().expect("mutex poisoned");
-    let overdue: Vec<(Ticket, ReplyTo)> =
-        waiting.extract_if(|_, reply_to| reply_to.deadline.taken <= sweep).collect();
+    let overdue = waiting.take_where(|reply_to| reply_to.deadline.taken <= sweep);
     drop(waiting);
     for (ticket, reply_to) in overdue {
         if reply_to.deadline.kind == RequestKind::Wait {

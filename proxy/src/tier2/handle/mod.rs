@@ -16,13 +16,13 @@ use crate::node_api::{
 pub use crate::tier2::handle::inbox::TrackingCaller;
 use crate::tier2::handle::inbox::{InboxItem, NodeInbox, PushError, ReplyTo, RequestKind};
 use crate::tier2::refusals;
+use crate::tier2::seq_map::SeqMap;
 use bytes::Bytes;
 use deadlines::Sweeper;
 use redfence_core::limits::REQUEST_BYTES_MAX;
 use redfence_core::machine::Wanted;
 use redfence_core::reply::Reply;
 use redfence_core::types::SessionId;
-use rustc_hash::FxHashMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -320,7 +320,7 @@ impl NodeEndpoint {
                 assert!(earlier.is_none(), "ticket {ticket} is used twice");
             }
             if let Input::Cancel { ticket } = &input {
-                waiting.remove(ticket);
+                waiting.remove(*ticket);
             }
             inputs.push(input);
         }
@@ -346,14 +346,14 @@ impl NodeEndpoint {
         let mut waiting = shared.waiting.lock().expect("mutex poisoned");
         let news = feed_items(&waiting, outputs);
         for (ticket, reply) in outputs.replies.drain(..) {
-            if let Some(reply_to) = waiting.remove(&ticket) {
+            if let Some(reply_to) = waiting.remove(ticket) {
                 // Fails if the client is gone.
                 let answer = counted(&reply_to, reply);
                 let _ = reply_to.reply.send(answer);
             }
         }
         for (ticket, query) in outputs.deferred.drain(..) {
-            if let Some(reply_to) = waiting.remove(&ticket) {
+            if let Some(reply_to) = waiting.remove(ticket) {
                 let _ = reply_to.reply.send(NodeAnswer::Deferred(Box::new(query)));
             }
         }
@@ -371,13 +371,14 @@ impl NodeEndpoint {
                 let _ = reply_to.reply.send(NodeAnswer::uncounted(refusals::stopping()));
             }
         }
-        for (_, reply_to) in self.shared.waiting.lock().expect("mutex poisoned").drain() {
+        let waiting = std::mem::take(&mut *self.shared.waiting.lock().expect("mutex poisoned"));
+        for reply_to in waiting.into_values() {
             let _ = reply_to.reply.send(NodeAnswer::uncounted(refusals::indeterminate()));
         }
     }
 }
 
-type ReplyTable = FxHashMap<Ticket, ReplyTo>;
+type ReplyTable = SeqMap<ReplyTo>;
 
 /// Counts a reply to its client's account. The node itself has done so for reads.
 fn counted(reply_to: &ReplyTo, reply: Reply) -> NodeAnswer {
@@ -401,7 +402,7 @@ fn feed_items(waiting: &ReplyTable, outputs: &mut Outputs) -> Vec<FeedItem> {
 }
 
 fn feed_item_of_access(waiting: &ReplyTable, key_accesses: ClientKeyAccess) -> Option<FeedItem> {
-    let caller = |ticket: Ticket| waiting.get(&ticket).and_then(|reply_to| reply_to.caller);
+    let caller = |ticket: Ticket| waiting.get(ticket).and_then(|reply_to| reply_to.caller);
     match key_accesses {
         ClientKeyAccess::Read { by, key } => {
             let reader = caller(by).filter(|caller| caller.keeps_reads)?;

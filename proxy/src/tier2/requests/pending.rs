@@ -12,11 +12,12 @@
 mod tests;
 
 use crate::node_api::{ConnectionId, Forwarded, Submit, Ticket, WAIT_FOREVER};
+use crate::tier2::seq_map::SeqMap;
 use bytes::Bytes;
 use redfence_core::mutant;
 use redfence_core::types::Origin;
 use rustc_hash::FxHashMap;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 /// First delay before requests are sent again to an unreachable leader; doubles with every try.
 const UNREACHED_MS_MIN: u64 = 50;
@@ -112,7 +113,7 @@ struct ResendTimer {
 pub(in crate::tier2) struct PendingTable {
     origin: Origin,
     next_seq: u64,
-    unapplied: BTreeMap<u64, PendingRequest>,
+    unapplied: SeqMap<PendingRequest>,
     unapplied_bytes: usize,
     /// What the heavy ones of `unapplied` cost together.
     heavy_us: u64,
@@ -131,7 +132,7 @@ impl PendingTable {
         PendingTable {
             origin,
             next_seq: 1,
-            unapplied: BTreeMap::new(),
+            unapplied: SeqMap::default(),
             unapplied_bytes: 0,
             heavy_us: 0,
             handed: 0,
@@ -165,7 +166,7 @@ impl PendingTable {
 
     /// Every number below this one is settled: the machine may forget its reply.
     pub(in crate::tier2) fn acked_below(&self) -> u64 {
-        self.unapplied.first_key_value().map_or(self.next_seq, |(seq, _)| *seq)
+        self.unapplied.first_key().unwrap_or(self.next_seq)
     }
 
     /// A client's command.
@@ -250,7 +251,7 @@ impl PendingTable {
     /// Goes back to the oldest unapplied request where the leader was not reached, or applied nothing of ours within the time-out.
     pub(in crate::tier2) fn go_back_if_due(&mut self, now_ms: u64, resend_ms: u64) {
         let resending = &mut self.resending;
-        let is_under_way = self.unapplied.first_key_value().is_some_and(|(seq, _)| *seq <= self.handed);
+        let is_under_way = self.unapplied.first_key().is_some_and(|seq| seq <= self.handed);
         if !is_under_way {
             let went_back_ms = resending.went_back_ms;
             *resending = ResendTimer { went_back_ms, ..ResendTimer::default() };
@@ -279,43 +280,42 @@ impl PendingTable {
         if self.handed + 1 >= self.next_seq {
             return None;
         }
-        let (seq, _) = self.unapplied.range(self.handed + 1..).next()?;
-        self.handed = *seq;
+        self.handed = self.unapplied.first_key_from(self.handed + 1)?;
         Some(self.handed)
     }
 
     /// The next request to leave for another node. From here on a time-out must report `INDETERMINATE`.
     pub(in crate::tier2) fn next_to_forward(&mut self) -> Option<Forwarded> {
         let seq = self.next_unsent()?;
-        let request = self.unapplied.get_mut(&seq)?;
+        let request = self.unapplied.get_mut(seq)?;
         request.sent = true;
         Some(Forwarded { seq, connection: request.connection, blob: request.blob.clone() })
     }
 
     /// The unapplied request before this one; 0 where there is none.
     pub(in crate::tier2) fn unsettled_before(&self, seq: u64) -> u64 {
-        self.unapplied.range(..seq).next_back().map_or(0, |(seq, _)| *seq)
+        self.unapplied.last_key_below(seq).unwrap_or(0)
     }
 
     /// The connection a request came by, and its bytes.
     pub(in crate::tier2) fn command(&self, seq: u64) -> Option<(ConnectionId, &Bytes)> {
-        self.unapplied.get(&seq).map(|request| (request.connection, &request.blob))
+        self.unapplied.get(seq).map(|request| (request.connection, &request.blob))
     }
 
     pub(in crate::tier2) fn blob(&self, seq: u64) -> Option<&Bytes> {
-        self.unapplied.get(&seq).map(|request| &request.blob)
+        self.unapplied.get(seq).map(|request| &request.blob)
     }
 
     /// It entered our own log. From here on a time-out must report `INDETERMINATE`.
     pub(in crate::tier2) fn mark_proposed(&mut self, seq: u64) {
-        if let Some(request) = self.unapplied.get_mut(&seq) {
+        if let Some(request) = self.unapplied.get_mut(seq) {
             request.sent = true;
         }
     }
 
     /// The ticket of a request, if a client still waits for its reply.
     pub(in crate::tier2) fn ticket_of(&self, seq: u64) -> Option<Ticket> {
-        match self.unapplied.get(&seq) {
+        match self.unapplied.get(seq) {
             Some(request) => request.ticket,
             None => self.placed.get(&seq).map(|placed| placed.ticket),
         }
@@ -361,11 +361,11 @@ impl PendingTable {
     }
 
     pub(in crate::tier2) fn submitted_ms(&self, seq: u64) -> Option<u64> {
-        self.unapplied.get(&seq).map(|request| request.submitted_ms)
+        self.unapplied.get(seq).map(|request| request.submitted_ms)
     }
 
     pub(in crate::tier2) fn is_unapplied(&self, seq: u64) -> bool {
-        self.unapplied.contains_key(&seq)
+        self.unapplied.contains(seq)
     }
 
     /// Unapplied requests that the machine may have queued by now, lowest first.
@@ -374,7 +374,7 @@ impl PendingTable {
     }
 
     fn remove_unapplied(&mut self, seq: u64) -> Option<PendingRequest> {
-        let request = self.unapplied.remove(&seq)?;
+        let request = self.unapplied.remove(seq)?;
         self.unapplied_bytes -= request.blob.len();
         self.heavy_us -= request.heavy_us;
         if request.may_queue() {
@@ -395,7 +395,7 @@ impl PendingTable {
     /// The client is gone, but what it is served with (a popped item) must not be lost.
     pub(in crate::tier2) fn withdraw(&mut self, ticket: Ticket) -> WithdrawOutcome {
         let Some(&seq) = self.seq_of_ticket.get(&ticket) else { return WithdrawOutcome::Unknown };
-        match self.unapplied.get_mut(&seq) {
+        match self.unapplied.get_mut(seq) {
             Some(request) if !request.sent => {
                 self.remove_unapplied(seq);
                 self.seq_of_ticket.remove(&ticket);
@@ -413,7 +413,7 @@ impl PendingTable {
             .unapplied
             .iter()
             .filter(|(_, request)| request.deadline_ms <= now_ms)
-            .map(|(seq, _)| *seq)
+            .map(|(seq, _)| seq)
             .collect();
         let mut given_up = Vec::with_capacity(late.len());
         for seq in late {
@@ -470,7 +470,7 @@ impl PendingTable {
 
     /// Nobody can say what became of it.
     pub(in crate::tier2) fn give_up(&mut self, seq: u64) -> Option<OverdueRequest> {
-        match self.unapplied.contains_key(&seq) {
+        match self.unapplied.contains(seq) {
             true => self.give_up_unapplied(seq),
             false => self.give_up_placed(seq),
         }
@@ -499,6 +499,6 @@ impl PendingTable {
     /// Unapplied requests that have left, lowest first.
     pub(in crate::tier2) fn sent_seqs(&self) -> Vec<u64> {
         let sent = self.unapplied.iter().filter(|(_, request)| request.sent);
-        sent.map(|(seq, _)| *seq).collect()
+        sent.map(|(seq, _)| seq).collect()
     }
 }
