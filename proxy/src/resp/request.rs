@@ -165,6 +165,10 @@ impl RequestParser {
     }
 
     fn read_header(&mut self, frame: &[u8], limits: ParseLimits) -> Result<Option<Step>, ProtocolError> {
+        if let Some((count, len)) = short_number(&frame[1..]).filter(|_| limits.authenticated) {
+            self.begin_words(1 + len, count);
+            return Ok(None);
+        }
         let Some((line, next)) = header_line(frame, 0, "too big mbulk count string")? else {
             return Ok(Some(Step::Incomplete));
         };
@@ -176,10 +180,14 @@ impl RequestParser {
         if !limits.authenticated && count > UNAUTHENTICATED_ITEMS_MAX as i64 {
             return Err(ProtocolError(Cow::Borrowed("unauthenticated multibulk length")));
         }
-        self.at = next;
-        self.missing = Some(count as usize);
-        self.bulk_bytes_max = BULK_BYTES_MAX;
+        self.begin_words(next, count as usize);
         Ok(None)
+    }
+
+    fn begin_words(&mut self, at: usize, count: usize) {
+        self.at = at;
+        self.missing = Some(count);
+        self.bulk_bytes_max = BULK_BYTES_MAX;
     }
 
     fn read_words(&mut self, frame: &[u8], limits: ParseLimits) -> Result<Step, ProtocolError> {
@@ -225,6 +233,11 @@ impl RequestParser {
         let Some(kind) = frame.get(self.at) else {
             return Ok(BulkHeader::Incomplete);
         };
+        if let Some((len, digits)) = short_number(&frame[self.at + 1..]).filter(|_| *kind == b'$') {
+            self.at += 1 + digits;
+            self.bulk = Some(len);
+            return Ok(BulkHeader::Read(len));
+        }
         let Some((line, next)) = header_line(frame, self.at, "too big bulk count string")? else {
             // Redis waits for the whole line before it looks at the first byte; only then is a wrong one wrong.
             return Ok(BulkHeader::Incomplete);
@@ -349,6 +362,31 @@ fn header_line<'a>(
         None => Ok(None),
     }
 }
+
+/// A number of one to four digits at the front of `text` and the length of its line: nearly all headers have one. What is not that
+/// simple, or not all there, is left to [`header_line`].
+#[inline]
+fn short_number(text: &[u8]) -> Option<(usize, usize)> {
+    let (&first, rest) = text.split_first()?;
+    if !matches!(first, b'1'..=b'9') {
+        return None;
+    }
+    let mut value = usize::from(first - b'0');
+    for (at, byte) in rest.iter().enumerate().take(SHORT_DIGITS_MAX) {
+        match byte {
+            b'0'..=b'9' => value = 10 * value + usize::from(byte - b'0'),
+            b'\r' if at + 1 < rest.len() => return Some((value, at + 3)),
+            _ => return None,
+        }
+    }
+    None
+}
+
+const SHORT_DIGITS_MAX: usize = 4;
+const _: () = {
+    let largest = 10_usize.pow(SHORT_DIGITS_MAX as u32) - 1;
+    assert!(largest <= UNAUTHENTICATED_BULK_BYTES_MAX && UNAUTHENTICATED_BULK_BYTES_MAX <= BULK_BYTES_MAX);
+};
 
 /// Redis's `string2ll`: a sign at most, no blanks, no leading zeros.
 fn integer(text: &[u8]) -> Option<i64> {

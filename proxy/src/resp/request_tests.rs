@@ -246,3 +246,21 @@ fn words_of_a_frame_are_found() {
         assert!(super::words_of(&frame[..end]).len() <= 4);
     }
 }
+
+#[test]
+fn short_numbers_are_read_as_any_others() {
+    for number in 0..=12_000_i64 {
+        for end in ["\r\n", "\rx", "\r", "", "x\r\n", " \r\n"] {
+            for sign in ["", "-", "+", "0"] {
+                let text = format!("{sign}{number}{end}");
+                let short = short_number(text.as_bytes());
+                if let Some((value, len)) = short {
+                    let (line, next) = header_line(text.as_bytes(), 0, "").unwrap().expect("a whole line");
+                    assert_eq!((integer(line), next), (Some(value as i64), len), "{text:?}");
+                }
+                let is_plain = sign.is_empty() && end.len() == 2 && end.starts_with('\r');
+                assert_eq!(short.is_some(), is_plain && (1..=9_999).contains(&number), "{text:?}");
+            }
+        }
+    }
+}

@@ -24,6 +24,8 @@ pub struct CommandContext {
     pub(in crate::server) routes: FollowedRoutes,
     /// Commands run and not yet counted.
     pub(in crate::server) commands_run: u32,
+    /// When those that are being run were read: one look at the clock for all that came together.
+    pub(in crate::server) read_us: u64,
 }
 
 impl CommandContext {
@@ -37,6 +39,7 @@ impl CommandContext {
             upstream: UpstreamConnections::default(),
             routes,
             commands_run: 0,
+            read_us: 0,
         }
     }
 
@@ -83,7 +86,7 @@ impl CommandContext {
         if waits {
             self.client.set_waiting(true);
         }
-        let (muted, began_us) = (self.client.is_muted(), self.server.now_us());
+        let (muted, began_us) = (self.client.is_muted(), self.read_us);
         self.replies.awaited.push_back(AwaitedReply::Call(AwaitedCall {
             source,
             waits,
@@ -93,6 +96,11 @@ impl CommandContext {
             if_abandoned,
             after_reply: AfterReply::Nothing,
         }));
+    }
+
+    /// Whether neither Tier 2 nor an upstream connection has anything to say.
+    pub(in crate::server) fn awaits_nothing(&self) -> bool {
+        self.replies.awaited.is_empty() && self.upstream.are_none()
     }
 
     /// Whether a command of this kind may start now.

@@ -34,8 +34,9 @@ impl CommandContext {
         argv: &[&[u8]],
         frame: Option<&[u8]>,
     ) -> Progress {
-        let owner = ids::owner();
         let LockPlan { request, destination, is_routed } = plan;
+        let names_no_owner = request.acquire_options().is_some_and(|options| options.owner.is_none());
+        let owner = if names_no_owner { ids::owner() } else { Default::default() };
         if let Request::ForceRelease(request) = &request {
             let resource = Escaped(request.resource);
             tracing::warn!(client = %self.client.info.address, %resource, "LOCK.FORCERELEASE");
@@ -80,7 +81,8 @@ impl CommandContext {
         if !self.can_join(in_flight) {
             return Progress::Stalled;
         }
-        let session = ids::session();
+        let opens_session = matches!(request, Request::Session(SessionCommand::Open { .. }));
+        let session = if opens_session { ids::session() } else { SessionId(0) };
         let owner_is_generated = request.acquire_options().is_some_and(|options| options.owner.is_none());
         let session_step =
             if let Request::Session(request) = &request { step_of(request, session) } else { None };

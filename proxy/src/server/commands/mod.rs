@@ -55,6 +55,10 @@ impl Local {
     /// Looks a name up, whatever its case.
     #[must_use]
     pub fn find(name: &[u8]) -> Option<Local> {
+        if let [_, _, _, _, b'.', ..] = name {
+            // `LOCK.*`: none of these, and seen most often.
+            return None;
+        }
         let mut upper = [0; 12];
         let upper = upper.get_mut(..name.len())?;
         upper.copy_from_slice(name);

@@ -112,11 +112,13 @@ impl Connection {
         self.context.check_routes_of_passing()?;
         let mut moved = self.context.poll_own_upstream(context)?;
         moved |= self.context.poll_shared(context)?;
-        moved |= self.context.poll_awaited(context, &mut self.stream)?;
+        let answered = self.context.poll_awaited(context, &mut self.stream)?;
         moved |= self.context.poll_inbox(context)?;
         moved |= self.context.poll_mailbox(context);
         moved |= self.resume()?;
         moved |= self.poll_read(context)?;
+        // The last answer awaited, and nothing else: what it may have let go on was asked after it, so another look is needless.
+        moved |= answered && !self.context.awaits_nothing();
         if self.client_closed && self.context.replies.wait_for_client() {
             return Err(Disconnect);
         }
@@ -168,6 +170,7 @@ impl Connection {
 
     /// Runs whole commands from the front of `bytes`; answers how many bytes are dealt with.
     pub(in crate::server) fn process(&mut self, bytes: &[u8]) -> Result<usize, Disconnect> {
+        self.context.read_us = self.context.server.now_us();
         let outcome = self.process_each(bytes);
         self.context.send_shared();
         self.context.leave_routes();

@@ -27,6 +27,11 @@ pub(in crate::server) struct UpstreamConnections {
 }
 
 impl UpstreamConnections {
+    /// Whether this client uses none.
+    pub(in crate::server) fn are_none(&self) -> bool {
+        self.own.is_none() && !self.shared.is_used()
+    }
+
     /// Whether another command may be sent.
     pub(in crate::server) fn has_room(&self) -> bool {
         self.shared.has_room() && self.own.as_ref().is_none_or(|own| own.unsent_bytes() < UNSENT_BYTES_MAX)

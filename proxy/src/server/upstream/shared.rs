@@ -62,6 +62,11 @@ pub(in crate::server) struct SendBudget {
 }
 
 impl SharedUpstream {
+    /// Whether this client has a place on a shared connection.
+    pub(in crate::server) fn is_used(&self) -> bool {
+        self.place.is_some()
+    }
+
     /// A reply came on the client's own connection.
     pub(in crate::server) fn note_reply(&mut self, bytes: usize) {
         if bytes > SMALL_REPLY_BYTES_MAX {
