@@ -52,6 +52,8 @@ pub(crate) struct Digests {
     asked: Option<DigestKind>,
     chain_before: u64,
     made: Option<MadePoint>,
+    /// Rises with whatever may have changed the table.
+    revision: u64,
 }
 
 /// The entry that was just applied is a point.
@@ -122,6 +124,7 @@ impl Digests {
 
     #[cold]
     fn make_point(&mut self, logical_ms: u64) {
+        self.revision += 1;
         let full = self.asked.take() == Some(DigestKind::Full);
         (self.point_index, self.point_ms) = (self.index, logical_ms);
         self.table.open(DigestKind::Chain, self.index);
@@ -242,7 +245,14 @@ impl Machine {
     /// The members as of the last applied entry: whose reports count, and how many are a majority. Not part of a snapshot, which
     /// names the members beside the machine.
     pub fn set_members(&mut self, members: Vec<MemberLife>) {
+        self.digests.revision += 1;
         self.digests.table.set_members(members);
+    }
+
+    /// Rises when reports may compare differently than before. A state that was restored begins anew.
+    #[must_use]
+    pub fn digest_revision(&self) -> u64 {
+        self.digests.revision
     }
 
     /// Whether the last applied entry was a point. Answers once.

@@ -69,6 +69,7 @@ impl DigestCommand {
 impl Machine {
     pub(crate) fn digest_command(&mut self, command: DigestCommand) {
         let digests = &mut self.digests;
+        digests.revision += 1;
         match command {
             DigestCommand::Checkpoint { kind } => digests.asked = digests.asked.max(Some(kind)),
             DigestCommand::Report { node, added_at, kind, index, value } => {

@@ -41,6 +41,8 @@ const STEP_DOWN_MS: u64 = 1_000;
 pub(in crate::tier2) struct OwnDigests {
     /// What this node came to, until it is compared. Oldest first.
     values: VecDeque<OwnValue>,
+    /// The machine's table of reports as it was when they were last compared.
+    compared_at: Option<u64>,
     /// A full digest under way: the index it is of, and when its next slice is due.
     walk: Option<(u64, u64)>,
     /// Since when this node serves no more, and the index at which it differed.
@@ -152,11 +154,21 @@ impl Node {
     /// A snapshot has taken the place of the state: what was computed on the old one says nothing any more.
     pub(in crate::tier2) fn forget_own_digests(&mut self) {
         self.digests.values.clear();
+        self.digests.compared_at = None;
         self.digests.walk = None;
     }
 
-    /// After entries were applied: what the voters agree on, against this node's own values.
-    pub(in crate::tier2) fn compare_digests(&mut self) {
+    /// After entries were applied: nothing to do, unless a report or a point was among them.
+    #[inline]
+    pub(in crate::tier2) fn compare_new_digests(&mut self) {
+        if self.digests.compared_at != Some(self.machine.digest_revision()) {
+            self.compare_digests();
+        }
+    }
+
+    /// What the voters agree on, against this node's own values.
+    fn compare_digests(&mut self) {
+        self.digests.compared_at = Some(self.machine.digest_revision());
         let machine = &self.machine;
         let mut differs_at = None;
         self.digests.values.retain(|own| {

@@ -17,11 +17,12 @@ const TURN_BYTES_MAX: usize = 1 << 20;
 /// Bytes of committed entries that raft hands out at once, where none are left of those before.
 pub(in crate::tier2) const COMMITTED_BYTES_PER_READY: u64 = 4 << 20;
 
-/// What was applied in this turn.
+/// What was applied in this turn, and the CPU time of scripts that were run in it.
 #[derive(Debug, Default)]
 pub(in crate::tier2) struct TurnLoad {
     work: u64,
     bytes: usize,
+    pub(in crate::tier2) scripts_us: u64,
 }
 
 impl Node {
@@ -50,7 +51,7 @@ impl Node {
         self.raw.raft.set_max_committed_size_per_ready(committed_bytes);
         self.note_queued();
         self.check_origin();
-        self.compare_digests();
+        self.compare_new_digests();
         let (entries_max, bytes_max) = (self.config.cache_entries_max, self.config.cache_bytes_max);
         let settled = self.applied.min(self.raw.raft.raft_log.persisted);
         self.raw.mut_store().trim_cache(settled, entries_max, bytes_max);

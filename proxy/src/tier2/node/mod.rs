@@ -49,9 +49,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Ticks made up for after a stall. More would start elections that the messages of the same turn make unnecessary.
 const TICKS_PER_TURN_MAX: u64 = 3;
-/// No Ready is begun after so much CPU time in one turn. Counted from the third Ready on: most turns have one or two,
-/// and asking the thread's clock is a system call.
+/// No Ready is begun after so much CPU time in one turn. Scripts, which may take long, are measured anyway; else the thread's clock
+/// is looked at after every few Readies: most turns have no more, and it is a system call.
 const TURN_CPU_US_MAX: u64 = 20_000;
+const READIES_PER_LOOK: usize = 4;
 /// Readies handled in one turn before the shell gets the outputs.
 const READIES_PER_TURN_MAX: usize = 64;
 /// Low bits of an incarnation: how often this process was declared gone and restarted under a new incarnation.
@@ -304,7 +305,7 @@ impl Node {
             }
             self.note_route();
             // The rest is handled next turn, after new messages and requests were read.
-            if self.is_turn_full() || (readies > 2 && self.is_turn_long(&mut began_us)) {
+            if self.is_turn_full() || self.is_turn_long(readies, &mut began_us) {
                 break;
             }
         }
@@ -312,7 +313,13 @@ impl Node {
     }
 
     /// Whether the turn has used its CPU time. `began_us`: by the first look.
-    fn is_turn_long(&mut self, began_us: &mut Option<u64>) -> bool {
+    fn is_turn_long(&mut self, readies: usize, began_us: &mut Option<u64>) -> bool {
+        if self.turn_load.scripts_us >= TURN_CPU_US_MAX {
+            return true;
+        }
+        if !readies.is_multiple_of(READIES_PER_LOOK) {
+            return false;
+        }
         let now_us = self.cpu.thread_us();
         now_us.saturating_sub(*began_us.get_or_insert(now_us)) >= TURN_CPU_US_MAX
     }

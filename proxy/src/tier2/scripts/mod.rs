@@ -194,6 +194,7 @@ impl Node {
         }
         let used_us = self.cpu.thread_us().saturating_sub(began_us);
         self.scripting.budget.spend(self.now.monotonic_us, used_us);
+        self.turn_load.scripts_us += used_us;
         let commands = builder.commands();
         if commands == 0 && !unswept.is_empty() {
             self.refresh_before_scripts(stamp, newest, &unswept);
