@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
+use redfence_tests::chaos::environment::{enter_own_mounts, run};
 use redfence_tests::client::REPLY_WITHIN;
-use redfence_tests::cluster::{Cluster, Options};
+use redfence_tests::cluster::{Cluster, Host, Options};
 use redfence_tests::inject::{self, Injection};
 use redfence_tests::process::poll_until;
+use redfence_tests::resp::Value;
 use redfence_tests::{ask, expect, left_out};
 
 const WITHIN: Duration = Duration::from_secs(30);
@@ -73,6 +75,120 @@ fn an_fsync_error_stops_the_node() {
 #[test]
 fn a_full_disk_stops_the_node() {
     a_node_stops_and_loses_nothing("pwrite64", "ENOSPC", "No space left on device");
+}
+
+/// A file system of its own for each node, with room for the reserve file (16 MiB) and little beside it.
+struct SmallDisks {
+    hosts: Vec<Host>,
+    folders: Vec<PathBuf>,
+    // Last: the folder goes after the mounts in it.
+    folder: tempfile::TempDir,
+}
+
+impl SmallDisks {
+    fn mount(nodes: usize) -> Result<SmallDisks, String> {
+        let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
+        let prefix = enter_own_mounts()?;
+        let mut disks = SmallDisks { hosts: Vec::new(), folders: Vec::new(), folder };
+        for id in 1..=nodes {
+            let disk = disks.folder.path().join(format!("disk-{id}"));
+            std::fs::create_dir(&disk).map_err(|error| error.to_string())?;
+            run(&["mount", "-t", "tmpfs", "-o", "size=48m", "small-disk", &disk.to_string_lossy()])?;
+            let (prefix, data) = (prefix.clone(), Some(disk.clone()));
+            disks.hosts.push(Host { prefix, disk: data, ..Host::default() });
+            disks.folders.push(disk);
+        }
+        Ok(disks)
+    }
+}
+
+impl Drop for SmallDisks {
+    fn drop(&mut self) {
+        for disk in &self.folders {
+            // Whatever is left vanishes with this thread.
+            let _ = run(&["umount", "-l", &disk.to_string_lossy()]);
+        }
+    }
+}
+
+/// Fills a disk with something else than our data, up to the last six MiB: too little to go on with.
+fn fill(disk: &Path) {
+    let mut file = File::create(disk.join("of-somebody-else")).expect("a file on our own disk");
+    let mebibyte = vec![7; 1 << 20];
+    while free_mib(disk) > 6 {
+        file.write_all(&mebibyte).expect("there is room");
+    }
+}
+
+fn free_mib(disk: &Path) -> u64 {
+    let output = Command::new("df").args(["--output=avail", "-k"]).arg(disk).output().expect("df runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    text.lines().nth(1).and_then(|line| line.trim().parse::<u64>().ok()).expect("a number") >> 10
+}
+
+#[test]
+fn full_disks_of_all_nodes_at_once_stop_them_in_order_and_nothing_is_lost() {
+    let disks = match SmallDisks::mount(3) {
+        Ok(disks) => disks,
+        Err(why) => return left_out::or_fail(&format!("cluster_disk: full disks of all nodes: {why}")),
+    };
+    let mut cluster = Cluster::start(&Options { hosts: disks.hosts.clone(), ..Options::nodes(3) });
+    let reserve = |cluster: &Cluster, id| cluster.data(id).join("RESERVE");
+    assert!((1..=3).all(|id| reserve(&cluster, id).exists()));
+
+    let mut taken = Vec::new();
+    let mut asked = 0;
+    let mut take = |cluster: &Cluster| {
+        asked += 1;
+        let (name, ttl) = (format!("lock-{asked}"), LONG_MS.to_string());
+        let node = cluster.node(asked % 3 + 1);
+        let reply = node.ask(&["LOCK.ACQUIRE", &name, &ttl, "OWNER", "me"], Duration::from_secs(6));
+        // Anything else: refused, or not known, or nobody there any more.
+        if let Some(Value::Array(grant)) = reply {
+            taken.push((name, grant[0].clone()));
+        }
+    };
+    (0..30).for_each(|_| take(&cluster));
+    disks.folders.iter().for_each(|disk| fill(disk));
+    let all_ended =
+        |cluster: &Cluster| cluster.nodes.iter().all(|node| node.process().exit_status().is_some());
+    assert!(
+        poll_until(2 * WITHIN, || {
+            take(&cluster);
+            all_ended(&cluster)
+        }),
+        "a node with a full disk goes on\n{}",
+        cluster.log()
+    );
+    for id in 1..=3 {
+        let (status, log) = cluster.wait_for_end(id, WITHIN);
+        assert_eq!(status.code(), Some(1), "{log}");
+        let last = log.lines().last().unwrap_or_default();
+        assert!(last.contains("disk full") && last.contains("make room"), "{last}\n{log}");
+        assert!(!reserve(&cluster, id).exists(), "the reserve file is given up");
+    }
+
+    // No room yet: refused in one line, however often it is tried.
+    for _ in 0..2 {
+        cluster.restart(1);
+        let (status, log) = cluster.wait_for_end(1, WITHIN);
+        assert!(!status.success() && status.code().is_some(), "{status}\n{log}");
+        let last = log.lines().last().unwrap_or_default();
+        assert!(last.contains("disk full") && last.contains("make room"), "{last}\n{log}");
+    }
+
+    for disk in &disks.folders {
+        std::fs::remove_file(disk.join("of-somebody-else")).expect("it is there");
+    }
+    (1..=3).for_each(|id| cluster.restart(id));
+    cluster.wait_for_leader(WITHIN);
+    assert!((1..=3).all(|id| reserve(&cluster, id).exists()), "it is made again");
+    assert!(taken.len() >= 30, "only {} locks were taken", taken.len());
+    let mut client = cluster.node(2).client();
+    for (name, fence) in &taken {
+        assert_eq!(Value::Integer(client.info(name).fence), *fence, "{name}");
+    }
+    expect::granted(&ask!(client, "LOCK.ACQUIRE", "after", LONG_MS));
 }
 
 /// The newest log file, and how many of its bytes are known to be durable.

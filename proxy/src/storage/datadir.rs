@@ -5,7 +5,8 @@
 //! IDENTITY        format version, node id, cluster id, store id; text with a checksum
 //! PEERS           store ids of the other nodes, learned from their greetings; text with a checksum
 //! RESTORING       a restore is under way, or was cut short
-//! durable-mark    see mark.rs
+//! RESERVE         blocks for the moment when the disk is full, see reserve.rs
+//! durable-mark    see durable_mark.rs
 //! log/            the log engine's files
 //! snapshots/      see snapshots.rs
 //! ```

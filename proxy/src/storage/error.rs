@@ -13,6 +13,8 @@ pub enum StorageError {
     Damaged(String),
     /// The directory is sound but belongs to another node, cluster or version.
     NotOurs(String),
+    /// No room for the reserve file and what a node writes beside it.
+    Full { root: PathBuf, free_bytes: u64, needed_bytes: u64 },
     /// The operating system refused.
     Io { doing: String, source: io::Error },
     /// A bug of ours or of the log engine, caught before it could spread.
@@ -30,6 +32,23 @@ impl StorageError {
     }
 }
 
+impl StorageError {
+    /// Whether room on the disk, or a larger quota, is all that is missing.
+    #[must_use]
+    pub fn is_full_disk(&self) -> bool {
+        match self {
+            StorageError::Full { .. } => true,
+            StorageError::Io { source, .. } => {
+                matches!(source.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+            }
+            StorageError::InUse(_)
+            | StorageError::Damaged(_)
+            | StorageError::NotOurs(_)
+            | StorageError::Internal(_) => false,
+        }
+    }
+}
+
 impl fmt::Display for StorageError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -38,6 +57,13 @@ impl fmt::Display for StorageError {
             }
             StorageError::Damaged(what) => write!(f, "data directory damaged: {what}"),
             StorageError::NotOurs(what) => write!(f, "wrong data directory: {what}"),
+            StorageError::Full { root, free_bytes, needed_bytes } => write!(
+                f,
+                "disk full: {} has {} KiB free, and a node starts with {} MiB; make room and start it again",
+                root.display(),
+                free_bytes >> 10,
+                needed_bytes.div_ceil(1 << 20)
+            ),
             StorageError::Io { doing, source } => write!(f, "cannot {doing}: {source}"),
             StorageError::Internal(what) => write!(f, "storage fault: {what}"),
         }
@@ -51,6 +77,7 @@ impl std::error::Error for StorageError {
             StorageError::InUse(_)
             | StorageError::Damaged(_)
             | StorageError::NotOurs(_)
+            | StorageError::Full { .. }
             | StorageError::Internal(_) => None,
         }
     }

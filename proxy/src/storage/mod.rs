@@ -12,6 +12,7 @@
 //! - [`snapshots`]: snapshot files
 //! - `records`: the head and snapshot records, and how tasks move them
 //! - `guarded_fs`, `durable_mark`: the files under raft-engine, and how far they are known to be durable
+//! - [`reserve`]: blocks kept for a full disk
 //! - `permissions`: the directory and its files are private
 //! - `catch_panic`: panics of raft-engine as errors
 //!
@@ -31,6 +32,7 @@ mod guarded_fs;
 pub mod memory;
 mod permissions;
 mod records;
+pub mod reserve;
 pub mod snapshots;
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,7 @@ use std::path::Path;
 const GROUP_AND_OTHERS: u32 = 0o077;
 const STICKY: u32 = 0o1000;
 /// What a data directory holds; anything else in it is not ours.
-const OWN_NAMES: [&str; 6] = ["LOCK", "IDENTITY", "PEERS", "durable-mark", "log", "snapshots"];
+const OWN_NAMES: [&str; 7] = ["LOCK", "IDENTITY", "PEERS", "RESERVE", "durable-mark", "log", "snapshots"];
 
 /// Makes the directory private. One that users share (`/tmp`) is refused.
 pub(super) fn restrict_root(root: &Path) -> Result<(), StorageError> {

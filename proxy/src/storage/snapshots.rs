@@ -7,6 +7,7 @@
 
 use super::datadir::sync_dir;
 use super::error::StorageError;
+use super::reserve::{free_bytes, SNAPSHOT_FREE_BYTES_MIN};
 use crate::node_api::snapshot_stream::StreamChecker;
 use crate::node_api::{Input, SnapshotId, SnapshotMeta, SnapshotOp, StoreError};
 use bytes::Bytes;
@@ -77,6 +78,7 @@ impl SnapshotWriter {
     }
 
     fn append(&mut self, id: SnapshotId, bytes: &[u8]) -> Result<u64, String> {
+        self.leave_room_for_the_log(bytes.len() as u64)?;
         let open = self.under_way(id)?;
         let complain = |e: io::Error| format!("cannot write a snapshot: {e}");
         open.file.write_all(bytes).map_err(complain)?;
@@ -87,6 +89,17 @@ impl SnapshotWriter {
             open.synced_bytes = open.written_bytes;
         }
         Ok(open.written_bytes)
+    }
+
+    /// The last room of a disk belongs to the log: a node can do without a new snapshot.
+    fn leave_room_for_the_log(&self, bytes: u64) -> Result<(), String> {
+        match free_bytes(&self.dir) {
+            Ok(free) if free < SNAPSHOT_FREE_BYTES_MIN + bytes => {
+                Err(format!("cannot write a snapshot: the disk has only {} KiB left", free >> 10))
+            }
+            // A file system that does not say is left to the write itself.
+            Ok(_) | Err(_) => Ok(()),
+        }
     }
 
     fn finish(&mut self, id: SnapshotId, size_bytes: u64, crc32: u32) -> Result<(), String> {

@@ -13,6 +13,8 @@
 //! A failed write, a fatal word of the node, or a panic on one of these threads ends the process at once with one line and
 //! a non-zero code: a proxy whose consensus thread is dead, but which still answers, would be the worst outcome. What to
 //! do at that point is [`OnFatal`], so that tests can look on.
+//!
+//! A disk that is about to be full ends the node in order, as SIGTERM does, and then the process in the same way: `storage::reserve`.
 
 #[cfg(test)]
 mod damage;
@@ -22,9 +24,11 @@ mod tests;
 mod writer;
 
 pub use startup::{ShellConfig, StartError};
+use writer::LogWriter;
 
 use crate::clock::{Clock, ThreadCpu};
 use crate::node_api::{Input, Outputs, PersistTask, SnapshotOp};
+use crate::storage::reserve::Reserve;
 use crate::storage::snapshots::SnapshotWriter;
 use crate::storage::LogStore;
 use crate::tier2::handle::deadlines::SWEEP_EVERY;
@@ -35,7 +39,7 @@ use crate::transport::Transport;
 use redfence_core::keyspace::Value;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::mpsc::{channel, sync_channel, Sender, SyncSender};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -57,6 +61,8 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     // The port first: a node that cannot have it must not leave a new data directory behind.
     let listener = config.peer_listen.map(startup::bind_peers).transpose()?;
     let (dir, identity, store) = startup::open_data(config)?;
+    // After the log is open, which deletes snapshots that were never finished.
+    let reserve = Reserve::hold(dir.root(), config.reserve_bytes)?;
     let own = config.node.id;
     let told_of = config.cluster.iter().map(|(id, _)| *id).filter(|id| *id != own).collect();
     startup::check_members(config, &store.recovered().snapshot.members)?;
@@ -75,12 +81,26 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     registry.set_cluster_version(node.machine().cluster_version());
     let sink = Arc::new(handle.clone());
     let (transport, peers) = Transport::start(registry, listener, sink).map_err(StartError::Threads)?;
-    let disk = start_disk_threads(Box::new(store), snapshots, &transport, &handle, config);
+    let disk_full = Arc::new(OnceLock::new());
+    let log = LogWriter::new(Box::new(store), reserve, Arc::clone(&disk_full));
+    let disk = start_disk_threads(log, snapshots, &transport, &handle, config);
     let (tasks, ops, disk) = disk.map_err(StartError::Threads)?;
     start_sweeps(handle.clone()).map_err(StartError::Threads)?;
     let (clock, on_fatal) = (config.clock, config.on_fatal.clone());
     let garbage = start_garbage_thread().map_err(StartError::Threads)?;
-    let raft = RaftThread { node, endpoint, transport, tasks, ops, clock, on_fatal, garbage, disk, peers };
+    let raft = RaftThread {
+        node,
+        endpoint,
+        transport,
+        tasks,
+        ops,
+        clock,
+        on_fatal,
+        garbage,
+        disk,
+        disk_full,
+        peers,
+    };
     let thread = std::thread::Builder::new().name("raft".to_string()).spawn(move || raft.run());
     Ok((handle, thread.map_err(StartError::Threads)?))
 }
@@ -103,7 +123,7 @@ pub fn stop(handle: &Tier2Handle) {
 type DiskThreads = (SyncSender<PersistTask>, SyncSender<SnapshotOp>, Vec<JoinHandle<()>>);
 
 fn start_disk_threads(
-    store: Box<dyn LogStore>,
+    log_writer: LogWriter,
     snapshots: SnapshotWriter,
     transport: &Transport,
     handle: &Tier2Handle,
@@ -115,7 +135,7 @@ fn start_disk_threads(
     let (log_transport, log_handle, log_fatal) = (transport.clone(), handle.clone(), config.on_fatal.clone());
     let log = std::thread::Builder::new().name("log".to_string()).spawn(move || {
         guarded("log writer", &log_fatal, || {
-            writer::write_log(store, &task_inbox, &log_transport, &log_handle, clock);
+            log_writer.run(&task_inbox, &log_transport, &log_handle, clock);
         });
     })?;
     let (snapshot_handle, snapshot_fatal) = (handle.clone(), config.on_fatal.clone());
@@ -154,6 +174,8 @@ struct RaftThread {
     /// Where large values are dropped: to free a million elements takes longer than a turn may.
     garbage: Sender<Vec<Value>>,
     disk: Vec<JoinHandle<()>>,
+    /// Set by the log writer when it stopped the node for want of room.
+    disk_full: Arc<OnceLock<String>>,
     peers: JoinHandle<()>,
 }
 
@@ -167,7 +189,7 @@ impl RaftThread {
         }
         // In this order: the disk finishes what it was given, then the sockets close, then the last clients are told. A
         // panic on another thread was reported by that thread itself.
-        let RaftThread { endpoint, transport, tasks, ops, disk, peers, .. } = self;
+        let RaftThread { endpoint, transport, tasks, ops, disk, disk_full, peers, .. } = self;
         drop((tasks, ops));
         for thread in disk {
             let _ = thread.join();
@@ -175,6 +197,9 @@ impl RaftThread {
         transport.stop();
         let _ = peers.join();
         endpoint.close();
+        if let Some(reason) = disk_full.get() {
+            on_fatal(reason);
+        }
     }
 
     /// Turn after turn, until the node has stopped. Returns the reason where it had to.

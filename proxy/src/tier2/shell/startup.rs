@@ -5,6 +5,7 @@ use crate::clock::Clock;
 use crate::node_api::{ClusterMember, NodeId, SnapshotMeta};
 use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
 use crate::storage::engine::{EngineLimits, EngineStore};
+use crate::storage::reserve::RESERVE_BYTES;
 use crate::storage::StorageError;
 use crate::tier2::config::NodeConfig;
 use crate::tier2::handle::TIMEOUT_MS_DEFAULT;
@@ -35,6 +36,8 @@ pub struct ShellConfig {
     pub peer_security: PeerSecurity,
     pub timeout_ms: u64,
     pub log: EngineLimits,
+    /// Size of the reserve file; 0 for none.
+    pub reserve_bytes: u64,
     pub clock: Clock,
     pub on_fatal: OnFatal,
 }
@@ -53,6 +56,7 @@ impl ShellConfig {
             peer_security: PeerSecurity::Plain,
             timeout_ms: TIMEOUT_MS_DEFAULT,
             log: EngineLimits::default(),
+            reserve_bytes: RESERVE_BYTES,
             clock,
             on_fatal: exit_on_fatal(),
         }

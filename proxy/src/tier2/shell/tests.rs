@@ -301,7 +301,9 @@ fn the_writer_reports_what_the_log_refuses() {
         tasks.send(PersistTask { number, entries, must_sync: true, ..PersistTask::default() }).unwrap();
     }
     drop(tasks);
-    writer::write_log(Box::new(store), &inbox, &transport, &handle, Clock::start());
+    let reserve = Reserve::hold(root.path(), 0).unwrap();
+    let log = LogWriter::new(Box::new(store), reserve, Arc::default());
+    log.run(&inbox, &transport, &handle, Clock::start());
     let mut inputs = Vec::new();
     endpoint.collect(Duration::ZERO, Default::default(), &mut inputs);
     assert!(matches!(inputs.last(), Some(Input::PersistFailed { .. })), "{inputs:?}");

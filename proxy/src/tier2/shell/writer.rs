@@ -5,11 +5,13 @@
 
 use crate::clock::Clock;
 use crate::node_api::{Input, NodeId, PeerMessage, PersistTask, SnapshotOp};
+use crate::storage::reserve::Reserve;
 use crate::storage::snapshots::SnapshotWriter;
-use crate::storage::LogStore;
+use crate::storage::{LogStore, StorageError};
 use crate::tier2::handle::Tier2Handle;
 use crate::transport::Transport;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Tasks that may wait for the log writer. The raft thread waits at this limit: a disk this far behind is the bottleneck.
@@ -21,40 +23,83 @@ const BATCH_BYTES_MAX: usize = 8 << 20;
 /// How often old log files are looked for.
 const TIDY_EVERY_MS: u64 = 10_000;
 
-/// Runs until the raft thread has dropped its end and everything is written. An error ends it at once.
-pub(super) fn write_log(
-    mut store: Box<dyn LogStore>,
-    tasks: &Receiver<PersistTask>,
-    transport: &Transport,
-    handle: &Tier2Handle,
-    clock: Clock,
-) {
-    let mut batch = Vec::new();
-    let mut tidied_ms = clock.monotonic_ms();
-    loop {
-        match tasks.recv_timeout(Duration::from_millis(TIDY_EVERY_MS)) {
-            Ok(first) => {
-                take_batch(first, tasks, &mut batch);
-                if let Err(e) = store.write(&batch) {
-                    handle.push_report(Input::PersistFailed { reason: e.to_string() });
-                    return;
+/// What the log thread owns.
+pub(super) struct LogWriter {
+    store: Box<dyn LogStore>,
+    reserve: Reserve,
+    /// Set once: why the node must stop for want of room.
+    disk_full: Arc<OnceLock<String>>,
+}
+
+impl LogWriter {
+    pub(super) fn new(
+        store: Box<dyn LogStore>,
+        reserve: Reserve,
+        disk_full: Arc<OnceLock<String>>,
+    ) -> LogWriter {
+        LogWriter { store, reserve, disk_full }
+    }
+
+    /// Runs until the raft thread has dropped its end and everything is written. An error ends it at once.
+    pub(super) fn run(
+        mut self,
+        tasks: &Receiver<PersistTask>,
+        transport: &Transport,
+        handle: &Tier2Handle,
+        clock: Clock,
+    ) {
+        let mut batch = Vec::new();
+        let mut tidied_ms = clock.monotonic_ms();
+        loop {
+            let outcome = match tasks.recv_timeout(Duration::from_millis(TIDY_EVERY_MS)) {
+                Ok(first) => {
+                    let bytes = take_batch(first, tasks, &mut batch);
+                    self.stop_if_full(bytes as u64, handle, clock);
+                    self.store.write(&batch)
                 }
+                // Also where nothing is written: a node without quorum has a full disk too.
+                Err(RecvTimeoutError::Timeout) => {
+                    self.stop_if_full(0, handle, clock);
+                    Ok(())
+                }
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            if let Err(error) = outcome {
+                return self.failed(&error, handle);
+            }
+            if !batch.is_empty() {
                 release(&mut batch, transport, handle);
             }
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => return,
-        }
-        if clock.monotonic_ms() - tidied_ms >= TIDY_EVERY_MS {
-            if let Err(e) = store.tidy() {
-                handle.push_report(Input::PersistFailed { reason: e.to_string() });
-                return;
+            if clock.monotonic_ms() - tidied_ms >= TIDY_EVERY_MS {
+                if let Err(error) = self.store.tidy() {
+                    return self.failed(&error, handle);
+                }
+                tidied_ms = clock.monotonic_ms();
             }
-            tidied_ms = clock.monotonic_ms();
         }
+    }
+
+    /// The node stops in order while there is still room for what it writes until then.
+    fn stop_if_full(&mut self, bytes: u64, handle: &Tier2Handle, clock: Clock) {
+        if let Some(reason) = self.reserve.give_up_if_full(bytes, clock.monotonic_ms()) {
+            tracing::warn!("the disk is full: stopping");
+            // Nobody else sets it, and a reserve is given up once.
+            let _ = self.disk_full.set(reason);
+            handle.push_report(Input::Shutdown);
+        }
+    }
+
+    /// A quota, or somebody who filled the disk faster than it is looked at: the next start needs the room.
+    fn failed(&mut self, error: &StorageError, handle: &Tier2Handle) {
+        if error.is_full_disk() {
+            self.reserve.give_up();
+        }
+        handle.push_report(Input::PersistFailed { reason: error.to_string() });
     }
 }
 
-fn take_batch(first: PersistTask, tasks: &Receiver<PersistTask>, batch: &mut Vec<PersistTask>) {
+/// Answers the size of the batch.
+fn take_batch(first: PersistTask, tasks: &Receiver<PersistTask>, batch: &mut Vec<PersistTask>) -> usize {
     let mut bytes = size_of_task(&first);
     batch.push(first);
     while bytes < BATCH_BYTES_MAX {
@@ -62,6 +107,7 @@ fn take_batch(first: PersistTask, tasks: &Receiver<PersistTask>, batch: &mut Vec
         bytes += size_of_task(&task);
         batch.push(task);
     }
+    bytes
 }
 
 fn size_of_task(task: &PersistTask) -> usize {

@@ -99,6 +99,20 @@ fn enter_namespaces() -> Result<(), String> {
     run(&["ip", "link", "set", "lo", "up"])
 }
 
+/// Mounts of this thread alone, which end with it. Answers the words that start a program with the same mounts.
+pub fn enter_own_mounts() -> Result<Vec<String>, String> {
+    // SAFETY: unshare takes one integer and no memory. It takes this thread alone out of the mounts of the process.
+    if unsafe { libc::unshare(libc::CLONE_NEWNS) } != 0 {
+        return Err(format!("mounts of its own need root: {}", std::io::Error::last_os_error()));
+    }
+    run(&["mount", "--make-rprivate", "/"])?;
+    // SAFETY: gettid takes nothing and always succeeds.
+    let thread = unsafe { libc::gettid() };
+    let mounts = format!("--mount=/proc/{}/task/{thread}/ns/mnt", std::process::id());
+    run(&["nsenter", &mounts, "true"])?;
+    Ok(vec!["nsenter".to_owned(), mounts])
+}
+
 /// Runs a system program to its end. An error is a line with what it said.
 pub fn run(words: &[&str]) -> Result<(), String> {
     let output = Command::new(words[0]).args(&words[1..]).output();
