@@ -46,6 +46,15 @@ impl Denial {
         Refusal::new(format!("NOPERM {}", self.text()))
     }
 
+    /// How much of a command was allowed before.
+    fn depth(&self) -> u8 {
+        match self {
+            Denial::Command(_) => 0,
+            Denial::Key(_) => 1,
+            Denial::Channel(_) => 2,
+        }
+    }
+
     /// What `ACL LOG` calls it, and what it is about.
     #[must_use]
     pub fn reason(&self) -> (&'static str, &[u8]) {
@@ -74,6 +83,23 @@ impl User {
         if self.is_unrestricted() {
             return Ok(());
         }
+        let mut denied = match self.check_own(argv, upstream) {
+            Ok(()) => return Ok(()),
+            Err(denial) => denial,
+        };
+        for selector in &self.selectors {
+            match selector.check_own(argv, upstream) {
+                Ok(()) => return Ok(()),
+                // As in Redis the one that came closest is told.
+                Err(denial) if denial.depth() > denied.depth() => denied = denial,
+                Err(_) => {}
+            }
+        }
+        Err(denied)
+    }
+
+    /// By its own rights alone, or by those of one selector.
+    fn check_own(&self, argv: &[&[u8]], upstream: Option<&UpstreamCommands>) -> Result<(), Denial> {
         let Some(command) = commands::find(argv) else { return self.check_unknown(argv, upstream) };
         if FOR_EVERYBODY.contains(&command.name.as_str()) {
             return Ok(());
@@ -166,7 +192,7 @@ impl User {
         }
         let names = argv.get(1..).unwrap_or_default();
         let check = |names: &[&[u8]], is_pattern: bool| {
-            names.iter().try_for_each(|name| match self.may_use_channel(name, is_pattern) {
+            names.iter().try_for_each(|name| match self.may_use_channel_itself(name, is_pattern) {
                 true => Ok(()),
                 false => Err(Denial::Channel(name.to_vec())),
             })
@@ -182,6 +208,11 @@ impl User {
     /// As in Redis a pattern must be one of the user's own. Channels about locks need the right to read the resource as well.
     #[must_use]
     pub fn may_use_channel(&self, name: &[u8], is_pattern: bool) -> bool {
+        self.may_use_channel_itself(name, is_pattern)
+            || self.selectors.iter().any(|selector| selector.may_use_channel_itself(name, is_pattern))
+    }
+
+    fn may_use_channel_itself(&self, name: &[u8], is_pattern: bool) -> bool {
         let has_right = self.all_channels
             || self
                 .channels

@@ -5,6 +5,7 @@
 //! - [`commands`]: every known command, its categories and where its keys are
 //! - [`rules`]: which commands a user may run
 //! - [`user`]: one user: passwords, patterns, rules, and the words that change them
+//! - [`selector`]: further sets of rights of a user
 //! - [`check`]: whether a user may run a command on its keys and channels
 //! - [`users`]: all users, and the text of an ACL file
 //! - [`script`]: rights that travel to the leader with a script
@@ -13,7 +14,6 @@
 //!
 //! # Caveats
 //!
-//! - Selectors (`(+get ~x)`) are refused.
 //! - `ACL LIST` shows the command rules as they were given, as Redis 7.2 does.
 
 pub mod check;
@@ -22,6 +22,7 @@ pub mod log;
 pub mod matrix;
 pub mod rules;
 pub mod script;
+pub mod selector;
 pub mod user;
 pub mod users;
 

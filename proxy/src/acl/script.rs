@@ -2,6 +2,7 @@
 //!
 //! The rights themselves are sent, not the user's name: the leader's file may be another one, or not have been read again yet.
 
+use super::selector::join_words;
 use super::user::User;
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::Refusal;
@@ -16,7 +17,7 @@ pub const REFUSED: &str = "NOPERM ACL failure in script: ";
 
 /// The rights of a user, for [`guard`].
 pub fn rights_of(user: &User) -> Result<Vec<u8>, Refusal> {
-    let text = user.describe_rights();
+    let text = user.describe_rights() + &user.describe_selectors();
     if text.len() > RIGHTS_BYTES_MAX {
         return Err(Refusal::new(format!(
             "NOPERM the rules of user '{}' exceed {RIGHTS_BYTES_MAX} bytes, the limit for users that run scripts; use fewer patterns",
@@ -53,8 +54,9 @@ fn parse(rights: &[u8]) -> Result<User, Refusal> {
         return Err(bad());
     }
     let mut user = User::new(b"");
-    for word in rights.split(|byte| *byte == b' ').filter(|word| !word.is_empty()) {
-        user.apply(word, true).map_err(|_| bad())?;
+    let words: Vec<&[u8]> = rights.split(|byte| *byte == b' ').filter(|word| !word.is_empty()).collect();
+    for word in join_words(&words).map_err(|_| bad())? {
+        user.apply(&word, true).map_err(|_| bad())?;
     }
     Ok(user)
 }
@@ -69,14 +71,18 @@ mod tests {
         for word in ["on", ">secret", "~app:*", "%R~seen", "&news", "+@all", "-@dangerous"] {
             user.apply(word.as_bytes(), false).unwrap();
         }
+        user.apply(b"(~more +get)", false).unwrap();
         let rights = rights_of(&user).unwrap();
-        assert_eq!(rights, b"~app:* %R~seen resetchannels &news +@all -@dangerous");
+        let expected =
+            "~app:* %R~seen resetchannels &news +@all -@dangerous (~more resetchannels -@all +get)";
+        assert_eq!(rights, expected.as_bytes());
         let denied = |line: &str| {
             let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
             guard(&rights, &argv).err().map(|refusal| refusal.0.into_owned())
         };
         assert_eq!(denied("SET app:1 x"), None);
         assert_eq!(denied("GET seen"), None);
+        assert_eq!(denied("GET more"), None);
         let key = "NOPERM ACL failure in script: this user has no permissions to access one of the keys used as arguments";
         assert_eq!(denied("SET seen x").as_deref(), Some(key));
         let command =

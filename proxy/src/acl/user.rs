@@ -34,6 +34,8 @@ pub struct User {
     pub all_channels: bool,
     pub channels: Vec<Vec<u8>>,
     pub commands: CommandRules,
+    /// Further sets of rights: see [`super::selector`].
+    pub selectors: Vec<User>,
     /// May do everything: kept up to date by [`User::apply`].
     is_unrestricted: bool,
 }
@@ -54,7 +56,6 @@ pub enum Problem {
     ChannelsAfterAll,
     BadHash,
     NoSuchPassword,
-    Selector,
     TooMany,
 }
 
@@ -74,8 +75,7 @@ impl Problem {
             }
             Problem::BadHash => "The password hash must be exactly 64 characters and contain only lowercase hexadecimal characters",
             Problem::NoSuchPassword => "The password you are trying to remove from the user does not exist",
-            Problem::Selector => "selectors are not supported; give each set of rules a user of its own",
-            Problem::TooMany => "a user has at most 1024 passwords, key patterns, channel patterns and command rules each; patterns have at most 1024 bytes",
+            Problem::TooMany => "a user has at most 1024 passwords, key patterns, channel patterns and command rules each, and 128 selectors; patterns have at most 1024 bytes",
         }
     }
 }
@@ -106,6 +106,7 @@ impl User {
             all_channels: false,
             channels: Vec::new(),
             commands: CommandRules::default(),
+            selectors: Vec::new(),
             is_unrestricted: false,
         }
     }
@@ -136,7 +137,8 @@ impl User {
     /// One word of `ACL SETUSER`. `takes_any`: see [`CommandRules::add`].
     pub fn apply(&mut self, word: &[u8], takes_any: bool) -> Result<(), Problem> {
         let outcome = self.apply_word(word, takes_any);
-        self.is_unrestricted = self.all_keys && self.all_channels && self.commands.is_all();
+        self.is_unrestricted = (self.all_keys && self.all_channels && self.commands.is_all())
+            || self.selectors.iter().any(User::is_unrestricted);
         outcome
     }
 
@@ -172,7 +174,7 @@ impl User {
             }
             b"allcommands" => self.commands.set_all(true),
             b"nocommands" => self.commands.set_all(false),
-            b"clearselectors" => {}
+            b"clearselectors" => self.selectors.clear(),
             b"reset" => *self = User::new(&self.name),
             _ => return self.apply_prefixed(word, takes_any),
         }
@@ -189,7 +191,7 @@ impl User {
             b'~' => self.add_keys(RW, rest),
             b'%' => self.add_limited_keys(rest),
             b'&' => self.add_channel(rest),
-            b'(' => Err(Problem::Selector),
+            b'(' => self.add_selector(word, takes_any),
             b'+' | b'-' => {
                 let name = std::str::from_utf8(rest).map_err(|_| Problem::UnknownCommand)?;
                 self.commands.add(prefix == b'+', name, takes_any).map_err(|error| match error {
@@ -292,7 +294,7 @@ impl User {
         self.channels.iter().map(shown).collect::<Vec<_>>().join(" ")
     }
 
-    /// What it may do, in words that [`User::apply`] takes.
+    /// What it may do but for its selectors, in words that [`User::apply`] takes.
     #[must_use]
     pub fn describe_rights(&self) -> String {
         let mut text = self.describe_keys();
@@ -326,7 +328,7 @@ impl User {
         for password in &self.passwords {
             let _ = write!(text, " #{}", hex(password));
         }
-        let _ = write!(text, " {}", self.describe_rights());
+        let _ = write!(text, " {}{}", self.describe_rights(), self.describe_selectors());
         text
     }
 }
@@ -452,7 +454,7 @@ mod tests {
             ("<nosuch", Problem::NoSuchPassword),
             ("#zz", Problem::BadHash),
             ("!zz", Problem::BadHash),
-            ("(+get", Problem::Selector),
+            ("(+get", Problem::Syntax),
         ] {
             assert_eq!(problem(words), expected, "{words}");
         }

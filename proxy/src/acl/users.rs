@@ -1,5 +1,6 @@
 //! All users of a node, and the text of an ACL file: one line a user, as `ACL LIST` shows them.
 
+use super::selector;
 use super::user::{User, USER_NAME_BYTES_MAX};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -91,14 +92,16 @@ fn parse_line(line: &[u8], takes_any: bool) -> Result<User, String> {
     let name = words.next().ok_or("it has no user name")?;
     check_name(name).map_err(str::to_owned)?;
     let mut user = User::new(name);
-    for word in words {
+    let words: Vec<&[u8]> = words.collect();
+    for word in selector::join_words(&words).map_err(|word| selector::unmatched(&word))? {
         // Never the word itself: it may be a password.
         let kind = word.first().map_or(' ', |byte| char::from(*byte));
         let shown = match kind {
             '>' | '<' | '#' | '!' => format!("{kind}…"),
-            _ => redfence_core::grammar::errors::shown(word),
+            '(' if word.contains(&b'>') => "(…)".to_owned(),
+            _ => redfence_core::grammar::errors::shown(&word),
         };
-        user.apply(word, takes_any)
+        user.apply(&word, takes_any)
             .map_err(|problem| format!("Error in applying operation '{shown}': {}", problem.text()))?;
     }
     Ok(user)

@@ -3,7 +3,7 @@
 use super::{is, unknown_subcommand, wrong_arity};
 use crate::acl::check::Denial;
 use crate::acl::users::{check_name, DEFAULT};
-use crate::acl::{commands, user, User};
+use crate::acl::{commands, selector, user, User};
 use crate::clock;
 use crate::server::access::file::NO_FILE;
 use crate::server::context::CommandContext;
@@ -98,17 +98,20 @@ impl CommandContext {
     fn set_user(&self, name: &[u8], words: &[&[u8]]) -> Result<Reply, Refusal> {
         check_name(name).map_err(|text| Refusal::new(format!("ERR {text}")))?;
         let takes_any = self.server.access.takes_any_command();
+        let words = selector::join_words(words)
+            .map_err(|word| Refusal::new(format!("ERR {}", selector::unmatched(&word))))?;
         self.server.access.change(|users| {
             let mut user = match users.get(name) {
                 Some(user) => User::clone(user),
                 None if users.has_room() => User::new(name),
                 None => return Err(Refusal::new("ERR a node has 10000 users at most; delete some")),
             };
-            for word in words {
+            for word in &words {
                 user.apply(word, takes_any).map_err(|problem| {
                     // Never the secret itself.
                     let word = match word.first() {
                         Some(b'>' | b'<') => format!("{}…", char::from(word[0])),
+                        Some(b'(') if word.contains(&b'>') => "(…)".to_owned(),
                         _ => shown(word),
                     };
                     Refusal::new(format!("ERR Error in ACL SETUSER modifier '{word}': {}", problem.text()))
@@ -214,17 +217,24 @@ impl CommandContext {
 
 fn described(user: &User) -> Reply {
     let pair = |key: &'static str, value: Reply| (Reply::Text(key), value);
-    Reply::Map(vec![
+    let rights = |user: &User| {
+        vec![
+            pair("commands", Reply::bulk(user.commands.describe())),
+            pair("keys", Reply::bulk(user.describe_keys())),
+            pair("channels", Reply::bulk(user.describe_channels())),
+        ]
+    };
+    let selectors = user.selectors.iter().map(|selector| Reply::Map(rights(selector))).collect();
+    let mut shown = vec![
         pair("flags", Reply::Set(user.flags().into_iter().map(Reply::Text).collect())),
         pair(
             "passwords",
             Reply::Array(user.passwords.iter().map(|hash| Reply::bulk(user::hex(hash))).collect()),
         ),
-        pair("commands", Reply::bulk(user.commands.describe())),
-        pair("keys", Reply::bulk(user.describe_keys())),
-        pair("channels", Reply::bulk(user.describe_channels())),
-        pair("selectors", Reply::Array(vec![])),
-    ])
+    ];
+    shown.extend(rights(user));
+    shown.push(pair("selectors", Reply::Array(selectors)));
+    Reply::Map(shown)
 }
 
 fn category(name: Option<&[u8]>) -> Result<Reply, Refusal> {
