@@ -62,6 +62,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     let (tier2, raft) = start_tier2(&config, clock)?;
     let server = assemble(&config, clock, tier2.clone(), access, redis_tls, &main_door);
     tokio::spawn(access::file::follow(Arc::clone(&server)));
+    tokio::spawn(access::compare::follow(Arc::clone(&server)));
     tokio::spawn(access::upstream_table::follow(Arc::clone(&server)));
     if let Some(upstream) = &server.upstream {
         let _ = tokio::time::timeout(FIRST_CONTACT_WITHIN, upstream.first_contact()).await;

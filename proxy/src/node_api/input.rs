@@ -29,6 +29,8 @@ pub enum Input {
     },
     /// What this node's listeners want to receive besides replies. Initially nothing.
     Wanted(Wanted),
+    /// A hash of this node's ACL users, for the others to compare. Initially 0: not known.
+    Users(u64),
     Peer {
         from: NodeId,
         message: PeerMessage,
@@ -82,6 +84,7 @@ impl Input {
             | Input::SessionsTouched(_)
             | Input::SessionsOrphaned { .. }
             | Input::Wanted(_)
+            | Input::Users(_)
             | Input::Unreachable(_)
             | Input::Persisted { .. }
             | Input::PersistFailed { .. }

@@ -25,10 +25,11 @@ pub enum PeerMessage {
     },
     /// The leader's view of the members, for `LOCK.CLUSTER NODES` at the others. Nothing is decided by it.
     Progress(Vec<MemberProgress>),
-    /// To the leader of this term: the cluster versions that the sender can run.
+    /// To the leader of this term: the cluster versions that the sender can run, and a hash of its ACL users (0: not known).
     Versions {
         term: u64,
         range: VersionRange,
+        users: u64,
     },
 }
 
@@ -40,6 +41,8 @@ pub struct MemberProgress {
     pub up: bool,
     /// The newest cluster version it can run, 0 where it has not said so in this term.
     pub version: ClusterVersion,
+    /// A hash of its ACL users, 0 where it has not told it in this term.
+    pub users: u64,
 }
 
 impl PeerMessage {

@@ -97,4 +97,6 @@ pub struct NodeStatus {
     pub up: bool,
     /// The newest cluster version it can run. The leader knows it and tells; 0 where it has not lately.
     pub version: ClusterVersion,
+    /// A hash of its ACL users. The leader knows it and tells; 0 where it has not lately.
+    pub users: u64,
 }

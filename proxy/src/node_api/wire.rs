@@ -120,18 +120,20 @@ fn encode_payload(message: &PeerMessage, out: &mut BytesMut) -> u8 {
         }
         PeerMessage::Progress(rows) => {
             out.put_u8(rows.len() as u8);
-            for MemberProgress { id, matched, up, version } in rows {
+            for MemberProgress { id, matched, up, version, users } in rows {
                 out.put_u64_le(*id);
                 out.put_u64_le(*matched);
                 out.put_u8(u8::from(*up));
                 out.put_u16_le(*version);
+                out.put_u64_le(*users);
             }
             KIND_PROGRESS
         }
-        PeerMessage::Versions { term, range } => {
+        PeerMessage::Versions { term, range, users } => {
             out.put_u64_le(*term);
             out.put_u16_le(range.oldest);
             out.put_u16_le(range.newest);
+            out.put_u64_le(*users);
             KIND_VERSIONS
         }
     }
@@ -213,7 +215,8 @@ fn decode_progress(mut frame: Bytes) -> Result<Vec<MemberProgress>, MalformedFra
     for _ in 0..count {
         let (id, matched) = (get_u64(&mut frame)?, get_u64(&mut frame)?);
         let (up, version) = (get_u8(&mut frame)? != 0, get_u16(&mut frame)?);
-        rows.push(MemberProgress { id, matched, up, version });
+        let users = get_u64(&mut frame)?;
+        rows.push(MemberProgress { id, matched, up, version, users });
     }
     finished(&frame)?;
     Ok(rows)
@@ -222,8 +225,9 @@ fn decode_progress(mut frame: Bytes) -> Result<Vec<MemberProgress>, MalformedFra
 fn decode_versions(mut frame: Bytes) -> Result<PeerMessage, MalformedFrame> {
     let term = get_u64(&mut frame)?;
     let range = VersionRange { oldest: get_u16(&mut frame)?, newest: get_u16(&mut frame)? };
+    let users = get_u64(&mut frame)?;
     finished(&frame)?;
-    Ok(PeerMessage::Versions { term, range })
+    Ok(PeerMessage::Versions { term, range, users })
 }
 
 fn put_admin(request: &AdminRequest, out: &mut BytesMut) {
@@ -478,10 +482,10 @@ mod tests {
             PeerMessage::Admin { applied: 0, request: AdminRequest::Transfer { id: 4 } },
             PeerMessage::NotMember { conf_index: 8 },
             PeerMessage::Progress(vec![
-                MemberProgress { id: 1, matched: 9, up: true, version: 2 },
-                MemberProgress { id: 2, matched: 0, up: false, version: 0 },
+                MemberProgress { id: 1, matched: 9, up: true, version: 2, users: u64::MAX },
+                MemberProgress { id: 2, matched: 0, up: false, version: 0, users: 0 },
             ]),
-            PeerMessage::Versions { term: 7, range: VersionRange { oldest: 1, newest: 2 } },
+            PeerMessage::Versions { term: 7, range: VersionRange { oldest: 1, newest: 2 }, users: 3 },
         ]
     }
 

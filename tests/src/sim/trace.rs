@@ -58,6 +58,6 @@ fn describe(message: &PeerMessage) -> String {
         PeerMessage::Admin { request, .. } => format!("{request:?}"),
         PeerMessage::NotMember { conf_index } => format!("NotMember as of {conf_index}"),
         PeerMessage::Progress(rows) => format!("Progress of {} members", rows.len()),
-        PeerMessage::Versions { term, range } => format!("can run {range}, to the leader of term {term}"),
+        PeerMessage::Versions { term, range, .. } => format!("can run {range}, to the leader of term {term}"),
     }
 }

@@ -7,6 +7,7 @@
 //! # Layout
 //!
 //! - [`checks`]: what a connection asks before it runs a command
+//! - [`compare`]: whether other nodes have the same users
 //! - [`file`]: the ACL file: read, written, and read again when it changes
 //! - [`login`]: `AUTH`, and the delay of those who guess
 //! - [`audit`]: the audit log
@@ -14,6 +15,7 @@
 
 pub mod audit;
 pub mod checks;
+pub mod compare;
 pub mod file;
 pub mod login;
 pub mod upstream_table;
@@ -59,6 +61,8 @@ pub struct AccessControl {
     file_mark: Mutex<Option<FileMark>>,
     upstream_commands: RwLock<Option<Arc<UpstreamCommands>>>,
     pub denied: Denied,
+    /// Nodes that are up and have other users than this one.
+    pub users_differ: AtomicU64,
     pub throttle: LoginThrottle,
     pub audit: Option<AuditLog>,
 }
@@ -85,6 +89,7 @@ impl AccessControl {
             file_mark: Mutex::new(mark),
             upstream_commands: RwLock::default(),
             denied: Denied::default(),
+            users_differ: AtomicU64::new(0),
             throttle: LoginThrottle::default(),
             audit,
         })

@@ -170,4 +170,5 @@ fn redfence(server: &ServerState, text: &mut String) {
     line(text, "latency_p99_us", server.stats.latency_us(99));
     line(text, "events_lost", server.events_lost.load(Ordering::Relaxed));
     denied(server, text);
+    line(text, "acl_users_differ", load(&server.access.users_differ));
 }

@@ -4,7 +4,7 @@
 //! (learners too) has told it in this term and is up, all can run the next version, and no hold is set. What a member said is
 //! forgotten when its connection is lost and when members change: it may come back with an older program.
 
-use crate::node_api::{Forward, NodeId, PeerMessage};
+use crate::node_api::{Forward, MemberProgress, NodeId, PeerMessage};
 use crate::tier2::node::Node;
 use crate::tier2::refusals;
 use crate::tier2::requests::encoded;
@@ -21,11 +21,19 @@ const TELL_MS: u64 = 500;
 /// A raise that was lost with its entry is proposed again after this time.
 const RAISE_RETRY_MS: u64 = 1_000;
 
+/// What a member tells the leader of itself.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::tier2) struct MemberReport {
+    pub(in crate::tier2) range: VersionRange,
+    /// A hash of its ACL users.
+    pub(in crate::tier2) users: u64,
+}
+
 /// What is known of the members' versions.
 #[derive(Debug, Default)]
 pub(in crate::tier2) struct MemberVersions {
     /// As leader: what members said in this term.
-    told: BTreeMap<NodeId, VersionRange>,
+    told: BTreeMap<NodeId, MemberReport>,
     tell_due_ms: u64,
     raise_due_ms: u64,
 }
@@ -52,7 +60,15 @@ impl Node {
     pub(in crate::tier2) fn version_of(&self, id: NodeId) -> ClusterVersion {
         match id == self.config.id {
             true => self.config.versions.newest,
-            false => self.versions.told.get(&id).map_or(0, |range| range.newest),
+            false => self.versions.told.get(&id).map_or(0, |told| told.range.newest),
+        }
+    }
+
+    /// The hash of a member's ACL users, 0 where it has not told it in this term.
+    pub(in crate::tier2) fn users_of(&self, id: NodeId) -> u64 {
+        match id == self.config.id {
+            true => self.users,
+            false => self.versions.told.get(&id).map_or(0, |told| told.users),
         }
     }
 
@@ -63,17 +79,18 @@ impl Node {
             return;
         }
         self.versions.tell_due_ms = now_ms + TELL_MS;
-        let range = self.config.versions;
-        if self.leaders_row(self.config.id).is_none_or(|row| row.version != range.newest) {
-            let message = PeerMessage::Versions { term: self.raw.raft.term, range };
+        let (range, users) = (self.config.versions, self.users);
+        let is_known = |row: MemberProgress| row.version == range.newest && row.users == users;
+        if !self.leaders_row(self.config.id).is_some_and(is_known) {
+            let message = PeerMessage::Versions { term: self.raw.raft.term, range, users };
             self.out.send.push((leader, message));
         }
     }
 
-    pub(in crate::tier2) fn on_versions(&mut self, from: NodeId, term: u64, range: VersionRange) {
+    pub(in crate::tier2) fn on_versions(&mut self, from: NodeId, term: u64, report: MemberReport) {
         let is_current = self.is_leader() && term == self.raw.raft.term;
         if is_current && self.membership.get(from).is_some() {
-            self.versions.told.insert(from, range);
+            self.versions.told.insert(from, report);
         }
     }
 
@@ -106,7 +123,7 @@ impl Node {
         let ranges = self.membership.iter().map(|member| match member.id == self.config.id {
             true => Some(self.config.versions),
             false if self.silent_ms(member.id, now_ms) >= self.config.node_down_ms => None,
-            false => self.versions.told.get(&member.id).copied(),
+            false => self.versions.told.get(&member.id).map(|told| told.range),
         });
         let ranges: Vec<VersionRange> = ranges.collect::<Option<_>>()?;
         let to = ranges.iter().map(|range| range.newest).min()?;

@@ -160,6 +160,7 @@ impl NodeInbox {
             | Input::SessionsTouched(_)
             | Input::SessionsOrphaned { .. }
             | Input::Wanted(_)
+            | Input::Users(_)
             | Input::Peer { .. }
             | Input::Unreachable(_)
             | Input::PersistFailed { .. }

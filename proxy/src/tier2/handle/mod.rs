@@ -425,6 +425,7 @@ fn ticket_of(input: &Input) -> Option<Ticket> {
         | Input::SessionsTouched(_)
         | Input::SessionsOrphaned { .. }
         | Input::Wanted(_)
+        | Input::Users(_)
         | Input::Peer { .. }
         | Input::Unreachable(_)
         | Input::Persisted { .. }

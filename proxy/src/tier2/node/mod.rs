@@ -23,7 +23,7 @@ use crate::node_api::{
 use crate::tier2::cluster::digests::OwnDigests;
 use crate::tier2::cluster::membership::{Goal, Membership};
 use crate::tier2::cluster::peer_checks::{PeerRefusal, PeerRefusals};
-use crate::tier2::cluster::versions::MemberVersions;
+use crate::tier2::cluster::versions::{MemberReport, MemberVersions};
 use crate::tier2::config::NodeConfig;
 use crate::tier2::node::apply::{TurnLoad, COMMITTED_BYTES_PER_READY};
 use crate::tier2::node::grant_delivery::GrantDelivery;
@@ -74,6 +74,8 @@ pub struct Node {
     pub(super) stamp_applied_at_ms: u64,
     pub(super) membership: Membership,
     pub(super) versions: MemberVersions,
+    /// A hash of this node's ACL users; 0 where it is not known.
+    pub(super) users: u64,
     pub(super) pending: PendingTable,
     pub(super) heavy: HeavyQueue,
     /// The machine accepts commands of this incarnation of the node.
@@ -157,6 +159,7 @@ impl Node {
             stamp_applied_at_ms: 0,
             membership,
             versions: MemberVersions::default(),
+            users: 0,
             pending: PendingTable::new(origin),
             heavy: HeavyQueue::default(),
             origin_live: false,
@@ -234,6 +237,7 @@ impl Node {
             Input::SessionsTouched(ids) => self.touched.extend(ids),
             Input::SessionsOrphaned { ids, grace_ms } => self.on_orphaned(&ids, grace_ms),
             Input::Wanted(wanted) => self.machine.set_wanted(wanted),
+            Input::Users(hash) => self.users = hash,
             Input::Peer { from, message } => self.on_peer(from, message),
             Input::Unreachable(peer) => self.on_unreachable(peer),
             Input::Persisted { number } => self.on_persisted(number),
@@ -377,7 +381,9 @@ impl Node {
             PeerMessage::Admin { applied, request } => self.on_asked(applied, &request),
             PeerMessage::NotMember { conf_index } => self.on_not_member(conf_index),
             PeerMessage::Progress(rows) => self.on_progress(from, rows),
-            PeerMessage::Versions { term, range } => self.on_versions(from, term, range),
+            PeerMessage::Versions { term, range, users } => {
+                self.on_versions(from, term, MemberReport { range, users });
+            }
         }
     }
 

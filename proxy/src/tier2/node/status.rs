@@ -98,7 +98,8 @@ impl Node {
             false => (progress.matched, progress.up),
         };
         let version = if own { self.config.versions.newest } else { progress.version };
-        NodeStatus { id: member.id, addr: member.addr.clone(), role, matched, up, version }
+        let users = if own { self.users } else { progress.users };
+        NodeStatus { id: member.id, addr: member.addr.clone(), role, matched, up, version, users }
     }
 
     /// How far another member is: as the leader says where it has said so lately, else as this node sees it.
@@ -107,9 +108,10 @@ impl Node {
         let up = self.silent_ms(id, now_ms) < self.config.node_down_ms;
         if self.is_leader() {
             let matched = self.raw.raft.prs().get(id).map_or(0, |progress| progress.matched);
-            return MemberProgress { id, matched, up, version: self.version_of(id) };
+            let (version, users) = (self.version_of(id), self.users_of(id));
+            return MemberProgress { id, matched, up, version, users };
         }
-        self.leaders_row(id).unwrap_or(MemberProgress { id, matched: 0, up, version: 0 })
+        self.leaders_row(id).unwrap_or(MemberProgress { id, matched: 0, up, version: 0, users: 0 })
     }
 
     /// What the leader has lately said of a member.
@@ -134,6 +136,7 @@ impl Node {
             matched: self.raw.raft.raft_log.persisted,
             up: true,
             version: self.config.versions.newest,
+            users: self.users,
         };
         let others: Vec<NodeId> =
             self.membership.iter().map(|member| member.id).filter(|id| *id != self.config.id).collect();
