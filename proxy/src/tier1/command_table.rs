@@ -1,5 +1,5 @@
-//! Where the upstream Redis says that its commands have their keys: its `COMMAND`, asked for when it is reached and when its modules
-//! change.
+//! Where the upstream Redis says that its commands have their keys, and their ACL categories: its `COMMAND`, asked for when it is
+//! reached and when its modules change.
 //!
 //! For commands in none of our tables (modules, newer versions), where routes send keys to Tier 2: such a command passes by its keys,
 //! as every other does, and is refused where they cannot be told. A `COMMAND` renamed or denied there, or larger than a reply
@@ -24,6 +24,18 @@ struct Entry {
     keys: Positions,
     /// By name in lower case; empty where it has none.
     subcommands: FxHashMap<Vec<u8>, Positions>,
+    /// ACL categories, without the `@`.
+    categories: Vec<Box<[u8]>>,
+}
+
+/// A command of the table, for the check of rights.
+#[derive(Clone, Copy, Debug)]
+pub struct CommandRow<'a> {
+    /// In lower case.
+    pub name: &'a [u8],
+    /// `None`: not in fixed places, or in other places for each subcommand.
+    pub keys: Option<KeySpec>,
+    pub categories: &'a [Box<[u8]>],
 }
 
 #[derive(Debug)]
@@ -71,6 +83,19 @@ impl CommandTable {
         Some(CommandTable::Known(CommandNames(names)))
     }
 
+    /// Every command; none where the table is missing.
+    pub fn rows(&self) -> impl Iterator<Item = CommandRow<'_>> {
+        let names = match self {
+            CommandTable::Known(CommandNames(names)) => Some(names),
+            CommandTable::Missing { .. } => None,
+        };
+        names.into_iter().flatten().map(|(name, entry)| CommandRow {
+            name,
+            keys: entry.positions(None),
+            categories: &entry.categories,
+        })
+    }
+
     /// Where a command has its keys that is in no table of ours.
     pub fn key_spec(&self, argv: &[&[u8]]) -> Result<KeySpec, Refusal> {
         let names = match self {
@@ -115,10 +140,11 @@ fn entry(row: &Reply) -> Option<(Vec<u8>, Entry)> {
         let short = name.iter().position(|byte| *byte == b'|').map_or(&name[..], |at| &name[at + 1..]);
         Some((short.to_vec(), positions(fields)?))
     });
-    Some((
-        name(fields)?,
-        Entry { keys: positions(fields)?, subcommands: subcommands.collect::<Option<_>>()? },
-    ))
+    let words = if let Some(Reply::Array(words)) = fields.get(6) { &words[..] } else { &[] };
+    let category = |name: &[u8]| name.strip_prefix(b"@").map(Box::from);
+    let categories: Vec<Box<[u8]>> = words.iter().filter_map(|item| word(item).and_then(category)).collect();
+    let (keys, subcommands) = (positions(fields)?, subcommands.collect::<Option<_>>()?);
+    Some((name(fields)?, Entry { keys, subcommands, categories }))
 }
 
 /// A word, as a simple or a bulk string.
@@ -169,7 +195,7 @@ mod tests {
             Reply::Int(range[0]),
             Reply::Int(range[1]),
             Reply::Int(range[2]),
-            empty(),
+            Reply::Array(vec![Reply::Status("@read".into()), Reply::bulk("@of_a_module")]),
             empty(),
             empty(),
             Reply::Array(subcommands),
@@ -200,6 +226,18 @@ mod tests {
             }),
         ];
         CommandTable::parse(&Reply::Array(rows)).unwrap()
+    }
+
+    #[test]
+    fn rows_tell_categories_and_keys() {
+        let table = table();
+        let row = |name: &str| table.rows().find(|row| row.name == name.as_bytes()).unwrap();
+        assert_eq!(row("json.mget").keys, Some(KeySpec::Span { first: 1, last: -2, step: 1 }));
+        assert_eq!(row("json.mget").categories.concat(), b"readof_a_module");
+        assert_eq!(row("newer.call").keys, None);
+        assert_eq!(row("newer.group").keys, None, "each subcommand has its own");
+        assert!(row("older").categories.is_empty());
+        assert_eq!(CommandTable::Missing { reason: String::new() }.rows().count(), 0);
     }
 
     fn keys(table: &CommandTable, line: &str) -> String {
