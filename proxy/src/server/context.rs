@@ -22,6 +22,8 @@ pub struct CommandContext {
     pub(in crate::server) replies: ReplyQueue,
     pub(in crate::server) upstream: UpstreamConnections,
     pub(in crate::server) routes: FollowedRoutes,
+    /// The error that the command was answered with at once, for the audit log; kept only where there is one.
+    pub(in crate::server) refused_with: Option<Refusal>,
     /// Commands run and not yet counted.
     pub(in crate::server) commands_run: u32,
     /// When those that are being run were read: one look at the clock for all that came together.
@@ -38,6 +40,7 @@ impl CommandContext {
             replies: ReplyQueue::default(),
             upstream: UpstreamConnections::default(),
             routes,
+            refused_with: None,
             commands_run: 0,
             read_us: 0,
         }
@@ -50,6 +53,9 @@ impl CommandContext {
 
     /// Answers the command just run, behind whatever is in flight.
     pub(in crate::server) fn reply(&mut self, reply: &Reply) {
+        if let (Reply::Error(refusal), Some(_)) = (reply, &self.server.access.audit) {
+            self.refused_with = Some(refusal.clone());
+        }
         self.reply_with(|encoder| reply.render(encoder));
     }
 
@@ -95,6 +101,7 @@ impl CommandContext {
             began_us,
             if_abandoned,
             after_reply: AfterReply::Nothing,
+            audit: None,
         }));
     }
 

@@ -4,6 +4,7 @@
 //! are missing. The file is appended to, has mode 0600, and is opened again when it was moved away.
 
 use crate::clock;
+use redfence_core::reply::Reply;
 use serde_json::json;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
@@ -29,10 +30,32 @@ pub struct AuditEvent<'a> {
     /// The command, with its subcommand.
     pub command: &'a str,
     pub arguments: &'a [&'a [u8]],
-    /// `allowed`, or the code of the refusal and what it is about.
-    pub result: &'static str,
+    /// See [`result_of`]; of a refused permission or login its code.
+    pub result: &'a str,
     pub object: &'a [u8],
 }
+
+/// An administrative act whose outcome is not known yet.
+#[derive(Debug)]
+pub struct AuditDraft(serde_json::Value);
+
+/// What a line says of an act that has this reply: `ok`, or the code of the error.
+#[must_use]
+pub fn result_of(reply: &Reply) -> &str {
+    if let Reply::Error(refusal) = reply {
+        refusal.code()
+    } else {
+        OK
+    }
+}
+
+pub const OK: &str = "ok";
+/// It will be carried out with `EXEC`.
+pub const QUEUED: &str = "queued";
+/// The upstream Redis has it; its reply goes to the client unread.
+pub const PASSED: &str = "passed";
+/// The client was gone before the reply came.
+pub const UNKNOWN: &str = "unknown";
 
 #[derive(Debug)]
 pub struct AuditLog {
@@ -55,13 +78,28 @@ impl AuditLog {
     }
 
     pub fn write(&self, event: AuditEvent<'_>) {
-        if self.lines.try_send(line(event, clock::wall_us() / 1_000)).is_err() {
+        self.send(line(event, clock::wall_us() / 1_000).to_string());
+    }
+
+    /// What was asked for, and when; [`AuditLog::finish`] writes it with its outcome.
+    #[must_use]
+    pub fn draft(event: AuditEvent<'_>) -> AuditDraft {
+        AuditDraft(line(event, clock::wall_us() / 1_000))
+    }
+
+    pub fn finish(&self, mut draft: AuditDraft, result: &str) {
+        draft.0["result"] = result.into();
+        self.send(draft.0.to_string());
+    }
+
+    fn send(&self, line: String) {
+        if self.lines.try_send(line).is_err() {
             self.dropped.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-fn line(event: AuditEvent<'_>, now_ms: u64) -> String {
+fn line(event: AuditEvent<'_>, now_ms: u64) -> serde_json::Value {
     let arguments: Vec<String> = shown_arguments(event.command, event.arguments);
     json!({
         "time": timestamp(now_ms),
@@ -73,7 +111,6 @@ fn line(event: AuditEvent<'_>, now_ms: u64) -> String {
         "object": shown(event.object),
         "result": event.result,
     })
-    .to_string()
 }
 
 fn shown(text: &[u8]) -> String {
@@ -164,28 +201,20 @@ mod tests {
 
     fn event<'a>(command: &'a str, arguments: &'a [&'a [u8]]) -> AuditEvent<'a> {
         let client = "127.0.0.1:5".parse().unwrap();
-        AuditEvent {
-            event: "admin",
-            user: b"ro\not",
-            client,
-            command,
-            arguments,
-            result: "allowed",
-            object: b"",
-        }
+        AuditEvent { event: "admin", user: b"ro\not", client, command, arguments, result: OK, object: b"" }
     }
 
     #[test]
     fn a_line_is_one_json_object_without_secrets() {
-        let text = line(event("acl|setuser", &[b"app", b">secret", b"~a\x1b[1m", b"#abc"]), 0);
+        let text = line(event("acl|setuser", &[b"app", b">secret", b"~a\x1b[1m", b"#abc"]), 0).to_string();
         assert!(!text.contains("secret") && !text.contains('\n') && !text.contains('\x1b'), "{text}");
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["user"], "ro\not");
         assert_eq!(value["arguments"], json!(["app", "(redacted)", "~a\u{1b}[1m", "(redacted)"]));
         assert_eq!(value["time"], "1970-01-01T00:00:00.000Z");
-        let silent = line(event("migrate", &[b"host", b"AUTH", b"secret"]), 0);
+        let silent = line(event("migrate", &[b"host", b"AUTH", b"secret"]), 0).to_string();
         assert!(!silent.contains("secret"), "{silent}");
-        let config = line(event("config|set", &[b"requirepass", b"secret"]), 0);
+        let config = line(event("config|set", &[b"requirepass", b"secret"]), 0).to_string();
         assert!(!config.contains("secret") && config.contains("requirepass"), "{config}");
     }
 

@@ -1,11 +1,13 @@
 //! What a connection asks before it runs a command, delivers a message, or runs a transaction. Part of [`CommandContext`].
 
-use super::audit::AuditEvent;
+use super::audit::{self, AuditEvent, AuditLog};
 use crate::acl::check::{runs_script, Denial};
 use crate::acl::log::Refused;
 use crate::acl::{commands, script, User};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Disconnect;
+use crate::server::net::in_flight::AwaitedReply;
+use bytes::Bytes;
 use redfence_core::keyspace::acl_table::ADMIN;
 use redfence_core::reply::Refusal;
 use std::sync::Arc;
@@ -91,23 +93,40 @@ impl CommandContext {
         }
     }
 
-    /// Writes an administrative act down, where there is an audit log.
-    pub(in crate::server) fn audit_admin(&self, argv: &[&[u8]]) {
+    /// Writes an administrative act down with its outcome, where there is an audit log: at once, or when its reply comes.
+    /// `awaited_before`: replies that were awaited before the command was run.
+    pub(in crate::server) fn audit_admin(&mut self, argv: &[&[u8]], awaited_before: usize) {
         let Some(audit) = &self.server.access.audit else { return };
         let Some(command) = commands::find(argv) else { return };
         if command.categories & ADMIN == 0 && command.name != "flushdb" {
             return;
         }
         let words = if command.container().is_some() { 2 } else { 1 };
-        audit.write(AuditEvent {
+        let draft = AuditLog::draft(AuditEvent {
             event: "admin",
             user: &self.client.user.name,
             client: self.client.info.address,
             command: &command.name,
             arguments: argv.get(words..).unwrap_or_default(),
-            result: "allowed",
+            result: audit::UNKNOWN,
             object: b"",
         });
+        let is_awaited = self.replies.awaited.len() > awaited_before;
+        let at_once = match self.replies.awaited.back_mut().filter(|_| is_awaited) {
+            Some(AwaitedReply::Call(call)) => {
+                call.audit = Some(Box::new(draft));
+                return;
+            }
+            Some(AwaitedReply::OwnUpstream(_) | AwaitedReply::SharedUpstream(_)) => audit::PASSED,
+            // A reply that was ready, behind others that are not.
+            Some(AwaitedReply::Encoded(_) | AwaitedReply::Subscription(_)) | None => match &self.refused_with
+            {
+                Some(refusal) => refusal.code(),
+                None if self.client.transaction.is_some() => audit::QUEUED,
+                None => audit::OK,
+            },
+        };
+        audit.finish(draft, at_once);
     }
 
     /// What goes to the leader with a script; `None` where its calls need no check.
@@ -142,25 +161,35 @@ impl CommandContext {
         }
     }
 
-    /// Before `EXEC`: users may have changed since the commands were queued.
-    pub(in crate::server) fn check_transaction(&self) -> Result<(), Refusal> {
-        let Some(transaction) = &self.client.transaction else { return Ok(()) };
-        if transaction.access_generation == self.client.access_generation
-            || self.client.user.is_unrestricted()
-        {
-            return Ok(());
+    /// Whether users have changed since the commands of a transaction were queued, so that they must be checked again.
+    fn must_check_transaction(&self) -> bool {
+        self.client.transaction.as_ref().is_some_and(|transaction| {
+            transaction.access_generation != self.client.access_generation
+                && !self.client.user.is_unrestricted()
+        })
+    }
+
+    /// Before an `EXEC` that the upstream Redis carries out: its commands are not known here.
+    pub(in crate::server) fn check_upstream_transaction(&self) -> Result<(), Refusal> {
+        match self.must_check_transaction() {
+            true => Err(Refusal::new(format!("{CHANGED}the user was changed; send the transaction again"))),
+            false => Ok(()),
         }
-        if transaction.is_kept_elsewhere() {
-            return Err(Refusal::new(format!("{CHANGED}the user was changed; send the transaction again")));
-        }
-        for command in transaction.commands() {
+    }
+
+    /// Which commands of a transaction queued here its user may no longer run, by place. As in Redis the others are carried out.
+    pub(in crate::server) fn denied_in_transaction(&self) -> Vec<(usize, Refusal)> {
+        let Some(transaction) = self.client.transaction.as_ref().filter(|_| self.must_check_transaction())
+        else {
+            return Vec::new();
+        };
+        let denied = |(at, command): (usize, &[Bytes])| {
             let argv: Vec<&[u8]> = command.iter().map(|word| &word[..]).collect();
-            if let Err(denial) = self.client.user.check(&argv, None) {
-                self.note_denial(&denial, &argv);
-                return Err(Refusal::new(format!("{CHANGED}{}", denial.text())));
-            }
-        }
-        Ok(())
+            let denial = self.client.user.check(&argv, None).err()?;
+            self.note_denial(&denial, &argv);
+            Some((at, Refusal::new(format!("{CHANGED}{}", denial.text()))))
+        };
+        transaction.commands().enumerate().filter_map(denied).collect()
     }
 
     /// Before messages are delivered: who may no longer hear of a channel is disconnected, as in Redis.

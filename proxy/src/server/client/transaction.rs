@@ -90,10 +90,11 @@ impl Transaction {
         self.commands.iter().map(Vec::as_slice)
     }
 
-    /// Whether commands were queued at the upstream Redis, and are not known here.
-    #[must_use]
-    pub fn is_kept_elsewhere(&self) -> bool {
-        self.target == TransactionTarget::Upstream
+    /// Takes commands out that are not to be carried out, by place in rising order.
+    pub fn remove(&mut self, places: impl DoubleEndedIterator<Item = usize>) {
+        places.rev().for_each(|at| {
+            self.commands.remove(at);
+        });
     }
 
     /// Whether it fits into a request when these rights go with each of its scripts.

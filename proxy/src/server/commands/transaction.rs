@@ -52,14 +52,14 @@ impl CommandContext {
                 "EXECABORT Transaction discarded because of: wrong number of arguments for 'exec' command";
             return self.give_up(Refusal::new(refusal));
         }
-        if let Err(refusal) = self.check_transaction() {
-            return self.give_up(refusal);
-        }
         match &self.client.transaction {
             None => self.refuse(Refusal::new("ERR EXEC without MULTI")),
             Some(transaction) if transaction.must_abort => self.give_up(Refusal::new(DISCARDED)),
             Some(transaction) => match transaction.target {
-                TransactionTarget::Upstream => self.leave_by_upstream(argv, frame),
+                TransactionTarget::Upstream => match self.check_upstream_transaction() {
+                    Ok(()) => self.leave_by_upstream(argv, frame),
+                    Err(refusal) => self.give_up(refusal),
+                },
                 TransactionTarget::Keyspace => self.exec_in_keyspace(),
                 TransactionTarget::Undecided => {
                     self.forget_transaction();
@@ -83,6 +83,17 @@ impl CommandContext {
         if !self.can_join(in_flight) || !self.replies.has_room_for_large_reply() {
             return Progress::Stalled;
         }
+        let denied = self.denied_in_transaction();
+        if let Some(transaction) = &mut self.client.transaction {
+            transaction.remove(denied.iter().map(|(at, _)| *at));
+            if transaction.is_empty() && self.client.watched.is_empty() {
+                let refusals = denied.into_iter().map(|(_, refusal)| Reply::Error(refusal)).collect();
+                self.forget_transaction();
+                self.reply(&Reply::Array(refusals));
+                return Progress::Done;
+            }
+        }
+        let Some(transaction) = &self.client.transaction else { unreachable!("asked before") };
         let rights = match self.script_rights(&[b"EVAL"]) {
             Ok(rights) => rights,
             Err(refusal) => return self.give_up(refusal),
@@ -104,7 +115,7 @@ impl CommandContext {
         );
         self.await_call(in_flight, Source::Tier2(pending), false, IfAbandoned::Nothing);
         self.replies.large_calls += 1;
-        self.then(AfterReply::Select(selects));
+        self.then(AfterReply::Transaction { selects, denied });
         self.forget_transaction();
         Progress::Done
     }

@@ -1,6 +1,7 @@
 //! Delivers awaited replies: takes them in order as they come and encodes them for the client. Part of [`CommandContext`].
 
 use crate::resp::encode::Encoder;
+use crate::server::access::audit;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::{
@@ -114,6 +115,9 @@ impl CommandContext {
         if let Reply::Error(refusal) = &reply {
             self.note_script_denial(refusal);
         }
+        if let (Some(draft), Some(audit)) = (call.audit, &self.server.access.audit) {
+            audit.finish(*draft, audit::result_of(&reply));
+        }
         self.server.stats.count(&reply, self.server.now_us().saturating_sub(call.began_us));
         if call.waits {
             self.client.set_waiting(false);
@@ -140,15 +144,21 @@ impl CommandContext {
                 self.client.watch(db, keys, &tokens);
                 Reply::OK
             }
-            (AfterReply::Select(places), Reply::Array(replies)) => {
-                let moved = places.iter().rev().find(|(at, _)| replies.get(*at) == Some(&Reply::OK));
+            (AfterReply::Transaction { selects, denied }, Reply::Array(mut replies)) => {
+                for (at, refusal) in denied {
+                    replies.insert(at.min(replies.len()), Reply::Error(refusal));
+                }
+                let moved = selects.iter().rev().find(|(at, _)| replies.get(*at) == Some(&Reply::OK));
                 if let Some((_, db)) = moved {
                     self.set_database(*db);
                 }
                 Reply::Array(replies)
             }
             (
-                AfterReply::Nothing | AfterReply::Say(_) | AfterReply::Watch { .. } | AfterReply::Select(_),
+                AfterReply::Nothing
+                | AfterReply::Say(_)
+                | AfterReply::Watch { .. }
+                | AfterReply::Transaction { .. },
                 reply,
             ) => reply,
         }

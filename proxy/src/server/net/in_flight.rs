@@ -6,11 +6,12 @@
 
 use crate::events::SubscriptionKind;
 use crate::node_api::OwnedQuery;
+use crate::server::access::audit::{self, AuditDraft};
 use crate::server::stats::LockOperation;
 use crate::server::ServerState;
 use crate::tier2::handle::{NodeAnswer, PendingReply};
 use bytes::Bytes;
-use redfence_core::reply::Reply;
+use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::SessionId;
 use std::future::Future;
 use std::pin::Pin;
@@ -77,6 +78,8 @@ pub struct AwaitedCall {
     pub began_us: u64,
     pub if_abandoned: IfAbandoned,
     pub after_reply: AfterReply,
+    /// An administrative act, to be written down with its outcome.
+    pub audit: Option<Box<AuditDraft>>,
 }
 
 /// How the answer changes the state of its client.
@@ -92,8 +95,11 @@ pub enum AfterReply {
     },
     /// The reply in place of an answer that is no error: only this node knows it (receivers of a `PUBLISH`).
     Say(Reply),
-    /// A transaction with a `SELECT` of a database at each of these places.
-    Select(Vec<(usize, u32)>),
+    /// A transaction with a `SELECT` of a database at each of these places, and without the commands at others, which were refused.
+    Transaction {
+        selects: Vec<(usize, u32)>,
+        denied: Vec<(usize, Refusal)>,
+    },
 }
 
 /// What an answer means for the sessions of the connection.
@@ -199,6 +205,9 @@ impl AwaitedCall {
 
     /// The client is gone.
     pub fn abandon(self, server: &ServerState) {
+        if let (Some(draft), Some(audit)) = (self.audit, &server.access.audit) {
+            audit.finish(*draft, audit::UNKNOWN);
+        }
         let (source, waits) = match self.source {
             Source::Answered { reply, .. } => (Source::Tier2(PendingReply::answered(reply)), false),
             source @ (Source::Tier2(_) | Source::Channel(_) | Source::Node(_) | Source::Deferred(_)) => {

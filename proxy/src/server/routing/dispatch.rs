@@ -39,6 +39,8 @@ impl CommandContext {
         if self.client.reply_mode == ReplyMode::SkipNext {
             self.client.reply_mode = ReplyMode::SkipThis;
         }
+        self.refused_with = None;
+        let awaited_before = self.replies.awaited.len();
         let access = self.check_access(argv);
         let is_allowed = access.is_ok();
         let flow = if let Err(refusal) = access {
@@ -60,7 +62,7 @@ impl CommandContext {
         if flow != Progress::Stalled {
             self.note_command();
             if is_allowed && self.server.access.audit.is_some() {
-                self.audit_admin(argv);
+                self.audit_admin(argv, awaited_before);
             }
             if local != Some(Local::Client) {
                 self.end_caching();
