@@ -11,12 +11,12 @@ HOSTS ?=
 # Where whatever cannot be done on this machine is noted; `make test` prints it at its end.
 export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile mixed-versions nightly fuzz clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile attack mixed-versions nightly fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-run: build-release $(if $(TLS),certs) ## a Redis with the module and three nodes, until Ctrl-C; TLS=1: with TLS and a password
+run: build-release $(if $(TLS),certs) ## a Redis with the module and three nodes, until Ctrl-C; TLS=1: with TLS, a password and encrypted peers
 	@scripts/run $(if $(TLS),--tls $(CERTS))
 
 certs: ## a certificate authority with certificates for this machine, for a try of TLS (CERTS=target/certs, HOSTS="more names")
@@ -48,7 +48,7 @@ test: ## everything CI runs; at the end a list of what this machine could not do
 
 ci: test ## exactly what .ci/run calls
 
-check: fmt clippy licences ## format, lints, licences
+check: fmt clippy licences advisories ## format, lints, licences, advisories
 
 fmt:
 	$(CARGO) fmt --all --check
@@ -60,6 +60,9 @@ clippy:
 licences:
 	@scripts/install-deps python
 	@scripts/licences
+
+advisories: ## known vulnerabilities of dependencies (cargo-deny or cargo-audit; says so where it cannot be done)
+	@scripts/advisories
 
 build: ## debug build of the module and the proxy
 	@scripts/install-deps cc libclang
@@ -129,6 +132,10 @@ versus: build-release ## this build against the pinned baseline (bench/baseline.
 hostile: build ## whatever a client may send, against three nodes: make hostile, make hostile ONLY=glob
 	$(CARGO) run --locked -p redfence-tests --bin hostile -- $(if $(ONLY),--only $(ONLY))
 
+attack: ## a cluster with TLS, users and encrypted peers, attacked on every port: make attack, FRAMES=100000 SLOW=1000
+	REDFENCE_ATTACK_FRAMES=$(or $(FRAMES),10000000) REDFENCE_ATTACK_SLOW=$(or $(SLOW),5000) \
+		$(CARGO) test --locked -p redfence --test attack -- --nocapture
+
 mixed-versions: build ## releases side by side: this one, those of tests/releases.toml, and a made-up next one (its program is built first)
 	$(CARGO) build --locked -p redfence --features next-version --bin redfence-next
 	$(CARGO) test --locked -p redfence-core --features scripts,next-version --test versions
@@ -138,12 +145,14 @@ mixed-versions: build ## releases side by side: this one, those of tests/release
 # What takes too long for every change. Each part is a target of its own; times are of two cores.
 #   part             what                                                        takes
 #   hostile-all      all of the hostile suite                                    about 10 minutes
+#   attack           10 million hostile frames, 5,000 slow connections           about an hour
 #   mixed-versions   releases side by side, rolling up and back under load       under a minute, and two minutes to build the next one
 #   sim              20,000 seeds                                                about 40 minutes
 #   chaos            fault runs on real processes                                30 minutes
 #   fuzz             ten minutes for every target                                about 2 hours
 nightly: build ## what takes too long for every change; the Makefile lists its parts and what each takes
 	@scripts/timed hostile-all env REDFENCE_HOSTILE=all $(CARGO) test --locked -p redfence-tests --test hostile_cluster -- --nocapture
+	@scripts/timed attack $(MAKE) attack
 	@scripts/timed mixed-versions $(MAKE) mixed-versions
 	@scripts/timed sim $(MAKE) sim SEEDS=0..20000
 	@scripts/timed chaos $(MAKE) chaos DURATION=1800 SEED=$(or $(SEED),$(shell date +%j))

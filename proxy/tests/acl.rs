@@ -2,9 +2,13 @@
 
 mod support;
 
+use std::net::SocketAddr;
 use std::os::unix::fs::PermissionsExt;
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Mutex;
 use std::time::Instant;
-use support::{await_that, start_cluster, Client, Node};
+use support::{await_that, start_cluster, start_nodes_by, Client, Node};
 use tempfile::TempDir;
 
 const WRONG: &str = "-WRONGPASS invalid username-password pair or user is disabled.";
@@ -118,11 +122,16 @@ fn rights_that_are_taken_are_gone_at_once() {
     let mut admin = node.connect();
     admin.ask_all(&["ACL SETUSER app on >pw ~app:* &* +@all"]);
     let mut app = as_user(&node, "app");
-    assert_eq!(app.ask_all(&["MULTI", "SET app:1 x"]), ["OK", "QUEUED"]);
+    assert_eq!(app.ask_all(&["MULTI", "SET app:1 x", "INCR app:2"]), ["OK", "QUEUED", "QUEUED"]);
+    let mut alone = as_user(&node, "app");
+    assert_eq!(alone.ask_all(&["MULTI", "SET app:1 x"]), ["OK", "QUEUED"]);
     let mut listener = as_user(&node, "app");
     assert!(listener.ask(&["SUBSCRIBE", "news"]).starts_with('('));
     assert_eq!(admin.ask_all(&["ACL SETUSER app -set resetchannels &other"]), ["OK"]);
-    assert!(app.ask(&["EXEC"]).starts_with("-NOPERM ACLs rules changed"), "queued while it was allowed");
+    let executed = app.ask(&["EXEC"]);
+    assert!(executed.starts_with("(-NOPERM ACLs rules changed"), "queued while it was allowed: {executed}");
+    assert!(executed.ends_with(", 1)"), "as in Redis what it still may do is done: {executed}");
+    assert!(alone.ask(&["EXEC"]).starts_with("(-NOPERM ACLs rules changed"));
     assert_eq!(app.ask(&["GET", "app:1"]), "nil");
     assert_eq!(
         app.ask_all(&["SET app:1 x"]),
@@ -204,6 +213,9 @@ fn guessing_is_slow_counted_and_written_down() {
     assert_eq!(guesser.ask(&["ACL", "LOG", "RESET"]), "OK");
     assert_eq!(guesser.ask(&["ACL", "LOG"]), "()");
     guesser.ask_all(&["ACL SETUSER app on >hidden ~app:* +@all", "LOCK.FORCERELEASE x", "FLUSHALL"]);
+    assert!(guesser.ask(&["LOCK.CLUSTER", "REMOVE", "77"]).starts_with("-ERR"));
+    assert!(guesser.ask(&["ACL", "DELUSER", "default"]).starts_with("-ERR"));
+    assert_eq!(guesser.ask_all(&["MULTI", "FLUSHDB", "DISCARD"]), ["OK", "QUEUED", "OK"]);
     assert_eq!(guesser.ask(&["AUTH", "app", "hidden"]), "OK");
     assert_eq!(guesser.ask(&["GET", "other"]), NO_KEY);
     let lines = || std::fs::read_to_string(&audit).unwrap();
@@ -212,8 +224,11 @@ fn guessing_is_slow_counted_and_written_down() {
     assert!(!text.contains("hidden") && !text.contains("secret"), "{text}");
     for expected in [
         "\"command\":\"acl|setuser\"",
-        "\"command\":\"lock.forcerelease\"",
+        "\"command\":\"lock.forcerelease\",\"event\":\"admin\",\"object\":\"\",\"result\":\"ok\"",
         "\"command\":\"flushall\"",
+        "\"command\":\"lock.cluster|remove\",\"event\":\"admin\",\"object\":\"\",\"result\":\"ERR\"",
+        "\"command\":\"acl|deluser\",\"event\":\"admin\",\"object\":\"\",\"result\":\"ERR\"",
+        "\"command\":\"flushdb\",\"event\":\"admin\",\"object\":\"\",\"result\":\"queued\"",
         "\"event\":\"login_failed\"",
         "\"event\":\"denied\",\"object\":\"other\",\"result\":\"NOPERM\"",
         "\"user\":\"ev\\nil\"",
@@ -224,6 +239,25 @@ fn guessing_is_slow_counted_and_written_down() {
 }
 
 #[test]
+fn nodes_with_other_users_say_so() {
+    let nodes = start_cluster(3, &[]);
+    let differ = |node: &Node| {
+        let info = node.connect().ask(&["INFO", "redfence"]);
+        info.split("acl_users_differ:").nth(1).and_then(|rest| rest.chars().next()).unwrap_or('?')
+    };
+    let warns = |node: &Node| node.process.log().contains("ACL users differ");
+    assert_eq!(nodes[0].connect().ask_all(&["ACL SETUSER app on >pw ~* +@all"]), ["OK"]);
+    await_that("all see the difference", || {
+        differ(&nodes[0]) == '2' && differ(&nodes[1]) == '1' && differ(&nodes[2]) == '1'
+    });
+    await_that("all warn", || nodes.iter().all(warns));
+    for node in &nodes[1..] {
+        assert_eq!(node.connect().ask_all(&["ACL SETUSER app on >pw ~* +@all"]), ["OK"]);
+    }
+    await_that("the same users are no difference", || nodes.iter().all(|node| differ(node) == '0'));
+}
+
+#[test]
 fn who_does_not_log_in_is_disconnected() {
     let node = Node::start(&["--password", "secret"]);
     let (mut idle, mut user) = (node.connect(), node.connect());
@@ -231,6 +265,75 @@ fn who_does_not_log_in_is_disconnected() {
     idle.stream.set_read_timeout(Some(std::time::Duration::from_secs(60))).unwrap();
     assert_eq!(idle.receive(), "(closed)");
     assert_eq!(user.ask(&["PING"]), "PONG");
+}
+
+/// Logs in anew for every lock it takes, and takes one on a connection that it keeps. Every operation must succeed.
+fn rotate_load(
+    address: SocketAddr,
+    name: &str,
+    password: &Mutex<&str>,
+    rounds: &AtomicU64,
+    stop: &AtomicBool,
+) {
+    let mut kept = Client::connect(address);
+    assert_eq!(kept.ask(&["AUTH", "app", "old"]), "OK");
+    while !stop.load(Ordering::Relaxed) {
+        let mut fresh = Client::connect(address);
+        let password = *password.lock().unwrap();
+        assert_eq!(fresh.ask(&["AUTH", "app", password]), "OK", "{password}");
+        for client in [&mut kept, &mut fresh] {
+            let granted = client.ask(&["LOCK.ACQUIRE", name, "60000"]);
+            let fence = granted.trim_matches(['(', ')']).split(',').next().unwrap().to_owned();
+            assert_eq!(client.ask(&["LOCK.RELEASE", name, &fence]), "(1, \"ok\")", "{granted}");
+        }
+        rounds.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// The steps of "Rotate a password" in docs/users.md.
+#[test]
+fn a_password_is_rotated_under_load_without_a_failed_operation() {
+    let line = |passwords: &str| format!("user default off\nuser app on {passwords} ~* &* +@all\n");
+    let (_folder, path) = file(&line(">old"));
+    let login = |client: &mut Client| client.ask(&["AUTH", "app", "old"]) == "OK";
+    let nodes = start_nodes_by(3, &["--acl-file", &path], login);
+    let (password, stop) = (Mutex::new("old"), AtomicBool::new(false));
+    let rounds: Vec<AtomicU64> = nodes.iter().map(|_| AtomicU64::new(0)).collect();
+    let replace = |passwords: &str, times: usize| {
+        std::fs::write(&path, line(passwords)).unwrap();
+        let reread = |node: &Node| node.process.log().matches("was read again").count() >= times;
+        await_that("every node reads the file again", || nodes.iter().all(reread));
+    };
+    let more_rounds = || {
+        let before: Vec<u64> = rounds.iter().map(|count| count.load(Ordering::Relaxed)).collect();
+        await_that("all go on", || {
+            rounds.iter().zip(&before).all(|(count, before)| count.load(Ordering::Relaxed) > before + 1)
+        });
+    };
+    std::thread::scope(|scope| {
+        let loads: Vec<_> = nodes
+            .iter()
+            .zip(&rounds)
+            .map(|(node, rounds)| {
+                let (password, stop, name) = (&password, &stop, format!("lock-{}", node.address));
+                scope.spawn(move || rotate_load(node.address, &name, password, rounds, stop))
+            })
+            .collect();
+        let steps = std::panic::catch_unwind(AssertUnwindSafe(|| {
+            replace(">old >new", 1);
+            more_rounds();
+            *password.lock().unwrap() = "new";
+            more_rounds();
+            replace(">new", 2);
+            more_rounds();
+        }));
+        stop.store(true, Ordering::Relaxed);
+        loads.into_iter().for_each(|load| load.join().expect("no operation failed"));
+        steps.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+    });
+    for node in &nodes {
+        assert_eq!(node.connect().ask(&["AUTH", "app", "old"]), WRONG);
+    }
 }
 
 #[test]

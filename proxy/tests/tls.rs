@@ -98,6 +98,42 @@ fn a_client_certificate_is_verified_and_may_be_required() {
 }
 
 #[test]
+fn the_name_of_a_client_certificate_is_its_user() {
+    let certificates = Certificates::new();
+    let users = certificates.path().join("users.acl");
+    let text = "user default off\nuser app on >pw ~app:* &* +@all -@admin\nuser off off ~* +@all\n";
+    std::fs::write(&users, text).unwrap();
+    let (ca, users) = (certificates.file("ca.crt"), users.to_string_lossy().into_owned());
+    let flags = ["--tls-client-ca", &ca, "--tls-client-auth", "optional", "--acl-file", &users];
+    let node = start(&certificates, &flags);
+    let connect = |name: &str| {
+        let pair = certificates.authority.issue(name, &[], Usage::Client).unwrap();
+        TlsClient::connect(node.address, &client_config(&certificates.authority, Some(&pair))).unwrap()
+    };
+    let mut app = connect("app");
+    assert_eq!(app.ask(&["ACL", "WHOAMI"]), "\"app\"", "without a password");
+    assert!(app.ask(&["LOCK.ACQUIRE", "app:1", "60000"]).starts_with('('));
+    assert!(app.ask(&["LOCK.ACQUIRE", "other", "60000"]).starts_with("-NOPERM"));
+    assert!(app.ask(&["LOCK.FORCERELEASE", "app:1"]).starts_with("-NOPERM"));
+    for name in ["nosuch", "off", "default", "APP", "app\u{0}x", "app "] {
+        let reply = connect(name).ask(&["PING"]);
+        assert!(reply.starts_with("-NOAUTH"), "{name:?} is nobody's name: {reply}");
+    }
+    // A stranger's certificate of the same name gets no further than the handshake, and without one a password is needed.
+    let stranger = Authority::new("stranger").unwrap().issue("app", &[], Usage::Client).unwrap();
+    let config = client_config(&certificates.authority, Some(&stranger));
+    let asked = TlsClient::connect(node.address, &config).and_then(|mut client| client.try_ask(&["PING"]));
+    assert!(!asked.is_ok_and(|reply| reply == "PONG"));
+    let mut without = certificates.connect(node.address);
+    assert!(without.ask(&["PING"]).starts_with("-NOAUTH"));
+    assert_eq!(without.ask(&["AUTH", "app", "pw"]), "OK");
+    // Deleted: the certificate is nobody's from then on.
+    std::fs::write(certificates.path().join("users.acl"), "user default off\n").unwrap();
+    await_that("its connection is closed", || !app.try_ask(&["PING"]).is_ok_and(|reply| reply == "PONG"));
+    assert!(connect("app").ask(&["PING"]).starts_with("-NOAUTH"));
+}
+
+#[test]
 fn certificates_are_replaced_under_load_and_a_bad_pair_leaves_the_old_one() {
     let certificates = Certificates::new();
     let node = start(&certificates, &[]);

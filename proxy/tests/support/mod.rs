@@ -148,6 +148,11 @@ impl Node {
 /// Several nodes of one cluster, each a process of its own. Killing and starting them again is in the `tests` crate; this is for
 /// what a client sees through different nodes.
 pub fn start_cluster(count: usize, flags: &[&str]) -> Vec<Node> {
+    start_nodes_by(count, flags, |_| true)
+}
+
+/// The same where a client must log in first.
+pub fn start_nodes_by(count: usize, flags: &[&str], login: impl Fn(&mut Client) -> bool) -> Vec<Node> {
     for _ in 0..3 {
         let peers: Vec<SocketAddr> = (0..count).map(|_| free_address()).collect();
         let members: Vec<String> =
@@ -167,6 +172,7 @@ pub fn start_cluster(count: usize, flags: &[&str]) -> Vec<Node> {
         if nodes.len() == count {
             for node in &nodes {
                 let mut client = node.connect();
+                assert!(login(&mut client));
                 await_that("the cluster has a leader", || client.ask(&["SET", "ready?", "1"]) == "OK");
             }
             return nodes;
