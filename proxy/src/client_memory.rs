@@ -4,18 +4,27 @@
 //! all clients. A client's [`Account`] counts what lies in the node's memory because of it: replies that are made and not taken
 //! by its connection yet, and everything else (partial requests, queued commands, watched keys, subscriptions, unsent output),
 //! which its connection reports. As with Redis's `maxmemory-clients`, a node whose clients hold more than
-//! [`limits::CLIENT_BYTES_PER_NODE_MAX`] closes connections. Which first is decided by bytes times the square of the time in which
-//! nothing moved (no command run, no byte taken by the client), up to a second: of two that move alike it is the larger, but
-//! one that reads a large value, pausing 50 ms between two reads, stays before a crowd that takes a byte now and then and holds a hundredth of it each.
+//! [`limits::CLIENT_BYTES_PER_NODE_MAX`] closes connections:
+//!
+//! 1. Only clients above their fair share are closed. The share is 7/8 of the limit, divided by the clients that hold anything.
+//!    However others behave, a client below its share stays.
+//! 2. Among those, by bytes times the square of the time in which the client took no byte, up to a second. Commands that come in do
+//!    not count: an attacker can send them without reading. A client that reads a large value, pausing 50 ms between two reads,
+//!    stays before a crowd that takes a byte now and then and holds a hundredth of it each.
+//! 3. Until 15/16 of the limit are left. The 1/16 between both bounds is room for one that reads its largest reply: if all others
+//!    are below their share, it need not be closed.
 //!
 //! Called by `server` (connections), `tier2` (replies) and `events` (messages). Knows none of them.
 //!
 //! # Caveats
 //!
-//! A client that keeps much and runs a small command all the time counts as moving; among such clients the largest goes first.
+//! A client above its share that reads small replies all the time counts as moving; among such clients the largest goes first.
 //!
 //! Replies below [`SMALL_REPLY_BYTES`] are counted as that, and a connection reports only what differs by [`REPORT_BYTES`]:
 //! exact counting would cost every command two atomic operations on a shared line.
+
+#[cfg(test)]
+mod tests;
 
 use crate::clock::Clock;
 use redfence_core::limits;
@@ -29,10 +38,10 @@ use tokio::task::AbortHandle;
 pub const SMALL_REPLY_BYTES: usize = 512;
 /// A change below this is not reported.
 pub const REPORT_BYTES: usize = 4 * 1024;
-/// After the limit was passed, so much room is made: not every further byte ends a connection.
-const ROOM_BYTES: i64 = (limits::CLIENT_BYTES_PER_NODE_MAX / 16) as i64;
-/// How long a client has moved nothing counts up to this.
+/// How long a client has taken nothing counts up to this.
 const IDLE_MS_MAX: u64 = 1_000;
+/// One that held less had next to nothing to take: when it comes to hold more, the time in which it takes nothing begins.
+const NEXT_TO_NOTHING_BYTES: usize = 64 * 1024;
 
 /// All clients of a node.
 #[derive(Debug)]
@@ -132,8 +141,9 @@ impl ClientMemory {
             // Another thread has done it.
             return;
         }
-        for account in worst_first(accounts.values(), now_ms) {
-            if self.total.load(Ordering::Relaxed) <= self.limit - ROOM_BYTES.min(self.limit / 16) {
+        for account in worst_first(accounts.values(), self.limit, now_ms) {
+            // So much room is made that not every further byte ends a connection.
+            if self.total.load(Ordering::Relaxed) <= self.limit - self.limit / 16 {
                 return;
             }
             let bytes = account.end();
@@ -143,7 +153,7 @@ impl ClientMemory {
                     client = account.client,
                     bytes,
                     limit = self.limit,
-                    "closing client: the clients of this node hold more bytes than the limit, and it holds much and reads little"
+                    "closing client: the clients of this node hold more bytes than the limit, and it holds more than its share and reads little"
                 );
             }
         }
@@ -178,9 +188,13 @@ impl Account {
         }
         let before = held.sum();
         change(&mut held);
-        let grown = held.sum() as i64 - before as i64;
+        let after = held.sum();
+        let grown = after as i64 - before as i64;
         self.node.total.fetch_add(grown, Ordering::Relaxed);
         drop(held);
+        if before < NEXT_TO_NOTHING_BYTES && after >= NEXT_TO_NOTHING_BYTES {
+            self.has_moved(self.node.clock.monotonic_ms());
+        }
         if grown > 0 && self.node.is_over() {
             self.node.make_room();
             return !self.held().is_closed;
@@ -214,7 +228,7 @@ impl Account {
         self.change(|held| held.rest = bytes);
     }
 
-    /// It has run a command, or its client has taken bytes.
+    /// Its client has taken bytes.
     pub fn has_moved(&self, now_ms: u64) {
         self.moved_ms.store(now_ms, Ordering::Relaxed);
     }
@@ -242,10 +256,10 @@ impl Account {
         self.is_deferring.store(false, Ordering::Relaxed);
     }
 
-    /// How much it is to blame.
-    fn weight(&self, now_ms: u64) -> u64 {
+    /// How much a client that holds so much is to blame.
+    fn weight(&self, held_bytes: usize, now_ms: u64) -> u64 {
         let idle_ms = now_ms.saturating_sub(self.moved_ms.load(Ordering::Relaxed)).clamp(1, IDLE_MS_MAX);
-        (self.held().sum() as u64).saturating_mul(idle_ms * idle_ms)
+        (held_bytes as u64).saturating_mul(idle_ms * idle_ms)
     }
 
     /// Counts no more, and the connection ends. The bytes that were counted.
@@ -272,10 +286,20 @@ impl Account {
     }
 }
 
-/// Who is closed first, and who next.
-fn worst_first<'a>(accounts: impl Iterator<Item = &'a Arc<Account>>, now_ms: u64) -> Vec<&'a Arc<Account>> {
-    let mut worst: Vec<(u64, &Arc<Account>)> =
-        accounts.map(|account| (account.weight(now_ms), account)).collect();
+/// Who is above its share: who is closed first, and who next. Without all of them 7/8 of the limit are not reached.
+fn worst_first<'a>(
+    accounts: impl Iterator<Item = &'a Arc<Account>>,
+    limit: i64,
+    now_ms: u64,
+) -> Vec<&'a Arc<Account>> {
+    let holding: Vec<(usize, &Arc<Account>)> =
+        accounts.map(|account| (account.held().sum(), account)).filter(|(bytes, _)| *bytes > 0).collect();
+    let share_bytes = (limit - limit / 8) as usize / holding.len().max(1);
+    let mut worst: Vec<(u64, &Arc<Account>)> = holding
+        .into_iter()
+        .filter(|(bytes, _)| *bytes > share_bytes)
+        .map(|(bytes, account)| (account.weight(bytes, now_ms), account))
+        .collect();
     worst.sort_unstable_by_key(|(weight, account)| (std::cmp::Reverse(*weight), account.client));
     worst.into_iter().map(|(_, account)| account).collect()
 }
@@ -284,107 +308,4 @@ fn worst_first<'a>(accounts: impl Iterator<Item = &'a Arc<Account>>, now_ms: u64
 #[must_use]
 pub fn counted_bytes(reply: &Reply) -> usize {
     Some(reply.weight()).filter(|bytes| *bytes >= SMALL_REPLY_BYTES).unwrap_or(0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LIMIT: usize = 1_000_000;
-
-    fn memory() -> Arc<ClientMemory> {
-        ClientMemory::with_limit(Clock::start(), LIMIT)
-    }
-
-    fn is_open(account: &Account) -> bool {
-        !account.held().is_closed
-    }
-
-    #[test]
-    fn at_the_limit_nobody_is_closed_and_one_byte_past_it_the_largest_is() {
-        let memory = memory();
-        let (small, large) = (memory.open(1), memory.open(2));
-        small.report(LIMIT / 4);
-        large.report(LIMIT - LIMIT / 4);
-        assert!(is_open(&small) && is_open(&large));
-        small.report(LIMIT / 4 + 1);
-        assert!(is_open(&small) && !is_open(&large));
-        assert_eq!(memory.total_bytes(), LIMIT / 4 + 1);
-        assert_eq!(memory.closed_connections(), 1);
-    }
-
-    #[test]
-    fn who_moves_is_not_closed_for_many_who_do_not() {
-        let memory = memory();
-        let reader = memory.open(1);
-        reader.report(LIMIT / 2);
-        let idle: Vec<_> = (2..52).map(|id| memory.open(id)).collect();
-        for account in &idle {
-            account.moved_ms.store(0, Ordering::Relaxed);
-        }
-        std::thread::sleep(std::time::Duration::from_millis(100));
-        for account in &idle {
-            reader.has_moved(memory.clock.monotonic_ms());
-            account.report(LIMIT / 20);
-        }
-        assert!(is_open(&reader), "it holds the most, but it reads");
-        assert!(idle.iter().filter(|account| !is_open(account)).count() >= 40);
-        assert!(memory.total_bytes() <= LIMIT);
-    }
-
-    /// Thousands that hold 64 KiB and take a byte every second or two; one that reads 6 MiB over a line with a delay of 50 ms.
-    #[test]
-    fn who_reads_a_large_value_stays_before_a_crowd_that_hardly_reads() {
-        const NOW_MS: u64 = 1_000_000;
-        let memory = ClientMemory::new(Clock::start());
-        let honest = memory.open(1);
-        honest.report(6 << 20);
-        honest.has_moved(NOW_MS - 50);
-        let subscriber = memory.open(2);
-        subscriber.report(16 << 10);
-        subscriber.has_moved(0);
-        let slow: Vec<_> = (3..3_003).map(|id| memory.open(id)).collect();
-        for account in &slow {
-            account.report(64 << 10);
-            account.has_moved(NOW_MS - 900 - account.client % 1_000);
-        }
-        let accounts: Vec<_> = memory.accounts().values().cloned().collect();
-        let order: Vec<u64> =
-            worst_first(accounts.iter(), NOW_MS).iter().map(|account| account.client).collect();
-        assert!(order[..slow.len()].iter().all(|client| *client > 2), "the crowd goes first");
-        // Of two that move alike the larger goes first.
-        let larger = memory.open(9_999);
-        larger.report(7 << 20);
-        larger.has_moved(NOW_MS - 50);
-        let pair = [honest, larger];
-        assert_eq!(worst_first(pair.iter(), NOW_MS)[0].client, 9_999);
-    }
-
-    #[test]
-    fn what_is_taken_or_left_counts_no_more() {
-        let memory = memory();
-        let account = memory.open(1);
-        assert!(account.add_reply(1_000) && account.add_message(100));
-        account.report(10);
-        assert_eq!(memory.total_bytes(), 1_110);
-        account.take_reply(1_000);
-        account.take_message(100);
-        assert_eq!(memory.total_bytes(), 10);
-        account.leave();
-        assert_eq!(memory.total_bytes(), 0);
-        assert!(!account.add_reply(1), "nobody is left to take it");
-        assert_eq!(memory.total_bytes(), 0);
-        assert!(memory.accounts().is_empty());
-    }
-
-    #[test]
-    fn reads_are_deferred_at_the_limit_until_they_are_resumed() {
-        let account = ClientMemory::new(Clock::start()).open(1);
-        assert!(account.add_reply(limits::UNREAD_REPLIES_BYTES_MAX - 1) && !account.defers_read());
-        assert!(account.add_reply(1) && account.defers_read());
-        account.take_reply(limits::UNREAD_REPLIES_BYTES_MAX);
-        assert!(account.defers_read(), "a later read must not pass one that was handed back");
-        account.resume_reads();
-        assert!(!account.defers_read());
-    }
 }

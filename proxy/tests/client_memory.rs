@@ -181,6 +181,35 @@ fn queued_transactions_of_all_clients_are_bounded() {
     fill_the_node(&queued, 90);
 }
 
+/// A crowd that fills the node and goes on sending small commands goes before an idle client with a small transaction.
+#[test]
+fn an_idle_transaction_outlives_a_crowd_that_goes_on_sending() {
+    let node = Node::start(&[]);
+    let mut idle = node.connect();
+    assert_eq!(idle.ask(&["MULTI"]), "OK");
+    for _ in 0..2 {
+        assert_eq!(idle.ask(&["SET", "idle", &"i".repeat(65_000)]), "QUEUED");
+    }
+    let mut queued = command(&[b"MULTI"]);
+    for _ in 0..60 {
+        queued.extend_from_slice(&command(&[b"SET", b"k", &vec![b'q'; 65_000]]));
+    }
+    let mut crowd = Vec::new();
+    for _ in 0..80 {
+        let mut stream = connect(&node);
+        let _ = stream.write_all(&queued);
+        crowd.push(stream);
+        for stream in &mut crowd {
+            // It may be disconnected meanwhile.
+            let _ = stream.write_all(&command(&[b"PING"]));
+        }
+    }
+    support::await_that("some are disconnected", || {
+        node.process.log().contains("the clients of this node hold more bytes than the limit")
+    });
+    assert_eq!(idle.ask(&["EXEC"]), "(OK, OK)");
+}
+
 /// Replies that stand behind one that does not come: no quorum, and a client that goes on sending.
 #[test]
 fn replies_behind_a_blocked_write_are_bounded() {

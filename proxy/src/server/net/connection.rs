@@ -32,6 +32,8 @@ pub(in crate::server) const HELD_BYTES_MAX: usize = 1024 * 1024;
 const WRITE_BYTES_MIN: usize = 64 * 1024;
 /// Buffers above this are given back once they are empty.
 pub(in crate::server) const KEPT_BYTES_MAX: usize = 16 * 1024;
+/// A client makes progress when it has taken this part of what is held for it.
+const PROGRESS_PART: usize = 64;
 /// Turns before other tasks get theirs.
 const TURNS_MAX: usize = 64;
 
@@ -59,6 +61,8 @@ pub struct Connection {
     pub(in crate::server) held_at: usize,
     /// What the client's account was last told.
     reported_bytes: usize,
+    /// Sent since the client last made progress.
+    written_bytes: usize,
     /// No more commands are read; it closes once its replies are sent.
     pub(in crate::server) closing: bool,
     /// The client has closed its sending side.
@@ -76,6 +80,7 @@ impl Connection {
             held: Vec::new(),
             held_at: 0,
             reported_bytes: 0,
+            written_bytes: 0,
             closing: false,
             client_closed: false,
             timer: None,
@@ -257,9 +262,14 @@ impl Connection {
 
     // ---- memory ----
 
-    /// The client has taken bytes.
-    pub(in crate::server) fn has_written(&self) {
-        if self.reported_bytes > 0 {
+    /// The client has taken bytes. Small replies to one that holds much are no progress.
+    pub(in crate::server) fn has_written(&mut self, bytes: usize) {
+        if self.reported_bytes == 0 {
+            return;
+        }
+        self.written_bytes += bytes;
+        if self.written_bytes >= self.reported_bytes / PROGRESS_PART {
+            self.written_bytes = 0;
             self.context.client.account.has_moved(self.context.server.now_ms());
         }
     }

@@ -126,7 +126,7 @@ impl Connection {
                 Poll::Pending => break,
                 Poll::Ready(Ok(count)) if count > 0 => {
                     self.context.replies.out_at += count;
-                    self.has_written();
+                    self.has_written(count);
                 }
                 Poll::Ready(_) => return Err(Disconnect),
             }
@@ -145,7 +145,10 @@ impl Connection {
     pub(in crate::server) fn try_write_now(&mut self) -> Result<bool, Disconnect> {
         while self.context.replies.out_at < self.context.replies.out.len() {
             match self.stream.try_write(&self.context.replies.out[self.context.replies.out_at..]) {
-                Ok(count) if count > 0 => self.context.replies.out_at += count,
+                Ok(count) if count > 0 => {
+                    self.context.replies.out_at += count;
+                    self.has_written(count);
+                }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
                 Ok(_) | Err(_) => return Err(Disconnect),
             }

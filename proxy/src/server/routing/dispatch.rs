@@ -106,7 +106,6 @@ impl CommandContext {
             self.server.stats.commands.fetch_add(u64::from(self.commands_run), Ordering::Relaxed);
             let now_ms = self.read_us / 1_000;
             self.client.info.seen_ms.store(now_ms, Ordering::Relaxed);
-            self.client.account.has_moved(now_ms);
             self.commands_run = 0;
         }
     }
