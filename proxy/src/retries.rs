@@ -1,7 +1,7 @@
 //! Trying again in the background, where a client is gone and nobody is left to retry: for how long, how often, how much at a time.
 //!
-//! Used to release grants that no client knows of (`server`, `tier1`). Both limits only cost patience: a lock whose release is
-//! given up ends with its ttl.
+//! Used to release grants that no client knows of (`server`, `tier1`). A lock whose release is given up, or not accepted because
+//! too many are under way, ends with its ttl.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use tokio::time::Instant;
 const FOR_MAX: Duration = Duration::from_secs(600);
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
-/// What all that is being tried again may hold in memory.
-const BYTES_MAX: usize = 4 << 20;
+/// What all that is being tried again, or may have to be, holds in memory.
+const BYTES_MAX: usize = 16 << 20;
 /// A task and its state, without names.
-const TASK_BYTES: usize = 512;
+const TASK_BYTES: usize = 1024;
 
 static BYTES_IN_USE: AtomicUsize = AtomicUsize::new(0);
 
@@ -23,50 +23,52 @@ static BYTES_IN_USE: AtomicUsize = AtomicUsize::new(0);
 pub struct Retries {
     until: Instant,
     pause: Duration,
-    name_bytes: usize,
-    /// Counted in [`BYTES_IN_USE`]: 0 before the first retry.
+    /// Counted in `bytes_in_use`.
     bytes: usize,
+    bytes_in_use: &'static AtomicUsize,
 }
 
 impl Retries {
-    /// Within the ttl of the lock that is to be released. 0: it has no end of its own.
+    /// Within the ttl of the lock that is to be released; 0: it has no end of its own. `bytes`: all that the task keeps. They
+    /// are counted from now on. `None`: there is no room, the task must not be started.
     #[must_use]
-    pub fn within(ttl_ms: u64, name_bytes: usize) -> Retries {
+    pub fn accept(ttl_ms: u64, bytes: usize) -> Option<Retries> {
+        Retries::accept_in(&BYTES_IN_USE, ttl_ms, bytes)
+    }
+
+    fn accept_in(bytes_in_use: &'static AtomicUsize, ttl_ms: u64, bytes: usize) -> Option<Retries> {
+        let bytes = TASK_BYTES + bytes;
+        let took = bytes_in_use.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |in_use| {
+            Some(in_use + bytes).filter(|sum| *sum <= BYTES_MAX)
+        });
+        if took.is_err() {
+            tracing::debug!(
+                limit = BYTES_MAX,
+                "too many grants of disconnected clients to release: this one ends with its ttl"
+            );
+            return None;
+        }
         let for_at_most = match ttl_ms {
             0 => FOR_MAX,
             ttl_ms => Duration::from_millis(ttl_ms).min(FOR_MAX),
         };
-        Retries { until: Instant::now() + for_at_most, pause: PAUSE_MIN, name_bytes, bytes: 0 }
+        Some(Retries { until: Instant::now() + for_at_most, pause: PAUSE_MIN, bytes, bytes_in_use })
     }
 
     /// Waits until it is time for the next try. False: give up.
     pub async fn pause(&mut self) -> bool {
-        if Instant::now() + self.pause > self.until || !self.has_room() {
+        if Instant::now() + self.pause > self.until {
             return false;
         }
         tokio::time::sleep(self.pause).await;
         self.pause = (2 * self.pause).min(PAUSE_MAX);
         true
     }
-
-    fn has_room(&mut self) -> bool {
-        if self.bytes > 0 {
-            return true;
-        }
-        let bytes = TASK_BYTES + self.name_bytes;
-        let took = BYTES_IN_USE.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |in_use| {
-            Some(in_use + bytes).filter(|sum| *sum <= BYTES_MAX)
-        });
-        if took.is_ok() {
-            self.bytes = bytes;
-        }
-        took.is_ok()
-    }
 }
 
 impl Drop for Retries {
     fn drop(&mut self) {
-        BYTES_IN_USE.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.bytes_in_use.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -76,23 +78,25 @@ mod tests {
 
     #[tokio::test]
     async fn they_end_with_the_ttl() {
-        let mut retries = Retries::within(600_000, 10);
+        let mut retries = Retries::accept(600_000, 10).unwrap();
         assert!(retries.pause().await);
         retries.until = Instant::now();
         assert!(!retries.pause().await);
-        assert!(!Retries::within(50, 10).pause().await);
+        assert!(!Retries::accept(50, 10).unwrap().pause().await);
     }
 
-    #[tokio::test]
-    async fn they_take_a_bounded_amount_of_memory_and_give_it_back() {
+    #[test]
+    fn their_bytes_are_counted_from_the_start_and_given_back() {
+        static IN_USE: AtomicUsize = AtomicUsize::new(0);
+        let accept = |bytes| Retries::accept_in(&IN_USE, 0, bytes);
         let half = BYTES_MAX / 2 - TASK_BYTES;
-        let mut large = [Retries::within(0, half), Retries::within(0, half), Retries::within(0, half)];
-        let mut got = 0;
-        for retries in &mut large {
-            got += usize::from(retries.pause().await);
-        }
-        assert!((1..=2).contains(&got), "{got} of three: the other test has a little of the room");
-        drop(large);
-        assert!(Retries::within(0, half).pause().await, "there is room again");
+        let (first, second) = (accept(half), accept(half));
+        assert!(first.is_some() && second.is_some());
+        assert_eq!(IN_USE.load(Ordering::Relaxed), BYTES_MAX);
+        assert!(accept(0).is_none(), "before anything was tried");
+        drop(first);
+        assert!(accept(half + 1).is_none() && accept(half).is_some());
+        drop(second);
+        assert_eq!(IN_USE.load(Ordering::Relaxed), 0);
     }
 }

@@ -14,13 +14,16 @@ use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
 use redfence_core::types::Fence;
 
+/// What a name takes in memory beside its bytes.
+const NAME_OVERHEAD_BYTES: usize = 64;
+
 /// Starts the task that does it. `waits`: the command may stand in a queue, and leaves it.
 pub fn start(tier2: Tier2Handle, blob: Bytes, pending: PendingReply, waits: bool) {
     let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    let Some(target) = AcquireTarget::read(&blob) else { return };
+    let Some(retries) = Retries::accept(target.ttl_ms, blob.len() + target.memory_bytes()) else { return };
     runtime.spawn(async move {
-        let Some(target) = AcquireTarget::read(&blob) else { return };
-        let name_bytes = target.names.iter().map(Bytes::len).sum();
-        let mut release = OrphanRelease { tier2, retries: Retries::within(target.ttl_ms, name_bytes) };
+        let mut release = OrphanRelease { tier2, retries };
         if waits {
             drop(pending);
             release.look_and_release(&target).await;
@@ -46,6 +49,13 @@ struct AcquireTarget {
 }
 
 impl AcquireTarget {
+    /// Its own copies, and the release that is made of one of them.
+    fn memory_bytes(&self) -> usize {
+        let names = self.names.iter().map(|name| name.len() + NAME_OVERHEAD_BYTES).sum::<usize>();
+        let longest = self.names.iter().map(Bytes::len).max().unwrap_or(0);
+        self.owner.len() + names + longest
+    }
+
     fn read(blob: &[u8]) -> Option<AcquireTarget> {
         let target = |db, owner: &[u8], names: &[&[u8]], ttl_ms| AcquireTarget {
             db,

@@ -19,6 +19,8 @@ use tokio::time::Instant;
 /// How long one BLPOP may take beyond what was asked.
 const BLPOP_SLACK: Duration = Duration::from_secs(2);
 const CALL_WITHIN: Duration = Duration::from_secs(5);
+/// What a name takes in memory beside its bytes.
+const NAME_OVERHEAD_BYTES: usize = 32;
 
 /// The words that make `backend` run a command: its name, its keys (resources), and the words behind them.
 #[must_use]
@@ -146,9 +148,11 @@ impl LuaWait {
         self.resources.iter().map(Vec::as_slice).collect()
     }
 
-    /// For what is to be undone after its client has gone.
-    fn retries(&self) -> Retries {
-        Retries::within(self.ttl_ms, self.resources.iter().map(Vec::len).sum())
+    /// For what is to be undone after its client has gone. `None`: too much is under way already.
+    fn retries(&self) -> Option<Retries> {
+        let names = self.resources.iter().map(|name| name.len() + NAME_OVERHEAD_BYTES).sum::<usize>();
+        // The names and the owner once more in the words of a call, and once encoded.
+        Retries::accept(self.ttl_ms, 3 * (names + self.owner.len()))
     }
 }
 
@@ -261,16 +265,16 @@ fn granted(message: &Reply, multi: bool) -> Option<Reply> {
 
 /// The client is gone while it waited. Cancelling answers the grant, if that was quicker; tried again like the release of it.
 async fn leave(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) {
-    let mut retries = waiting.retries();
+    let mut retries = waiting.retries().filter(|_| waiting.owner_is_ours);
     let answer = loop {
-        match call_once(upstream, waiting.db, &waiting.cancel(backend)).await {
+        let error = match call_once(upstream, waiting.db, &waiting.cancel(backend)).await {
             Ok(answer) => break answer,
+            Err(error) => error,
+        };
+        if !pause(&mut retries).await {
             // The place in the queue lapses by itself within seconds.
-            Err(error) if !waiting.owner_is_ours || !retries.pause().await => {
-                tracing::debug!(%error, "cancelling a Lua wait failed");
-                return;
-            }
-            Err(_) => {}
+            tracing::debug!(%error, "cancelling a Lua wait failed");
+            return;
         }
     };
     release_all(upstream, backend, waiting, answer, retries).await;
@@ -287,7 +291,7 @@ async fn release_all(
     backend: &Tier1Backend,
     waiting: &LuaWait,
     answer: Reply,
-    mut retries: Retries,
+    mut retries: Option<Retries>,
 ) {
     if !waiting.owner_is_ours {
         return;
@@ -296,7 +300,7 @@ async fn release_all(
         let fence = fence.to_string();
         let words = call_words(backend, b"LOCK.RELEASE", &[resource], &[fence.as_bytes()]);
         while let Err(error) = call_once(upstream, waiting.db, &words).await {
-            if !retries.pause().await {
+            if !pause(&mut retries).await {
                 tracing::debug!(%error, "giving up the release of a disconnected client's grant: it ends with its ttl");
                 return;
             }
@@ -304,11 +308,23 @@ async fn release_all(
     }
 }
 
+async fn pause(retries: &mut Option<Retries>) -> bool {
+    match retries {
+        Some(retries) => retries.pause().await,
+        None => false,
+    }
+}
+
+/// An error reply (`LOADING`, `BUSY`, a library that is gone) is a failed call: nothing was cancelled or released.
 async fn call_once(upstream: &Upstream, db: u32, words: &[Vec<u8>]) -> io::Result<Reply> {
     let mut client = upstream.take_client().await?;
     client.select(db).await?;
     let answer = call(&mut client, words).await?;
     upstream.return_client(client);
+    if let Reply::Error(refusal) = &answer {
+        notice_missing_library(upstream, &answer);
+        return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it answered '{}'", refusal.0)));
+    }
     Ok(answer)
 }
 
@@ -350,6 +366,8 @@ fn millis(duration: Duration) -> u64 {
 mod tests {
     use super::*;
     use redfence_core::grammar;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     fn shown(line: &str, backend: &Tier1Backend) -> String {
         let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
@@ -381,5 +399,51 @@ mod tests {
         assert_eq!(granted(&text("30 7 8"), true), Some(multi.clone()));
         assert_eq!(fences_of(&multi), [7, 8]);
         assert_eq!(granted(&text("again"), false), None);
+    }
+
+    /// A Redis that answers `-LOADING` to the first calls of a function, then `reply`; counts the calls.
+    async fn loading_redis(call: &'static str, reply: &'static str) -> (Arc<Upstream>, Arc<AtomicUsize>) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let calls = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&calls);
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let counted = Arc::clone(&counted);
+                tokio::spawn(async move {
+                    let mut buffer = [0; 4096];
+                    while let Ok(len @ 1..) = stream.read(&mut buffer).await {
+                        let is_call = String::from_utf8_lossy(&buffer[..len]).contains(call);
+                        let answer = match is_call && counted.fetch_add(1, Ordering::Relaxed) >= 2 {
+                            true => reply,
+                            false => "-LOADING Redis is loading the dataset in memory\r\n",
+                        };
+                        stream.write_all(answer.as_bytes()).await.unwrap();
+                    }
+                });
+            }
+        });
+        (Upstream::start(address, None, None, None), calls)
+    }
+
+    fn waiting() -> LuaWait {
+        let argv: [&[u8]; 5] = [b"LOCK.ACQUIRE", b"r", b"60000", b"WAIT", b"60000"];
+        let request = grammar::parse(&argv).unwrap().unwrap();
+        LuaWait::of(0, &request, b"made-up").unwrap()
+    }
+
+    #[tokio::test]
+    async fn an_error_reply_is_no_release() {
+        let (upstream, calls) = loading_redis("lock_release", "*2\r\n:1\r\n$2\r\nok\r\n").await;
+        let granted = Reply::Granted { fence: Fence(7), ttl_ms: 60_000 };
+        give_back(&upstream, &Tier1Backend::Functions, &waiting(), granted).await;
+        assert_eq!(calls.load(Ordering::Relaxed), 3);
+    }
+
+    #[tokio::test]
+    async fn an_error_reply_is_no_cancellation() {
+        let (upstream, calls) = loading_redis("lock_cancel", "$-1\r\n").await;
+        leave(&upstream, &Tier1Backend::Functions, &waiting()).await;
+        assert_eq!(calls.load(Ordering::Relaxed), 3);
     }
 }
