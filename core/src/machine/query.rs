@@ -8,7 +8,7 @@ use crate::machine::queue::waiter::Waiter;
 use crate::machine::settings;
 use crate::machine::{Db, LockSlot, Machine, SessionSlot};
 use crate::reply::{LockInfo, Reply};
-use crate::types::{Fence, SessionId, Tier, SCAN_COUNT_MAX};
+use crate::types::{Fence, Reason, SessionId, Tier, SCAN_COUNT_MAX};
 use ::bytes::Bytes;
 
 /// A page ends early where its names are long.
@@ -167,6 +167,18 @@ impl Machine {
     pub fn held_until_ms(&self, db: Db, name: &[u8], fence: Fence) -> Option<u64> {
         let lock = &self.locks[self.names.find(&self.locks, db, name)?];
         (lock.fence == fence && self.is_held_now(lock)).then_some(lock.deadline_ms())
+    }
+
+    /// Why a fence is not, or no longer, the holder's: what a release by it would be told now.
+    #[must_use]
+    pub fn reason_against(&self, db: Db, name: &[u8], fence: Fence) -> Reason {
+        let Some(slot) = self.names.find(&self.locks, db, name) else { return Reason::NotOwner };
+        let lock = &self.locks[slot];
+        // Its end is due, and in no entry yet.
+        if lock.fence == fence && lock.is_held() {
+            return Reason::Expired;
+        }
+        lock.reason_against(fence)
     }
 
     pub(crate) fn is_held_now(&self, lock: &Lock) -> bool {

@@ -186,6 +186,103 @@ fn a_renewal_is_told_with_what_is_left_or_as_expired() {
     }
 }
 
+/// A renewal at a follower that hears nothing from its leader for a while, and what else is sent meanwhile.
+fn renewed_while_cut_off(
+    seed: u64,
+    meanwhile: impl Fn(&mut SimCluster, NodeId, NodeId, Fence) -> Ticket,
+) -> (Reply, Reply) {
+    let mut cluster = settled(3, seed);
+    let (from, node) = (leader(&cluster), follower(&cluster));
+    let fence = take(&mut cluster, node, "r", "a", 60_000);
+    cluster.network().cut.insert((from, node));
+    let renew = Command::Renew { db: 0, resource: b"r", fence, ttl_ms: 20_000 };
+    let renewal = cluster.submit_by(node, 7, &renew, 0);
+    let other = meanwhile(&mut cluster, from, node, fence);
+    cluster.run_for(1_500);
+    assert!(cluster.answer(renewal).is_none(), "seed {seed}");
+    cluster.heal();
+    (cluster.wait_for(renewal, 3_000), cluster.wait_for(other, 3_000))
+}
+
+/// A client's own commands take effect in order: its release does not make its renewal fail.
+#[test]
+fn a_renewal_told_late_is_not_refused_for_a_release_pipelined_behind_it() {
+    for seed in 0..10 {
+        let (renewal, released) = renewed_while_cut_off(seed, |cluster, _, node, fence| {
+            cluster.submit_by(node, 7, &release("r", fence), 0)
+        });
+        assert!(matches!(renewal, Reply::Renewed { ttl_ms: 1..=20_000 }), "seed {seed}: {renewal:?}");
+        assert_eq!(released, Reply::Released, "seed {seed}");
+        let (renewal, released) = renewed_while_cut_off(seed, |cluster, _, node, fence| {
+            let pairs = [(&b"r"[..], fence)].into_iter().collect();
+            cluster.submit_by(node, 7, &Command::MRelease { db: 0, pairs }, 0)
+        });
+        assert!(matches!(renewal, Reply::Renewed { ttl_ms: 1..=20_000 }), "seed {seed}: {renewal:?}");
+        assert_eq!(released, Reply::Array(vec![Reply::Released]), "seed {seed}");
+    }
+}
+
+/// The same where the release comes after the renewal was heard of, at any time while the node makes sure of it.
+#[test]
+fn a_renewal_that_is_being_looked_at_is_not_refused_for_its_clients_release() {
+    for seed in 0..30 {
+        let mut cluster = settled(3, seed);
+        let node = follower(&cluster);
+        let fence = take(&mut cluster, node, "r", "a", 60_000);
+        cluster.network().delay_us = (200_000, 200_001);
+        cluster.run_for(2_000);
+        let renew = Command::Renew { db: 0, resource: b"r", fence, ttl_ms: 20_000 };
+        let renewal = cluster.submit_by(node, 7, &renew, 0);
+        // It is heard of after 800 ms, and sure after 1,600 ms.
+        cluster.run_for(780 + 2 * seed);
+        let released = cluster.submit_by(node, 7, &release("r", fence), 0);
+        let told = cluster.wait_for(renewal, 4_000);
+        assert!(matches!(told, Reply::Renewed { ttl_ms: 1..=20_000 }), "seed {seed}: {told:?}");
+        assert_eq!(cluster.wait_for(released, 4_000), Reply::Released, "seed {seed}");
+    }
+}
+
+/// Whoever has the fence may release: the renewal is told what a release would be told now.
+#[test]
+fn a_renewal_told_late_is_refused_with_the_reason_of_the_end() {
+    for seed in 0..10 {
+        let (renewal, released) = renewed_while_cut_off(seed, |cluster, leader, _, fence| {
+            // After the renewal has reached the leader.
+            cluster.run_for(300);
+            cluster.submit(leader, &release("r", fence), 0)
+        });
+        assert_eq!(renewal, Reply::Refused(Reason::AlreadyReleased), "seed {seed}");
+        assert_eq!(released, Reply::Released, "seed {seed}");
+        let (renewal, forced) = renewed_while_cut_off(seed, |cluster, leader, _, _| {
+            cluster.run_for(300);
+            cluster.submit(leader, &Command::ForceRelease { db: 0, resource: b"r" }, 0)
+        });
+        assert_eq!(renewal, Reply::Refused(Reason::Expired), "seed {seed}");
+        assert_eq!(forced, Reply::Int(1), "seed {seed}");
+    }
+}
+
+/// The barrier takes longer than the ttl, and the lock is renewed again meanwhile.
+#[test]
+fn a_renewal_is_not_told_as_expired_while_the_lock_is_held() {
+    for (seed, ttl_ms) in (0..5).flat_map(|seed| [1_100, 1_200, 1_300].map(|ttl_ms| (seed, ttl_ms))) {
+        let mut cluster = settled(3, seed);
+        let node = follower(&cluster);
+        let fence = take(&mut cluster, node, "r", "a", 60_000);
+        cluster.network().delay_us = (200_000, 200_001);
+        cluster.run_for(2_000);
+        let renew = |ttl_ms| Command::Renew { db: 0, resource: b"r", fence, ttl_ms };
+        let short = cluster.submit(node, &renew(ttl_ms), 0);
+        cluster.run_for(1_000);
+        let long = cluster.submit(node, &renew(60_000), 0);
+        let told = cluster.wait_for(short, 4_500);
+        let Reply::Renewed { ttl_ms: told_ms } = told else { panic!("seed {seed}, {ttl_ms}: {told:?}") };
+        assert!((1..=ttl_ms).contains(&told_ms), "seed {seed}, {ttl_ms}: {told_ms}");
+        assert!(matches!(cluster.wait_for(long, 4_500), Reply::Renewed { .. }), "seed {seed}");
+        assert_eq!(owner_of(&mut cluster, node), Some(Bytes::from_static(b"a")), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_renewal_told_at_once_has_the_time_that_was_asked_for() {
     let mut cluster = settled(3, 1);

@@ -8,20 +8,25 @@
 //! a grant that has ended is answered nil, another with its remaining ttl. Normally grants are prompt and sent unchanged.
 //!
 //! A grant that is answered nil although it may still be held (its remaining ttl is uncertain) is released: no client knows of it.
-//! A renewal is told by the same rule: with what is left, or as `expired`; its lock is left alone, because its holder knows it.
+//! A renewal is told by the same rule, but its lock is left alone, because its holder knows it:
+//!
+//! - It is still the holder's: `[1, ttl]` with what is left. Where nothing may be left although the lock stands (the barrier took
+//!   longer than the ttl), another barrier is sent: the renewal is never told as `expired` while the lock is held.
+//! - It has ended: the reason that a release would be told now.
+//! - A release behind it on the same connection has ended it: `[1, ttl]`, since the client's own commands take effect in order.
 //!
 //! # Caveats
 //!
 //! A grant inside `MULTI` is sent unchanged, as is the `OK` of `SET NX`: their clients count the ttl from when they sent the command.
 
-use crate::node_api::Ticket;
+use crate::node_api::{ConnectionId, Ticket};
 use crate::tier2::node::Node;
 use crate::tier2::refusals;
 use crate::tier2::requests::pending::AnsweredRequest;
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
-use redfence_core::types::{Fence, Reason};
+use redfence_core::types::Fence;
 
 /// A grant delivered within this time of its stamp is sent unchanged.
 const PROMPT_MS: u64 = 250;
@@ -50,6 +55,9 @@ struct HeldGrant {
     ticket: Ticket,
     reply: Reply,
     locks: Vec<GrantedLock>,
+    connection: ConnectionId,
+    /// The logical time of its entry.
+    stamped_ms: u64,
     deadline_ms: u64,
     /// The sequence number of the barrier command; 0 if none was sent yet.
     barrier: u64,
@@ -142,18 +150,38 @@ impl Node {
             Some(ttl_ms) if is_prompt(ttl_ms) => None,
             Some(_) => locks_of(&done.blob, &reply),
         };
+        if !self.grant_delivery.is_empty() {
+            self.tell_renewals_before_release(&done, &reply);
+        }
         match locks {
             None => self.out.replies.push((ticket, reply)),
-            Some(locks) => {
-                let deadline_ms = done.deadline_ms;
-                self.grant_delivery.held_back.push(HeldGrant {
-                    ticket,
-                    reply,
-                    locks,
-                    deadline_ms,
-                    barrier: 0,
-                });
-            }
+            Some(locks) => self.grant_delivery.held_back.push(HeldGrant {
+                ticket,
+                reply,
+                locks,
+                connection: done.connection,
+                stamped_ms: self.machine.logical_ms(),
+                deadline_ms: done.deadline_ms,
+                barrier: 0,
+            }),
+        }
+    }
+
+    /// Renewals of a lock that their own connection has released by now.
+    fn tell_renewals_before_release(&mut self, done: &AnsweredRequest, reply: &Reply) {
+        let released = released_by(&done.blob, reply);
+        if released.is_empty() || done.connection == 0 {
+            return;
+        }
+        let told = self.grant_delivery.take(|held| {
+            let is_renewal = matches!(held.reply, Reply::Renewed { .. });
+            is_renewal && held.connection == done.connection && released.contains(&held.locks[0])
+        });
+        let now_max_ms = self.now_max_ms();
+        for held in told {
+            let ends_ms = held.stamped_ms.saturating_add(lease_ms(&held.reply).unwrap_or(0));
+            let left_ms = ends_ms.saturating_sub(now_max_ms).max(1);
+            self.out.replies.push((held.ticket, with_ttl(&held.reply, left_ms)));
         }
     }
 
@@ -176,31 +204,59 @@ impl Node {
     /// A barrier was applied: the state is at least as new as it.
     fn tell_after(&mut self, barrier: u64) {
         for held in self.grant_delivery.take(|held| held.barrier == barrier) {
-            let reply = self.what_is_left(&held);
-            self.out.replies.push((held.ticket, reply));
+            match self.what_is_left(&held) {
+                Some(reply) => self.out.replies.push((held.ticket, reply)),
+                None => self.grant_delivery.held_back.push(HeldGrant { barrier: 0, ..held }),
+            }
         }
     }
 
-    fn what_is_left(&mut self, held: &HeldGrant) -> Reply {
+    /// The most the logical clock can show by now.
+    fn now_max_ms(&self) -> u64 {
         let logical_ms = self.machine.logical_ms();
         let now_max_ms = self.grant_delivery.bound.logical_ms_max(self.now.monotonic_ms());
-        let now_max_ms = now_max_ms.unwrap_or(logical_ms).max(logical_ms);
+        now_max_ms.unwrap_or(logical_ms).max(logical_ms)
+    }
+
+    /// What to tell after a barrier. `None`: that takes another one.
+    fn what_is_left(&mut self, held: &HeldGrant) -> Option<Reply> {
+        let now_max_ms = self.now_max_ms();
         let ends_ms = |lock: &GrantedLock| self.machine.held_until_ms(lock.db, &lock.name, lock.fence);
         let left_ms =
             |lock: &GrantedLock| ends_ms(lock).map_or(0, |ends_ms| ends_ms.saturating_sub(now_max_ms));
         let left_ms = held.locks.iter().map(left_ms).min();
         match left_ms.unwrap_or(0) {
-            0 if matches!(held.reply, Reply::Renewed { .. }) => Reply::Refused(Reason::Expired),
+            0 if matches!(held.reply, Reply::Renewed { .. }) => {
+                let lock = &held.locks[0];
+                if ends_ms(lock).is_some() || self.is_being_released(lock, held.connection) {
+                    return None;
+                }
+                Some(Reply::Refused(self.machine.reason_against(lock.db, &lock.name, lock.fence)))
+            }
             0 => {
                 let standing: Vec<GrantedLock> =
                     held.locks.iter().filter(|lock| ends_ms(lock).is_some()).cloned().collect();
                 for GrantedLock { db, name, fence } in standing {
                     self.submit_own(&Command::Release { db, resource: &name, fence });
                 }
-                Reply::Nil
+                Some(Reply::Nil)
             }
-            left_ms => with_ttl(&held.reply, left_ms),
+            left_ms => Some(with_ttl(&held.reply, left_ms)),
         }
+    }
+
+    /// A release by this connection is under way, or was applied in the entry that is being answered.
+    fn is_being_released(&self, lock: &GrantedLock, connection: ConnectionId) -> bool {
+        connection != 0
+            && self.pending.unapplied_of(connection).any(|blob| match Command::decode(blob) {
+                Some(Command::Release { db, resource, fence }) => {
+                    (db, resource, fence) == (lock.db, &lock.name[..], lock.fence)
+                }
+                Some(Command::MRelease { db, pairs }) => {
+                    db == lock.db && pairs.contains(&(&lock.name[..], lock.fence))
+                }
+                _ => false,
+            })
     }
 
     /// Ends held grants whose clients waited too long for the barrier.
@@ -217,6 +273,21 @@ fn lease_ms(reply: &Reply) -> Option<u64> {
         return Some(*ttl_ms);
     }
     reply.granted().map(|(_, ttl_ms)| ttl_ms)
+}
+
+/// What a release has ended.
+fn released_by(blob: &[u8], reply: &Reply) -> Vec<GrantedLock> {
+    let lock = |db, name: &[u8], fence| GrantedLock { db, name: Bytes::copy_from_slice(name), fence };
+    match (reply, Command::decode(blob)) {
+        (Reply::Released, Some(Command::Release { db, resource, fence })) => vec![lock(db, resource, fence)],
+        (Reply::Array(replies), Some(Command::MRelease { db, pairs })) => pairs
+            .iter()
+            .zip(replies)
+            .filter(|(_, reply)| **reply == Reply::Released)
+            .map(|((name, fence), _)| lock(db, name, *fence))
+            .collect(),
+        _ => Vec::new(),
+    }
 }
 
 /// What was granted or renewed, if the command is an acquire or a renewal.

@@ -60,6 +60,8 @@ struct PlacedRequest {
 pub(in crate::tier2) struct AnsweredRequest {
     /// `None`: nobody waits for the answer.
     pub(in crate::tier2) ticket: Option<Ticket>,
+    /// The connection it came by; 0 if it was queued behind a lock, or is the node's own.
+    pub(in crate::tier2) connection: ConnectionId,
     pub(in crate::tier2) blob: Bytes,
     /// When it was submitted, if the entry with the answer is the one it was in itself.
     pub(in crate::tier2) submitted_ms: Option<u64>,
@@ -302,6 +304,12 @@ impl PendingTable {
         self.unapplied.get(seq).map(|request| (request.connection, &request.blob))
     }
 
+    /// The unapplied requests of a connection.
+    pub(in crate::tier2) fn unapplied_of(&self, connection: ConnectionId) -> impl Iterator<Item = &Bytes> {
+        let of = self.unapplied.iter().filter(move |(_, request)| request.connection == connection);
+        of.map(|(_, request)| &request.blob)
+    }
+
     pub(in crate::tier2) fn blob(&self, seq: u64) -> Option<&Bytes> {
         self.unapplied.get(seq).map(|request| &request.blob)
     }
@@ -331,12 +339,12 @@ impl PendingTable {
         let done = match self.remove_unapplied(seq) {
             Some(request) => {
                 self.resending.progressed = true;
-                let PendingRequest { ticket, blob, submitted_ms, deadline_ms, .. } = request;
-                AnsweredRequest { ticket, blob, submitted_ms: Some(submitted_ms), deadline_ms }
+                let PendingRequest { ticket, connection, blob, submitted_ms, deadline_ms, .. } = request;
+                AnsweredRequest { ticket, connection, blob, submitted_ms: Some(submitted_ms), deadline_ms }
             }
             None => {
                 let PlacedRequest { ticket, blob, deadline_ms } = self.placed.remove(&seq)?;
-                AnsweredRequest { ticket: Some(ticket), blob, submitted_ms: None, deadline_ms }
+                AnsweredRequest { ticket: Some(ticket), connection: 0, blob, submitted_ms: None, deadline_ms }
             }
         };
         if let Some(ticket) = done.ticket {
