@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use support::{await_that, command, Client, Node};
 
 fn efficiency() -> Node {
@@ -167,7 +167,6 @@ fn grants_nobody_can_take_are_given_back() {
     for flags in [&["--default-tier", "efficiency"][..], &[]] {
         let node = Node::start(flags);
         let mut watcher = node.connect();
-        let mut told = 0;
         for round in 0..50 {
             let name = format!("lock:{round}");
             let fence = watcher.acquire(&[&name, "60000"]);
@@ -177,13 +176,7 @@ fn grants_nobody_can_take_are_given_back() {
             // It is gone, but the node may hear of the release first.
             drop(waiter);
             assert_eq!(watcher.ask(&["LOCK.RELEASE", &name, &fence.to_string()]), "(1, \"ok\")");
-            // On a busy machine the grant may be written to the connection before its end is seen: then it counts as told.
-            let deadline = Instant::now() + Duration::from_secs(4);
-            while watcher.ask(&["LOCK.INFO", &name]).contains("\"held\"") && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            told += usize::from(watcher.ask(&["LOCK.INFO", &name]).contains("\"held\""));
-            assert!(told <= 3, "{told} of {} grants were not given back", round + 1);
+            await_that("the grant is given back", || watcher.ask(&["LOCK.INFO", &name]).contains("\"free\""));
         }
     }
 }

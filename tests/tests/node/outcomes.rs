@@ -68,6 +68,41 @@ fn a_request_sent_to_a_leader_that_dies_is_applied_once_by_the_next() {
     }
 }
 
+/// Whoever leads is killed, again and again, and comes back cold after a moment, or at once. A node that stays up has requests in
+/// flight all the time: sent to a leader that is dead, to one that has just started and leads no more, and while nobody leads.
+#[test]
+fn no_request_is_lost_when_leaders_are_stopped_and_started_cold() {
+    let mut longest_ms = 0;
+    for seed in 0..20 {
+        let mut cluster = settled(3, seed);
+        for round in 0..10 {
+            let (dead, asker) = (leader(&cluster), follower(&cluster));
+            let mut asked = Vec::new();
+            let mut ask = |cluster: &mut SimCluster, number: u64, pause_ms: u64| {
+                let name = format!("r{round}-{number}");
+                let ticket = cluster.submit_by(asker, 1 + number % 3, &acquire(&name, "a", 60_000, 0), 0);
+                asked.push((ticket, cluster.now_ms()));
+                let pause_ms = cluster.draw(pause_ms);
+                cluster.run_for(pause_ms);
+            };
+            (0..6).for_each(|number| ask(&mut cluster, number, 4));
+            cluster.crash(dead);
+            (6..9).for_each(|number| ask(&mut cluster, number, [1, 60, 400][round % 3]));
+            cluster.start(dead);
+            (9..12).for_each(|number| ask(&mut cluster, number, 100));
+            for (ticket, asked_ms) in asked {
+                let reply = cluster.wait_for(ticket, 4_500);
+                assert!(matches!(reply, Reply::Granted { .. }), "seed {seed}, round {round}: {reply:?}");
+                longest_ms = longest_ms.max(cluster.now_ms() - asked_ms);
+            }
+            assert!(cluster.run_until(5_000, |cluster| cluster.leader().is_some()), "seed {seed}");
+            cluster.run_for(300);
+        }
+    }
+    println!("the longest wait was {longest_ms} ms");
+    assert!(longest_ms < 4_000, "{longest_ms} ms");
+}
+
 #[test]
 fn nothing_acknowledged_is_lost_when_all_lose_power() {
     for seed in 0..40 {
