@@ -333,6 +333,38 @@ fn no_healthy_node_is_ever_quarantined() {
     }
 }
 
+/// A full digest that begins between a snapshot's last piece and its end would take the snapshot's place, and neither would end.
+#[test]
+fn snapshots_and_full_digests_go_on_beside_each_other() {
+    fn both_often(config: &mut NodeConfig) {
+        often(config);
+        config.snapshot_entries = 20;
+        config.checkpoint_ms = 20;
+        // A piece waits for the one before it to be written.
+        config.snapshot_window_bytes = 1;
+    }
+    for seed in 0..6 {
+        let mut cluster = settled_with(3, seed, both_often);
+        let at = leader(&cluster);
+        work(&mut cluster, at, 150);
+        cluster.run_for(1_000);
+        for id in cluster.ids() {
+            let node = cluster.node(id).expect("runs");
+            let (applied, snapshot) = (node.applied_index(), node.snapshot_index());
+            assert!(
+                applied - snapshot < 100,
+                "seed {seed}: node {id} applied {applied}, its snapshot is of {snapshot}"
+            );
+            let full = node.status().digests.full_index;
+            assert!(
+                applied - full < 150,
+                "seed {seed}: node {id} applied {applied}, the last full digest is of {full}"
+            );
+        }
+        assert_eq!(quarantined(&cluster), NOBODY, "seed {seed}");
+    }
+}
+
 #[test]
 fn an_idle_cluster_writes_nothing() {
     let mut cluster = settled_with(3, 4, often);

@@ -146,7 +146,10 @@ impl Node {
     pub(in crate::tier2) fn note_point(&mut self) {
         let Some(point) = self.machine.take_point() else { return };
         self.digests.push(DigestKind::Chain, point.index, point.chain);
-        if point.full && self.digests.walk.is_none() && self.machine.digest_begin() {
+        // The machine is walked for one purpose at a time: a snapshot's last pieces must not come out of a digest's walk, and the end
+        // of a snapshot must not end the walk of a digest.
+        let is_free = self.digests.walk.is_none() && !self.snapshots.is_making();
+        if point.full && is_free && self.machine.digest_begin() {
             self.digests.walk = Some((point.index, self.now.monotonic_ms()));
         }
     }
