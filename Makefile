@@ -11,7 +11,7 @@ HOSTS ?=
 # Where whatever cannot be done on this machine is noted; `make test` prints it at its end.
 export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale interop bench versus hostile attack mixed-versions nightly fuzz clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale soak interop bench versus hostile attack mixed-versions nightly fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -110,6 +110,9 @@ fenced-resource: build-release ## a PostgreSQL row behind a lock, holders paused
 scale: build-release ## 500,000 held locks, 11,000 connections, a follower a million commands behind
 	$(CARGO) run --release --locked -p redfence-tests --bin scale
 
+soak: build-release ## the design's day: five nodes, 500,000 locks, 100,000 sessions, faults, restarts, a backup, a replaced node (an hour; DURATION=600 LOCKS= SESSIONS= CONNECTIONS= WORKERS= NODES=)
+	$(CARGO) run --release --locked -p redfence-tests --bin soak -- $(if $(filter command,$(firstword $(origin DURATION))),--duration $(DURATION)) $(if $(LOCKS),--locks $(LOCKS)) $(if $(SESSIONS),--sessions $(SESSIONS)) $(if $(CONNECTIONS),--connections $(CONNECTIONS)) $(if $(WORKERS),--workers $(WORKERS)) $(if $(NODES),--nodes $(NODES))
+
 interop: ## unchanged lock libraries of other languages against a real cluster: make interop, ONLY=python, ONLY=node/redlock, UPDATE=1
 	@scripts/install-deps cc libclang python venv
 	$(CARGO) build --release --locked -p redfence
@@ -149,6 +152,7 @@ mixed-versions: build ## releases side by side: this one, those of tests/release
 #   mixed-versions   releases side by side, rolling up and back under load       under a minute, and two minutes to build the next one
 #   sim              20,000 seeds                                                about 40 minutes
 #   chaos            fault runs on real processes                                30 minutes
+#   soak             the design's day, cut to half an hour                       35 minutes
 #   fuzz             ten minutes for every target                                about 2 hours
 nightly: build ## what takes too long for every change; the Makefile lists its parts and what each takes
 	@scripts/timed hostile-all env REDFENCE_HOSTILE=all $(CARGO) test --locked -p redfence-tests --test hostile_cluster -- --nocapture
@@ -156,6 +160,7 @@ nightly: build ## what takes too long for every change; the Makefile lists its p
 	@scripts/timed mixed-versions $(MAKE) mixed-versions
 	@scripts/timed sim $(MAKE) sim SEEDS=0..20000
 	@scripts/timed chaos $(MAKE) chaos DURATION=1800 SEED=$(or $(SEED),$(shell date +%j))
+	@scripts/timed soak $(MAKE) soak DURATION=1800
 	@scripts/timed fuzz $(MAKE) fuzz DURATION=600
 
 fuzz: ## every fuzz target for a minute each (DURATION=1800 for longer; needs nightly and cargo-fuzz)

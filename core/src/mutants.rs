@@ -48,6 +48,12 @@ pub enum Mutant {
     LeaderDiverges,
     TwoDiverge,
     StateDiverges,
+    MarksForgotten,
+    TimesByRatchet,
+    SettingNotStored,
+    GapsAccepted,
+    ToldInFull,
+    ClosedSessionLives,
 }
 
 #[cfg(feature = "mutants")]

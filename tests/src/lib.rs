@@ -38,4 +38,5 @@ pub mod relay;
 pub mod resp;
 pub mod rng;
 pub mod sim;
+pub mod soak;
 pub mod tier1;

@@ -9,8 +9,13 @@ use redfence_tests::checker::{
 use redfence_tests::rng::Rng;
 use std::time::Instant;
 
-const RULES: Rules =
-    Rules { clock_fast_ppm: 0, slack_ns: 1_000_000, forgets: false, waits_for_several: false };
+const RULES: Rules = Rules {
+    clock_fast_ppm: 0,
+    slack_ns: 1_000_000,
+    forgets: false,
+    waits_for_several: false,
+    counts_from_told: false,
+};
 
 fn shape(operations: usize, resources: u32) -> HistoryShape {
     HistoryShape {

@@ -303,6 +303,7 @@ impl Machine {
     /// The wall clock that absolute times are read against in an entry with this stamp.
     pub(crate) fn entry_wall_us_after(&self, stamp: Stamp) -> u64 {
         match stamp.term >= self.clock.term && stamp.logical_ms >= self.clock.logical_ms {
+            true if crate::mutant!(TimesByRatchet) => stamp.wall_us.max(self.clock.wall_us).min(WALL_US_MAX),
             true => stamp.wall_us.min(WALL_US_MAX),
             false => self.entry_wall_us,
         }

@@ -2,12 +2,18 @@
 //! counted from before it asked, has run out, a client may believe that it holds the lock. Two such times on one
 //! resource must never overlap. This knows nothing of fences, so it judges plain clients and ours alike.
 //!
+//! Where [`Rules::counts_from_told`] says so, a client that waited counts the ttl it was told from the moment it was told: a node tells what
+//! is left of it, but for [`PROMPT_NS`].
+//!
 //! A renewal that was answered proves that the lock was held all along; one of unknown outcome may have made the time
 //! shorter and is never counted as having made it longer. Locks of a session are left to the fence chain.
 
 use super::history::{Answer, Call, History, Operation, Outcome};
 use super::{Rules, Violation, ViolationKind};
 use std::collections::HashMap;
+
+/// A grant that is told within this time of its stamp is told with its whole ttl.
+const PROMPT_NS: u64 = 260_000_000;
 
 /// One client's time with the lock.
 #[derive(Clone, Debug)]
@@ -70,7 +76,7 @@ fn holds_of(operations: &[&Operation], rules: &Rules) -> Vec<Hold> {
             Some(Answer::Taken) => 0,
             _ => continue,
         };
-        let to_ns = op.invoke_ns.saturating_add(rules.shortest_ns(ttl_ms));
+        let to_ns = op.invoke_ns.saturating_add(rules.shortest_ns(ttl_ms)).max(told_until_ns(op, rules));
         let known = by_owner.get(&owner).and_then(|at| holds.get_mut(*at));
         match known.filter(|known| known.fence == fence) {
             // A retry stretches the time, never shortens it.
@@ -99,6 +105,19 @@ fn holds_of(operations: &[&Operation], rules: &Rules) -> Vec<Hold> {
         }
     }
     holds
+}
+
+/// How long a client that waited may believe in what it was told. No two clocks may run at different rates.
+fn told_until_ns(op: &Operation, rules: &Rules) -> u64 {
+    match (op.call, op.answer()) {
+        (Call::Acquire { wait_ms: 1.., ttl_ms: 1.., .. }, Some(Answer::Granted { ttl_ms, .. }))
+            if rules.counts_from_told && rules.clock_fast_ppm == 0 =>
+        {
+            let left_ns = (ttl_ms * 1_000_000).saturating_sub(PROMPT_NS + rules.slack_ns);
+            op.complete_ns.saturating_add(left_ns)
+        }
+        _ => 0,
+    }
 }
 
 impl Hold {

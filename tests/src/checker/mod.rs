@@ -47,11 +47,19 @@ pub struct Rules {
     pub forgets: bool,
     /// Multi-locks that wait may keep a free lock from newcomers: then a busy answer says nothing.
     pub waits_for_several: bool,
+    /// A waiter counts the ttl it is told from when it is told. Only where replies travel in next to no time.
+    pub counts_from_told: bool,
 }
 
 impl Default for Rules {
     fn default() -> Rules {
-        Rules { clock_fast_ppm: 0, slack_ns: 2_000_000, forgets: false, waits_for_several: false }
+        Rules {
+            clock_fast_ppm: 0,
+            slack_ns: 2_000_000,
+            forgets: false,
+            waits_for_several: false,
+            counts_from_told: false,
+        }
     }
 }
 

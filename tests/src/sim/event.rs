@@ -24,6 +24,8 @@ pub enum WorldEvent {
         call: CallNumber,
     },
     Fault,
+    /// A step of the wider mix.
+    Wider,
     /// A fault ends.
     Relief {
         what: Relief,
@@ -48,6 +50,7 @@ impl Mark for WorldEvent {
             WorldEvent::Touch { call } => 10 | call << 8,
             WorldEvent::Fault => 11,
             WorldEvent::Relief { .. } => 12,
+            WorldEvent::Wider => 13,
         }
     }
 }

@@ -137,6 +137,17 @@ impl World {
                 self.start_later(victim);
             }
             Fault::Upgrade => self.upgrade_step(victim),
+            Fault::CutPeers => {
+                let other = *self.kernel.rng.pick(ids).expect("there are hosts");
+                self.kernel.network.split(&[victim], &[other]);
+                for (at, lost) in [(victim, other), (other, victim)] {
+                    if at != lost && self.kernel.hosts[&at].is_up() {
+                        self.kernel.give(at, Input::Unreachable(lost));
+                    }
+                }
+                let ends_us = self.kernel.now_us + self.kernel.rng.between(500, 40_000);
+                self.relieve_at(ends_us, Relief::HealNetwork);
+            }
             Fault::Kill
             | Fault::PowerCut
             | Fault::Blackout

@@ -12,6 +12,7 @@
 //! - [`clients`], [`plain`], [`calls`], [`names`]: what clients do, ask and hear; [`faults`]: faults and operators
 //! - `mutants`: bugs planted on purpose, and the seeds that find them (feature `mutants`)
 //! - [`books`]: the log and the states, compared as they come; [`reckoning`]: what must hold in the end; `trace`: a run line by line
+//! - [`wider`]: marks, absolute times, settings, pipelines, in some seeds
 //! - `upgrades`: two programs in one cluster, exchanged one by one
 //!
 //! # Caveats
@@ -34,6 +35,7 @@ pub mod plan;
 pub mod reckoning;
 mod trace;
 pub mod upgrades;
+pub mod wider;
 pub mod world;
 
 use crate::checker::ViolationKind;

@@ -11,7 +11,7 @@ use std::ops::Range;
 /// A planted bug: which, its number in the list (0: our own), what it does.
 pub type Row = (Mutant, u8, &'static str);
 
-pub const TABLE: [Row; 41] = [
+pub const TABLE: [Row; 47] = [
     (Mutant::ReadWithoutRound, 1, "reads are answered from the node's own state at once"),
     (Mutant::ReadNotAskedAgain, 2, "a ReadIndex that raft dropped is not asked again"),
     (Mutant::ReadNameReused, 3, "every ReadIndex round has the same name"),
@@ -53,6 +53,12 @@ pub const TABLE: [Row; 41] = [
     (Mutant::LeaderDiverges, 0, "the leader gives another answer"),
     (Mutant::TwoDiverge, 0, "two nodes give different other answers"),
     (Mutant::StateDiverges, 0, "a node's state differs, and no answer shows it"),
+    (Mutant::MarksForgotten, 0, "a snapshot leaves out the high-water marks of FENCE.*"),
+    (Mutant::TimesByRatchet, 0, "absolute times are read against the ratcheted wall clock"),
+    (Mutant::SettingNotStored, 0, "a change of a setting is acknowledged and not stored"),
+    (Mutant::GapsAccepted, 0, "a leader takes a pipeline with a hole where a peer connection was cut"),
+    (Mutant::ToldInFull, 0, "a waiter is told its whole ttl, however late"),
+    (Mutant::ClosedSessionLives, 0, "the locks of a closed session live on"),
 ];
 
 /// The first seed of the range that finds this bug.

@@ -33,6 +33,8 @@ pub enum Fault {
     Shutdown,
     /// The program of a host is exchanged for one that can run other cluster versions. Not drawn: see [`Plan::mixed_versions`].
     Upgrade,
+    /// Two nodes lose their connection for a moment. Not drawn: see [`Plan::wider`].
+    CutPeers,
 }
 
 pub const FAULTS: [Fault; 15] = [
@@ -93,6 +95,8 @@ pub struct Plan {
     pub entries_under_way_max: u64,
     /// Hosts begin with a program that can run version 1 alone, and get a newer one during the run.
     pub mixed_versions: bool,
+    /// Marks, absolute times, settings and pipelines: `wider.rs`.
+    pub wider: bool,
 }
 
 /// Every so many seeds one has mixed clients, and what else [`Plan::mix`] brings. The others are as they were before it was
@@ -101,6 +105,9 @@ const MIXED_EVERY: u64 = 4;
 
 /// Every so many seeds one is a rolling upgrade.
 const UPGRADE_EVERY: u64 = 5;
+
+/// Every so many seeds one has the wider mix.
+const WIDER_EVERY: u64 = 6;
 
 /// Every so many seeds one has values of every size among its locks.
 const VALUES_EVERY: u64 = 8;
@@ -120,6 +127,13 @@ impl Plan {
         if seed % UPGRADE_EVERY == UPGRADE_EVERY - 1 {
             plan.mixed_versions = true;
             plan.faults.push(Fault::Upgrade);
+        }
+        if seed % WIDER_EVERY == 1 {
+            plan.wider = true;
+            plan.faults.push(Fault::CutPeers);
+            if Rng::new(seed ^ 0x6a75_6d70).per_mille(500) && !plan.has(Fault::WallJump) {
+                plan.faults.push(Fault::WallJump);
+            }
         }
         plan
     }
@@ -184,6 +198,7 @@ impl Plan {
             entry_commands_max: *rng.pick(&[1, 4, 4_096]).expect("not empty"),
             entries_under_way_max: *rng.pick(&[1, 8, 8]).expect("not empty"),
             mixed_versions: false,
+            wider: false,
             faults,
         }
     }

@@ -88,6 +88,7 @@ impl World {
             slack_ns: 3_000_000,
             forgets: self.plan.idle_record_ms < 100_000,
             waits_for_several: self.plan.multi_locks,
+            counts_from_told: true,
         }
     }
 
@@ -119,6 +120,7 @@ impl World {
         self.demand_rest();
         self.demand_catch_up();
         self.demand_service();
+        self.demand_wider();
         self.run_to(self.kernel.now_us + 1_000 * 2_000);
         // An entry of the clock alone may be on its way just now.
         self.demand_catch_up();

@@ -13,6 +13,7 @@ use super::names;
 use super::plain::Role;
 use super::plan::Plan;
 use super::upgrades::{self, Hold};
+use super::wider::Wider;
 use crate::checker::history::SeenQueued;
 use crate::checker::{History, Operation};
 use crate::rng::Rng;
@@ -41,6 +42,7 @@ pub struct World {
     pub changes: Changes,
     pub hold: Hold,
     pub upgrades_asked: BTreeSet<Ticket>,
+    pub wider: Wider,
     /// Since when nothing is wrong; `None` while something is.
     pub calm_since_us: Option<u64>,
     /// The storm is over: no more faults.
@@ -71,6 +73,7 @@ impl World {
             changes: Changes::new(plan.founders),
             hold: Hold::default(),
             upgrades_asked: BTreeSet::new(),
+            wider: Wider::new(seed),
             calm_since_us: Some(0),
             healed: false,
             clients_rest: false,
@@ -91,6 +94,9 @@ impl World {
             world.kernel.plan(at_us, WorldEvent::ClientActs { client: world.clients.len() - 1 });
         }
         world.kernel.plan(1_000_000, WorldEvent::Fault);
+        if world.plan.wider {
+            world.kernel.plan(700_000, WorldEvent::Wider);
+        }
         world
     }
 
@@ -162,6 +168,7 @@ impl World {
             WorldEvent::ClientActs { client } => self.client_acts(client),
             WorldEvent::Touch { call } => self.touch_blocked(call),
             WorldEvent::Fault => self.faults(),
+            WorldEvent::Wider => self.wider_acts(),
             WorldEvent::Relief { what } => self.relieve(what),
         }
     }

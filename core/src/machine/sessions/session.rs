@@ -151,6 +151,9 @@ impl Machine {
         match self.live_session(id, out) {
             Some(slot) => {
                 let locks = self.sessions[slot].locks.len;
+                if mutant!(ClosedSessionLives) {
+                    return Reply::Int(i64::from(locks));
+                }
                 self.end_session(slot, EndCause::Expired, out);
                 if self.session_ids.contains_key(&id) {
                     // Too many for one entry: the rest is over as if its time were, and goes as that does.

@@ -241,6 +241,9 @@ impl Settings {
     }
 
     fn set(&mut self, name: Setting, value: &[u8]) -> Result<(), Refusal> {
+        if crate::mutant!(SettingNotStored) {
+            return Ok(());
+        }
         match (name, name.read(value)?) {
             (Setting::Route, Value::Routes(routes)) => {
                 self.reroute(Routing { routes, default_tier: self.routing.default_tier })?;

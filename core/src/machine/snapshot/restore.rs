@@ -125,6 +125,9 @@ impl Restorer {
         if crate::mutant!(SnapshotWithoutReplies) {
             self.machine.dedup = Dedup::default();
         }
+        if crate::mutant!(MarksForgotten) {
+            self.machine.marks = crate::machine::marks::Marks::default();
+        }
         Ok(self.machine)
     }
 }

@@ -25,6 +25,7 @@ use crate::tier2::refusals;
 use crate::tier2::requests::pending::AnsweredRequest;
 use bytes::Bytes;
 use redfence_core::machine::Command;
+use redfence_core::mutant;
 use redfence_core::reply::Reply;
 use redfence_core::types::Fence;
 
@@ -241,6 +242,7 @@ impl Node {
                 }
                 Some(Reply::Nil)
             }
+            _ if mutant!(ToldInFull) => Some(held.reply.clone()),
             left_ms => Some(with_ttl(&held.reply, left_ms)),
         }
     }

@@ -14,6 +14,7 @@ use crate::tier2::scripts::{prepare, ConnectionKey, ScriptQueue, StagedCommand};
 use bytes::Bytes;
 use redfence_core::machine::version::{begins_entry, ClusterVersion};
 use redfence_core::machine::{EntryBuilder, Machine};
+use redfence_core::mutant;
 use redfence_core::script::Preparation;
 use redfence_core::types::{Origin, Stamp};
 use std::collections::{BTreeMap, VecDeque};
@@ -159,7 +160,8 @@ impl StagingQueue {
             if origin.incarnation > taken.incarnation {
                 *taken = OriginProgress { incarnation: origin.incarnation, seq: 0 };
             }
-            if origin.incarnation < taken.incarnation || prev > taken.seq {
+            let is_gap = prev > taken.seq && !mutant!(GapsAccepted);
+            if origin.incarnation < taken.incarnation || is_gap {
                 return false;
             }
             let repeated = commands.partition_point(|command| command.seq <= taken.seq);
