@@ -77,6 +77,8 @@ build-release:
 unit: build ## Rust tests of every crate: golden scripts, properties, conformance, clusters of real processes
 	@scripts/install-deps redis
 	@scripts/install-deps --optional strace iproute postgres
+	@# For tests/mixed_versions.rs.
+	$(CARGO) build --locked -p redfence --features next-version --bin redfence-next
 	$(CARGO) test --workspace --locked --no-fail-fast
 
 docs: ## the book in target/book, from docs/ (mdbook is installed into target/tools once)

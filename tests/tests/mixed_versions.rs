@@ -3,11 +3,12 @@
 //!
 //! The older program is the one under test (cluster version 1), and every release that `tests/releases.toml` names; the newer one
 //! is `redfence-next` with its made-up version 2. Building that takes as long as the program itself, so `make mixed-versions`
-//! does it and runs these tests; where it is not built they say so and are skipped.
+//! does it and runs these tests; where it is not built they are left out, and listed (`left_out`).
 
 use redfence_tests::artifacts;
 use redfence_tests::client::REPLY_WITHIN;
 use redfence_tests::cluster::{Cluster, Host, Options};
+use redfence_tests::left_out;
 use redfence_tests::process::poll_until;
 use redfence_tests::resp::{Connection, Value};
 use std::net::SocketAddr;
@@ -113,7 +114,7 @@ fn next() -> Option<PathBuf> {
     match artifacts::redfence_next() {
         Ok(program) => Some(program),
         Err(error) => {
-            eprintln!("SKIPPED, run `make mixed-versions`: {error}");
+            left_out::or_fail(&format!("two releases in one cluster (run `make mixed-versions`): {error}"));
             None
         }
     }

@@ -218,3 +218,14 @@ impl History {
         counts
     }
 }
+
+/// Whether a refused renewal may have taken effect before it was refused: a node tells a renewal that it heard of late as it is by
+/// then. The refusal itself must be true. The node's limit for what is not late: half of the ttl, 20 to 250 ms.
+#[must_use]
+pub fn may_be_told_late(op: &Operation) -> bool {
+    let (Call::Renew { ttl_ms, .. }, Outcome::Answered(Answer::Refused(_))) = (op.call, op.outcome) else {
+        return false;
+    };
+    let took_ms = op.complete_ns.saturating_sub(op.invoke_ns) / 1_000_000;
+    took_ms >= if ttl_ms == 0 { 250 } else { (ttl_ms / 2).clamp(20, 250) }
+}

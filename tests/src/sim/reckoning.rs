@@ -3,7 +3,7 @@
 use super::calls::Ask;
 use super::world::World;
 use super::Report;
-use crate::checker::history::{Reason, NEVER};
+use crate::checker::history::{may_be_told_late, Operation, NEVER};
 use crate::checker::{check, check_holds, Answer, Call, Outcome, Rules, Violation};
 use redfence::node_api::NodeId;
 use std::collections::BTreeMap;
@@ -51,33 +51,54 @@ pub fn run(seed: u64, trace: bool) -> Report {
 }
 
 impl World {
-    /// A grant that ended before its client could be told of it is answered nil, as the contract says, and a renewal `expired`.
-    /// For the checker both say as little as no answer.
+    /// What a node told late, as the contract says. A grant that ended before its client could be told of it is answered nil: for
+    /// the checker that says as little as no answer. A renewal is refused with the reason of the end: that must be true, but the
+    /// renewal itself may have taken effect before.
     fn leave_untold_open(&mut self) {
-        let untold = self.books.untold();
+        let (untold, rules) = (self.books.untold(), self.rules());
+        let (forced, acquires) = (self.forced_ns(), self.history.acquires_by_owner());
         let mut renewals_told: BTreeMap<(u32, u64), u64> = BTreeMap::new();
         for op in &self.history.operations {
             if let (Call::Renew { fence, .. }, Outcome::Answered(Answer::Done)) = (op.call, op.outcome) {
                 *renewals_told.entry((op.resource, fence)).or_default() += 1;
             }
         }
+        let (mut open, mut failures) = (Vec::new(), Vec::new());
         for (at, op) in self.history.operations.iter_mut().enumerate() {
-            let is_untold = match (op.call, op.outcome) {
-                (Call::Acquire { owner, .. }, Outcome::Answered(Answer::Busy | Answer::Nothing)) => {
-                    untold.grants.contains(&(op.resource, owner))
+            // Its client went on asking: an open call is a process of its own.
+            let process = u64::MAX - at as u64;
+            match (op.call, op.outcome) {
+                (Call::Acquire { owner, .. }, Outcome::Answered(Answer::Busy | Answer::Nothing))
+                    if untold.grants.contains(&(op.resource, owner)) =>
+                {
+                    if acquires.get(&(op.resource, owner)) == Some(&1) && !may_have_ended(op, &rules, &forced)
+                    {
+                        failures.push(format!("granted, and told nil before its time was up: {op:?}"));
+                    }
+                    (op.outcome, op.complete_ns, op.process) = (Outcome::Unknown, NEVER, process);
                 }
-                (Call::Renew { fence, .. }, Outcome::Answered(Answer::Refused(Reason::Expired))) => {
+                (Call::Renew { fence, .. }, Outcome::Answered(Answer::Refused(_))) => {
                     let times = |of: &BTreeMap<_, u64>| of.get(&(op.resource, fence)).copied().unwrap_or(0);
-                    times(&untold.renewals) > times(&renewals_told)
+                    if may_be_told_late(op) && times(&untold.renewals) > times(&renewals_told) {
+                        open.push(Operation {
+                            outcome: Outcome::Unknown,
+                            complete_ns: NEVER,
+                            process,
+                            ..*op
+                        });
+                    }
                 }
-                _ => false,
-            };
-            if is_untold {
-                (op.outcome, op.complete_ns) = (Outcome::Unknown, NEVER);
-                // Its client went on asking: an open call is a process of its own.
-                op.process = u64::MAX - at as u64;
+                _ => {}
             }
         }
+        self.history.operations.extend(open);
+        failures.into_iter().for_each(|text| self.fail(text));
+    }
+
+    /// When operators took locks away: from, to.
+    fn forced_ns(&self) -> Vec<(u64, u64)> {
+        let forced = self.history.operations.iter().filter(|op| op.call == Call::ForceRelease);
+        forced.map(|op| (op.invoke_ns, op.complete_ns)).collect()
     }
 
     /// What the checker must know of this run.
@@ -290,4 +311,14 @@ impl World {
             self.fail(format!("node {id} was added, and is no member in the end"));
         }
     }
+}
+
+/// Whether a grant can have ended before its answer: its ttl has passed since it was asked for, or it was taken away.
+fn may_have_ended(op: &Operation, rules: &Rules, forced: &[(u64, u64)]) -> bool {
+    let Call::Acquire { ttl_ms, session, .. } = op.call else { return false };
+    // The clock of the node that told it and those of the leaders may each be fast.
+    let shortest_ns = rules.shortest_ns(rules.shortest_ns(ttl_ms) / 1_000_000);
+    session != 0
+        || op.complete_ns.saturating_sub(op.invoke_ns) >= shortest_ns
+        || forced.iter().any(|(from_ns, to_ns)| *from_ns <= op.complete_ns && op.invoke_ns <= *to_ns)
 }

@@ -21,6 +21,11 @@ cases! {
     ],
 }
 
+/// Each grant of the chain lasts so long.
+const CHAIN_TTL_MS: u64 = 500;
+/// The clocks of Redis count whole milliseconds.
+const CLOCK_SLACK: Duration = Duration::from_millis(10);
+
 fn expired_lock_is_free(context: &Context) {
     let mut client = context.client();
     let name = context.name("lock");
@@ -120,22 +125,29 @@ fn a_chain_of_expiries_serves_all(context: &Context) {
     let mut waiters: Vec<_> = (0..5)
         .map(|number| {
             let mut waiter = context.client();
-            waiter.start_waiting(&name, 500, 30_000, &format!("waiter-{number}"));
+            waiter.start_waiting(&name, CHAIN_TTL_MS, 30_000, &format!("waiter-{number}"));
             holder.await_waiters(&name, number + 1);
             waiter
         })
         .collect();
-    // Nobody ever releases: each one's expiry must serve the next. One that a busy node could not tell in time is told nil.
+    // Nobody ever releases: each one's expiry must serve the next.
+    let start = Instant::now();
     holder.end_soon(&name, held, 100);
-    for waiter in &mut waiters {
+    for (number, waiter) in waiters.iter_mut().enumerate() {
         let reply = waiter.receive();
-        if reply != context.protocol().nil() {
+        if reply == context.protocol().nil() {
+            // A busy node could not tell it in time: its grant and all before it have ended.
+            let ends = (number as u32 + 1) * Duration::from_millis(CHAIN_TTL_MS);
+            assert!(start.elapsed() + CLOCK_SLACK >= ends, "nil after {:?}", start.elapsed());
+        } else {
             let grant = redfence_tests::expect::granted(&reply);
             assert!(grant.fence > last);
             last = grant.fence;
         }
     }
     holder.await_free(&name);
+    let all = 5 * Duration::from_millis(CHAIN_TTL_MS);
+    assert!(start.elapsed() + CLOCK_SLACK >= all, "five grants cannot have lasted {:?}", start.elapsed());
     let last = holder.info(&name).fence;
     assert!(last > held);
     holder.release_is_refused(&name, last, "expired");

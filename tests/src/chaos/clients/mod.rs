@@ -19,7 +19,7 @@ use super::recorder::{Bucket, Epoch, FinishedEpoch, Recorder};
 use super::replies;
 use super::run_state::RunState;
 use super::settings::Settings;
-use crate::checker::history::{NEVER, NO_RESOURCE};
+use crate::checker::history::{may_be_told_late, NEVER, NO_RESOURCE};
 use crate::checker::{Answer, Call, Operation, Outcome};
 use crate::resp::Value;
 use crate::rng::Rng;
@@ -28,6 +28,8 @@ use crate::rng::Rng;
 const GRACE_MS: u64 = 500;
 /// A client disconnects from a node that does not reply for this long, beyond the WAIT it asked for.
 const PATIENCE_MS: u64 = 1_500;
+/// Nodes count whole milliseconds.
+const CLOCK_SLACK_MS: u64 = 5;
 /// The first few names are contended, the others mostly free.
 const HOT: u64 = 6;
 const NAMES: u64 = 200;
@@ -167,6 +169,11 @@ impl LoadClient {
             let (process, resource, call, outcome) = (self.process, *resource, *call, *outcome);
             let op = Operation { process, resource, invoke_ns, complete_ns, call, outcome, group };
             self.recorder.record(epoch, op);
+            if may_be_told_late(&op) {
+                let process = self.recorder.number();
+                let (outcome, complete_ns) = (Outcome::Unknown, NEVER);
+                self.recorder.record(epoch, Operation { process, outcome, complete_ns, ..op });
+            }
         }
         if outcomes.contains(&Outcome::Unknown) {
             self.process = self.recorder.number();
@@ -232,14 +239,13 @@ impl LoadClient {
     }
 }
 
-/// A grant that ended before a node that was late could tell it is answered nil, and such a renewal `expired`: so late, both say as
-/// little as no answer.
+/// A grant that ended before a node that was late could tell it is answered nil: no answer, for the checker. Its ttl must have
+/// passed since it was asked for, or its session have ended.
 fn is_told_too_late(call: &Call, reply: &Value, took_ms: u64) -> bool {
-    const LATE_MS: u64 = 200;
-    let ended = match call {
-        Call::Acquire { .. } => *reply == Value::NullBulk,
-        Call::Renew { .. } => *reply == Value::Array(vec![Value::Integer(0), Value::bulk("expired")]),
+    match call {
+        Call::Acquire { ttl_ms, session, .. } => {
+            *reply == Value::NullBulk && (*session != 0 || took_ms + CLOCK_SLACK_MS >= *ttl_ms)
+        }
         _ => false,
-    };
-    ended && took_ms >= LATE_MS
+    }
 }
