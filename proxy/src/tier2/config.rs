@@ -53,7 +53,7 @@ pub struct NodeConfig {
 
     /// First time-out after which a forwarded request is sent again; doubles up to eight times as long.
     pub resend_ms: u64,
-    /// Time after which an unanswered ReadIndex is asked again under a new name.
+    /// First time after which an unanswered ReadIndex is asked again under a new name; doubles up to sixteen times as long.
     pub read_retry_ms: u64,
     /// Keep-alives of sessions go into the log together, this often.
     pub touch_interval_ms: u64,

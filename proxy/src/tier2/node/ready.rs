@@ -33,8 +33,9 @@ impl Node {
         let task = PersistTask { install, entries, after, ..PersistTask::default() };
         let written = self.hand_to_writer(task, &ready, holds_vote);
         // 5. Confirmed reads wait for their index to be applied.
+        let now_ms = self.now.monotonic_ms();
         for state in ready.take_read_states() {
-            self.reads.confirmed(self.pending.origin(), &state.request_ctx, state.index);
+            self.reads.confirmed(self.pending.origin(), &state.request_ctx, state.index, now_ms);
         }
         let committed = ready.take_committed_entries();
         let number = ready.number();

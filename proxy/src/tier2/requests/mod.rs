@@ -282,7 +282,7 @@ impl Node {
         }
         if let Some(name) = self.reads.open_round(self.pending.origin(), self.now.monotonic_ms()) {
             if mutant!(ReadWithoutRound) || (mutant!(LeaderReadsAlone) && self.is_leader()) {
-                self.reads.confirmed(self.pending.origin(), &name, 0);
+                self.reads.confirmed(self.pending.origin(), &name, 0, self.now.monotonic_ms());
                 self.answer_reads();
                 return;
             }

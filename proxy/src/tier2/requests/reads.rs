@@ -18,6 +18,8 @@ use std::sync::Arc;
 
 /// Rounds under way at once. More reads wait, and share the next one.
 const ROUNDS_MAX: usize = 4;
+/// An unanswered round is asked again after at most so many times the configured time.
+const RETRY_FACTOR_MAX: u64 = 16;
 /// Slices of `KEYS` in one turn.
 const SLICES_PER_TURN_MAX: usize = 4;
 /// `KEYS` under way at once, each with the names it has found. More wait for their first slice.
@@ -79,6 +81,9 @@ pub(in crate::tier2) struct Reads {
     bytes: usize,
     /// `KEYS` under way.
     walks: VecDeque<KeysScan>,
+    /// How long a round may take before it is asked again, where that is more than the configured time: twice as long after every
+    /// round that was not answered in time, or a leader farther away than that would never be heard.
+    patience_ms: u64,
 }
 
 impl Reads {
@@ -116,10 +121,13 @@ impl Reads {
     }
 
     /// raft knows the index of a round.
-    pub(in crate::tier2) fn confirmed(&mut self, origin: Origin, name: &[u8], index: u64) {
+    pub(in crate::tier2) fn confirmed(&mut self, origin: Origin, name: &[u8], index: u64, now_ms: u64) {
         let Some(number) = round_number(origin, name) else { return };
         if let Some(round) = self.rounds.get_mut(&number) {
             round.index = Some(index);
+            if now_ms.saturating_sub(round.asked_ms) * 4 <= self.patience_ms {
+                self.patience_ms /= 2;
+            }
         }
     }
 
@@ -185,6 +193,7 @@ impl Reads {
 
     /// The leader changed: what it has not confirmed will not be.
     pub(in crate::tier2) fn leader_changed(&mut self) {
+        self.patience_ms = 0;
         if !mutant!(ReadNotAskedAgain) {
             self.reopen(|_| true);
         }
@@ -192,19 +201,24 @@ impl Reads {
 
     /// Rounds without an answer for too long are asked again.
     pub(in crate::tier2) fn retry_overdue(&mut self, now_ms: u64, retry_ms: u64) {
-        self.reopen(|round| round.asked_ms + retry_ms <= now_ms);
+        let patience_ms = self.patience_ms.max(retry_ms);
+        if self.reopen(|round| round.asked_ms + patience_ms <= now_ms) {
+            self.patience_ms = (2 * patience_ms).min(RETRY_FACTOR_MAX * retry_ms);
+        }
     }
 
-    fn reopen(&mut self, lost: impl Fn(&ReadIndexRound) -> bool) {
+    /// Says whether there were any.
+    fn reopen(&mut self, lost: impl Fn(&ReadIndexRound) -> bool) -> bool {
         let is_lost = |round: &ReadIndexRound| round.index.is_none() && lost(round);
         let Some(first) = self.rounds.iter().find(|(_, round)| is_lost(round)).map(|(number, _)| *number)
         else {
-            return;
+            return false;
         };
         // Later rounds must not overtake it, so they are asked again with it.
         for round in self.rounds.split_off(&first).into_values().rev() {
             round.reads.into_iter().rev().for_each(|read| self.waiting.push_front(read));
         }
+        true
     }
 
     /// Takes out the tickets whose deadline has passed.
@@ -266,7 +280,7 @@ mod tests {
         reads.add(read(2), 0);
         let name = reads.open_round(ORIGIN, 0).expect("two reads wait");
         assert_eq!(reads.open_round(ORIGIN, 0), None);
-        reads.confirmed(ORIGIN, &name, 10);
+        reads.confirmed(ORIGIN, &name, 10, 0);
         assert!(ready(&mut reads, 9).is_empty());
         assert_eq!(ready(&mut reads, 10), [1, 2]);
         assert_eq!(reads.len(), 0);
@@ -280,10 +294,45 @@ mod tests {
         reads.retry_overdue(150, 150);
         let second = reads.open_round(ORIGIN, 150).expect("it waits again");
         assert_ne!(first, second);
-        reads.confirmed(ORIGIN, &first, 1);
+        reads.confirmed(ORIGIN, &first, 1, 0);
         assert!(ready(&mut reads, 100).is_empty());
-        reads.confirmed(ORIGIN, &second, 5);
+        reads.confirmed(ORIGIN, &second, 5, 0);
         assert_eq!(ready(&mut reads, 5), [1]);
+    }
+
+    #[test]
+    fn a_leader_far_away_is_heard_in_the_end() {
+        let (mut reads, mut now_ms) = (Reads::default(), 0);
+        let mut ask_until_answered = |reads: &mut Reads, ticket| {
+            reads.add(read(ticket), now_ms);
+            for tries in 1.. {
+                let name = reads.open_round(ORIGIN, now_ms).expect("a read waits");
+                // The answer takes 500 ms. Until then the node looks every 10 ms.
+                let answer_ms = now_ms + 500;
+                while now_ms < answer_ms && reads.waiting.is_empty() {
+                    now_ms += 10;
+                    reads.retry_overdue(now_ms, 150);
+                }
+                reads.confirmed(ORIGIN, &name, 1, now_ms);
+                if ready(reads, 1) == [ticket] {
+                    return tries;
+                }
+            }
+            unreachable!("it asks for ever")
+        };
+        assert_eq!(ask_until_answered(&mut reads, 1), 3, "150 ms, 300 ms, 600 ms");
+        assert_eq!(ask_until_answered(&mut reads, 2), 1, "it has learned how long that takes");
+        // The leader is near again.
+        for ticket in 3..9 {
+            reads.add(read(ticket), now_ms);
+            let name = reads.open_round(ORIGIN, now_ms).expect("a read waits");
+            reads.confirmed(ORIGIN, &name, 1, now_ms + 1);
+            assert_eq!(ready(&mut reads, 1), [ticket]);
+        }
+        reads.add(read(9), now_ms);
+        reads.open_round(ORIGIN, now_ms).expect("a read waits");
+        reads.retry_overdue(now_ms + 150, 150);
+        assert!(reads.open_round(ORIGIN, now_ms + 150).is_some(), "asked again after the configured time");
     }
 
     #[test]
@@ -293,20 +342,20 @@ mod tests {
         let first = reads.open_round(ORIGIN, 0).expect("a read waits");
         reads.add(read(2), 100);
         let second = reads.open_round(ORIGIN, 100).expect("a read waits");
-        reads.confirmed(ORIGIN, &second, 5);
+        reads.confirmed(ORIGIN, &second, 5, 0);
         assert!(ready(&mut reads, 10).is_empty(), "the first has no answer yet");
-        reads.confirmed(ORIGIN, &first, 5);
+        reads.confirmed(ORIGIN, &first, 5, 0);
         assert_eq!(ready(&mut reads, 10), [1, 2]);
 
         reads.add(read(3), 200);
         reads.open_round(ORIGIN, 200).expect("a read waits");
         reads.add(read(4), 300);
         let later = reads.open_round(ORIGIN, 300).expect("a read waits");
-        reads.confirmed(ORIGIN, &later, 6);
+        reads.confirmed(ORIGIN, &later, 6, 0);
         reads.retry_overdue(350, 150);
         assert!(ready(&mut reads, 10).is_empty(), "it waits for the one before it");
         let again = reads.open_round(ORIGIN, 350).expect("both wait");
-        reads.confirmed(ORIGIN, &again, 7);
+        reads.confirmed(ORIGIN, &again, 7, 0);
         assert_eq!(ready(&mut reads, 10), [3, 4]);
     }
 
@@ -315,7 +364,7 @@ mod tests {
         let mut reads = Reads::default();
         reads.add(read(1), 0);
         let name = reads.open_round(ORIGIN, 0).expect("a read waits");
-        reads.confirmed(Origin { node: 1, incarnation: 8 }, &name, 1);
+        reads.confirmed(Origin { node: 1, incarnation: 8 }, &name, 1, 0);
         assert!(ready(&mut reads, 100).is_empty());
     }
 
