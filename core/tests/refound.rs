@@ -209,3 +209,34 @@ proptest! {
         }
     }
 }
+
+/// What happened between the backup and its restore is not known: somebody else may have had the lock and written.
+#[test]
+fn a_fence_of_the_backup_is_stale_once_its_lock_has_ended() {
+    let mut old = Cluster::new();
+    let fence = old.acquire("wallet", "a", 10_000, None).unwrap();
+    assert_eq!(old.check("wallet", fence), Some(Reply::Int(1)));
+    let marks = old.machine.contents().marks;
+
+    let mut new = old.refounded();
+    assert_eq!(new.machine.contents().marks, marks, "no mark for names that had none");
+    assert_eq!(new.check("wallet", fence), Some(Reply::Int(1)), "it is held, for its full time");
+    assert_eq!(new.mark("wallet"), Reply::Int(FLOOR as i64), "its use lets nobody else in");
+    assert_eq!(new.check("wallet", Fence(fence.0 + 1)), Some(Reply::Int(0)));
+    new.now_ms += 10_001;
+    assert_eq!(new.check("wallet", fence), Some(Reply::Int(0)));
+    let next = new.acquire("wallet", "b", 10_000, None).unwrap();
+    assert_eq!(new.check("wallet", next), Some(Reply::Int(1)));
+    assert_eq!(new.check("wallet", fence), Some(Reply::Int(0)));
+}
+
+/// The guarded name may be a key of its own, older than the restore, and the fence that of another lock.
+#[test]
+fn a_fence_above_the_floor_is_not_from_the_future() {
+    let mut old = Cluster::new();
+    old.acquire("row", "a", 600_000, None).unwrap();
+    let mut new = old.refounded();
+    let fence = new.acquire("lock:row", "b", 10_000, None).unwrap();
+    assert!(fence.0 > FLOOR);
+    assert_eq!(new.check("row", fence), Some(Reply::Int(1)));
+}

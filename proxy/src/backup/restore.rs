@@ -68,12 +68,6 @@ pub fn restore(args: &RestoreArgs) -> Result<(), String> {
                 "{} locks held for their full ttl, {} sessions, {} marks; {} waiters dropped",
                 contents.locks_held, contents.sessions, contents.marks, done.waiters_dropped
             );
-            if done.marks_missing > 0 {
-                println!(
-                    "{} held names got no high-water mark (max-memory): FENCE.* refuses their holders' fences",
-                    done.marks_missing
-                );
-            }
             list_open_ended(&machine);
         }
         None => println!(

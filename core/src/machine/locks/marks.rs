@@ -37,6 +37,9 @@ pub(crate) struct Marks {
     marks: MarkMap,
     /// At least every mark that was forgotten.
     floor: Fence,
+    /// The fence floor of the restore that this cluster began with; 0 where it began with nothing. All fences of its first day are
+    /// below it, and what became of them after the backup nobody knows: they are stale, but for that of a lock that is still held.
+    restored: Fence,
     /// By last use, oldest first. Worked out from the marks.
     used: BTreeSet<(u64, Key)>,
     bytes: usize,
@@ -86,28 +89,14 @@ impl Marks {
         self.marks.values().map(|mark| mark.fence).max().unwrap_or_default().max(self.floor)
     }
 
-    /// The names that have a mark.
-    pub(crate) fn keys(&self) -> Vec<Key> {
-        self.marks.keys().cloned().collect()
-    }
-
-    pub(crate) fn has(&self, db: Db, resource: &[u8]) -> bool {
-        self.find(db, resource).is_some()
-    }
-
-    /// Whether there can be a mark of this name.
-    pub(crate) fn may_keep(&self, resource: &[u8]) -> bool {
-        (1..=RESOURCE_BYTES_MAX).contains(&resource.len())
-    }
-
-    /// A mark of at least this fence.
-    pub(crate) fn raise_to(&mut self, db: Db, resource: &[u8], fence: Fence, now_ms: u64) {
-        let known = self.find(db, resource).map_or(Fence(1), |mark| mark.fence);
-        self.raise(db, resource, fence.max(known), now_ms);
-    }
-
-    pub(crate) fn raise_floor(&mut self, floor: Fence) {
+    /// A new cluster begins with these marks: none is below its fence floor.
+    pub(crate) fn refound(&mut self, floor: Fence, now_ms: u64) {
+        for (db, name) in self.marks.keys().cloned().collect::<Vec<_>>() {
+            let known = self.limit(db, &name);
+            self.raise(db, &name, known.max(floor), now_ms);
+        }
         self.floor = self.floor.max(floor);
+        self.restored = floor;
     }
 
     fn oldest_ms(&self) -> Option<u64> {
@@ -129,10 +118,12 @@ impl Marks {
 
     pub(crate) fn write_floor(&self, out: &mut Vec<u8>) {
         put_varint(out, self.floor.0);
+        put_varint(out, self.restored.0);
     }
 
     pub(crate) fn read_floor(&mut self, reader: &mut Reader<'_>) -> Option<()> {
-        self.floor = Fence(reader.varint().filter(|floor| *floor < FENCE_BOUND)?);
+        let mut fence = || reader.varint().filter(|fence| *fence < FENCE_BOUND).map(Fence);
+        (self.floor, self.restored) = (fence()?, fence()?);
         Some(())
     }
 
@@ -170,6 +161,14 @@ pub(crate) fn read_mark(reader: &mut Reader<'_>) -> Option<(Key, HighWaterMark)>
     fits.then(|| ((db, Arc::from(name)), HighWaterMark { fence, used_ms }))
 }
 
+/// What `FENCE.*` makes of a fence.
+enum Admission {
+    /// Below this one all are stale.
+    Stale { limit: Fence },
+    /// The mark that its use leaves.
+    Current { mark: Fence },
+}
+
 /// Whether `FENCE.CALL` may run a command: one of the keyspace, that takes so many words. The mark does not rise for any other.
 pub fn check_guarded(argv: &[&[u8]]) -> Result<(), Refusal> {
     let Some(name) = argv.first() else { return Err(errors::wrong_arity(grammar::fence::CALL)) };
@@ -200,9 +199,9 @@ impl Machine {
     pub(crate) fn fence_check(&mut self, db: Db, resource: &[u8], fence: Fence) -> Reply {
         match self.admit_fence(db, resource, fence) {
             Err(refusal) => refusal.into(),
-            Ok(limit) if fence < limit => Reply::Int(0),
-            Ok(_) => {
-                self.marks.raise(db, resource, fence, self.clock.logical_ms);
+            Ok(Admission::Stale { .. }) => Reply::Int(0),
+            Ok(Admission::Current { mark }) => {
+                self.marks.raise(db, resource, mark, self.clock.logical_ms);
                 Reply::Int(1)
             }
         }
@@ -219,12 +218,12 @@ impl Machine {
         let admitted = check_guarded(argv).and_then(|()| self.admit_fence(caller.db, resource, fence));
         match admitted {
             Err(refusal) => refusal.into(),
-            Ok(limit) if fence < limit => errors::stale_fence(fence.0, limit.0).into(),
-            Ok(_) => {
+            Ok(Admission::Stale { limit }) => errors::stale_fence(fence.0, limit.0).into(),
+            Ok(Admission::Current { mark }) => {
                 let reply = self.run_guarded(caller, argv, out);
                 let ran = !matches!(&reply, Reply::Error(refusal) if refusal.code() == "OOM");
                 if ran {
-                    self.marks.raise(caller.db, resource, fence, self.clock.logical_ms);
+                    self.marks.raise(caller.db, resource, mark, self.clock.logical_ms);
                 }
                 reply
             }
@@ -241,8 +240,8 @@ impl Machine {
         reply
     }
 
-    /// The fence below which all are stale; refused where this one cannot be real, or where there is no room for its mark.
-    fn admit_fence(&self, db: Db, resource: &[u8], fence: Fence) -> Result<Fence, Refusal> {
+    /// Whether a fence is stale; refused where it cannot be real, or where there is no room for its mark.
+    fn admit_fence(&self, db: Db, resource: &[u8], fence: Fence) -> Result<Admission, Refusal> {
         if resource.is_empty() || resource.len() > RESOURCE_BYTES_MAX {
             return Err(errors::resource_length());
         }
@@ -251,20 +250,32 @@ impl Machine {
         }
         self.check_future(db, resource, fence)?;
         let limit = self.marks.limit(db, resource);
+        if fence < limit && !(limit <= self.marks.restored && self.is_held_with(db, resource, fence)) {
+            return Ok(Admission::Stale { limit });
+        }
         let is_new = self.marks.find(db, resource).is_none();
-        if fence >= limit && is_new && self.marks.len() >= self.limits.marks_max {
+        if is_new && self.marks.len() >= self.limits.marks_max {
             return Err(errors::too_many_marks(self.limits.marks_max));
         }
         // A known mark needs no room.
-        if fence >= limit && is_new {
+        if is_new {
             self.room_for(resource.len() + MARK_OVERHEAD_BYTES)?;
         }
-        Ok(limit)
+        Ok(Admission::Current { mark: fence.max(limit) })
+    }
+
+    fn is_held_with(&self, db: Db, resource: &[u8], fence: Fence) -> bool {
+        let Some(slot) = self.names.find(&self.locks, db, resource) else { return false };
+        let lock = &self.locks[slot];
+        lock.is_held()
+            && lock.fence == fence
+            && !self.is_flushed(lock)
+            && !self.has_passed(lock.deadline_ms())
     }
 
     fn check_future(&self, db: Db, resource: &[u8], fence: Fence) -> Result<(), Refusal> {
-        let last =
-            self.names.find(&self.locks, db, resource).map_or(self.floor, |slot| self.locks[slot].fence);
+        let last = self.names.find(&self.locks, db, resource).map_or(Fence(0), |slot| self.locks[slot].fence);
+        let last = last.max(self.floor);
         let most = last.0.max(self.clock.wall_us).saturating_add(FUTURE_US_MAX);
         if fence.0 > most {
             return Err(errors::future_fence(fence.0));

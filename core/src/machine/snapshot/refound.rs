@@ -80,8 +80,6 @@ impl fmt::Display for RefoundError {
 pub struct Refounded {
     pub fence_floor: Fence,
     pub waiters_dropped: u64,
-    /// Held names for whose high-water mark there was no room: `FENCE.*` refuses the fence of their holder.
-    pub marks_missing: u64,
 }
 
 impl Machine {
@@ -134,9 +132,9 @@ impl Machine {
         self.hold_for_full_time();
         self.reindex();
         self.floor = floor;
-        let marks_missing = self.raise_marks(floor);
+        self.marks.refound(floor, self.clock.logical_ms);
         self.check_invariants().map_err(RefoundError::Inconsistent)?;
-        Ok(Refounded { fence_floor: floor, waiters_dropped, marks_missing })
+        Ok(Refounded { fence_floor: floor, waiters_dropped })
     }
 
     /// Held, and neither flushed nor past its deadline.
@@ -208,36 +206,5 @@ impl Machine {
         self.deadlines = Deadlines::default();
         self.sweep.forget_counts();
         self.rebuild_indexes();
-    }
-
-    /// Marks of free names rise to the floor. A held name gets a mark of its own where it has none: the floor would make its holder's
-    /// fence stale. Answers for how many there was no room.
-    fn raise_marks(&mut self, floor: Fence) -> u64 {
-        let now_ms = self.clock.logical_ms;
-        for (db, name) in self.marks.keys() {
-            let slot = self.names.find(&self.locks, db, &name);
-            if !slot.is_some_and(|slot| self.outlives_backup(slot)) {
-                self.marks.raise_to(db, &name, floor, now_ms);
-            }
-        }
-        self.marks.raise_floor(floor);
-        let mut missing = 0;
-        for slot in self.locks.slots() {
-            if self.locks.get(slot).is_none() || !self.outlives_backup(slot) {
-                continue;
-            }
-            let lock = &self.locks[slot];
-            if !self.marks.may_keep(lock.name()) || self.marks.has(lock.db(), lock.name()) {
-                continue;
-            }
-            let bytes = lock.name().len() + crate::machine::marks::MARK_OVERHEAD_BYTES;
-            let fits = self.marks.len() < self.limits.marks_max
-                && self.memory_used_bytes() + bytes as u64 <= self.max_memory_bytes();
-            match fits {
-                true => self.marks.raise_to(lock.db(), lock.name(), lock.fence, now_ms),
-                false => missing += 1,
-            }
-        }
-        missing
     }
 }
