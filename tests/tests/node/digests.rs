@@ -187,6 +187,28 @@ fn two_that_differ_wait_for_the_third() {
 }
 
 #[test]
+fn two_states_that_differ_wait_for_the_third_though_their_answers_are_alike() {
+    let mut cluster = settled_with(3, 8, often);
+    let (bad, other) = (follower(&cluster), leader(&cluster));
+    let third = cluster.ids().into_iter().find(|id| *id != bad && *id != other).expect("three");
+    work(&mut cluster, other, 5);
+    cluster.crash(third);
+    cluster.diverge(bad, Divergence::State(1));
+    for _ in 0..80 {
+        cluster.submit(other, &acquire("busy", "b", 100, 0), 0);
+        cluster.run_for(100);
+    }
+    assert_eq!(quarantined(&cluster), NOBODY);
+    let ticket = cluster.submit(other, &acquire("x", "o", 1_000, 0), 0);
+    assert_eq!(code(&cluster.wait_for(ticket, 6_000)), "UNAVAILABLE");
+    cluster.start(third);
+    assert!(cluster.run_until(30_000, |cluster| quarantined(cluster) == [bad]));
+    // Until the next full digest, which the leader asks for every few seconds while states differ.
+    cluster.run_for(12_000);
+    assert_set_apart(&mut cluster, bad, 8);
+}
+
+#[test]
 fn it_is_found_within_the_promised_distance() {
     let mut cluster = settled_with(3, 7, rarely);
     let (bad, other) = (follower(&cluster), leader(&cluster));

@@ -312,6 +312,12 @@ impl Machine {
         self.digests.table.quarantined.len()
     }
 
+    /// Voters' whole states differ: only an agreed full digest ends it.
+    #[must_use]
+    pub fn has_full_conflict(&self) -> bool {
+        self.digests.table.has_full_conflict()
+    }
+
     /// Whether the voters' reports allow to go on.
     #[must_use]
     pub fn digest_standing(&self) -> Standing {

@@ -117,8 +117,10 @@ pub(crate) struct DigestTable {
     full_rows: VecDeque<DigestRow>,
     pub(crate) confirmed: u64,
     pub(crate) quarantined: Vec<Diverged>,
-    /// Voters differ at this index, and nothing at or behind it is agreed yet.
-    conflict: Option<u64>,
+    /// Voters' chains differ at this index, and nothing at or behind it is agreed yet.
+    chain_conflict: Option<u64>,
+    /// The same for full digests. Chains say nothing of it: states that differ may answer alike for long.
+    full_conflict: Option<u64>,
     /// Not state: a function of the log's membership changes.
     members: Vec<MemberLife>,
 }
@@ -148,7 +150,7 @@ impl DigestTable {
     pub(crate) fn open(&mut self, kind: DigestKind, index: u64) {
         if self.is_alone() {
             // A single voter has nobody to compare with: what it says is the majority's word.
-            self.confirm(index);
+            self.confirm(kind, index);
             return;
         }
         let (rows, rows_max) = match kind {
@@ -185,7 +187,7 @@ impl DigestTable {
         }
         rows[at].reports.push(Reported { node, added_at, value });
         let row = rows[at].clone();
-        let agreed = self.judge(&row);
+        let agreed = self.judge(kind, &row);
         match kind {
             DigestKind::Chain => self.chain_rows[at].agreed = agreed,
             DigestKind::Full => self.full_rows[at].agreed = agreed,
@@ -193,27 +195,38 @@ impl DigestTable {
     }
 
     /// The agreed value of a row after a report, and what follows from it.
-    fn judge(&mut self, row: &DigestRow) -> Option<u64> {
+    fn judge(&mut self, kind: DigestKind, row: &DigestRow) -> Option<u64> {
         let (value, count) = row.most(&self.members);
         let agreed = row.agreed.or((count >= self.majority()).then_some(value));
         let Some(value) = agreed else {
             if row.voters(&self.members).any(|report| report.value != value) {
-                self.conflict = self.conflict.max(Some(row.index));
+                let conflict = match kind {
+                    DigestKind::Chain => &mut self.chain_conflict,
+                    DigestKind::Full => &mut self.full_conflict,
+                };
+                *conflict = (*conflict).max(Some(row.index));
             }
             return None;
         };
-        self.confirm(row.index);
+        self.confirm(kind, row.index);
         for report in row.reports.iter().filter(|report| report.value != value) {
             self.quarantine(report.node, report.added_at, row.index);
         }
         Some(value)
     }
 
-    fn confirm(&mut self, index: u64) {
+    fn confirm(&mut self, kind: DigestKind, index: u64) {
         self.confirmed = self.confirmed.max(index);
-        if self.conflict.is_some_and(|conflict| conflict <= index) {
-            self.conflict = None;
+        let is_over = |conflict: &mut u64| *conflict <= index;
+        self.chain_conflict.take_if(is_over);
+        if kind == DigestKind::Full {
+            self.full_conflict.take_if(is_over);
         }
+    }
+
+    /// Voters' states differ, whatever their answers were.
+    pub(crate) fn has_full_conflict(&self) -> bool {
+        self.full_conflict.is_some()
     }
 
     pub(crate) fn quarantine(&mut self, node: u64, added_at: u64, index: u64) {
@@ -230,7 +243,7 @@ impl DigestTable {
     }
 
     pub(crate) fn standing(&self) -> Standing {
-        let Some(index) = self.conflict else { return Standing::Agreed };
+        let Some(index) = self.full_conflict.or(self.chain_conflict) else { return Standing::Agreed };
         let open = |row: &DigestRow| {
             let silent = self.voters().filter(|member| {
                 !row.has_report_of(member.node, member.added_at)
@@ -251,7 +264,8 @@ impl DigestTable {
             rows.iter().for_each(|row| row.write(out));
         }
         put_varint(out, self.confirmed);
-        put_varint(out, self.conflict.unwrap_or(0));
+        put_varint(out, self.chain_conflict.unwrap_or(0));
+        put_varint(out, self.full_conflict.unwrap_or(0));
         put_varint(out, self.quarantined.len() as u64);
         for Diverged { node, added_at, index } in &self.quarantined {
             [node, added_at, index].into_iter().for_each(|number| put_varint(out, *number));
@@ -270,7 +284,8 @@ impl DigestTable {
         }
         let mut before = || reader.varint().filter(|number| *number <= index_max);
         table.confirmed = before()?;
-        table.conflict = Some(before()?).filter(|index| *index > 0);
+        table.chain_conflict = Some(before()?).filter(|index| *index > 0);
+        table.full_conflict = Some(before()?).filter(|index| *index > 0);
         for _ in 0..reader.varint().filter(|count| *count <= MEMBERS_MAX as u64)? {
             let (node, added_at, index) = (reader.varint()?, reader.varint()?, reader.varint()?);
             table.quarantined.push(Diverged { node, added_at, index });

@@ -148,3 +148,28 @@ fn the_table_is_bounded_and_survives_its_bytes() {
     }
     assert!(DigestTable::read(&mut Reader::new(&bytes), 998).is_none(), "an index from the future");
 }
+
+/// States that differ may answer alike: an agreed chain says nothing about them.
+#[test]
+fn only_a_full_digest_ends_a_conflict_of_full_digests() {
+    let mut table = table(3);
+    table.open(Full, 100);
+    table.report(1, 0, Full, 100, 7);
+    table.report(2, 0, Full, 100, 8);
+    assert_eq!(table.standing(), Standing::Undecided(100));
+    table.open(Chain, 200);
+    table.report(1, 0, Chain, 200, 5);
+    table.report(2, 0, Chain, 200, 5);
+    assert_eq!((table.standing(), table.has_full_conflict()), (Standing::Undecided(100), true));
+    let mut bytes = Vec::new();
+    table.write(&mut bytes);
+    let members = table.members.clone();
+    let mut table = DigestTable::read(&mut Reader::new(&bytes), 200).unwrap();
+    table.set_members(members);
+    assert!(table.has_full_conflict(), "it outlives a restart");
+    table.open(Full, 300);
+    for (node, value) in [(1, 7), (2, 8), (3, 8)] {
+        table.report(node, 0, Full, 300, value);
+    }
+    assert_eq!((table.standing(), table.quarantined_at(1, 0)), (Standing::Agreed, Some(300)));
+}

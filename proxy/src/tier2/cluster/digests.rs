@@ -282,8 +282,9 @@ impl Node {
         let (point_index, point_ms) = self.machine.last_point();
         let (content, full_index) = (self.machine.content_index(), self.machine.last_full_index());
         let is_conflict = self.digests.undecided_since_ms.is_some();
-        let wants_full = content > full_index
-            && (now_ms >= full_due_ms || self.applied >= full_index + FULL_ENTRIES)
+        let is_full_due =
+            content > full_index && (now_ms >= full_due_ms || self.applied >= full_index + FULL_ENTRIES);
+        let wants_full = (is_full_due || self.machine.has_full_conflict())
             && !self.digests.is_walking()
             && !self.snapshots.is_making();
         let wants_point = content > point_index && logical_ms >= point_ms + POINT_MS;

@@ -13,6 +13,7 @@ use crate::tier2::snapshot::making::OwnSnapshot;
 use crate::tier2::snapshot::receiving::{IncomingSnapshot, ReceivedSnapshot};
 use crate::tier2::snapshot::sending::{OutgoingSnapshots, TransferEnd};
 use raft::{SnapshotStatus, Storage};
+use redfence_core::machine::digest::Standing;
 use redfence_core::machine::Machine;
 use redfence_core::mutant;
 
@@ -153,7 +154,8 @@ impl Node {
     }
 
     fn send_snapshots(&mut self) {
-        if self.snapshots.outgoing.is_empty() {
+        // While voters differ, nobody's state is handed on.
+        if self.snapshots.outgoing.is_empty() || self.machine.digest_standing() != Standing::Agreed {
             return;
         }
         let now_ms = self.now.monotonic_ms();
@@ -306,6 +308,9 @@ impl Node {
 
     /// A restart begins with the confirmed snapshot, and the log behind it can go.
     fn adopt_confirmed(&mut self) {
+        if self.snapshots.unconfirmed.is_none() || self.machine.digest_standing() != Standing::Agreed {
+            return;
+        }
         let confirmed = self.machine.confirmed_index();
         let Some((meta, _)) = self.snapshots.unconfirmed.take_if(|(_, content)| *content <= confirmed) else {
             return;
