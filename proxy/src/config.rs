@@ -45,6 +45,7 @@ pub struct Config {
     pub plain_listen: Option<SocketAddr>,
     /// Files that secrets were read from, by the name of their setting.
     pub secret_files: Vec<(&'static str, PathBuf)>,
+    pub protected: bool,
     /// What `--protected-mode no` has lifted, to be logged at the start.
     pub warnings: Vec<String>,
     pub acl_file: Option<PathBuf>,
@@ -146,6 +147,7 @@ impl Config {
             tls,
             plain_listen: settings.plain_listen.map(|text| address("plain-listen", &text)).transpose()?,
             secret_files: secret_files.into_iter().filter_map(|(name, path)| Some((name, path?))).collect(),
+            protected: true,
             warnings: Vec::new(),
             acl_file: settings.acl_file,
             audit_log: settings.audit_log,
@@ -184,6 +186,7 @@ impl Config {
         }
         config.check_peers()?;
         let protected = yes_or_no("protected-mode", settings.protected_mode.as_deref())?;
+        config.protected = protected;
         config.warnings = config.check_protection(protected)?;
         Ok(config)
     }
@@ -296,6 +299,10 @@ fn redis_address(text: String) -> Result<String, Refused> {
         }
         None => text,
     };
+    if text.contains('@') {
+        // Not shown: there is a password in it.
+        return Err("redis has a user or a password in it: use host:port, with redis-username and redis-password-file".into());
+    }
     let port = text
         .rsplit_once(':')
         .and_then(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>().ok()).flatten());
@@ -522,6 +529,7 @@ mod tests {
             (&["--heartbeat-ms", "200"], "at most half"),
             (&["--redis", "localhost"], "host:port"),
             (&["--redis", "http://localhost:1"], "host:port"),
+            (&["--redis", "redis://:sekret@localhost:1"], "redis-password-file"),
             (&["--redis", "rediss://localhost:1"], "needs redis-tls-ca"),
             (&["--redis", "localhost:1", "--redis-tls"], "needs redis-tls-ca"),
             (&["--redis", "localhost:1", "--redis-tls-ca", "a"], "redis-tls-ca without redis-tls"),

@@ -56,9 +56,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
         audit_log: config.audit_log.clone(),
         has_upstream: config.redis.is_some(),
     })?;
-    if config.acl_file.is_some() && !access.needs_login() {
-        tracing::warn!("the default user of the ACL file needs no password: whoever connects has its rights");
-    }
+    config.check_login(access.needs_login())?;
     let (tier2, raft) = start_tier2(&config, clock)?;
     let server = assemble(&config, clock, tier2.clone(), access, redis_tls, &main_door);
     tokio::spawn(access::file::follow(Arc::clone(&server)));

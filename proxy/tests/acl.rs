@@ -373,3 +373,36 @@ fn a_node_does_not_start_with_a_bad_file() {
         process.log()
     );
 }
+
+#[test]
+fn a_file_that_lets_everybody_in_does_not_start_beyond_loopback() {
+    let (folder, path) = file("user app on >pw ~* +@all\n");
+    let certificates = support::tls::Certificates::new();
+    let flags = certificates.flags(&["--listen", "0.0.0.0:0", "--acl-file", &path]);
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let mut process = support::Process::start(support::redfence(&folder, &flags), &folder, "node");
+    assert!(!process.await_exit().success());
+    assert!(
+        process.log().contains("the default user of the ACL file needs no password"),
+        "{}",
+        process.log()
+    );
+}
+
+#[test]
+fn a_file_that_is_emptied_or_half_written_lets_nobody_in() {
+    let text = "user default off\nuser admin on >pw ~* &* +@all\n";
+    let (_folder, path) = file(text);
+    let node = Node::start(&["--acl-file", &path]);
+    let mut admin = as_user(&node, "admin");
+    for opened in ["", "user admin on >pw ~* &* +@all\n"] {
+        let told = || node.process.log().matches("everybody would be let in").count();
+        let before = told();
+        std::fs::write(&path, opened).unwrap();
+        await_that("the refusal is logged", || told() > before);
+        assert_eq!(node.connect().ask(&["GET", "x"]), "-NOAUTH Authentication required.");
+        assert_eq!(admin.ask(&["PING"]), "PONG");
+    }
+    std::fs::write(&path, format!("{text}user late on >pw ~x +get\n")).unwrap();
+    await_that("the change is seen", || node.connect().ask(&["AUTH", "late", "pw"]) == "OK");
+}

@@ -99,6 +99,20 @@ fn through_a_redis_behind() {
     let replies = app.pipeline(&["MULTI", "SET app:2 y", "GET other", "EXEC"]);
     assert!(replies[2].starts_with("-NOPERM") && replies[3].starts_with("-EXECABORT"), "{replies:?}");
     assert!(app.ask(&["SHUTDOWN", "NOSAVE"]).starts_with("-NOPERM"));
+    // Functions run with the rights of the proxy, and the Lua library of Tier 1 is one of them.
+    let library =
+        "#!lua name=redfence\nredis.register_function('x', function() return redis.call('get', 'other') end)";
+    let large_library = format!("{library} --{}", "x".repeat(200_000));
+    for call in [
+        &["FUNCTION", "LOAD", "REPLACE", library][..],
+        &["function", "load", "REPLACE", &large_library],
+        &["FUNCTION", "DELETE", "redfence"],
+        &["FUNCTION", "FLUSH"],
+        &["FUNCTION", "RESTORE", "x"],
+    ] {
+        assert!(app.ask(call).starts_with("-NOPERM"), "{}", call[1]);
+    }
+    assert!(!app.ask(&["FUNCTION", "LIST"]).starts_with("-NOPERM"));
     let mut admin = client(&node, "admin");
     assert_eq!(admin.ask(&["EVAL", "return redis.call('get', KEYS[1])", "1", "nothing"]), "nil");
 }

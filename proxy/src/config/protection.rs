@@ -60,9 +60,33 @@ impl Config {
         dangers
     }
 
-    /// Clients must log in.
+    /// Clients must log in, or the ACL file says who must: [`Config::check_login`].
     fn has_login(&self) -> bool {
         self.password.is_some() || self.acl_file.is_some()
+    }
+
+    /// What the ACL file turned out to ask for, once it is read: a default user without a password lets everybody in.
+    pub fn check_login(&self, needs_login: bool) -> Result<(), Refused> {
+        if needs_login || self.acl_file.is_none() {
+            return Ok(());
+        }
+        let open = "the default user of the ACL file needs no password: whoever connects has its rights";
+        let beyond = self.listeners().into_iter().find(|(_, address)| !address.ip().is_loopback());
+        let danger = match (beyond, &self.redis_password) {
+            (Some((name, address)), _) => format!("{open}, and {name} {address} is beyond loopback"),
+            (None, Some(_)) => format!("{open}, and redis-password would serve every client"),
+            (None, None) => {
+                tracing::warn!("{open}");
+                return Ok(());
+            }
+        };
+        if !self.protected {
+            tracing::warn!("protected-mode no: {danger}");
+            return Ok(());
+        }
+        Err(format!(
+            "{danger}: give 'user default off' or a password in it, or lift this with --protected-mode no"
+        ))
     }
 
     /// Addresses at which clients give commands.

@@ -13,7 +13,9 @@ use redfence_core::reply::Refusal;
 use std::sync::Arc;
 
 const SCRIPT_AT_UPSTREAM: &str = "NOPERM scripts at the upstream Redis run with the rights of this proxy: only a user with allcommands, allkeys \
-                                  and allchannels may call them";
+                                  and allchannels may call or change them";
+/// Subcommands of `FUNCTION` that change what the upstream Redis runs: our own library among it, which is called for every client.
+const FUNCTION_CHANGES: [&[u8]; 4] = [b"load", b"delete", b"flush", b"restore"];
 const CHANGED: &str = "NOPERM ACLs rules changed between the moment the transaction was accumulated and the EXEC call. This command is no longer \
                        allowed for the following reason: ";
 
@@ -65,7 +67,8 @@ impl CommandContext {
             self.note_denial(&denial, argv);
             return Err(denial.refusal());
         }
-        if runs_script(argv) && self.passes_script(argv) {
+        if (runs_script(argv) && self.passes_script(argv)) || (self.has_upstream() && changes_functions(argv))
+        {
             let name = String::from_utf8_lossy(argv[0]).to_ascii_lowercase();
             self.note_denial(&Denial::Command(name), argv);
             return Err(Refusal::new(SCRIPT_AT_UPSTREAM));
@@ -211,4 +214,11 @@ impl CommandContext {
         );
         Err(Disconnect)
     }
+}
+
+/// Functions run with the rights of this proxy, whoever has loaded them.
+fn changes_functions(argv: &[&[u8]]) -> bool {
+    let [command, subcommand, ..] = argv else { return false };
+    command.eq_ignore_ascii_case(b"function")
+        && FUNCTION_CHANGES.iter().any(|change| subcommand.eq_ignore_ascii_case(change))
 }

@@ -2,7 +2,7 @@
 //!
 //! A file that cannot be read or has an error in it changes nothing: the users stay as they were, and one log line says why.
 
-use super::AccessControl;
+use super::{is_open, AccessControl};
 use crate::acl::users::FILE_BYTES_MAX;
 use crate::acl::Users;
 use crate::server::ServerState;
@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 /// How often the file is looked at.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 pub const NO_FILE: &str = "ERR This Redis instance is not configured to use an ACL file. You may want to specify users via the ACL SETUSER \
                            command and then issue a CONFIG REWRITE (assuming you have a Redis configuration file set) in order to store \
@@ -62,11 +62,27 @@ impl AccessControl {
 
     /// Reads the file again. Answers the names of users that are gone.
     pub fn load(&self) -> Result<Vec<Vec<u8>>, String> {
+        self.load_if(|_| Ok(()))
+    }
+
+    /// The file has changed and nobody has asked for it to be read: it may be half written, and must not open the door.
+    fn load_changed(&self) -> Result<Vec<Vec<u8>>, String> {
+        self.load_if(|users| match self.needs_login() && is_open(users) {
+            true => {
+                Err("with it everybody would be let in without a password; ACL LOAD takes it all the same"
+                    .into())
+            }
+            false => Ok(()),
+        })
+    }
+
+    fn load_if(&self, check: impl Fn(&Users) -> Result<(), String>) -> Result<Vec<Vec<u8>>, String> {
         let Some(path) = &self.settings.acl_file else {
             return Err("no ACL file is configured (--acl-file)".into());
         };
         let password = self.settings.password.as_deref().map(str::as_bytes);
         let (users, mark) = read(path, password, self.settings.has_upstream)?;
+        check(&users)?;
         *self.file_mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark);
         let gone = self.change(|now| {
             *now = users;
@@ -88,16 +104,19 @@ impl AccessControl {
         Ok(())
     }
 
-    /// Whether the file is another one than was read last.
-    fn has_changed(&self) -> bool {
+    /// Whether the file is another one than was read last, and has been the same for two looks: whoever writes it has finished.
+    fn has_changed(&self, last_look: &mut Option<FileMark>) -> bool {
         let Some(path) = &self.settings.acl_file else { return false };
         let Ok(metadata) = fs::metadata(path) else { return false };
-        let mut mark = self.file_mark.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Some(FileMark::of(&metadata));
+        let is_settled = std::mem::replace(last_look, now) == now;
+        let mut mark = self.file_mark.lock().unwrap_or_else(PoisonError::into_inner);
+        if !is_settled || *mark == now {
+            return false;
+        }
         // Remembered at once: an error in it is told once.
-        let has_changed = *mark != now;
         *mark = now;
-        has_changed
+        true
     }
 }
 
@@ -121,12 +140,13 @@ pub async fn follow(server: Arc<ServerState>) {
     if !server.access.has_file() {
         return;
     }
+    let mut last_look = None;
     loop {
         tokio::time::sleep(LOOK_EVERY).await;
-        if !server.access.has_changed() {
+        if !server.access.has_changed(&mut last_look) {
             continue;
         }
-        match server.access.load() {
+        match server.access.load_changed() {
             Ok(gone) => {
                 tracing::info!(
                     users = server.access.users().iter().count(),
