@@ -145,7 +145,7 @@ mixed-versions: build ## releases side by side: this one, those of tests/release
 	$(CARGO) build --locked -p redfence --features next-version --bin redfence-next
 	$(CARGO) test --locked -p redfence-core --features scripts,next-version --test versions
 	$(CARGO) test --locked -p redfence-tests --features next-version --test node versions
-	$(CARGO) test --locked -p redfence-tests --test mixed_versions -- --nocapture
+	REDFENCE_RELEASES=1 $(CARGO) test --locked -p redfence-tests --test mixed_versions -- --nocapture
 
 # What takes too long for every change. Each part is a target of its own; times are of two cores.
 #   part             what                                                        takes
