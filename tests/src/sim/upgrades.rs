@@ -22,9 +22,10 @@ pub enum Hold {
     /// The version may rise at any time.
     #[default]
     None,
-    /// `UPGRADE HOLD` was asked for.
-    Asked(Ticket),
-    /// A node shows the hold and version 1: the way back is open.
+    /// `UPGRADE HOLD` was asked for at this node.
+    Asked(Ticket, NodeId),
+    /// The node that answered shows the hold and version 1: the way back is open. Another one may be behind the log, and show a
+    /// hold of the past.
     Held,
 }
 
@@ -33,8 +34,8 @@ impl World {
     pub(super) fn upgrade_step(&mut self, victim: NodeId) {
         match self.hold {
             Hold::None if self.kernel.rng.per_mille(250) => {
-                if let Some(ticket) = self.ask_upgrade(UpgradeCommand::Hold) {
-                    self.hold = Hold::Asked(ticket);
+                if let Some((ticket, at)) = self.ask_upgrade(UpgradeCommand::Hold) {
+                    self.hold = Hold::Asked(ticket, at);
                 }
             }
             Hold::Held if self.kernel.rng.per_mille(150) && self.all_new() => {
@@ -42,7 +43,7 @@ impl World {
                 self.hold = Hold::None;
                 self.ask_upgrade(UpgradeCommand::Finish);
             }
-            Hold::None | Hold::Asked(_) | Hold::Held => self.exchange_program(victim),
+            Hold::None | Hold::Asked(..) | Hold::Held => self.exchange_program(victim),
         }
     }
 
@@ -66,7 +67,7 @@ impl World {
         self.kernel.hosts.values().all(|host| host.versions == NEW)
     }
 
-    fn ask_upgrade(&mut self, command: UpgradeCommand) -> Option<Ticket> {
+    fn ask_upgrade(&mut self, command: UpgradeCommand) -> Option<(Ticket, NodeId)> {
         let up: Vec<NodeId> = self
             .kernel
             .hosts
@@ -81,7 +82,7 @@ impl World {
         let (blob, timeout_ms) = (blob.into(), ASK_TIMEOUT_MS);
         self.kernel.give(at, Input::Submit(Submit { ticket, connection: 0, blob, timeout_ms, wait_ms: 0 }));
         self.upgrades_asked.insert(ticket);
-        Some(ticket)
+        Some((ticket, at))
     }
 
     /// Takes the answer to `UPGRADE HOLD` or `FINISH`. False: it was somebody else's.
@@ -89,10 +90,14 @@ impl World {
         if !self.upgrades_asked.remove(&ticket) {
             return false;
         }
-        if self.hold == Hold::Asked(ticket) {
-            let mut nodes = self.kernel.hosts.values().filter_map(|host| host.node.as_ref());
-            let shown =
-                nodes.any(|node| node.machine().upgrade_hold() && node.machine().cluster_version() == 1);
+        let asked = match self.hold {
+            Hold::Asked(of, at) if of == ticket => Some(at),
+            Hold::Asked(..) | Hold::None | Hold::Held => None,
+        };
+        if let Some(at) = asked {
+            let node = self.kernel.hosts.get(&at).and_then(|host| host.node.as_ref());
+            let shown = node
+                .is_some_and(|node| node.machine().upgrade_hold() && node.machine().cluster_version() == 1);
             let held = matches!(reply, Reply::Status(_)) && shown;
             self.hold = if held { Hold::Held } else { Hold::None };
         }
