@@ -85,6 +85,26 @@ impl UserTag {
     pub const DEFAULT: UserTag = UserTag(0);
 }
 
+/// Whose sessions somebody may see and close. For everybody else they do not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SessionScope {
+    /// Of every user: for administrators, and for the node itself.
+    All,
+    Of(UserTag),
+    None,
+}
+
+impl SessionScope {
+    #[must_use]
+    pub fn includes(self, user: UserTag) -> bool {
+        match self {
+            SessionScope::All => true,
+            SessionScope::Of(own) => own == user,
+            SessionScope::None => false,
+        }
+    }
+}
+
 /// Who asks for a lock: an OWNER names an attempt of its own user alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OwnerIdentity<'a> {

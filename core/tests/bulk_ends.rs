@@ -4,7 +4,7 @@
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Query, Words};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Origin, Reason, RequestId, SessionId, Stamp};
+use redfence_core::types::{Origin, Reason, RequestId, SessionId, SessionScope, Stamp};
 
 struct Node {
     machine: Machine,
@@ -52,7 +52,11 @@ impl Node {
     }
 
     fn is_held(&self, name: &str) -> bool {
-        match self.machine.query(Query::Info { db: 0, resource: name.as_bytes() }) {
+        match self.machine.query(Query::Info {
+            db: 0,
+            resource: name.as_bytes(),
+            sessions: SessionScope::All,
+        }) {
             Reply::Info(info) => info.held,
             other => panic!("{other:?}"),
         }
@@ -244,7 +248,9 @@ fn waiters_of_a_lost_node_leave_over_entries_and_are_never_granted() {
         Reply::Array(rows) => assert_eq!(rows.len(), 1, "lost waiters are not shown"),
         other => panic!("{other:?}"),
     }
-    let Reply::Info(info) = node.machine.query(Query::Info { db: 0, resource: last.as_bytes() }) else {
+    let Reply::Info(info) =
+        node.machine.query(Query::Info { db: 0, resource: last.as_bytes(), sessions: SessionScope::All })
+    else {
         panic!()
     };
     let release = Command::Release { db: 0, resource: last.as_bytes(), fence: info.fence };
@@ -335,7 +341,7 @@ fn sessions_closed_together_end_over_entries() {
         EntryBuilder::new(Stamp { term: 1, logical_ms: node.now_ms, wall_us: node.now_ms * 1000 });
     let blobs = (1..=4).map(|session| {
         let mut blob = Vec::new();
-        Command::SessionClose { id: SessionId(session) }.encode(&mut blob);
+        Command::SessionClose { id: SessionId(session), any_user: false }.encode(&mut blob);
         (1_000_000 + session, blob)
     });
     entry.push_batch(HERE, 0, blobs.collect::<Vec<_>>());

@@ -20,7 +20,7 @@ use redfence_core::keyspace::Resp;
 use redfence_core::machine::request::{work, MachineWork, RequestContext};
 use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Origin, RequestId, SessionId, Stamp};
+use redfence_core::types::{Origin, RequestId, SessionId, SessionScope, Stamp};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -178,6 +178,7 @@ impl Player {
         let owner = format!("owner{}", self.seq + 1);
         let guarded: Vec<&[u8]> = argv.iter().skip(3).map(Vec::as_slice).collect();
         let context = RequestContext {
+            sessions: SessionScope::All,
             db: self.db,
             owner: owner.as_bytes(),
             session: SessionId(self.sessions + 1),

@@ -136,7 +136,7 @@ fn samples() -> Vec<Command<'static>> {
         Command::ForceRelease { db: 0, resource: b"name" },
         Command::SessionOpen { id: session, ttl_ms: 10_000, label: b"label" },
         Command::SessionKeepAlive { id: session },
-        Command::SessionClose { id: session },
+        Command::SessionClose { id: session, any_user: false },
         Command::SessionsTouch { ids: ids() },
         Command::SessionsOrphan { ids: ids(), grace_ms: 500 },
         Command::Cancel { request },
@@ -183,6 +183,10 @@ fn samples() -> Vec<Command<'static>> {
         Command::Digest(DigestCommand::Quarantine { node: 3, added_at: 0, index: 9_000 }),
         of_user(acquire("name", "owner", 5_000, None)),
         of_user(redis(&["SET", "of-user", "value"])),
+        of_user(Command::SessionOpen { id: session, ttl_ms: 10_000, label: b"label" }),
+        of_user(Command::SessionKeepAlive { id: session }),
+        of_user(Command::SessionClose { id: session, any_user: false }),
+        Command::SessionClose { id: session, any_user: true },
     ]
 }
 
@@ -251,6 +255,7 @@ fn every_command_keeps_its_bytes() {
 /// A little of everything, left in a state with locks, waiters, sessions, blocked clients, collections, marks and scripts.
 fn entries() -> Vec<Vec<u8>> {
     let session = SessionId(0x1122_3344_5566_7788);
+    let session_of_user = SessionId(0x8877_6655_4433_2211);
     let member = |number, argv: &[&'static str]| Command::Redis {
         db: 0,
         resp: Resp::Two,
@@ -265,6 +270,8 @@ fn entries() -> Vec<Vec<u8>> {
         acquire("held", "third", 40_000, None),
         Command::SessionOpen { id: session, ttl_ms: 90_000, label: b"worker" },
         acquire("of-session", "fourth", 0, Some(session)),
+        of_user(Command::SessionOpen { id: session_of_user, ttl_ms: 80_000, label: b"" }),
+        of_user(acquire("of-users-session", "seventh", 0, Some(session_of_user))),
         of_user(acquire("held-by-user", "sixth", 0, None)),
         of_user(acquire("held", "second", 45_000, None)),
         acquire("over", "fifth", 0, None),

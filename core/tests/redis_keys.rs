@@ -6,7 +6,7 @@ mod logged;
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::{Applied, Command, Machine, Wanted, Watched, Words};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Fence, Origin, Reason, RequestId, Stamp};
+use redfence_core::types::{Fence, Origin, Reason, RequestId, SessionScope, Stamp};
 
 struct Node {
     machine: Machine,
@@ -72,14 +72,22 @@ impl Node {
     }
 
     fn fence(&self, name: &str) -> u64 {
-        match self.machine.query(redfence_core::machine::Query::Info { db: 0, resource: name.as_bytes() }) {
+        match self.machine.query(redfence_core::machine::Query::Info {
+            db: 0,
+            resource: name.as_bytes(),
+            sessions: SessionScope::All,
+        }) {
             Reply::Info(info) => info.fence.0,
             other => panic!("{other:?}"),
         }
     }
 
     fn owner(&self, name: &str) -> Option<Vec<u8>> {
-        match self.machine.query(redfence_core::machine::Query::Info { db: 0, resource: name.as_bytes() }) {
+        match self.machine.query(redfence_core::machine::Query::Info {
+            db: 0,
+            resource: name.as_bytes(),
+            sessions: SessionScope::All,
+        }) {
             Reply::Info(info) => info.owner.map(|owner| owner.to_vec()),
             other => panic!("{other:?}"),
         }

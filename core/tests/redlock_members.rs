@@ -7,7 +7,7 @@ use redfence_core::keyspace::Resp;
 use redfence_core::machine::settings::SettingsCommand;
 use redfence_core::machine::{Applied, Command, Machine, Query, Words};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Fence, Member, Origin, RequestId, Stamp};
+use redfence_core::types::{Fence, Member, Origin, RequestId, SessionScope, Stamp};
 
 struct Cluster {
     machine: Machine,
@@ -87,7 +87,11 @@ impl Cluster {
 
     /// The fence of the holder; `None` where the lock is free.
     fn fence(&self, name: &str) -> Option<Fence> {
-        match self.machine.query(Query::Info { db: 0, resource: name.as_bytes() }) {
+        match self.machine.query(Query::Info {
+            db: 0,
+            resource: name.as_bytes(),
+            sessions: SessionScope::All,
+        }) {
             Reply::Info(info) => info.held.then_some(info.fence),
             other => panic!("{other:?}"),
         }

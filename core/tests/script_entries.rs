@@ -17,7 +17,7 @@ use redfence_core::machine::settings::SettingsCommand;
 use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Watched, Words};
 use redfence_core::reply::Reply;
 use redfence_core::script::{Engine, SharedEntry};
-use redfence_core::types::{Member, Origin, RequestId, SessionId, Stamp};
+use redfence_core::types::{Member, Origin, RequestId, SessionId, SessionScope, Stamp};
 use std::collections::BTreeMap;
 
 const ORIGIN: Origin = Origin { node: 1, incarnation: 1 };
@@ -346,8 +346,11 @@ fn a_script_sees_the_locks_it_changed_itself() {
     assert_eq!(items[..2], [Reply::bulk("held"), Reply::bulk("other")]);
     assert_eq!(items[2], Reply::Nil, "the session's grant is over");
     // The fence a script is told is the one the key has.
-    let Reply::Info(after) = leader.machine.query(redfence_core::machine::Query::Info { db: 0, resource })
-    else {
+    let Reply::Info(after) = leader.machine.query(redfence_core::machine::Query::Info {
+        db: 0,
+        resource,
+        sessions: SessionScope::All,
+    }) else {
         panic!("a lock")
     };
     assert_eq!(items[3], Reply::Int(after.fence.0 as i64));

@@ -116,6 +116,57 @@ fn the_owner_of_a_grant_is_a_retry_for_its_own_user_alone() {
     assert_eq!(bob.ask(&["LOCK.ACQUIRE", "key", "60000", "OWNER", "attempt"]), "nil");
 }
 
+/// Who may look at a lock must not learn what ends it, and who knows a session's id must not use it.
+#[test]
+fn a_session_belongs_to_the_user_that_opened_it() {
+    let nodes = start_cluster(3, &[]);
+    for node in &nodes {
+        let made = [
+            "ACL SETUSER pay on >pw ~pay:* ~shared:* +@all -@admin -@dangerous",
+            "ACL SETUSER app on >pw ~app:* %R~shared:* +@all -@admin -@dangerous",
+            "ACL SETUSER operator on >pw ~* +@all -@scripting -flushall -acl",
+        ];
+        assert_eq!(node.connect().ask_all(&made), ["OK", "OK", "OK"]);
+    }
+    let (mut pay, mut app) = (as_user(&nodes[0], "pay"), as_user(&nodes[1], "app"));
+    let mut id = String::new();
+    await_that("the cluster serves", || {
+        id = pay.ask(&["LOCK.SESSION", "OPEN", "600000"]).replace('"', "");
+        id.len() == 16
+    });
+    for name in ["pay:wallet", "shared:x"] {
+        assert!(pay.ask(&["LOCK.ACQUIRE", name, "0", "SESSION", &id]).starts_with('('), "{name}");
+    }
+    let shows_id = |client: &mut Client| client.ask(&["LOCK.INFO", "shared:x"]).contains(&id);
+    assert!(!shows_id(&mut app), "it may read the lock, but the session is another user's");
+    assert!(app.ask(&["LOCK.INFO", "shared:x"]).contains("\"session\", nil"));
+    let info = app.ask_all(&["MULTI", "LOCK.INFO shared:x", "EXEC"]);
+    assert!(info[2].contains("\"held\"") && !info[2].contains(&id), "{info:?}");
+    let by_script = app.ask(&["EVAL", "return redis.call('LOCK.INFO', 'shared:x')", "0"]);
+    assert!(by_script.contains("held") && !by_script.contains(&id), "{by_script}");
+    for line in [
+        format!("LOCK.SESSION INFO {id}"),
+        format!("LOCK.SESSION KEEPALIVE {id}"),
+        format!("LOCK.SESSION CLOSE {id}"),
+        format!("LOCK.ACQUIRE app:1 0 SESSION {id}"),
+        format!("LOCK.MACQUIRE 2 app:1 app:2 0 SESSION {id}"),
+    ] {
+        assert!(app.ask_all(&[&line])[0].starts_with("-NOSESSION"), "{line}");
+    }
+    assert!(pay.ask(&["LOCK.INFO", "pay:wallet"]).contains("\"held\""));
+    let mut elsewhere = as_user(&nodes[2], "pay");
+    assert_eq!(elsewhere.ask(&["LOCK.SESSION", "KEEPALIVE", &id]), "600000", "its user, at any node");
+    assert!(shows_id(&mut elsewhere));
+    // Who may release every lock by force may see and close every session, but not use it.
+    let mut operator = as_user(&nodes[1], "operator");
+    assert!(shows_id(&mut operator) && shows_id(&mut nodes[1].connect()));
+    assert!(operator.ask(&["LOCK.SESSION", "INFO", &id]).contains("\"locks\", 2"));
+    assert!(operator.ask(&["LOCK.ACQUIRE", "any", "0", "SESSION", &id]).starts_with("-NOSESSION"));
+    assert!(operator.ask(&["LOCK.SESSION", "KEEPALIVE", &id]).starts_with("-NOSESSION"));
+    assert_eq!(operator.ask(&["LOCK.SESSION", "CLOSE", &id]), "2");
+    assert!(pay.ask(&["LOCK.SESSION", "INFO", &id]).starts_with("-NOSESSION"));
+}
+
 #[test]
 fn rights_that_are_taken_are_gone_at_once() {
     let node = Node::start(&[]);

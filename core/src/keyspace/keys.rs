@@ -72,6 +72,11 @@ pub trait Keys {
         Ok(())
     }
 
+    /// Bytes by which the key grows, beside its value, where this client's user becomes its holder.
+    fn user_growth(&self, _db: Db, _key: &[u8]) -> usize {
+        0
+    }
+
     /// Creates the key or replaces its value. `OOM` where there is no room for one more.
     fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal>;
 

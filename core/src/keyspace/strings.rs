@@ -231,9 +231,12 @@ fn check_pairs(cx: &mut Context<'_>, pairs: &[&[u8]]) -> Result<(), Refusal> {
         }
     }
     cx.charge(pairs.chunks_exact(2).map(|pair| pair[1].len() / BYTES_PER_UNIT).sum())?;
-    let growth = |pair: &[&[u8]]| match cx.value(pair[0]) {
-        Some(value) => pair[1].len().saturating_sub(value.weight()),
-        None => pair[0].len() + pair[1].len() + KEY_OVERHEAD_BYTES,
+    let growth = |pair: &[&[u8]]| {
+        let after = pair[1].len() + cx.keys.user_growth(cx.db, pair[0]);
+        match cx.value(pair[0]) {
+            Some(value) => after.saturating_sub(value.weight()),
+            None => pair[0].len() + after + KEY_OVERHEAD_BYTES,
+        }
     };
     match pairs.chunks_exact(2).map(growth).sum() {
         0 => Ok(()),

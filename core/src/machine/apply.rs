@@ -174,7 +174,7 @@ impl Machine {
             }
             Command::SessionOpen { id, ttl_ms, label } => Some(self.session_open(id, ttl_ms, label, out)),
             Command::SessionKeepAlive { id } => Some(self.session_keep_alive(id, out)),
-            Command::SessionClose { id } => Some(self.session_close(id, out)),
+            Command::SessionClose { id, any_user } => Some(self.session_close(id, any_user, out)),
             Command::SessionsTouch { ref ids } => Some(self.sessions_touch(ids, out)),
             Command::SessionsOrphan { ref ids, grace_ms } => Some(self.sessions_orphan(ids, grace_ms, out)),
             Command::Cancel { request } => Some(self.cancel(request, out)),

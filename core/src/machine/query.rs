@@ -5,10 +5,11 @@ use crate::glob;
 use crate::grammar::errors;
 use crate::machine::locks::lock::Lock;
 use crate::machine::queue::waiter::Waiter;
+use crate::machine::sessions::session::Session;
 use crate::machine::settings;
 use crate::machine::{Db, LockSlot, Machine, SessionSlot};
 use crate::reply::{LockInfo, Reply};
-use crate::types::{Fence, Reason, SessionId, Tier, SCAN_COUNT_MAX};
+use crate::types::{Fence, Reason, SessionId, SessionScope, Tier, SCAN_COUNT_MAX};
 use ::bytes::Bytes;
 
 /// A page ends early where its names are long.
@@ -25,6 +26,8 @@ pub enum Query<'a> {
     Info {
         db: Db,
         resource: &'a [u8],
+        /// A session beyond these is shown as none.
+        sessions: SessionScope,
     },
     Queue {
         db: Db,
@@ -38,6 +41,7 @@ pub enum Query<'a> {
     },
     Session {
         id: SessionId,
+        sessions: SessionScope,
     },
     /// The high-water mark of `FENCE.GET`.
     Mark {
@@ -61,10 +65,10 @@ impl Machine {
     #[must_use]
     pub fn query_later(&self, query: Query<'_>, late_ms: u64) -> Reply {
         match query {
-            Query::Info { db, resource } => self.info(db, resource, late_ms),
+            Query::Info { db, resource, sessions } => self.info(db, resource, sessions, late_ms),
             Query::Queue { db, resource } => self.queue(db, resource, late_ms),
             Query::Scan { db, cursor, pattern, count } => self.scan(db, cursor, pattern, count),
-            Query::Session { id } => self.session_info(id, late_ms),
+            Query::Session { id, sessions } => self.session_info(id, sessions, late_ms),
             Query::Mark { db, resource } => self.mark_of(db, resource),
             Query::Settings => {
                 let mut bytes = Vec::new();
@@ -75,7 +79,7 @@ impl Machine {
         }
     }
 
-    fn info(&self, db: Db, name: &[u8], late_ms: u64) -> Reply {
+    fn info(&self, db: Db, name: &[u8], sessions: SessionScope, late_ms: u64) -> Reply {
         let mut info = LockInfo {
             resource: Bytes::copy_from_slice(name),
             tier: Tier::Correctness,
@@ -100,7 +104,9 @@ impl Machine {
                     Some(value) => Bytes::from_static(value.view().type_name().as_bytes()),
                     None => Bytes::copy_from_slice(lock.owner()),
                 });
-                info.session = self.sessions.get(lock.session()).map(|session| session.id);
+                let session = self.sessions.get(lock.session());
+                info.session =
+                    session.filter(|session| sessions.includes(session.user)).map(|session| session.id);
                 info.ttl_ms = Some(match lock.deadline_ms() {
                     crate::machine::store::deadlines::NEVER => -1,
                     deadline_ms => (deadline_ms - self.clock.logical_ms).saturating_sub(late_ms) as i64,
@@ -145,9 +151,11 @@ impl Machine {
         Reply::Array(vec![Reply::bulk(next.to_string()), Reply::Array(names)])
     }
 
-    fn session_info(&self, id: SessionId, late_ms: u64) -> Reply {
+    fn session_info(&self, id: SessionId, sessions: SessionScope, late_ms: u64) -> Reply {
         let found = self.session_ids.get(&id).map(|slot| &self.sessions[*slot]);
-        let Some(session) = found.filter(|session| !self.has_passed(session.deadline_ms)) else {
+        let is_shown =
+            |session: &&Session| sessions.includes(session.user) && !self.has_passed(session.deadline_ms);
+        let Some(session) = found.filter(is_shown) else {
             return errors::no_session().into();
         };
         let name = if session.label.is_empty() { Reply::Nil } else { Reply::bulk(&session.label) };

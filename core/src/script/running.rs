@@ -119,6 +119,7 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
             None => return Ok(errors::unknown_command(words).into()),
         };
         self.running.rights = Some((guard, rights.into()));
+        self.running.overlay.hide_sessions();
         let outcome = self.eval(db, &eval);
         self.running.rights = None;
         outcome
@@ -259,6 +260,10 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
             let name = String::from_utf8_lossy(name).to_ascii_uppercase();
             let text = format!("ERR {name} and a script cannot be in one transaction; send them in two");
             return Ok(Refusal::new(text).into());
+        }
+        // Only a script without rights shows that its user's are not limited.
+        if !commands.iter().any(|argv| eval::parse(argv).is_some()) {
+            self.running.overlay.hide_sessions();
         }
         let mut replies = Vec::with_capacity(commands.len());
         let mut bytes = 0;

@@ -5,7 +5,7 @@
 
 use proptest::prelude::*;
 use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Restorer};
-use redfence_core::types::{Fence, Origin, RequestId, SessionId, Stamp};
+use redfence_core::types::{Fence, Origin, RequestId, SessionId, SessionScope, Stamp};
 
 pub(crate) const NAMES: [&[u8]; 5] = [b"a", b"b", b"c", b"d", b"eeeeeeeeeeeeeeeeeeeeeeeeeee"];
 const OWNERS: [&[u8]; 6] = [b"o1", b"o2", b"o3", b"o4", b"o5", b"a-longer-owner-than-the-others"];
@@ -287,7 +287,9 @@ impl Writer {
                 Command::SessionOpen { id: SessionId(*id), ttl_ms: *ttl_ms, label: b"l" }.encode(&mut blob);
             }
             Op::KeepAlive { id } => Command::SessionKeepAlive { id: SessionId(*id) }.encode(&mut blob),
-            Op::Close { id } => Command::SessionClose { id: SessionId(*id) }.encode(&mut blob),
+            Op::Close { id } => {
+                Command::SessionClose { id: SessionId(*id), any_user: false }.encode(&mut blob)
+            }
             Op::Touch { ids: touched } => Command::SessionsTouch { ids: ids(touched) }.encode(&mut blob),
             Op::Orphan { ids: lost, grace_ms } => {
                 Command::SessionsOrphan { ids: ids(lost), grace_ms: *grace_ms }.encode(&mut blob);
@@ -318,7 +320,7 @@ pub(crate) fn current_fence(machine: &Machine, db: u32, name: &[u8]) -> Fence {
 }
 
 pub(crate) fn info(machine: &Machine, db: u32, resource: &[u8]) -> redfence_core::reply::LockInfo {
-    match machine.query(redfence_core::machine::Query::Info { db, resource }) {
+    match machine.query(redfence_core::machine::Query::Info { db, resource, sessions: SessionScope::All }) {
         redfence_core::reply::Reply::Info(info) => *info,
         other => panic!("LOCK.INFO answered {other:?}"),
     }

@@ -9,6 +9,7 @@ use redfence_core::grammar::words::decimal;
 use redfence_core::keyspace::acl_table::{NO, R, RW, W};
 use redfence_core::keyspace::key_spec::KeySpec;
 use redfence_core::reply::Refusal;
+use redfence_core::types::SessionScope;
 use rustc_hash::FxHashMap;
 
 /// Channels on which this node tells of locks: what is behind the prefix is a resource.
@@ -132,6 +133,18 @@ impl User {
             Some(keys) => self.check_each(keys.keys_of(argv).iter().copied(), RW, RW),
             None if self.all_keys => Ok(()),
             None => Err(Denial::Key(name.into_bytes())),
+        }
+    }
+
+    /// Whose sessions it may see and close: its own; of every user where it may release any lock by force.
+    #[must_use]
+    pub fn session_scope(&self) -> SessionScope {
+        let may_force =
+            |rights: &User| rights.all_keys && rights.check_own(&[b"LOCK.FORCERELEASE", b""], None).is_ok();
+        if self.is_unrestricted() || may_force(self) || self.selectors.iter().any(may_force) {
+            SessionScope::All
+        } else {
+            SessionScope::Of(self.tag)
         }
     }
 
@@ -285,6 +298,31 @@ mod tests {
         match user.check(&argv, None) {
             Ok(()) => "",
             Err(denial) => denial.reason().0,
+        }
+    }
+
+    #[test]
+    fn who_may_force_any_lock_may_see_any_session() {
+        for (words, sees_all) in [
+            ("~* &* +@all", true),
+            ("~* +@all", true),
+            ("~* &* +@all -@scripting -flushall -acl", true),
+            ("~* +lock.forcerelease", true),
+            ("~app:* (~* +lock.forcerelease)", true),
+            ("~* &* +@all -@admin", false),
+            ("~* &* +@all -lock.forcerelease", false),
+            ("~* +@all -@dangerous (~app:* +@all)", false),
+            ("~app:* &* +@all", false),
+            ("%R~* &* +@all", false),
+            ("", false),
+        ] {
+            let mut user = User::new(b"u");
+            let split: Vec<&[u8]> = words.split_ascii_whitespace().map(str::as_bytes).collect();
+            for word in crate::acl::selector::join_words(&split).unwrap() {
+                user.apply(&word, false).unwrap_or_else(|problem| panic!("{words}: {problem:?}"));
+            }
+            let expected = if sees_all { SessionScope::All } else { SessionScope::Of(user.tag) };
+            assert_eq!(user.session_scope(), expected, "{words}");
         }
     }
 

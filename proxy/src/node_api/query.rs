@@ -6,7 +6,7 @@ use redfence_core::keyspace::Resp;
 use redfence_core::machine::settings::Setting;
 use redfence_core::machine::{KeysWalk, Machine, Query, Words};
 use redfence_core::reply::{Refusal, Reply};
-use redfence_core::types::{Member as RedlockMember, SessionId};
+use redfence_core::types::{Member as RedlockMember, SessionId, SessionScope};
 
 /// A read of the state that owns its bytes, to cross threads: [`redfence_core::machine::Query`], or a command on plain keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +14,8 @@ pub enum OwnedQuery {
     Info {
         db: u32,
         resource: Bytes,
+        /// Those that are shown.
+        sessions: SessionScope,
     },
     Queue {
         db: u32,
@@ -27,6 +29,7 @@ pub enum OwnedQuery {
     },
     Session {
         id: SessionId,
+        sessions: SessionScope,
     },
     /// `FENCE.GET`.
     Mark {
@@ -72,12 +75,14 @@ impl OwnedQuery {
     #[must_use]
     pub fn ask(&self, machine: &Machine, late_ms: u64) -> Reply {
         let query = match self {
-            OwnedQuery::Info { db, resource } => Query::Info { db: *db, resource },
+            OwnedQuery::Info { db, resource, sessions } => {
+                Query::Info { db: *db, resource, sessions: *sessions }
+            }
             OwnedQuery::Queue { db, resource } => Query::Queue { db: *db, resource },
             OwnedQuery::Scan { db, cursor, pattern, count } => {
                 Query::Scan { db: *db, cursor: *cursor, pattern: pattern.as_deref(), count: *count }
             }
-            OwnedQuery::Session { id } => Query::Session { id: *id },
+            OwnedQuery::Session { id, sessions } => Query::Session { id: *id, sessions: *sessions },
             OwnedQuery::Mark { db, resource } => Query::Mark { db: *db, resource },
             OwnedQuery::Settings => Query::Settings,
             OwnedQuery::Setting(name) => Query::Setting(*name),

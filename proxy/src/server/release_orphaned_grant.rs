@@ -12,7 +12,7 @@ use crate::tier2::handle::{PendingReply, Tier2Handle};
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
-use redfence_core::types::Fence;
+use redfence_core::types::{Fence, SessionScope};
 
 /// What a name takes in memory beside its bytes.
 const NAME_OVERHEAD_BYTES: usize = 64;
@@ -110,7 +110,8 @@ impl OrphanRelease {
     async fn look_and_release(&mut self, target: &AcquireTarget) -> Option<()> {
         self.release(target.db, &target.names[0], Fence(1)).await?;
         for name in &target.names {
-            let query = || OwnedQuery::Info { db: target.db, resource: name.clone() };
+            let query =
+                || OwnedQuery::Info { db: target.db, resource: name.clone(), sessions: SessionScope::None };
             let Reply::Info(info) = self.answer(|tier2| tier2.query(query())).await? else { continue };
             if info.held && info.owner.as_ref() == Some(&target.owner) {
                 self.release(target.db, name, info.fence).await?;

@@ -15,7 +15,7 @@ use redfence_core::keyspace::Resp;
 use redfence_core::machine::request::{self, MachineWork};
 use redfence_core::machine::{Applied, Command, Machine};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Origin, RequestId, SessionId, Stamp, Tier};
+use redfence_core::types::{Origin, RequestId, SessionId, SessionScope, Stamp, Tier};
 
 use crate::backend::{Abilities, Backend};
 use crate::backends::rendering::rendered;
@@ -223,6 +223,7 @@ impl Server {
         }
         let session = SessionId(number.wrapping_mul(0x9E37_79B9_7F4A_7C15));
         let context = request::RequestContext {
+            sessions: SessionScope::All,
             db: 0,
             owner: made_up.as_bytes(),
             session,

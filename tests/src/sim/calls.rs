@@ -8,7 +8,7 @@ use redfence::node_api::{Input, NodeId, OwnedQuery, Read, Submit, Ticket};
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
-use redfence_core::types::{Fence, Member, Reason as CoreReason, SessionId};
+use redfence_core::types::{Fence, Member, Reason as CoreReason, SessionId, SessionScope};
 use std::ops::Range;
 
 pub type CallNumber = u64;
@@ -231,9 +231,11 @@ impl Ask {
             Ask::Force { resource } => {
                 change(Command::ForceRelease { db, resource: names::resource(*resource).as_bytes() })
             }
-            Ask::Look { resource } => {
-                read(OwnedQuery::Info { db, resource: names::resource(*resource).into() })
-            }
+            Ask::Look { resource } => read(OwnedQuery::Info {
+                db,
+                resource: names::resource(*resource).into(),
+                sessions: SessionScope::All,
+            }),
             Ask::Queue { resource } => {
                 read(OwnedQuery::Queue { db, resource: names::resource(*resource).into() })
             }
@@ -241,7 +243,9 @@ impl Ask {
                 change(Command::SessionOpen { id: SessionId(*session), ttl_ms: *ttl_ms, label: b"" })
             }
             Ask::KeepAlive { session } => change(Command::SessionKeepAlive { id: SessionId(*session) }),
-            Ask::Close { session } => change(Command::SessionClose { id: SessionId(*session) }),
+            Ask::Close { session } => {
+                change(Command::SessionClose { id: SessionId(*session), any_user: false })
+            }
             Ask::Take { resource, owner, ttl_ms, member } => {
                 let (name, value, ttl) =
                     (names::resource(*resource), names::owner(*owner), ttl_ms.to_string());

@@ -4,10 +4,14 @@ use super::*;
 use bytes::Bytes;
 use redfence::node_api::{Input, OwnedQuery};
 use redfence_core::reply::LockInfo;
-use redfence_core::types::SessionId;
+use redfence_core::types::{SessionId, SessionScope};
 
 fn info(cluster: &mut SimCluster, node: NodeId, resource: &'static str) -> LockInfo {
-    let query = OwnedQuery::Info { db: 0, resource: Bytes::from_static(resource.as_bytes()) };
+    let query = OwnedQuery::Info {
+        db: 0,
+        resource: Bytes::from_static(resource.as_bytes()),
+        sessions: SessionScope::All,
+    };
     let ticket = cluster.read(node, query);
     match cluster.wait_for(ticket, 6_000) {
         Reply::Info(info) => *info,

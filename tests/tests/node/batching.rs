@@ -4,6 +4,7 @@ use super::*;
 use bytes::Bytes;
 use redfence::node_api::OwnedQuery;
 use redfence::tier2::Node;
+use redfence_core::types::SessionScope;
 
 /// Heartbeats carry the word, too.
 fn rare_heartbeats(config: &mut NodeConfig) {
@@ -22,7 +23,8 @@ fn answers_and_reads_on_other_nodes_do_not_wait_for_a_late_word() {
         let mut cluster = settled_with(3, seed, late_word);
         let (leader, follower) = (leader(&cluster), follower(&cluster));
         let fence = take(&mut cluster, leader, "r", "a", 60_000);
-        let query = OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"r") };
+        let query =
+            OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"r"), sessions: SessionScope::All };
         let ticket = cluster.read(follower, query);
         match cluster.wait_for(ticket, 60) {
             Reply::Info(info) => assert_eq!((info.held, info.fence), (true, fence), "seed {seed}"),

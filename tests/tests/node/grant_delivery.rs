@@ -3,7 +3,7 @@
 use super::*;
 use bytes::Bytes;
 use redfence::node_api::OwnedQuery;
-use redfence_core::types::Reason;
+use redfence_core::types::{Reason, SessionScope};
 
 fn ttl_of(reply: &Reply) -> u64 {
     match reply {
@@ -17,7 +17,10 @@ fn wait_with_ttl(cluster: &mut SimCluster, node: NodeId, owner: &str, ttl_ms: u6
 }
 
 fn owner_of(cluster: &mut SimCluster, node: NodeId) -> Option<Bytes> {
-    let ticket = cluster.read(node, OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"r") });
+    let ticket = cluster.read(
+        node,
+        OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"r"), sessions: SessionScope::All },
+    );
     match cluster.wait_for(ticket, 3_000) {
         Reply::Info(info) => info.owner,
         other => panic!("not an info: {other:?}"),

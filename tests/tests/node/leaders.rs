@@ -3,7 +3,7 @@
 use super::*;
 use redfence::node_api::{AdminRequest, Forward, Forwarded, Input, PeerMessage};
 use redfence::tier2::Node;
-use redfence_core::types::Origin;
+use redfence_core::types::{Origin, SessionScope};
 
 #[test]
 fn a_killed_leader_is_replaced_within_half_a_second_at_the_median() {
@@ -99,7 +99,11 @@ fn a_deposed_leader_serves_no_stale_read() {
         let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != old).collect();
         let fence = take(&mut cluster, others[0], "r", "a", 60_000);
         cluster.network().split(&[old], &others);
-        let query = redfence::node_api::OwnedQuery::Info { db: 0, resource: bytes::Bytes::from_static(b"r") };
+        let query = redfence::node_api::OwnedQuery::Info {
+            db: 0,
+            resource: bytes::Bytes::from_static(b"r"),
+            sessions: SessionScope::All,
+        };
         let stale = cluster.read(old, query);
         let ticket = cluster.submit(others[1], &release("r", fence), 0);
         assert_eq!(cluster.wait_for(ticket, 5_000), Reply::Released, "seed {seed}");

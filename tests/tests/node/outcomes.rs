@@ -3,6 +3,7 @@
 use super::*;
 use bytes::Bytes;
 use redfence::node_api::{Input, OwnedQuery, Submit};
+use redfence_core::types::SessionScope;
 
 #[test]
 fn a_minority_refuses_writes_and_reads_within_the_deadline() {
@@ -17,7 +18,8 @@ fn a_minority_refuses_writes_and_reads_within_the_deadline() {
         cluster.run_for(1_500);
         let asked_ms = cluster.now_ms();
         let write = cluster.submit(alone, &acquire("r", "a", 1_000, 0), 0);
-        let query = OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"r") };
+        let query =
+            OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"r"), sessions: SessionScope::All };
         let read = cluster.read(alone, query);
         assert_eq!(code(&cluster.wait_for(write, 5_500)), "UNAVAILABLE", "seed {seed}");
         assert_eq!(code(&cluster.wait_for(read, 5_500)), "UNAVAILABLE", "seed {seed}");

@@ -5,6 +5,7 @@ use bytes::Bytes;
 use redfence::node_api::OwnedQuery;
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::Words;
+use redfence_core::types::SessionScope;
 
 fn redis(line: &str) -> Command<'_> {
     let argv: Words<'_> = line.split(' ').map(str::as_bytes).collect();
@@ -50,7 +51,10 @@ fn keys_goes_in_slices_and_others_are_answered_before_it() {
     fill(&mut cluster, 1, 40_000);
     let argv = vec![Bytes::from_static(b"KEYS"), Bytes::from_static(b"key*")];
     let keys = cluster.read(1, OwnedQuery::Redis { db: 0, resp: Resp::Two, member: None, argv });
-    let info = cluster.read(1, OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"key1") });
+    let info = cluster.read(
+        1,
+        OwnedQuery::Info { db: 0, resource: Bytes::from_static(b"key1"), sessions: SessionScope::All },
+    );
     let later = cluster.submit(1, &acquire("lock", "me", 10_000, 0), 0);
     assert!(cluster.run_until(5_000, |cluster| cluster.answer(info).is_some()));
     assert!(cluster.answer(keys).is_none(), "it takes more than one turn");

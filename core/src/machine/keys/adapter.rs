@@ -23,11 +23,12 @@ use crate::machine::keys::undo::Undo;
 use crate::machine::locks::lock::{EndCause, Lock};
 use crate::machine::log::command::Db;
 use crate::machine::store::deadlines::NEVER;
+use crate::machine::store::memory::weight_of_user;
 use crate::machine::sweep::ENDS_PER_ENTRY_MAX;
 use crate::machine::work::Work;
 use crate::machine::{Applied, EventOwner, KeyAccess, LockSlot, Machine, SessionSlot};
 use crate::reply::{Refusal, Reply};
-use crate::types::{Member, OwnerIdentity};
+use crate::types::{Member, OwnerIdentity, UserTag};
 
 /// Most records for which a member's flush, and an exact count of what it sees, look at each of them.
 pub(crate) const MEMBER_FLUSH_MAX: usize = 10_000;
@@ -350,6 +351,12 @@ impl Keys for MachineKeys<'_> {
             true => Ok(()),
             false => self.machine.room_for(bytes),
         }
+    }
+
+    fn user_growth(&self, db: Db, key: &[u8]) -> usize {
+        let holder = self.machine.names.find(&self.machine.locks, db, key);
+        let counted = holder.map_or(UserTag::DEFAULT, |slot| self.machine.locks[slot].user());
+        weight_of_user(self.machine.acting_user).saturating_sub(weight_of_user(counted))
     }
 
     fn put(&mut self, db: Db, key: &[u8], value: Value, deadline: Deadline) -> Result<(), Refusal> {

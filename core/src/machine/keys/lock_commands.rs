@@ -9,7 +9,7 @@ use crate::machine::log::command::{Command, Db};
 use crate::machine::log::request::{self, MachineWork, RequestContext};
 use crate::machine::{Applied, Machine};
 use crate::reply::{Refusal, Reply};
-use crate::types::SessionId;
+use crate::types::{SessionId, SessionScope};
 
 /// Whether a command of ours may stand in a transaction: what it does must be the machine's business alone.
 pub fn check_in_transaction(request: &Request<'_>) -> Result<(), Refusal> {
@@ -72,6 +72,8 @@ impl Machine {
             db,
             owner: owner.as_bytes(),
             session: SessionId(0),
+            // Whether its client is an administrator is not in the log.
+            sessions: SessionScope::Of(self.acting_user),
             resp: Resp::Two,
             guarded: &[],
         };

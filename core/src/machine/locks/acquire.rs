@@ -77,7 +77,7 @@ impl Machine {
         let session = self.session_of(params, out)?;
         let Some(slot) = self.find_fresh(db, name, out) else {
             self.check_session_room(session, 1)?;
-            self.room_for_grant(None, name, params.owner)?;
+            self.room_for_grant(None, name, params.asker())?;
             let slot = self.record_for(db, name)?;
             let fence = self.grant(slot, params.asker(), params.ttl_ms, session, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
@@ -90,7 +90,7 @@ impl Machine {
         }
         if !lock.is_held() && lock.queue.len == 0 {
             self.check_session_room(session, 1)?;
-            self.room_for_grant(Some(slot), name, params.owner)?;
+            self.room_for_grant(Some(slot), name, params.asker())?;
             let fence = self.grant(slot, params.asker(), params.ttl_ms, session, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
         }
@@ -101,7 +101,7 @@ impl Machine {
         Ok(None)
     }
 
-    /// The slot of the session that was named; `NONE` where none was.
+    /// The slot of the session that was named, which must be of the same user; `NONE` where none was.
     pub(crate) fn session_of(
         &mut self,
         params: &AcquireParams<'_>,
@@ -109,7 +109,7 @@ impl Machine {
     ) -> Result<SessionSlot, Refusal> {
         match params.session {
             None => Ok(SessionSlot::NONE),
-            Some(id) => self.live_session(id, out).ok_or_else(errors::no_session),
+            Some(id) => self.own_session(id, out).ok_or_else(errors::no_session),
         }
     }
 

@@ -66,7 +66,7 @@ impl Machine {
         if !sorted.iter().all(|name| self.is_owned(db, name, params.asker())) {
             self.check_session_room(session, sorted.len())?;
         }
-        self.room_for_many(db, &sorted, params.owner, all_free)?;
+        self.room_for_many(db, &sorted, params.asker(), all_free)?;
         let slots = self.records_for(db, &sorted)?;
         if all_free {
             let (fences, ttl_ms) = self.grant_many(&slots, params.asker(), params.ttl_ms, session, out);

@@ -59,8 +59,8 @@ pub(crate) mod tag {
 /// Bytes before the command itself in one of [`tag::OF_USER`].
 const OF_USER_BYTES: usize = 1 + size_of::<UserTag>();
 
-/// Puts the user of its client before an encoded command that may take locks: `Acquire`, `MAcquire`, `Redis` or `Transaction`,
-/// without a script.
+/// Puts the user of its client before an encoded command that may take locks (`Acquire`, `MAcquire`, `Redis` or `Transaction`,
+/// without a script) or names one session (`SessionOpen`, `SessionKeepAlive`, `SessionClose`).
 pub fn put_user(out: &mut Vec<u8>, user: UserTag) {
     if user != UserTag::DEFAULT {
         out.push(tag::OF_USER);
@@ -147,9 +147,10 @@ impl<'a> Command<'a> {
                 out.push(tag::SESSION_KEEP_ALIVE);
                 put_session(out, *id);
             }
-            Command::SessionClose { id } => {
+            Command::SessionClose { id, any_user } => {
                 out.push(tag::SESSION_CLOSE);
                 put_session(out, *id);
+                out.push(u8::from(*any_user));
             }
             Command::SessionsTouch { ids } => {
                 out.push(tag::SESSIONS_TOUCH);
@@ -258,10 +259,20 @@ impl<'a> Command<'a> {
     }
 }
 
-/// Never nested: only what may take locks, and no script.
+/// Never nested: only what may take locks or names one session, and no script.
 fn read_command_of_user<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
     let mut ahead = reader.clone();
-    if !matches!(ahead.u8()?, tag::ACQUIRE | tag::MACQUIRE | tag::REDIS | tag::TRANSACTION) {
+    let may_have_user = matches!(
+        ahead.u8()?,
+        tag::ACQUIRE
+            | tag::MACQUIRE
+            | tag::SESSION_OPEN
+            | tag::SESSION_KEEP_ALIVE
+            | tag::SESSION_CLOSE
+            | tag::REDIS
+            | tag::TRANSACTION
+    );
+    if !may_have_user {
         return None;
     }
     read_command(reader).filter(|command| !command.is_request())
@@ -309,7 +320,7 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
             label: reader.bytes()?,
         },
         tag::SESSION_KEEP_ALIVE => Command::SessionKeepAlive { id: read_session(reader)? },
-        tag::SESSION_CLOSE => Command::SessionClose { id: read_session(reader)? },
+        tag::SESSION_CLOSE => Command::SessionClose { id: read_session(reader)?, any_user: reader.flag()? },
         tag::SESSIONS_TOUCH => Command::SessionsTouch { ids: read_sessions(reader)? },
         tag::SESSIONS_ORPHAN => {
             Command::SessionsOrphan { grace_ms: reader.varint()?, ids: read_sessions(reader)? }

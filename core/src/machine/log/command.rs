@@ -62,8 +62,10 @@ pub enum Command<'a> {
     SessionKeepAlive {
         id: SessionId,
     },
+    /// `any_user`: asked for by an administrator, whoever opened the session.
     SessionClose {
         id: SessionId,
+        any_user: bool,
     },
     /// One node's batched keep-alive for its clients' sessions. Dead ids are passed over, and sessions whose connection is
     /// closed: those are kept by `SessionKeepAlive` alone.
@@ -137,7 +139,7 @@ pub enum Command<'a> {
     Effects(Effects<'a>),
     /// Digests of the replicas: see [`crate::machine::digest`].
     Digest(DigestCommand),
-    /// A command of a client whose ACL user is not `default`: locks that it takes are that user's.
+    /// A command of a client whose ACL user is not `default`: locks that it takes and sessions that it opens are that user's.
     OfUser(Box<OfUser<'a>>),
 }
 
@@ -146,7 +148,7 @@ pub enum Command<'a> {
 pub struct OfUser<'a> {
     /// Never `default`.
     pub user: UserTag,
-    /// What may take locks: `Acquire`, `MAcquire`, `Redis` or `Transaction`, without a script.
+    /// What may take locks (`Acquire`, `MAcquire`, `Redis` or `Transaction`, without a script), or names one session.
     pub command: Command<'a>,
 }
 

@@ -9,7 +9,7 @@ use crate::keyspace::Resp;
 use crate::machine::log::command::{Command, Db};
 use crate::machine::Query;
 use crate::reply::Refusal;
-use crate::types::{Fence, SessionId};
+use crate::types::{Fence, SessionId, SessionScope};
 
 /// What a request asks of the machine.
 // It lives for a moment.
@@ -30,6 +30,8 @@ pub struct RequestContext<'a> {
     pub owner: &'a [u8],
     /// For `LOCK.SESSION OPEN`: fresh, drawn at random.
     pub session: SessionId,
+    /// Whose sessions the client may see and close.
+    pub sessions: SessionScope,
     /// For `FENCE.CALL`: the connection's protocol and the words of the command it guards.
     pub resp: Resp,
     pub guarded: &'a [&'a [u8]],
@@ -70,7 +72,9 @@ pub fn work<'r: 'a, 'a>(
         Request::ForceRelease(request) => {
             MachineWork::Change(Command::ForceRelease { db, resource: request.resource })
         }
-        Request::Info(request) => MachineWork::Look(Query::Info { db, resource: request.resource }),
+        Request::Info(request) => {
+            MachineWork::Look(Query::Info { db, resource: request.resource, sessions: context.sessions })
+        }
         Request::Queue(request) => MachineWork::Look(Query::Queue { db, resource: request.resource }),
         Request::Scan(request) => {
             let (cursor, pattern, count) = (request.cursor, request.pattern, request.count);
@@ -105,8 +109,13 @@ fn session_work<'a>(
         SessionCommand::KeepAlive(id) => {
             MachineWork::Change(Command::SessionKeepAlive { id: session_id(id)? })
         }
-        SessionCommand::Close(id) => MachineWork::Change(Command::SessionClose { id: session_id(id)? }),
-        SessionCommand::Info(id) => MachineWork::Look(Query::Session { id: session_id(id)? }),
+        SessionCommand::Close(id) => {
+            let any_user = context.sessions == SessionScope::All;
+            MachineWork::Change(Command::SessionClose { id: session_id(id)?, any_user })
+        }
+        SessionCommand::Info(id) => {
+            MachineWork::Look(Query::Session { id: session_id(id)?, sessions: context.sessions })
+        }
     })
 }
 

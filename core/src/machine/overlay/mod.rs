@@ -32,7 +32,7 @@ use crate::machine::store::deadlines::NEVER;
 use crate::machine::work::Work;
 use crate::machine::{LockSlot, Machine};
 use crate::reply::{Refusal, Reply};
-use crate::types::{Fence, Member, Stamp};
+use crate::types::{Fence, Member, SessionScope, Stamp};
 use ::bytes::Bytes;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -115,6 +115,8 @@ pub(crate) struct Overlay<'m> {
     fence_wall_us: u64,
     member: Option<Member>,
     hiding: bool,
+    /// Those that `LOCK.INFO` shows.
+    sessions: SessionScope,
     clash: Clash,
     changes: Changes,
     saved: Option<Changes>,
@@ -165,6 +167,7 @@ impl<'m> Overlay<'m> {
             fence_wall_us,
             member: None,
             hiding: false,
+            sessions: SessionScope::All,
             clash: Clash::None,
             changes: Changes::default(),
             saved: None,
@@ -184,6 +187,11 @@ impl<'m> Overlay<'m> {
     pub(crate) fn set_member(&mut self, member: Option<Member>, hiding: bool) {
         self.member = member;
         self.hiding = hiding;
+    }
+
+    /// The run is of a user with limited rights. Who it is is not known here, so no session is shown.
+    pub(crate) fn hide_sessions(&mut self) {
+        self.sessions = SessionScope::None;
     }
 
     pub(crate) fn clash(&self) -> Clash {

@@ -108,7 +108,8 @@ impl Overlay<'_> {
     fn info(&self, db: Db, resource: &[u8]) -> Reply {
         self.depend_on(db, resource);
         let late_ms = self.clock.logical_ms.saturating_sub(self.machine.logical_ms());
-        let mut reply = self.machine.query_later(Query::Info { db, resource }, late_ms);
+        let sessions = self.sessions;
+        let mut reply = self.machine.query_later(Query::Info { db, resource, sessions }, late_ms);
         if let (Reply::Info(info), true, None) = (&mut reply, self.has_flushed(db), self.entry(db, resource))
         {
             (info.held, info.owner, info.session, info.ttl_ms) = (false, None, None, None);

@@ -30,7 +30,7 @@ impl Machine {
         }
         self.check_session_room(session, slots.len())?;
         self.check_room(slots)?;
-        self.room_for_waiter(params.owner, slots.len())?;
+        self.room_for_waiter(params.asker(), slots.len())?;
         self.refuse_circle(session, slots)?;
         let waiter = self.waiters.insert(Waiter::new(
             params.asker(),

@@ -181,6 +181,15 @@ impl Search<'_> {
         Ok(())
     }
 
+    /// Ids of other users' sessions are not told.
+    fn shown(&self, session: SessionSlot) -> String {
+        let (record, own) = (&self.machine.sessions[session], &self.machine.sessions[self.target]);
+        match record.user == own.user {
+            true => format!("session {}", record.id),
+            false => "another user's session".to_owned(),
+        }
+    }
+
     /// "session A waits for 'x' of session B waits for 'y' of session A". A long circle is cut.
     fn describe(&self, last: Hop) -> String {
         const SHOWN_MAX: usize = 8;
@@ -198,7 +207,7 @@ impl Search<'_> {
         let mut text = format!("session {}", self.machine.sessions[self.target].id);
         for (lock, to) in hops.iter().take(SHOWN_MAX) {
             let name = errors::shown(self.machine.locks[*lock].name());
-            text.push_str(&format!(" waits for '{name}' of session {}", self.machine.sessions[*to].id));
+            text.push_str(&format!(" waits for '{name}' of {}", self.shown(*to)));
         }
         if hops.len() > SHOWN_MAX {
             text.push_str(&format!(" and so on over {} sessions", hops.len()));

@@ -1,4 +1,11 @@
 //! Sessions: opened, kept alive, orphaned, closed, dead. All locks of a session end with it, in one step.
+//!
+//! A session belongs to the ACL user that opened it. For others it does not exist: ids are shown in errors and logs, so knowing one
+//! proves nothing. Administrators may close any ([`Command::SessionClose`]) and see any ([`SessionScope::All`]), but they take no lock
+//! under another user's session and do not keep it alive.
+//!
+//! [`Command::SessionClose`]: crate::machine::Command::SessionClose
+//! [`SessionScope::All`]: crate::types::SessionScope::All
 
 use crate::event::EventKind;
 use crate::grammar::errors;
@@ -11,11 +18,13 @@ use crate::machine::store::slab::Image;
 use crate::machine::{Applied, Lock, Machine, SessionSlot, Waiter, WaiterSlot};
 use crate::mutant;
 use crate::reply::Reply;
-use crate::types::{just_passed, SessionId, LABEL_BYTES_MAX, TTL_MS_MAX};
+use crate::types::{just_passed, SessionId, UserTag, LABEL_BYTES_MAX, TTL_MS_MAX};
 
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(crate) id: SessionId,
+    /// Who opened it. Its locks and waiters are of the same user.
+    pub(crate) user: UserTag,
     /// Empty where none was given.
     pub(crate) label: Box<[u8]>,
     pub(crate) ttl_ms: u64,
@@ -32,6 +41,11 @@ pub(crate) struct Session {
     pub(crate) queue_entries: u32,
 }
 
+/// In the byte of flags of a record.
+const ORPHANED_FLAG: u8 = 1;
+/// The user's tag follows.
+const USER_FLAG: u8 = 2;
+
 impl Image for Session {
     const KIND: u8 = kind::SESSION;
 
@@ -40,7 +54,14 @@ impl Image for Session {
         put_bytes(out, &self.label);
         put_varint(out, self.ttl_ms);
         put_varint(out, self.deadline_ms);
-        out.push(u8::from(self.orphaned));
+        let orphaned_flag = if self.orphaned { ORPHANED_FLAG } else { 0 };
+        match self.user {
+            UserTag::DEFAULT => out.push(orphaned_flag),
+            UserTag(tag) => {
+                out.push(orphaned_flag | USER_FLAG);
+                out.extend_from_slice(&tag.to_le_bytes());
+            }
+        }
         self.locks.write(out);
         self.waiters.write(out);
     }
@@ -51,12 +72,20 @@ impl Image for Session {
         if label.len() > LABEL_BYTES_MAX {
             return None;
         }
+        let (ttl_ms, deadline_ms) = (reader.varint()?, reader.varint()?);
+        let flags = reader.u8().filter(|flags| flags & !(ORPHANED_FLAG | USER_FLAG) == 0)?;
+        let user = if flags & USER_FLAG == 0 {
+            UserTag::DEFAULT
+        } else {
+            UserTag(reader.u64_fixed().filter(|tag| *tag != UserTag::DEFAULT.0)?)
+        };
         Some(Session {
             id,
+            user,
             label: label.into(),
-            ttl_ms: reader.varint()?,
-            deadline_ms: reader.varint()?,
-            orphaned: reader.flag()?,
+            ttl_ms,
+            deadline_ms,
+            orphaned: flags & ORPHANED_FLAG != 0,
             locks: List::read(reader)?,
             waiters: List::read(reader)?,
             queue_entries: 0,
@@ -85,7 +114,8 @@ impl Machine {
         if self.sessions.len() >= self.limits.sessions_max {
             return errors::too_many_sessions(self.limits.sessions_max).into();
         }
-        if let Err(refusal) = self.room_for_session(label) {
+        let user = self.acting_user;
+        if let Err(refusal) = self.room_for_session(label, user) {
             return refusal.into();
         }
         let deadline_ms = self.deadline_after(ttl_ms);
@@ -94,6 +124,7 @@ impl Machine {
         let (orphaned, queue_entries) = (false, 0);
         let slot = self.sessions.insert(Session {
             id,
+            user,
             label,
             ttl_ms,
             deadline_ms,
@@ -109,7 +140,7 @@ impl Machine {
     }
 
     pub(crate) fn session_keep_alive(&mut self, id: SessionId, out: &mut Applied) -> Reply {
-        match self.live_session(id, out) {
+        match self.own_session(id, out) {
             Some(slot) => {
                 self.set_orphaned(slot, false);
                 self.set_session_deadline(slot, self.deadline_after(self.sessions[slot].ttl_ms));
@@ -147,8 +178,9 @@ impl Machine {
         Reply::OK
     }
 
-    pub(crate) fn session_close(&mut self, id: SessionId, out: &mut Applied) -> Reply {
-        match self.live_session(id, out) {
+    pub(crate) fn session_close(&mut self, id: SessionId, any_user: bool, out: &mut Applied) -> Reply {
+        let found = if any_user { self.live_session(id, out) } else { self.own_session(id, out) };
+        match found {
             Some(slot) => {
                 let locks = self.sessions[slot].locks.len;
                 if mutant!(ClosedSessionLives) {
@@ -165,7 +197,12 @@ impl Machine {
         }
     }
 
-    /// The slot of a session that lives at this instant. One that is due ends here.
+    /// The slot of a live session of the user whose command is applied.
+    pub(crate) fn own_session(&mut self, id: SessionId, out: &mut Applied) -> Option<SessionSlot> {
+        self.live_session(id, out).filter(|slot| self.sessions[*slot].user == self.acting_user)
+    }
+
+    /// The slot of a session that lives at this instant, whoever opened it. One that is due ends here.
     pub(crate) fn live_session(&mut self, id: SessionId, out: &mut Applied) -> Option<SessionSlot> {
         let slot = *self.session_ids.get(&id)?;
         if !self.has_passed(self.sessions[slot].deadline_ms) {

@@ -214,9 +214,15 @@ impl Machine {
             ensure((1..=crate::types::TTL_MS_MAX).contains(&session.ttl_ms), || {
                 format!("session {slot}: its ttl")
             })?;
-            let holds = |lock: LockSlot| self.locks[lock].is_held() && self.locks[lock].session() == slot;
+            let holds = |lock: LockSlot| {
+                let lock = &self.locks[lock];
+                lock.is_held() && lock.session() == slot && lock.user() == session.user
+            };
             bound += check_list(&self.locks, session.locks, "session's locks", holds)?.len();
-            let waits = |waiter: WaiterSlot| self.waiters[waiter].session == slot;
+            let waits = |waiter: WaiterSlot| {
+                let waiter = &self.waiters[waiter];
+                waiter.session == slot && waiter.user == session.user
+            };
             let waiters = check_list(&self.waiters, session.waiters, "session's waiters", waits)?;
             waiting += waiters.len();
         }

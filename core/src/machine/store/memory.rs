@@ -1,6 +1,6 @@
 //! What the replicated state takes in bytes, counted exactly and with every change, and the limit on it (`max-memory`).
 //!
-//! Counted is all that a snapshot holds: names, owners, values, waiters, sessions, members' grants, blocked clients, scripts, marks, and
+//! Counted is all that a snapshot holds: names, owners, users' tags, values, waiters, sessions, members' grants, blocked clients, scripts, marks, and
 //! the replies remembered for retries. Each record costs its bytes and a fixed overhead for its place in the tables. The count
 //! depends on the state alone, so it is the same on every node and after a restore; the invariants recompute it.
 //!
@@ -20,6 +20,7 @@ use crate::machine::queue::waiter::Waiter;
 use crate::machine::sessions::session::Session;
 use crate::machine::{LockSlot, Machine, WaiterSlot};
 use crate::reply::Refusal;
+use crate::types::{OwnerIdentity, UserTag};
 
 /// A record, its place in the index of names and among the deadlines.
 const LOCK_BYTES: usize = KEY_OVERHEAD_BYTES;
@@ -39,6 +40,9 @@ const BLOCKED_WORD_BYTES: usize = 32;
 const BLOCKED_KEY_BYTES: usize = 160;
 const SCRIPT_BYTES: usize = 192;
 
+/// The holder of a free lock.
+const NOBODY: OwnerIdentity<'static> = OwnerIdentity { owner: b"", user: UserTag::DEFAULT };
+
 /// Bytes by what they are for, but for what the parts count themselves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Memory {
@@ -53,12 +57,25 @@ pub(crate) struct Memory {
 
 impl Lock {
     pub(crate) fn weight(&self) -> usize {
-        weight_of_lock(self.name(), self.owner())
+        weight_of_lock(self.name(), OwnerIdentity { owner: self.owner(), user: self.user() })
     }
 }
 
-fn weight_of_lock(name: &[u8], owner: &[u8]) -> usize {
-    LOCK_BYTES + name.len() + owner.len()
+fn weight_of_lock(name: &[u8], holder: OwnerIdentity<'_>) -> usize {
+    LOCK_BYTES + name.len() + weight_of_holder(holder)
+}
+
+/// What a holder adds to the record of its lock.
+fn weight_of_holder(holder: OwnerIdentity<'_>) -> usize {
+    holder.owner.len() + weight_of_user(holder.user)
+}
+
+/// What is kept of a user with each of its records. Of `default` nothing is.
+pub(crate) fn weight_of_user(user: UserTag) -> usize {
+    match user {
+        UserTag::DEFAULT => 0,
+        UserTag(_) => size_of::<UserTag>(),
+    }
 }
 
 pub(crate) fn weight_of_value(value: &Value) -> usize {
@@ -68,22 +85,22 @@ pub(crate) fn weight_of_value(value: &Value) -> usize {
 impl Waiter {
     pub(crate) fn weight(&self) -> usize {
         let orders: usize = self.requests.iter().map(|request| request.form.len()).sum();
-        weight_of_waiter(&self.owner, self.queue_entries.len(), self.requests.len()) + orders
+        weight_of_waiter(self.asker(), self.queue_entries.len(), self.requests.len()) + orders
     }
 }
 
-fn weight_of_waiter(owner: &[u8], queue_entries: usize, requests: usize) -> usize {
-    WAITER_BYTES + owner.len() + queue_entries * QUEUE_ENTRY_BYTES + requests * REQUEST_BYTES
+fn weight_of_waiter(asker: OwnerIdentity<'_>, queue_entries: usize, requests: usize) -> usize {
+    WAITER_BYTES + weight_of_holder(asker) + queue_entries * QUEUE_ENTRY_BYTES + requests * REQUEST_BYTES
 }
 
 impl Session {
     pub(crate) fn weight(&self) -> usize {
-        weight_of_session(&self.label)
+        weight_of_session(&self.label, self.user)
     }
 }
 
-fn weight_of_session(label: &[u8]) -> usize {
-    SESSION_BYTES + label.len()
+fn weight_of_session(label: &[u8], user: UserTag) -> usize {
+    SESSION_BYTES + label.len() + weight_of_user(user)
 }
 
 impl Grants {
@@ -142,7 +159,7 @@ impl Machine {
             && self.idle.len as usize + freed <= self.limits.idle_max
     }
 
-    /// What a key with this value counts for.
+    /// What a key with this value counts for. What scripts make is of the user `default`.
     #[cfg(feature = "scripts")]
     pub(crate) fn weight_of_key(name: &[u8], value: View<'_>, grants: Option<&Grants>) -> usize {
         let grants = grants.map_or(0, Grants::weight);
@@ -150,7 +167,7 @@ impl Machine {
             View::Str(_) => 0,
             View::Hash(_) | View::List(_) | View::Set(_) | View::ZSet(_) => VALUE_BYTES,
         };
-        weight_of_lock(name, b"") + beside + value.weight() + grants
+        weight_of_lock(name, NOBODY) + beside + value.weight() + grants
     }
 
     /// Room for a lock that is free (`slot`) or has no record yet, and for its holder.
@@ -158,16 +175,20 @@ impl Machine {
         &self,
         slot: Option<LockSlot>,
         name: &[u8],
-        owner: &[u8],
+        holder: OwnerIdentity<'_>,
     ) -> Result<(), Refusal> {
         let counted = slot.map_or(0, |slot| self.active_weight(slot));
-        self.room_for(weight_of_lock(name, owner).saturating_sub(counted))
+        self.room_for(weight_of_lock(name, holder).saturating_sub(counted))
     }
 
     /// Room for a waiter at these locks, whose records are there.
-    pub(crate) fn room_for_waiter(&self, owner: &[u8], queue_entries: usize) -> Result<(), Refusal> {
+    pub(crate) fn room_for_waiter(
+        &self,
+        asker: OwnerIdentity<'_>,
+        queue_entries: usize,
+    ) -> Result<(), Refusal> {
         // A multi-lock keeps the order of its names.
-        self.room_for(weight_of_waiter(owner, queue_entries, 1) + queue_entries)
+        self.room_for(weight_of_waiter(asker, queue_entries, 1) + queue_entries)
     }
 
     /// Room for a multi-lock: for all its holders now, or for its records and later for its waiter.
@@ -175,14 +196,14 @@ impl Machine {
         &self,
         db: crate::machine::Db,
         names: &[&[u8]],
-        owner: &[u8],
+        asker: OwnerIdentity<'_>,
         at_once: bool,
     ) -> Result<(), Refusal> {
-        let owner: &[u8] = if at_once { owner } else { b"" };
+        let holder = if at_once { asker } else { NOBODY };
         let growth = |name: &&[u8]| {
             let slot = self.names.find(&self.locks, db, name);
             let counted = slot.map_or(0, |slot| self.active_weight(slot));
-            weight_of_lock(name, owner).saturating_sub(counted)
+            weight_of_lock(name, holder).saturating_sub(counted)
         };
         match names.iter().map(growth).sum() {
             0 => Ok(()),
@@ -190,8 +211,8 @@ impl Machine {
         }
     }
 
-    pub(crate) fn room_for_session(&self, label: &[u8]) -> Result<(), Refusal> {
-        self.room_for(weight_of_session(label))
+    pub(crate) fn room_for_session(&self, label: &[u8], user: UserTag) -> Result<(), Refusal> {
+        self.room_for(weight_of_session(label, user))
     }
 
     pub(crate) fn room_for_blocked<W: AsRef<[u8]>, K: AsRef<[u8]>>(
@@ -209,10 +230,11 @@ impl Machine {
         name: &[u8],
         value: &Value,
     ) -> Result<(), Refusal> {
+        let user = self.acting_user;
         let wanted = match value {
-            Value::Str(bytes) => weight_of_lock(name, bytes),
+            Value::Str(bytes) => weight_of_lock(name, OwnerIdentity { owner: bytes, user }),
             Value::Hash(_) | Value::List(_) | Value::Set(_) | Value::ZSet(_) => {
-                weight_of_lock(name, b"") + weight_of_value(value)
+                weight_of_lock(name, OwnerIdentity { owner: b"", user }) + weight_of_value(value)
             }
         };
         let counted = self

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::script::AS_USER;
+use crate::types::SessionId;
 
 /// Rights are a key: only commands on it are allowed.
 fn only_this_key(rights: &[u8], argv: &[&[u8]]) -> Result<(), Refusal> {
@@ -50,6 +51,45 @@ fn without_a_guard_no_limited_script_runs() {
     let refused = bench.reply(&[AS_USER, b"a", b"EVAL", b"return redis.call('set', 'a', 'x')", b"0"]);
     assert!(matches!(&refused, Reply::Error(refusal) if refusal.code() == "NOPERM"), "{refused:?}");
     assert_eq!(bench.reply(&[b"EXISTS", b"a"]), Reply::Int(0));
+}
+
+/// Who the user is does not travel with a script: one with limited rights is shown no session at all.
+#[test]
+fn a_limited_script_and_its_transaction_are_shown_no_session() {
+    let mut bench = Bench::new();
+    bench.engine = Engine::with_guard(only_this_key);
+    let id = SessionId(7);
+    bench.apply(&Command::SessionOpen { id, ttl_ms: 100_000, label: b"" });
+    let (resource, owner, session) = (&b"a"[..], &b"o"[..], Some(id));
+    bench.apply(&Command::Acquire { db: 0, resource, ttl_ms: 90_000, wait_ms: 0, owner, session });
+    let body: &[u8] = b"local f = redis.call('LOCK.INFO', 'a') for i = 1, #f, 2 do \
+        if f[i] == 'session' then return f[i + 1] end end";
+    let shown = Reply::bulk(id.to_string());
+    assert_eq!(bench.reply(&[b"EVAL", body, b"0"]), shown);
+    assert_eq!(bench.reply(&[AS_USER, b"a", b"EVAL", body, b"0"]), Reply::Nil);
+    let mut transaction = |commands: &[&[&[u8]]]| {
+        let commands = commands.iter().map(|words| words.iter().copied().collect()).collect();
+        let (resp, member, watched) = (Resp::Two, None, Vec::new());
+        match bench.apply(&Command::Transaction { db: 0, resp, member, watched, commands }) {
+            Reply::Array(replies) => replies,
+            other => panic!("{other:?}"),
+        }
+    };
+    let session_of = |reply: &Reply| match reply {
+        Reply::Map(pairs) => {
+            let found = pairs.iter().find(|(name, _)| *name == Reply::bulk("session"));
+            found.expect("it is always there").1.clone()
+        }
+        other => panic!("{other:?}"),
+    };
+    let look: &[&[u8]] = &[b"LOCK.INFO", b"a"];
+    let replies = transaction(&[look, &[b"EVAL", body, b"0"]]);
+    assert_eq!((&session_of(&replies[0]), &replies[1]), (&shown, &shown));
+    let replies = transaction(&[look, &[AS_USER, b"a", b"EVAL", body, b"0"]]);
+    assert_eq!((&session_of(&replies[0]), &replies[1]), (&Reply::Nil, &Reply::Nil));
+    // Nothing here tells whether the user is limited.
+    let replies = transaction(&[look, &[b"SCRIPT", b"LOAD", b"return 1"]]);
+    assert_eq!(session_of(&replies[0]), Reply::Nil);
 }
 
 /// Found by the matrix of commands and users: as it came it was logged, and every node stopped at the entry, again at each start.

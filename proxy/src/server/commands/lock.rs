@@ -90,8 +90,14 @@ impl CommandContext {
             return self
                 .refuse(Refusal::new("ERR this connection has opened 1024 sessions already; close some"));
         }
-        let context =
-            RequestContext { db: self.client.db, owner, session, resp: self.client.protocol.into(), guarded };
+        let context = RequestContext {
+            db: self.client.db,
+            owner,
+            session,
+            sessions: self.client.user.session_scope(),
+            resp: self.client.protocol.into(),
+            guarded,
+        };
         let wait_ms = wait_ms_of(&request);
         let (pending, if_abandoned) = match request::work(request, context) {
             Err(refusal) => return self.refuse(refusal),
@@ -101,7 +107,13 @@ impl CommandContext {
             Ok(MachineWork::Change(command)) => {
                 let mut blob = Vec::with_capacity(128);
                 let grants = matches!(command, Command::Acquire { .. } | Command::MAcquire { .. });
-                if grants {
+                let names_session = matches!(
+                    command,
+                    Command::SessionOpen { .. }
+                        | Command::SessionKeepAlive { .. }
+                        | Command::SessionClose { .. }
+                );
+                if grants || names_session {
                     put_user(&mut blob, self.client.user.tag);
                 }
                 command.encode(&mut blob);
@@ -376,12 +388,14 @@ fn node_row(node: &NodeStatus) -> Reply {
 
 fn owned(query: &Query<'_>) -> OwnedQuery {
     match *query {
-        Query::Info { db, resource } => OwnedQuery::Info { db, resource: Bytes::copy_from_slice(resource) },
+        Query::Info { db, resource, sessions } => {
+            OwnedQuery::Info { db, resource: Bytes::copy_from_slice(resource), sessions }
+        }
         Query::Queue { db, resource } => OwnedQuery::Queue { db, resource: Bytes::copy_from_slice(resource) },
         Query::Scan { db, cursor, pattern, count } => {
             OwnedQuery::Scan { db, cursor, pattern: pattern.map(Bytes::copy_from_slice), count }
         }
-        Query::Session { id } => OwnedQuery::Session { id },
+        Query::Session { id, sessions } => OwnedQuery::Session { id, sessions },
         Query::Mark { db, resource } => OwnedQuery::Mark { db, resource: Bytes::copy_from_slice(resource) },
         Query::Settings => OwnedQuery::Settings,
         Query::Setting(name) => OwnedQuery::Setting(name),

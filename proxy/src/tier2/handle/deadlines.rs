@@ -92,7 +92,7 @@ mod tests {
     use crate::tier2::handle::{connect, NodeEndpoint, PendingReply, Tier2Handle};
     use bytes::Bytes;
     use redfence_core::reply::Reply;
-    use redfence_core::types::SessionId;
+    use redfence_core::types::{SessionId, SessionScope};
     use std::future::Future;
     use std::pin::Pin;
     use std::task::{Context, Poll, Waker};
@@ -142,7 +142,7 @@ mod tests {
         let mut command = handle.submit(Bytes::from_static(b"c"), 0);
         let mut wait = handle.submit(Bytes::from_static(b"w"), 500);
         let mut forever = handle.submit(Bytes::from_static(b"f"), WAIT_FOREVER);
-        let mut read = handle.query(OwnedQuery::Session { id: SessionId(1) });
+        let mut read = handle.query(OwnedQuery::Session { id: SessionId(1), sessions: SessionScope::All });
         turn(&mut endpoint);
         sweep_for(&handle, TIMEOUT_MS + 1_000);
         assert_eq!(code(&mut command).as_deref(), Some("INDETERMINATE"));

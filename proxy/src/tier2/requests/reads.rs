@@ -261,12 +261,17 @@ fn round_number(origin: Origin, name: &[u8]) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use redfence_core::types::SessionId;
+    use redfence_core::types::{SessionId, SessionScope};
 
     const ORIGIN: Origin = Origin { node: 1, incarnation: 9 };
 
     fn read(ticket: Ticket) -> Read {
-        Read { ticket, query: OwnedQuery::Session { id: SessionId(1) }, timeout_ms: 5_000, account: None }
+        Read {
+            ticket,
+            query: OwnedQuery::Session { id: SessionId(1), sessions: SessionScope::All },
+            timeout_ms: 5_000,
+            account: None,
+        }
     }
 
     fn ready(reads: &mut Reads, applied: u64) -> Vec<Ticket> {

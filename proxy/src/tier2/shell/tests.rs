@@ -7,6 +7,7 @@ use crate::transport::security::PeerSecurity;
 use bytes::Bytes;
 use redfence_core::machine::Command;
 use redfence_core::reply::Reply;
+use redfence_core::types::SessionScope;
 use std::net::TcpListener;
 use std::path::Path;
 use std::sync::Mutex;
@@ -48,7 +49,11 @@ impl Running {
     }
 
     fn info(&self, resource: &'static [u8]) -> Reply {
-        block_on(self.handle.query(OwnedQuery::Info { db: 0, resource: Bytes::from_static(resource) }))
+        block_on(self.handle.query(OwnedQuery::Info {
+            db: 0,
+            resource: Bytes::from_static(resource),
+            sessions: SessionScope::All,
+        }))
     }
 
     /// Ends without a word to the others.
