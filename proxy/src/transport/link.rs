@@ -1,6 +1,7 @@
-//! The tasks of the `peers` thread: dial each member and keep at it, accept who dials us, read frames.
+//! The tasks of the `peers` thread: dial each member and keep at it, serve who has dialled us, read frames.
 
-use super::greeting::{self, GreetingError, Hello};
+use super::accepting::GREETING_TIMEOUT;
+use super::greeting::{self, Hello};
 use super::peer_stream::PeerStream;
 use super::seal::Opener;
 use super::security::{is_loopback, PeerSecurity};
@@ -10,32 +11,23 @@ use crate::node_api::wire::{decode_frame, FRAME_BYTES_MAX};
 use crate::node_api::NodeId;
 use bytes::{Buf, Bytes, BytesMut};
 use socket2::{SockRef, TcpKeepalive};
-use std::collections::VecDeque;
 use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
-use tokio::task::AbortHandle;
+use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 const BACKOFF_MS_MIN: u64 = 50;
 const BACKOFF_MS_MAX: u64 = 1_000;
 const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
-const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// Closes a connection with bytes unacknowledged for this long: after a partition heals, TCP's own retransmission back-off would
 /// delay recovery.
 const UNACKED_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// TCP keep-alive interval of an idle connection.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 const SECRETS_READ_EVERY: Duration = Duration::from_secs(1);
-/// Connections from others that have greeted. One more is closed.
-const ACCEPTED_MAX: usize = 512;
-/// Connections that have not greeted yet. One more takes the place of the oldest, so a crowd of silent strangers keeps no peer out.
-const GREETING_MAX: usize = 256;
 /// The reading buffer grows in these steps, whatever length a frame announces.
 const READ_STEP_BYTES: usize = 64 << 10;
 
@@ -104,7 +96,7 @@ fn jittered(backoff_ms: u64) -> Duration {
     Duration::from_millis(backoff_ms / 2 + drawn % backoff_ms)
 }
 
-fn tune(stream: &TcpStream) -> io::Result<()> {
+pub(super) fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = SockRef::from(stream);
     socket.set_tcp_keepalive(
@@ -115,54 +107,8 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Accepts until the runtime ends. Handshakes run concurrently; a slow or hostile one delays no other.
-pub(super) async fn keep_accepting(shared: Arc<TransportShared>, listener: TcpListener) {
-    let places = Arc::new(Semaphore::new(ACCEPTED_MAX));
-    let mut greeting: VecDeque<AbortHandle> = VecDeque::with_capacity(GREETING_MAX);
-    loop {
-        match listener.accept().await {
-            Ok((stream, from)) => {
-                greeting.retain(|task| !task.is_finished());
-                if greeting.len() >= GREETING_MAX {
-                    if let Some(oldest) = greeting.pop_front() {
-                        oldest.abort();
-                    }
-                }
-                let (shared, places) = (shared.clone(), places.clone());
-                let task = tokio::spawn(async move {
-                    let Some((hello, stream)) = greet(&shared, stream, from).await else { return };
-                    let Ok(place) = places.try_acquire_owned() else { return };
-                    // A task of its own: this one ends, so nobody takes it for one that still greets.
-                    tokio::spawn(async move {
-                        serve(&shared, &hello, stream).await;
-                        drop(place);
-                    });
-                });
-                greeting.push_back(task.abort_handle());
-            }
-            Err(e) => {
-                tracing::warn!("cannot accept a peer: {e}");
-                sleep(Duration::from_millis(100)).await;
-            }
-        }
-    }
-}
-
-async fn greet(shared: &TransportShared, stream: TcpStream, from: SocketAddr) -> Option<(Hello, PeerStream)> {
-    if let Err(e) = tune(&stream) {
-        tracing::debug!(%from, "peer connection gone: {e}");
-        return None;
-    }
-    match timeout(GREETING_TIMEOUT, greeting::accept(stream, &shared.registry)).await {
-        Ok(Ok(greeted)) => return Some(greeted),
-        Ok(Err(GreetingError::Refused(refusal))) => shared.refused(from, &refusal.to_string()),
-        Ok(Err(GreetingError::Io(e))) => tracing::debug!(%from, "peer gone during its greeting: {e}"),
-        Err(_) => shared.refused(from, "no greeting in time"),
-    }
-    None
-}
-
-async fn serve(shared: &Arc<TransportShared>, hello: &Hello, stream: PeerStream) {
+/// Serves a connection that the peer has dialled, until it ends.
+pub(super) async fn serve(shared: &Arc<TransportShared>, hello: &Hello, stream: PeerStream) {
     let queue = SendQueue::new(RAFT_QUEUE);
     let key = (hello.node_id, hello.channel);
     // The newest connection wins; an older one of the same peer is dead but not yet closed.

@@ -18,13 +18,15 @@
 //! - [`greeting`]: who greets whom, and every reason to refuse
 //! - [`peer_registry`]: what this node knows of itself and its peers, durably
 //! - `send_queue`: one queue and its socket
-//! - `link`: dialling, accepting, reading
+//! - `accepting`: the thread that accepts and greets, so that strangers' handshakes delay no peer
+//! - `link`: dialling, serving, reading
 //!
 //! # Caveats
 //!
 //! A peer secret shows that somebody belongs to the cluster, not which node it is: whoever has it may greet as any node. The store
 //! id that a member is known by keeps mistakes out, not a holder of the secret.
 
+mod accepting;
 pub mod greeting;
 mod link;
 pub mod peer_registry;
@@ -38,6 +40,7 @@ mod tests;
 pub mod tls;
 
 use crate::node_api::{ClusterMember, NodeId, PeerMessage, PeerSink};
+use accepting::Greeted;
 use peer_registry::PeerRegistry;
 use redfence_core::machine::version::ClusterVersion;
 use secret::SecretId;
@@ -140,7 +143,7 @@ enum TransportCommand {
 }
 
 impl Transport {
-    /// Binds the listener (where there is one) and starts the `peers` thread.
+    /// Starts the `peers` thread and, where there is a listener, the one that accepts.
     pub fn start(
         registry: Arc<PeerRegistry>,
         listen: Option<std::net::TcpListener>,
@@ -155,13 +158,16 @@ impl Transport {
         });
         let (commands, inbox) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        if let Some(listener) = &listen {
-            listener.set_nonblocking(true)?;
-        }
+        let accepting = listen.map(|listener| accepting::start(shared.clone(), listener)).transpose()?;
+        let (greeted, accepting) = accepting.unzip();
         let for_thread = shared.clone();
-        let thread = std::thread::Builder::new()
-            .name("peers".to_string())
-            .spawn(move || runtime.block_on(run(for_thread, listen, inbox)))?;
+        let thread = std::thread::Builder::new().name("peers".to_string()).spawn(move || {
+            runtime.block_on(run(for_thread, greeted, inbox));
+            // It ends because nobody takes what it has greeted; the port is free afterwards.
+            if accepting.is_some_and(|thread| thread.join().is_err()) {
+                tracing::error!("the thread that accepts peers has panicked");
+            }
+        })?;
         Ok((Transport { shared, commands }, thread))
     }
 
@@ -276,15 +282,11 @@ impl TransportShared {
 
 async fn run(
     shared: Arc<TransportShared>,
-    listen: Option<std::net::TcpListener>,
+    greeted: Option<mpsc::Receiver<Greeted>>,
     mut commands: mpsc::UnboundedReceiver<TransportCommand>,
 ) {
-    if let Some(listener) = listen {
-        match tokio::net::TcpListener::from_std(listener) {
-            Ok(listener) => drop(tokio::spawn(link::keep_accepting(shared.clone(), listener))),
-            Err(e) => tracing::error!("cannot use the peer listener: {e}"),
-        }
-    }
+    // Aborted at the end: it holds the receiver, without which the thread that accepts ends.
+    let serving = greeted.map(|greeted| tokio::spawn(serve_greeted(shared.clone(), greeted)));
     if !shared.registry.security.is_plain() {
         drop(tokio::spawn(link::keep_secrets_fresh(shared.clone())));
     }
@@ -296,6 +298,25 @@ async fn run(
     }
     lock(&shared.peers).clear();
     lock(&shared.inbound).clear();
+    if let Some(serving) = serving {
+        serving.abort();
+        // It was aborted: there is nothing to learn.
+        let _ = serving.await;
+    }
+}
+
+/// Serves every connection that has greeted.
+async fn serve_greeted(shared: Arc<TransportShared>, mut greeted: mpsc::Receiver<Greeted>) {
+    while let Some(greeted) = greeted.recv().await {
+        let shared = shared.clone();
+        match greeted.into_stream() {
+            Ok((hello, stream, place)) => drop(tokio::spawn(async move {
+                link::serve(&shared, &hello, stream).await;
+                drop(place);
+            })),
+            Err(e) => tracing::warn!("cannot serve a peer: {e}"),
+        }
+    }
 }
 
 /// Binds the address peers are to reach this node at.

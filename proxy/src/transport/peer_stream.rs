@@ -14,14 +14,23 @@ const FRAME_BYTES_MAX: usize = 1_024;
 /// A record that holds one frame of the greeting, or several.
 const READ_BYTES: usize = 2_048;
 
-pub(super) struct PeerStream {
-    pub(super) socket: TcpStream,
+/// `S` is a socket of the standard library while the connection moves from one thread's runtime to another's.
+pub(super) struct PeerStream<S = TcpStream> {
+    pub(super) socket: S,
     pub(super) session: Session,
     /// Read, and not yet decrypted.
     pub(super) sealed: BytesMut,
     /// Decrypted, and not yet taken.
     pub(super) plain: BytesMut,
     is_dialled: bool,
+}
+
+impl<S> PeerStream<S> {
+    /// The same connection with its socket turned into another type.
+    pub(super) fn with_socket<T>(self, turn: impl FnOnce(S) -> io::Result<T>) -> io::Result<PeerStream<T>> {
+        let PeerStream { socket, session, sealed, plain, is_dialled } = self;
+        Ok(PeerStream { socket: turn(socket)?, session, sealed, plain, is_dialled })
+    }
 }
 
 impl PeerStream {

@@ -640,6 +640,49 @@ fn a_certificate_of_another_authority_or_for_another_host_is_refused() {
     assert!(meet(&Who::node(1).registry(&plain_dir), &two).1.is_some());
 }
 
+/// Strangers who ask for handshakes as fast as they can get so many answers, and the messages of peers arrive.
+#[test]
+fn handshakes_of_strangers_are_limited_and_delay_no_peer() {
+    let authority = Authority::new("peers").unwrap();
+    let [one, two] = [1, 2].map(|id| {
+        let dir = tempfile::tempdir().unwrap();
+        let security = certificates(&dir, &authority, &["127.0.0.1"]);
+        Node::start_with(Who::node(id).registry_with(&dir, security), dir, "127.0.0.1:0".parse().unwrap())
+    });
+    let begun = Instant::now();
+    one.knows(&[&two], &[2]);
+    two.knows(&[&one], &[1]);
+    let dir = tempfile::tempdir().unwrap();
+    let PeerSecurity::Tls(tls) = certificates(&dir, &authority, &["127.0.0.1"]) else { unreachable!() };
+    let mut hello = Vec::new();
+    tls.dial("127.0.0.1:1").unwrap().write_tls(&mut hello).unwrap();
+    let answered = std::sync::atomic::AtomicU32::new(0);
+    let flood = || {
+        while begun.elapsed() < Duration::from_secs(2) {
+            let mut stranger = std::net::TcpStream::connect(two.addr).unwrap();
+            stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+            stranger.write_all(&hello).unwrap();
+            // One whose place was taken is closed without a byte.
+            if stranger.read(&mut [0]).is_ok_and(|count| count > 0) {
+                answered.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            }
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..4).for_each(|_| drop(scope.spawn(flood)));
+        for number in 1..=50 {
+            eventually("two hears one", || {
+                one.say(2, number);
+                two.hears(1, number)
+            });
+        }
+    });
+    let limit = f64::from(accepting::HANDSHAKES_PER_SECOND) * begun.elapsed().as_secs_f64().ceil()
+        + f64::from(accepting::HANDSHAKES_AT_ONCE);
+    let answered = answered.into_inner();
+    assert!(answered > 0 && f64::from(answered) <= limit, "{answered} handshakes, {limit} allowed");
+}
+
 #[test]
 fn refusals_are_logged_a_few_times_and_then_counted() {
     let mut log = RefusalLog::default();
