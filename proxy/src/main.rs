@@ -37,6 +37,7 @@ fn run(config: Config) -> Result<(), Refused> {
     {
         runtime.worker_threads(redfence::threads::for_clients(cores.get(), config.redis.as_deref()));
     }
+    runtime.event_interval(redfence::threads::POLLS_PER_LOOK);
     let runtime = runtime.enable_all().thread_name("clients").build();
     let runtime = runtime.map_err(|error| format!("cannot start threads: {error}"))?;
     let outcome = runtime.block_on(redfence::serve::serve(config));

@@ -2,6 +2,12 @@
 
 use std::net::IpAddr;
 
+/// After so many polls of tasks a thread looks at the sockets and timers, even if it has more tasks to poll (tokio's default is 61).
+/// Clients that send without end keep every thread busy, and each of their polls takes as long as it may
+/// (`server::net::connection`): so long, times this, others wait to be noticed. How often threads look for tasks that other threads
+/// have woken is left to tokio, which looks the more often the longer polls take.
+pub const POLLS_PER_LOOK: u32 = 16;
+
 /// One per core; if the upstream Redis runs on the same machine, one core is left to it. On two cores a second thread would cost more in being woken
 /// than it serves (`docs/internals/performance-notes.md`).
 #[must_use]

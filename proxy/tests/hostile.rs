@@ -241,3 +241,136 @@ fn running_out_of_files_is_survived() {
         late.stream.read_exact(&mut answer).is_ok() && &answer == b"+PONG\r\n"
     });
 }
+
+/// Commands that the node has counted, in the reply to an `INFO stats`.
+fn commands_in(info: &str) -> usize {
+    let rest = info.split("total_commands_processed:").nth(1).unwrap_or_else(|| panic!("{info}"));
+    rest.chars().take_while(char::is_ascii_digit).collect::<String>().parse().unwrap()
+}
+
+fn is_stopped(node: &Node) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", node.process.child.id())).unwrap();
+    stat.rsplit(')').next().unwrap().trim_start().starts_with('T')
+}
+
+/// One thread for all clients, which finds two floods and another client between them at once, so that a flood is served first in
+/// whatever order it takes them. Counted in commands, not in time.
+#[test]
+fn few_commands_of_a_flood_run_before_others_are_served() {
+    /// Of some polls of the connections.
+    const RUN_MAX: usize = 4_096;
+    const PINGS: usize = 40_000;
+    let single = |command: &mut std::process::Command| {
+        command.env("TOKIO_WORKER_THREADS", "1");
+    };
+    let node = Node::start_by(single, &["--default-tier", "efficiency"]);
+    let (mut first, mut other, mut second) = (node.connect(), node.connect(), node.connect());
+    for client in [&mut first, &mut other, &mut second] {
+        assert_eq!(client.ask(&["PING"]), "PONG");
+    }
+    // While it is stopped all of this gathers: it is found together.
+    node.process.signal("STOP");
+    support::await_that("the node is stopped", || is_stopped(&node));
+    let ping = command(&[b"PING"]);
+    let pings = ping.repeat(PINGS);
+    let fill = |flood: &mut Client| {
+        flood.stream.set_nonblocking(true).unwrap();
+        let mut sent = 0;
+        while let Ok(count @ 1..) = flood.stream.write(&pings[sent..]) {
+            sent += count;
+        }
+        flood.stream.set_nonblocking(false).unwrap();
+        assert!(sent / ping.len() > 2 * RUN_MAX, "the kernel took {sent} bytes");
+        sent
+    };
+    let sent_first = fill(&mut first);
+    other.send(&["INFO", "stats"]);
+    let sent_second = fill(&mut second);
+    node.process.signal("CONT");
+    let run = commands_in(&other.receive());
+    assert!(run < RUN_MAX, "{run} commands of the floods came first");
+    for (mut flood, sent) in [(first, sent_first), (second, sent_second)] {
+        flood.send_bytes(&pings[sent..]);
+        for number in 0..PINGS {
+            assert_eq!(flood.receive(), "PONG", "reply {number}");
+        }
+    }
+}
+
+#[test]
+fn others_are_served_beside_floods_on_every_thread() {
+    let two = |command: &mut std::process::Command| {
+        command.env("TOKIO_WORKER_THREADS", "2");
+    };
+    let node = Node::start_by(two, &[]);
+    let mut other = node.connect();
+    let mut served = 0;
+    let pings = command(&[b"PING"]).repeat(5_000);
+    let until = Instant::now() + Duration::from_secs(3);
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut stream = TcpStream::connect(node.address).unwrap();
+                let mut reading = stream.try_clone().unwrap();
+                scope.spawn(move || std::io::copy(&mut reading, &mut std::io::sink()));
+                while Instant::now() < until {
+                    stream.write_all(&pings).unwrap();
+                }
+                stream.shutdown(std::net::Shutdown::Both).unwrap();
+            });
+        }
+        while Instant::now() < until {
+            assert_eq!(other.ask(&["PING"]), "PONG");
+            served += 1;
+        }
+    });
+    // Hundreds; with floods that are served to their end it was one or two.
+    assert!(served >= 10, "{served} commands in three seconds");
+}
+
+#[test]
+fn who_is_not_logged_in_may_send_64_commands_and_64_kib() {
+    let node = Node::start(&["--password", "secret", "--default-tier", "efficiency"]);
+    let refused = "-NOAUTH Authentication required.";
+    let last =
+        "-NOAUTH Authentication required: at most 64 commands and 64 KiB may come before AUTH; connect again";
+    for (words, reply) in [("PING", refused), ("RESET", "RESET"), ("LOCK.ACQUIRE", refused)] {
+        let mut stranger = node.connect();
+        stranger.send_bytes(&command(&[words.as_bytes()]).repeat(1_000));
+        for number in 1..=64 {
+            assert_eq!(stranger.receive(), reply, "{words} {number}");
+        }
+        assert_eq!(stranger.receive(), last, "{words}");
+        assert_eq!(stranger.receive(), "(closed)");
+    }
+    // Bytes that are no command at all.
+    let mut stranger = node.connect();
+    stranger.send_bytes(&b"\r\n".repeat(50_000));
+    assert_eq!(stranger.receive(), last);
+    assert_eq!(stranger.receive(), "(closed)");
+    // Whoever logs in in time has no such limit, and has it anew after a RESET.
+    let mut client = node.connect();
+    for _ in 0..2 {
+        for _ in 0..50 {
+            assert_eq!(client.ask(&["PING"]), refused);
+        }
+        assert_eq!(client.ask(&["AUTH", "secret"]), "OK");
+        for _ in 0..100 {
+            assert_eq!(client.ask(&["PING"]), "PONG");
+        }
+        assert_eq!(client.ask(&["RESET"]), "RESET");
+    }
+}
+
+/// Each level looked at all rights again. The user has none of them: they are not looked at.
+#[test]
+fn a_fence_call_of_a_fence_call_is_refused_whatever_the_rights() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    assert_eq!(client.ask(&["ACL", "SETUSER", "app", "on", "nopass", "+ping"]), "OK");
+    assert_eq!(client.ask(&["AUTH", "app", "x"]), "OK");
+    let mut words = ["FENCE.CALL", "r", "1"].repeat(300);
+    words.extend(["SET", "k", "v"]);
+    let reply = client.ask(&words);
+    assert!(reply.starts_with("-ERR FENCE.CALL cannot run 'fence.call'"), "{reply}");
+}

@@ -84,6 +84,10 @@ impl User {
         if self.is_unrestricted() {
             return Ok(());
         }
+        // Refused in any case, so no rights are looked at: each level would look at all of them again.
+        if is_nested_fence_call(argv) {
+            return Err(Denial::Command("fence.call".to_owned()));
+        }
         let mut denied = match self.check_own(argv, upstream) {
             Ok(()) => return Ok(()),
             Err(denial) => denial,
@@ -272,6 +276,13 @@ fn is_any(word: &[u8], known: &[&str]) -> bool {
     known.iter().any(|known| word.eq_ignore_ascii_case(known.as_bytes()))
 }
 
+/// Whether this is a `FENCE.CALL` of a `FENCE.CALL`, which nobody runs.
+#[must_use]
+pub fn is_nested_fence_call(argv: &[&[u8]]) -> bool {
+    let is_call = |at: usize| argv.get(at).is_some_and(|name| name.eq_ignore_ascii_case(b"FENCE.CALL"));
+    is_call(0) && is_call(FenceCall::COMMAND_AT)
+}
+
 /// Whether a command runs a script, by itself or within a `FENCE.CALL`.
 #[must_use]
 pub fn runs_script(argv: &[&[u8]]) -> bool {
@@ -374,6 +385,7 @@ mod tests {
             ("+@fence +set ~a", "FENCE.CALL a 1 SET a x", ""),
             ("+@fence +set ~a", "FENCE.CALL a 1 SET b x", "key"),
             ("+@fence +set ~b", "FENCE.CALL a 1 SET b x", "key"),
+            ("+@fence +set ~a", "FENCE.CALL a 1 fence.call a 1 SET a x", "command"),
         ] {
             assert_eq!(denied(words, line), expected, "{words}: {line}");
         }

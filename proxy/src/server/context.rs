@@ -26,6 +26,8 @@ pub struct CommandContext {
     pub(in crate::server) refused_with: Option<Refusal>,
     /// Commands run and not yet counted.
     pub(in crate::server) commands_run: u32,
+    /// What this poll of the connection has done so far, in units of about a microsecond.
+    pub(in crate::server) work: u32,
     /// When those that are being run were read: one look at the clock for all that came together.
     pub(in crate::server) read_us: u64,
 }
@@ -42,6 +44,7 @@ impl CommandContext {
             routes,
             refused_with: None,
             commands_run: 0,
+            work: 0,
             read_us: 0,
         }
     }

@@ -1,14 +1,16 @@
 //! What a connection asks before it runs a command, delivers a message, or runs a transaction. Part of [`CommandContext`].
 
 use super::audit::{self, AuditEvent, AuditLog};
-use crate::acl::check::{runs_script, Denial};
+use crate::acl::check::{is_nested_fence_call, runs_script, Denial};
 use crate::acl::log::Refused;
 use crate::acl::{commands, script, User};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Disconnect;
 use crate::server::net::in_flight::AwaitedReply;
 use bytes::Bytes;
+use redfence_core::grammar::fence::FenceCall;
 use redfence_core::keyspace::acl_table::ADMIN;
+use redfence_core::machine::marks::check_guarded;
 use redfence_core::reply::Refusal;
 use std::sync::Arc;
 
@@ -62,6 +64,9 @@ impl CommandContext {
         if !self.has_upstream() && commands::find(argv).is_none() {
             // Nobody has such a command: its client is told so.
             return Ok(());
+        }
+        if is_nested_fence_call(argv) {
+            return check_guarded(&argv[FenceCall::COMMAND_AT..]);
         }
         if let Err(denial) = self.client.user.check(argv, access.upstream_commands().as_deref()) {
             self.note_denial(&denial, argv);

@@ -10,6 +10,11 @@ use std::time::Duration;
 
 /// A connection that has not logged in is closed after this.
 pub const LOGIN_WITHIN: Duration = Duration::from_secs(10);
+/// Commands and bytes that a client may send without being logged in, failed logins included. Then its connection is closed.
+pub const COMMANDS_BEFORE_MAX: u32 = 64;
+pub const BYTES_BEFORE_MAX: usize = 64 * 1024;
+pub const TOO_MUCH_BEFORE: &str =
+    "NOAUTH Authentication required: at most 64 commands and 64 KiB may come before AUTH; connect again";
 
 const FIRST_DELAY_MS: u64 = 100;
 const DELAY_MS_MAX: u64 = 2_000;

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio::task::AbortHandle;
+use tokio::time::Instant;
 
 /// What others may know of a client. Its connection keeps it up to date.
 #[derive(Debug)]
@@ -24,6 +25,8 @@ pub struct ClientInfo {
     pub logged_in: AtomicBool,
     pub texts: Mutex<ClientTexts>,
     task: OnceLock<AbortHandle>,
+    /// When it must have logged in. `Some` while a task watches this; a later time is seen by the same task.
+    login_until: Mutex<Option<Instant>>,
     /// By which router the commands in flight were decided; 0 where none are.
     routed_by: AtomicU64,
     /// What that is, where it is one command that may wait for long.
@@ -98,16 +101,44 @@ impl ClientInfo {
         }
     }
 
-    /// Closes the connection if it has not logged in within this time.
+    /// It is not logged in from now on, and its connection is closed if that lasts for this time. One task a client, however often it is asked for.
     pub fn close_without_login(self: &Arc<ClientInfo>, within: Duration) {
-        let info = Arc::clone(self);
+        let mut until = Instant::now() + within;
+        let mut slot = self.login_until();
+        // With the lock held: the task that watches sees both or neither.
+        self.logged_in.store(false, Ordering::Release);
+        if slot.replace(until).is_some() {
+            return;
+        }
+        drop(slot);
+        let info = Arc::downgrade(self);
         tokio::spawn(async move {
-            tokio::time::sleep(within).await;
-            if !info.logged_in.load(Ordering::Acquire) {
-                tracing::info!(client = %info.address, "closing client: it did not log in in time");
-                info.kill();
+            loop {
+                tokio::time::sleep_until(until).await;
+                let Some(info) = info.upgrade() else { return };
+                match info.check_login(until) {
+                    Some(later) => until = later,
+                    None => return,
+                }
             }
         });
+    }
+
+    /// At `until`: ends the watch or the connection, or says when to look again.
+    fn check_login(&self, until: Instant) -> Option<Instant> {
+        let mut slot = self.login_until();
+        if self.logged_in.load(Ordering::Acquire) {
+            *slot = None;
+        } else if *slot == Some(until) {
+            tracing::info!(client = %self.address, "closing client: it did not log in in time");
+            self.kill();
+            *slot = None;
+        }
+        *slot
+    }
+
+    fn login_until(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.login_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One line of `CLIENT LIST`.
@@ -208,6 +239,7 @@ impl Registry {
             subscriptions: AtomicUsize::new(0),
             logged_in: AtomicBool::new(false),
             texts: Mutex::default(),
+            login_until: Mutex::default(),
             task: OnceLock::new(),
             routed_by: AtomicU64::new(0),
             waiting: Mutex::default(),

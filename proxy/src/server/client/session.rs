@@ -49,6 +49,8 @@ pub struct Client {
     pub user: Arc<User>,
     pub access_generation: u64,
     pub failed_logins: u32,
+    /// What it has sent since it was last logged in.
+    pub before_login: BeforeLogin,
     pub reply_mode: ReplyMode,
     /// Between `MULTI` and `EXEC`.
     pub transaction: Option<Box<Transaction>>,
@@ -63,6 +65,13 @@ pub struct Client {
     pub subscriptions: Option<Box<Subscriptions>>,
     /// While `CLIENT TRACKING` is on.
     pub tracking: Option<Box<Tracking>>,
+}
+
+/// What a client has sent without being logged in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BeforeLogin {
+    pub commands: u32,
+    pub bytes: usize,
 }
 
 /// What the client listens to.
@@ -148,6 +157,7 @@ impl Client {
             user,
             access_generation,
             failed_logins: 0,
+            before_login: BeforeLogin::default(),
             reply_mode: ReplyMode::On,
             transaction: None,
             watched: Vec::new(),

@@ -6,7 +6,7 @@ use crate::acl::User;
 use crate::resp::encode::Protocol;
 use crate::server::access::audit::AuditEvent;
 use crate::server::access::login;
-use crate::server::client::session::{ReplyMode, DATABASES};
+use crate::server::client::session::{BeforeLogin, ReplyMode, DATABASES};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{IfAbandoned, InFlight, Source};
@@ -145,7 +145,28 @@ impl CommandContext {
         self.client.user = user;
         self.client.access_generation = generation;
         self.client.authenticated = true;
+        self.client.before_login = BeforeLogin::default();
         Ok(())
+    }
+
+    /// Counts a command of a client that is not logged in. One too many is answered here, and ends the connection.
+    pub(in crate::server) fn is_beyond_login_commands(&mut self) -> bool {
+        self.client.before_login.commands += 1;
+        self.refuse_beyond(self.client.before_login.commands > login::COMMANDS_BEFORE_MAX)
+    }
+
+    /// The same for bytes, whether or not they were commands.
+    pub(in crate::server) fn is_beyond_login_bytes(&mut self, bytes: usize) -> bool {
+        self.client.before_login.bytes += bytes;
+        self.refuse_beyond(self.client.before_login.bytes > login::BYTES_BEFORE_MAX)
+    }
+
+    fn refuse_beyond(&mut self, is_beyond: bool) -> bool {
+        if is_beyond {
+            tracing::debug!(client = %self.client.info.address, "closing client: too much sent without a login");
+            self.reply(&Reply::Error(Refusal::new(login::TOO_MUCH_BEFORE)));
+        }
+        is_beyond
     }
 
     fn note_failed_login(&self, name: &[u8]) {
@@ -226,10 +247,12 @@ impl CommandContext {
         self.client.info.texts().name.clear();
         self.client.access_generation = self.server.access.generation();
         self.client.user = self.server.access.default_user();
+        let was_logged_in = self.client.authenticated;
         self.client.authenticated = !self.server.access.needs_login();
         self.client.info.texts().user.clear();
-        self.client.info.logged_in.store(self.client.authenticated, Ordering::Release);
-        if !self.client.authenticated {
+        if self.client.authenticated {
+            self.client.info.logged_in.store(true, Ordering::Release);
+        } else if was_logged_in {
             self.client.info.close_without_login(login::LOGIN_WITHIN);
         }
         self.reply(&Reply::Status("RESET".into()));

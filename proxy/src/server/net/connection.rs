@@ -4,6 +4,9 @@
 //! whole command is kept. [`Connection::poll`] turns until nothing moves: replies that have come, bytes of the upstream Redis,
 //! messages of channels, held commands, new bytes; then it writes all that has gathered at once.
 //!
+//! One poll does a bounded amount of work (`POLL_WORK_MAX`), then other tasks of the thread are polled: a client that sends without
+//! end delays others by that much. What it has sent and was not run yet is held, and nothing more is read from it meanwhile.
+//!
 //! While the client waits for an answer its end of the connection is watched: a client that goes away leaves every queue it
 //! stands in, and its sessions are orphaned (`Drop`). What a command does is in [`crate::server::routing::dispatch`].
 
@@ -34,8 +37,13 @@ const WRITE_BYTES_MIN: usize = 64 * 1024;
 pub(in crate::server) const KEPT_BYTES_MAX: usize = 16 * 1024;
 /// A client makes progress when it has taken this part of what is held for it.
 const PROGRESS_PART: usize = 64;
-/// Turns before other tasks get theirs.
-const TURNS_MAX: usize = 64;
+/// Work of one poll. A unit is about a microsecond: one command. Counted, because a look at the clock for each command would be felt
+/// in a pipeline.
+const POLL_WORK_MAX: u32 = 512;
+/// One turn: it looks at everything, and may read and write.
+const TURN_WORK: u32 = 16;
+/// Bytes of requests and replies that are as much work as one command.
+const BYTES_PER_WORK: usize = 512;
 
 /// The connection ends. Nothing more is sent.
 #[derive(Debug)]
@@ -96,7 +104,9 @@ impl Connection {
     }
 
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        for _ in 0..TURNS_MAX {
+        self.context.work = 0;
+        while !self.is_work_spent() {
+            self.context.work += TURN_WORK;
             match self.turn(context) {
                 Ok(true) => {}
                 Ok(false) => {
@@ -107,9 +117,17 @@ impl Connection {
                 Err(Disconnect) => return Poll::Ready(()),
             }
         }
+        if self.poll_write(context).is_err() {
+            return Poll::Ready(());
+        }
         self.report_memory();
         context.waker().wake_by_ref();
         Poll::Pending
+    }
+
+    /// Whether other tasks are to be polled before this one does more.
+    fn is_work_spent(&self) -> bool {
+        self.context.work >= POLL_WORK_MAX
     }
 
     /// Looks at everything once. `Ok(false)`: nothing moved, and everything will wake us.
@@ -121,7 +139,8 @@ impl Connection {
         moved |= self.context.poll_inbox(context)?;
         moved |= self.context.poll_mailbox(context);
         moved |= self.resume()?;
-        moved |= self.poll_read(context)?;
+        // With its work spent the task is polled again soon, whatever there is to read.
+        moved |= self.is_work_spent() || self.poll_read(context)?;
         // The last answer awaited, and nothing else: what it may have let go on was asked after it, so another look is needless.
         moved |= answered && !self.context.awaits_nothing();
         if self.client_closed && self.context.replies.wait_for_client() {
@@ -180,12 +199,18 @@ impl Connection {
         self.context.send_shared();
         self.context.leave_routes();
         self.context.note_commands();
-        outcome
+        let taken = outcome?;
+        if !self.context.client.authenticated && !self.closing && self.context.is_beyond_login_bytes(taken) {
+            self.begin_close();
+            return Ok(bytes.len());
+        }
+        Ok(taken)
     }
 
     fn process_each(&mut self, bytes: &[u8]) -> Result<usize, Disconnect> {
         let mut at = 0;
-        while at < bytes.len() && self.can_go_on() {
+        while at < bytes.len() && self.can_go_on() && !self.is_work_spent() {
+            let replies_before = self.context.replies.encoded();
             if self.context.upstream.streamed.is_none() && !self.context.follow_routes() {
                 self.context.replies.stalled = true;
                 break;
@@ -199,7 +224,11 @@ impl Connection {
             };
             match step {
                 Ok(0) => break,
-                Ok(taken) => at += taken,
+                Ok(taken) => {
+                    at += taken;
+                    let replied = self.context.replies.encoded().saturating_sub(replies_before);
+                    self.context.work += 1 + ((taken + replied) / BYTES_PER_WORK) as u32;
+                }
                 Err(ProtocolError(text)) => {
                     self.context.reply(&Reply::Error(Refusal::new(format!("ERR Protocol error: {text}"))));
                     self.begin_close();

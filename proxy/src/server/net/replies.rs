@@ -73,6 +73,11 @@ impl ReplyQueue {
         self.out.len() - self.out_at.max(self.reply_end)
     }
 
+    /// Bytes of all replies that are encoded and held.
+    pub(in crate::server) fn encoded(&self) -> usize {
+        self.out.len() + self.encoded_bytes
+    }
+
     pub(in crate::server) fn unsent_bytes(&self) -> usize {
         self.out.len() - self.out_at
     }

@@ -13,6 +13,10 @@ use redfence_core::reply::Refusal;
 use std::sync::atomic::Ordering;
 
 const NO_AUTH: &str = "NOAUTH Authentication required.";
+/// What a denial costs beyond its command, in units of [`CommandContext::work`]: it is counted and in `ACL LOG`.
+const DENIAL_WORK: u32 = 8;
+/// The same where it is also written to the audit log.
+const AUDITED_DENIAL_WORK: u32 = 64;
 
 /// Only what is about the connection, and what shows and changes the cluster.
 fn is_served_in_quarantine(local: Option<Local>, name: &[u8]) -> bool {
@@ -33,8 +37,13 @@ impl CommandContext {
         }
         let local = Local::find(name);
         self.follow_users();
-        if !self.client.authenticated && !local.is_some_and(Local::needs_no_authentication) {
-            return self.refuse(Refusal::new(NO_AUTH));
+        if !self.client.authenticated {
+            if self.is_beyond_login_commands() {
+                return Progress::CloseAfterReply;
+            }
+            if !local.is_some_and(Local::needs_no_authentication) {
+                return self.refuse(Refusal::new(NO_AUTH));
+            }
         }
         if self.client.reply_mode == ReplyMode::SkipNext {
             self.client.reply_mode = ReplyMode::SkipThis;
@@ -44,6 +53,10 @@ impl CommandContext {
         let access = self.check_access(argv);
         let is_allowed = access.is_ok();
         let flow = if let Err(refusal) = access {
+            self.work += match self.server.access.audit {
+                Some(_) => AUDITED_DENIAL_WORK,
+                None => DENIAL_WORK,
+            };
             self.refuse_and_abort(refusal)
         } else if self.server.tier2.is_quarantined() && !is_served_in_quarantine(local, name) {
             // Also what the upstream would answer: this node may have other routes than the rest of the cluster.
