@@ -81,6 +81,26 @@ pub struct BackupArgs {
     /// A file with the password for the cluster [default: the environment variable REDFENCE_PASSWORD]
     #[arg(long, value_name = "FILE")]
     pub password_file: Option<PathBuf>,
+
+    /// The user to log in as [default: default]
+    #[arg(long, value_name = "NAME")]
+    pub user: Option<String>,
+
+    /// Speak TLS: a file with the authority of the member's certificate
+    #[arg(long, value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+
+    /// The name in the member's certificate [default: the host of --from]
+    #[arg(long, value_name = "NAME", requires = "tls_ca")]
+    pub tls_name: Option<String>,
+
+    /// Our own certificate, where the member wants one
+    #[arg(long, value_name = "FILE", requires = "tls_ca", requires = "tls_key")]
+    pub tls_cert: Option<PathBuf>,
+
+    /// The key of --tls-cert
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    pub tls_key: Option<PathBuf>,
 }
 
 #[derive(Debug, Subcommand)]

@@ -4,6 +4,7 @@ mod support;
 
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
+use support::tls::Certificates;
 use support::{await_that, free_address, redfence, Node, Process};
 use tempfile::TempDir;
 
@@ -145,4 +146,40 @@ fn clients_that_begin_backups_and_do_not_read_stop_neither_snapshots_nor_locks()
     assert!(client.ask(&["LOCK.CLUSTER", "BACKUP", "READ", &ids[0], "0"]).contains("no such backup"));
     assert!(client.ask(&["LOCK.CLUSTER", "BACKUP", "READ", &ids[1], "0"]).contains("ready"));
     assert!(client.ask(&["LOCK.CLUSTER", "BACKUP", "BEGIN"]).parse::<u64>().is_ok());
+}
+
+#[test]
+fn a_backup_is_taken_through_tls_by_a_user_with_the_right() {
+    let certificates = Certificates::new();
+    let folder = TempDir::new().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    write(
+        "users.acl",
+        "user default off\nuser keeper on >pw allcommands allkeys\nuser app on >pw ~* +lock.acquire\n",
+    );
+    write("password", "pw\n");
+    let users = folder.path().join("users.acl").to_string_lossy().into_owned();
+    let flags = certificates.flags(&["--acl-file", &users]);
+    let node = Node::start(&flags.iter().map(String::as_str).collect::<Vec<_>>());
+    let from = format!("localhost:{}", node.address.port());
+    let ca = certificates.file("ca.crt");
+    let by = |user: &'static str, ca: &str| {
+        let words =
+            ["backup", "--from", &from, "--out", "a.backup", "--user", user, "--password-file", "password"];
+        run(&folder, &[&words[..], &["--tls-ca", ca]].concat())
+    };
+    assert!(by("keeper", &ca).status.success(), "{:?}", by("keeper", &ca));
+    succeeds(&folder, &["backup", "verify", "a.backup"]);
+    let said = |output: Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said(by("app", &ca)).contains("NOPERM"));
+    assert!(said(by("nobody", &ca)).contains("WRONGPASS"));
+    let other = Certificates::new();
+    assert!(
+        said(by("keeper", &other.file("ca.crt"))).contains("certificate"),
+        "not the authority of its certificate"
+    );
+    let plain = ["backup", "--from", &from, "--out", "b.backup"];
+    assert!(!run(&folder, &plain).status.success(), "without TLS");
+    let no_password = ["backup", "--from", &from, "--out", "b.backup", "--user", "keeper", "--tls-ca", &ca];
+    assert!(refusal(&folder, &no_password).contains("--user needs a password"));
 }

@@ -231,29 +231,10 @@ fn a_cluster_that_lost_all_its_data_goes_on_from_a_backup_and_no_fence_comes_aga
     for id in 1..=3 {
         let data = cluster.data(id);
         let (id, data) = (id.to_string(), text(&data));
-        let said = succeeds(&[
-            "restore",
-            "--from",
-            text(&file),
-            "--data",
-            data,
-            "--id",
-            &id,
-            "--cluster",
-            &founders,
-        ]);
-        listed.push_str(&said);
-        let again = fails_in_one_line(&[
-            "restore",
-            "--from",
-            text(&file),
-            "--data",
-            data,
-            "--id",
-            &id,
-            "--cluster",
-            &founders,
-        ]);
+        let from = text(&file);
+        let words = ["restore", "--from", from, "--data", data, "--id", &id, "--cluster", &founders];
+        listed.push_str(&succeeds(&words));
+        let again = fails_in_one_line(&words);
         assert!(again.contains("is not empty"), "{again}");
     }
     assert!(listed.contains("resource \"bound\"") && listed.contains(&session), "{listed}");

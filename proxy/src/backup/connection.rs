@@ -1,7 +1,10 @@
 //! A RESP2 connection for an operator's program: one command, one reply, nothing pipelined, everything bounded.
 
+use rustls::pki_types::ServerName;
+use rustls::{ClientConfig, ClientConnection, StreamOwned};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
+use std::sync::Arc;
 use std::time::Duration;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
@@ -20,16 +23,37 @@ pub(super) enum Answer {
     Array(Vec<Answer>),
 }
 
+/// How to speak TLS to a member.
+pub(super) struct BackupTls {
+    pub(super) config: ClientConfig,
+    pub(super) name: ServerName<'static>,
+}
+
+/// Who we are to the member.
+pub(super) struct Login<'a> {
+    pub(super) user: Option<&'a str>,
+    pub(super) password: &'a str,
+}
+
+/// A plain connection or one with TLS.
+trait Stream: Read + Write {}
+impl<T: Read + Write> Stream for T {}
+
 pub(super) struct BackupConnection {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Box<dyn Stream>>,
 }
 
 impl BackupConnection {
-    pub(super) fn open(address: &str, password: Option<&str>) -> Result<BackupConnection, String> {
-        let stream = connect(address).map_err(|error| format!("cannot reach {address}: {error}"))?;
+    pub(super) fn open(
+        address: &str,
+        tls: Option<BackupTls>,
+        login: Option<&Login<'_>>,
+    ) -> Result<BackupConnection, String> {
+        let stream = connect(address, tls).map_err(|error| format!("cannot reach {address}: {error}"))?;
         let mut connection = BackupConnection { stream: BufReader::with_capacity(64 << 10, stream) };
-        if let Some(password) = password {
-            match connection.ask(&["AUTH", password])? {
+        if let Some(Login { user, password }) = login {
+            let words: Vec<&str> = ["AUTH"].into_iter().chain(*user).chain([*password]).collect();
+            match connection.ask(&words)? {
                 Answer::Error(line) => return Err(format!("{address} refuses the password: {line}")),
                 Answer::Int(_) | Answer::Text(_) | Answer::Array(_) => {}
             }
@@ -43,12 +67,24 @@ impl BackupConnection {
         for word in words {
             request.extend_from_slice(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
         }
-        self.stream.get_mut().write_all(&request).map_err(lost)?;
+        let out = self.stream.get_mut();
+        out.write_all(&request).and_then(|()| out.flush()).map_err(lost)?;
         read_answer(&mut self.stream, true).map_err(lost)
     }
 }
 
-fn connect(address: &str) -> io::Result<TcpStream> {
+fn connect(address: &str, tls: Option<BackupTls>) -> io::Result<Box<dyn Stream>> {
+    let mut stream = connect_tcp(address)?;
+    let Some(BackupTls { config, name }) = tls else { return Ok(Box::new(stream)) };
+    let mut session = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
+    // Now, so that a certificate that is not trusted is told as what it is.
+    while session.is_handshaking() {
+        session.complete_io(&mut stream)?;
+    }
+    Ok(Box::new(StreamOwned::new(session, stream)))
+}
+
+fn connect_tcp(address: &str) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, "no such address; use host:port");
     for address in address.to_socket_addrs()? {
         match TcpStream::connect_timeout(&address, CONNECT_WITHIN) {

@@ -7,8 +7,10 @@
 //! themselves, so it becomes the first leader as soon as a majority runs, and brings them in with a snapshot. Nothing is answered
 //! before a majority has the state.
 //!
-//! The id of the new cluster is worked out from the backup and the list of members: the same on all of them, and another than the
-//! old one's, so that no node of the old cluster is let in. Log positions go on from the backup's: clocks in the state count by term.
+//! One half of the new cluster's id is a hash of the backup and the list of members, the other half is drawn by the first member.
+//! The others know the first half alone and learn the second from the first member that greets them. So neither a node of the old
+//! cluster is let in, nor one of another restore of the same file. Log positions go on from the backup's: clocks in the state count
+//! by term.
 
 use super::file;
 use crate::cli::RestoreArgs;
@@ -37,10 +39,15 @@ pub fn restore(args: &RestoreArgs) -> Result<(), String> {
     let founders = founders(args)?;
     check_empty(&args.data)?;
     let (header, mut machine) = file::load(&args.from)?;
-    let cluster_id = cluster_id(&header, &founders);
     let first = founders.iter().map(|(id, _)| *id).min().unwrap_or(args.id);
     let failed = |error: crate::storage::StorageError| error.to_string();
     let store_id = StoreId::random().map_err(failed)?;
+    let family = cluster_family(&header, &founders);
+    let drawn = match args.id == first {
+        true => (StoreId::random().map_err(failed)?.0 as u32).max(1),
+        false => 0,
+    };
+    let cluster_id = u64::from(family) << 32 | u64::from(drawn);
     let mut identity = NodeIdentity { node_id: args.id, cluster_id, store_id, log_made: false };
     let floor = clock::wall_us().saturating_add(CLOCK_MARGIN_US).max(args.fence_floor.unwrap_or(0));
     let refounded = (args.id == first).then(|| machine.refound(Fence(floor))).transpose();
@@ -58,10 +65,11 @@ pub fn restore(args: &RestoreArgs) -> Result<(), String> {
     dir.save_identity(&identity).map_err(failed)?;
     dir.end_restore().map_err(failed)?;
 
-    println!("node {} of cluster {cluster_id:016x} is made in {}", args.id, args.data.display());
+    println!("node {} is made in {}", args.id, args.data.display());
     println!("from the backup of cluster {} at index {}", header.cluster, header.index);
     match refounded {
         Some(done) => {
+            println!("it founds cluster {cluster_id:016x}");
             println!("fence floor {}: every new fence is above it", done.fence_floor);
             let contents = machine.contents();
             println!(
@@ -111,8 +119,8 @@ fn check_empty(data: &Path) -> Result<(), String> {
     }
 }
 
-/// The same on every member, and never that of the cluster the backup was taken of.
-fn cluster_id(header: &BackupHeader, founders: &[(NodeId, String)]) -> u64 {
+/// The half that every member knows: never that of the cluster the backup was taken of.
+fn cluster_family(header: &BackupHeader, founders: &[(NodeId, String)]) -> u32 {
     let mut hash = Sha256::new();
     hash.update(b"redfence restore\n");
     hash.update(header.encode());
@@ -122,7 +130,7 @@ fn cluster_id(header: &BackupHeader, founders: &[(NodeId, String)]) -> u64 {
     let digest = hash.finalize();
     let (first, _) = digest.split_first_chunk().expect("a digest has 32 bytes");
     // 0 stands for "not known yet".
-    u64::from_le_bytes(*first).max(1)
+    u32::from_le_bytes(*first).max(1)
 }
 
 /// Stores the state as the snapshot that the new node starts from.

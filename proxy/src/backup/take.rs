@@ -2,12 +2,14 @@
 //!
 //! The file is written under a temporary name, checked piece by piece as it comes, synced and renamed: under its own name it is whole.
 
-use super::connection::{Answer, BackupConnection};
+use super::connection::{Answer, BackupConnection, BackupTls, Login};
 use crate::cli::BackupArgs;
 use crate::clock::Clock;
 use crate::node_api::backup_file::BackupHeader;
 use crate::node_api::snapshot_stream::StreamChecker;
 use crate::secret::{self, Secret};
+use crate::tls::upstream::client_config;
+use rustls::pki_types::ServerName;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -26,7 +28,8 @@ pub(super) fn take(args: &BackupArgs) -> Result<(), String> {
         return Err("backup needs --from ADDR and --out FILE (or: backup verify FILE)".to_owned());
     };
     let password = password(args.password_file.as_deref())?;
-    let connection = BackupConnection::open(from, password.as_ref().map(Secret::expose))?;
+    let login = login(args.user.as_deref(), password.as_ref())?;
+    let connection = BackupConnection::open(from, tls(args, from)?, login.as_ref())?;
     let mut source = Source { connection, clock: Clock::start(), id: String::new(), told_ms: 0 };
     let temp = temp_path(out);
     let taken = source.begin().and_then(|()| source.write(&temp)).and_then(|header| {
@@ -52,6 +55,25 @@ fn password(file: Option<&Path>) -> Result<Option<Secret>, String> {
     let environment =
         std::env::var("REDFENCE_PASSWORD").ok().filter(|text| file.is_none() && !text.is_empty());
     secret::resolve("password", environment.map(Secret::from), file)
+}
+
+fn login<'a>(user: Option<&'a str>, password: Option<&'a Secret>) -> Result<Option<Login<'a>>, String> {
+    match (user, password) {
+        (user, Some(password)) => Ok(Some(Login { user, password: password.expose() })),
+        (Some(_), None) => Err("--user needs a password: --password-file or REDFENCE_PASSWORD".to_owned()),
+        (None, None) => Ok(None),
+    }
+}
+
+fn tls(args: &BackupArgs, from: &str) -> Result<Option<BackupTls>, String> {
+    let Some(ca) = &args.tls_ca else { return Ok(None) };
+    let client = args.tls_cert.as_deref().zip(args.tls_key.as_deref());
+    let config = client_config("tls", ca, client)?;
+    let host = from.rsplit_once(':').map_or(from, |(host, _)| host);
+    let name = args.tls_name.as_deref().unwrap_or_else(|| host.trim_matches(['[', ']']));
+    let name = ServerName::try_from(name.to_owned())
+        .map_err(|_| format!("tls-name '{name}' is no host name or address"))?;
+    Ok(Some(BackupTls { config, name }))
 }
 
 fn temp_path(out: &Path) -> PathBuf {
@@ -124,12 +146,20 @@ impl Source {
         }
     }
 
-    /// Waits until the node has written its snapshot.
+    /// Waits until the node has written its snapshot, and a majority has confirmed what is in it.
     fn first(&mut self) -> Result<Piece, String> {
+        let (mut written_bytes, mut moved_ms) = (0, self.clock.monotonic_ms());
         loop {
             let piece = self.read(0)?;
             if piece.is_ready {
                 return Ok(piece);
+            }
+            let now_ms = self.clock.monotonic_ms();
+            if piece.total_bytes != written_bytes {
+                (written_bytes, moved_ms) = (piece.total_bytes, now_ms);
+            }
+            if now_ms - moved_ms >= RETRY_WITHIN_MS {
+                return Err(stalled());
             }
             self.tell(|| format!("the node writes a snapshot: {}", shown(piece.total_bytes)));
             std::thread::sleep(RETRY_EVERY);
@@ -217,6 +247,14 @@ impl Check {
         }
         Ok(header)
     }
+}
+
+fn stalled() -> String {
+    format!(
+        "the node's snapshot has made no progress for {} s: a majority must confirm its digests. \
+         LOCK.CLUSTER NODES shows who is down or quarantined",
+        RETRY_WITHIN_MS / 1_000
+    )
 }
 
 fn strange_answer() -> String {

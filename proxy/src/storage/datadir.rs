@@ -52,14 +52,26 @@ impl std::fmt::Display for StoreId {
     }
 }
 
-/// Whose data this is. `cluster_id` 0: not known yet, learned from the first peer (a node that joins).
+/// Whose data this is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeIdentity {
     pub node_id: u64,
+    /// 0: not known yet, learned from the first peer (a node that joins). Lower half 0: learned from the first peer whose id has
+    /// this upper half (a node restored from a backup).
     pub cluster_id: u64,
     pub store_id: StoreId,
     /// False while the very first start is under way: what it left behind may be thrown away.
     pub log_made: bool,
+}
+
+/// Whether a node that shows this id knows its cluster.
+pub fn is_whole(cluster_id: u64) -> bool {
+    cluster_id as u32 != 0
+}
+
+/// Whether a node with the first id may become one of the cluster with the second.
+pub fn is_begin_of(begin: u64, cluster_id: u64) -> bool {
+    !is_whole(begin) && is_whole(cluster_id) && (begin == 0 || begin >> 32 == cluster_id >> 32)
 }
 
 /// Who showed which store: a member's id, and the log index that brought it in (two lives of one id differ in it).

@@ -7,7 +7,7 @@ use rustls::crypto::ring;
 use rustls::pki_types::ServerName;
 use rustls::ClientConfig;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tokio::net::TcpStream;
 use tokio_rustls::client::TlsStream;
@@ -30,6 +30,24 @@ pub struct Connector {
     name: ServerName<'static>,
 }
 
+/// What a client needs for TLS: the authority of the server's certificate, and our own certificate where the server wants one.
+/// `options` is how the names of the options begin, for errors.
+pub fn client_config(
+    options: &str,
+    ca: &Path,
+    client: Option<(&Path, &Path)>,
+) -> Result<ClientConfig, String> {
+    let roots = files::authorities(&format!("{options}-ca"), ca)?;
+    let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| format!("TLS: {error}"))?
+        .with_root_certificates(roots);
+    let Some((certificate, key)) = client else { return Ok(builder.with_no_client_auth()) };
+    let chain = files::certificates(&format!("{options}-cert"), certificate)?;
+    let key = files::private_key(&format!("{options}-key"), key)?;
+    builder.with_client_auth_cert(chain, key).map_err(|error| format!("{options}-cert: {error}"))
+}
+
 impl Connector {
     /// Reads the files once, so that what is wrong with them is told at the start. The error is one line.
     pub fn new(settings: UpstreamTls) -> Result<Connector, String> {
@@ -41,19 +59,12 @@ impl Connector {
     }
 
     fn config(&self) -> Result<ClientConfig, String> {
-        let roots = files::authorities("redis-tls-ca", &self.settings.ca)?;
-        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .map_err(|error| format!("TLS: {error}"))?
-            .with_root_certificates(roots);
-        match &self.settings.client {
-            None => Ok(builder.with_no_client_auth()),
-            Some((certificate, key)) => {
-                let chain = files::certificates("redis-tls-cert", certificate)?;
-                let key = files::private_key("redis-tls-key", key)?;
-                builder.with_client_auth_cert(chain, key).map_err(|error| format!("redis-tls-cert: {error}"))
-            }
-        }
+        let client = self.settings.client.as_ref();
+        client_config(
+            "redis-tls",
+            &self.settings.ca,
+            client.map(|(cert, key)| (cert.as_path(), key.as_path())),
+        )
     }
 
     pub async fn connect(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {

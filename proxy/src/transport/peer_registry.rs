@@ -5,7 +5,7 @@
 use super::greeting::{GreetingRefusal, Hello};
 use super::security::PeerSecurity;
 use crate::node_api::{ClusterMember, NodeId};
-use crate::storage::datadir::{DataDir, KnownStores, NodeIdentity, StoreId};
+use crate::storage::datadir::{is_begin_of, is_whole, DataDir, KnownStores, NodeIdentity, StoreId};
 use crate::storage::StorageError;
 use redfence_core::machine::version::{self, ClusterVersion, VersionRange};
 use std::collections::BTreeMap;
@@ -102,20 +102,21 @@ impl PeerRegistry {
     }
 
     fn check_cluster(&self, state: &mut RegistryState, hello: &Hello) -> Result<(), GreetingRefusal> {
-        let own = state.identity.cluster_id;
-        if own == hello.cluster_id && own != 0 {
+        let own = &state.identity;
+        if is_whole(own.cluster_id) && own.cluster_id == hello.cluster_id {
             return Ok(());
         }
-        if hello.cluster_id == 0 {
+        if !is_whole(hello.cluster_id) {
             // It waits to be added. Members are dialled by the leader, and learn the id there.
-            return if own != 0 && state.members.contains_key(&hello.node_id) {
-                Ok(())
-            } else {
-                Err(GreetingRefusal::NotAdded(hello.node_id))
+            let is_awaited = is_begin_of(hello.cluster_id, own.cluster_id);
+            return match is_awaited && state.members.contains_key(&hello.node_id) {
+                true => Ok(()),
+                false => Err(GreetingRefusal::NotAdded(hello.node_id)),
             };
         }
-        if own != 0 || !(self.told_of.is_empty() || self.told_of.contains(&hello.node_id)) {
-            return Err(GreetingRefusal::OtherCluster { theirs: hello.cluster_id, ours: own });
+        let is_told_of = self.told_of.is_empty() || self.told_of.contains(&hello.node_id);
+        if !is_begin_of(own.cluster_id, hello.cluster_id) || !is_told_of {
+            return Err(GreetingRefusal::OtherCluster { theirs: hello.cluster_id, ours: own.cluster_id });
         }
         let identity = NodeIdentity { cluster_id: hello.cluster_id, ..state.identity };
         self.dir.save_identity(&identity).map_err(|e| GreetingRefusal::Storage(e.to_string()))?;

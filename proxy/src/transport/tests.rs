@@ -714,6 +714,26 @@ fn a_joining_node_takes_the_cluster_of_its_first_caller_and_keeps_it() {
     }
 }
 
+#[test]
+fn a_restored_node_takes_the_cluster_of_its_own_restore_alone() {
+    const FAMILY: u64 = 7 << 32;
+    let dir = tempfile::tempdir().unwrap();
+    let restored = Who { cluster_id: FAMILY, members: vec![], ..Who::node(2) };
+    let registry = restored.registry(&dir);
+    let caller = |cluster_id| Who { cluster_id, ..Who::node(1) };
+    let meets = |cluster_id| {
+        let caller_dir = tempfile::tempdir().unwrap();
+        meet(&caller(cluster_id).registry(&caller_dir), &registry)
+    };
+    both_say(&meets(CLUSTER), "is not our cluster");
+    both_say(&meets(FAMILY), "was not added to this cluster");
+    assert_eq!(registry.identity().cluster_id, FAMILY, "nothing is learned from a refused one");
+    assert_eq!(meets(FAMILY | 5), (None, None));
+    assert_eq!(registry.identity().cluster_id, FAMILY | 5);
+    // Its first member was restored again.
+    both_say(&meets(FAMILY | 6), "is not our cluster");
+}
+
 /// Two nodes that can run these versions, of clusters that run these, and what each side hears.
 fn meet_as(
     dialler: (VersionRange, ClusterVersion),

@@ -188,8 +188,11 @@ fn cluster_id(founders: &[(NodeId, String)]) -> u64 {
     sorted.sort_unstable();
     let digest = Sha256::digest(sorted.join(",").as_bytes());
     let (first, _) = digest.split_first_chunk().expect("a digest has 32 bytes");
-    // 0 stands for "not known yet".
-    u64::from_le_bytes(*first).max(1)
+    // A lower half of 0 stands for "not known yet".
+    match u64::from_le_bytes(*first) {
+        id if id as u32 == 0 => id | 1,
+        id => id,
+    }
 }
 
 /// Binds the peers' port with a message that says what is wrong.
