@@ -5,6 +5,7 @@
 use crate::secret::Secret;
 use clap::{Args, Parser, Subcommand};
 use serde::Deserialize;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 const EXAMPLES: &str = "\
@@ -45,6 +46,32 @@ pub enum Command {
     /// Founds a new cluster from a backup. Run it once for each member, with the same file and the same --cluster.
     #[command(after_help = RESTORE_EXAMPLES)]
     Restore(RestoreArgs),
+    /// Runs a server for tests of clients: the lock machine alone, with a clock that the test moves. Keeps nothing.
+    #[command(after_help = TESTSERVER_EXAMPLES)]
+    Testserver(TestserverArgs),
+}
+
+const TESTSERVER_EXAMPLES: &str = "\
+Example:
+  redfence testserver --listen 127.0.0.1:6390
+  redis-cli -p 6390 LOCK.ACQUIRE order:42 30000
+  redis-cli -p 6390 TEST.ADVANCE 30001
+
+It prints 'ready ADDRESS' when it serves. clients/TESTSERVER.md lists the commands of the clock and of faults.";
+
+#[derive(Debug, Args)]
+pub struct TestserverArgs {
+    /// A loopback address; port 0 takes a free one
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub listen: SocketAddr,
+
+    /// The clock runs by itself
+    #[arg(long)]
+    pub real_time: bool,
+
+    /// End when standard input ends
+    #[arg(long)]
+    pub until_stdin_closes: bool,
 }
 
 const BACKUP_EXAMPLES: &str = "\

@@ -1,9 +1,10 @@
 //! `redfence`: reads the command line, starts the log, runs the node or an operator's program. Everything else is in the library.
 
 use clap::Parser;
-use redfence::cli::{Cli, Command};
+use redfence::cli::{Cli, Command, TestserverArgs};
 use redfence::config::{Config, Refused};
 use redfence::log_text::OneLine;
+use std::io::Write;
 use std::process::ExitCode;
 use tracing_subscriber::EnvFilter;
 
@@ -19,6 +20,7 @@ pub(crate) fn main() -> ExitCode {
         Command::Serve(args) => Config::from_args(&args).and_then(run),
         Command::Backup(args) => redfence::backup::run(&args),
         Command::Restore(args) => redfence::backup::restore::restore(&args),
+        Command::Testserver(args) => run_testserver(&args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -44,6 +46,23 @@ fn run(config: Config) -> Result<(), Refused> {
     // Connections still open are cut: their clients have had their answers.
     runtime.shutdown_background();
     outcome
+}
+
+/// Serves until a signal ends the process, or its standard input ends.
+fn run_testserver(args: &TestserverArgs) -> Result<(), Refused> {
+    let options = redfence_testserver::Options { listen: args.listen, real_time: args.real_time };
+    let server = redfence_testserver::TestServer::with_options(options)
+        .map_err(|error| format!("cannot listen on {}: {error}", args.listen))?;
+    println!("ready {}", server.address());
+    std::io::stdout().flush().map_err(|error| format!("cannot write to standard output: {error}"))?;
+    if args.until_stdin_closes {
+        // What comes is of no interest, only that it ends.
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        return Ok(());
+    }
+    loop {
+        std::thread::park();
+    }
 }
 
 fn start_log(config: &Config) -> Result<(), Refused> {

@@ -2,6 +2,7 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::process::Output;
 use std::time::{Duration, Instant};
@@ -221,4 +222,24 @@ fn json_logs_are_json() {
     for line in node.process.log().lines() {
         assert!(serde_json::from_str::<serde_json::Value>(line).is_ok(), "{line}");
     }
+}
+
+#[test]
+fn the_test_server_says_where_it_listens_and_ends_with_its_standard_input() {
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_redfence"))
+        .args(["testserver", "--until-stdin-closes"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim_end().strip_prefix("ready ").unwrap_or_else(|| panic!("ready, not {line:?}"));
+    let mut client = std::net::TcpStream::connect(address).unwrap();
+    client.write_all(b"TEST.ADVANCE 30001\r\n").unwrap();
+    let mut reply = [0; 8];
+    client.read_exact(&mut reply).unwrap();
+    assert_eq!(&reply, b":30001\r\n");
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
 }
