@@ -289,6 +289,128 @@ fn guessing_is_slow_counted_and_written_down() {
     assert!(node.process.log().contains("login failed"));
 }
 
+/// Whatever way a command of operators takes, it is in the audit log with its outcome.
+#[test]
+fn administrative_acts_are_written_down_by_whatever_way() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let node = Node::start(&["--audit-log", &audit.to_string_lossy()]);
+    let mut admin = node.connect();
+    await_that("the node serves", || admin.ask(&["SET", "key", "1"]) == "OK");
+    let admin_lines = || {
+        let text = std::fs::read_to_string(&audit).unwrap();
+        text.lines()
+            .filter(|line| line.contains("\"event\":\"admin\""))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let grant = admin.ask(&["LOCK.ACQUIRE", "fenced", "60000"]);
+    let fence = grant.trim_start_matches('(').split(',').next().unwrap().to_owned();
+    let flush = "return redis.call('flush' .. 'all')";
+    admin.ask(&["EVAL", "return redis.call('set', 'key', '2')", "0"]);
+    for (argv, expected) in [
+        (&["EVAL", flush, "0"][..], "\"arguments\":[\"flushall\"]"),
+        (&["FENCE.CALL", "fenced", &fence, "FLUSHALL"][..], "\"command\":\"flushall\""),
+        (&["CONFIG", "NOSUCHVERB", "x"][..], "\"command\":\"config\""),
+    ] {
+        let before = admin_lines().len();
+        admin.ask(argv);
+        await_that("it is written down", || admin_lines().len() > before);
+        let line = admin_lines().pop().unwrap();
+        assert!(line.contains(expected) && line.contains("\"result\":"), "{argv:?}: {line}");
+    }
+    let before = admin_lines().len();
+    assert_eq!(admin.ask_all(&["MULTI", "FLUSHALL", "EXEC"]), ["OK", "QUEUED", "(OK)"]);
+    await_that("both are written down", || admin_lines().len() == before + 2);
+    let lines = admin_lines();
+    assert!(lines[before].contains("\"result\":\"queued\""), "{lines:?}");
+    let exec = "\"arguments\":[\"flushall\"],\"client\"";
+    assert!(
+        lines[before + 1].contains(exec) && lines[before + 1].contains("\"command\":\"exec\""),
+        "{lines:?}"
+    );
+    assert!(lines[before + 1].contains("\"result\":\"ok\""), "{lines:?}");
+}
+
+#[test]
+fn refusals_that_repeat_are_one_line_with_a_count() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let node = Node::start(&["--audit-log", &audit.to_string_lossy()]);
+    let mut admin = node.connect();
+    assert_eq!(admin.ask_all(&["ACL SETUSER nobody on >pw"]), ["OK"]);
+    let mut nobody = as_user(&node, "nobody");
+    for _ in 0..500 {
+        assert!(nobody.ask(&["SAVE"]).starts_with("-NOPERM"));
+    }
+    let counts = || {
+        let text = std::fs::read_to_string(&audit).unwrap();
+        let lines = text.lines().filter(|line| line.contains("\"event\":\"denied\""));
+        let count = |line: &str| {
+            let rest = line.split("\"count\":").nth(1)?;
+            rest.split(|byte: char| !byte.is_ascii_digit()).next()?.parse::<u64>().ok()
+        };
+        lines.map(|line| count(line).expect("a count")).collect::<Vec<_>>()
+    };
+    await_that("all are counted", || counts().iter().sum::<u64>() == 500);
+    assert!(counts().len() < 250, "{:?}", counts());
+}
+
+#[test]
+fn a_user_with_many_rules_may_use_transactions_without_scripts() {
+    let node = Node::start(&[]);
+    let mut admin = node.connect();
+    let patterns: Vec<String> = (0..900).map(|at| format!("~tenant-{at:04}-project-{at:04}:*")).collect();
+    let mut words = vec!["ACL", "SETUSER", "many", "on", ">pw", "+@all", "-@admin", "-@dangerous"];
+    words.extend(patterns.iter().map(String::as_str));
+    assert_eq!(admin.ask(&words), "OK");
+    let mut many = as_user(&node, "many");
+    let set = "SET tenant-0001-project-0001:a 1";
+    await_that("the node serves", || many.ask_all(&[set])[0] == "OK");
+    assert_eq!(many.ask_all(&["MULTI", set, "EXEC"]), ["OK", "QUEUED", "(OK)"]);
+    assert_eq!(many.ask_all(&["MULTI", "EVAL x 0"]), ["OK", "QUEUED"]);
+    let refused = many.ask(&["EXEC"]);
+    assert!(refused.starts_with("-NOPERM the rules of user 'many' exceed"), "{refused}");
+}
+
+/// The names of keys and locks are told to nobody who may not read them.
+#[test]
+fn tracking_by_broadcast_tells_of_readable_keys_alone() {
+    let node = Node::start(&[]);
+    let mut admin = node.connect();
+    let made = ["ACL SETUSER app on >pw ~app:* %R~shared:* +@all -@admin -@dangerous"];
+    assert_eq!(admin.ask_all(&made), ["OK"]);
+    await_that("the node serves", || admin.ask(&["SET", "first", "1"]) == "OK");
+    let mut app = as_user(&node, "app");
+    app.ask(&["HELLO", "3"]);
+    assert_eq!(app.ask(&["CLIENT", "TRACKING", "ON", "BCAST"]), "OK");
+    admin.ask(&["SET", "pay:secret", "1"]);
+    admin.ask(&["LOCK.ACQUIRE", "pay:lock", "60000"]);
+    admin.ask(&["SET", "shared:1", "1"]);
+    let heard = app.receive();
+    assert!(heard.contains("shared:1") && !heard.contains("pay:"), "{heard}");
+    admin.ask(&["ACL", "SETUSER", "app", "resetkeys", "~app:*"]);
+    admin.ask(&["SET", "shared:1", "2"]);
+    admin.ask(&["SET", "app:1", "1"]);
+    let heard = app.receive();
+    assert!(heard.contains("app:1") && !heard.contains("shared"), "{heard}");
+}
+
+#[test]
+fn guesses_do_not_keep_out_who_has_logged_in_before() {
+    let node = Node::start(&["--password", "secret"]);
+    let mut watch = node.connect();
+    assert_eq!(watch.ask(&["AUTH", "secret"]), "OK");
+    let mut guessers: Vec<Client> = (0..100).map(|_| node.connect()).collect();
+    for (at, guesser) in guessers.iter_mut().enumerate() {
+        guesser.send(&["AUTH", &format!("nosuch{at}"), "x"]);
+    }
+    // More wait for their answers than one address was once allowed in all.
+    await_that("all have guessed", || watch.ask(&["INFO", "stats"]).contains("acl_access_denied_auth:100"));
+    assert_eq!(node.connect().ask(&["AUTH", "secret"]), "OK");
+    drop(guessers);
+}
+
 #[test]
 fn nodes_with_other_users_say_so() {
     let nodes = start_cluster(3, &[]);

@@ -182,7 +182,7 @@ impl CommandContext {
         access.note_refusal(refused, || info.line(self.server.now_ms()));
         tracing::warn!(client = %info.address, user = shown(name), "login failed");
         if let Some(audit) = &access.audit {
-            audit.write(AuditEvent {
+            audit.write_repeated(AuditEvent {
                 event: "login_failed",
                 user: name,
                 client: info.address,

@@ -5,6 +5,7 @@
 //! everything here is answered, and the other way round.
 
 use crate::resp::encode::{self, Encoder};
+use crate::server::access::audit;
 use crate::server::client::session::ReplyMode;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, Progress, KEPT_BYTES_MAX, PASSING_BYTES_MAX};
@@ -345,11 +346,13 @@ impl CommandContext {
         if front.count > 0 {
             return;
         }
-        let Some(AwaitedReply::SharedUpstream(front)) = self.replies.awaited.pop_front() else {
+        let Some(AwaitedReply::SharedUpstream(mut front)) = self.replies.awaited.pop_front() else {
             unreachable!("seen")
         };
-        if !is_rest_of_reply {
-            self.look_at_reply(&front.call, start);
+        if is_rest_of_reply {
+            self.audit_reply(&mut front.call, audit::PASSED);
+        } else {
+            self.look_at_reply(&mut front.call, start);
         }
     }
 }
