@@ -8,7 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::Instant;
-use support::{await_that, start_cluster, start_nodes_by, Client, Node};
+use support::{await_that, behind, start_cluster, start_nodes_by, Client, Node};
 use tempfile::TempDir;
 
 const WRONG: &str = "-WRONGPASS invalid username-password pair or user is disabled.";
@@ -330,6 +330,50 @@ fn administrative_acts_are_written_down_by_whatever_way() {
         "{lines:?}"
     );
     assert!(lines[before + 1].contains("\"result\":\"ok\""), "{lines:?}");
+}
+
+/// What passes to the upstream Redis, however large, and with what the upstream answered.
+#[test]
+fn administrative_acts_at_the_upstream_are_written_down_with_their_outcome() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let flags = ["--default-tier", "efficiency", "--audit-log", &audit.to_string_lossy()];
+    let (_redis, node) = behind(&flags);
+    let mut admin = node.connect();
+    await_that("the Redis is reached", || admin.ask(&["SET", "key", "1"]) == "OK");
+    let lines = || std::fs::read_to_string(&audit).unwrap();
+    let large = "x".repeat(70_000);
+    for (words, command, result) in [
+        (&["CONFIG", "SET", "maxmemory-samples", "6"][..], "config|set", "ok"),
+        (&["CONFIG", "SET", "maxmemory-samples", "6", "nosuch", &large][..], "config|set", "ERR"),
+        (&["DEBUG", "NOSUCH"][..], "debug", "ERR"),
+    ] {
+        let before = lines().lines().count();
+        let answer = admin.ask(words);
+        assert_eq!(answer.starts_with('-'), result == "ERR", "{command}: {answer:.200}");
+        await_that("it is written down", || lines().lines().count() > before);
+        let line = lines().lines().last().unwrap().to_owned();
+        assert!(line.contains(&format!("\"command\":\"{command}\"")), "{line}");
+        assert!(line.contains(&format!("\"result\":\"{result}\"")), "{line}");
+    }
+    admin.ask(&["EVAL", "return redis.call('flushall')", "0"]);
+    await_that("the script is written down", || lines().contains("\"event\":\"script\""));
+}
+
+#[test]
+fn rules_name_commands_that_somebody_has() {
+    let (_redis, node) = behind(&["--default-tier", "efficiency"]);
+    let mut admin = node.connect();
+    await_that("the Redis is reached", || admin.ask(&["SET", "key", "1"]) == "OK");
+    for name in ["-flushal", "-config|sett", "-flushall|x", "-nosuch|sub", "+json.nosuch"] {
+        let answer = admin.ask(&["ACL", "SETUSER", "u", "on", "nopass", "~*", "&*", "+@all", name]);
+        assert!(answer.contains("Unknown command or category name in ACL"), "{name}: {answer}");
+    }
+    assert_eq!(admin.ask(&["ACL", "SETUSER", "app", "on", "~app:*", "+@all", "-@admin"]), "OK");
+    for line in ["ACL DRYRUN app CONFIG NEWVERB x", "ACL DRYRUN app MODULE NEWVERB"] {
+        assert!(admin.ask_all(&[line])[0].contains("no permissions to run"), "{line}");
+    }
+    assert_eq!(admin.ask_all(&["ACL DRYRUN app CLIENT NO-TOUCH ON"]), ["OK"]);
 }
 
 #[test]
