@@ -124,6 +124,7 @@ impl CommandContext {
         let (access, info) = (&server.access, Arc::clone(&self.client.info));
         let (address, now_ms) = (info.address.ip(), server.now_ms());
         if !access.throttle.admits(address, name, now_ms) {
+            self.audit_failed_login(name, "ERR", b"too many failed logins");
             return Err(Refusal::new(login::TOO_MANY));
         }
         let generation = access.generation();
@@ -181,15 +182,19 @@ impl CommandContext {
         let refused = Refused { reason: "auth", context: "toplevel", object: b"AUTH", user: name };
         access.note_refusal(refused, || info.line(self.server.now_ms()));
         tracing::warn!(client = %info.address, user = shown(name), "login failed");
-        if let Some(audit) = &access.audit {
+        self.audit_failed_login(name, "WRONGPASS", b"");
+    }
+
+    fn audit_failed_login(&self, name: &[u8], result: &str, object: &[u8]) {
+        if let Some(audit) = &self.server.access.audit {
             audit.write_repeated(AuditEvent {
                 event: "login_failed",
                 user: name,
-                client: info.address,
+                client: self.client.info.address,
                 command: "auth",
                 arguments: &[],
-                result: "WRONGPASS",
-                object: b"",
+                result,
+                object,
             });
         }
     }
