@@ -360,6 +360,54 @@ fn administrative_acts_at_the_upstream_are_written_down_with_their_outcome() {
     await_that("the script is written down", || lines().contains("\"event\":\"script\""));
 }
 
+/// The reply of another command is awaited on the shared connection, and acts without a reply come behind it.
+#[test]
+fn administrative_acts_whose_replies_are_not_wanted_are_written_down() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let flags = ["--default-tier", "efficiency", "--audit-log", &audit.to_string_lossy()];
+    let (_redis, node) = behind(&flags);
+    let mut admin = node.connect();
+    await_that("the Redis is reached", || admin.ask(&["SET", "key", "1"]) == "OK");
+    for _ in 0..64 {
+        assert_eq!(admin.ask(&["GET", "key"]), "\"1\"");
+    }
+    let mut bytes = Vec::new();
+    let lines =
+        ["GET key", "CLIENT REPLY OFF", "CLIENT KILL ID 901", "CLIENT KILL ID 902", "CLIENT KILL ID 903"];
+    for line in lines.into_iter().chain(["CLIENT REPLY ON"]) {
+        bytes.extend(support::command(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>()));
+    }
+    admin.send_bytes(&bytes);
+    assert_eq!([admin.receive(), admin.receive()], ["\"1\"", "OK"]);
+    let text = || std::fs::read_to_string(&audit).unwrap();
+    await_that("all are written down", || {
+        ["901", "902", "903"].iter().all(|id| text().contains(&format!("[\"ID\",\"{id}\"]")))
+    });
+}
+
+/// Who may not act as an administrator cannot fill the queue of administrative acts either.
+#[test]
+fn scripts_of_users_without_administrative_rights_are_no_acts_whatever_becomes_of_them() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let node = Node::start(&["--audit-log", &audit.to_string_lossy()]);
+    let mut admin = node.connect();
+    await_that("the node serves", || admin.ask(&["SET", "key", "1"]) == "OK");
+    assert_eq!(admin.ask_all(&["ACL SETUSER app on >pw ~app:* +@all -@admin -@dangerous"]), ["OK"]);
+    for _ in 0..10 {
+        let mut app = as_user(&node, "app");
+        let eval = support::command(&[b"EVAL", b"return redis.call('incr', KEYS[1])", b"1", b"app:1"]);
+        app.send_bytes(&eval.repeat(200));
+    }
+    assert_eq!(admin.ask(&["FLUSHALL"]), "OK");
+    let mut process = node.process;
+    process.signal("TERM");
+    assert!(process.await_exit().success());
+    let text = std::fs::read_to_string(&audit).unwrap();
+    assert!(text.contains("\"command\":\"flushall\"") && !text.contains("\"eval\""), "{text}");
+}
+
 #[test]
 fn rules_name_commands_that_somebody_has() {
     let (_redis, node) = behind(&["--default-tier", "efficiency"]);

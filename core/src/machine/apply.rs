@@ -48,11 +48,10 @@ impl Applied {
 pub enum AdminAct {
     FlushAll,
     FlushDb,
-    ForceRelease,
 }
 
 impl AdminAct {
-    pub const ALL: [AdminAct; 3] = [AdminAct::FlushAll, AdminAct::FlushDb, AdminAct::ForceRelease];
+    pub const ALL: [AdminAct; 2] = [AdminAct::FlushAll, AdminAct::FlushDb];
 
     /// As the audit log names it.
     #[must_use]
@@ -60,7 +59,6 @@ impl AdminAct {
         match self {
             AdminAct::FlushAll => "flushall",
             AdminAct::FlushDb => "flushdb",
-            AdminAct::ForceRelease => "lock.forcerelease",
         }
     }
 

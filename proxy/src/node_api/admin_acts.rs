@@ -25,6 +25,5 @@ fn bit(act: AdminAct) -> u8 {
     match act {
         AdminAct::FlushAll => 1,
         AdminAct::FlushDb => 2,
-        AdminAct::ForceRelease => 4,
     }
 }

@@ -14,6 +14,7 @@ use crate::server::net::in_flight::{AwaitedReply, SharedUpstreamCalls, UpstreamC
 use redfence_core::grammar::errors::shown;
 use redfence_core::grammar::fence::FenceCall;
 use redfence_core::keyspace::acl_table::ADMIN;
+use redfence_core::machine::AdminAct;
 use redfence_core::script::scripts::{sha1, sha_hex};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -30,9 +31,12 @@ struct Act<'a> {
 }
 
 impl CommandContext {
-    /// For a request with scripts, where there is an audit log: what they did. Goes with the request.
+    /// For a request with scripts, where there is an audit log: what they did. Goes with the request. Scripts of users who may not do
+    /// any of it are left out: where the outcome is not known a line is written in any case, and these could fill the log with it.
     pub(in crate::server) fn new_admin_acts(&self, has_script: bool) -> Option<Arc<AdminActs>> {
-        (has_script && self.server.access.audit.is_some()).then(Arc::default)
+        let may_act = |act: AdminAct| self.client.user.check(&[act.name().as_bytes()], None).is_ok();
+        let is_audited = has_script && self.server.access.audit.is_some();
+        (is_audited && AdminAct::ALL.into_iter().any(may_act)).then(Arc::default)
     }
 
     /// Administrative acts queued in the transaction that a command may carry out.
@@ -44,7 +48,7 @@ impl CommandContext {
     }
 
     /// Writes an administrative act down with its outcome, where there is an audit log: at once, or when its reply comes.
-    /// `awaited_before`: replies that were awaited before the command was run. `queued`: see [`CommandContext::queued_acts`].
+    /// `awaited_before`: [`CommandContext::awaited_count`] before the command was run. `queued`: see [`CommandContext::queued_acts`].
     pub(in crate::server) fn audit_admin(
         &mut self,
         argv: &[&[u8]],
@@ -124,6 +128,8 @@ impl CommandContext {
                 false
             }
         };
+        let is_guarded = argv[0].eq_ignore_ascii_case(b"FENCE.CALL");
+        let argv = argv.get(if is_guarded { FenceCall::COMMAND_AT } else { 0 }..).unwrap_or(argv);
         let name = shown(&argv[0].to_ascii_lowercase());
         let script = argv.get(1).copied().unwrap_or_default();
         let script = if name.starts_with("eval") && !name.starts_with("evalsha") {
@@ -159,10 +165,14 @@ impl CommandContext {
         }
     }
 
-    /// Whether the last reply that is awaited is that of the command just run. On the shared connection it may be counted with others.
+    /// Grows with every command whose reply is awaited: on the shared connection several of them may be one item of the queue.
+    pub(in crate::server) fn awaited_count(&self) -> usize {
+        self.replies.awaited.len() + self.upstream.shared.due()
+    }
+
+    /// Whether the last reply that is awaited is that of the command just run.
     fn awaits_since(&self, awaited_before: usize) -> bool {
-        let is_shared = matches!(self.replies.awaited.back(), Some(AwaitedReply::SharedUpstream(_)));
-        self.replies.awaited.len() > awaited_before || (is_shared && self.refused_with.is_none())
+        self.awaited_count() > awaited_before
     }
 
     /// What the scripts of the request just sent will have done.

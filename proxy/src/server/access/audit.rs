@@ -96,6 +96,8 @@ struct Waiting {
     repeats: Repeats,
     dropped: u64,
     is_closed: bool,
+    /// All was written that was there when it was closed.
+    is_finished: bool,
 }
 
 impl Shared {
@@ -145,6 +147,16 @@ impl AuditLog {
         self.send(draft.line.to_string());
     }
 
+    /// Writes what waits, for so long at most: the program is about to end.
+    pub fn close(&self, within: Duration) {
+        let mut waiting = self.shared.waiting();
+        waiting.is_closed = true;
+        self.shared.changed.notify_all();
+        let finished =
+            self.shared.changed.wait_timeout_while(waiting, within, |waiting| !waiting.is_finished);
+        drop(finished.unwrap_or_else(PoisonError::into_inner));
+    }
+
     fn send(&self, line: String) {
         let mut waiting = self.shared.waiting();
         if waiting.acts.len() < LINES_MAX {
@@ -160,7 +172,7 @@ impl AuditLog {
 impl Drop for AuditLog {
     fn drop(&mut self) {
         self.shared.waiting().is_closed = true;
-        self.shared.changed.notify_one();
+        self.shared.changed.notify_all();
     }
 }
 
@@ -231,7 +243,7 @@ fn open(path: &Path) -> std::io::Result<File> {
 
 fn write_lines(path: &Path, mut file: File, shared: &Shared) {
     let mut has_failed = false;
-    while let Some((lines, text)) = next_text(shared) {
+    while let Some((lines, mut text)) = next_text(shared) {
         if was_moved(path, &file) {
             match open(path) {
                 Ok(fresh) => file = fresh,
@@ -239,6 +251,10 @@ fn write_lines(path: &Path, mut file: File, shared: &Shared) {
                     tracing::error!(%error, path = %path.display(), "audit log cannot be opened again")
                 }
             }
+        }
+        if has_failed {
+            // What was written last may have ended within a line.
+            text.insert(0, '\n');
         }
         match file.write_all(text.as_bytes()) {
             Ok(()) => has_failed = false,
@@ -250,6 +266,8 @@ fn write_lines(path: &Path, mut file: File, shared: &Shared) {
             }
         }
     }
+    shared.waiting().is_finished = true;
+    shared.changed.notify_all();
 }
 
 /// Sleeps until there is something to write: how many lines or missing lines it stands for, and the text. `None`: that was all.
@@ -363,21 +381,12 @@ mod tests {
             }
             log.finish(AuditLog::draft(event("flushall", &[]), None), OK);
         }
-        drop(log);
-        let parsed = || {
-            let text = fs::read_to_string(&path).unwrap();
-            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect::<Vec<serde_json::Value>>()
-        };
-        let denials =
-            |lines: &[serde_json::Value]| lines.iter().filter_map(|line| line["count"].as_u64()).sum::<u64>();
-        for _ in 0..2_000 {
-            if denials(&parsed()) == 200_000 {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let lines = parsed();
-        assert_eq!(denials(&lines), 200_000, "every one is counted");
+        log.close(Duration::from_secs(60));
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let denials: u64 = lines.iter().filter_map(|line| line["count"].as_u64()).sum();
+        assert_eq!(denials, 200_000, "every one is counted, and written before the program ends");
         let acts = lines.iter().filter(|line| line["event"] == "admin").count();
         assert_eq!(acts, 200);
         // One at once, one a second, and one at the end: however slow the machine, far fewer than refusals.
@@ -398,15 +407,8 @@ mod tests {
         flushes.add(redfence_core::machine::AdminAct::FlushAll);
         log.finish(flushing, OK);
         log.finish(unknown, "INDETERMINATE");
-        drop(log);
-        let lines = || fs::read_to_string(&path).unwrap();
-        for _ in 0..2_000 {
-            if lines().lines().count() == 2 {
-                break;
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
-        let text = lines();
+        log.close(Duration::from_secs(60));
+        let text = fs::read_to_string(&path).unwrap();
         assert_eq!(text.lines().count(), 2, "{text}");
         assert!(text.contains("\"arguments\":[\"flushall\"]") && text.contains("INDETERMINATE"), "{text}");
     }

@@ -124,7 +124,9 @@ impl CommandContext {
         let (access, info) = (&server.access, Arc::clone(&self.client.info));
         let (address, now_ms) = (info.address.ip(), server.now_ms());
         if !access.throttle.admits(address, name, now_ms) {
-            self.audit_failed_login(name, "ERR", b"too many failed logins");
+            // Made-up names share a line: nothing slows down whoever sends them.
+            let known = access.user(name).map_or(&b"(unknown)"[..], |_| name);
+            self.audit_failed_login(known, "ERR", b"too many failed logins");
             return Err(Refusal::new(login::TOO_MANY));
         }
         let generation = access.generation();

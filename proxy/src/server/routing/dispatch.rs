@@ -49,7 +49,7 @@ impl CommandContext {
             self.client.reply_mode = ReplyMode::SkipThis;
         }
         self.refused_with = None;
-        let awaited_before = self.replies.awaited.len();
+        let awaited_before = self.awaited_count();
         let queued_acts = if local == Some(Local::Exec) { self.queued_acts() } else { Vec::new() };
         let access = self.check_access(argv);
         let is_allowed = access.is_ok();
@@ -220,7 +220,7 @@ impl CommandContext {
         }
         self.client.watches_upstream |= argv[0].eq_ignore_ascii_case(b"WATCH");
         self.replies.in_flight = InFlight::OwnUpstream;
-        let (muted, awaited_before) = (self.client.is_muted(), self.replies.awaited.len());
+        let (muted, awaited_before) = (self.client.is_muted(), self.awaited_count());
         self.replies
             .awaited
             .push_back(AwaitedReply::OwnUpstream(UpstreamCall { muted, ..UpstreamCall::default() }));

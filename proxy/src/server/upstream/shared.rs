@@ -90,6 +90,11 @@ impl SharedUpstream {
         self.place.as_ref().is_none_or(|place| place.due < DUE_MAX && place.due_bytes < DUE_BYTES_MAX)
     }
 
+    /// Commands in flight.
+    pub(in crate::server) fn due(&self) -> usize {
+        self.place.as_ref().map_or(0, |place| place.due as usize)
+    }
+
     /// Bytes of commands in flight.
     pub(in crate::server) fn due_bytes(&self) -> usize {
         self.place.as_ref().map_or(0, |place| place.due_bytes)
