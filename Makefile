@@ -11,7 +11,7 @@ HOSTS ?=
 # Where whatever cannot be done on this machine is noted; `make test` prints it at its end.
 export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale soak interop bench versus hostile attack mixed-versions nightly fuzz clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale soak interop bench versus hostile attack mixed-versions nightly fuzz clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -123,6 +123,13 @@ interop: ## unchanged lock libraries of other languages against a real cluster: 
 lua-test: ## the Lua library's own tests
 	@scripts/install-deps redis python
 	lua/tests/run
+
+sdk: build ## the SDKs' own suites against every backend; says what it left out on this machine
+	@scripts/install-deps --optional redis python venv postgres
+	@scripts/sdk-python full
+
+sdk-python: build ## the quick part of the Python SDK's suite
+	@scripts/sdk-python short
 
 bench: build-release ## lock work against Redis, etcd and ZooKeeper in one run (about a quarter of an hour); PART=locks for one part
 	@scripts/install-deps etcd || echo "etcd is left out"

@@ -1,0 +1,238 @@
+"""Sockets of the threaded client: idle connections per node, connections of their own for the renewer and the listener."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple
+
+import redis
+from redis.retry import Retry
+
+from ._flows import ReplyLost, Silent, Unreachable
+from ._redis import BROKEN, connection_options, is_refusal, is_unix, refusal_of
+from ._retry import Addresses
+from ._wire import Refusal, Words
+
+#: Idle connections kept for each node.
+IDLE_MAX = 64
+
+
+class Node:
+    """One address and its idle connections."""
+
+    def __init__(self, url: str, options: Dict[str, Any]) -> None:
+        self.url = url
+        keep = {} if is_unix(url) else {"socket_keepalive": True}
+        # Only a factory: connections are kept here, because a broken one has to be told from one whose reply is lost.
+        self.factory: Any = redis.ConnectionPool.from_url(url, **{**keep, **options})
+        self.factory.connection_kwargs["decode_responses"] = False
+        self.idle: Deque[Any] = deque()
+
+    def make(self) -> Any:
+        return self.factory.connection_class(**self.factory.connection_kwargs)
+
+    def drop_idle(self) -> None:
+        while self.idle:
+            try:
+                connection = self.idle.pop()
+            except IndexError:
+                return
+            _close(connection)
+
+
+def _close(connection: Any) -> None:
+    try:
+        connection.disconnect()
+    except Exception:  # closing is best effort: the socket may be half gone
+        pass
+
+
+class Link:
+    """A connection of its own, for commands that must share one (a session) or that listen."""
+
+    def __init__(self, connection: Any, index: int) -> None:
+        self.connection = connection
+        self.index = index
+
+    def pipeline(self, words: Sequence[Words], timeout: float, idle: Callable[[], float]) -> List[Any]:
+        """All commands, all replies; `timeout` is for each reply. `idle` runs while it waits, and says for how long it may wait on."""
+        connection = self.connection
+        replies: List[Any] = []
+        try:
+            connection.send_packed_command(connection.pack_commands(words))
+            for _ in words:
+                give_up_at = time.monotonic() + timeout
+                while not connection.can_read(timeout=max(0.0, min(idle(), give_up_at - time.monotonic()))):
+                    if time.monotonic() >= give_up_at:
+                        raise Silent(f"no reply within {timeout:.2f} s")
+                try:
+                    replies.append(connection.read_response())
+                except Exception as error:
+                    if not is_refusal(error):
+                        raise
+                    replies.append(refusal_of(error))
+        except redis.exceptions.TimeoutError as error:
+            self.close()
+            raise Silent(str(error)) from error
+        except BROKEN as error:
+            self.close()
+            raise ReplyLost(str(error)) from error
+        except BaseException:
+            self.close()
+            raise
+        return replies
+
+    def is_quiet(self) -> bool:
+        """Whether the connection stands and nothing unexpected was sent on it."""
+        try:
+            return not self.connection.can_read(timeout=0)
+        except Exception:
+            return False
+
+    def close(self) -> None:
+        _close(self.connection)
+
+
+class Transport:
+    """Calls to whichever node answers."""
+
+    def __init__(
+        self, urls: Sequence[str], timeout: float, connect_timeout: float, shuffle: bool, extra: Dict[str, Any]
+    ) -> None:
+        self.timeout = timeout
+        self.connect_timeout = connect_timeout
+        options = connection_options(redis.Connection, Retry, timeout, connect_timeout, extra)
+        self.nodes = [Node(url, options) for url in urls]
+        self.addresses = Addresses(len(urls), shuffle)
+        self._busy: Set[Tuple[int, Any]] = set()
+        self._mutex = threading.Lock()
+        self.closed = False
+
+    def call(self, words: Words, blocks: float) -> Any:
+        """One command. Raises `Refusal`, `ReplyLost` or `Unreachable`."""
+        index, connection = self._checkout()
+        try:
+            connection.send_command(*words)
+            if blocks and not connection.can_read(timeout=blocks + self.timeout):
+                raise Silent(f"no reply within {blocks + self.timeout:.2f} s")
+            reply = connection.read_response()
+        except BaseException as error:
+            raise self._failed(index, connection, error) from error
+        self._checkin(index, connection)
+        return reply
+
+    def pipeline(self, words: Sequence[Words]) -> List[Any]:
+        """Several commands in one go. Error replies are in the list."""
+        index, connection = self._checkout()
+        replies: List[Any] = []
+        try:
+            connection.send_packed_command(connection.pack_commands(words))
+            for _ in words:
+                try:
+                    replies.append(connection.read_response())
+                except Exception as error:
+                    if not is_refusal(error):
+                        raise
+                    replies.append(refusal_of(error))
+        except BaseException as error:
+            raise self._failed(index, connection, error) from error
+        self._checkin(index, connection)
+        return replies
+
+    def _failed(self, index: int, connection: Any, error: BaseException) -> BaseException:
+        """What a failed call means. An error reply leaves the connection as it is; anything else ends it."""
+        if is_refusal(error):
+            refusal = refusal_of(error)
+            if refusal.code == "UNAVAILABLE":
+                self.addresses.move_on(index)
+            self._checkin(index, connection)
+            return refusal
+        with self._mutex:
+            self._busy.discard((index, connection))
+        _close(connection)
+        if isinstance(error, (redis.exceptions.TimeoutError, Silent)):
+            self.addresses.move_on(index)
+            return Silent(str(error))
+        if isinstance(error, BROKEN):
+            self.nodes[index].drop_idle()
+            return ReplyLost(str(error))
+        return error
+
+    def _checkout(self) -> Tuple[int, Any]:
+        if self.closed:
+            raise Unreachable("the client is closed")
+        index = self.addresses.current
+        try:
+            connection = self.nodes[index].idle.pop()
+        except IndexError:
+            index, connection = self.connect()
+        with self._mutex:
+            self._busy.add((index, connection))
+        return index, connection
+
+    def _checkin(self, index: int, connection: Any) -> None:
+        with self._mutex:
+            self._busy.discard((index, connection))
+        idle = self.nodes[index].idle
+        if self.closed or index != self.addresses.current or len(idle) >= IDLE_MAX:
+            _close(connection)
+        else:
+            idle.append(connection)
+
+    def connect(self, within: Optional[float] = None) -> Tuple[int, Any]:
+        """A new connection to the first address that takes one."""
+        last: Optional[BaseException] = None
+        for index in self.addresses.round():
+            connection = self.nodes[index].make()
+            if within is not None:
+                connection.socket_connect_timeout = max(0.05, min(self.connect_timeout, within))
+            try:
+                connection.connect()
+                return index, connection
+            except Exception as error:
+                _close(connection)
+                if is_refusal(error):
+                    raise refusal_of(error) from error
+                if not isinstance(error, BROKEN):
+                    raise
+                last = error
+                self.nodes[index].drop_idle()
+                self.addresses.move_on(index)
+        raise Unreachable(f"no node can be reached, the last one said: {last}")
+
+    def link(self, within: Optional[float] = None) -> Link:
+        index, connection = self.connect(within)
+        return Link(connection, index)
+
+    def silent(self, index: int) -> None:
+        """A node does not answer: whoever waits for it goes to another."""
+        self.addresses.move_on(index)
+        self.nodes[index].drop_idle()
+        with self._mutex:
+            waiting = [connection for at, connection in self._busy if at == index]
+        for connection in waiting:
+            _close(connection)
+
+    def close(self) -> None:
+        self.closed = True
+        for node in self.nodes:
+            node.drop_idle()
+        with self._mutex:
+            busy, self._busy = self._busy, set()
+        for _, connection in busy:
+            _close(connection)
+
+    def forked(self) -> None:
+        """In the child: the parent's sockets are closed here and live on there."""
+        self._mutex = threading.Lock()
+        self.addresses = Addresses(len(self.nodes), shuffle=False)
+        busy, self._busy = self._busy, set()
+        for _, connection in busy:
+            _close(connection)
+        for node in self.nodes:
+            node.drop_idle()
+
+
+__all__ = ["Link", "Refusal", "Transport"]

@@ -1,0 +1,205 @@
+"""Sockets of the asyncio client."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+
+from .._flows import ReplyLost, Silent, Unreachable
+from .._redis import BROKEN, connection_options, is_refusal, is_unix, refusal_of
+from .._retry import Addresses
+from .._transport import IDLE_MAX
+from .._wire import Words
+
+
+class Node:
+    """One address and its idle connections."""
+
+    def __init__(self, url: str, options: Dict[str, Any]) -> None:
+        self.url = url
+        keep = {} if is_unix(url) else {"socket_keepalive": True}
+        self.factory: Any = redis.asyncio.ConnectionPool.from_url(url, **{**keep, **options})
+        self.factory.connection_kwargs["decode_responses"] = False
+        self.idle: Deque[Any] = deque()
+
+    def make(self) -> Any:
+        return self.factory.connection_class(**self.factory.connection_kwargs)
+
+    async def drop_idle(self) -> None:
+        while self.idle:
+            await close(self.idle.pop())
+
+
+async def close(connection: Any) -> None:
+    try:
+        await connection.disconnect(nowait=True)
+    except Exception:  # closing is best effort
+        pass
+
+
+class Link:
+    """A connection of its own."""
+
+    def __init__(self, connection: Any, index: int) -> None:
+        self.connection = connection
+        self.index = index
+
+    async def pipeline(self, words: Sequence[Words], timeout: float) -> List[Any]:
+        self.connection.socket_timeout = timeout
+        try:
+            return await _exchange(self.connection, words)
+        except BaseException as error:
+            await self.close()
+            raise _broken(error) from error
+
+    async def closed(self) -> None:
+        """Returns when the server closes the connection, or sends something unexpected. May be cancelled at any time."""
+        self.connection.socket_timeout = None
+        try:
+            await self.connection.read_response(disconnect_on_error=False, push_request=True)
+        except Exception:
+            pass
+
+    async def close(self) -> None:
+        await close(self.connection)
+
+
+async def _exchange(connection: Any, words: Sequence[Words]) -> List[Any]:
+    await connection.send_packed_command(b"".join(connection.pack_commands(words)))
+    replies: List[Any] = []
+    for _ in words:
+        try:
+            replies.append(await connection.read_response())
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            replies.append(refusal_of(error))
+    return replies
+
+
+def _broken(error: BaseException) -> BaseException:
+    if isinstance(error, redis.exceptions.TimeoutError):
+        return Silent(str(error))
+    return ReplyLost(str(error)) if isinstance(error, BROKEN) else error
+
+
+class Transport:
+    """Calls to whichever node answers."""
+
+    def __init__(
+        self, urls: Sequence[str], timeout: float, connect_timeout: float, shuffle: bool, extra: Dict[str, Any]
+    ) -> None:
+        self.timeout = timeout
+        self.connect_timeout = connect_timeout
+        options = connection_options(redis.asyncio.Connection, Retry, timeout, connect_timeout, extra)
+        self.nodes = [Node(url, options) for url in urls]
+        self.addresses = Addresses(len(urls), shuffle)
+        self._busy: Set[Tuple[int, Any]] = set()
+        self.closed = False
+
+    async def call(self, words: Words, blocks: float) -> Any:
+        """One command. Raises `Refusal`, `ReplyLost` or `Unreachable`."""
+        index, connection = await self._checkout()
+        try:
+            connection.socket_timeout = self.timeout + blocks
+            await connection.send_command(*words)
+            reply = await connection.read_response()
+        except BaseException as error:
+            raise await self._failed(index, connection, error) from error
+        await self._checkin(index, connection)
+        return reply
+
+    async def pipeline(self, words: Sequence[Words]) -> List[Any]:
+        """Several commands in one go. Error replies are in the list."""
+        index, connection = await self._checkout()
+        try:
+            connection.socket_timeout = self.timeout
+            replies = await _exchange(connection, words)
+        except BaseException as error:
+            raise await self._failed(index, connection, error) from error
+        await self._checkin(index, connection)
+        return replies
+
+    async def _failed(self, index: int, connection: Any, error: BaseException) -> BaseException:
+        if is_refusal(error):
+            refusal = refusal_of(error)
+            if refusal.code == "UNAVAILABLE":
+                self.addresses.move_on(index)
+            await self._checkin(index, connection)
+            return refusal
+        self._busy.discard((index, connection))
+        await close(connection)
+        meant = _broken(error)
+        if isinstance(meant, Silent):
+            self.addresses.move_on(index)
+        elif isinstance(meant, ReplyLost):
+            await self.nodes[index].drop_idle()
+        return meant
+
+    async def _checkout(self) -> Tuple[int, Any]:
+        if self.closed:
+            raise Unreachable("the client is closed")
+        index = self.addresses.current
+        try:
+            connection = self.nodes[index].idle.pop()
+        except IndexError:
+            index, connection = await self.connect()
+        self._busy.add((index, connection))
+        return index, connection
+
+    async def _checkin(self, index: int, connection: Any) -> None:
+        self._busy.discard((index, connection))
+        idle = self.nodes[index].idle
+        if self.closed or index != self.addresses.current or len(idle) >= IDLE_MAX:
+            await close(connection)
+        else:
+            idle.append(connection)
+
+    async def connect(self) -> Tuple[int, Any]:
+        """A new connection to the first address that takes one."""
+        last: Optional[BaseException] = None
+        for index in self.addresses.round():
+            connection = self.nodes[index].make()
+            try:
+                await connection.connect()
+                return index, connection
+            except BaseException as error:
+                await close(connection)
+                if is_refusal(error):
+                    raise refusal_of(error) from error
+                if not isinstance(error, BROKEN):
+                    raise
+                last = error
+                await self.nodes[index].drop_idle()
+                self.addresses.move_on(index)
+        raise Unreachable(f"no node can be reached, the last one said: {last}")
+
+    async def link(self) -> Link:
+        index, connection = await self.connect()
+        return Link(connection, index)
+
+    async def silent(self, index: int) -> None:
+        """A node does not answer: whoever waits for it goes to another."""
+        self.addresses.move_on(index)
+        await self.nodes[index].drop_idle()
+        for at, connection in list(self._busy):
+            if at == index:
+                await close(connection)
+
+    async def close(self) -> None:
+        self.closed = True
+        for node in self.nodes:
+            await node.drop_idle()
+        busy, self._busy = self._busy, set()
+        for _, connection in busy:
+            await close(connection)
+
+    def forked(self) -> None:
+        """In the child: the sockets are the parent's, and so is the loop. They are forgotten, not closed."""
+        self._busy = set()
+        for node in self.nodes:
+            node.idle.clear()
