@@ -36,6 +36,9 @@ const FIRST_CONTACT_WITHIN: Duration = Duration::from_secs(3);
 const FIRST_LEADER_WITHIN: Duration = Duration::from_secs(2);
 const FIRST_ROUTES_WITHIN: Duration = Duration::from_secs(8);
 
+/// How long a stop waits for the last lines of the audit log.
+const AUDIT_WITHIN: Duration = Duration::from_secs(1);
+
 /// Runs until a signal comes. An error is one line that says why the node does not serve.
 pub async fn serve(config: Config) -> Result<(), Refused> {
     let mut signals = Signals::listen().map_err(|error| format!("cannot listen for signals: {error}"))?;
@@ -90,6 +93,9 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     tracing::info!(signal, "stopping");
     listeners.iter().for_each(tokio::task::JoinHandle::abort);
     stop_tier2(&tier2, raft, &mut signals).await;
+    if let Some(audit) = &server.access.audit {
+        audit.close(AUDIT_WITHIN);
+    }
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Mutex;
 use std::time::Instant;
-use support::{await_that, start_cluster, start_nodes_by, Client, Node};
+use support::{await_that, behind, start_cluster, start_nodes_by, Client, Node};
 use tempfile::TempDir;
 
 const WRONG: &str = "-WRONGPASS invalid username-password pair or user is disabled.";
@@ -287,6 +287,220 @@ fn guessing_is_slow_counted_and_written_down() {
         assert!(text.contains(expected), "{expected} is not in {text}");
     }
     assert!(node.process.log().contains("login failed"));
+}
+
+/// Whatever way a command of operators takes, it is in the audit log with its outcome.
+#[test]
+fn administrative_acts_are_written_down_by_whatever_way() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let node = Node::start(&["--audit-log", &audit.to_string_lossy()]);
+    let mut admin = node.connect();
+    await_that("the node serves", || admin.ask(&["SET", "key", "1"]) == "OK");
+    let admin_lines = || {
+        let text = std::fs::read_to_string(&audit).unwrap();
+        text.lines()
+            .filter(|line| line.contains("\"event\":\"admin\""))
+            .map(str::to_owned)
+            .collect::<Vec<_>>()
+    };
+    let grant = admin.ask(&["LOCK.ACQUIRE", "fenced", "60000"]);
+    let fence = grant.trim_start_matches('(').split(',').next().unwrap().to_owned();
+    let flush = "return redis.call('flush' .. 'all')";
+    admin.ask(&["EVAL", "return redis.call('set', 'key', '2')", "0"]);
+    for (argv, expected) in [
+        (&["EVAL", flush, "0"][..], "\"arguments\":[\"flushall\"]"),
+        (&["FENCE.CALL", "fenced", &fence, "FLUSHALL"][..], "\"command\":\"flushall\""),
+        (&["CONFIG", "NOSUCHVERB", "x"][..], "\"command\":\"config\""),
+    ] {
+        let before = admin_lines().len();
+        admin.ask(argv);
+        await_that("it is written down", || admin_lines().len() > before);
+        let line = admin_lines().pop().unwrap();
+        assert!(line.contains(expected) && line.contains("\"result\":"), "{argv:?}: {line}");
+    }
+    let before = admin_lines().len();
+    assert_eq!(admin.ask_all(&["MULTI", "FLUSHALL", "EXEC"]), ["OK", "QUEUED", "(OK)"]);
+    await_that("both are written down", || admin_lines().len() == before + 2);
+    let lines = admin_lines();
+    assert!(lines[before].contains("\"result\":\"queued\""), "{lines:?}");
+    let exec = "\"arguments\":[\"flushall\"],\"client\"";
+    assert!(
+        lines[before + 1].contains(exec) && lines[before + 1].contains("\"command\":\"exec\""),
+        "{lines:?}"
+    );
+    assert!(lines[before + 1].contains("\"result\":\"ok\""), "{lines:?}");
+}
+
+/// What passes to the upstream Redis, however large, and with what the upstream answered.
+#[test]
+fn administrative_acts_at_the_upstream_are_written_down_with_their_outcome() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let flags = ["--default-tier", "efficiency", "--audit-log", &audit.to_string_lossy()];
+    let (_redis, node) = behind(&flags);
+    let mut admin = node.connect();
+    await_that("the Redis is reached", || admin.ask(&["SET", "key", "1"]) == "OK");
+    let lines = || std::fs::read_to_string(&audit).unwrap();
+    let large = "x".repeat(70_000);
+    for (words, command, result) in [
+        (&["CONFIG", "SET", "maxmemory-samples", "6"][..], "config|set", "ok"),
+        (&["CONFIG", "SET", "maxmemory-samples", "6", "nosuch", &large][..], "config|set", "ERR"),
+        (&["DEBUG", "NOSUCH"][..], "debug", "ERR"),
+    ] {
+        let before = lines().lines().count();
+        let answer = admin.ask(words);
+        assert_eq!(answer.starts_with('-'), result == "ERR", "{command}: {answer:.200}");
+        await_that("it is written down", || lines().lines().count() > before);
+        let line = lines().lines().last().unwrap().to_owned();
+        assert!(line.contains(&format!("\"command\":\"{command}\"")), "{line}");
+        assert!(line.contains(&format!("\"result\":\"{result}\"")), "{line}");
+    }
+    admin.ask(&["EVAL", "return redis.call('flushall')", "0"]);
+    await_that("the script is written down", || lines().contains("\"event\":\"script\""));
+}
+
+/// The reply of another command is awaited on the shared connection, and acts without a reply come behind it.
+#[test]
+fn administrative_acts_whose_replies_are_not_wanted_are_written_down() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let flags = ["--default-tier", "efficiency", "--audit-log", &audit.to_string_lossy()];
+    let (_redis, node) = behind(&flags);
+    let mut admin = node.connect();
+    await_that("the Redis is reached", || admin.ask(&["SET", "key", "1"]) == "OK");
+    for _ in 0..64 {
+        assert_eq!(admin.ask(&["GET", "key"]), "\"1\"");
+    }
+    let mut bytes = Vec::new();
+    let lines =
+        ["GET key", "CLIENT REPLY OFF", "CLIENT KILL ID 901", "CLIENT KILL ID 902", "CLIENT KILL ID 903"];
+    for line in lines.into_iter().chain(["CLIENT REPLY ON"]) {
+        bytes.extend(support::command(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>()));
+    }
+    admin.send_bytes(&bytes);
+    assert_eq!([admin.receive(), admin.receive()], ["\"1\"", "OK"]);
+    let text = || std::fs::read_to_string(&audit).unwrap();
+    await_that("all are written down", || {
+        ["901", "902", "903"].iter().all(|id| text().contains(&format!("[\"ID\",\"{id}\"]")))
+    });
+}
+
+/// Who may not act as an administrator cannot fill the queue of administrative acts either.
+#[test]
+fn scripts_of_users_without_administrative_rights_are_no_acts_whatever_becomes_of_them() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let node = Node::start(&["--audit-log", &audit.to_string_lossy()]);
+    let mut admin = node.connect();
+    await_that("the node serves", || admin.ask(&["SET", "key", "1"]) == "OK");
+    assert_eq!(admin.ask_all(&["ACL SETUSER app on >pw ~app:* +@all -@admin -@dangerous"]), ["OK"]);
+    for _ in 0..10 {
+        let mut app = as_user(&node, "app");
+        let eval = support::command(&[b"EVAL", b"return redis.call('incr', KEYS[1])", b"1", b"app:1"]);
+        app.send_bytes(&eval.repeat(200));
+    }
+    assert_eq!(admin.ask(&["FLUSHALL"]), "OK");
+    let mut process = node.process;
+    process.signal("TERM");
+    assert!(process.await_exit().success());
+    let text = std::fs::read_to_string(&audit).unwrap();
+    assert!(text.contains("\"command\":\"flushall\"") && !text.contains("\"eval\""), "{text}");
+}
+
+#[test]
+fn rules_name_commands_that_somebody_has() {
+    let (_redis, node) = behind(&["--default-tier", "efficiency"]);
+    let mut admin = node.connect();
+    await_that("the Redis is reached", || admin.ask(&["SET", "key", "1"]) == "OK");
+    for name in ["-flushal", "-config|sett", "-flushall|x", "-nosuch|sub", "+json.nosuch"] {
+        let answer = admin.ask(&["ACL", "SETUSER", "u", "on", "nopass", "~*", "&*", "+@all", name]);
+        assert!(answer.contains("Unknown command or category name in ACL"), "{name}: {answer}");
+    }
+    assert_eq!(admin.ask(&["ACL", "SETUSER", "app", "on", "~app:*", "+@all", "-@admin"]), "OK");
+    for line in ["ACL DRYRUN app CONFIG NEWVERB x", "ACL DRYRUN app MODULE NEWVERB"] {
+        assert!(admin.ask_all(&[line])[0].contains("no permissions to run"), "{line}");
+    }
+    assert_eq!(admin.ask_all(&["ACL DRYRUN app CLIENT NO-TOUCH ON"]), ["OK"]);
+}
+
+#[test]
+fn refusals_that_repeat_are_one_line_with_a_count() {
+    let folder = TempDir::new().unwrap();
+    let audit = folder.path().join("audit.log");
+    let node = Node::start(&["--audit-log", &audit.to_string_lossy()]);
+    let mut admin = node.connect();
+    assert_eq!(admin.ask_all(&["ACL SETUSER nobody on >pw"]), ["OK"]);
+    let mut nobody = as_user(&node, "nobody");
+    for _ in 0..500 {
+        assert!(nobody.ask(&["SAVE"]).starts_with("-NOPERM"));
+    }
+    let counts = || {
+        let text = std::fs::read_to_string(&audit).unwrap();
+        let lines = text.lines().filter(|line| line.contains("\"event\":\"denied\""));
+        let count = |line: &str| {
+            let rest = line.split("\"count\":").nth(1)?;
+            rest.split(|byte: char| !byte.is_ascii_digit()).next()?.parse::<u64>().ok()
+        };
+        lines.map(|line| count(line).expect("a count")).collect::<Vec<_>>()
+    };
+    await_that("all are counted", || counts().iter().sum::<u64>() == 500);
+    assert!(counts().len() < 250, "{:?}", counts());
+}
+
+#[test]
+fn a_user_with_many_rules_may_use_transactions_without_scripts() {
+    let node = Node::start(&[]);
+    let mut admin = node.connect();
+    let patterns: Vec<String> = (0..900).map(|at| format!("~tenant-{at:04}-project-{at:04}:*")).collect();
+    let mut words = vec!["ACL", "SETUSER", "many", "on", ">pw", "+@all", "-@admin", "-@dangerous"];
+    words.extend(patterns.iter().map(String::as_str));
+    assert_eq!(admin.ask(&words), "OK");
+    let mut many = as_user(&node, "many");
+    let set = "SET tenant-0001-project-0001:a 1";
+    await_that("the node serves", || many.ask_all(&[set])[0] == "OK");
+    assert_eq!(many.ask_all(&["MULTI", set, "EXEC"]), ["OK", "QUEUED", "(OK)"]);
+    assert_eq!(many.ask_all(&["MULTI", "EVAL x 0"]), ["OK", "QUEUED"]);
+    let refused = many.ask(&["EXEC"]);
+    assert!(refused.starts_with("-NOPERM the rules of user 'many' exceed"), "{refused}");
+}
+
+/// The names of keys and locks are told to nobody who may not read them.
+#[test]
+fn tracking_by_broadcast_tells_of_readable_keys_alone() {
+    let node = Node::start(&[]);
+    let mut admin = node.connect();
+    let made = ["ACL SETUSER app on >pw ~app:* %R~shared:* +@all -@admin -@dangerous"];
+    assert_eq!(admin.ask_all(&made), ["OK"]);
+    await_that("the node serves", || admin.ask(&["SET", "first", "1"]) == "OK");
+    let mut app = as_user(&node, "app");
+    app.ask(&["HELLO", "3"]);
+    assert_eq!(app.ask(&["CLIENT", "TRACKING", "ON", "BCAST"]), "OK");
+    admin.ask(&["SET", "pay:secret", "1"]);
+    admin.ask(&["LOCK.ACQUIRE", "pay:lock", "60000"]);
+    admin.ask(&["SET", "shared:1", "1"]);
+    let heard = app.receive();
+    assert!(heard.contains("shared:1") && !heard.contains("pay:"), "{heard}");
+    admin.ask(&["ACL", "SETUSER", "app", "resetkeys", "~app:*"]);
+    admin.ask(&["SET", "shared:1", "2"]);
+    admin.ask(&["SET", "app:1", "1"]);
+    let heard = app.receive();
+    assert!(heard.contains("app:1") && !heard.contains("shared"), "{heard}");
+}
+
+#[test]
+fn guesses_do_not_keep_out_who_has_logged_in_before() {
+    let node = Node::start(&["--password", "secret"]);
+    let mut watch = node.connect();
+    assert_eq!(watch.ask(&["AUTH", "secret"]), "OK");
+    let mut guessers: Vec<Client> = (0..100).map(|_| node.connect()).collect();
+    for (at, guesser) in guessers.iter_mut().enumerate() {
+        guesser.send(&["AUTH", &format!("nosuch{at}"), "x"]);
+    }
+    // More wait for their answers than one address was once allowed in all.
+    await_that("all have guessed", || watch.ask(&["INFO", "stats"]).contains("acl_access_denied_auth:100"));
+    assert_eq!(node.connect().ask(&["AUTH", "secret"]), "OK");
+    drop(guessers);
 }
 
 #[test]

@@ -43,7 +43,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("admin", &["clock", "server", "tls"]),
     ("config", &["cli", "secret", "server", "tls", "transport"]),
-    ("backup", &["cli", "clock", "config", "node_api", "secret", "storage"]),
+    ("backup", &["cli", "clock", "config", "node_api", "secret", "storage", "tls"]),
     (
         "serve",
         &[

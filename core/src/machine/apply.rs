@@ -26,6 +26,8 @@ pub struct Applied {
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order. Only filled while somebody tracks keys.
     pub key_accesses: Vec<KeyAccess>,
+    /// Administrative commands that scripts called, for the audit log. A script's own request is named, each command once.
+    pub admin_acts: Vec<(RequestId, AdminAct)>,
     /// Large values that are no more. To drop them takes a while, so the owner may do it elsewhere.
     pub garbage: Vec<Value>,
 }
@@ -36,7 +38,34 @@ impl Applied {
         self.events.clear();
         self.published.clear();
         self.key_accesses.clear();
+        self.admin_acts.clear();
         self.garbage.clear();
+    }
+}
+
+/// An administrative command that scripts may call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdminAct {
+    FlushAll,
+    FlushDb,
+}
+
+impl AdminAct {
+    pub const ALL: [AdminAct; 2] = [AdminAct::FlushAll, AdminAct::FlushDb];
+
+    /// As the audit log names it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            AdminAct::FlushAll => "flushall",
+            AdminAct::FlushDb => "flushdb",
+        }
+    }
+
+    /// The one of this name, whatever its case.
+    #[must_use]
+    pub fn named(name: &[u8]) -> Option<AdminAct> {
+        AdminAct::ALL.into_iter().find(|act| act.name().as_bytes().eq_ignore_ascii_case(name))
     }
 }
 

@@ -51,7 +51,7 @@ pub mod work;
 use crate::keyspace::Value;
 use crate::script::Scripts;
 use crate::types::{has_passed, passed_from_ms, Fence, RequestId, SessionId, Stamp, UserTag, FENCE_BOUND};
-pub use apply::{Applied, Wanted};
+pub use apply::{AdminAct, Applied, Wanted};
 use apply::{EventOwner, RepliesLeft};
 #[cfg(feature = "scripts")]
 pub(crate) use keys::adapter::Clash;

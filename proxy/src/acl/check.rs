@@ -1,6 +1,6 @@
 //! Whether a user may run a command: the command itself, then each of its keys, then its channels.
 
-use super::commands::{self, Keys, Known};
+use super::commands::{self, Keys, Known, UpstreamCommands};
 use super::user::User;
 use redfence_core::glob;
 use redfence_core::grammar::fence::FenceCall;
@@ -10,7 +10,6 @@ use redfence_core::keyspace::acl_table::{NO, R, RW, W};
 use redfence_core::keyspace::key_spec::KeySpec;
 use redfence_core::reply::Refusal;
 use redfence_core::types::SessionScope;
-use rustc_hash::FxHashMap;
 
 /// Channels on which this node tells of locks: what is behind the prefix is a resource.
 const LOCK_CHANNELS: [&[u8]; 2] = [b"__lock__:", b"__lost__:"];
@@ -66,17 +65,6 @@ impl Denial {
         }
     }
 }
-
-/// What the upstream Redis says of a command that no table of ours has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UpstreamCommand {
-    pub categories: u32,
-    /// `None`: its keys are not in fixed places.
-    pub keys: Option<KeySpec>,
-}
-
-/// By name in lower case.
-pub type UpstreamCommands = FxHashMap<Box<[u8]>, UpstreamCommand>;
 
 impl User {
     /// Whether the user may run this. `upstream`: commands that only the upstream Redis knows.
@@ -201,6 +189,12 @@ impl User {
         self.all_keys || self.keys.iter().any(matches)
     }
 
+    /// Whether it may read a key, by its own rights or by those of one selector.
+    #[must_use]
+    pub fn may_read_key(&self, key: &[u8]) -> bool {
+        self.may_use_key(key, R) || self.selectors.iter().any(|selector| selector.may_use_key(key, R))
+    }
+
     // ---- channels ----
 
     fn check_channels(&self, command: &Known, argv: &[&[u8]]) -> Result<(), Denial> {
@@ -299,11 +293,13 @@ pub fn runs_script(argv: &[&[u8]]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::acl::commands::{OtherNames, UpstreamCommand};
 
     fn denied(words: &str, line: &str) -> &'static str {
         let mut user = User::new(b"u");
         for word in words.split_ascii_whitespace() {
-            user.apply(word.as_bytes(), false).unwrap_or_else(|problem| panic!("{word}: {problem:?}"));
+            user.apply(word.as_bytes(), OtherNames::None)
+                .unwrap_or_else(|problem| panic!("{word}: {problem:?}"));
         }
         let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
         match user.check(&argv, None) {
@@ -330,7 +326,7 @@ mod tests {
             let mut user = User::new(b"u");
             let split: Vec<&[u8]> = words.split_ascii_whitespace().map(str::as_bytes).collect();
             for word in crate::acl::selector::join_words(&split).unwrap() {
-                user.apply(&word, false).unwrap_or_else(|problem| panic!("{words}: {problem:?}"));
+                user.apply(&word, OtherNames::None).unwrap_or_else(|problem| panic!("{words}: {problem:?}"));
             }
             let expected = if sees_all { SessionScope::All } else { SessionScope::Of(user.tag) };
             assert_eq!(user.session_scope(), expected, "{words}");
@@ -379,7 +375,11 @@ mod tests {
             ("+@lock ~a", "LOCK.MACQUIRE 2 a b 100", "key"),
             ("+@lock ~a", "LOCK.MRELEASE 2 a 1 b 2", "key"),
             ("+@lock ~a", "LOCK.MRELEASE 1 a b", ""),
-            ("+@lock -@admin ~*", "LOCK.CLUSTER ADD 4 x:1", "command"),
+            ("+@lock ~*", "LOCK.CLUSTER ADD 4 x:1", "command"),
+            ("+@lock ~*", "LOCK.CLUSTER SET max-memory 1gb", "command"),
+            ("+@lock ~*", "LOCK.CLUSTER BACKUP BEGIN", "command"),
+            ("+@lock ~app:*", "LOCK.FORCERELEASE app:1", "command"),
+            ("+@lock +lock.forcerelease ~app:*", "LOCK.FORCERELEASE app:1", ""),
             ("+@lock -@admin ~*", "LOCK.CLUSTER INFO", ""),
             ("+@fence ~a", "FENCE.CALL a 1 SET a x", "command"),
             ("+@fence +set ~a", "FENCE.CALL a 1 SET a x", ""),
@@ -389,6 +389,16 @@ mod tests {
         ] {
             assert_eq!(denied(words, line), expected, "{words}: {line}");
         }
+    }
+
+    #[test]
+    fn a_selector_may_give_the_right_to_read_a_key() {
+        let mut user = User::new(b"u");
+        for word in ["%W~own:*", "(%R~seen:* +get)"] {
+            user.apply(word.as_bytes(), OtherNames::None).unwrap();
+        }
+        let may = |key: &str| user.may_read_key(key.as_bytes());
+        assert!(may("seen:1") && !may("own:1") && !may("other"));
     }
 
     #[test]
@@ -424,7 +434,7 @@ mod tests {
         known.insert((*b"odd").into(), UpstreamCommand { categories, keys: None });
         let check = |words: &str, line: &str| {
             let mut user = User::new(b"u");
-            words.split(' ').for_each(|word| user.apply(word.as_bytes(), true).unwrap());
+            words.split(' ').for_each(|word| user.apply(word.as_bytes(), OtherNames::Any).unwrap());
             user.check(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>(), Some(&known)).is_ok()
         };
         assert!(

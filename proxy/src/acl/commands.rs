@@ -17,6 +17,41 @@ const NAME_BYTES_MAX: usize = 40;
 const CLUSTER_LOOKS: &[&str] = &["info", "nodes", "get", "version"];
 const CLUSTER_CHANGES: &[&str] = &["add", "remove", "transfer", "set", "upgrade", "backup"];
 
+/// What the upstream Redis says of a command that no table of ours has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UpstreamCommand {
+    pub categories: u32,
+    /// `None`: its keys are not in fixed places.
+    pub keys: Option<KeySpec>,
+}
+
+/// By name in lower case.
+pub type UpstreamCommands = FxHashMap<Box<[u8]>, UpstreamCommand>;
+
+/// Which commands rules may name besides those of our tables.
+#[derive(Clone, Copy, Debug)]
+pub enum OtherNames<'a> {
+    /// None: there is no upstream Redis, or its commands are not known yet.
+    None,
+    /// Those of the upstream Redis.
+    Upstream(&'a UpstreamCommands),
+    /// All that look like one: they were checked elsewhere, or will be when the upstream Redis is reached.
+    Any,
+}
+
+impl OtherNames<'_> {
+    /// `name`: in lower case. Subcommands are none of them.
+    #[must_use]
+    pub fn has(self, name: &str) -> bool {
+        let ok = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_');
+        match self {
+            OtherNames::None => false,
+            OtherNames::Upstream(known) => known.contains_key(name.as_bytes()),
+            OtherNames::Any => !name.is_empty() && name.bytes().all(ok),
+        }
+    }
+}
+
 /// Where a command has its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Keys {
@@ -41,6 +76,7 @@ pub struct Known {
     pub other_keys: u8,
     pub keys: Keys,
     pub is_container: bool,
+    has_admin_subcommands: bool,
 }
 
 impl Known {
@@ -48,6 +84,19 @@ impl Known {
     #[must_use]
     pub fn container(&self) -> Option<&str> {
         self.name.split_once('|').map(|(container, _)| container)
+    }
+
+    /// What rules go by. A container stands for the subcommands that are not in the table: where some that are belong to
+    /// `@admin`, so do these.
+    #[must_use]
+    pub fn ruled_categories(&self) -> u32 {
+        self.categories | if self.has_admin_subcommands { ADMIN | DANGEROUS } else { 0 }
+    }
+
+    /// Whether running it is an administrative act.
+    #[must_use]
+    pub fn is_admin(&self) -> bool {
+        self.ruled_categories() & ADMIN != 0 || self.name == "flushdb"
     }
 }
 
@@ -61,7 +110,7 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
     rows.extend(locks::ROWS.iter().map(ours));
     let cluster = rows.iter().find(|row| row.name == "lock.cluster").cloned();
     for (names, categories) in
-        [(CLUSTER_LOOKS, READ | SLOW | LOCK), (CLUSTER_CHANGES, WRITE | ADMIN | SLOW | DANGEROUS | LOCK)]
+        [(CLUSTER_LOOKS, READ | SLOW | LOCK), (CLUSTER_CHANGES, WRITE | ADMIN | SLOW | DANGEROUS)]
     {
         for (name, row) in names.iter().zip(std::iter::repeat(&cluster)) {
             rows.extend(row.iter().map(|row| Known {
@@ -72,11 +121,15 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
         }
     }
     let containers: Vec<String> = rows.iter().filter_map(|row| row.container().map(str::to_owned)).collect();
+    let of_admins = rows.iter().filter(|row| row.categories & ADMIN != 0);
+    let admin_containers: Vec<String> =
+        of_admins.filter_map(|row| row.container().map(str::to_owned)).collect();
     let mut by_name = FxHashMap::default();
     for (at, row) in rows.iter_mut().enumerate() {
         let at = u16::try_from(at).expect("a few hundred commands");
         row.id = CommandId(at);
         row.is_container = containers.contains(&row.name);
+        row.has_admin_subcommands = admin_containers.contains(&row.name);
         by_name.insert(row.name.as_bytes().into(), at);
     }
     Table { rows, by_name }
@@ -102,14 +155,19 @@ fn plain(row: &acl::AclRow) -> Known {
         other_keys: row.other_keys,
         keys,
         is_container: false,
+        has_admin_subcommands: false,
     }
 }
 
 fn ours(row: &locks::Row) -> Known {
     let mut categories = if row.write { WRITE } else { READ } | if row.fast { FAST } else { SLOW };
-    categories |= if row.name.starts_with("FENCE.") { FENCE } else { LOCK };
+    // What operators do is not part of @lock: who may use locks does not rule over those of others.
+    categories |= match (row.name.starts_with("FENCE."), row.dangerous) {
+        (_, true) => ADMIN | DANGEROUS,
+        (true, false) => FENCE,
+        (false, false) => LOCK,
+    };
     categories |= if row.blocking { BLOCKING } else { 0 };
-    categories |= if row.dangerous { ADMIN | DANGEROUS } else { 0 };
     let right = if row.write { acl::W } else { acl::R };
     Known {
         id: CommandId(0),
@@ -119,6 +177,7 @@ fn ours(row: &locks::Row) -> Known {
         other_keys: right,
         keys: Keys::Lock(row.keys),
         is_container: false,
+        has_admin_subcommands: false,
     }
 }
 
@@ -204,6 +263,31 @@ mod tests {
             assert_eq!(found.categories & (ADMIN | DANGEROUS), ADMIN | DANGEROUS, "{name}");
         }
         assert_eq!(named(b"lock.cluster|info").unwrap().categories & ADMIN, 0);
+    }
+
+    #[test]
+    fn what_operators_do_is_not_part_of_lock() {
+        for row in all().iter().filter(|row| row.name.starts_with("lock.")) {
+            let is_for_operators = row.categories & ADMIN != 0;
+            assert_eq!(row.categories & LOCK == 0, is_for_operators, "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn unknown_subcommands_of_admin_containers_are_admin() {
+        for (line, expected) in [
+            ("CONFIG NEWVERB", true),
+            ("MODULE NEWVERB", true),
+            ("CLIENT", true),
+            ("CONFIG HELP", false),
+            ("CLIENT ID", false),
+            ("XGROUP NEWVERB", false),
+            ("FLUSHDB", true),
+            ("GET", false),
+        ] {
+            let argv: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+            assert_eq!(find(&argv).unwrap().is_admin(), expected, "{line}");
+        }
     }
 
     #[test]

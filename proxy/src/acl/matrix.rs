@@ -1,6 +1,6 @@
 //! Five example users and what each may do with every command: the table in `docs/users.md`, and what tests try on running nodes.
 
-use super::commands::{self, Keys, Known};
+use super::commands::{self, Keys, Known, OtherNames};
 use super::user::User;
 use redfence_core::grammar::table::KeyPlaces;
 use redfence_core::keyspace::key_spec::KeySpec;
@@ -34,7 +34,7 @@ pub fn users() -> Vec<User> {
     let make = |(name, rules): &(&str, &str)| {
         let mut user = User::new(name.as_bytes());
         for word in rules.split(' ') {
-            user.apply(word.as_bytes(), false).expect("a rule");
+            user.apply(word.as_bytes(), OtherNames::None).expect("a rule");
         }
         user
     };

@@ -1,6 +1,6 @@
 //! Which commands a user may run: rules in the order they were given, and what they come to for every known command.
 
-use super::commands::{self, CommandId, Known};
+use super::commands::{self, CommandId, Known, OtherNames};
 
 /// Rules of one user.
 pub const RULES_MAX: usize = 1024;
@@ -59,8 +59,8 @@ impl CommandRules {
         self.compile();
     }
 
-    /// `+name` or `-name`. `takes_any`: names that only an upstream Redis knows are taken too.
-    pub fn add(&mut self, allow: bool, name: &str, takes_any: bool) -> Result<(), RuleError> {
+    /// `+name` or `-name`. `others`: names that only an upstream Redis knows.
+    pub fn add(&mut self, allow: bool, name: &str, others: OtherNames<'_>) -> Result<(), RuleError> {
         let name = name.to_ascii_lowercase();
         if name == "@all" {
             self.set_all(allow);
@@ -68,7 +68,7 @@ impl CommandRules {
         }
         let is_known = match name.strip_prefix('@') {
             Some(category) => commands::category(category.as_bytes()).is_some(),
-            None => is_known_command(&name, allow) || (takes_any && is_plausible(&name)),
+            None => is_known_command(&name, allow) || is_known_elsewhere(&name, others),
         };
         if !is_known {
             return Err(RuleError::Unknown);
@@ -87,7 +87,7 @@ impl CommandRules {
         let all = commands::all();
         let mut allowed = vec![0_u64; all.len().div_ceil(64)];
         for (at, row) in all.iter().enumerate() {
-            allowed[at / 64] |= u64::from(self.decides(&row.name, row.categories)) << (at % 64);
+            allowed[at / 64] |= u64::from(self.decides(&row.name, row.ruled_categories())) << (at % 64);
         }
         self.allowed = allowed.into();
         self.first_arguments = self.rules.iter().filter_map(first_argument).collect();
@@ -128,6 +128,15 @@ impl CommandRules {
         matches!(&*self.rules, [Rule { allow: true, name }] if &**name == "@all")
     }
 
+    /// Commands that rules name and that neither our tables nor `others` have.
+    pub fn unknown_names<'a>(&'a self, others: OtherNames<'a>) -> impl Iterator<Item = &'a str> {
+        let names = self.rules.iter().filter(|rule| !rule.name.starts_with('@'));
+        let is_known = move |rule: &&Rule| {
+            is_known_command(&rule.name, rule.allow) || is_known_elsewhere(&rule.name, others)
+        };
+        names.filter(move |rule| !is_known(rule)).map(|rule| &*rule.name)
+    }
+
     /// As `ACL LIST` shows them.
     #[must_use]
     pub fn describe(&self) -> String {
@@ -149,11 +158,9 @@ fn is_known_command(name: &str, allow: bool) -> bool {
         && command.is_some_and(|row| !row.is_container && row.container().is_none())
 }
 
-/// Looks like the name of a command of some module.
-fn is_plausible(name: &str) -> bool {
-    let ok = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_' | b'|');
-    let command = name.split('|').next().unwrap_or_default();
-    commands::named(command.as_bytes()).is_none() && !command.is_empty() && name.bytes().all(ok)
+/// A command of the upstream Redis that is in none of our tables. Without its subcommands: only the whole command can be checked.
+fn is_known_elsewhere(name: &str, others: OtherNames<'_>) -> bool {
+    commands::named(name.as_bytes()).is_none() && others.has(name)
 }
 
 fn first_argument(rule: &Rule) -> Option<(CommandId, Box<str>)> {
@@ -167,12 +174,13 @@ fn first_argument(rule: &Rule) -> Option<(CommandId, Box<str>)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::acl::commands::{UpstreamCommand, UpstreamCommands};
 
     fn rules(words: &str) -> CommandRules {
         let mut rules = CommandRules::default();
         for word in words.split_ascii_whitespace() {
             rules
-                .add(word.starts_with('+'), &word[1..], false)
+                .add(word.starts_with('+'), &word[1..], OtherNames::None)
                 .unwrap_or_else(|error| panic!("{word}: {error:?}"));
         }
         rules
@@ -199,7 +207,10 @@ mod tests {
         );
         assert!(allows("+select|0", "SELECT 0") && !allows("+select|0", "SELECT 1"));
         assert!(!allows("+select|0 -select", "SELECT 0"));
-        assert!(allows("+@lock", "LOCK.ACQUIRE a 1") && !allows("+@lock -@admin", "LOCK.FORCERELEASE a"));
+        assert!(allows("+@lock", "LOCK.ACQUIRE a 1") && !allows("+@lock", "LOCK.FORCERELEASE a"));
+        assert!(allows("+@lock", "LOCK.CLUSTER INFO") && !allows("+@lock", "LOCK.CLUSTER SET a b"));
+        assert!(!allows("+@lock", "LOCK.CLUSTER BACKUP BEGIN") && !allows("+@lock", "LOCK.CLUSTER NEWVERB"));
+        assert!(!allows("+@all -@admin", "CONFIG NEWVERB") && allows("+config", "CONFIG NEWVERB"));
         assert!(allows("+@fence", "FENCE.GET a") && !allows("+@fence", "LOCK.INFO a"));
     }
 
@@ -213,13 +224,26 @@ mod tests {
 
     #[test]
     fn unknown_names_are_refused_unless_a_redis_may_know_them() {
-        let add = |name: &str, takes_any| CommandRules::default().add(true, name, takes_any);
+        let add = |name: &str, others: OtherNames<'_>| CommandRules::default().add(true, name, others);
         for name in ["nosuch", "@nosuch", "config|nosuch", "", "get|", "json.get"] {
-            assert_eq!(add(name, false), Err(RuleError::Unknown), "{name}");
+            assert_eq!(add(name, OtherNames::None), Err(RuleError::Unknown), "{name}");
         }
-        assert_eq!(CommandRules::default().add(false, "select|0", false), Err(RuleError::Unknown));
-        assert_eq!(add("json.get", true), Ok(()));
-        assert_eq!(add("config|nosuch", true), Err(RuleError::Unknown));
+        let first_argument = CommandRules::default().add(false, "select|0", OtherNames::None);
+        assert_eq!(first_argument, Err(RuleError::Unknown));
+        assert_eq!(add("json.get", OtherNames::Any), Ok(()));
+        assert_eq!(add("config|nosuch", OtherNames::Any), Err(RuleError::Unknown));
+        let json = UpstreamCommand { categories: 0, keys: None };
+        let table: UpstreamCommands = [(Box::from(&b"json.get"[..]), json)].into_iter().collect();
+        let upstream = OtherNames::Upstream(&table);
+        assert_eq!(add("JSON.GET", upstream), Ok(()));
+        for name in ["flushal", "flushall|x|y", "config|sett", "json.gett", "nosuch|sub", "json.get|sub"] {
+            assert_eq!(CommandRules::default().add(false, name, upstream), Err(RuleError::Unknown), "{name}");
+        }
+        let mut rules = CommandRules::default();
+        for name in ["get", "flushal", "json.get"] {
+            rules.add(true, name, OtherNames::Any).unwrap();
+        }
+        assert_eq!(rules.unknown_names(upstream).collect::<Vec<_>>(), ["flushal"]);
     }
 
     #[test]
@@ -228,7 +252,7 @@ mod tests {
             rules("+@all").allows_unknown("nosuch") && !rules("+@all -@dangerous").allows_unknown("nosuch")
         );
         let mut named = rules("+get");
-        named.add(true, "json.get", true).unwrap();
+        named.add(true, "json.get", OtherNames::Any).unwrap();
         assert!(named.allows_unknown("json.get") && !named.allows_unknown("json.set"));
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! The rights themselves are sent, not the user's name: the leader's file may be another one, or not have been read again yet.
 
+use super::commands::OtherNames;
 use super::selector::join_words;
 use super::user::User;
 use redfence_core::grammar::errors::shown;
@@ -56,7 +57,7 @@ fn parse(rights: &[u8]) -> Result<User, Refusal> {
     let mut user = User::new(b"");
     let words: Vec<&[u8]> = rights.split(|byte| *byte == b' ').filter(|word| !word.is_empty()).collect();
     for word in join_words(&words).map_err(|_| bad())? {
-        user.apply(&word, true).map_err(|_| bad())?;
+        user.apply(&word, OtherNames::Any).map_err(|_| bad())?;
     }
     Ok(user)
 }
@@ -69,9 +70,9 @@ mod tests {
     fn rights_are_the_same_on_the_leader() {
         let mut user = User::new(b"u");
         for word in ["on", ">secret", "~app:*", "%R~seen", "&news", "+@all", "-@dangerous"] {
-            user.apply(word.as_bytes(), false).unwrap();
+            user.apply(word.as_bytes(), OtherNames::None).unwrap();
         }
-        user.apply(b"(~more +get)", false).unwrap();
+        user.apply(b"(~more +get)", OtherNames::None).unwrap();
         let rights = rights_of(&user).unwrap();
         let expected =
             "~app:* %R~seen resetchannels &news +@all -@dangerous (~more resetchannels -@all +get)";

@@ -3,6 +3,7 @@
 //!
 //! A selector is kept as a user without a name, which nobody can log in as.
 
+use super::commands::OtherNames;
 use super::user::{Problem, User};
 use std::borrow::Cow;
 
@@ -43,7 +44,7 @@ pub fn unmatched(word: &[u8]) -> String {
 
 impl User {
     /// `(…)`: one more set of rights.
-    pub(super) fn add_selector(&mut self, word: &[u8], takes_any: bool) -> Result<(), Problem> {
+    pub(super) fn add_selector(&mut self, word: &[u8], others: OtherNames<'_>) -> Result<(), Problem> {
         let inner = word.strip_prefix(b"(").and_then(|word| word.strip_suffix(b")"));
         let words = inner.ok_or(Problem::Syntax)?.split(u8::is_ascii_whitespace);
         if self.selectors.len() >= SELECTORS_MAX {
@@ -54,7 +55,7 @@ impl User {
             if !is_right(word) {
                 return Err(Problem::Syntax);
             }
-            selector.apply(word, takes_any)?;
+            selector.apply(word, others)?;
         }
         self.selectors.push(selector);
         Ok(())
@@ -81,7 +82,7 @@ mod tests {
         let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
         let mut user = User::new(b"u");
         for word in join_words(&words).map_err(|word| unmatched(&word))? {
-            user.apply(&word, false).map_err(|problem| problem.text().to_owned())?;
+            user.apply(&word, OtherNames::None).map_err(|problem| problem.text().to_owned())?;
         }
         Ok(user)
     }
@@ -134,7 +135,7 @@ mod tests {
             assert_eq!(user(line).unwrap_err(), expected, "{line}");
         }
         let mut many = User::new(b"u");
-        (0..SELECTORS_MAX).for_each(|_| many.apply(b"(+get)", false).unwrap());
-        assert_eq!(many.apply(b"(+get)", false), Err(Problem::TooMany));
+        (0..SELECTORS_MAX).for_each(|_| many.apply(b"(+get)", OtherNames::None).unwrap());
+        assert_eq!(many.apply(b"(+get)", OtherNames::None), Err(Problem::TooMany));
     }
 }

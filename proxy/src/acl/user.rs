@@ -1,5 +1,6 @@
 //! One user, and the words that change it: `on`, `>password`, `~pattern`, `+command` and the rest of `ACL SETUSER`.
 
+use super::commands::OtherNames;
 use super::rules::{CommandRules, RuleError};
 use redfence_core::keyspace::acl_table::{R, RW, W};
 use redfence_core::types::{UserTag, PATTERN_BYTES_MAX};
@@ -134,15 +135,15 @@ impl User {
         self.is_unrestricted
     }
 
-    /// One word of `ACL SETUSER`. `takes_any`: see [`CommandRules::add`].
-    pub fn apply(&mut self, word: &[u8], takes_any: bool) -> Result<(), Problem> {
-        let outcome = self.apply_word(word, takes_any);
+    /// One word of `ACL SETUSER`. `others`: see [`CommandRules::add`].
+    pub fn apply(&mut self, word: &[u8], others: OtherNames<'_>) -> Result<(), Problem> {
+        let outcome = self.apply_word(word, others);
         self.is_unrestricted = (self.all_keys && self.all_channels && self.commands.is_all())
             || self.selectors.iter().any(User::is_unrestricted);
         outcome
     }
 
-    fn apply_word(&mut self, word: &[u8], takes_any: bool) -> Result<(), Problem> {
+    fn apply_word(&mut self, word: &[u8], others: OtherNames<'_>) -> Result<(), Problem> {
         match word.to_ascii_lowercase().as_slice() {
             b"on" => self.is_on = true,
             b"off" => self.is_on = false,
@@ -176,12 +177,12 @@ impl User {
             b"nocommands" => self.commands.set_all(false),
             b"clearselectors" => self.selectors.clear(),
             b"reset" => *self = User::new(&self.name),
-            _ => return self.apply_prefixed(word, takes_any),
+            _ => return self.apply_prefixed(word, others),
         }
         Ok(())
     }
 
-    fn apply_prefixed(&mut self, word: &[u8], takes_any: bool) -> Result<(), Problem> {
+    fn apply_prefixed(&mut self, word: &[u8], others: OtherNames<'_>) -> Result<(), Problem> {
         let Some((&prefix, rest)) = word.split_first() else { return Err(Problem::Syntax) };
         match prefix {
             b'>' => self.add_password(hash(rest)),
@@ -191,10 +192,10 @@ impl User {
             b'~' => self.add_keys(RW, rest),
             b'%' => self.add_limited_keys(rest),
             b'&' => self.add_channel(rest),
-            b'(' => self.add_selector(word, takes_any),
+            b'(' => self.add_selector(word, others),
             b'+' | b'-' => {
                 let name = std::str::from_utf8(rest).map_err(|_| Problem::UnknownCommand)?;
-                self.commands.add(prefix == b'+', name, takes_any).map_err(|error| match error {
+                self.commands.add(prefix == b'+', name, others).map_err(|error| match error {
                     RuleError::Unknown => Problem::UnknownCommand,
                     RuleError::TooMany => Problem::TooMany,
                 })
@@ -380,7 +381,8 @@ mod tests {
     fn user(words: &str) -> User {
         let mut user = User::new(b"u");
         for word in words.split_ascii_whitespace() {
-            user.apply(word.as_bytes(), false).unwrap_or_else(|problem| panic!("{word}: {problem:?}"));
+            user.apply(word.as_bytes(), OtherNames::None)
+                .unwrap_or_else(|problem| panic!("{word}: {problem:?}"));
         }
         user
     }
@@ -389,7 +391,7 @@ mod tests {
         let mut user = User::new(b"u");
         words
             .split_ascii_whitespace()
-            .find_map(|word| user.apply(word.as_bytes(), false).err())
+            .find_map(|word| user.apply(word.as_bytes(), OtherNames::None).err())
             .expect("a problem")
     }
 

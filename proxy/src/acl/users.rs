@@ -1,5 +1,6 @@
 //! All users of a node, and the text of an ACL file: one line a user, as `ACL LIST` shows them.
 
+use super::commands::OtherNames;
 use super::selector;
 use super::user::{User, USER_NAME_BYTES_MAX};
 use std::collections::BTreeMap;
@@ -53,6 +54,20 @@ impl Users {
         name != DEFAULT && self.by_name.remove(name).is_some()
     }
 
+    /// Commands that rules name and that neither our tables nor `others` have, with the user.
+    #[must_use]
+    pub fn unknown_names(&self, others: OtherNames<'_>) -> Vec<(String, String)> {
+        let sets = self.iter().flat_map(|user| {
+            std::iter::once(&**user).chain(&user.selectors).map(move |rights| (user, rights))
+        });
+        let unknown = sets.flat_map(|(user, rights)| {
+            let named = String::from_utf8_lossy(&user.name);
+            let names: Vec<_> = rights.commands.unknown_names(others).collect();
+            names.into_iter().map(move |name| (named.to_string(), name.to_owned())).collect::<Vec<_>>()
+        });
+        unknown.collect()
+    }
+
     /// As a file holds them.
     #[must_use]
     pub fn text(&self) -> String {
@@ -60,7 +75,7 @@ impl Users {
     }
 
     /// Reads a file. The error names the first line that is wrong; nothing of the file holds then.
-    pub fn parse(text: &[u8], password: Option<&[u8]>, takes_any: bool) -> Result<Users, String> {
+    pub fn parse(text: &[u8], password: Option<&[u8]>, others: OtherNames<'_>) -> Result<Users, String> {
         let mut users = Users::new(password);
         let mut seen: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
         for (at, line) in text.split(|byte| *byte == b'\n').enumerate() {
@@ -69,7 +84,7 @@ impl Users {
                 continue;
             }
             let number = at + 1;
-            let user = parse_line(line, takes_any).map_err(|error| format!("line {number}: {error}"))?;
+            let user = parse_line(line, others).map_err(|error| format!("line {number}: {error}"))?;
             if let Some(before) = seen.insert(user.name.clone(), number) {
                 return Err(format!(
                     "line {number}: the user of line {before} again; give each user one line"
@@ -84,7 +99,7 @@ impl Users {
     }
 }
 
-fn parse_line(line: &[u8], takes_any: bool) -> Result<User, String> {
+fn parse_line(line: &[u8], others: OtherNames<'_>) -> Result<User, String> {
     let mut words = line.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty());
     if words.next() != Some(b"user") {
         return Err("it should begin with 'user' and a name".into());
@@ -101,7 +116,7 @@ fn parse_line(line: &[u8], takes_any: bool) -> Result<User, String> {
             '(' if word.contains(&b'>') => "(…)".to_owned(),
             _ => redfence_core::grammar::errors::shown(&word),
         };
-        user.apply(&word, takes_any)
+        user.apply(&word, others)
             .map_err(|problem| format!("Error in applying operation '{shown}': {}", problem.text()))?;
     }
     Ok(user)
@@ -129,16 +144,18 @@ mod tests {
 
     #[test]
     fn a_file_of_redis_is_read_and_written_as_it_was() {
-        let users = Users::parse(FILE, None, false).unwrap();
+        let users = Users::parse(FILE, None, OtherNames::None).unwrap();
         assert_eq!(users.text().as_bytes(), FILE);
         assert!(users.get(b"app").unwrap().takes_password(b"pw"));
     }
 
     #[test]
     fn a_file_without_a_default_user_leaves_it_as_configured() {
-        let users = Users::parse(b"# comment\n\nuser a on nopass\n", Some(b"secret"), false).unwrap();
+        let users =
+            Users::parse(b"# comment\n\nuser a on nopass\n", Some(b"secret"), OtherNames::None).unwrap();
         assert!(users.default_user().takes_password(b"secret") && !users.default_user().takes_password(b"x"));
-        let open = Users::parse(b"user default on >x ~* &* +@all\n", Some(b"secret"), false).unwrap();
+        let open =
+            Users::parse(b"user default on >x ~* &* +@all\n", Some(b"secret"), OtherNames::None).unwrap();
         assert!(open.default_user().takes_password(b"x") && !open.default_user().takes_password(b"secret"));
     }
 
@@ -151,7 +168,7 @@ mod tests {
             ("user a on\nuser a off", "line 2: the user of line 1 again; give each user one line"),
             ("user", "line 1: it has no user name"),
         ] {
-            assert_eq!(Users::parse(text.as_bytes(), None, false).unwrap_err(), expected);
+            assert_eq!(Users::parse(text.as_bytes(), None, OtherNames::None).unwrap_err(), expected);
         }
     }
 

@@ -34,6 +34,7 @@
 //! - A greeting of an id that is no member is still accepted when the cluster id fits: the node itself answers such a peer
 //!   with [`PeerMessage::NotMember`], so that a removed node learns of its removal.
 
+mod admin_acts;
 pub mod apply_feed;
 pub mod backup_file;
 mod input;
@@ -47,6 +48,7 @@ mod status;
 pub mod wire;
 
 pub use crate::clock::{CpuClock, Now};
+pub use admin_acts::AdminActs;
 pub use input::{AdminRequest, Input, Read, Submit, WAIT_FOREVER};
 pub use log::{LogPosition, LogReader, PersistTask, Recovered, StoreError};
 pub use output::{ClientKeyAccess, Outputs, WakeFilter};

@@ -4,6 +4,7 @@ use super::{ClusterMember, ClusterStatus, NodeId, OwnedQuery, PeerMessage, Persi
 use bytes::Bytes;
 use redfence_core::event::Event;
 use redfence_core::keyspace::Value;
+use redfence_core::machine::AdminAct;
 use redfence_core::reply::Reply;
 
 /// What the shell must carry out after a turn. Reused by its owner: [`Outputs::clear`] keeps the allocations.
@@ -23,6 +24,8 @@ pub struct Outputs {
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order.
     pub key_accesses: Vec<ClientKeyAccess>,
+    /// Administrative commands called by scripts of this node's clients.
+    pub admin_acts: Vec<(Ticket, AdminAct)>,
     /// Large values that were deleted, to be freed on another thread.
     pub garbage: Vec<Value>,
     /// A snapshot was installed in place of log entries: their events and published messages were never seen on this node.
@@ -50,6 +53,7 @@ impl Outputs {
         self.events.clear();
         self.published.clear();
         self.key_accesses.clear();
+        self.admin_acts.clear();
         self.garbage.clear();
         self.missed = false;
         self.status = None;

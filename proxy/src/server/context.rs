@@ -8,7 +8,9 @@ use crate::resp::encode::Encoder;
 use crate::resp::request::ParseLimits;
 use crate::server::client::session::Client;
 use crate::server::net::connection::Progress;
-use crate::server::net::in_flight::{AfterReply, AwaitedCall, AwaitedReply, IfAbandoned, InFlight, Source};
+use crate::server::net::in_flight::{
+    AfterReply, AwaitedCall, AwaitedReply, IfAbandoned, InFlight, SharedUpstreamCalls, Source,
+};
 use crate::server::net::replies::ReplyQueue;
 use crate::server::routing::followed_routes::FollowedRoutes;
 use crate::server::upstream::UpstreamConnections;
@@ -105,6 +107,7 @@ impl CommandContext {
             if_abandoned,
             after_reply: AfterReply::Nothing,
             audit: None,
+            admin_acts: None,
         }));
     }
 
@@ -123,8 +126,13 @@ impl CommandContext {
 impl Drop for CommandContext {
     fn drop(&mut self) {
         for item in self.replies.awaited.drain(..) {
-            if let AwaitedReply::Call(call) = item {
-                call.abandon(&self.server);
+            match item {
+                AwaitedReply::Call(call) => call.abandon(&self.server),
+                AwaitedReply::OwnUpstream(mut call)
+                | AwaitedReply::SharedUpstream(SharedUpstreamCalls { mut call, .. }) => {
+                    call.abandon(&self.server)
+                }
+                AwaitedReply::Encoded(_) | AwaitedReply::Subscription(_) => {}
             }
         }
         self.upstream.shared.leave();

@@ -140,11 +140,24 @@ fn entry(row: &Reply) -> Option<(Vec<u8>, Entry)> {
         let short = name.iter().position(|byte| *byte == b'|').map_or(&name[..], |at| &name[at + 1..]);
         Some((short.to_vec(), positions(fields)?))
     });
-    let words = if let Some(Reply::Array(words)) = fields.get(6) { &words[..] } else { &[] };
-    let category = |name: &[u8]| name.strip_prefix(b"@").map(Box::from);
-    let categories: Vec<Box<[u8]>> = words.iter().filter_map(|item| word(item).and_then(category)).collect();
+    let mut categories: Vec<Box<[u8]>> = categories_of(fields).into_iter().map(Box::from).collect();
+    // Rights are checked for the command as a whole: it is as dangerous as its most dangerous subcommand.
+    let of_subcommands =
+        rows.iter()
+            .flat_map(|row| if let Reply::Array(fields) = row { categories_of(fields) } else { Vec::new() });
+    for category in of_subcommands.filter(|name| matches!(*name, b"admin" | b"dangerous")) {
+        if !categories.iter().any(|have| **have == *category) {
+            categories.push(category.into());
+        }
+    }
     let (keys, subcommands) = (positions(fields)?, subcommands.collect::<Option<_>>()?);
     Some((name(fields)?, Entry { keys, subcommands, categories }))
+}
+
+/// Without the `@`.
+fn categories_of(fields: &[Reply]) -> Vec<&[u8]> {
+    let words = if let Some(Reply::Array(words)) = fields.get(6) { &words[..] } else { &[] };
+    words.iter().filter_map(|item| word(item)?.strip_prefix(b"@")).collect()
 }
 
 /// A word, as a simple or a bulk string.

@@ -10,7 +10,7 @@ use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
 use crate::machine::log::command::{Db, Words};
 use crate::machine::log::fields::{put_argv, read_argv};
 use crate::machine::log::reply_codec::{read_reply, write_reply};
-use crate::machine::{Applied, Machine};
+use crate::machine::{AdminAct, Applied, Machine};
 use crate::reply::Reply;
 use crate::script::scripts::sha1;
 use crate::types::Member;
@@ -202,6 +202,15 @@ impl Machine {
         self.counters.differing_effects
     }
 
+    fn note_admin_act(&self, write: &Write<'_>, out: &mut Applied) {
+        let act = write.argv.first().and_then(|name| AdminAct::named(name));
+        if let (Some(act), Some(id)) = (act, self.acting) {
+            if !out.admin_acts.contains(&(id, act)) {
+                out.admin_acts.push((id, act));
+            }
+        }
+    }
+
     /// Applies what a script did.
     pub(crate) fn effects(&mut self, effects: &Effects<'_>, out: &mut Applied) -> Reply {
         let mut differs = false;
@@ -209,6 +218,7 @@ impl Machine {
             match step {
                 Step::Read { key } => self.note_name_read(key, out),
                 Step::Write(write) => {
+                    self.note_admin_act(write, out);
                     let reply = self.run_write(effects.member, write, out);
                     differs |= result_hash(&reply) != write.result;
                 }

@@ -1,6 +1,9 @@
 //! Scripts of users with limited rights: every call is asked about, and a script that may do all its form can do is still recognised.
 
 use super::*;
+use crate::keyspace::acl_table;
+use crate::keyspace::table::{self, Run};
+use crate::machine::AdminAct;
 use crate::script::AS_USER;
 use crate::types::SessionId;
 
@@ -97,5 +100,33 @@ fn a_limited_script_and_its_transaction_are_shown_no_session() {
 fn script_without_its_words_is_answered_and_never_logged_as_it_came() {
     for words in ["SCRIPT LOAD", "SCRIPT LOAD a b", "script load", "SCRIPT", "script"] {
         assert!(Bench::new().say(words).starts_with("-ERR"), "{words}");
+    }
+}
+
+/// The node of the client writes it into its audit log.
+#[test]
+fn administrative_commands_of_a_script_are_told_once_each() {
+    let mut bench = Bench::new();
+    let body = b"redis.call('set', 'k', 'x') redis.call('FlushAll') redis.call('flushall') return redis.call('flushdb')";
+    let argv: [&[u8]; 3] = [b"EVAL", body, b"0"];
+    let argv = argv.into_iter().collect();
+    let blob = bench.logged(&Command::Redis { db: 0, resp: Resp::Two, member: None, argv });
+    let id = RequestId { origin: Origin { node: 1, incarnation: 1 }, seq: 1 };
+    let mut out = Applied::default();
+    bench.machine.apply(bench.stamp, Some(id), Command::decode(&blob).unwrap(), &mut out);
+    assert_eq!(out.admin_acts, [(id, AdminAct::FlushAll), (id, AdminAct::FlushDb)]);
+}
+
+#[test]
+fn all_administrative_commands_that_scripts_may_call_are_told() {
+    for row in acl_table::ROWS.iter().filter(|row| row.categories & acl_table::ADMIN != 0) {
+        let callable = table::find(row.name.as_bytes())
+            .is_some_and(|row| matches!(row.run, Run::Here(_)) && !row.is(table::NOSCRIPT));
+        assert_eq!(callable, AdminAct::named(row.name.as_bytes()).is_some(), "{}", row.name);
+    }
+    for line in ["LOCK.FORCERELEASE l", "LOCK.CLUSTER SET max-memory 1gb"] {
+        let words: Vec<String> = line.split(' ').map(|word| format!("'{word}'")).collect();
+        let said = Bench::new().eval(&format!("return redis.call({})", words.join(", ")));
+        assert!(said.contains("cannot be called from a script"), "{said}");
     }
 }

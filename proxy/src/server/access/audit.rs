@@ -1,18 +1,21 @@
 //! The audit log: one JSON line for every administrative act, refused permission and failed login.
 //!
-//! Lines go through a bounded queue to a thread of their own; where it is full they are counted, and the next line says how many
-//! are missing. The file is appended to, has mode 0600, and is opened again when it was moved away.
+//! A thread of its own writes the lines. Administrative acts wait for it in a bounded queue; where that is full they are counted,
+//! and the next line says how many are missing. Refusals cannot fill that queue: equal ones within a second become one line with
+//! a count ([`super::audit_repeats`]). The file is appended to, has mode 0600, and is opened again when it was moved away.
 
+use super::audit_repeats::{Repeated, Repeats};
 use crate::clock;
+use crate::node_api::AdminActs;
 use redfence_core::reply::Reply;
 use serde_json::json;
+use std::collections::VecDeque;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{sync_channel, Receiver, SyncSender};
-use std::sync::Arc;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 const LINES_MAX: usize = 4_096;
 /// Bytes of each text from a client that are shown.
@@ -22,7 +25,7 @@ const ARGUMENTS_MAX: usize = 8;
 /// What is written down.
 #[derive(Clone, Copy, Debug)]
 pub struct AuditEvent<'a> {
-    /// `admin`, `denied` or `login_failed`.
+    /// `admin`, `script`, `denied` or `login_failed`.
     pub event: &'static str,
     pub user: &'a [u8],
     /// The client's address.
@@ -37,7 +40,11 @@ pub struct AuditEvent<'a> {
 
 /// An administrative act whose outcome is not known yet.
 #[derive(Debug)]
-pub struct AuditDraft(serde_json::Value);
+pub struct AuditDraft {
+    line: serde_json::Value,
+    /// A script: written down where it called one of these.
+    acts: Option<Arc<AdminActs>>,
+}
 
 /// What a line says of an act that has this reply: `ok`, or the code of the error.
 #[must_use]
@@ -49,53 +56,123 @@ pub fn result_of(reply: &Reply) -> &str {
     }
 }
 
+/// The same for the bytes of a reply of the upstream Redis.
+#[must_use]
+pub fn result_of_bytes(reply: &[u8]) -> &str {
+    let code = |text: &[u8]| text.iter().position(|byte| !byte.is_ascii_uppercase()).unwrap_or(text.len());
+    match reply {
+        [b'-', text @ ..] => std::str::from_utf8(&text[..code(text)]).unwrap_or(UNKNOWN),
+        [b'+', b'Q', b'U', b'E', b'U', b'E', b'D', ..] => QUEUED,
+        [b'*', b'-', b'1', ..] | [b'_', ..] => DISCARDED,
+        _ => OK,
+    }
+}
+
 pub const OK: &str = "ok";
 /// It will be carried out with `EXEC`.
 pub const QUEUED: &str = "queued";
 /// The upstream Redis has it; its reply goes to the client unread.
 pub const PASSED: &str = "passed";
+/// A transaction that was not carried out, because a watched key had changed.
+pub const DISCARDED: &str = "discarded";
 /// The client was gone before the reply came.
 pub const UNKNOWN: &str = "unknown";
 
 #[derive(Debug)]
 pub struct AuditLog {
-    lines: SyncSender<String>,
-    dropped: Arc<AtomicU64>,
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+}
+
+/// What the thread has not written yet.
+#[derive(Debug, Default)]
+struct Waiting {
+    acts: VecDeque<String>,
+    repeats: Repeats,
+    dropped: u64,
+    is_closed: bool,
+    /// All was written that was there when it was closed.
+    is_finished: bool,
+}
+
+impl Shared {
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl AuditLog {
     /// The error is one line.
     pub fn open(path: PathBuf) -> Result<AuditLog, String> {
         let file = open(&path).map_err(|error| format!("audit-log {}: {error}", path.display()))?;
-        let (sender, receiver) = sync_channel(LINES_MAX);
-        let dropped = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&dropped);
+        let shared = Arc::new(Shared::default());
+        let log = AuditLog { shared: Arc::clone(&shared) };
         std::thread::Builder::new()
             .name("audit".into())
-            .spawn(move || write_lines(&path, file, &receiver, &counter))
+            .spawn(move || write_lines(&path, file, &shared))
             .map_err(|error| format!("audit-log: cannot start its thread: {error}"))?;
-        Ok(AuditLog { lines: sender, dropped })
+        Ok(log)
     }
 
-    pub fn write(&self, event: AuditEvent<'_>) {
-        self.send(line(event, clock::wall_us() / 1_000).to_string());
+    /// One that may come very often: equal ones within a second become one line.
+    pub fn write_repeated(&self, event: AuditEvent<'_>) {
+        let mut waiting = self.shared.waiting();
+        if waiting.repeats.add(&event, clock::wall_us() / 1_000) {
+            self.shared.changed.notify_one();
+        }
     }
 
-    /// What was asked for, and when; [`AuditLog::finish`] writes it with its outcome.
+    /// What was asked for, and when; [`AuditLog::finish`] writes it with its outcome. `acts`: of a script, which is written down only
+    /// where it called an administrative command.
     #[must_use]
-    pub fn draft(event: AuditEvent<'_>) -> AuditDraft {
-        AuditDraft(line(event, clock::wall_us() / 1_000))
+    pub fn draft(event: AuditEvent<'_>, acts: Option<Arc<AdminActs>>) -> AuditDraft {
+        AuditDraft { line: line(event, clock::wall_us() / 1_000), acts }
     }
 
     pub fn finish(&self, mut draft: AuditDraft, result: &str) {
-        draft.0["result"] = result.into();
-        self.send(draft.0.to_string());
+        if let Some(acts) = draft.acts.take() {
+            let names = acts.names();
+            // Where the outcome is not known, neither is what the script did.
+            if names.is_empty() && !matches!(result, UNKNOWN | "INDETERMINATE") {
+                return;
+            }
+            draft.line["arguments"] = names.into();
+        }
+        draft.line["result"] = result.into();
+        self.send(draft.line.to_string());
+    }
+
+    /// Writes what waits, for so long at most: the program is about to end.
+    pub fn close(&self, within: Duration) {
+        let mut waiting = self.shared.waiting();
+        waiting.is_closed = true;
+        self.shared.changed.notify_all();
+        let finished =
+            self.shared.changed.wait_timeout_while(waiting, within, |waiting| !waiting.is_finished);
+        drop(finished.unwrap_or_else(PoisonError::into_inner));
     }
 
     fn send(&self, line: String) {
-        if self.lines.try_send(line).is_err() {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+        let mut waiting = self.shared.waiting();
+        if waiting.acts.len() < LINES_MAX {
+            waiting.acts.push_back(line);
+            self.shared.changed.notify_one();
+        } else {
+            waiting.dropped += 1;
         }
+    }
+}
+
+/// What waits is still written.
+impl Drop for AuditLog {
+    fn drop(&mut self) {
+        self.shared.waiting().is_closed = true;
+        self.shared.changed.notify_all();
     }
 }
 
@@ -114,7 +191,12 @@ fn line(event: AuditEvent<'_>, now_ms: u64) -> serde_json::Value {
 }
 
 fn shown(text: &[u8]) -> String {
-    String::from_utf8_lossy(&text[..text.len().min(TEXT_BYTES_MAX)]).into_owned()
+    String::from_utf8_lossy(cut(text)).into_owned()
+}
+
+/// As much of a text as is shown.
+pub(super) fn cut(text: &[u8]) -> &[u8] {
+    &text[..text.len().min(TEXT_BYTES_MAX)]
 }
 
 /// Arguments that say what was done, and no secret: of other commands none.
@@ -127,7 +209,7 @@ fn shown_arguments(command: &str, arguments: &[&[u8]]) -> Vec<String> {
             words.map(|word| if is_secret(word) { "(redacted)".into() } else { shown(word) }).collect()
         }
         "config|set" => arguments.iter().step_by(2).take(ARGUMENTS_MAX).map(|word| shown(word)).collect(),
-        "acl|deluser" | "client|kill" | "flushall" | "flushdb" => shown_all(),
+        "acl|deluser" | "client|kill" | "flushall" | "flushdb" | "exec" => shown_all(),
         _ if command.starts_with("lock.") => shown_all(),
         _ => Vec::new(),
     }
@@ -159,9 +241,9 @@ fn open(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().append(true).create(true).mode(0o600).open(path)
 }
 
-fn write_lines(path: &Path, mut file: File, lines: &Receiver<String>, dropped: &AtomicU64) {
+fn write_lines(path: &Path, mut file: File, shared: &Shared) {
     let mut has_failed = false;
-    while let Ok(line) = lines.recv() {
+    while let Some((lines, mut text)) = next_text(shared) {
         if was_moved(path, &file) {
             match open(path) {
                 Ok(fresh) => file = fresh,
@@ -170,23 +252,62 @@ fn write_lines(path: &Path, mut file: File, lines: &Receiver<String>, dropped: &
                 }
             }
         }
-        let missing = dropped.swap(0, Ordering::Relaxed);
-        let mut text = line + "\n";
-        if missing > 0 {
-            let note =
-                json!({ "time": timestamp(clock::wall_us() / 1_000), "event": "dropped", "lines": missing });
-            text = format!("{note}\n{text}");
+        if has_failed {
+            // What was written last may have ended within a line.
+            text.insert(0, '\n');
         }
         match file.write_all(text.as_bytes()) {
             Ok(()) => has_failed = false,
             Err(error) => {
-                dropped.fetch_add(1 + missing, Ordering::Relaxed);
+                shared.waiting().dropped += lines;
                 if !std::mem::replace(&mut has_failed, true) {
                     tracing::error!(%error, path = %path.display(), "audit log cannot be written");
                 }
             }
         }
     }
+    shared.waiting().is_finished = true;
+    shared.changed.notify_all();
+}
+
+/// Sleeps until there is something to write: how many lines or missing lines it stands for, and the text. `None`: that was all.
+fn next_text(shared: &Shared) -> Option<(u64, String)> {
+    let mut waiting = shared.waiting();
+    loop {
+        let now_ms = clock::wall_us() / 1_000;
+        let acts = std::mem::take(&mut waiting.acts);
+        let repeated = match waiting.is_closed {
+            true => waiting.repeats.take_all(),
+            false => waiting.repeats.take_due(now_ms),
+        };
+        if !acts.is_empty() || !repeated.is_empty() {
+            let missing = std::mem::take(&mut waiting.dropped);
+            drop(waiting);
+            let lines = (acts.len() + repeated.len()) as u64 + missing;
+            let note = json!({ "time": timestamp(now_ms), "event": "dropped", "lines": missing });
+            let note = (missing > 0).then(|| note.to_string());
+            let repeated = repeated.iter().map(|repeated| repeated_line(repeated).to_string());
+            let all = note.into_iter().chain(acts).chain(repeated);
+            return Some((lines, all.map(|line| line + "\n").collect()));
+        }
+        if waiting.is_closed {
+            return None;
+        }
+        let wait_ms = waiting.repeats.next_due_ms().map(|due_ms| due_ms.saturating_sub(now_ms).max(1));
+        waiting = match wait_ms {
+            Some(ms) => {
+                let slept = shared.changed.wait_timeout(waiting, Duration::from_millis(ms));
+                slept.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => shared.changed.wait(waiting).unwrap_or_else(PoisonError::into_inner),
+        };
+    }
+}
+
+fn repeated_line(repeated: &Repeated) -> serde_json::Value {
+    let mut line = line(repeated.event(), repeated.first_ms);
+    line["count"] = repeated.count.into();
+    line
 }
 
 fn was_moved(path: &Path, file: &File) -> bool {
@@ -240,12 +361,69 @@ mod tests {
             }
             panic!("{} has {} lines", path.display(), lines(path));
         };
-        log.write(event("flushall", &[]));
+        log.finish(AuditLog::draft(event("flushall", &[]), None), OK);
         await_lines(&path, 1);
         let moved = folder.path().join("audit.1");
         fs::rename(&path, &moved).unwrap();
-        log.write(event("flushall", &[]));
+        log.finish(AuditLog::draft(event("flushall", &[]), None), OK);
         await_lines(&path, 1);
         assert_eq!(lines(&moved), 1);
+    }
+
+    #[test]
+    fn refusals_by_the_thousand_are_few_lines_and_drop_no_act() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("audit");
+        let log = AuditLog::open(path.clone()).unwrap();
+        for _ in 0..200 {
+            for _ in 0..1_000 {
+                log.write_repeated(AuditEvent { event: "denied", result: "NOPERM", ..event("save", &[]) });
+            }
+            log.finish(AuditLog::draft(event("flushall", &[]), None), OK);
+        }
+        log.close(Duration::from_secs(60));
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let denials: u64 = lines.iter().filter_map(|line| line["count"].as_u64()).sum();
+        assert_eq!(denials, 200_000, "every one is counted, and written before the program ends");
+        let acts = lines.iter().filter(|line| line["event"] == "admin").count();
+        assert_eq!(acts, 200);
+        // One at once, one a second, and one at the end: however slow the machine, far fewer than refusals.
+        assert!(lines.len() - acts < 1_000, "{} lines", lines.len() - acts);
+    }
+
+    #[test]
+    fn a_script_is_written_down_for_what_it_did() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("audit");
+        let log = AuditLog::open(path.clone()).unwrap();
+        let script = || {
+            let acts = Arc::new(AdminActs::default());
+            (Arc::clone(&acts), AuditLog::draft(event("eval", &[]), Some(acts)))
+        };
+        let ((_, harmless), (flushes, flushing), (_, unknown)) = (script(), script(), script());
+        log.finish(harmless, OK);
+        flushes.add(redfence_core::machine::AdminAct::FlushAll);
+        log.finish(flushing, OK);
+        log.finish(unknown, "INDETERMINATE");
+        log.close(Duration::from_secs(60));
+        let text = fs::read_to_string(&path).unwrap();
+        assert_eq!(text.lines().count(), 2, "{text}");
+        assert!(text.contains("\"arguments\":[\"flushall\"]") && text.contains("INDETERMINATE"), "{text}");
+    }
+
+    #[test]
+    fn the_outcome_is_read_from_a_reply_of_the_upstream() {
+        for (reply, expected) in [
+            (&b"+OK\r\n"[..], OK),
+            (&b"-NOPERM no\r\n"[..], "NOPERM"),
+            (&b"-ERR x\r\n"[..], "ERR"),
+            (&b"+QUEUED\r\n"[..], QUEUED),
+            (&b"*-1\r\n"[..], DISCARDED),
+            (&b"*0\r\n"[..], OK),
+        ] {
+            assert_eq!(result_of_bytes(reply), expected);
+        }
     }
 }

@@ -1,15 +1,13 @@
 //! What a connection asks before it runs a command, delivers a message, or runs a transaction. Part of [`CommandContext`].
 
-use super::audit::{self, AuditEvent, AuditLog};
+use super::audit::AuditEvent;
 use crate::acl::check::{is_nested_fence_call, runs_script, Denial};
 use crate::acl::log::Refused;
 use crate::acl::{commands, script, User};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Disconnect;
-use crate::server::net::in_flight::AwaitedReply;
 use bytes::Bytes;
 use redfence_core::grammar::fence::FenceCall;
-use redfence_core::keyspace::acl_table::ADMIN;
 use redfence_core::machine::marks::check_guarded;
 use redfence_core::reply::Refusal;
 use std::sync::Arc;
@@ -89,7 +87,7 @@ impl CommandContext {
         if let Some(audit) = &access.audit {
             let (_, object) = denial.reason();
             let command = commands::find(argv).map_or("unknown", |known| known.name.as_str());
-            audit.write(AuditEvent {
+            audit.write_repeated(AuditEvent {
                 event: "denied",
                 user: &self.client.user.name,
                 client: info.address,
@@ -99,42 +97,6 @@ impl CommandContext {
                 object,
             });
         }
-    }
-
-    /// Writes an administrative act down with its outcome, where there is an audit log: at once, or when its reply comes.
-    /// `awaited_before`: replies that were awaited before the command was run.
-    pub(in crate::server) fn audit_admin(&mut self, argv: &[&[u8]], awaited_before: usize) {
-        let Some(audit) = &self.server.access.audit else { return };
-        let Some(command) = commands::find(argv) else { return };
-        if command.categories & ADMIN == 0 && command.name != "flushdb" {
-            return;
-        }
-        let words = if command.container().is_some() { 2 } else { 1 };
-        let draft = AuditLog::draft(AuditEvent {
-            event: "admin",
-            user: &self.client.user.name,
-            client: self.client.info.address,
-            command: &command.name,
-            arguments: argv.get(words..).unwrap_or_default(),
-            result: audit::UNKNOWN,
-            object: b"",
-        });
-        let is_awaited = self.replies.awaited.len() > awaited_before;
-        let at_once = match self.replies.awaited.back_mut().filter(|_| is_awaited) {
-            Some(AwaitedReply::Call(call)) => {
-                call.audit = Some(Box::new(draft));
-                return;
-            }
-            Some(AwaitedReply::OwnUpstream(_) | AwaitedReply::SharedUpstream(_)) => audit::PASSED,
-            // A reply that was ready, behind others that are not.
-            Some(AwaitedReply::Encoded(_) | AwaitedReply::Subscription(_)) | None => match &self.refused_with
-            {
-                Some(refusal) => refusal.code(),
-                None if self.client.transaction.is_some() => audit::QUEUED,
-                None => audit::OK,
-            },
-        };
-        audit.finish(draft, at_once);
     }
 
     /// What goes to the leader with a script; `None` where its calls need no check.
@@ -157,7 +119,7 @@ impl CommandContext {
         let refused = Refused { reason, context: "lua", object: b"script", user: &self.client.user.name };
         access.note_refusal(refused, || info.line(self.server.now_ms()));
         if let Some(audit) = &access.audit {
-            audit.write(AuditEvent {
+            audit.write_repeated(AuditEvent {
                 event: "denied",
                 user: &self.client.user.name,
                 client: info.address,

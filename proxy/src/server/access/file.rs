@@ -3,6 +3,7 @@
 //! A file that cannot be read or has an error in it changes nothing: the users stay as they were, and one log line says why.
 
 use super::{is_open, AccessControl};
+use crate::acl::commands::OtherNames;
 use crate::acl::users::FILE_BYTES_MAX;
 use crate::acl::Users;
 use crate::server::ServerState;
@@ -39,7 +40,7 @@ impl FileMark {
 pub(super) fn read(
     path: &Path,
     password: Option<&[u8]>,
-    takes_any: bool,
+    others: OtherNames<'_>,
 ) -> Result<(Users, FileMark), String> {
     let named = |error: String| format!("acl-file {}: {error}", path.display());
     let mut file = File::open(path).map_err(|error| named(error.to_string()))?;
@@ -50,7 +51,7 @@ pub(super) fn read(
     if text.len() > FILE_BYTES_MAX {
         return Err(named(format!("it has more than {FILE_BYTES_MAX} bytes")));
     }
-    let users = Users::parse(&text, password, takes_any).map_err(named)?;
+    let users = Users::parse(&text, password, others).map_err(named)?;
     Ok((users, FileMark::of(&metadata)))
 }
 
@@ -81,8 +82,17 @@ impl AccessControl {
             return Err("no ACL file is configured (--acl-file)".into());
         };
         let password = self.settings.password.as_deref().map(str::as_bytes);
-        let (users, mark) = read(path, password, self.settings.has_upstream)?;
+        let upstream = self.upstream_commands();
+        let others = match &upstream {
+            Some(known) => OtherNames::Upstream(known),
+            None if self.settings.has_upstream => OtherNames::Any,
+            None => OtherNames::None,
+        };
+        let (users, mark) = read(path, password, others)?;
         check(&users)?;
+        if upstream.is_none() {
+            super::warn_of_unchecked(&users);
+        }
         *self.file_mark.lock().unwrap_or_else(PoisonError::into_inner) = Some(mark);
         let gone = self.change(|now| {
             *now = users;

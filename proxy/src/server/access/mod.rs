@@ -10,17 +10,21 @@
 //! - [`compare`]: whether other nodes have the same users
 //! - [`file`]: the ACL file: read, written, and read again when it changes
 //! - [`login`]: `AUTH`, and the delay of those who guess
-//! - [`audit`]: the audit log
+//! - [`admin_acts`]: which commands are administrative acts
+//! - [`audit`]: the audit log; [`audit_repeats`]: refusals that repeat
 //! - [`upstream_table`]: commands that only the upstream Redis knows
 
+pub mod admin_acts;
 pub mod audit;
+pub mod audit_repeats;
 pub mod checks;
 pub mod compare;
 pub mod file;
 pub mod login;
 pub mod upstream_table;
 
-use crate::acl::check::{Denial, UpstreamCommands};
+use crate::acl::check::Denial;
+use crate::acl::commands::{OtherNames, UpstreamCommands};
 use crate::acl::log::{AclLog, Refused};
 use crate::acl::{User, Users};
 use audit::AuditLog;
@@ -30,6 +34,9 @@ use redfence_core::reply::Refusal;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+/// Rules about which a log line is written, at most, whenever they are looked at.
+const WARNINGS_MAX: usize = 16;
 
 /// What the flags say.
 #[derive(Clone, Debug, Default)]
@@ -73,7 +80,10 @@ impl AccessControl {
         let password = settings.password.as_deref().map(str::as_bytes);
         let (users, mark) = match &settings.acl_file {
             Some(path) => {
-                let (users, mark) = file::read(path, password, settings.has_upstream)?;
+                // The upstream Redis is not reached yet: what only it could know is checked when it is.
+                let others = if settings.has_upstream { OtherNames::Any } else { OtherNames::None };
+                let (users, mark) = file::read(path, password, others)?;
+                warn_of_unchecked(&users);
                 (users, Some(mark))
             }
             None => (Users::new(password), None),
@@ -106,11 +116,6 @@ impl AccessControl {
     #[must_use]
     pub fn needs_login(&self) -> bool {
         self.needs_login.load(Ordering::Acquire)
-    }
-
-    #[must_use]
-    pub fn takes_any_command(&self) -> bool {
-        self.settings.has_upstream
     }
 
     #[must_use]
@@ -150,6 +155,15 @@ impl AccessControl {
     }
 
     pub(super) fn set_upstream_commands(&self, commands: UpstreamCommands) {
+        for (user, command) in
+            self.users().unknown_names(OtherNames::Upstream(&commands)).iter().take(WARNINGS_MAX)
+        {
+            tracing::error!(
+                user,
+                command,
+                "ACL rule without effect: neither this node nor the upstream Redis has such a command; correct the rule"
+            );
+        }
         *self.upstream_commands.write().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(commands));
     }
 
@@ -179,6 +193,17 @@ impl AccessControl {
     ) {
         let (reason, object) = denial.reason();
         self.note_refusal(Refused { reason, context, object, user }, client);
+    }
+}
+
+/// The file was read before the upstream Redis told its commands.
+pub(super) fn warn_of_unchecked(users: &Users) {
+    for (user, command) in users.unknown_names(OtherNames::None).iter().take(WARNINGS_MAX) {
+        tracing::warn!(
+            user,
+            command,
+            "ACL rule taken unchecked: it names a command that only the upstream Redis may have, and its command table is not known yet"
+        );
     }
 }
 

@@ -1,8 +1,7 @@
 //! Commands that only the upstream Redis knows, such as those of its modules: its own `COMMAND` table
 //! ([`crate::tier1::command_table`]) tells their categories and keys.
 
-use crate::acl::check::{UpstreamCommand, UpstreamCommands};
-use crate::acl::commands;
+use crate::acl::commands::{self, UpstreamCommand, UpstreamCommands};
 use crate::server::ServerState;
 use crate::tier1::command_table::{CommandRow, CommandTable};
 use std::sync::Arc;

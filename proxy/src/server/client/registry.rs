@@ -177,7 +177,7 @@ pub struct Registry {
 #[derive(Debug, Default)]
 struct ClientTable {
     infos: BTreeMap<u64, Arc<ClientInfo>>,
-    /// How many come from each address.
+    /// How many come from each address, or from each network of IPv6.
     addresses: BTreeMap<IpAddr, usize>,
 }
 
@@ -203,6 +203,19 @@ impl ClientLimits {
     }
 }
 
+/// What counts as one address: whoever has an IPv6 address usually has its whole /64 network.
+#[must_use]
+pub fn network(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V4(address) => IpAddr::V4(address),
+        IpAddr::V6(address) if address.is_loopback() => IpAddr::V6(address),
+        IpAddr::V6(address) => {
+            let bits = u128::from(address) & !u128::from(u64::MAX);
+            IpAddr::V6(bits.into())
+        }
+    }
+}
+
 /// Why a client is turned away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TooMany {
@@ -223,7 +236,8 @@ impl Registry {
         if table.infos.len() >= limits.clients_max {
             return Err(TooMany::Clients);
         }
-        let of_address = table.addresses.get(&address.ip()).copied().unwrap_or(0);
+        let network = network(address.ip());
+        let of_address = table.addresses.get(&network).copied().unwrap_or(0);
         if of_address >= limits.of_address(address.ip()) {
             return Err(TooMany::OfThisAddress);
         }
@@ -245,7 +259,7 @@ impl Registry {
             waiting: Mutex::default(),
             busy: AtomicBool::new(false),
         });
-        *table.addresses.entry(address.ip()).or_default() += 1;
+        *table.addresses.entry(network).or_default() += 1;
         table.infos.insert(id, Arc::clone(&info));
         Ok(info)
     }
@@ -253,10 +267,11 @@ impl Registry {
     pub fn leave(&self, id: u64) {
         let mut table = self.table();
         let Some(info) = table.infos.remove(&id) else { return };
-        if let Some(count) = table.addresses.get_mut(&info.address.ip()) {
+        let network = network(info.address.ip());
+        if let Some(count) = table.addresses.get_mut(&network) {
             *count -= 1;
             if *count == 0 {
-                table.addresses.remove(&info.address.ip());
+                table.addresses.remove(&network);
             }
         }
     }
@@ -324,6 +339,21 @@ mod tests {
         enter(&registry, "10.0.0.1:4", limits).unwrap();
         let few = ClientLimits { clients_max: 3, ..limits };
         assert_eq!(enter(&registry, "10.0.0.3:1", few).unwrap_err(), TooMany::Clients);
+    }
+
+    #[test]
+    fn an_ipv6_network_is_one_address() {
+        let registry = Registry::default();
+        let limits = ClientLimits { clients_max: 10, per_address_max: Some(2) };
+        let first = enter(&registry, "[2001:db8::1]:1", limits).unwrap();
+        enter(&registry, "[2001:db8::2]:1", limits).unwrap();
+        assert_eq!(enter(&registry, "[2001:db8::3]:1", limits).unwrap_err(), TooMany::OfThisAddress);
+        enter(&registry, "[2001:db8:0:1::3]:1", limits).unwrap();
+        registry.leave(first.id);
+        enter(&registry, "[2001:db8::3]:1", limits).unwrap();
+        let of = |text: &str| network(text.parse().unwrap());
+        assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
+        assert!(of("::1").is_loopback());
     }
 
     #[test]

@@ -42,6 +42,8 @@ pub struct Transaction {
     pub must_abort: bool,
     /// When it began, in generations of users.
     pub access_generation: u64,
+    /// Administrative commands in it, for the audit log; filled only where there is one.
+    pub admin_acts: Vec<String>,
     commands: Vec<Vec<Bytes>>,
     bytes: usize,
     words: usize,
@@ -74,6 +76,7 @@ impl Transaction {
             target,
             must_abort: false,
             access_generation: 0,
+            admin_acts: Vec::new(),
             commands: Vec::new(),
             bytes: 0,
             words: 0,
@@ -95,6 +98,12 @@ impl Transaction {
         places.rev().for_each(|at| {
             self.commands.remove(at);
         });
+    }
+
+    /// Whether a script is queued.
+    #[must_use]
+    pub fn has_script(&self) -> bool {
+        self.commands.iter().any(|argv| runs_script(&[&argv[0]]))
     }
 
     /// Whether it fits into a request when these rights go with each of its scripts.

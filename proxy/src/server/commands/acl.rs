@@ -2,6 +2,7 @@
 
 use super::{is, unknown_subcommand, wrong_arity};
 use crate::acl::check::Denial;
+use crate::acl::commands::OtherNames;
 use crate::acl::users::{check_name, DEFAULT};
 use crate::acl::{commands, selector, user, User};
 use crate::clock;
@@ -97,7 +98,8 @@ impl CommandContext {
     /// All words, or none of them.
     fn set_user(&self, name: &[u8], words: &[&[u8]]) -> Result<Reply, Refusal> {
         check_name(name).map_err(|text| Refusal::new(format!("ERR {text}")))?;
-        let takes_any = self.server.access.takes_any_command();
+        let upstream = self.server.access.upstream_commands();
+        let others = upstream.as_deref().map_or(OtherNames::None, OtherNames::Upstream);
         let words = selector::join_words(words)
             .map_err(|word| Refusal::new(format!("ERR {}", selector::unmatched(&word))))?;
         self.server.access.change(|users| {
@@ -107,7 +109,7 @@ impl CommandContext {
                 None => return Err(Refusal::new("ERR a node has 10000 users at most; delete some")),
             };
             for word in &words {
-                user.apply(word, takes_any).map_err(|problem| {
+                user.apply(word, others).map_err(|problem| {
                     // Never the secret itself.
                     let word = match word.first() {
                         Some(b'>' | b'<') => format!("{}…", char::from(word[0])),

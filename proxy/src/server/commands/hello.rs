@@ -5,7 +5,7 @@ use crate::acl::log::Refused;
 use crate::acl::User;
 use crate::resp::encode::Protocol;
 use crate::server::access::audit::AuditEvent;
-use crate::server::access::login;
+use crate::server::access::login::{self, DelayedLogin};
 use crate::server::client::session::{BeforeLogin, ReplyMode, DATABASES};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
@@ -14,7 +14,6 @@ use redfence_core::grammar::errors::shown;
 use redfence_core::reply::{Refusal, Reply};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::sync::oneshot;
 
 /// The Redis whose manners we have; clients switch features by it.
@@ -40,7 +39,7 @@ impl CommandContext {
         self.reply_after(delay, answer.unwrap_or_else(Reply::Error))
     }
 
-    fn hello_inner(&mut self, argv: &[&[u8]], delay: &mut Option<Duration>) -> Result<Reply, Refusal> {
+    fn hello_inner(&mut self, argv: &[&[u8]], delay: &mut Option<DelayedLogin>) -> Result<Reply, Refusal> {
         let mut protocol = self.client.protocol;
         let mut words = argv[1..].iter().copied();
         if let Some(version) = words.next() {
@@ -115,11 +114,19 @@ impl CommandContext {
     }
 
     /// Becomes this user, if the password is right. `delay`: how long the answer has to wait.
-    fn log_in(&mut self, name: &[u8], password: &[u8], delay: &mut Option<Duration>) -> Result<(), Refusal> {
+    fn log_in(
+        &mut self,
+        name: &[u8],
+        password: &[u8],
+        delay: &mut Option<DelayedLogin>,
+    ) -> Result<(), Refusal> {
         let server = Arc::clone(&self.server);
         let (access, info) = (&server.access, Arc::clone(&self.client.info));
         let (address, now_ms) = (info.address.ip(), server.now_ms());
-        if !access.throttle.admits(address, now_ms) {
+        if !access.throttle.admits(address, name, now_ms) {
+            // Made-up names share a line: nothing slows down whoever sends them.
+            let known = access.user(name).map_or(&b"(unknown)"[..], |_| name);
+            self.audit_failed_login(known, "ERR", b"too many failed logins");
             return Err(Refusal::new(login::TOO_MANY));
         }
         let generation = access.generation();
@@ -129,12 +136,15 @@ impl CommandContext {
             .as_ref()
             .map_or_else(|| User::new(name).takes_password(password), |user| user.takes_password(password));
         let failed_here = if is_right { 0 } else { self.client.failed_logins.saturating_add(1) };
-        let is_delayed = delay.is_some();
-        let wait = access.throttle.delay(address, failed_here, now_ms);
-        if is_delayed && wait.is_some() {
-            access.throttle.answered(address);
+        if let Some(login) = access.throttle.delay(address, name, failed_here, now_ms) {
+            // `HELLO` may name several users: the longest wait counts.
+            let (longer, shorter) = match delay.take() {
+                Some(before) if before.wait > login.wait => (before, Some(login)),
+                before => (login, before),
+            };
+            shorter.iter().for_each(|login| access.throttle.answered(login));
+            *delay = Some(longer);
         }
-        *delay = (*delay).max(wait);
         let Some(user) = user.filter(|_| is_right) else {
             self.client.failed_logins = failed_here;
             self.note_failed_login(name);
@@ -174,30 +184,34 @@ impl CommandContext {
         let refused = Refused { reason: "auth", context: "toplevel", object: b"AUTH", user: name };
         access.note_refusal(refused, || info.line(self.server.now_ms()));
         tracing::warn!(client = %info.address, user = shown(name), "login failed");
-        if let Some(audit) = &access.audit {
-            audit.write(AuditEvent {
+        self.audit_failed_login(name, "WRONGPASS", b"");
+    }
+
+    fn audit_failed_login(&self, name: &[u8], result: &str, object: &[u8]) {
+        if let Some(audit) = &self.server.access.audit {
+            audit.write_repeated(AuditEvent {
                 event: "login_failed",
                 user: name,
-                client: info.address,
+                client: self.client.info.address,
                 command: "auth",
                 arguments: &[],
-                result: "WRONGPASS",
-                object: b"",
+                result,
+                object,
             });
         }
     }
 
     /// Answers now, or when the time is up. Nothing else of this client is served meanwhile.
-    fn reply_after(&mut self, delay: Option<Duration>, reply: Reply) -> Progress {
+    fn reply_after(&mut self, delay: Option<DelayedLogin>, reply: Reply) -> Progress {
         let Some(delay) = delay else {
             self.reply(&reply);
             return Progress::Done;
         };
         let (sender, receiver) = oneshot::channel();
-        let (server, address) = (Arc::clone(&self.server), self.client.info.address.ip());
+        let server = Arc::clone(&self.server);
         tokio::spawn(async move {
-            tokio::time::sleep(delay).await;
-            server.access.throttle.answered(address);
+            tokio::time::sleep(delay.wait).await;
+            server.access.throttle.answered(&delay);
             // The client may be gone: then nobody misses the answer.
             let _ = sender.send(reply);
         });

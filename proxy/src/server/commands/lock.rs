@@ -128,6 +128,7 @@ impl CommandContext {
                         self.client.info.id,
                         self.client.caller(),
                         None,
+                        None,
                         blob,
                         wait_ms,
                     ),
@@ -311,6 +312,7 @@ impl CommandContext {
             operation: Some(operation_of(request)),
             by_lua: backend != Tier1Backend::Module,
             began_us: self.server.now_us(),
+            audit: None,
         };
         let quick = !waits && !matches!(request, Request::FenceCall(_));
         match backend {

@@ -1,6 +1,7 @@
 //! Plain Redis commands on the Raft keyspace, once [`crate::server::routing::plan`] has decided that it answers them.
 
 use super::scripts;
+use crate::acl::check::runs_script;
 use crate::node_api::{OwnedQuery, WAIT_FOREVER};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
@@ -89,10 +90,12 @@ impl CommandContext {
             put_user(&mut blob, self.client.user.tag);
         }
         Command::Redis { db: self.client.db, resp, member, argv: words }.encode(&mut blob);
+        let admin_acts = self.new_admin_acts(runs_script(argv));
         let pending = self.server.tier2.submit_for(
             self.client.info.id,
             self.client.caller(),
             is_large.then(|| Arc::clone(&self.client.account)),
+            admin_acts.clone(),
             Bytes::from(blob),
             wait_ms,
         );
@@ -103,6 +106,7 @@ impl CommandContext {
         self.await_call(in_flight, Source::Tier2(pending), wait.is_some(), if_abandoned);
         if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
             call.is_routed = is_routed;
+            call.admin_acts = admin_acts;
         }
         self.replies.large_calls += usize::from(is_large);
         Progress::Done

@@ -94,10 +94,13 @@ impl CommandContext {
             }
         }
         let Some(transaction) = &self.client.transaction else { unreachable!("asked before") };
-        let rights = match self.script_rights(&[b"EVAL"]) {
-            Ok(rights) => rights,
+        let has_script = transaction.has_script();
+        // Only scripts take the rights of their user along.
+        let rights = match has_script.then(|| self.script_rights(&[b"EVAL"])).transpose() {
+            Ok(rights) => rights.flatten(),
             Err(refusal) => return self.give_up(refusal),
         };
+        let admin_acts = self.new_admin_acts(has_script);
         if let Some(Err(refusal)) =
             rights.as_ref().map(|rights| transaction.check_rights(rights, self.client.watched_bytes))
         {
@@ -110,12 +113,16 @@ impl CommandContext {
             self.client.info.id,
             self.client.caller(),
             Some(Arc::clone(&self.client.account)),
+            admin_acts.clone(),
             blob,
             0,
         );
         self.await_call(in_flight, Source::Tier2(pending), false, IfAbandoned::Nothing);
         self.replies.large_calls += 1;
         self.then(AfterReply::Transaction { selects, denied });
+        if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
+            call.admin_acts = admin_acts;
+        }
         self.forget_transaction();
         Progress::Done
     }

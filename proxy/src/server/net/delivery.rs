@@ -116,7 +116,11 @@ impl CommandContext {
             self.note_script_denial(refusal);
         }
         if let (Some(draft), Some(audit)) = (call.audit, &self.server.access.audit) {
-            audit.finish(*draft, audit::result_of(&reply));
+            let result = match (&call.after_reply, &reply) {
+                (AfterReply::Transaction { .. }, Reply::Nil | Reply::NilArray) => audit::DISCARDED,
+                _ => audit::result_of(&reply),
+            };
+            audit.finish(*draft, result);
         }
         self.server.stats.count(&reply, self.server.now_us().saturating_sub(call.began_us));
         if call.waits {

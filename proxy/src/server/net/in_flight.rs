@@ -5,7 +5,7 @@
 //! "write the data, release the lock" never has the second overtake the first.
 
 use crate::events::SubscriptionKind;
-use crate::node_api::OwnedQuery;
+use crate::node_api::{AdminActs, OwnedQuery};
 use crate::server::access::audit::{self, AuditDraft};
 use crate::server::stats::LockOperation;
 use crate::server::ServerState;
@@ -15,6 +15,7 @@ use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::SessionId;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use tokio::sync::oneshot;
 
@@ -80,6 +81,8 @@ pub struct AwaitedCall {
     pub after_reply: AfterReply,
     /// An administrative act, to be written down with its outcome.
     pub audit: Option<Box<AuditDraft>>,
+    /// What its scripts do, where there is an audit log.
+    pub admin_acts: Option<Arc<AdminActs>>,
 }
 
 /// How the answer changes the state of its client.
@@ -172,13 +175,22 @@ pub struct UpstreamCall {
     /// Answered by the Lua library: an error may mean that the library is gone.
     pub by_lua: bool,
     pub began_us: u64,
+    /// An administrative act, to be written down with its outcome.
+    pub audit: Option<Box<AuditDraft>>,
 }
 
 impl UpstreamCall {
+    /// The reply will not come, or nobody sees it.
+    pub fn abandon(&mut self, server: &ServerState) {
+        if let (Some(draft), Some(audit)) = (self.audit.take(), &server.access.audit) {
+            audit.finish(*draft, audit::UNKNOWN);
+        }
+    }
+
     /// Nobody looks at its reply.
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        self.operation.is_none() && !self.by_lua
+        self.operation.is_none() && !self.by_lua && self.audit.is_none()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::events::{Invalidation, PubSubMessage, SubscriberDelivery, INVALIDATE_CHANNEL};
 use crate::resp::encode::{Encoder, Protocol};
+use crate::server::client::session::TrackingMode;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, PASSING_BYTES_MAX, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::AwaitedReply;
@@ -37,6 +38,8 @@ impl CommandContext {
             let mut encoder = Encoder { out: &mut self.replies.out, protocol };
             match delivery {
                 SubscriberDelivery::Message(message) => encode_message(&mut encoder, &message),
+                // Tracked by another client, perhaps one with other rights.
+                SubscriberDelivery::Invalidated(Some(key)) if !self.client.user.may_read_key(&key) => {}
                 SubscriberDelivery::Invalidated(key) => encode_redirected(&mut encoder, key.as_deref()),
                 // It must know that it missed something, as it would if a Redis had hung up.
                 SubscriberDelivery::Missed => return Err(Disconnect),
@@ -49,12 +52,22 @@ impl CommandContext {
     /// Keys the client keeps that have changed. Only RESP3 has words for it: as in Redis, a RESP2 client is told nothing.
     pub(in crate::server) fn poll_mailbox(&mut self, context: &mut Context<'_>) -> bool {
         let mut moved = false;
+        if self.client.tracking.is_some() {
+            self.follow_users();
+        }
         while self.has_room_for_pushes() {
             let Some(tracking) = &mut self.client.tracking else { break };
             let Poll::Ready(invalidation) = tracking.mailbox.poll(context) else { break };
             tracking.redirect_broken |= matches!(invalidation, Invalidation::RedirectBroken(_));
+            // Of keys it never read it hears only where it may read them. Names are told to nobody else.
+            let is_hidden = match &invalidation {
+                Invalidation::Key(key) => {
+                    tracking.mode == TrackingMode::Broadcast && !self.client.user.may_read_key(key)
+                }
+                Invalidation::Everything | Invalidation::RedirectBroken(_) => false,
+            };
             let protocol = self.client.protocol;
-            if protocol == Protocol::Resp3 {
+            if protocol == Protocol::Resp3 && !is_hidden {
                 self.push_behind_replies(|out| {
                     encode_invalidation(&mut Encoder { out, protocol }, &invalidation)
                 });

@@ -49,7 +49,8 @@ impl CommandContext {
             self.client.reply_mode = ReplyMode::SkipThis;
         }
         self.refused_with = None;
-        let awaited_before = self.replies.awaited.len();
+        let awaited_before = self.awaited_count();
+        let queued_acts = if local == Some(Local::Exec) { self.queued_acts() } else { Vec::new() };
         let access = self.check_access(argv);
         let is_allowed = access.is_ok();
         let flow = if let Err(refusal) = access {
@@ -75,7 +76,7 @@ impl CommandContext {
         if flow != Progress::Stalled {
             self.note_command();
             if is_allowed && self.server.access.audit.is_some() {
-                self.audit_admin(argv, awaited_before);
+                self.audit_admin(argv, awaited_before, &queued_acts);
             }
             if local != Some(Local::Client) {
                 self.end_caching();
@@ -219,10 +220,11 @@ impl CommandContext {
         }
         self.client.watches_upstream |= argv[0].eq_ignore_ascii_case(b"WATCH");
         self.replies.in_flight = InFlight::OwnUpstream;
-        let muted = self.client.is_muted();
+        let (muted, awaited_before) = (self.client.is_muted(), self.awaited_count());
         self.replies
             .awaited
             .push_back(AwaitedReply::OwnUpstream(UpstreamCall { muted, ..UpstreamCall::default() }));
+        self.audit_admin(argv, awaited_before, &[]);
         self.note_command();
         Ok(Progress::Done)
     }

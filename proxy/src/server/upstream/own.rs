@@ -3,6 +3,7 @@
 
 use crate::resp::encode::Encoder;
 use crate::resp::request::{words_of, ProtocolError, RequestParser};
+use crate::server::access::audit;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, Progress, PASSING_BYTES_MAX};
 use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
@@ -62,15 +63,16 @@ impl CommandContext {
                 Poll::Pending => break,
                 Poll::Ready(Ok(ReplyPart::Bytes)) => {}
                 Poll::Ready(Ok(ReplyPart::Reply { .. })) => {
-                    let Some(AwaitedReply::OwnUpstream(call)) = self.replies.awaited.pop_front() else {
+                    let Some(AwaitedReply::OwnUpstream(mut call)) = self.replies.awaited.pop_front() else {
                         // It said something nobody asked for, such as why it hangs up.
                         return Err(Disconnect);
                     };
                     if begins {
                         self.upstream.shared.note_reply(self.replies.out.len() - start);
-                        self.look_at_reply(&call, start);
+                        self.look_at_reply(&mut call, start);
                     } else {
                         self.upstream.shared.note_reply(usize::MAX);
+                        self.audit_reply(&mut call, audit::PASSED);
                     }
                     if call.waits {
                         self.client.set_waiting(false);
@@ -87,8 +89,11 @@ impl CommandContext {
     }
 
     /// Counts a reply to one of our own commands; notices that the Lua library is gone.
-    pub(in crate::server) fn look_at_reply(&mut self, call: &UpstreamCall, start: usize) {
+    pub(in crate::server) fn look_at_reply(&mut self, call: &mut UpstreamCall, start: usize) {
         let reply = &self.replies.out[start..];
+        if call.audit.is_some() {
+            self.audit_reply(call, audit::result_of_bytes(reply));
+        }
         if call.by_lua && lua::says_library_is_gone(reply) {
             if let Some(upstream) = &self.server.upstream {
                 upstream.library_is_gone();
@@ -100,6 +105,12 @@ impl CommandContext {
         } else if let Some(operation) = call.operation {
             let took_us = self.server.now_us().saturating_sub(call.began_us);
             self.server.stats.count_bytes(operation, reply, took_us);
+        }
+    }
+
+    pub(in crate::server) fn audit_reply(&self, call: &mut UpstreamCall, result: &str) {
+        if let (Some(draft), Some(audit)) = (call.audit.take(), &self.server.access.audit) {
+            audit.finish(*draft, result);
         }
     }
 
@@ -116,6 +127,7 @@ impl CommandContext {
         let protocol = self.client.protocol;
         for item in &mut self.replies.awaited {
             let AwaitedReply::OwnUpstream(call) = item else { continue };
+            call.abandon(&self.server);
             let mut bytes = Vec::new();
             if !call.muted {
                 let refusal = own_connection::refusal(&down.reason, had_left.next().unwrap_or(true));

@@ -5,6 +5,7 @@
 //! everything here is answered, and the other way round.
 
 use crate::resp::encode::{self, Encoder};
+use crate::server::access::audit;
 use crate::server::client::session::ReplyMode;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, Progress, KEPT_BYTES_MAX, PASSING_BYTES_MAX};
@@ -87,6 +88,11 @@ impl SharedUpstream {
 
     pub(in crate::server) fn has_room(&self) -> bool {
         self.place.as_ref().is_none_or(|place| place.due < DUE_MAX && place.due_bytes < DUE_BYTES_MAX)
+    }
+
+    /// Commands in flight.
+    pub(in crate::server) fn due(&self) -> usize {
+        self.place.as_ref().map_or(0, |place| place.due as usize)
     }
 
     /// Bytes of commands in flight.
@@ -345,11 +351,13 @@ impl CommandContext {
         if front.count > 0 {
             return;
         }
-        let Some(AwaitedReply::SharedUpstream(front)) = self.replies.awaited.pop_front() else {
+        let Some(AwaitedReply::SharedUpstream(mut front)) = self.replies.awaited.pop_front() else {
             unreachable!("seen")
         };
-        if !is_rest_of_reply {
-            self.look_at_reply(&front.call, start);
+        if is_rest_of_reply {
+            self.audit_reply(&mut front.call, audit::PASSED);
+        } else {
+            self.look_at_reply(&mut front.call, start);
         }
     }
 }

@@ -6,7 +6,7 @@
 //! disk reports is never refused: each report answers a task the node itself has limited.
 
 use crate::client_memory::Account;
-use crate::node_api::{Input, WakeFilter};
+use crate::node_api::{AdminActs, Input, WakeFilter};
 use crate::tier2::handle::NodeAnswer;
 use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -31,6 +31,8 @@ pub struct ReplyTo {
     pub caller: Option<TrackingCaller>,
     /// The client that the reply's memory is accounted to.
     pub account: Option<Arc<Account>>,
+    /// Where it holds a script that is audited.
+    pub admin_acts: Option<Arc<AdminActs>>,
     pub deadline: ReplyDeadline,
 }
 

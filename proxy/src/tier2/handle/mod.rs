@@ -10,8 +10,8 @@ use crate::client_memory::{counted_bytes, Account};
 use crate::events::Demand;
 use crate::node_api::apply_feed::{self, FeedItem, FeedReceiver, FeedSender};
 use crate::node_api::{
-    AdminRequest, ClientKeyAccess, ClusterStatus, ConnectionId, Input, NodeId, Outputs, OwnedQuery,
-    PeerMessage, PeerSink, Read, Role, Submit, Ticket, WakeFilter,
+    AdminActs, AdminRequest, ClientKeyAccess, ClusterStatus, ConnectionId, Input, NodeId, Outputs,
+    OwnedQuery, PeerMessage, PeerSink, Read, Role, Submit, Ticket, WakeFilter,
 };
 pub use crate::tier2::handle::inbox::TrackingCaller;
 use crate::tier2::handle::inbox::{InboxItem, NodeInbox, PushError, ReplyTo, RequestKind};
@@ -81,16 +81,17 @@ pub fn connect(timeout_ms: u64) -> (Tier2Handle, NodeEndpoint) {
 impl Tier2Handle {
     /// Sends an encoded command to the log. `wait_ms` is the command's own `WAIT`, 0 for all others.
     pub fn submit(&self, blob: Bytes, wait_ms: u64) -> PendingReply {
-        self.submit_for(0, None, None, blob, wait_ms)
+        self.submit_for(0, None, None, None, blob, wait_ms)
     }
 
     /// The same on behalf of a client: what came by one connection is applied in the order it was submitted. `caller`: where it
-    /// tracks keys. `account`: where its reply may be large.
+    /// tracks keys. `account`: where its reply may be large. `admin_acts`: filled before the reply is there.
     pub fn submit_for(
         &self,
         connection: ConnectionId,
         caller: Option<TrackingCaller>,
         account: Option<Arc<Account>>,
+        admin_acts: Option<Arc<AdminActs>>,
         blob: Bytes,
         wait_ms: u64,
     ) -> PendingReply {
@@ -100,7 +101,7 @@ impl Tier2Handle {
         let timeout_ms = self.shared.timeout_ms;
         let input = |ticket| Input::Submit(Submit { ticket, connection, blob, timeout_ms, wait_ms });
         let kind = if wait_ms > 0 { RequestKind::Wait } else { RequestKind::Command };
-        self.ask(kind, wait_ms, caller, account, input)
+        self.ask(kind, wait_ms, caller, account, admin_acts, input)
     }
 
     /// A linearizable read of the state.
@@ -117,13 +118,17 @@ impl Tier2Handle {
         let timeout_ms = self.shared.timeout_ms;
         let reply_to = account.clone();
         let input = |ticket| Input::Read(Read { ticket, query, timeout_ms, account });
-        self.ask(RequestKind::Read, 0, None, reply_to, input)
+        self.ask(RequestKind::Read, 0, None, reply_to, None, input)
     }
 
     /// Membership and leadership. Answered when the change is seen to be done.
     pub fn admin(&self, request: AdminRequest) -> PendingReply {
         let timeout_ms = self.shared.timeout_ms;
-        self.ask(RequestKind::Admin, 0, None, None, |ticket| Input::Admin { ticket, request, timeout_ms })
+        self.ask(RequestKind::Admin, 0, None, None, None, |ticket| Input::Admin {
+            ticket,
+            request,
+            timeout_ms,
+        })
     }
 
     /// Connections of these sessions were active, or are blocked in a WAIT. Call about five times a second with all of
@@ -197,13 +202,14 @@ impl Tier2Handle {
         wait_ms: u64,
         caller: Option<TrackingCaller>,
         account: Option<Arc<Account>>,
+        admin_acts: Option<Arc<AdminActs>>,
         input: impl FnOnce(Ticket) -> Input,
     ) -> PendingReply {
         let ticket = self.shared.next_ticket.fetch_add(1, Ordering::Relaxed);
         let (sender, receiver) = oneshot::channel();
         let cancel = (kind == RequestKind::Wait).then(|| self.shared.clone());
         let deadline = self.shared.sweeper.deadline(kind, self.shared.timeout_ms, wait_ms);
-        let reply_to = ReplyTo { reply: sender, caller, account, deadline };
+        let reply_to = ReplyTo { reply: sender, caller, account, admin_acts, deadline };
         match self.shared.inbox.push_client((input(ticket), Some(reply_to))) {
             Ok(()) => PendingReply { receiver, ticket, cancel },
             Err((why, (_, reply_to))) => {
@@ -345,6 +351,11 @@ impl NodeEndpoint {
         let shared = Arc::clone(&self.shared);
         let mut waiting = shared.waiting.lock().expect("mutex poisoned");
         let news = feed_items(&waiting, outputs);
+        for (ticket, act) in outputs.admin_acts.drain(..) {
+            if let Some(acts) = waiting.get(ticket).and_then(|reply_to| reply_to.admin_acts.as_ref()) {
+                acts.add(act);
+            }
+        }
         for (ticket, reply) in outputs.replies.drain(..) {
             if let Some(reply_to) = waiting.remove(ticket) {
                 // Fails if the client is gone.

@@ -130,6 +130,7 @@ impl Node {
     fn deliver_results(&mut self, is_replayed: bool) {
         // Before the replies: answering removes the requests from the pending table.
         self.deliver_key_accesses();
+        self.deliver_admin_acts();
         let origin = self.pending.origin();
         let mut others_wait = false;
         let mut replies = std::mem::take(&mut self.applying.replies);
@@ -153,6 +154,12 @@ impl Node {
         }
         self.out.events.append(&mut self.applying.events);
         self.out.published.append(&mut self.applying.published);
+    }
+
+    fn deliver_admin_acts(&mut self) {
+        let (origin, pending) = (self.pending.origin(), &self.pending);
+        let own = self.applying.admin_acts.drain(..).filter(|(id, _)| id.origin == origin);
+        self.out.admin_acts.extend(own.filter_map(|(id, act)| Some((pending.ticket_of(id.seq)?, act))));
     }
 
     fn deliver_key_accesses(&mut self) {
