@@ -18,9 +18,12 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const LINES_MAX: usize = 4_096;
+/// Bytes of lines about administrative acts that wait.
+const LINES_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Bytes of each text from a client that are shown.
 const TEXT_BYTES_MAX: usize = 256;
-const ARGUMENTS_MAX: usize = 8;
+/// How many of them are missing is said behind the last: nobody hides `+@all` behind words of no consequence.
+const ARGUMENTS_MAX: usize = 32;
 
 /// What is written down.
 #[derive(Clone, Copy, Debug)]
@@ -93,6 +96,7 @@ struct Shared {
 #[derive(Debug, Default)]
 struct Waiting {
     acts: VecDeque<String>,
+    acts_bytes: usize,
     repeats: Repeats,
     dropped: u64,
     is_closed: bool,
@@ -159,7 +163,8 @@ impl AuditLog {
 
     fn send(&self, line: String) {
         let mut waiting = self.shared.waiting();
-        if waiting.acts.len() < LINES_MAX {
+        if waiting.acts.len() < LINES_MAX && waiting.acts_bytes + line.len() <= LINES_BYTES_MAX {
+            waiting.acts_bytes += line.len();
             waiting.acts.push_back(line);
             self.shared.changed.notify_one();
         } else {
@@ -201,17 +206,29 @@ pub(super) fn cut(text: &[u8]) -> &[u8] {
 
 /// Arguments that say what was done, and no secret: of other commands none.
 fn shown_arguments(command: &str, arguments: &[&[u8]]) -> Vec<String> {
-    let is_secret = |word: &[u8]| matches!(word.first(), Some(b'>' | b'<' | b'#' | b'!'));
-    let shown_all = || arguments.iter().take(ARGUMENTS_MAX).map(|word| shown(word)).collect();
-    match command {
-        "acl|setuser" => {
-            let words = arguments.iter().take(ARGUMENTS_MAX);
-            words.map(|word| if is_secret(word) { "(redacted)".into() } else { shown(word) }).collect()
-        }
-        "config|set" => arguments.iter().step_by(2).take(ARGUMENTS_MAX).map(|word| shown(word)).collect(),
-        "acl|deluser" | "client|kill" | "flushall" | "flushdb" | "exec" => shown_all(),
-        _ if command.starts_with("lock.") => shown_all(),
-        _ => Vec::new(),
+    let (words, step) = match command {
+        "acl|setuser" | "acl|deluser" | "client|kill" | "flushall" | "flushdb" | "exec" => (arguments, 1),
+        "config|set" => (arguments, 2),
+        _ if command.starts_with("lock.") => (arguments, 1),
+        _ => (&[][..], 1),
+    };
+    let may_be_secret = command == "acl|setuser";
+    let shown_word = |word: &&[u8]| match may_be_secret && is_secret(word) {
+        true => "(redacted)".to_owned(),
+        false => shown(word) + if word.len() > TEXT_BYTES_MAX { "…" } else { "" },
+    };
+    let words = words.iter().step_by(step);
+    let missing = words.len().saturating_sub(ARGUMENTS_MAX);
+    let note = (missing > 0).then(|| format!("({missing} more)"));
+    words.take(ARGUMENTS_MAX).map(shown_word).chain(note).collect()
+}
+
+/// A password or its hash, as a rule of a user. None may stand in a selector: there it is a mistake, and a secret all the same.
+fn is_secret(word: &[u8]) -> bool {
+    match word.first() {
+        Some(b'>' | b'<' | b'#' | b'!') => true,
+        Some(b'(') => word.iter().any(|byte| matches!(byte, b'>' | b'<')),
+        Some(_) | None => false,
     }
 }
 
@@ -276,6 +293,7 @@ fn next_text(shared: &Shared) -> Option<(u64, String)> {
     loop {
         let now_ms = clock::wall_us() / 1_000;
         let acts = std::mem::take(&mut waiting.acts);
+        waiting.acts_bytes = 0;
         let repeated = match waiting.is_closed {
             true => waiting.repeats.take_all(),
             false => waiting.repeats.take_due(now_ms),
@@ -337,6 +355,31 @@ mod tests {
         assert!(!silent.contains("secret"), "{silent}");
         let config = line(event("config|set", &[b"requirepass", b"secret"]), 0).to_string();
         assert!(!config.contains("secret") && config.contains("requirepass"), "{config}");
+    }
+
+    #[test]
+    fn what_is_left_out_is_said() {
+        let mut words: Vec<&[u8]> = vec![b"app"];
+        words.resize(ARGUMENTS_MAX, b"on");
+        words.extend([&b"+@all"[..], b"~*"]);
+        let shown = shown_arguments("acl|setuser", &words);
+        assert_eq!((shown.len(), shown[ARGUMENTS_MAX].as_str()), (ARGUMENTS_MAX + 1, "(2 more)"));
+        let long = [b'x'; TEXT_BYTES_MAX + 1];
+        assert!(shown_arguments("acl|deluser", &[&long])[0].ends_with("x…"));
+        assert_eq!(shown_arguments("acl|setuser", &[b"a", b"(+get >secret)"])[1], "(redacted)");
+        assert_eq!(shown_arguments("acl|setuser", &[b"a", b"(+get ~a#b)"])[1], "(+get ~a#b)");
+    }
+
+    #[test]
+    fn lines_that_wait_are_limited_in_bytes() {
+        let log = AuditLog { shared: Arc::default() };
+        let line = "x".repeat(LINES_BYTES_MAX / 4);
+        (0..10).for_each(|_| log.send(line.clone()));
+        let (lines, text) = next_text(&log.shared).unwrap();
+        assert_eq!(lines, 10, "four of them, and six that are missing");
+        assert!(text.contains("\"lines\":6") && text.len() < LINES_BYTES_MAX + 1_000);
+        log.send(line);
+        assert_eq!(next_text(&log.shared).unwrap().0, 1);
     }
 
     #[test]
