@@ -31,12 +31,20 @@ use std::sync::Arc;
 /// Entries read at a time while the log is checked at start.
 const CHECK_ENTRIES: u64 = 512;
 
-/// Sizes of the log's files. The defaults keep a node below about 0.7 GB of log in the worst case.
+/// Sizes of the log's files. How large the log becomes with the defaults is in `docs/operations.md`.
 #[derive(Clone, Copy, Debug)]
 pub struct EngineLimits {
     pub file_bytes: u64,
     /// Old files are given back once the log is larger than this.
     pub purge_bytes: u64,
+}
+
+impl EngineLimits {
+    /// After so many bytes the log looks for files to give back.
+    #[must_use]
+    pub fn tidy_bytes(self) -> u64 {
+        2 * self.file_bytes
+    }
 }
 
 impl Default for EngineLimits {

@@ -80,6 +80,8 @@ pub struct NodeConfig {
     pub unconfirmed_bytes_max: u64,
     /// Entries kept in the log behind a snapshot, for followers that are only briefly behind.
     pub log_keep_entries: u64,
+    /// Bytes of log kept behind a snapshot for members that are being sent an older one, or go on from it.
+    pub catch_up_bytes_max: u64,
     /// Entries kept in memory, whichever comes first. Older ones are read back from disk.
     pub cache_entries_max: usize,
     pub cache_bytes_max: usize,
@@ -138,6 +140,7 @@ impl NodeConfig {
             unconfirmed_entries_max: 1_000_000,
             unconfirmed_bytes_max: 1 << 30,
             log_keep_entries: 10_000,
+            catch_up_bytes_max: 512 << 20,
             cache_entries_max: 16_384,
             cache_bytes_max: 32 << 20,
             snapshot_piece_bytes: 128 << 10,

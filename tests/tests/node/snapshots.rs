@@ -55,6 +55,63 @@ fn a_snapshot_gets_through_a_lossy_network() {
     }
 }
 
+/// A snapshot takes seconds to get through, because one small piece is under way at a time, and the leader makes several meanwhile.
+fn slow_transfers(config: &mut NodeConfig) {
+    frequent(config);
+    config.snapshot_piece_bytes = 16;
+    config.snapshot_window_bytes = 16;
+}
+
+fn slow_transfers_without_log(config: &mut NodeConfig) {
+    slow_transfers(config);
+    config.catch_up_bytes_max = 0;
+}
+
+/// Whether a follower far behind catches up in 60 s while the others go on.
+fn catches_up_under_load(seed: u64, configure: fn(&mut NodeConfig)) -> bool {
+    const NAMES: u64 = 300;
+    let mut cluster = settled_with(3, seed, configure);
+    let (behind, other) = (follower(&cluster), leader(&cluster));
+    cluster.crash(behind);
+    fill(&mut cluster, other, 0, NAMES);
+    let applied = |cluster: &SimCluster, id| cluster.node(id).expect("runs").applied_index();
+    let filled = applied(&cluster, other);
+    for n in 0.. {
+        // Snapshots count when they are confirmed, which takes a moment.
+        fill(&mut cluster, other, n % NAMES, 1);
+        cluster.run_for(20);
+        if cluster.node(other).expect("runs").snapshot_index() > filled {
+            break;
+        }
+        assert!(n < 1_000, "seed {seed}: no snapshot is made");
+    }
+    cluster.network().delay_us = (2_000, 4_000);
+    cluster.start(behind);
+    let until_ms = cluster.now_ms() + 60_000;
+    for n in 0.. {
+        fill(&mut cluster, other, n % NAMES, 1);
+        if applied(&cluster, behind) + 20 >= applied(&cluster, other) {
+            break;
+        }
+        if cluster.now_ms() >= until_ms {
+            return false;
+        }
+    }
+    cluster.heal();
+    assert_equal_states(&mut cluster, seed);
+    true
+}
+
+/// The leader keeps the log behind a snapshot that it sends. Before, it compacted the log with its next snapshot: whoever needed
+/// longer to receive one was sent another, for as long as there was load.
+#[test]
+fn a_transfer_that_takes_longer_than_the_next_snapshot_is_the_last() {
+    for seed in 0..5 {
+        assert!(catches_up_under_load(seed, slow_transfers), "seed {seed}");
+    }
+    assert!(!catches_up_under_load(0, slow_transfers_without_log), "the transfer is not slow enough to tell");
+}
+
 #[test]
 fn a_restart_from_snapshot_and_tail_has_the_same_state() {
     for seed in 0..20 {

@@ -82,8 +82,7 @@ impl Node {
             }
         }
         self.applied = entry.index;
-        self.snapshots.bytes_since += entry.data.len() as u64;
-        self.snapshots.log_bytes += entry.data.len() as u64;
+        self.snapshots.note_applied(entry.data.len() as u64);
         Ok(())
     }
 

@@ -113,16 +113,21 @@ impl LogCache {
         self.snapshot = snapshot;
     }
 
-    /// A snapshot of our own is stored. Answers the mark up to which the log is not needed any more.
+    /// A snapshot of our own is stored. Answers the mark up to which the log is not needed any more. Nothing behind `needed_from`
+    /// goes: a member has a snapshot of that index and goes on from there.
     pub(in crate::tier2) fn adopt_snapshot(
         &mut self,
         snapshot: SnapshotMeta,
         keep_entries: u64,
+        needed_from: Option<u64>,
     ) -> Option<LogPosition> {
         let index = snapshot.at.index;
         self.snapshot = snapshot;
-        let kept_from =
-            index.saturating_sub(keep_entries).max(self.tail_first().saturating_sub(1)).min(index);
+        let kept_from = index
+            .saturating_sub(keep_entries)
+            .max(self.tail_first().saturating_sub(1))
+            .min(needed_from.unwrap_or(index))
+            .min(index);
         if kept_from <= self.truncated.index {
             return None;
         }

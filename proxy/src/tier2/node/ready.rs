@@ -132,7 +132,9 @@ impl Node {
                 // Raft spoke of the one there was at that moment; a newer may have taken its place since.
                 message.set_snapshot(self.raw.store().own_snapshot());
                 let meta = self.raw.store().snapshot_meta().clone();
-                self.snapshots.outgoing.start(to, meta, Box::new(message), self.now.monotonic_ms());
+                let log_position = self.snapshots.log_position_of_current();
+                let now_ms = self.now.monotonic_ms();
+                self.snapshots.outgoing.start(to, meta, Box::new(message), log_position, now_ms);
                 None
             }
             // Proposals are never forwarded by raft: only a leader proposes here.

@@ -82,7 +82,7 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let sink = Arc::new(handle.clone());
     let (transport, peers) = Transport::start(registry, listener, sink).map_err(StartError::Threads)?;
     let disk_full = Arc::new(OnceLock::new());
-    let log = LogWriter::new(Box::new(store), reserve, Arc::clone(&disk_full));
+    let log = LogWriter::new(Box::new(store), reserve, config.log.tidy_bytes(), Arc::clone(&disk_full));
     let disk = start_disk_threads(log, snapshots, &transport, &handle, config);
     let (tasks, ops, disk) = disk.map_err(StartError::Threads)?;
     start_sweeps(handle.clone()).map_err(StartError::Threads)?;

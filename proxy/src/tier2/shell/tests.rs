@@ -307,7 +307,7 @@ fn the_writer_reports_what_the_log_refuses() {
     }
     drop(tasks);
     let reserve = Reserve::hold(root.path(), 0).unwrap();
-    let log = LogWriter::new(Box::new(store), reserve, Arc::default());
+    let log = LogWriter::new(Box::new(store), reserve, 0, Arc::default());
     log.run(&inbox, &transport, &handle, Clock::start());
     let mut inputs = Vec::new();
     endpoint.collect(Duration::ZERO, Default::default(), &mut inputs);

@@ -20,13 +20,16 @@ pub(super) const TASKS_MAX: usize = 4_096;
 pub(super) const SNAPSHOT_OPS_MAX: usize = 1_024;
 /// One batch takes tasks up to about this size.
 const BATCH_BYTES_MAX: usize = 8 << 20;
-/// How often old log files are looked for.
+/// How often old log files are looked for, besides at the start and after so many bytes ([`LogWriter::tidy_bytes`]): a node that is
+/// restarted often must get there too, and a fast disk must not fill up in between.
 const TIDY_EVERY_MS: u64 = 10_000;
 
 /// What the log thread owns.
 pub(super) struct LogWriter {
     store: Box<dyn LogStore>,
     reserve: Reserve,
+    /// Old log files are looked for after so many bytes.
+    tidy_bytes: u64,
     /// Set once: why the node must stop for want of room.
     disk_full: Arc<OnceLock<String>>,
 }
@@ -35,9 +38,10 @@ impl LogWriter {
     pub(super) fn new(
         store: Box<dyn LogStore>,
         reserve: Reserve,
+        tidy_bytes: u64,
         disk_full: Arc<OnceLock<String>>,
     ) -> LogWriter {
-        LogWriter { store, reserve, disk_full }
+        LogWriter { store, reserve, tidy_bytes, disk_full }
     }
 
     /// Runs until the raft thread has dropped its end and everything is written. An error ends it at once.
@@ -50,11 +54,16 @@ impl LogWriter {
     ) {
         let mut batch = Vec::new();
         let mut tidied_ms = clock.monotonic_ms();
+        let mut untidied_bytes = 0;
+        if let Err(error) = self.store.tidy() {
+            return self.failed(&error, handle);
+        }
         loop {
             let outcome = match tasks.recv_timeout(Duration::from_millis(TIDY_EVERY_MS)) {
                 Ok(first) => {
-                    let bytes = take_batch(first, tasks, &mut batch);
-                    self.stop_if_full(bytes as u64, handle, clock);
+                    let bytes = take_batch(first, tasks, &mut batch) as u64;
+                    untidied_bytes += bytes;
+                    self.stop_if_full(bytes, handle, clock);
                     self.store.write(&batch)
                 }
                 // Also where nothing is written: a node without quorum has a full disk too.
@@ -70,11 +79,11 @@ impl LogWriter {
             if !batch.is_empty() {
                 release(&mut batch, transport, handle);
             }
-            if clock.monotonic_ms() - tidied_ms >= TIDY_EVERY_MS {
+            if untidied_bytes >= self.tidy_bytes || clock.monotonic_ms() - tidied_ms >= TIDY_EVERY_MS {
                 if let Err(error) = self.store.tidy() {
                     return self.failed(&error, handle);
                 }
-                tidied_ms = clock.monotonic_ms();
+                (tidied_ms, untidied_bytes) = (clock.monotonic_ms(), 0);
             }
         }
     }

@@ -35,9 +35,12 @@ pub(in crate::tier2) struct Snapshots {
     received: Option<(SnapshotMeta, Machine)>,
     /// The last transfer that was received to its end: its sender may not have heard.
     finished: Option<(NodeId, u64)>,
-    pub(in crate::tier2) bytes_since: u64,
+    /// Bytes of entries applied since the last snapshot began.
+    bytes_since: u64,
     /// Bytes of entries applied since the snapshot that a restart would begin with.
     pub(in crate::tier2) log_bytes: u64,
+    /// Bytes of entries applied since the start.
+    applied_bytes: u64,
     /// A new member cannot be brought in with the snapshot there is.
     wanted: bool,
     not_before_ms: u64,
@@ -58,6 +61,7 @@ impl Snapshots {
             finished: None,
             bytes_since: 0,
             log_bytes: 0,
+            applied_bytes: 0,
             wanted: false,
             not_before_ms: 0,
             discard: Vec::new(),
@@ -67,6 +71,18 @@ impl Snapshots {
     fn next_id(&mut self) -> SnapshotId {
         self.next_id += 1;
         SnapshotId(self.next_id)
+    }
+
+    /// An entry of so many bytes was applied.
+    pub(in crate::tier2) fn note_applied(&mut self, bytes: u64) {
+        self.bytes_since += bytes;
+        self.log_bytes += bytes;
+        self.applied_bytes += bytes;
+    }
+
+    /// Where the log behind the snapshot that a restart would begin with starts, in bytes applied since the start.
+    pub(in crate::tier2) fn log_position_of_current(&self) -> u64 {
+        self.applied_bytes - self.log_bytes
     }
 
     /// Whether one of our own is being written.
@@ -196,26 +212,15 @@ impl Node {
                 self.acknowledge(from, chunk.transfer, TransferState::Done);
                 return;
             }
-            if chunk.message.is_none() {
+            let is_late = |receiving: &IncomingSnapshot| receiving.is_newer_than(from, chunk);
+            if chunk.message.is_none() || self.snapshots.receiving.as_ref().is_some_and(is_late) {
                 // A chunk of an unknown or dropped transfer: its sender must start over.
                 self.acknowledge(from, chunk.transfer, TransferState::Failed);
                 return;
             }
-            self.drop_receiving();
-            let id = self.snapshots.next_id();
-            match IncomingSnapshot::begin(
-                from,
-                chunk,
-                id,
-                self.now.monotonic_ms(),
-                self.config.versions,
-                &mut self.out.snapshot_ops,
-            ) {
-                Ok(receiving) => self.snapshots.receiving = Some(receiving),
-                Err(reason) => {
-                    tracing::warn!(from, reason, "refusing a snapshot transfer");
-                    return;
-                }
+            let resumes = |receiving: &mut IncomingSnapshot| receiving.resume(from, chunk);
+            if !self.snapshots.receiving.as_mut().is_some_and(resumes) && !self.begin_receiving(from, chunk) {
+                return;
             }
         }
         let Some(receiving) = &mut self.snapshots.receiving else { return };
@@ -238,6 +243,23 @@ impl Node {
         } else {
             let ack = receiving.ack(self.config.snapshot_window_bytes);
             self.out.send.push((from, ack));
+        }
+    }
+
+    /// A transfer of another snapshot begins. False: it is refused.
+    fn begin_receiving(&mut self, from: NodeId, chunk: &SnapshotChunk) -> bool {
+        self.drop_receiving();
+        let id = self.snapshots.next_id();
+        let (now_ms, versions) = (self.now.monotonic_ms(), self.config.versions);
+        match IncomingSnapshot::begin(from, chunk, id, now_ms, versions, &mut self.out.snapshot_ops) {
+            Ok(receiving) => {
+                self.snapshots.receiving = Some(receiving);
+                true
+            }
+            Err(reason) => {
+                tracing::warn!(from, reason, "refusing a snapshot transfer");
+                false
+            }
         }
     }
 
@@ -317,7 +339,9 @@ impl Node {
         };
         self.snapshots.log_bytes = self.snapshots.bytes_since;
         let before = self.raw.store().snapshot_meta().id;
-        let compact = self.raw.mut_store().adopt_snapshot(meta.clone(), self.config.log_keep_entries);
+        let needed_from = self.log_needed_from(meta.at.index);
+        let keep_entries = self.config.log_keep_entries;
+        let compact = self.raw.mut_store().adopt_snapshot(meta.clone(), keep_entries, needed_from);
         let number = self.persist.next_number();
         tracing::info!(index = meta.at.index, bytes = meta.size_bytes, "snapshot stored");
         self.out.persist.push(PersistTask {
@@ -329,6 +353,15 @@ impl Node {
         });
         self.persist.started(number, 0, false);
         self.snapshots.discard_after(before, number);
+    }
+
+    /// From where on members need the log that are being sent a snapshot, or go on from one that they have received. Without it, a
+    /// transfer that takes longer than the leader needs for its next snapshot would be followed by another, without end.
+    fn log_needed_from(&mut self, snapshot_index: u64) -> Option<u64> {
+        let members = self.raw.raft.prs();
+        let oldest = self.snapshots.applied_bytes.saturating_sub(self.config.catch_up_bytes_max);
+        let matched = |id| members.get(id).map(|progress| progress.matched);
+        self.snapshots.outgoing.log_needed_from(snapshot_index, oldest, matched)
     }
 
     /// A received snapshot is complete and stored: raft decides whether it wants it.

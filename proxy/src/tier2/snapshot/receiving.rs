@@ -1,5 +1,5 @@
 //! A snapshot coming in from a leader: into a file, and into a machine at the same time. One at a time; a newer transfer
-//! takes the place of an older one.
+//! takes the place of an older one, and goes on where that one was if both are of the same snapshot.
 
 use crate::node_api::snapshot_stream::{empty_machine, StreamRestorer};
 use crate::node_api::wire::meta_of;
@@ -38,6 +38,25 @@ impl IncomingSnapshot {
     /// Whether a chunk opens a transfer that is not this one.
     pub(crate) fn is_other(&self, from: NodeId, chunk: &SnapshotChunk) -> bool {
         (from, chunk.transfer) != (self.from, self.transfer)
+    }
+
+    /// Whether a chunk is of an earlier transfer of the same sender, which has given that one up.
+    pub(crate) fn is_newer_than(&self, from: NodeId, chunk: &SnapshotChunk) -> bool {
+        from == self.from && chunk.transfer < self.transfer
+    }
+
+    /// The sender, who has lost its leadership or our answers for a while, begins anew with the snapshot that is here in part: it goes
+    /// on from there. False: the chunk opens a transfer of another snapshot.
+    pub(crate) fn resume(&mut self, from: NodeId, chunk: &SnapshotChunk) -> bool {
+        let Some(message) = &chunk.message else { return false };
+        let is_same = meta_of(message).is_ok_and(|meta| {
+            (meta.at, meta.size_bytes, meta.crc32) == (self.meta.at, self.meta.size_bytes, self.meta.crc32)
+        });
+        if is_same {
+            (self.from, self.transfer) = (from, chunk.transfer);
+            self.message.clone_from(message);
+        }
+        is_same
     }
 
     /// Begins a transfer with its first chunk. The chunk itself is still to be taken.

@@ -2,6 +2,9 @@
 //!
 //! raft pauses a follower from the moment it hands out a `MsgSnapshot` until it is told how the transfer ended, so every
 //! transfer ends in [`TransferEnd`]: acknowledged, failed, or stalled.
+//!
+//! A transfer ends with the snapshot it began with: its file is not deleted meanwhile, and the log behind it is kept, within limits,
+//! until the member has caught up.
 
 use crate::node_api::{
     LogReader, NodeId, PeerMessage, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta, StoreError,
@@ -17,12 +20,23 @@ const REPEAT_MS: u64 = 1_000;
 pub(crate) struct OutgoingSnapshots {
     next_transfer: u64,
     to: BTreeMap<NodeId, OutgoingSnapshot>,
+    /// Members that have received theirs and go on with the log behind it.
+    catching_up: BTreeMap<NodeId, LogStart>,
+}
+
+/// Where the log behind a snapshot begins.
+#[derive(Clone, Copy)]
+struct LogStart {
+    index: u64,
+    /// In bytes applied by the leader.
+    position: u64,
 }
 
 struct OutgoingSnapshot {
     transfer: u64,
     meta: SnapshotMeta,
     message: Box<Message>,
+    log_position: u64,
     sent_bytes: u64,
     /// A chunk is out since the beginning or since the last repetition. The first goes even for an empty file, because it
     /// carries raft's message.
@@ -42,11 +56,18 @@ pub(crate) struct TransferEnd {
 impl OutgoingSnapshots {
     /// `first_transfer` must be higher than any number an earlier start of this node has used.
     pub(crate) fn new(first_transfer: u64) -> OutgoingSnapshots {
-        OutgoingSnapshots { next_transfer: first_transfer, to: BTreeMap::new() }
+        OutgoingSnapshots { next_transfer: first_transfer, ..OutgoingSnapshots::default() }
     }
 
     /// raft wants this snapshot at a follower. An older transfer to it is dropped.
-    pub(crate) fn start(&mut self, to: NodeId, meta: SnapshotMeta, message: Box<Message>, now_ms: u64) {
+    pub(crate) fn start(
+        &mut self,
+        to: NodeId,
+        meta: SnapshotMeta,
+        message: Box<Message>,
+        log_position: u64,
+        now_ms: u64,
+    ) {
         let promised = message.get_snapshot().get_metadata().index;
         assert_eq!(promised, meta.at.index, "another snapshot is sent than raft promises");
         self.next_transfer += 1;
@@ -54,12 +75,14 @@ impl OutgoingSnapshots {
             transfer: self.next_transfer,
             meta,
             message,
+            log_position,
             sent_bytes: 0,
             opened: false,
             acked_bytes: 0,
             acked_ms: now_ms,
             repeated_ms: now_ms,
         };
+        self.catching_up.remove(&to);
         self.to.insert(to, sending);
     }
 
@@ -74,6 +97,23 @@ impl OutgoingSnapshots {
     /// Leadership has ended: raft no longer waits for the transfers.
     pub(crate) fn clear(&mut self) {
         self.to.clear();
+        self.catching_up.clear();
+    }
+
+    /// The index from which on members need the log that have, or are being sent, a snapshot older than the one of `snapshot_index`.
+    /// Log that begins before `oldest`, in bytes applied, is kept for nobody. `matched`: how far a member's log is known to be.
+    pub(crate) fn log_needed_from(
+        &mut self,
+        snapshot_index: u64,
+        oldest: u64,
+        matched: impl Fn(NodeId) -> Option<u64>,
+    ) -> Option<u64> {
+        self.catching_up.retain(|id, start| {
+            start.position >= oldest && matched(*id).is_some_and(|matched| matched < snapshot_index)
+        });
+        let behind = self.catching_up.iter().map(|(id, start)| start.index.max(matched(*id).unwrap_or(0)));
+        let receiving = self.to.values().filter(|sending| sending.log_position >= oldest);
+        behind.chain(receiving.map(|sending| sending.meta.at.index)).min()
     }
 
     pub(crate) fn acked(&mut self, from: NodeId, ack: &SnapshotAck, now_ms: u64) -> Option<TransferEnd> {
@@ -82,6 +122,8 @@ impl OutgoingSnapshots {
         sending.acked_ms = now_ms;
         if ack.received_bytes > sending.acked_bytes {
             sending.acked_bytes = ack.received_bytes.min(sending.meta.size_bytes);
+            // More than was sent: the other side goes on with an earlier transfer.
+            sending.sent_bytes = sending.sent_bytes.max(sending.acked_bytes);
             sending.repeated_ms = now_ms;
         }
         let delivered = match ack.state {
@@ -89,7 +131,11 @@ impl OutgoingSnapshots {
             TransferState::Done => true,
             TransferState::Failed => false,
         };
+        let start = LogStart { index: sending.meta.at.index, position: sending.log_position };
         self.to.remove(&from);
+        if delivered {
+            self.catching_up.insert(from, start);
+        }
         Some(TransferEnd { to: from, delivered })
     }
 
