@@ -126,6 +126,7 @@ lua-test: ## the Lua library's own tests
 
 sdk: build ## the SDKs' own suites against every backend; says what it left out on this machine
 	@scripts/install-deps --optional redis python venv postgres
+	@scripts/sdk-rust
 	@scripts/sdk-python full
 
 sdk-python: build ## the quick part of the Python SDK's suite

@@ -6,6 +6,7 @@ use redfence_core::event::{self, Event};
 use redfence_core::grammar::{self, Request};
 use redfence_core::keyspace::{self, Resp};
 use redfence_core::machine::request::{self, MachineWork};
+use redfence_core::machine::version::{UpgradeCommand, NEWEST};
 use redfence_core::machine::{Applied, Command, Machine, Wanted};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::{Origin, RequestId, SessionId, SessionScope, Stamp, Tier};
@@ -78,6 +79,9 @@ fn new_machine() -> Machine {
     let mut machine = Machine::new();
     let wanted = Wanted { events: true, messages: true, ..Wanted::default() };
     machine.set_wanted(wanted);
+    // As a cluster does by itself once all its members can.
+    let raise = Command::Upgrade(UpgradeCommand::Raise { to: NEWEST });
+    machine.apply(Stamp::default(), None, raise, &mut Applied::default());
     machine
 }
 

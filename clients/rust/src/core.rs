@@ -1,0 +1,203 @@
+//! What all handles of a client share, and the requests that are tried until a deadline.
+
+use crate::clock::{Clock, Time};
+use crate::error::{Cause, Error, Failure, Loss};
+use crate::lease::Lease;
+use crate::links::{backoff, Link, Links};
+use crate::options::Settings;
+use crate::session::{Session, Sessions};
+use crate::telemetry::Telemetry;
+use redis::{Cmd, Value};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::Notify;
+
+/// Pauses between attempts.
+pub(crate) const BACKOFF_BASE: Duration = Duration::from_millis(20);
+pub(crate) const BACKOFF_MAX: Duration = Duration::from_secs(1);
+
+#[derive(Debug)]
+pub(crate) struct Core {
+    pub(crate) links: Links,
+    pub(crate) settings: Settings,
+    pub(crate) clock: Clock,
+    pub(crate) sessions: Sessions,
+    pub(crate) telemetry: Telemetry,
+    leases: Mutex<HashMap<u64, Arc<Lease>>>,
+    numbers: AtomicU64,
+    waker: Notify,
+    /// When the renewer wakes up next, in microseconds.
+    wakes_at_us: AtomicU64,
+    is_closed: AtomicBool,
+    /// Tests play a stopped process.
+    pub(crate) is_stopped: AtomicBool,
+}
+
+impl Core {
+    pub(crate) fn new(links: Links, settings: Settings) -> Core {
+        Core {
+            links,
+            clock: settings.clock.clone(),
+            settings,
+            sessions: Sessions::default(),
+            telemetry: Telemetry::default(),
+            leases: Mutex::default(),
+            numbers: AtomicU64::new(1),
+            waker: Notify::new(),
+            wakes_at_us: AtomicU64::new(0),
+            is_closed: AtomicBool::new(false),
+            is_stopped: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn next_number(&self) -> u64 {
+        self.numbers.fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_closed(&self) {
+        self.is_closed.store(true, Ordering::Release);
+    }
+
+    // Leases.
+
+    pub(crate) fn leases(&self) -> MutexGuard<'_, HashMap<u64, Arc<Lease>>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on it is renewed.
+    pub(crate) fn register(&self, lease: &Arc<Lease>) {
+        self.leases().insert(lease.number, Arc::clone(lease));
+        let first = lease.next_renewal().unwrap_or_default().min(lease.deadline());
+        if micros(first) < self.wakes_at_us.load(Ordering::Acquire) {
+            self.wake();
+        }
+    }
+
+    pub(crate) fn unregister(&self, lease: &Lease) {
+        self.leases().remove(&lease.number);
+    }
+
+    /// Lets the renewer look again.
+    pub(crate) fn wake(&self) {
+        self.waker.notify_one();
+    }
+
+    pub(crate) async fn woken(&self) {
+        self.waker.notified().await;
+    }
+
+    pub(crate) fn will_wake(&self, at: Time) {
+        self.wakes_at_us.store(micros(at), Ordering::Release);
+    }
+
+    pub(crate) fn bound_to(&self, session: &Arc<Session>) -> Vec<Arc<Lease>> {
+        let is_bound =
+            |lease: &&Arc<Lease>| lease.session.as_ref().is_some_and(|own| Arc::ptr_eq(own, session));
+        self.leases().values().filter(is_bound).cloned().collect()
+    }
+
+    /// Marks a lease lost and tells the world.
+    pub(crate) fn lose(&self, lease: &Lease, loss: Loss) {
+        if lease.lose(loss) {
+            self.unregister(lease);
+            self.telemetry.held(self.clock.now().saturating_sub(lease.since), "lost");
+        }
+    }
+
+    pub(crate) fn session_ended(&self, session: &Arc<Session>) {
+        session.end();
+        for lease in self.bound_to(session) {
+            self.lose(&lease, Loss::new(Cause::SessionEnded));
+        }
+    }
+
+    pub(crate) fn lose_all_but(&self, leases: &[Arc<Lease>], is_held: impl Fn(&[u8], i64) -> bool) {
+        for lease in leases {
+            if !lease.parts.iter().all(|part| is_held(&part.name, part.fence())) {
+                self.lose(lease, Loss::new(Cause::Expired));
+            }
+        }
+    }
+
+    // Requests.
+
+    /// Notes what became of a request: for the breaker, and for the choice of the node.
+    pub(crate) fn note<T>(&self, link: Option<&Link>, outcome: &Result<T, Failure>) {
+        match outcome {
+            Ok(_) => self.links.breaker.succeeded(),
+            Err(failure) if failure.is("UNAVAILABLE") => {
+                self.links.breaker.failed(Instant::now());
+                if let Some(link) = link {
+                    self.links.move_on(link);
+                }
+            }
+            // No address could be reached.
+            Err(Failure::Connection { sent: false, .. }) => self.links.breaker.failed(Instant::now()),
+            Err(_) => {}
+        }
+    }
+
+    /// Whether a request of the application may be sent now.
+    pub(crate) fn admit(&self) -> Result<(), Error> {
+        if self.is_closed() {
+            return Err(Error::Closed);
+        }
+        if self.links.breaker.admit(Instant::now()) {
+            return Ok(());
+        }
+        let reason =
+            "five requests failed within ten seconds; one a second is tried until a server answers".into();
+        Err(Error::Unavailable { reason, circuit_open: true })
+    }
+
+    /// One attempt on the shared connection.
+    pub(crate) async fn attempt(&self, cmd: &Cmd, within: Duration) -> Result<Value, Failure> {
+        let link = match self.links.shared().await {
+            Ok(link) => link,
+            Err(failure) => {
+                let outcome = Err(failure);
+                self.note::<Value>(None, &outcome);
+                return outcome;
+            }
+        };
+        let outcome = link.request(cmd, within).await;
+        self.note(Some(&link), &outcome);
+        outcome
+    }
+
+    /// A request that may be repeated, tried until the deadline of an operation.
+    pub(crate) async fn ask(&self, cmd: &Cmd) -> Result<Value, Failure> {
+        self.ask_counted(cmd).await.0
+    }
+
+    /// The same, with the number of attempts that may have had an effect before the last.
+    pub(crate) async fn ask_counted(&self, cmd: &Cmd) -> (Result<Value, Failure>, usize) {
+        let deadline = Instant::now() + self.settings.operation_timeout;
+        let (mut attempt, mut unsure) = (0, 0);
+        loop {
+            let outcome = self.attempt(cmd, self.settings.attempt_timeout).await;
+            let pause = backoff(attempt, BACKOFF_BASE, BACKOFF_MAX);
+            match outcome {
+                Err(failure) if failure.is_retryable() && Instant::now() + pause < deadline => {
+                    unsure += usize::from(!failure.is_without_effect());
+                }
+                outcome => return (outcome, unsure),
+            }
+            // The first attempt after a broken connection goes out at once: another address may be there.
+            if attempt > 0 {
+                tokio::time::sleep(pause).await;
+            }
+            attempt += 1;
+        }
+    }
+}
+
+fn micros(time: Time) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}

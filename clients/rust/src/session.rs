@@ -1,0 +1,196 @@
+//! The client's one session: opened with the first lock that is bound to it, kept alive by the renewer.
+
+use crate::clock::Time;
+use crate::core::Core;
+use crate::error::Failure;
+use crate::protocol::{bytes, integer, millis, whole_ms};
+use redis::Value;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The server ends a session soon after the connection that opened it is gone, and may notice that late. So after every
+/// new connection keep-alives come thick for a while: this often at first, then less, then as ever.
+const EAGER: [(Duration, Duration); 2] = [
+    (Duration::from_secs(1), Duration::from_millis(100)),
+    (Duration::from_secs(10), Duration::from_millis(250)),
+];
+
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(crate) id: String,
+    ttl: Duration,
+    times: Mutex<Times>,
+    is_over: AtomicBool,
+}
+
+#[derive(Debug)]
+struct Times {
+    kept: Time,
+    next: Time,
+    in_flight: bool,
+    /// When the client last had to connect again.
+    reconnected: Option<Time>,
+}
+
+impl Session {
+    fn new(id: String, ttl: Duration, sent: Time) -> Session {
+        let times = Times { kept: sent, next: sent + ttl / 3, in_flight: false, reconnected: None };
+        Session { id, ttl, times: Mutex::new(times), is_over: AtomicBool::new(false) }
+    }
+
+    fn times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn deadline(&self) -> Time {
+        self.times().kept + self.ttl
+    }
+
+    pub(crate) fn is_quiet(&self, now: Time) -> bool {
+        now.saturating_sub(self.times().kept) * 3 >= self.ttl * 2
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Ordering::Release);
+    }
+
+    /// When the next keep-alive is due; `None` while one is under way.
+    pub(crate) fn next(&self) -> Option<Time> {
+        let times = self.times();
+        (!times.in_flight).then_some(times.next)
+    }
+
+    pub(crate) fn begin(&self) {
+        self.times().in_flight = true;
+    }
+
+    fn kept(&self, sent: Time) {
+        let mut times = self.times();
+        times.in_flight = false;
+        times.kept = times.kept.max(sent);
+        let since = times.reconnected.map(|at| sent.saturating_sub(at));
+        let eager = since.and_then(|since| EAGER.iter().find(|(until, _)| since < *until));
+        times.next = sent + eager.map_or(self.ttl / 3, |(_, every)| (*every).min(self.ttl / 3));
+    }
+
+    fn failed(&self, now: Time) {
+        let mut times = self.times();
+        times.in_flight = false;
+        times.next = now + Duration::from_millis(50).min(self.ttl / 8);
+    }
+
+    pub(crate) fn reconnected(&self, now: Time) {
+        let mut times = self.times();
+        times.reconnected = Some(now);
+        times.next = now;
+    }
+}
+
+/// Opens the session where there is none. One caller opens, the others wait for it.
+#[derive(Debug, Default)]
+pub(crate) struct Sessions {
+    current: Mutex<Option<Arc<Session>>>,
+    opening: tokio::sync::Mutex<()>,
+}
+
+impl Sessions {
+    pub(crate) fn current(&self) -> Option<Arc<Session>> {
+        let current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        current.as_ref().filter(|session| !session.is_over()).cloned()
+    }
+
+    pub(crate) async fn get(&self, core: &Core) -> Result<Arc<Session>, Failure> {
+        if let Some(session) = self.current() {
+            return Ok(session);
+        }
+        let _only_one = self.opening.lock().await;
+        if let Some(session) = self.current() {
+            return Ok(session);
+        }
+        let settings = &core.settings;
+        let link = core.links.shared().await?;
+        let sent = core.clock.now();
+        let mut cmd = redis::cmd("LOCK.SESSION");
+        cmd.arg("OPEN").arg(whole_ms(settings.session_ttl));
+        if let Some(label) = &settings.session_label {
+            cmd.arg("NAME").arg(label);
+        }
+        let value = link.request(&cmd, settings.attempt_timeout).await?;
+        let id = bytes(&value).and_then(|id| String::from_utf8(id.to_vec()).ok());
+        let id = id.ok_or_else(|| Failure::Server {
+            code: "ERR".into(),
+            text: "LOCK.SESSION OPEN was answered with no id".into(),
+        })?;
+        let session = Arc::new(Session::new(id, settings.session_ttl, sent));
+        if link.has_pushes {
+            // Where it fails, renewals and the clock still tell of every loss.
+            let _ = link.request(&notify(&session.id), settings.attempt_timeout).await;
+        }
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&session));
+        core.wake();
+        Ok(session)
+    }
+}
+
+fn notify(id: &str) -> redis::Cmd {
+    let mut cmd = redis::cmd("LOCK.NOTIFY");
+    cmd.arg("ON").arg("SESSION").arg(id);
+    cmd
+}
+
+/// One keep-alive. Where the session is gone, so are its locks.
+pub(crate) async fn keep_alive(core: &Core, session: &Arc<Session>) {
+    let within = core.settings.attempt_timeout.min(session.ttl / 3);
+    let Ok(link) = core.links.shared().await else {
+        session.failed(core.clock.now());
+        return;
+    };
+    let sent = core.clock.now();
+    let mut cmd = redis::cmd("LOCK.SESSION");
+    cmd.arg("KEEPALIVE").arg(&session.id);
+    match link.request(&cmd, within).await {
+        Ok(value) if integer(&value).is_some() => session.kept(sent),
+        Err(failure) if failure.is("NOSESSION") => core.session_ended(session),
+        Ok(_) | Err(_) => session.failed(core.clock.now()),
+    }
+}
+
+/// After a new connection: the session is kept, and what it no longer holds is lost.
+pub(crate) async fn reconnect(core: &Core, session: &Arc<Session>) {
+    session.reconnected(core.clock.now());
+    session.begin();
+    keep_alive(core, session).await;
+    let Ok(link) = core.links.shared().await else { return };
+    if !link.has_pushes || session.is_over() {
+        return;
+    }
+    // Locks granted from now on may be missing from the list.
+    let before = core.bound_to(session);
+    if let Ok(Value::Array(held)) = link.request(&notify(&session.id), core.settings.attempt_timeout).await {
+        let is_held = |name: &[u8], fence: i64| {
+            held.iter().any(|pair| match pair {
+                Value::Array(pair) => {
+                    pair.first().and_then(bytes) == Some(name) && pair.get(1).and_then(integer) == Some(fence)
+                }
+                _ => false,
+            })
+        };
+        core.lose_all_but(&before, is_held);
+    }
+}
+
+/// Gives the session back, with whatever it still holds.
+pub(crate) async fn close(core: &Core) {
+    let Some(session) = core.sessions.current() else { return };
+    session.end();
+    if let Ok(link) = core.links.shared().await {
+        let mut cmd = redis::cmd("LOCK.SESSION");
+        cmd.arg("CLOSE").arg(&session.id);
+        let _ = link.request(&cmd, core.settings.attempt_timeout.min(millis(1000))).await;
+    }
+}
