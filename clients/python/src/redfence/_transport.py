@@ -15,8 +15,8 @@ from ._redis import BROKEN, connection_options, is_refusal, is_unix, refusal_of
 from ._retry import Addresses
 from ._wire import Refusal, Words
 
-#: Idle connections kept for each node.
-IDLE_MAX = 64
+#: Connections for requests that do not wait in a queue, and how many of them are kept idle. More callers take turns.
+CONNECTIONS_MAX = 64
 
 
 class Node:
@@ -108,10 +108,17 @@ class Transport:
         self.addresses = Addresses(len(urls), shuffle)
         self._busy: Set[Tuple[int, Any]] = set()
         self._mutex = threading.Lock()
+        self._turns = threading.Semaphore(CONNECTIONS_MAX)
         self.closed = False
 
     def call(self, words: Words, blocks: float) -> Any:
         """One command. Raises `Refusal`, `ReplyLost` or `Unreachable`."""
+        if blocks:
+            return self._call(words, blocks)
+        with self._turns:
+            return self._call(words, 0.0)
+
+    def _call(self, words: Words, blocks: float) -> Any:
         index, connection = self._checkout()
         try:
             connection.send_command(*words)
@@ -125,6 +132,10 @@ class Transport:
 
     def pipeline(self, words: Sequence[Words]) -> List[Any]:
         """Several commands in one go. Error replies are in the list."""
+        with self._turns:
+            return self._pipeline(words)
+
+    def _pipeline(self, words: Sequence[Words]) -> List[Any]:
         index, connection = self._checkout()
         replies: List[Any] = []
         try:
@@ -176,7 +187,7 @@ class Transport:
         with self._mutex:
             self._busy.discard((index, connection))
         idle = self.nodes[index].idle
-        if self.closed or index != self.addresses.current or len(idle) >= IDLE_MAX:
+        if self.closed or index != self.addresses.current or len(idle) >= CONNECTIONS_MAX:
             _close(connection)
         else:
             idle.append(connection)
@@ -227,6 +238,7 @@ class Transport:
     def forked(self) -> None:
         """In the child: the parent's sockets are closed here and live on there."""
         self._mutex = threading.Lock()
+        self._turns = threading.Semaphore(CONNECTIONS_MAX)
         self.addresses = Addresses(len(self.nodes), shuffle=False)
         busy, self._busy = self._busy, set()
         for _, connection in busy:

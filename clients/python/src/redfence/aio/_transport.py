@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -12,7 +13,7 @@ from redis.asyncio.retry import Retry
 from .._flows import ReplyLost, Silent, Unreachable
 from .._redis import BROKEN, connection_options, is_refusal, is_unix, refusal_of
 from .._retry import Addresses
-from .._transport import IDLE_MAX
+from .._transport import CONNECTIONS_MAX
 from .._wire import Words
 
 
@@ -99,10 +100,22 @@ class Transport:
         self.nodes = [Node(url, options) for url in urls]
         self.addresses = Addresses(len(urls), shuffle)
         self._busy: Set[Tuple[int, Any]] = set()
+        self._turns: Optional[asyncio.Semaphore] = None
         self.closed = False
+
+    def _turn(self) -> asyncio.Semaphore:
+        if self._turns is None:  # made in the loop: before Python 3.10 it belongs to the loop it was made in
+            self._turns = asyncio.Semaphore(CONNECTIONS_MAX)
+        return self._turns
 
     async def call(self, words: Words, blocks: float) -> Any:
         """One command. Raises `Refusal`, `ReplyLost` or `Unreachable`."""
+        if blocks:
+            return await self._call(words, blocks)
+        async with self._turn():
+            return await self._call(words, 0.0)
+
+    async def _call(self, words: Words, blocks: float) -> Any:
         index, connection = await self._checkout()
         try:
             connection.socket_timeout = self.timeout + blocks
@@ -115,6 +128,10 @@ class Transport:
 
     async def pipeline(self, words: Sequence[Words]) -> List[Any]:
         """Several commands in one go. Error replies are in the list."""
+        async with self._turn():
+            return await self._pipeline(words)
+
+    async def _pipeline(self, words: Sequence[Words]) -> List[Any]:
         index, connection = await self._checkout()
         try:
             connection.socket_timeout = self.timeout
@@ -154,7 +171,7 @@ class Transport:
     async def _checkin(self, index: int, connection: Any) -> None:
         self._busy.discard((index, connection))
         idle = self.nodes[index].idle
-        if self.closed or index != self.addresses.current or len(idle) >= IDLE_MAX:
+        if self.closed or index != self.addresses.current or len(idle) >= CONNECTIONS_MAX:
             await close(connection)
         else:
             idle.append(connection)

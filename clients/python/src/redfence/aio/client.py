@@ -52,7 +52,7 @@ class AsyncClient:
         max_hold: Optional[float] = 3600.0,
         timeout: float = 15.0,
         request_timeout: float = 6.0,
-        connect_timeout: float = 1.0,
+        connect_timeout: float = 2.0,
         session_ttl: float = 30.0,
         sessions: bool = True,
         name: Optional[str] = None,
