@@ -169,7 +169,7 @@ def test_ended_session_loses_its_locks_and_no_others() -> None:
 def test_push_finds_its_lock_by_name_and_fence() -> None:
     clock = ManualClock()
     keeper = Keeper(clock)
-    held = lease(clock)
+    held = lease(clock, session=SessionLease("s", 30.0, clock()))
     keeper.add(held)
     keeper.notice(LossNotice(False, b"r", 6, "forced", None))
     assert held.loss is None

@@ -163,6 +163,27 @@ class Lease:
         self._mutex = threading.Lock()
 
 
+class Naps:
+    """Keeps short locks from waking the renewer one by one: while there are new ones it looks by itself, often enough for all of them."""
+
+    def __init__(self) -> None:
+        self._shortest = math.inf
+        self._new = False
+
+    def lock(self, ttl: float) -> None:
+        self._new = True
+        if 0 < ttl < self._shortest:
+            self._shortest = ttl
+
+    def until(self, now: float) -> float:
+        """When to look again; infinity where there was no new lock since the last look."""
+        if not self._new:
+            self._shortest = math.inf
+            return math.inf
+        self._new = False
+        return now + self._shortest / 6
+
+
 class Batch:
     """Commands that go out together, and whom each reply is for: a lease, or the session (None)."""
 
@@ -188,23 +209,23 @@ class Keeper:
         self.paused = False
         self._leases: Set[Lease] = set()
         self._by_fence: Dict[Tuple[bytes, int], Lease] = {}
-        self._mutex = threading.Lock()
 
     def __len__(self) -> int:
         return len(self._leases)
 
+    # Single operations on sets and dicts, and copies of them, are safe between threads in CPython.
+
     def add(self, lease: Lease) -> None:
-        with self._mutex:
-            self._leases.add(lease)
+        self._leases.add(lease)
+        if lease.session is not None:  # pushes are about sessions
             for key in self._keys(lease):
                 self._by_fence[key] = lease
 
     def remove(self, lease: Lease) -> None:
-        with self._mutex:
-            self._leases.discard(lease)
+        self._leases.discard(lease)
+        if lease.session is not None:
             for key in self._keys(lease):
-                if self._by_fence.get(key) is lease:
-                    del self._by_fence[key]
+                self._by_fence.pop(key, None)
 
     @staticmethod
     def _keys(lease: Lease) -> List[Tuple[bytes, int]]:
@@ -212,8 +233,7 @@ class Keeper:
         return [(n.encode() if isinstance(n, str) else n, fence) for n, fence in zip(names, lease.fences)]
 
     def leases(self) -> List[Lease]:
-        with self._mutex:
-            return list(self._leases)
+        return list(self._leases)
 
     def next_due(self) -> float:
         """When something has to be done next; infinity where nothing is held."""
@@ -339,7 +359,6 @@ class Keeper:
 
     def forked(self) -> None:
         """In the child: the locks are the parent's."""
-        self._mutex = threading.Lock()
         self.session = None
         leases, self._leases, self._by_fence = list(self._leases), set(), {}
         for lease in leases:

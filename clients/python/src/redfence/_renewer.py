@@ -16,7 +16,7 @@ import time
 from typing import Any, Callable, Optional
 
 from ._flows import Context, Flow, ReplyLost, Silent, Unreachable
-from ._lease import Batch, SessionLease
+from ._lease import Batch, Lease, Naps, SessionLease
 from ._retry import Backoff
 from ._transport import Link, Transport
 from ._wire import Refusal, parse_push, text_of
@@ -61,6 +61,7 @@ class Renewer:
         self._retry_at = 0.0
         self._backoff = Backoff(0.02, 0.5)
         self._rounds = 0
+        self._naps = Naps()
 
     def forked(self) -> None:
         link, listener = self._link, self._listener
@@ -81,10 +82,11 @@ class Renewer:
                     self._thread = threading.Thread(target=self._run, name="redfence-renewer", daemon=True)
                     self._thread.start()
 
-    def held(self, due: float) -> None:
+    def held(self, lease: Lease) -> None:
         """A lock was added: wake up if it is due before everything else."""
         self.start()
-        if due < self._next_due:
+        self._naps.lock(lease.ttl)
+        if lease.renew_at < self._next_due or lease.deadline < self._next_due:
             self.wake()
 
     def wake(self) -> None:
@@ -163,7 +165,7 @@ class Renewer:
         with self._wake:
             self._rounds += 1
             self._wake.notify_all()
-            due = self.context.keeper.next_due()
+            due = min(self.context.keeper.next_due(), self._naps.until(self.context.clock()))
             if self._session_wanted or self._stopping:
                 due = -math.inf
             self._next_due = due

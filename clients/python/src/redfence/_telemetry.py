@@ -24,11 +24,11 @@ _OUTCOMES = {
 
 
 class Telemetry:
-    """Made once per client. `active` is False unless the application has imported OpenTelemetry by then."""
+    """Made once per client. `active` is False unless the application has loaded the OpenTelemetry SDK by then."""
 
     def __init__(self, enabled: Optional[bool]) -> None:
         self.active = False
-        if enabled is False or (enabled is None and "opentelemetry" not in sys.modules):
+        if enabled is False or (enabled is None and "opentelemetry.sdk" not in sys.modules):  # redis-py itself imports the API
             return
         try:
             from opentelemetry import metrics, trace

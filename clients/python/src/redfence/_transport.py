@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
 import redis
 from redis.retry import Retry
@@ -95,6 +95,25 @@ class Link:
         _close(self.connection)
 
 
+class Turns:
+    """Where callers wait while all connections are in use."""
+
+    def __init__(self) -> None:
+        self._condition = threading.Condition()
+        self._callers = 0
+
+    def wait(self) -> None:
+        with self._condition:
+            self._callers += 1
+            self._condition.wait(0.1)  # one may have become free just before
+            self._callers -= 1
+
+    def one_is_free(self) -> None:
+        if self._callers:
+            with self._condition:
+                self._condition.notify()
+
+
 class Transport:
     """Calls to whichever node answers."""
 
@@ -106,20 +125,14 @@ class Transport:
         options = connection_options(redis.Connection, Retry, timeout, connect_timeout, extra)
         self.nodes = [Node(url, options) for url in urls]
         self.addresses = Addresses(len(urls), shuffle)
-        self._busy: Set[Tuple[int, Any]] = set()
-        self._mutex = threading.Lock()
-        self._turns = threading.Semaphore(CONNECTIONS_MAX)
+        #: Connections in use: of which node, and whether in a queue of the server.
+        self._busy: Dict[Any, Tuple[int, bool]] = {}
+        self._turns = Turns()
         self.closed = False
 
     def call(self, words: Words, blocks: float) -> Any:
         """One command. Raises `Refusal`, `ReplyLost` or `Unreachable`."""
-        if blocks:
-            return self._call(words, blocks)
-        with self._turns:
-            return self._call(words, 0.0)
-
-    def _call(self, words: Words, blocks: float) -> Any:
-        index, connection = self._checkout()
+        index, connection = self._checkout(waits=blocks > 0)
         try:
             connection.send_command(*words)
             if blocks and not connection.can_read(timeout=blocks + self.timeout):
@@ -132,11 +145,7 @@ class Transport:
 
     def pipeline(self, words: Sequence[Words]) -> List[Any]:
         """Several commands in one go. Error replies are in the list."""
-        with self._turns:
-            return self._pipeline(words)
-
-    def _pipeline(self, words: Sequence[Words]) -> List[Any]:
-        index, connection = self._checkout()
+        index, connection = self._checkout(waits=False)
         replies: List[Any] = []
         try:
             connection.send_packed_command(connection.pack_commands(words))
@@ -160,8 +169,7 @@ class Transport:
                 self.addresses.move_on(index)
             self._checkin(index, connection)
             return refusal
-        with self._mutex:
-            self._busy.discard((index, connection))
+        self._given_back(connection)
         _close(connection)
         if isinstance(error, (redis.exceptions.TimeoutError, Silent)):
             self.addresses.move_on(index)
@@ -171,26 +179,35 @@ class Transport:
             return ReplyLost(str(error))
         return error
 
-    def _checkout(self) -> Tuple[int, Any]:
+    # Sets and deques of CPython are safe for single operations; only callers that take turns need a lock.
+
+    def _checkout(self, waits: bool) -> Tuple[int, Any]:
         if self.closed:
             raise Unreachable("the client is closed")
-        index = self.addresses.current
-        try:
-            connection = self.nodes[index].idle.pop()
-        except IndexError:
-            index, connection = self.connect()
-        with self._mutex:
-            self._busy.add((index, connection))
+        while True:
+            index = self.addresses.current
+            try:
+                connection = self.nodes[index].idle.pop()
+                break
+            except IndexError:
+                if waits or sum(not queued for _, queued in list(self._busy.values())) < CONNECTIONS_MAX:
+                    index, connection = self.connect()
+                    break
+                self._turns.wait()
+        self._busy[connection] = (index, waits)
         return index, connection
 
+    def _given_back(self, connection: Any) -> None:
+        self._busy.pop(connection, None)
+        self._turns.one_is_free()
+
     def _checkin(self, index: int, connection: Any) -> None:
-        with self._mutex:
-            self._busy.discard((index, connection))
         idle = self.nodes[index].idle
         if self.closed or index != self.addresses.current or len(idle) >= CONNECTIONS_MAX:
             _close(connection)
         else:
             idle.append(connection)
+        self._given_back(connection)
 
     def connect(self, within: Optional[float] = None) -> Tuple[int, Any]:
         """A new connection to the first address that takes one."""
@@ -221,27 +238,23 @@ class Transport:
         """A node does not answer: whoever waits for it goes to another."""
         self.addresses.move_on(index)
         self.nodes[index].drop_idle()
-        with self._mutex:
-            waiting = [connection for at, connection in self._busy if at == index]
-        for connection in waiting:
-            _close(connection)
+        for connection, (at, _) in list(self._busy.items()):
+            if at == index:
+                _close(connection)
 
     def close(self) -> None:
         self.closed = True
         for node in self.nodes:
             node.drop_idle()
-        with self._mutex:
-            busy, self._busy = self._busy, set()
-        for _, connection in busy:
+        for connection in list(self._busy):
             _close(connection)
 
     def forked(self) -> None:
         """In the child: the parent's sockets are closed here and live on there."""
-        self._mutex = threading.Lock()
-        self._turns = threading.Semaphore(CONNECTIONS_MAX)
+        self._turns = Turns()
         self.addresses = Addresses(len(self.nodes), shuffle=False)
-        busy, self._busy = self._busy, set()
-        for _, connection in busy:
+        busy, self._busy = self._busy, {}
+        for connection in busy:
             _close(connection)
         for node in self.nodes:
             node.drop_idle()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, List, Optional, Type
 
@@ -53,8 +54,14 @@ class Lock(BaseLock):
     def __init__(self, client: "Client", lease: Lease) -> None:
         self._client = client
         self._lease = lease
-        #: A :class:`threading.Event` that is set when the lock is lost; :attr:`loss` then says how.
-        self.lost = LostEvent(lease)
+        self._lost: Optional[LostEvent] = None
+
+    @property
+    def lost(self) -> LostEvent:
+        """A :class:`threading.Event` that is set when the lock is lost; :attr:`loss` then says how."""
+        if self._lost is None:
+            self._lost = LostEvent(self._lease)
+        return self._lost
 
     def ensure(self, at_least: float) -> None:
         """Makes sure that the lock is held for `at_least` more seconds; renews it if need be. Call it before each step.
@@ -146,13 +153,17 @@ class LocalLock(Lock):
         return Released("already_released")
 
 
+#: Which locks each thread has entered. `setdefault` makes one for a pending lock, whichever thread comes first.
+_ENTERED: "weakref.WeakKeyDictionary[PendingLock, Any]" = weakref.WeakKeyDictionary()
+
+
 class PendingLock:
     """What :meth:`Client.lock` returns: use it with ``with``, or call :meth:`acquire`. Each use is an acquisition of its own."""
 
     def __init__(self, client: "Client", options: LockOptions) -> None:
         self._client = client
         self._options = options
-        self._entered = threading.local()
+        self._entered: Any = None
 
     def acquire(self) -> Lock:
         """Takes the lock. Raises :class:`Busy` where it is taken and the wait ran out."""
@@ -176,6 +187,8 @@ class PendingLock:
         self._client._leave(self._stack().pop(), error)
 
     def _stack(self) -> List[Lock]:
+        if self._entered is None:
+            self._entered = _ENTERED.setdefault(self, threading.local())
         stack: Optional[List[Lock]] = getattr(self._entered, "locks", None)
         if stack is None:
             stack = self._entered.locks = []

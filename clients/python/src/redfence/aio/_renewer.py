@@ -8,7 +8,7 @@ import math
 from typing import Any, Optional
 
 from .._flows import Context, ReplyLost, Silent, Unreachable
-from .._lease import Batch, SessionLease
+from .._lease import Batch, Lease, Naps, SessionLease
 from .._renewer import ORPHAN_KEEPALIVE_EVERY, ORPHAN_KEEPALIVE_FOR
 from .._retry import Backoff
 from .._wire import Refusal, parse_push, text_of
@@ -36,6 +36,7 @@ class Renewer:
         self._timer_at = math.inf
         self._backoff = Backoff(0.02, 0.5)
         self.rounds = 0
+        self._naps = Naps()
 
     # -- called by the client
 
@@ -45,12 +46,13 @@ class Renewer:
             self._wake_event = asyncio.Event()
             self._task = self._loop.create_task(self._run())
 
-    def held(self, due: float, deadline: float) -> None:
+    def held(self, lease: Lease) -> None:
         """A lock was added."""
         self.start()
-        if due < self._next_due:
+        self._naps.lock(lease.ttl)
+        if lease.renew_at < self._next_due:
             self.wake()
-        if deadline < self._timer_at:
+        if lease.deadline < self._timer_at:
             self._arm()
 
     def wake(self) -> None:
@@ -110,7 +112,7 @@ class Renewer:
 
     async def _run(self) -> None:
         while True:
-            self._next_due = self.context.keeper.next_due()
+            self._next_due = min(self.context.keeper.next_due(), self._naps.until(self.context.clock()))
             pause = self._next_due - self.context.clock()
             self.rounds += 1
             if pause > 0 and self._opening is None:

@@ -353,7 +353,7 @@ class AsyncClient:
             lease.lose(Loss("session_ended"))
         else:
             self._context.keeper.add(lease)
-            self._renewer.held(min(lease.renew_at, lease.deadline), lease.deadline)
+            self._renewer.held(lease)
         return lock
 
     async def _degraded(self, options: LockOptions, error: RedfenceError) -> AsyncLock:
