@@ -24,17 +24,21 @@ _OUTCOMES = {
 
 
 class Telemetry:
-    """Made once per client. `active` is False unless the application has loaded the OpenTelemetry SDK by then."""
+    """Made once per client. `active` is False unless the application has set up OpenTelemetry by then."""
 
     def __init__(self, enabled: Optional[bool]) -> None:
         self.active = False
-        if enabled is False or (enabled is None and "opentelemetry.sdk" not in sys.modules):  # redis-py itself imports the API
+        if enabled is False or (enabled is None and "opentelemetry" not in sys.modules):
             return
         try:
             from opentelemetry import metrics, trace
         except ImportError:
             if enabled:
                 raise
+            return
+        # redis-py imports the API by itself: only providers that somebody set up count.
+        providers: Any = (trace.get_tracer_provider(), metrics.get_meter_provider())
+        if enabled is None and all("Proxy" in type(each).__name__ or "NoOp" in type(each).__name__ for each in providers):
             return
         self.active = True
         self._tracer: Any = trace.get_tracer("redfence")

@@ -48,7 +48,7 @@ class Client:
     :param sessions: False: no session. Locks then live for their ttl after a crash, and circles of waiting clients are not seen.
     :param name: shown by the server as the session's name.
     :param shuffle: begin with a random address rather than the first.
-    :param telemetry: True or False, or None: OpenTelemetry if the application has loaded its SDK.
+    :param telemetry: True or False, or None: OpenTelemetry if the application has set it up.
     :param clock: a monotonic clock, for tests.
     :param redis_options: further arguments for redis-py's connections, for example ``username``, ``password`` or ``ssl_ca_certs``.
 
