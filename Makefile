@@ -43,7 +43,7 @@ fresh: ## the same on a machine that has nothing: a minimal Debian root (root, d
 
 test: ## everything CI runs; at the end a list of what this machine could not do
 	@mkdir -p target && : > $(REDFENCE_LEFT_OUT)
-	@$(MAKE) --no-print-directory check unit lua-test clean-demo
+	@$(MAKE) --no-print-directory check unit lua-test sdk-python clean-demo
 	@scripts/left-out
 
 ci: test ## exactly what .ci/run calls

@@ -23,11 +23,14 @@ class Node:
     def __init__(self, url: str, options: Dict[str, Any]) -> None:
         self.url = url
         keep = {} if is_unix(url) else {"socket_keepalive": True}
-        self.factory: Any = redis.asyncio.ConnectionPool.from_url(url, **{**keep, **options})
-        self.factory.connection_kwargs["decode_responses"] = False
+        self._options = {**keep, **options}
+        self.factory: Any = None
         self.idle: Deque[Any] = deque()
 
     def make(self) -> Any:
+        if self.factory is None:  # in the loop: before Python 3.10 a pool belongs to the loop it was made in
+            self.factory = redis.asyncio.ConnectionPool.from_url(self.url, **self._options)
+            self.factory.connection_kwargs["decode_responses"] = False
         return self.factory.connection_class(**self.factory.connection_kwargs)
 
     async def drop_idle(self) -> None:
