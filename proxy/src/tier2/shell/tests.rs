@@ -1,7 +1,10 @@
 //! Real threads, real files, real sockets: one node and three, killed and restarted.
 
 use super::*;
-use crate::node_api::{AdminRequest, ClusterStatus, NodeId, OwnedQuery, Role};
+use crate::node_api::{
+    AdminRequest, ClusterStatus, LogPosition, NodeId, OwnedQuery, Role, SnapshotMeta, WakeFilter,
+};
+use crate::storage::engine::EngineLimits;
 use crate::tier2::handle::PendingReply;
 use crate::transport::security::PeerSecurity;
 use bytes::Bytes;
@@ -192,6 +195,105 @@ fn a_node_that_missed_much_comes_back_by_snapshot() {
     nodes.into_iter().for_each(Running::stop);
 }
 
+/// The sizes of all files in a folder.
+fn file_sizes(folder: &Path) -> Vec<u64> {
+    // A file may go between the look at the folder and the look at the file.
+    let files = std::fs::read_dir(folder).unwrap();
+    files.filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len())).collect()
+}
+
+#[test]
+fn snapshots_made_and_received_take_the_place_of_older_ones() {
+    let root = tempfile::tempdir().unwrap();
+    let configs: Vec<ShellConfig> = cluster(root.path(), 3).into_iter().map(eager).collect();
+    let mut nodes: Vec<Running> = configs.iter().map(Running::start).collect();
+    for round in 0..3 {
+        // One misses the round, and receives a snapshot after it.
+        let missing = nodes.remove(0);
+        let at = missing.id as usize - 1;
+        missing.stop();
+        take_many(&nodes[0], 150 * round..150 * (round + 1));
+        nodes.push(Running::start(&configs[at]));
+        let applied = nodes[0].status().applied;
+        eventually("caught up", || nodes[2].status().applied >= applied);
+        for config in &configs {
+            // The current one, and one that waits to be confirmed.
+            let folder = config.data.join("snapshots");
+            eventually("two snapshots at most", || file_sizes(&folder).len() <= 2);
+        }
+    }
+    nodes.into_iter().for_each(Running::stop);
+}
+
+/// One life of a log writer, which is given task after task.
+fn write_log(config: &ShellConfig, tasks: Vec<PersistTask>) {
+    let (dir, identity, store) = startup::open_data(config).unwrap();
+    let registry = PeerRegistry::open(dir, identity, String::new(), PeerSecurity::Plain, vec![]).unwrap();
+    let (handle, mut endpoint) = connect(1_000);
+    let (transport, peers) = Transport::start(Arc::new(registry), None, Arc::new(handle.clone())).unwrap();
+    let reserve = Reserve::hold(&config.data, 0).unwrap();
+    let log = LogWriter::new(Box::new(store), reserve, config.log.tidy_bytes(), Arc::default());
+    let (sender, inbox) = sync_channel(1);
+    std::thread::scope(|scope| {
+        let (transport, handle) = (&transport, &handle);
+        scope.spawn(move || log.run(&inbox, transport, handle, Clock::start()));
+        for task in tasks {
+            let written = task.number;
+            sender.send(task).unwrap();
+            let mut inputs = Vec::new();
+            while inputs.is_empty() {
+                endpoint.collect(PATIENCE, WakeFilter { requests: 1, durable: true }, &mut inputs);
+            }
+            let is_written =
+                |input: &Input| matches!(input, Input::Persisted { number } if *number == written);
+            assert!(inputs.iter().all(is_written), "{inputs:?}");
+        }
+        drop(sender);
+    });
+    transport.stop();
+    peers.join().unwrap();
+}
+
+/// Old log files went ten seconds after a start and every ten seconds from then on: the log of a node that was restarted more often
+/// grew until its disk was full, and so did that of one on a fast disk.
+#[test]
+fn old_log_files_go_at_every_start_and_with_every_few_files() {
+    const LOG: EngineLimits = EngineLimits { file_bytes: 16 << 10, purge_bytes: 64 << 10 };
+    const ENTRY_BYTES: u64 = 1_000;
+    // Entries of a short life: less than what old files are looked for after.
+    const SHORT: u64 = 20;
+    for (lives, entries) in [(30, SHORT), (1, 30 * SHORT)] {
+        let root = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+        let mut config = ShellConfig::single(1, 1, root.path().join("one"), Clock::start());
+        config.log = LOG;
+        let mut last = 1;
+        for life in 0..lives {
+            let task = |index| {
+                let data = vec![b'x'; ENTRY_BYTES as usize].into();
+                let entry = raft::eraftpb::Entry { index, term: 1, data, ..Default::default() };
+                let hard_state = raft::eraftpb::HardState { term: 1, commit: 1, ..Default::default() };
+                let at = LogPosition { index: index - 1, term: 1 };
+                // Every tenth comes with a snapshot, behind which the log goes.
+                let compacts = index % 10 == 0;
+                PersistTask {
+                    number: index,
+                    entries: vec![entry],
+                    hard_state: Some(hard_state),
+                    snapshot: compacts.then(|| SnapshotMeta { at, ..SnapshotMeta::founding(&[]) }),
+                    compact: compacts.then_some(at),
+                    must_sync: true,
+                    ..PersistTask::default()
+                }
+            };
+            write_log(&config, (last + 1..=last + entries).map(task).collect());
+            last += entries;
+            let log_bytes: u64 = file_sizes(&config.data.join("log")).iter().sum();
+            assert!(log_bytes < 4 * LOG.purge_bytes, "{log_bytes} bytes of log after life {life} of {lives}");
+        }
+        assert!(last * ENTRY_BYTES > 8 * LOG.purge_bytes, "too little is written to tell");
+    }
+}
+
 /// Many pieces, and a connection that is dialled only when the first of them is to be sent.
 #[test]
 fn a_snapshot_of_many_pieces_arrives_whole() {
@@ -288,7 +390,6 @@ fn a_disk_that_fails_ends_the_node_with_one_line() {
 
 #[test]
 fn the_writer_reports_what_the_log_refuses() {
-    use crate::node_api::SnapshotMeta;
     use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
     use crate::storage::memory::MemoryDisk;
     let root = tempfile::tempdir().unwrap();
