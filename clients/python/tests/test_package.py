@@ -32,7 +32,7 @@ def test_builds_and_installs_into_an_empty_environment(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     assert "redfence/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    assert not any("test_" in name for name in names)
+    assert not any(name.startswith("tests/") or "/test_" in name for name in names)
     with tarfile.open(source) as files:
         assert any(name.endswith("tests/test_unit.py") for name in files.getnames())
     metadata = zipfile.ZipFile(wheel).read(next(name for name in names if name.endswith("METADATA"))).decode()
