@@ -56,7 +56,7 @@ pub const REMEMBERED_BYTES_MAX: usize = 32 * MIB;
 /// Replies that wait for one client to read them, beyond the one being sent. Further reads of that client wait.
 pub const UNREAD_REPLIES_BYTES_MAX: usize = MIB;
 /// All that one node holds for its clients: partial requests, queued commands, names they watch and listen to, replies and messages
-/// not sent. Beyond it the client that holds the most is disconnected.
+/// not sent. Beyond it clients above their fair share are disconnected (`client_memory.rs` of the proxy).
 pub const CLIENT_BYTES_PER_NODE_MAX: usize = 256 * MIB;
 
 /// One piece of a snapshot as the machine gives it, and as it is read back.

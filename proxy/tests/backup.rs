@@ -178,8 +178,13 @@ fn a_backup_is_taken_through_tls_by_a_user_with_the_right() {
         said(by("keeper", &other.file("ca.crt"))).contains("certificate"),
         "not the authority of its certificate"
     );
-    let plain = ["backup", "--from", &from, "--out", "b.backup"];
-    assert!(!run(&folder, &plain).status.success(), "without TLS");
+    let without_tls =
+        ["backup", "--from", &from, "--out", "b.backup", "--user", "keeper", "--password-file", "password"];
+    assert!(refusal(&folder, &without_tls).contains("the node speaks TLS: give --tls-ca"));
+    let plain = Node::start(&[]);
+    let plain = plain.address.to_string();
+    let with_tls = ["backup", "--from", &plain, "--out", "b.backup", "--tls-ca", &ca];
+    assert!(refusal(&folder, &with_tls).contains("the node does not speak TLS: leave out --tls-ca"));
     let no_password = ["backup", "--from", &from, "--out", "b.backup", "--user", "keeper", "--tls-ca", &ca];
     assert!(refusal(&folder, &no_password).contains("--user needs a password"));
 }

@@ -1,12 +1,10 @@
 //! Bytes to the words of a command, and replies to bytes. Small and blocking: one thread reads each connection.
 
 use redfence_core::keyspace::Resp;
+use redfence_core::limits::{WORDS_MAX, WORD_BYTES_MAX};
 use redfence_core::reply::Sink;
 use std::io::{self, BufRead, Read};
 
-/// As a node: words of a command, bytes of a word.
-const WORDS_MAX: usize = 1024;
-const WORD_BYTES_MAX: usize = 1024 * 1024;
 const LINE_BYTES_MAX: u64 = 64 * 1024;
 
 /// The next command; `None` where the client has left.

@@ -77,11 +77,22 @@ fn connect(address: &str, tls: Option<BackupTls>) -> io::Result<Box<dyn Stream>>
     let mut stream = connect_tcp(address)?;
     let Some(BackupTls { config, name }) = tls else { return Ok(Box::new(stream)) };
     let mut session = ClientConnection::new(Arc::new(config), name).map_err(io::Error::other)?;
-    // Now, so that a certificate that is not trusted is told as what it is.
+    // Now, so that a certificate that is not trusted is reported as such.
     while session.is_handshaking() {
-        session.complete_io(&mut stream)?;
+        session.complete_io(&mut stream).map_err(explain_handshake)?;
     }
     Ok(Box::new(StreamOwned::new(session, stream)))
+}
+
+/// A node without TLS answers the handshake with an error in RESP.
+fn explain_handshake(error: io::Error) -> io::Error {
+    let cause = error.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    match cause {
+        Some(rustls::Error::InvalidMessage(_)) => {
+            io::Error::new(io::ErrorKind::InvalidData, "the node does not speak TLS: leave out --tls-ca")
+        }
+        _ => error,
+    }
 }
 
 fn connect_tcp(address: &str) -> io::Result<TcpStream> {
@@ -100,7 +111,13 @@ fn connect_tcp(address: &str) -> io::Result<TcpStream> {
     Err(last)
 }
 
+/// The first byte of a TLS alert, with which a TLS server answers a plain command.
+const TLS_ALERT: u8 = 0x15;
+
 fn read_answer(from: &mut impl BufRead, may_nest: bool) -> io::Result<Answer> {
+    if from.fill_buf()?.first() == Some(&TLS_ALERT) {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the node speaks TLS: give --tls-ca"));
+    }
     let line = read_line(from)?;
     let (kind, rest) = line.split_first().ok_or_else(no_resp)?;
     let text = std::str::from_utf8(rest).map_err(|_| no_resp())?;

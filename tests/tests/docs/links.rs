@@ -1,6 +1,6 @@
 //! Every relative link and anchor of README and docs leads somewhere, and the book lists every page.
 
-use super::pages::{anchors, code_words, doc, files_below, read, root, targets};
+use super::pages::{all_pages, anchors, code_words, doc, files_below, read, root, targets};
 use std::path::{Component, Path, PathBuf};
 
 /// The path without `.` and `..`.
@@ -42,11 +42,8 @@ fn check(page: &Path, target: &str) -> Result<(), String> {
 #[test]
 fn every_link_leads_somewhere() {
     let root = root();
-    let mut pages = files_below(&root.join("docs"), ".md");
-    let others = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "tests/README.md"];
-    pages.extend(
-        others.iter().chain(&["tests/interop/README.md", "lua/README.md"]).map(|page| root.join(page)),
-    );
+    let mut pages = all_pages();
+    pages.push(root.join("CHANGELOG.md"));
     let mut broken = Vec::new();
     for page in &pages {
         for target in targets(&read(page)) {
@@ -79,7 +76,10 @@ fn the_readme_is_short() {
 
 /// Whether a word in `code` is the name of a file or folder of this repository.
 fn is_file_name(word: &str) -> bool {
-    let folders = ["core/", "proxy/", "module/", "lua/", "tests/", "bench/", "docs/", "scripts/", "docker/"];
+    let folders = [
+        "core/", "proxy/", "module/", "lua/", "tests/", "bench/", "docs/", "scripts/", "docker/", "certs/",
+        "clients/", "src/",
+    ];
     let is_plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/._-".contains(&byte));
     is_plain && (folders.iter().any(|folder| word.starts_with(folder)) || word.ends_with(".rs"))
 }
@@ -87,21 +87,22 @@ fn is_file_name(word: &str) -> bool {
 #[test]
 fn every_file_that_the_docs_name_exists() {
     let root = root();
-    let sources: Vec<PathBuf> = ["core", "proxy", "module", "tests"]
+    let sources: Vec<PathBuf> = ["core", "proxy", "module", "tests", "bench", "certs", "clients"]
         .iter()
         .flat_map(|folder| files_below(&root.join(folder), ".rs"))
         .collect();
-    let exists = |word: &str| {
-        root.join(word).exists() || (!word.contains('/') && sources.iter().any(|path| path.ends_with(word)))
+    // The page of a crate names files from the crate's own folder on; a bare name is a file of any folder.
+    let exists = |page: &Path, word: &str| {
+        root.join(word).exists()
+            || page.with_file_name(word).exists()
+            || sources.iter().any(|path| path.ends_with(word))
     };
     // Decisions tell of their day; the example of a new command is none of ours.
     let is_history = |page: &Path| page.parent().is_some_and(|folder| folder.ends_with("adr"));
-    let mut pages = files_below(&root.join("docs"), ".md");
-    pages.extend(["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md"].map(|page| root.join(page)));
     let mut missing = Vec::new();
-    for page in pages.iter().filter(|page| !is_history(page)) {
+    for page in all_pages().iter().filter(|page| !is_history(page)) {
         for word in code_words(&read(page)).iter().filter(|word| is_file_name(word)) {
-            if !exists(word) && !word.contains("example") {
+            if !exists(page, word) && !word.contains("example") {
                 missing.push(format!("{}: {word}", page.strip_prefix(&root).unwrap_or(page).display()));
             }
         }

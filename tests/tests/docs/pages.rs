@@ -38,6 +38,25 @@ pub(crate) fn files_below(folder: &Path, ending: &str) -> Vec<PathBuf> {
     found
 }
 
+/// Every page of the repository that describes it as it is: the book, and the READMEs and other pages beside the sources.
+pub(crate) fn all_pages() -> Vec<PathBuf> {
+    let root = root();
+    let mut pages = files_below(&root.join("docs"), ".md");
+    let beside = [
+        "README.md",
+        "ARCHITECTURE.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "lua/README.md",
+        "module/README.md",
+    ];
+    pages.extend(beside.map(|page| root.join(page)));
+    pages.extend(
+        ["tests/README.md", "tests/interop/README.md", "clients/TESTSERVER.md"].map(|page| root.join(page)),
+    );
+    pages
+}
+
 /// The text without fenced blocks; inline code is blanked where `code` is false.
 pub(crate) fn prose(text: &str, code: bool) -> String {
     let mut fenced = false;

@@ -4,6 +4,7 @@
 
 use crate::glob;
 use crate::keyspace::{errors, Keys};
+use crate::limits::READ_REPLY_BYTES_MAX;
 use crate::machine::keys::adapter::ReadKeys;
 use crate::machine::log::command::Db;
 use crate::machine::work::Work;
@@ -17,8 +18,6 @@ const RECORDS_PER_SLICE: usize = 4_096;
 const STEPS_PER_SLICE_MAX: u64 = 4_000_000;
 /// Records that are looked at before the steps are looked at.
 const RECORDS_PER_LOOK: usize = 16;
-/// Bytes of names one `KEYS` answers at most.
-const REPLY_BYTES_MAX: usize = 8 * 1024 * 1024;
 
 /// One `KEYS` under way.
 #[derive(Debug)]
@@ -58,7 +57,7 @@ impl KeysWalk {
                 }
             });
             looked += RECORDS_PER_LOOK;
-            if self.bytes > REPLY_BYTES_MAX {
+            if self.bytes > READ_REPLY_BYTES_MAX {
                 return Some(errors::KEYS_TOO_LONG.into());
             }
             if self.cursor == 0 {

@@ -4,6 +4,7 @@ use crate::grammar;
 use crate::keyspace::args::is;
 use crate::keyspace::table::{self, Row};
 use crate::keyspace::{self, errors, execute, Context, Keys, ReplyRoom, Resp, WouldBlock};
+use crate::limits::REMEMBERED_REPLY_BYTES_MAX;
 use crate::machine::keys::adapter::{Clash, MachineKeys, ReadKeys};
 use crate::machine::log::bytes::Hash64;
 use crate::machine::log::command::{Db, Watched, Words};
@@ -30,9 +31,6 @@ pub(crate) struct RunOutcome {
     db: Db,
     clash: Clash,
 }
-
-/// Replies larger than this are not kept for retries.
-const REMEMBERED_BYTES_MAX: usize = 16 * 1024;
 
 /// Whether a reply is too large to be remembered.
 pub(crate) fn is_large(reply: &Reply) -> bool {
@@ -66,7 +64,7 @@ pub(crate) fn is_large(reply: &Reply) -> bool {
         }
         false
     }
-    weigh(reply, &mut REMEMBERED_BYTES_MAX.clone())
+    weigh(reply, &mut REMEMBERED_REPLY_BYTES_MAX.clone())
 }
 
 /// Whether [`Machine::read`] answers this command: it changes nothing, and runs no script.
