@@ -37,7 +37,7 @@ use redis_module::raw;
 use std::cell::Cell;
 use std::ptr::NonNull;
 
-/// Calls a function of Redis's API table. Every function we name exists since Redis 7.0, or is asked for by `api_if_known`.
+/// Calls a function of Redis's API table. Every function called by it exists since Redis 7.0.
 macro_rules! api {
     ($name:ident($($argument:expr),* $(,)?)) => {
         (raw::$name.expect(concat!(stringify!($name), " is missing: Redis 7.0 or later is needed")))($($argument),*)

@@ -144,7 +144,7 @@ impl WaitQueues {
         })
     }
 
-    /// Whether [`Queues::join`] would find room.
+    /// Whether [`WaitQueues::join`] would find room.
     pub(crate) fn has_room(&self, wait_request: &WaitRequest) -> bool {
         match self.find(wait_request).and_then(|id| self.waiters.get(&id)) {
             Some(waiter) => waiter.clients.len() < CLIENTS_PER_WAITER_MAX,

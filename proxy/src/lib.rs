@@ -7,6 +7,7 @@
 pub mod acl;
 pub mod admin;
 pub mod backup;
+pub mod calendar;
 pub mod cli;
 pub mod client_memory;
 pub mod clock;

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 /// Each module, and the modules it may use. Lowest layer first.
 const ALLOWED: &[(&str, &[&str])] = &[
     ("acl", &[]),
+    ("calendar", &[]),
     ("clock", &[]),
     ("shutdown", &[]),
     ("threads", &[]),
@@ -29,6 +30,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
         "server",
         &[
             "acl",
+            "calendar",
             "clock",
             "client_memory",
             "events",
@@ -43,7 +45,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("admin", &["clock", "server", "tls"]),
     ("config", &["cli", "secret", "server", "tls", "transport"]),
-    ("backup", &["cli", "clock", "config", "node_api", "secret", "storage", "tls"]),
+    ("backup", &["calendar", "cli", "clock", "config", "node_api", "secret", "storage", "tls"]),
     (
         "serve",
         &[

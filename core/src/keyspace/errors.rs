@@ -36,11 +36,9 @@ pub const MIN_OR_MAX_NOT_A_RANGE: Refusal = fixed("ERR min or max not valid stri
 pub const TIMEOUT_NOT_A_FLOAT: Refusal = fixed("ERR timeout is not a float or out of range");
 pub const TIMEOUT_NEGATIVE: Refusal = fixed("ERR timeout is negative");
 pub const DB_OUT_OF_RANGE: Refusal = fixed("ERR DB index is out of range");
-pub const INVALID_DB: Refusal = fixed("ERR invalid DB index");
 pub const SAME_OBJECT: Refusal = fixed("ERR source and destination objects are the same");
 pub const NUMKEYS_POSITIVE: Refusal = fixed("ERR numkeys should be greater than 0");
 pub const COUNT_POSITIVE: Refusal = fixed("ERR count should be greater than 0");
-pub const LIMIT_NEGATIVE: Refusal = fixed("ERR LIMIT can't be negative");
 
 /// Redis has no such thing as a Redlock listener.
 pub const HELD_BY_MEMBERS: Refusal =

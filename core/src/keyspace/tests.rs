@@ -1,4 +1,4 @@
-//! Each family against what Redis 7.0.15 answers. The random comparison with a real server is `core/tests/differential.rs`.
+//! Each family against what Redis 7.0.15 answers. The random comparison with a real server is `core/tests/differential`.
 
 use super::*;
 use crate::reply::Sink;

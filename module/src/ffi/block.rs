@@ -3,7 +3,7 @@
 //! The life of one: `Ctx::block` makes a [`BlockedClient`]; `waiters.rs` owns it. Then either
 //! `answer` gives it its reply (Redis delivers it before it next sleeps, by [`on_reply`](super::entry)), or Redis says
 //! that the client is gone, and `let_go` gives the handle back. Both take the handle by value, so there is no second time.
-//! In either case Redis frees the [`Delivery`], which tells whether the reply reached the client.
+//! In either case Redis frees the [`BlockedReply`], which records whether the reply reached the client.
 //!
 //! # Caveats
 //!

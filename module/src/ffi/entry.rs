@@ -87,7 +87,7 @@ pub(super) extern "C" fn on_reply(
     _argc: c_int,
 ) -> c_int {
     guarded(ctx, |ctx| {
-        // SAFETY: the private data is the `Delivery` given to `UnblockClient`, and lives until `on_free`.
+        // SAFETY: the private data is the `BlockedReply` given to `UnblockClient`, and lives until `on_free`.
         let delivery = unsafe {
             api!(RedisModule_GetBlockedClientPrivateData(ctx.raw())).cast::<BlockedReply>().as_ref()
         };
@@ -102,7 +102,7 @@ pub(super) extern "C" fn on_reply(
     OK
 }
 
-/// Called once for every `Delivery`, whether its client was still there or not.
+/// Called once for every `BlockedReply`, whether its client was still there or not.
 pub(super) extern "C" fn on_free(ctx: *mut raw::RedisModuleCtx, delivery: *mut c_void) {
     if delivery.is_null() {
         return;

@@ -25,11 +25,8 @@ const FORWARDED_BYTES_MIN: usize = 8 + 8 + 4;
 pub const ADDR_BYTES_MAX: usize = 255;
 /// Most members a snapshot may name.
 pub const MEMBERS_MAX: usize = 64;
-/// Bytes in front of every payload: length, kind, group.
-pub const FRAME_HEADER_BYTES: usize = 4 + 1 + 2;
 
-/// Frame kinds below this one belong to the transport.
-pub const KIND_FIRST: u8 = 16;
+// Frame kinds below 16 belong to the transport.
 const KIND_RAFT: u8 = 16;
 const KIND_FORWARD: u8 = 17;
 const KIND_SNAPSHOT_CHUNK: u8 = 18;

@@ -1,7 +1,7 @@
 //! Finds where a reply of the upstream Redis ends, so that its bytes can pass unchanged and in order.
 //!
 //! Works on whatever piece has come, keeps its place, needs no recursion and no memory for nested replies: it only counts how
-//! many elements are still to come. Common replies that are there to their end are found without any of it. Used by `link` and `trunk`.
+//! many elements are still to come. Common replies that are there to their end are found without any of it. Used by `tier1`.
 
 /// Longest header line of a number or a length.
 const HEADER_BYTES_MAX: usize = 64;

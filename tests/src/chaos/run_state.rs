@@ -94,21 +94,6 @@ impl RunState {
         self.unexpected.lock().expect("mutex poisoned").clone()
     }
 
-    /// Waits until some client got a lock after `since_ns`; returns when.
-    pub fn grant_since(&self, since_ns: u64, within: Duration) -> Option<u64> {
-        let mut seen = None;
-        poll_until(within, || {
-            seen = self
-                .endpoints()
-                .iter()
-                .map(|endpoint| endpoint.granted_ns())
-                .max()
-                .filter(|at| *at > since_ns);
-            seen.is_some()
-        });
-        seen
-    }
-
     /// Waits until clients of every node got a lock after `since_ns`; returns when the last did.
     pub fn grants_everywhere_since(&self, since_ns: u64, within: Duration) -> Option<u64> {
         let mut seen = None;

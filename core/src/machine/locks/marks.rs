@@ -300,12 +300,6 @@ impl Machine {
         self.marks.oldest_ms().map(|used_ms| passed_from_ms(kept_until_ms(used_ms)))
     }
 
-    /// What the marks weigh: names and a fixed overhead each.
-    #[must_use]
-    pub fn marks_bytes(&self) -> usize {
-        self.marks.bytes()
-    }
-
     /// Marks that are kept.
     #[must_use]
     pub fn marks_len(&self) -> usize {

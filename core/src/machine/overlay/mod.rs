@@ -1,8 +1,8 @@
 //! A keyspace over the machine that never changes it: where the leader runs scripts.
 //!
 //! Reads look at a private map of changed keys first, then at the machine. Writes go into the map. What a write answers
-//! here is what it will answer when it is applied to the same state: the rules are those of `keyspace.rs` and
-//! `members.rs`, over one key's record at a time. Fences, events, queues and counters are apply's business.
+//! here is what it will answer when it is applied to the same state: the rules are those of `keys/adapter.rs` and
+//! `keys/members.rs`, over one key's record at a time. Fences, events, queues and counters are apply's business.
 //!
 //! An overlay is thrown away after its run. Nothing has to be undone.
 //!

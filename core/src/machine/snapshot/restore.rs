@@ -100,12 +100,6 @@ impl Restorer {
         taken
     }
 
-    /// Whether the last piece has come.
-    #[must_use]
-    pub fn is_complete(&self) -> bool {
-        self.reader.complete
-    }
-
     /// The machine, equal to the original in every respect.
     pub fn finish(mut self) -> Result<Machine, RestoreError> {
         if let Some(error) = self.failed {
