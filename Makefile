@@ -88,7 +88,7 @@ docs: ## the book in target/book, from docs/ (mdbook is installed into target/to
 tutorial: build-release ## runs the programs of docs/tutorial, each in its own language with the library its page names
 	scripts/tutorial $(or $(CARGO_TARGET_DIR),target)/release/redfence $(ONLY)
 
-conformance: build ## the contract's suite alone, over every backend
+conformance: build ## the conformance suite alone, over every backend
 	@scripts/install-deps redis
 	$(CARGO) test --locked -p redfence-tests --test conformance
 
@@ -112,7 +112,7 @@ fenced-resource: build-release ## a PostgreSQL row behind a lock, holders paused
 scale: build-release ## 500,000 held locks, 11,000 connections, a follower a million commands behind
 	$(CARGO) run --release --locked -p redfence-tests --bin scale
 
-soak: build-release ## the design's day: five nodes, 500,000 locks, 100,000 sessions, faults, restarts, a backup, a replaced node (an hour; DURATION=600 LOCKS= SESSIONS= CONNECTIONS= WORKERS= NODES=)
+soak: build-release ## the largest supported load: five nodes, 500,000 locks, 100,000 sessions, faults, restarts, a backup, a replaced node (an hour; DURATION=600 LOCKS= SESSIONS= CONNECTIONS= WORKERS= NODES=)
 	$(CARGO) run --release --locked -p redfence-tests --bin soak -- $(if $(filter command,$(firstword $(origin DURATION))),--duration $(DURATION)) $(if $(LOCKS),--locks $(LOCKS)) $(if $(SESSIONS),--sessions $(SESSIONS)) $(if $(CONNECTIONS),--connections $(CONNECTIONS)) $(if $(WORKERS),--workers $(WORKERS)) $(if $(NODES),--nodes $(NODES))
 
 interop: ## unchanged lock libraries of other languages against a real cluster: make interop, ONLY=python, ONLY=node/redlock, UPDATE=1

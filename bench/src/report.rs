@@ -38,7 +38,7 @@ pub(crate) struct Figure {
     pub(crate) unit: String,
 }
 
-/// Something the issue asks for, and what came out.
+/// A goal, and what came out.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Goal {
     pub(crate) name: String,

@@ -5,7 +5,7 @@
 //!
 //! # Layout
 //!
-//! - [`types`]: ids, times, fences and the limits of the contract
+//! - [`types`]: ids, times, fences and the limits of the commands
 //! - [`limits`]: limits in bytes, each derived from the one above it
 //! - [`grammar`]: argv → `Request`, one file a command; every error text
 //! - [`reply`]: what a command answers, and the `Sink` a front renders it into

@@ -186,8 +186,8 @@ pub struct Stamp {
     pub wall_us: u64,
 }
 
-/// Whether a deadline on the logical clock has passed. Not in its own millisecond: the clock counts whole ones, so what began
-/// late in one of them has had its full time only when the deadline's own is over.
+/// Whether a deadline on the logical clock has passed. Deadlines are exclusive: with a millisecond clock a full ttl has elapsed
+/// only after the deadline's own millisecond.
 #[inline]
 #[must_use]
 pub const fn has_passed(deadline_ms: u64, logical_ms: u64) -> bool {

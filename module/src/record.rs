@@ -317,7 +317,7 @@ impl<'a> LockKeys<'a> {
         ctx.replicate_delete(self.name);
     }
 
-    /// A plain client ended our grant by deleting its key. Nobody told watchers then (an expiry is told when it happens).
+    /// A plain client ended our grant by deleting its key. No event was published then (of an expiry one is, when it happens).
     fn tell_unseen_end(&self, ctx: &Ctx, seen: Option<Companion<'_>>, ended: Option<EndedGrant>) {
         let deleted = ended.is_some_and(|ended| ended.how == EndCause::Released);
         if let Some(seen) = seen.filter(|seen| deleted && seen.state == GrantState::Held) {

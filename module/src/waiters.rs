@@ -80,7 +80,7 @@ pub(crate) struct BlockedReply {
     grant: Option<Rc<PendingGrant>>,
 }
 
-/// A grant made to a waiter. Several clients may be told of it.
+/// A grant made to a waiter. Several clients may get it as their reply.
 struct PendingGrant {
     db: i32,
     /// Those the wish made, which go back where nobody hears of them.

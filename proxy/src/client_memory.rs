@@ -40,7 +40,7 @@ pub const SMALL_REPLY_BYTES: usize = 512;
 pub const REPORT_BYTES: usize = 4 * 1024;
 /// How long a client has taken nothing counts up to this.
 const IDLE_MS_MAX: u64 = 1_000;
-/// One that held less had next to nothing to take: when it comes to hold more, the time in which it takes nothing begins.
+/// Below this size the idle timer does not run.
 const NEXT_TO_NOTHING_BYTES: usize = 64 * 1024;
 
 /// All clients of a node.
@@ -214,7 +214,7 @@ impl Account {
         }
     }
 
-    /// The same for what it is told without having asked.
+    /// The same for messages it is sent without having asked.
     pub fn add_message(&self, bytes: usize) -> bool {
         self.change(|held| held.messages += bytes)
     }

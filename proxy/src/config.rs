@@ -64,7 +64,7 @@ pub struct Config {
     pub log_is_json: bool,
 }
 
-/// The log engine tells of every torn tail it cuts, which is what a crash leaves behind: no news to an operator.
+/// raft-engine warns about every torn tail; expected after a crash, so only errors are shown.
 const DEFAULT_LOG: &str = "info,raft_engine=error";
 
 /// Why the program does not start, as one line.

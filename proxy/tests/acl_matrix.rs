@@ -1,4 +1,4 @@
-//! Every command × five users: allowed or `NOPERM` as `docs/users.md` says, alone, in `MULTI`, in scripts and through a Redis behind.
+//! Every command × five users: allowed or `NOPERM` as `docs/users.md` says, alone, in `MULTI`, in scripts and through an upstream Redis.
 
 mod support;
 

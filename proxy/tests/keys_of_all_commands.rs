@@ -253,7 +253,7 @@ fn commands_that_only_the_upstream_knows_pass_by_their_keys() {
     let node = relay.node(ROUTE);
     let mut client = node.connect();
     assert_eq!(client.ask(&["SET", "plain", "v"]), "OK");
-    // The Redis behind does not really have them, and says so.
+    // The upstream Redis does not really have them, and says so.
     for words in [&["NEWER.SET", "plain", "v"][..], &["NEWER.PING", "x"]] {
         let answer = client.ask(words);
         assert!(answer.starts_with("-ERR unknown command"), "{words:?}: {answer}");

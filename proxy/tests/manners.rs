@@ -1,4 +1,4 @@
-//! What drivers, pools and monitors say besides locking, to a node with no Redis behind it: it answers as Redis does.
+//! What drivers, pools and monitors say besides locking, to a node with no upstream Redis: it answers as Redis does.
 //!
 //! [`SAME_AS_REDIS`] and [`TRACKING`] are said to a real Redis 7.0 beside, and the answers compared, in both protocols. What newer
 //! Redis knows and 7.0 does not, and what cannot be equal, is in [`OURS`].
@@ -268,7 +268,7 @@ fn a_node_alone_knows_what_newer_drivers_say() {
     assert_eq!(ask(&mut client, "COMMAND LIST").split(", ").count(), count);
 }
 
-/// The main listener's keys are those of the Redis behind; what comes in by the correctness listener is told to everybody.
+/// The main listener's keys are those of the upstream Redis; what comes in by the correctness listener is told to everybody.
 #[test]
 fn with_a_redis_behind_only_the_correctness_listener_tracks() {
     let folder = TempDir::new().unwrap();

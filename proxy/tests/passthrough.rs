@@ -1,4 +1,4 @@
-//! A Redis behind the proxy: everything that is not ours passes through, Tier 1 is served by it, and its end is survived.
+//! An upstream Redis: everything that is not ours passes through, Tier 1 is served by it, and its end is survived.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! Clients that share one connection to the Redis behind: they must not notice.
+//! Clients that share one connection to the upstream Redis: they must not notice.
 
 mod support;
 

@@ -50,7 +50,7 @@ impl Abilities {
     }
 }
 
-/// One thing that serves the contract. Started when first connected to, stopped when dropped.
+/// One thing that serves the commands of `docs/commands`. Started when first connected to, stopped when dropped.
 pub trait Backend: Send + Sync {
     /// As in a test's name: `module`, `lua_functions`, `tier2_3_follower`.
     fn name(&self) -> &'static str;

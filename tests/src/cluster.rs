@@ -295,7 +295,7 @@ impl Cluster {
         self.slot(id).process = None;
     }
 
-    /// Cuts a node of a relayed cluster off from all others, for good. Clients and the Redis behind still reach it.
+    /// Cuts a node of a relayed cluster off from all others, for good. Clients and the upstream Redis still reach it.
     pub fn cut_off(&self, id: u64) {
         for node in &self.nodes {
             let relay = node.relay.as_ref().expect("a relayed cluster");

@@ -12,7 +12,7 @@
 //! - [`client`]: what a case holds: `ask`, `send`, `receive`, over any backend.
 //! - [`backend`]: what a backend must offer to be tested; [`backends`] has one file for each.
 //! - [`tier1`]: Tier 1 on one Redis, for tests that restart it and swap module and Lua.
-//! - [`expect`]: the shapes of the contract's replies.
+//! - [`expect`]: the shapes of replies.
 //! - [`checker`]: decides whether what clients saw could have happened; [`sim`]: the seeded simulator; [`chaos`]: fault runs.
 //! - [`hostile`]: whatever a client may send, against three real nodes.
 //!

@@ -33,7 +33,7 @@ impl Protocol {
         }
     }
 
-    /// The one nil of the contract: `$-1` in RESP2, `_` in RESP3.
+    /// The one nil of `LOCK.*` and `FENCE.*`: `$-1` in RESP2, `_` in RESP3.
     pub fn nil(self) -> Value {
         match self {
             Protocol::Resp2 => Value::NullBulk,

@@ -10,7 +10,7 @@ use redfence_tests::resp::Value;
 use redfence_tests::{ask, expect, words};
 
 const LONG_MS: u64 = 600_000;
-/// What the contract promises of SIGTERM.
+/// What `docs/operations.md` promises of SIGTERM.
 const STOPS_WITHIN: Duration = Duration::from_secs(5);
 /// Generous: what is measured is printed, what is asserted only tells working from broken.
 const RECOVERS_WITHIN: Duration = Duration::from_secs(20);

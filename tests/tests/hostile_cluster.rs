@@ -6,7 +6,7 @@ use redfence_tests::hostile::campaign::Campaign;
 use redfence_tests::hostile::{self, Attack};
 use redfence_tests::process::allow_open_files;
 
-/// The issue that this suite belongs to wants at least as many.
+/// Attempts of the whole suite, at least.
 const ATTACKS_MIN: usize = 40;
 
 fn chosen() -> Vec<Attack> {

@@ -1,4 +1,4 @@
-//! One truth on all nodes: settings, routes, the Redis behind, high-water marks, scripts. Real processes.
+//! One truth on all nodes: settings, routes, the upstream Redis, high-water marks, scripts. Real processes.
 
 use std::time::Duration;
 

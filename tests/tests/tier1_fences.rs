@@ -1,7 +1,7 @@
 //! Fences never repeat and never step back, whatever Redis loses: power, files, keys, its place as master.
 //!
 //! Each scenario runs against the module and against the Lua library, on a server of its own. The rule under test is
-//! the contract's: fence = max(last + 1, microseconds since 1970).
+//! that of both tiers: fence = max(last + 1, microseconds since 1970).
 
 use std::collections::HashMap;
 use std::fs::OpenOptions;

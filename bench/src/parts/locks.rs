@@ -147,7 +147,7 @@ fn keeping(systems: &Systems, options: &Options) -> Findings {
     findings
 }
 
-/// The goals of the issue that this part can tell.
+/// The goals that this part can measure.
 fn judge(findings: &mut Findings) {
     let best = |rows: &[Row], part: &str, clients: usize, names: &[&str]| {
         let among =

@@ -98,7 +98,7 @@ impl Engine {
             ScriptUse::TransactionWithScript => Preparation::Run,
             ScriptUse::Script => match Command::decode(blob) {
                 Some(command) => self.prepare_script(machine, &command),
-                // What cannot be read is not logged: its client is told so.
+                // What cannot be read is not logged: its client gets an error.
                 None => Preparation::Run,
             },
         }

@@ -133,7 +133,7 @@ fn pack_table(table: &Table, depth: usize, budget: &Budget, out: &mut Vec<u8>) -
     Ok(())
 }
 
-/// Values from an offset on; where one is given, the next one is told too.
+/// Values from an offset on; where one is given, also returns the next offset.
 fn unpack(lua: &Lua, args: &Args, budget: &Budget, limit: usize, from: Option<usize>) -> Results {
     let text = args.string(0)?;
     let bytes = text.as_bytes();

@@ -1,4 +1,4 @@
-//! The script cache: state, because `EVALSHA` must find on every node what any node was told.
+//! The script cache: state, because `EVALSHA` must find on every node what any node was sent.
 //!
 //! Bounded by count and by bytes. A script that has no room pushes out the one loaded longest ago; its client is told
 //! `NOSCRIPT` and loads it again, as after a restart of Redis.
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 pub const SCRIPTS_MAX: usize = 10_000;
 pub const SCRIPT_BYTES_TOTAL_MAX: usize = 64 * 1024 * 1024;
-/// The contract's limit on one script.
+/// Longest script.
 pub const SCRIPT_BYTES_MAX: usize = 1024 * 1024;
 
 /// A script's SHA-1.

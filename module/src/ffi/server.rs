@@ -211,7 +211,7 @@ impl Ctx {
         };
     }
 
-    /// Tells keyspace listeners what `SET`, `PEXPIREAT` and `DEL` would have told them.
+    /// Sends the keyspace events that `SET`, `PEXPIREAT` and `DEL` would have sent.
     pub(crate) fn notify(&self, class: Class, event: &CStr, name: Name<'_>) {
         // SAFETY: context, text and name are live.
         unsafe {

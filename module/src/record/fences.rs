@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 /// The highest fence this process has issued: a resource whose companion is lost starts above it, whatever the clock did.
 static FLOOR: AtomicU64 = AtomicU64::new(0);
 
-/// The contract's rule: one above the last, never behind the clock; where no last one is known, above all this process issued.
+/// The rule of both tiers: one above the last, never behind the clock; where no last one is known, above all this process issued.
 pub(super) fn next(last: Option<Fence>, now: Now) -> Result<Fence, Refusal> {
     let floor = FLOOR.load(Relaxed);
     let last = last.unwrap_or(Fence(floor));

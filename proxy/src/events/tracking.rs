@@ -1,15 +1,15 @@
 //! Client tracking: who keeps copies of which keys, and who must hear that one changed. As in Redis, keys go by name, whatever
 //! the database.
 //!
-//! A client in the default mode is told once of each key it has read, and must read it again to be told again. One in broadcast
-//! mode is told of every changed key under its prefixes. What was read and what changed comes from this node's own apply, in order
-//! ([`super::publish_feed`]), so that a change behind a read is never missed, and one before it never told.
+//! A client in the default mode is notified once of each key it has read, and must read it again for another notice. One in broadcast
+//! mode is notified of every changed key under its prefixes. What was read and what changed comes from this node's own apply, in order
+//! ([`super::publish_feed`]), so that a change behind a read is never missed, and one before it never reported.
 //!
 //! # Limits
 //!
 //! - Keys remembered at this node: [`KEYS_MAX`], and [`TABLE_BYTES_MAX`] with their readers. One more makes another be forgotten, and
-//!   whoever keeps that one is told to drop it.
-//! - Invalidations a client may leave unread: [`UNREAD_MAX`], and [`UNREAD_BYTES_MAX`]. One more, and it is told to drop everything.
+//!   whoever keeps that one is sent its invalidation.
+//! - Invalidations a client may leave unread: [`UNREAD_MAX`], and [`UNREAD_BYTES_MAX`]. One more, and it is sent an invalidation of everything.
 
 use super::{Demand, Hub};
 use crate::client_memory::Account;
@@ -40,14 +40,14 @@ const INVALIDATION_BYTES: usize = 64;
 pub enum Invalidation {
     Key(Bytes),
     Everything,
-    /// The client that was to be told instead is gone.
+    /// The client to which invalidations were redirected is gone.
     RedirectBroken(u64),
 }
 
 /// The options of a client's tracking.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TrackingTerms {
-    /// Another client is told instead, as a message on `__redis__:invalidate`.
+    /// Another client is notified instead, by a message on `__redis__:invalidate`.
     pub redirect: Option<u64>,
     /// Not of its own changes.
     pub no_loop: bool,
@@ -211,7 +211,7 @@ impl Tracker {
         self.demand.trackers.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// A connection has ended: whoever redirects to it is told.
+    /// A connection has ended: whoever redirects to it is notified.
     pub fn left(&self, client: u64) {
         self.stop(client);
         if self.demand.trackers.load(Ordering::SeqCst) == 0 {
@@ -269,7 +269,7 @@ impl Tracker {
 }
 
 impl TrackingTable {
-    /// Those who keep a key are told, and keep it no more.
+    /// Those who keep a key are notified, and keep it no more.
     fn tell_readers(&mut self, hub: &Hub, key: &Bytes, by: Option<u64>) {
         let Some(readers) = self.readers.swap_remove(key) else { return };
         self.bytes -= key_bytes(key, readers.len());
@@ -301,7 +301,7 @@ mod tests {
         Tracker::new(Arc::new(Hub::new(Arc::default())), Arc::default())
     }
 
-    fn told(mailbox: &mut InvalidationInbox) -> Vec<Invalidation> {
+    fn received(mailbox: &mut InvalidationInbox) -> Vec<Invalidation> {
         let mut context = Context::from_waker(Waker::noop());
         let next = || match mailbox.poll(&mut context) {
             Poll::Ready(invalidation) => Some(invalidation),
@@ -320,8 +320,8 @@ mod tests {
         tracker.read(1, &A);
         tracker.changed(&A, Some(1));
         tracker.changed(&A, Some(2));
-        assert_eq!(told(&mut reader), [Invalidation::Key(A)]);
-        assert_eq!(told(&mut other), []);
+        assert_eq!(received(&mut reader), [Invalidation::Key(A)]);
+        assert_eq!(received(&mut other), []);
     }
 
     #[test]
@@ -333,7 +333,7 @@ mod tests {
         tracker.changed(&A, Some(1));
         tracker.read(1, &A);
         tracker.changed(&A, Some(2));
-        assert_eq!(told(&mut reader), [Invalidation::Key(A)]);
+        assert_eq!(received(&mut reader), [Invalidation::Key(A)]);
     }
 
     #[test]
@@ -342,10 +342,10 @@ mod tests {
         let mut reader = tracker.start(&account(1), TrackingTerms::default()).unwrap();
         tracker.read(1, &A);
         tracker.read(1, &B);
-        assert_eq!(told(&mut reader), [Invalidation::Key(A)]);
+        assert_eq!(received(&mut reader), [Invalidation::Key(A)]);
         tracker.changed(&A, None);
         tracker.changed(&B, None);
-        assert_eq!(told(&mut reader), [Invalidation::Key(B)]);
+        assert_eq!(received(&mut reader), [Invalidation::Key(B)]);
     }
 
     #[test]
@@ -355,10 +355,10 @@ mod tests {
         let mut reader = tracker.start(&account(1), TrackingTerms::default()).unwrap();
         tracker.read(1, &long(1));
         tracker.read(1, &long(2));
-        assert_eq!(told(&mut reader), [], "at the limit");
+        assert_eq!(received(&mut reader), [], "at the limit");
         let _other = tracker.start(&account(2), TrackingTerms::default()).unwrap();
         tracker.read(2, &long(2));
-        assert_eq!(told(&mut reader), [Invalidation::Key(long(1))], "one reader more");
+        assert_eq!(received(&mut reader), [Invalidation::Key(long(1))], "one reader more");
         tracker.stop(1);
         tracker.stop(2);
         assert_eq!(tracker.table().bytes, 0);
@@ -374,13 +374,13 @@ mod tests {
         for _ in 0..4 {
             tracker.changed(&long, None);
         }
-        assert_eq!(told(&mut reader).len(), 4, "at the limit");
+        assert_eq!(received(&mut reader).len(), 4, "at the limit");
         for _ in 0..5 {
             tracker.changed(&long, None);
         }
-        assert_eq!(told(&mut reader), [Invalidation::Everything], "one past it");
+        assert_eq!(received(&mut reader), [Invalidation::Everything], "one past it");
         tracker.changed(&A, None);
-        assert_eq!(told(&mut reader), [Invalidation::Key(A)]);
+        assert_eq!(received(&mut reader), [Invalidation::Key(A)]);
     }
 
     #[test]
@@ -393,9 +393,9 @@ mod tests {
             tracker.changed(&A, None);
         }
         tracker.changed(&B, None);
-        assert_eq!(told(&mut reader), [Invalidation::Everything]);
+        assert_eq!(received(&mut reader), [Invalidation::Everything]);
         tracker.changed(&B, None);
-        assert_eq!(told(&mut reader), [Invalidation::Key(B)]);
+        assert_eq!(received(&mut reader), [Invalidation::Key(B)]);
     }
 
     #[test]
@@ -412,7 +412,7 @@ mod tests {
         let table = tracker.table();
         assert_eq!((table.clients.len(), table.readers.len()), (1, 1));
         drop(table);
-        assert_eq!(told(&mut redirecting), [Invalidation::RedirectBroken(1)]);
+        assert_eq!(received(&mut redirecting), [Invalidation::RedirectBroken(1)]);
         tracker.left(2);
         assert!(tracker.table().readers.is_empty() && !tracker.demand.wanted().keys);
     }

@@ -26,7 +26,8 @@
 //! # Identities
 //!
 //! - *Cluster id*: a hash of the sorted founding list (`id=addr,…`), computed at the first start and durable from then on; after
-//!   a restore from a backup a new random one. A joining node has none and takes the one in the first greeting of a peer it was told of, durably, before it answers.
+//!   a restore from a backup a new random one. A joining node has none and takes the one in the first greeting of a
+//!   peer of its configuration, durably, before it answers.
 //! - *Store id*: 16 random bytes made with the data directory. The greeting carries protocol version, cluster id, node id
 //!   and store id. Each node remembers, durably, the first store id it saw for `(id, added_at)` of a [`ClusterMember`] and refuses
 //!   any other: a wiped disk under an old id would vote twice. Removing and adding the id again gives it a new `added_at`,

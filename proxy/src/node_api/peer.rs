@@ -41,7 +41,7 @@ pub struct MemberProgress {
     pub up: bool,
     /// The newest cluster version it can run, 0 where it has not said so in this term.
     pub version: ClusterVersion,
-    /// A hash of its ACL users, 0 where it has not told it in this term.
+    /// A hash of its ACL users, 0 where it has not reported it in this term.
     pub users: u64,
 }
 

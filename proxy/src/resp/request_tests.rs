@@ -112,7 +112,7 @@ fn beyond(bytes: &[u8], limits: ParseLimits) -> String {
     match parser.parse(bytes, limits) {
         Ok(Step::Large { seen }) => {
             parser.stream(&bytes[seen..]).unwrap();
-            parser.excess().expect("it is not for the Redis behind").refusal().0.into_owned()
+            parser.excess().expect("it is not for the upstream Redis").refusal().0.into_owned()
         }
         other => panic!("{other:?} for {:?}", String::from_utf8_lossy(&bytes[..bytes.len().min(60)])),
     }

@@ -55,8 +55,8 @@ impl FileGuard {
     }
 
     fn remember_os(&self, verb: &str, path: &Path, error: io::Error) -> io::Error {
-        let told = in_full(&error);
-        self.remember(FileRefusal::Os { doing: format!("{verb} {}", path.display()), error: told });
+        let text = in_full(&error);
+        self.remember(FileRefusal::Os { doing: format!("{verb} {}", path.display()), error: text });
         error
     }
 }

@@ -114,7 +114,7 @@ impl MemoryDisk {
         platter.unfinished.clear();
     }
 
-    /// Carries out a snapshot operation at once, and says what the node must be told of it.
+    /// Carries out a snapshot operation at once, and returns the input it causes for the node.
     pub fn carry_out(&self, op: SnapshotOp) -> Option<Input> {
         let mut platter = self.platter();
         match op {

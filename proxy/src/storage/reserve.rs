@@ -175,7 +175,7 @@ mod tests {
         let line = reserve.give_up_if_full(free * 2, 0).expect("no disk has twice its free space");
         assert!(line.starts_with("disk full") && line.lines().count() == 1, "{line}");
         assert!(!temp.path().join(NAME).exists());
-        assert_eq!(reserve.give_up_if_full(free * 2, 9_999), None, "it is told once");
+        assert_eq!(reserve.give_up_if_full(free * 2, 9_999), None, "it is reported once");
     }
 
     #[test]

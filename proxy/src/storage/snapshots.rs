@@ -42,7 +42,7 @@ impl SnapshotWriter {
         SnapshotWriter { dir: dir.to_path_buf(), open: None }
     }
 
-    /// Carries out one operation and says what the node must be told of it.
+    /// Carries out one operation and returns the input it causes for the node.
     pub fn carry_out(&mut self, op: SnapshotOp) -> Option<Input> {
         match op {
             SnapshotOp::Create(id) => self.create(id).err().map(|e| self.fail(id, e.to_string())),
@@ -254,9 +254,9 @@ mod tests {
         let mut size_bytes = 0;
         for portion in portions {
             size_bytes += portion.len() as u64;
-            let told = writer.carry_out(SnapshotOp::Append { id: ID, bytes: portion.clone() });
+            let input = writer.carry_out(SnapshotOp::Append { id: ID, bytes: portion.clone() });
             assert!(
-                matches!(told, Some(Input::SnapshotProgress { written_bytes, .. }) if written_bytes == size_bytes)
+                matches!(input, Some(Input::SnapshotProgress { written_bytes, .. }) if written_bytes == size_bytes)
             );
         }
         writer.carry_out(SnapshotOp::Finish { id: ID, size_bytes, crc32 })

@@ -2,7 +2,7 @@
 //! reached and when its modules change.
 //!
 //! For commands in none of our tables (modules, newer versions), where routes send keys to Tier 2: such a command passes by its keys,
-//! as every other does, and is refused where they cannot be told. A `COMMAND` renamed or denied there, or larger than a reply
+//! as every other does, and is refused where they are not known. A `COMMAND` renamed or denied there, or larger than a reply
 //! of our own errands may be, refuses all of them.
 
 use super::client::UpstreamClient;

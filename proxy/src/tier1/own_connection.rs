@@ -302,7 +302,7 @@ impl OwnConnection {
     }
 }
 
-/// What a client is told whose command was in flight when the connection went down.
+/// The reply to a client whose command was in flight when the connection went down.
 #[must_use]
 pub fn refusal(reason: &str, had_left: bool) -> Refusal {
     if had_left {

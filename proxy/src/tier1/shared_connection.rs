@@ -4,7 +4,7 @@
 //! come at the same moment therefore leave in one write, and their answers come back in one read. Only commands go this way that
 //! answer at once and leave no trace on the connection ([`crate::server::routing::keys::may_share`]); the rest has [`super::own_connection`].
 //!
-//! Two tasks: one writes what has gathered, one reads and hands out. When either fails all unanswered commands are told so, and the next
+//! Two tasks: one writes what has gathered, one reads and hands out. When either fails all unanswered commands get an error, and the next
 //! command opens a new shared connection.
 
 use super::reply_slot::{ReplySlot, TAKE_WITHIN};
@@ -127,7 +127,7 @@ impl SharedConnection {
     /// Tells everybody whose commands are unanswered.
     fn go_down(&self, front: Option<SentBatch>, is_inside_reply: bool, reason: &str) {
         let reason: Arc<str> = reason.into();
-        // Under the lock: nobody may send elsewhere before it is told of what is lost here.
+        // Under the lock: nobody may send elsewhere before it learns what is lost here.
         let mut queue = self.queue();
         queue.is_down = true;
         queue.unsent = Vec::new();

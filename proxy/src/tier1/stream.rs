@@ -33,7 +33,7 @@ pub async fn connect(address: &str, tls: Option<&Connector>) -> io::Result<Upstr
                 let mut encrypted = connector.connect(stream).await?;
                 let (ours, mut theirs) = UnixStream::pair()?;
                 tokio::spawn(async move {
-                    // Either end closes both. Why it did is told by the connection that breaks.
+                    // Either end closes both. The connection that breaks reports why.
                     let _ = tokio::io::copy_bidirectional(&mut encrypted, &mut theirs).await;
                 });
                 Ok(UpstreamStream::Tls(ours))

@@ -1,4 +1,4 @@
-//! What a node is told at its making, with the defaults of a production node.
+//! The configuration of a node, with the defaults of a production node.
 
 use crate::node_api::NodeId;
 use redfence_core::machine::version::VersionRange;

@@ -16,7 +16,7 @@
 //!
 //! # Caveats
 //!
-//! - A request that waited in a transport queue when its connection broke counts as sent: its client is told
+//! - A request that waited in a transport queue when its connection broke counts as sent: its client gets
 //!   `INDETERMINATE` though it may never have arrived.
 //! - ttl is a lower bound: time without a leader, and beyond 500 ms of a leader that slept, is added to every deadline.
 //!   It counts from the leader's stamp, so a slow commit shortens what is left of it when the answer arrives.

@@ -81,7 +81,7 @@ impl ClientStream {
         }
     }
 
-    /// Whether the client has closed its side and nothing it sent is unread. Asks the system, not what we were told last.
+    /// Whether the client has closed its side and nothing it sent is unread. Asks the system, not the last event.
     pub fn has_hung_up(&mut self) -> bool {
         match self {
             ClientStream::Plain(stream) => {

@@ -49,7 +49,7 @@ pub fn client_config(
 }
 
 impl Connector {
-    /// Reads the files once, so that what is wrong with them is told at the start. The error is one line.
+    /// Reads the files once, so that errors in them are reported at the start. The error is one line.
     pub fn new(settings: UpstreamTls) -> Result<Connector, String> {
         let name = ServerName::try_from(settings.server_name.clone())
             .map_err(|_| format!("redis-tls-name '{}' is no host name or address", settings.server_name))?;

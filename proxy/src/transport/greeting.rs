@@ -101,8 +101,8 @@ impl fmt::Display for GreetingRefusal {
 }
 
 impl GreetingRefusal {
-    /// What the other side is told. `is_sealed`: it has proved the secret. `None`: nothing.
-    fn told(&self, is_sealed: bool) -> Option<String> {
+    /// The text that the other side is sent. `is_sealed`: it has proved the secret. `None`: nothing.
+    fn text_for_peer(&self, is_sealed: bool) -> Option<String> {
         match self {
             GreetingRefusal::NotAPeer(_)
             | GreetingRefusal::BeforeRelease1
@@ -278,7 +278,7 @@ pub(super) async fn accept(
 
 /// Tells the other side why where it may know, then fails here with the reason.
 async fn refuse<T>(stream: &mut PeerStream, refusal: GreetingRefusal) -> Result<T, GreetingError> {
-    if let Some(mut text) = refusal.told(stream.is_sealed()) {
+    if let Some(mut text) = refusal.text_for_peer(stream.is_sealed()) {
         while text.len() > REFUSAL_TEXT_BYTES_MAX {
             text.pop();
         }

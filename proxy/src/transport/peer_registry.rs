@@ -19,7 +19,7 @@ pub struct PeerRegistry {
     pub(super) security: PeerSecurity,
     /// What this node can run.
     pub(super) versions: VersionRange,
-    /// Nodes this one was told of in its configuration: a joining node takes the cluster's id from these alone. Empty: from
+    /// Nodes of its configuration: a joining node takes the cluster's id from these alone. Empty: from
     /// whoever dials it.
     told_of: Vec<NodeId>,
     /// As in the identity, for the node to look at.

@@ -1,4 +1,4 @@
-//! The contract's commands spoken through the Lua library: the calling convention and the waiting protocol of
+//! The commands of `docs/commands` spoken through the Lua library: the calling convention and the waiting protocol of
 //! `lua/README.md`, driven on behalf of a case as a client library would drive them.
 //!
 //! What stands in front of the keys of a counted command (`LOCK.MACQUIRE count …`) is the caller's to check, since

@@ -13,7 +13,7 @@ use redfence_core::types::Tier;
 
 use crate::backend::Backend;
 
-/// Every backend of the contract.
+/// Every backend of the conformance suite.
 pub fn all() -> Vec<Arc<dyn Backend>> {
     let mut backends: Vec<Arc<dyn Backend>> = vec![
         machine::MachineBackend::new(Tier::Correctness),

@@ -35,7 +35,7 @@ enum Through {
     AllInTurn,
 }
 
-/// A cluster that starts when first asked for, with the Redis behind it.
+/// A cluster that starts when first asked for, with the upstream Redis.
 struct Deployment {
     nodes: usize,
     tier1_by_default: bool,

@@ -1,4 +1,4 @@
-//! Every limit of the contract hit, one more, and nonsense in its place: a clear error, state unchanged,
+//! Every limit of `docs/commands` hit, one more, and nonsense in its place: a clear error, state unchanged,
 //! the connection alive.
 
 use redfence_tests::backend::{Abilities, Context};

@@ -27,7 +27,7 @@ fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// A single node with no Redis behind it: all keys are in the Raft keyspace.
+/// A single node with no upstream Redis: all keys are in the Raft keyspace.
 fn node() -> Cluster {
     let cluster = Cluster::start(&Options::nodes(1));
     cluster.wait_for_leader(REPLY_WITHIN);

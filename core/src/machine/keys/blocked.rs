@@ -96,7 +96,7 @@ impl Blocked {
         self.waiting.range(number..).next().map(|(number, waiting)| (*number, waiting.id))
     }
 
-    /// The node of this client is no more: nobody is to be told.
+    /// The node of this client is no more: nobody is left to reply to.
     pub(crate) fn drop_one(&mut self, number: u64) {
         self.remove(number);
     }
@@ -281,7 +281,7 @@ impl Machine {
         }
     }
 
-    /// Those whose time is up are told so, some with each entry.
+    /// Replies to those whose time is up, some with each entry.
     pub(crate) fn end_due_blocked(&mut self, out: &mut Applied) {
         for _ in 0..self.limits.due_per_entry_max {
             match self.blocked.by_deadline.first().copied() {

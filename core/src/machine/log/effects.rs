@@ -2,7 +2,7 @@
 //!
 //! A script never enters the log. The leader runs it once against an overlay over the very state its entry will be applied
 //! to; apply executes the recorded writes natively. Where a result's hash differs, leader and log disagree about the
-//! state: the client is told `INDETERMINATE`, a counter rises, and all nodes go on, for all of them see the same.
+//! state: the client gets `INDETERMINATE`, a counter rises, and all nodes go on, for all of them see the same.
 
 use crate::grammar::errors;
 use crate::keyspace::Resp;

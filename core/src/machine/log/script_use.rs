@@ -90,7 +90,7 @@ fn transaction_holds_script(reader: &mut Reader<'_>) -> Option<bool> {
 
 /// Whether a command's name is one of those that run or manage scripts.
 pub(crate) fn names_script(name: &[u8]) -> bool {
-    // Nearly every name is told apart by its first two letters.
+    // Nearly every name is distinguished by its first two letters.
     match name {
         [b'e' | b'E', b'v' | b'V', ..] | [b's' | b'S', b'c' | b'C', ..] => {
             table::find(name).is_some_and(|row| row.is(table::SCRIPT)) || name == AS_USER

@@ -160,7 +160,7 @@ fn a_megabyte_of_script_is_answered_alike_cold_and_warm() {
     }
 }
 
-/// A script without room for its writes is told what there is no room for.
+/// A script without room for its writes gets an error that says what there is no room for.
 #[test]
 fn a_script_without_room_gets_the_error_of_max_memory() {
     let mut bench = Bench::new();

@@ -60,7 +60,7 @@ impl CommandContext {
     fn check_restricted(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
         let access = &self.server.access;
         if !self.has_upstream() && commands::find(argv).is_none() {
-            // Nobody has such a command: its client is told so.
+            // Nobody has such a command: its client gets an error.
             return Ok(());
         }
         if is_nested_fence_call(argv) {

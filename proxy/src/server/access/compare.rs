@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A difference is told when it was there in so many looks one after the other: a new file reaches one node after the other.
+/// A difference is reported when it was there in so many looks one after the other: a new file reaches one node after the other.
 const LOOKS_BEFORE_WARNING: u32 = 3;
 
 /// What other nodes compare with theirs. Never 0, which stands for "not known".
@@ -36,7 +36,7 @@ pub async fn follow(server: Arc<ServerState>) {
         let now = server.access.generation();
         if now != generation {
             own = hash_of(&server.access.users().text());
-            // Where it was not taken it is told at the next look.
+            // Where it was not taken it is sent at the next look.
             if server.tier2.push_report(Input::Users(own)) {
                 generation = now;
             }

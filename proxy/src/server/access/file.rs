@@ -124,7 +124,7 @@ impl AccessControl {
         if !is_settled || *mark == now {
             return false;
         }
-        // Remembered at once: an error in it is told once.
+        // Remembered at once: an error in it is reported once.
         *mark = now;
         true
     }

@@ -266,7 +266,11 @@ mod tests {
             fail(&throttle, 1);
         }
         assert_eq!(fail(&throttle, 1), DELAY_MS_MAX);
-        assert_eq!(fail(&throttle, 0), DELAY_MS_MAX, "a right password is told as late as a wrong one");
+        assert_eq!(
+            fail(&throttle, 0),
+            DELAY_MS_MAX,
+            "the reply to a right password is as late as that to a wrong one"
+        );
         let elsewhere = IpAddr::V4(std::net::Ipv4Addr::new(10, 0, 0, 1));
         assert_eq!(throttle.delay(elsewhere, b"app", 0, 0), None);
         let later_ms = 10 * HALVED_AFTER_MS;

@@ -196,7 +196,7 @@ impl AccessControl {
     }
 }
 
-/// The file was read before the upstream Redis told its commands.
+/// The file was read before the upstream Redis reported its commands.
 pub(super) fn warn_of_unchecked(users: &Users) {
     for (user, command) in users.unknown_names(OtherNames::None).iter().take(WARNINGS_MAX) {
         tracing::warn!(

@@ -30,7 +30,7 @@ pub const WATCHED_MAX: usize = 1024;
 pub enum TransactionTarget {
     /// No command has come yet that would tell.
     Undecided,
-    /// The upstream Redis, which has been told of the `MULTI`.
+    /// The upstream Redis, which has been sent the `MULTI`.
     Upstream,
     Keyspace,
 }

@@ -152,7 +152,7 @@ impl CommandContext {
         }
     }
 
-    /// What the upstream Redis answers is told only while the routes hold by which it was asked: a name may belong to the other
+    /// The upstream Redis's reply is sent only while the routes hold by which it was asked: a name may belong to the other
     /// tier by now, and have another holder there.
     #[inline]
     pub(in crate::server) fn check_routes_of_passing(&self) -> Result<(), Disconnect> {

@@ -36,7 +36,7 @@ pub(in crate::server) enum Plan<'a> {
 pub(in crate::server) struct LockPlan<'a> {
     pub(in crate::server) request: Request<'a>,
     pub(in crate::server) destination: Destination,
-    /// Other routes might have decided otherwise: a grant is told only while these hold.
+    /// Other routes might have decided otherwise: a grant is sent only while these hold.
     pub(in crate::server) is_routed: bool,
 }
 
@@ -91,7 +91,7 @@ impl CommandContext {
         }
     }
 
-    /// The keys of a plain command. Refused where it cannot be told where they are, and one of them could belong to Tier 2.
+    /// The keys of a plain command. Refused where their positions are not known, and one of them could belong to Tier 2.
     pub(super) fn plain_keys<'k>(&self, argv: &[&'k [u8]]) -> Result<Keys<'k>, Refusal> {
         match keys::of(argv) {
             Some(keys) => Ok(keys),

@@ -74,7 +74,7 @@ impl Routers {
         self.fresh_until_ms.fetch_max(asked_ms + LEASE_MS, Ordering::AcqRel);
     }
 
-    /// The routes had lapsed: whatever older ones decided is closed, and nothing of it is told any more.
+    /// The routes had lapsed: whatever older ones decided is closed, and none of its replies are sent any more.
     pub(in crate::server) async fn close_busy(&self, clients: &Registry) {
         loop {
             let newest = self.newest();

@@ -1,7 +1,7 @@
 //! The cluster version: which versions each member can run, and when the leader raises it.
 //!
 //! Every node tells the leader its range until the leader's own view shows it. The leader proposes the raise once every member
-//! (learners too) has told it in this term and is up, all can run the next version, and no hold is set. What a member said is
+//! (learners too) has reported it in this term and is up, all can run the next version, and no hold is set. What a member said is
 //! forgotten when its connection is lost and when members change: it may come back with an older program.
 
 use crate::node_api::{Forward, MemberProgress, NodeId, PeerMessage};
@@ -33,7 +33,7 @@ pub(in crate::tier2) struct MemberReport {
 #[derive(Debug, Default)]
 pub(in crate::tier2) struct MemberVersions {
     /// As leader: what members said in this term.
-    told: BTreeMap<NodeId, MemberReport>,
+    reports: BTreeMap<NodeId, MemberReport>,
     tell_due_ms: u64,
     raise_due_ms: u64,
 }
@@ -41,12 +41,12 @@ pub(in crate::tier2) struct MemberVersions {
 impl MemberVersions {
     /// The peer may be stopped, and come back with an older program.
     pub(in crate::tier2) fn connection_lost(&mut self, peer: NodeId) {
-        self.told.remove(&peer);
+        self.reports.remove(&peer);
     }
 
     /// A member that was removed and added again may run another program.
     pub(in crate::tier2) fn members_changed(&mut self) {
-        self.told.clear();
+        self.reports.clear();
     }
 
     /// A new term or a new leader: whatever was known may be outdated.
@@ -60,15 +60,15 @@ impl Node {
     pub(in crate::tier2) fn version_of(&self, id: NodeId) -> ClusterVersion {
         match id == self.config.id {
             true => self.config.versions.newest,
-            false => self.versions.told.get(&id).map_or(0, |told| told.range.newest),
+            false => self.versions.reports.get(&id).map_or(0, |report| report.range.newest),
         }
     }
 
-    /// The hash of a member's ACL users, 0 where it has not told it in this term.
+    /// The hash of a member's ACL users, 0 where it has not reported it in this term.
     pub(in crate::tier2) fn users_of(&self, id: NodeId) -> u64 {
         match id == self.config.id {
             true => self.users,
-            false => self.versions.told.get(&id).map_or(0, |told| told.users),
+            false => self.versions.reports.get(&id).map_or(0, |report| report.users),
         }
     }
 
@@ -90,7 +90,7 @@ impl Node {
     pub(in crate::tier2) fn on_versions(&mut self, from: NodeId, term: u64, report: MemberReport) {
         let is_current = self.is_leader() && term == self.raw.raft.term;
         if is_current && self.membership.get(from).is_some() {
-            self.versions.told.insert(from, report);
+            self.versions.reports.insert(from, report);
         }
     }
 
@@ -123,7 +123,7 @@ impl Node {
         let ranges = self.membership.iter().map(|member| match member.id == self.config.id {
             true => Some(self.config.versions),
             false if self.silent_ms(member.id, now_ms) >= self.config.node_down_ms => None,
-            false => self.versions.told.get(&member.id).map(|told| told.range),
+            false => self.versions.reports.get(&member.id).map(|report| report.range),
         });
         let ranges: Vec<VersionRange> = ranges.collect::<Option<_>>()?;
         let to = ranges.iter().map(|range| range.newest).min()?;
@@ -148,7 +148,7 @@ impl Node {
         }
     }
 
-    /// What a script came to may need a later version than its request told. The error is logged in its place.
+    /// What a script came to may need a later version than its request needs. The error is logged in its place.
     pub(in crate::tier2) fn gated(&self, blob: Bytes) -> Bytes {
         match self.version_refusal(&blob) {
             None => blob,

@@ -106,7 +106,7 @@ pub struct Node {
     pub(super) stopping: Option<ShutdownState>,
     pub(super) status: ClusterStatus,
     pub(super) status_due_ms: u64,
-    /// As leader: when the others are told how far the members are. Otherwise: who said so, when, and what.
+    /// As leader: when the others are sent the progress of the members. Otherwise: who said so, when, and what.
     pub(super) progress_due_ms: u64,
     pub(super) leaders_view: Option<(NodeId, u64, Vec<MemberProgress>)>,
     pub(super) members_changed: bool,

@@ -40,7 +40,7 @@ impl PersistQueue {
         }
     }
 
-    /// A Ready that needs no task. Answers whether raft may be told at once.
+    /// A Ready that needs no task. Answers whether raft may be advanced at once.
     pub(in crate::tier2) fn nothing_to_write(&mut self, ready: u64) -> bool {
         self.last_ready = ready;
         self.is_idle()
@@ -51,7 +51,7 @@ impl PersistQueue {
         self.vote_number <= self.durable_number
     }
 
-    /// Tasks up to `number` are durable. Answers the Ready raft may be told of.
+    /// Tasks up to `number` are durable. Answers the Ready that raft may be advanced by.
     pub(in crate::tier2) fn persisted(&mut self, number: u64) -> Option<u64> {
         self.durable_number = self.durable_number.max(number);
         let mut ready = None;

@@ -221,7 +221,7 @@ impl Node {
             tracing::error!(
                 index,
                 so_far,
-                "a script's writes had other results when applied than on the leader; its client was told INDETERMINATE; please report this"
+                "a script's writes had other results when applied than on the leader; its client got INDETERMINATE; please report this"
             );
         }
     }

@@ -5,7 +5,7 @@
 //! `deadlines` answers clients where `raft` is stuck; `garbage` frees large values that `raft` has dropped.
 //!
 //! A turn: take all inputs there are (or sleep until the node wants to be woken), hand them over, let the node think once,
-//! carry out what it says. The log writer is told before the network, because its fsync is the longest wait of all and
+//! carry out what it says. The log writer gets its work before the network, because its fsync is the longest wait of all and
 //! runs beside everything else.
 //!
 //! # When something breaks
@@ -187,7 +187,7 @@ impl RaftThread {
         if let Some(reason) = fatal {
             on_fatal(&reason);
         }
-        // In this order: the disk finishes what it was given, then the sockets close, then the last clients are told. A
+        // In this order: the disk finishes what it was given, then the sockets close, then the last clients get their replies. A
         // panic on another thread was reported by that thread itself.
         let RaftThread { endpoint, transport, tasks, ops, disk, disk_full, peers, .. } = self;
         drop((tasks, ops));

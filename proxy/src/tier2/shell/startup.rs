@@ -25,7 +25,7 @@ pub struct ShellConfig {
     pub data: PathBuf,
     /// Where peers may dial in. `None`: a single node that can never be joined by others.
     pub peer_listen: Option<SocketAddr>,
-    /// Where peers are told to dial; the founders' list says so where this is `None`.
+    /// The address peers dial; the founders' list says so where this is `None`.
     pub advertise: Option<String>,
     /// `--cluster`: the founding members. Only the first start of a data directory looks at it; from then on membership is
     /// what the log says.

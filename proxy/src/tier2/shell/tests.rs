@@ -28,9 +28,9 @@ struct Running {
 impl Running {
     fn start(config: &ShellConfig) -> Running {
         let fatal: Arc<Mutex<Option<String>>> = Arc::default();
-        let told = fatal.clone();
+        let reported = fatal.clone();
         let mut config = config.clone();
-        config.on_fatal = Arc::new(move |reason| *told.lock().unwrap() = Some(reason.to_string()));
+        config.on_fatal = Arc::new(move |reason| *reported.lock().unwrap() = Some(reason.to_string()));
         let (handle, thread) = start(&config).unwrap();
         Running { id: config.node.id, handle, thread: Some(thread), fatal }
     }

@@ -26,7 +26,7 @@ pub(crate) struct IncomingSnapshot {
     heard_ms: u64,
 }
 
-/// Everything is here and stored: raft may be told.
+/// Everything is here and stored: raft may take it.
 pub(crate) struct ReceivedSnapshot {
     pub(crate) transfer: u64,
     pub(crate) message: Box<Message>,

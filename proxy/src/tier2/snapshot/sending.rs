@@ -1,6 +1,6 @@
 //! Outgoing snapshots: one transfer per follower, with a window of unacknowledged bytes.
 //!
-//! raft pauses a follower from the moment it hands out a `MsgSnapshot` until it is told how the transfer ended, so every
+//! raft pauses a follower from the moment it hands out a `MsgSnapshot` until the end of the transfer is reported to it, so every
 //! transfer ends in [`TransferEnd`]: acknowledged, failed, or stalled.
 //!
 //! A transfer ends with the snapshot it began with: its file is not deleted meanwhile, and the log behind it is kept, within limits,

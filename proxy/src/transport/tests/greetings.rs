@@ -1,4 +1,4 @@
-//! Who is let in by the greeting, and what each side is told.
+//! Who is let in by the greeting, and what each side is sent.
 
 use super::*;
 

@@ -24,7 +24,7 @@ pub(super) const ATTACKS: &[Attack] = &[
 const KIB: usize = 1024;
 const MIB: usize = 1024 * KIB;
 
-/// The brick of the issue: more bytes in a few slots than a snapshot's piece was read with.
+/// What once stopped every node for good: more bytes in a few slots than a snapshot's piece was read with.
 fn keys_of_60_kb(attacker: &mut Attacker) {
     let keys: Vec<String> = (0..1_300).map(|number| attacker.name(number)).collect();
     for node in 0..attacker.nodes() {
