@@ -1,4 +1,4 @@
-//! The only place in the proxy that asks a clock.
+//! The clocks of the Raft node, and the only place in the proxy that asks for the time of day.
 
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 

@@ -1,4 +1,20 @@
 //! The RESP proxy and the Raft node of Redfence.
+//!
+//! # Layout
+//!
+//! From a client's bytes to the log and back:
+//!
+//! - [`resp`]: the Redis wire protocol; [`tls`]: TLS for clients and towards the upstream Redis
+//! - [`server`]: what a Redis client meets: connections, routing, commands; [`acl`]: users and their rights
+//! - [`tier1`]: the upstream Redis; [`events`]: channels and tracked keys; [`client_memory`]: the bytes held for clients
+//! - [`tier2`]: the Raft node, a struct without I/O, and the threads around it; [`node_api`]: what goes into it and comes out
+//! - [`storage`]: the data directory; [`transport`]: connections between nodes
+//!
+//! The program: [`cli`] and [`config`] (flags, environment, file), [`secret`], [`serve`] (puts a node together), [`threads`],
+//! [`shutdown`], [`admin`] (probes and metrics), [`backup`] (backup and restore), [`log_text`].
+//! Used by all: [`clock`], [`calendar`], [`retries`].
+//!
+//! Which of these may use which is in `tests/module_graph.rs`; what runs through which file is in `docs/internals`.
 
 #![forbid(unsafe_code)]
 // A new variant of an enum of ours must not compile until every match has decided.

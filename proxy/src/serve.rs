@@ -47,11 +47,11 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     }
     let tls = config.tls.clone().map(Acceptor::start).transpose()?;
     let redis_tls = config.redis_tls.clone().map(Connector::new).transpose()?;
-    let main_door = listener::bind(config.listen)?;
-    let plain_door = config.plain_listen.map(listener::bind).transpose()?;
-    let correctness_door = config.correctness_listen.map(listener::bind).transpose()?;
-    let redlock_door = config.redlock_listen.map(listener::bind).transpose()?;
-    let admin_door = config.admin.map(listener::bind).transpose()?;
+    let main_listener = listener::bind(config.listen)?;
+    let plain_listener = config.plain_listen.map(listener::bind).transpose()?;
+    let correctness_listener = config.correctness_listen.map(listener::bind).transpose()?;
+    let redlock_listener = config.redlock_listen.map(listener::bind).transpose()?;
+    let admin_listener = config.admin.map(listener::bind).transpose()?;
     let clock = Clock::start();
     let access = AccessControl::open(AccessSettings {
         password: exposed(config.password.as_ref()),
@@ -61,7 +61,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     })?;
     config.check_login(access.needs_login())?;
     let (tier2, raft) = start_tier2(&config, clock)?;
-    let server = assemble(&config, clock, tier2.clone(), access, redis_tls, &main_door);
+    let server = assemble(&config, clock, tier2.clone(), access, redis_tls, &main_listener);
     tokio::spawn(access::file::follow(Arc::clone(&server)));
     tokio::spawn(access::compare::follow(Arc::clone(&server)));
     tokio::spawn(access::upstream_table::follow(Arc::clone(&server)));
@@ -70,28 +70,28 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     }
     first_status(&tier2).await;
     first_routes(&server).await;
-    announce(&config, &main_door);
-    let doors = [
-        (Some(main_door), ListenerKind::Main, tls.clone()),
-        (plain_door, ListenerKind::Main, None),
-        (correctness_door, ListenerKind::Correctness, tls.clone()),
-        (redlock_door, ListenerKind::Redlock, tls.clone()),
+    announce(&config, &main_listener);
+    let bound = [
+        (Some(main_listener), ListenerKind::Main, tls.clone()),
+        (plain_listener, ListenerKind::Main, None),
+        (correctness_listener, ListenerKind::Correctness, tls.clone()),
+        (redlock_listener, ListenerKind::Redlock, tls.clone()),
     ];
-    let mut listeners: Vec<_> = doors
+    let mut tasks: Vec<_> = bound
         .into_iter()
-        .filter_map(|(door, kind, tls)| {
-            Some(tokio::spawn(listener::accept(Arc::clone(&server), door?, kind, tls)))
+        .filter_map(|(listener, kind, tls)| {
+            Some(tokio::spawn(listener::accept(Arc::clone(&server), listener?, kind, tls)))
         })
         .collect();
-    if let Some(door) = admin_door {
-        listeners.push(tokio::spawn(admin::accept(Arc::clone(&server), door, tls)));
+    if let Some(listener) = admin_listener {
+        tasks.push(tokio::spawn(admin::accept(Arc::clone(&server), listener, tls)));
     }
     if config.idle_timeout_ms > 0 {
-        listeners.push(tokio::spawn(listener::keep_ending_idle(Arc::clone(&server))));
+        tasks.push(tokio::spawn(listener::keep_ending_idle(Arc::clone(&server))));
     }
     let signal = signals.next().await;
     tracing::info!(signal, "stopping");
-    listeners.iter().for_each(tokio::task::JoinHandle::abort);
+    tasks.iter().for_each(tokio::task::JoinHandle::abort);
     stop_tier2(&tier2, raft, &mut signals).await;
     if let Some(audit) = &server.access.audit {
         audit.close(AUDIT_WITHIN);
@@ -99,7 +99,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Returns when the node has shown itself for the first time, so that nobody is told of a node 0.
+/// Returns when the node has shown itself for the first time, so that nobody sees a node 0.
 async fn first_status(tier2: &Tier2Handle) {
     let shown = async {
         while tier2.status().id == 0 {
@@ -123,8 +123,8 @@ async fn first_routes(server: &ServerState) {
     }
 }
 
-fn announce(config: &Config, main_door: &TcpListener) {
-    let listen = main_door.local_addr().unwrap_or(config.listen);
+fn announce(config: &Config, main_listener: &TcpListener) {
+    let listen = main_listener.local_addr().unwrap_or(config.listen);
     let shown = |address: Option<std::net::SocketAddr>| {
         address.map_or_else(|| "-".to_string(), |address| address.to_string())
     };
@@ -149,7 +149,7 @@ fn assemble(
     tier2: Tier2Handle,
     access: AccessControl,
     redis_tls: Option<Connector>,
-    main_door: &TcpListener,
+    main_listener: &TcpListener,
 ) -> Arc<ServerState> {
     let hub = Arc::new(Hub::new(Arc::clone(tier2.demand())));
     let events_lost = Arc::default();
@@ -176,7 +176,7 @@ fn assemble(
         clients_max: clients_max(config.clients_max, files_each(config)),
         clients_per_address_max: config.clients_per_address_max,
         idle_timeout_ms: config.idle_timeout_ms,
-        listen_address: main_door.local_addr().unwrap_or(config.listen),
+        listen_address: main_listener.local_addr().unwrap_or(config.listen),
         run_id: ids::run_id(),
         clock,
         clients: Registry::default(),

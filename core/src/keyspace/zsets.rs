@@ -57,7 +57,7 @@ impl ZaddOptions {
 }
 
 /// What became of one member.
-enum Outcome {
+enum ZaddOutcome {
     Added(f64),
     Updated(f64),
     /// Its score is what was asked already.
@@ -66,29 +66,34 @@ enum Outcome {
     Left,
 }
 
-fn add(members: &mut Sorted, member: &[u8], score: f64, options: ZaddOptions) -> Result<Outcome, Refusal> {
+fn add(
+    members: &mut Sorted,
+    member: &[u8],
+    score: f64,
+    options: ZaddOptions,
+) -> Result<ZaddOutcome, Refusal> {
     let Some(before) = members.score(member) else {
         if options.only_there {
-            return Ok(Outcome::Left);
+            return Ok(ZaddOutcome::Left);
         }
         members.insert(member, score);
-        return Ok(Outcome::Added(score));
+        return Ok(ZaddOutcome::Added(score));
     };
     if options.only_new {
-        return Ok(Outcome::Left);
+        return Ok(ZaddOutcome::Left);
     }
     let after = if options.increment { before + score } else { score };
     if after.is_nan() {
         return Err(errors::SCORE_NAN);
     }
     if (options.less && after >= before) || (options.greater && after <= before) {
-        return Ok(Outcome::Left);
+        return Ok(ZaddOutcome::Left);
     }
     if after == before {
-        return Ok(Outcome::Same(after));
+        return Ok(ZaddOutcome::Same(after));
     }
     members.insert(member, after);
-    Ok(Outcome::Updated(after))
+    Ok(ZaddOutcome::Updated(after))
 }
 
 pub(super) fn zadd(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
@@ -116,10 +121,10 @@ fn add_pairs(cx: &mut Context<'_>, key: &[u8], words: &[&[u8]], options: ZaddOpt
         let (mut added, mut updated, mut last) = (0, 0, Ok(None));
         for (score, member) in pairs {
             match add(members, member, score, options) {
-                Ok(Outcome::Added(score)) => (added, last) = (added + 1, Ok(Some(score))),
-                Ok(Outcome::Updated(score)) => (updated, last) = (updated + 1, Ok(Some(score))),
-                Ok(Outcome::Same(score)) => last = Ok(Some(score)),
-                Ok(Outcome::Left) => last = Ok(None),
+                Ok(ZaddOutcome::Added(score)) => (added, last) = (added + 1, Ok(Some(score))),
+                Ok(ZaddOutcome::Updated(score)) => (updated, last) = (updated + 1, Ok(Some(score))),
+                Ok(ZaddOutcome::Same(score)) => last = Ok(Some(score)),
+                Ok(ZaddOutcome::Left) => last = Ok(None),
                 Err(refusal) => {
                     last = Err(refusal);
                     break;

@@ -41,7 +41,7 @@ pub enum Preparation {
 
 /// What a run came to.
 #[derive(Clone, Debug)]
-pub struct Ran {
+pub struct ScriptResult {
     /// What goes into the log: an encoded [`Command::Effects`].
     pub blob: Bytes,
     pub touched: Touched,
@@ -217,7 +217,13 @@ impl Engine {
 
     /// Runs a request against an overlay over the machine, which must have applied everything in the log. Always answers
     /// a command for the log: a failure is a logged reply without writes.
-    pub fn run(&mut self, machine: &Machine, stamp: Stamp, blob: &[u8], cpu: &mut dyn CpuMeter) -> Ran {
+    pub fn run(
+        &mut self,
+        machine: &Machine,
+        stamp: Stamp,
+        blob: &[u8],
+        cpu: &mut dyn CpuMeter,
+    ) -> ScriptResult {
         self.run_behind(Taken::default(), machine, stamp, blob, cpu)
     }
 
@@ -229,7 +235,7 @@ impl Engine {
         stamp: Stamp,
         blob: &[u8],
         cpu: &mut dyn CpuMeter,
-    ) -> Ran {
+    ) -> ScriptResult {
         let overlay = Overlay::new(machine, stamp).behind(taken);
         let guard = self.guard;
         let vm = self.vm(stamp);

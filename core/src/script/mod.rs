@@ -81,7 +81,7 @@ mod tests;
 #[cfg(feature = "scripts")]
 pub use crate::machine::overlay::Taken;
 #[cfg(feature = "scripts")]
-pub use engine::{CallGuard, CpuMeter, Engine, Preparation, Ran, Touched};
+pub use engine::{CallGuard, CpuMeter, Engine, Preparation, ScriptResult, Touched};
 pub use scripts::Scripts;
 use scripts::{sha_hex, Sha};
 #[cfg(feature = "scripts")]

@@ -279,7 +279,7 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
     }
 
     /// What goes into the log, and what it depended on.
-    pub(super) fn finish(self, outcome: Result<Reply, Stop>) -> super::Ran {
+    pub(super) fn finish(self, outcome: Result<Reply, Stop>) -> super::ScriptResult {
         let ScriptRun { running, member, .. } = self;
         let Running { overlay, recorder, .. } = running;
         let machine = overlay.machine();
@@ -296,7 +296,7 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
                 // The body and the reply are kept too.
                 taken.bytes += blob.len() as u64 + KEPT_BYTES;
                 let touched = super::Touched { everything, read, written, unswept };
-                super::Ran { blob, touched, serves_waiters, taken, found_no_room: false }
+                super::ScriptResult { blob, touched, serves_waiters, taken, found_no_room: false }
             }
             Err(stop) => {
                 let blob = encoded(Recorder::default(), member, &refusal(stop, machine).into());
@@ -306,7 +306,7 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
                 let touched = super::Touched { everything, read, written: Vec::new(), unswept };
                 let taken = Taken { bytes: blob.len() as u64 + KEPT_BYTES, ..Taken::default() };
                 let found_no_room = matches!(stop, Stop::Full | Stop::OutOfMemory | Stop::Flush);
-                super::Ran { blob, touched, serves_waiters: false, taken, found_no_room }
+                super::ScriptResult { blob, touched, serves_waiters: false, taken, found_no_room }
             }
         }
     }

@@ -5,7 +5,7 @@
 //! when they are applied. Between two commands of an entry the machine serves waiters and blocked clients, remembers the
 //! reply, and forgets free records where memory or records are short.
 
-use super::engine::{Ran, Touched};
+use super::engine::{ScriptResult, Touched};
 use crate::keyspace::Db;
 use crate::machine::overlay::Taken;
 use crate::machine::Machine;
@@ -37,7 +37,7 @@ impl SharedEntry {
 
     /// Whether a script that ran behind the others may join them. If not it runs again for a later entry.
     #[must_use]
-    pub fn admits(&self, ran: &Ran) -> bool {
+    pub fn admits(&self, ran: &ScriptResult) -> bool {
         // Alone it may find the room that the others took.
         let is_short = ran.found_no_room && self.scripts > 0;
         !self.closed && !is_short && !self.concerns(&ran.touched)
@@ -53,7 +53,7 @@ impl SharedEntry {
     }
 
     /// Adds a script that was admitted.
-    pub fn add(&mut self, machine: &Machine, ran: &Ran) {
+    pub fn add(&mut self, machine: &Machine, ran: &ScriptResult) {
         self.scripts += 1;
         self.everything |= ran.touched.everything;
         self.written.extend(ran.touched.written.iter().cloned());

@@ -1,6 +1,6 @@
 //! Whether a user may run a command: the command itself, then each of its keys, then its channels.
 
-use super::commands::{self, Keys, Known, UpstreamCommands};
+use super::commands::{self, KeyLocation, KnownCommand, UpstreamCommands};
 use super::user::User;
 use redfence_core::glob;
 use redfence_core::grammar::fence::FenceCall;
@@ -142,27 +142,29 @@ impl User {
 
     // ---- keys ----
 
-    fn check_keys(&self, command: &Known, argv: &[&[u8]]) -> Result<(), Denial> {
+    fn check_keys(&self, command: &KnownCommand, argv: &[&[u8]]) -> Result<(), Denial> {
         if self.all_keys {
             return Ok(());
         }
         let (first, others) = key_rights(command, argv);
         match command.keys {
-            Keys::Plain(KeySpec::None) | Keys::Lock(KeyPlaces::None) => Ok(()),
-            Keys::Plain(keys) => {
+            KeyLocation::Plain(KeySpec::None) | KeyLocation::Lock(KeyPlaces::None) => Ok(()),
+            KeyLocation::Plain(keys) => {
                 if names_keys_elsewhere(command, argv) {
                     // As in Redis for SORT: only for who may use them all.
                     return Err(Denial::Key(argv.get(1).map(|key| key.to_vec()).unwrap_or_default()));
                 }
                 self.check_each(keys.keys_of(argv).iter().copied(), first, others)
             }
-            Keys::Lock(KeyPlaces::First) => self.check_each(argv.get(1).copied().into_iter(), first, others),
-            Keys::Lock(KeyPlaces::Counted { step }) => {
+            KeyLocation::Lock(KeyPlaces::First) => {
+                self.check_each(argv.get(1).copied().into_iter(), first, others)
+            }
+            KeyLocation::Lock(KeyPlaces::Counted { step }) => {
                 let count = argv.get(1).and_then(|word| decimal(word)).unwrap_or(0);
                 let keys = argv.iter().skip(2).step_by(usize::from(step)).copied();
                 self.check_each(keys.take(usize::try_from(count).unwrap_or(usize::MAX)), first, others)
             }
-            Keys::Unknown => Err(Denial::Key(argv.get(1).map(|key| key.to_vec()).unwrap_or_default())),
+            KeyLocation::Unknown => Err(Denial::Key(argv.get(1).map(|key| key.to_vec()).unwrap_or_default())),
         }
     }
 
@@ -197,7 +199,7 @@ impl User {
 
     // ---- channels ----
 
-    fn check_channels(&self, command: &Known, argv: &[&[u8]]) -> Result<(), Denial> {
+    fn check_channels(&self, command: &KnownCommand, argv: &[&[u8]]) -> Result<(), Denial> {
         if self.all_channels && self.all_keys {
             return Ok(());
         }
@@ -247,7 +249,7 @@ impl User {
 }
 
 /// Rights on the first key and on the others, where the words decide.
-fn key_rights(command: &Known, argv: &[&[u8]]) -> (u8, u8) {
+fn key_rights(command: &KnownCommand, argv: &[&[u8]]) -> (u8, u8) {
     match command.name.as_str() {
         "set" if argv.iter().skip(3).any(|word| is_any(word, &["GET"])) => (RW, NO),
         "set" => (W, NO),
@@ -258,7 +260,7 @@ fn key_rights(command: &Known, argv: &[&[u8]]) -> (u8, u8) {
 }
 
 /// Whether options name keys in places that no [`KeySpec`] tells of.
-fn names_keys_elsewhere(command: &Known, argv: &[&[u8]]) -> bool {
+fn names_keys_elsewhere(command: &KnownCommand, argv: &[&[u8]]) -> bool {
     match command.name.as_str() {
         "sort" | "sort_ro" => argv.iter().skip(2).any(|word| is_any(word, &["BY", "GET"])),
         "migrate" => argv.iter().skip(6).any(|word| is_any(word, &["KEYS"])),

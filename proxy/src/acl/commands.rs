@@ -54,7 +54,7 @@ impl OtherNames<'_> {
 
 /// Where a command has its keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Keys {
+pub enum KeyLocation {
     Plain(KeySpec),
     Lock(locks::KeyPlaces),
     /// It may have some, and we do not know where: only for who may use all keys.
@@ -66,7 +66,7 @@ pub enum Keys {
 pub struct CommandId(pub u16);
 
 #[derive(Clone, Debug)]
-pub struct Known {
+pub struct KnownCommand {
     pub id: CommandId,
     /// Lower case; `container|subcommand`.
     pub name: String,
@@ -74,12 +74,12 @@ pub struct Known {
     /// Rights on the first key and on the others, as bits of [`acl::R`] and [`acl::W`].
     pub first_key: u8,
     pub other_keys: u8,
-    pub keys: Keys,
+    pub keys: KeyLocation,
     pub is_container: bool,
     has_admin_subcommands: bool,
 }
 
-impl Known {
+impl KnownCommand {
     /// Its container's name, where it is a subcommand.
     #[must_use]
     pub fn container(&self) -> Option<&str> {
@@ -101,19 +101,19 @@ impl Known {
 }
 
 struct Table {
-    rows: Vec<Known>,
+    rows: Vec<KnownCommand>,
     by_name: FxHashMap<Box<[u8]>, u16>,
 }
 
 static TABLE: LazyLock<Table> = LazyLock::new(|| {
-    let mut rows: Vec<Known> = acl::ROWS.iter().map(plain).collect();
+    let mut rows: Vec<KnownCommand> = acl::ROWS.iter().map(plain).collect();
     rows.extend(locks::ROWS.iter().map(ours));
     let cluster = rows.iter().find(|row| row.name == "lock.cluster").cloned();
     for (names, categories) in
         [(CLUSTER_LOOKS, READ | SLOW | LOCK), (CLUSTER_CHANGES, WRITE | ADMIN | SLOW | DANGEROUS)]
     {
         for (name, row) in names.iter().zip(std::iter::repeat(&cluster)) {
-            rows.extend(row.iter().map(|row| Known {
+            rows.extend(row.iter().map(|row| KnownCommand {
                 name: format!("lock.cluster|{name}"),
                 categories,
                 ..row.clone()
@@ -135,7 +135,7 @@ static TABLE: LazyLock<Table> = LazyLock::new(|| {
     Table { rows, by_name }
 });
 
-fn plain(row: &acl::AclRow) -> Known {
+fn plain(row: &acl::AclRow) -> KnownCommand {
     let name = row.name.split('|').next().unwrap_or(row.name);
     let not_run = || {
         let mut found = NOT_RUN_HERE.iter().filter(|(_, names)| {
@@ -144,10 +144,10 @@ fn plain(row: &acl::AclRow) -> Known {
         found.next().map(|(keys, _)| *keys)
     };
     let keys = match table::find(name.as_bytes()).map(|row| row.keys).or_else(not_run) {
-        Some(keys) => Keys::Plain(keys),
-        None => Keys::Unknown,
+        Some(keys) => KeyLocation::Plain(keys),
+        None => KeyLocation::Unknown,
     };
-    Known {
+    KnownCommand {
         id: CommandId(0),
         name: row.name.to_owned(),
         categories: row.categories,
@@ -159,7 +159,7 @@ fn plain(row: &acl::AclRow) -> Known {
     }
 }
 
-fn ours(row: &locks::Row) -> Known {
+fn ours(row: &locks::Row) -> KnownCommand {
     let mut categories = if row.write { WRITE } else { READ } | if row.fast { FAST } else { SLOW };
     // What operators do is not part of @lock: who may use locks does not rule over those of others.
     categories |= match (row.name.starts_with("FENCE."), row.dangerous) {
@@ -169,13 +169,13 @@ fn ours(row: &locks::Row) -> Known {
     };
     categories |= if row.blocking { BLOCKING } else { 0 };
     let right = if row.write { acl::W } else { acl::R };
-    Known {
+    KnownCommand {
         id: CommandId(0),
         name: row.name.to_ascii_lowercase(),
         categories,
         first_key: right,
         other_keys: right,
-        keys: Keys::Lock(row.keys),
+        keys: KeyLocation::Lock(row.keys),
         is_container: false,
         has_admin_subcommands: false,
     }
@@ -183,18 +183,18 @@ fn ours(row: &locks::Row) -> Known {
 
 /// All of them. A row's place is its id.
 #[must_use]
-pub fn all() -> &'static [Known] {
+pub fn all() -> &'static [KnownCommand] {
     &TABLE.rows
 }
 
 #[must_use]
-pub fn by_id(id: CommandId) -> &'static Known {
+pub fn by_id(id: CommandId) -> &'static KnownCommand {
     &TABLE.rows[usize::from(id.0)]
 }
 
 /// By its whole name, `container|subcommand` included, whatever its case.
 #[must_use]
-pub fn named(name: &[u8]) -> Option<&'static Known> {
+pub fn named(name: &[u8]) -> Option<&'static KnownCommand> {
     let mut lower = [0; NAME_BYTES_MAX];
     let lower = lower.get_mut(..name.len())?;
     lower.copy_from_slice(name);
@@ -204,7 +204,7 @@ pub fn named(name: &[u8]) -> Option<&'static Known> {
 
 /// What a client's words name: the subcommand where there is one of that name, else the command.
 #[must_use]
-pub fn find(argv: &[&[u8]]) -> Option<&'static Known> {
+pub fn find(argv: &[&[u8]]) -> Option<&'static KnownCommand> {
     let command = named(argv.first()?)?;
     let subcommand = || {
         let word = argv.get(1)?;
@@ -292,8 +292,11 @@ mod tests {
 
     #[test]
     fn keys_are_known_of_all_but_a_few() {
-        let unknown: Vec<&str> =
-            all().iter().filter(|row| row.keys == Keys::Unknown).map(|row| row.name.as_str()).collect();
+        let unknown: Vec<&str> = all()
+            .iter()
+            .filter(|row| row.keys == KeyLocation::Unknown)
+            .map(|row| row.name.as_str())
+            .collect();
         assert!(unknown.len() < 12, "{unknown:?}");
     }
 }

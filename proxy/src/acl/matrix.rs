@@ -1,6 +1,6 @@
 //! Five example users and what each may do with every command: the table in `docs/users.md`, and what tests try on running nodes.
 
-use super::commands::{self, Keys, Known, OtherNames};
+use super::commands::{self, KeyLocation, KnownCommand, OtherNames};
 use super::user::User;
 use redfence_core::grammar::table::KeyPlaces;
 use redfence_core::keyspace::key_spec::KeySpec;
@@ -43,7 +43,7 @@ pub fn users() -> Vec<User> {
 
 /// The words of one call on the key `app:1`.
 #[must_use]
-pub fn sample(command: &Known) -> Vec<String> {
+pub fn sample(command: &KnownCommand) -> Vec<String> {
     let mut words: Vec<String> = command.name.split('|').map(str::to_ascii_uppercase).collect();
     let mut put = |at: usize, word: &str| {
         while words.len() <= at {
@@ -52,8 +52,8 @@ pub fn sample(command: &Known) -> Vec<String> {
         words[at] = word.into();
     };
     match command.keys {
-        Keys::Plain(KeySpec::None) | Keys::Lock(KeyPlaces::None) => {}
-        Keys::Plain(KeySpec::Span { first, last, .. }) => {
+        KeyLocation::Plain(KeySpec::None) | KeyLocation::Lock(KeyPlaces::None) => {}
+        KeyLocation::Plain(KeySpec::Span { first, last, .. }) => {
             put(first, KEY);
             match usize::try_from(last) {
                 Ok(last) => put(last, KEY),
@@ -61,30 +61,30 @@ pub fn sample(command: &Known) -> Vec<String> {
                 Err(_) => {}
             }
         }
-        Keys::Plain(KeySpec::Counted { count_at }) => {
+        KeyLocation::Plain(KeySpec::Counted { count_at }) => {
             put(count_at, "1");
             put(count_at + 1, KEY);
         }
-        Keys::Plain(KeySpec::StoredCounted { count_at }) => {
+        KeyLocation::Plain(KeySpec::StoredCounted { count_at }) => {
             put(1, KEY);
             put(count_at, "1");
             put(count_at + 1, KEY);
         }
-        Keys::Plain(KeySpec::CountedPairs { count_at }) => {
+        KeyLocation::Plain(KeySpec::CountedPairs { count_at }) => {
             put(count_at, "1");
             put(count_at + 1, KEY);
             put(count_at + 2, OTHER_WORD);
         }
-        Keys::Plain(KeySpec::OneOrListed { at, .. }) => put(at, KEY),
-        Keys::Plain(KeySpec::Streams) => {
+        KeyLocation::Plain(KeySpec::OneOrListed { at, .. }) => put(at, KEY),
+        KeyLocation::Plain(KeySpec::Streams) => {
             put(1, "STREAMS");
             put(2, KEY);
             put(3, OTHER_WORD);
         }
-        Keys::Plain(KeySpec::FirstAndStored { .. }) | Keys::Lock(KeyPlaces::First) | Keys::Unknown => {
-            put(1, KEY)
-        }
-        Keys::Lock(KeyPlaces::Counted { .. }) => {
+        KeyLocation::Plain(KeySpec::FirstAndStored { .. })
+        | KeyLocation::Lock(KeyPlaces::First)
+        | KeyLocation::Unknown => put(1, KEY),
+        KeyLocation::Lock(KeyPlaces::Counted { .. }) => {
             put(1, "1");
             put(2, KEY);
         }

@@ -1,6 +1,6 @@
 //! Which commands a user may run: rules in the order they were given, and what they come to for every known command.
 
-use super::commands::{self, CommandId, Known, OtherNames};
+use super::commands::{self, CommandId, KnownCommand, OtherNames};
 
 /// Rules of one user.
 pub const RULES_MAX: usize = 1024;
@@ -99,7 +99,7 @@ impl CommandRules {
     }
 
     #[must_use]
-    pub fn allows(&self, command: &Known, argv: &[&[u8]]) -> bool {
+    pub fn allows(&self, command: &KnownCommand, argv: &[&[u8]]) -> bool {
         let CommandId(id) = command.id;
         let (word, bit) = (usize::from(id) / 64, usize::from(id) % 64);
         (self.allowed[word] >> bit) & 1 == 1

@@ -16,11 +16,11 @@ const ITEMS_MAX: usize = 64;
 
 /// A reply. What no command of ours answers is refused.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Answer {
+pub(super) enum BackupReply {
     Error(String),
     Int(i64),
     Text(Vec<u8>),
-    Array(Vec<Answer>),
+    Array(Vec<BackupReply>),
 }
 
 /// How to speak TLS to a member.
@@ -54,14 +54,14 @@ impl BackupConnection {
         if let Some(Login { user, password }) = login {
             let words: Vec<&str> = ["AUTH"].into_iter().chain(*user).chain([*password]).collect();
             match connection.ask(&words)? {
-                Answer::Error(line) => return Err(format!("{address} refuses the password: {line}")),
-                Answer::Int(_) | Answer::Text(_) | Answer::Array(_) => {}
+                BackupReply::Error(line) => return Err(format!("{address} refuses the password: {line}")),
+                BackupReply::Int(_) | BackupReply::Text(_) | BackupReply::Array(_) => {}
             }
         }
         Ok(connection)
     }
 
-    pub(super) fn ask(&mut self, words: &[&str]) -> Result<Answer, String> {
+    pub(super) fn ask(&mut self, words: &[&str]) -> Result<BackupReply, String> {
         let lost = |error: io::Error| format!("the connection is lost: {error}");
         let mut request = format!("*{}\r\n", words.len()).into_bytes();
         for word in words {
@@ -114,7 +114,7 @@ fn connect_tcp(address: &str) -> io::Result<TcpStream> {
 /// The first byte of a TLS alert, with which a TLS server answers a plain command.
 const TLS_ALERT: u8 = 0x15;
 
-fn read_answer(from: &mut impl BufRead, may_nest: bool) -> io::Result<Answer> {
+fn read_answer(from: &mut impl BufRead, may_nest: bool) -> io::Result<BackupReply> {
     if from.fill_buf()?.first() == Some(&TLS_ALERT) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "the node speaks TLS: give --tls-ca"));
     }
@@ -123,9 +123,9 @@ fn read_answer(from: &mut impl BufRead, may_nest: bool) -> io::Result<Answer> {
     let text = std::str::from_utf8(rest).map_err(|_| no_resp())?;
     let number = || text.parse::<i64>().map_err(|_| no_resp());
     match kind {
-        b'-' => Ok(Answer::Error(text.to_owned())),
-        b'+' => Ok(Answer::Text(rest.to_vec())),
-        b':' => Ok(Answer::Int(number()?)),
+        b'-' => Ok(BackupReply::Error(text.to_owned())),
+        b'+' => Ok(BackupReply::Text(rest.to_vec())),
+        b':' => Ok(BackupReply::Int(number()?)),
         b'$' => {
             let length = usize::try_from(number()?).ok().filter(|length| *length <= BULK_BYTES_MAX);
             let mut bytes = vec![0; length.ok_or_else(no_resp)? + 2];
@@ -133,12 +133,12 @@ fn read_answer(from: &mut impl BufRead, may_nest: bool) -> io::Result<Answer> {
             if bytes.split_off(bytes.len() - 2) != b"\r\n" {
                 return Err(no_resp());
             }
-            Ok(Answer::Text(bytes))
+            Ok(BackupReply::Text(bytes))
         }
         b'*' if may_nest => {
             let count = usize::try_from(number()?).ok().filter(|count| *count <= ITEMS_MAX);
             let items = (0..count.ok_or_else(no_resp)?).map(|_| read_answer(from, false));
-            Ok(Answer::Array(items.collect::<io::Result<_>>()?))
+            Ok(BackupReply::Array(items.collect::<io::Result<_>>()?))
         }
         _ => Err(no_resp()),
     }
@@ -165,16 +165,19 @@ fn no_resp() -> io::Error {
 mod tests {
     use super::*;
 
-    fn read(bytes: &str) -> io::Result<Answer> {
+    fn read(bytes: &str) -> io::Result<BackupReply> {
         read_answer(&mut bytes.as_bytes(), true)
     }
 
     #[test]
     fn replies_of_the_backup_commands_are_read() {
         let piece = "*3\r\n$5\r\nready\r\n:12\r\n$4\r\na\r\nb\r\n";
-        let text = |text: &str| Answer::Text(text.as_bytes().to_vec());
-        assert_eq!(read(piece).unwrap(), Answer::Array(vec![text("ready"), Answer::Int(12), text("a\r\nb")]));
-        assert_eq!(read("-UNAVAILABLE x\r\n").unwrap(), Answer::Error("UNAVAILABLE x".to_owned()));
+        let text = |text: &str| BackupReply::Text(text.as_bytes().to_vec());
+        assert_eq!(
+            read(piece).unwrap(),
+            BackupReply::Array(vec![text("ready"), BackupReply::Int(12), text("a\r\nb")])
+        );
+        assert_eq!(read("-UNAVAILABLE x\r\n").unwrap(), BackupReply::Error("UNAVAILABLE x".to_owned()));
     }
 
     #[test]

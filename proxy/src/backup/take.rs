@@ -2,7 +2,7 @@
 //!
 //! The file is written under a temporary name, checked piece by piece as it comes, synced and renamed: under its own name it is whole.
 
-use super::connection::{Answer, BackupConnection, BackupTls, Login};
+use super::connection::{BackupConnection, BackupReply, BackupTls, Login};
 use crate::cli::BackupArgs;
 use crate::clock::Clock;
 use crate::node_api::backup_file::BackupHeader;
@@ -107,24 +107,27 @@ struct Piece {
 impl Source {
     fn begin(&mut self) -> Result<(), String> {
         match self.ask(&["LOCK.CLUSTER", "BACKUP", "BEGIN"])? {
-            Answer::Int(id) => self.id = id.to_string(),
-            Answer::Error(line) => return Err(line),
-            Answer::Text(_) | Answer::Array(_) => return Err(strange_answer()),
+            BackupReply::Int(id) => self.id = id.to_string(),
+            BackupReply::Error(line) => return Err(line),
+            BackupReply::Text(_) | BackupReply::Array(_) => return Err(strange_answer()),
         }
         Ok(())
     }
 
     /// Asks until the cluster has a leader.
-    fn ask(&mut self, words: &[&str]) -> Result<Answer, String> {
+    fn ask(&mut self, words: &[&str]) -> Result<BackupReply, String> {
         let begun_ms = self.clock.monotonic_ms();
         loop {
             let answer = self.connection.ask(words)?;
             let is_late = self.clock.monotonic_ms() - begun_ms >= RETRY_WITHIN_MS;
             match answer {
-                Answer::Error(line) if line.starts_with("UNAVAILABLE") && !is_late => {
+                BackupReply::Error(line) if line.starts_with("UNAVAILABLE") && !is_late => {
                     std::thread::sleep(RETRY_EVERY);
                 }
-                Answer::Error(_) | Answer::Int(_) | Answer::Text(_) | Answer::Array(_) => return Ok(answer),
+                BackupReply::Error(_)
+                | BackupReply::Int(_)
+                | BackupReply::Text(_)
+                | BackupReply::Array(_) => return Ok(answer),
             }
         }
     }
@@ -132,12 +135,16 @@ impl Source {
     fn read(&mut self, offset: u64) -> Result<Piece, String> {
         let id = self.id.clone();
         let mut items = match self.ask(&["LOCK.CLUSTER", "BACKUP", "READ", &id, &offset.to_string()])? {
-            Answer::Array(items) => items.into_iter(),
-            Answer::Error(line) => return Err(line),
-            Answer::Int(_) | Answer::Text(_) => return Err(strange_answer()),
+            BackupReply::Array(items) => items.into_iter(),
+            BackupReply::Error(line) => return Err(line),
+            BackupReply::Int(_) | BackupReply::Text(_) => return Err(strange_answer()),
         };
         match (items.next(), items.next(), items.next()) {
-            (Some(Answer::Text(state)), Some(Answer::Int(total)), Some(Answer::Text(bytes))) => {
+            (
+                Some(BackupReply::Text(state)),
+                Some(BackupReply::Int(total)),
+                Some(BackupReply::Text(bytes)),
+            ) => {
                 let total_bytes = u64::try_from(total).ok().filter(|total| *total <= TOTAL_BYTES_MAX);
                 let total_bytes = total_bytes.ok_or_else(strange_answer)?;
                 Ok(Piece { is_ready: state == b"ready", total_bytes, bytes })

@@ -3,7 +3,7 @@
 //! What was read beyond the greeting goes on with the connection.
 
 use super::greeting::{GreetingError, GreetingRefusal};
-use super::seal::{self, Dialling, Session, HANDSHAKE_BYTES};
+use super::seal::{self, Dialling, PeerSession, HANDSHAKE_BYTES};
 use super::security::PeerSecurity;
 use bytes::{Buf, BufMut, BytesMut};
 use std::io;
@@ -17,7 +17,7 @@ const READ_BYTES: usize = 2_048;
 /// `S` is a socket of the standard library while the connection moves from one thread's runtime to another's.
 pub(super) struct PeerStream<S = TcpStream> {
     pub(super) socket: S,
-    pub(super) session: Session,
+    pub(super) session: PeerSession,
     /// Read, and not yet decrypted.
     pub(super) sealed: BytesMut,
     /// Decrypted, and not yet taken.
@@ -34,7 +34,7 @@ impl<S> PeerStream<S> {
 }
 
 impl PeerStream {
-    fn new(socket: TcpStream, session: Session, is_dialled: bool) -> PeerStream {
+    fn new(socket: TcpStream, session: PeerSession, is_dialled: bool) -> PeerStream {
         PeerStream { socket, session, sealed: BytesMut::new(), plain: BytesMut::new(), is_dialled }
     }
 
@@ -45,7 +45,7 @@ impl PeerStream {
         security: &PeerSecurity,
     ) -> Result<PeerStream, GreetingError> {
         let session = match security {
-            PeerSecurity::Plain => Session::plain(),
+            PeerSecurity::Plain => PeerSession::plain(),
             PeerSecurity::Tls(tls) => tls_handshake(&mut socket, tls.dial(address)?).await?,
             PeerSecurity::Secret(file) => {
                 let (dialling, first) = Dialling::begin(&file.secrets()[0])?;
@@ -64,7 +64,7 @@ impl PeerStream {
         security: &PeerSecurity,
     ) -> Result<PeerStream, GreetingError> {
         let session = match security {
-            PeerSecurity::Plain => Session::plain(),
+            PeerSecurity::Plain => PeerSession::plain(),
             PeerSecurity::Tls(tls) => {
                 let strange = |_| GreetingRefusal::Stranger;
                 tls_handshake(&mut socket, tls.accept()?).await.map_err(strange)?
@@ -146,7 +146,10 @@ impl PeerStream {
 }
 
 /// Ends when both sides have verified each other's certificate, as far as this one can know.
-async fn tls_handshake(socket: &mut TcpStream, mut connection: rustls::Connection) -> io::Result<Session> {
+async fn tls_handshake(
+    socket: &mut TcpStream,
+    mut connection: rustls::Connection,
+) -> io::Result<PeerSession> {
     connection.set_buffer_limit(None);
     let (mut out, mut read) = (Vec::new(), BytesMut::new());
     loop {
@@ -156,7 +159,7 @@ async fn tls_handshake(socket: &mut TcpStream, mut connection: rustls::Connectio
         socket.write_all(&out).await?;
         out.clear();
         if !connection.is_handshaking() {
-            return Ok(Session::tls(connection));
+            return Ok(PeerSession::tls(connection));
         }
         read.reserve(READ_BYTES);
         if socket.read_buf(&mut read).await? == 0 {

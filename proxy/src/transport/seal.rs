@@ -55,10 +55,10 @@ impl Dialling {
         begun().map_err(|error: snow::Error| io::Error::other(error.to_string()))
     }
 
-    pub(super) fn finish(mut self, answer: &[u8; HANDSHAKE_BYTES]) -> io::Result<Session> {
+    pub(super) fn finish(mut self, answer: &[u8; HANDSHAKE_BYTES]) -> io::Result<PeerSession> {
         let wrong = |_| closed("the peer did not prove the secret");
         self.state.read_message(answer, &mut [0; HANDSHAKE_BYTES]).map_err(wrong)?;
-        Session::of(self.state, self.secret)
+        PeerSession::of(self.state, self.secret)
     }
 }
 
@@ -66,7 +66,7 @@ impl Dialling {
 pub(super) fn accept(
     secrets: &[PeerSecret],
     first: &[u8; HANDSHAKE_BYTES],
-) -> io::Result<Option<(Session, [u8; HANDSHAKE_BYTES])>> {
+) -> io::Result<Option<(PeerSession, [u8; HANDSHAKE_BYTES])>> {
     for secret in secrets {
         let answered = || {
             let mut state = builder(secret)?.build_responder()?;
@@ -79,37 +79,37 @@ pub(super) fn accept(
         };
         let answered = answered().map_err(|error: snow::Error| io::Error::other(error.to_string()))?;
         if let Some((state, answer)) = answered {
-            return Ok(Some((Session::of(state, secret.id())?, answer)));
+            return Ok(Some((PeerSession::of(state, secret.id())?, answer)));
         }
     }
     Ok(None)
 }
 
 /// Both directions of one connection.
-pub(super) struct Session {
+pub(super) struct PeerSession {
     pub(super) sealer: Sealer,
     pub(super) opener: Opener,
     /// What it was made with. `None`: nothing is protected.
     pub(super) secret: Option<SecretId>,
 }
 
-impl Session {
-    pub(super) fn plain() -> Session {
-        Session { sealer: Sealer::Plain, opener: Opener::Plain, secret: None }
+impl PeerSession {
+    pub(super) fn plain() -> PeerSession {
+        PeerSession { sealer: Sealer::Plain, opener: Opener::Plain, secret: None }
     }
 
     /// After the handshake.
-    pub(super) fn tls(connection: rustls::Connection) -> Session {
+    pub(super) fn tls(connection: rustls::Connection) -> PeerSession {
         let connection = Arc::new(Mutex::new(connection));
         let sealer = Sealer::Tls(connection.clone());
-        Session { sealer, opener: Opener::Tls(connection), secret: None }
+        PeerSession { sealer, opener: Opener::Tls(connection), secret: None }
     }
 
-    fn of(state: HandshakeState, secret: SecretId) -> io::Result<Session> {
+    fn of(state: HandshakeState, secret: SecretId) -> io::Result<PeerSession> {
         let state = state.into_stateless_transport_mode().map_err(|_| closed("the handshake did not end"))?;
         let state = Arc::new(state);
         let sealer = Sealer::Noise { state: state.clone(), number: 0 };
-        Ok(Session { sealer, opener: Opener::Noise { state, number: 0 }, secret: Some(secret) })
+        Ok(PeerSession { sealer, opener: Opener::Noise { state, number: 0 }, secret: Some(secret) })
     }
 }
 
@@ -236,7 +236,7 @@ mod tests {
         .unwrap()
     }
 
-    fn pair() -> (Session, Session) {
+    fn pair() -> (PeerSession, PeerSession) {
         let (dialling, first) = Dialling::begin(&secret(1)).unwrap();
         let (accepted, answer) = accept(&[secret(2), secret(1)], &first).unwrap().expect("the secret fits");
         (dialling.finish(&answer).unwrap(), accepted)

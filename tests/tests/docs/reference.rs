@@ -102,6 +102,34 @@ fn every_flag_has_its_entry() {
     }
 }
 
+/// The flags of the other programs: in the row of its page that names the program, or anywhere on the page.
+#[test]
+fn every_flag_of_the_other_programs_has_its_entry() {
+    let cli = redfence::cli::Cli::command();
+    let operations = doc("operations.md");
+    let row = |program: &str| {
+        let row = operations.lines().find(|line| line.starts_with(&format!("| `redfence {program}` |")));
+        row.unwrap_or_else(|| panic!("docs/operations.md has no row for redfence {program}")).to_owned()
+    };
+    let testserver = read(&root().join("clients/TESTSERVER.md"));
+    for program in cli.get_subcommands().filter(|program| !matches!(program.get_name(), "serve" | "help")) {
+        let entry = match program.get_name() {
+            "backup" | "restore" => row(program.get_name()),
+            "testserver" => testserver.clone(),
+            other => panic!("redfence {other}: say here which page describes it"),
+        };
+        let flags = code_words(&entry);
+        for argument in program.get_arguments().filter(|argument| !argument.is_hide_set()) {
+            let Some(flag) = argument.get_long().filter(|flag| *flag != "help") else { continue };
+            assert!(
+                flags.contains(&format!("--{flag}")),
+                "redfence {}: --{flag} has no entry",
+                program.get_name()
+            );
+        }
+    }
+}
+
 fn get(address: SocketAddr, path: &str) -> String {
     let mut stream = TcpStream::connect(address).expect("the admin listener");
     stream.set_read_timeout(Some(ASK)).expect("a time-out");

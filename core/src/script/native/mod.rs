@@ -18,7 +18,7 @@ use crate::machine::conditional::{Answer, Branch, Call, Conditional, Script};
 use crate::machine::Command;
 use crate::reply::{Refusal, Reply};
 use crate::types::Member;
-use shape::{Outcome, Returned, Shape, Word};
+use shape::{BranchShape, Returned, Shape, Word};
 
 /// Every command that a recognised script may run, each on the key it names.
 pub(super) const COMMANDS_OF_FORMS: &[&str] =
@@ -78,7 +78,7 @@ impl NativeForm {
         Some(form)
     }
 
-    fn branch(&mut self, shape: &Shape<'_>, outcome: &Outcome<'_>) -> Option<Branch> {
+    fn branch(&mut self, shape: &Shape<'_>, outcome: &BranchShape<'_>) -> Option<Branch> {
         let write = match &outcome.write {
             None => None,
             Some(written) => {

@@ -46,7 +46,7 @@ pub(super) enum Returned<'a> {
 }
 
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Outcome<'a> {
+pub(super) struct BranchShape<'a> {
     pub(super) write: Option<Written<'a>>,
     pub(super) returned: Returned<'a>,
 }
@@ -59,9 +59,9 @@ pub(super) struct Shape<'a> {
     pub(super) line: u32,
     /// Whether it is so only with one key.
     pub(super) for_one_key: bool,
-    pub(super) absent: Outcome<'a>,
-    pub(super) equal: Outcome<'a>,
-    pub(super) other: Outcome<'a>,
+    pub(super) absent: BranchShape<'a>,
+    pub(super) equal: BranchShape<'a>,
+    pub(super) other: BranchShape<'a>,
 }
 
 /// What all three ways must agree on.
@@ -80,7 +80,7 @@ pub(super) fn shape<'a>(script: &[Stat<'a>]) -> Option<Shape<'a>> {
             Flow::Return(value) => walk.returned(value)?,
             Flow::On => Returned::Nil,
         };
-        Some(Outcome { write: walk.write, returned })
+        Some(BranchShape { write: walk.write, returned })
     };
     let (absent, equal, other) = (follow(Case::Absent)?, follow(Case::Equal)?, follow(Case::Other)?);
     let (key, line) = facts.get.get()?;

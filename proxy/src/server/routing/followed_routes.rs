@@ -9,7 +9,7 @@ use crate::server::context::CommandContext;
 use crate::server::net::connection::Disconnect;
 use crate::server::net::in_flight::{AwaitedReply, InFlight};
 use crate::server::routing::keys;
-use crate::server::routing::plan::depends_on_routes;
+use crate::server::routing::router::depends_on_routes;
 use crate::server::routing::router::{Destination, PlainDestination, Router};
 use crate::server::routing::routes::stale_routes;
 use crate::server::routing::waiting::Waiting;

@@ -7,13 +7,12 @@ use crate::server::commands::{not_supported_yet, server, unknown_command, Local}
 use crate::server::context::CommandContext;
 use crate::server::net::in_flight::InFlight;
 use crate::server::routing::keys::{self, Keys};
-use crate::server::routing::router::{Destination, PlainDestination};
+use crate::server::routing::router::{depends_on_routes, Destination, PlainDestination};
 use redfence_core::grammar::{self, fence, Request};
 use redfence_core::keyspace::key_spec::KeySpec;
 use redfence_core::keyspace::table;
 use redfence_core::machine::is_read;
 use redfence_core::reply::Refusal;
-use redfence_core::types::Tier;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::server) enum Plan<'a> {
@@ -230,9 +229,4 @@ impl CommandContext {
     fn may_read(&self, argv: &[&[u8]]) -> bool {
         self.server.known_scripts.may_read(argv, self.server.now_ms())
     }
-}
-
-/// Whether routes decide it, and not the command itself.
-pub(super) fn depends_on_routes(request: &Request<'_>) -> bool {
-    !matches!(request, Request::Cluster(_)) && request.tier() != Some(Tier::Correctness)
 }

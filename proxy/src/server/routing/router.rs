@@ -54,6 +54,11 @@ impl ListenerKind {
     }
 }
 
+/// Whether routes decide who answers it, and not the command itself.
+pub(super) fn depends_on_routes(request: &Request<'_>) -> bool {
+    !matches!(request, Request::Cluster(_)) && request.tier() != Some(Tier::Correctness)
+}
+
 /// How the upstream Redis, or its absence, stands to that of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpstreamMatch {
