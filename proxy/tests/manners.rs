@@ -273,9 +273,9 @@ fn a_node_alone_knows_what_newer_drivers_say() {
 fn with_a_redis_behind_only_the_correctness_listener_tracks() {
     let folder = TempDir::new().unwrap();
     let (_redis, redis) = start_redis(&folder);
-    let (redis, door) = (redis.to_string(), free_address());
-    let node = Node::start(&["--redis", &redis, "--correctness-listen", &door.to_string()]);
-    let (mut main, mut inner) = (node.connect(), Client::connect(door));
+    let (redis, correctness_address) = (redis.to_string(), free_address());
+    let node = Node::start(&["--redis", &redis, "--correctness-listen", &correctness_address.to_string()]);
+    let (mut main, mut inner) = (node.connect(), Client::connect(correctness_address));
     assert!(ask(&mut main, "CLIENT TRACKING ON")
         .starts_with("-ERR CLIENT TRACKING is not supported by this listener"));
     assert_eq!(ask(&mut inner, "CLIENT TRACKING ON"), "OK");

@@ -384,9 +384,14 @@ fn replies_reach_a_client_that_closed_its_sending_side() {
 
 #[test]
 fn the_correctness_door_serves_tier_2_alone() {
-    let door = support::free_address();
-    let node = Node::start(&["--default-tier", "efficiency", "--correctness-listen", &door.to_string()]);
-    let mut client = Client::connect(door);
+    let correctness_address = support::free_address();
+    let node = Node::start(&[
+        "--default-tier",
+        "efficiency",
+        "--correctness-listen",
+        &correctness_address.to_string(),
+    ]);
+    let mut client = Client::connect(correctness_address);
     client.acquire(&["a", "60000"]);
     assert!(client.ask(&["LOCK.INFO", "a"]).contains("CORRECTNESS"));
     assert!(client.ask(&["LOCK.INFO", "a", "TIER", "EFFICIENCY"]).starts_with("-TIER "));

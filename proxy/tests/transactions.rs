@@ -1,4 +1,4 @@
-//! `MULTI`, `EXEC`, `DISCARD`, `WATCH`: on the Raft keyspace as on a Redis, and through the main door wherever the keys live.
+//! `MULTI`, `EXEC`, `DISCARD`, `WATCH`: on the Raft keyspace as on a Redis, and through the main listener wherever the keys live.
 
 mod support;
 
@@ -188,9 +188,9 @@ fn the_first_command_decides_where_a_transaction_goes() {
 
 #[test]
 fn without_routes_redis_has_every_transaction_but_at_the_correctness_door() {
-    let door = free_address();
-    let (redis, node) = behind(&["--correctness-listen", &door.to_string()]);
-    let (mut client, mut inside) = (node.connect(), Client::connect(door));
+    let correctness_address = free_address();
+    let (redis, node) = behind(&["--correctness-listen", &correctness_address.to_string()]);
+    let (mut client, mut inside) = (node.connect(), Client::connect(correctness_address));
     let mut direct = Client::connect(redis.address);
     for conversation in CONVERSATIONS {
         // A database is changed by the proxy itself, and its RESET says RESP2.

@@ -1,4 +1,4 @@
-//! The wire: bytes that are no RESP, lengths that lie, replies that nobody reads, strangers at the peers' door.
+//! The wire: bytes that are no RESP, lengths that lie, replies that nobody reads, strangers at the peers' port.
 
 use super::{attack, quick, Attack};
 use crate::hostile::attacker::Attacker;
@@ -89,10 +89,10 @@ fn lengths(attacker: &mut Attacker) {
     attacker.tally.silent = 0;
 }
 
-/// Rng bytes at the clients' doors and the peers'.
+/// Random bytes at the clients' ports and the peers'.
 fn noise(attacker: &mut Attacker) {
     let mut rng = Rng::new(11);
-    let doors = attacker.peers.clone();
+    let ports = attacker.peers.clone();
     for round in 0..60u64 {
         let mut bytes: Vec<u8> = (0..rng.between(1, 4_000)).map(|_| rng.draw() as u8).collect();
         match round % 4 {
@@ -106,8 +106,8 @@ fn noise(attacker: &mut Attacker) {
                 conn.send_raw(&bytes);
             }
         }
-        for door in &doors {
-            if let Ok(mut stream) = TcpStream::connect_timeout(door, READS_WITHIN) {
+        for port in &ports {
+            if let Ok(mut stream) = TcpStream::connect_timeout(port, READS_WITHIN) {
                 // It may be thrown out at the first byte.
                 let _ = stream.write_all(&bytes);
             }
