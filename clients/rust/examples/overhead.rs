@@ -39,7 +39,8 @@ async fn bare(
 async fn ours(client: Client, locker: usize, until: Instant) -> Result<u64, Failure> {
     let (name, mut count) = (format!("overhead:{locker}"), 0);
     while Instant::now() < until {
-        let lock = client.lock(&name).ttl(Duration::from_secs(30)).acquire().await?;
+        // Without a session, as the bare commands.
+        let lock = client.lock(&name).ttl(Duration::from_secs(30)).transferable().acquire().await?;
         lock.release().await?;
         count += 1;
     }

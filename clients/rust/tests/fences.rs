@@ -160,7 +160,8 @@ CREATE TRIGGER check_fence BEFORE INSERT OR UPDATE ON guarded FOR EACH ROW EXECU
 #[tokio::test]
 async fn postgresql_refuses_a_stale_fence_as_a_condition_and_by_the_trigger() {
     let Some(server) = Postgres::start() else {
-        assert!(std::env::var("CI").map_or(true, |ci| ci != "true"), "PostgreSQL is not installed");
+        let is_ci = std::env::var("CI").is_ok_and(|ci| ci == "true");
+        assert!(!is_ci, "PostgreSQL is not installed");
         eprintln!("left out: PostgreSQL is not installed");
         return;
     };
