@@ -226,6 +226,68 @@ fn first_flight(certificates: &Certificates) -> Vec<u8> {
     hello
 }
 
+/// CPU time of the threads with this name, in ticks of the kernel.
+fn cpu_ticks(node: &Node, name: &str) -> u64 {
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", node.process.child.id())).unwrap();
+    let ticks = tasks.filter_map(|task| {
+        let stat = std::fs::read_to_string(task.ok()?.path().join("stat")).ok()?;
+        let (before, fields) = stat.rsplit_once(')')?;
+        let fields: Vec<&str> = fields.split_whitespace().collect();
+        let is_named = before.split_once('(')?.1 == name;
+        is_named.then(|| fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap())
+    });
+    ticks.sum()
+}
+
+#[test]
+fn handshakes_of_strangers_cost_the_threads_of_the_clients_little() {
+    let certificates = Certificates::new();
+    let node = start(&certificates, &[]);
+    let mut honest = certificates.connect(node.address);
+    let hello = first_flight(&certificates);
+    let before = cpu_ticks(&node, "clients");
+    await_that("handshakes have cost some time", || {
+        for _ in 0..200 {
+            let mut stream = TcpStream::connect(node.address).unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            stream.write_all(&hello).unwrap();
+            stream.read_exact(&mut [0; 5]).expect("the node goes on with the handshake");
+        }
+        cpu_ticks(&node, "tls-accept") >= 20
+    });
+    let (of_clients, of_handshakes) = (cpu_ticks(&node, "clients") - before, cpu_ticks(&node, "tls-accept"));
+    assert!(of_handshakes > of_clients, "{of_handshakes} and {of_clients} ticks");
+    assert_eq!(honest.ask(&["PING"]), "PONG");
+    await_that("all of them are forgotten", || info(&mut honest, "connected_clients") == 1);
+}
+
+#[test]
+fn what_comes_with_the_end_of_a_handshake_is_answered_though_the_client_has_closed() {
+    let certificates = Certificates::new();
+    let node = start(&certificates, &[]);
+    let config = client_config(&certificates.authority, None);
+    let name = rustls::pki_types::ServerName::try_from("localhost").unwrap();
+    let mut tls = rustls::ClientConnection::new(config, name).unwrap();
+    let mut stream = TcpStream::connect(node.address).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    tls.write_tls(&mut stream).unwrap();
+    while tls.is_handshaking() {
+        tls.read_tls(&mut stream).unwrap();
+        tls.process_new_packets().unwrap();
+    }
+    // The end of the handshake, a command and a goodbye, in one write.
+    tls.writer().write_all(&support::command(&[b"SET", b"k", b"v"])).unwrap();
+    tls.send_close_notify();
+    let mut bytes = Vec::new();
+    while tls.wants_write() {
+        tls.write_tls(&mut bytes).unwrap();
+    }
+    stream.write_all(&bytes).unwrap();
+    stream.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut reader = certificates.connect(node.address);
+    await_that("the command was run", || reader.ask(&["GET", "k"]) == "\"v\"");
+}
+
 #[test]
 fn a_silent_newcomer_counts_as_a_client_until_its_time_is_over() {
     let certificates = Certificates::new();

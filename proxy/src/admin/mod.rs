@@ -6,12 +6,14 @@
 //!
 //! There is no password here: bind it to loopback or to a network of your own.
 
+use crate::server::client::registry::network;
 use crate::server::commands::info;
 use crate::server::ServerState;
 use crate::tls::acceptor::Acceptor;
 use crate::tls::stream::ClientStream;
 use std::collections::VecDeque;
 use std::fmt::Write;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -31,12 +33,16 @@ pub async fn accept(server: Arc<ServerState>, listener: TcpListener, tls: Option
     let mut probes: VecDeque<JoinHandle<()>> = VecDeque::with_capacity(PROBES_MAX);
     loop {
         match listener.accept().await {
-            Ok((stream, _)) => {
+            Ok((stream, address)) => {
                 make_room(&mut probes);
                 let (server, tls) = (Arc::clone(&server), tls.clone());
                 probes.push_back(tokio::spawn(async move {
                     // Whether it was answered, failed or took too long: the connection ends.
-                    let _ = tokio::time::timeout(ANSWER_WITHIN, answer(&server, stream, tls)).await;
+                    let _ = tokio::time::timeout(
+                        ANSWER_WITHIN,
+                        answer(&server, stream, network(address.ip()), tls),
+                    )
+                    .await;
                 }));
             }
             Err(error) => {
@@ -59,10 +65,15 @@ fn make_room(probes: &mut VecDeque<JoinHandle<()>>) {
     }
 }
 
-async fn answer(server: &ServerState, stream: TcpStream, tls: Option<Arc<Acceptor>>) -> std::io::Result<()> {
+async fn answer(
+    server: &ServerState,
+    stream: TcpStream,
+    from: IpAddr,
+    tls: Option<Arc<Acceptor>>,
+) -> std::io::Result<()> {
     let mut stream = match tls {
         None => ClientStream::Plain(stream),
-        Some(tls) => ClientStream::Tls(tls.accept(stream).await?),
+        Some(tls) => ClientStream::Tls(tls.accept(stream, from).await?),
     };
     let head = read_head(&mut stream).await?;
     let (status, body) = match request_path(&head) {

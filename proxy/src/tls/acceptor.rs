@@ -4,8 +4,10 @@
 //! certificate and its key that are replaced one after the other are therefore taken once both are in place.
 
 use crate::tls::files::{Stamps, TlsFiles};
+use crate::tls::handshakes::{Done, Handshakes};
 use rustls::ServerConfig;
 use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -23,6 +25,7 @@ pub const BUFFERED_BYTES_MAX: usize = 32 * 1024;
 pub struct Acceptor {
     files: TlsFiles,
     current: RwLock<Arc<ServerConfig>>,
+    handshakes: Handshakes,
 }
 
 impl Acceptor {
@@ -30,22 +33,28 @@ impl Acceptor {
     pub fn start(files: TlsFiles) -> Result<Arc<Acceptor>, String> {
         let seen = files.stamps();
         let current = RwLock::new(Arc::new(files.load()?));
-        let acceptor = Arc::new(Acceptor { files, current });
+        let handshakes = Handshakes::start().map_err(|error| format!("cannot start a thread: {error}"))?;
+        let acceptor = Arc::new(Acceptor { files, current, handshakes });
         let hangup =
             signal(SignalKind::hangup()).map_err(|error| format!("cannot listen for SIGHUP: {error}"))?;
         tokio::spawn(follow(Arc::downgrade(&acceptor), seen, hangup));
         Ok(acceptor)
     }
 
-    /// The handshake of one client, within [`HANDSHAKE_WITHIN`].
-    pub async fn accept(&self, stream: TcpStream) -> io::Result<Box<TlsStream<TcpStream>>> {
-        let config = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
-        let handshake = TlsAcceptor::from(config)
-            .accept_with(stream, |connection| connection.set_buffer_limit(Some(BUFFERED_BYTES_MAX)));
-        match tokio::time::timeout(HANDSHAKE_WITHIN, handshake).await {
+    /// The handshake of one client, within [`HANDSHAKE_WITHIN`]. Those of one `network` share turns.
+    pub async fn accept(&self, stream: TcpStream, network: IpAddr) -> io::Result<Box<TlsStream<TcpStream>>> {
+        match tokio::time::timeout(HANDSHAKE_WITHIN, self.hand_over(stream, network)).await {
             Ok(stream) => stream.map(Box::new),
             Err(_) => Err(io::ErrorKind::TimedOut.into()),
         }
+    }
+
+    async fn hand_over(&self, stream: TcpStream, network: IpAddr) -> io::Result<TlsStream<TcpStream>> {
+        let config = Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner));
+        let Done { socket, connection } = self.handshakes.run(stream, network, Arc::clone(&config)).await?;
+        let socket = TcpStream::from_std(socket)?;
+        // tokio-rustls makes streams only by a handshake: it is given the connection whose handshake is done.
+        TlsAcceptor::from(config).accept_with(socket, |fresh| *fresh = connection).await
     }
 
     fn replace(&self, config: ServerConfig) {

@@ -122,7 +122,7 @@ fn tls_has_hung_up(stream: &mut TlsStream<TcpStream>) -> bool {
 }
 
 /// A socket as rustls wants it: whatever would wait is `WouldBlock`.
-struct WithoutWaiting<'a>(&'a TcpStream);
+pub(super) struct WithoutWaiting<'a>(pub(super) &'a TcpStream);
 
 impl Read for WithoutWaiting<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {

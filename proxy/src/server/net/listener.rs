@@ -1,7 +1,7 @@
 //! Accepts clients. Whatever goes wrong with one of them, or with the number of open files, the next is accepted.
 
 use crate::server::access::login::LOGIN_WITHIN;
-use crate::server::client::registry::{ClientLimits, TooMany};
+use crate::server::client::registry::{network, ClientLimits, TooMany};
 use crate::server::client::session::Client;
 use crate::server::net::connection::Connection;
 use crate::server::routing::router::ListenerKind;
@@ -9,7 +9,7 @@ use crate::server::ServerState;
 use crate::tls::acceptor::Acceptor;
 use crate::tls::stream::ClientStream;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
@@ -93,7 +93,7 @@ fn welcome(
         }
         Some(tls) => {
             let newcomer = Newcomer { server: Arc::clone(server), client: Some(client) };
-            tokio::spawn(serve_tls(newcomer, Arc::clone(tls), stream))
+            tokio::spawn(serve_tls(newcomer, Arc::clone(tls), stream, network(address.ip())))
         }
     };
     info.set_task(task.abort_handle());
@@ -115,8 +115,8 @@ impl Drop for Newcomer {
     }
 }
 
-async fn serve_tls(mut newcomer: Newcomer, tls: Arc<Acceptor>, stream: TcpStream) {
-    let stream = match tls.accept(stream).await {
+async fn serve_tls(mut newcomer: Newcomer, tls: Arc<Acceptor>, stream: TcpStream, network: IpAddr) {
+    let stream = match tls.accept(stream, network).await {
         Ok(stream) => ClientStream::Tls(stream),
         Err(error) => {
             newcomer.server.stats.tls_handshakes_failed.fetch_add(1, Ordering::Relaxed);
