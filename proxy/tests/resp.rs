@@ -281,6 +281,25 @@ fn clients_are_counted_listed_and_killed() {
 }
 
 #[test]
+fn who_is_not_logged_in_makes_room_for_others() {
+    let node = Node::start(&["--max-clients", "3", "--password", "secret"]);
+    let mut known = node.connect();
+    assert_eq!(known.ask(&["AUTH", "secret"]), "OK");
+    let mut silent = Vec::new();
+    for count in 2..=3 {
+        silent.push(node.connect());
+        let all = format!("connected_clients:{count}");
+        await_that("it is in", || known.ask(&["INFO", "clients"]).contains(&all));
+    }
+    let mut late = node.connect();
+    assert_eq!(late.ask(&["AUTH", "secret"]), "OK", "the oldest silent one makes room");
+    assert_eq!(silent[0].receive(), "(closed)");
+    assert_eq!(silent[1].ask(&["AUTH", "secret"]), "OK", "the other one is still there");
+    assert_eq!(node.connect().receive(), "-ERR max number of clients reached", "all are logged in");
+    assert_eq!(known.ask(&["PING"]), "PONG");
+}
+
+#[test]
 fn one_address_has_its_own_limit() {
     let node = Node::start(&["--max-clients-per-address", "2"]);
     let (mut one, two) = (node.connect(), node.connect());

@@ -289,16 +289,22 @@ fn what_comes_with_the_end_of_a_handshake_is_answered_though_the_client_has_clos
 }
 
 #[test]
-fn a_silent_newcomer_counts_as_a_client_until_its_time_is_over() {
+fn a_silent_newcomer_counts_as_a_client_and_makes_room_for_others() {
     let certificates = Certificates::new();
     let node = start(&certificates, &["--max-clients", "3"]);
     let mut honest = certificates.connect(node.address);
     let silent: Vec<TcpStream> = (0..2).map(|_| TcpStream::connect(node.address).unwrap()).collect();
     await_that("they are counted", || info(&mut honest, "connected_clients") == 3);
     let config = client_config(&certificates.authority, None);
-    assert!(TlsClient::connect(node.address, &config).is_err(), "there is no room");
-    drop(silent);
-    await_that("there is room again", || TlsClient::connect(node.address, &config).is_ok());
+    let connect = || TlsClient::connect(node.address, &config);
+    let others: Vec<_> = (0..2).map(|_| connect().expect("the oldest silent one makes room")).collect();
+    for mut stream in silent {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it is closed");
+    }
+    assert!(connect().is_err(), "there is no room: all have shaken hands, and need no login");
+    drop(others);
+    await_that("there is room again", || connect().is_ok());
 }
 
 #[test]

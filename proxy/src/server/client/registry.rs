@@ -1,7 +1,7 @@
 //! All clients of this node, as `CLIENT LIST` shows and `CLIENT KILL` ends them.
 
 use crate::server::routing::waiting::Waiting;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -21,10 +21,11 @@ pub struct ClientInfo {
     pub db: AtomicU64,
     pub protocol: AtomicU64,
     pub subscriptions: AtomicUsize,
-    /// Whether it has said who it is, or need not.
+    /// Whether it has said who it is, or need not. Never before its TLS handshake is done.
     pub logged_in: AtomicBool,
     pub texts: Mutex<ClientTexts>,
     task: OnceLock<AbortHandle>,
+    is_killed: AtomicBool,
     /// When it must have logged in. `Some` while a task watches this; a later time is seen by the same task.
     login_until: Mutex<Option<Instant>>,
     /// By which router the commands in flight were decided; 0 where none are.
@@ -50,6 +51,9 @@ impl ClientInfo {
     pub fn set_task(&self, task: AbortHandle) {
         // Set once, by the listener that started it.
         let _ = self.task.set(task);
+        if self.is_killed.load(Ordering::SeqCst) {
+            self.kill();
+        }
     }
 
     /// Commands are decided by this router from now on. Seen by whoever puts a newer router in force.
@@ -81,6 +85,8 @@ impl ClientInfo {
 
     /// Ends the client's connection, soon.
     pub fn kill(&self) {
+        // Its task may not be set yet.
+        self.is_killed.store(true, Ordering::SeqCst);
         if let Some(task) = self.task.get() {
             task.abort();
         }
@@ -179,6 +185,33 @@ struct ClientTable {
     infos: BTreeMap<u64, Arc<ClientInfo>>,
     /// How many come from each address, or from each network of IPv6.
     addresses: BTreeMap<IpAddr, usize>,
+    /// Who was not logged in at the start, oldest first. Those who are by now are taken out when they are met.
+    newcomers: BTreeSet<u64>,
+}
+
+impl ClientTable {
+    fn remove(&mut self, id: u64) -> Option<Arc<ClientInfo>> {
+        let info = self.infos.remove(&id)?;
+        self.newcomers.remove(&id);
+        let network = network(info.address.ip());
+        if let Some(count) = self.addresses.get_mut(&network) {
+            *count -= 1;
+            if *count == 0 {
+                self.addresses.remove(&network);
+            }
+        }
+        Some(info)
+    }
+
+    /// Takes out who has been here for longest without being logged in.
+    fn take_oldest_newcomer(&mut self) -> Option<Arc<ClientInfo>> {
+        while let Some(id) = self.newcomers.pop_first() {
+            if self.infos.get(&id).is_some_and(|info| !info.logged_in.load(Ordering::Acquire)) {
+                return self.remove(id);
+            }
+        }
+        None
+    }
 }
 
 /// How many clients there may be.
@@ -224,22 +257,26 @@ pub enum TooMany {
 }
 
 impl Registry {
-    /// Writes an entry for a new client.
+    /// Writes an entry for a new client. Where there is no room for it, the oldest that is not logged in makes room: a crowd of silent
+    /// strangers keeps nobody out. `logged_in`: whether it is from the start.
     pub fn enter(
         &self,
         address: SocketAddr,
         local_address: SocketAddr,
         now_ms: u64,
         limits: ClientLimits,
+        logged_in: bool,
     ) -> Result<Arc<ClientInfo>, TooMany> {
         let mut table = self.table();
-        if table.infos.len() >= limits.clients_max {
-            return Err(TooMany::Clients);
-        }
         let network = network(address.ip());
         let of_address = table.addresses.get(&network).copied().unwrap_or(0);
         if of_address >= limits.of_address(address.ip()) {
             return Err(TooMany::OfThisAddress);
+        }
+        if table.infos.len() >= limits.clients_max {
+            let oldest = table.take_oldest_newcomer().ok_or(TooMany::Clients)?;
+            tracing::debug!(client = %oldest.address, "closing client: it has not logged in, and there is no room for another");
+            oldest.kill();
         }
         let id = self.next_id.fetch_add(1, Ordering::Relaxed) + 1;
         let info = Arc::new(ClientInfo {
@@ -251,29 +288,25 @@ impl Registry {
             db: AtomicU64::new(0),
             protocol: AtomicU64::new(2),
             subscriptions: AtomicUsize::new(0),
-            logged_in: AtomicBool::new(false),
+            logged_in: AtomicBool::new(logged_in),
             texts: Mutex::default(),
             login_until: Mutex::default(),
             task: OnceLock::new(),
+            is_killed: AtomicBool::new(false),
             routed_by: AtomicU64::new(0),
             waiting: Mutex::default(),
             busy: AtomicBool::new(false),
         });
         *table.addresses.entry(network).or_default() += 1;
         table.infos.insert(id, Arc::clone(&info));
+        if !logged_in {
+            table.newcomers.insert(id);
+        }
         Ok(info)
     }
 
     pub fn leave(&self, id: u64) {
-        let mut table = self.table();
-        let Some(info) = table.infos.remove(&id) else { return };
-        let network = network(info.address.ip());
-        if let Some(count) = table.addresses.get_mut(&network) {
-            *count -= 1;
-            if *count == 0 {
-                table.addresses.remove(&network);
-            }
-        }
+        self.table().remove(id);
     }
 
     /// Ends clients that have sent no command for this long, wait for no reply and have subscribed to nothing. Answers how many.
@@ -323,7 +356,7 @@ mod tests {
     use super::*;
 
     fn enter(registry: &Registry, from: &str, limits: ClientLimits) -> Result<Arc<ClientInfo>, TooMany> {
-        registry.enter(from.parse().unwrap(), "127.0.0.1:6380".parse().unwrap(), 0, limits)
+        registry.enter(from.parse().unwrap(), "127.0.0.1:6380".parse().unwrap(), 0, limits, true)
     }
 
     #[test]
@@ -339,6 +372,31 @@ mod tests {
         enter(&registry, "10.0.0.1:4", limits).unwrap();
         let few = ClientLimits { clients_max: 3, ..limits };
         assert_eq!(enter(&registry, "10.0.0.3:1", few).unwrap_err(), TooMany::Clients);
+    }
+
+    #[test]
+    fn who_is_not_logged_in_makes_room_the_oldest_first() {
+        let registry = Registry::default();
+        let limits = ClientLimits { clients_max: 3, per_address_max: Some(0) };
+        let server = "127.0.0.1:6380".parse().unwrap();
+        let stranger = |port: u16| registry.enter(([10, 0, 0, 1], port).into(), server, 0, limits, false);
+        let first = stranger(1).unwrap();
+        let ids = || registry.infos().iter().map(|info| info.id).collect::<Vec<_>>();
+        let (second, third) = (stranger(2).unwrap(), stranger(3).unwrap());
+        // It has logged in by now.
+        first.logged_in.store(true, Ordering::Release);
+        let fourth = stranger(4).unwrap();
+        assert_eq!(ids(), [first.id, third.id, fourth.id]);
+        assert!(second.is_killed.load(Ordering::SeqCst) && !third.is_killed.load(Ordering::SeqCst));
+        // Its connection ends later, and is not counted twice.
+        registry.leave(second.id);
+        assert_eq!(registry.len(), 3);
+        let known = enter(&registry, "10.0.0.2:1", limits).unwrap();
+        fourth.logged_in.store(true, Ordering::Release);
+        assert_eq!(ids(), [first.id, fourth.id, known.id]);
+        assert_eq!(stranger(5).unwrap_err(), TooMany::Clients, "all are logged in");
+        registry.leave(first.id);
+        stranger(6).unwrap();
     }
 
     #[test]

@@ -68,7 +68,9 @@ fn welcome(
     let _ = stream.set_nodelay(true);
     let limits =
         ClientLimits { clients_max: server.clients_max, per_address_max: server.clients_per_address_max };
-    let info = match server.clients.enter(address, local_address, server.now_ms(), limits) {
+    // Before its handshake nobody knows who it is.
+    let logged_in = tls.is_none() && !server.access.needs_login();
+    let info = match server.clients.enter(address, local_address, server.now_ms(), limits, logged_in) {
         Ok(info) => info,
         Err(too_many) => {
             server.stats.connections_refused.fetch_add(1, Ordering::Relaxed);
@@ -81,7 +83,7 @@ fn welcome(
     server.stats.connections.fetch_add(1, Ordering::Relaxed);
     let account = server.memory.open(info.id);
     let client = Client::new(Arc::clone(&info), account, listener_kind, &server.access);
-    info.logged_in.store(client.authenticated, Ordering::Release);
+    info.logged_in.store(client.authenticated && tls.is_none(), Ordering::Release);
     if !client.authenticated {
         info.close_without_login(LOGIN_WITHIN);
     }
@@ -127,6 +129,7 @@ async fn serve_tls(mut newcomer: Newcomer, tls: Arc<Acceptor>, stream: TcpStream
     };
     drop(tls);
     let Some(mut client) = newcomer.client.take() else { return };
+    client.info.logged_in.store(client.authenticated, Ordering::Release);
     client.certificate_user = stream.certificate_name().map(String::into_boxed_str);
     client.log_in_by_certificate(&newcomer.server.access);
     let connection = Connection::new(Arc::clone(&newcomer.server), stream, client);
