@@ -330,6 +330,22 @@ fn administrative_acts_are_written_down_by_whatever_way() {
         "{lines:?}"
     );
     assert!(lines[before + 1].contains("\"result\":\"ok\""), "{lines:?}");
+    // What was queued by name and what a script did are told together.
+    admin.ask_all(&["MULTI", "FLUSHDB"]);
+    admin.ask(&["EVAL", flush, "0"]);
+    admin.ask(&["EXEC"]);
+    await_that("both are in one line", || {
+        admin_lines().iter().any(|line| line.contains("\"arguments\":[\"flushdb\",\"flushall\"]"))
+    });
+    // A session that another connection has opened; its own is no administrative act.
+    let (mut other, mut own) = (node.connect(), node.connect());
+    let opened = |client: &mut Client| client.ask(&["LOCK.SESSION", "OPEN", "60000"]).replace('"', "");
+    let (id, own_id) = (opened(&mut other), opened(&mut own));
+    assert_eq!(own.ask(&["LOCK.SESSION", "CLOSE", &own_id]), "0");
+    assert_eq!(own.ask(&["LOCK.SESSION", "CLOSE", &id]), "0");
+    let told = |id: &str| admin_lines().iter().any(|line| line.contains(&format!("[\"CLOSE\",\"{id}\"]")));
+    await_that("it is written down", || told(&id));
+    assert!(!told(&own_id));
 }
 
 /// What passes to the upstream Redis, however large, and with what the upstream answered.

@@ -1,7 +1,8 @@
 //! Which commands are administrative acts, and how they get into the audit log with their outcome. Part of [`CommandContext`].
 //!
-//! An act is a command of the category `@admin` (by our tables, or by the `COMMAND` table of the upstream Redis) or `FLUSHDB`, by
-//! itself, behind `FENCE.CALL`, within a transaction (once as `queued`, and once with the outcome of its `EXEC`), or called by a script.
+//! An act is a command of the category `@admin` (by our tables, or by the `COMMAND` table of the upstream Redis), `FLUSHDB`, or
+//! `LOCK.SESSION CLOSE` of a session of others, by itself, behind `FENCE.CALL`, within a transaction (once as `queued`, and once
+//! with the outcome of its `EXEC`), or called by a script.
 //! What a script on the Raft keyspace called is known when it is applied. What a script of the upstream Redis calls is not known here:
 //! that it was run is written down.
 
@@ -16,6 +17,7 @@ use redfence_core::grammar::fence::FenceCall;
 use redfence_core::keyspace::acl_table::ADMIN;
 use redfence_core::machine::AdminAct;
 use redfence_core::script::scripts::{sha1, sha_hex};
+use redfence_core::types::{SessionId, SessionScope};
 use std::borrow::Cow;
 use std::sync::Arc;
 
@@ -79,12 +81,25 @@ impl CommandContext {
         if let Some(known) = commands::find(argv) {
             let words = if known.container().is_some() { 2 } else { 1 };
             let arguments = argv.get(words..).unwrap_or_default();
-            return known.is_admin().then_some(Act { command: Cow::Borrowed(&known.name), arguments, by });
+            let is_act = known.is_admin() || self.closes_session_of_others(argv);
+            return is_act.then_some(Act { command: Cow::Borrowed(&known.name), arguments, by });
         }
         let name = argv.first()?.to_ascii_lowercase();
         let upstream = self.server.access.upstream_commands()?;
         let is_admin = upstream.get(&*name).is_some_and(|known| known.categories & ADMIN != 0);
         is_admin.then(|| Act { command: Cow::Owned(shown(&name)), arguments: &[], by })
+    }
+
+    /// Only who may release every lock by force can. Whose session it is the node that holds it knows: here all count that this
+    /// connection has not opened.
+    fn closes_session_of_others(&self, argv: &[&[u8]]) -> bool {
+        let [name, verb, id] = argv else { return false };
+        let is_close = name.eq_ignore_ascii_case(b"LOCK.SESSION") && verb.eq_ignore_ascii_case(b"CLOSE");
+        let is_own = || {
+            let sessions = self.client.sessions.as_ref();
+            SessionId::parse(id).is_some_and(|id| sessions.is_some_and(|sessions| sessions.has(id)))
+        };
+        is_close && matches!(self.client.user.session_scope(), SessionScope::All) && !is_own()
     }
 
     fn draft(&self, act: &Act<'_>, acts: Option<Arc<AdminActs>>) -> AuditDraft {
@@ -112,7 +127,7 @@ impl CommandContext {
 
     /// A transaction was carried out that holds administrative commands, or scripts that may have called some.
     fn audit_exec(&mut self, awaited_before: usize, queued: &[String]) {
-        let acts = self.acts_of_last(awaited_before).filter(|_| queued.is_empty());
+        let acts = self.acts_of_last(awaited_before);
         if acts.is_none() && queued.is_empty() {
             return;
         }

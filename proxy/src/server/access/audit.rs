@@ -46,7 +46,7 @@ pub struct AuditEvent<'a> {
 #[derive(Debug)]
 pub struct AuditDraft {
     line: serde_json::Value,
-    /// A script: written down where it called one of these.
+    /// What scripts called. With nothing else to tell, it is written down only where they called something.
     acts: Option<Arc<AdminActs>>,
 }
 
@@ -132,8 +132,8 @@ impl AuditLog {
         }
     }
 
-    /// What was asked for, and when; [`AuditLog::finish`] writes it with its outcome. `acts`: of a script, which is written down only
-    /// where it called an administrative command.
+    /// What was asked for, and when; [`AuditLog::finish`] writes it with its outcome. `acts`: of scripts, joined to the arguments. Without
+    /// either it is not written down.
     #[must_use]
     pub fn draft(event: AuditEvent<'_>, acts: Option<Arc<AdminActs>>) -> AuditDraft {
         AuditDraft { line: line(event, clock::wall_us() / 1_000), acts }
@@ -141,7 +141,11 @@ impl AuditLog {
 
     pub fn finish(&self, mut draft: AuditDraft, result: &str) {
         if let Some(acts) = draft.acts.take() {
-            let names = acts.names();
+            let mut names: Vec<serde_json::Value> =
+                draft.line["arguments"].as_array().cloned().unwrap_or_default();
+            names.extend(acts.names().into_iter().map(Into::into));
+            let mut seen = std::collections::BTreeSet::new();
+            names.retain(|name| seen.insert(name.to_string()));
             // Where the outcome is not known, neither is what the script did.
             if names.is_empty() && !matches!(result, UNKNOWN | "INDETERMINATE") {
                 return;

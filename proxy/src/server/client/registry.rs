@@ -183,30 +183,56 @@ pub struct Registry {
 #[derive(Debug, Default)]
 struct ClientTable {
     infos: BTreeMap<u64, Arc<ClientInfo>>,
-    /// How many come from each address, or from each network of IPv6.
+    /// How many come from each address.
     addresses: BTreeMap<IpAddr, usize>,
     /// Who was not logged in at the start, oldest first. Those who are by now are taken out when they are met.
     newcomers: BTreeSet<u64>,
+    /// The same by networks of IPv6.
+    newcomers_of: BTreeMap<IpAddr, BTreeSet<u64>>,
 }
 
 impl ClientTable {
     fn remove(&mut self, id: u64) -> Option<Arc<ClientInfo>> {
         let info = self.infos.remove(&id)?;
         self.newcomers.remove(&id);
-        let network = network(info.address.ip());
-        if let Some(count) = self.addresses.get_mut(&network) {
+        let address = info.address.ip().to_canonical();
+        if let Some(count) = self.addresses.get_mut(&address) {
             *count -= 1;
             if *count == 0 {
-                self.addresses.remove(&network);
+                self.addresses.remove(&address);
+            }
+        }
+        let network = network(address);
+        if let Some(newcomers) = self.newcomers_of.get_mut(&network) {
+            newcomers.remove(&id);
+            if newcomers.is_empty() {
+                self.newcomers_of.remove(&network);
             }
         }
         Some(info)
     }
 
+    fn is_newcomer(&self, id: u64) -> bool {
+        self.infos.get(&id).is_some_and(|info| !info.logged_in.load(Ordering::Acquire))
+    }
+
+    /// How many of a network of IPv6 are not logged in; at least `max` where it is that many or more.
+    fn newcomers_of(&mut self, network: IpAddr, max: usize) -> usize {
+        let Some(mut newcomers) = self.newcomers_of.remove(&network) else { return 0 };
+        if newcomers.len() >= max {
+            newcomers.retain(|id| self.is_newcomer(*id));
+        }
+        let count = newcomers.len();
+        if count > 0 {
+            self.newcomers_of.insert(network, newcomers);
+        }
+        count
+    }
+
     /// Takes out who has been here for longest without being logged in.
     fn take_oldest_newcomer(&mut self) -> Option<Arc<ClientInfo>> {
         while let Some(id) = self.newcomers.pop_first() {
-            if self.infos.get(&id).is_some_and(|info| !info.logged_in.load(Ordering::Acquire)) {
+            if self.is_newcomer(id) {
                 return self.remove(id);
             }
         }
@@ -268,9 +294,12 @@ impl Registry {
         logged_in: bool,
     ) -> Result<Arc<ClientInfo>, TooMany> {
         let mut table = self.table();
-        let network = network(address.ip());
-        let of_address = table.addresses.get(&network).copied().unwrap_or(0);
-        if of_address >= limits.of_address(address.ip()) {
+        let ip = address.ip().to_canonical();
+        let (network, max) = (network(ip), limits.of_address(ip));
+        let of_address = table.addresses.get(&ip).copied().unwrap_or(0);
+        // Whoever has one address of IPv6 has its whole network: it counts until somebody has said who it is.
+        let by_network = !logged_in && network != ip;
+        if of_address >= max || (by_network && table.newcomers_of(network, max) >= max) {
             return Err(TooMany::OfThisAddress);
         }
         if table.infos.len() >= limits.clients_max {
@@ -297,10 +326,13 @@ impl Registry {
             waiting: Mutex::default(),
             busy: AtomicBool::new(false),
         });
-        *table.addresses.entry(network).or_default() += 1;
+        *table.addresses.entry(ip).or_default() += 1;
         table.infos.insert(id, Arc::clone(&info));
         if !logged_in {
             table.newcomers.insert(id);
+        }
+        if by_network {
+            table.newcomers_of.entry(network).or_default().insert(id);
         }
         Ok(info)
     }
@@ -400,15 +432,26 @@ mod tests {
     }
 
     #[test]
-    fn an_ipv6_network_is_one_address() {
+    fn an_ipv6_network_is_one_address_for_who_is_not_logged_in() {
         let registry = Registry::default();
-        let limits = ClientLimits { clients_max: 10, per_address_max: Some(2) };
-        let first = enter(&registry, "[2001:db8::1]:1", limits).unwrap();
-        enter(&registry, "[2001:db8::2]:1", limits).unwrap();
-        assert_eq!(enter(&registry, "[2001:db8::3]:1", limits).unwrap_err(), TooMany::OfThisAddress);
-        enter(&registry, "[2001:db8:0:1::3]:1", limits).unwrap();
+        let limits = ClientLimits { clients_max: 20, per_address_max: Some(2) };
+        let server = "127.0.0.1:6380".parse().unwrap();
+        let stranger = |from: &str| registry.enter(from.parse().unwrap(), server, 0, limits, false);
+        let first = stranger("[2001:db8::1]:1").unwrap();
+        let second = stranger("[2001:db8::2]:1").unwrap();
+        assert_eq!(stranger("[2001:db8::3]:1").unwrap_err(), TooMany::OfThisAddress);
+        stranger("[2001:db8:0:1::3]:1").unwrap();
         registry.leave(first.id);
-        enter(&registry, "[2001:db8::3]:1", limits).unwrap();
+        stranger("[2001:db8::3]:1").unwrap();
+        // Who has logged in counts by the whole address.
+        second.logged_in.store(true, Ordering::Release);
+        stranger("[2001:db8::4]:1").unwrap();
+        assert_eq!(stranger("[2001:db8::5]:1").unwrap_err(), TooMany::OfThisAddress);
+        for number in 10..15 {
+            enter(&registry, &format!("[2001:db8::{number}]:1"), limits).unwrap();
+        }
+        enter(&registry, "[2001:db8::2]:2", limits).unwrap();
+        assert_eq!(enter(&registry, "[2001:db8::2]:3", limits).unwrap_err(), TooMany::OfThisAddress);
         let of = |text: &str| network(text.parse().unwrap());
         assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));
         assert!(of("::1").is_loopback());

@@ -49,6 +49,12 @@ impl ConnectionSessions {
         self.ids().retain(|known| *known != id);
     }
 
+    /// Whether it was opened here.
+    #[must_use]
+    pub fn has(&self, id: SessionId) -> bool {
+        self.ids().contains(&id)
+    }
+
     fn ids(&self) -> std::sync::MutexGuard<'_, Vec<SessionId>> {
         self.ids.lock().expect("mutex poisoned")
     }
