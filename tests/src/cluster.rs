@@ -10,7 +10,7 @@ use tempfile::TempDir;
 
 use crate::artifacts;
 use crate::client::{Client, SocketWire};
-use crate::process::{free_address, Process, POLL_EVERY};
+use crate::process::{free_address, poll_until, Process, POLL_EVERY};
 use crate::relay::Relay;
 use crate::resp::{Connection, Protocol, Value};
 
@@ -149,10 +149,19 @@ impl Node {
         self.process.as_ref().unwrap_or_else(|| panic!("node {} does not run", self.id))
     }
 
-    /// A client in RESP2.
+    /// A client in RESP2. A node that was just started may not listen yet.
     pub fn client(&self) -> Client {
-        let wire = SocketWire::open(self.address, Protocol::Resp2)
-            .unwrap_or_else(|error| panic!("node {}: {error}\n{}", self.id, self.process().log_tail()));
+        let open = || SocketWire::open(self.address, Protocol::Resp2);
+        let mut wire = open();
+        let _ = poll_until(READY_WITHIN, || {
+            let starts = wire.is_err() && self.process().exit_status().is_none();
+            if starts {
+                wire = open();
+            }
+            !starts
+        });
+        let wire =
+            wire.unwrap_or_else(|error| panic!("node {}: {error}\n{}", self.id, self.process().log_tail()));
         Client::new(Box::new(wire), Protocol::Resp2)
     }
 
