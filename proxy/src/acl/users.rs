@@ -80,7 +80,7 @@ impl Users {
         let mut seen: BTreeMap<Vec<u8>, usize> = BTreeMap::new();
         for (at, line) in text.split(|byte| *byte == b'\n').enumerate() {
             let line = line.trim_ascii();
-            if line.is_empty() || line.starts_with(b"#") {
+            if is_comment(line) {
                 continue;
             }
             let number = at + 1;
@@ -97,6 +97,11 @@ impl Users {
         }
         Ok(users)
     }
+}
+
+/// Whether a line of a file names no user.
+pub fn is_comment(line: &[u8]) -> bool {
+    line.is_empty() || line.starts_with(b"#")
 }
 
 fn parse_line(line: &[u8], others: OtherNames<'_>) -> Result<User, String> {

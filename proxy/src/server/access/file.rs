@@ -4,7 +4,7 @@
 
 use super::{is_open, AccessControl};
 use crate::acl::commands::OtherNames;
-use crate::acl::users::FILE_BYTES_MAX;
+use crate::acl::users::{is_comment, FILE_BYTES_MAX};
 use crate::acl::Users;
 use crate::server::ServerState;
 use std::fs::{self, File, OpenOptions};
@@ -36,12 +36,16 @@ impl FileMark {
     }
 }
 
+/// An ACL file as it was read.
+pub(super) struct AclFile {
+    pub(super) users: Users,
+    pub(super) mark: FileMark,
+    /// Whether it names no user at all, not even `default`.
+    is_blank: bool,
+}
+
 /// Reads a file. The error is one line that names it.
-pub(super) fn read(
-    path: &Path,
-    password: Option<&[u8]>,
-    others: OtherNames<'_>,
-) -> Result<(Users, FileMark), String> {
+pub(super) fn read(path: &Path, password: Option<&[u8]>, others: OtherNames<'_>) -> Result<AclFile, String> {
     let named = |error: String| format!("acl-file {}: {error}", path.display());
     let mut file = File::open(path).map_err(|error| named(error.to_string()))?;
     let metadata = file.metadata().map_err(|error| named(error.to_string()))?;
@@ -52,7 +56,8 @@ pub(super) fn read(
         return Err(named(format!("it has more than {FILE_BYTES_MAX} bytes")));
     }
     let users = Users::parse(&text, password, others).map_err(named)?;
-    Ok((users, FileMark::of(&metadata)))
+    let is_blank = text.split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii).all(is_comment);
+    Ok(AclFile { users, mark: FileMark::of(&metadata), is_blank })
 }
 
 impl AccessControl {
@@ -66,18 +71,22 @@ impl AccessControl {
         self.load_if(|_| Ok(()))
     }
 
-    /// The file has changed and nobody has asked for it to be read: it may be half written, and must not open the door.
+    /// The file has changed and nobody has asked for it to be read: it may be half written, so it must neither let everybody in nor
+    /// delete all users.
     fn load_changed(&self) -> Result<Vec<Vec<u8>>, String> {
-        self.load_if(|users| match self.needs_login() && is_open(users) {
-            true => {
-                Err("with it everybody would be let in without a password; ACL LOAD takes it all the same"
-                    .into())
-            }
-            false => Ok(()),
+        self.load_if(|file| {
+            let problem = if self.needs_login() && is_open(&file.users) {
+                "with it everybody would be let in without a password"
+            } else if file.is_blank {
+                "it names no user"
+            } else {
+                return Ok(());
+            };
+            Err(format!("{problem}; ACL LOAD takes it all the same"))
         })
     }
 
-    fn load_if(&self, check: impl Fn(&Users) -> Result<(), String>) -> Result<Vec<Vec<u8>>, String> {
+    fn load_if(&self, check: impl Fn(&AclFile) -> Result<(), String>) -> Result<Vec<Vec<u8>>, String> {
         let Some(path) = &self.settings.acl_file else {
             return Err("no ACL file is configured (--acl-file)".into());
         };
@@ -88,8 +97,9 @@ impl AccessControl {
             None if self.settings.has_upstream => OtherNames::Any,
             None => OtherNames::None,
         };
-        let (users, mark) = read(path, password, others)?;
-        check(&users)?;
+        let file = read(path, password, others)?;
+        check(&file)?;
+        let AclFile { users, mark, .. } = file;
         if upstream.is_none() {
             super::warn_of_unchecked(&users);
         }

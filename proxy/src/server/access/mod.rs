@@ -28,7 +28,7 @@ use crate::acl::commands::{OtherNames, UpstreamCommands};
 use crate::acl::log::{AclLog, Refused};
 use crate::acl::{User, Users};
 use audit::AuditLog;
-use file::FileMark;
+use file::{AclFile, FileMark};
 use login::LoginThrottle;
 use redfence_core::reply::Refusal;
 use std::path::PathBuf;
@@ -82,7 +82,7 @@ impl AccessControl {
             Some(path) => {
                 // The upstream Redis is not reached yet: what only it could know is checked when it is.
                 let others = if settings.has_upstream { OtherNames::Any } else { OtherNames::None };
-                let (users, mark) = file::read(path, password, others)?;
+                let AclFile { users, mark, .. } = file::read(path, password, others)?;
                 warn_of_unchecked(&users);
                 (users, Some(mark))
             }

@@ -1,13 +1,15 @@
 //! Users on running nodes: logging in, rules and their changes, scripts on the leader, guessing, the ACL file and the audit log.
 
+#[path = "../support/mod.rs"]
 mod support;
 
+mod audit;
+mod files;
+
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Mutex;
-use std::time::Instant;
 use support::{await_that, behind, start_cluster, start_nodes_by, Client, Node};
 use tempfile::TempDir;
 
@@ -245,186 +247,6 @@ fn scripts_have_the_rights_of_their_user_on_every_node() {
 }
 
 #[test]
-fn guessing_is_slow_counted_and_written_down() {
-    let folder = TempDir::new().unwrap();
-    let audit = folder.path().join("audit.log");
-    let node = Node::start(&["--password", "secret", "--audit-log", &audit.to_string_lossy()]);
-    let mut guesser = node.connect();
-    let begun = Instant::now();
-    for guess in ["a", "b", "c"] {
-        assert_eq!(guesser.ask(&["AUTH", guess]), WRONG);
-    }
-    assert!(begun.elapsed().as_millis() >= 700, "100, 200 and 400 ms");
-    assert_eq!(guesser.ask(&["AUTH", "ev\nil", "secret"]), WRONG);
-    assert_eq!(guesser.ask(&["AUTH", "secret"]), "OK");
-    let info = guesser.ask(&["INFO", "stats"]);
-    assert!(info.contains("acl_access_denied_auth:4"), "{info}");
-    let log = guesser.ask(&["ACL", "LOG"]);
-    assert!(log.contains("\"reason\", \"auth\"") && log.contains("\"username\", \"default\""), "{log}");
-    assert_eq!(guesser.ask(&["ACL", "LOG", "RESET"]), "OK");
-    assert_eq!(guesser.ask(&["ACL", "LOG"]), "()");
-    guesser.ask_all(&["ACL SETUSER app on >hidden ~app:* +@all", "LOCK.FORCERELEASE x", "FLUSHALL"]);
-    assert!(guesser.ask(&["LOCK.CLUSTER", "REMOVE", "77"]).starts_with("-ERR"));
-    assert!(guesser.ask(&["ACL", "DELUSER", "default"]).starts_with("-ERR"));
-    assert_eq!(guesser.ask_all(&["MULTI", "FLUSHDB", "DISCARD"]), ["OK", "QUEUED", "OK"]);
-    assert_eq!(guesser.ask(&["AUTH", "app", "hidden"]), "OK");
-    assert_eq!(guesser.ask(&["GET", "other"]), NO_KEY);
-    let lines = || std::fs::read_to_string(&audit).unwrap();
-    await_that("all is written down", || lines().contains("\"event\":\"denied\""));
-    let text = lines();
-    assert!(!text.contains("hidden") && !text.contains("secret"), "{text}");
-    for expected in [
-        "\"command\":\"acl|setuser\"",
-        "\"command\":\"lock.forcerelease\",\"event\":\"admin\",\"object\":\"\",\"result\":\"ok\"",
-        "\"command\":\"flushall\"",
-        "\"command\":\"lock.cluster|remove\",\"event\":\"admin\",\"object\":\"\",\"result\":\"ERR\"",
-        "\"command\":\"acl|deluser\",\"event\":\"admin\",\"object\":\"\",\"result\":\"ERR\"",
-        "\"command\":\"flushdb\",\"event\":\"admin\",\"object\":\"\",\"result\":\"queued\"",
-        "\"event\":\"login_failed\"",
-        "\"event\":\"denied\",\"object\":\"other\",\"result\":\"NOPERM\"",
-        "\"user\":\"ev\\nil\"",
-    ] {
-        assert!(text.contains(expected), "{expected} is not in {text}");
-    }
-    assert!(node.process.log().contains("login failed"));
-}
-
-/// Whatever way a command of operators takes, it is in the audit log with its outcome.
-#[test]
-fn administrative_acts_are_written_down_by_whatever_way() {
-    let folder = TempDir::new().unwrap();
-    let audit = folder.path().join("audit.log");
-    let node = Node::start(&["--audit-log", &audit.to_string_lossy()]);
-    let mut admin = node.connect();
-    await_that("the node serves", || admin.ask(&["SET", "key", "1"]) == "OK");
-    let admin_lines = || {
-        let text = std::fs::read_to_string(&audit).unwrap();
-        text.lines()
-            .filter(|line| line.contains("\"event\":\"admin\""))
-            .map(str::to_owned)
-            .collect::<Vec<_>>()
-    };
-    let grant = admin.ask(&["LOCK.ACQUIRE", "fenced", "60000"]);
-    let fence = grant.trim_start_matches('(').split(',').next().unwrap().to_owned();
-    let flush = "return redis.call('flush' .. 'all')";
-    admin.ask(&["EVAL", "return redis.call('set', 'key', '2')", "0"]);
-    for (argv, expected) in [
-        (&["EVAL", flush, "0"][..], "\"arguments\":[\"flushall\"]"),
-        (&["FENCE.CALL", "fenced", &fence, "FLUSHALL"][..], "\"command\":\"flushall\""),
-        (&["CONFIG", "NOSUCHVERB", "x"][..], "\"command\":\"config\""),
-    ] {
-        let before = admin_lines().len();
-        admin.ask(argv);
-        await_that("it is written down", || admin_lines().len() > before);
-        let line = admin_lines().pop().unwrap();
-        assert!(line.contains(expected) && line.contains("\"result\":"), "{argv:?}: {line}");
-    }
-    let before = admin_lines().len();
-    assert_eq!(admin.ask_all(&["MULTI", "FLUSHALL", "EXEC"]), ["OK", "QUEUED", "(OK)"]);
-    await_that("both are written down", || admin_lines().len() == before + 2);
-    let lines = admin_lines();
-    assert!(lines[before].contains("\"result\":\"queued\""), "{lines:?}");
-    let exec = "\"arguments\":[\"flushall\"],\"client\"";
-    assert!(
-        lines[before + 1].contains(exec) && lines[before + 1].contains("\"command\":\"exec\""),
-        "{lines:?}"
-    );
-    assert!(lines[before + 1].contains("\"result\":\"ok\""), "{lines:?}");
-    // What was queued by name and what a script did are told together.
-    admin.ask_all(&["MULTI", "FLUSHDB"]);
-    admin.ask(&["EVAL", flush, "0"]);
-    admin.ask(&["EXEC"]);
-    await_that("both are in one line", || {
-        admin_lines().iter().any(|line| line.contains("\"arguments\":[\"flushdb\",\"flushall\"]"))
-    });
-    // A session that another connection has opened; its own is no administrative act.
-    let (mut other, mut own) = (node.connect(), node.connect());
-    let opened = |client: &mut Client| client.ask(&["LOCK.SESSION", "OPEN", "60000"]).replace('"', "");
-    let (id, own_id) = (opened(&mut other), opened(&mut own));
-    assert_eq!(own.ask(&["LOCK.SESSION", "CLOSE", &own_id]), "0");
-    assert_eq!(own.ask(&["LOCK.SESSION", "CLOSE", &id]), "0");
-    let told = |id: &str| admin_lines().iter().any(|line| line.contains(&format!("[\"CLOSE\",\"{id}\"]")));
-    await_that("it is written down", || told(&id));
-    assert!(!told(&own_id));
-}
-
-/// What passes to the upstream Redis, however large, and with what the upstream answered.
-#[test]
-fn administrative_acts_at_the_upstream_are_written_down_with_their_outcome() {
-    let folder = TempDir::new().unwrap();
-    let audit = folder.path().join("audit.log");
-    let flags = ["--default-tier", "efficiency", "--audit-log", &audit.to_string_lossy()];
-    let (_redis, node) = behind(&flags);
-    let mut admin = node.connect();
-    await_that("the Redis is reached", || admin.ask(&["SET", "key", "1"]) == "OK");
-    let lines = || std::fs::read_to_string(&audit).unwrap();
-    let large = "x".repeat(70_000);
-    for (words, command, result) in [
-        (&["CONFIG", "SET", "maxmemory-samples", "6"][..], "config|set", "ok"),
-        (&["CONFIG", "SET", "maxmemory-samples", "6", "nosuch", &large][..], "config|set", "ERR"),
-        (&["DEBUG", "NOSUCH"][..], "debug", "ERR"),
-    ] {
-        let before = lines().lines().count();
-        let answer = admin.ask(words);
-        assert_eq!(answer.starts_with('-'), result == "ERR", "{command}: {answer:.200}");
-        await_that("it is written down", || lines().lines().count() > before);
-        let line = lines().lines().last().unwrap().to_owned();
-        assert!(line.contains(&format!("\"command\":\"{command}\"")), "{line}");
-        assert!(line.contains(&format!("\"result\":\"{result}\"")), "{line}");
-    }
-    admin.ask(&["EVAL", "return redis.call('flushall')", "0"]);
-    await_that("the script is written down", || lines().contains("\"event\":\"script\""));
-}
-
-/// The reply of another command is awaited on the shared connection, and acts without a reply come behind it.
-#[test]
-fn administrative_acts_whose_replies_are_not_wanted_are_written_down() {
-    let folder = TempDir::new().unwrap();
-    let audit = folder.path().join("audit.log");
-    let flags = ["--default-tier", "efficiency", "--audit-log", &audit.to_string_lossy()];
-    let (_redis, node) = behind(&flags);
-    let mut admin = node.connect();
-    await_that("the Redis is reached", || admin.ask(&["SET", "key", "1"]) == "OK");
-    for _ in 0..64 {
-        assert_eq!(admin.ask(&["GET", "key"]), "\"1\"");
-    }
-    let mut bytes = Vec::new();
-    let lines =
-        ["GET key", "CLIENT REPLY OFF", "CLIENT KILL ID 901", "CLIENT KILL ID 902", "CLIENT KILL ID 903"];
-    for line in lines.into_iter().chain(["CLIENT REPLY ON"]) {
-        bytes.extend(support::command(&line.split(' ').map(str::as_bytes).collect::<Vec<_>>()));
-    }
-    admin.send_bytes(&bytes);
-    assert_eq!([admin.receive(), admin.receive()], ["\"1\"", "OK"]);
-    let text = || std::fs::read_to_string(&audit).unwrap();
-    await_that("all are written down", || {
-        ["901", "902", "903"].iter().all(|id| text().contains(&format!("[\"ID\",\"{id}\"]")))
-    });
-}
-
-/// Who may not act as an administrator cannot fill the queue of administrative acts either.
-#[test]
-fn scripts_of_users_without_administrative_rights_are_no_acts_whatever_becomes_of_them() {
-    let folder = TempDir::new().unwrap();
-    let audit = folder.path().join("audit.log");
-    let node = Node::start(&["--audit-log", &audit.to_string_lossy()]);
-    let mut admin = node.connect();
-    await_that("the node serves", || admin.ask(&["SET", "key", "1"]) == "OK");
-    assert_eq!(admin.ask_all(&["ACL SETUSER app on >pw ~app:* +@all -@admin -@dangerous"]), ["OK"]);
-    for _ in 0..10 {
-        let mut app = as_user(&node, "app");
-        let eval = support::command(&[b"EVAL", b"return redis.call('incr', KEYS[1])", b"1", b"app:1"]);
-        app.send_bytes(&eval.repeat(200));
-    }
-    assert_eq!(admin.ask(&["FLUSHALL"]), "OK");
-    let mut process = node.process;
-    process.signal("TERM");
-    assert!(process.await_exit().success());
-    let text = std::fs::read_to_string(&audit).unwrap();
-    assert!(text.contains("\"command\":\"flushall\"") && !text.contains("\"eval\""), "{text}");
-}
-
-#[test]
 fn rules_name_commands_that_somebody_has() {
     let (_redis, node) = behind(&["--default-tier", "efficiency"]);
     let mut admin = node.connect();
@@ -438,30 +260,6 @@ fn rules_name_commands_that_somebody_has() {
         assert!(admin.ask_all(&[line])[0].contains("no permissions to run"), "{line}");
     }
     assert_eq!(admin.ask_all(&["ACL DRYRUN app CLIENT NO-TOUCH ON"]), ["OK"]);
-}
-
-#[test]
-fn refusals_that_repeat_are_one_line_with_a_count() {
-    let folder = TempDir::new().unwrap();
-    let audit = folder.path().join("audit.log");
-    let node = Node::start(&["--audit-log", &audit.to_string_lossy()]);
-    let mut admin = node.connect();
-    assert_eq!(admin.ask_all(&["ACL SETUSER nobody on >pw"]), ["OK"]);
-    let mut nobody = as_user(&node, "nobody");
-    for _ in 0..500 {
-        assert!(nobody.ask(&["SAVE"]).starts_with("-NOPERM"));
-    }
-    let counts = || {
-        let text = std::fs::read_to_string(&audit).unwrap();
-        let lines = text.lines().filter(|line| line.contains("\"event\":\"denied\""));
-        let count = |line: &str| {
-            let rest = line.split("\"count\":").nth(1)?;
-            rest.split(|byte: char| !byte.is_ascii_digit()).next()?.parse::<u64>().ok()
-        };
-        lines.map(|line| count(line).expect("a count")).collect::<Vec<_>>()
-    };
-    await_that("all are counted", || counts().iter().sum::<u64>() == 500);
-    assert!(counts().len() < 250, "{:?}", counts());
 }
 
 #[test]
@@ -615,75 +413,4 @@ fn a_password_is_rotated_under_load_without_a_failed_operation() {
     for node in &nodes {
         assert_eq!(node.connect().ask(&["AUTH", "app", "old"]), WRONG);
     }
-}
-
-#[test]
-fn the_file_is_read_again_when_it_changes() {
-    let (folder, path) =
-        file("user default on nopass ~* &* +@all\nuser app on >pw ~app:* +@all\nuser gone on >pw +@all\n");
-    let node = Node::start(&["--acl-file", &path]);
-    let (mut admin, mut app, mut gone) = (node.connect(), as_user(&node, "app"), as_user(&node, "gone"));
-    assert_eq!(app.ask(&["GET", "other"]), NO_KEY);
-    std::fs::write(&path, "user app on >pw nonsense\n").unwrap();
-    await_that("the error is logged", || node.process.log().contains("nonsense"));
-    assert_eq!(app.ask(&["GET", "other"]), NO_KEY, "a file with an error changes nothing");
-    assert!(admin.ask(&["ACL", "LOAD"]).contains("line 1"));
-    std::fs::write(&path, "user app on >pw ~* +@all\n").unwrap();
-    await_that("the change is seen", || app.ask(&["GET", "other"]) == "nil");
-    assert_eq!(gone.receive(), "(closed)");
-    assert_eq!(admin.ask_all(&["ACL SETUSER late on >pw ~x +get", "ACL SAVE"]), ["OK", "OK"]);
-    let saved = std::fs::read_to_string(&path).unwrap();
-    assert!(saved.contains("user late on #") && !saved.contains(">pw"), "{saved}");
-    assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
-    assert_eq!(admin.ask(&["ACL", "LOAD"]), "OK");
-    let mut late = as_user(&node, "late");
-    assert_eq!(late.ask(&["GET", "x"]), "nil");
-    assert_eq!(late.ask(&["SET", "x", "y"]), "-NOPERM this user has no permissions to run the 'set' command");
-}
-
-#[test]
-fn a_node_does_not_start_with_a_bad_file() {
-    let (folder, path) = file("user app on wat\n");
-    let mut process =
-        support::Process::start(support::redfence(&folder, &["--acl-file", &path]), &folder, "node");
-    assert!(!process.await_exit().success());
-    assert!(
-        process.log().contains("line 1: Error in applying operation 'wat': Syntax error"),
-        "{}",
-        process.log()
-    );
-}
-
-#[test]
-fn a_file_that_lets_everybody_in_does_not_start_beyond_loopback() {
-    let (folder, path) = file("user app on >pw ~* +@all\n");
-    let certificates = support::tls::Certificates::new();
-    let flags = certificates.flags(&["--listen", "0.0.0.0:0", "--acl-file", &path]);
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let mut process = support::Process::start(support::redfence(&folder, &flags), &folder, "node");
-    assert!(!process.await_exit().success());
-    assert!(
-        process.log().contains("the default user of the ACL file needs no password"),
-        "{}",
-        process.log()
-    );
-}
-
-#[test]
-fn a_file_that_is_emptied_or_half_written_lets_nobody_in() {
-    let text = "user default off\nuser admin on >pw ~* &* +@all\n";
-    let (_folder, path) = file(text);
-    let node = Node::start(&["--acl-file", &path]);
-    let mut admin = as_user(&node, "admin");
-    for opened in ["", "user admin on >pw ~* &* +@all\n"] {
-        let told = || node.process.log().matches("everybody would be let in").count();
-        let before = told();
-        std::fs::write(&path, opened).unwrap();
-        await_that("the refusal is logged", || told() > before);
-        assert_eq!(node.connect().ask(&["GET", "x"]), "-NOAUTH Authentication required.");
-        assert_eq!(admin.ask(&["PING"]), "PONG");
-    }
-    std::fs::write(&path, format!("{text}user late on >pw ~x +get\n")).unwrap();
-    await_that("the change is seen", || node.connect().ask(&["AUTH", "late", "pw"]) == "OK");
 }
