@@ -156,13 +156,9 @@ class Dialect:
     def _tier(self, tier: Optional[str]) -> Words:
         return ("TIER", tier) if tier else ()
 
-    def acquire(self, request: LockRequest, wait_ms: int, session: Optional[str]) -> Words:
-        words: List[Word] = []
-        if request.multi:
-            words += ["LOCK.MACQUIRE", len(request.names), *request.names]
-        else:
-            words += ["LOCK.ACQUIRE", request.names[0]]
-        words += [request.ttl_ms, "OWNER", request.owner]
+    def _options(self, request: LockRequest, wait_ms: int, session: Optional[str]) -> Words:
+        """What stands behind the names of an acquire."""
+        words: List[Word] = [request.ttl_ms, "OWNER", request.owner]
         if wait_ms:
             words += ["WAIT", wait_ms]
         if session:
@@ -174,6 +170,14 @@ class Dialect:
         if request.value is not None:
             words += ["VALUE", request.value]
         return (*words, *self._tier(request.tier))
+
+    def acquire(self, request: LockRequest, wait_ms: int, session: Optional[str]) -> Words:
+        words: List[Word] = []
+        if request.multi:
+            words += ["LOCK.MACQUIRE", len(request.names), *request.names]
+        else:
+            words += ["LOCK.ACQUIRE", request.names[0]]
+        return (*words, *self._options(request, wait_ms, session))
 
     def release(self, name: Resource, fence: int, tier: Optional[str]) -> Words:
         return ("LOCK.RELEASE", name, fence, *self._tier(tier))
@@ -207,18 +211,8 @@ class FunctionDialect(Dialect):
 
     def acquire(self, request: LockRequest, wait_ms: int, session: Optional[str]) -> Words:
         function = "lock_macquire" if request.multi else "lock_acquire"
-        words: List[Word] = ["FCALL", function, len(request.names), *request.names, request.ttl_ms, "OWNER", request.owner]
-        if wait_ms:
-            words += ["WAIT", wait_ms]
-        if session:
-            words += ["SESSION", session]
-        if request.kind == "shared":
-            words += ["SHARED"]
-        elif request.kind == "permits":
-            words += ["PERMITS", request.permits, "OF", request.permits_of]
-        if request.value is not None:
-            words += ["VALUE", request.value]
-        return (*words, *self._tier(request.tier))
+        names = request.names
+        return ("FCALL", function, len(names), *names, *self._options(request, wait_ms, session))
 
     def release(self, name: Resource, fence: int, tier: Optional[str]) -> Words:
         return ("FCALL", "lock_release", 1, name, fence, *self._tier(tier))
