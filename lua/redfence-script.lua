@@ -124,6 +124,9 @@ M.ACQUIRE_OPTIONS = {
 
 M.NO_OPTIONS = {}
 
+M.KINDS_ELSEWHERE =
+  'TIER the efficiency tier has exclusive locks only, without VALUE, LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS'
+
 -- The options from args[at] on, as a table by name.
 function M.parse_options(args, at, known)
   if at > #args then return M.NO_OPTIONS end
@@ -131,6 +134,9 @@ function M.parse_options(args, at, known)
   while at <= #args do
     local name = string.upper(args[at])
     local read, value = known[name], args[at + 1]
+    if known == M.ACQUIRE_OPTIONS and (name == 'SHARED' or name == 'PERMITS' or name == 'VALUE') then
+      return nil, M.refuse(M.KINDS_ELSEWHERE)
+    end
     if not read then return nil, M.refuse("ERR syntax error: unknown option '" .. M.shown(args[at]) .. "'") end
     if options[name] then return nil, M.refuse('ERR syntax error: option ' .. name .. ' is given twice') end
     if not value then return nil, M.refuse('ERR syntax error: option ' .. name .. ' needs a value') end

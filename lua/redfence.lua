@@ -121,6 +121,9 @@ local ACQUIRE_OPTIONS = {
 
 local NO_OPTIONS = {}
 
+local KINDS_ELSEWHERE =
+  'TIER the efficiency tier has exclusive locks only, without VALUE, LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS'
+
 -- The options from args[at] on, as a table by name.
 local function parse_options(args, at, known)
   if at > #args then return NO_OPTIONS end
@@ -128,6 +131,9 @@ local function parse_options(args, at, known)
   while at <= #args do
     local name = string.upper(args[at])
     local read, value = known[name], args[at + 1]
+    if known == ACQUIRE_OPTIONS and (name == 'SHARED' or name == 'PERMITS' or name == 'VALUE') then
+      return nil, refuse(KINDS_ELSEWHERE)
+    end
     if not read then return nil, refuse("ERR syntax error: unknown option '" .. shown(args[at]) .. "'") end
     if options[name] then return nil, refuse('ERR syntax error: option ' .. name .. ' is given twice') end
     if not value then return nil, refuse('ERR syntax error: option ' .. name .. ' needs a value') end

@@ -1,6 +1,6 @@
 //! What watchers see: one JSON object a change, on the channel `__lock__:<resource>`.
 
-use crate::types::{Fence, Tier};
+use crate::types::{Fence, LockMode, LossCause, Tier};
 use bytes::Bytes;
 use std::fmt::Write;
 
@@ -42,6 +42,11 @@ pub struct Event {
     pub fence: Fence,
     pub owner: Bytes,
     pub seq: u64,
+    pub mode: LockMode,
+    /// Empty where the grant has none.
+    pub value: Bytes,
+    /// Why it ended, where its holder did not end it.
+    pub cause: Option<LossCause>,
 }
 
 /// The channel an event of `resource` is published on.
@@ -64,6 +69,57 @@ pub fn to_json(kind: EventKind, resource: &[u8], fence: Fence, owner: &[u8], tie
     let _ = write!(json, ",\"fence\":{fence},\"owner\":");
     push_json_string(&mut json, owner);
     let _ = write!(json, ",\"tier\":\"{}\",\"seq\":{seq}}}", tier.as_str());
+    json
+}
+
+/// The same with what only Tier 2 has: another mode than exclusive, a value, a cause.
+#[must_use]
+pub fn event_to_json(event: &Event, tier: Tier) -> String {
+    let mut json = to_json(event.kind, &event.resource, event.fence, &event.owner, tier, event.seq);
+    json.pop();
+    if event.mode != LockMode::Exclusive {
+        let _ = write!(json, ",\"mode\":\"{}\"", event.mode.as_str());
+    }
+    if !event.value.is_empty() {
+        json.push_str(",\"value\":");
+        push_json_string(&mut json, &event.value);
+    }
+    // What ended by its time, or with its session, says so by its name.
+    if let Some(cause) = event.cause.filter(|_| event.kind == EventKind::Released) {
+        let _ = write!(json, ",\"cause\":\"{}\"", cause.as_str());
+    }
+    json.push('}');
+    json
+}
+
+/// Every loss is published on this prefix followed by the resource's name.
+pub const LOST_CHANNEL_PREFIX: &[u8] = b"__lost__:";
+
+/// The channel a loss of `resource` is published on.
+#[must_use]
+pub fn lost_channel(resource: &[u8]) -> Vec<u8> {
+    [LOST_CHANNEL_PREFIX, resource].concat()
+}
+
+/// A lost lock as subscribers are told.
+#[must_use]
+pub fn loss_to_json(
+    event: &str,
+    resource: &[u8],
+    fence: Fence,
+    cause: &str,
+    successor: Option<Fence>,
+) -> String {
+    let mut json = String::with_capacity(128 + resource.len());
+    let _ = write!(json, "{{\"event\":\"{event}\",\"resource\":");
+    push_json_string(&mut json, resource);
+    let _ = write!(json, ",\"fence\":{fence},\"cause\":\"{cause}\",\"successor\":");
+    match successor {
+        Some(successor) => {
+            let _ = write!(json, "{successor}}}");
+        }
+        None => json.push_str("null}"),
+    }
     json
 }
 

@@ -54,6 +54,9 @@ pub enum Mutant {
     GapsAccepted,
     ToldInFull,
     ClosedSessionLives,
+    ReaderBesideWriter,
+    ReaderOvertakes,
+    UpgradeBesideReaders,
 }
 
 #[cfg(feature = "mutants")]

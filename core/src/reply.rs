@@ -3,7 +3,7 @@
 //! A front (the module, the proxy, a test) implements [`Sink`] and calls [`Reply::render`]; no front builds answers of
 //! its own for a `LOCK.*` command, so all of them say the same.
 
-use crate::types::{Fence, Reason, SessionId, Tier};
+use crate::types::{Fence, LockKind, LockMode, Reason, SessionId, Tier};
 use bytes::Bytes;
 use std::borrow::Cow;
 
@@ -65,6 +65,45 @@ pub struct LockInfo {
     /// Milliseconds left; -1 where the lock is bound to its session alone or has no ttl. `None` where it is free.
     pub ttl_ms: Option<i64>,
     pub waiters: u64,
+    /// Everybody who holds it, oldest first; empty where it is free. `None` inside a transaction before cluster version 2, where the
+    /// reply ends with `waiters`.
+    pub holders: Option<Vec<HolderInfo>>,
+}
+
+/// One holder of a lock.
+#[derive(Clone, Debug, PartialEq)]
+pub struct HolderInfo {
+    pub owner: Bytes,
+    pub fence: Fence,
+    pub session: Option<SessionId>,
+    /// Milliseconds left; -1 where it is bound to its session alone or has no ttl.
+    pub ttl_ms: i64,
+    pub held_ms: u64,
+    pub kind: LockKind,
+    pub value: Option<Bytes>,
+}
+
+impl HolderInfo {
+    /// Permits that it holds, and of how many.
+    fn permits(&self) -> Option<(u32, u32)> {
+        match self.kind {
+            LockKind::Permits { count, max } => Some((count, max)),
+            LockKind::Exclusive | LockKind::Shared => None,
+        }
+    }
+
+    pub(crate) fn to_reply(&self) -> Reply {
+        let or_nil = |value: Option<Reply>| value.unwrap_or(Reply::Nil);
+        Reply::Map(vec![
+            (Reply::Text("owner"), Reply::Bulk(self.owner.clone())),
+            (Reply::Text("fence"), Reply::Int(self.fence.0 as i64)),
+            (Reply::Text("session"), or_nil(self.session.map(|id| Reply::bulk(id.to_string())))),
+            (Reply::Text("ttl"), Reply::Int(self.ttl_ms)),
+            (Reply::Text("held_ms"), Reply::Int(self.held_ms as i64)),
+            (Reply::Text("permits"), or_nil(self.permits().map(|(count, _)| Reply::Int(i64::from(count))))),
+            (Reply::Text("value"), or_nil(self.value.clone().map(Reply::Bulk))),
+        ])
+    }
 }
 
 /// An error reply: code and text as one line, for example `ERR wrong number of arguments …`.
@@ -263,9 +302,25 @@ impl Reply {
 }
 
 impl LockInfo {
+    /// The one holder of a key that a script has written: who it is, where it is not the grant from before.
+    #[cfg(feature = "scripts")]
+    pub(crate) fn holders_of_plain_key(&self, is_same_grant: bool) -> Vec<HolderInfo> {
+        let before = self.holders.iter().flatten().next().filter(|_| is_same_grant);
+        let holder = self.owner.clone().zip(self.ttl_ms).map(|(owner, ttl_ms)| HolderInfo {
+            owner,
+            fence: self.fence,
+            session: self.session,
+            ttl_ms,
+            held_ms: before.map_or(0, |before| before.held_ms),
+            kind: LockKind::Exclusive,
+            value: before.and_then(|before| before.value.clone()),
+        });
+        holder.into_iter().collect()
+    }
+
     pub(crate) fn pairs(&self) -> Vec<(Reply, Reply)> {
         let bulk_or_nil = |value: Option<Reply>| value.unwrap_or(Reply::Nil);
-        vec![
+        let mut pairs = vec![
             (Reply::Text("resource"), Reply::Bulk(self.resource.clone())),
             (Reply::Text("tier"), Reply::Text(self.tier.as_str())),
             (Reply::Text("state"), Reply::Text(if self.held { "held" } else { "free" })),
@@ -274,6 +329,19 @@ impl LockInfo {
             (Reply::Text("session"), bulk_or_nil(self.session.map(|id| Reply::bulk(id.to_string())))),
             (Reply::Text("ttl"), bulk_or_nil(self.ttl_ms.map(Reply::Int))),
             (Reply::Text("waiters"), Reply::Int(self.waiters as i64)),
-        ]
+        ];
+        let Some(holders) = &self.holders else { return pairs };
+        let oldest = holders.first();
+        let mode = |holder: &HolderInfo| -> LockMode { holder.kind.mode() };
+        let max = oldest.and_then(HolderInfo::permits).map(|(_, max)| Reply::Int(i64::from(max)));
+        let value = oldest.and_then(|holder| holder.value.clone()).map(Reply::Bulk);
+        pairs.extend([
+            (Reply::Text("mode"), bulk_or_nil(oldest.map(|holder| Reply::Text(mode(holder).as_str())))),
+            (Reply::Text("held_ms"), bulk_or_nil(oldest.map(|holder| Reply::Int(holder.held_ms as i64)))),
+            (Reply::Text("value"), bulk_or_nil(value)),
+            (Reply::Text("max"), bulk_or_nil(max)),
+            (Reply::Text("holders"), Reply::Array(holders.iter().map(HolderInfo::to_reply).collect())),
+        ]);
+        pairs
     }
 }

@@ -31,6 +31,9 @@ pub const KEYS_PER_BLOCKED_MAX: usize = 1024;
 /// Waiters one lock may have. One more is refused with `OOM`.
 pub const WAITERS_PER_LOCK_MAX: usize = 10_000;
 
+/// Holders one shared lock or semaphore may have. One more is refused with `OOM`.
+pub const HOLDERS_PER_LOCK_MAX: usize = 10_000;
+
 /// A fencing token: positive, below 2^53, strictly increasing per resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub u64);
@@ -206,4 +209,121 @@ pub const fn passed_from_ms(deadline_ms: u64) -> u64 {
 #[must_use]
 pub const fn just_passed(logical_ms: u64) -> u64 {
     logical_ms.saturating_sub(1)
+}
+
+/// Longest VALUE of a grant, in bytes.
+pub const VALUE_BYTES_MAX: usize = 1024;
+/// Most permits of one semaphore.
+pub const PERMITS_MAX: u32 = 1_000_000;
+
+/// In which way a lock is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LockMode {
+    Exclusive,
+    Shared,
+    Permits,
+}
+
+impl LockMode {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            LockMode::Exclusive => "exclusive",
+            LockMode::Shared => "shared",
+            LockMode::Permits => "permits",
+        }
+    }
+}
+
+/// What an acquire asks for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum LockKind {
+    /// One holder alone.
+    #[default]
+    Exclusive,
+    /// Any number of readers.
+    Shared,
+    /// So many of a semaphore's permits, granted while no more than `max` are held with them.
+    Permits { count: u32, max: u32 },
+}
+
+impl LockKind {
+    #[must_use]
+    pub fn mode(self) -> LockMode {
+        match self {
+            LockKind::Exclusive => LockMode::Exclusive,
+            LockKind::Shared => LockMode::Shared,
+            LockKind::Permits { .. } => LockMode::Permits,
+        }
+    }
+
+    /// What it adds to the sum of its lock: permits, or one reader.
+    #[must_use]
+    pub(crate) fn count(self) -> u32 {
+        match self {
+            LockKind::Exclusive | LockKind::Shared => 1,
+            LockKind::Permits { count, .. } => count,
+        }
+    }
+
+    /// Whether the numbers are within the contract's limits.
+    #[must_use]
+    pub(crate) fn is_valid(self) -> bool {
+        match self {
+            LockKind::Exclusive | LockKind::Shared => true,
+            LockKind::Permits { count, max } => 1 <= count && count <= max && max <= PERMITS_MAX,
+        }
+    }
+}
+
+/// What happens where sessions would wait for each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SessionPolicy {
+    /// A wait that would close a circle is refused.
+    #[default]
+    Detect,
+    /// It waits only for younger sessions.
+    WaitDie,
+    /// It takes locks away from younger sessions of the same policy.
+    WoundWait,
+}
+
+impl SessionPolicy {
+    #[must_use]
+    pub fn parse(word: &[u8]) -> Option<SessionPolicy> {
+        let all = [SessionPolicy::Detect, SessionPolicy::WaitDie, SessionPolicy::WoundWait];
+        all.into_iter().find(|policy| word.eq_ignore_ascii_case(policy.as_str().as_bytes()))
+    }
+
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            SessionPolicy::Detect => "detect",
+            SessionPolicy::WaitDie => "wait-die",
+            SessionPolicy::WoundWait => "wound-wait",
+        }
+    }
+}
+
+/// Why a grant ended without its holder's release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LossCause {
+    Expired,
+    Forced,
+    Wounded,
+    SessionEnded,
+    Deleted,
+}
+
+impl LossCause {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            LossCause::Expired => "expired",
+            LossCause::Forced => "forced",
+            LossCause::Wounded => "wounded",
+            LossCause::SessionEnded => "session_ended",
+            LossCause::Deleted => "deleted",
+        }
+    }
 }

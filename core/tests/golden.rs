@@ -10,7 +10,7 @@
 //! ```
 //! Other lines: `db N`, `node N.I` (who sends from now on), `term N`, `wall US`, `acked SEQ`, `again [N]` (the last or
 //! the Nth entry once more), `cancelled SEQ` (a number that was not sent yet), `session N` (the number drawn next), `cancel CLIENT`, `expire [IDLE_MS]`, `touch ID…`, `orphan GRACE_MS ID…`, `start N.I`, `gone N.I`, `garbage HEX`,
-//! `snapshot` (go on with a restored machine), `stats`, `next` (deadline), and `limit NAME N` before all else.
+//! `version N` (the cluster is raised to it), `losses` (lost grants are shown from now on, as `lost NAME FENCE CAUSE SUCCESSOR`), `snapshot` (go on with a restored machine), `stats`, `next` (deadline), and `limit NAME N` before all else.
 //! Sessions are numbered from 1 as they are opened. A word may be written `"…"` or as `x*512` (512 times x).
 
 mod show;
@@ -18,9 +18,10 @@ mod show;
 use redfence_core::grammar;
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::request::{work, MachineWork, RequestContext};
-use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine};
+use redfence_core::machine::version::UpgradeCommand;
+use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Wanted};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Origin, RequestId, SessionId, SessionScope, Stamp};
+use redfence_core::types::{LockMode, LossCause, Origin, RequestId, SessionId, SessionScope, Stamp};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -133,6 +134,11 @@ impl Player {
                 self.apply_entry(bytes.collect());
             }
             ["snapshot"] => self.snapshot(),
+            ["version", to] => {
+                let to = number(to) as u16;
+                self.submit(None, &Command::Upgrade(UpgradeCommand::Raise { to }));
+            }
+            ["losses"] => self.machine.set_wanted(Wanted::ALL),
             ["stats"] => {
                 let stats = self.machine.stats();
                 self.say(&format!(
@@ -197,7 +203,8 @@ impl Player {
                 self.answer(client, &reply);
             }
             Ok(MachineWork::Change(command)) => {
-                self.sessions += u64::from(matches!(command, Command::SessionOpen { .. }));
+                let opens = matches!(command, Command::SessionOpen { .. } | Command::SessionOpenWith { .. });
+                self.sessions += u64::from(opens);
                 self.submit(Some(client), &command);
             }
             Err(refusal) => self.answer(client, &Reply::Error(refusal)),
@@ -216,7 +223,7 @@ impl Player {
             seq = self.seq;
             self.clients.insert(RequestId { origin: self.origin, seq }, client.to_owned());
         }
-        let mut entry = EntryBuilder::new(self.now());
+        let mut entry = EntryBuilder::for_version(self.machine.cluster_version(), self.now());
         entry.push_batch(self.origin, self.acked_below, [(seq, blob)]);
         self.apply_entry(entry.finish());
     }
@@ -239,7 +246,22 @@ impl Player {
             let db = if event.db == 0 { String::new() } else { format!(" in db {}", event.db) };
             let (kind, fence) = (event.kind.as_str(), event.fence);
             let (name, owner) = (show::bytes(&event.resource), show::bytes(&event.owner));
-            self.say(&format!("! {kind} {name} {fence} {owner}{db} #{}", event.seq));
+            let mode = match event.mode {
+                LockMode::Exclusive => String::new(),
+                mode @ (LockMode::Shared | LockMode::Permits) => format!(" {}", mode.as_str()),
+            };
+            let value = match event.value.is_empty() {
+                true => String::new(),
+                false => format!(" value {}", show::bytes(&event.value)),
+            };
+            self.say(&format!("! {kind} {name} {fence} {owner}{db}{mode}{value} #{}", event.seq));
+        }
+        for loss in out.losses.iter().filter(|loss| loss.cause.is_some()) {
+            let successor = loss.successor.map_or("nil".to_owned(), |fence| fence.to_string());
+            let session = loss.session.map_or(String::new(), |id| format!(" of session {}", id.0));
+            let (name, fence, cause) =
+                (show::bytes(&loss.resource), loss.fence, loss.cause.map_or("", LossCause::as_str));
+            self.say(&format!("lost {name} {fence} {cause} {successor}{session}"));
         }
     }
 
@@ -248,10 +270,10 @@ impl Player {
         let pieces: Vec<Vec<u8>> = std::iter::from_fn(|| self.machine.snapshot_step(2)).collect();
         let mut restorer = redfence_core::machine::Restorer::new(self.limits);
         pieces.iter().for_each(|piece| restorer.push(piece).expect("a piece that was written can be read"));
-        let restored = restorer.finish().expect("a snapshot that was written can be read");
+        let mut restored = restorer.finish().expect("a snapshot that was written can be read");
         assert_eq!(restored.state_hash(), self.machine.state_hash());
+        restored.set_wanted(self.machine.wanted());
         self.machine = restored;
-        self.machine.set_watched(true);
         self.say("restored");
     }
 
@@ -264,6 +286,8 @@ impl Player {
             "queue_entries" => &mut limits.queue_entries_max,
             "requests_per_waiter" => &mut limits.requests_per_waiter_max,
             "sessions" => &mut limits.sessions_max,
+            "holders_per_lock" => &mut limits.holders_per_lock_max,
+            "holders" => &mut limits.holders_max,
             "idle" => &mut limits.idle_max,
             "origins" => &mut limits.origins_max,
             "remembered" => &mut limits.remembered_per_origin_max,

@@ -7,6 +7,7 @@
 //! `UPDATE_GOLDEN=1 cargo test -p redfence-core --test golden_log` writes them anew for a version that is in no release yet
 //! (`tests/releases.toml`). Those of a release never change.
 
+use redfence_core::grammar::convert::ConvertTo;
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::conditional::{Answer, Branch, Call, Conditional, Script};
 use redfence_core::machine::digest::{DigestCommand, DigestKind};
@@ -16,24 +17,26 @@ use redfence_core::machine::upstream_identity::Report;
 use redfence_core::machine::version::{ClusterVersion, UpgradeCommand, FIRST};
 use redfence_core::machine::{Applied, Command, EntryBuilder, Machine, OfUser, Watched, Words};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Fence, Member, Origin, RequestId, SessionId, Stamp, UserTag};
+use redfence_core::types::{
+    Fence, LockKind, Member, Origin, RequestId, SessionId, SessionPolicy, Stamp, UserTag,
+};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
-const VERSION: ClusterVersion = FIRST;
+const SECOND: ClusterVersion = 2;
 const ORIGIN: Origin = Origin { node: 1, incarnation: 1 << 20 };
 const OTHER: Origin = Origin { node: 2, incarnation: 3 << 20 };
 /// The first fence of every name: the clock stands still.
 const FENCE: Fence = Fence(1_700_000_000_000_000);
 
-fn folder() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/v{VERSION}"))
+fn folder(version: ClusterVersion) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/v{version}"))
 }
 
-fn is_released() -> bool {
+fn is_released(version: ClusterVersion) -> bool {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/releases.toml");
     let text = std::fs::read_to_string(path).expect("tests/releases.toml");
-    text.lines().any(|line| line.trim() == format!("cluster_version = {VERSION}"))
+    text.lines().any(|line| line.trim() == format!("cluster_version = {version}"))
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -48,12 +51,12 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(digit).collect()
 }
 
-/// The recorded lines of a file; with `UPDATE_GOLDEN` what they are now.
-fn recorded(name: &str, now: impl FnOnce() -> Vec<String>) -> Vec<String> {
-    let path = folder().join(name);
-    if std::env::var_os("UPDATE_GOLDEN").is_some() {
-        assert!(!is_released(), "version {VERSION} is released: its recordings stay as they are");
-        std::fs::create_dir_all(folder()).expect("a folder for recordings");
+/// The recorded lines of a file; with `UPDATE_GOLDEN` what they are now, unless the version is older than the newest or released.
+fn recorded(version: ClusterVersion, name: &str, now: impl FnOnce() -> Vec<String>) -> Vec<String> {
+    let path = folder(version).join(name);
+    if std::env::var_os("UPDATE_GOLDEN").is_some() && version == SECOND {
+        assert!(!is_released(version), "version {version} is released: its recordings stay as they are");
+        std::fs::create_dir_all(folder(version)).expect("a folder for recordings");
         std::fs::write(&path, now().join("\n") + "\n").expect("the recording is written");
     }
     let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
@@ -110,8 +113,60 @@ fn effects() -> Command<'static> {
     Command::Effects(Effects { member: Some(Member(1)), steps, reply: Reply::OK })
 }
 
-/// One of every command, and of every form that has bytes of its own. A new command is added at the end.
-fn samples() -> Vec<Command<'static>> {
+/// One of every command that a version brought, and of every form that has bytes of its own. A new one is added at the end.
+fn samples(version: ClusterVersion) -> Vec<Command<'static>> {
+    match version {
+        FIRST => first_samples(),
+        _ => second_samples(),
+    }
+}
+
+fn acquire_with<'a>(
+    resource: &'a str,
+    owner: &'a str,
+    wait_ms: u64,
+    kind: LockKind,
+    value: &'a [u8],
+) -> Command<'a> {
+    let (db, resource, owner) = (0, resource.as_bytes(), owner.as_bytes());
+    Command::AcquireWith { db, resource, ttl_ms: 60_000, wait_ms, owner, session: None, kind, value }
+}
+
+fn second_samples() -> Vec<Command<'static>> {
+    let session = SessionId(0x1122_3344_5566_7788);
+    vec![
+        acquire_with("name", "owner", 0, LockKind::Exclusive, b"value"),
+        acquire_with("shared", "owner", 5_000, LockKind::Shared, b""),
+        acquire_with("permits", "owner", 5_000, LockKind::Permits { count: 2, max: 300 }, b"v"),
+        Command::MAcquireShared {
+            db: 0,
+            resources: [&b"one"[..], b"two"].into_iter().collect(),
+            ttl_ms: 9_000,
+            wait_ms: 8,
+            owner: b"o",
+            session: None,
+        },
+        Command::Convert { db: 0, resource: b"name", fence: FENCE, to: ConvertTo::Shared, wait_ms: 0 },
+        Command::Convert { db: 0, resource: b"name", fence: FENCE, to: ConvertTo::Exclusive, wait_ms: 700 },
+        Command::ForceReleaseOne { db: 0, resource: b"permits", fence: FENCE },
+        Command::SessionOpenWith {
+            id: session,
+            ttl_ms: 90_000,
+            label: b"label",
+            policy: SessionPolicy::WaitDie,
+            age: 12,
+        },
+        Command::SessionOpenWith {
+            id: SessionId(9),
+            ttl_ms: 90_000,
+            label: b"",
+            policy: SessionPolicy::WoundWait,
+            age: 0,
+        },
+    ]
+}
+
+fn first_samples() -> Vec<Command<'static>> {
     let session = SessionId(0x1122_3344_5566_7788);
     let ids = || [session, SessionId(9)].into_iter().collect();
     let request = RequestId { origin: OTHER, seq: 300 };
@@ -198,6 +253,11 @@ fn of_user(command: Command<'static>) -> Command<'static> {
 fn name(command: &Command<'_>) -> &'static str {
     match command {
         Command::Acquire { .. } => "acquire",
+        Command::AcquireWith { .. } => "acquire-with",
+        Command::MAcquireShared { .. } => "macquire-shared",
+        Command::Convert { .. } => "convert",
+        Command::ForceReleaseOne { .. } => "forcerelease-one",
+        Command::SessionOpenWith { .. } => "session-open-with",
         Command::Release { .. } => "release",
         Command::Renew { .. } => "renew",
         Command::MAcquire { .. } => "macquire",
@@ -235,9 +295,13 @@ fn encoded(command: &Command<'_>) -> Vec<u8> {
 
 #[test]
 fn every_command_keeps_its_bytes() {
+    [FIRST, SECOND].into_iter().for_each(check_commands);
+}
+
+fn check_commands(version: ClusterVersion) {
     let line = |command: &Command<'_>| format!("{} {}", name(command), hex(&encoded(command)));
-    let now: Vec<String> = samples().iter().map(line).collect();
-    let recorded = recorded("commands.hex", || now.clone());
+    let now: Vec<String> = samples(version).iter().map(line).collect();
+    let recorded = recorded(version, "commands.hex", || now.clone());
     for (now, then) in now.iter().zip(&recorded) {
         assert_eq!(
             now, then,
@@ -245,7 +309,7 @@ fn every_command_keeps_its_bytes() {
         );
     }
     assert_eq!(now.len(), recorded.len(), "record the new commands, unless the version is released");
-    for (line, sample) in recorded.iter().zip(samples()) {
+    for (line, sample) in recorded.iter().zip(samples(version)) {
         let bytes = unhex(line.split_once(' ').expect("a name and bytes").1);
         let read = Command::decode(&bytes).expect("recorded bytes are read");
         assert_eq!(format!("{read:?}"), format!("{sample:?}"));
@@ -253,7 +317,55 @@ fn every_command_keeps_its_bytes() {
 }
 
 /// A little of everything, left in a state with locks, waiters, sessions, blocked clients, collections, marks and scripts.
-fn entries() -> Vec<Vec<u8>> {
+fn entries(version: ClusterVersion) -> Vec<Vec<u8>> {
+    match version {
+        FIRST => first_entries(),
+        _ => second_entries(),
+    }
+}
+
+/// Every kind of lock held, waited for and converted; sessions with policies.
+fn second_entries() -> Vec<Vec<u8>> {
+    let session = SessionId(0x1122_3344_5566_7788);
+    let of_session = |resource: &'static [u8], owner: &'static [u8], kind| Command::AcquireWith {
+        db: 0,
+        resource,
+        ttl_ms: 0,
+        wait_ms: 50_000,
+        owner,
+        session: Some(session),
+        kind,
+        value: b"",
+    };
+    let permits = LockKind::Permits { count: 2, max: 3 };
+    let more = vec![
+        Command::OriginStart { origin: ORIGIN },
+        acquire("plain", "first", 0, None),
+        acquire_with("valued", "second", 0, LockKind::Exclusive, b"10.0.0.1"),
+        acquire_with("read", "r1", 0, LockKind::Shared, b"v1"),
+        acquire_with("read", "r2", 0, LockKind::Shared, b""),
+        acquire_with("read", "writer", 50_000, LockKind::Exclusive, b"later"),
+        acquire_with("read", "r3", 50_000, LockKind::Shared, b""),
+        Command::Convert {
+            db: 0,
+            resource: b"read",
+            fence: FENCE,
+            to: ConvertTo::Exclusive,
+            wait_ms: 40_000,
+        },
+        acquire_with("pool", "p1", 0, permits, b""),
+        acquire_with("pool", "p2", 50_000, permits, b"x"),
+        of_session(b"of-session", b"s1", LockKind::Shared),
+        of_session(b"pool", b"s2", LockKind::Permits { count: 1, max: 3 }),
+        Command::SessionOpen { id: SessionId(77), ttl_ms: 90_000, label: b"" },
+    ];
+    let raise = Command::Upgrade(UpgradeCommand::Raise { to: SECOND });
+    let raised = std::iter::once(entry(FIRST, 0, &raise));
+    let log = second_samples().into_iter().chain(more).enumerate();
+    raised.chain(log.map(|(at, command)| entry(SECOND, 1 + at as u64, &command))).collect()
+}
+
+fn first_entries() -> Vec<Vec<u8>> {
     let session = SessionId(0x1122_3344_5566_7788);
     let session_of_user = SessionId(0x8877_6655_4433_2211);
     let member = |number, argv: &[&'static str]| Command::Redis {
@@ -292,13 +404,13 @@ fn entries() -> Vec<Vec<u8>> {
         Command::Upgrade(UpgradeCommand::Hold),
     ];
     let origin_gone = |command: &Command<'_>| matches!(command, Command::OriginGone { .. });
-    let log = samples().into_iter().filter(|command| !origin_gone(command)).chain(more);
-    log.enumerate().map(|(at, command)| entry(at as u64, &command)).collect()
+    let log = first_samples().into_iter().filter(|command| !origin_gone(command)).chain(more);
+    log.enumerate().map(|(at, command)| entry(FIRST, at as u64, &command)).collect()
 }
 
-fn entry(at: u64, command: &Command<'_>) -> Vec<u8> {
+fn entry(version: ClusterVersion, at: u64, command: &Command<'_>) -> Vec<u8> {
     let stamp = Stamp { term: 1 + at / 20, logical_ms: 10 * at, wall_us: FENCE.0 };
-    let mut entry = EntryBuilder::for_version(VERSION, stamp);
+    let mut entry = EntryBuilder::for_version(version, stamp);
     entry.push_batch(ORIGIN, at.saturating_sub(5), [(at + 1, encoded(command))]);
     entry.finish()
 }
@@ -323,9 +435,13 @@ fn image(machine: &mut Machine) -> Vec<String> {
 
 #[test]
 fn the_recorded_log_gives_the_recorded_snapshot() {
-    let log = recorded("log.hex", || entries().iter().map(|entry| hex(entry)).collect());
+    [FIRST, SECOND].into_iter().for_each(check_log);
+}
+
+fn check_log(version: ClusterVersion) {
+    let log = recorded(version, "log.hex", || entries(version).iter().map(|entry| hex(entry)).collect());
     let now = image(&mut replayed(&log));
-    let snapshot = recorded("snapshot.hex", || now.clone());
+    let snapshot = recorded(version, "snapshot.hex", || now.clone());
     assert_eq!(now[0], snapshot[0], "the recorded log gives another state: that takes a new cluster version");
     assert_eq!(now, snapshot, "the state is the same, its bytes are not");
     let mut restored = Machine::restore(snapshot[1..].iter().map(|line| unhex(line))).expect("it is read");

@@ -1,9 +1,10 @@
 //! The grammar at its edges: every limit of the contract hit, one more, and nonsense in its place. Each gives its clear
 //! error; the texts are part of the contract with users, so they are spelled out here.
 
+use redfence_core::grammar::convert::ConvertTo;
 use redfence_core::grammar::session::SessionCommand;
 use redfence_core::grammar::{self, table, Request};
-use redfence_core::types::{Fence, Tier};
+use redfence_core::types::{Fence, LockKind, Tier};
 
 /// Words apart by blanks; `_` is the empty word, `x*512` 512 times x.
 fn argv(line: &str) -> Vec<Vec<u8>> {
@@ -311,6 +312,68 @@ fn what_is_read_is_what_was_said() {
     }
     let words = argv("LOCK.SESSION OPEN 5 NAME n");
     let request = grammar::parse(&words).unwrap().unwrap();
-    assert_eq!(request, Request::Session(SessionCommand::Open { ttl_ms: 5, label: Some(b"n") }));
+    assert_eq!(
+        request,
+        Request::Session(SessionCommand::Open { ttl_ms: 5, label: Some(b"n"), policy: None, age: None })
+    );
     assert_eq!(request.tier(), Some(Tier::Correctness));
+}
+
+#[test]
+fn kinds_of_locks_are_read_strictly() {
+    let kind_of = |line: &str| match grammar::parse(&argv(line)).unwrap().unwrap() {
+        Request::Acquire(request) => (request.options.kind, request.options.value.map(<[u8]>::to_vec)),
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(kind_of("LOCK.ACQUIRE a 1"), (LockKind::Exclusive, None));
+    assert_eq!(kind_of("LOCK.ACQUIRE a 1 shared value v"), (LockKind::Shared, Some(b"v".to_vec())));
+    let permits = LockKind::Permits { count: 1, max: 1_000_000 };
+    assert_eq!(kind_of("LOCK.ACQUIRE a 1 permits 1 of 1000000 wait 5"), (permits, None));
+    const RANGE: &str = "ERR PERMITS n OF max: integers with 1 <= n <= max <= 1000000";
+    for bad in ["0 OF 1", "2 OF 1", "1 OF 1000001", "x OF 1", "01 OF 1", "1 OF -1"] {
+        refused(&format!("LOCK.ACQUIRE a 1 PERMITS {bad}"), RANGE);
+    }
+    refused("LOCK.ACQUIRE a 1 PERMITS 1 IN 2", "ERR syntax error: write PERMITS n OF max");
+    for short in ["PERMITS", "PERMITS 1", "PERMITS 1 OF"] {
+        refused(&format!("LOCK.ACQUIRE a 1 {short}"), "ERR syntax error: option PERMITS needs a value");
+    }
+    refused("LOCK.ACQUIRE a 1 SHARED SHARED", "ERR syntax error: option SHARED is given twice");
+    let both = "ERR syntax error: SHARED and PERMITS cannot be given together";
+    refused("LOCK.ACQUIRE a 1 SHARED PERMITS 1 OF 2", both);
+    refused("LOCK.ACQUIRE a 1 PERMITS 1 OF 2 SHARED", both);
+    taken(&format!("LOCK.ACQUIRE a 1 VALUE {}", "v".repeat(1024)));
+    let long = format!("LOCK.ACQUIRE a 1 VALUE {}", "v".repeat(1025));
+    refused(&long, "ERR VALUE must be at most 1024 bytes");
+    taken("LOCK.MACQUIRE 1 a 1 SHARED");
+    refused("LOCK.MACQUIRE 1 a 1 VALUE v", "ERR syntax error: unknown option 'VALUE'");
+    refused("LOCK.MACQUIRE 1 a 1 PERMITS 1 OF 2", "ERR syntax error: unknown option 'PERMITS'");
+    taken("LOCK.FORCERELEASE a FENCE 5 TIER correctness");
+    refused("LOCK.FORCERELEASE a FENCE 0", "ERR fence must be an integer from 1 to 9007199254740991");
+}
+
+#[test]
+fn conversions_notices_and_policies_are_read_strictly() {
+    let convert = argv("LOCK.CONVERT a 7 exclusive wait 9");
+    match grammar::parse(&convert).unwrap().unwrap() {
+        Request::Convert(request) => {
+            assert_eq!((request.fence, request.to), (Fence(7), ConvertTo::Exclusive));
+            assert_eq!(request.wait_ms, Some(9));
+        }
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(grammar::parse(&convert).unwrap().unwrap().wait_ms(), 9);
+    refused("LOCK.CONVERT a 7 PERMITS", "ERR syntax error: convert to SHARED or EXCLUSIVE, not 'PERMITS'");
+    refused("LOCK.CONVERT a 7 SHARED TIER correctness", "ERR syntax error: unknown option 'TIER'");
+    refused("LOCK.CONVERT a 7", "ERR wrong number of arguments for 'lock.convert' command");
+    taken("LOCK.NOTIFY ON");
+    taken("LOCK.NOTIFY on SESSION 0000000000000001");
+    taken("LOCK.NOTIFY OFF");
+    refused("LOCK.NOTIFY OFF now", "ERR wrong number of arguments for 'lock.notify' command");
+    refused("LOCK.NOTIFY MAYBE", "ERR unknown subcommand 'MAYBE' of LOCK.NOTIFY");
+    refused("LOCK.NOTIFY ON SESSION", "ERR syntax error: option SESSION needs a value");
+    taken("LOCK.EXPLAIN a TIER correctness");
+    taken("LOCK.SESSION OPEN 5 POLICY Wound-Wait AGE 0 NAME n");
+    let policy = "ERR unknown policy 'none': use detect, wait-die or wound-wait";
+    refused("LOCK.SESSION OPEN 5 POLICY none", policy);
+    refused("LOCK.SESSION OPEN 5 AGE -1", "ERR AGE must be an integer from 0 to 9007199254740991");
 }

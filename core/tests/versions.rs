@@ -1,14 +1,18 @@
 //! The cluster version: how it rises and is held, and what a node that does not know a version does.
 
+use redfence_core::machine::request::{work, MachineWork, RequestContext};
 use redfence_core::machine::version::{
     begins_entry, FormatError, UpgradeCommand, VersionRange, FIRST, NEWEST,
 };
 use redfence_core::machine::{
     Applied, Command, EntryBuilder, EntryError, Limits, Machine, RestoreError, Restorer,
 };
-use redfence_core::types::{Origin, Stamp};
+use redfence_core::reply::Reply;
+use redfence_core::types::{Origin, SessionId, Stamp};
 
 const BOTH: VersionRange = VersionRange { oldest: 1, newest: 2 };
+#[cfg(feature = "next-version")]
+const ALL: VersionRange = VersionRange { oldest: 1, newest: 3 };
 const OLD: VersionRange = VersionRange { oldest: 1, newest: 1 };
 
 fn machine(versions: VersionRange) -> Machine {
@@ -132,18 +136,18 @@ fn entries_and_snapshots_from_before_release_1_are_refused() {
 #[cfg(feature = "next-version")]
 #[test]
 fn a_command_is_applied_from_its_version_on() {
-    let mut machine = machine(BOTH);
+    let mut machine = machine(ALL);
     let mut blob = Vec::new();
     Command::Next.encode(&mut blob);
     let refused = machine.check_command(&blob).unwrap_err();
     let EntryError::NeedsVersion { need, runs, .. } = refused else { panic!("{refused}") };
     let line = need.refusal(runs);
-    assert_eq!(line.0, "ERR LOCK.CLUSTER NEXT needs cluster version 2 (the cluster runs 1)");
+    assert_eq!(line.0, "ERR LOCK.CLUSTER NEXT needs cluster version 3 (the cluster runs 1)");
     assert!(machine.apply_entry(&entry(1, &Command::Next), &mut Applied::default()).is_err());
-    apply(&mut machine, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+    apply(&mut machine, 1, UpgradeCommand::Raise { to: 3 }).unwrap();
     machine.check_command(&blob).unwrap();
-    machine.apply_entry(&entry(2, &Command::Next), &mut Applied::default()).unwrap();
-    let restored = restore(BOTH, &pieces(&mut machine)).unwrap();
+    machine.apply_entry(&entry(3, &Command::Next), &mut Applied::default()).unwrap();
+    let restored = restore(ALL, &pieces(&mut machine)).unwrap();
     assert_eq!(restored.state_hash(), machine.state_hash());
 }
 
@@ -182,8 +186,94 @@ fn words_within_a_transaction_need_their_version_too() {
         watched: Vec::new(),
         commands: vec![words.into_iter().collect()],
     };
-    assert_eq!(transaction.need().version, 2);
-    let mut new = machine(BOTH);
+    assert_eq!(transaction.need().version, 3);
+    let mut new = machine(ALL);
     let refused = new.apply_entry(&entry(1, &transaction), &mut Applied::default());
     assert!(matches!(refused, Err(EntryError::NeedsVersion { at: 0, runs: 1, .. })), "{refused:?}");
+}
+
+/// The words of kinds of locks, values, conversions and policies came with version 2: before it they are refused, alone and within
+/// `MULTI`, with the version they need.
+#[test]
+fn kinds_of_locks_need_version_2() {
+    let lines: [(&[&str], &str); 8] = [
+        (&["LOCK.ACQUIRE", "a", "1000", "SHARED"], "LOCK.ACQUIRE SHARED"),
+        (&["LOCK.ACQUIRE", "a", "1000", "PERMITS", "1", "OF", "2"], "LOCK.ACQUIRE PERMITS"),
+        (&["LOCK.ACQUIRE", "a", "1000", "VALUE", "v"], "LOCK.ACQUIRE VALUE"),
+        (&["LOCK.MACQUIRE", "1", "a", "1000", "SHARED"], "LOCK.MACQUIRE SHARED"),
+        (&["LOCK.CONVERT", "a", "5", "SHARED"], "LOCK.CONVERT"),
+        (&["LOCK.FORCERELEASE", "a", "FENCE", "5"], "LOCK.FORCERELEASE FENCE"),
+        (&["LOCK.SESSION", "OPEN", "1000", "POLICY", "wait-die"], "LOCK.SESSION OPEN POLICY or AGE"),
+        (&["LOCK.SESSION", "OPEN", "1000", "AGE", "7"], "LOCK.SESSION OPEN POLICY or AGE"),
+    ];
+    let mut new = machine(BOTH);
+    for (words, needs) in lines {
+        let argv: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        let request = redfence_core::grammar::parse(&argv).unwrap().unwrap();
+        let context = RequestContext {
+            db: 0,
+            owner: b"o",
+            session: SessionId(1),
+            sessions: redfence_core::types::SessionScope::All,
+            resp: redfence_core::keyspace::Resp::Two,
+            guarded: &[],
+        };
+        let Ok(MachineWork::Change(command)) = work(request, context) else { panic!("{words:?} is logged") };
+        let mut blob = Vec::new();
+        command.encode(&mut blob);
+        let refused = new.check_command(&blob).unwrap_err();
+        let EntryError::NeedsVersion { need, runs, .. } = refused else { panic!("{words:?}: {refused}") };
+        let line = need.refusal(runs).0;
+        assert_eq!(line, format!("ERR {needs} needs cluster version 2 (the cluster runs 1)"));
+        if needs.starts_with("LOCK.SESSION") {
+            continue;
+        }
+        let transaction = Command::Transaction {
+            db: 0,
+            resp: redfence_core::keyspace::Resp::Two,
+            member: None,
+            watched: Vec::new(),
+            commands: vec![argv.iter().copied().collect()],
+        };
+        assert_eq!(transaction.need().version, 2, "{words:?} in MULTI");
+    }
+    apply(&mut new, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+    let mut blob = Vec::new();
+    Command::Convert {
+        db: 0,
+        resource: b"a",
+        fence: redfence_core::types::Fence(5),
+        to: redfence_core::grammar::convert::ConvertTo::Shared,
+        wait_ms: 0,
+    }
+    .encode(&mut blob);
+    new.check_command(&blob).unwrap();
+}
+
+/// What `LOCK.INFO` answers within `MULTI` is logged, so it has its new fields from version 2 on.
+#[test]
+fn info_within_a_transaction_follows_the_version() {
+    let info = |machine: &mut Machine, version: u16, seq: u64| {
+        let words = ["LOCK.INFO", "a"].map(str::as_bytes);
+        let transaction = Command::Transaction {
+            db: 0,
+            resp: redfence_core::keyspace::Resp::Two,
+            member: None,
+            watched: Vec::new(),
+            commands: vec![words.into_iter().collect()],
+        };
+        let mut blob = Vec::new();
+        transaction.encode(&mut blob);
+        let mut entry = EntryBuilder::for_version(version, Stamp { term: 1, logical_ms: 5, wall_us: 5 });
+        entry.push_batch(Origin { node: 1, incarnation: 1 }, 0, [(seq, &blob)]);
+        let mut out = Applied::default();
+        machine.apply_entry(&entry.finish(), &mut out).unwrap();
+        let Reply::Array(mut replies) = out.replies.remove(0).1 else { panic!("an array") };
+        let Reply::Map(pairs) = replies.remove(0).plain() else { panic!("a map") };
+        pairs.len()
+    };
+    let mut machine = machine(BOTH);
+    assert_eq!(info(&mut machine, 1, 1), 8);
+    apply(&mut machine, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+    assert_eq!(info(&mut machine, 2, 2), 13);
 }

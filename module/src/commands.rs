@@ -18,7 +18,7 @@ use crate::info::{command_took, count, sampled, Counter};
 use redfence_core::grammar::words::Options;
 use redfence_core::grammar::{self, errors};
 use redfence_core::reply::{Refusal, Reply};
-use redfence_core::types::Tier;
+use redfence_core::types::{LockKind, Tier};
 
 /// How a command is answered.
 pub(crate) enum CommandOutcome {
@@ -67,6 +67,9 @@ fn check_tier(tier: Option<Tier>) -> Result<(), Refusal> {
 
 fn check_options(options: &Options<'_>) -> Result<(), Refusal> {
     check_tier(options.tier)?;
+    if options.kind != LockKind::Exclusive || options.value.is_some() {
+        return Err(errors::tier_kinds_here());
+    }
     match options.session {
         None => Ok(()),
         Some(_) => Err(errors::tier_sessions_here()),

@@ -58,6 +58,7 @@ pub(crate) fn run(call: &CommandContext<'_>, request: &Request<'_>) -> Result<Co
         Request::Scan(request) => commands::scan::run(call, request),
         Request::ForceRelease(request) => commands::force_release::run(call, request),
         Request::Session(_) => commands::proxy_only::session(),
+        Request::Convert(_) | Request::Explain(_) | Request::Notify(_) => commands::proxy_only::kinds(),
         Request::Cluster(_) => commands::proxy_only::cluster(),
         Request::FenceCheck(request) => commands::fence::check(call, request),
         Request::FenceGet(request) => commands::fence::get(call, request),

@@ -4,7 +4,7 @@ use crate::admin;
 use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
-use crate::events::{publish_feed, Hub, Tracker};
+use crate::events::{publish_feed, Hub, LossWatch, Tracker};
 use crate::secret::Secret;
 use crate::server::access::{self, AccessControl, AccessSettings};
 use crate::server::client::registry::Registry;
@@ -14,7 +14,7 @@ use crate::server::routing::known_scripts::KnownScripts;
 use crate::server::routing::router::{ListenerKind, Router};
 use crate::server::routing::routes::Routers;
 use crate::server::routing::settings_follower;
-use crate::server::{ids, stats::Stats, ServerState};
+use crate::server::{ids, loss_checks, stats::Stats, ServerState};
 use crate::shutdown::{Signals, HAND_OVER_WITHIN};
 use crate::tier1::subscriber::UpstreamSubscriber;
 use crate::tier1::upstream::Upstream;
@@ -160,9 +160,11 @@ fn assemble(
     let subscriber =
         upstream.as_ref().map(|upstream| UpstreamSubscriber::start(Arc::clone(upstream), Arc::clone(&hub)));
     let tracker = Arc::new(Tracker::new(Arc::clone(&hub), Arc::clone(tier2.demand())));
+    let losses = Arc::new(LossWatch::new(Arc::clone(tier2.demand())));
     if let Some(feed) = tier2.take_apply_feed() {
         let events_lost = Arc::clone(&events_lost);
-        tokio::spawn(publish_feed(feed, Arc::clone(&hub), Arc::clone(&tracker), events_lost));
+        let (hub, tracker, losses) = (Arc::clone(&hub), Arc::clone(&tracker), Arc::clone(&losses));
+        tokio::spawn(publish_feed(feed, hub, tracker, losses, events_lost));
     }
     let flags = Founding {
         routing: Routing { routes: config.routes.clone(), default_tier: config.default_tier },
@@ -186,12 +188,14 @@ fn assemble(
         known_scripts: KnownScripts::default(),
         hub,
         tracker,
+        losses,
         events_lost,
         tier2,
         upstream,
         subscriber,
     });
     settings_follower::start(Arc::clone(&server), flags);
+    loss_checks::start(Arc::clone(&server));
     server
 }
 

@@ -138,7 +138,12 @@ pub struct Info {
     pub waiters: i64,
 }
 
-const INFO_FIELDS: [&str; 8] = ["resource", "tier", "state", "fence", "owner", "session", "ttl", "waiters"];
+const INFO_FIELDS: [&str; 13] = [
+    "resource", "tier", "state", "fence", "owner", "session", "ttl", "waiters", "mode", "held_ms", "value",
+    "max", "holders",
+];
+/// The Lua library has no kinds of locks and shows the first of them.
+const INFO_FIELDS_MIN: usize = 8;
 
 #[track_caller]
 pub fn info(reply: &Value, protocol: Protocol) -> Info {
@@ -148,7 +153,8 @@ pub fn info(reply: &Value, protocol: Protocol) -> Info {
         pairs.sort_by_key(|(field, _)| INFO_FIELDS.iter().position(|known| known == field));
     }
     let fields: Vec<&str> = pairs.iter().map(|(field, _)| field.as_str()).collect();
-    assert_eq!(fields, INFO_FIELDS, "the fields of LOCK.INFO, in order");
+    let wanted = if fields.len() == INFO_FIELDS_MIN { INFO_FIELDS_MIN } else { INFO_FIELDS.len() };
+    assert_eq!(fields, INFO_FIELDS[..wanted], "the fields of LOCK.INFO, in order");
     let value = |index: usize| &pairs[index].1;
     let info = Info {
         resource: value(0).bytes().to_vec(),

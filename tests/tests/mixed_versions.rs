@@ -2,7 +2,7 @@
 //! with clients at work and leaders killed.
 //!
 //! The older program is the one under test (cluster version 1), and every release that `tests/releases.toml` names; the newer one
-//! is `redfence-next` with its made-up version 2. Building that takes as long as the program itself, so `make mixed-versions`
+//! is `redfence-next` with its made-up version 3. Building that takes as long as the program itself, so `make mixed-versions`
 //! does it and runs these tests; where it is not built they are left out, and listed (`left_out`).
 
 use redfence_tests::artifacts;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 /// Generous: what is asserted only tells working from broken.
 const PATIENCE: Duration = Duration::from_secs(60);
 const CLIENTS: usize = 8;
-const NEEDS_2: &str = "ERR LOCK.CLUSTER NEXT needs cluster version 2 (the cluster runs 1)";
+const NEEDS_3: &str = "ERR LOCK.CLUSTER NEXT needs cluster version 3 (the cluster runs 2)";
 
 /// `LOCK.CLUSTER VERSION` of one node.
 #[derive(Debug, PartialEq, Eq)]
@@ -90,22 +90,22 @@ fn is_retried(line: &str) -> bool {
 #[test]
 fn every_node_shows_version_and_hold_and_a_restart_keeps_them() {
     let mut cluster = Cluster::start(&Options::nodes(3));
-    let all = vec![(1, 1), (2, 1), (3, 1)];
+    let all = vec![(1, 2), (2, 2), (3, 2)];
     await_shown(&cluster, "what members can run", |shown| shown.members == all);
     assert_eq!(ask(&cluster, &["LOCK.CLUSTER", "UPGRADE", "HOLD"]), Value::Simple("OK".into()));
-    await_shown(&cluster, "the hold", |shown| (shown.cluster, shown.node, shown.hold) == (1, 1, 1));
+    await_shown(&cluster, "the hold", |shown| (shown.node, shown.hold) == (2, 1));
     (1..=3).for_each(|id| cluster.kill(id));
     (1..=3).for_each(|id| cluster.restart(id));
     cluster.wait_for_leader(PATIENCE);
     await_shown(&cluster, "the hold after a restart", |shown| shown.hold == 1 && shown.members == all);
     assert_eq!(ask(&cluster, &["LOCK.CLUSTER", "UPGRADE", "FINISH"]), Value::Simple("OK".into()));
-    await_shown(&cluster, "no hold", |shown| (shown.cluster, shown.hold) == (1, 0));
+    await_shown(&cluster, "no hold", |shown| (shown.cluster, shown.hold) == (2, 0));
 }
 
 #[test]
 fn a_single_node_has_a_version_too() {
     let cluster = Cluster::start(&Options::nodes(1));
-    let wanted = Shown { cluster: 1, node: 1, members: vec![(1, 1)], hold: 0 };
+    let wanted = Shown { cluster: 2, node: 2, members: vec![(1, 2)], hold: 0 };
     await_shown(&cluster, "version", |shown| *shown == wanted);
 }
 
@@ -149,16 +149,16 @@ fn every_mixture_of_three_nodes_serves_and_only_a_whole_one_rises() {
         let is_new = |id: u64| mixture >> (id - 1) & 1 == 1;
         let programs = (1..=3).map(|id| if is_new(id) { new.clone() } else { old.clone() }).collect();
         let mut cluster = Cluster::start(&Options { programs, ..Options::nodes(3) });
-        let version = if mixture == 7 { 2 } else { 1 };
-        let members: Vec<(i64, i64)> = (1..=3).map(|id| (id as i64, 1 + i64::from(is_new(id)))).collect();
+        let version = if mixture == 7 { 3 } else { 2 };
+        let members: Vec<(i64, i64)> = (1..=3).map(|id| (id as i64, 2 + i64::from(is_new(id)))).collect();
         await_shown(&cluster, "members and version", |shown| {
             shown.members == members && shown.cluster == version
         });
         for id in 1..=3 {
             let reply = ask_node(&cluster, id, &["LOCK.CLUSTER", "NEXT"]);
             match (is_new(id), version) {
-                (true, 2) => assert!(reply.integer() >= id as i64, "{reply:?}"),
-                (true, _) => assert_eq!(reply, Value::Error(NEEDS_2.into())),
+                (true, 3) => assert!(reply.integer() >= id as i64, "{reply:?}"),
+                (true, _) => assert_eq!(reply, Value::Error(NEEDS_3.into())),
                 (false, _) => {
                     assert!(matches!(&reply, Value::Error(line) if line.starts_with("ERR unknown")))
                 }
@@ -187,18 +187,21 @@ fn rolling_up_and_back_and_up_under_load_loses_nothing() {
         let programs = vec![old.clone(); 3];
         let mut cluster = Cluster::start(&Options { programs, ..Options::nodes(3) });
         let load = Load::start(&cluster);
+        await_shown(&cluster, "its newest version", |shown| shown.cluster == shown.node);
+        let runs = shown(&cluster, 1).expect("it was shown before").node;
         assert_eq!(ask(&cluster, &["LOCK.CLUSTER", "UPGRADE", "HOLD"]), Value::Simple("OK".into()));
         let held = ask(&cluster, &["LOCK.ACQUIRE", "held-throughout", "3600000", "OWNER", "me"]);
         for program in [&new, &old, &new] {
             roll(&mut cluster, program);
-            await_shown(&cluster, "held version", |shown| (shown.cluster, shown.hold) == (1, 1));
+            await_shown(&cluster, "held version", |shown| (shown.cluster, shown.hold) == (runs, 1));
         }
         for id in 1..=3 {
             let refused = ask_node(&cluster, id, &["LOCK.CLUSTER", "NEXT"]);
-            assert_eq!(refused, Value::Error(NEEDS_2.into()));
+            let line = format!("ERR LOCK.CLUSTER NEXT needs cluster version 3 (the cluster runs {runs})");
+            assert_eq!(refused, Value::Error(line));
         }
         assert_eq!(ask(&cluster, &["LOCK.CLUSTER", "UPGRADE", "FINISH"]), Value::Simple("OK".into()));
-        await_shown(&cluster, "the raised version", |shown| (shown.cluster, shown.hold) == (2, 0));
+        await_shown(&cluster, "the raised version", |shown| (shown.cluster, shown.hold) == (3, 0));
         let counted = ask(&cluster, &["LOCK.CLUSTER", "NEXT"]).integer();
         let leader = cluster.wait_for_leader(PATIENCE);
         cluster.kill(leader);
@@ -208,7 +211,7 @@ fn rolling_up_and_back_and_up_under_load_loses_nothing() {
         let again = ask(&cluster, &["LOCK.ACQUIRE", "held-throughout", "3600000", "OWNER", "me"]);
         assert_eq!(again.array()[0], held.array()[0]);
         load.finish(&cluster);
-        the_old_program_is_refused(&mut cluster, &old);
+        the_old_program_is_refused(&mut cluster, &old, runs);
     }
 }
 
@@ -233,7 +236,7 @@ fn roll(cluster: &mut Cluster, program: &Path) {
 }
 
 /// On the data of a raised cluster, and as a newcomer. Both sides of a greeting say why.
-fn the_old_program_is_refused(cluster: &mut Cluster, old: &Path) {
+fn the_old_program_is_refused(cluster: &mut Cluster, old: &Path, newest: i64) {
     cluster.kill(3);
     cluster.set_program(3, old);
     cluster.restart(3);
@@ -242,7 +245,8 @@ fn the_old_program_is_refused(cluster: &mut Cluster, old: &Path) {
     let address = cluster.join_as(4, Host::default(), Some(old.to_owned()));
     let added = ask(cluster, &["LOCK.CLUSTER", "ADD", "4", &address.to_string()]);
     assert_eq!(added, Value::Simple("OK".into()));
-    let why = "the cluster runs version 2, node 4 can run version 1";
+    let can_run = if newest == 1 { "version 1".to_owned() } else { format!("versions 1 to {newest}") };
+    let why = &format!("the cluster runs version 3, node 4 can run {can_run}");
     let both_say = || {
         let says = |id| cluster.node(id).process().log_tail().contains(why);
         says(4) && (says(1) || says(2))

@@ -1,4 +1,4 @@
-//! `LOCK.ACQUIRE resource ttl [WAIT ms] [OWNER owner] [SESSION id] [TIER tier]`
+//! `LOCK.ACQUIRE resource ttl [WAIT ms] [OWNER owner] [SESSION id] [SHARED | PERMITS n OF max] [VALUE bytes] [TIER tier]`
 
 use super::errors;
 use super::words::{self, Known, Options};

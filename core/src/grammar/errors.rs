@@ -2,8 +2,8 @@
 
 use crate::reply::Refusal;
 use crate::types::{
-    LABEL_BYTES_MAX, MULTI_RESOURCES_MAX, OWNER_BYTES_MAX, PATTERN_BYTES_MAX, RESOURCE_BYTES_MAX,
-    SCAN_COUNT_MAX, TTL_MS_MAX, WAIT_MS_MAX,
+    LockMode, LABEL_BYTES_MAX, MULTI_RESOURCES_MAX, OWNER_BYTES_MAX, PATTERN_BYTES_MAX, PERMITS_MAX,
+    RESOURCE_BYTES_MAX, SCAN_COUNT_MAX, TTL_MS_MAX, VALUE_BYTES_MAX, WAIT_MS_MAX,
 };
 
 /// Redis's own text.
@@ -90,6 +90,41 @@ pub fn scan_count() -> Refusal {
 }
 
 #[must_use]
+pub fn value_length() -> Refusal {
+    Refusal::new(format!("ERR VALUE must be at most {VALUE_BYTES_MAX} bytes"))
+}
+
+#[must_use]
+pub fn permits_syntax() -> Refusal {
+    Refusal::new("ERR syntax error: write PERMITS n OF max")
+}
+
+#[must_use]
+pub fn permits_range() -> Refusal {
+    Refusal::new(format!("ERR PERMITS n OF max: integers with 1 <= n <= max <= {PERMITS_MAX}"))
+}
+
+#[must_use]
+pub fn two_kinds() -> Refusal {
+    Refusal::new("ERR syntax error: SHARED and PERMITS cannot be given together")
+}
+
+#[must_use]
+pub fn convert_mode(word: &[u8]) -> Refusal {
+    Refusal::new(format!("ERR syntax error: convert to SHARED or EXCLUSIVE, not '{}'", shown(word)))
+}
+
+#[must_use]
+pub fn unknown_policy(word: &[u8]) -> Refusal {
+    Refusal::new(format!("ERR unknown policy '{}': use detect, wait-die or wound-wait", shown(word)))
+}
+
+#[must_use]
+pub fn age_range() -> Refusal {
+    Refusal::new("ERR AGE must be an integer from 0 to 9007199254740991")
+}
+
+#[must_use]
 pub fn unknown_option(word: &[u8]) -> Refusal {
     Refusal::new(format!("ERR syntax error: unknown option '{}'", shown(word)))
 }
@@ -144,6 +179,14 @@ pub fn tier_sessions_here() -> Refusal {
     )
 }
 
+/// Kinds of locks, values and explanations exist in Tier 2.
+#[must_use]
+pub fn tier_kinds_here() -> Refusal {
+    Refusal::new(
+        "TIER the efficiency tier has exclusive locks only, without VALUE, LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS",
+    )
+}
+
 #[must_use]
 pub fn stale_fence(fence: u64, mark: u64) -> Refusal {
     Refusal::new(format!("STALE fence {fence} is behind {mark}"))
@@ -176,6 +219,65 @@ pub fn too_many_marks(max: usize) -> Refusal {
 #[must_use]
 pub fn out_of_memory() -> Refusal {
     Refusal::new("OOM command not allowed when used memory > 'max-memory'.")
+}
+
+#[must_use]
+pub fn too_many_holders(max: usize) -> Refusal {
+    Refusal::new(format!("OOM this lock has {max} holders; retry when some have released it"))
+}
+
+#[must_use]
+pub fn too_many_holders_in_all(max: usize) -> Refusal {
+    Refusal::new(format!("OOM too many holders of shared locks and permits in all ({max}); retry later"))
+}
+
+/// Held, or waited for, in a mode that does not go with what was asked.
+#[must_use]
+pub fn other_mode(mode: LockMode) -> Refusal {
+    Refusal::new(format!(
+        "MODE the lock is in use in mode {}; wait until it is free, or use another name",
+        mode.as_str()
+    ))
+}
+
+/// A retry of an owner that asks for something else than it has.
+#[must_use]
+pub fn owner_in_other_mode() -> Refusal {
+    Refusal::new("MODE this OWNER has the lock, or its place in line, in another mode or with another number of permits; use LOCK.CONVERT, or another OWNER")
+}
+
+/// Permits and keys that are no locks have no other mode.
+#[must_use]
+pub fn not_convertible() -> Refusal {
+    Refusal::new("MODE only exclusive and shared locks can be converted")
+}
+
+/// A plain command would write to a lock that has, or may have, several holders.
+#[must_use]
+pub fn plain_write_on_several() -> Refusal {
+    Refusal::new("MODE the name is a lock held in mode shared or permits; plain commands cannot write to it: use LOCK.RELEASE or LOCK.FORCERELEASE")
+}
+
+/// The fence of a hold that others have beside it orders nothing.
+#[must_use]
+pub fn fence_of_several(fence: u64) -> Refusal {
+    Refusal::new(format!(
+        "MODE fence {fence} is of a shared lock or of permits: it names a holder and orders nothing; guard writes with an exclusive lock"
+    ))
+}
+
+#[must_use]
+pub fn second_upgrade() -> Refusal {
+    Refusal::new("DEADLOCK another holder waits to convert this lock to EXCLUSIVE, and neither could ever have it; release yours and retry")
+}
+
+/// `wait-die`: the session would wait for an older one.
+#[must_use]
+pub fn would_wait_for_older(resource: &[u8], older: &str) -> Refusal {
+    Refusal::new(format!(
+        "DEADLOCK policy wait-die: '{}' is held or awaited by {older}; release what you hold and retry",
+        shown(resource)
+    ))
 }
 
 #[must_use]

@@ -1,4 +1,4 @@
-//! `LOCK.MACQUIRE count resource… ttl [WAIT ms] [OWNER owner] [SESSION id] [TIER tier]`
+//! `LOCK.MACQUIRE count resource… ttl [WAIT ms] [OWNER owner] [SESSION id] [SHARED] [TIER tier]`
 
 use super::errors;
 use super::words::{self, Known, Options};
@@ -36,7 +36,7 @@ pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<MAcquire<'_>, Refusal>
     }
     refuse_duplicates(&resources)?;
     let ttl_ms = words::ttl_ms_or_zero(rest[0].as_ref())?;
-    let options = Options::parse(&rest[1..], Known::Acquire)?;
+    let options = Options::parse(&rest[1..], Known::MAcquire)?;
     options.check_ttl(ttl_ms)?;
     Ok(MAcquire { resources, ttl_ms, options })
 }

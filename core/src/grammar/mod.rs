@@ -5,12 +5,15 @@
 
 pub mod acquire;
 pub mod cluster;
+pub mod convert;
 pub mod errors;
+pub mod explain;
 pub mod fence;
 pub mod forcerelease;
 pub mod info;
 pub mod macquire;
 pub mod mrelease;
+pub mod notify;
 pub mod queue;
 pub mod release;
 pub mod renew;
@@ -28,12 +31,15 @@ pub enum Request<'a> {
     Acquire(acquire::Acquire<'a>),
     Release(release::Release<'a>),
     Renew(renew::Renew<'a>),
+    Convert(convert::Convert<'a>),
     Info(info::Info<'a>),
+    Explain(explain::Explain<'a>),
     MAcquire(macquire::MAcquire<'a>),
     MRelease(mrelease::MRelease<'a>),
     Queue(queue::Queue<'a>),
     Scan(scan::Scan<'a>),
     Session(session::SessionCommand<'a>),
+    Notify(notify::Notify<'a>),
     ForceRelease(forcerelease::ForceRelease<'a>),
     Cluster(cluster::Cluster<'a>),
     FenceCheck(fence::FenceCheck<'a>),
@@ -55,6 +61,9 @@ pub fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Option<Result<Request<'_>, Refusal>>
         table::Verb::Acquire => acquire::parse(argv).map(Request::Acquire),
         table::Verb::Release => release::parse(argv).map(Request::Release),
         table::Verb::Renew => renew::parse(argv).map(Request::Renew),
+        table::Verb::Convert => convert::parse(argv).map(Request::Convert),
+        table::Verb::Explain => explain::parse(argv).map(Request::Explain),
+        table::Verb::Notify => notify::parse(argv).map(Request::Notify),
         table::Verb::Info => info::parse(argv).map(Request::Info),
         table::Verb::MAcquire => macquire::parse(argv).map(Request::MAcquire),
         table::Verb::MRelease => mrelease::parse(argv).map(Request::MRelease),
@@ -78,17 +87,29 @@ impl<'a> Request<'a> {
             Request::MAcquire(request) => Some(&request.options),
             Request::Release(_)
             | Request::Renew(_)
+            | Request::Convert(_)
             | Request::Info(_)
+            | Request::Explain(_)
             | Request::MRelease(_)
             | Request::Queue(_)
             | Request::Scan(_)
             | Request::Session(_)
+            | Request::Notify(_)
             | Request::ForceRelease(_)
             | Request::Cluster(_)
             | Request::FenceCheck(_)
             | Request::FenceGet(_)
             | Request::FenceCall(_) => None,
         }
+    }
+
+    /// How long the command may wait for what it asks, in milliseconds.
+    #[must_use]
+    pub fn wait_ms(&self) -> u64 {
+        if let Request::Convert(request) = self {
+            return request.wait_ms.unwrap_or(0);
+        }
+        self.acquire_options().and_then(|options| options.wait_ms).unwrap_or(0)
     }
 
     /// The tier the command itself names, if it does. A session, named or used, means Tier 2.
@@ -104,7 +125,8 @@ impl<'a> Request<'a> {
             Request::Queue(request) => request.tier,
             Request::Scan(request) => request.tier,
             Request::ForceRelease(request) => request.tier,
-            Request::Session(_) => Some(Tier::Correctness),
+            Request::Explain(request) => request.tier,
+            Request::Session(_) | Request::Convert(_) | Request::Notify(_) => Some(Tier::Correctness),
             Request::FenceCheck(_) | Request::FenceGet(_) | Request::FenceCall(_) => Some(Tier::Efficiency),
             Request::Cluster(_) => None,
         }

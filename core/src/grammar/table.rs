@@ -6,12 +6,15 @@ pub enum Verb {
     Acquire,
     Release,
     Renew,
+    Convert,
     Info,
+    Explain,
     MAcquire,
     MRelease,
     Queue,
     Scan,
     Session,
+    Notify,
     ForceRelease,
     Cluster,
     FenceCheck,
@@ -72,7 +75,7 @@ pub const ROWS: &[Row] = &[
         write: true,
         blocking: true,
         deny_oom: true,
-        syntax: "resource ttl [WAIT ms] [OWNER owner] [SESSION id] [TIER tier]",
+        syntax: "resource ttl [WAIT ms] [OWNER owner] [SESSION id] [SHARED | PERMITS n OF max] [VALUE bytes] [TIER tier]",
         summary: "Takes a lock; answers its fencing token and the milliseconds granted, or nil.",
         ..ROW
     },
@@ -97,12 +100,30 @@ pub const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        verb: Verb::Convert,
+        name: "LOCK.CONVERT",
+        arity: -4,
+        write: true,
+        blocking: true,
+        syntax: "resource fence SHARED | EXCLUSIVE [WAIT ms]",
+        summary: "Turns a held lock into a shared or an exclusive one, in one step.",
+        ..ROW
+    },
+    Row {
         verb: Verb::Info,
         name: "LOCK.INFO",
         arity: -2,
         fast: true,
         syntax: "resource [TIER tier]",
-        summary: "Shows a lock: state, fence, owner, session, time left, waiters.",
+        summary: "Shows a lock: state, mode, holders, fence, time left, waiters.",
+        ..ROW
+    },
+    Row {
+        verb: Verb::Explain,
+        name: "LOCK.EXPLAIN",
+        arity: -2,
+        syntax: "resource [TIER tier]",
+        summary: "Explains a wait: who holds, who is in line, what they wait for, and how long it takes.",
         ..ROW
     },
     Row {
@@ -113,7 +134,7 @@ pub const ROWS: &[Row] = &[
         blocking: true,
         deny_oom: true,
         keys: KeyPlaces::Counted { step: 1 },
-        syntax: "count resource [resource ...] ttl [WAIT ms] [OWNER owner] [SESSION id] [TIER tier]",
+        syntax: "count resource [resource ...] ttl [WAIT ms] [OWNER owner] [SESSION id] [SHARED] [TIER tier]",
         summary: "Takes several locks, all or nothing.",
         ..ROW
     },
@@ -151,8 +172,17 @@ pub const ROWS: &[Row] = &[
         write: true,
         fast: true,
         keys: KeyPlaces::None,
-        syntax: "OPEN ttl [NAME label] | KEEPALIVE id | INFO id | CLOSE id",
+        syntax: "OPEN ttl [NAME label] [POLICY detect | wait-die | wound-wait] [AGE n] | KEEPALIVE id | INFO id | CLOSE id",
         summary: "Opens, keeps, shows and closes a session; its locks die with it.",
+        ..ROW
+    },
+    Row {
+        verb: Verb::Notify,
+        name: "LOCK.NOTIFY",
+        arity: -2,
+        keys: KeyPlaces::None,
+        syntax: "ON [SESSION id] | OFF",
+        summary: "Pushes a message to this connection when it loses a lock without having released it.",
         ..ROW
     },
     Row {
@@ -161,7 +191,7 @@ pub const ROWS: &[Row] = &[
         arity: -2,
         write: true,
         dangerous: true,
-        syntax: "resource [TIER tier]",
+        syntax: "resource [FENCE fence] [TIER tier]",
         summary: "Takes a lock away from whoever holds it. For operators.",
         ..ROW
     },

@@ -2,7 +2,10 @@
 
 use super::errors;
 use crate::reply::Refusal;
-use crate::types::{Fence, Tier, FENCE_BOUND, OWNER_BYTES_MAX, RESOURCE_BYTES_MAX, TTL_MS_MAX, WAIT_MS_MAX};
+use crate::types::{
+    Fence, LockKind, Tier, FENCE_BOUND, OWNER_BYTES_MAX, PERMITS_MAX, RESOURCE_BYTES_MAX, TTL_MS_MAX,
+    VALUE_BYTES_MAX, WAIT_MS_MAX,
+};
 
 /// A decimal number with no sign, no blanks and no leading zeros (but `0` itself). `None` for all else.
 #[must_use]
@@ -55,14 +58,18 @@ pub struct Options<'a> {
     pub owner: Option<&'a [u8]>,
     /// As the client wrote it: only Tier 2 knows whether such a session lives.
     pub session: Option<&'a [u8]>,
+    pub kind: LockKind,
+    pub value: Option<&'a [u8]>,
     pub tier: Option<Tier>,
 }
 
 /// The options a command takes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Known {
-    /// WAIT, OWNER, SESSION, TIER
+    /// WAIT, OWNER, SESSION, SHARED, PERMITS, VALUE, TIER
     Acquire,
+    /// WAIT, OWNER, SESSION, SHARED, TIER
+    MAcquire,
     /// TIER
     TierAlone,
 }
@@ -85,11 +92,31 @@ impl<'a> Options<'a> {
                 options.owner = Some(owner(value)?);
             } else if word.eq_ignore_ascii_case(b"SESSION") {
                 options.session = Some(value_of("SESSION", options.session.is_some(), words.next())?);
+            } else if word.eq_ignore_ascii_case(b"SHARED") {
+                options.set_kind("SHARED", LockKind::Shared)?;
+            } else if known == Known::MAcquire {
+                return Err(errors::unknown_option(word));
+            } else if word.eq_ignore_ascii_case(b"PERMITS") {
+                let (count, of, max) = (words.next(), words.next(), words.next());
+                options.set_kind("PERMITS", permits(count, of, max)?)?;
+            } else if word.eq_ignore_ascii_case(b"VALUE") {
+                options.value = Some(value(value_of("VALUE", options.value.is_some(), words.next())?)?);
             } else {
                 return Err(errors::unknown_option(word));
             }
         }
         Ok(options)
+    }
+
+    fn set_kind(&mut self, word: &str, kind: LockKind) -> Result<(), Refusal> {
+        if self.kind == LockKind::Exclusive {
+            self.kind = kind;
+            return Ok(());
+        }
+        match self.kind.mode() == kind.mode() {
+            true => Err(errors::repeated_option(word)),
+            false => Err(errors::two_kinds()),
+        }
     }
 
     pub(super) fn check_ttl(&self, ttl_ms: u64) -> Result<(), Refusal> {
@@ -114,7 +141,32 @@ fn owner(word: &[u8]) -> Result<&[u8], Refusal> {
     Ok(word)
 }
 
-fn wait_ms(word: &[u8]) -> Result<u64, Refusal> {
+fn permits(count: Option<&[u8]>, of: Option<&[u8]>, max: Option<&[u8]>) -> Result<LockKind, Refusal> {
+    let (Some(count), Some(of), Some(max)) = (count, of, max) else {
+        return Err(errors::missing_value("PERMITS"));
+    };
+    if !of.eq_ignore_ascii_case(b"OF") {
+        return Err(errors::permits_syntax());
+    }
+    let number = |word: &[u8]| {
+        let in_range = decimal(word).filter(|value| (1..=u64::from(PERMITS_MAX)).contains(value));
+        in_range.map(|value| value as u32).ok_or_else(errors::permits_range)
+    };
+    let (count, max) = (number(count)?, number(max)?);
+    if count > max {
+        return Err(errors::permits_range());
+    }
+    Ok(LockKind::Permits { count, max })
+}
+
+fn value(word: &[u8]) -> Result<&[u8], Refusal> {
+    if word.len() > VALUE_BYTES_MAX {
+        return Err(errors::value_length());
+    }
+    Ok(word)
+}
+
+pub(super) fn wait_ms(word: &[u8]) -> Result<u64, Refusal> {
     match decimal(word) {
         Some(value) if value <= WAIT_MS_MAX => Ok(value),
         Some(_) | None => Err(errors::wait_range()),

@@ -61,6 +61,16 @@ pub trait Keys {
         self.value(db, key).is_none()
     }
 
+    /// Whether there may be keys that are locks with several holders.
+    fn has_several(&self) -> bool {
+        false
+    }
+
+    /// Whether a key is a lock held in mode shared or permits: what would write to it is refused.
+    fn is_held_by_several(&self, _db: Db, _key: &[u8]) -> bool {
+        false
+    }
+
     /// Whether there is room for so many bytes more, for whoever does not know yet whether it needs them.
     fn may_grow(&self, _bytes: usize) -> bool {
         true

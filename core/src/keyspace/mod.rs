@@ -88,7 +88,7 @@ pub fn execute(cx: &mut Context<'_>, argv: &[&[u8]]) -> Reply {
     match row.run {
         Run::Here(handler) => {
             let reply = match cx.charge(words_work(argv)) {
-                Ok(()) => run(cx, handler, argv),
+                Ok(()) => run(cx, row, handler, argv),
                 Err(refusal) => refusal.into(),
             };
             cx.keys.note_read(row, argv);
@@ -107,9 +107,29 @@ pub(crate) fn check_words(argv: &[&[u8]]) -> Result<(), Refusal> {
 }
 
 /// Runs the handler of a command whose name, number of words and words were checked.
-pub(crate) fn run(cx: &mut Context<'_>, handler: table::Handler, argv: &[&[u8]]) -> Reply {
+pub(crate) fn run(cx: &mut Context<'_>, row: &table::Row, handler: table::Handler, argv: &[&[u8]]) -> Reply {
+    if row.is(table::W) && cx.keys.has_several() {
+        if let Err(refusal) = check_holders(cx, row, argv) {
+            return refusal.into();
+        }
+    }
     cx.growth_max = argv.iter().map(|word| word.len() + 2 * ELEMENT_OVERHEAD_BYTES).sum();
     handler(cx, argv).unwrap_or_else(Reply::Error)
+}
+
+/// Refuses to write to locks with several holders. What asks for an absent key finds it taken, and needs no error for that.
+#[cold]
+fn check_holders(cx: &Context<'_>, row: &table::Row, argv: &[&[u8]]) -> Result<(), Refusal> {
+    let asks_for_absent = match row.name {
+        "setnx" | "msetnx" => true,
+        "set" => argv.iter().skip(3).any(|word| args::is(word, "NX")),
+        _ => false,
+    };
+    let is_shared = |key: &&[u8]| cx.keys.is_held_by_several(cx.db, key);
+    match !asks_for_absent && row.keys_of(argv).iter().any(is_shared) {
+        true => Err(crate::grammar::errors::plain_write_on_several()),
+        false => Ok(()),
+    }
 }
 
 /// Takes a reply out of the room for replies. One that does not fit is not given: strings and popped items were checked before they were

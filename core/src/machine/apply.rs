@@ -2,9 +2,11 @@
 
 use super::keys::redis::{self, CallContext};
 use super::locks::acquire::AcquireParams;
+use super::locks::convert::ConvertParams;
+use super::locks::ending::Ending;
 use super::log::command::Command;
 use super::requests::dedup::Seen;
-use super::{work, LockSlot, Machine, WaiterSlot};
+use super::{work, HolderSlot, LockSlot, Machine, WaiterSlot};
 use crate::event::{Event, EventKind};
 use crate::grammar::errors;
 use crate::keyspace::Value;
@@ -12,8 +14,12 @@ use crate::limits::{ENTRY_REPLIES_BYTES_MAX, LOGGED_REPLY_BYTES_MAX};
 use crate::machine::keys::key_accesses::KeyAccess;
 use crate::mutant;
 use crate::reply::Reply;
-use crate::types::{Origin, RequestId, Stamp, UserTag, OWNER_BYTES_MAX};
+use crate::types::{
+    Fence, LockKind, LockMode, LossCause, Origin, RequestId, SessionId, SessionPolicy, Stamp, UserTag,
+    OWNER_BYTES_MAX,
+};
 use ::bytes::Bytes;
+use smallvec::SmallVec;
 
 /// What applying an entry brought about. Reused from entry to entry by its owner.
 #[derive(Debug, Default)]
@@ -30,10 +36,38 @@ pub struct Applied {
     pub admin_acts: Vec<(RequestId, AdminAct)>,
     /// Large values that are no more. To drop them takes a while, so the owner may do it elsewhere.
     pub garbage: Vec<Value>,
+    /// Grants that ended, in order. Only filled while somebody wants to hear of them.
+    pub losses: Vec<Loss>,
+    /// Losses of each lock that has no successor yet, by their places.
+    unsucceeded: super::HashMap<LockSlot, SmallVec<[usize; 2]>>,
+}
+
+/// A grant that ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Loss {
+    pub db: u32,
+    pub resource: Bytes,
+    pub fence: Fence,
+    /// `None`: its holder released it, or went on with it under another fence.
+    pub cause: Option<LossCause>,
+    pub session: Option<SessionId>,
+    /// The fence of who has the lock now, where the same step granted it again.
+    pub successor: Option<Fence>,
 }
 
 impl Applied {
+    /// Forgets all but the first so many losses.
+    pub(crate) fn truncate_losses(&mut self, count: usize) {
+        self.losses.truncate(count);
+        self.unsucceeded.retain(|_, places| {
+            places.retain(|at| *at < count);
+            !places.is_empty()
+        });
+    }
+
     pub fn clear(&mut self) {
+        self.losses.clear();
+        self.unsucceeded.clear();
         self.replies.clear();
         self.events.clear();
         self.published.clear();
@@ -78,10 +112,12 @@ pub struct Wanted {
     pub messages: bool,
     /// Reads and changes of keys.
     pub keys: bool,
+    /// Ends of grants.
+    pub losses: bool,
 }
 
 impl Wanted {
-    pub const ALL: Wanted = Wanted { events: true, messages: true, keys: true };
+    pub const ALL: Wanted = Wanted { events: true, messages: true, keys: true, losses: true };
 }
 
 impl Machine {
@@ -108,6 +144,7 @@ impl Machine {
         self.session_ends_left = self.limits.session_ends_per_entry_max;
         self.deadlock_steps_left = self.limits.deadlock_steps_per_entry_max;
         self.reply_room = RepliesLeft::default();
+        out.unsucceeded.clear();
         self.end_due(out);
         self.end_due_blocked(out);
     }
@@ -160,6 +197,11 @@ impl Machine {
             // One key is compared and written: bounded by its bytes.
             Command::Effects(_) | Command::Conditional(_) => u64::MAX,
             Command::Acquire { .. }
+            | Command::AcquireWith { .. }
+            | Command::MAcquireShared { .. }
+            | Command::Convert { .. }
+            | Command::ForceReleaseOne { .. }
+            | Command::SessionOpenWith { .. }
             | Command::Release { .. }
             | Command::Renew { .. }
             | Command::MAcquire { .. }
@@ -186,14 +228,32 @@ impl Machine {
             Command::Next => work::WORK_PER_COMMAND_MAX,
         });
         self.reply_room.command = LOGGED_REPLY_BYTES_MAX;
+        let user = self.acting_user;
         let reply = match *command {
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
-                let params = AcquireParams { id, ttl_ms, wait_ms, owner, user: self.acting_user, session };
+                let (kind, value) = (LockKind::Exclusive, &[][..]);
+                let params = AcquireParams { id, ttl_ms, wait_ms, owner, user, session, kind, value };
+                self.acquire(db, resource, &params, out)
+            }
+            Command::AcquireWith { db, resource, ttl_ms, wait_ms, owner, session, kind, value } => {
+                let params = AcquireParams { id, ttl_ms, wait_ms, owner, user, session, kind, value };
                 self.acquire(db, resource, &params, out)
             }
             Command::MAcquire { db, ref resources, ttl_ms, wait_ms, owner, session } => {
-                let params = AcquireParams { id, ttl_ms, wait_ms, owner, user: self.acting_user, session };
+                let (kind, value) = (LockKind::Exclusive, &[][..]);
+                let params = AcquireParams { id, ttl_ms, wait_ms, owner, user, session, kind, value };
                 self.acquire_many(db, resources, &params, out)
+            }
+            Command::MAcquireShared { db, ref resources, ttl_ms, wait_ms, owner, session } => {
+                let (kind, value) = (LockKind::Shared, &[][..]);
+                let params = AcquireParams { id, ttl_ms, wait_ms, owner, user, session, kind, value };
+                self.acquire_many(db, resources, &params, out)
+            }
+            Command::Convert { db, resource, fence, to, wait_ms } => {
+                self.convert(&ConvertParams { id, db, resource, fence, to, wait_ms }, out)
+            }
+            Command::ForceReleaseOne { db, resource, fence } => {
+                Some(self.force_release_one(db, resource, fence, out))
             }
             Command::Release { db, resource, fence } => Some(self.release(db, resource, fence, out)),
             Command::MRelease { db, ref pairs } => Some(self.release_many(db, pairs, out)),
@@ -201,7 +261,12 @@ impl Machine {
             Command::Renew { db, resource, fence, ttl_ms } => {
                 Some(self.renew(db, resource, fence, ttl_ms, out))
             }
-            Command::SessionOpen { id, ttl_ms, label } => Some(self.session_open(id, ttl_ms, label, out)),
+            Command::SessionOpen { id, ttl_ms, label } => {
+                Some(self.session_open(id, ttl_ms, label, (SessionPolicy::Detect, 0), out))
+            }
+            Command::SessionOpenWith { id, ttl_ms, label, policy, age } => {
+                Some(self.session_open(id, ttl_ms, label, (policy, age), out))
+            }
             Command::SessionKeepAlive { id } => Some(self.session_keep_alive(id, out)),
             Command::SessionClose { id, any_user } => Some(self.session_close(id, any_user, out)),
             Command::SessionsTouch { ref ids } => Some(self.sessions_touch(ids, out)),
@@ -288,8 +353,58 @@ impl Machine {
 
     /// Tells watchers. The number rises whether anybody watches or not.
     pub(crate) fn emit(&mut self, kind: EventKind, slot: LockSlot, owner: EventOwner, out: &mut Applied) {
+        if kind == EventKind::Acquired && !out.unsucceeded.is_empty() {
+            let successor = self.fence_in_event(slot, &owner);
+            for at in out.unsucceeded.remove(&slot).into_iter().flatten() {
+                out.losses[at].successor = Some(successor);
+            }
+        }
+        self.emit_with(kind, None, slot, owner, out);
+    }
+
+    /// Tells watchers of the end of a grant, and its holder, if that did not end it.
+    pub(crate) fn emit_end(&mut self, ending: Ending, slot: LockSlot, owner: EventOwner, out: &mut Applied) {
+        if self.wanted.losses {
+            let session = match owner {
+                EventOwner::Holder => self.locks[slot].session(),
+                EventOwner::Several(holder) => self.holders[holder].session,
+                EventOwner::Waiter(waiter) => self.waiters[waiter].session,
+            };
+            if ending.loss().is_some() {
+                out.unsucceeded.entry(slot).or_default().push(out.losses.len());
+            }
+            out.losses.push(Loss {
+                db: self.locks[slot].db(),
+                resource: Bytes::copy_from_slice(self.locks[slot].name()),
+                fence: self.fence_in_event(slot, &owner),
+                cause: ending.loss(),
+                session: self.sessions.get(session).map(|session| session.id),
+                successor: None,
+            });
+        }
+        self.emit_with(ending.event(), ending.loss(), slot, owner, out);
+    }
+
+    /// The grant's own, or the last issued where the event has none.
+    #[inline]
+    fn fence_in_event(&self, slot: LockSlot, owner: &EventOwner) -> Fence {
+        match owner {
+            EventOwner::Holder | EventOwner::Waiter(_) => self.locks[slot].fence,
+            EventOwner::Several(holder) => self.holders[*holder].fence,
+        }
+    }
+
+    fn emit_with(
+        &mut self,
+        kind: EventKind,
+        cause: Option<LossCause>,
+        slot: LockSlot,
+        owner: EventOwner,
+        out: &mut Applied,
+    ) {
+        let fence = self.fence_in_event(slot, &owner);
         self.event_seq += 1;
-        self.digests.event(kind, slot, self.locks[slot].fence);
+        self.digests.event(kind, slot, fence);
         if self.wanted.keys {
             self.note_event(kind, slot, out);
         }
@@ -297,18 +412,30 @@ impl Machine {
             return;
         }
         let lock = &self.locks[slot];
-        let owner = match owner {
-            EventOwner::Holder => lock.owner(),
-            EventOwner::Waiter(waiter) => &self.waiters[waiter].owner,
+        let (owner, mode, value): (&[u8], _, &[u8]) = match owner {
+            EventOwner::Holder => {
+                (lock.owner(), LockMode::Exclusive, self.attached.get(&slot).map_or(&[], |value| value))
+            }
+            EventOwner::Several(holder) => {
+                let holder = &self.holders[holder];
+                (&holder.owner, holder.kind.mode(), &holder.value)
+            }
+            EventOwner::Waiter(waiter) => {
+                let waiter = &self.waiters[waiter];
+                (&waiter.owner, waiter.kind.mode(), &[])
+            }
         };
         out.events.push(Event {
             kind,
             db: lock.db(),
             resource: Bytes::copy_from_slice(lock.name()),
-            fence: lock.fence,
+            fence,
             // The owner of a plain key is its value: of a long one, watchers see the beginning.
             owner: Bytes::copy_from_slice(&owner[..owner.len().min(OWNER_BYTES_MAX)]),
             seq: self.event_seq,
+            mode,
+            value: Bytes::copy_from_slice(value),
+            cause,
         });
     }
 }
@@ -331,5 +458,7 @@ impl Default for RepliesLeft {
 /// Whom an event names.
 pub(crate) enum EventOwner {
     Holder,
+    /// One of several holders.
+    Several(HolderSlot),
     Waiter(WaiterSlot),
 }

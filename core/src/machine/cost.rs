@@ -61,10 +61,16 @@ impl Machine {
                 let commands: Option<usize> = commands.iter().map(|argv| self.words_us(db, argv)).sum();
                 commands.map(|commands| commands + watched.len())
             }
-            Some(Command::MAcquire { resources, .. }) => Some(resources.len()),
+            Some(Command::MAcquire { resources, .. } | Command::MAcquireShared { resources, .. }) => {
+                Some(resources.len())
+            }
             Some(Command::MRelease { pairs, .. }) => Some(pairs.len()),
             Some(
                 Command::Acquire { .. }
+                | Command::AcquireWith { .. }
+                | Command::Convert { .. }
+                | Command::ForceReleaseOne { .. }
+                | Command::SessionOpenWith { .. }
                 | Command::Release { .. }
                 | Command::Renew { .. }
                 | Command::ForceRelease { .. }

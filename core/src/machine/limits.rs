@@ -9,6 +9,10 @@ pub struct Limits {
     pub waiters_per_lock_max: usize,
     /// Waiters altogether. Refused with `OOM`.
     pub waiters_max: usize,
+    /// Holders of one lock in mode shared or permits. Refused with `OOM`.
+    pub holders_per_lock_max: usize,
+    /// The same of all locks together. Refused with `OOM`.
+    pub holders_max: usize,
     /// Places in queues altogether: a multi-lock stands in several. Refused with `OOM`.
     pub queue_entries_max: usize,
     /// Requests that may hang on one queued owner. Refused with `ERR`.
@@ -44,6 +48,8 @@ impl Default for Limits {
             locks_max: 8_000_000,
             waiters_per_lock_max: crate::types::WAITERS_PER_LOCK_MAX,
             waiters_max: 200_000,
+            holders_per_lock_max: crate::types::HOLDERS_PER_LOCK_MAX,
+            holders_max: 1_000_000,
             queue_entries_max: 1_000_000,
             requests_per_waiter_max: 8,
             sessions_max: 100_000,

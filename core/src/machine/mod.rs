@@ -6,11 +6,11 @@
 //!
 //! # Layout
 //!
-//! - `apply.rs`: one entry, one command at a time; `query.rs`: reads
+//! - `apply.rs`: one entry, one command at a time; `query.rs`, `explain.rs`: reads; `history.rs`: recent holds and waits, for them
 //! - `log/`: what an entry holds ([`command`]), its bytes, and the way from a client's request to it
 //! - `locks/`: the record of a lock and its transitions; the high-water marks of `FENCE.*`
 //! - `queue/`: waiters: joining and leaving a queue, serving the first of it
-//! - `sessions/`: sessions, and deadlocks between them
+//! - `sessions/`: sessions, deadlocks between them, and the policies against those
 //! - `keys/`: Redis's commands on the lock table, Redlock members, blocked clients, key accesses for client tracking
 //! - `overlay/`: what a script sees and writes while it runs on the leader
 //! - `digest/`: digests of answers and state, and the comparison of what the voters report
@@ -30,6 +30,8 @@
 mod apply;
 mod cost;
 pub mod digest;
+mod explain;
+mod history;
 mod keys;
 mod limits;
 mod locks;
@@ -51,7 +53,7 @@ pub mod work;
 use crate::keyspace::Value;
 use crate::script::Scripts;
 use crate::types::{has_passed, passed_from_ms, Fence, RequestId, SessionId, Stamp, UserTag, FENCE_BOUND};
-pub use apply::{AdminAct, Applied, Wanted};
+pub use apply::{AdminAct, Applied, Loss, Wanted};
 use apply::{EventOwner, RepliesLeft};
 #[cfg(feature = "scripts")]
 pub(crate) use keys::adapter::Clash;
@@ -62,6 +64,7 @@ pub use keys::lock_commands::check_in_transaction;
 use keys::members::Grants;
 pub use keys::redis::is_read;
 pub use limits::Limits;
+use locks::holder::{Holder, HolderIndex};
 use locks::lock::{Lock, Names};
 pub use locks::marks;
 pub use log::codec::put_user;
@@ -96,6 +99,7 @@ type LockSlot = Slot<Lock>;
 type QueueEntrySlot = Slot<QueueEntry>;
 type WaiterSlot = Slot<Waiter>;
 type SessionSlot = Slot<Session>;
+type HolderSlot = Slot<Holder>;
 
 type HashMap<K, V> = hashbrown::HashMap<K, V, FxBuildHasher>;
 
@@ -117,6 +121,12 @@ pub struct Machine {
     queue_entries: Slab<QueueEntry>,
     waiters: Slab<Waiter>,
     sessions: Slab<Session>,
+    /// Sessions opened since cluster version 2: the age of the next.
+    sessions_opened: u64,
+    /// Holders of locks in other modes than exclusive.
+    holders: Slab<Holder>,
+    /// VALUE of exclusive grants that have one, by the lock's slot.
+    attached: imbl::OrdMap<LockSlot, Box<[u8]>>,
     dedup: Dedup,
     /// What keys hold that are no strings, by the lock's slot. Persistent: a copy costs nothing.
     values: imbl::OrdMap<LockSlot, Value>,
@@ -139,6 +149,7 @@ pub struct Machine {
     // Worked out from the above.
     names: Names,
     queued_owners: QueuedOwners,
+    holder_index: HolderIndex,
     requests: HashMap<RequestId, WaiterSlot>,
     session_ids: HashMap<SessionId, SessionSlot>,
     deadlines: Deadlines,
@@ -155,6 +166,7 @@ pub struct Machine {
     snapshot: Option<snapshot::write::Progress>,
 
     // Not state.
+    history: history::History,
     reply_room: RepliesLeft,
     /// The request that is being executed.
     acting: Option<RequestId>,
@@ -191,6 +203,9 @@ impl Machine {
             queue_entries: Slab::default(),
             waiters: Slab::default(),
             sessions: Slab::default(),
+            sessions_opened: 0,
+            holders: Slab::default(),
+            attached: imbl::OrdMap::new(),
             dedup: Dedup::default(),
             values: imbl::OrdMap::new(),
             versions: imbl::OrdMap::new(),
@@ -207,6 +222,7 @@ impl Machine {
             digests: digest::Digests::default(),
             names: Names::default(),
             queued_owners: QueuedOwners::default(),
+            holder_index: HolderIndex::default(),
             requests: HashMap::default(),
             session_ids: HashMap::default(),
             deadlines: Deadlines::default(),
@@ -217,6 +233,7 @@ impl Machine {
             deadlock_steps_left: 0,
             work: work::Work::default(),
             snapshot: None,
+            history: history::History::default(),
             reply_room: RepliesLeft::default(),
             acting: None,
             acting_user: UserTag::DEFAULT,

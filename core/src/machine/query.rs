@@ -33,6 +33,16 @@ pub enum Query<'a> {
         db: Db,
         resource: &'a [u8],
     },
+    Explain {
+        db: Db,
+        resource: &'a [u8],
+        sessions: SessionScope,
+    },
+    /// What a session holds, for `LOCK.NOTIFY ON SESSION`.
+    SessionLocks {
+        id: SessionId,
+        sessions: SessionScope,
+    },
     Scan {
         db: Db,
         cursor: u64,
@@ -67,6 +77,8 @@ impl Machine {
         match query {
             Query::Info { db, resource, sessions } => self.info(db, resource, sessions, late_ms),
             Query::Queue { db, resource } => self.queue(db, resource, late_ms),
+            Query::Explain { db, resource, sessions } => self.explain(db, resource, sessions, late_ms),
+            Query::SessionLocks { id, sessions } => self.session_locks(id, sessions),
             Query::Scan { db, cursor, pattern, count } => self.scan(db, cursor, pattern, count),
             Query::Session { id, sessions } => self.session_info(id, sessions, late_ms),
             Query::Mark { db, resource } => self.mark_of(db, resource),
@@ -89,6 +101,7 @@ impl Machine {
             session: None,
             ttl_ms: None,
             waiters: 0,
+            holders: Some(Vec::new()),
         };
         if let Some(slot) = self.names.find(&self.locks, db, name) {
             let lock = &self.locks[slot];
@@ -97,21 +110,14 @@ impl Machine {
                 Some(at_ms) if at_ms <= self.clock.logical_ms => self.live_waiters(lock).count() as u64,
                 Some(_) | None => u64::from(lock.queue.len),
             };
-            if self.is_held_now(lock) {
+            let holders = self.holder_infos(slot, sessions, late_ms);
+            if let Some(oldest) = holders.first() {
                 info.held = true;
-                info.owner = Some(match self.values.get(&slot) {
-                    // A hash or a list is nobody's name: its type is shown.
-                    Some(value) => Bytes::from_static(value.view().type_name().as_bytes()),
-                    None => Bytes::copy_from_slice(lock.owner()),
-                });
-                let session = self.sessions.get(lock.session());
-                info.session =
-                    session.filter(|session| sessions.includes(session.user)).map(|session| session.id);
-                info.ttl_ms = Some(match lock.deadline_ms() {
-                    crate::machine::store::deadlines::NEVER => -1,
-                    deadline_ms => (deadline_ms - self.clock.logical_ms).saturating_sub(late_ms) as i64,
-                });
+                info.owner = Some(oldest.owner.clone());
+                info.session = oldest.session;
+                info.ttl_ms = Some(oldest.ttl_ms);
             }
+            info.holders = Some(holders);
         }
         Reply::Info(Box::new(info))
     }
@@ -140,7 +146,7 @@ impl Machine {
             }
             steps += STEPS_PER_RECORD;
             let shown = lock.db() == db
-                && self.is_held_now(lock)
+                && self.is_held_now(slot)
                 && pattern.is_none_or(|pattern| glob::matches_counted(pattern, lock.name(), &mut steps));
             if shown {
                 bytes += lock.name().len();
@@ -165,31 +171,42 @@ impl Machine {
             (Reply::Text("name"), name),
             (Reply::Text("ttl"), Reply::Int(session.ttl_ms as i64)),
             (Reply::Text("left"), Reply::Int(left_ms as i64)),
-            (Reply::Text("locks"), Reply::Int(i64::from(session.locks.len))),
+            (Reply::Text("locks"), Reply::Int(i64::from(session.locks.len + session.holders.len))),
             (Reply::Text("waiters"), Reply::Int(i64::from(session.waiters.len))),
+            (Reply::Text("policy"), Reply::Text(session.policy.as_str())),
+            (Reply::Text("age"), Reply::Int(session.age.asked as i64)),
         ])
     }
 
     /// When, on the logical clock, a grant ends that still stands; `u64::MAX` where it has no end of its own.
     #[must_use]
     pub fn held_until_ms(&self, db: Db, name: &[u8], fence: Fence) -> Option<u64> {
-        let lock = &self.locks[self.names.find(&self.locks, db, name)?];
-        (lock.fence == fence && self.is_held_now(lock)).then_some(lock.deadline_ms())
+        let slot = self.names.find(&self.locks, db, name)?;
+        let lock = &self.locks[slot];
+        if lock.is_several() {
+            let holder = self.holder_index.with_fence(slot, fence)?;
+            let stands = !self.is_flushed(lock) && self.is_live_holder(holder);
+            return stands.then_some(self.holders[holder].deadline_ms);
+        }
+        (lock.fence == fence && self.is_held_now(slot)).then_some(lock.deadline_ms())
     }
 
     /// Why a fence is not, or no longer, the holder's: what a release by it would be told now.
     #[must_use]
     pub fn reason_against(&self, db: Db, name: &[u8], fence: Fence) -> Reason {
         let Some(slot) = self.names.find(&self.locks, db, name) else { return Reason::NotOwner };
-        let lock = &self.locks[slot];
         // Its end is due, and in no entry yet.
-        if lock.fence == fence && lock.is_held() {
+        if self.hold_with_fence(slot, fence).is_some() {
             return Reason::Expired;
         }
-        lock.reason_against(fence)
+        self.locks[slot].reason_against(fence)
     }
 
-    pub(crate) fn is_held_now(&self, lock: &Lock) -> bool {
+    pub(crate) fn is_held_now(&self, slot: LockSlot) -> bool {
+        let lock = &self.locks[slot];
+        if lock.is_several() {
+            return !self.is_flushed(lock) && self.oldest_holder(slot).is_some();
+        }
         lock.is_held()
             && !self.has_passed(lock.deadline_ms())
             && self.lives(lock.session())
@@ -201,7 +218,7 @@ impl Machine {
         self.sessions.get(session).is_none_or(|session| !self.has_passed(session.deadline_ms))
     }
 
-    fn live_waiters<'a>(&'a self, lock: &'a Lock) -> impl Iterator<Item = &'a Waiter> + 'a {
+    pub(crate) fn live_waiters<'a>(&'a self, lock: &'a Lock) -> impl Iterator<Item = &'a Waiter> + 'a {
         let waiters =
             lock.queue.walk(&self.queue_entries).map(|entry| &self.waiters[self.queue_entries[entry].waiter]);
         let dropping = self.sweep.drops_waiters();

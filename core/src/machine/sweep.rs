@@ -10,8 +10,8 @@
 //!
 //! Sweeping happens when an entry's commands are through, not before them: what a script saw is what its entry is applied to.
 
-use crate::event::EventKind;
-use crate::machine::locks::lock::{EndCause, Lock};
+use crate::machine::locks::ending::Ending;
+use crate::machine::locks::lock::Lock;
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::log::command::Db;
 use crate::machine::{Applied, LockSlot, Machine, Slot, WaiterSlot};
@@ -218,7 +218,7 @@ impl Machine {
             ends -= 1;
             // Trackers were told of the flush itself.
             let noted = out.key_accesses.len();
-            self.end_grant(slot, EndCause::Expired, EventKind::Released, out);
+            self.end_all_holds(slot, Ending::Flushed, out);
             out.key_accesses.truncate(noted);
             self.serve_all(out);
         }

@@ -11,6 +11,7 @@ use crate::machine::log::command::{CallSite, Command, Words};
 use crate::machine::settings::{Setting, SettingsCommand};
 use crate::machine::Machine;
 use crate::reply::{Refusal, Reply};
+use crate::types::LockKind;
 use std::fmt;
 
 /// What the replicated machine does, counted from 1.
@@ -21,7 +22,7 @@ pub const FIRST: ClusterVersion = 1;
 /// The oldest version this program can run.
 pub const OLDEST: ClusterVersion = FIRST;
 /// The newest version this program can run.
-pub const NEWEST: ClusterVersion = if cfg!(feature = "next-version") { 2 } else { 1 };
+pub const NEWEST: ClusterVersion = if cfg!(feature = "next-version") { 3 } else { 2 };
 
 /// First byte of an entry or of a piece of a snapshot at version 1; each version counts one up. What is below was written before
 /// release 1.
@@ -103,6 +104,10 @@ impl Need {
         Need { command, version: FIRST }
     }
 
+    const fn second(command: &'static str) -> Need {
+        Need { command, version: 2 }
+    }
+
     /// The error where the cluster runs an older version.
     #[must_use]
     pub fn refusal(self, runs: ClusterVersion) -> Refusal {
@@ -127,6 +132,11 @@ impl Command<'_> {
     pub fn need(&self) -> Need {
         match self {
             Command::Acquire { .. } => Need::first("LOCK.ACQUIRE"),
+            Command::AcquireWith { kind, .. } => acquire_need(*kind),
+            Command::MAcquireShared { .. } => Need::second("LOCK.MACQUIRE SHARED"),
+            Command::Convert { .. } => Need::second("LOCK.CONVERT"),
+            Command::ForceReleaseOne { .. } => Need::second("LOCK.FORCERELEASE FENCE"),
+            Command::SessionOpenWith { .. } => Need::second("LOCK.SESSION OPEN POLICY or AGE"),
             Command::Release { .. } => Need::first("LOCK.RELEASE"),
             Command::Renew { .. } => Need::first("LOCK.RENEW"),
             Command::MAcquire { .. } => Need::first("LOCK.MACQUIRE"),
@@ -146,7 +156,7 @@ impl Command<'_> {
             Command::Digest(_) => Need::first("Digest"),
             Command::OfUser(of_user) => of_user.command.need(),
             #[cfg(feature = "next-version")]
-            Command::Next => Need { command: "LOCK.CLUSTER NEXT", version: 2 },
+            Command::Next => Need { command: "LOCK.CLUSTER NEXT", version: 3 },
             Command::FenceCheck { .. } => Need::first("FENCE.CHECK"),
             Command::FenceCall { .. } => self.redis_need("FENCE.CALL"),
             Command::Redis { .. } => self.redis_need("a Redis command"),
@@ -182,10 +192,31 @@ fn later_need(argv: &Words<'_>) -> Option<Need> {
     used.map(|later| later.need).max_by_key(|need| need.version)
 }
 
+/// Of an acquire that is more than a plain exclusive one.
+fn acquire_need(kind: LockKind) -> Need {
+    match kind {
+        LockKind::Exclusive => Need::second("LOCK.ACQUIRE VALUE"),
+        LockKind::Shared => Need::second("LOCK.ACQUIRE SHARED"),
+        LockKind::Permits { .. } => Need::second("LOCK.ACQUIRE PERMITS"),
+    }
+}
+
 /// The version that a command as a client sent it needs: a new command, and a new option of an old one, names its version here.
 fn request_need(request: &Request<'_>) -> Need {
     match request {
+        Request::Acquire(request)
+            if request.options.kind != LockKind::Exclusive || request.options.value.is_some() =>
+        {
+            acquire_need(request.options.kind)
+        }
         Request::Acquire(_) => Need::first("LOCK.ACQUIRE"),
+        Request::MAcquire(request) if request.options.kind == LockKind::Shared => {
+            Need::second("LOCK.MACQUIRE SHARED")
+        }
+        Request::ForceRelease(request) if request.fence.is_some() => Need::second("LOCK.FORCERELEASE FENCE"),
+        Request::Convert(_) => Need::second("LOCK.CONVERT"),
+        Request::Explain(_) => Need::second("LOCK.EXPLAIN"),
+        Request::Notify(_) => Need::second("LOCK.NOTIFY"),
         Request::Release(_) => Need::first("LOCK.RELEASE"),
         Request::Renew(_) => Need::first("LOCK.RENEW"),
         Request::Info(_) => Need::first("LOCK.INFO"),
@@ -197,7 +228,7 @@ fn request_need(request: &Request<'_>) -> Need {
         Request::ForceRelease(_) => Need::first("LOCK.FORCERELEASE"),
         #[cfg(feature = "next-version")]
         Request::Cluster(grammar::cluster::Cluster::Next) => {
-            Need { command: "LOCK.CLUSTER NEXT", version: 2 }
+            Need { command: "LOCK.CLUSTER NEXT", version: 3 }
         }
         Request::Cluster(_) => Need::first("LOCK.CLUSTER"),
         Request::FenceCheck(_) => Need::first("FENCE.CHECK"),

@@ -74,7 +74,7 @@ impl Running<'_, '_> {
         let mut cx = Context::new(&mut self.overlay, home, resp);
         // The limits on words hold as they do when it is applied.
         let reply = match keyspace::check_words(argv) {
-            Ok(()) => keyspace::run(&mut cx, handler, argv),
+            Ok(()) => keyspace::run(&mut cx, row, handler, argv),
             Err(refusal) => refusal.into(),
         };
         *db = cx.db;

@@ -182,6 +182,8 @@ pub(crate) fn tight_limits() -> Limits {
         waiters_per_lock_max: 3,
         waiters_max: 6,
         queue_entries_max: 9,
+        holders_per_lock_max: 3,
+        holders_max: 5,
         requests_per_waiter_max: 2,
         sessions_max: 2,
         idle_max: 3,

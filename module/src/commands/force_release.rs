@@ -13,6 +13,12 @@ use redfence_core::reply::{Refusal, Reply};
 pub(crate) fn run(call: &CommandContext<'_>, request: &ForceRelease<'_>) -> Result<CommandOutcome, Refusal> {
     check_tier(request.tier)?;
     let lock = LockKeys::new(call.argv[1].name())?;
+    if let Some(fence) = request.fence {
+        let view = lock.view(call.ctx)?;
+        if view.owner.is_none() || view.fence != fence {
+            return Ok(Reply::Int(0).into());
+        }
+    }
     let Some((fence, owner)) = lock.end_by_force(call.ctx, call.now)? else {
         return Ok(Reply::Int(0).into());
     };

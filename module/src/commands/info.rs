@@ -5,8 +5,8 @@ use crate::record::LockKeys;
 use crate::waiters;
 use bytes::Bytes;
 use redfence_core::grammar::info::Info;
-use redfence_core::reply::{LockInfo, Refusal, Reply};
-use redfence_core::types::Tier;
+use redfence_core::reply::{HolderInfo, LockInfo, Refusal, Reply};
+use redfence_core::types::{LockKind, Tier};
 
 pub(crate) fn run(call: &CommandContext<'_>, request: &Info<'_>) -> Result<CommandOutcome, Refusal> {
     check_tier(request.tier)?;
@@ -17,6 +17,16 @@ pub(crate) fn run(call: &CommandContext<'_>, request: &Info<'_>) -> Result<Comma
         None => -1,
     };
     let ttl_ms = view.owner.as_ref().map(|_| left_ms);
+    let holder = view.owner.as_ref().map(|owner| HolderInfo {
+        owner: Bytes::copy_from_slice(owner),
+        fence: view.fence,
+        session: None,
+        ttl_ms: left_ms,
+        // Fences count microseconds, unless they ran ahead of the clock.
+        held_ms: call.now.wall_us.saturating_sub(view.fence.0) / 1000,
+        kind: LockKind::Exclusive,
+        value: None,
+    });
     let info = LockInfo {
         resource: Bytes::copy_from_slice(request.resource),
         tier: Tier::Efficiency,
@@ -26,6 +36,7 @@ pub(crate) fn run(call: &CommandContext<'_>, request: &Info<'_>) -> Result<Comma
         session: None,
         ttl_ms,
         waiters: waiters::count(call.ctx.db(), request.resource) as u64,
+        holders: Some(holder.into_iter().collect()),
     };
     Ok(Reply::Info(Box::new(info)).into())
 }

@@ -1,4 +1,4 @@
-//! `LOCK.SESSION` and `LOCK.CLUSTER`: known here so that they are answered clearly, served by the proxy.
+//! `LOCK.SESSION`, `LOCK.CLUSTER`, and what comes with other kinds of locks: known here so that they are answered clearly, served by the proxy.
 
 use super::CommandOutcome;
 use redfence_core::grammar::errors;
@@ -12,4 +12,8 @@ pub(crate) fn cluster() -> Result<CommandOutcome, Refusal> {
     Err(Refusal::new(
         "TIER LOCK.CLUSTER is not served here: it speaks of the Raft cluster; ask a Redfence proxy",
     ))
+}
+
+pub(crate) fn kinds() -> Result<CommandOutcome, Refusal> {
+    Err(errors::tier_kinds_here())
 }

@@ -10,6 +10,8 @@ pub struct Demand {
     pub(super) lock_watchers: AtomicUsize,
     /// Subscriptions of any kind.
     pub(super) subscriptions: AtomicUsize,
+    /// Clients that are told of locks they lose, and subscriptions that may see losses.
+    pub(super) loss_watchers: AtomicUsize,
     /// Clients that track keys.
     pub(super) trackers: AtomicUsize,
 }
@@ -22,6 +24,7 @@ impl Demand {
             events: any(&self.lock_watchers),
             messages: any(&self.subscriptions),
             keys: any(&self.trackers),
+            losses: any(&self.loss_watchers),
         }
     }
 }

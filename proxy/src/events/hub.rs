@@ -3,7 +3,7 @@
 use super::Demand;
 use crate::client_memory::Account;
 use bytes::Bytes;
-use redfence_core::event::CHANNEL_PREFIX;
+use redfence_core::event::{CHANNEL_PREFIX, LOST_CHANNEL_PREFIX};
 use redfence_core::glob;
 use redfence_core::limits::READ_REPLY_BYTES_MAX;
 use rustc_hash::FxHashMap;
@@ -157,8 +157,11 @@ impl Hub {
         }
         listeners.push(listener);
         self.demand.subscriptions.fetch_add(1, Ordering::SeqCst);
-        if may_see_locks(kind, name) {
+        if may_see(CHANNEL_PREFIX, kind, name) {
             self.demand.lock_watchers.fetch_add(1, Ordering::SeqCst);
+        }
+        if may_see(LOST_CHANNEL_PREFIX, kind, name) {
+            self.demand.loss_watchers.fetch_add(1, Ordering::SeqCst);
         }
     }
 
@@ -186,8 +189,11 @@ impl Hub {
         }
         if removed {
             self.demand.subscriptions.fetch_sub(1, Ordering::SeqCst);
-            if may_see_locks(kind, name) {
+            if may_see(CHANNEL_PREFIX, kind, name) {
                 self.demand.lock_watchers.fetch_sub(1, Ordering::SeqCst);
+            }
+            if may_see(LOST_CHANNEL_PREFIX, kind, name) {
+                self.demand.loss_watchers.fetch_sub(1, Ordering::SeqCst);
             }
         }
     }
@@ -317,20 +323,20 @@ impl SubscriptionTable {
     }
 }
 
-/// Whether a subscription is to lock events alone.
+/// Whether a subscription is to lock events, or to lost locks, alone.
 #[must_use]
 pub fn is_about_locks(name: &[u8]) -> bool {
-    name.starts_with(CHANNEL_PREFIX)
+    name.starts_with(CHANNEL_PREFIX) || name.starts_with(LOST_CHANNEL_PREFIX)
 }
 
-/// Whether a subscription could match a lock's channel. A pattern that begins with a wildcard might.
-fn may_see_locks(kind: SubscriptionKind, name: &[u8]) -> bool {
+/// Whether a subscription could match a channel with this prefix. A pattern that begins with a wildcard might.
+fn may_see(prefix: &[u8], kind: SubscriptionKind, name: &[u8]) -> bool {
     match kind {
-        SubscriptionKind::Channel => name.starts_with(CHANNEL_PREFIX),
+        SubscriptionKind::Channel => name.starts_with(prefix),
         SubscriptionKind::Pattern => {
             let plain = name.iter().position(|byte| b"*?[\\".contains(byte)).unwrap_or(name.len());
-            let shared = plain.min(CHANNEL_PREFIX.len());
-            name[..shared] == CHANNEL_PREFIX[..shared]
+            let shared = plain.min(prefix.len());
+            name[..shared] == prefix[..shared]
         }
     }
 }
@@ -420,11 +426,13 @@ mod tests {
             [("*", true), ("__lock__:*", true), ("__l?ck*", true), ("foo*", false), ("__lo", false)]
         {
             assert_eq!(
-                may_see_locks(SubscriptionKind::Pattern, name.as_bytes()),
+                may_see(CHANNEL_PREFIX, SubscriptionKind::Pattern, name.as_bytes()),
                 expected || name == "__lo",
                 "{name}"
             );
         }
-        assert!(!may_see_locks(SubscriptionKind::Channel, b"news"));
+        assert!(!may_see(CHANNEL_PREFIX, SubscriptionKind::Channel, b"news"));
+        assert!(may_see(LOST_CHANNEL_PREFIX, SubscriptionKind::Pattern, b"__lo*"));
+        assert!(!may_see(LOST_CHANNEL_PREFIX, SubscriptionKind::Pattern, b"__lock__:*"));
     }
 }

@@ -5,12 +5,13 @@
 //! listener's bounded inbox ([`Hub`]). A full queue loses events (counted) and published messages (their listeners are
 //! disconnected); a listener whose inbox is full is marked, and its connection ends: it learns that it missed something.
 //!
-//! [`Tracker`] tells clients that keep copies of keys what has changed.
+//! [`Tracker`] tells clients that keep copies of keys what has changed; [`LossWatch`] tells holders of locks that they lost one.
 //!
 //! Every node applies the same log, so what is published through one node is heard at all of them, in the same order.
 
 mod demand;
 mod hub;
+mod losses;
 mod publish_feed;
 mod tracking;
 
@@ -19,5 +20,6 @@ pub use hub::{
     is_about_locks, Hub, PubSubMessage, SubscriberDelivery, SubscriberInbox, SubscriptionKind,
     INVALIDATE_CHANNEL,
 };
+pub use losses::{GrantKey, LossInbox, LossNotice, LossWatch, NoticeKind};
 pub use publish_feed::publish_feed;
 pub use tracking::{Invalidation, InvalidationInbox, Tracker, TrackingTerms};

@@ -1,9 +1,10 @@
 //! Distributes the feed of Tier 2's apply to subscribers and tracking clients. One task.
 
-use super::{Hub, Tracker};
+use super::{Hub, LossWatch, Tracker};
 use crate::node_api::apply_feed::{FeedItem, FeedReceiver};
 use bytes::Bytes;
-use redfence_core::event::{channel, to_json, Event};
+use redfence_core::event::{channel, event_to_json, loss_to_json, lost_channel, Event};
+use redfence_core::machine::Loss;
 use redfence_core::types::Tier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ pub async fn publish_feed(
     mut feed: FeedReceiver,
     hub: Arc<Hub>,
     tracker: Arc<Tracker>,
+    losses: Arc<LossWatch>,
     events_lost: Arc<AtomicU64>,
 ) {
     while let Some(batch) = feed.next().await {
@@ -22,6 +24,10 @@ pub async fn publish_feed(
                 FeedItem::Published { channel, message } => {
                     hub.publish(&channel, &message);
                 }
+                FeedItem::Ended(loss) => {
+                    publish_loss(&hub, &loss);
+                    losses.ended(&loss);
+                }
                 FeedItem::Read { client, key } => tracker.read(client, &key),
                 FeedItem::Changed { by, key } => tracker.changed(&key, by),
                 FeedItem::Flushed => tracker.everything_changed(),
@@ -29,6 +35,7 @@ pub async fn publish_feed(
                     events_lost.fetch_add(1, Ordering::Relaxed);
                     hub.tell_missed();
                     tracker.everything_changed();
+                    losses.missed();
                 }
             }
         }
@@ -38,6 +45,13 @@ pub async fn publish_feed(
 
 /// The feed is Tier 2's, and so is every event in it.
 fn publish_event(hub: &Hub, event: &Event) {
-    let json = to_json(event.kind, &event.resource, event.fence, &event.owner, Tier::Correctness, event.seq);
+    let json = event_to_json(event, Tier::Correctness);
     hub.publish(&Bytes::from(channel(&event.resource)), &Bytes::from(json));
+}
+
+/// For RESP2 clients, which get no pushes.
+fn publish_loss(hub: &Hub, loss: &Loss) {
+    let Some(cause) = loss.cause else { return };
+    let json = loss_to_json("lock-lost", &loss.resource, loss.fence, cause.as_str(), loss.successor);
+    hub.publish(&Bytes::from(lost_channel(&loss.resource)), &Bytes::from(json));
 }

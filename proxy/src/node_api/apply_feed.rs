@@ -6,6 +6,7 @@
 
 use bytes::Bytes;
 use redfence_core::event::Event;
+use redfence_core::machine::Loss;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -18,6 +19,8 @@ const ITEM_BYTES: usize = 128;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FeedItem {
     Event(Event),
+    /// A grant has ended.
+    Ended(Loss),
     Published {
         channel: Bytes,
         message: Bytes,
@@ -41,7 +44,8 @@ pub enum FeedItem {
 impl FeedItem {
     fn bytes(&self) -> usize {
         let texts = match self {
-            FeedItem::Event(event) => event.resource.len() + event.owner.len(),
+            FeedItem::Event(event) => event.resource.len() + event.owner.len() + event.value.len(),
+            FeedItem::Ended(loss) => loss.resource.len(),
             FeedItem::Published { channel, message } => channel.len() + message.len(),
             FeedItem::Read { key, .. } | FeedItem::Changed { key, .. } => key.len(),
             FeedItem::Flushed | FeedItem::Missed => 0,

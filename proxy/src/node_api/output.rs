@@ -4,7 +4,7 @@ use super::{ClusterMember, ClusterStatus, NodeId, OwnedQuery, PeerMessage, Persi
 use bytes::Bytes;
 use redfence_core::event::Event;
 use redfence_core::keyspace::Value;
-use redfence_core::machine::AdminAct;
+use redfence_core::machine::{AdminAct, Loss};
 use redfence_core::reply::Reply;
 
 /// What the shell must carry out after a turn. Reused by its owner: [`Outputs::clear`] keeps the allocations.
@@ -20,6 +20,8 @@ pub struct Outputs {
     pub deferred: Vec<(Ticket, OwnedQuery)>,
     /// Only of entries that were new to this start of the node, like `published`.
     pub events: Vec<Event>,
+    /// Grants that have ended, in order.
+    pub losses: Vec<Loss>,
     /// What was published: channel and message, in order.
     pub published: Vec<(Bytes, Bytes)>,
     /// Reads and changes of keys, in order.
@@ -51,6 +53,7 @@ impl Outputs {
         self.replies.clear();
         self.deferred.clear();
         self.events.clear();
+        self.losses.clear();
         self.published.clear();
         self.key_accesses.clear();
         self.admin_acts.clear();

@@ -21,6 +21,16 @@ pub enum OwnedQuery {
         db: u32,
         resource: Bytes,
     },
+    Explain {
+        db: u32,
+        resource: Bytes,
+        sessions: SessionScope,
+    },
+    /// What a session holds.
+    SessionLocks {
+        id: SessionId,
+        sessions: SessionScope,
+    },
     Scan {
         db: u32,
         cursor: u64,
@@ -79,6 +89,10 @@ impl OwnedQuery {
                 Query::Info { db: *db, resource, sessions: *sessions }
             }
             OwnedQuery::Queue { db, resource } => Query::Queue { db: *db, resource },
+            OwnedQuery::Explain { db, resource, sessions } => {
+                Query::Explain { db: *db, resource, sessions: *sessions }
+            }
+            OwnedQuery::SessionLocks { id, sessions } => Query::SessionLocks { id: *id, sessions: *sessions },
             OwnedQuery::Scan { db, cursor, pattern, count } => {
                 Query::Scan { db: *db, cursor: *cursor, pattern: pattern.as_deref(), count: *count }
             }
@@ -112,9 +126,11 @@ impl OwnedQuery {
             OwnedQuery::Redis { argv, .. } | OwnedQuery::Script { argv, .. } => sum(argv),
             OwnedQuery::Info { resource, .. }
             | OwnedQuery::Queue { resource, .. }
+            | OwnedQuery::Explain { resource, .. }
             | OwnedQuery::Mark { resource, .. } => resource.len(),
             OwnedQuery::Scan { pattern, .. } => pattern.as_ref().map_or(0, Bytes::len),
             OwnedQuery::Session { .. }
+            | OwnedQuery::SessionLocks { .. }
             | OwnedQuery::Settings
             | OwnedQuery::Setting(_)
             | OwnedQuery::Backup(_) => 0,

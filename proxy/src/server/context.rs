@@ -138,6 +138,7 @@ impl Drop for CommandContext {
         self.upstream.shared.leave();
         self.drop_subscriptions();
         self.server.tracker.left(self.client.info.id);
+        self.stop_notifying();
         self.client.leave_sessions(&self.server.session_keepalive);
         self.server.clients.leave(self.client.info.id);
         self.client.account.leave();

@@ -21,6 +21,7 @@ pub mod client;
 pub mod commands;
 pub mod context;
 pub mod ids;
+pub mod loss_checks;
 pub mod net;
 pub mod release_orphaned_grant;
 pub mod restore_popped_items;
@@ -30,7 +31,7 @@ pub mod upstream;
 
 use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
-use crate::events::{Hub, Tracker};
+use crate::events::{Hub, LossWatch, Tracker};
 use crate::resp::request::ParseLimits;
 use crate::tier1::subscriber::UpstreamSubscriber;
 use crate::tier1::upstream::Upstream;
@@ -66,6 +67,7 @@ pub struct ServerState {
     pub stats: stats::Stats,
     pub hub: Arc<Hub>,
     pub tracker: Arc<Tracker>,
+    pub losses: Arc<LossWatch>,
     /// How often lock events were lost because the feed from apply was full.
     pub events_lost: Arc<AtomicU64>,
     pub session_keepalive: Arc<session_keepalive::SessionKeepalive>,

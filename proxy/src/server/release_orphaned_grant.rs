@@ -64,13 +64,18 @@ impl AcquireTarget {
             ttl_ms,
         };
         match Command::decode(blob)?.without_user() {
-            Command::Acquire { db, resource, owner, ttl_ms, .. } => {
+            Command::Acquire { db, resource, owner, ttl_ms, .. }
+            | Command::AcquireWith { db, resource, owner, ttl_ms, .. } => {
                 Some(target(db, owner, &[resource], ttl_ms))
             }
-            Command::MAcquire { db, resources, owner, ttl_ms, .. } => {
+            Command::MAcquire { db, resources, owner, ttl_ms, .. }
+            | Command::MAcquireShared { db, resources, owner, ttl_ms, .. } => {
                 Some(target(db, owner, &resources, ttl_ms))
             }
             Command::Release { .. }
+            | Command::Convert { .. }
+            | Command::ForceReleaseOne { .. }
+            | Command::SessionOpenWith { .. }
             | Command::Renew { .. }
             | Command::MRelease { .. }
             | Command::ForceRelease { .. }
@@ -113,8 +118,9 @@ impl OrphanRelease {
             let query =
                 || OwnedQuery::Info { db: target.db, resource: name.clone(), sessions: SessionScope::None };
             let Reply::Info(info) = self.answer(|tier2| tier2.query(query())).await? else { continue };
-            if info.held && info.owner.as_ref() == Some(&target.owner) {
-                self.release(target.db, name, info.fence).await?;
+            let own = info.holders.iter().flatten().find(|holder| holder.owner == target.owner);
+            if let Some(fence) = own.map(|holder| holder.fence) {
+                self.release(target.db, name, fence).await?;
             }
         }
         Some(())

@@ -74,6 +74,7 @@ pub fn call_for(backend: &Tier1Backend, request: &Request<'_>, argv: &[&[u8]]) -
         }
         Request::Scan(_) => call_words(backend, name, &[], &argv[1..]),
         Request::Acquire(_)
+        | Request::Explain(_)
         | Request::Release(_)
         | Request::Renew(_)
         | Request::Info(_)
@@ -82,7 +83,9 @@ pub fn call_for(backend: &Tier1Backend, request: &Request<'_>, argv: &[&[u8]]) -
         | Request::FenceCheck(_)
         | Request::FenceGet(_)
         | Request::FenceCall(_) => call_words(backend, name, &argv[1..2], &argv[2..]),
-        Request::Session(_) | Request::Cluster(_) => unreachable!("the router sends these elsewhere"),
+        Request::Session(_) | Request::Convert(_) | Request::Notify(_) | Request::Cluster(_) => {
+            unreachable!("the router sends these elsewhere")
+        }
     }
 }
 
@@ -109,6 +112,9 @@ impl LuaWait {
             Request::MAcquire(request) => (&request.resources, request.ttl_ms, true),
             Request::Release(_)
             | Request::Renew(_)
+            | Request::Convert(_)
+            | Request::Explain(_)
+            | Request::Notify(_)
             | Request::Info(_)
             | Request::MRelease(_)
             | Request::Queue(_)

@@ -13,9 +13,10 @@ use redfence_core::event;
 use redfence_core::grammar::{self, errors, Request};
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::request::{self, MachineWork};
+use redfence_core::machine::version::{UpgradeCommand, NEWEST};
 use redfence_core::machine::{Applied, Command, Machine};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Origin, RequestId, SessionId, SessionScope, Stamp, Tier};
+use redfence_core::types::{LockKind, Origin, RequestId, SessionId, SessionScope, Stamp, Tier};
 
 use crate::backend::{Abilities, Backend};
 use crate::backends::rendering::rendered;
@@ -125,6 +126,9 @@ impl Server {
     fn start(tier: Tier) -> Arc<Mutex<Server>> {
         let mut machine = Machine::new();
         machine.set_watched(true);
+        // As a cluster does by itself.
+        let raise = Command::Upgrade(UpgradeCommand::Raise { to: NEWEST });
+        machine.apply(Stamp::default(), None, raise, &mut Applied::default());
         let server = Arc::new(Mutex::new(Server {
             machine,
             tier,
@@ -243,7 +247,9 @@ impl Server {
             }
             Err(refusal) => return Some(refusal.into()),
         };
-        if let Command::SessionOpen { id: opened, .. } = &command {
+        if let Command::SessionOpen { id: opened, .. } | Command::SessionOpenWith { id: opened, .. } =
+            &command
+        {
             self.peers.get_mut(&id)?.sessions.push(*opened);
         }
         let request_id = RequestId { origin: ORIGIN, seq: number };
@@ -265,6 +271,12 @@ impl Server {
         };
         if names_session {
             return Err(errors::tier_sessions_here().into());
+        }
+        let options = request.acquire_options();
+        let is_more =
+            options.is_some_and(|options| options.kind != LockKind::Exclusive || options.value.is_some());
+        if is_more || matches!(request, Request::Convert(_) | Request::Explain(_)) {
+            return Err(errors::tier_kinds_here().into());
         }
         match request.tier() {
             Some(Tier::Correctness) => Err(errors::tier_correctness_here().into()),
@@ -317,8 +329,7 @@ impl Server {
 
     fn publish(&self, event: &event::Event) {
         let channel = event::channel(&event.resource);
-        let json =
-            event::to_json(event.kind, &event.resource, event.fence, &event.owner, self.tier, event.seq);
+        let json = event::event_to_json(event, self.tier);
         for peer in self.peers.values() {
             for (is_pattern, watched) in &peer.watches {
                 if *is_pattern && redfence_core::glob::matches(watched, &channel) {

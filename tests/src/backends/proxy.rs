@@ -11,6 +11,7 @@ use crate::artifacts;
 use crate::backend::{Abilities, Backend};
 use crate::client::{SocketWire, Wire};
 use crate::cluster::{self, Cluster};
+use crate::process::poll_until;
 use crate::redis::{self, Redis};
 use crate::resp::Protocol;
 
@@ -63,7 +64,16 @@ impl Deployment {
             if let Some(redis) = &redis {
                 options = options.flag("--redis", &redis.address().to_string());
             }
-            (Cluster::start(&options), redis)
+            let cluster = Cluster::start(&options);
+            cluster.wait_for_leader(LEADER_WITHIN);
+            // It rises by itself, unless a case that holds upgrades comes first.
+            let version = |node: &cluster::Node| {
+                let reply = node.ask(&["LOCK.CLUSTER", "VERSION"], LEADER_WITHIN);
+                reply.map(|reply| reply.array()[1].integer())
+            };
+            let has_risen = || cluster.nodes.iter().all(|node| version(node) == Some(2));
+            assert!(poll_until(LEADER_WITHIN, has_risen), "the cluster should run version 2");
+            (cluster, redis)
         })
     }
 }

@@ -9,7 +9,7 @@ use redfence_core::reply::Reply;
 
 /// The older program.
 pub const OLD: VersionRange = VersionRange { oldest: 1, newest: 1 };
-/// The newer one. Version 2 is version 1 under another number, unless the build has the feature `next-version`.
+/// The newer one.
 pub const NEW: VersionRange = VersionRange { oldest: 1, newest: 2 };
 
 const ASK_TIMEOUT_MS: u64 = 3_000;

@@ -16,6 +16,7 @@ mod fence_commands;
 mod fences;
 mod forcerelease;
 mod info_queue_scan;
+mod kinds;
 mod limits_and_errors;
 mod multi;
 mod owner_retry;
@@ -53,6 +54,7 @@ const TOPICS: &[Topic] = &[
     ("tiers", tiers::CASES),
     ("sessions", sessions::CASES),
     ("deadlock", deadlock::CASES),
+    ("kinds", kinds::CASES),
     ("forcerelease", forcerelease::CASES),
     ("events", events::CASES),
     ("fence_commands", fence_commands::CASES),

@@ -23,7 +23,8 @@ pub(crate) struct RecordSum {
 
 impl RecordSum {
     pub(crate) fn add(&mut self, kind: u8, content: &[u8]) {
-        let is_slot = matches!(kind, kind::LOCK | kind::QUEUE_ENTRY | kind::WAITER | kind::SESSION);
+        let is_slot =
+            matches!(kind, kind::LOCK | kind::QUEUE_ENTRY | kind::WAITER | kind::SESSION | kind::HOLDER);
         if matches!(kind, kind::COUNTERS | kind::END) {
             return;
         }

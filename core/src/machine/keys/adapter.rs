@@ -20,7 +20,8 @@ use crate::event::EventKind;
 use crate::keyspace::table::Row;
 use crate::keyspace::{errors, Clock, Deadline, Keys, Value, View};
 use crate::machine::keys::undo::Undo;
-use crate::machine::locks::lock::{EndCause, Lock};
+use crate::machine::locks::ending::Ending;
+use crate::machine::locks::lock::Lock;
 use crate::machine::log::command::Db;
 use crate::machine::store::deadlines::NEVER;
 use crate::machine::store::memory::weight_of_user;
@@ -43,7 +44,7 @@ impl Machine {
 
     fn key_slot(&self, from: HiddenFrom, db: Db, key: &[u8]) -> Option<LockSlot> {
         let slot = self.names.find(&self.locks, db, key)?;
-        (self.is_held_now(&self.locks[slot]) && self.is_shown(from, slot)).then_some(slot)
+        (self.is_held_now(slot) && self.is_shown(from, slot)).then_some(slot)
     }
 
     pub(crate) fn has_key(&self, db: Db, key: &[u8]) -> bool {
@@ -58,12 +59,28 @@ impl Machine {
     pub(crate) fn key_view(&self, slot: LockSlot) -> View<'_> {
         match self.values.get(&slot) {
             Some(value) => value.view(),
+            // Of several holders the oldest one shows.
+            None if self.locks[slot].is_several() => {
+                let oldest = self.oldest_holder(slot);
+                View::Str(oldest.map_or(&[], |holder| &self.holders[holder].owner))
+            }
             None => View::Str(self.locks[slot].owner()),
         }
     }
 
     fn key_deadline_ms(&self, member: Option<Member>, slot: LockSlot) -> Option<u64> {
         Some(self.ends_for(member, slot)).filter(|at_ms| *at_ms != NEVER)
+    }
+
+    /// Whether a key is a lock that is held in mode shared or permits: no plain command may write to it.
+    pub(crate) fn is_held_by_several(&self, db: Db, key: &[u8]) -> bool {
+        let slot = self.names.find(&self.locks, db, key);
+        slot.is_some_and(|slot| self.locks[slot].is_several() && self.is_held_now(slot))
+    }
+
+    /// Whether there is any such lock.
+    pub(crate) fn has_several(&self) -> bool {
+        self.holders.len() > 0
     }
 
     /// Whether a free lock has somebody in line who waits for another one too. What this command itself has freed is not
@@ -131,7 +148,7 @@ impl Machine {
             if looked == count {
                 return u64::from(slot.number());
             }
-            if lock.db() == db && self.is_held_now(lock) && self.is_shown(from, slot) {
+            if lock.db() == db && self.is_held_now(slot) && self.is_shown(from, slot) {
                 visit(lock.name(), self.key_view(slot));
             }
         }
@@ -248,7 +265,11 @@ impl<'m> MachineKeys<'m> {
 
     fn end(&mut self, slot: LockSlot) {
         self.save(slot);
-        self.machine.end_grant(slot, EndCause::Released, EventKind::Released, self.out);
+        match self.machine.locks[slot].is_several() {
+            // Reached by a member's flush alone.
+            true => self.machine.end_all_holds(slot, Ending::Flushed, self.out),
+            false => self.machine.end_grant(slot, Ending::Deleted, self.out),
+        }
     }
 
     /// Ends a key, or a member's share of it. A member that has none changes nothing.
@@ -270,7 +291,7 @@ impl<'m> MachineKeys<'m> {
     fn flush_member(&mut self, member: Member, db: Option<Db>) {
         let machine = &*self.machine;
         let is_there = |slot: LockSlot, lock: &Lock| {
-            db.is_none_or(|db| lock.db() == db) && machine.is_held_now(lock) && machine.sees(member, slot)
+            db.is_none_or(|db| lock.db() == db) && machine.is_held_now(slot) && machine.sees(member, slot)
         };
         let locks = machine.locks.iter().filter(|(slot, lock)| is_there(*slot, lock));
         let doomed: Vec<LockSlot> = locks.map(|(slot, _)| slot).collect();
@@ -342,6 +363,14 @@ impl Keys for MachineKeys<'_> {
         self.key_slot(db, key).is_none() && !self.machine.is_awaited(db, key)
     }
 
+    fn has_several(&self) -> bool {
+        self.machine.has_several()
+    }
+
+    fn is_held_by_several(&self, db: Db, key: &[u8]) -> bool {
+        self.machine.is_held_by_several(db, key)
+    }
+
     fn may_grow(&self, bytes: usize) -> bool {
         self.has_room || self.machine.room_for(bytes).is_ok()
     }
@@ -379,13 +408,16 @@ impl Keys for MachineKeys<'_> {
         self.save(slot);
         // Past its deadline, or flushed, and not ended yet.
         self.machine.end_if_due(slot, self.out);
+        if self.machine.locks[slot].is_several() {
+            return Err(crate::grammar::errors::plain_write_on_several());
+        }
         if self.machine.locks[slot].is_held() {
             if self.machine.key_view(slot) == value.view() {
                 return self.machine.set_end_as(self.member, slot, at_ms, self.out);
             }
             self.check_replace(slot)?;
             // Its holder did not release it.
-            self.machine.end_grant(slot, EndCause::Expired, EventKind::Released, self.out);
+            self.machine.end_grant(slot, Ending::Replaced, self.out);
         }
         self.bring_to_life(slot, value, at_ms);
         Ok(())
@@ -417,7 +449,7 @@ impl Keys for MachineKeys<'_> {
             Deadline::At(at_ms) => at_ms,
         };
         // With nothing hidden a member also meets keys it has not granted: their time is not its to move.
-        if self.machine.is_shown(self.member, slot) {
+        if self.machine.is_shown(self.member, slot) && !self.machine.locks[slot].is_several() {
             self.save(slot);
             let moved = self.machine.set_end_as(self.member, slot, at_ms, self.out);
             moved.expect("a member that sees a key has granted it already");
@@ -451,7 +483,7 @@ impl Keys for MachineKeys<'_> {
                     let Some(slot) = self.machine.next_flushed(&mut looks) else { break };
                     ends -= 1;
                     self.save(slot);
-                    self.machine.end_grant(slot, EndCause::Expired, EventKind::Released, self.out);
+                    self.machine.end_all_holds(slot, Ending::Flushed, self.out);
                 }
             }
         }

@@ -4,12 +4,13 @@
 use crate::grammar::{self, Request};
 use crate::keyspace::Resp;
 use crate::machine::locks::acquire::AcquireParams;
+use crate::machine::locks::convert::ConvertParams;
 use crate::machine::locks::multi::Several;
 use crate::machine::log::command::{Command, Db};
 use crate::machine::log::request::{self, MachineWork, RequestContext};
-use crate::machine::{Applied, Machine};
+use crate::machine::{Applied, Machine, Query};
 use crate::reply::{Refusal, Reply};
-use crate::types::{SessionId, SessionScope};
+use crate::types::{LockKind, SessionId, SessionScope};
 
 /// Whether a command of ours may stand in a transaction: what it does must be the machine's business alone.
 pub fn check_in_transaction(request: &Request<'_>) -> Result<(), Refusal> {
@@ -17,12 +18,16 @@ pub fn check_in_transaction(request: &Request<'_>) -> Result<(), Refusal> {
         Request::Acquire(_)
         | Request::Release(_)
         | Request::Renew(_)
+        | Request::Convert(_)
         | Request::Info(_)
         | Request::MAcquire(_)
         | Request::MRelease(_)
         | Request::Queue(_)
         | Request::Scan(_)
         | Request::ForceRelease(_) => return Ok(()),
+        // Its reply is not the same on every node.
+        Request::Explain(_) => "LOCK.EXPLAIN",
+        Request::Notify(_) => "LOCK.NOTIFY",
         Request::Session(_) => "LOCK.SESSION",
         Request::Cluster(_) => "LOCK.CLUSTER",
         Request::FenceCheck(_) | Request::FenceGet(_) | Request::FenceCall(_) => "FENCE",
@@ -45,10 +50,13 @@ impl Machine {
             Some(Ok(Request::Release(request))) => Several::from_slice(&[request.resource]),
             Some(Ok(Request::Renew(request))) => Several::from_slice(&[request.resource]),
             Some(Ok(Request::ForceRelease(request))) => Several::from_slice(&[request.resource]),
+            Some(Ok(Request::Convert(request))) => Several::from_slice(&[request.resource]),
             Some(Ok(Request::MAcquire(request))) => request.resources.iter().copied().collect(),
             Some(Ok(Request::MRelease(request))) => request.pairs.iter().map(|(name, _)| *name).collect(),
             Some(Ok(
                 Request::Info(_)
+                | Request::Explain(_)
+                | Request::Notify(_)
                 | Request::Queue(_)
                 | Request::Scan(_)
                 | Request::Session(_)
@@ -60,6 +68,15 @@ impl Machine {
             | Some(Err(_))
             | None => Several::new(),
         }
+    }
+
+    /// What is shown here is logged: it is what the cluster's version shows.
+    fn look_in_transaction(&self, query: Query<'_>) -> Reply {
+        let mut reply = self.query(query);
+        if let (Reply::Info(info), true) = (&mut reply, self.cluster_version() < 2) {
+            info.holders = None;
+        }
+        reply
     }
 
     fn try_lock_at_once(&mut self, db: Db, argv: &[&[u8]], out: &mut Applied) -> Result<Reply, Refusal> {
@@ -78,16 +95,48 @@ impl Machine {
             guarded: &[],
         };
         let work = request::work(request, context)?;
+        let user = self.acting_user;
         Ok(match work {
-            MachineWork::Look(query) => self.query(query),
+            MachineWork::Look(query) => self.look_in_transaction(query),
             MachineWork::Change(Command::Acquire { db, resource, ttl_ms, owner, session, .. }) => {
+                let (kind, value) = (LockKind::Exclusive, &[][..]);
                 let params =
-                    AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, user: self.acting_user, session };
+                    AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, user, session, kind, value };
                 self.acquire(db, resource, &params, out).expect("it does not wait")
             }
-            MachineWork::Change(Command::MAcquire { db, resources, ttl_ms, owner, session, .. }) => {
+            MachineWork::Change(Command::AcquireWith {
+                db,
+                resource,
+                ttl_ms,
+                owner,
+                session,
+                kind,
+                value,
+                ..
+            }) => {
                 let params =
-                    AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, user: self.acting_user, session };
+                    AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, user, session, kind, value };
+                self.acquire(db, resource, &params, out).expect("it does not wait")
+            }
+            MachineWork::Change(Command::MAcquireShared {
+                db, resources, ttl_ms, owner, session, ..
+            }) => {
+                let (kind, value) = (LockKind::Shared, &[][..]);
+                let params =
+                    AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, user, session, kind, value };
+                self.acquire_many(db, &resources, &params, out).expect("it does not wait")
+            }
+            MachineWork::Change(Command::Convert { db, resource, fence, to, .. }) => {
+                let params = ConvertParams { id: None, db, resource, fence, to, wait_ms: 0 };
+                self.convert(&params, out).expect("it does not wait")
+            }
+            MachineWork::Change(Command::ForceReleaseOne { db, resource, fence }) => {
+                self.force_release_one(db, resource, fence, out)
+            }
+            MachineWork::Change(Command::MAcquire { db, resources, ttl_ms, owner, session, .. }) => {
+                let (kind, value) = (LockKind::Exclusive, &[][..]);
+                let params =
+                    AcquireParams { id: None, ttl_ms, wait_ms: 0, owner, user, session, kind, value };
                 self.acquire_many(db, &resources, &params, out).expect("it does not wait")
             }
             MachineWork::Change(Command::Release { db, resource, fence }) => {

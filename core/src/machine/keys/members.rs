@@ -17,10 +17,10 @@
 
 use crate::event::EventKind;
 use crate::keyspace::errors;
-use crate::machine::locks::lock::EndCause;
+use crate::machine::locks::ending::Ending;
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::snapshot::invariants::Violation;
-use crate::machine::store::deadlines::Timer;
+use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
 use crate::reply::Refusal;
 use crate::types::{has_passed, Member, OwnerIdentity};
@@ -134,7 +134,15 @@ impl Machine {
     /// When a held key ends: for the member that granted it, when its own grant does.
     pub(crate) fn ends_for(&self, member: Option<Member>, slot: LockSlot) -> u64 {
         let own_ms = || self.grants.get(&slot)?.live_until_ms(member?, self.clock.logical_ms);
-        own_ms().unwrap_or(self.locks[slot].deadline_ms())
+        own_ms().unwrap_or_else(|| self.key_end_ms(slot))
+    }
+
+    /// When a held key ends; of several holders, when the oldest does.
+    pub(crate) fn key_end_ms(&self, slot: LockSlot) -> u64 {
+        match self.locks[slot].is_several() {
+            true => self.oldest_holder(slot).map_or(NEVER, |holder| self.holders[holder].deadline_ms),
+            false => self.locks[slot].deadline_ms(),
+        }
     }
 
     /// Sets when a held lock ends, for whoever has granted it.
@@ -193,7 +201,7 @@ impl Machine {
         grants.keep_live(now_ms);
         let (owner, at_ms) = (self.locks[slot].owner().to_vec(), self.locks[slot].deadline_ms());
         let user = self.locks[slot].user();
-        self.end_grant(slot, EndCause::Released, EventKind::Released, out);
+        self.end_grant(slot, Ending::Released, out);
         self.grant_until(slot, OwnerIdentity { owner: &owner, user }, at_ms, SessionSlot::NONE, out);
         self.set_grants(slot, Some(grants));
     }
@@ -216,7 +224,7 @@ impl Machine {
     pub(crate) fn check_grants(&self) -> Result<(), Violation> {
         for (slot, grants) in &self.grants {
             let fail = |what: &str| Err(Violation(format!("grants of lock {slot}: {what}")));
-            let Some(lock) = self.locks.get(*slot).filter(|lock| lock.is_held()) else {
+            let Some(lock) = self.locks.get(*slot).filter(|lock| lock.is_held() && !lock.is_several()) else {
                 return fail("nobody holds it");
             };
             if lock.session().is_some() || self.values.contains_key(slot) {

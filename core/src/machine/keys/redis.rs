@@ -55,8 +55,8 @@ pub(crate) fn is_large(reply: &Reply) -> bool {
             | Reply::Double(_)
             | Reply::Bool(_)
             | Reply::Text(_)
-            | Reply::Status(_)
-            | Reply::Info(_) => 0,
+            | Reply::Status(_) => 0,
+            Reply::Info(info) => info.pairs().iter().map(|(_, value)| value.weight()).sum(),
         };
         match left.checked_sub(own + 8) {
             Some(rest) => *left = rest,
@@ -118,10 +118,13 @@ impl Machine {
         if let Some(slot) = self.names.find(&self.locks, db, key) {
             let lock = &self.locks[slot];
             bytes.extend_from_slice(&lock.fence.0.to_le_bytes());
-            if self.is_held_now(lock) {
+            if self.is_held_now(slot) {
                 let version = self.versions.get(&slot).copied().unwrap_or_default();
                 bytes.push(1);
-                bytes.extend_from_slice(&lock.deadline_ms().to_le_bytes());
+                bytes.extend_from_slice(&self.key_end_ms(slot).to_le_bytes());
+                if let Some(oldest) = self.holders_of(slot).next() {
+                    bytes.extend_from_slice(&self.holders[oldest].fence.0.to_le_bytes());
+                }
                 bytes.extend_from_slice(&version.to_le_bytes());
                 if let Some(grants) = self.grants.get(&slot) {
                     grants.write(&mut bytes);

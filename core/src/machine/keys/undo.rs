@@ -16,6 +16,7 @@ pub(crate) struct Undo {
     events: usize,
     published: usize,
     key_accesses: usize,
+    losses: usize,
     event_seq: u64,
     counters: Counters,
     sweep: Sweep,
@@ -29,6 +30,7 @@ struct SavedKey {
     value: Option<Value>,
     version: Option<u64>,
     grants: Option<Grants>,
+    attached: Option<Box<[u8]>>,
 }
 
 impl Undo {
@@ -38,6 +40,7 @@ impl Undo {
             events: out.events.len(),
             published: out.published.len(),
             key_accesses: out.key_accesses.len(),
+            losses: out.losses.len(),
             event_seq: machine.event_seq,
             counters: machine.counters,
             sweep: machine.sweep.clone(),
@@ -57,6 +60,7 @@ impl MachineKeys<'_> {
             value: machine.values.get(&slot).cloned(),
             version: machine.versions.get(&slot).copied(),
             grants: machine.grants.get(&slot).cloned(),
+            attached: machine.attached.get(&slot).cloned(),
         });
     }
 
@@ -71,6 +75,7 @@ impl MachineKeys<'_> {
         self.out.events.truncate(undo.events);
         self.out.published.truncate(undo.published);
         self.out.key_accesses.truncate(undo.key_accesses);
+        self.out.truncate_losses(undo.losses);
         self.machine.event_seq = undo.event_seq;
         self.machine.counters = undo.counters;
         self.machine.sweep = undo.sweep;
@@ -83,6 +88,10 @@ impl Machine {
         let lock = &self.locks[slot];
         if lock.idle_since_ms().is_some() {
             // Looked at and left alone.
+            return;
+        }
+        if lock.is_several() || matches!(key.lock.phase, Phase::Several { .. }) {
+            // Nothing that is taken back changes such a lock.
             return;
         }
         let session = lock.session();
@@ -98,6 +107,7 @@ impl Machine {
             None => self.versions.remove(&slot),
         };
         self.set_grants(slot, key.grants);
+        self.set_attached(slot, key.attached);
         let mut before = key.lock;
         match before.phase {
             Phase::Held { deadline_ms, session, .. } => {
@@ -109,7 +119,7 @@ impl Machine {
                 self.restore_lock(slot, before);
                 self.deadlines.set(Timer::Lock(slot), deadline_ms);
             }
-            Phase::Awaited | Phase::Idle { .. } => {
+            Phase::Several { .. } | Phase::Awaited | Phase::Idle { .. } => {
                 self.deadlines.clear(Timer::Lock(slot));
                 before.phase = Phase::Awaited;
                 self.restore_lock(slot, before);

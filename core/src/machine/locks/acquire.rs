@@ -2,6 +2,7 @@
 
 use crate::event::EventKind;
 use crate::grammar::errors;
+use crate::machine::locks::several::{GrantTerms, Hold};
 use crate::machine::log::command::Db;
 use crate::machine::queue::waiter::ReplyForm;
 use crate::machine::store::deadlines::{Timer, NEVER};
@@ -9,8 +10,8 @@ use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
 use crate::types::{
-    Fence, OwnerIdentity, RequestId, SessionId, UserTag, OWNER_BYTES_MAX, RESOURCE_BYTES_MAX, TTL_MS_MAX,
-    WAIT_MS_MAX,
+    Fence, LockKind, OwnerIdentity, RequestId, SessionId, UserTag, OWNER_BYTES_MAX, RESOURCE_BYTES_MAX,
+    TTL_MS_MAX, VALUE_BYTES_MAX, WAIT_MS_MAX,
 };
 
 /// What was asked, but for the resource.
@@ -21,11 +22,18 @@ pub(crate) struct AcquireParams<'a> {
     pub(crate) owner: &'a [u8],
     pub(crate) user: UserTag,
     pub(crate) session: Option<SessionId>,
+    pub(crate) kind: LockKind,
+    pub(crate) value: &'a [u8],
 }
 
 impl<'a> AcquireParams<'a> {
     pub(crate) fn asker(&self) -> OwnerIdentity<'a> {
         OwnerIdentity { owner: self.owner, user: self.user }
+    }
+
+    pub(crate) fn terms(&self, session: SessionSlot) -> GrantTerms<'a> {
+        let AcquireParams { value, kind, ttl_ms, .. } = *self;
+        GrantTerms { asker: self.asker(), value, kind, ttl_ms, session }
     }
 
     /// The grammar has checked a client's words; an entry may hold anything.
@@ -41,6 +49,12 @@ impl<'a> AcquireParams<'a> {
         }
         if self.wait_ms > WAIT_MS_MAX {
             return Err(errors::wait_range());
+        }
+        if !self.kind.is_valid() {
+            return Err(errors::permits_range());
+        }
+        if self.value.len() > VALUE_BYTES_MAX {
+            return Err(errors::value_length());
         }
         Ok(())
     }
@@ -77,12 +91,18 @@ impl Machine {
         let session = self.session_of(params, out)?;
         let Some(slot) = self.find_fresh(db, name, out) else {
             self.check_session_room(session, 1)?;
-            self.room_for_grant(None, name, params.asker())?;
+            if params.kind != LockKind::Exclusive {
+                self.check_holders()?;
+            }
+            self.room_for_grant(None, name, &params.terms(session))?;
             let slot = self.record_for(db, name)?;
-            let fence = self.grant(slot, params.asker(), params.ttl_ms, session, out);
+            let fence = self.grant_as(slot, &params.terms(session), out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
         };
         let lock = &self.locks[slot];
+        if lock.is_several() || params.kind != LockKind::Exclusive {
+            return self.acquire_beside(slot, name, params, session, out);
+        }
         if lock.is_held_by(params.asker()) && !mutant!(OwnerIgnored) {
             self.check_retry_session(lock.session(), session)?;
             let ttl_ms = self.stretch(slot, params.ttl_ms);
@@ -90,8 +110,41 @@ impl Machine {
         }
         if !lock.is_held() && lock.queue.len == 0 {
             self.check_session_room(session, 1)?;
-            self.room_for_grant(Some(slot), name, params.asker())?;
-            let fence = self.grant(slot, params.asker(), params.ttl_ms, session, out);
+            self.room_for_grant(Some(slot), name, &params.terms(session))?;
+            let fence = self.grant_as(slot, &params.terms(session), out);
+            return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
+        }
+        if params.wait_ms == 0 {
+            return Ok(Some(Reply::Nil));
+        }
+        self.wait_for(&[slot], ReplyForm::One, params, session, out)?;
+        Ok(None)
+    }
+
+    /// The same where several may hold the lock at a time.
+    fn acquire_beside(
+        &mut self,
+        slot: LockSlot,
+        name: &[u8],
+        params: &AcquireParams<'_>,
+        session: SessionSlot,
+        out: &mut Applied,
+    ) -> Result<Option<Reply>, Refusal> {
+        if let Some(own) = self.hold_of_owner(slot, params.asker()) {
+            if !self.is_of_kind(own, params.kind) {
+                return Err(errors::owner_in_other_mode());
+            }
+            self.check_retry_session(self.session_of_hold(own), session)?;
+            let ttl_ms = self.stretch_hold(own, params.ttl_ms);
+            return Ok(Some(Reply::Granted { fence: self.fence_of(own), ttl_ms }));
+        }
+        self.check_mode(slot, params.kind)?;
+        self.check_holder_room(slot, params.kind)?;
+        let is_first = self.locks[slot].queue.len == 0 || mutant!(ReaderOvertakes);
+        if is_first && self.goes_beside(slot, params.kind) {
+            self.check_session_room(session, 1)?;
+            self.room_for_grant(Some(slot), name, &params.terms(session))?;
+            let fence = self.grant_as(slot, &params.terms(session), out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
         }
         if params.wait_ms == 0 {
@@ -116,7 +169,7 @@ impl Machine {
     /// Whether a session may hold or wait for so many more. Retries and hand-overs never ask.
     pub(crate) fn check_session_room(&self, session: SessionSlot, more: usize) -> Result<(), Refusal> {
         let Some(record) = self.sessions.get(session) else { return Ok(()) };
-        let claimed = record.locks.len as usize + record.queue_entries as usize;
+        let claimed = (record.locks.len + record.holders.len + record.queue_entries) as usize;
         match claimed + more <= self.limits.locks_per_session_max {
             true => Ok(()),
             false => Err(errors::session_full(self.limits.locks_per_session_max)),
@@ -134,6 +187,12 @@ impl Machine {
     /// Finds a lock as it is at this instant: what is due on it has ended, and its waiters are served.
     pub(crate) fn find_fresh(&mut self, db: Db, name: &[u8], out: &mut Applied) -> Option<LockSlot> {
         let slot = self.names.find(&self.locks, db, name)?;
+        if self.locks[slot].is_several() {
+            return match self.refresh_several(slot, out) {
+                true => self.names.find(&self.locks, db, name),
+                false => Some(slot),
+            };
+        }
         if let Some(ended_ms) = self.end_if_due(slot, out) {
             // A waiter that still had time when the lock ended gets it.
             self.instant_ms = ended_ms;
@@ -213,22 +272,20 @@ impl Machine {
 
     /// A retry of the holder: at least the ttl asked. Answers the time now granted, 0 where it has no end of its own.
     pub(crate) fn stretch(&mut self, slot: LockSlot, ttl_ms: u64) -> u64 {
-        let deadline_ms = self.locks[slot].deadline_ms().max(self.deadline_after(ttl_ms));
-        // Without a session there must always be an end.
-        let deadline_ms = match deadline_ms {
-            NEVER if self.locks[slot].session().is_none() && self.locks[slot].deadline_ms() != NEVER => {
-                self.locks[slot].deadline_ms()
-            }
+        self.stretch_hold(Hold::Exclusive(slot), ttl_ms)
+    }
+
+    /// The same for one of several holders.
+    pub(crate) fn stretch_hold(&mut self, hold: Hold, ttl_ms: u64) -> u64 {
+        let ends_ms = self.end_of(hold);
+        let deadline_ms = match ends_ms.max(self.deadline_after(ttl_ms)) {
+            // Without a session there must always be an end.
+            NEVER if self.session_of_hold(hold).is_none() && ends_ms != NEVER => ends_ms,
             other => other,
         };
-        if deadline_ms != self.locks[slot].deadline_ms() {
-            self.set_end(slot, deadline_ms);
+        if deadline_ms != ends_ms {
+            self.set_end_of(hold, deadline_ms);
         }
-        if deadline_ms == NEVER {
-            0
-        } else {
-            // In its last millisecond it still is not "no end of its own".
-            (deadline_ms - self.clock.logical_ms).max(1)
-        }
+        self.time_left(deadline_ms)
     }
 }

@@ -3,8 +3,7 @@
 //! Every entry first works off what is due at its own stamp, up to a limit. What is left beyond the limit is ended by
 //! whatever touches it ([`Machine::end_if_due`]), so nothing past its deadline is ever granted, renewed or shown as held.
 
-use crate::event::EventKind;
-use crate::machine::locks::lock::EndCause;
+use crate::machine::locks::ending::Ending;
 use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::{Applied, LockSlot, Machine};
 use crate::reply::Reply;
@@ -30,8 +29,9 @@ impl Machine {
 
     fn end_one(&mut self, timer: Timer, ends: &mut usize, out: &mut Applied) {
         match timer {
-            Timer::Lock(slot) => self.end_grant(slot, EndCause::Expired, EventKind::Expired, out),
-            Timer::Session(slot) => self.end_session_part(slot, EndCause::Expired, ends, out),
+            Timer::Lock(slot) => self.end_grant(slot, Ending::Expired, out),
+            Timer::Holder(slot) => self.end_holder(slot, Ending::Expired, out),
+            Timer::Session(slot) => self.end_session_part(slot, ends, out),
             Timer::Waiter(slot) => {
                 let instant_ms = self.instant_ms;
                 self.give_up_overdue(slot, |deadline_ms| deadline_ms <= instant_ms, out);
@@ -45,17 +45,20 @@ impl Machine {
         if !lock.is_held() {
             return None;
         }
+        if lock.is_several() {
+            return self.end_due_holders(slot, out);
+        }
         let session_ends_ms = self.sessions.get(lock.session()).map_or(NEVER, |session| session.deadline_ms);
-        let (ended_ms, how, event) = if self.is_flushed(lock) {
-            (self.clock.logical_ms, EndCause::Expired, EventKind::Released)
+        let (ended_ms, ending) = if self.is_flushed(lock) {
+            (self.clock.logical_ms, Ending::Flushed)
         } else if self.has_passed(lock.deadline_ms()) {
-            (lock.deadline_ms(), EndCause::Expired, EventKind::Expired)
+            (lock.deadline_ms(), Ending::Expired)
         } else if self.has_passed(session_ends_ms) {
-            (session_ends_ms, EndCause::Expired, EventKind::SessionEnded)
+            (session_ends_ms, Ending::SessionEnded)
         } else {
             return None;
         };
-        self.end_grant(slot, how, event, out);
+        self.end_grant(slot, ending, out);
         Some(ended_ms)
     }
 

@@ -5,6 +5,7 @@
 //! `LOCK.ACQUIRE`: any command that brings a key to life may call `hold`.
 
 use crate::keyspace::KEY_BYTES_MAX;
+use crate::machine::locks::ending::EndCause;
 use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
 use crate::machine::log::command::Db;
 use crate::machine::snapshot::write::kind;
@@ -12,7 +13,7 @@ use crate::machine::store::deadlines::NEVER;
 use crate::machine::store::list::{Linked, Links, List};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{LockSlot, QueueEntry, SessionSlot, Slot};
-use crate::types::{Fence, OwnerIdentity, Reason, UserTag};
+use crate::types::{Fence, LockMode, OwnerIdentity, Reason, UserTag};
 use hashbrown::HashTable;
 
 /// What a record is there for.
@@ -21,31 +22,25 @@ pub(crate) enum Phase {
     /// Somebody holds it until the deadline, or as long as the session lives ([`SessionSlot::NONE`]: no session). The epoch is that
     /// of its database at the grant: see `sweep.rs`.
     Held { deadline_ms: u64, session: SessionSlot, epoch: u16 },
+    /// Held in another mode than exclusive. Its holders, one or more, are records of their own: see `holder.rs`. The sum is that of
+    /// their permits, or their number.
+    Several { mode: LockMode, sum: u32, holders: u32, epoch: u16 },
     /// Free, but reserved: the first waiter is a multi-lock that also waits for another resource.
     Awaited,
     /// Free and in the idle list, kept for its last fence.
     Idle { since_ms: u64 },
 }
 
-/// How the last grant ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum EndCause {
-    /// There was none, or its record was forgotten.
-    Unknown,
-    Released,
-    Expired,
-}
-
 /// How long the last grant or renewal was for: what a restored lock is held for. Milliseconds below 2^31, whole seconds (rounded up)
 /// above. [`GrantedTime::NONE`] for a grant without an end of its own, and before the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct GrantedTime(u32);
+pub(crate) struct GrantedTime(u32);
 
 impl GrantedTime {
-    const NONE: GrantedTime = GrantedTime(0);
+    pub(crate) const NONE: GrantedTime = GrantedTime(0);
     const IN_SECONDS: u32 = 1 << 31;
 
-    fn until(deadline_ms: u64, now_ms: u64) -> GrantedTime {
+    pub(crate) fn until(deadline_ms: u64, now_ms: u64) -> GrantedTime {
         if deadline_ms == NEVER {
             return GrantedTime::NONE;
         }
@@ -59,7 +54,15 @@ impl GrantedTime {
         }
     }
 
-    fn ms(self) -> u64 {
+    pub(crate) fn write(self, out: &mut Vec<u8>) {
+        put_varint(out, u64::from(self.0));
+    }
+
+    pub(crate) fn read(reader: &mut Reader<'_>) -> Option<GrantedTime> {
+        reader.varint_u32().map(GrantedTime)
+    }
+
+    pub(crate) fn ms(self) -> u64 {
         match self.0 & GrantedTime::IN_SECONDS {
             0 => u64::from(self.0),
             _ => 1_000 * u64::from(self.0 & !GrantedTime::IN_SECONDS),
@@ -123,7 +126,7 @@ impl Lock {
     pub(crate) fn deadline_ms(&self) -> u64 {
         match self.phase {
             Phase::Held { deadline_ms, .. } => deadline_ms,
-            Phase::Awaited | Phase::Idle { .. } => NEVER,
+            Phase::Several { .. } | Phase::Awaited | Phase::Idle { .. } => NEVER,
         }
     }
 
@@ -134,7 +137,7 @@ impl Lock {
                 *deadline_ms = at_ms;
                 self.granted = GrantedTime::until(at_ms, now_ms);
             }
-            Phase::Awaited | Phase::Idle { .. } => {}
+            Phase::Several { .. } | Phase::Awaited | Phase::Idle { .. } => {}
         }
     }
 
@@ -148,21 +151,21 @@ impl Lock {
     pub(crate) fn session(&self) -> SessionSlot {
         match self.phase {
             Phase::Held { session, .. } => session,
-            Phase::Awaited | Phase::Idle { .. } => SessionSlot::NONE,
+            Phase::Several { .. } | Phase::Awaited | Phase::Idle { .. } => SessionSlot::NONE,
         }
     }
 
     pub(crate) fn set_session(&mut self, to: SessionSlot) {
         match &mut self.phase {
             Phase::Held { session, .. } => *session = to,
-            Phase::Awaited | Phase::Idle { .. } => {}
+            Phase::Several { .. } | Phase::Awaited | Phase::Idle { .. } => {}
         }
     }
 
     /// The epoch of the grant; 0 for a free lock.
     pub(crate) fn epoch(&self) -> u16 {
         match self.phase {
-            Phase::Held { epoch, .. } => epoch,
+            Phase::Held { epoch, .. } | Phase::Several { epoch, .. } => epoch,
             Phase::Awaited | Phase::Idle { .. } => 0,
         }
     }
@@ -171,7 +174,7 @@ impl Lock {
     pub(crate) fn idle_since_ms(&self) -> Option<u64> {
         match self.phase {
             Phase::Idle { since_ms } => Some(since_ms),
-            Phase::Held { .. } | Phase::Awaited => None,
+            Phase::Held { .. } | Phase::Several { .. } | Phase::Awaited => None,
         }
     }
 
@@ -179,27 +182,50 @@ impl Lock {
         &self.text[..self.name_len as usize]
     }
 
+    /// Whether anybody holds it, in whatever mode.
+    #[inline]
     pub(crate) fn is_held(&self) -> bool {
         match self.phase {
-            Phase::Held { .. } => true,
+            Phase::Held { .. } | Phase::Several { .. } => true,
             Phase::Awaited | Phase::Idle { .. } => false,
         }
     }
 
-    /// The holder's owner; of a free lock, nothing.
+    #[inline]
+    pub(crate) fn is_exclusive(&self) -> bool {
+        matches!(self.phase, Phase::Held { .. })
+    }
+
+    /// Whether it is held in another mode than exclusive.
+    #[inline]
+    pub(crate) fn is_several(&self) -> bool {
+        matches!(self.phase, Phase::Several { .. })
+    }
+
+    /// The mode it is held in.
+    pub(crate) fn mode(&self) -> Option<LockMode> {
+        match self.phase {
+            Phase::Held { .. } => Some(LockMode::Exclusive),
+            Phase::Several { mode, .. } => Some(mode),
+            Phase::Awaited | Phase::Idle { .. } => None,
+        }
+    }
+
+    /// The exclusive holder's owner; nothing where there is none.
     pub(crate) fn owner(&self) -> &[u8] {
-        if self.is_held() {
-            let end = self.text.len() - if self.has_user { USER_BYTES } else { 0 };
-            &self.text[self.name_len as usize..end]
-        } else {
-            &[]
+        match self.phase {
+            Phase::Held { .. } => {
+                let end = self.text.len() - if self.has_user { USER_BYTES } else { 0 };
+                &self.text[self.name_len as usize..end]
+            }
+            Phase::Several { .. } | Phase::Awaited | Phase::Idle { .. } => &[],
         }
     }
 
     /// The user of the holder; of a free lock, `default`.
     pub(crate) fn user(&self) -> UserTag {
         match self.text.last_chunk() {
-            Some(tag) if self.has_user && self.is_held() => UserTag(u64::from_le_bytes(*tag)),
+            Some(tag) if self.has_user && self.is_exclusive() => UserTag(u64::from_le_bytes(*tag)),
             Some(_) | None => UserTag::DEFAULT,
         }
     }
@@ -207,7 +233,7 @@ impl Lock {
     /// Whether this owner of this user holds the lock: who asks again gets the same grant.
     #[inline]
     pub(crate) fn is_held_by(&self, asker: OwnerIdentity<'_>) -> bool {
-        self.is_held() && self.owner() == asker.owner && self.user() == asker.user
+        self.is_exclusive() && self.owner() == asker.owner && self.user() == asker.user
     }
 
     /// Brings a holder into being. Lists and deadlines are the caller's business.
@@ -236,11 +262,43 @@ impl Lock {
         self.granted = GrantedTime::until(deadline_ms, now_ms);
     }
 
+    /// Counts one holder more of a lock that is free or held in this mode; `epoch` is that of the first.
+    pub(crate) fn add_holder(&mut self, fence: Fence, mode: LockMode, count: u32, epoch: u16) {
+        self.fence = self.fence.max(fence);
+        self.granted = GrantedTime::NONE;
+        self.phase = match self.phase {
+            Phase::Several { sum, holders, epoch, .. } => {
+                Phase::Several { mode, sum: sum + count, holders: holders + 1, epoch }
+            }
+            Phase::Held { .. } | Phase::Awaited | Phase::Idle { .. } => {
+                Phase::Several { mode, sum: count, holders: 1, epoch }
+            }
+        };
+        self.drop_owner();
+    }
+
+    /// Counts one holder less, and remembers how it ended. The last one leaves the lock free.
+    pub(crate) fn end_holder(&mut self, fence: Fence, count: u32, how: EndCause) {
+        (self.ended_fence, self.ended) = (fence, how);
+        self.phase = match self.phase {
+            Phase::Several { mode, sum, holders, epoch } if holders > 1 => {
+                Phase::Several { mode, sum: sum - count, holders: holders - 1, epoch }
+            }
+            Phase::Several { .. } | Phase::Held { .. } | Phase::Awaited | Phase::Idle { .. } => {
+                Phase::Awaited
+            }
+        };
+    }
+
     /// Takes the holder away and remembers how.
     pub(crate) fn end(&mut self, how: EndCause) {
         self.ended_fence = self.fence;
         self.ended = how;
         self.phase = Phase::Awaited;
+        self.drop_owner();
+    }
+
+    fn drop_owner(&mut self) {
         let name_len = self.name_len as usize;
         if self.text.len() > name_len + OWNER_BYTES_KEPT {
             self.text = self.text[..name_len].into();
@@ -299,7 +357,7 @@ impl SavedLock {
     pub(crate) fn session(&self) -> SessionSlot {
         match self.phase {
             Phase::Held { session, .. } => session,
-            Phase::Awaited | Phase::Idle { .. } => SessionSlot::NONE,
+            Phase::Several { .. } | Phase::Awaited | Phase::Idle { .. } => SessionSlot::NONE,
         }
     }
 }
@@ -325,6 +383,7 @@ impl Image for Lock {
             Phase::Held { deadline_ms, .. } => (0u8, deadline_ms),
             Phase::Awaited => (1, NEVER),
             Phase::Idle { since_ms } => (2, since_ms),
+            Phase::Several { .. } => (3, NEVER),
         };
         let ended = match self.ended {
             EndCause::Unknown => 0u8,
@@ -344,10 +403,15 @@ impl Image for Lock {
         put_varint(out, self.fence.0);
         put_varint(out, self.ended_fence.0);
         put_varint(out, at_ms.wrapping_add(1));
-        put_varint(out, u64::from(self.granted.0));
+        self.granted.write(out);
         self.session().write(out);
         self.links.write(out);
         self.queue.write(out);
+        if let Phase::Several { mode, sum, holders, .. } = self.phase {
+            out.push(mode as u8);
+            put_varint(out, u64::from(sum));
+            put_varint(out, u64::from(holders));
+        }
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Lock> {
@@ -365,19 +429,25 @@ impl Image for Lock {
         let owner = reader.bytes()?;
         let user = if has_user { reader.u64_fixed()?.to_le_bytes() } else { [0; USER_BYTES] };
         let (fence, ended_fence) = (Fence(reader.varint()?), Fence(reader.varint()?));
-        let (at_ms, granted) = (reader.varint()?.wrapping_sub(1), GrantedTime(reader.varint_u32()?));
+        let (at_ms, granted) = (reader.varint()?.wrapping_sub(1), GrantedTime::read(reader)?);
         let session = Slot::read(reader)?;
+        let (links, queue) = (Links::read(reader)?, List::read(reader)?);
         let phase = match tag >> 4 {
             0 => Phase::Held { deadline_ms: at_ms, session, epoch },
             1 if at_ms == NEVER => Phase::Awaited,
             2 => Phase::Idle { since_ms: at_ms },
+            3 if at_ms == NEVER => {
+                let mode = read_mode(reader)?;
+                Phase::Several { mode, sum: reader.varint_u32()?, holders: reader.varint_u32()?, epoch }
+            }
             _ => return None,
         };
-        let is_free = tag >> 4 != 0;
-        if has_user && (is_free || user == [0; USER_BYTES]) {
+        let (is_free, is_inline) = (matches!(tag >> 4, 1 | 2), tag >> 4 == 0);
+        let has_holder = !owner.is_empty() || session.is_some() || has_user;
+        if has_user && user == [0; USER_BYTES] {
             return None;
         }
-        if name.len() > KEY_BYTES_MAX || (is_free && (!owner.is_empty() || session.is_some() || epoch != 0)) {
+        if name.len() > KEY_BYTES_MAX || (!is_inline && has_holder) || (is_free && epoch != 0) {
             return None;
         }
         Some(Lock {
@@ -390,9 +460,18 @@ impl Image for Lock {
             has_user,
             fence,
             ended_fence,
-            links: Links::read(reader)?,
-            queue: List::read(reader)?,
+            links,
+            queue,
         })
+    }
+}
+
+/// A mode that several may hold a lock in.
+fn read_mode(reader: &mut Reader<'_>) -> Option<LockMode> {
+    match reader.u8()? {
+        1 => Some(LockMode::Shared),
+        2 => Some(LockMode::Permits),
+        _ => None,
     }
 }
 

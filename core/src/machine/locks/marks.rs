@@ -248,6 +248,10 @@ impl Machine {
         if fence.0 == 0 || fence.0 >= FENCE_BOUND {
             return Err(errors::fence_range());
         }
+        let slot = self.names.find(&self.locks, db, resource);
+        if slot.is_some_and(|slot| self.holder_index.with_fence(slot, fence).is_some()) {
+            return Err(errors::fence_of_several(fence.0));
+        }
         self.check_future(db, resource, fence)?;
         let limit = self.marks.limit(db, resource);
         if fence < limit && !(limit <= self.marks.restored && self.is_held_with(db, resource, fence)) {
@@ -268,6 +272,7 @@ impl Machine {
         let Some(slot) = self.names.find(&self.locks, db, resource) else { return false };
         let lock = &self.locks[slot];
         lock.is_held()
+            && !lock.is_several()
             && lock.fence == fence
             && !self.is_flushed(lock)
             && !self.has_passed(lock.deadline_ms())

@@ -5,11 +5,13 @@
 
 use crate::grammar::errors;
 use crate::machine::locks::acquire::{check_name, AcquireParams};
+use crate::machine::locks::several::{GrantTerms, Hold};
 use crate::machine::log::command::Db;
 use crate::machine::queue::waiter::ReplyForm;
-use crate::machine::{Applied, LockSlot, Machine, SessionSlot};
+use crate::machine::{Applied, LockSlot, Machine};
+use crate::mutant;
 use crate::reply::{Refusal, Reply};
-use crate::types::{Fence, OwnerIdentity, MULTI_RESOURCES_MAX};
+use crate::types::{Fence, LockKind, OwnerIdentity, MULTI_RESOURCES_MAX};
 use smallvec::SmallVec;
 
 /// Slots, fences or places of one multi-lock.
@@ -52,24 +54,23 @@ impl Machine {
             self.find_fresh(db, name, out);
         }
 
-        let all_free = sorted.iter().all(|name| self.can_take(db, name, params.asker()));
+        self.check_modes(db, &sorted, params)?;
+        let all_free = sorted.iter().all(|name| self.can_take(db, name, params));
         if !all_free && params.wait_ms == 0 {
             return Ok(Some(Reply::Nil));
         }
         for name in &sorted {
-            if let Some(slot) = self.names.find(&self.locks, db, name) {
-                if self.locks[slot].is_held_by(params.asker()) {
-                    self.check_retry_session(self.locks[slot].session(), session)?;
-                }
+            if let Some(own) = self.hold_at(db, name, params.asker()) {
+                self.check_retry_session(self.session_of_hold(own), session)?;
             }
         }
-        if !sorted.iter().all(|name| self.is_owned(db, name, params.asker())) {
+        if !sorted.iter().all(|name| self.hold_at(db, name, params.asker()).is_some()) {
             self.check_session_room(session, sorted.len())?;
         }
-        self.room_for_many(db, &sorted, params.asker(), all_free)?;
+        self.room_for_many(db, &sorted, &params.terms(session), all_free)?;
         let slots = self.records_for(db, &sorted)?;
         if all_free {
-            let (fences, ttl_ms) = self.grant_many(&slots, params.asker(), params.ttl_ms, session, out);
+            let (fences, ttl_ms) = self.grant_many(&slots, &params.terms(session), out);
             return Ok(Some(many_granted(&order, &fences, ttl_ms)));
         }
         let queued = self.wait_for(&slots, ReplyForm::Many(order), params, session, out);
@@ -80,20 +81,33 @@ impl Machine {
         queued.map(|()| None)
     }
 
-    /// Whether the asker could have this lock now: it is free and nobody is in line, or it is the asker's already.
-    fn can_take(&self, db: Db, name: &[u8], asker: OwnerIdentity<'_>) -> bool {
+    /// Whether the owner could have this lock now: it goes beside its holders, if any, and nobody is in line, or it is the owner's already.
+    fn can_take(&self, db: Db, name: &[u8], params: &AcquireParams<'_>) -> bool {
         self.names.find(&self.locks, db, name).is_none_or(|slot| {
-            let lock = &self.locks[slot];
-            match lock.is_held() {
-                true => lock.is_held_by(asker),
-                false => lock.queue.len == 0,
-            }
+            self.hold_of_owner(slot, params.asker()).is_some()
+                || (self.locks[slot].queue.len == 0 && self.goes_beside(slot, params.kind))
         })
     }
 
-    fn is_owned(&self, db: Db, name: &[u8], asker: OwnerIdentity<'_>) -> bool {
-        let lock = self.names.find(&self.locks, db, name).map(|slot| &self.locks[slot]);
-        lock.is_some_and(|lock| lock.is_held_by(asker))
+    /// Refuses names that are in use in a mode which this one never goes with, or that the owner has in another mode.
+    fn check_modes(&self, db: Db, names: &[&[u8]], params: &AcquireParams<'_>) -> Result<(), Refusal> {
+        if params.kind != LockKind::Exclusive {
+            self.check_holders()?;
+        }
+        for name in names {
+            let Some(slot) = self.names.find(&self.locks, db, name) else { continue };
+            match self.hold_of_owner(slot, params.asker()) {
+                Some(own) if !self.is_of_kind(own, params.kind) => return Err(errors::owner_in_other_mode()),
+                Some(_) => {}
+                None => self.check_mode(slot, params.kind)?,
+            }
+            self.check_holder_room(slot, params.kind)?;
+        }
+        Ok(())
+    }
+
+    fn hold_at(&self, db: Db, name: &[u8], asker: OwnerIdentity<'_>) -> Option<Hold> {
+        self.hold_of_owner(self.names.find(&self.locks, db, name)?, asker)
     }
 
     /// A record for each name; where there is no room for all, none is made.
@@ -118,24 +132,23 @@ impl Machine {
     pub(crate) fn grant_many(
         &mut self,
         slots: &[LockSlot],
-        holder: OwnerIdentity<'_>,
-        ttl_ms: u64,
-        session: SessionSlot,
+        terms: &GrantTerms<'_>,
         out: &mut Applied,
     ) -> (Several<Fence>, u64) {
         let mut fences = Several::new();
         let mut shortest_ms = 0;
         for &slot in slots {
-            let granted_ms = if self.locks[slot].is_held() {
-                self.stretch(slot, ttl_ms)
-            } else {
-                self.grant(slot, holder, ttl_ms, session, out);
-                ttl_ms
+            let (fence, granted_ms) = match self.hold_of_owner(slot, terms.asker) {
+                Some(own) => (self.fence_of(own), self.stretch_hold(own, terms.ttl_ms)),
+                None if mutant!(AllWaitersAtOnce) && self.locks[slot].is_held() => {
+                    (self.locks[slot].fence, self.stretch(slot, terms.ttl_ms))
+                }
+                None => (self.grant_as(slot, terms, out), terms.ttl_ms),
             };
             if granted_ms != 0 && (shortest_ms == 0 || granted_ms < shortest_ms) {
                 shortest_ms = granted_ms;
             }
-            fences.push(self.locks[slot].fence);
+            fences.push(fence);
         }
         (fences, shortest_ms)
     }

@@ -1,7 +1,6 @@
 //! `LOCK.RELEASE`, `LOCK.MRELEASE`, `LOCK.FORCERELEASE`, and the end of a grant in general.
 
-use crate::event::EventKind;
-use crate::machine::locks::lock::EndCause;
+use crate::machine::locks::ending::{EndCause, Ending};
 use crate::machine::locks::multi::Several;
 use crate::machine::log::command::Db;
 use crate::machine::store::deadlines::Timer;
@@ -18,10 +17,17 @@ impl Machine {
     pub(crate) fn release(&mut self, db: Db, name: &[u8], fence: Fence, out: &mut Applied) -> Reply {
         let Some(slot) = self.find_fresh(db, name, out) else { return Reply::Refused(Reason::NotOwner) };
         let lock = &self.locks[slot];
+        if lock.is_several() {
+            let Some(holder) = self.holder_index.with_fence(slot, fence) else {
+                return Reply::Refused(lock.reason_against(fence));
+            };
+            self.end_holder(holder, Ending::Released, out);
+            return Reply::Released;
+        }
         if !lock.is_held() || (lock.fence != fence && !mutant!(ReleaseByName)) {
             return Reply::Refused(lock.reason_against(fence));
         }
-        self.end_grant(slot, EndCause::Released, EventKind::Released, out);
+        self.end_grant(slot, Ending::Released, out);
         Reply::Released
     }
 
@@ -39,16 +45,37 @@ impl Machine {
         match self.find_fresh(db, name, out) {
             Some(slot) if self.locks[slot].is_held() => {
                 // Only its holder releases a lock: to the holder's own fence this is an expiry.
-                self.end_grant(slot, EndCause::Expired, EventKind::Released, out);
+                self.end_all_holds(slot, Ending::Forced, out);
                 Reply::Int(1)
             }
             Some(_) | None => Reply::Int(0),
         }
     }
 
+    /// Of one holder alone.
+    pub(crate) fn force_release_one(
+        &mut self,
+        db: Db,
+        name: &[u8],
+        fence: Fence,
+        out: &mut Applied,
+    ) -> Reply {
+        let slot = self.find_fresh(db, name, out);
+        match slot.and_then(|slot| self.hold_with_fence(slot, fence)) {
+            Some(hold) => {
+                self.end_hold(hold, Ending::Forced, out);
+                Reply::Int(1)
+            }
+            None => Reply::Int(0),
+        }
+    }
+
     /// Ends a grant. The lock is served with the rest at the end of the command.
-    pub(crate) fn end_grant(&mut self, slot: LockSlot, how: EndCause, event: EventKind, out: &mut Applied) {
-        self.emit(event, slot, EventOwner::Holder, out);
+    pub(crate) fn end_grant(&mut self, slot: LockSlot, ending: Ending, out: &mut Applied) {
+        self.emit_end(ending, slot, EventOwner::Holder, out);
+        let held_ms = self.held_ms_of_fence(self.locks[slot].fence);
+        self.history.note_hold(slot, held_ms);
+        let how = ending.cause();
         let session = self.locks[slot].session();
         if session.is_some() {
             let mut locks = self.sessions[session].locks;
@@ -67,6 +94,9 @@ impl Machine {
         }
         if !self.grants.is_empty() {
             self.set_grants(slot, None);
+        }
+        if !self.attached.is_empty() {
+            self.set_attached(slot, None);
         }
         self.counters.held -= 1;
         match how {

@@ -3,7 +3,7 @@
 use crate::event::EventKind;
 use crate::grammar::errors;
 use crate::machine::log::command::Db;
-use crate::machine::{Applied, EventOwner, Machine};
+use crate::machine::{Applied, Machine};
 use crate::mutant;
 use crate::reply::Reply;
 use crate::types::{Fence, Reason, TTL_MS_MAX};
@@ -21,17 +21,16 @@ impl Machine {
             return errors::ttl_range().into();
         }
         let Some(slot) = self.find_fresh(db, name, out) else { return Reply::Refused(Reason::NotOwner) };
-        let lock = &self.locks[slot];
-        if !lock.is_held() || lock.fence != fence {
-            return Reply::Refused(lock.reason_against(fence));
-        }
+        let Some(hold) = self.hold_with_fence(slot, fence) else {
+            return Reply::Refused(self.locks[slot].reason_against(fence));
+        };
         if mutant!(RenewWithoutEffect) {
             return Reply::Renewed { ttl_ms };
         }
         // A lock that was bound to its session alone now ends with whichever comes first.
         let deadline_ms = self.deadline_after(ttl_ms);
-        self.set_end(slot, deadline_ms);
-        self.emit(EventKind::Renewed, slot, EventOwner::Holder, out);
+        self.set_end_of(hold, deadline_ms);
+        self.emit(EventKind::Renewed, slot, Machine::event_owner(hold), out);
         Reply::Renewed { ttl_ms }
     }
 }

@@ -4,7 +4,9 @@
 //! ([`crate::machine::log::entry::EntryBuilder`]). Decoding borrows, checks every length against what is there, and never panics.
 //! Tags are never reused: a new meaning takes a new number.
 
+use crate::grammar::convert::ConvertTo;
 use crate::machine::digest::DigestCommand;
+use crate::machine::locks::holder::{put_kind, read_kind};
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::log::command::{Command, OfUser, Watched};
 use crate::machine::log::conditional::{put_conditional, read_conditional};
@@ -12,10 +14,12 @@ use crate::machine::log::conditional::{put_conditional, read_conditional};
 use crate::machine::log::effects::Recorder;
 use crate::machine::log::effects::{put_effects, read_effects};
 use crate::machine::log::fields::{
-    put_acquire_params, put_argv, put_protocol, put_session, put_sessions, read_acquire_params, read_argv,
-    read_multi_count, read_protocol, read_session, read_sessions,
+    put_acquire_params, put_argv, put_protocol, put_resources, put_session, put_sessions,
+    read_acquire_params, read_argv, read_multi_count, read_protocol, read_resources, read_session,
+    read_sessions,
 };
 use crate::machine::queue::waiter::{put_origin, put_request_id, read_origin, read_request_id};
+use crate::machine::sessions::policy::read_policy;
 use crate::machine::settings::SettingsCommand;
 use crate::machine::version::UpgradeCommand;
 #[cfg(feature = "scripts")]
@@ -51,6 +55,11 @@ pub(crate) mod tag {
     pub(crate) const DIGEST: u8 = 23;
     pub(crate) const UPGRADE: u8 = 24;
     pub(crate) const OF_USER: u8 = 25;
+    pub(crate) const ACQUIRE_WITH: u8 = 26;
+    pub(crate) const MACQUIRE_SHARED: u8 = 27;
+    pub(crate) const CONVERT: u8 = 28;
+    pub(crate) const FORCE_RELEASE_ONE: u8 = 29;
+    pub(crate) const SESSION_OPEN_WITH: u8 = 30;
     /// Far from the numbers of real commands.
     #[cfg(feature = "next-version")]
     pub(crate) const NEXT: u8 = 200;
@@ -87,6 +96,8 @@ pub(crate) fn acts_on_one_lock(blob: &[u8]) -> bool {
                 | tag::RELEASE
                 | tag::RENEW
                 | tag::FORCE_RELEASE
+                | tag::ACQUIRE_WITH
+                | tag::CONVERT
                 | tag::CONDITIONAL
                 | tag::FENCE_CHECK)
         )
@@ -103,6 +114,44 @@ impl<'a> Command<'a> {
                 put_bytes(out, resource);
                 put_acquire_params(out, *ttl_ms, *wait_ms, owner, *session);
             }
+            Command::AcquireWith { db, resource, ttl_ms, wait_ms, owner, session, kind, value } => {
+                out.push(tag::ACQUIRE_WITH);
+                put_varint(out, u64::from(*db));
+                put_bytes(out, resource);
+                put_acquire_params(out, *ttl_ms, *wait_ms, owner, *session);
+                put_kind(out, *kind);
+                put_bytes(out, value);
+            }
+            Command::MAcquireShared { db, resources, ttl_ms, wait_ms, owner, session } => {
+                out.push(tag::MACQUIRE_SHARED);
+                put_resources(out, *db, resources);
+                put_acquire_params(out, *ttl_ms, *wait_ms, owner, *session);
+            }
+            Command::Convert { db, resource, fence, to, wait_ms } => {
+                out.push(tag::CONVERT);
+                put_varint(out, u64::from(*db));
+                put_bytes(out, resource);
+                put_varint(out, fence.0);
+                out.push(match to {
+                    ConvertTo::Shared => 0,
+                    ConvertTo::Exclusive => 1,
+                });
+                put_varint(out, *wait_ms);
+            }
+            Command::ForceReleaseOne { db, resource, fence } => {
+                out.push(tag::FORCE_RELEASE_ONE);
+                put_varint(out, u64::from(*db));
+                put_bytes(out, resource);
+                put_varint(out, fence.0);
+            }
+            Command::SessionOpenWith { id, ttl_ms, label, policy, age } => {
+                out.push(tag::SESSION_OPEN_WITH);
+                put_session(out, *id);
+                put_varint(out, *ttl_ms);
+                put_bytes(out, label);
+                out.push(*policy as u8);
+                put_varint(out, *age);
+            }
             Command::Release { db, resource, fence } => {
                 out.push(tag::RELEASE);
                 put_varint(out, u64::from(*db));
@@ -118,9 +167,7 @@ impl<'a> Command<'a> {
             }
             Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session } => {
                 out.push(tag::MACQUIRE);
-                put_varint(out, u64::from(*db));
-                put_varint(out, resources.len() as u64);
-                resources.iter().for_each(|resource| put_bytes(out, resource));
+                put_resources(out, *db, resources);
                 put_acquire_params(out, *ttl_ms, *wait_ms, owner, *session);
             }
             Command::MRelease { db, pairs } => {
@@ -266,7 +313,10 @@ fn read_command_of_user<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
         ahead.u8()?,
         tag::ACQUIRE
             | tag::MACQUIRE
+            | tag::ACQUIRE_WITH
+            | tag::MACQUIRE_SHARED
             | tag::SESSION_OPEN
+            | tag::SESSION_OPEN_WITH
             | tag::SESSION_KEEP_ALIVE
             | tag::SESSION_CLOSE
             | tag::REDIS
@@ -296,12 +346,42 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
             fence: Fence(reader.varint()?),
             ttl_ms: reader.varint()?,
         },
+        tag::ACQUIRE_WITH => {
+            let (db, resource) = (reader.varint_u32()?, reader.bytes()?);
+            let (ttl_ms, wait_ms, owner, session) = read_acquire_params(reader)?;
+            let (kind, value) = (read_kind(reader)?, reader.bytes()?);
+            Command::AcquireWith { db, resource, ttl_ms, wait_ms, owner, session, kind, value }
+        }
+        tag::MACQUIRE_SHARED => {
+            let (db, resources) = read_resources(reader)?;
+            let (ttl_ms, wait_ms, owner, session) = read_acquire_params(reader)?;
+            Command::MAcquireShared { db, resources, ttl_ms, wait_ms, owner, session }
+        }
+        tag::CONVERT => Command::Convert {
+            db: reader.varint_u32()?,
+            resource: reader.bytes()?,
+            fence: Fence(reader.varint()?),
+            to: match reader.u8()? {
+                0 => ConvertTo::Shared,
+                1 => ConvertTo::Exclusive,
+                _ => return None,
+            },
+            wait_ms: reader.varint()?,
+        },
+        tag::FORCE_RELEASE_ONE => Command::ForceReleaseOne {
+            db: reader.varint_u32()?,
+            resource: reader.bytes()?,
+            fence: Fence(reader.varint()?),
+        },
+        tag::SESSION_OPEN_WITH => Command::SessionOpenWith {
+            id: read_session(reader)?,
+            ttl_ms: reader.varint()?,
+            label: reader.bytes()?,
+            policy: read_policy(reader)?,
+            age: reader.varint()?,
+        },
         tag::MACQUIRE => {
-            let db = reader.varint_u32()?;
-            let mut resources = SmallVec::new();
-            for _ in 0..read_multi_count(reader)? {
-                resources.push(reader.bytes()?);
-            }
+            let (db, resources) = read_resources(reader)?;
             let (ttl_ms, wait_ms, owner, session) = read_acquire_params(reader)?;
             Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session }
         }

@@ -1,12 +1,13 @@
 //! What an entry may hold. A command borrows from the bytes it was decoded from; the machine copies what it keeps.
 
+use crate::grammar::convert::ConvertTo;
 use crate::keyspace::Resp;
 use crate::machine::digest::DigestCommand;
 use crate::machine::log::conditional::Conditional;
 use crate::machine::log::effects::{Effects, Step};
 use crate::machine::settings::SettingsCommand;
 use crate::machine::version::UpgradeCommand;
-use crate::types::{Fence, Member, Origin, RequestId, SessionId, UserTag};
+use crate::types::{Fence, LockKind, Member, Origin, RequestId, SessionId, SessionPolicy, UserTag};
 use smallvec::SmallVec;
 
 /// Keyspace number, as in `SELECT`.
@@ -25,6 +26,26 @@ pub enum Command<'a> {
         wait_ms: u64,
         owner: &'a [u8],
         session: Option<SessionId>,
+    },
+    /// The same in any mode, and with a value. Since cluster version 2.
+    AcquireWith {
+        db: Db,
+        resource: &'a [u8],
+        ttl_ms: u64,
+        wait_ms: u64,
+        owner: &'a [u8],
+        session: Option<SessionId>,
+        kind: LockKind,
+        /// Empty: none.
+        value: &'a [u8],
+    },
+    /// Since cluster version 2. `wait_ms` 0 is a try.
+    Convert {
+        db: Db,
+        resource: &'a [u8],
+        fence: Fence,
+        to: ConvertTo,
+        wait_ms: u64,
     },
     Release {
         db: Db,
@@ -45,6 +66,15 @@ pub enum Command<'a> {
         owner: &'a [u8],
         session: Option<SessionId>,
     },
+    /// The same in mode shared. Since cluster version 2.
+    MAcquireShared {
+        db: Db,
+        resources: SmallVec<[&'a [u8]; 4]>,
+        ttl_ms: u64,
+        wait_ms: u64,
+        owner: &'a [u8],
+        session: Option<SessionId>,
+    },
     MRelease {
         db: Db,
         pairs: SmallVec<[(&'a [u8], Fence); 4]>,
@@ -53,11 +83,25 @@ pub enum Command<'a> {
         db: Db,
         resource: &'a [u8],
     },
+    /// Of one holder. Since cluster version 2.
+    ForceReleaseOne {
+        db: Db,
+        resource: &'a [u8],
+        fence: Fence,
+    },
     /// The id is drawn by the node that was asked, because the machine knows no randomness.
     SessionOpen {
         id: SessionId,
         ttl_ms: u64,
         label: &'a [u8],
+    },
+    /// With a policy or an age. Since cluster version 2. An age of 0 is that of the order of opening.
+    SessionOpenWith {
+        id: SessionId,
+        ttl_ms: u64,
+        label: &'a [u8],
+        policy: SessionPolicy,
+        age: u64,
     },
     SessionKeepAlive {
         id: SessionId,
@@ -148,7 +192,8 @@ pub enum Command<'a> {
 pub struct OfUser<'a> {
     /// Never `default`.
     pub user: UserTag,
-    /// What may take locks (`Acquire`, `MAcquire`, `Redis` or `Transaction`, without a script), or names one session.
+    /// What may take locks (`Acquire`, `MAcquire`, their forms of version 2, `Redis` or `Transaction`, without a script), or names one
+    /// session.
     pub command: Command<'a>,
 }
 
@@ -207,6 +252,11 @@ impl Command<'_> {
                 Step::Read { .. } | Step::Load { .. } | Step::FlushScripts => {}
             }),
             Command::Acquire { .. }
+            | Command::AcquireWith { .. }
+            | Command::MAcquireShared { .. }
+            | Command::Convert { .. }
+            | Command::ForceReleaseOne { .. }
+            | Command::SessionOpenWith { .. }
             | Command::Release { .. }
             | Command::Renew { .. }
             | Command::MAcquire { .. }

@@ -2,7 +2,7 @@
 
 use crate::keyspace::Resp;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
-use crate::machine::log::command::Words;
+use crate::machine::log::command::{Db, Words};
 use crate::types::{Member, SessionId, MULTI_RESOURCES_MAX};
 use smallvec::SmallVec;
 
@@ -64,6 +64,22 @@ pub(crate) fn read_acquire_params<'a>(
     let (ttl_ms, wait_ms, owner) = (reader.varint()?, reader.varint()?, reader.bytes()?);
     let session = if reader.flag()? { Some(read_session(reader)?) } else { None };
     Some((ttl_ms, wait_ms, owner, session))
+}
+
+/// The database and the names of a multi-lock.
+pub(crate) fn put_resources(out: &mut Vec<u8>, db: Db, resources: &[&[u8]]) {
+    put_varint(out, u64::from(db));
+    put_varint(out, resources.len() as u64);
+    resources.iter().for_each(|resource| put_bytes(out, resource));
+}
+
+pub(crate) fn read_resources<'a>(reader: &mut Reader<'a>) -> Option<(Db, SmallVec<[&'a [u8]; 4]>)> {
+    let db = reader.varint_u32()?;
+    let mut resources = SmallVec::new();
+    for _ in 0..read_multi_count(reader)? {
+        resources.push(reader.bytes()?);
+    }
+    Some((db, resources))
 }
 
 pub(crate) fn read_multi_count(reader: &mut Reader<'_>) -> Option<u64> {

@@ -9,7 +9,7 @@ use crate::keyspace::Resp;
 use crate::machine::log::command::{Command, Db};
 use crate::machine::Query;
 use crate::reply::Refusal;
-use crate::types::{Fence, SessionId, SessionScope};
+use crate::types::{Fence, LockKind, SessionId, SessionScope};
 
 /// What a request asks of the machine.
 // It lives for a moment.
@@ -48,14 +48,25 @@ pub fn work<'r: 'a, 'a>(
         Request::Acquire(request) => {
             let (wait_ms, owner, session) = acquire_options(&request.options, context)?;
             let (resource, ttl_ms) = (request.resource, request.ttl_ms);
-            MachineWork::Change(Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session })
+            let (kind, value) = (request.options.kind, request.options.value.unwrap_or_default());
+            MachineWork::Change(match kind == LockKind::Exclusive && value.is_empty() {
+                true => Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session },
+                false => Command::AcquireWith { db, resource, ttl_ms, wait_ms, owner, session, kind, value },
+            })
         }
         Request::MAcquire(request) => {
             let (wait_ms, owner, session) = acquire_options(&request.options, context)?;
             // Copied into a list that may borrow for a shorter time, as the owner does.
             let resources = request.resources.into_iter().map(|resource| -> &'a [u8] { resource }).collect();
             let ttl_ms = request.ttl_ms;
-            MachineWork::Change(Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session })
+            MachineWork::Change(match request.options.kind {
+                LockKind::Shared => {
+                    Command::MAcquireShared { db, resources, ttl_ms, wait_ms, owner, session }
+                }
+                LockKind::Exclusive | LockKind::Permits { .. } => {
+                    Command::MAcquire { db, resources, ttl_ms, wait_ms, owner, session }
+                }
+            })
         }
         Request::Release(request) => {
             MachineWork::Change(Command::Release { db, resource: request.resource, fence: request.fence })
@@ -69,9 +80,19 @@ pub fn work<'r: 'a, 'a>(
                 request.pairs.into_iter().map(|(resource, fence)| -> (&'a [u8], Fence) { (resource, fence) });
             MachineWork::Change(Command::MRelease { db, pairs: pairs.collect() })
         }
-        Request::ForceRelease(request) => {
-            MachineWork::Change(Command::ForceRelease { db, resource: request.resource })
+        Request::ForceRelease(request) => MachineWork::Change(match request.fence {
+            None => Command::ForceRelease { db, resource: request.resource },
+            Some(fence) => Command::ForceReleaseOne { db, resource: request.resource, fence },
+        }),
+        Request::Convert(request) => {
+            let (resource, fence, to) = (request.resource, request.fence, request.to);
+            let wait_ms = request.wait_ms.unwrap_or(0);
+            MachineWork::Change(Command::Convert { db, resource, fence, to, wait_ms })
         }
+        Request::Explain(request) => {
+            MachineWork::Look(Query::Explain { db, resource: request.resource, sessions: context.sessions })
+        }
+        Request::Notify(_) => return Err(errors::not_for_the_machine("LOCK.NOTIFY")),
         Request::Info(request) => {
             MachineWork::Look(Query::Info { db, resource: request.resource, sessions: context.sessions })
         }
@@ -101,11 +122,22 @@ fn session_work<'a>(
     context: RequestContext<'a>,
 ) -> Result<MachineWork<'a>, Refusal> {
     Ok(match request {
-        SessionCommand::Open { ttl_ms, label } => MachineWork::Change(Command::SessionOpen {
-            id: context.session,
-            ttl_ms,
-            label: label.unwrap_or_default(),
-        }),
+        SessionCommand::Open { ttl_ms, label, policy: None, age: None } => {
+            MachineWork::Change(Command::SessionOpen {
+                id: context.session,
+                ttl_ms,
+                label: label.unwrap_or_default(),
+            })
+        }
+        SessionCommand::Open { ttl_ms, label, policy, age } => {
+            MachineWork::Change(Command::SessionOpenWith {
+                id: context.session,
+                ttl_ms,
+                label: label.unwrap_or_default(),
+                policy: policy.unwrap_or_default(),
+                age: age.unwrap_or_default(),
+            })
+        }
         SessionCommand::KeepAlive(id) => {
             MachineWork::Change(Command::SessionKeepAlive { id: session_id(id)? })
         }

@@ -276,9 +276,9 @@ impl<'m> Overlay<'m> {
     fn in_machine(&self, slot: LockSlot) -> Option<Seen<'_>> {
         let lock = &self.machine.locks[slot];
         let flushed = self.has_flushed(lock.db());
-        (!flushed && self.machine.is_held_now(lock)).then(|| Seen {
+        (!flushed && self.machine.is_held_now(slot)).then(|| Seen {
             value: self.machine.key_view(slot),
-            at_ms: lock.deadline_ms(),
+            at_ms: self.machine.key_end_ms(slot),
             grants: self.machine.grants.get(&slot),
         })
     }
@@ -377,6 +377,15 @@ impl Keys for Overlay<'_> {
 
     fn is_vacant(&self, db: Db, key: &[u8]) -> bool {
         self.shown(db, key).is_none() && !self.is_awaited(db, key)
+    }
+
+    fn has_several(&self) -> bool {
+        self.machine.has_several()
+    }
+
+    fn is_held_by_several(&self, db: Db, key: &[u8]) -> bool {
+        self.depend_on(db, key);
+        self.entry(db, key).is_none() && !self.has_flushed(db) && self.machine.is_held_by_several(db, key)
     }
 
     fn may_grow(&self, bytes: usize) -> bool {

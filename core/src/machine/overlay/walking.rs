@@ -87,6 +87,12 @@ impl Overlay<'_> {
     pub(super) fn look(&self, db: Db, argv: &[&[u8]]) -> Reply {
         match grammar::parse(argv) {
             Some(Ok(Request::Info(request))) => self.info(db, request.resource),
+            Some(Ok(Request::Explain(request))) => {
+                self.depend_on(db, request.resource);
+                let late_ms = self.clock.logical_ms.saturating_sub(self.machine.logical_ms());
+                let (resource, sessions) = (request.resource, self.sessions);
+                self.machine.query_later(Query::Explain { db, resource, sessions }, late_ms)
+            }
             Some(Ok(Request::Queue(request))) => {
                 self.depend_on(db, request.resource);
                 let late_ms = self.clock.logical_ms.saturating_sub(self.machine.logical_ms());
@@ -113,6 +119,7 @@ impl Overlay<'_> {
         if let (Reply::Info(info), true, None) = (&mut reply, self.has_flushed(db), self.entry(db, resource))
         {
             (info.held, info.owner, info.session, info.ttl_ms) = (false, None, None, None);
+            info.holders = Some(Vec::new());
         }
         if let (Reply::Info(info), Some(entry)) = (&mut reply, self.entry(db, resource)) {
             let holder = entry.holder.as_ref();
@@ -130,6 +137,7 @@ impl Overlay<'_> {
                 at_ms => at_ms.saturating_sub(self.now_ms()) as i64,
             });
             info.session = info.session.filter(|_| holder.is_some() && is_same_grant);
+            info.holders = Some(info.holders_of_plain_key(is_same_grant));
         }
         reply
     }

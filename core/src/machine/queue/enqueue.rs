@@ -3,15 +3,23 @@
 use crate::event::EventKind;
 use crate::grammar::errors;
 use crate::machine::locks::acquire::AcquireParams;
+use crate::machine::locks::convert::ConvertParams;
 use crate::machine::locks::multi::Several;
 use crate::machine::queue::waiter::{QueueEntry, QueuedRequest, ReplyForm, Waiter};
 use crate::machine::requests::dedup::Seen;
 use crate::machine::store::deadlines::Timer;
-use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot, WaiterSlot};
+use crate::machine::{Applied, EventOwner, HolderSlot, LockSlot, Machine, SessionSlot, WaiterSlot};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
 use crate::types::{OwnerIdentity, RequestId};
 use smallvec::SmallVec;
+
+/// Where a waiter joins a queue.
+#[derive(Clone, Copy)]
+enum Place {
+    First,
+    Last,
+}
 
 impl Machine {
     /// Queues a request for these locks, given in canonical order. A retry of a queued owner is attached to its waiter.
@@ -26,43 +34,102 @@ impl Machine {
         let deadline_ms = self.clock.logical_ms + params.wait_ms;
         let pending = QueuedRequest { id: params.id, deadline_ms, form };
         if let Some(waiter) = self.queued_waiter(slots, params.asker())? {
+            let queued = self.waiters[waiter].kind;
+            if queued.mode() != params.kind.mode() || queued.count() != params.kind.count() {
+                return Err(errors::owner_in_other_mode());
+            }
             return self.attach(waiter, pending, params.ttl_ms, session);
         }
         self.check_session_room(session, slots.len())?;
         self.check_room(slots)?;
-        self.room_for_waiter(params.asker(), slots.len())?;
-        self.refuse_circle(session, slots)?;
-        let waiter = self.waiters.insert(Waiter::new(
-            params.asker(),
-            session,
-            params.ttl_ms,
-            self.clock.logical_ms,
-            pending,
-        ));
-        for &slot in slots {
-            self.join_queue(waiter, slot, out);
+        self.room_for_waiter(params.asker(), params.value, slots.len())?;
+        let record = Waiter::new(params.asker(), session, params.ttl_ms, self.clock.logical_ms, pending)
+            .of_kind(params.kind, params.value);
+        if self.could_wound_its_way(slots, &record) {
+            // It is served, not queued: whoever is in the way loses the lock at the end of this command.
+            self.to_serve.extend(slots);
+        } else {
+            self.refuse_older(session, slots)?;
+            self.refuse_circle(session, slots)?;
         }
+        let waiter = self.waiters.insert(record);
+        for &slot in slots {
+            self.join_queue(waiter, slot, Place::Last, out);
+        }
+        self.note_waiter(waiter, deadline_ms);
+        Ok(())
+    }
+
+    /// Queues the holder of a shared lock before everybody else, until it is the only one.
+    pub(crate) fn wait_to_convert(
+        &mut self,
+        slot: LockSlot,
+        holder: HolderSlot,
+        params: &ConvertParams<'_>,
+        out: &mut Applied,
+    ) -> Result<(), Refusal> {
+        let deadline_ms = self.clock.logical_ms + params.wait_ms;
+        let pending = QueuedRequest { id: params.id, deadline_ms, form: ReplyForm::One };
+        let (owner, user) = (self.holders[holder].owner.clone(), self.holders[holder].user);
+        let (asker, session) = (OwnerIdentity { owner: &owner, user }, self.holders[holder].session);
+        if let Some(waiter) = self.queued_waiter(&[slot], asker)? {
+            if self.waiters[waiter].converts != params.fence {
+                return Err(errors::owner_queued_elsewhere());
+            }
+            return self.attach(waiter, pending, 0, session);
+        }
+        self.check_session_room(session, 1)?;
+        self.check_room(&[slot])?;
+        self.room_for_waiter(asker, b"", 1)?;
+        // Bound to its hold, not to a time of its own.
+        let mut record = Waiter::new(asker, session, 0, self.clock.logical_ms, pending);
+        record.converts = params.fence;
+        if self.in_the_way(slot, &record).is_some() {
+            self.to_serve.push_back(slot);
+        } else {
+            self.refuse_older_holders(session, slot)?;
+            self.refuse_circle_of_holders(session, slot)?;
+        }
+        let waiter = self.waiters.insert(record);
+        self.join_queue(waiter, slot, Place::First, out);
+        self.note_waiter(waiter, deadline_ms);
+        Ok(())
+    }
+
+    /// Whether a new waiter would be first everywhere, and may take what is in its way from younger sessions.
+    fn could_wound_its_way(&self, slots: &[LockSlot], record: &Waiter) -> bool {
+        self.wounds(record.session)
+            && slots
+                .iter()
+                .all(|slot| self.locks[*slot].queue.len == 0 && self.in_the_way(*slot, record).is_some())
+    }
+
+    /// Counts, lists and indexes of a waiter that stands in its queues.
+    fn note_waiter(&mut self, waiter: WaiterSlot, deadline_ms: u64) {
+        let (session, places) = (self.waiters[waiter].session, self.waiters[waiter].queue_entries.len());
         self.memory.waiters += self.waiters[waiter].weight();
         if session.is_some() {
             let mut waiters = self.sessions[session].waiters;
             waiters.push_back(&mut self.waiters, waiter);
             let record = self.sessions.edit(session);
             record.waiters = waiters;
-            record.queue_entries += slots.len() as u32;
+            record.queue_entries += places as u32;
         }
-        if let Some(id) = params.id {
+        if let Some(id) = self.waiters[waiter].requests[0].id {
             self.requests.insert(id, waiter);
         }
         self.deadlines.set(Timer::Waiter(waiter), deadline_ms);
-        Ok(())
     }
 
-    fn join_queue(&mut self, waiter: WaiterSlot, slot: LockSlot, out: &mut Applied) {
+    fn join_queue(&mut self, waiter: WaiterSlot, slot: LockSlot, place: Place, out: &mut Applied) {
         // A free lock with a waiter is no longer idle.
         self.unpark(slot);
         let entry = self.queue_entries.insert(QueueEntry::new(slot, waiter));
         let mut queue = self.locks[slot].queue;
-        queue.push_back(&mut self.queue_entries, entry);
+        match place {
+            Place::First => queue.push_front(&mut self.queue_entries, entry),
+            Place::Last => queue.push_back(&mut self.queue_entries, entry),
+        }
         while mutant!(LastComeFirstServed) && queue.head != entry {
             let first = queue.head;
             queue.unlink(&mut self.queue_entries, first);

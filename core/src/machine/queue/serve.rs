@@ -5,13 +5,16 @@
 //! not recursion: one end may bring about any number of others.
 
 use crate::event::EventKind;
+use crate::machine::locks::ending::Ending;
 use crate::machine::locks::lock::Phase;
 use crate::machine::locks::multi::many_granted;
-use crate::machine::queue::waiter::ReplyForm;
-use crate::machine::{Applied, EventOwner, LockSlot, Machine, WaiterSlot};
+use crate::machine::locks::several::{GrantTerms, Hold};
+use crate::machine::queue::waiter::{ReplyForm, Waiter};
+use crate::machine::{Applied, LockSlot, Machine, WaiterSlot};
 use crate::mutant;
 use crate::reply::Reply;
-use crate::types::has_passed;
+use crate::types::{has_passed, Fence};
+use smallvec::SmallVec;
 
 impl Machine {
     pub(crate) fn serve_all(&mut self, out: &mut Applied) {
@@ -26,7 +29,7 @@ impl Machine {
         let Some(lock) = self.locks.get(slot) else { return false };
         let first = self.queue_entries.get(lock.queue.head).map(|entry| entry.waiter);
         let waiter = match (lock.phase, first) {
-            (Phase::Idle { .. }, _) | (Phase::Held { .. }, None) => return false,
+            (Phase::Idle { .. }, _) | (Phase::Held { .. } | Phase::Several { .. }, None) => return false,
             (Phase::Awaited, None) => {
                 self.park(slot);
                 return false;
@@ -35,7 +38,12 @@ impl Machine {
             // The holder may be the first waiter too, with a multi-lock that includes this resource.
             (Phase::Held { .. }, Some(waiter)) if lock.is_held_by(self.waiters[waiter].asker()) => waiter,
             (Phase::Held { .. }, Some(waiter)) if mutant!(AllWaitersAtOnce) => waiter,
-            (Phase::Held { .. }, Some(_)) => return false,
+            (Phase::Held { .. } | Phase::Several { .. }, Some(waiter)) => {
+                if self.in_the_way(slot, &self.waiters[waiter]).is_none() {
+                    return false;
+                }
+                waiter
+            }
         };
         if !self.is_fit(waiter, out) {
             return true;
@@ -44,7 +52,8 @@ impl Machine {
             return false;
         }
         self.grant_waiter(waiter, out);
-        mutant!(AllWaitersAtOnce)
+        // The next in line may go beside it, or take it away again.
+        mutant!(AllWaitersAtOnce) || self.locks.get(slot).is_some_and(|lock| lock.queue.len > 0)
     }
 
     /// Whether a waiter may still be granted. One whose session or WAIT has ended leaves at once.
@@ -70,39 +79,74 @@ impl Machine {
         is_live
     }
 
-    /// Whether a waiter is first in each of its queues, and every lock is free or already its own.
+    /// Whether a waiter is first in each of its queues, and every lock is free, already its own, or held by others that it goes beside.
+    /// Holders of younger sessions in its way lose their locks here.
     fn is_first_everywhere(&mut self, waiter: WaiterSlot, out: &mut Applied) -> bool {
         let queue_entries = self.waiters[waiter].queue_entries.clone();
+        let mut wounds: SmallVec<[Hold; 2]> = SmallVec::new();
         for entry in &queue_entries {
             let slot = self.queue_entries[*entry].lock;
             if self.end_if_due(slot, out).is_some() {
                 // The lock is on `to_serve` now; serving it finds this waiter again if it is first there.
                 return false;
             }
-            let lock = &self.locks[slot];
-            let is_mine = lock.is_held_by(self.waiters[waiter].asker());
-            if lock.queue.head != *entry || (lock.is_held() && !is_mine && !mutant!(AllWaitersAtOnce)) {
+            if self.locks[slot].queue.head != *entry {
                 return false;
             }
+            match self.in_the_way(slot, &self.waiters[waiter]) {
+                Some(holds) => wounds.extend(holds),
+                None if mutant!(AllWaitersAtOnce) => {}
+                None => return false,
+            }
+        }
+        for hold in wounds {
+            self.end_hold(hold, Ending::Wounded, out);
         }
         true
     }
 
     fn grant_waiter(&mut self, waiter: WaiterSlot, out: &mut Applied) {
         let (record, slots) = self.vacate(waiter);
+        let waited_ms = self.instant_ms.saturating_sub(record.since_ms);
+        slots.iter().for_each(|slot| self.history.note_wait(*slot, waited_ms));
+        if slots.len() > 1 {
+            // Others may go beside it there.
+            self.to_serve.extend(slots.iter().filter(|slot| self.locks[**slot].queue.len > 0));
+        }
+        if record.converts != Fence(0) {
+            self.grant_conversion(&record, slots[0], out);
+            return;
+        }
         for &slot in &slots {
             // Locks that it already holds are not granted again: their queue entries end without a grant.
-            if self.locks[slot].is_held_by(record.asker()) {
-                self.emit(EventKind::Abandoned, slot, EventOwner::Holder, out);
+            if let Some(hold) = self.hold_of_owner(slot, record.asker()) {
+                self.emit(EventKind::Abandoned, slot, Machine::event_owner(hold), out);
             }
         }
-        let (fences, ttl_ms) = self.grant_many(&slots, record.asker(), record.ttl_ms, record.session, out);
+        let terms = GrantTerms {
+            asker: record.asker(),
+            value: &record.value,
+            kind: record.kind,
+            ttl_ms: record.ttl_ms,
+            session: record.session,
+        };
+        let (fences, ttl_ms) = self.grant_many(&slots, &terms, out);
         for pending in &record.requests {
             let reply = match &pending.form {
                 ReplyForm::One => Reply::Granted { fence: fences[0], ttl_ms },
                 ReplyForm::Many(order) => many_granted(order, &fences, ttl_ms),
             };
             self.settle(pending, Some(reply), out);
+        }
+    }
+
+    /// The last other reader is gone.
+    fn grant_conversion(&mut self, record: &Waiter, slot: LockSlot, out: &mut Applied) {
+        let holder = self.holder_index.with_fence(slot, record.converts);
+        let holder = holder.expect("a conversion is given up with its hold");
+        let (fence, ttl_ms) = self.make_exclusive(slot, holder, out);
+        for pending in &record.requests {
+            self.settle(pending, Some(Reply::Granted { fence, ttl_ms }), out);
         }
     }
 
@@ -124,7 +168,7 @@ impl Machine {
     /// Takes a lock that is needed again off the idle list.
     pub(crate) fn unpark(&mut self, slot: LockSlot) {
         match self.locks[slot].phase {
-            Phase::Held { .. } | Phase::Awaited => {}
+            Phase::Held { .. } | Phase::Several { .. } | Phase::Awaited => {}
             Phase::Idle { .. } => {
                 self.memory.idle -= self.locks[slot].weight();
                 self.idle.unlink(&mut self.locks, slot);

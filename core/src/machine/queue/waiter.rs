@@ -1,6 +1,7 @@
 //! Records of waiting owners: one [`Waiter`] per owner, one [`QueueEntry`] per queue it is in. A waiter of `LOCK.ACQUIRE` has one
 //! entry, a waiter of `LOCK.MACQUIRE` one per resource, all made in the same step.
 
+use crate::machine::locks::holder::{put_kind, read_kind};
 use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::deadlines::NEVER;
@@ -8,7 +9,8 @@ use crate::machine::store::list::{Linked, Links};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{LockSlot, QueueEntrySlot, SessionSlot, Slot, WaiterSlot};
 use crate::types::{
-    has_passed, Origin, OwnerIdentity, RequestId, UserTag, MULTI_RESOURCES_MAX, OWNER_BYTES_MAX,
+    has_passed, Fence, LockKind, Origin, OwnerIdentity, RequestId, UserTag, MULTI_RESOURCES_MAX,
+    OWNER_BYTES_MAX, VALUE_BYTES_MAX,
 };
 use hashbrown::HashTable;
 use smallvec::SmallVec;
@@ -87,6 +89,11 @@ pub(crate) struct Waiter {
     links: Links<Waiter>,
     pub(crate) ttl_ms: u64,
     pub(crate) since_ms: u64,
+    pub(crate) kind: LockKind,
+    /// VALUE of the grant; empty where none was given.
+    pub(crate) value: Box<[u8]>,
+    /// The shared hold that it wants to turn into the exclusive one: see `convert.rs`. 0 for a waiter that holds nothing.
+    pub(crate) converts: Fence,
 }
 
 impl ReplyForm {
@@ -116,11 +123,20 @@ impl Waiter {
             links: Links::UNLINKED,
             ttl_ms,
             since_ms,
+            kind: LockKind::Exclusive,
+            value: Box::default(),
+            converts: Fence(0),
         }
     }
 
     pub(crate) fn asker(&self) -> OwnerIdentity<'_> {
         OwnerIdentity { owner: &self.owner, user: self.user }
+    }
+
+    /// Of another kind than a plain exclusive lock: only since cluster version 2.
+    pub(crate) fn of_kind(mut self, kind: LockKind, value: &[u8]) -> Waiter {
+        (self.kind, self.value) = (kind, value.into());
+        self
     }
 
     /// When the next of its requests gives up.
@@ -166,6 +182,11 @@ impl Image for Waiter {
         self.queue_entries.iter().for_each(|entry| entry.write(out));
         put_varint(out, self.requests.len() as u64);
         self.requests.iter().for_each(|request| request.write(out));
+        if self.kind != LockKind::Exclusive || !self.value.is_empty() || self.converts != Fence(0) {
+            put_kind(out, self.kind);
+            put_bytes(out, &self.value);
+            put_varint(out, self.converts.0);
+        }
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Waiter> {
@@ -196,7 +217,26 @@ impl Image for Waiter {
         if queue_entries.is_empty() || requests.is_empty() {
             return None;
         }
-        Some(Waiter { owner: owner.into(), user, requests, queue_entries, session, links, ttl_ms, since_ms })
+        let (mut kind, mut value, mut converts) = (LockKind::Exclusive, &[][..], Fence(0));
+        if !reader.is_empty() {
+            kind = read_kind(reader).filter(|kind| kind.is_valid())?;
+            value = reader.bytes().filter(|value| value.len() <= VALUE_BYTES_MAX)?;
+            converts = Fence(reader.varint()?);
+        }
+        let (owner, value) = (owner.into(), value.into());
+        Some(Waiter {
+            owner,
+            user,
+            requests,
+            queue_entries,
+            session,
+            links,
+            ttl_ms,
+            since_ms,
+            kind,
+            value,
+            converts,
+        })
     }
 }
 
@@ -262,7 +302,7 @@ pub(crate) struct QueuedOwners {
     queue_entries: HashTable<QueueEntrySlot>,
 }
 
-fn entry_hash(lock: LockSlot, asker: OwnerIdentity<'_>) -> u64 {
+pub(crate) fn owner_hash(lock: LockSlot, asker: OwnerIdentity<'_>) -> u64 {
     let mut hash = Hash64::new(u64::from(lock.number()) ^ asker.user.0);
     hash.write(asker.owner);
     hash.finish()
@@ -279,7 +319,7 @@ impl QueuedOwners {
         let same = |entry: &QueueEntrySlot| {
             queue_entries[*entry].lock == lock && waiters[queue_entries[*entry].waiter].asker() == asker
         };
-        self.queue_entries.find(entry_hash(lock, asker), same).copied()
+        self.queue_entries.find(owner_hash(lock, asker), same).copied()
     }
 
     pub(crate) fn insert(
@@ -289,7 +329,7 @@ impl QueuedOwners {
         entry: QueueEntrySlot,
     ) {
         let hash = |entry: &QueueEntrySlot| {
-            entry_hash(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
+            owner_hash(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
         };
         self.queue_entries.insert_unique(hash(&entry), entry, hash);
     }
@@ -302,7 +342,7 @@ impl QueuedOwners {
         entry: QueueEntrySlot,
     ) {
         let hash = |entry: &QueueEntrySlot| {
-            entry_hash(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
+            owner_hash(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
         };
         if let Ok(entry) = self.queue_entries.find_entry(hash(&entry), |other| *other == entry) {
             entry.remove();

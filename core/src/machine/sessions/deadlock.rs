@@ -53,12 +53,31 @@ enum SearchEnd {
 impl Machine {
     /// Refuses a wait of `session` for `slots` where it would close a circle. Called before anything is queued.
     pub(crate) fn refuse_circle(&mut self, session: SessionSlot, slots: &[LockSlot]) -> Result<(), Refusal> {
+        let places = slots.iter().map(|slot| (*slot, self.locks[*slot].queue.tail));
+        self.refuse_circle_behind(session, &places.collect::<Several<_>>())
+    }
+
+    /// The same for a holder that would wait for the others alone.
+    pub(crate) fn refuse_circle_of_holders(
+        &mut self,
+        session: SessionSlot,
+        slot: LockSlot,
+    ) -> Result<(), Refusal> {
+        self.refuse_circle_behind(session, &[(slot, QueueEntrySlot::NONE)])
+    }
+
+    /// Each lock with the last queue entry that stands before the session there.
+    fn refuse_circle_behind(
+        &mut self,
+        session: SessionSlot,
+        places: &[(LockSlot, QueueEntrySlot)],
+    ) -> Result<(), Refusal> {
         if session.is_none() {
             return Ok(());
         }
         // Nobody waits for a session that holds nothing and stands nowhere.
         let record = &self.sessions[session];
-        if record.locks.len == 0 && record.waiters.len == 0 {
+        if record.locks.len == 0 && record.holders.len == 0 && record.waiters.len == 0 {
             return Ok(());
         }
         let mut search = Search {
@@ -72,7 +91,7 @@ impl Machine {
             steps_left: self.limits.deadlock_steps_max.min(self.deadlock_steps_left),
         };
         let allowed = search.steps_left;
-        let found = search.run(slots);
+        let found = search.run(places);
         let taken = allowed - search.steps_left;
         match found {
             Ok(()) => {
@@ -93,16 +112,17 @@ impl Machine {
         }
     }
 
-    /// The sessions waited for by whoever stands right behind the queue entry `last` of this lock: the holder's, with no queue entry, then
+    /// The sessions waited for by whoever stands right behind the queue entry `last` of this lock: the holders', with no queue entry, then
     /// those of the queue up to its head, each with its queue entry.
-    fn sessions_ahead(
+    pub(crate) fn sessions_ahead(
         &self,
         slot: LockSlot,
         last: QueueEntrySlot,
     ) -> impl Iterator<Item = (QueueEntrySlot, SessionSlot)> + '_ {
         let lock = &self.locks[slot];
-        let holder =
-            (lock.is_held() && lock.session().is_some()).then_some((QueueEntrySlot::NONE, lock.session()));
+        let holder = lock.session().is_some().then_some((QueueEntrySlot::NONE, lock.session()));
+        let several =
+            self.holders_of(slot).map(|holder| (QueueEntrySlot::NONE, self.holders[holder].session));
         let mut entry = last;
         let queued = std::iter::from_fn(move || {
             let record = self.queue_entries.get(entry)?;
@@ -110,15 +130,15 @@ impl Machine {
             entry = record.links().prev;
             Some(item)
         });
-        holder.into_iter().chain(queued)
+        holder.into_iter().chain(several).chain(queued)
     }
 }
 
 impl Search<'_> {
-    fn run(&mut self, slots: &[LockSlot]) -> Result<(), SearchEnd> {
+    fn run(&mut self, places: &[(LockSlot, QueueEntrySlot)]) -> Result<(), SearchEnd> {
         let machine = self.machine;
-        for &slot in slots {
-            for (_, session) in machine.sessions_ahead(slot, machine.locks[slot].queue.tail) {
+        for &(slot, last) in places {
+            for (_, session) in machine.sessions_ahead(slot, last) {
                 self.count_step()?;
                 let is_other = session.is_some() && session != self.target;
                 if is_other && self.near_known.insert((session, slot), ()).is_none() {

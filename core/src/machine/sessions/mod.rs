@@ -1,4 +1,5 @@
-//! Sessions, and deadlocks between them.
+//! Sessions, deadlocks between them, and the policies against those.
 
 mod deadlock;
+pub(crate) mod policy;
 pub(crate) mod session;

@@ -7,10 +7,11 @@
 //! [`Command::SessionClose`]: crate::machine::Command::SessionClose
 //! [`SessionScope::All`]: crate::types::SessionScope::All
 
-use crate::event::EventKind;
 use crate::grammar::errors;
-use crate::machine::locks::lock::EndCause;
+use crate::machine::locks::ending::Ending;
+use crate::machine::locks::holder::Holder;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
+use crate::machine::sessions::policy::{read_policy, SessionAge};
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::deadlines::Timer;
 use crate::machine::store::list::List;
@@ -18,7 +19,7 @@ use crate::machine::store::slab::Image;
 use crate::machine::{Applied, Lock, Machine, SessionSlot, Waiter, WaiterSlot};
 use crate::mutant;
 use crate::reply::Reply;
-use crate::types::{just_passed, SessionId, UserTag, LABEL_BYTES_MAX, TTL_MS_MAX};
+use crate::types::{just_passed, Fence, SessionId, SessionPolicy, UserTag, LABEL_BYTES_MAX, TTL_MS_MAX};
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -35,6 +36,11 @@ pub(crate) struct Session {
     pub(crate) orphaned: bool,
     /// Locks it holds, in the order of their grants.
     pub(crate) locks: List<Lock>,
+    /// Its holds of locks in other modes than exclusive, in the order of their grants.
+    pub(crate) holders: List<Holder>,
+    pub(crate) policy: SessionPolicy,
+    /// How old it counts for the policies; smaller is older.
+    pub(crate) age: SessionAge,
     /// Its waiters, in the order they came.
     pub(crate) waiters: List<Waiter>,
     /// Places its waiters have in queues. Worked out from them.
@@ -64,6 +70,15 @@ impl Image for Session {
         }
         self.locks.write(out);
         self.waiters.write(out);
+        if self.policy != SessionPolicy::Detect
+            || self.age != SessionAge::default()
+            || self.holders != List::EMPTY
+        {
+            self.holders.write(out);
+            out.push(self.policy as u8);
+            put_varint(out, self.age.asked);
+            put_varint(out, self.age.order);
+        }
     }
 
     fn read(reader: &mut Reader<'_>) -> Option<Session> {
@@ -79,7 +94,7 @@ impl Image for Session {
         } else {
             UserTag(reader.u64_fixed().filter(|tag| *tag != UserTag::DEFAULT.0)?)
         };
-        Some(Session {
+        let mut session = Session {
             id,
             user,
             label: label.into(),
@@ -88,8 +103,17 @@ impl Image for Session {
             orphaned: flags & ORPHANED_FLAG != 0,
             locks: List::read(reader)?,
             waiters: List::read(reader)?,
+            holders: List::EMPTY,
+            policy: SessionPolicy::Detect,
+            age: SessionAge::default(),
             queue_entries: 0,
-        })
+        };
+        if !reader.is_empty() {
+            session.holders = List::read(reader)?;
+            session.policy = read_policy(reader)?;
+            session.age = SessionAge { asked: reader.varint()?, order: reader.varint()? };
+        }
+        Some(session)
     }
 }
 
@@ -100,6 +124,7 @@ impl Machine {
         id: SessionId,
         ttl_ms: u64,
         label: &[u8],
+        (policy, age): (SessionPolicy, u64),
         out: &mut Applied,
     ) -> Reply {
         if ttl_ms == 0 || ttl_ms > TTL_MS_MAX {
@@ -122,6 +147,7 @@ impl Machine {
         let (locks, waiters) = (List::EMPTY, List::EMPTY);
         let label = label.into();
         let (orphaned, queue_entries) = (false, 0);
+        let (holders, age) = (List::EMPTY, self.next_session_age(age));
         let slot = self.sessions.insert(Session {
             id,
             user,
@@ -131,6 +157,9 @@ impl Machine {
             orphaned,
             locks,
             waiters,
+            holders,
+            policy,
+            age,
             queue_entries,
         });
         self.memory.sessions += self.sessions[slot].weight();
@@ -182,11 +211,11 @@ impl Machine {
         let found = if any_user { self.live_session(id, out) } else { self.own_session(id, out) };
         match found {
             Some(slot) => {
-                let locks = self.sessions[slot].locks.len;
+                let locks = self.sessions[slot].locks.len + self.sessions[slot].holders.len;
                 if mutant!(ClosedSessionLives) {
                     return Reply::Int(i64::from(locks));
                 }
-                self.end_session(slot, EndCause::Expired, out);
+                self.end_session(slot, out);
                 if self.session_ids.contains_key(&id) {
                     // Too many for one entry: the rest is over as if its time were, and goes as that does.
                     self.set_session_deadline(slot, just_passed(self.clock.logical_ms));
@@ -208,27 +237,21 @@ impl Machine {
         if !self.has_passed(self.sessions[slot].deadline_ms) {
             return Some(slot);
         }
-        self.end_session(slot, EndCause::Expired, out);
+        self.end_session(slot, out);
         self.serve_all(out);
         None
     }
 
     /// Ends a session, as far as the entry may.
-    fn end_session(&mut self, slot: SessionSlot, how: EndCause, out: &mut Applied) {
+    fn end_session(&mut self, slot: SessionSlot, out: &mut Applied) {
         let mut ends = self.session_ends_left;
-        self.end_session_part(slot, how, &mut ends, out);
+        self.end_session_part(slot, &mut ends, out);
         self.session_ends_left = ends;
     }
 
     /// Ends no more than `ends` waiters and locks of a session that is due; what is left stays due, and goes with a later entry or
     /// with whatever touches it. Waiters go first, so that none of them is granted what the session's own locks leave free.
-    pub(crate) fn end_session_part(
-        &mut self,
-        slot: SessionSlot,
-        how: EndCause,
-        ends: &mut usize,
-        out: &mut Applied,
-    ) {
+    pub(crate) fn end_session_part(&mut self, slot: SessionSlot, ends: &mut usize, out: &mut Applied) {
         while let Some(waiter) = self.sessions[slot].waiters.first() {
             let Some(left) = ends.checked_sub(1) else { return };
             *ends = left;
@@ -246,7 +269,12 @@ impl Machine {
         while let Some(lock) = self.sessions[slot].locks.first() {
             let Some(left) = ends.checked_sub(1) else { return };
             *ends = left;
-            self.end_grant(lock, how, EventKind::SessionEnded, out);
+            self.end_grant(lock, Ending::SessionEnded, out);
+        }
+        while let Some(holder) = self.sessions[slot].holders.first() {
+            let Some(left) = ends.checked_sub(1) else { return };
+            *ends = left;
+            self.end_holder(holder, Ending::SessionEnded, out);
         }
         let id = self.sessions[slot].id;
         self.session_ids.remove(&id);
@@ -258,8 +286,11 @@ impl Machine {
     /// A waiter whose session is over.
     pub(crate) fn leave_with_session(&mut self, waiter: WaiterSlot, out: &mut Applied) {
         let record = self.leave(waiter, out);
+        // Whoever converts a hold loses that hold too, and hears so.
+        let converts = record.converts != Fence(0);
         for pending in &record.requests {
-            self.settle(pending, Some(errors::no_session().into()), out);
+            let reply = if converts { Reply::Nil } else { errors::no_session().into() };
+            self.settle(pending, Some(reply), out);
         }
     }
 

@@ -9,8 +9,8 @@ use crate::machine::queue::waiter::Waiter;
 use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::store::list::{Linked, Links, List};
 use crate::machine::store::slab::{Image, Slab};
-use crate::machine::{LockSlot, Machine, SessionSlot, Slot, WaiterSlot, WALL_US_MAX};
-use crate::types::FENCE_BOUND;
+use crate::machine::{HolderSlot, LockSlot, Machine, SessionSlot, Slot, WaiterSlot, WALL_US_MAX};
+use crate::types::{Fence, LockKind, LockMode, FENCE_BOUND, PERMITS_MAX};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -87,7 +87,7 @@ impl Machine {
         })?;
         for (slot, _) in &self.values {
             let holder = self.locks.get(*slot).filter(|lock| lock.is_held());
-            ensure(holder.is_some_and(|lock| lock.owner().is_empty()), || {
+            ensure(holder.is_some_and(|lock| lock.owner().is_empty() && !lock.is_several()), || {
                 format!("lock {slot} has a value and is free, or has an owner")
             })?;
         }
@@ -95,6 +95,7 @@ impl Machine {
             "a version of what is no collection".into()
         })?;
         self.check_grants()?;
+        self.check_holder_records()?;
         ensure(self.marks.is_sound(), || "the marks and their index differ".into())?;
         self.check_queues()?;
         for (slot, waiter) in self.waiters.iter() {
@@ -119,6 +120,14 @@ impl Machine {
                 }
                 if lock.session().is_none() && lock.links() != Links::UNLINKED {
                     return fail("in a list without a session");
+                }
+            }
+            Phase::Several { holders, .. } => {
+                if lock.fence.0 == 0 || holders == 0 {
+                    return fail("held without a fence or a holder");
+                }
+                if lock.links() != Links::UNLINKED {
+                    return fail("in a list although its holders are");
                 }
             }
             Phase::Awaited => {
@@ -159,22 +168,118 @@ impl Machine {
             }
         }
         ensure(queued == self.queue_entries.len(), || "a queue entry is in no queue".into())?;
-        for (slot, lock) in self.locks.iter().filter(|(_, lock)| !lock.is_held() && lock.queue.len > 0) {
-            let waiter = &self.waiters[self.queue_entries[lock.queue.head].waiter];
-            ensure(!self.could_be_granted(waiter), || {
-                format!("lock {slot} is free and its first in line waits")
+        Ok(())
+    }
+
+    /// Who waits to convert its hold is the first in line, and has that hold.
+    fn check_upgraders(&self) -> Checked {
+        for (slot, waiter) in self.waiters.iter().filter(|(_, waiter)| waiter.converts != Fence(0)) {
+            let place = waiter.queue_entries.first().and_then(|entry| self.queue_entries.get(*entry));
+            let lock = place.map_or(LockSlot::NONE, |place| place.lock);
+            let is_first = self.locks.get(lock).is_some_and(|lock| {
+                waiter.queue_entries.len() == 1 && lock.queue.head == waiter.queue_entries[0]
+            });
+            let hold = self.holder_index.with_fence(lock, waiter.converts);
+            let has_hold = hold.map(|hold| &self.holders[hold]).is_some_and(|hold| {
+                hold.asker() == waiter.asker()
+                    && hold.session == waiter.session
+                    && hold.kind == LockKind::Shared
+            });
+            ensure(is_first && has_hold && waiter.kind == LockKind::Exclusive, || {
+                format!("waiter {slot} converts what it does not hold, or from behind")
             })?;
         }
         Ok(())
     }
 
+    /// The first in line has a reason to wait. After the indexes: who holds what is found by them.
+    fn check_heads(&self) -> Checked {
+        for (slot, lock) in self.locks.iter().filter(|(_, lock)| lock.queue.len > 0) {
+            let waiter = &self.waiters[self.queue_entries[lock.queue.head].waiter];
+            ensure(!self.could_be_granted(waiter), || {
+                format!("the first in line of lock {slot} could have it and waits")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Holders name locks that count them, in the mode of the lock.
+    fn check_holder_records(&self) -> Checked {
+        let mut counted = std::collections::BTreeMap::new();
+        let mut known = BTreeSet::new();
+        for (slot, holder) in self.holders.iter() {
+            let fail = |what: &str| Err(Violation(format!("holder {slot}: {what}")));
+            let mode = self.locks.get(holder.lock).and_then(Lock::mode);
+            if mode != Some(holder.kind.mode()) || !holder.kind.is_valid() {
+                return fail("its lock is free, or held in another mode");
+            }
+            if holder.fence.0 == 0 || holder.fence > self.locks[holder.lock].fence {
+                return fail("its fence was never issued");
+            }
+            if !known.insert((holder.lock, holder.fence)) {
+                return fail("another has the same fence");
+            }
+            if holder.session.is_some() && self.sessions.get(holder.session).is_none() {
+                return fail("its session is not there");
+            }
+            if holder.session.is_none() && holder.links() != Links::UNLINKED {
+                return fail("in a list without a session");
+            }
+            if holder.since_ms > self.clock.logical_ms {
+                return fail("it holds since a time to come");
+            }
+            let (sum, holders) = counted.entry(holder.lock).or_insert((0u64, 0u32));
+            (*sum, *holders) = (*sum + u64::from(holder.kind.count()), *holders + 1);
+        }
+        for (slot, lock) in self.locks.iter() {
+            if let Phase::Several { mode, sum, holders, .. } = lock.phase {
+                let most = if mode == LockMode::Permits { PERMITS_MAX } else { holders };
+                ensure(sum <= most, || format!("lock {slot}: its sum of {sum} is out of range"))?;
+                let found = counted.get(&slot).copied().unwrap_or_default();
+                ensure(found == (u64::from(sum), holders), || {
+                    format!("lock {slot}: {sum} of {holders} holders, counted {found:?}")
+                })?;
+            }
+        }
+        for (slot, _) in &self.attached {
+            let lock = self.locks.get(*slot);
+            ensure(lock.is_some_and(|lock| lock.is_held() && !lock.is_several()), || {
+                format!("lock {slot} has a value of its grant and no exclusive holder")
+            })?;
+        }
+        let is_early = self.cluster_version() < 2;
+        ensure(!is_early || (self.holders.len() == 0 && self.attached.is_empty()), || {
+            "holders before cluster version 2".into()
+        })
+    }
+
     fn could_be_granted(&self, waiter: &Waiter) -> bool {
         waiter.queue_entries.iter().all(|entry| {
             let lock = self.queue_entries.get(*entry).and_then(|entry| self.locks.get(entry.lock));
-            lock.is_some_and(|lock| {
-                lock.queue.head == *entry && (!lock.is_held() || lock.is_held_by(waiter.asker()))
-            })
+            let slot = self.queue_entries.get(*entry).map_or(LockSlot::NONE, |entry| entry.lock);
+            lock.is_some_and(|lock| lock.queue.head == *entry && self.may_hold(slot, lock, waiter))
         })
+    }
+
+    /// Whether a waiter goes with those who hold a lock, by the contract's table of kinds.
+    fn may_hold(&self, slot: LockSlot, lock: &Lock, waiter: &Waiter) -> bool {
+        // Numbers and sums are those of the records: that was checked before.
+        match lock.phase {
+            Phase::Awaited | Phase::Idle { .. } => true,
+            Phase::Held { .. } => lock.is_held_by(waiter.asker()) && waiter.kind == LockKind::Exclusive,
+            Phase::Several { holders, .. } if waiter.converts != Fence(0) => {
+                let own = self.holder_index.with_fence(slot, waiter.converts);
+                holders == 1 && own.is_some_and(|own| self.is_live_holder(own))
+            }
+            Phase::Several { holders, .. } if holders as usize >= self.limits.holders_per_lock_max => false,
+            Phase::Several { mode, sum, .. } => match waiter.kind {
+                LockKind::Exclusive => false,
+                LockKind::Shared => mode == LockMode::Shared,
+                LockKind::Permits { count, max } => {
+                    mode == LockMode::Permits && u64::from(sum) + u64::from(count) <= u64::from(max)
+                }
+            },
+        }
     }
 
     fn check_waiter(&self, slot: WaiterSlot, waiter: &Waiter) -> Checked {
@@ -188,7 +293,8 @@ impl Machine {
         if waiter.session.is_some() && self.sessions.get(waiter.session).is_none() {
             return fail("its session is not there");
         }
-        if waiter.session.is_none() && (waiter.ttl_ms == 0 || waiter.links() != Links::UNLINKED) {
+        let is_bound = waiter.ttl_ms == 0 && waiter.converts == Fence(0);
+        if waiter.session.is_none() && (is_bound || waiter.links() != Links::UNLINKED) {
             return fail("bound to a session it does not have");
         }
         if waiter.ttl_ms > crate::types::TTL_MS_MAX {
@@ -226,6 +332,13 @@ impl Machine {
             let waiters = check_list(&self.waiters, session.waiters, "session's waiters", waits)?;
             waiting += waiters.len();
         }
+        let mut bound_holders = 0;
+        for (slot, session) in self.sessions.iter() {
+            let holds = |holder: HolderSlot| self.holders[holder].session == slot;
+            bound_holders += check_list(&self.holders, session.holders, "session's holders", holds)?.len();
+        }
+        let all_holders = self.holders.iter().filter(|(_, holder)| holder.session.is_some()).count();
+        ensure(bound_holders == all_holders, || "a holder is not in its session's list".into())?;
         let all_bound = self.locks.iter().filter(|(_, lock)| lock.session().is_some()).count();
         ensure(bound == all_bound, || "a lock is not in its session's list".into())?;
         let all_waiting = self.waiters.iter().filter(|(_, waiter)| waiter.session.is_some()).count();
@@ -246,6 +359,19 @@ impl Machine {
                 format!("lock {slot}: its deadline")
             })?;
         }
+        for (slot, holder) in self.holders.iter() {
+            let ends_ms = Some(holder.deadline_ms).filter(|deadline_ms| *deadline_ms != NEVER);
+            deadlines += usize::from(ends_ms.is_some());
+            ensure(self.deadlines.get(Timer::Holder(slot)) == ends_ms, || {
+                format!("holder {slot}: its deadline")
+            })?;
+            let by_owner = self.holder_index.of_owner(&self.holders, holder.lock, holder.asker());
+            let by_fence = self.holder_index.with_fence(holder.lock, holder.fence);
+            ensure((by_owner, by_fence) == (Some(slot), Some(slot)), || {
+                format!("holder {slot} is not found by its owner or its fence")
+            })?;
+        }
+        ensure(self.holder_index.len() == self.holders.len(), || "holders and their index differ".into())?;
         for (slot, waiter) in self.waiters.iter() {
             deadlines += 1;
             let ends_ms = Some(waiter.next_deadline_ms());
@@ -290,6 +416,8 @@ impl Machine {
         for (db, held) in counted {
             ensure(self.sweep.held(db) == held, || format!("database {db}: {held} keys, counted otherwise"))?;
         }
+        self.check_upgraders()?;
+        self.check_heads()?;
         ensure(deadlines == self.deadlines.len(), || "a deadline belongs to nothing".into())?;
         let weighed = self.weigh_records();
         ensure(weighed == self.memory, || format!("{weighed:?} weighed, {:?} counted", self.memory))?;
@@ -320,9 +448,9 @@ impl Machine {
                 let lock = &self.locks[slot];
                 let ahead = lock.queue.walk(&self.queue_entries).take_while(|other| other != entry);
                 let queued = ahead.map(|other| self.waiters[self.queue_entries[other].waiter].session);
-                let holder = lock.is_held().then_some(lock.session());
-                for to in holder.into_iter().chain(queued).filter(|to| to.is_some() && *to != waiter.session)
-                {
+                let several = self.holders_of(slot).map(|holder| self.holders[holder].session);
+                let holders = lock.is_held().then_some(lock.session()).into_iter().chain(several);
+                for to in holders.chain(queued).filter(|to| to.is_some() && *to != waiter.session) {
                     edges.insert((waiter.session, to, slot));
                 }
             }

@@ -12,14 +12,16 @@
 //! The rest (keys, settings, scripts, cluster version, clocks) stays as it was.
 
 use crate::machine::keys::blocked::Blocked;
-use crate::machine::locks::lock::{Names, Phase};
+use crate::machine::locks::holder::HolderIndex;
+use crate::machine::locks::lock::{GrantedTime, Names, Phase};
+use crate::machine::locks::several::Hold;
 use crate::machine::queue::waiter::QueuedOwners;
 use crate::machine::requests::dedup::Dedup;
 use crate::machine::snapshot::invariants::Violation;
 use crate::machine::store::deadlines::{Deadlines, NEVER};
 use crate::machine::store::list::List;
 use crate::machine::store::slab::Slab;
-use crate::machine::{Db, HashMap, LockSlot, Machine};
+use crate::machine::{Db, HashMap, HolderSlot, LockSlot, Machine};
 use crate::types::{Fence, SessionId, FENCE_BOUND};
 use ::bytes::Bytes;
 use std::fmt;
@@ -107,16 +109,30 @@ impl Machine {
 
     /// The held locks that no time of their own ends: bound to a session, or a key without a ttl.
     pub fn open_ended_locks(&self) -> impl Iterator<Item = OpenEndedLock> + '_ {
-        let open_ended = |(slot, _): &(LockSlot, &_)| {
-            self.outlives_backup(*slot) && self.locks[*slot].deadline_ms() == NEVER
-        };
-        self.locks.iter().filter(open_ended).map(|(_, lock)| OpenEndedLock {
-            db: lock.db(),
-            name: Bytes::copy_from_slice(lock.name()),
-            owner: Bytes::copy_from_slice(lock.owner()),
-            fence: lock.fence,
-            session: self.sessions.get(lock.session()).map(|session| (session.id, session.ttl_ms)),
+        let standing = self.locks.iter().map(|(slot, _)| slot).filter(|slot| self.outlives_backup(*slot));
+        standing.flat_map(move |slot| {
+            let exclusive = (!self.locks[slot].is_several()).then_some(Hold::Exclusive(slot));
+            let holds = exclusive.into_iter().chain(self.holders_of(slot).map(Hold::Several));
+            let open_ended = holds.filter(|hold| self.end_of(*hold) == NEVER);
+            open_ended.map(move |hold| self.open_ended_lock(slot, hold))
         })
+    }
+
+    fn open_ended_lock(&self, slot: LockSlot, hold: Hold) -> OpenEndedLock {
+        let owner = match hold {
+            Hold::Exclusive(slot) => self.locks[slot].owner(),
+            Hold::Several(holder) => &self.holders[holder].owner,
+        };
+        OpenEndedLock {
+            db: self.locks[slot].db(),
+            name: Bytes::copy_from_slice(self.locks[slot].name()),
+            owner: Bytes::copy_from_slice(owner),
+            fence: self.fence_of(hold),
+            session: self
+                .sessions
+                .get(self.session_of_hold(hold))
+                .map(|session| (session.id, session.ttl_ms)),
+        }
     }
 
     /// Makes the state the beginning of a new cluster, whose fences are above `floor` and above all that this state knows of.
@@ -140,7 +156,12 @@ impl Machine {
     /// Held, and neither flushed nor past its deadline.
     fn outlives_backup(&self, slot: LockSlot) -> bool {
         let lock = &self.locks[slot];
-        lock.is_held() && !self.is_flushed(lock) && !self.has_passed(lock.deadline_ms())
+        let lives = |holder: HolderSlot| !self.has_passed(self.holders[holder].deadline_ms);
+        let ends = match lock.is_several() {
+            true => !self.holders_of(slot).any(lives),
+            false => self.has_passed(lock.deadline_ms()),
+        };
+        lock.is_held() && !self.is_flushed(lock) && !ends
     }
 
     fn drop_requests(&mut self) {
@@ -163,7 +184,7 @@ impl Machine {
                 self.locks.edit(slot).queue = List::EMPTY;
             }
             match phase {
-                Phase::Held { .. } | Phase::Idle { .. } => {}
+                Phase::Held { .. } | Phase::Several { .. } | Phase::Idle { .. } => {}
                 // Nobody waits for it any more.
                 Phase::Awaited if fence == Fence(0) => drop(self.locks.remove(slot)),
                 Phase::Awaited => {
@@ -188,6 +209,16 @@ impl Machine {
                 grants.end_live_at(now_ms, deadline_ms);
             }
         }
+        for slot in self.holders.slots() {
+            let Some(holder) = self.holders.get(slot) else { continue };
+            let (ends_ms, granted_ms) = (holder.deadline_ms, holder.granted.ms());
+            if ends_ms != NEVER && !self.has_passed(ends_ms) && !self.is_flushed(&self.locks[holder.lock]) {
+                let deadline_ms = ends_ms.max(now_ms.saturating_add(granted_ms));
+                let holder = self.holders.edit(slot);
+                holder.deadline_ms = deadline_ms;
+                holder.granted = GrantedTime::until(deadline_ms, now_ms);
+            }
+        }
         for slot in self.sessions.slots() {
             if self.sessions.get(slot).is_some_and(|session| !self.has_passed(session.deadline_ms)) {
                 let session = self.sessions.edit(slot);
@@ -204,6 +235,7 @@ impl Machine {
         self.requests = HashMap::default();
         self.session_ids = HashMap::default();
         self.deadlines = Deadlines::default();
+        self.holder_index = HolderIndex::default();
         self.sweep.forget_counts();
         self.rebuild_indexes();
     }

@@ -10,7 +10,7 @@ use crate::machine::keys::members::Grants;
 use crate::machine::log::bytes::Reader;
 use crate::machine::requests::dedup::Dedup;
 use crate::machine::snapshot::invariants::Violation;
-use crate::machine::snapshot::write::kind;
+use crate::machine::snapshot::write::{counts_at, kind};
 use crate::machine::stats::{count, Counters};
 use crate::machine::store::deadlines::Timer;
 use crate::machine::store::list::List;
@@ -19,7 +19,7 @@ use crate::machine::sweep::Sweep;
 use crate::machine::version::{read_format_byte, ClusterVersion, FormatError, VersionRange};
 use crate::machine::{Limits, LockSlot, Machine, Slot, LOGICAL_MS_MAX, WALL_US_MAX};
 use crate::script::scripts::sha1;
-use crate::types::{Fence, Stamp};
+use crate::types::{Fence, Stamp, VALUE_BYTES_MAX};
 use std::fmt;
 
 /// Why a snapshot cannot be used.
@@ -182,8 +182,8 @@ struct Records {
     checks_only: bool,
     has_head: bool,
     has_end: bool,
-    /// Locks, queue entries, waiters, sessions.
-    counts: [u64; 4],
+    /// Locks, queue entries, waiters, sessions, holders.
+    counts: [u64; 5],
     /// A collection whose elements have not all come.
     value: Option<(LockSlot, Builder)>,
     /// Over the records so far, and what the last one says it must come to.
@@ -275,6 +275,14 @@ impl Records {
             kind::QUEUE_ENTRY => self.read_record(1, &mut machine.queue_entries, reader)?,
             kind::WAITER => self.read_record(2, &mut machine.waiters, reader)?,
             kind::SESSION => self.read_record(3, &mut machine.sessions, reader)?,
+            kind::HOLDER => self.read_record(4, &mut machine.holders, reader)?,
+            kind::ATTACHED => {
+                let slot = Slot::new(reader.varint_u32()?);
+                let value = reader.bytes().filter(|value| (1..=VALUE_BYTES_MAX).contains(&value.len()))?;
+                if !self.checks_only {
+                    machine.attached.insert(slot, value.into()).is_none().then_some(())?;
+                }
+            }
             kind::BLOCKED if self.checks_only => drop(Waiting::read(reader)?),
             kind::BLOCKED => machine.blocked.read(reader, limits.waiters_max)?,
             kind::READY if self.checks_only => drop(Ready::read(reader)?),
@@ -307,8 +315,8 @@ impl Records {
                 }
             }
             kind::END => {
-                for count in self.counts {
-                    (reader.varint()? == count).then_some(())?;
+                for count in &self.counts[..counts_at(self.version?)] {
+                    (reader.varint()? == *count).then_some(())?;
                 }
                 self.digest = reader.u64_fixed()?;
                 self.has_end = true;
@@ -359,8 +367,11 @@ fn read_head(machine: &mut Machine, reader: &mut Reader<'_>) -> Option<()> {
     machine.settings = crate::machine::settings::Settings::read(reader)?;
     machine.marks.read_floor(reader)?;
     machine.upgrade.hold = reader.flag()?;
-    #[cfg(feature = "next-version")]
     if machine.cluster_version() >= 2 {
+        machine.sessions_opened = count(reader)?;
+    }
+    #[cfg(feature = "next-version")]
+    if machine.cluster_version() >= 3 {
         machine.next_count = reader.varint()?;
     }
     machine.digests = Digests::read(reader)?;
@@ -394,6 +405,10 @@ impl Machine {
             for id in waiter.requests.iter().filter_map(|request| request.id) {
                 self.requests.insert(id, slot);
             }
+        }
+        for (slot, holder) in self.holders.iter() {
+            self.deadlines.set(Timer::Holder(slot), holder.deadline_ms);
+            self.holder_index.insert(&self.holders, slot);
         }
         self.recount_databases();
         for slot in self.waiters.slots() {

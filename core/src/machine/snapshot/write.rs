@@ -55,6 +55,9 @@ pub(crate) mod kind {
     pub(crate) const MARK: u8 = 16;
     /// Statistics: not part of the digest.
     pub(crate) const COUNTERS: u8 = 17;
+    /// Since cluster version 2: a holder beside others, and the VALUE of an exclusive one.
+    pub(crate) const HOLDER: u8 = 18;
+    pub(crate) const ATTACHED: u8 = 19;
 }
 
 /// How far the snapshot has come.
@@ -65,8 +68,8 @@ pub(crate) struct Progress {
     stage: Stage,
     /// Bytes of records that are not in a piece yet.
     ready: BytesMut,
-    /// Records written: locks, queue entries, waiters, sessions.
-    counts: [u64; 4],
+    /// Records written: locks, queue entries, waiters, sessions, holders.
+    counts: [u64; 5],
     /// What is copied at the beginning because a copy costs nothing, and still to be written.
     blocked: Waitings,
     blocked_ready: VecDeque<Ready>,
@@ -75,6 +78,7 @@ pub(crate) struct Progress {
     value: Option<Writer>,
     versions: imbl::OrdMap<LockSlot, u64>,
     grants: imbl::OrdMap<LockSlot, Grants>,
+    attached: imbl::OrdMap<LockSlot, Box<[u8]>>,
     marks: MarkMap,
     scripts: VecDeque<Bytes>,
     /// Over the records written so far.
@@ -87,10 +91,12 @@ enum Stage {
     QueueEntries,
     Waiters,
     Sessions,
+    Holders,
     Blocked,
     Values,
     Versions,
     Grants,
+    Attached,
     Marks,
     Scripts,
     End,
@@ -108,18 +114,20 @@ impl Machine {
         self.queue_entries.walk_begin();
         self.waiters.walk_begin();
         self.sessions.walk_begin();
+        self.holders.walk_begin();
         self.snapshot = Some(Progress {
             version: self.cluster_version(),
             number: 0,
             stage: Stage::Locks,
             ready: BytesMut::from(&head[..]),
-            counts: [0; 4],
+            counts: [0; 5],
             blocked: self.blocked.waitings(),
             blocked_ready: self.blocked.ready(),
             values: self.values.clone(),
             value: None,
             versions: self.versions.clone(),
             grants: self.grants.clone(),
+            attached: self.attached.clone(),
             marks: self.marks.image(),
             scripts: self.scripts.iter().cloned().collect(),
             sum,
@@ -132,6 +140,7 @@ impl Machine {
         self.queue_entries.walk_stop();
         self.waiters.walk_stop();
         self.sessions.walk_stop();
+        self.holders.walk_stop();
         self.snapshot = None;
     }
 
@@ -171,11 +180,13 @@ impl Machine {
             Stage::Locks => (0, self.locks.walk_step(budget, bytes_max, out), Stage::QueueEntries),
             Stage::QueueEntries => (1, self.queue_entries.walk_step(budget, bytes_max, out), Stage::Waiters),
             Stage::Waiters => (2, self.waiters.walk_step(budget, bytes_max, out), Stage::Sessions),
-            Stage::Sessions => (3, self.sessions.walk_step(budget, bytes_max, out), Stage::Blocked),
+            Stage::Sessions => (3, self.sessions.walk_step(budget, bytes_max, out), Stage::Holders),
+            Stage::Holders => (4, self.holders.walk_step(budget, bytes_max, out), Stage::Blocked),
             Stage::Blocked
             | Stage::Values
             | Stage::Versions
             | Stage::Grants
+            | Stage::Attached
             | Stage::Marks
             | Stage::Scripts
             | Stage::End
@@ -214,8 +225,11 @@ impl Machine {
         self.settings.write(out);
         self.marks.write_floor(out);
         out.push(u8::from(self.upgrade.hold));
-        #[cfg(feature = "next-version")]
         if self.cluster_version() >= 2 {
+            put_varint(out, self.sessions_opened);
+        }
+        #[cfg(feature = "next-version")]
+        if self.cluster_version() >= 3 {
             put_varint(out, self.next_count);
         }
     }
@@ -249,6 +263,14 @@ impl Machine {
         }
         for (slot, session) in self.sessions.iter() {
             write_record(slot, session, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (slot, holder) in self.holders.iter() {
+            write_record(slot, holder, &mut bytes);
+            hash_and_clear(&mut hash, &mut bytes);
+        }
+        for (slot, value) in &self.attached {
+            write_attached(*slot, value, &mut bytes);
             hash_and_clear(&mut hash, &mut bytes);
         }
         for (number, waiting) in &self.blocked.waitings() {
@@ -301,7 +323,12 @@ impl Progress {
             *budget -= 1;
             let from = out.len();
             match self.stage {
-                Stage::Locks | Stage::QueueEntries | Stage::Waiters | Stage::Sessions | Stage::Over => return,
+                Stage::Locks
+                | Stage::QueueEntries
+                | Stage::Waiters
+                | Stage::Sessions
+                | Stage::Holders
+                | Stage::Over => return,
                 Stage::Blocked => match self.blocked.get_min().cloned() {
                     Some((number, waiting)) => {
                         self.blocked.remove(&number);
@@ -328,6 +355,13 @@ impl Progress {
                             grants.write(out);
                         });
                     }
+                    None => self.stage = Stage::Attached,
+                },
+                Stage::Attached => match self.attached.get_min().cloned() {
+                    Some((slot, value)) => {
+                        self.attached.remove(&slot);
+                        write_attached(slot, &value, out);
+                    }
                     None => self.stage = Stage::Marks,
                 },
                 Stage::Marks => match self.marks.get_min().cloned() {
@@ -344,8 +378,9 @@ impl Progress {
                 Stage::End => {
                     let counts = self.counts;
                     let digest = self.digest();
+                    let kinds = counts_at(self.version);
                     framed(kind::END, out, |out| {
-                        counts.iter().for_each(|count| put_varint(out, *count));
+                        counts[..kinds].iter().for_each(|count| put_varint(out, *count));
                         out.extend_from_slice(&digest.to_le_bytes());
                     });
                     self.stage = Stage::Over;
@@ -387,6 +422,22 @@ fn piece(version: ClusterVersion, number: u32, content: &[u8]) -> Vec<u8> {
     piece.extend_from_slice(&crc.to_le_bytes());
     assert!(piece.len() <= SNAPSHOT_PIECE_BYTES_MAX, "a piece of {} bytes was cut", piece.len());
     piece
+}
+
+/// How many kinds of records are counted.
+pub(crate) fn counts_at(version: ClusterVersion) -> usize {
+    if version < 2 {
+        4
+    } else {
+        5
+    }
+}
+
+fn write_attached(slot: LockSlot, value: &[u8], out: &mut Vec<u8>) {
+    framed(kind::ATTACHED, out, |out| {
+        put_varint(out, u64::from(slot.number()));
+        put_bytes(out, value);
+    });
 }
 
 fn write_version(slot: LockSlot, version: u64, out: &mut Vec<u8>) {

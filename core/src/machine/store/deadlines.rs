@@ -3,7 +3,7 @@
 //!
 //! A four-way heap that knows where each item sits. It is worked out from the records, so it is not part of a snapshot.
 
-use crate::machine::{LockSlot, SessionSlot, WaiterSlot};
+use crate::machine::{HolderSlot, LockSlot, SessionSlot, WaiterSlot};
 
 /// No deadline at all.
 pub(crate) const NEVER: u64 = u64::MAX;
@@ -13,6 +13,7 @@ pub(crate) const NEVER: u64 = u64::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Timer {
     Lock(LockSlot),
+    Holder(HolderSlot),
     Session(SessionSlot),
     Waiter(WaiterSlot),
 }
@@ -23,8 +24,9 @@ impl Timer {
     fn parts(self) -> (usize, u32) {
         match self {
             Timer::Lock(slot) => (0, slot.number()),
-            Timer::Session(slot) => (1, slot.number()),
-            Timer::Waiter(slot) => (2, slot.number()),
+            Timer::Holder(slot) => (1, slot.number()),
+            Timer::Session(slot) => (2, slot.number()),
+            Timer::Waiter(slot) => (3, slot.number()),
         }
     }
 }
@@ -53,7 +55,8 @@ impl HeapItem {
     fn timer(self) -> Timer {
         match self.kind() {
             0 => Timer::Lock(LockSlot::new(self.slot())),
-            1 => Timer::Session(SessionSlot::new(self.slot())),
+            1 => Timer::Holder(HolderSlot::new(self.slot())),
+            2 => Timer::Session(SessionSlot::new(self.slot())),
             _ => Timer::Waiter(WaiterSlot::new(self.slot())),
         }
     }
@@ -62,7 +65,7 @@ impl HeapItem {
 #[derive(Default)]
 pub(crate) struct Deadlines {
     heap: Vec<HeapItem>,
-    places: [HeapIndexes; 3],
+    places: [HeapIndexes; 4],
 }
 
 const ARITY: usize = 4;
@@ -205,10 +208,11 @@ mod tests {
             (seed >> 33) % bound
         };
         for _ in 0..30_000 {
-            let kind = draw(3);
+            let kind = draw(4);
             let slot = draw(3000) as u32;
             let timer = [
                 Timer::Lock(LockSlot::new(slot)),
+                Timer::Holder(HolderSlot::new(slot)),
                 Timer::Session(SessionSlot::new(slot)),
                 Timer::Waiter(WaiterSlot::new(slot)),
             ][kind as usize];

@@ -39,6 +39,20 @@ impl<T> List<T> {
         self.len += 1;
     }
 
+    pub(crate) fn push_front(&mut self, slab: &mut Slab<T>, slot: Slot<T>)
+    where
+        T: Image + Linked,
+    {
+        *slab.edit(slot).links_mut() = Links { prev: Slot::NONE, next: self.head };
+        if self.head.is_none() {
+            self.tail = slot;
+        } else {
+            slab.edit(self.head).links_mut().prev = slot;
+        }
+        self.head = slot;
+        self.len += 1;
+    }
+
     pub(crate) fn unlink(&mut self, slab: &mut Slab<T>, slot: Slot<T>)
     where
         T: Image + Linked,

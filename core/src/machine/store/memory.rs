@@ -15,12 +15,14 @@ use crate::keyspace::View;
 use crate::limits::KEY_OVERHEAD_BYTES;
 use crate::machine::keys::blocked::Waiting;
 use crate::machine::keys::members::Grants;
+use crate::machine::locks::holder::Holder;
 use crate::machine::locks::lock::{Lock, Phase, SavedLock};
+use crate::machine::locks::several::GrantTerms;
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::sessions::session::Session;
 use crate::machine::{LockSlot, Machine, WaiterSlot};
 use crate::reply::Refusal;
-use crate::types::{OwnerIdentity, UserTag};
+use crate::types::{LockKind, OwnerIdentity, UserTag};
 
 /// A record, its place in the index of names and among the deadlines.
 const LOCK_BYTES: usize = KEY_OVERHEAD_BYTES;
@@ -32,6 +34,10 @@ const QUEUE_ENTRY_BYTES: usize = 64;
 /// A request that hangs on a waiter, and its place in the index of requests.
 const REQUEST_BYTES: usize = 96;
 const SESSION_BYTES: usize = 160;
+/// A holder beside others, and its places in indexes. No more than a waiter, so that a hand-over needs no room.
+const HOLDER_BYTES: usize = 160;
+/// A value's place beside its lock.
+const ATTACHED_BYTES: usize = 64;
 const GRANTS_BYTES: usize = 64;
 const GRANT_BYTES: usize = 16;
 /// A blocked client, and each of its words and of the keys it waits for.
@@ -53,6 +59,8 @@ pub(crate) struct Memory {
     pub(crate) grants: usize,
     pub(crate) waiters: usize,
     pub(crate) sessions: usize,
+    pub(crate) holders: usize,
+    pub(crate) attached: usize,
 }
 
 impl Lock {
@@ -85,12 +93,13 @@ pub(crate) fn weight_of_value(value: &Value) -> usize {
 impl Waiter {
     pub(crate) fn weight(&self) -> usize {
         let orders: usize = self.requests.iter().map(|request| request.form.len()).sum();
-        weight_of_waiter(self.asker(), self.queue_entries.len(), self.requests.len()) + orders
+        weight_of_waiter(self.asker(), &self.value, self.queue_entries.len(), self.requests.len()) + orders
     }
 }
 
-fn weight_of_waiter(asker: OwnerIdentity<'_>, queue_entries: usize, requests: usize) -> usize {
-    WAITER_BYTES + weight_of_holder(asker) + queue_entries * QUEUE_ENTRY_BYTES + requests * REQUEST_BYTES
+fn weight_of_waiter(asker: OwnerIdentity<'_>, value: &[u8], queue_entries: usize, requests: usize) -> usize {
+    let grant = weight_of_holder(asker) + value.len();
+    WAITER_BYTES + grant + queue_entries * QUEUE_ENTRY_BYTES + requests * REQUEST_BYTES
 }
 
 impl Session {
@@ -101,6 +110,23 @@ impl Session {
 
 fn weight_of_session(label: &[u8], user: UserTag) -> usize {
     SESSION_BYTES + label.len() + weight_of_user(user)
+}
+
+impl Holder {
+    pub(crate) fn weight(&self) -> usize {
+        HOLDER_BYTES + weight_of_holder(self.asker()) + self.value.len()
+    }
+}
+
+/// What a grant adds to the record of its lock.
+fn weight_of_terms(terms: &GrantTerms<'_>) -> usize {
+    match (terms.kind, terms.value.len()) {
+        (LockKind::Exclusive, 0) => weight_of_holder(terms.asker),
+        (LockKind::Exclusive, value) => weight_of_holder(terms.asker) + ATTACHED_BYTES + value,
+        (LockKind::Shared | LockKind::Permits { .. }, value) => {
+            HOLDER_BYTES + weight_of_holder(terms.asker) + value
+        }
+    }
 }
 
 impl Grants {
@@ -125,8 +151,8 @@ impl Machine {
     /// What the replicated state takes.
     #[must_use]
     pub fn memory_used_bytes(&self) -> u64 {
-        let Memory { locks, idle: _, values, grants, waiters, sessions } = self.memory;
-        let counted = locks + values + grants + waiters + sessions;
+        let Memory { locks, idle: _, values, grants, waiters, sessions, holders, attached } = self.memory;
+        let counted = locks + values + grants + waiters + sessions + holders + attached;
         let scripts = self.scripts.bytes() + self.scripts.len() * SCRIPT_BYTES;
         (counted + self.blocked.weight() + self.dedup.weight() + scripts + self.marks.bytes()) as u64
     }
@@ -175,20 +201,21 @@ impl Machine {
         &self,
         slot: Option<LockSlot>,
         name: &[u8],
-        holder: OwnerIdentity<'_>,
+        terms: &GrantTerms<'_>,
     ) -> Result<(), Refusal> {
         let counted = slot.map_or(0, |slot| self.active_weight(slot));
-        self.room_for(weight_of_lock(name, holder).saturating_sub(counted))
+        self.room_for((weight_of_lock(name, NOBODY) + weight_of_terms(terms)).saturating_sub(counted))
     }
 
     /// Room for a waiter at these locks, whose records are there.
     pub(crate) fn room_for_waiter(
         &self,
         asker: OwnerIdentity<'_>,
+        value: &[u8],
         queue_entries: usize,
     ) -> Result<(), Refusal> {
         // A multi-lock keeps the order of its names.
-        self.room_for(weight_of_waiter(asker, queue_entries, 1) + queue_entries)
+        self.room_for(weight_of_waiter(asker, value, queue_entries, 1) + queue_entries)
     }
 
     /// Room for a multi-lock: for all its holders now, or for its records and later for its waiter.
@@ -196,14 +223,14 @@ impl Machine {
         &self,
         db: crate::machine::Db,
         names: &[&[u8]],
-        asker: OwnerIdentity<'_>,
+        terms: &GrantTerms<'_>,
         at_once: bool,
     ) -> Result<(), Refusal> {
-        let holder = if at_once { asker } else { NOBODY };
+        let granted = if at_once { weight_of_terms(terms) } else { 0 };
         let growth = |name: &&[u8]| {
             let slot = self.names.find(&self.locks, db, name);
             let counted = slot.map_or(0, |slot| self.active_weight(slot));
-            weight_of_lock(name, holder).saturating_sub(counted)
+            (weight_of_lock(name, NOBODY) + granted).saturating_sub(counted)
         };
         match names.iter().map(growth).sum() {
             0 => Ok(()),
@@ -250,7 +277,7 @@ impl Machine {
     /// What a record counts for already. One of a free lock counts as room.
     fn active_weight(&self, slot: LockSlot) -> usize {
         match self.locks[slot].phase {
-            Phase::Held { .. } | Phase::Awaited => self.locks[slot].weight(),
+            Phase::Held { .. } | Phase::Several { .. } | Phase::Awaited => self.locks[slot].weight(),
             Phase::Idle { .. } => 0,
         }
     }
@@ -276,6 +303,7 @@ impl Machine {
     /// A record that is in no list and no index any more.
     pub(crate) fn remove_lock(&mut self, slot: LockSlot) -> Lock {
         let lock = self.locks.remove(slot);
+        self.history.forget(slot);
         self.memory.locks -= lock.weight();
         lock
     }
@@ -331,6 +359,19 @@ impl Machine {
         self.memory.grants -= before.as_ref().map_or(0, Grants::weight);
     }
 
+    /// The VALUE of an exclusive grant. Answers the one before.
+    pub(crate) fn set_attached(&mut self, slot: LockSlot, value: Option<Box<[u8]>>) -> Option<Box<[u8]>> {
+        let weigh =
+            |value: &Option<Box<[u8]>>| value.as_ref().map_or(0, |value| ATTACHED_BYTES + value.len());
+        self.memory.attached += weigh(&value);
+        let before = match value {
+            Some(value) => self.attached.insert(slot, value),
+            None => self.attached.remove(&slot),
+        };
+        self.memory.attached -= weigh(&before);
+        before
+    }
+
     pub(crate) fn change_waiter<R>(
         &mut self,
         waiter: WaiterSlot,
@@ -354,6 +395,8 @@ impl Machine {
             grants: self.grants.values().map(Grants::weight).sum(),
             waiters: self.waiters.iter().map(|(_, waiter)| waiter.weight()).sum(),
             sessions: self.sessions.iter().map(|(_, session)| session.weight()).sum(),
+            holders: self.holders.iter().map(|(_, holder)| holder.weight()).sum(),
+            attached: self.attached.values().map(|value| ATTACHED_BYTES + value.len()).sum(),
         }
     }
 }

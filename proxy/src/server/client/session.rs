@@ -5,7 +5,7 @@
 
 use crate::acl::User;
 use crate::client_memory::Account;
-use crate::events::{InvalidationInbox, SubscriberInbox, SubscriptionKind, TrackingTerms};
+use crate::events::{InvalidationInbox, LossInbox, SubscriberInbox, SubscriptionKind, TrackingTerms};
 use crate::resp::encode::Protocol;
 use crate::server::access::AccessControl;
 use crate::server::client::registry::ClientInfo;
@@ -65,6 +65,8 @@ pub struct Client {
     pub subscriptions: Option<Box<Subscriptions>>,
     /// While `CLIENT TRACKING` is on.
     pub tracking: Option<Box<Tracking>>,
+    /// While `LOCK.NOTIFY` is on.
+    pub losses: Option<Box<LossInbox>>,
 }
 
 /// What a client has sent without being logged in.
@@ -166,6 +168,7 @@ impl Client {
             sessions: None,
             subscriptions: None,
             tracking: None,
+            losses: None,
         }
     }
 

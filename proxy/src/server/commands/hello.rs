@@ -250,6 +250,7 @@ impl CommandContext {
     pub(in crate::server) fn reset(&mut self) -> Progress {
         self.drop_subscriptions();
         self.stop_tracking();
+        self.stop_notifying();
         self.upstream.own = None;
         self.upstream.shared.leave();
         self.forget_transaction();

@@ -2,6 +2,7 @@
 
 use crate::log_text::Escaped;
 use crate::node_api::{AdminRequest, NodeStatus, OwnedQuery};
+use crate::server::commands::version_wait;
 use crate::server::context::CommandContext;
 use crate::server::ids;
 use crate::server::net::connection::Progress;
@@ -17,14 +18,14 @@ use crate::tier1::upstream::{Health, Tier1Backend};
 use bytes::Bytes;
 use redfence_core::grammar::cluster::{Backup, Cluster};
 use redfence_core::grammar::session::SessionCommand;
-use redfence_core::grammar::{fence, Request};
+use redfence_core::grammar::{errors, fence, Request};
 use redfence_core::machine::marks::check_guarded;
 use redfence_core::machine::request::{self, MachineWork, RequestContext};
 use redfence_core::machine::settings::{Setting, SettingsCommand};
 use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{put_user, Command, Query};
 use redfence_core::reply::{Refusal, Reply};
-use redfence_core::types::SessionId;
+use redfence_core::types::{LockKind, SessionId};
 use std::sync::Arc;
 
 impl CommandContext {
@@ -42,7 +43,12 @@ impl CommandContext {
             tracing::warn!(client = %self.client.info.address, %resource, "LOCK.FORCERELEASE");
         }
         match destination {
-            Destination::Node => self.cluster_command(&request),
+            Destination::Node => {
+                if let Request::Notify(request) = &request {
+                    return self.notify_command(request);
+                }
+                self.cluster_command(&request)
+            }
             Destination::Tier2 => self.tier2_command(request, is_routed, argv, &owner),
             Destination::Tier1 => self.upstream_command(argv, frame, &request, &owner),
         }
@@ -64,16 +70,17 @@ impl CommandContext {
                 return self.refuse(refusal);
             }
         }
-        let waits = wait_ms_of(&request) > 0;
+        let waits = request.wait_ms() > 0;
         let looks = matches!(
             request,
             Request::Info(_)
+                | Request::Explain(_)
                 | Request::Queue(_)
                 | Request::Scan(_)
                 | Request::FenceGet(_)
                 | Request::Session(SessionCommand::Info(_))
         );
-        let in_flight = match (waits, looks) {
+        let mut in_flight = match (waits, looks) {
             (true, _) => InFlight::Alone,
             (false, true) => InFlight::Reads,
             (false, false) => InFlight::Tier2,
@@ -98,18 +105,34 @@ impl CommandContext {
             resp: self.client.protocol.into(),
             guarded,
         };
-        let wait_ms = wait_ms_of(&request);
-        let (pending, if_abandoned) = match request::work(request, context) {
+        let wait_ms = request.wait_ms();
+        let mut granted = None;
+        let (source, if_abandoned) = match request::work(request, context) {
             Err(refusal) => return self.refuse(refusal),
             Ok(MachineWork::Look(query)) => {
-                (self.server.tier2.query_for(&self.client.account, owned(&query)), IfAbandoned::Nothing)
+                let pending = self.server.tier2.query_for(&self.client.account, owned(&query));
+                (Source::Tier2(pending), IfAbandoned::Nothing)
             }
             Ok(MachineWork::Change(command)) => {
+                let version = self.version_to_come(&command);
+                if version.is_some() {
+                    in_flight = InFlight::Alone;
+                }
+                if !self.can_join(in_flight) {
+                    return Progress::Stalled;
+                }
                 let mut blob = Vec::with_capacity(128);
-                let grants = matches!(command, Command::Acquire { .. } | Command::MAcquire { .. });
+                let grants = matches!(
+                    command,
+                    Command::Acquire { .. }
+                        | Command::AcquireWith { .. }
+                        | Command::MAcquire { .. }
+                        | Command::MAcquireShared { .. }
+                );
                 let names_session = matches!(
                     command,
                     Command::SessionOpen { .. }
+                        | Command::SessionOpenWith { .. }
                         | Command::SessionKeepAlive { .. }
                         | Command::SessionClose { .. }
                 );
@@ -118,31 +141,41 @@ impl CommandContext {
                 }
                 command.encode(&mut blob);
                 let blob = Bytes::from(blob);
+                if self.client.losses.is_some() {
+                    granted = names_granted(&command);
+                }
                 let if_abandoned = if grants && owner_is_generated {
                     IfAbandoned::ReleaseGrant(blob.clone())
                 } else {
                     IfAbandoned::Nothing
                 };
-                (
-                    self.server.tier2.submit_for(
-                        self.client.info.id,
-                        self.client.caller(),
-                        None,
-                        None,
-                        blob,
-                        wait_ms,
-                    ),
-                    if_abandoned,
-                )
+                let client = self.client.info.id;
+                let source = match version {
+                    Some(version) => {
+                        let server = Arc::clone(&self.server);
+                        Source::Node(version_wait::start(server, version, client, blob, wait_ms))
+                    }
+                    None => {
+                        let caller = self.client.caller();
+                        let tier2 = &self.server.tier2;
+                        Source::Tier2(tier2.submit_for(client, caller, None, None, blob, wait_ms))
+                    }
+                };
+                (source, if_abandoned)
             }
         };
-        self.await_call(in_flight, Source::Tier2(pending), waits, if_abandoned);
+        self.await_call(in_flight, source, waits, if_abandoned);
         if let (true, Some(AwaitedReply::Call(call))) = (is_routed, self.replies.awaited.back_mut()) {
             call.is_routed = true;
         }
         if let (Some(step), Some(AwaitedReply::Call(call))) = (session_step, self.replies.awaited.back_mut())
         {
             call.after_reply = AfterReply::Session(step);
+        }
+        if let (Some((db, names)), Some(AwaitedReply::Call(call))) =
+            (granted, self.replies.awaited.back_mut())
+        {
+            call.after_reply = AfterReply::Granted { db, names };
         }
         Progress::Done
     }
@@ -305,7 +338,10 @@ impl CommandContext {
                 return self.refuse(crate::tier1::own_connection::refusal(&reason, false));
             }
         };
-        let waits = wait_ms_of(request) > 0;
+        if let Err(refusal) = check_tier1(&backend, request) {
+            return self.refuse(refusal);
+        }
+        let waits = request.wait_ms() > 0;
         let call = UpstreamCall {
             waits,
             muted: self.client.is_muted(),
@@ -347,8 +383,36 @@ fn no_transaction() -> Refusal {
     Refusal::new("ERR this LOCK command cannot be part of a MULTI transaction here; DISCARD it first")
 }
 
-fn wait_ms_of(request: &Request<'_>) -> u64 {
-    request.acquire_options().and_then(|options| options.wait_ms).unwrap_or(0)
+/// The Lua library knows exclusive locks alone, without values. The module answers for itself.
+fn check_tier1(backend: &Tier1Backend, request: &Request<'_>) -> Result<(), Refusal> {
+    let options = request.acquire_options();
+    let is_more =
+        options.is_some_and(|options| options.kind != LockKind::Exclusive || options.value.is_some());
+    match backend {
+        Tier1Backend::Functions | Tier1Backend::Script { .. }
+            if is_more
+                || matches!(request, Request::Explain(_))
+                || matches!(request, Request::ForceRelease(request) if request.fence.is_some()) =>
+        {
+            Err(errors::tier_kinds_here())
+        }
+        Tier1Backend::Functions | Tier1Backend::Script { .. } | Tier1Backend::Module => Ok(()),
+    }
+}
+
+/// The locks that a command may be granted, in the order of the fences in its reply.
+fn names_granted(command: &Command<'_>) -> Option<(u32, Vec<Bytes>)> {
+    let copy = |name: &[u8]| Bytes::copy_from_slice(name);
+    if let Command::Acquire { db, resource, .. }
+    | Command::AcquireWith { db, resource, .. }
+    | Command::Convert { db, resource, .. } = command
+    {
+        return Some((*db, vec![copy(resource)]));
+    }
+    if let Command::MAcquire { db, resources, .. } | Command::MAcquireShared { db, resources, .. } = command {
+        return Some((*db, resources.iter().map(|name| copy(name)).collect()));
+    }
+    None
 }
 
 /// What the command does to the sessions of its connection; `opened` is the id of one that it opens.
@@ -366,6 +430,9 @@ fn operation_of(request: &Request<'_>) -> LockOperation {
         Request::Release(_) => LockOperation::Release,
         Request::Renew(_) => LockOperation::Renew,
         Request::Info(_)
+        | Request::Explain(_)
+        | Request::Convert(_)
+        | Request::Notify(_)
         | Request::MRelease(_)
         | Request::Queue(_)
         | Request::Scan(_)
@@ -394,6 +461,10 @@ fn owned(query: &Query<'_>) -> OwnedQuery {
             OwnedQuery::Info { db, resource: Bytes::copy_from_slice(resource), sessions }
         }
         Query::Queue { db, resource } => OwnedQuery::Queue { db, resource: Bytes::copy_from_slice(resource) },
+        Query::Explain { db, resource, sessions } => {
+            OwnedQuery::Explain { db, resource: Bytes::copy_from_slice(resource), sessions }
+        }
+        Query::SessionLocks { id, sessions } => OwnedQuery::SessionLocks { id, sessions },
         Query::Scan { db, cursor, pattern, count } => {
             OwnedQuery::Scan { db, cursor, pattern: pattern.map(Bytes::copy_from_slice), count }
         }

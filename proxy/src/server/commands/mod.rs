@@ -8,6 +8,7 @@ pub mod command;
 pub mod hello;
 pub mod info;
 pub mod lock;
+pub mod notify;
 pub mod plain;
 pub mod pubsub;
 pub mod scripts;
@@ -15,6 +16,7 @@ pub mod server;
 pub mod simple;
 pub mod tracking;
 pub mod transaction;
+pub mod version_wait;
 
 pub use redfence_core::keyspace::errors::unknown_command;
 use redfence_core::reply::Refusal;

@@ -138,6 +138,7 @@ impl Connection {
         let answered = self.context.poll_awaited(context, &mut self.stream)?;
         moved |= self.context.poll_inbox(context)?;
         moved |= self.context.poll_mailbox(context);
+        moved |= self.context.poll_losses(context)?;
         moved |= self.resume()?;
         // With its work spent the task is polled again soon, whatever there is to read.
         moved |= self.is_work_spent() || self.poll_read(context)?;

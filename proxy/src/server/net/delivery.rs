@@ -143,6 +143,10 @@ impl CommandContext {
                 }
                 reply
             }
+            (AfterReply::Granted { db, names }, reply) => {
+                self.note_granted(db, names, &reply);
+                reply
+            }
             (AfterReply::Say(said), reply) if !reply.is_error() => said,
             (AfterReply::Watch { db, keys }, Reply::Array(tokens)) => {
                 self.client.watch(db, keys, &tokens);

@@ -96,6 +96,11 @@ pub enum AfterReply {
         db: u32,
         keys: Vec<Bytes>,
     },
+    /// Locks that the client is told of if it loses them, once they are granted: in the order of the fences.
+    Granted {
+        db: u32,
+        names: Vec<Bytes>,
+    },
     /// The reply in place of an answer that is no error: only this node knows it (receivers of a `PUBLISH`).
     Say(Reply),
     /// A transaction with a `SELECT` of a database at each of these places, and without the commands at others, which were refused.

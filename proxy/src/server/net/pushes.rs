@@ -1,6 +1,8 @@
 //! What a client is told without having asked: messages of channels, and keys that have changed. Part of [`CommandContext`].
 
-use crate::events::{Invalidation, PubSubMessage, SubscriberDelivery, INVALIDATE_CHANNEL};
+use crate::events::{
+    Invalidation, LossNotice, NoticeKind, PubSubMessage, SubscriberDelivery, INVALIDATE_CHANNEL,
+};
 use crate::resp::encode::{Encoder, Protocol};
 use crate::server::client::session::TrackingMode;
 use crate::server::context::CommandContext;
@@ -77,6 +79,25 @@ impl CommandContext {
         moved
     }
 
+    /// Locks that the client has lost, or may have. RESP2 has no pushes: such a client subscribes to `__lost__:<resource>`.
+    pub(in crate::server) fn poll_losses(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
+        let mut moved = false;
+        while self.has_room_for_pushes() {
+            let Some(inbox) = &mut self.client.losses else { break };
+            if inbox.overflowed() {
+                tracing::info!(client = self.client.info.id, "closing client: too many lost locks not read");
+                return Err(Disconnect);
+            }
+            let Poll::Ready(notice) = inbox.poll(context) else { break };
+            let protocol = self.client.protocol;
+            if protocol == Protocol::Resp3 {
+                self.push_behind_replies(|out| encode_loss(&mut Encoder { out, protocol }, &notice));
+            }
+            moved = true;
+        }
+        Ok(moved)
+    }
+
     /// More wait in the mailbox, which has a limit of its own.
     fn has_room_for_pushes(&self) -> bool {
         self.replies.encoded_bytes + self.replies.unsent_bytes() < PASSING_BYTES_MAX
@@ -126,6 +147,21 @@ fn encode_invalidation(encoder: &mut Encoder<'_>, invalidation: &Invalidation) {
             encoder.bulk(b"tracking-redir-broken");
             encoder.int(*client as i64);
         }
+    }
+}
+
+fn encode_loss(encoder: &mut Encoder<'_>, notice: &LossNotice) {
+    encoder.push(5);
+    encoder.bulk(match notice.kind {
+        NoticeKind::Lost => b"lock-lost",
+        NoticeKind::Suspect => b"lock-suspect",
+    });
+    encoder.bulk(&notice.resource);
+    encoder.int(notice.fence.0 as i64);
+    encoder.bulk(notice.cause.as_bytes());
+    match notice.successor {
+        Some(fence) => encoder.int(fence.0 as i64),
+        None => encoder.nil(),
     }
 }
 

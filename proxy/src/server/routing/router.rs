@@ -185,12 +185,12 @@ impl Router {
     pub fn lock(&self, listener_kind: ListenerKind, request: &Request<'_>) -> Result<Destination, Refusal> {
         let named = request.tier();
         let resources: &[&[u8]] = match request {
-            Request::Cluster(_) => return Ok(Destination::Node),
+            Request::Cluster(_) | Request::Notify(_) => return Ok(Destination::Node),
             Request::FenceCheck(_) | Request::FenceGet(_) | Request::FenceCall(_) => {
                 self.check_upstream()?;
                 return Ok(if self.has_upstream { Destination::Tier1 } else { Destination::Tier2 });
             }
-            Request::Session(_) => return Ok(Destination::Tier2),
+            Request::Session(_) | Request::Convert(_) => return Ok(Destination::Tier2),
             Request::Scan(_) => &[],
             Request::Acquire(request) => {
                 return self.with_session(listener_kind, named, &[request.resource], request.options.session)
@@ -206,6 +206,7 @@ impl Router {
             Request::Renew(request) => &[request.resource],
             Request::Info(request) => &[request.resource],
             Request::Queue(request) => &[request.resource],
+            Request::Explain(request) => &[request.resource],
             Request::ForceRelease(request) => &[request.resource],
         };
         self.tier_of(listener_kind, named, resources)

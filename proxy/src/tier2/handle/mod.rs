@@ -405,11 +405,12 @@ fn counted(reply_to: &ReplyTo, reply: Reply) -> NodeAnswer {
 fn feed_items(waiting: &ReplyTable, outputs: &mut Outputs) -> Vec<FeedItem> {
     let missed = std::mem::take(&mut outputs.missed).then_some(FeedItem::Missed);
     let events = outputs.events.drain(..).map(FeedItem::Event);
+    let losses = outputs.losses.drain(..).map(FeedItem::Ended);
     let published = outputs.published.drain(..);
     let published = published.map(|(channel, message)| FeedItem::Published { channel, message });
     let key_accesses =
         outputs.key_accesses.drain(..).filter_map(|key_accesses| feed_item_of_access(waiting, key_accesses));
-    missed.into_iter().chain(events).chain(published).chain(key_accesses).collect()
+    missed.into_iter().chain(events).chain(losses).chain(published).chain(key_accesses).collect()
 }
 
 fn feed_item_of_access(waiting: &ReplyTable, key_accesses: ClientKeyAccess) -> Option<FeedItem> {

@@ -152,6 +152,7 @@ impl Node {
             self.applying.clear();
         }
         self.out.events.append(&mut self.applying.events);
+        self.out.losses.append(&mut self.applying.losses);
         self.out.published.append(&mut self.applying.published);
     }
 

@@ -296,15 +296,19 @@ fn released_by(blob: &[u8], reply: &Reply) -> Vec<GrantedLock> {
 fn locks_of(blob: &[u8], reply: &Reply) -> Option<Vec<GrantedLock>> {
     let lock = |db, name: &[u8], fence| GrantedLock { db, name: Bytes::copy_from_slice(name), fence };
     match (Command::decode(blob)?.without_user(), reply) {
-        (Command::Acquire { db, resource, .. }, Reply::Granted { fence, .. }) => {
-            Some(vec![lock(db, resource, *fence)])
-        }
+        (
+            Command::Acquire { db, resource, .. }
+            | Command::AcquireWith { db, resource, .. }
+            | Command::Convert { db, resource, .. },
+            Reply::Granted { fence, .. },
+        ) => Some(vec![lock(db, resource, *fence)]),
         (Command::Renew { db, resource, fence, .. }, Reply::Renewed { .. }) => {
             Some(vec![lock(db, resource, fence)])
         }
-        (Command::MAcquire { db, resources, .. }, Reply::GrantedMany { fences, .. })
-            if fences.len() == resources.len() =>
-        {
+        (
+            Command::MAcquire { db, resources, .. } | Command::MAcquireShared { db, resources, .. },
+            Reply::GrantedMany { fences, .. },
+        ) if fences.len() == resources.len() => {
             Some(resources.iter().zip(fences).map(|(name, fence)| lock(db, name, *fence)).collect())
         }
         _ => None,

@@ -1,0 +1,167 @@
+//! How long the busiest names were held and waited for lately: what `LOCK.EXPLAIN` estimates from. No state: each node keeps its
+//! own, it is not in snapshots, and it starts empty.
+//!
+//! A table of fixed size with one place for many slots. Who comes to a place of another's wears it down by one; a name that is
+//! used more often than the others of its place keeps it.
+
+use crate::machine::LockSlot;
+
+/// Names that are remembered at most.
+const NAMES_MAX: usize = 10_000;
+const CHUNK: usize = 50;
+/// Holds and waits of one name that are remembered.
+const SAMPLES: usize = 32;
+/// How far the use of a name counts against others.
+const HEAT_MAX: u8 = 64;
+
+#[derive(Clone, Copy)]
+struct Ring {
+    next: u8,
+    len: u8,
+    ms: [u32; SAMPLES],
+}
+
+impl Ring {
+    const EMPTY: Ring = Ring { next: 0, len: 0, ms: [0; SAMPLES] };
+
+    fn push(&mut self, ms: u64) {
+        self.ms[usize::from(self.next)] = u32::try_from(ms).unwrap_or(u32::MAX);
+        self.next = (self.next + 1) % SAMPLES as u8;
+        self.len = (self.len + 1).min(SAMPLES as u8);
+    }
+
+    fn percentiles(&self) -> Option<Percentiles> {
+        let mut sorted = self.ms;
+        let sorted = &mut sorted[..usize::from(self.len)];
+        sorted.sort_unstable();
+        let at = |percent: usize| {
+            let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+            sorted.get(index).map(|ms| u64::from(*ms))
+        };
+        Some(Percentiles { p50_ms: at(50)?, p99_ms: at(99)? })
+    }
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    slot: LockSlot,
+    heat: u8,
+    holds: Ring,
+    waits: Ring,
+}
+
+const NOBODY: Place = Place { slot: LockSlot::NONE, heat: 0, holds: Ring::EMPTY, waits: Ring::EMPTY };
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Percentiles {
+    pub(crate) p50_ms: u64,
+    pub(crate) p99_ms: u64,
+}
+
+/// What is known of one name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RecentUse {
+    pub(crate) holds: Option<Percentiles>,
+    pub(crate) waits: Option<Percentiles>,
+}
+
+#[derive(Default)]
+pub(crate) struct History {
+    /// Empty until something falls into them.
+    chunks: Vec<Vec<Place>>,
+}
+
+fn place_of(slot: LockSlot) -> (usize, usize) {
+    let index = slot.number() as usize % NAMES_MAX;
+    (index / CHUNK, index % CHUNK)
+}
+
+impl History {
+    pub(crate) fn note_hold(&mut self, slot: LockSlot, ms: u64) {
+        if let Some(place) = self.open(slot) {
+            place.holds.push(ms);
+        }
+    }
+
+    pub(crate) fn note_wait(&mut self, slot: LockSlot, ms: u64) {
+        if let Some(place) = self.open(slot) {
+            place.waits.push(ms);
+        }
+    }
+
+    #[inline]
+    fn open(&mut self, slot: LockSlot) -> Option<&mut Place> {
+        let (chunk, index) = place_of(slot);
+        if self.chunks.len() <= chunk {
+            self.chunks.resize_with(chunk + 1, Vec::new);
+        }
+        let chunk = &mut self.chunks[chunk];
+        if chunk.is_empty() {
+            chunk.resize(CHUNK, NOBODY);
+        }
+        let place = &mut chunk[index];
+        if place.slot == slot {
+            place.heat = (place.heat + 1).min(HEAT_MAX);
+            return Some(place);
+        }
+        place.heat = place.heat.saturating_sub(1);
+        if place.heat > 0 {
+            return None;
+        }
+        *place = Place { slot, heat: 1, ..NOBODY };
+        Some(place)
+    }
+
+    /// The record is gone: its slot will be another name's.
+    #[inline]
+    pub(crate) fn forget(&mut self, slot: LockSlot) {
+        let (chunk, index) = place_of(slot);
+        if let Some(place) = self.chunks.get_mut(chunk).and_then(|chunk| chunk.get_mut(index)) {
+            if place.slot == slot {
+                *place = NOBODY;
+            }
+        }
+    }
+
+    pub(crate) fn of(&self, slot: LockSlot) -> RecentUse {
+        let (chunk, index) = place_of(slot);
+        match self.chunks.get(chunk).and_then(|chunk| chunk.get(index)) {
+            Some(place) if place.slot == slot => {
+                RecentUse { holds: place.holds.percentiles(), waits: place.waits.percentiles() }
+            }
+            Some(_) | None => RecentUse::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_samples_count() {
+        let mut history = History::default();
+        let slot = LockSlot::new(7);
+        assert_eq!(history.of(slot), RecentUse::default());
+        (0..100).for_each(|ms| history.note_hold(slot, ms));
+        assert_eq!(history.of(slot).holds, Some(Percentiles { p50_ms: 83, p99_ms: 99 }));
+        assert_eq!(history.of(slot).waits, None);
+        history.forget(slot);
+        assert_eq!(history.of(slot), RecentUse::default());
+    }
+
+    #[test]
+    fn the_busier_name_keeps_its_place() {
+        let mut history = History::default();
+        let (busy, rare) = (LockSlot::new(1), LockSlot::new(1 + NAMES_MAX as u32));
+        for _ in 0..50 {
+            history.note_hold(busy, 5);
+            history.note_hold(busy, 5);
+            history.note_hold(rare, 900);
+        }
+        assert!(history.of(busy).holds.is_some_and(|holds| holds.p99_ms == 5));
+        assert_eq!(history.of(rare).holds, None);
+        (0..100).for_each(|_| history.note_hold(rare, 900));
+        assert!(history.of(rare).holds.is_some(), "a name that is used no more gives its place away");
+    }
+}

@@ -1,0 +1,305 @@
+//! Kinds of locks as clients see them: shared, permits, conversion, values, policies, and who is told of a lost lock.
+
+mod support;
+
+use std::time::Duration;
+use support::{await_that, fence_of, start_cluster, Client, Node};
+
+const QUIET: Duration = Duration::from_millis(150);
+
+/// A node whose cluster runs version 2.
+fn node() -> Node {
+    let node = Node::start(&[]);
+    runs_version_2(&node);
+    node
+}
+
+fn runs_version_2(node: &Node) {
+    let mut client = node.connect();
+    await_that("the cluster runs version 2", || {
+        client.ask(&["LOCK.CLUSTER", "VERSION"]).starts_with("(\"cluster_version\", 2,")
+    });
+}
+
+fn resp3(node: &Node) -> Client {
+    let mut client = node.connect();
+    assert!(client.ask(&["HELLO", "3"]).starts_with('{'));
+    client
+}
+
+/// A client that is told of the locks it loses.
+fn notified(node: &Node) -> Client {
+    let mut client = resp3(node);
+    assert_eq!(client.ask(&["LOCK.NOTIFY", "ON"]), "OK");
+    client
+}
+
+fn words(line: &str) -> Vec<&str> {
+    line.split(' ').collect()
+}
+
+fn grant(client: &mut Client, line: &str) -> u64 {
+    fence_of(&client.ask(&words(line)))
+}
+
+fn session(client: &mut Client, line: &str) -> String {
+    client.ask(&words(line)).trim_matches('"').to_string()
+}
+
+fn code(reply: &str) -> &str {
+    reply.split(' ').next().unwrap_or_default()
+}
+
+fn lost(resource: &str, fence: u64, cause: &str, successor: &str) -> String {
+    format!(">(\"lock-lost\", \"{resource}\", {fence}, \"{cause}\", {successor})")
+}
+
+#[test]
+fn readers_writers_and_permits() {
+    let node = node();
+    for mut client in [node.connect(), resp3(&node)] {
+        let mut other = node.connect();
+        let first = grant(&mut client, "LOCK.ACQUIRE r 60000 OWNER a SHARED VALUE here");
+        let second = grant(&mut other, "LOCK.ACQUIRE r 60000 OWNER b SHARED");
+        assert!(second > first);
+        assert_eq!(other.ask(&words("LOCK.ACQUIRE r 60000 OWNER w")), "nil");
+        let info = client.ask(&words("LOCK.INFO r"));
+        for part in ["\"mode\", \"shared\"", "\"owner\", \"a\"", "\"value\", \"here\"", "\"max\", nil"] {
+            assert!(info.contains(part), "{part}: {info}");
+        }
+        assert!(info.contains(&format!("\"fence\", {second}")), "{info}");
+        other.send(&words("LOCK.ACQUIRE r 60000 OWNER w WAIT 10000"));
+        await_that("the writer waits", || client.ask(&words("LOCK.QUEUE r")).contains("\"w\""));
+        assert_eq!(client.ask(&words("LOCK.ACQUIRE r 60000 OWNER c SHARED")), "nil", "nobody overtakes");
+        assert_eq!(client.ask(&["LOCK.RELEASE", "r", &first.to_string()]), "(1, \"ok\")");
+        assert_eq!(client.ask(&["LOCK.RELEASE", "r", &second.to_string()]), "(1, \"ok\")");
+        let writer = fence_of(&other.receive());
+        assert_eq!(code(&client.ask(&words("LOCK.ACQUIRE r 60000 PERMITS 1 OF 2"))), "-MODE");
+        assert_eq!(client.ask(&["LOCK.RELEASE", "r", &writer.to_string()]), "(1, \"ok\")");
+
+        grant(&mut client, "LOCK.ACQUIRE p 60000 OWNER a PERMITS 2 OF 3");
+        assert_eq!(client.ask(&words("LOCK.ACQUIRE p 60000 OWNER b PERMITS 2 OF 3")), "nil");
+        grant(&mut client, "LOCK.ACQUIRE p 60000 OWNER b PERMITS 2 OF 4");
+        let info = client.ask(&words("LOCK.INFO p"));
+        assert!(info.contains("\"mode\", \"permits\"") && info.contains("\"max\", 3"), "{info}");
+        assert_eq!(code(&client.ask(&words("LOCK.ACQUIRE p 60000 OWNER b PERMITS 1 OF 4"))), "-MODE");
+        assert_eq!(client.ask(&words("LOCK.FORCERELEASE p")), "1");
+        assert_eq!(code(&client.ask(&words("LOCK.ACQUIRE p 60000 PERMITS 3 OF 2"))), "-ERR");
+        assert_eq!(code(&client.ask(&words("LOCK.ACQUIRE p 60000 SHARED PERMITS 1 OF 2"))), "-ERR");
+    }
+}
+
+#[test]
+fn conversion_is_one_step() {
+    let node = node();
+    let (mut client, mut other) = (node.connect(), node.connect());
+    let fence = grant(&mut client, "LOCK.ACQUIRE r 60000 OWNER a");
+    other.send(&words("LOCK.ACQUIRE r 60000 OWNER b WAIT 10000 SHARED"));
+    await_that("the reader waits", || client.ask(&words("LOCK.QUEUE r")).contains("\"b\""));
+    assert_eq!(fence_of(&client.ask(&["LOCK.CONVERT", "r", &fence.to_string(), "SHARED"])), fence);
+    let reader = fence_of(&other.receive());
+    assert_eq!(client.ask(&["LOCK.CONVERT", "r", &fence.to_string(), "EXCLUSIVE"]), "nil");
+    client.send(&["LOCK.CONVERT", "r", &fence.to_string(), "EXCLUSIVE", "WAIT", "10000"]);
+    let mut third = node.connect();
+    await_that("the upgrade waits", || third.ask(&words("LOCK.QUEUE r")).contains("\"a\""));
+    let second = other.ask(&["LOCK.CONVERT", "r", &reader.to_string(), "EXCLUSIVE", "WAIT", "10000"]);
+    assert_eq!(code(&second), "-DEADLOCK");
+    assert_eq!(other.ask(&["LOCK.RELEASE", "r", &reader.to_string()]), "(1, \"ok\")");
+    let exclusive = fence_of(&client.receive());
+    assert!(exclusive > reader);
+    assert_eq!(client.ask(&["LOCK.RELEASE", "r", &fence.to_string()]), "(0, \"already_released\")");
+    assert_eq!(client.ask(&["LOCK.RELEASE", "r", &exclusive.to_string()]), "(1, \"ok\")");
+}
+
+#[test]
+fn plain_keys_beside_shared_locks() {
+    let node = node();
+    let mut client = node.connect();
+    let fence = grant(&mut client, "LOCK.ACQUIRE k 60000 OWNER a SHARED");
+    grant(&mut client, "LOCK.ACQUIRE k 60000 OWNER b SHARED");
+    assert_eq!(client.ask(&words("SET k v NX PX 1000")), "nil");
+    assert_eq!(client.ask(&words("SETNX k v")), "0");
+    assert_eq!(client.ask(&words("GET k")), "\"a\"");
+    assert_eq!(client.ask(&words("EXISTS k")), "1");
+    for line in ["SET k v", "DEL k", "PEXPIRE k 5", "PERSIST k", "APPEND k x", "RENAME k j", "GETDEL k"] {
+        assert_eq!(code(&client.ask(&words(line))), "-MODE", "{line}");
+    }
+    let script = client.ask(&["EVAL", "return redis.call('del', KEYS[1])", "1", "k"]);
+    assert!(script.contains("MODE"), "{script}");
+    let compare =
+        "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+    assert!(client.ask(&["EVAL", compare, "1", "k", "a"]).contains("MODE"));
+    assert_eq!(client.ask(&["EVAL", compare, "1", "k", "b"]), "0");
+    assert_eq!(code(&client.ask(&["FENCE.CHECK", "k", &fence.to_string()])), "-MODE");
+    assert_eq!(client.ask(&words("FLUSHDB")), "OK");
+    assert_eq!(client.ask(&words("EXISTS k")), "0");
+    assert_eq!(client.ask(&["LOCK.RENEW", "k", &fence.to_string(), "1000"]), "(0, \"not_owner\")");
+    assert_eq!(client.ask(&words("SET k v")), "OK");
+    assert_eq!(client.ask(&words("LOCK.ACQUIRE k 60000 SHARED")), "nil", "a plain key is exclusive");
+}
+
+#[test]
+fn kinds_in_a_transaction() {
+    let node = node();
+    let mut client = node.connect();
+    let lines = [
+        "MULTI",
+        "LOCK.ACQUIRE r 60000 OWNER a SHARED",
+        "LOCK.ACQUIRE r 60000 OWNER b SHARED WAIT 99",
+        "LOCK.ACQUIRE r 60000 OWNER w WAIT 99",
+        "LOCK.INFO r",
+    ];
+    let replies = client.ask_all(&lines);
+    assert_eq!(replies[1..], ["QUEUED"; 4]);
+    let done = client.ask(&["EXEC"]);
+    assert!(done.contains("nil") && done.contains("\"mode\", \"shared\""), "{done}");
+    assert_eq!(client.ask(&["MULTI"]), "OK");
+    assert_eq!(
+        code(&client.ask(&words("LOCK.EXPLAIN r"))),
+        "-ERR",
+        "its reply is not the same on every node"
+    );
+}
+
+#[test]
+fn a_lost_lock_is_told_at_once_with_its_cause() {
+    let node = node();
+    let mut client = notified(&node);
+    let mut other = node.connect();
+
+    let expired = grant(&mut client, "LOCK.ACQUIRE e 30");
+    assert_eq!(client.receive(), lost("e", expired, "expired", "nil"));
+
+    let forced = grant(&mut client, "LOCK.ACQUIRE f 60000");
+    other.send(&words("LOCK.ACQUIRE f 60000 WAIT 10000"));
+    let mut third = node.connect();
+    await_that("somebody waits", || third.ask(&words("LOCK.INFO f")).contains("\"waiters\", 1"));
+    assert_eq!(third.ask(&words("LOCK.FORCERELEASE f")), "1");
+    let successor = fence_of(&other.receive());
+    assert_eq!(client.receive(), lost("f", forced, "forced", &successor.to_string()));
+
+    let deleted = grant(&mut client, "LOCK.ACQUIRE d 60000");
+    assert_eq!(other.ask(&words("DEL d")), "1");
+    assert_eq!(client.receive(), lost("d", deleted, "deleted", "nil"));
+
+    let id = session(&mut other, "LOCK.SESSION OPEN 60000");
+    let ended = grant(&mut client, &format!("LOCK.ACQUIRE s 0 SHARED SESSION {id}"));
+    assert_eq!(other.ask(&["LOCK.SESSION", "CLOSE", &id]), "1");
+    assert_eq!(client.receive(), lost("s", ended, "session_ended", "nil"));
+
+    let old = session(&mut other, "LOCK.SESSION OPEN 60000 POLICY wound-wait");
+    let young = session(&mut other, "LOCK.SESSION OPEN 60000 POLICY wound-wait");
+    let wounded = grant(&mut client, &format!("LOCK.ACQUIRE w 0 SESSION {young}"));
+    let older = grant(&mut other, &format!("LOCK.ACQUIRE w 0 SESSION {old} WAIT 10000"));
+    assert_eq!(client.receive(), lost("w", wounded, "wounded", &older.to_string()));
+    let late = client.ask(&["LOCK.RELEASE", "w", &wounded.to_string()]);
+    assert_eq!(late, "(0, \"expired\")", "its fence is stale");
+
+    let released = grant(&mut client, "LOCK.ACQUIRE r 60000");
+    assert_eq!(other.ask(&["LOCK.RELEASE", "r", &released.to_string()]), "(1, \"ok\")");
+    let many = client.ask(&words("LOCK.MACQUIRE 2 x y 60000 SHARED"));
+    assert!(many.starts_with("(("), "{many}");
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE y")), "1");
+    assert!(client.receive().starts_with(">(\"lock-lost\", \"y\", "), "a release is no loss");
+
+    assert_eq!(client.ask(&words("LOCK.NOTIFY OFF")), "OK");
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE x")), "1");
+    assert!(client.hears_nothing_for(QUIET));
+}
+
+#[test]
+fn a_loss_never_comes_before_the_grant_itself() {
+    let node = node();
+    let mut client = notified(&node);
+    let mut other = node.connect();
+    // The grant ends almost as soon as it is made; both come in one breath.
+    for number in 0..50 {
+        let line = format!("LOCK.ACQUIRE short:{number} 1");
+        let force = format!("LOCK.FORCERELEASE short:{number}");
+        client.send(&words(&line));
+        other.send(&words(&force));
+        let reply = client.receive();
+        other.receive();
+        if reply != "nil" {
+            let fence = fence_of(&reply);
+            let push = client.receive();
+            assert!(push.starts_with(&format!(">(\"lock-lost\", \"short:{number}\", {fence}, ")), "{push}");
+        }
+    }
+}
+
+#[test]
+fn losses_through_other_nodes_and_for_a_session_that_comes_back() {
+    let nodes = start_cluster(3, &[]);
+    nodes.iter().for_each(runs_version_2);
+    let mut opener = resp3(&nodes[0]);
+    let id = session(&mut opener, "LOCK.SESSION OPEN 60000");
+    let fence = grant(&mut opener, &format!("LOCK.ACQUIRE a 0 SESSION {id}"));
+    let shared = grant(&mut opener, &format!("LOCK.ACQUIRE b 0 SHARED SESSION {id}"));
+
+    let mut back = resp3(&nodes[1]);
+    let held = back.ask(&["LOCK.NOTIFY", "ON", "SESSION", &id]);
+    assert_eq!(held, format!("((\"a\", {fence}), (\"b\", {shared}))"));
+    let mut other = nodes[2].connect();
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE b")), "1");
+    assert_eq!(back.receive(), lost("b", shared, "forced", "nil"));
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE a")), "1");
+    assert_eq!(back.receive(), lost("a", fence, "forced", "nil"));
+    assert_eq!(back.ask(&["LOCK.NOTIFY", "ON", "SESSION", &id]), "()");
+    let nobody = back.ask(&["LOCK.NOTIFY", "ON", "SESSION", "0123456789abcdef"]);
+    assert_eq!(code(&nobody), "-NOSESSION");
+    assert!(opener.hears_nothing_for(QUIET), "it never asked");
+}
+
+#[test]
+fn resp2_clients_subscribe_to_losses() {
+    let node = node();
+    let mut watcher = node.connect();
+    watcher.send(&words("SUBSCRIBE __lost__:r"));
+    watcher.receive();
+    let mut client = node.connect();
+    let fence = grant(&mut client, "LOCK.ACQUIRE r 60000");
+    assert_eq!(client.ask(&["LOCK.RELEASE", "r", &fence.to_string()]), "(1, \"ok\")");
+    let fence = grant(&mut client, "LOCK.ACQUIRE r 20");
+    let told = watcher.receive();
+    let json = format!(
+        "{{\\\"event\\\":\\\"lock-lost\\\",\\\"resource\\\":\\\"r\\\",\\\"fence\\\":{fence},\\\"cause\\\":\\\"expired\\\",\\\"successor\\\":null}}"
+    );
+    assert!(told.replace("\\\"", "\"").contains(&json.replace("\\\"", "\"")), "{told}");
+}
+
+#[test]
+fn a_wait_is_explained() {
+    let node = node();
+    let mut client = resp3(&node);
+    let ids: Vec<String> = (0..2).map(|_| session(&mut client, "LOCK.SESSION OPEN 60000")).collect();
+    grant(&mut client, &format!("LOCK.ACQUIRE a 0 OWNER o1 SESSION {}", ids[0]));
+    grant(&mut client, &format!("LOCK.ACQUIRE b 0 OWNER o2 SESSION {}", ids[1]));
+    let (mut first, mut second) = (node.connect(), node.connect());
+    first.send(&words(&format!("LOCK.ACQUIRE b 0 OWNER o3 WAIT 20000 SESSION {}", ids[0])));
+    second.send(&words("LOCK.ACQUIRE a 1000 OWNER me WAIT 20000"));
+    let mut explained = String::new();
+    await_that("both wait", || {
+        explained = client.ask(&words("LOCK.EXPLAIN a"));
+        explained.contains("\"me\"") && explained.contains("\"waits_for\", \"b\"")
+    });
+    for part in ["\"position\", 1", "\"mode\", \"exclusive\"", "\"held_by\", \"o2\"", &ids[1]] {
+        assert!(explained.contains(part), "{part}: {explained}");
+    }
+    let nothing = client.ask(&words("LOCK.EXPLAIN nothing"));
+    assert!(nothing.contains("\"hold_p50_ms\", nil") && nothing.contains("\"eta_ms\", 0"), "{nothing}");
+}
+
+#[test]
+fn a_disconnected_waiter_for_permits_leaves_nothing_behind() {
+    let node = node();
+    let mut client = node.connect();
+    let fence = grant(&mut client, "LOCK.ACQUIRE p 60000 OWNER a PERMITS 1 OF 1");
+    let mut gone = node.connect();
+    gone.send(&words("LOCK.ACQUIRE p 60000 PERMITS 1 OF 1 WAIT 60000"));
+    await_that("it waits", || client.ask(&words("LOCK.INFO p")).contains("\"waiters\", 1"));
+    drop(gone);
+    await_that("it left", || client.ask(&words("LOCK.INFO p")).contains("\"waiters\", 0"));
+    assert_eq!(client.ask(&["LOCK.RELEASE", "p", &fence.to_string()]), "(1, \"ok\")");
+    await_that("all permits are free", || client.ask(&words("LOCK.INFO p")).contains("\"state\", \"free\""));
+}
