@@ -163,6 +163,15 @@ fn second_samples() -> Vec<Command<'static>> {
             policy: SessionPolicy::WoundWait,
             age: 0,
         },
+        of_user(Command::SessionOpenWith {
+            id: SessionId(10),
+            ttl_ms: 90_000,
+            label: b"",
+            policy: SessionPolicy::Detect,
+            age: 3,
+        }),
+        of_user(acquire_with("shared", "user's", 0, LockKind::Shared, b"")),
+        of_user(acquire_with("shared", "user's writer", 60_000, LockKind::Exclusive, b"value")),
     ]
 }
 
