@@ -13,7 +13,7 @@ use crate::machine::store::list::Links;
 use crate::machine::{Applied, EventOwner, HolderSlot, LockSlot, Machine, SessionSlot, WaiterSlot};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
-use crate::types::{Fence, LockKind, LockMode, OwnerIdentity};
+use crate::types::{has_passed, Fence, LockKind, LockMode, OwnerIdentity};
 use smallvec::SmallVec;
 
 /// What is granted, but for the lock and the fence.
@@ -255,7 +255,7 @@ impl Machine {
     /// Ends the holders of a lock whose time, or whose session's, is over, each at its own instant: whoever still had time then is served.
     /// Answers the lock's slot afterwards.
     pub(crate) fn refresh_several(&mut self, slot: LockSlot, out: &mut Applied) -> bool {
-        let due = self.due_holders(slot);
+        let due = self.due_holders(slot, self.clock.logical_ms);
         let any = !due.is_empty();
         for DueHolder { ended_ms, fence, ending } in due {
             // Serving in between may have ended others, and given the slot to another lock.
@@ -269,9 +269,10 @@ impl Machine {
         any
     }
 
-    /// The same without serving anybody. Answers when the last of them ended, if there was one.
+    /// The same without serving anybody, and no further than the instant that is being worked off: whoever waits may have given up
+    /// before the next of them ends. Answers when the last of them ended, if there was one.
     pub(crate) fn end_due_holders(&mut self, slot: LockSlot, out: &mut Applied) -> Option<u64> {
-        let due = self.due_holders(slot);
+        let due = self.due_holders(slot, self.instant_ms);
         let last_ms = due.last().map(|due| due.ended_ms);
         for DueHolder { fence, ending, .. } in due {
             let holder = self.holder_index.with_fence(slot, fence);
@@ -280,8 +281,8 @@ impl Machine {
         last_ms
     }
 
-    /// In the order of their ends.
-    fn due_holders(&self, slot: LockSlot) -> SmallVec<[DueHolder; 1]> {
+    /// Those past their end at an instant, in the order of their ends.
+    fn due_holders(&self, slot: LockSlot, instant_ms: u64) -> SmallVec<[DueHolder; 1]> {
         let now_ms = self.clock.logical_ms;
         if self.is_flushed(&self.locks[slot]) {
             let flushed = |holder: HolderSlot| {
@@ -296,7 +297,7 @@ impl Machine {
         let due = |holder: HolderSlot| {
             let (ended_ms, ending) = self.holder_end(holder);
             let fence = self.holders[holder].fence;
-            self.has_passed(ended_ms).then_some(DueHolder { ended_ms, fence, ending })
+            has_passed(ended_ms, instant_ms).then_some(DueHolder { ended_ms, fence, ending })
         };
         let mut due: SmallVec<[DueHolder; 1]> = self.holders_of(slot).filter_map(due).collect();
         due.sort_by_key(|due| (due.ended_ms, due.fence));
