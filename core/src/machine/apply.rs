@@ -51,6 +51,9 @@ pub struct Loss {
     /// `None`: its holder released it, or went on with it under another fence.
     pub cause: Option<LossCause>,
     pub session: Option<SessionId>,
+    /// Whose it was.
+    pub user: UserTag,
+    pub owner: Bytes,
     /// The fence of who has the lock now, where the same step granted it again.
     pub successor: Option<Fence>,
 }
@@ -364,11 +367,19 @@ impl Machine {
 
     /// Tells watchers of the end of a grant, and its holder, if that did not end it.
     pub(crate) fn emit_end(&mut self, ending: Ending, slot: LockSlot, owner: EventOwner, out: &mut Applied) {
-        if self.wanted.losses {
-            let session = match owner {
-                EventOwner::Holder => self.locks[slot].session(),
-                EventOwner::Several(holder) => self.holders[holder].session,
-                EventOwner::Waiter(waiter) => self.waiters[waiter].session,
+        let untold = mutant!(LossUntold) && matches!(owner, EventOwner::Several(_));
+        if self.wanted.losses && !untold {
+            let lock = &self.locks[slot];
+            let (session, user, name) = match owner {
+                EventOwner::Holder => (lock.session(), lock.user(), lock.owner()),
+                EventOwner::Several(holder) => {
+                    let holder = &self.holders[holder];
+                    (holder.session, holder.user, &*holder.owner)
+                }
+                EventOwner::Waiter(waiter) => {
+                    let waiter = &self.waiters[waiter];
+                    (waiter.session, waiter.user, &*waiter.owner)
+                }
             };
             if ending.loss().is_some() {
                 out.unsucceeded.entry(slot).or_default().push(out.losses.len());
@@ -379,6 +390,8 @@ impl Machine {
                 fence: self.fence_in_event(slot, &owner),
                 cause: ending.loss(),
                 session: self.sessions.get(session).map(|session| session.id),
+                user,
+                owner: Bytes::copy_from_slice(name),
                 successor: None,
             });
         }

@@ -191,6 +191,12 @@ impl User {
         self.all_keys || self.keys.iter().any(matches)
     }
 
+    /// Of the loss of its own lock a client hears with any right on the key.
+    #[must_use]
+    pub fn may_hear_of_loss(&self, key: &[u8]) -> bool {
+        self.may_use_key(key, NO) || self.selectors.iter().any(|selector| selector.may_use_key(key, NO))
+    }
+
     /// Whether it may read a key, by its own rights or by those of one selector.
     #[must_use]
     pub fn may_read_key(&self, key: &[u8]) -> bool {

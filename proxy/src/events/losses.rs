@@ -3,10 +3,15 @@
 //!
 //! A grant is noted when its client is told of it, its end comes from this node's own apply ([`super::publish_feed`]). The end may
 //! come first, where the grant was told late: so ends that concern nobody are remembered for a while, and a grant that is noted
-//! after its end is reported at once. Each grant is reported once, and never before its own reply.
+//! after its end is reported at once. Each grant is reported once, and never before its own reply: while a client waits for the
+//! answer to an attempt, the end of that attempt's grant is not told to it, not even as one of its session's.
+//!
+//! A notice names the user whose grant it was. Whoever passes it on looks whether the client may hear of it
+//! ([`crate::acl::User::may_hear_of_loss`]).
 //!
 //! Where ends may have been missed (the feed was full, a snapshot took the place of log entries), whoever checks the state
-//! afterwards ([`LossWatch::take_to_check`]) reports what is gone.
+//! afterwards ([`LossWatch::take_to_check`]) reports what is gone. What a session held nobody here knows: clients that named one
+//! are disconnected, ask again and see what is left.
 //!
 //! # Limits
 //!
@@ -18,7 +23,7 @@ use super::Demand;
 use crate::client_memory::Account;
 use bytes::Bytes;
 use redfence_core::machine::Loss;
-use redfence_core::types::{Fence, SessionId};
+use redfence_core::types::{Fence, SessionId, UserTag};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -50,6 +55,8 @@ pub struct LossNotice {
     pub fence: Fence,
     pub cause: &'static str,
     pub successor: Option<Fence>,
+    /// Whose grant it was.
+    pub user: UserTag,
 }
 
 /// One grant.
@@ -58,6 +65,14 @@ pub struct GrantKey {
     pub db: u32,
     pub resource: Bytes,
     pub fence: Fence,
+}
+
+/// What a client waits for: a grant under this owner.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Attempt {
+    pub db: u32,
+    pub resource: Bytes,
+    pub owner: Bytes,
 }
 
 /// The receiving end of one client.
@@ -75,14 +90,11 @@ impl LossInbox {
         self.overflowed.load(Ordering::Relaxed)
     }
 
-    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<LossNotice> {
-        match self.receiver.poll_recv(context) {
-            Poll::Ready(Some(notice)) => {
-                self.account.take_message(notice.resource.len() + NOTICE_BYTES);
-                Poll::Ready(notice)
-            }
-            Poll::Ready(None) | Poll::Pending => Poll::Pending,
-        }
+    /// `None`: something was missed, and nothing more will come.
+    pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<LossNotice>> {
+        self.receiver.poll_recv(context).map(|notice| {
+            notice.inspect(|notice| self.account.take_message(notice.resource.len() + NOTICE_BYTES))
+        })
     }
 }
 
@@ -102,11 +114,14 @@ struct NotifiedClient {
     account: Arc<Account>,
     grants: FxHashMap<GrantKey, NotedGrant>,
     sessions: SmallVec<[SessionId; 1]>,
+    /// Attempts whose answers it has not got yet.
+    asking: FxHashSet<Attempt>,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct NotedGrant {
     ttl_ms: u64,
+    user: UserTag,
     /// It was told that nobody knows, since the leader was last reached.
     is_suspect: bool,
 }
@@ -168,6 +183,7 @@ impl LossWatch {
             account: Arc::clone(account),
             grants: FxHashMap::default(),
             sessions: SmallVec::new(),
+            asking: FxHashSet::default(),
         };
         table.clients.insert(account.client, client);
         self.demand.loss_watchers.fetch_add(1, Ordering::SeqCst);
@@ -175,7 +191,10 @@ impl LossWatch {
     }
 
     pub fn stop(&self, client: u64) {
-        let mut table = self.table();
+        self.remove(&mut self.table(), client);
+    }
+
+    fn remove(&self, table: &mut LossTable, client: u64) {
         let Some(record) = table.clients.remove(&client) else { return };
         for key in record.grants.keys() {
             forget(&mut table.grants, key, client);
@@ -201,8 +220,31 @@ impl LossWatch {
         true
     }
 
+    /// There is no such session, or it is not the client's.
+    pub fn unwatch_session(&self, client: u64, session: SessionId) {
+        let mut table = self.table();
+        if let Some(record) = table.clients.get_mut(&client) {
+            record.sessions.retain(|other| *other != session);
+        }
+        forget(&mut table.sessions, &session, client);
+    }
+
+    /// The client asks for a lock: it hears of the loss of that grant only behind the answer.
+    pub fn asks(&self, client: u64, attempt: Attempt) {
+        if let Some(record) = self.table().clients.get_mut(&client) {
+            record.asking.insert(attempt);
+        }
+    }
+
+    /// The answer is there. Call after [`LossWatch::granted`].
+    pub fn answered(&self, client: u64, attempt: &Attempt) {
+        if let Some(record) = self.table().clients.get_mut(&client) {
+            record.asking.remove(attempt);
+        }
+    }
+
     /// A client was told of a grant. Where it has ended by now, it is told that next.
-    pub fn granted(&self, client: u64, key: GrantKey, ttl_ms: u64) {
+    pub fn granted(&self, client: u64, key: GrantKey, ttl_ms: u64, user: UserTag) {
         let mut table = self.table();
         let ended = table.ended.get(&key).cloned();
         let Some(record) = table.clients.get_mut(&client) else { return };
@@ -213,7 +255,7 @@ impl LossWatch {
                 record.overflowed.store(true, Ordering::Relaxed);
             }
             None => {
-                let grant = NotedGrant { ttl_ms, is_suspect: false };
+                let grant = NotedGrant { ttl_ms, user, is_suspect: false };
                 if record.grants.insert(key.clone(), grant).is_none() {
                     table.grants.entry(key).or_default().push(client);
                 }
@@ -230,33 +272,25 @@ impl LossWatch {
             fence: loss.fence,
             cause: cause.as_str(),
             successor: loss.successor,
+            user: loss.user,
         });
-        self.end(key, notice, loss.session);
-    }
-
-    fn end(&self, key: GrantKey, notice: Option<LossNotice>, session: Option<SessionId>) {
         let mut table = self.table();
-        let table = &mut *table;
-        let mut concerned: FxHashSet<u64> = table.grants.remove(&key).into_iter().flatten().collect();
-        for client in &concerned {
-            if let Some(record) = table.clients.get_mut(client) {
-                record.grants.remove(&key);
-            }
-        }
-        if concerned.is_empty() {
-            table.remember(key, notice.clone());
-        }
-        concerned.extend(session.and_then(|session| table.sessions.get(&session)).into_iter().flatten());
-        if let Some(notice) = notice {
-            for client in concerned {
-                table.clients.get(&client).into_iter().for_each(|record| record.tell(notice.clone()));
-            }
-        }
+        let watchers = loss.session.and_then(|session| table.sessions.get(&session));
+        let watchers: SmallVec<[u64; 1]> = watchers.cloned().unwrap_or_default();
+        let attempt = Attempt { db: loss.db, resource: loss.resource.clone(), owner: loss.owner.clone() };
+        table.end(key, notice, &watchers, Some(&attempt));
     }
 
     /// Ends of grants were lost on the way here.
     pub fn missed(&self) {
         let mut table = self.table();
+        let of_sessions = table.clients.iter().filter(|(_, client)| !client.sessions.is_empty());
+        for client in of_sessions.map(|(client, _)| *client).collect::<Vec<_>>() {
+            if let Some(record) = table.clients.get(&client) {
+                record.overflowed.store(true, Ordering::Relaxed);
+            }
+            self.remove(&mut table, client);
+        }
         table.to_check = !table.grants.is_empty();
     }
 
@@ -272,12 +306,14 @@ impl LossWatch {
 
     /// The state does not have this grant any more; why was missed.
     pub fn gone(&self, key: GrantKey, successor: Option<Fence>) {
-        if !self.table().grants.contains_key(&key) {
-            return;
-        }
+        let mut table = self.table();
+        let Some(concerned) = table.grants.get(&key) else { return };
+        let noted = concerned.first().and_then(|client| table.clients.get(client)?.grants.get(&key));
+        let Some(NotedGrant { user, .. }) = noted.copied() else { return };
         let (kind, cause) = (NoticeKind::Lost, "expired");
-        let notice = LossNotice { kind, resource: key.resource.clone(), fence: key.fence, cause, successor };
-        self.end(key, Some(notice), None);
+        let (resource, fence) = (key.resource.clone(), key.fence);
+        let notice = LossNotice { kind, resource, fence, cause, successor, user };
+        table.end(key, Some(notice), &[], None);
     }
 
     /// Whether anybody has to be told anything.
@@ -295,12 +331,12 @@ impl LossWatch {
                 let is_due = grant.ttl_ms > 0 && out_of_reach_ms >= grant.ttl_ms / 2;
                 if is_due && !grant.is_suspect {
                     grant.is_suspect = true;
-                    doubtful.push(key.clone());
+                    doubtful.push((key.clone(), grant.user));
                 }
             }
-            for GrantKey { resource, fence, .. } in doubtful {
+            for (GrantKey { resource, fence, .. }, user) in doubtful {
                 let (kind, cause) = (NoticeKind::Suspect, "no_quorum");
-                client.tell(LossNotice { kind, resource, fence, cause, successor: None });
+                client.tell(LossNotice { kind, resource, fence, cause, successor: None, user });
             }
         }
     }
@@ -314,6 +350,39 @@ impl LossWatch {
 }
 
 impl LossTable {
+    /// `watchers`: clients that named the session of the grant.
+    fn end(
+        &mut self,
+        key: GrantKey,
+        notice: Option<LossNotice>,
+        watchers: &[u64],
+        attempt: Option<&Attempt>,
+    ) {
+        let mut concerned: FxHashSet<u64> = self.grants.remove(&key).into_iter().flatten().collect();
+        for client in &concerned {
+            if let Some(record) = self.clients.get_mut(client) {
+                record.grants.remove(&key);
+            }
+        }
+        let mut remembers = concerned.is_empty();
+        for watcher in watchers {
+            let asks =
+                |record: &NotifiedClient| attempt.is_some_and(|attempt| record.asking.contains(attempt));
+            match self.clients.get(watcher).is_some_and(asks) {
+                true => remembers = true,
+                false => _ = concerned.insert(*watcher),
+            }
+        }
+        if remembers {
+            self.remember(key, notice.clone());
+        }
+        if let Some(notice) = notice {
+            for client in concerned {
+                self.clients.get(&client).into_iter().for_each(|record| record.tell(notice.clone()));
+            }
+        }
+    }
+
     fn remember(&mut self, key: GrantKey, notice: Option<LossNotice>) {
         if self.clients.is_empty() {
             return;
@@ -338,116 +407,4 @@ fn forget<K: std::hash::Hash + Eq>(map: &mut FxHashMap<K, SmallVec<[u64; 1]>>, k
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::client_memory::ClientMemory;
-    use crate::clock::Clock;
-    use redfence_core::types::LossCause;
-    use std::task::Waker;
-
-    fn key(fence: u64) -> GrantKey {
-        GrantKey { db: 0, resource: Bytes::from_static(b"r"), fence: Fence(fence) }
-    }
-
-    fn loss(fence: u64, cause: Option<LossCause>, session: Option<u64>) -> Loss {
-        let resource = Bytes::from_static(b"r");
-        let session = session.map(SessionId);
-        Loss { db: 0, resource, fence: Fence(fence), cause, session, successor: Some(Fence(fence + 1)) }
-    }
-
-    fn notices(inbox: &mut LossInbox) -> Vec<(NoticeKind, u64, &'static str)> {
-        let mut context = Context::from_waker(Waker::noop());
-        let next = || match inbox.poll(&mut context) {
-            Poll::Ready(notice) => Some((notice.kind, notice.fence.0, notice.cause)),
-            Poll::Pending => None,
-        };
-        std::iter::from_fn(next).collect()
-    }
-
-    fn watch() -> (LossWatch, LossInbox, Arc<ClientMemory>) {
-        let memory = ClientMemory::new(Clock::start());
-        let watch = LossWatch::new(Arc::default());
-        let inbox = watch.start(&memory.open(1)).expect("the first time");
-        (watch, inbox, memory)
-    }
-
-    #[test]
-    fn a_loss_is_told_once_and_a_release_never() {
-        let (watch, mut inbox, memory) = watch();
-        watch.granted(1, key(5), 100);
-        watch.granted(1, key(6), 100);
-        watch.ended(&loss(5, Some(LossCause::Expired), None));
-        watch.ended(&loss(5, Some(LossCause::Expired), None));
-        watch.ended(&loss(6, None, None));
-        assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
-        assert!(watch.is_idle());
-        assert_eq!(memory.total_bytes(), 0);
-    }
-
-    #[test]
-    fn a_grant_that_is_told_after_its_end_is_reported_at_once() {
-        let (watch, mut inbox, _memory) = watch();
-        watch.ended(&loss(5, Some(LossCause::Wounded), None));
-        watch.ended(&loss(6, None, None));
-        assert_eq!(notices(&mut inbox), [], "nobody was told of it yet");
-        watch.granted(1, key(5), 100);
-        watch.granted(1, key(6), 100);
-        assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "wounded")]);
-        assert!(watch.is_idle());
-    }
-
-    #[test]
-    fn a_session_is_told_of_locks_of_other_connections() {
-        let (watch, mut inbox, _memory) = watch();
-        assert!(watch.watch_session(1, SessionId(9)));
-        watch.granted(1, key(5), 100);
-        watch.ended(&loss(5, Some(LossCause::SessionEnded), Some(9)));
-        watch.ended(&loss(6, Some(LossCause::Forced), Some(9)));
-        watch.ended(&loss(7, Some(LossCause::Forced), Some(8)));
-        let told = notices(&mut inbox);
-        assert_eq!(told, [(NoticeKind::Lost, 5, "session_ended"), (NoticeKind::Lost, 6, "forced")]);
-        watch.stop(1);
-        watch.ended(&loss(8, Some(LossCause::Forced), Some(9)));
-        assert_eq!(notices(&mut inbox), []);
-    }
-
-    #[test]
-    fn doubt_is_told_once_an_outage_at_half_of_the_ttl() {
-        let (watch, mut inbox, _memory) = watch();
-        watch.granted(1, key(5), 100);
-        watch.granted(1, key(6), 0);
-        watch.suspect(49);
-        assert_eq!(notices(&mut inbox), []);
-        watch.suspect(50);
-        watch.suspect(70);
-        assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
-        watch.trust();
-        watch.suspect(50);
-        assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
-    }
-
-    #[test]
-    fn what_was_missed_is_looked_up() {
-        let (watch, mut inbox, _memory) = watch();
-        watch.missed();
-        assert!(watch.take_to_check().is_empty(), "nothing to look for");
-        watch.granted(1, key(5), 100);
-        watch.missed();
-        assert_eq!(watch.take_to_check(), [key(5)]);
-        assert!(watch.take_to_check().is_empty());
-        watch.gone(key(5), Some(Fence(6)));
-        watch.gone(key(5), Some(Fence(6)));
-        assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
-    }
-
-    #[test]
-    fn a_client_that_does_not_read_is_marked() {
-        let (watch, inbox, _memory) = watch();
-        for fence in 1..=UNREAD_MAX as u64 + 1 {
-            assert!(!inbox.overflowed());
-            watch.granted(1, key(fence), 100);
-            watch.ended(&loss(fence, Some(LossCause::Expired), None));
-        }
-        assert!(inbox.overflowed());
-    }
-}
+mod tests;

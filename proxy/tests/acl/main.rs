@@ -169,6 +169,54 @@ fn a_session_belongs_to_the_user_that_opened_it() {
     assert!(pay.ask(&["LOCK.SESSION", "INFO", &id]).starts_with("-NOSESSION"));
 }
 
+/// Who knows a session's id must not hear what becomes of its locks.
+#[test]
+fn losses_are_told_to_the_user_whose_they_were() {
+    let node = Node::start(&[]);
+    let made = [
+        "ACL SETUSER pay on >pw ~pay:* ~shared:* %W~drop:* +@all -@admin -@dangerous",
+        "ACL SETUSER app on >pw ~* +@all -@admin -@dangerous",
+    ];
+    let mut admin = node.connect();
+    assert_eq!(admin.ask_all(&made), ["OK", "OK"]);
+    let (mut pay, mut app) = (as_user(&node, "pay"), as_user(&node, "app"));
+    let mut id = String::new();
+    await_that("the node serves", || {
+        id = pay.ask(&["LOCK.SESSION", "OPEN", "600000"]).replace('"', "");
+        id.len() == 16
+    });
+    for client in [&mut pay, &mut app] {
+        assert!(client.ask(&["HELLO", "3"]).starts_with('{'));
+        assert_eq!(client.ask(&["LOCK.NOTIFY", "ON"]), "OK");
+    }
+    let mut fence = |name: &str| {
+        let granted = pay.ask(&["LOCK.ACQUIRE", name, "0", "SESSION", &id]);
+        granted.trim_matches('(').split(',').next().map(str::to_owned).expect("granted")
+    };
+    let (first, second, third) = (fence("pay:wallet"), fence("shared:x"), fence("drop:y"));
+    let watch = ["LOCK.NOTIFY", "ON", "SESSION", &id];
+    assert!(app.ask(&watch).starts_with("-NOSESSION"), "it is another user's");
+    let held = format!("((\"pay:wallet\", {first}), (\"shared:x\", {second}), (\"drop:y\", {third}))");
+    assert_eq!(pay.ask(&watch), held);
+    assert_eq!(admin.ask(&["LOCK.FORCERELEASE", "pay:wallet"]), "1");
+    assert_eq!(pay.receive(), format!(">(\"lock-lost\", \"pay:wallet\", {first}, \"forced\", nil)"));
+    // Without the right to read it hears that its lock is lost, and not who has it now.
+    let mut waiting = as_user(&node, "app");
+    waiting.send(&["LOCK.ACQUIRE", "drop:y", "60000", "WAIT", "60000"]);
+    await_that("it waits", || admin.ask(&["LOCK.QUEUE", "drop:y"]).contains('"'));
+    assert_eq!(admin.ask(&["LOCK.FORCERELEASE", "drop:y"]), "1");
+    assert_eq!(pay.receive(), format!(">(\"lock-lost\", \"drop:y\", {third}, \"forced\", nil)"));
+    assert!(waiting.receive().starts_with('('));
+    // A right that is taken is gone: it does not hear of that name any more.
+    assert_eq!(admin.ask_all(&["ACL SETUSER pay resetkeys ~pay:*"]), ["OK"]);
+    assert_eq!(admin.ask(&["LOCK.FORCERELEASE", "shared:x"]), "1");
+    let fence = pay.ask(&["LOCK.ACQUIRE", "pay:wallet", "0", "SESSION", &id]);
+    assert_eq!(admin.ask(&["LOCK.FORCERELEASE", "pay:wallet"]), "1");
+    let push = pay.receive();
+    assert!(fence.starts_with('(') && push.starts_with(">(\"lock-lost\", \"pay:wallet\","), "{push}");
+    assert!(app.hears_nothing_for(std::time::Duration::from_millis(150)), "none of them was its own");
+}
+
 #[test]
 fn rights_that_are_taken_are_gone_at_once() {
     let node = Node::start(&[]);

@@ -172,10 +172,11 @@ impl CommandContext {
         {
             call.after_reply = AfterReply::Session(step);
         }
-        if let (Some((db, names)), Some(AwaitedReply::Call(call))) =
-            (granted, self.replies.awaited.back_mut())
-        {
-            call.after_reply = AfterReply::Granted { db, names };
+        if let Some((db, names, owner)) = granted {
+            self.note_asked(db, &names, owner.as_ref());
+            if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
+                call.after_reply = AfterReply::Granted { db, names, owner };
+            }
         }
         Progress::Done
     }
@@ -401,16 +402,20 @@ fn check_tier1(backend: &Tier1Backend, request: &Request<'_>) -> Result<(), Refu
 }
 
 /// The locks that a command may be granted, in the order of the fences in its reply.
-fn names_granted(command: &Command<'_>) -> Option<(u32, Vec<Bytes>)> {
+fn names_granted(command: &Command<'_>) -> Option<(u32, Vec<Bytes>, Option<Bytes>)> {
     let copy = |name: &[u8]| Bytes::copy_from_slice(name);
-    if let Command::Acquire { db, resource, .. }
-    | Command::AcquireWith { db, resource, .. }
-    | Command::Convert { db, resource, .. } = command
+    if let Command::Acquire { db, resource, owner, .. } | Command::AcquireWith { db, resource, owner, .. } =
+        command
     {
-        return Some((*db, vec![copy(resource)]));
+        return Some((*db, vec![copy(resource)], Some(copy(owner))));
     }
-    if let Command::MAcquire { db, resources, .. } | Command::MAcquireShared { db, resources, .. } = command {
-        return Some((*db, resources.iter().map(|name| copy(name)).collect()));
+    if let Command::Convert { db, resource, .. } = command {
+        return Some((*db, vec![copy(resource)], None));
+    }
+    if let Command::MAcquire { db, resources, owner, .. }
+    | Command::MAcquireShared { db, resources, owner, .. } = command
+    {
+        return Some((*db, resources.iter().map(|name| copy(name)).collect(), Some(copy(owner))));
     }
     None
 }

@@ -1,10 +1,10 @@
 //! `LOCK.NOTIFY ON [SESSION id]`, `OFF`: whether this connection is told of the locks it loses. Answered by the node.
 
-use crate::events::GrantKey;
+use crate::events::{Attempt, GrantKey};
 use crate::node_api::OwnedQuery;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
-use crate::server::net::in_flight::{IfAbandoned, InFlight, Source};
+use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, Source};
 use bytes::Bytes;
 use redfence_core::grammar::errors;
 use redfence_core::grammar::notify::Notify;
@@ -43,6 +43,9 @@ impl CommandContext {
         let query = OwnedQuery::SessionLocks { id, sessions: self.client.user.session_scope() };
         let pending = self.server.tier2.query_for(&self.client.account, query);
         self.await_call(InFlight::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
+            call.after_reply = AfterReply::SessionLocks(id);
+        }
         self.needs_no_routes();
         Progress::Done
     }
@@ -59,12 +62,56 @@ impl CommandContext {
         }
     }
 
-    /// The client is being told of grants: from now on it hears of their loss.
-    pub(in crate::server) fn note_granted(&mut self, db: u32, names: Vec<Bytes>, reply: &Reply) {
-        let Some((fences, ttl_ms)) = reply.granted().filter(|_| self.client.losses.is_some()) else { return };
-        for (resource, fence) in names.into_iter().zip(fences) {
-            let key = GrantKey { db, resource, fence: *fence };
-            self.server.losses.granted(self.client.info.id, key, ttl_ms);
+    /// The client asks for locks: of their loss it hears behind the answer.
+    pub(super) fn note_asked(&self, db: u32, names: &[Bytes], owner: Option<&Bytes>) {
+        for attempt in attempts(db, names, owner) {
+            self.server.losses.asks(self.client.info.id, attempt);
         }
     }
+
+    /// The client is being told of grants: from now on it hears of their loss.
+    pub(in crate::server) fn note_granted(
+        &mut self,
+        db: u32,
+        names: &[Bytes],
+        owner: Option<&Bytes>,
+        reply: &Reply,
+    ) {
+        if self.client.losses.is_none() {
+            return;
+        }
+        let (client, user) = (self.client.info.id, self.client.user.tag);
+        if let Some((fences, ttl_ms)) = reply.granted() {
+            for (resource, fence) in names.iter().zip(fences) {
+                let key = GrantKey { db, resource: resource.clone(), fence: *fence };
+                self.server.losses.granted(client, key, ttl_ms, user);
+            }
+        }
+        attempts(db, names, owner).for_each(|attempt| self.server.losses.answered(client, &attempt));
+    }
+
+    /// What a session holds, as far as its user may still hear of it. One that is not the client's is not watched.
+    pub(in crate::server) fn session_locks(&mut self, id: SessionId, reply: Reply) -> Reply {
+        let user = &self.client.user;
+        let may_hear = |row: &Reply| match row {
+            Reply::Array(row) => {
+                matches!(row.first(), Some(Reply::Bulk(name)) if user.may_hear_of_loss(name))
+            }
+            _ => false,
+        };
+        match reply {
+            Reply::Array(rows) => Reply::Array(rows.into_iter().filter(may_hear).collect()),
+            other => {
+                self.server.losses.unwatch_session(self.client.info.id, id);
+                other
+            }
+        }
+    }
+}
+
+fn attempts<'a>(db: u32, names: &'a [Bytes], owner: Option<&'a Bytes>) -> impl Iterator<Item = Attempt> + 'a {
+    let of_owner = move |owner: &'a Bytes| {
+        names.iter().map(move |name| Attempt { db, resource: name.clone(), owner: owner.clone() })
+    };
+    owner.into_iter().flat_map(of_owner)
 }

@@ -143,10 +143,11 @@ impl CommandContext {
                 }
                 reply
             }
-            (AfterReply::Granted { db, names }, reply) => {
-                self.note_granted(db, names, &reply);
+            (AfterReply::Granted { db, names, owner }, reply) => {
+                self.note_granted(db, &names, owner.as_ref(), &reply);
                 reply
             }
+            (AfterReply::SessionLocks(id), reply) => self.session_locks(id, reply),
             (AfterReply::Say(said), reply) if !reply.is_error() => said,
             (AfterReply::Watch { db, keys }, Reply::Array(tokens)) => {
                 self.client.watch(db, keys, &tokens);

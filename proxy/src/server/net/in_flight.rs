@@ -100,7 +100,11 @@ pub enum AfterReply {
     Granted {
         db: u32,
         names: Vec<Bytes>,
+        /// Of a command that has one.
+        owner: Option<Bytes>,
     },
+    /// `LOCK.NOTIFY ON SESSION`: what the session holds, of which the client is told from now on.
+    SessionLocks(SessionId),
     /// The reply in place of an answer that is no error: only this node knows it (receivers of a `PUBLISH`).
     Say(Reply),
     /// A transaction with a `SELECT` of a database at each of these places, and without the commands at others, which were refused.

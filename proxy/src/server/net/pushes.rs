@@ -89,13 +89,25 @@ impl CommandContext {
                 return Err(Disconnect);
             }
             let Poll::Ready(notice) = inbox.poll(context) else { break };
+            self.check_subscriptions_held()?;
+            // It must know that it does not hear everything.
+            let Some(mut notice) = notice else { return Err(Disconnect) };
             let protocol = self.client.protocol;
-            if protocol == Protocol::Resp3 {
+            if protocol == Protocol::Resp3 && self.may_hear(&mut notice) {
                 self.push_behind_replies(|out| encode_loss(&mut Encoder { out, protocol }, &notice));
             }
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// Whether the user that the client has by now may hear of this loss. What it may not see of it is taken out.
+    fn may_hear(&self, notice: &mut LossNotice) -> bool {
+        let user = &self.client.user;
+        notice.successor = notice.successor.filter(|_| user.may_read_key(&notice.resource));
+        self.client.authenticated
+            && user.session_scope().includes(notice.user)
+            && user.may_hear_of_loss(&notice.resource)
     }
 
     /// More wait in the mailbox, which has a limit of its own.
