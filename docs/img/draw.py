@@ -183,7 +183,34 @@ def waiter():
     p.save()
 
 
+def wound():
+    p = Picture("wound", 860, 330, "An older session takes the lock from a younger one; the younger one's late write is refused by its fence")
+    rows = {"Older": 66, "Redfence": 136, "Younger": 206, "Database": 276}
+    for name, y in rows.items():
+        p.text(24, y + 5, name, "bold")
+        p.line(112, y, 836, y)
+    o, r, y, d = rows.values()
+    p.box(140, r - 13, 250, 26, "amber", ("the younger session holds, fence 33", "small"))
+    p.box(402, r - 13, 260, 26, "green", ("the older session holds, fence 34", "small"))
+    p.arrow([(140, y), (140, r + 15)])
+    p.text(148, y - 14, "acquire → 33", "small")
+    p.arrow([(396, o), (396, r - 15)])
+    p.text(388, o - 10, "acquire … WAIT → 34", "small", "end")
+    p.arrow([(396, r + 15), (396, y - 4)], "no", dash=True)
+    p.text(404, y - 14, "push: lock-lost, wounded", "small no")
+    p.arrow([(520, o), (520, d - 6)], "ok")
+    p.text(528, o + 34, "write, fence 34", "small ok")
+    p.text(520, d + 24, "accepted, remembers 34", "small ok", "middle")
+    p.arrow([(700, y), (700, d - 6)], "no")
+    p.text(708, y - 10, "has not read the push yet", "small")
+    p.text(708, y + 40, "write, fence 33", "small no")
+    p.text(712, d + 24, "refused: 33 < 34", "small no bold", "middle")
+    p.text(836, 316, "time →", "small dim", "end")
+    p.save()
+
+
 topology()
 request()
 fence()
 waiter()
+wound()
