@@ -57,11 +57,27 @@ pub enum Mutant {
     ReaderBesideWriter,
     ReaderOvertakes,
     UpgradeBesideReaders,
+    PermitsLeak,
+    ConvertInTwoSteps,
+    WoundKeepsFence,
+    LossUntold,
 }
 
 #[cfg(feature = "mutants")]
 std::thread_local! {
     static CHOSEN: std::cell::Cell<Option<Mutant>> = const { std::cell::Cell::new(None) };
+    static MARKED: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
+}
+
+/// For a bug whose cause and effect are in two places.
+#[cfg(feature = "mutants")]
+pub(crate) fn mark() {
+    MARKED.set(true);
+}
+
+#[cfg(feature = "mutants")]
+pub(crate) fn take_mark() -> bool {
+    MARKED.replace(false)
 }
 
 /// Whether this thread runs with this bug.
@@ -82,6 +98,16 @@ pub fn choose(mutant: Option<Mutant>) {
 #[inline(always)]
 #[must_use]
 pub const fn on(_: Mutant) -> bool {
+    false
+}
+
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+pub(crate) const fn mark() {}
+
+#[cfg(not(feature = "mutants"))]
+#[inline(always)]
+pub(crate) const fn take_mark() -> bool {
     false
 }
 

@@ -13,7 +13,7 @@ pub fn redfence() -> Result<PathBuf, String> {
     find("REDFENCE_BIN", "redfence", "cargo build -p redfence")
 }
 
-/// The program that plays the next release: cluster version 2 is made up.
+/// The program that plays the next release: cluster version 3 is made up.
 pub fn redfence_next() -> Result<PathBuf, String> {
     let build = "cargo build -p redfence --features next-version --bin redfence-next";
     find("REDFENCE_NEXT_BIN", "redfence-next", build)

@@ -1,7 +1,7 @@
 //! Programs of two releases in one cluster of real processes: every mixture of three nodes, rolling up and, under a hold, back,
 //! with clients at work and leaders killed.
 //!
-//! The older program is the one under test (cluster version 1), and every release that `tests/releases.toml` names; the newer one
+//! The older program is the one under test (cluster version 2), and every release that `tests/releases.toml` names; the newer one
 //! is `redfence-next` with its made-up version 3. Building that takes as long as the program itself, so `make mixed-versions`
 //! does it and runs these tests; where it is not built they are left out, and listed (`left_out`).
 
@@ -212,6 +212,53 @@ fn rolling_up_and_back_and_up_under_load_loses_nothing() {
         assert_eq!(again.array()[0], held.array()[0]);
         load.finish(&cluster);
         the_old_program_is_refused(&mut cluster, &old, runs);
+    }
+}
+
+/// From each release to this program: what is new is refused before it is logged until the version has risen, and works then.
+#[test]
+fn kinds_of_locks_come_with_the_last_node_of_a_rolling_upgrade() {
+    let new = artifacts::redfence().expect("the program under test");
+    for old in older_programs().into_iter().skip(1) {
+        let programs = vec![old.clone(); 3];
+        let mut cluster = Cluster::start(&Options { programs, ..Options::nodes(3) });
+        let load = Load::start(&cluster);
+        await_shown(&cluster, "its newest version", |shown| shown.cluster == shown.node);
+        let runs = shown(&cluster, 1).expect("it was shown before").node;
+        assert_eq!(ask(&cluster, &["LOCK.CLUSTER", "UPGRADE", "HOLD"]), Value::Simple("OK".into()));
+        let held = ask(&cluster, &["LOCK.ACQUIRE", "held-throughout", "3600000", "OWNER", "me"]);
+        let shared = ["LOCK.ACQUIRE", "read", "3600000", "SHARED"];
+        for program in [&new, &old, &new] {
+            roll(&mut cluster, program);
+            await_shown(&cluster, "held version", |shown| (shown.cluster, shown.hold) == (runs, 1));
+            if program == &new && runs < 2 {
+                let refused = ask(&cluster, &shared);
+                assert!(
+                    matches!(&refused, Value::Error(line) if line.contains("needs cluster version 2")),
+                    "{refused:?}"
+                );
+            }
+        }
+        assert_eq!(ask(&cluster, &["LOCK.CLUSTER", "UPGRADE", "FINISH"]), Value::Simple("OK".into()));
+        await_shown(&cluster, "the raised version", |shown| (shown.cluster, shown.hold) == (shown.node, 0));
+        let readers: Vec<Value> = (1..=3).map(|id| ask_node(&cluster, id, &shared)).collect();
+        let leader = cluster.wait_for_leader(PATIENCE);
+        cluster.kill(leader);
+        assert_eq!(
+            ask(&cluster, &["LOCK.ACQUIRE", "read", "60000"]),
+            Value::NullBulk,
+            "three readers hold it"
+        );
+        cluster.restart(leader);
+        roll(&mut cluster, &new);
+        for reader in &readers {
+            let fence = reader.array()[0].integer().to_string();
+            let released = ask(&cluster, &["LOCK.RELEASE", "read", &fence]);
+            assert_eq!(released.array()[0], Value::Integer(1), "a reader was lost: {released:?}");
+        }
+        let again = ask(&cluster, &["LOCK.ACQUIRE", "held-throughout", "3600000", "OWNER", "me"]);
+        assert_eq!(again.array()[0], held.array()[0]);
+        load.finish(&cluster);
     }
 }
 

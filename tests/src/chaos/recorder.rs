@@ -4,6 +4,7 @@
 //! its history is complete and goes to the checker. So memory stays bounded however long a run is.
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::mpsc::SyncSender;
 use std::sync::Arc;
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use super::run_state::RunState;
 use super::settings::Sabotage;
 use crate::checker::history::SeenQueued;
+use crate::checker::kinds::{Belief, Beliefs};
 use crate::checker::{Answer, Call, History, Operation, Outcome};
 
 pub const BUCKET_MS: u64 = 100;
@@ -57,6 +59,8 @@ pub struct Recorder {
     buckets: RefCell<Vec<Bucket>>,
     sabotage: Cell<Option<Sabotage>>,
     multi: bool,
+    /// What clients believe to hold, by the number of the name.
+    beliefs: RefCell<BTreeMap<u64, Beliefs>>,
 }
 
 /// An epoch ends when it has this many operations.
@@ -81,6 +85,7 @@ impl Recorder {
             buckets: RefCell::default(),
             sabotage: Cell::new(sabotage),
             multi,
+            beliefs: RefCell::default(),
         }
     }
 
@@ -88,6 +93,19 @@ impl Recorder {
     pub fn number(&self) -> u64 {
         self.numbers.set(self.numbers.get() + 1);
         self.numbers.get()
+    }
+
+    /// A client was told that it holds a name in one of the kinds.
+    pub fn believe(&self, name: u64, now_us: u64, belief: Belief) -> Result<(), String> {
+        self.beliefs.borrow_mut().entry(name).or_default().begin(now_us, belief)
+    }
+
+    pub fn end_belief(&self, name: u64, fence: u64) {
+        self.beliefs.borrow_mut().entry(name).or_default().end(fence);
+    }
+
+    pub fn share_belief(&self, name: u64, fence: u64) {
+        self.beliefs.borrow_mut().entry(name).or_default().share(fence);
     }
 
     /// The epoch to work in. Kept for one round of work, then asked for again.

@@ -35,6 +35,7 @@ pub struct Mix {
     pub multi: u64,
     pub values: u64,
     pub hostile: u64,
+    pub kinds: u64,
 }
 
 impl Mix {
@@ -46,6 +47,7 @@ impl Mix {
         roles.extend(vec![ClientRole::Multi; multi]);
         roles.extend(vec![ClientRole::Values; of(self.values)]);
         roles.extend(vec![ClientRole::Hostile; of(self.hostile)]);
+        roles.extend(vec![ClientRole::Kinds; of(self.kinds)]);
         roles.resize(clients, ClientRole::Locks);
         roles
     }
@@ -76,7 +78,7 @@ impl Settings {
             nodes: 3,
             clients: 96,
             preset: "all".into(),
-            mix: Mix { plain: 350, sessions: 100, multi: 150, values: 60, hostile: 25 },
+            mix: Mix { plain: 350, sessions: 100, multi: 150, values: 60, hostile: 25, kinds: 120 },
             faults: FaultKind::ALL.to_vec(),
             pause_ms_max: 1_200,
             hold_ms_max: 5,
@@ -119,7 +121,7 @@ impl Settings {
             // Half unchanged Redlock clients, half LOCK.ACQUIRE, the leader killed every few seconds.
             "mixed-fleet" => {
                 self.faults = vec![FaultKind::KillLeader];
-                self.mix = Mix { plain: 500, sessions: 0, multi: 0, values: 0, hostile: 25 };
+                self.mix = Mix { plain: 500, sessions: 0, multi: 0, values: 0, hostile: 25, kinds: 0 };
                 self.pause_ms_max = 2_500;
             }
             _ => return Err(format!("there is no preset {name}\n{USAGE}")),

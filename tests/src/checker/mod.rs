@@ -11,6 +11,7 @@
 //! - [`plain`]: `SET NX PX` clients name owners; where their fence was seen, what they did is told by fence
 //! - [`holds`]: the time each client may believe it holds a lock: never two at once
 //! - [`fifo`]: first come, first served
+//! - [`kinds`]: readers, writers and permits, from the log and from what clients believe
 //! - [`wgl`]: a general search for small histories, to check the fast checker against
 //! - [`generator`]: histories from a seed, to test the checker with
 //!
@@ -28,6 +29,7 @@ pub mod grants;
 pub mod history;
 pub mod holds;
 pub mod jsonl;
+pub mod kinds;
 pub mod plain;
 pub mod sessions;
 pub mod wgl;

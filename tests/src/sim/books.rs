@@ -3,12 +3,13 @@
 use super::calls::{Ask, Heard};
 use super::names;
 use super::upgrades::NEW;
+use crate::checker::kinds::KindLines;
 use raft::eraftpb::{Entry, EntryType};
 use redfence::node_api::{LogReader, NodeId};
 use redfence::storage::memory::MemoryDisk;
 use redfence::tier2::Node;
 use redfence_core::event::{Event, EventKind};
-use redfence_core::machine::{Applied, Machine};
+use redfence_core::machine::{Applied, Machine, Wanted};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The state's hash is compared after every entry below so many bytes of state, after every second below twice as many, and so on.
@@ -154,7 +155,7 @@ impl Books {
     /// The whole log once more, from nothing: every state must come out again, and everything clients were told.
     pub fn replay(&self) -> Result<(), String> {
         let mut machine = newer_machine();
-        machine.set_watched(true);
+        machine.set_wanted(Wanted::ALL);
         let mut applied = Applied::default();
         let mut lines = Lines::default();
         let mut index = 1;
@@ -169,6 +170,7 @@ impl Books {
                 taken.map_err(|error| format!("entry {index}: {error}"))?;
                 machine.check_invariants().map_err(|violation| format!("entry {index}: {violation}"))?;
                 applied.events.iter().try_for_each(|event| lines.take(event))?;
+                KindLines::check_losses(&applied.events, &applied.losses)?;
             }
             if let Some((hash, id)) = self.hashes.get(at) {
                 if *hash != machine.state_hash() {
@@ -199,12 +201,16 @@ struct Lines {
     holders: BTreeMap<u32, u64>,
     fences: BTreeMap<u32, u64>,
     granted: BTreeSet<(u32, u64, u64)>,
+    kinds: KindLines,
 }
 
 impl Lines {
     fn take(&mut self, event: &Event) -> Result<(), String> {
         if names::is_value(&event.resource) {
             return Ok(());
+        }
+        if names::is_kind(&event.resource) {
+            return self.kinds.take(event);
         }
         let resource = names::resource_number(&event.resource);
         let owner = names::owner_number(&event.owner);

@@ -339,7 +339,10 @@ impl World {
 
     /// A node has answered: the reply travels, or gets lost with its connection.
     pub(super) fn replied(&mut self, ticket: Ticket, reply: Reply) {
-        if self.operator_answered(ticket, &reply) || self.wider_answered(ticket, &reply) {
+        if self.operator_answered(ticket, &reply)
+            || self.wider_answered(ticket, &reply)
+            || self.kind_answered(ticket, &reply)
+        {
             return;
         }
         let Some(&number) = self.call_of_ticket.get(&ticket) else { return };

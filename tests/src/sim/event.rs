@@ -26,6 +26,8 @@ pub enum WorldEvent {
     Fault,
     /// A step of the wider mix.
     Wider,
+    /// A step of the mix of kinds.
+    Kinds,
     /// A fault ends.
     Relief {
         what: Relief,
@@ -51,6 +53,7 @@ impl Mark for WorldEvent {
             WorldEvent::Fault => 11,
             WorldEvent::Relief { .. } => 12,
             WorldEvent::Wider => 13,
+            WorldEvent::Kinds => 14,
         }
     }
 }

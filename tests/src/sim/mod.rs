@@ -13,6 +13,7 @@
 //! - `mutants`: bugs planted on purpose, and the seeds that find them (feature `mutants`)
 //! - [`books`]: the log and the states, compared as they come; [`reckoning`]: what must hold in the end; `trace`: a run line by line
 //! - [`wider`]: marks, absolute times, settings, pipelines, in some seeds
+//! - [`kinds`]: readers, writers, permits, conversions and policies, in some seeds
 //! - `upgrades`: two programs in one cluster, exchanged one by one
 //!
 //! # Caveats
@@ -27,6 +28,7 @@ pub mod cluster;
 pub mod event;
 pub mod faults;
 pub mod kernel;
+pub mod kinds;
 #[cfg(feature = "mutants")]
 pub mod mutants;
 pub mod names;

@@ -11,7 +11,7 @@ use std::ops::Range;
 /// A planted bug: which, its number in the list (0: our own), what it does.
 pub type Row = (Mutant, u8, &'static str);
 
-pub const TABLE: [Row; 47] = [
+pub const TABLE: [Row; 54] = [
     (Mutant::ReadWithoutRound, 1, "reads are answered from the node's own state at once"),
     (Mutant::ReadNotAskedAgain, 2, "a ReadIndex that raft dropped is not asked again"),
     (Mutant::ReadNameReused, 3, "every ReadIndex round has the same name"),
@@ -59,6 +59,13 @@ pub const TABLE: [Row; 47] = [
     (Mutant::GapsAccepted, 0, "a leader takes a pipeline with a hole where a peer connection was cut"),
     (Mutant::ToldInFull, 0, "a waiter is told its whole ttl, however late"),
     (Mutant::ClosedSessionLives, 0, "the locks of a closed session live on"),
+    (Mutant::ReaderBesideWriter, 0, "a reader is let in beside a writer"),
+    (Mutant::ReaderOvertakes, 0, "a reader goes in before the writer that waits"),
+    (Mutant::UpgradeBesideReaders, 0, "a reader becomes the writer beside other readers"),
+    (Mutant::PermitsLeak, 0, "permits of a holder that expired are not given back"),
+    (Mutant::ConvertInTwoSteps, 0, "between a reader's end and its grant as the writer another is let in"),
+    (Mutant::WoundKeepsFence, 0, "an older session takes a lock under the fence of the younger"),
+    (Mutant::LossUntold, 0, "who loses a shared lock or a permit is not told"),
 ];
 
 /// The first seed of the range that finds this bug.

@@ -27,6 +27,17 @@ pub fn is_value(name: &[u8]) -> bool {
     name.starts_with(b"value:")
 }
 
+/// A lock of the mix of kinds: see `kinds.rs`.
+#[must_use]
+pub fn kind(number: u64) -> String {
+    format!("kind:{number}")
+}
+
+#[must_use]
+pub fn is_kind(name: &[u8]) -> bool {
+    name.starts_with(b"kind:")
+}
+
 #[must_use]
 pub fn owner(number: u64) -> String {
     format!("o{number}")

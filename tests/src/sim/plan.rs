@@ -97,6 +97,8 @@ pub struct Plan {
     pub mixed_versions: bool,
     /// Marks, absolute times, settings and pipelines: `wider.rs`.
     pub wider: bool,
+    /// Readers, writers, permits, conversions, policies: `kinds.rs`.
+    pub kinds: bool,
 }
 
 /// Every so many seeds one has mixed clients, and what else [`Plan::mix`] brings. The others are as they were before it was
@@ -108,6 +110,10 @@ const UPGRADE_EVERY: u64 = 5;
 
 /// Every so many seeds one has the wider mix.
 const WIDER_EVERY: u64 = 6;
+
+/// Every so many seeds one has every kind of lock; and some of the rolling upgrades have.
+const KINDS_EVERY: u64 = 5;
+const KINDS_IN_UPGRADES_EVERY: u64 = 25;
 
 /// Every so many seeds one has values of every size among its locks.
 const VALUES_EVERY: u64 = 8;
@@ -126,8 +132,10 @@ impl Plan {
         }
         if seed % UPGRADE_EVERY == UPGRADE_EVERY - 1 {
             plan.mixed_versions = true;
+            plan.kinds = seed % KINDS_IN_UPGRADES_EVERY == KINDS_IN_UPGRADES_EVERY - 1;
             plan.faults.push(Fault::Upgrade);
         }
+        plan.kinds |= seed.is_multiple_of(KINDS_EVERY);
         if seed % WIDER_EVERY == 1 {
             plan.wider = true;
             plan.faults.push(Fault::CutPeers);
@@ -199,6 +207,7 @@ impl Plan {
             entries_under_way_max: *rng.pick(&[1, 8, 8]).expect("not empty"),
             mixed_versions: false,
             wider: false,
+            kinds: false,
             faults,
         }
     }

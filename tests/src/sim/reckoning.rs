@@ -142,6 +142,7 @@ impl World {
         self.demand_catch_up();
         self.demand_service();
         self.demand_wider();
+        self.demand_kinds();
         self.run_to(self.kernel.now_us + 1_000 * 2_000);
         // An entry of the clock alone may be on its way just now.
         self.demand_catch_up();

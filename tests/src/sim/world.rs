@@ -9,6 +9,7 @@ use super::event::WorldEvent;
 use super::faults::Changes;
 use super::kernel::host::{Host, GOOD_DISK};
 use super::kernel::{address, AfterTurn, Happened, Kernel};
+use super::kinds::Kinds;
 use super::names;
 use super::plain::Role;
 use super::plan::Plan;
@@ -19,7 +20,7 @@ use crate::checker::{History, Operation};
 use crate::rng::Rng;
 use redfence::node_api::{NodeId, SnapshotMeta, Ticket};
 use redfence::tier2::NodeConfig;
-use redfence_core::event::EventKind;
+use redfence_core::event::{Event, EventKind};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// After so long without trouble everybody is served.
@@ -43,6 +44,7 @@ pub struct World {
     pub hold: Hold,
     pub upgrades_asked: BTreeSet<Ticket>,
     pub wider: Wider,
+    pub kinds: Kinds,
     /// Since when nothing is wrong; `None` while something is.
     pub calm_since_us: Option<u64>,
     /// The storm is over: no more faults.
@@ -74,6 +76,7 @@ impl World {
             hold: Hold::default(),
             upgrades_asked: BTreeSet::new(),
             wider: Wider::new(seed),
+            kinds: Kinds::new(seed),
             calm_since_us: Some(0),
             healed: false,
             clients_rest: false,
@@ -96,6 +99,9 @@ impl World {
         world.kernel.plan(1_000_000, WorldEvent::Fault);
         if world.plan.wider {
             world.kernel.plan(700_000, WorldEvent::Wider);
+        }
+        if world.plan.kinds {
+            world.kernel.plan(600_000, WorldEvent::Kinds);
         }
         world
     }
@@ -169,6 +175,7 @@ impl World {
             WorldEvent::Touch { call } => self.touch_blocked(call),
             WorldEvent::Fault => self.faults(),
             WorldEvent::Wider => self.wider_acts(),
+            WorldEvent::Kinds => self.kinds_act(),
             WorldEvent::Relief { what } => self.relieve(what),
         }
     }
@@ -182,7 +189,8 @@ impl World {
         for (ticket, reply) in out.replies.drain(..) {
             self.replied(ticket, reply);
         }
-        for event in out.events.drain(..).filter(|event| event.kind == EventKind::Queued) {
+        let queued = |event: &Event| event.kind == EventKind::Queued && !names::is_kind(&event.resource);
+        for event in out.events.drain(..).filter(queued) {
             self.history.queued.push(SeenQueued {
                 at_ns: self.kernel.now_us * 1_000,
                 resource: names::resource_number(&event.resource),

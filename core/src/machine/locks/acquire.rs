@@ -243,7 +243,8 @@ impl Machine {
         self.unpark(slot);
         let last = self.locks[slot].fence.max(self.floor);
         let last = if mutant!(FenceByClockAlone) { Fence(0) } else { last };
-        let fence = Fence::next(last, self.clock.wall_us);
+        let keeps = mutant!(WoundKeepsFence) && crate::mutants::take_mark();
+        let fence = if keeps { last } else { Fence::next(last, self.clock.wall_us) };
         let epoch = self.sweep.count_held(self.locks[slot].db());
         let now_ms = self.clock.logical_ms;
         self.change_lock(slot, |lock| lock.hold(fence, holder, deadline_ms, now_ms, session, epoch));

@@ -13,6 +13,7 @@ use crate::machine::locks::several::{GrantTerms, Hold};
 use crate::machine::log::command::Db;
 use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::{Applied, EventOwner, HolderSlot, LockSlot, Machine};
+use crate::mutant;
 use crate::reply::{Refusal, Reply};
 use crate::types::{Fence, LockKind, LockMode, OwnerIdentity, RequestId, WAIT_MS_MAX};
 
@@ -129,6 +130,9 @@ impl Machine {
         let (owner, user, value) = (record.owner.clone(), record.user, record.value.clone());
         let (deadline_ms, session) = (record.deadline_ms, record.session);
         self.end_holder(holder, Ending::Converted, out);
+        if mutant!(ConvertInTwoSteps) {
+            self.serve_all(out);
+        }
         if !value.is_empty() {
             self.set_attached(slot, Some(value));
         }

@@ -13,6 +13,7 @@ use crate::machine::store::deadlines::NEVER;
 use crate::machine::store::list::{Linked, Links, List};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{LockSlot, QueueEntry, SessionSlot, Slot};
+use crate::mutant;
 use crate::types::{Fence, LockMode, OwnerIdentity, Reason, UserTag};
 use hashbrown::HashTable;
 
@@ -280,6 +281,7 @@ impl Lock {
     /// Counts one holder less, and remembers how it ended. The last one leaves the lock free.
     pub(crate) fn end_holder(&mut self, fence: Fence, count: u32, how: EndCause) {
         (self.ended_fence, self.ended) = (fence, how);
+        let count = if mutant!(PermitsLeak) && how == EndCause::Expired { 0 } else { count };
         self.phase = match self.phase {
             Phase::Several { mode, sum, holders, epoch } if holders > 1 => {
                 Phase::Several { mode, sum: sum - count, holders: holders - 1, epoch }

@@ -13,7 +13,7 @@ use crate::machine::queue::waiter::{ReplyForm, Waiter};
 use crate::machine::{Applied, LockSlot, Machine, WaiterSlot};
 use crate::mutant;
 use crate::reply::Reply;
-use crate::types::{has_passed, Fence};
+use crate::types::{has_passed, Fence, LockKind};
 use smallvec::SmallVec;
 
 impl Machine {
@@ -98,6 +98,10 @@ impl Machine {
                 None if mutant!(AllWaitersAtOnce) => {}
                 None => return false,
             }
+        }
+        if mutant!(WoundKeepsFence) && !wounds.is_empty() && self.waiters[waiter].kind == LockKind::Exclusive
+        {
+            crate::mutants::mark();
         }
         for hold in wounds {
             self.end_hold(hold, Ending::Wounded, out);

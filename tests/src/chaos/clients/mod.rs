@@ -4,6 +4,7 @@
 //! recording its outcome is here.
 
 mod hostile;
+mod kinds;
 mod locks;
 mod plain;
 mod sessions;
@@ -43,6 +44,8 @@ pub enum ClientRole {
     /// Values of every size.
     Values,
     Hostile,
+    /// Readers, writers and permits.
+    Kinds,
 }
 
 /// Runs all clients on this thread until the run is stopped; returns what they saw, by tenths of a second.
@@ -98,6 +101,7 @@ impl LoadClient {
                 ClientRole::Multi => self.lock_round(&epoch).await,
                 ClientRole::Values => self.value_round(&epoch).await,
                 ClientRole::Hostile => self.hostile_round(&epoch).await,
+                ClientRole::Kinds => self.kinds_round(&epoch).await,
             }
             if self.rng.per_mille(5) {
                 self.hang_up(&epoch);
