@@ -3,6 +3,7 @@
 
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::settings::{Founding, SettingsCommand};
+use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{Applied, Command, Machine, Query};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Fence, Origin, RequestId, Stamp};
@@ -136,4 +137,26 @@ fn a_known_mark_rises_where_there_is_no_room_for_another() {
     bench.check("a", 5);
     assert_eq!(code(&bench.check("b", 5)), "OOM");
     assert_eq!(bench.check("a", 6), Reply::Int(1));
+}
+
+#[test]
+fn a_mark_of_the_future_makes_no_true_holder_stale_when_it_is_folded() {
+    let mut bench = Bench::new();
+    bench.apply(Command::Settings(SettingsCommand::Found(Founding::default())));
+    bench.apply(Command::Upgrade(UpgradeCommand::Raise { to: 2 }));
+    bench.apply(Command::Settings(SettingsCommand::Set { name: b"mark-retention-ms", value: b"1000" }));
+    let ahead = NOW_US + 59_000_000;
+    assert_eq!(bench.check("ahead", ahead), Reply::Int(1));
+    for seconds in [2, 20, 57] {
+        bench.now_ms = seconds * 1_000;
+        assert!(bench.machine.next_mark_fold_ms().unwrap() > bench.now_ms, "it is not due");
+        bench.apply(Command::Expire { idle_ms: 1_000 });
+        let name = format!("holder:{seconds}");
+        let fence = NOW_US + bench.now_ms * 1_000;
+        assert_eq!(bench.check(&name, fence), Reply::Int(1), "after {seconds} s");
+    }
+    bench.now_ms = 61_000;
+    bench.apply(Command::Expire { idle_ms: 1_000 });
+    assert_eq!(bench.mark("ahead"), Reply::Int(0), "folded when its time has come");
+    assert_eq!(bench.check("late", ahead - 1), Reply::Int(0), "and it still lets no stale fence in");
 }

@@ -3,7 +3,10 @@
 
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::settings::SettingsCommand;
-use redfence_core::machine::{put_user, Applied, Command, EntryBuilder, Machine, OfUser, Query};
+use redfence_core::machine::version::UpgradeCommand;
+use redfence_core::machine::{
+    put_user, Applied, Command, EntryBuilder, Limits, Machine, OfUser, Query, Restorer,
+};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, SessionId, SessionScope, Stamp, UserTag};
 
@@ -303,4 +306,27 @@ fn a_users_keys_are_refused_where_there_is_no_room_for_its_tag() {
     assert_eq!(cluster.redis(UserTag::DEFAULT, &[b"GET", b"one"]), Reply::bulk("1"));
     assert_eq!(cluster.redis(UserTag::DEFAULT, &again), Reply::OK);
     assert!(cluster.machine.memory_used_bytes() <= 1 << 20);
+}
+
+#[test]
+fn one_user_cannot_have_all_sessions() {
+    let mut cluster = Cluster::new();
+    cluster.machine = Machine::with_limits(Limits { sessions_max: 6, ..Limits::default() });
+    cluster.run(UserTag::DEFAULT, &Command::Upgrade(UpgradeCommand::Raise { to: 2 }));
+    let open = |cluster: &mut Cluster, user, id| {
+        let command = Command::SessionOpen { id: SessionId(id), ttl_ms: 600_000, label: b"" };
+        matches!(cluster.run(user, &command)[..], [Reply::Bulk(_)])
+    };
+    assert!((1..=3).all(|id| open(&mut cluster, ALICE, id)));
+    assert!(!open(&mut cluster, ALICE, 4), "half of them");
+    assert!(open(&mut cluster, BOB, 5), "others have theirs");
+    cluster.close(ALICE, SessionId(1), false);
+    assert!(open(&mut cluster, ALICE, 6));
+    cluster.machine.snapshot_begin();
+    let pieces: Vec<Vec<u8>> = std::iter::from_fn(|| cluster.machine.snapshot_step(100)).collect();
+    let mut restorer = Restorer::new(cluster.machine.limits());
+    pieces.iter().for_each(|piece| restorer.push(piece).unwrap());
+    cluster.machine = restorer.finish().unwrap();
+    assert!(!open(&mut cluster, ALICE, 7), "counted after a restart too");
+    assert!(open(&mut cluster, UserTag::DEFAULT, 8), "without users all are `default`");
 }

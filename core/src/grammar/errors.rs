@@ -306,6 +306,11 @@ pub fn too_many_sessions(max: usize) -> Refusal {
 }
 
 #[must_use]
+pub fn too_many_sessions_of_user(max: usize) -> Refusal {
+    Refusal::new(format!("OOM too many sessions of this user ({max}); close some or retry later"))
+}
+
+#[must_use]
 pub fn too_many_nodes(max: usize) -> Refusal {
     Refusal::new(format!("OOM too many nodes ({max}) send commands; remove those that are gone"))
 }

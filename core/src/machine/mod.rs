@@ -152,6 +152,8 @@ pub struct Machine {
     holder_index: HolderIndex,
     requests: HashMap<RequestId, WaiterSlot>,
     session_ids: HashMap<SessionId, SessionSlot>,
+    /// How many sessions a user has. Users without any, and `default`, are not in it.
+    sessions_of: HashMap<UserTag, usize>,
     deadlines: Deadlines,
 
     /// The instant that is being worked off: the clock, or an earlier deadline of which it is the turn.
@@ -225,6 +227,7 @@ impl Machine {
             holder_index: HolderIndex::default(),
             requests: HashMap::default(),
             session_ids: HashMap::default(),
+            sessions_of: HashMap::default(),
             deadlines: Deadlines::default(),
             instant_ms: 0,
             to_serve: VecDeque::new(),

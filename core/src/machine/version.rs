@@ -19,6 +19,8 @@ pub type ClusterVersion = u16;
 
 /// The version of release 1. A cluster is founded with it.
 pub const FIRST: ClusterVersion = 1;
+/// Kinds of locks; a limit of sessions per user; marks of the future are not folded.
+pub const SECOND: ClusterVersion = 2;
 /// The oldest version this program can run.
 pub const OLDEST: ClusterVersion = FIRST;
 /// The newest version this program can run.

@@ -9,7 +9,7 @@ use crate::keyspace::errors as redis_errors;
 use crate::keyspace::table::{self, Run};
 use crate::machine::keys::redis::CallContext;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
-use crate::machine::{Applied, Db, Machine, Words};
+use crate::machine::{version, Applied, Db, Machine, Words};
 use crate::reply::{Refusal, Reply};
 use crate::types::{passed_from_ms, Fence, FENCE_BOUND, RESOURCE_BYTES_MAX};
 use std::collections::BTreeSet;
@@ -99,8 +99,10 @@ impl Marks {
         self.restored = floor;
     }
 
-    fn oldest_ms(&self) -> Option<u64> {
-        self.used.first().map(|(used_ms, _)| *used_ms)
+    /// When the mark that is folded next was used, and its fence.
+    fn oldest(&self) -> Option<(u64, Fence)> {
+        let (used_ms, key) = self.used.first()?;
+        Some((*used_ms, self.marks.get(key)?.fence))
     }
 
     fn fold_oldest(&mut self) {
@@ -301,8 +303,22 @@ impl Machine {
     /// When the oldest mark is to be folded. The leader proposes `Expire` then.
     #[must_use]
     pub fn next_mark_fold_ms(&self) -> Option<u64> {
-        let kept_until_ms = |used_ms: u64| used_ms.saturating_add(self.settings.mark_retention_ms);
-        self.marks.oldest_ms().map(|used_ms| passed_from_ms(kept_until_ms(used_ms)))
+        let (used_ms, fence) = self.marks.oldest()?;
+        let kept_until_ms = used_ms.saturating_add(self.settings.mark_retention_ms);
+        Some(passed_from_ms(kept_until_ms).max(self.fold_after_ms(fence)))
+    }
+
+    /// A mark ahead of all fences that are issued now is not folded yet: the floor is for all names, and would make their true
+    /// holders stale.
+    fn fold_after_ms(&self, fence: Fence) -> u64 {
+        if self.upgrade.version < version::SECOND {
+            return 0;
+        }
+        let issued_us = self.clock.wall_us.max(self.floor.0).max(self.marks.floor().0);
+        match fence.0.saturating_sub(issued_us) {
+            0 => 0,
+            ahead_us => self.clock.logical_ms.saturating_add(ahead_us.div_ceil(1_000)),
+        }
     }
 
     /// Marks that are kept.

@@ -16,9 +16,9 @@ use crate::machine::snapshot::write::kind;
 use crate::machine::store::deadlines::Timer;
 use crate::machine::store::list::List;
 use crate::machine::store::slab::Image;
-use crate::machine::{Applied, Lock, Machine, SessionSlot, Waiter, WaiterSlot};
+use crate::machine::{version, Applied, Lock, Machine, SessionSlot, Waiter, WaiterSlot};
 use crate::mutant;
-use crate::reply::Reply;
+use crate::reply::{Refusal, Reply};
 use crate::types::{just_passed, Fence, SessionId, SessionPolicy, UserTag, LABEL_BYTES_MAX, TTL_MS_MAX};
 
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl Machine {
             return errors::too_many_sessions(self.limits.sessions_max).into();
         }
         let user = self.acting_user;
-        if let Err(refusal) = self.room_for_session(label, user) {
+        if let Err(refusal) = self.check_sessions_of(user).and_then(|()| self.room_for_session(label, user)) {
             return refusal.into();
         }
         let deadline_ms = self.deadline_after(ttl_ms);
@@ -164,8 +164,21 @@ impl Machine {
         });
         self.memory.sessions += self.sessions[slot].weight();
         self.session_ids.insert(id, slot);
+        if user != UserTag::DEFAULT {
+            *self.sessions_of.entry(user).or_default() += 1;
+        }
         self.deadlines.set(Timer::Session(slot), deadline_ms);
         Reply::bulk(id.to_string())
+    }
+
+    /// One user may not have all sessions there are. Without users all clients are `default`, who may.
+    fn check_sessions_of(&self, user: UserTag) -> Result<(), Refusal> {
+        let most = self.limits.sessions_max / 2;
+        let is_full = self.sessions_of.get(&user).is_some_and(|count| *count >= most);
+        match is_full && self.upgrade.version >= version::SECOND {
+            true => Err(errors::too_many_sessions_of_user(most)),
+            false => Ok(()),
+        }
     }
 
     pub(crate) fn session_keep_alive(&mut self, id: SessionId, out: &mut Applied) -> Reply {
@@ -276,8 +289,14 @@ impl Machine {
             *ends = left;
             self.end_holder(holder, Ending::SessionEnded, out);
         }
-        let id = self.sessions[slot].id;
+        let Session { id, user, .. } = self.sessions[slot];
         self.session_ids.remove(&id);
+        if let Some(count) = self.sessions_of.get_mut(&user) {
+            *count -= 1;
+            if *count == 0 {
+                self.sessions_of.remove(&user);
+            }
+        }
         self.deadlines.clear(Timer::Session(slot));
         self.memory.sessions -= self.sessions[slot].weight();
         self.sessions.remove(slot);

@@ -10,7 +10,7 @@ use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::store::list::{Linked, Links, List};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{HolderSlot, LockSlot, Machine, SessionSlot, Slot, WaiterSlot, WALL_US_MAX};
-use crate::types::{Fence, LockKind, LockMode, FENCE_BOUND, PERMITS_MAX};
+use crate::types::{Fence, LockKind, LockMode, UserTag, FENCE_BOUND, PERMITS_MAX};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -64,6 +64,8 @@ impl Machine {
         ensure(self.queued_owners.len() == self.queue_entries.len(), || {
             "queue entries and their index differ".into()
         })?;
+        let of_users = self.sessions.iter().filter(|(_, session)| session.user != UserTag::DEFAULT).count();
+        ensure(self.sessions_of.values().sum::<usize>() == of_users, || "sessions of users".into())?;
         ensure(self.session_ids.len() == self.sessions.len(), || "sessions and their index differ".into())
     }
 

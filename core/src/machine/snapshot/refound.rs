@@ -234,6 +234,7 @@ impl Machine {
         self.queued_owners = QueuedOwners::default();
         self.requests = HashMap::default();
         self.session_ids = HashMap::default();
+        self.sessions_of = HashMap::default();
         self.deadlines = Deadlines::default();
         self.holder_index = HolderIndex::default();
         self.sweep.forget_counts();

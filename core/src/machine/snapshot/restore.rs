@@ -19,7 +19,7 @@ use crate::machine::sweep::Sweep;
 use crate::machine::version::{read_format_byte, ClusterVersion, FormatError, VersionRange};
 use crate::machine::{Limits, LockSlot, Machine, Slot, LOGICAL_MS_MAX, WALL_US_MAX};
 use crate::script::scripts::sha1;
-use crate::types::{Fence, Stamp, VALUE_BYTES_MAX};
+use crate::types::{Fence, Stamp, UserTag, VALUE_BYTES_MAX};
 use std::fmt;
 
 /// Why a snapshot cannot be used.
@@ -422,6 +422,9 @@ impl Machine {
             self.queued_owners.insert(&self.queue_entries, &self.waiters, slot);
         }
         for (slot, session) in self.sessions.iter() {
+            if session.user != UserTag::DEFAULT {
+                *self.sessions_of.entry(session.user).or_default() += 1;
+            }
             self.session_ids.insert(session.id, slot);
             self.deadlines.set(Timer::Session(slot), session.deadline_ms);
         }
