@@ -93,19 +93,15 @@ impl CommandContext {
     /// What a session holds, as far as its user may still hear of it. One that is not the client's is not watched.
     pub(in crate::server) fn session_locks(&mut self, id: SessionId, reply: Reply) -> Reply {
         let user = &self.client.user;
-        let may_hear = |row: &Reply| match row {
-            Reply::Array(row) => {
-                matches!(row.first(), Some(Reply::Bulk(name)) if user.may_hear_of_loss(name))
-            }
-            _ => false,
+        let may_hear = |row: &Reply| {
+            let Reply::Array(row) = row else { return false };
+            matches!(row.first(), Some(Reply::Bulk(name)) if user.may_hear_of_loss(name))
         };
-        match reply {
-            Reply::Array(rows) => Reply::Array(rows.into_iter().filter(may_hear).collect()),
-            other => {
-                self.server.losses.unwatch_session(self.client.info.id, id);
-                other
-            }
-        }
+        let Reply::Array(rows) = reply else {
+            self.server.losses.unwatch_session(self.client.info.id, id);
+            return reply;
+        };
+        Reply::Array(rows.into_iter().filter(may_hear).collect())
     }
 }
 
