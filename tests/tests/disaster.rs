@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use redfence_core::machine::version::VersionRange;
 use redfence_tests::artifacts;
 use redfence_tests::ask;
 use redfence_tests::checker::{check, check_holds, Answer, Call, History, Operation, Outcome, Rules};
@@ -224,7 +225,7 @@ fn a_cluster_that_lost_all_its_data_goes_on_from_a_backup_and_no_fence_comes_aga
     let before = load.stop();
 
     let shown = succeeds(&["backup", "verify", text(&file)]);
-    assert_eq!(line(&shown, "cluster version"), "1", "{shown}");
+    assert_eq!(line(&shown, "cluster version"), VersionRange::PROGRAM.newest.to_string(), "{shown}");
     assert_eq!(line(&shown, "marks"), "1", "{shown}");
     let founders = cluster.founders().to_owned();
     let mut listed = String::new();
