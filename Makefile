@@ -10,6 +10,8 @@ CERTS ?= target/certs
 HOSTS ?=
 # Where whatever cannot be done on this machine is noted; `make test` prints it at its end.
 export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
+# For `redfence --version`. Exported, so that every target builds the same program.
+export REDFENCE_COMMIT := $(shell scripts/commit)
 
 .PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale soak interop bench versus hostile attack mixed-versions nightly fuzz clean
 

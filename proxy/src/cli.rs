@@ -2,8 +2,11 @@
 //!
 //! Nothing is checked here beyond its shape. The module `config` puts flags, environment, file and defaults together.
 
+pub mod container;
+
 use crate::secret::Secret;
 use clap::{Args, Parser, Subcommand};
+use container::{HealthArgs, JoinArgs, HEALTH_EXAMPLES, JOIN_EXAMPLES};
 use serde::Deserialize;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -46,6 +49,12 @@ pub enum Command {
     /// Founds a new cluster from a backup. Run it once for each member, with the same file and the same --cluster.
     #[command(after_help = RESTORE_EXAMPLES)]
     Restore(RestoreArgs),
+    /// Asks a running node whether it lives, or with --ready whether it can serve: for health checks of containers.
+    #[command(after_help = HEALTH_EXAMPLES)]
+    Health(HealthArgs),
+    /// Adds a new node to a running cluster (LOCK.CLUSTER ADD) unless it was added before: for scripts that start nodes.
+    #[command(after_help = JOIN_EXAMPLES)]
+    Join(JoinArgs),
     /// Runs a server for tests of clients: the lock machine alone, with a clock that the test moves. Keeps nothing.
     #[command(after_help = TESTSERVER_EXAMPLES)]
     Testserver(TestserverArgs),

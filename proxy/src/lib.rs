@@ -11,7 +11,8 @@
 //! - [`storage`]: the data directory; [`transport`]: connections between nodes
 //!
 //! The program: [`cli`] and [`config`] (flags, environment, file), [`secret`], [`serve`] (puts a node together), [`threads`],
-//! [`shutdown`], [`admin`] (probes and metrics), [`backup`] (backup and restore), [`log_text`].
+//! [`shutdown`], [`notify`] (systemd), [`admin`] (probes and metrics), [`backup`] (backup and restore), [`health`] and [`join`] (for containers),
+//! [`log_text`].
 //! Used by all: [`clock`], [`calendar`], [`retries`].
 //!
 //! Which of these may use which is in `tests/module_graph.rs`; what runs through which file is in `docs/internals`.
@@ -29,8 +30,11 @@ pub mod client_memory;
 pub mod clock;
 pub mod config;
 pub mod events;
+pub mod health;
+pub mod join;
 pub mod log_text;
 pub mod node_api;
+pub mod notify;
 pub mod resp;
 pub mod retries;
 pub mod secret;

@@ -1,11 +1,12 @@
 //! `redfence`: reads the command line, starts the log, runs the node or an operator's program. Everything else is in the library.
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 use redfence::cli::{Cli, Command, TestserverArgs};
 use redfence::config::{Config, Refused};
 use redfence::log_text::OneLine;
 use std::io::Write;
 use std::process::ExitCode;
+use std::sync::LazyLock;
 use tracing_subscriber::EnvFilter;
 
 /// Names and answers are made on one thread and dropped on another, the case glibc's allocator is slowest at; and it keeps the memory
@@ -13,13 +14,26 @@ use tracing_subscriber::EnvFilter;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
+/// The commit and the build come from `scripts/build`. They are read here, not in the library, so that a new commit costs a link and
+/// no more. A build without that script does not know them.
+static VERSION: LazyLock<String> = LazyLock::new(|| {
+    let commit = option_env!("REDFENCE_COMMIT").filter(|commit| !commit.is_empty()).unwrap_or("unknown");
+    let build =
+        option_env!("REDFENCE_PROFILE").unwrap_or(if cfg!(debug_assertions) { "debug" } else { "release" });
+    let (version, arch, os) = (env!("CARGO_PKG_VERSION"), std::env::consts::ARCH, std::env::consts::OS);
+    format!("{version} (commit {commit}, {build} build, {arch}-{os})")
+});
+
 pub(crate) fn main() -> ExitCode {
     // Whatever this process creates, the log engine's files too, is for its own user alone.
     rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
-    let outcome = match Cli::parse().command {
+    let cli = Cli::from_arg_matches(&Cli::command().version(VERSION.as_str()).get_matches());
+    let outcome = match cli.unwrap_or_else(|error| error.exit()).command {
         Command::Serve(args) => Config::from_args(&args).and_then(run),
         Command::Backup(args) => redfence::backup::run(&args),
         Command::Restore(args) => redfence::backup::restore::restore(&args),
+        Command::Health(args) => redfence::health::run(&args),
+        Command::Join(args) => redfence::join::run(&args),
         Command::Testserver(args) => run_testserver(&args),
     };
     match outcome {

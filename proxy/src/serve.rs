@@ -5,6 +5,7 @@ use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
 use crate::config::{Config, Refused, RESERVED_FILES};
 use crate::events::{publish_feed, Hub, LossWatch, Tracker};
+use crate::notify;
 use crate::secret::Secret;
 use crate::server::access::{self, AccessControl, AccessSettings};
 use crate::server::client::registry::Registry;
@@ -89,8 +90,10 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
     if config.idle_timeout_ms > 0 {
         tasks.push(tokio::spawn(listener::keep_ending_idle(Arc::clone(&server))));
     }
+    notify::ready(&format!("node {} serves", config.id));
     let signal = signals.next().await;
     tracing::info!(signal, "stopping");
+    notify::stopping();
     tasks.iter().for_each(tokio::task::JoinHandle::abort);
     stop_tier2(&tier2, raft, &mut signals).await;
     if let Some(audit) = &server.access.audit {

@@ -17,6 +17,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("retries", &[]),
     ("secret", &[]),
     ("log_text", &[]),
+    ("notify", &[]),
     ("tls", &[]),
     ("cli", &["secret"]),
     ("client_memory", &["clock"]),
@@ -46,6 +47,8 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("admin", &["clock", "server", "tls"]),
     ("config", &["cli", "secret", "server", "tls", "transport"]),
     ("backup", &["calendar", "cli", "clock", "config", "node_api", "secret", "storage", "tls"]),
+    ("health", &["cli"]),
+    ("join", &["backup", "cli", "clock"]),
     (
         "serve",
         &[
@@ -54,6 +57,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "clock",
             "config",
             "events",
+            "notify",
             "secret",
             "server",
             "shutdown",

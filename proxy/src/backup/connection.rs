@@ -16,7 +16,7 @@ const ITEMS_MAX: usize = 64;
 
 /// A reply. What no command of ours answers is refused.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum BackupReply {
+pub(crate) enum BackupReply {
     Error(String),
     Int(i64),
     Text(Vec<u8>),
@@ -24,27 +24,27 @@ pub(super) enum BackupReply {
 }
 
 /// How to speak TLS to a member.
-pub(super) struct BackupTls {
-    pub(super) config: ClientConfig,
-    pub(super) name: ServerName<'static>,
+pub(crate) struct BackupTls {
+    pub(crate) config: ClientConfig,
+    pub(crate) name: ServerName<'static>,
 }
 
 /// Who we are to the member.
-pub(super) struct Login<'a> {
-    pub(super) user: Option<&'a str>,
-    pub(super) password: &'a str,
+pub(crate) struct Login<'a> {
+    pub(crate) user: Option<&'a str>,
+    pub(crate) password: &'a str,
 }
 
 /// A plain connection or one with TLS.
 trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
-pub(super) struct BackupConnection {
+pub(crate) struct BackupConnection {
     stream: BufReader<Box<dyn Stream>>,
 }
 
 impl BackupConnection {
-    pub(super) fn open(
+    pub(crate) fn open(
         address: &str,
         tls: Option<BackupTls>,
         login: Option<&Login<'_>>,
@@ -61,7 +61,7 @@ impl BackupConnection {
         Ok(connection)
     }
 
-    pub(super) fn ask(&mut self, words: &[&str]) -> Result<BackupReply, String> {
+    pub(crate) fn ask(&mut self, words: &[&str]) -> Result<BackupReply, String> {
         let lost = |error: io::Error| format!("the connection is lost: {error}");
         let mut request = format!("*{}\r\n", words.len()).into_bytes();
         for word in words {

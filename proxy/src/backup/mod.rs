@@ -14,11 +14,13 @@
 //! - What the upstream Redis holds (Tier 1, and high-water marks where there is one) is not part of a backup.
 //! - A backup is as secret as the data directory of a node: the file is readable by its owner alone.
 
-mod connection;
+pub(crate) mod connection;
 mod file;
 pub mod restore;
 mod take;
 mod verify;
+
+pub(crate) use take::connect;
 
 use crate::cli::{BackupArgs, BackupCommand};
 

@@ -27,9 +27,7 @@ pub(super) fn take(args: &BackupArgs) -> Result<(), String> {
     let (Some(from), Some(out)) = (&args.from, &args.out) else {
         return Err("backup needs --from ADDR and --out FILE (or: backup verify FILE)".to_owned());
     };
-    let password = password(args.password_file.as_deref())?;
-    let login = login(args.user.as_deref(), password.as_ref())?;
-    let connection = BackupConnection::open(from, tls(args, from)?, login.as_ref())?;
+    let connection = connect(args, from)?;
     let mut source = Source { connection, clock: Clock::start(), id: String::new(), told_ms: 0 };
     let temp = temp_path(out);
     let taken = source.begin().and_then(|()| source.write(&temp)).and_then(|header| {
@@ -48,6 +46,13 @@ pub(super) fn take(args: &BackupArgs) -> Result<(), String> {
         header.size_bytes
     );
     Ok(())
+}
+
+/// A connection to the member at `from`, with TLS and logged in as the arguments say.
+pub(crate) fn connect(args: &BackupArgs, from: &str) -> Result<BackupConnection, String> {
+    let password = password(args.password_file.as_deref())?;
+    let login = login(args.user.as_deref(), password.as_ref())?;
+    BackupConnection::open(from, tls(args, from)?, login.as_ref())
 }
 
 /// A file wins over the environment.

@@ -114,7 +114,7 @@ fn every_flag_of_the_other_programs_has_its_entry() {
     let testserver = read(&root().join("clients/TESTSERVER.md"));
     for program in cli.get_subcommands().filter(|program| !matches!(program.get_name(), "serve" | "help")) {
         let entry = match program.get_name() {
-            "backup" | "restore" => row(program.get_name()),
+            "backup" | "restore" | "health" | "join" => row(program.get_name()),
             "testserver" => testserver.clone(),
             other => panic!("redfence {other}: say here which page describes it"),
         };
