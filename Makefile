@@ -13,7 +13,7 @@ export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 # For `redfence --version`. Exported, so that every target builds the same program.
 export REDFENCE_COMMIT := $(shell scripts/commit)
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale soak interop bench versus hostile attack mixed-versions nightly fuzz clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale soak interop bench versus hostile attack mixed-versions nightly fuzz images clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -177,6 +177,9 @@ nightly: build ## what takes too long for every change; the Makefile lists its p
 
 fuzz: ## every fuzz target for a minute each (DURATION=1800 for longer; needs nightly and cargo-fuzz)
 	@scripts/fuzz $(DURATION)
+
+images: ## both container images, and every service of docker/compose.yml started from them without a container engine (root, buildah)
+	@scripts/images
 
 clean:
 	$(CARGO) clean
