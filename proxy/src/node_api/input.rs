@@ -37,6 +37,8 @@ pub enum Input {
     },
     /// The connection to a peer was lost, or its queue was full and something was dropped.
     Unreachable(NodeId),
+    /// The connection to a peer was closed by the other side, and nobody listens on its port: its process has ended.
+    Refused(NodeId),
     /// Every [`PersistTask`] up to and including this number is durable.
     Persisted {
         number: u64,
@@ -86,6 +88,7 @@ impl Input {
             | Input::Wanted(_)
             | Input::Users(_)
             | Input::Unreachable(_)
+            | Input::Refused(_)
             | Input::Persisted { .. }
             | Input::PersistFailed { .. }
             | Input::SnapshotProgress { .. }

@@ -118,4 +118,6 @@ pub trait PeerSink: Send + Sync + 'static {
     /// False: dropped, because the node's queue is full.
     fn message(&self, from: NodeId, message: PeerMessage) -> bool;
     fn unreachable(&self, id: NodeId);
+    /// The peer closed its connection, and nobody listens on its port.
+    fn refused(&self, id: NodeId);
 }

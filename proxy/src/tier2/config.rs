@@ -98,8 +98,8 @@ pub struct NodeConfig {
 }
 
 impl NodeConfig {
-    /// A killed leader is replaced in about 0.4 s (300 to 600 ms without a heartbeat, drawn by each follower); a leader
-    /// must be stopped for 300 ms to be replaced by mistake.
+    /// A leader that is silent is replaced in about 0.4 s (300 to 600 ms without a heartbeat, drawn by each follower), one whose
+    /// process has ended in some 30 ms (see `failover`). A leader must be stopped for 300 ms to be replaced by mistake.
     #[must_use]
     pub fn new(id: NodeId, seed: u64) -> NodeConfig {
         NodeConfig {

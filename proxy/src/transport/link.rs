@@ -13,7 +13,7 @@ use bytes::{Buf, Bytes, BytesMut};
 use socket2::{SockRef, TcpKeepalive};
 use std::io;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::io::AsyncReadExt;
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::TcpStream;
@@ -27,6 +27,11 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 const UNACKED_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// TCP keep-alive interval of an idle connection.
 const KEEPALIVE: Duration = Duration::from_secs(1);
+/// Dials right after a connection was closed by the other side, to learn whether anybody still listens there, and the wait before
+/// each: a process that ends closes its connections a moment before its listener.
+const PROBE_WAITS_MS: [u64; 6] = [0, 2, 4, 8, 16, 32];
+/// A connection that lasted less is not probed for: whoever closes each at once is dialled no faster than others.
+const PROBED_AFTER: Duration = Duration::from_secs(1);
 const SECRETS_READ_EVERY: Duration = Duration::from_secs(1);
 /// The reading buffer grows in these steps, whatever length a frame announces.
 const READ_STEP_BYTES: usize = 64 << 10;
@@ -41,6 +46,7 @@ pub(super) async fn keep_dialling(
 ) {
     let mut backoff_ms = BACKOFF_MS_MIN;
     let mut last_complaint = String::new();
+    let mut probes: &[u64] = &[];
     loop {
         if channel == Channel::Bulk {
             queue.wait_for_work().await;
@@ -49,11 +55,19 @@ pub(super) async fn keep_dialling(
             Ok(stream) => {
                 last_complaint.clear();
                 backoff_ms = BACKOFF_MS_MIN;
+                let since = Instant::now();
                 tracing::info!(peer, %addr, ?channel, "connected");
                 let end = run(&shared, peer, stream, &queue).await;
                 tracing::info!(peer, %addr, ?channel, "connection lost: {end}");
+                let is_probed =
+                    channel == Channel::Raft && is_closed_by_peer(&end) && since.elapsed() >= PROBED_AFTER;
+                probes = if is_probed { &PROBE_WAITS_MS } else { &[] };
             }
-            Err(complaint) => {
+            Err(DialError { complaint, is_refused }) => {
+                if is_refused && !probes.is_empty() {
+                    probes = &[];
+                    shared.sink.refused(peer);
+                }
                 // Log once per reason, not once per attempt.
                 if complaint != last_complaint {
                     tracing::warn!(peer, %addr, "cannot reach peer: {complaint}");
@@ -63,10 +77,33 @@ pub(super) async fn keep_dialling(
         }
         queue.detach();
         shared.sink.unreachable(peer);
+        if let Some((wait_ms, rest)) = probes.split_first() {
+            probes = rest;
+            sleep(Duration::from_millis(*wait_ms)).await;
+            continue;
+        }
         tokio::select! {
             () = sleep(jittered(backoff_ms)) => backoff_ms = (backoff_ms * 2).min(BACKOFF_MS_MAX),
             () = queue.dial_requested() => {}
         }
+    }
+}
+
+/// The other side closed the connection, or its machine says that there is none.
+fn is_closed_by_peer(end: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+    matches!(end.kind(), UnexpectedEof | ConnectionReset | BrokenPipe)
+}
+
+struct DialError {
+    complaint: String,
+    /// Nobody listens there.
+    is_refused: bool,
+}
+
+impl<T: Into<String>> From<T> for DialError {
+    fn from(complaint: T) -> DialError {
+        DialError { complaint: complaint.into(), is_refused: false }
     }
 }
 
@@ -75,18 +112,19 @@ async fn dial(
     peer: NodeId,
     addr: &str,
     channel: Channel,
-) -> Result<PeerStream, String> {
+) -> Result<PeerStream, DialError> {
     if shared.registry.security.is_plain() && !is_loopback(addr) {
-        return Err(
-            "beyond this machine, and peers are not protected: start with --peer-secret-file or --peer-tls-cert".to_string()
-        );
+        return Err("beyond this machine, and peers are not protected: start with --peer-secret-file or --peer-tls-cert".into());
     }
     let connected = timeout(DIAL_TIMEOUT, TcpStream::connect(addr)).await;
-    let stream = connected.map_err(|_| "no answer".to_string())?.map_err(|e| e.to_string())?;
+    let stream = connected.map_err(|_| "no answer")?.map_err(|e| DialError {
+        is_refused: e.kind() == io::ErrorKind::ConnectionRefused,
+        complaint: e.to_string(),
+    })?;
     tune(&stream).map_err(|e| e.to_string())?;
     let greeted =
         timeout(GREETING_TIMEOUT, greeting::dial(stream, addr, &shared.registry, peer, channel)).await;
-    greeted.map_err(|_| "no greeting in time".to_string())?.map_err(|e| e.to_string())
+    Ok(greeted.map_err(|_| "no greeting in time")?.map_err(|e| e.to_string())?)
 }
 
 /// Half to one and a half times the back-off, so that nodes do not dial in lock-step.

@@ -142,7 +142,10 @@ impl World {
                 self.kernel.network.split(&[victim], &[other]);
                 for (at, lost) in [(victim, other), (other, victim)] {
                     if at != lost && self.kernel.hosts[&at].is_up() {
-                        self.kernel.give(at, Input::Unreachable(lost));
+                        // Refused by something in between: the process lives.
+                        let false_alarm = self.kernel.rng.per_mille(300);
+                        let input = if false_alarm { Input::Refused(lost) } else { Input::Unreachable(lost) };
+                        self.kernel.give(at, input);
                     }
                 }
                 let ends_us = self.kernel.now_us + self.kernel.rng.between(500, 40_000);

@@ -152,6 +152,9 @@ impl World {
             let at_us = self.kernel.now_us + self.kernel.rng.between(100, 20_000);
             self.kernel.plan(at_us, WorldEvent::HungUp { call });
         }
+        if !power_cut {
+            self.kernel.refuse_dials(id);
+        }
     }
 
     /// Runs up to this time.

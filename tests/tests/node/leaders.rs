@@ -29,6 +29,44 @@ fn a_killed_leader_is_replaced_within_half_a_second_at_the_median() {
 }
 
 #[test]
+fn a_leader_whose_port_refuses_is_replaced_without_an_election_timeout() {
+    for (seed, nodes) in (0..20).flat_map(|seed| [(seed, 3), (seed, 5)]) {
+        let mut cluster = settled(nodes, seed);
+        let dead = leader(&cluster);
+        let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != dead).collect();
+        cluster.crash(dead);
+        let killed_ms = cluster.now_ms();
+        let ticket = cluster.submit(others[0], &acquire("r", "b", 60_000, 0), 0);
+        // They learn it one after the other, the last to stand first.
+        for id in others.iter().rev() {
+            cluster.input(*id, Input::Refused(dead));
+            cluster.run_for(5);
+        }
+        granted(&cluster.wait_for(ticket, 6_000));
+        let gap_ms = cluster.now_ms() - killed_ms;
+        // The shortest election time-out is 300 ms.
+        assert!(gap_ms < 200, "seed {seed}, {nodes} nodes: {gap_ms} ms");
+    }
+}
+
+#[test]
+fn a_leader_that_lives_stays_though_its_port_refuses_again_and_again() {
+    for seed in 0..20 {
+        let mut cluster = settled(3, seed);
+        let old = leader(&cluster);
+        let term = cluster.node(old).map(Node::term);
+        let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != old).collect();
+        for round in 0..50_usize {
+            cluster.input(others[round % 2], Input::Refused(old));
+            let ticket = cluster.submit(others[round % 2], &acquire(&format!("r{round}"), "a", 60_000, 0), 0);
+            granted(&cluster.wait_for(ticket, 2_000));
+            cluster.run_for(40);
+        }
+        assert_eq!((leader(&cluster), cluster.node(old).map(Node::term)), (old, term), "seed {seed}");
+    }
+}
+
+#[test]
 fn waiters_keep_their_place_when_the_leader_dies() {
     for seed in 0..30 {
         let mut cluster = settled(3, seed);

@@ -165,6 +165,7 @@ impl NodeInbox {
             | Input::Users(_)
             | Input::Peer { .. }
             | Input::Unreachable(_)
+            | Input::Refused(_)
             | Input::PersistFailed { .. }
             | Input::SnapshotProgress { .. }
             | Input::SnapshotStored(_)

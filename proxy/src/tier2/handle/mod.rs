@@ -440,6 +440,7 @@ fn ticket_of(input: &Input) -> Option<Ticket> {
         | Input::Users(_)
         | Input::Peer { .. }
         | Input::Unreachable(_)
+        | Input::Refused(_)
         | Input::Persisted { .. }
         | Input::PersistFailed { .. }
         | Input::SnapshotProgress { .. }
@@ -459,6 +460,10 @@ impl PeerSink for Tier2Handle {
 
     fn unreachable(&self, id: NodeId) {
         self.push_report(Input::Unreachable(id));
+    }
+
+    fn refused(&self, id: NodeId) {
+        self.push_report(Input::Refused(id));
     }
 }
 

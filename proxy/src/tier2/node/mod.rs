@@ -5,6 +5,7 @@
 //! this one has the state, the way in, and the order of a turn.
 
 mod apply;
+mod failover;
 pub(super) mod grant_delivery;
 mod leader_tasks;
 pub(super) mod log_cache;
@@ -26,6 +27,7 @@ use crate::tier2::cluster::peer_checks::{PeerRefusal, PeerRefusals};
 use crate::tier2::cluster::versions::{MemberReport, MemberVersions};
 use crate::tier2::config::NodeConfig;
 use crate::tier2::node::apply::{TurnLoad, COMMITTED_BYTES_PER_READY};
+use crate::tier2::node::failover::Failover;
 use crate::tier2::node::grant_delivery::GrantDelivery;
 use crate::tier2::node::log_cache::LogCache;
 use crate::tier2::node::persist::PersistQueue;
@@ -95,6 +97,7 @@ pub struct Node {
     pub(super) heard_ms: BTreeMap<NodeId, u64>,
     /// When a leader was last heard; at first, when the node started.
     pub(super) led_ms: Option<u64>,
+    failover: Option<Failover>,
     pub(super) peer_refusals: PeerRefusals,
     pub(super) snapshots: Snapshots,
     pub(super) digests: OwnDigests,
@@ -176,6 +179,7 @@ impl Node {
             goals: Vec::new(),
             heard_ms: BTreeMap::new(),
             led_ms: None,
+            failover: None,
             peer_refusals: PeerRefusals::default(),
             snapshots: Snapshots::new(boot),
             digests: OwnDigests::new(quarantined),
@@ -240,6 +244,7 @@ impl Node {
             Input::Users(hash) => self.users = hash,
             Input::Peer { from, message } => self.on_peer(from, message),
             Input::Unreachable(peer) => self.on_unreachable(peer),
+            Input::Refused(peer) => self.on_refused(peer),
             Input::Persisted { number } => self.on_persisted(number),
             Input::PersistFailed { reason } => {
                 self.fatal = Some(format!("the log cannot be written: {reason}"));
@@ -260,6 +265,7 @@ impl Node {
         self.observe(now);
         if self.fatal.is_none() {
             self.run_ticks();
+            self.continue_failover();
             self.note_route();
             self.time_out();
             self.run_leader_tasks();
@@ -495,6 +501,7 @@ impl Node {
             let left_ms = due_ms.saturating_sub(logical_ms);
             wake_at_ms = wake_at_ms.min(now_ms.saturating_add(left_ms.max(1)));
         }
+        wake_at_ms = wake_at_ms.min(self.failover_at_ms().unwrap_or(u64::MAX).max(now_ms));
         let slice_at_ms = self.digests.wake_at_ms().unwrap_or(u64::MAX);
         let wake_at_us = 1_000 * wake_at_ms.min(slice_at_ms.max(now_ms));
         let wanted_at_us = self.batching_wake_at_us().into_iter().chain(self.scripts_at_us()).min();

@@ -27,6 +27,7 @@ const CLUSTER: u64 = 0xC1;
 enum Seen {
     Message(NodeId, PeerMessage),
     Unreachable(NodeId),
+    Refused(NodeId),
 }
 
 struct Collector(Mutex<Sender<Seen>>);
@@ -37,6 +38,9 @@ impl PeerSink for Collector {
     }
     fn unreachable(&self, id: NodeId) {
         let _ = lock(&self.0).send(Seen::Unreachable(id));
+    }
+    fn refused(&self, id: NodeId) {
+        let _ = lock(&self.0).send(Seen::Refused(id));
     }
 }
 
@@ -224,6 +228,16 @@ fn an_answer_finds_its_way_back_to_a_node_nobody_dials() {
         two.say(1, 2);
         one.hears(2, 2)
     });
+}
+
+#[test]
+fn a_peer_that_ends_is_found_to_refuse() {
+    let (one, two) = connect_pair();
+    // Only a connection that has lasted is probed for.
+    std::thread::sleep(Duration::from_millis(1_200));
+    assert!(!one.seen.try_iter().any(|seen| seen == Seen::Refused(2)), "it lives");
+    drop(two);
+    eventually("the end is noticed", || one.seen.try_iter().any(|seen| seen == Seen::Refused(2)));
 }
 
 #[test]

@@ -140,6 +140,18 @@ impl<U: Mark> Kernel<U> {
         }
     }
 
+    /// The others find that nobody listens where this process did, each in its own time. Not all do: it may have started again
+    /// when they dial.
+    pub fn refuse_dials(&mut self, id: NodeId) {
+        let others: Vec<(NodeId, u64)> = self.hosts.iter().map(|(other, host)| (*other, host.life)).collect();
+        for (other, life) in others {
+            let at_us = self.now_us + self.rng.between(200, 30_000);
+            if other != id && self.rng.per_mille(700) {
+                self.agenda.plan(at_us, SimEvent::Request { host: other, life, input: Input::Refused(id) });
+            }
+        }
+    }
+
     pub fn resume(&mut self, id: NodeId) {
         let host = self.host(id);
         host.paused = false;
