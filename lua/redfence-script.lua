@@ -18,6 +18,7 @@ M.HEARTBEAT_MS = 1000
 -- The limits of the contract.
 M.RESOURCE_BYTES_MAX = 512
 M.OWNER_BYTES_MAX = 256
+M.VALUE_BYTES_MAX = 1024
 M.LABEL_BYTES_MAX = 256
 M.PATTERN_BYTES_MAX = 1024
 M.TTL_MS_MAX = 31536000000
@@ -120,12 +121,21 @@ M.ACQUIRE_OPTIONS = {
     return word
   end,
   SESSION = function(word) return word end,
+  VALUE = function(word)
+    if #word > M.VALUE_BYTES_MAX then return nil, M.refuse('ERR VALUE must be at most 1024 bytes') end
+    return word
+  end,
+}
+
+-- LOCK.MACQUIRE has no VALUE.
+M.MACQUIRE_OPTIONS = {
+  TIER = M.read_tier, WAIT = M.ACQUIRE_OPTIONS.WAIT, OWNER = M.ACQUIRE_OPTIONS.OWNER, SESSION = M.ACQUIRE_OPTIONS.SESSION,
 }
 
 M.NO_OPTIONS = {}
 
 M.KINDS_ELSEWHERE =
-  'TIER the efficiency tier has exclusive locks only, without VALUE, LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS'
+  'TIER the efficiency tier has exclusive locks only, without LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS'
 
 -- The options from args[at] on, as a table by name.
 function M.parse_options(args, at, known)
@@ -134,7 +144,7 @@ function M.parse_options(args, at, known)
   while at <= #args do
     local name = string.upper(args[at])
     local read, value = known[name], args[at + 1]
-    if known == M.ACQUIRE_OPTIONS and (name == 'SHARED' or name == 'PERMITS' or name == 'VALUE') then
+    if not read and known.OWNER and (name == 'SHARED' or (name == 'PERMITS' and known.VALUE)) then
       return nil, M.refuse(M.KINDS_ELSEWHERE)
     end
     if not read then return nil, M.refuse("ERR syntax error: unknown option '" .. M.shown(args[at]) .. "'") end
@@ -191,14 +201,15 @@ end
 -- The keys of a lock: the only part that knows the layout, which it shares with the Redis module.
 --
 --   K                 the lock itself: a plain string, value = owner, with a ttl
---   __fence__{K}      companion: "<fence> <h|r> <deadline_ms> <ended_fence> <r|x|-> <owner>"
+--   __fence__{K}      companion: "<fence> <h|v|r|f> <deadline_ms> <ended_fence> <r|x|-> <owner>"
 --   __hwm__{K}        high-water mark of FENCE.*
 --   __wait__{K}       the queue: a sorted set, member = entry, score = ticket
 --   __waiter__{K}:t   what the waiter with ticket t wants; alive as long as this key
 --   __wake__{K}:t     where it listens
 --
--- The companion tells the fence last issued and whether that grant is held or released, and beside it the grant that ended
--- before: released (r), expired (x) or none (-).
+-- The companion tells the fence last issued and whether that grant is held (h; v with a VALUE, where the rest is
+-- "<owner_len> <owner><value>"), released (r) or released by force (f), and beside it the grant that ended before:
+-- released (r), expired (x) or none (-).
 --
 -- A name that holds a '}' keeps its own hash tag: "__fence__:K". Both forms are in the slot of K.
 
@@ -231,15 +242,24 @@ function M.read_lock(resource)
   if type(value) == 'table' then return nil, M.refuse(value.err) end
   local companion = M.side_key('__fence__', resource)
   local lock = {resource = resource, companion = companion, value = value,
-                fence = 0, state = 'r', deadline_ms = 0, ended_fence = 0, ended_how = '-', owner = ''}
+                fence = 0, state = 'r', deadline_ms = 0, ended_fence = 0, ended_how = '-', owner = '', attached = ''}
   local packed = redis.pcall('GET', companion)
   if type(packed) == 'table' then return nil, M.refuse(packed.err) end
   if packed then
     local fence, state, deadline, ended_fence, ended_how, owner =
-      string.match(packed, '^(%d+) ([hrf]) (%d+) (%d+) ([rx%-]) (.*)$')
+      string.match(packed, '^(%d+) ([hvrf]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
     fence = fence and M.decimal(fence, 1, M.FENCE_MAX - 1)
+    if state == 'v' then
+      local owner_len, rest = string.match(owner, '^(%d+) (.*)$')
+      owner_len = owner_len and tonumber(owner_len)
+      if owner_len and owner_len <= #rest then
+        state, owner, lock.attached = 'h', string.sub(rest, 1, owner_len), string.sub(rest, owner_len + 1)
+      else
+        fence = nil
+      end
+    end
     if fence then
       lock.fence, lock.state, lock.deadline_ms, lock.owner = fence, state, tonumber(deadline), owner
       lock.ended_fence, lock.ended_how = tonumber(ended_fence), ended_how
@@ -269,8 +289,10 @@ function M.note_end(lock)
 end
 
 function M.write_companion(lock, until_ms)
-  local packed = M.digits(lock.fence) .. ' ' .. lock.state .. ' ' .. M.digits(lock.deadline_ms) .. ' '
-    .. M.digits(lock.ended_fence) .. ' ' .. lock.ended_how .. ' ' .. lock.owner
+  local state, owner = lock.state, lock.owner
+  if lock.attached ~= '' and state == 'h' then state, owner = 'v', #owner .. ' ' .. owner .. lock.attached end
+  local packed = M.digits(lock.fence) .. ' ' .. state .. ' ' .. M.digits(lock.deadline_ms) .. ' '
+    .. M.digits(lock.ended_fence) .. ' ' .. lock.ended_how .. ' ' .. owner
   M.set_until(lock.companion, packed, until_ms)
 end
 
@@ -285,7 +307,7 @@ function M.write_released(lock)
   M.write_companion(lock, until_ms)
 end
 
--- One JSON object a change, published on __lock__:<resource>.
+-- One JSON object a change, published on __lock__:<resource>; one for a lost lock, on __lost__:<resource>.
 
 M.ESCAPES = {['"'] = '\\"', ['\\'] = '\\\\', ['\n'] = '\\n', ['\r'] = '\\r', ['\t'] = '\\t'}
 
@@ -300,17 +322,33 @@ end
 
 M.last_seq = 0
 
-function M.publish(event, resource, fence, owner)
+-- `value` and `cause` where there is one.
+function M.publish(event, resource, fence, owner, value, cause)
   M.last_seq = M.last_seq < M.now_us and M.now_us or M.last_seq + 1
   redis.call('PUBLISH', '__lock__:' .. resource, '{"event":"' .. event .. '","resource":' .. M.json_string(resource)
     .. ',"fence":' .. M.digits(fence) .. ',"owner":' .. M.json_string(owner)
-    .. ',"tier":"EFFICIENCY","seq":' .. M.digits(M.last_seq) .. '}')
+    .. ',"tier":"EFFICIENCY","seq":' .. M.digits(M.last_seq)
+    .. ((value and value ~= '') and ',"value":' .. M.json_string(value) or '')
+    .. (cause and ',"cause":"' .. cause .. '"' or '') .. '}')
 end
 
--- A grant that expired, or was deleted by a plain client, ended when nobody of ours looked. Tell it before the next one.
-function M.publish_unseen_end(lock)
-  if lock.state == 'h' and not lock.is_ours then
-    M.publish(M.has_run_out(lock) and 'expired' or 'released', lock.resource, lock.fence, lock.owner)
+-- A lock ended without its release. pcall: a user without the right to this channel must not lose the rest of the step.
+function M.publish_loss(resource, fence, cause, successor)
+  redis.pcall('PUBLISH', '__lost__:' .. resource, '{"event":"lock-lost","resource":' .. M.json_string(resource)
+    .. ',"fence":' .. M.digits(fence) .. ',"cause":"' .. cause .. '","successor":'
+    .. (successor and M.digits(successor) or 'null') .. '}')
+end
+
+-- A grant that expired, or was deleted by a plain client, ended when nobody of ours looked. Tell it before the next one,
+-- which has the fence `successor`.
+function M.publish_unseen_end(lock, successor)
+  if lock.state ~= 'h' or lock.is_ours then return end
+  if M.has_run_out(lock) then
+    M.publish('expired', lock.resource, lock.fence, lock.owner, lock.attached)
+    M.publish_loss(lock.resource, lock.fence, 'expired', successor)
+  else
+    M.publish('released', lock.resource, lock.fence, lock.owner, lock.attached, 'deleted')
+    M.publish_loss(lock.resource, lock.fence, 'deleted', successor)
   end
 end
 
@@ -320,23 +358,23 @@ function M.next_fence(lock)
   return lock.fence < M.now_us and M.now_us or lock.fence + 1
 end
 
--- The lock is free. Answers the milliseconds given.
-function M.grant(lock, owner, ttl_ms)
-  local deadline_ms = M.now_ms + ttl_ms
+-- The lock is free. `value` is its VALUE, '' where it has none. Answers the milliseconds given.
+function M.grant(lock, owner, ttl_ms, value)
+  local deadline_ms, fence = M.now_ms + ttl_ms, M.next_fence(lock)
   M.set_until(lock.resource, owner, deadline_ms)
-  M.publish_unseen_end(lock)
+  M.publish_unseen_end(lock, fence)
   M.note_end(lock)
-  lock.fence = M.next_fence(lock)
+  lock.fence, lock.attached = fence, value
   lock.state, lock.deadline_ms, lock.owner, lock.value, lock.is_ours = 'h', deadline_ms, owner, owner, true
   M.write_companion(lock, deadline_ms + M.RETENTION_MS)
-  M.publish('acquired', lock.resource, lock.fence, owner)
+  M.publish('acquired', lock.resource, lock.fence, owner, value)
   return ttl_ms
 end
 
--- The owner asks again for what it has: same fence, time stretched to at least what is asked. Where a plain client
+-- The owner asks again for what it has: same fence and VALUE, time stretched to at least what is asked. Where a plain client
 -- took the key under this very value, it gets its first fence now; a key without expiry stays so. Answers the
 -- milliseconds left. A retry is no news: nothing is published of it, as by the module and the proxies.
-function M.grant_again(lock, ttl_ms)
+function M.grant_again(lock, ttl_ms, value)
   local left_ms = redis.call('PTTL', lock.resource)
   local is_endless = left_ms < 0
   local is_stretched = not is_endless and left_ms < ttl_ms
@@ -347,9 +385,10 @@ function M.grant_again(lock, ttl_ms)
     redis.call('PEXPIREAT', lock.resource, M.digits(M.now_ms + ttl_ms))
   end
   if not lock.is_ours then
-    M.publish_unseen_end(lock)
+    local fence = M.next_fence(lock)
+    M.publish_unseen_end(lock, fence)
     M.note_end(lock)
-    lock.fence = M.next_fence(lock)
+    lock.fence, lock.attached = fence, value
   end
   lock.state, lock.owner, lock.is_ours = 'h', lock.value, true
   lock.deadline_ms = is_endless and 0 or M.now_ms + left_ms
@@ -368,12 +407,12 @@ end
 
 -- Several locks that are free or have this owner already, in one step and in the order of their names. Answers the
 -- fences in the order asked, and the milliseconds all of them have.
-function M.grant_all(locks, owner, ttl_ms)
+function M.grant_all(locks, owner, ttl_ms, value)
   local sorted, fences, least_ms = {}, {}, M.TTL_MS_MAX
   for i, lock in ipairs(locks) do sorted[i] = lock end
   table.sort(sorted, function(a, b) return M.precedes(a.resource, b.resource) end)
   for _, lock in ipairs(sorted) do
-    local given_ms = lock.value and M.grant_again(lock, ttl_ms) or M.grant(lock, owner, ttl_ms)
+    local given_ms = lock.value and M.grant_again(lock, ttl_ms, value) or M.grant(lock, owner, ttl_ms, value)
     least_ms = math.min(least_ms, given_ms)
   end
   for i, lock in ipairs(locks) do fences[i] = lock.fence end
@@ -441,12 +480,19 @@ function M.push_wake(waiter, message)
   redis.call('PEXPIRE', key, M.LEASE_MS)
 end
 
+-- What a waiter wants: the ttl in milliseconds, and behind it, for one lock with a VALUE, '=' and that, for a multi-lock a
+-- blank and its names.
+function M.read_wish(wish)
+  local ttl_ms, kind, rest = string.match(wish, '^(%d+)(.?)(.*)$')
+  return tonumber(ttl_ms), kind == '=' and rest or '', kind == ' ' and rest or nil
+end
+
 -- The locks a waiter wants, if it is first for all of them and all are free; nil otherwise.
 function M.grantable_locks(waiter, lock)
-  local names = string.find(waiter.wish, ' ', 1, true)
+  local _, _, names = M.read_wish(waiter.wish)
   if not names then return {lock} end
   local locks = {}
-  for i, name in ipairs(cmsgpack.unpack(string.sub(waiter.wish, names + 1))) do
+  for i, name in ipairs(cmsgpack.unpack(names)) do
     local other = lock
     if name ~= lock.resource then
       other = M.read_lock(name)
@@ -476,8 +522,8 @@ function M.serve(lock, asking)
     end
   end
   redis.call('DEL', M.waiter_key('__waiter__', waiter.home, waiter.ticket))
-  local ttl_ms = tonumber(string.match(waiter.wish, '^%d+'))
-  waiter.fences, waiter.ttl_ms = M.grant_all(locks, waiter.owner, ttl_ms)
+  local ttl_ms, value = M.read_wish(waiter.wish)
+  waiter.fences, waiter.ttl_ms = M.grant_all(locks, waiter.owner, ttl_ms, value)
   if waiter.entry ~= asking then
     local message = {M.digits(waiter.ttl_ms)}
     for i, fence in ipairs(waiter.fences) do message[i + 1] = M.digits(fence) end
@@ -589,11 +635,11 @@ end
 
 -- LOCK.ACQUIRE and LOCK.MACQUIRE, and how a waiter of theirs leaves. Keys: the resources. Args: the words behind them.
 
-function M.parse_acquire(args)
+function M.parse_acquire(args, known)
   local ttl_ms, err = M.parse_ttl(args[1], 0)
   if err then return nil, nil, err end
   local options
-  options, err = M.parse_options(args, 2, M.ACQUIRE_OPTIONS)
+  options, err = M.parse_options(args, 2, known)
   if err then return nil, nil, err end
   if ttl_ms == 0 and not options.SESSION then
     return nil, nil, M.refuse('ERR ttl 0 (as long as the session lives) needs SESSION; otherwise ttl must be an integer'
@@ -615,16 +661,16 @@ function M.lock_acquire(keys, args)
   local err = M.check_resource(resource)
   if err then return err end
   local ttl_ms, options
-  ttl_ms, options, err = M.parse_acquire(args)
+  ttl_ms, options, err = M.parse_acquire(args, M.ACQUIRE_OPTIONS)
   if err then return err end
 
   M.read_clock()
   local lock
   lock, err = M.read_lock(resource)
   if err then return err end
-  local owner = options.OWNER or M.made_up_owner({lock})
+  local owner, value = options.OWNER or M.made_up_owner({lock}), options.VALUE or ''
   if lock.value == owner then
-    local left_ms = M.grant_again(lock, ttl_ms)
+    local left_ms = M.grant_again(lock, ttl_ms, value)
     return {lock.fence, left_ms}
   end
 
@@ -632,7 +678,7 @@ function M.lock_acquire(keys, args)
   if not lock.value then
     local first = M.serve(lock, entry)
     if not first then
-      M.grant(lock, owner, ttl_ms)
+      M.grant(lock, owner, ttl_ms, value)
       return {lock.fence, ttl_ms}
     end
     if first.entry == entry and first.fences then return {first.fences[1], first.ttl_ms} end
@@ -640,7 +686,8 @@ function M.lock_acquire(keys, args)
 
   local wait_ms = options.WAIT or 0
   if wait_ms == 0 then return false end
-  return M.stand_in_line({lock}, resource, entry, owner, M.digits(ttl_ms), wait_ms)
+  local wish = value == '' and M.digits(ttl_ms) or M.digits(ttl_ms) .. '=' .. value
+  return M.stand_in_line({lock}, resource, entry, owner, wish, wait_ms)
 end
 
 -- Reads all locks of a multi-lock; answers them and the name that is first in byte order.
@@ -699,7 +746,7 @@ function M.lock_macquire(keys, args)
   local err = M.check_resources(keys) or M.check_distinct(keys)
   if err then return err end
   local ttl_ms, options
-  ttl_ms, options, err = M.parse_acquire(args)
+  ttl_ms, options, err = M.parse_acquire(args, M.MACQUIRE_OPTIONS)
   if err then return err end
 
   M.read_clock()
@@ -711,7 +758,7 @@ function M.lock_macquire(keys, args)
   local may, served = M.may_take_all(locks, owner, entry)
   if served then return {served.fences, served.ttl_ms} end
   if may then
-    local fences, given_ms = M.grant_all(locks, owner, ttl_ms)
+    local fences, given_ms = M.grant_all(locks, owner, ttl_ms, '')
     return {fences, given_ms}
   end
 
@@ -783,12 +830,15 @@ end
 -- ours is remembered as released ('r') or taken by force ('f'); what a plain client held leaves no trace.
 function M.end_hold(lock, state)
   redis.call('DEL', lock.resource)
-  M.publish('released', lock.resource, lock.fence, lock.value)
-  local was_ours = lock.is_ours
+  local cause = state == 'f' and 'forced' or nil
+  M.publish('released', lock.resource, lock.fence, lock.value, lock.is_ours and lock.attached or '', cause)
+  local was_ours, fence = lock.is_ours, lock.fence
   lock.value, lock.is_ours = false, false
-  if was_ours then lock.state, lock.owner = state, '' end
+  if was_ours then lock.state, lock.owner, lock.attached = state, '', '' end
   local first = M.serve(lock)
   if was_ours and not (first and first.fences) then M.write_released(lock) end
+  -- What a plain client held has no fence by which it could be missed.
+  if was_ours and cause then M.publish_loss(lock.resource, fence, cause, lock.fence > fence and lock.fence or nil) end
 end
 
 function M.release_one(lock, fence)
@@ -860,7 +910,7 @@ function M.lock_renew(keys, args)
   lock.deadline_ms = M.now_ms + ttl_ms
   redis.call('PEXPIREAT', lock.resource, M.digits(lock.deadline_ms))
   M.write_companion(lock, lock.deadline_ms + M.RETENTION_MS)
-  M.publish('renewed', lock.resource, fence, lock.owner)
+  M.publish('renewed', lock.resource, fence, lock.owner, lock.attached)
   if is_shortened then
     local first = M.first_waiter(lock)
     -- It sleeps until the old deadline: it must look again.
@@ -869,14 +919,22 @@ function M.lock_renew(keys, args)
   return {1, ttl_ms}
 end
 
+M.FORCE_OPTIONS = {TIER = M.read_tier, FENCE = M.parse_fence}
+
+-- With FENCE, only from the holder of that one.
 function M.lock_forcerelease(keys, args)
   if #keys ~= 1 then return M.wrong_arity('lock.forcerelease') end
-  local err = M.check_resource(keys[1]) or M.check_tier_option(args, 1)
+  local err = M.check_resource(keys[1])
+  if err then return err end
+  local options
+  options, err = M.parse_options(args, 1, M.FORCE_OPTIONS)
+  err = err or M.refuse_other_tier(options)
   if err then return err end
   M.read_clock()
   local lock
   lock, err = M.read_lock(keys[1])
   if err then return err end
+  if options.FENCE and not (lock.is_ours and lock.fence == options.FENCE) then return 0 end
   if not lock.value then
     M.serve(lock)
     return 0
@@ -889,18 +947,36 @@ if COMMAND == 'LOCK.MRELEASE' then return M.lock_mrelease(KEYS, ARGV) end
 if COMMAND == 'LOCK.RENEW' then return M.lock_renew(KEYS, ARGV) end
 if COMMAND == 'LOCK.FORCERELEASE' then return M.lock_forcerelease(KEYS, ARGV) end
 
--- What only looks: LOCK.INFO, LOCK.QUEUE, LOCK.SCAN; and LOCK.SESSION, which lives elsewhere.
+-- What only looks: LOCK.INFO, LOCK.QUEUE, LOCK.SCAN; and what lives elsewhere: LOCK.SESSION, LOCK.CONVERT, LOCK.EXPLAIN, LOCK.NOTIFY.
+
+-- Keys that make a table of 32 places, each in a place of its own; among these are all places where the names of
+-- LOCK.INFO and of its holders would go by their hashes.
+M.FILLERS = '~lcuts_yjombadefg'
 
 -- Name and value by turns, as a map for a RESP3 client and as a flat array for a RESP2 one: a script does not learn which
--- of them asks. Redis writes the map in the order Lua keeps it. The fillers stand where the eight names of LOCK.INFO
--- would go by their hashes, so that these line up in the free places from the back, and come out in the contract's order.
+-- of them asks. Redis writes the map in the order Lua keeps it. With the fillers in their places, the names line up in
+-- the free places from the back, and come out in the contract's order.
 function M.as_map(flat)
   if not redis.setresp then return flat end
   local map = {}
-  for i = 1, 17 do map['f82_' .. i] = true end
+  for char in string.gmatch(M.FILLERS, '.') do map[char] = true end
   for i = #flat - 1, 1, -2 do map[flat[i]] = flat[i + 1] end
-  for i = 1, 17 do map['f82_' .. i] = nil end
+  for char in string.gmatch(M.FILLERS, '.') do map[char] = nil end
   return {map = map}
+end
+
+-- Since when a plain client holds a lock is not known, and it has no fence. A fence counts microseconds, unless it ran ahead
+-- of the clock.
+function M.show_holder(lock, ttl_ms)
+  return M.as_map({
+    'owner', lock.value,
+    'fence', lock.is_ours and lock.fence or 0,
+    'session', false,
+    'ttl', ttl_ms,
+    'held_ms', lock.held_ms,
+    'permits', false,
+    'value', lock.shown_value,
+  })
 end
 
 function M.lock_info(keys, args)
@@ -908,9 +984,13 @@ function M.lock_info(keys, args)
   if #keys ~= 1 then return M.wrong_arity('lock.info') end
   local err = M.check_resource(resource) or M.check_tier_option(args, 1)
   if err then return err end
+  M.read_clock()
   local lock
   lock, err = M.read_lock(resource)
   if err then return err end
+  local ttl_ms = lock.value and redis.call('PTTL', resource)
+  lock.held_ms = lock.is_ours and math.max(0, math.floor((M.now_us - lock.fence) / 1000))
+  lock.shown_value = lock.is_ours and lock.attached ~= '' and lock.attached
   local waiters = 0
   for _, row in ipairs(M.list_waiters(resource)) do
     if row.is_alive then waiters = waiters + 1 end
@@ -922,8 +1002,13 @@ function M.lock_info(keys, args)
     'fence', lock.fence,
     'owner', lock.value,
     'session', false,
-    'ttl', lock.value and redis.call('PTTL', resource),
+    'ttl', ttl_ms,
     'waiters', waiters,
+    'mode', lock.value and 'exclusive',
+    'held_ms', lock.held_ms,
+    'value', lock.shown_value,
+    'max', false,
+    'holders', lock.value and {M.show_holder(lock, ttl_ms)} or {},
   })
 end
 
@@ -1037,7 +1122,17 @@ function M.lock_scan(keys, args)
   return {page[1], resources}
 end
 
+M.POLICIES = {detect = true, ['wait-die'] = true, ['wound-wait'] = true}
+
 M.SESSION_OPTIONS = {
+  POLICY = function(word)
+    if M.POLICIES[string.lower(word)] then return word end
+    return nil, M.refuse("ERR unknown policy '" .. M.shown(word) .. "': use detect, wait-die or wound-wait")
+  end,
+  AGE = function(word)
+    if M.decimal(word, 0, M.FENCE_MAX) then return word end
+    return nil, M.refuse('ERR AGE must be an integer from 0 to 9007199254740991')
+  end,
   NAME = function(word)
     if #word < 1 or #word > M.LABEL_BYTES_MAX then return nil, M.refuse('ERR session name must be 1 to 256 bytes') end
     return word
@@ -1059,10 +1154,30 @@ function M.lock_session(keys, args)
   end
   return M.refuse(M.SESSIONS_ELSEWHERE)
 end
+
+-- Kinds of locks live in the other tier.
+function M.lock_convert(keys, args)
+  if #keys ~= 1 or #args < 2 then return M.wrong_arity('lock.convert') end
+  return M.refuse(M.KINDS_ELSEWHERE)
+end
+
+function M.lock_explain(keys, args)
+  if #keys ~= 1 then return M.wrong_arity('lock.explain') end
+  return M.check_resource(keys[1]) or M.check_tier_option(args, 1) or M.refuse(M.KINDS_ELSEWHERE)
+end
+
+-- A script cannot write to a client that has asked nothing.
+function M.lock_notify(keys, args)
+  if #keys ~= 0 or #args < 1 then return M.wrong_arity('lock.notify') end
+  return M.refuse('TIER LOCK.NOTIFY is not served by this Redis; SUBSCRIBE __lost__:<resource> here, or ask a Redfence proxy')
+end
 if COMMAND == 'LOCK.INFO' then return M.lock_info(KEYS, ARGV) end
 if COMMAND == 'LOCK.QUEUE' then return M.lock_queue(KEYS, ARGV) end
 if COMMAND == 'LOCK.SCAN' then return M.lock_scan(KEYS, ARGV) end
 if COMMAND == 'LOCK.SESSION' then return M.lock_session(KEYS, ARGV) end
+if COMMAND == 'LOCK.CONVERT' then return M.lock_convert(KEYS, ARGV) end
+if COMMAND == 'LOCK.EXPLAIN' then return M.lock_explain(KEYS, ARGV) end
+if COMMAND == 'LOCK.NOTIFY' then return M.lock_notify(KEYS, ARGV) end
 
 -- FENCE.*: the high-water mark that keeps a holder from the past away from what the lock guards.
 

@@ -15,6 +15,7 @@ local HEARTBEAT_MS = 1000
 -- The limits of the contract.
 local RESOURCE_BYTES_MAX = 512
 local OWNER_BYTES_MAX = 256
+local VALUE_BYTES_MAX = 1024
 local LABEL_BYTES_MAX = 256
 local PATTERN_BYTES_MAX = 1024
 local TTL_MS_MAX = 31536000000
@@ -117,12 +118,21 @@ local ACQUIRE_OPTIONS = {
     return word
   end,
   SESSION = function(word) return word end,
+  VALUE = function(word)
+    if #word > VALUE_BYTES_MAX then return nil, refuse('ERR VALUE must be at most 1024 bytes') end
+    return word
+  end,
+}
+
+-- LOCK.MACQUIRE has no VALUE.
+local MACQUIRE_OPTIONS = {
+  TIER = read_tier, WAIT = ACQUIRE_OPTIONS.WAIT, OWNER = ACQUIRE_OPTIONS.OWNER, SESSION = ACQUIRE_OPTIONS.SESSION,
 }
 
 local NO_OPTIONS = {}
 
 local KINDS_ELSEWHERE =
-  'TIER the efficiency tier has exclusive locks only, without VALUE, LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS'
+  'TIER the efficiency tier has exclusive locks only, without LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS'
 
 -- The options from args[at] on, as a table by name.
 local function parse_options(args, at, known)
@@ -131,7 +141,7 @@ local function parse_options(args, at, known)
   while at <= #args do
     local name = string.upper(args[at])
     local read, value = known[name], args[at + 1]
-    if known == ACQUIRE_OPTIONS and (name == 'SHARED' or name == 'PERMITS' or name == 'VALUE') then
+    if not read and known.OWNER and (name == 'SHARED' or (name == 'PERMITS' and known.VALUE)) then
       return nil, refuse(KINDS_ELSEWHERE)
     end
     if not read then return nil, refuse("ERR syntax error: unknown option '" .. shown(args[at]) .. "'") end
@@ -188,14 +198,15 @@ end
 -- The keys of a lock: the only part that knows the layout, which it shares with the Redis module.
 --
 --   K                 the lock itself: a plain string, value = owner, with a ttl
---   __fence__{K}      companion: "<fence> <h|r> <deadline_ms> <ended_fence> <r|x|-> <owner>"
+--   __fence__{K}      companion: "<fence> <h|v|r|f> <deadline_ms> <ended_fence> <r|x|-> <owner>"
 --   __hwm__{K}        high-water mark of FENCE.*
 --   __wait__{K}       the queue: a sorted set, member = entry, score = ticket
 --   __waiter__{K}:t   what the waiter with ticket t wants; alive as long as this key
 --   __wake__{K}:t     where it listens
 --
--- The companion tells the fence last issued and whether that grant is held or released, and beside it the grant that ended
--- before: released (r), expired (x) or none (-).
+-- The companion tells the fence last issued and whether that grant is held (h; v with a VALUE, where the rest is
+-- "<owner_len> <owner><value>"), released (r) or released by force (f), and beside it the grant that ended before:
+-- released (r), expired (x) or none (-).
 --
 -- A name that holds a '}' keeps its own hash tag: "__fence__:K". Both forms are in the slot of K.
 
@@ -228,15 +239,24 @@ local function read_lock(resource)
   if type(value) == 'table' then return nil, refuse(value.err) end
   local companion = side_key('__fence__', resource)
   local lock = {resource = resource, companion = companion, value = value,
-                fence = 0, state = 'r', deadline_ms = 0, ended_fence = 0, ended_how = '-', owner = ''}
+                fence = 0, state = 'r', deadline_ms = 0, ended_fence = 0, ended_how = '-', owner = '', attached = ''}
   local packed = redis.pcall('GET', companion)
   if type(packed) == 'table' then return nil, refuse(packed.err) end
   if packed then
     local fence, state, deadline, ended_fence, ended_how, owner =
-      string.match(packed, '^(%d+) ([hrf]) (%d+) (%d+) ([rx%-]) (.*)$')
+      string.match(packed, '^(%d+) ([hvrf]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
     fence = fence and decimal(fence, 1, FENCE_MAX - 1)
+    if state == 'v' then
+      local owner_len, rest = string.match(owner, '^(%d+) (.*)$')
+      owner_len = owner_len and tonumber(owner_len)
+      if owner_len and owner_len <= #rest then
+        state, owner, lock.attached = 'h', string.sub(rest, 1, owner_len), string.sub(rest, owner_len + 1)
+      else
+        fence = nil
+      end
+    end
     if fence then
       lock.fence, lock.state, lock.deadline_ms, lock.owner = fence, state, tonumber(deadline), owner
       lock.ended_fence, lock.ended_how = tonumber(ended_fence), ended_how
@@ -266,8 +286,10 @@ local function note_end(lock)
 end
 
 local function write_companion(lock, until_ms)
-  local packed = digits(lock.fence) .. ' ' .. lock.state .. ' ' .. digits(lock.deadline_ms) .. ' '
-    .. digits(lock.ended_fence) .. ' ' .. lock.ended_how .. ' ' .. lock.owner
+  local state, owner = lock.state, lock.owner
+  if lock.attached ~= '' and state == 'h' then state, owner = 'v', #owner .. ' ' .. owner .. lock.attached end
+  local packed = digits(lock.fence) .. ' ' .. state .. ' ' .. digits(lock.deadline_ms) .. ' '
+    .. digits(lock.ended_fence) .. ' ' .. lock.ended_how .. ' ' .. owner
   set_until(lock.companion, packed, until_ms)
 end
 
@@ -282,7 +304,7 @@ local function write_released(lock)
   write_companion(lock, until_ms)
 end
 
--- One JSON object a change, published on __lock__:<resource>.
+-- One JSON object a change, published on __lock__:<resource>; one for a lost lock, on __lost__:<resource>.
 
 local ESCAPES = {['"'] = '\\"', ['\\'] = '\\\\', ['\n'] = '\\n', ['\r'] = '\\r', ['\t'] = '\\t'}
 
@@ -297,17 +319,33 @@ end
 
 local last_seq = 0
 
-local function publish(event, resource, fence, owner)
+-- `value` and `cause` where there is one.
+local function publish(event, resource, fence, owner, value, cause)
   last_seq = last_seq < now_us and now_us or last_seq + 1
   redis.call('PUBLISH', '__lock__:' .. resource, '{"event":"' .. event .. '","resource":' .. json_string(resource)
     .. ',"fence":' .. digits(fence) .. ',"owner":' .. json_string(owner)
-    .. ',"tier":"EFFICIENCY","seq":' .. digits(last_seq) .. '}')
+    .. ',"tier":"EFFICIENCY","seq":' .. digits(last_seq)
+    .. ((value and value ~= '') and ',"value":' .. json_string(value) or '')
+    .. (cause and ',"cause":"' .. cause .. '"' or '') .. '}')
 end
 
--- A grant that expired, or was deleted by a plain client, ended when nobody of ours looked. Tell it before the next one.
-local function publish_unseen_end(lock)
-  if lock.state == 'h' and not lock.is_ours then
-    publish(has_run_out(lock) and 'expired' or 'released', lock.resource, lock.fence, lock.owner)
+-- A lock ended without its release. pcall: a user without the right to this channel must not lose the rest of the step.
+local function publish_loss(resource, fence, cause, successor)
+  redis.pcall('PUBLISH', '__lost__:' .. resource, '{"event":"lock-lost","resource":' .. json_string(resource)
+    .. ',"fence":' .. digits(fence) .. ',"cause":"' .. cause .. '","successor":'
+    .. (successor and digits(successor) or 'null') .. '}')
+end
+
+-- A grant that expired, or was deleted by a plain client, ended when nobody of ours looked. Tell it before the next one,
+-- which has the fence `successor`.
+local function publish_unseen_end(lock, successor)
+  if lock.state ~= 'h' or lock.is_ours then return end
+  if has_run_out(lock) then
+    publish('expired', lock.resource, lock.fence, lock.owner, lock.attached)
+    publish_loss(lock.resource, lock.fence, 'expired', successor)
+  else
+    publish('released', lock.resource, lock.fence, lock.owner, lock.attached, 'deleted')
+    publish_loss(lock.resource, lock.fence, 'deleted', successor)
   end
 end
 
@@ -317,23 +355,23 @@ local function next_fence(lock)
   return lock.fence < now_us and now_us or lock.fence + 1
 end
 
--- The lock is free. Answers the milliseconds given.
-local function grant(lock, owner, ttl_ms)
-  local deadline_ms = now_ms + ttl_ms
+-- The lock is free. `value` is its VALUE, '' where it has none. Answers the milliseconds given.
+local function grant(lock, owner, ttl_ms, value)
+  local deadline_ms, fence = now_ms + ttl_ms, next_fence(lock)
   set_until(lock.resource, owner, deadline_ms)
-  publish_unseen_end(lock)
+  publish_unseen_end(lock, fence)
   note_end(lock)
-  lock.fence = next_fence(lock)
+  lock.fence, lock.attached = fence, value
   lock.state, lock.deadline_ms, lock.owner, lock.value, lock.is_ours = 'h', deadline_ms, owner, owner, true
   write_companion(lock, deadline_ms + RETENTION_MS)
-  publish('acquired', lock.resource, lock.fence, owner)
+  publish('acquired', lock.resource, lock.fence, owner, value)
   return ttl_ms
 end
 
--- The owner asks again for what it has: same fence, time stretched to at least what is asked. Where a plain client
+-- The owner asks again for what it has: same fence and VALUE, time stretched to at least what is asked. Where a plain client
 -- took the key under this very value, it gets its first fence now; a key without expiry stays so. Answers the
 -- milliseconds left. A retry is no news: nothing is published of it, as by the module and the proxies.
-local function grant_again(lock, ttl_ms)
+local function grant_again(lock, ttl_ms, value)
   local left_ms = redis.call('PTTL', lock.resource)
   local is_endless = left_ms < 0
   local is_stretched = not is_endless and left_ms < ttl_ms
@@ -344,9 +382,10 @@ local function grant_again(lock, ttl_ms)
     redis.call('PEXPIREAT', lock.resource, digits(now_ms + ttl_ms))
   end
   if not lock.is_ours then
-    publish_unseen_end(lock)
+    local fence = next_fence(lock)
+    publish_unseen_end(lock, fence)
     note_end(lock)
-    lock.fence = next_fence(lock)
+    lock.fence, lock.attached = fence, value
   end
   lock.state, lock.owner, lock.is_ours = 'h', lock.value, true
   lock.deadline_ms = is_endless and 0 or now_ms + left_ms
@@ -365,12 +404,12 @@ end
 
 -- Several locks that are free or have this owner already, in one step and in the order of their names. Answers the
 -- fences in the order asked, and the milliseconds all of them have.
-local function grant_all(locks, owner, ttl_ms)
+local function grant_all(locks, owner, ttl_ms, value)
   local sorted, fences, least_ms = {}, {}, TTL_MS_MAX
   for i, lock in ipairs(locks) do sorted[i] = lock end
   table.sort(sorted, function(a, b) return precedes(a.resource, b.resource) end)
   for _, lock in ipairs(sorted) do
-    local given_ms = lock.value and grant_again(lock, ttl_ms) or grant(lock, owner, ttl_ms)
+    local given_ms = lock.value and grant_again(lock, ttl_ms, value) or grant(lock, owner, ttl_ms, value)
     least_ms = math.min(least_ms, given_ms)
   end
   for i, lock in ipairs(locks) do fences[i] = lock.fence end
@@ -438,12 +477,19 @@ local function push_wake(waiter, message)
   redis.call('PEXPIRE', key, LEASE_MS)
 end
 
+-- What a waiter wants: the ttl in milliseconds, and behind it, for one lock with a VALUE, '=' and that, for a multi-lock a
+-- blank and its names.
+local function read_wish(wish)
+  local ttl_ms, kind, rest = string.match(wish, '^(%d+)(.?)(.*)$')
+  return tonumber(ttl_ms), kind == '=' and rest or '', kind == ' ' and rest or nil
+end
+
 -- The locks a waiter wants, if it is first for all of them and all are free; nil otherwise.
 local function grantable_locks(waiter, lock)
-  local names = string.find(waiter.wish, ' ', 1, true)
+  local _, _, names = read_wish(waiter.wish)
   if not names then return {lock} end
   local locks = {}
-  for i, name in ipairs(cmsgpack.unpack(string.sub(waiter.wish, names + 1))) do
+  for i, name in ipairs(cmsgpack.unpack(names)) do
     local other = lock
     if name ~= lock.resource then
       other = read_lock(name)
@@ -473,8 +519,8 @@ local function serve(lock, asking)
     end
   end
   redis.call('DEL', waiter_key('__waiter__', waiter.home, waiter.ticket))
-  local ttl_ms = tonumber(string.match(waiter.wish, '^%d+'))
-  waiter.fences, waiter.ttl_ms = grant_all(locks, waiter.owner, ttl_ms)
+  local ttl_ms, value = read_wish(waiter.wish)
+  waiter.fences, waiter.ttl_ms = grant_all(locks, waiter.owner, ttl_ms, value)
   if waiter.entry ~= asking then
     local message = {digits(waiter.ttl_ms)}
     for i, fence in ipairs(waiter.fences) do message[i + 1] = digits(fence) end
@@ -586,11 +632,11 @@ end
 
 -- LOCK.ACQUIRE and LOCK.MACQUIRE, and how a waiter of theirs leaves. Keys: the resources. Args: the words behind them.
 
-local function parse_acquire(args)
+local function parse_acquire(args, known)
   local ttl_ms, err = parse_ttl(args[1], 0)
   if err then return nil, nil, err end
   local options
-  options, err = parse_options(args, 2, ACQUIRE_OPTIONS)
+  options, err = parse_options(args, 2, known)
   if err then return nil, nil, err end
   if ttl_ms == 0 and not options.SESSION then
     return nil, nil, refuse('ERR ttl 0 (as long as the session lives) needs SESSION; otherwise ttl must be an integer'
@@ -612,16 +658,16 @@ local function lock_acquire(keys, args)
   local err = check_resource(resource)
   if err then return err end
   local ttl_ms, options
-  ttl_ms, options, err = parse_acquire(args)
+  ttl_ms, options, err = parse_acquire(args, ACQUIRE_OPTIONS)
   if err then return err end
 
   read_clock()
   local lock
   lock, err = read_lock(resource)
   if err then return err end
-  local owner = options.OWNER or made_up_owner({lock})
+  local owner, value = options.OWNER or made_up_owner({lock}), options.VALUE or ''
   if lock.value == owner then
-    local left_ms = grant_again(lock, ttl_ms)
+    local left_ms = grant_again(lock, ttl_ms, value)
     return {lock.fence, left_ms}
   end
 
@@ -629,7 +675,7 @@ local function lock_acquire(keys, args)
   if not lock.value then
     local first = serve(lock, entry)
     if not first then
-      grant(lock, owner, ttl_ms)
+      grant(lock, owner, ttl_ms, value)
       return {lock.fence, ttl_ms}
     end
     if first.entry == entry and first.fences then return {first.fences[1], first.ttl_ms} end
@@ -637,7 +683,8 @@ local function lock_acquire(keys, args)
 
   local wait_ms = options.WAIT or 0
   if wait_ms == 0 then return false end
-  return stand_in_line({lock}, resource, entry, owner, digits(ttl_ms), wait_ms)
+  local wish = value == '' and digits(ttl_ms) or digits(ttl_ms) .. '=' .. value
+  return stand_in_line({lock}, resource, entry, owner, wish, wait_ms)
 end
 
 -- Reads all locks of a multi-lock; answers them and the name that is first in byte order.
@@ -696,7 +743,7 @@ local function lock_macquire(keys, args)
   local err = check_resources(keys) or check_distinct(keys)
   if err then return err end
   local ttl_ms, options
-  ttl_ms, options, err = parse_acquire(args)
+  ttl_ms, options, err = parse_acquire(args, MACQUIRE_OPTIONS)
   if err then return err end
 
   read_clock()
@@ -708,7 +755,7 @@ local function lock_macquire(keys, args)
   local may, served = may_take_all(locks, owner, entry)
   if served then return {served.fences, served.ttl_ms} end
   if may then
-    local fences, given_ms = grant_all(locks, owner, ttl_ms)
+    local fences, given_ms = grant_all(locks, owner, ttl_ms, '')
     return {fences, given_ms}
   end
 
@@ -776,12 +823,15 @@ end
 -- ours is remembered as released ('r') or taken by force ('f'); what a plain client held leaves no trace.
 local function end_hold(lock, state)
   redis.call('DEL', lock.resource)
-  publish('released', lock.resource, lock.fence, lock.value)
-  local was_ours = lock.is_ours
+  local cause = state == 'f' and 'forced' or nil
+  publish('released', lock.resource, lock.fence, lock.value, lock.is_ours and lock.attached or '', cause)
+  local was_ours, fence = lock.is_ours, lock.fence
   lock.value, lock.is_ours = false, false
-  if was_ours then lock.state, lock.owner = state, '' end
+  if was_ours then lock.state, lock.owner, lock.attached = state, '', '' end
   local first = serve(lock)
   if was_ours and not (first and first.fences) then write_released(lock) end
+  -- What a plain client held has no fence by which it could be missed.
+  if was_ours and cause then publish_loss(lock.resource, fence, cause, lock.fence > fence and lock.fence or nil) end
 end
 
 local function release_one(lock, fence)
@@ -853,7 +903,7 @@ local function lock_renew(keys, args)
   lock.deadline_ms = now_ms + ttl_ms
   redis.call('PEXPIREAT', lock.resource, digits(lock.deadline_ms))
   write_companion(lock, lock.deadline_ms + RETENTION_MS)
-  publish('renewed', lock.resource, fence, lock.owner)
+  publish('renewed', lock.resource, fence, lock.owner, lock.attached)
   if is_shortened then
     local first = first_waiter(lock)
     -- It sleeps until the old deadline: it must look again.
@@ -862,14 +912,22 @@ local function lock_renew(keys, args)
   return {1, ttl_ms}
 end
 
+local FORCE_OPTIONS = {TIER = read_tier, FENCE = parse_fence}
+
+-- With FENCE, only from the holder of that one.
 local function lock_forcerelease(keys, args)
   if #keys ~= 1 then return wrong_arity('lock.forcerelease') end
-  local err = check_resource(keys[1]) or check_tier_option(args, 1)
+  local err = check_resource(keys[1])
+  if err then return err end
+  local options
+  options, err = parse_options(args, 1, FORCE_OPTIONS)
+  err = err or refuse_other_tier(options)
   if err then return err end
   read_clock()
   local lock
   lock, err = read_lock(keys[1])
   if err then return err end
+  if options.FENCE and not (lock.is_ours and lock.fence == options.FENCE) then return 0 end
   if not lock.value then
     serve(lock)
     return 0
@@ -878,18 +936,36 @@ local function lock_forcerelease(keys, args)
   return 1
 end
 
--- What only looks: LOCK.INFO, LOCK.QUEUE, LOCK.SCAN; and LOCK.SESSION, which lives elsewhere.
+-- What only looks: LOCK.INFO, LOCK.QUEUE, LOCK.SCAN; and what lives elsewhere: LOCK.SESSION, LOCK.CONVERT, LOCK.EXPLAIN, LOCK.NOTIFY.
+
+-- Keys that make a table of 32 places, each in a place of its own; among these are all places where the names of
+-- LOCK.INFO and of its holders would go by their hashes.
+local FILLERS = '~lcuts_yjombadefg'
 
 -- Name and value by turns, as a map for a RESP3 client and as a flat array for a RESP2 one: a script does not learn which
--- of them asks. Redis writes the map in the order Lua keeps it. The fillers stand where the eight names of LOCK.INFO
--- would go by their hashes, so that these line up in the free places from the back, and come out in the contract's order.
+-- of them asks. Redis writes the map in the order Lua keeps it. With the fillers in their places, the names line up in
+-- the free places from the back, and come out in the contract's order.
 local function as_map(flat)
   if not redis.setresp then return flat end
   local map = {}
-  for i = 1, 17 do map['f82_' .. i] = true end
+  for char in string.gmatch(FILLERS, '.') do map[char] = true end
   for i = #flat - 1, 1, -2 do map[flat[i]] = flat[i + 1] end
-  for i = 1, 17 do map['f82_' .. i] = nil end
+  for char in string.gmatch(FILLERS, '.') do map[char] = nil end
   return {map = map}
+end
+
+-- Since when a plain client holds a lock is not known, and it has no fence. A fence counts microseconds, unless it ran ahead
+-- of the clock.
+local function show_holder(lock, ttl_ms)
+  return as_map({
+    'owner', lock.value,
+    'fence', lock.is_ours and lock.fence or 0,
+    'session', false,
+    'ttl', ttl_ms,
+    'held_ms', lock.held_ms,
+    'permits', false,
+    'value', lock.shown_value,
+  })
 end
 
 local function lock_info(keys, args)
@@ -897,9 +973,13 @@ local function lock_info(keys, args)
   if #keys ~= 1 then return wrong_arity('lock.info') end
   local err = check_resource(resource) or check_tier_option(args, 1)
   if err then return err end
+  read_clock()
   local lock
   lock, err = read_lock(resource)
   if err then return err end
+  local ttl_ms = lock.value and redis.call('PTTL', resource)
+  lock.held_ms = lock.is_ours and math.max(0, math.floor((now_us - lock.fence) / 1000))
+  lock.shown_value = lock.is_ours and lock.attached ~= '' and lock.attached
   local waiters = 0
   for _, row in ipairs(list_waiters(resource)) do
     if row.is_alive then waiters = waiters + 1 end
@@ -911,8 +991,13 @@ local function lock_info(keys, args)
     'fence', lock.fence,
     'owner', lock.value,
     'session', false,
-    'ttl', lock.value and redis.call('PTTL', resource),
+    'ttl', ttl_ms,
     'waiters', waiters,
+    'mode', lock.value and 'exclusive',
+    'held_ms', lock.held_ms,
+    'value', lock.shown_value,
+    'max', false,
+    'holders', lock.value and {show_holder(lock, ttl_ms)} or {},
   })
 end
 
@@ -1026,7 +1111,17 @@ local function lock_scan(keys, args)
   return {page[1], resources}
 end
 
+local POLICIES = {detect = true, ['wait-die'] = true, ['wound-wait'] = true}
+
 local SESSION_OPTIONS = {
+  POLICY = function(word)
+    if POLICIES[string.lower(word)] then return word end
+    return nil, refuse("ERR unknown policy '" .. shown(word) .. "': use detect, wait-die or wound-wait")
+  end,
+  AGE = function(word)
+    if decimal(word, 0, FENCE_MAX) then return word end
+    return nil, refuse('ERR AGE must be an integer from 0 to 9007199254740991')
+  end,
   NAME = function(word)
     if #word < 1 or #word > LABEL_BYTES_MAX then return nil, refuse('ERR session name must be 1 to 256 bytes') end
     return word
@@ -1047,6 +1142,23 @@ local function lock_session(keys, args)
     return wrong_arity('lock.session')
   end
   return refuse(SESSIONS_ELSEWHERE)
+end
+
+-- Kinds of locks live in the other tier.
+local function lock_convert(keys, args)
+  if #keys ~= 1 or #args < 2 then return wrong_arity('lock.convert') end
+  return refuse(KINDS_ELSEWHERE)
+end
+
+local function lock_explain(keys, args)
+  if #keys ~= 1 then return wrong_arity('lock.explain') end
+  return check_resource(keys[1]) or check_tier_option(args, 1) or refuse(KINDS_ELSEWHERE)
+end
+
+-- A script cannot write to a client that has asked nothing.
+local function lock_notify(keys, args)
+  if #keys ~= 0 or #args < 1 then return wrong_arity('lock.notify') end
+  return refuse('TIER LOCK.NOTIFY is not served by this Redis; SUBSCRIBE __lost__:<resource> here, or ask a Redfence proxy')
 end
 
 -- FENCE.*: the high-water mark that keeps a holder from the past away from what the lock guards.
@@ -1138,6 +1250,9 @@ redis.register_function{function_name = 'lock_info', callback = lock_info, flags
 redis.register_function{function_name = 'lock_queue', callback = lock_queue, flags = {'no-writes'}}
 redis.register_function{function_name = 'lock_scan', callback = lock_scan, flags = {'no-writes', 'allow-cross-slot-keys'}}
 redis.register_function{function_name = 'lock_session', callback = lock_session, flags = {'no-writes'}}
+redis.register_function{function_name = 'lock_convert', callback = lock_convert, flags = {'no-writes'}}
+redis.register_function{function_name = 'lock_explain', callback = lock_explain, flags = {'no-writes'}}
+redis.register_function{function_name = 'lock_notify', callback = lock_notify, flags = {'no-writes'}}
 redis.register_function{function_name = 'fence_check', callback = fence_check, flags = {}}
 redis.register_function{function_name = 'fence_get', callback = fence_get, flags = {'no-writes'}}
 redis.register_function{function_name = 'fence_call', callback = fence_call, flags = {}}

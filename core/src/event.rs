@@ -72,20 +72,27 @@ pub fn to_json(kind: EventKind, resource: &[u8], fence: Fence, owner: &[u8], tie
     json
 }
 
-/// The same with what only Tier 2 has: another mode than exclusive, a value, a cause.
+/// The same with what not every event has: another mode than exclusive, a value, a cause.
 #[must_use]
 pub fn event_to_json(event: &Event, tier: Tier) -> String {
-    let mut json = to_json(event.kind, &event.resource, event.fence, &event.owner, tier, event.seq);
-    json.pop();
-    if event.mode != LockMode::Exclusive {
-        let _ = write!(json, ",\"mode\":\"{}\"", event.mode.as_str());
-    }
-    if !event.value.is_empty() {
-        json.push_str(",\"value\":");
-        push_json_string(&mut json, &event.value);
-    }
+    let json = to_json(event.kind, &event.resource, event.fence, &event.owner, tier, event.seq);
     // What ended by its time, or with its session, says so by its name.
-    if let Some(cause) = event.cause.filter(|_| event.kind == EventKind::Released) {
+    let cause = event.cause.filter(|_| event.kind == EventKind::Released);
+    with_details(json, event.mode, &event.value, cause)
+}
+
+/// Adds to a message of [`to_json`] what not every event has.
+#[must_use]
+pub fn with_details(mut json: String, mode: LockMode, value: &[u8], cause: Option<LossCause>) -> String {
+    json.pop();
+    if mode != LockMode::Exclusive {
+        let _ = write!(json, ",\"mode\":\"{}\"", mode.as_str());
+    }
+    if !value.is_empty() {
+        json.push_str(",\"value\":");
+        push_json_string(&mut json, value);
+    }
+    if let Some(cause) = cause {
         let _ = write!(json, ",\"cause\":\"{}\"", cause.as_str());
     }
     json.push('}');

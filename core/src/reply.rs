@@ -78,7 +78,8 @@ pub struct HolderInfo {
     pub session: Option<SessionId>,
     /// Milliseconds left; -1 where it is bound to its session alone or has no ttl.
     pub ttl_ms: i64,
-    pub held_ms: u64,
+    /// `None` where nobody knows: a plain client's key in Tier 1.
+    pub held_ms: Option<u64>,
     pub kind: LockKind,
     pub value: Option<Bytes>,
 }
@@ -99,7 +100,7 @@ impl HolderInfo {
             (Reply::Text("fence"), Reply::Int(self.fence.0 as i64)),
             (Reply::Text("session"), or_nil(self.session.map(|id| Reply::bulk(id.to_string())))),
             (Reply::Text("ttl"), Reply::Int(self.ttl_ms)),
-            (Reply::Text("held_ms"), Reply::Int(self.held_ms as i64)),
+            (Reply::Text("held_ms"), or_nil(self.held_ms.map(|held_ms| Reply::Int(held_ms as i64)))),
             (Reply::Text("permits"), or_nil(self.permits().map(|(count, _)| Reply::Int(i64::from(count))))),
             (Reply::Text("value"), or_nil(self.value.clone().map(Reply::Bulk))),
         ])
@@ -311,7 +312,7 @@ impl LockInfo {
             fence: self.fence,
             session: self.session,
             ttl_ms,
-            held_ms: before.map_or(0, |before| before.held_ms),
+            held_ms: Some(before.and_then(|before| before.held_ms).unwrap_or(0)),
             kind: LockKind::Exclusive,
             value: before.and_then(|before| before.value.clone()),
         });
@@ -335,9 +336,10 @@ impl LockInfo {
         let mode = |holder: &HolderInfo| -> LockMode { holder.kind.mode() };
         let max = oldest.and_then(HolderInfo::permits).map(|(_, max)| Reply::Int(i64::from(max)));
         let value = oldest.and_then(|holder| holder.value.clone()).map(Reply::Bulk);
+        let held_ms = oldest.and_then(|holder| holder.held_ms).map(|held_ms| Reply::Int(held_ms as i64));
         pairs.extend([
             (Reply::Text("mode"), bulk_or_nil(oldest.map(|holder| Reply::Text(mode(holder).as_str())))),
-            (Reply::Text("held_ms"), bulk_or_nil(oldest.map(|holder| Reply::Int(holder.held_ms as i64)))),
+            (Reply::Text("held_ms"), bulk_or_nil(held_ms)),
             (Reply::Text("value"), bulk_or_nil(value)),
             (Reply::Text("max"), bulk_or_nil(max)),
             (Reply::Text("holders"), Reply::Array(holders.iter().map(HolderInfo::to_reply).collect())),

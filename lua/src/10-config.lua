@@ -12,6 +12,7 @@ local HEARTBEAT_MS = 1000
 -- The limits of the contract.
 local RESOURCE_BYTES_MAX = 512
 local OWNER_BYTES_MAX = 256
+local VALUE_BYTES_MAX = 1024
 local LABEL_BYTES_MAX = 256
 local PATTERN_BYTES_MAX = 1024
 local TTL_MS_MAX = 31536000000

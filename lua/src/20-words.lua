@@ -89,12 +89,21 @@ local ACQUIRE_OPTIONS = {
     return word
   end,
   SESSION = function(word) return word end,
+  VALUE = function(word)
+    if #word > VALUE_BYTES_MAX then return nil, refuse('ERR VALUE must be at most 1024 bytes') end
+    return word
+  end,
+}
+
+-- LOCK.MACQUIRE has no VALUE.
+local MACQUIRE_OPTIONS = {
+  TIER = read_tier, WAIT = ACQUIRE_OPTIONS.WAIT, OWNER = ACQUIRE_OPTIONS.OWNER, SESSION = ACQUIRE_OPTIONS.SESSION,
 }
 
 local NO_OPTIONS = {}
 
 local KINDS_ELSEWHERE =
-  'TIER the efficiency tier has exclusive locks only, without VALUE, LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS'
+  'TIER the efficiency tier has exclusive locks only, without LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS'
 
 -- The options from args[at] on, as a table by name.
 local function parse_options(args, at, known)
@@ -103,7 +112,7 @@ local function parse_options(args, at, known)
   while at <= #args do
     local name = string.upper(args[at])
     local read, value = known[name], args[at + 1]
-    if known == ACQUIRE_OPTIONS and (name == 'SHARED' or name == 'PERMITS' or name == 'VALUE') then
+    if not read and known.OWNER and (name == 'SHARED' or (name == 'PERMITS' and known.VALUE)) then
       return nil, refuse(KINDS_ELSEWHERE)
     end
     if not read then return nil, refuse("ERR syntax error: unknown option '" .. shown(args[at]) .. "'") end

@@ -1,14 +1,15 @@
 -- The keys of a lock: the only part that knows the layout, which it shares with the Redis module.
 --
 --   K                 the lock itself: a plain string, value = owner, with a ttl
---   __fence__{K}      companion: "<fence> <h|r> <deadline_ms> <ended_fence> <r|x|-> <owner>"
+--   __fence__{K}      companion: "<fence> <h|v|r|f> <deadline_ms> <ended_fence> <r|x|-> <owner>"
 --   __hwm__{K}        high-water mark of FENCE.*
 --   __wait__{K}       the queue: a sorted set, member = entry, score = ticket
 --   __waiter__{K}:t   what the waiter with ticket t wants; alive as long as this key
 --   __wake__{K}:t     where it listens
 --
--- The companion tells the fence last issued and whether that grant is held or released, and beside it the grant that ended
--- before: released (r), expired (x) or none (-).
+-- The companion tells the fence last issued and whether that grant is held (h; v with a VALUE, where the rest is
+-- "<owner_len> <owner><value>"), released (r) or released by force (f), and beside it the grant that ended before:
+-- released (r), expired (x) or none (-).
 --
 -- A name that holds a '}' keeps its own hash tag: "__fence__:K". Both forms are in the slot of K.
 
@@ -41,15 +42,24 @@ local function read_lock(resource)
   if type(value) == 'table' then return nil, refuse(value.err) end
   local companion = side_key('__fence__', resource)
   local lock = {resource = resource, companion = companion, value = value,
-                fence = 0, state = 'r', deadline_ms = 0, ended_fence = 0, ended_how = '-', owner = ''}
+                fence = 0, state = 'r', deadline_ms = 0, ended_fence = 0, ended_how = '-', owner = '', attached = ''}
   local packed = redis.pcall('GET', companion)
   if type(packed) == 'table' then return nil, refuse(packed.err) end
   if packed then
     local fence, state, deadline, ended_fence, ended_how, owner =
-      string.match(packed, '^(%d+) ([hrf]) (%d+) (%d+) ([rx%-]) (.*)$')
+      string.match(packed, '^(%d+) ([hvrf]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
     fence = fence and decimal(fence, 1, FENCE_MAX - 1)
+    if state == 'v' then
+      local owner_len, rest = string.match(owner, '^(%d+) (.*)$')
+      owner_len = owner_len and tonumber(owner_len)
+      if owner_len and owner_len <= #rest then
+        state, owner, lock.attached = 'h', string.sub(rest, 1, owner_len), string.sub(rest, owner_len + 1)
+      else
+        fence = nil
+      end
+    end
     if fence then
       lock.fence, lock.state, lock.deadline_ms, lock.owner = fence, state, tonumber(deadline), owner
       lock.ended_fence, lock.ended_how = tonumber(ended_fence), ended_how
@@ -79,8 +89,10 @@ local function note_end(lock)
 end
 
 local function write_companion(lock, until_ms)
-  local packed = digits(lock.fence) .. ' ' .. lock.state .. ' ' .. digits(lock.deadline_ms) .. ' '
-    .. digits(lock.ended_fence) .. ' ' .. lock.ended_how .. ' ' .. lock.owner
+  local state, owner = lock.state, lock.owner
+  if lock.attached ~= '' and state == 'h' then state, owner = 'v', #owner .. ' ' .. owner .. lock.attached end
+  local packed = digits(lock.fence) .. ' ' .. state .. ' ' .. digits(lock.deadline_ms) .. ' '
+    .. digits(lock.ended_fence) .. ' ' .. lock.ended_how .. ' ' .. owner
   set_until(lock.companion, packed, until_ms)
 end
 

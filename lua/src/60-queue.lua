@@ -59,12 +59,19 @@ local function push_wake(waiter, message)
   redis.call('PEXPIRE', key, LEASE_MS)
 end
 
+-- What a waiter wants: the ttl in milliseconds, and behind it, for one lock with a VALUE, '=' and that, for a multi-lock a
+-- blank and its names.
+local function read_wish(wish)
+  local ttl_ms, kind, rest = string.match(wish, '^(%d+)(.?)(.*)$')
+  return tonumber(ttl_ms), kind == '=' and rest or '', kind == ' ' and rest or nil
+end
+
 -- The locks a waiter wants, if it is first for all of them and all are free; nil otherwise.
 local function grantable_locks(waiter, lock)
-  local names = string.find(waiter.wish, ' ', 1, true)
+  local _, _, names = read_wish(waiter.wish)
   if not names then return {lock} end
   local locks = {}
-  for i, name in ipairs(cmsgpack.unpack(string.sub(waiter.wish, names + 1))) do
+  for i, name in ipairs(cmsgpack.unpack(names)) do
     local other = lock
     if name ~= lock.resource then
       other = read_lock(name)
@@ -94,8 +101,8 @@ local function serve(lock, asking)
     end
   end
   redis.call('DEL', waiter_key('__waiter__', waiter.home, waiter.ticket))
-  local ttl_ms = tonumber(string.match(waiter.wish, '^%d+'))
-  waiter.fences, waiter.ttl_ms = grant_all(locks, waiter.owner, ttl_ms)
+  local ttl_ms, value = read_wish(waiter.wish)
+  waiter.fences, waiter.ttl_ms = grant_all(locks, waiter.owner, ttl_ms, value)
   if waiter.entry ~= asking then
     local message = {digits(waiter.ttl_ms)}
     for i, fence in ipairs(waiter.fences) do message[i + 1] = digits(fence) end

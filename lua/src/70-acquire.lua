@@ -1,10 +1,10 @@
 -- LOCK.ACQUIRE and LOCK.MACQUIRE, and how a waiter of theirs leaves. Keys: the resources. Args: the words behind them.
 
-local function parse_acquire(args)
+local function parse_acquire(args, known)
   local ttl_ms, err = parse_ttl(args[1], 0)
   if err then return nil, nil, err end
   local options
-  options, err = parse_options(args, 2, ACQUIRE_OPTIONS)
+  options, err = parse_options(args, 2, known)
   if err then return nil, nil, err end
   if ttl_ms == 0 and not options.SESSION then
     return nil, nil, refuse('ERR ttl 0 (as long as the session lives) needs SESSION; otherwise ttl must be an integer'
@@ -27,16 +27,16 @@ local function lock_acquire(keys, args)
   local err = check_resource(resource)
   if err then return err end
   local ttl_ms, options
-  ttl_ms, options, err = parse_acquire(args)
+  ttl_ms, options, err = parse_acquire(args, ACQUIRE_OPTIONS)
   if err then return err end
 
   read_clock()
   local lock
   lock, err = read_lock(resource)
   if err then return err end
-  local owner = options.OWNER or made_up_owner({lock})
+  local owner, value = options.OWNER or made_up_owner({lock}), options.VALUE or ''
   if lock.value == owner then
-    local left_ms = grant_again(lock, ttl_ms)
+    local left_ms = grant_again(lock, ttl_ms, value)
     return {lock.fence, left_ms}
   end
 
@@ -44,7 +44,7 @@ local function lock_acquire(keys, args)
   if not lock.value then
     local first = serve(lock, entry)
     if not first then
-      grant(lock, owner, ttl_ms)
+      grant(lock, owner, ttl_ms, value)
       return {lock.fence, ttl_ms}
     end
     if first.entry == entry and first.fences then return {first.fences[1], first.ttl_ms} end
@@ -52,7 +52,8 @@ local function lock_acquire(keys, args)
 
   local wait_ms = options.WAIT or 0
   if wait_ms == 0 then return false end
-  return stand_in_line({lock}, resource, entry, owner, digits(ttl_ms), wait_ms)
+  local wish = value == '' and digits(ttl_ms) or digits(ttl_ms) .. '=' .. value
+  return stand_in_line({lock}, resource, entry, owner, wish, wait_ms)
 end
 
 -- Reads all locks of a multi-lock; answers them and the name that is first in byte order.
@@ -112,7 +113,7 @@ local function lock_macquire(keys, args)
   local err = check_resources(keys) or check_distinct(keys)
   if err then return err end
   local ttl_ms, options
-  ttl_ms, options, err = parse_acquire(args)
+  ttl_ms, options, err = parse_acquire(args, MACQUIRE_OPTIONS)
   if err then return err end
 
   read_clock()
@@ -124,7 +125,7 @@ local function lock_macquire(keys, args)
   local may, served = may_take_all(locks, owner, entry)
   if served then return {served.fences, served.ttl_ms} end
   if may then
-    local fences, given_ms = grant_all(locks, owner, ttl_ms)
+    local fences, given_ms = grant_all(locks, owner, ttl_ms, '')
     return {fences, given_ms}
   end
 

@@ -17,12 +17,15 @@ end
 -- ours is remembered as released ('r') or taken by force ('f'); what a plain client held leaves no trace.
 local function end_hold(lock, state)
   redis.call('DEL', lock.resource)
-  publish('released', lock.resource, lock.fence, lock.value)
-  local was_ours = lock.is_ours
+  local cause = state == 'f' and 'forced' or nil
+  publish('released', lock.resource, lock.fence, lock.value, lock.is_ours and lock.attached or '', cause)
+  local was_ours, fence = lock.is_ours, lock.fence
   lock.value, lock.is_ours = false, false
-  if was_ours then lock.state, lock.owner = state, '' end
+  if was_ours then lock.state, lock.owner, lock.attached = state, '', '' end
   local first = serve(lock)
   if was_ours and not (first and first.fences) then write_released(lock) end
+  -- What a plain client held has no fence by which it could be missed.
+  if was_ours and cause then publish_loss(lock.resource, fence, cause, lock.fence > fence and lock.fence or nil) end
 end
 
 local function release_one(lock, fence)
@@ -97,7 +100,7 @@ local function lock_renew(keys, args)
   lock.deadline_ms = now_ms + ttl_ms
   redis.call('PEXPIREAT', lock.resource, digits(lock.deadline_ms))
   write_companion(lock, lock.deadline_ms + RETENTION_MS)
-  publish('renewed', lock.resource, fence, lock.owner)
+  publish('renewed', lock.resource, fence, lock.owner, lock.attached)
   if is_shortened then
     local first = first_waiter(lock)
     -- It sleeps until the old deadline: it must look again.
@@ -106,15 +109,23 @@ local function lock_renew(keys, args)
   return {1, ttl_ms}
 end
 
+local FORCE_OPTIONS = {TIER = read_tier, FENCE = parse_fence}
+
+-- With FENCE, only from the holder of that one.
 --@command LOCK.FORCERELEASE lock_forcerelease allow-oom
 local function lock_forcerelease(keys, args)
   if #keys ~= 1 then return wrong_arity('lock.forcerelease') end
-  local err = check_resource(keys[1]) or check_tier_option(args, 1)
+  local err = check_resource(keys[1])
+  if err then return err end
+  local options
+  options, err = parse_options(args, 1, FORCE_OPTIONS)
+  err = err or refuse_other_tier(options)
   if err then return err end
   read_clock()
   local lock
   lock, err = read_lock(keys[1])
   if err then return err end
+  if options.FENCE and not (lock.is_ours and lock.fence == options.FENCE) then return 0 end
   if not lock.value then
     serve(lock)
     return 0

@@ -1,15 +1,33 @@
--- What only looks: LOCK.INFO, LOCK.QUEUE, LOCK.SCAN; and LOCK.SESSION, which lives elsewhere.
+-- What only looks: LOCK.INFO, LOCK.QUEUE, LOCK.SCAN; and what lives elsewhere: LOCK.SESSION, LOCK.CONVERT, LOCK.EXPLAIN, LOCK.NOTIFY.
+
+-- Keys that make a table of 32 places, each in a place of its own; among these are all places where the names of
+-- LOCK.INFO and of its holders would go by their hashes.
+local FILLERS = '~lcuts_yjombadefg'
 
 -- Name and value by turns, as a map for a RESP3 client and as a flat array for a RESP2 one: a script does not learn which
--- of them asks. Redis writes the map in the order Lua keeps it. The fillers stand where the eight names of LOCK.INFO
--- would go by their hashes, so that these line up in the free places from the back, and come out in the contract's order.
+-- of them asks. Redis writes the map in the order Lua keeps it. With the fillers in their places, the names line up in
+-- the free places from the back, and come out in the contract's order.
 local function as_map(flat)
   if not redis.setresp then return flat end
   local map = {}
-  for i = 1, 17 do map['f82_' .. i] = true end
+  for char in string.gmatch(FILLERS, '.') do map[char] = true end
   for i = #flat - 1, 1, -2 do map[flat[i]] = flat[i + 1] end
-  for i = 1, 17 do map['f82_' .. i] = nil end
+  for char in string.gmatch(FILLERS, '.') do map[char] = nil end
   return {map = map}
+end
+
+-- Since when a plain client holds a lock is not known, and it has no fence. A fence counts microseconds, unless it ran ahead
+-- of the clock.
+local function show_holder(lock, ttl_ms)
+  return as_map({
+    'owner', lock.value,
+    'fence', lock.is_ours and lock.fence or 0,
+    'session', false,
+    'ttl', ttl_ms,
+    'held_ms', lock.held_ms,
+    'permits', false,
+    'value', lock.shown_value,
+  })
 end
 
 --@command LOCK.INFO lock_info no-writes
@@ -18,9 +36,13 @@ local function lock_info(keys, args)
   if #keys ~= 1 then return wrong_arity('lock.info') end
   local err = check_resource(resource) or check_tier_option(args, 1)
   if err then return err end
+  read_clock()
   local lock
   lock, err = read_lock(resource)
   if err then return err end
+  local ttl_ms = lock.value and redis.call('PTTL', resource)
+  lock.held_ms = lock.is_ours and math.max(0, math.floor((now_us - lock.fence) / 1000))
+  lock.shown_value = lock.is_ours and lock.attached ~= '' and lock.attached
   local waiters = 0
   for _, row in ipairs(list_waiters(resource)) do
     if row.is_alive then waiters = waiters + 1 end
@@ -32,8 +54,13 @@ local function lock_info(keys, args)
     'fence', lock.fence,
     'owner', lock.value,
     'session', false,
-    'ttl', lock.value and redis.call('PTTL', resource),
+    'ttl', ttl_ms,
     'waiters', waiters,
+    'mode', lock.value and 'exclusive',
+    'held_ms', lock.held_ms,
+    'value', lock.shown_value,
+    'max', false,
+    'holders', lock.value and {show_holder(lock, ttl_ms)} or {},
   })
 end
 
@@ -149,7 +176,17 @@ local function lock_scan(keys, args)
   return {page[1], resources}
 end
 
+local POLICIES = {detect = true, ['wait-die'] = true, ['wound-wait'] = true}
+
 local SESSION_OPTIONS = {
+  POLICY = function(word)
+    if POLICIES[string.lower(word)] then return word end
+    return nil, refuse("ERR unknown policy '" .. shown(word) .. "': use detect, wait-die or wound-wait")
+  end,
+  AGE = function(word)
+    if decimal(word, 0, FENCE_MAX) then return word end
+    return nil, refuse('ERR AGE must be an integer from 0 to 9007199254740991')
+  end,
   NAME = function(word)
     if #word < 1 or #word > LABEL_BYTES_MAX then return nil, refuse('ERR session name must be 1 to 256 bytes') end
     return word
@@ -171,4 +208,24 @@ local function lock_session(keys, args)
     return wrong_arity('lock.session')
   end
   return refuse(SESSIONS_ELSEWHERE)
+end
+
+-- Kinds of locks live in the other tier.
+--@command LOCK.CONVERT lock_convert no-writes
+local function lock_convert(keys, args)
+  if #keys ~= 1 or #args < 2 then return wrong_arity('lock.convert') end
+  return refuse(KINDS_ELSEWHERE)
+end
+
+--@command LOCK.EXPLAIN lock_explain no-writes
+local function lock_explain(keys, args)
+  if #keys ~= 1 then return wrong_arity('lock.explain') end
+  return check_resource(keys[1]) or check_tier_option(args, 1) or refuse(KINDS_ELSEWHERE)
+end
+
+-- A script cannot write to a client that has asked nothing.
+--@command LOCK.NOTIFY lock_notify no-writes
+local function lock_notify(keys, args)
+  if #keys ~= 0 or #args < 1 then return wrong_arity('lock.notify') end
+  return refuse('TIER LOCK.NOTIFY is not served by this Redis; SUBSCRIBE __lost__:<resource> here, or ask a Redfence proxy')
 end

@@ -5,7 +5,7 @@ import time
 from resp import ReplyError
 
 COUNTED = ("LOCK.MACQUIRE", "LOCK.MRELEASE", "LOCK.MCANCEL")
-KEYLESS = ("LOCK.SCAN", "LOCK.SESSION")
+KEYLESS = ("LOCK.SCAN", "LOCK.SESSION", "LOCK.NOTIFY")
 NAMES = itertools.count(1)
 
 
@@ -65,14 +65,18 @@ class Backend:
         return self.client.must(*words)
 
     def info(self, resource):
-        reply = self.must("LOCK.INFO", resource)
+        pairs = self.pairs(self.must("LOCK.INFO", resource))
+        return dict(pairs), [key for key, _ in pairs]
+
+    def pairs(self, reply):
+        """Names and values of a map, in the order they came."""
         if self.protocol == 3:
             assert isinstance(reply, dict), reply
-            pairs = list(reply.items())
+            pairs = reply.items()
         else:
             assert isinstance(reply, list), reply
-            pairs = list(zip(reply[::2], reply[1::2]))
-        return {key.decode(): value for key, value in pairs}, [key.decode() for key, _ in pairs]
+            pairs = zip(reply[::2], reply[1::2])
+        return [(key.decode(), value) for key, value in pairs]
 
     def wait(self, command, *args, wait_ms, owner):
         """Acquires as a blocking client would: asks, listens, asks again, and at the end cancels."""

@@ -6,7 +6,9 @@ from backend import fresh
 from resp import ReplyError
 from servers import eventually
 
-FIELDS = ["resource", "tier", "state", "fence", "owner", "session", "ttl", "waiters"]
+FIELDS = ["resource", "tier", "state", "fence", "owner", "session", "ttl", "waiters", "mode", "held_ms", "value", "max",
+          "holders"]
+HOLDER_FIELDS = ["owner", "fence", "session", "ttl", "held_ms", "permits", "value"]
 YEAR_MS = 31536000000
 
 
@@ -95,15 +97,20 @@ def test_info(t):
     info, order = t.info(r)
     assert order == FIELDS
     assert info == {"resource": r.encode(), "tier": b"EFFICIENCY", "state": b"free", "fence": 0, "owner": None,
-                    "session": None, "ttl": None, "waiters": 0}
+                    "session": None, "ttl": None, "waiters": 0, "mode": None, "held_ms": None, "value": None, "max": None,
+                    "holders": []}
     fence, _ = t.must("LOCK.ACQUIRE", r, 5000, "OWNER", "me")
     info, order = t.info(r)
-    assert order == FIELDS and 0 < info.pop("ttl") <= 5000
+    ttl, held_ms, (holder,) = info.pop("ttl"), info.pop("held_ms"), info.pop("holders")
+    assert order == FIELDS and 0 < ttl <= 5000 and held_ms >= 0
     assert info == {"resource": r.encode(), "tier": b"EFFICIENCY", "state": b"held", "fence": fence, "owner": b"me",
-                    "session": None, "waiters": 0}
+                    "session": None, "waiters": 0, "mode": b"exclusive", "value": None, "max": None}
+    assert t.pairs(holder) == list(zip(HOLDER_FIELDS, [b"me", fence, None, ttl, held_ms, None, None]))
     t.redis("SET", r, "plain")
     info, _ = t.info(r)
     assert (info["state"], info["owner"], info["ttl"], info["fence"]) == (b"held", b"plain", -1, fence)
+    assert (info["mode"], info["held_ms"], info["value"]) == (b"exclusive", None, None)
+    assert t.pairs(info["holders"][0]) == list(zip(HOLDER_FIELDS, [b"plain", 0, None, -1, None, None, None]))
     t.redis("DEL", r)
     assert t.info(r)[0]["fence"] == fence
 
@@ -196,6 +203,61 @@ def test_globs_match_as_redis_does(t):
         assert found == expected, (glob, found, expected)
 
 
+def test_values(t):
+    r, value = fresh(), b"10.0.0.1:80 \x00\xff "
+    fence, _ = t.must("LOCK.ACQUIRE", r, 5000, "OWNER", "o w", "VALUE", value)
+    assert t.redis("GET", "__fence__{%s}" % r).endswith(b" 0 - 3 o w" + value)
+    assert t.must("LOCK.ACQUIRE", r, 9000, "OWNER", "o w", "VALUE", "another") == [fence, 9000]
+    t.must("LOCK.RENEW", r, fence, 8000)
+    info, _ = t.info(r)
+    assert info["value"] == value and t.pairs(info["holders"][0])[6] == ("value", value)
+    with t.another() as waiter:
+        queued = waiter.must("LOCK.ACQUIRE", r, 5000, "OWNER", "w", "WAIT", 5000, "VALUE", "7 of 9")
+        assert queued[0] == b"queued"
+        assert t.must("LOCK.RELEASE", r, fence) == [1, b"ok"]
+        assert t.info(r)[0]["value"] == b"7 of 9" and t.redis("GET", r) == b"w"
+    second = t.info(r)[0]["fence"]
+    assert t.must("LOCK.RELEASE", r, second) == [1, b"ok"] and t.info(r)[0]["value"] is None
+    t.must("LOCK.ACQUIRE", r, 5000, "VALUE", "")
+    assert t.info(r)[0]["value"] is None
+    assert str(t("LOCK.ACQUIRE", r, 5000, "VALUE", "v" * 1025)) == "ERR VALUE must be at most 1024 bytes"
+    assert str(t("LOCK.MACQUIRE", 1, r, 5000, "VALUE", "v")).startswith("ERR syntax error: unknown option 'VALUE'")
+
+
+def test_other_kinds_are_refused(t):
+    r = fresh()
+    for words in (["SHARED"], ["PERMITS", 1, "OF", 2]):
+        assert str(t("LOCK.ACQUIRE", r, 5000, *words)).startswith("TIER the efficiency tier has exclusive locks only")
+    assert str(t("LOCK.MACQUIRE", 1, r, 5000, "SHARED")).startswith("TIER ")
+    assert str(t("LOCK.CONVERT", r, 5, "SHARED")).startswith("TIER ")
+    assert str(t("LOCK.EXPLAIN", r)).startswith("TIER ")
+    assert "__lost__:<resource>" in str(t("LOCK.NOTIFY", "ON"))
+
+
+def test_lost_locks_are_told(t):
+    r = fresh()
+    with t.another() as watcher:
+        watcher.redis("SUBSCRIBE", "__lost__:" + r)
+        released, _ = t.must("LOCK.ACQUIRE", r, 5000)
+        t.must("LOCK.RELEASE", r, released)
+        forced, _ = t.must("LOCK.ACQUIRE", r, 5000)
+        assert t.must("LOCK.FORCERELEASE", r, "FENCE", forced - 1) == 0
+        with t.another() as waiter:
+            assert waiter.must("LOCK.ACQUIRE", r, 5000, "OWNER", "w", "WAIT", 5000)[0] == b"queued"
+        assert t.must("LOCK.FORCERELEASE", r, "FENCE", forced) == 1
+        next_fence = t.info(r)[0]["fence"]
+        assert t.must("LOCK.FORCERELEASE", r) == 1
+        expired, _ = t.must("LOCK.ACQUIRE", r, 1)
+        eventually(lambda: t.redis("EXISTS", r) == 0)
+        deleted, _ = t.must("LOCK.ACQUIRE", r, 5000)
+        t.redis("DEL", r)
+        last, _ = t.must("LOCK.ACQUIRE", r, 5000)
+        for fence, cause, successor in [(forced, "forced", next_fence), (next_fence, "forced", None),
+                                        (expired, "expired", deleted), (deleted, "deleted", last)]:
+            assert json.loads(watcher.client.read()[2]) == {
+                "event": "lock-lost", "resource": r, "fence": fence, "cause": cause, "successor": successor}
+
+
 def test_events(t):
     r = fresh("ev\"\\\n\x01é")
     with t.another() as watcher:
@@ -221,8 +283,9 @@ def test_events(t):
             message = json.loads(text)
             assert message.pop("seq") > last_seq
             last_seq = json.loads(text)["seq"]
+            detail = {"cause": "deleted"} if (event, number) == ("released", third) else {}
             assert message == {"event": event, "resource": r, "fence": number, "owner": owner,
-                               "tier": "EFFICIENCY"}, (message, event)
+                               "tier": "EFFICIENCY", **detail}, (message, event)
 
 
 def test_switch_between_forms_on_live_data(t):
@@ -242,7 +305,8 @@ def test_switch_between_forms_on_live_data(t):
 
 def test_damaged_companions(t):
     r = fresh()
-    for junk in [b"", b"junk", b"1 x 2 me", b"-5 h 0 me", b"h", b"0 r 0 ", b"9007199254740991 r 0 "]:
+    for junk in [b"", b"junk", b"1 x 2 me", b"-5 h 0 me", b"h", b"0 r 0 ", b"9007199254740991 r 0 ",
+                 b"5 v 0 0 - me", b"5 v 0 0 - 9 me"]:
         t.redis("SET", "__fence__{%s}" % r, junk)
         fence, _ = t.must("LOCK.ACQUIRE", r, 5000)
         assert fence > 10**15

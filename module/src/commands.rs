@@ -67,7 +67,7 @@ fn check_tier(tier: Option<Tier>) -> Result<(), Refusal> {
 
 fn check_options(options: &Options<'_>) -> Result<(), Refusal> {
     check_tier(options.tier)?;
-    if options.kind != LockKind::Exclusive || options.value.is_some() {
+    if options.kind != LockKind::Exclusive {
         return Err(errors::tier_kinds_here());
     }
     match options.session {

@@ -7,7 +7,7 @@
 //! - [`commands`]: one file a command; [`multi`] what several of them share
 //! - [`record`]: a lock as Redis keeps it; the only code that knows the layout
 //! - [`waiters`] and [`wait_queues`]: blocked clients, and who waits for what
-//! - [`events`], [`info`], [`config`], [`clock`]; [`observers`]: whether anybody would see an effect or an event
+//! - [`events`] and [`losses`]: what subscribers hear; [`info`], [`config`], [`clock`]; [`observers`]: whether anybody would see an effect or an event
 //! - [`ffi`]: the border to Redis, with every `unsafe` block
 //!
 //! # Caveats
@@ -23,6 +23,7 @@ mod events;
 #[allow(unsafe_code)]
 mod ffi;
 mod info;
+mod losses;
 mod multi;
 mod observers;
 mod record;
@@ -58,7 +59,8 @@ pub(crate) fn run(call: &CommandContext<'_>, request: &Request<'_>) -> Result<Co
         Request::Scan(request) => commands::scan::run(call, request),
         Request::ForceRelease(request) => commands::force_release::run(call, request),
         Request::Session(_) => commands::proxy_only::session(),
-        Request::Convert(_) | Request::Explain(_) | Request::Notify(_) => commands::proxy_only::kinds(),
+        Request::Convert(_) | Request::Explain(_) => commands::proxy_only::kinds(),
+        Request::Notify(_) => commands::proxy_only::notify(),
         Request::Cluster(_) => commands::proxy_only::cluster(),
         Request::FenceCheck(request) => commands::fence::check(call, request),
         Request::FenceGet(request) => commands::fence::get(call, request),

@@ -1,11 +1,11 @@
 //! Taking several locks in one step, in one canonical order: the names sorted. One lock is the simplest case of it.
 
 use crate::clock::Now;
-use crate::events;
+use crate::events::{self, EventGrant};
 use crate::ffi::{Ctx, OwnedString};
 use crate::info::{self, Counter};
 use crate::record::owner::Owner;
-use crate::record::{AcquireOutcome, LockKeys};
+use crate::record::{AcquireOutcome, LockKeys, Terms};
 use crate::waiters;
 use redfence_core::event::EventKind;
 use redfence_core::reply::{Refusal, Reply};
@@ -26,7 +26,7 @@ pub(crate) fn take_all<R: AsRef<[u8]>>(
     ctx: &Ctx,
     resources: &[R],
     owner: &[u8],
-    ttl_ms: u64,
+    terms: Terms<'_>,
     now: Now,
 ) -> Result<MultiGrant, Refusal> {
     let mut order: Vec<usize> = (0..resources.len()).collect();
@@ -37,11 +37,12 @@ pub(crate) fn take_all<R: AsRef<[u8]>>(
     for at in order {
         let resource = resources[at].as_ref();
         let name = OwnedString::new(resource);
-        let taken = LockKeys::new(name.name())?.take(ctx, &mut Owner::Given(owner), ttl_ms, true, now)?;
+        let taken = LockKeys::new(name.name())?.take(ctx, &mut Owner::Given(owner), terms, true, now)?;
         let grant = match taken {
             AcquireOutcome::Granted(grant) => {
                 info::count(Counter::Granted);
-                events::publish(ctx, EventKind::Acquired, resource, grant.fence, owner);
+                let told = EventGrant { fence: grant.fence, owner, value: terms.value };
+                events::publish(ctx, EventKind::Acquired, resource, told);
                 fresh[at] = true;
                 grant
             }

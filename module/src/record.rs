@@ -21,6 +21,7 @@
 //! - [`marks`]: the high-water marks of `FENCE.*`
 //! - [`fences`]: the next fence
 //! - [`look`]: questions asked from outside a lock's command
+//! - [`taken_away`]: ends that are not their holder's doing
 //! - here: granting, ending and prolonging a lock
 
 pub(crate) mod companion;
@@ -29,16 +30,17 @@ pub(crate) mod inspect;
 pub(crate) mod marks;
 pub(crate) mod names;
 pub(crate) mod owner;
+mod taken_away;
+
+pub(crate) use taken_away::ForcedEnd;
 
 use crate::clock::Now;
 use crate::ffi::server::{Class, Expiry};
 use crate::ffi::{Ctx, Key, KeyType, Name, OwnedString};
-use crate::info::{count, Counter};
 use crate::waiters;
 use crate::{config, events};
-use companion::{Companion, EndCause, EndedGrant, GrantState};
+use companion::{Companion, EndedGrant, GrantState};
 use owner::Owner;
-use redfence_core::event::EventKind;
 use redfence_core::grammar::errors;
 use redfence_core::reply::Refusal;
 use redfence_core::types::{Fence, Reason, FENCE_BOUND};
@@ -67,14 +69,41 @@ pub(crate) enum AcquireOutcome {
     Busy,
 }
 
+/// What is asked for.
+#[derive(Clone, Copy)]
+pub(crate) struct Terms<'a> {
+    pub(crate) ttl_ms: u64,
+    /// Kept with the grant; empty where there is none.
+    pub(crate) value: &'a [u8],
+}
+
 /// What a holder's fence is worth now.
 pub(crate) enum EndOutcome {
     /// It held the lock until this call.
-    Now {
-        /// For the event; empty where nobody listens.
-        owner: Vec<u8>,
-    },
+    Now(EndedHold),
     Before(Reason),
+}
+
+/// A hold that has ended, for those who are told. Owner and value are empty where nobody listens.
+pub(crate) struct EndedHold {
+    pub(crate) fence: Fence,
+    pub(crate) owner: Vec<u8>,
+    pub(crate) value: Vec<u8>,
+}
+
+impl EndedHold {
+    pub(crate) fn of(held: &Companion<'_>) -> EndedHold {
+        EndedHold { fence: held.fence, owner: held.owner.to_vec(), value: held.value.to_vec() }
+    }
+
+    /// Without a copy where only an event would show it.
+    fn for_event(held: &Companion<'_>) -> EndedHold {
+        if events::is_on() {
+            EndedHold::of(held)
+        } else {
+            EndedHold { fence: held.fence, owner: Vec::new(), value: Vec::new() }
+        }
+    }
 }
 
 /// Whether a lock could be taken.
@@ -93,6 +122,7 @@ struct GrantRecord<'a> {
     deadline_ms: Option<u64>,
     ended: Option<EndedGrant>,
     owner: &'a [u8],
+    value: &'a [u8],
 }
 
 /// What `LOCK.INFO` shows.
@@ -100,6 +130,8 @@ pub(crate) struct LockView {
     pub(crate) owner: Option<Vec<u8>>,
     pub(crate) fence: Fence,
     pub(crate) expire_at_ms: Option<u64>,
+    /// The VALUE of the holder, empty where it has none. `None` where it is free, or a plain client holds it without a fence.
+    pub(crate) value: Option<Vec<u8>>,
 }
 
 /// A lock's name with the name of its companion, made once per command.
@@ -154,14 +186,14 @@ impl<'a> LockKeys<'a> {
         &self,
         ctx: &Ctx,
         owner: &mut Owner<'_>,
-        ttl_ms: u64,
+        terms: Terms<'_>,
         may_take: bool,
         now: Now,
     ) -> Result<AcquireOutcome, Refusal> {
         let (mut key, kind) = self.open(ctx)?;
         if kind != KeyType::Absent {
             return match owner.given().filter(|owner| key.bytes() == *owner) {
-                Some(owner) => self.take_again(ctx, &mut key, owner, ttl_ms, now).map(AcquireOutcome::Again),
+                Some(owner) => self.take_again(ctx, &mut key, owner, terms, now).map(AcquireOutcome::Again),
                 None => Ok(AcquireOutcome::Busy),
             };
         }
@@ -173,15 +205,15 @@ impl<'a> LockKeys<'a> {
         let seen = companion::parse(side.bytes());
         let fence = fences::next(seen.map(|seen| seen.fence), now)?;
         let ended = seen.map(|seen| seen.end(now.wall_ms()));
-        self.tell_unseen_end(ctx, seen, ended);
-        let deadline_ms = now.wall_ms() + ttl_ms;
+        self.tell_unseen_end(ctx, seen, ended, fence);
+        let deadline_ms = now.wall_ms() + terms.ttl_ms;
         key.set_bytes(owner);
         key.set_expire_at_ms(deadline_ms);
         ctx.replicate_set(self.name, owner, Expiry::At(deadline_ms));
         self.write_held(
             ctx,
             &mut side,
-            GrantRecord { fence, deadline_ms: Some(deadline_ms), ended, owner },
+            GrantRecord { fence, deadline_ms: Some(deadline_ms), ended, owner, value: terms.value },
             now,
         );
         drop((key, side));
@@ -189,33 +221,34 @@ impl<'a> LockKeys<'a> {
             ctx.notify(Class::String, c"set", self.name);
             ctx.notify(Class::Generic, c"expire", self.name);
         });
-        Ok(AcquireOutcome::Granted(Grant { fence, ttl_ms, deadline_ms: Some(deadline_ms) }))
+        Ok(AcquireOutcome::Granted(Grant { fence, ttl_ms: terms.ttl_ms, deadline_ms: Some(deadline_ms) }))
     }
 
-    /// A retry: the same fence, at least the time asked. A plain client's lock of the same value is adopted: it gets a fence.
+    /// A retry: the same fence and VALUE, at least the time asked. A plain client's lock of the same value is adopted: it gets a fence.
     fn take_again(
         &self,
         ctx: &Ctx,
         key: &mut Key<'_>,
         owner: &[u8],
-        ttl_ms: u64,
+        terms: Terms<'_>,
         now: Now,
     ) -> Result<Grant, Refusal> {
         let mut side = self.open_companion(ctx)?;
         let seen = companion::parse(side.bytes());
         let ours = seen.filter(|seen| seen.state == GrantState::Held && seen.owner == owner);
-        let (fence, ended) = match ours {
-            Some(ours) => (ours.fence, ours.ended),
+        let (fence, ended, value) = match ours {
+            // Copied, because it is written where it is read. Nothing is allocated for the many without one.
+            Some(ours) => (ours.fence, ours.ended, ours.value.to_vec()),
             None => {
                 let ended = seen.map(|seen| seen.end_beside_other(now.wall_ms()));
-                (fences::next(seen.map(|seen| seen.fence), now)?, ended)
+                (fences::next(seen.map(|seen| seen.fence), now)?, ended, terms.value.to_vec())
             }
         };
         let is_new = ours.is_none();
         if is_new {
-            self.tell_unseen_end(ctx, seen, seen.map(|seen| seen.end(now.wall_ms())));
+            self.tell_unseen_end(ctx, seen, seen.map(|seen| seen.end(now.wall_ms())), fence);
         }
-        let asked_until_ms = now.wall_ms() + ttl_ms;
+        let asked_until_ms = now.wall_ms() + terms.ttl_ms;
         let deadline_ms = match key.expire_at_ms() {
             None => None,
             Some(until_ms) if until_ms >= asked_until_ms => Some(until_ms),
@@ -225,9 +258,14 @@ impl<'a> LockKeys<'a> {
             }
         };
         if is_new || deadline_ms == Some(asked_until_ms) {
-            self.write_held(ctx, &mut side, GrantRecord { fence, deadline_ms, ended, owner }, now);
+            self.write_held(
+                ctx,
+                &mut side,
+                GrantRecord { fence, deadline_ms, ended, owner, value: &value },
+                now,
+            );
         }
-        let left_ms = deadline_ms.map_or(ttl_ms, |until_ms| until_ms - now.wall_ms());
+        let left_ms = deadline_ms.map_or(terms.ttl_ms, |until_ms| until_ms - now.wall_ms());
         Ok(Grant { fence, ttl_ms: left_ms, deadline_ms })
     }
 
@@ -235,15 +273,15 @@ impl<'a> LockKeys<'a> {
     pub(crate) fn end(&self, ctx: &Ctx, fence: Fence, now: Now) -> Result<EndOutcome, Refusal> {
         let (mut key, _) = self.open(ctx)?;
         let mut side = self.open_companion(ctx)?;
-        let (deadline_ms, owner) = match holder(&mut key, &mut side, fence, now) {
-            Ok(held) => (held.deadline_ms, copy_for_event(held.owner)),
+        let (deadline_ms, hold) = match holder(&mut key, &mut side, fence, now) {
+            Ok(held) => (held.deadline_ms, EndedHold::for_event(&held)),
             Err(reason) => return Ok(EndOutcome::Before(reason)),
         };
         self.delete(ctx, &mut key);
         self.write_ended(ctx, &mut side, fence, GrantState::Released, deadline_ms, now);
         drop((key, side));
         waiters::ignoring_own_changes(|| ctx.notify(Class::Generic, c"del", self.name));
-        Ok(EndOutcome::Now { owner })
+        Ok(EndOutcome::Now(hold))
     }
 
     /// Sets the time left of the grant of `fence`.
@@ -256,53 +294,37 @@ impl<'a> LockKeys<'a> {
     ) -> Result<EndOutcome, Refusal> {
         let (mut key, _) = self.open(ctx)?;
         let mut side = self.open_companion(ctx)?;
-        let (ended, owner) = match holder(&mut key, &mut side, fence, now) {
-            Ok(held) => (held.ended, held.owner.to_vec()),
+        let (ended, hold) = match holder(&mut key, &mut side, fence, now) {
+            Ok(held) => (held.ended, EndedHold::of(&held)),
             Err(reason) => return Ok(EndOutcome::Before(reason)),
         };
         let deadline_ms = now.wall_ms() + ttl_ms;
         self.prolong(ctx, &mut key, deadline_ms);
-        let held = GrantRecord { fence, deadline_ms: Some(deadline_ms), ended, owner: &owner };
+        let (owner, value) = (&hold.owner, &hold.value);
+        let held = GrantRecord { fence, deadline_ms: Some(deadline_ms), ended, owner, value };
         self.write_held(ctx, &mut side, held, now);
         drop((key, side));
         waiters::ignoring_own_changes(|| ctx.notify(Class::Generic, c"expire", self.name));
-        Ok(EndOutcome::Now { owner })
-    }
-
-    /// Takes the lock away from whoever holds it. `None` where nobody did.
-    pub(crate) fn end_by_force(&self, ctx: &Ctx, now: Now) -> Result<Option<(Fence, Vec<u8>)>, Refusal> {
-        let (mut key, kind) = self.open(ctx)?;
-        if kind == KeyType::Absent {
-            return Ok(None);
-        }
-        let mut side = self.open_companion(ctx)?;
-        let owner = key.bytes().to_vec();
-        let seen = companion::parse(side.bytes());
-        let fence = seen.map_or(Fence(0), |seen| seen.fence);
-        let ours = seen.filter(|seen| seen.state == GrantState::Held && seen.owner == owner);
-        let deadline_ms = ours.map(|ours| ours.deadline_ms);
-        self.delete(ctx, &mut key);
-        if let Some(deadline_ms) = deadline_ms {
-            self.write_ended(ctx, &mut side, fence, GrantState::Forced, deadline_ms, now);
-        }
-        drop((key, side));
-        waiters::ignoring_own_changes(|| ctx.notify(Class::Generic, c"del", self.name));
-        Ok(Some((fence, owner)))
+        Ok(EndOutcome::Now(hold))
     }
 
     /// Looks without changing anything: also on a replica.
     pub(crate) fn view(&self, ctx: &Ctx) -> Result<LockView, Refusal> {
-        let fence = match Key::open_to_read(ctx, self.companion.name()) {
-            None => Fence(0),
+        let mut side = Key::open_to_read(ctx, self.companion.name());
+        let seen = match &mut side {
+            None => None,
             Some(side) if side.kind() == KeyType::Other => return Err(errors::wrong_type()),
-            Some(mut side) => companion::parse(side.bytes()).map_or(Fence(0), |seen| seen.fence),
+            Some(side) => companion::parse(side.bytes()),
         };
+        let fence = seen.map_or(Fence(0), |seen| seen.fence);
         match Key::open_to_read(ctx, self.name) {
-            None => Ok(LockView { owner: None, fence, expire_at_ms: None }),
+            None => Ok(LockView { owner: None, fence, expire_at_ms: None, value: None }),
             Some(key) if key.kind() == KeyType::Other => Err(errors::wrong_type()),
             Some(mut key) => {
-                let owner = Some(key.bytes().to_vec());
-                Ok(LockView { owner, fence, expire_at_ms: key.expire_at_ms() })
+                let owner = key.bytes().to_vec();
+                let ours = seen.filter(|seen| seen.state == GrantState::Held && seen.owner == owner);
+                let value = ours.map(|ours| ours.value.to_vec());
+                Ok(LockView { owner: Some(owner), fence, expire_at_ms: key.expire_at_ms(), value })
             }
         }
     }
@@ -317,19 +339,16 @@ impl<'a> LockKeys<'a> {
         ctx.replicate_delete(self.name);
     }
 
-    /// A plain client ended our grant by deleting its key. No event was published then (of an expiry one is, when it happens).
-    fn tell_unseen_end(&self, ctx: &Ctx, seen: Option<Companion<'_>>, ended: Option<EndedGrant>) {
-        let deleted = ended.is_some_and(|ended| ended.how == EndCause::Released);
-        if let Some(seen) = seen.filter(|seen| deleted && seen.state == GrantState::Held) {
-            count(Counter::Released);
-            events::publish(ctx, EventKind::Released, self.resource(), seen.fence, seen.owner);
-        }
-    }
-
     fn write_held(&self, ctx: &Ctx, side: &mut Key<'_>, held: GrantRecord<'_>, now: Now) {
-        let GrantRecord { fence, deadline_ms, ended, owner } = held;
-        let companion =
-            Companion { fence, state: GrantState::Held, deadline_ms: deadline_ms.unwrap_or(0), ended, owner };
+        let GrantRecord { fence, deadline_ms, ended, owner, value } = held;
+        let companion = Companion {
+            fence,
+            state: GrantState::Held,
+            deadline_ms: deadline_ms.unwrap_or(0),
+            ended,
+            owner,
+            value,
+        };
         let forget_at_ms = deadline_ms.unwrap_or(now.wall_ms()) + config::companion_retention_ms();
         self.write(ctx, side, &companion, Some(forget_at_ms));
     }
@@ -344,7 +363,7 @@ impl<'a> LockKeys<'a> {
         deadline_ms: u64,
         now: Now,
     ) {
-        let ended = Companion { fence, state, deadline_ms, ended: None, owner: b"" };
+        let ended = Companion { fence, state, deadline_ms, ended: None, owner: b"", value: b"" };
         let companion = Companion { ended: Some(ended.end(now.wall_ms())), ..ended };
         let far_too_late = deadline_ms == 0 || deadline_ms > now.wall_ms() + FORGET_SLACK_MS;
         let forget_at_ms = far_too_late.then(|| now.wall_ms() + config::companion_retention_ms());
@@ -366,15 +385,6 @@ impl<'a> LockKeys<'a> {
             };
             ctx.replicate_set(self.companion.name(), &packed, expiry);
         });
-    }
-}
-
-/// An owner that only an event would show.
-fn copy_for_event(owner: &[u8]) -> Vec<u8> {
-    if events::is_on() {
-        owner.to_vec()
-    } else {
-        Vec::new()
     }
 }
 

@@ -33,6 +33,8 @@ pub(crate) struct WaitRequest {
     /// Whether the answer is a multi-lock's, even where it names one resource.
     pub(crate) multi: bool,
     pub(crate) owner: Bytes,
+    /// Kept with the grant; empty where there is none.
+    pub(crate) value: Bytes,
 }
 
 impl WaitRequest {

@@ -13,6 +13,7 @@
 //! - here: the state, waits, serving a queue
 //! - [`wakeups`]: what happens to keys, dbs and clients
 //! - [`timer`]: what is due
+//! - [`lost`]: grants that ended without a release, to be told once their queue was served
 //!
 //! # Caveats
 //!
@@ -20,22 +21,25 @@
 //! - The state is never borrowed across a call into Redis: such a call may notify, and so come back here.
 //! - A grant whose client went away before the reply reached it is released again, and the next in the queue has it.
 
+mod lost;
 mod timer;
 mod wakeups;
 
+pub(crate) use lost::{hold_back_loss, note_deleted};
 pub(crate) use timer::{on_cron, on_timer};
 pub(crate) use wakeups::{on_db_changed, on_delivery_over, on_disconnect, on_key_changed, on_now_replica};
 
 use crate::clock::{self, Now};
 use crate::commands::CommandOutcome;
-use crate::events;
+use crate::events::{self, EventGrant};
 use crate::ffi::server::TimerId;
 use crate::ffi::{BlockedClient, ClientId, Ctx, OwnedString};
 use crate::info::{self, Counter};
 use crate::multi;
-use crate::record::{inspect, Availability, LockKeys};
+use crate::record::{inspect, Availability, LockKeys, Terms};
 use crate::wait_queues::{LeaveOutcome, LockKey, WaitQueues, WaitRequest, Waiter};
 use bytes::Bytes;
+use lost::LostGrants;
 use redfence_core::event::EventKind;
 use redfence_core::grammar::errors;
 use redfence_core::reply::{Refusal, Reply};
@@ -66,6 +70,7 @@ struct WaitState {
     undelivered: Vec<Rc<PendingGrant>>,
     /// Waiters that left, for their events.
     left: Vec<WaitRequest>,
+    lost: LostGrants,
     timer: Option<ArmedTimer>,
 }
 
@@ -150,6 +155,7 @@ pub(crate) fn serve(ctx: &Ctx, resource: &[u8], now: Now) {
     let db = ctx.db();
     if count(db, resource) > 0 {
         serve_lock_keys(ctx, vec![LockKey { db, resource: Bytes::copy_from_slice(resource) }], now);
+        lost::tell_expired(ctx, db);
         timer::rearm(ctx);
     }
 }
@@ -271,7 +277,8 @@ fn serve_waiter(ctx: &Ctx, wait_request: &WaitRequest, ttl_ms: u64, now: Now) ->
     }
     // What it holds already is not granted again: there its place in the queue ends without a grant.
     publish_about(ctx, EventKind::Abandoned, &held, &wait_request.owner);
-    match multi::take_all(ctx, &wait_request.resources, &wait_request.owner, ttl_ms, now) {
+    let terms = Terms { ttl_ms, value: &wait_request.value };
+    match multi::take_all(ctx, &wait_request.resources, &wait_request.owner, terms, now) {
         Err(refusal) => Served::Refused(refusal),
         Ok(grants) => {
             let locks = wait_request.resources.iter().cloned().zip(grants.fences.iter().copied());
@@ -315,6 +322,7 @@ fn publish_about(ctx: &Ctx, kind: EventKind, resources: &[Bytes], owner: &[u8]) 
         return;
     }
     for resource in resources {
-        events::publish(ctx, kind, resource, inspect::last_fence(ctx, resource), owner);
+        let last = EventGrant { fence: inspect::last_fence(ctx, resource), owner, value: b"" };
+        events::publish(ctx, kind, resource, last);
     }
 }

@@ -142,8 +142,7 @@ const INFO_FIELDS: [&str; 13] = [
     "resource", "tier", "state", "fence", "owner", "session", "ttl", "waiters", "mode", "held_ms", "value",
     "max", "holders",
 ];
-/// The Lua library has no kinds of locks and shows the first of them.
-const INFO_FIELDS_MIN: usize = 8;
+const HOLDER_FIELDS: [&str; 7] = ["owner", "fence", "session", "ttl", "held_ms", "permits", "value"];
 
 #[track_caller]
 pub fn info(reply: &Value, protocol: Protocol) -> Info {
@@ -153,8 +152,7 @@ pub fn info(reply: &Value, protocol: Protocol) -> Info {
         pairs.sort_by_key(|(field, _)| INFO_FIELDS.iter().position(|known| known == field));
     }
     let fields: Vec<&str> = pairs.iter().map(|(field, _)| field.as_str()).collect();
-    let wanted = if fields.len() == INFO_FIELDS_MIN { INFO_FIELDS_MIN } else { INFO_FIELDS.len() };
-    assert_eq!(fields, INFO_FIELDS[..wanted], "the fields of LOCK.INFO, in order");
+    assert_eq!(fields, INFO_FIELDS, "the fields of LOCK.INFO, in order");
     let value = |index: usize| &pairs[index].1;
     let info = Info {
         resource: value(0).bytes().to_vec(),
@@ -166,16 +164,46 @@ pub fn info(reply: &Value, protocol: Protocol) -> Info {
         ttl_ms: optional(value(6), protocol).map(|ttl| ttl.integer()),
         waiters: value(7).integer(),
     };
+    let holders = value(12).array();
     match info.state.as_str() {
         "held" => {
-            assert!(info.owner.is_some() && info.ttl_ms.is_some(), "held, so it has owner and ttl: {info:?}")
+            assert!(info.owner.is_some() && info.ttl_ms.is_some(), "held, so it has owner and ttl: {info:?}");
+            oldest_holder(&holders[0], &pairs, protocol);
         }
         "free" => {
             assert_eq!((&info.owner, &info.session, info.ttl_ms), (&None, &None, None), "free: {info:?}");
+            assert!((8..12).all(|index| optional(value(index), protocol).is_none()), "free: {pairs:?}");
+            assert!(holders.is_empty(), "free: {pairs:?}");
         }
         other => panic!("state is held or free, not {other}"),
     }
     info
+}
+
+/// The fields above `holders` show the oldest of them.
+#[track_caller]
+fn oldest_holder(holder: &Value, lock: &[(String, Value)], protocol: Protocol) {
+    let holder = holder_pairs(holder, protocol);
+    for (field, value) in holder.iter().filter(|(field, _)| !["fence", "permits"].contains(&field.as_str())) {
+        let shown = lock.iter().find(|(known, _)| known == field).map(|(_, value)| value);
+        assert_eq!(shown, Some(value), "{field} of the oldest holder");
+    }
+    let mode = lock[8].1.text();
+    assert!(["exclusive", "shared", "permits"].contains(&mode.as_str()), "mode {mode}");
+    assert_eq!(optional(&holder[5].1, protocol).is_some(), mode == "permits", "{holder:?}");
+    assert_eq!(optional(&lock[11].1, protocol).is_some(), mode == "permits", "{lock:?}");
+}
+
+/// One row of `holders`.
+#[track_caller]
+pub fn holder_pairs(holder: &Value, protocol: Protocol) -> Vec<(String, Value)> {
+    let mut pairs = pairs(holder, protocol);
+    if protocol == Protocol::Resp3 {
+        pairs.sort_by_key(|(field, _)| HOLDER_FIELDS.iter().position(|known| known == field));
+    }
+    let fields: Vec<&str> = pairs.iter().map(|(field, _)| field.as_str()).collect();
+    assert_eq!(fields, HOLDER_FIELDS, "the fields of a holder, in order");
+    pairs
 }
 
 /// `LOCK.QUEUE`: owners and how long they have waited.

@@ -179,11 +179,19 @@ pub fn tier_sessions_here() -> Refusal {
     )
 }
 
-/// Kinds of locks, values and explanations exist in Tier 2.
+/// Kinds of locks and explanations exist in Tier 2.
 #[must_use]
 pub fn tier_kinds_here() -> Refusal {
     Refusal::new(
-        "TIER the efficiency tier has exclusive locks only, without VALUE, LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS",
+        "TIER the efficiency tier has exclusive locks only, without LOCK.CONVERT and LOCK.EXPLAIN; ask a Redfence proxy with TIER CORRECTNESS",
+    )
+}
+
+/// A module or a script cannot write to a client that has asked nothing.
+#[must_use]
+pub fn tier_notify_here() -> Refusal {
+    Refusal::new(
+        "TIER LOCK.NOTIFY is not served by this Redis; SUBSCRIBE __lost__:<resource> here, or ask a Redfence proxy",
     )
 }
 

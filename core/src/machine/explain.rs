@@ -75,7 +75,7 @@ impl Machine {
             fence: self.fence_of(hold),
             session,
             ttl_ms,
-            held_ms: held_ms + late_ms,
+            held_ms: Some(held_ms + late_ms),
             kind,
             value: (!value.is_empty()).then(|| Bytes::copy_from_slice(value)),
         }
@@ -142,7 +142,8 @@ impl Machine {
             return Some(0);
         }
         let ordinary_ms = recent?.p50_ms;
-        let left_ms = holders.iter().map(|holder| ordinary_ms.saturating_sub(holder.held_ms)).max();
+        let left_ms =
+            holders.iter().map(|holder| ordinary_ms.saturating_sub(holder.held_ms.unwrap_or(0))).max();
         let mut turns = 0;
         let mut before = None;
         for waiter in waiters {

@@ -1,10 +1,10 @@
 //! `LOCK.ACQUIRE`
 
 use super::{check_options, CommandContext, CommandOutcome};
-use crate::events;
+use crate::events::{self, EventGrant};
 use crate::info::{count, Counter};
 use crate::record::owner::Owner;
-use crate::record::{AcquireOutcome, LockKeys};
+use crate::record::{AcquireOutcome, LockKeys, Terms};
 use crate::wait_queues::WaitRequest;
 use crate::waiters;
 use bytes::Bytes;
@@ -18,10 +18,12 @@ pub(crate) fn run(call: &CommandContext<'_>, request: &Acquire<'_>) -> Result<Co
     let mut owner = Owner::new(request.options.owner);
     let lock = LockKeys::new(call.argv[1].name())?;
     let may_take = !waiters::somebody_is_before(ctx, request.resource, call.now);
-    match lock.take(ctx, &mut owner, request.ttl_ms, may_take, call.now)? {
+    let terms = Terms { ttl_ms: request.ttl_ms, value: request.options.value.unwrap_or_default() };
+    match lock.take(ctx, &mut owner, terms, may_take, call.now)? {
         AcquireOutcome::Granted(grant) => {
             count(Counter::Granted);
-            events::publish(ctx, EventKind::Acquired, request.resource, grant.fence, owner.settle());
+            let told = EventGrant { fence: grant.fence, owner: owner.settle(), value: terms.value };
+            events::publish(ctx, EventKind::Acquired, request.resource, told);
             Ok(Reply::Granted { fence: grant.fence, ttl_ms: grant.ttl_ms }.into())
         }
         AcquireOutcome::Again(grant) => {
@@ -50,6 +52,7 @@ fn wait_or_leave(
         resources: vec![Bytes::copy_from_slice(request.resource)],
         multi: false,
         owner: Bytes::copy_from_slice(owner.settle()),
+        value: Bytes::copy_from_slice(request.options.value.unwrap_or_default()),
     };
     waiters::wait(call.ctx, wait_request, request.ttl_ms, wait_ms)
 }

@@ -6,7 +6,7 @@ use crate::waiters;
 use bytes::Bytes;
 use redfence_core::grammar::info::Info;
 use redfence_core::reply::{HolderInfo, LockInfo, Refusal, Reply};
-use redfence_core::types::{LockKind, Tier};
+use redfence_core::types::{Fence, LockKind, Tier};
 
 pub(crate) fn run(call: &CommandContext<'_>, request: &Info<'_>) -> Result<CommandOutcome, Refusal> {
     check_tier(request.tier)?;
@@ -19,13 +19,18 @@ pub(crate) fn run(call: &CommandContext<'_>, request: &Info<'_>) -> Result<Comma
     let ttl_ms = view.owner.as_ref().map(|_| left_ms);
     let holder = view.owner.as_ref().map(|owner| HolderInfo {
         owner: Bytes::copy_from_slice(owner),
-        fence: view.fence,
+        // A plain client has no fence, and since when it holds is not known.
+        fence: if view.value.is_some() { view.fence } else { Fence(0) },
         session: None,
         ttl_ms: left_ms,
-        // Fences count microseconds, unless they ran ahead of the clock.
-        held_ms: call.now.wall_us.saturating_sub(view.fence.0) / 1000,
+        // A fence counts microseconds, unless it ran ahead of the clock.
+        held_ms: view.value.as_ref().map(|_| call.now.wall_us.saturating_sub(view.fence.0) / 1000),
         kind: LockKind::Exclusive,
-        value: None,
+        value: view
+            .value
+            .as_ref()
+            .filter(|value| !value.is_empty())
+            .map(|value| Bytes::copy_from_slice(value)),
     });
     let info = LockInfo {
         resource: Bytes::copy_from_slice(request.resource),

@@ -4,7 +4,7 @@ use super::{check_options, CommandContext, CommandOutcome};
 use crate::ffi::OwnedString;
 use crate::info::{count, Counter};
 use crate::record::owner::Owner;
-use crate::record::{Availability, LockKeys};
+use crate::record::{Availability, LockKeys, Terms};
 use crate::wait_queues::WaitRequest;
 use crate::{multi, waiters};
 use bytes::Bytes;
@@ -16,7 +16,8 @@ pub(crate) fn run(call: &CommandContext<'_>, request: &MAcquire<'_>) -> Result<C
     if all_to_be_had(call, request)? {
         let mut owner = Owner::new(request.options.owner);
         let owner = owner.settle();
-        let grants = multi::take_all(call.ctx, &request.resources, owner, request.ttl_ms, call.now)?;
+        let terms = Terms { ttl_ms: request.ttl_ms, value: b"" };
+        let grants = multi::take_all(call.ctx, &request.resources, owner, terms, call.now)?;
         return Ok(multi::granted(&grants).into());
     }
     let wait_ms = request.options.wait_ms.unwrap_or(0);
@@ -29,6 +30,7 @@ pub(crate) fn run(call: &CommandContext<'_>, request: &MAcquire<'_>) -> Result<C
         resources: request.resources.iter().map(|name| Bytes::copy_from_slice(name)).collect(),
         multi: true,
         owner: Bytes::copy_from_slice(Owner::new(request.options.owner).settle()),
+        value: Bytes::new(),
     };
     waiters::wait(call.ctx, wait_request, request.ttl_ms, wait_ms)
 }

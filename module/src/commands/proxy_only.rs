@@ -14,6 +14,10 @@ pub(crate) fn cluster() -> Result<CommandOutcome, Refusal> {
     ))
 }
 
+pub(crate) fn notify() -> Result<CommandOutcome, Refusal> {
+    Err(errors::tier_notify_here())
+}
+
 pub(crate) fn kinds() -> Result<CommandOutcome, Refusal> {
     Err(errors::tier_kinds_here())
 }

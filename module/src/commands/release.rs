@@ -20,9 +20,9 @@ pub(crate) fn run(call: &CommandContext<'_>, request: &Release<'_>) -> Result<Co
 pub(super) fn release(call: &CommandContext<'_>, name: Name<'_>, fence: Fence) -> Result<Reply, Refusal> {
     let lock = LockKeys::new(name)?;
     let reply = match lock.end(call.ctx, fence, call.now)? {
-        EndOutcome::Now { owner } => {
+        EndOutcome::Now(hold) => {
             count(Counter::Released);
-            events::publish(call.ctx, EventKind::Released, lock.resource(), fence, &owner);
+            events::publish(call.ctx, EventKind::Released, lock.resource(), (&hold).into());
             Reply::Released
         }
         EndOutcome::Before(reason) => {

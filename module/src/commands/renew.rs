@@ -13,10 +13,10 @@ pub(crate) fn run(call: &CommandContext<'_>, request: &Renew<'_>) -> Result<Comm
     check_tier(request.tier)?;
     let lock = LockKeys::new(call.argv[1].name())?;
     match lock.renew(call.ctx, request.fence, request.ttl_ms, call.now)? {
-        EndOutcome::Now { owner } => {
+        EndOutcome::Now(hold) => {
             count(Counter::Renewed);
             waiters::deadline_moved(call.ctx, request.resource, call.now.wall_ms() + request.ttl_ms);
-            events::publish(call.ctx, EventKind::Renewed, request.resource, request.fence, &owner);
+            events::publish(call.ctx, EventKind::Renewed, request.resource, (&hold).into());
             Ok(Reply::Renewed { ttl_ms: request.ttl_ms }.into())
         }
         EndOutcome::Before(reason) => {

@@ -4,7 +4,7 @@
 use super::{api, Arg, ClientId, Ctx, Name};
 use crate::commands::{self, CommandOutcome};
 use crate::waiters::{self, BlockedReply};
-use crate::{events, info, observers};
+use crate::{info, losses, observers};
 use redfence_core::reply::{Refusal, Reply};
 use redis_module::raw;
 use std::ffi::{c_char, c_int, c_void, CStr};
@@ -123,10 +123,13 @@ pub(super) extern "C" fn on_timer(ctx: *mut raw::RedisModuleCtx, _data: *mut c_v
     guarded(ctx, waiters::on_timer);
 }
 
+/// Events after which the key is not there, beside its expiry.
+const GONE: [&CStr; 4] = [c"del", c"evicted", c"rename_from", c"move_from"];
+
 pub(super) extern "C" fn on_keyspace_event(
     ctx: *mut raw::RedisModuleCtx,
     class: c_int,
-    _event: *const c_char,
+    event: *const c_char,
     key: *mut raw::RedisModuleString,
 ) -> c_int {
     guarded(ctx, |ctx| {
@@ -134,7 +137,13 @@ pub(super) extern "C" fn on_keyspace_event(
         let name = unsafe { Name::new(key) };
         waiters::on_key_changed(ctx, name.bytes());
         if class & raw::REDISMODULE_NOTIFY_EXPIRED != 0 {
-            events::on_key_expired(ctx, name);
+            losses::on_key_expired(ctx, name);
+        } else if observers::somebody_listens() {
+            // SAFETY: Redis hands over a text that ends in NUL and lives for the length of this call.
+            let event = unsafe { CStr::from_ptr(event) };
+            if GONE.contains(&event) {
+                losses::on_key_gone(ctx, name);
+            }
         }
     });
     OK

@@ -1,7 +1,7 @@
 //! The companion's bytes: `<fence> <state> <deadline_ms> <ended_fence> <how> <owner>`, ASCII up to the owner, which is the rest.
 //!
-//! The grant last issued: its fence, state `h` (held), `r` (released) or `f` (released by force), and the unix time at which its lock expires, 0 where it
-//! does not; a released one has no owner. Beside it the grant that ended last: its fence, 0 where there is none, and how it ended,
+//! The grant last issued: its fence, state `h` (held), `v` (held, with a VALUE), `r` (released) or `f` (released by force), and the unix time at which its
+//! lock expires, 0 where it does not; a released one has no owner. In state `v` the rest is `<owner_len> <owner><value>`. Beside it the grant that ended last: its fence, 0 where there is none, and how it ended,
 //! `r` (released), `x` (expired) or `-`. A packed string costs one write and one replicated `SET`, where a hash costs two of each.
 
 use redfence_core::grammar::words::decimal;
@@ -44,6 +44,8 @@ pub(crate) struct Companion<'a> {
     pub(crate) deadline_ms: u64,
     pub(crate) ended: Option<EndedGrant>,
     pub(crate) owner: &'a [u8],
+    /// The VALUE of a grant that is held; empty where it has none.
+    pub(crate) value: &'a [u8],
 }
 
 /// `None` where the bytes are not a companion; a stranger's key under that name counts as no record.
@@ -52,12 +54,17 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Companion<'_>> {
     let (state, rest) = word(rest)?;
     let (deadline_ms, rest) = word(rest)?;
     let (ended_fence, rest) = word(rest)?;
-    let (how, owner) = word(rest)?;
+    let (how, rest) = word(rest)?;
     let fence = decimal(fence).filter(|fence| (1..FENCE_BOUND).contains(fence))?;
-    let state = match state {
-        b"h" => GrantState::Held,
-        b"r" => GrantState::Released,
-        b"f" => GrantState::Forced,
+    let (state, owner, value) = match state {
+        b"h" => (GrantState::Held, rest, &[][..]),
+        b"v" => {
+            let (owner_len, rest) = word(rest)?;
+            let (owner, value) = rest.split_at_checked(usize::try_from(decimal(owner_len)?).ok()?)?;
+            (GrantState::Held, owner, value)
+        }
+        b"r" => (GrantState::Released, rest, &[][..]),
+        b"f" => (GrantState::Forced, rest, &[][..]),
         _ => return None,
     };
     let ended_fence = Fence(decimal(ended_fence)?);
@@ -67,7 +74,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Option<Companion<'_>> {
         b"-" => None,
         _ => return None,
     };
-    Some(Companion { fence: Fence(fence), state, deadline_ms: decimal(deadline_ms)?, ended, owner })
+    Some(Companion { fence: Fence(fence), state, deadline_ms: decimal(deadline_ms)?, ended, owner, value })
 }
 
 fn word(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
@@ -100,7 +107,8 @@ impl Companion<'_> {
         into.clear();
         into.extend_from_slice(digits.format(self.fence.0).as_bytes());
         into.extend_from_slice(match self.state {
-            GrantState::Held => b" h ",
+            GrantState::Held if self.value.is_empty() => b" h ",
+            GrantState::Held => b" v ",
             GrantState::Released => b" r ",
             GrantState::Forced => b" f ",
         });
@@ -113,7 +121,12 @@ impl Companion<'_> {
         };
         into.extend_from_slice(digits.format(ended_fence).as_bytes());
         into.extend_from_slice(how);
+        if !self.value.is_empty() {
+            into.extend_from_slice(digits.format(self.owner.len()).as_bytes());
+            into.push(b' ');
+        }
         into.extend_from_slice(self.owner);
+        into.extend_from_slice(self.value);
     }
 }
 
@@ -141,8 +154,13 @@ mod tests {
                     for (fence, deadline_ms) in
                         [(1, 0), (FENCE_BOUND - 1, u64::MAX), (1_700_000_000_000_000, 5)]
                     {
-                        let companion = Companion { fence: Fence(fence), state, deadline_ms, ended, owner };
-                        assert_eq!(parse(&packed(&companion)), Some(companion));
+                        let value = &b""[..];
+                        let plain =
+                            Companion { fence: Fence(fence), state, deadline_ms, ended, owner, value };
+                        assert_eq!(parse(&packed(&plain)), Some(plain));
+                        let with_value =
+                            Companion { state: GrantState::Held, value: b"10.0.0.1:80 \0\xff", ..plain };
+                        assert_eq!(parse(&packed(&with_value)), Some(with_value));
                     }
                 }
             }
@@ -157,7 +175,10 @@ mod tests {
             deadline_ms: 1_700_000_000_000,
             ended: None,
             owner: b"me",
+            value: b"",
         };
+        let with_value = Companion { value: b"10.0.0.1:80", ..held };
+        assert_eq!(packed(&with_value), b"42 v 1700000000000 0 - 2 me10.0.0.1:80");
         assert_eq!(packed(&held), b"42 h 1700000000000 0 - me");
         let expired =
             Companion { ended: Some(EndedGrant { fence: Fence(41), how: EndCause::Expired }), ..held };
@@ -187,6 +208,9 @@ mod tests {
             b"99999999999999999999999999 h 5 0 - me",
             b"42 h -5 0 - me",
             b" h 5 0 - me",
+            b"42 v 5 0 - me",
+            b"42 v 5 0 - 3 me",
+            b"42 v 5 0 - -1 me",
         ] {
             assert_eq!(parse(bytes), None, "{}", String::from_utf8_lossy(bytes));
         }
@@ -200,6 +224,7 @@ mod tests {
             deadline_ms: 100,
             ended: None,
             owner: b"a",
+            value: b"",
         };
         assert_eq!(held.end(99).how, EndCause::Released);
         assert_eq!(held.end_beside_other(99).how, EndCause::Expired);

@@ -1,18 +1,36 @@
 //! Questions asked from outside a lock's own command: by events, by `LOCK.SCAN`. Nothing is changed.
 
 use super::companion::{self, GrantState};
-use super::names;
+use super::{names, EndedHold};
 use crate::clock::Now;
 use crate::ffi::{Ctx, Key, KeyType, OwnedString};
 use redfence_core::types::{Fence, RESOURCE_BYTES_MAX};
 
 /// The grant of `resource` that its key's expiry has just ended, for the event. Reads alone: we are inside a notification.
-pub(crate) fn expired_grant(ctx: &Ctx, resource: &[u8], now: Now) -> Option<(Fence, Vec<u8>)> {
+pub(crate) fn expired_grant(ctx: &Ctx, resource: &[u8], now: Now) -> Option<EndedHold> {
     let name = names::side_key(names::COMPANION, resource).ok()?;
     let mut side = Key::open_to_read(ctx, name.name())?;
     let seen = companion::parse(side.bytes())?;
     (seen.state == GrantState::Held && seen.deadline_ms != 0 && seen.deadline_ms <= now.wall_ms())
-        .then(|| (seen.fence, seen.owner.to_vec()))
+        .then(|| EndedHold::of(&seen))
+}
+
+/// Whether the companion of a key that is gone still says that it is held: a plain client deleted a lock of ours. Reads alone.
+pub(crate) fn is_recorded_as_held(ctx: &Ctx, resource: &[u8]) -> bool {
+    let Ok(name) = names::side_key(names::COMPANION, resource) else {
+        return false;
+    };
+    Key::open_to_read(ctx, name.name()).is_some_and(|mut side| {
+        companion::parse(side.bytes()).is_some_and(|seen| seen.state == GrantState::Held)
+    })
+}
+
+/// The fence of whoever got the lock after `fence` and holds it now.
+pub(crate) fn successor_of(ctx: &Ctx, resource: &[u8], fence: Fence) -> Option<Fence> {
+    let name = names::side_key(names::COMPANION, resource).ok()?;
+    let mut side = Key::open_to_read(ctx, name.name())?;
+    let seen = companion::parse(side.bytes())?;
+    (seen.state == GrantState::Held && seen.fence > fence).then_some(seen.fence)
 }
 
 /// Whether the lock of this companion is held by a grant of ours: for `LOCK.SCAN`.

@@ -8,6 +8,7 @@ fn wait_request(resources: &[&str], owner: &str) -> WaitRequest {
         resources: resources.iter().map(|name| Bytes::copy_from_slice(name.as_bytes())).collect(),
         multi: resources.len() > 1,
         owner: Bytes::copy_from_slice(owner.as_bytes()),
+        value: Bytes::new(),
     }
 }
 

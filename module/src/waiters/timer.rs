@@ -1,7 +1,7 @@
 //! One timer for whatever is due next: a WAIT that ends, a holder whose time is up, a queue to look at, a grant that reached nobody.
 
 use super::{
-    answer_all, publish_for, serve, serve_lock_keys, wakeups, with, ArmedTimer, BlockedReply, WaitState,
+    answer_all, lost, publish_for, serve, serve_lock_keys, wakeups, with, ArmedTimer, BlockedReply, WaitState,
 };
 use crate::clock::{self, Now};
 use crate::events;
@@ -13,13 +13,17 @@ use redfence_core::event::EventKind;
 use redfence_core::reply::{Refusal, Reply};
 
 /// Queues, clients and grants looked at in one turn of the timer; the rest has its turn right after, so others get theirs.
-const TURN_MAX: usize = 1_000;
+pub(super) const TURN_MAX: usize = 1_000;
 /// While replicas must be kept still, or the data is being loaded, hand-overs wait this long before they try again.
 const HOLD_MS: u64 = 10;
 
 impl WaitState {
     fn next_due_in_ms(&self) -> Option<u64> {
-        if !self.to_check.is_empty() || !self.undelivered.is_empty() || !self.left.is_empty() {
+        if !self.to_check.is_empty()
+            || !self.undelivered.is_empty()
+            || !self.left.is_empty()
+            || !self.lost.is_empty()
+        {
             return Some(0);
         }
         self.wait_queues.next_due_in_ms(clock::steady_ms(), Now::read().wall_ms())
@@ -73,6 +77,7 @@ pub(crate) fn on_timer(ctx: &Ctx) {
 
 fn hand_over_due(ctx: &Ctx, now: Now) {
     release_undelivered(ctx, now);
+    lost::record_deleted(ctx, now);
     for place in with(|state| state.take_places_due(now.wall_ms())) {
         ctx.select_db(place.db);
         if ctx.serves_slot_of(&place.resource) {
@@ -81,6 +86,7 @@ fn hand_over_due(ctx: &Ctx, now: Now) {
             refuse_line(&place, &slot_moved());
         }
     }
+    lost::tell_all_expired(ctx);
 }
 
 impl WaitState {
@@ -116,9 +122,9 @@ fn release_undelivered(ctx: &Ctx, now: Now) {
         for (resource, fence) in &grant.locks {
             let name = OwnedString::new(resource);
             let ended = LockKeys::new(name.name()).and_then(|lock| lock.end(ctx, *fence, now));
-            if let Ok(EndOutcome::Now { owner }) = ended {
+            if let Ok(EndOutcome::Now(hold)) = ended {
                 info::count(Counter::Released);
-                events::publish(ctx, EventKind::Released, resource, *fence, &owner);
+                events::publish(ctx, EventKind::Released, resource, (&hold).into());
             }
             serve(ctx, resource, now);
         }

@@ -3,7 +3,7 @@
 //! Nothing is written here, because most of it runs inside a notification: queues are marked, and the timer looks at them at once.
 
 use super::timer::rearm;
-use super::{answer_all, nobody_waits, with, BlockedReply, IGNORING_CHANGES};
+use super::{answer_all, nobody_waits, with, BlockedReply, LostGrants, IGNORING_CHANGES};
 use crate::ffi::{ClientId, Ctx};
 use crate::wait_queues::{LockKey, WaiterId};
 use bytes::Bytes;
@@ -71,6 +71,7 @@ pub(crate) fn on_now_replica(_ctx: &Ctx) {
         state.undelivered.clear();
         state.left.clear();
         state.to_check.clear();
+        state.lost = LostGrants::default();
         state.wait_queues.waiter_ids()
     });
     for id in ids {

@@ -99,6 +99,7 @@ pub struct LuaWait {
     ttl_ms: u64,
     wait_ms: u64,
     owner: Vec<u8>,
+    value: Option<Vec<u8>>,
     /// The server made the owner up: nobody else can ask for this grant again.
     owner_is_ours: bool,
 }
@@ -134,6 +135,7 @@ impl LuaWait {
             ttl_ms,
             wait_ms: options.wait_ms.unwrap_or(0),
             owner: options.owner.unwrap_or(generated_owner).to_vec(),
+            value: options.value.map(<[u8]>::to_vec),
             owner_is_ours: options.owner.is_none(),
         })
     }
@@ -141,7 +143,8 @@ impl LuaWait {
     fn ask(&self, backend: &Tier1Backend, wait_ms: u64) -> Vec<Vec<u8>> {
         let name: &[u8] = if self.multi { b"LOCK.MACQUIRE" } else { b"LOCK.ACQUIRE" };
         let (ttl, wait) = (self.ttl_ms.to_string(), wait_ms.to_string());
-        let rest = [ttl.as_bytes(), b"WAIT", wait.as_bytes(), b"OWNER", &self.owner];
+        let mut rest = vec![ttl.as_bytes(), b"WAIT", wait.as_bytes(), b"OWNER", &self.owner];
+        rest.extend(self.value.iter().flat_map(|value| [&b"VALUE"[..], value]));
         call_words(backend, name, &self.keys(), &rest)
     }
 
@@ -158,7 +161,8 @@ impl LuaWait {
     fn retries(&self) -> Option<Retries> {
         let names = self.resources.iter().map(|name| name.len() + NAME_OVERHEAD_BYTES).sum::<usize>();
         // The names and the owner once more in the words of a call, and once encoded.
-        Retries::accept(self.ttl_ms, 3 * (names + self.owner.len()))
+        let value = self.value.as_ref().map_or(0, Vec::len);
+        Retries::accept(self.ttl_ms, 3 * (names + self.owner.len()) + value)
     }
 }
 

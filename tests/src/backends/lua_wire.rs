@@ -187,7 +187,7 @@ impl Worker {
 fn split(name: &str, command: &[Vec<u8>]) -> Option<Call> {
     let rest = &command[1..];
     let (keys, words): (Vec<Vec<u8>>, Vec<Vec<u8>>) = match name {
-        "LOCK.SCAN" | "LOCK.SESSION" => (Vec::new(), rest.to_vec()),
+        "LOCK.SCAN" | "LOCK.SESSION" | "LOCK.NOTIFY" => (Vec::new(), rest.to_vec()),
         "LOCK.MACQUIRE" | "LOCK.MRELEASE" if rest.len() < 3 => return None,
         "LOCK.MACQUIRE" => {
             let count = number(&rest[0]).filter(|count| *count > 0)? as usize;

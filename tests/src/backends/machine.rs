@@ -14,7 +14,7 @@ use redfence_core::grammar::{self, errors, Request};
 use redfence_core::keyspace::Resp;
 use redfence_core::machine::request::{self, MachineWork};
 use redfence_core::machine::version::{UpgradeCommand, NEWEST};
-use redfence_core::machine::{Applied, Command, Machine};
+use redfence_core::machine::{Applied, Command, Machine, Wanted};
 use redfence_core::reply::Reply;
 use redfence_core::types::{LockKind, Origin, RequestId, SessionId, SessionScope, Stamp, Tier};
 
@@ -125,7 +125,7 @@ struct Server {
 impl Server {
     fn start(tier: Tier) -> Arc<Mutex<Server>> {
         let mut machine = Machine::new();
-        machine.set_watched(true);
+        machine.set_wanted(Wanted { events: true, losses: true, ..Wanted::default() });
         // As a cluster does by itself.
         let raise = Command::Upgrade(UpgradeCommand::Raise { to: NEWEST });
         machine.apply(Stamp::default(), None, raise, &mut Applied::default());
@@ -272,10 +272,12 @@ impl Server {
         if names_session {
             return Err(errors::tier_sessions_here().into());
         }
-        let options = request.acquire_options();
-        let is_more =
-            options.is_some_and(|options| options.kind != LockKind::Exclusive || options.value.is_some());
-        if is_more || matches!(request, Request::Convert(_) | Request::Explain(_)) {
+        if matches!(request, Request::Notify(_)) {
+            return Err(errors::tier_notify_here().into());
+        }
+        let is_other_kind =
+            request.acquire_options().is_some_and(|options| options.kind != LockKind::Exclusive);
+        if is_other_kind || matches!(request, Request::Convert(_) | Request::Explain(_)) {
             return Err(errors::tier_kinds_here().into());
         }
         match request.tier() {
@@ -291,8 +293,15 @@ impl Server {
         self.machine.apply(stamp, id, command, &mut applied);
         let replies: Vec<(RequestId, Reply)> = applied.replies.drain(..).collect();
         for event in applied.events.drain(..) {
-            self.publish(&event);
+            self.publish(&event::channel(&event.resource), &event::event_to_json(&event, self.tier));
         }
+        for loss in applied.losses.drain(..) {
+            let Some(cause) = loss.cause else { continue };
+            let json =
+                event::loss_to_json("lock-lost", &loss.resource, loss.fence, cause.as_str(), loss.successor);
+            self.publish(&event::lost_channel(&loss.resource), &json);
+        }
+        applied.clear();
         self.applied = applied;
         let mut unblocked = Vec::new();
         for (request, reply) in replies {
@@ -327,16 +336,14 @@ impl Server {
         push(peer, vec![Value::bulk(verb), Value::bulk(&args[1]), Value::Integer(count)]);
     }
 
-    fn publish(&self, event: &event::Event) {
-        let channel = event::channel(&event.resource);
-        let json = event::event_to_json(event, self.tier);
+    fn publish(&self, channel: &[u8], json: &str) {
         for peer in self.peers.values() {
             for (is_pattern, watched) in &peer.watches {
-                if *is_pattern && redfence_core::glob::matches(watched, &channel) {
+                if *is_pattern && redfence_core::glob::matches(watched, channel) {
                     let head = [Value::bulk("pmessage"), Value::bulk(watched)];
-                    push(peer, head.into_iter().chain([Value::bulk(&channel), Value::bulk(&json)]).collect());
-                } else if !is_pattern && *watched == channel {
-                    push(peer, vec![Value::bulk("message"), Value::bulk(&channel), Value::bulk(&json)]);
+                    push(peer, head.into_iter().chain([Value::bulk(channel), Value::bulk(json)]).collect());
+                } else if !is_pattern && watched == channel {
+                    push(peer, vec![Value::bulk("message"), Value::bulk(channel), Value::bulk(json)]);
                 }
             }
         }

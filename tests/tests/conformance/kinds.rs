@@ -1,4 +1,4 @@
-//! Kinds of locks (Tier 2): shared, permits, conversion, values, policies; and Tier 1, which has exclusive ones alone.
+//! Kinds of locks (Tier 2): shared, permits, conversion, policies; values; and Tier 1, which has exclusive ones alone.
 
 use redfence_tests::backend::{Abilities, Context};
 use redfence_tests::client::{Client, REPLY_WITHIN};
@@ -22,7 +22,6 @@ cases! {
         an_upgrade_waits_for_the_other_readers,
         a_second_upgrader_is_refused,
         an_upgrade_that_runs_out_keeps_the_shared_hold,
-        values_are_shown,
         multi_locks_are_shared_too,
         a_session_ends_with_its_readers,
         force_release_takes_all_or_one,
@@ -30,6 +29,15 @@ cases! {
         wound_wait_takes_from_younger_sessions,
         info_shows_all_holders,
     ],
+    Abilities::NONE => [
+        values_are_shown,
+        a_retry_keeps_the_value,
+        a_waiter_brings_its_value,
+        an_empty_value_is_none,
+        held_ms_counts_from_the_grant,
+        force_release_names_a_fence,
+    ],
+    Abilities::EVENTS => [values_are_in_the_events],
     Abilities::EFFICIENCY_ALONE => [
         tier_1_has_exclusive_locks_alone,
     ],
@@ -299,12 +307,8 @@ fn info_shows_all_holders(context: &Context) {
     let info = client.info(&name);
     assert_eq!((info.owner.as_deref(), info.fence), (Some("a"), two.fence), "the oldest, the last fence");
     let holders = field(&mut client, &name, "holders");
-    let fields = ["owner", "fence", "session", "ttl", "held_ms", "permits", "value"];
     let rows: Vec<Vec<(String, Value)>> =
-        holders.array().iter().map(|holder| expect::pairs(holder, context.protocol())).collect();
-    for row in &rows {
-        assert_eq!(row.iter().map(|(field, _)| field.as_str()).collect::<Vec<_>>(), fields);
-    }
+        holders.array().iter().map(|holder| expect::holder_pairs(holder, context.protocol())).collect();
     assert_eq!(rows[0][1].1, Value::Integer(one.fence));
     assert_eq!(rows[1][1].1, Value::Integer(two.fence));
     assert_eq!(rows[0][6].1, Value::bulk("v"));
@@ -314,8 +318,87 @@ fn info_shows_all_holders(context: &Context) {
 
 fn tier_1_has_exclusive_locks_alone(context: &Context) {
     let (mut client, name) = (context.client(), context.name("lock"));
-    for words in ["SHARED", "PERMITS 1 OF 2", "VALUE v"] {
+    for words in ["SHARED", "PERMITS 1 OF 2", "VALUE v SHARED"] {
         expect::error(&said(&mut client, &format!("LOCK.ACQUIRE {name} 20000 {words}")), "TIER");
     }
+    expect::error(&said(&mut client, &format!("LOCK.MACQUIRE 1 {name} 20000 SHARED")), "TIER");
     assert_eq!(client.info(&name).state, "free");
+    let fence = grant(&mut client, &format!("LOCK.ACQUIRE {name} 20000")).fence;
+    for line in [
+        &format!("LOCK.CONVERT {name} {fence} SHARED"),
+        &format!("LOCK.EXPLAIN {name}"),
+        "LOCK.SESSION OPEN 1000 POLICY wound-wait",
+        "LOCK.NOTIFY ON",
+    ] {
+        expect::error(&said(&mut client, line), "TIER");
+    }
+    client.release(&name, fence);
+}
+
+fn a_retry_keeps_the_value(context: &Context) {
+    let (mut client, name) = (context.client(), context.name("lock"));
+    let first = grant(&mut client, &format!("LOCK.ACQUIRE {name} 20000 OWNER me VALUE one"));
+    let again = grant(&mut client, &format!("LOCK.ACQUIRE {name} 40000 OWNER me VALUE two"));
+    assert_eq!(again.fence, first.fence);
+    client.renew(&name, first.fence, 60_000);
+    assert_eq!(field(&mut client, &name, "value"), Value::bulk("one"));
+}
+
+fn a_waiter_brings_its_value(context: &Context) {
+    let (mut client, mut waiter, name) = (context.client(), context.client(), context.name("lock"));
+    let first = grant(&mut client, &format!("LOCK.ACQUIRE {name} 20000 VALUE one"));
+    send(&mut waiter, &format!("LOCK.ACQUIRE {name} 20000 WAIT 10000 VALUE two"));
+    await_waiters(&mut client, &name, 1);
+    client.release(&name, first.fence);
+    expect::granted(&waiter.receive());
+    assert_eq!(field(&mut client, &name, "value"), Value::bulk("two"));
+}
+
+fn an_empty_value_is_none(context: &Context) {
+    let (mut client, name) = (context.client(), context.name("lock"));
+    expect::granted(&ask!(client, "LOCK.ACQUIRE", &name, 20_000, "VALUE", ""));
+    assert_eq!(field(&mut client, &name, "value"), context.protocol().nil());
+}
+
+fn held_ms_counts_from_the_grant(context: &Context) {
+    let (mut client, name) = (context.client(), context.name("lock"));
+    let fence = grant(&mut client, &format!("LOCK.ACQUIRE {name} 20000")).fence;
+    let before = field(&mut client, &name, "held_ms").integer();
+    client.renew(&name, fence, 30_000);
+    let rises = poll_until(REPLY_WITHIN, || field(&mut client, &name, "held_ms").integer() > before + 20);
+    assert!(before >= 0 && rises, "a renewal does not set it back");
+}
+
+fn force_release_names_a_fence(context: &Context) {
+    let (mut client, name) = (context.client(), context.name("lock"));
+    let held = grant(&mut client, &format!("LOCK.ACQUIRE {name} 20000"));
+    let other = format!("LOCK.FORCERELEASE {name} FENCE {}", held.fence - 1);
+    assert_eq!(said(&mut client, &other).integer(), 0);
+    let by_fence = format!("LOCK.FORCERELEASE {name} FENCE {}", held.fence);
+    assert_eq!(said(&mut client, &by_fence).integer(), 1);
+    assert_eq!(said(&mut client, &by_fence).integer(), 0);
+}
+
+fn values_are_in_the_events(context: &Context) {
+    let (mut client, mut watcher, name) = (context.client(), context.client(), context.name("lock"));
+    send(&mut watcher, &format!("SUBSCRIBE __lock__:{name}"));
+    watcher.receive();
+    let first = grant(&mut client, &format!("LOCK.ACQUIRE {name} 20000 VALUE v"));
+    client.renew(&name, first.fence, 30_000);
+    client.release(&name, first.fence);
+    let second = grant(&mut client, &format!("LOCK.ACQUIRE {name} 20000"));
+    assert_eq!(said(&mut client, &format!("LOCK.FORCERELEASE {name}")).integer(), 1);
+    for (event, fence, value, cause) in [
+        ("acquired", first.fence, Some("v"), None),
+        ("renewed", first.fence, Some("v"), None),
+        ("released", first.fence, Some("v"), None),
+        ("acquired", second.fence, None, None),
+        ("released", second.fence, None, Some("forced")),
+    ] {
+        let message = watcher.receive();
+        let items = if let Value::Push(items) = &message { items } else { message.array() };
+        let json: serde_json::Value = serde_json::from_slice(items[2].bytes()).expect("JSON");
+        assert_eq!((json["event"].as_str(), json["fence"].as_i64()), (Some(event), Some(fence)), "{json}");
+        assert_eq!((json["value"].as_str(), json["cause"].as_str()), (value, cause), "{json}");
+    }
 }

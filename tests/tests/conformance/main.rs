@@ -18,6 +18,7 @@ mod forcerelease;
 mod info_queue_scan;
 mod kinds;
 mod limits_and_errors;
+mod losses;
 mod multi;
 mod owner_retry;
 mod plain_clients;
@@ -57,6 +58,7 @@ const TOPICS: &[Topic] = &[
     ("kinds", kinds::CASES),
     ("forcerelease", forcerelease::CASES),
     ("events", events::CASES),
+    ("losses", losses::CASES),
     ("fence_commands", fence_commands::CASES),
     ("command_info", command_info::CASES),
     ("plain_clients", plain_clients::CASES),

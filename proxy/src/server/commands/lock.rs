@@ -384,16 +384,12 @@ fn no_transaction() -> Refusal {
     Refusal::new("ERR this LOCK command cannot be part of a MULTI transaction here; DISCARD it first")
 }
 
-/// The Lua library knows exclusive locks alone, without values. The module answers for itself.
+/// The Lua library knows exclusive locks alone. The module answers for itself.
 fn check_tier1(backend: &Tier1Backend, request: &Request<'_>) -> Result<(), Refusal> {
-    let options = request.acquire_options();
-    let is_more =
-        options.is_some_and(|options| options.kind != LockKind::Exclusive || options.value.is_some());
+    let is_other_kind = request.acquire_options().is_some_and(|options| options.kind != LockKind::Exclusive);
     match backend {
         Tier1Backend::Functions | Tier1Backend::Script { .. }
-            if is_more
-                || matches!(request, Request::Explain(_))
-                || matches!(request, Request::ForceRelease(request) if request.fence.is_some()) =>
+            if is_other_kind || matches!(request, Request::Explain(_)) =>
         {
             Err(errors::tier_kinds_here())
         }
