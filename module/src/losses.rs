@@ -53,6 +53,7 @@ pub(crate) fn on_key_gone(ctx: &Ctx, name: Name<'_>) {
     if observers::somebody_listens()
         && inspect::may_be_resource(resource)
         && inspect::is_recorded_as_held(ctx, resource)
+        && !ctx.server_status().replica
     {
         waiters::note_deleted(ctx, resource);
     }
