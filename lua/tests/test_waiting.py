@@ -283,7 +283,7 @@ def test_queue_is_bounded(t):
     assert ask(t, r, "live")[0] == b"queued"
     keep_alive(t, r, "live")
     t.redis("DEL", *alive[1::2])
-    ask(t, r, "one-more")
+    ask(t, r, "one-more", wait_ms=60000)
     assert owners(t, r) == ["live", "one-more"]
 
 
