@@ -325,8 +325,8 @@ fn tier_1_has_exclusive_locks_alone(context: &Context) {
     assert_eq!(client.info(&name).state, "free");
     let fence = grant(&mut client, &format!("LOCK.ACQUIRE {name} 20000")).fence;
     for line in [
-        &format!("LOCK.CONVERT {name} {fence} SHARED"),
-        &format!("LOCK.EXPLAIN {name}"),
+        format!("LOCK.CONVERT {name} {fence} SHARED").as_str(),
+        format!("LOCK.EXPLAIN {name}").as_str(),
         "LOCK.SESSION OPEN 1000 POLICY wound-wait",
         "LOCK.NOTIFY ON",
     ] {
@@ -396,7 +396,7 @@ fn values_are_in_the_events(context: &Context) {
         ("released", second.fence, None, Some("forced")),
     ] {
         let message = watcher.receive();
-        let items = if let Value::Push(items) = &message { items } else { message.array() };
+        let items = if let Value::Push(items) = &message { items.as_slice() } else { message.array() };
         let json: serde_json::Value = serde_json::from_slice(items[2].bytes()).expect("JSON");
         assert_eq!((json["event"].as_str(), json["fence"].as_i64()), (Some(event), Some(fence)), "{json}");
         assert_eq!((json["value"].as_str(), json["cause"].as_str()), (value, cause), "{json}");

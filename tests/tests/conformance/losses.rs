@@ -29,7 +29,8 @@ struct LossWatcher {
 impl LossWatcher {
     fn of(context: &Context, resource: &str) -> LossWatcher {
         let mut client = context.client();
-        client.send(&words!["SUBSCRIBE", format!("__lost__:{resource}")]);
+        let channel = format!("__lost__:{resource}");
+        client.send(&words!["SUBSCRIBE", &channel]);
         client.receive();
         LossWatcher { client, resource: resource.to_owned() }
     }
@@ -37,7 +38,7 @@ impl LossWatcher {
     /// The next message has these fields and no others; gives back the successor.
     fn next_is(&mut self, fence: i64, cause: &str) -> Option<i64> {
         let message = self.client.receive();
-        let items = if let Value::Push(items) = &message { items } else { message.array() };
+        let items = if let Value::Push(items) = &message { items.as_slice() } else { message.array() };
         let json: Json = serde_json::from_slice(items[2].bytes()).expect("JSON");
         let successor = &json["successor"];
         let expected = json!({
