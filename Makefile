@@ -13,7 +13,7 @@ export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 # For `redfence --version`. Exported, so that every target builds the same program.
 export REDFENCE_COMMIT := $(shell scripts/commit)
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale soak interop bench versus hostile attack mixed-versions nightly fuzz images clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale soak interop bench versus hostile attack mixed-versions nightly fuzz images deb clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -180,6 +180,10 @@ fuzz: ## every fuzz target for a minute each (DURATION=1800 for longer; needs ni
 
 images: ## both container images, and every service of docker/compose.yml started from them without a container engine (root, buildah)
 	@scripts/images
+
+deb: ## Debian packages in target/deb; then docs/install.md followed to the letter on three machines that boot systemd (root, debootstrap; TEST=no leaves that out)
+	@scripts/deb
+	@$(if $(filter no,$(TEST)),:,scripts/deb-test)
 
 clean:
 	$(CARGO) clean
