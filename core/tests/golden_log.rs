@@ -2,6 +2,8 @@
 //! are read as they were written and give the state they gave.
 //!
 //! - `commands.hex`: the bytes of every command, so that no tag and no field changes unnoticed
+//! - `random.hex` (of a release): random work as that release's own program logged it, one entry a line, the hash of the state
+//!   behind every tenth; whatever this program does otherwise at that version would quarantine a node in a rolling upgrade
 //! - `log.hex`: a log, one entry a line; `snapshot.hex`: what it comes to, one piece a line, and the hash of the state
 //!
 //! `UPDATE_GOLDEN=1 cargo test -p redfence-core --test golden_log` writes them anew for a version that is in no release yet
@@ -455,4 +457,23 @@ fn check_log(version: ClusterVersion) {
     assert_eq!(now, snapshot, "the state is the same, its bytes are not");
     let mut restored = Machine::restore(snapshot[1..].iter().map(|line| unhex(line))).expect("it is read");
     assert_eq!(image(&mut restored), snapshot);
+}
+
+#[test]
+fn random_work_of_a_release_gives_the_states_it_gave_there() {
+    let text = std::fs::read_to_string(folder(FIRST).join("random.hex")).expect("the recording");
+    let mut machine = Machine::new();
+    for (at, line) in text.lines().enumerate() {
+        let (entry, hash) = line.split_once(' ').map_or((line, None), |(entry, hash)| (entry, Some(hash)));
+        machine
+            .apply_entry(&unhex(entry), &mut Applied::default())
+            .unwrap_or_else(|error| panic!("entry {at} of the recorded work: {error}"));
+        if let Some(hash) = hash {
+            assert_eq!(
+                format!("{:016x}", machine.state_hash()),
+                hash,
+                "another state at entry {at} or before"
+            );
+        }
+    }
 }

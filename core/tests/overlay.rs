@@ -11,10 +11,11 @@ mod logged;
 
 use generate::Dice;
 use redfence_core::keyspace::Resp;
-use redfence_core::machine::{Applied, Command, EntryBuilder, Limits, Machine, Watched, Words};
+use redfence_core::machine::version::UpgradeCommand;
+use redfence_core::machine::{Applied, Command, Db, EntryBuilder, Limits, Machine, Watched, Words};
 use redfence_core::reply::Reply;
 use redfence_core::script::Engine;
-use redfence_core::types::{Member, Origin, RequestId, Stamp};
+use redfence_core::types::{LockKind, Member, Origin, RequestId, Stamp};
 
 const ECHO_SCRIPT: &[&[u8]] = &[b"EVAL", b"return 'x'", b"0"];
 const ECHO: &[&[u8]] = &[b"ECHO", b"x"];
@@ -128,7 +129,7 @@ impl Pair {
 
 /// A member's write of several keys that is taken back half-way leaves free records idle a while longer; effects never hold such a
 /// try. So `exact` runs have none, and others compare replies alone.
-fn run(seed: u64, steps: u64, exact: bool) {
+fn run(seed: u64, steps: u64, exact: bool, with_readers: bool) {
     let mut dice = Dice::new(seed);
     let stamp = Stamp { term: 1, logical_ms: 1_700_000_000_000, wall_us: 1_700_000_000_000_000 };
     let (leader, direct) = (Machine::new(), Machine::new());
@@ -139,8 +140,25 @@ fn run(seed: u64, steps: u64, exact: bool) {
         member: None,
         argv: ECHO_SCRIPT.iter().copied().collect(),
     });
+    if with_readers {
+        pair.both(&Command::Upgrade(UpgradeCommand::Raise { to: 2 }));
+    }
     for step in 0..steps {
         pair.pass([0, 1, 50, 2_000][(step * 7 % 4) as usize]);
+        if with_readers && step % 5 == 0 {
+            // Plain commands cannot write to what readers hold, in whichever database.
+            let db = (step / 5 % 2) as Db;
+            pair.both(&Command::AcquireWith {
+                db,
+                resource: &generate::key(&mut dice),
+                ttl_ms: [500, 60_000][db as usize],
+                wait_ms: 0,
+                owner: b"reader",
+                session: None,
+                kind: LockKind::Shared,
+                value: b"",
+            });
+        }
         let count = 1 + (step * 31 % 6) as usize;
         let unordered: [&[u8]; 3] = [b"RANDOMKEY", b"OBJECT", b"MEMORY"];
         let taken_back: [&[u8]; 2] = [b"MSET", b"MSETNX"];
@@ -168,8 +186,9 @@ fn transactions_through_the_overlay_equal_those_applied_directly() {
         .map_or(1..5, |seed| seed..seed + 1);
     for seed in seeds {
         println!("seed {seed}");
-        run(seed, steps, true);
-        run(seed, steps / 2, false);
+        run(seed, steps, true, false);
+        run(seed, steps / 2, false, false);
+        run(seed, steps, true, true);
     }
 }
 

@@ -1,11 +1,12 @@
 //! The cluster version: how it rises and is held, and what a node that does not know a version does.
 
+use redfence_core::keyspace::Resp;
 use redfence_core::machine::request::{work, MachineWork, RequestContext};
 use redfence_core::machine::version::{
     begins_entry, FormatError, UpgradeCommand, VersionRange, FIRST, NEWEST,
 };
 use redfence_core::machine::{
-    Applied, Command, EntryBuilder, EntryError, Limits, Machine, RestoreError, Restorer,
+    Applied, Command, EntryBuilder, EntryError, Limits, Machine, RestoreError, Restorer, Words,
 };
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, SessionId, Stamp};
@@ -276,4 +277,45 @@ fn info_within_a_transaction_follows_the_version() {
     assert_eq!(info(&mut machine, 1, 1), 8);
     apply(&mut machine, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
     assert_eq!(info(&mut machine, 2, 2), 13);
+}
+
+/// What is remembered for retries is part of the state. Release 1 remembers an answer of `LOCK.INFO` of any size.
+#[test]
+fn a_large_answer_of_info_in_a_transaction_is_remembered_at_version_1_alone() {
+    for (version, remembered) in [(1, true), (2, false)] {
+        let mut machine = machine(BOTH);
+        if version == 2 {
+            apply(&mut machine, 1, UpgradeCommand::Raise { to: 2 }).unwrap();
+        }
+        let origin = Origin { node: 1, incarnation: 1 };
+        let large = vec![b'x'; 20_000];
+        let words = |words: &[&'static [u8]]| words.iter().copied().collect::<Words<'_>>();
+        let set = Command::Redis {
+            db: 0,
+            resp: Resp::Two,
+            member: None,
+            argv: [&b"SET"[..], b"k", &large].into_iter().collect(),
+        };
+        let info = Command::Transaction {
+            db: 0,
+            resp: Resp::Two,
+            member: None,
+            watched: vec![],
+            commands: vec![words(&[b"LOCK.INFO", b"k"])],
+        };
+        let mut ask = |command: &Command<'_>, seq| {
+            let mut blob = Vec::new();
+            command.encode(&mut blob);
+            let mut entry = EntryBuilder::for_version(version, Stamp { term: 1, logical_ms: 5, wall_us: 5 });
+            entry.push_batch(origin, 0, [(seq, &blob)]);
+            let mut out = Applied::default();
+            machine.apply_entry(&entry.finish(), &mut out).unwrap();
+            out.replies.pop().map(|(_, reply)| reply)
+        };
+        ask(&Command::OriginStart { origin }, 0);
+        ask(&set, 1);
+        let first = ask(&info, 2);
+        assert!(first.is_some(), "version {version}: no answer");
+        assert_eq!(ask(&info, 2) == first, remembered, "version {version}");
+    }
 }

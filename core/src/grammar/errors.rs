@@ -257,7 +257,9 @@ pub fn owner_in_other_mode() -> Refusal {
 /// Permits and keys that are no locks have no other mode.
 #[must_use]
 pub fn not_convertible() -> Refusal {
-    Refusal::new("MODE only exclusive and shared locks can be converted")
+    Refusal::new(format!(
+        "MODE only exclusive and shared locks can be converted, and a plain key only where it is a string of 1 to {OWNER_BYTES_MAX} bytes"
+    ))
 }
 
 /// A plain command would write to a lock that has, or may have, several holders.

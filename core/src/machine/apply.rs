@@ -320,7 +320,8 @@ impl Machine {
         let Some(id) = id else { return };
         self.digests.reply(id, &reply);
         // Large replies come from reads inside scripts; remembering them all would multiply the state.
-        let forgotten = redis::is_large(&reply).then(|| errors::reply_forgotten().into());
+        let forgotten =
+            redis::is_large(&reply, self.upgrade.version).then(|| errors::reply_forgotten().into());
         let kept = forgotten.as_ref().unwrap_or(&reply);
         let max_memory = self.max_memory_bytes();
         self.dedup.remember(id, kept, self.limits.remembered_per_origin_max, max_memory);

@@ -210,6 +210,11 @@ pub(crate) fn fill(dice: &mut Dice, template: &str, now_ms: u64) -> Vec<Vec<u8>>
     words
 }
 
+/// A name that commands use.
+pub(crate) fn key(dice: &mut Dice) -> Vec<u8> {
+    format!("{}{}", dice.pick(&["s", "h", "l", "z", "t"]), dice.roll(3)).into_bytes()
+}
+
 fn placeholder(dice: &mut Dice, name: &str, now_ms: u64) -> Vec<Vec<u8>> {
     let split = |text: &str| {
         text.split(' ').filter(|word| !word.is_empty()).map(|word| word.as_bytes().to_vec()).collect()
@@ -220,7 +225,7 @@ fn placeholder(dice: &mut Dice, name: &str, now_ms: u64) -> Vec<Vec<u8>> {
             let family = if dice.roll(20) == 0 { dice.pick(&["s", "h", "l", "z", "t"]) } else { &name[..1] };
             vec![format!("{family}{}", dice.roll(3)).into_bytes()]
         }
-        "k" => vec![format!("{}{}", dice.pick(&["s", "h", "l", "z", "t"]), dice.roll(3)).into_bytes()],
+        "k" => vec![key(dice)],
         // Apart, because Redis adds 80-bit floats: only numbers that both hold exactly come here.
         "fl" => vec![format!("float{}", dice.roll(2)).into_bytes()],
         "fh" => vec![format!("floats{}", dice.roll(2)).into_bytes()],
@@ -327,7 +332,7 @@ fn placeholder(dice: &mut Dice, name: &str, now_ms: u64) -> Vec<Vec<u8>> {
             "EX 10 PERSIST",
         ])),
         "cond" => split(dice.pick(&["", "", "NX", "XX", "GT", "LT", "gt", "BAD"])),
-        "copy" => split(dice.pick(&["", "REPLACE", "DB 0", "DB 1", "DB 99", "BAD"])),
+        "copy" => split(dice.pick(&["", "REPLACE", "DB 0", "DB 1", "DB 1 REPLACE", "DB 99", "BAD"])),
         "glob" => split(dice.pick(&["s*", "*1", "?2", "[hl]*", "[^s]?", "f*", "\\*", "x"])),
         "type" => split(dice.pick(&["string", "hash", "list", "zset", "set", "bad"])),
         "popn" => split(dice.pick(&["", "", "1", "2", "0", "-1", "x", "1 2"])),

@@ -38,6 +38,7 @@ cases! {
         force_release_names_a_fence,
     ],
     Abilities::EVENTS => [values_are_in_the_events],
+    Abilities::CORRECTNESS.and(Abilities::PLAIN_KEYS) => [a_plain_key_converts_where_its_value_can_be_an_owner],
     Abilities::EFFICIENCY_ALONE => [
         tier_1_has_exclusive_locks_alone,
     ],
@@ -187,6 +188,20 @@ fn a_lock_converts_down_and_up(context: &Context) {
     client.release(&name, up.fence);
     let gone = said(&mut client, &format!("LOCK.CONVERT {name} {} SHARED", up.fence));
     assert_eq!(gone, context.protocol().nil());
+}
+
+fn a_plain_key_converts_where_its_value_can_be_an_owner(context: &Context) {
+    let mut client = context.client();
+    for (bytes, converts) in [(0, false), (1, true), (256, true), (257, false)] {
+        let name = context.name(&format!("plain-{bytes}"));
+        ask!(client, "SET", &name, "x".repeat(bytes));
+        let fence = field(&mut client, &name, "fence").integer();
+        let reply = said(&mut client, &format!("LOCK.CONVERT {name} {fence} SHARED"));
+        match converts {
+            true => assert_eq!(expect::granted(&reply).fence, fence, "{bytes} bytes"),
+            false => assert!(expect::error(&reply, "MODE").contains("256"), "{bytes} bytes"),
+        }
+    }
 }
 
 fn an_upgrade_waits_for_the_other_readers(context: &Context) {

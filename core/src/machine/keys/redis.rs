@@ -9,6 +9,7 @@ use crate::machine::keys::adapter::{Clash, MachineKeys, ReadKeys};
 use crate::machine::log::bytes::Hash64;
 use crate::machine::log::command::{Db, Watched, Words};
 use crate::machine::log::effects::Write;
+use crate::machine::version::{self, ClusterVersion};
 use crate::machine::work::{Work, WORK_PER_COMMAND_MAX};
 use crate::machine::{Applied, Machine};
 use crate::reply::Reply;
@@ -32,17 +33,19 @@ pub(crate) struct RunOutcome {
     clash: Clash,
 }
 
-/// Whether a reply is too large to be remembered.
-pub(crate) fn is_large(reply: &Reply) -> bool {
-    fn weigh(reply: &Reply, left: &mut usize) -> bool {
+/// Whether a reply is too large to be remembered. At version 1 an answer of `LOCK.INFO` counts for nothing.
+pub(crate) fn is_large(reply: &Reply, version: ClusterVersion) -> bool {
+    fn weigh(reply: &Reply, version: ClusterVersion, left: &mut usize) -> bool {
         let own = match reply {
             Reply::Bulk(bytes) | Reply::Verbatim(bytes) => bytes.len(),
             Reply::Error(refusal) => refusal.0.len(),
             Reply::Array(items) | Reply::Set(items) => {
-                return items.iter().any(|item| weigh(item, left));
+                return items.iter().any(|item| weigh(item, version, left));
             }
             Reply::Map(pairs) => {
-                return pairs.iter().any(|(key, value)| weigh(key, left) || weigh(value, left));
+                return pairs
+                    .iter()
+                    .any(|(key, value)| weigh(key, version, left) || weigh(value, version, left));
             }
             Reply::Granted { .. }
             | Reply::GrantedMany { .. }
@@ -56,6 +59,7 @@ pub(crate) fn is_large(reply: &Reply) -> bool {
             | Reply::Bool(_)
             | Reply::Text(_)
             | Reply::Status(_) => 0,
+            Reply::Info(_) if version < version::SECOND => 0,
             Reply::Info(info) => info.pairs().iter().map(|(_, value)| value.weight()).sum(),
         };
         match left.checked_sub(own + 8) {
@@ -64,7 +68,7 @@ pub(crate) fn is_large(reply: &Reply) -> bool {
         }
         false
     }
-    weigh(reply, &mut REMEMBERED_REPLY_BYTES_MAX.clone())
+    weigh(reply, version, &mut REMEMBERED_REPLY_BYTES_MAX.clone())
 }
 
 /// Whether [`Machine::read`] answers this command: it changes nothing, and runs no script.

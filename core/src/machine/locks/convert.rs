@@ -15,7 +15,7 @@ use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::{Applied, EventOwner, HolderSlot, LockSlot, Machine};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
-use crate::types::{Fence, LockKind, LockMode, OwnerIdentity, RequestId, WAIT_MS_MAX};
+use crate::types::{Fence, LockKind, LockMode, OwnerIdentity, RequestId, OWNER_BYTES_MAX, WAIT_MS_MAX};
 
 /// What was asked.
 pub(crate) struct ConvertParams<'a> {
@@ -48,7 +48,9 @@ impl Machine {
         match (hold, params.to) {
             (Hold::Exclusive(_), ConvertTo::Exclusive) => Ok(Some(self.as_granted(hold))),
             (Hold::Exclusive(_), ConvertTo::Shared) => {
-                if self.values.contains_key(&slot) || self.grants.contains_key(&slot) {
+                // The value of a plain key stands in for an owner. A waiter's is bounded, and this one may come to wait.
+                let is_owner = (1..=OWNER_BYTES_MAX).contains(&self.locks[slot].owner().len());
+                if !is_owner || self.values.contains_key(&slot) || self.grants.contains_key(&slot) {
                     return Err(errors::not_convertible());
                 }
                 self.make_shared(slot, out);

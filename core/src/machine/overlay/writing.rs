@@ -42,6 +42,9 @@ impl Overlay<'_> {
     pub(super) fn write(&mut self, db: Db, key: &[u8], value: Value, at_ms: u64) -> Result<(), Refusal> {
         // Whatever comes of it depends on what is there.
         self.depend_on(db, key);
+        if self.is_held_by_several(db, key) {
+            return Err(crate::grammar::errors::plain_write_on_several());
+        }
         self.check_room(db, key)?;
         if let Some(seen) = self.held(db, key) {
             if seen.value == value.view() {

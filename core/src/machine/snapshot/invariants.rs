@@ -10,7 +10,7 @@ use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::store::list::{Linked, Links, List};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{HolderSlot, LockSlot, Machine, SessionSlot, Slot, WaiterSlot, WALL_US_MAX};
-use crate::types::{Fence, LockKind, LockMode, UserTag, FENCE_BOUND, PERMITS_MAX};
+use crate::types::{Fence, LockKind, LockMode, UserTag, FENCE_BOUND, OWNER_BYTES_MAX, PERMITS_MAX};
 use std::collections::BTreeSet;
 use std::fmt;
 
@@ -288,6 +288,9 @@ impl Machine {
         let fail = |what: &str| Err(Violation(format!("waiter {slot}: {what}")));
         if waiter.requests.is_empty() || waiter.requests.len() > self.limits.requests_per_waiter_max {
             return fail("no request, or too many");
+        }
+        if !(1..=OWNER_BYTES_MAX).contains(&waiter.owner.len()) {
+            return fail("its owner is too short or too long");
         }
         if waiter.since_ms > self.clock.logical_ms {
             return fail("it waits since a time to come");
