@@ -13,7 +13,7 @@ export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 # For `redfence --version`. Exported, so that every target builds the same program.
 export REDFENCE_COMMIT := $(shell scripts/commit)
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource scale soak interop bench versus hostile attack mixed-versions nightly fuzz images deb clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus hostile attack mixed-versions nightly fuzz images deb clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -110,6 +110,11 @@ mixed-fleet: ## half unchanged Redlock clients, half LOCK.ACQUIRE, the leader ki
 fenced-resource: build-release ## a PostgreSQL row behind a lock, holders paused, writes late: with the fence and without
 	@scripts/install-deps postgres
 	$(CARGO) run --release --locked -p redfence-tests --bin fenced
+
+drill: build ## redfence drill and fence-sql against a real PostgreSQL and MariaDB (in `make test` MariaDB only where it is installed)
+	@scripts/install-deps postgres redis-cli
+	@scripts/install-deps mariadb || echo "MariaDB is left out"
+	$(CARGO) test --locked -p redfence-tests --test drill -- --nocapture
 
 scale: build-release ## 500,000 held locks, 11,000 connections, a follower a million commands behind
 	$(CARGO) run --release --locked -p redfence-tests --bin scale

@@ -1,15 +1,46 @@
-//! The command line: every option as a flag, an environment variable `REDFENCE_…` and a key of the file; `--help` teaches.
+//! The command line: every option as a flag, an environment variable `REDFENCE_…` and a key of the file; `--help` teaches. Below it the
+//! programs beside the server.
 //!
 //! Nothing is checked here beyond its shape. The module `config` puts flags, environment, file and defaults together.
+//!
+//! # Layout
+//!
+//! - `access.rs` (addresses, TLS, login), `connection.rs` and `reply.rs`: how a program asks a cluster
+//! - `output.rs`, `times.rs`, `exit.rs`: tables and JSON, times, exit codes
+//! - `hold.rs` (a lock, renewed until it is lost), `child.rs` (a process group): what `run.rs` and `drill.rs` are made of
+//! - a file for each program: `locks.rs`, `cluster.rs`, `watch.rs`, `run.rs` (`run` and `elect`), `drill.rs`, `fence_sql.rs`
 
+pub(crate) mod access;
+pub mod child;
+pub mod cluster;
+pub(crate) mod connection;
 pub mod container;
+pub mod drill;
+pub mod exit;
+pub mod fence_sql;
+mod hold;
+pub mod locks;
+mod output;
+pub(crate) mod reply;
+pub mod run;
+mod times;
+pub mod watch;
 
 use crate::secret::Secret;
+use child::GuardArgs;
 use clap::{Args, Parser, Subcommand};
+use cluster::ClusterArgs;
 use container::{HealthArgs, JoinArgs, HEALTH_EXAMPLES, JOIN_EXAMPLES};
+use drill::DrillArgs;
+use exit::Failure;
+use fence_sql::FenceSqlArgs;
+use locks::LocksArgs;
+use run::{ElectArgs, RunArgs};
 use serde::Deserialize;
+use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use watch::WatchArgs;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -55,9 +86,70 @@ pub enum Command {
     /// Adds a new node to a running cluster (LOCK.CLUSTER ADD) unless it was added before: for scripts that start nodes.
     #[command(after_help = JOIN_EXAMPLES)]
     Join(JoinArgs),
+    /// Shows who holds which lock, and who waits.
+    #[command(after_help = locks::EXAMPLES)]
+    Locks(LocksArgs),
+    /// Shows and changes the members of a cluster, its settings and its version.
+    #[command(after_help = cluster::EXAMPLES)]
+    Cluster(ClusterArgs),
+    /// Prints the events of locks as they happen.
+    #[command(after_help = watch::EXAMPLES)]
+    Watch(WatchArgs),
+    /// Runs a command while holding a lock: cron jobs, migrations.
+    #[command(after_help = run::RUN_EXAMPLES)]
+    Run(RunArgs),
+    /// Runs a command on one machine of many: a leader election.
+    #[command(after_help = run::ELECT_EXAMPLES)]
+    Elect(ElectArgs),
+    /// Takes a lock away from its holder on purpose, and tries whether the old fence still writes.
+    #[command(after_help = drill::EXAMPLES)]
+    Drill(DrillArgs),
+    /// Prints the trigger that makes a table of PostgreSQL or MySQL refuse stale fences.
+    #[command(after_help = fence_sql::EXAMPLES)]
+    FenceSql(FenceSqlArgs),
+    /// Between `run` and its command: ends with its parent.
+    #[command(hide = true)]
+    GuardedExec(GuardArgs),
     /// Runs a server for tests of clients: the lock machine alone, with a clock that the test moves. Keeps nothing.
     #[command(after_help = TESTSERVER_EXAMPLES)]
     Testserver(TestserverArgs),
+}
+
+/// A program that asks a cluster, or prints something for its operator.
+pub trait Program {
+    fn run(&self) -> Result<(), Failure>;
+}
+
+/// Each program is an async function over its arguments.
+macro_rules! programs {
+    ($($args:ty => $run:path),* $(,)?) => {
+        $(impl Program for $args {
+            fn run(&self) -> Result<(), Failure> {
+                block_on($run(self))
+            }
+        })*
+    };
+}
+
+programs! {
+    LocksArgs => locks::run,
+    ClusterArgs => cluster::run,
+    WatchArgs => watch::run,
+    RunArgs => run::run,
+    ElectArgs => run::elect,
+    DrillArgs => drill::run,
+    FenceSqlArgs => fence_sql::run,
+    GuardArgs => run::guarded_exec,
+}
+
+/// A program asks one node at a time: one thread is enough.
+fn block_on(program: impl Future<Output = Result<(), Failure>>) -> Result<(), Failure> {
+    runtime()?.block_on(program)
+}
+
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| format!("cannot start: {error}").into())
 }
 
 const TESTSERVER_EXAMPLES: &str = "\

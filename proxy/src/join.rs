@@ -4,8 +4,8 @@
 //! added before, and perhaps removed on purpose since.
 
 use crate::backup::connect;
-use crate::backup::connection::BackupReply;
 use crate::cli::container::JoinArgs;
+use crate::cli::reply::Reply;
 use crate::cli::BackupArgs;
 use crate::clock::Clock;
 use std::time::Duration;
@@ -62,17 +62,15 @@ fn member(args: &JoinArgs) -> BackupArgs {
 fn add(args: &JoinArgs, member: &BackupArgs) -> Outcome {
     let words = ["LOCK.CLUSTER", "ADD", &args.id.to_string(), &args.advertise];
     match connect(member, &args.via).and_then(|mut connection| connection.ask(&words)) {
-        Ok(BackupReply::Text(text)) if text == b"OK" => Outcome::Added,
-        Ok(BackupReply::Error(line))
-            if line.starts_with("UNAVAILABLE") || line.starts_with("INDETERMINATE") =>
-        {
+        Ok(Reply::Text(text)) if text == b"OK" => Outcome::Added,
+        Ok(Reply::Error(line)) if line.starts_with("UNAVAILABLE") || line.starts_with("INDETERMINATE") => {
             Outcome::NotYet(line)
         }
-        Ok(BackupReply::Error(line)) => Outcome::Refused(line),
-        Ok(BackupReply::Text(_) | BackupReply::Int(_) | BackupReply::Array(_)) => {
-            Outcome::Refused(format!("{} is no Redfence node", args.via))
-        }
-        Err(line) if line.contains("refuses the password") => Outcome::Refused(line),
+        Ok(Reply::Error(line)) => Outcome::Refused(line),
+        Ok(
+            Reply::Nil | Reply::Text(_) | Reply::Int(_) | Reply::Array(_) | Reply::Map(_) | Reply::Push(_),
+        ) => Outcome::Refused(format!("{} is no Redfence node", args.via)),
+        Err(line) if line.contains(" refuses the ") => Outcome::Refused(line),
         Err(line) => Outcome::NotYet(line),
     }
 }

@@ -1,7 +1,8 @@
 //! `redfence`: reads the command line, starts the log, runs the node or an operator's program. Everything else is in the library.
 
 use clap::{CommandFactory, FromArgMatches};
-use redfence::cli::{Cli, Command, TestserverArgs};
+use redfence::cli::exit::Failure;
+use redfence::cli::{Cli, Command, Program, TestserverArgs};
 use redfence::config::{Config, Refused};
 use redfence::log_text::OneLine;
 use std::io::Write;
@@ -25,22 +26,35 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 });
 
 pub(crate) fn main() -> ExitCode {
-    // Whatever this process creates, the log engine's files too, is for its own user alone.
-    rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
     let cli = Cli::from_arg_matches(&Cli::command().version(VERSION.as_str()).get_matches());
-    let outcome = match cli.unwrap_or_else(|error| error.exit()).command {
-        Command::Serve(args) => Config::from_args(&args).and_then(run),
-        Command::Backup(args) => redfence::backup::run(&args),
-        Command::Restore(args) => redfence::backup::restore::restore(&args),
-        Command::Health(args) => redfence::health::run(&args),
-        Command::Join(args) => redfence::join::run(&args),
-        Command::Testserver(args) => run_testserver(&args),
+    let command = cli.unwrap_or_else(|error| error.exit()).command;
+    // Whatever this process creates, the log engine's files too, is for its own user alone. The command of `run` keeps its user's umask.
+    if !matches!(command, Command::Run(_) | Command::Elect(_) | Command::Drill(_) | Command::GuardedExec(_)) {
+        rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
+    }
+    let outcome = match command {
+        Command::Serve(args) => Config::from_args(&args).and_then(run).map_err(Failure::from),
+        Command::Backup(args) => redfence::backup::run(&args).map_err(Failure::from),
+        Command::Restore(args) => redfence::backup::restore::restore(&args).map_err(Failure::from),
+        Command::Health(args) => redfence::health::run(&args).map_err(Failure::from),
+        Command::Join(args) => redfence::join::run(&args).map_err(Failure::from),
+        Command::Testserver(args) => run_testserver(&args).map_err(Failure::from),
+        Command::Locks(args) => args.run(),
+        Command::Cluster(args) => args.run(),
+        Command::Watch(args) => args.run(),
+        Command::Run(args) => args.run(),
+        Command::Elect(args) => args.run(),
+        Command::Drill(args) => args.run(),
+        Command::FenceSql(args) => args.run(),
+        Command::GuardedExec(args) => args.run(),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
-        Err(line) => {
-            eprintln!("redfence: {line}");
-            ExitCode::FAILURE
+        Err(Failure { code, line }) => {
+            if !line.is_empty() {
+                eprintln!("redfence: {line}");
+            }
+            ExitCode::from(code)
         }
     }
 }

@@ -19,7 +19,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("log_text", &[]),
     ("notify", &[]),
     ("tls", &[]),
-    ("cli", &["secret"]),
+    ("cli", &["calendar", "clock", "secret", "tls"]),
     ("client_memory", &["clock"]),
     ("node_api", &["clock", "client_memory"]),
     ("storage", &["node_api"]),
@@ -46,7 +46,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ),
     ("admin", &["clock", "server", "tls"]),
     ("config", &["cli", "secret", "server", "tls", "transport"]),
-    ("backup", &["calendar", "cli", "clock", "config", "node_api", "secret", "storage", "tls"]),
+    ("backup", &["calendar", "cli", "clock", "config", "node_api", "storage"]),
     ("health", &["cli"]),
     ("join", &["backup", "cli", "clock"]),
     (

@@ -6,7 +6,7 @@
 //! - [`process`]: one child process: free port, logs, killed when its owner goes away.
 //! - [`artifacts`]: where the built module and the `redfence` program are, and what to say when they are not.
 //! - [`redis`]: a redis-server in a directory of its own.
-//! - [`postgres`]: a throw-away PostgreSQL, spoken to through psql.
+//! - [`postgres`], [`mariadb`]: throw-away databases, spoken to through their own command-line programs ([`sql_shell`]).
 //! - [`cluster`]: `redfence serve` processes: one or several nodes, killed, paused, restarted.
 //! - [`inject`]: failing and slow system calls, by strace; [`left_out`]: what this machine cannot do.
 //! - [`client`]: what a case holds: `ask`, `send`, `receive`, over any backend.
@@ -31,6 +31,7 @@ pub mod expect;
 pub mod hostile;
 pub mod inject;
 pub mod left_out;
+pub mod mariadb;
 pub mod postgres;
 pub mod process;
 pub mod redis;
@@ -39,4 +40,5 @@ pub mod resp;
 pub mod rng;
 pub mod sim;
 pub mod soak;
+pub mod sql_shell;
 pub mod tier1;

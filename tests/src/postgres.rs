@@ -2,22 +2,23 @@
 //!
 //! Spoken to through `psql`, one process for each connection: real clients whose writes can be held up by stopping them.
 
-use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::process::{poll_until, Process};
+use crate::sql_shell::SqlShell;
+
+/// One connection; columns are parted by `|`.
+pub type Psql = SqlShell;
 
 const READY_WITHIN: Duration = Duration::from_secs(30);
 const USER: &str = "redfence";
 /// `nobody` on every Linux: PostgreSQL refuses to run as root.
-const NOBODY: u32 = 65_534;
-/// After each answer, so that its end is seen.
-const END: &str = "--end--";
+pub(crate) const NOBODY: u32 = 65_534;
 
 pub struct Postgres {
     folder: TempDir,
@@ -42,7 +43,7 @@ fn programs() -> Result<PathBuf, String> {
 }
 
 /// The program as an unprivileged user, where this process is root.
-fn unprivileged(program: &Path) -> Command {
+pub(crate) fn unprivileged(program: &Path) -> Command {
     let mut command = Command::new(program);
     if is_root() {
         command.uid(NOBODY).gid(NOBODY);
@@ -50,7 +51,7 @@ fn unprivileged(program: &Path) -> Command {
     command
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     // SAFETY: geteuid takes nothing, touches nothing and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }
@@ -86,72 +87,19 @@ impl Postgres {
     }
 
     pub fn connect(&self) -> Result<Psql, String> {
-        let mut child = unprivileged(&self.programs.join("psql"))
-            .current_dir(self.folder.path())
-            .args(["-X", "-q", "-A", "-t", "-U", USER, "-d", "postgres", "-h"])
-            .arg(self.folder.path())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .map_err(|error| format!("psql: {error}"))?;
-        let (words, rows) = (child.stdin.take().expect("piped"), child.stdout.take().expect("piped"));
-        Ok(Psql { child, words, rows: BufReader::new(rows) })
-    }
-}
-
-/// One connection.
-pub struct Psql {
-    child: Child,
-    words: ChildStdin,
-    rows: BufReader<ChildStdout>,
-}
-
-impl Psql {
-    /// The rows of one statement, columns parted by `|`.
-    pub fn ask(&mut self, statement: &str) -> Result<Vec<String>, String> {
-        self.send(statement)?;
-        self.receive()
+        let mut command = unprivileged(&self.programs.join("psql"));
+        command.current_dir(self.folder.path()).args(["-X", "-q", "-A", "-t"]).args(self.words());
+        SqlShell::start(command, |text| format!("\\echo {text}"))
     }
 
-    /// Hands the statement over and does not wait.
-    pub fn send(&mut self, statement: &str) -> Result<(), String> {
-        writeln!(self.words, "{statement};\n\\echo {END}").map_err(|error| format!("psql: {error}"))
+    /// How a shell runs psql here: the program, and the options that name the database.
+    pub fn command_line(&self) -> String {
+        let words = self.words().join(" ");
+        format!("{} -X -q -v ON_ERROR_STOP=1 {words}", self.programs.join("psql").display())
     }
 
-    pub fn receive(&mut self) -> Result<Vec<String>, String> {
-        let mut rows = Vec::new();
-        loop {
-            let mut row = String::new();
-            if self.rows.read_line(&mut row).map_err(|error| format!("psql: {error}"))? == 0 {
-                return Err("psql has ended".into());
-            }
-            match row.trim_end() {
-                END => return Ok(rows),
-                row => rows.push(row.to_string()),
-            }
-        }
-    }
-
-    /// From here to [`Psql::resume`] whatever is sent waits on its way to the database.
-    pub fn pause(&self) {
-        self.signal(libc::SIGSTOP);
-    }
-
-    pub fn resume(&self) {
-        self.signal(libc::SIGCONT);
-    }
-
-    fn signal(&self, signal: i32) {
-        // SAFETY: kill takes two integers; the child was not waited for, so its number is still its own.
-        unsafe { libc::kill(self.child.id() as i32, signal) };
-    }
-}
-
-impl Drop for Psql {
-    fn drop(&mut self) {
-        // An error here means that it has ended already.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+    fn words(&self) -> Vec<String> {
+        let folder = self.folder.path().to_string_lossy().into_owned();
+        ["-U", USER, "-d", "postgres", "-h", &folder].map(str::to_owned).to_vec()
     }
 }

@@ -14,7 +14,7 @@
 //! - What the upstream Redis holds (Tier 1, and high-water marks where there is one) is not part of a backup.
 //! - A backup is as secret as the data directory of a node: the file is readable by its owner alone.
 
-pub(crate) mod connection;
+mod connection;
 mod file;
 pub mod restore;
 mod take;

@@ -2,14 +2,13 @@
 //!
 //! The file is written under a temporary name, checked piece by piece as it comes, synced and renamed: under its own name it is whole.
 
-use super::connection::{BackupConnection, BackupReply, BackupTls, Login};
+use super::connection::BackupConnection;
+use crate::cli::access::LoginArgs;
+use crate::cli::reply::Reply;
 use crate::cli::BackupArgs;
 use crate::clock::Clock;
 use crate::node_api::backup_file::BackupHeader;
 use crate::node_api::snapshot_stream::StreamChecker;
-use crate::secret::{self, Secret};
-use crate::tls::upstream::client_config;
-use rustls::pki_types::ServerName;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -50,35 +49,18 @@ pub(super) fn take(args: &BackupArgs) -> Result<(), String> {
 
 /// A connection to the member at `from`, with TLS and logged in as the arguments say.
 pub(crate) fn connect(args: &BackupArgs, from: &str) -> Result<BackupConnection, String> {
-    let password = password(args.password_file.as_deref())?;
-    let login = login(args.user.as_deref(), password.as_ref())?;
-    BackupConnection::open(from, tls(args, from)?, login.as_ref())
+    BackupConnection::open(from, &login(args))
 }
 
-/// A file wins over the environment.
-fn password(file: Option<&Path>) -> Result<Option<Secret>, String> {
-    let environment =
-        std::env::var("REDFENCE_PASSWORD").ok().filter(|text| file.is_none() && !text.is_empty());
-    secret::resolve("password", environment.map(Secret::from), file)
-}
-
-fn login<'a>(user: Option<&'a str>, password: Option<&'a Secret>) -> Result<Option<Login<'a>>, String> {
-    match (user, password) {
-        (user, Some(password)) => Ok(Some(Login { user, password: password.expose() })),
-        (Some(_), None) => Err("--user needs a password: --password-file or REDFENCE_PASSWORD".to_owned()),
-        (None, None) => Ok(None),
+fn login(args: &BackupArgs) -> LoginArgs {
+    LoginArgs {
+        password_file: args.password_file.clone(),
+        user: args.user.clone(),
+        tls_ca: args.tls_ca.clone(),
+        tls_name: args.tls_name.clone(),
+        tls_cert: args.tls_cert.clone(),
+        tls_key: args.tls_key.clone(),
     }
-}
-
-fn tls(args: &BackupArgs, from: &str) -> Result<Option<BackupTls>, String> {
-    let Some(ca) = &args.tls_ca else { return Ok(None) };
-    let client = args.tls_cert.as_deref().zip(args.tls_key.as_deref());
-    let config = client_config("tls", ca, client)?;
-    let host = from.rsplit_once(':').map_or(from, |(host, _)| host);
-    let name = args.tls_name.as_deref().unwrap_or_else(|| host.trim_matches(['[', ']']));
-    let name = ServerName::try_from(name.to_owned())
-        .map_err(|_| format!("tls-name '{name}' is no host name or address"))?;
-    Ok(Some(BackupTls { config, name }))
 }
 
 fn temp_path(out: &Path) -> PathBuf {
@@ -112,27 +94,32 @@ struct Piece {
 impl Source {
     fn begin(&mut self) -> Result<(), String> {
         match self.ask(&["LOCK.CLUSTER", "BACKUP", "BEGIN"])? {
-            BackupReply::Int(id) => self.id = id.to_string(),
-            BackupReply::Error(line) => return Err(line),
-            BackupReply::Text(_) | BackupReply::Array(_) => return Err(strange_answer()),
+            Reply::Int(id) => self.id = id.to_string(),
+            Reply::Error(line) => return Err(line),
+            Reply::Nil | Reply::Text(_) | Reply::Array(_) | Reply::Map(_) | Reply::Push(_) => {
+                return Err(strange_answer())
+            }
         }
         Ok(())
     }
 
     /// Asks until the cluster has a leader.
-    fn ask(&mut self, words: &[&str]) -> Result<BackupReply, String> {
+    fn ask(&mut self, words: &[&str]) -> Result<Reply, String> {
         let begun_ms = self.clock.monotonic_ms();
         loop {
             let answer = self.connection.ask(words)?;
             let is_late = self.clock.monotonic_ms() - begun_ms >= RETRY_WITHIN_MS;
             match answer {
-                BackupReply::Error(line) if line.starts_with("UNAVAILABLE") && !is_late => {
+                Reply::Error(line) if line.starts_with("UNAVAILABLE") && !is_late => {
                     std::thread::sleep(RETRY_EVERY);
                 }
-                BackupReply::Error(_)
-                | BackupReply::Int(_)
-                | BackupReply::Text(_)
-                | BackupReply::Array(_) => return Ok(answer),
+                Reply::Nil
+                | Reply::Error(_)
+                | Reply::Int(_)
+                | Reply::Text(_)
+                | Reply::Array(_)
+                | Reply::Map(_)
+                | Reply::Push(_) => return Ok(answer),
             }
         }
     }
@@ -140,16 +127,14 @@ impl Source {
     fn read(&mut self, offset: u64) -> Result<Piece, String> {
         let id = self.id.clone();
         let mut items = match self.ask(&["LOCK.CLUSTER", "BACKUP", "READ", &id, &offset.to_string()])? {
-            BackupReply::Array(items) => items.into_iter(),
-            BackupReply::Error(line) => return Err(line),
-            BackupReply::Int(_) | BackupReply::Text(_) => return Err(strange_answer()),
+            Reply::Array(items) => items.into_iter(),
+            Reply::Error(line) => return Err(line),
+            Reply::Nil | Reply::Int(_) | Reply::Text(_) | Reply::Map(_) | Reply::Push(_) => {
+                return Err(strange_answer())
+            }
         };
         match (items.next(), items.next(), items.next()) {
-            (
-                Some(BackupReply::Text(state)),
-                Some(BackupReply::Int(total)),
-                Some(BackupReply::Text(bytes)),
-            ) => {
+            (Some(Reply::Text(state)), Some(Reply::Int(total)), Some(Reply::Text(bytes))) => {
                 let total_bytes = u64::try_from(total).ok().filter(|total| *total <= TOTAL_BYTES_MAX);
                 let total_bytes = total_bytes.ok_or_else(strange_answer)?;
                 Ok(Piece { is_ready: state == b"ready", total_bytes, bytes })

@@ -112,10 +112,21 @@ fn every_flag_of_the_other_programs_has_its_entry() {
         row.unwrap_or_else(|| panic!("docs/operations.md has no row for redfence {program}")).to_owned()
     };
     let testserver = read(&root().join("clients/TESTSERVER.md"));
-    for program in cli.get_subcommands().filter(|program| !matches!(program.get_name(), "serve" | "help")) {
+    let programs = doc("programs.md");
+    let section = |title: &str| {
+        let (_, rest) =
+            programs.split_once(&format!("\n## {title}\n")).unwrap_or_else(|| panic!("no {title}"));
+        rest.split("\n## ").next().unwrap_or_default().to_owned()
+    };
+    let is_shown =
+        |program: &&clap::Command| !program.is_hide_set() && !matches!(program.get_name(), "serve" | "help");
+    for program in cli.get_subcommands().filter(is_shown) {
         let entry = match program.get_name() {
             "backup" | "restore" | "health" | "join" => row(program.get_name()),
             "testserver" => testserver.clone(),
+            "locks" | "cluster" | "watch" | "run" | "elect" | "drill" | "fence-sql" => {
+                section("Connection") + &section(&format!("redfence {}", program.get_name()))
+            }
             other => panic!("redfence {other}: say here which page describes it"),
         };
         let flags = code_words(&entry);

@@ -1,0 +1,207 @@
+//! `redfence drill`: a fire drill. Takes a lock away from its holder, takes it itself, and tries whether the old fence still writes.
+//!
+//! The probe is a command that writes to the resource under `REDFENCE_FENCE`, and succeeds where the resource took the write. It runs three times:
+//! with the new fence, which must be taken and which the resource remembers; with the old one, which must be refused; and with a newer one, which must be
+//! taken again, so that a resource that is down does not pass for one that checks fences.
+
+use super::access::{Access, AccessArgs, Client};
+use super::child::{command_under, Child};
+use super::exit::{self, Failure};
+use super::hold::{Hold, Wish};
+use super::output::{Output, Style};
+use super::reply::Reply;
+use super::times::parse_ms;
+use clap::Args;
+use serde_json::json;
+use std::ffi::OsString;
+use std::io;
+use std::process::Stdio;
+use std::time::Duration;
+
+/// Beyond the three probes, for the rest of the drill.
+const SPARE_MS: u64 = 30_000;
+const KILL_AFTER: Duration = Duration::from_secs(1);
+
+pub const EXAMPLES: &str = "\
+Example:
+  redfence drill wallet:7 --probe 'PGOPTIONS=\"-c redfence.fence=$REDFENCE_FENCE\" psql -d shop -c \"UPDATE wallets SET seen = now() WHERE id = 7\"'
+
+THE HOLDER LOSES ITS LOCK. Where nobody holds it, the drill plays the old holder, too. The probe is run by a shell, gets REDFENCE_FENCE and
+REDFENCE_RESOURCE, and must exit with 0 only where the resource took its write.
+
+Exit codes: 0: the resource refuses the old fence; 1: the old fence still writes, and a paused holder would corrupt the resource;
+2: the drill could not be carried out; 75: somebody else got the lock before the drill.";
+
+#[derive(Debug, Args)]
+pub struct DrillArgs {
+    /// The lock
+    #[arg(value_name = "NAME")]
+    pub name: String,
+
+    /// A command that writes to the resource with the fence in REDFENCE_FENCE
+    #[arg(long, value_name = "CMD")]
+    pub probe: OsString,
+
+    /// How long the probe may take
+    #[arg(long, value_name = "TIME", default_value = "30s", value_parser = parse_ms)]
+    pub probe_timeout: u64,
+
+    /// How long to wait for whoever stands in line before the drill
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = parse_ms)]
+    pub wait: u64,
+
+    /// correctness or efficiency [default: what the cluster says of this name]
+    #[arg(long, value_name = "TIER")]
+    pub tier: Option<String>,
+
+    /// The result as a JSON object
+    #[arg(long)]
+    pub json: bool,
+
+    #[command(flatten)]
+    pub access: AccessArgs,
+}
+
+pub(crate) async fn run(args: &DrillArgs) -> Result<(), Failure> {
+    // A drill that failed must not look like a resource that failed it.
+    carry_out(args).await.map_err(|failure| match failure.code {
+        exit::BUSY => failure,
+        _ => failure.with_code(exit::NOT_DONE),
+    })?
+}
+
+/// The outer error is about the drill, the inner one is its result.
+async fn carry_out(args: &DrillArgs) -> Result<Result<(), Failure>, Failure> {
+    let mut output = Output::new();
+    let (old_fence, holder) = take_away(args).await?;
+    let hold = acquire(args).await?;
+    let new_fence = hold.fence();
+    tell(args, &format!("{holder} lost the lock; its fence {old_fence} is behind the new one, {new_fence}"));
+    let outcome = probe_all(args, hold, old_fence).await?;
+    let (is_safe, word, text) = match outcome {
+        Outcome::Refused => (true, "refused", format!("the resource refuses the old fence {old_fence}")),
+        Outcome::Written => (
+            false,
+            "written",
+            format!(
+                "THE OLD FENCE STILL WRITES: a holder that was paused and lost {} corrupts the resource. \
+                 Let the resource compare fences (redfence fence-sql, FENCE.CALL)",
+                args.name.escape_debug()
+            ),
+        ),
+    };
+    if args.json {
+        output.json(&json!({
+            "resource": args.name, "old_fence": old_fence, "new_fence": new_fence, "holder": holder, "old_fence_was": word,
+        }))?;
+    } else {
+        let style = if is_safe { Style::Good } else { Style::Bad };
+        let text = output.paint(&text, style);
+        output.line(&text)?;
+    }
+    Ok(if is_safe { Ok(()) } else { Err(Failure::new(exit::FAILED, "")) })
+}
+
+enum Outcome {
+    Refused,
+    Written,
+}
+
+fn tell(args: &DrillArgs, line: &str) {
+    if !args.json {
+        eprintln!("drill: {line}");
+    }
+}
+
+/// Answers the fence of the holder that lost its lock, and who it was.
+async fn take_away(args: &DrillArgs) -> Result<(i64, String), Failure> {
+    let mut client = Client::new(&args.access)?;
+    let words = |command: &str| {
+        let mut words = vec![command.to_owned(), args.name.clone()];
+        words.extend(args.tier.iter().flat_map(|tier| ["TIER".to_owned(), tier.clone()]));
+        words
+    };
+    let info = client.read(&words("LOCK.INFO")).await?;
+    let shown = |field: &str| info.field(field).map_or_else(|| "-".to_owned(), Reply::shown);
+    if shown("state") != "held" {
+        tell(args, "nobody holds the lock: the drill plays the old holder");
+        let hold = acquire(args).await?;
+        let fence = hold.fence();
+        client.change(&words("LOCK.FORCERELEASE")).await?;
+        return Ok((fence, "the drill's own holder".to_owned()));
+    }
+    if matches!(shown("mode").as_str(), "shared" | "permits") {
+        let line = format!(
+            "{} is held in mode {}: fences order exclusive grants alone, so there is nothing to try",
+            args.name.escape_debug(),
+            shown("mode")
+        );
+        return Err(line.into());
+    }
+    let fence = info.field("fence").and_then(Reply::int).filter(|fence| *fence > 0);
+    let fence = fence.ok_or_else(|| Failure::from("the lock has no fence".to_owned()))?;
+    client.change(&words("LOCK.FORCERELEASE")).await?;
+    Ok((fence, shown("owner")))
+}
+
+async fn acquire(args: &DrillArgs) -> Result<Hold, Failure> {
+    let wish = Wish {
+        name: args.name.clone(),
+        // No renewals: it is held for as long as the probes may take.
+        ttl_ms: (3 * args.probe_timeout).saturating_add(SPARE_MS),
+        wait_ms: Some(args.wait),
+        value: None,
+        tier: args.tier.clone(),
+    };
+    let hold = Hold::acquire(Access::new(&args.access)?, wish).await?;
+    hold.ok_or_else(|| {
+        let line = format!(
+            "{}: somebody else got the lock and did not release it in time",
+            args.name.escape_debug()
+        );
+        Failure::new(exit::BUSY, line)
+    })
+}
+
+async fn probe_all(args: &DrillArgs, hold: Hold, old_fence: i64) -> Result<Outcome, Failure> {
+    let new_fence = hold.fence();
+    let outcome = async {
+        if !probe(args, new_fence).await? {
+            let line = format!(
+                "the probe fails with the new fence {new_fence}: it must succeed where the write is taken"
+            );
+            return Err(Failure::from(line));
+        }
+        Ok(if probe(args, old_fence).await? { Outcome::Written } else { Outcome::Refused })
+    };
+    let outcome = outcome.await;
+    hold.release().await;
+    let outcome = outcome?;
+    let hold = acquire(args).await?;
+    let is_taken = probe(args, hold.fence()).await;
+    hold.release().await;
+    match (is_taken?, outcome) {
+        (true, outcome) | (false, outcome @ Outcome::Written) => Ok(outcome),
+        (false, Outcome::Refused) => {
+            let line =
+                "the probe fails with a newer fence, too: the resource is down, or it refuses everybody";
+            Err(line.to_owned().into())
+        }
+    }
+}
+
+/// Whether the write was taken.
+async fn probe(args: &DrillArgs, fence: i64) -> Result<bool, Failure> {
+    let words = [OsString::from("sh"), OsString::from("-c"), args.probe.clone()];
+    let mut command = command_under(&words, &args.name, fence)?;
+    // Our own standard output is the result.
+    command.stdin(Stdio::null()).stdout(io::stderr());
+    let mut child = Child::start(command, true)?;
+    match tokio::time::timeout(Duration::from_millis(args.probe_timeout), child.wait()).await {
+        Ok(code) => Ok(code? == 0),
+        Err(_) => {
+            child.end(KILL_AFTER).await?;
+            Err(format!("the probe took longer than {} ms (--probe-timeout)", args.probe_timeout).into())
+        }
+    }
+}

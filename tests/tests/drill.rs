@@ -1,0 +1,229 @@
+//! `redfence fence-sql` and `redfence drill` against real databases: with the trigger a table refuses the write of a paused holder without
+//! a changed statement; without it the write is taken, and the drill says so and exits with 1.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+use redfence_tests::artifacts;
+use redfence_tests::cluster::{Cluster, Options};
+use redfence_tests::left_out;
+use redfence_tests::mariadb::MariaDb;
+use redfence_tests::postgres::Postgres;
+use redfence_tests::process::poll_until;
+use redfence_tests::sql_shell::SqlShell;
+
+const REPLY_WITHIN: Duration = Duration::from_secs(20);
+const STATEMENT: &str = "UPDATE wallets SET balance = balance + 1 WHERE id = 7";
+
+/// What a test needs to know of a database.
+struct Database {
+    connect: Box<dyn Fn() -> SqlShell>,
+    /// How a shell runs its client, which reads statements from standard input.
+    client: String,
+    /// The statement that tells a connection its fence.
+    tell: fn(fence: &str) -> String,
+    /// The shell command that runs [`STATEMENT`] under `$REDFENCE_FENCE`.
+    probe: String,
+    dialect: &'static str,
+}
+
+fn postgresql() -> Option<Database> {
+    let postgres = match Postgres::start() {
+        Ok(postgres) => postgres,
+        Err(why) => {
+            left_out::or_fail(&format!("fence-sql and drill with PostgreSQL: {why}"));
+            return None;
+        }
+    };
+    let client = postgres.command_line();
+    Some(Database {
+        // The fence is in the environment of the client: the statement is the application's own.
+        probe: format!("PGOPTIONS=\"-c redfence.fence=$REDFENCE_FENCE\" {client} -c '{STATEMENT}'"),
+        client,
+        connect: Box::new(move || postgres.connect().expect("a connection")),
+        tell: |fence| format!("SELECT set_config('redfence.fence', '{fence}', false)"),
+        dialect: "postgresql",
+    })
+}
+
+fn mariadb() -> Option<Database> {
+    if let Err(why) = MariaDb::is_installed() {
+        left_out::note(&format!("fence-sql and drill with MariaDB: {why}"));
+        return None;
+    }
+    let mariadb = MariaDb::start().unwrap_or_else(|why| panic!("{why}"));
+    let client = mariadb.command_line();
+    Some(Database {
+        probe: format!("{client} --init-command=\"SET @redfence_fence = $REDFENCE_FENCE\" -e '{STATEMENT}'"),
+        client,
+        connect: Box::new(move || mariadb.connect().expect("a connection")),
+        tell: |fence| format!("SET @redfence_fence = {fence}"),
+        dialect: "mysql",
+    })
+}
+
+fn program() -> PathBuf {
+    artifacts::redfence().unwrap_or_else(|missing| panic!("{missing}"))
+}
+
+fn redfence(cluster: &Cluster, args: &[&str]) -> Output {
+    let mut command = Command::new(program());
+    command.args(args).env("REDFENCE_ADDR", cluster.nodes[0].address.to_string());
+    command.env_remove("REDFENCE_PASSWORD").stdin(Stdio::null()).output().expect("redfence runs")
+}
+
+#[track_caller]
+fn drill(cluster: &Cluster, probe: &str) -> (Option<i32>, serde_json::Value, String) {
+    let output = redfence(cluster, &["drill", "wallet:7", "--json", "--probe", probe]);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    (output.status.code(), serde_json::from_str(&text).unwrap_or_default(), said)
+}
+
+/// Takes the lock, tells the connection the fence, and stands still with a write under way.
+fn paused_holder(cluster: &Cluster, database: &Database) -> (SqlShell, i64) {
+    let words = ["LOCK.ACQUIRE", "wallet:7", "600000", "OWNER", "application"];
+    let fence = cluster.nodes[0].ask(&words, REPLY_WITHIN).expect("a grant").array()[0].integer();
+    let mut shell = (database.connect)();
+    shell.ask(&(database.tell)(&fence.to_string())).expect("an answer");
+    shell.pause();
+    shell.send("UPDATE wallets SET balance = 1000000 WHERE id = 7").expect("a pipe");
+    (shell, fence)
+}
+
+fn balance(database: &Database) -> i64 {
+    let rows = (database.connect)().ask("SELECT balance FROM wallets WHERE id = 7").expect("an answer");
+    rows.first().and_then(|row| row.parse().ok()).expect("a number")
+}
+
+fn install_trigger(database: &Database) {
+    let sql = Command::new(program()).args(["fence-sql", "wallets", "--dialect", database.dialect]).output();
+    let sql = sql.expect("redfence runs");
+    assert!(sql.status.success(), "{}", String::from_utf8_lossy(&sql.stderr));
+    let mut client =
+        Command::new("sh").args(["-c", &database.client]).stdin(Stdio::piped()).spawn().expect("sh");
+    client.stdin.take().expect("piped").write_all(&sql.stdout).expect("a pipe");
+    assert!(client.wait().expect("a child").success(), "the database takes the text");
+}
+
+fn with_and_without_the_trigger(database: &Database) {
+    let cluster = Cluster::start(&Options::nodes(1));
+    let mut admin = (database.connect)();
+    admin.ask("CREATE TABLE wallets (id int PRIMARY KEY, balance int NOT NULL)").expect("an answer");
+    admin.ask("INSERT INTO wallets (id, balance) VALUES (7, 100)").expect("an answer");
+
+    let (mut holder, fence) = paused_holder(&cluster, database);
+    let (code, result, said) = drill(&cluster, &database.probe);
+    assert_eq!(code, Some(1), "{said}");
+    assert_eq!(result["old_fence_was"], "written", "{result}");
+    assert_eq!((result["old_fence"].as_i64(), result["holder"].as_str()), (Some(fence), Some("application")));
+    holder.resume();
+    holder.receive().expect("an answer");
+    assert_eq!(
+        balance(database),
+        1_000_000,
+        "without the trigger the late write is taken: what the drill foretold"
+    );
+
+    install_trigger(database);
+    install_trigger(database);
+    admin.ask("UPDATE wallets SET balance = 100").expect("an answer");
+    let (mut holder, fence) = paused_holder(&cluster, database);
+    let (code, result, said) = drill(&cluster, &database.probe);
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(result["old_fence_was"], "refused", "{result}");
+    assert_eq!(result["old_fence"].as_i64(), Some(fence));
+    let after = balance(database);
+    assert_eq!(after, 102, "the probes with the two newer fences were taken");
+    holder.resume();
+    holder.receive().expect("an answer");
+    assert_eq!(balance(database), after, "the same statement is refused now");
+    for statement in [STATEMENT, "DELETE FROM wallets"] {
+        holder.ask(statement).expect("an answer");
+        admin.ask(statement).expect("an answer");
+    }
+    assert_eq!(balance(database), after, "as is a DELETE, and whoever has no fence at all");
+}
+
+#[test]
+fn postgresql_refuses_a_paused_holder_with_the_trigger_and_is_corrupted_without() {
+    if let Some(database) = postgresql() {
+        with_and_without_the_trigger(&database);
+    }
+}
+
+#[test]
+fn mariadb_refuses_a_paused_holder_with_the_trigger_and_is_corrupted_without() {
+    if let Some(database) = mariadb() {
+        with_and_without_the_trigger(&database);
+    }
+}
+
+#[test]
+fn a_drill_that_cannot_be_carried_out_is_none_that_was_passed_or_failed() {
+    let cluster = Cluster::start(&Options::nodes(1));
+    // Nobody holds the lock: the drill plays the old holder. The resource is Redfence's own register.
+    let address = cluster.nodes[0].address;
+    let call = format!(
+        "redis-cli -e -h {} -p {} FENCE.CALL wallet:7 $REDFENCE_FENCE SET balance $REDFENCE_FENCE",
+        address.ip(),
+        address.port()
+    );
+    let (code, result, said) = drill(&cluster, &call);
+    assert_eq!((code, result["old_fence_was"].as_str()), (Some(0), Some("refused")), "{said}");
+    let (code, _, said) = drill(&cluster, "true");
+    assert_eq!(code, Some(1), "a resource that takes everything: {said}");
+    let (code, _, said) = drill(&cluster, "false");
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("the probe fails with the new fence"), "{said}");
+    // Taken with the first fence it sees, and then with none.
+    let folder = tempfile::tempdir().expect("a folder");
+    let (code, _, said) = drill(&cluster, &format!("mkdir {}/once", folder.path().display()));
+    assert_eq!(code, Some(2), "a resource that goes down in between: {said}");
+    assert!(said.contains("the resource is down"), "{said}");
+    let late = ["drill", "wallet:7", "--probe", "sleep 60", "--probe-timeout", "200ms"];
+    assert_eq!(redfence(&cluster, &late).status.code(), Some(2));
+    let ask = |words: &[&str]| cluster.nodes[0].ask(words, REPLY_WITHIN).expect("an answer");
+    assert!(
+        poll_until(REPLY_WITHIN, || ask(&["LOCK.INFO", "wallet:7"]).text_of("state") == "free"),
+        "it is given back"
+    );
+
+    let shared = ["LOCK.ACQUIRE", "wallet:7", "600000", "SHARED"];
+    assert!(poll_until(REPLY_WITHIN, || !ask(&shared).is_error()), "the cluster has version 2");
+    let (code, _, said) = drill(&cluster, "true");
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("mode shared"), "{said}");
+    assert_eq!(ask(&["LOCK.INFO", "wallet:7"]).text_of("state"), "held", "and nobody lost anything");
+}
+
+/// A field of a flat array.
+trait Fields {
+    fn text_of(&self, field: &str) -> String;
+}
+
+impl Fields for redfence_tests::resp::Value {
+    fn text_of(&self, field: &str) -> String {
+        let pair = self.array().chunks_exact(2).find(|pair| pair[0].text() == field);
+        pair.map(|pair| pair[1].text()).unwrap_or_default()
+    }
+}
+
+/// The SDK prints the same text: a table may be prepared by either.
+#[test]
+fn the_trigger_is_that_of_the_python_sdk() {
+    let sdk = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../clients/python/src");
+    let script = "import importlib.util, sys, types\n\
+                  sys.modules['redfence'] = types.ModuleType('redfence'); sys.modules['redfence'].__path__ = [sys.argv[1] + '/redfence']\n\
+                  from redfence.postgres import trigger_sql\n\
+                  print(trigger_sql('shop.wallets', 'token'), end='')";
+    let theirs = Command::new("python3").args(["-c", script]).arg(&sdk).output().expect("python3 runs");
+    assert!(theirs.status.success(), "{}", String::from_utf8_lossy(&theirs.stderr));
+    let ours = Command::new(program()).args(["fence-sql", "shop.wallets", "--column", "token"]).output();
+    assert_eq!(
+        String::from_utf8_lossy(&ours.expect("redfence runs").stdout),
+        String::from_utf8_lossy(&theirs.stdout)
+    );
+}
