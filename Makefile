@@ -13,7 +13,7 @@ export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 # For `redfence --version`. Exported, so that every target builds the same program.
 export REDFENCE_COMMIT := $(shell scripts/commit)
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus hostile attack mixed-versions nightly fuzz images deb clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus hostile attack mixed-versions nightly fuzz images deb chart packaging-check clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,7 +45,7 @@ fresh: ## the same on a machine that has nothing: a minimal Debian root (root, d
 
 test: ## everything CI runs; at the end a list of what this machine could not do
 	@mkdir -p target && : > $(REDFENCE_LEFT_OUT)
-	@$(MAKE) --no-print-directory check unit lua-test sdk-python clean-demo
+	@$(MAKE) --no-print-directory check unit lua-test sdk-python packaging-check clean-demo
 	@scripts/left-out
 
 ci: test ## exactly what .ci/run calls
@@ -183,12 +183,18 @@ nightly: build ## what takes too long for every change; the Makefile lists its p
 fuzz: ## every fuzz target for a minute each (DURATION=1800 for longer; needs nightly and cargo-fuzz)
 	@scripts/fuzz $(DURATION)
 
-images: ## both container images, and every service of docker/compose.yml started from them without a container engine (root, buildah)
+images: ## both container images; every service of docker/compose.yml and the pods of the chart started from them without a container engine (root, buildah)
 	@scripts/images
 
 deb: ## Debian packages in target/deb; then docs/install.md followed to the letter on three machines that boot systemd (root, debootstrap; TEST=no leaves that out)
 	@scripts/deb
 	@$(if $(filter no,$(TEST)),:,scripts/deb-test)
+
+chart: ## the Helm chart rendered and validated (helm and kubeconform are built into target/tools once, with Go)
+	@scripts/chart
+
+packaging-check: ## the quick part of the tests of packages: unit, compose file, chart, their options
+	@scripts/packaging-check
 
 clean:
 	$(CARGO) clean
