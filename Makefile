@@ -13,7 +13,7 @@ export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 # For `redfence --version`. Exported, so that every target builds the same program.
 export REDFENCE_COMMIT := $(shell scripts/commit)
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus hostile attack mixed-versions nightly fuzz images deb chart packaging-check clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus hostile attack mixed-versions sentinel nightly fuzz images deb chart packaging-check clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -155,6 +155,10 @@ hostile: build ## whatever a client may send, against three nodes: make hostile,
 attack: ## a cluster with TLS, users and encrypted peers, attacked on every port: make attack, FRAMES=100000 SLOW=1000
 	REDFENCE_ATTACK_FRAMES=$(or $(FRAMES),10000000) REDFENCE_ATTACK_SLOW=$(or $(SLOW),5000) \
 		$(CARGO) test --locked -p redfence --test attack -- --nocapture
+
+sentinel: build ## three Sentinels and a killed master behind a node, under load
+	@scripts/install-deps redis
+	$(CARGO) test --locked -p redfence-tests --test sentinel -- --nocapture
 
 mixed-versions: build ## releases side by side: this one, those of tests/releases.toml, and a made-up next one (its program is built first)
 	$(CARGO) build --locked -p redfence --features next-version --bin redfence-next

@@ -317,7 +317,7 @@ pub struct Settings {
     #[arg(long, value_name = "DIR", env = "REDFENCE_DATA")]
     pub data: Option<PathBuf>,
 
-    /// Address of the upstream Redis: it serves tier 1 (module or Lua library) and all keys that are not on tier 2. Without it tier 2 serves everything
+    /// Address of the upstream Redis, or of its Sentinels (redis-sentinel://host:port,host:port/master): it serves tier 1 (module or Lua library) and all keys that are not on tier 2. Without it tier 2 serves everything
     #[arg(long, value_name = "ADDR", env = "REDFENCE_REDIS")]
     pub redis: Option<String>,
 

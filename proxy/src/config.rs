@@ -7,6 +7,7 @@ mod protection;
 mod tls;
 
 use crate::cli::{ServeArgs, Settings};
+use crate::redis_place::RedisPlace;
 use crate::secret::{self, Secret};
 use crate::server::routing::router::Route;
 use crate::tls::files::TlsFiles;
@@ -30,7 +31,7 @@ pub struct Config {
     pub peer_secret_file: Option<PathBuf>,
     pub peer_tls: Option<PeerTlsFiles>,
     pub data: PathBuf,
-    pub redis: Option<String>,
+    pub redis: Option<RedisPlace>,
     pub redis_tls: Option<UpstreamTls>,
     pub redis_username: Option<String>,
     pub redis_password: Option<Secret>,
@@ -116,7 +117,7 @@ impl Config {
             peer_tls,
             peer_secret_file: settings.peer_secret_file,
             data: settings.data.unwrap_or_else(|| PathBuf::from("redfence-data")),
-            redis: settings.redis.map(redis_address).transpose()?,
+            redis: settings.redis.as_deref().map(RedisPlace::parse).transpose()?,
             redis_tls,
             redis_username: settings.redis_username,
             redis_password: secret::resolve(
@@ -289,27 +290,6 @@ fn address(name: &str, text: &str) -> Result<SocketAddr, Refused> {
         .to_socket_addrs()
         .map_err(|error| format!("{name} '{text}' is no address (host:port): {error}"))?;
     found.next().ok_or_else(|| format!("{name} '{text}' is no address (host:port)"))
-}
-
-fn redis_address(text: String) -> Result<String, Refused> {
-    let text = match text.split_once("://") {
-        Some(("redis" | "rediss", rest)) => rest.trim_end_matches('/').to_owned(),
-        Some(_) => {
-            return Err(format!("redis '{text}' is no address: use host:port, or rediss://host:port for TLS"))
-        }
-        None => text,
-    };
-    if text.contains('@') {
-        // Not shown: there is a password in it.
-        return Err("redis has a user or a password in it: use host:port, with redis-username and redis-password-file".into());
-    }
-    let port = text
-        .rsplit_once(':')
-        .and_then(|(host, port)| (!host.is_empty()).then(|| port.parse::<u16>().ok()).flatten());
-    match port {
-        Some(_) => Ok(text),
-        None => Err(format!("redis '{text}' is no address: use host:port")),
-    }
 }
 
 /// The founding members of `--cluster`.

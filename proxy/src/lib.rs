@@ -10,7 +10,7 @@
 //! - [`tier2`]: the Raft node, a struct without I/O, and the threads around it; [`node_api`]: what goes into it and comes out
 //! - [`storage`]: the data directory; [`transport`]: connections between nodes
 //!
-//! The program: [`cli`] and [`config`] (flags, environment, file), [`secret`], [`serve`] (puts a node together), [`threads`],
+//! The program: [`cli`] and [`config`] (flags, environment, file), [`secret`], [`redis_place`] (where the upstream Redis is), [`serve`] (puts a node together), [`threads`],
 //! [`shutdown`], [`notify`] (systemd), [`admin`] (probes and metrics), [`backup`] (backup and restore), [`health`] and [`join`] (for containers),
 //! [`log_text`].
 //! Used by all: [`clock`], [`calendar`], [`retries`].
@@ -35,6 +35,7 @@ pub mod join;
 pub mod log_text;
 pub mod node_api;
 pub mod notify;
+pub mod redis_place;
 pub mod resp;
 pub mod retries;
 pub mod secret;

@@ -65,7 +65,10 @@ fn run(config: Config) -> Result<(), Refused> {
     if let (None, Ok(cores)) =
         (std::env::var_os("TOKIO_WORKER_THREADS"), std::thread::available_parallelism())
     {
-        runtime.worker_threads(redfence::threads::for_clients(cores.get(), config.redis.as_deref()));
+        runtime.worker_threads(redfence::threads::for_clients(
+            cores.get(),
+            config.redis.as_ref().and_then(redfence::redis_place::RedisPlace::host),
+        ));
     }
     runtime.event_interval(redfence::threads::POLLS_PER_LOOK);
     let runtime = runtime.enable_all().thread_name("clients").build();

@@ -140,7 +140,7 @@ fn announce(config: &Config, main_listener: &TcpListener) {
         plain_listen = shown(config.plain_listen),
         tls = config.tls.is_some(),
         admin = shown(config.admin),
-        redis = config.redis.as_deref().unwrap_or("-"),
+        redis = config.redis.as_ref().map_or_else(|| "-".to_owned(), ToString::to_string),
         data = %config.data.display(),
         "ready"
     );
@@ -156,9 +156,9 @@ fn assemble(
 ) -> Arc<ServerState> {
     let hub = Arc::new(Hub::new(Arc::clone(tier2.demand())));
     let events_lost = Arc::default();
-    let upstream = config.redis.clone().map(|address| {
+    let upstream = config.redis.clone().map(|place| {
         let password = exposed(config.redis_password.as_ref());
-        Upstream::start(address, config.redis_username.clone(), password, redis_tls)
+        Upstream::start(place, config.redis_username.clone(), password, redis_tls)
     });
     let subscriber =
         upstream.as_ref().map(|upstream| UpstreamSubscriber::start(Arc::clone(upstream), Arc::clone(&hub)));

@@ -2,13 +2,14 @@
 
 use super::Refused;
 use crate::cli::Settings;
+use crate::redis_place::RedisPlace;
 use crate::tls::files::{ClientAuth, TlsFiles};
 use crate::tls::upstream::UpstreamTls;
 
 /// TLS towards the upstream Redis. `None`: none.
 pub(super) fn resolve_upstream(settings: &Settings) -> Result<Option<UpstreamTls>, Refused> {
     let address = settings.redis.as_deref().unwrap_or_default();
-    let is_wanted = settings.redis_tls == Some(true) || address.starts_with("rediss://");
+    let is_wanted = settings.redis_tls == Some(true) || RedisPlace::asks_for_tls(address);
     let files = [
         ("redis-tls-ca", &settings.redis_tls_ca),
         ("redis-tls-cert", &settings.redis_tls_cert),
@@ -37,9 +38,11 @@ pub(super) fn resolve_upstream(settings: &Settings) -> Result<Option<UpstreamTls
             return Err("redis-tls-cert and redis-tls-key belong together: give both".into());
         }
     };
-    let host = address.split_once("://").map_or(address, |(_, rest)| rest);
-    let host = host.rsplit_once(':').map_or(host, |(host, _)| host).trim_matches(['[', ']']);
-    let server_name = settings.redis_tls_name.clone().unwrap_or_else(|| host.to_owned());
+    let place = RedisPlace::parse(address)?;
+    let server_name = settings.redis_tls_name.clone().or_else(|| place.host().map(str::to_owned));
+    let Some(server_name) = server_name else {
+        return Err("TLS with Sentinels needs redis-tls-name: the name in the certificates of every Redis and Sentinel".into());
+    };
     Ok(Some(UpstreamTls { ca, client, server_name }))
 }
 

@@ -26,8 +26,16 @@ pub struct UpstreamClient {
 
 impl UpstreamClient {
     pub async fn open(upstream: &Upstream) -> io::Result<UpstreamClient> {
-        let stream = upstream.connect().await?;
-        let mut client = UpstreamClient { stream, received: Vec::new(), db: 0 };
+        UpstreamClient::log_in(upstream.connect().await?, upstream).await
+    }
+
+    /// On a connection that nobody has used.
+    pub(super) fn over(stream: UpstreamStream) -> UpstreamClient {
+        UpstreamClient { stream, received: Vec::new(), db: 0 }
+    }
+
+    pub(super) async fn log_in(stream: UpstreamStream, upstream: &Upstream) -> io::Result<UpstreamClient> {
+        let mut client = UpstreamClient::over(stream);
         if let Some(auth) = upstream.auth_words() {
             client.call_ok(&auth).await?;
         }

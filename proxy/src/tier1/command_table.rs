@@ -69,7 +69,7 @@ impl CommandTable {
             Err(_) => "no answer to COMMAND in time".to_string(),
         };
         tracing::warn!(
-            redis = %upstream.address,
+            redis = %upstream.place,
             reason,
             "command table of the upstream Redis unknown: with correctness routes, commands of modules are refused"
         );

@@ -196,7 +196,7 @@ pub fn start_waiting(
 }
 
 fn lost(upstream: &Upstream, error: &io::Error) -> Refusal {
-    super::own_connection::refusal(&format!("upstream Redis at {}: {error}", upstream.address), true)
+    super::own_connection::refusal(&format!("upstream Redis at {}: {error}", upstream.place), true)
 }
 
 async fn wait(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) -> io::Result<Reply> {
@@ -375,6 +375,7 @@ fn millis(duration: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::redis_place::RedisPlace;
     use redfence_core::grammar;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -433,7 +434,7 @@ mod tests {
                 });
             }
         });
-        (Upstream::start(address, None, None, None), calls)
+        (Upstream::start(RedisPlace::Fixed(address), None, None, None), calls)
     }
 
     fn waiting() -> LuaWait {

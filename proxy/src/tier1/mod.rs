@@ -3,6 +3,7 @@
 //! # Layout
 //!
 //! - [`upstream`]: the upstream Redis: its address, its health, which backend serves `LOCK.*` there
+//! - `sentinel`: who is the master, where Sentinels watch over it
 //! - [`command_table`]: where that Redis says its commands have their keys
 //! - [`own_connection`]: one client's own connection to it; bytes pass unchanged
 //! - [`shared_connection`]: a connection that many clients share; [`reply_slot`]: one client's replies there
@@ -16,6 +17,7 @@ pub mod command_table;
 pub mod lua;
 pub mod own_connection;
 pub mod reply_slot;
+mod sentinel;
 pub mod shared_connection;
 pub mod stream;
 pub mod subscriber;

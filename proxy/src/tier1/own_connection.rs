@@ -45,6 +45,8 @@ enum SocketState {
 
 pub struct OwnConnection {
     upstream: Arc<Upstream>,
+    /// See [`Upstream::moves`].
+    moves: u64,
     state: SocketState,
     unsent: Vec<u8>,
     /// How much of `unsent` is gone already.
@@ -94,6 +96,7 @@ impl OwnConnection {
         let connecting = Box::pin(async move { connecting_to.connect().await });
         let mut connection = OwnConnection {
             upstream: Arc::clone(upstream),
+            moves: upstream.moves(),
             state: SocketState::Connecting(connecting),
             unsent: Vec::new(),
             unsent_at: 0,
@@ -193,6 +196,9 @@ impl OwnConnection {
 
     /// Sends what can be sent now. `Ok(true)` where something went out.
     pub fn poll_send(&mut self, context: &mut Context<'_>) -> Result<bool, ConnectionLost> {
+        if self.upstream.moves() != self.moves {
+            return Err(self.down("the Sentinels name another master".to_string()));
+        }
         let mut moved = false;
         if let SocketState::Connecting(connecting) = &mut self.state {
             match connecting.as_mut().poll(context) {
@@ -297,7 +303,7 @@ impl OwnConnection {
         ConnectionLost {
             unanswered: unanswered.collect(),
             mid_reply: self.is_inside_reply(),
-            reason: format!("upstream Redis at {}: {reason}", self.upstream.address),
+            reason: format!("upstream Redis at {}: {reason}", self.upstream.place),
         }
     }
 }

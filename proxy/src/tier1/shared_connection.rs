@@ -153,6 +153,7 @@ async fn write_all(stream: &WriteHalf, mut bytes: &[u8]) -> io::Result<()> {
 
 async fn run(connection: Arc<SharedConnection>, upstream: Arc<Upstream>, protocol: Protocol) {
     let mut reader = ReplyReader::default();
+    let moves = upstream.moves();
     let error = match greet(&upstream, protocol).await {
         Err(error) => error,
         Ok((mut reading, writing)) => {
@@ -168,6 +169,7 @@ async fn run(connection: Arc<SharedConnection>, upstream: Arc<Upstream>, protoco
                 // The reader first: it knows better why.
                 biased;
                 outcome = reader.read(&connection, &mut reading) => outcome.map(|never| match never {}),
+                error = upstream.moved_since(moves) => Err(error),
                 outcome = writer => outcome.unwrap_or_else(|_| Err(io::Error::other("the task that writes ended"))),
             };
             abort.abort();
@@ -177,7 +179,7 @@ async fn run(connection: Arc<SharedConnection>, upstream: Arc<Upstream>, protoco
             }
         }
     };
-    let reason = format!("upstream Redis at {}: {error}", upstream.address);
+    let reason = format!("upstream Redis at {}: {error}", upstream.place);
     connection.go_down(reader.front.take(), reader.passed_piece, &reason);
 }
 

@@ -118,7 +118,7 @@ impl UpstreamSubscriber {
     fn lose(&self, error: &io::Error) {
         let mut state = self.state();
         let was_connected = std::mem::take(&mut state.connected);
-        state.reason = format!("upstream Redis at {}: {error}", self.upstream.address);
+        state.reason = format!("upstream Redis at {}: {error}", self.upstream.place);
         let reason = state.reason.clone();
         for change in std::mem::take(&mut state.changes) {
             if let SubscriptionChange::Subscribe { names, confirm: Some(confirm), .. } = change {
@@ -185,6 +185,7 @@ async fn run(subscriber: Arc<UpstreamSubscriber>) {
 
 /// Serves one connection until it breaks, or until nobody wants anything any more.
 async fn serve_connection(subscriber: &UpstreamSubscriber) -> io::Result<()> {
+    let moves = subscriber.upstream.moves();
     let mut stream = subscriber.upstream.connect().await?;
     let mut greeting = Vec::new();
     let mut greetings = 0;
@@ -217,6 +218,7 @@ async fn serve_connection(subscriber: &UpstreamSubscriber) -> io::Result<()> {
                     return Ok(());
                 }
             }
+            error = subscriber.upstream.moved_since(moves) => return Err(error),
             received = connection.receive() => {
                 received?;
                 connection.hand_out(&subscriber.hub)?;

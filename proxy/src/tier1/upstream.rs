@@ -6,13 +6,16 @@
 
 use super::client::UpstreamClient;
 use super::command_table::CommandTable;
+use super::sentinel;
 use super::shared_connection::SharedConnection;
 use super::stream::{self, UpstreamStream};
+use crate::redis_place::RedisPlace;
 use crate::resp::encode::Protocol;
 use crate::tls::upstream::Connector;
 use redfence_core::machine::upstream_identity::Identity;
 use redfence_core::reply::Reply;
 use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::{watch, Notify};
@@ -67,7 +70,10 @@ pub enum Health {
 
 #[derive(Debug)]
 pub struct Upstream {
-    pub address: String,
+    pub place: RedisPlace,
+    /// Where the master is that the Sentinels name, and how often it has moved.
+    master: watch::Sender<Option<String>>,
+    moves: AtomicU64,
     username: Option<String>,
     password: Option<String>,
     tls: Option<Connector>,
@@ -87,13 +93,15 @@ impl Upstream {
     /// Starts the task that keeps an eye on it.
     #[must_use]
     pub fn start(
-        address: String,
+        place: RedisPlace,
         username: Option<String>,
         password: Option<String>,
         tls: Option<Connector>,
     ) -> Arc<Upstream> {
         let upstream = Arc::new(Upstream {
-            address,
+            place,
+            master: watch::channel(None).0,
+            moves: AtomicU64::new(0),
             username,
             password,
             tls,
@@ -142,7 +150,38 @@ impl Upstream {
 
     /// A new connection, not logged in yet.
     pub(super) async fn connect(&self) -> io::Result<UpstreamStream> {
-        stream::connect(&self.address, self.tls.as_ref()).await
+        match &self.place {
+            RedisPlace::Fixed(address) => stream::connect(address, self.tls.as_ref()).await,
+            RedisPlace::Sentinels { .. } => {
+                let master = self.master.borrow().clone();
+                let address = master.ok_or_else(|| io::Error::other("no master is known"))?;
+                stream::connect(&address, self.tls.as_ref()).await
+            }
+        }
+    }
+
+    /// How often the master has moved: a connection of another count is to a Redis that is the master no more.
+    #[must_use]
+    pub(super) fn moves(&self) -> u64 {
+        self.moves.load(Ordering::Relaxed)
+    }
+
+    /// Returns when the master has moved since there were so many moves.
+    pub(super) async fn moved_since(&self, moves: u64) -> io::Error {
+        let mut master = self.master.subscribe();
+        while self.moves() == moves && master.changed().await.is_ok() {}
+        io::Error::other("the Sentinels name another master")
+    }
+
+    fn set_master(&self, address: Option<String>) {
+        self.master.send_if_modified(|known| {
+            let is_other = *known != address;
+            if is_other {
+                self.moves.fetch_add(1, Ordering::Relaxed);
+                *known = address;
+            }
+            is_other
+        });
     }
 
     #[must_use]
@@ -198,8 +237,12 @@ fn not_reached() -> Arc<CommandTable> {
 
 async fn keep_watch(upstream: Arc<Upstream>) {
     let mut retry_after = RETRY_AFTER;
+    let mut sentinels = match &upstream.place {
+        RedisPlace::Fixed(_) => Vec::new(),
+        RedisPlace::Sentinels { addresses, .. } => addresses.clone(),
+    };
     loop {
-        let error = match serve_once(&upstream, &mut retry_after).await {
+        let error = match serve_once(&upstream, &mut sentinels, &mut retry_after).await {
             Ok(never) => match never {},
             Err(error) => error,
         };
@@ -208,7 +251,7 @@ async fn keep_watch(upstream: Arc<Upstream>) {
         upstream.set_command_table(not_reached());
         let reason = error.to_string();
         if !matches!(&*upstream.health.borrow(), Health::Down { reason: known } if *known == reason) {
-            tracing::warn!(redis = %upstream.address, reason, "upstream Redis is down; tier 1 is unavailable");
+            tracing::warn!(redis = %upstream.place, reason, "upstream Redis is down; tier 1 is unavailable");
         }
         upstream.health.send_replace(Health::Down { reason });
         tokio::time::sleep(retry_after).await;
@@ -219,9 +262,13 @@ async fn keep_watch(upstream: Arc<Upstream>) {
 /// Connects, finds the means, and stays until something breaks.
 async fn serve_once(
     upstream: &Arc<Upstream>,
+    sentinels: &mut [String],
     retry_after: &mut Duration,
 ) -> io::Result<std::convert::Infallible> {
-    let mut client = UpstreamClient::open(upstream).await?;
+    let mut client = match &upstream.place {
+        RedisPlace::Fixed(_) => UpstreamClient::open(upstream).await?,
+        RedisPlace::Sentinels { master, .. } => open_master(upstream, sentinels, master).await?,
+    };
     let mut table_watch = TableWatch::default();
     loop {
         let backend = find_backend(&mut client).await?;
@@ -229,13 +276,16 @@ async fn serve_once(
         upstream.set_identity(Some(find_identity(&mut client).await?));
         *retry_after = RETRY_AFTER;
         if upstream.health() != Health::Up(backend.clone()) {
-            tracing::info!(redis = %upstream.address, ?backend, "upstream Redis is up");
+            tracing::info!(redis = %upstream.place, ?backend, "upstream Redis is up");
         }
         upstream.health.send_replace(Health::Up(backend));
         loop {
             tokio::select! {
                 () = upstream.reload.notified() => break,
                 () = tokio::time::sleep(PING_EVERY) => {}
+            }
+            if let RedisPlace::Sentinels { master, .. } = &upstream.place {
+                check_master(upstream, sentinels, master, &mut client).await?;
             }
             // In place of a PING: a failover changes what it is, and modules come and go.
             let look = async { Ok((find_identity(&mut client).await?, info(&mut client, "modules").await?)) };
@@ -246,6 +296,39 @@ async fn serve_once(
             table_watch.follow(upstream, modules).await;
         }
     }
+}
+
+/// A connection to the master that the Sentinels name. Clients' connections go there from now on.
+async fn open_master(
+    upstream: &Upstream,
+    sentinels: &mut [String],
+    master: &str,
+) -> io::Result<UpstreamClient> {
+    let address = sentinel::master_address(sentinels, master, upstream.tls.as_ref()).await?;
+    let stream = stream::connect(&address, upstream.tls.as_ref()).await?;
+    let mut client = UpstreamClient::log_in(stream, upstream).await?;
+    sentinel::check_role(&mut client).await?;
+    upstream.set_master(Some(address));
+    Ok(client)
+}
+
+/// An error where the Sentinels name another master, or this one is a replica by now. Sentinels that do not answer change nothing.
+async fn check_master(
+    upstream: &Upstream,
+    sentinels: &mut [String],
+    master: &str,
+    client: &mut UpstreamClient,
+) -> io::Result<()> {
+    let named = sentinel::master_address(sentinels, master, upstream.tls.as_ref()).await.ok();
+    let moved = named.filter(|address| Some(address) != upstream.master.borrow().as_ref());
+    if let Some(address) = moved {
+        upstream.set_master(None);
+        return Err(io::Error::other(format!("the Sentinels name another master: {address}")));
+    }
+    let role = tokio::time::timeout(PING_WITHIN, sentinel::check_role(client)).await;
+    let role =
+        role.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to ROLE in time")));
+    role.inspect_err(|_| upstream.set_master(None))
 }
 
 /// Keeps the command table that of the modules in force.

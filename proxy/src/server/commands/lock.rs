@@ -335,7 +335,7 @@ impl CommandContext {
                 ));
             }
             Health::Down { reason } => {
-                let reason = format!("upstream Redis at {}: {reason}", upstream.address);
+                let reason = format!("upstream Redis at {}: {reason}", upstream.place);
                 return self.refuse(crate::tier1::own_connection::refusal(&reason, false));
             }
         };

@@ -34,7 +34,7 @@ async fn ask(upstream: &Upstream, argv: &[Bytes]) -> Reply {
     match asked.await {
         Ok(reply) => reply,
         Err(error) => {
-            let reason = format!("upstream Redis at {}: {error}", upstream.address);
+            let reason = format!("upstream Redis at {}: {error}", upstream.place);
             own_connection::refusal(&reason, true).into()
         }
     }
