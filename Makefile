@@ -174,6 +174,7 @@ mixed-versions: build ## releases side by side: this one, those of tests/release
 #   sim              20,000 seeds                                                about 40 minutes
 #   chaos            fault runs on real processes                                30 minutes
 #   soak             the design's day, cut to half an hour                       35 minutes
+#   packages         make chart, make images, make deb (root, a package mirror)  about 5 minutes, and 10 for release builds and tools
 #   fuzz             ten minutes for every target                                about 2 hours
 nightly: build ## what takes too long for every change; the Makefile lists its parts and what each takes
 	@scripts/timed hostile-all env REDFENCE_HOSTILE=all $(CARGO) test --locked -p redfence-tests --test hostile_cluster -- --nocapture
@@ -182,6 +183,7 @@ nightly: build ## what takes too long for every change; the Makefile lists its p
 	@scripts/timed sim $(MAKE) sim SEEDS=0..20000
 	@scripts/timed chaos $(MAKE) chaos DURATION=1800 SEED=$(or $(SEED),$(shell date +%j))
 	@scripts/timed soak $(MAKE) soak DURATION=1800
+	@scripts/timed packages $(MAKE) chart images deb
 	@scripts/timed fuzz $(MAKE) fuzz DURATION=600
 
 fuzz: ## every fuzz target for a minute each (DURATION=1800 for longer; needs nightly and cargo-fuzz)

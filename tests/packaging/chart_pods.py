@@ -152,6 +152,10 @@ class Scene:
         assert field(info, "fence") == grant[0], info
         say(f"scaled up: {new.name} joined by itself and is a voter")
 
+        access = ["--tls-ca", "/etc/redfence/tls/ca.crt", "--password-file", "/etc/redfence/auth/password"]
+        members = run(*self.pods[0].inside(["redfence", "cluster", *access], self.pods[0].second)).stdout
+        assert ": quorum, " in members and new.name in members, members
+
         assert new.end(signal.SIGTERM) == 0
         await_that("the others serve", lambda: self.client(self.pods[0]).ask("SET", "key", "1") == "OK")
         assert self.voters() == 4, "a pod that stops stays a member"

@@ -170,13 +170,18 @@ class Cluster:
                 done = machine.sh(script)
                 count += 1
                 if "LOCK.ACQUIRE" in block:
-                    self.check_answers(done.stdout)
+                    self.check_locks(done.stdout)
+                elif "redfence cluster" in block:
+                    self.check_members(done.stdout)
             say(f"done on {place}: {block.splitlines()[0]}")
         return count
 
-    def check_answers(self, text):
+    def check_members(self, text):
+        assert ": quorum, " in text, text
         for name in NAMES:
             assert f"{name}:7380" in text, text
+
+    def check_locks(self, text):
         acquired = re.search(r"^(\d{15,})\n600000\n\n", text, flags=re.M)
         assert acquired, f"a fence and a ttl, then nil: {text}"
         assert text.count(acquired.group(1)) >= 2, f"LOCK.INFO shows the fence: {text}"
@@ -197,6 +202,19 @@ class Cluster:
         assert "NRestarts=1" in self.machines[1].sh("systemctl show redfence --property=NRestarts").stdout
         level = self.machines[0].sh("systemd-analyze security --no-pager redfence.service | tail -1").stdout.strip()
         say(f"units are active, confined; {level}")
+
+    def check_module(self):
+        """The module's package, in a Redis."""
+        node = self.machines[0]
+        node.sh("cd /root && apt-get install -y ./redfence-redis-module_*.deb ./redfence-dbgsym_*.deb")
+        module = "/usr/lib/redis/modules/libredfence_module.so"
+        node.sh(f"redis-server --port 7000 --save '' --daemonize yes --loadmodule {module}")
+        await_that("the Redis serves", lambda: "PONG" in node.sh("redis-cli -p 7000 PING", check=False).stdout)
+        assert re.match(r"\d{15,}\n600000\n", node.sh("redis-cli -p 7000 LOCK.ACQUIRE cache:1 600000").stdout)
+        node.sh("redis-cli -p 7000 SHUTDOWN NOSAVE")
+        for program in ("usr/bin/redfence", module[1:]):
+            node.sh(f"test -s /usr/lib/debug/{program}.debug")
+        say("the module's package serves a lock in a Redis")
 
     def check_life_of_package(self):
         """Reload, reboot, upgrade, remove and purge."""
@@ -228,8 +246,9 @@ def main():
     cluster = Cluster(lower, packages)
     try:
         count = cluster.follow(open(page).read())
-        assert count >= 13, f"only {count} blocks were found: has the page changed its form?"
+        assert count >= 14, f"only {count} blocks were found: has the page changed its form?"
         cluster.check_units()
+        cluster.check_module()
         cluster.check_life_of_package()
     finally:
         cluster.close()

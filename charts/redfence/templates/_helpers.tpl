@@ -57,6 +57,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   value: {{ include "redfence.peers" . }}.{{ .Release.Namespace }}.svc
 - name: REDFENCE_DATA
   value: /var/lib/redfence/data
+# For programs an operator runs in the pod (redfence cluster, redfence locks).
+- name: REDFENCE_ADDR
+  value: {{ include "redfence.serviceHost" . }}:{{ .Values.service.port }}
 - name: REDFENCE_PASSWORD_FILE
   value: /etc/redfence/auth/password
 {{- end -}}
