@@ -114,7 +114,7 @@ fenced-resource: build-release ## a PostgreSQL row behind a lock, holders paused
 drill: build ## redfence drill and fence-sql against a real PostgreSQL and MariaDB (in `make test` MariaDB only where it is installed)
 	@scripts/install-deps postgres redis-cli
 	@scripts/install-deps mariadb || echo "MariaDB is left out"
-	$(CARGO) test --locked -p redfence-tests --test drill -- --nocapture
+	$(CARGO) test --locked -p redfence-tests --test programs -- --nocapture
 
 scale: build-release ## 500,000 held locks, 11,000 connections, a follower a million commands behind
 	$(CARGO) run --release --locked -p redfence-tests --bin scale

@@ -31,6 +31,10 @@ pub struct AccessArgs {
     )]
     pub addr: Vec<String>,
 
+    /// The database whose locks are meant, as SELECT has it [default: 0]
+    #[arg(long, value_name = "N", global = true)]
+    pub db: Option<u32>,
+
     #[command(flatten)]
     pub login: LoginArgs,
 }
@@ -68,6 +72,7 @@ pub(crate) struct Access {
     nodes: Vec<NodeAddress>,
     user: Option<String>,
     password: Option<Secret>,
+    db: Option<u32>,
     /// The node that is asked.
     at: usize,
 }
@@ -88,7 +93,7 @@ pub(crate) enum ConnectError {
 impl Access {
     /// The files are read here, so that an error in them is told at once.
     pub(crate) fn new(args: &AccessArgs) -> Result<Access, Failure> {
-        Access::of(&args.addr, &args.login)
+        Ok(Access { db: args.db, ..Access::of(&args.addr, &args.login)? })
     }
 
     pub(crate) fn of(addresses: &[String], args: &LoginArgs) -> Result<Access, Failure> {
@@ -118,7 +123,7 @@ impl Access {
         if nodes.is_empty() {
             return Err("--addr names no node".to_owned().into());
         }
-        Ok(Access { nodes, user: args.user.clone(), password, at: 0 })
+        Ok(Access { nodes, user: args.user.clone(), password, db: None, at: 0 })
     }
 
     /// How many nodes there are to ask.
@@ -149,17 +154,14 @@ impl Access {
                 return Err(ConnectError::Refused(format!("{address} refuses the password: {line}")));
             }
         }
-        match connection.ask(&["HELLO", "3"]).await.map_err(unreachable)? {
-            Reply::Error(line) => {
-                Err(ConnectError::Refused(format!("{address} refuses the connection: {line}")))
+        let database = self.db.map(|db| db.to_string());
+        let hello = [vec!["HELLO", "3"]].into_iter();
+        for words in hello.chain(database.iter().map(|db| vec!["SELECT", db])) {
+            if let Reply::Error(line) = connection.ask(&words).await.map_err(unreachable)? {
+                return Err(ConnectError::Refused(format!("{address} refuses the connection: {line}")));
             }
-            Reply::Nil
-            | Reply::Int(_)
-            | Reply::Text(_)
-            | Reply::Array(_)
-            | Reply::Map(_)
-            | Reply::Push(_) => Ok(connection),
         }
+        Ok(connection)
     }
 
     /// A connection to the first node that answers, each asked once.

@@ -10,6 +10,7 @@ use rustix::process::{
 use std::ffi::{OsStr, OsString};
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 use tokio::signal::unix::{signal, Signal, SignalKind};
@@ -50,10 +51,15 @@ fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
     Failure::new(code, format!("cannot run {}: {error}", program.to_string_lossy().escape_debug()))
 }
 
-/// The command by way of [`become_guarded`].
+const THIS_PROGRAM: &str = "/proc/self/exe";
+
+/// The command by way of [`become_guarded`]; the command alone where there is no `/proc`.
 pub(crate) fn guarded(words: &[OsString]) -> Vec<OsString> {
+    if !Path::new(THIS_PROGRAM).exists() {
+        return words.to_vec();
+    }
     let parent = std::process::id().to_string();
-    let guard = ["/proc/self/exe", "guarded-exec", &parent, "--"].map(OsString::from);
+    let guard = [THIS_PROGRAM, "guarded-exec", &parent, "--"].map(OsString::from);
     guard.into_iter().chain(words.iter().cloned()).collect()
 }
 

@@ -42,7 +42,9 @@ pub enum ClusterCommand {
     Add {
         id: u64,
         /// Its address for other nodes
-        addr: String,
+        // Not `addr`: that is the option of every program.
+        #[arg(value_name = "ADDR")]
+        peer_addr: String,
     },
     /// Removes a node for good
     Remove { id: u64 },
@@ -94,8 +96,8 @@ pub(crate) async fn run(args: &ClusterArgs) -> Result<(), Failure> {
                 output.line(&value.shown())
             }
         }
-        Some(ClusterCommand::Add { id, addr }) => {
-            change(&mut client, &["ADD", &id.to_string(), addr]).await?;
+        Some(ClusterCommand::Add { id, peer_addr }) => {
+            change(&mut client, &["ADD", &id.to_string(), peer_addr]).await?;
             done(&mut output, args.json)
         }
         Some(ClusterCommand::Remove { id }) => {

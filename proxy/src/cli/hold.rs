@@ -53,6 +53,17 @@ pub(crate) struct Hold {
     granted_ms: u64,
 }
 
+/// What became of a lock that was given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Released {
+    /// It was held until now.
+    Held,
+    /// It had ended before.
+    Lost,
+    /// No node could be reached: it ends with its ttl.
+    Unknown,
+}
+
 /// What one attempt to renew came to.
 enum Renewal {
     Done,
@@ -169,7 +180,10 @@ impl Hold {
             let deadline_ms = (self.renewed_at_ms + self.granted_ms).saturating_sub(early_ms);
             let now = now_ms();
             if now >= deadline_ms {
-                let cause = format!("it could not be renewed in time ({reason})");
+                let cause = match reason.as_str() {
+                    "" => "its ttl ran out while this program stood still".to_owned(),
+                    reason => format!("it could not be renewed in time ({reason})"),
+                };
                 return Loss { cause, is_certain: false };
             }
             let due_ms = if reason.is_empty() { self.renewed_at_ms + self.renew_every_ms() } else { now };
@@ -279,23 +293,28 @@ impl Hold {
         }
     }
 
-    /// Gives the lock back, as far as a node can be reached; otherwise it ends with its ttl. Answers whether it was still held.
-    pub(crate) async fn release(mut self) -> bool {
+    /// Gives the lock back, as far as a node can be reached.
+    pub(crate) async fn release(mut self) -> Released {
         let words = self.words("LOCK.RELEASE", &[self.fence.to_string()]);
         let release = async {
+            // A repetition of a release whose answer was lost finds it released.
+            let mut is_repeated = false;
             loop {
                 if let Ok(connection) = self.connected().await {
-                    match connection.ask(&words).await {
-                        Ok(Reply::Error(line)) if is_unavailable(&line) => {}
-                        Ok(reply) => return reply.items().first().and_then(Reply::int) == Some(1),
-                        Err(_) => {}
+                    match connection.ask(&words).await.map(|reply| reply.items().to_vec()).as_deref() {
+                        Ok([Reply::Int(1), _]) => return Released::Held,
+                        Ok([Reply::Int(0), reason]) => {
+                            let is_ours = is_repeated && reason.bytes() == Some(b"already_released");
+                            return if is_ours { Released::Held } else { Released::Lost };
+                        }
+                        Ok(_) | Err(_) => is_repeated = true,
                     }
                 }
                 self.move_on();
                 sleep(PAUSE).await;
             }
         };
-        timeout(RELEASE_WITHIN, release).await.unwrap_or(false)
+        timeout(RELEASE_WITHIN, release).await.unwrap_or(Released::Unknown)
     }
 
     fn words(&self, command: &str, words: &[String]) -> Vec<String> {

@@ -8,11 +8,13 @@
 use super::access::{Access, AccessArgs};
 use super::child::{become_guarded, command_under, ended_by, guarded, Child, GuardArgs, Signals};
 use super::exit::{self, Failure};
-use super::hold::{holder, Hold, Loss, Wish};
+use super::hold::{holder, Hold, Loss, Released, Wish};
 use super::times::{parse_ms, parse_ttl_ms};
 use clap::Args;
 use rustix::process::Signal;
 use std::ffi::OsString;
+use std::io::{self, IsTerminal};
+use std::process::Stdio;
 use std::time::Duration;
 
 pub const RUN_EXAMPLES: &str = "\
@@ -22,7 +24,7 @@ Examples:
   redfence run wallet -- sh -c 'PGOPTIONS=\"-c redfence.fence=$REDFENCE_FENCE\" psql -f job.sql'
 
 The command gets REDFENCE_FENCE and REDFENCE_RESOURCE. Exit codes: the command's own; 128 + n where signal n ended it; 75: the lock
-is busy; 76: the lock was lost and the command ended; 69: no node serves the lock; 126, 127: the command cannot be run, is not found.";
+is busy; 76: the lock was lost, and the command ended or done; 69: no node serves the lock; 126, 127: the command cannot be run, is not found.";
 
 pub const ELECT_EXAMPLES: &str = "\
 Example, the same on every machine:
@@ -154,7 +156,7 @@ fn exited(code: u8) -> Result<(), Failure> {
 }
 
 fn lost(name: &str, loss: &Loss) -> String {
-    format!("the lock {} is lost, {}; the command was ended", name.escape_debug(), loss.cause)
+    format!("the lock {} is lost, {}; the command has ended", name.escape_debug(), loss.cause)
 }
 
 /// A signal ends the wait.
@@ -172,8 +174,13 @@ async fn under(
     args: &HoldArgs,
     signals: &mut Signals,
 ) -> Result<End, Failure> {
-    let started = command_under(&guarded(command), name, hold.fence())
-        .and_then(|command| Child::start(command, !args.foreground));
+    let started = command_under(&guarded(command), name, hold.fence()).and_then(|mut command| {
+        // A process group in the background of a terminal is stopped when it reads from it, and would keep the lock for ever.
+        if !args.foreground && io::stdin().is_terminal() {
+            command.stdin(Stdio::null());
+        }
+        Child::start(command, !args.foreground)
+    });
     let mut child = match started {
         Ok(child) => child,
         Err(failure) => {
@@ -200,15 +207,14 @@ async fn under(
         }
     };
     match end {
-        End::Exited(code) => {
-            if !hold.release().await {
-                eprintln!(
-                    "redfence: the lock {} was not held any more when the command ended",
-                    name.escape_debug()
-                );
-            }
-            Ok(End::Exited(code))
-        }
+        End::Exited(code) => match hold.release().await {
+            // Somebody else may have worked meanwhile: that is no success.
+            Released::Lost if code == 0 => Ok(End::Lost(Loss {
+                cause: "it had ended before the command did".to_owned(),
+                is_certain: true,
+            })),
+            Released::Held | Released::Lost | Released::Unknown => Ok(End::Exited(code)),
+        },
         End::Lost(loss) => {
             child.end(Duration::from_millis(grace_ms)).await?;
             if !loss.is_certain {

@@ -40,6 +40,16 @@ fn members_settings_and_version_are_shown_and_changed() {
 }
 
 #[test]
+fn options_may_stand_behind_the_sub_command() {
+    let node = Node::start(&[]);
+    let (at, nobody) = (address(&node), free_address().to_string());
+    assert_eq!(succeeds(&nobody, &["cluster", "add", "2", &nobody, "--addr", &at]), "OK\n");
+    let members = json_lines(&succeeds(&nobody, &["cluster", "--addr", &at, "--json", "nodes"]));
+    assert_eq!((members[1]["addr"].as_str(), members[1]["role"].as_str()), (Some(&*nobody), Some("learner")));
+    assert_eq!(succeeds(&at, &["cluster", "remove", "2"]), "OK\n");
+}
+
+#[test]
 fn without_quorum_it_says_so_and_exits_with_1() {
     let mut nodes = start_cluster(3, &[]);
     let last = nodes.remove(0);
@@ -80,6 +90,22 @@ fn a_node_is_replaced_by_one_command() {
     });
     let (_, line) = fails(&address(&nodes[0]), &["cluster", "replace", "3", "9", &peer]);
     assert!(line.contains("nothing to replace"), "{line}");
+}
+
+#[test]
+fn a_node_that_lost_its_disk_is_replaced_under_its_own_id() {
+    let mut nodes = start_cluster(3, &[]);
+    drop(nodes.pop());
+    let folder = TempDir::new().unwrap();
+    let (listen, peer) = (free_address().to_string(), free_address().to_string());
+    let flags = ["--id", "3", "--join", "--listen", &listen, "--peer-listen", &peer, "--data", "data"];
+    let _joining = Process::start(redfence(&folder, &flags), &folder, "joining");
+    let output = output(&address(&nodes[0]), &["cluster", "replace", "3", "3", &peer]);
+    let progress = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{progress}");
+    assert!(progress.find("removing node 3") < progress.find("adding node 3"), "{progress}");
+    let members = json_lines(&succeeds(&address(&nodes[0]), &["cluster", "nodes", "--json"]));
+    assert_eq!((members[2]["addr"].as_str(), members[2]["role"].as_str()), (Some(&*peer), Some("follower")));
 }
 
 #[test]

@@ -60,6 +60,35 @@ fn several_holders_have_a_row_each_and_names_stay_in_their_line() {
 }
 
 #[test]
+fn each_database_has_its_locks() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    assert_eq!(client.ask(&["SELECT", "3"]), "OK");
+    client.acquire(&["in-three", "600000"]);
+    let at = address(&node);
+    assert_eq!(succeeds(&at, &["locks"]), "");
+    assert!(succeeds(&at, &["locks", "--db", "3"]).contains("in-three"));
+    let (_, line) = fails(&at, &["locks", "--db", "99999"]);
+    assert!(line.contains("ERR"), "{line}");
+}
+
+/// By `script`, which gives a program a terminal.
+#[test]
+fn there_is_colour_on_a_terminal_alone() {
+    let node = Node::start(&[]);
+    node.connect().acquire(&["held", "600000"]);
+    let on_terminal = |environment: &str| {
+        let line =
+            format!("{environment} {} locks --addr {}", env!("CARGO_BIN_EXE_redfence"), address(&node));
+        let output = std::process::Command::new("script").args(["-qec", &line, "/dev/null"]).output();
+        String::from_utf8_lossy(&output.expect("script is part of every Debian").stdout).into_owned()
+    };
+    assert!(on_terminal("").contains("\u{1b}[32mheld\u{1b}[0m"), "{:?}", on_terminal(""));
+    let plain = on_terminal("NO_COLOR=1");
+    assert!(plain.contains("held") && !plain.contains('\u{1b}'), "{plain:?}");
+}
+
+#[test]
 fn more_locks_than_the_limit_are_cut_and_that_is_said() {
     let node = Node::start(&[]);
     let mut client = node.connect();
@@ -97,7 +126,7 @@ fn users_passwords_and_tls_are_those_of_the_backup() {
     };
     let users = file(
         "users.acl",
-        "user default off\nuser op on >pw allcommands allkeys allchannels\nuser app on >pw ~* +ping\n",
+        "user default off\nuser op on >pw allcommands allkeys allchannels\nuser app on >pw ~* +ping\nuser cron on >pw ~job:* +lock.acquire +lock.renew +lock.release\n",
     );
     let (right, wrong) = (file("right", "pw\n"), file("wrong", "guess\n"));
     let flags = certificates.flags(&["--acl-file", &users]);
@@ -112,6 +141,12 @@ fn users_passwords_and_tls_are_those_of_the_backup() {
     let said = |output: std::process::Output| String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(said(with("op", &wrong)).contains("refuses the password"));
     assert!(said(with("app", &right)).contains("NOPERM"));
+    // The rights that the docs name for a cron job.
+    let job = |name: &'static str| {
+        let words = ["run", name, "--user", "cron", "--password-file", &right, "--tls-ca", &ca, "--", "true"];
+        output(&at, &words).status.code()
+    };
+    assert_eq!((job("job:1"), job("other")), (Some(0), Some(69)));
     let (_, line) = fails(&at, &["locks", "--user", "op", "--password-file", &right]);
     assert!(line.contains("the node speaks TLS: give --tls-ca"), "{line}");
     let (_, line) = fails(&at, &["locks", "--user", "op", "--tls-ca", &ca]);

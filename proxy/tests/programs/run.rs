@@ -169,6 +169,36 @@ fn the_group_is_ended_when_the_lock_is_taken_away() {
 }
 
 #[test]
+fn a_run_that_stood_still_past_its_ttl_ends_its_command_when_it_wakes_up() {
+    let node = Node::start(&[]);
+    let folder = TempDir::new().unwrap();
+    let (mut run, pid) = long_run(&address(&node), &folder, &["--ttl", "1s"], ":");
+    run.signal("STOP");
+    let mut client = node.connect();
+    client.acquire(&["job", "600000", "WAIT", "9000", "OWNER", "next"]);
+    run.signal("CONT");
+    let (code, line) = run.await_exit();
+    assert_eq!(code, Some(76), "{line}");
+    await_that("the command is dead", || !is_alive(&pid));
+    assert!(holder_of(&mut client, "job").contains("\"next\""), "the new holder keeps the lock");
+}
+
+#[test]
+fn a_command_that_succeeds_after_its_lock_has_ended_is_no_success() {
+    // Tier 1 in a Redis without the module: nobody tells of a loss there, and the renewal is far away.
+    let (_redis, node) = super::support::behind(&[]);
+    let take_away = format!(
+        "redis-cli -h {} -p {} LOCK.FORCERELEASE job TIER EFFICIENCY",
+        node.address.ip(),
+        node.address.port()
+    );
+    let words = ["run", "job", "--ttl", "1h", "--tier", "efficiency", "--", "sh", "-c", &take_away];
+    let (code, line) = fails(&address(&node), &words);
+    assert_eq!(code, 76, "{line}");
+    assert!(line.contains("ended before the command did"), "{line}");
+}
+
+#[test]
 fn it_holds_on_while_one_node_is_down_and_ends_the_command_before_the_lock_is_somebody_elses() {
     let mut nodes = start_cluster(3, &[]);
     let addresses: Vec<String> = nodes.iter().map(address).collect();

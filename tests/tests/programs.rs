@@ -1,5 +1,7 @@
-//! `redfence fence-sql` and `redfence drill` against real databases: with the trigger a table refuses the write of a paused holder without
-//! a changed statement; without it the write is taken, and the drill says so and exits with 1.
+//! Programs against real databases and under faults.
+//!
+//! `redfence fence-sql` and `redfence drill`: with the trigger a table refuses the write of a paused holder without a changed statement;
+//! without it the write is taken, and the drill says so and exits with 1. `redfence run`: commands exclude each other while leaders are killed.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -12,6 +14,7 @@ use redfence_tests::left_out;
 use redfence_tests::mariadb::MariaDb;
 use redfence_tests::postgres::Postgres;
 use redfence_tests::process::poll_until;
+use redfence_tests::resp::Connection;
 use redfence_tests::sql_shell::SqlShell;
 
 const REPLY_WITHIN: Duration = Duration::from_secs(20);
@@ -191,6 +194,23 @@ fn a_drill_that_cannot_be_carried_out_is_none_that_was_passed_or_failed() {
         "it is given back"
     );
 
+    // Whoever stands in line gets the lock first; the drill waits behind it.
+    let waiting = cluster.nodes[0].address;
+    ask(&["LOCK.ACQUIRE", "wallet:7", "600000", "OWNER", "first"]);
+    let second = std::thread::spawn(move || {
+        let mut connection = Connection::open(waiting).expect("a connection");
+        connection
+            .ask(&["LOCK.ACQUIRE", "wallet:7", "600000", "WAIT", "20000", "OWNER", "second"], REPLY_WITHIN)
+    });
+    assert!(
+        poll_until(REPLY_WITHIN, || !ask(&["LOCK.QUEUE", "wallet:7"]).array().is_empty()),
+        "it is in line"
+    );
+    let busy = redfence(&cluster, &["drill", "wallet:7", "--probe", "true", "--wait", "200ms"]);
+    assert_eq!(busy.status.code(), Some(75), "{}", String::from_utf8_lossy(&busy.stderr));
+    assert!(second.join().expect("no panic").is_ok(), "the one in line has it");
+    ask(&["LOCK.FORCERELEASE", "wallet:7"]);
+
     let shared = ["LOCK.ACQUIRE", "wallet:7", "600000", "SHARED"];
     assert!(poll_until(REPLY_WITHIN, || !ask(&shared).is_error()), "the cluster has version 2");
     let (code, _, said) = drill(&cluster, "true");
@@ -209,6 +229,52 @@ impl Fields for redfence_tests::resp::Value {
         let pair = self.array().chunks_exact(2).find(|pair| pair[0].text() == field);
         pair.map(|pair| pair[1].text()).unwrap_or_default()
     }
+}
+
+const WORKERS: usize = 4;
+const ADDITIONS: u64 = 6;
+
+/// Every command reads a number, takes its time, and writes it back with one added: two at a time would lose an addition.
+#[test]
+fn commands_under_one_lock_exclude_each_other_while_leaders_are_killed() {
+    let mut cluster = Cluster::start(&Options::nodes(3));
+    let addresses: Vec<String> = cluster.nodes.iter().map(|node| node.address.to_string()).collect();
+    let folder = tempfile::tempdir().expect("a folder");
+    let number = folder.path().join("number");
+    std::fs::write(&number, "0").expect("a file");
+    let script = format!("n=$(cat {0}) && sleep 0.1 && echo $((n + 1)) > {0}", number.display());
+    let workers: Vec<_> = (0..WORKERS)
+        .map(|worker| {
+            let mut addresses = addresses.clone();
+            addresses.rotate_left(worker % 3);
+            let (addresses, script) = (addresses.join(","), script.clone());
+            std::thread::spawn(move || {
+                let mut codes = Vec::new();
+                for _ in 0..ADDITIONS {
+                    let mut command = Command::new(program());
+                    command
+                        .args(["run", "number", "--ttl", "10s", "--wait", "2m", "--", "sh", "-c", &script]);
+                    let output = command.env("REDFENCE_ADDR", &addresses).output().expect("redfence runs");
+                    codes.push((output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned()));
+                }
+                codes
+            })
+        })
+        .collect();
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(800));
+        let leader = cluster.wait_for_leader(REPLY_WITHIN);
+        cluster.kill(leader);
+        std::thread::sleep(Duration::from_millis(300));
+        cluster.restart(leader);
+    }
+    let ends: Vec<_> = workers.into_iter().flat_map(|worker| worker.join().expect("no panic")).collect();
+    let done = ends.iter().filter(|(code, _)| *code == Some(0)).count() as u64;
+    let text = std::fs::read_to_string(&number).expect("a file");
+    let total: u64 = text.trim().parse().unwrap_or_else(|_| panic!("two wrote at once: {text:?}"));
+    // A command that was ended because its lock was lost may have written before.
+    assert!((done..=ends.len() as u64).contains(&total), "{total} after {done} successes: {ends:?}");
+    assert!(done >= ends.len() as u64 / 2, "hardly any command ran: {ends:?}");
 }
 
 /// The SDK prints the same text: a table may be prepared by either.
