@@ -1,6 +1,8 @@
 //! Clusters of real processes under kill -9, SIGSTOP and loss of quorum: nothing acknowledged is lost, nobody holds a
 //! lock that another has, a minority refuses, and all goes on by itself when nodes come back.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use redfence_tests::client::{Client, REPLY_WITHIN};
@@ -233,6 +235,46 @@ fn sigterm_hands_leadership_over() {
     println!("first grant {:?} after SIGTERM", start.elapsed());
     assert_eq!(client.info("lock2").fence, fence);
     assert_eq!(client.info("lock").fence, held.fence);
+}
+
+/// One leader after the other is restarted, as an upgrade does it. Clients of the nodes that stay get an answer to everything.
+#[test]
+fn restarts_of_leaders_fail_no_operation_of_other_nodes_clients() {
+    let mut cluster = Cluster::start(&Options::nodes(3));
+    for round in 0..3 {
+        let leader = cluster.wait_for_leader(REPLY_WITHIN);
+        let stop = Arc::new(AtomicBool::new(false));
+        let workers: Vec<_> = (0..6)
+            .map(|number| {
+                let mut client = cluster.node(cluster.followers(leader)[number % 2]).client();
+                let stop = Arc::clone(&stop);
+                std::thread::spawn(move || {
+                    let name = format!("restart-{round}-{number}");
+                    let (mut count, mut last, mut longest) = (0, Instant::now(), Duration::ZERO);
+                    while !stop.load(Ordering::Relaxed) {
+                        let fence = client.acquire(&name, LONG_MS).fence;
+                        client.release(&name, fence);
+                        (longest, last) = (longest.max(last.elapsed()), Instant::now());
+                        count += 1;
+                    }
+                    (count, longest)
+                })
+            })
+            .collect();
+        std::thread::sleep(Duration::from_millis(300));
+        cluster.node(leader).process().signal(libc::SIGTERM);
+        cluster.node(leader).process().wait(STOPS_WITHIN).expect("it stops");
+        cluster.kill(leader);
+        let next = cluster.wait_for_leader(REPLY_WITHIN);
+        std::thread::sleep(Duration::from_millis(300));
+        stop.store(true, Ordering::Relaxed);
+        for worker in workers {
+            let (count, longest) = worker.join().expect("every operation succeeds");
+            println!("leader {leader}, then {next}: {count} pairs, longest {longest:?}");
+            assert!(count > 0);
+        }
+        cluster.restart(leader);
+    }
 }
 
 #[test]
