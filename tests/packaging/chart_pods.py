@@ -1,8 +1,8 @@
 """Starts the pods of the rendered chart from the image, as kubelet would, and scales them up.
 
 Called by scripts/images, as root, in network, mount and process namespaces of its own. Of each pod: init container, command, environment, user,
-read-only root, volumes with the owner that fsGroup gives them, secrets with their mode, probes. Usage: chart_pods.py SMALL.yaml LARGE.yaml, the
-chart with its founders alone and with one more.
+read-only root, volumes with the owner that fsGroup gives them, secrets with their mode, probes. Usage: chart_pods.py SMALL.yaml LARGE.yaml REJOIN.yaml,
+the chart with its founders alone, with one more, and with pod 1 told to join again.
 """
 
 import base64
@@ -46,18 +46,14 @@ def make_tls(folder):
 class Pod(Container):
     def __init__(self, stateful_set, ordinal, secrets, work):
         super().__init__(f"{stateful_set['metadata']['name']}-{ordinal}", "localhost/redfence", ordinal, work)
-        self.spec = stateful_set["spec"]["template"]["spec"]
-        (self.join,), (self.node,) = self.spec["initContainers"], self.spec["containers"]
+        self.use(stateful_set)
         security = self.spec["securityContext"]
         self.user = f"{security['runAsUser']}:{security['runAsGroup']}"
         self.is_read_only = self.node["securityContext"]["readOnlyRootFilesystem"]
         self.image_environment = dict(self.environment)
-        claim = os.path.join(work, f"claim-{ordinal}")
-        if not os.path.exists(claim):
-            os.makedirs(claim)
-            os.chown(claim, 0, security["fsGroup"])
-            os.chmod(claim, 0o2775)
-        sources = {"data": claim}
+        self.claim = os.path.join(work, f"claim-{ordinal}")
+        self.make_claim()
+        sources = {"data": self.claim}
         for volume in self.spec["volumes"]:
             sources[volume["name"]] = secrets[volume["secret"]["secretName"]]
             for name in os.listdir(sources[volume["name"]]):
@@ -66,6 +62,17 @@ class Pod(Container):
                 os.chmod(path, volume["secret"]["defaultMode"])
         for mount in self.node["volumeMounts"]:
             self.volumes[sources[mount["name"]]] = mount["mountPath"] + (":ro" if mount.get("readOnly") else "")
+
+    def use(self, stateful_set):
+        self.spec = stateful_set["spec"]["template"]["spec"]
+        (self.join,), (self.node,) = self.spec["initContainers"], self.spec["containers"]
+
+    def make_claim(self):
+        """An empty volume, as fsGroup leaves it."""
+        shutil.rmtree(self.claim, ignore_errors=True)
+        os.makedirs(self.claim)
+        os.chown(self.claim, 0, self.spec["securityContext"]["fsGroup"])
+        os.chmod(self.claim, 0o2775)
 
     def set_environment(self, container):
         self.environment = dict(self.image_environment)
@@ -96,10 +103,10 @@ class Pod(Container):
 
 
 class Scene:
-    def __init__(self, small, large):
+    def __init__(self, small, large, rejoin):
         self.work = tempfile.mkdtemp(prefix="redfence-pods-")
         make_network()
-        self.small, self.large = only(small, "StatefulSet"), only(large, "StatefulSet")
+        self.small, self.large, self.rejoin = (only(documents, "StatefulSet") for documents in (small, large, rejoin))
         auth = only(small, "Secret")
         folders = {auth["metadata"]["name"]: os.path.join(self.work, "auth"), "redfence-tls": os.path.join(self.work, "tls")}
         os.makedirs(folders[auth["metadata"]["name"]])
@@ -152,8 +159,7 @@ class Scene:
         assert field(info, "fence") == grant[0], info
         say(f"scaled up: {new.name} joined by itself and is a voter")
 
-        access = ["--tls-ca", "/etc/redfence/tls/ca.crt", "--password-file", "/etc/redfence/auth/password"]
-        members = run(*self.pods[0].inside(["redfence", "cluster", *access], self.pods[0].second)).stdout
+        members = self.cluster()
         assert ": quorum, " in members and new.name in members, members
 
         assert new.end(signal.SIGTERM) == 0
@@ -164,6 +170,26 @@ class Scene:
         await_that("it has caught up", lambda: self.client(new).ask("GET", "key") == "1")
         say(f"{new.name} stopped by SIGTERM stayed a member, and came back with its volume")
 
+        self.lose_a_volume(self.pods[1])
+
+    def lose_a_volume(self, lost):
+        """As docs/kubernetes.md says: the member is removed, the pod joins as a new node."""
+        lost.end(signal.SIGKILL)
+        lost.make_claim()
+        self.cluster("remove", "2")
+        assert self.voters() == 3
+        lost.use(self.rejoin)
+        assert "is a member" in lost.up()
+        self.await_ready([lost])
+        await_that("it is a voter again", lambda: self.voters() == 4)
+        await_that("it has caught up", lambda: self.client(lost).ask("GET", "key") == "1")
+        say(f"{lost.name}, a founder, lost its volume and joined again")
+
+    def cluster(self, *words):
+        """A program run in a pod, as docs/kubernetes.md has it."""
+        access = ["--tls-ca", "/etc/redfence/tls/ca.crt", "--password-file", "/etc/redfence/auth/password"]
+        return run(*self.pods[0].inside(["redfence", "cluster", *words, *access], self.pods[0].second)).stdout
+
     def close(self, show_logs):
         for pod in self.pods:
             pod.remove(show_logs)
@@ -171,8 +197,7 @@ class Scene:
 
 
 def main():
-    small, large = ([document for document in yaml.safe_load_all(open(path)) if document] for path in sys.argv[1:])
-    scene = Scene(small, large)
+    scene = Scene(*([document for document in yaml.safe_load_all(open(path)) if document] for path in sys.argv[1:]))
     is_done = False
     try:
         scene.play()
