@@ -97,6 +97,7 @@ impl Speaker {
             0 => command.extend(self.dice.pick(&nonsense).split(' ').map(text)),
             1 => command.extend([text("wait"), text(1 + self.dice.below(3))]),
             2 => command.extend([text("TIER"), text("Efficiency")]),
+            3 | 4 => command.extend([text("Value"), text(self.dice.pick(&["", "note", "other"]))]),
             _ => {}
         }
     }
@@ -248,8 +249,15 @@ impl Listener {
     fn shown(&self, reply: &Value, words: &[String]) -> String {
         match reply {
             Value::Array(items) => {
-                let items: Vec<String> = items.iter().map(|item| self.shown(item, words)).collect();
-                format!("[{}]", items.join(", "))
+                let mut shown: Vec<String> = items.iter().map(|item| self.shown(item, words)).collect();
+                // How long it was held: the backends were asked one after the other.
+                let is_held_ms = |item: &Value| *item == Value::bulk("held_ms");
+                for at in (1..items.len()).filter(|at| is_held_ms(&items[at - 1])) {
+                    if let Value::Integer(_) = items[at] {
+                        shown[at] = "some ms".into();
+                    }
+                }
+                format!("[{}]", shown.join(", "))
             }
             Value::Integer(number) if *number >= FENCE_LIKE => {
                 let place = words.iter().find_map(|word| {
