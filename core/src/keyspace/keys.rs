@@ -106,6 +106,12 @@ pub trait Keys {
     /// that is there from the first call to the last is visited.
     fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64;
 
+    /// Whether `SCAN` counts every record that it looks at, and `KEYS` answers in the order of `SCAN`: as logged commands did at
+    /// cluster version 1.
+    fn scans_as_version_1(&self) -> bool {
+        false
+    }
+
     /// Whether a flush may be asked for.
     fn check_flush(&self) -> Result<(), Refusal> {
         Ok(())

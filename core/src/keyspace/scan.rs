@@ -10,8 +10,10 @@ use crate::glob;
 use crate::reply::{Refusal, Reply};
 use bytes::Bytes;
 
-/// Keys looked at by one `SCAN` at most.
+/// Keys shown by one `SCAN` at most.
 const SCAN_COUNT_MAX: usize = 1_000;
+/// Records looked at by one `SCAN` at most: some are free, or in another database, or not what is looked for.
+const SCAN_RECORDS_MAX: usize = 10_000;
 /// Keys looked at in one go by commands that look at all of them.
 const SLICE: usize = 16;
 /// Steps of a pattern after which a `SCAN` answers what it has.
@@ -86,9 +88,19 @@ pub(super) fn keys(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
         counted = found.len();
         cx.replies.check(bytes)?;
         if cursor == 0 {
-            return Ok(Reply::Array(found));
+            break;
         }
     }
+    if !cx.keys.scans_as_version_1() {
+        cx.charge(found.len())?;
+        found.sort_unstable_by(|one, other| name_of(one).cmp(name_of(other)));
+    }
+    Ok(Reply::Array(found))
+}
+
+fn name_of(found: &Reply) -> &[u8] {
+    let Reply::Bulk(name) = found else { unreachable!("a walk finds names") };
+    name
 }
 
 /// One slice of a walk over all keys, paid for by the records looked at and the steps of the pattern. Answers where to go on.
@@ -112,19 +124,25 @@ fn scan_slice(
     Ok(next)
 }
 
-/// Answers early where the names are so long, and the pattern so hard, that it took long.
+/// Shows as many keys as `COUNT` says. Ends early where it had to look at many records for them, or where names are long or the
+/// pattern is hard to match.
 pub(super) fn scan(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let mut cursor = cursor(argv[1])?;
     let filter = Filter::parse(&argv[2..], true)?;
-    let (mut found, mut left, mut steps) = (Vec::new(), filter.count, 0);
-    let (mut bytes, mut counted) = (0, 0);
+    let counts_records = cx.keys.scans_as_version_1();
+    let (mut found, mut looked, mut steps, mut bytes) = (Vec::new(), 0, 0, 0);
     loop {
-        let count = left.min(SLICE);
-        cursor = scan_slice(cx, cursor, count, &filter, &mut found, &mut steps)?;
-        left -= count;
-        bytes += found[counted..].iter().map(Reply::weight).sum::<usize>();
-        counted = found.len();
-        if cursor == 0 || left == 0 || steps > STEPS_PER_SCAN_MAX || bytes > PAGE_BYTES {
+        let (counted, records_max) = match counts_records {
+            true => (looked, filter.count),
+            false => (found.len(), SCAN_RECORDS_MAX),
+        };
+        let slice = (filter.count - counted).min(SLICE);
+        let shown_before = found.len();
+        cursor = scan_slice(cx, cursor, slice, &filter, &mut found, &mut steps)?;
+        looked += slice;
+        bytes += found[shown_before..].iter().map(Reply::weight).sum::<usize>();
+        let is_full = found.len() >= filter.count || looked >= records_max;
+        if cursor == 0 || is_full || steps > STEPS_PER_SCAN_MAX || bytes > PAGE_BYTES {
             return Ok(page(cursor, found));
         }
     }

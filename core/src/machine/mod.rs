@@ -295,7 +295,8 @@ impl Machine {
     }
 
     /// The first millisecond at which the next deadline has passed.
-    fn next_end_ms(&self) -> Option<u64> {
+    #[must_use]
+    pub fn next_end_ms(&self) -> Option<u64> {
         let lock_or_wait = self.deadlines.next().map(|(at_ms, _)| at_ms);
         [lock_or_wait, self.blocked.next_deadline_ms()].into_iter().flatten().min().map(passed_from_ms)
     }

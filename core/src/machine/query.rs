@@ -7,14 +7,17 @@ use crate::machine::locks::lock::Lock;
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::sessions::session::Session;
 use crate::machine::settings;
+use crate::machine::version;
 use crate::machine::{Db, LockSlot, Machine, SessionSlot};
 use crate::reply::{LockInfo, Reply};
-use crate::types::{Fence, Reason, SessionId, SessionScope, Tier, SCAN_COUNT_MAX};
+use crate::types::{has_passed, Fence, Member, Reason, SessionId, SessionScope, Tier, SCAN_COUNT_MAX};
 use ::bytes::Bytes;
 
 /// A page ends early where its names are long.
 const SCAN_PAGE_BYTES: usize = 512 * 1024;
-/// Slots one `LOCK.SCAN` looks at for each name it may answer: idle records lie between held ones.
+/// Records one `LOCK.SCAN` looks at: idle ones lie between held ones.
+const SCAN_RECORDS_MAX: usize = 10_000;
+/// The same at cluster version 1, for each name it may answer.
 const SCAN_SLOTS_PER_NAME: usize = 16;
 /// Work after which a `LOCK.SCAN` answers what it has: in steps of the pattern, of which a record costs as much as a few.
 const SCAN_STEPS_MAX: u64 = 8_000_000;
@@ -136,11 +139,16 @@ impl Machine {
     fn scan(&self, db: Db, cursor: u64, pattern: Option<&[u8]>, count: u64) -> Reply {
         let count = count.clamp(1, SCAN_COUNT_MAX) as usize;
         let from = LockSlot::from_cursor(cursor);
+        // In a transaction the reply is logged.
+        let records_max = match self.cluster_version() < version::SECOND {
+            true => count * SCAN_SLOTS_PER_NAME,
+            false => SCAN_RECORDS_MAX,
+        };
         let mut names = Vec::new();
         let (mut next, mut steps, mut bytes) = (0, 0, 0);
         for (looked, (slot, lock)) in self.locks.iter_from(from).enumerate() {
             let is_full = names.len() == count || bytes >= SCAN_PAGE_BYTES;
-            if is_full || looked == count * SCAN_SLOTS_PER_NAME || steps > SCAN_STEPS_MAX {
+            if is_full || looked == records_max || steps > SCAN_STEPS_MAX {
                 next = slot.number();
                 break;
             }
@@ -211,6 +219,17 @@ impl Machine {
             && !self.has_passed(lock.deadline_ms())
             && self.lives(lock.session())
             && !self.is_flushed(lock)
+    }
+
+    /// Whether a key that is held by the log has ended by this time of the logical clock: its end is in an entry that is not applied yet.
+    #[must_use]
+    pub fn is_ending(&self, member: Option<Member>, db: Db, key: &[u8], logical_ms: u64) -> bool {
+        let Some(slot) = self.names.find(&self.locks, db, key) else { return false };
+        let session = self.locks[slot].session();
+        let session_ends_ms = session.is_some().then(|| self.sessions[session].deadline_ms);
+        self.is_held_now(slot)
+            && (has_passed(self.ends_for(member, slot), logical_ms)
+                || session_ends_ms.is_some_and(|at_ms| has_passed(at_ms, logical_ms)))
     }
 
     /// Whether a session, if any, is still alive.

@@ -1,5 +1,6 @@
 //! What `INFO` shows of the machine. The counters are part of the state: they go on after a restore.
 
+use crate::keyspace::DATABASES;
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::Machine;
 
@@ -53,6 +54,15 @@ pub(crate) fn count(reader: &mut Reader<'_>) -> Option<u64> {
     reader.varint().filter(|count| *count < 1 << 60)
 }
 
+/// One database, as `INFO keyspace` shows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DatabaseStats {
+    /// Keys whose time is over count until they are ended.
+    pub keys: u64,
+    /// Those that have a deadline. Locks with several holders do not count.
+    pub expires: u64,
+}
+
 /// Figures for `INFO` and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
@@ -78,6 +88,7 @@ pub struct Stats {
     /// What the replicated state takes, and how much it may.
     pub memory_used_bytes: u64,
     pub memory_max_bytes: u64,
+    pub databases: [DatabaseStats; DATABASES as usize],
 }
 
 impl Machine {
@@ -100,6 +111,13 @@ impl Machine {
             events: self.event_seq,
             memory_used_bytes: self.memory_used_bytes(),
             memory_max_bytes: self.max_memory_bytes(),
+            databases: std::array::from_fn(|db| self.database_stats(db as u32)),
         }
+    }
+
+    fn database_stats(&self, db: u32) -> DatabaseStats {
+        let keys = self.sweep.held(db);
+        // What a flush has ended keeps its deadline until it is swept.
+        DatabaseStats { keys, expires: self.deadlines.locks_of(db).min(keys) }
     }
 }

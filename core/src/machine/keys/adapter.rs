@@ -26,6 +26,7 @@ use crate::machine::log::command::Db;
 use crate::machine::store::deadlines::NEVER;
 use crate::machine::store::memory::weight_of_user;
 use crate::machine::sweep::ENDS_PER_ENTRY_MAX;
+use crate::machine::version;
 use crate::machine::work::Work;
 use crate::machine::{Applied, EventOwner, KeyAccess, LockSlot, Machine, SessionSlot};
 use crate::reply::{Refusal, Reply};
@@ -462,6 +463,10 @@ impl Keys for MachineKeys<'_> {
 
     fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64 {
         self.machine.key_scan(self.hidden_from, db, cursor, count, visit)
+    }
+
+    fn scans_as_version_1(&self) -> bool {
+        self.machine.cluster_version() < version::SECOND
     }
 
     fn check_flush(&self) -> Result<(), Refusal> {

@@ -20,7 +20,7 @@ use crate::keyspace::errors;
 use crate::machine::locks::ending::Ending;
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::snapshot::invariants::Violation;
-use crate::machine::store::deadlines::{Timer, NEVER};
+use crate::machine::store::deadlines::NEVER;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
 use crate::reply::Refusal;
 use crate::types::{has_passed, Member, OwnerIdentity};
@@ -157,7 +157,7 @@ impl Machine {
     fn set_lock_end(&mut self, slot: LockSlot, at_ms: u64) {
         let now_ms = self.clock.logical_ms;
         self.locks.edit(slot).set_deadline(at_ms, now_ms);
-        self.deadlines.set(Timer::Lock(slot), at_ms);
+        self.deadlines.set_lock(self.locks[slot].db(), slot, at_ms);
     }
 
     /// Sets when the caller's share of a held key ends. A member that has none yet takes one.

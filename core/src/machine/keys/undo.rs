@@ -5,7 +5,6 @@ use crate::machine::keys::adapter::MachineKeys;
 use crate::machine::keys::members::Grants;
 use crate::machine::locks::lock::{Phase, SavedLock};
 use crate::machine::stats::Counters;
-use crate::machine::store::deadlines::Timer;
 use crate::machine::sweep::Sweep;
 use crate::machine::{Applied, LockSlot, Machine, SessionSlot};
 use std::collections::BTreeMap;
@@ -117,10 +116,10 @@ impl Machine {
                     self.sessions.edit(session).locks = locks;
                 }
                 self.restore_lock(slot, before);
-                self.deadlines.set(Timer::Lock(slot), deadline_ms);
+                self.deadlines.set_lock(self.locks[slot].db(), slot, deadline_ms);
             }
             Phase::Several { .. } | Phase::Awaited | Phase::Idle { .. } => {
-                self.deadlines.clear(Timer::Lock(slot));
+                self.deadlines.clear_lock(self.locks[slot].db(), slot);
                 before.phase = Phase::Awaited;
                 self.restore_lock(slot, before);
                 if self.locks[slot].queue.len == 0 {

@@ -5,7 +5,7 @@ use crate::grammar::errors;
 use crate::machine::locks::several::{GrantTerms, Hold};
 use crate::machine::log::command::Db;
 use crate::machine::queue::waiter::ReplyForm;
-use crate::machine::store::deadlines::{Timer, NEVER};
+use crate::machine::store::deadlines::NEVER;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine, SessionSlot};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
@@ -248,7 +248,7 @@ impl Machine {
         let epoch = self.sweep.count_held(self.locks[slot].db());
         let now_ms = self.clock.logical_ms;
         self.change_lock(slot, |lock| lock.hold(fence, holder, deadline_ms, now_ms, session, epoch));
-        self.deadlines.set(Timer::Lock(slot), deadline_ms);
+        self.deadlines.set_lock(self.locks[slot].db(), slot, deadline_ms);
         if session.is_some() {
             let mut locks = self.sessions[session].locks;
             locks.push_back(&mut self.locks, slot);

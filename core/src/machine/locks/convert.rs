@@ -11,7 +11,7 @@ use crate::machine::locks::ending::Ending;
 use crate::machine::locks::lock::Phase;
 use crate::machine::locks::several::{GrantTerms, Hold};
 use crate::machine::log::command::Db;
-use crate::machine::store::deadlines::{Timer, NEVER};
+use crate::machine::store::deadlines::NEVER;
 use crate::machine::{Applied, EventOwner, HolderSlot, LockSlot, Machine};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
@@ -110,7 +110,7 @@ impl Machine {
             locks.unlink(&mut self.locks, slot);
             self.sessions.edit(session).locks = locks;
         }
-        self.deadlines.clear(Timer::Lock(slot));
+        self.deadlines.clear_lock(self.locks[slot].db(), slot);
         let value = self.set_attached(slot, None).unwrap_or_default();
         let asker = OwnerIdentity { owner: &owner, user };
         let terms = GrantTerms { asker, value: &value, kind: LockKind::Shared, ttl_ms: 0, session };

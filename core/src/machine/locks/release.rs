@@ -3,7 +3,6 @@
 use crate::machine::locks::ending::{EndCause, Ending};
 use crate::machine::locks::multi::Several;
 use crate::machine::log::command::Db;
-use crate::machine::store::deadlines::Timer;
 use crate::machine::{Applied, EventOwner, LockSlot, Machine};
 use crate::mutant;
 use crate::reply::Reply;
@@ -82,7 +81,7 @@ impl Machine {
             locks.unlink(&mut self.locks, slot);
             self.sessions.edit(session).locks = locks;
         }
-        self.deadlines.clear(Timer::Lock(slot));
+        self.deadlines.clear_lock(self.locks[slot].db(), slot);
         self.sweep.count_ended(self.locks[slot].db(), self.locks[slot].epoch());
         self.change_lock(slot, |lock| lock.end(how));
         if !self.values.is_empty() {

@@ -438,6 +438,10 @@ impl Keys for Overlay<'_> {
         self.page(db, cursor, count, visit)
     }
 
+    fn scans_as_version_1(&self) -> bool {
+        self.machine.cluster_version() < crate::machine::version::SECOND
+    }
+
     fn flush(&mut self, db: Option<Db>) {
         self.everything.set(true);
         if self.member.is_none() {

@@ -354,15 +354,20 @@ impl Machine {
     fn check_indexes(&self) -> Checked {
         ensure(self.clock.wall_us <= WALL_US_MAX, || "the wall clock is out of range".into())?;
         let mut deadlines = 0;
+        let mut expires = std::collections::BTreeMap::new();
         for (slot, lock) in self.locks.iter() {
             ensure(self.names.find(&self.locks, lock.db(), lock.name()) == Some(slot), || {
                 format!("lock {slot} is not found by its name")
             })?;
             let ends_ms = Some(lock.deadline_ms()).filter(|deadline_ms| *deadline_ms != NEVER);
             deadlines += usize::from(ends_ms.is_some());
+            *expires.entry(lock.db()).or_default() += u64::from(ends_ms.is_some());
             ensure(self.deadlines.get(Timer::Lock(slot)) == ends_ms, || {
                 format!("lock {slot}: its deadline")
             })?;
+        }
+        for (db, count) in expires {
+            ensure(self.deadlines.locks_of(db) == count, || format!("database {db}: keys with a deadline"))?;
         }
         for (slot, holder) in self.holders.iter() {
             let ends_ms = Some(holder.deadline_ms).filter(|deadline_ms| *deadline_ms != NEVER);

@@ -396,7 +396,7 @@ impl Machine {
         for slot in self.locks.slots() {
             let Some(lock) = self.locks.get(slot) else { continue };
             if lock.is_held() {
-                self.deadlines.set(Timer::Lock(slot), lock.deadline_ms());
+                self.deadlines.set_lock(lock.db(), slot, lock.deadline_ms());
             }
             self.names.insert(&self.locks, slot);
         }

@@ -3,6 +3,7 @@
 //!
 //! A four-way heap that knows where each item sits. It is worked out from the records, so it is not part of a snapshot.
 
+use crate::machine::log::command::Db;
 use crate::machine::{HolderSlot, LockSlot, SessionSlot, WaiterSlot};
 
 /// No deadline at all.
@@ -66,6 +67,8 @@ impl HeapItem {
 pub(crate) struct Deadlines {
     heap: Vec<HeapItem>,
     places: [HeapIndexes; 4],
+    /// Locks with a deadline, by database: for `INFO` alone.
+    locks_by_db: Vec<u64>,
 }
 
 const ARITY: usize = 4;
@@ -83,6 +86,39 @@ impl Deadlines {
         let (kind, slot) = timer.parts();
         let at = self.places[kind].get(slot)?;
         self.heap.get(at as usize).map(|item| item.at_ms)
+    }
+
+    /// Locks of a database that have a deadline.
+    pub(crate) fn locks_of(&self, db: Db) -> u64 {
+        self.locks_by_db.get(db as usize).copied().unwrap_or(0)
+    }
+
+    /// [`Deadlines::set`] for a lock.
+    pub(crate) fn set_lock(&mut self, db: Db, slot: LockSlot, at_ms: u64) {
+        let before = self.heap.len();
+        self.set(Timer::Lock(slot), at_ms);
+        self.count_lock(db, before);
+    }
+
+    /// [`Deadlines::clear`] for a lock.
+    pub(crate) fn clear_lock(&mut self, db: Db, slot: LockSlot) {
+        let before = self.heap.len();
+        self.clear(Timer::Lock(slot));
+        self.count_lock(db, before);
+    }
+
+    fn count_lock(&mut self, db: Db, len_before: usize) {
+        if self.heap.len() == len_before {
+            return;
+        }
+        if self.locks_by_db.len() <= db as usize {
+            self.locks_by_db.resize(db as usize + 1, 0);
+        }
+        let count = &mut self.locks_by_db[db as usize];
+        *count = match self.heap.len() > len_before {
+            true => *count + 1,
+            false => *count - 1,
+        };
     }
 
     /// Sets, moves or (with [`NEVER`]) takes away the deadline of a slot.
