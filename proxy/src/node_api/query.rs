@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use redfence_core::grammar::cluster::Backup;
-use redfence_core::keyspace::Resp;
+use redfence_core::keyspace::key_spec::KeySpec;
+use redfence_core::keyspace::{table, Resp};
 use redfence_core::machine::settings::Setting;
 use redfence_core::machine::{KeysWalk, Machine, Query, Words};
 use redfence_core::reply::{Refusal, Reply};
@@ -117,6 +118,38 @@ impl OwnedQuery {
 }
 
 impl OwnedQuery {
+    /// Whether it would show a key whose time is over at `logical_ms`.
+    #[must_use]
+    pub fn meets_ending(&self, machine: &Machine, logical_ms: u64) -> bool {
+        if machine.next_end_ms().is_none_or(|end_ms| end_ms > logical_ms) {
+            return false;
+        }
+        let is_ending = |member, db: u32, key: &[u8]| machine.is_ending(member, db, key, logical_ms);
+        match self {
+            OwnedQuery::Info { db, resource, .. } | OwnedQuery::Explain { db, resource, .. } => {
+                is_ending(None, *db, resource)
+            }
+            OwnedQuery::Tokens { db, keys } => keys.iter().any(|key| is_ending(None, *db, key)),
+            OwnedQuery::Redis { db, member, argv, .. } | OwnedQuery::Script { db, member, argv, .. } => {
+                let argv: Words<'_> = argv.iter().map(|word| &word[..]).collect();
+                let Some(row) = argv.first().and_then(|name| table::find(name)) else { return false };
+                if row.keys == KeySpec::None {
+                    // `KEYS`, `SCAN`, `DBSIZE`: any key may be the one.
+                    return row.is(table::R);
+                }
+                row.keys_of(&argv).iter().any(|key| is_ending(*member, *db, key))
+            }
+            OwnedQuery::Scan { .. } => true,
+            OwnedQuery::Queue { .. }
+            | OwnedQuery::SessionLocks { .. }
+            | OwnedQuery::Session { .. }
+            | OwnedQuery::Mark { .. }
+            | OwnedQuery::Settings
+            | OwnedQuery::Setting(_)
+            | OwnedQuery::Backup(_) => false,
+        }
+    }
+
     /// Bytes of its words.
     #[must_use]
     pub fn bytes(&self) -> usize {

@@ -1,4 +1,4 @@
-//! Work that is spread: sweeps after a flush, `KEYS` in slices. Others are served meanwhile.
+//! Work that is spread: sweeps after a flush, `KEYS` in slices. Others are served meanwhile. And reads of keys whose end is under way.
 
 use super::*;
 use bytes::Bytes;
@@ -60,4 +60,58 @@ fn keys_goes_in_slices_and_others_are_answered_before_it() {
     assert!(cluster.answer(keys).is_none(), "it takes more than one turn");
     granted(&cluster.wait_for(later, 1_000));
     assert!(matches!(cluster.wait_for(keys, 5_000), Reply::Array(names) if names.len() == 40_000));
+}
+
+fn read(cluster: &mut SimCluster, node: NodeId, line: &str) -> Ticket {
+    let argv = line.split(' ').map(|word| Bytes::copy_from_slice(word.as_bytes())).collect();
+    cluster.read(node, OwnedQuery::Redis { db: 0, resp: Resp::Two, member: None, argv })
+}
+
+#[test]
+fn a_key_is_not_shown_to_who_has_waited_for_its_whole_time() {
+    for seed in 0..20 {
+        let mut cluster = settled(3, seed);
+        for node in cluster.ids() {
+            for (at, line) in ["GET k", "EXISTS a k", "TTL k", "DBSIZE", "SCAN 0"].iter().enumerate() {
+                assert_eq!(say(&mut cluster, node, "SET k v PX 400"), Reply::OK);
+                let info = OwnedQuery::Info {
+                    db: 0,
+                    resource: Bytes::from_static(b"k"),
+                    sessions: SessionScope::All,
+                };
+                // A deadline has passed after its own millisecond, and times are counted in whole ones.
+                cluster.run_for(402);
+                let (ticket, later) = (read(&mut cluster, node, line), cluster.read(node, info));
+                let reply = cluster.wait_for(ticket, 1_000);
+                let gone = match at {
+                    0 => Reply::Nil,
+                    2 => Reply::Int(-2),
+                    4 => Reply::Array(vec![Reply::bulk("0"), Reply::Array(vec![])]),
+                    _ => Reply::Int(0),
+                };
+                assert_eq!(reply, gone, "seed {seed}, node {node}: {line}");
+                let Reply::Info(info) = cluster.wait_for(later, 1_000) else { panic!("no info") };
+                assert!(!info.held, "seed {seed}, node {node}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_read_of_a_key_that_does_not_end_is_answered_all_the_same() {
+    let mut cluster = settled(3, 3);
+    let (leader, follower) = (leader(&cluster), follower(&cluster));
+    assert_eq!(say(&mut cluster, follower, "SET k v PX 300"), Reply::OK);
+    assert_eq!(say(&mut cluster, follower, "SET other v"), Reply::OK);
+    // Nobody leads, so nothing ends, until another does.
+    cluster.crash(leader);
+    let asked_ms = cluster.now_ms();
+    let (ticket, other) = (read(&mut cluster, follower, "GET k"), read(&mut cluster, follower, "GET other"));
+    assert_eq!(cluster.wait_for(other, 5_000), Reply::bulk("v"));
+    let reply = cluster.wait_for(ticket, 5_000);
+    assert!(
+        matches!(reply, Reply::Nil | Reply::Bulk(_)),
+        "{reply:?} after {} ms",
+        cluster.now_ms() - asked_ms
+    );
 }

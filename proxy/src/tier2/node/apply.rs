@@ -65,6 +65,7 @@ impl Node {
             EntryType::EntryNormal if mutant!(FollowersDoNotApply) && !self.is_leader() => {}
             EntryType::EntryNormal => {
                 let differing = self.machine.differing_effects();
+                let expected_ms = self.machine.logical_ms() + self.since_last_stamp_ms();
                 let applied = self.machine.apply_entry_at(entry.index, &entry.data, &mut self.applying);
                 applied.map_err(|error| error.to_string())?;
                 if self.machine.differing_effects() != differing {
@@ -72,7 +73,7 @@ impl Node {
                 }
                 self.note_point();
                 self.diverge(entry.index);
-                self.stamp_applied_at_ms = self.now.monotonic_ms();
+                self.note_stamp_applied(expected_ms);
                 self.deliver_results(self.was_here_at_start(entry));
             }
             EntryType::EntryConfChangeV2 => self.apply_change(entry)?,

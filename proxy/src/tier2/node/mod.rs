@@ -502,6 +502,9 @@ impl Node {
             wake_at_ms = wake_at_ms.min(now_ms.saturating_add(left_ms.max(1)));
         }
         wake_at_ms = wake_at_ms.min(self.failover_at_ms().unwrap_or(u64::MAX).max(now_ms));
+        if let Some(until_ms) = self.reads.held_until_ms() {
+            wake_at_ms = wake_at_ms.min(until_ms.max(now_ms));
+        }
         let slice_at_ms = self.digests.wake_at_ms().unwrap_or(u64::MAX);
         let wake_at_us = 1_000 * wake_at_ms.min(slice_at_ms.max(now_ms));
         let wanted_at_us = self.batching_wake_at_us().into_iter().chain(self.scripts_at_us()).min();

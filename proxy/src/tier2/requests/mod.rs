@@ -28,6 +28,8 @@ const _: () = assert!(FORWARD_BYTES + REQUEST_BYTES_MAX + 64 * FORWARD_COMMANDS 
 /// CPU time for the reads of one turn, and after how many reads it is checked.
 const READS_CPU_US_MAX: u64 = 15_000;
 const READS_PER_LOOK: usize = 8;
+/// By how much the ways of two stamps to this node usually differ.
+const STAMP_JITTER_MS_MAX: u64 = 5;
 /// Machine work for the reads of one turn; checked after every read.
 const READS_WORK_MAX: u64 = 200_000;
 /// How long the node tries to get a command of its own into the log.
@@ -293,14 +295,24 @@ impl Node {
     pub(super) fn answer_reads(&mut self) {
         let applied = if mutant!(ReadBeforeApply) { u64::MAX } else { self.applied };
         // Most turns have no read to answer, and the clock below costs a system call.
-        if !self.reads.has_ready(applied) {
+        if !self.reads.has_ready(applied) && !self.reads.has_held() {
             return;
         }
         let late_ms = self.since_last_stamp_ms();
+        let (now_ms, logical_ms) = (self.now.monotonic_ms(), self.machine.logical_ms() + late_ms);
         let began_us = self.cpu.thread_us();
         let worked = self.machine.work_total();
         let mut answered = 0;
-        while let Some(read) = self.reads.next_ready(applied) {
+        loop {
+            let held = self.reads.next_held(&self.machine, now_ms);
+            let has_waited = held.is_some();
+            let Some(read) = held.or_else(|| self.reads.next_ready(applied)) else { break };
+            let is_early = self.reads.is_behind_held(&read)
+                || (self.reads.may_hold() && read.query.meets_ending(&self.machine, logical_ms));
+            if is_early && !has_waited {
+                self.reads.hold(read, logical_ms, now_ms);
+                continue;
+            }
             if read.is_deferred() {
                 self.out.deferred.push((read.ticket, read.query));
                 continue;
@@ -332,8 +344,16 @@ impl Node {
 }
 
 impl Node {
+    /// A stamp was applied. Those that took longer to arrive than others do not set this node's idea of the logical clock back, or
+    /// the time left of a key would rise.
+    pub(super) fn note_stamp_applied(&mut self, expected_ms: u64) {
+        let ahead_ms = expected_ms.saturating_sub(self.machine.logical_ms());
+        let kept_ms = if ahead_ms <= STAMP_JITTER_MS_MAX { ahead_ms } else { 0 };
+        self.stamp_applied_at_ms = self.now.monotonic_ms().saturating_sub(kept_ms).max(1);
+    }
+
     /// Logical time that has gone by since the newest applied stamp: the leader knows it, others look at their own clock.
-    fn since_last_stamp_ms(&self) -> u64 {
+    pub(super) fn since_last_stamp_ms(&self) -> u64 {
         match self.clock.logical_ms() {
             Some(logical_ms) => logical_ms.saturating_sub(self.machine.logical_ms()),
             // Nothing applied since start-up: the age of the snapshot's clock is unknown.

@@ -33,6 +33,22 @@ struct WaitingRead {
     account: Option<Arc<Account>>,
 }
 
+/// How long a read waits at most for the entry that ends a key whose time is over.
+const END_WITHIN_MS: u64 = 100;
+
+/// Reads that wait so. More are answered at once.
+const HELD_MAX: usize = 256;
+
+/// A read that would show a key whose time is over: the entry that ends it is under way. Later reads of the same client wait with it.
+#[derive(Debug)]
+struct HeldRead {
+    read: ReadyRead,
+    /// The logical time at which it was put aside.
+    logical_ms: u64,
+    /// When it is answered whatever the state is, by the node's own clock: another leader may count the key's time anew.
+    until_ms: u64,
+}
+
 /// A read that may be answered now.
 #[derive(Debug)]
 pub(in crate::tier2) struct ReadyRead {
@@ -79,6 +95,8 @@ pub(in crate::tier2) struct Reads {
     len: usize,
     /// Bytes of the queries that wait.
     bytes: usize,
+    /// Reads that wait for the end of a key, in the order they came.
+    held: VecDeque<HeldRead>,
     /// `KEYS` under way.
     walks: VecDeque<KeysScan>,
     /// How long a round may take before it is asked again, where that is more than the configured time: twice as long after every
@@ -155,6 +173,49 @@ impl Reads {
     pub(in crate::tier2) fn has_ready(&self, applied: u64) -> bool {
         let first = self.rounds.first_key_value();
         first.is_some_and(|(_, round)| round.index.is_some_and(|index| index <= applied))
+    }
+
+    /// Puts a read aside until the end of a key is applied.
+    pub(in crate::tier2) fn hold(&mut self, read: ReadyRead, logical_ms: u64, now_ms: u64) {
+        self.len += 1;
+        self.bytes += read.query.bytes();
+        self.held.push_back(HeldRead { read, logical_ms, until_ms: now_ms + END_WITHIN_MS });
+    }
+
+    /// Whether another may be put aside.
+    pub(in crate::tier2) fn may_hold(&self) -> bool {
+        self.held.len() < HELD_MAX
+    }
+
+    /// Whether an earlier read of the same client is put aside: this one must not pass it.
+    pub(in crate::tier2) fn is_behind_held(&self, read: &ReadyRead) -> bool {
+        let same = |held: &HeldRead| match (&held.read.account, &read.account) {
+            (Some(one), Some(other)) => Arc::ptr_eq(one, other),
+            (None, None) => true,
+            (Some(_), None) | (None, Some(_)) => false,
+        };
+        self.held.iter().any(same)
+    }
+
+    /// The next read that need not wait any longer.
+    pub(in crate::tier2) fn next_held(&mut self, machine: &Machine, now_ms: u64) -> Option<ReadyRead> {
+        let is_over = |held: &HeldRead| {
+            held.until_ms <= now_ms || !held.read.query.meets_ending(machine, held.logical_ms)
+        };
+        self.held.front().filter(|held| is_over(held))?;
+        let read = self.held.pop_front()?.read;
+        self.len -= 1;
+        self.bytes -= read.query.bytes();
+        Some(read)
+    }
+
+    pub(in crate::tier2) fn has_held(&self) -> bool {
+        !self.held.is_empty()
+    }
+
+    /// When the first of them is answered whatever the state is.
+    pub(in crate::tier2) fn held_until_ms(&self) -> Option<u64> {
+        self.held.front().map(|held| held.until_ms)
     }
 
     /// Whether a `KEYS` is under way.
@@ -243,6 +304,10 @@ impl Reads {
 
     pub(in crate::tier2) fn drain(&mut self) -> Vec<Ticket> {
         let mut tickets: Vec<Ticket> = self.walks.drain(..).map(|walk| walk.ticket).collect();
+        for held in self.held.drain(..) {
+            self.bytes -= held.read.query.bytes();
+            tickets.push(held.read.ticket);
+        }
         self.len -= tickets.len();
         tickets.extend(self.overdue(u64::MAX));
         tickets
