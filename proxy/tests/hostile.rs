@@ -82,6 +82,10 @@ fn malformed_frames_are_refused_with_redis_s_words() {
         let shown = String::from_utf8_lossy(&bytes[..bytes.len().min(40)]);
         assert_eq!(answer.trim_end(), expected, "{shown:?}");
     }
+    // Who sends all of a large request before it reads sees the error too, not a reset connection.
+    let mut large = b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$536870913\r\n".to_vec();
+    large.resize(24 << 20, b'x');
+    assert_eq!(throw(&node, &large).trim_end(), "-ERR Protocol error: invalid bulk length");
     assert_eq!(throw(&node, b"POST / HTTP/1.1\r\nHost: x\r\n\r\n"), "");
     honest.finish();
 }
@@ -90,17 +94,18 @@ fn malformed_frames_are_refused_with_redis_s_words() {
 fn a_command_beyond_a_limit_costs_an_error_and_not_the_connection() {
     let node = Node::start(&[]);
     let mut client = node.connect();
-    let (word, script) = (vec![b'x'; 65_537], vec![b'x'; (1 << 20) + 1]);
+    let (word, large) = (vec![b'x'; 65_537], vec![b'x'; (1 << 20) + 1]);
     let mut whole: Vec<&[u8]> = vec![b"MSET"];
     whole.extend(std::iter::repeat_n(&word[..65_536], 100));
     let cases: Vec<(Vec<u8>, &str)> = vec![
         (
-            command(&[b"SET", b"k", &word]),
-            "-ERR a word of this command may have 65536 bytes, and one has 65537",
+            command(&[b"SET", b"k", &large]),
+            "-ERR a word of this command may have 1048576 bytes, and one has 1048577",
         ),
+        (command(&[b"LOCK.ACQUIRE", b"k", &word]), "-ERR a word of this command may have 65536 bytes"),
         (command(&[b"SET", &word, b"v"]), "-ERR a word of this command may have 65536 bytes"),
         (command(&[&word]), "-ERR a word of this command may have 65536 bytes"),
-        (command(&[b"EVAL", &script, b"0"]), "-ERR a word of this command may have 1048576 bytes"),
+        (command(&[b"EVAL", &large, b"0"]), "-ERR a word of this command may have 1048576 bytes"),
         (command(&vec![&b"DEL"[..]; 1025]), "-ERR a command may have 1024 words, and this one has 1025"),
         (command(&vec![&b"LOCK.MACQUIRE"[..]; 100_000]), "-ERR a command may have 1024 words"),
         (command(&whole), "-ERR a command may have 4194304 bytes in all"),
@@ -122,6 +127,10 @@ fn a_command_beyond_a_limit_costs_an_error_and_not_the_connection() {
     assert!(client.receive().starts_with("-ERR a word"));
     assert_eq!(client.receive(), "QUEUED");
     assert!(client.receive().starts_with("-EXECABORT"));
+    // A value may have as much as a key may hold.
+    client.send_bytes(&command(&[b"SET", b"k", &large[1..]]));
+    assert_eq!(client.receive(), "OK");
+    assert_eq!(client.ask(&["STRLEN", "k"]), "1048576");
 }
 
 #[test]

@@ -8,6 +8,8 @@
 //! Called by `connection` alone.
 
 use crate::resp::inline;
+use redfence_core::keyspace::key_spec::KeySpec;
+use redfence_core::keyspace::table;
 use redfence_core::limits;
 use redfence_core::reply::Refusal;
 use smallvec::SmallVec;
@@ -15,8 +17,10 @@ use std::borrow::Cow;
 
 /// Words in one command that Redfence itself answers.
 pub const ITEMS_MAX: usize = limits::WORDS_MAX;
-/// Bytes in one word of it.
+/// Bytes in one word of it, where that is no value of a plain command.
 pub const BULK_BYTES_MAX: usize = limits::WORD_BYTES_MAX;
+/// Bytes in a value of a plain command.
+pub const VALUE_BYTES_MAX: usize = limits::STRING_BYTES_MAX;
 /// Bytes in one word of a command that carries a script.
 pub const SCRIPT_BYTES_MAX: usize = limits::SCRIPT_BYTES_MAX;
 /// Bytes in a whole frame that is held in memory. A command takes fewer bytes in the log than here.
@@ -36,6 +40,8 @@ pub struct ParseLimits {
     pub authenticated: bool,
     /// Whether a command of this name may be handed on in pieces.
     pub may_stream: fn(&[u8]) -> bool,
+    /// Whether plain commands may be meant for the Raft keyspace, so that their values are held whole.
+    pub holds_values: bool,
 }
 
 /// Why the connection must end. The text goes out as `-ERR Protocol error: …`.
@@ -94,8 +100,6 @@ pub struct RequestParser {
     missing: Option<usize>,
     /// Length of the word whose header was read but whose bytes are not all here.
     bulk: Option<usize>,
-    /// Largest word this command may have; known once its name is.
-    bulk_bytes_max: usize,
     streams: bool,
     excess: Option<Excess>,
     words: SmallVec<[Span; 16]>,
@@ -187,7 +191,6 @@ impl RequestParser {
     fn begin_words(&mut self, at: usize, count: usize) {
         self.at = at;
         self.missing = Some(count);
-        self.bulk_bytes_max = BULK_BYTES_MAX;
     }
 
     fn read_words(&mut self, frame: &[u8], limits: ParseLimits) -> Result<Step, ProtocolError> {
@@ -196,10 +199,7 @@ impl RequestParser {
                 Some(len) => len,
                 None => match self.read_bulk_header(frame, limits)? {
                     BulkHeader::Incomplete => return Ok(Step::Incomplete),
-                    BulkHeader::TooLarge(bytes) => {
-                        let bytes_max = self.bulk_bytes_max;
-                        return Ok(self.large(Excess::Word { bytes, bytes_max }));
-                    }
+                    BulkHeader::TooLarge(excess) => return Ok(self.large(excess)),
                     BulkHeader::Read(len) => len,
                 },
             };
@@ -251,19 +251,37 @@ impl RequestParser {
         if !limits.authenticated && len > UNAUTHENTICATED_BULK_BYTES_MAX {
             return Err(ProtocolError(Cow::Borrowed("unauthenticated bulk length")));
         }
-        if len > self.bulk_bytes_max {
-            return Ok(BulkHeader::TooLarge(len));
+        if len > BULK_BYTES_MAX {
+            let bytes_max = self.word_bytes_max(frame, limits);
+            if len > bytes_max {
+                return Ok(BulkHeader::TooLarge(Excess::Word { bytes: len, bytes_max }));
+            }
+            if next + len > FRAME_BYTES_MAX {
+                return Ok(BulkHeader::TooLarge(Excess::Frame));
+            }
         }
         self.at = next;
         self.bulk = Some(len);
         Ok(BulkHeader::Read(len))
     }
 
-    fn learn_limits(&mut self, name: &[u8], limits: ParseLimits) {
-        let scripts: [&[u8]; 5] = [b"EVAL", b"EVALSHA", b"EVAL_RO", b"EVALSHA_RO", b"SCRIPT"];
-        if scripts.iter().any(|script| script.eq_ignore_ascii_case(name)) {
-            self.bulk_bytes_max = SCRIPT_BYTES_MAX;
+    /// How many bytes the next word may have, which has more than most may.
+    #[cold]
+    fn word_bytes_max(&self, frame: &[u8], limits: ParseLimits) -> usize {
+        let Some((start, len)) = self.words.first() else { return BULK_BYTES_MAX };
+        let name = &frame[*start as usize..][..*len as usize];
+        match table::find(name) {
+            Some(row) if row.is(table::SCRIPT) => SCRIPT_BYTES_MAX,
+            Some(row)
+                if limits.holds_values && may_be_value(row.keys, self.words.len(), self.declared_words()) =>
+            {
+                VALUE_BYTES_MAX
+            }
+            Some(_) | None => BULK_BYTES_MAX,
         }
+    }
+
+    fn learn_limits(&mut self, name: &[u8], limits: ParseLimits) {
         self.streams = limits.authenticated && (limits.may_stream)(name);
     }
 
@@ -327,9 +345,18 @@ impl RequestParser {
 
 enum BulkHeader {
     Incomplete,
-    /// The bytes it declares.
-    TooLarge(usize),
+    TooLarge(Excess),
     Read(usize),
+}
+
+/// Whether the word at `at` of a command with so many words is no key. Commands whose keys are not in fixed places have no values.
+fn may_be_value(keys: KeySpec, at: usize, words: usize) -> bool {
+    let KeySpec::Span { first, last, step } = keys else { return false };
+    let last = match usize::try_from(last) {
+        Ok(last) => last,
+        Err(_) => words.saturating_sub(last.unsigned_abs() as usize),
+    };
+    !(at >= first && at <= last && (at - first).is_multiple_of(step))
 }
 
 /// The words of a whole frame that a parser has been through, whatever its size. Fewer where it is none.

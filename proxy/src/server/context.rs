@@ -7,6 +7,7 @@
 use crate::resp::encode::Encoder;
 use crate::resp::request::ParseLimits;
 use crate::server::client::session::Client;
+use crate::server::client::shown::LastCommand;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{
     AfterReply, AwaitedCall, AwaitedReply, IfAbandoned, InFlight, SharedUpstreamCalls, Source,
@@ -28,6 +29,7 @@ pub struct CommandContext {
     pub(in crate::server) refused_with: Option<Refusal>,
     /// Commands run and not yet counted.
     pub(in crate::server) commands_run: u32,
+    pub(in crate::server) last_command: LastCommand,
     /// What this poll of the connection has done so far, in units of about a microsecond.
     pub(in crate::server) work: u32,
     /// When those that are being run were read: one look at the clock for all that came together.
@@ -46,6 +48,7 @@ impl CommandContext {
             routes,
             refused_with: None,
             commands_run: 0,
+            last_command: LastCommand::default(),
             work: 0,
             read_us: 0,
         }
@@ -53,7 +56,7 @@ impl CommandContext {
 
     /// What the parser lets through: depends on authentication and on the listener.
     pub(in crate::server) fn parse_limits(&self) -> ParseLimits {
-        self.server.parse_limits_for(&self.client)
+        ParseLimits { holds_values: self.may_keep_values(), ..self.server.parse_limits_for(&self.client) }
     }
 
     /// Answers the command just run, behind whatever is in flight.
@@ -109,6 +112,11 @@ impl CommandContext {
             audit: None,
             admin_acts: None,
         }));
+    }
+
+    /// Brings up to date what `CLIENT LIST` shows of this client.
+    pub(in crate::server) fn show_state(&self) {
+        self.client.info.shown.store(&self.last_command, &self.client);
     }
 
     /// Whether neither Tier 2 nor an upstream connection has anything to say.

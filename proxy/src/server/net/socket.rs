@@ -18,9 +18,15 @@ const LAST_ANSWERS_WITHIN: Duration = Duration::from_millis(200);
 const LAST_READS_WITHIN: Duration = Duration::from_secs(5);
 /// How often a client that has filled its share of held bytes is looked at.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How long, and for how many bytes, a client that is being disconnected may go on sending.
-const LINGER: Duration = Duration::from_millis(500);
-const LINGER_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// How long, and for how many bytes, a client that is being disconnected may go on sending. Who sends a large request whole before it
+/// reads the answer must be let to send it, or it never sees why it was refused.
+const LINGER: Duration = Duration::from_secs(2);
+const LINGER_BYTES_MAX: usize = 32 * 1024 * 1024;
+/// The same for who has not logged in.
+const STRANGER_LINGER: Duration = Duration::from_millis(500);
+const STRANGER_LINGER_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Read at a time meanwhile.
+const LINGER_READ_BYTES: usize = 16 * 1024;
 
 thread_local! {
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; SCRATCH_BYTES]);
@@ -75,11 +81,15 @@ impl Connection {
         if self.stream.shutdown().await.is_err() {
             return;
         }
+        let (within, bytes_max) = match self.context.client.authenticated {
+            true => (LINGER, LINGER_BYTES_MAX),
+            false => (STRANGER_LINGER, STRANGER_LINGER_BYTES_MAX),
+        };
         let drain = async {
             // On the heap: an array would be part of every connection's task, lingering or not.
-            let mut scratch = vec![0; 4096];
+            let mut scratch = vec![0; LINGER_READ_BYTES];
             let mut taken = 0;
-            while taken < LINGER_BYTES_MAX {
+            while taken < bytes_max {
                 match self.stream.read(&mut scratch).await {
                     Ok(0) | Err(_) => return,
                     Ok(count) => taken += count,
@@ -87,7 +97,7 @@ impl Connection {
             }
         };
         // Whether it ended by itself or by the clock makes no difference.
-        let _ = tokio::time::timeout(LINGER, drain).await;
+        let _ = tokio::time::timeout(within, drain).await;
     }
 
     /// No bytes are taken from the client now; only its end is of interest.
