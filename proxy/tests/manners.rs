@@ -270,14 +270,14 @@ fn a_node_alone_knows_what_newer_drivers_say() {
 
 /// The main listener's keys are those of the upstream Redis; what comes in by the correctness listener is told to everybody.
 #[test]
-fn with_a_redis_behind_only_the_correctness_listener_tracks() {
+fn with_a_redis_behind_both_listeners_track_and_hear_messages() {
     let folder = TempDir::new().unwrap();
     let (_redis, redis) = start_redis(&folder);
     let (redis, correctness_address) = (redis.to_string(), free_address());
     let node = Node::start(&["--redis", &redis, "--correctness-listen", &correctness_address.to_string()]);
     let (mut main, mut inner) = (node.connect(), Client::connect(correctness_address));
-    assert!(ask(&mut main, "CLIENT TRACKING ON")
-        .starts_with("-ERR CLIENT TRACKING is not supported by this listener"));
+    assert_eq!(ask(&mut main, "CLIENT TRACKING ON"), "OK");
+    assert_eq!(ask(&mut main, "CLIENT TRACKING OFF"), "OK");
     assert_eq!(ask(&mut inner, "CLIENT TRACKING ON"), "OK");
     assert_eq!(ask(&mut main, "SUBSCRIBE c"), "(\"subscribe\", \"c\", 1)");
     assert_eq!(ask(&mut inner, "PUBLISH c inside"), "1");
@@ -285,4 +285,123 @@ fn with_a_redis_behind_only_the_correctness_listener_tracks() {
     assert_eq!(ask(&mut node.connect(), "PUBLISH c behind"), "1");
     assert_eq!(main.receive(), "(\"message\", \"c\", \"behind\")");
     assert_eq!(ask(&mut inner, "PUBSUB NUMSUB c"), "(\"c\", 1)");
+}
+
+/// The fields of the line of `CLIENT LIST` that has this name.
+fn listed(client: &mut Client, filter: &str, name: &str) -> Vec<(String, String)> {
+    let list = ask(client, filter).replace("\\n", "\n");
+    let line =
+        list.lines().find(|line| line.contains(&format!("name={name} "))).unwrap_or_default().to_owned();
+    let fields = line.trim_matches('"').split(' ').filter_map(|field| field.split_once('='));
+    fields.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+fn field(client: &mut Client, name: &str, key: &str) -> String {
+    let fields = listed(client, "CLIENT LIST", name);
+    let found = fields.into_iter().find(|(known, _)| known == key);
+    found.map(|(_, value)| value).unwrap_or_default()
+}
+
+#[test]
+fn client_list_tells_what_each_client_does() {
+    let node = Node::start(&[]);
+    let mut admin = node.connect();
+    let named = |name: &str| {
+        let mut client = node.connect();
+        assert_eq!(client.ask(&["CLIENT", "SETNAME", name]), "OK");
+        client
+    };
+    let mut plain = named("plain");
+    assert_eq!(field(&mut admin, "plain", "cmd"), "client|setname");
+    assert_eq!(field(&mut admin, "plain", "flags"), "N");
+    assert_eq!(field(&mut admin, "plain", "multi"), "-1");
+    ask(&mut plain, "LOCK.ACQUIRE lock 60000");
+    assert_eq!(field(&mut admin, "plain", "cmd"), "lock.acquire");
+    plain.ask(&["NOSUCHCOMMAND", "secret"]);
+    assert_eq!(field(&mut admin, "plain", "cmd"), "NULL");
+    ask(&mut plain, "MULTI");
+    ask(&mut plain, "GET a");
+    ask(&mut plain, "GET b");
+    assert_eq!(field(&mut admin, "plain", "flags"), "x");
+    assert_eq!(field(&mut admin, "plain", "multi"), "2");
+    ask(&mut plain, "EXEC");
+    assert_eq!(field(&mut admin, "plain", "flags"), "N");
+    ask(&mut plain, "CLIENT TRACKING ON BCAST");
+    assert_eq!(field(&mut admin, "plain", "flags"), "tB");
+    assert!(ask(&mut plain, "CLIENT INFO").contains(" cmd=client|info "));
+
+    let mut waits = named("waits");
+    waits.send(&["LOCK.ACQUIRE", "lock", "1000", "WAIT", "60000"]);
+    await_that("it is blocked", || field(&mut admin, "waits", "flags") == "b");
+    assert_eq!(field(&mut admin, "waits", "cmd"), "lock.acquire");
+
+    let mut listens = named("listens");
+    ask(&mut listens, "SUBSCRIBE c");
+    ask(&mut listens, "PSUBSCRIBE p*");
+    assert_eq!(field(&mut admin, "listens", "flags"), "P");
+    assert_eq!(field(&mut admin, "listens", "sub") + &field(&mut admin, "listens", "psub"), "11");
+    assert!(!listed(&mut admin, "CLIENT LIST TYPE pubsub", "listens").is_empty());
+    assert!(listed(&mut admin, "CLIENT LIST TYPE pubsub", "plain").is_empty());
+    assert!(listed(&mut admin, "CLIENT LIST TYPE normal", "listens").is_empty());
+    assert!(!listed(&mut admin, "CLIENT LIST TYPE normal", "plain").is_empty());
+    assert_eq!(ask(&mut admin, "CLIENT KILL TYPE pubsub"), "1");
+    await_that("it is gone", || listed(&mut admin, "CLIENT LIST", "listens").is_empty());
+}
+
+#[test]
+fn command_list_is_filtered_and_agrees_with_the_others() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    let mut list = |line: &str| -> Vec<String> {
+        let answer = ask(&mut client, line);
+        let inner = answer.trim_start_matches('(').trim_end_matches(')');
+        inner
+            .split(", ")
+            .filter(|name| !name.is_empty())
+            .map(|name| name.trim_matches('"').to_owned())
+            .collect()
+    };
+    let all = list("COMMAND LIST");
+    assert!(all.iter().any(|name| name == "wait") && all.iter().any(|name| name == "get"));
+    let locks = list("COMMAND LIST FILTERBY PATTERN lock*");
+    assert!(locks.len() > 5 && locks.iter().all(|name| name.starts_with("lock.")), "{locks:?}");
+    let ours = list("COMMAND LIST FILTERBY MODULE redfence");
+    assert!(ours.contains(&"fence.check".to_owned()) && !ours.contains(&"get".to_owned()), "{ours:?}");
+    assert!(list("COMMAND LIST FILTERBY MODULE nosuch").is_empty());
+    let dangerous = list("COMMAND LIST FILTERBY ACLCAT dangerous");
+    assert!(dangerous.contains(&"lock.forcerelease".to_owned()), "{dangerous:?}");
+    assert!(!dangerous.contains(&"get".to_owned()));
+    assert!(list("COMMAND LIST FILTERBY ACLCAT nosuch").is_empty());
+    for line in ["COMMAND LIST FILTERBY", "COMMAND LIST FILTERBY NONSENSE x", "COMMAND LIST x"] {
+        assert_eq!(ask(&mut client, line), "-ERR syntax error", "{line}");
+    }
+    assert_eq!(ask(&mut client, "COMMAND COUNT"), all.len().to_string());
+    client.ask(&["HELLO", "3"]);
+    for name in &all {
+        let docs = client.ask(&["COMMAND", "DOCS", name]);
+        assert!(docs.contains("summary"), "{name}: {docs}");
+        assert!(!client.ask(&["COMMAND", "INFO", name]).contains("nil"), "{name}");
+    }
+    assert_eq!(ask(&mut client, "COMMAND GETKEYS INFO server"), "-ERR The command has no key arguments");
+    assert_eq!(ask(&mut client, "COMMAND GETKEYS NOSUCH a"), "-ERR Invalid command specified");
+}
+
+#[test]
+fn info_counts_keys_and_help_is_there_for_whoever_is_sent_to_it() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    assert_eq!(ask(&mut client, "INFO keyspace"), "\"# Keyspace\\r\\n\"");
+    ask(&mut client, "SET a v");
+    ask(&mut client, "SET b v PX 60000");
+    ask(&mut client, "SELECT 2");
+    ask(&mut client, "SET a v");
+    let expected =
+        "\"# Keyspace\\r\\ndb0:keys=2,expires=1,avg_ttl=0\\r\\ndb2:keys=1,expires=0,avg_ttl=0\\r\\n\"";
+    await_that("the figures are published", || ask(&mut client, "INFO keyspace") == expected);
+    for command in ["ACL", "CLIENT", "COMMAND", "CONFIG", "LATENCY", "MODULE", "PUBSUB", "SLOWLOG"] {
+        let unknown = ask(&mut client, &format!("{command} NOSUCH"));
+        assert!(unknown.contains(&format!("Try {command} HELP")), "{unknown}");
+        let help = ask(&mut client, &format!("{command} HELP"));
+        assert!(help.starts_with(&format!("({command} <subcommand> ")), "{help}");
+    }
 }

@@ -271,3 +271,159 @@ fn commands_of_many_words_pass_where_all_their_keys_do() {
     assert!(refused.starts_with("-ERR a command with many keys may have 33554432 bytes"), "{refused}");
     assert_eq!(client.ask(&["EXISTS", "a"]), "0");
 }
+
+#[test]
+fn info_and_hello_are_those_of_the_redis_behind() {
+    let (mut redis, node) = behind(&[]);
+    let (mut client, mut direct) = (node.connect(), Client::connect(redis.address));
+    let line = |text: &str, name: &str| {
+        let lines = text.split("\\r\\n").map(|line| line.trim_matches('"').to_owned());
+        lines.filter_map(|line| line.strip_prefix(name)?.strip_prefix(':').map(str::to_owned)).next()
+    };
+    client.ask(&["SET", "a", "1", "PX", "60000"]);
+    let (ours, theirs) = (client.ask(&["INFO"]), direct.ask(&["INFO"]));
+    for name in ["redis_version", "run_id", "db0", "maxmemory_policy", "aof_enabled", "role"] {
+        let (ours, theirs) = (line(&ours, name), line(&theirs, name));
+        // What is left of the key's time is in it.
+        let cut = |text: Option<String>| text.map(|text| text.split(",avg_ttl").next().unwrap().to_owned());
+        assert!(theirs.is_some() && cut(ours.clone()) == cut(theirs.clone()), "{name}: {ours:?}, {theirs:?}");
+    }
+    assert!(ours.contains("# Redfence") && line(&ours, "is_leader").as_deref() == Some("1"), "{ours}");
+    let section = client.ask(&["INFO", "redfence"]);
+    assert!(section.starts_with("\"# Redfence") && !section.contains("run_id"), "{section}");
+    let keyspace = client.ask(&["INFO", "keyspace"]);
+    assert!(keyspace.starts_with("\"# Keyspace") && !keyspace.contains("# Redfence"), "{keyspace}");
+    let both = client.ask(&["INFO", "keyspace", "redfence"]);
+    assert!(both.contains("# Keyspace") && both.contains("# Redfence"), "{both}");
+    // In order with what is before and behind it.
+    let replies = client.pipeline(&["SET b 1", "INFO keyspace", "GET b"]);
+    assert!(replies[1].contains("keys=2") && replies[2] == "\"1\"", "{replies:?}");
+    let version = line(&theirs, "redis_version").unwrap();
+    let hello = client.ask(&["HELLO", "3"]);
+    assert!(hello.contains(&format!("\"version\", \"{version}\"")), "{hello}");
+    redis.stop();
+    let alone = client.ask(&["INFO"]);
+    assert!(alone.contains("redfence_version") && alone.contains("# Redfence"), "{alone}");
+}
+
+#[test]
+fn every_listener_of_a_proxy_is_counted() {
+    let (redis, node) = behind(&[]);
+    let mut listeners: Vec<Client> = (0..3).map(|_| node.connect()).collect();
+    for listener in &mut listeners {
+        assert_eq!(listener.ask(&["SUBSCRIBE", "news"]), "(\"subscribe\", \"news\", 1)");
+    }
+    assert_eq!(listeners[0].ask(&["PSUBSCRIBE", "n*"]), "(\"psubscribe\", \"n*\", 2)");
+    let (mut client, mut direct) = (node.connect(), Client::connect(redis.address));
+    assert_eq!(direct.ask(&["SUBSCRIBE", "news"]), "(\"subscribe\", \"news\", 1)");
+    assert_eq!(client.ask(&["PUBSUB", "NUMSUB", "news", "other"]), "(\"news\", 4, \"other\", 0)");
+    assert_eq!(client.ask(&["PUBLISH", "news", "hi"]), "5");
+    assert_eq!(client.ask(&["PUBLISH", "other", "hi"]), "0");
+    assert_eq!(client.pipeline(&["SET a 1", "PUBLISH news hi", "GET a"]), ["OK", "5", "\"1\""]);
+    for listener in &mut listeners {
+        assert_eq!(listener.receive(), "(\"message\", \"news\", \"hi\")");
+    }
+}
+
+#[test]
+fn a_client_hears_of_changed_keys_in_both_stores() {
+    let (mut redis, node) = behind(&["--route", "wallet:*=correctness"]);
+    let (mut other, mut direct) = (node.connect(), Client::connect(redis.address));
+    let tracking = |options: &[&str]| {
+        let mut client = node.connect();
+        assert!(client.ask(&["HELLO", "3"]).starts_with('{'));
+        let words: Vec<&str> = ["CLIENT", "TRACKING", "ON"].iter().chain(options).copied().collect();
+        assert_eq!(client.ask(&words), "OK");
+        client
+    };
+    let mut keeper = tracking(&[]);
+    for _ in 0..40 {
+        // It never shares a connection with others: the Redis would not know whose read it was.
+        assert_eq!(keeper.ask(&["GET", "plain"]), "nil");
+    }
+    assert_eq!(keeper.ask(&["GET", "wallet:1"]), "nil");
+    assert_eq!(direct.ask(&["SET", "plain", "1"]), "OK");
+    assert_eq!(keeper.receive(), ">(\"invalidate\", (\"plain\"))");
+    assert_eq!(other.ask(&["SET", "wallet:1", "1"]), "OK");
+    assert_eq!(keeper.receive(), ">(\"invalidate\", (\"wallet:1\"))");
+    // Also while it waits for a lock.
+    assert_eq!(keeper.ask(&["GET", "plain"]), "\"1\"");
+    other.acquire(&["wallet:lock", "60000"]);
+    keeper.send(&["LOCK.ACQUIRE", "wallet:lock", "1000", "WAIT", "60000"]);
+    await_that("it waits", || other.ask(&["LOCK.INFO", "wallet:lock"]).contains("\"waiters\", 1"));
+    assert_eq!(direct.ask(&["SET", "plain", "2"]), "OK");
+    assert_eq!(keeper.receive(), ">(\"invalidate\", (\"plain\"))");
+
+    let mut chooser = tracking(&["OPTIN"]);
+    assert_eq!(chooser.ask(&["GET", "plain"]), "\"2\"");
+    assert_eq!(direct.ask(&["SET", "plain", "3"]), "OK");
+    assert_eq!(chooser.ask(&["CLIENT", "CACHING", "YES"]), "OK");
+    assert_eq!(chooser.ask(&["GET", "plain"]), "\"3\"");
+    assert_eq!(direct.ask(&["SET", "plain", "4"]), "OK");
+    assert_eq!(chooser.receive(), ">(\"invalidate\", (\"plain\"))");
+
+    let refused = other.ask(&["CLIENT", "TRACKING", "ON", "REDIRECT", "1"]);
+    assert!(refused.starts_with("-ERR "), "{refused}");
+    other.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~app:*", "&*", "+@all"]);
+    let mut app = node.connect();
+    assert_eq!(app.ask(&["AUTH", "app", "pw"]), "OK");
+    assert!(app.ask(&["CLIENT", "TRACKING", "ON", "BCAST"]).starts_with("-NOPERM "));
+    assert_eq!(app.ask(&["CLIENT", "TRACKING", "ON"]), "OK");
+
+    // What it keeps may be stale from now on.
+    redis.stop();
+    assert_eq!(chooser.receive(), "(closed)");
+}
+
+#[test]
+fn monitor_and_pause_reach_the_redis_behind() {
+    let (redis, node) = behind(&[]);
+    let (mut watcher, mut client) = (node.connect(), node.connect());
+    assert_eq!(watcher.ask(&["MONITOR"]), "OK");
+    assert_eq!(client.ask(&["SET", "seen", "1"]), "OK");
+    let mut direct = Client::connect(redis.address);
+    direct.ask(&["SET", "seen-too", "1"]);
+    for expected in ["\"SET\" \"seen\" \"1\"", "\"SET\" \"seen-too\" \"1\""] {
+        // The proxy asks that Redis how it is now and then.
+        await_that("it is shown", || watcher.receive().contains(expected));
+    }
+    assert!(client.ask(&["CLIENT", "LIST"]).contains(" flags=O "));
+    watcher.send(&["GET", "seen"]);
+    await_that("other commands are refused", || watcher.receive().starts_with("-ERR Can't execute 'get'"));
+    watcher.send(&["RESET"]);
+    await_that("it is as new", || watcher.receive() == "RESET");
+    assert_eq!(watcher.ask(&["GET", "seen"]), "\"1\"");
+
+    assert_eq!(client.ask(&["CLIENT", "PAUSE", "60000", "WRITE"]), "OK");
+    direct.send(&["SET", "seen", "2"]);
+    assert_eq!(client.ask(&["GET", "seen"]), "\"1\"");
+    assert_eq!(client.ask(&["CLIENT", "UNPAUSE"]), "OK");
+    assert_eq!(direct.receive(), "OK");
+
+    client.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&*", "+@all", "-@dangerous"]);
+    assert_eq!(watcher.ask(&["AUTH", "app", "pw"]), "OK");
+    for line in [&["MONITOR"][..], &["CLIENT", "PAUSE", "1"], &["CLIENT", "UNPAUSE"]] {
+        assert!(watcher.ask(line).starts_with("-NOPERM "), "{line:?}");
+    }
+}
+
+#[test]
+fn shard_channels_are_those_of_the_redis_behind() {
+    let (redis, node) = behind(&[]);
+    let (mut listener, mut direct) = (node.connect(), Client::connect(redis.address));
+    let mut client = node.connect();
+    assert_eq!(listener.ask(&["SUBSCRIBE", "news"]), "(\"subscribe\", \"news\", 1)");
+    await_that("the version is known", || client.ask(&["INFO", "redfence"]).contains("tier1:lua_functions"));
+    assert_eq!(listener.ask(&["SSUBSCRIBE", "news"]), "(\"ssubscribe\", \"news\", 1)");
+    assert_eq!(client.ask(&["SPUBLISH", "news", "shard"]), "1");
+    assert_eq!(listener.receive(), "(\"smessage\", \"news\", \"shard\")");
+    assert_eq!(direct.ask(&["PUBLISH", "news", "plain"]), "1");
+    assert_eq!(listener.receive(), "(\"message\", \"news\", \"plain\")");
+    assert!(client.ask(&["CLIENT", "LIST"]).contains(" sub=1 psub=0 ssub=1 "));
+    assert_eq!(listener.ask(&["SUNSUBSCRIBE"]), "(\"sunsubscribe\", \"news\", 0)");
+    await_that("nobody listens at the Redis", || client.ask(&["SPUBLISH", "news", "x"]) == "0");
+    client.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "&app:*", "+@all"]);
+    assert_eq!(client.ask(&["AUTH", "app", "pw"]), "OK");
+    assert!(client.ask(&["SSUBSCRIBE", "news"]).starts_with("-NOPERM "));
+    assert_eq!(client.ask(&["SSUBSCRIBE", "app:1"]), "(\"ssubscribe\", \"app:1\", 1)");
+}

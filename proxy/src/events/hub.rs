@@ -23,17 +23,45 @@ const MESSAGE_BYTES: usize = 128;
 /// Bytes of different patterns that the clients of one node may listen to.
 const PATTERN_BYTES_PER_NODE_MAX: usize = 4 * 1024 * 1024;
 
-/// A channel's name or a pattern over names.
+/// A channel's name, a pattern over names, or a shard channel: those are an upstream Redis's alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SubscriptionKind {
     Channel,
     Pattern,
+    Shard,
+}
+
+impl SubscriptionKind {
+    pub const ALL: [SubscriptionKind; 3] =
+        [SubscriptionKind::Channel, SubscriptionKind::Pattern, SubscriptionKind::Shard];
+
+    /// What a client says to begin, in capitals, and what it is told.
+    #[must_use]
+    pub fn subscribe_verbs(self) -> (&'static str, &'static str) {
+        match self {
+            SubscriptionKind::Channel => ("SUBSCRIBE", "subscribe"),
+            SubscriptionKind::Pattern => ("PSUBSCRIBE", "psubscribe"),
+            SubscriptionKind::Shard => ("SSUBSCRIBE", "ssubscribe"),
+        }
+    }
+
+    /// The same to end it.
+    #[must_use]
+    pub fn unsubscribe_verbs(self) -> (&'static str, &'static str) {
+        match self {
+            SubscriptionKind::Channel => ("UNSUBSCRIBE", "unsubscribe"),
+            SubscriptionKind::Pattern => ("PUNSUBSCRIBE", "punsubscribe"),
+            SubscriptionKind::Shard => ("SUNSUBSCRIBE", "sunsubscribe"),
+        }
+    }
 }
 
 /// A message to a subscriber. `pattern` is set if a pattern subscription matched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PubSubMessage {
     pub pattern: Option<Bytes>,
+    /// Of a shard channel.
+    pub is_shard: bool,
     pub channel: Bytes,
     pub payload: Bytes,
 }
@@ -111,6 +139,7 @@ struct SubscriptionTable {
     patterns: FxHashMap<Bytes, Vec<Subscriber>>,
     /// Bytes of all patterns, each once.
     pattern_bytes: usize,
+    shards: FxHashMap<Bytes, Vec<Subscriber>>,
 }
 
 /// All listeners of this node.
@@ -207,6 +236,15 @@ impl Hub {
         table.channels.get(channel).map_or(0, Vec::len) + by_pattern
     }
 
+    /// How many of [`Hub::receivers_of`] an upstream Redis does not count: to it all listeners of one name here are one.
+    #[must_use]
+    pub fn receivers_unknown_to_upstream(&self, channel: &[u8]) -> usize {
+        let table = self.table.read().expect("lock poisoned");
+        let patterns = table.patterns.iter().filter(|(pattern, _)| glob::matches(pattern, channel));
+        let by_pattern: usize = patterns.map(|(_, listeners)| listeners.len().saturating_sub(1)).sum();
+        table.channels.get(channel).map_or(0, |listeners| listeners.len().saturating_sub(1)) + by_pattern
+    }
+
     /// Delivers a message to all subscribers; returns how many there were. Never waits.
     pub fn publish(&self, channel: &Bytes, payload: &Bytes) -> usize {
         let table = self.table.read().expect("lock poisoned");
@@ -221,6 +259,9 @@ impl Hub {
     pub fn pass_on(&self, message: &PubSubMessage) {
         let table = self.table.read().expect("lock poisoned");
         match &message.pattern {
+            None if message.is_shard => {
+                deliver_to(table.shards.get(&message.channel).map_or(&[][..], Vec::as_slice), message)
+            }
             None => table.deliver_to_channel(&message.channel, &message.payload),
             Some(pattern) => table.deliver_to_pattern(pattern, &message.channel, &message.payload),
         };
@@ -231,7 +272,7 @@ impl Hub {
         let table = self.table.read().expect("lock poisoned");
         let channels = table.channels.iter().filter(|(name, _)| !is_about_locks(name));
         let patterns = table.patterns.iter().filter(|(name, _)| !is_about_locks(name));
-        for listener in channels.chain(patterns).flat_map(|(_, listeners)| listeners) {
+        for listener in channels.chain(patterns).chain(&table.shards).flat_map(|(_, listeners)| listeners) {
             listener.deliver(SubscriberDelivery::Missed, 0, 0);
         }
     }
@@ -301,7 +342,12 @@ fn deliver_to(listeners: &[Subscriber], message: &PubSubMessage) -> usize {
 impl SubscriptionTable {
     fn deliver_to_channel(&self, channel: &Bytes, payload: &Bytes) -> usize {
         let listeners = self.channels.get(channel).map_or(&[][..], Vec::as_slice);
-        let message = PubSubMessage { pattern: None, channel: channel.clone(), payload: payload.clone() };
+        let message = PubSubMessage {
+            pattern: None,
+            is_shard: false,
+            channel: channel.clone(),
+            payload: payload.clone(),
+        };
         deliver_to(listeners, &message)
     }
 
@@ -309,6 +355,7 @@ impl SubscriptionTable {
         let listeners = self.patterns.get(pattern).map_or(&[][..], Vec::as_slice);
         let message = PubSubMessage {
             pattern: Some(pattern.clone()),
+            is_shard: false,
             channel: channel.clone(),
             payload: payload.clone(),
         };
@@ -319,6 +366,7 @@ impl SubscriptionTable {
         match kind {
             SubscriptionKind::Channel => &mut self.channels,
             SubscriptionKind::Pattern => &mut self.patterns,
+            SubscriptionKind::Shard => &mut self.shards,
         }
     }
 }
@@ -332,6 +380,7 @@ pub fn is_about_locks(name: &[u8]) -> bool {
 /// Whether a subscription could match a channel with this prefix. A pattern that begins with a wildcard might.
 fn may_see(prefix: &[u8], kind: SubscriptionKind, name: &[u8]) -> bool {
     match kind {
+        SubscriptionKind::Shard => false,
         SubscriptionKind::Channel => name.starts_with(prefix),
         SubscriptionKind::Pattern => {
             let plain = name.iter().position(|byte| b"*?[\\".contains(byte)).unwrap_or(name.len());

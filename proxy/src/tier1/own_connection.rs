@@ -19,6 +19,8 @@ use tokio::io::{AsyncRead, ReadBuf};
 
 /// Bytes of commands that may wait to be sent. Above it, no more are read from the client.
 pub const UNSENT_BYTES_MAX: usize = 256 * 1024;
+/// The largest push, or line of `MONITOR`, that is passed on.
+const UNASKED_BYTES_MAX: usize = 8 * 1024 * 1024;
 const SCRATCH_BYTES: usize = 64 * 1024;
 /// A buffer larger than this is given back once it is empty.
 const KEPT_BYTES_MAX: usize = 1024;
@@ -60,6 +62,11 @@ pub struct OwnConnection {
     scanner: ReplyScanner,
     /// The reply in flight is for the client.
     passes: bool,
+    /// It is in `MONITOR`: what nobody has asked for is for the client too.
+    monitors: bool,
+    /// What is in flight is a push, or a line of `MONITOR`. Kept until it is whole: a reply of ours may be sent before it.
+    is_unasked: bool,
+    unasked: Vec<u8>,
     swallowed: Vec<u8>,
 }
 
@@ -107,6 +114,9 @@ impl OwnConnection {
             received_at: 0,
             scanner: ReplyScanner::default(),
             passes: false,
+            monitors: false,
+            is_unasked: false,
+            unasked: Vec::new(),
             swallowed: Vec::new(),
         };
         if let Some(auth) = upstream.auth_words() {
@@ -145,6 +155,11 @@ impl OwnConnection {
         self.expected.push_back(ExpectedReply::Client { end: self.queued });
     }
 
+    /// `MONITOR` was sent: behind its reply, whatever comes is for the client.
+    pub fn monitor(&mut self) {
+        self.monitors = true;
+    }
+
     /// The first piece of a command of the client's that comes in pieces.
     pub fn begin_stream(&mut self, piece: &[u8]) {
         self.queue(piece);
@@ -169,7 +184,7 @@ impl OwnConnection {
     /// What it keeps in memory.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
-        self.unsent.capacity() + self.received.capacity()
+        self.unsent.capacity() + self.received.capacity() + self.unasked.capacity()
     }
 
     /// Part of a reply has gone to the client, and more of it must follow before anything else.
@@ -245,8 +260,9 @@ impl OwnConnection {
             }
             let bytes = &self.received[self.received_at..];
             if !self.scanner.is_inside() {
+                self.is_unasked = bytes[0] == b'>' || (self.monitors && self.expected.is_empty());
                 self.passes =
-                    bytes[0] == b'>' || matches!(self.expected.front(), Some(ExpectedReply::Client { .. }));
+                    !self.is_unasked && matches!(self.expected.front(), Some(ExpectedReply::Client { .. }));
                 self.swallowed.clear();
             }
             let Ok((taken, outcome)) = self.scanner.scan(bytes) else {
@@ -254,13 +270,24 @@ impl OwnConnection {
             };
             if self.passes {
                 out.extend_from_slice(&bytes[..taken]);
+            } else if self.is_unasked {
+                self.unasked.extend_from_slice(&bytes[..taken]);
+                if self.unasked.len() > UNASKED_BYTES_MAX {
+                    return Poll::Ready(Err(self.down("a push larger than 8 MiB".to_string())));
+                }
             } else if self.swallowed.len() < 256 {
                 self.swallowed.extend_from_slice(&bytes[..taken.min(256)]);
             }
             self.received_at += taken;
             match outcome {
-                None | Some(ScannedReply::Push) if self.passes => return Poll::Ready(Ok(ReplyPart::Bytes)),
-                None | Some(ScannedReply::Push) => {}
+                None if self.passes => return Poll::Ready(Ok(ReplyPart::Bytes)),
+                None => {}
+                Some(ScannedReply::Push | ScannedReply::Reply { .. }) if self.is_unasked => {
+                    out.append(&mut self.unasked);
+                    self.unasked.shrink_to(KEPT_BYTES_MAX);
+                    return Poll::Ready(Ok(ReplyPart::Bytes));
+                }
+                Some(ScannedReply::Push) => {}
                 Some(ScannedReply::Reply { is_error }) => match self.expected.pop_front() {
                     Some(ExpectedReply::Client { .. }) => {
                         return Poll::Ready(Ok(ReplyPart::Reply { is_error }))

@@ -56,6 +56,7 @@ fn rank(kind: SubscriptionKind) -> u8 {
     match kind {
         SubscriptionKind::Channel => 0,
         SubscriptionKind::Pattern => 1,
+        SubscriptionKind::Shard => 2,
     }
 }
 
@@ -145,7 +146,7 @@ impl UpstreamSubscriber {
             })
             .collect();
         let mut changes = Vec::new();
-        for kind in [SubscriptionKind::Channel, SubscriptionKind::Pattern] {
+        for kind in SubscriptionKind::ALL {
             let names: Vec<Bytes> = state
                 .wanted
                 .keys()
@@ -242,21 +243,18 @@ impl SubscriberConnection {
     async fn carry_out(&mut self, changes: Vec<SubscriptionChange>) -> io::Result<()> {
         let mut bytes = Vec::new();
         for change in changes {
-            let (verb, names): (&[u8], Vec<Bytes>) = match change {
+            let (verb, names): (&'static str, Vec<Bytes>) = match change {
                 SubscriptionChange::Subscribe { names, confirm, .. } if names.is_empty() => {
                     self.awaiting.push_back((0, confirm));
                     continue;
                 }
                 SubscriptionChange::Subscribe { kind, names, confirm } => {
                     self.awaiting.push_back((names.len(), confirm));
-                    (if kind == SubscriptionKind::Channel { b"SUBSCRIBE" } else { b"PSUBSCRIBE" }, names)
+                    (kind.subscribe_verbs().0, names)
                 }
-                SubscriptionChange::Unsubscribe { kind, name } => (
-                    if kind == SubscriptionKind::Channel { b"UNSUBSCRIBE" } else { b"PUNSUBSCRIBE" },
-                    vec![name],
-                ),
+                SubscriptionChange::Unsubscribe { kind, name } => (kind.unsubscribe_verbs().0, vec![name]),
             };
-            let mut words = vec![Bytes::copy_from_slice(verb)];
+            let mut words = vec![Bytes::from_static(verb.as_bytes())];
             words.extend(names);
             encode::command(&mut bytes, &words);
         }
@@ -312,15 +310,16 @@ impl SubscriberConnection {
         });
         let mut word = || words.next().unwrap_or_default();
         match &word()[..] {
-            b"message" => {
+            kind @ (b"message" | b"smessage") => {
+                let is_shard = kind == b"smessage";
                 let (channel, payload) = (word(), word());
-                hub.pass_on(&PubSubMessage { pattern: None, channel, payload });
+                hub.pass_on(&PubSubMessage { pattern: None, is_shard, channel, payload });
             }
             b"pmessage" => {
                 let (pattern, channel, payload) = (word(), word(), word());
-                hub.pass_on(&PubSubMessage { pattern: Some(pattern), channel, payload });
+                hub.pass_on(&PubSubMessage { pattern: Some(pattern), is_shard: false, channel, payload });
             }
-            b"subscribe" | b"psubscribe" => {
+            b"subscribe" | b"psubscribe" | b"ssubscribe" => {
                 if let Some((missing, _)) = self.awaiting.front_mut() {
                     *missing = missing.saturating_sub(1);
                 }

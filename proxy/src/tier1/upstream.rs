@@ -6,12 +6,14 @@
 
 use super::client::UpstreamClient;
 use super::command_table::CommandTable;
+use super::own_connection;
 use super::sentinel;
 use super::shared_connection::SharedConnection;
 use super::stream::{self, UpstreamStream};
 use crate::redis_place::RedisPlace;
 use crate::resp::encode::Protocol;
 use crate::tls::upstream::Connector;
+use bytes::Bytes;
 use redfence_core::machine::upstream_identity::Identity;
 use redfence_core::reply::Reply;
 use std::io;
@@ -80,6 +82,8 @@ pub struct Upstream {
     health: watch::Sender<Health>,
     /// What `INFO` says it is; `None` while it is not reached.
     identity: Mutex<Option<Identity>>,
+    /// `redis_version`, as it said when it was last reached.
+    version: Mutex<Option<String>>,
     /// What `COMMAND` says of its commands.
     command_table: Mutex<Arc<CommandTable>>,
     /// Somebody found the Lua library gone: load it again.
@@ -107,6 +111,7 @@ impl Upstream {
             tls,
             health: watch::channel(Health::Starting).0,
             identity: Mutex::default(),
+            version: Mutex::default(),
             command_table: Mutex::new(not_reached()),
             reload: Notify::new(),
             idle_clients: Mutex::default(),
@@ -129,6 +134,12 @@ impl Upstream {
 
     fn set_identity(&self, identity: Option<Identity>) {
         *self.identity.lock().expect("mutex poisoned") = identity;
+    }
+
+    /// Its version, if it was ever reached.
+    #[must_use]
+    pub fn version(&self) -> Option<String> {
+        self.version.lock().expect("mutex poisoned").clone()
     }
 
     /// Where it says that its commands have their keys.
@@ -222,6 +233,23 @@ impl Upstream {
         }
     }
 
+    /// One command on a connection of the proxy's own, and what is to be told to a client where there is no answer.
+    pub async fn ask(&self, argv: &[Bytes]) -> Reply {
+        let asked = async {
+            let mut client = self.take_client().await?;
+            let reply = client.call(argv).await?;
+            self.return_client(client);
+            Ok::<Reply, io::Error>(reply)
+        };
+        match asked.await {
+            Ok(reply) => reply,
+            Err(error) => {
+                let reason = format!("upstream Redis at {}: {error}", self.place);
+                own_connection::refusal(&reason, true).into()
+            }
+        }
+    }
+
     /// Takes back a client that has no call in flight.
     pub fn return_client(&self, client: UpstreamClient) {
         let mut idle = self.idle_clients.lock().expect("mutex poisoned");
@@ -273,7 +301,7 @@ async fn serve_once(
     loop {
         let backend = find_backend(&mut client).await?;
         table_watch.follow(upstream, info(&mut client, "modules").await?).await;
-        upstream.set_identity(Some(find_identity(&mut client).await?));
+        upstream.set_identity(Some(find_identity(&mut client, upstream).await?));
         *retry_after = RETRY_AFTER;
         if upstream.health() != Health::Up(backend.clone()) {
             tracing::info!(redis = %upstream.place, ?backend, "upstream Redis is up");
@@ -288,7 +316,9 @@ async fn serve_once(
                 check_master(upstream, sentinels, master, &mut client).await?;
             }
             // In place of a PING: a failover changes what it is, and modules come and go.
-            let look = async { Ok((find_identity(&mut client).await?, info(&mut client, "modules").await?)) };
+            let look = async {
+                Ok((find_identity(&mut client, upstream).await?, info(&mut client, "modules").await?))
+            };
             let (identity, modules) = tokio::time::timeout(PING_WITHIN, look).await.unwrap_or_else(|_| {
                 Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to PING in time"))
             })?;
@@ -364,8 +394,10 @@ async fn info(client: &mut UpstreamClient, section: &str) -> io::Result<String> 
     Ok(String::from_utf8_lossy(text).into_owned())
 }
 
-async fn find_identity(client: &mut UpstreamClient) -> io::Result<Identity> {
+async fn find_identity(client: &mut UpstreamClient, upstream: &Upstream) -> io::Result<Identity> {
     let text = info(client, "server").await? + &info(client, "replication").await?;
+    let version = text.lines().find_map(|line| line.strip_prefix("redis_version:"));
+    *upstream.version.lock().expect("mutex poisoned") = version.map(str::to_owned);
     let field = |name: &str| {
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         // No second history: all digits are zero.

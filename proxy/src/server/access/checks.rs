@@ -170,7 +170,7 @@ impl CommandContext {
         self.follow_users();
         let (user, Some(held)) = (&self.client.user, &self.client.subscriptions) else { return Ok(()) };
         let may_hear = self.client.authenticated
-            && held.channels.iter().all(|name| user.may_use_channel(name, false))
+            && held.channels.iter().chain(&held.shards).all(|name| user.may_use_channel(name, false))
             && held.patterns.iter().all(|name| user.may_use_channel(name, true));
         if may_hear {
             return Ok(());

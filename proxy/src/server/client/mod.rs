@@ -5,9 +5,11 @@
 //! - [`session`]: protocol, database, subscriptions, tracking
 //! - [`transaction`]: `MULTI` and `WATCH`
 //! - [`registry`]: all connected clients
+//! - [`shown`]: a client as `CLIENT LIST` shows it
 //! - [`session_keepalive`]: keeps the lock sessions of connected clients alive
 
 pub mod registry;
 pub mod session;
 pub mod session_keepalive;
+pub mod shown;
 pub mod transaction;

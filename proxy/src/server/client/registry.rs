@@ -1,8 +1,8 @@
 //! All clients of this node, as `CLIENT LIST` shows and `CLIENT KILL` ends them.
 
+use crate::server::client::shown::ShownState;
 use crate::server::routing::waiting::Waiting;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -20,7 +20,13 @@ pub struct ClientInfo {
     pub seen_ms: AtomicU64,
     pub db: AtomicU64,
     pub protocol: AtomicU64,
+    /// All, and patterns and shard channels among them.
     pub subscriptions: AtomicUsize,
+    pub patterns: AtomicUsize,
+    pub shards: AtomicUsize,
+    pub shown: ShownState,
+    /// Its command waits: for a lock, or for an item of a list.
+    pub blocked: AtomicBool,
     /// Whether it has said who it is, or need not. Never before its TLS handshake is done.
     pub logged_in: AtomicBool,
     pub texts: Mutex<ClientTexts>,
@@ -145,32 +151,6 @@ impl ClientInfo {
 
     fn login_until(&self) -> MutexGuard<'_, Option<Instant>> {
         self.login_until.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// One line of `CLIENT LIST`.
-    #[must_use]
-    pub fn line(&self, now_ms: u64) -> String {
-        let texts = self.texts().clone();
-        let mut line = String::with_capacity(200);
-        let _ = write!(
-            line,
-            "id={} addr={} laddr={} fd=0 name={} age={} idle={} flags={} db={} sub={} psub=0 ssub=0 multi=-1 \
-             cmd=NULL user={} resp={} lib-name={} lib-ver={}",
-            self.id,
-            self.address,
-            self.local_address,
-            texts.name,
-            now_ms.saturating_sub(self.since_ms) / 1000,
-            now_ms.saturating_sub(self.seen_ms.load(Ordering::Relaxed)) / 1000,
-            if self.subscriptions.load(Ordering::Relaxed) > 0 { "P" } else { "N" },
-            self.db.load(Ordering::Relaxed),
-            self.subscriptions.load(Ordering::Relaxed),
-            if texts.user.is_empty() { "default" } else { &texts.user },
-            self.protocol.load(Ordering::Relaxed),
-            texts.library,
-            texts.library_version,
-        );
-        line
     }
 }
 
@@ -317,6 +297,10 @@ impl Registry {
             db: AtomicU64::new(0),
             protocol: AtomicU64::new(2),
             subscriptions: AtomicUsize::new(0),
+            patterns: AtomicUsize::new(0),
+            shards: AtomicUsize::new(0),
+            shown: ShownState::default(),
+            blocked: AtomicBool::new(false),
             logged_in: AtomicBool::new(logged_in),
             texts: Mutex::default(),
             login_until: Mutex::default(),
@@ -345,7 +329,7 @@ impl Registry {
     pub fn end_idle(&self, now_ms: u64, idle_ms: u64) -> usize {
         let is_idle = |info: &&Arc<ClientInfo>| {
             let silent_ms = now_ms.saturating_sub(info.seen_ms.load(Ordering::Relaxed));
-            let listens = info.subscriptions.load(Ordering::Relaxed) > 0;
+            let listens = info.subscriptions.load(Ordering::Relaxed) > 0 || info.shown.is_monitor();
             silent_ms >= idle_ms && !listens && !info.busy.load(Ordering::Relaxed)
         };
         let idle: Vec<Arc<ClientInfo>> = self.table().infos.values().filter(is_idle).cloned().collect();

@@ -65,6 +65,10 @@ pub struct Client {
     pub subscriptions: Option<Box<Subscriptions>>,
     /// While `CLIENT TRACKING` is on.
     pub tracking: Option<Box<Tracking>>,
+    /// The upstream Redis tracks for it too, by its own connection there.
+    pub tracks_upstream: bool,
+    /// Its own connection to the upstream Redis is in `MONITOR`.
+    pub monitors: bool,
     /// While `LOCK.NOTIFY` is on.
     pub losses: Option<Box<LossInbox>>,
 }
@@ -82,7 +86,8 @@ pub struct Subscriptions {
     pub inbox: SubscriberInbox,
     pub channels: BTreeSet<Bytes>,
     pub patterns: BTreeSet<Bytes>,
-    /// Of both, as counted last.
+    pub shards: BTreeSet<Bytes>,
+    /// Of all, as counted last.
     pub held_bytes: usize,
 }
 
@@ -95,20 +100,32 @@ pub fn name_bytes(name: &[u8]) -> usize {
 impl Subscriptions {
     #[must_use]
     pub fn count(&self) -> usize {
-        self.channels.len() + self.patterns.len()
+        self.channels.len() + self.patterns.len() + self.shards.len()
     }
 
     /// Bytes of channels' names and of patterns.
     #[must_use]
     pub fn bytes(&self) -> (usize, usize) {
         let sum = |names: &BTreeSet<Bytes>| names.iter().map(|name| name_bytes(name)).sum();
-        (sum(&self.channels), sum(&self.patterns))
+        (sum(&self.channels) + sum(&self.shards), sum(&self.patterns))
+    }
+
+    /// As its client is told: shard channels are counted apart.
+    #[must_use]
+    pub fn count_of(&self, kind: SubscriptionKind) -> usize {
+        match kind {
+            SubscriptionKind::Channel | SubscriptionKind::Pattern => {
+                self.channels.len() + self.patterns.len()
+            }
+            SubscriptionKind::Shard => self.shards.len(),
+        }
     }
 
     pub fn names(&mut self, kind: SubscriptionKind) -> &mut BTreeSet<Bytes> {
         match kind {
             SubscriptionKind::Channel => &mut self.channels,
             SubscriptionKind::Pattern => &mut self.patterns,
+            SubscriptionKind::Shard => &mut self.shards,
         }
     }
 }
@@ -168,6 +185,8 @@ impl Client {
             sessions: None,
             subscriptions: None,
             tracking: None,
+            tracks_upstream: false,
+            monitors: false,
             losses: None,
         }
     }
@@ -222,6 +241,7 @@ impl Client {
 
     /// Being blocked in a WAIT keeps the connection's sessions alive.
     pub fn set_waiting(&self, waiting: bool) {
+        self.info.blocked.store(waiting, Ordering::Relaxed);
         if let Some(sessions) = &self.sessions {
             sessions.set_waiting(waiting);
         }
@@ -239,6 +259,8 @@ impl Client {
     pub fn depends_on_upstream(&self) -> bool {
         let transaction = self.transaction.as_ref();
         self.watches_upstream
+            || self.tracks_upstream
+            || self.monitors
             || transaction.is_some_and(|transaction| transaction.target == TransactionTarget::Upstream)
     }
 

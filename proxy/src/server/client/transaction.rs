@@ -84,6 +84,11 @@ impl Transaction {
     }
 
     #[must_use]
+    pub fn len(&self) -> usize {
+        self.commands.len()
+    }
+
+    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.commands.is_empty()
     }

@@ -1,9 +1,10 @@
 //! `CLIENT …`: what clients say of themselves, and what operators ask about clients.
 
 use super::hello::checked_name;
-use super::{is, unknown_subcommand, wrong_arity};
+use super::{help, is, unknown_subcommand, wrong_arity};
 use crate::server::client::registry::ClientInfo;
 use crate::server::client::session::ReplyMode;
+use crate::server::client::shown::ClientType;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use redfence_core::grammar::errors::shown;
@@ -34,6 +35,13 @@ impl CommandContext {
         if is(verb, "REPLY") {
             return self.client_reply(rest);
         }
+        if self.has_upstream() && is(verb, "TRACKING") {
+            return self.track_at_upstream(argv);
+        }
+        // It is that Redis which is paused, for everybody.
+        if self.has_upstream() && (is(verb, "PAUSE") || is(verb, "UNPAUSE")) {
+            return self.pass_to_upstream(argv, None);
+        }
         match self.client_inner(verb, rest) {
             Ok(reply) => self.reply(&reply),
             Err(refusal) => self.reply(&Reply::Error(refusal)),
@@ -43,6 +51,7 @@ impl CommandContext {
 
     fn client_inner(&mut self, verb: &[u8], rest: &[&[u8]]) -> Result<Reply, Refusal> {
         let info = Arc::clone(&self.client.info);
+        self.show_state();
         match rest {
             [] if is(verb, "ID") => Ok(Reply::Int(info.id as i64)),
             [] if is(verb, "GETNAME") => {
@@ -54,6 +63,7 @@ impl CommandContext {
                 Ok(Reply::OK)
             }
             [attribute, value] if is(verb, "SETINFO") => set_info(&info, attribute, value),
+            [] if is(verb, "HELP") => Ok(help::lines("CLIENT")),
             [] if is(verb, "INFO") => Ok(Reply::Verbatim((info.line(self.server.now_ms()) + "\n").into())),
             _ if is(verb, "LIST") => self.client_list(rest),
             _ if is(verb, "KILL") => self.client_kill(rest),
@@ -77,28 +87,25 @@ impl CommandContext {
         }
     }
 
-    /// `CLIENT LIST [TYPE type] [ID id…]`
+    /// `CLIENT LIST [TYPE type | ID id…]`
     fn client_list(&self, rest: &[&[u8]]) -> Result<Reply, Refusal> {
-        let wanted: Option<Vec<u64>> = match rest {
-            [] => None,
-            [word, kind] if is(word, "TYPE") => {
-                if is_served(kind)? {
-                    None
-                } else {
-                    Some(vec![])
-                }
-            }
+        let (mut client_type, mut wanted) = (None, None);
+        match rest {
+            [] => {}
+            [word, name] if is(word, "TYPE") => client_type = Some(type_named(name)?),
             [word, ids @ ..] if is(word, "ID") && !ids.is_empty() => {
                 let ids: Option<Vec<u64>> =
                     ids.iter().map(|id| redfence_core::grammar::words::decimal(id)).collect();
-                Some(ids.ok_or(Refusal::new("ERR Invalid client ID"))?)
+                wanted = Some(ids.ok_or(Refusal::new("ERR Invalid client ID"))?);
             }
             _ => return Err(Refusal::new(SYNTAX)),
-        };
+        }
         let now_ms = self.server.now_ms();
         let mut text = String::new();
         for info in self.server.clients.infos() {
-            if wanted.as_ref().is_none_or(|ids| ids.contains(&info.id)) {
+            let is_meant = wanted.as_ref().is_none_or(|ids| ids.contains(&info.id))
+                && client_type.is_none_or(|wanted| wanted == info.client_type());
+            if is_meant {
                 text.push_str(&info.line(now_ms));
                 text.push('\n');
             }
@@ -120,8 +127,8 @@ impl CommandContext {
             victim.kill();
             return Ok(Reply::OK);
         }
-        let (mut id, mut address, mut local_address, mut user, mut served, mut skip_me) =
-            (None, None, None, None, true, true);
+        let (mut id, mut address, mut local_address, mut user, mut client_type, mut skip_me) =
+            (None, None, None, None, None, true);
         if rest.is_empty() {
             return Err(wrong_arity(b"client|kill"));
         }
@@ -141,7 +148,7 @@ impl CommandContext {
             } else if is(pair[0], "LADDR") {
                 local_address = Some(pair[1]);
             } else if is(pair[0], "TYPE") {
-                served &= is_served(pair[1])?;
+                client_type = Some(type_named(pair[1])?);
             } else if is(pair[0], "USER") {
                 if self.server.access.user(pair[1]).is_none() {
                     return Err(Refusal::new(format!("ERR No such user '{}'", shown(pair[1]))));
@@ -158,7 +165,7 @@ impl CommandContext {
             let at = |wanted: Option<&[u8]>, own: SocketAddr| {
                 wanted.is_none_or(|wanted| own.to_string().as_bytes() == wanted)
             };
-            let meant = served
+            let meant = client_type.is_none_or(|wanted| wanted == info.client_type())
                 && id.is_none_or(|id| info.id == id)
                 && user.is_none_or(|user: &[u8]| info.user() == user)
                 && at(address, info.address)
@@ -190,14 +197,15 @@ impl CommandContext {
     }
 }
 
-/// Whether this node has clients of that type; all of them are of the same.
-fn is_served(kind: &[u8]) -> Result<bool, Refusal> {
-    if is(kind, "NORMAL") || is(kind, "PUBSUB") {
-        Ok(true)
-    } else if is(kind, "MASTER") || is(kind, "REPLICA") || is(kind, "SLAVE") {
-        Ok(false)
+fn type_named(name: &[u8]) -> Result<ClientType, Refusal> {
+    if is(name, "NORMAL") {
+        Ok(ClientType::Normal)
+    } else if is(name, "PUBSUB") {
+        Ok(ClientType::PubSub)
+    } else if is(name, "MASTER") || is(name, "REPLICA") || is(name, "SLAVE") {
+        Ok(ClientType::Replication)
     } else {
-        Err(Refusal::new(format!("ERR Unknown client type '{}'", shown(kind))))
+        Err(Refusal::new(format!("ERR Unknown client type '{}'", shown(name))))
     }
 }
 

@@ -1,12 +1,15 @@
 //! `COMMAND …`: the table of what is answered here, in Redis's own shapes: `LOCK.*` and `FENCE.*`, the commands of the Raft keyspace,
 //! and the connection's own.
 
-use super::{is, unknown_subcommand, wrong_arity};
+use super::client::SYNTAX;
+use super::{help, is, server, unknown_subcommand, wrong_arity};
 use crate::acl::commands;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
+use redfence_core::glob;
 use redfence_core::grammar::table::{self, KeyPlaces, Row, ROWS};
 use redfence_core::keyspace::acl_table::CATEGORIES;
+use redfence_core::keyspace::errors::check_pattern;
 use redfence_core::keyspace::table as keyspace;
 use redfence_core::reply::{Refusal, Reply};
 
@@ -34,6 +37,10 @@ const OTHERS: &[(&str, i64)] = &[
     ("unsubscribe", -1),
 ];
 
+/// What `COMMAND LIST FILTERBY MODULE` calls `LOCK.*` and `FENCE.*`: the name of the module that serves them in a Redis.
+const MODULE_NAME: &str = "redfence";
+const NO_KEYS: &str = "ERR The command has no key arguments";
+
 impl CommandContext {
     /// What concerns commands of the upstream Redis does not come here.
     pub(in crate::server) fn command(&mut self, argv: &[&[u8]]) -> Progress {
@@ -60,10 +67,9 @@ impl CommandContext {
             }
             Ok(Reply::Int((ROWS.len() + keyspace::ROWS.len() + others().count()) as i64))
         } else if is(verb, "LIST") {
-            let ours = ROWS.iter().map(|row| row.name.to_ascii_lowercase());
-            let plain = keyspace::ROWS.iter().map(|row| row.name.to_string());
-            let names = ours.chain(plain).chain(others().map(|(name, _)| (*name).to_string()));
-            Ok(Reply::Array(names.map(Reply::bulk).collect()))
+            list(rest)
+        } else if is(verb, "HELP") && rest.is_empty() {
+            Ok(help::lines("COMMAND"))
         } else if is(verb, "INFO") {
             Ok(Reply::Array(rest.iter().map(|name| info_of(name)).collect()))
         } else if is(verb, "DOCS") {
@@ -71,8 +77,8 @@ impl CommandContext {
             let ours = ROWS.iter().filter(|row| asked(row.name)).map(row_docs);
             let plain = keyspace::ROWS.iter().filter(|row| asked(row.name));
             let plain = plain.map(|row| docs_as_in_redis(row.name, PLAIN_SUMMARY));
-            let others = others().filter(|(name, _)| asked(name));
-            let others = others.map(|(name, _)| docs_as_in_redis(name, CONNECTION_SUMMARY));
+            let others = others().map(|(name, _)| name).filter(|name| asked(name));
+            let others = others.map(|name| docs_as_in_redis(name, CONNECTION_SUMMARY));
             Ok(Reply::Map(ours.chain(plain).chain(others).collect()))
         } else if is(verb, "GETKEYS") {
             keys_of(rest)
@@ -80,6 +86,33 @@ impl CommandContext {
             Err(unknown_subcommand("COMMAND", verb))
         }
     }
+}
+
+/// `COMMAND LIST [FILTERBY (MODULE name | ACLCAT category | PATTERN pattern)]`. What nothing matches is an empty list, as in Redis.
+fn list(words: &[&[u8]]) -> Result<Reply, Refusal> {
+    let ours = || ROWS.iter().map(|row| row.name.to_ascii_lowercase());
+    let plain = keyspace::ROWS.iter().map(|row| row.name.to_owned());
+    let all = ours().chain(plain).chain(others().map(|(name, _)| name.to_owned()));
+    let names: Vec<String> = match words {
+        [] => all.collect(),
+        [filter, kind, name] if is(filter, "FILTERBY") && is(kind, "MODULE") => {
+            ours().filter(|_| is(name, MODULE_NAME)).collect()
+        }
+        [filter, kind, name] if is(filter, "FILTERBY") && is(kind, "ACLCAT") => {
+            let bit = commands::category(name).unwrap_or(0);
+            let has = |name: &String| {
+                commands::named(name.as_bytes()).is_some_and(|known| known.categories & bit != 0)
+            };
+            all.filter(has).collect()
+        }
+        [filter, kind, pattern] if is(filter, "FILTERBY") && is(kind, "PATTERN") => {
+            check_pattern(pattern)?;
+            let pattern = pattern.to_ascii_lowercase();
+            all.filter(|name| glob::matches(&pattern, name.as_bytes())).collect()
+        }
+        _ => return Err(Refusal::new(SYNTAX)),
+    };
+    Ok(Reply::Array(names.iter().map(Reply::bulk).collect()))
 }
 
 fn info_of(name: &[u8]) -> Reply {
@@ -93,8 +126,9 @@ fn info_of(name: &[u8]) -> Reply {
 }
 
 /// Those the keyspace's table does not have.
-fn others() -> impl Iterator<Item = &'static (&'static str, i64)> {
-    OTHERS.iter().filter(|(name, _)| keyspace::find(name.as_bytes()).is_none())
+fn others() -> impl Iterator<Item = (&'static str, i64)> {
+    let all = OTHERS.iter().copied().chain(server::names());
+    all.filter(|(name, _)| keyspace::find(name.as_bytes()).is_none())
 }
 
 fn keyspace_info(row: &keyspace::Row) -> Reply {
@@ -172,13 +206,13 @@ fn row_info(row: &Row) -> Reply {
     ])
 }
 
-fn other_info((name, arity): &(&'static str, i64)) -> Reply {
+fn other_info((name, arity): (&'static str, i64)) -> Reply {
     let zero = || Reply::Int(0);
     let empty = || Reply::Array(vec![]);
     let flags = statuses(&["noscript", "loading", "stale", "fast"]);
     Reply::Array(vec![
         Reply::Text(name),
-        Reply::Int(*arity),
+        Reply::Int(arity),
         flags,
         zero(),
         zero(),
@@ -221,7 +255,7 @@ fn keys_of(argv: &[&[u8]]) -> Result<Reply, Refusal> {
         return Err(Refusal::new("ERR Invalid number of arguments specified for command"));
     }
     let keys: Vec<Reply> = match row.keys {
-        KeyPlaces::None => return Err(Refusal::new("ERR The command has no key arguments")),
+        KeyPlaces::None => return Err(Refusal::new(NO_KEYS)),
         KeyPlaces::First => vec![Reply::bulk(rest[0])],
         KeyPlaces::Counted { step } => {
             let count = redfence_core::grammar::words::decimal(rest[0]).unwrap_or(0);
@@ -239,13 +273,16 @@ fn plain_keys_of(name: &[u8], argv: &[&[u8]]) -> Result<Reply, Refusal> {
     if argv.len() == 1 {
         return Err(wrong_arity(b"command|getkeys"));
     }
-    let row = keyspace::find(name).ok_or(Refusal::new("ERR Invalid command specified"))?;
+    let Some(row) = keyspace::find(name) else {
+        let is_known = others().any(|(other, _)| is(name, other));
+        return Err(Refusal::new(if is_known { NO_KEYS } else { "ERR Invalid command specified" }));
+    };
     if !row.takes(argv.len()) {
         return Err(Refusal::new("ERR Invalid number of arguments specified for command"));
     }
     let keys = row.keys_of(argv);
     if keys.is_empty() {
-        return Err(Refusal::new("ERR The command has no key arguments"));
+        return Err(Refusal::new(NO_KEYS));
     }
     Ok(Reply::Array(keys.iter().map(Reply::bulk).collect()))
 }

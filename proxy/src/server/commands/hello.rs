@@ -16,8 +16,8 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use tokio::sync::oneshot;
 
-/// The Redis whose manners we have; clients switch features by it.
-pub const REDIS_VERSION: &str = "7.2.4";
+/// The Redis whose grammar and texts the Raft keyspace has, as scripts are told too; clients switch features by it.
+pub const REDIS_VERSION: &str = "7.0.15";
 
 const WRONG_PASSWORD: &str = "WRONGPASS invalid username-password pair or user is disabled.";
 const NO_PASSWORD_SET: &str =
@@ -80,13 +80,19 @@ impl CommandContext {
         let pair = |key: &'static str, value: Reply| (Reply::Text(key), value);
         Reply::Map(vec![
             pair("server", Reply::Text("redis")),
-            pair("version", Reply::Text(REDIS_VERSION)),
+            pair("version", self.redis_version().map_or(Reply::Text(REDIS_VERSION), Reply::bulk)),
             pair("proto", Reply::Int(self.client.protocol.version())),
             pair("id", Reply::Int(self.client.info.id as i64)),
             pair("mode", Reply::Text("standalone")),
             pair("role", Reply::Text("master")),
             pair("modules", Reply::Array(vec![])),
         ])
+    }
+
+    /// The version of the Redis that answers plain commands of this client, if one does and was reached.
+    fn redis_version(&self) -> Option<String> {
+        let upstream = self.server.upstream.as_ref().filter(|_| self.has_upstream())?;
+        upstream.version()
     }
 
     fn set_protocol(&mut self, protocol: Protocol) {
@@ -252,6 +258,7 @@ impl CommandContext {
         self.stop_tracking();
         self.stop_notifying();
         self.upstream.own = None;
+        self.client.monitors = false;
         self.upstream.shared.leave();
         self.forget_transaction();
         self.client.reply_mode = ReplyMode::On;

@@ -1,17 +1,27 @@
 //! `INFO [section…]`: what Redis users look for, and a section of our own.
+//!
+//! With an upstream Redis the answer is that Redis's own, with our section behind it. While it cannot be asked, this node says what
+//! is true of itself.
 
 use super::hello::REDIS_VERSION;
 use super::is;
 use crate::node_api::Role;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
+use crate::server::net::in_flight::{IfAbandoned, InFlight, Source};
 use crate::server::ServerState;
 use crate::tier1::upstream::Health;
+use bytes::Bytes;
 use redfence_core::reply::Reply;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::oneshot;
 
 type Section = (&'static str, fn(&ServerState, &mut String));
+
+const OURS: &str = "Redfence";
 
 const SECTIONS: &[Section] = &[
     ("Server", server),
@@ -22,27 +32,74 @@ const SECTIONS: &[Section] = &[
     ("Replication", replication),
     ("Cluster", cluster),
     ("Keyspace", keyspace),
-    ("Redfence", redfence),
+    (OURS, redfence),
 ];
+
+/// How long the upstream Redis may take to say what it is.
+const UPSTREAM_WITHIN: Duration = Duration::from_secs(2);
 
 impl CommandContext {
     pub(in crate::server) fn info(&mut self, argv: &[&[u8]]) -> Progress {
-        let wanted = &argv[1..];
-        let all = wanted.is_empty()
-            || wanted.iter().any(|word| is(word, "ALL") || is(word, "EVERYTHING") || is(word, "DEFAULT"));
-        let mut text = String::with_capacity(2048);
-        for (title, write) in SECTIONS {
-            if all || wanted.iter().any(|word| is(word, title)) {
-                if !text.is_empty() {
-                    text.push_str("\r\n");
-                }
-                let _ = write!(text, "# {title}\r\n");
-                write(&self.server, &mut text);
-            }
+        let sections: Vec<Bytes> = argv[1..].iter().map(|word| Bytes::copy_from_slice(word)).collect();
+        let only_ours = !sections.is_empty() && sections.iter().all(|word| is(word, OURS));
+        let upstream = self.server.upstream.clone().filter(|_| self.has_upstream() && !only_ours);
+        let Some(upstream) = upstream else {
+            self.reply(&Reply::Verbatim(text_of(&self.server, &sections).into()));
+            return Progress::Done;
+        };
+        if !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
         }
-        self.reply(&Reply::Verbatim(text.into()));
+        let (sender, receiver) = oneshot::channel();
+        let server = Arc::clone(&self.server);
+        tokio::spawn(async move {
+            let mut words = vec![Bytes::from_static(b"INFO")];
+            words.extend(sections.iter().filter(|word| !is(word, OURS)).cloned());
+            let reply = match tokio::time::timeout(UPSTREAM_WITHIN, upstream.ask(&words)).await {
+                Ok(Reply::Bulk(text)) => {
+                    let mut text = String::from_utf8_lossy(&text).into_owned();
+                    if wants(&sections, OURS) {
+                        text.push_str("\r\n");
+                        write_section(&server, OURS, redfence, &mut text);
+                    }
+                    Reply::Verbatim(text.into())
+                }
+                Ok(Reply::Error(refusal)) if !matches!(refusal.code(), "UNAVAILABLE" | "INDETERMINATE") => {
+                    Reply::Error(refusal)
+                }
+                Ok(_) | Err(_) => Reply::Verbatim(text_of(&server, &sections).into()),
+            };
+            // The client may be gone: then nobody misses the answer.
+            let _ = sender.send(reply);
+        });
+        self.await_call(InFlight::Alone, Source::Node(receiver), false, IfAbandoned::Nothing);
+        self.needs_no_routes();
         Progress::Done
     }
+}
+
+/// What this node says of itself.
+fn text_of(server: &ServerState, sections: &[Bytes]) -> String {
+    let mut text = String::with_capacity(2048);
+    for (title, write) in SECTIONS {
+        if wants(sections, title) {
+            if !text.is_empty() {
+                text.push_str("\r\n");
+            }
+            write_section(server, title, *write, &mut text);
+        }
+    }
+    text
+}
+
+fn write_section(server: &ServerState, title: &str, write: fn(&ServerState, &mut String), text: &mut String) {
+    let _ = write!(text, "# {title}\r\n");
+    write(server, text);
+}
+
+fn wants(sections: &[Bytes], title: &str) -> bool {
+    let all = |word: &Bytes| is(word, "ALL") || is(word, "EVERYTHING") || is(word, "DEFAULT");
+    sections.is_empty() || sections.iter().any(|word| all(word) || is(word, title))
 }
 
 /// Our own section alone, for the operators' listener.
@@ -122,7 +179,18 @@ fn cluster(_: &ServerState, text: &mut String) {
     line(text, "cluster_enabled", 0);
 }
 
-fn keyspace(_: &ServerState, _: &mut String) {}
+/// Databases with keys. What is left of the times of keys is not averaged.
+fn keyspace(server: &ServerState, text: &mut String) {
+    for (db, stats) in server.tier2.status().stats.databases.iter().enumerate() {
+        if stats.keys > 0 {
+            line(
+                text,
+                &format!("db{db}"),
+                format_args!("keys={},expires={},avg_ttl=0", stats.keys, stats.expires),
+            );
+        }
+    }
+}
 
 fn redfence(server: &ServerState, text: &mut String) {
     let status = server.tier2.status();

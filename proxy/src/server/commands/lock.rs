@@ -350,6 +350,7 @@ impl CommandContext {
             by_lua: backend != Tier1Backend::Module,
             began_us: self.server.now_us(),
             audit: None,
+            added: 0,
         };
         let quick = !waits && !matches!(request, Request::FenceCall(_));
         match backend {

@@ -6,6 +6,7 @@ pub mod acl;
 pub mod client;
 pub mod command;
 pub mod hello;
+pub mod help;
 pub mod info;
 pub mod lock;
 pub mod notify;

@@ -4,20 +4,25 @@
 //! that Redis has confirmed: then no message published later can be missed.
 //!
 //! What is published on the correctness tier goes through the log, and every node hands it to its own listeners as it applies.
-//! As in Redis, a message is delivered at most once, and the number in the reply is that of receivers at this node.
+//! As in Redis, a message is delivered at most once, and the number in the reply is that of receivers at this node. With an upstream
+//! Redis it is that Redis's number, and this node's own listeners are counted one by one; those of another proxy count as one.
 
-use super::{is, unknown_subcommand, wrong_arity};
+use super::{help, is, unknown_subcommand, wrong_arity, Local};
 use crate::events::{SubscriberInbox, SubscriptionKind};
 use crate::server::client::session::{name_bytes, Subscriptions};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
-use crate::server::net::in_flight::{AfterReply, AwaitedReply, AwaitedSubscription, InFlight};
+use crate::server::net::in_flight::{
+    AfterReply, AwaitedReply, AwaitedSubscription, IfAbandoned, InFlight, Source, UpstreamCall,
+};
+use crate::tier1::upstream::Upstream;
 use bytes::Bytes;
 use redfence_core::keyspace::errors;
 use redfence_core::reply::{Refusal, Reply, Sink};
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use tokio::sync::oneshot;
 
 /// Channels and patterns one client may listen to.
 const SUBSCRIPTIONS_MAX: usize = 10_000;
@@ -44,6 +49,7 @@ impl CommandContext {
                 inbox: SubscriberInbox::open(account),
                 channels: BTreeSet::new(),
                 patterns: BTreeSet::new(),
+                shards: BTreeSet::new(),
                 held_bytes: 0,
             })
         });
@@ -69,12 +75,33 @@ impl CommandContext {
         Progress::Done
     }
 
+    /// `SSUBSCRIBE` and `SUNSUBSCRIBE`: shard channels are those of the upstream Redis.
+    pub(in crate::server) fn shard_subscription(&mut self, argv: &[&[u8]]) -> Progress {
+        let upstream = self.server.upstream.as_ref().filter(|_| self.has_upstream());
+        let Some(upstream) = upstream else {
+            return self.refuse(Refusal::new("ERR shard channels are those of an upstream Redis, and this listener has none; use SUBSCRIBE"));
+        };
+        // An older one answers with an error, which would end the subscriptions of everybody.
+        let major = upstream.version().and_then(|version| version.split('.').next()?.parse::<u32>().ok());
+        if major.is_none_or(|major| major < 7) {
+            return self.refuse(Refusal::new(
+                "ERR shard channels need an upstream Redis of version 7 or later that is reached",
+            ));
+        }
+        match is(argv[0], "SSUBSCRIBE") {
+            true => self.subscribe(SubscriptionKind::Shard, argv),
+            false => self.unsubscribe(SubscriptionKind::Shard, argv),
+        }
+    }
+
     /// Whether the names are short enough, and not too many bytes together with those there are.
     fn check_subscriptions(&self, kind: SubscriptionKind, names: &[Bytes]) -> Result<(), Refusal> {
         let new: usize = names.iter().map(|name| name_bytes(name)).sum();
         let (channels, patterns) = self.client.subscriptions.as_ref().map_or((0, 0), |has| has.bytes());
         match kind {
-            SubscriptionKind::Channel => names.iter().try_for_each(|name| errors::check_channel(name))?,
+            SubscriptionKind::Channel | SubscriptionKind::Shard => {
+                names.iter().try_for_each(|name| errors::check_channel(name))?;
+            }
             SubscriptionKind::Pattern => {
                 names.iter().try_for_each(|name| errors::check_pattern(name))?;
                 if !self.server.hub.has_room_for_patterns(names.iter().map(Bytes::len).sum()) {
@@ -99,15 +126,12 @@ impl CommandContext {
 
     /// Tells the client, one message a name.
     pub(in crate::server) fn confirm(&mut self, kind: SubscriptionKind, names: &[Bytes]) {
-        let verb: &[u8] = match kind {
-            SubscriptionKind::Channel => b"subscribe",
-            SubscriptionKind::Pattern => b"psubscribe",
-        };
+        let (_, verb) = kind.subscribe_verbs();
         for name in names {
             if let Some(subscriptions) = &mut self.client.subscriptions {
                 subscriptions.names(kind).insert(name.clone());
             }
-            self.tell(verb, Some(name));
+            self.tell(kind, verb, Some(name));
         }
         self.note_subscriptions();
     }
@@ -130,20 +154,17 @@ impl CommandContext {
 
     pub(in crate::server) fn unsubscribe(&mut self, kind: SubscriptionKind, argv: &[&[u8]]) -> Progress {
         let names = &argv[1..];
-        let verb: &[u8] = match kind {
-            SubscriptionKind::Channel => b"unsubscribe",
-            SubscriptionKind::Pattern => b"punsubscribe",
-        };
+        let (_, verb) = kind.unsubscribe_verbs();
         let names: Vec<Bytes> = match &mut self.client.subscriptions {
             Some(subscriptions) if names.is_empty() => subscriptions.names(kind).iter().cloned().collect(),
             Some(_) | None => names.iter().map(|name| Bytes::copy_from_slice(name)).collect(),
         };
         if names.is_empty() {
-            self.tell(verb, None);
+            self.tell(kind, verb, None);
         }
         for name in &names {
             self.leave(kind, name);
-            self.tell(verb, Some(name));
+            self.tell(kind, verb, Some(name));
         }
         self.note_subscriptions();
         Progress::Done
@@ -160,11 +181,11 @@ impl CommandContext {
     }
 
     /// One confirmation: verb, name, how many subscriptions there are now.
-    fn tell(&mut self, verb: &[u8], name: Option<&[u8]>) {
-        let count = self.client.subscription_count() as i64;
+    fn tell(&mut self, kind: SubscriptionKind, verb: &str, name: Option<&[u8]>) {
+        let count = self.client.subscriptions.as_ref().map_or(0, |held| held.count_of(kind)) as i64;
         self.reply_with(|encoder| {
             encoder.push(3);
-            encoder.bulk(verb);
+            encoder.bulk(verb.as_bytes());
             match name {
                 Some(name) => encoder.bulk(name),
                 None => encoder.nil(),
@@ -175,7 +196,11 @@ impl CommandContext {
 
     fn note_subscriptions(&mut self) {
         let count = self.client.subscription_count();
+        let held = self.client.subscriptions.as_ref();
+        let (patterns, shards) = held.map_or((0, 0), |held| (held.patterns.len(), held.shards.len()));
         self.client.info.subscriptions.store(count, Ordering::Relaxed);
+        self.client.info.patterns.store(patterns, Ordering::Relaxed);
+        self.client.info.shards.store(shards, Ordering::Relaxed);
         match &mut self.client.subscriptions {
             Some(_) if count == 0 => self.client.subscriptions = None,
             Some(subscriptions) => {
@@ -189,7 +214,7 @@ impl CommandContext {
     /// The connection ends or is reset: nobody listens here any more.
     pub(in crate::server) fn drop_subscriptions(&mut self) {
         let Some(mut subscriptions) = self.client.subscriptions.take() else { return };
-        for kind in [SubscriptionKind::Channel, SubscriptionKind::Pattern] {
+        for kind in SubscriptionKind::ALL {
             for name in std::mem::take(subscriptions.names(kind)) {
                 self.server.hub.unsubscribe(&subscriptions.inbox, kind, &name);
                 if let Some(subscriber) = &self.server.subscriber {
@@ -198,11 +223,22 @@ impl CommandContext {
             }
         }
         self.client.info.subscriptions.store(0, Ordering::Relaxed);
+        self.client.info.patterns.store(0, Ordering::Relaxed);
+        self.client.info.shards.store(0, Ordering::Relaxed);
     }
 
     /// `PUBLISH channel message` on the correctness tier: through the log, to the listeners of all nodes.
     pub(in crate::server) fn publish(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, channel, _] = argv else { return self.refuse(wrong_arity(argv[0])) };
+        if self.has_upstream() {
+            let (muted, added) =
+                (self.client.is_muted(), self.server.hub.receivers_unknown_to_upstream(channel));
+            return self.send_to_upstream(
+                argv,
+                None,
+                UpstreamCall { muted, added, ..UpstreamCall::default() },
+            );
+        }
         if let Err(refusal) = errors::check_channel(channel) {
             return self.refuse(refusal);
         }
@@ -215,9 +251,48 @@ impl CommandContext {
         flow
     }
 
+    /// Whether the upstream Redis would answer with a number of receivers that counts those of this node as one.
+    pub(in crate::server) fn counts_receivers(&self, local: Local, argv: &[&[u8]]) -> bool {
+        let hub = &self.server.hub;
+        match argv {
+            [_, channel, _] if local == Local::Publish => hub.receivers_unknown_to_upstream(channel) > 0,
+            [_, verb, channels @ ..] if local == Local::PubSub => {
+                is(verb, "NUMSUB") && channels.iter().any(|channel| hub.listeners_of(channel) > 1)
+            }
+            _ => false,
+        }
+    }
+
+    /// `PUBSUB NUMSUB` where the upstream Redis knows of the listeners elsewhere, and this node of its own.
+    fn count_at_upstream(&mut self, upstream: Arc<Upstream>, argv: &[&[u8]]) -> Progress {
+        if !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
+        }
+        let argv: Vec<Bytes> = argv.iter().map(|word| Bytes::copy_from_slice(word)).collect();
+        let (sender, receiver) = oneshot::channel();
+        let hub = Arc::clone(&self.server.hub);
+        tokio::spawn(async move {
+            let mut reply = upstream.ask(&argv).await;
+            if let Reply::Array(pairs) = &mut reply {
+                for pair in pairs.chunks_exact_mut(2) {
+                    if let [Reply::Bulk(name), Reply::Int(count @ 1..)] = pair {
+                        *count += hub.listeners_of(name).saturating_sub(1) as i64;
+                    }
+                }
+            }
+            // The client may be gone: then nobody misses the answer.
+            let _ = sender.send(reply);
+        });
+        self.await_call(InFlight::Alone, Source::Channel(receiver), false, IfAbandoned::Nothing);
+        Progress::Done
+    }
+
     /// `PUBSUB CHANNELS [pattern]`, `NUMSUB [channel…]`, `NUMPAT`
     pub(in crate::server) fn pubsub(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, verb, rest @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
+        if let Some(upstream) = self.server.upstream.clone().filter(|_| self.has_upstream()) {
+            return self.count_at_upstream(upstream, argv);
+        }
         if let Err(refusal) = rest.iter().try_for_each(|name| errors::check_channel(name)) {
             return self.refuse(refusal);
         }
@@ -236,6 +311,7 @@ impl CommandContext {
                 Reply::Array(rest.iter().flat_map(pair).collect())
             }
             [] if is(verb, "NUMPAT") => Reply::Int(hub.pattern_count() as i64),
+            [] if is(verb, "HELP") => help::lines("PUBSUB"),
             _ => return self.refuse(unknown_subcommand("PUBSUB", verb)),
         };
         self.reply(&reply);

@@ -1,6 +1,5 @@
 //! `SCRIPT LOAD`, `EXISTS` and `FLUSH` where keys live in two stores: both act, and their answers become one.
 
-use crate::tier1::own_connection;
 use crate::tier1::upstream::Upstream;
 use crate::tier2::handle::PendingReply;
 use bytes::Bytes;
@@ -17,27 +16,11 @@ pub(super) fn start(
     let (sender, receiver) = oneshot::channel();
     tokio::spawn(async move {
         let ours = keyspace.await;
-        let theirs = ask(&upstream, &argv).await;
+        let theirs = upstream.ask(&argv).await;
         // The client may be gone: then nobody misses the answer.
         let _ = sender.send(joined(ours, theirs));
     });
     receiver
-}
-
-async fn ask(upstream: &Upstream, argv: &[Bytes]) -> Reply {
-    let asked = async {
-        let mut client = upstream.take_client().await?;
-        let reply = client.call(argv).await?;
-        upstream.return_client(client);
-        Ok::<Reply, std::io::Error>(reply)
-    };
-    match asked.await {
-        Ok(reply) => reply,
-        Err(error) => {
-            let reason = format!("upstream Redis at {}: {error}", upstream.place);
-            own_connection::refusal(&reason, true).into()
-        }
-    }
 }
 
 /// An error of either; `EXISTS` is true where both know the script; else the answer, which is the same from both.

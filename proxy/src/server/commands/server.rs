@@ -3,7 +3,7 @@
 //!
 //! Chosen by [`crate::server::routing::plan`] for commands the Raft keyspace does not know.
 
-use super::{is, unknown_command, unknown_subcommand, wrong_arity};
+use super::{help, is, unknown_command, unknown_subcommand, wrong_arity};
 use crate::clock;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
@@ -34,6 +34,11 @@ const ROWS: &[ServerCommand] = &[
     ServerCommand { name: "wait", arity: 3, run: wait },
     ServerCommand { name: "waitaof", arity: 4, run: wait_aof },
 ];
+
+/// Names and arities, for `COMMAND`.
+pub(super) fn names() -> impl Iterator<Item = (&'static str, i64)> {
+    ROWS.iter().map(|row| (row.name, row.arity as i64))
+}
 
 fn find(name: &[u8]) -> Option<&'static ServerCommand> {
     ROWS.iter().find(|row| is(name, row.name))
@@ -108,6 +113,7 @@ fn no_cluster(_: &CommandContext, _: &[&[u8]]) -> ReplyResult {
 fn module(_: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
     match argv[1] {
         verb if is(verb, "LIST") && argv.len() == 2 => Ok(Reply::Array(vec![])),
+        verb if is(verb, "HELP") && argv.len() == 2 => Ok(help::lines("MODULE")),
         verb => Err(unknown_subcommand("MODULE", verb)),
     }
 }
@@ -118,6 +124,7 @@ fn latency(_: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
         verb if is(verb, "LATEST") && argv.len() == 2 => Ok(Reply::Array(vec![])),
         verb if is(verb, "HISTORY") && argv.len() == 3 => Ok(Reply::Array(vec![])),
         verb if is(verb, "RESET") => Ok(Reply::Int(0)),
+        verb if is(verb, "HELP") && argv.len() == 2 => Ok(help::lines("LATENCY")),
         verb => Err(unknown_subcommand("LATENCY", verb)),
     }
 }
@@ -128,6 +135,7 @@ fn slow_log(_: &CommandContext, argv: &[&[u8]]) -> ReplyResult {
         verb if is(verb, "GET") && argv.len() <= 3 => Ok(Reply::Array(vec![])),
         verb if is(verb, "LEN") && argv.len() == 2 => Ok(Reply::Int(0)),
         verb if is(verb, "RESET") && argv.len() == 2 => Ok(Reply::OK),
+        verb if is(verb, "HELP") && argv.len() == 2 => Ok(help::lines("SLOWLOG")),
         verb => Err(unknown_subcommand("SLOWLOG", verb)),
     }
 }

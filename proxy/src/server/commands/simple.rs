@@ -1,6 +1,6 @@
 //! Commands that need nothing but their words: `PING`, `ECHO`, `TIME`, `CONFIG GET`, `CLUSTER`, and refusals.
 
-use super::{is, unknown_subcommand, wrong_arity};
+use super::{help, is, unknown_subcommand, wrong_arity};
 use crate::clock;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
@@ -55,6 +55,10 @@ impl CommandContext {
             return self.refuse(Refusal::new(
                 "ERR this node is configured by its flags and its file, not by CONFIG",
             ));
+        }
+        if is(verb, "HELP") && patterns.is_empty() {
+            self.reply(&help::lines("CONFIG"));
+            return Progress::Done;
         }
         if !is(verb, "GET") {
             return self.refuse(unknown_subcommand("CONFIG", verb));

@@ -1,18 +1,22 @@
 //! `CLIENT TRACKING`, `CACHING`, `TRACKINGINFO`, `GETREDIR`: clients that keep copies of keys and want to hear of changes. Rules and
-//! texts are Redis's own; the keys are those of the Raft keyspace.
+//! texts are Redis's own. Of keys of the Raft keyspace this node tells; of those of an upstream Redis that Redis does.
 
 use super::client::SYNTAX;
-use super::is;
+use super::{is, wrong_arity};
 use crate::events::TrackingTerms;
 use crate::server::client::session::{Tracking, TrackingMode};
 use crate::server::context::CommandContext;
+use crate::server::net::connection::Progress;
+use crate::server::net::in_flight::InFlight;
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::errors as keyspace_errors;
 use redfence_core::reply::{Refusal, Reply};
 
-const TRACKING_UNSUPPORTED: &str = "ERR CLIENT TRACKING is not supported by this listener: its keys are in the upstream Redis, which cannot tell \
-                      this proxy what has changed; use the correctness listener";
+const REDIRECT_UNSUPPORTED: &str =
+    "ERR CLIENT TRACKING REDIRECT is not supported by this listener: the upstream Redis does not know the \
+                                    clients of this proxy; use RESP3, or the correctness listener";
+const BROADCAST_DENIED: &str = "NOPERM CLIENT TRACKING BCAST tells of every key of the upstream Redis: it needs a user who may use all keys";
 const SWITCH_BROADCAST: &str =
     "ERR You can't switch BCAST mode on/off before disabling tracking for this client, and then \
                                 re-enabling it with a different mode.";
@@ -48,6 +52,31 @@ impl CommandContext {
             return Err(Refusal::new(SYNTAX));
         }
         Ok(Reply::OK)
+    }
+
+    /// `CLIENT TRACKING` where keys are in both stores: this node tells of its own keys, and the upstream Redis, by the client's own
+    /// connection to it, of the others. The answer is that Redis's.
+    pub(super) fn track_at_upstream(&mut self, argv: &[&[u8]]) -> Progress {
+        let [_, _, switch, options @ ..] = argv else { return self.refuse(wrong_arity(b"client|tracking")) };
+        if !self.can_join(InFlight::OwnUpstream) {
+            return Progress::Stalled;
+        }
+        if let Err(refusal) = self.client_tracking(switch, options) {
+            return self.refuse(refusal);
+        }
+        self.client.tracks_upstream = self.client.tracking.is_some();
+        self.pass_to_upstream(argv, None)
+    }
+
+    /// What `CLIENT CACHING` said holds for the next command. Told to the upstream Redis when that is the one who answers it.
+    pub(in crate::server) fn caching_for_upstream(&self) -> Option<&'static str> {
+        let tracking = self.client.tracking.as_ref().filter(|tracking| tracking.caching)?;
+        match tracking.mode {
+            _ if !self.client.tracks_upstream => None,
+            TrackingMode::OptIn => Some("YES"),
+            TrackingMode::OptOut => Some("NO"),
+            TrackingMode::All | TrackingMode::Broadcast => None,
+        }
     }
 
     fn tracking_options(&self, words: &[&[u8]]) -> Result<TrackingOptions, Refusal> {
@@ -86,8 +115,11 @@ impl CommandContext {
     }
 
     fn start_tracking(&mut self, options: TrackingOptions) -> Result<(), Refusal> {
-        if self.has_upstream() {
-            return Err(Refusal::new(TRACKING_UNSUPPORTED));
+        if self.has_upstream() && options.redirect.is_some() {
+            return Err(Refusal::new(REDIRECT_UNSUPPORTED));
+        }
+        if self.has_upstream() && options.broadcast && !self.client.user.all_keys {
+            return Err(Refusal::new(BROADCAST_DENIED));
         }
         let refused = |text: &'static str| Err(Refusal::new(text));
         if !options.broadcast && !options.prefixes.is_empty() {
@@ -156,6 +188,7 @@ impl CommandContext {
     }
 
     pub(in crate::server) fn stop_tracking(&mut self) {
+        self.client.tracks_upstream = false;
         if self.client.tracking.take().is_some() {
             self.server.tracker.stop(self.client.info.id);
         }

@@ -184,6 +184,8 @@ pub struct UpstreamCall {
     /// Answered by the Lua library: an error may mean that the library is gone.
     pub by_lua: bool,
     pub began_us: u64,
+    /// What is added to an integer above 0: receivers of a `PUBLISH` that the upstream Redis does not know of.
+    pub added: usize,
     /// An administrative act, to be written down with its outcome.
     pub audit: Option<Box<AuditDraft>>,
 }
@@ -199,7 +201,7 @@ impl UpstreamCall {
     /// Nobody looks at its reply.
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        self.operation.is_none() && !self.by_lua && self.audit.is_none()
+        self.operation.is_none() && !self.by_lua && self.added == 0 && self.audit.is_none()
     }
 }
 

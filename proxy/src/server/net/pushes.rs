@@ -132,7 +132,7 @@ fn encode_message(encoder: &mut Encoder<'_>, message: &PubSubMessage) {
     match &message.pattern {
         None => {
             encoder.push(3);
-            encoder.bulk(b"message");
+            encoder.bulk(if message.is_shard { b"smessage" } else { b"message" });
         }
         Some(pattern) => {
             encoder.push(4);

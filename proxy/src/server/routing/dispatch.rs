@@ -49,6 +49,7 @@ impl CommandContext {
             self.client.reply_mode = ReplyMode::SkipThis;
         }
         self.refused_with = None;
+        self.last_command.note(name, argv.get(1).copied());
         let awaited_before = self.awaited_count();
         let queued_acts = if local == Some(Local::Exec) { self.queued_acts() } else { Vec::new() };
         let access = self.check_access(argv);
@@ -65,6 +66,8 @@ impl CommandContext {
             Progress::Done
         } else if self.client.is_listening_only() && !local.is_some_and(Local::is_allowed_while_listening) {
             self.refuse(listening(name))
+        } else if self.client.monitors && !matches!(local, Some(Local::Ping | Local::Quit | Local::Reset)) {
+            self.refuse(monitoring(name))
         } else if self.client.transaction.is_some() && !local.is_some_and(Local::is_never_queued) {
             self.command_in_transaction(local, argv, frame)
         } else {
@@ -120,6 +123,7 @@ impl CommandContext {
             self.server.stats.commands.fetch_add(u64::from(self.commands_run), Ordering::Relaxed);
             let now_ms = self.read_us / 1_000;
             self.client.info.seen_ms.store(now_ms, Ordering::Relaxed);
+            self.show_state();
             self.commands_run = 0;
         }
     }
@@ -131,12 +135,14 @@ impl CommandContext {
             Local::Acl
                 | Local::Auth
                 | Local::Hello
+                | Local::Monitor
                 | Local::Select
                 | Local::Reset
                 | Local::Subscribe
                 | Local::PSubscribe
                 | Local::Unsubscribe
                 | Local::PUnsubscribe
+                | Local::ShardSubscribe
         );
         if alone && !self.can_join(InFlight::Alone) {
             return Progress::Stalled;
@@ -154,7 +160,11 @@ impl CommandContext {
             Local::Exec => self.exec(argv, frame),
             Local::Hello => self.hello(argv),
             Local::Info => self.info(argv),
-            Local::Monitor | Local::ShardSubscribe => {
+            Local::Monitor if self.has_upstream() && argv[0].eq_ignore_ascii_case(b"MONITOR") => {
+                self.monitor(argv)
+            }
+            Local::ShardSubscribe => self.shard_subscription(argv),
+            Local::Monitor => {
                 let name = shown(&argv[0].to_ascii_uppercase());
                 self.refuse(Refusal::new(format!(
                     "ERR {name} is not supported by this proxy; ask the Redis itself"
@@ -177,6 +187,19 @@ impl CommandContext {
         }
     }
 
+    /// `MONITOR` at the upstream Redis: all that it says from then on is for the client.
+    fn monitor(&mut self, argv: &[&[u8]]) -> Progress {
+        if argv.len() != 1 {
+            return self.refuse(wrong_arity(argv[0]));
+        }
+        let flow = self.pass_to_upstream(argv, None);
+        if let Some(connection) = self.own_connection() {
+            connection.monitor();
+            self.client.monitors = true;
+        }
+        flow
+    }
+
     /// Sends a command to the upstream Redis, on the client's own connection; its reply goes to the client as it comes.
     pub(in crate::server) fn send_to_upstream(
         &mut self,
@@ -187,9 +210,13 @@ impl CommandContext {
         if !self.can_join(InFlight::OwnUpstream) {
             return Progress::Stalled;
         }
+        let caching = self.caching_for_upstream();
         let Some(connection) = self.own_connection() else {
             return self.refuse(Refusal::new("ERR no upstream Redis is configured (--redis)"));
         };
+        if let Some(caching) = caching {
+            connection.send_ours(&["CLIENT", "CACHING", caching]);
+        }
         match frame {
             Some(frame) => connection.send(frame),
             None => connection.send_words(argv),
@@ -228,6 +255,11 @@ impl CommandContext {
         self.note_command();
         Ok(Progress::Done)
     }
+}
+
+fn monitoring(name: &[u8]) -> Refusal {
+    let name = shown(&name.to_ascii_lowercase());
+    Refusal::new(format!("ERR Can't execute '{name}': only PING / QUIT / RESET are allowed behind MONITOR"))
 }
 
 /// Redis's own text.

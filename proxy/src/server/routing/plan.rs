@@ -80,7 +80,11 @@ impl CommandContext {
             Some(_) | None => {}
         }
         let keys = if router.has_correctness_routes() { self.plain_keys(argv)? } else { Default::default() };
-        match self.route_plain(keys)? {
+        let destination = self.route_plain(keys)?;
+        if let Some(local) = local.filter(|local| self.counts_receivers(*local, argv)) {
+            return Ok(Plan::Local(local));
+        }
+        match destination {
             PlainDestination::Upstream if self.is_for_both_stores(argv) => Ok(Plan::BothStores),
             PlainDestination::Upstream if keys::may_share(argv[0]) => {
                 Ok(Plan::Upstream(UpstreamPath::Shared))
@@ -182,7 +186,7 @@ impl CommandContext {
             PlainDestination::Upstream => Ok(()),
             PlainDestination::Keyspace => {
                 Err(Refusal::new(
-                    "ERR a command on keys of the correctness tier may have 1024 words of 64 KiB, 4 MiB in all; nothing was done; split it",
+                    "ERR a command on keys of the correctness tier may have 1024 words, values of 1 MiB, 4 MiB in all; nothing was done; split it",
                 ))
             }
         }

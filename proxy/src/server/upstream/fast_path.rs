@@ -15,7 +15,7 @@ impl CommandContext {
             return 0;
         }
         let Some(room) = self.upstream.shared.room() else { return 0 };
-        let (mut len, mut commands) = (0, 0);
+        let (mut len, mut commands, mut last) = (0, 0, &b""[..]);
         while commands < room.commands && len < room.bytes {
             match whole_frame(&bytes[len..]) {
                 Some(frame)
@@ -23,6 +23,7 @@ impl CommandContext {
                 {
                     len += frame.len;
                     commands += 1;
+                    last = frame.name;
                 }
                 Some(_) | None => break,
             }
@@ -30,6 +31,7 @@ impl CommandContext {
         if commands > 0 {
             self.share_run(&bytes[..len], commands);
             self.commands_run += commands;
+            self.last_command.note(last, None);
             if let Some(sessions) = &self.client.sessions {
                 sessions.touch();
             }

@@ -49,6 +49,10 @@ impl CommandContext {
             let muted = match self.replies.awaited.front() {
                 Some(AwaitedReply::OwnUpstream(call)) => call.muted,
                 None => false,
+                // Nothing but invalidations can come, and they must not wait for as long as the client does.
+                Some(AwaitedReply::Call(_)) if self.client.tracks_upstream && !self.awaits_own_upstream() => {
+                    false
+                }
                 Some(
                     AwaitedReply::Encoded(_)
                     | AwaitedReply::Call(_)
@@ -88,13 +92,25 @@ impl CommandContext {
         Ok(moved)
     }
 
+    fn awaits_own_upstream(&self) -> bool {
+        self.replies.awaited.iter().any(|item| matches!(item, AwaitedReply::OwnUpstream(_)))
+    }
+
     /// Counts a reply to one of our own commands; notices that the Lua library is gone.
     pub(in crate::server) fn look_at_reply(&mut self, call: &mut UpstreamCall, start: usize) {
         let reply = &self.replies.out[start..];
         if call.audit.is_some() {
             self.audit_reply(call, audit::result_of_bytes(reply));
         }
-        if call.by_lua && lua::says_library_is_gone(reply) {
+        if call.added > 0 {
+            if let Some(count) = positive_integer(reply) {
+                self.replies.out.truncate(start);
+                let added = i64::try_from(call.added).unwrap_or(i64::MAX);
+                let protocol = self.client.protocol;
+                Reply::Int(count.saturating_add(added))
+                    .render(&mut Encoder { out: &mut self.replies.out, protocol });
+            }
+        } else if call.by_lua && lua::says_library_is_gone(reply) {
             if let Some(upstream) = &self.server.upstream {
                 upstream.library_is_gone();
             }
@@ -228,4 +244,10 @@ impl CommandContext {
             }
         }
     }
+}
+
+/// The number of an integer reply, where it is above 0.
+fn positive_integer(reply: &[u8]) -> Option<i64> {
+    let digits = reply.strip_prefix(b":")?.strip_suffix(b"\r\n")?;
+    std::str::from_utf8(digits).ok()?.parse().ok().filter(|number| *number > 0)
 }

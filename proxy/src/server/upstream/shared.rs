@@ -170,6 +170,7 @@ impl CommandContext {
             && self.client.db == 0
             && self.client.reply_mode == ReplyMode::On
             && !self.client.watches_upstream
+            && !self.client.tracks_upstream
             && self.client.transaction.is_none()
     }
 
