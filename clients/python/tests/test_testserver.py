@@ -6,6 +6,7 @@ import asyncio
 import importlib.metadata
 import os
 import shutil
+import time
 from pathlib import Path
 from typing import Any, Iterator
 
@@ -78,6 +79,17 @@ def test_a_lock_taken_away_is_noticed_at_the_next_renewal_at_the_latest(server: 
     server.advance(10.5)
     assert lock.lost.wait(10)
     assert lock.loss is not None and lock.loss.cause in ("forced", "expired")
+
+
+def test_a_lock_taken_away_is_pushed_while_every_clock_stands_still(server: TestServer) -> None:
+    rf = server.client()
+    lock = rf.lock("wallet:7", ttl=600).acquire()
+    give_up_at = time.monotonic() + 20
+    while server.calls("LOCK.NOTIFY") == 0 and time.monotonic() < give_up_at:
+        time.sleep(0.01)  # the client asks for pushes beside its work
+    assert server.lose("wallet:7")
+    assert lock.lost.wait(20)
+    assert lock.loss is not None and lock.loss.cause == "forced"
 
 
 def test_a_partition_shorter_than_the_ttl_is_survived_and_a_longer_one_is_not(server: TestServer) -> None:

@@ -107,6 +107,21 @@ async fn work_is_dropped_when_the_lock_is_lost_and_its_own_error_is_never_masked
 }
 
 #[tokio::test]
+async fn the_server_tells_of_a_loss_while_every_clock_stands_still() {
+    let (server, harness) = start().await;
+    let client = harness.client().await.unwrap();
+    for is_bound in [true, false] {
+        let request = client.lock("a").ttl(600 * SECOND);
+        let lock = if is_bound { request } else { request.transferable() }.acquire().await.unwrap();
+        assert!(server.lose("a"));
+        let loss = tokio::time::timeout(20 * SECOND, lock.lost()).await.expect("a push");
+        assert_eq!(loss.cause, Cause::Forced);
+        assert_eq!(lock.state(), State::Lost);
+    }
+    assert_eq!(server.calls("LOCK.RENEW"), 0, "no renewal could have told");
+}
+
+#[tokio::test]
 async fn a_session_that_ends_takes_its_locks_along_and_the_next_lock_opens_a_new_one() {
     let (server, harness) = start().await;
     let client = harness.client().await.unwrap();
@@ -411,9 +426,10 @@ async fn what_the_server_does_not_know_is_a_typed_error() {
     let client = harness.client().await.unwrap();
     let exclusive = client.lock("b").acquire().await.unwrap();
     for refused in [
-        client.lock("a").shared().acquire().await.err(),
-        client.lock("a").permits(1, 3).acquire().await.err(),
-        client.lock("a").value("host:1").acquire().await.err(),
+        // Names of their own: a dropped handle gives its lock back a moment later.
+        client.lock("shared").shared().acquire().await.err(),
+        client.lock("permits").permits(1, 3).acquire().await.err(),
+        client.lock("value").value("host:1").acquire().await.err(),
         exclusive.downgrade().await.err(),
     ] {
         // A server of cluster version 2 serves them.

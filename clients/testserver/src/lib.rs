@@ -15,7 +15,7 @@
 //! # Layout
 //!
 //! - `wire`: bytes to words, replies to bytes
-//! - `state`: the machine, its connections and its clock
+//! - `state`: the machine, its connections and its clock; below it the commands of clients, and who is told of a lost lock
 //! - `front`: what a connection asks besides locks (`HELLO`, `PING`, `SUBSCRIBE` …)
 //! - `control`: `TEST.*`
 

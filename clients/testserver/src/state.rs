@@ -1,15 +1,17 @@
 //! The machine, its connections and its clock. One lock around all of it: commands follow each other as log entries do.
 
+mod commands;
+mod losses;
+
 use crate::wire::Encoder;
 use crate::{Fault, Partition, Stats};
+use losses::Notified;
 use redfence_core::event::{self, Event};
-use redfence_core::grammar::{self, Request};
-use redfence_core::keyspace::{self, Resp};
-use redfence_core::machine::request::{self, MachineWork};
+use redfence_core::keyspace::Resp;
 use redfence_core::machine::version::{UpgradeCommand, NEWEST};
-use redfence_core::machine::{Applied, Command, Machine, Wanted};
+use redfence_core::machine::{Applied, Command, Loss, Machine, Wanted};
 use redfence_core::reply::{Refusal, Reply};
-use redfence_core::types::{Origin, RequestId, SessionId, SessionScope, Stamp, Tier};
+use redfence_core::types::{Origin, RequestId, SessionId, Stamp, Tier};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::fmt;
 use std::io::Write;
@@ -41,12 +43,16 @@ pub(crate) struct Peer {
     sessions: Vec<SessionId>,
     /// Patterns (true) and channels, as they were asked for.
     pub(crate) watches: Vec<(bool, Vec<u8>)>,
+    /// Set by `LOCK.NOTIFY ON`.
+    notified: Option<Notified>,
 }
 
 /// A command that was not answered yet.
 struct Asked {
     peer: u64,
     fault: Option<Fault>,
+    /// The locks it asks for, in its order.
+    names: Vec<Vec<u8>>,
 }
 
 pub(crate) struct State {
@@ -60,6 +66,9 @@ pub(crate) struct State {
     asked: HashMap<RequestId, Asked>,
     last_number: u64,
     partition: Partition,
+    partition_since_ms: u64,
+    /// Losses that nobody hears of before the partition ends.
+    untold: Vec<Loss>,
     faults: VecDeque<Fault>,
     calls: BTreeMap<String, u64>,
     commands: u64,
@@ -77,7 +86,7 @@ impl fmt::Debug for State {
 
 fn new_machine() -> Machine {
     let mut machine = Machine::new();
-    let wanted = Wanted { events: true, messages: true, ..Wanted::default() };
+    let wanted = Wanted { events: true, messages: true, losses: true, ..Wanted::default() };
     machine.set_wanted(wanted);
     // As a cluster does by itself once all its members can.
     let raise = Command::Upgrade(UpgradeCommand::Raise { to: NEWEST });
@@ -98,6 +107,8 @@ impl State {
             asked: HashMap::new(),
             last_number: 0,
             partition: Partition::Off,
+            partition_since_ms: 0,
+            untold: Vec::new(),
             faults: VecDeque::new(),
             calls: BTreeMap::new(),
             commands: 0,
@@ -125,6 +136,7 @@ impl State {
             backlog: VecDeque::new(),
             sessions: Vec::new(),
             watches: Vec::new(),
+            notified: None,
         };
         self.peers.insert(id, peer);
         id
@@ -204,138 +216,6 @@ impl State {
         }
     }
 
-    // Commands.
-
-    /// The reply, where there is one now.
-    fn execute(&mut self, id: u64, words: &[Vec<u8>]) -> Option<Reply> {
-        let name = String::from_utf8_lossy(&words[0]).to_ascii_uppercase();
-        if let Some(command) = name.strip_prefix("TEST.") {
-            return Some(self.control(id, command, &words[1..]));
-        }
-        if self.partition == Partition::Silent {
-            return None;
-        }
-        self.touch_sessions(id);
-        if let Some(answered) = self.front(id, &name, words) {
-            return answered;
-        }
-        if self.partition == Partition::NoQuorum {
-            return Some(unavailable("this node has no quorum (TEST.PARTITION ON)"));
-        }
-        let fault = self.faults.pop_front();
-        if fault == Some(Fault::Unavailable) {
-            return Some(unavailable("as the test asked for (TEST.FAIL)"));
-        }
-        *self.calls.entry(name.clone()).or_default() += 1;
-        self.commands += 1;
-        let reply = self.work(id, &name, words, fault)?;
-        self.answer(id, fault, &reply);
-        None
-    }
-
-    /// Sends a reply, unless a fault has other plans for it.
-    fn answer(&mut self, id: u64, fault: Option<Fault>, reply: &Reply) {
-        match fault {
-            None | Some(Fault::Unavailable) => self.reply(id, reply),
-            Some(Fault::Indeterminate) => {
-                let text = "INDETERMINATE as the test asked for (TEST.FAIL): it was carried out; retry with the same OWNER";
-                self.reply(id, &Refusal::new(text).into());
-            }
-            Some(Fault::LostReply) => self.leave(id),
-        }
-    }
-
-    /// Carries a command out. The reply, where there is one now.
-    fn work(&mut self, id: u64, name: &str, words: &[Vec<u8>], fault: Option<Fault>) -> Option<Reply> {
-        let number = self.next_number();
-        let made_up = format!("made-up-{number}");
-        let argv: Vec<&[u8]> = words.iter().map(Vec::as_slice).collect();
-        let resp = self.peers.get(&id)?.resp;
-        let work = match grammar::parse(words) {
-            Some(Err(refusal)) => return Some(refusal.into()),
-            Some(Ok(Request::Cluster(_))) => return Some(self.cluster_info(&argv)),
-            Some(Ok(request)) => {
-                let context = request::RequestContext {
-                    db: 0,
-                    owner: made_up.as_bytes(),
-                    // Spread over all values, as those of a node are.
-                    session: SessionId(number.wrapping_mul(0x9E37_79B9_7F4A_7C15)),
-                    sessions: SessionScope::All,
-                    resp,
-                    guarded: argv.get(3..).unwrap_or_default(),
-                };
-                match request::work(request, context) {
-                    Ok(work) => work,
-                    Err(refusal) => return Some(refusal.into()),
-                }
-            }
-            None => match keyspace::table::find(&words[0]) {
-                Some(row) if row.is(keyspace::table::SCRIPT) => {
-                    return Some(
-                        Refusal::new("ERR the test server runs no scripts; use redfence serve").into(),
-                    );
-                }
-                Some(row) if redfence_core::machine::is_read(row) => {
-                    self.expire();
-                    return Some(self.machine.read(0, resp, &argv));
-                }
-                Some(_) => MachineWork::Change(Command::Redis {
-                    db: 0,
-                    resp,
-                    member: None,
-                    argv: argv.iter().copied().collect(),
-                }),
-                None => {
-                    return Some(
-                        Refusal::new(format!("ERR unknown command '{name}' of the test server")).into(),
-                    )
-                }
-            },
-        };
-        let command = match work {
-            MachineWork::Change(command) => command,
-            MachineWork::Look(query) => {
-                // As a read index does: the clock first, then the look.
-                self.expire();
-                return Some(self.machine.query(query));
-            }
-        };
-        if let Command::SessionOpen { id: opened, .. } = &command {
-            self.peers.get_mut(&id)?.sessions.push(*opened);
-        }
-        let request = RequestId { origin: ORIGIN, seq: number };
-        self.peers.get_mut(&id)?.blocked_in = Some(request);
-        self.asked.insert(request, Asked { peer: id, fault });
-        self.apply(Some(request), command);
-        None
-    }
-
-    fn cluster_info(&self, argv: &[&[u8]]) -> Reply {
-        let words: Vec<String> =
-            argv[1..].iter().map(|word| String::from_utf8_lossy(word).to_lowercase()).collect();
-        let words: Vec<&str> = words.iter().map(String::as_str).collect();
-        match words.as_slice() {
-            ["info"] => {}
-            ["get", "default-tier"] => return Reply::Text("correctness"),
-            ["get", "route"] => return Reply::Text(""),
-            _ => {
-                let text = "ERR the test server has no cluster: it answers LOCK.CLUSTER INFO, GET default-tier and GET route";
-                return Refusal::new(text).into();
-            }
-        }
-        let applied = Reply::Int(i64::try_from(self.commands).unwrap_or(i64::MAX));
-        Reply::Map(vec![
-            (Reply::Text("id"), Reply::Int(1)),
-            (Reply::Text("role"), Reply::Text("leader")),
-            (Reply::Text("leader"), Reply::Int(1)),
-            (Reply::Text("term"), Reply::Int(1)),
-            (Reply::Text("commit"), applied.clone()),
-            (Reply::Text("applied"), applied),
-            (Reply::Text("voters"), Reply::Int(1)),
-            (Reply::Text("quorum"), Reply::Int(1)),
-        ])
-    }
-
     /// Applies one command, and then whatever its answers let go on.
     fn apply(&mut self, id: Option<RequestId>, command: Command<'_>) {
         let wall_us = self.wall_base_us + self.now_ms * 1000;
@@ -345,13 +225,12 @@ impl State {
         let replies: Vec<(RequestId, Reply)> = applied.replies.drain(..).collect();
         let events: Vec<Event> = applied.events.drain(..).collect();
         let messages: Vec<_> = applied.published.drain(..).collect();
+        let losses: Vec<Loss> = applied.losses.drain(..).collect();
         applied.clear();
         self.applied = applied;
         for event in &events {
-            let channel = event::channel(&event.resource);
-            let (kind, fence, owner) = (event.kind, event.fence, &event.owner);
-            let json = event::to_json(kind, &event.resource, fence, owner, Tier::Correctness, event.seq);
-            self.publish(&channel, json.as_bytes());
+            let json = event::event_to_json(event, Tier::Correctness);
+            self.publish(&event::channel(&event.resource), json.as_bytes());
         }
         messages.iter().for_each(|(channel, message)| self.publish(channel, message));
         let mut unblocked = Vec::new();
@@ -361,8 +240,13 @@ impl State {
                 peer.blocked_in = None;
                 unblocked.push(asked.peer);
             }
+            if asked.fault.is_none() {
+                self.note_granted(asked.peer, asked.names, &reply);
+            }
             self.answer(asked.peer, asked.fault, &reply);
         }
+        // Behind the replies: a grant that ended in the step that made it is told first.
+        losses.into_iter().for_each(|loss| self.tell_ended(loss));
         unblocked.into_iter().for_each(|peer| self.pump(peer));
     }
 
@@ -415,8 +299,10 @@ impl State {
             blocked.iter().for_each(|id| self.touch_sessions(*id));
             let step_end_ms = if blocked.is_empty() { target_ms } else { self.now_ms + step_ms };
             let due_ms = self.machine.next_due_ms().unwrap_or(target_ms).max(self.now_ms);
-            self.now_ms = due_ms.min(step_end_ms).min(target_ms);
+            self.now_ms =
+                due_ms.min(self.next_suspect_ms().unwrap_or(u64::MAX)).min(step_end_ms).min(target_ms);
             self.expire();
+            self.tell_suspects();
             let is_due = self.machine.next_due_ms().is_some_and(|due_ms| due_ms <= self.now_ms);
             if self.now_ms >= target_ms && !is_due {
                 return;
@@ -446,7 +332,13 @@ impl State {
     }
 
     pub(crate) fn set_partition(&mut self, partition: Partition) {
+        if self.partition == Partition::Off {
+            self.partition_since_ms = self.now_ms;
+        }
         self.partition = partition;
+        if partition == Partition::Off {
+            self.tell_untold();
+        }
     }
 
     pub(crate) fn add_faults(&mut self, fault: Fault, times: usize) {
@@ -460,12 +352,14 @@ impl State {
         // One grant is at most one microsecond ahead of the last.
         self.wall_base_us += RESET_US + self.commands;
         self.partition = Partition::Off;
+        self.untold.clear();
         self.faults.clear();
         self.calls.clear();
         self.commands = 0;
         if let Some(peer) = kept.and_then(|id| self.peers.get_mut(&id)) {
             peer.sessions.clear();
             peer.watches.clear();
+            peer.notified = None;
         }
     }
 
@@ -489,8 +383,4 @@ impl State {
         self.last_number += 1;
         self.last_number
     }
-}
-
-fn unavailable(why: &str) -> Reply {
-    Refusal::new(format!("UNAVAILABLE {why}; nothing was done; try again")).into()
 }

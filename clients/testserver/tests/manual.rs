@@ -1,6 +1,6 @@
 //! What `clients/TESTSERVER.md` promises, over a socket.
 
-use redfence_testserver::{Options, TestServer};
+use redfence_testserver::{Fault, Options, Partition, TestServer};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
@@ -192,6 +192,96 @@ fn subscribers_hear_events_in_both_protocols() {
     fence(&holder.ask("LOCK.ACQUIRE a 1000 OWNER one"));
     assert!(two.receive().contains("\"event\":\"acquired\""));
     assert!(three.receive().starts_with("pmessage __lock__:* __lock__:a {\"event\":\"acquired\""));
+}
+
+/// A RESP3 client that is told of the locks it loses.
+fn notified(server: &TestServer) -> Client {
+    let mut client = Client::new(server);
+    assert!(client.ask("HELLO 3").contains("proto 3"));
+    assert_eq!(client.ask("LOCK.NOTIFY ON"), "OK");
+    client
+}
+
+#[test]
+fn a_lost_lock_is_pushed_to_its_holder_with_cause_and_successor() {
+    let server = TestServer::start().unwrap();
+    let (mut holder, mut waiter, mut watcher) = (notified(&server), notified(&server), Client::new(&server));
+    watcher.ask("SUBSCRIBE __lost__:a");
+    let one = fence(&holder.ask("LOCK.ACQUIRE a 1000 VALUE v"));
+    waiter.send("LOCK.ACQUIRE a 1000 WAIT 5000");
+    while server.stats().waiters < 1 {
+        std::thread::yield_now();
+    }
+    server.advance(Duration::from_millis(1001));
+    let two = fence(&waiter.receive());
+    assert_eq!(holder.receive(), format!("lock-lost a {one} expired {two}"));
+    assert!(watcher
+        .receive()
+        .contains(&format!("\"fence\":{one},\"cause\":\"expired\",\"successor\":{two}")));
+    assert!(server.lose("a"));
+    assert_eq!(waiter.receive(), format!("lock-lost a {two} forced nil"));
+    // Neither a release nor the loss of a grant that was not told is told.
+    let three = fence(&holder.ask("LOCK.ACQUIRE a 1000"));
+    assert_eq!(holder.ask(&format!("LOCK.RELEASE a {three}")), "1 ok");
+    server.fail(Fault::Indeterminate, 1);
+    assert!(holder.ask("LOCK.ACQUIRE a 1000").starts_with("INDETERMINATE "));
+    assert!(server.lose("a"));
+    fence(&holder.ask("LOCK.ACQUIRE b 1000"));
+    assert_eq!(holder.ask("LOCK.NOTIFY OFF"), "OK");
+    assert!(server.lose("b"));
+    assert_eq!(holder.ask("PING"), "PONG");
+}
+
+#[test]
+fn a_client_that_names_a_session_is_told_what_it_holds_and_loses() {
+    let server = TestServer::start().unwrap();
+    let (mut opener, mut listener) = (Client::new(&server), notified(&server));
+    let session = opener.ask("LOCK.SESSION OPEN 20000");
+    let a = fence(&opener.ask(&format!("LOCK.ACQUIRE a 0 SESSION {session}")));
+    assert_eq!(listener.ask(&format!("LOCK.NOTIFY ON SESSION {session}")), format!("a {a}"));
+    assert!(listener.ask("LOCK.NOTIFY ON SESSION 1f").starts_with("NOSESSION "));
+    assert_eq!(opener.ask(&format!("LOCK.SESSION CLOSE {session}")), "1");
+    assert_eq!(listener.receive(), format!("lock-lost a {a} session_ended nil"));
+}
+
+#[test]
+fn a_node_without_quorum_tells_of_doubt_and_of_losses_when_it_is_back() {
+    let server = TestServer::start().unwrap();
+    let (mut short, mut long) = (notified(&server), notified(&server));
+    let a = fence(&short.ask("LOCK.ACQUIRE a 1000"));
+    fence(&long.ask("LOCK.ACQUIRE b 60000"));
+    server.partition(Partition::NoQuorum);
+    server.advance(Duration::from_millis(5000));
+    assert_eq!(short.receive(), format!("lock-suspect a {a} no_quorum nil"));
+    assert_eq!(short.ask("LOCK.NOTIFY ON"), "OK", "the node answers it alone, and tells nothing twice");
+    server.partition(Partition::Off);
+    assert_eq!(short.receive(), format!("lock-lost a {a} expired nil"));
+    assert_eq!(long.ask("PING"), "PONG");
+    let c = fence(&short.ask("LOCK.ACQUIRE c 1000"));
+    server.partition(Partition::Silent);
+    server.advance(Duration::from_millis(5000));
+    server.partition(Partition::Off);
+    assert_eq!(short.receive(), format!("lock-lost c {c} expired nil"));
+}
+
+#[test]
+fn sessions_have_policies() {
+    let server = TestServer::start().unwrap();
+    let (mut old, mut young) = (notified(&server), notified(&server));
+    let open = "LOCK.SESSION OPEN 1000 POLICY wound-wait";
+    let (first, second) = (old.ask(open), young.ask(open));
+    let lost = fence(&young.ask(&format!("LOCK.ACQUIRE a 60000 SESSION {second}")));
+    let taken = fence(&old.ask(&format!("LOCK.ACQUIRE a 60000 WAIT 5000 SESSION {first}")));
+    assert_eq!(young.receive(), format!("lock-lost a {lost} wounded {taken}"));
+    young.send(&format!("LOCK.ACQUIRE a 60000 WAIT 5000 SESSION {second}"));
+    while server.stats().waiters < 1 {
+        std::thread::yield_now();
+    }
+    // Being blocked on the connection that opened it keeps a session with a policy alive too.
+    server.advance(Duration::from_millis(1500));
+    assert_eq!(old.receive(), format!("lock-lost a {taken} session_ended {}", fence(&young.receive())));
+    let dies = old.ask("LOCK.SESSION OPEN 1000 POLICY wait-die");
+    assert!(old.ask(&format!("LOCK.ACQUIRE a 60000 WAIT 5000 SESSION {dies}")).starts_with("DEADLOCK "));
 }
 
 #[test]
