@@ -78,7 +78,7 @@ build-release:
 
 unit: build ## Rust tests of every crate: golden scripts, properties, conformance, clusters of real processes
 	@scripts/install-deps redis
-	@scripts/install-deps --optional strace iproute postgres
+	@scripts/install-deps --optional strace iproute postgres promtool
 	@# For tests/mixed_versions.rs.
 	$(CARGO) build --locked -p redfence --features next-version --bin redfence-next
 	$(CARGO) test --workspace --locked --no-fail-fast

@@ -316,6 +316,15 @@ pub enum LossCause {
 }
 
 impl LossCause {
+    /// In the order of their numbers.
+    pub const ALL: [LossCause; 5] = [
+        LossCause::Expired,
+        LossCause::Forced,
+        LossCause::Wounded,
+        LossCause::SessionEnded,
+        LossCause::Deleted,
+    ];
+
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -13,7 +13,7 @@
 //! The program: [`cli`] and [`config`] (flags, environment, file), [`secret`], [`redis_place`] (where the upstream Redis is), [`serve`] (puts a node together), [`threads`],
 //! [`shutdown`], [`notify`] (systemd), [`admin`] (probes and metrics), [`backup`] (backup and restore), [`health`] and [`join`] (for containers),
 //! [`log_text`].
-//! Used by all: [`clock`], [`calendar`], [`retries`].
+//! Used by all: [`clock`], [`calendar`], [`metrics`], [`retries`].
 //!
 //! Which of these may use which is in `tests/module_graph.rs`; what runs through which file is in `docs/internals`.
 
@@ -33,6 +33,7 @@ pub mod events;
 pub mod health;
 pub mod join;
 pub mod log_text;
+pub mod metrics;
 pub mod node_api;
 pub mod notify;
 pub mod redis_place;

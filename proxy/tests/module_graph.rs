@@ -18,6 +18,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("retries", &[]),
     ("secret", &[]),
     ("log_text", &[]),
+    ("metrics", &[]),
     ("notify", &[]),
     ("tls", &[]),
     ("cli", &["calendar", "clock", "secret", "tls"]),
@@ -27,7 +28,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("transport", &["node_api", "storage", "tls"]),
     ("events", &["clock", "client_memory", "node_api"]),
     ("tier1", &["clock", "client_memory", "events", "redis_place", "resp", "retries", "tls"]),
-    ("tier2", &["acl", "clock", "client_memory", "events", "node_api", "storage", "transport"]),
+    ("tier2", &["acl", "clock", "client_memory", "events", "metrics", "node_api", "storage", "transport"]),
     (
         "server",
         &[
@@ -37,6 +38,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "client_memory",
             "events",
             "log_text",
+            "metrics",
             "node_api",
             "resp",
             "retries",
@@ -45,7 +47,7 @@ const ALLOWED: &[(&str, &[&str])] = &[
             "tls",
         ],
     ),
-    ("admin", &["clock", "server", "tls"]),
+    ("admin", &["clock", "metrics", "node_api", "server", "tier1", "tier2", "tls"]),
     ("config", &["cli", "redis_place", "secret", "server", "tls", "transport"]),
     ("backup", &["calendar", "cli", "clock", "config", "node_api", "storage"]),
     ("health", &["cli"]),

@@ -52,7 +52,7 @@ fn every_listener_speaks_tls_and_the_plain_one_does_not() {
     assert_eq!(http_get(&mut probe.stream, "/health").unwrap(), "alive\n");
     await_that("the metrics show the lock", || {
         let mut probe = certificates.connect(admin);
-        http_get(&mut probe.stream, "/metrics").unwrap().contains("redfence_locks_held 1")
+        http_get(&mut probe.stream, "/metrics").unwrap().contains("redfence_locks_held{mode=\"exclusive\"} 1")
     });
 }
 

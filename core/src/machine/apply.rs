@@ -12,6 +12,7 @@ use crate::grammar::errors;
 use crate::keyspace::Value;
 use crate::limits::{ENTRY_REPLIES_BYTES_MAX, LOGGED_REPLY_BYTES_MAX};
 use crate::machine::keys::key_accesses::KeyAccess;
+use crate::machine::tally::Tally;
 use crate::mutant;
 use crate::reply::Reply;
 use crate::types::{
@@ -38,6 +39,8 @@ pub struct Applied {
     pub garbage: Vec<Value>,
     /// Grants that ended, in order. Only filled while somebody wants to hear of them.
     pub losses: Vec<Loss>,
+    /// Adds up from entry to entry until its owner takes it.
+    pub tally: Tally,
     /// Losses of each lock that has no successor yet, by their places.
     unsucceeded: super::HashMap<LockSlot, SmallVec<[usize; 2]>>,
 }
@@ -68,7 +71,9 @@ impl Applied {
         });
     }
 
+    /// The tally with the rest.
     pub fn clear(&mut self) {
+        self.tally = Tally::default();
         self.losses.clear();
         self.unsucceeded.clear();
         self.replies.clear();

@@ -1,6 +1,6 @@
 //! `LOCK.INFO`'s holders, `LOCK.EXPLAIN`, and what a session holds: looks at a lock for people.
 
-use crate::machine::history::Percentiles;
+use crate::machine::history::{Percentiles, WaitSum};
 use crate::machine::locks::lock::Phase;
 use crate::machine::locks::several::Hold;
 use crate::machine::queue::waiter::Waiter;
@@ -13,6 +13,8 @@ use ::bytes::Bytes;
 
 /// Holders and waiters that one reply shows.
 const SHOWN_MAX: usize = 1_000;
+/// Names that one answer about contention shows.
+pub const CONTENDED_MAX: usize = 100;
 /// Links of a chain of sessions that are followed.
 const CHAIN_MAX: usize = 16;
 /// Holders whose chains are followed.
@@ -21,7 +23,11 @@ const CHAINS_MAX: usize = 64;
 impl Machine {
     /// How long ago a grant with this fence was made: fences count microseconds, unless they ran ahead of the clock.
     pub(crate) fn held_ms_of_fence(&self, fence: Fence) -> u64 {
-        self.clock.wall_us.saturating_sub(fence.0) / 1_000
+        self.held_us_of_fence(fence) / 1_000
+    }
+
+    pub(crate) fn held_us_of_fence(&self, fence: Fence) -> u64 {
+        self.clock.wall_us.saturating_sub(fence.0)
     }
 
     /// The holds of a lock that stand, oldest first. It was not flushed.
@@ -105,6 +111,31 @@ impl Machine {
             pair("wait_p99_ms", p99(recent.waits)),
             pair("eta_ms", number(eta_ms)),
         ])
+    }
+
+    /// The names most waited for lately, as this node has seen it since its start: an array of maps, most waited for first.
+    pub(crate) fn contention(&self, count: usize) -> Reply {
+        let now_ms = self.clock.logical_ms;
+        let most = self.history.most_waited_for(count.min(CONTENDED_MAX), now_ms);
+        let number = |value: u64| Reply::Int(i64::try_from(value).unwrap_or(i64::MAX));
+        let optional = |value: Option<u64>| value.map_or(Reply::Nil, number);
+        let row = |(slot, sum): (LockSlot, WaitSum)| {
+            let lock = self.locks.get(slot)?;
+            let recent = self.history.of(slot);
+            Some(Reply::Map(vec![
+                (Reply::Text("db"), number(u64::from(lock.db()))),
+                (Reply::Text("resource"), Reply::bulk(lock.name())),
+                (Reply::Text("waited_ms"), number(sum.ms)),
+                (Reply::Text("waits"), number(sum.waits)),
+                (Reply::Text("waiters"), number(u64::from(lock.queue.len))),
+                (Reply::Text("held"), Reply::Int(i64::from(lock.is_held()))),
+                (Reply::Text("wait_p50_ms"), optional(recent.waits.map(|waits| waits.p50_ms))),
+                (Reply::Text("wait_p99_ms"), optional(recent.waits.map(|waits| waits.p99_ms))),
+                (Reply::Text("hold_p50_ms"), optional(recent.holds.map(|holds| holds.p50_ms))),
+                (Reply::Text("hold_p99_ms"), optional(recent.holds.map(|holds| holds.p99_ms))),
+            ]))
+        };
+        Reply::Array(most.into_iter().filter_map(row).collect())
     }
 
     fn queue_row(&self, position: usize, waiter: &Waiter, scope: SessionScope, late_ms: u64) -> Reply {

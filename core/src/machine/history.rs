@@ -13,6 +13,49 @@ const CHUNK: usize = 50;
 const SAMPLES: usize = 32;
 /// How far the use of a name counts against others.
 const HEAT_MAX: u8 = 64;
+/// Time waited is added up for this window and the one before it.
+pub(crate) const WINDOW_MS: u64 = 10 * 60 * 1_000;
+
+/// Time spent waiting for one name, in the current window and the one before.
+#[derive(Clone, Copy)]
+struct Waited {
+    window: u64,
+    current: WaitSum,
+    previous: WaitSum,
+}
+
+/// Waits that ended with a grant, and how long they took together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct WaitSum {
+    pub(crate) waits: u64,
+    pub(crate) ms: u64,
+}
+
+impl Waited {
+    const NONE: Waited =
+        Waited { window: 0, current: WaitSum { waits: 0, ms: 0 }, previous: WaitSum { waits: 0, ms: 0 } };
+
+    /// As it is in the window of `now_ms`.
+    fn at(self, now_ms: u64) -> Waited {
+        let window = now_ms / WINDOW_MS;
+        match window.saturating_sub(self.window) {
+            0 => self,
+            1 => Waited { window, current: WaitSum::default(), previous: self.current },
+            _ => Waited { window, ..Waited::NONE },
+        }
+    }
+
+    fn add(&mut self, ms: u64, now_ms: u64) {
+        *self = self.at(now_ms);
+        self.current.waits += 1;
+        self.current.ms = self.current.ms.saturating_add(ms);
+    }
+
+    fn sum(self, now_ms: u64) -> WaitSum {
+        let Waited { current, previous, .. } = self.at(now_ms);
+        WaitSum { waits: current.waits + previous.waits, ms: current.ms.saturating_add(previous.ms) }
+    }
+}
 
 #[derive(Clone, Copy)]
 struct Ring {
@@ -48,9 +91,11 @@ struct Place {
     heat: u8,
     holds: Ring,
     waits: Ring,
+    waited: Waited,
 }
 
-const NOBODY: Place = Place { slot: LockSlot::NONE, heat: 0, holds: Ring::EMPTY, waits: Ring::EMPTY };
+const NOBODY: Place =
+    Place { slot: LockSlot::NONE, heat: 0, holds: Ring::EMPTY, waits: Ring::EMPTY, waited: Waited::NONE };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Percentiles {
@@ -83,10 +128,23 @@ impl History {
         }
     }
 
-    pub(crate) fn note_wait(&mut self, slot: LockSlot, ms: u64) {
+    pub(crate) fn note_wait(&mut self, slot: LockSlot, ms: u64, now_ms: u64) {
         if let Some(place) = self.open(slot) {
             place.waits.push(ms);
+            place.waited.add(ms, now_ms);
         }
+    }
+
+    /// The names most waited for in this window and the one before, most first; those not waited for are left out.
+    pub(crate) fn most_waited_for(&self, count: usize, now_ms: u64) -> Vec<(LockSlot, WaitSum)> {
+        let places = self.chunks.iter().flatten().filter(|place| place.slot.is_some());
+        let mut sums: Vec<(LockSlot, WaitSum)> = places
+            .map(|place| (place.slot, place.waited.sum(now_ms)))
+            .filter(|(_, sum)| sum.waits > 0)
+            .collect();
+        sums.sort_unstable_by_key(|(slot, sum)| (std::cmp::Reverse(sum.ms), slot.number()));
+        sums.truncate(count);
+        sums
     }
 
     #[inline]
@@ -137,6 +195,21 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_most_waited_for_come_first_and_old_waits_are_forgotten() {
+        let mut history = History::default();
+        let (a, b) = (LockSlot::new(1), LockSlot::new(2));
+        history.note_wait(a, 10, 0);
+        history.note_wait(b, 30, 0);
+        history.note_wait(a, 50, WINDOW_MS);
+        let sum = |waits, ms| WaitSum { waits, ms };
+        assert_eq!(history.most_waited_for(9, WINDOW_MS), [(a, sum(2, 60)), (b, sum(1, 30))]);
+        assert_eq!(history.most_waited_for(1, WINDOW_MS), [(a, sum(2, 60))]);
+        assert_eq!(history.most_waited_for(9, 2 * WINDOW_MS), [(a, sum(1, 50))]);
+        history.forget(a);
+        assert_eq!(history.most_waited_for(9, 2 * WINDOW_MS), []);
+    }
 
     #[test]
     fn the_last_samples_count() {

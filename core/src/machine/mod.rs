@@ -6,7 +6,7 @@
 //!
 //! # Layout
 //!
-//! - `apply.rs`: one entry, one command at a time; `query.rs`, `explain.rs`: reads; `history.rs`: recent holds and waits, for them
+//! - `apply.rs`: one entry, one command at a time; `query.rs`, `explain.rs`: reads; `history.rs`: recent holds and waits, for them; `tally.rs`: counts for metrics
 //! - `log/`: what an entry holds ([`command`]), its bytes, and the way from a client's request to it
 //! - `locks/`: the record of a lock and its transitions; the high-water marks of `FENCE.*`
 //! - `queue/`: waiters: joining and leaving a queue, serving the first of it
@@ -47,6 +47,7 @@ mod snapshot;
 mod stats;
 mod store;
 mod sweep;
+pub mod tally;
 pub mod version;
 pub mod work;
 
@@ -55,6 +56,7 @@ use crate::script::Scripts;
 use crate::types::{has_passed, passed_from_ms, Fence, RequestId, SessionId, Stamp, UserTag, FENCE_BOUND};
 pub use apply::{AdminAct, Applied, Loss, Wanted};
 use apply::{EventOwner, RepliesLeft};
+pub use explain::CONTENDED_MAX;
 #[cfg(feature = "scripts")]
 pub(crate) use keys::adapter::Clash;
 use keys::blocked::Blocked;

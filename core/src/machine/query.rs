@@ -61,6 +61,10 @@ pub enum Query<'a> {
         db: Db,
         resource: &'a [u8],
     },
+    /// The names most waited for lately: what this node has seen, not state.
+    Contention {
+        count: usize,
+    },
     /// All replicated settings, as [`settings::Settings::write`] writes them.
     Settings,
     /// One of them, as text.
@@ -85,6 +89,7 @@ impl Machine {
             Query::Scan { db, cursor, pattern, count } => self.scan(db, cursor, pattern, count),
             Query::Session { id, sessions } => self.session_info(id, sessions, late_ms),
             Query::Mark { db, resource } => self.mark_of(db, resource),
+            Query::Contention { count } => self.contention(count),
             Query::Settings => {
                 let mut bytes = Vec::new();
                 self.settings.write(&mut bytes);

@@ -3,6 +3,7 @@
 use crate::keyspace::DATABASES;
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::Machine;
+use crate::types::LockMode;
 
 /// Counted since the state was first made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,7 +67,12 @@ pub struct DatabaseStats {
 /// Figures for `INFO` and metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
+    /// Names that are held, in whatever mode.
     pub locks_held: u64,
+    /// Exclusive holds, and holders of the other modes.
+    pub exclusive_holds: u64,
+    pub shared_holds: u64,
+    pub permit_holds: u64,
     pub waiters: u64,
     /// Commands that wait for an item: `BLPOP` and its like.
     pub blocked: u64,
@@ -95,8 +101,12 @@ impl Machine {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let counters = self.counters;
+        let holders = self.holder_index.counts();
         Stats {
             locks_held: counters.held,
+            exclusive_holds: counters.held.saturating_sub(holders.locks),
+            shared_holds: holders.of_mode(LockMode::Shared),
+            permit_holds: holders.of_mode(LockMode::Permits),
             waiters: self.waiters.len() as u64,
             blocked: self.blocked.len() as u64,
             sessions: self.sessions.len() as u64,

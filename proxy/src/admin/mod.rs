@@ -1,18 +1,18 @@
 //! The operators' listener: `/health`, `/ready` and `/metrics` over HTTP, or HTTPS with TLS, for probes and for Prometheus.
 //!
-//! It only reads, knows no other path, and closes after each answer. What it shows is what `INFO redfence` shows.
+//! It only reads, knows no other path, and closes after each answer.
 //!
 //! # Caveats
 //!
 //! There is no password here: bind it to loopback or to a network of your own.
 
+mod metrics;
+
 use crate::server::client::registry::network;
-use crate::server::commands::info;
 use crate::server::ServerState;
 use crate::tls::acceptor::Acceptor;
 use crate::tls::stream::ClientStream;
 use std::collections::VecDeque;
-use std::fmt::Write;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -121,22 +121,9 @@ fn page(server: &ServerState, path: &str) -> (&'static str, String) {
         "/ready" => {
             ("503 Service Unavailable", "no quorum: the correctness tier does not serve\n".to_string())
         }
-        "/metrics" => ("200 OK", metrics(&info::redfence_section(server))),
+        "/metrics" => ("200 OK", metrics::page(server)),
         _ => ("404 Not Found", "known here: /health /ready /metrics\n".to_string()),
     }
-}
-
-/// The numbers of an INFO section as Prometheus reads them; words are left out.
-fn metrics(section: &str) -> String {
-    let mut text = String::with_capacity(section.len() * 2);
-    for line in section.lines() {
-        if let Some((name, value)) = line.split_once(':') {
-            if value.parse::<f64>().is_ok() {
-                let _ = writeln!(text, "redfence_{name} {value}");
-            }
-        }
-    }
-    text
 }
 
 #[cfg(test)]
@@ -149,11 +136,5 @@ mod tests {
         for bad in [&b""[..], b"POST / HTTP/1.1\r\n\r\n", b"GET /", b"\xff\xfe\r\n\r\n", b"GET / RESP\r\n"] {
             assert_eq!(request_path(bad), None, "{bad:?}");
         }
-    }
-
-    #[test]
-    fn metrics_are_the_numbers_of_info() {
-        let text = metrics("node_role:leader\r\nlocks_held:7\r\nload:0.5\r\n");
-        assert_eq!(text, "redfence_locks_held 7\nredfence_load 0.5\n");
     }
 }

@@ -120,4 +120,8 @@ pub trait PeerSink: Send + Sync + 'static {
     fn unreachable(&self, id: NodeId);
     /// The peer closed its connection, and nobody listens on its port.
     fn refused(&self, id: NodeId);
+    /// A message to it was dropped, because its queue is full: it counts as unreachable.
+    fn dropped(&self, id: NodeId) {
+        self.unreachable(id);
+    }
 }

@@ -47,6 +47,10 @@ pub enum OwnedQuery {
         db: u32,
         resource: Bytes,
     },
+    /// The names most waited for lately, as this node has seen it.
+    Contention {
+        count: usize,
+    },
     /// All replicated settings, encoded.
     Settings,
     /// One of them, as text.
@@ -99,6 +103,7 @@ impl OwnedQuery {
             }
             OwnedQuery::Session { id, sessions } => Query::Session { id: *id, sessions: *sessions },
             OwnedQuery::Mark { db, resource } => Query::Mark { db: *db, resource },
+            OwnedQuery::Contention { count } => Query::Contention { count: *count },
             OwnedQuery::Settings => Query::Settings,
             OwnedQuery::Setting(name) => Query::Setting(*name),
             OwnedQuery::Backup(_) => {
@@ -146,6 +151,7 @@ impl OwnedQuery {
             | OwnedQuery::Mark { .. }
             | OwnedQuery::Settings
             | OwnedQuery::Setting(_)
+            | OwnedQuery::Contention { .. }
             | OwnedQuery::Backup(_) => false,
         }
     }
@@ -164,6 +170,7 @@ impl OwnedQuery {
             OwnedQuery::Scan { pattern, .. } => pattern.as_ref().map_or(0, Bytes::len),
             OwnedQuery::Session { .. }
             | OwnedQuery::SessionLocks { .. }
+            | OwnedQuery::Contention { .. }
             | OwnedQuery::Settings
             | OwnedQuery::Setting(_)
             | OwnedQuery::Backup(_) => 0,

@@ -14,6 +14,7 @@ use crate::server::net::in_flight::{
 };
 use crate::server::net::replies::ReplyQueue;
 use crate::server::routing::followed_routes::FollowedRoutes;
+use crate::server::stats::CommandKind;
 use crate::server::upstream::UpstreamConnections;
 use crate::server::ServerState;
 use redfence_core::reply::{Refusal, Reply};
@@ -27,6 +28,8 @@ pub struct CommandContext {
     pub(in crate::server) routes: FollowedRoutes,
     /// The error that the command was answered with at once, for the audit log; kept only where there is one.
     pub(in crate::server) refused_with: Option<Refusal>,
+    /// The command that is being run, for metrics.
+    pub(in crate::server) command: CommandKind,
     /// Commands run and not yet counted.
     pub(in crate::server) commands_run: u32,
     pub(in crate::server) last_command: LastCommand,
@@ -47,6 +50,7 @@ impl CommandContext {
             upstream: UpstreamConnections::default(),
             routes,
             refused_with: None,
+            command: CommandKind::Other,
             commands_run: 0,
             last_command: LastCommand::default(),
             work: 0,
@@ -61,8 +65,11 @@ impl CommandContext {
 
     /// Answers the command just run, behind whatever is in flight.
     pub(in crate::server) fn reply(&mut self, reply: &Reply) {
-        if let (Reply::Error(refusal), Some(_)) = (reply, &self.server.access.audit) {
-            self.refused_with = Some(refusal.clone());
+        if let Reply::Error(refusal) = reply {
+            self.server.stats.count_error(refusal.code());
+            if self.server.access.audit.is_some() {
+                self.refused_with = Some(refusal.clone());
+            }
         }
         self.reply_with(|encoder| reply.render(encoder));
     }
@@ -103,6 +110,7 @@ impl CommandContext {
         let (muted, began_us) = (self.client.is_muted(), self.read_us);
         self.replies.awaited.push_back(AwaitedReply::Call(AwaitedCall {
             source,
+            command: self.command,
             waits,
             is_routed: false,
             muted,

@@ -1,21 +1,124 @@
-//! What this node has counted since it started, for `INFO`.
+//! What this node has counted of its clients since it started, for `INFO` and metrics.
 
+use crate::metrics::histogram::{Snapshot, LATENCY_BOUNDS_US, LONG_BOUNDS_US};
+use crate::metrics::{Histogram, ServedBy};
 use redfence_core::reply::Reply;
+use redfence_core::types::Reason;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Buckets of the latency histogram: bucket `n` holds calls of less than 2^n microseconds.
-const LATENCY_BUCKETS: usize = 32;
-
-/// How a reply is to be counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LockOperation {
+/// Which command a reply belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CommandKind {
     Acquire,
     Release,
     Renew,
+    MAcquire,
+    MRelease,
+    Convert,
+    /// `LOCK.INFO`, `LOCK.EXPLAIN`, `LOCK.QUEUE`, `LOCK.SCAN`.
+    Inspect,
+    Session,
+    ForceRelease,
+    Cluster,
+    Fence,
+    KeyRead,
+    KeyWrite,
+    Script,
+    Transaction,
+    #[default]
     Other,
 }
 
-#[derive(Debug, Default)]
+impl CommandKind {
+    pub const ALL: [CommandKind; 16] = [
+        CommandKind::Acquire,
+        CommandKind::Release,
+        CommandKind::Renew,
+        CommandKind::MAcquire,
+        CommandKind::MRelease,
+        CommandKind::Convert,
+        CommandKind::Inspect,
+        CommandKind::Session,
+        CommandKind::ForceRelease,
+        CommandKind::Cluster,
+        CommandKind::Fence,
+        CommandKind::KeyRead,
+        CommandKind::KeyWrite,
+        CommandKind::Script,
+        CommandKind::Transaction,
+        CommandKind::Other,
+    ];
+
+    /// As the label `command` says it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            CommandKind::Acquire => "acquire",
+            CommandKind::Release => "release",
+            CommandKind::Renew => "renew",
+            CommandKind::MAcquire => "macquire",
+            CommandKind::MRelease => "mrelease",
+            CommandKind::Convert => "convert",
+            CommandKind::Inspect => "inspect",
+            CommandKind::Session => "session",
+            CommandKind::ForceRelease => "force_release",
+            CommandKind::Cluster => "cluster",
+            CommandKind::Fence => "fence",
+            CommandKind::KeyRead => "key_read",
+            CommandKind::KeyWrite => "key_write",
+            CommandKind::Script => "script",
+            CommandKind::Transaction => "transaction",
+            CommandKind::Other => "other",
+        }
+    }
+
+    /// Whether nil means that a lock is taken.
+    fn is_acquire(self) -> bool {
+        matches!(self, CommandKind::Acquire | CommandKind::MAcquire | CommandKind::Convert)
+    }
+}
+
+/// Why a command did not do what it was to do: the code of an error, a reason, or `taken`. What is in no other place counts as the last.
+pub const REFUSAL_CODES: [&str; 25] = [
+    "taken",
+    "not_owner",
+    "already_released",
+    "expired",
+    "ERR",
+    "UNAVAILABLE",
+    "INDETERMINATE",
+    "TIER",
+    "CROSSTIER",
+    "CROSSSLOT",
+    "NOSESSION",
+    "MODE",
+    "DEADLOCK",
+    "STALE",
+    "OOM",
+    "WRONGTYPE",
+    "NOSCRIPT",
+    "NOTBUSY",
+    "NOAUTH",
+    "WRONGPASS",
+    "NOPERM",
+    "NOPROTO",
+    "EXECABORT",
+    "UNBLOCKED",
+    "other",
+];
+const TAKEN: usize = 0;
+
+/// One command that was answered.
+#[derive(Clone, Copy, Debug)]
+pub struct Answered {
+    pub command: CommandKind,
+    pub by: ServedBy,
+    /// It had a `WAIT`.
+    pub waits: bool,
+    pub took_us: u64,
+}
+
+#[derive(Debug)]
 pub struct Stats {
     pub connections: AtomicU64,
     pub connections_refused: AtomicU64,
@@ -25,10 +128,37 @@ pub struct Stats {
     pub grants: AtomicU64,
     pub releases: AtomicU64,
     pub renewals: AtomicU64,
+    /// Acquires that found the lock taken, releases and renewals with a reason.
     pub refusals: AtomicU64,
-    pub expiries: AtomicU64,
     pub errors: AtomicU64,
-    latency: [AtomicU64; LATENCY_BUCKETS],
+    refusals_by_code: [AtomicU64; REFUSAL_CODES.len()],
+    /// By who served it and command.
+    latency: [[Histogram; CommandKind::ALL.len()]; 2],
+    /// By who served it: acquires with a `WAIT` that were granted.
+    acquire_wait: [Histogram; 2],
+}
+
+impl Default for Stats {
+    fn default() -> Stats {
+        Stats {
+            connections: AtomicU64::default(),
+            connections_refused: AtomicU64::default(),
+            tls_handshakes_failed: AtomicU64::default(),
+            idle_disconnected: AtomicU64::default(),
+            commands: AtomicU64::default(),
+            grants: AtomicU64::default(),
+            releases: AtomicU64::default(),
+            renewals: AtomicU64::default(),
+            refusals: AtomicU64::default(),
+            errors: AtomicU64::default(),
+            refusals_by_code: Default::default(),
+            latency: [
+                [const { Histogram::new(LATENCY_BOUNDS_US) }; CommandKind::ALL.len()],
+                [const { Histogram::new(LATENCY_BOUNDS_US) }; CommandKind::ALL.len()],
+            ],
+            acquire_wait: [Histogram::new(LONG_BOUNDS_US), Histogram::new(LONG_BOUNDS_US)],
+        }
+    }
 }
 
 fn bump(counter: &AtomicU64) {
@@ -36,15 +166,16 @@ fn bump(counter: &AtomicU64) {
 }
 
 impl Stats {
-    /// Counts an answer to a `LOCK.*` command.
-    pub fn count(&self, reply: &Reply, took_us: u64) {
+    /// Counts an answer to a command that was awaited.
+    pub fn count(&self, answered: Answered, reply: &Reply) {
         match reply {
-            Reply::Granted { .. } => bump(&self.grants),
+            Reply::Granted { .. } | Reply::GrantedMany { .. } => self.count_grant(answered),
             Reply::Released => bump(&self.releases),
             Reply::Renewed { .. } => bump(&self.renewals),
-            Reply::Refused(_) | Reply::Nil => bump(&self.refusals),
-            Reply::Error(_) => bump(&self.errors),
-            Reply::GrantedMany { .. }
+            Reply::Refused(reason) => self.count_refusal(reason_index(*reason)),
+            Reply::Nil | Reply::NilArray if answered.command.is_acquire() => self.count_refusal(TAKEN),
+            Reply::Error(refusal) => self.count_error(refusal.code()),
+            Reply::Nil
             | Reply::NilArray
             | Reply::Int(_)
             | Reply::Double(_)
@@ -58,65 +189,161 @@ impl Stats {
             | Reply::Verbatim(_)
             | Reply::Info(_) => {}
         }
-        self.count_latency(took_us);
+        self.count_latency(answered);
     }
 
-    /// Counts a reply that passed through as bytes.
-    pub fn count_bytes(&self, operation: LockOperation, reply: &[u8], took_us: u64) {
-        let nil = reply.starts_with(b"$-1") || reply.starts_with(b"_");
-        let refused = nil || reply.starts_with(b"*2\r\n:0");
-        if reply.starts_with(b"-") {
-            bump(&self.errors);
-        } else if refused {
-            bump(&self.refusals);
+    /// Counts a reply of Tier 1 that passed through as bytes.
+    pub fn count_bytes(&self, answered: Answered, reply: &[u8]) {
+        let is_nil = reply.starts_with(b"$-1") || reply.starts_with(b"*-1") || reply.starts_with(b"_");
+        if let Some(error) = reply.strip_prefix(b"-") {
+            let end = error.iter().position(|byte| !byte.is_ascii_uppercase()).unwrap_or(error.len());
+            self.count_error(std::str::from_utf8(&error[..end]).unwrap_or(""));
+        } else if is_nil && answered.command.is_acquire() {
+            self.count_refusal(TAKEN);
+        } else if reply.starts_with(b"*2\r\n:0") {
+            let reason = reply.split(|byte| *byte == b'\n').nth(3).unwrap_or(&[]);
+            let reason = std::str::from_utf8(reason).unwrap_or("").trim_end();
+            self.count_refusal(code_index(reason));
         } else {
-            match operation {
-                LockOperation::Acquire => bump(&self.grants),
-                LockOperation::Release => bump(&self.releases),
-                LockOperation::Renew => bump(&self.renewals),
-                LockOperation::Other => {}
+            match answered.command {
+                CommandKind::Acquire | CommandKind::MAcquire => self.count_grant(answered),
+                CommandKind::Release => bump(&self.releases),
+                CommandKind::Renew => bump(&self.renewals),
+                CommandKind::MRelease
+                | CommandKind::Convert
+                | CommandKind::Inspect
+                | CommandKind::Session
+                | CommandKind::ForceRelease
+                | CommandKind::Cluster
+                | CommandKind::Fence
+                | CommandKind::KeyRead
+                | CommandKind::KeyWrite
+                | CommandKind::Script
+                | CommandKind::Transaction
+                | CommandKind::Other => {}
             }
         }
-        self.count_latency(took_us);
+        self.count_latency(answered);
     }
 
-    fn count_latency(&self, took_us: u64) {
-        let bucket = (64 - took_us.leading_zeros()) as usize;
-        bump(&self.latency[bucket.min(LATENCY_BUCKETS - 1)]);
+    /// Counts an error that was told at once, or as an answer.
+    pub fn count_error(&self, code: &str) {
+        bump(&self.errors);
+        bump(&self.refusals_by_code[code_index(code)]);
     }
 
-    /// The upper bound of the bucket that holds the given share of all calls, in microseconds; 0 where there were none.
+    fn count_refusal(&self, code: usize) {
+        bump(&self.refusals);
+        bump(&self.refusals_by_code[code]);
+    }
+
+    fn count_grant(&self, answered: Answered) {
+        bump(&self.grants);
+        if answered.waits {
+            self.acquire_wait[answered.by as usize].observe_us(answered.took_us);
+        }
+    }
+
+    fn count_latency(&self, answered: Answered) {
+        self.latency[answered.by as usize][answered.command as usize].observe_us(answered.took_us);
+    }
+
     #[must_use]
-    pub fn latency_us(&self, percent: u64) -> u64 {
-        let counts = self.latency.each_ref().map(|bucket| bucket.load(Ordering::Relaxed));
-        let total: u64 = counts.iter().sum();
-        let mut left = (total * percent).div_ceil(100);
-        for (bucket, count) in counts.iter().enumerate() {
-            if left <= *count && *count > 0 {
-                return 1 << bucket;
-            }
-            left = left.saturating_sub(*count);
-        }
-        0
+    pub fn latency(&self, by: ServedBy, command: CommandKind) -> Snapshot {
+        self.latency[by as usize][command as usize].snapshot()
+    }
+
+    #[must_use]
+    pub fn acquire_wait(&self, by: ServedBy) -> Snapshot {
+        self.acquire_wait[by as usize].snapshot()
+    }
+
+    /// One for each of [`REFUSAL_CODES`].
+    pub fn refusals_by_code(&self) -> impl Iterator<Item = (&'static str, u64)> + '_ {
+        let counts = self.refusals_by_code.iter().map(|count| count.load(Ordering::Relaxed));
+        REFUSAL_CODES.into_iter().zip(counts)
+    }
+
+    /// Of all commands.
+    #[must_use]
+    pub fn all_latency(&self) -> Snapshot {
+        let mut sum = Snapshot::default();
+        self.latency.iter().flatten().for_each(|histogram| sum.add(&histogram.snapshot()));
+        sum
+    }
+}
+
+fn code_index(code: &str) -> usize {
+    REFUSAL_CODES.iter().position(|known| *known == code).unwrap_or(REFUSAL_CODES.len() - 1)
+}
+
+fn reason_index(reason: Reason) -> usize {
+    match reason {
+        Reason::NotOwner => 1,
+        Reason::AlreadyReleased => 2,
+        Reason::Expired => 3,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use redfence_core::reply::Refusal;
     use redfence_core::types::Fence;
+
+    fn answered(command: CommandKind, waits: bool, took_us: u64) -> Answered {
+        Answered { command, by: ServedBy::Cluster, waits, took_us }
+    }
+
+    fn refusals(stats: &Stats, code: &str) -> u64 {
+        stats.refusals_by_code().find(|(known, _)| *known == code).expect("a known code").1
+    }
 
     #[test]
     fn counts_by_reply() {
         let stats = Stats::default();
-        stats.count(&Reply::Granted { fence: Fence(1), ttl_ms: 1 }, 100);
-        stats.count(&Reply::Nil, 100);
-        stats.count_bytes(LockOperation::Release, b"*2\r\n:1\r\n$2\r\nok\r\n", 100);
-        stats.count_bytes(LockOperation::Acquire, b"_\r\n", 5000);
+        let acquire = |took_us| answered(CommandKind::Acquire, false, took_us);
+        stats.count(acquire(100), &Reply::Granted { fence: Fence(1), ttl_ms: 1 });
+        stats.count(acquire(100), &Reply::Nil);
+        stats.count(answered(CommandKind::KeyRead, false, 100), &Reply::Nil);
+        stats.count(acquire(100), &Reply::Error(Refusal::new("DEADLOCK a circle")));
+        stats.count_bytes(answered(CommandKind::Release, false, 100), b"*2\r\n:1\r\n$2\r\nok\r\n");
+        stats.count_bytes(
+            answered(CommandKind::Release, false, 100),
+            b"*2\r\n:0\r\n$16\r\nalready_released\r\n",
+        );
+        stats.count_bytes(acquire(5_000), b"_\r\n");
+        stats.count_bytes(acquire(5_000), b"-NEWCODE what\r\n");
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        assert_eq!((read(&stats.grants), read(&stats.releases), read(&stats.refusals)), (1, 1, 2));
-        assert_eq!(stats.latency_us(50), 128);
-        assert_eq!(stats.latency_us(99), 8192);
-        assert_eq!(Stats::default().latency_us(50), 0);
+        assert_eq!((read(&stats.grants), read(&stats.releases), read(&stats.refusals)), (1, 1, 3));
+        assert_eq!(read(&stats.errors), 2);
+        assert_eq!((refusals(&stats, "taken"), refusals(&stats, "already_released")), (2, 1));
+        assert_eq!((refusals(&stats, "DEADLOCK"), refusals(&stats, "other")), (1, 1));
+        assert_eq!(stats.all_latency().percentile_us(50), 100);
+        assert_eq!(stats.all_latency().percentile_us(99), 5_000);
+        assert_eq!(stats.latency(ServedBy::Cluster, CommandKind::Acquire).count(), 5);
+        assert_eq!(Stats::default().all_latency().percentile_us(50), 0);
+    }
+
+    #[test]
+    fn only_granted_waits_count_as_waits() {
+        let stats = Stats::default();
+        let granted = Reply::Granted { fence: Fence(1), ttl_ms: 1 };
+        stats.count(answered(CommandKind::Acquire, false, 100), &granted);
+        stats.count(answered(CommandKind::Acquire, true, 100), &Reply::Nil);
+        assert_eq!(stats.acquire_wait(ServedBy::Cluster).count(), 0);
+        stats.count(answered(CommandKind::Acquire, true, 7_000), &granted);
+        let waits = stats.acquire_wait(ServedBy::Cluster);
+        assert_eq!((waits.count(), waits.sum_us), (1, 7_000));
+    }
+
+    #[test]
+    fn kinds_and_reasons_are_at_their_places() {
+        for (at, kind) in CommandKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, at, "{}", kind.as_str());
+        }
+        for reason in [Reason::NotOwner, Reason::AlreadyReleased, Reason::Expired] {
+            assert_eq!(REFUSAL_CODES[reason_index(reason)], reason.as_str());
+        }
     }
 }

@@ -226,6 +226,10 @@ impl LogStore for EngineStore {
         Box::new(EngineReader(self.engine_io.clone()))
     }
 
+    fn size_bytes(&self) -> u64 {
+        self.engine_io.engine.as_ref().map_or(0, |engine| engine.get_used_size() as u64)
+    }
+
     fn tidy(&mut self) -> Result<(), StorageError> {
         let Some(engine) = self.engine_io.engine.as_ref().filter(|_| !self.dead) else { return Ok(()) };
         self.engine_io.files.mark.flush().map_err(|e| StorageError::io("fsync the durable mark", e))?;

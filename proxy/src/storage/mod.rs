@@ -54,6 +54,11 @@ pub trait LogStore: Send {
     /// Reads what was written, from another thread.
     fn reader(&self) -> Box<dyn LogReader>;
 
+    /// What its files take, for metrics; 0 where nobody knows.
+    fn size_bytes(&self) -> u64 {
+        0
+    }
+
     /// Gives back space. Called now and then on the writer thread, between writes.
     fn tidy(&mut self) -> Result<(), StorageError>;
 }

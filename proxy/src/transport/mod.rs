@@ -190,8 +190,11 @@ impl Transport {
                     }
                 },
             };
-            if queue.push(&message) == Pushed::Dropped {
-                self.shared.sink.unreachable(to);
+            match queue.push(&message) {
+                Pushed::Taken => {}
+                // Not connected: nothing is wrong with the queue.
+                Pushed::Dropped if !queue.is_connected() => self.shared.sink.unreachable(to),
+                Pushed::Dropped => self.shared.sink.dropped(to),
             }
         }
         for (_, _, queue) in touched {

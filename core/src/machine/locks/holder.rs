@@ -8,7 +8,7 @@ use crate::machine::snapshot::write::kind;
 use crate::machine::store::list::{Linked, Links};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{HolderSlot, LockSlot, SessionSlot, Slot};
-use crate::types::{Fence, LockKind, OwnerIdentity, UserTag, VALUE_BYTES_MAX};
+use crate::types::{Fence, LockKind, LockMode, OwnerIdentity, UserTag, VALUE_BYTES_MAX};
 use hashbrown::HashTable;
 use std::collections::BTreeMap;
 
@@ -116,11 +116,29 @@ pub(crate) struct HolderIndex {
     by_fence: BTreeMap<(LockSlot, Fence), HolderSlot>,
     /// Never iterated.
     by_owner: HashTable<HolderSlot>,
+    counts: HolderCounts,
+}
+
+/// How many holders there are besides exclusive ones, and of how many locks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct HolderCounts {
+    pub(crate) locks: u64,
+    by_mode: [u64; 3],
+}
+
+impl HolderCounts {
+    pub(crate) fn of_mode(&self, mode: LockMode) -> u64 {
+        self.by_mode[mode as usize]
+    }
 }
 
 impl HolderIndex {
     pub(crate) fn len(&self) -> usize {
         self.by_fence.len()
+    }
+
+    pub(crate) fn counts(&self) -> HolderCounts {
+        self.counts
     }
 
     pub(crate) fn with_fence(&self, lock: LockSlot, fence: Fence) -> Option<HolderSlot> {
@@ -146,6 +164,9 @@ impl HolderIndex {
     pub(crate) fn insert(&mut self, holders: &Slab<Holder>, slot: HolderSlot) -> bool {
         let hash = |slot: &HolderSlot| owner_hash(holders[*slot].lock, holders[*slot].asker());
         let holder = &holders[slot];
+        let is_first = self.of_lock(holder.lock).next().is_none();
+        self.counts.locks += u64::from(is_first);
+        self.counts.by_mode[holder.kind.mode() as usize] += 1;
         self.by_owner.insert_unique(hash(&slot), slot, hash);
         self.by_fence.insert((holder.lock, holder.fence), slot).is_none()
     }
@@ -155,6 +176,9 @@ impl HolderIndex {
         let hash = |slot: &HolderSlot| owner_hash(holders[*slot].lock, holders[*slot].asker());
         let holder = &holders[slot];
         self.by_fence.remove(&(holder.lock, holder.fence));
+        let was_last = self.of_lock(holder.lock).next().is_none();
+        self.counts.locks -= u64::from(was_last);
+        self.counts.by_mode[holder.kind.mode() as usize] -= 1;
         if let Ok(entry) = self.by_owner.find_entry(hash(&slot), |other| *other == slot) {
             entry.remove();
         }

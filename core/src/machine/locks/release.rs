@@ -72,8 +72,9 @@ impl Machine {
     /// Ends a grant. The lock is served with the rest at the end of the command.
     pub(crate) fn end_grant(&mut self, slot: LockSlot, ending: Ending, out: &mut Applied) {
         self.emit_end(ending, slot, EventOwner::Holder, out);
-        let held_ms = self.held_ms_of_fence(self.locks[slot].fence);
-        self.history.note_hold(slot, held_ms);
+        let held_us = self.held_us_of_fence(self.locks[slot].fence);
+        self.history.note_hold(slot, held_us / 1_000);
+        out.tally.held(held_us, ending.loss());
         let how = ending.cause();
         let session = self.locks[slot].session();
         if session.is_some() {

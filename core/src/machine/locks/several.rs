@@ -208,6 +208,7 @@ impl Machine {
         self.emit_end(ending, lock, EventOwner::Several(slot), out);
         let held_ms = self.clock.logical_ms.saturating_sub(self.holders[slot].since_ms);
         self.history.note_hold(lock, held_ms);
+        out.tally.held(held_ms.saturating_mul(1_000), ending.loss());
         if session.is_some() {
             let mut list = self.sessions[session].holders;
             list.unlink(&mut self.holders, slot);

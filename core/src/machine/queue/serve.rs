@@ -112,7 +112,8 @@ impl Machine {
     fn grant_waiter(&mut self, waiter: WaiterSlot, out: &mut Applied) {
         let (record, slots) = self.vacate(waiter);
         let waited_ms = self.instant_ms.saturating_sub(record.since_ms);
-        slots.iter().for_each(|slot| self.history.note_wait(*slot, waited_ms));
+        slots.iter().for_each(|slot| self.history.note_wait(*slot, waited_ms, self.clock.logical_ms));
+        out.tally.served += 1;
         if slots.len() > 1 {
             // Others may go beside it there.
             self.to_serve.extend(slots.iter().filter(|slot| self.locks[**slot].queue.len > 0));

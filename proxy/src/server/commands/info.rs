@@ -102,13 +102,6 @@ fn wants(sections: &[Bytes], title: &str) -> bool {
     sections.is_empty() || sections.iter().any(|word| all(word) || is(word, title))
 }
 
-/// Our own section alone, for the operators' listener.
-pub(crate) fn redfence_section(server: &ServerState) -> String {
-    let mut text = String::with_capacity(1024);
-    redfence(server, &mut text);
-    text
-}
-
 fn line(text: &mut String, name: &str, value: impl std::fmt::Display) {
     let _ = write!(text, "{name}:{value}\r\n");
 }
@@ -135,12 +128,17 @@ fn clients(server: &ServerState, text: &mut String) {
     line(text, "maxclients", server.clients_max);
 }
 
-fn memory(_: &ServerState, text: &mut String) {
+/// The resident set of this process; 0 where the system does not tell.
+pub(crate) fn resident_bytes() -> u64 {
     // The second number of statm is the resident set in pages, which are 4 KiB wherever we run.
-    let resident_bytes = std::fs::read_to_string("/proc/self/statm")
+    std::fs::read_to_string("/proc/self/statm")
         .ok()
         .and_then(|statm| statm.split(' ').nth(1)?.parse::<u64>().ok())
-        .map_or(0, |pages| pages * 4096);
+        .map_or(0, |pages| pages * 4096)
+}
+
+fn memory(_: &ServerState, text: &mut String) {
+    let resident_bytes = resident_bytes();
     line(text, "used_memory", resident_bytes);
     line(text, "used_memory_rss", resident_bytes);
 }
@@ -234,8 +232,9 @@ fn redfence(server: &ServerState, text: &mut String) {
     line(text, "refusals", load(&server.stats.refusals));
     line(text, "errors", load(&server.stats.errors));
     line(text, "tls_handshakes_failed", load(&server.stats.tls_handshakes_failed));
-    line(text, "latency_p50_us", server.stats.latency_us(50));
-    line(text, "latency_p99_us", server.stats.latency_us(99));
+    let latency = server.stats.all_latency();
+    line(text, "latency_p50_us", latency.percentile_us(50));
+    line(text, "latency_p99_us", latency.percentile_us(99));
     line(text, "events_lost", server.events_lost.load(Ordering::Relaxed));
     denied(server, text);
     line(text, "acl_users_differ", load(&server.access.users_differ));

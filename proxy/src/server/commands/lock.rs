@@ -12,7 +12,7 @@ use crate::server::net::in_flight::{
 use crate::server::routing::plan::LockPlan;
 use crate::server::routing::rerouting;
 use crate::server::routing::router::Destination;
-use crate::server::stats::LockOperation;
+use crate::server::stats::CommandKind;
 use crate::tier1::lua::{self, LuaWait};
 use crate::tier1::upstream::{Health, Tier1Backend};
 use bytes::Bytes;
@@ -346,7 +346,7 @@ impl CommandContext {
         let call = UpstreamCall {
             waits,
             muted: self.client.is_muted(),
-            operation: Some(operation_of(request)),
+            operation: Some(kind_of(request)),
             by_lua: backend != Tier1Backend::Module,
             began_us: self.server.now_us(),
             audit: None,
@@ -426,24 +426,19 @@ fn step_of(request: &SessionCommand<'_>, opened: SessionId) -> Option<SessionSte
     }
 }
 
-fn operation_of(request: &Request<'_>) -> LockOperation {
+pub(in crate::server) fn kind_of(request: &Request<'_>) -> CommandKind {
     match request {
-        Request::Acquire(_) | Request::MAcquire(_) => LockOperation::Acquire,
-        Request::Release(_) => LockOperation::Release,
-        Request::Renew(_) => LockOperation::Renew,
-        Request::Info(_)
-        | Request::Explain(_)
-        | Request::Convert(_)
-        | Request::Notify(_)
-        | Request::MRelease(_)
-        | Request::Queue(_)
-        | Request::Scan(_)
-        | Request::Session(_)
-        | Request::ForceRelease(_)
-        | Request::Cluster(_)
-        | Request::FenceCheck(_)
-        | Request::FenceGet(_)
-        | Request::FenceCall(_) => LockOperation::Other,
+        Request::Acquire(_) => CommandKind::Acquire,
+        Request::MAcquire(_) => CommandKind::MAcquire,
+        Request::Release(_) => CommandKind::Release,
+        Request::MRelease(_) => CommandKind::MRelease,
+        Request::Renew(_) => CommandKind::Renew,
+        Request::Convert(_) => CommandKind::Convert,
+        Request::Info(_) | Request::Explain(_) | Request::Queue(_) | Request::Scan(_) => CommandKind::Inspect,
+        Request::Session(_) | Request::Notify(_) => CommandKind::Session,
+        Request::ForceRelease(_) => CommandKind::ForceRelease,
+        Request::Cluster(_) => CommandKind::Cluster,
+        Request::FenceCheck(_) | Request::FenceGet(_) | Request::FenceCall(_) => CommandKind::Fence,
     }
 }
 
@@ -472,6 +467,7 @@ fn owned(query: &Query<'_>) -> OwnedQuery {
         }
         Query::Session { id, sessions } => OwnedQuery::Session { id, sessions },
         Query::Mark { db, resource } => OwnedQuery::Mark { db, resource: Bytes::copy_from_slice(resource) },
+        Query::Contention { count } => OwnedQuery::Contention { count },
         Query::Settings => OwnedQuery::Settings,
         Query::Setting(name) => OwnedQuery::Setting(name),
     }

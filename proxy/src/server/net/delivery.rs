@@ -7,6 +7,7 @@ use crate::server::net::connection::{Disconnect, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::{
     AfterReply, AwaitedCall, AwaitedReply, AwaitedSubscription, InFlight, Source,
 };
+use crate::server::stats::Answered;
 use crate::tier2::handle::NodeAnswer;
 use crate::tls::stream::ClientStream;
 use redfence_core::reply::Reply;
@@ -122,7 +123,13 @@ impl CommandContext {
             };
             audit.finish(*draft, result);
         }
-        self.server.stats.count(&reply, self.server.now_us().saturating_sub(call.began_us));
+        let answered = Answered {
+            command: call.command,
+            by: call.source.served_by(),
+            waits: call.waits,
+            took_us: self.server.now_us().saturating_sub(call.began_us),
+        };
+        self.server.stats.count(answered, &reply);
         if call.waits {
             self.client.set_waiting(false);
         }

@@ -5,9 +5,10 @@
 //! "write the data, release the lock" never has the second overtake the first.
 
 use crate::events::SubscriptionKind;
+use crate::metrics::ServedBy;
 use crate::node_api::{AdminActs, OwnedQuery};
 use crate::server::access::audit::{self, AuditDraft};
-use crate::server::stats::LockOperation;
+use crate::server::stats::CommandKind;
 use crate::server::ServerState;
 use crate::tier2::handle::{NodeAnswer, PendingReply};
 use bytes::Bytes;
@@ -69,13 +70,14 @@ impl AwaitedReply {
 #[derive(Debug)]
 pub struct AwaitedCall {
     pub source: Source,
+    pub command: CommandKind,
     /// The command may wait: the client's end of the connection is its end.
     pub waits: bool,
     /// Who serves it was decided by routes: a grant is told only if those in force decide the same.
     pub is_routed: bool,
     /// The client wants no reply.
     pub muted: bool,
-    /// When it began, for the latency in INFO.
+    /// When it began, for its latency.
     pub began_us: u64,
     pub if_abandoned: IfAbandoned,
     pub after_reply: AfterReply,
@@ -180,7 +182,7 @@ pub struct UpstreamCall {
     pub waits: bool,
     pub muted: bool,
     /// How to count the reply, if it is one of ours.
-    pub operation: Option<LockOperation>,
+    pub operation: Option<CommandKind>,
     /// Answered by the Lua library: an error may mean that the library is gone.
     pub by_lua: bool,
     pub began_us: u64,
@@ -250,6 +252,17 @@ impl AwaitedCall {
 }
 
 impl Source {
+    /// Who serves it.
+    #[must_use]
+    pub fn served_by(&self) -> ServedBy {
+        match self {
+            Source::Channel(_) => ServedBy::Upstream,
+            Source::Tier2(_) | Source::Node(_) | Source::Deferred(_) | Source::Answered { .. } => {
+                ServedBy::Cluster
+            }
+        }
+    }
+
     /// A deferred read stays pending until it is asked again.
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<NodeAnswer> {
         match self {

@@ -1,12 +1,14 @@
 //! One command: who may give it, and who answers it.
 
+use crate::acl::check::runs_script;
 use crate::events::SubscriptionKind;
 use crate::server::client::session::ReplyMode;
-use crate::server::commands::{wrong_arity, Local};
+use crate::server::commands::{lock, wrong_arity, Local};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
 use crate::server::routing::plan::{KeyspacePath, Plan, UpstreamPath};
+use crate::server::stats::CommandKind;
 use crate::tier2::refusals;
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::Refusal;
@@ -91,6 +93,7 @@ impl CommandContext {
     }
 
     fn carry_out(&mut self, plan: Plan<'_>, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
+        self.command = kind_of_plan(&plan, argv);
         match plan {
             Plan::Local(local) => self.local_command(local, argv, frame),
             Plan::Lock(plan) => self.lock_command(plan, argv, frame),
@@ -260,6 +263,19 @@ impl CommandContext {
 fn monitoring(name: &[u8]) -> Refusal {
     let name = shown(&name.to_ascii_lowercase());
     Refusal::new(format!("ERR Can't execute '{name}': only PING / QUIT / RESET are allowed behind MONITOR"))
+}
+
+fn kind_of_plan(plan: &Plan<'_>, argv: &[&[u8]]) -> CommandKind {
+    match plan {
+        Plan::Lock(plan) => lock::kind_of(&plan.request),
+        Plan::Keyspace(KeyspacePath::Read) => CommandKind::KeyRead,
+        Plan::Keyspace(KeyspacePath::Write { .. }) if !runs_script(argv) => CommandKind::KeyWrite,
+        Plan::BothStores | Plan::Keyspace(KeyspacePath::ReadScript | KeyspacePath::Write { .. }) => {
+            CommandKind::Script
+        }
+        Plan::Local(Local::Exec) => CommandKind::Transaction,
+        Plan::Local(_) | Plan::Upstream(_) | Plan::Server => CommandKind::Other,
+    }
 }
 
 /// Redis's own text.

@@ -1,12 +1,14 @@
 //! A connection's traffic with the upstream Redis: replies that pass through, commands too large to hold, and what is said
 //! when that Redis is gone. Part of [`CommandContext`].
 
+use crate::metrics::ServedBy;
 use crate::resp::encode::Encoder;
 use crate::resp::request::{words_of, ProtocolError, RequestParser};
 use crate::server::access::audit;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, Progress, PASSING_BYTES_MAX};
 use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
+use crate::server::stats::Answered;
 use crate::tier1::lua;
 use crate::tier1::own_connection::{self, ConnectionLost, OwnConnection, ReplyPart};
 use redfence_core::reply::{Refusal, Reply};
@@ -118,9 +120,10 @@ impl CommandContext {
             let refusal = Refusal::new("UNAVAILABLE the Lua library of the upstream Redis was flushed and is being loaded again; nothing was done; retry");
             let protocol = self.client.protocol;
             Reply::Error(refusal).render(&mut Encoder { out: &mut self.replies.out, protocol });
-        } else if let Some(operation) = call.operation {
+        } else if let Some(command) = call.operation {
             let took_us = self.server.now_us().saturating_sub(call.began_us);
-            self.server.stats.count_bytes(operation, reply, took_us);
+            let answered = Answered { command, by: ServedBy::Upstream, waits: call.waits, took_us };
+            self.server.stats.count_bytes(answered, reply);
         }
     }
 

@@ -60,6 +60,8 @@ struct OwnValue {
     index: u64,
     value: u64,
     report_due_ms: u64,
+    /// A majority has reported the same.
+    is_confirmed: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -91,7 +93,7 @@ impl OwnDigests {
     }
 
     fn push(&mut self, kind: DigestKind, index: u64, value: u64) {
-        self.values.push_back(OwnValue { kind, index, value, report_due_ms: 0 });
+        self.values.push_back(OwnValue { kind, index, value, report_due_ms: 0, is_confirmed: false });
         while self.values.len() > OWN_VALUES_MAX {
             self.values.pop_front();
         }
@@ -174,14 +176,21 @@ impl Node {
         self.digests.compared_at = Some(self.machine.digest_revision());
         let machine = &self.machine;
         let mut differs_at = None;
-        self.digests.values.retain(|own| {
+        let compared = &self.metering.metrics().digests_compared;
+        self.digests.values.retain_mut(|own| {
             let Some(row) = machine.digest_row(own.kind, own.index) else { return false };
             match row.agreed() {
                 Some(agreed) if agreed != own.value => {
                     differs_at.get_or_insert(own.index);
                     false
                 }
-                Some(_) | None => true,
+                Some(_) => {
+                    if !std::mem::replace(&mut own.is_confirmed, true) {
+                        compared.increment();
+                    }
+                    true
+                }
+                None => true,
             }
         });
         let added_at = self.membership.get(self.config.id).map(|member| member.added_at);

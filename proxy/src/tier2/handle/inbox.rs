@@ -89,11 +89,18 @@ struct InboxState {
     closed: bool,
 }
 
+/// How much of the inbox is used.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct InboxFill {
+    pub clients: InboxUsage,
+    pub peers: InboxUsage,
+}
+
 /// How much of the inbox one kind of sender uses.
 #[derive(Clone, Copy, Debug, Default)]
-struct InboxUsage {
-    items: usize,
-    bytes: usize,
+pub struct InboxUsage {
+    pub items: usize,
+    pub bytes: usize,
 }
 
 impl InboxUsage {
@@ -218,6 +225,11 @@ impl NodeInbox {
         state.clients.items = state.clients.items.saturating_sub(taken.len());
         state.clients.bytes = state.clients.bytes.saturating_sub(bytes);
         taken.into_iter().filter_map(|(_, reply_to)| reply_to).collect()
+    }
+
+    pub fn fill(&self) -> InboxFill {
+        let state = self.lock();
+        InboxFill { clients: state.clients, peers: state.peers }
     }
 
     pub fn is_closed(&self) -> bool {

@@ -8,12 +8,13 @@ pub mod inbox;
 
 use crate::client_memory::{counted_bytes, Account};
 use crate::events::Demand;
+use crate::metrics::{NodeMetrics, Queue};
 use crate::node_api::apply_feed::{self, FeedItem, FeedReceiver, FeedSender};
 use crate::node_api::{
     AdminActs, AdminRequest, ClientKeyAccess, ClusterStatus, ConnectionId, Input, NodeId, Outputs,
     OwnedQuery, PeerMessage, PeerSink, Read, Role, Submit, Ticket, WakeFilter,
 };
-pub use crate::tier2::handle::inbox::TrackingCaller;
+pub use crate::tier2::handle::inbox::{InboxFill, TrackingCaller};
 use crate::tier2::handle::inbox::{InboxItem, NodeInbox, PushError, ReplyTo, RequestKind};
 use crate::tier2::refusals;
 use crate::tier2::seq_map::SeqMap;
@@ -51,6 +52,7 @@ pub(super) struct HandleShared {
     /// As in the status: asked for every command.
     is_quarantined: AtomicBool,
     demand: Arc<Demand>,
+    metrics: Arc<NodeMetrics>,
     /// Until somebody takes it.
     news: Mutex<Option<FeedReceiver>>,
     next_ticket: AtomicU64,
@@ -69,6 +71,7 @@ pub fn connect(timeout_ms: u64) -> (Tier2Handle, NodeEndpoint) {
         routing_version: AtomicU64::new(0),
         is_quarantined: AtomicBool::new(false),
         demand: Arc::default(),
+        metrics: Arc::default(),
         news: Mutex::new(Some(receiver)),
         next_ticket: AtomicU64::new(1),
         timeout_ms,
@@ -174,6 +177,18 @@ impl Tier2Handle {
         &self.shared.demand
     }
 
+    /// What the threads of the node measure.
+    #[must_use]
+    pub fn metrics(&self) -> &Arc<NodeMetrics> {
+        &self.shared.metrics
+    }
+
+    /// How much of the node's inbox is used.
+    #[must_use]
+    pub fn inbox_fill(&self) -> InboxFill {
+        self.shared.inbox.fill()
+    }
+
     /// The feed of this node's apply. There is one receiver: later calls return `None`.
     #[must_use]
     pub fn take_apply_feed(&self) -> Option<FeedReceiver> {
@@ -182,7 +197,11 @@ impl Tier2Handle {
 
     /// For the transport: a message of a peer. False: dropped because the queue was full.
     pub fn push_peer(&self, input: Input) -> bool {
-        self.shared.inbox.push_peer(input)
+        let is_taken = self.shared.inbox.push_peer(input);
+        if !is_taken {
+            self.shared.metrics.queue_full(Queue::PeerMessages).increment();
+        }
+        is_taken
     }
 
     /// For the log writer, the snapshot writer and the shutdown: always taken.
@@ -214,7 +233,10 @@ impl Tier2Handle {
             Ok(()) => PendingReply { receiver, ticket, cancel },
             Err((why, (_, reply_to))) => {
                 let reply = match why {
-                    PushError::Full => refusals::queue_full(),
+                    PushError::Full => {
+                        self.shared.metrics.queue_full(Queue::Requests).increment();
+                        refusals::queue_full()
+                    }
                     PushError::Closed => refusals::stopping(),
                 };
                 // The receiver is in our hands: sending cannot fail.
@@ -314,6 +336,11 @@ pub struct NodeEndpoint {
 }
 
 impl NodeEndpoint {
+    #[must_use]
+    pub fn metrics(&self) -> &Arc<NodeMetrics> {
+        &self.shared.metrics
+    }
+
     /// Takes all inputs there are into `inputs`; sleeps up to `timeout` until an input passes the wake-up filter.
     pub fn collect(&mut self, timeout: Duration, wake_filter: WakeFilter, inputs: &mut Vec<Input>) {
         let mut taken = std::mem::take(&mut self.taken);
@@ -464,6 +491,11 @@ impl PeerSink for Tier2Handle {
 
     fn refused(&self, id: NodeId) {
         self.push_report(Input::Refused(id));
+    }
+
+    fn dropped(&self, id: NodeId) {
+        self.shared.metrics.queue_full(Queue::PeerSends).increment();
+        self.unreachable(id);
     }
 }
 

@@ -38,6 +38,7 @@ impl Node {
         if self.to_apply.is_empty() {
             return;
         }
+        let began_us = self.stopwatch_us();
         while !self.is_turn_full() {
             let Some(entry) = self.to_apply.pop_front() else { break };
             let worked = self.machine.work_total();
@@ -47,6 +48,7 @@ impl Node {
             self.turn_load.work += self.machine.work_total().wrapping_sub(worked);
             self.turn_load.bytes += entry.data.len();
         }
+        self.meter_apply(began_us);
         let committed_bytes = if self.to_apply.is_empty() { COMMITTED_BYTES_PER_READY } else { 1 };
         self.raw.raft.set_max_committed_size_per_ready(committed_bytes);
         self.note_queued();
@@ -66,6 +68,7 @@ impl Node {
             EntryType::EntryNormal => {
                 let differing = self.machine.differing_effects();
                 let expected_ms = self.machine.logical_ms() + self.since_last_stamp_ms();
+                let served = self.applying.tally.served;
                 let applied = self.machine.apply_entry_at(entry.index, &entry.data, &mut self.applying);
                 applied.map_err(|error| error.to_string())?;
                 if self.machine.differing_effects() != differing {
@@ -74,6 +77,7 @@ impl Node {
                 self.note_point();
                 self.diverge(entry.index);
                 self.note_stamp_applied(expected_ms);
+                self.meter_applied(entry.index, self.applying.tally.served.wrapping_sub(served));
                 self.deliver_results(self.was_here_at_start(entry));
             }
             EntryType::EntryConfChangeV2 => self.apply_change(entry)?,

@@ -9,6 +9,7 @@ mod failover;
 pub(super) mod grant_delivery;
 mod leader_tasks;
 pub(super) mod log_cache;
+mod metering;
 pub(super) mod persist;
 mod ready;
 pub(super) mod rng;
@@ -30,6 +31,7 @@ use crate::tier2::node::apply::{TurnLoad, COMMITTED_BYTES_PER_READY};
 use crate::tier2::node::failover::Failover;
 use crate::tier2::node::grant_delivery::GrantDelivery;
 use crate::tier2::node::log_cache::LogCache;
+use crate::tier2::node::metering::Metering;
 use crate::tier2::node::persist::PersistQueue;
 use crate::tier2::node::rng::Rng;
 use crate::tier2::node::shutdown::ShutdownState;
@@ -88,6 +90,7 @@ pub struct Node {
     pub(super) stage: StagingQueue,
     pub(super) scripting: Scripting,
     pub(super) cpu: Box<dyn CpuClock>,
+    pub(super) metering: Metering,
     pub(super) clock: LogicalClock,
     pub(super) batching: Batching,
     pub(super) touched: BTreeSet<SessionId>,
@@ -172,6 +175,7 @@ impl Node {
             stage: StagingQueue::default(),
             scripting: Scripting::default(),
             cpu: Box::new(CountedCpu::default()),
+            metering: Metering::default(),
             clock: LogicalClock::new(config.clock_gap_ms_max),
             batching: Batching::default(),
             touched: BTreeSet::new(),
@@ -398,6 +402,7 @@ impl Node {
         reason = "raft-rs's message types: the others are stepped as they are"
     )]
     fn on_raft(&mut self, from: NodeId, message: Message) {
+        self.meter_received(from, message.get_msg_type());
         match message.get_msg_type() {
             MessageType::MsgTimeoutNow if self.is_quarantined() => return,
             MessageType::MsgRequestPreVote | MessageType::MsgRequestVote => self.hint_not_member(from),
@@ -423,6 +428,7 @@ impl Node {
     pub(super) fn after_raft(&mut self) {
         let seen = (self.raw.raft.term, self.raw.raft.state);
         if seen != self.raft_seen {
+            self.meter_role(self.raft_seen.1);
             self.raft_seen = seen;
             self.draw_election_timeout();
         }
@@ -440,6 +446,7 @@ impl Node {
             return;
         }
         self.route = route;
+        self.meter_route();
         self.batching = Batching::default();
         self.stage.clear();
         self.forget_scripts();

@@ -27,6 +27,11 @@ impl PersistQueue {
         self.last_number + 1
     }
 
+    /// Tasks that are not durable yet.
+    pub(in crate::tier2) fn len(&self) -> usize {
+        self.under_way.len()
+    }
+
     pub(in crate::tier2) fn is_idle(&self) -> bool {
         self.under_way.is_empty()
     }

@@ -1,5 +1,6 @@
 //! The steps of a Ready, in order. The order is the safety of the whole: see each step.
 
+use crate::metrics::SnapshotStep;
 use crate::node_api::{NodeId, PeerMessage, PersistTask};
 use crate::tier2::node::Node;
 use raft::eraftpb::{HardState, Message, MessageType};
@@ -21,6 +22,7 @@ impl Node {
         // 3. Entries can be read from here on, though they are not durable yet.
         let entries = ready.take_entries();
         self.raw.mut_store().append(&entries);
+        self.meter_appended(&entries);
         // 4. What must be durable goes to the writer, and with it the messages that may leave only then.
         let holds_vote = self.note_hard_state(ready.hs());
         let mut after = Vec::new();
@@ -117,6 +119,7 @@ impl Node {
     }
 
     fn dispatch(&mut self, message: Message) {
+        self.meter_sent(&message);
         let addressed = self.addressed(message);
         self.out.send.extend(addressed);
     }
@@ -135,6 +138,7 @@ impl Node {
                 let log_position = self.snapshots.log_position_of_current();
                 let now_ms = self.now.monotonic_ms();
                 self.snapshots.outgoing.start(to, meta, Box::new(message), log_position, now_ms);
+                self.metering.snapshot_begins(SnapshotStep::Send, to, self.now.monotonic_us);
                 None
             }
             // Proposals are never forwarded by raft: only a leader proposes here.

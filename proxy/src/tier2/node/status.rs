@@ -35,6 +35,7 @@ impl Node {
             self.status = status.clone();
             self.out.status = Some(status);
         }
+        self.publish_metrics();
     }
 
     fn status_now(&self) -> ClusterStatus {

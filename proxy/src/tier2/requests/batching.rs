@@ -107,6 +107,7 @@ impl Node {
         self.batching.commit_broadcast.announced(self.raw.raft.raft_log.committed);
         self.batching.under_way.push_back((self.raw.raft.raft_log.last_index(), commands));
         self.batching.gathering.end(commands);
+        self.meter_proposal();
     }
 
     pub(in crate::tier2) fn may_propose(&self) -> bool {

@@ -6,12 +6,13 @@ pub(super) mod pending;
 pub(super) mod reads;
 pub(super) mod staging;
 
+use crate::metrics::Queue;
 use crate::node_api::{Forward, Forwarded, NodeId, OwnedQuery, PeerMessage, Read, Submit, Ticket};
 use crate::tier2::node::Node;
 use crate::tier2::refusals;
 use crate::tier2::requests::pending::{OverdueRequest, TimeoutOutcome, WithdrawOutcome};
 use crate::tier2::requests::reads::{count_reply, ReadyRead};
-use crate::tier2::requests::staging::StageLimits;
+use crate::tier2::requests::staging::{PushedForward, StageLimits};
 use bytes::Bytes;
 use redfence_core::limits::{PEER_FRAME_BYTES_MAX, REQUEST_BYTES_MAX};
 use redfence_core::machine::Command;
@@ -42,6 +43,9 @@ impl Node {
         let full = self.pending.unapplied_len() >= self.config.pending_requests_max
             || self.pending.unapplied_bytes() + submit.blob.len() > self.config.pending_bytes_max
             || (submit.wait_ms > 0 && self.pending.placed_len() >= self.config.waits_max);
+        if full {
+            self.metering.metrics().queue_full(Queue::Requests).increment();
+        }
         let refusal = self.client_refusal().or_else(|| full.then(refusals::queue_full));
         match refusal.or_else(|| self.version_refusal(&submit.blob)) {
             Some(refusal) => self.out.replies.push((submit.ticket, refusal)),
@@ -64,6 +68,9 @@ impl Node {
     pub(super) fn on_read(&mut self, read: Read) {
         let full = self.reads.len() >= self.config.reads_max
             || self.reads.bytes() + read.query.bytes() > self.config.pending_bytes_max;
+        if full {
+            self.metering.metrics().queue_full(Queue::Requests).increment();
+        }
         match self.client_refusal().or_else(|| full.then(refusals::queue_full)) {
             Some(refusal) => self.out.replies.push((read.ticket, refusal)),
             None => self.reads.add(read, self.now.monotonic_ms()),
@@ -209,6 +216,7 @@ impl Node {
     /// Requests in flight to an unreachable leader may be lost.
     pub(super) fn on_unreachable(&mut self, peer: NodeId) {
         self.raw.report_unreachable(peer);
+        self.meter_unreachable(peer);
         self.versions.connection_lost(peer);
         if peer == self.leader() {
             self.pending.leader_unreachable(self.now.monotonic_ms());
@@ -272,7 +280,10 @@ impl Node {
                 commands: self.config.staged_commands_max,
                 bytes: self.config.staged_bytes_max,
             };
-            self.stage.push_forwarded(forward, &limits, &self.machine, self.now.monotonic_us);
+            let pushed = self.stage.push_forwarded(forward, &limits, &self.machine, self.now.monotonic_us);
+            if pushed == PushedForward::Full {
+                self.metering.metrics().queue_full(Queue::Staged).increment();
+            }
         }
     }
 

@@ -76,6 +76,15 @@ pub(in crate::tier2) struct StageLimits {
     pub(in crate::tier2) bytes: usize,
 }
 
+/// What became of a forwarded batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::tier2) enum PushedForward {
+    Taken,
+    /// Something before it is missing.
+    Gap,
+    Full,
+}
+
 /// An entry that is built but not yet taken out of the stage.
 pub(in crate::tier2) struct BuiltEntry {
     pub(in crate::tier2) data: Vec<u8>,
@@ -145,16 +154,16 @@ impl StagingQueue {
         self.groups.push_back(StagedGroup::Unnumbered(blob));
     }
 
-    /// False: the queue is full, or something before it is missing. The batch is dropped.
+    /// What is not taken is dropped; its node sends it again.
     pub(in crate::tier2) fn push_forwarded(
         &mut self,
         forward: Forward,
         limits: &StageLimits,
         machine: &Machine,
         now_us: u64,
-    ) -> bool {
+    ) -> PushedForward {
         let Forward { origin, prev, acked_below, mut commands, .. } = forward;
-        let Some(last) = commands.last().map(|command| command.seq) else { return true };
+        let Some(last) = commands.last().map(|command| command.seq) else { return PushedForward::Taken };
         if last != UNNUMBERED {
             let taken = self.taken.entry(origin.node).or_default();
             if origin.incarnation > taken.incarnation {
@@ -162,7 +171,7 @@ impl StagingQueue {
             }
             let is_gap = prev > taken.seq && !mutant!(GapsAccepted);
             if origin.incarnation < taken.incarnation || is_gap {
-                return false;
+                return PushedForward::Gap;
             }
             let repeated = commands.partition_point(|command| command.seq <= taken.seq);
             commands.drain(..repeated);
@@ -171,7 +180,7 @@ impl StagingQueue {
         let staged_commands = self.commands + self.scripts.len();
         let staged_bytes = self.bytes + self.scripts.bytes();
         if staged_commands + commands.len() > limits.commands || staged_bytes + bytes > limits.bytes {
-            return false;
+            return PushedForward::Full;
         }
         if let Some(taken) = self.taken.get_mut(&origin.node).filter(|_| last != UNNUMBERED) {
             taken.seq = last;
@@ -183,7 +192,7 @@ impl StagingQueue {
             is_ready
         });
         self.push_ready(origin, acked_below, commands);
-        true
+        PushedForward::Taken
     }
 
     /// False: it was moved behind a script, or is one. `batch`: ready commands before it that are about to be staged.

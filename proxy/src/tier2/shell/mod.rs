@@ -21,10 +21,13 @@ mod damage;
 mod startup;
 #[cfg(test)]
 mod tests;
+mod trouble;
 mod writer;
 
 pub use startup::{ShellConfig, StartError};
+use trouble::{ClockWatch, TroubleWatch};
 use writer::LogWriter;
+pub use writer::TASKS_MAX as LOG_WRITES_MAX;
 
 use crate::clock::{Clock, ThreadCpu};
 use crate::node_api::{Input, Outputs, PersistTask, SnapshotOp};
@@ -77,6 +80,7 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let mut node =
         Node::new(config.node.clone(), store.recovered(), store.reader()).map_err(StartError::Node)?;
     node.set_cpu_clock(Box::new(ThreadCpu));
+    node.set_metrics(Arc::clone(handle.metrics()), config.clock);
     node.set_cluster_id(registry.cluster_id());
     registry.set_cluster_version(node.machine().cluster_version());
     let sink = Arc::new(handle.clone());
@@ -85,7 +89,7 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     let log = LogWriter::new(Box::new(store), reserve, config.log.tidy_bytes(), Arc::clone(&disk_full));
     let disk = start_disk_threads(log, snapshots, &transport, &handle, config);
     let (tasks, ops, disk) = disk.map_err(StartError::Threads)?;
-    start_sweeps(handle.clone()).map_err(StartError::Threads)?;
+    start_sweeps(handle.clone(), config.clock).map_err(StartError::Threads)?;
     let (clock, on_fatal) = (config.clock, config.on_fatal.clone());
     let garbage = start_garbage_thread().map_err(StartError::Threads)?;
     let raft = RaftThread {
@@ -105,10 +109,12 @@ pub fn start(config: &ShellConfig) -> Result<(Tier2Handle, JoinHandle<()>), Star
     Ok((handle, thread.map_err(StartError::Threads)?))
 }
 
-/// Clients are answered by their deadline, also where the raft thread is stuck. Ends with the node.
-fn start_sweeps(handle: Tier2Handle) -> std::io::Result<()> {
+/// Clients are answered by their deadline, also where the raft thread is stuck; trouble is told. Ends with the node.
+fn start_sweeps(handle: Tier2Handle, clock: Clock) -> std::io::Result<()> {
+    let mut trouble = TroubleWatch::default();
     let sweeps = move || {
         while handle.sweep() {
+            trouble.look(handle.metrics(), clock.monotonic_us());
             std::thread::sleep(SWEEP_EVERY);
         }
     };
@@ -206,10 +212,14 @@ impl RaftThread {
     fn turns(&mut self) -> Option<String> {
         let mut inputs = Vec::new();
         let mut outputs = Outputs::default();
+        let mut clock_watch = ClockWatch::default();
+        let metrics = Arc::clone(self.endpoint.metrics());
         loop {
-            let sleep_us = outputs.wake_at_us.saturating_sub(self.clock.monotonic_us());
+            let before_us = self.clock.monotonic_us();
+            let sleep_us = outputs.wake_at_us.saturating_sub(before_us);
             self.endpoint.collect(Duration::from_micros(sleep_us), outputs.wake_filter, &mut inputs);
             let now = self.clock.now();
+            clock_watch.look(&metrics, now, before_us + sleep_us);
             for input in inputs.drain(..) {
                 self.node.input(now, input);
             }

@@ -15,7 +15,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// Tasks that may wait for the log writer. The raft thread waits at this limit: a disk this far behind is the bottleneck.
-pub(super) const TASKS_MAX: usize = 4_096;
+pub const TASKS_MAX: usize = 4_096;
 /// Operations that may wait for the snapshot writer. The node keeps far fewer bytes under way.
 pub(super) const SNAPSHOT_OPS_MAX: usize = 1_024;
 /// One batch takes tasks up to about this size.
@@ -58,13 +58,17 @@ impl LogWriter {
         if let Err(error) = self.store.tidy() {
             return self.failed(&error, handle);
         }
+        handle.metrics().log_bytes.set(self.store.size_bytes());
         loop {
             let outcome = match tasks.recv_timeout(Duration::from_millis(TIDY_EVERY_MS)) {
                 Ok(first) => {
                     let bytes = take_batch(first, tasks, &mut batch) as u64;
                     untidied_bytes += bytes;
                     self.stop_if_full(bytes, handle, clock);
-                    self.store.write(&batch)
+                    handle.metrics().log_write_begins(clock.monotonic_us());
+                    let written = self.store.write(&batch);
+                    handle.metrics().log_write_ends(clock.monotonic_us());
+                    written
                 }
                 // Also where nothing is written: a node without quorum has a full disk too.
                 Err(RecvTimeoutError::Timeout) => {
@@ -84,6 +88,7 @@ impl LogWriter {
                     return self.failed(&error, handle);
                 }
                 (tidied_ms, untidied_bytes) = (clock.monotonic_ms(), 0);
+                handle.metrics().log_bytes.set(self.store.size_bytes());
             }
         }
     }

@@ -1,5 +1,6 @@
 //! When snapshots are made, sent, received and installed. The work itself is in the files beside this one.
 
+use crate::metrics::SnapshotStep;
 use crate::node_api::{
     LogPosition, NodeId, PeerMessage, PersistTask, SnapshotAck, SnapshotChunk, SnapshotId, SnapshotMeta,
     SnapshotOp, TransferState,
@@ -167,6 +168,7 @@ impl Node {
         let making =
             OwnSnapshot::begin(id, at, &self.membership, &mut self.machine, &mut self.out.snapshot_ops);
         self.snapshots.making = Some(making);
+        self.metering.snapshot_begins(SnapshotStep::Write, self.config.id, self.now.monotonic_us);
     }
 
     fn send_snapshots(&mut self) {
@@ -201,7 +203,15 @@ impl Node {
             true => SnapshotStatus::Finish,
             false => SnapshotStatus::Failure,
         };
-        tracing::info!(to = ended.to, delivered = ended.delivered, "snapshot transfer ended");
+        let now_us = self.now.monotonic_us;
+        self.metering.snapshot_ends(SnapshotStep::Send, ended.to, ended.delivered, now_us);
+        match ended.delivered {
+            true => tracing::info!(to = ended.to, "snapshot delivered"),
+            false => tracing::warn!(
+                to = ended.to,
+                "a snapshot could not be sent: the peer refused it or acknowledged nothing for too long; it is sent again"
+            ),
+        }
         self.raw.report_snapshot(ended.to, status);
     }
 
@@ -233,6 +243,7 @@ impl Node {
                 return;
             }
             tracing::warn!(from, reason, "snapshot transfer failed");
+            self.metering.snapshot_ends(SnapshotStep::Receive, from, false, self.now.monotonic_us);
             let failed = receiving.failed();
             self.out.send.push((from, failed));
             self.drop_receiving();
@@ -254,6 +265,7 @@ impl Node {
         match IncomingSnapshot::begin(from, chunk, id, now_ms, versions, &mut self.out.snapshot_ops) {
             Ok(receiving) => {
                 self.snapshots.receiving = Some(receiving);
+                self.metering.snapshot_begins(SnapshotStep::Receive, from, self.now.monotonic_us);
                 true
             }
             Err(reason) => {
@@ -273,6 +285,8 @@ impl Node {
         let (now_ms, stall_ms) = (self.now.monotonic_ms(), self.config.snapshot_stall_ms);
         if self.snapshots.receiving.as_ref().is_some_and(|receiving| receiving.is_stalled(now_ms, stall_ms)) {
             tracing::warn!("dropping a stalled snapshot transfer");
+            let from = self.snapshots.receiving.as_ref().map_or(0, IncomingSnapshot::from);
+            self.metering.snapshot_ends(SnapshotStep::Receive, from, false, self.now.monotonic_us);
             self.drop_receiving();
         }
     }
@@ -311,6 +325,7 @@ impl Node {
         tracing::error!(reason, "storing a snapshot failed; it will be retried");
         if self.snapshots.making.as_ref().is_some_and(|making| making.id() == id) {
             self.snapshots.making = None;
+            self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, false, self.now.monotonic_us);
             self.machine.snapshot_cancel();
             self.snapshots.not_before_ms = self.now.monotonic_ms() + RETRY_MS;
         }
@@ -323,6 +338,7 @@ impl Node {
     /// never be sent, nor take the place of the log it came from.
     fn keep_until_confirmed(&mut self) {
         let Some(making) = self.snapshots.making.take() else { return };
+        self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, true, self.now.monotonic_us);
         let content_index = making.content_index();
         self.snapshots.unconfirmed = Some((making.into_meta(), content_index));
         self.adopt_confirmed();
@@ -382,6 +398,7 @@ impl Node {
             }
         }
         self.snapshots.finished = Some((from, transfer));
+        self.metering.snapshot_ends(SnapshotStep::Receive, from, true, self.now.monotonic_us);
         self.acknowledge(from, transfer, TransferState::Done);
     }
 

@@ -1,0 +1,89 @@
+//! What applying entries has counted for metrics. No state: each node keeps its own, nothing reads it back, and it starts empty.
+
+use crate::types::LossCause;
+
+/// Upper bounds of the buckets of hold times, in microseconds. One more bucket holds what is longer.
+pub const HOLD_BOUNDS_US: [u64; 17] = [
+    1_000,
+    2_500,
+    5_000,
+    10_000,
+    25_000,
+    50_000,
+    100_000,
+    250_000,
+    500_000,
+    1_000_000,
+    2_500_000,
+    5_000_000,
+    10_000_000,
+    30_000_000,
+    60_000_000,
+    600_000_000,
+    3_600_000_000,
+];
+
+/// Counts since its owner last took them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    /// Holds that ended, by how long they were held: one count for each of [`HOLD_BOUNDS_US`], and one for longer ones.
+    pub holds: [u64; HOLD_BOUNDS_US.len() + 1],
+    /// All of these times together.
+    pub held_us: u64,
+    /// Waiters that were granted what they waited for.
+    pub served: u64,
+    /// Grants that ended without a release by their holder, by cause: in the order of [`LossCause::ALL`].
+    pub losses: [u64; LossCause::ALL.len()],
+}
+
+impl Tally {
+    #[inline]
+    pub(crate) fn held(&mut self, us: u64, loss: Option<LossCause>) {
+        self.holds[HOLD_BOUNDS_US.partition_point(|bound_us| *bound_us < us)] += 1;
+        self.held_us = self.held_us.wrapping_add(us);
+        if let Some(cause) = loss {
+            self.losses[cause as usize] += 1;
+        }
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Tally::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::{Applied, Command, Machine};
+    use crate::types::Stamp;
+
+    #[test]
+    fn a_hold_falls_into_the_bucket_of_its_time() {
+        let mut tally = Tally::default();
+        tally.held(1_000, None);
+        tally.held(1_001, Some(LossCause::Wounded));
+        tally.held(u64::MAX, None);
+        assert_eq!((tally.holds[0], tally.holds[1], tally.holds[HOLD_BOUNDS_US.len()]), (1, 1, 1));
+        assert_eq!(tally.losses[LossCause::Wounded as usize], 1);
+        assert_eq!(LossCause::ALL[LossCause::Wounded as usize], LossCause::Wounded);
+    }
+
+    #[test]
+    fn expiries_are_losses_and_served_waiters_are_counted() {
+        let (mut machine, mut out) = (Machine::new(), Applied::default());
+        let mut at = |ms: u64, owner: &'static [u8], command: Option<Command<'_>>| {
+            let stamp = Stamp { term: 1, logical_ms: ms, wall_us: 1_700_000_000_000_000 + 1_000 * ms };
+            let acquire =
+                Command::Acquire { db: 0, resource: b"a", ttl_ms: 100, wait_ms: 1_000, owner, session: None };
+            machine.apply(stamp, None, command.unwrap_or(acquire), &mut out);
+        };
+        at(1, b"first", None);
+        at(2, b"second", None);
+        at(150, b"", Some(Command::Expire { idle_ms: 1_000 }));
+        let tally = out.tally;
+        assert_eq!((tally.served, tally.losses[LossCause::Expired as usize]), (1, 1));
+        assert_eq!(tally.holds.iter().sum::<u64>(), 1);
+        assert!(tally.held_us >= 100_000, "{}", tally.held_us);
+    }
+}
