@@ -19,6 +19,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// A sleeping machine wakes up with its timers late: the clock is looked at this often.
 const LOOK_EVERY_MS: u64 = 1_000;
 const ATTEMPT_AT_LEAST: Duration = Duration::from_millis(50);
+/// While a lock is waited for: how often its node is asked whether it lives, and how long it may take.
+const CHECK_EVERY: Duration = Duration::from_secs(3);
+const CHECK_WITHIN: Duration = Duration::from_secs(5);
 const RELEASE_WITHIN: Duration = Duration::from_secs(5);
 
 /// What is asked for.
@@ -128,14 +131,19 @@ impl Hold {
             words.extend(value.iter().flat_map(|value| [option, value.as_str()]));
         }
         let words: Vec<String> = words.into_iter().map(str::to_owned).collect();
-        let connection = match self.connected().await {
-            Ok(connection) => connection,
+        match self.connected().await {
+            Ok(_) => {}
             Err(ConnectError::Unreachable(reason)) => return Ok(Err(reason)),
             Err(ConnectError::Refused(line)) => return Err(Failure::new(exit::UNAVAILABLE, line)),
-        };
+        }
+        let connection = self.connection.as_mut().expect("connected above");
         let sent_at_ms = now_ms();
         let within = Duration::from_millis(wait_ms) + ANSWER_WITHIN;
-        let reply = match connection.ask_within(&words, within).await {
+        let reply = tokio::select! {
+            reply = connection.ask_within(&words, within) => reply,
+            silent = until_silent(&self.access) => return Ok(Err(silent)),
+        };
+        let reply = match reply {
             Ok(reply) => reply,
             Err(error) => return Ok(Err(format!("{}: {error}", self.access.address()))),
         };
@@ -345,6 +353,19 @@ impl Hold {
     fn strange_answer(&self) -> Failure {
         let line = format!("{}: what answers is no Redfence node", self.access.address());
         Failure::new(exit::UNAVAILABLE, line)
+    }
+}
+
+/// Ends where the node does not answer others either: an answer from a machine that is gone, or from a process that stands still, would be
+/// waited for as long as for the lock.
+async fn until_silent(access: &Access) -> String {
+    loop {
+        sleep(CHECK_EVERY).await;
+        match timeout(CHECK_WITHIN, access.connect_here()).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(ConnectError::Unreachable(line) | ConnectError::Refused(line))) => return line,
+            Err(_) => return format!("{} does not answer", access.address()),
+        }
     }
 }
 

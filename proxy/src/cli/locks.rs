@@ -62,8 +62,9 @@ pub(crate) async fn run(args: &LocksArgs) -> Result<(), Failure> {
     let (names, is_cut) = names(&mut client, args).await?;
     let mut output = Output::new();
     let mut table = Table::new(&["RESOURCE", "STATE", "MODE", "OWNER", "FENCE", "TTL", "FOR", "VALUE"]);
+    let mut hidden = 0;
     for batch in names.chunks(BATCH) {
-        for lock in locks(&mut client, batch, args).await? {
+        for lock in locks(&mut client, batch, args, &mut hidden).await? {
             if args.json {
                 output.json(&lock.to_json())?;
             } else {
@@ -75,6 +76,9 @@ pub(crate) async fn run(args: &LocksArgs) -> Result<(), Failure> {
         output.table(&table)?;
     } else if !args.json {
         eprintln!("no lock is held that matches {}", args.glob.escape_debug());
+    }
+    if hidden > 0 {
+        eprintln!("{hidden} locks are not shown: this user has no right to read their keys");
     }
     if is_cut {
         eprintln!("only the first {} locks are shown: give a narrower glob, or a larger --limit", args.limit);
@@ -104,7 +108,13 @@ async fn names(client: &mut Client, args: &LocksArgs) -> Result<(Vec<Vec<u8>>, b
     }
 }
 
-async fn locks(client: &mut Client, names: &[Vec<u8>], args: &LocksArgs) -> Result<Vec<Lock>, Failure> {
+/// `hidden` counts what this user may not see.
+async fn locks(
+    client: &mut Client,
+    names: &[Vec<u8>],
+    args: &LocksArgs,
+    hidden: &mut usize,
+) -> Result<Vec<Lock>, Failure> {
     let ask = |command: &str, name: &[u8]| {
         let mut words = vec![command.as_bytes().to_vec(), name.to_vec()];
         if let Some(tier) = &args.tier {
@@ -116,6 +126,11 @@ async fn locks(client: &mut Client, names: &[Vec<u8>], args: &LocksArgs) -> Resu
     let mut locks = Vec::new();
     for info in client.read_all(&questions).await? {
         if let Reply::Error(line) = info {
+            // Names of other users' locks are known to all, but not who holds them.
+            if line.starts_with("NOPERM") {
+                *hidden += 1;
+                continue;
+            }
             return Err(line.into());
         }
         let is_held = info.field("state").and_then(Reply::bytes) == Some(b"held");

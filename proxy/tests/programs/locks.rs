@@ -60,6 +60,29 @@ fn several_holders_have_a_row_each_and_names_stay_in_their_line() {
 }
 
 #[test]
+fn a_user_sees_the_locks_it_may_read_and_how_many_others_there_are() {
+    let folder = TempDir::new().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        path.to_string_lossy().into_owned()
+    };
+    let users =
+        file("users.acl", "user default on nopass allkeys allcommands\nuser reader on >pw ~mine:* +@lock\n");
+    let password = file("password", "pw\n");
+    let node = Node::start(&["--acl-file", &users]);
+    let mut client = node.connect();
+    for name in ["mine:1", "theirs:1", "theirs:2"] {
+        client.acquire(&[name, "600000"]);
+    }
+    let output = output(&address(&node), &["locks", "--user", "reader", "--password-file", &password]);
+    let (text, notes) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{notes}");
+    assert!(text.contains("mine:1") && !text.contains("theirs"), "{text}");
+    assert!(notes.contains("2 locks are not shown"), "{notes}");
+}
+
+#[test]
 fn each_database_has_its_locks() {
     let node = Node::start(&[]);
     let mut client = node.connect();

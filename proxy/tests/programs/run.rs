@@ -88,6 +88,20 @@ fn the_lock_is_waited_for() {
 }
 
 #[test]
+fn a_node_that_stands_still_is_not_waited_for() {
+    let nodes = start_cluster(3, &[]);
+    let addresses: Vec<String> = nodes.iter().map(address).collect();
+    let mut client = nodes[1].connect();
+    let fence = client.acquire(&["job", "600000", "OWNER", "alice"]).to_string();
+    let words = ["run", "job", "--wait", "10m", "--", "sh", "-c", "echo done"];
+    let mut run = Background::start(program(&addresses.join(","), &words));
+    await_that("it is in line at the first node", || client.ask(&["LOCK.QUEUE", "job"]) != "()");
+    nodes[0].process.signal("STOP");
+    await_that("the others have a leader", || client.ask(&["LOCK.RELEASE", "job", &fence]).starts_with("("));
+    assert_eq!(run.await_exit().0, Some(0), "another node has told it of its grant");
+}
+
+#[test]
 fn signals_are_forwarded_to_the_command() {
     let node = Node::start(&[]);
     let folder = TempDir::new().unwrap();
