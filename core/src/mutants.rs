@@ -60,6 +60,7 @@ pub enum Mutant {
     PermitsLeak,
     ConvertInTwoSteps,
     WoundKeepsFence,
+    YoungerWaits,
     LossUntold,
 }
 

@@ -1,11 +1,13 @@
 //! `max-memory`, the limits on values, and the limits on replies: at the limit, one past it, and after a restore.
 
+use redfence_core::grammar::convert::ConvertTo;
 use redfence_core::keyspace::Resp;
 use redfence_core::limits::{
     COLLECTION_BYTES_MAX, ELEMENT_OVERHEAD_BYTES, ENTRY_REPLIES_BYTES_MAX, LOGGED_REPLY_BYTES_MAX,
     READ_REPLY_BYTES_MAX, STRING_BYTES_MAX, WORD_BYTES_MAX,
 };
 use redfence_core::machine::settings::SettingsCommand;
+use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{Applied, Command, EntryBuilder, Machine, Words};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Fence, Origin, RequestId, SessionId, Stamp};
@@ -320,4 +322,39 @@ fn replies_of_one_entry_are_bounded_together() {
     let shown = out.replies.iter().filter(|(_, reply)| matches!(reply, Reply::Bulk(_))).count();
     assert!(shown >= 31, "{shown}");
     assert!(error(&out.replies[3_999].1).starts_with("UNAVAILABLE"));
+}
+
+#[test]
+fn kinds_at_max_memory() {
+    let mut node = Node::new(1 << 20);
+    node.apply(Command::Upgrade(UpgradeCommand::Raise { to: 2 }));
+    let shared = |names: &[&'static str], owner: &'static str, wait_ms: u64| Command::MAcquireShared {
+        db: 0,
+        resources: names.iter().map(|name| name.as_bytes()).collect(),
+        ttl_ms: 1_000_000,
+        wait_ms,
+        owner: owner.as_bytes(),
+        session: None,
+    };
+    let Some(Reply::Granted { fence, .. }) = node.acquire(b"writer", b"me", 0) else { panic!() };
+    let Some(Reply::Granted { fence: taken, .. }) = node.acquire(b"b3", b"other", 0) else { panic!() };
+    assert!(matches!(node.apply(shared(&["a1", "a2", "a3"], "reader", 0)), Some(Reply::GrantedMany { .. })));
+    assert_eq!(node.apply(shared(&["b1", "b2", "b3"], "waiter", 900_000)), None, "queued");
+    node.fill();
+    for mut node in [node.restored(), node] {
+        let convert =
+            Command::Convert { db: 0, resource: b"writer", fence, to: ConvertTo::Shared, wait_ms: 0 };
+        assert!(is_oom(&node.apply(convert).unwrap()), "a reader needs more than a writer");
+        // Retries of who holds and of who waits.
+        let again = node.apply(shared(&["a1", "a2", "a3"], "reader", 0));
+        assert!(matches!(again, Some(Reply::GrantedMany { .. })), "{again:?}");
+        assert_eq!(node.apply(shared(&["b1", "b2", "b3"], "waiter", 900_000)), None);
+        // A hand-over needs no more than the waiter had.
+        let before = node.used();
+        node.late.clear();
+        node.apply(Command::Release { db: 0, resource: b"b3", fence: taken });
+        assert_eq!(node.late.len(), 2, "both requests of the waiter are answered");
+        assert!(node.used() <= before + 1_024, "replies alone: {} after {before}", node.used());
+        node.machine.check_invariants().unwrap();
+    }
 }

@@ -364,8 +364,13 @@ impl Machine {
     pub(crate) fn emit(&mut self, kind: EventKind, slot: LockSlot, owner: EventOwner, out: &mut Applied) {
         if kind == EventKind::Acquired && !out.unsucceeded.is_empty() {
             let successor = self.fence_in_event(slot, &owner);
+            let lock = &self.locks[slot];
             for at in out.unsucceeded.remove(&slot).into_iter().flatten() {
-                out.losses[at].successor = Some(successor);
+                // The record may have been forgotten, and its slot given to another name.
+                let loss = &mut out.losses[at];
+                if loss.db == lock.db() && loss.resource == lock.name() {
+                    loss.successor = Some(successor);
+                }
             }
         }
         self.emit_with(kind, None, slot, owner, out);

@@ -1,7 +1,6 @@
 //! `LOCK.INFO`'s holders, `LOCK.EXPLAIN`, and what a session holds: looks at a lock for people.
 
 use crate::machine::history::{Percentiles, WaitSum};
-use crate::machine::locks::lock::Phase;
 use crate::machine::locks::several::Hold;
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::sessions::session::Session;
@@ -10,6 +9,7 @@ use crate::machine::{Db, LockSlot, Machine, SessionSlot};
 use crate::reply::{HolderInfo, Reply};
 use crate::types::{Fence, LockKind, LockMode, SessionId, SessionScope};
 use ::bytes::Bytes;
+use std::collections::BTreeSet;
 
 /// Holders and waiters that one reply shows.
 const SHOWN_MAX: usize = 1_000;
@@ -31,15 +31,10 @@ impl Machine {
     }
 
     /// The holds of a lock that stand, oldest first. It was not flushed.
-    fn live_holds(&self, slot: LockSlot) -> Vec<Hold> {
-        match self.locks[slot].phase {
-            Phase::Held { .. } => vec![Hold::Exclusive(slot)],
-            Phase::Several { .. } => {
-                let live = self.holders_of(slot).filter(|holder| self.is_live_holder(*holder));
-                live.take(SHOWN_MAX).map(Hold::Several).collect()
-            }
-            Phase::Awaited | Phase::Idle { .. } => Vec::new(),
-        }
+    fn live_holds(&self, slot: LockSlot) -> impl Iterator<Item = Hold> + '_ {
+        let exclusive = self.locks[slot].is_exclusive().then_some(Hold::Exclusive(slot));
+        let several = self.holders_of(slot).filter(|holder| self.is_live_holder(*holder));
+        exclusive.into_iter().chain(several.map(Hold::Several))
     }
 
     /// Everybody who holds a lock now. `late_ms`: see [`Machine::query_later`].
@@ -47,7 +42,7 @@ impl Machine {
     pub(crate) fn holder_infos(&self, slot: LockSlot, scope: SessionScope, late_ms: u64) -> Vec<HolderInfo> {
         match self.is_held_now(slot) {
             true => {
-                let holds = self.live_holds(slot).into_iter();
+                let holds = self.live_holds(slot).take(SHOWN_MAX);
                 holds.map(|hold| self.holder_info(slot, hold, scope, late_ms)).collect()
             }
             false => Vec::new(),
@@ -189,9 +184,13 @@ impl Machine {
     /// For each holder with a session that waits itself: what it waits for, who has that, what those wait for, and so on.
     /// What other users' sessions wait for is not told: the asker may have no right on those names.
     fn chains(&self, slot: LockSlot, scope: SessionScope, late_ms: u64) -> Vec<Reply> {
+        let mut seen = BTreeSet::new();
         let sessions = self.sessions_ahead(slot, crate::machine::QueueEntrySlot::NONE);
-        let sessions = sessions.map(|(_, session)| session).filter(|session| session.is_some());
-        let chains = sessions.take(CHAINS_MAX).map(|session| self.chain(session, scope, late_ms));
+        let sessions = sessions.map(|(_, session)| session);
+        // One session may hold it several times. Most of many holders wait for nothing.
+        let waiting =
+            sessions.filter(|session| self.first_wait(scope, *session).is_some() && seen.insert(*session));
+        let chains = waiting.take(CHAINS_MAX).map(|session| self.chain(session, scope, late_ms));
         chains.filter(|chain| !chain.is_empty()).map(Reply::Array).collect()
     }
 
@@ -200,7 +199,7 @@ impl Machine {
         while let Some((waiter, slot)) = self.first_wait(scope, at).filter(|_| links.len() < CHAIN_MAX) {
             let next = self.blocker_of(slot, at);
             let waited_ms = self.clock.logical_ms - waiter.since_ms + late_ms;
-            let held_by = self.live_holds(slot).first().copied();
+            let held_by = self.live_holds(slot).next().filter(|_| self.is_held_now(slot));
             let held_by = held_by.map(|hold| self.holder_info(slot, hold, scope, late_ms));
             links.push(Reply::Map(vec![
                 (Reply::Text("session"), self.shown_session(scope, at)),
@@ -230,8 +229,8 @@ impl Machine {
     /// A session that stands in the way at a lock, holders first.
     fn blocker_of(&self, slot: LockSlot, waiting: SessionSlot) -> SessionSlot {
         let ahead = self.sessions_ahead(slot, crate::machine::QueueEntrySlot::NONE);
-        let mut others = ahead.map(|(_, session)| session).filter(|session| *session != waiting);
-        others.find(|session| session.is_some()).unwrap_or(SessionSlot::NONE)
+        let others = ahead.map(|(_, session)| session).filter(|session| *session != waiting);
+        others.take(SHOWN_MAX).find(|session| session.is_some()).unwrap_or(SessionSlot::NONE)
     }
 
     /// What a session holds: `[resource, fence]` each, in the order of their grants by mode.

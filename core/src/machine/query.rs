@@ -4,6 +4,7 @@
 use crate::glob;
 use crate::grammar::errors;
 use crate::machine::locks::lock::Lock;
+use crate::machine::locks::several::Hold;
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::sessions::session::Session;
 use crate::machine::settings;
@@ -230,8 +231,11 @@ impl Machine {
     #[must_use]
     pub fn is_ending(&self, member: Option<Member>, db: Db, key: &[u8], logical_ms: u64) -> bool {
         let Some(slot) = self.names.find(&self.locks, db, key) else { return false };
-        let session = self.locks[slot].session();
-        let session_ends_ms = session.is_some().then(|| self.sessions[session].deadline_ms);
+        // Of several holders the oldest one shows.
+        let several = self.locks[slot].is_several().then(|| self.oldest_holder(slot)).flatten();
+        let hold = several.map_or(Hold::Exclusive(slot), Hold::Several);
+        let session_ends_ms =
+            self.sessions.get(self.session_of_hold(hold)).map(|session| session.deadline_ms);
         self.is_held_now(slot)
             && (has_passed(self.ends_for(member, slot), logical_ms)
                 || session_ends_ms.is_some_and(|at_ms| has_passed(at_ms, logical_ms)))

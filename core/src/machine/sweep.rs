@@ -14,7 +14,7 @@ use crate::machine::locks::ending::Ending;
 use crate::machine::locks::lock::Lock;
 use crate::machine::log::bytes::{put_varint, Reader};
 use crate::machine::log::command::Db;
-use crate::machine::{Applied, LockSlot, Machine, Slot, WaiterSlot};
+use crate::machine::{Applied, HolderSlot, LockSlot, Machine, Slot, WaiterSlot};
 use crate::types::{Origin, RequestId};
 
 /// Records one entry looks at for a sweep.
@@ -189,6 +189,20 @@ impl Machine {
         None
     }
 
+    /// Ends the holders of a flushed lock, no more of them than `ends`. The pass comes back for the rest.
+    pub(crate) fn end_flushed(&mut self, slot: LockSlot, ends: &mut u32, out: &mut Applied) {
+        if !self.locks[slot].is_several() {
+            *ends -= 1;
+            return self.end_grant(slot, Ending::Flushed, out);
+        }
+        let holders: Vec<HolderSlot> = self.holders_of(slot).take(*ends as usize).collect();
+        *ends -= holders.len() as u32;
+        holders.into_iter().for_each(|holder| self.end_holder(holder, Ending::Flushed, out));
+        if self.locks[slot].is_held() {
+            self.sweep.locks.next = Some(slot);
+        }
+    }
+
     pub(crate) fn looks_per_sweep() -> u32 {
         LOOKS_PER_ENTRY_MAX
     }
@@ -215,10 +229,9 @@ impl Machine {
         let (mut looks, mut ends) = (LOOKS_PER_ENTRY_MAX, ENDS_PER_ENTRY_MAX);
         while ends > 0 {
             let Some(slot) = self.next_flushed(&mut looks) else { break };
-            ends -= 1;
             // Trackers were told of the flush itself.
             let noted = out.key_accesses.len();
-            self.end_all_holds(slot, Ending::Flushed, out);
+            self.end_flushed(slot, &mut ends, out);
             out.key_accesses.truncate(noted);
             self.serve_all(out);
         }

@@ -486,9 +486,8 @@ impl Keys for MachineKeys<'_> {
                 let (mut looks, mut ends) = (Machine::looks_per_sweep(), ENDS_PER_ENTRY_MAX);
                 while ends > 0 {
                     let Some(slot) = self.machine.next_flushed(&mut looks) else { break };
-                    ends -= 1;
                     self.save(slot);
-                    self.machine.end_all_holds(slot, Ending::Flushed, self.out);
+                    self.machine.end_flushed(slot, &mut ends, self.out);
                 }
             }
         }

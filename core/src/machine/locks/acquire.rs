@@ -139,7 +139,7 @@ impl Machine {
             return Ok(Some(Reply::Granted { fence: self.fence_of(own), ttl_ms }));
         }
         self.check_mode(slot, params.kind)?;
-        self.check_holder_room(slot, params.kind)?;
+        self.check_holder_room(slot, params)?;
         let is_first = self.locks[slot].queue.len == 0 || mutant!(ReaderOvertakes);
         if is_first && self.goes_beside(slot, params.kind) {
             self.check_session_room(session, 1)?;
@@ -170,7 +170,7 @@ impl Machine {
     pub(crate) fn check_session_room(&self, session: SessionSlot, more: usize) -> Result<(), Refusal> {
         let Some(record) = self.sessions.get(session) else { return Ok(()) };
         let claimed = (record.locks.len + record.holders.len + record.queue_entries) as usize;
-        match claimed + more <= self.limits.locks_per_session_max {
+        match more == 0 || claimed + more <= self.limits.locks_per_session_max {
             true => Ok(()),
             false => Err(errors::session_full(self.limits.locks_per_session_max)),
         }

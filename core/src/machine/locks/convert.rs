@@ -42,9 +42,15 @@ impl Machine {
         if params.wait_ms > WAIT_MS_MAX {
             return Err(errors::wait_range());
         }
-        let held = self.find_fresh(params.db, params.resource, out);
-        let held = held.and_then(|slot| Some((slot, self.hold_with_fence(slot, params.fence)?)));
-        let Some((slot, hold)) = held else { return Ok(Some(Reply::Nil)) };
+        let Some(slot) = self.find_fresh(params.db, params.resource, out) else {
+            return Ok(Some(Reply::Nil));
+        };
+        let Some(hold) = self.hold_with_fence(slot, params.fence) else {
+            // A retry whose first reply got lost: the conversion is done, and its hold stands.
+            let is_retry =
+                params.to == ConvertTo::Exclusive && self.locks[slot].was_converted_from(params.fence);
+            return Ok(Some(if is_retry { self.as_granted(Hold::Exclusive(slot)) } else { Reply::Nil }));
+        };
         match (hold, params.to) {
             (Hold::Exclusive(_), ConvertTo::Exclusive) => Ok(Some(self.as_granted(hold))),
             (Hold::Exclusive(_), ConvertTo::Shared) => {
@@ -53,6 +59,8 @@ impl Machine {
                 if !is_owner || self.values.contains_key(&slot) || self.grants.contains_key(&slot) {
                     return Err(errors::not_convertible());
                 }
+                self.check_holders()?;
+                self.room_to_share(slot)?;
                 self.make_shared(slot, out);
                 let hold = self.hold_with_fence(slot, params.fence).expect("it was made just now");
                 Ok(Some(self.as_granted(hold)))
@@ -76,7 +84,12 @@ impl Machine {
             return Err(errors::second_upgrade());
         }
         if matches!(self.locks[slot].phase, Phase::Several { holders: 1, .. }) {
+            // In a transaction that has released the others, whoever waited for that before is served with it.
+            let waiting = self.upgrader_of(slot).map(|waiter| self.vacate(waiter).0);
             let (fence, ttl_ms) = self.make_exclusive(slot, holder, out);
+            for pending in waiting.iter().flat_map(|waiter| &waiter.requests) {
+                self.settle(pending, Some(Reply::Granted { fence, ttl_ms }), out);
+            }
             return Ok(Some(Reply::Granted { fence, ttl_ms }));
         }
         if params.wait_ms == 0 {

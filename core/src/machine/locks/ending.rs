@@ -1,15 +1,71 @@
 //! How grants end: what watchers see of it, what the old fence is told, and whether its holder lost it.
 
 use crate::event::EventKind;
-use crate::types::LossCause;
+use crate::types::{LossCause, Reason};
 
-/// How the last grant ended.
+/// How a grant ended, for whoever comes with its fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum EndCause {
+    /// By its holder.
+    Released,
+    /// In any other way.
+    Expired,
+}
+
+/// What a lock remembers of the grant that ended last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LastEnd {
     /// There was none, or its record was forgotten.
     Unknown,
     Released,
     Expired,
+    /// One of several holders released its hold.
+    SeveralReleased,
+    SeveralExpired,
+    /// A shared hold that has become an exclusive one.
+    Converted,
+}
+
+impl LastEnd {
+    /// What a later release or renewal under its fence is told.
+    pub(crate) fn reason(self) -> Reason {
+        match self {
+            LastEnd::Unknown => Reason::NotOwner,
+            LastEnd::Released | LastEnd::SeveralReleased | LastEnd::Converted => Reason::AlreadyReleased,
+            LastEnd::Expired | LastEnd::SeveralExpired => Reason::Expired,
+        }
+    }
+
+    /// Whether it was one of several, whose fence orders nothing.
+    pub(crate) fn is_of_several(self) -> bool {
+        match self {
+            LastEnd::Unknown | LastEnd::Released | LastEnd::Expired => false,
+            LastEnd::SeveralReleased | LastEnd::SeveralExpired | LastEnd::Converted => true,
+        }
+    }
+
+    pub(crate) fn tag(self) -> u8 {
+        match self {
+            LastEnd::Unknown => 0,
+            LastEnd::Released => 1,
+            LastEnd::Expired => 2,
+            LastEnd::SeveralReleased => 3,
+            LastEnd::SeveralExpired => 4,
+            LastEnd::Converted => 5,
+        }
+    }
+
+    pub(crate) fn of_tag(tag: u8) -> Option<LastEnd> {
+        Some(match tag {
+            0 => LastEnd::Unknown,
+            1 => LastEnd::Released,
+            2 => LastEnd::Expired,
+            3 => LastEnd::SeveralReleased,
+            4 => LastEnd::SeveralExpired,
+            5 => LastEnd::Converted,
+            _ => return None,
+        })
+    }
 }
 
 /// How a grant comes to its end.
@@ -44,6 +100,15 @@ impl Ending {
             | Ending::Wounded
             | Ending::SessionEnded
             | Ending::Replaced => EndCause::Expired,
+        }
+    }
+
+    /// What the lock remembers of the end of one of several holders.
+    pub(crate) fn of_several(self) -> LastEnd {
+        match (self == Ending::Converted, self.cause()) {
+            (true, _) => LastEnd::Converted,
+            (false, EndCause::Released) => LastEnd::SeveralReleased,
+            (false, EndCause::Expired) => LastEnd::SeveralExpired,
         }
     }
 

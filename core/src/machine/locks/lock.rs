@@ -5,7 +5,7 @@
 //! `LOCK.ACQUIRE`: any command that brings a key to life may call `hold`.
 
 use crate::keyspace::KEY_BYTES_MAX;
-use crate::machine::locks::ending::EndCause;
+use crate::machine::locks::ending::{EndCause, LastEnd};
 use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
 use crate::machine::log::command::Db;
 use crate::machine::snapshot::write::kind;
@@ -91,7 +91,7 @@ pub(crate) struct Lock {
     pub(crate) queue: List<QueueEntry>,
     name_len: u32,
     granted: GrantedTime,
-    ended: EndCause,
+    ended: LastEnd,
     /// The holder's user is not `default`.
     has_user: bool,
 }
@@ -113,7 +113,7 @@ impl Lock {
             name_len: name.len() as u32,
             phase: Phase::Awaited,
             granted: GrantedTime::NONE,
-            ended: EndCause::Unknown,
+            ended: LastEnd::Unknown,
             has_user: false,
         }
     }
@@ -279,9 +279,10 @@ impl Lock {
     }
 
     /// Counts one holder less, and remembers how it ended. The last one leaves the lock free.
-    pub(crate) fn end_holder(&mut self, fence: Fence, count: u32, how: EndCause) {
+    pub(crate) fn end_holder(&mut self, fence: Fence, count: u32, how: LastEnd) {
         (self.ended_fence, self.ended) = (fence, how);
-        let count = if mutant!(PermitsLeak) && how == EndCause::Expired { 0 } else { count };
+        let leaks = mutant!(PermitsLeak) && how == LastEnd::SeveralExpired;
+        let count = if leaks { 0 } else { count };
         self.phase = match self.phase {
             Phase::Several { mode, sum, holders, epoch } if holders > 1 => {
                 Phase::Several { mode, sum: sum - count, holders: holders - 1, epoch }
@@ -295,7 +296,10 @@ impl Lock {
     /// Takes the holder away and remembers how.
     pub(crate) fn end(&mut self, how: EndCause) {
         self.ended_fence = self.fence;
-        self.ended = how;
+        self.ended = match how {
+            EndCause::Released => LastEnd::Released,
+            EndCause::Expired => LastEnd::Expired,
+        };
         self.phase = Phase::Awaited;
         self.drop_owner();
     }
@@ -333,14 +337,20 @@ impl Lock {
 
     /// Why this fence is not, or no longer, the holder's.
     pub(crate) fn reason_against(&self, fence: Fence) -> Reason {
-        if fence != self.ended_fence {
-            return Reason::NotOwner;
+        match fence == self.ended_fence {
+            true => self.ended.reason(),
+            false => Reason::NotOwner,
         }
-        match self.ended {
-            EndCause::Unknown => Reason::NotOwner,
-            EndCause::Released => Reason::AlreadyReleased,
-            EndCause::Expired => Reason::Expired,
-        }
+    }
+
+    /// Whether the grant that ended last had this fence, and was one of several.
+    pub(crate) fn ended_beside_others(&self, fence: Fence) -> bool {
+        fence == self.ended_fence && self.ended.is_of_several()
+    }
+
+    /// Whether the exclusive holder is the one that held the lock shared under this fence before.
+    pub(crate) fn was_converted_from(&self, fence: Fence) -> bool {
+        self.is_exclusive() && fence == self.ended_fence && self.ended == LastEnd::Converted
     }
 }
 
@@ -351,7 +361,7 @@ pub(crate) struct SavedLock {
     ended_fence: Fence,
     pub(crate) phase: Phase,
     granted: GrantedTime,
-    ended: EndCause,
+    ended: LastEnd,
     has_user: bool,
 }
 
@@ -387,14 +397,9 @@ impl Image for Lock {
             Phase::Idle { since_ms } => (2, since_ms),
             Phase::Several { .. } => (3, NEVER),
         };
-        let ended = match self.ended {
-            EndCause::Unknown => 0u8,
-            EndCause::Released => 1,
-            EndCause::Expired => 2,
-        };
         let user = self.user();
         let user_flag = if user == UserTag::DEFAULT { 0 } else { USER_FLAG };
-        out.push(user_flag | phase << 4 | ended);
+        out.push(user_flag | phase << 4 | self.ended.tag());
         put_varint(out, u64::from(self.db));
         put_varint(out, u64::from(self.epoch()));
         put_bytes(out, self.name());
@@ -419,12 +424,7 @@ impl Image for Lock {
     fn read(reader: &mut Reader<'_>) -> Option<Lock> {
         let bits = reader.u8()?;
         let (tag, has_user) = (bits & !USER_FLAG, bits & USER_FLAG != 0);
-        let ended = match tag & 15 {
-            0 => EndCause::Unknown,
-            1 => EndCause::Released,
-            2 => EndCause::Expired,
-            _ => return None,
-        };
+        let ended = LastEnd::of_tag(tag & 15)?;
         let db = u16::try_from(reader.varint()?).ok()?;
         let epoch = u16::try_from(reader.varint()?).ok()?;
         let name = reader.bytes()?;

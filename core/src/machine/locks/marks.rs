@@ -9,7 +9,7 @@ use crate::keyspace::errors as redis_errors;
 use crate::keyspace::table::{self, Run};
 use crate::machine::keys::redis::CallContext;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
-use crate::machine::{version, Applied, Db, Machine, Words};
+use crate::machine::{version, Applied, Db, LockSlot, Machine, Words};
 use crate::reply::{Refusal, Reply};
 use crate::types::{passed_from_ms, Fence, FENCE_BOUND, RESOURCE_BYTES_MAX};
 use std::collections::BTreeSet;
@@ -251,7 +251,7 @@ impl Machine {
             return Err(errors::fence_range());
         }
         let slot = self.names.find(&self.locks, db, resource);
-        if slot.is_some_and(|slot| self.holder_index.with_fence(slot, fence).is_some()) {
+        if slot.is_some_and(|slot| self.is_fence_of_several(slot, fence)) {
             return Err(errors::fence_of_several(fence.0));
         }
         self.check_future(db, resource, fence)?;
@@ -268,6 +268,11 @@ impl Machine {
             self.room_for(resource.len() + MARK_OVERHEAD_BYTES)?;
         }
         Ok(Admission::Current { mark: fence.max(limit) })
+    }
+
+    /// Whether a fence is, or was as far as the lock remembers, that of one of several holders.
+    fn is_fence_of_several(&self, slot: LockSlot, fence: Fence) -> bool {
+        self.holder_index.with_fence(slot, fence).is_some() || self.locks[slot].ended_beside_others(fence)
     }
 
     fn is_held_with(&self, db: Db, resource: &[u8], fence: Fence) -> bool {

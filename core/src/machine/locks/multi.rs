@@ -8,7 +8,7 @@ use crate::machine::locks::acquire::{check_name, AcquireParams};
 use crate::machine::locks::several::{GrantTerms, Hold};
 use crate::machine::log::command::Db;
 use crate::machine::queue::waiter::ReplyForm;
-use crate::machine::{Applied, LockSlot, Machine};
+use crate::machine::{version, Applied, LockSlot, Machine};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
 use crate::types::{Fence, LockKind, OwnerIdentity, MULTI_RESOURCES_MAX};
@@ -64,9 +64,7 @@ impl Machine {
                 self.check_retry_session(self.session_of_hold(own), session)?;
             }
         }
-        if !sorted.iter().all(|name| self.hold_at(db, name, params.asker()).is_some()) {
-            self.check_session_room(session, sorted.len())?;
-        }
+        self.check_session_room(session, self.claims_of(db, &sorted, params.asker()))?;
         self.room_for_many(db, &sorted, &params.terms(session), all_free)?;
         let slots = self.records_for(db, &sorted)?;
         if all_free {
@@ -91,19 +89,40 @@ impl Machine {
 
     /// Refuses names that are in use in a mode which this one never goes with, or that the owner has in another mode.
     fn check_modes(&self, db: Db, names: &[&[u8]], params: &AcquireParams<'_>) -> Result<(), Refusal> {
-        if params.kind != LockKind::Exclusive {
-            self.check_holders()?;
-        }
         for name in names {
-            let Some(slot) = self.names.find(&self.locks, db, name) else { continue };
+            let Some(slot) = self.names.find(&self.locks, db, name) else {
+                if params.kind != LockKind::Exclusive {
+                    self.check_holders()?;
+                }
+                continue;
+            };
             match self.hold_of_owner(slot, params.asker()) {
                 Some(own) if !self.is_of_kind(own, params.kind) => return Err(errors::owner_in_other_mode()),
+                // A retry: what it has, and its place in line, need no room.
                 Some(_) => {}
-                None => self.check_mode(slot, params.kind)?,
+                None => {
+                    self.check_mode(slot, params.kind)?;
+                    self.check_holder_room(slot, params)?;
+                }
             }
-            self.check_holder_room(slot, params.kind)?;
         }
         Ok(())
+    }
+
+    /// How many more locks a multi-lock would have a session hold or wait for: none for a retry.
+    fn claims_of(&self, db: Db, names: &[&[u8]], asker: OwnerIdentity<'_>) -> usize {
+        let is_held = |name: &&&[u8]| self.hold_at(db, name, asker).is_some();
+        let is_queued = |name: &&[u8]| {
+            let slot = self.names.find(&self.locks, db, name);
+            slot.is_some_and(|slot| self.is_queued(slot, asker))
+        };
+        let held = names.iter().filter(is_held).count();
+        match self.cluster_version() < version::SECOND {
+            true if held == names.len() => 0,
+            true => names.len(),
+            false if names.iter().any(is_queued) => 0,
+            false => names.len() - held,
+        }
     }
 
     fn hold_at(&self, db: Db, name: &[u8], asker: OwnerIdentity<'_>) -> Option<Hold> {

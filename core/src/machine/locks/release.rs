@@ -102,7 +102,6 @@ impl Machine {
         match how {
             EndCause::Released => self.counters.releases += 1,
             EndCause::Expired => self.counters.expiries += 1,
-            EndCause::Unknown => {}
         }
         self.to_serve.push_back(slot);
     }

@@ -4,6 +4,7 @@
 
 use crate::event::EventKind;
 use crate::grammar::errors;
+use crate::machine::locks::acquire::AcquireParams;
 use crate::machine::locks::ending::{EndCause, Ending};
 use crate::machine::locks::holder::Holder;
 use crate::machine::locks::lock::{GrantedTime, Phase};
@@ -220,7 +221,7 @@ impl Machine {
         let (db, epoch) = (self.locks[lock].db(), self.locks[lock].epoch());
         self.memory.holders -= self.holders[slot].weight();
         self.holders.remove(slot);
-        self.change_lock(lock, |lock| lock.end_holder(fence, count, ending.cause()));
+        self.change_lock(lock, |lock| lock.end_holder(fence, count, ending.of_several()));
         if !self.locks[lock].is_held() {
             self.sweep.count_ended(db, epoch);
             self.counters.held -= 1;
@@ -228,9 +229,11 @@ impl Machine {
         match ending.cause() {
             EndCause::Released => self.counters.releases += 1,
             EndCause::Expired => self.counters.expiries += 1,
-            EndCause::Unknown => {}
         }
-        self.to_serve.push_back(lock);
+        // Where all holders end at once, it is served once.
+        if self.to_serve.back() != Some(&lock) {
+            self.to_serve.push_back(lock);
+        }
         if let Some(waiter) = self.upgrader_of(lock).filter(|waiter| self.waiters[*waiter].converts == fence)
         {
             self.answer_upgrader(waiter, out);
@@ -292,7 +295,7 @@ impl Machine {
             };
             return self.holders_of(slot).map(flushed).collect();
         }
-        if !self.has_overdue() {
+        if !self.has_overdue_at(instant_ms) {
             return SmallVec::new();
         }
         let due = |holder: HolderSlot| {
@@ -307,7 +310,12 @@ impl Machine {
 
     /// Whether something past its end was left over, because one entry ends so much and no more.
     fn has_overdue(&self) -> bool {
-        self.deadlines.next().is_some_and(|(at_ms, _)| self.has_passed(at_ms))
+        self.has_overdue_at(self.clock.logical_ms)
+    }
+
+    /// The same at an instant: while ends are worked off in their order, nothing is over that was not ended.
+    fn has_overdue_at(&self, instant_ms: u64) -> bool {
+        self.deadlines.next().is_some_and(|(at_ms, _)| has_passed(at_ms, instant_ms))
     }
 
     /// When and how a holder ends if nothing happens before.
@@ -363,9 +371,13 @@ impl Machine {
         }
     }
 
-    /// Room for one holder more of a lock. Not asked for hand-overs.
-    pub(crate) fn check_holder_room(&self, slot: LockSlot, kind: LockKind) -> Result<(), Refusal> {
-        if kind == LockKind::Exclusive {
+    /// Room for one holder more of a lock. Not asked for hand-overs, nor by who is in line already.
+    pub(crate) fn check_holder_room(
+        &self,
+        slot: LockSlot,
+        params: &AcquireParams<'_>,
+    ) -> Result<(), Refusal> {
+        if params.kind == LockKind::Exclusive || self.is_queued(slot, params.asker()) {
             return Ok(());
         }
         let Phase::Several { holders, .. } = self.locks[slot].phase else { return self.check_holders() };
@@ -397,6 +409,12 @@ impl Machine {
             return Some(SmallVec::new());
         }
         match (self.locks[slot].phase, waiter.kind) {
+            // No room for one holder more: nobody is in its way whom it could wound for that.
+            (Phase::Several { mode, holders, .. }, kind)
+                if mode == kind.mode() && holders as usize >= self.limits.holders_per_lock_max =>
+            {
+                None
+            }
             (Phase::Several { mode: LockMode::Permits, sum, .. }, LockKind::Permits { count, max }) => {
                 self.permits_to_wound(slot, waiter, (sum + count).saturating_sub(max))
             }
@@ -433,7 +451,7 @@ impl Machine {
         others.iter().all(|hold| self.may_wound(waiter.session, *hold)).then_some(others)
     }
 
-    /// The youngest holders that have so many permits together.
+    /// The youngest holders that have so many permits together, and none of them that the others make up for.
     fn permits_to_wound(&self, slot: LockSlot, waiter: &Waiter, missing: u32) -> Option<SmallVec<[Hold; 2]>> {
         if !self.wounds(waiter.session) {
             return None;
@@ -443,15 +461,22 @@ impl Machine {
             .filter(|holder| self.may_wound(waiter.session, Hold::Several(*holder)))
             .collect();
         younger.sort_by_key(|holder| std::cmp::Reverse(self.age_of(self.holders[*holder].session)));
+        let permits = |holder: &HolderSlot| self.holders[*holder].kind.count();
         let mut freed = 0;
-        let mut wounds = SmallVec::new();
-        for holder in younger {
-            if freed >= missing {
-                break;
+        let enough = younger.iter().position(|holder| {
+            freed += permits(holder);
+            freed >= missing
+        })?;
+        younger.truncate(enough + 1);
+        // The last of them is needed, but may be enough without some before it: nobody loses permits for nothing.
+        let mut spare = freed - missing;
+        younger.retain(|holder| match spare.checked_sub(permits(holder)) {
+            Some(left) => {
+                spare = left;
+                false
             }
-            freed += self.holders[holder].kind.count();
-            wounds.push(Hold::Several(holder));
-        }
-        (freed >= missing).then_some(wounds)
+            None => true,
+        });
+        Some(younger.into_iter().map(Hold::Several).collect())
     }
 }

@@ -11,7 +11,7 @@ use crate::machine::store::deadlines::Timer;
 use crate::machine::{Applied, EventOwner, HolderSlot, LockSlot, Machine, SessionSlot, WaiterSlot};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
-use crate::types::{OwnerIdentity, RequestId};
+use crate::types::{LockKind, OwnerIdentity, RequestId};
 use smallvec::SmallVec;
 
 /// Where a waiter joins a queue.
@@ -42,7 +42,7 @@ impl Machine {
         }
         self.check_session_room(session, slots.len())?;
         self.check_room(slots)?;
-        self.room_for_waiter(params.asker(), params.value, slots.len())?;
+        self.room_for_waiter(params.asker(), params.kind, params.value, slots.len())?;
         let record = Waiter::new(params.asker(), session, params.ttl_ms, self.clock.logical_ms, pending)
             .of_kind(params.kind, params.value);
         if self.could_wound_its_way(slots, &record) {
@@ -78,9 +78,9 @@ impl Machine {
             }
             return self.attach(waiter, pending, 0, session);
         }
-        self.check_session_room(session, 1)?;
+        // It waits for a lock that its session has already.
         self.check_room(&[slot])?;
-        self.room_for_waiter(asker, b"", 1)?;
+        self.room_for_waiter(asker, LockKind::Exclusive, b"", 1)?;
         // Bound to its hold, not to a time of its own.
         let mut record = Waiter::new(asker, session, 0, self.clock.logical_ms, pending);
         record.converts = params.fence;
@@ -159,6 +159,11 @@ impl Machine {
         } else {
             Err(errors::owner_queued_elsewhere())
         }
+    }
+
+    /// Whether this owner is in line for a lock already.
+    pub(crate) fn is_queued(&self, slot: LockSlot, asker: OwnerIdentity<'_>) -> bool {
+        self.queued_owners.find(&self.queue_entries, &self.waiters, slot, asker).is_some()
     }
 
     fn attach(

@@ -16,6 +16,7 @@ use crate::grammar::errors;
 use crate::machine::locks::several::Hold;
 use crate::machine::log::bytes::Reader;
 use crate::machine::{LockSlot, Machine, QueueEntrySlot, SessionSlot};
+use crate::mutant;
 use crate::reply::Refusal;
 use crate::types::SessionPolicy;
 
@@ -89,7 +90,7 @@ impl Machine {
         slot: LockSlot,
         last: QueueEntrySlot,
     ) -> Result<(), Refusal> {
-        if self.policy_of(session) != Some(SessionPolicy::WaitDie) {
+        if self.policy_of(session) != Some(SessionPolicy::WaitDie) || mutant!(YoungerWaits) {
             return Ok(());
         }
         let age = self.age_of(session);

@@ -93,13 +93,27 @@ pub(crate) fn weight_of_value(value: &Value) -> usize {
 impl Waiter {
     pub(crate) fn weight(&self) -> usize {
         let orders: usize = self.requests.iter().map(|request| request.form.len()).sum();
-        weight_of_waiter(self.asker(), &self.value, self.queue_entries.len(), self.requests.len()) + orders
+        let terms = (self.asker(), self.kind, &*self.value);
+        weight_of_waiter(terms, self.queue_entries.len(), self.requests.len()) + orders
     }
 }
 
-fn weight_of_waiter(asker: OwnerIdentity<'_>, value: &[u8], queue_entries: usize, requests: usize) -> usize {
+/// With what its grants will weigh: a hand-over needs no room. A multi-lock of readers becomes a holder at each of its locks.
+fn weight_of_waiter(
+    (asker, kind, value): (OwnerIdentity<'_>, LockKind, &[u8]),
+    queue_entries: usize,
+    requests: usize,
+) -> usize {
     let grant = weight_of_holder(asker) + value.len();
-    WAITER_BYTES + grant + queue_entries * QUEUE_ENTRY_BYTES + requests * REQUEST_BYTES
+    let others = match kind {
+        LockKind::Exclusive => 0,
+        LockKind::Shared | LockKind::Permits { .. } => queue_entries.saturating_sub(1),
+    };
+    WAITER_BYTES
+        + grant
+        + others * (HOLDER_BYTES + grant)
+        + queue_entries * QUEUE_ENTRY_BYTES
+        + requests * REQUEST_BYTES
 }
 
 impl Session {
@@ -207,15 +221,22 @@ impl Machine {
         self.room_for((weight_of_lock(name, NOBODY) + weight_of_terms(terms)).saturating_sub(counted))
     }
 
+    /// Room for the exclusive holder of a lock as the first of several.
+    pub(crate) fn room_to_share(&self, slot: LockSlot) -> Result<(), Refusal> {
+        let value = self.attached.get(&slot).map_or(0, |_| ATTACHED_BYTES);
+        self.room_for(HOLDER_BYTES - value)
+    }
+
     /// Room for a waiter at these locks, whose records are there.
     pub(crate) fn room_for_waiter(
         &self,
         asker: OwnerIdentity<'_>,
+        kind: LockKind,
         value: &[u8],
         queue_entries: usize,
     ) -> Result<(), Refusal> {
         // A multi-lock keeps the order of its names.
-        self.room_for(weight_of_waiter(asker, value, queue_entries, 1) + queue_entries)
+        self.room_for(weight_of_waiter((asker, kind, value), queue_entries, 1) + queue_entries)
     }
 
     /// Room for a multi-lock: for all its holders now, or for its records and later for its waiter.
@@ -226,10 +247,11 @@ impl Machine {
         terms: &GrantTerms<'_>,
         at_once: bool,
     ) -> Result<(), Refusal> {
-        let granted = if at_once { weight_of_terms(terms) } else { 0 };
         let growth = |name: &&[u8]| {
             let slot = self.names.find(&self.locks, db, name);
             let counted = slot.map_or(0, |slot| self.active_weight(slot));
+            let is_own = slot.is_some_and(|slot| self.hold_of_owner(slot, terms.asker).is_some());
+            let granted = if at_once && !is_own { weight_of_terms(terms) } else { 0 };
             (weight_of_lock(name, NOBODY) + granted).saturating_sub(counted)
         };
         match names.iter().map(growth).sum() {
