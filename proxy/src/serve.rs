@@ -198,7 +198,7 @@ fn assemble(
         subscriber,
     });
     settings_follower::start(Arc::clone(&server), flags);
-    loss_checks::start(Arc::clone(&server));
+    loss_checks::start(&server);
     server
 }
 

@@ -3,7 +3,7 @@
 mod support;
 
 use std::time::Duration;
-use support::{await_that, fence_of, start_cluster, Client, Node};
+use support::{await_that, behind, fence_of, start_cluster, Client, Node};
 
 const QUIET: Duration = Duration::from_millis(150);
 
@@ -302,4 +302,204 @@ fn a_disconnected_waiter_for_permits_leaves_nothing_behind() {
     await_that("it left", || client.ask(&words("LOCK.INFO p")).contains("\"waiters\", 0"));
     assert_eq!(client.ask(&["LOCK.RELEASE", "p", &fence.to_string()]), "(1, \"ok\")");
     await_that("all permits are free", || client.ask(&words("LOCK.INFO p")).contains("\"state\", \"free\""));
+}
+
+/// Holders of one name beyond those that `LOCK.INFO` shows.
+fn hold_by_many(node: &Node, name: &str, kind: &str, count: usize) -> Client {
+    let mut client = node.connect();
+    for at in 0..count {
+        client.send(&words(&format!("LOCK.ACQUIRE {name} 600000 OWNER o{at} {kind}")));
+        if at % 100 == 99 {
+            (0..100).for_each(|_| _ = fence_of(&client.receive()));
+        }
+    }
+    (0..count % 100).for_each(|_| _ = fence_of(&client.receive()));
+    client
+}
+
+/// A grant that nobody is left to take is given back, however many others hold the lock.
+#[test]
+fn permits_of_disconnected_clients_come_back_beyond_a_thousand_holders() {
+    let node = node();
+    let mut client = hold_by_many(&node, "p", "PERMITS 1 OF 1101", 1_100);
+    let last = grant(&mut client, "LOCK.ACQUIRE p 600000 OWNER last PERMITS 1 OF 1101");
+    // They wait for the one permit; whoever gets it has gone.
+    let waiters: Vec<Client> = (0..20)
+        .map(|_| {
+            let mut waiter = node.connect();
+            waiter.send(&words("LOCK.ACQUIRE p 600000 PERMITS 1 OF 1101 WAIT 600000"));
+            waiter
+        })
+        .collect();
+    await_that("they wait", || client.ask(&words("LOCK.QUEUE p")).matches('(').count() == 21);
+    drop(waiters);
+    assert_eq!(client.ask(&["LOCK.RELEASE", "p", &last.to_string()]), "(1, \"ok\")");
+    await_that("the permit is free again", || {
+        let reply = client.ask(&words("LOCK.ACQUIRE p 600000 OWNER again PERMITS 1 OF 1101"));
+        reply != "nil"
+    });
+}
+
+/// Locks that a connection was told of before it asked to be told of losses, and in a transaction.
+#[test]
+fn every_lock_of_the_connection_is_watched() {
+    let node = node();
+    let mut other = node.connect();
+    let mut client = resp3(&node);
+    let before = grant(&mut client, "LOCK.ACQUIRE before 60000");
+    let gone = grant(&mut client, "LOCK.ACQUIRE gone 60000");
+    let released = grant(&mut client, "LOCK.ACQUIRE released 60000");
+    assert_eq!(client.ask(&["LOCK.RELEASE", "released", &released.to_string()]), "(1, \"ok\")");
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE gone")), "1");
+    // The acquire is still under way when it says so.
+    client.send(&words("LOCK.ACQUIRE pipelined 60000"));
+    client.send(&words("LOCK.NOTIFY ON"));
+    let pipelined = fence_of(&client.receive());
+    assert_eq!(client.receive(), "OK");
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE before")), "1");
+    assert_eq!(client.receive(), lost("before", before, "forced", "nil"));
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE pipelined")), "1");
+    assert_eq!(client.receive(), lost("pipelined", pipelined, "forced", "nil"));
+
+    let lines = [
+        "MULTI",
+        "LOCK.ACQUIRE t1 60000",
+        "SELECT 1",
+        "LOCK.MACQUIRE 2 t2 t3 60000 SHARED",
+        "LOCK.ACQUIRE t4 60000 OWNER me",
+        "SELECT 0",
+    ];
+    client.ask_all(&lines);
+    let done = client.ask(&["EXEC"]);
+    let fences: Vec<&str> = done.split(['(', ')', ',', ' ']).filter(|word| word.len() == 16).collect();
+    assert_eq!(fences.len(), 4, "{done}");
+    let mut elsewhere = node.connect();
+    assert_eq!(elsewhere.ask(&words("SELECT 1")), "OK");
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE t1")), "1");
+    assert_eq!(client.receive(), lost("t1", fences[0].parse().unwrap(), "forced", "nil"));
+    for (at, name) in ["t2", "t3", "t4"].into_iter().enumerate() {
+        assert_eq!(elsewhere.ask(&["LOCK.FORCERELEASE", name]), "1");
+        assert_eq!(client.receive(), lost(name, fences[at + 1].parse().unwrap(), "forced", "nil"));
+    }
+    // Taken and given back in one step: nothing is lost.
+    client.ask_all(&["MULTI", "LOCK.ACQUIRE t5 60000", "LOCK.FORCERELEASE t5"]);
+    let done = client.ask(&["EXEC"]);
+    assert!(client.receive().contains("\"t5\""), "{done}");
+
+    let kept = grant(&mut client, "LOCK.ACQUIRE kept 60000");
+    assert_eq!(client.ask(&words("LOCK.NOTIFY OFF")), "OK");
+    assert_eq!(client.ask(&words("LOCK.NOTIFY ON")), "OK");
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE kept")), "1");
+    assert_eq!(client.receive(), lost("kept", kept, "forced", "nil"));
+    let _ = gone;
+    assert!(client.hears_nothing_for(QUIET), "what had ended before is not told");
+
+    assert_eq!(client.ask(&["RESET"]), "RESET");
+    assert!(client.ask(&["HELLO", "3"]).starts_with('{'));
+    grant(&mut client, "LOCK.ACQUIRE r 60000");
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE r")), "1");
+    assert!(client.hears_nothing_for(QUIET), "RESET ended it");
+}
+
+/// A conversion gives a new fence: the old one is not lost, the new one is watched.
+#[test]
+fn a_converted_lock_is_watched_under_its_new_fence() {
+    let node = node();
+    let mut client = notified(&node);
+    let mut other = node.connect();
+    let shared = grant(&mut client, "LOCK.ACQUIRE c 60000 SHARED");
+    let exclusive = fence_of(&client.ask(&["LOCK.CONVERT", "c", &shared.to_string(), "EXCLUSIVE"]));
+    assert!(client.hears_nothing_for(QUIET));
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE c")), "1");
+    assert_eq!(client.receive(), lost("c", exclusive, "forced", "nil"));
+    // It waits to convert when its shared hold is taken away.
+    let shared = grant(&mut client, "LOCK.ACQUIRE c 60000 SHARED");
+    grant(&mut other, "LOCK.ACQUIRE c 60000 SHARED OWNER other");
+    client.send(&["LOCK.CONVERT", "c", &shared.to_string(), "EXCLUSIVE", "WAIT", "60000"]);
+    await_that("it waits", || other.ask(&words("LOCK.INFO c")).contains("\"waiters\", 1"));
+    assert_eq!(other.ask(&["LOCK.FORCERELEASE", "c", "FENCE", &shared.to_string()]), "1");
+    let mut told = [client.receive(), client.receive()];
+    told.sort();
+    assert_eq!(told, [lost("c", shared, "forced", "nil"), "nil".to_string()]);
+}
+
+/// A client that waits to convert and goes leaves the queue, and its shared hold stays.
+#[test]
+fn a_disconnected_upgrader_leaves_the_queue() {
+    let node = node();
+    let mut client = node.connect();
+    let shared = grant(&mut client, "LOCK.ACQUIRE c 60000 SHARED OWNER a");
+    grant(&mut client, "LOCK.ACQUIRE c 60000 SHARED OWNER b");
+    let mut gone = node.connect();
+    gone.send(&["LOCK.CONVERT", "c", &shared.to_string(), "EXCLUSIVE", "WAIT", "60000"]);
+    await_that("it waits", || client.ask(&words("LOCK.INFO c")).contains("\"waiters\", 1"));
+    drop(gone);
+    await_that("it left", || client.ask(&words("LOCK.INFO c")).contains("\"waiters\", 0"));
+    assert_eq!(client.ask(&["LOCK.RENEW", "c", &shared.to_string(), "60000"]), "(1, 60000)");
+}
+
+/// The marks are in the Redis behind, which knows nothing of modes: the cluster is asked.
+#[test]
+fn fences_of_several_holders_guard_nothing_at_a_redis_behind() {
+    let (_redis, node) = behind(&[]);
+    runs_version_2(&node);
+    let mut client = node.connect();
+    let writer = grant(&mut client, "LOCK.ACQUIRE w 60000 TIER CORRECTNESS");
+    assert_eq!(client.ask(&["FENCE.CHECK", "w", &writer.to_string()]), "1", "before anybody shares a lock");
+    let shared = grant(&mut client, "LOCK.ACQUIRE r 60000 SHARED TIER CORRECTNESS").to_string();
+    let permit = grant(&mut client, "LOCK.ACQUIRE p 60000 PERMITS 1 OF 3 TIER CORRECTNESS").to_string();
+    for (name, fence) in [("r", &shared), ("p", &permit)] {
+        assert_eq!(code(&client.ask(&["FENCE.CHECK", name, fence])), "-MODE");
+        assert_eq!(code(&client.ask(&["FENCE.CALL", name, fence, "SET", "k", "v"])), "-MODE");
+        assert_eq!(client.ask(&["FENCE.GET", name]), "0");
+        // In a pipeline, with others before and behind.
+        let lines = [
+            "SET k v",
+            &format!("FENCE.CHECK {name} {fence}"),
+            &format!("FENCE.CHECK w {writer}"),
+            "GET k",
+            &format!("FENCE.CALL w {writer} INCR n:{name}"),
+            "GET k",
+        ];
+        let replies = client.pipeline(&lines);
+        assert_eq!(code(&replies[1]), "-MODE");
+        assert_eq!([&replies[0], &replies[2], &replies[3], &replies[4]], ["OK", "1", "\"v\"", "1"]);
+        assert_eq!(client.ask(&["MULTI"]), "OK");
+        assert_eq!(code(&client.ask(&["FENCE.CHECK", name, fence])), "-MODE");
+        assert_eq!(code(&client.ask(&["EXEC"])), "-EXECABORT");
+    }
+    let exclusive = fence_of(&client.ask(&["LOCK.CONVERT", "r", &shared, "EXCLUSIVE"]));
+    assert_eq!(client.ask(&["FENCE.CHECK", "r", &exclusive.to_string()]), "1");
+}
+
+/// A node that is cut off: doubt comes by the lease that counts now, be it renewed or the session's, and RESP2 clients hear of it.
+#[test]
+fn locks_are_doubted_by_the_lease_they_have() {
+    const LEASE_MS: &str = "10000";
+    let nodes = start_cluster(3, &[]);
+    nodes.iter().for_each(runs_version_2);
+    let mut client = notified(&nodes[0]);
+    let mut watcher = nodes[0].connect();
+    watcher.send(&words("PSUBSCRIBE __lost__:*"));
+    watcher.receive();
+    let id = session(&mut client, &format!("LOCK.SESSION OPEN {LEASE_MS}"));
+    let of_session = grant(&mut client, &format!("LOCK.ACQUIRE s 0 SESSION {id}"));
+    let lengthened = grant(&mut client, &format!("LOCK.ACQUIRE long {LEASE_MS}"));
+    let shortened = grant(&mut client, "LOCK.ACQUIRE short 600000");
+    let renewals = [("long", lengthened, "600000"), ("short", shortened, LEASE_MS)];
+    for (name, fence, ttl) in renewals {
+        assert_eq!(client.ask(&["LOCK.RENEW", name, &fence.to_string(), ttl]), format!("(1, {ttl})"));
+    }
+    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
+    let mut told = [client.receive(), client.receive()];
+    told.sort();
+    let suspect =
+        |name: &str, fence: u64| format!(">(\"lock-suspect\", \"{name}\", {fence}, \"no_quorum\", nil)");
+    assert_eq!(told, [suspect("s", of_session), suspect("short", shortened)]);
+    let mut heard = [watcher.receive(), watcher.receive()];
+    heard.sort();
+    assert!(heard[0].contains("lock-suspect") && heard[0].contains("__lost__:s\""), "{heard:?}");
+    assert!(heard[1].contains("lock-suspect") && heard[1].contains("__lost__:short\""), "{heard:?}");
+    nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
+    await_that("the cluster serves", || client.ask(&words("LOCK.FORCERELEASE long")) == "1");
 }

@@ -57,6 +57,7 @@ pub struct Loss {
     /// Whose it was.
     pub user: UserTag,
     pub owner: Bytes,
+    pub mode: LockMode,
     /// The fence of who has the lock now, where the same step granted it again.
     pub successor: Option<Fence>,
 }
@@ -403,6 +404,7 @@ impl Machine {
                 session: self.sessions.get(session).map(|session| session.id),
                 user,
                 owner: Bytes::copy_from_slice(name),
+                mode: self.locks[slot].mode().unwrap_or(LockMode::Exclusive),
                 successor: None,
             });
         }

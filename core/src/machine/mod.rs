@@ -73,7 +73,7 @@ pub use log::codec::put_user;
 pub use log::command::{Command, Db, OfUser, Watched, Words};
 pub use log::entry::{entry_stamp, EntryBuilder, EntryError};
 pub use log::{command, conditional, effects, request};
-pub use query::Query;
+pub use query::{GrantOf, GrantState, Query};
 use queue::waiter::{QueueEntry, QueuedOwners, Waiter};
 use requests::dedup::Dedup;
 pub use requests::origins::{Fate, OriginState};

@@ -8,10 +8,13 @@ use crate::machine::locks::several::Hold;
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::sessions::session::Session;
 use crate::machine::settings;
+use crate::machine::store::deadlines::NEVER;
 use crate::machine::version;
 use crate::machine::{Db, LockSlot, Machine, SessionSlot};
 use crate::reply::{LockInfo, Reply};
-use crate::types::{has_passed, Fence, Member, Reason, SessionId, SessionScope, Tier, SCAN_COUNT_MAX};
+use crate::types::{
+    has_passed, Fence, Member, OwnerIdentity, Reason, SessionId, SessionScope, Tier, SCAN_COUNT_MAX,
+};
 use ::bytes::Bytes;
 
 /// A page ends early where its names are long.
@@ -41,6 +44,18 @@ pub enum Query<'a> {
         db: Db,
         resource: &'a [u8],
         sessions: SessionScope,
+    },
+    /// What became of one grant. Any holder is found, however many there are: `LOCK.INFO` shows the first of them.
+    Grant {
+        db: Db,
+        resource: &'a [u8],
+        by: GrantOf<'a>,
+    },
+    /// Whether a fence may guard writes: `MODE` where it is that of one of several holders. For marks that live elsewhere.
+    FenceKind {
+        db: Db,
+        resource: &'a [u8],
+        fence: Fence,
     },
     /// What a session holds, for `LOCK.NOTIFY ON SESSION`.
     SessionLocks {
@@ -72,6 +87,51 @@ pub enum Query<'a> {
     Setting(settings::Setting),
 }
 
+/// Which grant of a lock is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrantOf<'a> {
+    Fence(Fence),
+    Owner(OwnerIdentity<'a>),
+}
+
+/// What [`Query::Grant`] finds, as the node reads it out of the reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GrantState {
+    /// It stands. `lease_ms`: how long it was last granted or renewed for; of one without an end of its own, the ttl of its
+    /// session; 0 where it has neither.
+    Held { fence: Fence, lease_ms: u64 },
+    /// It does not. `successor`: the oldest holder by now.
+    Ended { reason: Reason, successor: Option<Fence> },
+}
+
+impl GrantState {
+    fn to_reply(self) -> Reply {
+        match self {
+            GrantState::Held { fence, lease_ms } => Reply::Granted { fence, ttl_ms: lease_ms },
+            GrantState::Ended { reason, successor } => Reply::Array(vec![
+                Reply::Refused(reason),
+                successor.map_or(Reply::Nil, |fence| Reply::Int(fence.0 as i64)),
+            ]),
+        }
+    }
+
+    /// `None`: the state could not be asked.
+    #[must_use]
+    pub fn read(reply: &Reply) -> Option<GrantState> {
+        if let Reply::Granted { fence, ttl_ms } = reply {
+            return Some(GrantState::Held { fence: *fence, lease_ms: *ttl_ms });
+        }
+        let Reply::Array(parts) = reply else { return None };
+        match parts[..] {
+            [Reply::Refused(reason), Reply::Nil] => Some(GrantState::Ended { reason, successor: None }),
+            [Reply::Refused(reason), Reply::Int(fence)] => {
+                Some(GrantState::Ended { reason, successor: Some(Fence(fence as u64)) })
+            }
+            _ => None,
+        }
+    }
+}
+
 impl Machine {
     #[must_use]
     pub fn query(&self, query: Query<'_>) -> Reply {
@@ -86,6 +146,11 @@ impl Machine {
             Query::Info { db, resource, sessions } => self.info(db, resource, sessions, late_ms),
             Query::Queue { db, resource } => self.queue(db, resource, late_ms),
             Query::Explain { db, resource, sessions } => self.explain(db, resource, sessions, late_ms),
+            Query::Grant { db, resource, by } => self.grant_state(db, resource, by).to_reply(),
+            Query::FenceKind { db, resource, fence } => match self.is_fence_of_several(db, resource, fence) {
+                true => errors::fence_of_several(fence.0).into(),
+                false => Reply::OK,
+            },
             Query::SessionLocks { id, sessions } => self.session_locks(id, sessions),
             Query::Scan { db, cursor, pattern, count } => self.scan(db, cursor, pattern, count),
             Query::Session { id, sessions } => self.session_info(id, sessions, late_ms),
@@ -190,6 +255,50 @@ impl Machine {
             (Reply::Text("policy"), Reply::Text(session.policy.as_str())),
             (Reply::Text("age"), Reply::Int(session.age.asked as i64)),
         ])
+    }
+
+    fn grant_state(&self, db: Db, name: &[u8], by: GrantOf<'_>) -> GrantState {
+        let Some(slot) = self.names.find(&self.locks, db, name) else {
+            return GrantState::Ended { reason: Reason::NotOwner, successor: None };
+        };
+        let hold = match by {
+            GrantOf::Fence(fence) => self.hold_with_fence(slot, fence),
+            GrantOf::Owner(asker) => self.hold_of_owner(slot, asker),
+        };
+        let standing = hold.filter(|hold| self.held_until_ms(db, name, self.fence_of(*hold)).is_some());
+        if let Some(hold) = standing {
+            return GrantState::Held { fence: self.fence_of(hold), lease_ms: self.lease_of(hold) };
+        }
+        let reason = match by {
+            GrantOf::Fence(fence) => self.reason_against(db, name, fence),
+            GrantOf::Owner(_) => Reason::NotOwner,
+        };
+        let lock = &self.locks[slot];
+        let successor = match lock.is_several() {
+            _ if !self.is_held_now(slot) => None,
+            true => self.oldest_holder(slot).map(|holder| self.holders[holder].fence),
+            false => Some(lock.fence),
+        };
+        GrantState::Ended { reason, successor }
+    }
+
+    /// Whether anybody holds a lock in another mode than exclusive.
+    #[must_use]
+    pub fn knows_several(&self) -> bool {
+        self.has_several()
+    }
+
+    /// How long a hold lasts without a renewal: its own time, or that of its session.
+    fn lease_of(&self, hold: Hold) -> u64 {
+        let own_ms = match hold {
+            Hold::Exclusive(slot) => self.locks[slot].granted_ms(),
+            Hold::Several(holder) => {
+                let holder = &self.holders[holder];
+                (holder.deadline_ms != NEVER).then(|| holder.granted.ms())
+            }
+        };
+        let session_ms = self.sessions.get(self.session_of_hold(hold)).map(|session| session.ttl_ms);
+        own_ms.into_iter().chain(session_ms).min().unwrap_or(0)
     }
 
     /// When, on the logical clock, a grant ends that still stands; `u64::MAX` where it has no end of its own.

@@ -20,6 +20,6 @@ pub use hub::{
     is_about_locks, Hub, PubSubMessage, SubscriberDelivery, SubscriberInbox, SubscriptionKind,
     INVALIDATE_CHANNEL,
 };
-pub use losses::{Attempt, GrantKey, LossInbox, LossNotice, LossWatch, NoticeKind};
+pub use losses::{Attempt, AttemptBy, GrantKey, LossInbox, LossNotice, LossWatch, NoticeKind, ToldGrant};
 pub use publish_feed::publish_feed;
 pub use tracking::{Invalidation, InvalidationInbox, Tracker, TrackingTerms};

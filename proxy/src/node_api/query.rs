@@ -5,9 +5,9 @@ use redfence_core::grammar::cluster::Backup;
 use redfence_core::keyspace::key_spec::KeySpec;
 use redfence_core::keyspace::{table, Resp};
 use redfence_core::machine::settings::Setting;
-use redfence_core::machine::{KeysWalk, Machine, Query, Words};
+use redfence_core::machine::{GrantOf, KeysWalk, Machine, Query, Words};
 use redfence_core::reply::{Refusal, Reply};
-use redfence_core::types::{Member as RedlockMember, SessionId, SessionScope};
+use redfence_core::types::{Fence, Member as RedlockMember, OwnerIdentity, SessionId, SessionScope, UserTag};
 
 /// A read of the state that owns its bytes, to cross threads: [`redfence_core::machine::Query`], or a command on plain keys.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +26,25 @@ pub enum OwnedQuery {
         db: u32,
         resource: Bytes,
         sessions: SessionScope,
+    },
+    /// What became of the grant with this fence. The answer is read by [`redfence_core::machine::GrantState`].
+    GrantByFence {
+        db: u32,
+        resource: Bytes,
+        fence: Fence,
+    },
+    /// The same of what an owner was granted.
+    GrantByOwner {
+        db: u32,
+        resource: Bytes,
+        owner: Bytes,
+        user: UserTag,
+    },
+    /// Whether a fence may guard writes.
+    FenceKind {
+        db: u32,
+        resource: Bytes,
+        fence: Fence,
     },
     /// What a session holds.
     SessionLocks {
@@ -97,6 +116,16 @@ impl OwnedQuery {
             OwnedQuery::Explain { db, resource, sessions } => {
                 Query::Explain { db: *db, resource, sessions: *sessions }
             }
+            OwnedQuery::GrantByFence { db, resource, fence } => {
+                Query::Grant { db: *db, resource, by: GrantOf::Fence(*fence) }
+            }
+            OwnedQuery::GrantByOwner { db, resource, owner, user } => {
+                let by = GrantOf::Owner(OwnerIdentity { owner, user: *user });
+                Query::Grant { db: *db, resource, by }
+            }
+            OwnedQuery::FenceKind { db, resource, fence } => {
+                Query::FenceKind { db: *db, resource, fence: *fence }
+            }
             OwnedQuery::SessionLocks { id, sessions } => Query::SessionLocks { id: *id, sessions: *sessions },
             OwnedQuery::Scan { db, cursor, pattern, count } => {
                 Query::Scan { db: *db, cursor: *cursor, pattern: pattern.as_deref(), count: *count }
@@ -145,7 +174,11 @@ impl OwnedQuery {
                 row.keys_of(&argv).iter().any(|key| is_ending(*member, *db, key))
             }
             OwnedQuery::Scan { .. } => true,
-            OwnedQuery::Queue { .. }
+            // Whoever asks these is told of the end when it is in an entry.
+            OwnedQuery::GrantByFence { .. }
+            | OwnedQuery::GrantByOwner { .. }
+            | OwnedQuery::FenceKind { .. }
+            | OwnedQuery::Queue { .. }
             | OwnedQuery::SessionLocks { .. }
             | OwnedQuery::Session { .. }
             | OwnedQuery::Mark { .. }
@@ -167,6 +200,10 @@ impl OwnedQuery {
             | OwnedQuery::Queue { resource, .. }
             | OwnedQuery::Explain { resource, .. }
             | OwnedQuery::Mark { resource, .. } => resource.len(),
+            OwnedQuery::GrantByFence { resource, .. } | OwnedQuery::FenceKind { resource, .. } => {
+                resource.len()
+            }
+            OwnedQuery::GrantByOwner { resource, owner, .. } => resource.len() + owner.len(),
             OwnedQuery::Scan { pattern, .. } => pattern.as_ref().map_or(0, Bytes::len),
             OwnedQuery::Session { .. }
             | OwnedQuery::SessionLocks { .. }

@@ -65,6 +65,8 @@ pub struct ClusterStatus {
     pub settings_version: u64,
     /// Of the routes in force as applied here. Never older than any answer given later.
     pub routing_version: u64,
+    /// Whether anybody has held a lock in another mode than exclusive since this node runs. Never older than any answer given later.
+    pub knows_several: bool,
     /// Statistics of the machine, for `INFO`. At most 100 ms old.
     pub stats: Stats,
     pub digests: DigestStatus,

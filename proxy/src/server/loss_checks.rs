@@ -1,30 +1,40 @@
-//! Tells holders of locks to doubt them while this node does not reach the leader, and looks up what they
-//! hold after ends of grants were missed.
+//! Tells holders of locks to doubt them while this node does not reach the leader, and looks up grants of which only the state
+//! knows whether they stand.
 
 use crate::events::GrantKey;
 use crate::node_api::OwnedQuery;
 use crate::server::ServerState;
-use redfence_core::reply::Reply;
-use redfence_core::types::SessionScope;
+use bytes::Bytes;
+use redfence_core::event::{loss_to_json, lost_channel};
+use redfence_core::machine::GrantState;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// `LOCK.INFO` shows no more.
-const HOLDERS_SHOWN_MAX: usize = 1_000;
 /// How often it looks.
 const PERIOD: Duration = Duration::from_millis(25);
+/// Grants that are asked for at a time.
+const LOOK_UPS_MAX: usize = 256;
+/// A node gives its leader up, and a leader itself, after this silence at the earliest.
+const SILENT_MS_MIN: u64 = 300;
 
-/// Starts the task. It ends with the server.
-pub fn start(server: Arc<ServerState>) {
-    let server = Arc::downgrade(&server);
+/// Starts the tasks. They end with the server. Two of them: while the state cannot be read, there is the more to doubt.
+pub fn start(server: &Arc<ServerState>) {
+    let weak = Arc::downgrade(server);
     tokio::spawn(async move {
         let mut out_of_reach_ms = None;
         loop {
             tokio::time::sleep(PERIOD).await;
-            let Some(server) = server.upgrade() else { return };
+            let Some(server) = weak.upgrade() else { return };
             out_of_reach_ms = doubt(&server, out_of_reach_ms);
-            for key in server.losses.take_to_check() {
-                look_up(&server, key).await;
+        }
+    });
+    let weak = Arc::downgrade(server);
+    tokio::spawn(async move {
+        loop {
+            tokio::time::sleep(PERIOD).await;
+            let Some(server) = weak.upgrade() else { return };
+            if server.losses.has_clients() {
+                look_up(&server).await;
             }
         }
     });
@@ -39,21 +49,30 @@ fn doubt(server: &ServerState, since_ms: Option<u64>) -> Option<u64> {
         return None;
     }
     let now_ms = server.now_ms();
-    let since_ms = since_ms.unwrap_or(now_ms);
-    if !server.losses.is_idle() {
-        server.losses.suspect(now_ms.saturating_sub(since_ms));
+    let since_ms = since_ms.unwrap_or(now_ms.saturating_sub(SILENT_MS_MIN));
+    if server.losses.has_clients() {
+        for notice in server.losses.suspect(now_ms.saturating_sub(since_ms)) {
+            // For RESP2 clients, which get no pushes.
+            let json = loss_to_json(notice.kind.as_str(), &notice.resource, notice.fence, notice.cause, None);
+            server.hub.publish(&Bytes::from(lost_channel(&notice.resource)), &Bytes::from(json));
+        }
     }
     Some(since_ms)
 }
 
-/// A grant that the state does not have is gone. Where the state cannot be read, the next look will tell.
-async fn look_up(server: &ServerState, key: GrantKey) {
-    let query = OwnedQuery::Info { db: key.db, resource: key.resource.clone(), sessions: SessionScope::None };
-    let Reply::Info(info) = server.tier2.query(query).await else { return server.losses.missed() };
-    let holders = info.holders.unwrap_or_default();
-    // Of more holders than are shown nobody can tell who is missing.
-    if holders.len() < HOLDERS_SHOWN_MAX && !holders.iter().any(|holder| holder.fence == key.fence) {
-        let successor = holders.first().map(|holder| holder.fence);
-        server.losses.gone(key, successor);
+/// Where the state cannot be read, the next look will tell.
+async fn look_up(server: &ServerState) {
+    for keys in server.losses.take_to_look_up().chunks(LOOK_UPS_MAX) {
+        let ask = |key: &GrantKey| {
+            let GrantKey { db, resource, fence } = key.clone();
+            server.tier2.query(OwnedQuery::GrantByFence { db, resource, fence })
+        };
+        let asked: Vec<_> = keys.iter().map(|key| (key.clone(), ask(key))).collect();
+        for (key, pending) in asked {
+            match GrantState::read(&pending.await) {
+                Some(state) => server.losses.found(key, state),
+                None => server.losses.not_found(key),
+            }
+        }
     }
 }

@@ -8,11 +8,12 @@
 
 use crate::node_api::OwnedQuery;
 use crate::retries::Retries;
+use crate::server::client::transaction::LockInTransaction;
 use crate::tier2::handle::{PendingReply, Tier2Handle};
 use bytes::Bytes;
-use redfence_core::machine::Command;
+use redfence_core::machine::{Command, GrantState};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Fence, SessionScope};
+use redfence_core::types::{Fence, UserTag};
 
 /// What a name takes in memory beside its bytes.
 const NAME_OVERHEAD_BYTES: usize = 64;
@@ -40,10 +41,29 @@ pub fn start(tier2: Tier2Handle, blob: Bytes, pending: PendingReply, waits: bool
     });
 }
 
+/// The same for a transaction. Where its outcome is not known, its grants end with their ttl: nobody knows their owners.
+pub fn start_of_transaction(tier2: Tier2Handle, locks: Vec<LockInTransaction>, pending: PendingReply) {
+    let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
+    let bytes = locks.iter().map(LockInTransaction::bytes).sum();
+    let Some(retries) = Retries::accept(0, bytes) else { return };
+    runtime.spawn(async move {
+        let mut release = OrphanRelease { tier2, retries };
+        let Reply::Array(replies) = pending.await else { return };
+        for lock in &locks {
+            let granted = replies.get(lock.at).and_then(|reply| lock.granted(reply));
+            let (fences, _) = granted.unwrap_or_default();
+            for (name, fence) in lock.names.iter().zip(fences) {
+                release.release(lock.db, name, fence).await;
+            }
+        }
+    });
+}
+
 /// What was asked for.
 struct AcquireTarget {
     db: u32,
     owner: Bytes,
+    user: UserTag,
     names: Vec<Bytes>,
     ttl_ms: u64,
 }
@@ -57,13 +77,16 @@ impl AcquireTarget {
     }
 
     fn read(blob: &[u8]) -> Option<AcquireTarget> {
+        let command = Command::decode(blob)?;
+        let user = command.user();
         let target = |db, owner: &[u8], names: &[&[u8]], ttl_ms| AcquireTarget {
             db,
             owner: Bytes::copy_from_slice(owner),
+            user,
             names: names.iter().map(|name| Bytes::copy_from_slice(name)).collect(),
             ttl_ms,
         };
-        match Command::decode(blob)?.without_user() {
+        match command.without_user() {
             Command::Acquire { db, resource, owner, ttl_ms, .. }
             | Command::AcquireWith { db, resource, owner, ttl_ms, .. } => {
                 Some(target(db, owner, &[resource], ttl_ms))
@@ -115,12 +138,14 @@ impl OrphanRelease {
     async fn look_and_release(&mut self, target: &AcquireTarget) -> Option<()> {
         self.release(target.db, &target.names[0], Fence(1)).await?;
         for name in &target.names {
-            let query =
-                || OwnedQuery::Info { db: target.db, resource: name.clone(), sessions: SessionScope::None };
-            let Reply::Info(info) = self.answer(|tier2| tier2.query(query())).await? else { continue };
-            let own = info.holders.iter().flatten().find(|holder| holder.owner == target.owner);
-            if let Some(fence) = own.map(|holder| holder.fence) {
-                self.release(target.db, name, fence).await?;
+            let AcquireTarget { db, user, .. } = *target;
+            let query = || {
+                let (resource, owner) = (name.clone(), target.owner.clone());
+                OwnedQuery::GrantByOwner { db, resource, owner, user }
+            };
+            let reply = self.answer(|tier2| tier2.query(query())).await?;
+            if let Some(GrantState::Held { fence, .. }) = GrantState::read(&reply) {
+                self.release(db, name, fence).await?;
             }
         }
         Some(())

@@ -217,6 +217,35 @@ fn losses_are_told_to_the_user_whose_they_were() {
     assert!(app.hears_nothing_for(std::time::Duration::from_millis(150)), "none of them was its own");
 }
 
+/// The chain behind a lock leads to names that were not asked for: it ends before one that may not be read.
+#[test]
+fn an_explanation_shows_no_lock_that_may_not_be_read() {
+    let node = Node::start(&[]);
+    let mut admin = node.connect();
+    let made = ["ACL SETUSER pay on >pw ~pay:* %W~drop:* +@all -@admin -@dangerous"];
+    assert_eq!(admin.ask_all(&made), ["OK"]);
+    let (mut pay, mut waiting) = (as_user(&node, "pay"), as_user(&node, "pay"));
+    let mut id = String::new();
+    await_that("the node serves", || {
+        id = pay.ask(&["LOCK.SESSION", "OPEN", "600000"]).replace('"', "");
+        id.len() == 16
+    });
+    assert!(pay.ask(&["LOCK.ACQUIRE", "pay:1", "0", "SESSION", &id]).starts_with('('));
+    for name in ["drop:1", "pay:2"] {
+        assert!(admin.ask(&["LOCK.ACQUIRE", name, "600000", "OWNER", "whose-is-it"]).starts_with('('));
+        waiting.send(&["LOCK.ACQUIRE", name, "0", "SESSION", &id, "WAIT", "600000"]);
+        await_that("it waits", || admin.ask(&["LOCK.EXPLAIN", "pay:1"]).contains(name));
+        let explained = pay.ask(&["LOCK.EXPLAIN", "pay:1"]);
+        let may_read = name == "pay:2";
+        assert_eq!(explained.contains("whose-is-it") && explained.contains(name), may_read, "{explained}");
+        assert_eq!(explained.contains("\"blocked_by\", ()"), !may_read, "{explained}");
+        let foreign = pay.ask(&["LOCK.EXPLAIN", "drop:1"]);
+        assert!(foreign.starts_with("-NOPERM"), "{foreign}");
+        assert_eq!(admin.ask(&["LOCK.FORCERELEASE", name]), "1");
+        assert!(waiting.receive().starts_with('('));
+    }
+}
+
 #[test]
 fn rights_that_are_taken_are_gone_at_once() {
     let node = Node::start(&[]);

@@ -9,7 +9,7 @@ use crate::keyspace::errors as redis_errors;
 use crate::keyspace::table::{self, Run};
 use crate::machine::keys::redis::CallContext;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
-use crate::machine::{version, Applied, Db, LockSlot, Machine, Words};
+use crate::machine::{version, Applied, Db, Machine, Words};
 use crate::reply::{Refusal, Reply};
 use crate::types::{passed_from_ms, Fence, FENCE_BOUND, RESOURCE_BYTES_MAX};
 use std::collections::BTreeSet;
@@ -250,8 +250,7 @@ impl Machine {
         if fence.0 == 0 || fence.0 >= FENCE_BOUND {
             return Err(errors::fence_range());
         }
-        let slot = self.names.find(&self.locks, db, resource);
-        if slot.is_some_and(|slot| self.is_fence_of_several(slot, fence)) {
+        if self.is_fence_of_several(db, resource, fence) {
             return Err(errors::fence_of_several(fence.0));
         }
         self.check_future(db, resource, fence)?;
@@ -271,7 +270,8 @@ impl Machine {
     }
 
     /// Whether a fence is, or was as far as the lock remembers, that of one of several holders.
-    fn is_fence_of_several(&self, slot: LockSlot, fence: Fence) -> bool {
+    pub(crate) fn is_fence_of_several(&self, db: Db, resource: &[u8], fence: Fence) -> bool {
+        let Some(slot) = self.names.find(&self.locks, db, resource) else { return false };
         self.holder_index.with_fence(slot, fence).is_some() || self.locks[slot].ended_beside_others(fence)
     }
 

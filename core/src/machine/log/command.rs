@@ -223,6 +223,16 @@ pub(crate) enum CallSite {
 }
 
 impl<'a> Command<'a> {
+    /// Whose command it is.
+    #[must_use]
+    pub fn user(&self) -> UserTag {
+        if let Command::OfUser(of_user) = self {
+            of_user.user
+        } else {
+            UserTag::DEFAULT
+        }
+    }
+
     /// The command itself, whoever's it is.
     #[must_use]
     pub fn without_user(self) -> Command<'a> {

@@ -3,19 +3,31 @@
 use super::*;
 use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
-use redfence_core::types::LossCause;
+use redfence_core::types::{LockMode, LossCause};
 use std::task::Waker;
 
 fn key(fence: u64) -> GrantKey {
     GrantKey { db: 0, resource: Bytes::from_static(b"r"), fence: Fence(fence) }
 }
 
+fn told(fence: u64, lease_ms: u64) -> ToldGrant {
+    ToldGrant { key: key(fence), lease_ms, user: UserTag::DEFAULT }
+}
+
+fn attempt(by: AttemptBy) -> Attempt {
+    Attempt { db: 0, resource: Bytes::from_static(b"r"), by }
+}
+
+fn by_owner() -> Attempt {
+    attempt(AttemptBy::Owner(Bytes::from_static(b"me")))
+}
+
 fn loss(fence: u64, cause: Option<LossCause>, session: Option<u64>) -> Loss {
     let resource = Bytes::from_static(b"r");
     let session = session.map(SessionId);
-    let (user, owner) = (UserTag::DEFAULT, Bytes::from_static(b"me"));
+    let (user, owner, mode) = (UserTag::DEFAULT, Bytes::from_static(b"me"), LockMode::Exclusive);
     let (fence, successor) = (Fence(fence), Some(Fence(fence + 1)));
-    Loss { db: 0, resource, fence, cause, session, user, owner, successor }
+    Loss { db: 0, resource, fence, cause, session, user, owner, mode, successor }
 }
 
 fn notices(inbox: &mut LossInbox) -> Vec<(NoticeKind, u64, &'static str)> {
@@ -34,11 +46,18 @@ fn watch() -> (LossWatch, LossInbox, Arc<ClientMemory>) {
     (watch, inbox, memory)
 }
 
+/// Asks, and is told of the grant.
+fn grant(watch: &LossWatch, fence: u64, lease_ms: u64) {
+    watch.asks(1, by_owner());
+    watch.granted(1, &by_owner(), told(fence, lease_ms));
+    watch.answered(1, &by_owner());
+}
+
 #[test]
 fn a_loss_is_told_once_and_a_release_never() {
     let (watch, mut inbox, memory) = watch();
-    watch.granted(1, key(5), 100, UserTag::DEFAULT);
-    watch.granted(1, key(6), 100, UserTag::DEFAULT);
+    grant(&watch, 5, 100);
+    grant(&watch, 6, 100);
     watch.ended(&loss(5, Some(LossCause::Expired), None));
     watch.ended(&loss(5, Some(LossCause::Expired), None));
     watch.ended(&loss(6, None, None));
@@ -47,23 +66,32 @@ fn a_loss_is_told_once_and_a_release_never() {
     assert_eq!(memory.total_bytes(), 0);
 }
 
+/// However many others have ended in between.
 #[test]
 fn a_grant_that_is_told_after_its_end_is_reported_at_once() {
     let (watch, mut inbox, _memory) = watch();
+    watch.asks(1, by_owner());
     watch.ended(&loss(5, Some(LossCause::Wounded), None));
     watch.ended(&loss(6, None, None));
+    for fence in 100..100_000 {
+        let mut other = loss(fence, Some(LossCause::Expired), None);
+        other.owner = Bytes::from_static(b"another");
+        watch.ended(&other);
+    }
     assert_eq!(notices(&mut inbox), [], "nobody was told of it yet");
-    watch.granted(1, key(5), 100, UserTag::DEFAULT);
-    watch.granted(1, key(6), 100, UserTag::DEFAULT);
+    watch.granted(1, &by_owner(), told(5, 100));
+    watch.granted(1, &by_owner(), told(6, 100));
+    watch.answered(1, &by_owner());
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "wounded")]);
     assert!(watch.is_idle());
+    assert!(watch.take_to_look_up().is_empty());
 }
 
 #[test]
 fn a_session_is_told_of_locks_of_other_connections() {
     let (watch, mut inbox, _memory) = watch();
     assert!(watch.watch_session(1, SessionId(9)));
-    watch.granted(1, key(5), 100, UserTag::DEFAULT);
+    grant(&watch, 5, 100);
     watch.ended(&loss(5, Some(LossCause::SessionEnded), Some(9)));
     watch.ended(&loss(6, Some(LossCause::Forced), Some(9)));
     watch.ended(&loss(7, Some(LossCause::Forced), Some(8)));
@@ -78,19 +106,59 @@ fn a_session_is_told_of_locks_of_other_connections() {
 fn a_loss_under_a_session_is_told_behind_the_answer_and_once() {
     let (watch, mut inbox, _memory) = watch();
     assert!(watch.watch_session(1, SessionId(9)));
-    let attempt = Attempt { db: 0, resource: Bytes::from_static(b"r"), owner: Bytes::from_static(b"me") };
-    watch.asks(1, attempt.clone());
-    watch.ended(&loss(5, Some(LossCause::Expired), Some(9)));
-    assert_eq!(notices(&mut inbox), [], "its answer is not there");
-    watch.granted(1, key(5), 100, UserTag::DEFAULT);
-    watch.answered(1, &attempt);
+    for (at, by) in
+        [by_owner(), attempt(AttemptBy::Conversion), attempt(AttemptBy::Transaction)].into_iter().enumerate()
+    {
+        let first = 10 * at as u64;
+        watch.asks(1, by.clone());
+        watch.ended(&loss(first + 5, Some(LossCause::Expired), Some(9)));
+        assert_eq!(notices(&mut inbox), [], "its answer is not there");
+        watch.granted(1, &by, told(first + 5, 100));
+        watch.answered(1, &by);
+        assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, first + 5, "expired")]);
+        watch.asks(1, by.clone());
+        watch.ended(&loss(first + 6, Some(LossCause::Expired), Some(9)));
+        watch.answered(1, &by);
+        match by.by {
+            AttemptBy::Owner(_) | AttemptBy::Conversion => {
+                assert_eq!(notices(&mut inbox), [], "a grant that was not told")
+            }
+            AttemptBy::Transaction => {
+                let of_another = [(NoticeKind::Lost, first + 6, "expired")];
+                assert_eq!(notices(&mut inbox), of_another, "it was not the transaction's");
+            }
+        }
+        watch.ended(&loss(first + 7, Some(LossCause::Expired), Some(9)));
+        let of_another = [(NoticeKind::Lost, first + 7, "expired")];
+        assert_eq!(notices(&mut inbox), of_another, "of another connection");
+    }
+}
+
+/// A shared hold of the session ends while another is converted: that is no grant the conversion could be answered with.
+#[test]
+fn a_conversion_holds_up_no_other_loss() {
+    let (watch, mut inbox, _memory) = watch();
+    assert!(watch.watch_session(1, SessionId(9)));
+    watch.asks(1, attempt(AttemptBy::Conversion));
+    let mut shared = loss(5, Some(LossCause::Wounded), Some(9));
+    shared.mode = LockMode::Shared;
+    watch.ended(&shared);
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "wounded")]);
+}
+
+/// The owner asks again while its first answer is under way: both are answered with one grant.
+#[test]
+fn an_owner_that_asks_twice_is_told_once() {
+    let (watch, mut inbox, _memory) = watch();
+    watch.asks(1, by_owner());
+    watch.asks(1, by_owner());
+    watch.granted(1, &by_owner(), told(5, 100));
+    watch.answered(1, &by_owner());
+    watch.ended(&loss(5, Some(LossCause::Expired), None));
+    watch.granted(1, &by_owner(), told(5, 100));
+    watch.answered(1, &by_owner());
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
-    watch.asks(1, attempt.clone());
-    watch.ended(&loss(6, Some(LossCause::Expired), Some(9)));
-    watch.answered(1, &attempt);
-    assert_eq!(notices(&mut inbox), [], "a grant that was not told");
-    watch.ended(&loss(7, Some(LossCause::Expired), Some(9)));
-    assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 7, "expired")], "of another connection");
+    assert!(watch.is_idle());
 }
 
 #[test]
@@ -102,29 +170,38 @@ fn who_named_a_session_is_disconnected_where_ends_were_missed() {
     let mut context = Context::from_waker(Waker::noop());
     assert_eq!(inbox.poll(&mut context), Poll::Ready(None));
     assert!(watch.table().clients.is_empty() && watch.table().sessions.is_empty());
+    assert!(!watch.has_clients());
 }
 
 #[test]
 fn a_session_that_is_not_the_clients_is_not_watched() {
     let (watch, mut inbox, _memory) = watch();
     assert!(watch.watch_session(1, SessionId(9)));
+    assert!(watch.is_watching_session(1, SessionId(9)));
     watch.unwatch_session(1, SessionId(9));
     watch.ended(&loss(5, Some(LossCause::Forced), Some(9)));
     assert_eq!(notices(&mut inbox), []);
 }
 
 #[test]
-fn doubt_is_told_once_an_outage_at_half_of_the_ttl() {
+fn doubt_is_told_once_an_outage_at_half_of_the_lease() {
     let (watch, mut inbox, _memory) = watch();
-    watch.granted(1, key(5), 100, UserTag::DEFAULT);
-    watch.granted(1, key(6), 0, UserTag::DEFAULT);
-    watch.suspect(49);
-    assert_eq!(notices(&mut inbox), []);
-    watch.suspect(50);
-    watch.suspect(70);
+    grant(&watch, 5, 100);
+    grant(&watch, 6, 0);
+    assert_eq!(watch.take_to_look_up(), [key(6)], "its session decides");
+    assert_eq!(watch.suspect(49), []);
+    assert_eq!(watch.suspect(50).len(), 1);
+    assert_eq!(watch.suspect(70), []);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
     watch.trust();
     watch.suspect(50);
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
+    watch.trust();
+    watch.renewed(&key(5), 1_000);
+    watch.found(key(6), GrantState::Held { fence: Fence(6), lease_ms: 40 });
+    watch.suspect(100);
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 6, "no_quorum")]);
+    watch.suspect(500);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
 }
 
@@ -132,23 +209,75 @@ fn doubt_is_told_once_an_outage_at_half_of_the_ttl() {
 fn what_was_missed_is_looked_up() {
     let (watch, mut inbox, _memory) = watch();
     watch.missed();
-    assert!(watch.take_to_check().is_empty(), "nothing to look for");
-    watch.granted(1, key(5), 100, UserTag::DEFAULT);
+    assert!(watch.take_to_look_up().is_empty(), "nothing to look for");
+    grant(&watch, 5, 100);
+    watch.asks(1, by_owner());
     watch.missed();
-    assert_eq!(watch.take_to_check(), [key(5)]);
-    assert!(watch.take_to_check().is_empty());
-    watch.gone(key(5), Some(Fence(6)));
-    watch.gone(key(5), Some(Fence(6)));
+    assert_eq!(watch.take_to_look_up(), [key(5)]);
+    assert!(watch.take_to_look_up().is_empty());
+    watch.not_found(key(5));
+    assert_eq!(watch.take_to_look_up(), [key(5)], "once more");
+    let expired = GrantState::Ended { reason: Reason::Expired, successor: Some(Fence(6)) };
+    watch.found(key(5), expired);
+    watch.found(key(5), expired);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "expired")]);
+    // Its end may be among those that were missed.
+    watch.granted(1, &by_owner(), told(7, 100));
+    watch.answered(1, &by_owner());
+    assert_eq!(watch.take_to_look_up(), [key(7)]);
+    watch.found(key(7), GrantState::Ended { reason: Reason::AlreadyReleased, successor: None });
+    assert_eq!(notices(&mut inbox), [], "a release is no loss");
+    assert!(watch.is_idle());
+}
+
+/// Grants that were told before: of what has ended since it hears, of what had ended before it does not.
+#[test]
+fn what_was_told_before_is_watched_too() {
+    let (watch, mut inbox, _memory) = watch();
+    for fence in [5, 6, 7] {
+        watch.knows(1, told(fence, 100));
+    }
+    let mut asked = watch.take_to_look_up();
+    asked.sort_by_key(|key| key.fence);
+    assert_eq!(asked, [key(5), key(6), key(7)]);
+    let expired = GrantState::Ended { reason: Reason::Expired, successor: None };
+    watch.found(key(5), expired);
+    watch.found(key(6), GrantState::Held { fence: Fence(6), lease_ms: 100 });
+    watch.found(key(7), expired);
+    assert_eq!(notices(&mut inbox), [], "long gone");
+    watch.ended(&loss(6, Some(LossCause::Forced), None));
+    // The state was ahead of the feed.
+    watch.ended(&loss(7, Some(LossCause::Forced), None));
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 6, "forced"), (NoticeKind::Lost, 7, "forced")]);
+    assert_eq!(watch.stop(1), [told_unknown(5)], "for the next time");
+}
+
+/// Looked up for the ttl of its session: the state is ahead of the feed, which knows the cause.
+#[test]
+fn a_look_at_a_grant_does_not_tell_its_end() {
+    let (watch, mut inbox, _memory) = watch();
+    grant(&watch, 5, 0);
+    assert_eq!(watch.take_to_look_up(), [key(5)]);
+    watch.found(key(5), GrantState::Ended { reason: Reason::Expired, successor: None });
+    assert_eq!(notices(&mut inbox), []);
+    watch.ended(&loss(5, Some(LossCause::SessionEnded), None));
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 5, "session_ended")]);
+}
+
+fn told_unknown(fence: u64) -> ToldGrant {
+    ToldGrant { lease_ms: 0, ..told(fence, 0) }
 }
 
 #[test]
-fn a_client_that_does_not_read_is_marked() {
-    let (watch, inbox, _memory) = watch();
+fn a_client_that_does_not_read_is_disconnected() {
+    let (watch, inbox, memory) = watch();
     for fence in 1..=UNREAD_MAX as u64 + 1 {
         assert!(!inbox.overflowed());
-        watch.granted(1, key(fence), 100, UserTag::DEFAULT);
+        grant(&watch, fence, 100);
         watch.ended(&loss(fence, Some(LossCause::Expired), None));
     }
     assert!(inbox.overflowed());
+    assert!(!watch.has_clients());
+    drop(inbox);
+    assert_eq!(memory.total_bytes(), 0);
 }

@@ -10,7 +10,9 @@ use crate::resp::encode::Protocol;
 use crate::server::access::AccessControl;
 use crate::server::client::registry::ClientInfo;
 use crate::server::client::session_keepalive::{ConnectionSessions, SessionKeepalive};
+use crate::server::client::told_grants::ToldGrants;
 use crate::server::client::transaction::{Transaction, TransactionTarget, WatchedKey};
+use crate::server::commands::fence_kind::FenceAnswer;
 use crate::server::routing::router::ListenerKind;
 use crate::tier2::handle::TrackingCaller;
 use bytes::Bytes;
@@ -71,6 +73,10 @@ pub struct Client {
     pub monitors: bool,
     /// While `LOCK.NOTIFY` is on.
     pub losses: Option<Box<LossInbox>>,
+    /// What the cluster says of the fence in the command that is run next.
+    pub fence_answer: Option<Box<FenceAnswer>>,
+    /// Grants it was told of while it is off.
+    pub told: ToldGrants,
 }
 
 /// What a client has sent without being logged in.
@@ -188,6 +194,8 @@ impl Client {
             tracks_upstream: false,
             monitors: false,
             losses: None,
+            fence_answer: None,
+            told: ToldGrants::default(),
         }
     }
 
@@ -281,12 +289,12 @@ impl Client {
         self.watched_bytes = 0;
     }
 
-    /// Bytes held for its state: queued commands, and names that it watches, listens to or tracks.
+    /// Bytes held for its state: queued commands, names that it watches, listens to or tracks, and locks it was told of.
     #[must_use]
     pub fn state_bytes(&self) -> usize {
         let transaction = self.transaction.as_ref().map_or(0, |transaction| transaction.held_bytes());
         let names = self.subscriptions.as_ref().map_or(0, |subscriptions| subscriptions.held_bytes);
         let prefixes = self.tracking.as_ref().map_or(0, |tracking| tracking.prefix_bytes);
-        transaction + self.watched_bytes + names + prefixes
+        transaction + self.watched_bytes + names + prefixes + self.told.held_bytes()
     }
 }

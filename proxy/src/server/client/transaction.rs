@@ -5,13 +5,15 @@
 //! Where both are possible the first command decides: one with a key goes where its key lives, one without goes to the Redis.
 
 use crate::acl::check::runs_script;
+use crate::server::client::session::DATABASES;
 use bytes::Bytes;
+use redfence_core::grammar::{self, Request};
 use redfence_core::keyspace::{table, Resp};
 use redfence_core::limits::REQUEST_BYTES_MAX;
 use redfence_core::machine::{put_user, Command, Watched, Words};
-use redfence_core::reply::Refusal;
+use redfence_core::reply::{Refusal, Reply};
 use redfence_core::script::AS_USER;
-use redfence_core::types::{Member, UserTag};
+use redfence_core::types::{Fence, Member, UserTag};
 
 /// Commands in one transaction of the keyspace. One more is refused, and `EXEC` will discard them all.
 pub const COMMANDS_MAX: usize = 1024;
@@ -158,6 +160,23 @@ impl Transaction {
         found.filter_map(|(at, argv)| database(argv).map(|db| (at, db))).collect()
     }
 
+    /// Its commands that may be granted a lock or renew one. `db`: where it begins.
+    #[must_use]
+    pub fn locks(&self, db: u32) -> Vec<LockInTransaction> {
+        let selects = self.selects();
+        let is_lock = |argv: &Vec<Bytes>| grammar::is_ours(&argv[0]);
+        let commands = self.commands.iter().enumerate().filter(|(_, argv)| is_lock(argv));
+        let of_command = |(at, argv): (usize, &Vec<Bytes>)| {
+            let Some(Ok(request)) = grammar::parse(argv) else { return None };
+            let before = selects.iter().rev().find(|(place, db)| *place < at && *db < DATABASES);
+            let db = before.map_or(db, |(_, db)| *db);
+            let (names, step) = lock_step(&request)?;
+            let names = names.into_iter().map(Bytes::copy_from_slice).collect();
+            Some(LockInTransaction { at, db, names, step })
+        };
+        commands.filter_map(of_command).collect()
+    }
+
     /// The one entry it becomes. `rights`: those of its user, where its scripts must be checked.
     #[must_use]
     pub fn encode(
@@ -184,6 +203,78 @@ impl Transaction {
         }
         Command::Transaction { db, resp, member, watched, commands }.encode(&mut blob);
         blob.into()
+    }
+}
+
+/// What a command does with which locks, if it is one of those that matter here.
+fn lock_step<'a>(request: &Request<'a>) -> Option<(Vec<&'a [u8]>, LockStep)> {
+    if let Request::Acquire(acquire) = request {
+        let is_nameless = acquire.options.owner.is_none();
+        return Some((vec![acquire.resource], LockStep::Grants { is_nameless }));
+    }
+    if let Request::MAcquire(acquire) = request {
+        let is_nameless = acquire.options.owner.is_none();
+        return Some((acquire.resources.to_vec(), LockStep::Grants { is_nameless }));
+    }
+    if let Request::Convert(convert) = request {
+        // Whoever converts knows a fence to ask with again.
+        return Some((vec![convert.resource], LockStep::Grants { is_nameless: false }));
+    }
+    if let Request::Renew(renew) = request {
+        return Some((vec![renew.resource], LockStep::Renews(renew.fence)));
+    }
+    if let Request::Release(release) = request {
+        return Some((vec![release.resource], LockStep::Releases(release.fence)));
+    }
+    None
+}
+
+/// A command of a transaction that is about locks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LockInTransaction {
+    /// Its place among the commands that are carried out.
+    pub at: usize,
+    pub db: u32,
+    pub names: Vec<Bytes>,
+    pub step: LockStep,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LockStep {
+    /// Nameless: its owner is made up by the machine, and nobody can ask again.
+    Grants {
+        is_nameless: bool,
+    },
+    Renews(Fence),
+    Releases(Fence),
+}
+
+impl LockInTransaction {
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.names.iter().map(|name| name.len() + WORD_HELD_BYTES).sum::<usize>() + WORD_HELD_BYTES
+    }
+
+    /// Fences and ttl, where the answer to it is a grant.
+    #[must_use]
+    pub fn granted(&self, reply: &Reply) -> Option<(Vec<Fence>, u64)> {
+        let LockStep::Grants { .. } = self.step else { return None };
+        if let Some((fences, ttl_ms)) = reply.granted() {
+            return Some((fences.to_vec(), ttl_ms));
+        }
+        // As it comes out of the log.
+        let Reply::Array(parts) = reply else { return None };
+        match &parts[..] {
+            [Reply::Int(one), Reply::Int(ttl_ms)] => Some((vec![Fence(*one as u64)], *ttl_ms as u64)),
+            [Reply::Array(many), Reply::Int(ttl_ms)] => {
+                let fence = |part: &Reply| {
+                    let Reply::Int(fence) = part else { return None };
+                    Some(Fence(*fence as u64))
+                };
+                Some((many.iter().filter_map(fence).collect(), *ttl_ms as u64))
+            }
+            _ => None,
+        }
     }
 }
 

@@ -257,6 +257,7 @@ impl CommandContext {
         self.drop_subscriptions();
         self.stop_tracking();
         self.stop_notifying();
+        self.client.told = Default::default();
         self.upstream.own = None;
         self.client.monitors = false;
         self.upstream.shared.leave();

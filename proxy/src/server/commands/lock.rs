@@ -1,7 +1,10 @@
 //! `LOCK.*` and `FENCE.*`: the router decides, then Tier 1, Tier 2 or the node itself answers.
 
+use crate::events::GrantKey;
 use crate::log_text::Escaped;
 use crate::node_api::{AdminRequest, NodeStatus, OwnedQuery};
+use crate::server::commands::fence_kind::FenceLook;
+use crate::server::commands::notify::AskedLocks;
 use crate::server::commands::version_wait;
 use crate::server::context::CommandContext;
 use crate::server::ids;
@@ -23,9 +26,9 @@ use redfence_core::machine::marks::check_guarded;
 use redfence_core::machine::request::{self, MachineWork, RequestContext};
 use redfence_core::machine::settings::{Setting, SettingsCommand};
 use redfence_core::machine::version::UpgradeCommand;
-use redfence_core::machine::{put_user, Command, Query};
+use redfence_core::machine::{put_user, Command, GrantOf, Query};
 use redfence_core::reply::{Refusal, Reply};
-use redfence_core::types::{LockKind, SessionId};
+use redfence_core::types::{LockKind, OwnerIdentity, SessionId};
 use std::sync::Arc;
 
 impl CommandContext {
@@ -50,7 +53,11 @@ impl CommandContext {
                 self.cluster_command(&request)
             }
             Destination::Tier2 => self.tier2_command(request, is_routed, argv, &owner),
-            Destination::Tier1 => self.upstream_command(argv, frame, &request, &owner),
+            Destination::Tier1 => match self.look_at_fence(&request) {
+                FenceLook::UnderWay => Progress::Stalled,
+                FenceLook::Refused(refusal) => self.refuse_and_abort(refusal),
+                FenceLook::MayGuard => self.upstream_command(argv, frame, &request, &owner),
+            },
         }
     }
 
@@ -106,7 +113,11 @@ impl CommandContext {
             guarded,
         };
         let wait_ms = request.wait_ms();
-        let mut granted = None;
+        let mut after_reply = match (&request, session_step) {
+            (_, Some(step)) => AfterReply::Session(step),
+            (Request::Explain(_), None) if !self.client.user.is_unrestricted() => AfterReply::Explained,
+            (_, None) => AfterReply::Nothing,
+        };
         let (source, if_abandoned) = match request::work(request, context) {
             Err(refusal) => return self.refuse(refusal),
             Ok(MachineWork::Look(query)) => {
@@ -141,8 +152,16 @@ impl CommandContext {
                 }
                 command.encode(&mut blob);
                 let blob = Bytes::from(blob);
-                if self.client.losses.is_some() {
-                    granted = names_granted(&command);
+                if grants || matches!(command, Command::Convert { .. }) {
+                    if self.client.losses.is_some() {
+                        AskedLocks::read(&blob).iter().for_each(|asked| self.note_asked(asked));
+                    }
+                    after_reply = AfterReply::Granted { blob: blob.clone(), user: self.client.user.tag };
+                } else {
+                    self.note_release(&command);
+                    if let Some(key) = self.renews(&command) {
+                        after_reply = AfterReply::Renewed(key);
+                    }
                 }
                 let if_abandoned = if grants && owner_is_generated {
                     IfAbandoned::ReleaseGrant(blob.clone())
@@ -153,7 +172,8 @@ impl CommandContext {
                 let source = match version {
                     Some(version) => {
                         let server = Arc::clone(&self.server);
-                        Source::Node(version_wait::start(server, version, client, blob, wait_ms))
+                        let gives_back = matches!(if_abandoned, IfAbandoned::ReleaseGrant(_));
+                        Source::Node(version_wait::start(server, version, client, blob, wait_ms, gives_back))
                     }
                     None => {
                         let caller = self.client.caller();
@@ -165,20 +185,31 @@ impl CommandContext {
             }
         };
         self.await_call(in_flight, source, waits, if_abandoned);
-        if let (true, Some(AwaitedReply::Call(call))) = (is_routed, self.replies.awaited.back_mut()) {
-            call.is_routed = true;
-        }
-        if let (Some(step), Some(AwaitedReply::Call(call))) = (session_step, self.replies.awaited.back_mut())
-        {
-            call.after_reply = AfterReply::Session(step);
-        }
-        if let Some((db, names, owner)) = granted {
-            self.note_asked(db, &names, owner.as_ref());
-            if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
-                call.after_reply = AfterReply::Granted { db, names, owner };
-            }
+        if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
+            call.is_routed = is_routed;
+            call.after_reply = after_reply;
         }
         Progress::Done
+    }
+
+    /// What the client releases it does not lose.
+    fn note_release(&mut self, command: &Command<'_>) {
+        if self.client.told.is_empty() {
+            return;
+        }
+        if let Command::Release { db, resource, fence } = command {
+            self.client.told.released(*db, resource, *fence);
+        }
+        if let Command::MRelease { db, pairs } = command {
+            pairs.iter().for_each(|(name, fence)| self.client.told.released(*db, name, *fence));
+        }
+    }
+
+    /// The grant that a command renews, where anybody wants to know how long it lasts.
+    fn renews(&self, command: &Command<'_>) -> Option<GrantKey> {
+        let Command::Renew { db, resource, fence, .. } = command else { return None };
+        let is_wanted = !self.client.told.is_empty() || self.server.losses.has_clients();
+        is_wanted.then(|| GrantKey { db: *db, resource: Bytes::copy_from_slice(resource), fence: *fence })
     }
 
     fn remember_session(&mut self, id: SessionId) -> bool {
@@ -398,25 +429,6 @@ fn check_tier1(backend: &Tier1Backend, request: &Request<'_>) -> Result<(), Refu
     }
 }
 
-/// The locks that a command may be granted, in the order of the fences in its reply.
-fn names_granted(command: &Command<'_>) -> Option<(u32, Vec<Bytes>, Option<Bytes>)> {
-    let copy = |name: &[u8]| Bytes::copy_from_slice(name);
-    if let Command::Acquire { db, resource, owner, .. } | Command::AcquireWith { db, resource, owner, .. } =
-        command
-    {
-        return Some((*db, vec![copy(resource)], Some(copy(owner))));
-    }
-    if let Command::Convert { db, resource, .. } = command {
-        return Some((*db, vec![copy(resource)], None));
-    }
-    if let Command::MAcquire { db, resources, owner, .. }
-    | Command::MAcquireShared { db, resources, owner, .. } = command
-    {
-        return Some((*db, resources.iter().map(|name| copy(name)).collect(), Some(copy(owner))));
-    }
-    None
-}
-
 /// What the command does to the sessions of its connection; `opened` is the id of one that it opens.
 fn step_of(request: &SessionCommand<'_>, opened: SessionId) -> Option<SessionStep> {
     match request {
@@ -460,6 +472,16 @@ fn owned(query: &Query<'_>) -> OwnedQuery {
         Query::Queue { db, resource } => OwnedQuery::Queue { db, resource: Bytes::copy_from_slice(resource) },
         Query::Explain { db, resource, sessions } => {
             OwnedQuery::Explain { db, resource: Bytes::copy_from_slice(resource), sessions }
+        }
+        Query::Grant { db, resource, by: GrantOf::Fence(fence) } => {
+            OwnedQuery::GrantByFence { db, resource: Bytes::copy_from_slice(resource), fence }
+        }
+        Query::Grant { db, resource, by: GrantOf::Owner(OwnerIdentity { owner, user }) } => {
+            let (resource, owner) = (Bytes::copy_from_slice(resource), Bytes::copy_from_slice(owner));
+            OwnedQuery::GrantByOwner { db, resource, owner, user }
+        }
+        Query::FenceKind { db, resource, fence } => {
+            OwnedQuery::FenceKind { db, resource: Bytes::copy_from_slice(resource), fence }
         }
         Query::SessionLocks { id, sessions } => OwnedQuery::SessionLocks { id, sessions },
         Query::Scan { db, cursor, pattern, count } => {

@@ -5,6 +5,8 @@
 pub mod acl;
 pub mod client;
 pub mod command;
+pub mod explain;
+pub mod fence_kind;
 pub mod hello;
 pub mod help;
 pub mod info;

@@ -1,15 +1,19 @@
 //! `LOCK.NOTIFY ON [SESSION id]`, `OFF`: whether this connection is told of the locks it loses. Answered by the node.
 
-use crate::events::{Attempt, GrantKey};
+use crate::events::{Attempt, AttemptBy, GrantKey, ToldGrant};
 use crate::node_api::OwnedQuery;
+use crate::server::client::transaction::{LockInTransaction, LockStep};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
-use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, Source};
+use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, NotifyState, Source};
 use bytes::Bytes;
 use redfence_core::grammar::errors;
 use redfence_core::grammar::notify::Notify;
+use redfence_core::machine::Command;
 use redfence_core::reply::{Refusal, Reply};
-use redfence_core::types::SessionId;
+use redfence_core::types::{Fence, SessionId, UserTag};
+use smallvec::{smallvec, SmallVec};
+use std::sync::Arc;
 
 impl CommandContext {
     pub(super) fn notify_command(&mut self, request: &Notify<'_>) -> Progress {
@@ -36,15 +40,21 @@ impl CommandContext {
         if !self.can_join(InFlight::Reads) {
             return Progress::Stalled;
         }
+        let client = self.client.info.id;
+        let before = match self.client.losses.is_some() {
+            false => NotifyState::Off,
+            true if self.server.losses.is_watching_session(client, id) => NotifyState::OnWithSession,
+            true => NotifyState::On,
+        };
         self.start_notifying();
-        if !self.server.losses.watch_session(self.client.info.id, id) {
+        if !self.server.losses.watch_session(client, id) {
             return self.refuse(Refusal::new("ERR this connection is notified of 64 sessions already"));
         }
         let query = OwnedQuery::SessionLocks { id, sessions: self.client.user.session_scope() };
         let pending = self.server.tier2.query_for(&self.client.account, query);
         self.await_call(InFlight::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);
         if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
-            call.after_reply = AfterReply::SessionLocks(id);
+            call.after_reply = AfterReply::SessionLocks { id, before };
         }
         self.needs_no_routes();
         Progress::Done
@@ -53,61 +63,164 @@ impl CommandContext {
     fn start_notifying(&mut self) {
         if let Some(inbox) = self.server.losses.start(&self.client.account) {
             self.client.losses = Some(Box::new(inbox));
+            let client = self.client.info.id;
+            self.client.told.take().for_each(|grant| self.server.losses.knows(client, grant));
         }
     }
 
     pub(in crate::server) fn stop_notifying(&mut self) {
         if self.client.losses.take().is_some() {
-            self.server.losses.stop(self.client.info.id);
+            let now_ms = self.server.now_ms();
+            let told = self.server.losses.stop(self.client.info.id);
+            told.into_iter().for_each(|grant| self.client.told.add(grant, now_ms));
         }
     }
 
-    /// The client asks for locks: of their loss it hears behind the answer.
-    pub(super) fn note_asked(&self, db: u32, names: &[Bytes], owner: Option<&Bytes>) {
-        for attempt in attempts(db, names, owner) {
-            self.server.losses.asks(self.client.info.id, attempt);
+    /// The client is about to ask for locks: of their loss it hears behind the answer.
+    pub(super) fn note_asked(&self, asked: &AskedLocks) {
+        if self.client.losses.is_some() {
+            let client = self.client.info.id;
+            asked.attempts().for_each(|attempt| self.server.losses.asks(client, attempt));
         }
     }
 
-    /// The client is being told of grants: from now on it hears of their loss.
+    /// The client is being told of grants: from now on it hears of their loss. `is_told`: it gets to see the answer.
     pub(in crate::server) fn note_granted(
         &mut self,
-        db: u32,
-        names: &[Bytes],
-        owner: Option<&Bytes>,
-        reply: &Reply,
+        asked: &AskedLocks,
+        user: UserTag,
+        granted: Option<(&[Fence], u64)>,
+        is_told: bool,
     ) {
-        if self.client.losses.is_none() {
-            return;
-        }
-        let (client, user) = (self.client.info.id, self.client.user.tag);
-        if let Some((fences, ttl_ms)) = reply.granted() {
-            for (resource, fence) in names.iter().zip(fences) {
-                let key = GrantKey { db, resource: resource.clone(), fence: *fence };
-                self.server.losses.granted(client, key, ttl_ms, user);
+        let client = self.client.info.id;
+        let (fences, lease_ms) = granted.filter(|_| is_told).unwrap_or_default();
+        for (attempt, fence) in asked.attempts().zip(fences) {
+            let key = GrantKey { db: asked.db, resource: attempt.resource.clone(), fence: *fence };
+            let grant = ToldGrant { key, lease_ms, user };
+            match self.client.losses {
+                Some(_) => self.server.losses.granted(client, &attempt, grant),
+                None => self.client.told.add(grant, self.server.now_ms()),
             }
         }
-        attempts(db, names, owner).for_each(|attempt| self.server.losses.answered(client, &attempt));
+        if self.client.losses.is_some() {
+            asked.attempts().for_each(|attempt| self.server.losses.answered(client, &attempt));
+        }
+    }
+
+    /// A grant has another time to run.
+    pub(in crate::server) fn note_renewed(&mut self, key: &GrantKey, reply: &Reply) {
+        if let Reply::Renewed { ttl_ms } = reply {
+            let now_ms = self.server.now_ms();
+            self.client.told.renewed(key.db, &key.resource, key.fence, *ttl_ms, now_ms);
+            self.server.losses.renewed(key, *ttl_ms);
+        }
+    }
+
+    /// What the commands of a transaction did with locks.
+    pub(in crate::server) fn note_transaction(
+        &mut self,
+        locks: &[LockInTransaction],
+        user: UserTag,
+        replies: &[Reply],
+        is_told: bool,
+    ) {
+        for lock in locks {
+            let reply = replies.get(lock.at);
+            match lock.step {
+                LockStep::Grants { .. } => {
+                    let granted = reply.and_then(|reply| lock.granted(reply));
+                    let granted = granted.as_ref().map(|(fences, ttl_ms)| (&fences[..], *ttl_ms));
+                    self.note_granted(&AskedLocks::in_transaction(lock), user, granted, is_told);
+                }
+                LockStep::Renews(fence) => {
+                    let resource = lock.names[0].clone();
+                    if let Some(reply) = reply {
+                        self.note_renewed(&GrantKey { db: lock.db, resource, fence }, reply);
+                    }
+                }
+                LockStep::Releases(fence) => self.client.told.released(lock.db, &lock.names[0], fence),
+            }
+        }
     }
 
     /// What a session holds, as far as its user may still hear of it. One that is not the client's is not watched.
-    pub(in crate::server) fn session_locks(&mut self, id: SessionId, reply: Reply) -> Reply {
-        let user = &self.client.user;
-        let may_hear = |row: &Reply| {
-            let Reply::Array(row) = row else { return false };
-            matches!(row.first(), Some(Reply::Bulk(name)) if user.may_hear_of_loss(name))
-        };
-        let Reply::Array(rows) = reply else {
-            self.server.losses.unwatch_session(self.client.info.id, id);
+    pub(in crate::server) fn session_locks(
+        &mut self,
+        id: SessionId,
+        before: NotifyState,
+        reply: Reply,
+    ) -> Reply {
+        let Reply::Array(mut rows) = reply else {
+            let is_gone = matches!(&reply, Reply::Error(refusal) if refusal.code() == "NOSESSION");
+            match before {
+                NotifyState::Off => self.stop_notifying(),
+                NotifyState::OnWithSession if !is_gone => {}
+                NotifyState::On | NotifyState::OnWithSession => {
+                    self.server.losses.unwatch_session(self.client.info.id, id);
+                }
+            }
             return reply;
         };
-        Reply::Array(rows.into_iter().filter(may_hear).collect())
+        let user = Arc::clone(&self.client.user);
+        rows.retain(|row| held(row).is_some_and(|(name, _)| user.may_hear_of_loss(name)));
+        for (name, fence) in rows.iter().filter_map(held) {
+            // Of its loss it hears as of any of the session's; here it is noted so that it can be doubted.
+            let key = GrantKey { db: self.client.db, resource: name.clone(), fence };
+            let grant = ToldGrant { key, lease_ms: 0, user: user.tag };
+            self.server.losses.knows(self.client.info.id, grant);
+        }
+        Reply::Array(rows)
     }
 }
 
-fn attempts<'a>(db: u32, names: &'a [Bytes], owner: Option<&'a Bytes>) -> impl Iterator<Item = Attempt> + 'a {
-    let of_owner = move |owner: &'a Bytes| {
-        names.iter().map(move |name| Attempt { db, resource: name.clone(), owner: owner.clone() })
-    };
-    owner.into_iter().flat_map(of_owner)
+/// A row of what a session holds.
+fn held(row: &Reply) -> Option<(&Bytes, Fence)> {
+    let Reply::Array(row) = row else { return None };
+    match &row[..] {
+        [Reply::Bulk(name), Reply::Int(fence)] => Some((name, Fence(*fence as u64))),
+        _ => None,
+    }
+}
+
+/// The locks that a command may be granted, in the order of the fences in its reply.
+#[derive(Debug)]
+pub(in crate::server) struct AskedLocks {
+    db: u32,
+    names: SmallVec<[Bytes; 1]>,
+    by: AttemptBy,
+}
+
+impl AskedLocks {
+    /// Parts of the command as it is logged.
+    pub(in crate::server) fn read(blob: &Bytes) -> Option<AskedLocks> {
+        let command = Command::decode(blob)?.without_user();
+        let part = |name: &[u8]| blob.slice_ref(name);
+        if let Command::Acquire { db, resource, owner, .. }
+        | Command::AcquireWith { db, resource, owner, .. } = command
+        {
+            let by = AttemptBy::Owner(part(owner));
+            return Some(AskedLocks { db, names: smallvec![part(resource)], by });
+        }
+        if let Command::Convert { db, resource, .. } = command {
+            return Some(AskedLocks { db, names: smallvec![part(resource)], by: AttemptBy::Conversion });
+        }
+        if let Command::MAcquire { db, resources, owner, .. }
+        | Command::MAcquireShared { db, resources, owner, .. } = command
+        {
+            let (names, by) =
+                (resources.iter().map(|name| part(name)).collect(), AttemptBy::Owner(part(owner)));
+            return Some(AskedLocks { db, names, by });
+        }
+        None
+    }
+
+    pub(super) fn in_transaction(lock: &LockInTransaction) -> AskedLocks {
+        let names = lock.names.iter().cloned().collect();
+        AskedLocks { db: lock.db, names, by: AttemptBy::Transaction }
+    }
+
+    fn attempts(&self) -> impl Iterator<Item = Attempt> + '_ {
+        let attempt = |name: &Bytes| Attempt { db: self.db, resource: name.clone(), by: self.by.clone() };
+        self.names.iter().map(attempt)
+    }
 }

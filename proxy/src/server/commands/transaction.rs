@@ -6,7 +6,10 @@
 
 use super::{unknown_command, wrong_arity, Local};
 use crate::node_api::OwnedQuery;
-use crate::server::client::transaction::{check_watched, Transaction, TransactionTarget};
+use crate::server::client::transaction::{
+    check_watched, LockInTransaction, LockStep, Transaction, TransactionTarget,
+};
+use crate::server::commands::notify::AskedLocks;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, Source, UpstreamCall};
@@ -108,6 +111,16 @@ impl CommandContext {
         }
         let (db, resp) = (self.client.db, self.client.protocol.into());
         let user = self.client.user.tag;
+        let locks = transaction.locks(db);
+        let is_nameless =
+            |lock: &&LockInTransaction| matches!(lock.step, LockStep::Grants { is_nameless: true });
+        let nameless: Vec<LockInTransaction> = locks.iter().filter(is_nameless).cloned().collect();
+        let if_abandoned = match nameless.is_empty() {
+            true => IfAbandoned::Nothing,
+            false => IfAbandoned::ReleaseGrantsOf(nameless),
+        };
+        let grants = locks.iter().filter(|lock| matches!(lock.step, LockStep::Grants { .. }));
+        grants.for_each(|lock| self.note_asked(&AskedLocks::in_transaction(lock)));
         let blob = transaction.encode(user, db, resp, self.member(), &self.client.watched, rights.as_deref());
         let pending = self.server.tier2.submit_for(
             self.client.info.id,
@@ -117,9 +130,9 @@ impl CommandContext {
             blob,
             0,
         );
-        self.await_call(in_flight, Source::Tier2(pending), false, IfAbandoned::Nothing);
+        self.await_call(in_flight, Source::Tier2(pending), false, if_abandoned);
         self.replies.large_calls += 1;
-        self.then(AfterReply::Transaction { selects, denied });
+        self.then(AfterReply::Transaction { selects, denied, locks, user });
         if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
             call.admin_acts = admin_acts;
         }

@@ -2,7 +2,8 @@
 //! that, alone on its connection, instead of being refused to whoever is quick.
 
 use crate::server::context::CommandContext;
-use crate::server::ServerState;
+use crate::server::{release_orphaned_grant, ServerState};
+use crate::tier2::handle::PendingReply;
 use bytes::Bytes;
 use redfence_core::machine::version::ClusterVersion;
 use redfence_core::machine::Command;
@@ -40,12 +41,14 @@ fn rises_to(server: &ServerState, version: ClusterVersion) -> bool {
 }
 
 /// Submits the command when the version is there, or when it is clear that it does not come: the node refuses it then.
+/// `gives_back`: a grant that its client is not there to take is released.
 pub(super) fn start(
     server: Arc<ServerState>,
     version: ClusterVersion,
     client: u64,
     blob: Bytes,
     wait_ms: u64,
+    gives_back: bool,
 ) -> oneshot::Receiver<Reply> {
     let (mut sender, receiver) = oneshot::channel();
     tokio::spawn(async move {
@@ -56,12 +59,14 @@ pub(super) fn start(
                 return;
             }
         }
-        let pending = server.tier2.submit_for(client, None, None, None, blob, wait_ms);
-        tokio::select! {
-            // Fails if the client is gone.
-            reply = pending => drop(sender.send(reply)),
+        let mut pending = server.tier2.submit_for(client, None, None, None, blob.clone(), wait_ms);
+        let told = tokio::select! {
+            reply = &mut pending => sender.send(reply).map_err(|reply| (PendingReply::answered(reply), false)),
             // Dropping the request takes it out of its queue.
-            () = sender.closed() => {}
+            () = sender.closed() => Err((pending, wait_ms > 0)),
+        };
+        if let (Err((pending, waits)), true) = (told, gives_back) {
+            release_orphaned_grant::start(server.tier2.clone(), blob, pending, waits);
         }
     });
     receiver

@@ -2,6 +2,9 @@
 
 use crate::resp::encode::Encoder;
 use crate::server::access::audit;
+use crate::server::commands::explain::explained_to;
+use crate::server::commands::fence_kind::FenceAnswer;
+use crate::server::commands::notify::AskedLocks;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::{
@@ -133,7 +136,7 @@ impl CommandContext {
         if call.waits {
             self.client.set_waiting(false);
         }
-        let shown = self.follow(call.after_reply, reply);
+        let shown = self.follow(call.after_reply, reply, !call.muted);
         if !call.muted {
             let protocol = self.client.protocol;
             shown.render(&mut Encoder { out: &mut self.replies.out, protocol });
@@ -141,8 +144,8 @@ impl CommandContext {
         }
     }
 
-    /// Carries an answer over into the state of the client; gives back what the client is to see of it.
-    fn follow(&mut self, then: AfterReply, reply: Reply) -> Reply {
+    /// Carries an answer over into the state of the client; gives back what the client is to see of it, if anything.
+    fn follow(&mut self, then: AfterReply, reply: Reply, is_told: bool) -> Reply {
         match (then, reply) {
             (AfterReply::Session(step), reply) => {
                 if let (Some(sessions), Some(id)) = (&self.client.sessions, step.forgets(&reply)) {
@@ -150,17 +153,31 @@ impl CommandContext {
                 }
                 reply
             }
-            (AfterReply::Granted { db, names, owner }, reply) => {
-                self.note_granted(db, &names, owner.as_ref(), &reply);
+            (AfterReply::Granted { blob, user }, reply) => {
+                // Most are granted to clients that do not want to know more.
+                if self.client.losses.is_some() || reply.granted().is_some() {
+                    let asked = AskedLocks::read(&blob);
+                    asked.iter().for_each(|asked| self.note_granted(asked, user, reply.granted(), is_told));
+                }
                 reply
             }
-            (AfterReply::SessionLocks(id), reply) => self.session_locks(id, reply),
+            (AfterReply::Renewed(key), reply) => {
+                self.note_renewed(&key, &reply);
+                reply
+            }
+            (AfterReply::SessionLocks { id, before }, reply) => self.session_locks(id, before, reply),
+            (AfterReply::FenceLooked { resource, fence }, reply) => {
+                self.client.fence_answer = Some(Box::new(FenceAnswer { resource, fence, reply }));
+                Reply::Nil
+            }
+            (AfterReply::Explained, reply) => explained_to(&self.client.user, reply),
             (AfterReply::Say(said), reply) if !reply.is_error() => said,
             (AfterReply::Watch { db, keys }, Reply::Array(tokens)) => {
                 self.client.watch(db, keys, &tokens);
                 Reply::OK
             }
-            (AfterReply::Transaction { selects, denied }, Reply::Array(mut replies)) => {
+            (AfterReply::Transaction { selects, denied, locks, user }, Reply::Array(mut replies)) => {
+                self.note_transaction(&locks, user, &replies, is_told);
                 for (at, refusal) in denied {
                     replies.insert(at.min(replies.len()), Reply::Error(refusal));
                 }
@@ -170,13 +187,11 @@ impl CommandContext {
                 }
                 Reply::Array(replies)
             }
-            (
-                AfterReply::Nothing
-                | AfterReply::Say(_)
-                | AfterReply::Watch { .. }
-                | AfterReply::Transaction { .. },
-                reply,
-            ) => reply,
+            (AfterReply::Transaction { locks, user, .. }, reply) => {
+                self.note_transaction(&locks, user, &[], is_told);
+                reply
+            }
+            (AfterReply::Nothing | AfterReply::Say(_) | AfterReply::Watch { .. }, reply) => reply,
         }
     }
 

@@ -4,16 +4,17 @@
 //! the commands keeps their order. A command of another kind waits until nothing is in flight, so that a client which pipelines
 //! "write the data, release the lock" never has the second overtake the first.
 
-use crate::events::SubscriptionKind;
+use crate::events::{GrantKey, SubscriptionKind};
 use crate::metrics::ServedBy;
 use crate::node_api::{AdminActs, OwnedQuery};
 use crate::server::access::audit::{self, AuditDraft};
+use crate::server::client::transaction::LockInTransaction;
 use crate::server::stats::CommandKind;
 use crate::server::ServerState;
 use crate::tier2::handle::{NodeAnswer, PendingReply};
 use bytes::Bytes;
 use redfence_core::reply::{Refusal, Reply};
-use redfence_core::types::SessionId;
+use redfence_core::types::{Fence, SessionId, UserTag};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -98,22 +99,43 @@ pub enum AfterReply {
         db: u32,
         keys: Vec<Bytes>,
     },
-    /// Locks that the client is told of if it loses them, once they are granted: in the order of the fences.
+    /// A command that may be granted locks: if the client loses them it is told. Holds the command, and whose it is.
     Granted {
-        db: u32,
-        names: Vec<Bytes>,
-        /// Of a command that has one.
-        owner: Option<Bytes>,
+        blob: Bytes,
+        user: UserTag,
     },
+    /// `LOCK.RENEW` of this grant.
+    Renewed(GrantKey),
     /// `LOCK.NOTIFY ON SESSION`: what the session holds, of which the client is told from now on.
-    SessionLocks(SessionId),
+    SessionLocks {
+        id: SessionId,
+        before: NotifyState,
+    },
+    /// Whether the fence of the next command may guard writes.
+    FenceLooked {
+        resource: Bytes,
+        fence: Fence,
+    },
+    /// `LOCK.EXPLAIN` of a client that may not see every name.
+    Explained,
     /// The reply in place of an answer that is no error: only this node knows it (receivers of a `PUBLISH`).
     Say(Reply),
     /// A transaction with a `SELECT` of a database at each of these places, and without the commands at others, which were refused.
     Transaction {
         selects: Vec<(usize, u32)>,
         denied: Vec<(usize, Refusal)>,
+        locks: Vec<LockInTransaction>,
+        user: UserTag,
     },
+}
+
+/// What a client was told of before a command, to go back to where it fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NotifyState {
+    Off,
+    On,
+    /// With the session that the command names.
+    OnWithSession,
 }
 
 /// What an answer means for the sessions of the connection.
@@ -161,6 +183,8 @@ pub enum IfAbandoned {
     Nothing,
     /// An acquire of Tier 2 whose owner was made up here: such a grant is released. Holds the command.
     ReleaseGrant(Bytes),
+    /// A transaction with acquires whose owners the machine makes up: the same.
+    ReleaseGrantsOf(Vec<LockInTransaction>),
     /// `BLPOP` or one like it: items popped for a client that is gone are restored. Holds the command.
     RestoreItems { db: u32, argv: Vec<Bytes> },
 }
@@ -172,6 +196,7 @@ impl IfAbandoned {
         match self {
             IfAbandoned::Nothing => 0,
             IfAbandoned::ReleaseGrant(blob) => blob.len(),
+            IfAbandoned::ReleaseGrantsOf(locks) => locks.iter().map(LockInTransaction::bytes).sum(),
             IfAbandoned::RestoreItems { argv, .. } => argv.iter().map(Bytes::len).sum(),
         }
     }
@@ -225,7 +250,8 @@ impl AwaitedCall {
     /// Whether the client's end of the connection is the end of the command too.
     #[must_use]
     pub fn dies_with_client(&self) -> bool {
-        self.waits || matches!(self.if_abandoned, IfAbandoned::ReleaseGrant(_))
+        self.waits
+            || matches!(self.if_abandoned, IfAbandoned::ReleaseGrant(_) | IfAbandoned::ReleaseGrantsOf(_))
     }
 
     /// The client is gone.
@@ -246,7 +272,20 @@ impl AwaitedCall {
             (IfAbandoned::RestoreItems { db, argv }, Source::Tier2(pending)) => {
                 crate::server::restore_popped_items::start(server.tier2.clone(), db, argv, pending);
             }
-            (IfAbandoned::Nothing | IfAbandoned::ReleaseGrant(_) | IfAbandoned::RestoreItems { .. }, _) => {}
+            (IfAbandoned::ReleaseGrantsOf(locks), Source::Tier2(pending)) => {
+                crate::server::release_orphaned_grant::start_of_transaction(
+                    server.tier2.clone(),
+                    locks,
+                    pending,
+                );
+            }
+            (
+                IfAbandoned::Nothing
+                | IfAbandoned::ReleaseGrant(_)
+                | IfAbandoned::ReleaseGrantsOf(_)
+                | IfAbandoned::RestoreItems { .. },
+                _,
+            ) => {}
         }
     }
 }

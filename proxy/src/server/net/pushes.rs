@@ -1,8 +1,6 @@
 //! What a client is told without having asked: messages of channels, and keys that have changed. Part of [`CommandContext`].
 
-use crate::events::{
-    Invalidation, LossNotice, NoticeKind, PubSubMessage, SubscriberDelivery, INVALIDATE_CHANNEL,
-};
+use crate::events::{Invalidation, LossNotice, PubSubMessage, SubscriberDelivery, INVALIDATE_CHANNEL};
 use crate::resp::encode::{Encoder, Protocol};
 use crate::server::client::session::TrackingMode;
 use crate::server::context::CommandContext;
@@ -82,12 +80,13 @@ impl CommandContext {
     /// Locks that the client has lost, or may have. RESP2 has no pushes: such a client subscribes to `__lost__:<resource>`.
     pub(in crate::server) fn poll_losses(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         let mut moved = false;
+        // Also where it has no room for more: it is not to believe that it heard everything.
+        if self.client.losses.as_ref().is_some_and(|inbox| inbox.overflowed()) {
+            tracing::info!(client = self.client.info.id, "closing client: too many lost locks not read");
+            return Err(Disconnect);
+        }
         while self.has_room_for_pushes() {
             let Some(inbox) = &mut self.client.losses else { break };
-            if inbox.overflowed() {
-                tracing::info!(client = self.client.info.id, "closing client: too many lost locks not read");
-                return Err(Disconnect);
-            }
             let Poll::Ready(notice) = inbox.poll(context) else { break };
             self.check_subscriptions_held()?;
             // It must know that it does not hear everything.
@@ -164,10 +163,7 @@ fn encode_invalidation(encoder: &mut Encoder<'_>, invalidation: &Invalidation) {
 
 fn encode_loss(encoder: &mut Encoder<'_>, notice: &LossNotice) {
     encoder.push(5);
-    encoder.bulk(match notice.kind {
-        NoticeKind::Lost => b"lock-lost",
-        NoticeKind::Suspect => b"lock-suspect",
-    });
+    encoder.bulk(notice.kind.as_str().as_bytes());
     encoder.bulk(&notice.resource);
     encoder.int(notice.fence.0 as i64);
     encoder.bulk(notice.cause.as_bytes());

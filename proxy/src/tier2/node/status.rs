@@ -26,6 +26,9 @@ impl Node {
         {
             self.status_due_ms = 0;
         }
+        if self.machine.knows_several() && !self.status.knows_several {
+            self.status_due_ms = 0;
+        }
         if self.now.monotonic_ms() < self.status_due_ms {
             return;
         }
@@ -58,6 +61,7 @@ impl Node {
             quorum: leader != 0 && !self.is_quarantined() && !self.has_no_majority(),
             settings_version: self.machine.settings().version,
             routing_version: self.machine.settings().routing_version,
+            knows_several: self.status.knows_several || self.machine.knows_several(),
             stats: self.machine.stats(),
             digests: self.digest_status(),
             nodes: self.membership.iter().map(|member| self.node_status(member)).collect(),

@@ -1,0 +1,327 @@
+//! The table of [`super::LossWatch`]: clients, their grants, what they ask for, and who hears of the end of what.
+
+use super::{
+    Attempt, AttemptBy, GrantKey, LossNotice, NoticeKind, ToldGrant, ENDS_PER_ATTEMPT_MAX,
+    GRANTS_PER_CLIENT_MAX, NOTICE_BYTES,
+};
+use crate::client_memory::Account;
+use redfence_core::machine::Loss;
+use redfence_core::types::{Fence, LockMode, SessionId, UserTag};
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+#[derive(Debug)]
+pub(super) struct NotifiedClient {
+    sender: mpsc::Sender<LossNotice>,
+    overflowed: Arc<AtomicBool>,
+    account: Arc<Account>,
+    pub(super) grants: FxHashMap<GrantKey, NotedGrant>,
+    pub(super) sessions: SmallVec<[SessionId; 1]>,
+    /// What it has got no answer to yet.
+    asking: FxHashMap<Attempt, Asked>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NotedGrant {
+    /// 0: not known.
+    pub(super) lease_ms: u64,
+    pub(super) user: UserTag,
+    /// It was told that nobody knows, since the leader was last reached.
+    pub(super) is_suspect: bool,
+    /// It stood when the client was told of it, or was seen to stand since: that it is gone is news.
+    pub(super) stood: bool,
+    /// Its end may have been missed. That of any other comes by the feed, with its cause, be the state ahead of it.
+    pub(super) is_doubtful: bool,
+}
+
+#[derive(Debug, Default)]
+struct Asked {
+    /// How often: an owner may ask again before its first answer.
+    times: u32,
+    ends: VecDeque<EndMeanwhile>,
+    /// Ends may have been missed meanwhile.
+    missed: bool,
+}
+
+/// The end of a grant that may be the one asked for.
+#[derive(Debug)]
+struct EndMeanwhile {
+    fence: Fence,
+    notice: Option<LossNotice>,
+    /// The client would have heard of it as of one of its session's.
+    of_session: bool,
+}
+
+impl NotifiedClient {
+    pub(super) fn new(
+        sender: mpsc::Sender<LossNotice>,
+        overflowed: Arc<AtomicBool>,
+        account: Arc<Account>,
+    ) -> NotifiedClient {
+        let (grants, asking) = (FxHashMap::default(), FxHashMap::default());
+        NotifiedClient { sender, overflowed, account, grants, sessions: SmallVec::new(), asking }
+    }
+
+    /// False: it has too much unread.
+    fn tell(&self, notice: LossNotice) -> bool {
+        let bytes = notice.resource.len() + NOTICE_BYTES;
+        if !self.account.add_message(bytes) {
+            return false;
+        }
+        let sent = self.sender.try_send(notice).is_ok();
+        if !sent {
+            self.account.take_message(bytes);
+        }
+        sent
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct LossTable {
+    pub(super) clients: FxHashMap<u64, NotifiedClient>,
+    /// Whom a grant concerns.
+    pub(super) grants: FxHashMap<GrantKey, SmallVec<[u64; 1]>>,
+    pub(super) sessions: FxHashMap<SessionId, SmallVec<[u64; 1]>>,
+    /// Who asks for it.
+    asking: FxHashMap<Attempt, SmallVec<[u64; 1]>>,
+    pub(super) to_look_up: FxHashSet<GrantKey>,
+    /// To be removed.
+    pub(super) overflowed: Vec<u64>,
+}
+
+impl LossTable {
+    /// The sender goes with the record: that wakes the connection.
+    pub(super) fn remove(&mut self, client: u64) -> Option<NotifiedClient> {
+        let record = self.clients.remove(&client)?;
+        for key in record.grants.keys() {
+            forget(&mut self.grants, key, client);
+        }
+        for session in &record.sessions {
+            forget(&mut self.sessions, session, client);
+        }
+        for attempt in record.asking.keys() {
+            forget(&mut self.asking, attempt, client);
+        }
+        Some(record)
+    }
+
+    /// The client must know that it does not hear everything.
+    pub(super) fn overflow(&mut self, client: u64) {
+        if let Some(record) = self.clients.get(&client) {
+            record.overflowed.store(true, Ordering::Relaxed);
+            self.overflowed.push(client);
+        }
+    }
+
+    fn tell(&mut self, client: u64, notice: LossNotice) {
+        if self.clients.get(&client).is_some_and(|record| !record.tell(notice)) {
+            self.overflow(client);
+        }
+    }
+
+    // ---- attempts ----
+
+    pub(super) fn ask(&mut self, client: u64, attempt: Attempt) {
+        let Some(record) = self.clients.get_mut(&client) else { return };
+        let asked = record.asking.entry(attempt.clone()).or_default();
+        asked.times += 1;
+        if asked.times == 1 {
+            self.asking.entry(attempt).or_default().push(client);
+        }
+    }
+
+    pub(super) fn granted(&mut self, client: u64, attempt: &Attempt, grant: ToldGrant) {
+        let Some(record) = self.clients.get_mut(&client) else { return };
+        let ToldGrant { key, lease_ms, user } = grant;
+        let asked = record.asking.get_mut(attempt);
+        // It asked before it was watched, or ends were missed since.
+        let is_doubtful = asked.as_ref().is_none_or(|asked| asked.missed);
+        let ended = asked.and_then(|asked| {
+            let at = asked.ends.iter().position(|end| end.fence == key.fence)?;
+            asked.ends.remove(at)
+        });
+        if let Some(end) = ended {
+            end.notice.into_iter().for_each(|notice| self.tell(client, notice));
+            return;
+        }
+        let noted = NotedGrant { lease_ms, user, is_suspect: false, stood: true, is_doubtful };
+        if self.note(client, key.clone(), noted) && (is_doubtful || lease_ms == 0) {
+            self.to_look_up.insert(key);
+        }
+    }
+
+    /// What waited beside the attempt and was not told with its grant: of an owner's attempt and of a conversion it is the end of a
+    /// grant that the client does not get to know.
+    pub(super) fn answered(&mut self, client: u64, attempt: &Attempt) {
+        let Some(record) = self.clients.get_mut(&client) else { return };
+        let Some(asked) = record.asking.get_mut(attempt) else { return };
+        asked.times -= 1;
+        if asked.times > 0 {
+            return;
+        }
+        let asked = record.asking.remove(attempt).unwrap_or_default();
+        forget(&mut self.asking, attempt, client);
+        match attempt.by {
+            AttemptBy::Owner(_) | AttemptBy::Conversion => {}
+            AttemptBy::Transaction => {
+                let of_session = asked.ends.into_iter().filter(|end| end.of_session);
+                of_session.filter_map(|end| end.notice).for_each(|notice| self.tell(client, notice));
+            }
+        }
+    }
+
+    /// The clients that may be waiting for the grant that has ended here.
+    fn who_asks(&self, loss: &Loss) -> SmallVec<[(u64, Attempt); 1]> {
+        if self.asking.is_empty() {
+            return SmallVec::new();
+        }
+        let conversion = (loss.mode == LockMode::Exclusive).then_some(AttemptBy::Conversion);
+        let ways = [AttemptBy::Owner(loss.owner.clone()), AttemptBy::Transaction];
+        let mut asking = SmallVec::new();
+        for by in ways.into_iter().chain(conversion) {
+            let attempt = Attempt { db: loss.db, resource: loss.resource.clone(), by };
+            let clients = self.asking.get(&attempt).into_iter().flatten();
+            asking.extend(clients.map(|client| (*client, attempt.clone())));
+        }
+        asking
+    }
+
+    // ---- grants ----
+
+    /// False where the client is gone, or knows of too many.
+    pub(super) fn note(&mut self, client: u64, key: GrantKey, grant: NotedGrant) -> bool {
+        let Some(record) = self.clients.get_mut(&client) else { return false };
+        let is_new = !record.grants.contains_key(&key);
+        if is_new && record.grants.len() >= GRANTS_PER_CLIENT_MAX {
+            self.overflow(client);
+            return false;
+        }
+        if is_new {
+            self.grants.entry(key.clone()).or_default().push(client);
+        }
+        record.grants.insert(key, grant);
+        true
+    }
+
+    pub(super) fn change_each(&mut self, key: &GrantKey, change: impl Fn(&mut NotedGrant)) {
+        for client in self.grants.get(key).into_iter().flatten() {
+            let record = self.clients.get_mut(client);
+            record.and_then(|record| record.grants.get_mut(key)).into_iter().for_each(&change);
+        }
+    }
+
+    pub(super) fn ended(&mut self, loss: &Loss) {
+        let key = GrantKey { db: loss.db, resource: loss.resource.clone(), fence: loss.fence };
+        let notice = loss.cause.map(|cause| LossNotice {
+            kind: NoticeKind::Lost,
+            resource: loss.resource.clone(),
+            fence: loss.fence,
+            cause: cause.as_str(),
+            successor: loss.successor,
+            user: loss.user,
+        });
+        let mut concerned: SmallVec<[u64; 2]> = self.take_concerned(&key).collect();
+        let watchers = loss.session.and_then(|session| self.sessions.get(&session));
+        let watchers: SmallVec<[u64; 1]> = watchers.cloned().unwrap_or_default();
+        let asking = self.who_asks(loss);
+        for (client, attempt) in &asking {
+            let (of_session, is_told) = (watchers.contains(client), concerned.contains(client));
+            let asked = self.clients.get_mut(client).and_then(|record| record.asking.get_mut(attempt));
+            let Some(asked) = asked else { continue };
+            if asked.ends.len() >= ENDS_PER_ATTEMPT_MAX {
+                self.overflow(*client);
+                continue;
+            }
+            let notice = notice.clone().filter(|_| !is_told);
+            asked.ends.push_back(EndMeanwhile { fence: loss.fence, notice, of_session });
+        }
+        for watcher in watchers {
+            if !concerned.contains(&watcher) && !asking.iter().any(|(client, _)| *client == watcher) {
+                concerned.push(watcher);
+            }
+        }
+        if let Some(notice) = notice {
+            concerned.into_iter().for_each(|client| self.tell(client, notice.clone()));
+        }
+    }
+
+    /// It has ended by its holder's will.
+    pub(super) fn end(&mut self, key: &GrantKey) {
+        self.take_concerned(key).for_each(drop);
+    }
+
+    /// The state does not have it any more; why was missed.
+    pub(super) fn gone(&mut self, key: &GrantKey, successor: Option<Fence>) {
+        for client in self.grants.get(key).cloned().into_iter().flatten() {
+            let record = self.clients.get_mut(&client);
+            let Some(grant) = record.and_then(|record| record.grants.get(key).copied()) else { continue };
+            if !grant.stood || !grant.is_doubtful {
+                continue;
+            }
+            let (kind, cause) = (NoticeKind::Lost, "expired");
+            let (resource, fence) = (key.resource.clone(), key.fence);
+            self.forget_grant(key, client);
+            self.tell(client, LossNotice { kind, resource, fence, cause, successor, user: grant.user });
+        }
+    }
+
+    fn forget_grant(&mut self, key: &GrantKey, client: u64) {
+        forget(&mut self.grants, key, client);
+        self.clients.get_mut(&client).and_then(|record| record.grants.remove(key));
+    }
+
+    /// The clients that know of a grant, which they do no longer.
+    fn take_concerned<'a>(&'a mut self, key: &'a GrantKey) -> impl Iterator<Item = u64> + 'a {
+        self.to_look_up.remove(key);
+        let concerned = self.grants.remove(key).into_iter().flatten();
+        concerned.inspect(|client| {
+            self.clients.get_mut(client).and_then(|record| record.grants.remove(key));
+        })
+    }
+
+    pub(super) fn missed(&mut self) {
+        for client in self.clients.values_mut() {
+            client.asking.values_mut().for_each(|asked| asked.missed = true);
+            client.grants.values_mut().for_each(|grant| grant.is_doubtful = true);
+        }
+        self.to_look_up = self.grants.keys().cloned().collect();
+    }
+
+    pub(super) fn suspect(&mut self, out_of_reach_ms: u64) -> Vec<LossNotice> {
+        let mut doubtful = Vec::new();
+        for (client, record) in &mut self.clients {
+            for (key, grant) in &mut record.grants {
+                let is_due = grant.lease_ms > 0 && out_of_reach_ms >= grant.lease_ms / 2;
+                if is_due && !grant.is_suspect {
+                    grant.is_suspect = true;
+                    doubtful.push((*client, key.clone(), grant.user));
+                }
+            }
+        }
+        let mut told = FxHashMap::default();
+        for (client, key, user) in doubtful {
+            let (kind, cause, successor) = (NoticeKind::Suspect, "no_quorum", None);
+            let (resource, fence) = (key.resource.clone(), key.fence);
+            let notice = LossNotice { kind, resource, fence, cause, successor, user };
+            self.tell(client, notice.clone());
+            told.insert(key, notice);
+        }
+        told.into_values().collect()
+    }
+}
+
+pub(super) fn forget<K: std::hash::Hash + Eq>(
+    map: &mut FxHashMap<K, SmallVec<[u64; 1]>>,
+    key: &K,
+    client: u64,
+) {
+    let Some(clients) = map.get_mut(key) else { return };
+    clients.retain(|other| *other != client);
+    if clients.is_empty() {
+        map.remove(key);
+    }
+}
