@@ -5,7 +5,7 @@ use redfence_core::types::Fence;
 use std::collections::VecDeque;
 
 /// The oldest are forgotten beyond this.
-pub const TOLD_MAX: usize = 4_096;
+pub const TOLD_MAX: usize = 256;
 /// From here on those whose time is over are looked for.
 const SWEEP_MIN: usize = 64;
 /// What one takes besides the name.

@@ -95,7 +95,9 @@ impl CommandContext {
         let client = self.client.info.id;
         let (fences, lease_ms) = granted.filter(|_| is_told).unwrap_or_default();
         for (attempt, fence) in asked.attempts().zip(fences) {
-            let key = GrantKey { db: asked.db, resource: attempt.resource.clone(), fence: *fence };
+            // A copy: the command may be far larger than the name, and the grant may stand for long.
+            let resource = Bytes::copy_from_slice(&attempt.resource);
+            let key = GrantKey { db: asked.db, resource, fence: *fence };
             let grant = ToldGrant { key, lease_ms, user };
             match self.client.losses {
                 Some(_) => self.server.losses.granted(client, &attempt, grant),
