@@ -107,6 +107,9 @@ fn conversion_is_one_step() {
     assert_eq!(other.ask(&["LOCK.RELEASE", "r", &reader.to_string()]), "(1, \"ok\")");
     let exclusive = fence_of(&client.receive());
     assert!(exclusive > reader);
+    // As after a lost reply, on another connection.
+    let again = other.ask(&["LOCK.CONVERT", "r", &fence.to_string(), "EXCLUSIVE"]);
+    assert_eq!(fence_of(&again), exclusive);
     assert_eq!(client.ask(&["LOCK.RELEASE", "r", &fence.to_string()]), "(0, \"already_released\")");
     assert_eq!(client.ask(&["LOCK.RELEASE", "r", &exclusive.to_string()]), "(1, \"ok\")");
 }
