@@ -256,6 +256,9 @@ impl LossWatch {
     /// another client of its session. If it has ended, that is not told.
     pub fn knows(&self, client: u64, grant: ToldGrant) {
         let mut table = self.table();
+        if table.grants.get(&grant.key).is_some_and(|clients| clients.contains(&client)) {
+            return;
+        }
         let user = grant.user;
         let noted = NotedGrant { lease_ms: 0, user, is_suspect: false, stood: false, is_doubtful: false };
         if table.note(client, grant.key.clone(), noted) {

@@ -252,6 +252,18 @@ fn what_was_told_before_is_watched_too() {
     assert_eq!(watch.stop(1), [told_unknown(5)], "for the next time");
 }
 
+/// What a session holds may have been granted on the same connection.
+#[test]
+fn what_is_noted_already_stays_as_it_is() {
+    let (watch, mut inbox, _memory) = watch();
+    grant(&watch, 5, 100);
+    watch.suspect(50);
+    watch.knows(1, told(5, 0));
+    assert!(watch.take_to_look_up().is_empty());
+    watch.suspect(60);
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
+}
+
 /// Looked up for the ttl of its session: the state is ahead of the feed, which knows the cause.
 #[test]
 fn a_look_at_a_grant_does_not_tell_its_end() {
