@@ -85,7 +85,8 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
         })
         .collect();
     if let Some(listener) = admin_listener {
-        tasks.push(tokio::spawn(admin::accept(Arc::clone(&server), listener, tls)));
+        let advertise = config.advertise.clone();
+        tasks.push(tokio::spawn(admin::accept(Arc::clone(&server), listener, tls, advertise)));
     }
     if config.idle_timeout_ms > 0 {
         tasks.push(tokio::spawn(listener::keep_ending_idle(Arc::clone(&server))));

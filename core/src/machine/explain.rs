@@ -219,7 +219,11 @@ impl Machine {
     }
 
     /// The oldest wait of a session.
-    fn first_wait(&self, scope: SessionScope, session: SessionSlot) -> Option<(&Waiter, LockSlot)> {
+    pub(crate) fn first_wait(
+        &self,
+        scope: SessionScope,
+        session: SessionSlot,
+    ) -> Option<(&Waiter, LockSlot)> {
         let waiter = &self.waiters[self.session_in(scope, session)?.waiters.first()?];
         let taken = |slot: &LockSlot| self.locks[*slot].is_held();
         let slots = || waiter.queue_entries.iter().map(|entry| self.queue_entries[*entry].lock);

@@ -4,13 +4,17 @@
 //! A table of fixed size with one place for many slots. Who comes to a place of another's wears it down by one; a name that is
 //! used more often than the others of its place keeps it.
 
+use crate::machine::locks::ending::Ending;
 use crate::machine::LockSlot;
+use crate::types::Fence;
 
 /// Names that are remembered at most.
 const NAMES_MAX: usize = 10_000;
 const CHUNK: usize = 50;
 /// Holds and waits of one name that are remembered.
 const SAMPLES: usize = 32;
+/// Holds of one name whose end is remembered.
+pub(crate) const PAST_MAX: usize = 8;
 /// How far the use of a name counts against others.
 const HEAT_MAX: u8 = 64;
 /// Time waited is added up for this window and the one before it.
@@ -92,10 +96,29 @@ struct Place {
     holds: Ring,
     waits: Ring,
     waited: Waited,
+    past: [Option<PastHold>; PAST_MAX],
+    /// Where the next of them goes.
+    past_at: u8,
 }
 
-const NOBODY: Place =
-    Place { slot: LockSlot::NONE, heat: 0, holds: Ring::EMPTY, waits: Ring::EMPTY, waited: Waited::NONE };
+/// A hold that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PastHold {
+    pub(crate) fence: Fence,
+    pub(crate) ending: Ending,
+    /// Unix time.
+    pub(crate) at_ms: u64,
+}
+
+const NOBODY: Place = Place {
+    slot: LockSlot::NONE,
+    heat: 0,
+    holds: Ring::EMPTY,
+    waits: Ring::EMPTY,
+    waited: Waited::NONE,
+    past: [None; PAST_MAX],
+    past_at: 0,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Percentiles {
@@ -122,9 +145,11 @@ fn place_of(slot: LockSlot) -> (usize, usize) {
 }
 
 impl History {
-    pub(crate) fn note_hold(&mut self, slot: LockSlot, ms: u64) {
+    pub(crate) fn note_hold(&mut self, slot: LockSlot, ms: u64, past: PastHold) {
         if let Some(place) = self.open(slot) {
             place.holds.push(ms);
+            place.past[usize::from(place.past_at)] = Some(past);
+            place.past_at = (place.past_at + 1) % PAST_MAX as u8;
         }
     }
 
@@ -181,6 +206,18 @@ impl History {
         }
     }
 
+    /// How the last holds of a name ended, the newest first.
+    pub(crate) fn past_of(&self, slot: LockSlot) -> Vec<PastHold> {
+        let (chunk, index) = place_of(slot);
+        match self.chunks.get(chunk).and_then(|chunk| chunk.get(index)) {
+            Some(place) if place.slot == slot => {
+                let at = usize::from(place.past_at);
+                (1..=PAST_MAX).filter_map(|back| place.past[(at + PAST_MAX - back) % PAST_MAX]).collect()
+            }
+            Some(_) | None => Vec::new(),
+        }
+    }
+
     pub(crate) fn of(&self, slot: LockSlot) -> RecentUse {
         let (chunk, index) = place_of(slot);
         match self.chunks.get(chunk).and_then(|chunk| chunk.get(index)) {
@@ -195,6 +232,22 @@ impl History {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const PAST: PastHold = PastHold { fence: Fence(1), ending: Ending::Released, at_ms: 0 };
+
+    #[test]
+    fn the_last_endings_are_remembered_newest_first() {
+        let mut history = History::default();
+        let slot = LockSlot::from_cursor(3);
+        assert_eq!(history.past_of(slot), []);
+        for fence in 1..=PAST_MAX as u64 + 2 {
+            history.note_hold(slot, 1, PastHold { fence: Fence(fence), ..PAST });
+        }
+        let fences: Vec<u64> = history.past_of(slot).iter().map(|past| past.fence.0).collect();
+        assert_eq!(fences, [10, 9, 8, 7, 6, 5, 4, 3]);
+        history.forget(slot);
+        assert_eq!(history.past_of(slot), []);
+    }
 
     #[test]
     fn the_most_waited_for_come_first_and_old_waits_are_forgotten() {
@@ -216,7 +269,7 @@ mod tests {
         let mut history = History::default();
         let slot = LockSlot::new(7);
         assert_eq!(history.of(slot), RecentUse::default());
-        (0..100).for_each(|ms| history.note_hold(slot, ms));
+        (0..100).for_each(|ms| history.note_hold(slot, ms, PAST));
         assert_eq!(history.of(slot).holds, Some(Percentiles { p50_ms: 83, p99_ms: 99 }));
         assert_eq!(history.of(slot).waits, None);
         history.forget(slot);
@@ -228,13 +281,13 @@ mod tests {
         let mut history = History::default();
         let (busy, rare) = (LockSlot::new(1), LockSlot::new(1 + NAMES_MAX as u32));
         for _ in 0..50 {
-            history.note_hold(busy, 5);
-            history.note_hold(busy, 5);
-            history.note_hold(rare, 900);
+            history.note_hold(busy, 5, PAST);
+            history.note_hold(busy, 5, PAST);
+            history.note_hold(rare, 900, PAST);
         }
         assert!(history.of(busy).holds.is_some_and(|holds| holds.p99_ms == 5));
         assert_eq!(history.of(rare).holds, None);
-        (0..100).for_each(|_| history.note_hold(rare, 900));
+        (0..100).for_each(|_| history.note_hold(rare, 900, PAST));
         assert!(history.of(rare).holds.is_some(), "a name that is used no more gives its place away");
     }
 }

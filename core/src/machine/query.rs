@@ -3,6 +3,7 @@
 
 use crate::glob;
 use crate::grammar::errors;
+use crate::machine::history::PastHold;
 use crate::machine::locks::lock::Lock;
 use crate::machine::locks::several::Hold;
 use crate::machine::queue::waiter::Waiter;
@@ -26,6 +27,10 @@ const SCAN_SLOTS_PER_NAME: usize = 16;
 /// Work after which a `LOCK.SCAN` answers what it has: in steps of the pattern, of which a record costs as much as a few.
 const SCAN_STEPS_MAX: u64 = 8_000_000;
 const STEPS_PER_RECORD: u64 = 32;
+
+/// Sessions of one page, and records it looks at.
+const SESSIONS_PAGE_MAX: u64 = 1_000;
+const SESSION_RECORDS_MAX: usize = 10_000;
 
 /// A look at the state that changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -80,6 +85,17 @@ pub enum Query<'a> {
     /// The names most waited for lately: what this node has seen, not state.
     Contention {
         count: usize,
+    },
+    /// How the last holds of a name ended: what this node has seen, not state.
+    Past {
+        db: Db,
+        resource: &'a [u8],
+    },
+    /// Sessions, by pages.
+    Sessions {
+        cursor: u64,
+        count: u64,
+        sessions: SessionScope,
     },
     /// All replicated settings, as [`settings::Settings::write`] writes them.
     Settings,
@@ -156,6 +172,10 @@ impl Machine {
             Query::Session { id, sessions } => self.session_info(id, sessions, late_ms),
             Query::Mark { db, resource } => self.mark_of(db, resource),
             Query::Contention { count } => self.contention(count),
+            Query::Past { db, resource } => self.past(db, resource),
+            Query::Sessions { cursor, count, sessions } => {
+                self.session_page(cursor, count, sessions, late_ms)
+            }
             Query::Settings => {
                 let mut bytes = Vec::new();
                 self.settings.write(&mut bytes);
@@ -299,6 +319,53 @@ impl Machine {
         };
         let session_ms = self.sessions.get(self.session_of_hold(hold)).map(|session| session.ttl_ms);
         own_ms.into_iter().chain(session_ms).min().unwrap_or(0)
+    }
+
+    /// The last endings of a name, newest first.
+    fn past(&self, db: Db, name: &[u8]) -> Reply {
+        let slot = self.names.find(&self.locks, db, name);
+        let past = slot.map(|slot| self.history.past_of(slot)).unwrap_or_default();
+        let row = |past: &PastHold| {
+            Reply::Map(vec![
+                (Reply::Text("fence"), Reply::Int(past.fence.0 as i64)),
+                (Reply::Text("ended"), Reply::Text(past.ending.as_str())),
+                (Reply::Text("at_ms"), Reply::Int(past.at_ms as i64)),
+            ])
+        };
+        Reply::Array(past.iter().map(row).collect())
+    }
+
+    /// `[cursor, [session, …]]`, as [`Machine::scan`] does it for locks.
+    fn session_page(&self, cursor: u64, count: u64, sessions: SessionScope, late_ms: u64) -> Reply {
+        let count = count.clamp(1, SESSIONS_PAGE_MAX) as usize;
+        let (mut rows, mut next) = (Vec::new(), 0);
+        for (looked, (slot, session)) in self.sessions.iter_from(SessionSlot::from_cursor(cursor)).enumerate()
+        {
+            if rows.len() == count || looked == SESSION_RECORDS_MAX {
+                next = slot.number();
+                break;
+            }
+            if sessions.includes(session.user) && !self.has_passed(session.deadline_ms) {
+                rows.push(self.session_row(slot, session, sessions, late_ms));
+            }
+        }
+        Reply::Array(vec![Reply::bulk(next.to_string()), Reply::Array(rows)])
+    }
+
+    fn session_row(&self, slot: SessionSlot, session: &Session, scope: SessionScope, late_ms: u64) -> Reply {
+        let left_ms = (session.deadline_ms - self.clock.logical_ms).saturating_sub(late_ms);
+        let label = if session.label.is_empty() { Reply::Nil } else { Reply::bulk(&session.label) };
+        let waits_for = self.first_wait(scope, slot);
+        let waits_for = waits_for.map_or(Reply::Nil, |(_, lock)| Reply::bulk(self.locks[lock].name()));
+        Reply::Map(vec![
+            (Reply::Text("id"), Reply::bulk(session.id.to_string())),
+            (Reply::Text("user"), Reply::Int(session.user.0 as i64)),
+            (Reply::Text("name"), label),
+            (Reply::Text("left"), Reply::Int(left_ms as i64)),
+            (Reply::Text("locks"), Reply::Int(i64::from(session.locks.len + session.holders.len))),
+            (Reply::Text("policy"), Reply::Text(session.policy.as_str())),
+            (Reply::Text("waits_for"), waits_for),
+        ])
     }
 
     /// When, on the logical clock, a grant ends that still stands; `u64::MAX` where it has no end of its own.

@@ -1,49 +1,134 @@
-//! The operators' listener: `/health`, `/ready` and `/metrics` over HTTP, or HTTPS with TLS, for probes and for Prometheus.
+//! The operators' listener, over HTTP or HTTPS: `/health`, `/ready` and `/metrics` for probes and Prometheus, the dashboard at `/`, and
+//! what the dashboard shows as JSON under `/api/v1/`.
 //!
-//! It only reads, knows no other path, and closes after each answer.
+//! # Layout
+//!
+//! - [`http`]: answers and their headers, checks of requests
+//! - [`metrics`]: the page `/metrics`
+//! - [`ui`]: the dashboard's files
+//! - [`api`]: `/api/v1/`, one file a subject
+//! - [`caller`]: on whose behalf a request acts; [`logins`]: who has logged in
+//! - [`events`]: live events; [`series`]: the last 15 minutes
 //!
 //! # Caveats
 //!
-//! There is no password here: bind it to loopback or to a network of your own.
+//! Probes and metrics need no password: bind the listener to loopback or to a network of your own.
 
+mod api;
+mod caller;
+mod events;
+mod http;
+mod logins;
 mod metrics;
+mod series;
+mod ui;
 
 use crate::server::client::registry::network;
 use crate::server::ServerState;
 use crate::tls::acceptor::Acceptor;
 use crate::tls::stream::ClientStream;
+use hyper::body::Incoming;
+use hyper::header::{self, HeaderValue};
+use hyper::service::service_fn;
+use hyper::{Method, Request, StatusCode};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use std::collections::VecDeque;
-use std::net::IpAddr;
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
-/// Probes at one time. One more ends the oldest of them: an honest one is answered at once and gone.
-const PROBES_MAX: usize = 128;
+/// Connections at one time that are not being answered. One more ends the oldest of them, so that probes always find a place: an
+/// honest one is answered at once and gone, and a browser connects again.
+const WAITING_MAX: usize = 128;
+/// Requests to the API that are answered at the same time. Others wait for [`TURN_WITHIN`].
+const REQUESTS_MAX: usize = 64;
+const TURN_WITHIN: Duration = Duration::from_secs(2);
+/// Searches that sort, of all dashboards together.
+const SORTS_MAX: usize = 2;
 /// A request's head. A longer one is refused.
-const HEAD_BYTES_MAX: usize = 4096;
-/// How long a probe may take, its TLS handshake with it.
-const ANSWER_WITHIN: Duration = Duration::from_secs(5);
+const HEAD_BYTES_MAX: usize = 16 << 10;
+/// How long a request's head may take, and how long a connection may be silent between requests.
+const HEAD_WITHIN: Duration = Duration::from_secs(5);
+/// The TLS handshake.
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(5);
+/// How long an answer of the API may take.
+const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 const PAUSE_AFTER_ERROR: Duration = Duration::from_millis(50);
 
-/// Answers for ever; with TLS where there is an acceptor.
-pub async fn accept(server: Arc<ServerState>, listener: TcpListener, tls: Option<Arc<Acceptor>>) {
-    let mut probes: VecDeque<JoinHandle<()>> = VecDeque::with_capacity(PROBES_MAX);
+/// What all requests share.
+#[derive(Debug)]
+struct Admin {
+    server: Arc<ServerState>,
+    /// Names by which a browser may come where nobody needs to log in.
+    own_names: Vec<String>,
+    is_tls: bool,
+    logins: logins::Logins,
+    requests: Semaphore,
+    sorts: Semaphore,
+    live: Arc<events::Live>,
+    series: Arc<series::Series>,
+    contended: api::contention::Cache,
+}
+
+/// Where a connection comes from, and the ACL user its certificate names.
+#[derive(Clone, Debug)]
+struct Peer {
+    address: SocketAddr,
+    local_address: SocketAddr,
+    certificate_user: Option<String>,
+}
+
+/// What a connection is at: it waits for a request or for its reader, is being answered, or has live events.
+#[derive(Debug, Default)]
+struct Stage(AtomicU8);
+
+const WAITING: u8 = 0;
+const ANSWERED: u8 = 1;
+const LIVE: u8 = 2;
+
+impl Stage {
+    fn set(&self, stage: u8) {
+        self.0.store(stage, Ordering::Relaxed);
+    }
+
+    fn is_waiting(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == WAITING
+    }
+}
+
+/// Answers for ever; with TLS where there is an acceptor. `advertise`: the address this node is known by.
+pub async fn accept(
+    server: Arc<ServerState>,
+    listener: TcpListener,
+    tls: Option<Arc<Acceptor>>,
+    advertise: Option<String>,
+) {
+    let admin = Arc::new(Admin {
+        own_names: own_names(advertise.as_deref()),
+        is_tls: tls.is_some(),
+        logins: logins::Logins::default(),
+        requests: Semaphore::new(REQUESTS_MAX),
+        sorts: Semaphore::new(SORTS_MAX),
+        live: Arc::default(),
+        series: Arc::default(),
+        contended: api::contention::Cache::default(),
+        server,
+    });
+    let _series =
+        AbortOnDrop(tokio::spawn(series::follow(Arc::clone(&admin.server), Arc::clone(&admin.series))));
+    let mut connections: VecDeque<(Arc<Stage>, JoinHandle<()>)> = VecDeque::with_capacity(WAITING_MAX);
     loop {
         match listener.accept().await {
             Ok((stream, address)) => {
-                make_room(&mut probes);
-                let (server, tls) = (Arc::clone(&server), tls.clone());
-                probes.push_back(tokio::spawn(async move {
-                    // Whether it was answered, failed or took too long: the connection ends.
-                    let _ = tokio::time::timeout(
-                        ANSWER_WITHIN,
-                        answer(&server, stream, network(address.ip()), tls),
-                    )
-                    .await;
-                }));
+                make_room(&mut connections);
+                let stage = Arc::new(Stage::default());
+                let task = serve(Arc::clone(&admin), stream, address, tls.clone(), Arc::clone(&stage));
+                connections.push_back((stage, tokio::spawn(task)));
             }
             Err(error) => {
                 tracing::warn!(%error, "accept failed on the admin listener");
@@ -53,88 +138,125 @@ pub async fn accept(server: Arc<ServerState>, listener: TcpListener, tls: Option
     }
 }
 
-/// Room for one more: those that are done go first, then the one that has been silent for longest.
-fn make_room(probes: &mut VecDeque<JoinHandle<()>>) {
-    if probes.len() >= PROBES_MAX {
-        probes.retain(|probe| !probe.is_finished());
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
     }
-    if probes.len() >= PROBES_MAX {
-        if let Some(oldest) = probes.pop_front() {
+}
+
+/// The name of this machine, and the one by which other nodes reach it.
+fn own_names(advertise: Option<&str>) -> Vec<String> {
+    let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
+    let advertised = advertise.and_then(|address| address.rsplit_once(':')).map(|(name, _)| name.to_owned());
+    [Some(machine), advertised].into_iter().flatten().filter(|name| !name.is_empty()).collect()
+}
+
+/// Room for one more: those that are done go first, then the one that has waited for longest.
+fn make_room(connections: &mut VecDeque<(Arc<Stage>, JoinHandle<()>)>) {
+    if connections.len() < WAITING_MAX {
+        return;
+    }
+    connections.retain(|(_, task)| !task.is_finished());
+    let waiting = |(stage, _): &(Arc<Stage>, JoinHandle<()>)| stage.is_waiting();
+    if connections.iter().filter(|connection| waiting(connection)).count() >= WAITING_MAX {
+        if let Some((_, oldest)) =
+            connections.iter().position(waiting).and_then(|oldest| connections.remove(oldest))
+        {
             oldest.abort();
         }
     }
 }
 
-async fn answer(
-    server: &ServerState,
+async fn serve(
+    admin: Arc<Admin>,
     stream: TcpStream,
-    from: IpAddr,
+    address: SocketAddr,
     tls: Option<Arc<Acceptor>>,
-) -> std::io::Result<()> {
-    let mut stream = match tls {
+    stage: Arc<Stage>,
+) {
+    let Ok(local_address) = stream.local_addr() else { return };
+    // Fails only on a socket that is dead already.
+    let _ = stream.set_nodelay(true);
+    let stream = match tls {
         None => ClientStream::Plain(stream),
-        Some(tls) => ClientStream::Tls(tls.accept(stream, from).await?),
-    };
-    let head = read_head(&mut stream).await?;
-    let (status, body) = match request_path(&head) {
-        Some(path) => page(server, path),
-        None => ("400 Bad Request", "only GET is known here\n".to_string()),
-    };
-    let response = format!(
-        "HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-        body.len()
-    );
-    stream.write_all(response.as_bytes()).await?;
-    stream.flush().await?;
-    stream.shutdown().await
-}
-
-/// Reads until the empty line, or as much as a head may have.
-async fn read_head(stream: &mut ClientStream) -> std::io::Result<Vec<u8>> {
-    let mut head = Vec::with_capacity(512);
-    let mut piece = [0; 512];
-    while head.len() < HEAD_BYTES_MAX && !head.windows(4).any(|end| end == b"\r\n\r\n") {
-        match stream.read(&mut piece).await? {
-            0 => break,
-            count => head.extend_from_slice(&piece[..count]),
+        Some(tls) => {
+            let handshake = tls.accept(stream, network(address.ip()));
+            match tokio::time::timeout(HANDSHAKE_WITHIN, handshake).await {
+                Ok(Ok(stream)) => ClientStream::Tls(stream),
+                Ok(Err(_)) | Err(_) => return,
+            }
         }
-    }
-    Ok(head)
+    };
+    let certificate_user = stream.certificate_name();
+    let peer = Arc::new(Peer { address, local_address, certificate_user });
+    let answer = service_fn(|request| {
+        let (admin, peer, stage) = (Arc::clone(&admin), Arc::clone(&peer), Arc::clone(&stage));
+        async move { Ok::<_, Infallible>(answer(admin, peer, stage, request).await) }
+    });
+    let connection = hyper::server::conn::http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_WITHIN)
+        .max_buf_size(HEAD_BYTES_MAX)
+        .serve_connection(TokioIo::new(stream), answer);
+    // Whether it was answered, failed or took too long: the connection ends.
+    let _ = connection.await;
 }
 
-fn request_path(head: &[u8]) -> Option<&str> {
-    let line = head.split(|byte| *byte == b'\r').next()?;
-    let mut words = std::str::from_utf8(line).ok()?.split(' ');
-    match (words.next(), words.next(), words.next()) {
-        (Some("GET"), Some(path), Some(version)) if version.starts_with("HTTP/1.") => Some(path),
-        _ => None,
+/// Back to waiting, however the answer ends.
+struct Answering<'a>(&'a Stage);
+
+impl Drop for Answering<'_> {
+    fn drop(&mut self) {
+        self.0.set(WAITING);
     }
 }
 
-fn page(server: &ServerState, path: &str) -> (&'static str, String) {
+async fn answer(
+    admin: Arc<Admin>,
+    peer: Arc<Peer>,
+    stage: Arc<Stage>,
+    request: Request<Incoming>,
+) -> http::Answer {
+    let path = request.uri().path();
+    let reads = matches!(*request.method(), Method::GET | Method::HEAD);
+    if path.starts_with("/api/") {
+        return api::answer(&admin, &peer, &stage, request).await;
+    }
+    if !reads {
+        return http::text(StatusCode::METHOD_NOT_ALLOWED, "only GET is known here\n");
+    }
     match path {
-        "/health" => ("200 OK", "alive\n".to_string()),
-        "/ready" if server.tier2.status().quorum => ("200 OK", "ready\n".to_string()),
-        "/ready" if server.tier2.is_quarantined() => {
-            ("503 Service Unavailable", "quarantined: this node differs from the others\n".to_string())
-        }
-        "/ready" => {
-            ("503 Service Unavailable", "no quorum: the correctness tier does not serve\n".to_string())
-        }
-        "/metrics" => ("200 OK", metrics::page(server)),
-        _ => ("404 Not Found", "known here: /health /ready /metrics\n".to_string()),
+        "/" => ui::index(),
+        "/health" | "/ready" | "/metrics" => probe(&admin.server, path),
+        _ => match path.strip_prefix("/ui/") {
+            Some(name) => ui::file(name),
+            None => {
+                let known = "known here: / /api/v1/ /health /ready /metrics\n";
+                http::text(StatusCode::NOT_FOUND, known)
+            }
+        },
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// For probes and Prometheus: plain text, and the connection closes behind it.
+fn probe(server: &ServerState, path: &str) -> http::Answer {
+    let (status, body) = page(server, path);
+    let mut answer = http::whole(status, "text/plain; version=0.0.4", body.into(), http::NO_STORE);
+    answer.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    answer
+}
 
-    #[test]
-    fn reads_a_request_line() {
-        assert_eq!(request_path(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n"), Some("/metrics"));
-        for bad in [&b""[..], b"POST / HTTP/1.1\r\n\r\n", b"GET /", b"\xff\xfe\r\n\r\n", b"GET / RESP\r\n"] {
-            assert_eq!(request_path(bad), None, "{bad:?}");
+fn page(server: &ServerState, path: &str) -> (StatusCode, String) {
+    let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+    match path {
+        "/ready" if server.tier2.status().quorum => (StatusCode::OK, "ready\n".to_string()),
+        "/ready" if server.tier2.is_quarantined() => {
+            (unavailable, "quarantined: this node differs from the others\n".to_string())
         }
+        "/ready" => (unavailable, "no quorum: the correctness tier does not serve\n".to_string()),
+        "/metrics" => (StatusCode::OK, metrics::page(server)),
+        _ => (StatusCode::OK, "alive\n".to_string()),
     }
 }

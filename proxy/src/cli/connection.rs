@@ -34,8 +34,8 @@ pub(crate) struct Tls {
 }
 
 /// A plain connection or one with TLS.
-trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
+trait Stream: AsyncRead + AsyncWrite + Unpin + Send + Sync {}
+impl<T: AsyncRead + AsyncWrite + Unpin + Send + Sync> Stream for T {}
 
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
@@ -49,13 +49,18 @@ pub(crate) struct Connection {
 impl Connection {
     pub(crate) async fn open(address: &str, tls: Option<&Tls>) -> io::Result<Connection> {
         let stream = timeout(CONNECT_WITHIN, connect(address, tls)).await.map_err(|_| late())??;
-        Ok(Connection {
-            stream,
+        Ok(Connection::over(stream))
+    }
+
+    /// Over a stream that is open already.
+    pub(crate) fn over(stream: impl AsyncRead + AsyncWrite + Unpin + Send + Sync + 'static) -> Connection {
+        Connection {
+            stream: Box::new(stream),
             received: BytesMut::new(),
             pushes: VecDeque::new(),
             due: 0,
             is_writing: false,
-        })
+        }
     }
 
     pub(crate) async fn ask<W: AsRef<[u8]>>(&mut self, words: &[W]) -> io::Result<Reply> {

@@ -127,6 +127,14 @@ impl Snapshot {
         self.sum_us = self.sum_us.wrapping_add(other.sum_us);
     }
 
+    /// Leaves what was observed after an earlier snapshot of the same histogram.
+    pub fn subtract(&mut self, earlier: &Snapshot) {
+        for (count, before) in self.counts.iter_mut().zip(&earlier.counts) {
+            *count = count.saturating_sub(*before);
+        }
+        self.sum_us = self.sum_us.wrapping_sub(earlier.sum_us);
+    }
+
     /// The upper bound of the bucket that holds the given share of all observations; 0 where there were none. What is above the last
     /// bound counts as twice that bound.
     #[must_use]
@@ -169,5 +177,10 @@ mod tests {
         assert_eq!((snapshot.percentile_us(50), snapshot.percentile_us(99)), (100, 5_000));
         snapshot.add(&histogram.snapshot());
         assert_eq!(snapshot.count(), 200);
+        let earlier = histogram.snapshot();
+        histogram.observe_us(4_000);
+        let mut since = histogram.snapshot();
+        since.subtract(&earlier);
+        assert_eq!((since.count(), since.percentile_us(99), since.sum_us), (1, 5_000, 4_000));
     }
 }

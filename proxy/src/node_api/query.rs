@@ -70,6 +70,16 @@ pub enum OwnedQuery {
     Contention {
         count: usize,
     },
+    /// How the last holds of a name ended, as this node has seen it.
+    Past {
+        db: u32,
+        resource: Bytes,
+    },
+    Sessions {
+        cursor: u64,
+        count: u64,
+        sessions: SessionScope,
+    },
     /// All replicated settings, encoded.
     Settings,
     /// One of them, as text.
@@ -133,6 +143,10 @@ impl OwnedQuery {
             OwnedQuery::Session { id, sessions } => Query::Session { id: *id, sessions: *sessions },
             OwnedQuery::Mark { db, resource } => Query::Mark { db: *db, resource },
             OwnedQuery::Contention { count } => Query::Contention { count: *count },
+            OwnedQuery::Past { db, resource } => Query::Past { db: *db, resource },
+            OwnedQuery::Sessions { cursor, count, sessions } => {
+                Query::Sessions { cursor: *cursor, count: *count, sessions: *sessions }
+            }
             OwnedQuery::Settings => Query::Settings,
             OwnedQuery::Setting(name) => Query::Setting(*name),
             OwnedQuery::Backup(_) => {
@@ -182,6 +196,8 @@ impl OwnedQuery {
             | OwnedQuery::SessionLocks { .. }
             | OwnedQuery::Session { .. }
             | OwnedQuery::Mark { .. }
+            | OwnedQuery::Past { .. }
+            | OwnedQuery::Sessions { .. }
             | OwnedQuery::Settings
             | OwnedQuery::Setting(_)
             | OwnedQuery::Contention { .. }
@@ -199,6 +215,7 @@ impl OwnedQuery {
             OwnedQuery::Info { resource, .. }
             | OwnedQuery::Queue { resource, .. }
             | OwnedQuery::Explain { resource, .. }
+            | OwnedQuery::Past { resource, .. }
             | OwnedQuery::Mark { resource, .. } => resource.len(),
             OwnedQuery::GrantByFence { resource, .. } | OwnedQuery::FenceKind { resource, .. } => {
                 resource.len()
@@ -208,6 +225,7 @@ impl OwnedQuery {
             OwnedQuery::Session { .. }
             | OwnedQuery::SessionLocks { .. }
             | OwnedQuery::Contention { .. }
+            | OwnedQuery::Sessions { .. }
             | OwnedQuery::Settings
             | OwnedQuery::Setting(_)
             | OwnedQuery::Backup(_) => 0,

@@ -1,4 +1,4 @@
-//! A client's stream: plain TCP, or TLS over it. An enum, so that the plain path costs one predictable branch and no allocation.
+//! A client's stream: plain TCP, TLS over it, or a pipe within this program. An enum, so that the plain path costs one predictable branch and no allocation.
 //!
 //! Bytes given to a TLS stream may still lie in its buffer: [`ClientStream::is_flushed`] says when they have left.
 
@@ -8,8 +8,8 @@ use socket2::SockRef;
 use std::io::{self, Read, Write};
 use std::mem::MaybeUninit;
 use std::pin::Pin;
-use std::task::{Context, Poll};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use std::task::{Context, Poll, Waker};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 
@@ -17,15 +17,18 @@ use tokio_rustls::server::TlsStream;
 pub enum ClientStream {
     Plain(TcpStream),
     Tls(Box<TlsStream<TcpStream>>),
+    /// Of a part of this program.
+    InProcess(DuplexStream),
 }
 
 impl ClientStream {
-    /// The socket below.
+    /// The socket below, where there is one.
     #[must_use]
-    pub fn socket(&self) -> &TcpStream {
+    pub fn socket(&self) -> Option<&TcpStream> {
         match self {
-            ClientStream::Plain(stream) => stream,
-            ClientStream::Tls(stream) => stream.get_ref().0,
+            ClientStream::Plain(stream) => Some(stream),
+            ClientStream::Tls(stream) => Some(stream.get_ref().0),
+            ClientStream::InProcess(_) => None,
         }
     }
 
@@ -33,7 +36,7 @@ impl ClientStream {
     #[must_use]
     pub fn certificate_name(&self) -> Option<String> {
         match self {
-            ClientStream::Plain(_) => None,
+            ClientStream::Plain(_) | ClientStream::InProcess(_) => None,
             ClientStream::Tls(stream) => {
                 stream.get_ref().1.peer_certificates()?.first().and_then(|der| common_name::of(der))
             }
@@ -44,7 +47,7 @@ impl ClientStream {
     #[must_use]
     pub fn is_flushed(&self) -> bool {
         match self {
-            ClientStream::Plain(_) => true,
+            ClientStream::Plain(_) | ClientStream::InProcess(_) => true,
             ClientStream::Tls(stream) => !stream.get_ref().1.wants_write(),
         }
     }
@@ -78,6 +81,13 @@ impl ClientStream {
                     count => Ok(count),
                 }
             }
+            ClientStream::InProcess(stream) => {
+                // Whoever has more to write asks again with its own waker before it sleeps.
+                match Pin::new(stream).poll_write(&mut Context::from_waker(Waker::noop()), bytes) {
+                    Poll::Ready(written) => written,
+                    Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+                }
+            }
         }
     }
 
@@ -92,6 +102,8 @@ impl ClientStream {
                 }
             }
             ClientStream::Tls(stream) => tls_has_hung_up(stream),
+            // Its end is seen by reading. It is never granted anything that it could leave behind.
+            ClientStream::InProcess(_) => false,
         }
     }
 }
@@ -154,6 +166,7 @@ impl AsyncRead for ClientStream {
         match &mut *self {
             ClientStream::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
             ClientStream::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+            ClientStream::InProcess(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }
@@ -168,6 +181,7 @@ impl AsyncWrite for ClientStream {
         match &mut *self {
             ClientStream::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
             ClientStream::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+            ClientStream::InProcess(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
 
@@ -175,6 +189,7 @@ impl AsyncWrite for ClientStream {
         match &mut *self {
             ClientStream::Plain(stream) => Pin::new(stream).poll_flush(context),
             ClientStream::Tls(stream) => Pin::new(stream).poll_flush(context),
+            ClientStream::InProcess(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
@@ -182,6 +197,7 @@ impl AsyncWrite for ClientStream {
         match &mut *self {
             ClientStream::Plain(stream) => Pin::new(stream).poll_shutdown(context),
             ClientStream::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+            ClientStream::InProcess(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }

@@ -126,6 +126,21 @@ impl Ending {
         }
     }
 
+    /// For people: how it ended.
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Ending::Released => "released",
+            Ending::Expired => "expired",
+            Ending::Forced => "forced",
+            Ending::Flushed => "flushed",
+            Ending::Wounded => "wounded",
+            Ending::SessionEnded => "session_ended",
+            Ending::Deleted => "deleted",
+            Ending::Replaced => "replaced",
+            Ending::Converted => "converted",
+        }
+    }
+
     /// What its holder has to be told, if it did not end the grant itself.
     pub(crate) fn loss(self) -> Option<LossCause> {
         match self {

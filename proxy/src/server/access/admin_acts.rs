@@ -99,7 +99,10 @@ impl CommandContext {
             let sessions = self.client.sessions.as_ref();
             SessionId::parse(id).is_some_and(|id| sessions.is_some_and(|sessions| sessions.has(id)))
         };
-        is_close && matches!(self.client.user.session_scope(), SessionScope::All) && !is_own()
+        // With a reason an operator closes it, whoever owns it.
+        let is_act = self.client.reason.is_some()
+            || (matches!(self.client.user.session_scope(), SessionScope::All) && !is_own());
+        is_close && is_act
     }
 
     fn draft(&self, act: &Act<'_>, acts: Option<Arc<AdminActs>>) -> AuditDraft {
@@ -112,7 +115,11 @@ impl CommandContext {
             result: audit::UNKNOWN,
             object: act.by.as_bytes(),
         };
-        AuditLog::draft(event, acts)
+        let draft = AuditLog::draft(event, acts);
+        match &self.client.reason {
+            Some(reason) => draft.with_reason(reason),
+            None => draft,
+        }
     }
 
     fn note_queued(&mut self, command: &str) {

@@ -21,6 +21,9 @@ use std::time::Duration;
 const LINES_MAX: usize = 4_096;
 /// Bytes of lines about administrative acts that wait.
 const LINES_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Lines that are kept for the admin API, and their bytes.
+const LAST_LINES_MAX: usize = 1_000;
+const LAST_LINES_BYTES_MAX: usize = 1024 * 1024;
 /// Bytes of each text from a client that are shown.
 const TEXT_BYTES_MAX: usize = 256;
 /// How many of them are missing is said behind the last: nobody hides `+@all` behind words of no consequence.
@@ -48,6 +51,15 @@ pub struct AuditDraft {
     line: serde_json::Value,
     /// What scripts called. With nothing else to tell, it is written down only where they called something.
     acts: Option<Arc<AdminActs>>,
+}
+
+impl AuditDraft {
+    /// Why it was done, as an operator said.
+    #[must_use]
+    pub fn with_reason(mut self, reason: &str) -> AuditDraft {
+        self.line["reason"] = shown(reason.as_bytes()).into();
+        self
+    }
 }
 
 /// What a line says of an act that has this reply: `ok`, or the code of the error.
@@ -103,6 +115,25 @@ struct Waiting {
     is_closed: bool,
     /// All was written that was there when it was closed.
     is_finished: bool,
+    last: LastLines,
+}
+
+/// The newest lines, for the admin API.
+#[derive(Debug, Default)]
+struct LastLines {
+    lines: VecDeque<String>,
+    bytes: usize,
+}
+
+impl LastLines {
+    fn push(&mut self, line: &str) {
+        self.bytes += line.len();
+        self.lines.push_back(line.to_owned());
+        while self.lines.len() > LAST_LINES_MAX || self.bytes > LAST_LINES_BYTES_MAX {
+            let Some(oldest) = self.lines.pop_front() else { return };
+            self.bytes -= oldest.len();
+        }
+    }
 }
 
 impl Shared {
@@ -164,6 +195,12 @@ impl AuditLog {
         let finished =
             self.shared.changed.wait_timeout_while(waiting, within, |waiting| !waiting.is_finished);
         drop(finished.unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// The newest lines since the start of the program, newest first.
+    #[must_use]
+    pub fn last_lines(&self, count: usize) -> Vec<String> {
+        self.shared.waiting().last.lines.iter().rev().take(count).cloned().collect()
     }
 
     fn send(&self, line: String) {
@@ -283,13 +320,18 @@ fn next_text(shared: &Shared) -> Option<(u64, String)> {
         };
         if !acts.is_empty() || !repeated.is_empty() {
             let missing = std::mem::take(&mut waiting.dropped);
-            drop(waiting);
             let lines = (acts.len() + repeated.len()) as u64 + missing;
             let note = json!({ "time": calendar::utc_ms(now_ms), "event": "dropped", "lines": missing });
             let note = (missing > 0).then(|| note.to_string());
             let repeated = repeated.iter().map(|repeated| repeated_line(repeated).to_string());
             let all = note.into_iter().chain(acts).chain(repeated);
-            return Some((lines, all.map(|line| line + "\n").collect()));
+            let mut text = String::new();
+            for line in all {
+                waiting.last.push(&line);
+                text.push_str(&line);
+                text.push('\n');
+            }
+            return Some((lines, text));
         }
         if waiting.is_closed {
             return None;

@@ -77,6 +77,8 @@ pub struct Client {
     pub fence_answer: Option<Box<FenceAnswer>>,
     /// Grants it was told of while it is off.
     pub told: ToldGrants,
+    /// The reason an operator gave for what it does now, for the audit log.
+    pub reason: Option<Box<str>>,
 }
 
 /// What a client has sent without being logged in.
@@ -196,6 +198,7 @@ impl Client {
             losses: None,
             fence_answer: None,
             told: ToldGrants::default(),
+            reason: None,
         }
     }
 

@@ -490,6 +490,8 @@ fn owned(query: &Query<'_>) -> OwnedQuery {
         Query::Session { id, sessions } => OwnedQuery::Session { id, sessions },
         Query::Mark { db, resource } => OwnedQuery::Mark { db, resource: Bytes::copy_from_slice(resource) },
         Query::Contention { count } => OwnedQuery::Contention { count },
+        Query::Past { db, resource } => OwnedQuery::Past { db, resource: Bytes::copy_from_slice(resource) },
+        Query::Sessions { cursor, count, sessions } => OwnedQuery::Sessions { cursor, count, sessions },
         Query::Settings => OwnedQuery::Settings,
         Query::Setting(name) => OwnedQuery::Setting(name),
     }

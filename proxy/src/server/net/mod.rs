@@ -12,6 +12,7 @@ pub mod connection;
 pub mod deferred_reads;
 pub mod delivery;
 pub mod in_flight;
+pub mod in_process;
 pub mod listener;
 pub mod pushes;
 pub mod replies;

@@ -102,9 +102,11 @@ impl Connection {
 
     /// No bytes are taken from the client now; only its end is of interest.
     fn watch_for_end(&mut self, context: &mut Context<'_>) -> Result<(), Disconnect> {
-        let ready = std::pin::pin!(self.stream.socket().ready(Interest::READABLE)).poll(context);
-        if matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed()) {
-            return Err(Disconnect);
+        if let Some(socket) = self.stream.socket() {
+            let ready = std::pin::pin!(socket.ready(Interest::READABLE)).poll(context);
+            if matches!(ready, Poll::Ready(Ok(ready)) if ready.is_read_closed()) {
+                return Err(Disconnect);
+            }
         }
         if self.timer.is_none() {
             self.timer = Some(Box::pin(tokio::time::sleep(LOOK_EVERY)));
