@@ -370,7 +370,7 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", env = "REDFENCE_REDLOCK_LISTEN")]
     pub redlock_listen: Option<String>,
 
-    /// HTTP address for /health, /ready and /metrics (HTTPS with --tls-cert). It asks for no password: keep it on a private network
+    /// HTTP address for the dashboard and its API, /health, /ready and /metrics (HTTPS with --tls-cert). The last three ask for no password: keep it on a private network
     #[arg(long, value_name = "ADDR", env = "REDFENCE_ADMIN")]
     pub admin: Option<String>,
 

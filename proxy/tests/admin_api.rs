@@ -49,9 +49,11 @@ impl Asker {
     fn send(&self, request: &str) -> Answer {
         let mut stream = TcpStream::connect(self.admin).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
+        // Whoever sends too much may be cut off behind the answer.
+        let _ = stream.write_all(request.as_bytes());
+        let mut bytes = Vec::new();
+        let _ = stream.read_to_end(&mut bytes);
+        let text = String::from_utf8(bytes).unwrap();
         let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         Answer { status, head: head.to_owned(), body: body.to_owned() }
@@ -389,11 +391,11 @@ fn live_events_reach_every_stream_and_gaps_are_told() {
     // One feed, however many streams there are.
     assert_eq!(client.ask(&["PUBSUB", "NUMPAT"]), "1");
     // More than a stream is sent in a second.
-    for number in 0..600 {
+    for number in 0..3_000 {
         let name = format!("many:{number}");
         client.send(&["LOCK.ACQUIRE", &name, "60000"]);
     }
-    (0..600).for_each(|_| drop(client.receive()));
+    (0..3_000).for_each(|_| drop(client.receive()));
     next_line(&mut all, "event: gap");
     let gap: Value = serde_json::from_str(&next_line(&mut all, "data: ")).unwrap();
     assert!(gap["lost"].as_u64().unwrap() > 0);

@@ -89,21 +89,21 @@ impl Config {
         ))
     }
 
-    /// Addresses at which clients give commands.
+    /// Addresses at which clients give commands, the admin API among them.
     fn listeners(&self) -> Vec<(&'static str, SocketAddr)> {
         let all = [
             ("listen", Some(self.listen)),
             ("plain-listen", self.plain_listen),
             ("correctness-listen", self.correctness_listen),
             ("redlock-listen", self.redlock_listen),
+            ("admin", self.admin),
         ];
         all.into_iter().filter_map(|(name, address)| Some((name, address?))).collect()
     }
 
     /// Listeners beyond loopback whose traffic, passwords with it, crosses the network in clear.
     fn open_listeners(&self) -> Vec<Danger> {
-        let mut listeners = self.listeners();
-        listeners.extend(self.admin.map(|address| ("admin", address)));
+        let listeners = self.listeners();
         // Peers have a rule of their own, which protected mode does not lift: see `peers.rs`.
         let is_plain = |name: &str| self.tls.is_none() || name == "plain-listen";
         listeners
