@@ -48,6 +48,8 @@ const WAITING_MAX: usize = 128;
 /// Requests to the API that are answered at the same time. Others wait for [`TURN_WITHIN`].
 const REQUESTS_MAX: usize = 64;
 const TURN_WITHIN: Duration = Duration::from_secs(2);
+/// Logins that are being tried.
+const LOGINS_MAX: usize = 32;
 /// Searches that sort, of all dashboards together.
 const SORTS_MAX: usize = 2;
 /// A request's head. A longer one is refused.
@@ -69,6 +71,7 @@ struct Admin {
     is_tls: bool,
     logins: logins::Logins,
     requests: Semaphore,
+    login_turns: Semaphore,
     sorts: Semaphore,
     live: Arc<events::Live>,
     series: Arc<series::Series>,
@@ -113,6 +116,7 @@ pub async fn accept(
         is_tls: tls.is_some(),
         logins: logins::Logins::default(),
         requests: Semaphore::new(REQUESTS_MAX),
+        login_turns: Semaphore::new(LOGINS_MAX),
         sorts: Semaphore::new(SORTS_MAX),
         live: Arc::default(),
         series: Arc::default(),

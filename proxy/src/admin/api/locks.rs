@@ -9,6 +9,7 @@ use crate::admin::http::Words;
 use crate::cli::reply::Reply;
 use crate::node_api::OwnedQuery;
 use bytes::Bytes;
+use hyper::StatusCode;
 use redfence_core::types::PATTERN_BYTES_MAX;
 use serde_json::{json, Value};
 
@@ -202,6 +203,15 @@ async fn rows(caller: &mut Caller, names: &[(Store, Vec<u8>)]) -> Result<Vec<Row
     };
     let commands: Vec<Vec<Vec<u8>>> = asked.iter().map(command).collect();
     let replies = caller.ask_all(&commands).await?;
+    let errors = replies.iter().filter_map(|reply| match reply {
+        Reply::Error(text) => Some(ApiError::of_text(text)),
+        Reply::Nil | Reply::Int(_) | Reply::Text(_) | Reply::Array(_) | Reply::Map(_) | Reply::Push(_) => {
+            None
+        }
+    });
+    if let Some(error) = errors.into_iter().find(|error| error.status == StatusCode::SERVICE_UNAVAILABLE) {
+        return Err(error);
+    }
     let mut rows: Vec<Row> = Vec::with_capacity(names.len());
     for ((store, name), reply) in asked.iter().zip(&replies) {
         // One that has ended since the scan is gone; one that cannot be asked about keeps its name.
@@ -234,10 +244,11 @@ fn row(store: Store, name: &[u8], info: Option<&Reply>) -> Row {
 }
 
 /// One lock: who has it, who waits for it, how it ended lately.
-pub(in crate::admin) async fn one(mut caller: Caller, name: &[u8]) -> Result<Value, ApiError> {
-    let info = caller.ask(&[b"LOCK.INFO", name]).await?;
+pub(in crate::admin) async fn one(mut caller: Caller, name: &[u8], words: &Words) -> Result<Value, ApiError> {
+    let tier = words.get("tier").map_or(Vec::new(), |tier| vec![&b"TIER"[..], tier]);
+    let info = caller.ask(&[&[&b"LOCK.INFO"[..], name], &tier[..]].concat()).await?;
     // The Lua library of Tier 1 has no EXPLAIN.
-    let explain = match caller.ask(&[b"LOCK.EXPLAIN", name]).await {
+    let explain = match caller.ask(&[&[&b"LOCK.EXPLAIN"[..], name], &tier[..]].concat()).await {
         Ok(reply) => json::of_reply(&reply),
         Err(error) if error.code == "TIER" || error.code == "NOPERM" => Value::Null,
         Err(error) => return Err(error),

@@ -119,7 +119,9 @@ async fn answered(
         true => checked_body(admin, &head.headers, body).await?,
         false => Value::Null,
     };
-    let turn = tokio::time::timeout(TURN_WITHIN, admin.requests.acquire()).await;
+    // Guesses are slow on purpose: they wait for each other, not those who have logged in for them.
+    let turns = if endpoint == Endpoint::LogIn { &admin.login_turns } else { &admin.requests };
+    let turn = tokio::time::timeout(TURN_WITHIN, turns.acquire()).await;
     let Ok(Ok(_turn)) = turn else { return Err(ApiError::unavailable("too many requests at once; retry")) };
     stage.set(ANSWERED);
     let answering = Answering(stage);
@@ -179,7 +181,7 @@ async fn run(endpoint: Endpoint, given: Given<'_>) -> Result<Answer, ApiError> {
         Endpoint::Events => return super::events::answer(&given),
         Endpoint::Overview => overview::overview(given.caller()?).await?,
         Endpoint::Locks => locks::list(given.caller()?, &given.words).await?,
-        Endpoint::Lock => locks::one(given.caller()?, &given.word).await?,
+        Endpoint::Lock => locks::one(given.caller()?, &given.word, &given.words).await?,
         Endpoint::Sessions => sessions::list(given.caller()?, &given.words).await?,
         Endpoint::Contention => contention::list(given.caller()?, &given.words).await?,
         Endpoint::Cluster => cluster::cluster(given.caller()?).await?,

@@ -71,8 +71,10 @@ fn health(server: &ServerState, status: &ClusterStatus) -> Value {
         (false, format!("Serving; {up} of {all} nodes are up, node {} leads.", status.leader))
     } else if status.digests.quarantined_members > 0 {
         (false, format!("Serving; {} quarantined.", counted(status.digests.quarantined_members)))
+    } else if all == 1 {
+        (true, format!("Healthy: node {} serves alone.", status.leader))
     } else {
-        (true, format!("Healthy: all {} up, node {} leads.", counted(all as u64), status.leader))
+        (true, format!("Healthy: all {all} nodes are up, node {} leads.", status.leader))
     };
     json!({ "ok": is_ok, "text": text })
 }
