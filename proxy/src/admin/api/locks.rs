@@ -36,7 +36,7 @@ enum Store {
 }
 
 impl Store {
-    fn tier(self) -> &'static str {
+    fn word(self) -> &'static str {
         match self {
             Store::Raft => "correctness",
             Store::Redis => "efficiency",
@@ -156,7 +156,7 @@ async fn scan(caller: &mut Caller, search: &Search) -> Result<Found, ApiError> {
         if let Some(pattern) = &search.pattern {
             command.extend([&b"MATCH"[..], pattern]);
         }
-        command.extend([&b"TIER"[..], cursor.store.tier().as_bytes()]);
+        command.extend([&b"TIER"[..], cursor.store.word().as_bytes()]);
         let reply = caller.ask(&command).await?;
         let [next, names] = reply.items() else { return Err(ApiError::cut_off()) };
         let next = next.int().map_or(0, |next| next as u64);
@@ -199,7 +199,7 @@ async fn rows(caller: &mut Caller, names: &[(Store, Vec<u8>)]) -> Result<Vec<Row
     let asked: Vec<&(Store, Vec<u8>)> = names.iter().filter(may_ask).collect();
     let bare: Vec<&(Store, Vec<u8>)> = names.iter().filter(|name| !may_ask(name)).collect();
     let command = |(store, name): &&(Store, Vec<u8>)| {
-        vec![b"LOCK.INFO".to_vec(), name.clone(), b"TIER".to_vec(), store.tier().as_bytes().to_vec()]
+        vec![b"LOCK.INFO".to_vec(), name.clone(), b"TIER".to_vec(), store.word().as_bytes().to_vec()]
     };
     let commands: Vec<Vec<Vec<u8>>> = asked.iter().map(command).collect();
     let replies = caller.ask_all(&commands).await?;
@@ -230,7 +230,7 @@ fn row(store: Store, name: &[u8], info: Option<&Reply>) -> Row {
     let value = json!({
         "name": json::shown(name),
         "key": json::key(name),
-        "tier": store.tier(),
+        "tier": store.word(),
         "mode": field("mode"),
         "fence": field("fence"),
         "owner": field("owner"),
