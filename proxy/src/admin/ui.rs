@@ -17,10 +17,36 @@ macro_rules! files {
 }
 
 const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const JS: &str = "text/javascript; charset=utf-8";
+const SVG: &str = "image/svg+xml";
 
 /// All of them; a test compares the list with the folder.
 const FILES: &[File] = files! {
+    "api.js" => JS,
+    "app.js" => JS,
+    "audit.js" => JS,
+    "chain.js" => JS,
+    "chart.js" => JS,
+    "cluster.js" => JS,
+    "contention.js" => JS,
+    "dialog.js" => JS,
+    "dom.js" => JS,
+    "events.js" => JS,
+    "format.js" => JS,
+    "icon.svg" => SVG,
     "index.html" => HTML,
+    "lock.js" => JS,
+    "locks.js" => JS,
+    "login.js" => JS,
+    "overview.js" => JS,
+    "parts.js" => JS,
+    "place.js" => JS,
+    "poll.js" => JS,
+    "routes.js" => JS,
+    "sessions.js" => JS,
+    "style.css" => CSS,
+    "table.js" => JS,
 };
 
 /// The page of every path that is neither a file nor part of the API: its own script reads the path.

@@ -1,0 +1,184 @@
+// One lock: who holds it, who waits and for how long, how its last grants ended, and what happens to it now.
+
+import { feed, get, post } from "/ui/api.js";
+import { chainPicture } from "/ui/chain.js";
+import { confirm } from "/ui/dialog.js";
+import { h, update } from "/ui/dom.js";
+import { eventRow, EVENT_COLUMNS } from "/ui/events.js";
+import { clock, count, ms, name, NONE, plain, plural, ttl } from "/ui/format.js";
+import { mode } from "/ui/locks.js";
+import { empty, pairs, panel, tag, tier } from "/ui/parts.js";
+import { poll } from "/ui/poll.js";
+import { table } from "/ui/table.js";
+
+export const title = "Lock";
+const EVERY_MS = 2000;
+const EVENTS_MAX = 50;
+const ENDINGS = { released: "released", already_released: "released", expired: "lease ran out", forced: "taken by an operator", wounded: "taken by an older session", session_ended: "session ended", deleted: "key deleted" };
+
+export function mount({ root, heading, signal, rest, who, announce, failed }) {
+  const key = rest;
+  const problem = h("div", null);
+  const view = h("div", { class: "stack" }, h("p", { class: "muted" }, "Asking the node…"));
+  const live = h("div", null);
+  root.append(h("p", { class: "crumb" }, h("a", { href: "#/locks" }, "All locks")), problem, view, live);
+
+  const events = [];
+  let feedState = "connecting";
+  let feedOpen = false;
+  let known = null;
+
+  const again = poll(EVERY_MS, signal, async () => {
+    try {
+      const data = await get(`locks/${key}`, null, signal);
+      update(problem);
+      update(heading, name(data.info.resource));
+      document.title = `${plain(data.info.resource)} · Redfence`;
+      const state = data.info.state === "held" ? `held, ${plural(data.info.waiters, "waiter")}` : "free";
+      if (known !== null && known !== state) announce(`The lock is now ${state}`);
+      known = state;
+      update(view, draw(data));
+      if (!feedOpen) follow();
+    } catch (error) {
+      failed(error, problem);
+    }
+  });
+
+  function follow() {
+    feedOpen = true;
+    feed(globOf(key), {
+      event: (event) => {
+        events.unshift({ ...event, at: Date.now() });
+        events.length = Math.min(events.length, EVENTS_MAX);
+        drawEvents();
+        again();
+      },
+      gap: (lost) => {
+        events.unshift({ gap: lost, at: Date.now() });
+        drawEvents();
+      },
+      state: (state) => {
+        feedState = state;
+        drawEvents();
+      },
+    }, signal);
+    drawEvents();
+  }
+
+  function drawEvents() {
+    update(live, panel(
+      "Live events",
+      h("p", { class: "hint" }, feedState === "live" ? "Events of this name appear here as they happen." : feedState === "lost" ? "The live feed is interrupted; it is tried again." : "Connecting to the live feed…"),
+      events.length ? table({ caption: "Live events of this lock", columns: EVENT_COLUMNS.filter((column) => column.title !== "Name"), rows: events, key: eventRow }) : null,
+    ));
+  }
+
+  async function take(holder, info) {
+    const done = await confirm({
+      title: "Force-release this lock?",
+      text: [
+        h("p", null, "The holder loses ", name(info.resource), " at once and the next in line gets it. The old holder may still be at work: this is safe only where the resource checks the fence."),
+        holder ? pairs([["owner", name(holder.owner)], ["fence", String(holder.fence)]]) : null,
+      ],
+      button: "Force-release",
+      run: (reason) => post(`locks/${key}/force-release`, holder && holder.fence ? { fence: holder.fence, reason } : { reason }),
+    });
+    if (done) {
+      announce(done.released ? "Released" : "It was free already");
+      again();
+    }
+  }
+
+  function draw({ info, explain, recent }) {
+    const held = info.state === "held";
+    const holders = info.holders || [];
+    const queue = (explain && explain.queue) || [];
+    const may = who.may && who.may.force_release;
+    return [
+      h("section", { class: "panel", "aria-label": "State" },
+        h("div", { class: "headline" },
+          tag(held ? "held" : "free", held ? "strong" : "good"), mode(info.mode), tier(info.tier),
+          h("span", { class: "muted" }, plural(info.waiters, "waiter")),
+          held && may && holders.length !== 1 ? h("button", { type: "button", class: "danger", onclick: () => take(null, info) }, "Force-release…") : null),
+        pairs([
+          ["Last fence", info.fence ? String(info.fence) : NONE],
+          ...(held ? [["Time left", ttl(info.ttl)], ["Held for", ms(info.held_ms)]] : []),
+          ...(info.max ? [["Permits in all", count(info.max)]] : []),
+          ["Usual hold", past(explain, "hold")],
+          ["Usual wait", past(explain, "wait")],
+          ...(queue.length ? [["End of the queue", explain.eta_ms === null || explain.eta_ms === undefined ? "not known yet" : `in about ${ms(explain.eta_ms)}`]] : []),
+        ])),
+      h("div", { class: "columns wide" },
+        panel("Holders", holders.length ? holderTable(holders, may ? (holder) => take(holder, info) : null) : empty("Nobody holds it.", "The next LOCK.ACQUIRE of this name is granted at once.")),
+        panel("Queue", queue.length ? queueTable(queue, explain) : empty("Nobody waits.", held ? "A client that asks with WAIT stands here." : ""))),
+      explain && (queue.length || (explain.blocked_by || []).length) ? panel("Who waits for whom", chainPicture(info.resource, explain)) : null,
+      panel("Last fences", recent && recent.length
+        ? table({
+            caption: "Last fences and how they ended",
+            columns: [
+              { title: "Fence", head: true, cell: (row) => String(row.fence) },
+              { title: "Ended", cell: (row) => ENDINGS[row.ended] || plain(row.ended) },
+              { title: "When", num: true, cell: (row) => (row.at_ms ? clock(row.at_ms) : NONE) },
+            ],
+            rows: recent,
+            key: (row) => `fence ${row.fence}`,
+          })
+        : empty("No grant of this name has ended that this node remembers.", "")),
+    ];
+  }
+}
+
+function past(explain, what) {
+  if (!explain || explain[`${what}_p50_ms`] === null || explain[`${what}_p50_ms`] === undefined) return "no past yet";
+  return `${ms(explain[`${what}_p50_ms`])} · p99 ${ms(explain[`${what}_p99_ms`])}`;
+}
+
+/** The glob that matches this key alone, encoded as the key is: what means something in a glob is escaped. */
+function globOf(key) {
+  return key.replace(/%(2A|3F|5B|5C|5D)/gi, "%5C$&");
+}
+
+function holderTable(holders, take) {
+  const some = (field) => holders.some((holder) => holder[field] !== null && holder[field] !== undefined);
+  return table({
+    caption: "Holders",
+    columns: [
+      { title: "Owner", head: true, cell: (holder) => name(holder.owner) },
+      { title: "Fence", num: true, cell: (holder) => String(holder.fence) },
+      { title: "Session", cell: (holder) => (holder.session ? h("code", null, plain(holder.session)) : NONE) },
+      { title: "Time left", num: true, cell: (holder) => ttl(holder.ttl) },
+      { title: "Held for", num: true, cell: (holder) => ms(holder.held_ms) },
+      ...(some("permits") ? [{ title: "Permits", num: true, cell: (holder) => count(holder.permits) }] : []),
+      ...(some("value") ? [{ title: "Value", text: true, cell: (holder) => name(holder.value, "name small") }] : []),
+      ...(take ? [{ title: "Actions", unseenTitle: true, cell: (holder) => h("button", { type: "button", class: "danger small", onclick: () => take(holder) }, "Force-release…") }] : []),
+    ],
+    rows: holders,
+    key: (holder) => `holder ${holder.fence} ${holder.owner}`,
+  });
+}
+
+/** The estimate of each place: the end of the queue is known, and where all are exclusive each turn takes an ordinary hold. */
+function eta(row, queue, explain) {
+  const end = explain.eta_ms;
+  if (end === null || end === undefined) return NONE;
+  if (row === queue[queue.length - 1]) return `≈ ${ms(end)}`;
+  const hold = explain.hold_p50_ms;
+  if (hold === null || hold === undefined || queue.some((one) => one.mode !== "exclusive")) return NONE;
+  return `≈ ${ms(Math.max(0, end - (queue.length - 1 - queue.indexOf(row)) * hold))}`;
+}
+
+function queueTable(queue, explain) {
+  return table({
+    caption: "Queue, first in line first",
+    columns: [
+      { title: "Place", num: true, cell: (row) => count(row.position) },
+      { title: "Owner", head: true, cell: (row) => name(row.owner) },
+      { title: "Session", cell: (row) => (row.session ? h("code", null, plain(row.session)) : NONE) },
+      { title: "Mode", cell: (row) => mode(row.mode) },
+      { title: "Waits for", num: true, cell: (row) => ms(row.waited_ms) },
+      { title: "Estimate", num: true, cell: (row) => eta(row, queue, explain) },
+    ],
+    rows: queue,
+    key: (row) => `waiter ${row.owner}`,
+  });
+}
