@@ -42,9 +42,14 @@ function drawFrame(shown) {
   update(
     document.getElementById("account"),
     who.user ? h("span", { class: "user" }, h("bdi", null, plain(who.user)), h("span", { class: "muted" }, mayAct ? "" : " · read-only")) : null,
-    who.user && shown !== "login" ? h("a", { href: address("login", "", { to: location.hash.slice(1) }) }, who.logged_in ? "Switch user" : "Log in") : null,
-    who.user && who.logged_in !== false ? h("button", { type: "button", class: "plain", onclick: logout }, "Log out") : null,
+    who.user && shown !== "login" ? h("a", { href: address("login", "", { to: location.hash.slice(1) }) }, loggedIn() ? "Switch user" : "Log in") : null,
+    loggedIn() ? h("button", { type: "button", class: "plain", onclick: logout }, "Log out") : null,
   );
+}
+
+/** Whether there is a login to end; else one is the default user, who needs none. */
+function loggedIn() {
+  return who.user !== null && (who.logged_in ?? who.user !== "default");
 }
 
 async function logout() {

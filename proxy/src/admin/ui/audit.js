@@ -20,7 +20,7 @@ export function mount({ root, signal, announce, failed }) {
     try {
       const data = await get("audit", { count: select.value }, signal);
       update(problem);
-      update(view, draw(data.lines.map(parse)));
+      update(view, draw(data.lines, data.enabled));
       announce(`${count(data.lines.length)} lines shown`);
     } catch (error) {
       update(view);
@@ -31,16 +31,7 @@ export function mount({ root, signal, announce, failed }) {
   load();
 }
 
-function parse(line, index) {
-  if (typeof line !== "string") return { index, ...line };
-  try {
-    return { index, ...JSON.parse(line) };
-  } catch {
-    return { index, event: line };
-  }
-}
-
-const SHOWN = new Set(["index", "time", "ts", "at", "at_ms", "event", "user", "client", "command", "arguments", "args", "result", "reason", "object"]);
+const SHOWN = new Set(["time", "event", "user", "client", "command", "arguments", "result", "reason", "object"]);
 
 function rest(line) {
   const others = Object.entries(line).filter(([field, value]) => !SHOWN.has(field) && value !== null && value !== undefined);
@@ -48,7 +39,7 @@ function rest(line) {
   return [reason, ...others.map(([field, value]) => `${field} ${typeof value === "object" ? JSON.stringify(value) : value}`)].filter(Boolean).join(" · ");
 }
 
-function draw(lines) {
+function draw(lines, enabled) {
   return panel(
     "Administrative acts, refusals and failed logins",
     h("p", { class: "hint" }, "Of this node only, newest first. The whole log is in the file that --audit-log names."),
@@ -56,16 +47,18 @@ function draw(lines) {
       ? table({
           caption: "Audit log",
           columns: [
-            { title: "When", head: true, cell: (line) => day(line.time ?? line.ts ?? line.at ?? line.at_ms ?? NONE) },
+            { title: "When", head: true, cell: (line) => day(line.time) },
             { title: "Event", cell: (line) => tag(plain(line.event ?? "act"), line.event === "denied" || line.event === "login_failed" ? "warn" : "") },
             { title: "User", cell: (line) => name(line.user) },
             { title: "From", cell: (line) => plain(line.client) },
-            { title: "What", text: true, cell: (line) => name([line.command, ...(line.arguments ?? line.args ?? [])].filter((word) => word !== undefined && word !== null).join(" ") || line.object || NONE, "name small") },
+            { title: "What", text: true, cell: (line) => name([line.command, ...(line.arguments ?? [])].filter((word) => word !== undefined && word !== null).join(" ") || line.object || NONE, "name small") },
             { title: "Result", cell: (line) => tag(plain(line.result), line.result === "ok" ? "good" : "warn") },
             { title: "More", text: true, cell: (line) => (rest(line) ? name(rest(line), "name small") : "") },
           ],
           rows: lines,
         })
-      : empty("Nothing was written yet.", "Administrative commands, refused permissions and failed logins appear here."),
+      : enabled === false
+        ? empty("This node keeps no audit log.", "Start it with --audit-log FILE.")
+        : empty("Nothing was written yet.", "Administrative commands, refused permissions and failed logins appear here."),
   );
 }

@@ -33,7 +33,7 @@ function draw(rows, by) {
   const top = Math.max(1, ...rows.map((row) => row.wait_ms_total || 0));
   return panel(
     by === "name" ? "Names by time waited" : "Prefixes by time waited",
-    h("p", { class: "hint" }, "Time that all waiters together spent in queues at this node, of the busiest names since it started."),
+    h("p", { class: "hint" }, "Waits that ended with a grant in the last 10 to 20 minutes, as this node has seen them."),
     rows.length
       ? table({
           caption: by === "name" ? "Names by time waited" : "Prefixes by time waited",
@@ -48,7 +48,7 @@ function draw(rows, by) {
           rows,
           key: (row) => `row ${by} ${row.key ?? row.name}`,
         })
-      : empty("Nobody had to wait yet.", "Names appear here once a client waits for a lock at this node."),
+      : empty("Nobody had to wait yet.", "Names appear here once a client has waited for a lock."),
   );
 }
 

@@ -26,7 +26,7 @@ export function eventRow(event) {
 export const EVENT_COLUMNS = [
   { title: "Time", cell: (event) => clock(event.at) },
   { title: "Event", cell: (event) => (event.gap ? tag("gap", "warn") : tag(plain(event.event).replaceAll("_", " "), event.cause || WARNING.has(event.event) ? "warn" : "")) },
-  { title: "Name", head: true, cell: (event) => (event.gap ? `${plural(event.gap, "event")} left out: too many at once` : lockLink(event.resource, event.key)) },
+  { title: "Name", head: true, cell: (event) => (event.gap ? `${plural(event.gap, "event")} left out: too many at once` : lockLink(event.name ?? event.resource, event.key)) },
   { title: "Owner", text: true, cell: (event) => (event.gap ? "" : name(event.owner, "name small")) },
   { title: "Fence", num: true, cell: (event) => (event.gap ? "" : event.fence ? String(event.fence) : NONE) },
   { title: "More", text: true, cell: (event) => (event.gap ? "" : more(event)) },

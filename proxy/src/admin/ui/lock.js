@@ -14,7 +14,7 @@ import { table } from "/ui/table.js";
 export const title = "Lock";
 const EVERY_MS = 2000;
 const EVENTS_MAX = 50;
-const ENDINGS = { released: "released", already_released: "released", expired: "lease ran out", forced: "taken by an operator", wounded: "taken by an older session", session_ended: "session ended", deleted: "key deleted" };
+const ENDINGS = { released: "released", expired: "lease ran out", forced: "taken by an operator", wounded: "taken by an older session", session_ended: "session ended", deleted: "key deleted", flushed: "flushed", replaced: "key written anew", converted: "converted to another mode" };
 
 export function mount({ root, heading, signal, rest, who, announce, failed }) {
   const key = rest;

@@ -22,7 +22,7 @@ export function mount({ root, signal, query, remember, announce, failed }) {
     { class: "filter", role: "search" },
     field("match", "Names that match", h("input", { id: "match", type: "search", value: search.match, placeholder: "* or wallet:*", autocomplete: "off", spellcheck: "false" })),
     field("tier", "Tier", choice("tier", search.tier, [["", "both"], ["correctness", "correctness"], ["efficiency", "efficiency"]])),
-    field("sort", "Order", choice("sort", search.sort, [["name", "as stored"], ["waiters", "most waiters"], ["age", "longest held"], ["ttl", "ends soonest"]])),
+    field("sort", "Order", choice("sort", search.sort, [["name", "by name, each page"], ["waiters", "most waiters"], ["age", "longest held"], ["ttl", "ends soonest"]])),
     field("count", "A page", choice("count", search.count, COUNTS.map((one) => [one, one]))),
     h("button", { type: "submit", class: "primary" }, "Search"),
   );

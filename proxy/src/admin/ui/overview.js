@@ -41,8 +41,8 @@ function draw(data) {
       tile("held", "Locks held", count(sum(held)), `${count(held.exclusive)} exclusive · ${count(held.shared)} shared · ${count(held.permits)} permits`),
       tile("waiters", "Waiters", count(data.waiters), "in all queues"),
       tile("sessions", "Sessions", count(data.sessions), "open"),
-      tile("grants", "Grants", `${rate(data.grants_per_s)}/s`, "at this node"),
-      tile("p99", "Acquire p99", ms(data.acquire_p99_ms), "at this node"),
+      tile("grants", "Grants", `${rate(data.grants_per_s)}/s`, "in the cluster"),
+      tile("p99", "Acquire p99", ms(data.acquire_p99_ms), "of the last 10 s, here"),
       tile("memory", "State", bytes(data.state_bytes), data.max_memory ? [meter(data.state_bytes, data.max_memory), `of ${bytes(data.max_memory)}`] : ""),
     ),
     h("div", { class: "charts" }, charts(data.series || []), lost(data.losses || {})),
@@ -117,7 +117,7 @@ function nodes(data) {
 }
 
 function contended(rows) {
-  if (!rows.length) return empty("Nobody had to wait yet.", "Names appear here once a client waits for a lock at this node.");
+  if (!rows.length) return empty("Nobody had to wait yet.", "Names appear here once a client has waited for a lock.");
   return table({
     caption: "The ten most contended names",
     columns: [

@@ -31,16 +31,16 @@ export function mount({ root, signal, query, remember, announce, failed }) {
         announce(`${input.value} goes to ${data.answer.tier}`);
       } else update(answer);
       update(list, panel("Routes in force",
-        h("p", { class: "hint" }, "The first pattern that matches decides; without one the default tier, ", tier(data.default_tier), ". Change them with LOCK.CLUSTER SET route."),
+        h("p", { class: "hint" }, "The first pattern that matches decides; without one the default tier, ", tier(data.default_tier), ". Change them with LOCK.CLUSTER SET route.", data.has_redis === false ? " There is no Redis behind this node: the correctness tier serves both." : ""),
         data.routes.length
           ? table({
               caption: "Routes in force",
               columns: [
                 { title: "Order", num: true, cell: (row) => String(row.order) },
-                { title: "Pattern", head: true, cell: (row) => name(row.pattern) },
+                { title: "Pattern", head: true, cell: (row) => name(row.match) },
                 { title: "Tier", cell: (row) => tier(row.tier) },
               ],
-              rows: data.routes.map((route, index) => ({ order: index + 1, ...(typeof route === "string" ? split(route) : route) })),
+              rows: data.routes.map((route, index) => ({ order: index + 1, ...route })),
               key: (row) => `route ${row.order}`,
             })
           : empty("There are no routes.", "Every name goes to the default tier.")));
@@ -50,9 +50,4 @@ export function mount({ root, signal, query, remember, announce, failed }) {
   }
 
   load();
-}
-
-function split(text) {
-  const at = text.lastIndexOf("=");
-  return { pattern: text.slice(0, at), tier: text.slice(at + 1) };
 }

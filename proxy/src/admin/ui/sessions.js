@@ -52,10 +52,10 @@ export function mount({ root, signal, who, announce, failed }) {
               { title: "Session", head: true, cell: (one) => h("code", null, plain(one.id)) },
               { title: "User", text: true, cell: (one) => name(one.user) },
               { title: "Label", text: true, cell: (one) => name(one.label, "name small") },
-              { title: "Ttl", num: true, cell: (one) => ms(one.ttl_ms) },
+              { title: "Time left", num: true, cell: (one) => ms(one.ttl_ms) },
               { title: "Locks", num: true, cell: (one) => count(one.locks) },
               { title: "Policy", cell: (one) => tag(plain(one.policy)) },
-              { title: "Waits for", text: true, cell: (one) => waits(one.waiting_for) },
+              { title: "Waits for", text: true, cell: (one) => (one.waiting_for === null || one.waiting_for === undefined ? NONE : lockLink(one.waiting_for, one.waiting_for_key)) },
               ...(may ? [{ title: "Actions", unseenTitle: true, cell: (one) => h("button", { type: "button", class: "danger small", "aria-label": `End… session ${one.id}`, onclick: () => close(one) }, "End…") }] : []),
             ],
             rows,
@@ -70,12 +70,4 @@ export function mount({ root, signal, who, announce, failed }) {
   }
 
   load();
-}
-
-function waits(value) {
-  if (value === null || value === undefined) return NONE;
-  const names = Array.isArray(value) ? value : [value];
-  if (!names.length) return NONE;
-  const one = (item) => (typeof item === "object" && item !== null ? lockLink(item.name, item.key) : lockLink(item));
-  return [one(names[0]), names.length > 1 ? h("span", { class: "muted" }, ` and ${count(names.length - 1)} more`) : null];
 }
