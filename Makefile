@@ -13,7 +13,7 @@ export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 # For `redfence --version`. Exported, so that every target builds the same program.
 export REDFENCE_COMMIT := $(shell scripts/commit)
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus hostile attack mixed-versions sentinel nightly fuzz images deb chart packaging-check clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python browser browser-short docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus hostile attack mixed-versions sentinel nightly fuzz images deb chart packaging-check clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -45,7 +45,7 @@ fresh: ## the same on a machine that has nothing: a minimal Debian root (root, d
 
 test: ## everything CI runs; at the end a list of what this machine could not do
 	@mkdir -p target && : > $(REDFENCE_LEFT_OUT)
-	@$(MAKE) --no-print-directory check unit lua-test sdk-python packaging-check clean-demo
+	@$(MAKE) --no-print-directory check unit lua-test sdk-python browser-short packaging-check clean-demo
 	@scripts/left-out
 
 ci: test ## exactly what .ci/run calls
@@ -138,6 +138,14 @@ sdk: build ## the SDKs' own suites against every backend; says what it left out 
 
 sdk-python: build ## the quick part of the Python SDK's suite
 	@scripts/sdk-python short
+
+browser: build ## the dashboard in a real browser: every page, live, rights, a killed leader, axe-core, pictures (UPDATE=1 keeps them in the docs)
+	@scripts/install-deps chromium node
+	@scripts/browser full
+
+browser-short: build ## the quick part of it
+	@scripts/install-deps --optional chromium node
+	@scripts/browser short
 
 bench: build-release ## lock work against Redis, etcd and ZooKeeper in one run (about a quarter of an hour); PART=locks for one part
 	@scripts/install-deps etcd || echo "etcd is left out"

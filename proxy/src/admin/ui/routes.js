@@ -31,7 +31,7 @@ export function mount({ root, signal, query, remember, announce, failed }) {
         announce(`${input.value} goes to ${data.answer.tier}`);
       } else update(answer);
       update(list, panel("Routes in force",
-        h("p", { class: "hint" }, "The first pattern that matches decides; without one the default tier, ", tier(data.default_tier), ". Change them with LOCK.CLUSTER SET route.", data.has_redis === false ? " There is no Redis behind this node: the correctness tier serves both." : ""),
+        h("p", { class: "hint" }, "The first pattern that matches decides; without one the default tier, ", tier(data.default_tier), ". Change them with LOCK.CLUSTER SET route."),
         data.routes.length
           ? table({
               caption: "Routes in force",
