@@ -5,16 +5,16 @@ import fs from "node:fs";
 import net from "node:net";
 import path from "node:path";
 import { Connection } from "./resp.mjs";
-import { until } from "./until.mjs";
+import { Hopeless, until } from "./until.mjs";
 
 export const OPS = { user: "ops", password: "browser-ops" };
 export const VIEWER = { user: "viewer", password: "browser-viewer" };
 
 // Without a login one may look and take locks, but not act on those of others.
 const OPEN = [
-  "user default on nopass ~* &* +@all -@admin -@dangerous -lock.forcerelease -lock.session|close +lock.cluster|info +lock.cluster|version +lock.cluster|nodes +lock.cluster|get",
+  "user default on nopass ~* &* +@all -@admin -@dangerous -lock.forcerelease -lock.session +lock.cluster|info +lock.cluster|version +lock.cluster|nodes +lock.cluster|get",
   `user ${OPS.user} on >${OPS.password} ~* &* +@all`,
-  `user ${VIEWER.user} on >${VIEWER.password} ~* &* -@all +ping +lock.info +lock.explain +lock.queue +lock.scan +lock.session|info +lock.cluster|info +lock.cluster|version +lock.cluster|nodes +lock.cluster|get +subscribe +psubscribe`,
+  `user ${VIEWER.user} on >${VIEWER.password} ~* &* -@all +ping +lock.info +lock.explain +lock.queue +lock.scan +lock.session +lock.cluster|info +lock.cluster|version +lock.cluster|nodes +lock.cluster|get +subscribe +psubscribe`,
 ];
 const CLOSED = ["user default off", `user ${OPS.user} on >${OPS.password} ~* &* +@all`];
 
@@ -99,7 +99,7 @@ export class Cluster {
     return until("a leader that all nodes know", async () => {
       const told = new Set();
       for (const node of this.nodes) {
-        if (node.ended !== null && !node.killed) throw new Error(`node ${node.id} ended with ${node.ended}: ${this.lastWords(node)}`);
+        if (node.ended !== null && !node.killed) throw new Hopeless(`node ${node.id} ended with ${node.ended}: ${this.lastWords(node)}`);
       }
       for (const node of this.living()) {
         const connection = await this.ops(node);

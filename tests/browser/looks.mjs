@@ -64,10 +64,17 @@ export async function keyboard(window) {
   assert.equal(await window.page.evaluate(() => document.activeElement.tagName === "SUMMARY" && document.activeElement.parentNode.open), true);
 }
 
+/** Until the charts show more than the start. */
+export async function past(window) {
+  await window.go("#/overview");
+  await until("charts with some past", () => window.page.evaluate(() => document.querySelectorAll(".chart table")[1].tBodies[0].rows.length >= 20), 400_000);
+}
+
 export async function screenshots(window, scheme, folder) {
   for (const [name, hash] of Object.entries(PAGES)) {
     await window.go(hash);
     if (name === "events") await until("some events", async () => ((await window.rows("Lock events, newest first")) ?? []).length > 15);
+    await window.page.mouse.move(0, 0);
     await window.page.screenshot({ path: path.join(folder, `${name}-${scheme}.png`) });
   }
 }

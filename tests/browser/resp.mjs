@@ -18,11 +18,13 @@ export class Connection {
     this.socket = socket;
     this.unread = Buffer.alloc(0);
     this.waiting = [];
+    this.hasEnded = false;
     socket.on("data", (piece) => {
       this.unread = Buffer.concat([this.unread, piece]);
       this.deliver();
     });
     const end = (error) => {
+      this.hasEnded = true;
       for (const { reject } of this.waiting.splice(0)) reject(error || new Error("the connection ended"));
     };
     socket.on("error", end).on("close", () => end());
@@ -47,6 +49,10 @@ export class Connection {
       parts.push(Buffer.from(`$${bytes.length}\r\n`), bytes, Buffer.from("\r\n"));
     }
     return new Promise((resolve, reject) => {
+      if (this.hasEnded) {
+        reject(new Error("the connection ended"));
+        return;
+      }
       this.waiting.push({ resolve, reject });
       this.socket.write(Buffer.concat(parts));
     });

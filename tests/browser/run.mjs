@@ -54,23 +54,25 @@ async function withWindow(browser, origin, options, act) {
 async function quiet(browser, cluster, home, held, connection) {
   const origin = `http://127.0.0.1:${home.admin}`;
   await withWindow(browser, origin, {}, async (window) => {
+    await live.logIn(window, OPS);
     await step("overview shows the cluster's numbers", () => pages.overview(window, connection));
     await step("locks: search, pages, order", () => pages.locks(window, connection));
     await step("a lock: holders, queue, chain, past", () => pages.lock(window, connection));
+    await step("sessions of everybody, for who may", () => pages.sessions(window, connection, held.sessions));
     await step("cluster shows LOCK.CLUSTER", () => pages.cluster(window, connection));
     await step("routes: which tier, and why", () => pages.routes(window));
     await step("hostile names are text", () => pages.hostile(window, connection));
     await step("axe-core finds nothing serious, in light", () => looks.axe(window));
-    if (part === "short") return;
-    await step("events: live, paused, downloaded, filtered", () => live.events(window, connection));
+    if (part === "full") await step("events: live, paused, downloaded, filtered", () => live.events(window, connection));
+  });
+  if (part === "short") return;
+  await withWindow(browser, origin, {}, async (window) => {
     await step("keyboard", () => looks.keyboard(window));
     await step("without a login nobody acts", () => live.forbidden(window, connection, null, held.sessions[2].id));
     await step("a viewer only looks", () => live.viewer(window, connection, held.sessions[2].id));
   });
-  if (part === "short") return;
   await withWindow(browser, origin, { scheme: "dark" }, async (window) => {
     await step("force-release by keyboard, with a reason", () => live.forceRelease(window, connection, cluster.auditLog(home)));
-    await step("sessions of everybody, for who may", () => pages.sessions(window, connection, held.sessions));
     await step("audit shows the file's lines", () => pages.audit(window, cluster.auditLog(home)));
     await step("axe-core finds nothing serious, in dark", () => looks.axe(window));
     await step("leadership is transferred", () => live.transfer(window, cluster, connection));
@@ -83,8 +85,9 @@ async function underLoad(browser, cluster, home, held, connection) {
   const running = load(() => cluster.nodes, OPS);
   try {
     for (const scheme of ["light", "dark"]) {
-      await withWindow(browser, origin, { scheme, width: 1200, height: 860 }, async (window) => {
+      await withWindow(browser, origin, { scheme, width: 1100, height: 640 }, async (window) => {
         await live.logIn(window, OPS);
+        if (process.env.UPDATE === "1") await looks.past(window);
         await step(`pictures, ${scheme}`, () => looks.screenshots(window, scheme, folder));
       });
     }

@@ -113,6 +113,7 @@ async function show() {
         show();
         return;
       }
+      for (const one of root.querySelectorAll(".asking")) one.remove();
       update(where, trouble(error));
     },
     entered: async () => {

@@ -11,7 +11,7 @@ export const title = "Audit";
 
 export function mount({ root, signal, announce, failed }) {
   const problem = h("div", null);
-  const view = h("div", { id: "result" }, h("p", { class: "muted" }, "Asking the node…"));
+  const view = h("div", { id: "result" }, h("p", { class: "muted asking" }, "Asking the node…"));
   const select = choice("count", "100", [["50", "50"], ["100", "100"], ["500", "500"]]);
   select.onchange = load;
   root.append(h("div", { class: "filter" }, field("count", "Last lines", select), h("button", { type: "button", onclick: load }, "Refresh")), problem, view);

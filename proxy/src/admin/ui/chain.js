@@ -14,7 +14,7 @@ function short(text) {
 }
 
 function holderText(owner, session) {
-  return { kind: "holder", text: owner || "unknown owner", note: session ? `session ${plain(session)}` : "no session" };
+  return { kind: "holder", text: owner || "unknown owner", note: session ? `session ${plain(session)}` : "" };
 }
 
 function lockText(resource, note) {
@@ -24,8 +24,11 @@ function lockText(resource, note) {
 /** One column a holder: the holder, the lock it waits for, that lock's holder, and so on down. */
 function columns(explain) {
   const chains = explain.blocked_by || [];
-  const chainOf = (holder) => chains.find((chain) => chain.length && holder.session && chain[0].session === holder.session);
-  const holders = [...(explain.holders || [])].sort((a, b) => (chainOf(b) ? 1 : 0) - (chainOf(a) ? 1 : 0));
+  const all = explain.holders || [];
+  // Sessions of other users are not told: a sole holder is known all the same.
+  const isOf = (chain, holder) => (holder.session ? chain[0].session === holder.session : all.length === 1);
+  const chainOf = (holder) => chains.find((chain) => chain.length && isOf(chain, holder));
+  const holders = [...all].sort((a, b) => (chainOf(b) ? 1 : 0) - (chainOf(a) ? 1 : 0));
   return {
     left: Math.max(0, holders.length - HOLDERS_MAX),
     shown: holders.slice(0, HOLDERS_MAX).map((holder) => {

@@ -36,7 +36,7 @@ export function chart({ title, points, show, now, kind }) {
     s("line", { class: "base", x1: 0, x2: WIDTH, y1: HEIGHT - 1, y2: HEIGHT - 1 }),
     runs(points).map((run) => [
       s("path", { class: "area", d: `M${x(run[0])},${HEIGHT - 1}${run.map((index) => `L${x(index)},${y(points[index].value)}`).join("")}L${x(run[run.length - 1])},${HEIGHT - 1}Z` }),
-      s("path", { class: "line", d: run.map((index, first) => `${first === 0 ? "M" : "L"}${x(index)},${y(points[index].value)}`).join("") + (run.length === 1 ? "h1" : "") }),
+      s("path", { class: "line", d: run.map((index, first) => `${first === 0 ? "M" : "L"}${x(index)},${y(points[index].value)}`).join("") + (run.length === 1 ? "h0.01" : "") }),
     ]),
     cursor,
   );

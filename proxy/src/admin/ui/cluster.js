@@ -14,7 +14,7 @@ const EVERY_MS = 3000;
 
 export function mount({ root, signal, who, announce, failed }) {
   const problem = h("div", null);
-  const view = h("div", { class: "stack" }, h("p", { class: "muted" }, "Asking the node…"));
+  const view = h("div", { class: "stack" }, h("p", { class: "muted asking" }, "Asking the node…"));
   root.append(problem, view);
   let leader = null;
   const again = poll(EVERY_MS, signal, async () => {

@@ -14,7 +14,7 @@ const EVERY_MS = 5000;
 export function mount({ root, signal, query, remember, failed }) {
   let by = query.get("by") === "prefix" ? "prefix" : "name";
   const problem = h("div", null);
-  const view = h("div", { id: "result" }, h("p", { class: "muted" }, "Asking the node…"));
+  const view = h("div", { id: "result" }, h("p", { class: "muted asking" }, "Asking the node…"));
   const radio = (value, text) => h("label", null, h("input", { type: "radio", name: "by", value, checked: by === value, onchange: () => { by = value; remember({ by: by === "name" ? "" : by }); again(); } }), text);
   root.append(h("fieldset", { class: "kinds" }, h("legend", null, "Group by"), radio("name", "name"), radio("prefix", "prefix")), problem, view);
   const again = poll(EVERY_MS, signal, async () => {

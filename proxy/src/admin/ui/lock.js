@@ -19,7 +19,7 @@ const ENDINGS = { released: "released", expired: "lease ran out", forced: "taken
 export function mount({ root, heading, signal, rest, who, announce, failed }) {
   const key = rest;
   const problem = h("div", null);
-  const view = h("div", { class: "stack" }, h("p", { class: "muted" }, "Asking the node…"));
+  const view = h("div", { class: "stack" }, h("p", { class: "muted asking" }, "Asking the node…"));
   const live = h("div", null);
   root.append(h("p", { class: "crumb" }, h("a", { href: "#/locks" }, "All locks")), problem, view, live);
 

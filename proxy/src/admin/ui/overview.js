@@ -15,7 +15,7 @@ const CAUSES = { expired: "lease ran out", forced: "taken by an operator", wound
 
 export function mount({ root, signal, announce, failed }) {
   const problem = h("div", null);
-  const view = h("div", { class: "stack" }, h("p", { class: "muted" }, "Asking the node…"));
+  const view = h("div", { class: "stack" }, h("p", { class: "muted asking" }, "Asking the node…"));
   root.append(problem, view);
   let health = null;
   poll(EVERY_MS, signal, async () => {
@@ -59,7 +59,7 @@ function lost(losses) {
       { title: "Cause", head: true, cell: (row) => row.text },
       { title: "Locks", num: true, cell: (row) => count(row.number) },
     ],
-    rows: Object.entries(losses).map(([cause, number]) => ({ cause, text: CAUSES[cause] || plain(cause), number })),
+    rows: Object.entries(CAUSES).map(([cause, text]) => ({ cause, text, number: losses[cause] })),
     key: (row) => row.cause,
   }));
 }

@@ -13,7 +13,7 @@ export function mount({ root, signal, who, announce, failed }) {
   let before = [];
   let cursor = "0";
   const problem = h("div", null);
-  const view = h("div", { id: "result" }, h("p", { class: "muted" }, "Asking the node…"));
+  const view = h("div", { id: "result" }, h("p", { class: "muted asking" }, "Asking the node…"));
   root.append(problem, view);
 
   async function load() {
