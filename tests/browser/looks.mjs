@@ -17,6 +17,9 @@ export const PAGES = {
   login: "#/login",
 };
 
+/** Of the pictures of pages that are taller than the others. */
+const HEIGHTS = { overview: 900, lock: 1160, cluster: 900 };
+
 export async function axe(window) {
   const found = [];
   for (const [name, hash] of Object.entries(PAGES)) {
@@ -72,6 +75,7 @@ export async function past(window) {
 
 export async function screenshots(window, scheme, folder) {
   for (const [name, hash] of Object.entries(PAGES)) {
+    await window.page.setViewportSize({ width: 1100, height: HEIGHTS[name] ?? 640 });
     await window.go(hash);
     if (name === "events") await until("some events", async () => ((await window.rows("Lock events, newest first")) ?? []).length > 15);
     await window.page.mouse.move(0, 0);

@@ -47,9 +47,9 @@ function draw(lines, enabled) {
       ? table({
           caption: "Audit log",
           columns: [
-            { title: "When", head: true, cell: (line) => day(line.time) },
+            { title: "When", head: true, cell: (line) => h("span", { class: "nowrap" }, day(line.time)) },
             { title: "Event", cell: (line) => tag(plain(line.event ?? "act"), line.event === "denied" || line.event === "login_failed" ? "warn" : "") },
-            { title: "User", cell: (line) => name(line.user) },
+            { title: "User", text: true, cell: (line) => name(line.user) },
             { title: "From", cell: (line) => plain(line.client) },
             { title: "What", text: true, cell: (line) => name([line.command, ...(line.arguments ?? [])].filter((word) => word !== undefined && word !== null).join(" ") || line.object || NONE, "name small") },
             { title: "Result", cell: (line) => tag(plain(line.result), line.result === "ok" ? "good" : "warn") },

@@ -106,7 +106,7 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
           ...(info.max ? [["Permits in all", count(info.max)]] : []),
           ["Usual hold", past(explain, "hold")],
           ["Usual wait", past(explain, "wait")],
-          ...(queue.length ? [["End of the queue", explain.eta_ms === null || explain.eta_ms === undefined ? "not known yet" : `in about ${ms(explain.eta_ms)}`]] : []),
+          ...(queue.length ? [["End of the queue", explain.eta_ms === null || explain.eta_ms === undefined ? "not known yet" : about(explain.eta_ms)]] : []),
         ])),
       h("div", { class: "columns wide" },
         panel("Holders", holders.length ? holderTable(holders, may ? (holder) => take(holder, info) : null) : empty("Nobody holds it.", "The next LOCK.ACQUIRE of this name is granted at once.")),
@@ -161,10 +161,14 @@ function holderTable(holders, take) {
 function eta(row, queue, explain) {
   const end = explain.eta_ms;
   if (end === null || end === undefined) return NONE;
-  if (row === queue[queue.length - 1]) return `≈ ${ms(end)}`;
+  if (row === queue[queue.length - 1]) return about(end);
   const hold = explain.hold_p50_ms;
   if (hold === null || hold === undefined || queue.some((one) => one.mode !== "exclusive")) return NONE;
-  return `≈ ${ms(Math.max(0, end - (queue.length - 1 - queue.indexOf(row)) * hold))}`;
+  return about(end - (queue.length - 1 - queue.indexOf(row)) * hold);
+}
+
+function about(estimate) {
+  return estimate < 1 ? "any moment" : `≈ ${ms(estimate)}`;
 }
 
 function queueTable(queue, explain) {

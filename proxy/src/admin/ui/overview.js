@@ -53,7 +53,7 @@ function draw(data) {
 
 /** Grants that ended without their holder's release, since this node started. */
 function lost(losses) {
-  return panel("Locks lost since the start, by cause", table({
+  return panel("Lost locks by cause", table({
     caption: "Locks lost since the start of this node, by cause",
     columns: [
       { title: "Cause", head: true, cell: (row) => row.text },
