@@ -13,6 +13,7 @@ import { table } from "/ui/table.js";
 
 export const title = "Lock";
 const EVERY_MS = 2000;
+const SOON_MS = 400;
 const EVENTS_MAX = 50;
 const ENDINGS = { released: "released", expired: "lease ran out", forced: "taken by an operator", wounded: "taken by an older session", session_ended: "session ended", deleted: "key deleted", flushed: "flushed", replaced: "key written anew", converted: "converted to another mode" };
 
@@ -27,6 +28,7 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
   let feedState = "connecting";
   let feedOpen = false;
   let known = null;
+  let due = null;
 
   const again = poll(EVERY_MS, signal, async () => {
     try {
@@ -50,12 +52,11 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
       event: (event) => {
         events.unshift({ ...event, at: Date.now() });
         events.length = Math.min(events.length, EVENTS_MAX);
-        drawEvents();
-        again();
+        soon();
       },
       gap: (lost) => {
         events.unshift({ gap: lost, at: Date.now() });
-        drawEvents();
+        soon();
       },
       state: (state) => {
         feedState = state;
@@ -63,6 +64,17 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
       },
     }, signal);
     drawEvents();
+  }
+
+  /** A busy lock has hundreds of events a second: the page asks and draws a few times. */
+  function soon() {
+    if (due !== null) return;
+    due = setTimeout(() => {
+      due = null;
+      if (signal.aborted) return;
+      drawEvents();
+      again();
+    }, SOON_MS);
   }
 
   function drawEvents() {
