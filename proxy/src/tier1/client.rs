@@ -1,8 +1,9 @@
 //! A small Redis client for the proxy's own errands: finding out what that Redis can do, loading the Lua library, waiting in Lua.
 //!
-//! One call at a time, RESP2, replies into core's `Reply`. Clients' commands never go this way: they have their own `link`.
+//! One call at a time, RESP2, replies into core's `Reply`. Clients' commands never go this way: they have their own `link`. A Redis that
+//! stands still accepts connections all the same (its kernel does), so whoever asks sets a time limit.
 
-use super::stream::UpstreamStream;
+use super::stream::{within, UpstreamStream};
 use super::upstream::Upstream;
 use crate::resp::encode;
 use crate::resp::replies::{ReplyScanner, ScannedReply};
@@ -11,8 +12,11 @@ use redfence_core::reply::{Refusal, Reply};
 use redis_protocol::resp2::decode;
 use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
+use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
+/// From the first byte of a connection to the answer to `AUTH`.
+const OPEN_WITHIN: Duration = Duration::from_secs(5);
 const READ_BYTES: usize = 4096;
 /// Replies of our own errands are small.
 const REPLY_BYTES_MAX: usize = 4 * 1024 * 1024;
@@ -22,16 +26,27 @@ pub struct UpstreamClient {
     stream: UpstreamStream,
     received: Vec<u8>,
     db: u32,
+    /// See [`Upstream::moves`].
+    moves: u64,
 }
 
 impl UpstreamClient {
     pub async fn open(upstream: &Upstream) -> io::Result<UpstreamClient> {
-        UpstreamClient::log_in(upstream.connect().await?, upstream).await
+        let moves = upstream.moves();
+        let open = async { UpstreamClient::log_in(upstream.connect().await?, upstream).await };
+        let client = within(OPEN_WITHIN, "a login", open).await?;
+        Ok(UpstreamClient { moves, ..client })
     }
 
     /// On a connection that nobody has used.
     pub(super) fn over(stream: UpstreamStream) -> UpstreamClient {
-        UpstreamClient { stream, received: Vec::new(), db: 0 }
+        UpstreamClient { stream, received: Vec::new(), db: 0, moves: 0 }
+    }
+
+    /// How often the master had moved when this was opened.
+    #[must_use]
+    pub(super) fn moves(&self) -> u64 {
+        self.moves
     }
 
     pub(super) async fn log_in(stream: UpstreamStream, upstream: &Upstream) -> io::Result<UpstreamClient> {

@@ -1,9 +1,11 @@
 //! `LOCK.*` and `FENCE.*` on a Redis without the module: the words of the Lua library's call, and the waiting it leaves to its client.
 //!
 //! `lua/README.md` is the protocol. Calls that do not wait go over the client's own link and answer by themselves; an acquire with
-//! WAIT runs here, on a connection of its own, until it is granted, out of time, or its client is gone.
+//! WAIT runs here, on a connection of its own, until it is granted, out of time, or its client is gone; or until the Sentinels name
+//! another master: a grant of the old one counts for nothing.
 
 use super::client::UpstreamClient;
+use super::stream::within;
 use super::upstream::{Tier1Backend, Upstream};
 use crate::retries::Retries;
 use bytes::Bytes;
@@ -175,8 +177,9 @@ pub fn start_waiting(
 ) -> oneshot::Receiver<Reply> {
     let (mut sender, receiver) = oneshot::channel();
     tokio::spawn(async move {
+        let moves = upstream.moves();
         let outcome = tokio::select! {
-            outcome = wait(&upstream, &backend, &waiting) => Some(outcome),
+            outcome = upstream.unless_moved(moves, wait(&upstream, &backend, &waiting)) => Some(outcome),
             () = sender.closed() => None,
         };
         let reply = match outcome {
@@ -189,7 +192,7 @@ pub fn start_waiting(
         };
         if let Err(reply) = sender.send(reply) {
             // The client went away at the last moment: a grant nobody can ask for again is given back.
-            give_back(&upstream, &backend, &waiting, reply).await;
+            give_back(&upstream, moves, &backend, &waiting, reply).await;
         }
     });
     receiver
@@ -201,8 +204,7 @@ fn lost(upstream: &Upstream, error: &io::Error) -> Refusal {
 
 async fn wait(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) -> io::Result<Reply> {
     let deadline = Instant::now() + Duration::from_millis(waiting.wait_ms);
-    let mut client = upstream.take_client().await?;
-    client.select(waiting.db).await?;
+    let mut client = take_client(upstream, waiting.db).await?;
     loop {
         let left_ms = millis(deadline.saturating_duration_since(Instant::now()));
         if left_ms == 0 {
@@ -222,8 +224,7 @@ async fn wait(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) ->
         let nap = Duration::from_millis(poll_ms.min(left_ms).max(1));
         let seconds = format!("{:.3}", nap.as_secs_f64());
         let listen: [&[u8]; 3] = [b"BLPOP", &wake_key, seconds.as_bytes()];
-        let woken = tokio::time::timeout(nap + BLPOP_SLACK, client.call(&listen)).await;
-        let answer = woken.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))??;
+        let answer = within(nap + BLPOP_SLACK, "BLPOP", client.call(&listen)).await?;
         if let Reply::Array(items) = &answer {
             if let Some(reply) = items.get(1).and_then(|item| granted(item, waiting.multi)) {
                 upstream.return_client(client);
@@ -236,8 +237,13 @@ async fn wait(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) ->
 }
 
 async fn call(client: &mut UpstreamClient, words: &[Vec<u8>]) -> io::Result<Reply> {
-    let answer = tokio::time::timeout(CALL_WITHIN, client.call(words)).await;
-    answer.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))?
+    within(CALL_WITHIN, "a call of the Lua library", client.call(words)).await
+}
+
+async fn take_client(upstream: &Upstream, db: u32) -> io::Result<UpstreamClient> {
+    let mut client = upstream.take_client().await?;
+    within(CALL_WITHIN, "SELECT", client.select(db)).await?;
+    Ok(client)
 }
 
 fn milliseconds(reply: &Reply) -> Option<u64> {
@@ -276,9 +282,11 @@ fn granted(message: &Reply, multi: bool) -> Option<Reply> {
 /// The client is gone while it waited. Cancelling answers the grant, if that was quicker; tried again like the release of it.
 async fn leave(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) {
     let mut retries = waiting.retries().filter(|_| waiting.owner_is_ours);
-    let answer = loop {
-        let error = match call_once(upstream, waiting.db, &waiting.cancel(backend)).await {
-            Ok(answer) => break answer,
+    let (moves, answer) = loop {
+        // The owner is known to nobody else: any master may be asked.
+        let moves = upstream.moves();
+        let error = match call_once(upstream, moves, waiting.db, &waiting.cancel(backend)).await {
+            Ok(answer) => break (moves, answer),
             Err(error) => error,
         };
         if !pause(&mut retries).await {
@@ -287,17 +295,24 @@ async fn leave(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) {
             return;
         }
     };
-    release_all(upstream, backend, waiting, answer, retries).await;
+    release_all(upstream, moves, backend, waiting, answer, retries).await;
 }
 
 /// Releases what was granted under an owner nobody but us knows.
-async fn give_back(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait, answer: Reply) {
-    release_all(upstream, backend, waiting, answer, waiting.retries()).await;
+async fn give_back(
+    upstream: &Upstream,
+    moves: u64,
+    backend: &Tier1Backend,
+    waiting: &LuaWait,
+    answer: Reply,
+) {
+    release_all(upstream, moves, backend, waiting, answer, waiting.retries()).await;
 }
 
-/// A release names the fence: repeating it is safe.
+/// A release names the fence: repeating it is safe, but at no other master, where the same fence may be somebody else's.
 async fn release_all(
     upstream: &Upstream,
+    moves: u64,
     backend: &Tier1Backend,
     waiting: &LuaWait,
     answer: Reply,
@@ -309,8 +324,8 @@ async fn release_all(
     for (resource, fence) in waiting.resources.iter().zip(fences_of(&answer)) {
         let fence = fence.to_string();
         let words = call_words(backend, b"LOCK.RELEASE", &[resource], &[fence.as_bytes()]);
-        while let Err(error) = call_once(upstream, waiting.db, &words).await {
-            if !pause(&mut retries).await {
+        while let Err(error) = call_once(upstream, moves, waiting.db, &words).await {
+            if upstream.moves() != moves || !pause(&mut retries).await {
                 tracing::debug!(%error, "giving up the release of a disconnected client's grant: it ends with its ttl");
                 return;
             }
@@ -325,12 +340,16 @@ async fn pause(retries: &mut Option<Retries>) -> bool {
     }
 }
 
-/// An error reply (`LOADING`, `BUSY`, a library that is gone) is a failed call: nothing was cancelled or released.
-async fn call_once(upstream: &Upstream, db: u32, words: &[Vec<u8>]) -> io::Result<Reply> {
-    let mut client = upstream.take_client().await?;
-    client.select(db).await?;
-    let answer = call(&mut client, words).await?;
-    upstream.return_client(client);
+/// At the master of so many moves. An error reply (`LOADING`, `BUSY`, a library that is gone) is a failed call: nothing was cancelled
+/// or released.
+async fn call_once(upstream: &Upstream, moves: u64, db: u32, words: &[Vec<u8>]) -> io::Result<Reply> {
+    let asked = async {
+        let mut client = take_client(upstream, db).await?;
+        let answer = call(&mut client, words).await?;
+        upstream.return_client(client);
+        Ok(answer)
+    };
+    let answer = upstream.unless_moved(moves, asked).await?;
     if let Reply::Error(refusal) = &answer {
         notice_missing_library(upstream, &answer);
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("it answered '{}'", refusal.0)));
@@ -447,7 +466,7 @@ mod tests {
     async fn an_error_reply_is_no_release() {
         let (upstream, calls) = loading_redis("lock_release", "*2\r\n:1\r\n$2\r\nok\r\n").await;
         let granted = Reply::Granted { fence: Fence(7), ttl_ms: 60_000 };
-        give_back(&upstream, &Tier1Backend::Functions, &waiting(), granted).await;
+        give_back(&upstream, upstream.moves(), &Tier1Backend::Functions, &waiting(), granted).await;
         assert_eq!(calls.load(Ordering::Relaxed), 3);
     }
 

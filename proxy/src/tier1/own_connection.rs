@@ -4,7 +4,7 @@
 //! and an error among them ends the connection. Driven by `connection`, which decides when a reply may go to the client.
 
 use super::stream::UpstreamStream;
-use super::upstream::Upstream;
+use super::upstream::{self, Upstream};
 use crate::resp::encode::{self, Protocol};
 use crate::resp::replies::{ReplyScanner, ScannedReply};
 use redfence_core::reply::Refusal;
@@ -40,6 +40,8 @@ enum ExpectedReply {
 
 type Connecting = Pin<Box<dyn Future<Output = io::Result<UpstreamStream>> + Send>>;
 
+type Moved = Pin<Box<dyn Future<Output = io::Error> + Send>>;
+
 enum SocketState {
     Connecting(Connecting),
     Open(UpstreamStream),
@@ -49,6 +51,8 @@ pub struct OwnConnection {
     upstream: Arc<Upstream>,
     /// See [`Upstream::moves`].
     moves: u64,
+    /// Wakes a client that waits for something else when the master moves.
+    moved: Option<Moved>,
     state: SocketState,
     unsent: Vec<u8>,
     /// How much of `unsent` is gone already.
@@ -99,11 +103,17 @@ impl OwnConnection {
     /// Begins to connect, and queues the greeting.
     #[must_use]
     pub fn open(upstream: &Arc<Upstream>, protocol: Protocol, db: u32) -> OwnConnection {
+        let moves = upstream.moves();
         let connecting_to = Arc::clone(upstream);
         let connecting = Box::pin(async move { connecting_to.connect().await });
+        let moved = upstream.may_move().then(|| {
+            let upstream = Arc::clone(upstream);
+            Box::pin(async move { upstream.moved_since(moves).await }) as Moved
+        });
         let mut connection = OwnConnection {
             upstream: Arc::clone(upstream),
-            moves: upstream.moves(),
+            moves,
+            moved,
             state: SocketState::Connecting(connecting),
             unsent: Vec::new(),
             unsent_at: 0,
@@ -211,8 +221,9 @@ impl OwnConnection {
 
     /// Sends what can be sent now. `Ok(true)` where something went out.
     pub fn poll_send(&mut self, context: &mut Context<'_>) -> Result<bool, ConnectionLost> {
-        if self.upstream.moves() != self.moves {
-            return Err(self.down("the Sentinels name another master".to_string()));
+        let has_moved = self.moved.as_mut().is_some_and(|moved| moved.as_mut().poll(context).is_ready());
+        if has_moved || self.upstream.moves() != self.moves {
+            return Err(self.down(upstream::moved().to_string()));
         }
         let mut moved = false;
         if let SocketState::Connecting(connecting) = &mut self.state {

@@ -5,21 +5,27 @@
 //! answer at once and leave no trace on the connection ([`crate::server::routing::keys::may_share`]); the rest has [`super::own_connection`].
 //!
 //! Two tasks: one writes what has gathered, one reads and hands out. When either fails all unanswered commands get an error, and the next
-//! command opens a new shared connection.
+//! command opens a new shared connection. So it is where nothing comes for long, and that Redis answers others: a connection whose other
+//! end has forgotten it, which all clients would wait for.
 
 use super::reply_slot::{ReplySlot, TAKE_WITHIN};
-use super::stream::{ReadHalf, WriteHalf};
-use super::upstream::Upstream;
+use super::stream::{within, ReadHalf, WriteHalf};
+use super::upstream::{Health, Upstream};
 use crate::resp::encode::{self, Protocol};
 use crate::resp::replies::{ReplyScanner, ScannedReply};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
+/// From the first byte to the answers to our greeting.
+const GREET_WITHIN: Duration = Duration::from_secs(5);
+/// Commands here are answered at once. One that has waited for this long, and as long again, will never be.
+const SILENT_FOR: Duration = Duration::from_secs(10);
 /// Read at once; a reply that does not fit is handed on in pieces, and its client gets a connection of its own.
 const RECEIVED_BYTES: usize = 64 * 1024;
 /// A buffer larger than this is given back once it is empty.
@@ -154,7 +160,8 @@ async fn write_all(stream: &WriteHalf, mut bytes: &[u8]) -> io::Result<()> {
 async fn run(connection: Arc<SharedConnection>, upstream: Arc<Upstream>, protocol: Protocol) {
     let mut reader = ReplyReader::default();
     let moves = upstream.moves();
-    let error = match greet(&upstream, protocol).await {
+    let greeting = within(GREET_WITHIN, "a login", greet(&upstream, protocol));
+    let error = match upstream.unless_moved(moves, greeting).await {
         Err(error) => error,
         Ok((mut reading, writing)) => {
             let writing = Arc::new(writing);
@@ -168,7 +175,9 @@ async fn run(connection: Arc<SharedConnection>, upstream: Arc<Upstream>, protoco
             let outcome = tokio::select! {
                 // The reader first: it knows better why.
                 biased;
-                outcome = reader.read(&connection, &mut reading) => outcome.map(|never| match never {}),
+                outcome = reader.read(&connection, &upstream, &mut reading) => {
+                    outcome.map(|never| match never {})
+                }
                 error = upstream.moved_since(moves) => Err(error),
                 outcome = writer => outcome.unwrap_or_else(|_| Err(io::Error::other("the task that writes ended"))),
             };
@@ -240,11 +249,30 @@ impl ReplyReader {
     async fn read(
         &mut self,
         connection: &SharedConnection,
+        upstream: &Upstream,
         stream: &mut ReadHalf,
     ) -> io::Result<std::convert::Infallible> {
         let mut buffer = vec![0; RECEIVED_BYTES];
+        let mut looks = tokio::time::interval(SILENT_FOR);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        // Nothing has come since the last look, when something was due and that Redis was there.
+        let mut is_silent = false;
         loop {
-            match stream.read(&mut buffer[self.kept..]).await? {
+            let count = tokio::select! {
+                biased;
+                count = stream.read(&mut buffer[self.kept..]) => count?,
+                _ = looks.tick() => {
+                    let is_due = self.front.is_some() || !connection.queue().batches.is_empty();
+                    let should_answer = is_due && matches!(upstream.health(), Health::Up(_));
+                    if is_silent && should_answer {
+                        return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time"));
+                    }
+                    is_silent = should_answer;
+                    continue;
+                }
+            };
+            is_silent = false;
+            match count {
                 0 => return Err(closed()),
                 count => self.hand_out(connection, &mut buffer, self.kept + count).await?,
             }

@@ -5,6 +5,8 @@
 //! passes through it.
 
 use crate::tls::upstream::Connector;
+use socket2::{SockRef, TcpKeepalive};
+use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -14,6 +16,10 @@ use tokio::net::{tcp, unix, TcpStream, UnixStream};
 
 /// How long a connection may take, its TLS handshake with it.
 const CONNECT_WITHIN: Duration = Duration::from_secs(2);
+/// An idle connection is tried after this, and each time again: the other end's machine may be gone without a word.
+const KEEPALIVE: Duration = Duration::from_secs(10);
+/// Bytes that the other end's machine has not taken for this long end the connection.
+const UNACKED_TIMEOUT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub enum UpstreamStream {
@@ -26,7 +32,7 @@ pub enum UpstreamStream {
 pub async fn connect(address: &str, tls: Option<&Connector>) -> io::Result<UpstreamStream> {
     let connecting = async {
         let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
+        tune(&stream)?;
         match tls {
             None => Ok(UpstreamStream::Plain(stream)),
             Some(connector) => {
@@ -40,8 +46,28 @@ pub async fn connect(address: &str, tls: Option<&Connector>) -> io::Result<Upstr
             }
         }
     };
-    let connected = tokio::time::timeout(CONNECT_WITHIN, connecting).await;
-    connected.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))?
+    within(CONNECT_WITHIN, "a connection", connecting).await
+}
+
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE).with_retries(2),
+    )?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(UNACKED_TIMEOUT))?;
+    Ok(())
+}
+
+/// An error where it takes longer. `what` was asked for.
+pub async fn within<T>(
+    limit: Duration,
+    what: &str,
+    work: impl Future<Output = io::Result<T>>,
+) -> io::Result<T> {
+    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer to {what} in time"));
+    tokio::time::timeout(limit, work).await.map_err(late)?
 }
 
 impl UpstreamStream {

@@ -2,10 +2,11 @@
 //!
 //! One connection listens to all channels and patterns any client wants, and hands messages to the [`Hub`]; it is opened with the
 //! first of them. Lock events of Tier 1 come this way, and everything else clients publish there. When it breaks, those who listen to
-//! more than locks are disconnected, as that Redis would have done; subscriptions to locks go on and are made again.
+//! more than locks are disconnected, as that Redis would have done; subscriptions to locks go on and are made again. A connection that
+//! is silent while that Redis answers others counts as broken.
 
-use super::stream::UpstreamStream;
-use super::upstream::Upstream;
+use super::stream::{within, UpstreamStream};
+use super::upstream::{Health, Upstream};
 use crate::events::{is_about_locks, Hub, PubSubMessage, SubscriptionKind};
 use crate::resp::encode;
 use crate::resp::replies::{ReplyScanner, ScannedReply};
@@ -18,8 +19,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::{oneshot, Notify};
+use tokio::time::{Instant, MissedTickBehavior};
 
 const RETRY_AFTER: Duration = Duration::from_millis(200);
+/// How long bytes may take to leave.
+const SEND_WITHIN: Duration = Duration::from_secs(5);
+/// Something must come within this long: it is asked for a `PONG` as often.
+const PING_EVERY: Duration = Duration::from_secs(10);
 /// A larger message ends the connection: nobody else's should wait for it.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
 
@@ -187,6 +193,10 @@ async fn run(subscriber: Arc<UpstreamSubscriber>) {
 /// Serves one connection until it breaks, or until nobody wants anything any more.
 async fn serve_connection(subscriber: &UpstreamSubscriber) -> io::Result<()> {
     let moves = subscriber.upstream.moves();
+    subscriber.upstream.unless_moved(moves, listen(subscriber)).await
+}
+
+async fn listen(subscriber: &UpstreamSubscriber) -> io::Result<()> {
     let mut stream = subscriber.upstream.connect().await?;
     let mut greeting = Vec::new();
     let mut greetings = 0;
@@ -194,7 +204,7 @@ async fn serve_connection(subscriber: &UpstreamSubscriber) -> io::Result<()> {
         encode::command(&mut greeting, &auth);
         greetings = 1;
     }
-    stream.write_all(&greeting).await?;
+    within(SEND_WITHIN, "a login", stream.write_all(&greeting)).await?;
     {
         let mut state = subscriber.state();
         state.connected = true;
@@ -209,6 +219,10 @@ async fn serve_connection(subscriber: &UpstreamSubscriber) -> io::Result<()> {
         greetings,
     };
     connection.carry_out(subscriber.all_wanted()).await?;
+    let mut pings = tokio::time::interval_at(Instant::now() + PING_EVERY, PING_EVERY);
+    pings.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    // Nothing has come since the last PING.
+    let mut is_silent = false;
     loop {
         tokio::select! {
             () = subscriber.changed.notified() => {
@@ -219,13 +233,28 @@ async fn serve_connection(subscriber: &UpstreamSubscriber) -> io::Result<()> {
                     return Ok(());
                 }
             }
-            error = subscriber.upstream.moved_since(moves) => return Err(error),
+            _ = pings.tick() => {
+                // One that is busy answers nobody.
+                let should_answer = matches!(subscriber.upstream.health(), Health::Up(_));
+                if is_silent && should_answer {
+                    return Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to PING in time"));
+                }
+                is_silent = should_answer;
+                connection.ping().await?;
+            }
             received = connection.receive() => {
                 received?;
+                is_silent = false;
                 connection.hand_out(&subscriber.hub)?;
             }
         }
     }
+}
+
+/// Where nothing is subscribed to yet it is no array; a user without the right to `PING` is told so.
+fn answers_ping(frame: &[u8]) -> bool {
+    let refusal = b"'ping'";
+    frame == b"+PONG\r\n" || (frame[0] == b'-' && frame.windows(refusal.len()).any(|part| part == refusal))
 }
 
 struct SubscriberConnection {
@@ -259,7 +288,13 @@ impl SubscriberConnection {
             encode::command(&mut bytes, &words);
         }
         self.settle();
-        self.stream.write_all(&bytes).await
+        within(SEND_WITHIN, "SUBSCRIBE", self.stream.write_all(&bytes)).await
+    }
+
+    async fn ping(&mut self) -> io::Result<()> {
+        let mut bytes = Vec::new();
+        encode::command(&mut bytes, &["PING"]);
+        within(SEND_WITHIN, "PING", self.stream.write_all(&bytes)).await
     }
 
     /// Reads some bytes. Safe to drop: nothing is lost.
@@ -288,7 +323,7 @@ impl SubscriberConnection {
                 }
             } else if let Ok(Some((OwnedFrame::Array(items), _))) = decode::decode(frame) {
                 self.act_on(items, hub);
-            } else {
+            } else if !answers_ping(frame) {
                 return Err(io::Error::other(
                     String::from_utf8_lossy(&frame[..frame.len().min(200)]).trim_end().to_string(),
                 ));

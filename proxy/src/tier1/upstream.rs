@@ -3,19 +3,23 @@
 //! One task keeps a connection to it. When it gets one it asks for the module; without the module it loads the Lua library, as
 //! functions where the server knows them and as a plain script where it does not. When the connection breaks, Tier 1 is down
 //! until the task has it back: nobody has to do anything. Clients' own connections ([`super::own_connection`]) come and go beside it.
+//!
+//! Every step has a time limit: a Redis that stands still accepts connections and says nothing. Where Sentinels name the master, every
+//! connection knows how often it had moved ([`Upstream::moves`]), and ends when it moves again.
 
 use super::client::UpstreamClient;
 use super::command_table::CommandTable;
 use super::own_connection;
 use super::sentinel;
 use super::shared_connection::SharedConnection;
-use super::stream::{self, UpstreamStream};
+use super::stream::{self, within, UpstreamStream};
 use crate::redis_place::RedisPlace;
 use crate::resp::encode::Protocol;
 use crate::tls::upstream::Connector;
 use bytes::Bytes;
 use redfence_core::machine::upstream_identity::Identity;
 use redfence_core::reply::Reply;
+use std::future::Future;
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -26,6 +30,10 @@ use tokio::time::Instant;
 /// How often the task looks whether that Redis still answers.
 const PING_EVERY: Duration = Duration::from_secs(1);
 const PING_WITHIN: Duration = Duration::from_secs(2);
+/// How long it may take to find out what a Redis is, and to load the Lua library.
+const GREET_WITHIN: Duration = Duration::from_secs(5);
+/// A command of the proxy's own that a client waits for.
+const ASK_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before the next try after a failed one: doubled up to the maximum.
 const RETRY_AFTER: Duration = Duration::from_millis(50);
 const RETRY_AFTER_MAX: Duration = Duration::from_secs(1);
@@ -181,7 +189,25 @@ impl Upstream {
     pub(super) async fn moved_since(&self, moves: u64) -> io::Error {
         let mut master = self.master.subscribe();
         while self.moves() == moves && master.changed().await.is_ok() {}
-        io::Error::other("the Sentinels name another master")
+        moved()
+    }
+
+    /// Whether it is behind Sentinels, so that it may move.
+    pub(super) fn may_move(&self) -> bool {
+        matches!(self.place, RedisPlace::Sentinels { .. })
+    }
+
+    /// Does the work, but not for longer than the master stays where it is.
+    pub(super) async fn unless_moved<T>(
+        &self,
+        moves: u64,
+        work: impl Future<Output = io::Result<T>>,
+    ) -> io::Result<T> {
+        tokio::select! {
+            error = self.moved_since(moves) => Err(error),
+            // An answer that comes with the news is one of the old master.
+            outcome = work => if self.moves() == moves { outcome } else { Err(moved()) },
+        }
     }
 
     fn set_master(&self, address: Option<String>) {
@@ -193,6 +219,15 @@ impl Upstream {
             }
             is_other
         });
+    }
+
+    /// Closes all connections to the master where it is another than this.
+    fn leave_master_unless(&self, address: &str) -> bool {
+        let is_other = self.master.borrow().as_ref().is_some_and(|known| known != address);
+        if is_other {
+            self.set_master(None);
+        }
+        is_other
     }
 
     #[must_use]
@@ -225,8 +260,13 @@ impl Upstream {
         }
     }
 
+    /// A client of the master of now.
     pub async fn take_client(&self) -> io::Result<UpstreamClient> {
-        let idle = self.idle_clients.lock().expect("mutex poisoned").pop();
+        let idle = {
+            let mut idle = self.idle_clients.lock().expect("mutex poisoned");
+            idle.retain(|client| client.moves() == self.moves());
+            idle.pop()
+        };
         match idle {
             Some(client) => Ok(client),
             None => UpstreamClient::open(self).await,
@@ -237,11 +277,11 @@ impl Upstream {
     pub async fn ask(&self, argv: &[Bytes]) -> Reply {
         let asked = async {
             let mut client = self.take_client().await?;
-            let reply = client.call(argv).await?;
+            let reply = within(ASK_WITHIN, "a command", client.call(argv)).await?;
             self.return_client(client);
             Ok::<Reply, io::Error>(reply)
         };
-        match asked.await {
+        match self.unless_moved(self.moves(), asked).await {
             Ok(reply) => reply,
             Err(error) => {
                 let reason = format!("upstream Redis at {}: {error}", self.place);
@@ -250,13 +290,18 @@ impl Upstream {
         }
     }
 
-    /// Takes back a client that has no call in flight.
+    /// Takes back a client that has no call in flight. One of a Redis that is the master no more is closed.
     pub fn return_client(&self, client: UpstreamClient) {
         let mut idle = self.idle_clients.lock().expect("mutex poisoned");
-        if idle.len() < IDLE_CLIENTS_MAX {
+        if idle.len() < IDLE_CLIENTS_MAX && client.moves() == self.moves() {
             idle.push(client);
         }
     }
+}
+
+/// Why a connection is closed whose other end is the master no more.
+pub(super) fn moved() -> io::Error {
+    io::Error::other("the Sentinels name another master")
 }
 
 fn not_reached() -> Arc<CommandTable> {
@@ -265,12 +310,8 @@ fn not_reached() -> Arc<CommandTable> {
 
 async fn keep_watch(upstream: Arc<Upstream>) {
     let mut retry_after = RETRY_AFTER;
-    let mut sentinels = match &upstream.place {
-        RedisPlace::Fixed(_) => Vec::new(),
-        RedisPlace::Sentinels { addresses, .. } => addresses.clone(),
-    };
     loop {
-        let error = match serve_once(&upstream, &mut sentinels, &mut retry_after).await {
+        let error = match serve_once(&upstream, &mut retry_after).await {
             Ok(never) => match never {},
             Err(error) => error,
         };
@@ -290,18 +331,22 @@ async fn keep_watch(upstream: Arc<Upstream>) {
 /// Connects, finds the means, and stays until something breaks.
 async fn serve_once(
     upstream: &Arc<Upstream>,
-    sentinels: &mut [String],
     retry_after: &mut Duration,
 ) -> io::Result<std::convert::Infallible> {
     let mut client = match &upstream.place {
         RedisPlace::Fixed(_) => UpstreamClient::open(upstream).await?,
-        RedisPlace::Sentinels { master, .. } => open_master(upstream, sentinels, master).await?,
+        RedisPlace::Sentinels { addresses, master } => open_master(upstream, addresses, master).await?,
     };
     let mut table_watch = TableWatch::default();
     loop {
-        let backend = find_backend(&mut client).await?;
-        table_watch.follow(upstream, info(&mut client, "modules").await?).await;
-        upstream.set_identity(Some(find_identity(&mut client, upstream).await?));
+        let greet = async {
+            let backend = find_backend(&mut client).await?;
+            let modules = info(&mut client, "modules").await?;
+            Ok((backend, modules, find_identity(&mut client, upstream).await?))
+        };
+        let (backend, modules, identity) = within(GREET_WITHIN, "COMMAND, FUNCTION and INFO", greet).await?;
+        table_watch.follow(upstream, modules).await;
+        upstream.set_identity(Some(identity));
         *retry_after = RETRY_AFTER;
         if upstream.health() != Health::Up(backend.clone()) {
             tracing::info!(redis = %upstream.place, ?backend, "upstream Redis is up");
@@ -312,16 +357,14 @@ async fn serve_once(
                 () = upstream.reload.notified() => break,
                 () = tokio::time::sleep(PING_EVERY) => {}
             }
-            if let RedisPlace::Sentinels { master, .. } = &upstream.place {
-                check_master(upstream, sentinels, master, &mut client).await?;
+            if let RedisPlace::Sentinels { addresses, master } = &upstream.place {
+                check_master(upstream, addresses, master, &mut client).await?;
             }
             // In place of a PING: a failover changes what it is, and modules come and go.
             let look = async {
                 Ok((find_identity(&mut client, upstream).await?, info(&mut client, "modules").await?))
             };
-            let (identity, modules) = tokio::time::timeout(PING_WITHIN, look).await.unwrap_or_else(|_| {
-                Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to PING in time"))
-            })?;
+            let (identity, modules) = within(PING_WITHIN, "PING", look).await?;
             upstream.set_identity(Some(identity));
             table_watch.follow(upstream, modules).await;
         }
@@ -329,15 +372,17 @@ async fn serve_once(
 }
 
 /// A connection to the master that the Sentinels name. Clients' connections go there from now on.
-async fn open_master(
-    upstream: &Upstream,
-    sentinels: &mut [String],
-    master: &str,
-) -> io::Result<UpstreamClient> {
+async fn open_master(upstream: &Upstream, sentinels: &[String], master: &str) -> io::Result<UpstreamClient> {
     let address = sentinel::master_address(sentinels, master, upstream.tls.as_ref()).await?;
-    let stream = stream::connect(&address, upstream.tls.as_ref()).await?;
-    let mut client = UpstreamClient::log_in(stream, upstream).await?;
-    sentinel::check_role(&mut client).await?;
+    // The old one is left at once, also where the new one cannot serve yet.
+    upstream.leave_master_unless(&address);
+    let open = async {
+        let stream = stream::connect(&address, upstream.tls.as_ref()).await?;
+        let mut client = UpstreamClient::log_in(stream, upstream).await?;
+        sentinel::check_role(&mut client).await?;
+        Ok(client)
+    };
+    let client = within(GREET_WITHIN, "ROLE", open).await?;
     upstream.set_master(Some(address));
     Ok(client)
 }
@@ -345,19 +390,15 @@ async fn open_master(
 /// An error where the Sentinels name another master, or this one is a replica by now. Sentinels that do not answer change nothing.
 async fn check_master(
     upstream: &Upstream,
-    sentinels: &mut [String],
+    sentinels: &[String],
     master: &str,
     client: &mut UpstreamClient,
 ) -> io::Result<()> {
     let named = sentinel::master_address(sentinels, master, upstream.tls.as_ref()).await.ok();
-    let moved = named.filter(|address| Some(address) != upstream.master.borrow().as_ref());
-    if let Some(address) = moved {
-        upstream.set_master(None);
+    if let Some(address) = named.filter(|address| upstream.leave_master_unless(address)) {
         return Err(io::Error::other(format!("the Sentinels name another master: {address}")));
     }
-    let role = tokio::time::timeout(PING_WITHIN, sentinel::check_role(client)).await;
-    let role =
-        role.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer to ROLE in time")));
+    let role = within(PING_WITHIN, "ROLE", sentinel::check_role(client)).await;
     role.inspect_err(|_| upstream.set_master(None))
 }
 
