@@ -18,7 +18,7 @@ use crate::server::routing::settings_follower;
 use crate::server::{ids, loss_checks, stats::Stats, ServerState};
 use crate::shutdown::{Signals, HAND_OVER_WITHIN};
 use crate::tier1::subscriber::UpstreamSubscriber;
-use crate::tier1::upstream::Upstream;
+use crate::tier1::upstream::{Health, Upstream};
 use crate::tier2::handle::Tier2Handle;
 use crate::tier2::shell::{self, ShellConfig};
 use crate::tls::acceptor::Acceptor;
@@ -117,7 +117,12 @@ async fn first_status(tier2: &Tier2Handle) {
 /// Returns when the routes of the cluster are known, or soon.
 async fn first_routes(server: &ServerState) {
     let begun = tokio::time::Instant::now();
-    while server.upstream.is_some() && server.routing.newest().check_upstream().is_err() {
+    let Some(upstream) = &server.upstream else { return };
+    while server.routing.newest().check_upstream().is_err() {
+        // The routes are known. That Redis cannot be reached: it is not waited for.
+        if server.routing.is_fresh(server.now_ms()) && matches!(upstream.health(), Health::Down { .. }) {
+            return;
+        }
         let has_leader = server.tier2.status().leader != 0;
         let within = if has_leader { FIRST_ROUTES_WITHIN } else { FIRST_LEADER_WITHIN };
         if begun.elapsed() >= within {

@@ -157,7 +157,7 @@ impl Router {
         match (self.upstream_match, self.has_upstream) {
             (UpstreamMatch::Same, _) | (UpstreamMatch::Unknown, false) => Ok(()),
             (UpstreamMatch::Unknown, true) => Err(Refusal::new(
-                "UNAVAILABLE this node does not know yet whether its Redis and routes are those of the cluster; nothing was done; retry",
+                "UNAVAILABLE this node does not reach its Redis, or does not know yet whether that Redis and the routes are those of the cluster; nothing was done; retry",
             )),
             (UpstreamMatch::Other, true) => Err(Refusal::new(
                 "TIER the upstream Redis of this node is not the leader's; start the node with the same --redis",
