@@ -28,7 +28,7 @@ const UNACKED_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// TCP keep-alive interval of an idle connection.
 const KEEPALIVE: Duration = Duration::from_secs(1);
 /// Dials right after a connection was closed by the other side, to learn whether anybody still listens there, and the wait before
-/// each: a process that ends closes its connections a moment before its listener.
+/// each: a process that ends closes its connections and its listener one after the other.
 const PROBE_WAITS_MS: [u64; 6] = [0, 2, 4, 8, 16, 32];
 /// A connection that lasted less is not probed for: whoever closes each at once is dialled no faster than others.
 const PROBED_AFTER: Duration = Duration::from_secs(1);
@@ -64,7 +64,8 @@ pub(super) async fn keep_dialling(
                 probes = if is_probed { &PROBE_WAITS_MS } else { &[] };
             }
             Err(DialError { complaint, is_refused }) => {
-                if is_refused && !probes.is_empty() {
+                // A process that ends closes the connection that it has dialled, too; a firewall in front of its port does not.
+                if is_refused && !probes.is_empty() && !shared.is_dialled_by(peer) {
                     probes = &[];
                     shared.sink.refused(peer);
                 }

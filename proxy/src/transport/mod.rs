@@ -234,6 +234,11 @@ impl TransportShared {
         back.or(dialled)
     }
 
+    /// Whether this peer has a connection open that it has dialled.
+    fn is_dialled_by(&self, peer: NodeId) -> bool {
+        lock(&self.inbound).contains_key(&(peer, Channel::Raft))
+    }
+
     /// A connection that was not let in.
     fn refused(&self, from: SocketAddr, reason: &str) {
         if let Some(unlogged) = lock(&self.refusals).admit(Instant::now()) {

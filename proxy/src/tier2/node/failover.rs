@@ -1,9 +1,9 @@
 //! Failover as soon as the leader's process is known to have ended.
 //!
-//! A process that dies closes its sockets at once, and nobody listens on its port: the next dial is refused. That is more than
-//! silence, so a follower need not wait for its election time-out. It forgets the leader, so that it grants pre-votes, and campaigns
-//! when its turn comes: voters in the order of their ids, [`STEP_MS`] apart, so that they do not split the vote. Each tries
-//! a few times, since another voter may learn a moment later that the leader is gone, and ignores pre-votes until then.
+//! A process that dies closes its sockets at once, those that it has dialled too, and nobody listens on its port: the next dial is
+//! refused. That is more than silence, so a follower need not wait for its election time-out. It forgets the leader, so that it grants
+//! pre-votes, and campaigns when its turn comes: voters in the order of their ids, [`STEP_MS`] apart, so that they do not split the
+//! vote. Each tries a few times, since another voter may learn a moment later that the leader is gone, and ignores pre-votes until then.
 //!
 //! A false alarm costs nothing: pre-votes change no term, the others, who hear the leader, ignore them, and its next heartbeat makes it
 //! the leader again here. There is one alarm for each term of a leader, however often its port refuses.

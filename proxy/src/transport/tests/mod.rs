@@ -240,6 +240,43 @@ fn a_peer_that_ends_is_found_to_refuse() {
     eventually("the end is noticed", || one.seen.try_iter().any(|seen| seen == Seen::Refused(2)));
 }
 
+/// Its port refuses, as behind a firewall, but it reaches us.
+#[test]
+fn a_peer_that_lives_is_not_said_to_refuse() {
+    let (one, two) = (Node::start(&Who::node(1)), Node::start(&Who::node(2)));
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    one.transport.set_members(vec![member(2, &port.local_addr().unwrap().to_string())]);
+    two.knows(&[&one], &[1]);
+    let near = port.accept().unwrap().0;
+    let far = std::net::TcpStream::connect(two.addr).unwrap();
+    for (mut from, mut to) in
+        [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near.try_clone().unwrap())]
+    {
+        std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+    }
+    eventually("both hear each other", || {
+        one.say(2, 1);
+        two.say(1, 1);
+        two.hears(1, 1) && one.hears(2, 1)
+    });
+    // Only a connection that has lasted is probed for.
+    std::thread::sleep(Duration::from_millis(1_200));
+    drop(port);
+    near.shutdown(std::net::Shutdown::Both).unwrap();
+    let mut failed = 0;
+    eventually("more dials fail than there are probes", || {
+        for seen in one.seen.try_iter() {
+            assert_ne!(seen, Seen::Refused(2), "it lives");
+            failed += u32::from(seen == Seen::Unreachable(2));
+        }
+        failed > 8
+    });
+    eventually("it is heard", || {
+        two.say(1, 2);
+        one.hears(2, 2)
+    });
+}
+
 #[test]
 fn a_lost_peer_is_reported_and_found_again() {
     let (one, two) = connect_pair();
