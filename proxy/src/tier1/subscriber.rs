@@ -121,6 +121,17 @@ impl UpstreamSubscriber {
         }
     }
 
+    /// Whether nobody wants anything. Whoever comes next is not refused for what was: a connection is tried.
+    fn rests(&self) -> bool {
+        let mut state = self.state();
+        let rests = state.wanted.is_empty();
+        if rests {
+            state.changes.clear();
+            state.reason.clear();
+        }
+        rests
+    }
+
     /// The connection broke, or could not be made.
     fn lose(&self, error: &io::Error) {
         let mut state = self.state();
@@ -177,8 +188,7 @@ impl UpstreamSubscriber {
 
 async fn run(subscriber: Arc<UpstreamSubscriber>) {
     loop {
-        while subscriber.state().wanted.is_empty() {
-            subscriber.state().changes.clear();
+        while subscriber.rests() {
             subscriber.changed.notified().await;
         }
         let error = match serve_connection(&subscriber).await {
