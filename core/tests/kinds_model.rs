@@ -822,7 +822,13 @@ fn every_kind_does_what_the_model_says() {
 #[test]
 fn planted_bugs_are_found() {
     use redfence_core::mutants::{choose, Mutant};
-    for mutant in [Mutant::ReaderBesideWriter, Mutant::ReaderOvertakes, Mutant::UpgradeBesideReaders] {
+    for mutant in [
+        Mutant::ReaderBesideWriter,
+        Mutant::ReaderOvertakes,
+        Mutant::UpgradeBesideReaders,
+        Mutant::WoundKeepsFence,
+        Mutant::YoungerWaits,
+    ] {
         choose(Some(mutant));
         let found = (0..400).any(|seed| {
             let mut run = Run::new(seed);

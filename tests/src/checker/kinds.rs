@@ -4,9 +4,10 @@
 //! Read from the events of a replay, by the contract alone. Owners carry what no event tells: see [`KindOwner`].
 
 use redfence_core::event::{Event, EventKind};
-use redfence_core::machine::Loss;
-use redfence_core::types::{LockMode, LossCause};
-use std::collections::{BTreeMap, VecDeque};
+use redfence_core::machine::{Loss, Machine, Query};
+use redfence_core::reply::Reply;
+use redfence_core::types::{LockMode, LossCause, SessionId, SessionPolicy, SessionScope};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
 /// The name of an attempt, with its permits and its `max`: `k17:2:3`.
@@ -82,6 +83,101 @@ impl KindLines {
             }
         }
         Ok(())
+    }
+}
+
+/// Who holds a lock or waits for it, and its session.
+#[derive(Clone, Copy, Debug)]
+struct Party {
+    owner: KindOwner,
+    session: Option<Policied>,
+}
+
+/// A session's policy and age. No two have the same age where nobody asks for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Policied {
+    policy: SessionPolicy,
+    age: i64,
+}
+
+impl KindLines {
+    /// The policies of sessions, by what `LOCK.EXPLAIN` shows of the locks of these events: who dies does not wait for an older one,
+    /// and who could wound its way does not wait.
+    pub fn check_policies(machine: &Machine, events: &[Event]) -> Result<(), String> {
+        let names: BTreeSet<&[u8]> = events.iter().map(|event| &event.resource[..]).collect();
+        for name in names {
+            check_waits(&parties(machine, name, "holders"), &parties(machine, name, "queue"))
+                .map_err(|text| format!("{}: {text}", name.escape_ascii()))?;
+        }
+        Ok(())
+    }
+}
+
+fn field<'a>(map: &'a Reply, name: &'static str) -> &'a Reply {
+    let Reply::Map(pairs) = map else { panic!("no map: {map:?}") };
+    let found = pairs.iter().find(|(key, _)| *key == Reply::Text(name));
+    found.map_or(&Reply::Nil, |(_, value)| value)
+}
+
+fn parties(machine: &Machine, name: &[u8], rows: &'static str) -> Vec<Party> {
+    let explained = machine.query(Query::Explain { db: 0, resource: name, sessions: SessionScope::All });
+    let Reply::Array(rows) = field(&explained, rows) else { return Vec::new() };
+    let party = |row: &Reply| {
+        let Reply::Bulk(owner) = field(row, "owner") else { return None };
+        let session = match field(row, "session") {
+            Reply::Bulk(id) => session(machine, id),
+            _ => None,
+        };
+        Some(Party { owner: KindOwner::parse(owner)?, session })
+    };
+    rows.iter().filter_map(party).collect()
+}
+
+fn session(machine: &Machine, id: &[u8]) -> Option<Policied> {
+    let id = SessionId(u64::from_str_radix(std::str::from_utf8(id).ok()?, 16).ok()?);
+    let shown = machine.query(Query::Session { id, sessions: SessionScope::All });
+    let (Reply::Text(policy), Reply::Int(age)) = (field_of(&shown, "policy")?, field_of(&shown, "age")?)
+    else {
+        return None;
+    };
+    Some(Policied { policy: SessionPolicy::parse(policy.as_bytes())?, age: *age })
+}
+
+/// `None`: the session has ended.
+fn field_of<'a>(reply: &'a Reply, name: &'static str) -> Option<&'a Reply> {
+    match reply {
+        Reply::Map(_) => Some(field(reply, name)),
+        _ => None,
+    }
+}
+
+fn check_waits(holders: &[Party], queue: &[Party]) -> Result<(), String> {
+    for (at, waiter) in queue.iter().enumerate() {
+        let Some(own) = waiter.session.filter(|own| own.policy == SessionPolicy::WaitDie) else { continue };
+        // Who converts waits for the other holders alone.
+        let mut ahead = holders.iter().chain(&queue[..at]).filter_map(|party| Some((party, party.session?)));
+        if let Some((older, _)) = ahead.find(|(_, other)| other.age < own.age) {
+            return Err(format!("{waiter:?} of wait-die waits for the older {older:?}"));
+        }
+    }
+    let Some(first) = queue.first() else { return Ok(()) };
+    let Some(own) = first.session.filter(|own| own.policy == SessionPolicy::WoundWait) else { return Ok(()) };
+    let is_safe = |holder: &&Party| {
+        let woundable = holder.session.is_some_and(|other| other.policy == own.policy && own.age < other.age);
+        holder.owner != first.owner && !woundable
+    };
+    let (safe, permits) = holders
+        .iter()
+        .filter(is_safe)
+        .fold((0, 0), |(safe, permits), holder| (safe + 1, permits + holder.owner.count));
+    // A `max` of 1 is what owners of readers and writers carry: those wait for everybody.
+    let must_wait = match first.owner.max {
+        1 => safe > 0,
+        max => permits + first.owner.count > max,
+    };
+    match must_wait || holders.is_empty() {
+        true => Ok(()),
+        false => Err(format!("{first:?} of wound-wait waits for younger ones alone: {holders:?}")),
     }
 }
 
@@ -324,6 +420,29 @@ mod tests {
         }
         let lost = event(EventKind::Expired, "k1:1:1", Shared, 1, Some(LossCause::Expired));
         assert!(KindLines::check_losses(&[lost], &[]).is_err());
+    }
+
+    #[test]
+    fn who_waits_against_its_policy_is_found() {
+        use SessionPolicy::{WaitDie, WoundWait};
+        let party = |number, policy, age| {
+            let owner = KindOwner { number, count: 1, max: 1 };
+            Party { owner, session: Some(Policied { policy, age }) }
+        };
+        let free = Party { owner: KindOwner { number: 9, count: 1, max: 1 }, session: None };
+        assert_eq!(check_waits(&[party(1, WaitDie, 5), free], &[party(2, WaitDie, 3)]), Ok(()));
+        assert!(check_waits(&[party(1, WaitDie, 2)], &[party(2, WaitDie, 3)]).is_err());
+        assert!(check_waits(&[free], &[party(1, WoundWait, 2), party(2, WaitDie, 3)]).is_err());
+        assert_eq!(check_waits(&[party(1, WoundWait, 2)], &[party(2, WoundWait, 3)]), Ok(()));
+        assert_eq!(check_waits(&[party(1, WoundWait, 5), free], &[party(2, WoundWait, 3)]), Ok(()));
+        assert!(check_waits(&[party(1, WoundWait, 5)], &[party(2, WoundWait, 3)]).is_err());
+        let permits = |number, count, max, age| {
+            let session = Some(Policied { policy: WoundWait, age });
+            Party { owner: KindOwner { number, count, max }, session }
+        };
+        let held = [permits(1, 1, 3, 1), permits(2, 2, 3, 9)];
+        assert!(check_waits(&held, &[permits(3, 2, 3, 5)]).is_err());
+        assert_eq!(check_waits(&held, &[permits(3, 3, 3, 5)]), Ok(()));
     }
 
     #[test]

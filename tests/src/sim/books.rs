@@ -171,6 +171,9 @@ impl Books {
                 machine.check_invariants().map_err(|violation| format!("entry {index}: {violation}"))?;
                 applied.events.iter().try_for_each(|event| lines.take(event))?;
                 KindLines::check_losses(&applied.events, &applied.losses)?;
+                applied.events.retain(|event| names::is_kind(&event.resource));
+                let policies = KindLines::check_policies(&machine, &applied.events);
+                policies.map_err(|text| format!("entry {index}: {text}"))?;
             }
             if let Some((hash, id)) = self.hashes.get(at) {
                 if *hash != machine.state_hash() {

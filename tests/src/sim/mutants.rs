@@ -11,7 +11,7 @@ use std::ops::Range;
 /// A planted bug: which, its number in the list (0: our own), what it does.
 pub type Row = (Mutant, u8, &'static str);
 
-pub const TABLE: [Row; 54] = [
+pub const TABLE: [Row; 55] = [
     (Mutant::ReadWithoutRound, 1, "reads are answered from the node's own state at once"),
     (Mutant::ReadNotAskedAgain, 2, "a ReadIndex that raft dropped is not asked again"),
     (Mutant::ReadNameReused, 3, "every ReadIndex round has the same name"),
@@ -65,6 +65,7 @@ pub const TABLE: [Row; 54] = [
     (Mutant::PermitsLeak, 0, "permits of a holder that expired are not given back"),
     (Mutant::ConvertInTwoSteps, 0, "between a reader's end and its grant as the writer another is let in"),
     (Mutant::WoundKeepsFence, 0, "an older session takes a lock under the fence of the younger"),
+    (Mutant::YoungerWaits, 0, "a younger session of wait-die waits for an older one"),
     (Mutant::LossUntold, 0, "who loses a shared lock or a permit is not told"),
 ];
 

@@ -448,9 +448,11 @@ impl Machine {
         if !self.wounds(waiter.session) {
             return None;
         }
-        let others = self.holders_of(slot).filter(|holder| self.holders[*holder].fence != waiter.converts);
-        let others: SmallVec<[Hold; 2]> = others.map(Hold::Several).collect();
-        others.iter().all(|hold| self.may_wound(waiter.session, *hold)).then_some(others)
+        let is_other = |holder: &HolderSlot| self.holders[*holder].fence != waiter.converts;
+        let others = || self.holders_of(slot).filter(is_other).map(Hold::Several);
+        // Looked at first: of many holders the first few tell.
+        let may_have_it = others().all(|hold| self.may_wound(waiter.session, hold));
+        may_have_it.then(|| others().collect())
     }
 
     /// The youngest holders that have so many permits together, and none of them that the others make up for.
