@@ -383,7 +383,7 @@ impl ForgetfulRelay {
     fn pass_on(&self, age: u64, mut from: TcpStream, mut to: TcpStream) {
         let mut buffer = vec![0; 64 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
-            let passes = age % 2 == 0 && self.age.load(Ordering::SeqCst) == age;
+            let passes = age.is_multiple_of(2) && self.age.load(Ordering::SeqCst) == age;
             if passes && to.write_all(&buffer[..count]).is_err() {
                 return;
             }

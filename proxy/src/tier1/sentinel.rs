@@ -128,7 +128,7 @@ mod tests {
     use super::*;
 
     fn words(words: &[&str]) -> Reply {
-        Reply::Array(words.iter().map(|word| Reply::bulk(word)).collect())
+        Reply::Array(words.iter().map(Reply::bulk).collect())
     }
 
     #[test]
