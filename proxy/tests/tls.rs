@@ -297,7 +297,13 @@ fn a_silent_newcomer_counts_as_a_client_and_makes_room_for_others() {
     await_that("they are counted", || info(&mut honest, "connected_clients") == 3);
     let config = client_config(&certificates.authority, None);
     let connect = || TlsClient::connect(node.address, &config);
-    let others: Vec<_> = (0..2).map(|_| connect().expect("the oldest silent one makes room")).collect();
+    // With an answer it is known that the node, too, has finished the handshake.
+    let shaken = |_| {
+        let mut other = connect().expect("the oldest silent one makes room");
+        assert_eq!(other.ask(&["PING"]), "PONG");
+        other
+    };
+    let others: Vec<_> = (0..2).map(shaken).collect();
     for mut stream in silent {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it is closed");
