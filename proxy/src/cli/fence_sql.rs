@@ -10,7 +10,7 @@ use clap::{Args, ValueEnum};
 
 pub const EXAMPLES: &str = "\
 Examples:
-  redfence fence-sql wallets | psql shop
+  redfence fence-sql wallets | psql -v ON_ERROR_STOP=1 shop
   redfence fence-sql wallets --dialect mysql | mariadb shop
 
 Then tell each transaction its fence:
@@ -43,11 +43,22 @@ pub enum Dialect {
     Mysql,
 }
 
+/// `redfence_check_` and the table are a name of PostgreSQL, which cuts it off at 63; `redfence_`, the table and `_insert` one of MySQL, which has 64.
+const NAME_BYTES_MAX: usize = 48;
+
 /// Names are not quoted in the text, so that they mean what they mean in every other statement.
 fn plain_name(text: &str) -> Result<String, String> {
+    if text.rsplit('.').next().is_some_and(|name| name.len() > NAME_BYTES_MAX) {
+        return Err(format!(
+            "longer than {NAME_BYTES_MAX} characters: function and triggers need a name of their own"
+        ));
+    }
     let is_plain = |part: &str| {
         let mut chars = part.chars();
-        chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
+        // Two would end the quoted text of a function.
+        let has_quote = part.matches('$').count() > 1;
+        !has_quote
+            && chars.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_')
             && chars.all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '$')
     };
     match text.split('.').collect::<Vec<_>>()[..] {
@@ -72,10 +83,17 @@ pub(crate) async fn run(args: &FenceSqlArgs) -> Result<(), Failure> {
     Output::new().line(text.trim_end())
 }
 
+/// One statement, so that it is done as a whole or not at all in whatever client: where it is run again, no write gets in between the old
+/// trigger and the new one. The function is in the schema of the table, where its owner may create one.
 fn postgresql(table: &str, column: &str) -> String {
-    let function = format!("redfence_check_{}", table.replace('.', "_"));
+    let (schema, name) = table.rsplit_once('.').map_or(("", table), |(schema, name)| (schema, name));
+    let function = match schema {
+        "" => format!("redfence_check_{name}"),
+        schema => format!("{schema}.redfence_check_{name}"),
+    };
     format!(
         "\
+DO $redfence$ BEGIN
 ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} bigint NOT NULL DEFAULT 0;
 
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -95,12 +113,13 @@ END $$;
 DROP TRIGGER IF EXISTS redfence_fence ON {table};
 CREATE TRIGGER redfence_fence BEFORE INSERT OR UPDATE OR DELETE ON {table}
     FOR EACH ROW EXECUTE FUNCTION {function}();
+END $redfence$;
 "
     )
 }
 
 /// A trigger of MySQL has one event, its name is one of the schema, and `ADD COLUMN IF NOT EXISTS` is MariaDB's alone: the column is
-/// looked for first, so that the text may be run again.
+/// looked for first, so that the text may be run again. The table is locked from before the old triggers go until the new ones are there.
 fn mysql(table: &str, column: &str) -> String {
     let (schema, name) = match table.split_once('.') {
         Some((schema, name)) => (format!("'{schema}'"), name),
@@ -118,6 +137,7 @@ PREPARE redfence_statement FROM @redfence_sql;
 EXECUTE redfence_statement;
 DEALLOCATE PREPARE redfence_statement;
 
+LOCK TABLES {table} WRITE;
 DROP TRIGGER IF EXISTS {trigger}_insert;
 DROP TRIGGER IF EXISTS {trigger}_update;
 DROP TRIGGER IF EXISTS {trigger}_delete;
@@ -143,6 +163,7 @@ BEGIN
     END IF;
 END$$
 DELIMITER ;
+UNLOCK TABLES;
 "
     )
 }
@@ -156,10 +177,11 @@ mod tests {
         for good in ["wallets", "shop.wallets", "_w$1"] {
             assert_eq!(plain_name(good), Ok(good.to_owned()));
         }
-        for bad in ["", "a b", "a;b", "a.b.c", "1a", "a.", "\"a\"", "a'b", "é"] {
+        for bad in ["", "a b", "a;b", "a.b.c", "1a", "a.", "\"a\"", "a'b", "é", "a$$b", "a$x$b"] {
             assert!(plain_name(bad).is_err(), "{bad}");
         }
         assert!(plain_column("a.b").is_err());
+        assert!(plain_name(&"a".repeat(48)).is_ok() && plain_name(&"a".repeat(49)).is_err());
     }
 
     #[test]

@@ -46,14 +46,19 @@ def trigger_sql(table: str, column: str = "fence") -> str:
 
     Writes of a transaction without a fence are refused as well, once a row has one. ``DELETE`` is checked, too.
 
-    >>> print(trigger_sql("wallets").splitlines()[0])
+    It is one statement, done as a whole or not at all: it may be run again while others write. The function is in the schema of the table.
+
+    >>> print(trigger_sql("wallets").splitlines()[1])
     ALTER TABLE wallets ADD COLUMN IF NOT EXISTS fence bigint NOT NULL DEFAULT 0;
     """
     for name in (table, column):
-        if _NAME.fullmatch(name) is None:
+        # Two `$` would end the quoted text of the function; a longer name would be cut off, and be that of another table.
+        if _NAME.fullmatch(name) is None or name.count("$") > 1 or len(name.rpartition(".")[2]) > 48:
             raise InvalidRequest(f"{name!r} is not a plain SQL name")
-    function = "redfence_check_" + table.replace(".", "_")
+    schema, dot, name = table.rpartition(".")
+    function = f"{schema}{dot}redfence_check_{name}"
     return f"""\
+DO $redfence$ BEGIN
 ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} bigint NOT NULL DEFAULT 0;
 
 CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -73,6 +78,7 @@ END $$;
 DROP TRIGGER IF EXISTS redfence_fence ON {table};
 CREATE TRIGGER redfence_fence BEFORE INSERT OR UPDATE OR DELETE ON {table}
     FOR EACH ROW EXECUTE FUNCTION {function}();
+END $redfence$;
 """
 
 
