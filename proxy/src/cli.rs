@@ -11,29 +11,31 @@
 //! - a file for each program: `locks.rs`, `cluster.rs`, `watch.rs`, `run.rs` (`run` and `elect`), `drill.rs`, `fence_sql.rs`
 
 pub(crate) mod access;
-pub mod child;
+mod child;
 pub mod cluster;
 pub(crate) mod connection;
 pub mod container;
 pub mod drill;
 pub mod exit;
 pub mod fence_sql;
+pub mod guard;
 mod hold;
 pub mod locks;
-mod output;
+pub mod output;
+mod processes;
 pub(crate) mod reply;
 pub mod run;
 mod times;
 pub mod watch;
 
 use crate::secret::Secret;
-use child::GuardArgs;
 use clap::{Args, Parser, Subcommand};
 use cluster::ClusterArgs;
 use container::{HealthArgs, JoinArgs, HEALTH_EXAMPLES, JOIN_EXAMPLES};
 use drill::DrillArgs;
 use exit::Failure;
 use fence_sql::FenceSqlArgs;
+use guard::GuardArgs;
 use locks::LocksArgs;
 use run::{ElectArgs, RunArgs};
 use serde::Deserialize;
@@ -139,7 +141,7 @@ programs! {
     ElectArgs => run::elect,
     DrillArgs => drill::run,
     FenceSqlArgs => fence_sql::run,
-    GuardArgs => run::guarded_exec,
+    GuardArgs => guard::run,
 }
 
 /// A program asks one node at a time: one thread is enough.

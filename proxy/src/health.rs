@@ -6,13 +6,14 @@
 //! enough to tell whether it is ready.
 
 use crate::cli::container::HealthArgs;
+use crate::cli::output::say;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A health check of a container has some seconds in all.
 const WITHIN: Duration = Duration::from_secs(3);
-const ANSWER_BYTES_MAX: u64 = 4096;
+const ANSWER_BYTES_MAX: usize = 4096;
 /// The first byte of a TLS alert.
 const TLS_ALERT: u8 = 0x15;
 
@@ -21,7 +22,7 @@ pub fn run(args: &HealthArgs) -> Result<(), String> {
     let address = args.admin.to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
     let address = address.ok_or_else(|| format!("'{}' is no address; use host:port", args.admin))?;
     let bytes = get(reachable(address), path).map_err(|error| format!("no answer at {address}: {error}"))?;
-    println!("{}", judge(&bytes, args.ready)?);
+    say(&judge(&bytes, args.ready)?);
     Ok(())
 }
 
@@ -36,18 +37,30 @@ fn reachable(mut address: SocketAddr) -> SocketAddr {
 }
 
 fn get(address: SocketAddr, path: &str) -> std::io::Result<Vec<u8>> {
+    let give_up = Instant::now() + WITHIN;
     let mut stream = TcpStream::connect_timeout(&address, WITHIN)?;
-    stream.set_read_timeout(Some(WITHIN))?;
     stream.set_write_timeout(Some(WITHIN))?;
     stream.write_all(
         format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").as_bytes(),
     )?;
     let mut answer = Vec::new();
-    match stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer) {
-        // A listener with TLS may close hard behind its alert.
-        Err(error) if answer.is_empty() => Err(error),
-        Err(_) | Ok(_) => Ok(answer),
+    while answer.len() < ANSWER_BYTES_MAX {
+        // In all, not for each byte.
+        let left = give_up.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(std::io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        let mut bytes = [0; 1024];
+        match stream.read(&mut bytes) {
+            Ok(0) => break,
+            Ok(count) => answer.extend_from_slice(&bytes[..count]),
+            // A listener with TLS may close hard behind its alert.
+            Err(error) if answer.is_empty() => return Err(error),
+            Err(_) => break,
+        }
     }
+    Ok(answer)
 }
 
 /// The line to print, or the reason why the check fails.

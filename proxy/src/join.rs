@@ -5,6 +5,7 @@
 
 use crate::backup::connect;
 use crate::cli::container::JoinArgs;
+use crate::cli::output::{say, tell};
 use crate::cli::reply::Reply;
 use crate::cli::BackupArgs;
 use crate::clock::Clock;
@@ -24,7 +25,7 @@ enum Outcome {
 
 pub fn run(args: &JoinArgs) -> Result<(), String> {
     if args.data.join("IDENTITY").exists() {
-        println!("{} holds a node already: nothing to do", args.data.display());
+        say(&format!("{} holds a node already: nothing to do", args.data.display()));
         return Ok(());
     }
     let member = member(args);
@@ -32,11 +33,11 @@ pub fn run(args: &JoinArgs) -> Result<(), String> {
     loop {
         match add(args, &member) {
             Outcome::Added => {
-                println!("node {} is a member at {}; start it with --join", args.id, args.advertise);
+                say(&format!("node {} is a member at {}; start it with --join", args.id, args.advertise));
                 return Ok(());
             }
             Outcome::NotYet(line) if clock.monotonic_ms() < RETRY_WITHIN_MS => {
-                eprintln!("{line}; trying again");
+                tell(&format!("{line}; trying again"));
                 std::thread::sleep(RETRY_EVERY);
             }
             Outcome::NotYet(line) | Outcome::Refused(line) => return Err(line),

@@ -20,6 +20,8 @@
 #![forbid(unsafe_code)]
 // A new variant of an enum of ours must not compile until every match has decided.
 #![cfg_attr(not(test), deny(clippy::wildcard_enum_match_arm, clippy::match_wildcard_for_single_variants))]
+// They panic where nobody reads any more: `cli::output` has `say` and `tell`.
+#![cfg_attr(not(test), deny(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod acl;
 pub mod admin;

@@ -52,7 +52,7 @@ pub(crate) fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure { code, line }) => {
             if !line.is_empty() {
-                eprintln!("redfence: {line}");
+                redfence::cli::output::tell(&format!("redfence: {line}"));
             }
             ExitCode::from(code)
         }
@@ -84,8 +84,10 @@ fn run_testserver(args: &TestserverArgs) -> Result<(), Refused> {
     let options = redfence_testserver::Options { listen: args.listen, real_time: args.real_time };
     let server = redfence_testserver::TestServer::with_options(options)
         .map_err(|error| format!("cannot listen on {}: {error}", args.listen))?;
-    println!("ready {}", server.address());
-    std::io::stdout().flush().map_err(|error| format!("cannot write to standard output: {error}"))?;
+    let mut stdout = std::io::stdout();
+    writeln!(stdout, "ready {}", server.address())
+        .and_then(|()| stdout.flush())
+        .map_err(|error| format!("cannot write to standard output: {error}"))?;
     if args.until_stdin_closes {
         // What comes is of no interest, only that it ends.
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());

@@ -6,6 +6,8 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redfence_tests::artifacts;
@@ -18,6 +20,7 @@ use redfence_tests::resp::Connection;
 use redfence_tests::sql_shell::SqlShell;
 
 const REPLY_WITHIN: Duration = Duration::from_secs(20);
+const RERUNS: u64 = 20;
 const STATEMENT: &str = "UPDATE wallets SET balance = balance + 1 WHERE id = 7";
 
 /// What a test needs to know of a database.
@@ -164,6 +167,69 @@ fn mariadb_refuses_a_paused_holder_with_the_trigger_and_is_corrupted_without() {
     }
 }
 
+/// A stale holder that never stops trying must not get in while the text is run again.
+fn is_guarded_while_the_text_is_run_again(database: &Database) {
+    let mut admin = (database.connect)();
+    admin.ask("CREATE TABLE wallets (id int PRIMARY KEY, balance int NOT NULL)").expect("an answer");
+    admin.ask("INSERT INTO wallets (id, balance) VALUES (7, 100)").expect("an answer");
+    install_trigger(database);
+    admin.ask(&(database.tell)("200")).expect("an answer");
+    admin.ask("UPDATE wallets SET balance = 1").expect("an answer");
+    let mut stale = (database.connect)();
+    stale.ask(&(database.tell)("100")).expect("an answer");
+    let is_over = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&is_over);
+    let trying = std::thread::spawn(move || {
+        let mut tries = 0;
+        while !told.load(Ordering::Relaxed) {
+            stale.ask("UPDATE wallets SET balance = 66").expect("an answer");
+            tries += 1;
+        }
+        tries
+    });
+    for _ in 0..RERUNS {
+        install_trigger(database);
+    }
+    is_over.store(true, Ordering::Relaxed);
+    let tries = trying.join().expect("no panic");
+    assert!(tries > RERUNS, "the stale holder has tried: {tries}");
+    assert_eq!(balance(database), 1, "after {tries} tries");
+}
+
+#[test]
+fn postgresql_refuses_a_stale_holder_while_the_text_is_run_again() {
+    if let Some(database) = postgresql() {
+        is_guarded_while_the_text_is_run_again(&database);
+    }
+}
+
+#[test]
+fn mariadb_refuses_a_stale_holder_while_the_text_is_run_again() {
+    if let Some(database) = mariadb() {
+        is_guarded_while_the_text_is_run_again(&database);
+    }
+}
+
+/// From PostgreSQL 15 on nobody may create a function in `public` by default: it is made where the table is.
+#[test]
+fn the_owner_of_a_schema_needs_no_right_elsewhere() {
+    let Some(database) = postgresql() else { return };
+    let mut owner = (database.connect)();
+    owner.ask("REVOKE CREATE ON SCHEMA public FROM PUBLIC").expect("an answer");
+    owner.ask("CREATE ROLE dev").expect("an answer");
+    owner.ask("CREATE SCHEMA sales AUTHORIZATION dev").expect("an answer");
+    owner.ask("SET ROLE dev").expect("an answer");
+    owner.ask("CREATE TABLE sales.w (id int, n int)").expect("an answer");
+    owner.ask("INSERT INTO sales.w VALUES (1, 0)").expect("an answer");
+    let sql = Command::new(program()).args(["fence-sql", "sales.w"]).output().expect("redfence runs").stdout;
+    owner.ask(String::from_utf8_lossy(&sql).trim().trim_end_matches(';')).expect("an answer");
+    for (fence, n) in [("200", 1), ("100", 66)] {
+        owner.ask(&(database.tell)(fence)).expect("an answer");
+        owner.ask(&format!("UPDATE sales.w SET n = {n}")).expect("an answer");
+    }
+    assert_eq!(owner.ask("SELECT n FROM sales.w").expect("an answer"), ["1"]);
+}
+
 #[test]
 fn a_drill_that_cannot_be_carried_out_is_none_that_was_passed_or_failed() {
     let cluster = Cluster::start(&Options::nodes(1));
@@ -186,6 +252,10 @@ fn a_drill_that_cannot_be_carried_out_is_none_that_was_passed_or_failed() {
     let (code, _, said) = drill(&cluster, &format!("mkdir {}/once", folder.path().display()));
     assert_eq!(code, Some(2), "a resource that goes down in between: {said}");
     assert!(said.contains("the resource is down"), "{said}");
+    let at = folder.path().display();
+    let gone = format!("mkdir {at}/a 2>&- && exit 0; mkdir {at}/c 2>&- && exec no-such-program; true");
+    let (code, _, said) = drill(&cluster, &gone);
+    assert_eq!(code, Some(2), "a probe that is not found is not one that is refused: {said}");
     let late = ["drill", "wallet:7", "--probe", "sleep 60", "--probe-timeout", "200ms"];
     assert_eq!(redfence(&cluster, &late).status.code(), Some(2));
     let ask = |words: &[&str]| cluster.nodes[0].ask(words, REPLY_WITHIN).expect("an answer");
@@ -193,6 +263,23 @@ fn a_drill_that_cannot_be_carried_out_is_none_that_was_passed_or_failed() {
         poll_until(REPLY_WITHIN, || ask(&["LOCK.INFO", "wallet:7"]).text_of("state") == "free"),
         "it is given back"
     );
+
+    // A signal ends the probe, and the lock is given back.
+    let probe = folder.path().join("probe");
+    let script = format!("echo $$ > {}; exec sleep 600", probe.display());
+    let mut interrupted = Command::new(program());
+    interrupted.args(["drill", "wallet:7", "--probe", &script, "--probe-timeout", "10m"]);
+    let mut interrupted = interrupted
+        .env("REDFENCE_ADDR", cluster.nodes[0].address.to_string())
+        .spawn()
+        .expect("redfence runs");
+    let pid = || std::fs::read_to_string(&probe).unwrap_or_default().trim().to_owned();
+    assert!(poll_until(REPLY_WITHIN, || !pid().is_empty()), "the probe runs");
+    let kill = Command::new("kill").args(["-TERM", &interrupted.id().to_string()]).status();
+    assert!(kill.expect("kill runs").success());
+    assert_eq!(interrupted.wait().expect("a child").code(), Some(128 + 15));
+    assert_eq!(ask(&["LOCK.INFO", "wallet:7"]).text_of("state"), "free");
+    assert!(!std::path::Path::new("/proc").join(pid()).exists(), "the probe has ended");
 
     // Whoever stands in line gets the lock first; the drill waits behind it.
     let waiting = cluster.nodes[0].address;

@@ -13,6 +13,7 @@
 //! by term.
 
 use super::file;
+use crate::cli::output::say;
 use crate::cli::RestoreArgs;
 use crate::clock;
 use crate::config::cluster_list;
@@ -65,22 +66,22 @@ pub fn restore(args: &RestoreArgs) -> Result<(), String> {
     dir.save_identity(&identity).map_err(failed)?;
     dir.end_restore().map_err(failed)?;
 
-    println!("node {} is made in {}", args.id, args.data.display());
-    println!("from the backup of cluster {} at index {}", header.cluster, header.index);
+    say(&format!("node {} is made in {}", args.id, args.data.display()));
+    say(&format!("from the backup of cluster {} at index {}", header.cluster, header.index));
     match refounded {
         Some(done) => {
-            println!("it founds cluster {cluster_id:016x}");
-            println!("fence floor {}: every new fence is above it", done.fence_floor);
+            say(&format!("it founds cluster {cluster_id:016x}"));
+            say(&format!("fence floor {}: every new fence is above it", done.fence_floor));
             let contents = machine.contents();
-            println!(
+            say(&format!(
                 "{} locks held for their full ttl, {} sessions, {} marks; {} waiters dropped",
                 contents.locks_held, contents.sessions, contents.marks, done.waiters_dropped
-            );
+            ));
             list_open_ended(&machine);
         }
-        None => println!(
+        None => say(&format!(
             "it is empty: node {first}, restored from the same file with the same --cluster, brings it the state"
-        ),
+        )),
     }
     Ok(())
 }
@@ -164,13 +165,13 @@ fn list_open_ended(machine: &Machine) {
     let mut is_first = true;
     for OpenEndedLock { db, name, owner, fence, session } in machine.open_ended_locks() {
         if std::mem::take(&mut is_first) {
-            println!("held without a deadline (LOCK.FORCERELEASE ends one):");
+            say("held without a deadline (LOCK.FORCERELEASE ends one):");
         }
         let bound = session.map_or_else(String::new, |(id, ttl_ms)| {
             format!(" session {id} (ends {ttl_ms} ms after the start, unless it is kept alive)")
         });
         let (name, owner) = (shown(&name, NAME_SHOWN_BYTES), shown(&owner, OWNER_SHOWN_BYTES));
-        println!("  db {db} resource {name} owner {owner} fence {fence}{bound}");
+        say(&format!("  db {db} resource {name} owner {owner} fence {fence}{bound}"));
     }
 }
 

@@ -4,6 +4,7 @@
 
 use super::connection::BackupConnection;
 use crate::cli::access::LoginArgs;
+use crate::cli::output::{say, tell};
 use crate::cli::reply::Reply;
 use crate::cli::BackupArgs;
 use crate::clock::Clock;
@@ -37,13 +38,13 @@ pub(super) fn take(args: &BackupArgs) -> Result<(), String> {
     // The node drops it by itself where this is not heard.
     let _ = source.connection.ask(&["LOCK.CLUSTER", "BACKUP", "END", &source.id]);
     let header = taken.inspect_err(|_| drop(fs::remove_file(&temp)))?;
-    println!(
+    say(&format!(
         "backup of cluster {} at index {} written to {} ({} bytes)",
         header.cluster,
         header.index,
         out.display(),
         header.size_bytes
-    );
+    ));
     Ok(())
 }
 
@@ -200,7 +201,7 @@ impl Source {
         let now_ms = self.clock.monotonic_ms().max(1);
         if self.told_ms == 0 || now_ms - self.told_ms >= PROGRESS_EVERY_MS {
             self.told_ms = now_ms;
-            eprintln!("backup: {}", line());
+            tell(&format!("backup: {}", line()));
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::file;
 use crate::calendar;
+use crate::cli::output::say;
 use redfence_core::machine::Contents;
 use redfence_core::types::Fence;
 use std::path::Path;
@@ -24,21 +25,24 @@ pub(super) fn verify(path: &Path) -> Result<(), String> {
     machine.refound(Fence(0)).map_err(|error| format!("backup {}: {error}", path.display()))?;
     let members: Vec<String> =
         header.members.iter().map(|(id, addr)| format!("{id}={}", addr.escape_debug())).collect();
-    println!("cluster:                {}", header.cluster);
-    println!("members:                {}", members.join(","));
-    println!("taken at:               {}", calendar::utc_seconds(header.taken_at_us));
-    println!("index:                  {} (term {})", header.index, header.term);
-    println!("cluster version:        {version}");
-    println!(
+    say(&format!("cluster:                {}", header.cluster));
+    say(&format!("members:                {}", members.join(",")));
+    say(&format!("taken at:               {}", calendar::utc_seconds(header.taken_at_us)));
+    say(&format!("index:                  {} (term {})", header.index, header.term));
+    say(&format!("cluster version:        {version}"));
+    say(&format!(
         "locks held:             {locks_held} (every key is a lock; {collections} of them are collections)"
-    );
-    println!("held without deadline:  {open_ended}");
-    println!("sessions:               {sessions}");
-    println!("waiters:                {waiters}");
-    println!("marks:                  {marks}");
-    println!("fence floor:            {fence_floor}");
-    println!("highest fence:          {highest_fence}");
-    println!("state:                  {memory_bytes} bytes in memory, {} in the file", header.size_bytes);
-    println!("ok");
+    ));
+    say(&format!("held without deadline:  {open_ended}"));
+    say(&format!("sessions:               {sessions}"));
+    say(&format!("waiters:                {waiters}"));
+    say(&format!("marks:                  {marks}"));
+    say(&format!("fence floor:            {fence_floor}"));
+    say(&format!("highest fence:          {highest_fence}"));
+    say(&format!(
+        "state:                  {memory_bytes} bytes in memory, {} in the file",
+        header.size_bytes
+    ));
+    say("ok");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! How a program reaches a cluster: addresses, TLS, user and password; and the next node where one does not answer.
 
-use super::connection::{Connection, Tls};
+use super::connection::{late, Connection, Tls, ANSWER_WITHIN, GREETING_WITHIN, QUESTION_WITHIN};
 use super::exit::{self, Failure};
 use super::reply::Reply;
 use crate::secret::{self, Secret};
@@ -11,7 +11,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::time::{sleep, Instant};
+use tokio::time::{sleep, timeout, Instant};
 
 /// How long a program looks for a node that answers.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(15);
@@ -109,6 +109,10 @@ impl Access {
             }
         };
         let node = |address: &String| {
+            let port = address.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+            if address.contains("://") || port.is_none() {
+                return Err(format!("{} is no address of a node; use host:port", address.escape_debug()));
+            }
             let tls = match &config {
                 None => None,
                 Some(config) => Some(Tls {
@@ -147,21 +151,30 @@ impl Access {
         let unreachable =
             |error: io::Error| ConnectError::Unreachable(format!("cannot reach {address}: {error}"));
         let mut connection = Connection::open(address, tls.as_ref()).await.map_err(unreachable)?;
+        let greeting = timeout(GREETING_WITHIN, self.greet(&mut connection)).await;
+        match greeting.unwrap_or_else(|_| Err(late())).map_err(unreachable)? {
+            None => Ok(connection),
+            Some(refusal) => Err(ConnectError::Refused(format!("{address} refuses {refusal}"))),
+        }
+    }
+
+    /// Answers what the node refuses, and why.
+    async fn greet(&self, connection: &mut Connection) -> io::Result<Option<String>> {
         if let Some(password) = &self.password {
             let words: Vec<&str> =
                 ["AUTH"].into_iter().chain(self.user.as_deref()).chain([password.expose()]).collect();
-            if let Reply::Error(line) = connection.ask(&words).await.map_err(unreachable)? {
-                return Err(ConnectError::Refused(format!("{address} refuses the password: {line}")));
+            if let Reply::Error(line) = connection.ask(&words).await? {
+                return Ok(Some(format!("the password: {line}")));
             }
         }
         let database = self.db.map(|db| db.to_string());
         let hello = [vec!["HELLO", "3"]].into_iter();
         for words in hello.chain(database.iter().map(|db| vec!["SELECT", db])) {
-            if let Reply::Error(line) = connection.ask(&words).await.map_err(unreachable)? {
-                return Err(ConnectError::Refused(format!("{address} refuses the connection: {line}")));
+            if let Reply::Error(line) = connection.ask(&words).await? {
+                return Ok(Some(format!("the connection: {line}")));
             }
         }
-        Ok(connection)
+        Ok(None)
     }
 
     /// A connection to the first node that answers, each asked once.
@@ -236,7 +249,7 @@ impl Client {
         let mut tries = 0;
         loop {
             tries += 1;
-            let reason = match self.try_once(words).await? {
+            let reason = match self.try_once(words, may_repeat).await? {
                 Ok(Reply::Error(line)) if is_unavailable(&line) => line,
                 Ok(Reply::Error(line)) => return Err(line.into()),
                 Ok(reply) => return Ok(reply),
@@ -258,8 +271,13 @@ impl Client {
     }
 
     /// The outer error ends the program: no node answers, or one refuses us.
-    async fn try_once<W: AsRef<[u8]>>(&mut self, words: &[W]) -> Result<io::Result<Reply>, Failure> {
-        Ok(self.connected().await?.ask(words).await)
+    async fn try_once<W: AsRef<[u8]>>(
+        &mut self,
+        words: &[W],
+        may_repeat: bool,
+    ) -> Result<io::Result<Reply>, Failure> {
+        let within = if may_repeat { QUESTION_WITHIN } else { ANSWER_WITHIN };
+        Ok(self.connected().await?.ask_within(words, within).await)
     }
 
     /// Many questions at once, at one node. An error reply stands in its place.

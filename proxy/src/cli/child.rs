@@ -1,67 +1,28 @@
 //! The command that runs under a lock: a process group of its own, signals that are passed on, and its end.
 
 use super::exit::{self, Failure};
-use clap::Args;
+use super::guard::{self, cannot_run};
+use super::hold::now_ms;
+use super::output::tell;
+use super::processes;
 use rustix::io::Errno;
 use rustix::process::{
-    getppid, kill_process, kill_process_group, set_parent_process_death_signal, test_kill_process_group, Pid,
-    Signal as ProcessSignal,
+    kill_process, kill_process_group, test_kill_process_group, Pid, Signal as ProcessSignal,
 };
-use std::ffi::{OsStr, OsString};
+use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::Path;
 use std::process::{Command, ExitStatus};
 use std::time::Duration;
 use tokio::signal::unix::{signal, Signal, SignalKind};
 use tokio::sync::oneshot;
-use tokio::time::{sleep, Instant};
+use tokio::time::{sleep, timeout};
 
-const LOOK_EVERY: Duration = Duration::from_millis(20);
-
-/// What stands between `redfence run` and its command: see [`guarded`].
-#[derive(Debug, Args)]
-pub struct GuardArgs {
-    /// The process that must live
-    pub parent: i32,
-    #[arg(last = true, required = true)]
-    pub command: Vec<OsString>,
-}
-
-/// Becomes the command, which the kernel kills when the process that holds its lock dies: a killed `redfence run` (out of memory, say) leaves
-/// nobody behind who works without the lock. It ends only the command itself, not what that has started.
-pub(crate) fn become_guarded(args: &GuardArgs) -> Failure {
-    let (program, arguments) = match args.command.split_first() {
-        Some(split) => split,
-        None => return Failure::new(exit::NOT_DONE, "no command is given"),
-    };
-    if let Err(error) = set_parent_process_death_signal(Some(ProcessSignal::KILL)) {
-        return Failure::new(exit::CANNOT_EXECUTE, format!("cannot tie the command to its lock: {error}"));
-    }
-    // It may have died before the kernel knew.
-    if getppid().map(Pid::as_raw_nonzero).map(i32::from) != Some(args.parent) {
-        return ended_by(ProcessSignal::KILL);
-    }
-    let error = Command::new(program).args(arguments).exec();
-    cannot_run(program, &error)
-}
-
-fn cannot_run(program: &OsStr, error: &io::Error) -> Failure {
-    let code = if error.kind() == io::ErrorKind::NotFound { exit::NOT_FOUND } else { exit::CANNOT_EXECUTE };
-    Failure::new(code, format!("cannot run {}: {error}", program.to_string_lossy().escape_debug()))
-}
-
-const THIS_PROGRAM: &str = "/proc/self/exe";
-
-/// The command by way of [`become_guarded`]; the command alone where there is no `/proc`.
-pub(crate) fn guarded(words: &[OsString]) -> Vec<OsString> {
-    if !Path::new(THIS_PROGRAM).exists() {
-        return words.to_vec();
-    }
-    let parent = std::process::id().to_string();
-    let guard = [THIS_PROGRAM, "guarded-exec", &parent, "--"].map(OsString::from);
-    guard.into_iter().chain(words.iter().cloned()).collect()
-}
+const LOOK_EVERY_MS: u64 = 20;
+/// A process that is still there so long after SIGKILL is told of; from then on it is looked at less often.
+const DIES_WITHIN_MS: u64 = 5_000;
+const LOOK_AT_UNDEAD_EVERY_MS: u64 = 1_000;
 
 /// The command with what it has to know: which lock, and its fence.
 pub(crate) fn command_under<S: AsRef<OsStr>>(
@@ -81,12 +42,14 @@ pub(crate) struct Child {
     pid: Pid,
     has_group: bool,
     exit: oneshot::Receiver<io::Result<ExitStatus>>,
+    /// Once it has ended.
+    code: Option<u8>,
 }
 
 impl Child {
-    /// With `has_group` the command leads a process group, so that whatever it starts ends with it.
+    /// With `has_group` the command is in a process group of its own, so that whatever it starts ends with it. A guard makes its group itself.
     pub(crate) fn start(mut command: Command, has_group: bool) -> Result<Child, Failure> {
-        if has_group {
+        if has_group && !guard::is_there() {
             command.process_group(0);
         }
         let spawned = command.spawn();
@@ -95,45 +58,104 @@ impl Child {
         let (sender, exit) = oneshot::channel();
         // One thread for one command: it ends with it. Nobody listens where the program ends first.
         std::thread::spawn(move || drop(sender.send(process.wait())));
-        Ok(Child { pid, has_group, exit })
+        Ok(Child { pid, has_group, exit, code: None })
     }
 
-    /// The exit code as a shell would give it. It may be dropped and asked for again until it has answered.
+    /// The exit code as a shell would give it. It may be dropped and asked for again.
     pub(crate) async fn wait(&mut self) -> Result<u8, Failure> {
+        if let Some(code) = self.code {
+            return Ok(code);
+        }
         let failed =
             |error: String| Failure::new(exit::CANNOT_EXECUTE, format!("the command is lost: {error}"));
         let status = (&mut self.exit).await.map_err(|_| failed("no exit code".to_owned()))?;
-        Ok(exit_code(status.map_err(|error| failed(error.to_string()))?))
+        let code = exit_code(status.map_err(|error| failed(error.to_string()))?);
+        self.code = Some(code);
+        Ok(code)
     }
 
     /// A process that has ended gets none; that is no error.
     pub(crate) fn signal(&self, signal: ProcessSignal) {
-        let _ = if self.has_group {
-            kill_process_group(self.pid, signal)
-        } else {
-            kill_process(self.pid, signal)
-        };
-    }
-
-    /// SIGTERM, and after `grace` SIGKILL to whatever of the group is left.
-    pub(crate) async fn end(&mut self, grace: Duration) -> Result<u8, Failure> {
-        self.signal(ProcessSignal::TERM);
-        let deadline = Instant::now() + grace;
-        let ended = tokio::time::timeout(grace, self.wait()).await;
-        while self.has_group && self.group_is_alive() && Instant::now() < deadline {
-            sleep(LOOK_EVERY).await;
-        }
-        if ended.is_err() || (self.has_group && self.group_is_alive()) {
-            self.signal(ProcessSignal::KILL);
-        }
-        match ended {
-            Ok(code) => code,
-            Err(_) => self.wait().await,
+        let sent = if self.has_group { kill_process_group(self.pid, signal) } else { Err(Errno::SRCH) };
+        // A guard that has just been started has no group yet.
+        if sent == Err(Errno::SRCH) && self.code.is_none() {
+            let _ = kill_process(self.pid, signal);
         }
     }
 
+    /// Whether the command, or anybody of its group, is still at work.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.code.is_none() || self.group_is_alive()
+    }
+
+    /// SIGTERM, and at `kill_at_ms` (of [`now_ms`]) SIGKILL to whatever is left. Ends when nobody is left: a process that cannot be killed is
+    /// waited for, since it goes on working. It may be dropped and begun again.
+    pub(crate) async fn end(&mut self, kill_at_ms: u64) -> Result<u8, Failure> {
+        if self.is_at_work() {
+            self.signal(ProcessSignal::TERM);
+        }
+        let mut is_told = false;
+        while self.is_at_work() {
+            let now = now_ms();
+            if now >= kill_at_ms {
+                self.kill();
+            }
+            if now >= kill_at_ms.saturating_add(DIES_WITHIN_MS) && !is_told {
+                is_told = true;
+                let left = processes::of_group(self.pid).unwrap_or_default();
+                tell(&format!(
+                    "redfence: processes of the command cannot be killed: {left:?}; waiting for their end"
+                ));
+            }
+            let pause_ms = match kill_at_ms.checked_sub(now) {
+                Some(left_ms @ 1..) => left_ms.min(LOOK_EVERY_MS),
+                Some(0) | None if is_told => LOOK_AT_UNDEAD_EVERY_MS,
+                Some(0) | None => LOOK_EVERY_MS,
+            };
+            self.pause(Duration::from_millis(pause_ms)).await?;
+        }
+        self.wait().await
+    }
+
+    /// Until the command ends, at most; where it has ended already, all of the time.
+    async fn pause(&mut self, pause: Duration) -> Result<(), Failure> {
+        if self.code.is_some() {
+            sleep(pause).await;
+        } else if let Ok(ended) = timeout(pause, self.wait()).await {
+            ended?;
+        }
+        Ok(())
+    }
+
+    fn kill(&self) {
+        if self.has_group {
+            kill_below(self.pid);
+        }
+        self.signal(ProcessSignal::KILL);
+    }
+
+    /// Whoever is dead and only waits to be reaped does not count: in a container there may be nobody who does that.
     fn group_is_alive(&self) -> bool {
-        test_kill_process_group(self.pid) != Err(Errno::SRCH)
+        self.has_group
+            && test_kill_process_group(self.pid) != Err(Errno::SRCH)
+            && processes::of_group(self.pid).is_none_or(|members| !members.is_empty())
+    }
+}
+
+/// SIGKILL to whoever descends from the leader of a group, in other groups and sessions too. The leader itself comes later: while it
+/// lives, nobody below it gets lost.
+pub(crate) fn kill_below(leader: Pid) {
+    let mut killed = BTreeSet::new();
+    loop {
+        let mut has_found = false;
+        for pid in processes::below(leader) {
+            // A process that has a SIGKILL cannot start others any more.
+            has_found |= killed.insert(pid.as_raw_nonzero());
+            let _ = kill_process(pid, ProcessSignal::KILL);
+        }
+        if !has_found {
+            return;
+        }
     }
 }
 
@@ -143,26 +165,37 @@ fn exit_code(status: ExitStatus) -> u8 {
 }
 
 /// The signals that are passed on to the command. SIGTSTP is not obeyed: a program that stands still loses its lock.
+///
+/// A signal that was ignored when this program started stays ignored, by the command too: that is what `nohup` asks for.
 pub(crate) struct Signals {
-    forwarded: [(Signal, ProcessSignal); 6],
-    _suspend: Signal,
+    forwarded: Vec<(Signal, ProcessSignal)>,
+    _suspend: Option<Signal>,
 }
 
 impl Signals {
     pub(crate) fn new() -> Result<Signals, Failure> {
-        let caught =
-            |kind| signal(kind).map_err(|error| Failure::from(format!("cannot catch signals: {error}")));
-        Ok(Signals {
-            forwarded: [
-                (caught(SignalKind::terminate())?, ProcessSignal::TERM),
-                (caught(SignalKind::interrupt())?, ProcessSignal::INT),
-                (caught(SignalKind::hangup())?, ProcessSignal::HUP),
-                (caught(SignalKind::quit())?, ProcessSignal::QUIT),
-                (caught(SignalKind::user_defined1())?, ProcessSignal::USR1),
-                (caught(SignalKind::user_defined2())?, ProcessSignal::USR2),
-            ],
-            _suspend: caught(SignalKind::from_raw(ProcessSignal::TSTP.as_raw()))?,
-        })
+        let ignored = processes::ignored_signals();
+        let is_ignored = |signal: ProcessSignal| ignored & (1 << (signal.as_raw() - 1)) != 0;
+        let caught = |kind: ProcessSignal| {
+            signal(SignalKind::from_raw(kind.as_raw()))
+                .map_err(|error| Failure::from(format!("cannot catch signals: {error}")))
+        };
+        let mut forwarded = Vec::new();
+        for kind in [
+            ProcessSignal::TERM,
+            ProcessSignal::INT,
+            ProcessSignal::HUP,
+            ProcessSignal::QUIT,
+            ProcessSignal::USR1,
+            ProcessSignal::USR2,
+        ] {
+            if !is_ignored(kind) {
+                forwarded.push((caught(kind)?, kind));
+            }
+        }
+        let suspend = ProcessSignal::TSTP;
+        let _suspend = if is_ignored(suspend) { None } else { Some(caught(suspend)?) };
+        Ok(Signals { forwarded, _suspend })
     }
 
     pub(crate) async fn next(&mut self) -> ProcessSignal {

@@ -16,6 +16,10 @@ use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+/// How long a node may take for all of the first answers of a connection. A process that stands still accepts connections by its kernel.
+pub(crate) const GREETING_WITHIN: Duration = Duration::from_secs(5);
+/// How long a node may take for a question, which may be asked at the next one.
+pub(crate) const QUESTION_WITHIN: Duration = Duration::from_secs(10);
 /// How long a node may take for an answer, beyond what it was asked to wait.
 pub(crate) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 const READ_BYTES: usize = 64 << 10;
@@ -95,7 +99,7 @@ impl Connection {
             }
             Ok(replies)
         };
-        timeout(ANSWER_WITHIN, answers).await.map_err(|_| late())?
+        timeout(QUESTION_WITHIN, answers).await.map_err(|_| late())?
     }
 
     /// A command whose answer is a push, as that to `SUBSCRIBE` is. An error is answered as a reply.
@@ -104,7 +108,7 @@ impl Connection {
             self.write(words).await?;
             self.frame().await
         };
-        timeout(ANSWER_WITHIN, answer).await.map_err(|_| late())?
+        timeout(QUESTION_WITHIN, answer).await.map_err(|_| late())?
     }
 
     /// The next push, whenever it comes.
@@ -236,6 +240,6 @@ fn no_resp() -> io::Error {
     invalid("what answers is no Redfence node")
 }
 
-fn late() -> io::Error {
+pub(crate) fn late() -> io::Error {
     io::Error::new(io::ErrorKind::TimedOut, "no answer in time")
 }

@@ -1,14 +1,15 @@
 //! `redfence drill`: a fire drill. Takes a lock away from its holder, takes it itself, and tries whether the old fence still writes.
 //!
-//! The probe is a command that writes to the resource under `REDFENCE_FENCE`, and succeeds where the resource took the write. It runs three times:
-//! with the new fence, which must be taken and which the resource remembers; with the old one, which must be refused; and with a newer one, which must be
-//! taken again, so that a resource that is down does not pass for one that checks fences.
+//! The probe is a command that writes to the resource under `REDFENCE_FENCE`, and succeeds where the resource took the write. It runs four times:
+//! with the new fence, which must be taken and which the resource remembers; with the old one, which must be refused; with a newer one, which must be
+//! taken again; and with the old one once more. So a resource that is down, or fails now and then, does not pass for one that checks fences.
 
 use super::access::{Access, AccessArgs, Client};
-use super::child::{command_under, Child};
+use super::child::{command_under, ended_by, Child, Signals};
 use super::exit::{self, Failure};
-use super::hold::{Hold, Wish};
-use super::output::{Output, Style};
+use super::guard::{guarded, Tie};
+use super::hold::{now_ms, Hold, Wish};
+use super::output::{tell, Output, Style};
 use super::reply::Reply;
 use super::times::parse_ms;
 use clap::Args;
@@ -17,10 +18,13 @@ use std::ffi::OsString;
 use std::io;
 use std::process::Stdio;
 use std::time::Duration;
+use tokio::time::{sleep, timeout};
 
-/// Beyond the three probes, for the rest of the drill.
+/// Beyond two probes, for the rest of the drill.
 const SPARE_MS: u64 = 30_000;
-const KILL_AFTER: Duration = Duration::from_secs(1);
+const KILL_AFTER_MS: u64 = 1_000;
+/// How long a probe is waited for that was killed.
+const ENDS_WITHIN: Duration = Duration::from_secs(5);
 
 pub const EXAMPLES: &str = "\
 Example:
@@ -65,7 +69,8 @@ pub struct DrillArgs {
 pub(crate) async fn run(args: &DrillArgs) -> Result<(), Failure> {
     // A drill that failed must not look like a resource that failed it.
     carry_out(args).await.map_err(|failure| match failure.code {
-        exit::BUSY => failure,
+        // A signal's code is the signal's, as a shell gives it.
+        exit::BUSY | 129.. => failure,
         _ => failure.with_code(exit::NOT_DONE),
     })?
 }
@@ -73,11 +78,15 @@ pub(crate) async fn run(args: &DrillArgs) -> Result<(), Failure> {
 /// The outer error is about the drill, the inner one is its result.
 async fn carry_out(args: &DrillArgs) -> Result<Result<(), Failure>, Failure> {
     let mut output = Output::new();
-    let (old_fence, holder) = take_away(args).await?;
-    let hold = acquire(args).await?;
+    let mut signals = Signals::new()?;
+    let (old_fence, holder) = take_away(args, &mut signals).await?;
+    let hold = acquire(args, &mut signals).await?;
     let new_fence = hold.fence();
-    tell(args, &format!("{holder} lost the lock; its fence {old_fence} is behind the new one, {new_fence}"));
-    let outcome = probe_all(args, hold, old_fence).await?;
+    narrate(
+        args,
+        &format!("{holder} lost the lock; its fence {old_fence} is behind the new one, {new_fence}"),
+    );
+    let outcome = probe_all(args, hold, old_fence, &mut signals).await?;
     let (is_safe, word, text) = match outcome {
         Outcome::Refused => (true, "refused", format!("the resource refuses the old fence {old_fence}")),
         Outcome::Written => (
@@ -102,19 +111,20 @@ async fn carry_out(args: &DrillArgs) -> Result<Result<(), Failure>, Failure> {
     Ok(if is_safe { Ok(()) } else { Err(Failure::new(exit::FAILED, "")) })
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Refused,
     Written,
 }
 
-fn tell(args: &DrillArgs, line: &str) {
+fn narrate(args: &DrillArgs, line: &str) {
     if !args.json {
-        eprintln!("drill: {line}");
+        tell(&format!("drill: {line}"));
     }
 }
 
 /// Answers the fence of the holder that lost its lock, and who it was.
-async fn take_away(args: &DrillArgs) -> Result<(i64, String), Failure> {
+async fn take_away(args: &DrillArgs, signals: &mut Signals) -> Result<(i64, String), Failure> {
     let mut client = Client::new(&args.access)?;
     let words = |command: &str| {
         let mut words = vec![command.to_owned(), args.name.clone()];
@@ -124,8 +134,8 @@ async fn take_away(args: &DrillArgs) -> Result<(i64, String), Failure> {
     let info = client.read(&words("LOCK.INFO")).await?;
     let shown = |field: &str| info.field(field).map_or_else(|| "-".to_owned(), Reply::shown);
     if shown("state") != "held" {
-        tell(args, "nobody holds the lock: the drill plays the old holder");
-        let hold = acquire(args).await?;
+        narrate(args, "nobody holds the lock: the drill plays the old holder");
+        let hold = acquire(args, signals).await?;
         let fence = hold.fence();
         client.change(&words("LOCK.FORCERELEASE")).await?;
         return Ok((fence, "the drill's own holder".to_owned()));
@@ -144,16 +154,20 @@ async fn take_away(args: &DrillArgs) -> Result<(i64, String), Failure> {
     Ok((fence, shown("owner")))
 }
 
-async fn acquire(args: &DrillArgs) -> Result<Hold, Failure> {
+/// A signal ends the wait.
+async fn acquire(args: &DrillArgs, signals: &mut Signals) -> Result<Hold, Failure> {
     let wish = Wish {
         name: args.name.clone(),
         // No renewals: it is held for as long as the probes may take.
-        ttl_ms: (3 * args.probe_timeout).saturating_add(SPARE_MS),
+        ttl_ms: args.probe_timeout.saturating_mul(2).saturating_add(SPARE_MS),
         wait_ms: Some(args.wait),
         value: None,
         tier: args.tier.clone(),
     };
-    let hold = Hold::acquire(Access::new(&args.access)?, wish).await?;
+    let hold = tokio::select! {
+        hold = Hold::acquire(Access::new(&args.access)?, wish) => hold?,
+        signal = signals.next() => return Err(ended_by(signal)),
+    };
     hold.ok_or_else(|| {
         let line = format!(
             "{}: somebody else got the lock and did not release it in time",
@@ -163,24 +177,37 @@ async fn acquire(args: &DrillArgs) -> Result<Hold, Failure> {
     })
 }
 
-async fn probe_all(args: &DrillArgs, hold: Hold, old_fence: i64) -> Result<Outcome, Failure> {
+/// Gives the lock back however it ends.
+async fn probe_all(
+    args: &DrillArgs,
+    hold: Hold,
+    old_fence: i64,
+    signals: &mut Signals,
+) -> Result<Outcome, Failure> {
     let new_fence = hold.fence();
     let outcome = async {
-        if !probe(args, new_fence).await? {
+        if !probe(args, new_fence, signals).await? {
             let line = format!(
                 "the probe fails with the new fence {new_fence}: it must succeed where the write is taken"
             );
             return Err(Failure::from(line));
         }
-        Ok(if probe(args, old_fence).await? { Outcome::Written } else { Outcome::Refused })
+        Ok(if probe(args, old_fence, signals).await? { Outcome::Written } else { Outcome::Refused })
     };
     let outcome = outcome.await;
     hold.release().await;
     let outcome = outcome?;
-    let hold = acquire(args).await?;
-    let is_taken = probe(args, hold.fence()).await;
+    let hold = acquire(args, signals).await?;
+    let outcome = async {
+        let is_taken = probe(args, hold.fence(), signals).await?;
+        if is_taken && outcome == Outcome::Refused && probe(args, old_fence, signals).await? {
+            return Ok((true, Outcome::Written));
+        }
+        Ok::<_, Failure>((is_taken, outcome))
+    };
+    let outcome = outcome.await;
     hold.release().await;
-    match (is_taken?, outcome) {
+    match outcome? {
         (true, outcome) | (false, outcome @ Outcome::Written) => Ok(outcome),
         (false, Outcome::Refused) => {
             let line =
@@ -190,18 +217,30 @@ async fn probe_all(args: &DrillArgs, hold: Hold, old_fence: i64) -> Result<Outco
     }
 }
 
-/// Whether the write was taken.
-async fn probe(args: &DrillArgs, fence: i64) -> Result<bool, Failure> {
+/// Whether the write was taken. A signal ends the probe.
+async fn probe(args: &DrillArgs, fence: i64, signals: &mut Signals) -> Result<bool, Failure> {
     let words = [OsString::from("sh"), OsString::from("-c"), args.probe.clone()];
-    let mut command = command_under(&words, &args.name, fence)?;
+    let mut command = command_under(&guarded(&words, Tie::Guard), &args.name, fence)?;
     // Our own standard output is the result.
     command.stdin(Stdio::null()).stdout(io::stderr());
     let mut child = Child::start(command, true)?;
-    match tokio::time::timeout(Duration::from_millis(args.probe_timeout), child.wait()).await {
-        Ok(code) => Ok(code? == 0),
-        Err(_) => {
-            child.end(KILL_AFTER).await?;
-            Err(format!("the probe took longer than {} ms (--probe-timeout)", args.probe_timeout).into())
+    let failure = tokio::select! {
+        code = child.wait() => {
+            let code = code?;
+            let _ = timeout(ENDS_WITHIN, child.end(now_ms() + KILL_AFTER_MS)).await;
+            // Not found, not to be run, ended by a signal: that is no resource that refuses.
+            return match code {
+                0 => Ok(true),
+                exit::CANNOT_EXECUTE.. => Err(format!("the probe could not be run, or was killed (exit code {code})").into()),
+                _ => Ok(false),
+            };
         }
-    }
+        signal = signals.next() => ended_by(signal),
+        () = sleep(Duration::from_millis(args.probe_timeout)) => {
+            format!("the probe took longer than {} ms (--probe-timeout)", args.probe_timeout).into()
+        }
+    };
+    // Where it cannot be killed, the drill has failed all the same.
+    let _ = timeout(ENDS_WITHIN, child.end(now_ms() + KILL_AFTER_MS)).await;
+    Err(failure)
 }

@@ -5,8 +5,9 @@
 //! at the next renewal.
 
 use super::access::{is_unavailable, Access, ConnectError};
-use super::connection::{Connection, ANSWER_WITHIN};
+use super::connection::{Connection, ANSWER_WITHIN, GREETING_WITHIN};
 use super::exit::{self, Failure};
+use super::output::tell;
 use super::reply::{shown_bytes, Reply};
 use redfence_core::types::WAIT_MS_MAX;
 use rustix::time::{clock_gettime, ClockId};
@@ -22,7 +23,12 @@ const ATTEMPT_AT_LEAST: Duration = Duration::from_millis(50);
 /// While a lock is waited for: how often its node is asked whether it lives, and how long it may take.
 const CHECK_EVERY: Duration = Duration::from_secs(3);
 const CHECK_WITHIN: Duration = Duration::from_secs(5);
-const RELEASE_WITHIN: Duration = Duration::from_secs(5);
+const RELEASE_WITHIN_MS: u64 = 8_000;
+const RELEASE_ATTEMPT_AT_LEAST_MS: u64 = 500;
+/// A command is killed this much before its lock may be somebody else's: a twentieth of the ttl, and not more than a second. A process does
+/// not die at once, and a busy machine is late.
+const MARGIN_DIVISOR: u64 = 20;
+const MARGIN_MS_MAX: u64 = 1_000;
 
 /// What is asked for.
 #[derive(Clone, Debug)]
@@ -76,7 +82,7 @@ enum Renewal {
 }
 
 /// Milliseconds of a clock that goes on while the machine sleeps.
-fn now_ms() -> u64 {
+pub(crate) fn now_ms() -> u64 {
     let now = clock_gettime(ClockId::Boottime);
     u64::try_from(now.tv_sec).unwrap_or(0) * 1_000 + u64::try_from(now.tv_nsec).unwrap_or(0) / 1_000_000
 }
@@ -115,7 +121,7 @@ impl Hold {
                 return Err(Failure::new(exit::UNAVAILABLE, reason));
             }
             if patience_ms.is_none() && reason != told {
-                eprintln!("redfence: {reason}; trying again");
+                tell(&format!("redfence: {reason}; trying again"));
                 told = reason;
             }
             hold.move_on();
@@ -180,12 +186,18 @@ impl Hold {
         (self.granted_ms.min(self.wish.ttl_ms) / 3).max(1)
     }
 
-    /// Renews until the lock is lost. Where no node can be reached it ends `early_ms` before the lock may be somebody else's. It may be
+    /// When a command under this lock must have ended, by [`now_ms`]: soon after, the lock may be somebody else's.
+    pub(crate) fn must_be_over_at_ms(&self) -> u64 {
+        let margin_ms = (self.granted_ms / MARGIN_DIVISOR).min(MARGIN_MS_MAX);
+        self.renewed_at_ms + self.granted_ms - margin_ms
+    }
+
+    /// Renews until the lock is lost. Where no node can be reached it ends `early_ms` before the command must have ended. It may be
     /// dropped at any time.
     pub(crate) async fn keep(&mut self, early_ms: u64) -> Loss {
         let mut reason = String::new();
         loop {
-            let deadline_ms = (self.renewed_at_ms + self.granted_ms).saturating_sub(early_ms);
+            let deadline_ms = self.must_be_over_at_ms().saturating_sub(early_ms);
             let now = now_ms();
             if now >= deadline_ms {
                 let cause = match reason.as_str() {
@@ -215,6 +227,7 @@ impl Hold {
             };
             if !reason.is_empty() {
                 self.move_on();
+                let left = Duration::from_millis(deadline_ms.saturating_sub(now_ms()));
                 sleep(PAUSE.min(left)).await;
             }
         }
@@ -304,25 +317,32 @@ impl Hold {
     /// Gives the lock back, as far as a node can be reached.
     pub(crate) async fn release(mut self) -> Released {
         let words = self.words("LOCK.RELEASE", &[self.fence.to_string()]);
-        let release = async {
-            // A repetition of a release whose answer was lost finds it released.
-            let mut is_repeated = false;
-            loop {
-                if let Ok(connection) = self.connected().await {
-                    match connection.ask(&words).await.map(|reply| reply.items().to_vec()).as_deref() {
-                        Ok([Reply::Int(1), _]) => return Released::Held,
-                        Ok([Reply::Int(0), reason]) => {
-                            let is_ours = is_repeated && reason.bytes() == Some(b"already_released");
-                            return if is_ours { Released::Held } else { Released::Lost };
-                        }
-                        Ok(_) | Err(_) => is_repeated = true,
-                    }
-                }
-                self.move_on();
-                sleep(PAUSE).await;
+        let give_up_ms = now_ms() + RELEASE_WITHIN_MS;
+        // A repetition of a release whose answer was lost finds it released.
+        let mut is_repeated = false;
+        loop {
+            let left_ms = give_up_ms.saturating_sub(now_ms());
+            if left_ms == 0 {
+                return Released::Unknown;
             }
-        };
-        timeout(RELEASE_WITHIN, release).await.unwrap_or(Released::Unknown)
+            // Half of what is left: there is time for another node.
+            let attempt_ms = (left_ms / 2).max(RELEASE_ATTEMPT_AT_LEAST_MS).min(left_ms);
+            let attempt = async {
+                let connection = self.connected().await.ok()?;
+                connection.ask(&words).await.ok()
+            };
+            let reply = timeout(Duration::from_millis(attempt_ms), attempt).await.ok().flatten();
+            match reply.as_ref().map(Reply::items) {
+                Some([Reply::Int(1), _]) => return Released::Held,
+                Some([Reply::Int(0), reason]) => {
+                    let is_ours = is_repeated && reason.bytes() == Some(b"already_released");
+                    return if is_ours { Released::Held } else { Released::Lost };
+                }
+                Some(_) | None => is_repeated = true,
+            }
+            self.move_on();
+            sleep(PAUSE).await;
+        }
     }
 
     fn words(&self, command: &str, words: &[String]) -> Vec<String> {
@@ -343,7 +363,7 @@ impl Hold {
             none @ None => {
                 let mut connection = self.access.connect_here().await?;
                 // Where the server has no such thing, renewals tell of a loss.
-                let _ = connection.ask(&["LOCK.NOTIFY", "ON"]).await;
+                let _ = connection.ask_within(&["LOCK.NOTIFY", "ON"], GREETING_WITHIN).await;
                 *none = Some(connection);
             }
         }

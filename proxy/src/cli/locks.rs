@@ -4,7 +4,7 @@
 
 use super::access::{AccessArgs, Client};
 use super::exit::Failure;
-use super::output::{shown_ms, Cell, Output, Style, Table};
+use super::output::{shown_ms, tell, Cell, Output, Style, Table};
 use super::reply::Reply;
 use clap::Args;
 use serde_json::{json, Value};
@@ -57,14 +57,27 @@ struct Lock {
     queue: Vec<Reply>,
 }
 
+/// How many locks could not be shown.
+#[derive(Default)]
+struct Hidden {
+    no_right: usize,
+    other_route: usize,
+}
+
 pub(crate) async fn run(args: &LocksArgs) -> Result<(), Failure> {
     let mut client = Client::new(&args.access)?;
-    let (names, is_cut) = names(&mut client, args).await?;
+    let (names, mut is_cut) = names(&mut client, args).await?;
     let mut output = Output::new();
     let mut table = Table::new(&["RESOURCE", "STATE", "MODE", "OWNER", "FENCE", "TTL", "FOR", "VALUE"]);
-    let mut hidden = 0;
-    for batch in names.chunks(BATCH) {
+    let mut hidden = Hidden::default();
+    let mut shown = 0;
+    'all: for batch in names.chunks(BATCH) {
         for lock in locks(&mut client, batch, args, &mut hidden).await? {
+            if shown == args.limit {
+                is_cut = true;
+                break 'all;
+            }
+            shown += 1;
             if args.json {
                 output.json(&lock.to_json())?;
             } else {
@@ -75,20 +88,29 @@ pub(crate) async fn run(args: &LocksArgs) -> Result<(), Failure> {
     if !args.json && !table.is_empty() {
         output.table(&table)?;
     } else if !args.json {
-        eprintln!("no lock is held that matches {}", args.glob.escape_debug());
+        let elsewhere = if args.tier.is_none() { " in the default tier of this node" } else { "" };
+        tell(&format!("no lock is held that matches {}{elsewhere}", args.glob.escape_debug()));
     }
-    if hidden > 0 {
-        eprintln!("{hidden} locks are not shown: this user has no right to read their keys");
+    if hidden.no_right > 0 {
+        tell(&format!("{} locks are not shown: this user has no right to read their keys", hidden.no_right));
+    }
+    if hidden.other_route > 0 {
+        tell(&format!(
+            "{} locks are not shown: their names are routed to the other tier now",
+            hidden.other_route
+        ));
     }
     if is_cut {
-        eprintln!("only the first {} locks are shown: give a narrower glob, or a larger --limit", args.limit);
+        let limit = args.limit;
+        tell(&format!("only the first {limit} locks are shown: give a narrower glob, or a larger --limit"));
     }
     Ok(())
 }
 
 /// The names of held locks, sorted, and whether there were more of them.
 async fn names(client: &mut Client, args: &LocksArgs) -> Result<(Vec<Vec<u8>>, bool), Failure> {
-    let limit = args.limit as usize;
+    // Which of them are waited for is not known yet.
+    let limit = if args.waiting { usize::MAX } else { args.limit as usize };
     let mut names = BTreeSet::new();
     let mut cursor = b"0".to_vec();
     loop {
@@ -108,12 +130,12 @@ async fn names(client: &mut Client, args: &LocksArgs) -> Result<(Vec<Vec<u8>>, b
     }
 }
 
-/// `hidden` counts what this user may not see.
+/// `hidden` counts what cannot be shown.
 async fn locks(
     client: &mut Client,
     names: &[Vec<u8>],
     args: &LocksArgs,
-    hidden: &mut usize,
+    hidden: &mut Hidden,
 ) -> Result<Vec<Lock>, Failure> {
     let ask = |command: &str, name: &[u8]| {
         let mut words = vec![command.as_bytes().to_vec(), name.to_vec()];
@@ -127,11 +149,12 @@ async fn locks(
     for info in client.read_all(&questions).await? {
         if let Reply::Error(line) = info {
             // Names of other users' locks are known to all, but not who holds them.
-            if line.starts_with("NOPERM") {
-                *hidden += 1;
-                continue;
+            match line.split(' ').next() {
+                Some("NOPERM") => hidden.no_right += 1,
+                Some("TIER") => hidden.other_route += 1,
+                Some(_) | None => return Err(line.into()),
             }
-            return Err(line.into());
+            continue;
         }
         let is_held = info.field("state").and_then(Reply::bytes) == Some(b"held");
         if is_held && (waiters(&info) > 0 || !args.waiting) {

@@ -1,6 +1,7 @@
 //! What programs print: tables for people with colour on a terminal alone, JSON for programs, one object a line.
 
 use super::exit::Failure;
+use super::reply::is_unprintable;
 use std::io::{self, IsTerminal, StdoutLock, Write};
 
 /// Longest cell of a table, in characters. JSON shows all of it.
@@ -13,6 +14,19 @@ pub(crate) enum Style {
     Good,
     Bad,
     Faint,
+}
+
+/// A line on standard error. Nobody may read there any more (`2>&1 | head`, a logger that died): that ends no program. What a node has
+/// sent must not steer the terminal.
+pub fn tell(line: &str) {
+    let line: String =
+        line.chars().map(|c| if is_unprintable(c) && c != '\n' { '\u{fffd}' } else { c }).collect();
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// A line on standard output, for programs whose work is something else. `println!` panics where nobody reads any more.
+pub(crate) fn say(line: &str) {
+    let _ = writeln!(io::stdout(), "{line}");
 }
 
 /// Standard output. A reader that has gone, as `head` does, is no error.

@@ -100,10 +100,16 @@ impl Reply {
 /// Text as it is; control characters and bytes that are not UTF-8 are escaped.
 pub(crate) fn shown_bytes(bytes: &[u8]) -> String {
     match std::str::from_utf8(bytes) {
-        Ok(text) if !text.chars().any(char::is_control) => text.to_owned(),
+        Ok(text) if !text.chars().any(is_unprintable) => text.to_owned(),
         Ok(text) => text.escape_debug().to_string(),
         Err(_) => bytes.escape_ascii().to_string(),
     }
+}
+
+/// Steers the terminal, or is not seen: a name with it can look like another one.
+pub(crate) fn is_unprintable(c: char) -> bool {
+    let is_format = matches!(c, '\u{ad}' | '\u{61c}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+    c.is_control() || is_format
 }
 
 fn parse(bytes: &[u8], at: &mut usize, depth: usize) -> Result<Option<Reply>, NotResp> {

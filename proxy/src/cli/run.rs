@@ -6,22 +6,23 @@
 //! resource checks `REDFENCE_FENCE`.
 
 use super::access::{Access, AccessArgs};
-use super::child::{become_guarded, command_under, ended_by, guarded, Child, GuardArgs, Signals};
+use super::child::{command_under, ended_by, Child, Signals};
 use super::exit::{self, Failure};
-use super::hold::{holder, Hold, Loss, Released, Wish};
+use super::guard::{guarded, Tie};
+use super::hold::{holder, now_ms, Hold, Loss, Released, Wish};
+use super::output::tell;
 use super::times::{parse_ms, parse_ttl_ms};
 use clap::Args;
 use rustix::process::Signal;
 use std::ffi::OsString;
 use std::io::{self, IsTerminal};
 use std::process::Stdio;
-use std::time::Duration;
 
 pub const RUN_EXAMPLES: &str = "\
 Examples:
   redfence run nightly-report -- /usr/local/bin/report            in the crontab of every machine: one of them runs it
   redfence run migrate:shop --wait 10m -- ./migrate.sh             the others wait their turn
-  redfence run wallet -- sh -c 'PGOPTIONS=\"-c redfence.fence=$REDFENCE_FENCE\" psql -f job.sql'
+  redfence run wallet -- sh -c 'PGOPTIONS=\"-c redfence.fence=$REDFENCE_FENCE\" psql -v ON_ERROR_STOP=1 -f job.sql'
 
 The command gets REDFENCE_FENCE and REDFENCE_RESOURCE. Exit codes: the command's own; 128 + n where signal n ended it; 75: the lock
 is busy; 76: the lock was lost, and the command ended or done; 69: no node serves the lock; 126, 127: the command cannot be run, is not found.";
@@ -111,8 +112,8 @@ pub(crate) async fn run(args: &RunArgs) -> Result<(), Failure> {
         value: None,
         tier: args.hold.tier.clone(),
     };
-    let Some(hold) = acquire(Access::new(&args.access)?, wish, &mut signals).await? else {
-        let by = holder(&mut Access::new(&args.access)?, &args.name).await;
+    let Some(hold) = acquire(access(&args.access)?, wish, &mut signals).await? else {
+        let by = holder(&mut access(&args.access)?, &args.name).await;
         return Err(Failure::new(exit::BUSY, format!("{} is held{by}", args.name.escape_debug())));
     };
     match under(hold, &args.name, &args.command, &args.hold, &mut signals).await? {
@@ -133,19 +134,20 @@ pub(crate) async fn elect(args: &ElectArgs) -> Result<(), Failure> {
             tier: args.hold.tier.clone(),
         };
         // Without a limit to the wait it ends with the lock.
-        let Some(hold) = acquire(Access::new(&args.access)?, wish, &mut signals).await? else { continue };
-        eprintln!("redfence: leads {name} with fence {}", hold.fence());
+        let Some(hold) = acquire(access(&args.access)?, wish, &mut signals).await? else { continue };
+        tell(&format!("redfence: leads {name} with fence {}", hold.fence()));
         match under(hold, &args.name, &args.command, &args.hold, &mut signals).await? {
             End::Exited(code) => return exited(code),
             End::Lost(loss) => {
-                eprintln!("redfence: {}; stands for election again", lost(&args.name, &loss));
+                tell(&format!("redfence: {}; stands for election again", lost(&args.name, &loss)));
             }
         }
     }
 }
 
-pub(crate) async fn guarded_exec(args: &GuardArgs) -> Result<(), Failure> {
-    Err(become_guarded(args))
+/// 1 is an exit code of the command.
+fn access(args: &AccessArgs) -> Result<Access, Failure> {
+    Access::new(args).map_err(|failure| failure.with_code(exit::NOT_DONE))
 }
 
 fn exited(code: u8) -> Result<(), Failure> {
@@ -174,7 +176,8 @@ async fn under(
     args: &HoldArgs,
     signals: &mut Signals,
 ) -> Result<End, Failure> {
-    let started = command_under(&guarded(command), name, hold.fence()).and_then(|mut command| {
+    let tie = if args.foreground { Tie::Kernel } else { Tie::Guard };
+    let started = command_under(&guarded(command, tie), name, hold.fence()).and_then(|mut command| {
         // A process group in the background of a terminal is stopped when it reads from it, and would keep the lock for ever.
         if !args.foreground && io::stdin().is_terminal() {
             command.stdin(Stdio::null());
@@ -184,7 +187,7 @@ async fn under(
     let mut child = match started {
         Ok(child) => child,
         Err(failure) => {
-            hold.release().await;
+            released(hold, name).await;
             return Err(failure);
         }
     };
@@ -207,21 +210,65 @@ async fn under(
         }
     };
     match end {
-        End::Exited(code) => match hold.release().await {
-            // Somebody else may have worked meanwhile: that is no success.
-            Released::Lost if code == 0 => Ok(End::Lost(Loss {
-                cause: "it had ended before the command did".to_owned(),
-                is_certain: true,
-            })),
-            Released::Held | Released::Lost | Released::Unknown => Ok(End::Exited(code)),
+        End::Exited(code) => match end_rest(&mut hold, &mut child, grace_ms).await? {
+            None => match released(hold, name).await {
+                // Somebody else may have worked meanwhile: that is no success.
+                Released::Lost if code == 0 => Ok(End::Lost(Loss {
+                    cause: "it had ended before the command did".to_owned(),
+                    is_certain: true,
+                })),
+                Released::Held | Released::Lost | Released::Unknown => Ok(End::Exited(code)),
+            },
+            Some(loss) if code == 0 => Ok(End::Lost(loss)),
+            Some(_) => Ok(End::Exited(code)),
         },
         End::Lost(loss) => {
-            child.end(Duration::from_millis(grace_ms)).await?;
-            if !loss.is_certain {
-                // Nobody works under it any more: whoever waits need not wait for the ttl.
-                hold.release().await;
-            }
+            end_without_lock(hold, &mut child, &loss, grace_ms).await?;
             Ok(End::Lost(loss))
         }
     }
+}
+
+/// What a command has left behind in its group works under the lock, too: it is ended before the lock is released. Answers with the loss
+/// where the lock was lost meanwhile.
+async fn end_rest(hold: &mut Hold, child: &mut Child, grace_ms: u64) -> Result<Option<Loss>, Failure> {
+    if !child.is_at_work() {
+        return Ok(None);
+    }
+    tell("redfence: the command has ended, but not all that it started; ending that, too");
+    let loss = {
+        let kill_at_ms = now_ms() + grace_ms;
+        tokio::select! {
+            ended = child.end(kill_at_ms) => return ended.map(|_| None),
+            loss = hold.keep(grace_ms) => loss,
+        }
+    };
+    child.end(kill_at_ms(hold, &loss, 0)).await?;
+    Ok(Some(loss))
+}
+
+/// At the end of the lock where no node can be reached; `grace_ms` from now where the lock is lost for certain.
+fn kill_at_ms(hold: &Hold, loss: &Loss, grace_ms: u64) -> u64 {
+    if loss.is_certain {
+        now_ms() + grace_ms
+    } else {
+        hold.must_be_over_at_ms()
+    }
+}
+
+async fn end_without_lock(hold: Hold, child: &mut Child, loss: &Loss, grace_ms: u64) -> Result<(), Failure> {
+    child.end(kill_at_ms(&hold, loss, grace_ms)).await?;
+    if !loss.is_certain {
+        // Nobody works under it any more: whoever waits need not wait for the ttl.
+        hold.release().await;
+    }
+    Ok(())
+}
+
+async fn released(hold: Hold, name: &str) -> Released {
+    let released = hold.release().await;
+    if released == Released::Unknown {
+        tell(&format!("redfence: no node answers: the lock {} ends with its ttl", name.escape_debug()));
+    }
+    released
 }

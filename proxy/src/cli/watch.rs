@@ -3,9 +3,9 @@
 //! Delivery is at most once, as of every subscription: what happens while the connection is lost is missed, and that is said.
 
 use super::access::{Access, AccessArgs, ConnectError};
-use super::connection::Connection;
+use super::connection::{Connection, GREETING_WITHIN};
 use super::exit::Failure;
-use super::output::{Output, Style};
+use super::output::{tell, Output, Style};
 use super::reply::{shown_bytes, Reply};
 use crate::{calendar, clock};
 use clap::Args;
@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 const CHANNELS: &str = "__lock__:";
 /// A connection that is silent for this long is asked whether it lives.
-const PING_EVERY: Duration = Duration::from_secs(10);
+const PING_EVERY: Duration = Duration::from_secs(5);
 const RECONNECT_EVERY: Duration = Duration::from_millis(500);
 
 pub const EXAMPLES: &str = "\
@@ -53,11 +53,12 @@ pub(crate) async fn run(args: &WatchArgs) -> Result<(), Failure> {
         match subscribed(&mut access, &args.glob).await {
             Ok(mut connection) => {
                 // A program that reads our output may wait for this.
-                eprintln!("watching {} at {}", args.glob.escape_debug(), access.address());
+                tell(&format!("watching {} at {}", args.glob.escape_debug(), access.address()));
                 is_first = false;
                 let lost = watch.follow(&mut connection).await?;
                 let Some(error) = lost else { return Ok(()) };
-                eprintln!("{}: {error}; events may be missed until another node answers", access.address());
+                let address = access.address();
+                tell(&format!("{address}: {error}; events may be missed until another node answers"));
                 access.advance();
             }
             Err(ConnectError::Unreachable(_)) if !is_first => {}
@@ -93,7 +94,7 @@ impl Watch {
             let push = match timeout(PING_EVERY, connection.push()).await {
                 Ok(Ok(push)) => push,
                 Ok(Err(error)) => return Ok(Some(error)),
-                Err(_) => match connection.ask(&["PING"]).await {
+                Err(_) => match connection.ask_within(&["PING"], GREETING_WITHIN).await {
                     Ok(_) => continue,
                     Err(error) => return Ok(Some(error)),
                 },

@@ -121,3 +121,32 @@ fn a_replacement_that_never_comes_up_is_given_up_and_the_old_node_stays() {
     succeeds(&address(&nodes[0]), &["cluster", "remove", "2"]);
     assert!(nodes[0].connect().acquire(&["still", "1000"]) > 0);
 }
+
+#[test]
+fn a_replacement_that_is_another_member_already_is_refused() {
+    let nodes = start_cluster(3, &[]);
+    let at = address(&nodes[1]);
+    let nobody = free_address().to_string();
+    for old in ["1", "9"] {
+        let (code, line) = fails(&at, &["cluster", "replace", old, "3", &nobody]);
+        assert!(code == 1 && line.contains("node 3 is a member already"), "{line}");
+    }
+    let members = json_lines(&succeeds(&at, &["cluster", "nodes", "--json"]));
+    assert_eq!(members.len(), 3, "nothing was done: {members:?}");
+    // Run again when all is done: it says so once more.
+    let third = members[2]["addr"].as_str().unwrap();
+    assert_eq!(succeeds(&at, &["cluster", "replace", "9", "3", third]), "OK\n");
+}
+
+#[test]
+fn a_replacement_under_the_same_id_may_be_run_again_after_the_removal() {
+    let mut nodes = start_cluster(3, &[]);
+    drop(nodes.pop());
+    let at = address(&nodes[0]);
+    succeeds(&at, &["cluster", "remove", "3"]);
+    let folder = TempDir::new().unwrap();
+    let (listen, peer) = (free_address().to_string(), free_address().to_string());
+    let flags = ["--id", "3", "--join", "--listen", &listen, "--peer-listen", &peer, "--data", "data"];
+    let _joining = Process::start(redfence(&folder, &flags), &folder, "joining");
+    assert_eq!(succeeds(&at, &["cluster", "replace", "3", "3", &peer]), "OK\n");
+}

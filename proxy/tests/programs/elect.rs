@@ -62,3 +62,22 @@ fn one_leads_and_whoever_loses_it_stands_for_election_again() {
     assert!(led.windows(2).all(|pair| pair[0].1 < pair[1].1), "fences rise: {led:?}");
     drop(first);
 }
+
+#[test]
+fn nobody_who_reads_standard_error_is_no_reason_to_end() {
+    let node = Node::start(&[]);
+    let script = "\"$0\" elect boss -- sh -c 'exit 7' 2>&-; echo $?";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_redfence")]).env("REDFENCE_ADDR", address(&node));
+    let output = command.output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "7");
+    // The reader has gone before a word was said.
+    let folder = TempDir::new().unwrap();
+    let mut command = candidate(&node, &folder, "a:1");
+    let mut child = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    drop(child.stderr.take());
+    await_that("it leads all the same", || leaders(&folder).len() == 1);
+    let pid = child.id().to_string();
+    assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+    assert_eq!(child.wait().unwrap().code(), Some(128 + 15), "and did not panic");
+}

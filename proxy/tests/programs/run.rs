@@ -20,7 +20,9 @@ fn text_of(path: &Path) -> String {
 /// A run whose command writes its process id to a file and then goes on for long.
 fn long_run(addresses: &str, folder: &TempDir, options: &[&str], script: &str) -> (Background, String) {
     let pid = folder.path().join("pid");
-    let script = format!("{script}; echo $$ > {}; for i in $(seq 600); do sleep 0.1; done", pid.display());
+    // No `$(seq 600)`: a signal to the group would end that, and so the loop.
+    let work = "i=0; while [ $i -lt 600 ]; do sleep 0.1; i=$((i+1)); done";
+    let script = format!("{script}; echo $$ > {}; {work}", pid.display());
     let words = [&["run", "job"], options, &["--", "sh", "-c", &script]].concat();
     let run = Background::start(program(addresses, &words));
     await_that("the command runs", || !text_of(&pid).is_empty());
@@ -115,13 +117,141 @@ fn signals_are_forwarded_to_the_command() {
     assert!(is_free(&mut node.connect(), "job"), "and the lock is released");
 }
 
+/// A process in the background of the command that writes its process id, and is deaf to SIGTERM.
+fn deaf_worker(folder: &TempDir, with: &str) -> (std::path::PathBuf, String) {
+    let pid = folder.path().join("worker");
+    let script = format!(
+        "trap \"\" TERM HUP INT; echo $$ > {}; for i in $(seq 600); do sleep 0.1; done",
+        pid.display()
+    );
+    (pid, format!("{with} sh -c '{script}' &"))
+}
+
 #[test]
-fn the_command_dies_with_a_killed_run() {
+fn the_command_and_whatever_it_has_started_die_with_a_killed_run() {
+    let node = Node::start(&[]);
+    // A session of its own, and another user: the kernel's own signal at the death of the parent reaches neither.
+    let other_user = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    let may_change = std::process::Command::new("sh").args(["-c", &format!("{other_user} true")]).output();
+    let may_change = may_change.is_ok_and(|output| output.status.success());
+    for with in ["", "setsid", other_user] {
+        if with == other_user && !may_change {
+            continue;
+        }
+        let folder = TempDir::new().unwrap();
+        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        let (worker, script) = deaf_worker(&folder, with);
+        let (run, pid) = long_run(&address(&node), &folder, &[], &format!("{script} :"));
+        await_that("the worker runs", || !text_of(&worker).is_empty());
+        run.signal("KILL");
+        let worker = text_of(&worker);
+        await_that("nobody works without a lock", || !is_alive(&pid) && !is_alive(&worker));
+        node.connect().ask(&["LOCK.FORCERELEASE", "job"]);
+    }
+}
+
+#[test]
+fn what_the_command_leaves_behind_is_ended_before_the_lock_is_released() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    for program_name in ["run", "elect"] {
+        let folder = TempDir::new().unwrap();
+        let (worker, script) = deaf_worker(&folder, "");
+        let done = folder.path().join("done");
+        let script = format!(
+            "{script} while ! test -s {}; do sleep 0.05; done; echo x > {}; exit 7",
+            worker.display(),
+            done.display()
+        );
+        let words = [program_name, "job", "--kill-after", "1s", "--", "sh", "-c", &script];
+        let mut run = Background::start(program(&address(&node), &words));
+        await_that("the command has ended", || done.exists());
+        let pid = text_of(&worker);
+        // Asked in this order: whoever lives after the lock was free has worked without it.
+        await_that("the lock is released", || {
+            let is_free = is_free(&mut client, "job");
+            assert!(!(is_free && is_alive(&pid)), "{program_name}: somebody works without the lock");
+            is_free
+        });
+        assert_eq!(run.await_exit().0, Some(7), "the exit code is the command's");
+    }
+    // The shell ends at SIGTERM, its worker does not.
+    let folder = TempDir::new().unwrap();
+    let (worker, script) = deaf_worker(&folder, "");
+    let (mut run, _) = long_run(&address(&node), &folder, &["--kill-after", "1s"], &format!("{script} :"));
+    await_that("the worker runs", || !text_of(&worker).is_empty());
+    run.signal("TERM");
+    let pid = text_of(&worker);
+    await_that("the lock is released", || {
+        let is_free = is_free(&mut client, "job");
+        assert!(!(is_free && is_alive(&pid)), "somebody works without the lock");
+        is_free
+    });
+    assert_eq!(run.await_exit().0, Some(128 + 15));
+}
+
+#[test]
+fn a_signal_that_was_ignored_at_the_start_stays_ignored() {
     let node = Node::start(&[]);
     let folder = TempDir::new().unwrap();
-    let (run, pid) = long_run(&address(&node), &folder, &[], ":");
-    run.signal("KILL");
-    await_that("nobody works without a lock", || !is_alive(&pid));
+    let pid = folder.path().join("pid");
+    let script = format!(
+        "trap '' HUP; exec \"$0\" run job -- sh -c 'echo $$ > {}; for i in $(seq 600); do sleep 0.1; done'",
+        pid.display()
+    );
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", &script, env!("CARGO_BIN_EXE_redfence")]).env("REDFENCE_ADDR", address(&node));
+    let mut run = Background::start(command);
+    await_that("the command runs", || !text_of(&pid).is_empty());
+    let pid = text_of(&pid);
+    for pid in [pid, run.0.id().to_string()] {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+        assert_eq!(u64::from_str_radix(ignored, 16).unwrap() & 1, 1, "by the command, too: {ignored}");
+    }
+    run.signal("HUP");
+    run.signal("TERM");
+    assert_eq!(run.await_exit().0, Some(128 + 15), "SIGHUP did not end it");
+}
+
+#[test]
+fn a_command_that_asks_at_the_terminal_is_not_stopped_there() {
+    let node = Node::start(&[]);
+    // `script` runs it on a terminal of its own.
+    let run =
+        format!("{} run job -- sh -c 'read -r line < /dev/tty; echo ended'", env!("CARGO_BIN_EXE_redfence"));
+    let mut command = std::process::Command::new("script");
+    command
+        .args(["-qec", &run, "/dev/null"])
+        .env("REDFENCE_ADDR", address(&node))
+        .stdin(std::process::Stdio::null());
+    let Ok(output) = command.output() else { return };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("ended"), "{said}");
+}
+
+#[test]
+fn the_lock_is_released_at_another_node_where_its_own_stands_still() {
+    let nodes = start_cluster(3, &[]);
+    let addresses: Vec<String> = nodes.iter().map(address).collect();
+    let folder = TempDir::new().unwrap();
+    let go = folder.path().join("go");
+    let started = folder.path().join("started");
+    let script =
+        format!("echo x > {}; while ! test -e {}; do sleep 0.05; done", started.display(), go.display());
+    let words = ["run", "job", "--ttl", "1h", "--", "sh", "-c", &script];
+    let mut run = Background::start(program(&addresses.join(","), &words));
+    await_that("the command runs", || started.exists());
+    nodes[0].process.signal("STOP");
+    let mut client = nodes[1].connect();
+    await_that("the others have a leader", || client.ask(&["LOCK.INFO", "job"]).contains("\"held\""));
+    std::fs::write(&go, "").unwrap();
+    assert_eq!(run.await_exit().0, Some(0));
+    await_that("the lock is free", || is_free(&mut client, "job"));
+    // A node that stands still accepts connections by its kernel: it costs seconds, not half a minute.
+    let begun = std::time::Instant::now();
+    succeeds(&addresses.join(","), &["locks"]);
+    assert!(begun.elapsed() < std::time::Duration::from_secs(25), "{:?}", begun.elapsed());
 }
 
 /// Milliseconds left of the lock.
@@ -152,7 +282,7 @@ fn the_lock_is_renewed_as_long_as_the_command_runs() {
     }
     assert_eq!(fence_of(&holder_of(&mut client, "job")), before, "under the same fence");
     assert!(is_alive(&pid));
-    run.signal("INT");
+    run.signal("TERM");
     run.await_exit();
 }
 

@@ -7,6 +7,7 @@
 use super::{change, lag, nodes, number, text};
 use crate::cli::access::Client;
 use crate::cli::exit::Failure;
+use crate::cli::output::tell;
 use crate::cli::reply::Reply;
 use crate::cli::times::parse_ms;
 use clap::Args;
@@ -41,11 +42,23 @@ pub(super) async fn run(client: &mut Client, args: &ReplaceArgs) -> Result<(), F
     let members = nodes(client).await?;
     let old = find(&members, args.old);
     let new = find(&members, args.new);
-    if old.is_none() && new.is_none() {
+    // Under one id, an earlier run may have ended between the removal and the addition.
+    if old.is_none() && new.is_none() && args.old != args.new {
         return Err(format!("node {} is no member: nothing to replace", args.old).into());
     }
+    // A node that an earlier run has added is where that run was told. Any other is a slip: OLD would go, and nobody take its place.
+    if let Some(addr) = new.map(|node| text(node, "addr")).filter(|_| args.old != args.new) {
+        if addr != args.new_addr {
+            return Err(format!(
+                "node {} is a member already, at {addr} and not at {}: nothing was done",
+                args.new,
+                args.new_addr.escape_debug()
+            )
+            .into());
+        }
+    }
     if args.old == args.new {
-        // At its new address, or as a learner, it is one that an earlier run has added.
+        // A learner is one that an earlier run has added.
         let is_added = new.is_some_and(|node| text(node, "role") == "learner");
         if !is_added {
             remove(client, args.old).await?;
@@ -65,7 +78,7 @@ fn find(members: &[Reply], id: u64) -> Option<&Reply> {
 }
 
 async fn add(client: &mut Client, args: &ReplaceArgs) -> Result<(), Failure> {
-    eprintln!("adding node {} at {}", args.new, args.new_addr.escape_debug());
+    tell(&format!("adding node {} at {}", args.new, args.new_addr.escape_debug()));
     let words = ["ADD", &args.new.to_string(), &args.new_addr];
     settle(client, &words, args.new, true).await
 }
@@ -74,7 +87,7 @@ async fn remove(client: &mut Client, id: u64) -> Result<(), Failure> {
     if find(&nodes(client).await?, id).is_none() {
         return Ok(());
     }
-    eprintln!("removing node {id}");
+    tell(&format!("removing node {id}"));
     settle(client, &["REMOVE", &id.to_string()], id, false).await
 }
 
@@ -107,7 +120,7 @@ async fn until_voter(client: &mut Client, args: &ReplaceArgs) -> Result<(), Fail
         };
         let role = text(node, "role");
         if matches!(role.as_str(), "follower" | "leader") {
-            eprintln!("node {} is a voter", args.new);
+            tell(&format!("node {} is a voter", args.new));
             return Ok(());
         }
         let (matched, behind) = (number(node, "match"), lag(&members, node));
@@ -119,7 +132,7 @@ async fn until_voter(client: &mut Client, args: &ReplaceArgs) -> Result<(), Fail
         if told.is_none_or(|told| now - told >= TELL_EVERY) {
             told = Some(now);
             let state = if is_up { "up" } else { "not reached yet" };
-            eprintln!("node {}: {role}, {state}, at entry {matched}, {behind} entries behind", args.new);
+            tell(&format!("node {}: {role}, {state}, at entry {matched}, {behind} entries behind", args.new));
         }
         if now - moved >= stalled_after {
             return Err(format!(
