@@ -52,9 +52,9 @@ fn answer(known: &[routes::Route], default_tier: &str, has_upstream: bool, name:
         }
         None => (default_tier.to_owned(), "no route matches: the default tier".to_owned()),
     };
-    let why = match has_upstream || tier == "correctness" {
-        true => why,
-        false => format!("{why}; this node has no Redis behind it, so it refuses such a lock with TIER"),
-    };
-    json!({ "tier": tier, "why": why })
+    if has_upstream || tier == "correctness" {
+        return json!({ "tier": tier, "why": why });
+    }
+    let why = format!("{why} ({tier}); there is no Redis behind, so the Raft cluster serves it");
+    json!({ "tier": "correctness", "why": why })
 }
