@@ -185,8 +185,8 @@ fn unwanted_replies_in_the_midst_of_a_burst_stay_away() {
 }
 
 fn commands_run(client: &mut Client) -> u64 {
-    let info = client.ask(&["INFO", "stats"]);
-    let line = info.split("total_commands_processed:").nth(1).unwrap();
+    let info = client.ask(&["INFO", "redfence"]);
+    let line = info.rsplit("commands:").next().unwrap();
     line.split(|letter: char| !letter.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 

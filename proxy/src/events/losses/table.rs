@@ -295,7 +295,11 @@ impl LossTable {
         let mut doubtful = Vec::new();
         for (client, record) in &mut self.clients {
             for (key, grant) in &mut record.grants {
-                let is_due = grant.lease_ms > 0 && out_of_reach_ms >= grant.lease_ms / 2;
+                // How long a session lives may not be known yet: such a lock is doubted at once.
+                let is_due = match grant.lease_ms {
+                    0 => grant.stood,
+                    lease_ms => out_of_reach_ms >= lease_ms / 2,
+                };
                 if is_due && !grant.is_suspect {
                     grant.is_suspect = true;
                     doubtful.push((*client, key.clone(), grant.user));

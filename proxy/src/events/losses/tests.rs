@@ -189,13 +189,19 @@ fn doubt_is_told_once_an_outage_at_half_of_the_lease() {
     grant(&watch, 5, 100);
     grant(&watch, 6, 0);
     assert_eq!(watch.take_to_look_up(), [key(6)], "its session decides");
+    watch.suspect(1);
+    assert_eq!(
+        notices(&mut inbox),
+        [(NoticeKind::Suspect, 6, "no_quorum")],
+        "nobody knows its session's ttl"
+    );
     assert_eq!(watch.suspect(49), []);
     assert_eq!(watch.suspect(50).len(), 1);
     assert_eq!(watch.suspect(70), []);
     assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
     watch.trust();
-    watch.suspect(50);
-    assert_eq!(notices(&mut inbox), [(NoticeKind::Suspect, 5, "no_quorum")]);
+    assert_eq!(watch.suspect(50).len(), 2);
+    notices(&mut inbox);
     watch.trust();
     watch.renewed(&key(5), 1_000);
     watch.found(key(6), GrantState::Held { fence: Fence(6), lease_ms: 40 });

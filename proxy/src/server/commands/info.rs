@@ -224,6 +224,7 @@ fn redfence(server: &ServerState, text: &mut String) {
     line(text, "idle_records", machine.idle_records);
     line(text, "state_bytes", machine.memory_used_bytes);
     line(text, "max_memory", machine.memory_max_bytes);
+    line(text, "commands", load(&server.stats.commands));
     line(text, "grants", load(&server.stats.grants));
     line(text, "releases", load(&server.stats.releases));
     line(text, "renewals", load(&server.stats.renewals));
