@@ -277,6 +277,14 @@ impl Hub {
         }
     }
 
+    /// A message of the upstream Redis could not be passed on: notifies those who listen to this name.
+    pub fn tell_missed_on(&self, kind: SubscriptionKind, name: &[u8]) {
+        let mut table = self.table.write().expect("lock poisoned");
+        for listener in table.of(kind).get(name).into_iter().flatten() {
+            listener.deliver(SubscriberDelivery::Missed, 0, 0);
+        }
+    }
+
     /// `PUBSUB CHANNELS`: channels with listeners. `None` where they are too many for a reply.
     #[must_use]
     pub fn channels(&self, pattern: Option<&[u8]>) -> Option<Vec<Bytes>> {

@@ -141,14 +141,15 @@ impl CommandContext {
 
 impl Drop for CommandContext {
     fn drop(&mut self) {
-        for item in self.replies.awaited.drain(..) {
+        for item in std::mem::take(&mut self.replies.awaited) {
             match item {
                 AwaitedReply::Call(call) => call.abandon(&self.server),
                 AwaitedReply::OwnUpstream(mut call)
                 | AwaitedReply::SharedUpstream(SharedUpstreamCalls { mut call, .. }) => {
                     call.abandon(&self.server)
                 }
-                AwaitedReply::Encoded(_) | AwaitedReply::Subscription(_) => {}
+                AwaitedReply::Subscription(awaited) => self.take_back_subscription(&awaited),
+                AwaitedReply::Encoded(_) => {}
             }
         }
         self.upstream.shared.leave();

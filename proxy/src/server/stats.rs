@@ -168,11 +168,24 @@ fn bump(counter: &AtomicU64) {
 impl Stats {
     /// Counts an answer to a command that was awaited.
     pub fn count(&self, answered: Answered, reply: &Reply) {
+        self.count_outcome(answered, reply);
+        self.count_latency(answered);
+    }
+
+    fn count_outcome(&self, answered: Answered, reply: &Reply) {
         match reply {
+            // The holder had the lock before.
+            Reply::Granted { .. } if answered.command == CommandKind::Convert => {}
             Reply::Granted { .. } | Reply::GrantedMany { .. } => self.count_grant(answered),
             Reply::Released => bump(&self.releases),
             Reply::Renewed { .. } => bump(&self.renewals),
             Reply::Refused(reason) => self.count_refusal(reason_index(*reason)),
+            // One answer for each of its commands, or of its locks.
+            Reply::Array(items)
+                if matches!(answered.command, CommandKind::Transaction | CommandKind::MRelease) =>
+            {
+                items.iter().for_each(|item| self.count_outcome(answered, item));
+            }
             Reply::Nil | Reply::NilArray if answered.command.is_acquire() => self.count_refusal(TAKEN),
             Reply::Error(refusal) => self.count_error(refusal.code()),
             Reply::Nil
@@ -189,17 +202,33 @@ impl Stats {
             | Reply::Verbatim(_)
             | Reply::Info(_) => {}
         }
-        self.count_latency(answered);
     }
 
     /// Counts a reply of Tier 1 that passed through as bytes.
     pub fn count_bytes(&self, answered: Answered, reply: &[u8]) {
+        if reply == b"+QUEUED\r\n" {
+            // It has not run, and may never.
+            return;
+        }
         let is_nil = reply.starts_with(b"$-1") || reply.starts_with(b"*-1") || reply.starts_with(b"_");
         if let Some(error) = reply.strip_prefix(b"-") {
             let end = error.iter().position(|byte| !byte.is_ascii_uppercase()).unwrap_or(error.len());
             self.count_error(std::str::from_utf8(&error[..end]).unwrap_or(""));
         } else if is_nil && answered.command.is_acquire() {
             self.count_refusal(TAKEN);
+        } else if answered.command == CommandKind::MRelease {
+            // One pair for each lock.
+            for pair in reply.split(|byte| *byte == b'*') {
+                match pair.strip_prefix(b"2\r\n:") {
+                    Some([b'1', ..]) => bump(&self.releases),
+                    Some([b'0', b'\r', b'\n', rest @ ..]) => {
+                        let reason = rest.split(|byte| *byte == b'\n').nth(1).unwrap_or(&[]);
+                        let reason = std::str::from_utf8(reason).unwrap_or("").trim_end();
+                        self.count_refusal(code_index(reason));
+                    }
+                    Some(_) | None => {}
+                }
+            }
         } else if reply.starts_with(b"*2\r\n:0") {
             let reason = reply.split(|byte| *byte == b'\n').nth(3).unwrap_or(&[]);
             let reason = std::str::from_utf8(reason).unwrap_or("").trim_end();
@@ -323,6 +352,27 @@ mod tests {
         assert_eq!(stats.all_latency().percentile_us(99), 5_000);
         assert_eq!(stats.latency(ServedBy::Cluster, CommandKind::Acquire).count(), 5);
         assert_eq!(Stats::default().all_latency().percentile_us(50), 0);
+    }
+
+    #[test]
+    fn counts_each_of_several_and_nothing_that_has_not_run() {
+        let stats = Stats::default();
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let grant = || Reply::Granted { fence: Fence(1), ttl_ms: 1 };
+        for command in [CommandKind::Acquire, CommandKind::Release, CommandKind::Renew] {
+            stats.count_bytes(answered(command, false, 100), b"+QUEUED\r\n");
+        }
+        stats.count(answered(CommandKind::Convert, false, 100), &grant());
+        assert_eq!((read(&stats.grants), read(&stats.releases), read(&stats.renewals)), (0, 0, 0));
+        let several = || vec![Reply::Released, Reply::Refused(Reason::NotOwner), Reply::Released];
+        stats.count(answered(CommandKind::MRelease, false, 100), &Reply::Array(several()));
+        assert_eq!((read(&stats.releases), refusals(&stats, "not_owner")), (2, 1));
+        let bytes = b"*3\r\n*2\r\n:1\r\n$2\r\nok\r\n*2\r\n:0\r\n$9\r\nnot_owner\r\n*2\r\n:1\r\n$2\r\nok\r\n";
+        stats.count_bytes(answered(CommandKind::MRelease, false, 100), bytes);
+        assert_eq!((read(&stats.releases), refusals(&stats, "not_owner")), (4, 2));
+        let outcomes = Reply::Array(vec![grant(), Reply::Nil, Reply::Released]);
+        stats.count(answered(CommandKind::Transaction, false, 100), &outcomes);
+        assert_eq!((read(&stats.grants), read(&stats.releases)), (1, 5));
     }
 
     #[test]

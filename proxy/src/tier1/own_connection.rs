@@ -66,6 +66,8 @@ pub struct OwnConnection {
     scanner: ReplyScanner,
     /// The reply in flight is for the client.
     passes: bool,
+    /// Something has come: it serves us.
+    is_served: bool,
     /// It is in `MONITOR`: what nobody has asked for is for the client too.
     monitors: bool,
     /// What is in flight is a push, or a line of `MONITOR`. Kept until it is whole: a reply of ours may be sent before it.
@@ -95,8 +97,10 @@ pub struct ConnectionLost {
 pub enum ReplyPart {
     /// A whole reply of the client's.
     Reply { is_error: bool },
-    /// A part of a reply, or a push; more may follow.
+    /// A part of a reply; more follows.
     Bytes,
+    /// A whole push, or a line of `MONITOR`: it answers nothing.
+    Unasked,
 }
 
 impl OwnConnection {
@@ -124,6 +128,7 @@ impl OwnConnection {
             received_at: 0,
             scanner: ReplyScanner::default(),
             passes: false,
+            is_served: false,
             monitors: false,
             is_unasked: false,
             unasked: Vec::new(),
@@ -165,9 +170,9 @@ impl OwnConnection {
         self.expected.push_back(ExpectedReply::Client { end: self.queued });
     }
 
-    /// `MONITOR` was sent: behind its reply, whatever comes is for the client.
-    pub fn monitor(&mut self) {
-        self.monitors = true;
+    /// `MONITOR` was sent: behind its reply, whatever comes is for the client, unless it is refused.
+    pub fn set_monitors(&mut self, monitors: bool) {
+        self.monitors = monitors;
     }
 
     /// The first piece of a command of the client's that comes in pieces.
@@ -270,6 +275,9 @@ impl OwnConnection {
                 ready!(self.poll_receive(context))?;
             }
             let bytes = &self.received[self.received_at..];
+            if !std::mem::replace(&mut self.is_served, true) && upstream::turns_away(bytes) {
+                return Poll::Ready(Err(self.turned_away()));
+            }
             if !self.scanner.is_inside() {
                 self.is_unasked = bytes[0] == b'>' || (self.monitors && self.expected.is_empty());
                 self.passes =
@@ -296,7 +304,7 @@ impl OwnConnection {
                 Some(ScannedReply::Push | ScannedReply::Reply { .. }) if self.is_unasked => {
                     out.append(&mut self.unasked);
                     self.unasked.shrink_to(KEPT_BYTES_MAX);
-                    return Poll::Ready(Ok(ReplyPart::Bytes));
+                    return Poll::Ready(Ok(ReplyPart::Unasked));
                 }
                 Some(ScannedReply::Push) => {}
                 Some(ScannedReply::Reply { is_error }) => match self.expected.pop_front() {
@@ -331,6 +339,13 @@ impl OwnConnection {
             Ok(_) => Poll::Ready(Ok(())),
             Err(error) => Poll::Ready(Err(self.down(error.to_string()))),
         }
+    }
+
+    /// It has as many clients as it may: it has read none of our commands, and hangs up.
+    fn turned_away(&self) -> ConnectionLost {
+        let mut lost = self.down(upstream::TURNED_AWAY.to_string());
+        lost.unanswered.fill(false);
+        lost
     }
 
     fn down(&self, reason: String) -> ConnectionLost {

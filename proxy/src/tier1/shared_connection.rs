@@ -10,7 +10,7 @@
 
 use super::reply_slot::{ReplySlot, TAKE_WITHIN};
 use super::stream::{within, ReadHalf, WriteHalf};
-use super::upstream::{Health, Upstream};
+use super::upstream::{turns_away, Health, Upstream, TURNED_AWAY};
 use crate::resp::encode::{self, Protocol};
 use crate::resp::replies::{ReplyScanner, ScannedReply};
 use smallvec::SmallVec;
@@ -205,19 +205,29 @@ async fn greet(upstream: &Upstream, protocol: Protocol) -> io::Result<(ReadHalf,
         encode::command(&mut greeting, &["HELLO", "3"]);
         due += 1;
     }
+    // A new client may be turned away: no command of a client's goes out before that is known. It may lack the right to PING.
+    encode::command(&mut greeting, &["PING"]);
+    due += 1;
     write_all(&writing, &greeting).await?;
     let mut scanner = ReplyScanner::default();
-    let mut byte = [0];
+    let (mut byte, mut reply) = ([0], Vec::new());
     // Byte by byte, once in a shared connection's life: nothing behind the last reply may be taken.
     while due > 0 {
         if reading.read(&mut byte).await? == 0 {
             return Err(closed());
         }
+        reply.push(byte[0]);
         match scanner.scan(&byte).map_err(|_| not_resp())?.1 {
-            Some(ScannedReply::Reply { is_error: true }) => {
+            Some(ScannedReply::Reply { is_error: true }) if turns_away(&reply) => {
+                return Err(io::Error::other(TURNED_AWAY));
+            }
+            Some(ScannedReply::Reply { is_error: true }) if due > 1 => {
                 return Err(io::Error::other("it did not take our greeting (password or protocol)"));
             }
-            Some(ScannedReply::Reply { is_error: false }) => due -= 1,
+            Some(ScannedReply::Reply { .. }) => {
+                due -= 1;
+                reply.clear();
+            }
             Some(ScannedReply::Push) | None => {}
         }
     }

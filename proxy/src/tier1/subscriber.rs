@@ -3,10 +3,11 @@
 //! One connection listens to all channels and patterns any client wants, and hands messages to the [`Hub`]; it is opened with the
 //! first of them. Lock events of Tier 1 come this way, and everything else clients publish there. When it breaks, those who listen to
 //! more than locks are disconnected, as that Redis would have done; subscriptions to locks go on and are made again. A connection that
-//! is silent while that Redis answers others counts as broken.
+//! is silent while that Redis answers others counts as broken. What that Redis refuses, and a message too large to pass on, concerns
+//! those alone who have asked for it.
 
 use super::stream::{within, UpstreamStream};
-use super::upstream::{Health, Upstream};
+use super::upstream::{turns_away, Health, Upstream};
 use crate::events::{is_about_locks, Hub, PubSubMessage, SubscriptionKind};
 use crate::resp::encode;
 use crate::resp::replies::{ReplyScanner, ScannedReply};
@@ -26,10 +27,21 @@ const RETRY_AFTER: Duration = Duration::from_millis(200);
 const SEND_WITHIN: Duration = Duration::from_secs(5);
 /// Something must come within this long: it is asked for a `PONG` as often.
 const PING_EVERY: Duration = Duration::from_secs(10);
-/// A larger message ends the connection: nobody else's should wait for it.
+/// A larger message is passed on to nobody: those it was for are disconnected.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024 * 1024;
+/// Of such a message this much is kept, to see whom it was for.
+const KEPT_HEAD_BYTES: usize = 64 * 1024;
 
-type ConfirmSender = oneshot::Sender<Result<(), String>>;
+/// Why a subscription was not made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotSubscribed {
+    /// The upstream Redis could not be asked.
+    Unavailable(String),
+    /// It has answered with this error.
+    Refused(String),
+}
+
+type ConfirmSender = oneshot::Sender<Result<(), NotSubscribed>>;
 
 enum SubscriptionChange {
     Subscribe { kind: SubscriptionKind, names: Vec<Bytes>, confirm: Option<ConfirmSender> },
@@ -84,7 +96,7 @@ impl UpstreamSubscriber {
         &self,
         kind: SubscriptionKind,
         names: &[Bytes],
-    ) -> oneshot::Receiver<Result<(), String>> {
+    ) -> oneshot::Receiver<Result<(), NotSubscribed>> {
         let (confirm, confirmed) = oneshot::channel();
         let mut state = self.state();
         for name in names {
@@ -93,7 +105,8 @@ impl UpstreamSubscriber {
         let down = !state.connected && !state.reason.is_empty();
         if down {
             let about_locks = names.iter().all(|name| is_about_locks(name));
-            let answer = if about_locks { Ok(()) } else { Err(state.reason.clone()) };
+            let answer =
+                if about_locks { Ok(()) } else { Err(NotSubscribed::Unavailable(state.reason.clone())) };
             // The receiver is in our hands: sending cannot fail.
             let _ = confirm.send(answer);
         } else {
@@ -142,7 +155,11 @@ impl UpstreamSubscriber {
             if let SubscriptionChange::Subscribe { names, confirm: Some(confirm), .. } = change {
                 let about_locks = names.iter().all(|name| is_about_locks(name));
                 // The client may be gone: then nobody waits for it.
-                let _ = confirm.send(if about_locks { Ok(()) } else { Err(reason.clone()) });
+                let _ = confirm.send(if about_locks {
+                    Ok(())
+                } else {
+                    Err(NotSubscribed::Unavailable(reason.clone()))
+                });
             }
         }
         drop(state);
@@ -151,37 +168,36 @@ impl UpstreamSubscriber {
         }
     }
 
-    /// Everything wanted, as changes for a new connection.
+    /// Everything wanted, as changes for a new connection. What was confirmed once goes first, each name by itself: one that is refused
+    /// now takes no other with it. Then those who wait, as they asked.
     fn all_wanted(&self) -> Vec<SubscriptionChange> {
         let mut state = self.state();
-        let confirms: Vec<Option<ConfirmSender>> = state
-            .changes
-            .drain(..)
-            .filter_map(|change| match change {
-                SubscriptionChange::Subscribe { confirm, .. } => Some(confirm),
-                SubscriptionChange::Unsubscribe { .. } => None,
+        let mut waiting = Vec::new();
+        let mut confirmed = state.wanted.clone();
+        for change in std::mem::take(&mut state.changes) {
+            let SubscriptionChange::Subscribe { kind, mut names, confirm } = change else { continue };
+            // A client that is gone wants nothing any more.
+            if confirm.as_ref().is_some_and(ConfirmSender::is_closed) {
+                continue;
+            }
+            names.retain(|name| {
+                let key = (rank(kind), name.clone());
+                if let Some(count) = confirmed.get_mut(&key) {
+                    *count = count.saturating_sub(1);
+                }
+                state.wanted.contains_key(&key)
+            });
+            waiting.push(SubscriptionChange::Subscribe { kind, names, confirm });
+        }
+        let confirmed = confirmed.into_iter().filter(|(_, count)| *count > 0);
+        let mut changes: Vec<SubscriptionChange> = confirmed
+            .map(|((rank, name), _)| SubscriptionChange::Subscribe {
+                kind: SubscriptionKind::ALL[usize::from(rank)],
+                names: vec![name],
+                confirm: None,
             })
             .collect();
-        let mut changes = Vec::new();
-        for kind in SubscriptionKind::ALL {
-            let names: Vec<Bytes> = state
-                .wanted
-                .keys()
-                .filter(|(rank_of, _)| *rank_of == rank(kind))
-                .map(|(_, name)| name.clone())
-                .collect();
-            if !names.is_empty() {
-                changes.push(SubscriptionChange::Subscribe { kind, names, confirm: None });
-            }
-        }
-        // Whoever was waiting is confirmed with the last of them: by then all are subscribed.
-        for confirm in confirms.into_iter().flatten() {
-            changes.push(SubscriptionChange::Subscribe {
-                kind: SubscriptionKind::Channel,
-                names: Vec::new(),
-                confirm: Some(confirm),
-            });
-        }
+        changes.append(&mut waiting);
         changes
     }
 }
@@ -225,6 +241,7 @@ async fn listen(subscriber: &UpstreamSubscriber) -> io::Result<()> {
         received: Vec::new(),
         scanned: 0,
         scanner: ReplyScanner::default(),
+        is_too_large: false,
         awaiting: VecDeque::new(),
         greetings,
     };
@@ -261,10 +278,15 @@ async fn listen(subscriber: &UpstreamSubscriber) -> io::Result<()> {
     }
 }
 
-/// Where nothing is subscribed to yet it is no array; a user without the right to `PING` is told so.
-fn answers_ping(frame: &[u8]) -> bool {
-    let refusal = b"'ping'";
-    frame == b"+PONG\r\n" || (frame[0] == b'-' && frame.windows(refusal.len()).any(|part| part == refusal))
+/// A command of ours without its whole answer.
+enum AwaitedAnswer {
+    /// Confirmations still to come, and whom they are for.
+    Subscribe {
+        missing: usize,
+        confirm: Option<ConfirmSender>,
+    },
+    Unsubscribe,
+    Ping,
 }
 
 struct SubscriberConnection {
@@ -272,8 +294,9 @@ struct SubscriberConnection {
     received: Vec<u8>,
     scanned: usize,
     scanner: ReplyScanner,
-    /// Confirmations still to come, and whom they are for.
-    awaiting: VecDeque<(usize, Option<ConfirmSender>)>,
+    /// Of the message in flight only the head is kept.
+    is_too_large: bool,
+    awaiting: VecDeque<AwaitedAnswer>,
     /// Replies of our own greeting still to come.
     greetings: usize,
 }
@@ -284,14 +307,17 @@ impl SubscriberConnection {
         for change in changes {
             let (verb, names): (&'static str, Vec<Bytes>) = match change {
                 SubscriptionChange::Subscribe { names, confirm, .. } if names.is_empty() => {
-                    self.awaiting.push_back((0, confirm));
+                    self.awaiting.push_back(AwaitedAnswer::Subscribe { missing: 0, confirm });
                     continue;
                 }
                 SubscriptionChange::Subscribe { kind, names, confirm } => {
-                    self.awaiting.push_back((names.len(), confirm));
+                    self.awaiting.push_back(AwaitedAnswer::Subscribe { missing: names.len(), confirm });
                     (kind.subscribe_verbs().0, names)
                 }
-                SubscriptionChange::Unsubscribe { kind, name } => (kind.unsubscribe_verbs().0, vec![name]),
+                SubscriptionChange::Unsubscribe { kind, name } => {
+                    self.awaiting.push_back(AwaitedAnswer::Unsubscribe);
+                    (kind.unsubscribe_verbs().0, vec![name])
+                }
             };
             let mut words = vec![Bytes::from_static(verb.as_bytes())];
             words.extend(names);
@@ -302,6 +328,7 @@ impl SubscriberConnection {
     }
 
     async fn ping(&mut self) -> io::Result<()> {
+        self.awaiting.push_back(AwaitedAnswer::Ping);
         let mut bytes = Vec::new();
         encode::command(&mut bytes, &["PING"]);
         within(SEND_WITHIN, "PING", self.stream.write_all(&bytes)).await
@@ -309,9 +336,6 @@ impl SubscriberConnection {
 
     /// Reads some bytes. Safe to drop: nothing is lost.
     async fn receive(&mut self) -> io::Result<()> {
-        if self.received.len() > MESSAGE_BYTES_MAX {
-            return Err(io::Error::other("a message larger than any we pass on"));
-        }
         match self.stream.read_buf(&mut self.received).await? {
             0 => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "it closed the connection")),
             _ => Ok(()),
@@ -326,22 +350,35 @@ impl SubscriberConnection {
             self.scanned += taken;
             let Some(ScannedReply::Reply { is_error }) = outcome else { break };
             let frame = &self.received[start..self.scanned];
-            if self.greetings > 0 {
+            let text = || String::from_utf8_lossy(&frame[..frame.len().min(200)]).trim_end().to_string();
+            if std::mem::take(&mut self.is_too_large) {
+                tell_of_too_large(frame, hub);
+            } else if is_error && (self.greetings > 0 || turns_away(frame)) {
+                return Err(io::Error::other(text()));
+            } else if self.greetings > 0 {
                 self.greetings -= 1;
-                if is_error {
-                    return Err(io::Error::other(String::from_utf8_lossy(frame).trim_end().to_string()));
-                }
+            } else if is_error {
+                let text = text();
+                self.refuse_first(text.trim_start_matches('-'))?;
             } else if let Ok(Some((OwnedFrame::Array(items), _))) = decode::decode(frame) {
                 self.act_on(items, hub);
-            } else if !answers_ping(frame) {
-                return Err(io::Error::other(
-                    String::from_utf8_lossy(&frame[..frame.len().min(200)]).trim_end().to_string(),
-                ));
+            } else if frame == b"+PONG\r\n" {
+                // As it answers where nothing is subscribed to.
+                self.end_first();
+            } else {
+                return Err(io::Error::other(text()));
             }
             start = self.scanned;
         }
         self.received.drain(..start);
         self.scanned -= start;
+        if self.received.len() > MESSAGE_BYTES_MAX || self.is_too_large {
+            // All of it was looked at: what comes next is looked at behind the head.
+            self.is_too_large = true;
+            self.received.truncate(KEPT_HEAD_BYTES);
+            self.received.shrink_to(2 * KEPT_HEAD_BYTES);
+            self.scanned = self.received.len();
+        }
         Ok(())
     }
 
@@ -365,31 +402,84 @@ impl SubscriberConnection {
                 hub.pass_on(&PubSubMessage { pattern: Some(pattern), is_shard: false, channel, payload });
             }
             b"subscribe" | b"psubscribe" | b"ssubscribe" => {
-                if let Some((missing, _)) = self.awaiting.front_mut() {
+                if let Some(AwaitedAnswer::Subscribe { missing, .. }) = self.awaiting.front_mut() {
                     *missing = missing.saturating_sub(1);
                 }
                 self.settle();
             }
+            b"unsubscribe" | b"punsubscribe" | b"sunsubscribe" | b"pong" => self.end_first(),
             _ => {}
         }
     }
 
+    /// The first of our commands has its answer.
+    fn end_first(&mut self) {
+        if matches!(self.awaiting.front(), Some(AwaitedAnswer::Unsubscribe | AwaitedAnswer::Ping)) {
+            self.awaiting.pop_front();
+        }
+        self.settle();
+    }
+
+    /// The first of our commands was refused. Nobody else is concerned.
+    fn refuse_first(&mut self, error: &str) -> io::Result<()> {
+        match self.awaiting.pop_front() {
+            Some(AwaitedAnswer::Subscribe { confirm: Some(confirm), .. }) => {
+                // The client may be gone: then nobody waits for it.
+                let _ = confirm.send(Err(NotSubscribed::Refused(error.to_string())));
+            }
+            Some(AwaitedAnswer::Subscribe { confirm: None, .. }) => {
+                tracing::warn!(
+                    error,
+                    "the upstream Redis refuses a subscription that it had confirmed before"
+                );
+            }
+            // A user without the right to PING is told so.
+            Some(AwaitedAnswer::Unsubscribe | AwaitedAnswer::Ping) => {}
+            None => return Err(io::Error::other(error.to_string())),
+        }
+        self.settle();
+        Ok(())
+    }
+
     /// Confirms those whose subscriptions are all made.
     fn settle(&mut self) {
-        while matches!(self.awaiting.front(), Some((0, _))) {
-            if let Some((_, Some(confirm))) = self.awaiting.pop_front() {
+        while let Some(AwaitedAnswer::Subscribe { missing: 0, confirm }) = self.awaiting.front_mut() {
+            if let Some(confirm) = confirm.take() {
                 // The client may be gone: then nobody waits for it.
                 let _ = confirm.send(Ok(()));
             }
+            self.awaiting.pop_front();
         }
+    }
+}
+
+/// A message that is not passed on: whoever listens to its channel is disconnected.
+fn tell_of_too_large(head: &[u8], hub: &Hub) {
+    let mut words = head.split(|byte| *byte == b'\n').map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    // The count of words, then a length and the word for each. A name with a line break has another length than its line.
+    let (kind, length, name) = (words.nth(2), words.next(), words.next());
+    let kind = match kind {
+        Some(b"message") => Some(SubscriptionKind::Channel),
+        Some(b"pmessage") => Some(SubscriptionKind::Pattern),
+        Some(b"smessage") => Some(SubscriptionKind::Shard),
+        Some(_) | None => None,
+    };
+    let expected = name.map(|name| format!("${}", name.len()));
+    match (kind, name) {
+        (Some(kind), Some(name)) if length == expected.as_ref().map(String::as_bytes) => {
+            hub.tell_missed_on(kind, name)
+        }
+        _ => hub.tell_missed(),
     }
 }
 
 impl Drop for SubscriberConnection {
     fn drop(&mut self) {
-        for (_, confirm) in self.awaiting.drain(..) {
-            if let Some(confirm) = confirm {
-                let _ = confirm.send(Err("the connection to the upstream Redis broke".into()));
+        for awaited in self.awaiting.drain(..) {
+            if let AwaitedAnswer::Subscribe { confirm: Some(confirm), .. } = awaited {
+                let _ = confirm.send(Err(NotSubscribed::Unavailable(
+                    "the connection to the upstream Redis broke".into(),
+                )));
             }
         }
     }

@@ -300,6 +300,13 @@ impl Upstream {
 }
 
 /// Why a connection is closed whose other end is the master no more.
+pub(super) const TURNED_AWAY: &str = "it has as many clients as it may (maxclients)";
+
+/// Whether this is what a Redis that has as many clients as it may says to a new one, before it hangs up. It reads nothing from it.
+pub(super) fn turns_away(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"-ERR max number of clients reached\r\n")
+}
+
 pub(super) fn moved() -> io::Error {
     io::Error::other("the Sentinels name another master")
 }

@@ -217,6 +217,11 @@ impl Redis {
     pub fn stop(&mut self) {
         self.process = None;
     }
+
+    /// `STOP` makes it as busy as can be, `CONT` ends that.
+    pub fn signal(&self, name: &str) {
+        self.process.as_ref().expect("it runs").signal(name);
+    }
 }
 
 /// A node with a Redis of its own behind it.

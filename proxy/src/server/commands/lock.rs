@@ -10,7 +10,7 @@ use crate::server::context::CommandContext;
 use crate::server::ids;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{
-    AfterReply, AwaitedReply, IfAbandoned, InFlight, SessionStep, Source, UpstreamCall,
+    AfterReply, AwaitedReply, IfAbandoned, IfRefused, InFlight, SessionStep, Source, UpstreamCall,
 };
 use crate::server::routing::plan::LockPlan;
 use crate::server::routing::rerouting;
@@ -382,6 +382,7 @@ impl CommandContext {
             began_us: self.server.now_us(),
             audit: None,
             added: 0,
+            if_refused: IfRefused::Nothing,
         };
         let quick = !waits && !matches!(request, Request::FenceCall(_));
         match backend {

@@ -15,6 +15,7 @@ use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{
     AfterReply, AwaitedReply, AwaitedSubscription, IfAbandoned, InFlight, Source, UpstreamCall,
 };
+use crate::tier1::subscriber::NotSubscribed;
 use crate::tier1::upstream::Upstream;
 use bytes::Bytes;
 use redfence_core::keyspace::errors;
@@ -53,13 +54,14 @@ impl CommandContext {
                 held_bytes: 0,
             })
         });
-        let mut new_names = Vec::new();
+        let mut new_names = BTreeSet::new();
         for name in &names {
             hub.subscribe(&subscriptions.inbox, kind, name);
-            if !subscriptions.names(kind).contains(name) && !new_names.contains(name) {
-                new_names.push(name.clone());
+            if !subscriptions.names(kind).contains(name) {
+                new_names.insert(name.clone());
             }
         }
+        let new_names: Vec<Bytes> = new_names.into_iter().collect();
         match &self.server.subscriber {
             Some(subscriber) if !new_names.is_empty() => {
                 let confirmed = subscriber.subscribe(kind, &new_names);
@@ -67,6 +69,7 @@ impl CommandContext {
                 self.replies.awaited.push_back(AwaitedReply::Subscription(AwaitedSubscription {
                     kind,
                     names,
+                    new_names,
                     confirmed,
                 }));
             }
@@ -81,7 +84,6 @@ impl CommandContext {
         let Some(upstream) = upstream else {
             return self.refuse(Refusal::new("ERR shard channels are those of an upstream Redis, and this listener has none; use SUBSCRIBE"));
         };
-        // An older one answers with an error, which would end the subscriptions of everybody.
         let major = upstream.version().and_then(|version| version.split('.').next()?.parse::<u32>().ok());
         if major.is_none_or(|major| major < 7) {
             return self.refuse(Refusal::new(
@@ -136,20 +138,31 @@ impl CommandContext {
         self.note_subscriptions();
     }
 
-    /// The upstream Redis could not be asked: nothing was subscribed.
-    pub(in crate::server) fn take_back_subscription(&mut self, confirm: AwaitedSubscription, reason: &str) {
-        if let Some(subscriptions) = &mut self.client.subscriptions {
-            for name in &confirm.names {
-                if !subscriptions.names(confirm.kind).contains(name) {
-                    self.server.hub.unsubscribe(&subscriptions.inbox, confirm.kind, name);
-                    if let Some(subscriber) = &self.server.subscriber {
-                        subscriber.unsubscribe(confirm.kind, name);
-                    }
-                }
+    /// The upstream Redis could not be asked, or has refused: nothing was subscribed.
+    pub(in crate::server) fn refuse_subscription(
+        &mut self,
+        awaited: &AwaitedSubscription,
+        reason: NotSubscribed,
+    ) {
+        self.take_back_subscription(awaited);
+        self.refuse(Refusal::new(match reason {
+            NotSubscribed::Unavailable(reason) => {
+                format!("UNAVAILABLE {reason}; nothing was subscribed; retry")
+            }
+            NotSubscribed::Refused(error) => error,
+        }));
+        self.note_subscriptions();
+    }
+
+    /// What `SUBSCRIBE` asked for before it was confirmed is not wanted any more.
+    pub(in crate::server) fn take_back_subscription(&self, awaited: &AwaitedSubscription) {
+        let Some(subscriptions) = &self.client.subscriptions else { return };
+        for name in &awaited.new_names {
+            self.server.hub.unsubscribe(&subscriptions.inbox, awaited.kind, name);
+            if let Some(subscriber) = &self.server.subscriber {
+                subscriber.unsubscribe(awaited.kind, name);
             }
         }
-        self.refuse(Refusal::new(format!("UNAVAILABLE {reason}; nothing was subscribed; retry")));
-        self.note_subscriptions();
     }
 
     pub(in crate::server) fn unsubscribe(&mut self, kind: SubscriptionKind, argv: &[&[u8]]) -> Progress {

@@ -5,9 +5,10 @@ use super::client::SYNTAX;
 use super::{is, wrong_arity};
 use crate::events::TrackingTerms;
 use crate::server::client::session::{Tracking, TrackingMode};
+use crate::server::client::transaction::TransactionTarget;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
-use crate::server::net::in_flight::InFlight;
+use crate::server::net::in_flight::{IfRefused, InFlight, UpstreamCall};
 use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::errors as keyspace_errors;
@@ -58,18 +59,32 @@ impl CommandContext {
     /// connection to it, of the others. The answer is that Redis's.
     pub(super) fn track_at_upstream(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, _, switch, options @ ..] = argv else { return self.refuse(wrong_arity(b"client|tracking")) };
-        if !self.can_join(InFlight::OwnUpstream) {
+        if !self.can_join(InFlight::Alone) {
             return Progress::Stalled;
         }
+        let tracked_before = self.client.tracking.is_some();
         if let Err(refusal) = self.client_tracking(switch, options) {
             return self.refuse(refusal);
         }
         self.client.tracks_upstream = self.client.tracking.is_some();
-        self.pass_to_upstream(argv, None)
+        let if_refused = match tracked_before {
+            true => IfRefused::Nothing,
+            false => IfRefused::StopTracking,
+        };
+        let muted = self.client.is_muted();
+        let flow =
+            self.send_to_upstream(argv, None, UpstreamCall { muted, if_refused, ..UpstreamCall::default() });
+        // What comes next depends on the answer.
+        self.replies.in_flight = InFlight::Alone;
+        flow
     }
 
-    /// What `CLIENT CACHING` said holds for the next command. Told to the upstream Redis when that is the one who answers it.
+    /// What `CLIENT CACHING` said holds for the next command. Told to the upstream Redis when that is the one who answers it; for a
+    /// transaction before its `MULTI`, behind which it would be queued.
     pub(in crate::server) fn caching_for_upstream(&self) -> Option<&'static str> {
+        if self.transaction_target() == Some(TransactionTarget::Upstream) {
+            return None;
+        }
         let tracking = self.client.tracking.as_ref().filter(|tracking| tracking.caching)?;
         match tracking.mode {
             _ if !self.client.tracks_upstream => None,
@@ -213,8 +228,11 @@ impl CommandContext {
         Ok(Reply::OK)
     }
 
-    /// A command other than `CLIENT` was given: what `CLIENT CACHING` said is used up.
+    /// A command other than `CLIENT` was given: what `CLIENT CACHING` said is used up. As in Redis, a transaction is one command.
     pub(in crate::server) fn end_caching(&mut self) {
+        if self.client.transaction.is_some() {
+            return;
+        }
         if let Some(tracking) = &mut self.client.tracking {
             tracking.caching = false;
         }

@@ -11,6 +11,7 @@ use crate::server::net::in_flight::{
     AfterReply, AwaitedCall, AwaitedReply, AwaitedSubscription, InFlight, Source,
 };
 use crate::server::stats::Answered;
+use crate::tier1::subscriber::NotSubscribed;
 use crate::tier2::handle::NodeAnswer;
 use crate::tls::stream::ClientStream;
 use redfence_core::reply::Reply;
@@ -79,8 +80,10 @@ impl CommandContext {
                         unreachable!("seen")
                     };
                     self.finish_confirm(
-                        confirm,
-                        confirmed.unwrap_or_else(|_| Err("it is shutting down".into())),
+                        &confirm,
+                        confirmed.unwrap_or_else(|_| {
+                            Err(NotSubscribed::Unavailable("it is shutting down".into()))
+                        }),
                     );
                 }
                 AwaitedReply::OwnUpstream(_) | AwaitedReply::SharedUpstream(_) => break,
@@ -195,10 +198,10 @@ impl CommandContext {
         }
     }
 
-    fn finish_confirm(&mut self, confirm: AwaitedSubscription, confirmed: Result<(), String>) {
+    fn finish_confirm(&mut self, awaited: &AwaitedSubscription, confirmed: Result<(), NotSubscribed>) {
         match confirmed {
-            Ok(()) => self.confirm(confirm.kind, &confirm.names),
-            Err(reason) => self.take_back_subscription(confirm, &reason),
+            Ok(()) => self.confirm(awaited.kind, &awaited.names),
+            Err(reason) => self.refuse_subscription(awaited, reason),
         }
     }
 }

@@ -11,6 +11,7 @@ use crate::server::access::audit::{self, AuditDraft};
 use crate::server::client::transaction::LockInTransaction;
 use crate::server::stats::CommandKind;
 use crate::server::ServerState;
+use crate::tier1::subscriber::NotSubscribed;
 use crate::tier2::handle::{NodeAnswer, PendingReply};
 use bytes::Bytes;
 use redfence_core::reply::{Refusal, Reply};
@@ -213,8 +214,21 @@ pub struct UpstreamCall {
     pub began_us: u64,
     /// What is added to an integer above 0: receivers of a `PUBLISH` that the upstream Redis does not know of.
     pub added: usize,
+    /// What is undone where the reply is an error.
+    pub if_refused: IfRefused,
     /// An administrative act, to be written down with its outcome.
     pub audit: Option<Box<AuditDraft>>,
+}
+
+/// What the client's state has of a command that the upstream Redis may refuse.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IfRefused {
+    #[default]
+    Nothing,
+    /// `MONITOR`
+    StopMonitoring,
+    /// `CLIENT TRACKING ON` of a client that did not track.
+    StopTracking,
 }
 
 impl UpstreamCall {
@@ -243,7 +257,9 @@ pub struct SharedUpstreamCalls {
 pub struct AwaitedSubscription {
     pub kind: SubscriptionKind,
     pub names: Vec<Bytes>,
-    pub confirmed: oneshot::Receiver<Result<(), String>>,
+    /// Those the client did not listen to before, each once.
+    pub new_names: Vec<Bytes>,
+    pub confirmed: oneshot::Receiver<Result<(), NotSubscribed>>,
 }
 
 impl AwaitedCall {

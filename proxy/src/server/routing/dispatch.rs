@@ -6,12 +6,12 @@ use crate::server::client::session::ReplyMode;
 use crate::server::commands::{lock, wrong_arity, Local};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
-use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
+use crate::server::net::in_flight::{AwaitedReply, IfRefused, InFlight, UpstreamCall};
 use crate::server::routing::plan::{KeyspacePath, Plan, UpstreamPath};
 use crate::server::stats::CommandKind;
 use crate::tier2::refusals;
 use redfence_core::grammar::errors::shown;
-use redfence_core::reply::Refusal;
+use redfence_core::reply::{Refusal, Reply};
 use std::sync::atomic::Ordering;
 
 const NO_AUTH: &str = "NOAUTH Authentication required.";
@@ -47,9 +47,7 @@ impl CommandContext {
                 return self.refuse(Refusal::new(NO_AUTH));
             }
         }
-        if self.client.reply_mode == ReplyMode::SkipNext {
-            self.client.reply_mode = ReplyMode::SkipThis;
-        }
+        self.begin_reply_mode();
         self.refused_with = None;
         self.last_command.note(name, argv.get(1).copied());
         let awaited_before = self.awaited_count();
@@ -86,10 +84,24 @@ impl CommandContext {
             if local != Some(Local::Client) {
                 self.end_caching();
             }
-        } else if self.client.reply_mode == ReplyMode::SkipThis {
-            self.client.reply_mode = ReplyMode::SkipNext;
+        } else {
+            self.put_back_reply_mode();
         }
         flow
+    }
+
+    /// `CLIENT REPLY SKIP` is for the command that begins now.
+    fn begin_reply_mode(&mut self) {
+        if self.client.reply_mode == ReplyMode::SkipNext {
+            self.client.reply_mode = ReplyMode::SkipThis;
+        }
+    }
+
+    /// The command could not begin yet.
+    fn put_back_reply_mode(&mut self) {
+        if self.client.reply_mode == ReplyMode::SkipThis {
+            self.client.reply_mode = ReplyMode::SkipNext;
+        }
     }
 
     fn carry_out(&mut self, plan: Plan<'_>, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
@@ -195,10 +207,17 @@ impl CommandContext {
         if argv.len() != 1 {
             return self.refuse(wrong_arity(argv[0]));
         }
-        let flow = self.pass_to_upstream(argv, None);
-        if let Some(connection) = self.own_connection() {
-            connection.monitor();
+        let call = UpstreamCall {
+            muted: self.client.is_muted(),
+            if_refused: IfRefused::StopMonitoring,
+            ..UpstreamCall::default()
+        };
+        let flow = self.send_to_upstream(argv, None, call);
+        if let (Progress::Done, Some(connection)) = (flow, self.own_connection()) {
+            connection.set_monitors(true);
             self.client.monitors = true;
+            // Whether what comes next is allowed depends on the answer.
+            self.replies.in_flight = InFlight::Alone;
         }
         flow
     }
@@ -213,13 +232,10 @@ impl CommandContext {
         if !self.can_join(InFlight::OwnUpstream) {
             return Progress::Stalled;
         }
-        let caching = self.caching_for_upstream();
+        self.announce_caching();
         let Some(connection) = self.own_connection() else {
             return self.refuse(Refusal::new("ERR no upstream Redis is configured (--redis)"));
         };
-        if let Some(caching) = caching {
-            connection.send_ours(&["CLIENT", "CACHING", caching]);
-        }
         match frame {
             Some(frame) => connection.send(frame),
             None => connection.send_words(argv),
@@ -237,17 +253,36 @@ impl CommandContext {
         self.send_to_upstream(argv, frame, call)
     }
 
+    /// What `CLIENT CACHING` said goes before the command on the client's own connection.
+    fn announce_caching(&mut self) {
+        if let (Some(caching), Some(connection)) = (self.caching_for_upstream(), self.own_connection()) {
+            connection.send_ours(&["CLIENT", "CACHING", caching]);
+        }
+    }
+
     /// Whether a large command may go to the upstream Redis. `argv` has all words up to its last key.
     pub(in crate::server) fn admit_large(&mut self, argv: &[&[u8]]) -> Result<Progress, Refusal> {
+        if self.server.tier2.is_quarantined() {
+            if let Reply::Error(refusal) = refusals::quarantined() {
+                return Err(refusal);
+            }
+        }
         if self.client.is_listening_only() {
             return Err(listening(argv[0]));
+        }
+        if self.client.monitors {
+            return Err(monitoring(argv[0]));
         }
         self.follow_users();
         self.check_access(argv)?;
         self.check_large(argv)?;
+        self.begin_reply_mode();
         if self.begin_at_upstream() == Progress::Stalled {
+            self.put_back_reply_mode();
             return Ok(Progress::Stalled);
         }
+        self.last_command.note(argv[0], argv.get(1).copied());
+        self.announce_caching();
         self.client.watches_upstream |= argv[0].eq_ignore_ascii_case(b"WATCH");
         self.replies.in_flight = InFlight::OwnUpstream;
         let (muted, awaited_before) = (self.client.is_muted(), self.awaited_count());
@@ -256,7 +291,16 @@ impl CommandContext {
             .push_back(AwaitedReply::OwnUpstream(UpstreamCall { muted, ..UpstreamCall::default() }));
         self.audit_admin(argv, awaited_before, &[]);
         self.note_command();
+        self.end_caching();
         Ok(Progress::Done)
+    }
+
+    /// A large command is refused; the rest of it is dropped as it comes.
+    pub(in crate::server) fn refuse_large(&mut self, refusal: Refusal) {
+        self.begin_reply_mode();
+        self.refuse_and_abort(refusal);
+        self.note_command();
+        self.end_caching();
     }
 }
 

@@ -7,7 +7,7 @@ use crate::resp::request::{words_of, ProtocolError, RequestParser};
 use crate::server::access::audit;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, Progress, PASSING_BYTES_MAX};
-use crate::server::net::in_flight::{AwaitedReply, InFlight, UpstreamCall};
+use crate::server::net::in_flight::{AwaitedReply, IfRefused, InFlight, UpstreamCall};
 use crate::server::stats::Answered;
 use crate::tier1::lua;
 use crate::tier1::own_connection::{self, ConnectionLost, OwnConnection, ReplyPart};
@@ -68,11 +68,19 @@ impl CommandContext {
             match connection.poll_reply(context, &mut self.replies.out) {
                 Poll::Pending => break,
                 Poll::Ready(Ok(ReplyPart::Bytes)) => {}
-                Poll::Ready(Ok(ReplyPart::Reply { .. })) => {
+                // No answer: a client that wants none of those still wants to hear of this.
+                Poll::Ready(Ok(ReplyPart::Unasked)) => {
+                    moved = true;
+                    continue;
+                }
+                Poll::Ready(Ok(ReplyPart::Reply { is_error })) => {
                     let Some(AwaitedReply::OwnUpstream(mut call)) = self.replies.awaited.pop_front() else {
                         // It said something nobody asked for, such as why it hangs up.
                         return Err(Disconnect);
                     };
+                    if is_error {
+                        self.undo(call.if_refused);
+                    }
                     if begins {
                         self.upstream.shared.note_reply(self.replies.out.len() - start);
                         self.look_at_reply(&mut call, start);
@@ -92,6 +100,20 @@ impl CommandContext {
             moved = true;
         }
         Ok(moved)
+    }
+
+    /// The upstream Redis has refused a command that had changed the client's state.
+    fn undo(&mut self, if_refused: IfRefused) {
+        match if_refused {
+            IfRefused::Nothing => {}
+            IfRefused::StopMonitoring => {
+                self.client.monitors = false;
+                if let Some(connection) = &mut self.upstream.own {
+                    connection.set_monitors(false);
+                }
+            }
+            IfRefused::StopTracking => self.stop_tracking(),
+        }
     }
 
     fn awaits_own_upstream(&self) -> bool {
@@ -162,7 +184,7 @@ impl CommandContext {
     /// A command too large to hold: its first piece. Goes to the upstream Redis, or is refused and dropped as it comes.
     pub(in crate::server) fn begin_large(&mut self, parser: &mut RequestParser, head: &[u8]) -> usize {
         if let Some(excess) = parser.excess() {
-            self.refuse_and_abort(excess.refusal());
+            self.refuse_large(excess.refusal());
             self.upstream.streamed = Some(StreamedCommand::Discarded);
             return head.len();
         }
@@ -191,7 +213,7 @@ impl CommandContext {
                 self.upstream.streamed = Some(StreamedCommand::ToUpstream);
             }
             Err(refusal) => {
-                self.refuse_and_abort(refusal);
+                self.refuse_large(refusal);
                 self.upstream.streamed = Some(StreamedCommand::Discarded);
             }
         }
@@ -225,7 +247,7 @@ impl CommandContext {
         if self.upstream.gathered.len() + bytes.len() > GATHERED_BYTES_MAX {
             self.upstream.gathered = Vec::new();
             self.upstream.streamed = Some(StreamedCommand::Discarded);
-            self.refuse_and_abort(Refusal::new(format!(
+            self.refuse_large(Refusal::new(format!(
                 "ERR a command with many keys may have {GATHERED_BYTES_MAX} bytes where routes send keys to the correctness tier; nothing was done; split it"
             )));
             return;
@@ -242,9 +264,7 @@ impl CommandContext {
                     connection.send(&frame);
                 }
             }
-            Err(refusal) => {
-                self.refuse_and_abort(refusal);
-            }
+            Err(refusal) => self.refuse_large(refusal),
         }
     }
 }
