@@ -97,6 +97,26 @@ fn a_subscription_that_is_refused_ends_no_other() {
 }
 
 #[test]
+fn a_message_too_large_to_pass_on_ends_those_alone_it_was_for() {
+    let (redis, node) = behind(&[]);
+    let mut direct = Client::connect(redis.address);
+    assert_eq!(direct.ask(&["CONFIG", "SET", "client-output-buffer-limit", "pubsub 0 0 0"]), "OK");
+    let mut quiet = node.connect();
+    assert_eq!(quiet.ask(&["SUBSCRIBE", "quiet"]), "(\"subscribe\", \"quiet\", 1)");
+    // More than is kept for one listener, and more than is taken from that Redis.
+    for mebibytes in [5, 65] {
+        let mut large = node.connect();
+        assert_eq!(large.ask(&["SUBSCRIBE", "large"]), "(\"subscribe\", \"large\", 1)");
+        direct.send_words(&[b"PUBLISH", b"large", &vec![b'x'; mebibytes * 1024 * 1024]]);
+        assert_eq!(direct.receive(), "1");
+        assert_eq!(large.receive(), "(closed)");
+        await_that("nobody listens to it", || direct.ask(&["PUBSUB", "NUMSUB", "large"]) == "(\"large\", 0)");
+    }
+    assert_eq!(direct.ask(&["PUBLISH", "quiet", "heard"]), "1");
+    assert_eq!(quiet.receive(), "(\"message\", \"quiet\", \"heard\")");
+}
+
+#[test]
 fn a_skipped_reply_is_that_of_the_next_command_however_large() {
     for flags in [&[][..], &ROUTED] {
         let (_redis, node) = behind(flags);

@@ -327,6 +327,12 @@ impl Subscriber {
         let fits = self.bytes.load(Ordering::Relaxed) + bytes <= INBOX_BYTES_MAX;
         if !fits || !self.account.add_message(share) {
             self.overflowed.store(true, Ordering::Relaxed);
+            // It may have nothing else to wake it. One whose inbox is full has.
+            let _ = self.sender.try_send(QueuedDelivery {
+                delivery: SubscriberDelivery::Missed,
+                bytes: 0,
+                share: 0,
+            });
             return;
         }
         self.bytes.fetch_add(bytes, Ordering::Relaxed);

@@ -351,7 +351,7 @@ impl SubscriberConnection {
             let Some(ScannedReply::Reply { is_error }) = outcome else { break };
             let frame = &self.received[start..self.scanned];
             let text = || String::from_utf8_lossy(&frame[..frame.len().min(200)]).trim_end().to_string();
-            if std::mem::take(&mut self.is_too_large) {
+            if std::mem::take(&mut self.is_too_large) || frame.len() > MESSAGE_BYTES_MAX {
                 tell_of_too_large(frame, hub);
             } else if is_error && (self.greetings > 0 || turns_away(frame)) {
                 return Err(io::Error::other(text()));
