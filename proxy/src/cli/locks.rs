@@ -5,7 +5,7 @@
 use super::access::{AccessArgs, Client};
 use super::exit::Failure;
 use super::output::{shown_ms, tell, Cell, Output, Style, Table};
-use super::reply::Reply;
+use super::reply::{key_of, Reply};
 use clap::Args;
 use serde_json::{json, Value};
 use std::collections::BTreeSet;
@@ -23,7 +23,7 @@ Examples:
   redfence locks --json | jq -r 'select(.waiters > 0) | .resource'
 
 A row for each holder, and below it one for each who waits, first in line first. --json prints one object for each lock:
-the fields of LOCK.INFO, and `queue`.";
+the fields of LOCK.INFO, `queue`, and `key`: the name, percent-encoded, which tells names apart that are no UTF-8.";
 
 #[derive(Debug, Args)]
 pub struct LocksArgs {
@@ -192,6 +192,8 @@ impl Lock {
             .collect();
         if let Value::Object(fields) = &mut lock {
             fields.insert("queue".to_owned(), queue);
+            let name = self.info.field("resource").and_then(Reply::bytes).unwrap_or_default();
+            fields.insert("key".to_owned(), key_of(name).into());
         }
         lock
     }

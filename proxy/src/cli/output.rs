@@ -64,7 +64,7 @@ impl Output {
     }
 
     pub(crate) fn json(&mut self, value: &serde_json::Value) -> Result<(), Failure> {
-        self.line(&value.to_string())
+        self.line(&json_line(&value.to_string()))
     }
 
     pub(crate) fn paint(&self, text: &str, style: Style) -> String {
@@ -149,6 +149,24 @@ impl Table {
     }
 }
 
+/// A text of JSON in one line that steers no terminal. What is not printable can stand only inside its strings, where it may be escaped;
+/// control characters below the blank only between its parts.
+pub(crate) fn json_line(text: &str) -> String {
+    let mut line = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\0'..' ' => line.push(' '),
+            // None of them is beyond U+FFFF.
+            c if is_unprintable(c) => {
+                // Writing to a text cannot fail.
+                let _ = std::fmt::Write::write_fmt(&mut line, format_args!("\\u{:04x}", u32::from(c)));
+            }
+            c => line.push(c),
+        }
+    }
+    line
+}
+
 /// Milliseconds as a person reads them.
 pub(crate) fn shown_ms(ms: i64) -> String {
     match ms {
@@ -171,6 +189,16 @@ mod tests {
         {
             assert_eq!(shown_ms(ms), text);
         }
+    }
+
+    #[test]
+    fn a_line_of_json_means_what_it_meant_and_steers_nothing() {
+        let name = "a\u{1b}[31m\u{7f}\u{9b}\u{202e}\u{feff}\r\n\"\\é";
+        let line = json_line(&serde_json::json!({ "resource": name }).to_string());
+        assert!(!line.chars().any(is_unprintable), "{line:?}");
+        let value: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(value["resource"], name);
+        assert_eq!(json_line("{\n\t\"a\": 1\r\n}"), "{  \"a\": 1  }");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What a node answers to a program: RESP2 and RESP3 frames, read within limits.
 
 use serde_json::{Map, Value};
+use std::fmt::Write;
 
 /// The deepest reply of ours is `LOCK.EXPLAIN`'s map of arrays of arrays of maps.
 const DEPTH_MAX: usize = 6;
@@ -104,6 +105,23 @@ pub(crate) fn shown_bytes(bytes: &[u8]) -> String {
         Ok(text) => text.escape_debug().to_string(),
         Err(_) => bytes.escape_ascii().to_string(),
     }
+}
+
+/// A name as it stands in paths and globs of the HTTP API, whatever bytes it has: every byte that is not a letter, a digit or one of `-_.~` as
+/// `%NN`. Dots alone are written so, too.
+pub(crate) fn key_of(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    let is_dots = matches!(bytes, b"." | b"..");
+    for byte in bytes {
+        let is_plain = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
+        if is_plain && !is_dots {
+            text.push(char::from(*byte));
+        } else {
+            // Writing to a text cannot fail.
+            let _ = write!(text, "%{byte:02X}");
+        }
+    }
+    text
 }
 
 /// Steers the terminal, or is not seen: a name with it can look like another one.

@@ -5,7 +5,7 @@
 use super::access::{Access, AccessArgs, ConnectError};
 use super::connection::{Connection, GREETING_WITHIN};
 use super::exit::Failure;
-use super::output::{tell, Output, Style};
+use super::output::{json_line, tell, Output, Style};
 use super::reply::{shown_bytes, Reply};
 use crate::{calendar, clock};
 use clap::Args;
@@ -100,8 +100,7 @@ impl Watch {
                 },
             };
             if let [kind, _, _, Reply::Text(event)] = &push[..] {
-                if kind.bytes() == Some(b"pmessage") {
-                    self.print(event)?;
+                if kind.bytes() == Some(b"pmessage") && self.print(event)? {
                     self.left -= 1;
                 }
             }
@@ -109,14 +108,16 @@ impl Watch {
         Ok(None)
     }
 
-    fn print(&mut self, event: &[u8]) -> Result<(), Failure> {
+    /// Anybody who may publish at an upstream Redis can send a message there that is no event: `false`, and nothing is printed.
+    fn print(&mut self, event: &[u8]) -> Result<bool, Failure> {
         let text = String::from_utf8_lossy(event);
-        if self.is_json {
-            return self.output.line(&text);
-        }
-        let event: Value = serde_json::from_str(&text).unwrap_or_default();
-        let line = self.line(&event);
-        self.output.line(&line)
+        let Some(event) = serde_json::from_str(&text).ok().filter(Value::is_object) else {
+            tell("a message on a channel of events is no event, and was passed over");
+            return Ok(false);
+        };
+        let line = if self.is_json { json_line(&text) } else { self.line(&event) };
+        self.output.line(&line)?;
+        Ok(true)
     }
 
     fn line(&self, event: &Value) -> String {

@@ -60,6 +60,28 @@ fn several_holders_have_a_row_each_and_names_stay_in_their_line() {
 }
 
 #[test]
+fn every_name_is_valid_json_and_told_apart() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    let names: [&[u8]; 4] = [b"a\x01\x1b[31m\"\\\n", b"\x7f\xc2\x9b\xe2\x80\xae", b"\xff\xfe", b"\xff\xfd"];
+    for name in names {
+        client.send_words(&[b"LOCK.ACQUIRE", name, b"600000", b"OWNER", name]);
+        assert!(client.receive().starts_with('('));
+    }
+    let text = succeeds(&address(&node), &["locks", "--json"]);
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n' || c == '\u{202e}'), "{text:?}");
+    let locks = json_lines(&text);
+    let shown: Vec<&str> = locks.iter().filter_map(|lock| lock["resource"].as_str()).collect();
+    assert_eq!(
+        shown,
+        ["a\u{1}\u{1b}[31m\"\\\n", "\u{7f}\u{9b}\u{202e}", "\u{fffd}\u{fffd}", "\u{fffd}\u{fffd}"]
+    );
+    let keys: Vec<&str> = locks.iter().filter_map(|lock| lock["key"].as_str()).collect();
+    assert_eq!(keys[2..], ["%FF%FD", "%FF%FE"]);
+    assert_eq!(keys[0], "a%01%1B%5B31m%22%5C%0A");
+}
+
+#[test]
 fn a_user_sees_the_locks_it_may_read_and_how_many_others_there_are() {
     let folder = TempDir::new().unwrap();
     let file = |name: &str, text: &str| {

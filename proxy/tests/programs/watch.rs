@@ -50,6 +50,22 @@ fn events_are_shown_until_there_were_enough() {
 }
 
 #[test]
+fn what_is_no_event_is_passed_over() {
+    let node = Node::start(&[]);
+    let (_json, events, notes) = start(&address(&node), &["w*", "--json"]);
+    let mut client = node.connect();
+    for message in ["no event\n{\"event\":\"forged\"}", "7", "{\n\"event\":\"odd\u{9b}\"}"] {
+        assert_eq!(client.ask(&["PUBLISH", "__lock__:w", message]), "1");
+    }
+    client.acquire(&["w\u{9b}31m", "600000"]);
+    assert!(next(&notes).contains("is no event"));
+    let odd = next(&events);
+    assert_eq!(odd, "{ \"event\":\"odd\\u009b\"}");
+    let event: serde_json::Value = serde_json::from_str(&next(&events)).expect("JSON");
+    assert_eq!((event["event"].as_str(), event["resource"].as_str()), (Some("acquired"), Some("w\u{9b}31m")));
+}
+
+#[test]
 fn it_goes_on_at_another_node_and_says_that_events_may_be_missed() {
     let mut nodes = start_cluster(3, &[]);
     let addresses: Vec<String> = nodes.iter().map(address).collect();

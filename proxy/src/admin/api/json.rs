@@ -27,21 +27,7 @@ fn push_escaped(text: &mut String, bytes: &[u8]) {
     }
 }
 
-/// Every byte that is not a letter, a digit or one of `-_.~` as `%NN`. A name of dots alone would be taken for a folder.
-pub(in crate::admin) fn key(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
-    let is_dots = matches!(bytes, b"." | b"..");
-    for byte in bytes {
-        let is_plain = byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b'~');
-        if is_plain && !is_dots {
-            text.push(char::from(*byte));
-        } else {
-            // Writing to a text cannot fail.
-            let _ = write!(text, "%{byte:02X}");
-        }
-    }
-    text
-}
+pub(in crate::admin) use crate::cli::reply::key_of as key;
 
 /// A reply of a command.
 pub(in crate::admin) fn of_reply(reply: &Reply) -> Value {
