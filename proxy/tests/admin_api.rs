@@ -354,7 +354,8 @@ fn pages_of_other_sites_are_kept_out() {
 fn listen(asker: &Asker, path: &str) -> BufReader<TcpStream> {
     let mut stream = TcpStream::connect(asker.admin).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\n\r\n", asker.admin).unwrap();
+    let cookie = asker.cookie.as_ref().map_or(String::new(), |cookie| format!("Cookie: {cookie}\r\n"));
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\n{cookie}\r\n", asker.admin).unwrap();
     let mut reader = BufReader::new(stream);
     let head = next_line(&mut reader, "retry: ");
     assert!(!head.is_empty());
@@ -403,6 +404,43 @@ fn live_events_reach_every_stream_and_gaps_are_told() {
     assert_eq!(asker.get("/health").body, "alive\n");
     drop((all, few));
     await_that("the feed ends with its last listener", || client.ask(&["PUBSUB", "NUMPAT"]) == "0");
+}
+
+#[test]
+fn a_logout_ends_the_streams_of_its_login_alone() {
+    let (node, mut asker) = start(&["--password", "secret"]);
+    let mut other = Asker { admin: asker.admin, cookie: None };
+    asker.log_in("default", "secret").ok();
+    other.log_in("default", "secret").ok();
+    let mut ended = [listen(&asker, "/api/v1/events"), listen(&asker, "/api/v1/events?match=a*")];
+    let mut stays = listen(&other, "/api/v1/events");
+    asker.post("/api/v1/logout", &json!({})).ok();
+    for stream in &mut ended {
+        // The last piece of the answer has no bytes.
+        assert_eq!(next_line(stream, "0"), "");
+    }
+    let mut client = node.connect();
+    client.ask(&["AUTH", "secret"]);
+    client.ask(&["LOCK.ACQUIRE", "after", "60000"]);
+    let event: Value = serde_json::from_str(&next_line(&mut stays, "data: ")).unwrap();
+    assert_eq!(event["name"], "after");
+}
+
+/// Where a path has them, browsers and other URL libraries take them for folders before they ask.
+#[test]
+fn locks_named_by_dots_alone_are_reached_by_the_query() {
+    let (node, asker) = start(&[]);
+    let mut client = node.connect();
+    for (name, key) in [(".", "%2E"), ("..", "%2E%2E"), ("a b", "a%20b")] {
+        client.ask(&["LOCK.ACQUIRE", name, "60000", "OWNER", "me"]);
+        let path = format!("/api/v1/lock?name={key}");
+        assert_eq!(asker.get(&path).ok()["info"]["resource"], name);
+        let path = format!("/api/v1/lock/force-release?name={key}");
+        assert_eq!(asker.post(&path, &json!({ "reason": "test" })).ok()["released"], 1);
+        assert!(client.ask(&["LOCK.INFO", name]).contains("\"free\""));
+    }
+    assert_eq!(asker.get("/api/v1/lock").status, 400);
+    assert_eq!(asker.get("/api/v1/lock?name=").status, 400);
 }
 
 #[test]

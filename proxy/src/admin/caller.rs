@@ -2,6 +2,7 @@
 //! limits and the audit log are those of any client.
 
 use super::api::ApiError;
+use super::logins::LoginEnd;
 use super::{http, logins, Admin, Peer};
 use crate::acl::check::Denial;
 use crate::acl::User;
@@ -19,6 +20,8 @@ const BATCH_MAX: usize = 128;
 pub(super) struct Caller {
     pub(super) admin: Arc<Admin>,
     pub(super) user: Arc<User>,
+    /// The end of the login it came by, if it came by one.
+    pub(super) login: Option<LoginEnd>,
     /// The reason that was given for an action.
     pub(super) reason: Option<Box<str>>,
     peer: Arc<Peer>,
@@ -30,21 +33,24 @@ impl Caller {
     pub(super) fn of(admin: &Arc<Admin>, peer: &Arc<Peer>, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let access = &admin.server.access;
         let by_cookie = || admin.logins.user_of(http::cookie(headers, logins::COOKIE)?, &admin.server);
-        let by_certificate =
-            || access.user(peer.certificate_user.as_ref()?.as_bytes()).filter(|user| user.is_on);
-        let user = match by_cookie().or_else(by_certificate) {
-            Some(user) => user,
+        let by_certificate = || {
+            let user = access.user(peer.certificate_user.as_ref()?.as_bytes()).filter(|user| user.is_on);
+            user.map(|user| (user, None))
+        };
+        let by_cookie = || by_cookie().map(|(user, login)| (user, Some(login)));
+        let (user, login) = match by_cookie().or_else(by_certificate) {
+            Some(found) => found,
             None if access.needs_login() => return Err(ApiError::login_needed()),
             None => {
                 let host = http::header_text(headers, header::HOST).unwrap_or_default();
                 if !http::is_own_host(host, &admin.own_names) {
                     return Err(ApiError::other_host());
                 }
-                access.default_user()
+                (access.default_user(), None)
             }
         };
         let (admin, peer) = (Arc::clone(admin), Arc::clone(peer));
-        Ok(Caller { admin, user, reason: None, peer, connection: None })
+        Ok(Caller { admin, user, login, reason: None, peer, connection: None })
     }
 
     /// Whether it may run this command at all, on whichever key.

@@ -6,6 +6,7 @@
 use super::api::{json, ApiError, Given};
 use super::caller::Caller;
 use super::http::{self, Answer, Body};
+use super::logins::LoginEnd;
 use super::{Admin, Stage, WAITING};
 use crate::acl::User;
 use crate::client_memory::Account;
@@ -188,8 +189,14 @@ pub(super) fn answer(given: &Given<'_>) -> Result<Answer, ApiError> {
     };
     let receiver = live.listen(&given.admin.server);
     let (sender, pieces) = mpsc::channel(PIECES_MAX);
+    let login = caller.login.clone();
     let stream = Stream::new(caller, pattern, sender);
-    tokio::spawn(stream.run(receiver));
+    tokio::spawn(async move {
+        tokio::select! {
+            () = stream.run(receiver) => {}
+            () = login_ends(login) => {}
+        }
+    });
     let events = EventStream { pieces, stage: Arc::clone(given.stage), _permit: permit };
     let mut answer: Response<Body> = Response::new(Either::Right(events));
     *answer.status_mut() = StatusCode::OK;
@@ -199,6 +206,14 @@ pub(super) fn answer(given: &Given<'_>) -> Result<Answer, ApiError> {
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     http::protect(headers);
     Ok(answer)
+}
+
+/// Never where nobody logged in.
+async fn login_ends(login: Option<LoginEnd>) {
+    match login {
+        Some(login) => login.wait().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// The body of such an answer.

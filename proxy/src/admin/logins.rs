@@ -1,6 +1,7 @@
 //! Who has logged in to the dashboard: random tokens in cookies, kept here as hashes, for twelve hours at most.
 //!
-//! A login ends with its time, with a logout, when its user is changed or deleted, and when the program stops.
+//! A login ends with its time, with a logout, when its user is changed or deleted, and when the program stops. Streams of events that were opened
+//! with it end then, too.
 
 use crate::acl::User;
 use crate::server::ServerState;
@@ -9,6 +10,7 @@ use std::collections::HashMap;
 use std::fmt::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 pub(super) const COOKIE: &str = "redfence_session";
@@ -25,6 +27,23 @@ struct Login {
     /// As it was when it logged in.
     user: Arc<User>,
     until: Instant,
+    /// Dropped with the login.
+    alive: watch::Sender<()>,
+}
+
+/// How long a login lasts, for what goes on after its request was answered.
+#[derive(Clone, Debug)]
+pub(super) struct LoginEnd {
+    until: Instant,
+    alive: watch::Receiver<()>,
+}
+
+impl LoginEnd {
+    /// Returns when the login is over: by its time, or before.
+    pub(super) async fn wait(mut self) {
+        // Nothing is ever sent: it changes when the sender is gone.
+        let _ = tokio::time::timeout_at(self.until, self.alive.changed()).await;
+    }
 }
 
 #[derive(Debug, Default)]
@@ -57,18 +76,18 @@ impl Logins {
         } else if table.len() >= LOGINS_MAX {
             end_oldest(&mut table, |_| true);
         }
-        table.insert(hash(&token), Login { user, until: now + LASTS });
+        table.insert(hash(&token), Login { user, until: now + LASTS, alive: watch::channel(()).0 });
         Some(token)
     }
 
-    /// Whose token it is, while the login lasts.
-    pub(super) fn user_of(&self, token: &str, server: &ServerState) -> Option<Arc<User>> {
+    /// Whose token it is, while the login lasts, and how long that is.
+    pub(super) fn user_of(&self, token: &str, server: &ServerState) -> Option<(Arc<User>, LoginEnd)> {
         let key = hash(token);
         let mut table = self.table();
         let login = table.get(&key)?;
         let as_it_is = server.access.user(&login.user.name).filter(|user| **user == *login.user);
         match as_it_is.filter(|user| user.is_on && login.until > Instant::now()) {
-            Some(user) => Some(user),
+            Some(user) => Some((user, LoginEnd { until: login.until, alive: login.alive.subscribe() })),
             None => {
                 table.remove(&key);
                 None

@@ -39,7 +39,9 @@ enum Endpoint {
     Overview,
     Locks,
     Lock,
+    LockByName,
     ForceRelease,
+    ForceReleaseByName,
     Sessions,
     CloseSession,
     Contention,
@@ -59,6 +61,8 @@ const PATHS: &[(&str, &str, Endpoint)] = &[
     ("GET", "/api/v1/locks", Endpoint::Locks),
     ("GET", "/api/v1/locks/{key}", Endpoint::Lock),
     ("POST", "/api/v1/locks/{key}/force-release", Endpoint::ForceRelease),
+    ("GET", "/api/v1/lock", Endpoint::LockByName),
+    ("POST", "/api/v1/lock/force-release", Endpoint::ForceReleaseByName),
     ("GET", "/api/v1/sessions", Endpoint::Sessions),
     ("POST", "/api/v1/sessions/{id}/close", Endpoint::CloseSession),
     ("GET", "/api/v1/contention", Endpoint::Contention),
@@ -171,6 +175,11 @@ impl Given<'_> {
     pub(super) fn caller(&self) -> Result<Caller, ApiError> {
         Caller::of(self.admin, self.peer, self.headers)
     }
+
+    /// The lock in the query. For names that cannot stand in a path: a browser takes dots alone for a folder, however they are encoded.
+    fn name(&self) -> Result<&[u8], ApiError> {
+        self.words.get("name").ok_or_else(|| ApiError::bad("name is missing: /api/v1/lock?name=…"))
+    }
 }
 
 async fn run(endpoint: Endpoint, given: Given<'_>) -> Result<Answer, ApiError> {
@@ -182,6 +191,10 @@ async fn run(endpoint: Endpoint, given: Given<'_>) -> Result<Answer, ApiError> {
         Endpoint::Overview => overview::overview(given.caller()?).await?,
         Endpoint::Locks => locks::list(given.caller()?, &given.words).await?,
         Endpoint::Lock => locks::one(given.caller()?, &given.word, &given.words).await?,
+        Endpoint::LockByName => locks::one(given.caller()?, given.name()?, &given.words).await?,
+        Endpoint::ForceReleaseByName => {
+            actions::force_release(given.caller()?, given.name()?, &given.body).await?
+        }
         Endpoint::Sessions => sessions::list(given.caller()?, &given.words).await?,
         Endpoint::Contention => contention::list(given.caller()?, &given.words).await?,
         Endpoint::Cluster => cluster::cluster(given.caller()?).await?,

@@ -32,7 +32,7 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
 
   const again = poll(EVERY_MS, signal, async () => {
     try {
-      const data = await get(`locks/${key}`, null, signal);
+      const data = await get(pathOf(key), null, signal);
       update(problem);
       update(heading, name(data.info.resource));
       document.title = `${plain(data.info.resource)} · Redfence`;
@@ -93,7 +93,7 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
         holder ? pairs([["owner", name(holder.owner)], ["fence", String(holder.fence)]]) : null,
       ],
       button: "Force-release",
-      run: (reason) => post(`locks/${key}/force-release`, holder && holder.fence ? { fence: holder.fence, reason } : { reason }),
+      run: (reason) => post(pathOf(key, "/force-release"), holder && holder.fence ? { fence: holder.fence, reason } : { reason }),
     });
     if (done) {
       announce(done.released ? "Released" : "It was free already");
@@ -143,6 +143,11 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
 function past(explain, what) {
   if (!explain || explain[`${what}_p50_ms`] === null || explain[`${what}_p50_ms`] === undefined) return "no past yet";
   return `${ms(explain[`${what}_p50_ms`])} · p99 ${ms(explain[`${what}_p99_ms`])}`;
+}
+
+/** Where the API has this lock. A browser takes dots alone for a folder, however they are encoded: these names go in the query. */
+function pathOf(key, action = "") {
+  return /^(%2E|\.){1,2}$/i.test(key) ? `lock${action}?name=${key}` : `locks/${key}${action}`;
 }
 
 /** The glob that matches this key alone, encoded as the key is: what means something in a glob is escaped. */
