@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redfence_tests::artifacts;
 use redfence_tests::cluster::{Cluster, Options};
@@ -21,6 +21,7 @@ use redfence_tests::sql_shell::SqlShell;
 
 const REPLY_WITHIN: Duration = Duration::from_secs(20);
 const RERUNS: u64 = 20;
+const MINUTE_US: i64 = 60_000_000;
 const STATEMENT: &str = "UPDATE wallets SET balance = balance + 1 WHERE id = 7";
 
 /// What a test needs to know of a database.
@@ -142,7 +143,7 @@ fn with_and_without_the_trigger(database: &Database) {
     assert_eq!(result["old_fence_was"], "refused", "{result}");
     assert_eq!(result["old_fence"].as_i64(), Some(fence));
     let after = balance(database);
-    assert_eq!(after, 102, "the probes with the two newer fences were taken");
+    assert_eq!(after, 104, "the probes with the four newer fences were taken");
     holder.resume();
     holder.receive().expect("an answer");
     assert_eq!(balance(database), after, "the same statement is refused now");
@@ -151,6 +152,19 @@ fn with_and_without_the_trigger(database: &Database) {
         admin.ask(statement).expect("an answer");
     }
     assert_eq!(balance(database), after, "as is a DELETE, and whoever has no fence at all");
+    let now_us = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as i64;
+    let mut writer = (database.connect)();
+    for (fence, insert) in
+        [(now_us + 70 * MINUTE_US, false), (i64::MAX, false), (now_us + 50 * MINUTE_US, true)]
+    {
+        writer.ask(&(database.tell)(&fence.to_string())).expect("an answer");
+        for statement in ["INSERT INTO wallets (id, balance) VALUES (8, 1)", STATEMENT] {
+            writer.ask(statement).expect("an answer");
+        }
+        let rows = admin.ask("SELECT count(*) FROM wallets").expect("an answer");
+        assert_eq!(rows, [if insert { "2" } else { "1" }], "fence {fence}");
+    }
+    assert_eq!(balance(database), after + 1, "only a fence within the hour was taken");
 }
 
 #[test]
@@ -253,6 +267,11 @@ fn a_drill_that_cannot_be_carried_out_is_none_that_was_passed_or_failed() {
     assert_eq!(code, Some(2), "a resource that goes down in between: {said}");
     assert!(said.contains("the resource is down"), "{said}");
     let at = folder.path().display();
+    // Every second write fails, whatever its fence.
+    let odd = format!("mkdir {at}/odd 2>&- && exit 0; rmdir {at}/odd; exit 1");
+    let (code, _, said) = drill(&cluster, &odd);
+    assert_eq!(code, Some(2), "a resource that fails every second write: {said}");
+    assert!(said.contains("fails now and then"), "{said}");
     let gone = format!("mkdir {at}/a 2>&- && exit 0; mkdir {at}/c 2>&- && exec no-such-program; true");
     let (code, _, said) = drill(&cluster, &gone);
     assert_eq!(code, Some(2), "a probe that is not found is not one that is refused: {said}");

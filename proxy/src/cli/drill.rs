@@ -1,8 +1,8 @@
 //! `redfence drill`: a fire drill. Takes a lock away from its holder, takes it itself, and tries whether the old fence still writes.
 //!
-//! The probe is a command that writes to the resource under `REDFENCE_FENCE`, and succeeds where the resource took the write. It runs four times:
-//! with the new fence, which must be taken and which the resource remembers; with the old one, which must be refused; with a newer one, which must be
-//! taken again; and with the old one once more. So a resource that is down, or fails now and then, does not pass for one that checks fences.
+//! The probe is a command that writes to the resource under `REDFENCE_FENCE`, and succeeds where the resource took the write. It runs seven times
+//! ([`PROBES`]): with newer and newer fences, which must be taken and which the resource remembers, and in between with the old one, which must be
+//! refused. So a resource that is down, or fails now and then, does not pass for one that checks fences.
 
 use super::access::{Access, AccessArgs, Client};
 use super::child::{command_under, ended_by, Child, Signals};
@@ -20,7 +20,19 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// Beyond two probes, for the rest of the drill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Probe {
+    /// With a fence of its own: a resource may take each fence once alone.
+    New,
+    Old,
+}
+
+/// In an order that a resource which fails every second, third, fourth or fifth write does not follow, wherever it begins.
+const PROBES: [Probe; 7] =
+    [Probe::New, Probe::New, Probe::Old, Probe::New, Probe::Old, Probe::Old, Probe::New];
+/// With one hold: a new fence, and the old one at most twice.
+const PROBES_OF_HOLD: u64 = 3;
+/// Beyond those, for the rest of the drill.
 const SPARE_MS: u64 = 30_000;
 const KILL_AFTER_MS: u64 = 1_000;
 /// How long a probe is waited for that was killed.
@@ -159,7 +171,7 @@ async fn acquire(args: &DrillArgs, signals: &mut Signals) -> Result<Hold, Failur
     let wish = Wish {
         name: args.name.clone(),
         // No renewals: it is held for as long as the probes may take.
-        ttl_ms: args.probe_timeout.saturating_mul(2).saturating_add(SPARE_MS),
+        ttl_ms: args.probe_timeout.saturating_mul(PROBES_OF_HOLD).saturating_add(SPARE_MS),
         wait_ms: Some(args.wait),
         value: None,
         tier: args.tier.clone(),
@@ -184,37 +196,48 @@ async fn probe_all(
     old_fence: i64,
     signals: &mut Signals,
 ) -> Result<Outcome, Failure> {
-    let new_fence = hold.fence();
+    let first_fence = hold.fence();
+    let mut unused = Some(hold);
+    let mut current: Option<Hold> = None;
     let outcome = async {
-        if !probe(args, new_fence, signals).await? {
-            let line = format!(
-                "the probe fails with the new fence {new_fence}: it must succeed where the write is taken"
-            );
-            return Err(Failure::from(line));
+        for turn in PROBES {
+            if turn == Probe::Old {
+                if probe(args, old_fence, signals).await? {
+                    return Ok(Outcome::Written);
+                }
+                continue;
+            }
+            if let Some(before) = current.take() {
+                before.release().await;
+            }
+            let hold = match unused.take() {
+                Some(hold) => hold,
+                None => acquire(args, signals).await?,
+            };
+            let fence = current.insert(hold).fence();
+            if !probe(args, fence, signals).await? {
+                return Err(not_taken(fence, fence == first_fence));
+            }
         }
-        Ok(if probe(args, old_fence, signals).await? { Outcome::Written } else { Outcome::Refused })
+        Ok(Outcome::Refused)
     };
     let outcome = outcome.await;
-    hold.release().await;
-    let outcome = outcome?;
-    let hold = acquire(args, signals).await?;
-    let outcome = async {
-        let is_taken = probe(args, hold.fence(), signals).await?;
-        if is_taken && outcome == Outcome::Refused && probe(args, old_fence, signals).await? {
-            return Ok((true, Outcome::Written));
-        }
-        Ok::<_, Failure>((is_taken, outcome))
-    };
-    let outcome = outcome.await;
-    hold.release().await;
-    match outcome? {
-        (true, outcome) | (false, outcome @ Outcome::Written) => Ok(outcome),
-        (false, Outcome::Refused) => {
-            let line =
-                "the probe fails with a newer fence, too: the resource is down, or it refuses everybody";
-            Err(line.to_owned().into())
-        }
+    if let Some(hold) = current {
+        hold.release().await;
     }
+    outcome
+}
+
+fn not_taken(fence: i64, is_first: bool) -> Failure {
+    let line = match is_first {
+        true => {
+            format!("the probe fails with the new fence {fence}: it must succeed where the write is taken")
+        }
+        false => format!(
+            "the probe fails with a newer fence, {fence}, too: the resource is down, fails now and then, or refuses everybody"
+        ),
+    };
+    line.into()
 }
 
 /// Whether the write was taken. A signal ends the probe.
@@ -243,4 +266,21 @@ async fn probe(args: &DrillArgs, fence: i64, signals: &mut Signals) -> Result<bo
     // Where it cannot be killed, the drill has failed all the same.
     let _ = timeout(ENDS_WITHIN, child.end(now_ms() + KILL_AFTER_MS)).await;
     Err(failure)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A resource that looks at no fence, and takes the writes of some places in a period.
+    #[test]
+    fn no_resource_that_fails_periodically_follows_the_order_of_the_probes() {
+        for period in 1..=5_usize {
+            for taken in 0..1_u32 << period {
+                let takes = |at: usize| taken >> (at % period) & 1 == 1;
+                let follows = PROBES.iter().enumerate().all(|(at, turn)| takes(at) == (*turn == Probe::New));
+                assert!(!follows, "period {period}, taken {taken:b}");
+            }
+        }
+    }
 }

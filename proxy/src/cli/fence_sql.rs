@@ -18,7 +18,8 @@ Then tell each transaction its fence:
                    PGOPTIONS=\"-c redfence.fence=$REDFENCE_FENCE\" psql …             for a whole connection
   MySQL, MariaDB:  SET @redfence_fence = 1794772375201520                           until the connection ends
 
-A write with an older fence than that of the row, or with none, is refused with SQLSTATE RF001 (PostgreSQL) or 45000.";
+A write with an older fence than that of the row, or with none, is refused with SQLSTATE RF001 (PostgreSQL) or 45000; one with a fence that is
+more than an hour ahead of the clock of the database with RF002 or 45000: it would make every real fence stale.";
 
 #[derive(Debug, Args)]
 pub struct FenceSqlArgs {
@@ -100,6 +101,9 @@ CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     mine bigint := coalesce(nullif(current_setting('redfence.fence', true), ''), '0')::bigint;
 BEGIN
+    IF mine > extract(epoch FROM clock_timestamp()) * 1000000 + 3600000000 THEN
+        RAISE EXCEPTION 'fence % is from the future: more than 1 hour ahead of the clock of this server', mine USING ERRCODE = 'RF002';
+    END IF;
     IF TG_OP <> 'INSERT' AND OLD.{column} > mine THEN
         RAISE EXCEPTION 'stale fence % is behind %', mine, OLD.{column} USING ERRCODE = 'RF001';
     END IF;
@@ -127,6 +131,12 @@ fn mysql(table: &str, column: &str) -> String {
     };
     let prefix = table.strip_suffix(name).unwrap_or_default();
     let trigger = format!("{prefix}redfence_{name}");
+    // `NOW()` is the same for all rows of a statement; `UNIX_TIMESTAMP` does not depend on the time zone of the connection.
+    let future = "    IF COALESCE(@redfence_fence, 0) > UNIX_TIMESTAMP(NOW(6)) * 1000000 + 3600000000 THEN
+        SET @redfence_message = CONCAT('fence ', @redfence_fence, ' is from the future: more than 1 hour ahead of the clock of this server');
+        SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = @redfence_message;
+    END IF;
+";
     format!(
         "\
 SET @redfence_sql = (SELECT IF(COUNT(*) = 0,
@@ -145,11 +155,11 @@ DROP TRIGGER IF EXISTS {trigger}_delete;
 DELIMITER $$
 CREATE TRIGGER {trigger}_insert BEFORE INSERT ON {table} FOR EACH ROW
 BEGIN
-    SET NEW.{column} = COALESCE(@redfence_fence, 0);
+{future}    SET NEW.{column} = COALESCE(@redfence_fence, 0);
 END$$
 CREATE TRIGGER {trigger}_update BEFORE UPDATE ON {table} FOR EACH ROW
 BEGIN
-    IF OLD.{column} > COALESCE(@redfence_fence, 0) THEN
+{future}    IF OLD.{column} > COALESCE(@redfence_fence, 0) THEN
         SET @redfence_message = CONCAT('stale fence ', COALESCE(@redfence_fence, 0), ' is behind ', OLD.{column});
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = @redfence_message;
     END IF;
@@ -157,7 +167,7 @@ BEGIN
 END$$
 CREATE TRIGGER {trigger}_delete BEFORE DELETE ON {table} FOR EACH ROW
 BEGIN
-    IF OLD.{column} > COALESCE(@redfence_fence, 0) THEN
+{future}    IF OLD.{column} > COALESCE(@redfence_fence, 0) THEN
         SET @redfence_message = CONCAT('stale fence ', COALESCE(@redfence_fence, 0), ' is behind ', OLD.{column});
         SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = @redfence_message;
     END IF;

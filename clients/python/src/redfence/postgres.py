@@ -37,6 +37,8 @@ __all__ = ["SETTING", "bind", "bind_async", "trigger_sql"]
 SETTING = "redfence.fence"
 #: The SQLSTATE with which the trigger refuses: ``serialization_failure``'s class is for retries, this one is not.
 STALE_STATE = "RF001"
+#: The SQLSTATE for a fence that is more than an hour ahead of the database's clock: it would make every real one stale.
+FUTURE_STATE = "RF002"
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]*(\.[A-Za-z_][A-Za-z0-9_$]*)?")
 
@@ -65,6 +67,9 @@ CREATE OR REPLACE FUNCTION {function}() RETURNS trigger LANGUAGE plpgsql AS $$
 DECLARE
     mine bigint := coalesce(nullif(current_setting('{SETTING}', true), ''), '0')::bigint;
 BEGIN
+    IF mine > extract(epoch FROM clock_timestamp()) * 1000000 + 3600000000 THEN
+        RAISE EXCEPTION 'fence % is from the future: more than 1 hour ahead of the clock of this server', mine USING ERRCODE = '{FUTURE_STATE}';
+    END IF;
     IF TG_OP <> 'INSERT' AND OLD.{column} > mine THEN
         RAISE EXCEPTION 'stale fence % is behind %', mine, OLD.{column} USING ERRCODE = '{STALE_STATE}';
     END IF;
