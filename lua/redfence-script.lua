@@ -1248,6 +1248,10 @@ end
 -- a newer holder has shown itself. It does not where the command could not run at all.
 function M.fence_call(keys, args)
   if #keys < 1 or #args < 2 then return M.wrong_arity('fence.call') end
+  -- The mark behind it would be written in that other database.
+  if string.upper(args[2]) == 'SELECT' then
+    return M.refuse("ERR FENCE.CALL cannot run 'select': it is about the connection")
+  end
   local err, fence, mark, key = M.present_fence(keys[1], args[1])
   if err then return err end
   if fence < mark then return M.refuse('STALE fence ' .. M.digits(fence) .. ' is behind ' .. M.digits(mark)) end

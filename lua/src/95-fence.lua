@@ -70,6 +70,10 @@ end
 --@command FENCE.CALL fence_call
 local function fence_call(keys, args)
   if #keys < 1 or #args < 2 then return wrong_arity('fence.call') end
+  -- The mark behind it would be written in that other database.
+  if string.upper(args[2]) == 'SELECT' then
+    return refuse("ERR FENCE.CALL cannot run 'select': it is about the connection")
+  end
   local err, fence, mark, key = present_fence(keys[1], args[1])
   if err then return err end
   if fence < mark then return refuse('STALE fence ' .. digits(fence) .. ' is behind ' .. digits(mark)) end

@@ -36,6 +36,17 @@ def test_call(t):
     assert text == "STALE fence 1 is behind 45", text
 
 
+def test_call_leaves_the_database_alone(t):
+    r = fresh()
+    for word in ("SELECT", "select"):
+        reply = t("FENCE.CALL", r, 7, word, 3)
+        assert isinstance(reply, ReplyError), reply
+        assert str(reply) == "ERR FENCE.CALL cannot run 'select': it is about the connection", reply
+    assert t.must("FENCE.GET", r) == 0
+    assert t.must("FENCE.CALL", r, 5, "PING") == "PONG"
+    assert t.must("FENCE.GET", r) == 5
+
+
 def test_call_takes_the_keys_of_the_command_too(t):
     r = fresh("{slot}")
     words = t.raw("FENCE.CALL", [r, r + "k"], [7, "SET", r + "k", "v"])

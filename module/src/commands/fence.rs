@@ -39,6 +39,9 @@ pub(crate) fn call(
     if name.eq_ignore_ascii_case(fence::CALL.as_bytes()) {
         return Err(Refusal::new("ERR FENCE.CALL cannot run FENCE.CALL"));
     }
+    if name.eq_ignore_ascii_case(b"SELECT") {
+        return Err(Refusal::new("ERR FENCE.CALL cannot run 'select': it is about the connection"));
+    }
     let mark = marks::admit(call.ctx, request.resource, request.fence, call.now)?;
     if request.fence < mark {
         count(Counter::StaleFence);

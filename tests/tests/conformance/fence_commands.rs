@@ -172,6 +172,8 @@ fn a_command_that_cannot_run_raises_nothing(context: &Context) {
     let (name, data) = tagged(context);
     assert!(ask!(client, "FENCE.CALL", &name, 9, "NOSUCHCOMMAND", &data).is_error());
     assert!(ask!(client, "FENCE.CALL", &name, 9, "GET", &data, "one word too many").is_error());
+    // The mark would rise in another database than it is looked up in.
+    expect::error_naming(&ask!(client, "FENCE.CALL", &name, 9, "SELECT", "3"), "ERR", "cannot run 'select'");
     assert_eq!(ask!(client, "FENCE.GET", &name), Value::Integer(0));
     assert_eq!(ask!(client, "FENCE.CHECK", &name, 3), Value::Integer(1));
 }
