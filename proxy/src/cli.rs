@@ -424,6 +424,10 @@ pub struct Settings {
     #[arg(long, value_name = "N", env = "REDFENCE_MAX_CLIENTS_PER_ADDRESS")]
     pub max_clients_per_address: Option<usize>,
 
+    /// Maximum number of connections to the upstream Redis on behalf of clients [default: as many as --max-clients]
+    #[arg(long, value_name = "N", env = "REDFENCE_MAX_REDIS_CONNECTIONS")]
+    pub max_redis_connections: Option<usize>,
+
     /// Disconnect a client that sends no command for this long, waits for no reply and has no subscription; 0: never [default: 0]
     #[arg(long, value_name = "MS", env = "REDFENCE_IDLE_TIMEOUT_MS")]
     pub idle_timeout_ms: Option<u64>,

@@ -53,6 +53,8 @@ pub struct Config {
     pub audit_log: Option<PathBuf>,
     pub clients_max: usize,
     pub clients_per_address_max: Option<usize>,
+    /// To the upstream Redis, on behalf of clients. `None`: as many as there may be clients.
+    pub redis_connections_max: Option<usize>,
     pub idle_timeout_ms: u64,
     pub session_grace_ms: u64,
     pub idle_retention_ms: u64,
@@ -153,6 +155,10 @@ impl Config {
             acl_file: settings.acl_file,
             audit_log: settings.audit_log,
             clients_per_address_max: settings.max_clients_per_address,
+            redis_connections_max: settings
+                .max_redis_connections
+                .map(|max| in_range("max-redis-connections", Some(max), max, 1..=1_000_000))
+                .transpose()?,
             idle_timeout_ms: in_range("idle-timeout-ms", settings.idle_timeout_ms, 0, 0..=31_536_000_000)?,
             clients_max: in_range("max-clients", settings.max_clients, 10_000, 1..=1_000_000)?,
             session_grace_ms: in_range("session-grace-ms", settings.session_grace_ms, 500, 0..=3_600_000)?,
@@ -235,6 +241,7 @@ impl Settings {
             protected_mode: self.protected_mode.or(below.protected_mode),
             max_clients: self.max_clients.or(below.max_clients),
             max_clients_per_address: self.max_clients_per_address.or(below.max_clients_per_address),
+            max_redis_connections: self.max_redis_connections.or(below.max_redis_connections),
             idle_timeout_ms: self.idle_timeout_ms.or(below.idle_timeout_ms),
             session_grace_ms: self.session_grace_ms.or(below.session_grace_ms),
             idle_retention_ms: self.idle_retention_ms.or(below.idle_retention_ms),

@@ -162,9 +162,11 @@ fn assemble(
 ) -> Arc<ServerState> {
     let hub = Arc::new(Hub::new(Arc::clone(tier2.demand())));
     let events_lost = Arc::default();
+    let clients_max = clients_max(config.clients_max, files_each(config));
     let upstream = config.redis.clone().map(|place| {
         let password = exposed(config.redis_password.as_ref());
-        Upstream::start(place, config.redis_username.clone(), password, redis_tls)
+        let connections_max = config.redis_connections_max.unwrap_or(clients_max);
+        Upstream::start(place, config.redis_username.clone(), password, redis_tls, connections_max)
     });
     let subscriber =
         upstream.as_ref().map(|upstream| UpstreamSubscriber::start(Arc::clone(upstream), Arc::clone(&hub)));
@@ -184,7 +186,7 @@ fn assemble(
         node: config.id,
         routing: Routers::new(Router::unfounded(flags.routing.clone(), upstream.is_some())),
         access,
-        clients_max: clients_max(config.clients_max, files_each(config)),
+        clients_max,
         clients_per_address_max: config.clients_per_address_max,
         idle_timeout_ms: config.idle_timeout_ms,
         listen_address: main_listener.local_addr().unwrap_or(config.listen),

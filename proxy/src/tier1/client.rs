@@ -14,6 +14,7 @@ use redis_protocol::resp2::types::OwnedFrame;
 use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// From the first byte of a connection to the answer to `AUTH`.
 const OPEN_WITHIN: Duration = Duration::from_secs(5);
@@ -28,6 +29,8 @@ pub struct UpstreamClient {
     db: u32,
     /// See [`Upstream::moves`].
     moves: u64,
+    /// See [`Upstream::take_place`].
+    _place: Option<OwnedSemaphorePermit>,
 }
 
 impl UpstreamClient {
@@ -40,7 +43,12 @@ impl UpstreamClient {
 
     /// On a connection that nobody has used.
     pub(super) fn over(stream: UpstreamStream) -> UpstreamClient {
-        UpstreamClient { stream, received: Vec::new(), db: 0, moves: 0 }
+        UpstreamClient { stream, received: Vec::new(), db: 0, moves: 0, _place: None }
+    }
+
+    /// The same with this place, or with none.
+    pub(super) fn at(self, place: Option<OwnedSemaphorePermit>) -> UpstreamClient {
+        UpstreamClient { _place: place, ..self }
     }
 
     /// How often the master had moved when this was opened.

@@ -21,10 +21,10 @@ use redfence_core::machine::upstream_identity::Identity;
 use redfence_core::reply::Reply;
 use std::future::Future;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
-use tokio::sync::{watch, Notify};
+use tokio::sync::{watch, Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// How often the task looks whether that Redis still answers.
@@ -92,11 +92,18 @@ pub struct Upstream {
     identity: Mutex<Option<Identity>>,
     /// `redis_version`, as it said when it was last reached.
     version: Mutex<Option<String>>,
+    /// Whether it is a replica, as it said last.
+    is_replica: AtomicBool,
+    /// Name and version of each of its modules, as it said last.
+    modules: Mutex<Vec<(String, i64)>>,
     /// What `COMMAND` says of its commands.
     command_table: Mutex<Arc<CommandTable>>,
     /// Somebody found the Lua library gone: load it again.
     reload: Notify,
     idle_clients: Mutex<Vec<UpstreamClient>>,
+    /// A place for each connection on behalf of one client. Those that all clients share have none.
+    places: Arc<Semaphore>,
+    places_max: usize,
     /// Connections that clients share: one for each protocol.
     shared_connections: [Mutex<Option<Arc<SharedConnection>>>; 2],
 }
@@ -109,6 +116,7 @@ impl Upstream {
         username: Option<String>,
         password: Option<String>,
         tls: Option<Connector>,
+        connections_max: usize,
     ) -> Arc<Upstream> {
         let upstream = Arc::new(Upstream {
             place,
@@ -120,9 +128,13 @@ impl Upstream {
             health: watch::channel(Health::Starting).0,
             identity: Mutex::default(),
             version: Mutex::default(),
+            is_replica: AtomicBool::new(false),
+            modules: Mutex::default(),
             command_table: Mutex::new(not_reached()),
             reload: Notify::new(),
             idle_clients: Mutex::default(),
+            places: Arc::new(Semaphore::new(connections_max)),
+            places_max: connections_max,
             shared_connections: Default::default(),
         });
         tokio::spawn(keep_watch(Arc::clone(&upstream)));
@@ -148,6 +160,18 @@ impl Upstream {
     #[must_use]
     pub fn version(&self) -> Option<String> {
         self.version.lock().expect("mutex poisoned").clone()
+    }
+
+    /// Whether it is a replica of another.
+    #[must_use]
+    pub fn is_replica(&self) -> bool {
+        self.is_replica.load(Ordering::Relaxed)
+    }
+
+    /// Name and version of each of its modules.
+    #[must_use]
+    pub fn modules(&self) -> Vec<(String, i64)> {
+        self.modules.lock().expect("mutex poisoned").clone()
     }
 
     /// Where it says that its commands have their keys.
@@ -177,6 +201,16 @@ impl Upstream {
                 stream::connect(&address, self.tls.as_ref()).await
             }
         }
+    }
+
+    /// For a connection on behalf of one client, as long as it is open. That Redis has a limit of its own, which all nodes and everybody else share.
+    pub(super) fn take_place(&self) -> io::Result<OwnedSemaphorePermit> {
+        Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            let max = self.places_max;
+            io::Error::other(format!(
+                "this node has as many connections to it as it may, {max} (--max-redis-connections)"
+            ))
+        })
     }
 
     /// How often the master has moved: a connection of another count is to a Redis that is the master no more.
@@ -262,21 +296,25 @@ impl Upstream {
 
     /// A client of the master of now.
     pub async fn take_client(&self) -> io::Result<UpstreamClient> {
+        let place = self.take_place()?;
         let idle = {
             let mut idle = self.idle_clients.lock().expect("mutex poisoned");
             idle.retain(|client| client.moves() == self.moves());
             idle.pop()
         };
-        match idle {
-            Some(client) => Ok(client),
-            None => UpstreamClient::open(self).await,
-        }
+        let client = match idle {
+            Some(client) => client,
+            None => UpstreamClient::open(self).await?,
+        };
+        Ok(client.at(Some(place)))
     }
 
     /// One command on a connection of the proxy's own, and what is to be told to a client where there is no answer.
     pub async fn ask(&self, argv: &[Bytes]) -> Reply {
+        let mut had_left = false;
         let asked = async {
             let mut client = self.take_client().await?;
+            had_left = true;
             let reply = within(ASK_WITHIN, "a command", client.call(argv)).await?;
             self.return_client(client);
             Ok::<Reply, io::Error>(reply)
@@ -285,7 +323,7 @@ impl Upstream {
             Ok(reply) => reply,
             Err(error) => {
                 let reason = format!("upstream Redis at {}: {error}", self.place);
-                own_connection::refusal(&reason, true).into()
+                own_connection::refusal(&reason, had_left).into()
             }
         }
     }
@@ -294,7 +332,7 @@ impl Upstream {
     pub fn return_client(&self, client: UpstreamClient) {
         let mut idle = self.idle_clients.lock().expect("mutex poisoned");
         if idle.len() < IDLE_CLIENTS_MAX && client.moves() == self.moves() {
-            idle.push(client);
+            idle.push(client.at(None));
         }
     }
 }
@@ -416,8 +454,16 @@ struct TableWatch {
     asked: Option<Instant>,
 }
 
+/// `module:name=redfence,ver=1,api=1,…`
+fn module_of(line: &str) -> Option<(String, i64)> {
+    let fields = line.strip_prefix("module:")?;
+    let field = |name: &str| fields.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+    Some((field("name")?.to_owned(), field("ver")?.parse().ok()?))
+}
+
 impl TableWatch {
     async fn follow(&mut self, upstream: &Upstream, modules: String) {
+        *upstream.modules.lock().expect("mutex poisoned") = modules.lines().filter_map(module_of).collect();
         let is_due = match self.asked {
             None => true,
             Some(asked) => {
@@ -446,6 +492,7 @@ async fn find_identity(client: &mut UpstreamClient, upstream: &Upstream) -> io::
     let text = info(client, "server").await? + &info(client, "replication").await?;
     let version = text.lines().find_map(|line| line.strip_prefix("redis_version:"));
     *upstream.version.lock().expect("mutex poisoned") = version.map(str::to_owned);
+    upstream.is_replica.store(text.lines().any(|line| line == "role:slave"), Ordering::Relaxed);
     let field = |name: &str| {
         let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         // No second history: all digits are zero.
@@ -474,4 +521,17 @@ async fn find_backend(client: &mut UpstreamClient) -> io::Result<Tier1Backend> {
         return Err(io::Error::other(format!("SCRIPT LOAD answered {answer:?}")));
     };
     Ok(Tier1Backend::Script { sha1: String::from_utf8_lossy(sha1).into_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn modules_are_read_from_their_lines() {
+        let text =
+            "# Modules\r\nmodule:name=redfence,ver=200,api=1,filters=0,usedby=[],using=[],options=[]\r\n\r\n";
+        let modules: Vec<_> = text.lines().filter_map(module_of).collect();
+        assert_eq!(modules, [("redfence".to_owned(), 200)]);
+    }
 }
