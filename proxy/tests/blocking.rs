@@ -3,7 +3,7 @@
 mod support;
 
 use std::time::{Duration, Instant};
-use support::{await_that, Client, Node, Redis};
+use support::{await_that, behind, Client, Node, Redis};
 
 /// Waits until the machine has this many commands waiting for an item.
 #[track_caller]
@@ -122,4 +122,79 @@ fn a_wait_without_end_outlives_the_timeout_of_requests() {
     );
     assert_eq!(pusher.ask(&["ZADD", "zset", "7", "m"]), "1");
     assert_eq!(waiter.receive(), "(\"zset\", \"m\", \"7\")");
+}
+
+fn id_of(client: &mut Client) -> String {
+    client.ask(&["CLIENT", "ID"])
+}
+
+/// Ends a wait as soon as it can be ended.
+#[track_caller]
+fn unblock(by: &mut Client, id: &str, how: &[&str]) {
+    let words = [&["CLIENT", "UNBLOCK", id], how].concat();
+    await_that("the client waits", || by.ask(&words) == "1");
+    assert_eq!(by.ask(&words), "0", "it waits no more");
+}
+
+/// `nil` stands for both kinds of it.
+#[track_caller]
+fn assert_told(reply: &str, told: &str) {
+    assert_eq!(reply.strip_suffix("-array").unwrap_or(reply), told);
+}
+
+const UNBLOCKED: &str = "-UNBLOCKED client unblocked via CLIENT UNBLOCK";
+
+#[test]
+fn a_wait_is_ended_by_another_client() {
+    let node = Node::start(&[]);
+    let (mut holder, mut other) = (node.connect(), node.connect());
+    let fence = holder.acquire(&["held", "600000"]).to_string();
+    for owner in [&["OWNER", "me"][..], &[]] {
+        for (how, told) in [(&[][..], "nil"), (&["timeout"], "nil"), (&["ERROR"], UNBLOCKED)] {
+            let mut waiter = node.connect();
+            let id = id_of(&mut waiter);
+            waiter.send(&[&["LOCK.ACQUIRE", "held", "1000", "WAIT", "3600000"], owner].concat());
+            unblock(&mut other, &id, how);
+            assert_told(&waiter.receive(), told);
+            assert_eq!(other.ask(&["LOCK.QUEUE", "held"]), "()");
+            assert_eq!(waiter.ask(&["PING"]), "PONG", "it goes on");
+        }
+    }
+    let mut waiter = node.connect();
+    let id = id_of(&mut waiter);
+    waiter.send(&["BLPOP", "list", "0"]);
+    unblock(&mut other, &id, &["ERROR"]);
+    assert_eq!(waiter.receive(), UNBLOCKED);
+    assert_eq!(other.ask(&["RPUSH", "list", "x"]), "1");
+    assert_eq!(waiter.ask(&["LLEN", "list"]), "1", "nothing was taken for it");
+    assert!(other.ask(&["LOCK.RELEASE", "held", &fence]).contains("ok"));
+    for (words, told) in [
+        (&["UNBLOCK", "99999"][..], "0"),
+        (&["UNBLOCK", "-1"], "0"),
+        (&["UNBLOCK", "x"], "-ERR value is not an integer or out of range"),
+        (&["UNBLOCK", "1", "now"], "-ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR"),
+        (&["UNBLOCK"], "-ERR wrong number of arguments for 'client|unblock' command"),
+    ] {
+        assert_eq!(other.ask(&[&["CLIENT"], words].concat()), told, "{words:?}");
+    }
+}
+
+/// In the Lua library, and in a command that the Redis itself lets wait.
+#[test]
+fn a_wait_at_an_upstream_redis_is_ended_by_another_client() {
+    let (_redis, node) = behind(&["--route", "near:*=efficiency"]);
+    let (mut holder, mut other) = (node.connect(), node.connect());
+    holder.acquire(&["near:1", "600000"]);
+    for (how, told) in [(&[][..], "nil"), (&["ERROR"], UNBLOCKED)] {
+        let mut waiter = node.connect();
+        let id = id_of(&mut waiter);
+        waiter.send(&["LOCK.ACQUIRE", "near:1", "1000", "WAIT", "3600000", "OWNER", "me"]);
+        unblock(&mut other, &id, how);
+        assert_told(&waiter.receive(), told);
+        assert_eq!(other.ask(&["LOCK.QUEUE", "near:1"]), "()");
+        waiter.send(&["BLPOP", "list", "0"]);
+        unblock(&mut other, &id, how);
+        assert_told(&waiter.receive(), told);
+        assert_eq!(waiter.ask(&["PING"]), "PONG", "it goes on");
+    }
 }

@@ -30,7 +30,9 @@ fn plain_commands_pass_unchanged() {
         "WATCH b",
         "UNWATCH",
         "OBJECT ENCODING a",
-        "COMMAND COUNT",
+        "COMMAND COUNT x",
+        "COMMAND INFO get nosuch",
+        "COMMAND GETKEYS SET a b",
         "CONFIG GET maxmemory",
         "EXISTS nothing",
         "GET nothing",
@@ -426,4 +428,74 @@ fn shard_channels_are_those_of_the_redis_behind() {
     assert_eq!(client.ask(&["AUTH", "app", "pw"]), "OK");
     assert!(client.ask(&["SSUBSCRIBE", "news"]).starts_with("-NOPERM "));
     assert_eq!(client.ask(&["SSUBSCRIBE", "app:1"]), "(\"ssubscribe\", \"app:1\", 1)");
+}
+
+#[test]
+fn commands_of_ours_are_listed_behind_those_of_redis() {
+    let (redis, node) = behind(&[]);
+    let (mut client, mut direct) = (node.connect(), Client::connect(redis.address));
+    let number = |text: String| text.parse::<usize>().unwrap();
+    for hello in ["2", "3"] {
+        for client in [&mut client, &mut direct] {
+            client.ask(&["HELLO", hello]);
+        }
+        let ours = client.ask(&["COMMAND", "LIST", "FILTERBY", "MODULE", "redfence"]);
+        let ours: Vec<&str> = ours.trim_matches(['(', ')']).split(", ").collect();
+        assert!(ours.contains(&"\"lock.acquire\"") && ours.contains(&"\"fence.call\""), "{ours:?}");
+        assert_eq!(
+            number(client.ask(&["COMMAND", "COUNT"])),
+            number(direct.ask(&["COMMAND", "COUNT"])) + ours.len()
+        );
+        // Theirs first, as they are.
+        for words in [&["COMMAND"][..], &["COMMAND", "INFO"], &["COMMAND", "LIST"], &["COMMAND", "DOCS"]] {
+            let (through, straight) = (client.ask(words), direct.ask(words));
+            let straight = straight.trim_end_matches([')', '}']);
+            assert!(through.starts_with(straight), "{words:?}: {through:.80}");
+            for name in &ours {
+                assert!(through[straight.len()..].contains(name), "{words:?} has no {name}");
+            }
+        }
+        assert!(client.ask(&["COMMAND", "LIST", "FILTERBY", "PATTERN", "lock.a*"]).contains("lock.acquire"));
+        assert!(client.ask(&["COMMAND", "LIST", "FILTERBY", "PATTERN", "get"]).contains("\"get\""));
+        assert!(client.ask(&["COMMAND", "LIST", "FILTERBY", "NONSENSE", "x"]).starts_with("-ERR"));
+        assert!(client.ask(&["COMMAND", "INFO", "lock.acquire"]).contains("lock.acquire"));
+        assert_eq!(client.ask(&["PING"]), "PONG");
+    }
+}
+
+#[test]
+fn the_greeting_tells_the_role_of_the_redis() {
+    let (redis, node) = behind(&[]);
+    let mut client = node.connect();
+    assert!(client.ask(&["HELLO", "3"]).contains("\"role\", \"master\""), "{}", client.ask(&["HELLO"]));
+    let nobody = support::free_address().port().to_string();
+    assert_eq!(Client::connect(redis.address).ask(&["REPLICAOF", "127.0.0.1", &nobody]), "OK");
+    await_that("it is seen", || client.ask(&["HELLO", "3"]).contains("\"role\", \"replica\""));
+}
+
+#[test]
+fn connections_to_the_redis_are_limited() {
+    let (redis, node) = behind(&["--max-redis-connections", "2"]);
+    let mut clients: Vec<Client> = (0..3).map(|_| node.connect()).collect();
+    for client in &mut clients[..2] {
+        assert_eq!(client.ask(&["SET", "k", "v"]), "OK");
+    }
+    for _ in 0..2 {
+        let refused = clients[2].ask(&["GET", "k"]);
+        assert!(refused.starts_with("-UNAVAILABLE upstream Redis at "), "{refused}");
+        assert!(
+            refused.contains("as many connections to it as it may, 2 (--max-redis-connections)"),
+            "{refused}"
+        );
+        assert!(refused.ends_with("nothing was done; retry"), "{refused}");
+    }
+    assert_eq!(
+        clients[2].ask(&["LOCK.ACQUIRE", "far", "1000"]).chars().next(),
+        Some('('),
+        "Tier 2 needs none"
+    );
+    assert_eq!(clients[0].ask(&["GET", "k"]), "\"v\"", "others are not disturbed");
+    drop(clients.remove(0));
+    await_that("there is a place again", || clients[1].ask(&["GET", "k"]) == "\"v\"");
+    drop(redis);
 }

@@ -47,6 +47,34 @@ const CONVERSATIONS: &[&[&str]] = &[
         "EXEC",
     ],
     &["WATCH w", "SELECT 2", "SET w 9", "MULTI", "GET w", "EXEC", "SELECT 0"],
+    &["CLIENT SETNAME a", "MULTI", "CLIENT GETNAME", "CLIENT SETNAME b", "SET q 1", "CLIENT GETNAME", "EXEC"],
+    &["CLIENT GETNAME", "MULTI", "CLIENT SETNAME c", "DISCARD", "CLIENT GETNAME"],
+    &["WATCH w", "SET w 6", "MULTI", "CLIENT SETNAME d", "EXEC", "CLIENT GETNAME"],
+    &["MULTI", "CLIENT SETNAME e", "CLIENT NO-EVICT on", "EXEC", "CLIENT GETNAME"],
+    &["MULTI", "CLIENT SETNAME bad~name\u{7f}", "CLIENT NO-EVICT perhaps", "CLIENT KILL ID 0", "EXEC"],
+    &[
+        "MULTI",
+        "CLIENT NOSUCH",
+        "SET q 2",
+        "EXEC",
+        "MULTI",
+        "CLIENT SETNAME",
+        "EXEC",
+        "MULTI",
+        "CLIENT",
+        "EXEC",
+    ],
+    &[
+        "MULTI",
+        "CLIENT SETNAME x y",
+        "EXEC",
+        "CLIENT SETNAME z",
+        "MULTI",
+        "CLIENT GETNAME",
+        "SELECT 1",
+        "EXEC",
+        "SELECT 0",
+    ],
     &["MULTI", "SET r 1", "RESET", "EXEC", "GET r"],
 ];
 
@@ -193,14 +221,14 @@ fn without_routes_redis_has_every_transaction_but_at_the_correctness_door() {
     let (mut client, mut inside) = (node.connect(), Client::connect(correctness_address));
     let mut direct = Client::connect(redis.address);
     for conversation in CONVERSATIONS {
-        // A database is changed by the proxy itself, and its RESET says RESP2.
-        if conversation.iter().any(|line| line.starts_with("SELECT") || *line == "RESET") {
-            continue;
-        }
         direct.ask(&["FLUSHALL"]);
         let theirs = direct.ask_all(conversation);
         direct.ask(&["FLUSHALL"]);
         assert_eq!(client.ask_all(conversation), theirs, "{conversation:?}");
+        direct.ask(&["FLUSHALL"]);
+        let theirs = direct.pipeline(conversation);
+        direct.ask(&["FLUSHALL"]);
+        assert_eq!(client.pipeline(conversation), theirs, "pipelined {conversation:?}");
     }
     direct.ask(&["FLUSHALL"]);
     assert_eq!(inside.ask_all(&["MULTI", "SET x 1", "EXEC"]), ["OK", "QUEUED", "(OK)"]);
@@ -209,4 +237,59 @@ fn without_routes_redis_has_every_transaction_but_at_the_correctness_door() {
         client.ask_all(&["MULTI", "SET x 1", "LOCK.ACQUIRE y 1000 TIER CORRECTNESS", "EXEC", "GET x"]);
     assert!(refused[2].starts_with("-CROSSTIER "), "{refused:?}");
     assert_eq!(refused[3..], [DISCARDED, "nil"]);
+}
+
+/// Their answers are this node's, in the places of a reply that comes in pieces.
+#[test]
+fn commands_about_the_client_are_part_of_a_transaction_of_redis() {
+    let (redis, node) = behind(&["--route", "wallet:*=correctness"]);
+    let (mut client, mut direct) = (node.connect(), Client::connect(redis.address));
+    let large = "v".repeat(700_000);
+    assert_eq!(client.ask(&["SET", "large", &large]), "OK");
+    for hello in ["2", "3"] {
+        client.ask(&["HELLO", hello]);
+        let id = client.ask(&["CLIENT", "ID"]);
+        let lines = [
+            "MULTI",
+            "CLIENT ID",
+            "GET large",
+            "CLIENT GETNAME",
+            "GET large",
+            "SELECT 4",
+            "CLIENT ID",
+            "SET in four",
+            "EXEC",
+        ];
+        let replies = client.ask_all(&lines);
+        assert!(replies[1..lines.len() - 1].iter().all(|reply| reply == "QUEUED"), "{:?}", &replies[..8]);
+        let expected = format!("({id}, \"{large}\", nil, \"{large}\", OK, {id}, OK)");
+        assert!(replies[8] == expected, "HELLO {hello}: {:.60}", replies[8]);
+        assert_eq!(client.ask(&["GET", "in"]), "\"four\"");
+        assert!(client.ask(&["CLIENT", "INFO"]).contains(" db=4 "));
+        // The keyspace follows, too.
+        assert_eq!(client.ask(&["SET", "wallet:1", "x"]), "OK");
+        assert_eq!(client.ask_all(&["SELECT 0", "GET wallet:1", "GET in"]), ["OK", "nil", "nil"]);
+        // Not carried out: nothing has changed.
+        assert_eq!(
+            client.ask_all(&["WATCH in", "SET in 0", "MULTI", "SELECT 4", "CLIENT SETNAME lost", "EXEC"])[5],
+            if hello == "2" { "nil-array" } else { "nil" }
+        );
+        assert_eq!(client.ask_all(&["CLIENT GETNAME", "GET in", "DEL in"]), ["nil", "\"0\"", "1"]);
+    }
+    direct.ask(&["SELECT", "4"]);
+    assert_eq!(direct.ask(&["GET", "in"]), "\"four\"");
+    // What cannot be part of it says so.
+    for line in [
+        "CLIENT TRACKING ON",
+        "CLIENT REPLY OFF",
+        "CLIENT UNBLOCK 1",
+        "SUBSCRIBE a",
+        "HELLO 3",
+        "AUTH x",
+        "ACL WHOAMI",
+    ] {
+        let replies = client.ask_all(&["MULTI", line, "EXEC"]);
+        assert!(replies[1].contains("cannot be part of a transaction here"), "{line}: {}", replies[1]);
+        assert_eq!(replies[2], DISCARDED, "{line}");
+    }
 }

@@ -106,6 +106,11 @@ impl CommandContext {
         self.replies.in_flight = in_flight;
         if waits {
             self.client.set_waiting(true);
+            match &source {
+                Source::Tier2(_) | Source::Channel(_) => self.client.info.unblock.begin(),
+                // It waits for a version of the cluster first, and stands in no queue.
+                Source::Node(_) | Source::Deferred(_) | Source::Answered { .. } => {}
+            }
         }
         let (muted, began_us) = (self.client.is_muted(), self.read_us);
         self.replies.awaited.push_back(AwaitedReply::Call(AwaitedCall {
@@ -119,6 +124,8 @@ impl CommandContext {
             after_reply: AfterReply::Nothing,
             audit: None,
             admin_acts: None,
+            withdraw: None,
+            unblocked: None,
         }));
     }
 

@@ -83,6 +83,17 @@ impl CommandTable {
         Some(CommandTable::Known(CommandNames(names)))
     }
 
+    /// Whether it has this command; `None` where the table is missing.
+    #[must_use]
+    pub fn has(&self, name: &str) -> Option<bool> {
+        match self {
+            CommandTable::Known(CommandNames(names)) => {
+                Some(names.contains_key(name.to_ascii_lowercase().as_bytes()))
+            }
+            CommandTable::Missing { .. } => None,
+        }
+    }
+
     /// Every command; none where the table is missing.
     pub fn rows(&self) -> impl Iterator<Item = CommandRow<'_>> {
         let names = match self {

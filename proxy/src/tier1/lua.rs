@@ -168,18 +168,20 @@ impl LuaWait {
     }
 }
 
-/// Starts the wait. Dropping the receiver is the client going away.
+/// Starts the wait. Dropping the receiver is the client going away; what is sent to the other end of the pair ends the wait, and the answer is
+/// then nil, or the grant that was quicker.
 #[must_use]
 pub fn start_waiting(
     upstream: Arc<Upstream>,
     backend: Tier1Backend,
     waiting: LuaWait,
-) -> oneshot::Receiver<Reply> {
+) -> (oneshot::Receiver<Reply>, oneshot::Sender<()>) {
     let (mut sender, receiver) = oneshot::channel();
+    let (withdraw, withdrawn) = oneshot::channel();
     tokio::spawn(async move {
         let moves = upstream.moves();
         let outcome = tokio::select! {
-            outcome = upstream.unless_moved(moves, wait(&upstream, &backend, &waiting)) => Some(outcome),
+            outcome = upstream.unless_moved(moves, wait(&upstream, &backend, &waiting, withdrawn)) => Some(outcome),
             () = sender.closed() => None,
         };
         let reply = match outcome {
@@ -195,16 +197,27 @@ pub fn start_waiting(
             give_back(&upstream, moves, &backend, &waiting, reply).await;
         }
     });
-    receiver
+    (receiver, withdraw)
 }
 
 fn lost(upstream: &Upstream, error: &io::Error) -> Refusal {
     super::own_connection::refusal(&format!("upstream Redis at {}: {error}", upstream.place), true)
 }
 
-async fn wait(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) -> io::Result<Reply> {
+async fn wait(
+    upstream: &Upstream,
+    backend: &Tier1Backend,
+    waiting: &LuaWait,
+    mut withdrawn: oneshot::Receiver<()>,
+) -> io::Result<Reply> {
     let deadline = Instant::now() + Duration::from_millis(waiting.wait_ms);
-    let mut client = take_client(upstream, waiting.db).await?;
+    let mut client = match take_client(upstream, waiting.db).await {
+        Ok(client) => client,
+        Err(error) => {
+            let reason = format!("upstream Redis at {}: {error}", upstream.place);
+            return Ok(Reply::Error(super::own_connection::refusal(&reason, false)));
+        }
+    };
     loop {
         let left_ms = millis(deadline.saturating_duration_since(Instant::now()));
         if left_ms == 0 {
@@ -224,7 +237,20 @@ async fn wait(upstream: &Upstream, backend: &Tier1Backend, waiting: &LuaWait) ->
         let nap = Duration::from_millis(poll_ms.min(left_ms).max(1));
         let seconds = format!("{:.3}", nap.as_secs_f64());
         let listen: [&[u8]; 3] = [b"BLPOP", &wake_key, seconds.as_bytes()];
-        let answer = within(nap + BLPOP_SLACK, "BLPOP", client.call(&listen)).await?;
+        // Nothing else is cut off half-way: an acquire that is under way must be over before it is cancelled.
+        let heard = tokio::select! {
+            biased;
+            Ok(()) = &mut withdrawn => None,
+            answer = within(nap + BLPOP_SLACK, "BLPOP", client.call(&listen)) => Some(answer?),
+        };
+        let Some(answer) = heard else {
+            // What the old connection may still hear is in the answer to the cancelling, too.
+            drop(client);
+            let mut client = take_client(upstream, waiting.db).await?;
+            let answer = call(&mut client, &waiting.cancel(backend)).await?;
+            upstream.return_client(client);
+            return Ok(answer);
+        };
         if let Reply::Array(items) = &answer {
             if let Some(reply) = items.get(1).and_then(|item| granted(item, waiting.multi)) {
                 upstream.return_client(client);
@@ -453,7 +479,7 @@ mod tests {
                 });
             }
         });
-        (Upstream::start(RedisPlace::Fixed(address), None, None, None), calls)
+        (Upstream::start(RedisPlace::Fixed(address), None, None, None, 100), calls)
     }
 
     fn waiting() -> LuaWait {

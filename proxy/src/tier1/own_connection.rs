@@ -13,9 +13,11 @@ use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 use std::task::{ready, Context, Poll};
 use tokio::io::{AsyncRead, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
 
 /// Bytes of commands that may wait to be sent. Above it, no more are read from the client.
 pub const UNSENT_BYTES_MAX: usize = 256 * 1024;
@@ -34,11 +36,13 @@ thread_local! {
 enum ExpectedReply {
     /// Ours: not shown to the client.
     Ours,
+    /// Ours: the number of this connection at that Redis. One that does not tell it does not matter.
+    Number,
     /// The client's. The command had left us completely once `sent` reaches `end`.
     Client { end: u64 },
 }
 
-type Connecting = Pin<Box<dyn Future<Output = io::Result<UpstreamStream>> + Send>>;
+type Connecting = Pin<Box<dyn Future<Output = io::Result<(UpstreamStream, OwnedSemaphorePermit)>> + Send>>;
 
 type Moved = Pin<Box<dyn Future<Output = io::Error> + Send>>;
 
@@ -54,6 +58,8 @@ pub struct OwnConnection {
     /// Wakes a client that waits for something else when the master moves.
     moved: Option<Moved>,
     state: SocketState,
+    /// See [`Upstream::take_place`]. Before it is open, its place is with the attempt to connect.
+    _place: Option<OwnedSemaphorePermit>,
     unsent: Vec<u8>,
     /// How much of `unsent` is gone already.
     unsent_at: usize,
@@ -66,6 +72,9 @@ pub struct OwnConnection {
     scanner: ReplyScanner,
     /// The reply in flight is for the client.
     passes: bool,
+    /// How that Redis numbers this connection (`CLIENT ID`), for whoever wants to end a wait there. 0: not known.
+    number: Arc<AtomicU64>,
+    is_number_asked: bool,
     /// Something has come: it serves us.
     is_served: bool,
     /// It is in `MONITOR`: what nobody has asked for is for the client too.
@@ -106,10 +115,18 @@ pub enum ReplyPart {
 impl OwnConnection {
     /// Begins to connect, and queues the greeting.
     #[must_use]
-    pub fn open(upstream: &Arc<Upstream>, protocol: Protocol, db: u32) -> OwnConnection {
+    pub fn open(
+        upstream: &Arc<Upstream>,
+        protocol: Protocol,
+        db: u32,
+        number: Arc<AtomicU64>,
+    ) -> OwnConnection {
         let moves = upstream.moves();
         let connecting_to = Arc::clone(upstream);
-        let connecting = Box::pin(async move { connecting_to.connect().await });
+        let connecting = Box::pin(async move {
+            let place = connecting_to.take_place()?;
+            Ok((connecting_to.connect().await?, place))
+        });
         let moved = upstream.may_move().then(|| {
             let upstream = Arc::clone(upstream);
             Box::pin(async move { upstream.moved_since(moves).await }) as Moved
@@ -119,6 +136,7 @@ impl OwnConnection {
             moves,
             moved,
             state: SocketState::Connecting(connecting),
+            _place: None,
             unsent: Vec::new(),
             unsent_at: 0,
             queued: 0,
@@ -128,6 +146,8 @@ impl OwnConnection {
             received_at: 0,
             scanner: ReplyScanner::default(),
             passes: false,
+            number,
+            is_number_asked: false,
             is_served: false,
             monitors: false,
             is_unasked: false,
@@ -153,6 +173,16 @@ impl OwnConnection {
         encode::command(&mut self.unsent, words);
         self.queued += (self.unsent.len() - before) as u64;
         self.expected.push_back(ExpectedReply::Ours);
+    }
+
+    /// Before a command that may wait there. Not inside a transaction, which would queue it.
+    pub fn ask_number(&mut self) {
+        if !std::mem::replace(&mut self.is_number_asked, true) {
+            self.send_ours(&["CLIENT", "ID"]);
+            if let Some(expected) = self.expected.back_mut() {
+                *expected = ExpectedReply::Number;
+            }
+        }
     }
 
     /// A command of the client's, whole.
@@ -234,7 +264,10 @@ impl OwnConnection {
         if let SocketState::Connecting(connecting) = &mut self.state {
             match connecting.as_mut().poll(context) {
                 Poll::Pending => return Ok(false),
-                Poll::Ready(Ok(stream)) => self.state = SocketState::Open(stream),
+                Poll::Ready(Ok((stream, place))) => {
+                    self.state = SocketState::Open(stream);
+                    self._place = Some(place);
+                }
                 Poll::Ready(Err(error)) => return Err(self.down(error.to_string())),
             }
             moved = true;
@@ -312,6 +345,9 @@ impl OwnConnection {
                         return Poll::Ready(Ok(ReplyPart::Reply { is_error }))
                     }
                     Some(ExpectedReply::Ours) if !is_error => {}
+                    Some(ExpectedReply::Number) => {
+                        self.number.store(number_in(&self.swallowed), Ordering::Relaxed)
+                    }
                     Some(ExpectedReply::Ours) | None => {
                         let text = String::from_utf8_lossy(&self.swallowed).trim_end().to_string();
                         return Poll::Ready(Err(self.down(format!("it answered {text:?}"))));
@@ -350,7 +386,7 @@ impl OwnConnection {
 
     fn down(&self, reason: String) -> ConnectionLost {
         let unanswered = self.expected.iter().filter_map(|expected| match expected {
-            ExpectedReply::Ours => None,
+            ExpectedReply::Ours | ExpectedReply::Number => None,
             ExpectedReply::Client { end } => Some(self.sent >= *end),
         });
         ConnectionLost {
@@ -359,6 +395,18 @@ impl OwnConnection {
             reason: format!("upstream Redis at {}: {reason}", self.upstream.place),
         }
     }
+}
+
+impl Drop for OwnConnection {
+    fn drop(&mut self) {
+        self.number.store(0, Ordering::Relaxed);
+    }
+}
+
+/// The number of an integer reply; 0 where it is no such reply.
+fn number_in(reply: &[u8]) -> u64 {
+    let digits = reply.strip_prefix(b":").and_then(|rest| rest.strip_suffix(b"\r\n")).unwrap_or_default();
+    std::str::from_utf8(digits).ok().and_then(|digits| digits.parse().ok()).unwrap_or(0)
 }
 
 /// The reply to a client whose command was in flight when the connection went down.

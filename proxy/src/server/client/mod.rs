@@ -6,6 +6,7 @@
 //! - [`transaction`]: `MULTI` and `WATCH`
 //! - [`told_grants`]: locks it was told of before `LOCK.NOTIFY ON`
 //! - [`registry`]: all connected clients
+//! - [`unblock`]: `CLIENT UNBLOCK`
 //! - [`shown`]: a client as `CLIENT LIST` shows it
 //! - [`session_keepalive`]: keeps the lock sessions of connected clients alive
 
@@ -15,3 +16,4 @@ pub mod session_keepalive;
 pub mod shown;
 pub mod told_grants;
 pub mod transaction;
+pub mod unblock;

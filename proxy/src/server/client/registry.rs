@@ -1,6 +1,7 @@
 //! All clients of this node, as `CLIENT LIST` shows and `CLIENT KILL` ends them.
 
 use crate::server::client::shown::ShownState;
+use crate::server::client::unblock::UnblockSlot;
 use crate::server::routing::waiting::Waiting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -27,6 +28,9 @@ pub struct ClientInfo {
     pub shown: ShownState,
     /// Its command waits: for a lock, or for an item of a list.
     pub blocked: AtomicBool,
+    pub unblock: UnblockSlot,
+    /// How the upstream Redis numbers its own connection there; 0 where it has none, or none that may wait.
+    pub upstream_number: Arc<AtomicU64>,
     /// Whether it has said who it is, or need not. Never before its TLS handshake is done.
     pub logged_in: AtomicBool,
     pub texts: Mutex<ClientTexts>,
@@ -301,6 +305,8 @@ impl Registry {
             shards: AtomicUsize::new(0),
             shown: ShownState::default(),
             blocked: AtomicBool::new(false),
+            unblock: UnblockSlot::default(),
+            upstream_number: Arc::default(),
             logged_in: AtomicBool::new(logged_in),
             texts: Mutex::default(),
             login_until: Mutex::default(),
@@ -348,6 +354,11 @@ impl Registry {
     #[must_use]
     pub fn has(&self, id: u64) -> bool {
         self.table().infos.contains_key(&id)
+    }
+
+    #[must_use]
+    pub fn get(&self, id: u64) -> Option<Arc<ClientInfo>> {
+        self.table().infos.get(&id).cloned()
     }
 
     #[must_use]

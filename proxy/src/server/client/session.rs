@@ -253,6 +253,9 @@ impl Client {
     /// Being blocked in a WAIT keeps the connection's sessions alive.
     pub fn set_waiting(&self, waiting: bool) {
         self.info.blocked.store(waiting, Ordering::Relaxed);
+        if !waiting {
+            self.info.unblock.end();
+        }
         if let Some(sessions) = &self.sessions {
             sessions.set_waiting(waiting);
         }

@@ -46,6 +46,10 @@ pub struct Transaction {
     pub access_generation: u64,
     /// Administrative commands in it, for the audit log; filled only where there is one.
     pub admin_acts: Vec<String>,
+    /// The upstream Redis was sent an `ECHO` of this word in the place of each command that is queued here.
+    pub echoed: Option<[u8; 32]>,
+    /// That of the last `SELECT` that the upstream Redis has queued.
+    pub upstream_db: Option<u32>,
     commands: Vec<Vec<Bytes>>,
     bytes: usize,
     words: usize,
@@ -79,6 +83,8 @@ impl Transaction {
             must_abort: false,
             access_generation: 0,
             admin_acts: Vec::new(),
+            echoed: None,
+            upstream_db: None,
             commands: Vec::new(),
             bytes: 0,
             words: 0,
@@ -100,11 +106,26 @@ impl Transaction {
         self.commands.iter().map(Vec::as_slice)
     }
 
-    /// Takes commands out that are not to be carried out, by place in rising order.
+    /// Takes commands out that are not for the log, by place in rising order.
     pub fn remove(&mut self, places: impl DoubleEndedIterator<Item = usize>) {
         places.rev().for_each(|at| {
             self.commands.remove(at);
         });
+    }
+
+    /// Takes out all that are queued here.
+    pub fn take_commands(&mut self) -> Vec<Vec<Bytes>> {
+        std::mem::take(&mut self.commands)
+    }
+
+    /// Those that this node answers itself when the transaction is carried out, by place in rising order.
+    #[must_use]
+    pub fn about_the_client(&self) -> Vec<(usize, Vec<Bytes>)> {
+        let commands = self.commands.iter().enumerate();
+        commands
+            .filter(|(_, argv)| argv[0].eq_ignore_ascii_case(b"CLIENT"))
+            .map(|(at, argv)| (at, argv.clone()))
+            .collect()
     }
 
     /// Whether a script is queued.

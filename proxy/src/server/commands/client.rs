@@ -1,16 +1,22 @@
 //! `CLIENT …`: what clients say of themselves, and what operators ask about clients.
 
-use super::hello::checked_name;
+use super::hello::{checked_name, NOT_AN_INTEGER};
+use super::transaction::not_in_transaction;
 use super::{help, is, unknown_subcommand, wrong_arity};
 use crate::server::client::registry::ClientInfo;
 use crate::server::client::session::ReplyMode;
 use crate::server::client::shown::ClientType;
+use crate::server::client::unblock::UnblockWith;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
+use crate::server::net::in_flight::{IfAbandoned, InFlight, Source};
+use bytes::Bytes;
 use redfence_core::grammar::errors::shown;
 use redfence_core::reply::{Refusal, Reply};
 use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
 use std::sync::Arc;
+use tokio::sync::oneshot;
 
 pub(super) const SYNTAX: &str = "ERR syntax error";
 
@@ -28,12 +34,45 @@ const SUBCOMMANDS: &[&str] = &[
     "TRACKING",
     "TRACKINGINFO",
 ];
+/// Those that may be part of a transaction, and how many words may stand behind each.
+const QUEUED: &[(&str, std::ops::RangeInclusive<usize>)] = &[
+    ("GETNAME", 0..=0),
+    ("GETREDIR", 0..=0),
+    ("HELP", 0..=0),
+    ("ID", 0..=0),
+    ("INFO", 0..=0),
+    ("KILL", 1..=WORDS_MAX),
+    ("LIST", 0..=WORDS_MAX),
+    ("NO-EVICT", 1..=1),
+    ("NO-TOUCH", 1..=1),
+    ("SETINFO", 2..=2),
+    ("SETNAME", 1..=1),
+    ("TRACKINGINFO", 0..=0),
+];
+const WORDS_MAX: usize = usize::MAX;
+/// Those that may not: they change what comes behind them, or wait.
+const NOT_QUEUED: &[&str] = &["CACHING", "PAUSE", "REPLY", "TRACKING", "UNBLOCK", "UNPAUSE"];
+
+/// Whether a `CLIENT` command may be part of a transaction. What is wrong with its words is said when it is queued, as in Redis.
+pub(super) fn check_queued(argv: &[&[u8]]) -> Result<(), Refusal> {
+    let [_, verb, rest @ ..] = argv else { return Err(wrong_arity(argv[0])) };
+    let name = || format!("client|{}", String::from_utf8_lossy(verb).to_ascii_lowercase());
+    match QUEUED.iter().find(|(known, _)| is(verb, known)) {
+        Some((_, words)) if words.contains(&rest.len()) => Ok(()),
+        Some(_) => Err(wrong_arity(name().as_bytes())),
+        None if NOT_QUEUED.iter().any(|known| is(verb, known)) => Err(not_in_transaction(name().as_bytes())),
+        None => Err(unknown_subcommand("CLIENT", verb)),
+    }
+}
 
 impl CommandContext {
     pub(in crate::server) fn client_command(&mut self, argv: &[&[u8]]) -> Progress {
         let [_, verb, rest @ ..] = argv else { return self.refuse(wrong_arity(argv[0])) };
         if is(verb, "REPLY") {
             return self.client_reply(rest);
+        }
+        if is(verb, "UNBLOCK") {
+            return self.client_unblock(rest);
         }
         if self.has_upstream() && is(verb, "TRACKING") {
             return self.track_at_upstream(argv);
@@ -46,6 +85,61 @@ impl CommandContext {
             Ok(reply) => self.reply(&reply),
             Err(refusal) => self.reply(&Reply::Error(refusal)),
         }
+        Progress::Done
+    }
+
+    /// One of a transaction that was carried out.
+    pub(in crate::server) fn queued_client_command(&mut self, argv: &[Bytes]) -> Reply {
+        let words: Vec<&[u8]> = argv.iter().map(|word| &word[..]).collect();
+        let [_, verb, rest @ ..] = &words[..] else { return wrong_arity(b"client").into() };
+        self.client_inner(verb, rest).unwrap_or_else(Reply::Error)
+    }
+
+    /// `CLIENT UNBLOCK id [TIMEOUT|ERROR]`: 1 where a client of this node waits that can be told to stop, else 0.
+    fn client_unblock(&mut self, rest: &[&[u8]]) -> Progress {
+        let (id, with) = match rest {
+            [id] => (id, UnblockWith::Timeout),
+            [id, word] if is(word, "TIMEOUT") => (id, UnblockWith::Timeout),
+            [id, word] if is(word, "ERROR") => (id, UnblockWith::Error),
+            [_, _] => {
+                return self.refuse(Refusal::new("ERR CLIENT UNBLOCK reason should be TIMEOUT or ERROR"))
+            }
+            _ => return self.refuse(wrong_arity(b"client|unblock")),
+        };
+        let Some(id) = std::str::from_utf8(id).ok().and_then(|id| id.parse::<i64>().ok()) else {
+            return self.refuse(Refusal::new(NOT_AN_INTEGER));
+        };
+        let info = u64::try_from(id).ok().and_then(|id| self.server.clients.get(id));
+        let Some(info) = info else {
+            self.reply(&Reply::Int(0));
+            return Progress::Done;
+        };
+        let number = info.upstream_number.load(Ordering::Relaxed);
+        let Some(upstream) = self.server.upstream.clone().filter(|_| number != 0) else {
+            self.reply(&Reply::Int(i64::from(info.unblock.ask(with))));
+            return Progress::Done;
+        };
+        if !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
+        }
+        if info.unblock.ask(with) {
+            self.reply(&Reply::Int(1));
+            return Progress::Done;
+        }
+        // It may wait at the upstream Redis, which says whether it does.
+        let word = match with {
+            UnblockWith::Timeout => "TIMEOUT",
+            UnblockWith::Error => "ERROR",
+        };
+        let argv = ["CLIENT", "UNBLOCK", &number.to_string(), word]
+            .map(|word| Bytes::copy_from_slice(word.as_bytes()));
+        let (sender, receiver) = oneshot::channel();
+        tokio::spawn(async move {
+            // The client may be gone: then nobody misses the answer.
+            let _ = sender.send(upstream.ask(&argv).await);
+        });
+        self.await_call(InFlight::Alone, Source::Node(receiver), false, IfAbandoned::Nothing);
+        self.needs_no_routes();
         Progress::Done
     }
 

@@ -4,9 +4,14 @@
 use super::client::SYNTAX;
 use super::{help, is, server, unknown_subcommand, wrong_arity};
 use crate::acl::commands;
+use crate::resp::encode::Encoder;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
+use crate::server::net::in_flight::UpstreamCall;
+use crate::server::upstream::reply_edit::ReplyEdit;
+use crate::tier1::upstream::{Health, Tier1Backend};
 use redfence_core::glob;
+use redfence_core::grammar;
 use redfence_core::grammar::table::{self, KeyPlaces, Row, ROWS};
 use redfence_core::keyspace::acl_table::CATEGORIES;
 use redfence_core::keyspace::errors::check_pattern;
@@ -42,18 +47,63 @@ const MODULE_NAME: &str = "redfence";
 const NO_KEYS: &str = "ERR The command has no key arguments";
 
 impl CommandContext {
-    /// What concerns commands of the upstream Redis does not come here.
-    pub(in crate::server) fn command(&mut self, argv: &[&[u8]]) -> Progress {
+    pub(in crate::server) fn command(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
         let (verb, rest) = match argv {
             [_, verb, rest @ ..] => (*verb, rest),
             _ => (&b""[..], &[][..]),
         };
+        if self.has_upstream() && !rest.iter().any(|name| grammar::is_ours(name)) {
+            return self.command_of_both(verb, rest, argv, frame);
+        }
         let reply = self.command_inner(verb, rest, argv);
         match reply {
             Ok(reply) => self.reply(&reply),
             Err(refusal) => self.reply(&Reply::Error(refusal)),
         }
         Progress::Done
+    }
+
+    /// The upstream Redis knows its commands best. Those of ours that it does not have stand behind them.
+    fn command_of_both(
+        &mut self,
+        verb: &[u8],
+        rest: &[&[u8]],
+        argv: &[&[u8]],
+        frame: Option<&[u8]>,
+    ) -> Progress {
+        let ours = self.rows_beside_upstream();
+        let added: Vec<Reply> = match rest {
+            [] if argv.len() == 1 || is(verb, "INFO") => ours.iter().map(|row| row_info(row)).collect(),
+            [] if is(verb, "DOCS") => {
+                ours.iter().map(|row| row_docs(row)).flat_map(|(name, docs)| [name, docs]).collect()
+            }
+            // A filter that is wrong is refused there.
+            _ if is(verb, "LIST") => {
+                let names = ours.iter().map(|row| row.name.to_ascii_lowercase());
+                listed(rest, names.collect(), true).unwrap_or_default()
+            }
+            _ => Vec::new(),
+        };
+        let protocol = self.client.protocol;
+        let mut bytes = Vec::new();
+        added.iter().for_each(|reply| reply.render(&mut Encoder { out: &mut bytes, protocol }));
+        let edit = (!added.is_empty()).then(|| Box::new(ReplyEdit::append(added.len(), bytes)));
+        let is_count = is(verb, "COUNT") && rest.is_empty();
+        let call = UpstreamCall {
+            muted: self.client.is_muted(),
+            edit,
+            added: if is_count { ours.len() } else { 0 },
+            ..UpstreamCall::default()
+        };
+        self.send_to_upstream(argv, frame, call)
+    }
+
+    /// `LOCK.*` and `FENCE.*` that the upstream Redis does not list itself.
+    fn rows_beside_upstream(&self) -> Vec<&'static Row> {
+        let Some(upstream) = &self.server.upstream else { return Vec::new() };
+        let table = upstream.command_table();
+        let has_module = upstream.health() == Health::Up(Tier1Backend::Module);
+        ROWS.iter().filter(|row| !table.has(row.name).unwrap_or(has_module)).collect()
     }
 
     fn command_inner(&self, verb: &[u8], rest: &[&[u8]], argv: &[&[u8]]) -> Result<Reply, Refusal> {
@@ -88,31 +138,37 @@ impl CommandContext {
     }
 }
 
-/// `COMMAND LIST [FILTERBY (MODULE name | ACLCAT category | PATTERN pattern)]`. What nothing matches is an empty list, as in Redis.
 fn list(words: &[&[u8]]) -> Result<Reply, Refusal> {
-    let ours = || ROWS.iter().map(|row| row.name.to_ascii_lowercase());
+    let ours = ROWS.iter().map(|row| row.name.to_ascii_lowercase()).collect();
     let plain = keyspace::ROWS.iter().map(|row| row.name.to_owned());
-    let all = ours().chain(plain).chain(others().map(|(name, _)| name.to_owned()));
-    let names: Vec<String> = match words {
-        [] => all.collect(),
+    let others = plain.chain(others().map(|(name, _)| name.to_owned())).collect();
+    let mut names = listed(words, ours, true)?;
+    names.extend(listed(words, others, false)?);
+    Ok(Reply::Array(names))
+}
+
+/// `COMMAND LIST [FILTERBY (MODULE name | ACLCAT category | PATTERN pattern)]` of these names. What nothing matches is an empty list, as in Redis.
+fn listed(words: &[&[u8]], names: Vec<String>, are_ours: bool) -> Result<Vec<Reply>, Refusal> {
+    let mut names = names;
+    match words {
+        [] => {}
         [filter, kind, name] if is(filter, "FILTERBY") && is(kind, "MODULE") => {
-            ours().filter(|_| is(name, MODULE_NAME)).collect()
+            names.retain(|_| are_ours && is(name, MODULE_NAME));
         }
         [filter, kind, name] if is(filter, "FILTERBY") && is(kind, "ACLCAT") => {
             let bit = commands::category(name).unwrap_or(0);
-            let has = |name: &String| {
+            names.retain(|name| {
                 commands::named(name.as_bytes()).is_some_and(|known| known.categories & bit != 0)
-            };
-            all.filter(has).collect()
+            });
         }
         [filter, kind, pattern] if is(filter, "FILTERBY") && is(kind, "PATTERN") => {
             check_pattern(pattern)?;
             let pattern = pattern.to_ascii_lowercase();
-            all.filter(|name| glob::matches(&pattern, name.as_bytes())).collect()
+            names.retain(|name| glob::matches(&pattern, name.as_bytes()));
         }
         _ => return Err(Refusal::new(SYNTAX)),
-    };
-    Ok(Reply::Array(names.iter().map(Reply::bulk).collect()))
+    }
+    Ok(names.iter().map(Reply::bulk).collect())
 }
 
 fn info_of(name: &[u8]) -> Reply {

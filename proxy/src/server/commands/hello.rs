@@ -28,6 +28,7 @@ const HELLO_NEEDS_AUTH: &str = "NOAUTH HELLO must be called with the client alre
                                 RESP protocol version at the same time";
 /// As in Redis: no blanks, no line breaks, nothing that is not plain text.
 pub(super) const BAD_NAME: &str = "ERR Client names cannot contain spaces, newlines or special characters.";
+pub(super) const NOT_AN_INTEGER: &str = "ERR value is not an integer or out of range";
 /// A name longer than this helps nobody.
 const NAME_BYTES_MAX: usize = 256;
 
@@ -78,21 +79,29 @@ impl CommandContext {
 
     fn greeting(&self) -> Reply {
         let pair = |key: &'static str, value: Reply| (Reply::Text(key), value);
+        // Of the Redis that answers plain commands of this client, if one does.
+        let upstream = self.server.upstream.as_ref().filter(|_| self.has_upstream());
+        let version = upstream.and_then(|upstream| upstream.version());
+        let modules = upstream.map(|upstream| upstream.modules()).unwrap_or_default();
+        let module = |(name, version): &(String, i64)| {
+            Reply::Map(vec![pair("name", Reply::bulk(name)), pair("ver", Reply::Int(*version))])
+        };
         Reply::Map(vec![
             pair("server", Reply::Text("redis")),
-            pair("version", self.redis_version().map_or(Reply::Text(REDIS_VERSION), Reply::bulk)),
+            pair("version", version.map_or(Reply::Text(REDIS_VERSION), Reply::bulk)),
             pair("proto", Reply::Int(self.client.protocol.version())),
             pair("id", Reply::Int(self.client.info.id as i64)),
             pair("mode", Reply::Text("standalone")),
-            pair("role", Reply::Text("master")),
-            pair("modules", Reply::Array(vec![])),
+            pair(
+                "role",
+                Reply::Text(if upstream.is_some_and(|upstream| upstream.is_replica()) {
+                    "replica"
+                } else {
+                    "master"
+                }),
+            ),
+            pair("modules", Reply::Array(modules.iter().map(module).collect())),
         ])
-    }
-
-    /// The version of the Redis that answers plain commands of this client, if one does and was reached.
-    fn redis_version(&self) -> Option<String> {
-        let upstream = self.server.upstream.as_ref().filter(|_| self.has_upstream())?;
-        upstream.version()
     }
 
     fn set_protocol(&mut self, protocol: Protocol) {
@@ -232,14 +241,13 @@ impl CommandContext {
             self.reply(&Reply::Error(wrong_arity(argv[0])));
             return Progress::Done;
         };
-        let db = std::str::from_utf8(number).ok().and_then(|text| text.parse::<i64>().ok());
-        match db {
-            None => self.reply(&Reply::Error(Refusal::new("ERR value is not an integer or out of range"))),
-            Some(db) if (0..i64::from(DATABASES)).contains(&db) => {
-                self.set_database(db as u32);
+        match asked_database(number) {
+            None => self.reply(&Reply::Error(Refusal::new(NOT_AN_INTEGER))),
+            Some(Some(db)) => {
+                self.set_database(db);
                 self.reply(&Reply::OK);
             }
-            Some(_) => self.reply(&Reply::Error(Refusal::new("ERR DB index is out of range"))),
+            Some(None) => self.reply(&Reply::Error(Refusal::new("ERR DB index is out of range"))),
         }
         Progress::Done
     }
@@ -286,6 +294,12 @@ impl CommandContext {
         self.reply(&Reply::OK);
         Progress::CloseAfterReply
     }
+}
+
+/// The database that a word names. `None`: no number. `Some(None)`: there is no such database.
+pub(super) fn asked_database(word: &[u8]) -> Option<Option<u32>> {
+    let db: i64 = std::str::from_utf8(word).ok()?.parse().ok()?;
+    Some(u32::try_from(db).ok().filter(|db| *db < DATABASES))
 }
 
 fn hello_syntax(word: &[u8]) -> Refusal {

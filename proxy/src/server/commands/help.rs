@@ -24,6 +24,7 @@ const HELP: &[Help] = &[
         ("TRACKING (ON|OFF) [REDIRECT <id>] [BCAST] [PREFIX <prefix> [...]] [OPTIN] [OPTOUT] [NOLOOP]",
          "Control server assisted client side caching."),
         ("TRACKINGINFO", "Report tracking status for the current connection."),
+        ("UNBLOCK <clientid> [TIMEOUT|ERROR]", "Unblock the specified client of this node, if it waits for a lock or in a blocking command."),
     ]),
     ("COMMAND", &[
         ("(no subcommand)", "Return details about all commands."),

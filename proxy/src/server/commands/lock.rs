@@ -382,6 +382,7 @@ impl CommandContext {
             began_us: self.server.now_us(),
             audit: None,
             added: 0,
+            edit: None,
             if_refused: IfRefused::Nothing,
         };
         let quick = !waits && !matches!(request, Request::FenceCall(_));
@@ -407,8 +408,11 @@ impl CommandContext {
         let Some(waiting) = LuaWait::of(self.client.db, request, owner) else {
             unreachable!("only an acquire waits")
         };
-        let receiver = lua::start_waiting(upstream, backend, waiting);
+        let (receiver, withdraw) = lua::start_waiting(upstream, backend, waiting);
         self.await_call(InFlight::Alone, Source::Channel(receiver), true, IfAbandoned::Nothing);
+        if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
+            call.withdraw = Some(withdraw);
+        }
         Progress::Done
     }
 }

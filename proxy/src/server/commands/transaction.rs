@@ -4,6 +4,8 @@
 //! becomes one entry of the log at `EXEC`. Which of the two is decided in [`crate::server::routing::transaction_plan`]. Texts and rules are Redis's: a command that could never run is refused when
 //! it is queued, and `EXEC` then discards the rest.
 
+use super::client::check_queued;
+use super::hello::asked_database;
 use super::{unknown_command, wrong_arity, Local};
 use crate::node_api::OwnedQuery;
 use crate::server::client::transaction::{
@@ -11,16 +13,27 @@ use crate::server::client::transaction::{
 };
 use crate::server::commands::notify::AskedLocks;
 use crate::server::context::CommandContext;
+use crate::server::ids;
 use crate::server::net::connection::Progress;
 use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, Source, UpstreamCall};
 use crate::server::routing::keys;
 use crate::server::routing::router::PlainDestination;
+use crate::server::upstream::reply_edit::ReplyEdit;
 use bytes::Bytes;
 use redfence_core::grammar;
 use redfence_core::grammar::errors::shown;
 use redfence_core::keyspace::table::{self, Run};
 use redfence_core::reply::{Refusal, Reply};
 use std::sync::Arc;
+
+/// A command of a transaction that does not go to the log.
+#[derive(Debug)]
+pub enum AnsweredHere {
+    /// Its user may not run it any more.
+    Denied(Refusal),
+    /// `CLIENT …`
+    Client(Vec<Bytes>),
+}
 
 const DISCARDED: &str = "EXECABORT Transaction discarded because of previous errors.";
 
@@ -60,7 +73,7 @@ impl CommandContext {
             Some(transaction) if transaction.must_abort => self.give_up(Refusal::new(DISCARDED)),
             Some(transaction) => match transaction.target {
                 TransactionTarget::Upstream => match self.check_upstream_transaction() {
-                    Ok(()) => self.leave_by_upstream(argv, frame),
+                    Ok(()) => self.exec_at_upstream(argv, frame),
                     Err(refusal) => self.give_up(refusal),
                 },
                 TransactionTarget::Keyspace => self.exec_in_keyspace(),
@@ -81,18 +94,19 @@ impl CommandContext {
             return Progress::Done;
         }
         let selects = transaction.selects();
-        // What is pipelined behind a change of the database must see it.
-        let in_flight = if selects.is_empty() { InFlight::Tier2 } else { InFlight::Alone };
+        // What is pipelined behind a change of the database, or of the client, must see it.
+        let changes_client = !selects.is_empty() || !transaction.about_the_client().is_empty();
+        let in_flight = if changes_client { InFlight::Alone } else { InFlight::Tier2 };
         if !self.can_join(in_flight) || !self.replies.has_room_for_large_reply() {
             return Progress::Stalled;
         }
-        let denied = self.denied_in_transaction();
+        let answered_here = self.answered_here();
         if let Some(transaction) = &mut self.client.transaction {
-            transaction.remove(denied.iter().map(|(at, _)| *at));
+            transaction.remove(answered_here.iter().map(|(at, _)| *at));
             if transaction.is_empty() && self.client.watched.is_empty() {
-                let refusals = denied.into_iter().map(|(_, refusal)| Reply::Error(refusal)).collect();
                 self.forget_transaction();
-                self.reply(&Reply::Array(refusals));
+                let replies = answered_here.into_iter().map(|(_, answer)| self.answer_here(answer)).collect();
+                self.reply(&Reply::Array(replies));
                 return Progress::Done;
             }
         }
@@ -132,12 +146,32 @@ impl CommandContext {
         );
         self.await_call(in_flight, Source::Tier2(pending), false, if_abandoned);
         self.replies.large_calls += 1;
-        self.then(AfterReply::Transaction { selects, denied, locks, user });
+        self.then(AfterReply::Transaction { selects, answered_here, locks, user });
         if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
             call.admin_acts = admin_acts;
         }
         self.forget_transaction();
         Progress::Done
+    }
+
+    /// Its commands that do not go to the log, by place in rising order.
+    fn answered_here(&self) -> Vec<(usize, AnsweredHere)> {
+        let Some(transaction) = &self.client.transaction else { return Vec::new() };
+        let denied = self.denied_in_transaction();
+        let is_denied = |at: usize| denied.iter().any(|(place, _)| *place == at);
+        let about_client = transaction.about_the_client().into_iter().filter(|(at, _)| !is_denied(*at));
+        let mut all: Vec<_> = about_client.map(|(at, argv)| (at, AnsweredHere::Client(argv))).collect();
+        all.extend(denied.iter().map(|(at, refusal)| (*at, AnsweredHere::Denied(refusal.clone()))));
+        all.sort_by_key(|(at, _)| *at);
+        all
+    }
+
+    /// The transaction was carried out.
+    pub(in crate::server) fn answer_here(&mut self, answer: AnsweredHere) -> Reply {
+        match answer {
+            AnsweredHere::Denied(refusal) => Reply::Error(refusal),
+            AnsweredHere::Client(argv) => self.queued_client_command(&argv),
+        }
     }
 
     pub(in crate::server) fn discard(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
@@ -161,6 +195,27 @@ impl CommandContext {
         if flow != Progress::Stalled {
             self.forget_transaction();
         }
+        flow
+    }
+
+    fn exec_at_upstream(&mut self, argv: &[&[u8]], frame: Option<&[u8]>) -> Progress {
+        let Some(transaction) = &mut self.client.transaction else { unreachable!("asked before") };
+        let changes_client = transaction.echoed.is_some() || transaction.upstream_db.is_some();
+        if !changes_client {
+            return self.leave_by_upstream(argv, frame);
+        }
+        if !self.can_join(InFlight::OwnUpstream) {
+            return Progress::Stalled;
+        }
+        let Some(transaction) = &mut self.client.transaction else { unreachable!("asked before") };
+        let echoed = transaction.echoed.unwrap_or_default();
+        let edit = ReplyEdit::exec(&echoed, transaction.take_commands(), transaction.upstream_db);
+        let muted = self.client.is_muted();
+        let call = UpstreamCall { muted, edit: Some(Box::new(edit)), ..UpstreamCall::default() };
+        let flow = self.send_to_upstream(argv, frame, call);
+        // What is pipelined behind it must see what it changes.
+        self.replies.in_flight = InFlight::Alone;
+        self.forget_transaction();
         flow
     }
 
@@ -211,7 +266,11 @@ impl CommandContext {
         argv: &[&[u8]],
         frame: Option<&[u8]>,
     ) -> Progress {
-        if local.is_some_and(Local::is_about_the_connection) {
+        if local == Some(Local::Client) {
+            if let Err(refusal) = check_queued(argv) {
+                return self.refuse_and_abort(refusal);
+            }
+        } else if local.is_some_and(Local::is_about_the_connection) {
             return self.refuse_and_abort(not_in_transaction(argv[0]));
         }
         let target = match self.home_of_command(argv) {
@@ -228,18 +287,49 @@ impl CommandContext {
             };
         }
         debug_assert_eq!(target, TransactionTarget::Upstream);
-        if local == Some(Local::Select) {
-            // The keyspace and CLIENT LIST would have to follow what only that Redis knows the outcome of.
-            return self.refuse_and_abort(not_in_transaction(argv[0]));
-        }
         if self.begin_at_upstream() == Progress::Stalled {
             return Progress::Stalled;
+        }
+        match local {
+            Some(Local::Select) => return self.select_at_upstream(argv),
+            Some(Local::Client) => return self.queue_beside_upstream(argv),
+            Some(_) | None => {}
         }
         match self.plan_lock(argv) {
             Some(Ok(plan)) => self.lock_command(plan, argv, frame),
             Some(Err(refusal)) => self.refuse(refusal),
             None => self.pass_to_upstream(argv, frame),
         }
+    }
+
+    /// `SELECT` in a transaction of the upstream Redis, which carries it out there. It holds for the client once that is done.
+    fn select_at_upstream(&mut self, argv: &[&[u8]]) -> Progress {
+        let [name, number] = argv else { return self.refuse_and_abort(wrong_arity(argv[0])) };
+        match asked_database(number) {
+            // Its own answer is ours.
+            None => self.pass_to_upstream(argv, None),
+            Some(None) => self.pass_to_upstream(&[name, b"-1"], None),
+            Some(Some(db)) => {
+                let flow = self.pass_to_upstream(&[name, db.to_string().as_bytes()], None);
+                if let (Progress::Done, Some(transaction)) = (flow, &mut self.client.transaction) {
+                    transaction.upstream_db = Some(db);
+                }
+                flow
+            }
+        }
+    }
+
+    /// A command about the client, which that Redis knows nothing of: it keeps a place for it.
+    fn queue_beside_upstream(&mut self, argv: &[&[u8]]) -> Progress {
+        if !self.can_join(InFlight::OwnUpstream) {
+            return Progress::Stalled;
+        }
+        let Some(transaction) = &mut self.client.transaction else { unreachable!("asked before") };
+        if let Err(refusal) = transaction.queue(argv, 0) {
+            return self.refuse_and_abort(refusal);
+        }
+        let echoed = *transaction.echoed.get_or_insert_with(ids::owner);
+        self.pass_to_upstream(&[b"ECHO", &echoed], None)
     }
 
     /// The `MULTI` that was held back until it was clear whom it concerns.
@@ -282,7 +372,8 @@ impl CommandContext {
     }
 
     fn queue(&mut self, argv: &[&[u8]]) -> Result<(), Refusal> {
-        if !grammar::is_ours(argv[0]) {
+        let is_checked = grammar::is_ours(argv[0]) || Local::find(argv[0]) == Some(Local::Client);
+        if !is_checked {
             check_command(argv)?;
         }
         let watched = self.client.watched_bytes;

@@ -47,6 +47,10 @@ impl CommandContext {
                         // Before a grant is taken out for it: nobody would be left to have it.
                         return Err(Disconnect);
                     }
+                    let unblocked = if call.waits { self.client.info.unblock.poll(context) } else { None };
+                    if let Some(with) = unblocked {
+                        call.end_wait(with);
+                    }
                     match call.source.poll(context) {
                         Poll::Pending => break,
                         Poll::Ready(NodeAnswer::Deferred(query)) => {
@@ -119,6 +123,10 @@ impl CommandContext {
     }
 
     fn finish_call(&mut self, call: AwaitedCall, reply: Reply) {
+        let reply = match call.unblocked {
+            Some(with) => with.answer(reply),
+            None => reply,
+        };
         if let Reply::Error(refusal) = &reply {
             self.note_script_denial(refusal);
         }
@@ -179,10 +187,11 @@ impl CommandContext {
                 self.client.watch(db, keys, &tokens);
                 Reply::OK
             }
-            (AfterReply::Transaction { selects, denied, locks, user }, Reply::Array(mut replies)) => {
+            (AfterReply::Transaction { selects, answered_here, locks, user }, Reply::Array(mut replies)) => {
                 self.note_transaction(&locks, user, &replies, is_told);
-                for (at, refusal) in denied {
-                    replies.insert(at.min(replies.len()), Reply::Error(refusal));
+                for (at, answer) in answered_here {
+                    let answer = self.answer_here(answer);
+                    replies.insert(at.min(replies.len()), answer);
                 }
                 let moved = selects.iter().rev().find(|(at, _)| replies.get(*at) == Some(&Reply::OK));
                 if let Some((_, db)) = moved {

@@ -9,12 +9,15 @@ use crate::metrics::ServedBy;
 use crate::node_api::{AdminActs, OwnedQuery};
 use crate::server::access::audit::{self, AuditDraft};
 use crate::server::client::transaction::LockInTransaction;
+use crate::server::client::unblock::UnblockWith;
+use crate::server::commands::transaction::AnsweredHere;
 use crate::server::stats::CommandKind;
+use crate::server::upstream::reply_edit::ReplyEdit;
 use crate::server::ServerState;
 use crate::tier1::subscriber::NotSubscribed;
 use crate::tier2::handle::{NodeAnswer, PendingReply};
 use bytes::Bytes;
-use redfence_core::reply::{Refusal, Reply};
+use redfence_core::reply::Reply;
 use redfence_core::types::{Fence, SessionId, UserTag};
 use std::future::Future;
 use std::pin::Pin;
@@ -87,6 +90,10 @@ pub struct AwaitedCall {
     pub audit: Option<Box<AuditDraft>>,
     /// What its scripts do, where there is an audit log.
     pub admin_acts: Option<Arc<AdminActs>>,
+    /// Tells a task that waits in Lua to leave the queue.
+    pub withdraw: Option<oneshot::Sender<()>>,
+    /// Another client has ended its wait.
+    pub unblocked: Option<UnblockWith>,
 }
 
 /// How the answer changes the state of its client.
@@ -121,10 +128,10 @@ pub enum AfterReply {
     Explained,
     /// The reply in place of an answer that is no error: only this node knows it (receivers of a `PUBLISH`).
     Say(Reply),
-    /// A transaction with a `SELECT` of a database at each of these places, and without the commands at others, which were refused.
+    /// A transaction with a `SELECT` of a database at each of these places, and without the commands at others, which did not go to the log.
     Transaction {
         selects: Vec<(usize, u32)>,
-        denied: Vec<(usize, Refusal)>,
+        answered_here: Vec<(usize, AnsweredHere)>,
         locks: Vec<LockInTransaction>,
         user: UserTag,
     },
@@ -214,6 +221,8 @@ pub struct UpstreamCall {
     pub began_us: u64,
     /// What is added to an integer above 0: receivers of a `PUBLISH` that the upstream Redis does not know of.
     pub added: usize,
+    /// Where the reply does not pass as it is.
+    pub edit: Option<Box<ReplyEdit>>,
     /// What is undone where the reply is an error.
     pub if_refused: IfRefused,
     /// An administrative act, to be written down with its outcome.
@@ -242,7 +251,8 @@ impl UpstreamCall {
     /// Nobody looks at its reply.
     #[must_use]
     pub fn is_plain(&self) -> bool {
-        self.operation.is_none() && !self.by_lua && self.added == 0 && self.audit.is_none()
+        let is_passed = self.edit.is_none() && self.added == 0;
+        self.operation.is_none() && !self.by_lua && is_passed && self.audit.is_none()
     }
 }
 
@@ -263,6 +273,21 @@ pub struct AwaitedSubscription {
 }
 
 impl AwaitedCall {
+    /// Leaves the queue it stands in. The answer is still to come: nothing, or what was granted before.
+    pub fn end_wait(&mut self, with: UnblockWith) {
+        self.unblocked = Some(with);
+        if let Some(withdraw) = self.withdraw.take() {
+            // Its task has an answer already, if it does not listen any more.
+            let _ = withdraw.send(());
+        }
+        let source = std::mem::replace(&mut self.source, Source::Answered { reply: Reply::Nil, counted: 0 });
+        self.source = match source {
+            Source::Tier2(pending) => Source::Tier2(pending.withdraw()),
+            other
+            @ (Source::Channel(_) | Source::Node(_) | Source::Deferred(_) | Source::Answered { .. }) => other,
+        };
+    }
+
     /// Whether the client's end of the connection is the end of the command too.
     #[must_use]
     pub fn dies_with_client(&self) -> bool {

@@ -168,7 +168,7 @@ impl CommandContext {
             Local::Client => self.client_command(argv),
             Local::Cluster if argv.len() == 1 => self.refuse(wrong_arity(argv[0])),
             Local::Cluster => self.refuse(Refusal::new("ERR This instance has cluster support disabled")),
-            Local::Command => self.command(argv),
+            Local::Command => self.command(argv, frame),
             Local::Config => self.config(argv),
             Local::Discard => self.discard(argv, frame),
             Local::Echo => self.echo(argv),

@@ -68,12 +68,6 @@ impl CommandContext {
         }
         let router = &self.routes.router;
         match local {
-            // It names commands of the upstream Redis, which knows them best.
-            Some(Local::Command)
-                if self.has_upstream() && !argv.iter().skip(2).any(|name| grammar::is_ours(name)) =>
-            {
-                return Ok(Plan::Upstream(UpstreamPath::Own));
-            }
             Some(local) if !(local.yields_to_upstream() && self.has_upstream()) => {
                 return Ok(Plan::Local(local));
             }

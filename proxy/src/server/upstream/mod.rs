@@ -5,9 +5,11 @@
 //! - [`own`]: over a connection that belongs to the client alone
 //! - [`shared`]: over a connection shared with other clients
 //! - [`fast_path`]: runs of pipelined commands that simply pass
+//! - [`reply_edit`]: the few replies that do not pass as they are
 
 pub mod fast_path;
 pub mod own;
+pub mod reply_edit;
 pub mod shared;
 
 use crate::tier1::own_connection::{OwnConnection, UNSENT_BYTES_MAX};

@@ -12,6 +12,7 @@ use crate::server::stats::Answered;
 use crate::tier1::lua;
 use crate::tier1::own_connection::{self, ConnectionLost, OwnConnection, ReplyPart};
 use redfence_core::reply::{Refusal, Reply};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 /// Bytes of a command that is held because a route may send some of its keys to Tier 2.
@@ -32,8 +33,9 @@ impl CommandContext {
     pub(in crate::server) fn own_connection(&mut self) -> Option<&mut OwnConnection> {
         if self.upstream.own.is_none() {
             let upstream = self.server.upstream.as_ref()?;
-            self.upstream.own =
-                Some(Box::new(OwnConnection::open(upstream, self.client.protocol, self.client.db)));
+            let number = Arc::clone(&self.client.info.upstream_number);
+            let own = OwnConnection::open(upstream, self.client.protocol, self.client.db, number);
+            self.upstream.own = Some(Box::new(own));
         }
         self.upstream.own.as_deref_mut()
     }
@@ -67,7 +69,20 @@ impl CommandContext {
             let start = self.replies.out.len();
             match connection.poll_reply(context, &mut self.replies.out) {
                 Poll::Pending => break,
-                Poll::Ready(Ok(ReplyPart::Bytes)) => {}
+                Poll::Ready(Ok(ReplyPart::Bytes)) => {
+                    let front = self.replies.awaited.front_mut();
+                    let edit = if let Some(AwaitedReply::OwnUpstream(call)) = front {
+                        call.edit.take()
+                    } else {
+                        None
+                    };
+                    if let Some(mut edit) = edit {
+                        self.edit_reply(&mut edit, start, false);
+                        if let Some(AwaitedReply::OwnUpstream(call)) = self.replies.awaited.front_mut() {
+                            call.edit = Some(edit);
+                        }
+                    }
+                }
                 // No answer: a client that wants none of those still wants to hear of this.
                 Poll::Ready(Ok(ReplyPart::Unasked)) => {
                     moved = true;
@@ -80,6 +95,9 @@ impl CommandContext {
                     };
                     if is_error {
                         self.undo(call.if_refused);
+                    }
+                    if let Some(mut edit) = call.edit.take() {
+                        self.edit_reply(&mut edit, start, true);
                     }
                     if begins {
                         self.upstream.shared.note_reply(self.replies.out.len() - start);

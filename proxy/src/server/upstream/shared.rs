@@ -161,6 +161,11 @@ impl CommandContext {
                 self.upstream.shared.has_shared = false;
             }
         }
+        if may_wait(argv[0]) {
+            if let Some(connection) = self.own_connection() {
+                connection.ask_number();
+            }
+        }
         self.pass_to_upstream(argv, frame)
     }
 
@@ -361,4 +366,23 @@ impl CommandContext {
             self.look_at_reply(&mut front.call, start);
         }
     }
+}
+
+/// Whether the upstream Redis may let a client wait in this command of its own, so that `CLIENT UNBLOCK` needs to know it there.
+fn may_wait(name: &[u8]) -> bool {
+    const WAITING: [&[u8]; 12] = [
+        b"BLPOP",
+        b"BRPOP",
+        b"BLMOVE",
+        b"BRPOPLPUSH",
+        b"BLMPOP",
+        b"BZPOPMIN",
+        b"BZPOPMAX",
+        b"BZMPOP",
+        b"XREAD",
+        b"XREADGROUP",
+        b"WAIT",
+        b"WAITAOF",
+    ];
+    WAITING.iter().any(|known| known.eq_ignore_ascii_case(name))
 }
