@@ -51,7 +51,7 @@ const CONVERSATIONS: &[&[&str]] = &[
     &["CLIENT GETNAME", "MULTI", "CLIENT SETNAME c", "DISCARD", "CLIENT GETNAME"],
     &["WATCH w", "SET w 6", "MULTI", "CLIENT SETNAME d", "EXEC", "CLIENT GETNAME"],
     &["MULTI", "CLIENT SETNAME e", "CLIENT NO-EVICT on", "EXEC", "CLIENT GETNAME"],
-    &["MULTI", "CLIENT SETNAME bad~name\u{7f}", "CLIENT NO-EVICT perhaps", "CLIENT KILL ID 0", "EXEC"],
+    &["MULTI", "CLIENT SETNAME bad~name\u{7f}", "CLIENT NO-EVICT perhaps", "EXEC"],
     &[
         "MULTI",
         "CLIENT NOSUCH",
@@ -283,6 +283,8 @@ fn commands_about_the_client_are_part_of_a_transaction_of_redis() {
         "CLIENT TRACKING ON",
         "CLIENT REPLY OFF",
         "CLIENT UNBLOCK 1",
+        "CLIENT LIST",
+        "CLIENT KILL ID 1",
         "SUBSCRIBE a",
         "HELLO 3",
         "AUTH x",
