@@ -1,5 +1,6 @@
 //! Clients that keep values of every size, from a byte to a megabyte: each has a key that nobody else writes, so what it reads
-//! must be what it wrote last. A write of unknown outcome may still happen any time later: then it takes another key.
+//! must be what it wrote last. A write of unknown outcome may still happen any time later: then it takes another key, and the old
+//! one is deleted later, so that the state of a long run does not grow.
 
 use super::super::recorder::Epoch;
 use super::super::replies::owner_name;
@@ -20,6 +21,13 @@ const SIZES: [u64; 9] = [0, 1, 10, 100, 1_000, 10_000, 60_000, 300_000, 1_000_00
 pub(super) struct Register {
     key: u64,
     value: Option<(u64, u64)>,
+    /// Keys of earlier writes of unknown outcome, not deleted yet.
+    abandoned: Vec<u64>,
+}
+
+/// A key, and the list that goes with it.
+fn keys(number: u64) -> [String; 2] {
+    [format!("value:{number}"), format!("value:{number}:log")]
 }
 
 enum Stored {
@@ -36,24 +44,39 @@ fn text((number, size): (u64, u64)) -> Vec<u8> {
 
 impl LoadClient {
     pub(super) async fn value_round(&mut self, epoch: &Epoch) {
-        let key = format!("value:{}", self.register.key);
         if self.register.key == 0 || self.rng.per_mille(20) {
-            self.exchange(epoch, &["DEL", &key, &format!("{key}:log")], 0).await;
-            self.register = Register { key: self.recorder.number(), value: None };
+            self.take_another_key();
+            self.delete_abandoned(epoch).await;
             return;
         }
+        let [key, _] = keys(self.register.key);
         let size = SIZES[self.rng.below(SIZES.len() as u64) as usize];
         let value = (self.recorder.number(), size);
         match self.store(epoch, &key, value).await {
             Stored::Yes => self.register.value = Some(value),
             Stored::No => {}
             Stored::Unknown => {
-                self.register = Register { key: self.recorder.number(), value: None };
+                self.take_another_key();
                 return;
             }
         }
         self.read_back(epoch, &key).await;
         self.pause_ms(20).await;
+    }
+
+    fn take_another_key(&mut self) {
+        self.register.abandoned.push(self.register.key);
+        (self.register.key, self.register.value) = (self.recorder.number(), None);
+    }
+
+    async fn delete_abandoned(&mut self, epoch: &Epoch) {
+        for number in std::mem::take(&mut self.register.abandoned) {
+            let [key, log] = keys(number);
+            let reply = self.exchange(epoch, &["DEL", &key, &log], 0).await;
+            if !matches!(reply, Some((_, Some(Value::Integer(_))))) {
+                self.register.abandoned.push(number);
+            }
+        }
     }
 
     async fn store(&mut self, epoch: &Epoch, key: &str, value: (u64, u64)) -> Stored {
