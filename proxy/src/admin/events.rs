@@ -1,5 +1,6 @@
-//! Live events by server-sent events: one feed a node, however many dashboards are open, handed to all of them through a bounded
-//! queue. A reader that is too slow loses events and is told how many.
+//! Live events by server-sent events: one feed a node, however many dashboards are open, handed to all of them in batches through
+//! a bounded queue: a stream wakes a few times a second, not at every event. A reader that is too slow loses events and is told
+//! how many.
 //!
 //! The feed is a subscription of this node's hub. It exists while somebody listens.
 
@@ -25,18 +26,20 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::broadcast::{self, error::RecvError, error::TryRecvError};
+use tokio::sync::broadcast::{self, error::RecvError};
 use tokio::sync::{mpsc, OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 /// Streams at one time.
 const STREAMS_MAX: usize = 256;
-/// Events that wait for the slowest stream. Beyond them it loses some.
-const WAITING_EVENTS_MAX: usize = 4_096;
+/// Events in a batch, and how long the first of them waits for others.
+const BATCH_EVENTS_MAX: usize = 256;
+const BATCH_EVERY: Duration = Duration::from_millis(50);
+/// Batches that wait for the slowest stream. Beyond them it loses some.
+const WAITING_BATCHES_MAX: usize = 16;
 /// Events that one stream is sent in a second; others are counted as lost.
 const EVENTS_PER_SECOND: u32 = 200;
-/// Events in one piece of a stream, and pieces that wait for its reader.
-const PIECE_EVENTS_MAX: usize = 64;
+/// Pieces of a stream that wait for its reader; a piece is what a stream takes of one batch.
 const PIECES_MAX: usize = 4;
 const PING_EVERY: Duration = Duration::from_secs(15);
 /// How often a stream tells what was lost, and looks whether its user is as it was.
@@ -47,31 +50,43 @@ const LINGER: Duration = Duration::from_secs(2);
 const FEED_CLIENT: u64 = u64::MAX;
 const PATTERN: &[u8] = b"__lock__:*";
 
-/// One event, or a place where the feed itself lost some.
-#[derive(Clone, Debug)]
-enum LiveEvent {
-    Lock { channel: Bytes, text: Bytes },
-    Gap,
+#[derive(Debug)]
+struct LiveEvent {
+    channel: Bytes,
+    text: Vec<u8>,
+}
+
+/// Events are numbered one after the other; a number that no batch has is an event that was lost.
+#[derive(Debug, Default)]
+struct Batch {
+    first: u64,
+    events: Vec<LiveEvent>,
+}
+
+impl Batch {
+    fn end(&self) -> u64 {
+        self.first + self.events.len() as u64
+    }
 }
 
 /// All streams of this node.
 #[derive(Debug)]
 pub(super) struct Live {
-    sender: broadcast::Sender<LiveEvent>,
+    sender: broadcast::Sender<Arc<Batch>>,
     streams: Arc<Semaphore>,
     has_feed: Mutex<bool>,
 }
 
 impl Default for Live {
     fn default() -> Live {
-        let (sender, _) = broadcast::channel(WAITING_EVENTS_MAX);
+        let (sender, _) = broadcast::channel(WAITING_BATCHES_MAX);
         Live { sender, streams: Arc::new(Semaphore::new(STREAMS_MAX)), has_feed: Mutex::new(false) }
     }
 }
 
 impl Live {
     /// What is published from now on. Starts the feed where there is none.
-    fn listen(self: &Arc<Live>, server: &Arc<ServerState>) -> broadcast::Receiver<LiveEvent> {
+    fn listen(self: &Arc<Live>, server: &Arc<ServerState>) -> broadcast::Receiver<Arc<Batch>> {
         let mut has_feed = self.has_feed.lock().unwrap_or_else(PoisonError::into_inner);
         let receiver = self.sender.subscribe();
         if !std::mem::replace(&mut *has_feed, true) {
@@ -88,6 +103,7 @@ struct Feed {
     live: Arc<Live>,
     inbox: SubscriberInbox,
     account: Arc<Account>,
+    batch: Batch,
 }
 
 impl Feed {
@@ -100,20 +116,29 @@ impl Feed {
             // Whether the upstream Redis has confirmed is of no interest: until then its events are missing.
             drop(subscriber.subscribe(SubscriptionKind::Pattern, &[pattern]));
         }
-        Feed { server, live, inbox, account }
+        Feed { server, live, inbox, account, batch: Batch::default() }
     }
 
     async fn run(mut self) {
+        let mut flush_at = Instant::now();
         loop {
             let next = std::future::poll_fn(|context| self.inbox.poll(context));
-            match tokio::time::timeout(LINGER, next).await {
+            let until = if self.batch.events.is_empty() { Instant::now() + LINGER } else { flush_at };
+            match tokio::time::timeout_at(until, next).await {
                 Ok(Some(SubscriberDelivery::Message(message))) => {
-                    self.publish(&message.channel, &message.payload)
+                    if self.batch.events.is_empty() {
+                        flush_at = Instant::now() + BATCH_EVERY;
+                    }
+                    self.take(&message.channel, &message.payload);
                 }
-                Ok(Some(SubscriberDelivery::Missed)) => self.tell_gap(),
+                Ok(Some(SubscriberDelivery::Missed)) => self.skip_one(),
                 Ok(Some(SubscriberDelivery::Invalidated(_))) => {}
                 Ok(None) => self.reopen(),
-                Err(_) => {}
+                Err(_) if self.batch.events.is_empty() => {}
+                Err(_) => self.flush(),
+            }
+            if self.batch.events.len() >= BATCH_EVENTS_MAX {
+                self.flush();
             }
             if self.inbox.overflowed() {
                 self.reopen();
@@ -124,7 +149,7 @@ impl Feed {
         }
     }
 
-    fn publish(&self, channel: &Bytes, payload: &Bytes) {
+    fn take(&mut self, channel: &Bytes, payload: &Bytes) {
         let Some(name) = channel.strip_prefix(CHANNEL_PREFIX) else { return };
         let Some(rest) = payload.strip_prefix(b"{") else { return };
         // The text is JSON of one line; the name of the resource is added in the two forms of this API.
@@ -135,19 +160,30 @@ impl Feed {
         text.extend_from_slice(b"\",");
         text.extend(rest.iter().filter(|byte| !matches!(byte, b'\r' | b'\n')));
         text.extend_from_slice(b"\n\n");
+        self.batch.events.push(LiveEvent { channel: channel.clone(), text });
+    }
+
+    fn flush(&mut self) {
+        let next = Batch { first: self.batch.end(), events: Vec::new() };
+        let batch = std::mem::replace(&mut self.batch, next);
         // Nobody listens: that is no error.
-        let _ = self.live.sender.send(LiveEvent::Lock { channel: channel.clone(), text: text.into() });
+        let _ = self.live.sender.send(Arc::new(batch));
     }
 
-    fn tell_gap(&self) {
-        let _ = self.live.sender.send(LiveEvent::Gap);
+    /// The feed itself lost something: everybody is told at once, by a batch without events.
+    fn skip_one(&mut self) {
+        self.flush();
+        self.batch.first += 1;
+        self.flush();
     }
 
-    /// More came than the inbox holds: a new one, and everybody is told.
+    /// More came than the inbox holds: a new one.
     fn reopen(&mut self) {
         self.close();
+        let batch = std::mem::take(&mut self.batch);
         *self = Feed::open(Arc::clone(&self.server), Arc::clone(&self.live));
-        self.tell_gap();
+        self.batch = batch;
+        self.skip_one();
     }
 
     fn close(&self) {
@@ -252,6 +288,8 @@ struct Stream {
     /// Events that may still be sent in this second.
     left: u32,
     second: Instant,
+    /// The number of the next event, once a batch has come.
+    next: Option<u64>,
     lost: u64,
 }
 
@@ -265,11 +303,12 @@ impl Stream {
             sender,
             left: EVENTS_PER_SECOND,
             second: Instant::now(),
+            next: None,
             lost: 0,
         }
     }
 
-    async fn run(mut self, mut receiver: broadcast::Receiver<LiveEvent>) {
+    async fn run(mut self, mut receiver: broadcast::Receiver<Arc<Batch>>) {
         if self.sender.send(Bytes::from_static(b"retry: 3000\n: connected\n\n")).await.is_err() {
             return;
         }
@@ -280,8 +319,9 @@ impl Stream {
             let mut piece = Vec::new();
             tokio::select! {
                 event = receiver.recv() => match event {
-                    Ok(event) => self.take_events(event, &mut receiver, &mut piece),
-                    Err(RecvError::Lagged(count)) => self.lost += count,
+                    Ok(batch) => self.take_batch(&batch, &mut piece),
+                    // The next batch's number tells how many.
+                    Err(RecvError::Lagged(_)) => {}
                     Err(RecvError::Closed) => return,
                 },
                 _ = looks.tick() => {
@@ -305,43 +345,30 @@ impl Stream {
         }
     }
 
-    /// This event and those that wait behind it, as far as one piece goes.
-    fn take_events(
-        &mut self,
-        first: LiveEvent,
-        receiver: &mut broadcast::Receiver<LiveEvent>,
-        piece: &mut Vec<u8>,
-    ) {
-        self.take_event(&first, piece);
-        for _ in 1..PIECE_EVENTS_MAX {
-            match receiver.try_recv() {
-                Ok(event) => self.take_event(&event, piece),
-                Err(TryRecvError::Lagged(count)) => self.lost += count,
-                Err(TryRecvError::Empty | TryRecvError::Closed) => return,
-            }
-        }
-    }
-
-    fn take_event(&mut self, event: &LiveEvent, piece: &mut Vec<u8>) {
-        let LiveEvent::Lock { channel, text } = event else {
-            self.lost += 1;
-            return;
-        };
-        let name = &channel[CHANNEL_PREFIX.len()..];
-        let is_wanted = self.pattern.as_ref().is_none_or(|pattern| glob::matches(pattern, name));
-        if !is_wanted || self.user.check(&[b"SUBSCRIBE", channel], None).is_err() {
-            return;
-        }
+    fn take_batch(&mut self, batch: &Batch, piece: &mut Vec<u8>) {
+        self.lost += self.next.map_or(0, |next| batch.first.saturating_sub(next));
+        self.next = Some(batch.end());
         if self.second.elapsed() >= Duration::from_secs(1) {
             self.second = Instant::now();
             self.left = EVENTS_PER_SECOND;
         }
-        if self.left == 0 {
-            self.lost += 1;
-            return;
+        for (index, event) in batch.events.iter().enumerate() {
+            if self.left == 0 {
+                // Not looked at: some of them may not be for this stream.
+                self.lost += (batch.events.len() - index) as u64;
+                return;
+            }
+            if self.is_wanted(event) {
+                self.left -= 1;
+                piece.extend_from_slice(&event.text);
+            }
         }
-        self.left -= 1;
-        piece.extend_from_slice(text);
+    }
+
+    fn is_wanted(&self, event: &LiveEvent) -> bool {
+        let name = &event.channel[CHANNEL_PREFIX.len()..];
+        self.pattern.as_ref().is_none_or(|pattern| glob::matches(pattern, name))
+            && self.user.check(&[b"SUBSCRIBE", &event.channel], None).is_ok()
     }
 
     /// Whether the user exists as it did when the stream began, or by the same name where nobody logged in.
