@@ -3,105 +3,10 @@
 mod support;
 
 use serde_json::{json, Value};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
-use support::tls::http_get;
-use support::{await_that, free_address, Node, PATIENCE};
+use std::net::TcpStream;
+use support::admin::{listen, next_line, start, Asker};
+use support::await_that;
 use tempfile::TempDir;
-
-/// One answer.
-#[derive(Debug)]
-struct Answer {
-    status: u16,
-    head: String,
-    body: String,
-}
-
-impl Answer {
-    #[track_caller]
-    fn json(&self) -> Value {
-        serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
-    }
-
-    #[track_caller]
-    fn ok(&self) -> Value {
-        assert_eq!(self.status, 200, "{self:?}");
-        self.json()
-    }
-
-    fn header(&self, name: &str) -> Option<&str> {
-        let lines = self.head.lines().filter_map(|line| line.split_once(": "));
-        lines.into_iter().find(|(have, _)| have.eq_ignore_ascii_case(name)).map(|(_, value)| value)
-    }
-
-    fn code(&self) -> (u16, String) {
-        (self.status, self.json()["error"]["code"].as_str().unwrap_or_default().to_owned())
-    }
-}
-
-/// A program that asks the admin listener of a node.
-struct Asker {
-    admin: SocketAddr,
-    cookie: Option<String>,
-}
-
-impl Asker {
-    fn send(&self, request: &str) -> Answer {
-        let mut stream = TcpStream::connect(self.admin).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        // Whoever sends too much may be cut off behind the answer.
-        let _ = stream.write_all(request.as_bytes());
-        let mut bytes = Vec::new();
-        let _ = stream.read_to_end(&mut bytes);
-        let text = String::from_utf8(bytes).unwrap();
-        let (head, body) = text.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no answer: {text:?}"));
-        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        Answer { status, head: head.to_owned(), body: body.to_owned() }
-    }
-
-    fn ask(&self, method: &str, path: &str, headers: &str, body: &str) -> Answer {
-        let cookie = self.cookie.as_ref().map_or(String::new(), |cookie| format!("Cookie: {cookie}\r\n"));
-        let host = match headers.contains("Host:") {
-            true => String::new(),
-            false => format!("Host: {}\r\n", self.admin),
-        };
-        self.send(&format!(
-            "{method} {path} HTTP/1.1\r\n{host}{cookie}{headers}Content-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        ))
-    }
-
-    fn get(&self, path: &str) -> Answer {
-        self.ask("GET", path, "", "")
-    }
-
-    fn post(&self, path: &str, body: &Value) -> Answer {
-        self.ask("POST", path, "Content-Type: application/json\r\n", &body.to_string())
-    }
-
-    fn log_in(&mut self, user: &str, password: &str) -> Answer {
-        let answer = self.post("/api/v1/login", &json!({ "user": user, "password": password }));
-        if let Some(cookie) = answer.header("set-cookie") {
-            self.cookie = cookie.split(';').next().map(str::to_owned);
-        }
-        answer
-    }
-}
-
-fn start(flags: &[&str]) -> (Node, Asker) {
-    let admin = free_address();
-    let text = admin.to_string();
-    let mut all = vec!["--admin", &text];
-    all.extend_from_slice(flags);
-    let node = Node::start(&all);
-    let asker = Asker { admin, cookie: None };
-    await_that("it serves", || {
-        let mut stream = TcpStream::connect(admin).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        http_get(&mut stream, "/ready").is_ok_and(|text| text == "ready\n")
-    });
-    (node, asker)
-}
 
 #[test]
 fn files_and_probes_are_served_with_strict_headers() {
@@ -184,7 +89,7 @@ fn what_is_read_is_what_the_commands_answer() {
     assert_eq!(row["name"], "<b>\u{202e}a/b c\\x07");
     let one = asker.get(&format!("/api/v1/locks/{}", row["key"].as_str().unwrap())).ok();
     assert_eq!(one["info"]["state"], "held");
-    assert_eq!(one["explain"]["holders"][0]["owner"], "me");
+    assert_eq!(one["info"]["holders"][0]["owner"], "me");
 
     // How holds of a name ended.
     let fence = one["info"]["fence"].to_string();
@@ -245,6 +150,7 @@ fn users_log_in_and_have_their_own_rights() {
     assert_eq!(asker.get("/api/v1/events").code(), (401, "NOAUTH".to_owned()));
     let me = asker.get("/api/v1/whoami").ok();
     assert_eq!((&me["user"], &me["login_needed"]), (&Value::Null, &json!(true)));
+    assert_eq!(me["logged_in"], false);
     assert_eq!(asker.log_in("reader", "wrong").code(), (401, "WRONGPASS".to_owned()));
     assert_eq!(asker.log_in("nobody", "wrong").code(), (401, "WRONGPASS".to_owned()));
     let answer = asker.log_in("reader", "look");
@@ -253,6 +159,7 @@ fn users_log_in_and_have_their_own_rights() {
     assert!(cookie.contains("HttpOnly") && cookie.contains("SameSite=Strict") && !cookie.contains("Secure"));
 
     let me = asker.get("/api/v1/whoami").ok();
+    assert_eq!(me["logged_in"], true);
     assert_eq!(
         me["may"],
         json!({ "force_release": false, "close_session": false, "transfer": false, "audit": false })
@@ -348,30 +255,6 @@ fn pages_of_other_sites_are_kept_out() {
     assert_eq!(action(&format!("{json}Sec-Fetch-Site: cross-site\r\n")), 403);
     assert_eq!(action(&format!("{json}Origin: http://{}\r\n", asker.admin)), 200);
     assert_eq!(action(json), 200);
-}
-
-/// Opens a stream of live events, and reads its head.
-fn listen(asker: &Asker, path: &str) -> BufReader<TcpStream> {
-    let mut stream = TcpStream::connect(asker.admin).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    let cookie = asker.cookie.as_ref().map_or(String::new(), |cookie| format!("Cookie: {cookie}\r\n"));
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\n{cookie}\r\n", asker.admin).unwrap();
-    let mut reader = BufReader::new(stream);
-    let head = next_line(&mut reader, "retry: ");
-    assert!(!head.is_empty());
-    reader
-}
-
-/// Reads up to a line that begins so, and gives the rest of it.
-#[track_caller]
-fn next_line(reader: &mut BufReader<TcpStream>, start: &str) -> String {
-    loop {
-        let mut line = String::new();
-        assert!(reader.read_line(&mut line).unwrap() > 0, "the stream has ended");
-        if let Some(rest) = line.trim_end().strip_prefix(start) {
-            return rest.to_owned();
-        }
-    }
 }
 
 #[test]

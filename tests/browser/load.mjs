@@ -20,7 +20,7 @@ export const HOSTILE = [
   Buffer.from("%2e%2e"),
 ];
 
-/** The text of a name as the API gives it: UTF-8, other bytes and control characters as \xNN, and then what the page makes seen. */
+/** The text of a name as the API gives it: UTF-8, other bytes and control characters as \xNN, a backslash as two, and then what the page makes seen. */
 export function shown(name) {
   let text = "";
   for (let at = 0; at < name.length; ) {
@@ -29,7 +29,7 @@ export function shown(name) {
     const decoded = piece.toString("utf8");
     const isWhole = Buffer.from(decoded, "utf8").equals(piece) && !decoded.includes("\ufffd");
     if (isWhole && !/[\u0000-\u001f\u007f-\u009f]/.test(decoded)) {
-      text += decoded;
+      text += decoded === "\\" ? "\\\\" : decoded;
       at += piece.length;
     } else {
       const bytes = isWhole ? piece : piece.subarray(0, 1);

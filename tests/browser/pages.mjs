@@ -169,7 +169,7 @@ export async function hostile(window, connection) {
   }
   for (const [index, name] of HOSTILE.entries()) {
     await window.go("#/locks?count=500");
-    const link = window.page.locator(`a.lock-link[href="#/lock/${keyOf(name)}"]`);
+    const link = window.page.locator(`a.lock-link[href="#/lock/${keyOf(name)}?tier=correctness"]`);
     await link.click();
     await until(`the page of ${shown(name)}`, async () => {
       assert.equal(await window.text("h1"), shown(name));

@@ -49,6 +49,15 @@ impl Users {
         self.by_name.insert(user.name.clone(), Arc::new(user));
     }
 
+    /// A user that is as it was before is the same one: who holds it sees by that alone that it was not changed, not even there and back.
+    pub fn keep_unchanged(&mut self, before: &Users) {
+        for (name, user) in &mut self.by_name {
+            if let Some(same) = before.get(name).filter(|same| *same == &*user) {
+                *user = Arc::clone(same);
+            }
+        }
+    }
+
     /// Whether there was one of that name.
     pub fn remove(&mut self, name: &[u8]) -> bool {
         name != DEFAULT && self.by_name.remove(name).is_some()

@@ -5,11 +5,12 @@ use super::api::ApiError;
 use super::logins::LoginEnd;
 use super::{http, logins, Admin, Peer};
 use crate::acl::check::Denial;
-use crate::acl::User;
+use crate::acl::{commands, User};
 use crate::cli::connection::Connection;
 use crate::cli::reply::Reply;
 use crate::node_api::OwnedQuery;
 use crate::resp::encode::{Encoder, Protocol};
+use crate::server::access::audit::AuditEvent;
 use crate::server::net::in_process::{self, InProcessClient};
 use hyper::header::{self, HeaderMap};
 use std::sync::Arc;
@@ -32,13 +33,15 @@ impl Caller {
     /// Who a request comes from: by its cookie, its certificate, or the default user where that one needs no password.
     pub(super) fn of(admin: &Arc<Admin>, peer: &Arc<Peer>, headers: &HeaderMap) -> Result<Caller, ApiError> {
         let access = &admin.server.access;
-        let by_cookie = || admin.logins.user_of(http::cookie(headers, logins::COOKIE)?, &admin.server);
-        let by_certificate = || {
-            let user = access.user(peer.certificate_user.as_ref()?.as_bytes()).filter(|user| user.is_on);
-            user.map(|user| (user, None))
+        let by_cookie = || {
+            let name = logins::cookie_name(admin, peer);
+            admin.logins.user_of(http::cookie(headers, &name)?, &admin.server)
         };
-        let by_cookie = || by_cookie().map(|(user, login)| (user, Some(login)));
-        let (user, login) = match by_cookie().or_else(by_certificate) {
+        let by_certificate = || access.user(peer.certificate_user.as_ref()?.as_bytes());
+        let by_cookie = by_cookie().map(|(user, login)| (user, Some(login)));
+        let (user, login) = match by_cookie.or_else(|| by_certificate().map(|user| (user, None))) {
+            // Of a user who was locked out: it does not act as the default user instead.
+            Some((user, None)) if !user.is_on => return Err(ApiError::login_needed()),
             Some(found) => found,
             None if access.needs_login() => return Err(ApiError::login_needed()),
             None => {
@@ -61,9 +64,39 @@ impl Caller {
         }
     }
 
-    /// Refuses where the user may not run this command. For what no command answers.
+    /// Refuses where the user may not run this command. For what no command answers: so the refusal is written down here.
     pub(super) fn check(&self, words: &[&[u8]]) -> Result<(), ApiError> {
-        self.user.check(words, None).map_err(|denial| ApiError::of_text(&denial.refusal().0))
+        self.user.check(words, None).map_err(|denial| {
+            self.note_denial(&denial, words);
+            ApiError::of_text(&denial.refusal().0)
+        })
+    }
+
+    /// The same where the key or channel does not matter.
+    pub(super) fn check_command(&self, words: &[&[u8]]) -> Result<(), ApiError> {
+        match self.may_run(words) {
+            true => Ok(()),
+            false => self.check(words),
+        }
+    }
+
+    /// As a connection does: `ACL LOG` and the audit log have every refusal.
+    fn note_denial(&self, denial: &Denial, words: &[&[u8]]) {
+        let access = &self.admin.server.access;
+        let (address, user) = (self.peer.address, &self.user.name);
+        let client = || format!("addr={address} name=admin-api user={}", String::from_utf8_lossy(user));
+        access.note_denial(denial, "toplevel", user, client);
+        if let Some(audit) = &access.audit {
+            audit.write_repeated(AuditEvent {
+                event: "denied",
+                user,
+                client: address,
+                command: commands::find(words).map_or("unknown", |known| known.name.as_str()),
+                arguments: &[],
+                result: "NOPERM",
+                object: denial.reason().1,
+            });
+        }
     }
 
     fn connection(&mut self) -> Result<&mut Connection, ApiError> {
@@ -107,13 +140,16 @@ impl Caller {
         }
     }
 
-    /// Runs many, and gives all replies as they are.
-    pub(super) async fn ask_all(&mut self, commands: &[Vec<Vec<u8>>]) -> Result<Vec<Reply>, ApiError> {
-        let mut replies = Vec::with_capacity(commands.len());
+    /// Runs many, and hands on each reply as it comes.
+    pub(super) async fn ask_each(
+        &mut self,
+        commands: &[Vec<Vec<u8>>],
+        mut each: impl FnMut(Reply),
+    ) -> Result<(), ApiError> {
         for batch in commands.chunks(BATCH_MAX) {
-            replies.extend(self.connection()?.ask_all(batch).await.map_err(|_| ApiError::cut_off())?);
+            self.connection()?.ask_each(batch, &mut each).await.map_err(|_| ApiError::cut_off())?;
         }
-        Ok(replies)
+        Ok(())
     }
 }
 

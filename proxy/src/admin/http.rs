@@ -6,15 +6,94 @@
 
 use super::events::EventStream;
 use bytes::Bytes;
-use http_body_util::{BodyExt, Either, Full, Limited};
+use http_body_util::{BodyExt, Limited};
+use hyper::body::{Frame, SizeHint};
 use hyper::header::{self, HeaderMap, HeaderValue};
 use hyper::{Response, StatusCode};
+use std::convert::Infallible;
 use std::net::IpAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+pub(super) type Answer = Response<Body>;
+
+/// What is handed to the connection at once: the rest waits here, with its part of the budget, for the reader.
+const PIECE_BYTES: usize = 16 << 10;
 
 /// A whole body, or a stream of events.
-pub(super) type Body = Either<Full<Bytes>, EventStream>;
-pub(super) type Answer = Response<Body>;
+#[derive(Debug)]
+pub(super) enum Body {
+    Whole {
+        rest: Bytes,
+        /// Given back when the last piece has gone.
+        budget: Option<OwnedSemaphorePermit>,
+    },
+    Events(EventStream),
+}
+
+impl hyper::body::Body for Body {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        match self.get_mut() {
+            Body::Whole { rest, .. } if rest.is_empty() => Poll::Ready(None),
+            Body::Whole { rest, .. } => {
+                let piece = rest.split_to(rest.len().min(PIECE_BYTES));
+                Poll::Ready(Some(Ok(Frame::data(piece))))
+            }
+            Body::Events(events) => Pin::new(events).poll_frame(context),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        matches!(self, Body::Whole { rest, .. } if rest.is_empty())
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Body::Whole { rest, .. } => SizeHint::with_exact(rest.len() as u64),
+            Body::Events(_) => SizeHint::default(),
+        }
+    }
+}
+
+/// Bytes of answers that wait for their readers, of all connections together.
+#[derive(Debug)]
+pub(super) struct AnswerBudget(Arc<Semaphore>);
+
+/// A unit of the budget, and how many there are: 64 MiB. Answers below a unit are not counted: they fit into the connection's buffer.
+const UNIT_BYTES: usize = 16 << 10;
+const UNITS: usize = 4_096;
+/// How long a made answer waits for room.
+const ROOM_WITHIN: Duration = Duration::from_secs(2);
+
+impl Default for AnswerBudget {
+    fn default() -> AnswerBudget {
+        AnswerBudget(Arc::new(Semaphore::new(UNITS)))
+    }
+}
+
+impl AnswerBudget {
+    /// Charges an answer. `None`: the readers of others leave no room.
+    pub(super) async fn charge(&self, mut answer: Answer) -> Option<Answer> {
+        if let Body::Whole { rest, budget } = answer.body_mut() {
+            let units = rest.len() / UNIT_BYTES;
+            if units > 0 {
+                let units = u32::try_from(units.min(UNITS)).ok()?;
+                let room = Arc::clone(&self.0).acquire_many_owned(units);
+                *budget = Some(tokio::time::timeout(ROOM_WITHIN, room).await.ok()?.ok()?);
+            }
+        }
+        Some(answer)
+    }
+}
 
 /// Bytes of a request's body.
 pub(super) const BODY_BYTES_MAX: usize = 64 << 10;
@@ -33,7 +112,7 @@ pub(super) fn whole(
     body: Bytes,
     cache: &'static str,
 ) -> Answer {
-    let mut answer = Response::new(Either::Left(Full::new(body)));
+    let mut answer = Response::new(Body::Whole { rest: body, budget: None });
     *answer.status_mut() = status;
     let headers = answer.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -114,10 +193,15 @@ fn without_port(host: &str) -> &str {
     }
 }
 
+/// Whether a browser says that a page of another site has asked.
+pub(super) fn is_fetched_from_elsewhere(headers: &HeaderMap) -> bool {
+    let fetched_from = headers.get("sec-fetch-site").and_then(|value| value.to_str().ok());
+    fetched_from.is_some_and(|site| site != "same-origin" && site != "none")
+}
+
 /// Whether a request comes from a page of this listener, or from no page at all.
 pub(super) fn is_own_origin(headers: &HeaderMap, is_tls: bool) -> bool {
-    let fetched_from = headers.get("sec-fetch-site").and_then(|value| value.to_str().ok());
-    if fetched_from.is_some_and(|site| site != "same-origin" && site != "none") {
+    if is_fetched_from_elsewhere(headers) {
         return false;
     }
     let Some(origin) = headers.get(header::ORIGIN) else { return true };

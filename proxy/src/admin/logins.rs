@@ -3,6 +3,7 @@
 //! A login ends with its time, with a logout, when its user is changed or deleted, and when the program stops. Streams of events that were opened
 //! with it end then, too.
 
+use super::{Admin, Peer};
 use crate::acl::User;
 use crate::server::ServerState;
 use sha2::{Digest, Sha256};
@@ -13,7 +14,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-pub(super) const COOKIE: &str = "redfence_session";
+/// Cookies know no ports: nodes of one machine, or at ports of one machine that lead to several, have names of their own. With TLS no
+/// other host of the same domain can set it.
+pub(super) fn cookie_name(admin: &Admin, peer: &Peer) -> String {
+    let prefix = if admin.is_tls { "__Host-" } else { "" };
+    format!("{prefix}redfence_session_{}_{}", admin.server.node, peer.local_address.port())
+}
+
 pub(super) const LASTS: Duration = Duration::from_secs(12 * 60 * 60);
 /// Logins at one time, of all users and of one. One more ends the oldest.
 const LOGINS_MAX: usize = 1_000;
@@ -24,7 +31,7 @@ type TokenHash = [u8; 32];
 
 #[derive(Debug)]
 struct Login {
-    /// As it was when it logged in.
+    /// As it was when it logged in. A user that was changed is another one, also where it was changed back.
     user: Arc<User>,
     until: Instant,
     /// Dropped with the login.
@@ -85,7 +92,7 @@ impl Logins {
         let key = hash(token);
         let mut table = self.table();
         let login = table.get(&key)?;
-        let as_it_is = server.access.user(&login.user.name).filter(|user| **user == *login.user);
+        let as_it_is = server.access.user(&login.user.name).filter(|user| Arc::ptr_eq(user, &login.user));
         match as_it_is.filter(|user| user.is_on && login.until > Instant::now()) {
             Some(user) => Some((user, LoginEnd { until: login.until, alive: login.alive.subscribe() })),
             None => {

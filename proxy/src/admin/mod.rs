@@ -9,6 +9,7 @@
 //! - [`api`]: `/api/v1/`, one file a subject
 //! - [`caller`]: on whose behalf a request acts; [`logins`]: who has logged in
 //! - [`events`]: live events; [`series`]: the last 15 minutes
+//! - [`turns`]: how many requests are answered at once; [`guarded_stream`]: clients that read nothing
 //!
 //! # Caveats
 //!
@@ -17,41 +18,39 @@
 mod api;
 mod caller;
 mod events;
+mod guarded_stream;
 mod http;
 mod logins;
 mod metrics;
 mod series;
+mod turns;
 mod ui;
 
 use crate::server::client::registry::network;
 use crate::server::ServerState;
 use crate::tls::acceptor::Acceptor;
 use crate::tls::stream::ClientStream;
+use guarded_stream::GuardedStream;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderValue};
 use hyper::service::service_fn;
 use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use std::collections::VecDeque;
+use socket2::SockRef;
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 
 /// Connections at one time that are not being answered. One more ends the oldest of them, so that probes always find a place: an
 /// honest one is answered at once and gone, and a browser connects again.
 const WAITING_MAX: usize = 128;
-/// Requests to the API that are answered at the same time. Others wait for [`TURN_WITHIN`].
-const REQUESTS_MAX: usize = 64;
-const TURN_WITHIN: Duration = Duration::from_secs(2);
-/// Logins that are being tried.
-const LOGINS_MAX: usize = 32;
-/// Searches that sort, of all dashboards together.
-const SORTS_MAX: usize = 2;
+/// Bytes under way to one client, in the system's buffer.
+const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// A request's head. A longer one is refused.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// How long a request's head may take, and how long a connection may be silent between requests.
@@ -70,9 +69,8 @@ struct Admin {
     own_names: Vec<String>,
     is_tls: bool,
     logins: logins::Logins,
-    requests: Semaphore,
-    login_turns: Semaphore,
-    sorts: Semaphore,
+    turns: turns::Turns,
+    answers: http::AnswerBudget,
     live: Arc<events::Live>,
     series: Arc<series::Series>,
     contended: api::contention::Cache,
@@ -99,9 +97,16 @@ impl Stage {
         self.0.store(stage, Ordering::Relaxed);
     }
 
-    fn is_waiting(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == WAITING
+    fn is(&self, stage: u8) -> bool {
+        self.0.load(Ordering::Relaxed) == stage
     }
+}
+
+/// A connection that was accepted.
+struct Served {
+    stage: Arc<Stage>,
+    network: IpAddr,
+    task: JoinHandle<()>,
 }
 
 /// Answers for ever; with TLS where there is an acceptor. `advertise`: the address this node is known by.
@@ -115,9 +120,8 @@ pub async fn accept(
         own_names: own_names(advertise.as_deref()),
         is_tls: tls.is_some(),
         logins: logins::Logins::default(),
-        requests: Semaphore::new(REQUESTS_MAX),
-        login_turns: Semaphore::new(LOGINS_MAX),
-        sorts: Semaphore::new(SORTS_MAX),
+        turns: turns::Turns::default(),
+        answers: http::AnswerBudget::default(),
         live: Arc::default(),
         series: Arc::default(),
         contended: api::contention::Cache::default(),
@@ -125,14 +129,15 @@ pub async fn accept(
     });
     let _series =
         AbortOnDrop(tokio::spawn(series::follow(Arc::clone(&admin.server), Arc::clone(&admin.series))));
-    let mut connections: VecDeque<(Arc<Stage>, JoinHandle<()>)> = VecDeque::with_capacity(WAITING_MAX);
+    let mut connections: VecDeque<Served> = VecDeque::with_capacity(WAITING_MAX);
     loop {
         match listener.accept().await {
             Ok((stream, address)) => {
                 make_room(&mut connections);
                 let stage = Arc::new(Stage::default());
                 let task = serve(Arc::clone(&admin), stream, address, tls.clone(), Arc::clone(&stage));
-                connections.push_back((stage, tokio::spawn(task)));
+                let network = network(address.ip());
+                connections.push_back(Served { stage, network, task: tokio::spawn(task) });
             }
             Err(error) => {
                 tracing::warn!(%error, "accept failed on the admin listener");
@@ -157,19 +162,25 @@ fn own_names(advertise: Option<&str>) -> Vec<String> {
     [Some(machine), advertised].into_iter().flatten().filter(|name| !name.is_empty()).collect()
 }
 
-/// Room for one more: those that are done go first, then the one that has waited for longest.
-fn make_room(connections: &mut VecDeque<(Arc<Stage>, JoinHandle<()>)>) {
+/// Room for one more: those that are done go first, then, of the address that has most of those that wait, the one that has waited for
+/// longest. So whoever opens many pushes out its own.
+fn make_room(connections: &mut VecDeque<Served>) {
     if connections.len() < WAITING_MAX {
         return;
     }
-    connections.retain(|(_, task)| !task.is_finished());
-    let waiting = |(stage, _): &(Arc<Stage>, JoinHandle<()>)| stage.is_waiting();
-    if connections.iter().filter(|connection| waiting(connection)).count() >= WAITING_MAX {
-        if let Some((_, oldest)) =
-            connections.iter().position(waiting).and_then(|oldest| connections.remove(oldest))
-        {
-            oldest.abort();
-        }
+    connections.retain(|connection| !connection.task.is_finished());
+    let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+    for waiting in connections.iter().filter(|connection| connection.stage.is(WAITING)) {
+        *counts.entry(waiting.network).or_default() += 1;
+    }
+    if counts.values().sum::<usize>() < WAITING_MAX {
+        return;
+    }
+    let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(network, _)| network);
+    let is_meant = |connection: &Served| connection.stage.is(WAITING) && Some(connection.network) == most;
+    if let Some(oldest) = connections.iter().position(is_meant).and_then(|oldest| connections.remove(oldest))
+    {
+        oldest.task.abort();
     }
 }
 
@@ -183,6 +194,7 @@ async fn serve(
     let Ok(local_address) = stream.local_addr() else { return };
     // Fails only on a socket that is dead already.
     let _ = stream.set_nodelay(true);
+    let _ = SockRef::from(&stream).set_send_buffer_size(SEND_BUFFER_BYTES);
     let stream = match tls {
         None => ClientStream::Plain(stream),
         Some(tls) => {
@@ -194,6 +206,7 @@ async fn serve(
         }
     };
     let certificate_user = stream.certificate_name();
+    let stream = GuardedStream::new(stream, Arc::clone(&stage));
     let peer = Arc::new(Peer { address, local_address, certificate_user });
     let answer = service_fn(|request| {
         let (admin, peer, stage) = (Arc::clone(&admin), Arc::clone(&peer), Arc::clone(&stage));

@@ -110,7 +110,8 @@ fn sample(server: &ServerState) -> Sample {
 fn point(before: Option<&Sample>, after: &Sample, server: &ServerState) -> Point {
     let stats = server.tier2.status().stats;
     let (grants_per_s, p99_ms, losses) = before.map_or((0.0, None, 0), |before| {
-        let seconds = after.at_us.saturating_sub(before.at_us).max(1) as f64 / 1e6;
+        // Right after a start there is less than a second: a rate made of that says nothing.
+        let seconds = (after.at_us.saturating_sub(before.at_us) as f64 / 1e6).max(1.0);
         let mut acquires = after.acquires.clone();
         acquires.subtract(&before.acquires);
         let p99_ms = (acquires.count() > 0).then(|| acquires.percentile_us(99) as f64 / 1e3);

@@ -87,17 +87,27 @@ impl Connection {
 
     /// Sends all, then reads all answers, in their order. For batches that fit into the buffers of a socket.
     pub(crate) async fn ask_all(&mut self, commands: &[Vec<Vec<u8>>]) -> io::Result<Vec<Reply>> {
+        let mut replies = Vec::with_capacity(commands.len());
+        self.ask_each(commands, |reply| replies.push(reply)).await?;
+        Ok(replies)
+    }
+
+    /// The same; each reply is handed on as it comes, and need not be kept.
+    pub(crate) async fn ask_each(
+        &mut self,
+        commands: &[Vec<Vec<u8>>],
+        mut each: impl FnMut(Reply),
+    ) -> io::Result<()> {
         let answers = async {
             let stale = self.due;
             for words in commands {
                 self.send(words).await?;
             }
             self.drop_replies(stale).await?;
-            let mut replies = Vec::with_capacity(commands.len());
             for _ in commands {
-                replies.push(self.reply().await?);
+                each(self.reply().await?);
             }
-            Ok(replies)
+            Ok(())
         };
         timeout(QUESTION_WITHIN, answers).await.map_err(|_| late())?
     }

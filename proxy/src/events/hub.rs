@@ -62,6 +62,8 @@ pub struct PubSubMessage {
     pub pattern: Option<Bytes>,
     /// Of a shard channel.
     pub is_shard: bool,
+    /// A lock event of Tier 2, said by the machine itself: no client can have published it.
+    pub is_from_machine: bool,
     pub channel: Bytes,
     pub payload: Bytes,
 }
@@ -247,10 +249,26 @@ impl Hub {
 
     /// Delivers a message to all subscribers; returns how many there were. Never waits.
     pub fn publish(&self, channel: &Bytes, payload: &Bytes) -> usize {
+        self.publish_as(false, channel, payload)
+    }
+
+    /// The same for a lock event that the machine itself says.
+    pub fn publish_from_machine(&self, channel: &Bytes, payload: &Bytes) -> usize {
+        self.publish_as(true, channel, payload)
+    }
+
+    fn publish_as(&self, is_from_machine: bool, channel: &Bytes, payload: &Bytes) -> usize {
         let table = self.table.read().expect("lock poisoned");
-        let mut receivers = table.deliver_to_channel(channel, payload);
+        let message = |pattern: Option<&Bytes>| PubSubMessage {
+            pattern: pattern.cloned(),
+            is_shard: false,
+            is_from_machine,
+            channel: channel.clone(),
+            payload: payload.clone(),
+        };
+        let mut receivers = table.deliver_to_channel(&message(None));
         for pattern in table.patterns.keys().filter(|pattern| glob::matches(pattern, channel)) {
-            receivers += table.deliver_to_pattern(pattern, channel, payload);
+            receivers += table.deliver_to_pattern(pattern, &message(Some(pattern)));
         }
         receivers
     }
@@ -262,8 +280,8 @@ impl Hub {
             None if message.is_shard => {
                 deliver_to(table.shards.get(&message.channel).map_or(&[][..], Vec::as_slice), message)
             }
-            None => table.deliver_to_channel(&message.channel, &message.payload),
-            Some(pattern) => table.deliver_to_pattern(pattern, &message.channel, &message.payload),
+            None => table.deliver_to_channel(message),
+            Some(pattern) => table.deliver_to_pattern(pattern, message),
         };
     }
 
@@ -354,26 +372,12 @@ fn deliver_to(listeners: &[Subscriber], message: &PubSubMessage) -> usize {
 }
 
 impl SubscriptionTable {
-    fn deliver_to_channel(&self, channel: &Bytes, payload: &Bytes) -> usize {
-        let listeners = self.channels.get(channel).map_or(&[][..], Vec::as_slice);
-        let message = PubSubMessage {
-            pattern: None,
-            is_shard: false,
-            channel: channel.clone(),
-            payload: payload.clone(),
-        };
-        deliver_to(listeners, &message)
+    fn deliver_to_channel(&self, message: &PubSubMessage) -> usize {
+        deliver_to(self.channels.get(&message.channel).map_or(&[][..], Vec::as_slice), message)
     }
 
-    fn deliver_to_pattern(&self, pattern: &Bytes, channel: &Bytes, payload: &Bytes) -> usize {
-        let listeners = self.patterns.get(pattern).map_or(&[][..], Vec::as_slice);
-        let message = PubSubMessage {
-            pattern: Some(pattern.clone()),
-            is_shard: false,
-            channel: channel.clone(),
-            payload: payload.clone(),
-        };
-        deliver_to(listeners, &message)
+    fn deliver_to_pattern(&self, pattern: &Bytes, message: &PubSubMessage) -> usize {
+        deliver_to(self.patterns.get(pattern).map_or(&[][..], Vec::as_slice), message)
     }
 
     fn of(&mut self, kind: SubscriptionKind) -> &mut FxHashMap<Bytes, Vec<Subscriber>> {

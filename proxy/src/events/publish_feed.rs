@@ -46,7 +46,7 @@ pub async fn publish_feed(
 /// The feed is Tier 2's, and so is every event in it.
 fn publish_event(hub: &Hub, event: &Event) {
     let json = event_to_json(event, Tier::Correctness);
-    hub.publish(&Bytes::from(channel(&event.resource)), &Bytes::from(json));
+    hub.publish_from_machine(&Bytes::from(channel(&event.resource)), &Bytes::from(json));
 }
 
 /// For RESP2 clients, which get no pushes.

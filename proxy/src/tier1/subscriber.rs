@@ -395,11 +395,20 @@ impl SubscriberConnection {
             kind @ (b"message" | b"smessage") => {
                 let is_shard = kind == b"smessage";
                 let (channel, payload) = (word(), word());
-                hub.pass_on(&PubSubMessage { pattern: None, is_shard, channel, payload });
+                let message =
+                    PubSubMessage { pattern: None, is_shard, is_from_machine: false, channel, payload };
+                hub.pass_on(&message);
             }
             b"pmessage" => {
                 let (pattern, channel, payload) = (word(), word(), word());
-                hub.pass_on(&PubSubMessage { pattern: Some(pattern), is_shard: false, channel, payload });
+                let message = PubSubMessage {
+                    pattern: Some(pattern),
+                    is_shard: false,
+                    is_from_machine: false,
+                    channel,
+                    payload,
+                };
+                hub.pass_on(&message);
             }
             b"subscribe" | b"psubscribe" | b"ssubscribe" => {
                 if let Some(AwaitedAnswer::Subscribe { missing, .. }) = self.awaiting.front_mut() {

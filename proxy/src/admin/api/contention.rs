@@ -76,9 +76,7 @@ pub(in crate::admin) async fn rows(caller: &Caller, count: usize) -> Result<Vec<
 }
 
 pub(in crate::admin) async fn list(caller: Caller, words: &Words) -> Result<Value, ApiError> {
-    if !caller.may_run(&[b"LOCK.EXPLAIN", b"x"]) {
-        caller.check(&[b"LOCK.EXPLAIN", b"x"])?;
-    }
+    caller.check_command(&[b"LOCK.EXPLAIN", b"x"])?;
     let rows = rows(&caller, NAMES_MAX).await?;
     let rows = match words.get("by").unwrap_or(b"name") {
         b"name" => rows,

@@ -4,12 +4,15 @@ use crate::cli::reply::Reply;
 use serde_json::{Map, Value};
 use std::fmt::Write;
 
-/// UTF-8 as it is; other bytes and control characters as `\xNN`.
+/// UTF-8 as it is; other bytes and control characters as `\xNN`, a backslash as two.
 pub(in crate::admin) fn shown(bytes: &[u8]) -> String {
     let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for character in chunk.valid().chars() {
-            if character.is_control() {
+            if character == '\\' {
+                // So that what is escaped here is told from a name that looks like it.
+                text.push_str("\\\\");
+            } else if character.is_control() {
                 push_escaped(&mut text, character.encode_utf8(&mut [0; 4]).as_bytes());
             } else {
                 text.push(character);
@@ -18,6 +21,14 @@ pub(in crate::admin) fn shown(bytes: &[u8]) -> String {
         push_escaped(&mut text, chunk.invalid());
     }
     text
+}
+
+/// The same of at most so many bytes, with a mark where it was longer.
+pub(in crate::admin) fn cut(bytes: &[u8], bytes_max: usize) -> String {
+    match bytes.len() > bytes_max {
+        true => format!("{}…", shown(&bytes[..bytes_max])),
+        false => shown(bytes),
+    }
 }
 
 fn push_escaped(text: &mut String, bytes: &[u8]) {
@@ -64,5 +75,6 @@ mod tests {
             assert_eq!(http::percent_decoded(&key, false).unwrap(), name);
         }
         assert_eq!(shown("\u{85}".as_bytes()), "\\xc2\\x85");
+        assert_eq!((shown(b"\xff"), shown(b"\\xff")), ("\\xff".to_owned(), "\\\\xff".to_owned()));
     }
 }

@@ -1,24 +1,36 @@
-//! `GET /api/v1/locks` and `GET /api/v1/locks/{key}`: a search over held locks of both tiers by pages, and one lock.
+//! `GET /api/v1/locks`: a search over held locks of both tiers by pages.
 //!
-//! A page is made of `LOCK.SCAN` and one `LOCK.INFO` a name, so a million locks are never looked at in one go. A sorted search looks at
-//! up to [`SORTED_MAX`] names and answers the first of them in that order.
+//! A page is made of `LOCK.SCAN` and one `LOCK.INFO` a name, so a million locks are never looked at in one go. It ends at about 1 MiB,
+//! with a cursor. A sorted search looks at up to [`SORTED_MAX`] names and answers the first of them in that order.
 
 use super::{json, ApiError};
 use crate::admin::caller::Caller;
 use crate::admin::http::Words;
 use crate::cli::reply::Reply;
-use crate::node_api::OwnedQuery;
-use bytes::Bytes;
 use hyper::StatusCode;
-use redfence_core::types::PATTERN_BYTES_MAX;
+use redfence_core::types::{PATTERN_BYTES_MAX, RESOURCE_BYTES_MAX};
 use serde_json::{json, Value};
+use std::sync::Arc;
+use std::time::Duration;
 
 const COUNT_DEFAULT: usize = 100;
 const COUNT_MAX: usize = 1_000;
-/// Names one sorted search looks at.
+/// Bytes after which a page ends.
+const PAGE_BYTES_MAX: usize = 1 << 20;
+/// Names one sorted search looks at, and bytes of their rows.
 const SORTED_MAX: usize = 10_000;
-/// `LOCK.SCAN`s of one request: each looks at 10,000 records at most.
+const SORTED_BYTES_MAX: usize = 8 << 20;
+/// Names that one `LOCK.SCAN` is asked for.
+const SCAN_NAMES: usize = 100;
+/// `LOCK.SCAN`s of one request that may find nothing: each looks at 10,000 records at most. And records it looks at in all.
 const SCANS_MAX: usize = 20;
+const LOOKED_AT_MAX: u64 = 200_000;
+/// How long the upstream Redis may take for one step.
+const REDIS_WITHIN: Duration = Duration::from_secs(5);
+/// Of an owner: plain keys may have any value.
+const TEXT_BYTES_MAX: usize = 1_024;
+/// Holders that `LOCK.INFO` tells of. Where there are as many, there may be more.
+pub(super) const HOLDERS_TOLD_MAX: usize = 1_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sort {
@@ -110,127 +122,201 @@ fn search(caller: &Caller, words: &Words) -> Result<Search, ApiError> {
     Ok(Search { pattern, sort, count, cursor, both })
 }
 
-/// Names that were found.
+/// Whether a search is one that sorts, and so looks at many locks.
+pub(in crate::admin) fn is_sorted(words: &Words) -> bool {
+    words.get("sort").is_some_and(|sort| sort != b"name")
+}
+
+/// What a search has found so far.
 #[derive(Default)]
 struct Found {
-    names: Vec<(Store, Vec<u8>)>,
+    rows: Vec<Row>,
+    /// Of the rows' texts.
+    bytes: usize,
     /// Records that were looked at, about.
     looked_at: u64,
-    next: Option<Cursor>,
+    /// Stores that do not answer.
+    missing: Vec<&'static str>,
 }
 
-pub(in crate::admin) async fn list(mut caller: Caller, words: &Words) -> Result<Value, ApiError> {
+impl Found {
+    fn add(&mut self, row: Row) {
+        self.bytes += row.text.len();
+        self.rows.push(row);
+    }
+}
+
+/// The answer as text: rows are written as they are made, so that a page takes what its text takes.
+pub(in crate::admin) async fn list(mut caller: Caller, words: &Words) -> Result<String, ApiError> {
     let search = search(&caller, words)?;
-    let admin = std::sync::Arc::clone(&caller.admin);
-    let _turn = match search.sort {
-        Sort::Name => None,
-        Sort::Waiters | Sort::Age | Sort::Ttl => Some(admin.sorts.acquire().await),
+    let (wanted, bytes_max) = match search.sort {
+        Sort::Name => (search.count, PAGE_BYTES_MAX),
+        Sort::Waiters | Sort::Age | Sort::Ttl => (SORTED_MAX, SORTED_BYTES_MAX),
     };
-    let found = scan(&mut caller, &search).await?;
-    let mut rows = rows(&mut caller, &found.names).await?;
-    match search.sort {
-        Sort::Name => rows.sort_by(|one, other| one.name.cmp(&other.name)),
-        Sort::Waiters => rows.sort_by_key(|row| std::cmp::Reverse(row.number("waiters"))),
-        Sort::Age => rows.sort_by_key(|row| std::cmp::Reverse(row.number("held_ms"))),
-        // Those without an end of their own come last.
-        Sort::Ttl => rows.sort_by_key(|row| row.number("ttl_ms").filter(|ttl| *ttl >= 0).unwrap_or(i64::MAX)),
+    let mut found = Found::default();
+    let mut next = Some(search.cursor);
+    for _ in 0..SCANS_MAX + wanted / SCAN_NAMES {
+        let Some(cursor) = next else { break };
+        let is_full = found.rows.len() >= wanted || found.bytes >= bytes_max;
+        if is_full || found.looked_at >= LOOKED_AT_MAX {
+            break;
+        }
+        let count = (wanted - found.rows.len()).min(SCAN_NAMES);
+        let step = step(&mut caller, &search, cursor, count, &mut found);
+        let step = match cursor.store {
+            Store::Raft => step.await,
+            Store::Redis => tokio::time::timeout(REDIS_WITHIN, step)
+                .await
+                .unwrap_or_else(|_| Err(ApiError::unavailable("the upstream Redis does not answer"))),
+        };
+        next = match step {
+            Ok(next) => next,
+            Err(error) if search.both && error.status == StatusCode::SERVICE_UNAVAILABLE => {
+                found.missing.push(cursor.store.word());
+                match cursor.store {
+                    Store::Raft => Some(Cursor { store: Store::Redis, at: 0 }),
+                    // Both are missing.
+                    Store::Redis if found.missing.len() > 1 => return Err(error),
+                    Store::Redis => None,
+                }
+            }
+            Err(error) => return Err(error),
+        };
     }
-    let is_cut = rows.len() > search.count;
-    rows.truncate(search.count);
-    Ok(json!({
-        "locks": rows.into_iter().map(|row| row.value).collect::<Vec<_>>(),
-        "cursor": Cursor::text(found.next),
-        "looked_at": found.looked_at,
-        "complete": found.next.is_none() && !is_cut,
-    }))
+    Ok(found.text(&search, next))
 }
 
-async fn scan(caller: &mut Caller, search: &Search) -> Result<Found, ApiError> {
-    let wanted = if search.sort == Sort::Name { search.count } else { SORTED_MAX };
-    let mut found = Found::default();
-    let mut cursor = search.cursor;
-    for _ in 0..SCANS_MAX {
-        let count = (wanted - found.names.len()).min(COUNT_MAX).to_string();
-        let at = cursor.at.to_string();
-        let mut command = vec![&b"LOCK.SCAN"[..], at.as_bytes(), b"COUNT", count.as_bytes()];
-        if let Some(pattern) = &search.pattern {
-            command.extend([&b"MATCH"[..], pattern]);
+impl Found {
+    fn text(mut self, search: &Search, next: Option<Cursor>) -> String {
+        match search.sort {
+            Sort::Name => self.rows.sort_by(|one, other| one.name.cmp(&other.name)),
+            Sort::Waiters | Sort::Age => self.rows.sort_by_key(|row| std::cmp::Reverse(row.order)),
+            // Those without an end of their own come last.
+            Sort::Ttl => {
+                self.rows.sort_by_key(|row| row.order.filter(|ttl| *ttl >= 0).unwrap_or(i64::MAX));
+            }
         }
-        command.extend([&b"TIER"[..], cursor.store.word().as_bytes()]);
-        let reply = caller.ask(&command).await?;
-        let [next, names] = reply.items() else { return Err(ApiError::cut_off()) };
-        let next = next.int().map_or(0, |next| next as u64);
-        let names = names.items().iter().filter_map(Reply::bytes);
-        let before = found.names.len();
-        found.names.extend(names.map(|name| (cursor.store, name.to_vec())));
-        let new_names = (found.names.len() - before) as u64;
-        found.looked_at += match cursor.store {
-            Store::Raft if next > cursor.at => next - cursor.at,
-            Store::Raft | Store::Redis => new_names,
-        };
-        let following = match (next, cursor.store) {
-            (0, Store::Raft) if search.both => Some(Cursor { store: Store::Redis, at: 0 }),
-            (0, Store::Raft | Store::Redis) => None,
-            (at, store) => Some(Cursor { store, at }),
-        };
-        found.next = following;
-        match following {
-            Some(following) if found.names.len() < wanted => cursor = following,
-            Some(_) | None => break,
+        let bytes = self.bytes.min(PAGE_BYTES_MAX) + (4 << 10);
+        let mut text = String::with_capacity(bytes);
+        text.push_str("{\"locks\":[");
+        let mut shown = 0;
+        for row in self.rows.iter().take(search.count) {
+            if search.sort != Sort::Name && text.len() > PAGE_BYTES_MAX {
+                break;
+            }
+            if shown > 0 {
+                text.push(',');
+            }
+            text.push_str(&row.text);
+            shown += 1;
         }
+        let rest = json!({
+            "cursor": Cursor::text(next),
+            "looked_at": self.looked_at,
+            "complete": next.is_none() && shown == self.rows.len() && self.missing.is_empty(),
+            "missing": self.missing,
+        });
+        text.push_str("],");
+        text.push_str(&rest.to_string()[1..]);
+        text
     }
-    Ok(found)
+}
+
+/// One `LOCK.SCAN` and the rows of its names; where the search goes on.
+async fn step(
+    caller: &mut Caller,
+    search: &Search,
+    cursor: Cursor,
+    count: usize,
+    found: &mut Found,
+) -> Result<Option<Cursor>, ApiError> {
+    let (at, count) = (cursor.at.to_string(), count.to_string());
+    let mut command = vec![&b"LOCK.SCAN"[..], at.as_bytes(), b"COUNT", count.as_bytes()];
+    if let Some(pattern) = &search.pattern {
+        command.extend([&b"MATCH"[..], pattern]);
+    }
+    command.extend([&b"TIER"[..], cursor.store.word().as_bytes()]);
+    let reply = caller.ask(&command).await?;
+    let [next, names] = reply.items() else { return Err(ApiError::cut_off()) };
+    let next = next.int().map_or(0, |next| next as u64);
+    let names: Vec<&[u8]> = names.items().iter().filter_map(Reply::bytes).collect();
+    found.looked_at += match cursor.store {
+        Store::Raft if next > cursor.at => next - cursor.at,
+        Store::Raft | Store::Redis => names.len() as u64,
+    };
+    add_rows(caller, search.sort, cursor.store, &names, found).await?;
+    Ok(match (next, cursor.store) {
+        (0, Store::Raft) if search.both => Some(Cursor { store: Store::Redis, at: 0 }),
+        (0, Store::Raft | Store::Redis) => None,
+        (at, store) => Some(Cursor { store, at }),
+    })
 }
 
 struct Row {
     name: Vec<u8>,
-    value: Value,
+    /// By what a search sorts.
+    order: Option<i64>,
+    text: String,
 }
 
-impl Row {
-    fn number(&self, field: &str) -> Option<i64> {
-        self.value.get(field).and_then(Value::as_i64)
-    }
-}
-
-/// What `LOCK.INFO` says of each. Of names the user may not ask about only the name is shown, as `LOCK.SCAN` does.
-async fn rows(caller: &mut Caller, names: &[(Store, Vec<u8>)]) -> Result<Vec<Row>, ApiError> {
-    let may_ask = |(_, name): &&(Store, Vec<u8>)| caller.user.check(&[b"LOCK.INFO", name], None).is_ok();
-    let asked: Vec<&(Store, Vec<u8>)> = names.iter().filter(may_ask).collect();
-    let bare: Vec<&(Store, Vec<u8>)> = names.iter().filter(|name| !may_ask(name)).collect();
-    let command = |(store, name): &&(Store, Vec<u8>)| {
-        vec![b"LOCK.INFO".to_vec(), name.clone(), b"TIER".to_vec(), store.word().as_bytes().to_vec()]
+/// What `LOCK.INFO` says of each. Of names the user may not ask about, and of plain keys whose names are longer than those of locks, only
+/// the name is shown, as `LOCK.SCAN` does.
+async fn add_rows(
+    caller: &mut Caller,
+    sort: Sort,
+    store: Store,
+    names: &[&[u8]],
+    found: &mut Found,
+) -> Result<(), ApiError> {
+    let user = Arc::clone(&caller.user);
+    let may_ask =
+        |name: &[u8]| name.len() <= RESOURCE_BYTES_MAX && user.check(&[b"LOCK.INFO", name], None).is_ok();
+    let (asked, bare): (Vec<&[u8]>, Vec<&[u8]>) = names.iter().partition(|name| may_ask(name));
+    let command = |name: &&[u8]| {
+        vec![b"LOCK.INFO".to_vec(), name.to_vec(), b"TIER".to_vec(), store.word().as_bytes().to_vec()]
     };
     let commands: Vec<Vec<Vec<u8>>> = asked.iter().map(command).collect();
-    let replies = caller.ask_all(&commands).await?;
-    let errors = replies.iter().filter_map(|reply| match reply {
-        Reply::Error(text) => Some(ApiError::of_text(text)),
-        Reply::Nil | Reply::Int(_) | Reply::Text(_) | Reply::Array(_) | Reply::Map(_) | Reply::Push(_) => {
-            None
+    let mut unavailable = None;
+    let mut left = asked.iter();
+    let each = |reply: Reply| {
+        let Some(name) = left.next() else { return };
+        if let Reply::Error(text) = &reply {
+            let error = ApiError::of_text(text);
+            if error.status == StatusCode::SERVICE_UNAVAILABLE {
+                unavailable = Some(error);
+                return;
+            }
         }
-    });
-    if let Some(error) = errors.into_iter().find(|error| error.status == StatusCode::SERVICE_UNAVAILABLE) {
+        // One that has ended since the scan is gone; one that cannot be asked about keeps its name.
+        if reply.field("state").and_then(Reply::bytes) != Some(b"free") {
+            found.add(row(sort, store, name, Some(&reply)));
+        }
+    };
+    caller.ask_each(&commands, each).await?;
+    if let Some(error) = unavailable {
         return Err(error);
     }
-    let mut rows: Vec<Row> = Vec::with_capacity(names.len());
-    for ((store, name), reply) in asked.iter().zip(&replies) {
-        // One that has ended since the scan is gone; one that cannot be asked about keeps its name.
-        let is_free = reply.field("state").and_then(Reply::bytes) == Some(b"free");
-        if !is_free {
-            rows.push(row(*store, name, Some(reply)));
-        }
+    for name in bare {
+        found.add(row(sort, store, name, None));
     }
-    rows.extend(bare.iter().map(|(store, name)| row(*store, name, None)));
-    Ok(rows)
+    Ok(())
 }
 
-fn row(store: Store, name: &[u8], info: Option<&Reply>) -> Row {
-    let field = |field: &str| info.map_or(Value::Null, |info| json::field(info, field));
+fn row(sort: Sort, store: Store, name: &[u8], info: Option<&Reply>) -> Row {
+    let field = |field: &str| match info.and_then(|info| info.field(field)) {
+        Some(Reply::Text(text)) => json::cut(text, TEXT_BYTES_MAX).into(),
+        Some(reply) => json::of_reply(reply),
+        None => Value::Null,
+    };
     let holders = info.and_then(|info| info.field("holders")).map(|holders| holders.items().len());
-    let value = json!({
-        "name": json::shown(name),
-        "key": json::key(name),
-        "tier": store.word(),
+    let is_long = name.len() > RESOURCE_BYTES_MAX;
+    // Where there is no Redis, all locks are those of the Raft cluster.
+    let tier = info.and_then(|info| info.field("tier")).and_then(Reply::bytes);
+    let tier = tier.map_or(store.word().to_owned(), |tier| json::shown(tier).to_ascii_lowercase());
+    let mut value = json!({
+        "name": json::cut(name, RESOURCE_BYTES_MAX),
+        "key": (!is_long).then(|| json::key(name)),
+        "tier": tier,
         "mode": field("mode"),
         "fence": field("fence"),
         "owner": field("owner"),
@@ -240,34 +326,19 @@ fn row(store: Store, name: &[u8], info: Option<&Reply>) -> Row {
         "waiters": field("waiters"),
         "holders": holders,
     });
-    Row { name: name.to_vec(), value }
-}
-
-/// One lock: who has it, who waits for it, how it ended lately.
-pub(in crate::admin) async fn one(mut caller: Caller, name: &[u8], words: &Words) -> Result<Value, ApiError> {
-    let tier = words.get("tier").map_or(Vec::new(), |tier| vec![&b"TIER"[..], tier]);
-    let info = caller.ask(&[&[&b"LOCK.INFO"[..], name], &tier[..]].concat()).await?;
-    // The Lua library of Tier 1 has no EXPLAIN.
-    let explain = match caller.ask(&[&[&b"LOCK.EXPLAIN"[..], name], &tier[..]].concat()).await {
-        Ok(reply) => json::of_reply(&reply),
-        Err(error) if error.code == "TIER" || error.code == "NOPERM" => Value::Null,
-        Err(error) => return Err(error),
+    if is_long {
+        value["name_bytes"] = name.len().into();
+    }
+    if holders.is_some_and(|holders| holders >= HOLDERS_TOLD_MAX) {
+        value["holders_more"] = true.into();
+    }
+    let order = match sort {
+        Sort::Name => None,
+        Sort::Waiters => value["waiters"].as_i64(),
+        Sort::Age => value["held_ms"].as_i64(),
+        Sort::Ttl => value["ttl_ms"].as_i64(),
     };
-    let is_raft = info
-        .field("tier")
-        .and_then(Reply::bytes)
-        .is_some_and(|tier| tier.eq_ignore_ascii_case(b"correctness"));
-    let recent = match is_raft {
-        true => {
-            let query = OwnedQuery::Past { db: 0, resource: Bytes::copy_from_slice(name) };
-            json::of_reply(&caller.query(query).await?)
-        }
-        false => json!([]),
-    };
-    let mut info = json::of_reply(&info);
-    info["name"] = json::shown(name).into();
-    info["key"] = json::key(name).into();
-    Ok(json!({ "info": info, "explain": explain, "recent": recent }))
+    Row { name: name[..name.len().min(RESOURCE_BYTES_MAX)].to_vec(), order, text: value.to_string() }
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::{json, json_answer, with_cookie, ApiError, Given};
 use crate::admin::caller::{self, Caller};
 use crate::admin::http::{self, Answer};
-use crate::admin::logins::{COOKIE, LASTS};
+use crate::admin::logins::{cookie_name, LASTS};
 use hyper::StatusCode;
 use serde_json::{json, Value};
 
@@ -17,6 +17,7 @@ pub(in crate::admin) fn who_am_i(given: &Given<'_>) -> Result<Value, ApiError> {
         Err(error) if error.status == StatusCode::UNAUTHORIZED => Ok(json!({
             "user": null,
             "login_needed": true,
+            "logged_in": false,
             "may": { "force_release": false, "close_session": false, "transfer": false, "audit": false },
             "node": given.admin.server.node,
             "version": env!("CARGO_PKG_VERSION"),
@@ -29,6 +30,7 @@ fn described(caller: &Caller) -> Value {
     json!({
         "user": json::shown(&caller.user.name),
         "login_needed": false,
+        "logged_in": caller.login.is_some(),
         "may": {
             "force_release": caller.may_run(&[b"LOCK.FORCERELEASE", b"x"]),
             "close_session": caller.may_run(&[b"LOCK.SESSION", b"CLOSE", b"x"]),
@@ -51,22 +53,24 @@ pub(in crate::admin) async fn log_in(given: &Given<'_>) -> Result<Answer, ApiErr
     let token = given.admin.logins.add(user);
     let token = token.ok_or_else(|| ApiError::unavailable("no random bytes for a login; retry"))?;
     let mut headers = hyper::HeaderMap::new();
-    if let Ok(cookie) = hyper::header::HeaderValue::from_str(&format!("{COOKIE}={token}")) {
+    let name = cookie_name(given.admin, given.peer);
+    if let Ok(cookie) = hyper::header::HeaderValue::from_str(&format!("{name}={token}")) {
         headers.insert(hyper::header::COOKIE, cookie);
     }
     let caller = Caller::of(given.admin, given.peer, &headers)?;
     let answer = json_answer(StatusCode::OK, &described(&caller));
-    Ok(with_cookie(answer, &cookie_line(&token, LASTS.as_secs(), given.admin.is_tls)))
+    Ok(with_cookie(answer, &cookie_line(given, &token, LASTS.as_secs())))
 }
 
 pub(in crate::admin) fn log_out(given: &Given<'_>) -> Answer {
-    if let Some(token) = http::cookie(given.headers, COOKIE) {
+    if let Some(token) = http::cookie(given.headers, &cookie_name(given.admin, given.peer)) {
         given.admin.logins.end(token);
     }
-    with_cookie(json_answer(StatusCode::OK, &json!({ "ok": true })), &cookie_line("", 0, given.admin.is_tls))
+    with_cookie(json_answer(StatusCode::OK, &json!({ "ok": true })), &cookie_line(given, "", 0))
 }
 
-fn cookie_line(token: &str, seconds: u64, is_tls: bool) -> String {
-    let secure = if is_tls { "; Secure" } else { "" };
-    format!("{COOKIE}={token}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
+fn cookie_line(given: &Given<'_>, token: &str, seconds: u64) -> String {
+    let secure = if given.admin.is_tls { "; Secure" } else { "" };
+    let name = cookie_name(given.admin, given.peer);
+    format!("{name}={token}; Path=/; Max-Age={seconds}; HttpOnly; SameSite=Strict{secure}")
 }

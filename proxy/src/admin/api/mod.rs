@@ -2,7 +2,7 @@
 //!
 //! # Layout
 //!
-//! - [`overview`], [`locks`], [`sessions`], [`contention`], [`cluster`], [`routes`], [`audit`]: what is read
+//! - [`overview`], [`locks`], [`lock`], [`sessions`], [`contention`], [`cluster`], [`routes`], [`audit`]: what is read
 //! - [`actions`]: what changes something; [`login`]: who asks
 //! - [`json`]: names and replies as JSON; [`error`]: what an error is answered as
 
@@ -12,6 +12,7 @@ pub(super) mod cluster;
 pub(super) mod contention;
 pub(super) mod error;
 pub(super) mod json;
+pub(super) mod lock;
 pub(super) mod locks;
 pub(super) mod login;
 pub(super) mod overview;
@@ -22,7 +23,8 @@ pub(super) use error::ApiError;
 
 use super::caller::Caller;
 use super::http::{self, Answer, BadBody, Words};
-use super::{Admin, Answering, Peer, Stage, ANSWERED, ANSWER_WITHIN, LIVE, TURN_WITHIN};
+use super::turns::{TurnKind, Who};
+use super::{Admin, Answering, Peer, Stage, ANSWERED, ANSWER_WITHIN, LIVE};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderValue};
@@ -50,6 +52,32 @@ enum Endpoint {
     Transfer,
     Routes,
     Audit,
+}
+
+impl Endpoint {
+    /// In which lane its requests wait for their turn.
+    fn turn_kind(self, words: &Words) -> TurnKind {
+        match self {
+            Endpoint::LogIn => TurnKind::Login,
+            Endpoint::Locks if locks::is_sorted(words) => TurnKind::SortedSearch,
+            Endpoint::Locks => TurnKind::Search,
+            Endpoint::ForceRelease
+            | Endpoint::ForceReleaseByName
+            | Endpoint::CloseSession
+            | Endpoint::Transfer => TurnKind::Action,
+            Endpoint::WhoAmI
+            | Endpoint::LogOut
+            | Endpoint::Overview
+            | Endpoint::Lock
+            | Endpoint::LockByName
+            | Endpoint::Sessions
+            | Endpoint::Contention
+            | Endpoint::Events
+            | Endpoint::Cluster
+            | Endpoint::Routes
+            | Endpoint::Audit => TurnKind::Read,
+        }
+    }
 }
 
 /// All paths. A part in braces is any text.
@@ -116,6 +144,10 @@ async fn answered(
     request: Request<Incoming>,
 ) -> Result<Answer, ApiError> {
     let (endpoint, word) = find(request.method(), request.uri().path())?;
+    // Also what only reads: it costs something, and no page of another site needs it.
+    if http::is_fetched_from_elsewhere(request.headers()) {
+        return Err(ApiError::other_origin());
+    }
     let words =
         Words::parse(request.uri().query()).ok_or_else(|| ApiError::bad("the query is not well-formed"))?;
     let (head, body) = request.into_parts();
@@ -123,10 +155,14 @@ async fn answered(
         true => checked_body(admin, &head.headers, body).await?,
         false => Value::Null,
     };
-    // Guesses are slow on purpose: they wait for each other, not those who have logged in for them.
-    let turns = if endpoint == Endpoint::LogIn { &admin.login_turns } else { &admin.requests };
-    let turn = tokio::time::timeout(TURN_WITHIN, turns.acquire()).await;
-    let Ok(Ok(_turn)) = turn else { return Err(ApiError::unavailable("too many requests at once; retry")) };
+    let kind = endpoint.turn_kind(&words);
+    let user = match kind {
+        TurnKind::Login => None,
+        TurnKind::Read | TurnKind::Search | TurnKind::SortedSearch | TurnKind::Action => {
+            Caller::of(admin, peer, &head.headers).ok().map(|caller| caller.user)
+        }
+    };
+    let _turn = admin.turns.take(kind, Who::of(peer, user.as_deref())).await?;
     stage.set(ANSWERED);
     let answering = Answering(stage);
     let given = Given { admin, peer, stage, headers: &head.headers, word, words, body };
@@ -135,8 +171,10 @@ async fn answered(
     if endpoint == Endpoint::Events && answer.is_ok() {
         std::mem::forget(answering);
         stage.set(LIVE);
+        return answer;
     }
-    answer
+    let full = || ApiError::unavailable("too many answers wait for their readers; retry");
+    admin.answers.charge(answer?).await.ok_or_else(full)
 }
 
 /// The JSON of a `POST`, from this listener's own pages or from no page.
@@ -189,9 +227,12 @@ async fn run(endpoint: Endpoint, given: Given<'_>) -> Result<Answer, ApiError> {
         Endpoint::LogOut => return Ok(login::log_out(&given)),
         Endpoint::Events => return super::events::answer(&given),
         Endpoint::Overview => overview::overview(given.caller()?).await?,
-        Endpoint::Locks => locks::list(given.caller()?, &given.words).await?,
-        Endpoint::Lock => locks::one(given.caller()?, &given.word, &given.words).await?,
-        Endpoint::LockByName => locks::one(given.caller()?, given.name()?, &given.words).await?,
+        Endpoint::Locks => {
+            let text = locks::list(given.caller()?, &given.words).await?;
+            return Ok(text_answer(StatusCode::OK, text));
+        }
+        Endpoint::Lock => lock::one(given.caller()?, &given.word, &given.words).await?,
+        Endpoint::LockByName => lock::one(given.caller()?, given.name()?, &given.words).await?,
         Endpoint::ForceReleaseByName => {
             actions::force_release(given.caller()?, given.name()?, &given.body).await?
         }
@@ -208,7 +249,11 @@ async fn run(endpoint: Endpoint, given: Given<'_>) -> Result<Answer, ApiError> {
 }
 
 pub(super) fn json_answer(status: StatusCode, value: &Value) -> Answer {
-    let mut text = value.to_string();
+    text_answer(status, value.to_string())
+}
+
+/// The same with JSON that is text already.
+fn text_answer(status: StatusCode, mut text: String) -> Answer {
     text.push('\n');
     http::whole(status, http::JSON, Bytes::from(text), http::NO_STORE)
 }

@@ -4,11 +4,14 @@ use super::{contention, json, ApiError};
 use crate::admin::caller::Caller;
 use crate::node_api::{ClusterStatus, NodeStatus};
 use crate::server::ServerState;
+use crate::tier1::upstream::Health;
 use redfence_core::types::LossCause;
 use serde_json::{json, Map, Value};
 
 /// Names that are shown as most waited for.
 const CONTENDED: usize = 10;
+/// Of what is said about a Redis that is not reached.
+const REASON_BYTES_MAX: usize = 200;
 
 pub(in crate::admin) async fn overview(caller: Caller) -> Result<Value, ApiError> {
     caller.check(&[b"LOCK.CLUSTER", b"INFO"])?;
@@ -41,6 +44,7 @@ pub(in crate::admin) async fn overview(caller: Caller) -> Result<Value, ApiError
         "node": status.id,
         "leader": status.leader,
         "nodes": nodes(server, &status),
+        "has_redis": server.upstream.is_some(),
         "held": {
             "exclusive": stats.exclusive_holds,
             "shared": stats.shared_holds,
@@ -71,12 +75,24 @@ fn health(server: &ServerState, status: &ClusterStatus) -> Value {
         (false, format!("Serving; {up} of {all} nodes are up, node {} leads.", status.leader))
     } else if status.digests.quarantined_members > 0 {
         (false, format!("Serving; {} quarantined.", counted(status.digests.quarantined_members)))
+    } else if let Some(text) = redis_trouble(server) {
+        (false, text)
     } else if all == 1 {
         (true, format!("Healthy: node {} serves alone.", status.leader))
     } else {
         (true, format!("Healthy: all {all} nodes are up, node {} leads.", status.leader))
     };
     json!({ "ok": is_ok, "text": text })
+}
+
+/// What is wrong with the Redis behind, if there is one.
+fn redis_trouble(server: &ServerState) -> Option<String> {
+    let reason = match server.upstream.as_ref()?.health() {
+        Health::Up(_) => return None,
+        Health::Starting => "it was not reached yet".to_owned(),
+        Health::Down { reason } => json::cut(reason.as_bytes(), REASON_BYTES_MAX),
+    };
+    Some(format!("Serving; the efficiency tier does not: Redis is not reached ({reason})."))
 }
 
 fn counted(nodes: u64) -> String {

@@ -10,6 +10,7 @@ use serde_json::{json, Value};
 use std::collections::HashMap;
 
 const COUNT_DEFAULT: u64 = 100;
+const COUNT_MAX: u64 = 1_000;
 
 pub(in crate::admin) async fn list(caller: Caller, words: &Words) -> Result<Value, ApiError> {
     caller.check(&[b"LOCK.SESSION", b"INFO", b"x"])?;
@@ -21,6 +22,9 @@ pub(in crate::admin) async fn list(caller: Caller, words: &Words) -> Result<Valu
         }
     };
     let (cursor, count) = (number("cursor", 0)?, number("count", COUNT_DEFAULT)?);
+    if !(1..=COUNT_MAX).contains(&count) {
+        return Err(ApiError::bad("count must be 1 to 1000"));
+    }
     let query = OwnedQuery::Sessions { cursor, count, sessions: caller.user.session_scope() };
     let reply = caller.query(query).await?;
     // Only the hash of a user's name is replicated: names are those of this node's users.

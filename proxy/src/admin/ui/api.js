@@ -49,15 +49,25 @@ export function post(path, body) {
 
 const RETRY_MS = [1000, 2000, 5000, 10_000];
 
+/** What `gap` hears where events were missed because nobody looked. */
+export const AWAY = "away";
+
 /**
  * The live feed of events whose names match the glob (percent-encoded: names are bytes), until the signal.
- * `state` hears `live` and `lost`; a lost feed is tried again by itself.
+ * `state` hears `live` and `lost`; a lost feed is tried again by itself. Closed while the tab is hidden: a browser has six connections to a
+ * node, and every page with a feed holds one.
  */
 export function feed(match, { event, gap, state }, signal) {
   let source = null;
   let retry = null;
   let failures = 0;
+  const close = () => {
+    clearTimeout(retry);
+    if (source) source.close();
+    source = null;
+  };
   const open = () => {
+    close();
     source = new EventSource(`/api/v1/events${match ? `?match=${match}` : ""}`);
     source.onopen = () => {
       failures = 0;
@@ -68,15 +78,27 @@ export function feed(match, { event, gap, state }, signal) {
     source.onerror = () => {
       state("lost");
       // A broken connection is tried again by the browser; a refused one is not.
-      if (source.readyState === EventSource.CLOSED) {
+      if (source && source.readyState === EventSource.CLOSED) {
         retry = setTimeout(open, RETRY_MS[Math.min(failures, RETRY_MS.length - 1)]);
         failures += 1;
       }
     };
   };
-  open();
+  let isAway = document.hidden;
+  const look = () => {
+    if (document.hidden === isAway) return;
+    isAway = document.hidden;
+    if (isAway) {
+      close();
+    } else {
+      gap(AWAY);
+      open();
+    }
+  };
+  if (!isAway) open();
+  document.addEventListener("visibilitychange", look);
   signal.addEventListener("abort", () => {
-    clearTimeout(retry);
-    source.close();
+    document.removeEventListener("visibilitychange", look);
+    close();
   });
 }

@@ -47,9 +47,9 @@ function drawFrame(shown) {
   );
 }
 
-/** Whether there is a login to end; else one is the default user, who needs none. */
+/** Whether there is a login to end; else one is the default user who needs none, or known by a certificate. */
 function loggedIn() {
-  return who.user !== null && (who.logged_in ?? who.user !== "default");
+  return who.user !== null && who.logged_in === true;
 }
 
 async function logout() {

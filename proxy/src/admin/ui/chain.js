@@ -22,9 +22,8 @@ function lockText(resource, note) {
 }
 
 /** One column a holder: the holder, the lock it waits for, that lock's holder, and so on down. */
-function columns(explain) {
+function columns(explain, all) {
   const chains = explain.blocked_by || [];
-  const all = explain.holders || [];
   // Sessions of other users are not told: a sole holder is known all the same.
   const isOf = (chain, holder) => (holder.session ? chain[0].session === holder.session : all.length === 1);
   const chainOf = (holder) => chains.find((chain) => chain.length && isOf(chain, holder));
@@ -42,9 +41,9 @@ function columns(explain) {
   };
 }
 
-export function chainPicture(resource, explain) {
+export function chainPicture(resource, explain, holders) {
   const queue = explain.queue || [];
-  const { shown, left } = columns(explain);
+  const { shown, left } = columns(explain, holders);
   if (!shown.length && !queue.length) return null;
   const across = Math.max(1, shown.length);
   const width = across * BOX.width + (across - 1) * GAP.x;

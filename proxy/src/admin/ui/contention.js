@@ -33,12 +33,12 @@ function draw(rows, by) {
   const top = Math.max(1, ...rows.map((row) => row.wait_ms_total || 0));
   return panel(
     by === "name" ? "Names by time waited" : "Prefixes by time waited",
-    h("p", { class: "hint" }, "Waits that ended with a grant in the last 10 to 20 minutes, as this node has seen them."),
+    h("p", { class: "hint" }, "Waits that ended with a grant in the last 10 to 20 minutes, as this node has seen them: of the 100 names most waited for, those you may see."),
     rows.length
       ? table({
           caption: by === "name" ? "Names by time waited" : "Prefixes by time waited",
           columns: [
-            { title: by === "name" ? "Name" : "Prefix", head: true, cell: (row) => (by === "name" ? lockLink(row.name, row.key) : h("a", { href: address("locks", "", { match: `${row.name.replace(/[*?[\]\\]/g, "\\$&")}*`, sort: "waiters" }) }, name(row.name))) },
+            { title: by === "name" ? "Name" : "Prefix", head: true, cell: (row) => (by === "name" ? lockLink(row.name, row.key, "correctness") : /\\/.test(row.name) ? name(row.name) : h("a", { href: address("locks", "", { match: `${row.name.replace(/[*?[\]]/g, "\\$&")}*`, sort: "waiters" }) }, name(row.name))) },
             { title: "Waited in all", num: true, cell: (row) => [bar((row.wait_ms_total || 0) / top), ms(row.wait_ms_total)] },
             { title: "Waits", num: true, cell: (row) => count(row.waits) },
             { title: "Waiters now", num: true, cell: (row) => count(row.waiters) },
@@ -48,7 +48,7 @@ function draw(rows, by) {
           rows,
           key: (row) => `row ${by} ${row.key ?? row.name}`,
         })
-      : empty("Nobody had to wait yet.", "Names appear here once a client has waited for a lock."),
+      : empty("No wait to show.", "Names appear here once a client has waited for a lock."),
   );
 }
 

@@ -1,6 +1,6 @@
 // What happens to locks, live: filter, pause, download.
 
-import { feed } from "/ui/api.js";
+import { AWAY, feed } from "/ui/api.js";
 import { h, update } from "/ui/dom.js";
 import { clock, count, name, NONE, plain, plural } from "/ui/format.js";
 import { field } from "/ui/locks.js";
@@ -26,7 +26,7 @@ export function eventRow(event) {
 export const EVENT_COLUMNS = [
   { title: "Time", cell: (event) => clock(event.at) },
   { title: "Event", cell: (event) => (event.gap ? tag("gap", "warn") : tag(plain(event.event).replaceAll("_", " "), event.cause || WARNING.has(event.event) ? "warn" : "")) },
-  { title: "Name", head: true, cell: (event) => (event.gap ? `${plural(event.gap, "event")} left out: too many at once` : lockLink(event.name ?? event.resource, event.key)) },
+  { title: "Name", head: true, cell: (event) => (event.gap ? (event.gap === AWAY ? "Events while this tab was hidden are not shown" : `${plural(event.gap, "event")} left out: too many at once, or too large`) : lockLink(event.name ?? event.resource, event.key, event.tier)) },
   { title: "Owner", text: true, cell: (event) => (event.gap ? "" : name(event.owner, "name small")) },
   { title: "Fence", num: true, cell: (event) => (event.gap ? "" : event.fence ? String(event.fence) : NONE) },
   { title: "More", text: true, cell: (event) => (event.gap ? "" : more(event)) },

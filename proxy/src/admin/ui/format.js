@@ -36,9 +36,9 @@ function parts(seconds, large, largeUnit, small, smallUnit) {
   return `${NUMBER.format(Math.floor(seconds / large))} ${largeUnit}${rest ? ` ${rest} ${smallUnit}` : ""}`;
 }
 
-/** What is left of a lease; -1 is one that is bound to its session alone. */
-export function ttl(value) {
-  return value === -1 ? "with its session" : ms(value);
+/** What is left of a lease; -1 is one that ends with its session alone, or a plain key without an end. */
+export function ttl(value, session) {
+  return value === -1 ? (session ? "with its session" : "no end of its own") : ms(value);
 }
 
 export function bytes(value) {
@@ -67,12 +67,13 @@ export function day(value) {
 }
 
 // Characters that are not seen, or that change the order of the text around them: shown by their number.
-const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e007f}]/gu;
+const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffb]|[\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
 
 /** A name or an owner as text in which every character is seen. */
 export function plain(value) {
   if (value === null || value === undefined) return NONE;
-  return String(value).replace(UNSEEN, (one) => `\\u{${one.codePointAt(0).toString(16)}}`);
+  const text = typeof value === "object" ? JSON.stringify(value) : String(value);
+  return text.replace(UNSEEN, (one) => `\\u{${one.codePointAt(0).toString(16)}}`);
 }
 
 /** The same as an element: text of its own direction that does not turn its surroundings round. */

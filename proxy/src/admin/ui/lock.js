@@ -17,8 +17,10 @@ const SOON_MS = 400;
 const EVENTS_MAX = 50;
 const ENDINGS = { released: "released", expired: "lease ran out", forced: "taken by an operator", wounded: "taken by an older session", session_ended: "session ended", deleted: "key deleted", flushed: "flushed", replaced: "key written anew", converted: "converted to another mode" };
 
-export function mount({ root, heading, signal, rest, who, announce, failed }) {
+export function mount({ root, heading, signal, rest, query, who, announce, failed }) {
   const key = rest;
+  // Where it was seen; without it the node's routes decide.
+  const inTier = query.get("tier") || "";
   const problem = h("div", null);
   const view = h("div", { class: "stack" }, h("p", { class: "muted asking" }, "Asking the node…"));
   const live = h("div", null);
@@ -32,7 +34,7 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
 
   const again = poll(EVERY_MS, signal, async () => {
     try {
-      const data = await get(pathOf(key), null, signal);
+      const data = await get(...pathOf(key, "", inTier), signal);
       update(problem);
       update(heading, name(data.info.resource));
       document.title = `${plain(data.info.resource)} · Redfence`;
@@ -93,7 +95,7 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
         holder ? pairs([["owner", name(holder.owner)], ["fence", String(holder.fence)]]) : null,
       ],
       button: "Force-release",
-      run: (reason) => post(pathOf(key, "/force-release"), holder && holder.fence ? { fence: holder.fence, reason } : { reason }),
+      run: (reason) => post(postPath(key), { reason, ...(holder && holder.fence ? { fence: holder.fence } : {}), ...(info.tier ? { tier: info.tier.toLowerCase() } : {}) }),
     });
     if (done) {
       announce(done.released ? "Released" : "It was free already");
@@ -104,6 +106,7 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
   function draw({ info, explain, recent }) {
     const held = info.state === "held";
     const holders = info.holders || [];
+    const holdersAll = info.holders_total ?? holders.length;
     const queue = (explain && explain.queue) || [];
     const may = who.may && who.may.force_release;
     return [
@@ -111,19 +114,19 @@ export function mount({ root, heading, signal, rest, who, announce, failed }) {
         h("div", { class: "headline" },
           tag(held ? "held" : "free", held ? "strong" : "good"), mode(info.mode), tier(info.tier),
           h("span", { class: "muted" }, plural(info.waiters, "waiter")),
-          held && may && holders.length !== 1 ? h("button", { type: "button", class: "danger", onclick: () => take(null, info) }, "Force-release…") : null),
+          held && may && holdersAll !== 1 ? h("button", { type: "button", class: "danger", onclick: () => take(null, info) }, "Force-release…") : null),
         pairs([
           ["Last fence", info.fence ? String(info.fence) : NONE],
-          ...(held ? [["Time left", ttl(info.ttl)], ["Held for", ms(info.held_ms)]] : []),
+          ...(held ? [["Time left", ttl(info.ttl, info.session)], ["Held for", ms(info.held_ms)]] : []),
           ...(info.max ? [["Permits in all", count(info.max)]] : []),
           ["Usual hold", past(explain, "hold")],
           ["Usual wait", past(explain, "wait")],
           ...(queue.length ? [["End of the queue", explain.eta_ms === null || explain.eta_ms === undefined ? "not known yet" : about(explain.eta_ms)]] : []),
         ])),
       h("div", { class: "columns wide" },
-        panel("Holders", holders.length ? holderTable(holders, may ? (holder) => take(holder, info) : null) : empty("Nobody holds it.", "The next LOCK.ACQUIRE of this name is granted at once.")),
-        panel("Queue", queue.length ? queueTable(queue, explain) : empty("Nobody waits.", held ? "A client that asks with WAIT stands here." : ""))),
-      explain && (queue.length || (explain.blocked_by || []).length) ? panel("Who waits for whom", chainPicture(info.resource, explain)) : null,
+        panel("Holders", some(holders, info.holders_total, info.holders_more), holders.length ? holderTable(holders, may ? (holder) => take(holder, info) : null) : empty("Nobody holds it.", "The next LOCK.ACQUIRE of this name is granted at once.")),
+        panel("Queue", some(queue, explain && explain.queue_total, explain && explain.queue_more), queue.length ? queueTable(queue, explain) : info.waiters ? empty(`${plural(info.waiters, "client")} wait.`, "This user may not see who.") : empty("Nobody waits.", held ? "A client that asks with WAIT stands here." : ""))),
+      explain && (queue.length || (explain.blocked_by || []).length) ? panel("Who waits for whom", chainPicture(info.resource, explain, holders)) : null,
       panel("Last fences", recent && recent.length
         ? table({
             caption: "Last fences and how they ended",
@@ -145,9 +148,24 @@ function past(explain, what) {
   return `${ms(explain[`${what}_p50_ms`])} · p99 ${ms(explain[`${what}_p99_ms`])}`;
 }
 
+/** Where a list is not the whole. */
+function some(list, total, more) {
+  return total > list.length || more ? h("p", { class: "hint" }, `The first ${count(list.length)} of ${count(total)}${more ? " or more" : ""}.`) : null;
+}
+
 /** Where the API has this lock. A browser takes dots alone for a folder, however they are encoded: these names go in the query. */
-function pathOf(key, action = "") {
-  return /^(%2E|\.){1,2}$/i.test(key) ? `lock${action}?name=${key}` : `locks/${key}${action}`;
+function isDots(key) {
+  return /^(%2E|\.){1,2}$/i.test(key);
+}
+
+/** The path and the words of its query. */
+function pathOf(key, action, inTier) {
+  const words = inTier ? { tier: inTier } : {};
+  return isDots(key) ? [`lock${action}`, { ...words, name: decodeURIComponent(key) }] : [`locks/${key}${action}`, words];
+}
+
+function postPath(key) {
+  return isDots(key) ? `lock/force-release?name=${key}` : `locks/${key}/force-release`;
 }
 
 /** The glob that matches this key alone, encoded as the key is: what means something in a glob is escaped. */
@@ -163,7 +181,7 @@ function holderTable(holders, take) {
       { title: "Owner", head: true, cell: (holder) => name(holder.owner) },
       { title: "Fence", num: true, cell: (holder) => String(holder.fence) },
       { title: "Session", cell: (holder) => (holder.session ? h("code", null, plain(holder.session)) : NONE) },
-      { title: "Time left", num: true, cell: (holder) => ttl(holder.ttl) },
+      { title: "Time left", num: true, cell: (holder) => ttl(holder.ttl, holder.session) },
       { title: "Held for", num: true, cell: (holder) => ms(holder.held_ms) },
       ...(some("permits") ? [{ title: "Permits", num: true, cell: (holder) => count(holder.permits) }] : []),
       ...(some("value") ? [{ title: "Value", text: true, cell: (holder) => name(holder.value, "name small") }] : []),

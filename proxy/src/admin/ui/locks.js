@@ -74,6 +74,7 @@ export function mount({ root, signal, query, remember, announce, failed }) {
         data.looked_at === null || data.looked_at === undefined ? "" : `, ${count(data.looked_at)} looked at`,
         ".",
         search.sort !== "name" && !data.complete ? " The order is that of the locks looked at; more are on the next pages. Search for fewer names to order them all." : ""),
+      (data.missing || []).length ? h("p", { class: "notice bad", role: "alert" }, `Locks of the ${data.missing.join(" and ")} tier are missing: it does not answer at the moment.`) : null,
       data.locks.length
         ? rows(data.locks, sort)
         : more
@@ -127,17 +128,17 @@ function rows(locks, sort) {
   return table({
     caption: "Held locks",
     columns: [
-      { title: "Name", head: true, cell: (lock) => lockLink(lock.name, lock.key) },
+      { title: "Name", head: true, cell: (lock) => [lockLink(lock.name, lock.key, lock.tier), lock.name_bytes ? h("span", { class: "muted" }, ` a plain key: its name has ${count(lock.name_bytes)} bytes, locks have at most 512`) : null] },
       { title: "Tier", cell: (lock) => tier(lock.tier) },
-      { title: "Mode", cell: (lock) => [mode(lock.mode), lock.holders > 1 ? h("span", { class: "muted" }, ` ×${count(lock.holders)}`) : null] },
+      { title: "Mode", cell: (lock) => [mode(lock.mode), lock.holders > 1 ? h("span", { class: "muted" }, ` ×${count(lock.holders)}${lock.holders_more ? " or more" : ""}`) : null] },
       { title: "Owner", text: true, cell: (lock) => name(lock.owner, "name small") },
       { title: "Fence", num: true, cell: (lock) => String(lock.fence ?? NONE) },
       { title: "Held for", num: true, sort: "age", cell: (lock) => ms(lock.held_ms) },
-      { title: "Time left", num: true, sort: "ttl", cell: (lock) => ttl(lock.ttl_ms) },
+      { title: "Time left", num: true, sort: "ttl", cell: (lock) => ttl(lock.ttl_ms, lock.session) },
       { title: "Waiters", num: true, sort: "waiters", cell: (lock) => count(lock.waiters) },
     ],
     rows: locks,
-    key: (lock) => `${lock.tier} ${lock.key}`,
+    key: (lock) => `${lock.tier} ${lock.key ?? `long ${locks.indexOf(lock)}`}`,
     sort,
   });
 }

@@ -13,7 +13,7 @@ export function mount({ root, who, entered }) {
   const password = h("input", { id: "password", name: "password", type: "password", autocomplete: "current-password" });
   const submit = h("button", { type: "submit", class: "primary" }, "Log in");
   const form = h("form", { class: "login panel" },
-    h("p", { class: "hint" }, who.login_needed ? "This node asks for a user. Users and passwords are those of the ACL file, as for AUTH." : "You look at this node as its default user. Log in as a user with more rights to act."),
+    h("p", { class: "hint" }, who.login_needed ? "This node asks for a user. Users and passwords are those of the ACL file, as for AUTH." : who.logged_in ? "You are logged in. Log in as another user to act as that one." : "You look at this node without a login. Log in as a user with more rights to act."),
     field("user", "User", user), field("password", "Password", password), message, submit);
   form.onsubmit = async (event) => {
     event.preventDefault();

@@ -38,8 +38,8 @@ function draw(data) {
     h(
       "dl",
       { class: "tiles", id: "tiles" },
-      tile("held", "Locks held", count(sum(held)), `${count(held.exclusive)} exclusive · ${count(held.shared)} shared · ${count(held.permits)} permits`),
-      tile("waiters", "Waiters", count(data.waiters), "in all queues"),
+      tile("held", "Locks held", count(sum(held)), `${count(held.exclusive)} exclusive · ${count(held.shared)} shared · ${count(held.permits)} permits${of2(data)}`),
+      tile("waiters", "Waiters", count(data.waiters), `in all queues${of2(data)}`),
       tile("sessions", "Sessions", count(data.sessions), "open"),
       tile("grants", "Grants", `${rate(data.grants_per_s)}/s`, "in the cluster"),
       tile("p99", "Acquire p99", ms(data.acquire_p99_ms), "of the last 10 s, here"),
@@ -49,6 +49,11 @@ function draw(data) {
     panel("Nodes", nodes(data)),
     panel("Most contended names", contended(data.contended || [])),
   ];
+}
+
+/** Where there is a Redis, its locks are not counted here. */
+function of2(data) {
+  return data.has_redis ? " of the correctness tier" : "";
 }
 
 /** Grants that ended without their holder's release, since this node started. */

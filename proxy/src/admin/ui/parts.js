@@ -2,6 +2,7 @@
 
 import { h } from "/ui/dom.js";
 import { keyOf, name, NONE, plain } from "/ui/format.js";
+import { address } from "/ui/place.js";
 
 export function panel(title, ...content) {
   return h("section", { class: "panel", "aria-label": title }, h("h2", null, title), content);
@@ -13,7 +14,7 @@ export function empty(what, advice) {
 }
 
 const ADVICE = {
-  UNAVAILABLE: "The cluster has no majority at the moment, or the node has too much to do. This page tries again by itself; look at Cluster for the nodes that are down.",
+  UNAVAILABLE: "Look at the Overview for what does not serve at the moment.",
   NOPERM: "This user may not see this. Log in as a user who has the right, or ask for it (docs: Users and rights).",
   NOAUTH: "Log in first.",
   UNREACHABLE: "",
@@ -25,9 +26,10 @@ export function trouble(error) {
   return h("div", { class: "notice bad", role: "alert" }, h("strong", null, error.code === "UNREACHABLE" ? "No answer" : plain(error.code || "Error")), " ", plain(error.message), advice ? h("span", { class: "advice" }, ` ${advice}`) : null);
 }
 
-/** A link to a lock's page. */
-export function lockLink(text, key = keyOf(text)) {
-  return key ? h("a", { class: "lock-link", href: `#/lock/${key}` }, name(text)) : name(text);
+/** A link to a lock's page: in the tier it was seen in, which may be another than its route's. */
+export function lockLink(text, key = keyOf(text), inTier = "") {
+  const query = inTier ? { tier: String(inTier).toLowerCase() } : {};
+  return key ? h("a", { class: "lock-link", href: address("lock", key, query) }, name(text)) : name(text);
 }
 
 export function tag(text, kind) {

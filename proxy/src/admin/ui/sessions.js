@@ -61,7 +61,7 @@ export function mount({ root, signal, who, announce, failed }) {
             rows,
             key: (one) => `session ${one.id}`,
           })
-        : empty("No session is open.", "Clients open one with LOCK.SESSION OPEN; locks without a session live by their own ttl."),
+        : more ? empty("None of those looked at is yours.", "More sessions are behind the next page.") : empty("No session is open.", "Clients open one with LOCK.SESSION OPEN; locks without a session live by their own ttl."),
       h("div", { class: "buttons pager" },
         h("button", { type: "button", disabled: before.length === 0, onclick: () => { cursor = before.pop(); load(); } }, "Previous page"),
         h("button", { type: "button", disabled: !more, onclick: () => { before.push(cursor); cursor = String(data.cursor); load(); } }, "Next page"),

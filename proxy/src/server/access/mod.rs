@@ -141,6 +141,7 @@ impl AccessControl {
         let mut users = self.users.write().unwrap_or_else(PoisonError::into_inner);
         let mut next = users.clone();
         change(&mut next)?;
+        next.keep_unchanged(&users);
         let gone =
             users.iter().map(|user| user.name.clone()).filter(|name| next.get(name).is_none()).collect();
         self.needs_login.store(!is_open(&next), Ordering::Release);
