@@ -76,6 +76,11 @@ class Context:
         #: Tiers ("" is the default) in which a lock cannot have a session.
         self.sessionless_tiers: set[str] = set()
 
+    def forked(self) -> None:
+        """In the child: another thread of the parent may have been in the middle of it."""
+        self.breaker = CircuitBreaker(time.monotonic)
+        self.keeper.forked()
+
     def other_dialect(self, refusal: Refusal) -> bool:
         """A Redis that does not know `LOCK.*` may have the Lua library. True: try again in its dialect."""
         if self.dialect is _wire.SERVER and refusal.unknown_command:
@@ -187,9 +192,13 @@ class Acquisition:
         self.attempts = Attempts(context, request.wait_ms / 1000 + context.timeout, f"acquire {request.label!r}")
         self.wait_until = time.monotonic() + request.wait_ms / 1000
         self.session: Optional[SessionLease] = None
+        #: A grant came, and is not handed out yet.
+        self.granted = False
 
-    @property
-    def may_have_left_something(self) -> bool:
+    def may_have_left(self, error: BaseException) -> bool:
+        """Whether the server may hold or keep in its queue what nobody here waits for any more."""
+        if isinstance(error, RedfenceError):  # an answer, unless an earlier attempt was carried out behind it
+            return self.granted or self.attempts.maybe_applied
         return self.attempts.sent
 
     def _wait_left_ms(self) -> int:
@@ -205,9 +214,13 @@ class Acquisition:
                 raise (yield from self._busy())
             if not self._waited_long(grant):
                 return grant, self.session
+            self.granted = True
             renewed = yield from renew(self.context, self.request, grant, self.attempts.give_up_at)
             if renewed is not None:
                 return renewed, self.session
+            if self.request.multi:  # one name is lost: give the others back before asking again
+                yield from release(self.context, self.request, grant.fences, self.context.timeout)
+            self.granted = False
             if self._wait_left_ms() == 0:
                 raise (yield from self._busy())
 
@@ -222,10 +235,10 @@ class Acquisition:
             if wait is not None:
                 yield wait
                 continue
-            wait_ms = self._wait_left_ms()
             sent = context.clock()
             try:
                 session = yield from self._session()
+                wait_ms = self._wait_left_ms()
                 sent = context.clock()
                 words = context.dialect.acquire(request, wait_ms, session)
                 reply = yield Call(words, wait_ms / 1000 if context.dialect.blocks else 0.0)
@@ -413,24 +426,27 @@ def clean_up(context: Context, request: LockRequest) -> Flow[None]:
             if granted is not None:
                 yield from release(context, request, parse_grant(request, granted, 0.0).fences, context.timeout)
                 return
-            fences = yield from _fences_of_owner(context, request)
-            if fences is not None:
-                yield from release(context, request, fences, context.timeout)
+            held = yield from _held_by_owner(context, request)
+            if held:
+                mine = replace(request, names=tuple(name for name, _ in held))
+                yield from release(context, mine, [fence for _, fence in held], context.timeout)
                 return
         except RedfenceError:
             continue
 
 
 def _fences_of_owner(context: Context, request: LockRequest) -> Flow[Optional[Tuple[int, ...]]]:
-    fences: List[int] = []
+    held = yield from _held_by_owner(context, request)
+    return tuple(fence for _, fence in held) if len(held) == len(request.names) else None
+
+
+def _held_by_owner(context: Context, request: LockRequest) -> Flow[List[Tuple[Resource, int]]]:
+    held: List[Tuple[Resource, int]] = []
     for name in request.names:
         words = context.dialect.info(name, request.tier)
         info = parse_info((yield from ask(context, lambda _: words, "info")))
-        mine = [holder.fence for holder in info.holders if holder.owner == request.owner]
-        if not mine:
-            return None
-        fences.append(mine[0])
-    return tuple(fences)
+        held += [(name, holder.fence) for holder in info.holders if holder.owner == request.owner][:1]
+    return held
 
 
 def convert(

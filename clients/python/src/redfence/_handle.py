@@ -101,10 +101,12 @@ class BaseLock:
         return self._lease.remaining()
 
     def raise_if_lost(self) -> None:
-        """Raises :class:`Lost` where the lock is not held any more. Asks nobody."""
+        """Raises :class:`Lost` where the lock is not held any more, also by this handle's own release. Asks nobody."""
         self._lease.check()
         if self._lease.loss is not None:
             raise Lost(self.name, self._lease.loss)
+        if self._lease.finished:
+            raise Lost(self.name, Loss("already_released"))
 
     def _token(self) -> str:
         lease = self._lease

@@ -10,12 +10,22 @@ import enum
 import math
 import random
 import threading
+import time
 from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
 
 from ._wire import Dialect, Grant, LockRequest, LossNotice, Refusal, Resource, Words, text_of
 from .errors import Loss
 
 Clock = Callable[[], float]
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def monotonic() -> float:
+        """Seconds that go on while the machine sleeps, as those of the server do. `time.monotonic` stands still on Linux."""
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+else:
+    monotonic = time.monotonic
 
 #: Renewals that fall due within this part of their ttl go with those that are due.
 COALESCE = 1 / 12
@@ -76,7 +86,8 @@ class Lease:
         self.finished = False
         self.suspect_told = False
         self.on_loss: List[Callable[[Loss], None]] = []
-        self._mutex = threading.Lock()
+        # Reentrant: the garbage collection may drop the handle in the middle of anything, in the same thread.
+        self._mutex = threading.RLock()
         self.granted_at = clock()
         self.last_good = grant.sent
         self.renewed(grant.sent, grant.ttl_ms)
@@ -158,9 +169,15 @@ class Lease:
             self.on_loss = []
             return True
 
+    def left_behind(self) -> bool:
+        """Whether the server may still hold something of a lost lease: it does not know of the loss, or other names of a multi-lock are held."""
+        if self.loss is None or self.loss.cause in ("fork", "closed", "session_ended"):
+            return False
+        return self.request.multi or self.loss.cause in ("deadline", "max_hold")
+
     def forget_mutex(self) -> None:
         """In a forked child: another thread may have held it at the fork."""
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
 
 
 class Naps:
@@ -202,6 +219,8 @@ class Keeper:
 
     #: Commands in one batch; the rest is due at once and goes with the next.
     BATCH_MAX = 128
+    #: Losses of unknown locks that are remembered.
+    EARLY_MAX = 256
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -209,6 +228,10 @@ class Keeper:
         self.paused = False
         self._leases: Set[Lease] = set()
         self._by_fence: Dict[Tuple[bytes, int], Lease] = {}
+        #: Losses of locks that are not known yet: the listener may be faster than the reply to the acquire.
+        self._early: Dict[Tuple[bytes, int], Loss] = {}
+        #: When the server last listed what the session holds.
+        self._listed_at = -math.inf
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -220,6 +243,13 @@ class Keeper:
         if lease.session is not None:  # pushes are about sessions
             for key in self._keys(lease):
                 self._by_fence[key] = lease
+            for key in self._keys(lease):  # after it was put there: whichever thread comes second sees the other's
+                loss = self._early.pop(key, None)
+                if loss is not None:
+                    lease.lose(loss)
+                    self.remove(lease)
+            if lease.last_good <= self._listed_at:  # a loss before the listener was there is told by a renewal
+                lease.renew_at = min(lease.renew_at, self.clock())
 
     def remove(self, lease: Lease) -> None:
         self._leases.discard(lease)
@@ -340,9 +370,15 @@ class Keeper:
 
     def notice(self, notice: LossNotice) -> None:
         """A push of the server."""
-        lease = self._by_fence.get((notice.resource, notice.fence))
+        key = (notice.resource, notice.fence)
+        if key not in self._by_fence and not notice.suspect:
+            while len(self._early) >= self.EARLY_MAX:
+                self._early.pop(next(iter(self._early), key), None)
+            self._early[key] = Loss(notice.cause, notice.successor)
+        lease = self._by_fence.get(key)
         if lease is None:
             return
+        self._early.pop(key, None)
         if notice.suspect:
             lease.suspect_told = True
         else:
@@ -351,6 +387,7 @@ class Keeper:
 
     def still_held(self, session: SessionLease, held: Sequence[Tuple[Resource, int]]) -> None:
         """The server's list after the listener connected again: what is not on it was lost while nobody listened."""
+        self._listed_at = self.clock()
         known = {(n.encode() if isinstance(n, str) else n, fence) for n, fence in held}
         for lease in self.leases():
             if lease.session is session and lease.granted_at < self.clock() and not lease.finished:
@@ -360,7 +397,7 @@ class Keeper:
     def forked(self) -> None:
         """In the child: the locks are the parent's."""
         self.session = None
-        leases, self._leases, self._by_fence = list(self._leases), set(), {}
+        leases, self._leases, self._by_fence, self._early = list(self._leases), set(), {}, {}
         for lease in leases:
             lease.forget_mutex()
             lease.lose(Loss("fork"))

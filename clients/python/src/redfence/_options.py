@@ -6,7 +6,7 @@ import inspect
 import math
 import uuid
 from dataclasses import dataclass
-from typing import Any, Callable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, Optional, Sequence, Tuple, Union
 
 from . import _wire
 from ._wire import LockRequest, Resource, check_ms, check_name, check_tier
@@ -47,6 +47,26 @@ class LockOptions:
             permits_of=self.permits_of,
             value=self.value,
         )
+
+
+SESSION_POLICIES = ("detect", "wait-die", "wound-wait")
+SESSION_AGE_MAX = 2**53 - 1
+
+
+def session_words(ttl: float, name: Optional[str], policy: Optional[str], age: Optional[int]) -> _wire.Words:
+    """`LOCK.SESSION OPEN` with the options of a client, checked."""
+    words: List[_wire.Word] = ["LOCK.SESSION", "OPEN", check_ms(ttl, "session_ttl", 100, _wire.TTL_MS_MAX)]
+    if name:
+        words += ["NAME", name]
+    if policy is not None:
+        if policy not in SESSION_POLICIES:
+            raise InvalidRequest(f"session_policy is one of {', '.join(SESSION_POLICIES)}, not {policy!r}")
+        words += ["POLICY", policy]
+    if age is not None:
+        if isinstance(age, bool) or not isinstance(age, int) or not 0 <= age <= SESSION_AGE_MAX:
+            raise InvalidRequest(f"session_age is a whole number from 0 to 2^53 - 1, not {age!r}")
+        words += ["AGE", age]
+    return tuple(words)
 
 
 def lock_options(

@@ -31,8 +31,10 @@ _CODES = {
 }
 _CODE = re.compile(r"[A-Z]{2,}\b")
 
-#: What a broken or silent connection raises. `OSError` comes through from connects in some versions.
-BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, OSError)
+#: What a broken or silent connection raises. `OSError` comes through from connects in some versions; what is not RESP ends a connection.
+BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
+#: What redis-py runs into where another thread or task closes a connection under it.
+CLOSED_UNDER_IT = (AttributeError, RuntimeError, TypeError, ValueError)
 
 
 def refusal_of(error: BaseException) -> Refusal:
@@ -49,6 +51,11 @@ def refusal_of(error: BaseException) -> Refusal:
 def is_refusal(error: BaseException) -> bool:
     """Error replies, also those that redis-py counts among connection errors."""
     return isinstance(error, (exceptions.ResponseError, exceptions.AuthenticationError, exceptions.BusyLoadingError))
+
+
+def is_broken(error: BaseException, closed: bool) -> bool:
+    """Whether an error is about the connection. `closed`: it is closed by now, perhaps by somebody else."""
+    return isinstance(error, BROKEN) or (closed and isinstance(error, CLOSED_UNDER_IT))
 
 
 def check_urls(addresses: Any) -> Sequence[str]:

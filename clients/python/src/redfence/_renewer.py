@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import queue
-import select
+import selectors
 import socket
 import threading
 import time
@@ -19,7 +19,7 @@ from ._flows import Context, Flow, ReplyLost, Silent, Unreachable
 from ._lease import Batch, Lease, Naps, SessionLease
 from ._retry import Backoff
 from ._transport import Link, Transport
-from ._wire import Refusal, parse_push, text_of
+from ._wire import Refusal, Words, parse_push, text_of
 
 log = logging.getLogger("redfence")
 
@@ -28,6 +28,8 @@ ORPHAN_KEEPALIVE_EVERY = 0.15
 ORPHAN_KEEPALIVE_FOR = 1.2
 CLEANUP_IDLE_SECONDS = 2.0
 CLEANUP_QUEUE_MAX = 10_000
+#: Not `select()`, which has no room for descriptors above 1023; and `poll()` where there is one, which needs no descriptor of its own.
+SELECTOR: Any = getattr(selectors, "PollSelector", selectors.DefaultSelector)
 
 
 def _bell() -> "tuple[socket.socket, socket.socket]":
@@ -40,11 +42,11 @@ def _bell() -> "tuple[socket.socket, socket.socket]":
 class Renewer:
     """Started with the first lock; stopped with the client."""
 
-    def __init__(self, context: Context, transport: Transport, session_ttl: float, name: Optional[str]) -> None:
+    def __init__(self, context: Context, transport: Transport, session_ttl: float, opening: Words) -> None:
         self.context = context
         self.transport = transport
         self.session_ttl = session_ttl
-        self.name = name
+        self.opening = opening
         self._reset()
 
     def _reset(self) -> None:
@@ -52,6 +54,7 @@ class Renewer:
         self._bell, self._ring = _bell()
         self._thread: Optional[threading.Thread] = None
         self._stopping = False
+        self._retired = False
         self._session_wanted = False
         self._session_error: Optional[BaseException] = None
         self._link: Optional[Link] = None
@@ -137,6 +140,16 @@ class Renewer:
         elif thread is not threading.current_thread():
             thread.join(self.transport.timeout + 1)
 
+    def retire(self) -> None:
+        """The client was dropped without `close()`: nothing of it may stay, least of all a session that is kept alive for ever. Waits for nobody."""
+        self._stopping = self._retired = True
+        if self._thread is None:
+            self._bell.close()
+            self._ring.close()
+            self.transport.close()
+        else:
+            self._ring_bell()
+
     def settled(self, timeout: float = 10.0) -> None:
         """Waits until everything that is due now was done. For tests with a clock that is turned by hand."""
         if self._thread is None:
@@ -158,6 +171,8 @@ class Renewer:
                     self._round()
         finally:
             self._close_session()
+            if self._retired:
+                self.transport.close()
             self._bell.close()
             self._ring.close()
 
@@ -179,13 +194,14 @@ class Renewer:
 
     def _wait(self, seconds: Optional[float]) -> None:
         """Until the bell rings, time is up, or the server closes the connection: then the session needs a keep-alive at once."""
-        watched = [self._bell]
         link = self._link
         sock = None if link is None else getattr(link.connection, "_sock", None)
-        if sock is not None and sock.fileno() >= 0:
-            watched.append(sock)
         try:
-            ready, _, _ = select.select(watched, [], [], seconds)
+            with SELECTOR() as selector:
+                selector.register(self._bell, selectors.EVENT_READ)
+                if sock is not None:
+                    selector.register(sock, selectors.EVENT_READ)
+                ready = [key.fileobj for key, _ in selector.select(seconds)]
         except (OSError, ValueError):  # the connection was closed by another thread
             self._lost_link()
             return
@@ -281,12 +297,9 @@ class Renewer:
     def _open_session(self) -> None:
         keeper = self.context.keeper
         if keeper.session is None and self.context.sessions:
-            words: Any = ("LOCK.SESSION", "OPEN", round(self.session_ttl * 1000))
-            if self.name:
-                words = (*words, "NAME", self.name)
             try:
                 sent = self.context.clock()
-                (reply,) = self._ask(words, timeout=self.transport.timeout)
+                (reply,) = self._ask(self.opening, timeout=self._session_timeout())
                 if isinstance(reply, Refusal):
                     self._no_session(reply)
                 else:
@@ -297,8 +310,17 @@ class Renewer:
                 raise
         self._settle_session(None)
 
+    def _particular(self) -> bool:
+        """Whether the application asked for something that must not be left out silently."""
+        return "POLICY" in self.opening or "AGE" in self.opening
+
+    def _session_timeout(self) -> float:
+        """Locks without a session are renewed by the same thread: a silent node must not hold it up for long."""
+        ttls = [lease.ttl for lease in self.context.keeper.leases() if lease.ttl > 0]
+        return max(0.1, min([self.transport.timeout, *(ttl / 4 for ttl in ttls)]))
+
     def _no_session(self, refusal: Refusal) -> None:
-        if refusal.code == "TIER" or self.context.other_dialect(refusal) or refusal.unsupported:
+        if refusal.code == "TIER" or self.context.other_dialect(refusal) or (refusal.unsupported and not self._particular()):
             self.context.sessions = False
             return
         if refusal.code == "UNAVAILABLE":
@@ -374,12 +396,14 @@ class Listener:
                 if isinstance(held, Refusal):
                     if held.code != "UNAVAILABLE":
                         self.link.close()
+                        self.context.keeper.touch_session(0.0)
+                        self.wake()
                         return  # an older server, or the session is gone: the renewer notices losses
                     raise held
                 self.context.keeper.still_held(self.session, [(name, int(fence)) for name, fence in held])
                 self.wake()
                 backoff = Backoff(0.02, 1.0)
-                self._read_pushes(self.link.connection)
+                self._read_pushes(self.link)
             except Exception as error:
                 if self.link is not None:
                     self.link.close()
@@ -387,9 +411,12 @@ class Listener:
                     log.debug("listener: %s", error)
                     time.sleep(backoff.next())
 
-    def _read_pushes(self, connection: Any) -> None:
+    def _read_pushes(self, link: Link) -> None:
+        connection = link.connection
         while not self._stopping and not self.session.ended:
             if not connection.can_read(timeout=1.0):
+                if link.closed:  # and made anew by redis-py: nobody speaks on that one
+                    raise ReplyLost("closed by the renewer")
                 continue
             notice = parse_push(connection.read_response(push_request=True))
             if notice is not None:
@@ -404,18 +431,19 @@ class Cleanup:
         self._reset()
 
     def _reset(self) -> None:
-        self._jobs: queue.Queue[Optional[Flow[Any]]] = queue.Queue(CLEANUP_QUEUE_MAX)
+        # A dropped handle comes here from the garbage collection, which may run in the middle of `add` and of `get`, in the same thread:
+        # both must be reentrant.
+        self._jobs: queue.SimpleQueue[Optional[Flow[Any]]] = queue.SimpleQueue()
         self._thread: Optional[threading.Thread] = None
-        self._mutex = threading.Lock()
+        self._mutex = threading.RLock()
 
     forked = _reset
 
     def add(self, flow: Flow[Any]) -> None:
-        try:
-            self._jobs.put_nowait(flow)
-        except queue.Full:
+        if self._jobs.qsize() >= CLEANUP_QUEUE_MAX:
             log.warning("clean-up queue is full (%d): a lock is left to its ttl", CLEANUP_QUEUE_MAX)
             return
+        self._jobs.put(flow)
         with self._mutex:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="redfence-cleanup", daemon=True)
@@ -443,8 +471,5 @@ class Cleanup:
         with self._mutex:
             thread = self._thread
         if thread is not None:
-            try:
-                self._jobs.put_nowait(None)
-            except queue.Full:
-                pass
+            self._jobs.put(None)
             thread.join(within)

@@ -11,7 +11,7 @@ import redis
 from redis.retry import Retry
 
 from ._flows import ReplyLost, Silent, Unreachable
-from ._redis import BROKEN, connection_options, is_refusal, is_unix, refusal_of
+from ._redis import BROKEN, connection_options, is_broken, is_refusal, is_unix, refusal_of
 from ._retry import Addresses
 from ._wire import Refusal, Words
 
@@ -49,12 +49,18 @@ def _close(connection: Any) -> None:
         pass
 
 
+def _is_closed(connection: Any) -> bool:
+    return getattr(connection, "_sock", None) is None
+
+
 class Link:
     """A connection of its own, for commands that must share one (a session) or that listen."""
 
     def __init__(self, connection: Any, index: int) -> None:
         self.connection = connection
         self.index = index
+        #: redis-py connects a closed connection again by itself: whoever reads in another thread looks here.
+        self.closed = False
 
     def pipeline(self, words: Sequence[Words], timeout: float, idle: Callable[[], float]) -> List[Any]:
         """All commands, all replies; `timeout` is for each reply. `idle` runs while it waits, and says for how long it may wait on."""
@@ -76,11 +82,11 @@ class Link:
         except redis.exceptions.TimeoutError as error:
             self.close()
             raise Silent(str(error)) from error
-        except BROKEN as error:
+        except BaseException as error:
+            broken = is_broken(error, self.closed or _is_closed(connection))
             self.close()
-            raise ReplyLost(str(error)) from error
-        except BaseException:
-            self.close()
+            if broken:
+                raise ReplyLost(str(error)) from error
             raise
         return replies
 
@@ -92,6 +98,7 @@ class Link:
             return False
 
     def close(self) -> None:
+        self.closed = True
         _close(self.connection)
 
 
@@ -169,12 +176,13 @@ class Transport:
                 self.addresses.move_on(index)
             self._checkin(index, connection)
             return refusal
+        closed = _is_closed(connection)
         self._given_back(connection)
         _close(connection)
         if isinstance(error, (redis.exceptions.TimeoutError, Silent)):
             self.addresses.move_on(index)
             return Silent(str(error))
-        if isinstance(error, BROKEN):
+        if is_broken(error, closed):
             self.nodes[index].drop_idle()
             return ReplyLost(str(error))
         return error

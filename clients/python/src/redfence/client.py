@@ -16,8 +16,8 @@ from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tupl
 from . import _flows, _wire
 from ._flows import Call, Context, Flow, NeedSession, Pause, Pipeline
 from ._handle import Released, parse_token
-from ._lease import Clock, Lease
-from ._options import LockOptions, lock_options, name_formatter
+from ._lease import Clock, Lease, monotonic
+from ._options import LockOptions, lock_options, name_formatter, session_words
 from ._redis import check_urls
 from ._renewer import Cleanup, Renewer
 from ._telemetry import Telemetry
@@ -46,6 +46,11 @@ class Client:
     :param connect_timeout: seconds to connect to one address.
     :param session_ttl: seconds the client's session lives without a keep-alive.
     :param sessions: False: no session. Locks then live for their ttl after a crash, and circles of waiting clients are not seen.
+    :param session_policy: what happens where sessions wait for each other: ``"detect"`` (the server's default: :class:`Deadlock` for the one that
+        would close a circle), ``"wait-die"`` (waits only for younger ones, else :class:`Deadlock`), ``"wound-wait"`` (takes the lock from a
+        younger one, which is told: cause ``wounded``).
+    :param session_age: orders sessions for these policies, older is smaller; by default the order of opening. A client that starts its work again
+        gives the number it had. It can only make a session younger.
     :param name: shown by the server as the session's name.
     :param shuffle: begin with a random address rather than the first.
     :param telemetry: True or False, or None: OpenTelemetry if the application has set it up.
@@ -70,10 +75,12 @@ class Client:
         connect_timeout: float = 2.0,
         session_ttl: float = 30.0,
         sessions: bool = True,
+        session_policy: Optional[str] = None,
+        session_age: Optional[int] = None,
         name: Optional[str] = None,
         shuffle: bool = True,
         telemetry: Optional[bool] = None,
-        clock: Clock = time.monotonic,
+        clock: Clock = monotonic,
         **redis_options: Any,
     ) -> None:
         self._options: Dict[str, Any] = {"ttl": ttl, "max_hold": max_hold}
@@ -83,12 +90,14 @@ class Client:
         self._context = Context(clock, timeout)
         self._context.sessions = sessions
         self._transport = Transport(check_urls(addresses), request_timeout, connect_timeout, shuffle, redis_options)
-        _wire.check_ms(session_ttl, "session_ttl", 100, _wire.TTL_MS_MAX)
-        self._renewer = Renewer(self._context, self._transport, session_ttl, name)
+        opening = session_words(session_ttl, name, session_policy, session_age)
+        self._renewer = Renewer(self._context, self._transport, session_ttl, opening)
         self._cleanup = Cleanup(self._run)
         self._local_locks: Dict[Tuple[Resource, ...], threading.Lock] = {}
         self._closed = False
         self._pid = os.getpid()
+        dropped: Any = weakref.finalize(self, self._renewer.retire)
+        dropped.atexit = False
         _CLIENTS.add(self)
 
     # ------------------------------------------------------------ locks
@@ -200,7 +209,11 @@ class Client:
         return decorate
 
     def adopt(self, token: str, *, max_hold: Optional[float] = -1.0) -> Lock:
-        """The lock of a :meth:`Lock.token`, made in this or another process. Raises :class:`Lost` where it has ended meanwhile."""
+        """The lock of a :meth:`Lock.token`, made in this or another process. Raises :class:`Lost` where it has ended meanwhile.
+
+        Adopt a token once. Two that adopt the same have the same fence, so that no resource can tell them apart; each finds out only when the
+        other one has given the lock back.
+        """
         request, grant = parse_token(token)
         give_up_at = time.monotonic() + self.timeout
         renewed = self._run(_flows.renew(self._context, request, grant, give_up_at))
@@ -348,9 +361,8 @@ class Client:
         except BaseException as error:
             if span is not None:
                 span.failed(error)
-            if isinstance(error, Indeterminate) or not isinstance(error, RedfenceError):
-                if acquisition.may_have_left_something:
-                    self._cleanup.add(_flows.clean_up(self._context, request))
+            if acquisition.may_have_left(error):
+                self._cleanup.add(_flows.clean_up(self._context, request))
             if isinstance(error, (Unavailable, Indeterminate)) and options.on_unavailable != "fail":
                 return self._degraded(options, error)
             raise
@@ -388,7 +400,7 @@ class Client:
             if lease.loss is None:
                 return Released("already_released")
             keeper.remove(lease)
-            if lease.loss.cause in ("deadline", "max_hold"):  # the server may not know yet: one try, and nobody waits for it
+            if lease.left_behind():  # the server may not know yet: one try, and nobody waits for it
                 self._cleanup.add(_flows.release(self._context, lease.request, lease.fences, 1.0, tries=1))
             return Released("lost")
         keeper.remove(lease)
@@ -436,7 +448,7 @@ class Client:
         self._transport.forked()
         self._renewer.forked()
         self._cleanup.forked()
-        self._context.keeper.forked()
+        self._context.forked()
 
     def _stop_renewals(self) -> None:
         """For tests: as if this program were paused, seen from the server."""

@@ -5,26 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from typing import Any, Optional
+from typing import Any, Optional, Set
 
 from .._flows import Context, ReplyLost, Silent, Unreachable
 from .._lease import Batch, Lease, Naps, SessionLease
 from .._renewer import ORPHAN_KEEPALIVE_EVERY, ORPHAN_KEEPALIVE_FOR
 from .._retry import Backoff
-from .._wire import Refusal, parse_push, text_of
+from .._wire import Refusal, Words, parse_push, text_of
 from ._transport import Link, Transport
 
 log = logging.getLogger("redfence")
+#: What ends behind dropped clients. A loop itself does not keep its tasks.
+_RETIRING: Set["asyncio.Task[None]"] = set()
 
 
 class Renewer:
     """Started with the first lock; stopped with the client."""
 
-    def __init__(self, context: Context, transport: Transport, session_ttl: float, name: Optional[str]) -> None:
+    def __init__(self, context: Context, transport: Transport, session_ttl: float, opening: Words) -> None:
         self.context = context
         self.transport = transport
         self.session_ttl = session_ttl
-        self.name = name
+        self.opening = opening
         self._task: Optional["asyncio.Task[None]"] = None
         self._listener: Optional["asyncio.Task[None]"] = None
         self._listener_link: Optional[Link] = None
@@ -66,7 +68,7 @@ class Renewer:
             self._loop.call_soon_threadsafe(self._tick)
             self._loop.call_soon_threadsafe(self.wake)
 
-    async def session(self) -> Optional[SessionLease]:
+    async def session(self, within: float) -> Optional[SessionLease]:
         """The session, opened if need be; None where the server has none."""
         session = self.context.keeper.session
         if session is not None or not self.context.sessions:
@@ -75,7 +77,10 @@ class Renewer:
         if self._opening is None:
             self._opening = self._loop.create_future()
             self.wake()
-        return await asyncio.shield(self._opening)
+        try:
+            return await asyncio.wait_for(asyncio.shield(self._opening), within)
+        except asyncio.TimeoutError:
+            raise Unreachable(f"no session could be opened within {within:.1f} s") from None
 
     async def stop(self) -> None:
         if self._timer is not None:
@@ -93,6 +98,25 @@ class Renewer:
         for link in (self._link, self._listener_link):
             if link is not None:
                 await link.close()
+
+    def retire(self) -> None:
+        """The client was dropped without `close()`, perhaps in another thread: nothing of it may stay."""
+        if self._task is None or self._task.done():
+            return
+
+        async def end() -> None:
+            await self.stop()
+            await self.transport.close()
+
+        def begin() -> None:
+            ending = self._loop.create_task(end())
+            _RETIRING.add(ending)
+            ending.add_done_callback(_RETIRING.discard)
+
+        try:
+            self._loop.call_soon_threadsafe(begin)
+        except RuntimeError:
+            pass  # the loop is closed, and with it all tasks
 
     # -- deadlines
 
@@ -213,11 +237,8 @@ class Renewer:
         assert opening is not None
         try:
             if keeper.session is None and self.context.sessions:
-                words: Any = ("LOCK.SESSION", "OPEN", round(self.session_ttl * 1000))
-                if self.name:
-                    words = (*words, "NAME", self.name)
                 sent = self.context.clock()
-                (reply,) = await self._ask([words], self.transport.timeout)
+                (reply,) = await self._ask([self.opening], self._session_timeout())
                 if isinstance(reply, Refusal):
                     await self._no_session(reply)
                 else:
@@ -234,8 +255,17 @@ class Renewer:
         if not opening.done():
             opening.set_result(keeper.session)
 
+    def _particular(self) -> bool:
+        """Whether the application asked for something that must not be left out silently."""
+        return "POLICY" in self.opening or "AGE" in self.opening
+
+    def _session_timeout(self) -> float:
+        """Locks without a session are renewed by the same task: a silent node must not hold it up for long."""
+        ttls = [lease.ttl for lease in self.context.keeper.leases() if lease.ttl > 0]
+        return max(0.1, min([self.transport.timeout, *(ttl / 4 for ttl in ttls)]))
+
     async def _no_session(self, refusal: Refusal) -> None:
-        if refusal.code == "TIER" or self.context.other_dialect(refusal) or refusal.unsupported:
+        if refusal.code == "TIER" or self.context.other_dialect(refusal) or (refusal.unsupported and not self._particular()):
             self.context.sessions = False
             return
         if refusal.code == "UNAVAILABLE":
@@ -259,6 +289,8 @@ class Renewer:
                     (held,) = await link.pipeline([("LOCK.NOTIFY", "ON", "SESSION", session.id)], self.transport.timeout)
                     if isinstance(held, Refusal):
                         if held.code != "UNAVAILABLE":
+                            self.context.keeper.touch_session(0.0)
+                            self.wake()
                             return  # an older server, or the session is gone: the renewer notices losses
                         raise held
                     self.context.keeper.still_held(session, [(name, int(fence)) for name, fence in held])

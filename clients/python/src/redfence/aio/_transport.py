@@ -11,7 +11,7 @@ import redis.asyncio
 from redis.asyncio.retry import Retry
 
 from .._flows import ReplyLost, Silent, Unreachable
-from .._redis import BROKEN, connection_options, is_refusal, is_unix, refusal_of
+from .._redis import BROKEN, connection_options, is_broken, is_refusal, is_unix, refusal_of
 from .._retry import Addresses
 from .._transport import CONNECTIONS_MAX
 from .._wire import Words
@@ -57,8 +57,9 @@ class Link:
         try:
             return await _exchange(self.connection, words)
         except BaseException as error:
+            meant = _broken(error, self.connection)
             await self.close()
-            raise _broken(error) from error
+            raise meant from error
 
     async def closed(self) -> None:
         """Returns when the server closes the connection, or sends something unexpected. May be cancelled at any time."""
@@ -85,10 +86,10 @@ async def _exchange(connection: Any, words: Sequence[Words]) -> List[Any]:
     return replies
 
 
-def _broken(error: BaseException) -> BaseException:
+def _broken(error: BaseException, connection: Any) -> BaseException:
     if isinstance(error, redis.exceptions.TimeoutError):
         return Silent(str(error))
-    return ReplyLost(str(error)) if isinstance(error, BROKEN) else error
+    return ReplyLost(str(error)) if is_broken(error, not connection.is_connected) else error
 
 
 class Transport:
@@ -152,8 +153,8 @@ class Transport:
             await self._checkin(index, connection)
             return refusal
         self._busy.discard((index, connection))
+        meant = _broken(error, connection)
         await close(connection)
-        meant = _broken(error)
         if isinstance(meant, Silent):
             self.addresses.move_on(index)
         elif isinstance(meant, ReplyLost):

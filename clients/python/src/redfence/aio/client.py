@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, AsyncIterator, Callable, Dict, List, Optional, Sequence, Set, Tuple, Type, TypeVar, Union, cast
 
 from .. import _flows, _wire
-from .._flows import Call, Context, Flow, Pause, Pipeline
+from .._flows import Call, Context, Flow, NeedSession, Pause, Pipeline
 from .._handle import Released, parse_token
-from .._lease import Clock, Lease
-from .._options import LockOptions, lock_options, name_formatter
+from .._lease import Clock, Lease, monotonic
+from .._options import LockOptions, lock_options, name_formatter, session_words
 from .._redis import check_urls
 from .._telemetry import Telemetry
 from .._wire import Grant, LockInfo, Resource, Word, parse_info, text_of
@@ -55,10 +55,12 @@ class AsyncClient:
         connect_timeout: float = 2.0,
         session_ttl: float = 30.0,
         sessions: bool = True,
+        session_policy: Optional[str] = None,
+        session_age: Optional[int] = None,
         name: Optional[str] = None,
         shuffle: bool = True,
         telemetry: Optional[bool] = None,
-        clock: Clock = time.monotonic,
+        clock: Clock = monotonic,
         **redis_options: Any,
     ) -> None:
         self._options: Dict[str, Any] = {"ttl": ttl, "max_hold": max_hold}
@@ -68,13 +70,15 @@ class AsyncClient:
         self._context = Context(clock, timeout)
         self._context.sessions = sessions
         self._transport = Transport(check_urls(addresses), request_timeout, connect_timeout, shuffle, redis_options)
-        _wire.check_ms(session_ttl, "session_ttl", 100, _wire.TTL_MS_MAX)
-        self._renewer = Renewer(self._context, self._transport, session_ttl, name)
+        opening = session_words(session_ttl, name, session_policy, session_age)
+        self._renewer = Renewer(self._context, self._transport, session_ttl, opening)
         self._cleanups: Set["asyncio.Task[Any]"] = set()
         self._local_locks: Dict[Tuple[Resource, ...], asyncio.Lock] = {}
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._closed = False
         self._pid = os.getpid()
+        dropped: Any = weakref.finalize(self, self._renewer.retire)
+        dropped.atexit = False
         _CLIENTS.add(self)
 
     # ------------------------------------------------------------ locks
@@ -290,7 +294,10 @@ class AsyncClient:
         """Drives a flow with awaits."""
         if self._closed and not cleanup:
             raise InvalidRequest("the client is closed")
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
+        if self._loop is not None and self._loop is not loop:
+            raise InvalidRequest("this client belongs to another event loop: make one in each loop")
+        self._loop = loop
         transport = self._transport
         try:
             step = next(flow)
@@ -304,7 +311,7 @@ class AsyncClient:
                         await asyncio.sleep(step.seconds)
                         reply = None
                     else:
-                        reply = await self._renewer.session()
+                        reply = await self._renewer.session(cast(NeedSession, step).within)
                 except Exception as error:
                     step = flow.throw(error)
                 else:
@@ -336,9 +343,8 @@ class AsyncClient:
         except BaseException as error:
             if span is not None:
                 span.failed(error)
-            if isinstance(error, Indeterminate) or not isinstance(error, RedfenceError):
-                if acquisition.may_have_left_something:
-                    self._clean_up(_flows.clean_up(self._context, request))
+            if acquisition.may_have_left(error):
+                self._clean_up(_flows.clean_up(self._context, request))
             if isinstance(error, (Unavailable, Indeterminate)) and options.on_unavailable != "fail":
                 return await self._degraded(options, error)
             raise
@@ -379,7 +385,7 @@ class AsyncClient:
             if lease.loss is None:
                 return Released("already_released")
             keeper.remove(lease)
-            if lease.loss.cause in ("deadline", "max_hold"):
+            if lease.left_behind():
                 self._clean_up(_flows.release(self._context, lease.request, lease.fences, 1.0, tries=1))
             return Released("lost")
         keeper.remove(lease)
@@ -428,7 +434,7 @@ class AsyncClient:
         self._pid = os.getpid()
         self._closed = True
         self._transport.forked()
-        self._context.keeper.forked()
+        self._context.forked()
 
     def _stop_renewals(self) -> None:
         """For tests: as if this program were paused, seen from the server."""

@@ -127,8 +127,8 @@ class AsyncLock(BaseLock):
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        if task.cancelled():
-            self.raise_if_lost()
+        if task.cancelled() and self.loss is not None:
+            raise Lost(self.name, self.loss)
         return task.result()
 
     async def __aenter__(self) -> "AsyncLock":
