@@ -245,6 +245,40 @@ def test_waiters_at_a_silent_node_go_to_another_asyncio(single: Backend) -> None
     asyncio.run(main())
 
 
+def test_a_session_without_its_connection_is_not_sure(single: Backend) -> None:
+    """The server gives such a session half a second. A client that is cut off meanwhile must not say for the rest of its ttl that it holds."""
+    resource = name()
+    relay = Relay(single.addresses()[0])
+    with redfence.Client(relay.url, timeout=1.0) as rf, redfence.Client(single.urls()) as other:
+        lock = rf.lock(resource, ttl=60).acquire()
+        assert lock.remaining() > 1
+        relay.crash()
+        with other.lock(resource, ttl=60, wait=60):
+            poll(lambda: lock.remaining() == 0, what="it is not sure any more")
+            assert lock.state is redfence.State.SUSPECT
+            with pytest.raises(redfence.InsufficientLease):
+                lock.ensure(0.5)
+            relay.heal()
+            assert lock.lost.wait(30)  # as soon as somebody can tell, not after the ttl
+            assert lock.loss is not None and lock.loss.cause in ("session_ended", "expired")
+    relay.close()
+
+
+def test_a_session_is_sure_again_after_a_keep_alive() -> None:
+    clock = Clock()
+    keeper = _lease.Keeper(clock)
+    keeper.session = _lease.SessionLease("s", 30, clock.now)
+    lease = _lease.Lease(request("r"), Grant((7,), 30_000, clock.now), keeper.session, 1e9, clock)
+    keeper.add(lease)
+    clock.now += 1
+    keeper.orphaned()
+    assert lease.state() is redfence.State.SUSPECT and 0 < lease.remaining() <= _lease.SESSION_GRACE
+    keeper.session.renewed(clock.now - 0.5)  # sent before the connection was lost: says nothing
+    assert lease.state() is redfence.State.SUSPECT
+    keeper.session.renewed(clock.now)
+    assert lease.state() is redfence.State.HELD and lease.remaining() > 20
+
+
 def test_the_listener_hears_again_after_its_connection_was_closed_under_it(single: Backend) -> None:
     """redis-py connects a closed connection again by itself, and nobody speaks on that one."""
     resource = name()

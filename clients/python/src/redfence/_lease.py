@@ -30,13 +30,16 @@ else:
 #: Renewals that fall due within this part of their ttl go with those that are due.
 COALESCE = 1 / 12
 SUSPECT_AFTER = 2 / 3
+#: How long a server keeps a session whose connection was closed and that nobody keeps alive.
+SESSION_GRACE = 0.5
 
 
 class State(str, enum.Enum):
     """Where a handle stands. Only ``HELD`` and ``SUSPECT`` are yours."""
 
     HELD = "held"
-    #: Two thirds of the ttl are over without a good renewal, or the server said that it cannot reach its leader.
+    #: Two thirds of the ttl are over without a good renewal, or the connection of the session is lost and no other one is there yet, or the
+    #: server said that it cannot reach its leader.
     SUSPECT = "suspect"
     LOST = "lost"
     RELEASED = "released"
@@ -57,9 +60,13 @@ class SessionLease:
         self.id = session_id
         self.ttl = ttl
         self.ended = False
+        #: When its connection was lost, until a keep-alive on another one is answered.
+        self.orphaned_at = math.inf
         self.renewed(sent)
 
     def renewed(self, sent: float) -> None:
+        if sent >= self.orphaned_at:
+            self.orphaned_at = math.inf
         self.last_good = sent
         self.deadline = sent + self.ttl
         self.renew_at = sent + renew_after(self.ttl)
@@ -119,6 +126,15 @@ class Lease:
     def remaining(self) -> float:
         if self.finished or self.loss is not None:
             return 0.0
+        sure = self.deadline
+        if self.session is not None:  # without its connection the server may end it long before its ttl
+            sure = min(sure, self.session.orphaned_at + SESSION_GRACE)
+        return max(0.0, sure - self.clock())
+
+    def until_deadline(self) -> float:
+        """Seconds until the lock is lost by the clock. Until then an answer may still say that it is held."""
+        if self.finished or self.loss is not None:
+            return 0.0
         return max(0.0, self.deadline - self.clock())
 
     def state(self) -> State:
@@ -130,7 +146,7 @@ class Lease:
         late = self.clock()
         suspect = self.request.ttl_ms != 0 and late - self.last_good >= self.ttl * SUSPECT_AFTER
         if self.session is not None:
-            suspect = suspect or late - self.session.last_good >= self.session.ttl * SUSPECT_AFTER
+            suspect = suspect or self.session.orphaned_at < math.inf or late - self.session.last_good >= self.session.ttl * SUSPECT_AFTER
         return State.SUSPECT if suspect or self.suspect_told else State.HELD
 
     def check(self) -> None:
@@ -358,6 +374,12 @@ class Keeper:
         """After a lost connection the server gives a session half a second: the next keep-alive comes at once."""
         if self.session is not None:
             self.session.renew_at = min(self.session.renew_at, self.clock() + within)
+
+    def orphaned(self) -> None:
+        """The connection of the session is lost: the next keep-alive comes at once, and until it is answered nothing is sure for long."""
+        if self.session is not None:
+            self.session.orphaned_at = min(self.session.orphaned_at, self.clock())
+            self.touch_session(0.0)
 
     def end_session(self, session: SessionLease, cause: str = "session_ended") -> None:
         session.ended = True

@@ -260,7 +260,7 @@ class Renewer:
         if silent:
             self.transport.silent(link.index)
         self._orphan_until = time.monotonic() + ORPHAN_KEEPALIVE_FOR
-        self.context.keeper.touch_session(0.0)
+        self.context.keeper.orphaned()
         listener = self._listener
         if listener is not None and listener.index == link.index:
             listener.reconnect()

@@ -434,7 +434,7 @@ class Client:
         if not _flows.converted(self._context, lease, grant, kind):
             lock.ensure(0.001)
             raise Busy(lock.name)
-        self._run(_flows.renew_lease(self._context, lease, lock.remaining()))
+        self._run(_flows.renew_lease(self._context, lease, lease.until_deadline()))
 
     def _abandon(self, lease: Lease) -> None:
         """A handle that was dropped without release."""

@@ -40,7 +40,7 @@ class LostEvent(threading.Event):
             left = None if give_up_at is None else give_up_at - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            until_deadline = 0.5 if self._lease.finished else self._lease.remaining() + 0.001
+            until_deadline = 0.5 if self._lease.finished else self._lease.until_deadline() + 0.001
             super().wait(min(until_deadline, threading.TIMEOUT_MAX if left is None else left))
         return True
 
@@ -71,7 +71,7 @@ class Lock(BaseLock):
         self.raise_if_lost()
         lease = self._lease
         if self.remaining() < at_least and not lease.finished and self.degraded is None:
-            self._client._run(_flows.renew_lease(self._client._context, lease, min(self.remaining(), self._client.timeout)))
+            self._client._run(_flows.renew_lease(self._client._context, lease, min(lease.until_deadline(), self._client.timeout)))
             self._client._renewer.wake()
             self.raise_if_lost()
         remaining = self.remaining()

@@ -198,7 +198,7 @@ class Renewer:
         if silent:
             await self.transport.silent(link.index)
         self._orphan_until = self._loop.time() + ORPHAN_KEEPALIVE_FOR
-        self.context.keeper.touch_session(0.0)
+        self.context.keeper.orphaned()
         if self._listener_link is not None and self._listener_link.index == link.index:
             await self._listener_link.close()
 

@@ -419,7 +419,7 @@ class AsyncClient:
         if not _flows.converted(self._context, lease, grant, kind):
             await lock.ensure(0.001)
             raise Busy(lock.name)
-        await self._run(_flows.renew_lease(self._context, lease, lock.remaining()))
+        await self._run(_flows.renew_lease(self._context, lease, lease.until_deadline()))
 
     def _abandon(self, lease: Lease) -> None:
         """A handle that was dropped without release, perhaps in another thread."""

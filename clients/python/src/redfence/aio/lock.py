@@ -74,7 +74,7 @@ class AsyncLock(BaseLock):
         self.raise_if_lost()
         lease = self._lease
         if self.remaining() < at_least and not lease.finished and self.degraded is None:
-            flow = _flows.renew_lease(self._client._context, lease, min(self.remaining(), self._client.timeout))
+            flow = _flows.renew_lease(self._client._context, lease, min(lease.until_deadline(), self._client.timeout))
             await self._client._run(flow)
             self._client._renewer.wake()
             self.raise_if_lost()
