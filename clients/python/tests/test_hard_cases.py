@@ -252,6 +252,7 @@ def test_a_session_without_its_connection_is_not_sure(single: Backend) -> None:
     with redfence.Client(relay.url, timeout=1.0) as rf, redfence.Client(single.urls()) as other:
         lock = rf.lock(resource, ttl=60).acquire()
         assert lock.remaining() > 1
+        poll(lambda: rf._context.keeper._listed_at > 0, what="no connection is still being made")
         relay.crash()
         with other.lock(resource, ttl=60, wait=60):
             poll(lambda: lock.remaining() == 0, what="it is not sure any more")
@@ -366,6 +367,58 @@ def test_an_asyncio_client_that_is_dropped_leaves_no_task(single: Backend) -> No
     asyncio.run(main())
 
 
+def test_a_wait_at_a_client_that_is_closed_ends(single: Backend) -> None:
+    resource = name()
+    with redfence.Client(single.urls()) as other, other.lock(resource, ttl=30):
+        rf = redfence.Client(single.urls())
+        errors: List[Any] = []
+
+        def waiter() -> None:
+            try:
+                rf.lock(resource, wait=600).acquire()
+            except redfence.RedfenceError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=waiter, daemon=True)
+        thread.start()
+        poll(lambda: other.info(resource).waiters == 1, what="it waits")
+        rf.close()
+        thread.join(30)
+        assert len(errors) == 1 and isinstance(errors[0], redfence.InvalidRequest)
+        poll(lambda: other.info(resource).waiters == 0, what="it left the queue")
+
+
+def test_a_wait_at_an_asyncio_client_that_is_closed_ends(single: Backend) -> None:
+    async def main() -> None:
+        resource = name()
+        async with redfence.AsyncClient(single.urls()) as other, other.lock(resource, ttl=30):
+            rf = redfence.AsyncClient(single.urls())
+            waiting = asyncio.ensure_future(rf.lock(resource, wait=600).acquire())
+            while (await other.info(resource)).waiters < 1:
+                await asyncio.sleep(0.05)
+            await rf.close()
+            with pytest.raises(redfence.InvalidRequest):
+                await asyncio.wait_for(waiting, 30)
+
+    asyncio.run(main())
+
+
+def test_the_renewer_finds_the_node_that_answers_beside_two_that_hang(single: Backend) -> None:
+    """They take connections and say nothing. The lock must be renewed at the third before its ttl is over."""
+    relays = [Relay(single.addresses()[0]) for _ in range(3)]
+    with redfence.Client([relay.url for relay in relays], shuffle=False, session_ttl=60) as rf:
+        lock = rf.lock(name(), ttl=8, transferable=True).acquire()
+        for relay in relays[:2]:
+            relay.cut()
+            relay.disconnect()
+        began = lock._lease.last_good
+        poll(lambda: lock.lost.is_set() or lock._lease.last_good > began, what="a renewal")
+        assert lock.state is not redfence.State.LOST
+    for relay in relays:
+        relay.heal()
+        relay.close()
+
+
 def test_an_asyncio_client_of_another_loop_says_so(single: Backend) -> None:
     rf = redfence.AsyncClient(single.urls())
 
@@ -411,7 +464,8 @@ def test_an_older_session_wounds_a_younger_one(single: Backend) -> None:
         lock = young.lock(resource, ttl=600).acquire()
         with old.lock(resource, ttl=30, wait=30) as taken:
             assert lock.lost.wait(30)
-            assert lock.loss is not None and lock.loss.cause == "wounded"
+            # By the push, or by a renewal that was faster.
+            assert lock.loss is not None and lock.loss.cause in ("wounded", "expired")
             assert taken.fence() > lock.fence()
 
 

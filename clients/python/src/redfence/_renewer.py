@@ -237,7 +237,8 @@ class Renewer:
 
     def _connected(self) -> Link:
         if self._link is None:
-            self._link = self.transport.link(within=self._until_deadline() + 0.05)
+            # Time must be left for another node, where the first one hangs.
+            self._link = self.transport.link(within=self._until_deadline() / (len(self.transport.nodes) + 1))
         return self._link
 
     def _ask(self, *batch_words: Any, timeout: float) -> Any:

@@ -223,7 +223,10 @@ class Transport:
         for index in self.addresses.round():
             connection = self.nodes[index].make()
             if within is not None:
-                connection.socket_connect_timeout = max(0.05, min(self.connect_timeout, within))
+                # The greeting counts as well: a node that hangs takes connections and says nothing.
+                limit = max(0.1, min(self.connect_timeout, within))
+                connection.socket_connect_timeout = limit
+                connection.socket_timeout = min(self.timeout, limit)
             try:
                 connection.connect()
                 return index, connection

@@ -346,6 +346,9 @@ class Client:
                     else:
                         reply = self._renewer.session(cast(NeedSession, step).within)
                 except Exception as error:
+                    if self._closed and threading.current_thread().name != "redfence-cleanup":
+                        flow.close()  # it would try again until its deadline
+                        raise InvalidRequest("the client was closed") from error
                     step = flow.throw(error)
                 else:
                     step = flow.send(reply)

@@ -183,7 +183,10 @@ class Renewer:
 
     async def _ask(self, words: Any, timeout: float) -> Any:
         if self._link is None:
-            self._link = await self.transport.link()
+            # Time must be left for another node, where the first one hangs.
+            now = self.context.clock()
+            left = max(0.0, min((lease.deadline - now for lease in self.context.keeper.leases()), default=math.inf))
+            self._link = await self.transport.link(within=left / (len(self.transport.nodes) + 1))
         try:
             return await self._link.pipeline(words, timeout)
         except ReplyLost as error:

@@ -180,11 +180,16 @@ class Transport:
         else:
             idle.append(connection)
 
-    async def connect(self) -> Tuple[int, Any]:
+    async def connect(self, within: Optional[float] = None) -> Tuple[int, Any]:
         """A new connection to the first address that takes one."""
         last: Optional[BaseException] = None
         for index in self.addresses.round():
             connection = self.nodes[index].make()
+            if within is not None:
+                # The greeting counts as well: a node that hangs takes connections and says nothing.
+                limit = max(0.1, min(self.connect_timeout, within))
+                connection.socket_connect_timeout = limit
+                connection.socket_timeout = min(self.timeout, limit)
             try:
                 await connection.connect()
                 return index, connection
@@ -199,8 +204,8 @@ class Transport:
                 self.addresses.move_on(index)
         raise Unreachable(f"no node can be reached, the last one said: {last}")
 
-    async def link(self) -> Link:
-        index, connection = await self.connect()
+    async def link(self, within: Optional[float] = None) -> Link:
+        index, connection = await self.connect(within)
         return Link(connection, index)
 
     async def silent(self, index: int) -> None:

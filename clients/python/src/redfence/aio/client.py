@@ -313,6 +313,9 @@ class AsyncClient:
                     else:
                         reply = await self._renewer.session(cast(NeedSession, step).within)
                 except Exception as error:
+                    if self._closed and not cleanup:
+                        flow.close()  # it would try again until its deadline
+                        raise InvalidRequest("the client was closed") from error
                     step = flow.throw(error)
                 else:
                     step = flow.send(reply)
