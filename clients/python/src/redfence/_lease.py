@@ -235,6 +235,8 @@ class Keeper:
 
     #: Commands in one batch; the rest is due at once and goes with the next.
     BATCH_MAX = 128
+    #: A push knows the cause and the successor, the reply to a renewal does not: the push gets this much time to be first.
+    PUSH_FIRST = 0.25
     #: Losses of unknown locks that are remembered.
     EARLY_MAX = 256
 
@@ -264,8 +266,8 @@ class Keeper:
                 if loss is not None:
                     lease.lose(loss)
                     self.remove(lease)
-            if lease.last_good <= self._listed_at:  # a loss before the listener was there is told by a renewal
-                lease.renew_at = min(lease.renew_at, self.clock())
+            if lease.last_good <= self._listed_at:  # a loss before the listener was there is told by a renewal, soon
+                lease.renew_at = min(lease.renew_at, self.clock() + self.PUSH_FIRST)
 
     def remove(self, lease: Lease) -> None:
         self._leases.discard(lease)
