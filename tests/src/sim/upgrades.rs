@@ -27,6 +27,9 @@ pub enum Hold {
     /// The node that answered shows the hold and version 1: the way back is open. Another one may be behind the log, and show a
     /// hold of the past.
     Held,
+    /// `UPGRADE FINISH` was asked for and may be carried out at any time. Until it is answered no hold is asked for: it would be
+    /// lifted by what was asked before it.
+    Finishing(Ticket),
 }
 
 impl World {
@@ -39,11 +42,11 @@ impl World {
                 }
             }
             Hold::Held if self.kernel.rng.per_mille(150) && self.all_new() => {
-                // It may be applied at any time from now on, whatever is answered.
-                self.hold = Hold::None;
-                self.ask_upgrade(UpgradeCommand::Finish);
+                if let Some((ticket, _)) = self.ask_upgrade(UpgradeCommand::Finish) {
+                    self.hold = Hold::Finishing(ticket);
+                }
             }
-            Hold::None | Hold::Asked(..) | Hold::Held => self.exchange_program(victim),
+            Hold::None | Hold::Asked(..) | Hold::Held | Hold::Finishing(_) => self.exchange_program(victim),
         }
     }
 
@@ -90,9 +93,12 @@ impl World {
         if !self.upgrades_asked.remove(&ticket) {
             return false;
         }
+        if self.hold == Hold::Finishing(ticket) && matches!(reply, Reply::Status(_)) {
+            self.hold = Hold::None;
+        }
         let asked = match self.hold {
             Hold::Asked(of, at) if of == ticket => Some(at),
-            Hold::Asked(..) | Hold::None | Hold::Held => None,
+            Hold::Asked(..) | Hold::None | Hold::Held | Hold::Finishing(_) => None,
         };
         if let Some(at) = asked {
             let node = self.kernel.hosts.get(&at).and_then(|host| host.node.as_ref());
