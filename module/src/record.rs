@@ -399,12 +399,15 @@ fn holder<'k>(
     now: Now,
 ) -> Result<Companion<'k>, Reason> {
     let seen = companion::parse(side.bytes()).ok_or(Reason::NotOwner)?;
+    let is_held =
+        seen.state == GrantState::Held && key.kind() == KeyType::String && key.bytes() == seen.owner;
     if seen.fence != fence {
-        let ended = seen.ended.filter(|ended| ended.fence == fence);
+        // While a grant is held, the one before it is the last that ended; afterwards it is one of the older ones.
+        let ended = seen.ended.filter(|ended| is_held && ended.fence == fence);
         return Err(ended.map_or(Reason::NotOwner, |ended| ended.how.reason()));
     }
     match seen.state {
-        GrantState::Held if key.kind() == KeyType::String && key.bytes() == seen.owner => Ok(seen),
+        GrantState::Held if is_held => Ok(seen),
         GrantState::Held if key.kind() != KeyType::Absent => {
             Err(seen.end_beside_other(now.wall_ms()).how.reason())
         }

@@ -16,6 +16,7 @@ cases! {
         older_fence_is_not_owner,
         ended_fence_keeps_its_reason_while_another_holds,
         expired_fence_keeps_its_reason_until_the_next_end,
+        older_fence_is_not_owner_once_the_next_has_expired,
         a_refusal_changes_nothing,
         an_expired_lock_is_expired_for_ever,
         release_after_expiry_and_handover_is_expired,
@@ -98,6 +99,20 @@ fn expired_fence_keeps_its_reason_until_the_next_end(context: &Context) {
     client.release_is_refused(&name, first, "expired");
     client.release(&name, second.fence);
     client.release_is_refused(&name, first, "not_owner");
+}
+
+fn older_fence_is_not_owner_once_the_next_has_expired(context: &Context) {
+    let mut client = context.client();
+    let name = context.name("lock");
+    let released = client.acquire(&name, 30_000).fence;
+    client.release(&name, released);
+    let expired = client.acquire_and_expire(&name);
+    client.release_is_refused(&name, released, "not_owner");
+    client.renew_is_refused(&name, released, 30_000, "not_owner");
+    client.release_is_refused(&name, expired, "expired");
+    let last = client.acquire_and_expire(&name);
+    client.release_is_refused(&name, expired, "not_owner");
+    client.release_is_refused(&name, last, "expired");
 }
 
 fn a_refusal_changes_nothing(context: &Context) {
