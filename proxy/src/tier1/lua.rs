@@ -218,14 +218,17 @@ async fn wait(
             return Ok(Reply::Error(super::own_connection::refusal(&reason, false)));
         }
     };
+    let mut has_asked = false;
     loop {
         let left_ms = millis(deadline.saturating_duration_since(Instant::now()));
-        if left_ms == 0 {
+        // A free lock is taken however short the wait: it gives up only after it has asked.
+        if left_ms == 0 && has_asked {
             let answer = call(&mut client, &waiting.cancel(backend)).await?;
             upstream.return_client(client);
             return Ok(answer);
         }
-        let answer = call(&mut client, &waiting.ask(backend, left_ms)).await?;
+        let answer = call(&mut client, &waiting.ask(backend, left_ms.max(1))).await?;
+        has_asked = true;
         let Some((wake_key, poll_ms)) = queued(&answer) else {
             if answer.is_error() {
                 notice_missing_library(upstream, &answer);

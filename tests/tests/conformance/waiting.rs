@@ -11,6 +11,7 @@ use crate::topic::cases;
 cases! {
     Abilities::NONE => [
         free_lock_does_not_wait,
+        the_shortest_wait_takes_a_free_lock,
         release_hands_over,
         expiry_hands_over,
         served_first_come_first_served,
@@ -46,6 +47,18 @@ fn free_lock_does_not_wait(context: &Context) {
     client.start_waiting(&name, LONG_MS, 30_000, "me");
     expect::ttl_told(client.receive_grant().ttl_ms, LONG_MS);
     assert!(start.elapsed() < Duration::from_secs(20));
+}
+
+fn the_shortest_wait_takes_a_free_lock(context: &Context) {
+    let mut client = context.client();
+    for number in 0..5 {
+        let (name, other) =
+            (context.name(&format!("lock-{number}")), context.name(&format!("other-{number}")));
+        client.start_waiting(&name, LONG_MS, 1, "me");
+        client.receive_grant();
+        let reply = ask!(client, "LOCK.MACQUIRE", 1, &other, LONG_MS, "WAIT", 1);
+        assert_ne!(reply, context.protocol().nil(), "a free lock is taken, however short the wait");
+    }
 }
 
 fn release_hands_over(context: &Context) {
