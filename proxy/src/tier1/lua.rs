@@ -4,6 +4,7 @@
 //! WAIT runs here, on a connection of its own, until it is granted, out of time, or its client is gone; or until the Sentinels name
 //! another master: a grant of the old one counts for nothing.
 
+use super::attempts::Standing;
 use super::client::UpstreamClient;
 use super::stream::within;
 use super::upstream::{Tier1Backend, Upstream};
@@ -155,6 +156,15 @@ impl LuaWait {
         call_words(backend, name, &self.keys(), &[&self.owner])
     }
 
+    /// An owner that the server made up is no other attempt's.
+    fn stand(&self, upstream: &Upstream) -> Standing {
+        let deadline = Instant::now() + Duration::from_millis(self.wait_ms);
+        if self.owner_is_ours {
+            return Standing::alone(deadline);
+        }
+        upstream.attempts.stand(self.db, self.multi, &self.keys(), &self.owner, deadline)
+    }
+
     fn keys(&self) -> Vec<&[u8]> {
         self.resources.iter().map(Vec::as_slice).collect()
     }
@@ -178,17 +188,20 @@ pub fn start_waiting(
 ) -> (oneshot::Receiver<Reply>, oneshot::Sender<()>) {
     let (mut sender, receiver) = oneshot::channel();
     let (withdraw, withdrawn) = oneshot::channel();
+    let standing = waiting.stand(&upstream);
     tokio::spawn(async move {
         let moves = upstream.moves();
         let outcome = tokio::select! {
-            outcome = upstream.unless_moved(moves, wait(&upstream, &backend, &waiting, withdrawn)) => Some(outcome),
+            outcome = upstream.unless_moved(moves, wait(&upstream, &backend, &waiting, &standing, withdrawn)) => Some(outcome),
             () = sender.closed() => None,
         };
         let reply = match outcome {
             Some(Ok(reply)) => reply,
             Some(Err(error)) => Reply::Error(lost(&upstream, &error)),
             None => {
-                leave(&upstream, &backend, &waiting).await;
+                if standing.leave() {
+                    leave(&upstream, &backend, &waiting).await;
+                }
                 return;
             }
         };
@@ -208,9 +221,10 @@ async fn wait(
     upstream: &Upstream,
     backend: &Tier1Backend,
     waiting: &LuaWait,
+    standing: &Standing,
     mut withdrawn: oneshot::Receiver<()>,
 ) -> io::Result<Reply> {
-    let deadline = Instant::now() + Duration::from_millis(waiting.wait_ms);
+    let deadline = standing.deadline();
     let mut client = match take_client(upstream, waiting.db).await {
         Ok(client) => client,
         Err(error) => {
@@ -223,11 +237,16 @@ async fn wait(
         let left_ms = millis(deadline.saturating_duration_since(Instant::now()));
         // A free lock is taken however short the wait: it gives up only after it has asked.
         if left_ms == 0 && has_asked {
-            let answer = call(&mut client, &waiting.cancel(backend)).await?;
+            let answer = match standing.leave() {
+                true => call(&mut client, &waiting.cancel(backend)).await?,
+                false => Reply::Nil,
+            };
             upstream.return_client(client);
             return Ok(answer);
         }
-        let answer = call(&mut client, &waiting.ask(backend, left_ms.max(1))).await?;
+        // Its place in the queue is kept for the longest of those who wait for it.
+        let place_ms = millis(standing.last_deadline().saturating_duration_since(Instant::now()));
+        let answer = call(&mut client, &waiting.ask(backend, place_ms.max(1))).await?;
         has_asked = true;
         let Some((wake_key, poll_ms)) = queued(&answer) else {
             if answer.is_error() {
@@ -249,6 +268,9 @@ async fn wait(
         let Some(answer) = heard else {
             // What the old connection may still hear is in the answer to the cancelling, too.
             drop(client);
+            if !standing.leave() {
+                return Ok(Reply::Nil);
+            }
             let mut client = take_client(upstream, waiting.db).await?;
             let answer = call(&mut client, &waiting.cancel(backend)).await?;
             upstream.return_client(client);

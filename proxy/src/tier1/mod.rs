@@ -10,8 +10,10 @@
 //! - [`stream`]: the socket of each of them, plain or through TLS
 //! - [`subscriber`]: the pub/sub connection that feeds this node's hub
 //! - [`lua`]: `LOCK.*` on a Redis without the module, waiting included
+//! - `attempts`: waits there that share one place in a queue
 //! - [`client`]: a small Redis client for the proxy's own calls
 
+mod attempts;
 pub mod client;
 pub mod command_table;
 pub mod lua;

@@ -7,6 +7,7 @@
 //! Every step has a time limit: a Redis that stands still accepts connections and says nothing. Where Sentinels name the master, every
 //! connection knows how often it had moved ([`Upstream::moves`]), and ends when it moves again.
 
+use super::attempts::Attempts;
 use super::client::UpstreamClient;
 use super::command_table::CommandTable;
 use super::own_connection;
@@ -101,6 +102,8 @@ pub struct Upstream {
     /// Somebody found the Lua library gone: load it again.
     reload: Notify,
     idle_clients: Mutex<Vec<UpstreamClient>>,
+    /// What waits in its Lua library.
+    pub(super) attempts: Attempts,
     /// A place for each connection on behalf of one client. Those that all clients share have none.
     places: Arc<Semaphore>,
     places_max: usize,
@@ -133,6 +136,7 @@ impl Upstream {
             command_table: Mutex::new(not_reached()),
             reload: Notify::new(),
             idle_clients: Mutex::default(),
+            attempts: Attempts::default(),
             places: Arc::new(Semaphore::new(connections_max)),
             places_max: connections_max,
             shared_connections: Default::default(),

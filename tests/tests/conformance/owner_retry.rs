@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use redfence_tests::backend::{Abilities, Context};
+use redfence_tests::client::Client;
 
 use crate::topic::cases;
 
@@ -19,6 +20,11 @@ cases! {
         retry_of_a_queued_one_leaves_one_in_the_queue,
         holders_retry_passes_the_queue,
         retry_with_wait_answers_at_once,
+    ],
+    Abilities::WIRE => [
+        a_retry_that_runs_out_leaves_the_place_to_the_first,
+        a_retry_keeps_the_place_of_the_first_that_ran_out,
+        a_retry_that_disconnects_leaves_the_place_to_the_first,
     ],
 }
 
@@ -143,4 +149,56 @@ fn retry_with_wait_answers_at_once(context: &Context) {
     client.start_waiting(&name, 30_000, 3_600_000, "me");
     assert_eq!(client.receive_grant().fence, grant.fence);
     assert_eq!(client.info(&name).waiters, 0);
+}
+
+/// The attempt "one" waits before "two".
+fn one_before_two(context: &Context, name: &str, one_waits_ms: u64) -> [Client; 3] {
+    let (mut holder, mut one, mut two) = (context.client(), context.client(), context.client());
+    holder.acquire_as(name, 60_000, "holder");
+    one.start_waiting(name, 30_000, one_waits_ms, "one");
+    holder.await_waiters(name, 1);
+    two.start_waiting(name, 30_000, 30_000, "two");
+    holder.await_waiters(name, 2);
+    [holder, one, two]
+}
+
+/// The holder releases, and "one", which waits on `one`, is next.
+fn one_is_served_first(name: &str, holder: &mut Client, one: &mut Client, two: &mut Client) {
+    assert_eq!(holder.queue(name), ["one", "two"]);
+    let held = holder.info(name).fence;
+    holder.release(name, held);
+    let served = one.receive_grant();
+    assert_eq!(holder.info(name).owner.as_deref(), Some("one"));
+    one.release(name, served.fence);
+    let last = two.receive_grant();
+    two.release(name, last.fence);
+}
+
+fn a_retry_that_runs_out_leaves_the_place_to_the_first(context: &Context) {
+    let name = context.name("lock");
+    let [mut holder, mut one, mut two] = one_before_two(context, &name, 30_000);
+    let mut again = context.client();
+    again.start_waiting(&name, 30_000, 100, "one");
+    again.receive_nil();
+    one_is_served_first(&name, &mut holder, &mut one, &mut two);
+}
+
+fn a_retry_keeps_the_place_of_the_first_that_ran_out(context: &Context) {
+    let name = context.name("lock");
+    let [mut holder, mut one, mut two] = one_before_two(context, &name, 3_000);
+    let mut again = context.client();
+    again.start_waiting(&name, 30_000, 30_000, "one");
+    one.receive_nil();
+    one_is_served_first(&name, &mut holder, &mut again, &mut two);
+}
+
+fn a_retry_that_disconnects_leaves_the_place_to_the_first(context: &Context) {
+    let name = context.name("lock");
+    let [mut holder, mut one, mut two] = one_before_two(context, &name, 30_000);
+    let mut again = context.client();
+    again.start_waiting(&name, 30_000, 30_000, "one");
+    again.hears_nothing_for(Duration::from_millis(50));
+    drop(again);
+    one.hears_nothing_for(Duration::from_millis(50));
+    one_is_served_first(&name, &mut holder, &mut one, &mut two);
 }
