@@ -5,6 +5,7 @@ use redfence::cli::exit::Failure;
 use redfence::cli::{Cli, Command, Program, TestserverArgs};
 use redfence::config::{Config, Refused};
 use redfence::log_text::OneLine;
+use redfence::serve::READY_TARGET;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::LazyLock;
@@ -101,6 +102,9 @@ fn run_testserver(args: &TestserverArgs) -> Result<(), Refused> {
 fn start_log(config: &Config) -> Result<(), Refused> {
     let filter =
         EnvFilter::try_new(&config.log).map_err(|error| format!("log filter '{}': {error}", config.log))?;
+    // That a node serves is always said.
+    let ready = format!("{READY_TARGET}=info").parse().expect("a directive");
+    let filter = filter.add_directive(ready);
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(|| OneLine(std::io::stderr()))

@@ -132,12 +132,16 @@ async fn first_routes(server: &ServerState) {
     }
 }
 
+/// Where the line is logged that tells that a node serves, whatever else is logged.
+pub const READY_TARGET: &str = "redfence::ready";
+
 fn announce(config: &Config, main_listener: &TcpListener) {
     let listen = main_listener.local_addr().unwrap_or(config.listen);
     let shown = |address: Option<std::net::SocketAddr>| {
         address.map_or_else(|| "-".to_string(), |address| address.to_string())
     };
     tracing::info!(
+        target: READY_TARGET,
         id = config.id,
         listen = %listen,
         peer_listen = shown(config.peer_listen),

@@ -162,6 +162,8 @@ impl Hold {
             }
             Reply::Nil => Ok(Ok(false)),
             Reply::Error(line) if is_unavailable(&line) || line.starts_with("INDETERMINATE") => Ok(Err(line)),
+            // What was asked for is wrong, whoever is asked.
+            Reply::Error(line) if line.starts_with("ERR ") => Err(Failure::new(exit::NOT_DONE, line)),
             Reply::Error(line) => Err(Failure::new(exit::UNAVAILABLE, line)),
             Reply::Array(_) | Reply::Int(_) | Reply::Text(_) | Reply::Map(_) | Reply::Push(_) => {
                 Err(self.strange_answer())

@@ -73,9 +73,7 @@ mod tests {
 
     fn parse(bytes: &[u8]) -> Option<(usize, Vec<Vec<u8>>)> {
         let mut parser = RequestParser::default();
-        match parser
-            .parse(bytes, ParseLimits { authenticated: true, may_stream: |_| true, holds_values: false })
-        {
+        match parser.parse(bytes, ParseLimits { authenticated: true, may_stream: |_| true }) {
             Ok(Step::Command { len }) => {
                 let words = parser.words().iter();
                 Some((

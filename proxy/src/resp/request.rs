@@ -8,7 +8,6 @@
 //! Called by `connection` alone.
 
 use crate::resp::inline;
-use redfence_core::keyspace::key_spec::KeySpec;
 use redfence_core::keyspace::table;
 use redfence_core::limits;
 use redfence_core::reply::Refusal;
@@ -17,10 +16,8 @@ use std::borrow::Cow;
 
 /// Words in one command that Redfence itself answers.
 pub const ITEMS_MAX: usize = limits::WORDS_MAX;
-/// Bytes in one word of it, where that is no value of a plain command.
+/// Bytes in one word of it.
 pub const BULK_BYTES_MAX: usize = limits::WORD_BYTES_MAX;
-/// Bytes in a value of a plain command.
-pub const VALUE_BYTES_MAX: usize = limits::STRING_BYTES_MAX;
 /// Bytes in one word of a command that carries a script.
 pub const SCRIPT_BYTES_MAX: usize = limits::SCRIPT_BYTES_MAX;
 /// Bytes in a whole frame that is held in memory. A command takes fewer bytes in the log than here.
@@ -40,8 +37,6 @@ pub struct ParseLimits {
     pub authenticated: bool,
     /// Whether a command of this name may be handed on in pieces.
     pub may_stream: fn(&[u8]) -> bool,
-    /// Whether plain commands may be meant for the Raft keyspace, so that their values are held whole.
-    pub holds_values: bool,
 }
 
 /// Why the connection must end. The text goes out as `-ERR Protocol error: …`.
@@ -252,7 +247,7 @@ impl RequestParser {
             return Err(ProtocolError(Cow::Borrowed("unauthenticated bulk length")));
         }
         if len > BULK_BYTES_MAX {
-            let bytes_max = self.word_bytes_max(frame, limits);
+            let bytes_max = self.word_bytes_max(frame);
             if len > bytes_max {
                 return Ok(BulkHeader::TooLarge(Excess::Word { bytes: len, bytes_max }));
             }
@@ -267,16 +262,11 @@ impl RequestParser {
 
     /// How many bytes the next word may have, which has more than most may.
     #[cold]
-    fn word_bytes_max(&self, frame: &[u8], limits: ParseLimits) -> usize {
+    fn word_bytes_max(&self, frame: &[u8]) -> usize {
         let Some((start, len)) = self.words.first() else { return BULK_BYTES_MAX };
         let name = &frame[*start as usize..][..*len as usize];
         match table::find(name) {
             Some(row) if row.is(table::SCRIPT) => SCRIPT_BYTES_MAX,
-            Some(row)
-                if limits.holds_values && may_be_value(row.keys, self.words.len(), self.declared_words()) =>
-            {
-                VALUE_BYTES_MAX
-            }
             Some(_) | None => BULK_BYTES_MAX,
         }
     }
@@ -347,16 +337,6 @@ enum BulkHeader {
     Incomplete,
     TooLarge(Excess),
     Read(usize),
-}
-
-/// Whether the word at `at` of a command with so many words is no key. Commands whose keys are not in fixed places have no values.
-fn may_be_value(keys: KeySpec, at: usize, words: usize) -> bool {
-    let KeySpec::Span { first, last, step } = keys else { return false };
-    let last = match usize::try_from(last) {
-        Ok(last) => last,
-        Err(_) => words.saturating_sub(last.unsigned_abs() as usize),
-    };
-    !(at >= first && at <= last && (at - first).is_multiple_of(step))
 }
 
 /// The words of a whole frame that a parser has been through, whatever its size. Fewer where it is none.

@@ -2,10 +2,10 @@
 
 use super::*;
 
-const KNOWN: ParseLimits = ParseLimits { authenticated: true, may_stream: |_| false, holds_values: true };
-const STRANGER: ParseLimits = ParseLimits { authenticated: false, may_stream: |_| false, holds_values: true };
+const KNOWN: ParseLimits = ParseLimits { authenticated: true, may_stream: |_| false };
+const STRANGER: ParseLimits = ParseLimits { authenticated: false, may_stream: |_| false };
 const BEHIND: ParseLimits =
-    ParseLimits { authenticated: true, may_stream: |name| !name.starts_with(b"LOCK."), holds_values: false };
+    ParseLimits { authenticated: true, may_stream: |name| !name.starts_with(b"LOCK.") };
 
 fn command(words: &[&[u8]]) -> Vec<u8> {
     let mut frame = format!("*{}\r\n", words.len()).into_bytes();
@@ -146,36 +146,10 @@ fn limits_of_the_contract() {
 }
 
 #[test]
-fn a_value_may_be_larger_than_other_words() {
-    let header = |words: &[&str], len: usize| {
-        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
-        let frame = String::from_utf8(command(&words)).unwrap();
-        let rest = frame.split_once("\r\n").map(|(_, rest)| rest.to_owned()).unwrap();
-        // More words follow.
-        format!("*{}\r\n{rest}${len}\r\n", words.len() + 3).into_bytes()
-    };
-    for value in [
-        &["SET", "k"][..],
-        &["mset", "k"],
-        &["MSET", "k", "v", "k"],
-        &["LPUSH", "k", "v"],
-        &["SISMEMBER", "k"],
-    ] {
-        let parse = |len, limits| RequestParser::default().parse(&header(value, len), limits);
-        assert_eq!(parse(1 << 20, KNOWN), Ok(Step::Incomplete), "{value:?}");
-        assert!(beyond(&header(value, (1 << 20) + 1), KNOWN).contains("1048576 bytes"), "{value:?}");
-        assert!(matches!(parse(65_537, BEHIND), Ok(Step::Large { .. })), "it streams: {value:?}");
-    }
-    for key in [&["SET"][..], &["MSET", "k", "v"], &["DEL", "k"], &["LOCK.ACQUIRE", "k"], &["PUBLISH", "c"]] {
-        assert!(beyond(&header(key, 65_537), KNOWN).contains("65536 bytes"), "{key:?}");
-    }
-}
-
-#[test]
 fn a_word_that_makes_the_frame_too_large_is_not_waited_for() {
-    let value = vec![b'x'; 1 << 20];
-    let mut frame = command(&[b"MSET", b"a", &value, b"b", &value, b"c", &value, b"d"]);
-    frame[1] = b'9';
+    let script = vec![b'x'; 1 << 20];
+    let mut frame = command(&[b"EVAL", &script, b"0", &script, &script, b"d"]);
+    frame[1] = b'7';
     frame.extend_from_slice(b"$1048576\r\n");
     assert!(beyond(&frame, KNOWN).contains("4194304 bytes in all"));
 }

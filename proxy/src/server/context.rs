@@ -60,7 +60,7 @@ impl CommandContext {
 
     /// What the parser lets through: depends on authentication and on the listener.
     pub(in crate::server) fn parse_limits(&self) -> ParseLimits {
-        ParseLimits { holds_values: self.may_keep_values(), ..self.server.parse_limits_for(&self.client) }
+        self.server.parse_limits_for(&self.client)
     }
 
     /// Answers the command just run, behind whatever is in flight.

@@ -109,7 +109,6 @@ impl ServerState {
         ParseLimits {
             authenticated: client.authenticated,
             may_stream: if behind { streams } else { |_| false },
-            holds_values: !behind,
         }
     }
 }

@@ -53,11 +53,6 @@ impl CommandContext {
         self.routes.router.has_upstream_for(self.client.listener_kind)
     }
 
-    /// Whether a value may be meant for the Raft keyspace, so that it must be held whole.
-    pub(in crate::server) fn may_keep_values(&self) -> bool {
-        !self.has_upstream() || self.routes.router.has_correctness_routes()
-    }
-
     /// Who answers, by routes that are known to be the cluster's.
     pub(super) fn route_lock(&self, request: &Request<'_>) -> Result<Destination, Refusal> {
         if self.routes.is_stale && self.has_upstream() && depends_on_routes(request) {

@@ -180,7 +180,7 @@ impl CommandContext {
             PlainDestination::Upstream => Ok(()),
             PlainDestination::Keyspace => {
                 Err(Refusal::new(
-                    "ERR a command on keys of the correctness tier may have 1024 words, values of 1 MiB, 4 MiB in all; nothing was done; split it",
+                    "ERR a command on keys of the correctness tier may have 1024 words of 64 KiB (1 MiB in scripts), 4 MiB in all; nothing was done; split it",
                 ))
             }
         }

@@ -4,8 +4,8 @@
 //! Routes and default tier are the cluster's (replicated settings), not this node's. While a change of them is pending, names
 //! whose tier it changes are refused; so is the upstream Redis where it is not the one of the cluster.
 //!
-//! First `TIER` in the command (a session means Tier 2), then the routes, first match first, then the default tier. A command
-//! that names a weaker tier than its resource's route is refused; so is one whose resources belong to both.
+//! First `TIER` in the command, then the routes, first match first, then the default tier. A command that names a weaker tier than
+//! its resource's route is refused; so is one whose resources belong to both, and a session where that is Tier 1.
 
 use redfence_core::grammar::errors::{shown, tier_sessions_here};
 use redfence_core::grammar::Request;
@@ -219,10 +219,10 @@ impl Router {
         resources: &[&[u8]],
         session: Option<&[u8]>,
     ) -> Result<Destination, Refusal> {
-        match (session, named) {
-            (None, _) => self.tier_of(listener_kind, named, resources),
-            (Some(_), Some(Tier::Efficiency)) => Err(tier_sessions_here()),
-            (Some(_), Some(Tier::Correctness) | None) => Ok(Destination::Tier2),
+        // Not a reason to go to the other tier: the name would have two holders.
+        match self.tier_of(listener_kind, named, resources)? {
+            Destination::Tier1 if session.is_some() => Err(tier_sessions_here()),
+            destination => Ok(destination),
         }
     }
 
@@ -380,7 +380,10 @@ mod tests {
             ("LOCK.ACQUIRE x 10 TIER CORRECTNESS", Ok(Tier2)),
             ("LOCK.ACQUIRE wallet:7 10 TIER EFFICIENCY", Err("TIER")),
             ("LOCK.ACQUIRE wallet:hot:7 10 TIER correctness", Ok(Tier2)),
-            ("LOCK.ACQUIRE x 10 SESSION 0123456789abcdef", Ok(Tier2)),
+            ("LOCK.ACQUIRE x 10 SESSION 0123456789abcdef", Err("TIER")),
+            ("LOCK.ACQUIRE x 10 SESSION 0123456789abcdef TIER CORRECTNESS", Ok(Tier2)),
+            ("LOCK.ACQUIRE wallet:7 10 SESSION 0123456789abcdef", Ok(Tier2)),
+            ("LOCK.MACQUIRE 2 x wallet:7 10 SESSION 0123456789abcdef", Err("CROSSTIER")),
             ("LOCK.ACQUIRE x 10 SESSION 0123456789abcdef TIER EFFICIENCY", Err("TIER")),
             ("LOCK.MACQUIRE 2 x wallet:7 10", Err("CROSSTIER")),
             ("LOCK.MACQUIRE 2 x wallet:7 10 TIER CORRECTNESS", Ok(Tier2)),
