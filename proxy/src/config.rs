@@ -320,6 +320,9 @@ pub fn cluster_list(text: &str) -> Result<Vec<(u64, String)>, Refused> {
         if members.iter().any(|(member, _)| *member == id) {
             return Err(format!("cluster names node {id} twice"));
         }
+        if members.iter().any(|(_, known)| known == address) {
+            return Err(format!("cluster names the address {address} twice"));
+        }
         members.push((id, address.to_string()));
     }
     Ok(members)
@@ -482,6 +485,7 @@ mod tests {
         for (flags, part) in [
             (&["--id", "0"][..], "id is 0"),
             (&["--id", "4", "--cluster", "1=127.0.0.1:1,2=127.0.0.1:2"], "id not in the cluster"),
+            (&["--cluster", "1=127.0.0.1:1,2=127.0.0.1:1"], "cluster names the address 127.0.0.1:1 twice"),
             (&["--cluster", "1=127.0.0.1:1,1=127.0.0.1:2"], "twice"),
             (&["--cluster", "one=127.0.0.1:1"], "id=host:port"),
             (&["--listen", "nonsense"], "listen 'nonsense'"),
