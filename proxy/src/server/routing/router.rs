@@ -220,10 +220,11 @@ impl Router {
         session: Option<&[u8]>,
     ) -> Result<Destination, Refusal> {
         // Not a reason to go to the other tier: the name would have two holders.
-        match self.tier_of(listener_kind, named, resources)? {
-            Destination::Tier1 if session.is_some() => Err(tier_sessions_here()),
-            destination => Ok(destination),
+        let destination = self.tier_of(listener_kind, named, resources)?;
+        if session.is_some() && destination == Destination::Tier1 {
+            return Err(tier_sessions_here());
         }
+        Ok(destination)
     }
 
     fn tier_of(
