@@ -66,7 +66,7 @@ fn each_reason_not_to_run_has_its_exit_code() {
     assert_eq!(fails(&at, &["run", "other", "--", "/no/such/program"]).0, 127);
     assert_eq!(fails(&at, &["run", "other", "--", "/etc/passwd"]).0, 126);
     assert!(is_free(&mut client, "other"), "it is given back where the command cannot be run");
-    assert_eq!(fails(&at, &["run", &"x".repeat(513), "--", "true"]).0, 69, "a name that is refused");
+    assert_eq!(fails(&at, &["run", &"x".repeat(513), "--", "true"]).0, 2, "a name that is refused");
     assert_eq!(fails(&free_address().to_string(), &["run", "job", "--", "true"]).0, 69);
     assert_eq!(output(&at, &["run", "job"]).status.code(), Some(2), "no command");
 }
