@@ -4,7 +4,7 @@
 use crate::client::{Client, Handle};
 use crate::clock::Time;
 use crate::core::{Core, BACKOFF_BASE, BACKOFF_MAX};
-use crate::error::{Busy, Error, Failure};
+use crate::error::{Busy, Cause, Error, Failure, Loss};
 use crate::fallback::{Acquired, OnUnavailable};
 use crate::lease::{Lease, NewLease, Part};
 use crate::links::backoff;
@@ -182,7 +182,11 @@ impl<'c> LockRequest<'c> {
             unsure: false,
             wait_until: core.clock.now() + self.terms.wait,
         };
-        let granted = attempt.run(!self.is_transferable).await?;
+        let granted = tokio::select! {
+            biased;
+            () = core.closed().cancelled() => return Err(Error::Closed),
+            granted = attempt.run(!self.is_transferable) => granted?,
+        };
         let parts = self.terms.names.iter().cloned().zip(granted.fences);
         let lease = Arc::new(Lease::new(NewLease {
             number: core.next_number(),
@@ -199,8 +203,16 @@ impl<'c> LockRequest<'c> {
         if granted.has_waited && !renew_first(core, &lease).await? {
             return Err(Error::Busy(Busy::default()));
         }
-        attempt.unsure = false;
         core.register(&lease);
+        if core.is_closed() {
+            core.lose(&lease, Loss::new(Cause::Closed));
+            return Err(Error::Closed);
+        }
+        attempt.unsure = false;
+        if lease.loss().is_some() && lease.parts.len() > 1 {
+            // Half a multi-lock protects nothing: the other half is given back.
+            handle.leave(Job::Release { lease: Arc::clone(&lease), once: true });
+        }
         Ok(Lock::new(Arc::clone(handle), lease))
     }
 }
@@ -272,6 +284,7 @@ impl Attempt<'_> {
         let mut was_unsure = false;
         loop {
             let session = self.session(may_bind).await;
+            let named = session.as_ref().ok().cloned().flatten();
             let outcome = match session {
                 Ok(session) => self.try_once(session, is_queueing).await,
                 Err(failure) => Err(failure),
@@ -294,8 +307,9 @@ impl Attempt<'_> {
             self.unsure = was_unsure;
             if failure.is("NOSESSION") && sessions < SESSIONS_MAX {
                 sessions += 1;
-                if let Some(session) = core.sessions.current() {
-                    core.session_ended(&session);
+                // The one that was named: another acquisition may have opened the next one meanwhile.
+                if let Some(session) = &named {
+                    core.session_ended(session);
                 }
                 continue;
             }
@@ -378,7 +392,13 @@ impl Attempt<'_> {
         let cmd = Dialect::Commands.acquire(self.terms, &self.owner, wait, id);
         let sent = core.clock.now();
         self.unsure = true;
-        let outcome = link.request(&cmd, wait + ANSWER_MARGIN).await;
+        let outcome = tokio::select! {
+            outcome = link.request(&cmd, wait + ANSWER_MARGIN) => outcome,
+            () = core.links.silenced(&link) => {
+                let reason = "the node of this wait does not answer any more".into();
+                Err(Failure::Connection { reason, sent: true })
+            }
+        };
         core.note(Some(&link), &outcome);
         if outcome.is_ok() {
             core.links.give_back(link);

@@ -154,12 +154,13 @@ impl Client {
         Fenced::new(Arc::clone(&self.handle), resource.as_ref().to_vec(), fence)
     }
 
-    /// Releases every lock of this client, closes its session and its connections, and waits until that is done (5 s at most). Handles that
-    /// are still around find their locks lost, with the cause `closed`.
+    /// Releases every lock of this client, ends its waits with [`Error::Closed`], closes its session and its connections, and waits until
+    /// that is done (5 s at most). Handles that are still around find their locks lost, with the cause `closed`.
     pub async fn close(self) {
         let core = &self.handle.core;
-        let leases: Vec<_> = core.leases().values().cloned().collect();
+        // First: a lock that becomes known later is not handed out.
         core.set_closed();
+        let leases: Vec<_> = core.leases().values().cloned().collect();
         for lease in leases {
             core.lose(&lease, Loss::new(Cause::Closed));
             self.handle.leave(Job::Release { lease, once: false });

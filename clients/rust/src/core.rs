@@ -8,15 +8,21 @@ use crate::options::Settings;
 use crate::session::{Session, Sessions};
 use crate::telemetry::Telemetry;
 use redis::{Cmd, Value};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
 
 /// Pauses between attempts.
 pub(crate) const BACKOFF_BASE: Duration = Duration::from_millis(20);
 pub(crate) const BACKOFF_MAX: Duration = Duration::from_secs(1);
+/// Losses of locks that are not known here that are remembered.
+const EARLY_MAX: usize = 256;
+
+/// Losses that were told before the lock was known here: name, fence, and how.
+type Early = VecDeque<(Vec<u8>, i64, Loss)>;
 
 #[derive(Debug)]
 pub(crate) struct Core {
@@ -26,11 +32,12 @@ pub(crate) struct Core {
     pub(crate) sessions: Sessions,
     pub(crate) telemetry: Telemetry,
     leases: Mutex<HashMap<u64, Arc<Lease>>>,
+    early: Mutex<Early>,
     numbers: AtomicU64,
     waker: Notify,
     /// When the renewer wakes up next, in microseconds.
     wakes_at_us: AtomicU64,
-    is_closed: AtomicBool,
+    closed: CancellationToken,
     /// Tests play a stopped process.
     pub(crate) is_stopped: AtomicBool,
 }
@@ -44,10 +51,11 @@ impl Core {
             sessions: Sessions::default(),
             telemetry: Telemetry::default(),
             leases: Mutex::default(),
+            early: Mutex::default(),
             numbers: AtomicU64::new(1),
             waker: Notify::new(),
             wakes_at_us: AtomicU64::new(0),
-            is_closed: AtomicBool::new(false),
+            closed: CancellationToken::new(),
             is_stopped: AtomicBool::new(false),
         }
     }
@@ -57,11 +65,16 @@ impl Core {
     }
 
     pub(crate) fn is_closed(&self) -> bool {
-        self.is_closed.load(Ordering::Acquire)
+        self.closed.is_cancelled()
     }
 
     pub(crate) fn set_closed(&self) {
-        self.is_closed.store(true, Ordering::Release);
+        self.closed.cancel();
+    }
+
+    /// Cancelled when the client is closed.
+    pub(crate) fn closed(&self) -> &CancellationToken {
+        &self.closed
     }
 
     // Leases.
@@ -73,14 +86,52 @@ impl Core {
     /// From now on it is renewed.
     pub(crate) fn register(&self, lease: &Arc<Lease>) {
         self.leases().insert(lease.number, Arc::clone(lease));
+        self.catch_up(lease);
         let first = lease.next_renewal().unwrap_or_default().min(lease.deadline());
         if micros(first) < self.wakes_at_us.load(Ordering::Acquire) {
             self.wake();
         }
     }
 
-    pub(crate) fn unregister(&self, lease: &Lease) {
-        self.leases().remove(&lease.number);
+    /// What was told before the lease, or its fence, was known here: a push may be heard before whoever waits for the grant runs again.
+    pub(crate) fn catch_up(&self, lease: &Lease) {
+        if let Some(loss) = self.take_early(lease) {
+            self.lose(lease, loss);
+        }
+        let Some(session) = &lease.session else { return };
+        if session.is_over() {
+            self.lose(lease, Loss::new(Cause::SessionEnded));
+        } else if session.reconnected_at().is_some_and(|at| lease.renewed_at() < at) {
+            // Lost while there was no connection, it would have been told to nobody.
+            lease.renew_now(self.clock.now());
+        }
+    }
+
+    fn early(&self) -> MutexGuard<'_, Early> {
+        self.early.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A loss of a lock that is not known here, perhaps not yet.
+    pub(crate) fn note_early(&self, name: Vec<u8>, fence: i64, loss: Loss) {
+        let mut early = self.early();
+        if early.len() >= EARLY_MAX {
+            early.pop_front();
+        }
+        early.push_back((name, fence, loss));
+    }
+
+    fn take_early(&self, lease: &Lease) -> Option<Loss> {
+        let mut early = self.early();
+        let is_meant = |(name, fence, _): &(Vec<u8>, i64, Loss)| {
+            lease.parts.iter().any(|part| part.fence() == *fence && part.name == *name)
+        };
+        let at = early.iter().position(is_meant)?;
+        early.remove(at).map(|(_, _, loss)| loss)
+    }
+
+    /// True where it was still renewed.
+    pub(crate) fn unregister(&self, lease: &Lease) -> bool {
+        self.leases().remove(&lease.number).is_some()
     }
 
     /// Lets the renewer look again.
@@ -117,12 +168,18 @@ impl Core {
         }
     }
 
-    pub(crate) fn lose_all_but(&self, leases: &[Arc<Lease>], is_held: impl Fn(&[u8], i64) -> bool) {
-        for lease in leases {
-            if !lease.parts.iter().all(|part| is_held(&part.name, part.fence())) {
-                self.lose(lease, Loss::new(Cause::Expired));
-            }
+    /// Those that are not held are lost, and answered.
+    pub(crate) fn lose_all_but(
+        &self,
+        leases: &[Arc<Lease>],
+        is_held: impl Fn(&[u8], i64) -> bool,
+    ) -> Vec<Arc<Lease>> {
+        let is_lost = |lease: &&Arc<Lease>| !lease.parts.iter().all(|part| is_held(&part.name, part.fence()));
+        let lost: Vec<_> = leases.iter().filter(is_lost).cloned().collect();
+        for lease in &lost {
+            self.lose(lease, Loss::new(Cause::Expired));
         }
+        lost
     }
 
     // Requests.

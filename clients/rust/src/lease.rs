@@ -4,7 +4,7 @@ use crate::clock::Time;
 use crate::error::{Cause, Loss};
 use crate::links::random_fraction;
 use crate::protocol::{Kind, Tier};
-use crate::session::Session;
+use crate::session::{Session, GRACE};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
@@ -16,7 +16,8 @@ use tokio_util::sync::CancellationToken;
 pub enum State {
     /// Renewed in time.
     Held,
-    /// Two thirds of the ttl have passed without a good renewal, or the server says that it cannot reach the leader: finish, or stop.
+    /// Two thirds of the ttl have passed without a good renewal, the connection of the session is lost and no keep-alive was answered on
+    /// another one yet, or the server says that it cannot reach the leader: finish, or stop.
     Suspect,
     /// Gone.
     Lost,
@@ -138,6 +139,22 @@ impl Lease {
         own.min(session).min(self.hold_until.unwrap_or(own))
     }
 
+    /// Whether its session is without its connection: the server may end it long before its ttl is over.
+    pub(crate) fn is_orphaned(&self) -> bool {
+        self.session.as_ref().is_some_and(|session| session.orphaned_at().is_some())
+    }
+
+    /// When the last good renewal was sent.
+    pub(crate) fn renewed_at(&self) -> Time {
+        self.times().renewed
+    }
+
+    /// The next renewal is due now.
+    pub(crate) fn renew_now(&self, now: Time) {
+        let mut times = self.times();
+        times.next_renewal = times.next_renewal.min(now);
+    }
+
     /// When the next renewal is due; `None` while one is under way.
     pub(crate) fn next_renewal(&self) -> Option<Time> {
         let times = self.times();
@@ -220,7 +237,7 @@ impl Lease {
         let quiet_since = self.times().renewed;
         let is_quiet = now.saturating_sub(quiet_since) * 3 >= self.ttl * 2;
         let is_session_quiet = self.session.as_ref().is_some_and(|session| session.is_quiet(now));
-        if is_quiet || is_session_quiet || self.is_suspected.load(Ordering::Acquire) {
+        if is_quiet || is_session_quiet || self.is_orphaned() || self.is_suspected.load(Ordering::Acquire) {
             State::Suspect
         } else {
             State::Held
@@ -235,7 +252,15 @@ impl Lease {
         }
     }
 
+    /// For how long it is surely held.
     pub(crate) fn remaining(&self, now: Time) -> Duration {
+        let orphaned_at = self.session.as_ref().and_then(|session| session.orphaned_at());
+        let left = self.until_deadline(now);
+        orphaned_at.map_or(left, |at| left.min((at + GRACE).saturating_sub(now)))
+    }
+
+    /// For how long an answer may still say that it is held.
+    pub(crate) fn until_deadline(&self, now: Time) -> Duration {
         if self.is_over() {
             return Duration::ZERO;
         }
@@ -251,12 +276,18 @@ fn third(ttl: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::clock::Clock;
+    use crate::links::Health;
 
     fn seconds(seconds: u64) -> Duration {
         Duration::from_secs(seconds)
     }
 
     fn lease(max_hold: Option<Duration>) -> Lease {
+        lease_of(max_hold, None)
+    }
+
+    fn lease_of(max_hold: Option<Duration>, session: Option<Arc<Session>>) -> Lease {
         Lease::new(NewLease {
             number: 1,
             parts: vec![Part::new(b"a".to_vec(), 7)],
@@ -266,9 +297,29 @@ mod tests {
             sent: seconds(100),
             tier: None,
             kind: Kind::Exclusive,
-            session: None,
+            session,
             max_hold,
         })
+    }
+
+    #[test]
+    fn a_session_without_its_connection_is_sure_for_the_grace_until_it_is_kept_on_another() {
+        let (notices, _heard) = tokio::sync::mpsc::unbounded_channel();
+        let [old, new] = [1, 2].map(|link| Arc::new(Health::new(link, Clock::default(), notices.clone())));
+        let session = Arc::new(Session::new("s".into(), seconds(30), seconds(100), Arc::clone(&old)));
+        let lease = lease_of(None, Some(Arc::clone(&session)));
+        assert_eq!(lease.state(seconds(101)), State::Held);
+        old.break_since(seconds(101));
+        assert_eq!(lease.state(seconds(101)), State::Suspect);
+        assert_eq!(lease.remaining(seconds(101)), GRACE);
+        assert_eq!(lease.remaining(seconds(102)), Duration::ZERO);
+        assert_eq!(lease.state(seconds(102)), State::Suspect);
+        assert_eq!(lease.until_deadline(seconds(102)), seconds(28));
+        session.kept(seconds(100), &old);
+        assert_eq!(lease.state(seconds(102)), State::Suspect, "sent before the connection was lost");
+        session.kept(seconds(102), &new);
+        assert_eq!(lease.state(seconds(102)), State::Held);
+        assert_eq!(lease.remaining(seconds(102)), seconds(28));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Any address serves. When one dies the next is taken, with a pause that grows and jitters once all of them have failed.
 
 use crate::breaker::Breaker;
+use crate::clock::{Clock, Time};
 use crate::error::{Error, Failure};
 use crate::options::Settings;
 use crate::protocol::{bytes, integer, Dialect, LockInfo, Tier};
@@ -19,6 +20,8 @@ use tokio::sync::mpsc::UnboundedSender;
 const PROBE: &[u8] = b"redfence:probe";
 /// Commands that may stand in line for a connection before the next one waits.
 const PIPELINE_BUFFER: usize = 1024;
+/// However little time is left for a lease, a node may take this long to greet.
+const PATIENCE_MIN: Duration = Duration::from_millis(100);
 
 /// What a server said without being asked.
 #[derive(Debug)]
@@ -33,7 +36,7 @@ pub(crate) enum Notice {
         name: Vec<u8>,
         fence: i64,
     },
-    /// A connection ended.
+    /// A connection ended, or is given up.
     Disconnected {
         link: u64,
     },
@@ -51,34 +54,81 @@ pub(crate) struct Abilities {
     pub(crate) routes: Option<Routes>,
 }
 
+/// Whether a connection is lost, and since when. The session that lives by the connection looks at it too.
+#[derive(Debug)]
+pub(crate) struct Health {
+    link: u64,
+    clock: Clock,
+    broken_at: OnceLock<Time>,
+    /// It was not closed: nobody answered.
+    is_silent: AtomicBool,
+    notices: UnboundedSender<Notice>,
+}
+
+impl Health {
+    pub(crate) fn new(link: u64, clock: Clock, notices: UnboundedSender<Notice>) -> Health {
+        Health { link, clock, broken_at: OnceLock::new(), is_silent: AtomicBool::new(false), notices }
+    }
+
+    /// When the connection was lost, if it is.
+    pub(crate) fn broken_at(&self) -> Option<Time> {
+        self.broken_at.get().copied()
+    }
+
+    /// It is lost since then: no request goes out on it any more. The first to say so counts.
+    pub(crate) fn break_since(&self, at: Time) {
+        if self.broken_at.set(at).is_ok() {
+            // Nobody listens where the client is closed.
+            let _ = self.notices.send(Notice::Disconnected { link: self.link });
+        }
+    }
+}
+
 pub(crate) struct Link {
     connection: MultiplexedConnection,
-    pub(crate) number: u64,
     /// The server tells of lost locks on this connection.
     pub(crate) has_pushes: bool,
     address: usize,
-    is_broken: Arc<AtomicBool>,
+    pub(crate) health: Arc<Health>,
 }
 
 impl Link {
     /// Sends one command and waits for its answer.
     pub(crate) async fn request(&self, cmd: &Cmd, within: Duration) -> Result<Value, Failure> {
+        let sent = self.health.clock.now();
         let mut connection = self.connection.clone();
         let outcome = tokio::time::timeout(within, connection.send_packed_command(cmd)).await;
         let failure = match outcome {
             Ok(Ok(Value::ServerError(error))) => Failure::from_redis(&error.into(), true),
             Ok(Ok(value)) => return Ok(value),
             Ok(Err(error)) => Failure::from_redis(&error, true),
-            Err(_) => Failure::Connection { reason: format!("no answer within {within:?}"), sent: true },
+            Err(_) => {
+                // Nothing is known of the connection since this was sent.
+                self.health.is_silent.store(true, Ordering::Release);
+                self.health.break_since(sent);
+                Failure::Connection { reason: format!("no answer within {within:?}"), sent: true }
+            }
         };
         if matches!(failure, Failure::Connection { .. }) {
-            self.is_broken.store(true, Ordering::Release);
+            self.health.break_since(self.health.clock.now());
         }
         Err(failure)
     }
 
     fn is_usable(&self) -> bool {
-        !self.is_broken.load(Ordering::Acquire)
+        self.health.broken_at().is_none()
+    }
+}
+
+/// Dropped while a node is still waited for: the next attempt begins at another one.
+struct Waiting<'a> {
+    current: &'a AtomicUsize,
+    next: usize,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.current.store(self.next, Ordering::Release);
     }
 }
 
@@ -91,6 +141,10 @@ pub(crate) struct Links {
     connecting: tokio::sync::Mutex<()>,
     idle: Mutex<Vec<Link>>,
     numbers: AtomicU64,
+    /// When the first lease ends, in microseconds.
+    ends_at_us: AtomicU64,
+    /// For each address: tells who waits there that the node does not answer any more.
+    silenced: Vec<tokio::sync::Notify>,
     abilities: OnceLock<Abilities>,
     /// Waits at a time.
     pub(crate) waits: tokio::sync::Semaphore,
@@ -104,6 +158,7 @@ impl Links {
         notices: UnboundedSender<Notice>,
     ) -> Links {
         Links {
+            silenced: servers.iter().map(|_| tokio::sync::Notify::new()).collect(),
             servers,
             waits: tokio::sync::Semaphore::new(settings.waiting_connections_max),
             settings,
@@ -113,6 +168,7 @@ impl Links {
             connecting: tokio::sync::Mutex::default(),
             idle: Mutex::default(),
             numbers: AtomicU64::new(1),
+            ends_at_us: AtomicU64::new(u64::MAX),
             abilities: OnceLock::new(),
             breaker: Breaker::default(),
         }
@@ -137,6 +193,7 @@ impl Links {
         if let Some(link) = self.usable() {
             return Ok(link);
         }
+        self.leave_silent();
         let link = Arc::new(self.dial(true).await?);
         let old = self.shared.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&link));
         if old.is_some() {
@@ -152,15 +209,51 @@ impl Links {
 
     /// The number of the shared connection.
     pub(crate) fn shared_number(&self) -> Option<u64> {
-        self.shared.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|link| link.number)
+        self.shared.read().unwrap_or_else(PoisonError::into_inner).as_ref().map(|link| link.health.link)
+    }
+
+    /// A node that did not answer is not the first to be asked again, and nobody waits there any more.
+    fn leave_silent(&self) {
+        let shared = self.shared.read().unwrap_or_else(PoisonError::into_inner);
+        let silent = shared.as_ref().filter(|link| link.health.is_silent.load(Ordering::Acquire));
+        if let Some(address) = silent.map(|link| link.address).filter(|_| self.servers.len() > 1) {
+            self.leave_address(address);
+            self.lock_idle().retain(|idle| idle.address != address);
+            self.silenced[address].notify_waiters();
+        }
+    }
+
+    /// Resolves when the node of a connection does not answer any more, as the shared connection found.
+    pub(crate) async fn silenced(&self, link: &Link) {
+        self.silenced[link.address].notified().await;
+    }
+
+    fn leave_address(&self, address: usize) {
+        let next = (address + 1) % self.servers.len();
+        let _ = self.current.compare_exchange(address, next, Ordering::AcqRel, Ordering::Acquire);
+    }
+
+    /// Tells when the first lease ends; `None`: there is none.
+    pub(crate) fn will_end(&self, at: Option<Time>) {
+        let at_us = at.and_then(|at| u64::try_from(at.as_micros()).ok()).unwrap_or(u64::MAX);
+        self.ends_at_us.store(at_us, Ordering::Release);
+    }
+
+    /// How long one node may take to greet: time must be left for the others, where one hangs.
+    fn patience(&self) -> Duration {
+        if self.servers.len() < 2 {
+            return Duration::MAX;
+        }
+        let ends_at = Duration::from_micros(self.ends_at_us.load(Ordering::Acquire));
+        let shares = u32::try_from(self.servers.len() + 1).unwrap_or(u32::MAX);
+        (ends_at.saturating_sub(self.settings.clock.now()) / shares).max(PATIENCE_MIN)
     }
 
     /// This node cannot serve: the next request goes to another, if there is one.
     pub(crate) fn move_on(&self, link: &Link) {
         if self.servers.len() > 1 {
-            let next = (link.address + 1) % self.servers.len();
-            let _ = self.current.compare_exchange(link.address, next, Ordering::AcqRel, Ordering::Acquire);
-            link.is_broken.store(true, Ordering::Release);
+            self.leave_address(link.address);
+            link.health.break_since(link.health.clock.now());
         }
     }
 
@@ -203,7 +296,10 @@ impl Links {
         let (first, count) = (self.current.load(Ordering::Acquire), self.servers.len());
         let mut failure = None;
         for address in (0..count).map(|step| (first + step) % count) {
-            match self.connect(address, is_shared).await {
+            let waiting = Waiting { current: &self.current, next: (address + 1) % count };
+            let outcome = self.connect(address, is_shared).await;
+            std::mem::forget(waiting);
+            match outcome {
                 Ok(link) => {
                     self.current.store(address, Ordering::Release);
                     return Ok(link);
@@ -216,31 +312,33 @@ impl Links {
 
     async fn connect(&self, address: usize, is_shared: bool) -> Result<Link, Failure> {
         let number = self.numbers.fetch_add(1, Ordering::Relaxed);
-        let is_broken = Arc::new(AtomicBool::new(false));
-        let (broken, notices) = (Arc::clone(&is_broken), self.notices.clone());
+        let health = Arc::new(Health::new(number, self.settings.clock.clone(), self.notices.clone()));
+        let own = Arc::clone(&health);
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(Some(self.settings.connect_timeout))
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE_BUFFER)
             .set_push_sender(move |push: PushInfo| {
                 if push.kind == PushKind::Disconnection {
-                    broken.store(true, Ordering::Release);
+                    own.break_since(own.clock.now());
                 }
-                match notice(&push, number) {
-                    Some(notice) => notices.send(notice).map_err(drop),
+                match notice(&push) {
+                    Some(notice) => own.notices.send(notice).map_err(drop),
                     None => Ok(()),
                 }
             });
+        let patience = self.patience();
         let opened = self.servers[address].get_multiplexed_async_connection_with_config(&config);
-        let connection = tokio::time::timeout(self.settings.connect_timeout * 2, opened)
+        let connection = tokio::time::timeout(patience.min(self.settings.connect_timeout * 2), opened)
             .await
             .map_err(|_| Failure::Connection { reason: "no connection in time".into(), sent: false })?
             .map_err(|error| Failure::from_redis(&error, false))?;
-        let mut link = Link { connection, number, has_pushes: false, address, is_broken };
+        let mut link = Link { connection, has_pushes: false, address, health };
+        let within = patience.min(self.settings.attempt_timeout);
         if is_shared {
-            self.greet(&mut link).await?;
+            self.greet(&mut link, within).await?;
         } else if self.usable().is_some_and(|shared| shared.has_pushes) {
-            link.has_pushes = self.ask_for_pushes(&link).await.is_ok();
+            link.has_pushes = self.ask_for_pushes(&link, within).await.is_ok();
         }
         Ok(link)
     }
@@ -267,16 +365,15 @@ impl Links {
         Err(failure.unwrap_or(Failure::Connection { reason: "there is no address".into(), sent: false }))
     }
 
-    async fn ask_for_pushes(&self, link: &Link) -> Result<Value, Failure> {
-        link.request(redis::cmd("LOCK.NOTIFY").arg("ON"), self.settings.attempt_timeout).await
+    async fn ask_for_pushes(&self, link: &Link, within: Duration) -> Result<Value, Failure> {
+        link.request(redis::cmd("LOCK.NOTIFY").arg("ON"), within).await
     }
 
     /// Learns what the server is: one round trip, all questions at once.
-    async fn greet(&self, link: &mut Link) -> Result<(), Failure> {
-        let within = self.settings.attempt_timeout;
+    async fn greet(&self, link: &mut Link, within: Duration) -> Result<(), Failure> {
         if self.abilities.get().is_some() {
             if self.dialect() == Dialect::Commands {
-                link.has_pushes = match self.ask_for_pushes(link).await {
+                link.has_pushes = match self.ask_for_pushes(link, within).await {
                     Ok(_) => true,
                     Err(failure @ Failure::Connection { .. }) => return Err(failure),
                     Err(Failure::Server { .. }) => false,
@@ -295,7 +392,7 @@ impl Links {
             link.request(&info, within),
             link.request(&tier, within),
             link.request(&routes, within),
-            self.ask_for_pushes(link)
+            self.ask_for_pushes(link, within)
         );
         link.has_pushes = pushes.is_ok();
         let mut abilities = Abilities::default();
@@ -332,15 +429,11 @@ impl std::fmt::Debug for Links {
     }
 }
 
-fn notice(push: &PushInfo, link: u64) -> Option<Notice> {
-    let kind = match &push.kind {
-        PushKind::Disconnection => return Some(Notice::Disconnected { link }),
-        PushKind::Other(kind) => kind.as_str(),
-        _ => return None,
-    };
+fn notice(push: &PushInfo) -> Option<Notice> {
+    let PushKind::Other(kind) = &push.kind else { return None };
     let [name, fence, rest @ ..] = push.data.as_slice() else { return None };
     let (name, fence) = (bytes(name)?.to_vec(), integer(fence)?);
-    match kind {
+    match kind.as_str() {
         "lock-lost" => {
             let cause = rest.first().and_then(bytes).unwrap_or(b"expired").to_vec();
             Some(Notice::Lost { name, fence, cause, successor: rest.get(1).and_then(integer) })

@@ -91,7 +91,8 @@ impl Lock {
         self.lease.state(self.handle.core.clock.now())
     }
 
-    /// For how long it is surely held, counted from when the last good renewal was sent. Asks nobody.
+    /// For how long it is surely held, counted from when the last good renewal was sent. While the session is without its connection, that
+    /// is the server's half second of grace at most. Asks nobody.
     #[must_use]
     pub fn remaining(&self) -> Duration {
         match self.state() {
@@ -100,14 +101,15 @@ impl Lock {
         }
     }
 
-    /// Before a step that takes this long: makes sure that the lock is held for it, and renews now where it is not.
+    /// Before a step that takes this long: makes sure that the lock is held for it, and renews now where it is not, or where the session is
+    /// without its connection.
     ///
     /// # Errors
     ///
     /// [`Error::Lost`], or [`Error::TooLittleTime`] where the lock is held but not for so long.
     pub async fn ensure(&self, at_least: Duration) -> Result<(), Error> {
         self.check()?;
-        if self.remaining() >= at_least {
+        if self.remaining() >= at_least && !self.lease.is_orphaned() {
             return Ok(());
         }
         let core = &self.handle.core;
@@ -117,7 +119,7 @@ impl Lock {
             self.check()?;
         }
         let remaining = self.lease.remaining(core.clock.now());
-        if remaining >= at_least {
+        if remaining >= at_least && !remaining.is_zero() {
             return Ok(());
         }
         Err(Error::TooLittleTime { remaining, wanted: at_least })
@@ -126,16 +128,23 @@ impl Lock {
     /// Renews now, with its session, as long as there is time.
     async fn renew(&self) {
         let core = &self.handle.core;
-        let deadline = Instant::now() + self.remaining().min(core.settings.operation_timeout);
-        if let Some(session) = &self.lease.session {
-            crate::session::keep_alive(core, session).await;
-        }
+        let within = self.lease.until_deadline(core.clock.now()).min(core.settings.operation_timeout);
+        // Whatever became of it, the lease knows.
+        let _ = tokio::time::timeout(within, self.renew_until_answered()).await;
+    }
+
+    async fn renew_until_answered(&self) {
+        let core = &self.handle.core;
         let mut attempt = 0;
-        while !self.lease.is_over() && Instant::now() < deadline {
+        while !self.lease.is_over() {
+            if let Some(session) =
+                self.lease.session.as_ref().filter(|_| attempt == 0 || self.lease.is_orphaned())
+            {
+                crate::session::keep_alive(core, session).await;
+            }
             if let Ok(link) = core.links.shared().await {
-                if renew_one(core, &link, &self.lease, core.settings.attempt_timeout.min(self.lease.ttl / 3))
-                    .await
-                {
+                let within = core.settings.attempt_timeout.min(self.lease.ttl / 3);
+                if renew_one(core, &link, &self.lease, within).await && !self.lease.is_orphaned() {
                     return;
                 }
             }
@@ -343,7 +352,12 @@ impl Lock {
         };
         let cmd = Dialect::convert(&part.name, part.fence(), is_exclusive, wait);
         let link = core.links.for_wait().await.map_err(Failure::into_error)?;
-        let outcome = link.request(&cmd, wait + core.settings.attempt_timeout + Duration::from_secs(5)).await;
+        let within = wait + core.settings.attempt_timeout + Duration::from_secs(5);
+        let outcome = tokio::select! {
+            biased;
+            () = core.closed().cancelled() => return Err(Error::Closed),
+            outcome = link.request(&cmd, within) => outcome,
+        };
         let value = match outcome {
             Ok(value) => {
                 core.links.give_back(link);
@@ -357,6 +371,7 @@ impl Lock {
         match answer(&value)? {
             Answer::Granted(fences, _) => {
                 part.set_fence(fences[0]);
+                core.catch_up(&self.lease);
                 self.lease.set_kind(if is_exclusive { Kind::Exclusive } else { Kind::Shared });
                 Ok(())
             }
@@ -417,10 +432,14 @@ impl Drop for ReleaseGuard<'_> {
 impl Drop for Lock {
     fn drop(&mut self) {
         let core = &self.handle.core;
-        core.unregister(&self.lease);
-        if self.lease.release() {
+        let was_renewed = core.unregister(&self.lease);
+        let is_first = self.lease.release();
+        if is_first {
             core.telemetry.held(core.clock.now().saturating_sub(self.lease.since), "dropped");
-            self.handle.leave(Job::Release { lease: Arc::clone(&self.lease), once: false });
+        }
+        // Found lost by the clock, and dropped before the background task saw it: the server may not know yet.
+        if is_first || (was_renewed && self.lease.loss().is_some()) {
+            self.handle.leave(Job::Release { lease: Arc::clone(&self.lease), once: !is_first });
         }
     }
 }

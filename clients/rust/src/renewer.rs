@@ -132,7 +132,7 @@ fn look(core: &Arc<Core>, running: &Running) -> Time {
     let now = core.clock.now();
     let mut wakes_at = now + LOOK_EVERY;
     let is_stopped = core.is_stopped.load(Ordering::Acquire);
-    let (mut due, mut over) = (Vec::new(), Vec::new());
+    let (mut due, mut over, mut ends_at) = (Vec::new(), Vec::new(), None);
     for lease in core.leases().values() {
         let deadline = lease.deadline();
         if lease.is_over() || deadline <= now {
@@ -140,6 +140,7 @@ fn look(core: &Arc<Core>, running: &Running) -> Time {
             continue;
         }
         wakes_at = wakes_at.min(deadline);
+        ends_at = Some(ends_at.map_or(deadline, |at: Time| at.min(deadline)));
         let Some(next) = lease.next_renewal().filter(|_| !is_stopped) else { continue };
         // What is due soon goes along.
         if next <= now + lease.ttl / 20 {
@@ -148,6 +149,7 @@ fn look(core: &Arc<Core>, running: &Running) -> Time {
             wakes_at = wakes_at.min(next);
         }
     }
+    core.links.will_end(ends_at);
     for lease in over {
         if !lease.is_over() {
             core.lose(&lease, Loss::new(lease.cause_of_deadline(now)));
@@ -229,8 +231,14 @@ fn hear(core: &Arc<Core>, notice: Notice, running: &Running) -> bool {
     };
     match notice {
         Notice::Lost { name, fence, cause, successor } => {
-            if let Some(lease) = find(&name, fence) {
-                core.lose(&lease, Loss { cause: Cause::from_word(&cause), successor });
+            let loss = Loss { cause: Cause::from_word(&cause), successor };
+            let found = find(&name, fence).or_else(|| {
+                core.note_early(name.clone(), fence, loss.clone());
+                // It may have become known meanwhile.
+                find(&name, fence)
+            });
+            if let Some(lease) = found {
+                core.lose(&lease, loss);
                 if lease.parts.len() > 1 {
                     // Half a multi-lock protects nothing: the other half is given back.
                     give_back(core, lease, true, running);

@@ -3,6 +3,7 @@
 use crate::clock::Time;
 use crate::core::Core;
 use crate::error::Failure;
+use crate::links::Health;
 use crate::protocol::{bytes, integer, millis, whole_ms};
 use redis::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,10 @@ const EAGER: [(Duration, Duration); 2] = [
     (Duration::from_secs(1), Duration::from_millis(100)),
     (Duration::from_secs(10), Duration::from_millis(250)),
 ];
+
+/// How long the server lets a session live whose connection is lost, unless it is kept alive on another one (its setting
+/// `session-grace-ms`).
+pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -31,11 +36,13 @@ struct Times {
     in_flight: bool,
     /// When the client last had to connect again.
     reconnected: Option<Time>,
+    /// The connection it was opened on, or kept alive on after that one was lost.
+    carrier: Arc<Health>,
 }
 
 impl Session {
-    fn new(id: String, ttl: Duration, sent: Time) -> Session {
-        let times = Times { kept: sent, next: sent + ttl / 3, in_flight: false, reconnected: None };
+    pub(crate) fn new(id: String, ttl: Duration, sent: Time, carrier: Arc<Health>) -> Session {
+        let times = Times { kept: sent, next: sent + ttl / 3, in_flight: false, reconnected: None, carrier };
         Session { id, ttl, times: Mutex::new(times), is_over: AtomicBool::new(false) }
     }
 
@@ -45,6 +52,16 @@ impl Session {
 
     pub(crate) fn deadline(&self) -> Time {
         self.times().kept + self.ttl
+    }
+
+    /// Since when it is without its connection: the server ends it [`GRACE`] after that, unless a keep-alive comes.
+    pub(crate) fn orphaned_at(&self) -> Option<Time> {
+        self.times().carrier.broken_at()
+    }
+
+    /// When the client last had to connect again.
+    pub(crate) fn reconnected_at(&self) -> Option<Time> {
+        self.times().reconnected
     }
 
     pub(crate) fn is_quiet(&self, now: Time) -> bool {
@@ -69,9 +86,13 @@ impl Session {
         self.times().in_flight = true;
     }
 
-    fn kept(&self, sent: Time) {
+    /// A keep-alive sent then on this connection was answered.
+    pub(crate) fn kept(&self, sent: Time, carrier: &Arc<Health>) {
         let mut times = self.times();
         times.in_flight = false;
+        if carrier.broken_at().is_none() {
+            times.carrier = Arc::clone(carrier);
+        }
         times.kept = times.kept.max(sent);
         let since = times.reconnected.map(|at| sent.saturating_sub(at));
         let eager = since.and_then(|since| EAGER.iter().find(|(until, _)| since < *until));
@@ -126,7 +147,7 @@ impl Sessions {
             code: "ERR".into(),
             text: "LOCK.SESSION OPEN was answered with no id".into(),
         })?;
-        let session = Arc::new(Session::new(id, settings.session_ttl, sent));
+        let session = Arc::new(Session::new(id, settings.session_ttl, sent, Arc::clone(&link.health)));
         if link.has_pushes {
             // Where it fails, renewals and the clock still tell of every loss.
             let _ = link.request(&notify(&session.id), settings.attempt_timeout).await;
@@ -154,7 +175,7 @@ pub(crate) async fn keep_alive(core: &Core, session: &Arc<Session>) {
     let mut cmd = redis::cmd("LOCK.SESSION");
     cmd.arg("KEEPALIVE").arg(&session.id);
     match link.request(&cmd, within).await {
-        Ok(value) if integer(&value).is_some() => session.kept(sent),
+        Ok(value) if integer(&value).is_some() => session.kept(sent, &link.health),
         Err(failure) if failure.is("NOSESSION") => core.session_ended(session),
         Ok(_) | Err(_) => session.failed(core.clock.now()),
     }
@@ -180,7 +201,12 @@ pub(crate) async fn reconnect(core: &Core, session: &Arc<Session>) {
                 _ => false,
             })
         };
-        core.lose_all_but(&before, is_held);
+        for lease in core.lose_all_but(&before, is_held) {
+            if lease.parts.len() > 1 {
+                // Half a multi-lock protects nothing: the other half is given back.
+                let _ = crate::renewer::release_parts(core, &lease, true).await;
+            }
+        }
     }
 }
 

@@ -88,6 +88,11 @@ impl Relay {
         self.disconnect();
     }
 
+    /// Takes connections again.
+    pub(crate) fn heal(&self) {
+        self.shared.is_refusing.store(false, Ordering::SeqCst);
+    }
+
     pub(crate) fn open(&self) -> usize {
         self.shared.open.load(Ordering::SeqCst)
     }
