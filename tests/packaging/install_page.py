@@ -162,7 +162,7 @@ class Cluster:
                         self.copy(machine, line)
                 script = "\n".join(line for line in lines if not line.startswith("scp "))
                 if "scp " in block:
-                    script = "cd /root/redfence\n" + script
+                    script = "cd ~/redfence\n" + script
                 # What the page says in a comment.
                 script = re.sub(r"^id=1 .*", f"id={number + 1}", script, flags=re.M)
                 # redis-tools are there already: the machines reach no mirror.

@@ -1,5 +1,5 @@
-//! Which names a session may be attached to without being asked for: naming a session moves a lock to Tier 2, and a name that the
-//! server's routes put elsewhere must not be in two stores.
+//! Which names a session may be attached to without being asked for: a name that the server's routes put in Tier 1 is refused with a
+//! session, and an older server would take it to Tier 2, where it could have a second holder.
 
 /// The routes of a proxy: patterns and whether they name the correctness tier, the first match counts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
