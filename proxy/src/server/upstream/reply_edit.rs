@@ -82,7 +82,7 @@ impl CommandContext {
                 edit.held = bytes;
                 return;
             }
-            let is_carried_out = bytes[0] == b'*' && bytes.get(1) != Some(&b'-');
+            let is_carried_out = bytes.first() == Some(&b'*') && bytes.get(1) != Some(&b'-');
             edit.kind = match is_carried_out {
                 true => EditKind::Carried(Exec {
                     mark: std::mem::take(&mut exec.mark),
