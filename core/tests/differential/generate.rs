@@ -281,9 +281,9 @@ fn placeholder(dice: &mut Dice, name: &str, now_ms: u64) -> Vec<Vec<u8>> {
             split(dice.pick(&["1", "(1", "2", "(2", "-inf", "+inf", "inf", "0", "3.5", "(3", "x", "1000"]))
         }
         "lex" => split(dice.pick(&["-", "+", "[a", "(a", "[b", "(c", "[", "(", "x", "[aa"])),
-        // Long enough that nothing ends during a run, or over at once.
+        // Seconds or milliseconds: as either long enough that nothing ends during a run, or over at once.
         "t" => split(dice.pick(&[
-            "1000",
+            "1000000",
             "5000000",
             "2000000",
             "-1",
