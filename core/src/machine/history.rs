@@ -61,44 +61,52 @@ impl Waited {
     }
 }
 
-#[derive(Clone, Copy)]
-struct Ring {
+/// Where the next item of a ring goes, and how many are in it.
+#[derive(Clone, Copy, Default)]
+struct RingState {
     next: u8,
     len: u8,
-    ms: [u32; SAMPLES],
 }
 
-impl Ring {
-    const EMPTY: Ring = Ring { next: 0, len: 0, ms: [0; SAMPLES] };
-
-    fn push(&mut self, ms: u64) {
-        self.ms[usize::from(self.next)] = u32::try_from(ms).unwrap_or(u32::MAX);
-        self.next = (self.next + 1) % SAMPLES as u8;
-        self.len = (self.len + 1).min(SAMPLES as u8);
+impl RingState {
+    fn push<T, const SIZE: usize>(&mut self, ring: &mut [T; SIZE], item: T) {
+        ring[usize::from(self.next)] = item;
+        self.next = (self.next + 1) % SIZE as u8;
+        self.len = (self.len + 1).min(SIZE as u8);
     }
 
-    fn percentiles(&self) -> Option<Percentiles> {
-        let mut sorted = self.ms;
-        let sorted = &mut sorted[..usize::from(self.len)];
-        sorted.sort_unstable();
-        let at = |percent: usize| {
-            let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-            sorted.get(index).map(|ms| u64::from(*ms))
-        };
-        Some(Percentiles { p50_ms: at(50)?, p99_ms: at(99)? })
+    fn newest_first<T: Copy, const SIZE: usize>(self, ring: &[T; SIZE]) -> impl Iterator<Item = T> + '_ {
+        let next = usize::from(self.next);
+        (1..=usize::from(self.len)).map(move |back| ring[(next + SIZE - back) % SIZE])
     }
 }
 
+fn percentiles(state: RingState, ring: &[u32; SAMPLES]) -> Option<Percentiles> {
+    let mut sorted = *ring;
+    let sorted = &mut sorted[..usize::from(state.len)];
+    sorted.sort_unstable();
+    let at = |percent: usize| {
+        let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
+        sorted.get(index).map(|ms| u64::from(*ms))
+    };
+    Some(Percentiles { p50_ms: at(50)?, p99_ms: at(99)? })
+}
+
+/// Among many names a place changes hands with almost every hold, and is out of the CPU's caches by then: what the first hold of a name
+/// writes stands together, and what else is there counts only as far as the states of the rings say.
 #[derive(Clone, Copy)]
+#[repr(C, align(64))]
 struct Place {
     slot: LockSlot,
     heat: u8,
-    holds: Ring,
-    waits: Ring,
+    holds: RingState,
+    waits: RingState,
+    past: RingState,
+    past_holds: [PastHold; PAST_MAX],
+    hold_ms: [u32; SAMPLES],
+    wait_ms: [u32; SAMPLES],
+    /// Of this name only if it has waits.
     waited: Waited,
-    past: [Option<PastHold>; PAST_MAX],
-    /// Where the next of them goes.
-    past_at: u8,
 }
 
 /// A hold that has ended.
@@ -113,12 +121,22 @@ pub(crate) struct PastHold {
 const NOBODY: Place = Place {
     slot: LockSlot::NONE,
     heat: 0,
-    holds: Ring::EMPTY,
-    waits: Ring::EMPTY,
+    holds: RingState { next: 0, len: 0 },
+    waits: RingState { next: 0, len: 0 },
+    past: RingState { next: 0, len: 0 },
+    past_holds: [PastHold { fence: Fence(0), ending: Ending::Released, at_ms: 0 }; PAST_MAX],
+    hold_ms: [0; SAMPLES],
+    wait_ms: [0; SAMPLES],
     waited: Waited::NONE,
-    past: [None; PAST_MAX],
-    past_at: 0,
 };
+
+impl Place {
+    /// Becomes the place of another name.
+    fn give_to(&mut self, slot: LockSlot) {
+        (self.slot, self.heat) = (slot, u8::from(slot.is_some()));
+        (self.holds, self.waits, self.past) = Default::default();
+    }
+}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Percentiles {
@@ -139,6 +157,10 @@ pub(crate) struct History {
     chunks: Vec<Vec<Place>>,
 }
 
+fn sample(ms: u64) -> u32 {
+    u32::try_from(ms).unwrap_or(u32::MAX)
+}
+
 fn place_of(slot: LockSlot) -> (usize, usize) {
     let index = slot.number() as usize % NAMES_MAX;
     (index / CHUNK, index % CHUNK)
@@ -147,22 +169,24 @@ fn place_of(slot: LockSlot) -> (usize, usize) {
 impl History {
     pub(crate) fn note_hold(&mut self, slot: LockSlot, ms: u64, past: PastHold) {
         if let Some(place) = self.open(slot) {
-            place.holds.push(ms);
-            place.past[usize::from(place.past_at)] = Some(past);
-            place.past_at = (place.past_at + 1) % PAST_MAX as u8;
+            place.holds.push(&mut place.hold_ms, sample(ms));
+            place.past.push(&mut place.past_holds, past);
         }
     }
 
     pub(crate) fn note_wait(&mut self, slot: LockSlot, ms: u64, now_ms: u64) {
         if let Some(place) = self.open(slot) {
-            place.waits.push(ms);
+            if place.waits.len == 0 {
+                place.waited = Waited::NONE;
+            }
+            place.waits.push(&mut place.wait_ms, sample(ms));
             place.waited.add(ms, now_ms);
         }
     }
 
     /// The names most waited for in this window and the one before, most first; those not waited for are left out.
     pub(crate) fn most_waited_for(&self, count: usize, now_ms: u64) -> Vec<(LockSlot, WaitSum)> {
-        let places = self.chunks.iter().flatten().filter(|place| place.slot.is_some());
+        let places = self.chunks.iter().flatten().filter(|place| place.slot.is_some() && place.waits.len > 0);
         let mut sums: Vec<(LockSlot, WaitSum)> = places
             .map(|place| (place.slot, place.waited.sum(now_ms)))
             .filter(|(_, sum)| sum.waits > 0)
@@ -191,7 +215,7 @@ impl History {
         if place.heat > 0 {
             return None;
         }
-        *place = Place { slot, heat: 1, ..NOBODY };
+        place.give_to(slot);
         Some(place)
     }
 
@@ -201,7 +225,7 @@ impl History {
         let (chunk, index) = place_of(slot);
         if let Some(place) = self.chunks.get_mut(chunk).and_then(|chunk| chunk.get_mut(index)) {
             if place.slot == slot {
-                *place = NOBODY;
+                place.give_to(LockSlot::NONE);
             }
         }
     }
@@ -210,10 +234,7 @@ impl History {
     pub(crate) fn past_of(&self, slot: LockSlot) -> Vec<PastHold> {
         let (chunk, index) = place_of(slot);
         match self.chunks.get(chunk).and_then(|chunk| chunk.get(index)) {
-            Some(place) if place.slot == slot => {
-                let at = usize::from(place.past_at);
-                (1..=PAST_MAX).filter_map(|back| place.past[(at + PAST_MAX - back) % PAST_MAX]).collect()
-            }
+            Some(place) if place.slot == slot => place.past.newest_first(&place.past_holds).collect(),
             Some(_) | None => Vec::new(),
         }
     }
@@ -222,7 +243,8 @@ impl History {
         let (chunk, index) = place_of(slot);
         match self.chunks.get(chunk).and_then(|chunk| chunk.get(index)) {
             Some(place) if place.slot == slot => {
-                RecentUse { holds: place.holds.percentiles(), waits: place.waits.percentiles() }
+                let holds = percentiles(place.holds, &place.hold_ms);
+                RecentUse { holds, waits: percentiles(place.waits, &place.wait_ms) }
             }
             Some(_) | None => RecentUse::default(),
         }
@@ -274,6 +296,23 @@ mod tests {
         assert_eq!(history.of(slot).waits, None);
         history.forget(slot);
         assert_eq!(history.of(slot), RecentUse::default());
+    }
+
+    #[test]
+    fn nothing_of_the_name_before_is_seen() {
+        let mut history = History::default();
+        let (before, after) = (LockSlot::new(1), LockSlot::new(1 + NAMES_MAX as u32));
+        history.note_wait(before, 70, 0);
+        history.note_hold(after, 5, PAST);
+        history.note_hold(after, 5, PAST);
+        assert_eq!(history.past_of(after), [PAST, PAST]);
+        assert_eq!(history.of(after).waits, None);
+        assert_eq!(history.most_waited_for(9, 0), []);
+        history.note_wait(after, 30, 0);
+        assert_eq!(history.most_waited_for(9, 0), [(after, WaitSum { waits: 1, ms: 30 })]);
+        history.forget(after);
+        history.note_hold(before, 5, PAST);
+        assert_eq!(history.most_waited_for(9, 0), []);
     }
 
     #[test]

@@ -481,7 +481,21 @@ const SHARDS: usize = 256;
 
 /// (db, name) → slot. Many small tables instead of one, so that growing never takes long. Never iterated.
 pub(crate) struct Names {
-    shards: Box<[HashTable<LockSlot>]>,
+    shards: Box<[HashTable<NamedSlot>]>,
+}
+
+/// With a part of the name's hash: another's record is not looked at, neither in a search nor when a table grows.
+#[derive(Clone, Copy)]
+struct NamedSlot {
+    hash: u32,
+    slot: LockSlot,
+}
+
+impl NamedSlot {
+    /// What the table goes by: its lowest and its seven highest bits.
+    fn table_hash(&self) -> u64 {
+        u64::from(self.hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
 }
 
 impl Default for Names {
@@ -490,45 +504,46 @@ impl Default for Names {
     }
 }
 
+/// The number of the table, and the hash in it.
 #[inline]
-fn name_hash(db: Db, name: &[u8]) -> u64 {
+fn shard_and_hash(db: Db, name: &[u8]) -> (usize, u32) {
     let mut hash = Hash64::new(u64::from(db));
     hash.write(name);
-    hash.finish()
-}
-
-/// The table itself uses the lowest and the seven highest bits.
-fn shard_of(hash: u64) -> usize {
-    (hash >> 40) as usize % SHARDS
+    let hash = hash.finish();
+    ((hash >> 40) as usize % SHARDS, hash as u32)
 }
 
 impl Names {
     #[inline]
     pub(crate) fn find(&self, locks: &Slab<Lock>, db: Db, name: &[u8]) -> Option<LockSlot> {
-        let hash = name_hash(db, name);
-        let same = |slot: &LockSlot| {
-            let lock = &locks[*slot];
-            lock.db() == db && lock.name() == name
+        let (shard, hash) = shard_and_hash(db, name);
+        let same = |named: &NamedSlot| {
+            let is_it = || {
+                let lock = &locks[named.slot];
+                lock.db() == db && lock.name() == name
+            };
+            named.hash == hash && is_it()
         };
-        self.shards[shard_of(hash)].find(hash, same).copied()
+        let wanted = NamedSlot { hash, slot: LockSlot::NONE };
+        self.shards[shard].find(wanted.table_hash(), same).map(|named| named.slot)
     }
 
     pub(crate) fn insert(&mut self, locks: &Slab<Lock>, slot: LockSlot) {
-        let rehash = |slot: &LockSlot| name_hash(locks[*slot].db(), locks[*slot].name());
-        let hash = rehash(&slot);
-        self.shards[shard_of(hash)].insert_unique(hash, slot, rehash);
+        let (shard, hash) = shard_and_hash(locks[slot].db(), locks[slot].name());
+        let named = NamedSlot { hash, slot };
+        self.shards[shard].insert_unique(named.table_hash(), named, NamedSlot::table_hash);
     }
 
     /// Call before the record goes.
     pub(crate) fn remove(&mut self, locks: &Slab<Lock>, slot: LockSlot) {
-        let rehash = |slot: &LockSlot| name_hash(locks[*slot].db(), locks[*slot].name());
-        let hash = rehash(&slot);
-        let shard = &mut self.shards[shard_of(hash)];
-        if let Ok(entry) = shard.find_entry(hash, |other| *other == slot) {
+        let (shard, hash) = shard_and_hash(locks[slot].db(), locks[slot].name());
+        let shard = &mut self.shards[shard];
+        let named = NamedSlot { hash, slot };
+        if let Ok(entry) = shard.find_entry(named.table_hash(), |other| other.slot == slot) {
             entry.remove();
         }
         if shard.capacity() > 64 && shard.len() < shard.capacity() / 8 {
-            shard.shrink_to(shard.len() * 2, rehash);
+            shard.shrink_to(shard.len() * 2, NamedSlot::table_hash);
         }
     }
 }

@@ -1,7 +1,9 @@
 //! The grants that a connection was told of while it was not watched for losses: `LOCK.NOTIFY ON` is for those too.
 
-use crate::events::ToldGrant;
-use redfence_core::types::Fence;
+use crate::events::{GrantKey, ToldGrant};
+use bytes::Bytes;
+use redfence_core::types::{Fence, UserTag};
+use smallvec::SmallVec;
 use std::collections::VecDeque;
 
 /// The oldest are forgotten beyond this.
@@ -9,7 +11,7 @@ pub const TOLD_MAX: usize = 256;
 /// From here on those whose time is over are looked for.
 const SWEEP_MIN: usize = 64;
 /// What one takes besides the name.
-const GRANT_BYTES: usize = 128;
+const GRANT_BYTES: usize = 144;
 
 #[derive(Debug, Default)]
 pub struct ToldGrants {
@@ -20,9 +22,21 @@ pub struct ToldGrants {
     sweep_at: usize,
 }
 
+/// A grant but for its name.
+#[derive(Clone, Copy, Debug)]
+pub struct GrantTerms {
+    pub db: u32,
+    pub fence: Fence,
+    /// How long it lasts without a renewal; 0 where its session decides.
+    pub lease_ms: u64,
+    pub user: UserTag,
+}
+
 #[derive(Debug)]
 struct DatedGrant {
-    grant: ToldGrant,
+    terms: GrantTerms,
+    /// Short ones in place: every grant of every client comes here, and few are ever asked for.
+    name: SmallVec<[u8; 64]>,
     /// As far as this connection knows; `u64::MAX` where its session decides.
     ends_ms: u64,
 }
@@ -35,43 +49,46 @@ fn end_of(lease_ms: u64, now_ms: u64) -> u64 {
 }
 
 impl ToldGrants {
-    pub fn add(&mut self, grant: ToldGrant, now_ms: u64) {
+    pub fn add(&mut self, name: &[u8], terms: GrantTerms, now_ms: u64) {
         if self.grants.len() >= self.sweep_at.max(SWEEP_MIN) {
             self.grants.retain(|known| known.ends_ms > now_ms);
-            self.name_bytes = self.grants.iter().map(|known| known.grant.key.resource.len()).sum();
+            self.name_bytes = self.grants.iter().map(|known| known.name.len()).sum();
             self.sweep_at = 2 * self.grants.len();
         }
         if self.grants.len() >= TOLD_MAX {
             let oldest = self.grants.pop_front();
-            self.name_bytes -= oldest.map_or(0, |known| known.grant.key.resource.len());
+            self.name_bytes -= oldest.map_or(0, |known| known.name.len());
         }
-        self.name_bytes += grant.key.resource.len();
-        let ends_ms = end_of(grant.lease_ms, now_ms);
-        self.grants.push_back(DatedGrant { grant, ends_ms });
+        self.name_bytes += name.len();
+        let ends_ms = end_of(terms.lease_ms, now_ms);
+        self.grants.push_back(DatedGrant { terms, name: SmallVec::from_slice(name), ends_ms });
     }
 
     fn find(&self, db: u32, resource: &[u8], fence: Fence) -> Option<usize> {
         // Mostly it is the newest.
-        self.grants.iter().rposition(|DatedGrant { grant, .. }| {
-            grant.key.fence == fence && grant.key.db == db && grant.key.resource == resource
+        self.grants.iter().rposition(|DatedGrant { terms, name, .. }| {
+            terms.fence == fence && terms.db == db && name.as_slice() == resource
         })
     }
 
     /// The connection releases it.
     pub fn released(&mut self, db: u32, resource: &[u8], fence: Fence) {
         let known = self.find(db, resource, fence).and_then(|at| self.grants.remove(at));
-        self.name_bytes -= known.map_or(0, |known| known.grant.key.resource.len());
+        self.name_bytes -= known.map_or(0, |known| known.name.len());
     }
 
     pub fn renewed(&mut self, db: u32, resource: &[u8], fence: Fence, lease_ms: u64, now_ms: u64) {
         if let Some(at) = self.find(db, resource, fence) {
-            self.grants[at].grant.lease_ms = lease_ms;
+            self.grants[at].terms.lease_ms = lease_ms;
             self.grants[at].ends_ms = end_of(lease_ms, now_ms);
         }
     }
 
     pub fn take(&mut self) -> impl Iterator<Item = ToldGrant> {
-        std::mem::take(self).grants.into_iter().map(|known| known.grant)
+        std::mem::take(self).grants.into_iter().map(|DatedGrant { terms, name, .. }| {
+            let key = GrantKey { db: terms.db, resource: Bytes::copy_from_slice(&name), fence: terms.fence };
+            ToldGrant { key, lease_ms: terms.lease_ms, user: terms.user }
+        })
     }
 
     #[must_use]
@@ -89,13 +106,10 @@ impl ToldGrants {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::GrantKey;
-    use bytes::Bytes;
-    use redfence_core::types::UserTag;
 
-    fn grant(fence: u64, lease_ms: u64) -> ToldGrant {
-        let key = GrantKey { db: 0, resource: Bytes::from_static(b"name"), fence: Fence(fence) };
-        ToldGrant { key, lease_ms, user: UserTag::DEFAULT }
+    fn add(told: &mut ToldGrants, fence: u64, lease_ms: u64, now_ms: u64) {
+        let terms = GrantTerms { db: 0, fence: Fence(fence), lease_ms, user: UserTag::DEFAULT };
+        told.add(b"name", terms, now_ms);
     }
 
     fn fences(told: &mut ToldGrants) -> Vec<u64> {
@@ -105,7 +119,7 @@ mod tests {
     #[test]
     fn what_is_released_is_forgotten() {
         let mut told = ToldGrants::default();
-        (1..=3).for_each(|fence| told.add(grant(fence, 100), 0));
+        (1..=3).for_each(|fence| add(&mut told, fence, 100, 0));
         told.released(0, b"name", Fence(2));
         told.released(0, b"other", Fence(3));
         told.released(1, b"name", Fence(3));
@@ -117,10 +131,10 @@ mod tests {
     #[test]
     fn those_whose_time_is_over_make_room() {
         let mut told = ToldGrants::default();
-        told.add(grant(1, 0), 0);
-        told.add(grant(2, 10), 0);
+        add(&mut told, 1, 0, 0);
+        add(&mut told, 2, 10, 0);
         told.renewed(0, b"name", Fence(2), 1_000_000, 5);
-        (3..10_000).for_each(|fence| told.add(grant(fence, 10), fence));
+        (3..10_000).for_each(|fence| add(&mut told, fence, 10, fence));
         assert!(told.held_bytes() < 3 * SWEEP_MIN * (GRANT_BYTES + 4));
         assert_eq!(fences(&mut told)[..2], [1, 2]);
     }
@@ -128,7 +142,7 @@ mod tests {
     #[test]
     fn they_are_bounded() {
         let mut told = ToldGrants::default();
-        (1..=TOLD_MAX as u64 + 5).for_each(|fence| told.add(grant(fence, 0), 0));
+        (1..=TOLD_MAX as u64 + 5).for_each(|fence| add(&mut told, fence, 0, 0));
         assert_eq!(told.held_bytes(), TOLD_MAX * (GRANT_BYTES + 4));
         assert_eq!(fences(&mut told)[0], 6);
     }

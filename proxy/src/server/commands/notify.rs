@@ -2,6 +2,7 @@
 
 use crate::events::{Attempt, AttemptBy, GrantKey, ToldGrant};
 use crate::node_api::OwnedQuery;
+use crate::server::client::told_grants::GrantTerms;
 use crate::server::client::transaction::{LockInTransaction, LockStep};
 use crate::server::context::CommandContext;
 use crate::server::net::connection::Progress;
@@ -72,7 +73,10 @@ impl CommandContext {
         if self.client.losses.take().is_some() {
             let now_ms = self.server.now_ms();
             let told = self.server.losses.stop(self.client.info.id);
-            told.into_iter().for_each(|grant| self.client.told.add(grant, now_ms));
+            for ToldGrant { key, lease_ms, user } in told {
+                let terms = GrantTerms { db: key.db, fence: key.fence, lease_ms, user };
+                self.client.told.add(&key.resource, terms, now_ms);
+            }
         }
     }
 
@@ -84,28 +88,48 @@ impl CommandContext {
         }
     }
 
-    /// The client is being told of grants: from now on it hears of their loss. `is_told`: it gets to see the answer.
-    pub(in crate::server) fn note_granted(
+    /// The answer to a command that may be granted locks. `granted`: what the client gets to see of it.
+    pub(in crate::server) fn note_answered(
         &mut self,
-        asked: &AskedLocks,
+        blob: &Bytes,
         user: UserTag,
         granted: Option<(&[Fence], u64)>,
-        is_told: bool,
     ) {
+        if self.client.losses.is_some() {
+            AskedLocks::read(blob).iter().for_each(|asked| self.note_granted(asked, user, granted));
+        } else if let (Some((fences, lease_ms)), Some(parts)) = (granted, AskedParts::read(blob)) {
+            self.remember_granted(parts.db, parts.names.iter().copied().zip(fences), lease_ms, user);
+        }
+    }
+
+    /// The client is being told of grants: from now on it hears of their loss.
+    fn note_granted(&mut self, asked: &AskedLocks, user: UserTag, granted: Option<(&[Fence], u64)>) {
         let client = self.client.info.id;
-        let (fences, lease_ms) = granted.filter(|_| is_told).unwrap_or_default();
+        let (fences, lease_ms) = granted.unwrap_or_default();
+        if self.client.losses.is_none() {
+            let names = asked.names.iter().map(Bytes::as_ref);
+            return self.remember_granted(asked.db, names.zip(fences), lease_ms, user);
+        }
         for (attempt, fence) in asked.attempts().zip(fences) {
             // A copy: the command may be far larger than the name, and the grant may stand for long.
             let resource = Bytes::copy_from_slice(&attempt.resource);
             let key = GrantKey { db: asked.db, resource, fence: *fence };
-            let grant = ToldGrant { key, lease_ms, user };
-            match self.client.losses {
-                Some(_) => self.server.losses.granted(client, &attempt, grant),
-                None => self.client.told.add(grant, self.server.now_ms()),
-            }
+            self.server.losses.granted(client, &attempt, ToldGrant { key, lease_ms, user });
         }
-        if self.client.losses.is_some() {
-            asked.attempts().for_each(|attempt| self.server.losses.answered(client, &attempt));
+        asked.attempts().for_each(|attempt| self.server.losses.answered(client, &attempt));
+    }
+
+    /// For `LOCK.NOTIFY ON`.
+    fn remember_granted<'a>(
+        &mut self,
+        db: u32,
+        granted: impl Iterator<Item = (&'a [u8], &'a Fence)>,
+        lease_ms: u64,
+        user: UserTag,
+    ) {
+        let now_ms = self.server.now_ms();
+        for (name, fence) in granted {
+            self.client.told.add(name, GrantTerms { db, fence: *fence, lease_ms, user }, now_ms);
         }
     }
 
@@ -132,7 +156,8 @@ impl CommandContext {
                 LockStep::Grants { .. } => {
                     let granted = reply.and_then(|reply| lock.granted(reply));
                     let granted = granted.as_ref().map(|(fences, ttl_ms)| (&fences[..], *ttl_ms));
-                    self.note_granted(&AskedLocks::in_transaction(lock), user, granted, is_told);
+                    let granted = granted.filter(|_| is_told);
+                    self.note_granted(&AskedLocks::in_transaction(lock), user, granted);
                 }
                 LockStep::Renews(fence) => {
                     let resource = lock.names[0].clone();
@@ -192,28 +217,40 @@ pub(in crate::server) struct AskedLocks {
     by: AttemptBy,
 }
 
-impl AskedLocks {
-    /// Parts of the command as it is logged.
-    pub(in crate::server) fn read(blob: &Bytes) -> Option<AskedLocks> {
+/// The same, within the command as it is logged.
+struct AskedParts<'a> {
+    db: u32,
+    names: SmallVec<[&'a [u8]; 4]>,
+    /// `None`: a conversion.
+    owner: Option<&'a [u8]>,
+}
+
+impl<'a> AskedParts<'a> {
+    fn read(blob: &'a [u8]) -> Option<AskedParts<'a>> {
         let command = Command::decode(blob)?.without_user();
-        let part = |name: &[u8]| blob.slice_ref(name);
         if let Command::Acquire { db, resource, owner, .. }
         | Command::AcquireWith { db, resource, owner, .. } = command
         {
-            let by = AttemptBy::Owner(part(owner));
-            return Some(AskedLocks { db, names: smallvec![part(resource)], by });
+            return Some(AskedParts { db, names: smallvec![resource], owner: Some(owner) });
         }
         if let Command::Convert { db, resource, .. } = command {
-            return Some(AskedLocks { db, names: smallvec![part(resource)], by: AttemptBy::Conversion });
+            return Some(AskedParts { db, names: smallvec![resource], owner: None });
         }
         if let Command::MAcquire { db, resources, owner, .. }
         | Command::MAcquireShared { db, resources, owner, .. } = command
         {
-            let (names, by) =
-                (resources.iter().map(|name| part(name)).collect(), AttemptBy::Owner(part(owner)));
-            return Some(AskedLocks { db, names, by });
+            return Some(AskedParts { db, names: resources, owner: Some(owner) });
         }
         None
+    }
+}
+
+impl AskedLocks {
+    pub(in crate::server) fn read(blob: &Bytes) -> Option<AskedLocks> {
+        let AskedParts { db, names, owner } = AskedParts::read(blob)?;
+        let part = |name: &[u8]| blob.slice_ref(name);
+        let by = owner.map_or(AttemptBy::Conversion, |owner| AttemptBy::Owner(part(owner)));
+        Some(AskedLocks { db, names: names.into_iter().map(part).collect(), by })
     }
 
     pub(super) fn in_transaction(lock: &LockInTransaction) -> AskedLocks {

@@ -15,7 +15,9 @@ use crate::server::commands::notify::AskedLocks;
 use crate::server::context::CommandContext;
 use crate::server::ids;
 use crate::server::net::connection::Progress;
-use crate::server::net::in_flight::{AfterReply, AwaitedReply, IfAbandoned, InFlight, Source, UpstreamCall};
+use crate::server::net::in_flight::{
+    AfterReply, AwaitedReply, IfAbandoned, InFlight, Source, TransactionAsked, UpstreamCall,
+};
 use crate::server::routing::keys;
 use crate::server::routing::router::PlainDestination;
 use crate::server::upstream::reply_edit::ReplyEdit;
@@ -146,7 +148,8 @@ impl CommandContext {
         );
         self.await_call(in_flight, Source::Tier2(pending), false, if_abandoned);
         self.replies.large_calls += 1;
-        self.then(AfterReply::Transaction { selects, answered_here, locks, user });
+        let asked = TransactionAsked { selects, answered_here, locks, user };
+        self.then(AfterReply::Transaction(Box::new(asked)));
         if let Some(AwaitedReply::Call(call)) = self.replies.awaited.back_mut() {
             call.admin_acts = admin_acts;
         }

@@ -132,13 +132,9 @@ impl Connection {
 
     /// Looks at everything once. `Ok(false)`: nothing moved, and everything will wake us.
     fn turn(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
-        self.context.check_routes_of_passing()?;
-        let mut moved = self.context.poll_own_upstream(context)?;
-        moved |= self.context.poll_shared(context)?;
+        let mut moved = self.context.has_redis() && self.context.poll_upstream(context)?;
         let answered = self.context.poll_awaited(context, &mut self.stream)?;
-        moved |= self.context.poll_inbox(context)?;
-        moved |= self.context.poll_mailbox(context);
-        moved |= self.context.poll_losses(context)?;
+        moved |= self.context.poll_pushes(context)?;
         moved |= self.resume()?;
         // With its work spent the task is polled again soon, whatever there is to read.
         moved |= self.is_work_spent() || self.poll_read(context)?;
@@ -168,7 +164,8 @@ impl Connection {
     // ---- requests ----
 
     pub(in crate::server) fn can_go_on(&self) -> bool {
-        !self.closing && self.context.replies.has_room() && self.context.upstream.has_room()
+        let has_room = self.context.replies.has_room();
+        !self.closing && has_room && (!self.context.has_redis() || self.context.upstream.has_room())
     }
 
     /// Goes on with commands that were held.
@@ -197,7 +194,9 @@ impl Connection {
     pub(in crate::server) fn process(&mut self, bytes: &[u8]) -> Result<usize, Disconnect> {
         self.context.read_us = self.context.server.now_us();
         let outcome = self.process_each(bytes);
-        self.context.send_shared();
+        if self.context.has_redis() {
+            self.context.send_shared();
+        }
         self.context.leave_routes();
         self.context.note_commands();
         let taken = outcome?;
@@ -212,11 +211,12 @@ impl Connection {
         let mut at = 0;
         while at < bytes.len() && self.can_go_on() && !self.is_work_spent() {
             let replies_before = self.context.replies.encoded();
-            if self.context.upstream.streamed.is_none() && !self.context.follow_routes() {
+            let streamed = self.context.upstream.streamed;
+            if streamed.is_none() && !self.context.follow_routes() {
                 self.context.replies.stalled = true;
                 break;
             }
-            let step = match self.context.upstream.streamed {
+            let step = match streamed {
                 Some(large) => self.context.pass_piece(&mut self.parser, large, &bytes[at..]),
                 None => match self.pass_run(&bytes[at..]) {
                     0 => self.run_one(&bytes[at..]),
@@ -326,7 +326,7 @@ impl Connection {
         self.held.capacity()
             + self.stream.buffered_bytes()
             + self.context.replies.held_bytes()
-            + self.context.upstream.held_bytes()
+            + if self.context.has_redis() { self.context.upstream.held_bytes() } else { 0 }
             + self.context.routes.waiting_bytes
             + self.context.client.state_bytes()
     }

@@ -4,11 +4,10 @@ use crate::resp::encode::Encoder;
 use crate::server::access::audit;
 use crate::server::commands::explain::explained_to;
 use crate::server::commands::fence_kind::FenceAnswer;
-use crate::server::commands::notify::AskedLocks;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, UNREAD_BYTES_MAX};
 use crate::server::net::in_flight::{
-    AfterReply, AwaitedCall, AwaitedReply, AwaitedSubscription, InFlight, Source,
+    AfterReply, AwaitedCall, AwaitedReply, AwaitedSubscription, InFlight, Source, TransactionAsked,
 };
 use crate::server::stats::Answered;
 use crate::tier1::subscriber::NotSubscribed;
@@ -132,7 +131,7 @@ impl CommandContext {
         }
         if let (Some(draft), Some(audit)) = (call.audit, &self.server.access.audit) {
             let result = match (&call.after_reply, &reply) {
-                (AfterReply::Transaction { .. }, Reply::Nil | Reply::NilArray) => audit::DISCARDED,
+                (AfterReply::Transaction(_), Reply::Nil | Reply::NilArray) => audit::DISCARDED,
                 _ => audit::result_of(&reply),
             };
             audit.finish(*draft, result);
@@ -165,11 +164,7 @@ impl CommandContext {
                 reply
             }
             (AfterReply::Granted { blob, user }, reply) => {
-                // Most are granted to clients that do not want to know more.
-                if self.client.losses.is_some() || reply.granted().is_some() {
-                    let asked = AskedLocks::read(&blob);
-                    asked.iter().for_each(|asked| self.note_granted(asked, user, reply.granted(), is_told));
-                }
+                self.note_answered(&blob, user, reply.granted().filter(|_| is_told));
                 reply
             }
             (AfterReply::Renewed(key), reply) => {
@@ -187,7 +182,8 @@ impl CommandContext {
                 self.client.watch(db, keys, &tokens);
                 Reply::OK
             }
-            (AfterReply::Transaction { selects, answered_here, locks, user }, Reply::Array(mut replies)) => {
+            (AfterReply::Transaction(transaction), Reply::Array(mut replies)) => {
+                let TransactionAsked { selects, answered_here, locks, user } = *transaction;
                 self.note_transaction(&locks, user, &replies, is_told);
                 for (at, answer) in answered_here {
                     let answer = self.answer_here(answer);
@@ -199,8 +195,8 @@ impl CommandContext {
                 }
                 Reply::Array(replies)
             }
-            (AfterReply::Transaction { locks, user, .. }, reply) => {
-                self.note_transaction(&locks, user, &[], is_told);
+            (AfterReply::Transaction(transaction), reply) => {
+                self.note_transaction(&transaction.locks, transaction.user, &[], is_told);
                 reply
             }
             (AfterReply::Nothing | AfterReply::Say(_) | AfterReply::Watch { .. }, reply) => reply,

@@ -128,13 +128,16 @@ pub enum AfterReply {
     Explained,
     /// The reply in place of an answer that is no error: only this node knows it (receivers of a `PUBLISH`).
     Say(Reply),
-    /// A transaction with a `SELECT` of a database at each of these places, and without the commands at others, which did not go to the log.
-    Transaction {
-        selects: Vec<(usize, u32)>,
-        answered_here: Vec<(usize, AnsweredHere)>,
-        locks: Vec<LockInTransaction>,
-        user: UserTag,
-    },
+    Transaction(Box<TransactionAsked>),
+}
+
+/// A transaction with a `SELECT` of a database at each of these places, and without the commands at others, which did not go to the log.
+#[derive(Debug)]
+pub struct TransactionAsked {
+    pub selects: Vec<(usize, u32)>,
+    pub answered_here: Vec<(usize, AnsweredHere)>,
+    pub locks: Vec<LockInTransaction>,
+    pub user: UserTag,
 }
 
 /// What a client was told of before a command, to go back to where it fails.

@@ -10,10 +10,17 @@ use redfence_core::reply::Sink;
 use std::task::{Context, Poll};
 
 impl CommandContext {
-    pub(in crate::server) fn poll_inbox(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
-        if self.client.subscriptions.is_none()
-            || self.replies.awaited.iter().any(|item| matches!(item, AwaitedReply::Subscription(_)))
-        {
+    /// All that there may be. Most clients wait for nothing of it.
+    #[inline]
+    pub(in crate::server) fn poll_pushes(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
+        let mut moved = self.client.subscriptions.is_some() && self.poll_inbox(context)?;
+        moved |= self.client.tracking.is_some() && self.poll_mailbox(context);
+        moved |= self.client.losses.is_some() && self.poll_losses(context)?;
+        Ok(moved)
+    }
+
+    fn poll_inbox(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
+        if self.replies.awaited.iter().any(|item| matches!(item, AwaitedReply::Subscription(_))) {
             return Ok(false);
         }
         if self.upstream.own.as_ref().is_some_and(|connection| connection.is_inside_reply())
@@ -50,11 +57,9 @@ impl CommandContext {
     }
 
     /// Keys the client keeps that have changed. Only RESP3 has words for it: as in Redis, a RESP2 client is told nothing.
-    pub(in crate::server) fn poll_mailbox(&mut self, context: &mut Context<'_>) -> bool {
+    fn poll_mailbox(&mut self, context: &mut Context<'_>) -> bool {
         let mut moved = false;
-        if self.client.tracking.is_some() {
-            self.follow_users();
-        }
+        self.follow_users();
         while self.has_room_for_pushes() {
             let Some(tracking) = &mut self.client.tracking else { break };
             let Poll::Ready(invalidation) = tracking.mailbox.poll(context) else { break };
@@ -78,7 +83,7 @@ impl CommandContext {
     }
 
     /// Locks that the client has lost, or may have. RESP2 has no pushes: such a client subscribes to `__lost__:<resource>`.
-    pub(in crate::server) fn poll_losses(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
+    fn poll_losses(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         let mut moved = false;
         // Also where it has no room for more: it is not to believe that it heard everything.
         if self.client.losses.as_ref().is_some_and(|inbox| inbox.overflowed()) {

@@ -154,11 +154,7 @@ impl CommandContext {
 
     /// The upstream Redis's reply is sent only while the routes hold by which it was asked: a name may belong to the other
     /// tier by now, and have another holder there.
-    #[inline]
     pub(in crate::server) fn check_routes_of_passing(&self) -> Result<(), Disconnect> {
-        if self.server.upstream.is_none() {
-            return Ok(());
-        }
         let passes = match self.replies.in_flight {
             InFlight::OwnUpstream | InFlight::SharedUpstream => !self.replies.awaited.is_empty(),
             // A wait in Lua. What else is alone there is asked of Tier 2.

@@ -40,10 +40,14 @@ impl CommandContext {
         self.upstream.own.as_deref_mut()
     }
 
-    pub(in crate::server) fn poll_own_upstream(
-        &mut self,
-        context: &mut Context<'_>,
-    ) -> Result<bool, Disconnect> {
+    /// Takes what the upstream Redis has to say, where there is one.
+    pub(in crate::server) fn poll_upstream(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
+        self.check_routes_of_passing()?;
+        let moved = self.poll_own_upstream(context)?;
+        Ok(moved | self.poll_shared(context)?)
+    }
+
+    fn poll_own_upstream(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         let Some(connection) = &mut self.upstream.own else { return Ok(false) };
         let mut moved = match connection.poll_send(context) {
             Ok(moved) => moved,

@@ -257,7 +257,7 @@ impl CommandContext {
         place.staged.shrink_to(KEPT_BYTES_MAX);
     }
 
-    pub(in crate::server) fn poll_shared(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
+    pub(super) fn poll_shared(&mut self, context: &mut Context<'_>) -> Result<bool, Disconnect> {
         let Some(place) = &mut self.upstream.shared.place else { return Ok(false) };
         if place.due == 0 || self.replies.unsent_bytes() >= PASSING_BYTES_MAX {
             return Ok(false);
