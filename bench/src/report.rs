@@ -14,6 +14,8 @@ pub(crate) struct Row {
     pub(crate) target: String,
     pub(crate) clients: usize,
     pub(crate) per_s: f64,
+    /// The median of the turns: what a disk or a machine that stood still for a part of them does not change.
+    pub(crate) median_per_s: f64,
     /// From asking for a lock to having it, unless the part says otherwise.
     pub(crate) p50_us: f64,
     pub(crate) p99_us: f64,
@@ -96,6 +98,11 @@ impl Findings {
     /// How many times as much the first does.
     pub(crate) fn ratio(&self, part: &str, clients: usize, ours: &str, theirs: &str) -> Option<f64> {
         Some(self.row(part, ours, clients)?.per_s / self.row(part, theirs, clients)?.per_s)
+    }
+
+    /// The same by the median of the turns.
+    pub(crate) fn median_ratio(&self, part: &str, clients: usize, ours: &str, theirs: &str) -> Option<f64> {
+        Some(self.row(part, ours, clients)?.median_per_s / self.row(part, theirs, clients)?.median_per_s)
     }
 }
 

@@ -31,6 +31,7 @@ pub(crate) struct Target {
     /// The servers' processes, whose time is counted.
     process_ids: Vec<u32>,
     tally: Tally,
+    turns_per_s: Vec<f64>,
     server_cpu: Duration,
     load_cpu: Duration,
     failure: Option<String>,
@@ -55,6 +56,7 @@ impl Target {
             load,
             process_ids,
             tally: Tally::default(),
+            turns_per_s: Vec::new(),
             server_cpu: Duration::ZERO,
             load_cpu: Duration::ZERO,
             failure: None,
@@ -70,6 +72,7 @@ impl Target {
         match self.load.turn(length) {
             Ok(tally) if counts => {
                 self.tally.absorb(&tally);
+                self.turns_per_s.push(tally.per_s());
                 self.server_cpu += self.servers_cpu().saturating_sub(before.0);
                 self.load_cpu += cpu_of_self().saturating_sub(before.1);
             }
@@ -88,6 +91,7 @@ impl Target {
             target: self.name.clone(),
             clients,
             per_s: self.tally.per_s(),
+            median_per_s: median(&self.turns_per_s),
             p50_us: self.tally.latencies.quantile_us(0.5),
             p99_us: self.tally.latencies.quantile_us(0.99),
             longest_us: self.tally.latencies.longest_us(),
@@ -98,6 +102,17 @@ impl Target {
             counted: self.tally.done,
             left_out: self.failure.clone(),
         }
+    }
+}
+
+fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => f64::NAN,
+        count if count.is_multiple_of(2) => f64::midpoint(sorted[middle - 1], sorted[middle]),
+        _ => sorted[middle],
     }
 }
 
