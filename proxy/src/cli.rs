@@ -287,7 +287,7 @@ pub struct Settings {
     #[arg(long, value_name = "ADDR", env = "REDFENCE_PEER_LISTEN")]
     pub peer_listen: Option<String>,
 
-    /// Address under which other nodes reach this one, if it is not --peer-listen
+    /// Address under which other nodes reach this one [default: its address in --cluster, else --peer-listen]
     #[arg(long, value_name = "ADDR", env = "REDFENCE_ADVERTISE")]
     pub advertise: Option<String>,
 

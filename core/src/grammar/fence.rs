@@ -1,4 +1,5 @@
-//! `FENCE.CHECK resource fence`, `FENCE.GET resource`, `FENCE.CALL resource fence command [arg …]`. Tier 1 only.
+//! `FENCE.CHECK resource fence`, `FENCE.GET resource`, `FENCE.CALL resource fence command [arg …]`. The high-water marks
+//! are in the upstream Redis where there is one, else in Tier 2.
 
 use super::errors;
 use super::words;

@@ -1,6 +1,6 @@
 //! The deterministic lock machine. Everything Tier 2 promises happens here; the simulator runs it too.
 //!
-//! [`Machine::apply`] and [`Machine::apply_entry`] never wait, and give the same state and the same answers for the same
+//! [`Machine::apply`] and [`Machine::apply_entry_at`] never wait, and give the same state and the same answers for the same
 //! entries. The one way to fail is an entry of another release ([`EntryError`]): nothing of it is applied, and the node stops.
 //! Out of the state comes nothing that depends on a clock, on chance, on addresses or on the order of a hash table.
 //!
