@@ -208,6 +208,7 @@ chart: ## the Helm chart rendered and validated (helm and kubeconform are built 
 	@scripts/chart
 
 packaging-check: ## the quick part of the tests of packages: unit, compose file, chart, their options
+	@mkdir -p target
 	@scripts/packaging-check
 
 clean:

@@ -161,12 +161,10 @@ class Cluster:
                     if line.startswith("scp "):
                         self.copy(machine, line)
                 script = "\n".join(line for line in lines if not line.startswith("scp "))
-                if "scp " in block:
-                    script = "cd ~/redfence\n" + script
                 # What the page says in a comment.
                 script = re.sub(r"^id=1 .*", f"id={number + 1}", script, flags=re.M)
-                # redis-tools are there already: the machines reach no mirror.
-                script = script.replace("apt-get install -y redis-tools", "redis-cli --version")
+                # These are there already: the machines reach no mirror.
+                script = re.sub(r"apt-get install -y (redis-tools|openssl)$", r"dpkg --status \1 >/dev/null", script, flags=re.M)
                 done = machine.sh(script)
                 count += 1
                 if "LOCK.ACQUIRE" in block:
