@@ -10,11 +10,14 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 
 SUBNET = "10.231.78"
 NAMES = ["node1", "node2", "node3"]
 WITHIN_S = 120
+# How the programs of the page reach a node.
+ASK = "--tls-ca /etc/redfence/ca.crt --password-file /etc/redfence/password"
 
 
 def say(text):
@@ -49,6 +52,13 @@ def blocks(page):
             block = None
         elif block is not None:
             block.append(line)
+
+
+def plain_blocks(page, title):
+    """The blocks of a section that are not run by `follow`: each needs something between its lines, or another machine."""
+    section = page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    fenced = section.split("```\n")[1::2]
+    return [textwrap.dedent(block).strip().splitlines() for block in fenced]
 
 
 class Machine:
@@ -126,7 +136,7 @@ class Machine:
 
 class Cluster:
     def __init__(self, lower, packages):
-        self.packages = packages
+        self.packages, self.lower = packages, lower
         self.work = tempfile.mkdtemp(prefix="redfence-install-")
         run("ip", "link", "set", "lo", "up")
         run("ip", "link", "add", "machines", "type", "bridge")
@@ -201,6 +211,53 @@ class Cluster:
         level = self.machines[0].sh("systemd-analyze security --no-pager redfence.service | tail -1").stdout.strip()
         say(f"units are active, confined; {level}")
 
+    def check_restore(self, page):
+        """All three machines, from a backup, as the page says."""
+        (stop, move, copy, number, restore, start) = plain_blocks(page, "Restore")[0]
+        first = self.machines[0]
+        first.sh(f"redfence backup --from node1:6380 --out ~/locks.backup {ASK}")
+        for machine in self.machines:
+            if machine is not first:
+                shutil.copy(os.path.join(first.root, "root/locks.backup"), os.path.join(machine.root, "root/locks.backup"))
+            machine.sh(stop)
+        for id, machine in enumerate(self.machines, 1):
+            machine.sh("\n".join([move, copy, number.replace("id=1 ", f"id={id} "), restore]))
+        for machine in self.machines:
+            # In a sandbox the control group of the stopped service may still be there; systemd tries again.
+            machine.sh(start, check=False)
+        await_that("the restored cluster serves", lambda: self.holds_lock(self.machines[1]))
+        say("restored from a backup: the lock is held")
+
+    def check_replace(self, page):
+        """node2 is gone, node4 takes its place, as the page says."""
+        options, start, replace = plain_blocks(page, "Replace a node")
+        first = self.machines[0]
+        certificate = re.search(r"^openssl req -x509 -CA (.*\\\n)+.*", page, flags=re.M).group(0)
+        first.sh("cd ~/redfence\n" + certificate.replace("DNS:node1,DNS:node2,DNS:node3", "DNS:node4"))
+        lost = self.machines[1]
+        self.machines[1] = new = Machine("node4", 3, self.lower, self.work)
+        lost.stop()
+        for machine in self.machines:
+            machine.sh(f"echo '{SUBNET}.4 node4' >>/etc/hosts")
+        for package in os.listdir(self.packages):
+            shutil.copy(os.path.join(self.packages, package), os.path.join(new.root, "root", package))
+        files = "ca.crt server.crt server.key password peer-secret"
+        for file in files.split():
+            shutil.copy(os.path.join(first.root, "root/redfence", file), os.path.join(new.root, "root", file))
+        new.sh(f"cd ~ && apt-get install -y ./redfence_*.deb && install -o root -g redfence -m 640 {files} /etc/redfence/")
+        with open(os.path.join(new.root, "etc/redfence/redfence.toml"), "w") as file:
+            file.write("\n".join(options) + "\n")
+        new.sh("\n".join(start))
+        first.sh("\n".join(replace))
+        members = first.sh(f"redfence cluster --addr node1:6380 {ASK}").stdout
+        assert "node4:7380" in members and "node2:7380" not in members, members
+        await_that("node4 serves", lambda: self.holds_lock(new))
+        say("node4 has taken the place of node2: the lock is held")
+
+    def holds_lock(self, machine):
+        seen = machine.sh(f"redfence locks --addr {machine.name}:6380 {ASK} 'wallet:7'", check=False).stdout
+        return "held" in seen
+
     def check_module(self):
         """The module's package, in a Redis."""
         node = self.machines[0]
@@ -243,9 +300,12 @@ def main():
     page, lower, packages = sys.argv[1:]
     cluster = Cluster(lower, packages)
     try:
-        count = cluster.follow(open(page).read())
+        text = open(page).read()
+        count = cluster.follow(text)
         assert count >= 14, f"only {count} blocks were found: has the page changed its form?"
         cluster.check_units()
+        cluster.check_restore(text)
+        cluster.check_replace(text)
         cluster.check_module()
         cluster.check_life_of_package()
     finally:
