@@ -1,7 +1,7 @@
 //! Every kind of lock against a small model, written apart from the machine: a list of holds and a list of waiters for each name, and
 //! the contract's rules. Random work, the same on every run; a failure names its seed.
 //!
-//! Each session keeps to one name, so that no circles arise: those are looked for in `kinds_properties.rs`.
+//! Each session keeps to one name, so that no circles over several names arise: those are looked for in `kinds_properties.rs`.
 
 use redfence_core::grammar::convert::ConvertTo;
 use redfence_core::keyspace::Resp;
@@ -347,6 +347,27 @@ impl Model {
             && sessions.any(|id| Some(id) != wait.session && self.age(Some(id)) < self.age(wait.session))
     }
 
+    /// Whether a wait has to be refused because another session waits, before it, for what its own session holds.
+    fn closes_circle(lock: &Lock, wait: &Wait) -> bool {
+        let Some(own) = wait.session else { return false };
+        let of = |session: u64| {
+            let holds =
+                lock.holds.iter().filter(move |hold| hold.session == Some(session)).cloned().collect();
+            Lock { holds, ..Lock::default() }
+        };
+        let others = || lock.queue.iter().filter(|other| other.session.is_some_and(|session| session != own));
+        if wait.converts.is_some() {
+            // From now on they wait for it, and it waits for what they hold.
+            let reads_more = |other: &Wait| {
+                let held = of(other.session.expect("one of a session"));
+                other.kind == LockKind::Shared && !held.holds.is_empty()
+            };
+            return others().any(reads_more);
+        }
+        let held = of(own);
+        !held.holds.is_empty() && held.admits(wait.kind) && others().any(|other| !held.admits(other.kind))
+    }
+
     fn acquire(&mut self, name: &'static str, wait_ms: u64, wait: Wait) {
         let (now_ms, seq) = (self.now_ms, wait.requests[0].0);
         let lock = self.lock(name);
@@ -392,7 +413,7 @@ impl Model {
         }
         let lock = lock.clone();
         let goes_in = lock.queue.is_empty() && self.in_the_way(&lock, &wait).is_some();
-        if !goes_in && self.must_die(&lock, &wait) {
+        if !goes_in && (self.must_die(&lock, &wait) || Self::closes_circle(&lock, &wait)) {
             return self.tell(seq, code("DEADLOCK"));
         }
         self.lock(name).queue.push(wait);
@@ -444,7 +465,8 @@ impl Model {
                 let (requests, kind) = (vec![request], LockKind::Exclusive);
                 let wait = Wait { requests, owner, value, kind, ttl_ms: 0, session, converts: Some(fence) };
                 let lock = lock.clone();
-                if self.in_the_way(&lock, &wait).is_none() && self.must_die(&lock, &wait) {
+                let refused = self.must_die(&lock, &wait) || Self::closes_circle(&lock, &wait);
+                if self.in_the_way(&lock, &wait).is_none() && refused {
                     return self.tell(seq, code("DEADLOCK"));
                 }
                 self.lock(name).queue.insert(0, wait);

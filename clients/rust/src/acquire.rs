@@ -276,7 +276,7 @@ impl Drop for Attempt<'_> {
 }
 
 impl Attempt<'_> {
-    async fn run(&mut self, may_bind: bool) -> Result<Granted, Error> {
+    async fn run(&mut self, mut may_bind: bool) -> Result<Granted, Error> {
         let core = &self.handle.core;
         let gives_up = Instant::now() + self.terms.wait + core.settings.operation_timeout;
         let (mut attempts, mut sessions, mut is_queueing) = (0, 0, false);
@@ -313,6 +313,10 @@ impl Attempt<'_> {
                 }
                 continue;
             }
+            if failure.is("DEADLOCK") && may_bind && self.shares_with_itself() {
+                may_bind = false;
+                continue;
+            }
             if !failure.is_retryable() {
                 return Err(self.refused(failure));
             }
@@ -329,6 +333,19 @@ impl Attempt<'_> {
             attempts += 1;
             core.admit()?;
         }
+    }
+
+    /// Whether this client has a part of what is asked for. The server sees one session and cannot know that another task will give that
+    /// part back: without the session it waits its turn.
+    fn shares_with_itself(&self) -> bool {
+        let asks_for = |name: &Vec<u8>| self.terms.names.contains(name);
+        self.terms.kind != Kind::Exclusive
+            && self
+                .handle
+                .core
+                .leases()
+                .values()
+                .any(|lease| lease.parts.iter().any(|part| asks_for(&part.name)))
     }
 
     /// The session to bind to: none where the server has no sessions, or where it would move the lock to another tier.

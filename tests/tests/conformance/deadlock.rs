@@ -17,6 +17,8 @@ cases! {
         a_try_is_never_a_deadlock,
         a_chain_is_no_circle,
         waiting_for_oneself_is_no_circle,
+        a_circle_over_one_name_is_refused,
+        threads_of_two_sessions_take_turns,
     ],
 }
 
@@ -136,4 +138,42 @@ fn waiting_for_oneself_is_no_circle(context: &Context) {
     let session = one.session.clone();
     let reply = ask!(one.client, "LOCK.ACQUIRE", &name, 0, "WAIT", 80, "SESSION", &session);
     assert_eq!(reply, context.protocol().nil());
+}
+
+fn a_circle_over_one_name_is_refused(context: &Context) {
+    for (part, all) in
+        [(&["SHARED"][..], &[][..]), (&["PERMITS", "1", "OF", "3"], &["PERMITS", "3", "OF", "3"])]
+    {
+        let (mut one, mut other, mut watcher) = (Party::new(context), Party::new(context), context.client());
+        let name = context.name("lock");
+        let ask = |party: &Party, wait_ms: &str, kind: &[&str]| {
+            let words = ["LOCK.ACQUIRE", &name, "0", "WAIT", wait_ms, "SESSION", &party.session];
+            words.iter().chain(kind).map(|word| word.as_bytes().to_vec()).collect::<Vec<Vec<u8>>>()
+        };
+        let first = ask(&one, "0", part);
+        one.client.send(&first);
+        let fence = one.client.receive_grant().fence;
+        let whole = ask(&other, "30000", all);
+        other.client.send(&whole);
+        watcher.await_waiters(&name, 1);
+        let more = ask(&one, "30000", part);
+        one.client.send(&more);
+        expect::error(&one.client.receive(), "DEADLOCK");
+        one.client.release(&name, fence);
+        other.client.receive_grant();
+    }
+}
+
+fn threads_of_two_sessions_take_turns(context: &Context) {
+    let (mut one, mut other, mut watcher) = (Party::new(context), Party::new(context), context.client());
+    let name = context.name("lock");
+    let fence = one.take(&name);
+    other.start_waiting(&name);
+    watcher.await_waiters(&name, 1);
+    one.start_waiting(&name);
+    watcher.await_waiters(&name, 2);
+    watcher.release(&name, fence);
+    let fence = other.client.receive_grant().fence;
+    watcher.release(&name, fence);
+    one.client.receive_grant();
 }

@@ -274,7 +274,17 @@ class Acquisition:
             if error.code == "TIER":  # a route to Tier 1, where there are no sessions: ask again without
                 self.context.sessionless_tiers.add(self.request.tier or "")
                 return None
+            by_policy = error.text.startswith("DEADLOCK policy")
+            if error.code == "DEADLOCK" and not by_policy and self._shares_with_itself():
+                self.with_session = False
+                return None
         return self.attempts.after(error)
+
+    def _shares_with_itself(self) -> bool:
+        """Whether this client has a part of what is asked for. The server sees one session and cannot know that another
+        thread will give that part back: without the session it waits its turn."""
+        held = {name for lease in self.context.keeper.leases() for name in lease.request.names}
+        return self.request.kind != "exclusive" and any(name in held for name in self.request.names)
 
     def _queued(self, reply: Sequence[Any]) -> Flow[Any]:
         """The Lua library cannot block: listen on the wake key, then ask again. None: ask again."""

@@ -50,7 +50,7 @@ impl Machine {
             self.to_serve.extend(slots);
         } else {
             self.refuse_older(session, slots)?;
-            self.refuse_circle(session, slots)?;
+            self.refuse_circle(session, slots, params.kind)?;
         }
         let waiter = self.waiters.insert(record);
         for &slot in slots {

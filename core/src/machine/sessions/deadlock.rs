@@ -8,7 +8,9 @@
 //! # Caveats
 //!
 //! - Owners without a session take no part, neither as waiters nor as holders.
-//! - A circle over one single lock is none: threads of two clients that share a session each may take turns at one lock.
+//! - Over one single lock only the true circle counts: a session that holds the lock and asks for more of it, behind another
+//!   one that waits for what it holds. Where it would have to wait for its own hold as well, or for its own place in the queue,
+//!   threads share it: threads of two clients that share a session each may take turns at one lock.
 //! - A way that passes one session twice counts as well, so where many threads share sessions a wait may be refused that
 //!   would have ended.
 //! - A search longer than the limit is given up and the wait let through; its own time limit ends it.
@@ -18,6 +20,7 @@ use crate::machine::locks::multi::Several;
 use crate::machine::store::list::Linked;
 use crate::machine::{HashMap, LockSlot, Machine, QueueEntrySlot, SessionSlot};
 use crate::reply::Refusal;
+use crate::types::LockKind;
 use std::collections::VecDeque;
 
 /// How a session was reached: from which one, and over which lock.
@@ -45,6 +48,15 @@ struct Search<'a> {
     steps_left: usize,
 }
 
+/// What would join a queue.
+#[derive(Clone, Copy)]
+enum Joins {
+    /// A request, at the end.
+    Request(LockKind),
+    /// A shared hold that would become exclusive, before everybody.
+    Conversion,
+}
+
 enum SearchEnd {
     Circle(Hop),
     TooLong,
@@ -52,9 +64,14 @@ enum SearchEnd {
 
 impl Machine {
     /// Refuses a wait of `session` for `slots` where it would close a circle. Called before anything is queued.
-    pub(crate) fn refuse_circle(&mut self, session: SessionSlot, slots: &[LockSlot]) -> Result<(), Refusal> {
+    pub(crate) fn refuse_circle(
+        &mut self,
+        session: SessionSlot,
+        slots: &[LockSlot],
+        kind: LockKind,
+    ) -> Result<(), Refusal> {
         let places = slots.iter().map(|slot| (*slot, self.locks[*slot].queue.tail));
-        self.refuse_circle_behind(session, &places.collect::<Several<_>>())
+        self.refuse_circle_behind(session, &places.collect::<Several<_>>(), Joins::Request(kind))
     }
 
     /// The same for a holder that would wait for the others alone.
@@ -63,7 +80,7 @@ impl Machine {
         session: SessionSlot,
         slot: LockSlot,
     ) -> Result<(), Refusal> {
-        self.refuse_circle_behind(session, &[(slot, QueueEntrySlot::NONE)])
+        self.refuse_circle_behind(session, &[(slot, QueueEntrySlot::NONE)], Joins::Conversion)
     }
 
     /// Each lock with the last queue entry that stands before the session there.
@@ -71,6 +88,7 @@ impl Machine {
         &mut self,
         session: SessionSlot,
         places: &[(LockSlot, QueueEntrySlot)],
+        joins: Joins,
     ) -> Result<(), Refusal> {
         if session.is_none() {
             return Ok(());
@@ -91,7 +109,7 @@ impl Machine {
             steps_left: self.limits.deadlock_steps_max.min(self.deadlock_steps_left),
         };
         let allowed = search.steps_left;
-        let found = search.run(places);
+        let found = search.run(places).and_then(|()| search.run_over_one(places, joins));
         let taken = allowed - search.steps_left;
         match found {
             Ok(()) => {
@@ -131,6 +149,17 @@ impl Machine {
             Some(item)
         });
         holder.into_iter().chain(several).chain(queued)
+    }
+}
+
+/// Whether a request could be granted beside what is held, if nobody else held anything.
+fn goes_beside(kind: LockKind, held: LockKind) -> bool {
+    match (kind, held) {
+        (LockKind::Shared, LockKind::Shared) => true,
+        (LockKind::Permits { count, max }, LockKind::Permits { count: held, .. }) => {
+            held.saturating_add(count) <= max
+        }
+        (_, _) => false,
     }
 }
 
@@ -192,6 +221,82 @@ impl Search<'_> {
         // A session that met another queue entry of its own did not reach itself; the next walker here may have to.
         if !met_itself {
             self.walked.extend(passed.into_iter().filter(|entry| entry.is_some()).map(|entry| (entry, ())));
+        }
+        Ok(())
+    }
+
+    /// A circle over one lock alone. Locks with several holders came with cluster version 2; before there is none to find.
+    fn run_over_one(&mut self, places: &[(LockSlot, QueueEntrySlot)], joins: Joins) -> Result<(), SearchEnd> {
+        let machine = self.machine;
+        for &(slot, last) in places {
+            if machine.locks[slot].queue.len == 0 || !machine.locks[slot].is_several() {
+                continue;
+            }
+            match joins {
+                Joins::Request(kind) => {
+                    let held = self.held_by_target(slot)?;
+                    if held.is_none_or(|held| !goes_beside(kind, held)) {
+                        continue;
+                    }
+                    self.find_waiter(slot, last, |_, waits| {
+                        held.is_some_and(|held| !goes_beside(waits, held))
+                    })?;
+                }
+                Joins::Conversion => {
+                    let mut holds: HashMap<SessionSlot, ()> = HashMap::default();
+                    for holder in machine.holders_of(slot) {
+                        self.count_step()?;
+                        holds.insert(machine.holders[holder].session, ());
+                    }
+                    let reads_more =
+                        |session, waits| waits == LockKind::Shared && holds.contains_key(&session);
+                    self.find_waiter(slot, machine.locks[slot].queue.tail, reads_more)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What the session that asks has of a lock, all its holds together.
+    fn held_by_target(&mut self, slot: LockSlot) -> Result<Option<LockKind>, SearchEnd> {
+        let machine = self.machine;
+        let mut held = None;
+        for holder in machine.sessions[self.target].holders.walk(&machine.holders) {
+            self.count_step()?;
+            let holder = &machine.holders[holder];
+            if holder.lock == slot {
+                held = Some(match (held, holder.kind) {
+                    (Some(LockKind::Permits { count, .. }), LockKind::Permits { count: more, max }) => {
+                        LockKind::Permits { count: count.saturating_add(more), max }
+                    }
+                    (_, kind) => kind,
+                });
+            }
+        }
+        Ok(held)
+    }
+
+    /// Another session that waits at this lock in such a way.
+    fn find_waiter(
+        &mut self,
+        slot: LockSlot,
+        last: QueueEntrySlot,
+        is_found: impl Fn(SessionSlot, LockKind) -> bool,
+    ) -> Result<(), SearchEnd> {
+        let machine = self.machine;
+        let mut entry = last;
+        while let Some(record) = machine.queue_entries.get(entry) {
+            self.count_step()?;
+            let waiter = &machine.waiters[record.waiter];
+            let is_other = waiter.session.is_some() && waiter.session != self.target;
+            if is_other && is_found(waiter.session, waiter.kind) {
+                return Err(SearchEnd::Circle(Hop {
+                    from: waiter.session,
+                    lock: slot,
+                    begins_over: Some(slot),
+                }));
+            }
+            entry = record.links().prev;
         }
         Ok(())
     }
