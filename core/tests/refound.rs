@@ -4,6 +4,8 @@ mod drive;
 
 use drive::{apply, info, restore, steps, watched, Writer, DBS, NAMES};
 use proptest::prelude::*;
+use redfence_core::machine::settings::{Founding, SettingsCommand};
+use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{Applied, Command, Limits, Machine, Query, RefoundError};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Fence, Origin, RequestId, SessionId, Stamp};
@@ -20,6 +22,19 @@ struct Cluster {
 impl Cluster {
     fn new() -> Cluster {
         Cluster { machine: Machine::new(), seq: 0, now_ms: 1_000 }
+    }
+
+    /// At cluster version 2.
+    fn second() -> Cluster {
+        let mut cluster = Cluster::new();
+        cluster.apply(Command::Settings(SettingsCommand::Found(Founding::default())));
+        cluster.raise();
+        cluster
+    }
+
+    fn raise(&mut self) {
+        self.apply(Command::Upgrade(UpgradeCommand::Raise { to: 2 }));
+        assert_eq!(self.machine.cluster_version(), 2);
     }
 
     fn apply(&mut self, command: Command<'_>) -> Option<Reply> {
@@ -239,4 +254,77 @@ fn a_fence_above_the_floor_is_not_from_the_future() {
     let fence = new.acquire("lock:row", "b", 10_000, None).unwrap();
     assert!(fence.0 > FLOOR);
     assert_eq!(new.check("row", fence), Some(Reply::Int(1)));
+}
+
+#[test]
+fn marks_of_held_names_stay_as_they_were() {
+    let (yes, no) = (Some(Reply::Int(1)), Some(Reply::Int(0)));
+    let mut old = Cluster::second();
+    let held = old.acquire("held", "a", 10_000, None).unwrap();
+    assert_eq!(old.check("held", held), yes);
+    let unmarked = old.acquire("unmarked", "a", 10_000, None).unwrap();
+    // Somebody newer has shown himself: the holder is stale, and stays so.
+    let behind = old.acquire("behind", "a", 10_000, None).unwrap();
+    let newer = Fence(behind.0 + 5);
+    assert_eq!((old.check("behind", newer), old.check("behind", behind)), (yes.clone(), no.clone()));
+    let free = old.acquire("free", "a", 10_000, None).unwrap();
+    assert_eq!(old.check("free", free), yes);
+    old.release("free", free);
+
+    let mut new = old.refounded();
+    let marks = [("held", held.0), ("unmarked", 0), ("behind", newer.0), ("free", FLOOR), ("never", FLOOR)];
+    for (name, mark) in marks {
+        assert_eq!(new.mark(name), Reply::Int(mark as i64), "{name}");
+        if mark > 0 {
+            assert_eq!(new.check(name, Fence(mark - 1)), no, "FENCE.GET and FENCE.CHECK agree about {name}");
+        }
+    }
+    assert_eq!(new.check("behind", behind), no, "a mark made it stale");
+    for (name, fence) in [("held", held), ("unmarked", unmarked)] {
+        assert_eq!(new.check(name, fence), yes, "the holder of {name} goes on");
+        assert_eq!(new.mark(name), Reply::Int(fence.0 as i64), "{name}");
+    }
+
+    new.now_ms += 10_001;
+    for (name, fence) in [("held", held), ("unmarked", unmarked), ("behind", newer)] {
+        assert_eq!(new.check(name, fence), no, "{name}: what came after the backup nobody knows");
+        assert_eq!(new.mark(name), Reply::Int(FLOOR as i64), "{name}");
+        let next = new.acquire(name, "b", 10_000, None).unwrap();
+        assert_eq!((new.check(name, fence), new.check(name, next)), (no.clone(), yes.clone()), "{name}");
+        assert_eq!(new.mark(name), Reply::Int(next.0 as i64), "{name}");
+    }
+
+    // And so on with a backup of the new cluster.
+    let held = new.machine.query(Query::Mark { db: 0, resource: b"held" });
+    let next = new.refounded();
+    assert_eq!(next.mark("held"), held);
+}
+
+#[test]
+fn a_mark_of_a_held_name_is_not_forgotten_by_folding() {
+    let mut old = Cluster::second();
+    old.apply(Command::Settings(SettingsCommand::Set { name: b"mark-retention-ms", value: b"1000" }));
+    let behind = old.acquire("behind", "a", 600_000, None).unwrap();
+    assert_eq!(old.check("behind", Fence(behind.0 + 5)), Some(Reply::Int(1)));
+    let mut new = old.refounded();
+    new.now_ms += 5_000;
+    new.apply(Command::Expire { idle_ms: 600_000 });
+    assert_eq!(new.machine.marks_len(), 0);
+    assert_eq!(new.check("behind", behind), Some(Reply::Int(0)));
+    assert_eq!(new.mark("behind"), Reply::Int(behind.0 as i64 + 5));
+}
+
+/// There all marks rose: what a holder's was nobody knows.
+#[test]
+fn a_restore_at_version_1_lets_its_holders_go_on_after_the_rise() {
+    let mut old = Cluster::new();
+    let fence = old.acquire("wallet", "a", 10_000, None).unwrap();
+    assert_eq!(old.check("wallet", fence), Some(Reply::Int(1)));
+    let mut new = old.refounded();
+    assert_eq!(new.mark("never"), Reply::Int(0), "as release 1 says it");
+    new.raise();
+    assert_eq!(new.check("wallet", fence), Some(Reply::Int(1)));
+    assert_eq!(new.check("wallet", Fence(fence.0 + 1)), Some(Reply::Int(0)));
+    assert_eq!(new.mark("never"), Reply::Int(FLOOR as i64));
+    assert_eq!(new.check("never", Fence(FLOOR - 1)), Some(Reply::Int(0)));
 }

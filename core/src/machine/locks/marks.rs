@@ -1,7 +1,8 @@
 //! `FENCE.*` where no Redis is behind: the high-water marks as part of the replicated state, one truth on all nodes.
 //!
 //! A mark only rises. One that was not used for `mark-retention-ms` is folded into one floor, below which every fence of a name
-//! without a mark is stale: forgetting never lets a stale writer in. A fence from the future would make every real one stale,
+//! without a mark is stale: forgetting never lets a stale writer in. After a restore all names rise to its fence floor, but for those
+//! that are held: see [`Machine::fence_limit`]. A fence from the future would make every real one stale,
 //! so it is refused: see [`Machine::check_future`].
 
 use crate::grammar::{self, errors};
@@ -9,6 +10,8 @@ use crate::keyspace::errors as redis_errors;
 use crate::keyspace::table::{self, Run};
 use crate::machine::keys::redis::CallContext;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
+use crate::machine::store::deadlines::NEVER;
+use crate::machine::version::ClusterVersion;
 use crate::machine::{version, Applied, Db, Machine, Words};
 use crate::reply::{Refusal, Reply};
 use crate::types::{passed_from_ms, Fence, FENCE_BOUND, RESOURCE_BYTES_MAX};
@@ -38,8 +41,11 @@ pub(crate) struct Marks {
     /// At least every mark that was forgotten.
     floor: Fence,
     /// The fence floor of the restore that this cluster began with; 0 where it began with nothing. All fences of its first day are
-    /// below it, and what became of them after the backup nobody knows: they are stale, but for that of a lock that is still held.
+    /// below it, and what became of them after the backup nobody knows: they are stale, but for names that are held since.
     restored: Fence,
+    /// The floor as it was before that restore, for names that are held since: their marks are as they were. `None` without a restore,
+    /// and after one at cluster version 1, where all marks rose.
+    floor_of_held: Option<Fence>,
     /// By last use, oldest first. Worked out from the marks.
     used: BTreeSet<(u64, Key)>,
     bytes: usize,
@@ -89,11 +95,15 @@ impl Marks {
         self.marks.values().map(|mark| mark.fence).max().unwrap_or_default().max(self.floor)
     }
 
-    /// A new cluster begins with these marks: none is below its fence floor.
-    pub(crate) fn refound(&mut self, floor: Fence, now_ms: u64) {
+    /// A new cluster begins with these marks: none is below its fence floor, but for those of names that are held (`kept`).
+    fn refound(&mut self, floor: Fence, kept: Option<Vec<(Key, Fence)>>, now_ms: u64) {
         for (db, name) in self.marks.keys().cloned().collect::<Vec<_>>() {
             let known = self.limit(db, &name);
             self.raise(db, &name, known.max(floor), now_ms);
+        }
+        self.floor_of_held = kept.is_some().then_some(self.floor);
+        for ((db, name), fence) in kept.into_iter().flatten() {
+            self.raise(db, &name, fence, now_ms);
         }
         self.floor = self.floor.max(floor);
         self.restored = floor;
@@ -109,6 +119,7 @@ impl Marks {
         let Some((_, key)) = self.used.pop_first() else { return };
         if let Some(mark) = self.marks.remove(&key) {
             self.floor = self.floor.max(mark.fence);
+            self.floor_of_held = self.floor_of_held.map(|floor| floor.max(mark.fence));
             self.bytes -= weight(&key);
         }
     }
@@ -118,14 +129,20 @@ impl Marks {
         self.marks.clone()
     }
 
-    pub(crate) fn write_floor(&self, out: &mut Vec<u8>) {
+    pub(crate) fn write_floor(&self, out: &mut Vec<u8>, version: ClusterVersion) {
         put_varint(out, self.floor.0);
         put_varint(out, self.restored.0);
+        if version >= version::SECOND {
+            put_varint(out, self.floor_of_held.map_or(0, |floor| floor.0 + 1));
+        }
     }
 
-    pub(crate) fn read_floor(&mut self, reader: &mut Reader<'_>) -> Option<()> {
+    pub(crate) fn read_floor(&mut self, reader: &mut Reader<'_>, version: ClusterVersion) -> Option<()> {
         let mut fence = || reader.varint().filter(|fence| *fence < FENCE_BOUND).map(Fence);
         (self.floor, self.restored) = (fence()?, fence()?);
+        if version >= version::SECOND {
+            self.floor_of_held = fence()?.0.checked_sub(1).map(Fence);
+        }
         Some(())
     }
 
@@ -194,8 +211,32 @@ pub fn check_guarded(argv: &[&[u8]]) -> Result<(), Refusal> {
 }
 
 impl Machine {
+    /// `FENCE.GET`: the fence below which `FENCE.CHECK` answers 0.
     pub(crate) fn mark_of(&self, db: Db, resource: &[u8]) -> Reply {
-        Reply::Int(self.marks.find(db, resource).map_or(0, |mark| mark.fence.0 as i64))
+        let mark = match self.upgrade.version < version::SECOND {
+            true => self.marks.find(db, resource).map_or(Fence(0), |mark| mark.fence),
+            false => self.fence_limit(db, resource),
+        };
+        Reply::Int(mark.0 as i64)
+    }
+
+    /// Below it every fence of this name is stale. A name that is held since before a restore goes on with its mark as it was; what
+    /// happened to others after the backup nobody knows, so for them it is the floor of the restore at least.
+    fn fence_limit(&self, db: Db, resource: &[u8]) -> Fence {
+        let Some(floor_of_held) = self.marks.floor_of_held else { return self.marks.limit(db, resource) };
+        match self.is_held_up_to(db, resource, self.marks.restored) {
+            true => self.marks.find(db, resource).map_or(floor_of_held, |mark| mark.fence),
+            false => self.marks.limit(db, resource).max(self.marks.restored),
+        }
+    }
+
+    /// The marks of a new cluster: see [`Marks::refound`].
+    pub(crate) fn refound_marks(&mut self, floor: Fence) {
+        let kept = (self.upgrade.version >= version::SECOND).then(|| {
+            let held = self.marks.marks.keys().filter(|(db, name)| self.is_held_up_to(*db, name, floor));
+            held.map(|(db, name)| ((*db, Arc::clone(name)), self.fence_limit(*db, name))).collect()
+        });
+        self.marks.refound(floor, kept, self.clock.logical_ms);
     }
 
     pub(crate) fn fence_check(&mut self, db: Db, resource: &[u8], fence: Fence) -> Reply {
@@ -254,8 +295,10 @@ impl Machine {
             return Err(errors::fence_of_several(fence.0));
         }
         self.check_future(db, resource, fence)?;
-        let limit = self.marks.limit(db, resource);
-        if fence < limit && !(limit <= self.marks.restored && self.is_held_with(db, resource, fence)) {
+        let limit = self.fence_limit(db, resource);
+        // After a restore at cluster version 1 the marks of held names are not known any more.
+        let is_lenient = self.marks.floor_of_held.is_none() && limit <= self.marks.restored;
+        if fence < limit && !(is_lenient && self.is_held_with(db, resource, fence)) {
             return Ok(Admission::Stale { limit });
         }
         let is_new = self.marks.find(db, resource).is_none();
@@ -283,6 +326,21 @@ impl Machine {
             && lock.fence == fence
             && !self.is_flushed(lock)
             && !self.has_passed(lock.deadline_ms())
+    }
+
+    /// Whether somebody lives who holds a name, in any kind, under a fence no higher than this.
+    fn is_held_up_to(&self, db: Db, resource: &[u8], most: Fence) -> bool {
+        let Some(slot) = self.names.find(&self.locks, db, resource) else { return false };
+        let lock = &self.locks[slot];
+        if !lock.is_held() || self.is_flushed(lock) {
+            return false;
+        }
+        if lock.is_several() {
+            let holders = self.holders_of(slot).take_while(|holder| self.holders[*holder].fence <= most);
+            return holders.into_iter().any(|holder| self.is_live_holder(holder));
+        }
+        let session_ends_ms = self.sessions.get(lock.session()).map_or(NEVER, |session| session.deadline_ms);
+        lock.fence <= most && !self.has_passed(lock.deadline_ms().min(session_ends_ms))
     }
 
     fn check_future(&self, db: Db, resource: &[u8], fence: Fence) -> Result<(), Refusal> {

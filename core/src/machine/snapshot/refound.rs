@@ -148,7 +148,7 @@ impl Machine {
         self.hold_for_full_time();
         self.reindex();
         self.floor = floor;
-        self.marks.refound(floor, self.clock.logical_ms);
+        self.refound_marks(floor);
         self.check_invariants().map_err(RefoundError::Inconsistent)?;
         Ok(Refounded { fence_floor: floor, waiters_dropped })
     }

@@ -365,7 +365,7 @@ fn read_head(machine: &mut Machine, reader: &mut Reader<'_>) -> Option<()> {
     machine.sweep = Sweep::read(reader)?;
     machine.blocked = Blocked::counting_from(count(reader)?);
     machine.settings = crate::machine::settings::Settings::read(reader)?;
-    machine.marks.read_floor(reader)?;
+    machine.marks.read_floor(reader, machine.upgrade.version)?;
     machine.upgrade.hold = reader.flag()?;
     if machine.cluster_version() >= 2 {
         machine.sessions_opened = count(reader)?;

@@ -223,7 +223,7 @@ impl Machine {
         self.sweep.write(out);
         put_varint(out, self.blocked.next_number());
         self.settings.write(out);
-        self.marks.write_floor(out);
+        self.marks.write_floor(out, self.upgrade.version);
         out.push(u8::from(self.upgrade.hold));
         if self.cluster_version() >= 2 {
             put_varint(out, self.sessions_opened);
