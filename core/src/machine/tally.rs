@@ -32,7 +32,7 @@ pub struct Tally {
     pub held_us: u64,
     /// Waiters that were granted what they waited for.
     pub served: u64,
-    /// Grants that ended without a release by their holder, by cause: in the order of [`LossCause::ALL`].
+    /// Grants that their holder did not end, by release or by closing its session, by cause: in the order of [`LossCause::ALL`].
     pub losses: [u64; LossCause::ALL.len()],
 }
 
@@ -55,8 +55,9 @@ impl Tally {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::machine::log::command::OfUser;
     use crate::machine::{Applied, Command, Machine};
-    use crate::types::Stamp;
+    use crate::types::{SessionId, Stamp, UserTag};
 
     #[test]
     fn a_hold_falls_into_the_bucket_of_its_time() {
@@ -85,5 +86,40 @@ mod tests {
         assert_eq!((tally.served, tally.losses[LossCause::Expired as usize]), (1, 1));
         assert_eq!(tally.holds.iter().sum::<u64>(), 1);
         assert!(tally.held_us >= 100_000, "{}", tally.held_us);
+    }
+
+    #[test]
+    fn a_session_closed_by_its_client_lost_nothing() {
+        let ended = |end: Option<Command<'_>>, at_ms: u64| {
+            let (mut machine, mut out) = (Machine::new(), Applied::default());
+            let id = SessionId(7);
+            let acquire = |resource, session| Command::Acquire {
+                db: 0,
+                resource,
+                ttl_ms: 0,
+                wait_ms: 0,
+                owner: b"owner",
+                session,
+            };
+            let commands = [
+                (1, Command::SessionOpen { id, ttl_ms: 1_000, label: b"" }),
+                (2, acquire(b"a", Some(id))),
+                (3, acquire(b"b", Some(id))),
+                (at_ms, end.unwrap_or(Command::Expire { idle_ms: 1_000 })),
+            ];
+            for (ms, command) in commands {
+                let stamp = Stamp { term: 1, logical_ms: ms, wall_us: 1_700_000_000_000_000 + 1_000 * ms };
+                machine.apply(stamp, None, command, &mut out);
+            }
+            assert_eq!(out.tally.holds.iter().sum::<u64>(), 2);
+            out.tally.losses[LossCause::SessionEnded as usize]
+        };
+        let close = || Command::SessionClose { id: SessionId(7), any_user: false };
+        assert_eq!(ended(Some(close()), 10), 0, "its client was done");
+        assert_eq!(ended(None, 5_000), 2, "it died");
+        let by_operator =
+            OfUser { user: UserTag(5), command: Command::SessionClose { id: SessionId(7), any_user: true } };
+        let by_operator = Command::OfUser(Box::new(by_operator));
+        assert_eq!(ended(Some(by_operator), 10), 2, "somebody else ended it");
     }
 }

@@ -228,7 +228,13 @@ impl Machine {
                 if mutant!(ClosedSessionLives) {
                     return Reply::Int(i64::from(locks));
                 }
+                let is_orderly = self.sessions[slot].user == self.acting_user;
+                let losses = out.tally.losses;
                 self.end_session(slot, out);
+                if is_orderly {
+                    // Its own client ended it: nothing of it was lost.
+                    out.tally.losses = losses;
+                }
                 if self.session_ids.contains_key(&id) {
                     // Too many for one entry: the rest is over as if its time were, and goes as that does.
                     self.set_session_deadline(slot, just_passed(self.clock.logical_ms));
