@@ -305,6 +305,12 @@ pub fn too_many_waiters(max: usize) -> Refusal {
     Refusal::new(format!("OOM too many waiters in all ({max}); retry later"))
 }
 
+/// A waiter for several locks has a place in each of their queues.
+#[must_use]
+pub fn too_many_queue_entries(max: usize) -> Refusal {
+    Refusal::new(format!("OOM too many places in queues in all ({max}); retry later"))
+}
+
 #[must_use]
 pub fn too_many_locks(max: usize) -> Refusal {
     Refusal::new(format!("OOM too many locks ({max}); release some or retry later"))

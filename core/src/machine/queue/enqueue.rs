@@ -8,7 +8,7 @@ use crate::machine::locks::multi::Several;
 use crate::machine::queue::waiter::{QueueEntry, QueuedRequest, ReplyForm, Waiter};
 use crate::machine::requests::dedup::Seen;
 use crate::machine::store::deadlines::Timer;
-use crate::machine::{Applied, EventOwner, HolderSlot, LockSlot, Machine, SessionSlot, WaiterSlot};
+use crate::machine::{version, Applied, EventOwner, HolderSlot, LockSlot, Machine, SessionSlot, WaiterSlot};
 use crate::mutant;
 use crate::reply::{Refusal, Reply};
 use crate::types::{LockKind, OwnerIdentity, RequestId};
@@ -195,10 +195,14 @@ impl Machine {
         if slots.iter().any(|slot| self.locks[*slot].queue.len as usize >= limits.waiters_per_lock_max) {
             return Err(errors::queue_full());
         }
-        if self.waiters.len() >= limits.waiters_max
-            || self.queue_entries.len() + slots.len() > limits.queue_entries_max
-        {
+        if self.waiters.len() >= limits.waiters_max {
             return Err(errors::too_many_waiters(limits.waiters_max));
+        }
+        if self.queue_entries.len() + slots.len() > limits.queue_entries_max {
+            return Err(match self.upgrade.version < version::SECOND {
+                true => errors::too_many_waiters(limits.waiters_max),
+                false => errors::too_many_queue_entries(limits.queue_entries_max),
+            });
         }
         Ok(())
     }
