@@ -6,6 +6,7 @@
 use super::{Db, LockSlot, Overlay, View};
 use crate::glob;
 use crate::grammar::{self, Request};
+use crate::machine::keys::lock_commands::check_in_transaction;
 use crate::machine::Query;
 use crate::reply::{Refusal, Reply};
 use crate::types::SCAN_COUNT_MAX;
@@ -101,9 +102,12 @@ impl Overlay<'_> {
             Some(Ok(Request::Scan(request))) => {
                 self.lock_scan(db, request.cursor, request.pattern, request.count)
             }
-            Some(Ok(_)) => {
+            Some(Ok(request)) => {
                 let name = String::from_utf8_lossy(argv[0]).to_ascii_uppercase();
-                let why = "use it outside the script, or in MULTI without one";
+                let why = match check_in_transaction(&request) {
+                    Ok(()) => "use it outside the script, or in MULTI without one",
+                    Err(_) => "use it outside the script",
+                };
                 Refusal::new(format!("ERR {name} cannot be called from a script: {why}")).into()
             }
             Some(Err(refusal)) => refusal.into(),

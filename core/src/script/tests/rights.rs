@@ -130,3 +130,22 @@ fn all_administrative_commands_that_scripts_may_call_are_told() {
         assert!(said.contains("cannot be called from a script"), "{said}");
     }
 }
+
+/// What may not stand in a transaction either is not said to.
+#[test]
+fn the_refusal_of_a_lock_command_names_a_way_that_works() {
+    for (line, is_for_multi) in [
+        ("LOCK.ACQUIRE l 1000", true),
+        ("LOCK.RELEASE l 1", true),
+        ("LOCK.SESSION OPEN 1000", false),
+        ("LOCK.CLUSTER INFO", false),
+        ("LOCK.NOTIFY ON", false),
+        ("FENCE.CHECK l 1", false),
+        ("FENCE.GET l", false),
+    ] {
+        let words: Vec<String> = line.split(' ').map(|word| format!("'{word}'")).collect();
+        let said = Bench::new().eval(&format!("return redis.call({})", words.join(", ")));
+        assert!(said.contains("cannot be called from a script: use it outside the script"), "{line}: {said}");
+        assert_eq!(said.contains("MULTI"), is_for_multi, "{line}: {said}");
+    }
+}
