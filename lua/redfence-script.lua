@@ -1094,10 +1094,12 @@ M.SCAN_OPTIONS = {
     return word
   end,
   COUNT = function(word)
-    if not M.decimal(word, 1, M.SCAN_COUNT_MAX) then
-      return nil, M.refuse('ERR COUNT must be an integer from 1 to 10000')
+    if M.decimal(word, 1, M.SCAN_COUNT_MAX) then return word end
+    -- Any positive number, as for SCAN.
+    if string.find(word, '^[1-9]%d*$') and (#word < 19 or #word == 19 and word <= '9223372036854775807') then
+      return tostring(M.SCAN_COUNT_MAX)
     end
-    return word
+    return nil, M.refuse('ERR COUNT must be an integer from 1 to 10000')
   end,
 }
 

@@ -1083,10 +1083,12 @@ local SCAN_OPTIONS = {
     return word
   end,
   COUNT = function(word)
-    if not decimal(word, 1, SCAN_COUNT_MAX) then
-      return nil, refuse('ERR COUNT must be an integer from 1 to 10000')
+    if decimal(word, 1, SCAN_COUNT_MAX) then return word end
+    -- Any positive number, as for SCAN.
+    if string.find(word, '^[1-9]%d*$') and (#word < 19 or #word == 19 and word <= '9223372036854775807') then
+      return tostring(SCAN_COUNT_MAX)
     end
-    return word
+    return nil, refuse('ERR COUNT must be an integer from 1 to 10000')
   end,
 }
 

@@ -193,7 +193,10 @@ fn scan_words() {
         refused(&format!("LOCK.SCAN 0 COUNT {bad}"), "ERR COUNT must be an integer from 1 to 10000");
     }
     refused("LOCK.SCAN 0 COUNT 0", "ERR COUNT must be an integer from 1 to 10000");
-    refused("LOCK.SCAN 0 COUNT 10001", "ERR COUNT must be an integer from 1 to 10000");
+    // As for `SCAN`, any positive number; more than 10,000 are taken as that.
+    taken("LOCK.SCAN 0 COUNT 10001");
+    taken("LOCK.SCAN 0 COUNT 9223372036854775807");
+    refused("LOCK.SCAN 0 COUNT 9223372036854775808", "ERR COUNT must be an integer from 1 to 10000");
     refused("LOCK.SCAN 0 MATCH p*1025", "ERR pattern must be 1 to 1024 bytes");
     refused("LOCK.SCAN 0 MATCH _", "ERR pattern must be 1 to 1024 bytes");
     refused("LOCK.SCAN 0 MATCH a MATCH b", "ERR syntax error: option MATCH is given twice");

@@ -142,11 +142,13 @@ def test_multi_counts(t):
 def test_scan_words(t):
     for word in ["", "-1", "01", "x", "9" * 21]:
         refused(t, "ERR invalid cursor", "LOCK.SCAN", word)
-    for word in ["0", "10001", "x", "-1", ""]:
+    for word in ["0", "9223372036854775808", "x", "-1", "010", ""]:
         refused(t, COUNT, "LOCK.SCAN", 0, "COUNT", word)
     refused(t, "ERR pattern must be 1 to 1024 bytes", "LOCK.SCAN", 0, "MATCH", "")
     refused(t, "ERR pattern must be 1 to 1024 bytes", "LOCK.SCAN", 0, "MATCH", "x" * 1025)
     t.must("LOCK.SCAN", 0, "MATCH", "x" * 1024, "COUNT", 10000)
+    for word in ["10001", "9223372036854775807"]:  # as for SCAN, any positive number
+        t.must("LOCK.SCAN", 0, "COUNT", word)
 
 
 def test_unknown_command_of_the_script(t):

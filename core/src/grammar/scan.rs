@@ -11,7 +11,10 @@ pub const NAME: &str = "LOCK.SCAN";
 pub struct Scan<'a> {
     pub cursor: u64,
     pub pattern: Option<&'a [u8]>,
+    /// No more than [`SCAN_COUNT_MAX`].
     pub count: u64,
+    /// More was asked for.
+    pub is_count_cut: bool,
     pub tier: Option<Tier>,
 }
 
@@ -34,7 +37,9 @@ pub(super) fn parse<A: AsRef<[u8]>>(argv: &[A]) -> Result<Scan<'_>, Refusal> {
             return Err(errors::unknown_option(word));
         }
     }
-    Ok(Scan { cursor, pattern, count: count.unwrap_or(SCAN_COUNT_DEFAULT), tier })
+    let asked = count.unwrap_or(SCAN_COUNT_DEFAULT);
+    let (count, is_count_cut) = (asked.min(SCAN_COUNT_MAX), asked > SCAN_COUNT_MAX);
+    Ok(Scan { cursor, pattern, count, is_count_cut, tier })
 }
 
 fn pattern(word: &[u8]) -> Result<&[u8], Refusal> {
@@ -44,9 +49,10 @@ fn pattern(word: &[u8]) -> Result<&[u8], Refusal> {
     Ok(word)
 }
 
+/// Any positive number, as for `SCAN`.
 fn count(word: &[u8]) -> Result<u64, Refusal> {
     match words::decimal(word) {
-        Some(value) if (1..=SCAN_COUNT_MAX).contains(&value) => Ok(value),
+        Some(value) if (1..=i64::MAX as u64).contains(&value) => Ok(value),
         Some(_) | None => Err(errors::scan_count()),
     }
 }

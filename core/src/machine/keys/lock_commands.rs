@@ -1,14 +1,14 @@
 //! `LOCK.*` commands inside a transaction or a script: the same as outside, but for waiting. What cannot be had at once is not had, as with
 //! `BLPOP` inside `MULTI`.
 
-use crate::grammar::{self, Request};
+use crate::grammar::{self, errors, Request};
 use crate::keyspace::Resp;
 use crate::machine::locks::acquire::AcquireParams;
 use crate::machine::locks::convert::ConvertParams;
 use crate::machine::locks::multi::Several;
 use crate::machine::log::command::{Command, Db};
 use crate::machine::log::request::{self, MachineWork, RequestContext};
-use crate::machine::{Applied, Machine, Query};
+use crate::machine::{version, Applied, Machine, Query};
 use crate::reply::{Refusal, Reply};
 use crate::types::{LockKind, SessionId, SessionScope};
 
@@ -85,6 +85,10 @@ impl Machine {
         let Some(request) = grammar::parse(argv) else { unreachable!("only names of ours come here") };
         let request = request?;
         check_in_transaction(&request)?;
+        if matches!(&request, Request::Scan(scan) if scan.is_count_cut && self.upgrade.version < version::SECOND)
+        {
+            return Err(errors::scan_count());
+        }
         let context = RequestContext {
             db,
             owner: owner.as_bytes(),
