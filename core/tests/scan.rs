@@ -210,3 +210,21 @@ fn keys_and_those_with_a_deadline_are_counted_by_database() {
     node.say("FLUSHALL");
     assert_eq!(counts(&node, 0), (0, 0));
 }
+
+/// The reply of a transaction is replicated: at version 1 it is that of release 1.
+#[test]
+fn a_transaction_takes_a_large_count_from_version_2_on() {
+    let scan = |mut node: Node| {
+        let commands = vec![words("LOCK.SCAN 0 COUNT 20000")];
+        let member = None;
+        let replies =
+            node.apply(Command::Transaction { db: 0, resp: Resp::Two, member, watched: vec![], commands });
+        match replies {
+            Some(Reply::Array(mut replies)) => replies.pop().expect("one reply"),
+            other => panic!("{other:?}"),
+        }
+    };
+    let Reply::Error(refusal) = scan(Node::new()) else { panic!("it was taken") };
+    assert_eq!(refusal.0, "ERR COUNT must be an integer from 1 to 10000");
+    assert!(!matches!(scan(Node::raised()), Reply::Error(_)));
+}

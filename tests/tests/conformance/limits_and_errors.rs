@@ -198,6 +198,11 @@ fn scan_cursor_and_count(context: &Context) {
     expect::error(&ask!(client, "LOCK.SCAN", 0, "MATCH"), "ERR");
     expect::error(&ask!(client, "LOCK.SCAN", 0, "MATCH", "a", "MATCH", "b"), "ERR");
     expect::scanned(&ask!(client, "LOCK.SCAN", 0, "COUNT", 1));
+    // As for `SCAN`, any positive number.
+    for many in ["10001", "9223372036854775807"] {
+        expect::scanned(&ask!(client, "LOCK.SCAN", 0, "COUNT", many));
+    }
+    expect::error(&ask!(client, "LOCK.SCAN", 0, "COUNT", "9223372036854775808"), "ERR");
 }
 
 fn wrong_number_of_arguments(context: &Context) {
