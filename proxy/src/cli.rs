@@ -469,6 +469,17 @@ pub struct Settings {
     pub log_format: Option<String>,
 }
 
+/// What clap says of a wrong command line, as one line without the usage.
+#[must_use]
+pub fn usage_line(text: &str) -> String {
+    let lines = text.lines().map(str::trim);
+    let lines =
+        lines.take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"));
+    let lines: Vec<&str> = lines.filter(|line| !line.is_empty()).collect();
+    let line = lines.join("; ").replace(":; ", ": ");
+    format!("{}; see --help", line.strip_prefix("error: ").unwrap_or(&line))
+}
+
 fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
     Ok(Secret::from(text.to_owned()))
 }

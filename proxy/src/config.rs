@@ -267,9 +267,14 @@ pub fn settings_from_toml(text: &str) -> Result<Settings, Refused> {
     let one_line = |error: toml::de::Error| error.message().replace('\n', " ");
     let table: toml::Table = text.parse().map_err(one_line)?;
     let mut settings = Settings::default();
+    let mut seen = std::collections::BTreeSet::new();
     for (key, value) in table {
+        let field = key.replace('-', "_");
+        if !seen.insert(field.clone()) {
+            return Err(format!("{} is given twice, with - and with _", field.replace('_', "-")));
+        }
         // One at a time, so that an error can name its key.
-        let single = toml::Table::from_iter([(key.replace('-', "_"), value)]);
+        let single = toml::Table::from_iter([(field, value)]);
         let given: Settings = single.try_into().map_err(|error| format!("{key}: {}", one_line(error)))?;
         settings = given.over(settings);
     }
@@ -352,8 +357,8 @@ fn tier(name: &str, word: &str) -> Result<Tier, Refused> {
 
 fn yes_or_no(name: &str, word: Option<&str>) -> Result<bool, Refused> {
     match word.map(str::to_ascii_lowercase).as_deref() {
-        None | Some("yes" | "true") => Ok(true),
-        Some("no" | "false") => Ok(false),
+        None | Some("yes" | "true" | "1") => Ok(true),
+        Some("no" | "false" | "0") => Ok(false),
         Some(other) => Err(format!("{name} is '{other}': use yes or no")),
     }
 }
@@ -393,6 +398,50 @@ mod tests {
         assert_eq!((config.id, config.listen.port(), config.default_tier), (2, 3333, Tier::Efficiency));
         assert_eq!(config.peer_listen.unwrap().port(), 2222);
         assert_eq!(config.routes, [Route { pattern: b"a*".to_vec(), tier: Tier::Correctness }]);
+    }
+
+    #[test]
+    fn a_key_of_the_file_is_given_once_however_it_is_written() {
+        let both = "default-tier = 'efficiency'\ndefault_tier = 'correctness'";
+        let error = settings_from_toml(both).unwrap_err();
+        assert_eq!(error, "default-tier is given twice, with - and with _");
+    }
+
+    #[test]
+    fn protected_mode_is_said_in_one_way_or_another() {
+        let protected = |word: &str| {
+            Config::resolve(settings(&["--protected-mode", word])).map(|config| config.protected)
+        };
+        for word in ["yes", "true", "1", "YES"] {
+            assert_eq!(protected(word), Ok(true), "{word}");
+        }
+        for word in ["no", "false", "0", "No"] {
+            assert_eq!(protected(word), Ok(false), "{word}");
+        }
+        assert_eq!(protected("2"), Err("protected-mode is '2': use yes or no".into()));
+    }
+
+    #[test]
+    fn an_acl_file_with_passwords_is_a_secret() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let (key, users) = (folder.path().join("key"), folder.path().join("users"));
+        std::fs::write(&key, "x").unwrap();
+        std::fs::set_permissions(&key, PermissionsExt::from_mode(0o600)).unwrap();
+        let write = |text: &str, mode| {
+            std::fs::write(&users, text).unwrap();
+            std::fs::set_permissions(&users, PermissionsExt::from_mode(mode)).unwrap();
+        };
+        let (key, file) = (key.to_str().unwrap(), users.to_str().unwrap());
+        let tls = ["--tls-cert", "cert", "--tls-key", key, "--acl-file", file];
+        let beyond = [&["--listen", "0.0.0.0:6380"], &tls[..]].concat();
+        write("user default off\nuser app on >secret ~* +@all\n", 0o644);
+        assert!(refused(&beyond).contains("acl-file"), "{}", refused(&beyond));
+        assert!(Config::resolve(settings(&tls)).is_ok(), "on loopback it is the operator's business");
+        write("user default off\nuser app on >secret ~* +@all\n", 0o640);
+        assert!(Config::resolve(settings(&beyond)).is_ok());
+        write("user default off\nuser app on #ab12 ~* +@all\n", 0o644);
+        assert!(Config::resolve(settings(&beyond)).is_ok(), "a hash is not the password");
     }
 
     #[test]

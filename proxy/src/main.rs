@@ -1,5 +1,6 @@
 //! `redfence`: reads the command line, starts the log, runs the node or an operator's program. Everything else is in the library.
 
+use clap::error::ErrorKind;
 use clap::{CommandFactory, FromArgMatches};
 use redfence::cli::exit::Failure;
 use redfence::cli::{Cli, Command, Program, TestserverArgs};
@@ -27,8 +28,11 @@ static VERSION: LazyLock<String> = LazyLock::new(|| {
 });
 
 pub(crate) fn main() -> ExitCode {
-    let cli = Cli::from_arg_matches(&Cli::command().version(VERSION.as_str()).get_matches());
-    let command = cli.unwrap_or_else(|error| error.exit()).command;
+    let cli = Cli::command().version(VERSION.as_str()).try_get_matches();
+    let command = match cli.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli.command,
+        Err(error) => return refuse_words(&error),
+    };
     // Whatever this process creates, the log engine's files too, is for its own user alone. The command of `run` keeps its user's umask.
     if !matches!(command, Command::Run(_) | Command::Elect(_) | Command::Drill(_) | Command::GuardedExec(_)) {
         rustix::process::umask(rustix::fs::Mode::RWXG | rustix::fs::Mode::RWXO);
@@ -58,6 +62,15 @@ pub(crate) fn main() -> ExitCode {
             ExitCode::from(code)
         }
     }
+}
+
+/// Help and version as they are; what is wrong with the words of the command line in one line.
+fn refuse_words(error: &clap::Error) -> ExitCode {
+    if !error.use_stderr() || error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
+        error.exit();
+    }
+    redfence::cli::output::tell(&format!("redfence: {}", redfence::cli::usage_line(&error.to_string())));
+    ExitCode::from(error.exit_code() as u8)
 }
 
 fn run(config: Config) -> Result<(), Refused> {

@@ -262,7 +262,7 @@ fn commands_that_only_the_upstream_knows_pass_by_their_keys() {
     let large = "v".repeat(200_000);
     for (words, expected) in [
         (&["NEWER.SET", "wallet:1", "v"][..], "-ERR 'newer.set' on keys of the correctness tier"),
-        (&["NEWER.SET", "wallet:1", &large], "-ERR a command on keys of the correctness tier may have"),
+        (&["NEWER.SET", "wallet:1", &large], "-ERR a word of this command may have 65536 bytes, and one has"),
         (&["FENCE.CALL", "r", "1", "NEWER.SET", "wallet:1", "v"], "-CROSSTIER "),
         (&["FENCE.CALL", "r", "1", "NEWER.CALL", "x"], "-TIER "),
         (&["NEWER.CALL", "wallet:1"], "-TIER "),
@@ -291,6 +291,86 @@ fn commands_that_only_the_upstream_knows_pass_by_their_keys() {
     });
     assert!(client.ask(&["MOD.SET", "wallet:1", "v"]).starts_with("-ERR 'mod.set' on keys"));
     assert!(!relay.has_passed("wallet:1"));
+}
+
+/// Both stores have it or neither; and the limit that was met is named, whoever would have answered.
+#[test]
+fn what_is_too_large_for_one_store_is_done_in_neither() {
+    let (redis, node) = behind(ROUTE);
+    let mut client = node.connect();
+    await_that("the Redis is reached", || client.ask(&["SET", "plain", "v"]) == "OK");
+    await_that("the cluster serves", || client.ask(&["SET", "wallet:1", "v"]) == "OK");
+    let mut direct = Client::connect(redis.address);
+    let script = format!("return 1 --{}", "x".repeat(1024 * 1024));
+    let refused = client.ask(&["SCRIPT", "LOAD", &script]);
+    let text = format!(
+        "-ERR a word of this command may have 1048576 bytes, and one has {}; nothing was done",
+        script.len()
+    );
+    assert_eq!(refused, text);
+    let alone = Node::start(&[]);
+    assert_eq!(alone.connect().ask(&["SCRIPT", "LOAD", &script]), text);
+    let info = direct.ask(&["INFO", "memory"]);
+    assert!(info.contains("number_of_cached_scripts:0"), "{info}");
+    let name = format!("wallet:{}", "n".repeat(64 * 1024));
+    let refused = client.ask(&["SET", &name, "v"]);
+    assert!(refused.starts_with("-ERR a word of this command may have 65536 bytes"), "{refused}");
+    let many = vec!["wallet:1"; 1_100];
+    let refused = client.ask(&[&["DEL"], &many[..]].concat());
+    assert!(refused.starts_with("-ERR a command may have 1024 words, and this one has 1101"), "{refused}");
+    assert_eq!(client.ask(&["GET", "wallet:1"]), "\"v\"");
+}
+
+/// Keys that a script does not declare: where it runs in the cluster, one of the Redis behind stops it.
+#[test]
+fn a_script_in_the_cluster_touches_no_key_of_the_redis_behind() {
+    let correctness = support::free_address().to_string();
+    let flags = [ROUTE, &["--route", "eff:*=efficiency", "--correctness-listen", &correctness]].concat();
+    let (redis, node) = behind(&flags);
+    let mut client = node.connect();
+    await_that("the Redis is reached", || client.ask(&["SET", "plain", "real"]) == "OK");
+    await_that("the cluster serves", || client.ask(&["SET", "wallet:1", "v"]) == "OK");
+    let version = |client: &mut Client| client.ask(&["LOCK.CLUSTER", "VERSION"]);
+    await_that("version 2", || version(&mut client).contains("\"cluster_version\", 2"));
+    let mut limited = node.connect();
+    assert_eq!(client.ask(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all", "-flushall"]), "OK");
+    assert_eq!(limited.ask(&["AUTH", "app", "pw"]), "OK");
+    for body in [
+        "return redis.call('get', 'plain')",
+        "return redis.call('set', 'plain2', '1')",
+        "redis.call('set', KEYS[1], 'changed') return redis.call('set', 'plain2', '1')",
+        "redis.call('set', KEYS[1], 'changed') redis.pcall('set', 'plain2', '1') return 1",
+        "redis.call('set', KEYS[1], 'changed') pcall(redis.call, 'mset', 'wallet:2', 1, 'plain2', '1') return 1",
+        "return redis.call('LOCK.INFO', 'eff:1')",
+    ] {
+        for client in [&mut client, &mut limited] {
+            let refused = client.ask(&["EVAL", body, "1", "wallet:1"]);
+            assert!(refused.starts_with("-CROSSTIER "), "{body}: {refused}");
+            assert_eq!(client.ask_all(&["MULTI", "SET wallet:1 changed"]), ["OK", "QUEUED"]);
+            assert_eq!(client.ask(&["EVAL", body, "1", "wallet:1"]), "QUEUED");
+            let refused = client.ask(&["EXEC"]);
+            assert!(refused.starts_with("-CROSSTIER "), "{body}: {refused}");
+        }
+    }
+    let read = "return redis.call('get', 'plain')";
+    let refused = client.ask(&["EVAL_RO", read, "1", "wallet:1"]);
+    assert!(refused.starts_with("-CROSSTIER the script touches 'plain'"), "{refused}");
+    assert_eq!(client.ask(&["GET", "wallet:1"]), "\"v\"", "nothing was changed");
+    let mut direct = Client::connect(redis.address);
+    assert_eq!(direct.ask(&["EXISTS", "plain2"]), "0");
+    // What it may do: keys of its tier, declared or not; and a user without the right is told so.
+    let body = "redis.call('set', 'wallet:2', ARGV[1]) return redis.call('get', KEYS[1])";
+    assert_eq!(client.ask(&["EVAL", body, "1", "wallet:1", "two"]), "\"v\"");
+    assert_eq!(client.ask(&["EVAL_RO", "return redis.call('get', 'wallet:2')", "1", "wallet:1"]), "\"two\"");
+    assert_eq!(limited.ask(&["EVAL", body, "1", "wallet:1", "three"]), "\"v\"");
+    let refused = limited.ask(&["EVAL", "return redis.call('flushall')", "1", "wallet:1"]);
+    assert!(refused.starts_with("-NOPERM "), "{refused}");
+    let compare =
+        "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
+    assert_eq!(client.ask(&["EVAL", compare, "1", "wallet:2", "three"]), "1");
+    // Of the correctness listener every key is the cluster's.
+    let mut other = Client::connect(correctness.parse().unwrap());
+    assert_eq!(other.ask(&["EVAL", "return redis.call('set', 'plain2', '1')", "1", "wallet:1"]), "OK");
 }
 
 #[test]

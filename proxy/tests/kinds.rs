@@ -475,6 +475,51 @@ fn fences_of_several_holders_guard_nothing_at_a_redis_behind() {
     assert_eq!(client.ask(&["FENCE.CHECK", "r", &exclusive.to_string()]), "1");
 }
 
+/// The routes give the name to the Redis behind: what is held there is not converted, and that is said. What was taken in Tier 2 is.
+#[test]
+fn a_lock_of_tier_1_is_not_converted() {
+    let (_redis, node) = behind(&["--default-tier", "efficiency", "--route", "wallet:*=correctness"]);
+    runs_version_2(&node);
+    let mut client = node.connect();
+    let fence = grant(&mut client, "LOCK.ACQUIRE e 60000").to_string();
+    for mode in ["SHARED", "EXCLUSIVE"] {
+        let reply = client.ask(&["LOCK.CONVERT", "e", &fence, mode]);
+        assert!(reply.starts_with("-TIER the efficiency tier has exclusive locks only"), "{mode}: {reply}");
+    }
+    assert_eq!(client.ask(&["LOCK.RENEW", "e", &fence, "60000"]), "(1, 60000)");
+    // In a pipeline, with others before and behind.
+    let replies = client.pipeline(&["SET k v", &format!("LOCK.CONVERT e {fence} SHARED WAIT 10"), "GET k"]);
+    assert_eq!((&replies[0][..], code(&replies[1]), &replies[2][..]), ("OK", "-TIER", "\"v\""));
+    let other = grant(&mut client, "LOCK.ACQUIRE c 60000 SHARED TIER CORRECTNESS");
+    let exclusive = fence_of(&client.ask(&["LOCK.CONVERT", "c", &other.to_string(), "EXCLUSIVE"]));
+    assert!(exclusive > other);
+    let gone = client.ask(&["LOCK.CONVERT", "c", &other.to_string(), "SHARED"]);
+    assert_eq!(gone, "nil", "Tier 2 knows what became of it");
+    assert_eq!(client.ask(&["LOCK.CONVERT", "wallet:1", &fence, "SHARED"]), "nil", "not held, and of Tier 2");
+}
+
+/// The connection that opened the session has said how long it lives: nobody has to be asked.
+#[test]
+fn a_lock_of_a_session_is_not_doubted_early() {
+    let nodes = start_cluster(3, &[]);
+    nodes.iter().for_each(runs_version_2);
+    let mut client = notified(&nodes[0]);
+    let id = session(&mut client, "LOCK.SESSION OPEN 600000");
+    // Both leave in one write, and the others stop before anything can be looked up.
+    client.send(&words(&format!("LOCK.ACQUIRE s 0 SESSION {id}")));
+    let reply = client.receive();
+    nodes[1..].iter().for_each(|node| node.process.signal("STOP"));
+    assert!(fence_of(&reply) > 0);
+    let mut other = nodes[0].connect();
+    await_that("it knows that it is cut off", || {
+        other.ask(&words("LOCK.CLUSTER INFO")).contains("\"quorum\", 0")
+    });
+    let early = client.hears_nothing_for(Duration::from_secs(1));
+    nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
+    assert!(early, "it was told to doubt the lock long before half of the session's ttl");
+    await_that("the cluster serves", || client.ask(&words("LOCK.FORCERELEASE s")) == "1");
+}
+
 /// A node that is cut off: doubt comes by the lease that counts now, be it renewed or the session's, and RESP2 clients hear of it.
 #[test]
 fn locks_are_doubted_by_the_lease_they_have() {

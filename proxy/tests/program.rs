@@ -77,6 +77,26 @@ fn a_restart_on_the_same_data_loses_nothing() {
 }
 
 #[test]
+fn a_wrong_command_line_is_said_in_one_line() {
+    let folder = TempDir::new().unwrap();
+    let mut by_environment = redfence(&folder, &[]);
+    by_environment.env("REDFENCE_ID", "x");
+    for (mut command, expected) in [
+        (redfence(&folder, &["--nosuch", "1"]), "unexpected argument '--nosuch' found"),
+        (redfence(&folder, &["--id", "1", "--id", "2"]), "cannot be used multiple times"),
+        (redfence(&folder, &["--liste", "x"]), "tip: a similar argument exists: '--listen'"),
+        (by_environment, "invalid value 'x' for '--id <N>'"),
+    ] {
+        let output = command.output().unwrap();
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!((output.status.code(), text.lines().count()), (Some(2), 1), "{text}");
+        assert!(text.starts_with("redfence: ") && text.contains(expected), "{text}");
+    }
+    let help = redfence(&folder, &["--help"]).output().unwrap();
+    assert!(help.status.success() && help.stdout.len() > 1_000, "help stays as it is");
+}
+
+#[test]
 fn a_taken_port_is_said_in_one_line() {
     let node = Node::start(&[]);
     let line = refusal(&["--listen", &node.address.to_string()]);

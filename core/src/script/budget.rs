@@ -41,6 +41,10 @@ pub(super) enum Stop {
     Flush,
     /// A Redlock member met a key that was hidden from it: to be run again with nothing hidden.
     Hidden,
+    /// It met a key of the other tier.
+    CrossTier,
+    /// It met a key whose route is being changed.
+    Rerouting,
 }
 
 impl From<GivenUp> for Stop {

@@ -8,7 +8,7 @@ use super::native::{NativeForm, COMMANDS_OF_FORMS};
 use super::running::{encoded, refusal, ScriptRun};
 use super::scripts::{sha1, sha_hex, Sha};
 use super::vm::Vm;
-use super::AS_USER;
+use super::{Terms, AS_USER};
 use crate::keyspace::args::is;
 use crate::keyspace::{Db, Resp};
 use crate::machine::conditional::Script;
@@ -122,7 +122,7 @@ impl Engine {
     ) -> Preparation {
         if let [AS_USER, rights, words @ ..] = argv {
             return match eval::parse(words) {
-                Some(Ok(eval)) if self.may_be_native(rights, &eval) => {
+                Some(Ok(eval)) if self.may_be_native(Terms::read(rights).rights, &eval) => {
                     self.prepare_eval(machine, db, member, &eval)
                 }
                 Some(Err(refusal)) => answered(refusal.into()),
@@ -138,7 +138,8 @@ impl Engine {
     }
 
     /// Whether these rights allow whatever a recognised script may do to its keys. Else it is run, and each of its calls checked.
-    fn may_be_native(&self, rights: &[u8], eval: &Eval<'_>) -> bool {
+    fn may_be_native(&self, rights: Option<&[u8]>, eval: &Eval<'_>) -> bool {
+        let Some(rights) = rights else { return true };
         let Some(guard) = self.guard else { return false };
         let may = |key: &&[u8]| {
             COMMANDS_OF_FORMS.iter().all(|name| {
@@ -272,6 +273,13 @@ impl Engine {
         argv: &[&[u8]],
         cpu: &mut dyn CpuMeter,
     ) -> Reply {
+        let (terms, argv) = match argv {
+            [AS_USER, terms, words @ ..] => (Terms::read(terms), words),
+            _ => (Terms::default(), argv),
+        };
+        if terms.rights.is_some() {
+            return Refusal::new("NOPERM rights of scripts are checked by the leader").into();
+        }
         let eval = match eval::parse(argv) {
             Some(Ok(eval)) => Eval { read_only: true, ..eval },
             Some(Err(refusal)) => return refusal.into(),
@@ -279,7 +287,10 @@ impl Engine {
         };
         let overlay = Overlay::for_read(machine, late_ms);
         let mut request = ScriptRun::new(self.vm(machine.stamp()), overlay, member, cpu);
-        let reply = request.eval(db, &eval).unwrap_or_else(|stop| refusal(stop, machine).into());
+        request.running.is_routed = terms.is_routed;
+        let outcome = request.eval(db, &eval);
+        let crossed = request.running.crossed.take();
+        let reply = outcome.unwrap_or_else(|stop| refusal(stop, machine, crossed.as_deref()).into());
         self.tidy();
         reply
     }

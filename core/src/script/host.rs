@@ -2,7 +2,7 @@
 
 use super::budget::{Stop, CPU_US_MAX};
 use super::engine::{CallGuard, CpuMeter};
-use crate::grammar;
+use crate::grammar::{self, Request};
 use crate::keyspace::args::int;
 use crate::keyspace::table::{self, Row, Run};
 use crate::keyspace::{self, Context, Db, Keys, Resp, View};
@@ -10,7 +10,9 @@ use crate::machine::effects::{result_hash, Recorder, Step, Write};
 use crate::machine::overlay::Overlay;
 use crate::machine::Clash;
 use crate::reply::{Refusal, Reply};
-use crate::types::Member;
+use crate::routes::Routing;
+use crate::types::{Member, Tier};
+use smallvec::SmallVec;
 
 const READ_ONLY: &str = "ERR Write commands are not allowed from read-only scripts.";
 
@@ -46,6 +48,10 @@ pub(super) struct Running<'m, 'c> {
     pub(super) compiling_us: u64,
     /// Rights of the script's user, where they are limited, and who knows what they allow.
     pub(super) rights: Option<(CallGuard, Box<[u8]>)>,
+    /// The script may touch keys of Tier 2 alone.
+    pub(super) is_routed: bool,
+    /// The key for which its route did not let the script go on.
+    pub(super) crossed: Option<Box<[u8]>>,
 }
 
 impl Running<'_, '_> {
@@ -99,6 +105,30 @@ impl Running<'_, '_> {
             }
         }
         Ok(reply)
+    }
+
+    /// Whether all that a call names belongs to Tier 2: plain keys by their routes, names of locks by their tier.
+    fn check_routes(&mut self, argv: &[&[u8]]) -> Result<(), Stop> {
+        let settings = self.overlay.machine().settings();
+        let pending = settings.pending.as_ref().map(|pending| &pending.routing);
+        let is_ours = |routing: &Routing, key: &[u8]| routing.route_of(key) == Some(Tier::Correctness);
+        let is_our_lock = |routing: &Routing, name: &[u8]| routing.tier_of(name) == Tier::Correctness;
+        let (keys, is_ours): (SmallVec<[&[u8]; 8]>, fn(&Routing, &[u8]) -> bool) =
+            match argv.first().and_then(|name| table::find(name)) {
+                Some(row) => (row.keys_of(argv), is_ours),
+                None => (looked_at(argv).into_iter().collect(), is_our_lock),
+            };
+        for key in keys {
+            let decided = is_ours(&settings.routing, key);
+            let stop = match pending {
+                Some(pending) if is_ours(pending, key) != decided => Stop::Rerouting,
+                Some(_) | None if decided => continue,
+                Some(_) | None => Stop::CrossTier,
+            };
+            self.crossed = Some(key.into());
+            return Err(stop);
+        }
+        Ok(())
     }
 
     /// The request's own time so far.
@@ -156,6 +186,21 @@ impl Running<'_, '_> {
     }
 }
 
+/// The name that a `LOCK.*` command looks at without a word about its tier. Others are not for scripts.
+fn looked_at<'a>(argv: &'a [&'a [u8]]) -> Option<&'a [u8]> {
+    let request = grammar::parse(argv)?.ok()?;
+    let name = if let Request::Info(info) = &request {
+        info.resource
+    } else if let Request::Queue(queue) = &request {
+        queue.resource
+    } else if let Request::Explain(explain) = &request {
+        explain.resource
+    } else {
+        return None;
+    };
+    request.tier().is_none().then_some(name)
+}
+
 /// Bytes of a reply that can be larger than what a key holds, because it may show the same thing many times.
 fn reply_bytes_of(value: View<'_>, row: &Row, argv: &[&[u8]]) -> usize {
     let times =
@@ -207,6 +252,9 @@ impl Host for ScriptHost<'_, '_, '_> {
             if let Err(refusal) = guard(rights, argv) {
                 return Ok(refusal.into());
             }
+        }
+        if self.running.is_routed {
+            self.running.check_routes(argv)?;
         }
         let Some(row) = argv.first().and_then(|name| table::find(name)) else { return Ok(self.lock(argv)) };
         if !row.takes(argv.len()) {

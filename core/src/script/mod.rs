@@ -34,6 +34,37 @@
 /// The name under which a node sends a script of a user with limited rights to the leader: `AS_USER rights EVAL …`. Clients cannot
 /// send it (no table has it), and it never enters the log.
 pub const AS_USER: &[u8] = b"eval@user";
+/// What stands first in those rights where the script may touch keys of Tier 2 alone, because other keys of its client are in an
+/// upstream Redis. With nothing behind it, rights are not limited. Cluster version 1 does not know it.
+const ROUTED: &[u8] = b"routed";
+
+/// The rights of a script that may touch keys of Tier 2 alone. `None`: they are not limited otherwise.
+#[must_use]
+pub fn routed_rights(rights: Option<&[u8]>) -> Vec<u8> {
+    let rights = rights.into_iter().flat_map(|rights| [b" ", rights]);
+    std::iter::once(ROUTED).chain(rights).flatten().copied().collect()
+}
+
+/// What comes with a script by [`AS_USER`].
+#[cfg(feature = "scripts")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Terms<'a> {
+    is_routed: bool,
+    /// `None`: not limited.
+    rights: Option<&'a [u8]>,
+}
+
+#[cfg(feature = "scripts")]
+impl Terms<'_> {
+    fn read(rights: &[u8]) -> Terms<'_> {
+        let limited = Terms { is_routed: false, rights: Some(rights) };
+        match rights.strip_prefix(ROUTED) {
+            Some([]) => Terms { is_routed: true, rights: None },
+            Some([b' ', rights @ ..]) => Terms { is_routed: true, rights: Some(rights) },
+            Some(_) | None => limited,
+        }
+    }
+}
 
 pub(crate) mod manage;
 pub mod scripts;

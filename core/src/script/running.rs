@@ -7,7 +7,7 @@ use super::eval::{self, Eval, Named};
 use super::host::{Running, ScriptHost, EFFECTS_BYTES_MAX};
 use super::scripts::{sha1, sha_hex, Sha};
 use super::vm::{Compiled, ScriptCall, Vm};
-use super::{manage, no_script, Scripts, AS_USER};
+use super::{manage, no_script, Scripts, Terms, AS_USER};
 use crate::grammar;
 use crate::keyspace::args::is;
 use crate::keyspace::table::{self, Run};
@@ -23,8 +23,9 @@ use ::bytes::Bytes;
 /// What a remembered reply and a cached body take beside their own bytes, with room to spare.
 const KEPT_BYTES: u64 = 1024;
 
-/// How a request is answered where its run is given up.
-pub(super) fn refusal(stop: Stop, machine: &Machine) -> Refusal {
+/// How a request is answered where its run is given up. `crossed`: the key for which its route did not let it go on.
+pub(super) fn refusal(stop: Stop, machine: &Machine, crossed: Option<&[u8]>) -> Refusal {
+    let crossed = grammar::errors::shown(crossed.unwrap_or_default());
     let why = match stop {
         Stop::Cpu => format!("it used more than {} ms of CPU time", CPU_US_MAX / 1000),
         Stop::Memory => format!("it needs more than {MEMORY_BYTES_MAX} bytes of memory"),
@@ -35,6 +36,16 @@ pub(super) fn refusal(stop: Stop, machine: &Machine) -> Refusal {
         Stop::Full => return grammar::errors::too_many_locks(machine.limits().locks_max),
         Stop::OutOfMemory => return grammar::errors::out_of_memory(),
         Stop::Flush => return errors::MEMBER_FLUSH_TOO_LARGE,
+        Stop::CrossTier => {
+            return Refusal::new(format!(
+                "CROSSTIER the script touches '{crossed}', which belongs to the upstream Redis, and it runs on the correctness tier; nothing was changed; use keys of one tier in a script"
+            ))
+        }
+        Stop::Rerouting => {
+            return Refusal::new(format!(
+                "UNAVAILABLE the route of '{crossed}' is being changed; nothing was done; retry in a moment"
+            ))
+        }
         Stop::Hidden => "a key is held under another value".to_owned(),
     };
     Refusal::new(format!("ERR script stopped: {why}; nothing was changed. Do less in one script"))
@@ -74,7 +85,16 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
     ) -> ScriptRun<'v, 'm, 'c> {
         let scripts = Cache { kept: overlay.machine().scripts(), flushed: false, loaded: Vec::new() };
         let recorder = Recorder::default();
-        let running = Running { overlay, recorder, member, cpu, compiling_us: 0, rights: None };
+        let running = Running {
+            overlay,
+            recorder,
+            member,
+            cpu,
+            compiling_us: 0,
+            rights: None,
+            is_routed: false,
+            crossed: None,
+        };
         ScriptRun { vm, running, scripts, member, guard: None }
     }
 
@@ -108,20 +128,25 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
         }
     }
 
-    /// A script of a user with limited rights.
-    fn eval_as(&mut self, db: Db, rights: &[u8], words: &[&[u8]]) -> Result<Reply, Stop> {
-        let Some(guard) = self.guard else {
-            return Ok(Refusal::new("NOPERM this node checks no rights of scripts").into());
+    /// A script of a user with limited rights, or of a client that has keys in both tiers.
+    fn eval_as(&mut self, db: Db, terms: &[u8], words: &[&[u8]]) -> Result<Reply, Stop> {
+        let Terms { is_routed, rights } = Terms::read(terms);
+        let rights = match (rights, self.guard) {
+            (None, _) => None,
+            (Some(rights), Some(guard)) => Some((guard, rights.into())),
+            (Some(_), None) => return Ok(Refusal::new("NOPERM this node checks no rights of scripts").into()),
         };
         let eval = match eval::parse(words) {
             Some(Ok(eval)) => eval,
             Some(Err(refusal)) => return Ok(refusal.into()),
             None => return Ok(errors::unknown_command(words).into()),
         };
-        self.running.rights = Some((guard, rights.into()));
-        self.running.overlay.hide_sessions();
+        if rights.is_some() {
+            self.running.overlay.hide_sessions();
+        }
+        (self.running.rights, self.running.is_routed) = (rights, is_routed);
         let outcome = self.eval(db, &eval);
-        self.running.rights = None;
+        (self.running.rights, self.running.is_routed) = (None, false);
         outcome
     }
 
@@ -262,7 +287,11 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
             return Ok(Refusal::new(text).into());
         }
         // Only a script without rights shows that its user's are not limited.
-        if !commands.iter().any(|argv| eval::parse(argv).is_some()) {
+        let is_unlimited = |argv: &Words<'_>| match &argv[..] {
+            [AS_USER, terms, ..] => Terms::read(terms).rights.is_none(),
+            argv => eval::parse(argv).is_some(),
+        };
+        if !commands.iter().any(is_unlimited) {
             self.running.overlay.hide_sessions();
         }
         let mut replies = Vec::with_capacity(commands.len());
@@ -281,7 +310,7 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
     /// What goes into the log, and what it depended on.
     pub(super) fn finish(self, outcome: Result<Reply, Stop>) -> super::ScriptResult {
         let ScriptRun { running, member, .. } = self;
-        let Running { overlay, recorder, .. } = running;
+        let Running { overlay, recorder, crossed, .. } = running;
         let machine = overlay.machine();
         let fits = |reply: &Reply| match crate::machine::log::reply_codec::reply_bytes(reply) {
             bytes if bytes > REPLY_BYTES_MAX => Err(Stop::Reply),
@@ -299,7 +328,8 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
                 super::ScriptResult { blob, touched, serves_waiters, taken, found_no_room: false }
             }
             Err(stop) => {
-                let blob = encoded(Recorder::default(), member, &refusal(stop, machine).into());
+                let blob =
+                    encoded(Recorder::default(), member, &refusal(stop, machine, crossed.as_deref()).into());
                 let Looked { everything, mut read, written, unswept, .. } = overlay.touched();
                 // It wrote nothing, but what it would have written it depended on.
                 read.extend(written);

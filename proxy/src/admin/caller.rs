@@ -87,7 +87,7 @@ impl Caller {
         let client = || format!("addr={address} name=admin-api user={}", String::from_utf8_lossy(user));
         access.note_denial(denial, "toplevel", user, client);
         if let Some(audit) = &access.audit {
-            audit.write_repeated(AuditEvent {
+            audit.write_refusal(AuditEvent {
                 event: "denied",
                 user,
                 client: address,

@@ -5,6 +5,7 @@
 use super::{Config, Refused};
 use crate::secret;
 use std::net::SocketAddr;
+use std::path::Path;
 
 /// Something that protected mode refuses.
 struct Danger {
@@ -125,10 +126,13 @@ impl Config {
             self.tls.as_ref().map(|tls| ("tls-key", tls.key.as_path())),
             upstream_key.map(|(_, key)| ("redis-tls-key", key.as_path())),
         ];
+        let users = self.acl_file.as_deref().filter(|path| has_passwords(path));
+        let users = users.map(|path| ("acl-file", path));
         let passwords = self.secret_files.iter().map(|(name, path)| (*name, path.as_path()));
         keys.into_iter()
             .flatten()
             .chain(passwords)
+            .chain(users)
             .filter(|(_, path)| secret::is_open_to_others(path))
             .map(|(name, path)| Danger {
                 what: format!("{name} {} may be read by every user of this machine", path.display()),
@@ -136,4 +140,10 @@ impl Config {
             })
             .collect()
     }
+}
+
+/// Whether passwords stand in an ACL file, not only their hashes. One that cannot be read is refused elsewhere.
+fn has_passwords(path: &Path) -> bool {
+    let text = std::fs::read(path).unwrap_or_default();
+    text.split(u8::is_ascii_whitespace).any(|word| word.len() > 1 && word[0] == b'>')
 }

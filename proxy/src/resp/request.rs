@@ -60,10 +60,16 @@ pub enum Step {
 }
 
 /// Which limit a command is beyond that Redfence itself would have answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Excess {
-    Words { count: usize },
-    Word { bytes: usize, bytes_max: usize },
+    Words {
+        count: usize,
+    },
+    Word {
+        bytes: usize,
+        bytes_max: usize,
+    },
+    #[default]
     Frame,
 }
 
@@ -96,7 +102,7 @@ pub struct RequestParser {
     /// Length of the word whose header was read but whose bytes are not all here.
     bulk: Option<usize>,
     streams: bool,
-    excess: Option<Excess>,
+    excess: Excess,
     words: SmallVec<[Span; 16]>,
     inline_words: Vec<Vec<u8>>,
 }
@@ -142,7 +148,7 @@ impl RequestParser {
         self.missing = None;
         self.bulk = None;
         self.streams = false;
-        self.excess = None;
+        self.excess = Excess::default();
         if self.words.spilled() && self.words.capacity() > 64 {
             self.words = SmallVec::new();
         } else {
@@ -157,10 +163,16 @@ impl RequestParser {
         self.words.len() + self.missing.unwrap_or(0)
     }
 
-    /// After [`Step::Large`]: which limit the frame is beyond, where it is not meant for the upstream Redis.
+    /// After [`Step::Large`]: which limit the frame is beyond, if Redfence itself is to answer it.
     #[must_use]
-    pub fn excess(&self) -> Option<Excess> {
+    pub fn excess(&self) -> Excess {
         self.excess
+    }
+
+    /// After [`Step::Large`]: whether the frame may be handed on in pieces.
+    #[must_use]
+    pub fn may_stream(&self) -> bool {
+        self.streams
     }
 
     fn read_header(&mut self, frame: &[u8], limits: ParseLimits) -> Result<Option<Step>, ProtocolError> {
@@ -220,7 +232,7 @@ impl RequestParser {
     }
 
     fn large(&mut self, excess: Excess) -> Step {
-        self.excess = (!self.streams).then_some(excess);
+        self.excess = excess;
         Step::Large { seen: self.at }
     }
 

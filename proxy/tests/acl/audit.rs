@@ -202,25 +202,55 @@ fn scripts_of_users_without_administrative_rights_are_no_acts_whatever_becomes_o
     assert!(text.contains("\"command\":\"flushall\"") && !text.contains("\"eval\""), "{text}");
 }
 
+/// How many each of the lines stands for that have this in them.
+fn counts(audit: &AuditLog, text: &str) -> Vec<u64> {
+    let count = |line: &str| {
+        let rest = line.split("\"count\":").nth(1)?;
+        rest.split(|byte: char| !byte.is_ascii_digit()).next()?.parse::<u64>().ok()
+    };
+    let lines = audit.text();
+    let lines = lines.lines().filter(|line| line.contains(text));
+    lines.map(|line| count(line).expect("a count")).collect()
+}
+
 #[test]
-fn refusals_that_repeat_are_one_line_with_a_count() {
+fn every_refusal_and_failed_login_has_its_line() {
     let audit = AuditLog::new();
     let node = Node::start(&["--audit-log", audit.path()]);
     let mut admin = node.connect();
     assert_eq!(admin.ask_all(&["ACL SETUSER nobody on >pw"]), ["OK"]);
     let mut nobody = as_user(&node, "nobody");
-    for _ in 0..500 {
+    for _ in 0..30 {
         assert!(nobody.ask(&["SAVE"]).starts_with("-NOPERM"));
     }
-    let counts = || {
-        let text = audit.text();
-        let lines = text.lines().filter(|line| line.contains("\"event\":\"denied\""));
-        let count = |line: &str| {
-            let rest = line.split("\"count\":").nth(1)?;
-            rest.split(|byte: char| !byte.is_ascii_digit()).next()?.parse::<u64>().ok()
-        };
-        lines.map(|line| count(line).expect("a count")).collect::<Vec<_>>()
-    };
-    await_that("all are counted", || counts().iter().sum::<u64>() == 500);
-    assert!(counts().len() < 250, "{:?}", counts());
+    for _ in 0..3 {
+        assert_eq!(node.connect().ask(&["AUTH", "nobody", "guess"]), WRONG);
+    }
+    await_that("each is written down", || {
+        counts(&audit, "\"event\":\"denied\"") == [1; 30]
+            && counts(&audit, "\"event\":\"login_failed\"") == [1; 3]
+    });
+    let text = audit.text();
+    let time = |line: &str| line.split("\"time\":").nth(1).map(str::to_owned);
+    assert!(text.lines().map(time).is_sorted(), "{text}");
+}
+
+#[test]
+fn refusals_beyond_so_many_a_second_share_a_line() {
+    let audit = AuditLog::new();
+    let node = Node::start(&["--audit-log", audit.path()]);
+    let mut admin = node.connect();
+    assert_eq!(admin.ask_all(&["ACL SETUSER nobody on >pw"]), ["OK"]);
+    let mut nobody = as_user(&node, "nobody");
+    let begun = Instant::now();
+    for _ in 0..20 {
+        nobody.send_bytes(&b"*1\r\n$4\r\nSAVE\r\n".repeat(200));
+        for _ in 0..200 {
+            assert!(nobody.receive().starts_with("-NOPERM"));
+        }
+    }
+    let seconds = begun.elapsed().as_secs() as usize + 2;
+    let counts = || counts(&audit, "\"event\":\"denied\"");
+    await_that("all are counted", || counts().iter().sum::<u64>() == 4_000);
+    assert!(counts().len() <= 101 * seconds + 1, "{:?}", counts());
 }

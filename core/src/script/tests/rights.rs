@@ -3,9 +3,11 @@
 use super::*;
 use crate::keyspace::acl_table;
 use crate::keyspace::table::{self, Run};
+use crate::machine::settings::{Founding, SettingsCommand};
 use crate::machine::AdminAct;
-use crate::script::AS_USER;
-use crate::types::SessionId;
+use crate::routes::Routing;
+use crate::script::{routed_rights, Terms, AS_USER};
+use crate::types::{SessionId, Tier};
 
 /// Rights are a key: only commands on it are allowed.
 fn only_this_key(rights: &[u8], argv: &[&[u8]]) -> Result<(), Refusal> {
@@ -148,4 +150,57 @@ fn the_refusal_of_a_lock_command_names_a_way_that_works() {
         assert!(said.contains("cannot be called from a script: use it outside the script"), "{line}: {said}");
         assert_eq!(said.contains("MULTI"), is_for_multi, "{line}: {said}");
     }
+}
+
+/// With an upstream Redis behind: a script that meets a key of it is given up, whatever it does about the error.
+#[test]
+fn a_routed_script_is_given_up_at_a_key_of_the_other_tier() {
+    let mut bench = Bench::new();
+    bench.engine = Engine::with_guard(only_this_key);
+    let routes = crate::routes::parse_list(b"w:hot=efficiency w:*=correctness").unwrap();
+    let routing = Routing { routes, default_tier: Tier::Efficiency };
+    bench.apply(&Command::Settings(SettingsCommand::Found(Founding { routing, ..Founding::default() })));
+    let routed = routed_rights(None);
+    let mut eval = |body: &[u8]| bench.reply(&[AS_USER, &routed, b"EVAL", body, b"1", b"w:1"]);
+    let code = |reply: Reply| match reply {
+        Reply::Error(refusal) => refusal.code().to_owned(),
+        other => format!("{other:?}"),
+    };
+    for body in [
+        &b"return redis.call('get', 'e')"[..],
+        b"redis.call('set', KEYS[1], 'x') return redis.pcall('set', 'e', 'x').err",
+        b"redis.call('set', KEYS[1], 'x') return tostring(pcall(redis.call, 'get', 'w:hot'))",
+        b"return redis.call('LOCK.INFO', 'e')",
+    ] {
+        assert_eq!(code(eval(body)), "CROSSTIER");
+    }
+    assert_eq!(eval(b"return redis.call('exists', KEYS[1])"), Reply::Int(0), "nothing was changed");
+    assert_eq!(
+        eval(b"return redis.call('set', 'w:2', 'x')"),
+        Reply::OK,
+        "a key of its tier, declared or not"
+    );
+    assert_eq!(
+        eval(b"return redis.call('LOCK.QUEUE', 'e', 'TIER', 'CORRECTNESS')"),
+        Reply::Array(Vec::new())
+    );
+    // The script of a client whose keys are all here.
+    assert_eq!(bench.reply(&[b"EVAL", b"return redis.call('set', 'e', 'x')", b"0"]), Reply::OK);
+    // With the rights of its user.
+    let limited = routed_rights(Some(b"w:2"));
+    let mut eval = |body: &[u8]| bench.reply(&[AS_USER, &limited, b"EVAL", body, b"1", b"w:2"]);
+    assert_eq!(eval(b"return redis.call('get', 'w:2')"), Reply::bulk("x"));
+    assert_eq!(code(eval(b"return redis.call('get', 'w:3')")), "NOPERM");
+    let limited = routed_rights(Some(b"e"));
+    let reply = bench.reply(&[AS_USER, &limited, b"EVAL", b"return redis.call('get', 'e')", b"1", b"w:2"]);
+    assert_eq!(code(reply), "CROSSTIER");
+}
+
+#[test]
+fn terms_are_read_as_they_were_written() {
+    assert_eq!(Terms::read(&routed_rights(None)), Terms { is_routed: true, rights: None });
+    let rights = Some(&b"~a +@all"[..]);
+    assert_eq!(Terms::read(&routed_rights(rights)), Terms { is_routed: true, rights });
+    assert_eq!(Terms::read(b"~a +@all"), Terms { is_routed: false, rights });
+    assert_eq!(Terms::read(b"routedx"), Terms { is_routed: false, rights: Some(b"routedx") });
 }

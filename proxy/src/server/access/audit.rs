@@ -1,8 +1,9 @@
 //! The audit log: one JSON line for every administrative act, refused permission and failed login.
 //!
-//! A thread of its own writes the lines. Administrative acts wait for it in a bounded queue; where that is full they are counted,
-//! and the next line says how many are missing. Refusals cannot fill that queue: equal ones within a second become one line with
-//! a count ([`super::audit_repeats`]). The file is appended to, has mode 0600, and is opened again when it was moved away.
+//! A thread of its own writes the lines, which wait for it in a bounded queue, in the order of their times. Where it is full,
+//! administrative acts are counted, and the next line says how many are missing. Refusals cannot fill that queue: they have half
+//! of it and so many lines a second, and equal ones beyond become one line with a count ([`super::audit_repeats`]). The file is
+//! appended to, has mode 0600, and is opened again when it was moved away.
 
 use super::audit_repeats::{Repeated, Repeats};
 use crate::calendar;
@@ -19,7 +20,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const LINES_MAX: usize = 4_096;
-/// Bytes of lines about administrative acts that wait.
+/// Bytes of lines that wait.
 const LINES_BYTES_MAX: usize = 4 * 1024 * 1024;
 /// Lines that are kept for the admin API, and their bytes.
 const LAST_LINES_MAX: usize = 1_000;
@@ -108,14 +109,26 @@ struct Shared {
 /// What the thread has not written yet.
 #[derive(Debug, Default)]
 struct Waiting {
-    acts: VecDeque<String>,
-    acts_bytes: usize,
+    lines: VecDeque<String>,
+    lines_bytes: usize,
     repeats: Repeats,
     dropped: u64,
     is_closed: bool,
     /// All was written that was there when it was closed.
     is_finished: bool,
     last: LastLines,
+}
+
+impl Waiting {
+    fn push(&mut self, line: String) {
+        self.lines_bytes += line.len();
+        self.lines.push_back(line);
+    }
+
+    /// Whether a line of so many bytes fits into so much of the queue.
+    fn has_room(&self, bytes: usize, lines_max: usize, bytes_max: usize) -> bool {
+        self.lines.len() < lines_max && self.lines_bytes + bytes <= bytes_max
+    }
 }
 
 /// The newest lines, for the admin API.
@@ -155,19 +168,38 @@ impl AuditLog {
         Ok(log)
     }
 
-    /// One that may come very often: equal ones within a second become one line.
-    pub fn write_repeated(&self, event: AuditEvent<'_>) {
+    /// A refusal: they may come very often. Beyond so many in a second, equal ones become one line.
+    pub fn write_refusal(&self, event: AuditEvent<'_>) {
         let mut waiting = self.shared.waiting();
-        if waiting.repeats.add(&event, clock::wall_us() / 1_000) {
+        let now_ms = now_ms();
+        if waiting.repeats.has_room(now_ms) {
+            let mut line = line(event);
+            line["count"] = 1.into();
+            let line = dated(line, now_ms);
+            let fits = waiting.has_room(line.len(), LINES_MAX / 2, LINES_BYTES_MAX / 2);
+            if fits && waiting.repeats.takes_line(line.len(), now_ms) {
+                waiting.push(line);
+                self.shared.changed.notify_one();
+                return;
+            }
+        }
+        if waiting.repeats.add(&event, now_ms) {
             self.shared.changed.notify_one();
         }
     }
 
-    /// What was asked for, and when; [`AuditLog::finish`] writes it with its outcome. `acts`: of scripts, joined to the arguments. Without
+    /// One that may come very often and need not have a line of its own: equal ones within a second become one.
+    pub fn write_repeated(&self, event: AuditEvent<'_>) {
+        if self.shared.waiting().repeats.add(&event, now_ms()) {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// What was asked for; [`AuditLog::finish`] writes it with its outcome. `acts`: of scripts, joined to the arguments. Without
     /// either it is not written down.
     #[must_use]
     pub fn draft(event: AuditEvent<'_>, acts: Option<Arc<AdminActs>>) -> AuditDraft {
-        AuditDraft { line: line(event, clock::wall_us() / 1_000), acts }
+        AuditDraft { line: line(event), acts }
     }
 
     pub fn finish(&self, mut draft: AuditDraft, result: &str) {
@@ -184,7 +216,7 @@ impl AuditLog {
             draft.line["arguments"] = names.into();
         }
         draft.line["result"] = result.into();
-        self.send(draft.line.to_string());
+        self.send(draft.line);
     }
 
     /// Writes what waits, for so long at most: the program is about to end.
@@ -203,11 +235,11 @@ impl AuditLog {
         self.shared.waiting().last.lines.iter().rev().take(count).cloned().collect()
     }
 
-    fn send(&self, line: String) {
+    fn send(&self, line: serde_json::Value) {
         let mut waiting = self.shared.waiting();
-        if waiting.acts.len() < LINES_MAX && waiting.acts_bytes + line.len() <= LINES_BYTES_MAX {
-            waiting.acts_bytes += line.len();
-            waiting.acts.push_back(line);
+        let line = dated(line, now_ms());
+        if waiting.has_room(line.len(), LINES_MAX, LINES_BYTES_MAX) {
+            waiting.push(line);
             self.shared.changed.notify_one();
         } else {
             waiting.dropped += 1;
@@ -223,10 +255,19 @@ impl Drop for AuditLog {
     }
 }
 
-fn line(event: AuditEvent<'_>, now_ms: u64) -> serde_json::Value {
+fn now_ms() -> u64 {
+    clock::wall_us() / 1_000
+}
+
+/// A line gets its time when it gets its place in the file.
+fn dated(mut line: serde_json::Value, now_ms: u64) -> String {
+    line["time"] = calendar::utc_ms(now_ms).into();
+    line.to_string()
+}
+
+fn line(event: AuditEvent<'_>) -> serde_json::Value {
     let arguments: Vec<String> = shown_arguments(event.command, event.arguments);
     json!({
-        "time": calendar::utc_ms(now_ms),
         "event": event.event,
         "user": shown(event.user),
         "client": event.client.to_string(),
@@ -311,32 +352,33 @@ fn write_lines(path: &Path, mut file: File, shared: &Shared) {
 fn next_text(shared: &Shared) -> Option<(u64, String)> {
     let mut waiting = shared.waiting();
     loop {
-        let now_ms = clock::wall_us() / 1_000;
-        let acts = std::mem::take(&mut waiting.acts);
-        waiting.acts_bytes = 0;
+        let now_ms = now_ms();
+        let lines = std::mem::take(&mut waiting.lines);
+        waiting.lines_bytes = 0;
         let repeated = match waiting.is_closed {
             true => waiting.repeats.take_all(),
             false => waiting.repeats.take_due(now_ms),
         };
-        if !acts.is_empty() || !repeated.is_empty() {
+        if !lines.is_empty() || !repeated.is_empty() {
             let missing = std::mem::take(&mut waiting.dropped);
-            let lines = (acts.len() + repeated.len()) as u64 + missing;
-            let note = json!({ "time": calendar::utc_ms(now_ms), "event": "dropped", "lines": missing });
-            let note = (missing > 0).then(|| note.to_string());
-            let repeated = repeated.iter().map(|repeated| repeated_line(repeated).to_string());
-            let all = note.into_iter().chain(acts).chain(repeated);
+            let count = (lines.len() + repeated.len()) as u64 + missing;
+            let note = json!({ "event": "dropped", "lines": missing });
+            let note = (missing > 0).then(|| dated(note, now_ms));
+            let repeated = repeated.iter().map(|repeated| dated(repeated_line(repeated), now_ms));
+            let all = lines.into_iter().chain(note).chain(repeated);
             let mut text = String::new();
             for line in all {
                 waiting.last.push(&line);
                 text.push_str(&line);
                 text.push('\n');
             }
-            return Some((lines, text));
+            return Some((count, text));
         }
         if waiting.is_closed {
             return None;
         }
-        let wait_ms = waiting.repeats.next_due_ms().map(|due_ms| due_ms.saturating_sub(now_ms).max(1));
+        let wait_ms =
+            waiting.repeats.next_due_ms().map(|due_ms| due_ms.saturating_sub(now_ms).clamp(1, 1_000));
         waiting = match wait_ms {
             Some(ms) => {
                 let slept = shared.changed.wait_timeout(waiting, Duration::from_millis(ms));
@@ -348,7 +390,8 @@ fn next_text(shared: &Shared) -> Option<(u64, String)> {
 }
 
 fn repeated_line(repeated: &Repeated) -> serde_json::Value {
-    let mut line = line(repeated.event(), repeated.first_ms);
+    let mut line = line(repeated.event());
+    line["since"] = calendar::utc_ms(repeated.first_ms).into();
     line["count"] = repeated.count.into();
     line
 }
@@ -361,6 +404,7 @@ fn was_moved(path: &Path, file: &File) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use super::super::audit_repeats::LINES_PER_SECOND;
     use super::*;
 
     fn event<'a>(command: &'a str, arguments: &'a [&'a [u8]]) -> AuditEvent<'a> {
@@ -370,15 +414,16 @@ mod tests {
 
     #[test]
     fn a_line_is_one_json_object_without_secrets() {
-        let text = line(event("acl|setuser", &[b"app", b">secret", b"~a\x1b[1m", b"#abc"]), 0).to_string();
+        let text = line(event("acl|setuser", &[b"app", b">secret", b"~a\x1b[1m", b"#abc"]));
+        let text = dated(text, 0);
         assert!(!text.contains("secret") && !text.contains('\n') && !text.contains('\x1b'), "{text}");
         let value: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(value["user"], "ro\not");
         assert_eq!(value["arguments"], json!(["app", "(redacted)", "~a\u{1b}[1m", "(redacted)"]));
         assert_eq!(value["time"], "1970-01-01T00:00:00.000Z");
-        let silent = line(event("migrate", &[b"host", b"AUTH", b"secret"]), 0).to_string();
+        let silent = line(event("migrate", &[b"host", b"AUTH", b"secret"])).to_string();
         assert!(!silent.contains("secret"), "{silent}");
-        let config = line(event("config|set", &[b"requirepass", b"secret"]), 0).to_string();
+        let config = line(event("config|set", &[b"requirepass", b"secret"])).to_string();
         assert!(!config.contains("secret") && config.contains("requirepass"), "{config}");
     }
 
@@ -398,11 +443,12 @@ mod tests {
     #[test]
     fn lines_that_wait_are_limited_in_bytes() {
         let log = AuditLog { shared: Arc::default() };
-        let line = "x".repeat(LINES_BYTES_MAX / 4);
+        let line = json!({ "x": "x".repeat(LINES_BYTES_MAX / 4 - 100) });
         (0..10).for_each(|_| log.send(line.clone()));
         let (lines, text) = next_text(&log.shared).unwrap();
         assert_eq!(lines, 10, "four of them, and six that are missing");
         assert!(text.contains("\"lines\":6") && text.len() < LINES_BYTES_MAX + 1_000);
+        assert!(text.lines().last().unwrap().contains("\"dropped\""), "behind what came before");
         log.send(line);
         assert_eq!(next_text(&log.shared).unwrap().0, 1);
     }
@@ -433,17 +479,44 @@ mod tests {
     }
 
     #[test]
+    fn every_refusal_has_its_line_and_the_lines_are_in_the_order_of_their_times() {
+        let folder = tempfile::TempDir::new().unwrap();
+        let path = folder.path().join("audit");
+        let log = AuditLog::open(path.clone()).unwrap();
+        let first = AuditLog::draft(event("flushall", &[]), None);
+        for port in 1..=40_u16 {
+            let client = ([127, 0, 0, 1], port).into();
+            let refused = AuditEvent { event: "login_failed", client, ..event("auth", &[]) };
+            log.write_refusal(refused);
+        }
+        // Its answer comes last.
+        log.finish(first, OK);
+        log.close(Duration::from_secs(60));
+        let text = fs::read_to_string(&path).unwrap();
+        let lines: Vec<serde_json::Value> =
+            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        let clients: Vec<_> =
+            lines.iter().filter(|line| line["count"] == 1).map(|line| &line["client"]).collect();
+        let expected: Vec<String> = (1..=40).map(|port| format!("127.0.0.1:{port}")).collect();
+        assert_eq!(clients, expected.iter().collect::<Vec<_>>());
+        let times: Vec<_> = lines.iter().map(|line| line["time"].as_str().unwrap()).collect();
+        assert!(times.is_sorted(), "{times:?}");
+    }
+
+    #[test]
     fn refusals_by_the_thousand_are_few_lines_and_drop_no_act() {
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("audit");
         let log = AuditLog::open(path.clone()).unwrap();
+        let begun = std::time::Instant::now();
         for _ in 0..200 {
             for _ in 0..1_000 {
-                log.write_repeated(AuditEvent { event: "denied", result: "NOPERM", ..event("save", &[]) });
+                log.write_refusal(AuditEvent { event: "denied", result: "NOPERM", ..event("save", &[]) });
             }
             log.finish(AuditLog::draft(event("flushall", &[]), None), OK);
         }
         log.close(Duration::from_secs(60));
+        let seconds = begun.elapsed().as_secs() + 2;
         let text = fs::read_to_string(&path).unwrap();
         let lines: Vec<serde_json::Value> =
             text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -451,8 +524,24 @@ mod tests {
         assert_eq!(denials, 200_000, "every one is counted, and written before the program ends");
         let acts = lines.iter().filter(|line| line["event"] == "admin").count();
         assert_eq!(acts, 200);
-        // One at once, one a second, and one at the end: however slow the machine, far fewer than refusals.
-        assert!(lines.len() - acts < 1_000, "{} lines", lines.len() - acts);
+        let times: Vec<_> = lines.iter().map(|line| line["time"].as_str().unwrap()).collect();
+        assert!(times.is_sorted(), "{times:?}");
+        // So many a second and one for all beyond, however slow the machine.
+        let lines_max = seconds * (LINES_PER_SECOND + 1) + 1;
+        assert!((lines.len() - acts) as u64 <= lines_max, "{} lines", lines.len() - acts);
+    }
+
+    /// The disk is stuck: what waits for it leaves room for administrative acts.
+    #[test]
+    fn refusals_have_half_of_the_queue() {
+        let log = AuditLog { shared: Arc::default() };
+        log.shared.waiting().lines.extend((0..LINES_MAX / 2).map(|_| String::new()));
+        log.write_refusal(AuditEvent { event: "denied", ..event("save", &[]) });
+        assert_eq!(log.shared.waiting().lines.len(), LINES_MAX / 2);
+        log.finish(AuditLog::draft(event("flushall", &[]), None), OK);
+        let mut waiting = log.shared.waiting();
+        assert_eq!((waiting.lines.len(), waiting.dropped), (LINES_MAX / 2 + 1, 0));
+        assert_eq!(waiting.repeats.take_all().len(), 1, "it is not missing");
     }
 
     #[test]

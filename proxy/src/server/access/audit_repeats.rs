@@ -1,15 +1,19 @@
-//! Refusals that repeat: equal ones (event, user, address, command, object) become one line a second with their number.
+//! What has no line of its own: equal events (event, user, address, command, object) become one line a second with their number.
 //!
-//! The first of them is due at once, those that follow at the end of their second. Their number is bounded: refusals that differ in
-//! their object alone share a line where there are too many, and where even those are too many all others share one.
+//! Each second has room for the lines of [`LINES_PER_SECOND`] refusals and [`BYTES_PER_SECOND`] bytes. What comes beyond is counted,
+//! and told a second later: a flood of refusals cannot fill the disk, and none is missing. The number of groups is bounded too:
+//! events that differ in their object alone share a line where there are too many, and where even those are too many all others
+//! share one.
 
 use super::audit::{cut, AuditEvent};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
-/// Time between two lines about the same.
-const APART_MS: u64 = 1_000;
-/// Lines that may wait at a time. Of these the last are kept for refusals that share a line.
+/// Lines of their own that refusals may have in a second, and the bytes of those.
+pub const LINES_PER_SECOND: u64 = 100;
+pub const BYTES_PER_SECOND: usize = 128 * 1024;
+const SECOND_MS: u64 = 1_000;
+/// Lines for what is beyond. Of these the last are kept for refusals that share a line.
 const GROUPS_MAX: usize = 512;
 const OWN_GROUPS_MAX: usize = 256;
 /// What stands for the objects of refusals that share a line.
@@ -50,32 +54,57 @@ impl Repeated {
     }
 }
 
-#[derive(Debug)]
-struct Group {
-    repeated: Repeated,
+#[derive(Debug, Default)]
+pub struct Repeats {
+    /// The second that lines are counted for.
+    begun_ms: u64,
+    lines: u64,
+    bytes: usize,
+    groups: BTreeMap<GroupKey, Repeated>,
+    /// When the groups are told, if there are any.
     due_ms: u64,
 }
 
-#[derive(Debug, Default)]
-pub struct Repeats {
-    groups: BTreeMap<GroupKey, Group>,
-}
-
 impl Repeats {
-    /// Counts one. True: it is due at once.
+    /// Whether a refusal may have a line now, if it is not too long.
+    #[must_use]
+    pub fn has_room(&self, now_ms: u64) -> bool {
+        self.is_over(now_ms) || (self.lines < LINES_PER_SECOND && self.bytes < BYTES_PER_SECOND)
+    }
+
+    /// Whether a refusal may have a line of so many bytes, which it has then.
+    pub fn takes_line(&mut self, bytes: usize, now_ms: u64) -> bool {
+        if self.is_over(now_ms) {
+            (self.begun_ms, self.lines, self.bytes) = (now_ms, 0, 0);
+        }
+        let has_room = self.lines < LINES_PER_SECOND && self.bytes + bytes <= BYTES_PER_SECOND;
+        if has_room {
+            self.lines += 1;
+            self.bytes += bytes;
+        }
+        has_room
+    }
+
+    /// Whether the second is. A clock that was set back holds nothing up.
+    fn is_over(&self, now_ms: u64) -> bool {
+        !(self.begun_ms..self.begun_ms + SECOND_MS).contains(&now_ms)
+    }
+
+    /// Counts one that has no line of its own. True: it is the first, and there was nothing to wait for.
     pub fn add(&mut self, event: &AuditEvent<'_>, now_ms: u64) -> bool {
+        let was_empty = self.groups.is_empty();
+        if was_empty {
+            self.due_ms = now_ms + SECOND_MS;
+        }
         let key = self.key_of(event);
-        if let Some(Group { repeated, .. }) = self.groups.get_mut(&key) {
-            if repeated.count == 0 {
-                (repeated.client, repeated.first_ms) = (event.client, now_ms);
-            }
+        if let Some(repeated) = self.groups.get_mut(&key) {
             repeated.count += 1;
-            return false;
+            return was_empty;
         }
         let (client, result) = (event.client, event.result.into());
         let repeated = Repeated { key: key.clone(), client, result, first_ms: now_ms, count: 1 };
-        self.groups.insert(key, Group { repeated, due_ms: now_ms });
-        true
+        self.groups.insert(key, repeated);
+        was_empty
     }
 
     fn key_of(&self, event: &AuditEvent<'_>) -> GroupKey {
@@ -97,35 +126,23 @@ impl Repeats {
         GroupKey { user: OTHERS.into(), address, command: "(others)".into(), ..shared }
     }
 
-    /// When there may be something to take.
+    /// When there is something to take.
     #[must_use]
     pub fn next_due_ms(&self) -> Option<u64> {
-        self.groups.values().map(|group| group.due_ms).min()
+        (!self.groups.is_empty()).then_some(self.due_ms)
     }
 
-    /// What is due. A line about more of the same comes a second later at the earliest.
+    /// What was counted, once it is due. A clock that was set back holds nothing up.
     pub fn take_due(&mut self, now_ms: u64) -> Vec<Repeated> {
-        let mut due = Vec::new();
-        self.groups.retain(|_, group| {
-            // A clock that was set back holds nothing up.
-            if group.due_ms > now_ms && group.due_ms <= now_ms + APART_MS {
-                return true;
-            }
-            if group.repeated.count == 0 {
-                return false;
-            }
-            due.push(group.repeated.clone());
-            group.repeated.count = 0;
-            group.due_ms = now_ms + APART_MS;
-            true
-        });
-        due
+        if now_ms < self.due_ms && self.due_ms <= now_ms + SECOND_MS {
+            return Vec::new();
+        }
+        self.take_all()
     }
 
-    /// Everything, due or not.
+    /// What was counted, due or not.
     pub fn take_all(&mut self) -> Vec<Repeated> {
-        let all = std::mem::take(&mut self.groups).into_values().map(|group| group.repeated);
-        all.filter(|repeated| repeated.count > 0).collect()
+        std::mem::take(&mut self.groups).into_values().collect()
     }
 }
 
@@ -146,29 +163,32 @@ mod tests {
     }
 
     #[test]
-    fn the_first_is_told_at_once_and_the_others_once_a_second() {
+    fn a_second_has_room_for_so_many_lines_and_bytes() {
         let mut repeats = Repeats::default();
-        assert!(repeats.add(&denied(b"a", b"k"), 0));
-        assert!(!repeats.add(&denied(b"a", b"k"), 0));
-        assert!(repeats.add(&denied(b"a", b"other"), 0));
-        let counts = |repeated: Vec<Repeated>| repeated.iter().map(|one| one.count).collect::<Vec<_>>();
-        assert_eq!(counts(repeats.take_due(0)), [2, 1]);
-        assert!((0..50).all(|_| !repeats.add(&denied(b"a", b"k"), 10)));
-        assert!(repeats.take_due(999).is_empty());
-        assert_eq!(repeats.next_due_ms(), Some(1_000));
-        assert_eq!(counts(repeats.take_due(1_000)), [50]);
-        assert!(!repeats.add(&denied(b"a", b"k"), 1_001));
-        assert_eq!(counts(repeats.take_all()), [1]);
-        assert_eq!(repeats.next_due_ms(), None);
+        let taken = |repeats: &mut Repeats, bytes, now_ms| {
+            (0..1_000).filter(|_| repeats.takes_line(bytes, now_ms)).count() as u64
+        };
+        assert_eq!(taken(&mut repeats, 200, 5_000), LINES_PER_SECOND);
+        assert_eq!(taken(&mut repeats, 200, 5_999), 0);
+        assert_eq!(taken(&mut repeats, 200, 6_000), LINES_PER_SECOND);
+        assert_eq!(taken(&mut repeats, BYTES_PER_SECOND / 4, 7_000), 4);
+        assert_eq!(taken(&mut repeats, 200, 1_000), LINES_PER_SECOND, "the clock was set back");
     }
 
     #[test]
-    fn what_stays_away_is_forgotten() {
+    fn what_is_beyond_is_told_once_a_second() {
         let mut repeats = Repeats::default();
-        repeats.add(&denied(b"a", b"k"), 0);
-        repeats.take_due(0);
-        assert!(repeats.take_due(1_000).is_empty());
+        assert!(repeats.add(&denied(b"a", b"k"), 5_010));
+        assert!((0..50).all(|_| !repeats.add(&denied(b"a", b"k"), 5_020)));
+        assert!(!repeats.add(&denied(b"a", b"other"), 5_030));
+        let counts = |repeated: Vec<Repeated>| repeated.iter().map(|one| one.count).collect::<Vec<_>>();
+        assert!(repeats.take_due(6_009).is_empty());
+        assert_eq!(repeats.next_due_ms(), Some(6_010));
+        assert_eq!(counts(repeats.take_due(6_010)), [51, 1]);
+        assert!(repeats.take_due(6_010).is_empty());
         assert_eq!(repeats.next_due_ms(), None);
+        repeats.add(&denied(b"a", b"k"), 6_011);
+        assert_eq!(counts(repeats.take_all()), [1]);
     }
 
     #[test]

@@ -9,7 +9,9 @@ use crate::server::net::connection::Disconnect;
 use bytes::Bytes;
 use redfence_core::grammar::fence::FenceCall;
 use redfence_core::machine::marks::check_guarded;
+use redfence_core::machine::version::SECOND;
 use redfence_core::reply::Refusal;
+use redfence_core::script::routed_rights;
 use std::sync::Arc;
 
 const SCRIPT_AT_UPSTREAM: &str = "NOPERM scripts at the upstream Redis run with the rights of this proxy: only a user with allcommands, allkeys \
@@ -87,7 +89,7 @@ impl CommandContext {
         if let Some(audit) = &access.audit {
             let (_, object) = denial.reason();
             let command = commands::find(argv).map_or("unknown", |known| known.name.as_str());
-            audit.write_repeated(AuditEvent {
+            audit.write_refusal(AuditEvent {
                 event: "denied",
                 user: &self.client.user.name,
                 client: info.address,
@@ -101,10 +103,18 @@ impl CommandContext {
 
     /// What goes to the leader with a script; `None` where its calls need no check.
     pub(in crate::server) fn script_rights(&self, argv: &[&[u8]]) -> Result<Option<Vec<u8>>, Refusal> {
-        if self.client.user.is_unrestricted() || !runs_script(&argv[..1]) {
+        if !runs_script(&argv[..1]) {
             return Ok(None);
         }
-        script::rights_of(&self.client.user).map(Some)
+        let rights = match self.client.user.is_unrestricted() {
+            true => None,
+            false => Some(script::rights_of(&self.client.user)?),
+        };
+        // A leader of cluster version 1 cannot read that.
+        if self.has_keys_in_both_tiers() && self.server.tier2.status().cluster_version >= SECOND {
+            return Ok(Some(routed_rights(rights.as_deref())));
+        }
+        Ok(rights)
     }
 
     /// The leader refused a call of this client's script: it is counted here, where the user is known.
@@ -119,7 +129,7 @@ impl CommandContext {
         let refused = Refused { reason, context: "lua", object: b"script", user: &self.client.user.name };
         access.note_refusal(refused, || info.line(self.server.now_ms()));
         if let Some(audit) = &access.audit {
-            audit.write_repeated(AuditEvent {
+            audit.write_refusal(AuditEvent {
                 event: "denied",
                 user: &self.client.user.name,
                 client: info.address,

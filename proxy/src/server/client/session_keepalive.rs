@@ -19,7 +19,8 @@ pub const SESSIONS_PER_CONNECTION_MAX: usize = 1024;
 #[derive(Debug)]
 pub struct ConnectionSessions {
     number: u64,
-    ids: Mutex<Vec<SessionId>>,
+    /// With the ttl each was opened with.
+    ids: Mutex<Vec<(SessionId, u64)>>,
     touched: AtomicBool,
     waiting: AtomicBool,
 }
@@ -36,26 +37,32 @@ impl ConnectionSessions {
 
     /// Whether there was room.
     #[must_use]
-    pub fn add(&self, id: SessionId) -> bool {
+    pub fn add(&self, id: SessionId, ttl_ms: u64) -> bool {
         let mut ids = self.ids();
         let room = ids.len() < SESSIONS_PER_CONNECTION_MAX;
         if room {
-            ids.push(id);
+            ids.push((id, ttl_ms));
         }
         room
     }
 
     pub fn forget(&self, id: SessionId) {
-        self.ids().retain(|known| *known != id);
+        self.ids().retain(|(known, _)| *known != id);
     }
 
     /// Whether it was opened here.
     #[must_use]
     pub fn has(&self, id: SessionId) -> bool {
-        self.ids().contains(&id)
+        self.ttl_ms(id).is_some()
     }
 
-    fn ids(&self) -> std::sync::MutexGuard<'_, Vec<SessionId>> {
+    /// The ttl of a session that was opened here.
+    #[must_use]
+    pub fn ttl_ms(&self, id: SessionId) -> Option<u64> {
+        self.ids().iter().find(|(known, _)| *known == id).map(|(_, ttl_ms)| *ttl_ms)
+    }
+
+    fn ids(&self) -> std::sync::MutexGuard<'_, Vec<(SessionId, u64)>> {
         self.ids.lock().expect("mutex poisoned")
     }
 }
@@ -109,7 +116,7 @@ impl SessionKeepalive {
     pub fn unregister(&self, sessions: &ConnectionSessions) {
         self.connections.lock().expect("mutex poisoned").remove(&sessions.number);
         let ids = std::mem::take(&mut *sessions.ids());
-        self.tier2.orphan_sessions(ids, self.grace_ms);
+        self.tier2.orphan_sessions(ids.into_iter().map(|(id, _)| id).collect(), self.grace_ms);
     }
 
     fn report(&self) {
@@ -117,7 +124,7 @@ impl SessionKeepalive {
         let mut ids = Vec::new();
         for sessions in self.connections.lock().expect("mutex poisoned").values() {
             if sessions.touched.swap(false, Ordering::Relaxed) || sessions.waiting.load(Ordering::Relaxed) {
-                ids.extend_from_slice(&sessions.ids());
+                ids.extend(sessions.ids().iter().map(|(id, _)| *id));
                 active.push(Arc::clone(sessions));
             }
         }

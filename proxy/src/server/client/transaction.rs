@@ -13,7 +13,7 @@ use redfence_core::limits::REQUEST_BYTES_MAX;
 use redfence_core::machine::{put_user, Command, Watched, Words};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::script::AS_USER;
-use redfence_core::types::{Fence, Member, UserTag};
+use redfence_core::types::{Fence, Member, SessionId, UserTag};
 
 /// Commands in one transaction of the keyspace. One more is refused, and `EXEC` will discard them all.
 pub const COMMANDS_MAX: usize = 1024;
@@ -193,7 +193,8 @@ impl Transaction {
             let db = before.map_or(db, |(_, db)| *db);
             let (names, step) = lock_step(&request)?;
             let names = names.into_iter().map(Bytes::copy_from_slice).collect();
-            Some(LockInTransaction { at, db, names, step })
+            let session = request.acquire_options().and_then(|options| SessionId::parse(options.session?));
+            Some(LockInTransaction { at, db, names, step, session })
         };
         commands.filter_map(of_command).collect()
     }
@@ -258,6 +259,8 @@ pub struct LockInTransaction {
     pub db: u32,
     pub names: Vec<Bytes>,
     pub step: LockStep,
+    /// That it is to be held under.
+    pub session: Option<SessionId>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -204,7 +204,7 @@ impl CommandContext {
 
     fn audit_failed_login(&self, name: &[u8], result: &str, object: &[u8]) {
         if let Some(audit) = &self.server.access.audit {
-            audit.write_repeated(AuditEvent {
+            audit.write_refusal(AuditEvent {
                 event: "login_failed",
                 user: name,
                 client: self.client.info.address,

@@ -38,7 +38,7 @@ impl CommandContext {
         argv: &[&[u8]],
         frame: Option<&[u8]>,
     ) -> Progress {
-        let LockPlan { request, destination, is_routed } = plan;
+        let LockPlan { request, destination, is_routed, is_doubtful } = plan;
         let names_no_owner = request.acquire_options().is_some_and(|options| options.owner.is_none());
         let owner = if names_no_owner { ids::owner() } else { Default::default() };
         if let Request::ForceRelease(request) = &request {
@@ -52,11 +52,16 @@ impl CommandContext {
                 }
                 self.cluster_command(&request)
             }
+            Destination::Tier2 if is_doubtful => match self.look_at_converted(&request) {
+                FenceLook::UnderWay => Progress::Stalled,
+                FenceLook::Refused(refusal) => self.refuse(refusal),
+                FenceLook::Known => self.tier2_command(request, is_routed, argv, &owner),
+            },
             Destination::Tier2 => self.tier2_command(request, is_routed, argv, &owner),
             Destination::Tier1 => match self.look_at_fence(&request) {
                 FenceLook::UnderWay => Progress::Stalled,
                 FenceLook::Refused(refusal) => self.refuse_and_abort(refusal),
-                FenceLook::MayGuard => self.upstream_command(argv, frame, &request, &owner),
+                FenceLook::Known => self.upstream_command(argv, frame, &request, &owner),
             },
         }
     }
@@ -100,9 +105,12 @@ impl CommandContext {
         let owner_is_generated = request.acquire_options().is_some_and(|options| options.owner.is_none());
         let session_step =
             if let Request::Session(request) = &request { step_of(request, session) } else { None };
-        if matches!(session_step, Some(SessionStep::Opens(_))) && !self.remember_session(session) {
-            return self
-                .refuse(Refusal::new("ERR this connection has opened 1024 sessions already; close some"));
+        if let Request::Session(SessionCommand::Open { ttl_ms, .. }) = &request {
+            if !self.remember_session(session, *ttl_ms) {
+                return self.refuse(Refusal::new(
+                    "ERR this connection has opened 1024 sessions already; close some",
+                ));
+            }
         }
         let context = RequestContext {
             db: self.client.db,
@@ -212,9 +220,9 @@ impl CommandContext {
         is_wanted.then(|| GrantKey { db: *db, resource: Bytes::copy_from_slice(resource), fence: *fence })
     }
 
-    fn remember_session(&mut self, id: SessionId) -> bool {
+    fn remember_session(&mut self, id: SessionId, ttl_ms: u64) -> bool {
         let session_keepalive = &self.server.session_keepalive;
-        self.client.sessions.get_or_insert_with(|| session_keepalive.register()).add(id)
+        self.client.sessions.get_or_insert_with(|| session_keepalive.register()).add(id, ttl_ms)
     }
 
     // ---- the node itself ----

@@ -110,6 +110,9 @@ impl CommandContext {
             let names = asked.names.iter().map(Bytes::as_ref);
             return self.remember_granted(asked.db, names.zip(fences), lease_ms, user);
         }
+        // Where its session decides how long it lasts, and was opened here, that is known.
+        let session_ttl_ms = || self.client.sessions.as_ref()?.ttl_ms(asked.session?);
+        let lease_ms = if lease_ms == 0 { session_ttl_ms().unwrap_or(0) } else { lease_ms };
         for (attempt, fence) in asked.attempts().zip(fences) {
             // A copy: the command may be far larger than the name, and the grant may stand for long.
             let resource = Bytes::copy_from_slice(&attempt.resource);
@@ -215,6 +218,7 @@ pub(in crate::server) struct AskedLocks {
     db: u32,
     names: SmallVec<[Bytes; 1]>,
     by: AttemptBy,
+    session: Option<SessionId>,
 }
 
 /// The same, within the command as it is logged.
@@ -223,23 +227,24 @@ struct AskedParts<'a> {
     names: SmallVec<[&'a [u8]; 4]>,
     /// `None`: a conversion.
     owner: Option<&'a [u8]>,
+    session: Option<SessionId>,
 }
 
 impl<'a> AskedParts<'a> {
     fn read(blob: &'a [u8]) -> Option<AskedParts<'a>> {
         let command = Command::decode(blob)?.without_user();
-        if let Command::Acquire { db, resource, owner, .. }
-        | Command::AcquireWith { db, resource, owner, .. } = command
+        if let Command::Acquire { db, resource, owner, session, .. }
+        | Command::AcquireWith { db, resource, owner, session, .. } = command
         {
-            return Some(AskedParts { db, names: smallvec![resource], owner: Some(owner) });
+            return Some(AskedParts { db, names: smallvec![resource], owner: Some(owner), session });
         }
         if let Command::Convert { db, resource, .. } = command {
-            return Some(AskedParts { db, names: smallvec![resource], owner: None });
+            return Some(AskedParts { db, names: smallvec![resource], owner: None, session: None });
         }
-        if let Command::MAcquire { db, resources, owner, .. }
-        | Command::MAcquireShared { db, resources, owner, .. } = command
+        if let Command::MAcquire { db, resources, owner, session, .. }
+        | Command::MAcquireShared { db, resources, owner, session, .. } = command
         {
-            return Some(AskedParts { db, names: resources, owner: Some(owner) });
+            return Some(AskedParts { db, names: resources, owner: Some(owner), session });
         }
         None
     }
@@ -247,15 +252,15 @@ impl<'a> AskedParts<'a> {
 
 impl AskedLocks {
     pub(in crate::server) fn read(blob: &Bytes) -> Option<AskedLocks> {
-        let AskedParts { db, names, owner } = AskedParts::read(blob)?;
+        let AskedParts { db, names, owner, session } = AskedParts::read(blob)?;
         let part = |name: &[u8]| blob.slice_ref(name);
         let by = owner.map_or(AttemptBy::Conversion, |owner| AttemptBy::Owner(part(owner)));
-        Some(AskedLocks { db, names: names.into_iter().map(part).collect(), by })
+        Some(AskedLocks { db, names: names.into_iter().map(part).collect(), by, session })
     }
 
     pub(super) fn in_transaction(lock: &LockInTransaction) -> AskedLocks {
         let names = lock.names.iter().cloned().collect();
-        AskedLocks { db: lock.db, names, by: AttemptBy::Transaction }
+        AskedLocks { db: lock.db, names, by: AttemptBy::Transaction, session: lock.session }
     }
 
     fn attempts(&self) -> impl Iterator<Item = Attempt> + '_ {

@@ -10,7 +10,7 @@ use crate::server::routing::router::ListenerKind;
 use bytes::Bytes;
 use redfence_core::keyspace::{table, wait_of, Wait};
 use redfence_core::machine::{put_user, Command};
-use redfence_core::script::AS_USER;
+use redfence_core::script::{routed_rights, AS_USER};
 use redfence_core::types::Member;
 use std::sync::Arc;
 
@@ -55,7 +55,10 @@ impl CommandContext {
             db: self.client.db,
             resp: self.client.protocol.into(),
             member: self.member(),
-            argv: owned(argv),
+            argv: match self.has_keys_in_both_tiers() {
+                true => owned(&[&[AS_USER, &routed_rights(None)], argv].concat()),
+                false => owned(argv),
+            },
         };
         let pending = self.server.tier2.query_for(&self.client.account, query);
         self.await_call(InFlight::Reads, Source::Tier2(pending), false, IfAbandoned::Nothing);

@@ -172,8 +172,8 @@ impl CommandContext {
                 reply
             }
             (AfterReply::SessionLocks { id, before }, reply) => self.session_locks(id, before, reply),
-            (AfterReply::FenceLooked { resource, fence }, reply) => {
-                self.client.fence_answer = Some(Box::new(FenceAnswer { resource, fence, reply }));
+            (AfterReply::FenceLooked(question), reply) => {
+                self.client.fence_answer = Some(Box::new(FenceAnswer { question, reply }));
                 Reply::Nil
             }
             (AfterReply::Explained, reply) => explained_to(&self.client.user, reply),

@@ -10,6 +10,7 @@ use crate::node_api::{AdminActs, OwnedQuery};
 use crate::server::access::audit::{self, AuditDraft};
 use crate::server::client::transaction::LockInTransaction;
 use crate::server::client::unblock::UnblockWith;
+use crate::server::commands::fence_kind::FenceQuestion;
 use crate::server::commands::transaction::AnsweredHere;
 use crate::server::stats::CommandKind;
 use crate::server::upstream::reply_edit::ReplyEdit;
@@ -18,7 +19,7 @@ use crate::tier1::subscriber::NotSubscribed;
 use crate::tier2::handle::{NodeAnswer, PendingReply};
 use bytes::Bytes;
 use redfence_core::reply::Reply;
-use redfence_core::types::{Fence, SessionId, UserTag};
+use redfence_core::types::{SessionId, UserTag};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -119,11 +120,8 @@ pub enum AfterReply {
         id: SessionId,
         before: NotifyState,
     },
-    /// Whether the fence of the next command may guard writes.
-    FenceLooked {
-        resource: Bytes,
-        fence: Fence,
-    },
+    /// What the next command, which is run again, must know of its fence.
+    FenceLooked(FenceQuestion),
     /// `LOCK.EXPLAIN` of a client that may not see every name.
     Explained,
     /// The reply in place of an answer that is no error: only this node knows it (receivers of a `PUBLISH`).

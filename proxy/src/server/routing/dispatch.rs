@@ -2,6 +2,7 @@
 
 use crate::acl::check::runs_script;
 use crate::events::SubscriptionKind;
+use crate::resp::request::Excess;
 use crate::server::client::session::ReplyMode;
 use crate::server::commands::{lock, wrong_arity, Local};
 use crate::server::context::CommandContext;
@@ -260,8 +261,13 @@ impl CommandContext {
         }
     }
 
-    /// Whether a large command may go to the upstream Redis. `argv` has all words up to its last key.
-    pub(in crate::server) fn admit_large(&mut self, argv: &[&[u8]]) -> Result<Progress, Refusal> {
+    /// Whether a large command may go to the upstream Redis. `argv` has all words up to its last key; `excess`: why Redfence itself does
+    /// not answer it.
+    pub(in crate::server) fn admit_large(
+        &mut self,
+        argv: &[&[u8]],
+        excess: Excess,
+    ) -> Result<Progress, Refusal> {
         if self.server.tier2.is_quarantined() {
             if let Reply::Error(refusal) = refusals::quarantined() {
                 return Err(refusal);
@@ -275,7 +281,7 @@ impl CommandContext {
         }
         self.follow_users();
         self.check_access(argv)?;
-        self.check_large(argv)?;
+        self.check_large(argv, excess)?;
         self.begin_reply_mode();
         if self.begin_at_upstream() == Progress::Stalled {
             self.put_back_reply_mode();

@@ -53,6 +53,11 @@ impl CommandContext {
         self.routes.router.has_upstream_for(self.client.listener_kind)
     }
 
+    /// Whether plain keys of this client live in either tier, each by its route.
+    pub(in crate::server) fn has_keys_in_both_tiers(&self) -> bool {
+        self.routes.router.divides_keys(self.client.listener_kind)
+    }
+
     /// Who answers, by routes that are known to be the cluster's.
     pub(super) fn route_lock(&self, request: &Request<'_>) -> Result<Destination, Refusal> {
         if self.routes.is_stale && self.has_upstream() && depends_on_routes(request) {

@@ -1,6 +1,7 @@
 //! Who answers a command: one decision, made once, as a value. [`super::dispatch`] carries it out; [`super::transaction_plan`] decides
 //! for transactions. Part of [`CommandContext`].
 
+use crate::resp::request::Excess;
 use crate::server::client::transaction::TransactionTarget;
 use crate::server::commands::transaction::crosses_tiers;
 use crate::server::commands::{not_supported_yet, server, unknown_command, Local};
@@ -37,6 +38,9 @@ pub(in crate::server) struct LockPlan<'a> {
     pub(in crate::server) destination: Destination,
     /// Other routes might have decided otherwise: a grant is sent only while these hold.
     pub(in crate::server) is_routed: bool,
+    /// A conversion in Tier 2 of a name that belongs to Tier 1 but for commands that name the other: where the fence is not known, it is
+    /// none of Tier 2.
+    pub(in crate::server) is_doubtful: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +123,12 @@ impl CommandContext {
                 self.check_guarded_keys(&argv[fence::FenceCall::COMMAND_AT..])?;
             }
             let is_routed = self.has_upstream() && depends_on_routes(&request);
-            Ok(LockPlan { request, destination, is_routed })
+            let is_doubtful = if let Request::Convert(convert) = &request {
+                self.routes.router.is_of_tier1(self.client.listener_kind, convert.resource)
+            } else {
+                false
+            };
+            Ok(LockPlan { request, destination, is_routed, is_doubtful })
         }))
     }
 
@@ -172,17 +181,16 @@ impl CommandContext {
     }
 
     /// A command larger than Redfence itself answers: all its keys have been seen, or none can matter.
-    pub(super) fn check_large(&self, argv: &[&[u8]]) -> Result<(), Refusal> {
+    pub(super) fn check_large(&self, argv: &[&[u8]], excess: Excess) -> Result<(), Refusal> {
+        if self.has_upstream() && self.is_for_both_stores(argv) {
+            return Err(excess.refusal());
+        }
         match self.route_plain(self.plain_keys(argv)?)? {
             PlainDestination::Upstream if self.transaction_target() == Some(TransactionTarget::Keyspace) => {
                 Err(crosses_tiers(argv[0]))
             }
             PlainDestination::Upstream => Ok(()),
-            PlainDestination::Keyspace => {
-                Err(Refusal::new(
-                    "ERR a command on keys of the correctness tier may have 1024 words of 64 KiB (1 MiB in scripts), 4 MiB in all; nothing was done; split it",
-                ))
-            }
+            PlainDestination::Keyspace => Err(excess.refusal()),
         }
     }
 

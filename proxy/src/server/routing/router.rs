@@ -182,6 +182,18 @@ impl Router {
         }
     }
 
+    /// Whether the routes decide where a plain key lives that comes in by this listener.
+    #[must_use]
+    pub fn divides_keys(&self, listener_kind: ListenerKind) -> bool {
+        !listener_kind.is_correctness() && (self.has_upstream || self.upstream_match == UpstreamMatch::Other)
+    }
+
+    /// Whether a lock of this name belongs to Tier 1 where the command names no tier.
+    #[must_use]
+    pub fn is_of_tier1(&self, listener_kind: ListenerKind, resource: &[u8]) -> bool {
+        self.tier_of(listener_kind, None, &[resource]) == Ok(Destination::Tier1)
+    }
+
     pub fn lock(&self, listener_kind: ListenerKind, request: &Request<'_>) -> Result<Destination, Refusal> {
         let named = request.tier();
         let resources: &[&[u8]] = match request {
@@ -305,9 +317,7 @@ impl Router {
         listener_kind: ListenerKind,
         keys: impl IntoIterator<Item = &'k [u8]>,
     ) -> Result<PlainDestination, Refusal> {
-        if listener_kind.is_correctness()
-            || (!self.has_upstream && self.upstream_match != UpstreamMatch::Other)
-        {
+        if !self.divides_keys(listener_kind) {
             return Ok(PlainDestination::Keyspace);
         }
         if !self.has_correctness_routes() {

@@ -3,7 +3,7 @@
 
 use crate::metrics::ServedBy;
 use crate::resp::encode::Encoder;
-use crate::resp::request::{words_of, ProtocolError, RequestParser};
+use crate::resp::request::{words_of, Excess, ProtocolError, RequestParser};
 use crate::server::access::audit;
 use crate::server::context::CommandContext;
 use crate::server::net::connection::{Disconnect, Progress, PASSING_BYTES_MAX};
@@ -205,7 +205,8 @@ impl CommandContext {
 
     /// A command too large to hold: its first piece. Goes to the upstream Redis, or is refused and dropped as it comes.
     pub(in crate::server) fn begin_large(&mut self, parser: &mut RequestParser, head: &[u8]) -> usize {
-        if let Some(excess) = parser.excess() {
+        let excess = parser.excess();
+        if !parser.may_stream() {
             self.refuse_large(excess.refusal());
             self.upstream.streamed = Some(StreamedCommand::Discarded);
             return head.len();
@@ -222,7 +223,7 @@ impl CommandContext {
             self.upstream.streamed = Some(StreamedCommand::Gathered);
             return head.len();
         }
-        match self.admit_large(&argv) {
+        match self.admit_large(&argv, excess) {
             Ok(Progress::Stalled) => {
                 self.replies.stalled = true;
                 parser.reset();
@@ -250,7 +251,7 @@ impl CommandContext {
     ) -> Result<usize, ProtocolError> {
         let (taken, whole) = parser.stream(bytes)?;
         if large == StreamedCommand::Gathered {
-            self.gather(&bytes[..taken], whole);
+            self.gather(&bytes[..taken], whole, parser.excess());
         }
         if let (StreamedCommand::ToUpstream, Some(connection)) = (large, &mut self.upstream.own) {
             connection.stream(&bytes[..taken]);
@@ -265,7 +266,7 @@ impl CommandContext {
         Ok(taken)
     }
 
-    fn gather(&mut self, bytes: &[u8], whole: bool) {
+    fn gather(&mut self, bytes: &[u8], whole: bool, excess: Excess) {
         if self.upstream.gathered.len() + bytes.len() > GATHERED_BYTES_MAX {
             self.upstream.gathered = Vec::new();
             self.upstream.streamed = Some(StreamedCommand::Discarded);
@@ -280,7 +281,7 @@ impl CommandContext {
         }
         let frame = std::mem::take(&mut self.upstream.gathered);
         assert!(self.follow_routes(), "nothing is under way");
-        match self.admit_large(&words_of(&frame)) {
+        match self.admit_large(&words_of(&frame), excess) {
             Ok(_) => {
                 if let Some(connection) = self.own_connection() {
                     connection.send(&frame);
