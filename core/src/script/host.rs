@@ -12,7 +12,6 @@ use crate::machine::Clash;
 use crate::reply::{Refusal, Reply};
 use crate::routes::Routing;
 use crate::types::{Member, Tier};
-use smallvec::SmallVec;
 
 const READ_ONLY: &str = "ERR Write commands are not allowed from read-only scripts.";
 
@@ -111,13 +110,15 @@ impl Running<'_, '_> {
     fn check_routes(&mut self, argv: &[&[u8]]) -> Result<(), Stop> {
         let settings = self.overlay.machine().settings();
         let pending = settings.pending.as_ref().map(|pending| &pending.routing);
-        let is_ours = |routing: &Routing, key: &[u8]| routing.route_of(key) == Some(Tier::Correctness);
-        let is_our_lock = |routing: &Routing, name: &[u8]| routing.tier_of(name) == Tier::Correctness;
-        let (keys, is_ours): (SmallVec<[&[u8]; 8]>, fn(&Routing, &[u8]) -> bool) =
-            match argv.first().and_then(|name| table::find(name)) {
-                Some(row) => (row.keys_of(argv), is_ours),
-                None => (looked_at(argv).into_iter().collect(), is_our_lock),
-            };
+        let row = argv.first().and_then(|name| table::find(name));
+        let keys = match row {
+            Some(row) => row.keys_of(argv),
+            None => looked_at(argv).into_iter().collect(),
+        };
+        let is_ours = |routing: &Routing, key: &[u8]| match row {
+            Some(_) => routing.route_of(key) == Some(Tier::Correctness),
+            None => routing.tier_of(key) == Tier::Correctness,
+        };
         for key in keys {
             let decided = is_ours(&settings.routing, key);
             let stop = match pending {
