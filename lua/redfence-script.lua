@@ -880,10 +880,15 @@ function M.lock_mrelease(keys, args)
   err = M.check_tier_option(args, #keys + 1)
   if err then return err end
   M.read_clock()
-  -- All types are looked at before anything changes.
-  local _, _, wrong = M.read_locks(keys)
-  if wrong then return wrong end
-  for i, resource in ipairs(keys) do rows[i] = M.release_one(M.read_lock(resource), fences[i]) end
+  for i, resource in ipairs(keys) do
+    local lock, wrong = M.read_lock(resource)
+    if lock then
+      rows[i] = M.release_one(lock, fences[i])
+    else
+      -- A key of another type is no lock that anybody owns. It does not stop the others.
+      rows[i] = string.find(wrong.err, '^WRONGTYPE') and {0, 'not_owner'} or wrong
+    end
+  end
   return rows
 end
 

@@ -144,11 +144,14 @@ def test_wrong_type(t):
     t.redis("HSET", r, "f", "v")
     for command, args in [("LOCK.ACQUIRE", [r, 1000]), ("LOCK.ACQUIRE", [r, 1000, "WAIT", 100]),
                           ("LOCK.RELEASE", [r, 1]), ("LOCK.RENEW", [r, 1, 1]), ("LOCK.INFO", [r]),
-                          ("LOCK.FORCERELEASE", [r]), ("LOCK.MACQUIRE", [2, free, r, 1000]),
-                          ("LOCK.MRELEASE", [2, free, 1, r, 1])]:
+                          ("LOCK.FORCERELEASE", [r]), ("LOCK.MACQUIRE", [2, free, r, 1000])]:
         reply = t(command, *args)
         assert isinstance(reply, ReplyError) and str(reply) == text, f"{command}: {reply!r}"
     assert t.redis("TYPE", r) == "hash" and t.redis("EXISTS", free, "__fence__{%s}" % r) == 0
+    one, two = (t.must("LOCK.ACQUIRE", name, 30000)[0] for name in (free, free + "2"))
+    rows = t.must("LOCK.MRELEASE", 3, free, one, r, 1, free + "2", two)
+    assert rows == [[1, b"ok"], [0, b"not_owner"], [1, b"ok"]], rows
+    assert t.redis("TYPE", r) == "hash" and t.redis("EXISTS", free, free + "2") == 0
 
 
 def test_any_bytes(t):

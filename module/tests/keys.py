@@ -81,6 +81,10 @@ def test_wrong_types(server):
     assert c.fails("LOCK.ACQUIRE", "s", 1).startswith("WRONGTYPE")
     assert c.fails("LOCK.MACQUIRE", 2, "q", "s", 1).startswith("WRONGTYPE")
     assert c.call("EXISTS", "q", "s") == 0
+    one, two = (c.call("LOCK.ACQUIRE", name, 30000)[0] for name in ("one", "two"))
+    rows = c.call("LOCK.MRELEASE", 4, "one", one, "r", 1, "two", two, "s", 1)
+    assert rows == [[1, b"ok"], [0, b"not_owner"], [1, b"ok"], [0, b"not_owner"]], rows
+    assert c.call("EXISTS", "one", "two") == 0
 
 
 def test_fences_rise_without_their_record(server):
