@@ -266,7 +266,8 @@ fn a_key_of_another_type_is_wrongtype(context: &Context) {
     let (one, two) = (context.name("one"), context.name("two"));
     let fences = [&one, &two].map(|name| client.acquire(name, 30_000).fence);
     let reply = ask!(client, "LOCK.MRELEASE", 3, &one, fences[0], &name, 5, &two, fences[1]);
-    let row = |number: i64, reason: &str| Value::Array(vec![Value::Integer(number), Value::Bulk(reason.into())]);
+    let row =
+        |number: i64, reason: &str| Value::Array(vec![Value::Integer(number), Value::Bulk(reason.into())]);
     assert_eq!(reply, Value::Array(vec![row(1, "ok"), row(0, "not_owner"), row(1, "ok")]));
     assert_eq!(ask!(client, "LLEN", &name), Value::Integer(1), "the list is as it was");
 }
