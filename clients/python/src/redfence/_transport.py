@@ -53,6 +53,18 @@ def _is_closed(connection: Any) -> bool:
     return getattr(connection, "_sock", None) is None
 
 
+def _can_read(connection: Any, timeout: float) -> bool:
+    """Like the connection's own. That one connects again where another thread has closed it, and waits for a reply to nothing."""
+    try:
+        if connection._parser.can_read(timeout):
+            return True
+    except OSError as error:
+        raise redis.exceptions.ConnectionError(str(error)) from error
+    if _is_closed(connection):
+        raise redis.exceptions.ConnectionError("closed while a reply was awaited")
+    return False
+
+
 class Link:
     """A connection of its own, for commands that must share one (a session) or that listen."""
 
@@ -142,7 +154,7 @@ class Transport:
         index, connection = self._checkout(waits=blocks > 0)
         try:
             connection.send_command(*words)
-            if blocks and not connection.can_read(timeout=blocks + self.timeout):
+            if blocks and not _can_read(connection, blocks + self.timeout):
                 raise Silent(f"no reply within {blocks + self.timeout:.2f} s")
             reply = connection.read_response()
         except BaseException as error:
