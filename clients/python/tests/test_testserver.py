@@ -60,7 +60,7 @@ def test_a_paused_program_loses_its_lock(server: TestServer) -> None:
     assert lock.state is State.SUSPECT
     server.advance(6)
     assert lock.lost.is_set()
-    assert lock.loss is not None and lock.loss.cause in ("deadline", "expired")
+    assert lock.loss is not None and lock.loss.cause == "deadline"
     assert not rf.info("wallet:7").held
 
 

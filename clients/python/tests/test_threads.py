@@ -291,6 +291,26 @@ def test_watch_tells_what_happens(any_backend: Backend) -> None:
             assert released is not None and released.event == "released"
 
 
+def test_a_watch_can_be_closed_by_another_thread(single: Backend) -> None:
+    with redfence.Client(single.urls()) as rf:
+        events = rf.watch(name() + "*")
+        seen: List[Any] = []
+        reading = threading.Event()
+
+        def read() -> None:
+            with events:
+                reading.set()
+                seen.extend(events)
+
+        thread = threading.Thread(target=read)
+        thread.start()
+        assert reading.wait(30)
+        events.close()
+        thread.join(30)
+        assert not thread.is_alive() and seen == []
+        assert events.next(1) is None
+
+
 def test_election_without_values_works_everywhere(any_backend: Backend) -> None:
     resource = name()
     with redfence.Client(any_backend.urls()) as one, redfence.Client(any_backend.urls()) as two:

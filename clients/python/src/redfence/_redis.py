@@ -33,7 +33,7 @@ _CODE = re.compile(r"[A-Z]{2,}\b")
 
 #: What a broken or silent connection raises. `OSError` comes through from connects in some versions; what is not RESP ends a connection.
 BROKEN = (exceptions.ConnectionError, exceptions.TimeoutError, exceptions.InvalidResponse, OSError)
-#: What redis-py runs into where another thread or task closes a connection under it.
+#: What redis-py runs into where another task closes a connection under it.
 CLOSED_UNDER_IT = (AttributeError, RuntimeError, TypeError, ValueError)
 
 
@@ -53,8 +53,8 @@ def is_refusal(error: BaseException) -> bool:
     return isinstance(error, (exceptions.ResponseError, exceptions.AuthenticationError, exceptions.BusyLoadingError))
 
 
-def is_broken(error: BaseException, closed: bool) -> bool:
-    """Whether an error is about the connection. `closed`: it is closed by now, perhaps by somebody else."""
+def is_broken(error: BaseException, closed: bool = False) -> bool:
+    """Whether an error is about the connection. `closed`: it is closed by now, perhaps by another task."""
     return isinstance(error, BROKEN) or (closed and isinstance(error, CLOSED_UNDER_IT))
 
 

@@ -381,7 +381,7 @@ class Listener:
     def reconnect(self) -> None:
         link = self.link
         if link is not None:
-            link.close()
+            link.interrupt()
 
     def join(self) -> None:
         self._thread.join(2.0)
@@ -411,13 +411,13 @@ class Listener:
                 if not self._stopping:
                     log.debug("listener: %s", error)
                     time.sleep(backoff.next())
+        if self.link is not None:
+            self.link.close()
 
     def _read_pushes(self, link: Link) -> None:
         connection = link.connection
         while not self._stopping and not self.session.ended:
             if not connection.can_read(timeout=1.0):
-                if link.closed:  # and made anew by redis-py: nobody speaks on that one
-                    raise ReplyLost("closed by the renewer")
                 continue
             notice = parse_push(connection.read_response(push_request=True))
             if notice is not None:

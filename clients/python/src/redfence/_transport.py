@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections import deque
@@ -49,20 +50,18 @@ def _close(connection: Any) -> None:
         pass
 
 
-def _is_closed(connection: Any) -> bool:
-    return getattr(connection, "_sock", None) is None
+def _interrupt(connection: Any) -> None:
+    """For a connection that another thread reads: that one finds its end, and closes it.
 
-
-def _can_read(connection: Any, timeout: float) -> bool:
-    """Like the connection's own. That one connects again where another thread has closed it, and waits for a reply to nothing."""
-    try:
-        if connection._parser.can_read(timeout):
-            return True
-    except OSError as error:
-        raise redis.exceptions.ConnectionError(str(error)) from error
-    if _is_closed(connection):
-        raise redis.exceptions.ConnectionError("closed while a reply was awaited")
-    return False
+    It must not be closed here. The number of a closed socket goes to the next one that is opened, and a thread that is just waking up
+    in `poll` looks at that number again: it would sleep on, at somebody else's socket.
+    """
+    sock = getattr(connection, "_sock", None)
+    if sock is not None:
+        try:
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of TLS too: `SSLSocket.shutdown` drops its state under the reader
+        except OSError:
+            pass  # it has ended already
 
 
 class Link:
@@ -71,8 +70,6 @@ class Link:
     def __init__(self, connection: Any, index: int) -> None:
         self.connection = connection
         self.index = index
-        #: redis-py connects a closed connection again by itself: whoever reads in another thread looks here.
-        self.closed = False
 
     def pipeline(self, words: Sequence[Words], timeout: float, idle: Callable[[], float]) -> List[Any]:
         """All commands, all replies; `timeout` is for each reply. `idle` runs while it waits, and says for how long it may wait on."""
@@ -95,9 +92,8 @@ class Link:
             self.close()
             raise Silent(str(error)) from error
         except BaseException as error:
-            broken = is_broken(error, self.closed or _is_closed(connection))
             self.close()
-            if broken:
+            if is_broken(error):
                 raise ReplyLost(str(error)) from error
             raise
         return replies
@@ -109,8 +105,11 @@ class Link:
         except Exception:
             return False
 
+    def interrupt(self) -> None:
+        """Ends it under the thread that reads it, which has to close it."""
+        _interrupt(self.connection)
+
     def close(self) -> None:
-        self.closed = True
         _close(self.connection)
 
 
@@ -154,7 +153,7 @@ class Transport:
         index, connection = self._checkout(waits=blocks > 0)
         try:
             connection.send_command(*words)
-            if blocks and not _can_read(connection, blocks + self.timeout):
+            if blocks and not connection.can_read(timeout=blocks + self.timeout):
                 raise Silent(f"no reply within {blocks + self.timeout:.2f} s")
             reply = connection.read_response()
         except BaseException as error:
@@ -188,13 +187,12 @@ class Transport:
                 self.addresses.move_on(index)
             self._checkin(index, connection)
             return refusal
-        closed = _is_closed(connection)
         self._given_back(connection)
         _close(connection)
         if isinstance(error, (redis.exceptions.TimeoutError, Silent)):
             self.addresses.move_on(index)
             return Silent(str(error))
-        if is_broken(error, closed):
+        if is_broken(error):
             self.nodes[index].drop_idle()
             return ReplyLost(str(error))
         return error
@@ -263,14 +261,14 @@ class Transport:
         self.nodes[index].drop_idle()
         for connection, (at, _) in list(self._busy.items()):
             if at == index:
-                _close(connection)
+                _interrupt(connection)
 
     def close(self) -> None:
         self.closed = True
         for node in self.nodes:
             node.drop_idle()
         for connection in list(self._busy):
-            _close(connection)
+            _interrupt(connection)
 
     def forked(self) -> None:
         """In the child: the parent's sockets are closed here and live on there."""

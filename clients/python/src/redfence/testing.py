@@ -109,6 +109,7 @@ class TestServer:
     def client(self, **options: Any) -> Client:
         """A client of this server whose deadlines run on :attr:`clock`. Closed with the server."""
         client = Client(self.url, clock=self.clock, **options)
+        self.clock.tell(client._context.keeper.expire)  # before the server's clock is turned: its own deadline comes first, as in life
         self.clock.tell(client._renewer.wake)
         self._clients.append(client)
         return client

@@ -40,6 +40,7 @@ class Watch:
         self._pattern = pattern
         self._link: Optional[Link] = None
         self._closed = False
+        self._reading = False
 
     def __enter__(self) -> "Watch":
         self._subscribe()
@@ -51,10 +52,13 @@ class Watch:
         self.close()
 
     def close(self) -> None:
-        """Ends the subscription; the iterator stops."""
+        """Ends the subscription; the iterator stops. May be called from another thread than the one that reads."""
         self._closed = True
-        if self._link is not None:
-            self._link.close()
+        link = self._link
+        if link is not None:
+            link.interrupt()
+            if not self._reading:
+                link.close()
 
     def __iter__(self) -> Iterator[LockEvent]:
         while not self._closed:
@@ -64,7 +68,15 @@ class Watch:
 
     def next(self, timeout: Optional[float] = None) -> Optional[LockEvent]:
         """The next event, or None where none came within `timeout` seconds (or the watch was closed)."""
-        give_up_at = None if timeout is None else time.monotonic() + timeout
+        self._reading = True
+        try:
+            return self._next(None if timeout is None else time.monotonic() + timeout)
+        finally:
+            self._reading = False
+            if self._closed and self._link is not None:
+                self._link.close()
+
+    def _next(self, give_up_at: Optional[float]) -> Optional[LockEvent]:
         while True:
             left = 1.0 if give_up_at is None else give_up_at - time.monotonic()
             if self._closed or left <= 0:
@@ -74,6 +86,10 @@ class Watch:
                     self._subscribe()
                 event = self._read(min(left, 1.0))
             except Exception:
+                if self._link is not None:
+                    self._link.close()
+                if self._closed:
+                    return None
                 self._resubscribe(give_up_at)
                 return LockEvent("gap")
             if event is not None:
