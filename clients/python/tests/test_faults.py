@@ -1,7 +1,8 @@
 """Faults with the SDK's own clients: what the *application* believed is what is checked.
 
-A cluster of three processes; client processes with threads and with asyncio on few names; `kill -9` of the leader and of other nodes, `SIGSTOP` of clients past
-their ttl. Every client writes down when it acquired, believed, lost and released, on one clock. DURATION=300 makes it long (`make sdk`: 60 s).
+A cluster of three processes; client processes with threads, with asyncio and of the Rust SDK (REDFENCE_FAULT_WORKER) on few names; `kill -9` of the leader and
+of other nodes, `SIGSTOP` of clients past their ttl. Every client writes down when it acquired, believed, lost and released, on one clock. DURATION=300 makes it
+long (`make sdk`: 60 s).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ except pytest.skip.Exception:
 SHORT = os.environ.get("REDFENCE_SDK") == "short"
 DURATION = float(os.environ.get("DURATION", "8" if SHORT else "60"))
 SRC = str(Path(redfence.__file__).resolve().parents[1])
+#: `clients/rust/examples/fault_worker.rs`, where `scripts/sdk-python` has built it.
+RUST_WORKER = os.environ.get("REDFENCE_FAULT_WORKER")
 #: A node that is killed takes the connections of its sessions with it, and the server counts its grace time from then.
 EXCUSE = 3.0
 
@@ -47,7 +50,9 @@ class Client:
     def __init__(self, kind: str, log: Path, names: List[str], urls: List[str], env: Dict[str, str]) -> None:
         self.kind, self.log = kind, log
         self.paused: List[Tuple[float, float]] = []
-        command = [sys.executable, str(Path(__file__).with_name("fault_worker.py")), kind, str(log), ",".join(names), *urls]
+        python = [sys.executable, str(Path(__file__).with_name("fault_worker.py")), kind]
+        worker = [RUST_WORKER] if kind == "rust" and RUST_WORKER else python
+        command = [*worker, str(log), ",".join(names), *urls]
         with log.with_suffix(".err").open("wb") as errors:
             self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=errors, env=env)
 
@@ -169,6 +174,8 @@ def run(tmp_path: Path, names: List[str], extra: Dict[str, str]) -> Dict[str, in
     dice = random.Random(seed)
     env = {**os.environ, **extra, "PYTHONPATH": os.pathsep.join([SRC, os.environ.get("PYTHONPATH", "")])}
     kinds = ["threads", "asyncio"] if SHORT else ["threads", "threads", "asyncio", "asyncio"]
+    if RUST_WORKER:
+        kinds += ["rust"] * (len(kinds) // 2)
     clients = [Client(kind, tmp_path / f"{i}-{kind}.log", names, cluster.urls(), env) for i, kind in enumerate(kinds)]
     kills: List[float] = []
     try:
@@ -200,7 +207,7 @@ def run(tmp_path: Path, names: List[str], extra: Dict[str, str]) -> Dict[str, in
             client.process.wait(90)
             errors = client.log.with_suffix(".err").read_text()
             assert client.process.returncode == 0, errors
-            assert "Traceback" not in errors, errors
+            assert "Traceback" not in errors and "panicked" not in errors, errors
         wrong, excused = violations(clients, kills)
         counted = count(clients)
         print(f"{dict(counted)}, {len(kills)} kills, {excused} beliefs of stopped clients overlapped; the fences tell them apart")

@@ -281,8 +281,8 @@ def test_a_session_is_sure_again_after_a_keep_alive() -> None:
     assert lease.state() is redfence.State.HELD and lease.remaining() > 20
 
 
-def test_the_listener_hears_again_after_its_connection_was_closed_under_it(single: Backend) -> None:
-    """redis-py connects a closed connection again by itself, and nobody speaks on that one."""
+def test_the_listener_hears_again_after_its_connection_was_ended_under_it(single: Backend) -> None:
+    """redis-py connects a closed connection again by itself, and nobody speaks on that one: the renewer must not close it."""
     resource = name()
     with redfence.Client(single.urls()) as rf:
         lock = rf.lock(resource, ttl=3600).acquire()
@@ -292,12 +292,12 @@ def test_the_listener_hears_again_after_its_connection_was_closed_under_it(singl
         first = listener.link
         assert first is not None
         original = first.connection.can_read
-        closed = threading.Event()
+        ended = threading.Event()
 
         def between_two_looks(timeout: float = 0) -> bool:
-            if not closed.is_set():
-                first.close()
-                closed.set()
+            if not ended.is_set():
+                listener.reconnect()
+                ended.set()
             return bool(original(timeout))
 
         first.connection.can_read = between_two_looks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import TracebackType
 from typing import Any, Iterator, Optional, Type
@@ -39,7 +40,7 @@ class Watch:
         self._transport = transport
         self._pattern = pattern
         self._link: Optional[Link] = None
-        self._closed = False
+        self._closed = threading.Event()
         self._reading = False
 
     def __enter__(self) -> "Watch":
@@ -53,7 +54,7 @@ class Watch:
 
     def close(self) -> None:
         """Ends the subscription; the iterator stops. May be called from another thread than the one that reads."""
-        self._closed = True
+        self._closed.set()
         link = self._link
         if link is not None:
             link.interrupt()
@@ -61,7 +62,7 @@ class Watch:
                 link.close()
 
     def __iter__(self) -> Iterator[LockEvent]:
-        while not self._closed:
+        while not self._closed.is_set():
             event = self.next()
             if event is not None:
                 yield event
@@ -73,13 +74,13 @@ class Watch:
             return self._next(None if timeout is None else time.monotonic() + timeout)
         finally:
             self._reading = False
-            if self._closed and self._link is not None:
+            if self._closed.is_set() and self._link is not None:
                 self._link.close()
 
     def _next(self, give_up_at: Optional[float]) -> Optional[LockEvent]:
         while True:
             left = 1.0 if give_up_at is None else give_up_at - time.monotonic()
-            if self._closed or left <= 0:
+            if self._closed.is_set() or left <= 0:
                 return None
             try:
                 if self._link is None:
@@ -88,7 +89,7 @@ class Watch:
             except Exception:
                 if self._link is not None:
                     self._link.close()
-                if self._closed:
+                if self._closed.is_set():
                     return None
                 self._resubscribe(give_up_at)
                 return LockEvent("gap")
@@ -115,7 +116,7 @@ class Watch:
 
     def _resubscribe(self, give_up_at: Optional[float]) -> None:
         backoff = Backoff(0.05, 2.0)
-        while not self._closed:
+        while not self._closed.is_set():
             try:
                 self._subscribe()
                 return
