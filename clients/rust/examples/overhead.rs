@@ -3,7 +3,6 @@
 //! ```text
 //! cargo run --release -p redfence-client --example overhead -- redis://127.0.0.1:6380
 //! ```
-#![allow(clippy::pedantic)]
 
 use redfence_client::Client;
 use std::future::Future;

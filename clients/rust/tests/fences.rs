@@ -1,5 +1,4 @@
-//! Fences at the resource: PostgreSQL (as a condition, by a trigger), and an HTTP service.
-#![allow(clippy::pedantic)]
+//! Fences at the resource: `PostgreSQL` (as a condition, by a trigger), and an HTTP service.
 
 use redfence_client::tower::FenceLayer;
 use redfence_client::{postgres, testing::Harness, Client, Lock, FENCE_HEADER};
@@ -76,7 +75,7 @@ async fn an_http_service_answers_412_to_a_stale_fence() {
     assert_eq!(ask("POST", Some(&new.fence().to_string())).await, 503);
 }
 
-/// A PostgreSQL of the test's own: a socket, no port, gone with it.
+/// A `PostgreSQL` of the test's own: a socket, no port, gone with it.
 struct Postgres {
     folder: TempDir,
     server: Child,

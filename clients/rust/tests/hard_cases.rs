@@ -1,5 +1,4 @@
 //! What a hostile reader looks for: beliefs that outlive a lock, things left behind, hangs.
-#![allow(clippy::pedantic)]
 
 mod support;
 
@@ -201,7 +200,7 @@ async fn waiters_at_a_node_that_fell_silent_go_to_another() {
         held.release().await.unwrap();
     };
     let both = async { tokio::join!(waiting, cut).0 };
-    let lock = tokio::time::timeout(LONG, both).await.expect("it is granted").unwrap();
+    let lock = tokio::time::timeout(LONG, Box::pin(both)).await.expect("it is granted").unwrap();
     assert_eq!(lock.state(), State::Held);
 }
 
@@ -219,7 +218,7 @@ async fn waits_at_a_client_that_is_closed_end() {
             client.clone().close().await;
         };
         let both = async { tokio::join!(waiting, closed).0 };
-        let refused = tokio::time::timeout(LONG, both).await.expect("it ends");
+        let refused = tokio::time::timeout(LONG, Box::pin(both)).await.expect("it ends");
         assert!(matches!(refused, Err(Error::Closed)), "{refused:?}");
         until("it left the queue", || server.stats().waiters == 0).await;
     }

@@ -1,5 +1,4 @@
 //! The client against the real lock machine in this process, on a clock that the test moves.
-#![allow(clippy::pedantic)]
 
 use redfence_client::testing::{self, Harness, ManualClock};
 use redfence_client::{Acquired, Cause, Client, Error, Event, OnUnavailable, Released, State, Tier, Token};
@@ -78,10 +77,10 @@ async fn a_stopped_client_loses_its_lock_by_its_own_clock() {
 
 #[tokio::test]
 async fn after_a_pause_the_first_look_finds_the_lock_lost() {
-    let (_server, harness) = start().await;
+    let (server, harness) = start().await;
     let clock = ManualClock::new();
     let client = harness.client_with(Client::builder()).await.unwrap();
-    let own = Client::builder().address(format!("redis://{}", _server.address())).clock(clock.clone());
+    let own = Client::builder().address(format!("redis://{}", server.address())).clock(clock.clone());
     let paused = own.connect().await.unwrap();
     let lock = paused.lock("a").ttl(30 * SECOND).acquire().await.unwrap();
     // Nothing else has run since the clock jumped: neither the renewer nor the server said a word.
@@ -144,7 +143,7 @@ async fn a_closed_connection_costs_neither_session_nor_locks() {
     // The harness's own connection is closed as well.
     server.disconnect();
     until("the keep-alive after the connection", || server.calls("LOCK.SESSION") >= 2).await;
-    server.advance(Duration::from_millis(5000));
+    server.advance(Duration::from_secs(5));
     assert_eq!(server.stats().locks, 1);
     until("the keep-alive is answered", || lock.state() == State::Held).await;
     lock.release().await.unwrap();

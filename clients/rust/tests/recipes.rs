@@ -1,5 +1,4 @@
 //! Recipes: what locks are mostly used for, each as a test. Take the function, not the test around it.
-#![allow(clippy::pedantic)]
 
 use redfence_client::testing::Harness;
 use redfence_client::{Client, Error, Tier};
@@ -141,7 +140,7 @@ async fn a_cache_is_refilled_by_one() {
         assert_eq!(other, "old", "somebody refills already");
         "new"
     };
-    assert_eq!(refill(&one, "k", Some("old"), slow).await.unwrap(), "new");
+    assert_eq!(Box::pin(refill(&one, "k", Some("old"), slow)).await.unwrap(), "new");
     harness.partition().await;
     let impatient = Client::builder().operation_timeout(Duration::from_millis(50));
     let third = harness.client_with(impatient).await.unwrap();
@@ -171,7 +170,7 @@ async fn a_paused_worker_cannot_overwrite_the_result_of_the_next_one() {
         assert!(work_on(&two, "item:1", async { "by the second".into() }).await.unwrap());
         "by the first".to_owned()
     };
-    assert!(matches!(work_on(&one, "item:1", paused).await, Err(Error::Stale { .. })));
+    assert!(matches!(Box::pin(work_on(&one, "item:1", paused)).await, Err(Error::Stale { .. })));
     let mut connection =
         redis::Client::open(server.url()).unwrap().get_multiplexed_async_connection().await.unwrap();
     let result: String = redis::cmd("GET").arg("result:item:1").query_async(&mut connection).await.unwrap();

@@ -2,7 +2,6 @@
 //!
 //! `REDFENCE_BIN` and `REDFENCE_MODULE` name the programs; without, they are looked for beside the test.
 //! `REDFENCE_SCENARIO=name` runs one.
-#![allow(clippy::pedantic)]
 
 mod support;
 

@@ -213,13 +213,18 @@ fn counts(audit: &AuditLog, text: &str) -> Vec<u64> {
     lines.map(|line| count(line).expect("a count")).collect()
 }
 
-#[test]
-fn every_refusal_and_failed_login_has_its_line() {
+/// A node that keeps an audit log, and a connection of a user who may do nothing.
+fn with_a_user_without_rights() -> (AuditLog, Node, Client) {
     let audit = AuditLog::new();
     let node = Node::start(&["--audit-log", audit.path()]);
-    let mut admin = node.connect();
-    assert_eq!(admin.ask_all(&["ACL SETUSER nobody on >pw"]), ["OK"]);
-    let mut nobody = as_user(&node, "nobody");
+    assert_eq!(node.connect().ask_all(&["ACL SETUSER nobody on >pw"]), ["OK"]);
+    let nobody = as_user(&node, "nobody");
+    (audit, node, nobody)
+}
+
+#[test]
+fn every_refusal_and_failed_login_has_its_line() {
+    let (audit, node, mut nobody) = with_a_user_without_rights();
     for _ in 0..30 {
         assert!(nobody.ask(&["SAVE"]).starts_with("-NOPERM"));
     }
@@ -237,11 +242,7 @@ fn every_refusal_and_failed_login_has_its_line() {
 
 #[test]
 fn refusals_beyond_so_many_a_second_share_a_line() {
-    let audit = AuditLog::new();
-    let node = Node::start(&["--audit-log", audit.path()]);
-    let mut admin = node.connect();
-    assert_eq!(admin.ask_all(&["ACL SETUSER nobody on >pw"]), ["OK"]);
-    let mut nobody = as_user(&node, "nobody");
+    let (audit, _node, mut nobody) = with_a_user_without_rights();
     let begun = Instant::now();
     for _ in 0..20 {
         nobody.send_bytes(&b"*1\r\n$4\r\nSAVE\r\n".repeat(200));

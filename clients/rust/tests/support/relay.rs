@@ -146,7 +146,7 @@ async fn requests(
                 }
                 Some(Fault::DropReply) => expected.lock().unwrap().push_back(Expected::Close),
                 Some(Fault::Indeterminate) => {
-                    expected.lock().unwrap().push_back(Expected::Replace(INDETERMINATE))
+                    expected.lock().unwrap().push_back(Expected::Replace(INDETERMINATE));
                 }
                 None => expected.lock().unwrap().push_back(Expected::Forward),
             }

@@ -120,7 +120,7 @@ fn number(step: &Table, name: &str, default: i64) -> i64 {
 }
 
 fn ms(step: &Table, name: &str, default: i64) -> Duration {
-    Duration::from_millis(number(step, name, default) as u64)
+    Duration::from_millis(number(step, name, default).unsigned_abs())
 }
 
 fn word(error: &Error) -> String {
@@ -247,6 +247,7 @@ impl Run {
         }
     }
 
+    #[allow(clippy::too_many_lines)] // an arm for each kind of step
     async fn step(&mut self, step: &Table, what: &str) {
         match text(step, "do", "") {
             "acquire" => self.acquire(step, what).await,
@@ -348,7 +349,7 @@ impl Run {
                 let wanted = number(step, "count", 0);
                 let count = || self.raw(&["LOCK.QUEUE".to_owned(), self.resource(step)]);
                 poll(what, || match count() {
-                    Ok(Value::Array(rows)) if rows.len() as i64 == wanted => Ok(()),
+                    Ok(Value::Array(rows)) if i64::try_from(rows.len()) == Ok(wanted) => Ok(()),
                     other => Err(format!("{other:?}")),
                 })
                 .await;
@@ -391,7 +392,7 @@ impl Run {
     }
 
     async fn fault(&mut self, step: &Table, what: &str) {
-        let count = number(step, "count", 1) as usize;
+        let count = usize::try_from(number(step, "count", 1)).expect("a count");
         match text(step, "do", "") {
             "stop_renewals" => testing::stop_renewals(&self.client(step).await),
             "drop_reply" => {
@@ -484,7 +485,7 @@ impl Run {
         let info: HashMap<String, Value> =
             redis::from_redis_value(self.raw(&["LOCK.INFO".to_owned(), self.resource(step)])?)?;
         Ok(match info.get("holders") {
-            Some(Value::Array(holders)) => holders.len() as i64,
+            Some(Value::Array(holders)) => i64::try_from(holders.len()).expect("a count"),
             _ => i64::from(info.get("state") == Some(&Value::BulkString(b"held".to_vec()))),
         })
     }

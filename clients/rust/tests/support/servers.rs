@@ -204,7 +204,9 @@ impl Servers {
                 let asked = redis::cmd("LOCK.CLUSTER").arg("INFO").query(&mut self.connect(node));
                 let info: std::collections::HashMap<String, redis::Value> = asked.unwrap_or_default();
                 match info.get("leader") {
-                    Some(redis::Value::Int(leader)) if *leader > 0 => return *leader as usize - 1,
+                    Some(redis::Value::Int(leader)) if *leader > 0 => {
+                        return usize::try_from(leader - 1).expect("a node of ours")
+                    }
                     _ => {}
                 }
             }
