@@ -92,6 +92,32 @@ def _broken(error: BaseException, connection: Any) -> BaseException:
     return ReplyLost(str(error)) if is_broken(error, not connection.is_connected) else error
 
 
+class Deadline:
+    """One timer for sending a command and reading its reply. redis-py makes a task for the first and a timer for each."""
+
+    def __init__(self, connection: Any, seconds: float) -> None:
+        self._connection = connection
+        self._seconds = seconds
+        self._is_over = False
+        connection.socket_timeout = None
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._expire)
+
+    def _expire(self) -> None:
+        self._is_over = True
+        writer = self._connection._writer
+        if writer is not None:
+            writer.transport.abort()  # whoever reads or writes finds its end
+
+    def meaning(self, error: BaseException) -> BaseException:
+        """Of an error that came out of the connection."""
+        if self._is_over and is_broken(error, closed=True):
+            return redis.exceptions.TimeoutError(f"no reply within {self._seconds:.2f} s")
+        return error
+
+    def cancel(self) -> None:
+        self._timer.cancel()
+
+
 class Transport:
     """Calls to whichever node answers."""
 
@@ -121,12 +147,14 @@ class Transport:
 
     async def _call(self, words: Words, blocks: float) -> Any:
         index, connection = await self._checkout()
+        deadline = Deadline(connection, self.timeout + blocks)
         try:
-            connection.socket_timeout = self.timeout + blocks
             await connection.send_command(*words)
             reply = await connection.read_response()
         except BaseException as error:
-            raise await self._failed(index, connection, error) from error
+            raise await self._failed(index, connection, deadline.meaning(error)) from error
+        finally:
+            deadline.cancel()
         await self._checkin(index, connection)
         return reply
 
