@@ -281,6 +281,31 @@ fn a_retry_of_the_owner_may_get_the_same_fence_and_nobody_else() {
     assert_eq!(kinds(vec![first, other]), [ViolationKind::DuplicateFence]);
 }
 
+/// A grant told late: one of its names was taken away meanwhile, so the node gives back the other and answers nil.
+#[test]
+fn a_multi_lock_that_nobody_was_told_of_may_be_given_back_and_no_other() {
+    let seen = Answer::Seen { held: true, fence: 1, owner: 1 };
+    let of_one_told_of_nothing = |outcome, group, wait_ms| {
+        let call = Call::Acquire { owner: 1, ttl_ms: 3_000, wait_ms, session: 0 };
+        let complete_ns = if outcome == Outcome::Unknown { NEVER } else { 30 * MS };
+        let asked = Operation { process: 1, resource: 0, invoke_ns: MS, complete_ns, call, outcome, group };
+        let look = op(2, 10 * MS, 11 * MS, Call::Look, seen);
+        let next = op(3, 12 * MS, 40 * MS, acquire(2, 500), granted(2, 500));
+        kinds(vec![asked, look, next])
+    };
+    for outcome in [Outcome::Unknown, Outcome::Answered(Answer::Nothing)] {
+        assert_eq!(of_one_told_of_nothing(outcome, 7, 4_000), [], "{outcome:?}");
+    }
+    assert_eq!(of_one_told_of_nothing(Outcome::Unknown, 7, 0), [ViolationKind::Order], "it did not wait");
+    assert_eq!(of_one_told_of_nothing(Outcome::Unknown, 0, 4_000), [ViolationKind::Order], "a single lock");
+    let refused = Outcome::Answered(Answer::Nothing);
+    assert_eq!(
+        of_one_told_of_nothing(refused, 7, 0),
+        [ViolationKind::Phantom],
+        "nobody can have asked for it"
+    );
+}
+
 #[test]
 fn renewals_move_the_end_both_ways() {
     let first = op(1, 0, 1, acquire(7, 10), granted(5, 10));

@@ -71,6 +71,9 @@ pub struct Unknown {
     pub shortest_ttl_ms: u64,
     pub session: u64,
     pub count: usize,
+    /// Of a multi-lock that waited. Where one of its names has ended before the node could tell the client of the grant, the node
+    /// gives back the others and answers nil.
+    pub may_be_given_back: bool,
 }
 
 impl Grant {
@@ -143,12 +146,16 @@ impl Grants {
     }
 
     fn note_unknown(&mut self, op: &Operation) {
-        let Call::Acquire { owner, ttl_ms, session, .. } = op.call else { return };
+        let Call::Acquire { owner, ttl_ms, wait_ms, session } = op.call else { return };
+        let may_be_given_back = op.group != 0 && wait_ms > 0;
+        let is_nil = may_be_given_back && op.answer() == Some(Answer::Nothing);
         // A plain client's grant whose fence nobody saw took place, but who can say under which fence.
-        if op.is_unknown() || op.answer() == Some(Answer::Taken) {
-            let first = Unknown { first_ns: op.invoke_ns, shortest_ttl_ms: ttl_ms, session, count: 0 };
+        if op.is_unknown() || op.answer() == Some(Answer::Taken) || is_nil {
+            let first_ns = op.invoke_ns;
+            let first = Unknown { first_ns, shortest_ttl_ms: ttl_ms, session, count: 0, may_be_given_back };
             let known = self.unknown.entry(owner).or_insert(first);
             known.count += 1;
+            known.may_be_given_back |= may_be_given_back;
             known.first_ns = known.first_ns.min(op.invoke_ns);
             if known.shortest_ttl_ms == 0 || (ttl_ms != 0 && ttl_ms < known.shortest_ttl_ms) {
                 known.shortest_ttl_ms = ttl_ms;
@@ -294,7 +301,7 @@ impl Grants {
                     nameless += 1;
                     earliest_ns.map(|first_ns| {
                         let shortest_ttl_ms = shortest_ttl_ms.unwrap_or(0);
-                        Unknown { first_ns, shortest_ttl_ms, session: 0, count: 1 }
+                        Unknown { first_ns, shortest_ttl_ms, session: 0, count: 1, may_be_given_back: false }
                     })
                 }
                 owner => {
@@ -324,6 +331,10 @@ impl Grants {
                 certain: true,
                 renews: false,
             });
+            if unknown.may_be_given_back {
+                let from_ns = unknown.first_ns;
+                grant.endings.push(Ending { from_ns, to_ns: NEVER, by_release: true });
+            }
             if grant.owner == 0 {
                 // Nobody knows whose it was, so nobody knows what it depended on.
                 grant.endings.push(Ending { from_ns: 0, to_ns: NEVER, by_release: false });

@@ -466,7 +466,19 @@ def convert(
     request = lease.request
     attempts = Attempts(context, wait_ms / 1000 + context.timeout, f"convert {request.label!r}")
     wait_until = time.monotonic() + wait_ms / 1000
-    fence = lease.fences[0]
+    lease.converting = True  # until `converted`
+    grant: Optional[Grant] = None
+    try:
+        grant = yield from _convert(context, lease, name, shared, wait_until, attempts)
+        return grant
+    finally:
+        lease.converting = grant is not None
+
+
+def _convert(
+    context: Context, lease: Lease, name: Resource, shared: bool, wait_until: float, attempts: Attempts
+) -> Flow[Optional[Grant]]:
+    request, fence = lease.request, lease.fences[0]
     while True:
         left_ms = max(0, round((wait_until - time.monotonic()) * 1000))
         words: Words = ("LOCK.CONVERT", name, fence, "SHARED" if shared else "EXCLUSIVE")
@@ -499,6 +511,7 @@ def converted(context: Context, lease: Lease, grant: Optional[Grant], kind: str)
     context.keeper.remove(lease)
     lease.request = replace(lease.request, kind=kind)
     lease.fences = grant.fences
+    lease.converting = False
     context.keeper.add(lease)
     return True
 

@@ -77,7 +77,7 @@ class Lease:
 
     __slots__ = (
         "request", "fences", "session", "hold_until", "clock", "ttl", "last_good", "own_deadline", "renew_at", "granted_at",
-        "loss", "finished", "suspect_told", "on_loss", "_mutex", "__weakref__",
+        "loss", "finished", "suspect_told", "converting", "on_loss", "_mutex", "__weakref__",
     )  # fmt: skip
 
     def __init__(
@@ -92,6 +92,8 @@ class Lease:
         self.loss: Optional[Loss] = None
         self.finished = False
         self.suspect_told = False
+        #: A `LOCK.CONVERT` is under way: whether the old fence still counts is known when it is answered.
+        self.converting = False
         self.on_loss: List[Callable[[Loss], None]] = []
         # Reentrant: the garbage collection may drop the handle in the middle of anything, in the same thread.
         self._mutex = threading.RLock()
@@ -224,6 +226,7 @@ class Batch:
         self.sent = sent
         self.words: List[Words] = []
         self.targets: List[Optional[Lease]] = []
+        self.fences: List[int] = []
         self.session: Optional[SessionLease] = None
 
     def __len__(self) -> int:
@@ -312,6 +315,7 @@ class Keeper:
             batch.session = session
             batch.words.append(("LOCK.SESSION", "KEEPALIVE", session.id))
             batch.targets.append(None)
+            batch.fences.append(0)
         due = any(lease.renew_at <= now for lease in self.leases())
         if due:
             for lease in self.leases():
@@ -327,12 +331,13 @@ class Keeper:
         for name, fence in zip(lease.request.names, lease.fences):
             batch.words.append(dialect.renew(name, fence, ttl_ms, lease.request.tier))
             batch.targets.append(lease)
+            batch.fences.append(fence)
 
     def settle(self, batch: Batch, replies: Sequence[Any]) -> None:
         """The replies to a batch. A lease of several names is renewed only if all of them are."""
         renewed: Dict[Lease, int] = {}
         failed: Set[Lease] = set()
-        for target, reply in zip(batch.targets, replies):
+        for target, fence, reply in zip(batch.targets, batch.fences, replies):
             if target is None:
                 self._settle_session(batch, reply)
             elif isinstance(reply, Refusal):
@@ -341,7 +346,8 @@ class Keeper:
                 renewed[target] = min(renewed.get(target, int(reply[1])), int(reply[1]))
             else:
                 failed.add(target)
-                target.lose(Loss(text_of(reply[1])))
+                if fence in target.fences and not target.converting:
+                    target.lose(Loss(text_of(reply[1])))
         for lease, ttl_ms in renewed.items():
             if lease not in failed:
                 lease.renewed(batch.sent, ttl_ms)

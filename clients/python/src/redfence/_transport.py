@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
+import weakref
 from collections import deque
 from typing import Any, Callable, Deque, Dict, List, Optional, Sequence, Tuple
 
@@ -57,11 +59,16 @@ def _interrupt(connection: Any) -> None:
     in `poll` looks at that number again: it would sleep on, at somebody else's socket.
     """
     sock = getattr(connection, "_sock", None)
-    if sock is not None:
+    if sock is not None and connection.pid == os.getpid():  # what a fork left here belongs to the parent
         try:
             socket.socket.shutdown(sock, socket.SHUT_RDWR)  # of TLS too: `SSLSocket.shutdown` drops its state under the reader
         except OSError:
             pass  # it has ended already
+
+
+def _is_closed(connection: Any) -> bool:
+    """redis-py closes a connection by itself after some error replies, such as `LOADING`."""
+    return getattr(connection, "_sock", None) is None
 
 
 class Link:
@@ -85,7 +92,7 @@ class Link:
                 try:
                     replies.append(connection.read_response())
                 except Exception as error:
-                    if not is_refusal(error):
+                    if not is_refusal(error) or _is_closed(connection):
                         raise
                     replies.append(refusal_of(error))
         except redis.exceptions.TimeoutError as error:
@@ -146,6 +153,7 @@ class Transport:
         #: Connections in use: of which node, and whether in a queue of the server.
         self._busy: Dict[Any, Tuple[int, bool]] = {}
         self._turns = Turns()
+        self._links: "weakref.WeakSet[Link]" = weakref.WeakSet()
         self.closed = False
 
     def call(self, words: Words, blocks: float) -> Any:
@@ -171,7 +179,7 @@ class Transport:
                 try:
                     replies.append(connection.read_response())
                 except Exception as error:
-                    if not is_refusal(error):
+                    if not is_refusal(error) or _is_closed(connection):
                         raise
                     replies.append(refusal_of(error))
         except BaseException as error:
@@ -213,6 +221,10 @@ class Transport:
                     break
                 self._turns.wait()
         self._busy[connection] = (index, waits)
+        if self._is_closed():  # looked at after it was put there: either `close` finds the connection, or this finds the client closed
+            self._given_back(connection)
+            _close(connection)
+            raise Unreachable("the client is closed")
         return index, connection
 
     def _given_back(self, connection: Any) -> None:
@@ -221,11 +233,12 @@ class Transport:
 
     def _checkin(self, index: int, connection: Any) -> None:
         idle = self.nodes[index].idle
-        if self.closed or index != self.addresses.current or len(idle) >= CONNECTIONS_MAX:
+        is_ended = self._busy.pop(connection, None) is None or _is_closed(connection)
+        if is_ended or self.closed or index != self.addresses.current or len(idle) >= CONNECTIONS_MAX:
             _close(connection)
         else:
             idle.append(connection)
-        self._given_back(connection)
+        self._turns.one_is_free()
 
     def connect(self, within: Optional[float] = None) -> Tuple[int, Any]:
         """A new connection to the first address that takes one."""
@@ -253,7 +266,12 @@ class Transport:
 
     def link(self, within: Optional[float] = None) -> Link:
         index, connection = self.connect(within)
-        return Link(connection, index)
+        link = Link(connection, index)
+        self._links.add(link)
+        if self.closed:
+            link.close()
+            raise Unreachable("the client is closed")
+        return link
 
     def silent(self, index: int) -> None:
         """A node does not answer: whoever waits for it goes to another."""
@@ -261,19 +279,30 @@ class Transport:
         self.nodes[index].drop_idle()
         for connection, (at, _) in list(self._busy.items()):
             if at == index:
-                _interrupt(connection)
+                self._end(connection)
+
+    def _end(self, connection: Any) -> None:
+        """Under its reader, unless it has just been given back."""
+        if self._busy.pop(connection, None) is not None:
+            _interrupt(connection)
+
+    def _is_closed(self) -> bool:
+        return self.closed
 
     def close(self) -> None:
         self.closed = True
         for node in self.nodes:
             node.drop_idle()
         for connection in list(self._busy):
-            _interrupt(connection)
+            self._end(connection)
+        for link in list(self._links):
+            link.interrupt()
 
     def forked(self) -> None:
         """In the child: the parent's sockets are closed here and live on there."""
         self._turns = Turns()
         self.addresses = Addresses(len(self.nodes), shuffle=False)
+        self._links = weakref.WeakSet()
         busy, self._busy = self._busy, {}
         for connection in busy:
             _close(connection)

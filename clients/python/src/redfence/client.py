@@ -6,6 +6,7 @@ import functools
 import logging
 import math
 import os
+import sys
 import threading
 import time
 import weakref
@@ -95,6 +96,7 @@ class Client:
         self._cleanup = Cleanup(self._run)
         self._local_locks: Dict[Tuple[Resource, ...], threading.Lock] = {}
         self._closed = False
+        self._finished = False
         self._pid = os.getpid()
         dropped: Any = weakref.finalize(self, self._renewer.retire)
         dropped.atexit = False
@@ -289,9 +291,9 @@ class Client:
 
     def close(self) -> None:
         """Gives back every lock that is still held, closes the session and all connections. May be called twice."""
-        if self._closed:
+        if self._finished:
             return
-        self._closed = True
+        self._closed = True  # whoever is interrupted in here may call it again
         leases = self._context.keeper.leases()
         for lease in leases:
             self._context.keeper.remove(lease)
@@ -299,7 +301,11 @@ class Client:
                 self._cleanup.add(_flows.release(self._context, lease.request, lease.fences, 2.0))
         self._cleanup.finish(max(3.0, self._transport.timeout))
         self._renewer.stop()
+        for lease in self._context.keeper.leases():  # granted meanwhile, and ended with the session
+            self._context.keeper.remove(lease)
+            lease.lose(Loss("closed"))
         self._transport.close()
+        self._finished = True
         _CLIENTS.discard(self)
 
     def __enter__(self) -> "Client":
@@ -381,6 +387,11 @@ class Client:
         else:
             self._context.keeper.add(lease)
             self._renewer.held(lease)
+            if self._closed:  # looked at after it was added: either `close` finds the lease, or this finds the client closed
+                self._context.keeper.remove(lease)
+                if lease.lose(Loss("closed")):
+                    self._cleanup.add(_flows.release(self._context, request, lease.fences, 2.0))
+                raise InvalidRequest("the client was closed")
         return lock
 
     def _degraded(self, options: LockOptions, error: RedfenceError) -> Lock:
@@ -437,12 +448,16 @@ class Client:
         if not _flows.converted(self._context, lease, grant, kind):
             lock.ensure(0.001)
             raise Busy(lock.name)
+        if lease.loss is not None:  # by the own clock: nobody works under the new fence
+            self._cleanup.add(_flows.release(self._context, lease.request, lease.fences, 2.0))
+            raise Lost(lock.name, lease.loss)
         self._run(_flows.renew_lease(self._context, lease, lease.until_deadline()))
 
     def _abandon(self, lease: Lease) -> None:
         """A handle that was dropped without release."""
         self._context.keeper.remove(lease)
-        if lease.finish() and not self._closed and self._pid == os.getpid():
+        # At the end of the program no thread can be started any more: the session, or the ttl, ends it.
+        if lease.finish() and not self._closed and self._pid == os.getpid() and not sys.is_finalizing():
             self._cleanup.add(_flows.release(self._context, lease.request, lease.fences, 5.0))
 
     def _forked(self) -> None:
@@ -452,6 +467,7 @@ class Client:
         self._renewer.forked()
         self._cleanup.forked()
         self._context.forked()
+        self._local_locks = {}
 
     def _stop_renewals(self) -> None:
         """For tests: as if this program were paused, seen from the server."""

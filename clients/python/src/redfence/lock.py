@@ -152,6 +152,10 @@ class LocalLock(Lock):
             return Released("ok")
         return Released("already_released")
 
+    def __del__(self) -> None:
+        if getattr(self, "_local", None) is not None:
+            self.release()
+
 
 #: Which locks each thread has entered. `setdefault` makes one for a pending lock, whichever thread comes first.
 _ENTERED: "weakref.WeakKeyDictionary[PendingLock, Any]" = weakref.WeakKeyDictionary()

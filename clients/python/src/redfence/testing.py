@@ -73,6 +73,10 @@ class ManualClock:
         with self._mutex:
             self._listeners.append(listener)
 
+    def forget_listeners(self) -> None:
+        with self._mutex:
+            self._listeners.clear()
+
 
 class TestServer:
     """A running ``redfence testserver`` and the clock of the clients it made."""
@@ -200,6 +204,7 @@ class TestServer:
     def _close_clients(self) -> None:
         clients, self._clients = self._clients, []
         self._async_clients = []
+        self.clock.forget_listeners()
         for client in clients:
             client.close()
 

@@ -39,6 +39,7 @@ class Renewer:
         self._backoff = Backoff(0.02, 0.5)
         self.rounds = 0
         self._naps = Naps()
+        self._stopped = False
 
     # -- called by the client
 
@@ -64,7 +65,7 @@ class Renewer:
 
     def clock_moved(self) -> None:
         """A clock of a test was turned, perhaps by another thread."""
-        if self._task is not None:
+        if self._task is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._tick)
             self._loop.call_soon_threadsafe(self.wake)
 
@@ -73,6 +74,8 @@ class Renewer:
         session = self.context.keeper.session
         if session is not None or not self.context.sessions:
             return session
+        if self._stopped:
+            raise Unreachable("the client is closed")
         self.start()
         if self._opening is None:
             self._opening = self._loop.create_future()
@@ -83,12 +86,15 @@ class Renewer:
             raise Unreachable(f"no session could be opened within {within:.1f} s") from None
 
     async def stop(self) -> None:
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         for task in (self._listener, self._task):
             if task is not None:
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
+        if self._opening is not None:
+            self._refuse(self._opening)
         session = self.context.keeper.session
         if session is not None and self._link is not None:
             try:
@@ -253,10 +259,17 @@ class Renewer:
                     opening.set_exception(error)
                     opening.exception()  # whoever asked may have gone: then nobody looks at it
                 else:
-                    opening.cancel()
+                    self._refuse(opening)
             raise
         if not opening.done():
             opening.set_result(keeper.session)
+
+    @staticmethod
+    def _refuse(opening: "asyncio.Future[Any]") -> None:
+        """Nobody opens a session any more. Whoever waits for one was not cancelled."""
+        if not opening.done():
+            opening.set_exception(Unreachable("the client is closed"))
+            opening.exception()  # whoever asked may have gone: then nobody looks at it
 
     def _particular(self) -> bool:
         """Whether the application asked for something that must not be left out silently."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import deque
 from typing import Any, Deque, Dict, List, Optional, Sequence, Set, Tuple
 
@@ -39,6 +40,9 @@ class Node:
 
 
 async def close(connection: Any) -> None:
+    writer = connection._writer
+    if writer is not None:
+        writer.transport.abort()  # at once: closing would wait for what a silent node does not read
     try:
         await connection.disconnect(nowait=True)
     except Exception:  # closing is best effort
@@ -80,7 +84,8 @@ async def _exchange(connection: Any, words: Sequence[Words]) -> List[Any]:
         try:
             replies.append(await connection.read_response())
         except Exception as error:
-            if not is_refusal(error):
+            # redis-py closes a connection by itself after some error replies, such as `LOADING`.
+            if not is_refusal(error) or not connection.is_connected:
                 raise
             replies.append(refusal_of(error))
     return replies
@@ -107,6 +112,8 @@ class Deadline:
         writer = self._connection._writer
         if writer is not None:
             writer.transport.abort()  # whoever reads or writes finds its end
+        else:
+            self._timer = asyncio.get_running_loop().call_later(0.1, self._expire)  # it is being connected again
 
     def meaning(self, error: BaseException) -> BaseException:
         """Of an error that came out of the connection."""
@@ -131,6 +138,7 @@ class Transport:
         self.addresses = Addresses(len(urls), shuffle)
         self._busy: Set[Tuple[int, Any]] = set()
         self._turns: Optional[asyncio.Semaphore] = None
+        self._links: "weakref.WeakSet[Link]" = weakref.WeakSet()
         self.closed = False
 
     def _turn(self) -> asyncio.Semaphore:
@@ -197,13 +205,17 @@ class Transport:
             connection = self.nodes[index].idle.pop()
         except IndexError:
             index, connection = await self.connect()
+        if self._is_closed():  # meanwhile
+            await close(connection)
+            raise Unreachable("the client is closed")
         self._busy.add((index, connection))
         return index, connection
 
     async def _checkin(self, index: int, connection: Any) -> None:
         self._busy.discard((index, connection))
         idle = self.nodes[index].idle
-        if self.closed or index != self.addresses.current or len(idle) >= CONNECTIONS_MAX:
+        is_ended = not connection.is_connected or connection._writer.transport.is_closing()
+        if is_ended or self.closed or index != self.addresses.current or len(idle) >= CONNECTIONS_MAX:
             await close(connection)
         else:
             idle.append(connection)
@@ -234,7 +246,12 @@ class Transport:
 
     async def link(self, within: Optional[float] = None) -> Link:
         index, connection = await self.connect(within)
-        return Link(connection, index)
+        link = Link(connection, index)
+        if self._is_closed():  # meanwhile
+            await link.close()
+            raise Unreachable("the client is closed")
+        self._links.add(link)
+        return link
 
     async def silent(self, index: int) -> None:
         """A node does not answer: whoever waits for it goes to another."""
@@ -244,6 +261,9 @@ class Transport:
             if at == index:
                 await close(connection)
 
+    def _is_closed(self) -> bool:
+        return self.closed
+
     async def close(self) -> None:
         self.closed = True
         for node in self.nodes:
@@ -251,9 +271,12 @@ class Transport:
         busy, self._busy = self._busy, set()
         for _, connection in busy:
             await close(connection)
+        for link in list(self._links):
+            await link.close()
 
     def forked(self) -> None:
         """In the child: the sockets are the parent's, and so is the loop. They are forgotten, not closed."""
         self._busy = set()
+        self._links = weakref.WeakSet()
         for node in self.nodes:
             node.idle.clear()

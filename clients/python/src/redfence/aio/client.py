@@ -76,6 +76,7 @@ class AsyncClient:
         self._local_locks: Dict[Tuple[Resource, ...], asyncio.Lock] = {}
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._closed = False
+        self._finished = False
         self._pid = os.getpid()
         dropped: Any = weakref.finalize(self, self._renewer.retire)
         dropped.atexit = False
@@ -251,9 +252,9 @@ class AsyncClient:
 
     async def close(self) -> None:
         """Gives back every lock that is still held, closes the session and all connections. May be called twice."""
-        if self._closed:
+        if self._finished:
             return
-        self._closed = True
+        self._closed = True  # whoever is cancelled in here may call it again
         for lease in self._context.keeper.leases():
             self._context.keeper.remove(lease)
             if lease.lose(Loss("closed")):
@@ -263,7 +264,11 @@ class AsyncClient:
             for task in late:
                 task.cancel()
         await self._renewer.stop()
+        for lease in self._context.keeper.leases():  # granted meanwhile, and ended with the session
+            self._context.keeper.remove(lease)
+            lease.lose(Loss("closed"))
         await self._transport.close()
+        self._finished = True
         _CLIENTS.discard(self)
 
     aclose = close
@@ -363,6 +368,11 @@ class AsyncClient:
         else:
             self._context.keeper.add(lease)
             self._renewer.held(lease)
+            if self._closed:  # looked at after it was added: either `close` finds the lease, or this finds the client closed
+                self._context.keeper.remove(lease)
+                if lease.lose(Loss("closed")):
+                    self._clean_up(_flows.release(self._context, request, lease.fences, 2.0))
+                raise InvalidRequest("the client was closed")
         return lock
 
     async def _degraded(self, options: LockOptions, error: RedfenceError) -> AsyncLock:
@@ -422,6 +432,9 @@ class AsyncClient:
         if not _flows.converted(self._context, lease, grant, kind):
             await lock.ensure(0.001)
             raise Busy(lock.name)
+        if lease.loss is not None:  # by the own clock: nobody works under the new fence
+            self._clean_up(_flows.release(self._context, lease.request, lease.fences, 2.0))
+            raise Lost(lock.name, lease.loss)
         await self._run(_flows.renew_lease(self._context, lease, lease.until_deadline()))
 
     def _abandon(self, lease: Lease) -> None:

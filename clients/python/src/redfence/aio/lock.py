@@ -161,6 +161,11 @@ class AsyncLocalLock(AsyncLock):
             return Released("ok")
         return Released("already_released")
 
+    def __del__(self) -> None:  # perhaps in another thread
+        local, loop = getattr(self, "_local", None), self._client._loop
+        if local is not None and loop is not None and not loop.is_closed() and self._lease.finish():
+            loop.call_soon_threadsafe(local.release)
+
 
 class Scope:
     """Cancels the task of an ``async with`` when the lock is lost, and turns that cancellation into :class:`Lost`."""

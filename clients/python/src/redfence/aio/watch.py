@@ -6,9 +6,10 @@ import asyncio
 from types import TracebackType
 from typing import AsyncIterator, Optional, Type
 
+from .._flows import Unreachable
 from .._retry import Backoff
 from .._wire import LockEvent, parse_event
-from ..watch import payload, subscription
+from ..watch import payload, public, subscription
 from ._transport import Link, Transport
 
 __all__ = ["AsyncWatch"]
@@ -24,7 +25,10 @@ class AsyncWatch:
         self._closed = False
 
     async def __aenter__(self) -> "AsyncWatch":
-        await self._subscribe()
+        try:
+            await self._subscribe()
+        except Exception as error:
+            raise public(error) from error
         return self
 
     async def __aexit__(
@@ -39,10 +43,13 @@ class AsyncWatch:
             await self._link.close()
 
     async def __aiter__(self) -> AsyncIterator[LockEvent]:
-        while not self._closed:
+        while not self._is_over():
             event = await self.next()
             if event is not None:
                 yield event
+
+    def _is_over(self) -> bool:
+        return self._closed or self._transport.closed
 
     async def next(self, timeout: Optional[float] = None) -> Optional[LockEvent]:
         """The next event, or None where none came within `timeout` seconds (or the watch was closed)."""
@@ -54,7 +61,7 @@ class AsyncWatch:
 
     async def _next(self) -> Optional[LockEvent]:
         backoff = Backoff(0.05, 2.0)
-        while not self._closed:
+        while not self._is_over():
             lost = self._link is None
             try:
                 if self._link is None:
@@ -78,7 +85,13 @@ class AsyncWatch:
 
     async def _subscribe(self) -> None:
         link = await self._transport.link()
-        await link.connection.send_command(*subscription(self._pattern))
-        await link.connection.read_response(push_request=True)  # the confirmation, so that no event after this is missed
+        try:
+            await link.connection.send_command(*subscription(self._pattern))
+            await link.connection.read_response(push_request=True)  # the confirmation, so that no event after this is missed
+            if self._closed:
+                raise Unreachable("the watch is closed")
+        except BaseException:
+            await link.close()
+            raise
         link.connection.socket_timeout = None
         self._link = link
