@@ -1,6 +1,7 @@
 //! Nodes that come, go, and come back.
 
 use super::*;
+use raft::eraftpb::{Message, MessageType};
 use redfence::node_api::{AdminRequest, Input, PeerMessage};
 use redfence_tests::sim::kernel::address as addr;
 
@@ -119,6 +120,28 @@ fn a_removed_node_that_restarts_stays_out() {
         let ticket = cluster.submit(out, &acquire("r", "b", 1_000, 0), 0);
         assert_eq!(code(&cluster.wait_for(ticket, 6_000)), "UNAVAILABLE", "seed {seed}");
     }
+}
+
+#[test]
+fn votes_that_come_late_make_no_leader_of_a_removed_node() {
+    let mut cluster = settled(3, 1);
+    let out = follower(&cluster);
+    let others: Vec<NodeId> = cluster.ids().into_iter().filter(|id| *id != out).collect();
+    cluster.network().split(&[out], &others);
+    cluster.run_for(3_000);
+    let asking_for = cluster.node(out).expect("runs").term() + 1;
+    let conf_index = cluster.node(out).expect("runs").applied_index() + 100;
+    cluster.input(out, Input::Peer { from: others[0], message: PeerMessage::NotMember { conf_index } });
+    let votes = [MessageType::MsgRequestPreVoteResponse, MessageType::MsgRequestVoteResponse];
+    for (vote, from) in votes.into_iter().flat_map(|vote| others.iter().map(move |from| (vote, *from))) {
+        let message = Message { msg_type: vote, from, to: out, term: asking_for, ..Message::default() };
+        cluster.input(out, Input::Peer { from, message: PeerMessage::Raft(Box::new(message)) });
+    }
+    cluster.run_for(100);
+    assert!(
+        !cluster.node(out).expect("runs").is_leader(),
+        "it would lead for good: it does not tick any more"
+    );
 }
 
 #[test]

@@ -220,8 +220,7 @@ impl Node {
                 self.removed = self.membership.get(self.config.id).is_none();
                 if self.removed && self.is_leader() {
                     // raft 0.7.0 lets a removed leader go on, and panics when it next counts its own acknowledgement.
-                    let term = self.raw.raft.term;
-                    self.raw.raft.become_follower(term, raft::INVALID_ID);
+                    self.stand_back();
                 }
                 tracing::info!(entry.index, members = ?self.membership.list(), "membership changed");
             }

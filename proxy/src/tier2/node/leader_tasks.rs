@@ -245,7 +245,15 @@ impl Node {
         if !self.is_leader() && self.leader() == 0 && !self.removed && conf_index > added_at.max(1) {
             tracing::warn!(conf_index, "this node was removed from the cluster");
             self.removed = true;
+            // Votes that are on their way would make it a leader, and without ticks it would stay one for good.
+            self.stand_back();
             self.status_due_ms = 0;
         }
+    }
+
+    /// A removed node neither leads nor asks for votes.
+    pub(in crate::tier2) fn stand_back(&mut self) {
+        let term = self.raw.raft.term;
+        self.raw.raft.become_follower(term, raft::INVALID_ID);
     }
 }
