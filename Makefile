@@ -8,12 +8,14 @@ DURATION ?= 60
 PRESET ?= all
 CERTS ?= target/certs
 HOSTS ?=
+# What `make bench` and `make versus` measure.
+PRODUCTION := --bin target/production/redfence --module target/production/libredfence_module.so
 # Where whatever cannot be done on this machine is noted; `make test` prints it at its end.
 export REDFENCE_LEFT_OUT := $(CURDIR)/target/left-out
 # For `redfence --version`. Exported, so that every target builds the same program.
 export REDFENCE_COMMIT := $(shell scripts/commit)
 
-.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release unit lua-test sdk sdk-python browser browser-short docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus hostile attack mixed-versions sentinel nightly fuzz images deb chart packaging-check clean
+.PHONY: help run certs quick demo clean-demo fresh test ci check fmt clippy licences advisories build build-release build-production unit lua-test sdk sdk-python browser browser-short docs tutorial conformance sim mutants chaos mixed-fleet fenced-resource drill scale soak interop bench versus hostile attack mixed-versions sentinel nightly fuzz images deb chart packaging-check clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -75,6 +77,11 @@ build-release:
 	@# Apart, or the module would be built with the features the proxy asks of core (Luau).
 	@scripts/build release redfence-module
 	@scripts/build release redfence
+
+build-production: # as it is packaged: optimised as a whole
+	@scripts/install-deps cc libclang redis
+	@scripts/build production redfence-module
+	@scripts/build production redfence
 
 unit: build ## Rust tests of every crate: golden scripts, properties, conformance, clusters of real processes
 	@scripts/install-deps redis
@@ -147,15 +154,15 @@ browser-short: build ## the quick part of it
 	@scripts/install-deps --optional chromium node
 	@scripts/browser short
 
-bench: build-release ## lock work against Redis, etcd and ZooKeeper in one run (about a quarter of an hour); PART=locks for one part
+bench: build-production ## lock work against Redis, etcd and ZooKeeper in one run (about a quarter of an hour); PART=locks for one part
 	@scripts/install-deps etcd || echo "etcd is left out"
 	@scripts/install-deps zookeeper || echo "ZooKeeper is left out"
 	$(CARGO) build --release --locked -p redfence-bench
-	target/release/redfence-bench $(or $(PART),all)
+	target/release/redfence-bench $(PRODUCTION) $(or $(PART),all)
 
-versus: build-release ## this build against the pinned baseline (bench/baseline.toml), side by side
+versus: build-production ## this build against the pinned baseline (bench/baseline.toml), side by side
 	$(CARGO) build --release --locked -p redfence-bench
-	target/release/redfence-bench versus --other "$$(scripts/baseline)" --results target/versus
+	target/release/redfence-bench versus $(PRODUCTION) --other "$$(scripts/baseline)" --results target/versus
 
 hostile: build ## whatever a client may send, against three nodes: make hostile, make hostile ONLY=glob
 	$(CARGO) run --locked -p redfence-tests --bin hostile -- $(if $(ONLY),--only $(ONLY))
