@@ -4,7 +4,7 @@
 use crate::client::{Client, Handle};
 use crate::clock::Time;
 use crate::core::{Core, BACKOFF_BASE, BACKOFF_MAX};
-use crate::error::{Busy, Cause, Error, Failure, Loss};
+use crate::error::{Busy, Error, Failure};
 use crate::fallback::{Acquired, OnUnavailable};
 use crate::lease::{Lease, NewLease, Part};
 use crate::links::backoff;
@@ -177,19 +177,26 @@ impl<'c> LockRequest<'c> {
         core.admit()?;
         let mut attempt = Attempt {
             handle,
+            number: core.next_number(),
             terms: &self.terms,
             owner: uuid::Uuid::new_v4().to_string(),
             unsure: false,
             wait_until: core.clock.now() + self.terms.wait,
         };
-        let granted = tokio::select! {
+        core.begin_acquisition(attempt.number, &self.terms, &attempt.owner)?;
+        tokio::select! {
             biased;
-            () = core.closed().cancelled() => return Err(Error::Closed),
-            granted = attempt.run(!self.is_transferable) => granted?,
-        };
+            () = core.closed().cancelled() => Err(Error::Closed),
+            outcome = self.take(handle, &mut attempt) => outcome,
+        }
+    }
+
+    async fn take(&self, handle: &Arc<Handle>, attempt: &mut Attempt<'_>) -> Result<Lock, Error> {
+        let core = &handle.core;
+        let granted = attempt.run(!self.is_transferable).await?;
         let parts = self.terms.names.iter().cloned().zip(granted.fences);
         let lease = Arc::new(Lease::new(NewLease {
-            number: core.next_number(),
+            number: attempt.number,
             parts: parts.map(|(name, fence)| Part::new(name, fence)).collect(),
             owner: attempt.owner.clone(),
             ttl: self.terms.ttl,
@@ -203,11 +210,7 @@ impl<'c> LockRequest<'c> {
         if granted.has_waited && !renew_first(core, &lease).await? {
             return Err(Error::Busy(Busy::default()));
         }
-        core.register(&lease);
-        if core.is_closed() {
-            core.lose(&lease, Loss::new(Cause::Closed));
-            return Err(Error::Closed);
-        }
+        core.register(&lease)?;
         attempt.unsure = false;
         if lease.loss().is_some() && lease.parts.len() > 1 {
             // Half a multi-lock protects nothing: the other half is given back.
@@ -259,6 +262,7 @@ struct Granted {
 /// One acquisition, over all its retries.
 struct Attempt<'a> {
     handle: &'a Arc<Handle>,
+    number: u64,
     terms: &'a Terms,
     owner: String,
     /// Something was sent whose outcome is not known: whoever drops this leaves a clean-up behind.
@@ -268,10 +272,8 @@ struct Attempt<'a> {
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if self.unsure {
-            let terms = Box::new(self.terms.clone());
-            self.handle.leave(Job::CleanUp { terms, owner: std::mem::take(&mut self.owner) });
-        }
+        let clean_up = |terms, owner| self.handle.leave(Job::CleanUp { terms: Box::new(terms), owner });
+        self.handle.core.end_acquisition(self.number, self.unsure.then_some(clean_up));
     }
 }
 
@@ -321,17 +323,19 @@ impl Attempt<'_> {
                 return Err(self.refused(failure));
             }
             let pause = backoff(attempts, BACKOFF_BASE, BACKOFF_MAX);
+            // What may have happened is not `Unavailable`.
+            let honest = |error| match error {
+                Error::Unavailable { reason, .. } if was_unsure => Error::Indeterminate { reason },
+                error => error,
+            };
             if Instant::now() + pause >= gives_up {
-                return Err(match failure.into_error() {
-                    Error::Unavailable { reason, .. } if was_unsure => Error::Indeterminate { reason },
-                    error => error,
-                });
+                return Err(honest(failure.into_error()));
             }
             if attempts > 0 {
                 tokio::time::sleep(pause).await;
             }
             attempts += 1;
-            core.admit()?;
+            core.admit().map_err(honest)?;
         }
     }
 
@@ -355,7 +359,7 @@ impl Attempt<'_> {
             return Ok(None);
         }
         // Connects first, where that must be done anyway: only then is it known what the server can do.
-        core.links.shared().await?;
+        core.links.shared().await.inspect_err(|_| core.note::<()>(None, &Err(unreached())))?;
         let abilities = core.links.abilities();
         let is_routed = abilities
             .routes
@@ -364,7 +368,7 @@ impl Attempt<'_> {
         if abilities.is_tier_1 || !(is_routed || self.terms.tier == Some(Tier::Correctness)) {
             return Ok(None);
         }
-        core.sessions.get(core).await.map(Some)
+        core.sessions.get(self.handle).await.map(Some)
     }
 
     fn wait_left(&self) -> Duration {

@@ -59,6 +59,14 @@ impl Breaker {
         }
     }
 
+    /// A request was answered neither way. Where it was the probe, the next one is due as after a failure.
+    pub(crate) fn unanswered(&self, now: Instant) {
+        let mut inner = self.lock();
+        if inner.probing_since.take().is_some() {
+            inner.open_since = Some(now);
+        }
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, Inner> {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -96,6 +104,16 @@ mod tests {
             breaker.failed(after(start, n * 3000));
             assert!(breaker.admit(after(start, n * 3000)));
         }
+    }
+
+    #[test]
+    fn a_probe_that_was_not_answered_is_followed_by_the_next() {
+        let (breaker, start) = (Breaker::default(), Instant::now());
+        (0..5).for_each(|_| breaker.failed(start));
+        assert!(breaker.admit(after(start, 1100)));
+        breaker.unanswered(after(start, 1200));
+        assert!(!breaker.admit(after(start, 1300)));
+        assert!(breaker.admit(after(start, 2300)));
     }
 
     #[test]

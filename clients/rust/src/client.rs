@@ -3,7 +3,7 @@
 use crate::acquire::LockRequest;
 use crate::core::Core;
 use crate::election::Election;
-use crate::error::{Cause, Error, Failure, Loss};
+use crate::error::{Error, Failure};
 use crate::fenced::Fenced;
 use crate::links::Links;
 use crate::lock::{Lock, Token};
@@ -154,15 +154,11 @@ impl Client {
         Fenced::new(Arc::clone(&self.handle), resource.as_ref().to_vec(), fence)
     }
 
-    /// Releases every lock of this client, ends its waits with [`Error::Closed`], closes its session and its connections, and waits until
-    /// that is done (5 s at most). Handles that are still around find their locks lost, with the cause `closed`.
+    /// Releases every lock of this client, ends its waits with [`Error::Closed`], ends its watches, closes its session and its connections,
+    /// and waits until that is done (5 s at most). Handles that are still around find their locks lost, with the cause `closed`.
     pub async fn close(self) {
         let core = &self.handle.core;
-        // First: a lock that becomes known later is not handed out.
-        core.set_closed();
-        let leases: Vec<_> = core.leases().values().cloned().collect();
-        for lease in leases {
-            core.lose(&lease, Loss::new(Cause::Closed));
+        for lease in core.lose_all() {
             self.handle.leave(Job::Release { lease, once: false });
         }
         let (sender, done) = oneshot::channel();

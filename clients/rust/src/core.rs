@@ -5,6 +5,7 @@ use crate::error::{Cause, Error, Failure, Loss};
 use crate::lease::Lease;
 use crate::links::{backoff, Link, Links};
 use crate::options::Settings;
+use crate::protocol::Terms;
 use crate::session::{Session, Sessions};
 use crate::telemetry::Telemetry;
 use redis::{Cmd, Value};
@@ -32,6 +33,8 @@ pub(crate) struct Core {
     pub(crate) sessions: Sessions,
     pub(crate) telemetry: Telemetry,
     leases: Mutex<HashMap<u64, Arc<Lease>>>,
+    /// What is asked for now, and by which owner: given back when the client is closed.
+    acquisitions: Mutex<HashMap<u64, (Terms, String)>>,
     early: Mutex<Early>,
     numbers: AtomicU64,
     waker: Notify,
@@ -51,6 +54,7 @@ impl Core {
             sessions: Sessions::default(),
             telemetry: Telemetry::default(),
             leases: Mutex::default(),
+            acquisitions: Mutex::default(),
             early: Mutex::default(),
             numbers: AtomicU64::new(1),
             waker: Notify::new(),
@@ -83,14 +87,63 @@ impl Core {
         self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on it is renewed.
-    pub(crate) fn register(&self, lease: &Arc<Lease>) {
-        self.leases().insert(lease.number, Arc::clone(lease));
+    fn acquisitions(&self) -> MutexGuard<'_, HashMap<u64, (Terms, String)>> {
+        self.acquisitions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes an acquisition before anything is sent.
+    pub(crate) fn begin_acquisition(&self, number: u64, terms: &Terms, owner: &str) -> Result<(), Error> {
+        let mut acquisitions = self.acquisitions();
+        // Looked at under the lock: `close` takes all that began before.
+        if self.is_closed() {
+            return Err(Error::Closed);
+        }
+        acquisitions.insert(number, (terms.clone(), owner.to_owned()));
+        Ok(())
+    }
+
+    /// It is over. `clean_up` is called where its outcome is not known and `close` has not taken care of it.
+    pub(crate) fn end_acquisition(&self, number: u64, clean_up: Option<impl FnOnce(Terms, String)>) {
+        let mut acquisitions = self.acquisitions();
+        // Under the lock: `close` finds it here, or what was left to the background task before it looked.
+        if let (Some((terms, owner)), Some(clean_up)) = (acquisitions.remove(&number), clean_up) {
+            clean_up(terms, owner);
+        }
+    }
+
+    /// All that began and did not end.
+    pub(crate) fn take_acquisitions(&self) -> Vec<(Terms, String)> {
+        self.acquisitions().drain().map(|(_, acquisition)| acquisition).collect()
+    }
+
+    /// From now on it is renewed. At a client that is closed there is nobody to do so: it is lost.
+    pub(crate) fn register(&self, lease: &Arc<Lease>) -> Result<(), Error> {
+        {
+            let mut leases = self.leases();
+            // Looked at under the lock: `close` loses all that are there.
+            if self.is_closed() {
+                drop(leases);
+                self.lose(lease, Loss::new(Cause::Closed));
+                return Err(Error::Closed);
+            }
+            leases.insert(lease.number, Arc::clone(lease));
+        }
         self.catch_up(lease);
         let first = lease.next_renewal().unwrap_or_default().min(lease.deadline());
         if micros(first) < self.wakes_at_us.load(Ordering::Acquire) {
             self.wake();
         }
+        Ok(())
+    }
+
+    /// Loses every lease: from now on nobody renews them.
+    pub(crate) fn lose_all(&self) -> Vec<Arc<Lease>> {
+        self.set_closed();
+        let leases: Vec<_> = self.leases().values().cloned().collect();
+        for lease in &leases {
+            self.lose(lease, Loss::new(Cause::Closed));
+        }
+        leases
     }
 
     /// What was told before the lease, or its fence, was known here: a push may be heard before whoever waits for the grant runs again.
@@ -168,16 +221,24 @@ impl Core {
         }
     }
 
-    /// Those that are not held are lost, and answered.
+    /// Those that are not held by the fences they had are lost, and answered. Where a conversion may have replaced the fence, the next
+    /// renewal finds out.
     pub(crate) fn lose_all_but(
         &self,
-        leases: &[Arc<Lease>],
+        leases: &[(Arc<Lease>, Vec<i64>)],
         is_held: impl Fn(&[u8], i64) -> bool,
     ) -> Vec<Arc<Lease>> {
-        let is_lost = |lease: &&Arc<Lease>| !lease.parts.iter().all(|part| is_held(&part.name, part.fence()));
-        let lost: Vec<_> = leases.iter().filter(is_lost).cloned().collect();
-        for lease in &lost {
-            self.lose(lease, Loss::new(Cause::Expired));
+        let mut lost = Vec::new();
+        for (lease, fences) in leases {
+            if lease.parts.iter().zip(fences).all(|(part, fence)| is_held(&part.name, *fence)) {
+                continue;
+            }
+            if lease.may_be_converted() || lease.fences() != *fences {
+                lease.renew_now(self.clock.now());
+            } else {
+                self.lose(lease, Loss::new(Cause::Expired));
+                lost.push(Arc::clone(lease));
+            }
         }
         lost
     }
@@ -196,7 +257,14 @@ impl Core {
             }
             // No address could be reached.
             Err(Failure::Connection { sent: false, .. }) => self.links.breaker.failed(Instant::now()),
-            Err(_) => {}
+            // A server that refuses is there.
+            Err(failure @ Failure::Server { .. }) if !failure.is_retryable() => {
+                self.links.breaker.succeeded();
+            }
+            Err(Failure::Connection { .. } | Failure::Server { .. }) => {
+                self.links.breaker.unanswered(Instant::now());
+            }
+            Err(Failure::Closed) => {}
         }
     }
 

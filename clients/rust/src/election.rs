@@ -148,24 +148,28 @@ pub struct Observer {
 }
 
 impl Observer {
-    /// The leader at first, and then each change: `None` while there is none.
+    /// The leader at first, and then each change: `None` while there is none, and at once when the client is closed.
     pub async fn next(&mut self) -> Option<Leader> {
         loop {
             // Who cannot be asked now is asked again: an observer has nothing better to tell than what it told last.
-            if let Ok(info) = self.client.info(&self.name).await {
-                let leader = leader_of(info);
-                if !self.has_told || self.last != leader {
-                    self.has_told = true;
-                    self.last.clone_from(&leader);
-                    return leader;
+            match self.client.info(&self.name).await {
+                Ok(info) => {
+                    let leader = leader_of(info);
+                    if !self.has_told || self.last != leader {
+                        self.has_told = true;
+                        self.last.clone_from(&leader);
+                        return leader;
+                    }
                 }
+                Err(Error::Closed) => return None,
+                Err(_) => {}
             }
             let change = async {
                 loop {
                     match self.watch.next().await {
                         Event::Change(change)
                             if matches!(change.event.as_str(), "renewed" | "queued" | "abandoned") => {}
-                        Event::Change(_) | Event::Gap => return,
+                        Event::Change(_) | Event::Gap | Event::Closed => return,
                     }
                 }
             };

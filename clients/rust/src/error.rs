@@ -239,6 +239,8 @@ pub(crate) enum Failure {
     Connection { reason: String, sent: bool },
     /// The server answered with an error.
     Server { code: String, text: String },
+    /// The client is closed: nothing was sent.
+    Closed,
 }
 
 impl Failure {
@@ -260,6 +262,7 @@ impl Failure {
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Failure::Connection { .. } => true,
+            Failure::Closed => false,
             Failure::Server { code, .. } => {
                 matches!(
                     code.as_str(),
@@ -279,6 +282,7 @@ impl Failure {
     pub(crate) fn is_without_effect(&self) -> bool {
         match self {
             Failure::Connection { sent, .. } => !sent,
+            Failure::Closed => true,
             Failure::Server { code, .. } => code != "INDETERMINATE",
         }
     }
@@ -287,6 +291,7 @@ impl Failure {
         match self {
             Failure::Connection { reason, sent: false } => Error::Unavailable { reason, circuit_open: false },
             Failure::Connection { reason, sent: true } => Error::Indeterminate { reason },
+            Failure::Closed => Error::Closed,
             Failure::Server { code, text } => match code.as_str() {
                 "UNAVAILABLE" | "LOADING" | "MASTERDOWN" | "TRYAGAIN" | "UNBLOCKED" | "READONLY" => {
                     Error::Unavailable { reason: text, circuit_open: false }
@@ -307,6 +312,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failure::Connection { reason, .. } => f.write_str(reason),
+            Failure::Closed => write!(f, "{}", Error::Closed),
             Failure::Server { code, text } => write!(f, "{code} {text}"),
         }
     }

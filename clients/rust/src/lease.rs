@@ -1,11 +1,12 @@
 //! A held lock as this process knows it: until when, and whether it is lost.
 
 use crate::clock::Time;
+use crate::core::{BACKOFF_BASE, BACKOFF_MAX};
 use crate::error::{Cause, Loss};
-use crate::links::random_fraction;
+use crate::links::{backoff, random_fraction};
 use crate::protocol::{Kind, Tier};
 use crate::session::{Session, GRACE};
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -73,9 +74,13 @@ pub(crate) struct Lease {
     pub(crate) hold_until: Option<Time>,
     times: Mutex<Times>,
     is_suspected: AtomicBool,
+    /// Conversions that were sent and whose outcome is not known: the server may have replaced the fence.
+    conversions: AtomicU32,
     is_released: AtomicBool,
     loss: OnceLock<Loss>,
     ended: CancellationToken,
+    /// Cancelled when it is lost or released.
+    over: CancellationToken,
 }
 
 /// What a lease is made of.
@@ -102,6 +107,7 @@ impl Lease {
             in_flight: false,
             failures: 0,
         };
+        let ended = CancellationToken::new();
         Lease {
             number: new.number,
             parts: new.parts,
@@ -111,12 +117,14 @@ impl Lease {
             kind: Mutex::new(new.kind),
             session: new.session,
             since: new.sent,
-            hold_until: new.max_hold.map(|max_hold| new.sent + max_hold),
+            hold_until: new.max_hold.and_then(|max_hold| new.sent.checked_add(max_hold)),
             times: Mutex::new(times),
             is_suspected: AtomicBool::new(false),
+            conversions: AtomicU32::new(0),
             is_released: AtomicBool::new(false),
             loss: OnceLock::new(),
-            ended: CancellationToken::new(),
+            over: ended.child_token(),
+            ended,
         }
     }
 
@@ -130,6 +138,25 @@ impl Lease {
 
     pub(crate) fn set_kind(&self, kind: Kind) {
         *self.kind.lock().unwrap_or_else(PoisonError::into_inner) = kind;
+    }
+
+    pub(crate) fn fences(&self) -> Vec<i64> {
+        self.parts.iter().map(Part::fence).collect()
+    }
+
+    /// A conversion is about to be sent.
+    pub(crate) fn begin_conversion(&self) {
+        self.conversions.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Its outcome is known. One that is never told leaves the fence in doubt for good.
+    pub(crate) fn end_conversion(&self) {
+        self.conversions.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether the server may have replaced the fence without this process knowing: only its owner tells then whether it is held.
+    pub(crate) fn may_be_converted(&self) -> bool {
+        self.conversions.load(Ordering::Acquire) > 0
     }
 
     /// When it is over by this process's clock: the lease's own end, its session's, or the longest hold.
@@ -161,6 +188,15 @@ impl Lease {
         (!times.in_flight).then_some(times.next_renewal)
     }
 
+    /// How long before its time it may go along with others. One that failed keeps its pause: it would be repeated at once.
+    pub(crate) fn may_be_early(&self) -> Duration {
+        if self.times().failures == 0 {
+            self.ttl / 20
+        } else {
+            Duration::ZERO
+        }
+    }
+
     pub(crate) fn begin_renewal(&self) {
         self.times().in_flight = true;
     }
@@ -183,7 +219,7 @@ impl Lease {
     pub(crate) fn renewal_failed(&self, now: Time) {
         let mut times = self.times();
         times.in_flight = false;
-        let pause = crate::links::backoff(times.failures, Duration::from_millis(20), self.ttl / 8);
+        let pause = backoff(times.failures, BACKOFF_BASE, BACKOFF_MAX.min(self.ttl / 8));
         times.failures += 1;
         times.next_renewal = now + pause;
     }
@@ -203,7 +239,11 @@ impl Lease {
 
     /// Marks it released: no loss is told from now on. False where it was over already.
     pub(crate) fn release(&self) -> bool {
-        self.loss.get().is_none() && !self.is_released.swap(true, Ordering::AcqRel)
+        let is_first = self.loss.get().is_none() && !self.is_released.swap(true, Ordering::AcqRel);
+        if is_first {
+            self.over.cancel();
+        }
+        is_first
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -220,6 +260,10 @@ impl Lease {
 
     pub(crate) fn ended(&self) -> &CancellationToken {
         &self.ended
+    }
+
+    pub(crate) fn over(&self) -> &CancellationToken {
+        &self.over
     }
 
     /// Looks at the clock. A process that was stopped finds out here, before anybody told it.
@@ -358,6 +402,18 @@ mod tests {
         lease.renewed(seconds(139), seconds(30));
         assert_eq!(lease.state(seconds(140)), State::Lost);
         assert_eq!(lease.loss().map(|loss| loss.cause), Some(Cause::MaxHold));
+    }
+
+    #[test]
+    fn a_renewal_that_failed_is_repeated_after_a_pause_of_a_second_at_most() {
+        let lease = lease(None);
+        for _ in 0..20 {
+            lease.renewal_failed(seconds(101));
+            let next = lease.next_renewal().unwrap();
+            assert!(next > seconds(101) + lease.may_be_early() && next <= seconds(102), "{next:?}");
+        }
+        lease.renewed(seconds(102), seconds(30));
+        assert!(!lease.may_be_early().is_zero());
     }
 
     #[test]

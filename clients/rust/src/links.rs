@@ -146,6 +146,7 @@ pub(crate) struct Links {
     /// For each address: tells who waits there that the node does not answer any more.
     silenced: Vec<tokio::sync::Notify>,
     abilities: OnceLock<Abilities>,
+    is_closed: AtomicBool,
     /// Waits at a time.
     pub(crate) waits: tokio::sync::Semaphore,
     pub(crate) breaker: Breaker,
@@ -170,6 +171,7 @@ impl Links {
             numbers: AtomicU64::new(1),
             ends_at_us: AtomicU64::new(u64::MAX),
             abilities: OnceLock::new(),
+            is_closed: AtomicBool::new(false),
             breaker: Breaker::default(),
         }
     }
@@ -194,8 +196,13 @@ impl Links {
             return Ok(link);
         }
         self.leave_silent();
-        let link = Arc::new(self.dial(true).await?);
-        let old = self.shared.write().unwrap_or_else(PoisonError::into_inner).replace(Arc::clone(&link));
+        // Boxed, as it is rare: every request would carry its size.
+        let link = Arc::new(Box::pin(self.dial(true)).await?);
+        let old = {
+            let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
+            self.admit()?;
+            shared.replace(Arc::clone(&link))
+        };
         if old.is_some() {
             let _ = self.notices.send(Notice::Reconnected);
         }
@@ -265,20 +272,29 @@ impl Links {
                 return Ok(link);
             }
         }
-        self.dial(false).await
+        Box::pin(self.dial(false)).await
     }
 
     /// Gives a connection back that is not blocked any more.
     pub(crate) fn give_back(&self, link: Link) {
         let mut idle = self.lock_idle();
-        if link.is_usable() && idle.len() < self.settings.idle_connections_max {
+        if self.admit().is_ok() && link.is_usable() && idle.len() < self.settings.idle_connections_max {
             idle.push(link);
         }
     }
 
+    /// Closes the connections. None is made any more.
     pub(crate) fn close(&self) {
+        self.is_closed.store(true, Ordering::Release);
         self.lock_idle().clear();
         *self.shared.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    fn admit(&self) -> Result<(), Failure> {
+        if self.is_closed.load(Ordering::Acquire) {
+            return Err(Failure::Closed);
+        }
+        Ok(())
     }
 
     /// Open connections, for tests of leaks.
@@ -296,6 +312,7 @@ impl Links {
         let (first, count) = (self.current.load(Ordering::Acquire), self.servers.len());
         let mut failure = None;
         for address in (0..count).map(|step| (first + step) % count) {
+            self.admit()?;
             let waiting = Waiting { current: &self.current, next: (address + 1) % count };
             let outcome = self.connect(address, is_shared).await;
             std::mem::forget(waiting);
@@ -348,6 +365,7 @@ impl Links {
         let (first, count) = (self.current.load(Ordering::Acquire), self.servers.len());
         let mut failure = None;
         for address in (0..count).map(|step| (first + step) % count) {
+            self.admit()?;
             let opened = async {
                 let mut subscription = self.servers[address].get_async_pubsub().await?;
                 subscription.psubscribe(pattern).await?;
@@ -375,7 +393,7 @@ impl Links {
             if self.dialect() == Dialect::Commands {
                 link.has_pushes = match self.ask_for_pushes(link, within).await {
                     Ok(_) => true,
-                    Err(failure @ Failure::Connection { .. }) => return Err(failure),
+                    Err(failure @ (Failure::Connection { .. } | Failure::Closed)) => return Err(failure),
                     Err(Failure::Server { .. }) => false,
                 };
             }
@@ -397,7 +415,7 @@ impl Links {
         link.has_pushes = pushes.is_ok();
         let mut abilities = Abilities::default();
         match info {
-            Err(failure @ Failure::Connection { .. }) => return Err(failure),
+            Err(failure @ (Failure::Connection { .. } | Failure::Closed)) => return Err(failure),
             // It has no quorum now: asked again with the next connection.
             Err(failure) if failure.is_retryable() => return Ok(()),
             Err(Failure::Server { text, .. }) if text.contains("unknown command") => {

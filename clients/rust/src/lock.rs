@@ -7,7 +7,7 @@ use crate::fenced::Fenced;
 use crate::lease::{Lease, NewLease, Part, State};
 use crate::links::backoff;
 use crate::protocol::{answer, Answer, Dialect, Kind, Tier};
-use crate::renewer::{release_parts, renew_one, Job};
+use crate::renewer::{ask_by_owner, release_parts, renew_one, Job};
 use crate::token;
 use std::fmt;
 use std::future::Future;
@@ -187,7 +187,7 @@ impl Lock {
         self.lease.ended().child_token()
     }
 
-    /// Runs `work` while the lock is held. When it is lost, `work` is dropped at its next `await`, and the answer is [`Error::Lost`].
+    /// Runs `work` while the lock is held. When it is lost, or another task releases it, `work` is dropped at its next `await`, and the answer is [`Error::Lost`].
     ///
     /// # Errors
     ///
@@ -195,11 +195,11 @@ impl Lock {
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         self.check()?;
         let mut work = std::pin::pin!(work);
-        let mut lost = std::pin::pin!(self.lease.ended().cancelled());
+        let mut over = std::pin::pin!(self.lease.over().cancelled());
         std::future::poll_fn(|context| {
             // Looked at before each step, and by the clock too: after a pause the background task may not have run yet.
-            let is_lost = lost.as_mut().poll(context).is_ready();
-            if is_lost || self.state() == State::Lost {
+            let is_over = over.as_mut().poll(context).is_ready();
+            if is_over || matches!(self.state(), State::Lost | State::Released) {
                 return std::task::Poll::Ready(None);
             }
             work.as_mut().poll(context).map(Some)
@@ -271,6 +271,15 @@ impl Lock {
         let fields = token.fields()?;
         let core = &handle.core;
         core.admit()?;
+        tokio::select! {
+            biased;
+            () = core.closed().cancelled() => Err(Error::Closed),
+            adopted = Lock::adopt_fields(handle, fields) => adopted,
+        }
+    }
+
+    async fn adopt_fields(handle: &Arc<Handle>, fields: token::Fields) -> Result<Lock, Error> {
+        let core = &handle.core;
         let now = core.clock.now();
         let lease = Arc::new(Lease::new(NewLease {
             number: core.next_number(),
@@ -304,7 +313,7 @@ impl Lock {
             tokio::time::sleep(backoff(attempt, BACKOFF_BASE, BACKOFF_MAX)).await;
             attempt += 1;
         }
-        core.register(&lease);
+        core.register(&lease)?;
         Ok(Lock { handle: Arc::clone(handle), lease })
     }
 
@@ -350,13 +359,24 @@ impl Lock {
             }
             failure => failure.into_error(),
         };
-        let cmd = Dialect::convert(&part.name, part.fence(), is_exclusive, wait);
         let link = core.links.for_wait().await.map_err(Failure::into_error)?;
+        let before = part.fence();
+        let cmd = Dialect::convert(&part.name, before, is_exclusive, wait);
         let within = wait + core.settings.attempt_timeout + Duration::from_secs(5);
+        if !is_exclusive {
+            // From now on the server may let readers in.
+            self.lease.set_kind(Kind::Shared);
+        }
+        let mut conversion = Conversion::begin(self);
         let outcome = tokio::select! {
             biased;
             () = core.closed().cancelled() => return Err(Error::Closed),
+            () = self.lease.ended().cancelled() => return self.check(),
             outcome = link.request(&cmd, within) => outcome,
+            () = core.links.silenced(&link) => {
+                let reason = "the node that was asked does not answer any more".into();
+                Err(Failure::Connection { reason, sent: true })
+            }
         };
         let value = match outcome {
             Ok(value) => {
@@ -364,43 +384,44 @@ impl Lock {
                 value
             }
             Err(failure) if !failure.is_without_effect() => {
-                return self.after_unknown_conversion(failure).await;
+                ask_by_owner(core, &self.lease).await.map_err(Failure::into_error)?;
+                self.check()?;
+                let is_done =
+                    if is_exclusive { part.fence() != before } else { self.lease.kind() == Kind::Shared };
+                if !is_done && !is_exclusive {
+                    // It may still be on its way.
+                    self.lease.set_kind(Kind::Shared);
+                }
+                return if is_done { Ok(()) } else { Err(failure.into_error()) };
             }
-            Err(failure) => return Err(refused(failure)),
+            Err(failure) => {
+                conversion.is_known();
+                if !is_exclusive {
+                    self.lease.set_kind(Kind::Exclusive);
+                }
+                return Err(refused(failure));
+            }
         };
         match answer(&value)? {
             Answer::Granted(fences, _) => {
                 part.set_fence(fences[0]);
-                core.catch_up(&self.lease);
                 self.lease.set_kind(if is_exclusive { Kind::Exclusive } else { Kind::Shared });
-                Ok(())
+                conversion.is_known();
+                core.catch_up(&self.lease);
+                if self.lease.loss().is_some() {
+                    // Lost while the server granted it: nobody renews it.
+                    self.handle.leave(Job::Release { lease: Arc::clone(&self.lease), once: true });
+                }
+                self.check()
             }
             Answer::Taken | Answer::Queued(..) => {
+                conversion.is_known();
+                if !is_exclusive {
+                    self.lease.set_kind(Kind::Exclusive);
+                }
                 self.renew().await;
                 self.check()?;
                 Err(Error::Busy(crate::error::Busy::default()))
-            }
-        }
-    }
-
-    /// The answer was lost. By its owner the server tells which fence is held now.
-    async fn after_unknown_conversion(&self, failure: Failure) -> Result<(), Error> {
-        let (core, part) = (&self.handle.core, &self.lease.parts[0]);
-        let value = core
-            .ask(&Dialect::Commands.info(&part.name, self.lease.tier))
-            .await
-            .map_err(Failure::into_error)?;
-        let info = crate::protocol::LockInfo::read(&value)?;
-        match info.holders.iter().find(|holder| holder.owner == self.lease.owner.as_bytes()) {
-            Some(own) if own.fence == part.fence() => Err(failure.into_error()),
-            Some(own) => {
-                part.set_fence(own.fence);
-                self.lease.set_kind(Kind::Exclusive);
-                Ok(())
-            }
-            None => {
-                core.lose(&self.lease, Loss::new(Cause::Expired));
-                self.check()
             }
         }
     }
@@ -415,6 +436,35 @@ impl Lock {
     #[must_use]
     pub fn tier(&self) -> Option<Tier> {
         self.lease.tier
+    }
+}
+
+/// A conversion that was sent. Where its outcome stays unknown, dropped half-way included, the next renewal comes at once and finds out.
+struct Conversion<'a> {
+    lock: &'a Lock,
+    is_known: bool,
+}
+
+impl Conversion<'_> {
+    fn begin(lock: &Lock) -> Conversion<'_> {
+        lock.lease.begin_conversion();
+        Conversion { lock, is_known: false }
+    }
+
+    fn is_known(&mut self) {
+        if !std::mem::replace(&mut self.is_known, true) {
+            self.lock.lease.end_conversion();
+        }
+    }
+}
+
+impl Drop for Conversion<'_> {
+    fn drop(&mut self) {
+        if !self.is_known {
+            let core = &self.lock.handle.core;
+            self.lock.lease.renew_now(core.clock.now());
+            core.wake();
+        }
     }
 }
 

@@ -5,6 +5,9 @@ use crate::clock::Clock;
 use crate::error::Error;
 use std::time::Duration;
 
+/// As good as for ever, and far from any overflow.
+const LONGEST: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+
 /// What a client was built with.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
@@ -149,7 +152,13 @@ impl ClientBuilder {
     ///
     /// [`Error::Invalid`] for an address that is none, [`Error::Unavailable`] where no server could be reached, [`Error::Unsupported`] where the
     /// server knows neither the commands nor the Lua library.
-    pub async fn connect(self) -> Result<Client, Error> {
+    pub async fn connect(mut self) -> Result<Client, Error> {
+        let settings = &mut self.settings;
+        for time in
+            [&mut settings.connect_timeout, &mut settings.attempt_timeout, &mut settings.operation_timeout]
+        {
+            *time = (*time).min(LONGEST);
+        }
         if self.settings.session_ttl < Duration::from_millis(100) {
             return Err(Error::invalid("a session's ttl must be at least 100 ms"));
         }

@@ -6,11 +6,12 @@ use crate::core::{Core, BACKOFF_BASE, BACKOFF_MAX};
 use crate::error::{Cause, Failure, Loss};
 use crate::lease::Lease;
 use crate::links::{backoff, Link, Notice};
-use crate::protocol::{answer, integer, millis, yes_or_reason, Answer, Dialect, LockInfo, Terms, Tier};
+use crate::protocol::{
+    answer, bytes, field, integer, millis, yes_or_reason, Answer, Dialect, Kind, LockInfo, Terms, Tier,
+};
 use crate::session::{self, Session};
 use futures_util::future::{join_all, BoxFuture, FutureExt};
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::Value;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,8 +22,9 @@ use tokio::sync::oneshot;
 const BATCH: usize = 256;
 /// With nothing to do it looks this often.
 const LOOK_EVERY: Duration = Duration::from_secs(60);
-/// How long a client that is closed may take to give back what it has.
-const CLOSE_WITHIN: Duration = Duration::from_secs(5);
+/// How long a client that is closed may take to give back what it has, and then its session.
+const GIVE_BACK_WITHIN: Duration = Duration::from_secs(4);
+const SESSION_WITHIN: Duration = Duration::from_secs(1);
 /// How often a clean-up is tried.
 const CLEAN_UP_ATTEMPTS: u32 = 10;
 
@@ -33,6 +35,8 @@ pub(crate) enum Job {
     Release { lease: Arc<Lease>, once: bool },
     /// An acquisition was given up while its outcome was not known.
     CleanUp { terms: Box<Terms>, owner: String },
+    /// Open the session where there is none.
+    Open(oneshot::Sender<Result<Arc<Session>, Failure>>),
     /// Stop, and tell when all is done.
     Close(oneshot::Sender<()>),
     /// Tell when there is nothing under way and nothing due.
@@ -43,11 +47,22 @@ pub(crate) enum Job {
 /// Work under way. True where the leases must be looked at again.
 type Running = FuturesUnordered<BoxFuture<'static, bool>>;
 
+/// The background task ended, by a panic or with its runtime too: nobody renews any more, and nobody would tell of a loss.
+struct Ending(Arc<Core>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.lose_all();
+        self.0.links.close();
+    }
+}
+
 pub(crate) async fn drive(
     core: Arc<Core>,
     mut jobs: UnboundedReceiver<Job>,
     mut notices: UnboundedReceiver<Notice>,
 ) {
+    let ending = Ending(Arc::clone(&core));
     let mut running = Running::new();
     let mut closing: Option<Instant> = None;
     let mut told = Vec::new();
@@ -60,7 +75,7 @@ pub(crate) async fn drive(
             tokio::task::yield_now().await;
             tell(settling.drain(..));
         }
-        if closing.is_some_and(|since| running.is_empty() || since.elapsed() > CLOSE_WITHIN) {
+        if closing.is_some_and(|since| running.is_empty() || since.elapsed() >= GIVE_BACK_WITHIN) {
             break;
         }
         let is_open = closing.is_none();
@@ -69,6 +84,11 @@ pub(crate) async fn drive(
                 Some(Job::Close(sender)) => {
                     told.push(sender);
                     closing = Some(Instant::now());
+                    // Whoever still waits for an answer may not get to run before this task has ended.
+                    for (terms, owner) in core.take_acquisitions() {
+                        let job = Job::CleanUp { terms: Box::new(terms), owner };
+                        start(&core, job, &mut running, &mut settling);
+                    }
                     // Whatever handles left behind until now is still carried out.
                     while let Ok(job) = jobs.try_recv() {
                         start(&core, job, &mut running, &mut settling);
@@ -86,16 +106,21 @@ pub(crate) async fn drive(
             Some(must_look) = running.next(), if !running.is_empty() => must_look,
             () = core.woken() => true,
             () = core.clock.sleep_until(wakes_at) => true,
-            () = tokio::time::sleep(CLOSE_WITHIN), if !is_open => false,
+            () = close_by(closing), if !is_open => false,
         };
         if must_look {
             wakes_at = look(&core, &running);
         }
     }
-    let _ = tokio::time::timeout(CLOSE_WITHIN, session::close(&core)).await;
-    core.set_closed();
-    core.links.close();
+    let _ = tokio::time::timeout(SESSION_WITHIN, session::close(&core)).await;
+    drop(ending);
     tell(told.into_iter().chain(settling));
+}
+
+async fn close_by(closing: Option<Instant>) {
+    if let Some(since) = closing {
+        tokio::time::sleep(GIVE_BACK_WITHIN.saturating_sub(since.elapsed())).await;
+    }
 }
 
 fn tell(waiting: impl IntoIterator<Item = oneshot::Sender<()>>) {
@@ -113,6 +138,16 @@ fn start(core: &Arc<Core>, job: Job, running: &mut Running, settling: &mut Vec<o
             async move {
                 clean_up(&core, &terms, &owner).await;
                 false
+            }
+            .boxed(),
+        ),
+        // Who is answered nothing knows that the client is closed.
+        Job::Open(_) if core.is_closed() => {}
+        Job::Open(sender) => running.push(
+            async move {
+                // Who asked may be gone; the session is there for the next one.
+                let _ = sender.send(core.sessions.open(&core).await);
+                true
             }
             .boxed(),
         ),
@@ -142,8 +177,7 @@ fn look(core: &Arc<Core>, running: &Running) -> Time {
         wakes_at = wakes_at.min(deadline);
         ends_at = Some(ends_at.map_or(deadline, |at: Time| at.min(deadline)));
         let Some(next) = lease.next_renewal().filter(|_| !is_stopped) else { continue };
-        // What is due soon goes along.
-        if next <= now + lease.ttl / 20 {
+        if next <= now + lease.may_be_early() {
             due.push(Arc::clone(lease));
         } else {
             wakes_at = wakes_at.min(next);
@@ -250,13 +284,20 @@ fn hear(core: &Arc<Core>, notice: Notice, running: &Running) -> bool {
                 lease.suspect();
             }
         }
-        // Connected again at once, for the session's sake: the keep-alive does it.
+        // Connected again at once: the keep-alive of the session does it, and the renewals of locks without one. What is lost until then
+        // is told to nobody.
         Notice::Disconnected { link } => {
-            let is_shared = core.links.shared_number() == Some(link);
-            if let Some(session) = core.sessions.current().filter(|_| is_shared) {
-                session.reconnected(core.clock.now());
-                return true;
+            if core.links.shared_number() != Some(link) {
+                return false;
             }
+            let now = core.clock.now();
+            if let Some(session) = core.sessions.current() {
+                session.reconnected(now);
+            }
+            for lease in core.leases().values().filter(|lease| lease.session.is_none()) {
+                lease.renew_now(now);
+            }
+            return true;
         }
         Notice::Reconnected => {
             if let Some(session) =
@@ -294,10 +335,12 @@ async fn renew(core: &Core, leases: &[Arc<Lease>]) {
 pub(crate) async fn renew_one(core: &Core, link: &Link, lease: &Arc<Lease>, within: Duration) -> bool {
     let sent = core.clock.now();
     let dialect = core.links.dialect();
+    let fences = lease.fences();
     let commands: Vec<_> = lease
         .parts
         .iter()
-        .map(|part| dialect.renew(&part.name, part.fence(), lease.ttl, lease.tier))
+        .zip(&fences)
+        .map(|(part, fence)| dialect.renew(&part.name, *fence, lease.ttl, lease.tier))
         .collect();
     let outcomes = join_all(commands.iter().map(|cmd| link.request(cmd, within))).await;
     let mut granted = lease.ttl;
@@ -305,6 +348,17 @@ pub(crate) async fn renew_one(core: &Core, link: &Link, lease: &Arc<Lease>, with
         core.note(Some(link), outcome);
         match outcome.as_ref().map(yes_or_reason) {
             Ok(Ok(Ok(ttl))) => granted = granted.min(integer(ttl).map_or(Duration::ZERO, millis)),
+            Ok(Ok(Err(_))) if lease.fences() != fences => {
+                // Of a fence that a conversion has replaced meanwhile: nobody asked about the new one.
+                lease.renewal_failed(core.clock.now());
+                return false;
+            }
+            Ok(Ok(Err(_))) if lease.may_be_converted() => {
+                if Box::pin(ask_by_owner(core, lease)).await.is_ok() && !lease.is_over() {
+                    lease.renewal_failed(core.clock.now());
+                }
+                return false;
+            }
             Ok(Ok(Err(reason))) => {
                 core.lose(lease, Loss::new(Cause::from_word(reason)));
                 if lease.parts.len() > 1 {
@@ -322,6 +376,31 @@ pub(crate) async fn renew_one(core: &Core, link: &Link, lease: &Arc<Lease>, with
     true
 }
 
+/// The answer to a conversion is not known: by its owner the server tells the fence and the kind that are held now. Where it holds
+/// nothing, it is lost.
+pub(crate) async fn ask_by_owner(core: &Core, lease: &Lease) -> Result<(), Failure> {
+    let part = &lease.parts[0];
+    let asked = part.fence();
+    let outcome = core.ask(&Dialect::Commands.info(&part.name, lease.tier)).await;
+    let value = outcome.inspect_err(|_| lease.renewal_failed(core.clock.now()))?;
+    let info = LockInfo::read(&value)
+        .map_err(|error| Failure::Server { code: "ERR".into(), text: error.to_string() })?;
+    if part.fence() != asked {
+        // The answer to the conversion came meanwhile.
+        return Ok(());
+    }
+    match info.holders.iter().find(|holder| holder.owner == lease.owner.as_bytes()) {
+        Some(own) => {
+            part.set_fence(own.fence);
+            let is_shared = field(&value, "mode").and_then(bytes) == Some(b"shared");
+            lease.set_kind(if is_shared { Kind::Shared } else { Kind::Exclusive });
+            core.catch_up(lease);
+        }
+        None => core.lose(lease, Loss::new(Cause::Expired)),
+    }
+    Ok(())
+}
+
 /// Gives all resources of a lock back. The reason of the first that was not, where the server answered.
 pub(crate) async fn release_parts(core: &Core, lease: &Lease, once: bool) -> Result<Option<Cause>, Failure> {
     let parts = lease.parts.iter().map(|part| release_part(core, &part.name, part.fence(), lease.tier, once));
@@ -329,7 +408,26 @@ pub(crate) async fn release_parts(core: &Core, lease: &Lease, once: bool) -> Res
     for outcome in join_all(parts).await {
         cause = cause.or(outcome?);
     }
+    if cause.is_some() && lease.may_be_converted() {
+        // Perhaps held under another fence than this process knows.
+        for part in &lease.parts {
+            if release_owned(core, &part.name, &lease.owner, lease.tier).await? {
+                cause = None;
+            }
+        }
+    }
     Ok(cause)
+}
+
+/// Gives back what the owner holds, by whatever fence. True where there was something.
+async fn release_owned(core: &Core, name: &[u8], owner: &str, tier: Option<Tier>) -> Result<bool, Failure> {
+    let within = core.settings.attempt_timeout;
+    let value = core.attempt(&Dialect::Commands.info(name, tier), within).await?;
+    let holders = LockInfo::read(&value).map(|info| info.holders).unwrap_or_default();
+    match holders.iter().find(|holder| holder.owner == owner.as_bytes()) {
+        Some(own) => Ok(release_part(core, name, own.fence, tier, true).await?.is_none()),
+        None => Ok(false),
+    }
 }
 
 async fn release_part(
@@ -368,9 +466,9 @@ async fn clean_up(core: &Core, terms: &Terms, owner: &str) {
 }
 
 async fn clean_up_once(core: &Core, terms: &Terms, owner: &str) -> Result<(), Failure> {
-    let within = core.settings.attempt_timeout;
     match core.links.dialect() {
         Dialect::Functions => {
+            let within = core.settings.attempt_timeout;
             let value = core.attempt(&Dialect::cancel(terms, owner), within).await?;
             if let Ok(Answer::Granted(fences, _)) = answer(&value) {
                 for (name, fence) in terms.names.iter().zip(fences) {
@@ -380,12 +478,7 @@ async fn clean_up_once(core: &Core, terms: &Terms, owner: &str) -> Result<(), Fa
         }
         Dialect::Commands => {
             for name in &terms.names {
-                let value: Value = core.attempt(&Dialect::Commands.info(name, terms.tier), within).await?;
-                let info = LockInfo::read(&value);
-                let holders = info.map(|info| info.holders).unwrap_or_default();
-                if let Some(own) = holders.iter().find(|holder| holder.owner == owner.as_bytes()) {
-                    let _ = release_part(core, name, own.fence, terms.tier, true).await?;
-                }
+                release_owned(core, name, owner, terms.tier).await?;
             }
         }
     }

@@ -1,14 +1,17 @@
 //! The client's one session: opened with the first lock that is bound to it, kept alive by the renewer.
 
+use crate::client::Handle;
 use crate::clock::Time;
 use crate::core::Core;
 use crate::error::Failure;
 use crate::links::Health;
 use crate::protocol::{bytes, integer, millis, whole_ms};
+use crate::renewer::Job;
 use redis::Value;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// The server ends a session soon after the connection that opened it is gone, and may notice that late. So after every
 /// new connection keep-alives come thick for a while: this often at first, then less, then as ever.
@@ -125,10 +128,27 @@ impl Sessions {
         current.as_ref().filter(|session| !session.is_over()).cloned()
     }
 
-    pub(crate) async fn get(&self, core: &Core) -> Result<Arc<Session>, Failure> {
+    /// The session. The background task opens it: an acquisition that is dropped meanwhile would leave one behind that nobody knows, and that
+    /// every command on the connection keeps alive.
+    pub(crate) async fn get(&self, handle: &Handle) -> Result<Arc<Session>, Failure> {
+        let core = &handle.core;
         if let Some(session) = self.current() {
-            return Ok(session);
+            if session.deadline() > core.clock.now() {
+                return Ok(session);
+            }
+            // Over by this process's clock, after a pause perhaps: what it would be bound to now would count as lost.
+            keep_alive(core, &session).await;
+            if session.is_over() || session.deadline() > core.clock.now() {
+                return self.current().ok_or_else(|| unanswered("the session ended"));
+            }
+            return Err(unanswered("the session could not be kept alive"));
         }
+        let (sender, opened) = oneshot::channel();
+        handle.leave(Job::Open(sender));
+        opened.await.unwrap_or(Err(Failure::Closed))
+    }
+
+    pub(crate) async fn open(&self, core: &Core) -> Result<Arc<Session>, Failure> {
         let _only_one = self.opening.lock().await;
         if let Some(session) = self.current() {
             return Ok(session);
@@ -141,7 +161,9 @@ impl Sessions {
         if let Some(label) = &settings.session_label {
             cmd.arg("NAME").arg(label);
         }
-        let value = link.request(&cmd, settings.attempt_timeout).await?;
+        let outcome = link.request(&cmd, settings.attempt_timeout).await;
+        core.note(Some(&link), &outcome);
+        let value = outcome?;
         let id = bytes(&value).and_then(|id| String::from_utf8(id.to_vec()).ok());
         let id = id.ok_or_else(|| Failure::Server {
             code: "ERR".into(),
@@ -156,6 +178,10 @@ impl Sessions {
         core.wake();
         Ok(session)
     }
+}
+
+fn unanswered(reason: &str) -> Failure {
+    Failure::Connection { reason: reason.into(), sent: false }
 }
 
 fn notify(id: &str) -> redis::Cmd {
@@ -174,7 +200,10 @@ pub(crate) async fn keep_alive(core: &Core, session: &Arc<Session>) {
     let sent = core.clock.now();
     let mut cmd = redis::cmd("LOCK.SESSION");
     cmd.arg("KEEPALIVE").arg(&session.id);
-    match link.request(&cmd, within).await {
+    let outcome = link.request(&cmd, within).await;
+    // A node without quorum cannot keep it alive; another one may.
+    core.note(Some(&link), &outcome);
+    match outcome {
         Ok(value) if integer(&value).is_some() => session.kept(sent, &link.health),
         Err(failure) if failure.is("NOSESSION") => core.session_ended(session),
         Ok(_) | Err(_) => session.failed(core.clock.now()),
@@ -191,7 +220,8 @@ pub(crate) async fn reconnect(core: &Core, session: &Arc<Session>) {
         return;
     }
     // Locks granted from now on may be missing from the list.
-    let before = core.bound_to(session);
+    let before: Vec<_> =
+        core.bound_to(session).into_iter().map(|lease| (Arc::clone(&lease), lease.fences())).collect();
     if let Ok(Value::Array(held)) = link.request(&notify(&session.id), core.settings.attempt_timeout).await {
         let is_held = |name: &[u8], fence: i64| {
             held.iter().any(|pair| match pair {

@@ -36,6 +36,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
+/// For the commands that move the server's clock: as long as a busy machine may take.
+const CONTROL_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// A clock that stands still until it is moved. Clones are the same clock.
 #[derive(Clone, Debug)]
 pub struct ManualClock {
@@ -119,7 +122,10 @@ impl Harness {
     pub async fn connect(address: SocketAddr) -> Result<Harness, Error> {
         let failed = |error: redis::RedisError| Failure::from_redis(&error, false).into_error();
         let client = redis::Client::open(format!("redis://{address}")).map_err(failed)?;
-        let control = client.get_multiplexed_async_connection().await.map_err(failed)?;
+        let patient = redis::AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONTROL_TIMEOUT))
+            .set_response_timeout(Some(CONTROL_TIMEOUT));
+        let control = client.get_multiplexed_async_connection_with_config(&patient).await.map_err(failed)?;
         Ok(Harness { address, clock: ManualClock::new(), control, clients: Mutex::default() })
     }
 

@@ -21,6 +21,8 @@ pub enum Event {
     Change(Change),
     /// The connection was made anew: whatever happened in between was missed.
     Gap,
+    /// The client was closed: nothing more will come. Told by [`Watch::next`] alone; a stream ends.
+    Closed,
 }
 
 /// One change of one lock.
@@ -50,7 +52,7 @@ pub struct Change {
     pub cause: Option<String>,
 }
 
-/// A stream of [`Event`]s. It reconnects by itself and never ends.
+/// A stream of [`Event`]s. It reconnects by itself, and ends when the client is closed.
 #[must_use = "a stream does nothing unless it is polled"]
 pub struct Watch {
     events: Pin<Box<dyn Stream<Item = Event> + Send>>,
@@ -72,9 +74,9 @@ impl Watch {
         Ok(Watch { events: Box::pin(futures_util::stream::unfold(state, Watching::next)) })
     }
 
-    /// The next event, for those who want no stream.
+    /// The next event, for those who want no stream. [`Event::Closed`] once the client is closed, every time.
     pub async fn next(&mut self) -> Event {
-        self.events.next().await.unwrap_or(Event::Gap)
+        self.events.next().await.unwrap_or(Event::Closed)
     }
 }
 
@@ -93,14 +95,23 @@ struct Watching {
 }
 
 impl Watching {
-    async fn next(mut self) -> Option<(Event, Watching)> {
+    async fn next(self) -> Option<(Event, Watching)> {
+        let closed = self.handle.core.closed().clone();
+        tokio::select! {
+            biased;
+            () = closed.cancelled() => None,
+            next = self.listen() => Some(next),
+        }
+    }
+
+    async fn listen(mut self) -> (Event, Watching) {
         if let Some(subscription) = &mut self.subscription {
             // The messages end where the connection does.
             loop {
                 let message = subscription.on_message().next().await;
                 let Some(message) = message else { break };
                 if let Ok(change) = serde_json::from_slice(message.get_payload_bytes()) {
-                    return Some((Event::Change(change), self));
+                    return (Event::Change(change), self);
                 }
             }
             self.subscription = None;
@@ -112,6 +123,6 @@ impl Watching {
             }
             tokio::time::sleep(backoff(attempt, BACKOFF_BASE, BACKOFF_MAX)).await;
         }
-        Some((Event::Gap, self))
+        (Event::Gap, self)
     }
 }

@@ -2,41 +2,14 @@
 
 mod support;
 
-use redfence_client::testing::{Harness, ManualClock};
-use redfence_client::{Cause, Client, ClientBuilder, Error, State};
+use redfence_client::{Cause, Client, Error, State};
 use redfence_testserver::{Options, TestServer};
 use std::future::Future;
 use std::pin::{pin, Pin};
 use std::task::Poll;
 use std::time::Duration;
 use support::relay::{Faults, Relay};
-
-const SECOND: Duration = Duration::from_secs(1);
-const LONG: Duration = Duration::from_secs(20);
-
-async fn start() -> (TestServer, Harness) {
-    let server = TestServer::start().expect("a free port on loopback");
-    let harness = Harness::connect(server.address()).await.expect("it listens");
-    (server, harness)
-}
-
-/// A client behind a relay, on a clock of its own.
-async fn relayed(server: &TestServer, builder: ClientBuilder) -> (Relay, ManualClock, Client) {
-    let relay = Relay::start(server.address(), Faults::default()).await;
-    let clock = ManualClock::new();
-    let client = builder.address(format!("redis://{}", relay.address)).clock(clock.clone());
-    (relay, clock, client.connect().await.expect("it listens"))
-}
-
-/// Waits for something that happens in the background.
-async fn until(what: &str, is_so: impl Fn() -> bool) {
-    let waited = async {
-        while !is_so() {
-            tokio::time::sleep(Duration::from_millis(2)).await;
-        }
-    };
-    tokio::time::timeout(LONG, waited).await.unwrap_or_else(|_| panic!("never: {what}"));
-}
+use support::steps::{impatient, relayed, start, until, LONG, SECOND};
 
 /// Runs a request up to where it waits for its answer, and no further.
 async fn send<T>(mut request: Pin<&mut impl Future<Output = T>>) {
@@ -181,13 +154,7 @@ async fn a_lock_is_renewed_at_the_node_that_answers_beside_two_that_hang() {
 #[tokio::test]
 async fn waiters_at_a_node_that_fell_silent_go_to_another() {
     let server = TestServer::start().expect("a free port on loopback");
-    let mut relays = Vec::new();
-    for _ in 0..2 {
-        relays.push(Relay::start(server.address(), Faults::default()).await);
-    }
-    let addresses = relays.iter().map(|relay| format!("redis://{}", relay.address));
-    let builder = Client::builder().addresses(addresses).session(false);
-    let client = builder.attempt_timeout(Duration::from_millis(400)).connect().await.unwrap();
+    let (relays, client) = impatient(&server).await;
     let other = Client::connect([server.url()]).await.unwrap();
     let held = other.lock("a").acquire().await.unwrap();
     let waiting = client.lock("a").wait(600 * SECOND).acquire();

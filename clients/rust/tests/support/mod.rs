@@ -4,3 +4,4 @@
 pub(crate) mod relay;
 pub(crate) mod scenarios;
 pub(crate) mod servers;
+pub(crate) mod steps;
