@@ -62,6 +62,25 @@ def test_a_waiter_is_not_granted_what_close_gives_back(single: Backend) -> None:
         other.lock(resource, ttl=30, wait=40).acquire().release()
 
 
+def test_a_waiter_is_not_granted_what_close_gives_back_asyncio(single: Backend) -> None:
+    async def main() -> None:
+        resource = name()
+        rf = redfence.AsyncClient(single.urls())
+        async with redfence.AsyncClient(single.urls()) as other:
+            held = await rf.lock(resource, ttl=30, transferable=True).acquire()
+            waiter = asyncio.ensure_future(rf.lock(resource, ttl=3, wait=60).acquire())
+            while (await other.info(resource)).waiters < 1:
+                await asyncio.sleep(0.02)
+            await rf.close()
+            with pytest.raises(redfence.InvalidRequest):
+                await asyncio.wait_for(waiter, 30)
+            assert held.loss is not None
+            await (await other.lock(resource, ttl=30, wait=40).acquire()).release()
+
+    for _ in range(10):  # whatever the listener, the renewer and the waiter are at when `close` comes
+        asyncio.run(main())
+
+
 def test_waits_for_a_session_end_with_the_client_asyncio() -> None:
     """Not with a cancellation, which nobody asked for."""
 
@@ -176,7 +195,6 @@ def test_a_connection_that_was_ended_is_not_kept(single: Backend) -> None:
         transport = rf._transport
         index, connection = transport._checkout(waits=False)
         transport.silent(index)
-        transport.addresses.current = index
         transport._checkin(index, connection)
         assert connection not in transport.nodes[index].idle
         rf.info("a")
@@ -279,3 +297,43 @@ def test_the_clock_of_a_test_forgets_clients_of_earlier_tests() -> None:
         asyncio.run(main())
         server.reset()
         server.advance(31)
+
+
+@pytest.mark.parametrize("released_at_once", [False, True])
+def test_a_conversion_that_was_cancelled_leaves_what_the_server_holds_asyncio(
+    single: Backend, released_at_once: bool
+) -> None:
+    """The server replaced the fence, and nobody heard of it: the lock is neither lost nor left behind."""
+
+    async def main() -> None:
+        resource = name()
+        async with redfence.AsyncClient(single.urls()) as rf, redfence.AsyncClient(single.urls()) as other:
+            lock = await rf.shared(resource, ttl=30).acquire()
+            shared_fence, call = lock.fence(), rf._transport.call
+
+            async def hears_nothing(words: Any, blocks: float) -> Any:
+                reply = await call(words, blocks)
+                if words[0] == "LOCK.CONVERT":
+                    await asyncio.sleep(3600)
+                return reply
+
+            rf._transport.call = hears_nothing  # type: ignore[method-assign]
+            conversion = asyncio.ensure_future(lock.convert("exclusive"))
+            while (await other.info(resource)).mode != "exclusive":
+                await asyncio.sleep(0.02)
+            conversion.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await conversion
+            if released_at_once:
+                await lock.release()
+                while (await other.info(resource)).held:
+                    await asyncio.sleep(0.02)
+                return
+            while lock.fence() == shared_fence:
+                await asyncio.sleep(0.02)
+            await lock.ensure(10)
+            assert lock.fence() == (await other.info(resource)).fence
+            await lock.release()
+            assert not (await other.info(resource)).held
+
+    asyncio.run(asyncio.wait_for(main(), 60))

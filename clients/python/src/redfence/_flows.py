@@ -466,13 +466,29 @@ def convert(
     request = lease.request
     attempts = Attempts(context, wait_ms / 1000 + context.timeout, f"convert {request.label!r}")
     wait_until = time.monotonic() + wait_ms / 1000
-    lease.converting = True  # until `converted`
-    grant: Optional[Grant] = None
+    lease.converting = True  # a cancellation leaves it so: then the outcome is not known
     try:
         grant = yield from _convert(context, lease, name, shared, wait_until, attempts)
-        return grant
-    finally:
-        lease.converting = grant is not None
+    except RedfenceError:
+        lease.converting = attempts.maybe_applied
+        raise
+    lease.converting = grant is not None  # until `converted`
+    return grant
+
+
+def settle_conversion(context: Context, lease: Lease) -> Flow[None]:
+    """After a conversion whose outcome is not known: what its owner holds now is what the lease is."""
+    request = lease.request
+    words = context.dialect.info(request.names[0], request.tier)
+    info = parse_info((yield from ask(context, lambda _: words, "info")))
+    fences = [holder.fence for holder in info.holders if holder.owner == request.owner]
+    if lease.finished or lease.loss is not None:
+        if fences and fences[0] != lease.fences[0]:  # given back, or lost, by a fence that had been replaced
+            yield from release(context, request, fences[:1], 2.0)
+    elif not fences:
+        lease.lose(Loss("expired"))
+    else:
+        converted(context, lease, Grant((fences[0],), 0, context.clock()), info.mode or request.kind)
 
 
 def _convert(

@@ -304,6 +304,7 @@ class Client:
         for lease in self._context.keeper.leases():  # granted meanwhile, and ended with the session
             self._context.keeper.remove(lease)
             lease.lose(Loss("closed"))
+        self._cleanup.finish(max(3.0, self._transport.timeout))  # of waiters that were granted what was given back
         self._transport.close()
         self._finished = True
         _CLIENTS.discard(self)
@@ -444,7 +445,12 @@ class Client:
         shared = check_convert(lock, kind)
         wait_ms = _wire.check_ms(wait, "wait", 0, _wire.WAIT_MS_MAX)
         lease = lock._lease
-        grant = self._run(_flows.convert(self._context, lease, lease.request.names[0], shared, wait_ms))
+        try:
+            grant = self._run(_flows.convert(self._context, lease, lease.request.names[0], shared, wait_ms))
+        except BaseException:
+            if lease.converting:
+                self._cleanup.add(_flows.settle_conversion(self._context, lease))
+            raise
         if not _flows.converted(self._context, lease, grant, kind):
             lock.ensure(0.001)
             raise Busy(lock.name)

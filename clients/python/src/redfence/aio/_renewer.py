@@ -19,6 +19,14 @@ log = logging.getLogger("redfence")
 _RETIRING: Set["asyncio.Task[None]"] = set()
 
 
+async def _end(task: "asyncio.Task[None]") -> None:
+    """Cancels until it has ended: before Python 3.12, `asyncio.wait_for`, which redis-py sends with, may swallow a cancellation."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait({task}, timeout=0.25)
+    await asyncio.gather(task, return_exceptions=True)
+
+
 class Renewer:
     """Started with the first lock; stopped with the client."""
 
@@ -91,8 +99,7 @@ class Renewer:
             self._timer.cancel()
         for task in (self._listener, self._task):
             if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                await _end(task)
         if self._opening is not None:
             self._refuse(self._opening)
         session = self.context.keeper.session

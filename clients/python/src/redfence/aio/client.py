@@ -259,14 +259,12 @@ class AsyncClient:
             self._context.keeper.remove(lease)
             if lease.lose(Loss("closed")):
                 self._clean_up(_flows.release(self._context, lease.request, lease.fences, 2.0))
-        if self._cleanups:
-            _, late = await asyncio.wait(set(self._cleanups), timeout=max(3.0, self._transport.timeout))
-            for task in late:
-                task.cancel()
+        await self._finish_cleanups()
         await self._renewer.stop()
         for lease in self._context.keeper.leases():  # granted meanwhile, and ended with the session
             self._context.keeper.remove(lease)
             lease.lose(Loss("closed"))
+        await self._finish_cleanups()  # of waiters that were granted what was given back
         await self._transport.close()
         self._finished = True
         _CLIENTS.discard(self)
@@ -341,6 +339,12 @@ class AsyncClient:
         task = self._loop.create_task(work())
         self._cleanups.add(task)
         task.add_done_callback(self._cleanups.discard)
+
+    async def _finish_cleanups(self) -> None:
+        if self._cleanups:
+            _, late = await asyncio.wait(set(self._cleanups), timeout=max(3.0, self._transport.timeout))
+            for task in late:
+                task.cancel()
 
     async def _acquire(self, options: LockOptions) -> AsyncLock:
         request = options.request()
@@ -428,7 +432,12 @@ class AsyncClient:
         shared = check_convert(lock, kind)
         wait_ms = _wire.check_ms(wait, "wait", 0, _wire.WAIT_MS_MAX)
         lease = lock._lease
-        grant = await self._run(_flows.convert(self._context, lease, lease.request.names[0], shared, wait_ms))
+        try:
+            grant = await self._run(_flows.convert(self._context, lease, lease.request.names[0], shared, wait_ms))
+        except BaseException:
+            if lease.converting:
+                self._clean_up(_flows.settle_conversion(self._context, lease))
+            raise
         if not _flows.converted(self._context, lease, grant, kind):
             await lock.ensure(0.001)
             raise Busy(lock.name)
