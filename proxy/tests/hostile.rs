@@ -4,42 +4,47 @@ mod support;
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::{command, Client, Node, PATIENCE};
 
-/// A client that works on, and the longest any of its commands took.
+/// A client that works on, and how long its rounds took.
 struct Honest {
     stop: Arc<AtomicBool>,
-    slowest_ms: Arc<AtomicU64>,
-    thread: Option<std::thread::JoinHandle<u64>>,
+    thread: Option<std::thread::JoinHandle<Vec<Duration>>>,
 }
 
 impl Honest {
     fn start(node: &Node) -> Honest {
-        let (stop, slowest_ms) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
-        let (stopped, slowest, address) = (Arc::clone(&stop), Arc::clone(&slowest_ms), node.address);
+        let stop = Arc::new(AtomicBool::new(false));
+        let (stopped, address) = (Arc::clone(&stop), node.address);
         let thread = std::thread::spawn(move || {
             let mut client = Client::connect(address);
-            let mut rounds = 0;
+            let mut rounds = Vec::new();
             while !stopped.load(Ordering::Relaxed) {
                 let begin = Instant::now();
                 let fence = client.acquire(&["honest", "60000"]);
                 assert_eq!(client.ask(&["LOCK.RELEASE", "honest", &fence.to_string()]), "(1, \"ok\")");
-                slowest.fetch_max(begin.elapsed().as_millis() as u64, Ordering::Relaxed);
-                rounds += 1;
+                rounds.push(begin.elapsed());
             }
             rounds
         });
-        Honest { stop, slowest_ms, thread: Some(thread) }
+        Honest { stop, thread: Some(thread) }
     }
 
+    /// All were served, and none waited for the others: a disk may stand still for a while, once.
     fn finish(mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        let rounds = self.thread.take().unwrap().join().expect("the honest client was served");
-        let slowest_ms = self.slowest_ms.load(Ordering::Relaxed);
-        assert!(rounds > 0 && slowest_ms < 2_000, "{rounds} rounds, the slowest {slowest_ms} ms");
+        let mut rounds = self.thread.take().unwrap().join().expect("the honest client was served");
+        rounds.sort_unstable_by(|one, other| other.cmp(one));
+        let within = |at: usize, seconds| rounds.get(at).is_none_or(|took| took.as_secs() < seconds);
+        assert!(
+            !rounds.is_empty() && within(0, 10) && within(1, 2),
+            "the slowest of {}: {:?}",
+            rounds.len(),
+            &rounds[..rounds.len().min(3)]
+        );
     }
 }
 

@@ -34,11 +34,24 @@ use redfence_core::machine::{is_read, Applied, Command, Machine};
 use redfence_core::reply::Reply;
 use redfence_core::types::{Origin, RequestId, Stamp};
 use resp::{to_frame, Client, Frame, Server};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 fn now() -> Clock {
     let wall_us = SystemTime::now().duration_since(UNIX_EPOCH).expect("after 1970").as_micros() as u64;
     Clock { logical_ms: wall_us / 1000, wall_us }
+}
+
+/// A millisecond in which nothing has run yet, neither there nor here. Two `EXPIRE … GT` in a row would otherwise come in the same
+/// millisecond here and in two there.
+fn next_ms() -> Clock {
+    let over = now().logical_ms;
+    loop {
+        let at = now();
+        if at.logical_ms > over {
+            return at;
+        }
+        std::thread::sleep(Duration::from_micros(100));
+    }
 }
 
 fn number(name: &str, otherwise: u64) -> u64 {
@@ -175,7 +188,7 @@ fn run(seed: u64, steps: u64, resp: Resp, port: u16) {
     let mut locks = Locks::new();
     let mut trail: Vec<String> = Vec::new();
     for step in 0..steps {
-        keys.now = now();
+        keys.now = next_ms();
         let argv = generate::command(&mut dice, keys.now.logical_ms);
         let argv_slices: Vec<&[u8]> = argv.iter().map(Vec::as_slice).collect();
         let theirs = comparable(&argv[0], client.call(&argv_slices));
@@ -230,7 +243,7 @@ fn run_scripts(seed: u64, steps: u64, resp: Resp, port: u16) -> Vec<String> {
     let mut locks = Locks::new();
     let mut differences = Vec::new();
     for step in 0..steps {
-        let at = now();
+        let at = next_ms();
         let argv =
             if step % 2 == 0 { script(&mut dice, at) } else { generate::command(&mut dice, at.logical_ms) };
         let argv_slices: Vec<&[u8]> = argv.iter().map(Vec::as_slice).collect();
