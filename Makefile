@@ -154,11 +154,13 @@ browser-short: build ## the quick part of it
 	@scripts/install-deps --optional chromium node
 	@scripts/browser short
 
-bench: build-production ## lock work against Redis, etcd and ZooKeeper in one run (about a quarter of an hour); PART=locks for one part
+bench: build-production ## lock work against Redis, etcd and ZooKeeper in one run (about half an hour); PART=locks for one part
 	@scripts/install-deps etcd || echo "etcd is left out"
 	@scripts/install-deps zookeeper || echo "ZooKeeper is left out"
+	@scripts/install-deps strace iproute || echo "slow disks and hosts that are cut off are left out"
 	$(CARGO) build --release --locked -p redfence-bench
-	target/release/redfence-bench $(PRODUCTION) $(or $(PART),all)
+	@# The newest etcd where there is a Go to build it, and Debian's beside it; Debian's alone otherwise.
+	target/release/redfence-bench $(PRODUCTION) $$(etcd=$$(scripts/etcd) && echo "--etcd $$etcd") $(or $(PART),all)
 
 versus: build-production ## this build against the pinned baseline (bench/baseline.toml), side by side
 	$(CARGO) build --release --locked -p redfence-bench

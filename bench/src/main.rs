@@ -47,7 +47,7 @@ fn main() -> ExitCode {
 
 fn run(part: Part, options: &Options) -> Result<(), String> {
     let name = part.name();
-    let setting = RunConditions::now(name, options.quick);
+    let setting = RunConditions::now(name, options);
     let mut findings = Findings::default();
     let mut failure = None;
     for part in part.steps() {
@@ -81,6 +81,7 @@ fn measure(part: Part, options: &Options) -> Result<Findings, String> {
         Part::Locks => parts::locks::run(options),
         Part::Failover => parts::failover::run(options),
         Part::Held => parts::held_locks::run(options),
+        Part::Apart => parts::apart::run(options),
         Part::Disk => parts::disk::run(options),
         Part::Versus => parts::versus::run(options),
         Part::All => unreachable!("its steps are the others"),

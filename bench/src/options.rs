@@ -26,10 +26,12 @@ pub(crate) enum Part {
     Passthrough,
     /// Lock pairs, a hot lock, renewals, sessions and multi-locks, against Redis, etcd and ZooKeeper
     Locks,
-    /// The leader killed ten times: how long nobody gets a lock, and etcd beside it
+    /// The leader killed, stopped and cut off, twenty times each: how long nobody gets a lock, and etcd beside it
     Failover,
     /// Memory and throughput with up to a million held locks; snapshots under load
     Held,
+    /// Lock pairs where nodes are apart (a delay between them) and where a disk is slow, and etcd beside it
+    Apart,
     /// fdatasync of the same disk
     Disk,
     /// Two builds of Redfence side by side (--bin and --other); not part of all
@@ -46,6 +48,7 @@ impl Part {
             Part::Locks => "locks",
             Part::Failover => "failover",
             Part::Held => "held",
+            Part::Apart => "apart",
             Part::Disk => "disk",
             Part::Versus => "versus",
         }
@@ -55,8 +58,8 @@ impl Part {
     pub(crate) fn steps(self) -> Vec<Part> {
         match self {
             Part::All => {
-                use Part::{Disk, Failover, Held, Locks, Machine, Passthrough, Tier1};
-                vec![Machine, Disk, Tier1, Passthrough, Locks, Failover, Held]
+                use Part::{Apart, Disk, Failover, Held, Locks, Machine, Passthrough, Tier1};
+                vec![Machine, Disk, Tier1, Passthrough, Locks, Apart, Failover, Held]
             }
             Part::Machine
             | Part::Tier1
@@ -64,6 +67,7 @@ impl Part {
             | Part::Locks
             | Part::Failover
             | Part::Held
+            | Part::Apart
             | Part::Disk
             | Part::Versus => vec![self],
         }
@@ -87,10 +91,16 @@ pub(crate) struct Options {
     /// The Redis module [default: beside this program]
     #[arg(long, global = true, value_name = "FILE")]
     pub(crate) module: Option<PathBuf>,
+    /// The etcd program to compare with [default: that of the system]. Where another is named, the system's has rows beside it
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) etcd: Option<PathBuf>,
     /// Where results are written
     #[arg(long, global = true, value_name = "DIR", default_value = "bench/results")]
     pub(crate) results: PathBuf,
 }
+
+/// Found on the path.
+const SYSTEM_ETCD: &str = "etcd";
 
 impl Options {
     pub(crate) fn redfence(&self) -> Result<PathBuf, String> {
@@ -105,6 +115,15 @@ impl Options {
         let hint =
             "no libredfence_module.so: `cargo build --release -p redfence-module`, or name it with --module";
         found.ok_or_else(|| hint.into())
+    }
+
+    pub(crate) fn etcd(&self) -> PathBuf {
+        self.etcd.clone().unwrap_or_else(|| SYSTEM_ETCD.into())
+    }
+
+    /// The etcd of the system, where another is compared with first.
+    pub(crate) fn other_etcd(&self) -> Option<PathBuf> {
+        self.etcd.as_ref().map(|_| SYSTEM_ETCD.into())
     }
 
     /// How often every target gets its turn.

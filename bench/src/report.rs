@@ -2,6 +2,7 @@
 //!
 //! Every part answers a [`Findings`]; `all` puts them together. A part that is run alone replaces its own file only.
 
+use crate::options::Options;
 use crate::plot::Plot;
 use serde::Serialize;
 use std::io::{IsTerminal, Write};
@@ -183,7 +184,7 @@ pub(crate) struct RunConditions {
 }
 
 impl RunConditions {
-    pub(crate) fn now(part: &str, quick: bool) -> RunConditions {
+    pub(crate) fn now(part: &str, options: &Options) -> RunConditions {
         let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
         let value = |text: &str, key: &str| {
             let line = text.lines().find(|line| line.starts_with(key)).unwrap_or_default();
@@ -191,15 +192,19 @@ impl RunConditions {
         };
         let memory = value(&read("/proc/meminfo"), "MemTotal");
         let kilobytes: u64 = memory.split(' ').next().and_then(|digits| digits.parse().ok()).unwrap_or(0);
+        let mut versions = vec![first_line("redis-server", &["--version"])];
+        for etcd in std::iter::once(options.etcd()).chain(options.other_etcd()) {
+            versions.push(first_line(&etcd.to_string_lossy(), &["--version"]));
+        }
         RunConditions {
             date: first_line("date", &["-u", "+%Y-%m-%d %H:%M UTC"]),
-            command: format!("redfence-bench {part}{}", if quick { " --quick" } else { "" }),
+            command: format!("redfence-bench {part}{}", if options.quick { " --quick" } else { "" }),
             commit: first_line("git", &["describe", "--always", "--dirty"]),
             cores: std::thread::available_parallelism().map_or(0, usize::from),
             processor: value(&read("/proc/cpuinfo"), "model name"),
             kernel: read("/proc/sys/kernel/osrelease").trim().to_string(),
             memory_gb: kilobytes.div_ceil(1024 * 1024),
-            versions: vec![first_line("redis-server", &["--version"]), first_line("etcd", &["--version"])],
+            versions,
         }
     }
 

@@ -10,9 +10,11 @@ use crate::plot::Plot;
 use crate::report::{progress, table, Findings};
 use crate::resp;
 use crate::servers::redfence::Cluster;
+use crate::servers::{call, STARTS_WITHIN};
 use crate::target::{alternate, Target};
 use crate::work::pairs::LockCommands;
 use crate::work::write_owner;
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 const LEVELS: [u64; 4] = [1_000, 10_000, 100_000, 1_000_000];
@@ -25,6 +27,7 @@ const NO_SNAPSHOTS: &str = "1000000000";
 const CLIENTS: usize = 64;
 const TURNS: (usize, Duration) = (5, Duration::from_millis(600));
 const SNAPSHOT_TURNS: (usize, Duration) = (6, Duration::from_millis(2_000));
+const RESTARTS: usize = 5;
 const FILLERS: usize = 16;
 const DEPTH: u64 = 64;
 const PART: &str = "held locks";
@@ -98,6 +101,7 @@ fn load(name: &str, cluster: &Cluster) -> Result<Target, String> {
 pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     let mut findings = growth(options)?;
     findings.absorb(snapshots(options)?);
+    findings.absorb(cold_restart(options)?);
     Ok(findings)
 }
 
@@ -138,6 +142,7 @@ fn growth(options: &Options) -> Result<Findings, String> {
         each,
         "bytes",
     );
+    findings.goal_at_most("resident bytes a held lock and node", Some(each), 220.0);
     let last = shares.last().map(|(_, share)| *share);
     findings.goal_at_least("throughput with a million held locks / with a thousand", last, 0.85);
     let plot = Plot::Lines {
@@ -179,6 +184,43 @@ fn snapshots(options: &Options) -> Result<Findings, String> {
             50.0,
         );
     }
+    Ok(findings)
+}
+
+/// All nodes killed at once and started again: from the start of the last one to the first grant.
+fn cold_restart(options: &Options) -> Result<Findings, String> {
+    let held = if options.quick { SNAPSHOT_OF_QUICK } else { SNAPSHOT_OF };
+    println!("\ncold restart with {held} held locks");
+    let mut cluster = Cluster::start(&options.redfence()?, 3, &[])?;
+    fill(&cluster, 0, held)?;
+    let mut times_ms = Vec::new();
+    for time in 0..RESTARTS {
+        cluster.restart_all()?;
+        let start = Instant::now();
+        let name = format!("after-restart:{time}");
+        let addresses = cluster.addresses();
+        let is_granted = |address: &SocketAddr| {
+            let reply = call(*address, &[b"LOCK.ACQUIRE", name.as_bytes(), b"1000"]);
+            reply.is_ok_and(|reply| reply.first() == Some(&b'*') && !resp::is_nil(&reply))
+        };
+        while !addresses.iter().any(is_granted) {
+            if start.elapsed() > STARTS_WITHIN {
+                return Err(format!("no grant {} s after a restart of all nodes", STARTS_WITHIN.as_secs()));
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        times_ms.push(start.elapsed().as_secs_f64() * 1e3);
+    }
+    times_ms.sort_by(f64::total_cmp);
+    let mut findings = Findings::default();
+    let median = times_ms[RESTARTS / 2];
+    findings.figure(
+        PART,
+        &format!("all nodes restarted with {held} held locks, first grant, median of {RESTARTS}"),
+        median,
+        "ms",
+    );
+    findings.goal_at_most("cold restart with 500,000 locks to the first grant, ms", Some(median), 400.0);
     Ok(findings)
 }
 

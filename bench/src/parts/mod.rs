@@ -1,5 +1,6 @@
 //! One file a part of the bench: it starts what it needs, measures, and answers what it found.
 
+pub(crate) mod apart;
 pub(crate) mod disk;
 pub(crate) mod failover;
 pub(crate) mod held_locks;

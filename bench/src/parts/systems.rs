@@ -30,6 +30,8 @@ pub(crate) struct Systems {
     pub(crate) three: Result<Cluster, String>,
     pub(crate) five: Result<Cluster, String>,
     pub(crate) etcd: Result<Etcd, String>,
+    /// None where no second one is asked for.
+    pub(crate) other_etcd: Option<Result<Etcd, String>>,
     pub(crate) zookeeper: Result<ZooKeeper, String>,
 }
 
@@ -56,7 +58,8 @@ impl Systems {
             one: Cluster::start(&binary, 1, &[]),
             three: Cluster::start(&binary, 3, &[]),
             five: Cluster::start(&binary, 5, &[]),
-            etcd: Etcd::start(),
+            etcd: Etcd::start(&options.etcd()),
+            other_etcd: options.other_etcd().map(|program| Etcd::start(&program)),
             zookeeper: ZooKeeper::start(),
         };
         crate::report::progress("");
@@ -124,11 +127,11 @@ pub(crate) fn on_proxy<C: Client + 'static>(
 
 pub(crate) fn on_etcd(
     name: &str,
-    systems: &Systems,
+    etcd: &Result<Etcd, String>,
     method: EtcdMethod,
     clients: usize,
 ) -> Result<Target, String> {
-    let etcd = systems.etcd.as_ref().map_err(Clone::clone)?;
+    let etcd = etcd.as_ref().map_err(Clone::clone)?;
     let leader = etcd.addresses[etcd.await_leader()?];
     Ok(Target::of_etcd(name, EtcdLoad::connect(leader, method, clients)?, etcd.process_ids()))
 }

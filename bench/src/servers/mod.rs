@@ -5,12 +5,15 @@
 //! - [`redis`]: a redis-server in memory, perhaps with the module or the Lua library
 //! - [`redfence`]: one to five `redfence serve`
 //! - [`etcd`], [`zookeeper`]: three servers of each
+//! - [`site`]: where the nodes of a cluster run; [`relay`]: a network with a delay
 //!
 //! Ports are asked of the system and closed again before the server opens them; another program may be quicker, so starting is tried again.
 
 pub(crate) mod etcd;
 pub(crate) mod redfence;
 pub(crate) mod redis;
+mod relay;
+pub(crate) mod site;
 pub(crate) mod zookeeper;
 
 use crate::resp;
@@ -59,6 +62,13 @@ impl Process {
         let _ = self.child.wait();
     }
 
+    /// SIGSTOP, or SIGCONT.
+    pub(crate) fn pause(&self, paused: bool) {
+        let signal = if paused { libc::SIGSTOP } else { libc::SIGCONT };
+        // SAFETY: the child has not been waited for, so its process id is still its own.
+        unsafe { libc::kill(self.child.id() as libc::pid_t, signal) };
+    }
+
     pub(crate) fn is_running(&mut self) -> bool {
         matches!(self.child.try_wait(), Ok(None))
     }
@@ -68,8 +78,8 @@ impl Process {
     }
 
     /// Until something listens there, or the process has ended.
-    pub(crate) fn await_port(&mut self, port: u16) -> Result<(), String> {
-        self.await_until(|| TcpStream::connect(local(port)).is_ok())
+    pub(crate) fn await_listening(&mut self, address: SocketAddr) -> Result<(), String> {
+        self.await_until(|| TcpStream::connect(address).is_ok())
     }
 
     pub(crate) fn await_until(&mut self, mut is_ready: impl FnMut() -> bool) -> Result<(), String> {

@@ -1,10 +1,13 @@
 //! `redfence serve` on one to five nodes of one cluster, with its default settings.
 
-use super::{call, free_port_list, local, temporary_directory, Process, STARTS_WITHIN, START_ATTEMPTS};
+use super::site::Site;
+use super::{call, free_port_list, temporary_directory, Process, STARTS_WITHIN, START_ATTEMPTS};
 use crate::resp;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What a node logs when it has written one.
@@ -19,16 +22,28 @@ pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Node>,
     binary: PathBuf,
     arguments: Vec<String>,
-    peers: Vec<u16>,
+    /// Where each node listens for the others.
+    peers: Vec<SocketAddr>,
     directory: tempfile::TempDir,
+    pub(crate) site: Arc<Site>,
 }
 
 impl Cluster {
     /// Ready to serve: all nodes answer and know one leader.
     pub(crate) fn start(binary: &Path, count: usize, arguments: &[&str]) -> Result<Cluster, String> {
+        Cluster::start_at(binary, count, arguments, Site::Together)
+    }
+
+    pub(crate) fn start_at(
+        binary: &Path,
+        count: usize,
+        arguments: &[&str],
+        site: Site,
+    ) -> Result<Cluster, String> {
+        let site = Arc::new(site);
         let mut last = String::new();
         for _ in 0..START_ATTEMPTS {
-            match Cluster::try_start(binary, count, arguments) {
+            match Cluster::try_start(binary, count, arguments, &site) {
                 Ok(cluster) => return Ok(cluster),
                 Err(error) => last = error,
             }
@@ -36,25 +51,32 @@ impl Cluster {
         Err(last)
     }
 
-    fn try_start(binary: &Path, count: usize, arguments: &[&str]) -> Result<Cluster, String> {
+    fn try_start(
+        binary: &Path,
+        count: usize,
+        arguments: &[&str],
+        site: &Arc<Site>,
+    ) -> Result<Cluster, String> {
         let directory = temporary_directory()?;
         let ports = free_port_list(2 * count)?;
-        let (clients, peers) = ports.split_at(count);
+        let addresses: Vec<SocketAddr> =
+            ports.iter().enumerate().map(|(at, port)| site.address(at % count, *port)).collect();
+        let (clients, peers) = addresses.split_at(count);
         let mut cluster = Cluster {
             nodes: Vec::new(),
             binary: binary.to_path_buf(),
             arguments: arguments.iter().map(|argument| (*argument).to_string()).collect(),
             peers: peers.to_vec(),
             directory,
+            site: Arc::clone(site),
         };
-        for (at, port) in clients.iter().enumerate() {
-            let address = local(*port);
-            cluster.nodes.push(Node { process: cluster.launch(at, address)?, address });
+        for (at, address) in clients.iter().enumerate() {
+            cluster.nodes.push(Node { process: cluster.launch(at, *address)?, address: *address });
         }
         for at in 0..count {
-            let port = cluster.nodes[at].address.port();
+            let address = cluster.nodes[at].address;
             let log = cluster.log(at);
-            let ready = cluster.nodes[at].process.await_port(port);
+            let ready = cluster.nodes[at].process.await_listening(address);
             ready.map_err(|error| format!("{error}: {}", last_line(&log)))?;
         }
         cluster.await_leader()?;
@@ -66,32 +88,58 @@ impl Cluster {
     }
 
     fn launch(&self, at: usize, address: SocketAddr) -> Result<Process, String> {
-        let mut command = Command::new(&self.binary);
+        let mut command = self.site.command(at, &self.binary);
         command.arg("serve").args(["--id", &(at + 1).to_string(), "--listen", &address.to_string()]);
         command.arg("--data").arg(self.directory.path().join(format!("node{}", at + 1)));
         if self.peers.len() > 1 {
-            let members: Vec<String> = self
-                .peers
-                .iter()
-                .enumerate()
-                .map(|(at, port)| format!("{}={}", at + 1, local(*port)))
-                .collect();
-            command.args([
-                "--cluster",
-                &members.join(","),
-                "--peer-listen",
-                &local(self.peers[at]).to_string(),
-            ]);
+            let member = |(at, peer): (usize, &SocketAddr)| {
+                self.site.advertised(*peer).map(|address| format!("{}={address}", at + 1))
+            };
+            let members = self.peers.iter().enumerate().map(member).collect::<Result<Vec<_>, _>>()?;
+            let own = self.peers[at].to_string();
+            command.args(["--cluster", &members.join(","), "--peer-listen", &own]);
+        }
+        if !self.site.is_loopback() {
+            command.args(["--protected-mode", "no", "--peer-secret-file"]).arg(self.peer_secret()?);
         }
         command.args(&self.arguments);
         Process::start(&mut command, &self.log(at))
+    }
+
+    /// Beyond loopback nodes speak to each other only with one.
+    fn peer_secret(&self) -> Result<PathBuf, String> {
+        let file = self.directory.path().join("peer-secret");
+        let write = || {
+            let mut random = [0; 32];
+            std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
+            let mut made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
+            random.iter().try_for_each(|byte| write!(made, "{byte:02x}"))
+        };
+        match write() {
+            // The others have the same.
+            Err(error) if error.kind() != std::io::ErrorKind::AlreadyExists => {
+                Err(format!("cannot write {}: {error}", file.display()))
+            }
+            _ => Ok(file),
+        }
     }
 
     /// Starts a node again that was killed; its data is where it was.
     pub(crate) fn restart(&mut self, at: usize) -> Result<(), String> {
         let address = self.nodes[at].address;
         self.nodes[at].process = self.launch(at, address)?;
-        self.nodes[at].process.await_port(address.port())
+        self.nodes[at].process.await_listening(address)
+    }
+
+    /// SIGKILL for all, and starts them again at once; nothing is waited for.
+    pub(crate) fn restart_all(&mut self) -> Result<(), String> {
+        for node in &mut self.nodes {
+            node.process.kill();
+        }
+        for at in 0..self.nodes.len() {
+            self.nodes[at].process = self.launch(at, self.nodes[at].address)?;
+        }
+        Ok(())
     }
 
     pub(crate) fn addresses(&self) -> Vec<SocketAddr> {

@@ -43,7 +43,7 @@ impl Redis {
             command.arg("--loadmodule").arg(module);
         }
         let mut process = Process::start(&mut command, &directory.path().join("log"))?;
-        process.await_port(port)?;
+        process.await_listening(local(port))?;
         Ok(Redis { process, address: local(port), _directory: directory })
     }
 
