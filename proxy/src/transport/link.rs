@@ -30,8 +30,8 @@ const KEEPALIVE: Duration = Duration::from_secs(1);
 /// Dials right after a connection was closed by the other side, to learn whether anybody still listens there, and the wait before
 /// each: a process that ends closes its connections and its listener one after the other.
 const PROBE_WAITS_MS: [u64; 6] = [0, 2, 4, 8, 16, 32];
-/// A connection that lasted less is not probed for: whoever closes each at once is dialled no faster than others.
-const PROBED_AFTER: Duration = Duration::from_secs(1);
+/// A peer is not probed more often: whoever closes each connection at once is dialled no faster than others.
+const PROBED_EVERY: Duration = Duration::from_secs(1);
 const SECRETS_READ_EVERY: Duration = Duration::from_secs(1);
 /// The reading buffer grows in these steps, whatever length a frame announces.
 const READ_STEP_BYTES: usize = 64 << 10;
@@ -47,6 +47,7 @@ pub(super) async fn keep_dialling(
     let mut backoff_ms = BACKOFF_MS_MIN;
     let mut last_complaint = String::new();
     let mut probes: &[u64] = &[];
+    let mut probed_at: Option<Instant> = None;
     loop {
         if channel == Channel::Bulk {
             queue.wait_for_work().await;
@@ -55,13 +56,15 @@ pub(super) async fn keep_dialling(
             Ok(stream) => {
                 last_complaint.clear();
                 backoff_ms = BACKOFF_MS_MIN;
-                let since = Instant::now();
                 tracing::info!(peer, %addr, ?channel, "connected");
                 let end = run(&shared, peer, stream, &queue).await;
                 tracing::info!(peer, %addr, ?channel, "connection lost: {end}");
-                let is_probed =
-                    channel == Channel::Raft && is_closed_by_peer(&end) && since.elapsed() >= PROBED_AFTER;
-                probes = if is_probed { &PROBE_WAITS_MS } else { &[] };
+                let is_due = probed_at.is_none_or(|at| at.elapsed() >= PROBED_EVERY);
+                probes = &[];
+                if channel == Channel::Raft && is_closed_by_peer(&end) && is_due {
+                    probes = &PROBE_WAITS_MS;
+                    probed_at = Some(Instant::now());
+                }
             }
             Err(DialError { complaint, is_refused }) => {
                 // A process that ends closes the connection that it has dialled, too; a firewall in front of its port does not.

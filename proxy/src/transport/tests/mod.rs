@@ -233,8 +233,6 @@ fn an_answer_finds_its_way_back_to_a_node_nobody_dials() {
 #[test]
 fn a_peer_that_ends_is_found_to_refuse() {
     let (one, two) = connect_pair();
-    // Only a connection that has lasted is probed for.
-    std::thread::sleep(Duration::from_millis(1_200));
     assert!(!one.seen.try_iter().any(|seen| seen == Seen::Refused(2)), "it lives");
     drop(two);
     eventually("the end is noticed", || one.seen.try_iter().any(|seen| seen == Seen::Refused(2)));
@@ -259,8 +257,6 @@ fn a_peer_that_lives_is_not_said_to_refuse() {
         two.say(1, 1);
         two.hears(1, 1) && one.hears(2, 1)
     });
-    // Only a connection that has lasted is probed for.
-    std::thread::sleep(Duration::from_millis(1_200));
     drop(port);
     near.shutdown(std::net::Shutdown::Both).unwrap();
     let mut failed = 0;
