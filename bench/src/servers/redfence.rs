@@ -112,7 +112,8 @@ impl Cluster {
         let write = || {
             let mut random = [0; 32];
             std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
-            let mut made = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
+            let mut made =
+                std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&file)?;
             random.iter().try_for_each(|byte| write!(made, "{byte:02x}"))
         };
         match write() {

@@ -8,8 +8,8 @@ use redfence_client::Client;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
-const MEASURED: Duration = Duration::from_secs(3);
-const ROUNDS: usize = 3;
+const MEASURED: Duration = Duration::from_millis(500);
+const ROUNDS: usize = 15;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
@@ -61,24 +61,28 @@ where
     Ok(count as f64 / MEASURED.as_secs_f64())
 }
 
+fn median(mut figures: Vec<f64>) -> f64 {
+    figures.sort_by(f64::total_cmp);
+    figures[figures.len() / 2]
+}
+
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let address = std::env::args().nth(1).unwrap_or_else(|| "redis://127.0.0.1:6380".into());
     let client = Client::connect([address.clone()]).await?;
     let connection = redis::Client::open(address)?.get_multiplexed_async_connection().await?;
     for lockers in [1, 64] {
-        let (mut plain, mut with) = (Vec::new(), Vec::new());
-        // By turns, so that a slow moment of the machine hits both.
+        let (mut plain, mut with, mut ratios) = (Vec::new(), Vec::new(), Vec::new());
+        // By turns, and each is compared with its neighbour: machines change their pace.
         for _ in 0..ROUNDS {
-            plain.push(all(lockers, |locker, until| bare(connection.clone(), locker, until)).await?);
-            with.push(all(lockers, |locker, until| ours(client.clone(), locker, until)).await?);
+            let bare = all(lockers, |locker, until| bare(connection.clone(), locker, until)).await?;
+            let ours = all(lockers, |locker, until| ours(client.clone(), locker, until)).await?;
+            plain.push(bare);
+            with.push(ours);
+            ratios.push(ours / bare);
         }
-        let best = |rates: &[f64]| rates.iter().copied().fold(0.0, f64::max);
-        let (plain, with) = (best(&plain), best(&with));
-        println!(
-            "{lockers:>3} lockers: bare {plain:>8.0}/s, this client {with:>8.0}/s: {:.2} x",
-            with / plain
-        );
+        let [plain, with, ratio] = [plain, with, ratios].map(median);
+        println!("{lockers:>3} lockers: bare {plain:>8.0}/s, this client {with:>8.0}/s: {ratio:.2} x");
     }
     client.close().await;
     Ok(())

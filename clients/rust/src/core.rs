@@ -1,6 +1,7 @@
 //! What all handles of a client share, and the requests that are tried until a deadline.
 
-use crate::clock::{Clock, Time};
+use crate::alarm::Alarm;
+use crate::clock::Clock;
 use crate::error::{Cause, Error, Failure, Loss};
 use crate::lease::Lease;
 use crate::links::{backoff, Link, Links};
@@ -38,8 +39,8 @@ pub(crate) struct Core {
     early: Mutex<Early>,
     numbers: AtomicU64,
     waker: Notify,
-    /// When the renewer wakes up next, in microseconds.
-    wakes_at_us: AtomicU64,
+    /// When the renewer wakes up next.
+    pub(crate) alarm: Alarm,
     closed: CancellationToken,
     /// Tests play a stopped process.
     pub(crate) is_stopped: AtomicBool,
@@ -58,7 +59,7 @@ impl Core {
             early: Mutex::default(),
             numbers: AtomicU64::new(1),
             waker: Notify::new(),
-            wakes_at_us: AtomicU64::new(0),
+            alarm: Alarm::default(),
             closed: CancellationToken::new(),
             is_stopped: AtomicBool::new(false),
         }
@@ -130,7 +131,7 @@ impl Core {
         }
         self.catch_up(lease);
         let first = lease.next_renewal().unwrap_or_default().min(lease.deadline());
-        if micros(first) < self.wakes_at_us.load(Ordering::Acquire) {
+        if self.alarm.ask(first) {
             self.wake();
         }
         Ok(())
@@ -194,10 +195,6 @@ impl Core {
 
     pub(crate) async fn woken(&self) {
         self.waker.notified().await;
-    }
-
-    pub(crate) fn will_wake(&self, at: Time) {
-        self.wakes_at_us.store(micros(at), Ordering::Release);
     }
 
     pub(crate) fn bound_to(&self, session: &Arc<Session>) -> Vec<Arc<Lease>> {
@@ -321,8 +318,4 @@ impl Core {
             attempt += 1;
         }
     }
-}
-
-fn micros(time: Time) -> u64 {
-    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }

@@ -55,6 +55,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod acquire;
+mod alarm;
 mod breaker;
 mod client;
 mod clock;

@@ -165,6 +165,7 @@ fn start(core: &Arc<Core>, job: Job, running: &mut Running, settling: &mut Vec<o
 /// Ends what is over, starts what is due, and says when to look again.
 fn look(core: &Arc<Core>, running: &Running) -> Time {
     let now = core.clock.now();
+    core.alarm.begin_look(now);
     let mut wakes_at = now + LOOK_EVERY;
     let is_stopped = core.is_stopped.load(Ordering::Acquire);
     let (mut due, mut over, mut ends_at) = (Vec::new(), Vec::new(), None);
@@ -214,8 +215,7 @@ fn look(core: &Arc<Core>, running: &Running) -> Time {
             None => {}
         }
     }
-    core.will_wake(wakes_at);
-    wakes_at
+    core.alarm.end_look(wakes_at)
 }
 
 /// Whoever wanted the outcome has asked for it; here nobody does.
