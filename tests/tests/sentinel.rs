@@ -15,7 +15,7 @@ use redfence_tests::client::{Client, REPLY_WITHIN};
 use redfence_tests::cluster::{Cluster, Options as ClusterOptions};
 use redfence_tests::process::{free_address, poll_until, Process};
 use redfence_tests::redis::{Options, Redis};
-use redfence_tests::resp::{encode, Connection, ReceiveError, Value};
+use redfence_tests::resp::{encode, Connection, Protocol, ReceiveError, Value};
 use redfence_tests::words;
 use tempfile::TempDir;
 
@@ -83,8 +83,19 @@ fn replica_of(master: &Redis, mut options: Options) -> Redis {
     replica
 }
 
+/// Asked again where the connection is closed: a Redis that gets another role closes all of them.
+fn read(redis: &Redis, args: &[&str]) -> Value {
+    let mut answer = None;
+    let is_answered = poll_until(FAILOVER_WITHIN, || {
+        answer = redis.connect(Protocol::Resp2).ask(args, REPLY_WITHIN).ok();
+        answer.is_some()
+    });
+    assert!(is_answered, "{args:?} is not answered\n{}", redis.log());
+    answer.expect("an answer")
+}
+
 fn is_master(redis: &Redis) -> bool {
-    redis.ask(&["ROLE"]).array()[0].text() == "master"
+    read(redis, &["ROLE"]).array()[0].text() == "master"
 }
 
 /// Takes and gives back locks until it is told to stop. Answers how many, and the longest time without one.
@@ -160,7 +171,7 @@ fn a_killed_master_is_followed(options: &Options) {
     });
     assert!(goes_on, "Tier 1 has not come back");
     let new = replicas.iter().find(|replica| is_master(replica)).expect("one of them is the master now");
-    assert_eq!(new.ask(&["EXISTS", "next"]).integer(), 1, "the lock is not at the new master");
+    assert_eq!(read(new, &["EXISTS", "next"]).integer(), 1, "the lock is not at the new master");
 
     // The old master comes back as a replica; nobody goes there.
     master.restart(options);
