@@ -22,7 +22,7 @@ const SITES: [(&str, MakeSite); 4] = [
     ("side by side", || Site::Together),
     ("0.5 ms apart", || Site::apart(Duration::from_micros(500))),
     ("2 ms apart", || Site::apart(Duration::from_millis(2))),
-    ("syncs 2 ms longer", || Site::SlowDisk(Duration::from_millis(2))),
+    ("with syncs 2 ms longer", || Site::SlowDisk(Duration::from_millis(2))),
 ];
 
 pub(crate) fn run(options: &Options) -> Result<Findings, String> {
