@@ -97,8 +97,7 @@ fn read(redis: &Redis, args: &[&str]) -> Value {
 /// Asked again while nothing was done: Sentinels may name the old master once more when it comes back.
 fn once_available(mut ask: impl FnMut() -> Value) -> Value {
     let mut answer = ask();
-    let is_refused =
-        |answer: &Value| matches!(answer, Value::Error(text) if format!("{text:?}").contains("UNAVAILABLE"));
+    let is_refused = |answer: &Value| matches!(answer, Value::Error(text) if text.starts_with("UNAVAILABLE"));
     poll_until(FAILOVER_WITHIN, || {
         if is_refused(&answer) {
             answer = ask();
