@@ -169,7 +169,7 @@ pub struct RequestId {
     pub seq: u64,
 }
 
-/// One start of one node: the node's id and a number drawn anew at every start.
+/// One start of one node: the node's id and a number that rises with every start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin {
     pub node: u64,

@@ -45,7 +45,7 @@ pub struct Row {
     pub fast: bool,
     /// For operators: ACL category `@dangerous`, and `@admin`.
     pub dangerous: bool,
-    /// May run when memory is short: it frees, or only looks.
+    /// Refused when memory is short: it may grow the state.
     pub deny_oom: bool,
     pub keys: KeyPlaces,
     pub syntax: &'static str,

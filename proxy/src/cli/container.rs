@@ -18,7 +18,7 @@ pub struct HealthArgs {
     #[arg(long, value_name = "ADDR", env = "REDFENCE_ADMIN")]
     pub admin: String,
 
-    /// Ask whether it can serve the correctness tier (/ready), not only whether it lives (/health)
+    /// Ask whether it can serve the correctness tier (/ready), not only whether it lives (/health). Not through TLS on the admin address
     #[arg(long)]
     pub ready: bool,
 }

@@ -22,7 +22,7 @@ Examples:
   redfence locks 'wallet:*' --waiting
   redfence locks --json | jq -r 'select(.waiters > 0) | .resource'
 
-A row for each holder, and below it one for each who waits, first in line first. --json prints one object for each lock:
+A row for each holder, and below it one for each of the first 20 who wait, first in line first. --json prints one object for each lock:
 the fields of LOCK.INFO, `queue`, and `key`: the name, percent-encoded, which tells names apart that are no UTF-8.";
 
 #[derive(Debug, Args)]

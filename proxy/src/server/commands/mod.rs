@@ -1,6 +1,6 @@
 //! The Redis commands the proxy answers by itself, one file a family. `LOCK.*` and `FENCE.*` are in [`lock`].
 //!
-//! Each is a method on `Connection`: it reads the words, changes the client's state and replies. None of them waits.
+//! Each is a method on `CommandContext`: it reads the words, changes the client's state and replies. None of them waits.
 
 pub mod acl;
 pub mod client;
