@@ -9,7 +9,7 @@ use std::pin::{pin, Pin};
 use std::task::Poll;
 use std::time::Duration;
 use support::relay::{Faults, Relay};
-use support::steps::{impatient, relayed, start, until, LONG, SECOND};
+use support::steps::{impatient, lose_unheard, relayed, start, until, LONG, SECOND};
 
 /// Runs a request up to where it waits for its answer, and no further.
 async fn send<T>(mut request: Pin<&mut impl Future<Output = T>>) {
@@ -106,16 +106,7 @@ async fn a_multi_lock_that_lost_a_name_while_nobody_listened_gives_the_others_ba
     let server = TestServer::start().expect("a free port on loopback");
     let (relay, clock, client) = relayed(&server, Client::builder().session_ttl(3600 * SECOND)).await;
     let both = client.locks(["a", "b"]).ttl(3600 * SECOND).acquire().await.unwrap();
-    relay.crash();
-    until("nobody listens", || server.stats().connections == 0).await;
-    assert!(server.lose("a"));
-    relay.heal();
-    until("it is told", || {
-        clock.jump(Duration::from_millis(10));
-        both.loss().is_some()
-    })
-    .await;
-    assert_eq!(both.loss().map(|loss| loss.cause), Some(Cause::Expired));
+    lose_unheard(&server, &relay, &clock, || both.loss()).await;
     until("the other half is given back", || server.stats().locks == 0).await;
 }
 

@@ -3,13 +3,13 @@
 mod support;
 
 use redfence_client::testing;
-use redfence_client::{Cause, Client, Error, State};
+use redfence_client::{Client, Error, State};
 use redfence_testserver::{Fault, Options, TestServer};
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use support::relay::{Fault as RelayFault, Faults, Relay};
-use support::steps::{relayed, start, stop_when, until, SECOND};
+use support::steps::{lose_unheard, relayed, start, stop_when, until, SECOND};
 
 #[tokio::test]
 async fn no_time_is_too_long() {
@@ -85,16 +85,7 @@ async fn a_loss_while_there_was_no_connection_is_told_without_a_session_too() {
     let server = TestServer::start().expect("a free port on loopback");
     let (relay, clock, client) = relayed(&server, Client::builder().session(false)).await;
     let lock = client.lock("a").ttl(3600 * SECOND).acquire().await.unwrap();
-    relay.crash();
-    until("nobody listens", || server.stats().connections == 0).await;
-    assert!(server.lose("a"));
-    relay.heal();
-    until("it is told", || {
-        clock.jump(Duration::from_millis(10));
-        lock.loss().is_some()
-    })
-    .await;
-    assert_eq!(lock.loss().map(|loss| loss.cause), Some(Cause::Expired));
+    lose_unheard(&server, &relay, &clock, || lock.loss()).await;
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use super::relay::{Faults, Relay};
 use redfence_client::testing::{Harness, ManualClock};
-use redfence_client::{Client, ClientBuilder};
+use redfence_client::{Cause, Client, ClientBuilder, Loss};
 use redfence_testserver::TestServer;
 use std::future::Future;
 use std::pin::Pin;
@@ -34,6 +34,25 @@ pub(crate) async fn impatient(server: &TestServer) -> ([Relay; 2], Client) {
     let builder = Client::builder().addresses(addresses).session(false);
     let client = builder.attempt_timeout(Duration::from_millis(400)).connect().await.expect("it listens");
     (relays, client)
+}
+
+/// The lock `a` is lost while the client has no connection; returns once the client knows.
+pub(crate) async fn lose_unheard(
+    server: &TestServer,
+    relay: &Relay,
+    clock: &ManualClock,
+    loss: impl Fn() -> Option<Loss>,
+) {
+    relay.crash();
+    until("nobody listens", || server.stats().connections == 0).await;
+    assert!(server.lose("a"));
+    relay.heal();
+    until("it is told", || {
+        clock.jump(Duration::from_millis(10));
+        loss().is_some()
+    })
+    .await;
+    assert_eq!(loss().map(|loss| loss.cause), Some(Cause::Expired));
 }
 
 /// Waits for something that happens in the background.
