@@ -5,7 +5,8 @@
 //! # Layout
 //!
 //! - [`options`]: the command line
-//! - [`load_generator`]: the closed-loop load over raw sockets; [`resp`]: RESP; [`latencies`]: histograms
+//! - [`load_generator`]: the closed-loop load over raw sockets; [`connection`]: one request at a time; [`resp`]: RESP; [`latencies`]:
+//!   histograms
 //! - [`work`]: its workloads; [`zookeeper`] and [`etcd`] the same for those
 //! - [`servers`]: what is measured, as processes; [`target`]: a load against some of them, in turns
 //! - [`parts`]: the measurements, one file each; [`machine`] prints its own results
@@ -15,6 +16,7 @@
 //!
 //! Load and servers share the machine. Ratios within one run are what counts; figures of two runs are not to be compared.
 
+mod connection;
 mod etcd;
 mod latencies;
 mod load_generator;
@@ -80,6 +82,8 @@ fn measure(part: Part, options: &Options) -> Result<Findings, String> {
         Part::Passthrough => parts::passthrough::run(options),
         Part::Locks => parts::locks::run(options),
         Part::Failover => parts::failover::run(options),
+        Part::Losses => parts::losses::run(options),
+        Part::Secured => parts::secured::run(options),
         Part::Held => parts::held_locks::run(options),
         Part::Apart => parts::apart::run(options),
         Part::Disk => parts::disk::run(options),

@@ -28,6 +28,10 @@ pub(crate) enum Part {
     Locks,
     /// The leader killed, stopped and cut off, twenty times each: how long nobody gets a lock, and etcd beside it
     Failover,
+    /// How soon a holder is told that its lock was taken by force
+    Losses,
+    /// Lock pairs with encryption between the nodes and without; TLS for clients beside plain connections and beside Redis's own
+    Secured,
     /// Memory and throughput with up to a million held locks; snapshots under load
     Held,
     /// Lock pairs where nodes are apart (a delay between them) and where a disk is slow, and etcd beside it
@@ -47,6 +51,8 @@ impl Part {
             Part::Passthrough => "passthrough",
             Part::Locks => "locks",
             Part::Failover => "failover",
+            Part::Losses => "losses",
+            Part::Secured => "secured",
             Part::Held => "held",
             Part::Apart => "apart",
             Part::Disk => "disk",
@@ -58,14 +64,18 @@ impl Part {
     pub(crate) fn steps(self) -> Vec<Part> {
         match self {
             Part::All => {
-                use Part::{Apart, Disk, Failover, Held, Locks, Machine, Passthrough, Tier1};
-                vec![Machine, Disk, Tier1, Passthrough, Locks, Apart, Failover, Held]
+                use Part::{
+                    Apart, Disk, Failover, Held, Locks, Losses, Machine, Passthrough, Secured, Tier1,
+                };
+                vec![Machine, Disk, Tier1, Passthrough, Locks, Losses, Secured, Apart, Failover, Held]
             }
             Part::Machine
             | Part::Tier1
             | Part::Passthrough
             | Part::Locks
             | Part::Failover
+            | Part::Losses
+            | Part::Secured
             | Part::Held
             | Part::Apart
             | Part::Disk

@@ -1,6 +1,6 @@
 //! Redis's protocol as a load generator needs it: requests written, replies cut apart and read without building a tree.
 //!
-//! RESP2 replies only: no target of the bench is asked to speak RESP3. Not for untrusted input.
+//! RESP2, and as much of RESP3 as a push and the answer to `HELLO 3` need. Not for untrusted input.
 
 use std::io::Write;
 
@@ -30,7 +30,8 @@ pub(crate) fn reply_len(bytes: &[u8]) -> Option<usize> {
                     at += len as usize + 2;
                 }
             }
-            b'*' => left += number(line).filter(|count| *count > 0).unwrap_or(0) as usize,
+            b'*' | b'>' => left += number(line).filter(|count| *count > 0).unwrap_or(0) as usize,
+            b'%' => left += 2 * number(line).filter(|count| *count > 0).unwrap_or(0) as usize,
             _ => {}
         }
     }
@@ -77,7 +78,7 @@ mod tests {
 
     #[test]
     fn replies_are_cut_where_they_end() {
-        let replies: [&[u8]; 9] = [
+        let replies: [&[u8]; 11] = [
             b"+OK\r\n",
             b"-ERR no\r\n",
             b":12\r\n",
@@ -87,6 +88,8 @@ mod tests {
             b"*0\r\n",
             b"*2\r\n:1\r\n$2\r\nok\r\n",
             b"*2\r\n*2\r\n:1\r\n:2\r\n:30000\r\n",
+            b"%2\r\n$1\r\na\r\n:1\r\n$1\r\nb\r\n*0\r\n",
+            b">2\r\n+a\r\n_\r\n",
         ];
         for reply in replies {
             let mut two = reply.to_vec();

@@ -1,4 +1,4 @@
-//! etcd over gRPC: locks by transaction (its fastest way), and by its lock API.
+//! etcd over gRPC: locks by transaction (its fastest way), by its lock API, and the read lock of the recipes in its Go client.
 //!
 //! All requests go to the leader, over several connections, each client with a lease of its own that outlives the run: granting one for
 //! each lock would cost etcd a second write.
@@ -7,9 +7,10 @@ mod proto;
 
 use crate::load_generator::Tally;
 use proto::{
-    Compare, DeleteRangeRequest, LeaseGrantRequest, LeaseGrantResponse, LockRequest, LockResponse,
-    PutRequest, RequestOp, StatusRequest, StatusResponse, TxnRequest, TxnResponse, UnlockRequest,
-    UnlockResponse, TARGET_CREATE,
+    Compare, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantRequest, LeaseGrantResponse, LockRequest,
+    LockResponse, PutRequest, RangeRequest, RangeResponse, RequestOp, StatusRequest, StatusResponse,
+    TxnRequest, TxnResponse, UnlockRequest, UnlockResponse, SORT_BY_MOD_REVISION, SORT_DESCENDING,
+    TARGET_CREATE,
 };
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -28,6 +29,8 @@ pub(crate) enum EtcdMethod {
     LockApi,
     /// All clients wait for one name by the lock API.
     HotLockApi,
+    /// All clients read one name, as `RWMutex.RLock` of the recipes does: a key of its own, then a look for writers before it.
+    ReadLock,
 }
 
 #[derive(Clone)]
@@ -101,6 +104,7 @@ impl EtcdClient {
         let name = match method {
             EtcdMethod::Transaction | EtcdMethod::LockApi => crate::work::name(number as u64),
             EtcdMethod::HotLockApi => crate::work::name(0),
+            EtcdMethod::ReadLock => crate::work::name(crate::work::READ_NAME),
         };
         let mut owner = Vec::new();
         crate::work::write_owner(number, 0, &mut owner);
@@ -115,6 +119,7 @@ impl EtcdClient {
                 EtcdMethod::LockApi | EtcdMethod::HotLockApi => {
                     self.pair_by_lock_api(&mut tally, last_release).await?
                 }
+                EtcdMethod::ReadLock => self.pair_by_read_lock(&mut tally).await?,
             }
         }
         Ok(tally)
@@ -158,6 +163,42 @@ impl EtcdClient {
         };
         let released: TxnResponse = call(&self.channel, "/etcdserverpb.KV/Txn", release).await?;
         if !released.succeeded {
+            return Err("etcd: not released".into());
+        }
+        tally.second.record(began.elapsed());
+        tally.done += 1;
+        Ok(())
+    }
+
+    async fn pair_by_read_lock(&self, tally: &mut Tally) -> Result<(), String> {
+        let began = Instant::now();
+        let key = [&self.name, b"/read/".as_slice(), &self.owner].concat();
+        let unused = Compare { target: TARGET_CREATE, key: key.clone(), create_revision: Some(0) };
+        let put = PutRequest { key: key.clone(), value: Vec::new(), lease: self.lease };
+        let queue =
+            TxnRequest { compare: vec![unused], success: vec![RequestOp { put: Some(put), delete: None }] };
+        let queued: TxnResponse = call(&self.channel, "/etcdserverpb.KV/Txn", queue).await?;
+        if !queued.succeeded {
+            return Err("etcd: the reader's key is there already".into());
+        }
+        let writers = RangeRequest {
+            key: [&self.name, b"/write/".as_slice()].concat(),
+            // Beyond all that begins so.
+            range_end: [&self.name, b"/write0".as_slice()].concat(),
+            limit: 1,
+            sort_order: SORT_DESCENDING,
+            sort_target: SORT_BY_MOD_REVISION,
+            max_mod_revision: queued.header.unwrap_or_default().revision - 1,
+        };
+        let before: RangeResponse = call(&self.channel, "/etcdserverpb.KV/Range", writers).await?;
+        if before.count > 0 {
+            return Err("etcd: a writer among readers".into());
+        }
+        tally.latencies.record(began.elapsed());
+        let began = Instant::now();
+        let deleted: DeleteRangeResponse =
+            call(&self.channel, "/etcdserverpb.KV/DeleteRange", DeleteRangeRequest { key }).await?;
+        if deleted.deleted != 1 {
             return Err("etcd: not released".into());
         }
         tally.second.record(began.elapsed());

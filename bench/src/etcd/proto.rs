@@ -27,6 +27,38 @@ pub(crate) struct DeleteRangeRequest {
 }
 
 #[derive(Clone, PartialEq, Message)]
+pub(crate) struct DeleteRangeResponse {
+    #[prost(int64, tag = "2")]
+    pub(crate) deleted: i64,
+}
+
+/// The newest of the keys in a range.
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RangeRequest {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(crate) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(crate) range_end: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(crate) limit: i64,
+    #[prost(int32, tag = "5")]
+    pub(crate) sort_order: i32,
+    #[prost(int32, tag = "6")]
+    pub(crate) sort_target: i32,
+    #[prost(int64, tag = "11")]
+    pub(crate) max_mod_revision: i64,
+}
+
+pub(crate) const SORT_DESCENDING: i32 = 2;
+pub(crate) const SORT_BY_MOD_REVISION: i32 = 3;
+
+#[derive(Clone, PartialEq, Message)]
+pub(crate) struct RangeResponse {
+    #[prost(int64, tag = "4")]
+    pub(crate) count: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
 pub(crate) struct RequestOp {
     #[prost(message, optional, tag = "2")]
     pub(crate) put: Option<PutRequest>,

@@ -3,6 +3,7 @@
 //! A few clients take and release locks without a pause, each on a node of its own; one whose node is gone, refuses, or does not answer
 //! in time goes to the next. The gap is the longest time between two grants of any of them around the fault.
 
+use crate::connection::BlockingConnection;
 use crate::etcd::{EtcdClient, EtcdMethod};
 use crate::load_generator::Tally;
 use crate::options::Options;
@@ -12,8 +13,7 @@ use crate::servers::etcd::Etcd;
 use crate::servers::redfence::Cluster;
 use crate::servers::site::Site;
 use crate::servers::Process;
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -266,35 +266,18 @@ fn pairs_on(
     grants: &Grants,
     stop: &AtomicBool,
 ) -> std::io::Result<()> {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-    stream.set_nodelay(true)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut connection = BlockingConnection::open(address, PATIENCE)?;
     while !stop.load(Ordering::Relaxed) {
         *attempt += 1;
         // A new name each time: whatever became of the last attempt is in nobody's way.
         let name = format!("failover:{number}:{attempt}");
-        let reply = ask(&mut stream, &[b"LOCK.ACQUIRE", name.as_bytes(), b"10000"])?;
+        let reply = connection.ask(&[b"LOCK.ACQUIRE", name.as_bytes(), b"10000"])?;
         let fence = resp::integers(&reply).next().filter(|_| reply.first() == Some(&b'*'));
         let Some(fence) = fence else { return Err(std::io::Error::other(resp::shown(&reply))) };
         grants.note();
-        ask(&mut stream, &[b"LOCK.RELEASE", name.as_bytes(), fence.to_string().as_bytes()])?;
+        connection.ask(&[b"LOCK.RELEASE", name.as_bytes(), fence.to_string().as_bytes()])?;
     }
     Ok(())
-}
-
-fn ask(stream: &mut TcpStream, words: &[&[u8]]) -> std::io::Result<Vec<u8>> {
-    let mut request = Vec::new();
-    resp::encode(words, &mut request);
-    stream.write_all(&request)?;
-    let (mut reply, mut chunk) = (Vec::new(), [0; 512]);
-    while resp::reply_len(&reply).is_none() {
-        let count = stream.read(&mut chunk)?;
-        if count == 0 {
-            return Err(std::io::ErrorKind::UnexpectedEof.into());
-        }
-        reply.extend_from_slice(&chunk[..count]);
-    }
-    Ok(reply)
 }
 
 fn etcd(options: &Options, fault: Fault, times: usize) -> Result<Vec<Duration>, String> {

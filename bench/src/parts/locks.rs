@@ -1,4 +1,4 @@
-//! Lock pairs on private names, and one hot lock with waiting, against all systems; renewals, sessions and multi-locks.
+//! Lock pairs on private names, one hot lock with waiting and readers of one name, against all systems; renewals, sessions and multi-locks.
 
 use super::systems::{
     fenced, on_cluster, on_etcd, on_proxy, on_redis, on_zookeeper, pairs, set_nx, NodeSelection, Systems,
@@ -12,6 +12,8 @@ use crate::work::hot::{HotLockClient, LastRelease};
 use crate::work::keepalive::{RenewClient, SessionClient};
 use crate::work::multi::MultiLockClient;
 use crate::work::pairs::LockCommands;
+use crate::work::HOT_NAME;
+use crate::zookeeper::ZooKeeperWork;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ const HOT_CLIENTS: usize = 64;
 const TURNS: (usize, Duration) = (4, Duration::from_millis(500));
 const HOT_TURNS: (usize, Duration) = (4, Duration::from_millis(700));
 
+const READERS: &str = "readers of one name";
 const BUSY: &str = "pairs on private names, one core busy";
 pub(crate) const SET_NX: &str = "Redis, SET NX + script";
 const FENCED: &str = "Redis, fenced script";
@@ -36,12 +39,15 @@ const TIER2_SET_NX: &str = "tier 2, 3 nodes, SET NX + script";
 pub(crate) const ETCD: &str = "etcd, transaction";
 const OTHER_ETCD: &str = "etcd of the system, transaction";
 const ETCD_LOCK: &str = "etcd, lock API";
+const ETCD_READ: &str = "etcd, its recipe's read lock";
 const ZOOKEEPER: &str = "ZooKeeper, Curator's recipe";
+const ZOOKEEPER_READ: &str = "ZooKeeper, Curator's read lock";
 
 pub(crate) fn run(options: &Options) -> Result<Findings, String> {
     let systems = Systems::start(options)?;
     let mut findings = private_names(&systems, options);
     findings.absorb(hot_name(&systems, options));
+    findings.absorb(readers(&systems, options));
     findings.absorb(keeping(&systems, options));
     findings.absorb(busy_core(&systems, options));
     judge(&mut findings);
@@ -87,7 +93,7 @@ fn private_targets(systems: &Systems, clients: usize) -> Vec<Target> {
     if let Some(etcd) = &systems.other_etcd {
         add(&mut targets, OTHER_ETCD, on_etcd(OTHER_ETCD, etcd, EtcdMethod::Transaction, clients));
     }
-    add(&mut targets, ZOOKEEPER, on_zookeeper(ZOOKEEPER, systems, clients, false));
+    add(&mut targets, ZOOKEEPER, on_zookeeper(ZOOKEEPER, systems, ZooKeeperWork::Private, clients));
     targets
 }
 
@@ -104,7 +110,7 @@ fn private_names(systems: &Systems, options: &Options) -> Findings {
 
 fn hot_name(systems: &Systems, options: &Options) -> Findings {
     let clients = || {
-        let (name, last_release) = (Rc::new(crate::work::name(1_000_000)), LastRelease::default());
+        let (name, last_release) = (Rc::new(crate::work::name(HOT_NAME)), LastRelease::default());
         (0..HOT_CLIENTS).map(|number| HotLockClient::new(&name, &last_release, number)).collect::<Vec<_>>()
     };
     let mut targets = Vec::new();
@@ -116,9 +122,25 @@ fn hot_name(systems: &Systems, options: &Options) -> Findings {
     add(&mut targets, ALL, on_cluster(ALL, &systems.three, NodeSelection::All, clients()));
     add(&mut targets, FIVE, on_cluster(FIVE, &systems.five, NodeSelection::Leader, clients()));
     add(&mut targets, ETCD_LOCK, on_etcd(ETCD_LOCK, &systems.etcd, EtcdMethod::HotLockApi, HOT_CLIENTS));
-    add(&mut targets, ZOOKEEPER, on_zookeeper(ZOOKEEPER, systems, HOT_CLIENTS, true));
+    add(&mut targets, ZOOKEEPER, on_zookeeper(ZOOKEEPER, systems, ZooKeeperWork::Hot, HOT_CLIENTS));
     println!("\none hot name, {HOT_CLIENTS} clients waiting (p50, p99: the whole wait; second: release to the next one's grant)");
     let rows = alternate("hot", HOT_CLIENTS, targets, options, HOT_TURNS);
+    print!("{}", table(&rows));
+    Findings { rows, ..Findings::default() }
+}
+
+/// All clients hold one name at once, as readers.
+fn readers(systems: &Systems, options: &Options) -> Findings {
+    let clients = HOT_CLIENTS;
+    let shared = || pairs(LockCommands::SharedLock, clients);
+    let mut targets = Vec::new();
+    add(&mut targets, LEADER, on_cluster(LEADER, &systems.three, NodeSelection::Leader, shared()));
+    add(&mut targets, ALL, on_cluster(ALL, &systems.three, NodeSelection::All, shared()));
+    add(&mut targets, ETCD_READ, on_etcd(ETCD_READ, &systems.etcd, EtcdMethod::ReadLock, clients));
+    let made = on_zookeeper(ZOOKEEPER_READ, systems, ZooKeeperWork::Readers, clients);
+    add(&mut targets, ZOOKEEPER_READ, made);
+    println!("\n{READERS}, {clients} clients (p50, p99: acquire; second: release)");
+    let rows = alternate(READERS, clients, targets, options, TURNS);
     print!("{}", table(&rows));
     Findings { rows, ..Findings::default() }
 }
@@ -231,6 +253,11 @@ fn judge(findings: &mut Findings) {
     let zookeeper_hot = best(&rows, "hot", 64, &[ZOOKEEPER]);
     findings.goal_at_least("tier 2 / ZooKeeper, hand-overs of one hot lock", over(hot, zookeeper_hot), 3.0);
     findings.goal_at_most("tier 2 p99 / etcd p50, the wait for one hot lock", hot_tail, 1.0);
+    let read = best(&rows, READERS, 64, &[LEADER, ALL]);
+    let etcd_read = best(&rows, READERS, 64, &[ETCD_READ]);
+    findings.goal_at_least("tier 2 / etcd's read lock, 64 readers of one name", over(read, etcd_read), 5.0);
+    let zookeeper_read = best(&rows, READERS, 64, &[ZOOKEEPER_READ]);
+    findings.goal_at_least("tier 2 / ZooKeeper's read lock, 64 readers", over(read, zookeeper_read), 3.0);
     let proxy = findings.ratio("private", 64, PROXY, MODULE);
     findings.goal_at_least("tier 1 through the proxy / direct, 64 clients, pairs", proxy, 0.6);
     let of_three = |clients| best(&rows, "private", clients, &[LEADER, ALL, FOLLOWERS]).unwrap_or(0.0);

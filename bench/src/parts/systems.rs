@@ -10,7 +10,7 @@ use crate::servers::zookeeper::ZooKeeper;
 use crate::target::Target;
 use crate::work::hot::LastRelease;
 use crate::work::pairs::{LockCommands, PairClient, COMPARE_AND_DELETE, FENCED};
-use crate::zookeeper::Recipe;
+use crate::zookeeper::{Recipe, ZooKeeperWork};
 use std::net::SocketAddr;
 use std::rc::Rc;
 
@@ -136,19 +136,15 @@ pub(crate) fn on_etcd(
     Ok(Target::of_etcd(name, EtcdLoad::connect(leader, method, clients)?, etcd.process_ids()))
 }
 
-/// Every client on a name of its own, or all on one.
 pub(crate) fn on_zookeeper(
     name: &str,
     systems: &Systems,
+    work: ZooKeeperWork,
     clients: usize,
-    hot: bool,
 ) -> Result<Target, String> {
     let zookeeper = systems.zookeeper.as_ref().map_err(Clone::clone)?;
     let last_release = LastRelease::default();
-    let client = |number: usize| {
-        let lock = crate::work::name(if hot { 1_000_000 } else { number as u64 });
-        Recipe::new(&lock, hot.then_some(&last_release))
-    };
+    let client = |number: usize| Recipe::new(work, number, &last_release);
     let generator = LoadGenerator::connect(&[zookeeper.leader()?], (0..clients).map(client).collect())?;
     Ok(Target::of_generator(name, generator, zookeeper.process_ids()))
 }

@@ -46,7 +46,8 @@ pub(crate) fn run(options: &Options) -> Result<Findings, String> {
         Ok(pairs(fenced(addresses_of(cluster, NodeSelection::Leader)?[0])?, SCRIPT_CLIENTS))
     });
     versus.compare("hot", HOT_CLIENTS, NodeSelection::Leader, |_| {
-        let (name, last_release) = (Rc::new(crate::work::name(1_000_000)), LastRelease::default());
+        let (name, last_release) =
+            (Rc::new(crate::work::name(crate::work::HOT_NAME)), LastRelease::default());
         Ok((0..HOT_CLIENTS).map(|number| HotLockClient::new(&name, &last_release, number)).collect())
     });
     Ok(versus.findings)

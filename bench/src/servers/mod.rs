@@ -16,8 +16,7 @@ mod relay;
 pub(crate) mod site;
 pub(crate) mod zookeeper;
 
-use crate::resp;
-use std::io::{Read, Write};
+use crate::connection::BlockingConnection;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
@@ -154,24 +153,9 @@ pub(crate) fn temporary_directory() -> Result<tempfile::TempDir, String> {
 
 /// Asks one thing on a connection of its own and answers the whole reply.
 pub(crate) fn call(address: SocketAddr, words: &[&[u8]]) -> Result<Vec<u8>, String> {
-    let failed = |error: std::io::Error| format!("{address}: {error}");
-    let mut stream = TcpStream::connect(address).map_err(failed)?;
-    stream.set_read_timeout(Some(STARTS_WITHIN)).map_err(failed)?;
-    let mut request = Vec::new();
-    resp::encode(words, &mut request);
-    stream.write_all(&request).map_err(failed)?;
-    let mut reply = Vec::new();
-    let mut chunk = [0; 16 * 1024];
-    loop {
-        let count = stream.read(&mut chunk).map_err(failed)?;
-        if count == 0 {
-            return Err(format!("{address} closed the connection"));
-        }
-        reply.extend_from_slice(&chunk[..count]);
-        if resp::reply_len(&reply).is_some() {
-            return Ok(reply);
-        }
-    }
+    let asked =
+        BlockingConnection::open(address, STARTS_WITHIN).and_then(|mut connection| connection.ask(words));
+    asked.map_err(|error| format!("{address}: {error}"))
 }
 
 #[cfg(test)]

@@ -18,14 +18,26 @@ pub(crate) struct Node {
     pub(crate) address: SocketAddr,
 }
 
+/// What protects a cluster; nothing by default, as on loopback.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Security {
+    /// A secret between the nodes, and all between them encrypted.
+    pub(crate) peers: bool,
+    /// Where `server.crt` and `server.key` are, for TLS on a second port.
+    pub(crate) certificates: Option<PathBuf>,
+}
+
 pub(crate) struct Cluster {
     pub(crate) nodes: Vec<Node>,
     binary: PathBuf,
     arguments: Vec<String>,
     /// Where each node listens for the others.
     peers: Vec<SocketAddr>,
+    /// Where each listens for clients with TLS, if there are certificates.
+    tls: Vec<SocketAddr>,
     directory: tempfile::TempDir,
     pub(crate) site: Arc<Site>,
+    security: Security,
 }
 
 impl Cluster {
@@ -40,10 +52,20 @@ impl Cluster {
         arguments: &[&str],
         site: Site,
     ) -> Result<Cluster, String> {
+        Cluster::start_secured(binary, count, arguments, site, &Security::default())
+    }
+
+    pub(crate) fn start_secured(
+        binary: &Path,
+        count: usize,
+        arguments: &[&str],
+        site: Site,
+        security: &Security,
+    ) -> Result<Cluster, String> {
         let site = Arc::new(site);
         let mut last = String::new();
         for _ in 0..START_ATTEMPTS {
-            match Cluster::try_start(binary, count, arguments, &site) {
+            match Cluster::try_start(binary, count, arguments, &site, security) {
                 Ok(cluster) => return Ok(cluster),
                 Err(error) => last = error,
             }
@@ -56,19 +78,23 @@ impl Cluster {
         count: usize,
         arguments: &[&str],
         site: &Arc<Site>,
+        security: &Security,
     ) -> Result<Cluster, String> {
         let directory = temporary_directory()?;
-        let ports = free_port_list(2 * count)?;
+        let ports = free_port_list(3 * count)?;
         let addresses: Vec<SocketAddr> =
             ports.iter().enumerate().map(|(at, port)| site.address(at % count, *port)).collect();
-        let (clients, peers) = addresses.split_at(count);
+        let (clients, others) = addresses.split_at(count);
+        let (peers, tls) = others.split_at(count);
         let mut cluster = Cluster {
             nodes: Vec::new(),
             binary: binary.to_path_buf(),
             arguments: arguments.iter().map(|argument| (*argument).to_string()).collect(),
             peers: peers.to_vec(),
+            tls: tls.to_vec(),
             directory,
             site: Arc::clone(site),
+            security: security.clone(),
         };
         for (at, address) in clients.iter().enumerate() {
             cluster.nodes.push(Node { process: cluster.launch(at, *address)?, address: *address });
@@ -89,7 +115,18 @@ impl Cluster {
 
     fn launch(&self, at: usize, address: SocketAddr) -> Result<Process, String> {
         let mut command = self.site.command(at, &self.binary);
-        command.arg("serve").args(["--id", &(at + 1).to_string(), "--listen", &address.to_string()]);
+        command.arg("serve").args(["--id", &(at + 1).to_string()]);
+        match &self.security.certificates {
+            Some(certificates) => {
+                let tls = self.tls[at].to_string();
+                command.args(["--listen", &tls, "--plain-listen", &address.to_string()]);
+                command.arg("--tls-cert").arg(certificates.join("server.crt"));
+                command.arg("--tls-key").arg(certificates.join("server.key"));
+            }
+            None => {
+                command.args(["--listen", &address.to_string()]);
+            }
+        }
         command.arg("--data").arg(self.directory.path().join(format!("node{}", at + 1)));
         if self.peers.len() > 1 {
             let member = |(at, peer): (usize, &SocketAddr)| {
@@ -100,13 +137,16 @@ impl Cluster {
             command.args(["--cluster", &members.join(","), "--peer-listen", &own]);
         }
         if !self.site.is_loopback() {
-            command.args(["--protected-mode", "no", "--peer-secret-file"]).arg(self.peer_secret()?);
+            command.args(["--protected-mode", "no"]);
+        }
+        if self.security.peers || !self.site.is_loopback() {
+            command.arg("--peer-secret-file").arg(self.peer_secret()?);
         }
         command.args(&self.arguments);
         Process::start(&mut command, &self.log(at))
     }
 
-    /// Beyond loopback nodes speak to each other only with one.
+    /// Nodes that speak to each other beyond loopback must have one.
     fn peer_secret(&self) -> Result<PathBuf, String> {
         let file = self.directory.path().join("peer-secret");
         let write = || {
@@ -145,6 +185,10 @@ impl Cluster {
 
     pub(crate) fn addresses(&self) -> Vec<SocketAddr> {
         self.nodes.iter().map(|node| node.address).collect()
+    }
+
+    pub(crate) fn tls_address(&self, at: usize) -> SocketAddr {
+        self.tls[at]
     }
 
     /// By the nodes' logs.

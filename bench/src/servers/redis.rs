@@ -9,14 +9,21 @@ use std::process::Command;
 pub(crate) struct Redis {
     pub(crate) process: Process,
     pub(crate) address: SocketAddr,
+    /// Where clients come with TLS, if there are certificates.
+    pub(crate) tls: SocketAddr,
     _directory: tempfile::TempDir,
 }
 
 impl Redis {
     pub(crate) fn start(module: Option<&Path>) -> Result<Redis, String> {
+        Redis::start_secured(module, None)
+    }
+
+    /// `certificates`: where `ca.crt`, `server.crt` and `server.key` are, for TLS on a second port.
+    pub(crate) fn start_secured(module: Option<&Path>, certificates: Option<&Path>) -> Result<Redis, String> {
         let mut last = String::new();
         for _ in 0..START_ATTEMPTS {
-            match Redis::try_start(module) {
+            match Redis::try_start(module, certificates) {
                 Ok(redis) => return Ok(redis),
                 Err(error) => last = error,
             }
@@ -24,9 +31,9 @@ impl Redis {
         Err(last)
     }
 
-    fn try_start(module: Option<&Path>) -> Result<Redis, String> {
+    fn try_start(module: Option<&Path>, certificates: Option<&Path>) -> Result<Redis, String> {
         let directory = temporary_directory()?;
-        let [port] = free_ports()?;
+        let [port, tls] = free_ports()?;
         let mut command = Command::new("redis-server");
         command.args([
             "--port",
@@ -42,9 +49,15 @@ impl Redis {
         if let Some(module) = module {
             command.arg("--loadmodule").arg(module);
         }
+        if let Some(certificates) = certificates {
+            command.args(["--tls-port", &tls.to_string(), "--tls-auth-clients", "no"]);
+            command.arg("--tls-ca-cert-file").arg(certificates.join("ca.crt"));
+            command.arg("--tls-cert-file").arg(certificates.join("server.crt"));
+            command.arg("--tls-key-file").arg(certificates.join("server.key"));
+        }
         let mut process = Process::start(&mut command, &directory.path().join("log"))?;
         process.await_listening(local(port))?;
-        Ok(Redis { process, address: local(port), _directory: directory })
+        Ok(Redis { process, address: local(port), tls: local(tls), _directory: directory })
     }
 
     pub(crate) fn load_functions(&self, library: &[u8]) -> Result<(), String> {

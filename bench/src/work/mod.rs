@@ -11,9 +11,20 @@ use std::io::Write;
 
 pub(crate) const TTL_MS: &[u8] = b"30000";
 
+/// The name that all clients wait for, and the one that all of them read: beyond the private ones.
+pub(crate) const HOT_NAME: u64 = 1_000_000;
+pub(crate) const READ_NAME: u64 = 1_000_001;
+
 /// A name of 64 bytes, as an object's path would be.
 pub(crate) fn name(number: u64) -> Vec<u8> {
-    format!("{:<52}{number:012}", "tenant:4711:invoices:settlement:").into_bytes()
+    let mut name = Vec::with_capacity(64);
+    write_name(number, &mut name);
+    name
+}
+
+fn write_name(number: u64, into: &mut Vec<u8>) {
+    into.clear();
+    let _ = write!(into, "{:<52}{number:012}", "tenant:4711:invoices:settlement:");
 }
 
 /// As long as a UUID, and unique to the attempt.
@@ -23,7 +34,7 @@ pub(crate) fn write_owner(client: usize, attempt: u64, into: &mut Vec<u8>) {
 }
 
 /// The fence of `[fence, ttl]`.
-fn granted(reply: &[u8]) -> Result<i64, String> {
+pub(crate) fn granted(reply: &[u8]) -> Result<i64, String> {
     let mut found = resp::integers(reply);
     match (reply.first(), found.next()) {
         (Some(b'*'), Some(fence)) => Ok(fence),

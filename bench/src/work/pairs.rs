@@ -1,6 +1,6 @@
-//! Takes a lock and gives it back, again and again, on names no other client asks for.
+//! Takes a lock and gives it back, again and again: on names no other client asks for, or all of them as readers of one.
 
-use super::{agreed, granted, write_owner, TTL_MS};
+use super::{agreed, granted, write_name, write_owner, READ_NAME, TTL_MS};
 use crate::load_generator::{Client, NextStep, Tally};
 use crate::resp;
 use std::io::Write;
@@ -23,6 +23,8 @@ pub(crate) enum LockCommands {
     Fenced { acquire: Vec<u8>, compare_and_delete: Vec<u8> },
     /// `LOCK.ACQUIRE` and `LOCK.RELEASE`.
     Lock,
+    /// The same with `SHARED`, all clients on one name.
+    SharedLock,
     /// The Lua library's functions.
     Functions,
 }
@@ -62,9 +64,14 @@ impl PairClient {
 
     fn begin(&mut self) {
         self.pair += 1;
-        self.name.clear();
-        let own = self.number as u64 * NAMES_PER_CLIENT + self.pair % NAMES_PER_CLIENT;
-        let _ = write!(self.name, "{:<52}{own:012}", "tenant:4711:invoices:settlement:");
+        let number = match *self.words {
+            LockCommands::SharedLock => READ_NAME,
+            LockCommands::SetNx { .. }
+            | LockCommands::Fenced { .. }
+            | LockCommands::Lock
+            | LockCommands::Functions => self.number as u64 * NAMES_PER_CLIENT + self.pair % NAMES_PER_CLIENT,
+        };
+        write_name(number, &mut self.name);
         write_owner(self.number, self.pair, &mut self.owner);
         if matches!(*self.words, LockCommands::Fenced { .. }) {
             self.counter.clear();
@@ -96,7 +103,12 @@ impl Client for PairClient {
             (LockCommands::Lock, PairPhase::Acquire) => {
                 resp::encode(&[b"LOCK.ACQUIRE", name, TTL_MS, b"OWNER", owner], out)
             }
-            (LockCommands::Lock, PairPhase::Release) => resp::encode(&[b"LOCK.RELEASE", name, fence], out),
+            (LockCommands::SharedLock, PairPhase::Acquire) => {
+                resp::encode(&[b"LOCK.ACQUIRE", name, TTL_MS, b"SHARED", b"OWNER", owner], out)
+            }
+            (LockCommands::Lock | LockCommands::SharedLock, PairPhase::Release) => {
+                resp::encode(&[b"LOCK.RELEASE", name, fence], out)
+            }
             (LockCommands::Functions, PairPhase::Acquire) => {
                 resp::encode(&[b"FCALL", b"lock_acquire", b"1", name, TTL_MS, b"OWNER", owner], out);
             }
@@ -118,7 +130,7 @@ impl Client for PairClient {
                     LockCommands::SetNx { .. } | LockCommands::Fenced { .. } => {
                         return Err(format!("not granted: {}", resp::shown(reply)))
                     }
-                    LockCommands::Lock | LockCommands::Functions => {
+                    LockCommands::Lock | LockCommands::SharedLock | LockCommands::Functions => {
                         let fence = granted(reply)?;
                         self.fence.clear();
                         let _ = write!(self.fence, "{fence}");
@@ -134,7 +146,7 @@ impl Client for PairClient {
                     LockCommands::SetNx { .. } | LockCommands::Fenced { .. } => {
                         return Err(format!("not released: {}", resp::shown(reply)))
                     }
-                    LockCommands::Lock | LockCommands::Functions => agreed(reply)?,
+                    LockCommands::Lock | LockCommands::SharedLock | LockCommands::Functions => agreed(reply)?,
                 }
                 tally.done += 1;
                 self.half = PairPhase::Acquire;
@@ -161,6 +173,20 @@ mod tests {
         assert!(out.ends_with(b"$4\r\n4711\r\n"), "{}", resp::shown(&out));
         assert_eq!(client.take(b"*2\r\n:1\r\n$2\r\nok\r\n", now, &mut tally), Ok(NextStep::MayStop));
         assert_eq!((tally.done, tally.latencies.count(), tally.second.count()), (1, 1, 1));
+    }
+
+    #[test]
+    fn readers_ask_for_one_name_each_as_an_owner_of_its_own() {
+        let words = Rc::new(LockCommands::SharedLock);
+        let asked = |number| {
+            let (mut client, mut out) = (PairClient::new(&words, number), Vec::new());
+            client.ask(Instant::now(), &mut out);
+            (client.name, client.owner, out)
+        };
+        let (one, other) = (asked(1), asked(2));
+        assert_eq!(one.0, other.0);
+        assert_ne!(one.1, other.1);
+        assert!(one.2.windows(6).any(|word| word == b"SHARED"), "{}", resp::shown(&one.2));
     }
 
     #[test]

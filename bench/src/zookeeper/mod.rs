@@ -1,5 +1,6 @@
-//! ZooKeeper by the recipe Curator's `InterProcessMutex` uses: an ephemeral sequential node a contender, the lowest holds the lock, and
-//! everybody else watches the one before it.
+//! ZooKeeper by the recipes of Curator. `InterProcessMutex`: an ephemeral sequential node a contender, the lowest holds the lock, and
+//! everybody else watches the one before it. The read lock of `InterProcessReadWriteLock`: a reader watches the last writer before it, if
+//! there is one.
 //!
 //! One session a client, as an application has. The parents of the locks are made once: that is not what is measured.
 
@@ -7,11 +8,28 @@ pub(crate) mod wire;
 
 use crate::load_generator::{Client, NextStep, Tally};
 use crate::work::hot::LastRelease;
+use crate::work::{HOT_NAME, READ_NAME};
 use std::collections::VecDeque;
 use std::time::Instant;
 use wire::{CreateMode, ServerReply, NODE_EXISTS, NO_NODE, OK};
 
 const ROOT: &[u8] = b"/locks";
+
+/// What a client of ZooKeeper does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ZooKeeperWork {
+    /// Each client a name of its own.
+    Private,
+    /// All wait for one name.
+    Hot,
+    /// All read one name.
+    Readers,
+}
+
+/// Curator's names of the nodes, before ZooKeeper's number.
+const MUTEX: &[u8] = b"_c_-lock-";
+const READER: &[u8] = b"_c_-__READ__";
+const WRITER: &[u8] = b"__WRIT__";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RecipeState {
@@ -25,6 +43,7 @@ enum RecipeState {
 }
 
 pub(crate) struct Recipe {
+    work: ZooKeeperWork,
     state: RecipeState,
     xid: i32,
     /// Parents still to be made.
@@ -41,17 +60,22 @@ pub(crate) struct Recipe {
 }
 
 impl Recipe {
-    /// `name` has no slash in it.
-    pub(crate) fn new(name: &[u8], last_release: Option<&LastRelease>) -> Recipe {
-        let parent = [ROOT, b"/", name].concat();
+    pub(crate) fn new(work: ZooKeeperWork, number: usize, last_release: &LastRelease) -> Recipe {
+        let name = crate::work::name(match work {
+            ZooKeeperWork::Private => number as u64,
+            ZooKeeperWork::Hot => HOT_NAME,
+            ZooKeeperWork::Readers => READ_NAME,
+        });
+        let parent = [ROOT, b"/", &name].concat();
         Recipe {
+            work,
             state: RecipeState::Connect,
             xid: 0,
             unmade: VecDeque::from([ROOT.to_vec(), parent.clone()]),
             parent,
             node: Vec::new(),
             predecessor: Vec::new(),
-            last_release: last_release.cloned(),
+            last_release: (work == ZooKeeperWork::Hot).then(|| last_release.clone()),
             released_at: Instant::now(),
             asked_at: Instant::now(),
         }
@@ -73,8 +97,9 @@ impl Recipe {
 
     fn look_at_children(&mut self, body: &[u8], now: Instant, tally: &mut Tally) -> NextStep {
         let mine = sequence(&self.node);
-        let before =
-            wire::strings(body).filter(|child| sequence(child) < mine).max_by_key(|child| sequence(child));
+        let readers = self.work == ZooKeeperWork::Readers;
+        let in_the_way = |child: &&[u8]| sequence(child) < mine && (!readers || is_writer(child));
+        let before = wire::strings(body).filter(in_the_way).max_by_key(|child| sequence(child));
         match before {
             None => self.had(now, tally),
             Some(before) => {
@@ -84,6 +109,10 @@ impl Recipe {
             }
         }
     }
+}
+
+fn is_writer(node: &[u8]) -> bool {
+    node.windows(WRITER.len()).any(|part| part == WRITER)
 }
 
 /// The number ZooKeeper has put behind the name, always ten digits.
@@ -108,7 +137,8 @@ impl Client for Recipe {
             }
             RecipeState::Create => {
                 self.asked_at = now;
-                let path = [&self.parent, b"/_c_-lock-".as_slice()].concat();
+                let node = if self.work == ZooKeeperWork::Readers { READER } else { MUTEX };
+                let path = [&self.parent, b"/".as_slice(), node].concat();
                 wire::create(xid, &path, CreateMode::EphemeralSequential, out);
             }
             RecipeState::Children => wire::get_children(xid, &self.parent, out),
@@ -202,7 +232,8 @@ mod tests {
 
     #[test]
     fn the_lowest_holds_and_the_next_watches_the_one_before() {
-        let mut recipe = Recipe::new(b"hot", None);
+        let mut recipe = Recipe::new(ZooKeeperWork::Hot, 0, &LastRelease::default());
+        recipe.parent = b"/locks/hot".to_vec();
         recipe.node = b"/locks/hot/_c_-lock-0000000012".to_vec();
         let mut tally = Tally::default();
         let body = children(&[
@@ -215,6 +246,21 @@ mod tests {
         assert_eq!(recipe.predecessor, b"/locks/hot/_c_-lock-0000000011");
         assert_eq!((recipe.state, tally.done), (RecipeState::Watch, 0));
         let body = children(&["_c_-lock-0000000013", "_c_-lock-0000000012"]);
+        recipe.look_at_children(&body, Instant::now(), &mut tally);
+        assert_eq!((recipe.state, tally.done), (RecipeState::Delete, 1));
+    }
+
+    #[test]
+    fn a_reader_waits_for_writers_before_it_alone() {
+        let mut recipe = Recipe::new(ZooKeeperWork::Readers, 0, &LastRelease::default());
+        recipe.parent = b"/locks/read".to_vec();
+        recipe.node = b"/locks/read/_c_-__READ__0000000012".to_vec();
+        let mut tally = Tally::default();
+        let body = children(&["_c_-__READ__0000000011", "_c_-__WRIT__0000000007", "_c_-__WRIT__0000000013"]);
+        recipe.look_at_children(&body, Instant::now(), &mut tally);
+        assert_eq!(recipe.predecessor, b"/locks/read/_c_-__WRIT__0000000007");
+        assert_eq!((recipe.state, tally.done), (RecipeState::Watch, 0));
+        let body = children(&["_c_-__READ__0000000011", "_c_-__WRIT__0000000013"]);
         recipe.look_at_children(&body, Instant::now(), &mut tally);
         assert_eq!((recipe.state, tally.done), (RecipeState::Delete, 1));
     }
