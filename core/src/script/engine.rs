@@ -162,7 +162,9 @@ impl Engine {
             Named::Body(body) => {
                 let sha = sha1(body);
                 let known = machine.scripts().get(&sha).is_some();
-                (sha, if known { Script::Known } else { Script::Body(body) })
+                // Without room for it, it is not kept.
+                let is_kept = !known && machine.room_for_scripts(1, body.len()).is_ok();
+                (sha, if is_kept { Script::Body(body) } else { Script::Known })
             }
         };
         let body = match eval.script {
@@ -202,7 +204,11 @@ impl Engine {
             Some(_) => Ok(()),
             None => self.vm(machine.stamp()).compile(&sha, body).map(|_| ()),
         });
-        if let Err(refusal) = checked {
+        let has_room = || match machine.scripts().get(&sha) {
+            Some(_) => Ok(()),
+            None => machine.room_for_scripts(1, body.len()),
+        };
+        if let Err(refusal) = checked.and_then(|()| has_room()) {
             return answered(refusal.into());
         }
         let mut recorder = Recorder::default();

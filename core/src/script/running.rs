@@ -162,7 +162,8 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
             Ok(script) => script,
             Err(refusal) => return Ok(refusal.into()),
         };
-        self.load(sha, body);
+        // Without room for it the script runs and is not kept, as if another had pushed it out: releases are scripts.
+        let _ = self.load(sha, body);
         let call = ScriptCall { sha, keys: eval.keys, args: eval.args };
         let read_only = eval.read_only || script.flags.no_writes;
         if self.member.is_none() {
@@ -202,11 +203,15 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
     }
 
     /// Keeps a body that is not cached yet.
-    fn load(&mut self, sha: Sha, body: Bytes) {
+    fn load(&mut self, sha: Sha, body: Bytes) -> Result<(), Refusal> {
         if self.scripts.get(&sha).is_none() {
+            let bytes: usize = self.scripts.loaded.iter().map(|(_, body)| body.len()).sum();
+            let (count, bytes) = (self.scripts.loaded.len() + 1, bytes + body.len());
+            self.running.overlay.machine().room_for_scripts(count, bytes)?;
             self.running.recorder.push(&Step::Load { body: &body });
             self.scripts.loaded.push((sha, body));
         }
+        Ok(())
     }
 
     fn manage(&mut self, words: &[&[u8]]) -> Reply {
@@ -214,11 +219,9 @@ impl<'v, 'm, 'c> ScriptRun<'v, 'm, 'c> {
             [word, body] if is(word, "LOAD") => {
                 let sha = sha1(body);
                 let compiled = eval::check_length(body).and_then(|()| self.compile(&sha, body));
-                match compiled {
-                    Ok(_) => {
-                        self.load(sha, Bytes::copy_from_slice(body));
-                        Reply::bulk(sha_hex(&sha))
-                    }
+                let loaded = compiled.and_then(|_| self.load(sha, Bytes::copy_from_slice(body)));
+                match loaded {
+                    Ok(()) => Reply::bulk(sha_hex(&sha)),
                     Err(refusal) => refusal.into(),
                 }
             }

@@ -69,6 +69,12 @@ impl Scripts {
         self.bodies.is_empty()
     }
 
+    /// Whether so many more would push out none.
+    #[must_use]
+    pub fn has_room_for(&self, count: usize, bytes: usize) -> bool {
+        self.bodies.len() + count <= SCRIPTS_MAX && self.bytes + bytes <= SCRIPT_BYTES_TOTAL_MAX
+    }
+
     /// Keeps a script. One that is known stays where it is.
     pub fn insert(&mut self, sha: Sha, body: &[u8]) {
         if self.bodies.contains_key(&sha) {

@@ -150,7 +150,7 @@ impl Machine {
         match conditional.script {
             Script::BySha if self.scripts.get(&conditional.sha).is_none() => return no_script().into(),
             Script::BySha | Script::Known => {}
-            Script::Body(body) => self.scripts.insert(conditional.sha, body),
+            Script::Body(body) => self.keep_script(conditional.sha, body),
         }
         self.find_fresh(conditional.db, conditional.words[KEY], out);
         let hiding = conditional.member.is_some();

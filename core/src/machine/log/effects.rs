@@ -222,7 +222,7 @@ impl Machine {
                     let reply = self.run_write(effects.member, write, out);
                     differs |= result_hash(&reply) != write.result;
                 }
-                Step::Load { body } => self.scripts.insert(sha1(body), body),
+                Step::Load { body } => self.keep_script(sha1(body), body),
                 Step::FlushScripts => self.scripts.flush(),
             }
         }

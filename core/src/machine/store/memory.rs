@@ -20,8 +20,9 @@ use crate::machine::locks::lock::{Lock, Phase, SavedLock};
 use crate::machine::locks::several::GrantTerms;
 use crate::machine::queue::waiter::Waiter;
 use crate::machine::sessions::session::Session;
-use crate::machine::{LockSlot, Machine, WaiterSlot};
+use crate::machine::{version, LockSlot, Machine, WaiterSlot};
 use crate::reply::Refusal;
+use crate::script::scripts::Sha;
 use crate::types::{LockKind, OwnerIdentity, UserTag};
 
 /// A record, its place in the index of names and among the deadlines.
@@ -188,6 +189,22 @@ impl Machine {
             true => Err(errors::out_of_memory()),
             false => Ok(()),
         }
+    }
+
+    /// Keeps a script where there is room. The leader has looked already, but not at what was in the log before it.
+    pub(crate) fn keep_script(&mut self, sha: Sha, body: &[u8]) {
+        let is_bounded = self.upgrade.version >= version::SECOND;
+        if !is_bounded || self.room_for_scripts(1, body.len()).is_ok() {
+            self.scripts.insert(sha, body);
+        }
+    }
+
+    /// Room for so many more scripts. Beyond the cache's own bounds a new one takes the place of older ones.
+    pub(crate) fn room_for_scripts(&self, count: usize, bytes: usize) -> Result<(), Refusal> {
+        if self.scripts.has_room_for(count, bytes) {
+            self.room_for(bytes + count * SCRIPT_BYTES)?;
+        }
+        Ok(())
     }
 
     /// Whether commands that make so many records, and free so many, may grow the state by so many bytes and no free record is

@@ -172,3 +172,27 @@ fn a_script_without_room_gets_the_error_of_max_memory() {
     assert_eq!(reply, "-OOM command not allowed when used memory > 'max-memory'.");
     assert_eq!(bench.say("EXISTS fill2"), ":1", "nothing was changed");
 }
+
+/// New scripts are state like any other: where there is no room they are not kept. Those that are run still run, since releases are scripts.
+#[test]
+fn scripts_without_room_are_run_and_not_kept() {
+    let mut bench = Bench::new();
+    let set = SettingsCommand::Set { name: b"max-memory", value: b"2mb" };
+    assert_eq!(bench.apply(&Command::Settings(set)), Reply::OK);
+    let body = |number: u64| format!("return {number} --{}", "x".repeat(300_000));
+    let held = |bench: &Bench| bench.machine.memory_used_bytes();
+    for number in 0..20 {
+        let reply = bench.run(&[b"EVAL", body(number).as_bytes(), b"0"]);
+        assert_eq!(reply, format!(":{number}"));
+        assert!(held(&bench) <= 2 * 1024 * 1024, "{} bytes after {number}", held(&bench));
+    }
+    assert!(held(&bench) > 1_500_000, "those that have room are kept");
+    let reply = bench.run(&[b"SCRIPT", b"LOAD", body(50).as_bytes()]);
+    assert_eq!(reply, "-OOM command not allowed when used memory > 'max-memory'.");
+    while bench.run(&[b"SET", format!("fill{}", bench.seq).as_bytes(), &[b'v'; 1_000]]) == "+OK" {}
+    // A native form too.
+    let release = format!("if redis.call('get',KEYS[1]) == ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end --{}", "x".repeat(3_000));
+    let before = held(&bench);
+    assert_eq!(bench.run(&[b"EVAL", release.as_bytes(), b"1", b"none", b"me"]), ":0");
+    assert!(held(&bench) <= before + 300, "{} after {before}", held(&bench));
+}
