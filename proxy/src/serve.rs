@@ -60,7 +60,7 @@ pub async fn serve(config: Config) -> Result<(), Refused> {
         audit_log: config.audit_log.clone(),
         has_upstream: config.redis.is_some(),
     })?;
-    config.check_login(access.needs_login())?;
+    config.check_login(access.needs_login(), access.user_with_empty_password().as_deref())?;
     let (tier2, raft) = start_tier2(&config, clock)?;
     let server = assemble(&config, clock, tier2.clone(), access, redis_tls, &main_listener);
     tokio::spawn(access::file::follow(Arc::clone(&server)));
@@ -199,7 +199,7 @@ fn assemble(
         clients: Registry::default(),
         memory: ClientMemory::new(clock),
         stats: Stats::default(),
-        session_keepalive: SessionKeepalive::start(tier2.clone(), config.session_grace_ms),
+        session_keepalive: SessionKeepalive::start(tier2.clone(), clock, config.session_grace_ms),
         known_scripts: KnownScripts::default(),
         hub,
         tracker,

@@ -66,12 +66,18 @@ impl Config {
         self.password.is_some() || self.acl_file.is_some()
     }
 
-    /// What the ACL file turned out to ask for, once it is read: a default user without a password lets everybody in.
-    pub fn check_login(&self, needs_login: bool) -> Result<(), Refused> {
-        if needs_login || self.acl_file.is_none() {
-            return Ok(());
-        }
-        let open = "the default user of the ACL file needs no password: whoever connects has its rights";
+    /// What the ACL file turned out to ask for, once it is read: a default user without a password lets everybody in, and so does a user
+    /// with the empty one.
+    pub fn check_login(&self, needs_login: bool, with_empty_password: Option<&str>) -> Result<(), Refused> {
+        let open = match with_empty_password {
+            _ if self.acl_file.is_none() => return Ok(()),
+            Some(user) => format!(
+                "user '{user}' of the ACL file has the empty password: whoever connects may have its rights"
+            ),
+            None if needs_login => return Ok(()),
+            None => "the default user of the ACL file needs no password: whoever connects has its rights"
+                .to_owned(),
+        };
         let beyond = self.listeners().into_iter().find(|(_, address)| !address.ip().is_loopback());
         let danger = match (beyond, &self.redis_password) {
             (Some((name, address)), _) => format!("{open}, and {name} {address} is beyond loopback"),
@@ -86,7 +92,7 @@ impl Config {
             return Ok(());
         }
         Err(format!(
-            "{danger}: give 'user default off' or a password in it, or lift this with --protected-mode no"
+            "{danger}: switch the user off or give it a password in the file, or lift this with --protected-mode no"
         ))
     }
 

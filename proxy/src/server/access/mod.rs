@@ -30,6 +30,7 @@ use crate::acl::{User, Users};
 use audit::AuditLog;
 use file::{AclFile, FileMark};
 use login::LoginThrottle;
+use redfence_core::grammar::errors::shown;
 use redfence_core::reply::Refusal;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -116,6 +117,14 @@ impl AccessControl {
     #[must_use]
     pub fn needs_login(&self) -> bool {
         self.needs_login.load(Ordering::Acquire)
+    }
+
+    /// The name of a user that is on and that the empty password lets in.
+    #[must_use]
+    pub fn user_with_empty_password(&self) -> Option<String> {
+        let users = self.users();
+        let open = users.iter().find(|user| !user.nopass && user.takes_password(b""))?;
+        Some(shown(&open.name))
     }
 
     #[must_use]

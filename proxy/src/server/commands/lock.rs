@@ -222,7 +222,8 @@ impl CommandContext {
 
     fn remember_session(&mut self, id: SessionId, ttl_ms: u64) -> bool {
         let session_keepalive = &self.server.session_keepalive;
-        self.client.sessions.get_or_insert_with(|| session_keepalive.register()).add(id, ttl_ms)
+        let sessions = self.client.sessions.get_or_insert_with(|| session_keepalive.register());
+        session_keepalive.add(sessions, id, ttl_ms)
     }
 
     // ---- the node itself ----

@@ -128,7 +128,7 @@ impl CommandContext {
             self.client.reply_mode = ReplyMode::On;
         }
         if let Some(sessions) = &self.client.sessions {
-            sessions.touch();
+            self.server.session_keepalive.note_command(sessions, self.read_us / 1_000);
         }
         self.commands_run += 1;
     }

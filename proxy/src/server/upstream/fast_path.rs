@@ -33,7 +33,7 @@ impl CommandContext {
             self.commands_run += commands;
             self.last_command.note(last, None);
             if let Some(sessions) = &self.client.sessions {
-                sessions.touch();
+                self.server.session_keepalive.note_command(sessions, self.read_us / 1_000);
             }
         }
         len
