@@ -107,15 +107,16 @@ fn a_listener_that_does_not_read_is_disconnected_and_holds_up_nobody() {
     let mut listener = node.connect();
     listener.ask(&["SUBSCRIBE", "c"]);
     let mut client = node.connect();
-    let text = "x".repeat(32 * 1024);
+    let text = "x".repeat(60 * 1024);
     let mut sent = 0;
-    await_that("the one that does not read is gone", || {
+    // Its inbox takes 32 MiB, its socket a few more.
+    while client.ask(&["PUBSUB", "NUMSUB", "c"]) != "(\"c\", 1)" {
         client.ask(&["PUBLISH", "c", &text]);
         sent += 1;
         assert!(listener.receive().starts_with("(\"message\""));
-        client.ask(&["PUBSUB", "NUMSUB", "c"]) == "(\"c\", 1)"
-    });
-    assert!(sent > 8, "after {sent} messages");
+        assert!(sent < 4_000, "it is still there");
+    }
+    assert!(sent > 500, "after {sent} messages");
     assert!(listener.hears_nothing_for(Duration::from_millis(20)));
 }
 
@@ -163,4 +164,37 @@ fn long_patterns_and_channels_are_refused() {
     }
     let (number, answer) = refusal.expect("a client may not have any number of patterns");
     assert!(number == 60 && answer.contains("64 KiB"), "{number}: {answer}");
+}
+
+/// One command may end all locks of a session. Whoever reads hears of each of them, however many they are.
+#[test]
+fn a_burst_of_lost_locks_costs_no_reader_its_connection() {
+    const LOCKS: usize = 10_000;
+    const BATCH: usize = 250;
+    let node = Node::start(&[]);
+    let mut watcher = node.connect();
+    let mut listener = node.connect();
+    let mut client = node.connect();
+    let session = client.ask(&["LOCK.SESSION", "OPEN", "600000"]).trim_matches('"').to_owned();
+    for batch in 0..LOCKS / BATCH {
+        let names: Vec<String> = (0..BATCH).map(|at| format!("burst:{}", batch * BATCH + at)).collect();
+        let count = BATCH.to_string();
+        let mut words = vec!["LOCK.MACQUIRE", &count];
+        words.extend(names.iter().map(String::as_str));
+        words.extend(["0", "SESSION", &session]);
+        assert!(client.ask(&words).starts_with("(("));
+    }
+    assert_eq!(listener.ask(&["PSUBSCRIBE", "__lock__:*"]), "(\"psubscribe\", \"__lock__:*\", 1)");
+    assert_eq!(listener.ask(&["PSUBSCRIBE", "__lost__:*"]), "(\"psubscribe\", \"__lost__:*\", 2)");
+    watcher.ask(&["HELLO", "3"]);
+    assert!(watcher.ask(&["LOCK.NOTIFY", "ON", "SESSION", &session]).starts_with("(("));
+    let heard = std::thread::spawn(move || {
+        let pushes = (0..LOCKS).filter(|_| watcher.receive().starts_with(">(\"lock-lost\"")).count();
+        (pushes, watcher.ask(&["PING"]))
+    });
+    let closed = std::thread::spawn(move || client.ask(&["LOCK.SESSION", "CLOSE", &session]));
+    let messages = (0..2 * LOCKS).filter(|_| listener.receive().starts_with("(\"pmessage\"")).count();
+    assert_eq!(messages, 2 * LOCKS);
+    assert_eq!(heard.join().unwrap(), (LOCKS, "PONG".to_owned()));
+    assert_eq!(closed.join().unwrap(), LOCKS.to_string());
 }

@@ -8,16 +8,17 @@ use redfence_core::glob;
 use redfence_core::limits::READ_REPLY_BYTES_MAX;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, RwLock};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::task::{Context, Poll, Waker};
 use tokio::sync::mpsc;
 
 /// Where clients that redirect their invalidations have them sent, as in Redis.
 pub const INVALIDATE_CHANNEL: &[u8] = b"__redis__:invalidate";
-/// Unread messages one subscriber may have. One more closes its connection.
-const INBOX_MESSAGES_MAX: usize = 4096;
-/// Bytes of them. Its connection takes them out at once, unless the client does not read.
-const INBOX_BYTES_MAX: usize = 4 * 1024 * 1024;
+/// Unread messages one subscriber may have. One more closes its connection. One command can end ten thousand locks at once: whoever
+/// reads must be able to hear of each.
+const INBOX_MESSAGES_MAX: usize = 65_536;
+/// Bytes of them: what Redis grants a subscriber by default.
+const INBOX_BYTES_MAX: usize = 32 * 1024 * 1024;
 /// What a message takes besides its texts.
 const MESSAGE_BYTES: usize = 128;
 /// Bytes of different patterns that the clients of one node may listen to.
@@ -103,6 +104,7 @@ impl SubscriberInbox {
             client: account.client,
             sender,
             overflowed: Arc::default(),
+            unpolled: Arc::default(),
             bytes: Arc::default(),
             account,
         };
@@ -113,6 +115,11 @@ impl SubscriberInbox {
     #[must_use]
     pub fn overflowed(&self) -> bool {
         self.listener.overflowed.load(Ordering::Relaxed)
+    }
+
+    /// Instead of [`SubscriberInbox::poll`], where its client has no room for more: wakes when the inbox overflows.
+    pub fn poll_overflow(&self, context: &Context<'_>) {
+        *self.listener.unpolled() = Some(context.waker().clone());
     }
 
     pub fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<SubscriberDelivery>> {
@@ -130,6 +137,8 @@ struct Subscriber {
     client: u64,
     sender: mpsc::Sender<QueuedDelivery>,
     overflowed: Arc<AtomicBool>,
+    /// Whom to wake when it overflows.
+    unpolled: Arc<Mutex<Option<Waker>>>,
     /// Of all messages in its inbox.
     bytes: Arc<AtomicUsize>,
     account: Arc<Account>,
@@ -285,6 +294,15 @@ impl Hub {
         };
     }
 
+    /// The feed of this node's apply has a gap: notifies all subscribers.
+    pub fn tell_all_missed(&self) {
+        let table = self.table.read().expect("lock poisoned");
+        let names = table.channels.iter().chain(&table.patterns).chain(&table.shards);
+        names.flat_map(|(_, listeners)| listeners).for_each(|listener| {
+            listener.deliver(SubscriberDelivery::Missed, 0, 0);
+        });
+    }
+
     /// The upstream Redis is gone: notifies subscribers of anything but lock events.
     pub fn tell_missed(&self) {
         let table = self.table.read().expect("lock poisoned");
@@ -339,12 +357,23 @@ impl Hub {
 }
 
 impl Subscriber {
+    fn unpolled(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.unpolled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn overflow(&self) {
+        self.overflowed.store(true, Ordering::Relaxed);
+        if let Some(waker) = self.unpolled().take() {
+            waker.wake();
+        }
+    }
+
     /// `bytes` are shared with other receivers; `share` is this one's part of them.
     fn deliver(&self, delivery: SubscriberDelivery, bytes: usize, share: usize) {
         let (bytes, share) = (bytes + MESSAGE_BYTES, share + MESSAGE_BYTES);
         let fits = self.bytes.load(Ordering::Relaxed) + bytes <= INBOX_BYTES_MAX;
         if !fits || !self.account.add_message(share) {
-            self.overflowed.store(true, Ordering::Relaxed);
+            self.overflow();
             // It may have nothing else to wake it. One whose inbox is full has.
             let _ = self.sender.try_send(QueuedDelivery {
                 delivery: SubscriberDelivery::Missed,
@@ -357,7 +386,7 @@ impl Subscriber {
         if self.sender.try_send(QueuedDelivery { delivery, bytes, share }).is_err() {
             self.bytes.fetch_sub(bytes, Ordering::Relaxed);
             self.account.take_message(share);
-            self.overflowed.store(true, Ordering::Relaxed);
+            self.overflow();
         }
     }
 }
@@ -413,7 +442,6 @@ mod tests {
     use super::*;
     use crate::client_memory::ClientMemory;
     use crate::clock::Clock;
-    use std::task::Waker;
 
     fn inbox() -> SubscriberInbox {
         SubscriberInbox::open(ClientMemory::new(Clock::start()).open(1))
@@ -458,8 +486,30 @@ mod tests {
             hub.publish(&channel, &channel);
         }
         assert!(!inbox.overflowed());
+        let woken = Arc::new(Woken(AtomicBool::new(false)));
+        inbox.poll_overflow(&Context::from_waker(&Waker::from(Arc::clone(&woken))));
         hub.publish(&channel, &channel);
         assert!(inbox.overflowed());
+        assert!(woken.0.load(Ordering::Relaxed), "also where it has no room for more");
+    }
+
+    struct Woken(AtomicBool);
+
+    impl std::task::Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_gap_in_the_feed_is_told_to_those_who_listen_to_locks_too() {
+        let hub = Hub::new(Arc::default());
+        let mut inbox = inbox();
+        hub.subscribe(&inbox, SubscriptionKind::Channel, &Bytes::from_static(b"__lock__:a"));
+        hub.tell_missed();
+        assert_eq!(next(&mut inbox), None, "an upstream Redis has no events of Tier 2");
+        hub.tell_all_missed();
+        assert_eq!(next(&mut inbox), Some(SubscriberDelivery::Missed));
     }
 
     #[test]

@@ -36,7 +36,8 @@ use tokio::sync::mpsc;
 
 const GRANTS_PER_CLIENT_MAX: usize = 65_536;
 const SESSIONS_PER_CLIENT_MAX: usize = 64;
-const UNREAD_MAX: usize = 4_096;
+/// As many as it may hold: all may end at once.
+const UNREAD_MAX: usize = GRANTS_PER_CLIENT_MAX;
 const ENDS_PER_ATTEMPT_MAX: usize = 1_024;
 /// What a notice takes besides the name.
 const NOTICE_BYTES: usize = 96;

@@ -9,6 +9,8 @@ use redfence_core::types::Tier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::Arc;
 
+const ITEMS_PER_TURN: usize = 256;
+
 /// Runs until the node has stopped. `events_lost` counts how often the feed was full and items of it were lost.
 pub async fn publish_feed(
     mut feed: FeedReceiver,
@@ -18,7 +20,11 @@ pub async fn publish_feed(
     events_lost: Arc<AtomicU64>,
 ) {
     while let Some(batch) = feed.next().await {
-        for item in batch {
+        for (at, item) in batch.into_iter().enumerate() {
+            // One entry can end thousands of locks: its listeners get the time to take what there is.
+            if at % ITEMS_PER_TURN == ITEMS_PER_TURN - 1 {
+                tokio::task::yield_now().await;
+            }
             match item {
                 FeedItem::Event(event) => publish_event(&hub, &event),
                 FeedItem::Published { channel, message } => {
@@ -33,7 +39,7 @@ pub async fn publish_feed(
                 FeedItem::Flushed => tracker.everything_changed(),
                 FeedItem::Missed => {
                     events_lost.fetch_add(1, Ordering::Relaxed);
-                    hub.tell_missed();
+                    hub.tell_all_missed();
                     tracker.everything_changed();
                     losses.missed();
                 }

@@ -4,7 +4,7 @@ use crate::events::{Invalidation, LossNotice, PubSubMessage, SubscriberDelivery,
 use crate::resp::encode::{Encoder, Protocol};
 use crate::server::client::session::TrackingMode;
 use crate::server::context::CommandContext;
-use crate::server::net::connection::{Disconnect, PASSING_BYTES_MAX, UNREAD_BYTES_MAX};
+use crate::server::net::connection::{Disconnect, PASSING_BYTES_MAX};
 use crate::server::net::in_flight::AwaitedReply;
 use redfence_core::reply::Sink;
 use std::task::{Context, Poll};
@@ -32,14 +32,20 @@ impl CommandContext {
         let mut moved = false;
         let protocol = self.client.protocol;
         loop {
-            let unread = self.replies.unread_bytes();
+            let has_room = self.has_room_for_pushes();
             let Some(subscriptions) = &mut self.client.subscriptions else { break };
-            if subscriptions.inbox.overflowed() || unread > UNREAD_BYTES_MAX {
+            if !has_room {
+                subscriptions.inbox.poll_overflow(context);
+            }
+            if subscriptions.inbox.overflowed() {
                 tracing::info!(
                     client = self.client.info.id,
                     "closing client: subscriber output buffer limit reached"
                 );
                 return Err(Disconnect);
+            }
+            if !has_room {
+                break;
             }
             let Poll::Ready(Some(delivery)) = subscriptions.inbox.poll(context) else { break };
             let mut encoder = Encoder { out: &mut self.replies.out, protocol };
