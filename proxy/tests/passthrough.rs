@@ -233,6 +233,26 @@ fn keys_of_both_tiers_do_not_mix() {
     client.acquire(&["wallet:1", "60000"]);
 }
 
+/// A user's rights are decided by the keys: where those stand in front, the rest streams through, as for a user who may do everything.
+#[test]
+fn large_values_of_a_limited_user_stream_through() {
+    let (_redis, node) = behind(&[]);
+    let mut admin = node.connect();
+    let rules = "ACL SETUSER lim on >pw ~own:* +@all -@admin -@dangerous";
+    await_that("the node serves", || admin.ask(&rules.split(' ').collect::<Vec<_>>()) == "OK");
+    let mut client = node.connect();
+    assert_eq!(client.ask(&["AUTH", "lim", "pw"]), "OK");
+    let value = vec![b'v'; 40 * 1024 * 1024];
+    for words in [vec![b"SET".as_slice(), b"own:1", &value], vec![b"HSET", b"own:2", b"field", &value]] {
+        client.send_words(&words);
+        let reply = client.receive();
+        assert!(reply == "OK" || reply == "1", "{reply}");
+    }
+    client.send_words(&[b"SET", b"other", &value]);
+    assert!(client.receive().starts_with("-NOPERM"));
+    assert_eq!(client.ask(&["STRLEN", "own:1"]), value.len().to_string());
+}
+
 /// Keys behind the 1,024th word, or behind a large one, decide too where a command goes.
 #[test]
 fn commands_of_many_words_pass_where_all_their_keys_do() {

@@ -202,6 +202,14 @@ pub fn named(name: &[u8]) -> Option<&'static KnownCommand> {
     TABLE.by_name.get(&*lower).map(|at| &TABLE.rows[usize::from(*at)])
 }
 
+/// The words behind the command's name, and behind its subcommand's. None of a command that is not known.
+#[must_use]
+pub fn arguments_of<'a>(argv: &'a [&'a [u8]]) -> &'a [&'a [u8]] {
+    let Some(known) = find(argv) else { return &[] };
+    let words = if known.container().is_some() { 2 } else { 1 };
+    argv.get(words..).unwrap_or_default()
+}
+
 /// What a client's words name: the subcommand where there is one of that name, else the command.
 #[must_use]
 pub fn find(argv: &[&[u8]]) -> Option<&'static KnownCommand> {

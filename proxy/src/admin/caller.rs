@@ -92,7 +92,7 @@ impl Caller {
                 user,
                 client: address,
                 command: commands::find(words).map_or("unknown", |known| known.name.as_str()),
-                arguments: &[],
+                arguments: commands::arguments_of(words),
                 result: "NOPERM",
                 object: denial.reason().1,
             });

@@ -27,6 +27,10 @@ pub(super) fn take(args: &BackupArgs) -> Result<(), String> {
     let (Some(from), Some(out)) = (&args.from, &args.out) else {
         return Err("backup needs --from ADDR and --out FILE (or: backup verify FILE)".to_owned());
     };
+    // It would be replaced by a file.
+    if fs::symlink_metadata(out).is_ok_and(|found| !found.is_file()) {
+        return Err(format!("{} is there and is no file", out.display()));
+    }
     let connection = connect(args, from)?;
     let mut source = Source { connection, clock: Clock::start(), id: String::new(), told_ms: 0 };
     let temp = temp_path(out);

@@ -4,7 +4,8 @@
 
 use super::access::{Access, AccessArgs, ConnectError};
 use super::connection::{Connection, GREETING_WITHIN};
-use super::exit::Failure;
+use super::exit;
+use super::exit::{self, Failure};
 use super::output::{json_line, tell, Output, Style};
 use super::reply::{shown_bytes, Reply};
 use crate::{calendar, clock};
@@ -46,6 +47,12 @@ pub struct WatchArgs {
 }
 
 pub(crate) async fn run(args: &WatchArgs) -> Result<(), Failure> {
+    if args.access.db.is_some_and(|db| db > 0) {
+        return Err(Failure::new(
+            exit::NOT_DONE,
+            "events of all databases come together and do not name theirs: --db is of no use here",
+        ));
+    }
     let mut access = Access::new(&args.access)?;
     let mut watch = Watch { output: Output::new(), is_json: args.json, left: args.count.unwrap_or(u64::MAX) };
     let mut is_first = true;

@@ -255,3 +255,26 @@ fn refusals_beyond_so_many_a_second_share_a_line() {
     await_that("all are counted", || counts().iter().sum::<u64>() == 4_000);
     assert!(counts().len() <= 101 * seconds + 1, "{:?}", counts());
 }
+
+/// What a user may not do is told with what it was, and also where a script in a transaction tried it.
+#[test]
+fn a_refusal_says_what_was_refused() {
+    let audit = AuditLog::new();
+    let node = Node::start(&["--audit-log", audit.path()]);
+    let mut admin = node.connect();
+    await_that("the node serves", || admin.ask(&["SET", "key", "1"]) == "OK");
+    let rules = "ACL SETUSER app on >pw ~app:* +@all -@admin -@dangerous";
+    assert_eq!(admin.ask(&rules.split(' ').collect::<Vec<_>>()), "OK");
+    let mut app = node.connect();
+    assert_eq!(app.ask(&["AUTH", "app", "pw"]), "OK");
+    assert!(app.ask(&["LOCK.FORCERELEASE", "app:7"]).starts_with("-NOPERM"));
+    let denied = |part: &str| {
+        audit.text().lines().any(|line| line.contains("\"event\":\"denied\"") && line.contains(part))
+    };
+    await_that("the lock is named", || denied("\"arguments\":[\"app:7\"]"));
+    app.ask(&["MULTI"]);
+    app.ask(&["EVAL", "return redis.call('GET', 'other')", "0"]);
+    assert!(app.ask(&["EXEC"]).contains("NOPERM ACL failure in script"));
+    await_that("so is the script's try", || denied("\"command\":\"script\""));
+    assert!(admin.ask(&["ACL", "LOG"]).contains("\"lua\""));
+}

@@ -44,18 +44,19 @@ fn a_node_does_not_start_with_a_bad_file() {
 
 #[test]
 fn a_file_that_lets_everybody_in_does_not_start_beyond_loopback() {
-    let (folder, path) = file("user app on >pw ~* +@all\n");
-    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-    let certificates = support::tls::Certificates::new();
-    let flags = certificates.flags(&["--listen", "0.0.0.0:0", "--acl-file", &path]);
-    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-    let mut process = support::Process::start(support::redfence(&folder, &flags), &folder, "node");
-    assert!(!process.await_exit().success());
-    assert!(
-        process.log().contains("the default user of the ACL file needs no password"),
-        "{}",
-        process.log()
-    );
+    for (text, refusal) in [
+        ("user app on >pw ~* +@all\n", "the default user of the ACL file needs no password"),
+        ("user default off\nuser x on > ~* +@all\n", "user 'x' of the ACL file has the empty password"),
+    ] {
+        let (folder, path) = file(text);
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let certificates = support::tls::Certificates::new();
+        let flags = certificates.flags(&["--listen", "0.0.0.0:0", "--acl-file", &path]);
+        let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+        let mut process = support::Process::start(support::redfence(&folder, &flags), &folder, "node");
+        assert!(!process.await_exit().success());
+        assert!(process.log().contains(refusal), "{}", process.log());
+    }
 }
 
 #[test]

@@ -79,8 +79,7 @@ impl CommandContext {
             by = "FENCE.CALL";
         }
         if let Some(known) = commands::find(argv) {
-            let words = if known.container().is_some() { 2 } else { 1 };
-            let arguments = argv.get(words..).unwrap_or_default();
+            let arguments = commands::arguments_of(argv);
             let is_act = known.is_admin() || self.closes_session_of_others(argv);
             return is_act.then_some(Act { command: Cow::Borrowed(&known.name), arguments, by });
         }

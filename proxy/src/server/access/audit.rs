@@ -12,9 +12,9 @@ use crate::node_api::AdminActs;
 use redfence_core::reply::Reply;
 use serde_json::json;
 use std::collections::VecDeque;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::Write;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -262,7 +262,17 @@ fn now_ms() -> u64 {
 /// A line gets its time when it gets its place in the file.
 fn dated(mut line: serde_json::Value, now_ms: u64) -> String {
     line["time"] = calendar::utc_ms(now_ms).into();
-    line.to_string()
+    let text = line.to_string();
+    // JSON leaves them as they are, and some readers end a line at them.
+    let ends_line = |character| matches!(character, '\u{85}' | '\u{2028}' | '\u{2029}');
+    if !text.contains(ends_line) {
+        return text;
+    }
+    let escaped = |character| match ends_line(character) {
+        true => format!("\\u{:04x}", u32::from(character)),
+        false => character.to_string(),
+    };
+    text.chars().map(escaped).collect()
 }
 
 fn line(event: AuditEvent<'_>) -> serde_json::Value {
@@ -290,7 +300,8 @@ pub(super) fn cut(text: &[u8]) -> &[u8] {
 /// Arguments that say what was done, and no secret: of other commands none.
 fn shown_arguments(command: &str, arguments: &[&[u8]]) -> Vec<String> {
     let (words, step) = match command {
-        "acl|setuser" | "acl|deluser" | "client|kill" | "flushall" | "flushdb" | "exec" => (arguments, 1),
+        "acl|setuser" | "acl|deluser" | "acl|getuser" | "client|kill" | "config|get" | "flushall"
+        | "flushdb" | "exec" => (arguments, 1),
         "config|set" => (arguments, 2),
         _ if command.starts_with("lock.") => (arguments, 1),
         _ => (&[][..], 1),
@@ -316,7 +327,12 @@ fn is_secret(word: &[u8]) -> bool {
 }
 
 fn open(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().append(true).create(true).mode(0o600).open(path)
+    let file = OpenOptions::new().append(true).create(true).mode(0o600).open(path)?;
+    // One that was there already. Not every place for it is a file that has a mode.
+    if file.metadata()?.is_file() {
+        file.set_permissions(Permissions::from_mode(0o600))?;
+    }
+    Ok(file)
 }
 
 fn write_lines(path: &Path, mut file: File, shared: &Shared) {
@@ -454,9 +470,21 @@ mod tests {
     }
 
     #[test]
+    fn one_event_is_one_line_whatever_a_reader_takes_for_its_end() {
+        let name = "a\u{2028}b\u{2029}c\u{85}d\ne".as_bytes();
+        let text = dated(line(event("lock.forcerelease", &[name])), 0);
+        assert!(text.contains(r"a\u2028b\u2029c\u0085d\ne"), "{text}");
+        let back: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!(back["arguments"][0], std::str::from_utf8(name).unwrap());
+    }
+
+    #[test]
     fn it_appends_with_mode_0600_and_follows_a_moved_file() {
         let folder = tempfile::TempDir::new().unwrap();
         let path = folder.path().join("audit");
+        // One that others may read, from before.
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let log = AuditLog::open(path.clone()).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         let lines = |path: &Path| fs::read_to_string(path).unwrap_or_default().lines().count();

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use redfence_core::grammar::fence::FenceCall;
 use redfence_core::machine::marks::check_guarded;
 use redfence_core::machine::version::SECOND;
-use redfence_core::reply::Refusal;
+use redfence_core::reply::{Refusal, Reply};
 use redfence_core::script::routed_rights;
 use std::sync::Arc;
 
@@ -94,7 +94,7 @@ impl CommandContext {
                 user: &self.client.user.name,
                 client: info.address,
                 command,
-                arguments: &[],
+                arguments: commands::arguments_of(argv),
                 result: "NOPERM",
                 object,
             });
@@ -117,8 +117,21 @@ impl CommandContext {
         Ok(rights)
     }
 
-    /// The leader refused a call of this client's script: it is counted here, where the user is known.
-    pub(in crate::server) fn note_script_denial(&self, refusal: &Refusal) {
+    /// The leader refused calls of this client's scripts, alone or in a transaction: they are counted here, where the user is known.
+    pub(in crate::server) fn note_script_denials(&self, reply: &Reply) {
+        if let Reply::Error(refusal) = reply {
+            self.note_script_denial(refusal);
+        }
+        if let Reply::Array(replies) = reply {
+            for reply in replies {
+                if let Reply::Error(refusal) = reply {
+                    self.note_script_denial(refusal);
+                }
+            }
+        }
+    }
+
+    fn note_script_denial(&self, refusal: &Refusal) {
         let Some(text) = refusal.0.strip_prefix(script::REFUSED) else { return };
         let reason = match text {
             _ if text.contains("one of the keys") => "key",

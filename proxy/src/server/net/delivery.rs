@@ -126,9 +126,7 @@ impl CommandContext {
             Some(with) => with.answer(reply),
             None => reply,
         };
-        if let Reply::Error(refusal) = &reply {
-            self.note_script_denial(refusal);
-        }
+        self.note_script_denials(&reply);
         if let (Some(draft), Some(audit)) = (call.audit, &self.server.access.audit) {
             let result = match (&call.after_reply, &reply) {
                 (AfterReply::Transaction(_), Reply::Nil | Reply::NilArray) => audit::DISCARDED,

@@ -161,15 +161,13 @@ impl CommandContext {
 
     /// Whether a command too large to hold must be seen to its end before it is known who answers it.
     pub(in crate::server) fn must_see_all_keys(&self, argv: &[&[u8]]) -> bool {
-        if !self.may_do_everything() {
-            return true;
-        }
-        if !self.routes.router.has_correctness_routes() {
+        let is_limited = !self.may_do_everything();
+        if !is_limited && !self.routes.router.has_correctness_routes() {
             return false;
         }
         let spec = keys::spec_of(argv[0]).map_or_else(|| self.spec_by_upstream(argv), Ok);
-        // One that is refused whatever follows need not be seen.
-        spec.is_ok_and(|spec| !spec.are_within(argv.len()))
+        // One that is refused whatever follows need not be seen. Whose rights are limited may have some in keys that follow.
+        spec.map_or(is_limited, |spec| !spec.are_within(argv.len()))
     }
 
     /// Whether a script would run at the upstream Redis, where nobody checks what it does.

@@ -271,7 +271,7 @@ impl CommandContext {
             self.upstream.gathered = Vec::new();
             self.upstream.streamed = Some(StreamedCommand::Discarded);
             self.refuse_large(Refusal::new(format!(
-                "ERR a command with many keys may have {GATHERED_BYTES_MAX} bytes where routes send keys to the correctness tier; nothing was done; split it"
+                "ERR a command with many keys may have {GATHERED_BYTES_MAX} bytes where routes send keys to the correctness tier or a user's keys are limited; nothing was done; split it"
             )));
             return;
         }
