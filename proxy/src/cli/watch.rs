@@ -4,7 +4,6 @@
 
 use super::access::{Access, AccessArgs, ConnectError};
 use super::connection::{Connection, GREETING_WITHIN};
-use super::exit;
 use super::exit::{self, Failure};
 use super::output::{json_line, tell, Output, Style};
 use super::reply::{shown_bytes, Reply};
