@@ -67,7 +67,7 @@ fn a_session_shorter_than_a_batch_lives_while_its_client_is_blocked() {
     let node = Node::start(&[]);
     let mut holder = node.connect();
     holder.acquire(&["held", "600000"]);
-    let mut waits = || {
+    let waits = || {
         let mut client = node.connect();
         let session = open(&mut client, "250");
         client.ask(&["LOCK.ACQUIRE", "held", "1000", "WAIT", "1500", "SESSION", &session])
