@@ -32,7 +32,7 @@ fn a_mixed_fleet_never_has_two_holders() {
     assert!(output.status.success(), "see above");
 }
 
-/// A run that cannot fail proves nothing: one forged answer among thousands must be found. (The checker's own tests know more.)
+/// A run that cannot fail proves nothing: a few forged answers among thousands must be found. (The checker's own tests know more.)
 #[test]
 fn a_forged_answer_is_found() {
     let output =

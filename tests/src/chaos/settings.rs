@@ -17,7 +17,7 @@ chaos: faults on a cluster of real processes, under load, with every answer chec
   --pause-ms N      longest quiet time between two faults [1200]
   --out DIR         where report.json and timeline.svg go [target/chaos/<seed>]
   --bin FILE        the redfence program [target/release/redfence]
-  --sabotage KIND   same-fence, two-holders, plain-twice: forges one answer; the run must then fail";
+  --sabotage KIND   same-fence, two-holders, plain-twice: forges a few answers; the run must then fail";
 
 /// A lie written into the history, to see the checker find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
