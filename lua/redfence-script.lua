@@ -71,9 +71,17 @@ function M.shown(bytes)
   return (string.gsub(string.gsub(text, '[%z\1-\31\127]', '?'), '\194[\128-\159]', '?'))
 end
 
+-- Texts of the numbers of this call: to write one anew costs as much as a GET. Emptied with the clock.
+M.texts = {}
+
 -- Fences and times are whole numbers below 2^53: %.0f writes every one of them exactly, where tostring would not.
 function M.digits(number)
-  return string.format('%.0f', number)
+  local text = M.texts[number]
+  if not text then
+    text = string.format('%.0f', number)
+    M.texts[number] = text
+  end
+  return text
 end
 
 function M.wrong_arity(command)
@@ -223,8 +231,10 @@ M.now_us, M.now_ms = 0, 0
 
 function M.read_clock()
   local time = redis.call('TIME')
-  M.now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+  local seconds, micros = time[1], time[2]
+  M.now_us = tonumber(seconds) * 1000000 + tonumber(micros)
   M.now_ms = math.floor(M.now_us / 1000)
+  M.texts = {[M.now_us] = seconds .. string.sub('00000' .. micros, -6)}
 end
 
 -- Absolute times wherever the server knows them (the version number came with 7.0); TIME was read before, so a
@@ -246,11 +256,11 @@ function M.read_lock(resource)
   local packed = redis.pcall('GET', companion)
   if type(packed) == 'table' then return nil, M.refuse(packed.err) end
   if packed then
-    local fence, state, deadline, ended_fence, ended_how, owner =
+    local fence_text, state, deadline, ended_text, ended_how, owner =
       string.match(packed, '^(%d+) ([hvrf]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
-    fence = fence and M.decimal(fence, 1, M.FENCE_MAX - 1)
+    local fence = fence_text and M.decimal(fence_text, 1, M.FENCE_MAX - 1)
     if state == 'v' then
       local owner_len, rest = string.match(owner, '^(%d+) (.*)$')
       owner_len = owner_len and tonumber(owner_len)
@@ -262,7 +272,8 @@ function M.read_lock(resource)
     end
     if fence then
       lock.fence, lock.state, lock.deadline_ms, lock.owner = fence, state, tonumber(deadline), owner
-      lock.ended_fence, lock.ended_how = tonumber(ended_fence), ended_how
+      lock.ended_fence, lock.ended_how = tonumber(ended_text), ended_how
+      M.texts[fence] = fence_text
     end
   end
   lock.is_ours = value and lock.state == 'h' and lock.owner == value
@@ -298,21 +309,27 @@ end
 
 -- The companion outlives the lock by the retention. After an early release it may go earlier, but a few seconds are not
 -- worth moving its expiry for.
+function M.released_until(deadline_ms)
+  local until_ms = deadline_ms + M.RETENTION_MS
+  if deadline_ms == 0 or until_ms > M.now_ms + M.RETENTION_MS + 60000 or until_ms <= M.now_ms then
+    return M.now_ms + M.RETENTION_MS
+  end
+  return until_ms
+end
+
 function M.write_released(lock)
   M.note_end(lock)
-  local until_ms = lock.deadline_ms + M.RETENTION_MS
-  if lock.deadline_ms == 0 or until_ms > M.now_ms + M.RETENTION_MS + 60000 or until_ms <= M.now_ms then
-    until_ms = M.now_ms + M.RETENTION_MS
-  end
-  M.write_companion(lock, until_ms)
+  M.write_companion(lock, M.released_until(lock.deadline_ms))
 end
 
 -- One JSON object a change, published on __lock__:<resource>; one for a lost lock, on __lost__:<resource>.
 
 M.ESCAPES = {['"'] = '\\"', ['\\'] = '\\\\', ['\n'] = '\\n', ['\r'] = '\\r', ['\t'] = '\\t'}
 
+-- Nearly every name is all letters, digits and signs. One match from the start to the end costs a quarter of a search for what is none.
 function M.json_string(bytes)
-  if string.find(bytes, '[%z\1-\31"\\\128-\255]') then
+  local _, plain = string.find(bytes, '^[]-~#-Z !%[]*')
+  if plain < #bytes then
     bytes = string.gsub(M.lossy_utf8(bytes), '[%z\1-\31"\\]', function(char)
       return M.ESCAPES[char] or string.format('\\u%04x', string.byte(char))
     end)
@@ -351,6 +368,59 @@ function M.publish_unseen_end(lock, successor)
     M.publish_loss(lock.resource, lock.fence, 'deleted', successor)
   end
 end
+
+-- The common case in as few steps as it takes: `LOCK.ACQUIRE name ttl OWNER owner` of a lock that is free, awaited by nobody and was
+-- released by its last holder, and the release of such a lock. Both answer nil for everything else, wrong words among it, and have
+-- changed nothing then: the command itself goes on.
+
+-- Where the keys of the common name are. nil for a name that has to be looked at closer.
+function M.tag_of(resource)
+  if #resource < 1 or #resource > M.RESOURCE_BYTES_MAX or string.find(resource, '}', 1, true) then return nil end
+  return '{' .. resource .. '}'
+end
+
+function M.acquire_free(keys, args)
+  local resource, owner = keys[1], args[3]
+  if #keys ~= 1 or #args ~= 3 or args[2] ~= 'OWNER' or #owner < 1 or #owner > M.OWNER_BYTES_MAX then return nil end
+  local tag, ttl_ms = M.tag_of(resource), M.decimal(args[1], 1, M.TTL_MS_MAX)
+  if not tag or not ttl_ms or redis.call('EXISTS', resource, '__wait__' .. tag) > 0 then return nil end
+  local companion = '__fence__' .. tag
+  local packed, ended = redis.pcall('GET', companion), '0 -'
+  M.read_clock()
+  if packed then
+    local last = type(packed) == 'string' and string.match(packed, '^(%d+) r %d+ %d+ [rx%-] ')
+    local last_fence = last and M.decimal(last, 1, M.FENCE_MAX - 1)
+    if not last_fence or last_fence >= M.now_us then return nil end
+    ended = last .. ' r'
+  end
+  local deadline_ms = M.now_ms + ttl_ms
+  M.set_until(resource, owner, deadline_ms)
+  M.set_until(companion, M.digits(M.now_us) .. ' h ' .. M.digits(deadline_ms) .. ' ' .. ended .. ' ' .. owner,
+    deadline_ms + M.RETENTION_MS)
+  M.publish('acquired', resource, M.now_us, owner)
+  return {M.now_us, ttl_ms}
+end
+
+function M.release_held(keys, args)
+  local resource, word = keys[1], args[1]
+  if #keys ~= 1 or #args ~= 1 then return nil end
+  local tag, fence = M.tag_of(resource), M.decimal(word, 1, M.FENCE_MAX - 1)
+  if not tag or not fence then return nil end
+  local companion = '__fence__' .. tag
+  local packed = redis.pcall('GET', companion)
+  if type(packed) ~= 'string' then return nil end
+  local held, deadline, owner = string.match(packed, '^(%d+) h (%d+) %d+ [rx%-] (.*)$')
+  if held ~= word or redis.pcall('GET', resource) ~= owner then return nil end
+  if redis.call('EXISTS', '__wait__' .. tag) > 0 then return nil end
+  M.read_clock()
+  local until_ms = M.released_until(tonumber(deadline))
+  redis.call('DEL', resource)
+  M.publish('released', resource, fence, owner)
+  M.set_until(companion, word .. ' r ' .. deadline .. ' ' .. word .. ' r ', until_ms)
+  return {1, 'ok'}
+end
+if COMMAND == 'LOCK.ACQUIRE' then local reply = M.acquire_free(KEYS, ARGV) if reply then return reply end end
+if COMMAND == 'LOCK.RELEASE' then local reply = M.release_held(KEYS, ARGV) if reply then return reply end end
 
 -- Giving a lock: fresh, or again to the owner who has it.
 

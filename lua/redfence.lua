@@ -68,9 +68,17 @@ local function shown(bytes)
   return (string.gsub(string.gsub(text, '[%z\1-\31\127]', '?'), '\194[\128-\159]', '?'))
 end
 
+-- Texts of the numbers of this call: to write one anew costs as much as a GET. Emptied with the clock.
+local texts = {}
+
 -- Fences and times are whole numbers below 2^53: %.0f writes every one of them exactly, where tostring would not.
 local function digits(number)
-  return string.format('%.0f', number)
+  local text = texts[number]
+  if not text then
+    text = string.format('%.0f', number)
+    texts[number] = text
+  end
+  return text
 end
 
 local function wrong_arity(command)
@@ -220,8 +228,10 @@ local now_us, now_ms = 0, 0
 
 local function read_clock()
   local time = redis.call('TIME')
-  now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+  local seconds, micros = time[1], time[2]
+  now_us = tonumber(seconds) * 1000000 + tonumber(micros)
   now_ms = math.floor(now_us / 1000)
+  texts = {[now_us] = seconds .. string.sub('00000' .. micros, -6)}
 end
 
 -- Absolute times wherever the server knows them (the version number came with 7.0); TIME was read before, so a
@@ -243,11 +253,11 @@ local function read_lock(resource)
   local packed = redis.pcall('GET', companion)
   if type(packed) == 'table' then return nil, refuse(packed.err) end
   if packed then
-    local fence, state, deadline, ended_fence, ended_how, owner =
+    local fence_text, state, deadline, ended_text, ended_how, owner =
       string.match(packed, '^(%d+) ([hvrf]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
-    fence = fence and decimal(fence, 1, FENCE_MAX - 1)
+    local fence = fence_text and decimal(fence_text, 1, FENCE_MAX - 1)
     if state == 'v' then
       local owner_len, rest = string.match(owner, '^(%d+) (.*)$')
       owner_len = owner_len and tonumber(owner_len)
@@ -259,7 +269,8 @@ local function read_lock(resource)
     end
     if fence then
       lock.fence, lock.state, lock.deadline_ms, lock.owner = fence, state, tonumber(deadline), owner
-      lock.ended_fence, lock.ended_how = tonumber(ended_fence), ended_how
+      lock.ended_fence, lock.ended_how = tonumber(ended_text), ended_how
+      texts[fence] = fence_text
     end
   end
   lock.is_ours = value and lock.state == 'h' and lock.owner == value
@@ -295,21 +306,27 @@ end
 
 -- The companion outlives the lock by the retention. After an early release it may go earlier, but a few seconds are not
 -- worth moving its expiry for.
+local function released_until(deadline_ms)
+  local until_ms = deadline_ms + RETENTION_MS
+  if deadline_ms == 0 or until_ms > now_ms + RETENTION_MS + 60000 or until_ms <= now_ms then
+    return now_ms + RETENTION_MS
+  end
+  return until_ms
+end
+
 local function write_released(lock)
   note_end(lock)
-  local until_ms = lock.deadline_ms + RETENTION_MS
-  if lock.deadline_ms == 0 or until_ms > now_ms + RETENTION_MS + 60000 or until_ms <= now_ms then
-    until_ms = now_ms + RETENTION_MS
-  end
-  write_companion(lock, until_ms)
+  write_companion(lock, released_until(lock.deadline_ms))
 end
 
 -- One JSON object a change, published on __lock__:<resource>; one for a lost lock, on __lost__:<resource>.
 
 local ESCAPES = {['"'] = '\\"', ['\\'] = '\\\\', ['\n'] = '\\n', ['\r'] = '\\r', ['\t'] = '\\t'}
 
+-- Nearly every name is all letters, digits and signs. One match from the start to the end costs a quarter of a search for what is none.
 local function json_string(bytes)
-  if string.find(bytes, '[%z\1-\31"\\\128-\255]') then
+  local _, plain = string.find(bytes, '^[]-~#-Z !%[]*')
+  if plain < #bytes then
     bytes = string.gsub(lossy_utf8(bytes), '[%z\1-\31"\\]', function(char)
       return ESCAPES[char] or string.format('\\u%04x', string.byte(char))
     end)
@@ -347,6 +364,57 @@ local function publish_unseen_end(lock, successor)
     publish('released', lock.resource, lock.fence, lock.owner, lock.attached, 'deleted')
     publish_loss(lock.resource, lock.fence, 'deleted', successor)
   end
+end
+
+-- The common case in as few steps as it takes: `LOCK.ACQUIRE name ttl OWNER owner` of a lock that is free, awaited by nobody and was
+-- released by its last holder, and the release of such a lock. Both answer nil for everything else, wrong words among it, and have
+-- changed nothing then: the command itself goes on.
+
+-- Where the keys of the common name are. nil for a name that has to be looked at closer.
+local function tag_of(resource)
+  if #resource < 1 or #resource > RESOURCE_BYTES_MAX or string.find(resource, '}', 1, true) then return nil end
+  return '{' .. resource .. '}'
+end
+
+local function acquire_free(keys, args)
+  local resource, owner = keys[1], args[3]
+  if #keys ~= 1 or #args ~= 3 or args[2] ~= 'OWNER' or #owner < 1 or #owner > OWNER_BYTES_MAX then return nil end
+  local tag, ttl_ms = tag_of(resource), decimal(args[1], 1, TTL_MS_MAX)
+  if not tag or not ttl_ms or redis.call('EXISTS', resource, '__wait__' .. tag) > 0 then return nil end
+  local companion = '__fence__' .. tag
+  local packed, ended = redis.pcall('GET', companion), '0 -'
+  read_clock()
+  if packed then
+    local last = type(packed) == 'string' and string.match(packed, '^(%d+) r %d+ %d+ [rx%-] ')
+    local last_fence = last and decimal(last, 1, FENCE_MAX - 1)
+    if not last_fence or last_fence >= now_us then return nil end
+    ended = last .. ' r'
+  end
+  local deadline_ms = now_ms + ttl_ms
+  set_until(resource, owner, deadline_ms)
+  set_until(companion, digits(now_us) .. ' h ' .. digits(deadline_ms) .. ' ' .. ended .. ' ' .. owner,
+    deadline_ms + RETENTION_MS)
+  publish('acquired', resource, now_us, owner)
+  return {now_us, ttl_ms}
+end
+
+local function release_held(keys, args)
+  local resource, word = keys[1], args[1]
+  if #keys ~= 1 or #args ~= 1 then return nil end
+  local tag, fence = tag_of(resource), decimal(word, 1, FENCE_MAX - 1)
+  if not tag or not fence then return nil end
+  local companion = '__fence__' .. tag
+  local packed = redis.pcall('GET', companion)
+  if type(packed) ~= 'string' then return nil end
+  local held, deadline, owner = string.match(packed, '^(%d+) h (%d+) %d+ [rx%-] (.*)$')
+  if held ~= word or redis.pcall('GET', resource) ~= owner then return nil end
+  if redis.call('EXISTS', '__wait__' .. tag) > 0 then return nil end
+  read_clock()
+  local until_ms = released_until(tonumber(deadline))
+  redis.call('DEL', resource)
+  publish('released', resource, fence, owner)
+  set_until(companion, word .. ' r ' .. deadline .. ' ' .. word .. ' r ', until_ms)
+  return {1, 'ok'}
 end
 
 -- Giving a lock: fresh, or again to the owner who has it.
@@ -1249,11 +1317,11 @@ local function fence_call(keys, args)
   return reply
 end
 
-redis.register_function{function_name = 'lock_acquire', callback = lock_acquire, flags = {}}
+redis.register_function{function_name = 'lock_acquire', callback = function(keys, args) return acquire_free(keys, args) or lock_acquire(keys, args) end, flags = {}}
 redis.register_function{function_name = 'lock_macquire', callback = lock_macquire, flags = {}}
 redis.register_function{function_name = 'lock_cancel', callback = lock_cancel, flags = {'allow-oom'}}
 redis.register_function{function_name = 'lock_mcancel', callback = lock_mcancel, flags = {'allow-oom'}}
-redis.register_function{function_name = 'lock_release', callback = lock_release, flags = {'allow-oom'}}
+redis.register_function{function_name = 'lock_release', callback = function(keys, args) return release_held(keys, args) or lock_release(keys, args) end, flags = {'allow-oom'}}
 redis.register_function{function_name = 'lock_mrelease', callback = lock_mrelease, flags = {'allow-oom'}}
 redis.register_function{function_name = 'lock_renew', callback = lock_renew, flags = {'allow-oom'}}
 redis.register_function{function_name = 'lock_forcerelease', callback = lock_forcerelease, flags = {'allow-oom'}}

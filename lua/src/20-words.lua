@@ -39,9 +39,17 @@ local function shown(bytes)
   return (string.gsub(string.gsub(text, '[%z\1-\31\127]', '?'), '\194[\128-\159]', '?'))
 end
 
+-- Texts of the numbers of this call: to write one anew costs as much as a GET. Emptied with the clock.
+local texts = {}
+
 -- Fences and times are whole numbers below 2^53: %.0f writes every one of them exactly, where tostring would not.
 local function digits(number)
-  return string.format('%.0f', number)
+  local text = texts[number]
+  if not text then
+    text = string.format('%.0f', number)
+    texts[number] = text
+  end
+  return text
 end
 
 local function wrong_arity(command)

@@ -23,8 +23,10 @@ local now_us, now_ms = 0, 0
 
 local function read_clock()
   local time = redis.call('TIME')
-  now_us = tonumber(time[1]) * 1000000 + tonumber(time[2])
+  local seconds, micros = time[1], time[2]
+  now_us = tonumber(seconds) * 1000000 + tonumber(micros)
   now_ms = math.floor(now_us / 1000)
+  texts = {[now_us] = seconds .. string.sub('00000' .. micros, -6)}
 end
 
 -- Absolute times wherever the server knows them (the version number came with 7.0); TIME was read before, so a
@@ -46,11 +48,11 @@ local function read_lock(resource)
   local packed = redis.pcall('GET', companion)
   if type(packed) == 'table' then return nil, refuse(packed.err) end
   if packed then
-    local fence, state, deadline, ended_fence, ended_how, owner =
+    local fence_text, state, deadline, ended_text, ended_how, owner =
       string.match(packed, '^(%d+) ([hvrf]) (%d+) (%d+) ([rx%-]) (.*)$')
     -- One below the bound: the next fence must fit too. What nobody of ours wrote counts as no record; the clock carries
     -- the order of the fences over it.
-    fence = fence and decimal(fence, 1, FENCE_MAX - 1)
+    local fence = fence_text and decimal(fence_text, 1, FENCE_MAX - 1)
     if state == 'v' then
       local owner_len, rest = string.match(owner, '^(%d+) (.*)$')
       owner_len = owner_len and tonumber(owner_len)
@@ -62,7 +64,8 @@ local function read_lock(resource)
     end
     if fence then
       lock.fence, lock.state, lock.deadline_ms, lock.owner = fence, state, tonumber(deadline), owner
-      lock.ended_fence, lock.ended_how = tonumber(ended_fence), ended_how
+      lock.ended_fence, lock.ended_how = tonumber(ended_text), ended_how
+      texts[fence] = fence_text
     end
   end
   lock.is_ours = value and lock.state == 'h' and lock.owner == value
@@ -98,11 +101,15 @@ end
 
 -- The companion outlives the lock by the retention. After an early release it may go earlier, but a few seconds are not
 -- worth moving its expiry for.
+local function released_until(deadline_ms)
+  local until_ms = deadline_ms + RETENTION_MS
+  if deadline_ms == 0 or until_ms > now_ms + RETENTION_MS + 60000 or until_ms <= now_ms then
+    return now_ms + RETENTION_MS
+  end
+  return until_ms
+end
+
 local function write_released(lock)
   note_end(lock)
-  local until_ms = lock.deadline_ms + RETENTION_MS
-  if lock.deadline_ms == 0 or until_ms > now_ms + RETENTION_MS + 60000 or until_ms <= now_ms then
-    until_ms = now_ms + RETENTION_MS
-  end
-  write_companion(lock, until_ms)
+  write_companion(lock, released_until(lock.deadline_ms))
 end
