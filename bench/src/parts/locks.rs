@@ -28,7 +28,6 @@ pub(crate) const SET_NX: &str = "Redis, SET NX + script";
 const FENCED: &str = "Redis, fenced script";
 const MODULE: &str = "tier 1, module";
 const FUNCTIONS: &str = "tier 1, Lua functions";
-const EMBEDDED: &str = "tier 1, embedded";
 const PROXY: &str = "tier 1, proxy to module";
 pub(crate) const ONE: &str = "tier 2, 1 node";
 pub(crate) const LEADER: &str = "tier 2, 3 nodes, leader";
@@ -76,7 +75,6 @@ fn private_targets(systems: &Systems, clients: usize) -> Vec<Target> {
         FUNCTIONS,
         on_redis(FUNCTIONS, &systems.functions, pairs(LockCommands::Functions, clients)),
     );
-    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &systems.embedded, NodeSelection::Leader, lock()));
     add(&mut targets, PROXY, on_proxy(PROXY, systems, lock()));
     add(&mut targets, ONE, on_cluster(ONE, &systems.one, NodeSelection::Leader, lock()));
     add(&mut targets, LEADER, on_cluster(LEADER, &systems.three, NodeSelection::Leader, lock()));
@@ -115,7 +113,6 @@ fn hot_name(systems: &Systems, options: &Options) -> Findings {
     };
     let mut targets = Vec::new();
     add(&mut targets, MODULE, on_redis(MODULE, &systems.module, clients()));
-    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &systems.embedded, NodeSelection::Leader, clients()));
     add(&mut targets, PROXY, on_proxy(PROXY, systems, clients()));
     add(&mut targets, ONE, on_cluster(ONE, &systems.one, NodeSelection::Leader, clients()));
     add(&mut targets, LEADER, on_cluster(LEADER, &systems.three, NodeSelection::Leader, clients()));
@@ -159,7 +156,6 @@ fn keeping(systems: &Systems, options: &Options) -> Findings {
     };
     let mut targets = Vec::new();
     add(&mut targets, MODULE, on_redis(MODULE, &systems.module, renewing()));
-    add(&mut targets, EMBEDDED, on_cluster(EMBEDDED, &systems.embedded, NodeSelection::Leader, renewing()));
     add(&mut targets, LEADER, on_cluster(LEADER, &systems.three, NodeSelection::Leader, renewing()));
     add(&mut targets, ALL, on_cluster(ALL, &systems.three, NodeSelection::All, renewing()));
     measure("renew", targets);

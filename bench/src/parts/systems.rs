@@ -16,15 +16,12 @@ use std::rc::Rc;
 
 /// The Lua library as it ships.
 const FUNCTIONS: &[u8] = include_bytes!("../../../lua/redfence.lua");
-/// The proxies that show Tier 1.
-const TIER1: [&str; 2] = ["--default-tier", "efficiency"];
 
 /// Each system, or the reason why it could not be started.
 pub(crate) struct Systems {
     pub(crate) redis: Result<Redis, String>,
     pub(crate) functions: Result<Redis, String>,
     pub(crate) module: Result<Redis, String>,
-    pub(crate) embedded: Result<Cluster, String>,
     pub(crate) proxy: Result<Cluster, String>,
     pub(crate) one: Result<Cluster, String>,
     pub(crate) three: Result<Cluster, String>,
@@ -43,7 +40,7 @@ impl Systems {
         let proxy = match &module {
             Ok(module) => {
                 let upstream = module.address.to_string();
-                Cluster::start(&binary, 1, &["--redis", &upstream, TIER1[0], TIER1[1]])
+                Cluster::start(&binary, 1, &["--redis", &upstream, "--default-tier", "efficiency"])
             }
             Err(reason) => Err(reason.clone()),
         };
@@ -53,7 +50,6 @@ impl Systems {
             redis: Redis::start(None),
             functions,
             module,
-            embedded: Cluster::start(&binary, 1, &TIER1),
             proxy,
             one: Cluster::start(&binary, 1, &[]),
             three: Cluster::start(&binary, 3, &[]),
