@@ -28,7 +28,7 @@ certs: ## a certificate authority with certificates for this machine, for a try 
 	@scripts/build release redfence-certs
 	@$(or $(CARGO_TARGET_DIR),target)/release/redfence-certs $(CERTS) $(HOSTS)
 
-quick: ## a first look: three nodes without a Redis, built in a fraction of the time (no module, no link-time optimisation)
+quick: ## a first look: three nodes without a Redis, built in a fraction of the time (no module, not optimised)
 	@scripts/install-deps cc redis-cli
 	@scripts/build quick redfence
 	@REDFENCE_BUILD=quick scripts/run --no-redis
