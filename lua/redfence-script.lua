@@ -71,7 +71,8 @@ function M.shown(bytes)
   return (string.gsub(string.gsub(text, '[%z\1-\31\127]', '?'), '\194[\128-\159]', '?'))
 end
 
--- Texts of the numbers of this call: to write one anew costs as much as a GET. Emptied with the clock.
+-- Texts of the numbers of this call: to write one anew costs as much as a GET. `read_clock` empties it, so a command reads the clock
+-- before it writes a number or reads a lock.
 M.texts = {}
 
 -- Fences and times are whole numbers below 2^53: %.0f writes every one of them exactly, where tostring would not.
@@ -326,7 +327,7 @@ end
 
 M.ESCAPES = {['"'] = '\\"', ['\\'] = '\\\\', ['\n'] = '\\n', ['\r'] = '\\r', ['\t'] = '\\t'}
 
--- Nearly every name is all letters, digits and signs. One match from the start to the end costs a quarter of a search for what is none.
+-- Nearly every name has printable ASCII alone, no quote and no backslash. One anchored match is much cheaper than a search for other bytes.
 function M.json_string(bytes)
   local _, plain = string.find(bytes, '^[]-~#-Z !%[]*')
   if plain < #bytes then
@@ -373,18 +374,13 @@ end
 -- released by its last holder, and the release of such a lock. Both answer nil for everything else, wrong words among it, and have
 -- changed nothing then: the command itself goes on.
 
--- Where the keys of the common name are. nil for a name that has to be looked at closer.
-function M.tag_of(resource)
-  if #resource < 1 or #resource > M.RESOURCE_BYTES_MAX or string.find(resource, '}', 1, true) then return nil end
-  return '{' .. resource .. '}'
-end
-
 function M.acquire_free(keys, args)
   local resource, owner = keys[1], args[3]
   if #keys ~= 1 or #args ~= 3 or args[2] ~= 'OWNER' or #owner < 1 or #owner > M.OWNER_BYTES_MAX then return nil end
-  local tag, ttl_ms = M.tag_of(resource), M.decimal(args[1], 1, M.TTL_MS_MAX)
-  if not tag or not ttl_ms or redis.call('EXISTS', resource, '__wait__' .. tag) > 0 then return nil end
-  local companion = '__fence__' .. tag
+  local ttl_ms = M.decimal(args[1], 1, M.TTL_MS_MAX)
+  if not ttl_ms or M.check_resource(resource) then return nil end
+  if redis.call('EXISTS', resource, M.side_key('__wait__', resource)) > 0 then return nil end
+  local companion = M.side_key('__fence__', resource)
   local packed, ended = redis.pcall('GET', companion), '0 -'
   M.read_clock()
   if packed then
@@ -404,14 +400,14 @@ end
 function M.release_held(keys, args)
   local resource, word = keys[1], args[1]
   if #keys ~= 1 or #args ~= 1 then return nil end
-  local tag, fence = M.tag_of(resource), M.decimal(word, 1, M.FENCE_MAX - 1)
-  if not tag or not fence then return nil end
-  local companion = '__fence__' .. tag
+  local fence = M.decimal(word, 1, M.FENCE_MAX - 1)
+  if not fence or M.check_resource(resource) then return nil end
+  local companion = M.side_key('__fence__', resource)
   local packed = redis.pcall('GET', companion)
   if type(packed) ~= 'string' then return nil end
   local held, deadline, owner = string.match(packed, '^(%d+) h (%d+) %d+ [rx%-] (.*)$')
   if held ~= word or redis.pcall('GET', resource) ~= owner then return nil end
-  if redis.call('EXISTS', '__wait__' .. tag) > 0 then return nil end
+  if redis.call('EXISTS', M.side_key('__wait__', resource)) > 0 then return nil end
   M.read_clock()
   local until_ms = M.released_until(tonumber(deadline))
   redis.call('DEL', resource)

@@ -39,7 +39,8 @@ local function shown(bytes)
   return (string.gsub(string.gsub(text, '[%z\1-\31\127]', '?'), '\194[\128-\159]', '?'))
 end
 
--- Texts of the numbers of this call: to write one anew costs as much as a GET. Emptied with the clock.
+-- Texts of the numbers of this call: to write one anew costs as much as a GET. `read_clock` empties it, so a command reads the clock
+-- before it writes a number or reads a lock.
 local texts = {}
 
 -- Fences and times are whole numbers below 2^53: %.0f writes every one of them exactly, where tostring would not.

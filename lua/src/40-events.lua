@@ -2,7 +2,7 @@
 
 local ESCAPES = {['"'] = '\\"', ['\\'] = '\\\\', ['\n'] = '\\n', ['\r'] = '\\r', ['\t'] = '\\t'}
 
--- Nearly every name is all letters, digits and signs. One match from the start to the end costs a quarter of a search for what is none.
+-- Nearly every name has printable ASCII alone, no quote and no backslash. One anchored match is much cheaper than a search for other bytes.
 local function json_string(bytes)
   local _, plain = string.find(bytes, '^[]-~#-Z !%[]*')
   if plain < #bytes then

@@ -2,19 +2,14 @@
 -- released by its last holder, and the release of such a lock. Both answer nil for everything else, wrong words among it, and have
 -- changed nothing then: the command itself goes on.
 
--- Where the keys of the common name are. nil for a name that has to be looked at closer.
-local function tag_of(resource)
-  if #resource < 1 or #resource > RESOURCE_BYTES_MAX or string.find(resource, '}', 1, true) then return nil end
-  return '{' .. resource .. '}'
-end
-
 --@shortcut LOCK.ACQUIRE acquire_free
 local function acquire_free(keys, args)
   local resource, owner = keys[1], args[3]
   if #keys ~= 1 or #args ~= 3 or args[2] ~= 'OWNER' or #owner < 1 or #owner > OWNER_BYTES_MAX then return nil end
-  local tag, ttl_ms = tag_of(resource), decimal(args[1], 1, TTL_MS_MAX)
-  if not tag or not ttl_ms or redis.call('EXISTS', resource, '__wait__' .. tag) > 0 then return nil end
-  local companion = '__fence__' .. tag
+  local ttl_ms = decimal(args[1], 1, TTL_MS_MAX)
+  if not ttl_ms or check_resource(resource) then return nil end
+  if redis.call('EXISTS', resource, side_key('__wait__', resource)) > 0 then return nil end
+  local companion = side_key('__fence__', resource)
   local packed, ended = redis.pcall('GET', companion), '0 -'
   read_clock()
   if packed then
@@ -35,14 +30,14 @@ end
 local function release_held(keys, args)
   local resource, word = keys[1], args[1]
   if #keys ~= 1 or #args ~= 1 then return nil end
-  local tag, fence = tag_of(resource), decimal(word, 1, FENCE_MAX - 1)
-  if not tag or not fence then return nil end
-  local companion = '__fence__' .. tag
+  local fence = decimal(word, 1, FENCE_MAX - 1)
+  if not fence or check_resource(resource) then return nil end
+  local companion = side_key('__fence__', resource)
   local packed = redis.pcall('GET', companion)
   if type(packed) ~= 'string' then return nil end
   local held, deadline, owner = string.match(packed, '^(%d+) h (%d+) %d+ [rx%-] (.*)$')
   if held ~= word or redis.pcall('GET', resource) ~= owner then return nil end
-  if redis.call('EXISTS', '__wait__' .. tag) > 0 then return nil end
+  if redis.call('EXISTS', side_key('__wait__', resource)) > 0 then return nil end
   read_clock()
   local until_ms = released_until(tonumber(deadline))
   redis.call('DEL', resource)
