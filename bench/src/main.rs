@@ -83,6 +83,7 @@ fn measure(part: Part, options: &Options) -> Result<Findings, String> {
         Part::Locks => parts::locks::run(options),
         Part::Failover => parts::failover::run(options),
         Part::Losses => parts::losses::run(options),
+        Part::Upkeep => parts::upkeep::run(options),
         Part::Secured => parts::secured::run(options),
         Part::Held => parts::held_locks::run(options),
         Part::Apart => parts::apart::run(options),

@@ -36,6 +36,8 @@ pub(crate) enum Part {
     Held,
     /// Lock pairs where nodes are apart (a delay between them) and where a disk is slow, and etcd beside it
     Apart,
+    /// A rolling restart, a rolling upgrade (--other names the program of the release before) and backups, under load; not part of all
+    Upkeep,
     /// fdatasync of the same disk
     Disk,
     /// Two builds of Redfence side by side (--bin and --other); not part of all
@@ -55,6 +57,7 @@ impl Part {
             Part::Secured => "secured",
             Part::Held => "held",
             Part::Apart => "apart",
+            Part::Upkeep => "upkeep",
             Part::Disk => "disk",
             Part::Versus => "versus",
         }
@@ -78,6 +81,7 @@ impl Part {
             | Part::Secured
             | Part::Held
             | Part::Apart
+            | Part::Upkeep
             | Part::Disk
             | Part::Versus => vec![self],
         }

@@ -68,7 +68,7 @@ impl Client for Filler {
 }
 
 /// Locks `from..to` are taken and stay so.
-fn fill(cluster: &Cluster, from: u64, to: u64) -> Result<(), String> {
+pub(crate) fn fill(cluster: &Cluster, from: u64, to: u64) -> Result<(), String> {
     let share = (to - from).div_ceil(FILLERS as u64);
     let filler = |number: u64| Filler {
         next: (from + number * share).min(to),

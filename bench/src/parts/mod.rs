@@ -10,4 +10,5 @@ pub(crate) mod passthrough;
 pub(crate) mod secured;
 pub(crate) mod systems;
 pub(crate) mod tier1;
+pub(crate) mod upkeep;
 pub(crate) mod versus;

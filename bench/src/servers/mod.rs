@@ -61,9 +61,25 @@ impl Process {
         let _ = self.child.wait();
     }
 
+    /// SIGTERM, and waits for its end.
+    pub(crate) fn terminate(&mut self, within: Duration) -> Result<(), String> {
+        self.signal(libc::SIGTERM);
+        let deadline = Instant::now() + within;
+        while self.is_running() {
+            if Instant::now() > deadline {
+                return Err(format!("{} runs {} s after SIGTERM", self.program, within.as_secs()));
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
     /// SIGSTOP, or SIGCONT.
     pub(crate) fn pause(&self, paused: bool) {
-        let signal = if paused { libc::SIGSTOP } else { libc::SIGCONT };
+        self.signal(if paused { libc::SIGSTOP } else { libc::SIGCONT });
+    }
+
+    fn signal(&self, signal: libc::c_int) {
         // SAFETY: the child has not been waited for, so its process id is still its own.
         unsafe { libc::kill(self.child.id() as libc::pid_t, signal) };
     }

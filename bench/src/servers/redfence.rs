@@ -165,6 +165,11 @@ impl Cluster {
         }
     }
 
+    /// Nodes that are started from now on run this one.
+    pub(crate) fn replace_program(&mut self, binary: &Path) {
+        self.binary = binary.to_path_buf();
+    }
+
     /// Starts a node again that was killed; its data is where it was.
     pub(crate) fn restart(&mut self, at: usize) -> Result<(), String> {
         let address = self.nodes[at].address;
