@@ -303,6 +303,22 @@ fn a_multi_lock_that_nobody_was_told_of_may_be_given_back_and_no_other() {
     assert_eq!(of_one_told_of_nothing(refused, 7, 0), impossible, "nobody can have asked for it");
 }
 
+/// Seen as its holder, told nil: the node could not tell it in time, and gave the lock back.
+#[test]
+fn a_waiter_that_was_told_nil_may_have_been_granted_and_given_back() {
+    let told = |wait_ms, answer| {
+        let waiting = Call::Acquire { owner: 7, ttl_ms: 500, wait_ms, session: 0 };
+        kinds(vec![
+            op(1, 10 * MS, 400 * MS, waiting, answer),
+            op(2, 100 * MS, 110 * MS, Call::Look, Answer::Seen { held: true, fence: 5, owner: 7 }),
+            op(3, 200 * MS, 300 * MS, acquire(8, 1_000), granted(6, 1_000)),
+        ])
+    };
+    assert_eq!(told(900, Answer::Busy), []);
+    assert_eq!(told(0, Answer::Busy), [ViolationKind::Phantom], "who does not wait is told at once");
+    assert_eq!(told(900, granted(5, 500)), [ViolationKind::Order], "who was told of it has it");
+}
+
 #[test]
 fn renewals_move_the_end_both_ways() {
     let first = op(1, 0, 1, acquire(7, 10), granted(5, 10));

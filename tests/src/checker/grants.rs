@@ -62,6 +62,8 @@ pub struct Grants {
     pub untouched_ns: u64,
     /// The earliest acquire of unknown outcome, by owner: when it was asked.
     pub unknown: HashMap<u64, Unknown>,
+    /// Acquires that waited and were told nil, by owner. They count only where such a grant was seen.
+    told_nil: HashMap<u64, Unknown>,
 }
 
 /// Acquires of one owner whose outcome is not known.
@@ -71,8 +73,8 @@ pub struct Unknown {
     pub shortest_ttl_ms: u64,
     pub session: u64,
     pub count: usize,
-    /// Of a multi-lock that waited. Where one of its names has ended before the node could tell the client of the grant, the node
-    /// gives back the others and answers nil.
+    /// Of an acquire that waited. Where a grant has ended, or may have, before the node could tell the client of it, the node answers
+    /// nil and gives back what still stands.
     pub may_be_given_back: bool,
 }
 
@@ -130,7 +132,8 @@ impl Grants {
         fences.sort_unstable();
         fences.dedup();
         let list = fences.into_iter().map(Grant::new).collect();
-        let mut grants = Grants { resource, list, untouched_ns: 0, unknown: HashMap::new() };
+        let mut grants =
+            Grants { resource, list, untouched_ns: 0, unknown: HashMap::new(), told_nil: HashMap::new() };
         for op in operations {
             grants.note_unknown(op);
         }
@@ -147,6 +150,11 @@ impl Grants {
 
     fn note_unknown(&mut self, op: &Operation) {
         let Call::Acquire { owner, ttl_ms, wait_ms, session } = op.call else { return };
+        if wait_ms > 0 && op.answer() == Some(Answer::Busy) {
+            let (first_ns, shortest_ttl_ms) = (op.invoke_ns, ttl_ms);
+            let told = Unknown { first_ns, shortest_ttl_ms, session, count: 1, may_be_given_back: true };
+            self.told_nil.entry(owner).or_insert(told);
+        }
         let may_be_given_back = op.group != 0 && wait_ms > 0;
         let is_nil = may_be_given_back && op.answer() == Some(Answer::Nothing);
         // A plain client's grant whose fence nobody saw took place, but who can say under which fence.
@@ -306,10 +314,11 @@ impl Grants {
                 }
                 owner => {
                     let count = left.get_mut(&owner).filter(|count| **count > 0);
-                    count.and_then(|count| {
+                    let known = count.and_then(|count| {
                         *count -= 1;
                         self.unknown.get(&owner).copied()
-                    })
+                    });
+                    known.or_else(|| self.told_nil.remove(&owner))
                 }
             };
             let Some(unknown) = known else {

@@ -29,8 +29,8 @@ pub struct Books {
 /// What is in the log, and may not have been told.
 #[derive(Default)]
 pub struct Untold {
-    /// Resource and owner of grants that no client was told of.
-    pub grants: BTreeSet<(u32, u64)>,
+    /// Grants that no client was told of: resource and owner, and the fence of the last one.
+    pub grants: BTreeMap<(u32, u64), u64>,
     /// How often a resource was renewed under a fence, whoever was told of it.
     pub renewals: BTreeMap<(u32, u64), u64>,
 }
@@ -44,7 +44,7 @@ impl Untold {
         let (Some(resource), Some(owner)) = (resource, number(&event.owner, b"o")) else { return };
         match event.kind {
             EventKind::Acquired => {
-                self.grants.insert((resource, owner));
+                self.grants.insert((resource, owner), event.fence.0);
             }
             EventKind::Renewed => *self.renewals.entry((resource, event.fence.0)).or_default() += 1,
             EventKind::Released

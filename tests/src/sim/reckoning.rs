@@ -51,9 +51,9 @@ pub fn run(seed: u64, trace: bool) -> Report {
 }
 
 impl World {
-    /// What a node told late, as the contract says. A grant that ended before its client could be told of it is answered nil: for
-    /// the checker that says as little as no answer. A renewal is refused with the reason of the end: that must be true, but the
-    /// renewal itself may have taken effect before.
+    /// What a node told late, as the contract says. A grant that ended before its client could be told of it, or may have, is answered
+    /// nil: for the checker that says as little as no answer. Where it stood all the same, its node gives it back. A renewal is refused
+    /// with the reason of the end: that must be true, but the renewal itself may have taken effect before.
     fn leave_untold_open(&mut self) {
         let (untold, rules) = (self.books.untold(), self.rules());
         let (forced, acquires) = (self.forced_ns(), self.history.acquires_by_owner());
@@ -67,15 +67,16 @@ impl World {
         for (at, op) in self.history.operations.iter_mut().enumerate() {
             // Its client went on asking: an open call is a process of its own.
             let process = u64::MAX - at as u64;
+            let node = u64::MAX / 2 - at as u64;
             match (op.call, op.outcome) {
-                (Call::Acquire { owner, .. }, Outcome::Answered(Answer::Busy | Answer::Nothing))
-                    if untold.grants.contains(&(op.resource, owner)) =>
-                {
+                (Call::Acquire { owner, .. }, Outcome::Answered(Answer::Busy | Answer::Nothing)) => {
+                    let Some(fence) = untold.grants.get(&(op.resource, owner)).copied() else { continue };
                     if acquires.get(&(op.resource, owner)) == Some(&1) && !may_have_ended(op, &rules, &forced)
                     {
                         failures.push(format!("granted, and told nil before its time was up: {op:?}"));
                     }
                     (op.outcome, op.complete_ns, op.process) = (Outcome::Unknown, NEVER, process);
+                    open.push(Operation { process: node, call: Call::Release { fence }, ..*op });
                 }
                 (Call::Renew { fence, .. }, Outcome::Answered(Answer::Refused(_))) => {
                     let times = |of: &BTreeMap<_, u64>| of.get(&(op.resource, fence)).copied().unwrap_or(0);
