@@ -81,32 +81,12 @@ impl RingState {
     }
 }
 
-fn percentiles(state: RingState, ring: &[u32; SAMPLES]) -> Option<Percentiles> {
-    let mut sorted = *ring;
-    let sorted = &mut sorted[..usize::from(state.len)];
+/// Of milliseconds, in any order.
+fn percentiles(samples: impl Iterator<Item = u64>) -> Option<Percentiles> {
+    let mut sorted: Vec<u64> = samples.collect();
     sorted.sort_unstable();
-    let at = |percent: usize| {
-        let index = (sorted.len() * percent).div_ceil(100).saturating_sub(1);
-        sorted.get(index).map(|ms| u64::from(*ms))
-    };
+    let at = |percent: usize| sorted.get((sorted.len() * percent).div_ceil(100).saturating_sub(1)).copied();
     Some(Percentiles { p50_ms: at(50)?, p99_ms: at(99)? })
-}
-
-/// Among many names a place changes hands with almost every hold, and is out of the CPU's caches by then: what the first hold of a name
-/// writes stands together, and what else is there counts only as far as the states of the rings say.
-#[derive(Clone, Copy)]
-#[repr(C, align(64))]
-struct Place {
-    slot: LockSlot,
-    heat: u8,
-    holds: RingState,
-    waits: RingState,
-    past: RingState,
-    past_holds: [PastHold; PAST_MAX],
-    hold_ms: [u32; SAMPLES],
-    wait_ms: [u32; SAMPLES],
-    /// Of this name only if it has waits.
-    waited: Waited,
 }
 
 /// A hold that has ended.
@@ -118,23 +98,65 @@ pub(crate) struct PastHold {
     pub(crate) at_ms: u64,
 }
 
-const NOBODY: Place = Place {
+/// The same in 16 bytes: a fence is the time of its grant, or later.
+#[derive(Clone, Copy)]
+struct PackedHold {
+    fence: Fence,
+    /// The ending in the lowest byte.
+    held_us: u64,
+}
+
+impl PackedHold {
+    const NONE: PackedHold = PackedHold { fence: Fence(0), held_us: 0 };
+
+    fn new(fence: Fence, held_us: u64, ending: Ending) -> PackedHold {
+        PackedHold { fence, held_us: held_us << 8 | u64::from(ending.tag()) }
+    }
+
+    fn held_us(self) -> u64 {
+        self.held_us >> 8
+    }
+
+    fn unpack(self) -> PastHold {
+        let at_us = self.fence.0.saturating_add(self.held_us());
+        PastHold { fence: self.fence, ending: Ending::of_tag(self.held_us as u8), at_ms: at_us / 1_000 }
+    }
+}
+
+/// Whose place it is, and what counts of what is there. Kept apart from the samples: all heads together fit into the CPU's cache,
+/// and the end of a hold touches one line of samples.
+#[derive(Clone, Copy)]
+struct Head {
+    slot: LockSlot,
+    heat: u8,
+    holds: RingState,
+    waits: RingState,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+struct Samples {
+    holds: [PackedHold; SAMPLES],
+    wait_ms: [u32; SAMPLES],
+    /// Of this name only if it has waits.
+    waited: Waited,
+}
+
+const NOBODY: Head = Head {
     slot: LockSlot::NONE,
     heat: 0,
     holds: RingState { next: 0, len: 0 },
     waits: RingState { next: 0, len: 0 },
-    past: RingState { next: 0, len: 0 },
-    past_holds: [PastHold { fence: Fence(0), ending: Ending::Released, at_ms: 0 }; PAST_MAX],
-    hold_ms: [0; SAMPLES],
-    wait_ms: [0; SAMPLES],
-    waited: Waited::NONE,
 };
 
-impl Place {
-    /// Becomes the place of another name.
+const NO_SAMPLES: Samples =
+    Samples { holds: [PackedHold::NONE; SAMPLES], wait_ms: [0; SAMPLES], waited: Waited::NONE };
+
+impl Head {
+    /// Becomes the head of another name's place.
     fn give_to(&mut self, slot: LockSlot) {
         (self.slot, self.heat) = (slot, u8::from(slot.is_some()));
-        (self.holds, self.waits, self.past) = Default::default();
+        (self.holds, self.waits) = Default::default();
     }
 }
 
@@ -153,42 +175,40 @@ pub(crate) struct RecentUse {
 
 #[derive(Default)]
 pub(crate) struct History {
+    /// Empty until something falls into one.
+    heads: Vec<Head>,
     /// Empty until something falls into them.
-    chunks: Vec<Vec<Place>>,
+    chunks: Vec<Vec<Samples>>,
 }
 
-fn sample(ms: u64) -> u32 {
-    u32::try_from(ms).unwrap_or(u32::MAX)
-}
-
-fn place_of(slot: LockSlot) -> (usize, usize) {
-    let index = slot.number() as usize % NAMES_MAX;
-    (index / CHUNK, index % CHUNK)
+fn place_of(slot: LockSlot) -> usize {
+    slot.number() as usize % NAMES_MAX
 }
 
 impl History {
-    pub(crate) fn note_hold(&mut self, slot: LockSlot, ms: u64, past: PastHold) {
-        if let Some(place) = self.open(slot) {
-            place.holds.push(&mut place.hold_ms, sample(ms));
-            place.past.push(&mut place.past_holds, past);
+    #[inline]
+    pub(crate) fn note_hold(&mut self, slot: LockSlot, fence: Fence, held_us: u64, ending: Ending) {
+        if let Some((head, samples)) = self.open(slot) {
+            head.holds.push(&mut samples.holds, PackedHold::new(fence, held_us, ending));
         }
     }
 
     pub(crate) fn note_wait(&mut self, slot: LockSlot, ms: u64, now_ms: u64) {
-        if let Some(place) = self.open(slot) {
-            if place.waits.len == 0 {
-                place.waited = Waited::NONE;
+        if let Some((head, samples)) = self.open(slot) {
+            if head.waits.len == 0 {
+                samples.waited = Waited::NONE;
             }
-            place.waits.push(&mut place.wait_ms, sample(ms));
-            place.waited.add(ms, now_ms);
+            head.waits.push(&mut samples.wait_ms, u32::try_from(ms).unwrap_or(u32::MAX));
+            samples.waited.add(ms, now_ms);
         }
     }
 
     /// The names most waited for in this window and the one before, most first; those not waited for are left out.
     pub(crate) fn most_waited_for(&self, count: usize, now_ms: u64) -> Vec<(LockSlot, WaitSum)> {
-        let places = self.chunks.iter().flatten().filter(|place| place.slot.is_some() && place.waits.len > 0);
-        let mut sums: Vec<(LockSlot, WaitSum)> = places
-            .map(|place| (place.slot, place.waited.sum(now_ms)))
+        let heads =
+            self.heads.iter().enumerate().filter(|(_, head)| head.slot.is_some() && head.waits.len > 0);
+        let mut sums: Vec<(LockSlot, WaitSum)> = heads
+            .map(|(at, head)| (head.slot, self.chunks[at / CHUNK][at % CHUNK].waited.sum(now_ms)))
             .filter(|(_, sum)| sum.waits > 0)
             .collect();
         sums.sort_unstable_by_key(|(slot, sum)| (std::cmp::Reverse(sum.ms), slot.number()));
@@ -197,57 +217,54 @@ impl History {
     }
 
     #[inline]
-    fn open(&mut self, slot: LockSlot) -> Option<&mut Place> {
-        let (chunk, index) = place_of(slot);
-        if self.chunks.len() <= chunk {
-            self.chunks.resize_with(chunk + 1, Vec::new);
+    fn open(&mut self, slot: LockSlot) -> Option<(&mut Head, &mut Samples)> {
+        let at = place_of(slot);
+        if self.heads.is_empty() {
+            self.heads.resize(NAMES_MAX, NOBODY);
+            self.chunks.resize_with(NAMES_MAX.div_ceil(CHUNK), Vec::new);
         }
-        let chunk = &mut self.chunks[chunk];
+        let head = &mut self.heads[at];
+        if head.slot == slot {
+            head.heat = (head.heat + 1).min(HEAT_MAX);
+        } else {
+            head.heat = head.heat.saturating_sub(1);
+            if head.heat > 0 {
+                return None;
+            }
+            head.give_to(slot);
+        }
+        let chunk = &mut self.chunks[at / CHUNK];
         if chunk.is_empty() {
-            chunk.resize(CHUNK, NOBODY);
+            chunk.resize(CHUNK, NO_SAMPLES);
         }
-        let place = &mut chunk[index];
-        if place.slot == slot {
-            place.heat = (place.heat + 1).min(HEAT_MAX);
-            return Some(place);
-        }
-        place.heat = place.heat.saturating_sub(1);
-        if place.heat > 0 {
-            return None;
-        }
-        place.give_to(slot);
-        Some(place)
+        Some((head, &mut chunk[at % CHUNK]))
+    }
+
+    fn find(&self, slot: LockSlot) -> Option<(&Head, &Samples)> {
+        let at = place_of(slot);
+        let head = self.heads.get(at).filter(|head| head.slot == slot)?;
+        Some((head, self.chunks.get(at / CHUNK)?.get(at % CHUNK)?))
     }
 
     /// The record is gone: its slot will be another name's.
     #[inline]
     pub(crate) fn forget(&mut self, slot: LockSlot) {
-        let (chunk, index) = place_of(slot);
-        if let Some(place) = self.chunks.get_mut(chunk).and_then(|chunk| chunk.get_mut(index)) {
-            if place.slot == slot {
-                place.give_to(LockSlot::NONE);
-            }
+        if let Some(head) = self.heads.get_mut(place_of(slot)).filter(|head| head.slot == slot) {
+            head.give_to(LockSlot::NONE);
         }
     }
 
     /// How the last holds of a name ended, the newest first.
     pub(crate) fn past_of(&self, slot: LockSlot) -> Vec<PastHold> {
-        let (chunk, index) = place_of(slot);
-        match self.chunks.get(chunk).and_then(|chunk| chunk.get(index)) {
-            Some(place) if place.slot == slot => place.past.newest_first(&place.past_holds).collect(),
-            Some(_) | None => Vec::new(),
-        }
+        let Some((head, samples)) = self.find(slot) else { return Vec::new() };
+        head.holds.newest_first(&samples.holds).take(PAST_MAX).map(PackedHold::unpack).collect()
     }
 
     pub(crate) fn of(&self, slot: LockSlot) -> RecentUse {
-        let (chunk, index) = place_of(slot);
-        match self.chunks.get(chunk).and_then(|chunk| chunk.get(index)) {
-            Some(place) if place.slot == slot => {
-                let holds = percentiles(place.holds, &place.hold_ms);
-                RecentUse { holds, waits: percentiles(place.waits, &place.wait_ms) }
-            }
-            Some(_) | None => RecentUse::default(),
-        }
+        let Some((head, samples)) = self.find(slot) else { return RecentUse::default() };
+        let holds = head.holds.newest_first(&samples.holds).map(|hold| hold.held_us() / 1_000);
+        let waits = head.waits.newest_first(&samples.wait_ms).map(u64::from);
+        RecentUse { holds: percentiles(holds), waits: percentiles(waits) }
     }
 }
 
@@ -255,7 +272,15 @@ impl History {
 mod tests {
     use super::*;
 
-    const PAST: PastHold = PastHold { fence: Fence(1), ending: Ending::Released, at_ms: 0 };
+    const FENCE: Fence = Fence(1_000_000);
+
+    fn hold(history: &mut History, slot: LockSlot, ms: u64) {
+        history.note_hold(slot, FENCE, 1_000 * ms, Ending::Released);
+    }
+
+    fn past(ms: u64) -> PastHold {
+        PastHold { fence: FENCE, ending: Ending::Released, at_ms: FENCE.0 / 1_000 + ms }
+    }
 
     #[test]
     fn the_last_endings_are_remembered_newest_first() {
@@ -263,12 +288,24 @@ mod tests {
         let slot = LockSlot::from_cursor(3);
         assert_eq!(history.past_of(slot), []);
         for fence in 1..=PAST_MAX as u64 + 2 {
-            history.note_hold(slot, 1, PastHold { fence: Fence(fence), ..PAST });
+            history.note_hold(slot, Fence(fence), 1_000, Ending::Released);
         }
         let fences: Vec<u64> = history.past_of(slot).iter().map(|past| past.fence.0).collect();
         assert_eq!(fences, [10, 9, 8, 7, 6, 5, 4, 3]);
         history.forget(slot);
         assert_eq!(history.past_of(slot), []);
+    }
+
+    #[test]
+    fn an_ending_comes_back_as_it_was() {
+        let mut history = History::default();
+        let slot = LockSlot::new(9);
+        let endings = (0..).map_while(|tag| (tag < 9).then(|| Ending::of_tag(tag)));
+        for (at, ending) in endings.enumerate() {
+            assert_eq!(usize::from(ending.tag()), at);
+            history.note_hold(slot, FENCE, 1_234_567, ending);
+            assert_eq!(history.past_of(slot)[0], PastHold { fence: FENCE, ending, at_ms: 2_234 });
+        }
     }
 
     #[test]
@@ -291,7 +328,7 @@ mod tests {
         let mut history = History::default();
         let slot = LockSlot::new(7);
         assert_eq!(history.of(slot), RecentUse::default());
-        (0..100).for_each(|ms| history.note_hold(slot, ms, PAST));
+        (0..100).for_each(|ms| hold(&mut history, slot, ms));
         assert_eq!(history.of(slot).holds, Some(Percentiles { p50_ms: 83, p99_ms: 99 }));
         assert_eq!(history.of(slot).waits, None);
         history.forget(slot);
@@ -303,15 +340,15 @@ mod tests {
         let mut history = History::default();
         let (before, after) = (LockSlot::new(1), LockSlot::new(1 + NAMES_MAX as u32));
         history.note_wait(before, 70, 0);
-        history.note_hold(after, 5, PAST);
-        history.note_hold(after, 5, PAST);
-        assert_eq!(history.past_of(after), [PAST, PAST]);
+        hold(&mut history, after, 5);
+        hold(&mut history, after, 5);
+        assert_eq!(history.past_of(after), [past(5), past(5)]);
         assert_eq!(history.of(after).waits, None);
         assert_eq!(history.most_waited_for(9, 0), []);
         history.note_wait(after, 30, 0);
         assert_eq!(history.most_waited_for(9, 0), [(after, WaitSum { waits: 1, ms: 30 })]);
         history.forget(after);
-        history.note_hold(before, 5, PAST);
+        hold(&mut history, before, 5);
         assert_eq!(history.most_waited_for(9, 0), []);
     }
 
@@ -320,13 +357,13 @@ mod tests {
         let mut history = History::default();
         let (busy, rare) = (LockSlot::new(1), LockSlot::new(1 + NAMES_MAX as u32));
         for _ in 0..50 {
-            history.note_hold(busy, 5, PAST);
-            history.note_hold(busy, 5, PAST);
-            history.note_hold(rare, 900, PAST);
+            hold(&mut history, busy, 5);
+            hold(&mut history, busy, 5);
+            hold(&mut history, rare, 900);
         }
         assert!(history.of(busy).holds.is_some_and(|holds| holds.p99_ms == 5));
         assert_eq!(history.of(rare).holds, None);
-        (0..100).for_each(|_| history.note_hold(rare, 900, PAST));
+        (0..100).for_each(|_| hold(&mut history, rare, 900));
         assert!(history.of(rare).holds.is_some(), "a name that is used no more gives its place away");
     }
 }

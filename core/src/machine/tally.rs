@@ -39,7 +39,12 @@ pub struct Tally {
 impl Tally {
     #[inline]
     pub(crate) fn held(&mut self, us: u64, loss: Option<LossCause>) {
-        self.holds[HOLD_BOUNDS_US.partition_point(|bound_us| *bound_us < us)] += 1;
+        // Most holds are short.
+        let bucket = match us <= HOLD_BOUNDS_US[0] {
+            true => 0,
+            false => HOLD_BOUNDS_US.partition_point(|bound_us| *bound_us < us),
+        };
+        self.holds[bucket] += 1;
         self.held_us = self.held_us.wrapping_add(us);
         if let Some(cause) = loss {
             self.losses[cause as usize] += 1;

@@ -243,7 +243,14 @@ impl Machine {
     }
 
     /// Lets those try again who wait for a key that may have got something, as many as the entry still may.
+    #[inline]
     pub(crate) fn serve_blocked(&mut self, out: &mut Applied) {
+        if !self.blocked.ready.is_empty() || !self.to_serve.is_empty() {
+            self.serve_all_blocked(out);
+        }
+    }
+
+    fn serve_all_blocked(&mut self, out: &mut Applied) {
         while let Some(Ready { place, from }) = self.blocked.ready.pop_front() {
             let mut from = from;
             while let Some((number, waiting)) = self.blocked.next_at(&place, from) {

@@ -34,6 +34,7 @@ pub(crate) struct RunOutcome {
 }
 
 /// Whether a reply is too large to be remembered. At version 1 an answer of `LOCK.INFO` counts for nothing.
+#[inline]
 pub(crate) fn is_large(reply: &Reply, version: ClusterVersion) -> bool {
     fn weigh(reply: &Reply, version: ClusterVersion, left: &mut usize) -> bool {
         let own = match reply {
@@ -68,7 +69,8 @@ pub(crate) fn is_large(reply: &Reply, version: ClusterVersion) -> bool {
         }
         false
     }
-    weigh(reply, version, &mut REMEMBERED_REPLY_BYTES_MAX.clone())
+    let is_small = matches!(reply, Reply::Granted { .. } | Reply::Released | Reply::Renewed { .. });
+    !is_small && weigh(reply, version, &mut REMEMBERED_REPLY_BYTES_MAX.clone())
 }
 
 /// Whether [`Machine::read`] answers this command: it changes nothing, and runs no script.

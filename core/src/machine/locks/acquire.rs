@@ -89,14 +89,15 @@ impl Machine {
         check_name(name)?;
         params.check()?;
         let session = self.session_of(params, out)?;
+        let terms = params.terms(session);
         let Some(slot) = self.find_fresh(db, name, out) else {
             self.check_session_room(session, 1)?;
             if params.kind != LockKind::Exclusive {
                 self.check_holders()?;
             }
-            self.room_for_grant(None, name, &params.terms(session))?;
+            self.room_for_grant(None, name, &terms)?;
             let slot = self.record_for(db, name)?;
-            let fence = self.grant_as(slot, &params.terms(session), out);
+            let fence = self.grant_as(slot, &terms, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
         };
         let lock = &self.locks[slot];
@@ -110,8 +111,8 @@ impl Machine {
         }
         if !lock.is_held() && lock.queue.len == 0 {
             self.check_session_room(session, 1)?;
-            self.room_for_grant(Some(slot), name, &params.terms(session))?;
-            let fence = self.grant_as(slot, &params.terms(session), out);
+            self.room_for_grant(Some(slot), name, &terms)?;
+            let fence = self.grant_as(slot, &terms, out);
             return Ok(Some(Reply::Granted { fence, ttl_ms: params.ttl_ms }));
         }
         if params.wait_ms == 0 {

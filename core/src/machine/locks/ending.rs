@@ -90,6 +90,27 @@ pub(crate) enum Ending {
 }
 
 impl Ending {
+    const ALL: [Ending; 9] = [
+        Ending::Released,
+        Ending::Expired,
+        Ending::Forced,
+        Ending::Flushed,
+        Ending::Wounded,
+        Ending::SessionEnded,
+        Ending::Deleted,
+        Ending::Replaced,
+        Ending::Converted,
+    ];
+
+    pub(crate) fn tag(self) -> u8 {
+        self as u8
+    }
+
+    /// The one with this tag.
+    pub(crate) fn of_tag(tag: u8) -> Ending {
+        Ending::ALL[usize::from(tag)]
+    }
+
     /// What a later release or renewal under its fence is told.
     pub(crate) fn cause(self) -> EndCause {
         match self {

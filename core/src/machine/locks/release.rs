@@ -1,6 +1,5 @@
 //! `LOCK.RELEASE`, `LOCK.MRELEASE`, `LOCK.FORCERELEASE`, and the end of a grant in general.
 
-use crate::machine::history::PastHold;
 use crate::machine::locks::ending::{EndCause, Ending};
 use crate::machine::locks::multi::Several;
 use crate::machine::log::command::Db;
@@ -74,8 +73,7 @@ impl Machine {
     pub(crate) fn end_grant(&mut self, slot: LockSlot, ending: Ending, out: &mut Applied) {
         self.emit_end(ending, slot, EventOwner::Holder, out);
         let held_us = self.held_us_of_fence(self.locks[slot].fence);
-        let past = PastHold { fence: self.locks[slot].fence, ending, at_ms: self.clock.wall_us / 1_000 };
-        self.history.note_hold(slot, held_us / 1_000, past);
+        self.history.note_hold(slot, self.locks[slot].fence, held_us, ending);
         out.tally.held(held_us, ending.loss());
         let how = ending.cause();
         let session = self.locks[slot].session();

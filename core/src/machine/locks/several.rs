@@ -4,7 +4,6 @@
 
 use crate::event::EventKind;
 use crate::grammar::errors;
-use crate::machine::history::PastHold;
 use crate::machine::locks::acquire::AcquireParams;
 use crate::machine::locks::ending::{EndCause, Ending};
 use crate::machine::locks::holder::Holder;
@@ -209,8 +208,7 @@ impl Machine {
             (self.holders[slot].lock, self.holders[slot].fence, self.holders[slot].session);
         self.emit_end(ending, lock, EventOwner::Several(slot), out);
         let held_ms = self.clock.logical_ms.saturating_sub(self.holders[slot].since_ms);
-        let past = PastHold { fence, ending, at_ms: self.clock.wall_us / 1_000 };
-        self.history.note_hold(lock, held_ms, past);
+        self.history.note_hold(lock, fence, self.held_us_of_fence(fence), ending);
         out.tally.held(held_ms.saturating_mul(1_000), ending.loss());
         if session.is_some() {
             let mut list = self.sessions[session].holders;

@@ -99,23 +99,29 @@ impl Dedup {
             |part: u64, most: usize| usize::try_from(max_memory / part).map_or(most, |share| share.min(most));
         let of_all = self.weight;
         self.change(id.origin.node, |node| {
-            let left = share(4, REMEMBERED_BYTES_MAX).saturating_sub(of_all - node.weight);
-            let bytes_max = share(8, REMEMBERED_BYTES_PER_ORIGIN_MAX).min(left);
             if node.gone || node.incarnation != id.origin.incarnation {
                 return;
             }
+            let weight_before = node.weight;
             let Some(at) = id.seq.checked_sub(node.first_seq) else { return };
             if at >= replies_max as u64 {
                 node.drop_below(id.seq - (replies_max as u64 - 1));
             }
             let at = (id.seq - node.first_seq) as usize;
-            while node.replies.len() <= at {
+            while node.replies.len() < at {
                 node.weight += weigh(None);
                 node.replies.push_back(None);
             }
-            node.weight -= weigh(node.replies[at].as_ref());
             node.weight += weigh(Some(reply));
-            node.replies[at] = Some(reply.clone());
+            match node.replies.get_mut(at) {
+                Some(place) => {
+                    node.weight -= weigh(place.as_ref());
+                    *place = Some(reply.clone());
+                }
+                None => node.replies.push_back(Some(reply.clone())),
+            }
+            let left = share(4, REMEMBERED_BYTES_MAX).saturating_sub(of_all - weight_before);
+            let bytes_max = share(8, REMEMBERED_BYTES_PER_ORIGIN_MAX).min(left);
             // The oldest go, but never the last: its node may ask for it any moment.
             while node.weight > bytes_max && node.replies.len() > 1 {
                 node.drop_below(node.first_seq + 1);
@@ -279,8 +285,9 @@ impl Remembered {
 
     fn drop_below(&mut self, seq: u64) {
         let count = (seq - self.first_seq).min(self.replies.len() as u64) as usize;
-        let dropped = self.replies.drain(..count);
-        self.weight -= dropped.map(|reply| weigh(reply.as_ref())).sum::<usize>();
+        for reply in (0..count).filter_map(|_| self.replies.pop_front()) {
+            self.weight -= weigh(reply.as_ref());
+        }
         self.first_seq = seq;
         if self.replies.capacity() > 1024 && self.replies.len() < self.replies.capacity() / 8 {
             self.replies.shrink_to(self.replies.len() * 2);

@@ -32,7 +32,7 @@ impl Timer {
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy)]
 struct HeapItem {
     at_ms: u64,
     /// The timer's kind in the upper half, its slot in the lower.
@@ -51,6 +51,12 @@ impl HeapItem {
 
     fn slot(self) -> u32 {
         self.key as u32
+    }
+
+    /// What items are ordered by, as one number: compared without a branch.
+    #[inline]
+    fn rank(self) -> u128 {
+        u128::from(self.at_ms) << 64 | u128::from(self.key)
     }
 
     fn timer(self) -> Timer {
@@ -132,6 +138,7 @@ impl Deadlines {
             Some(at) => at as usize,
             None => {
                 self.heap.push(item);
+                self.places[item.kind()].insert(item.slot());
                 self.heap.len() - 1
             }
         };
@@ -142,7 +149,7 @@ impl Deadlines {
     pub(crate) fn clear(&mut self, timer: Timer) {
         let (kind, slot) = timer.parts();
         let Some(at) = self.places[kind].get(slot) else { return };
-        self.places[kind].unset(slot);
+        self.places[kind].remove(slot);
         let last = self.heap.pop().expect("a place points into the heap");
         if (at as usize) < self.heap.len() {
             self.heap[at as usize] = last;
@@ -158,7 +165,7 @@ impl Deadlines {
         let item = self.heap[at];
         while at > 0 {
             let parent = (at - 1) / ARITY;
-            if self.heap[parent] <= item {
+            if self.heap[parent].rank() <= item.rank() {
                 break;
             }
             self.place(at, self.heap[parent]);
@@ -167,8 +174,8 @@ impl Deadlines {
         loop {
             let first = at * ARITY + 1;
             let children = first..(first + ARITY).min(self.heap.len());
-            let Some(least) = children.min_by_key(|child| self.heap[*child]) else { break };
-            if item <= self.heap[least] {
+            let Some(least) = children.min_by_key(|child| self.heap[*child].rank()) else { break };
+            if item.rank() <= self.heap[least].rank() {
                 break;
             }
             self.place(at, self.heap[least]);
@@ -179,17 +186,22 @@ impl Deadlines {
 
     fn place(&mut self, at: usize, item: HeapItem) {
         self.heap[at] = item;
-        self.places[item.kind()].set(item.slot(), at as u32);
+        self.places[item.kind()].move_to(item.slot(), at as u32);
     }
 }
 
 const CHUNK: usize = 1024;
 const NOWHERE: u32 = u32::MAX;
 
+/// Chunks that are kept for the next slot that needs one: a lock that comes and goes alone must not make and drop one each time.
+const SPARE_CHUNKS: usize = 16;
+
 /// Slot → place in the heap, in chunks that go when nothing is in them.
 #[derive(Default)]
 struct HeapIndexes {
     chunks: Vec<IndexChunk>,
+    /// With nothing in them.
+    spare: Vec<Box<[u32]>>,
 }
 
 #[derive(Clone, Default)]
@@ -205,25 +217,33 @@ impl HeapIndexes {
         chunk.places.get(slot as usize % CHUNK).copied().filter(|place| *place != NOWHERE)
     }
 
-    fn set(&mut self, slot: u32, place: u32) {
+    /// Makes room for a slot that has no place; [`HeapIndexes::move_to`] gives it one.
+    fn insert(&mut self, slot: u32) {
         let at = slot as usize / CHUNK;
         if at >= self.chunks.len() {
             self.chunks.resize(at + 1, IndexChunk::default());
         }
         let chunk = &mut self.chunks[at];
         if chunk.places.is_empty() {
-            chunk.places = vec![NOWHERE; CHUNK].into_boxed_slice();
+            chunk.places = self.spare.pop().unwrap_or_else(|| vec![NOWHERE; CHUNK].into_boxed_slice());
         }
-        let old = std::mem::replace(&mut chunk.places[slot as usize % CHUNK], place);
-        chunk.used += u32::from(old == NOWHERE);
+        chunk.used += 1;
     }
 
-    fn unset(&mut self, slot: u32) {
+    #[inline]
+    fn move_to(&mut self, slot: u32, place: u32) {
+        self.chunks[slot as usize / CHUNK].places[slot as usize % CHUNK] = place;
+    }
+
+    fn remove(&mut self, slot: u32) {
         let chunk = &mut self.chunks[slot as usize / CHUNK];
         chunk.places[slot as usize % CHUNK] = NOWHERE;
         chunk.used -= 1;
         if chunk.used == 0 {
-            chunk.places = Box::default();
+            let places = std::mem::take(&mut chunk.places);
+            if self.spare.len() < SPARE_CHUNKS {
+                self.spare.push(places);
+            }
         }
     }
 }
