@@ -153,6 +153,20 @@ const NO_SAMPLES: Samples =
     Samples { holds: [PackedHold::NONE; SAMPLES], wait_ms: [0; SAMPLES], waited: Waited::NONE };
 
 impl Head {
+    /// Whether what is to be noted of this name goes here. Each time counts: for the name, or against the one that has the place.
+    #[inline]
+    fn is_taken_by(&mut self, slot: LockSlot) -> bool {
+        if self.slot == slot {
+            self.heat = (self.heat + 1).min(HEAT_MAX);
+            return true;
+        }
+        self.heat = self.heat.saturating_sub(1);
+        if self.heat == 0 {
+            self.give_to(slot);
+        }
+        self.slot == slot
+    }
+
     /// Becomes the head of another name's place.
     fn give_to(&mut self, slot: LockSlot) {
         (self.slot, self.heat) = (slot, u8::from(slot.is_some()));
@@ -179,7 +193,13 @@ pub(crate) struct History {
     heads: Vec<Head>,
     /// Empty until something falls into them.
     chunks: Vec<Vec<Samples>>,
+    /// Holds that are not among the samples yet. Their places are in no cache: many at a time are fetched together, where each alone
+    /// would hold up the command that ends it.
+    pending: Vec<(LockSlot, PackedHold)>,
 }
+
+/// Holds that are put into their places together.
+const PENDING_MAX: usize = 64;
 
 fn place_of(slot: LockSlot) -> usize {
     slot.number() as usize % NAMES_MAX
@@ -188,12 +208,24 @@ fn place_of(slot: LockSlot) -> usize {
 impl History {
     #[inline]
     pub(crate) fn note_hold(&mut self, slot: LockSlot, fence: Fence, held_us: u64, ending: Ending) {
-        if let Some((head, samples)) = self.open(slot) {
-            head.holds.push(&mut samples.holds, PackedHold::new(fence, held_us, ending));
+        self.pending.push((slot, PackedHold::new(fence, held_us, ending)));
+        if self.pending.len() >= PENDING_MAX {
+            self.flush();
         }
     }
 
+    fn flush(&mut self) {
+        let mut pending = std::mem::take(&mut self.pending);
+        for (slot, hold) in pending.drain(..) {
+            if let Some((head, samples)) = self.open(slot) {
+                head.holds.push(&mut samples.holds, hold);
+            }
+        }
+        self.pending = pending;
+    }
+
     pub(crate) fn note_wait(&mut self, slot: LockSlot, ms: u64, now_ms: u64) {
+        self.flush();
         if let Some((head, samples)) = self.open(slot) {
             if head.waits.len == 0 {
                 samples.waited = Waited::NONE;
@@ -224,14 +256,8 @@ impl History {
             self.chunks.resize_with(NAMES_MAX.div_ceil(CHUNK), Vec::new);
         }
         let head = &mut self.heads[at];
-        if head.slot == slot {
-            head.heat = (head.heat + 1).min(HEAT_MAX);
-        } else {
-            head.heat = head.heat.saturating_sub(1);
-            if head.heat > 0 {
-                return None;
-            }
-            head.give_to(slot);
+        if !head.is_taken_by(slot) {
+            return None;
         }
         let chunk = &mut self.chunks[at / CHUNK];
         if chunk.is_empty() {
@@ -240,15 +266,24 @@ impl History {
         Some((head, &mut chunk[at % CHUNK]))
     }
 
-    fn find(&self, slot: LockSlot) -> Option<(&Head, &Samples)> {
+    /// The place of a name with what is still to go into it.
+    fn find(&self, slot: LockSlot) -> Option<(Head, Samples)> {
         let at = place_of(slot);
-        let head = self.heads.get(at).filter(|head| head.slot == slot)?;
-        Some((head, self.chunks.get(at / CHUNK)?.get(at % CHUNK)?))
+        let mut head = self.heads.get(at).copied().unwrap_or(NOBODY);
+        let samples = self.chunks.get(at / CHUNK).and_then(|chunk| chunk.get(at % CHUNK));
+        let mut samples = samples.copied().unwrap_or(NO_SAMPLES);
+        for (of, hold) in self.pending.iter().filter(|(of, _)| place_of(*of) == at) {
+            if head.is_taken_by(*of) {
+                head.holds.push(&mut samples.holds, *hold);
+            }
+        }
+        (head.slot == slot).then_some((head, samples))
     }
 
     /// The record is gone: its slot will be another name's.
     #[inline]
     pub(crate) fn forget(&mut self, slot: LockSlot) {
+        self.flush();
         if let Some(head) = self.heads.get_mut(place_of(slot)).filter(|head| head.slot == slot) {
             head.give_to(LockSlot::NONE);
         }
@@ -306,6 +341,28 @@ mod tests {
             history.note_hold(slot, FENCE, 1_234_567, ending);
             assert_eq!(history.past_of(slot)[0], PastHold { fence: FENCE, ending, at_ms: 2_234 });
         }
+    }
+
+    #[test]
+    fn holds_that_are_not_in_their_places_yet_are_seen_all_the_same() {
+        let (mut history, mut flushed) = (History::default(), History::default());
+        let (own, other) = (LockSlot::new(1), LockSlot::new(1 + NAMES_MAX as u32));
+        for number in 0..PENDING_MAX as u64 - 1 {
+            let slot = if number % 3 == 2 { other } else { own };
+            hold(&mut history, slot, number);
+            hold(&mut flushed, slot, number);
+            flushed.flush();
+            assert_eq!(history.pending.len() as u64, number + 1);
+            for slot in [own, other] {
+                assert_eq!(history.past_of(slot), flushed.past_of(slot));
+                assert_eq!(history.of(slot), flushed.of(slot));
+            }
+        }
+        hold(&mut history, own, 1);
+        assert!(history.pending.is_empty());
+        hold(&mut history, own, 1);
+        history.forget(own);
+        assert_eq!(history.past_of(own), []);
     }
 
     #[test]
