@@ -237,8 +237,12 @@ impl History {
 
     /// The names most waited for in this window and the one before, most first; those not waited for are left out.
     pub(crate) fn most_waited_for(&self, count: usize, now_ms: u64) -> Vec<(LockSlot, WaitSum)> {
-        let heads =
-            self.heads.iter().enumerate().filter(|(_, head)| head.slot.is_some() && head.waits.len > 0);
+        let mut heads = self.heads.clone();
+        // What is still to go into the places may give some of them to others.
+        for (slot, _) in self.pending.iter().filter(|_| !self.heads.is_empty()) {
+            heads[place_of(*slot)].is_taken_by(*slot);
+        }
+        let heads = heads.iter().enumerate().filter(|(_, head)| head.slot.is_some() && head.waits.len > 0);
         let mut sums: Vec<(LockSlot, WaitSum)> = heads
             .map(|(at, head)| (head.slot, self.chunks[at / CHUNK][at % CHUNK].waited.sum(now_ms)))
             .filter(|(_, sum)| sum.waits > 0)
