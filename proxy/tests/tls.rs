@@ -210,8 +210,9 @@ fn nonsense_costs_its_own_connection_alone() {
         // The other side may have closed before it has all.
         let _ = stream.write_all(&bad);
     }
+    // On a busy machine some are not even accepted yet.
+    await_that("they are counted", || info(&mut honest, "tls_handshakes_failed") > 20);
     await_that("all of them are forgotten", || info(&mut honest, "connected_clients") == 1);
-    assert!(info(&mut honest, "tls_handshakes_failed") > 20);
     assert_eq!(Client::connect(plain).ask(&["PING"]), "PONG");
     assert_eq!(certificates.connect(node.address).ask(&["PING"]), "PONG");
 }
