@@ -98,28 +98,33 @@ pub(crate) struct PastHold {
     pub(crate) at_ms: u64,
 }
 
-/// The same in 16 bytes: a fence is the time of its grant, or later.
+/// The same in 16 bytes.
 #[derive(Clone, Copy)]
 struct PackedHold {
     fence: Fence,
-    /// The ending in the lowest byte.
-    held_us: u64,
+    /// Unix time of the end in microseconds, and in the lowest byte how it ended.
+    at_us_and_ending: u64,
 }
 
 impl PackedHold {
-    const NONE: PackedHold = PackedHold { fence: Fence(0), held_us: 0 };
+    const NONE: PackedHold = PackedHold { fence: Fence(0), at_us_and_ending: 0 };
 
-    fn new(fence: Fence, held_us: u64, ending: Ending) -> PackedHold {
-        PackedHold { fence, held_us: held_us << 8 | u64::from(ending.tag()) }
+    fn new(fence: Fence, at_us: u64, ending: Ending) -> PackedHold {
+        PackedHold { fence, at_us_and_ending: at_us << 8 | u64::from(ending.tag()) }
     }
 
-    fn held_us(self) -> u64 {
-        self.held_us >> 8
+    fn at_us(self) -> u64 {
+        self.at_us_and_ending >> 8
+    }
+
+    /// A fence is the time of its grant; nobody knows how long a hold was whose fence runs ahead of the clock.
+    fn held_ms(self) -> u64 {
+        self.at_us().saturating_sub(self.fence.0) / 1_000
     }
 
     fn unpack(self) -> PastHold {
-        let at_us = self.fence.0.saturating_add(self.held_us());
-        PastHold { fence: self.fence, ending: Ending::of_tag(self.held_us as u8), at_ms: at_us / 1_000 }
+        let ending = Ending::of_tag(self.at_us_and_ending as u8);
+        PastHold { fence: self.fence, ending, at_ms: self.at_us() / 1_000 }
     }
 }
 
@@ -207,8 +212,8 @@ fn place_of(slot: LockSlot) -> usize {
 
 impl History {
     #[inline]
-    pub(crate) fn note_hold(&mut self, slot: LockSlot, fence: Fence, held_us: u64, ending: Ending) {
-        self.pending.push((slot, PackedHold::new(fence, held_us, ending)));
+    pub(crate) fn note_hold(&mut self, slot: LockSlot, fence: Fence, at_us: u64, ending: Ending) {
+        self.pending.push((slot, PackedHold::new(fence, at_us, ending)));
         if self.pending.len() >= PENDING_MAX {
             self.flush();
         }
@@ -301,7 +306,7 @@ impl History {
 
     pub(crate) fn of(&self, slot: LockSlot) -> RecentUse {
         let Some((head, samples)) = self.find(slot) else { return RecentUse::default() };
-        let holds = head.holds.newest_first(&samples.holds).map(|hold| hold.held_us() / 1_000);
+        let holds = head.holds.newest_first(&samples.holds).map(PackedHold::held_ms);
         let waits = head.waits.newest_first(&samples.wait_ms).map(u64::from);
         RecentUse { holds: percentiles(holds), waits: percentiles(waits) }
     }
@@ -314,7 +319,7 @@ mod tests {
     const FENCE: Fence = Fence(1_000_000);
 
     fn hold(history: &mut History, slot: LockSlot, ms: u64) {
-        history.note_hold(slot, FENCE, 1_000 * ms, Ending::Released);
+        history.note_hold(slot, FENCE, FENCE.0 + 1_000 * ms, Ending::Released);
     }
 
     fn past(ms: u64) -> PastHold {
@@ -342,9 +347,19 @@ mod tests {
         let endings = (0..).map_while(|tag| (tag < 9).then(|| Ending::of_tag(tag)));
         for (at, ending) in endings.enumerate() {
             assert_eq!(usize::from(ending.tag()), at);
-            history.note_hold(slot, FENCE, 1_234_567, ending);
+            history.note_hold(slot, FENCE, FENCE.0 + 1_234_567, ending);
             assert_eq!(history.past_of(slot)[0], PastHold { fence: FENCE, ending, at_ms: 2_234 });
         }
+    }
+
+    /// As after a restore, whose fences are above all that may have been lost.
+    #[test]
+    fn a_fence_ahead_of_the_clock_does_not_move_the_end() {
+        let mut history = History::default();
+        let slot = LockSlot::new(9);
+        history.note_hold(slot, Fence(9_000_000), 5_000_000, Ending::Expired);
+        assert_eq!(history.past_of(slot)[0].at_ms, 5_000);
+        assert_eq!(history.of(slot).holds, Some(Percentiles { p50_ms: 0, p99_ms: 0 }));
     }
 
     #[test]

@@ -73,7 +73,7 @@ impl Machine {
     pub(crate) fn end_grant(&mut self, slot: LockSlot, ending: Ending, out: &mut Applied) {
         self.emit_end(ending, slot, EventOwner::Holder, out);
         let held_us = self.held_us_of_fence(self.locks[slot].fence);
-        self.history.note_hold(slot, self.locks[slot].fence, held_us, ending);
+        self.history.note_hold(slot, self.locks[slot].fence, self.clock.wall_us, ending);
         out.tally.held(held_us, ending.loss());
         let how = ending.cause();
         let session = self.locks[slot].session();

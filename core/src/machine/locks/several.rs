@@ -208,7 +208,7 @@ impl Machine {
             (self.holders[slot].lock, self.holders[slot].fence, self.holders[slot].session);
         self.emit_end(ending, lock, EventOwner::Several(slot), out);
         let held_ms = self.clock.logical_ms.saturating_sub(self.holders[slot].since_ms);
-        self.history.note_hold(lock, fence, self.held_us_of_fence(fence), ending);
+        self.history.note_hold(lock, fence, self.clock.wall_us, ending);
         out.tally.held(held_ms.saturating_mul(1_000), ending.loss());
         if session.is_some() {
             let mut list = self.sessions[session].holders;
