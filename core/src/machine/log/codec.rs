@@ -304,6 +304,17 @@ impl<'a> Command<'a> {
             None
         }
     }
+
+    /// Lends a command to `visit` where it was decoded: it is large, and a copy of it is felt. `None` as with [`Command::decode`].
+    #[inline]
+    pub(crate) fn visit<R>(bytes: &'a [u8], visit: impl FnOnce(&Command<'a>) -> R) -> Option<R> {
+        let mut reader = Reader::new(bytes);
+        let command = read_command(&mut reader);
+        match &command {
+            Some(command) if reader.is_empty() => Some(visit(command)),
+            Some(_) | None => None,
+        }
+    }
 }
 
 /// Never nested: only what may take locks or names one session, and no script.

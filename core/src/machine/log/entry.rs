@@ -102,15 +102,12 @@ fn read_stamp(reader: &mut Reader<'_>) -> Option<Stamp> {
     Some(Stamp { term: reader.varint()?, logical_ms: reader.varint()?, wall_us: reader.varint()? })
 }
 
-/// The commands of one origin.
-struct Batch<'a> {
+/// What stands before the commands of one origin.
+struct BatchHead {
     origin: Origin,
     acked_below: u64,
-    commands: Vec<(u64, Command<'a>)>,
+    count: usize,
 }
-
-/// Room made for commands before they are read: a damaged count must not cost memory.
-const COMMANDS_AT_ONCE_MAX: usize = 1_024;
 
 /// Why an entry cannot be applied. Nothing of it was; the node must stop.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -163,9 +160,9 @@ impl fmt::Display for EntryError {
 
 impl std::error::Error for EntryError {}
 
-#[inline]
-fn decode_command(at: usize, blob: &[u8]) -> Result<Command<'_>, EntryError> {
-    Command::decode(blob).ok_or_else(|| EntryError::Command { at, tag: blob.first().copied() })
+#[cold]
+fn not_decoded(at: usize, blob: &[u8]) -> EntryError {
+    EntryError::Command { at, tag: blob.first().copied() }
 }
 
 /// Whether the cluster's version has this command, and this node the version it asks for.
@@ -217,8 +214,11 @@ fn check_words(at: usize, argv: &Words<'_>, in_transaction: bool) -> Result<(), 
 /// Bytes of an unknown command's name that an error shows.
 const NAME_SHOWN_BYTES: usize = 32;
 
-/// Reads an entry to its end.
-fn read_entry(bytes: &[u8], gate: Gate) -> Result<(Stamp, Vec<Batch<'_>>), EntryError> {
+/// Reads an entry to its end. The reader that comes back stands before the first batch.
+///
+/// The commands are decoded here to be checked, and again when they are run: to keep them in between costs more, because they are
+/// large and would be written to memory and read again.
+fn check_entry(bytes: &[u8], gate: Gate) -> Result<(Stamp, Reader<'_>), EntryError> {
     let mut reader = Reader::new(bytes);
     let format = reader.u8().ok_or(EntryError::Frame)?;
     let version = version::read_format_byte(format, gate.known).map_err(EntryError::Format)?;
@@ -226,42 +226,49 @@ fn read_entry(bytes: &[u8], gate: Gate) -> Result<(Stamp, Vec<Batch<'_>>), Entry
         return Err(EntryError::Ahead { version, runs: gate.runs });
     }
     let stamp = read_stamp(&mut reader).ok_or(EntryError::Frame)?;
-    let mut batches = Vec::new();
+    let batches = reader.clone();
     let mut at = 0;
     while !reader.is_empty() {
-        let batch = read_batch(&mut reader, at, gate)?;
-        at += batch.commands.len();
-        batches.push(batch);
+        let batch = read_head(&mut reader).ok_or(EntryError::Frame)?;
+        for at in at..at + batch.count {
+            let (_, blob) = read_numbered(&mut reader).ok_or(EntryError::Frame)?;
+            check_logged(at, blob, gate)?;
+        }
+        at += batch.count;
     }
     Ok((stamp, batches))
 }
 
-/// `at`: the place of its first command in the entry.
-fn read_batch<'a>(reader: &mut Reader<'a>, at: usize, gate: Gate) -> Result<Batch<'a>, EntryError> {
-    let origin = read_origin(reader).ok_or(EntryError::Frame)?;
-    let acked_below = reader.varint().ok_or(EntryError::Frame)?;
-    let count = reader.u32_fixed().ok_or(EntryError::Frame)? as usize;
-    let mut commands = Vec::with_capacity(count.min(COMMANDS_AT_ONCE_MAX));
-    for at in at..at + count {
-        let seq = reader.varint().ok_or(EntryError::Frame)?;
-        let blob = reader.bytes().ok_or(EntryError::Frame)?;
-        // Decoded into its place: a command is large, and moving it costs more than reading it.
-        commands.push((seq, decode_command(at, blob)?));
-        let (_, command) = &commands[commands.len() - 1];
+fn read_head(reader: &mut Reader<'_>) -> Option<BatchHead> {
+    let origin = read_origin(reader)?;
+    let acked_below = reader.varint()?;
+    let count = reader.u32_fixed()? as usize;
+    Some(BatchHead { origin, acked_below, count })
+}
+
+#[inline]
+fn read_numbered<'a>(reader: &mut Reader<'a>) -> Option<(u64, &'a [u8])> {
+    Some((reader.varint()?, reader.bytes()?))
+}
+
+/// Whether this node can apply the command at this place.
+fn check_logged(at: usize, blob: &[u8], gate: Gate) -> Result<(), EntryError> {
+    let checked = Command::visit(blob, |command| {
         check_names(at, command)?;
         check_version(at, command, gate)?;
         if command.is_request() {
             return Err(EntryError::Script { at });
         }
-    }
-    Ok(Batch { origin, acked_below, commands })
+        Ok(())
+    });
+    checked.unwrap_or_else(|| Err(not_decoded(at, blob)))
 }
 
 impl Machine {
     /// Whether a command may enter the log, or become what may, as far as this node can tell: a leader proposes nothing that it
     /// could not apply, and nothing that the version of the cluster does not have.
     pub fn check_command(&self, blob: &[u8]) -> Result<(), EntryError> {
-        let command = decode_command(0, blob)?;
+        let command = Command::decode(blob).ok_or_else(|| not_decoded(0, blob))?;
         check_names(0, &command)?;
         check_version(0, &command, self.gate())
     }
@@ -274,13 +281,17 @@ impl Machine {
     /// Applies one entry of the log. An error says that nothing of it was applied, and the node must stop. Raft's own entries have
     /// indexes too, so `index` may skip some.
     pub fn apply_entry_at(&mut self, index: u64, bytes: &[u8], out: &mut Applied) -> Result<(), EntryError> {
-        let (stamp, batches) = read_entry(bytes, self.gate())?;
+        let (stamp, mut reader) = check_entry(bytes, self.gate())?;
         self.begin_digest();
         self.begin(stamp, out);
-        for Batch { origin, acked_below, commands } in batches {
-            for (seq, command) in &commands {
-                let id = (*seq > 0).then_some(RequestId { origin, seq: *seq });
-                self.run(id, command, out);
+        while let Some(BatchHead { origin, acked_below, count }) = read_head(&mut reader) {
+            for _ in 0..count {
+                let Some((seq, blob)) = read_numbered(&mut reader) else {
+                    unreachable!("the entry was checked")
+                };
+                let id = (seq > 0).then_some(RequestId { origin, seq });
+                let run = Command::visit(blob, |command| self.run(id, command, out));
+                assert!(run.is_some(), "an entry that was checked is read again");
             }
             // After the commands: the first of them may be the OriginStart that makes this incarnation the live one.
             self.acknowledge(origin, acked_below);
