@@ -4,6 +4,7 @@ mod drive;
 
 use drive::{apply, info, restore, steps, watched, Writer, DBS, NAMES};
 use proptest::prelude::*;
+use redfence_core::keyspace::Resp;
 use redfence_core::machine::settings::{Founding, SettingsCommand};
 use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{Applied, Command, Limits, Machine, Query, RefoundError};
@@ -327,4 +328,82 @@ fn a_restore_at_version_1_lets_its_holders_go_on_after_the_rise() {
     assert_eq!(new.check("wallet", Fence(fence.0 + 1)), Some(Reply::Int(0)));
     assert_eq!(new.mark("never"), Reply::Int(FLOOR as i64));
     assert_eq!(new.check("never", Fence(FLOOR - 1)), Some(Reply::Int(0)));
+}
+
+/// The old cluster went on after the backup: fences it granted until its end are below the floor, and their holders may still write.
+#[test]
+fn a_fence_that_the_backup_does_not_know_is_stale_also_where_the_name_is_held() {
+    let (yes, no) = (Some(Reply::Int(1)), Some(Reply::Int(0)));
+    let mut old = Cluster::second();
+    let held = old.acquire("wallet", "a", 600_000, None).unwrap();
+    let unmarked = old.acquire("unmarked", "a", 600_000, None).unwrap();
+    assert_eq!(old.check("wallet", held), yes);
+    // A plain key is held for as long as it is there.
+    let words = [&b"SET"[..], b"row", b"v"].into_iter().collect();
+    old.apply(Command::Redis { db: 0, resp: Resp::Two, member: None, argv: words });
+    old.now_ms += 1;
+    let writer = old.acquire("lock:row", "a", 600_000, None).unwrap();
+    assert_eq!(old.check("row", writer), yes);
+
+    let mut new = old.refounded();
+    for (name, fence) in [("wallet", held.0), ("unmarked", unmarked.0), ("row", writer.0)] {
+        for later in [fence + 1, fence + 1_000_000, FLOOR - 1] {
+            assert_eq!(new.check(name, Fence(later)), no, "{name}: granted after the backup");
+        }
+    }
+    assert_eq!(new.check("wallet", held), yes, "the holder goes on");
+    assert_eq!(new.check("unmarked", unmarked), yes, "the holder goes on");
+    assert_eq!(new.check("row", writer), no, "it holds another name: what became of this one nobody knows");
+    let next = new.acquire("lock:row", "b", 600_000, None);
+    assert_eq!(next, None, "held for its full time");
+    assert_eq!(new.check("row", Fence(FLOOR + 1)), yes);
+    assert_eq!(new.check("row", Fence(FLOOR)), no);
+}
+
+#[test]
+fn a_holder_goes_on_over_several_restores() {
+    let yes = Some(Reply::Int(1));
+    let mut cluster = Cluster::second();
+    let marked = cluster.acquire("marked", "a", 600_000, None).unwrap();
+    assert_eq!(cluster.check("marked", marked), yes);
+    let unmarked = cluster.acquire("unmarked", "a", 600_000, None).unwrap();
+    for _ in 0..3 {
+        cluster = cluster.refounded();
+    }
+    for (name, fence) in [("marked", marked), ("unmarked", unmarked)] {
+        assert_eq!(cluster.check(name, fence), yes, "{name}");
+        assert_eq!(cluster.check(name, Fence(fence.0 + 1)), Some(Reply::Int(0)), "{name}");
+    }
+}
+
+#[test]
+fn a_holder_goes_on_over_a_restore_at_version_1_and_one_at_version_2() {
+    let yes = Some(Reply::Int(1));
+    let mut old = Cluster::new();
+    old.apply(Command::Settings(SettingsCommand::Found(Founding::default())));
+    let marked = old.acquire("marked", "a", 600_000, None).unwrap();
+    assert_eq!(old.check("marked", marked), yes);
+    let unmarked = old.acquire("unmarked", "a", 600_000, None).unwrap();
+    let mut first = old.refounded();
+    first.raise();
+    let mut second = first.refounded();
+    for (name, fence) in [("marked", marked), ("unmarked", unmarked)] {
+        assert_eq!(second.check(name, fence), yes, "{name}");
+        assert_eq!(second.check(name, Fence(fence.0 + 1)), Some(Reply::Int(0)), "{name}");
+    }
+}
+
+/// A state that is taken for damaged when it is read again must not come into being.
+#[test]
+fn a_floor_leaves_room_for_grants_and_for_further_restores() {
+    let most = 1 << 52;
+    let mut machine = restore(&pieces(&mut Cluster::second().machine), Limits::default());
+    assert!(matches!(machine.refound(Fence(most + 1)), Err(RefoundError::Floor(_))));
+    machine.refound(Fence(most)).unwrap();
+    let mut cluster = Cluster { now_ms: machine.logical_ms(), machine, seq: 0 };
+    let fence = cluster.acquire("name", "a", 600_000, None).unwrap();
+    assert!(fence.0 > most);
+    let mut again = restore(&pieces(&mut cluster.machine), Limits::default());
+    again.refound(Fence(NOW_US)).unwrap();
+    restore(&pieces(&mut again), Limits::default());
 }

@@ -101,7 +101,12 @@ impl Marks {
             let known = self.limit(db, &name);
             self.raise(db, &name, known.max(floor), now_ms);
         }
-        self.floor_of_held = kept.is_some().then_some(self.floor);
+        self.floor_of_held = kept.is_some().then_some(match self.floor_of_held {
+            Some(floor_of_held) => floor_of_held,
+            // What the floor was before a restore at cluster version 1 nobody knows.
+            None if self.restored > Fence(0) => Fence(0),
+            None => self.floor,
+        });
         for ((db, name), fence) in kept.into_iter().flatten() {
             self.raise(db, &name, fence, now_ms);
         }
@@ -220,8 +225,9 @@ impl Machine {
         Reply::Int(mark.0 as i64)
     }
 
-    /// Below it every fence of this name is stale. A name that is held since before a restore goes on with its mark as it was; what
-    /// happened to others after the backup nobody knows, so for them it is the floor of the restore at least.
+    /// Below it every fence of this name is stale. A name that is held since before a restore goes on with its mark as it was, for its
+    /// holder's own fence alone ([`Machine::stale_below`]); what happened to others after the backup nobody knows, so for them it is
+    /// the floor of the restore at least.
     fn fence_limit(&self, db: Db, resource: &[u8]) -> Fence {
         let Some(floor_of_held) = self.marks.floor_of_held else { return self.marks.limit(db, resource) };
         match self.is_held_up_to(db, resource, self.marks.restored) {
@@ -234,9 +240,37 @@ impl Machine {
     pub(crate) fn refound_marks(&mut self, floor: Fence) {
         let kept = (self.upgrade.version >= version::SECOND).then(|| {
             let held = self.marks.marks.keys().filter(|(db, name)| self.is_held_up_to(*db, name, floor));
-            held.map(|(db, name)| ((*db, Arc::clone(name)), self.fence_limit(*db, name))).collect()
+            held.map(|(db, name)| ((*db, Arc::clone(name)), self.mark_kept(*db, name))).collect()
         });
         self.marks.refound(floor, kept, self.clock.logical_ms);
+    }
+
+    /// The mark with which a name that is held begins in a new cluster.
+    fn mark_kept(&self, db: Db, resource: &[u8]) -> Fence {
+        let limit = self.fence_limit(db, resource);
+        let slot = self.names.find(&self.locks, db, resource);
+        match slot.map(|slot| self.locks[slot].fence) {
+            Some(fence) if self.is_passed_leniently(db, resource, fence, limit) => limit.min(fence),
+            Some(_) | None => limit,
+        }
+    }
+
+    /// After a restore at cluster version 1 the marks of held names are not known any more: their holders pass.
+    fn is_passed_leniently(&self, db: Db, resource: &[u8], fence: Fence, limit: Fence) -> bool {
+        let is_lenient = self.marks.floor_of_held.is_none() && limit <= self.marks.restored;
+        is_lenient && self.is_held_with(db, resource, fence)
+    }
+
+    /// The fence that this one is behind, if it is stale. Below the floor of a restore only who holds the name since before it is
+    /// not: the old cluster may have granted the name to others after the backup, up to that floor.
+    fn stale_below(&self, db: Db, resource: &[u8], fence: Fence) -> Option<Fence> {
+        let limit = self.fence_limit(db, resource);
+        if fence < limit {
+            return (!self.is_passed_leniently(db, resource, fence, limit)).then_some(limit);
+        }
+        let restored = self.marks.restored;
+        let is_others = fence < restored && !self.is_held_with(db, resource, fence);
+        (self.marks.floor_of_held.is_some() && is_others).then_some(restored)
     }
 
     pub(crate) fn fence_check(&mut self, db: Db, resource: &[u8], fence: Fence) -> Reply {
@@ -295,10 +329,7 @@ impl Machine {
             return Err(errors::fence_of_several(fence.0));
         }
         self.check_future(db, resource, fence)?;
-        let limit = self.fence_limit(db, resource);
-        // After a restore at cluster version 1 the marks of held names are not known any more.
-        let is_lenient = self.marks.floor_of_held.is_none() && limit <= self.marks.restored;
-        if fence < limit && !(is_lenient && self.is_held_with(db, resource, fence)) {
+        if let Some(limit) = self.stale_below(db, resource, fence) {
             return Ok(Admission::Stale { limit });
         }
         let is_new = self.marks.find(db, resource).is_none();
@@ -309,7 +340,7 @@ impl Machine {
         if is_new {
             self.room_for(resource.len() + MARK_OVERHEAD_BYTES)?;
         }
-        Ok(Admission::Current { mark: fence.max(limit) })
+        Ok(Admission::Current { mark: fence.max(self.fence_limit(db, resource)) })
     }
 
     /// Whether a fence is, or was as far as the lock remembers, that of one of several holders.

@@ -26,8 +26,11 @@ use crate::types::{Fence, SessionId, FENCE_BOUND};
 use ::bytes::Bytes;
 use std::fmt;
 
-/// Fences keep this distance from their bound, so that a floor leaves room for grants.
-const FLOOR_BOUND: u64 = FENCE_BOUND / 4 * 3;
+/// A floor above this may not be asked for: in microseconds it is the year 2112.
+const FLOOR_ASKED_MAX: u64 = FENCE_BOUND / 2;
+/// Nor may there be fences above this already. A state whose fences reach three quarters of their bound is taken for damaged, so a
+/// floor leaves room for grants and for later restores.
+const FLOOR_MAX: u64 = FENCE_BOUND / 8 * 5;
 
 /// What is in a state, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +71,7 @@ impl fmt::Display for RefoundError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RefoundError::Floor(floor) => {
-                write!(f, "the fence floor {floor} is out of range: it must be below {FLOOR_BOUND}")
+                write!(f, "the fence floor {floor} is out of range: it may be {FLOOR_ASKED_MAX} at most")
             }
             RefoundError::Inconsistent(violation) => {
                 write!(f, "the restored state contradicts itself: {violation}")
@@ -137,8 +140,9 @@ impl Machine {
 
     /// Makes the state the beginning of a new cluster, whose fences are above `floor` and above all that this state knows of.
     pub fn refound(&mut self, floor: Fence) -> Result<Refounded, RefoundError> {
-        let floor = floor.max(self.highest_fence());
-        if floor.0 >= FLOOR_BOUND {
+        let asked = floor;
+        let floor = asked.max(self.highest_fence());
+        if asked.0 > FLOOR_ASKED_MAX || floor.0 > FLOOR_MAX {
             return Err(RefoundError::Floor(floor));
         }
         let waiters_dropped = (self.waiters.len() + self.blocked.len()) as u64;
