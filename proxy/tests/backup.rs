@@ -116,7 +116,8 @@ fn a_restore_that_was_cut_short_is_no_empty_cluster() {
     let folder = TempDir::new().unwrap();
     std::fs::create_dir(folder.path().join("data")).unwrap();
     std::fs::write(folder.path().join("data/RESTORING"), "").unwrap();
-    let output = redfence(&folder, &["--data", "data"]).output().unwrap();
+    let output =
+        redfence(&folder, &["--data", "data", "--listen", &free_address().to_string()]).output().unwrap();
     assert!(!output.status.success());
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("did not come to its end"), "{text}");
@@ -187,4 +188,77 @@ fn a_backup_is_taken_through_tls_by_a_user_with_the_right() {
     assert!(refusal(&folder, &with_tls).contains("the node does not speak TLS: leave out --tls-ca"));
     let no_password = ["backup", "--from", &from, "--out", "b.backup", "--user", "keeper", "--tls-ca", &ca];
     assert!(refusal(&folder, &no_password).contains("--user needs a password"));
+}
+
+/// Two that were begun at once, by a slow disk or an impatient operator: whichever ends last, the file is a whole backup.
+#[test]
+fn backups_to_the_same_file_do_not_mix() {
+    let node = Node::start(&[]);
+    let mut client = node.connect();
+    let value = "v".repeat(60_000);
+    for number in 0..100 {
+        assert_eq!(client.ask(&["SET", &format!("large:{number}"), &value]), "OK");
+    }
+    let folder = TempDir::new().unwrap();
+    let from = node.address.to_string();
+    // What earlier backups and other people have left is not touched.
+    std::fs::write(folder.path().join("target"), "of somebody").unwrap();
+    std::os::unix::fs::symlink("target", folder.path().join("a.backup.partial")).unwrap();
+    let backups: Vec<Process> = (0..4)
+        .map(|number| {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_redfence"));
+            command.current_dir(folder.path()).args(["backup", "--from", &from, "--out", "a.backup"]);
+            Process::start(command, &folder, &format!("backup{number}"))
+        })
+        .collect();
+    for mut backup in backups {
+        assert!(backup.await_exit().success(), "{}", backup.log());
+    }
+    succeeds(&folder, &["backup", "verify", "a.backup"]);
+    let mode = std::fs::metadata(folder.path().join("a.backup")).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    assert_eq!(std::fs::read_to_string(folder.path().join("target")).unwrap(), "of somebody");
+}
+
+/// Three that were restored without a list are three clusters, each its own majority: they must not be started as one.
+#[test]
+fn a_node_restored_alone_does_not_start_in_a_list_of_several() {
+    let node = Node::start(&[]);
+    let folder = TempDir::new().unwrap();
+    succeeds(&folder, &["backup", "--from", &node.address.to_string(), "--out", "a.backup"]);
+    for list in ["", ",", " , "] {
+        let words = ["restore", "--from", "a.backup", "--data", "d", "--id", "2", "--cluster", list];
+        assert!(refusal(&folder, &words).contains("cluster is empty"), "{list:?}");
+        assert!(!folder.path().join("d").exists());
+    }
+    succeeds(&folder, &["restore", "--from", "a.backup", "--data", "d", "--id", "2"]);
+    let peers = [free_address().to_string(), free_address().to_string()];
+    let list = format!("1={},2={}", peers[0], peers[1]);
+    let listen = free_address().to_string();
+    let serve = ["serve", "--id", "2", "--data", "d", "--listen", &listen];
+    let in_list = [&serve[..], &["--peer-listen", &peers[1], "--cluster", &list]].concat();
+    assert!(refusal(&folder, &in_list).contains("a cluster by itself, and --cluster names 2 nodes"));
+    let alone = Process::start(redfence(&folder, &serve[1..]), &folder, "alone");
+    await_that("it serves alone", || std::net::TcpStream::connect(&listen).is_ok());
+    drop(alone);
+}
+
+/// Killed while it reads: what is there must not be taken for the directory of a new node.
+#[test]
+fn a_restore_killed_while_it_reads_is_no_empty_cluster() {
+    let folder = TempDir::new().unwrap();
+    assert!(Command::new("mkfifo").arg(folder.path().join("pipe")).status().unwrap().success());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redfence"));
+    command.current_dir(folder.path()).args(["restore", "--from", "pipe", "--data", "data"]);
+    let mut restore = Process::start(command, &folder, "restore");
+    await_that("it has begun", || folder.path().join("data/RESTORING").exists());
+    restore.signal("KILL");
+    restore.await_exit();
+    let output =
+        redfence(&folder, &["--data", "data", "--listen", &free_address().to_string()]).output().unwrap();
+    assert!(!output.status.success());
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(text.contains("did not come to its end"), "{text}");
+    let again = ["restore", "--from", "nowhere", "--data", "data"];
+    assert!(refusal(&folder, &again).contains("is not empty"));
 }

@@ -13,17 +13,18 @@
 //! by term.
 
 use super::file;
-use crate::cli::output::say;
+use crate::calendar;
+use crate::cli::output::{say, tell};
 use crate::cli::RestoreArgs;
 use crate::clock;
 use crate::config::cluster_list;
 use crate::node_api::backup_file::BackupHeader;
 use crate::node_api::snapshot_stream::framed;
-use crate::node_api::{Input, NodeId, SnapshotId, SnapshotMeta, SnapshotOp};
-use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
+use crate::node_api::{Input, NodeId, SnapshotId, SnapshotMeta, SnapshotOp, NO_ADDRESS};
+use crate::storage::datadir::{DataDir, NodeIdentity, StoreId, LOST_AND_FOUND};
 use crate::storage::engine::{EngineLimits, EngineStore};
 use crate::storage::snapshots::SnapshotWriter;
-use redfence_core::machine::{Machine, OpenEndedLock};
+use redfence_core::machine::{Machine, OpenEndedLock, Refounded};
 use redfence_core::types::Fence;
 use sha2::{Digest, Sha256};
 use std::path::Path;
@@ -39,29 +40,74 @@ const OWNER_SHOWN_BYTES: usize = 64;
 pub fn restore(args: &RestoreArgs) -> Result<(), String> {
     let founders = founders(args)?;
     check_empty(&args.data)?;
+    let is_made_here = !args.data.exists();
+    let failed = |error: crate::storage::StorageError| error.to_string();
+    let dir = DataDir::open(&args.data).map_err(failed)?;
+    // Looked at again under the lock: another restore may have been first.
+    if dir.is_used().map_err(failed)? {
+        return Err(not_empty(&args.data));
+    }
+    // Before the backup is read: a restore that is cut short must never look like a node that was not started yet.
+    dir.begin_restore().map_err(failed)?;
+    match load(args, &founders) {
+        Ok(loaded) => make(args, &founders, &dir, loaded),
+        Err(line) => {
+            dir.abandon_restore(is_made_here);
+            Err(line)
+        }
+    }
+}
+
+/// The state of the new node.
+struct Loaded {
+    header: BackupHeader,
+    machine: Machine,
+    /// `None`: another member brings it in.
+    refounded: Option<Refounded>,
+    first: NodeId,
+}
+
+fn load(args: &RestoreArgs, founders: &[(NodeId, String)]) -> Result<Loaded, String> {
     let (header, mut machine) = file::load(&args.from)?;
     let first = founders.iter().map(|(id, _)| *id).min().unwrap_or(args.id);
+    let now_us = clock::wall_us();
+    if now_us < header.taken_at_us {
+        tell(&format!(
+            "warning: the clock here ({}) is behind the time of the backup ({}). Set it right, or give --fence-floor a number \
+             above every fence of the old cluster",
+            calendar::utc_seconds(now_us),
+            calendar::utc_seconds(header.taken_at_us)
+        ));
+    }
+    let known_us = now_us.max(header.taken_at_us);
+    let floor = known_us.saturating_add(CLOCK_MARGIN_US).max(args.fence_floor.unwrap_or(0));
+    let refounded = (args.id == first).then(|| machine.refound(Fence(floor))).transpose();
+    let refounded = refounded.map_err(|error| error.to_string())?;
+    Ok(Loaded { header, machine, refounded, first })
+}
+
+fn make(
+    args: &RestoreArgs,
+    founders: &[(NodeId, String)],
+    dir: &DataDir,
+    loaded: Loaded,
+) -> Result<(), String> {
+    let Loaded { header, mut machine, refounded, first } = loaded;
     let failed = |error: crate::storage::StorageError| error.to_string();
     let store_id = StoreId::random().map_err(failed)?;
-    let family = cluster_family(&header, &founders);
+    let family = cluster_family(&header, founders);
     let drawn = match args.id == first {
         true => (StoreId::random().map_err(failed)?.0 as u32).max(1),
         false => 0,
     };
     let cluster_id = u64::from(family) << 32 | u64::from(drawn);
     let mut identity = NodeIdentity { node_id: args.id, cluster_id, store_id, log_made: false };
-    let floor = clock::wall_us().saturating_add(CLOCK_MARGIN_US).max(args.fence_floor.unwrap_or(0));
-    let refounded = (args.id == first).then(|| machine.refound(Fence(floor))).transpose();
-    let refounded = refounded.map_err(|error| error.to_string())?;
-
-    let dir = DataDir::open(&args.data).map_err(failed)?;
-    dir.begin_restore().map_err(failed)?;
     dir.save_identity(&identity).map_err(failed)?;
     let meta = match refounded {
-        Some(_) => write_state(&dir, &header, &founders, &mut machine)?,
+        Some(_) => write_state(dir, &header, founders, &mut machine)?,
         None => SnapshotMeta::joining(),
     };
-    EngineStore::create(&dir, EngineLimits::default(), meta).map_err(failed)?;
+    EngineStore::create(dir, EngineLimits::default(), meta).map_err(failed)?;
     identity.log_made = true;
     dir.save_identity(&identity).map_err(failed)?;
     dir.end_restore().map_err(failed)?;
@@ -90,11 +136,14 @@ fn founders(args: &RestoreArgs) -> Result<Vec<(NodeId, String)>, String> {
     if !(1..=65_535).contains(&args.id) {
         return Err(format!("id is {}: use 1 to 65535", args.id));
     }
-    let mut founders = args.cluster.as_deref().map(cluster_list).transpose()?.unwrap_or_default();
-    if founders.is_empty() {
+    let mut founders = match args.cluster.as_deref().map(cluster_list).transpose()? {
         // As a single node that is founded without --cluster.
-        founders.push((args.id, "none".to_owned()));
-    }
+        None => vec![(args.id, NO_ADDRESS.to_owned())],
+        Some(named) if named.is_empty() => {
+            return Err("cluster is empty: name every member, or leave it out".to_owned())
+        }
+        Some(named) => named,
+    };
     founders.sort();
     if !founders.iter().any(|(id, _)| *id == args.id) {
         let members: Vec<String> = founders.iter().map(|(id, _)| id.to_string()).collect();
@@ -111,13 +160,17 @@ fn check_empty(data: &Path) -> Result<(), String> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(format!("data directory {}: {error}", data.display())),
     };
-    match entries.any(|entry| entry.map_or(true, |entry| entry.file_name() != "lost+found")) {
-        true => Err(format!(
-            "data directory {} is not empty: restore makes a new one; name another, or remove what is there",
-            data.display()
-        )),
+    match entries.any(|entry| entry.map_or(true, |entry| entry.file_name() != LOST_AND_FOUND)) {
+        true => Err(not_empty(data)),
         false => Ok(()),
     }
+}
+
+fn not_empty(data: &Path) -> String {
+    format!(
+        "data directory {} is not empty: restore makes a new one; name another, or remove what is there",
+        data.display()
+    )
 }
 
 /// The half that every member knows: never that of the cluster the backup was taken of.

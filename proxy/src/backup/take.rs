@@ -33,7 +33,7 @@ pub(super) fn take(args: &BackupArgs) -> Result<(), String> {
     }
     let connection = connect(args, from)?;
     let mut source = Source { connection, clock: Clock::start(), id: String::new(), told_ms: 0 };
-    let temp = temp_path(out);
+    let temp = temp_path(out)?;
     let taken = source.begin().and_then(|()| source.write(&temp)).and_then(|header| {
         fs::rename(&temp, out).map_err(|error| format!("cannot write {}: {error}", out.display()))?;
         sync_folder(out)?;
@@ -68,10 +68,13 @@ fn login(args: &BackupArgs) -> LoginArgs {
     }
 }
 
-fn temp_path(out: &Path) -> PathBuf {
+/// A name of its own for each backup: two to the same file must not write into one another.
+fn temp_path(out: &Path) -> Result<PathBuf, String> {
+    let mut number = [0; 8];
+    getrandom::getrandom(&mut number).map_err(|error| format!("no random numbers: {error}"))?;
     let mut name = out.as_os_str().to_owned();
-    name.push(".partial");
-    name.into()
+    name.push(format!(".{:016x}.partial", u64::from_le_bytes(number)));
+    Ok(name.into())
 }
 
 fn sync_folder(out: &Path) -> Result<(), String> {
@@ -172,13 +175,8 @@ impl Source {
         let mut piece = self.first()?;
         let total_bytes = piece.total_bytes;
         let failed = |error: std::io::Error| format!("cannot write {}: {error}", temp.display());
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(temp)
-            .map_err(failed)?;
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(temp).map_err(failed)?;
         let mut check = Check::default();
         let mut offset = 0;
         while offset < total_bytes {

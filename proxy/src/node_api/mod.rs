@@ -62,6 +62,8 @@ pub use status::{ClusterMember, ClusterStatus, DigestStatus, NodeStatus, Role};
 
 /// The id of a member, 1 to 65,535.
 pub type NodeId = u64;
+/// The address of a member that no other can reach.
+pub const NO_ADDRESS: &str = "none";
 
 /// Which Raft group a frame or a storage key belongs to. There is only one group today; the formats already carry the id.
 pub type GroupId = u16;

@@ -31,6 +31,10 @@ const FORMAT_BEFORE_RELEASE_1: &str = "1";
 const SMALL_FILE_BYTES_MAX: u64 = 1 << 20;
 const IDENTITY_HEAD: &str = "redfence-data";
 const RESTORING: &str = "RESTORING";
+const LOCK_FILE: &str = "LOCK";
+const SNAPSHOTS: &str = "snapshots";
+/// A file system's own folder.
+pub(crate) const LOST_AND_FOUND: &str = "lost+found";
 const PEERS_HEAD: &str = "redfence-peers";
 
 /// A random number drawn when a data directory is made: the same node id with another one is a wiped disk.
@@ -93,7 +97,7 @@ impl DataDir {
             .create(root)
             .map_err(|e| StorageError::io_at("create data directory", root, e))?;
         permissions::restrict_root(root)?;
-        let lock_path = root.join("LOCK");
+        let lock_path = root.join(LOCK_FILE);
         let lock = OpenOptions::new()
             .write(true)
             .create(true)
@@ -123,7 +127,7 @@ impl DataDir {
     }
 
     pub fn snapshots_path(&self) -> PathBuf {
-        self.root.join("snapshots")
+        self.root.join(SNAPSHOTS)
     }
 
     pub(crate) fn mark_path(&self) -> PathBuf {
@@ -139,6 +143,31 @@ impl DataDir {
         let path = self.root.join(RESTORING);
         fs::remove_file(&path).map_err(|e| StorageError::io_at("delete", &path, e))?;
         sync_dir(&self.root)
+    }
+
+    /// A restore that has written nothing yet is given up: what it made is removed, `with_root` with the directory itself.
+    pub fn abandon_restore(self, with_root: bool) {
+        // What cannot be removed keeps a node from starting here, and the next restore says so.
+        let _ = fs::remove_dir(self.snapshots_path());
+        let _ = fs::remove_file(self.root.join(RESTORING));
+        let _ = fs::remove_file(self.root.join(LOCK_FILE));
+        if with_root {
+            let _ = fs::remove_dir(&self.root);
+        }
+    }
+
+    /// Whether somebody has used the directory before.
+    pub fn is_used(&self) -> Result<bool, StorageError> {
+        let failed = |e| StorageError::io_at("read", &self.root, e);
+        let ours = [LOCK_FILE, SNAPSHOTS, LOST_AND_FOUND];
+        for entry in fs::read_dir(&self.root).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            if !ours.iter().any(|known| name == *known) {
+                return Ok(true);
+            }
+        }
+        let mut snapshots = fs::read_dir(self.snapshots_path()).map_err(failed)?;
+        Ok(snapshots.next().is_some())
     }
 
     /// `None` in a directory that was never used.

@@ -2,7 +2,7 @@
 
 use super::{exit_on_fatal, OnFatal};
 use crate::clock::Clock;
-use crate::node_api::{ClusterMember, NodeId, SnapshotMeta};
+use crate::node_api::{ClusterMember, NodeId, SnapshotMeta, NO_ADDRESS};
 use crate::storage::datadir::{DataDir, NodeIdentity, StoreId};
 use crate::storage::engine::{EngineLimits, EngineStore};
 use crate::storage::reserve::RESERVE_BYTES;
@@ -66,7 +66,7 @@ impl ShellConfig {
     pub(super) fn own_address(&self) -> String {
         let listed = self.cluster.iter().find(|(id, _)| *id == self.node.id).map(|(_, addr)| addr.clone());
         let listening = self.peer_listen.map(|addr| addr.to_string());
-        self.advertise.clone().or(listed).or(listening).unwrap_or_else(|| "none".to_string())
+        self.advertise.clone().or(listed).or(listening).unwrap_or_else(|| NO_ADDRESS.to_string())
     }
 
     fn founders(&self) -> Vec<(NodeId, String)> {
@@ -86,6 +86,7 @@ pub enum StartError {
     NotInCluster { id: NodeId, members: Vec<NodeId> },
     DoubledMember(NodeId),
     Unprotected { id: NodeId, addr: String },
+    SingleNode { named: usize },
     Node(String),
     Threads(io::Error),
 }
@@ -107,6 +108,12 @@ impl fmt::Display for StartError {
             StartError::Unprotected { id, addr } => write!(
                 f,
                 "node {id} of this cluster is at {addr}, beyond this machine: peers need --peer-secret-file or --peer-tls-cert"
+            ),
+            StartError::SingleNode { named } => write!(
+                f,
+                "this data is of a node that is a cluster by itself, and --cluster names {named} nodes: \
+                 a node that was restored or first started without --cluster stays alone; \
+                 restore it with --cluster, or start it without"
             ),
             StartError::Node(text) => write!(f, "{text}"),
             StartError::Threads(e) => write!(f, "cannot start the node's threads: {e}"),
@@ -173,6 +180,13 @@ fn check_cluster(config: &ShellConfig) -> Result<(), StartError> {
 
 /// Members that the data names, whatever the command line says.
 pub(super) fn check_members(config: &ShellConfig, members: &[ClusterMember]) -> Result<(), StartError> {
+    if let [only] = members {
+        // Each of them would be a majority by itself, and grant what the others have granted.
+        let is_alone = only.id == config.node.id && only.addr == NO_ADDRESS;
+        if is_alone && config.cluster.len() > 1 {
+            return Err(StartError::SingleNode { named: config.cluster.len() });
+        }
+    }
     let others = members.iter().filter(|member| member.id != config.node.id);
     match others.into_iter().find(|member| !is_loopback(&member.addr)) {
         Some(member) if config.peer_security.is_plain() => {
