@@ -157,3 +157,110 @@ fn three_that_all_differ_answer_unavailable() {
         assert!(role(&cluster, id, id).is_none_or(|role| role != "quarantined"), "{}", cluster.log());
     }
 }
+
+fn small_snapshots() -> Options {
+    Options::nodes(3).flag("--snapshot-entries", "100").flag("--log-keep-entries", "10")
+}
+
+/// So many entries, one at a time.
+fn write(cluster: &Cluster, id: u64, count: u64) {
+    let mut client = cluster.node(id).client();
+    for number in 0..count {
+        let reply = ask!(client, "SET", "written", number);
+        assert_eq!(reply, Value::Simple(b"OK".to_vec()), "{}", cluster.log());
+    }
+}
+
+fn is_refused(cluster: &Cluster, id: u64) -> bool {
+    let reply = cluster.node(id).ask(&["LOCK.ACQUIRE", "busy", "1"], REPLY_WITHIN);
+    reply.is_some_and(|reply| matches!(reply, Value::Error(_)) && reply.error_code() == "UNAVAILABLE")
+}
+
+/// Its answers are those of the others, so only a full digest tells. Whoever it brings in must not get its state from it: the two
+/// would be a majority, and the healthy one the one that differs.
+#[test]
+fn a_leader_whose_state_differs_does_not_hand_it_on() {
+    let mut cluster = Cluster::start(&small_snapshots());
+    let bad = cluster.wait_for_leader(WITHIN);
+    write(&cluster, bad, 250);
+    let (gone, healthy) = (cluster.followers(bad)[0], cluster.followers(bad)[1]);
+    cluster.kill(gone);
+    if !diverge(&cluster, bad, "STATE") {
+        return;
+    }
+    let mut client = cluster.node(bad).client();
+    assert_eq!(ask!(client, "LOCK.CLUSTER", "REMOVE", gone), Value::Simple(b"OK".to_vec()));
+    cluster.discard(gone);
+    let address = cluster.join(4);
+    assert_eq!(ask!(client, "LOCK.CLUSTER", "ADD", 4, address.to_string()), Value::Simple(b"OK".to_vec()));
+    let is_noticed = || {
+        let _ = cluster.node(healthy).ask(&["SET", "written", "again"], REPLY_WITHIN);
+        is_refused(&cluster, healthy) && is_refused(&cluster, bad)
+    };
+    assert!(poll_until(Duration::from_secs(90), is_noticed), "{}", cluster.log());
+
+    // The operator decides between the two. From then on the other one's state is the cluster's.
+    assert_eq!(
+        role(&cluster, healthy, 4).as_deref(),
+        Some("learner"),
+        "nobody has brought it in\n{}",
+        cluster.log()
+    );
+    let removed = ask!(cluster.node(healthy).client(), "LOCK.CLUSTER", "REMOVE", bad);
+    assert_eq!(removed, Value::Simple(b"OK".to_vec()), "{}", cluster.log());
+    work(&cluster, healthy, "a");
+    let is_voter = || role(&cluster, healthy, 4).as_deref() == Some("follower");
+    assert!(poll_until(WITHIN, is_voter), "{}", cluster.log());
+    work(&cluster, 4, "b");
+    for id in [healthy, 4] {
+        assert!(role(&cluster, id, id).is_some_and(|role| role != "quarantined"), "{}", cluster.log());
+    }
+}
+
+/// The log that the third needs is gone. It gets the snapshot that was confirmed before they differed, and decides.
+#[test]
+fn a_voter_that_comes_back_decides_between_two_also_by_a_snapshot() {
+    let mut cluster = Cluster::start(&small_snapshots());
+    let leader = cluster.wait_for_leader(WITHIN);
+    let (away, bad) = (cluster.followers(leader)[0], cluster.followers(leader)[1]);
+    cluster.kill(away);
+    write(&cluster, leader, 500);
+    if !diverge(&cluster, bad, "ANSWER") {
+        return;
+    }
+    let is_noticed = || {
+        let _ = cluster.node(leader).ask(&["SET", "written", "again"], REPLY_WITHIN);
+        is_refused(&cluster, leader) && is_refused(&cluster, bad)
+    };
+    assert!(poll_until(WITHIN, is_noticed), "{}", cluster.log());
+    cluster.restart(away);
+    await_quarantine(&cluster, &[bad]);
+    work(&cluster, away, "a");
+}
+
+/// What they differ in is in the log: who was started since serves no more than before.
+#[test]
+fn a_restart_does_not_serve_while_no_majority_agrees() {
+    let mut cluster = Cluster::start(&Options::nodes(3));
+    let leader = cluster.wait_for_leader(WITHIN);
+    let (away, bad) = (cluster.followers(leader)[0], cluster.followers(leader)[1]);
+    cluster.kill(away);
+    if !diverge(&cluster, bad, "ANSWER") {
+        return;
+    }
+    let is_noticed = || {
+        let _ = cluster.node(leader).ask(&["SET", "written", "again"], REPLY_WITHIN);
+        is_refused(&cluster, leader) && is_refused(&cluster, bad)
+    };
+    assert!(poll_until(WITHIN, is_noticed), "{}", cluster.log());
+    cluster.kill(leader);
+    cluster.restart(leader);
+    let began = Instant::now();
+    while began.elapsed() < Duration::from_secs(4) {
+        for id in [leader, bad] {
+            let reply = cluster.node(id).ask(&["LOCK.ACQUIRE", "busy", "1"], REPLY_WITHIN);
+            let is_served = reply.is_some_and(|reply| !matches!(reply, Value::Error(_)));
+            assert!(!is_served, "node {id} serves\n{}", cluster.log());
+        }
+    }
+}

@@ -294,6 +294,12 @@ impl Machine {
         }
     }
 
+    /// Whether there is nobody to compare with.
+    #[must_use]
+    pub fn is_single_voter(&self) -> bool {
+        self.digests.table.is_alone()
+    }
+
     /// The reports about one point, if they are still kept.
     #[must_use]
     pub fn digest_row(&self, kind: DigestKind, index: u64) -> Option<&DigestRow> {

@@ -226,7 +226,15 @@ impl DigestTable {
 
     /// Voters' states differ, whatever their answers were.
     pub(crate) fn has_full_conflict(&self) -> bool {
-        self.full_conflict.is_some()
+        self.full_conflict.is_some_and(|index| self.is_conflict(DigestKind::Full, index))
+    }
+
+    /// Whether those still differ who differed at an index: some may have been removed since, or quarantined for another point.
+    fn is_conflict(&self, kind: DigestKind, index: u64) -> bool {
+        let Some(row) = self.row(kind, index) else { return true };
+        let counts = |report: &&Reported| self.quarantined_at(report.node, report.added_at).is_none();
+        let mut values = row.voters(&self.members).filter(counts).map(|report| report.value);
+        values.next().is_some_and(|first| values.any(|value| value != first))
     }
 
     pub(crate) fn quarantine(&mut self, node: u64, added_at: u64, index: u64) {
@@ -243,7 +251,9 @@ impl DigestTable {
     }
 
     pub(crate) fn standing(&self) -> Standing {
-        let Some(index) = self.full_conflict.or(self.chain_conflict) else { return Standing::Agreed };
+        let full = self.full_conflict.filter(|index| self.is_conflict(DigestKind::Full, *index));
+        let chain = self.chain_conflict.filter(|index| self.is_conflict(DigestKind::Chain, *index));
+        let Some(index) = full.or(chain) else { return Standing::Agreed };
         let open = |row: &DigestRow| {
             let silent = self.voters().filter(|member| {
                 !row.has_report_of(member.node, member.added_at)

@@ -173,3 +173,30 @@ fn only_a_full_digest_ends_a_conflict_of_full_digests() {
     }
     assert_eq!((table.standing(), table.quarantined_at(1, 0)), (Standing::Agreed, Some(300)));
 }
+
+#[test]
+fn those_who_are_removed_do_not_differ_any_more() {
+    let mut table = table(3);
+    table.report(1, 0, Chain, 100, 5);
+    table.report(2, 0, Chain, 100, 6);
+    assert_eq!(table.standing(), Standing::Undecided(100));
+    table.set_members([1, 3].map(voter).to_vec());
+    assert_eq!(table.standing(), Standing::Agreed);
+    table.report(3, 0, Chain, 100, 7);
+    assert_eq!(table.standing(), Standing::NoMajority(100));
+}
+
+#[test]
+fn those_who_are_quarantined_for_another_point_do_not_differ_any_more() {
+    let mut table = table(3);
+    table.open(Full, 110);
+    table.open(Full, 120);
+    table.report(1, 0, Full, 120, 5);
+    table.report(2, 0, Full, 120, 6);
+    assert!(table.has_full_conflict());
+    for (node, value) in [(1, 3), (3, 3), (2, 4)] {
+        table.report(node, 0, Full, 110, value);
+    }
+    assert_eq!(table.quarantined_at(2, 0), Some(110));
+    assert_eq!((table.standing(), table.has_full_conflict()), (Standing::Agreed, false));
+}

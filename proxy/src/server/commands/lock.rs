@@ -8,7 +8,7 @@ use crate::server::commands::notify::AskedLocks;
 use crate::server::commands::version_wait;
 use crate::server::context::CommandContext;
 use crate::server::ids;
-use crate::server::net::connection::Progress;
+use crate::server::net::connection::{Progress, KEPT_BYTES_MAX};
 use crate::server::net::in_flight::{
     AfterReply, AwaitedReply, IfAbandoned, IfRefused, InFlight, SessionStep, Source, UpstreamCall,
 };
@@ -29,7 +29,22 @@ use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{put_user, Command, GrantOf, Query};
 use redfence_core::reply::{Refusal, Reply};
 use redfence_core::types::{LockKind, OwnerIdentity, SessionId};
+use std::cell::RefCell;
 use std::sync::Arc;
+
+/// What `write` writes, in bytes of just its size: made in a buffer of the thread, it costs one allocation.
+fn encoded(write: impl FnOnce(&mut Vec<u8>)) -> Bytes {
+    thread_local! {
+        static BUFFER: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    }
+    BUFFER.with_borrow_mut(|buffer| {
+        buffer.clear();
+        write(buffer);
+        let bytes = Bytes::copy_from_slice(buffer);
+        buffer.shrink_to(KEPT_BYTES_MAX);
+        bytes
+    })
+}
 
 impl CommandContext {
     pub(in crate::server) fn lock_command(
@@ -140,7 +155,6 @@ impl CommandContext {
                 if !self.can_join(in_flight) {
                     return Progress::Stalled;
                 }
-                let mut blob = Vec::with_capacity(128);
                 let grants = matches!(
                     command,
                     Command::Acquire { .. }
@@ -155,16 +169,14 @@ impl CommandContext {
                         | Command::SessionKeepAlive { .. }
                         | Command::SessionClose { .. }
                 );
-                if grants || names_session {
-                    put_user(&mut blob, self.client.user.tag);
-                }
-                command.encode(&mut blob);
-                let blob = Bytes::from(blob);
-                if grants || matches!(command, Command::Convert { .. }) {
-                    if self.client.losses.is_some() {
-                        AskedLocks::read(&blob).iter().for_each(|asked| self.note_asked(asked));
+                let blob = encoded(|blob| {
+                    if grants || names_session {
+                        put_user(blob, self.client.user.tag);
                     }
-                    after_reply = AfterReply::Granted { blob: blob.clone(), user: self.client.user.tag };
+                    command.encode(blob);
+                });
+                if grants || matches!(command, Command::Convert { .. }) {
+                    after_reply = self.after_grant(&command, &blob);
                 } else {
                     self.note_release(&command);
                     if let Some(key) = self.renews(&command) {
@@ -198,6 +210,23 @@ impl CommandContext {
             call.after_reply = after_reply;
         }
         Progress::Done
+    }
+
+    /// What is kept of a command that may be granted locks, for the case that the client loses them.
+    fn after_grant(&mut self, command: &Command<'_>, blob: &Bytes) -> AfterReply {
+        let user = self.client.user.tag;
+        if self.client.losses.is_some() {
+            AskedLocks::read(blob).iter().for_each(|asked| self.note_asked(asked));
+            return AfterReply::Granted { blob: blob.clone(), user };
+        }
+        if let Command::Acquire { db, resource, .. }
+        | Command::AcquireWith { db, resource, .. }
+        | Command::Convert { db, resource, .. } = command
+        {
+            self.replies.asked_names.push(resource);
+            return AfterReply::GrantedOne { db: *db, user };
+        }
+        AfterReply::Granted { blob: blob.clone(), user }
     }
 
     /// What the client releases it does not lose.

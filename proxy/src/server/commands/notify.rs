@@ -18,6 +18,10 @@ use std::sync::Arc;
 
 impl CommandContext {
     pub(super) fn notify_command(&mut self, request: &Notify<'_>) -> Progress {
+        // Of locks that were asked for before, it is known at their answers that nobody listened when they were.
+        if !self.replies.asked_names.is_empty() && !self.can_join(InFlight::Alone) {
+            return Progress::Stalled;
+        }
         match request {
             Notify::Off => {
                 self.stop_notifying();
@@ -100,6 +104,22 @@ impl CommandContext {
         } else if let (Some((fences, lease_ms)), Some(parts)) = (granted, AskedParts::read(blob)) {
             self.remember_granted(parts.db, parts.names.iter().copied().zip(fences), lease_ms, user);
         }
+    }
+
+    /// The same for one lock that was asked for while nobody listened.
+    pub(in crate::server) fn note_answered_one(
+        &mut self,
+        db: u32,
+        user: UserTag,
+        granted: Option<(&[Fence], u64)>,
+    ) {
+        let told = &mut self.client.told;
+        let now_ms = self.server.now_ms();
+        self.replies.asked_names.take_first(|name| {
+            if let Some((&[fence], lease_ms)) = granted {
+                told.add(name, GrantTerms { db, fence, lease_ms, user }, now_ms);
+            }
+        });
     }
 
     /// The client is being told of grants: from now on it hears of their loss.

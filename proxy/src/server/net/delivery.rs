@@ -165,6 +165,10 @@ impl CommandContext {
                 self.note_answered(&blob, user, reply.granted().filter(|_| is_told));
                 reply
             }
+            (AfterReply::GrantedOne { db, user }, reply) => {
+                self.note_answered_one(db, user, reply.granted().filter(|_| is_told));
+                reply
+            }
             (AfterReply::Renewed(key), reply) => {
                 self.note_renewed(&key, &reply);
                 reply

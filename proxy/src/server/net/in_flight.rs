@@ -113,6 +113,11 @@ pub enum AfterReply {
         blob: Bytes,
         user: UserTag,
     },
+    /// The same of one lock, and nobody is told yet. Its name is the first of those asked for.
+    GrantedOne {
+        db: u32,
+        user: UserTag,
+    },
     /// `LOCK.RENEW` of this grant.
     Renewed(GrantKey),
     /// `LOCK.NOTIFY ON SESSION`: what the session holds, of which the client is told from now on.

@@ -26,6 +26,48 @@ pub(in crate::server) struct ReplyQueue {
     /// Logged commands in flight whose replies may be large.
     pub(in crate::server) large_calls: usize,
     pub(in crate::server) deferred_reads: DeferredReads,
+    pub(in crate::server) asked_names: AskedNames,
+}
+
+/// The names of locks that were asked for one by one and are not answered yet, in the order of their commands. One buffer for all: to
+/// keep each with its awaited reply would cost an allocation for every acquire.
+#[derive(Debug, Default)]
+pub(in crate::server) struct AskedNames {
+    bytes: Vec<u8>,
+    /// Those before it have been taken.
+    at: usize,
+}
+
+impl AskedNames {
+    /// The buffer is given back above this, once all are answered.
+    const KEPT_BYTES_MAX: usize = 256;
+
+    pub(in crate::server) fn push(&mut self, name: &[u8]) {
+        self.bytes.extend_from_slice(&(name.len() as u32).to_le_bytes());
+        self.bytes.extend_from_slice(name);
+    }
+
+    /// Lends the first to `visit` and forgets it.
+    pub(in crate::server) fn take_first<R>(&mut self, visit: impl FnOnce(&[u8]) -> R) -> R {
+        let (length, rest) = self.bytes[self.at..].split_first_chunk().expect("asked before it is answered");
+        let length = u32::from_le_bytes(*length) as usize;
+        let visited = visit(&rest[..length]);
+        self.at += size_of::<u32>() + length;
+        if self.at == self.bytes.len() {
+            self.at = 0;
+            self.bytes.clear();
+            self.bytes.shrink_to(AskedNames::KEPT_BYTES_MAX);
+        }
+        visited
+    }
+
+    pub(in crate::server) fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    fn held_bytes(&self) -> usize {
+        self.bytes.capacity()
+    }
 }
 
 impl ReplyQueue {
@@ -118,6 +160,7 @@ impl ReplyQueue {
             (InFlight::Alone, Some(AwaitedReply::Call(call))) => call.if_abandoned.bytes(),
             _ => 0,
         };
-        self.out.capacity() + self.encoded_bytes + self.awaited.len() * AWAITED_BYTES + alone
+        let names = self.asked_names.held_bytes();
+        self.out.capacity() + self.encoded_bytes + self.awaited.len() * AWAITED_BYTES + alone + names
     }
 }

@@ -30,8 +30,15 @@ const SLICE_EVERY_MS: u64 = 5;
 const FULL_ENTRIES: u64 = 1_000_000;
 /// Own values that wait to be compared.
 const OWN_VALUES_MAX: usize = 24;
-/// How long voters may differ before nobody is served: by then every voter that is up has reported.
+/// How long voters may differ before nobody is served: by then every voter that is up has reported, unless it is still at work on a
+/// full digest ([`OwnDigests::slow_walk_ms`]).
 const UNDECIDED_MS_MAX: u64 = 1_000;
+/// A voter may be so many times slower than this node.
+const SLOW_WALK: u64 = 4;
+/// And yet nobody waits longer for it than this.
+const SLOW_WALK_MS_MAX: u64 = 30_000;
+/// A full digest that a snapshot waits for is asked for again after this time and that of a slow walk.
+const FULL_AGAIN_MS: u64 = 2_000;
 /// While voters differ, the leader asks for new reports this often.
 const CONFLICT_ASK_MS: u64 = 5_000;
 /// A quarantined leader hands over; after this time it steps down without a successor.
@@ -52,6 +59,13 @@ pub(in crate::tier2) struct OwnDigests {
     no_majority: bool,
     ask_due_ms: u64,
     full_due_ms: Option<u64>,
+    /// Until then none is asked for because a snapshot waits for it.
+    full_wanted_ms: u64,
+    /// The newest index at which a majority has come to the same full digest as this node.
+    full_confirmed: u64,
+    /// When the full digest under way was begun, and how long the last one took.
+    walk_began_ms: u64,
+    walk_took_ms: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +90,11 @@ impl OwnDigests {
     pub(in crate::tier2) fn new(quarantined: Option<u64>) -> OwnDigests {
         let quarantine = quarantined.map(|index| Quarantine { index, since_ms: 0, declare_due_ms: 0 });
         OwnDigests { quarantine, ..OwnDigests::default() }
+    }
+
+    /// How long a full digest may take on a node that is slower than this one.
+    fn slow_walk_ms(&self) -> u64 {
+        self.walk_took_ms.saturating_mul(SLOW_WALK).min(SLOW_WALK_MS_MAX)
     }
 
     /// The index at which this node was found to differ.
@@ -152,7 +171,9 @@ impl Node {
         // of a snapshot must not end the walk of a digest.
         let is_free = self.digests.walk.is_none() && !self.snapshots.is_making();
         if point.full && is_free && self.machine.digest_begin() {
-            self.digests.walk = Some((point.index, self.now.monotonic_ms()));
+            let now_ms = self.now.monotonic_ms();
+            self.digests.walk = Some((point.index, now_ms));
+            self.digests.walk_began_ms = now_ms;
         }
     }
 
@@ -161,6 +182,17 @@ impl Node {
         self.digests.values.clear();
         self.digests.compared_at = None;
         self.digests.walk = None;
+        self.digests.full_confirmed = 0;
+    }
+
+    /// Whether a majority has come to the same full digest as this node, at this index or behind it. Chains are not enough: states
+    /// that differ may answer alike for long.
+    pub(in crate::tier2) fn is_state_confirmed(&self, content_index: u64) -> bool {
+        let confirmed = match self.machine.is_single_voter() {
+            true => self.machine.confirmed_index(),
+            false => self.digests.full_confirmed,
+        };
+        self.machine.digest_standing() == Standing::Agreed && content_index <= confirmed
     }
 
     /// After entries were applied: nothing to do, unless a report or a point was among them.
@@ -175,7 +207,7 @@ impl Node {
     fn compare_digests(&mut self) {
         self.digests.compared_at = Some(self.machine.digest_revision());
         let machine = &self.machine;
-        let mut differs_at = None;
+        let (mut differs_at, mut full_confirmed) = (None, self.digests.full_confirmed);
         let compared = &self.metering.metrics().digests_compared;
         self.digests.values.retain_mut(|own| {
             let Some(row) = machine.digest_row(own.kind, own.index) else { return false };
@@ -188,11 +220,15 @@ impl Node {
                     if !std::mem::replace(&mut own.is_confirmed, true) {
                         compared.increment();
                     }
+                    if own.kind == DigestKind::Full {
+                        full_confirmed = full_confirmed.max(own.index);
+                    }
                     true
                 }
                 None => true,
             }
         });
+        self.digests.full_confirmed = full_confirmed;
         let added_at = self.membership.get(self.config.id).map(|member| member.added_at);
         let decided = added_at.and_then(|added_at| self.machine.quarantined_at(self.config.id, added_at));
         if let Some(index) = differs_at.or(decided) {
@@ -207,7 +243,10 @@ impl Node {
         let (index, decided) = match standing {
             Standing::Agreed => {
                 if std::mem::take(&mut self.digests.no_majority) {
-                    tracing::warn!("a majority of voters agrees again: this node serves again");
+                    match self.is_quarantined() {
+                        true => tracing::warn!("a majority of voters agrees again"),
+                        false => tracing::warn!("a majority of voters agrees again: this node serves again"),
+                    }
                     self.status_due_ms = 0;
                 }
                 self.digests.undecided_since_ms = None;
@@ -217,8 +256,11 @@ impl Node {
             Standing::NoMajority(index) => (index, true),
         };
         let since_ms = *self.digests.undecided_since_ms.get_or_insert(now_ms);
-        let is_late = now_ms.saturating_sub(since_ms) >= UNDECIDED_MS_MAX;
-        if (decided || is_late) && !self.digests.no_majority {
+        let for_walk_ms = if self.machine.has_full_conflict() { self.digests.slow_walk_ms() } else { 0 };
+        let is_late = now_ms.saturating_sub(since_ms) >= UNDECIDED_MS_MAX + for_walk_ms;
+        // They differed before this node was started: it does not know for how long.
+        let is_old = index <= self.log_at_start.index;
+        if (decided || is_late || is_old) && !self.digests.no_majority {
             self.digests.no_majority = true;
             tracing::error!(
                 index,
@@ -249,6 +291,7 @@ impl Node {
         match self.machine.digest_step(SLICE_SLOTS) {
             Some(value) => {
                 self.digests.walk = None;
+                self.digests.walk_took_ms = now_ms.saturating_sub(self.digests.walk_began_ms);
                 self.digests.push(DigestKind::Full, index, value);
                 // The others may have agreed meanwhile.
                 self.compare_digests();
@@ -293,7 +336,13 @@ impl Node {
         let is_conflict = self.digests.undecided_since_ms.is_some();
         let is_full_due =
             content > full_index && (now_ms >= full_due_ms || self.applied >= full_index + FULL_ENTRIES);
-        let wants_full = (is_full_due || self.machine.has_full_conflict())
+        // A snapshot waits for it. Where too many nodes sat a round out there is another, once slow ones are through.
+        let is_waited_for = self
+            .snapshots
+            .unconfirmed_content()
+            .is_some_and(|content| content > full_index || content > self.digests.full_confirmed)
+            && now_ms >= self.digests.full_wanted_ms;
+        let wants_full = (is_full_due || is_waited_for || self.machine.has_full_conflict())
             && !self.digests.is_walking()
             && !self.snapshots.is_making();
         let wants_point = content > point_index && logical_ms >= point_ms + POINT_MS;
@@ -304,8 +353,11 @@ impl Node {
         };
         if wants_full {
             self.digests.full_due_ms = Some(now_ms + self.config.checkpoint_ms);
+            self.digests.full_wanted_ms = now_ms + FULL_AGAIN_MS + self.digests.slow_walk_ms();
         }
-        self.digests.ask_due_ms = now_ms + if is_conflict { CONFLICT_ASK_MS } else { self.config.resend_ms };
+        let for_walk_ms = if wants_full { self.digests.slow_walk_ms() } else { 0 };
+        self.digests.ask_due_ms =
+            now_ms + if is_conflict { CONFLICT_ASK_MS + for_walk_ms } else { self.config.resend_ms };
         self.stage.push_unnumbered(encoded(&Command::Digest(DigestCommand::Checkpoint { kind })));
     }
 

@@ -274,7 +274,10 @@ impl Node {
     /// A batch forwarded by a follower. It is dropped if this node does not lead in its term, the queue is full, or a batch before
     /// it is missing: the follower sends it again.
     pub(super) fn on_forward(&mut self, mut forward: Forward) {
-        let takes = self.is_leader() && forward.term == self.raw.raft.term && !self.is_quarantined();
+        let is_of_clients = forward.commands.iter().any(|command| command.seq != staging::UNNUMBERED);
+        // Reports that may end it are taken without a majority too.
+        let serves = !self.is_quarantined() && !(is_of_clients && self.has_no_majority());
+        let takes = self.is_leader() && forward.term == self.raw.raft.term && serves;
         if takes && self.refuse_unknown(&mut forward) {
             let limits = StageLimits {
                 commands: self.config.staged_commands_max,

@@ -14,7 +14,6 @@ use crate::tier2::snapshot::making::OwnSnapshot;
 use crate::tier2::snapshot::receiving::{IncomingSnapshot, ReceivedSnapshot};
 use crate::tier2::snapshot::sending::{OutgoingSnapshots, TransferEnd};
 use raft::{SnapshotStatus, Storage};
-use redfence_core::machine::digest::Standing;
 use redfence_core::machine::Machine;
 use redfence_core::mutant;
 
@@ -92,6 +91,11 @@ impl Snapshots {
     }
 
     /// Whether a stored one waits to be confirmed.
+    /// The last entry that changed anything of what an unconfirmed snapshot holds.
+    pub(in crate::tier2) fn unconfirmed_content(&self) -> Option<u64> {
+        self.unconfirmed.as_ref().map(|(_, content)| *content)
+    }
+
     pub(in crate::tier2) fn has_unconfirmed(&self) -> bool {
         self.unconfirmed.is_some()
     }
@@ -172,8 +176,8 @@ impl Node {
     }
 
     fn send_snapshots(&mut self) {
-        // While voters differ, nobody's state is handed on.
-        if self.snapshots.outgoing.is_empty() || self.machine.digest_standing() != Standing::Agreed {
+        // Also while voters differ: what is sent was confirmed before, and who gets it may be the one to decide.
+        if self.snapshots.outgoing.is_empty() {
             return;
         }
         let now_ms = self.now.monotonic_ms();
@@ -334,8 +338,8 @@ impl Node {
         }
     }
 
-    /// Our own snapshot is stored. It counts once the digests of what it holds are confirmed: a state that only this node has must
-    /// never be sent, nor take the place of the log it came from.
+    /// Our own snapshot is stored. It counts once a majority has come to the same full digest as this node, at its index or behind it:
+    /// a state that only this node has must never be sent, nor take the place of the log it came from.
     fn keep_until_confirmed(&mut self) {
         let Some(making) = self.snapshots.making.take() else { return };
         self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, true, self.now.monotonic_us);
@@ -346,13 +350,11 @@ impl Node {
 
     /// A restart begins with the confirmed snapshot, and the log behind it can go.
     fn adopt_confirmed(&mut self) {
-        if self.snapshots.unconfirmed.is_none() || self.machine.digest_standing() != Standing::Agreed {
+        let Some(content) = self.snapshots.unconfirmed_content() else { return };
+        if !self.is_state_confirmed(content) {
             return;
         }
-        let confirmed = self.machine.confirmed_index();
-        let Some((meta, _)) = self.snapshots.unconfirmed.take_if(|(_, content)| *content <= confirmed) else {
-            return;
-        };
+        let Some((meta, _)) = self.snapshots.unconfirmed.take() else { return };
         self.snapshots.log_bytes = self.snapshots.bytes_since;
         let before = self.raw.store().snapshot_meta().id;
         let needed_from = self.log_needed_from(meta.at.index);
