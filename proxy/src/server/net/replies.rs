@@ -164,3 +164,27 @@ impl ReplyQueue {
         self.out.capacity() + self.encoded_bytes + self.awaited.len() * AWAITED_BYTES + alone + names
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::AskedNames;
+
+    #[test]
+    fn names_come_back_in_their_order_and_leave_no_large_buffer() {
+        let mut names = AskedNames::default();
+        let long = vec![b'n'; 1_024];
+        for round in 0..3 {
+            names.push(b"first");
+            names.push(b"");
+            names.push(&long);
+            assert!(names.take_first(|name| name == b"first"), "{round}");
+            names.push(b"last");
+            assert!(names.take_first(<[u8]>::is_empty));
+            assert!(names.take_first(|name| name == long));
+            assert!(!names.is_empty());
+            assert!(names.take_first(|name| name == b"last"));
+            assert!(names.is_empty());
+            assert!(names.held_bytes() <= AskedNames::KEPT_BYTES_MAX);
+        }
+    }
+}

@@ -37,8 +37,10 @@ const UNDECIDED_MS_MAX: u64 = 1_000;
 const SLOW_WALK: u64 = 4;
 /// And yet nobody waits longer for it than this.
 const SLOW_WALK_MS_MAX: u64 = 30_000;
-/// A full digest that a snapshot waits for is asked for again after this time and that of a slow walk.
-const FULL_AGAIN_MS: u64 = 2_000;
+/// A full digest that a snapshot waits for is asked for again after this part of the time between two, and that of a slow walk.
+const FULL_AGAIN_PART: u64 = 30;
+/// A follower waits for another part of it first.
+const PATIENCE_PART: u64 = 4;
 /// While voters differ, the leader asks for new reports this often.
 const CONFLICT_ASK_MS: u64 = 5_000;
 /// A quarantined leader hands over; after this time it steps down without a successor.
@@ -169,6 +171,11 @@ impl Node {
         self.digests.push(DigestKind::Chain, point.index, point.chain);
         // The machine is walked for one purpose at a time: a snapshot's last pieces must not come out of a digest's walk, and the end
         // of a snapshot must not end the walk of a digest.
+        if point.full {
+            // Whoever waits for one sees what becomes of this.
+            let again_ms = self.full_again_ms();
+            self.digests.full_wanted_ms = self.digests.full_wanted_ms.max(again_ms);
+        }
         let is_free = self.digests.walk.is_none() && !self.snapshots.is_making();
         if point.full && is_free && self.machine.digest_begin() {
             let now_ms = self.now.monotonic_ms();
@@ -276,6 +283,9 @@ impl Node {
         self.compare_digests();
         self.report_digests(now_ms);
         self.declare_quarantine(now_ms);
+        if !self.is_quarantined() {
+            self.ask_for_full(now_ms);
+        }
         if self.is_leader() {
             match self.is_quarantined() {
                 true => self.step_down(now_ms),
@@ -323,6 +333,31 @@ impl Node {
         }
     }
 
+    /// A snapshot of this node was stored, and waits to be confirmed. The leader's comes first: mostly it confirms those of the others.
+    pub(in crate::tier2) fn snapshot_waits(&mut self) {
+        let is_urgent = self.is_leader() || self.snapshots.backups.wait();
+        let patience_ms = if is_urgent { 0 } else { self.config.checkpoint_ms / PATIENCE_PART };
+        self.digests.full_wanted_ms = self.now.monotonic_ms() + patience_ms;
+    }
+
+    /// When one that is under way should have been agreed on.
+    fn full_again_ms(&self) -> u64 {
+        let part_ms = self.config.checkpoint_ms / FULL_AGAIN_PART;
+        self.now.monotonic_ms() + part_ms + self.digests.slow_walk_ms()
+    }
+
+    /// Asks for the full digest that a snapshot of this node waits for. Again, where too many nodes sat a round out.
+    fn ask_for_full(&mut self, now_ms: u64) {
+        let is_busy = self.digests.is_walking() || self.snapshots.is_making();
+        let is_asked_for = now_ms >= self.digests.full_wanted_ms && !self.machine.is_single_voter();
+        if !self.snapshots.has_unconfirmed() || is_busy || !is_asked_for || self.leader() == 0 || self.removed
+        {
+            return;
+        }
+        self.digests.full_wanted_ms = self.full_again_ms();
+        self.send_unnumbered(&Command::Digest(DigestCommand::Checkpoint { kind: DigestKind::Full }));
+    }
+
     /// The leader asks for a point where the last entries have none, and for a full digest now and then. Not without anything
     /// new to compare: an idle cluster writes nothing.
     fn ask_for_digests(&mut self, now_ms: u64) {
@@ -336,13 +371,7 @@ impl Node {
         let is_conflict = self.digests.undecided_since_ms.is_some();
         let is_full_due =
             content > full_index && (now_ms >= full_due_ms || self.applied >= full_index + FULL_ENTRIES);
-        // A snapshot waits for it. Where too many nodes sat a round out there is another, once slow ones are through.
-        let is_waited_for = self
-            .snapshots
-            .unconfirmed_content()
-            .is_some_and(|content| content > full_index || content > self.digests.full_confirmed)
-            && now_ms >= self.digests.full_wanted_ms;
-        let wants_full = (is_full_due || is_waited_for || self.machine.has_full_conflict())
+        let wants_full = (is_full_due || self.machine.has_full_conflict())
             && !self.digests.is_walking()
             && !self.snapshots.is_making();
         let wants_point = content > point_index && logical_ms >= point_ms + POINT_MS;
@@ -353,7 +382,6 @@ impl Node {
         };
         if wants_full {
             self.digests.full_due_ms = Some(now_ms + self.config.checkpoint_ms);
-            self.digests.full_wanted_ms = now_ms + FULL_AGAIN_MS + self.digests.slow_walk_ms();
         }
         let for_walk_ms = if wants_full { self.digests.slow_walk_ms() } else { 0 };
         self.digests.ask_due_ms =

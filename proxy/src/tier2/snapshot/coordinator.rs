@@ -345,6 +345,7 @@ impl Node {
         self.metering.snapshot_ends(SnapshotStep::Write, self.config.id, true, self.now.monotonic_us);
         let content_index = making.content_index();
         self.snapshots.unconfirmed = Some((making.into_meta(), content_index));
+        self.snapshot_waits();
         self.adopt_confirmed();
     }
 
