@@ -276,8 +276,8 @@ impl Node {
     pub(super) fn on_forward(&mut self, mut forward: Forward) {
         let is_of_clients = forward.commands.iter().any(|command| command.seq != staging::UNNUMBERED);
         // Reports that may end it are taken without a majority too.
-        let serves = !self.is_quarantined() && !(is_of_clients && self.has_no_majority());
-        let takes = self.is_leader() && forward.term == self.raw.raft.term && serves;
+        let refuses = self.is_quarantined() || (is_of_clients && self.has_no_majority());
+        let takes = self.is_leader() && forward.term == self.raw.raft.term && !refuses;
         if takes && self.refuse_unknown(&mut forward) {
             let limits = StageLimits {
                 commands: self.config.staged_commands_max,
