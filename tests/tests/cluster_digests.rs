@@ -176,6 +176,15 @@ fn is_refused(cluster: &Cluster, id: u64) -> bool {
     reply.is_some_and(|reply| matches!(reply, Value::Error(_)) && reply.error_code() == "UNAVAILABLE")
 }
 
+/// Works at one of two that differ until neither serves. A full digest may be a minute away.
+fn await_refusals(cluster: &Cluster, one: u64, other: u64) {
+    let is_noticed = || {
+        let _ = cluster.node(one).ask(&["SET", "written", "again"], REPLY_WITHIN);
+        is_refused(cluster, one) && is_refused(cluster, other)
+    };
+    assert!(poll_until(Duration::from_secs(90), is_noticed), "{}", cluster.log());
+}
+
 /// Its answers are those of the others, so only a full digest tells. Whoever it brings in must not get its state from it: the two
 /// would be a majority, and the healthy one the one that differs.
 #[test]
@@ -193,11 +202,7 @@ fn a_leader_whose_state_differs_does_not_hand_it_on() {
     cluster.discard(gone);
     let address = cluster.join(4);
     assert_eq!(ask!(client, "LOCK.CLUSTER", "ADD", 4, address.to_string()), Value::Simple(b"OK".to_vec()));
-    let is_noticed = || {
-        let _ = cluster.node(healthy).ask(&["SET", "written", "again"], REPLY_WITHIN);
-        is_refused(&cluster, healthy) && is_refused(&cluster, bad)
-    };
-    assert!(poll_until(Duration::from_secs(90), is_noticed), "{}", cluster.log());
+    await_refusals(&cluster, healthy, bad);
 
     // The operator decides between the two. From then on the other one's state is the cluster's.
     assert_eq!(
@@ -228,11 +233,7 @@ fn a_voter_that_comes_back_decides_between_two_also_by_a_snapshot() {
     if !diverge(&cluster, bad, "ANSWER") {
         return;
     }
-    let is_noticed = || {
-        let _ = cluster.node(leader).ask(&["SET", "written", "again"], REPLY_WITHIN);
-        is_refused(&cluster, leader) && is_refused(&cluster, bad)
-    };
-    assert!(poll_until(WITHIN, is_noticed), "{}", cluster.log());
+    await_refusals(&cluster, leader, bad);
     cluster.restart(away);
     await_quarantine(&cluster, &[bad]);
     work(&cluster, away, "a");
@@ -248,11 +249,7 @@ fn a_restart_does_not_serve_while_no_majority_agrees() {
     if !diverge(&cluster, bad, "ANSWER") {
         return;
     }
-    let is_noticed = || {
-        let _ = cluster.node(leader).ask(&["SET", "written", "again"], REPLY_WITHIN);
-        is_refused(&cluster, leader) && is_refused(&cluster, bad)
-    };
-    assert!(poll_until(WITHIN, is_noticed), "{}", cluster.log());
+    await_refusals(&cluster, leader, bad);
     cluster.kill(leader);
     cluster.restart(leader);
     let began = Instant::now();

@@ -9,6 +9,7 @@
 //!   and goes on acknowledging the log. A mark in the data directory keeps it so over restarts.
 //! - Where voters differ and no majority decides it, it serves nobody until one does.
 //! - As leader it asks for a point where entries stay without one, and now and then for a full digest.
+//! - Where a snapshot of its own waits to be confirmed, it asks for a full digest whether it leads or not.
 //!
 //! # Caveats
 //!
@@ -169,13 +170,13 @@ impl Node {
     pub(in crate::tier2) fn note_point(&mut self) {
         let Some(point) = self.machine.take_point() else { return };
         self.digests.push(DigestKind::Chain, point.index, point.chain);
-        // The machine is walked for one purpose at a time: a snapshot's last pieces must not come out of a digest's walk, and the end
-        // of a snapshot must not end the walk of a digest.
         if point.full {
             // Whoever waits for one sees what becomes of this.
             let again_ms = self.full_again_ms();
             self.digests.full_wanted_ms = self.digests.full_wanted_ms.max(again_ms);
         }
+        // The machine is walked for one purpose at a time: a snapshot's last pieces must not come out of a digest's walk, and the end
+        // of a snapshot must not end the walk of a digest.
         let is_free = self.digests.walk.is_none() && !self.snapshots.is_making();
         if point.full && is_free && self.machine.digest_begin() {
             let now_ms = self.now.monotonic_ms();

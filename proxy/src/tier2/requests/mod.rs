@@ -274,9 +274,9 @@ impl Node {
     /// A batch forwarded by a follower. It is dropped if this node does not lead in its term, the queue is full, or a batch before
     /// it is missing: the follower sends it again.
     pub(super) fn on_forward(&mut self, mut forward: Forward) {
-        let is_of_clients = forward.commands.iter().any(|command| command.seq != staging::UNNUMBERED);
-        // Reports that may end it are taken without a majority too.
-        let refuses = self.is_quarantined() || (is_of_clients && self.has_no_majority());
+        let is_of_clients = || forward.commands.iter().any(|command| command.seq != staging::UNNUMBERED);
+        // Without an equal majority only reports are taken, which may end it.
+        let refuses = self.is_quarantined() || (self.has_no_majority() && is_of_clients());
         let takes = self.is_leader() && forward.term == self.raw.raft.term && !refuses;
         if takes && self.refuse_unknown(&mut forward) {
             let limits = StageLimits {

@@ -90,12 +90,12 @@ impl Snapshots {
         self.making.is_some()
     }
 
-    /// Whether a stored one waits to be confirmed.
     /// The last entry that changed anything of what an unconfirmed snapshot holds.
     pub(in crate::tier2) fn unconfirmed_content(&self) -> Option<u64> {
         self.unconfirmed.as_ref().map(|(_, content)| *content)
     }
 
+    /// Whether a stored one waits to be confirmed.
     pub(in crate::tier2) fn has_unconfirmed(&self) -> bool {
         self.unconfirmed.is_some()
     }
