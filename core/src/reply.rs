@@ -7,6 +7,9 @@ use crate::types::{Fence, LockKind, LockMode, Reason, SessionId, Tier};
 use bytes::Bytes;
 use std::borrow::Cow;
 
+/// What one reply, or one item of a reply, counts for besides its strings.
+const NODE_BYTES: usize = 16;
+
 /// An answer. The typed variants at the top are the hot ones: they need no allocation.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Reply {
@@ -188,8 +191,32 @@ impl Reply {
 
     /// About how many bytes it takes, in memory and on the wire: its strings, and a fixed amount for each node.
     #[must_use]
+    #[inline]
     pub fn weight(&self) -> usize {
-        const NODE_BYTES: usize = 16;
+        if self.is_small() {
+            return NODE_BYTES;
+        }
+        self.weight_of_large()
+    }
+
+    /// Whether it has no more bytes than its own place.
+    #[inline]
+    pub(crate) fn is_small(&self) -> bool {
+        matches!(
+            self,
+            Reply::Granted { .. }
+                | Reply::Released
+                | Reply::Renewed { .. }
+                | Reply::Refused(_)
+                | Reply::Nil
+                | Reply::NilArray
+                | Reply::Int(_)
+                | Reply::Double(_)
+                | Reply::Bool(_)
+        )
+    }
+
+    fn weight_of_large(&self) -> usize {
         NODE_BYTES
             + match self {
                 Reply::Granted { .. }

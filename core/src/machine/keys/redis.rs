@@ -69,8 +69,7 @@ pub(crate) fn is_large(reply: &Reply, version: ClusterVersion) -> bool {
         }
         false
     }
-    let is_small = matches!(reply, Reply::Granted { .. } | Reply::Released | Reply::Renewed { .. });
-    !is_small && weigh(reply, version, &mut REMEMBERED_REPLY_BYTES_MAX.clone())
+    !reply.is_small() && weigh(reply, version, &mut REMEMBERED_REPLY_BYTES_MAX.clone())
 }
 
 /// Whether [`Machine::read`] answers this command: it changes nothing, and runs no script.

@@ -242,14 +242,15 @@ impl Machine {
         out: &mut Applied,
     ) -> Fence {
         self.unpark(slot);
-        let last = self.locks[slot].fence.max(self.floor);
+        let lock = &self.locks[slot];
+        let (db, last) = (lock.db(), lock.fence.max(self.floor));
         let last = if mutant!(FenceByClockAlone) { Fence(0) } else { last };
         let keeps = mutant!(WoundKeepsFence) && crate::mutants::take_mark();
         let fence = if keeps { last } else { Fence::next(last, self.clock.wall_us) };
-        let epoch = self.sweep.count_held(self.locks[slot].db());
+        let epoch = self.sweep.count_held(db);
         let now_ms = self.clock.logical_ms;
         self.change_lock(slot, |lock| lock.hold(fence, holder, deadline_ms, now_ms, session, epoch));
-        self.deadlines.set_lock(self.locks[slot].db(), slot, deadline_ms);
+        self.deadlines.set_lock(db, slot, deadline_ms);
         if session.is_some() {
             let mut locks = self.sessions[session].locks;
             locks.push_back(&mut self.locks, slot);

@@ -71,19 +71,19 @@ impl Machine {
 
     /// Ends a grant. The lock is served with the rest at the end of the command.
     pub(crate) fn end_grant(&mut self, slot: LockSlot, ending: Ending, out: &mut Applied) {
+        let lock = &self.locks[slot];
+        let (db, epoch, fence, session) = (lock.db(), lock.epoch(), lock.fence, lock.session());
         self.emit_end(ending, slot, EventOwner::Holder, out);
-        let held_us = self.held_us_of_fence(self.locks[slot].fence);
-        self.history.note_hold(slot, self.locks[slot].fence, self.clock.wall_us, ending);
-        out.tally.held(held_us, ending.loss());
+        self.history.note_hold(slot, fence, self.clock.wall_us, ending);
+        out.tally.held(self.held_us_of_fence(fence), ending.loss());
         let how = ending.cause();
-        let session = self.locks[slot].session();
         if session.is_some() {
             let mut locks = self.sessions[session].locks;
             locks.unlink(&mut self.locks, slot);
             self.sessions.edit(session).locks = locks;
         }
-        self.deadlines.clear_lock(self.locks[slot].db(), slot);
-        self.sweep.count_ended(self.locks[slot].db(), self.locks[slot].epoch());
+        self.deadlines.clear_lock(db, slot);
+        self.sweep.count_ended(db, epoch);
         self.change_lock(slot, |lock| lock.end(how));
         if !self.values.is_empty() {
             let value = self.take_value(slot);

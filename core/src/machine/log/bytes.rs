@@ -63,6 +63,21 @@ impl<'a> Reader<'a> {
     }
 
     fn long_varint(&mut self) -> Option<u64> {
+        // Eight bytes at once, where there are as many: the number ends with the first that has its top bit clear.
+        if let Some(bytes) = self.rest.first_chunk::<8>() {
+            let word = u64::from_le_bytes(*bytes);
+            let ends = !word & 0x8080_8080_8080_8080;
+            if ends != 0 {
+                let last_bit = ends.trailing_zeros();
+                let last = word >> (last_bit - 7) & 0x7f;
+                self.rest = &self.rest[last_bit as usize / 8 + 1..];
+                return (last > 0 || last_bit == 7).then_some(packed(word & (u64::MAX >> (63 - last_bit))));
+            }
+        }
+        self.varint_by_byte()
+    }
+
+    fn varint_by_byte(&mut self) -> Option<u64> {
         let mut value = 0u64;
         let mut shift = 0u32;
         loop {
@@ -91,6 +106,14 @@ impl<'a> Reader<'a> {
         let len = usize::try_from(self.varint()?).ok()?;
         self.take(len)
     }
+}
+
+/// The low seven bits of each byte, side by side.
+#[inline]
+fn packed(word: u64) -> u64 {
+    let word = word & 0x007f_007f_007f_007f | (word & 0x7f00_7f00_7f00_7f00) >> 1;
+    let word = word & 0x0000_3fff_0000_3fff | (word & 0x3fff_0000_3fff_0000) >> 2;
+    word & 0x0fff_ffff | (word & 0x0fff_ffff_0000_0000) >> 4
 }
 
 pub(crate) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
@@ -169,8 +192,34 @@ mod tests {
             assert!(reader.is_empty());
         }
         assert_eq!(Reader::new(&[0x80, 0x00]).varint(), None, "a longer form of zero");
+        assert_eq!(
+            Reader::new(&[0x80, 0x00, 1, 1, 1, 1, 1, 1, 1]).varint(),
+            None,
+            "the same before other bytes"
+        );
         assert_eq!(Reader::new(&[0xff; 11]).varint(), None, "more than 64 bits");
         assert_eq!(Reader::new(&[0x80]).varint(), None, "cut short");
+    }
+
+    #[test]
+    fn varints_before_other_bytes_are_read_as_by_themselves() {
+        let mut value = 0x9e37_79b9_7f4a_7c15u64;
+        for round in 0..10_000u32 {
+            value = value.rotate_left(7).wrapping_mul(0xd6e8_feb8_6659_fd93);
+            // Of every length, with every byte behind it, and cut short; now and then in a form that is too long.
+            let mut bytes = Vec::new();
+            put_varint(&mut bytes, value >> (round % 64));
+            if round % 5 == 0 {
+                *bytes.last_mut().expect("a byte") |= 0x80;
+                bytes.push(0);
+            }
+            bytes.extend_from_slice(&value.to_be_bytes());
+            bytes.truncate(round as usize % 18 + 1);
+            let (mut at_once, mut by_byte) = (Reader::new(&bytes), Reader::new(&bytes));
+            let read = at_once.varint();
+            assert_eq!(read, by_byte.varint_by_byte(), "{bytes:02x?}");
+            assert!(read.is_none() || at_once.rest() == by_byte.rest(), "{bytes:02x?}");
+        }
     }
 
     #[test]

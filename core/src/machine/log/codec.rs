@@ -317,6 +317,29 @@ impl<'a> Command<'a> {
     }
 }
 
+/// Whether the bytes are an acquire of one exclusive lock, a release or a renewal. Most of the log is these, so they are read here without
+/// being made; they are as old as the first version, and hold no Redis command.
+pub(crate) fn is_plain_lock_command(bytes: &[u8]) -> bool {
+    fn read(reader: &mut Reader<'_>) -> Option<()> {
+        let tag = reader.u8()?;
+        if !matches!(tag, tag::ACQUIRE | tag::RELEASE | tag::RENEW) {
+            return None;
+        }
+        let (_db, _resource) = (reader.varint_u32()?, reader.bytes()?);
+        if tag == tag::ACQUIRE {
+            read_acquire_params(reader)?;
+            return Some(());
+        }
+        let _fence = reader.varint()?;
+        if tag == tag::RENEW {
+            let _ttl_ms = reader.varint()?;
+        }
+        Some(())
+    }
+    let mut reader = Reader::new(bytes);
+    read(&mut reader).is_some() && reader.is_empty()
+}
+
 /// Never nested: only what may take locks or names one session, and no script.
 fn read_command_of_user<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
     let mut ahead = reader.clone();
@@ -461,4 +484,52 @@ fn read_command<'a>(reader: &mut Reader<'a>) -> Option<Command<'a>> {
         }
         _ => return None,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::types::SessionId;
+
+    /// What is taken for a plain lock command without being made is one, and every one is.
+    #[test]
+    fn plain_lock_commands_are_those_that_decode_as_such() {
+        let owner = b"0b1c2d3e-4f50";
+        let (db, resource, fence) = (3, b"orders:42".as_slice(), Fence(1 << 40));
+        let acquire = |session| Command::Acquire { db, resource, ttl_ms: 30_000, wait_ms: 0, owner, session };
+        let commands = [
+            acquire(None),
+            acquire(Some(SessionId(7))),
+            Command::Release { db, resource, fence },
+            Command::Renew { db, resource, fence, ttl_ms: 500 },
+            Command::FenceCheck { db, resource, fence },
+        ];
+        let mut seed = 1u64;
+        let mut draw = |bound: usize| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) as usize % bound
+        };
+        for round in 0..50_000 {
+            let mut blob = Vec::new();
+            commands[draw(commands.len())].encode(&mut blob);
+            // Now and then as it was.
+            for _ in 0..round % 4 {
+                match draw(3) {
+                    0 => blob.truncate(draw(blob.len() + 1)),
+                    1 => blob.push(draw(256) as u8),
+                    _ if blob.is_empty() => {}
+                    _ => {
+                        let at = draw(blob.len());
+                        blob[at] = draw(256) as u8;
+                    }
+                }
+            }
+            let decoded = Command::decode(&blob);
+            let is_plain = matches!(
+                decoded,
+                Some(Command::Acquire { .. } | Command::Release { .. } | Command::Renew { .. })
+            );
+            assert_eq!(is_plain_lock_command(&blob), is_plain, "{blob:02x?}: {decoded:?}");
+        }
+    }
 }

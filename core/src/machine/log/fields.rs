@@ -58,6 +58,7 @@ pub(crate) fn put_acquire_params(
     }
 }
 
+#[inline]
 pub(crate) fn read_acquire_params<'a>(
     reader: &mut Reader<'a>,
 ) -> Option<(u64, u64, &'a [u8], Option<SessionId>)> {
