@@ -88,6 +88,7 @@ fn measure(part: Part, options: &Options) -> Result<Findings, String> {
         Part::Held => parts::held_locks::run(options),
         Part::Apart => parts::apart::run(options),
         Part::Disk => parts::disk::run(options),
+        Part::Flapping => parts::flapping::run(options),
         Part::Versus => parts::versus::run(options),
         Part::All => unreachable!("its steps are the others"),
     }

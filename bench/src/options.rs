@@ -40,6 +40,9 @@ pub(crate) enum Part {
     Upkeep,
     /// fdatasync of the same disk
     Disk,
+    /// An hour of connections between the nodes that are closed, refused and held up: elections of --bin, and of --other beside it; not part
+    /// of all
+    Flapping,
     /// Two builds of Redfence side by side (--bin and --other); not part of all
     Versus,
 }
@@ -59,6 +62,7 @@ impl Part {
             Part::Apart => "apart",
             Part::Upkeep => "upkeep",
             Part::Disk => "disk",
+            Part::Flapping => "flapping",
             Part::Versus => "versus",
         }
     }
@@ -83,6 +87,7 @@ impl Part {
             | Part::Apart
             | Part::Upkeep
             | Part::Disk
+            | Part::Flapping
             | Part::Versus => vec![self],
         }
     }

@@ -3,6 +3,7 @@
 pub(crate) mod apart;
 pub(crate) mod disk;
 pub(crate) mod failover;
+pub(crate) mod flapping;
 pub(crate) mod held_locks;
 pub(crate) mod locks;
 pub(crate) mod losses;

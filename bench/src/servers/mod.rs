@@ -10,6 +10,7 @@
 //! Ports are asked of the system and closed again before the server opens them; another program may be quicker, so starting is tried again.
 
 pub(crate) mod etcd;
+pub(crate) mod flapping;
 pub(crate) mod redfence;
 pub(crate) mod redis;
 mod relay;

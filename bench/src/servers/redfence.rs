@@ -1,5 +1,6 @@
 //! `redfence serve` on one to five nodes of one cluster, with its default settings.
 
+use super::flapping::FlappingRelay;
 use super::site::Site;
 use super::{call, free_port_list, temporary_directory, Process, STARTS_WITHIN, START_ATTEMPTS};
 use crate::resp;
@@ -192,6 +193,16 @@ impl Cluster {
         self.nodes.iter().map(|node| node.address).collect()
     }
 
+    /// The relay through which the others reach this node, where the site has such.
+    pub(crate) fn with_flapping_relay(&self, at: usize, act: impl FnOnce(&FlappingRelay)) {
+        if let Site::Flapping(relays) = &*self.site {
+            let relays = relays.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+            if let Some(relay) = relays.iter().find(|relay| relay.to == self.peers[at]) {
+                act(relay);
+            }
+        }
+    }
+
     pub(crate) fn tls_address(&self, at: usize) -> SocketAddr {
         self.tls[at]
     }
@@ -229,6 +240,11 @@ impl Cluster {
 pub(crate) fn leader_at(address: SocketAddr) -> Option<usize> {
     let reply = call(address, &[b"LOCK.CLUSTER", b"INFO"]).ok()?;
     number_after(&reply, b"leader").filter(|leader| *leader > 0).map(|leader| leader as usize)
+}
+
+/// The newest term that this node knows.
+pub(crate) fn term_at(address: SocketAddr) -> Option<i64> {
+    number_after(&call(address, &[b"LOCK.CLUSTER", b"INFO"]).ok()?, b"term")
 }
 
 /// The integer that follows a key in a flat map. The same word may also be a value: `role` is `leader` too.

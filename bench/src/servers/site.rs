@@ -1,6 +1,7 @@
 //! Where the nodes of a cluster run: side by side on loopback, each in a network namespace of its own, with a delay between them, or on a
 //! slow disk. The same for every system that is compared.
 
+use super::flapping::FlappingRelay;
 use super::local;
 use super::relay::Relay;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -16,6 +17,8 @@ pub(crate) enum Site {
     Hosts(Hosts),
     /// What nodes send each other takes this long, each way.
     Apart(Relays),
+    /// Connections between nodes can be closed, refused and held up.
+    Flapping(Mutex<Vec<FlappingRelay>>),
     /// Each sync of a file takes this much longer.
     SlowDisk(Duration),
 }
@@ -29,11 +32,15 @@ impl Site {
         Site::Apart(Relays { delay, running: Mutex::default() })
     }
 
+    pub(crate) fn flapping() -> Site {
+        Site::Flapping(Mutex::default())
+    }
+
     /// Where a node listens.
     pub(crate) fn address(&self, at: usize, port: u16) -> SocketAddr {
         match self {
             Site::Hosts(hosts) => hosts.address(at, port),
-            Site::Together | Site::Apart(_) | Site::SlowDisk(_) => local(port),
+            Site::Together | Site::Apart(_) | Site::Flapping(_) | Site::SlowDisk(_) => local(port),
         }
     }
 
@@ -41,6 +48,7 @@ impl Site {
     pub(crate) fn advertised(&self, peer: SocketAddr) -> Result<SocketAddr, String> {
         match self {
             Site::Apart(relays) => relays.to(peer),
+            Site::Flapping(relays) => flapping_relay_to(relays, peer),
             Site::Together | Site::Hosts(_) | Site::SlowDisk(_) => Ok(peer),
         }
     }
@@ -52,7 +60,7 @@ impl Site {
     /// Starts the program there, under the process id of the child.
     pub(crate) fn command(&self, at: usize, program: &Path) -> Command {
         match self {
-            Site::Together | Site::Apart(_) => Command::new(program),
+            Site::Together | Site::Apart(_) | Site::Flapping(_) => Command::new(program),
             Site::Hosts(_) => {
                 let mut command = Command::new("ip");
                 command.args(["netns", "exec", &Hosts::namespace(at)]).arg(program);
@@ -73,7 +81,7 @@ impl Site {
     pub(crate) fn set_cable(&self, at: usize, plugged: bool) -> Result<(), String> {
         match self {
             Site::Hosts(_) => ip(&["link", "set", &Hosts::cable(at), if plugged { "up" } else { "down" }]),
-            Site::Together | Site::Apart(_) | Site::SlowDisk(_) => {
+            Site::Together | Site::Apart(_) | Site::Flapping(_) | Site::SlowDisk(_) => {
                 Err("nodes on loopback have no cable".into())
             }
         }
@@ -161,4 +169,15 @@ impl Relays {
         running.push(relay);
         Ok(address)
     }
+}
+
+fn flapping_relay_to(relays: &Mutex<Vec<FlappingRelay>>, peer: SocketAddr) -> Result<SocketAddr, String> {
+    let mut relays = relays.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    if let Some(relay) = relays.iter().find(|relay| relay.to == peer) {
+        return Ok(relay.address);
+    }
+    let relay = FlappingRelay::start(peer)?;
+    let address = relay.address;
+    relays.push(relay);
+    Ok(address)
 }
