@@ -22,7 +22,7 @@ const LENGTH_QUICK: Duration = Duration::from_secs(20);
 const SECONDS_A_DAY: f64 = 86_400.0;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Between the pairs of a client: the nodes have something to replicate, and the machine has time for both clusters.
-const PAIR_PAUSE: Duration = Duration::from_millis(5);
+const PAIR_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
