@@ -216,6 +216,35 @@ impl Reply {
         )
     }
 
+    /// Hands a copy on to `put`.
+    ///
+    /// The most frequent ones are made anew where they are put, field by field. Moved as a whole they would be read in larger pieces than
+    /// they were written in a moment ago, and the processor waits until all of that has reached its cache.
+    #[inline]
+    pub(crate) fn copy_to(&self, put: impl FnOnce(Reply)) {
+        match *self {
+            Reply::Granted { fence, ttl_ms } => put(Reply::Granted { fence, ttl_ms }),
+            Reply::Released => put(Reply::Released),
+            Reply::Renewed { .. }
+            | Reply::GrantedMany { .. }
+            | Reply::Refused(_)
+            | Reply::Nil
+            | Reply::NilArray
+            | Reply::Int(_)
+            | Reply::Double(_)
+            | Reply::Bool(_)
+            | Reply::Bulk(_)
+            | Reply::Text(_)
+            | Reply::Status(_)
+            | Reply::Error(_)
+            | Reply::Array(_)
+            | Reply::Map(_)
+            | Reply::Set(_)
+            | Reply::Verbatim(_)
+            | Reply::Info(_) => put(self.clone()),
+        }
+    }
+
     fn weight_of_large(&self) -> usize {
         NODE_BYTES
             + match self {

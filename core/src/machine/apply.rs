@@ -201,7 +201,11 @@ impl Machine {
             self.acting_user = UserTag::DEFAULT;
             return;
         }
-        self.acting = id;
+        // Only they look who is acting, and to write it down for each command is felt.
+        let is_named = self.wanted.keys || matches!(command, Command::Effects(_));
+        if is_named {
+            self.acting = id;
+        }
         self.work.begin_command(match command {
             // One key is compared and written: bounded by its bytes.
             Command::Effects(_) | Command::Conditional(_) => u64::MAX,
@@ -238,7 +242,7 @@ impl Machine {
         });
         self.reply_room.command = LOGGED_REPLY_BYTES_MAX;
         let user = self.acting_user;
-        let reply = match *command {
+        let mut reply = match *command {
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
                 let (kind, value) = (LockKind::Exclusive, &[][..]);
                 let params = AcquireParams { id, ttl_ms, wait_ms, owner, user, session, kind, value };
@@ -309,29 +313,34 @@ impl Machine {
             }
             Command::OfUser(_) => unreachable!("unwrapped above, and never nested"),
         };
-        if let Some(reply) = reply {
+        if let Some(reply) = &mut reply {
             self.answer(id, reply, out);
         }
         self.serve_all(out);
         self.serve_blocked(out);
         self.forget_for_room();
-        self.acting = None;
+        if is_named {
+            self.acting = None;
+        }
     }
 
-    /// Sends a reply off and remembers it.
-    pub(crate) fn answer(&mut self, id: Option<RequestId>, reply: Reply, out: &mut Applied) {
+    /// Sends a reply off and remembers it. What is left of `reply` may be anything.
+    pub(crate) fn answer(&mut self, id: Option<RequestId>, reply: &mut Reply, out: &mut Applied) {
         if matches!(reply, Reply::Nil | Reply::Refused(_) | Reply::Error(_)) {
             self.counters.refusals += 1;
         }
         let Some(id) = id else { return };
-        self.digests.reply(id, &reply);
+        self.digests.reply(id, reply);
         // Large replies come from reads inside scripts; remembering them all would multiply the state.
         let forgotten =
-            redis::is_large(&reply, self.upgrade.version).then(|| errors::reply_forgotten().into());
-        let kept = forgotten.as_ref().unwrap_or(&reply);
+            redis::is_large(reply, self.upgrade.version).then(|| errors::reply_forgotten().into());
+        let kept = forgotten.as_ref().unwrap_or(reply);
         let max_memory = self.max_memory_bytes();
         self.dedup.remember(id, kept, self.limits.remembered_per_origin_max, max_memory);
-        out.replies.push((id, reply));
+        match reply.is_small() {
+            true => reply.copy_to(|reply| out.replies.push((id, reply))),
+            false => out.replies.push((id, std::mem::replace(reply, Reply::Nil))),
+        }
     }
 
     pub(crate) fn acknowledge(&mut self, origin: Origin, acked_below: u64) {

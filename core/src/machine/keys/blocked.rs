@@ -281,10 +281,10 @@ impl Machine {
         }
         let argv: Vec<&[u8]> = waiting.argv.iter().map(|word| &word[..]).collect();
         self.work.begin_command(WORK_PER_COMMAND_MAX);
-        let RunOutcome { reply, would_block, .. } = self.run_redis(waiting.caller, &argv, out);
+        let RunOutcome { mut reply, would_block, .. } = self.run_redis(waiting.caller, &argv, out);
         if would_block.is_none() {
             self.blocked.remove(number);
-            self.answer(Some(waiting.id), reply, out);
+            self.answer(Some(waiting.id), &mut reply, out);
         }
     }
 
@@ -302,7 +302,7 @@ impl Machine {
         if let Some(waiting) = self.blocked.remove(number) {
             let is_lost = self.sweep.drops_blocked() && self.is_lost(waiting.id);
             if !is_lost {
-                self.answer(Some(waiting.id), Reply::NilArray, out);
+                self.answer(Some(waiting.id), &mut Reply::NilArray, out);
             }
         }
     }
@@ -310,7 +310,7 @@ impl Machine {
     pub(crate) fn cancel_blocked(&mut self, request: RequestId, out: &mut Applied) {
         if let Some(number) = self.blocked.by_id.get(&request).copied() {
             self.blocked.remove(number);
-            self.answer(Some(request), Reply::NilArray, out);
+            self.answer(Some(request), &mut Reply::NilArray, out);
         }
     }
 }

@@ -310,11 +310,11 @@ impl Machine {
     }
 
     /// Ends a queued request, with a reply if there is one.
-    pub(crate) fn settle(&mut self, pending: &QueuedRequest, reply: Option<Reply>, out: &mut Applied) {
+    pub(crate) fn settle(&mut self, pending: &QueuedRequest, mut reply: Option<Reply>, out: &mut Applied) {
         if let Some(id) = pending.id {
             self.requests.remove(&id);
         }
-        if let Some(reply) = reply {
+        if let Some(reply) = &mut reply {
             self.answer(pending.id, reply, out);
         }
     }

@@ -113,12 +113,11 @@ impl Dedup {
                 node.replies.push_back(None);
             }
             node.weight += weigh(Some(reply));
-            match node.replies.get_mut(at) {
-                Some(place) => {
-                    node.weight -= weigh(place.as_ref());
-                    *place = Some(reply.clone());
-                }
-                None => node.replies.push_back(Some(reply.clone())),
+            if at < node.replies.len() {
+                node.weight -= weigh(node.replies[at].as_ref());
+                node.replies[at] = Some(reply.clone());
+            } else {
+                reply.copy_to(|reply| node.replies.push_back(Some(reply)));
             }
             let left = share(4, REMEMBERED_BYTES_MAX).saturating_sub(of_all - weight_before);
             let bytes_max = share(8, REMEMBERED_BYTES_PER_ORIGIN_MAX).min(left);
