@@ -17,9 +17,6 @@ use redfence_core::types::{Tier, PATTERN_BYTES_MAX};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 
-/// File descriptors kept for the log, the peers and everything that is no client.
-pub const RESERVED_FILES: u64 = 128;
-
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub id: u64,

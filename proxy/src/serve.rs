@@ -3,7 +3,7 @@
 use crate::admin;
 use crate::client_memory::ClientMemory;
 use crate::clock::Clock;
-use crate::config::{Config, Refused, RESERVED_FILES};
+use crate::config::{Config, Refused};
 use crate::events::{publish_feed, Hub, LossWatch, Tracker};
 use crate::notify;
 use crate::secret::Secret;
@@ -23,6 +23,7 @@ use crate::tier2::handle::Tier2Handle;
 use crate::tier2::shell::{self, ShellConfig};
 use crate::tls::acceptor::Acceptor;
 use crate::tls::upstream::Connector;
+use crate::transport::accepting;
 use redfence_core::machine::settings::Founding;
 use redfence_core::routes::Routing;
 use std::sync::Arc;
@@ -217,6 +218,10 @@ fn assemble(
 fn exposed(secret: Option<&Secret>) -> Option<String> {
     secret.map(|secret| secret.expose().to_owned())
 }
+
+/// File descriptors that are no client's: those of the log and the node itself, and as many as others can take at the ports for peers and
+/// for administration. Without one that is free the log could not be written, and the node would stop.
+const RESERVED_FILES: u64 = 128 + accepting::FILES_MAX + admin::FILES_MAX;
 
 /// File descriptors of one client: its own, one towards the upstream Redis, and the pair in front of that one's TLS.
 fn files_each(config: &Config) -> u64 {

@@ -49,6 +49,8 @@ use tokio::task::JoinHandle;
 /// Connections at one time that are not being answered. One more ends the oldest of them, so that probes always find a place: an
 /// honest one is answered at once and gone, and a browser connects again.
 const WAITING_MAX: usize = 128;
+/// File descriptors that others can take here, with those that are being answered.
+pub const FILES_MAX: u64 = 2 * WAITING_MAX as u64;
 /// Bytes under way to one client, in the system's buffer.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// A request's head. A longer one is refused.

@@ -22,10 +22,12 @@ use tokio::time::{sleep, timeout};
 
 /// From the first byte to the end of the greeting.
 pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
-/// Connections from others that have greeted. One more is closed.
-const ACCEPTED_MAX: usize = 512;
+/// Connections from others that have greeted, two of each node. One more is closed.
+const ACCEPTED_MAX: usize = 64;
 /// Connections that have not greeted yet. One more takes the place of the oldest, so a crowd of silent strangers keeps no peer out.
-const GREETING_MAX: usize = 256;
+const GREETING_MAX: usize = 128;
+/// File descriptors that others can take here.
+pub const FILES_MAX: u64 = (ACCEPTED_MAX + GREETING_MAX) as u64;
 /// Handshakes that begin in a second. A whole cluster that starts needs a dozen; one costs up to a millisecond (RSA).
 pub(super) const HANDSHAKES_PER_SECOND: u32 = 200;
 /// Handshakes that may begin at once after a quiet time.

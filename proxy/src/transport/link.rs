@@ -27,10 +27,13 @@ const DIAL_TIMEOUT: Duration = Duration::from_secs(1);
 const UNACKED_TIMEOUT: Duration = Duration::from_millis(1_500);
 /// TCP keep-alive interval of an idle connection.
 const KEEPALIVE: Duration = Duration::from_secs(1);
-/// Dials right after a connection was closed by the other side, to learn whether anybody still listens there, and the wait before
-/// each: a process that ends closes its connections and its listener one after the other.
-const PROBE_WAITS_MS: [u64; 6] = [0, 2, 4, 8, 16, 32];
-/// A peer is not probed more often: whoever closes each connection at once is dialled no faster than others.
+/// Dials right after a connection was closed by the other side, to learn whether anybody still listens there: the wait before each, and
+/// how long it may take, in milliseconds. A process that ends closes its connections and its listener one after the other, and while
+/// strangers fill the queue of the listener, nothing answers at all.
+const PROBES: [(u64, u64); 6] = [(0, 20), (2, 20), (4, 40), (8, 80), (16, 160), (32, 320)];
+/// A peer is probed this often at once, and once a second after that: whoever closes each connection at once is dialled no faster than
+/// others.
+const PROBED_AT_ONCE: u32 = 4;
 const PROBED_EVERY: Duration = Duration::from_secs(1);
 const SECRETS_READ_EVERY: Duration = Duration::from_secs(1);
 /// The reading buffer grows in these steps, whatever length a frame announces.
@@ -46,30 +49,40 @@ pub(super) async fn keep_dialling(
 ) {
     let mut backoff_ms = BACKOFF_MS_MIN;
     let mut last_complaint = String::new();
-    let mut probes: &[u64] = &[];
-    let mut probed_at: Option<Instant> = None;
+    let mut probes = Probes::new(Instant::now());
+    // The peer closed a connection, and nobody knows yet whether it still listens.
+    let mut is_missed = false;
     loop {
         if channel == Channel::Bulk {
             queue.wait_for_work().await;
         }
-        match dial(&shared, peer, &addr, channel).await {
+        let dialled = tokio::select! {
+            dialled = dial(&shared, peer, &addr, channel, probes.patience()) => dialled,
+            () = queue.missed() => {
+                is_missed = true;
+                probes.begin(Instant::now());
+                Err("it has closed the connection that it had dialled".into())
+            }
+        };
+        match dialled {
             Ok(stream) => {
+                is_missed = false;
                 last_complaint.clear();
                 backoff_ms = BACKOFF_MS_MIN;
                 tracing::info!(peer, %addr, ?channel, "connected");
                 let end = run(&shared, peer, stream, &queue).await;
                 tracing::info!(peer, %addr, ?channel, "connection lost: {end}");
-                let is_due = probed_at.is_none_or(|at| at.elapsed() >= PROBED_EVERY);
-                probes = &[];
-                if channel == Channel::Raft && is_closed_by_peer(&end) && is_due {
-                    probes = &PROBE_WAITS_MS;
-                    probed_at = Some(Instant::now());
+                probes.end();
+                if channel == Channel::Raft && is_closed_by_peer(&end) {
+                    is_missed = true;
+                    probes.begin(Instant::now());
                 }
             }
             Err(DialError { complaint, is_refused }) => {
                 // A process that ends closes the connection that it has dialled, too; a firewall in front of its port does not.
-                if is_refused && !probes.is_empty() && !shared.is_dialled_by(peer) {
-                    probes = &[];
+                if is_refused && is_missed && !shared.is_dialled_by(peer) {
+                    is_missed = false;
+                    probes.end();
                     shared.sink.refused(peer);
                 }
                 // Log once per reason, not once per attempt.
@@ -81,15 +94,65 @@ pub(super) async fn keep_dialling(
         }
         queue.detach();
         shared.sink.unreachable(peer);
-        if let Some((wait_ms, rest)) = probes.split_first() {
-            probes = rest;
-            sleep(Duration::from_millis(*wait_ms)).await;
+        if let Some(wait) = probes.next() {
+            sleep(wait).await;
             continue;
         }
         tokio::select! {
             () = sleep(jittered(backoff_ms)) => backoff_ms = (backoff_ms * 2).min(BACKOFF_MS_MAX),
             () = queue.dial_requested() => {}
+            () = queue.missed() => {
+                is_missed = true;
+                probes.begin(Instant::now());
+            }
         }
+    }
+}
+
+/// The probes of one peer that are still to be made.
+struct Probes {
+    left: &'static [(u64, u64)],
+    /// How long the next dial may take, if it is a probe.
+    patience: Option<Duration>,
+    /// How often they may begin, and since when that has not been counted up.
+    allowed: u32,
+    counted: Instant,
+}
+
+impl Probes {
+    fn new(now: Instant) -> Probes {
+        Probes { left: &[], patience: None, allowed: PROBED_AT_ONCE, counted: now }
+    }
+
+    /// Where the peer was probed too often of late, the next dial of its own time tells as well.
+    fn begin(&mut self, now: Instant) {
+        while self.allowed < PROBED_AT_ONCE && now.duration_since(self.counted) >= PROBED_EVERY {
+            self.allowed += 1;
+            self.counted += PROBED_EVERY;
+        }
+        if self.allowed == PROBED_AT_ONCE {
+            self.counted = now;
+        }
+        if self.allowed > 0 {
+            self.allowed -= 1;
+            self.left = &PROBES;
+        }
+    }
+
+    fn end(&mut self) {
+        (self.left, self.patience) = (&[], None);
+    }
+
+    /// The wait before the next one, if there is one.
+    fn next(&mut self) -> Option<Duration> {
+        let ((wait_ms, patience_ms), left) = self.left.split_first()?;
+        (self.left, self.patience) = (left, Some(Duration::from_millis(*patience_ms)));
+        Some(Duration::from_millis(*wait_ms))
+    }
+
+    /// How long the dial that comes now may take.
+    fn patience(&mut self) -> Duration {
+        self.patience.take().unwrap_or(DIAL_TIMEOUT)
     }
 }
 
@@ -116,11 +179,12 @@ async fn dial(
     peer: NodeId,
     addr: &str,
     channel: Channel,
+    patience: Duration,
 ) -> Result<PeerStream, DialError> {
     if shared.registry.security.is_plain() && !is_loopback(addr) {
         return Err("beyond this machine, and peers are not protected: start with --peer-secret-file or --peer-tls-cert".into());
     }
-    let connected = timeout(DIAL_TIMEOUT, TcpStream::connect(addr)).await;
+    let connected = timeout(patience, TcpStream::connect(addr)).await;
     let stream = connected.map_err(|_| "no answer")?.map_err(|e| DialError {
         is_refused: e.kind() == io::ErrorKind::ConnectionRefused,
         complaint: e.to_string(),
@@ -166,6 +230,13 @@ pub(super) async fn serve(shared: &Arc<TransportShared>, hello: &Hello, stream: 
     let mut inbound = lock(&shared.inbound);
     if inbound.get(&key).is_some_and(|current| Arc::ptr_eq(current, &queue)) {
         inbound.remove(&key);
+        drop(inbound);
+        // The only connection there was, where its own port was too busy to be reached.
+        if hello.channel == Channel::Raft && is_closed_by_peer(&end) {
+            if let Some(peer) = lock(&shared.peers).get(&hello.node_id) {
+                peer.raft.miss();
+            }
+        }
     }
 }
 
@@ -276,4 +347,29 @@ fn take_frames(shared: &TransportShared, peer: NodeId, buffer: &mut BytesMut) ->
 fn bad_frame(peer: NodeId, what: &str) -> io::Error {
     tracing::warn!(peer, "closing peer connection: malformed frame ({what})");
     io::Error::new(io::ErrorKind::InvalidData, "malformed frame")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_is_probed_a_few_times_at_once_and_then_once_a_second() {
+        let start = Instant::now();
+        let mut probes = Probes::new(start);
+        assert_eq!((probes.next(), probes.patience()), (None, DIAL_TIMEOUT), "no connection has ended");
+        let mut begin = |after_ms| {
+            probes.end();
+            probes.begin(start + Duration::from_millis(after_ms));
+            let mut waits = 0;
+            while probes.next().is_some() {
+                assert!(probes.patience() < DIAL_TIMEOUT);
+                waits += 1;
+            }
+            waits == PROBES.len()
+        };
+        assert_eq!([0, 1, 2, 3, 4].map(&mut begin), [true, true, true, true, false]);
+        assert_eq!([1_100, 1_200, 2_100, 2_200].map(&mut begin), [true, false, true, false]);
+        assert_eq!([9_000, 9_001, 9_002, 9_003, 9_004].map(&mut begin), [true, true, true, true, false]);
+    }
 }

@@ -26,7 +26,7 @@
 //! A peer secret shows that somebody belongs to the cluster, not which node it is: whoever has it may greet as any node. The store
 //! id that a member is known by keeps mistakes out, not a holder of the secret.
 
-mod accepting;
+pub mod accepting;
 pub mod greeting;
 mod link;
 pub mod peer_registry;

@@ -31,6 +31,8 @@ pub(super) struct SendQueue {
     wanted: Notify,
     /// The peer is known to be up: dial without waiting.
     dial_now: Notify,
+    /// The peer closed the connection that it had dialled: look whether it still listens.
+    missed: Notify,
     /// Close the connection although it is healthy.
     end: Notify,
     /// Bytes that may wait for the socket, and bytes that may wait for a connection.
@@ -68,8 +70,8 @@ impl SendQueue {
             socket: None,
             broken: false,
         };
-        let (wanted, dial_now, end) = (Notify::new(), Notify::new(), Notify::new());
-        Arc::new(SendQueue { state: Mutex::new(state), wanted, dial_now, end, limits })
+        let (wanted, dial_now, missed, end) = (Notify::new(), Notify::new(), Notify::new(), Notify::new());
+        Arc::new(SendQueue { state: Mutex::new(state), wanted, dial_now, missed, end, limits })
     }
 
     pub(super) fn dial_now(&self) {
@@ -78,6 +80,15 @@ impl SendQueue {
 
     pub(super) async fn dial_requested(&self) {
         self.dial_now.notified().await;
+    }
+
+    /// Heard by whoever is dialling the peer, or about to; a connection that stands tells by itself.
+    pub(super) fn miss(&self) {
+        self.missed.notify_waiters();
+    }
+
+    pub(super) async fn missed(&self) {
+        self.missed.notified().await;
     }
 
     /// Closes the connection that drains this queue.

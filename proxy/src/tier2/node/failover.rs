@@ -6,7 +6,7 @@
 //! vote. Each tries a few times, since another voter may learn a moment later that the leader is gone, and ignores pre-votes until then.
 //!
 //! A false alarm costs nothing: pre-votes change no term, the others, who hear the leader, ignore them, and its next heartbeat makes it
-//! the leader again here. There is one alarm for each term of a leader, however often its port refuses.
+//! the leader again here. There is one alarm a second for a leader, however often its port refuses.
 
 use crate::node_api::NodeId;
 use crate::tier2::node::Node;
@@ -14,6 +14,8 @@ use raft::StateRole;
 
 /// Between the first tries of two voters: longer than a round of votes with its writes to disk takes on a good disk.
 const STEP_MS: u64 = 15;
+/// A leader that was forgotten and then heard again is forgotten no sooner than this.
+const ALARM_EVERY_MS: u64 = 1_000;
 /// Tries of one voter, so far apart that all others have theirs in between.
 const TRIES_MAX: u32 = 4;
 
@@ -22,6 +24,7 @@ const TRIES_MAX: u32 = 4;
 pub(super) struct Failover {
     term: u64,
     leader: NodeId,
+    began_ms: u64,
     tries_left: u32,
     due_ms: u64,
     every_ms: u64,
@@ -31,9 +34,12 @@ impl Node {
     /// Nobody listens where this peer did.
     pub(super) fn on_refused(&mut self, peer: NodeId) {
         self.on_unreachable(peer);
-        let (term, own) = (self.term(), self.config.id);
+        let (term, own, now_ms) = (self.term(), self.config.id, self.now.monotonic_ms());
         let voters = &self.membership.conf_state().voters;
-        let known = self.failover.is_some_and(|failover| (failover.term, failover.leader) == (term, peer));
+        let known = self.failover.is_some_and(|failover| {
+            (failover.term, failover.leader) == (term, peer)
+                && now_ms.saturating_sub(failover.began_ms) < ALARM_EVERY_MS
+        });
         let may_lead =
             voters.contains(&own) && !self.removed && !self.is_quarantined() && !self.is_stopping();
         if peer != self.leader() || known || !may_lead || self.is_installing() {
@@ -44,8 +50,9 @@ impl Node {
         self.failover = Some(Failover {
             term,
             leader: peer,
+            began_ms: now_ms,
             tries_left: TRIES_MAX,
-            due_ms: self.now.monotonic_ms() + turn * STEP_MS,
+            due_ms: now_ms + turn * STEP_MS,
             every_ms: others.count() as u64 * STEP_MS,
         });
         tracing::info!(leader = peer, term, "nobody listens where the leader did: an election begins");

@@ -238,6 +238,40 @@ fn a_peer_that_ends_is_found_to_refuse() {
     eventually("the end is noticed", || one.seen.try_iter().any(|seen| seen == Seen::Refused(2)));
 }
 
+/// Its port was never reached, because strangers kept it busy: the connection that it had dialled was the only one.
+#[test]
+fn a_peer_that_only_dialled_us_is_found_to_refuse_when_it_ends() {
+    let (one, two) = (Node::start(&Who::node(1)), Node::start(&Who::node(2)));
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    one.transport.set_members(vec![member(2, &nobody.to_string())]);
+    two.knows(&[&one], &[1]);
+    eventually("one hears two", || {
+        two.say(1, 1);
+        one.hears(2, 1)
+    });
+    assert!(!one.seen.try_iter().any(|seen| seen == Seen::Refused(2)), "it lives");
+    drop(two);
+    eventually("the end is noticed", || one.seen.try_iter().any(|seen| seen == Seen::Refused(2)));
+}
+
+/// More often than it is probed.
+#[test]
+fn a_peer_that_comes_and_goes_is_found_to_refuse_each_time() {
+    let one = Node::start(&Who::node(1));
+    for time in 1..=6 {
+        let two = Node::start(&Who::node(2));
+        one.knows(&[&two], &[2]);
+        two.knows(&[&one], &[1]);
+        eventually("they hear each other", || {
+            one.say(2, time);
+            two.say(1, time);
+            two.hears(1, time) && one.hears(2, time)
+        });
+        drop(two);
+        eventually("the end is noticed", || one.seen.try_iter().any(|seen| seen == Seen::Refused(2)));
+    }
+}
+
 /// Its port refuses, as behind a firewall, but it reaches us.
 #[test]
 fn a_peer_that_lives_is_not_said_to_refuse() {
