@@ -283,3 +283,24 @@ fn random_messages_of_members_never_stop_a_node() {
         }
     }
 }
+
+/// Something between the nodes refused for a moment, and the leader lives. Its end is still noticed as soon as ever.
+#[test]
+fn a_false_alarm_does_not_silence_the_next_one() {
+    let mut victim = Victim::start(1);
+    let heartbeat = || raft_message(MessageType::MsgHeartbeat, 2, 5);
+    victim.hear_raft(heartbeat());
+    for _ in 0..3 {
+        assert_eq!(victim.node.leader(), 2);
+        victim.step(Input::Refused(2));
+        assert_eq!(victim.node.leader(), 0, "it is forgotten");
+        victim.hear_raft(heartbeat());
+        victim.step(Input::Refused(2));
+        assert_eq!(victim.node.leader(), 2, "not twice within a second");
+        for _ in 0..12 {
+            victim.now.monotonic_us += 100_000;
+            victim.hear_raft(heartbeat());
+        }
+    }
+    assert_eq!(victim.node.term(), 5, "nobody was elected");
+}
