@@ -23,7 +23,6 @@ use crate::tier2::handle::Tier2Handle;
 use crate::tier2::shell::{self, ShellConfig};
 use crate::tls::acceptor::Acceptor;
 use crate::tls::upstream::Connector;
-use crate::transport::accepting;
 use redfence_core::machine::settings::Founding;
 use redfence_core::routes::Routing;
 use std::sync::Arc;
@@ -221,7 +220,7 @@ fn exposed(secret: Option<&Secret>) -> Option<String> {
 
 /// File descriptors that are no client's: those of the log and the node itself, and as many as others can take at the ports for peers and
 /// for administration. Without one that is free the log could not be written, and the node would stop.
-const RESERVED_FILES: u64 = 128 + accepting::FILES_MAX + admin::FILES_MAX;
+const RESERVED_FILES: u64 = 128 + shell::PEER_FILES_MAX + admin::FILES_MAX;
 
 /// File descriptors of one client: its own, one towards the upstream Redis, and the pair in front of that one's TLS.
 fn files_each(config: &Config) -> u64 {

@@ -37,6 +37,7 @@ use crate::storage::LogStore;
 use crate::tier2::handle::deadlines::SWEEP_EVERY;
 use crate::tier2::handle::{connect, NodeEndpoint, Tier2Handle};
 use crate::tier2::node::Node;
+pub use crate::transport::accepting::FILES_MAX as PEER_FILES_MAX;
 use crate::transport::peer_registry::PeerRegistry;
 use crate::transport::Transport;
 use redfence_core::keyspace::Value;
