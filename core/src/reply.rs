@@ -222,26 +222,12 @@ impl Reply {
     /// they were written in a moment ago, and the processor waits until all of that has reached its cache.
     #[inline]
     pub(crate) fn copy_to(&self, put: impl FnOnce(Reply)) {
-        match *self {
-            Reply::Granted { fence, ttl_ms } => put(Reply::Granted { fence, ttl_ms }),
-            Reply::Released => put(Reply::Released),
-            Reply::Renewed { .. }
-            | Reply::GrantedMany { .. }
-            | Reply::Refused(_)
-            | Reply::Nil
-            | Reply::NilArray
-            | Reply::Int(_)
-            | Reply::Double(_)
-            | Reply::Bool(_)
-            | Reply::Bulk(_)
-            | Reply::Text(_)
-            | Reply::Status(_)
-            | Reply::Error(_)
-            | Reply::Array(_)
-            | Reply::Map(_)
-            | Reply::Set(_)
-            | Reply::Verbatim(_)
-            | Reply::Info(_) => put(self.clone()),
+        if let Reply::Granted { fence, ttl_ms } = *self {
+            put(Reply::Granted { fence, ttl_ms });
+        } else if let Reply::Released = self {
+            put(Reply::Released);
+        } else {
+            put(self.clone());
         }
     }
 

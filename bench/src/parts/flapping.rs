@@ -126,13 +126,13 @@ pub(crate) fn run(options: &Options) -> Result<Findings, String> {
         bursts += 1;
     }
     progress("");
-    let hours = began.elapsed().as_secs_f64() / 3600.0;
+    let days = began.elapsed().as_secs_f64() / SECONDS_A_DAY;
     let mut findings = Findings::default();
     findings.figure(PART, "bursts", bursts as f64, "");
     let mut a_day = Vec::new();
     for side in &sides {
         let elections = newest_term(&side.cluster) - side.first_term;
-        a_day.push(elections as f64 * SECONDS_A_DAY / (hours * 3600.0));
+        a_day.push(elections as f64 / days);
         findings.figure(PART, &format!("{}: elections", side.name), elections as f64, "");
         for ((kind, _, _), count) in BURSTS.iter().zip(side.elections).filter(|(_, count)| *count > 0) {
             findings.figure(PART, &format!("{}: elections, {kind}", side.name), count as f64, "");

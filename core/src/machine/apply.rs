@@ -201,7 +201,7 @@ impl Machine {
             self.acting_user = UserTag::DEFAULT;
             return;
         }
-        // Only they look who is acting, and to write it down for each command is felt.
+        // Read where keys are tracked and by the effects of scripts alone; to write it down for each command is felt.
         let is_named = self.wanted.keys || matches!(command, Command::Effects(_));
         if is_named {
             self.acting = id;
