@@ -166,7 +166,7 @@ fn assemble(
 ) -> Arc<ServerState> {
     let hub = Arc::new(Hub::new(Arc::clone(tier2.demand())));
     let events_lost = Arc::default();
-    let clients_max = clients_max(config.clients_max, files_each(config));
+    let clients_max = clients_max(config.clients_max, files_each(config), reserved_files(config));
     let upstream = config.redis.clone().map(|place| {
         let password = exposed(config.redis_password.as_ref());
         let connections_max = config.redis_connections_max.unwrap_or(clients_max);
@@ -220,7 +220,13 @@ fn exposed(secret: Option<&Secret>) -> Option<String> {
 
 /// File descriptors that are no client's: those of the log and the node itself, and as many as others can take at the ports for peers and
 /// for administration. Without one that is free the log could not be written, and the node would stop.
-const RESERVED_FILES: u64 = 128 + shell::PEER_FILES_MAX + admin::FILES_MAX;
+fn reserved_files(config: &Config) -> u64 {
+    let peers = config.peer_listen.map_or(0, |_| shell::PEER_FILES_MAX);
+    let admin = config.admin.map_or(0, |_| admin::FILES_MAX);
+    NODE_FILES + peers + admin
+}
+
+const NODE_FILES: u64 = 128;
 
 /// File descriptors of one client: its own, one towards the upstream Redis, and the pair in front of that one's TLS.
 fn files_each(config: &Config) -> u64 {
@@ -232,15 +238,15 @@ fn files_each(config: &Config) -> u64 {
 }
 
 /// As many as asked for, if the system has file descriptors for them. Raises the soft limit first.
-fn clients_max(wanted: usize, files_each: u64) -> usize {
+fn clients_max(wanted: usize, files_each: u64, reserved: u64) -> usize {
     use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
     let limit = getrlimit(Resource::Nofile);
-    let needed = wanted as u64 * files_each + RESERVED_FILES;
+    let needed = wanted as u64 * files_each + reserved;
     let available = limit.maximum.unwrap_or(u64::MAX);
     let raised = needed.min(available).max(limit.current.unwrap_or(u64::MAX));
     let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum: limit.maximum });
     let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-    let possible = files.saturating_sub(RESERVED_FILES) / files_each;
+    let possible = files.saturating_sub(reserved) / files_each;
     let possible = usize::try_from(possible).unwrap_or(usize::MAX).max(1);
     if possible < wanted {
         tracing::warn!(wanted, possible, "max-clients lowered to what the limit on open files allows");

@@ -49,8 +49,11 @@ use tokio::task::JoinHandle;
 /// Connections at one time that are not being answered. One more ends the oldest of them, so that probes always find a place: an
 /// honest one is answered at once and gone, and a browser connects again.
 const WAITING_MAX: usize = 128;
-/// File descriptors that others can take here, with those that are being answered.
-pub const FILES_MAX: u64 = 2 * WAITING_MAX as u64;
+/// Connections at one time, with those that are being answered (a wrong password on purpose slowly) or have live events. One more ends
+/// one of the address that has most.
+const CONNECTIONS_MAX: usize = WAITING_MAX + events::STREAMS_MAX;
+/// File descriptors that others can take here: with the one that was just accepted.
+pub const FILES_MAX: u64 = CONNECTIONS_MAX as u64 + 1;
 /// Bytes under way to one client, in the system's buffer.
 const SEND_BUFFER_BYTES: usize = 256 << 10;
 /// A request's head. A longer one is refused.
@@ -135,7 +138,11 @@ pub async fn accept(
     loop {
         match listener.accept().await {
             Ok((stream, address)) => {
-                make_room(&mut connections);
+                if let Some(left_out) = make_room(&mut connections) {
+                    left_out.task.abort();
+                    // Until its socket is closed.
+                    let _ = left_out.task.await;
+                }
                 let stage = Arc::new(Stage::default());
                 let task = serve(Arc::clone(&admin), stream, address, tls.clone(), Arc::clone(&stage));
                 let network = network(address.ip());
@@ -164,26 +171,34 @@ fn own_names(advertise: Option<&str>) -> Vec<String> {
     [Some(machine), advertised].into_iter().flatten().filter(|name| !name.is_empty()).collect()
 }
 
-/// Room for one more: those that are done go first, then, of the address that has most of those that wait, the one that has waited for
-/// longest. So whoever opens many pushes out its own.
-fn make_room(connections: &mut VecDeque<Served>) {
+/// Who has to go for one more: of the address that has most of those that wait, the one that has waited for longest, and where it is
+/// not those that wait who are many, the same of all. So whoever opens many pushes out its own.
+fn make_room(connections: &mut VecDeque<Served>) -> Option<Served> {
     if connections.len() < WAITING_MAX {
-        return;
+        return None;
     }
     connections.retain(|connection| !connection.task.is_finished());
+    let waits = |connection: &Served| connection.stage.is(WAITING);
+    let leaves = oldest_of_most(connections, WAITING_MAX, waits)
+        .or_else(|| oldest_of_most(connections, CONNECTIONS_MAX, |_| true));
+    leaves.and_then(|oldest| connections.remove(oldest))
+}
+
+/// Where there are as many of a kind as there may be.
+fn oldest_of_most(
+    connections: &VecDeque<Served>,
+    max: usize,
+    is_kind: impl Fn(&Served) -> bool,
+) -> Option<usize> {
     let mut counts: HashMap<IpAddr, usize> = HashMap::new();
-    for waiting in connections.iter().filter(|connection| connection.stage.is(WAITING)) {
-        *counts.entry(waiting.network).or_default() += 1;
+    for connection in connections.iter().filter(|connection| is_kind(connection)) {
+        *counts.entry(connection.network).or_default() += 1;
     }
-    if counts.values().sum::<usize>() < WAITING_MAX {
-        return;
+    if counts.values().sum::<usize>() < max {
+        return None;
     }
-    let most = counts.into_iter().max_by_key(|(_, count)| *count).map(|(network, _)| network);
-    let is_meant = |connection: &Served| connection.stage.is(WAITING) && Some(connection.network) == most;
-    if let Some(oldest) = connections.iter().position(is_meant).and_then(|oldest| connections.remove(oldest))
-    {
-        oldest.task.abort();
-    }
+    let (most, _) = counts.into_iter().max_by_key(|(_, count)| *count)?;
+    connections.iter().position(|connection| is_kind(connection) && connection.network == most)
 }
 
 async fn serve(
@@ -277,5 +292,54 @@ fn page(server: &ServerState, path: &str) -> (StatusCode, String) {
         "/ready" => (unavailable, "no quorum: the correctness tier does not serve\n".to_string()),
         "/metrics" => (StatusCode::OK, metrics::page(server)),
         _ => (StatusCode::OK, "alive\n".to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    fn served(stage: u8, last_of_address: u8) -> Served {
+        let network = Ipv4Addr::new(10, 0, 0, last_of_address).into();
+        Served { stage: Arc::new(Stage(stage.into())), network, task: tokio::spawn(std::future::pending()) }
+    }
+
+    /// How many of an address are left.
+    fn count(connections: &VecDeque<Served>, last_of_address: u8) -> usize {
+        let network: IpAddr = Ipv4Addr::new(10, 0, 0, last_of_address).into();
+        connections.iter().filter(|connection| connection.network == network).count()
+    }
+
+    /// Of no stage can there be more than there are file descriptors for, and one address does not push out another's.
+    #[tokio::test]
+    async fn connections_are_bounded_whatever_they_are_at() {
+        for (stage, max) in [(WAITING, WAITING_MAX), (ANSWERED, CONNECTIONS_MAX), (LIVE, CONNECTIONS_MAX)] {
+            let mut connections: VecDeque<Served> = (0..9).map(|_| served(stage, 1)).collect();
+            for _ in 0..2 * CONNECTIONS_MAX {
+                make_room(&mut connections);
+                connections.push_back(served(stage, 2));
+                assert!(connections.len() <= max, "stage {stage}: {}", connections.len());
+            }
+            assert_eq!((connections.len(), count(&connections, 1)), (max, 9), "stage {stage}");
+        }
+    }
+
+    #[tokio::test]
+    async fn probes_find_a_place_beside_connections_of_all_kinds() {
+        let mut connections: VecDeque<Served> = VecDeque::new();
+        for number in 0..3 * CONNECTIONS_MAX {
+            make_room(&mut connections);
+            let stage = [WAITING, ANSWERED, LIVE][number % 3];
+            connections.push_back(served(stage, 2));
+            assert!(connections.len() <= CONNECTIONS_MAX);
+        }
+        make_room(&mut connections);
+        connections.push_back(served(WAITING, 1));
+        for _ in 0..CONNECTIONS_MAX {
+            make_room(&mut connections);
+            connections.push_back(served(ANSWERED, 2));
+        }
+        assert_eq!(count(&connections, 1), 1);
     }
 }

@@ -9,6 +9,7 @@ use super::greeting::{self, GreetingError, Hello};
 use super::link::tune;
 use super::peer_stream::PeerStream;
 use super::TransportShared;
+use crate::node_api::wire::MEMBERS_MAX;
 use std::collections::VecDeque;
 use std::io;
 use std::net::SocketAddr;
@@ -23,11 +24,11 @@ use tokio::time::{sleep, timeout};
 /// From the first byte to the end of the greeting.
 pub(super) const GREETING_TIMEOUT: Duration = Duration::from_secs(2);
 /// Connections from others that have greeted, two of each node. One more is closed.
-const ACCEPTED_MAX: usize = 64;
+const ACCEPTED_MAX: usize = 2 * MEMBERS_MAX;
 /// Connections that have not greeted yet. One more takes the place of the oldest, so a crowd of silent strangers keeps no peer out.
 const GREETING_MAX: usize = 128;
-/// File descriptors that others can take here.
-pub const FILES_MAX: u64 = (ACCEPTED_MAX + GREETING_MAX) as u64;
+/// File descriptors of connections between nodes: those that others have dialled, and the two to each of them.
+pub const FILES_MAX: u64 = (ACCEPTED_MAX + GREETING_MAX + 2 * MEMBERS_MAX) as u64;
 /// Handshakes that begin in a second. A whole cluster that starts needs a dozen; one costs up to a millisecond (RSA).
 pub(super) const HANDSHAKES_PER_SECOND: u32 = 200;
 /// Handshakes that may begin at once after a quiet time.

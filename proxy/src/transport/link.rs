@@ -80,8 +80,8 @@ pub(super) async fn keep_dialling(
             }
             Err(DialError { complaint, is_refused }) => {
                 // A process that ends closes the connection that it has dialled, too; a firewall in front of its port does not.
+                // It stays missed: the node may have heard of it too lately to look again.
                 if is_refused && is_missed && !shared.is_dialled_by(peer) {
-                    is_missed = false;
                     probes.end();
                     shared.sink.refused(peer);
                 }

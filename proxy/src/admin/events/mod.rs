@@ -35,7 +35,7 @@ use stream::Stream;
 use tokio::sync::{broadcast, mpsc, oneshot};
 
 /// Streams at one time.
-const STREAMS_MAX: usize = 256;
+pub(super) const STREAMS_MAX: usize = 256;
 /// Batches that wait for the slowest stream. Beyond them it loses some.
 const WAITING_BATCHES_MAX: usize = 16;
 /// Pieces of a stream that wait for its reader; a piece is what a stream takes of one batch.

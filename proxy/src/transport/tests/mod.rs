@@ -236,6 +236,7 @@ fn a_peer_that_ends_is_found_to_refuse() {
     assert!(!one.seen.try_iter().any(|seen| seen == Seen::Refused(2)), "it lives");
     drop(two);
     eventually("the end is noticed", || one.seen.try_iter().any(|seen| seen == Seen::Refused(2)));
+    eventually("the next dial says it again", || one.seen.try_iter().any(|seen| seen == Seen::Refused(2)));
 }
 
 /// Its port was never reached, because strangers kept it busy: the connection that it had dialled was the only one.
