@@ -93,9 +93,10 @@ impl Node {
                 // Dropped before it entered the log: it stays staged.
                 return;
             }
-            let commands = self.stage.proposed(&covered);
-            // What no client waits for, a report of digests for one, must not hold up those that come next.
-            self.note_proposed(commands - built.unnumbered.min(commands));
+            let staged = self.stage.numbered();
+            self.stage.proposed(&covered);
+            // What no client waits for must not hold up those that come next.
+            self.note_proposed(staged - self.stage.numbered());
             for seq in built.own {
                 self.pending.mark_proposed(seq);
             }
@@ -122,10 +123,13 @@ impl Node {
     }
 
     /// How many commands the next entry waits for: as many as are in flight, since their completion triggers the next turn; or, for
-    /// a moment, as many as were just answered.
+    /// a moment, as many as were just answered, beside those that are no client's.
     pub(in crate::tier2) fn commands_awaited(&self) -> usize {
         let under_way: usize = self.batching.under_way.iter().map(|(_, commands)| commands).sum();
-        let awaited = if self.is_gathering() { self.batching.gathering.expected } else { under_way };
+        let awaited = match self.is_gathering() {
+            true => self.batching.gathering.expected + self.stage.unnumbered(),
+            false => under_way,
+        };
         awaited.clamp(1, self.config.entry_commands_min)
     }
 
@@ -137,7 +141,7 @@ impl Node {
     /// This many clients were answered, and may soon send their next commands. What is staged already waits for them.
     pub(in crate::tier2) fn expect_follow_ups(&mut self, answered: usize) {
         if answered > 0 && self.is_leader() {
-            let expected = (self.stage.len() + answered).min(self.config.entry_commands_min);
+            let expected = (self.stage.numbered() + answered).min(self.config.entry_commands_min);
             let wait_us = self.config.gather_us + self.config.gather_each_us * answered as u64;
             self.batching.gathering.begin(expected, self.now.monotonic_us + wait_us);
         }

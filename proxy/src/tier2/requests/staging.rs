@@ -27,6 +27,8 @@ pub(in crate::tier2) struct StagingQueue {
     groups: VecDeque<StagedGroup>,
     /// Of the groups.
     commands: usize,
+    /// Those of them that are no client's, so nobody waits for them: reports of digests for one.
+    unnumbered: usize,
     bytes: usize,
     /// Commands of the groups that have left them so far, counted from the beginning.
     pub(in crate::tier2) proposed: u64,
@@ -90,8 +92,6 @@ pub(in crate::tier2) struct BuiltEntry {
     pub(in crate::tier2) data: Vec<u8>,
     /// Numbers of this node's own requests inside.
     pub(in crate::tier2) own: Vec<u64>,
-    /// Commands of no client, which nobody waits for.
-    pub(in crate::tier2) unnumbered: usize,
     /// How many staged commands it covers, including skipped ones.
     covered: usize,
 }
@@ -110,6 +110,16 @@ impl StagingQueue {
     /// Commands that are ready for an entry.
     pub(in crate::tier2) fn len(&self) -> usize {
         self.commands
+    }
+
+    /// Those of them that are no client's.
+    pub(in crate::tier2) fn unnumbered(&self) -> usize {
+        self.unnumbered
+    }
+
+    /// Those of them that clients wait for.
+    pub(in crate::tier2) fn numbered(&self) -> usize {
+        self.commands - self.unnumbered
     }
 
     pub(in crate::tier2) fn clear(&mut self) {
@@ -151,6 +161,7 @@ impl StagingQueue {
     pub(in crate::tier2) fn push_unnumbered(&mut self, blob: Bytes) {
         self.bytes += blob.len();
         self.commands += 1;
+        self.unnumbered += 1;
         self.groups.push_back(StagedGroup::Unnumbered(blob));
     }
 
@@ -233,6 +244,7 @@ impl StagingQueue {
             return;
         }
         self.commands += commands.len();
+        self.unnumbered += commands.iter().filter(|command| command.seq == UNNUMBERED).count();
         self.bytes += commands.iter().map(|command| command.blob.len()).sum::<usize>();
         self.groups.push_back(StagedGroup::Forwarded { origin, acked_below, commands: commands.into() });
     }
@@ -270,7 +282,7 @@ impl StagingQueue {
     ) -> Option<BuiltEntry> {
         let mut builder = EntryBuilder::for_version(runs, stamp);
         let mut own = Vec::new();
-        let (mut covered, mut unnumbered) = (0, 0);
+        let mut covered = 0;
         for group in &self.groups {
             let budget = EntryBudget {
                 commands: commands_max.saturating_sub(covered),
@@ -288,13 +300,11 @@ impl StagingQueue {
                 StagedGroup::Unnumbered(blob) if budget.fitting([blob.len()].into_iter()) == 0 => 0,
                 StagedGroup::Unnumbered(blob) => {
                     builder.push_batch(pending.origin(), pending.acked_below(), [(UNNUMBERED, blob)]);
-                    unnumbered += 1;
                     1
                 }
                 StagedGroup::Forwarded { origin, acked_below, commands } => {
                     let count = budget.fitting(commands.iter().map(|command| command.blob.len()));
                     let batch = commands.iter().take(count).map(|command| (command.seq, &command.blob));
-                    unnumbered += usize::from(commands.front().is_some_and(|first| first.seq == UNNUMBERED));
                     if count > 0 {
                         builder.push_batch(*origin, *acked_below, batch);
                     }
@@ -310,13 +320,12 @@ impl StagingQueue {
             self.take_out(covered);
             return None;
         }
-        Some(BuiltEntry { data: builder.finish(), own, unnumbered, covered })
+        Some(BuiltEntry { data: builder.finish(), own, covered })
     }
 
     /// The entry is in the log: what it covers leaves the stage.
-    pub(in crate::tier2) fn proposed(&mut self, covered: &CoveredCommands) -> usize {
+    pub(in crate::tier2) fn proposed(&mut self, covered: &CoveredCommands) {
         self.take_out(covered.0);
-        covered.0
     }
 
     fn take_out(&mut self, mut count: usize) {
@@ -333,12 +342,16 @@ impl StagingQueue {
                 }
                 StagedGroup::Unnumbered(blob) => {
                     self.bytes -= blob.len();
+                    self.unnumbered -= 1;
                     count -= 1;
                     0
                 }
                 StagedGroup::Forwarded { commands, .. } => {
                     let taken = count.min(commands.len());
-                    self.bytes -= commands.drain(..taken).map(|command| command.blob.len()).sum::<usize>();
+                    for command in commands.drain(..taken) {
+                        self.bytes -= command.blob.len();
+                        self.unnumbered -= usize::from(command.seq == UNNUMBERED);
+                    }
                     count -= taken;
                     commands.len()
                 }

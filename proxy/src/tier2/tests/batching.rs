@@ -82,6 +82,22 @@ fn clients_answered_together_share_their_next_entry() {
     assert_eq!(alone.node.applied_index(), index + 1, "in one entry");
 }
 
+/// A report of digests comes a few times a second: clients that hand a lock over to each other must not fall out of step by it.
+#[test]
+fn what_nobody_waits_for_does_not_count_as_a_client_that_came() {
+    let mut alone = Alone::start();
+    assert_eq!(alone.ask(2), 2);
+    for round in 0..20 {
+        let index = alone.node.applied_index();
+        alone.now_us += 50;
+        alone.node.stage.push_unnumbered(encoded(&Command::Expire { idle_ms: 600_000 }));
+        assert_eq!(alone.ask(1), 0, "round {round}: the other is waited for");
+        alone.now_us += 50;
+        assert_eq!(alone.ask(1), 2, "round {round}");
+        assert_eq!(alone.node.applied_index(), index + 1, "round {round}: in one entry");
+    }
+}
+
 #[test]
 fn a_client_alone_is_never_held_up() {
     let mut alone = Alone::start();
