@@ -226,6 +226,7 @@ fn reserved_files(config: &Config) -> u64 {
     NODE_FILES + peers + admin
 }
 
+/// The log, snapshots, listeners, and whatever else the node opens for itself.
 const NODE_FILES: u64 = 128;
 
 /// File descriptors of one client: its own, one towards the upstream Redis, and the pair in front of that one's TLS.
