@@ -125,6 +125,8 @@ pub(crate) fn add(targets: &mut Vec<Target>, name: &str, made: Result<Target, St
 }
 
 /// Every target in turn, `turns` times, after one turn each that does not count.
+///
+/// Every other turn goes through them backwards: whoever comes second in a turn is slower, by 5 % on a small machine.
 pub(crate) fn alternate(
     part: &str,
     clients: usize,
@@ -133,8 +135,13 @@ pub(crate) fn alternate(
     (turns, length): (usize, Duration),
 ) -> Vec<Row> {
     let length = options.turn_length(length);
+    let mut order: Vec<usize> = (0..targets.len()).collect();
     for turn in 0..=options.turns(turns) {
-        for target in targets.iter_mut().filter(|target| target.failure.is_none()) {
+        for at in order.iter().copied() {
+            let target = &mut targets[at];
+            if target.failure.is_some() {
+                continue;
+            }
             crate::report::progress(&format!(
                 "{part}, {clients} clients: turn {turn} of {}, {}",
                 options.turns(turns),
@@ -142,6 +149,7 @@ pub(crate) fn alternate(
             ));
             target.turn(length, turn > 0);
         }
+        order.reverse();
     }
     crate::report::progress("");
     targets.iter().map(|target| target.row(part, clients)).collect()
