@@ -285,6 +285,30 @@ fn a_renewal_is_not_told_as_expired_while_the_lock_is_held() {
     }
 }
 
+/// An owner asks again for what it holds at a node that hears of everything late, and renews it meanwhile at another.
+#[test]
+fn a_lock_that_its_owner_asked_for_again_is_not_released_by_a_late_node() {
+    for (seed, ttl_ms) in (0..5).flat_map(|seed| [1_100, 1_200, 1_300].map(|ttl_ms| (seed, ttl_ms))) {
+        let mut cluster = settled(3, seed);
+        let (late, other) = (follower(&cluster), leader(&cluster));
+        let fence = take(&mut cluster, other, "r", "a", 1_000);
+        cluster.network().delay_us = (200_000, 200_001);
+        let again = cluster.submit(late, &acquire("r", "a", ttl_ms, 0), 0);
+        cluster.run_for(1_000);
+        let renew = Command::Renew { db: 0, resource: b"r", fence, ttl_ms: 60_000 };
+        let renewed = cluster.submit(other, &renew, 0);
+        assert!(matches!(cluster.wait_for(renewed, 4_500), Reply::Renewed { .. }), "seed {seed}");
+        let told = cluster.wait_for(again, 4_500);
+        let Reply::Granted { fence: same, ttl_ms: told_ms } = told else {
+            panic!("seed {seed}, {ttl_ms}: {told:?}")
+        };
+        assert_eq!(same, fence);
+        assert!((1..=ttl_ms).contains(&told_ms), "seed {seed}, {ttl_ms}: {told_ms}");
+        cluster.run_for(3_000);
+        assert_eq!(owner_of(&mut cluster, other), Some(Bytes::from_static(b"a")), "seed {seed}, {ttl_ms}");
+    }
+}
+
 #[test]
 fn a_renewal_told_at_once_has_the_time_that_was_asked_for() {
     let mut cluster = settled(3, 1);

@@ -7,11 +7,13 @@
 //! like a ReadIndex that also brings the time). When the barrier is applied, the state is at least as new as the barrier:
 //! a grant that has ended is answered nil, another with its remaining ttl. Normally grants are prompt and sent unchanged.
 //!
-//! A grant that is answered nil although it may still be held (its remaining ttl is uncertain) is released: no client knows of it.
-//! A renewal is told by the same rule, but its lock is left alone, because its holder knows it:
+//! Where nothing may be left although the lock stands (the barrier took longer than the ttl), another barrier is sent, until time is
+//! left or the lock has ended. It is not released: the owner who asked again, or who converted its hold, knows of it and may be renewing it
+//! elsewhere. Only of a multi-lock some of whose locks have ended, the others are released: it is held as a whole or not at all.
 //!
-//! - It is still the holder's: `[1, ttl]` with what is left. Where nothing may be left although the lock stands (the barrier took
-//!   longer than the ttl), another barrier is sent: the renewal is never told as `expired` while the lock is held.
+//! A renewal is told by the same rule:
+//!
+//! - It is still the holder's: `[1, ttl]` with what is left. It is never told as `expired` while the lock is held.
 //! - It has ended: the reason that a release would be told now.
 //! - A release behind it on the same connection has ended it: `[1, ttl]`, since the client's own commands take effect in order.
 //!
@@ -237,6 +239,9 @@ impl Node {
             0 => {
                 let standing: Vec<GrantedLock> =
                     held.locks.iter().filter(|lock| ends_ms(lock).is_some()).cloned().collect();
+                if standing.len() == held.locks.len() {
+                    return None;
+                }
                 for GrantedLock { db, name, fence } in standing {
                     self.submit_own(&Command::Release { db, resource: &name, fence });
                 }
