@@ -302,3 +302,30 @@ fn a_full_session_retries_and_converts() {
     let own = format!("LOCK.ACQUIRE a 0 OWNER x SHARED SESSION {session}");
     assert_eq!(node.fence(&own), fence, "nor is a retry of what it holds");
 }
+
+/// A waiter that may wound looks at all holders. An entry does so for few of many; the waiter is looked at again when a hold ends.
+#[test]
+fn an_entry_looks_at_so_many_holders_for_whom_to_wound() {
+    const FREE: usize = 32;
+    const HOLDERS: usize = FREE + 8;
+    for kind in ["SHARED", "PERMITS 1 OF 100"] {
+        for (steps, looked_at) in [(200_000, HOLDERS..=HOLDERS), (7, FREE..=FREE + 7), (0, FREE..=FREE)] {
+            let limits = Limits { wound_steps_per_entry_max: steps, ..Limits::default() };
+            let mut node = Node::with_limits(limits);
+            let [older, younger] = [(); 2].map(|()| node.open(SessionPolicy::WoundWait));
+            let mut fences: Vec<u64> = (0..HOLDERS)
+                .map(|number| {
+                    node.fence(&format!("LOCK.ACQUIRE r 100000 OWNER o{number} SESSION {younger} {kind}"))
+                })
+                .collect();
+            let all = kind.replace("1 OF", "100 OF").replace("SHARED", "");
+            let asked = format!("LOCK.ACQUIRE r 1000 WAIT 60000 SESSION {older} {all}");
+            node.say(asked.trim());
+            while !node.replies.iter().any(|(_, reply)| matches!(reply, Reply::Granted { .. })) {
+                let fence = fences.pop().expect("the last hold is out of its way");
+                assert_eq!(node.say(&format!("LOCK.RELEASE r {fence}")), Some(Reply::Released));
+            }
+            assert!(looked_at.contains(&fences.len()), "{kind}, {steps} steps: {}", fences.len());
+        }
+    }
+}

@@ -152,6 +152,7 @@ impl Machine {
         self.blocked_tries_left = self.limits.due_per_entry_max;
         self.session_ends_left = self.limits.session_ends_per_entry_max;
         self.deadlock_steps_left = self.limits.deadlock_steps_per_entry_max;
+        self.wound_steps_left.set(self.limits.wound_steps_per_entry_max);
         self.reply_room = RepliesLeft::default();
         out.unsucceeded.clear();
         self.end_due(out);

@@ -40,6 +40,9 @@ pub struct Limits {
     pub deadlock_steps_max: usize,
     /// The same for all searches of one entry.
     pub deadlock_steps_per_entry_max: usize,
+    /// Holders that one entry looks at for waiters that might wound them, but for a few each time. Beyond it nobody is wounded: the waiter is
+    /// looked at again with the next end of a hold.
+    pub wound_steps_per_entry_max: usize,
 }
 
 impl Default for Limits {
@@ -63,6 +66,7 @@ impl Default for Limits {
             idle_per_entry_max: 8_192,
             deadlock_steps_max: 50_000,
             deadlock_steps_per_entry_max: 200_000,
+            wound_steps_per_entry_max: 200_000,
         }
     }
 }

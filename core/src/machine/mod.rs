@@ -84,6 +84,7 @@ pub use snapshot::refound::{Contents, OpenEndedLock, RefoundError, Refounded};
 pub use snapshot::restore::{Checker, RestoreError, Restorer};
 use stats::Counters;
 pub use stats::Stats;
+use std::cell::Cell;
 use std::collections::VecDeque;
 use store::deadlines::Deadlines;
 use store::list::List;
@@ -166,6 +167,7 @@ pub struct Machine {
     blocked_tries_left: usize,
     session_ends_left: usize,
     deadlock_steps_left: usize,
+    wound_steps_left: Cell<usize>,
     work: work::Work,
     snapshot: Option<snapshot::write::Progress>,
 
@@ -236,6 +238,7 @@ impl Machine {
             blocked_tries_left: 0,
             session_ends_left: 0,
             deadlock_steps_left: 0,
+            wound_steps_left: Cell::new(0),
             work: work::Work::default(),
             snapshot: None,
             history: history::History::default(),

@@ -195,6 +195,7 @@ pub(crate) fn tight_limits() -> Limits {
         locks_per_session_max: 10_000,
         session_ends_per_entry_max: 2,
         deadlock_steps_per_entry_max: 200_000,
+        wound_steps_per_entry_max: 200_000,
         deadlock_steps_max: 6,
     }
 }

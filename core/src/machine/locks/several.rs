@@ -17,6 +17,9 @@ use crate::reply::{Refusal, Reply};
 use crate::types::{has_passed, Fence, LockKind, LockMode, OwnerIdentity};
 use smallvec::SmallVec;
 
+/// Holders of a lock that may be looked at each time for whom to wound, whatever the others of the entry did.
+const WOUND_STEPS_FREE: usize = 32;
+
 /// What is granted, but for the lock and the fence.
 #[derive(Clone, Copy)]
 pub(crate) struct GrantTerms<'a> {
@@ -449,7 +452,9 @@ impl Machine {
         let is_other = |holder: &HolderSlot| self.holders[*holder].fence != waiter.converts;
         let others = || self.holders_of(slot).filter(is_other).map(Hold::Several);
         // Looked at first: of many holders the first few tell.
-        let may_have_it = others().all(|hold| self.may_wound(waiter.session, hold));
+        let may_have_it = others()
+            .enumerate()
+            .all(|(looked, hold)| self.may_look_on(looked) && self.may_wound(waiter.session, hold));
         may_have_it.then(|| others().collect())
     }
 
@@ -458,10 +463,15 @@ impl Machine {
         if !self.wounds(waiter.session) {
             return None;
         }
-        let mut younger: Vec<HolderSlot> = self
-            .holders_of(slot)
-            .filter(|holder| self.may_wound(waiter.session, Hold::Several(*holder)))
-            .collect();
+        let mut younger: Vec<HolderSlot> = Vec::new();
+        for (looked, holder) in self.holders_of(slot).enumerate() {
+            if !self.may_look_on(looked) {
+                return None;
+            }
+            if self.may_wound(waiter.session, Hold::Several(holder)) {
+                younger.push(holder);
+            }
+        }
         younger.sort_by_key(|holder| std::cmp::Reverse(self.age_of(self.holders[*holder].session)));
         let permits = |holder: &HolderSlot| self.holders[*holder].kind.count();
         let mut freed = 0;
@@ -480,5 +490,15 @@ impl Machine {
             None => true,
         });
         Some(younger.into_iter().map(Hold::Several).collect())
+    }
+
+    /// Whether the entry may look at one holder more for whom to wound, after so many of this lock.
+    fn may_look_on(&self, looked: usize) -> bool {
+        if looked < WOUND_STEPS_FREE {
+            return true;
+        }
+        let left = self.wound_steps_left.get().checked_sub(1);
+        self.wound_steps_left.set(left.unwrap_or(0));
+        left.is_some()
     }
 }

@@ -10,7 +10,8 @@
 //!
 //! # Caveats
 //!
-//! A look at a long queue counts as a search for circles does; where the entry has no steps left, the wait is let through.
+//! A look at a long queue counts as a search for circles does; where the entry has no steps left, the wait is let through. A look at many
+//! holders counts too: where the entry has no steps left, nobody is wounded until the next end of a hold of that lock.
 
 use crate::grammar::errors;
 use crate::machine::locks::several::Hold;
