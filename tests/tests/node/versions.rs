@@ -274,6 +274,44 @@ fn what_a_removed_member_said_does_not_count_for_its_successor() {
     assert!(versions(&cluster).iter().all(|version| *version == 1), "{:?}", versions(&cluster));
 }
 
+/// A node that missed the raise does not say that the cluster has not got what it has by now.
+#[test]
+fn a_node_that_is_cut_off_does_not_refuse_what_the_cluster_may_know_by_now() {
+    use redfence_core::types::LockKind;
+    let shared = Command::AcquireWith {
+        db: 0,
+        resource: b"r",
+        ttl_ms: 100_000,
+        wait_ms: 0,
+        owner: b"o",
+        session: None,
+        kind: LockKind::Shared,
+        value: b"",
+    };
+    let mut seeds = 1..50;
+    let mut cluster = loop {
+        let cluster = settled_with(3, seeds.next().expect("another node leads in some"), new_but_node_3);
+        if leader(&cluster) != 3 {
+            break cluster;
+        }
+    };
+    // It has told the leader what it can run.
+    cluster.run_for(1_000);
+    let (leads, alone) = (leader(&cluster), 3 - leader(&cluster));
+    cluster.network().split(&[alone], &[leads, 3]);
+    cluster.set_configure(new);
+    cluster.crash(3);
+    cluster.start(3);
+    let raised =
+        |cluster: &SimCluster| cluster.node(leads).is_some_and(|node| node.machine().cluster_version() == 2);
+    assert!(cluster.run_until(6_000, raised), "{:?}", versions(&cluster));
+    assert_eq!(cluster.node(alone).unwrap().machine().cluster_version(), 1);
+    let ticket = cluster.submit(alone, &shared, 0);
+    cluster.run_for(300);
+    cluster.heal();
+    granted(&cluster.wait_for(ticket, 6_000));
+}
+
 /// Nothing of a later version is logged before every member can run it; then readers at different nodes hold a lock together, over a
 /// snapshot too.
 #[test]

@@ -136,9 +136,24 @@ impl Node {
         self.raw.raft.commit_to_current_term() && self.applied >= self.raw.raft.raft_log.committed
     }
 
+    /// Whether the cluster version is likely to be the one that this node knows. One that has no leader, or has not caught up, may have
+    /// missed a raise.
+    fn knows_cluster_version(&self) -> bool {
+        match self.is_leader() {
+            true => self.has_applied_own_term(),
+            false => self.raw.raft.leader_id != 0 && self.applied >= self.raw.raft.raft_log.committed,
+        }
+    }
+
+    /// The error for a client's command that the cluster's version does not have. Where this node cannot know, the command is taken in
+    /// like any other and the leader decides.
+    pub(in crate::tier2) fn version_refusal_of_client(&self, blob: &[u8]) -> Option<Reply> {
+        self.version_refusal(blob).filter(|_| self.knows_cluster_version())
+    }
+
     /// The error for a command that the cluster's version does not have. Costs nothing where the cluster runs the newest version
     /// this node can run.
-    pub(in crate::tier2) fn version_refusal(&self, blob: &[u8]) -> Option<Reply> {
+    fn version_refusal(&self, blob: &[u8]) -> Option<Reply> {
         if self.machine.cluster_version() >= self.config.versions.newest {
             return None;
         }

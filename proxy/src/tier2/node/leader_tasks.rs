@@ -31,10 +31,13 @@ impl Node {
         if self.is_leader() {
             self.declare_gone();
             self.promote_learners();
-            self.raise_version();
         }
         self.tell_versions();
         self.work_on_goals();
+        // After whatever may have begun to add a member: one that is being added counts too.
+        if self.is_leader() {
+            self.raise_version();
+        }
     }
 
     /// The cluster's own, once its settings are founded.

@@ -47,7 +47,7 @@ impl Node {
             self.metering.metrics().queue_full(Queue::Requests).increment();
         }
         let refusal = self.client_refusal().or_else(|| full.then(refusals::queue_full));
-        match refusal.or_else(|| self.version_refusal(&submit.blob)) {
+        match refusal.or_else(|| self.version_refusal_of_client(&submit.blob)) {
             Some(refusal) => self.out.replies.push((submit.ticket, refusal)),
             None => {
                 self.renew_outside_log(&submit.blob);
