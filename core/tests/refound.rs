@@ -5,6 +5,7 @@ mod drive;
 use drive::{apply, info, restore, steps, watched, Writer, DBS, NAMES};
 use proptest::prelude::*;
 use redfence_core::keyspace::Resp;
+use redfence_core::machine::settings::upstream_identity::Report;
 use redfence_core::machine::settings::{Founding, SettingsCommand};
 use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{Applied, Command, Limits, Machine, Query, RefoundError};
@@ -406,4 +407,22 @@ fn a_floor_leaves_room_for_grants_and_for_further_restores() {
     let mut again = restore(&pieces(&mut cluster.machine), Limits::default());
     again.refound(Fence(NOW_US)).unwrap();
     restore(&pieces(&mut again), Limits::default());
+}
+
+/// Members of the old cluster that are not in the new one will never report what they have behind them now.
+#[test]
+fn the_new_clusters_leader_may_have_another_redis_behind_it() {
+    let mut cluster = Cluster::second();
+    let redis = |run_id: &'static [u8]| Report::Redis { run_id, replid: run_id, replid2: b"" };
+    let mut behind = |cluster: &mut Cluster, node, leads, what| {
+        cluster.apply(Command::Settings(SettingsCommand::Behind { node, leads, what }));
+        format!("{:?}", cluster.machine.settings().behind)
+    };
+    for (node, leads) in [(1, true), (2, false), (3, false)] {
+        behind(&mut cluster, node, leads, redis(b"old"));
+    }
+    let before = behind(&mut cluster, 1, true, redis(b"new"));
+    cluster.machine.refound(Fence(FLOOR)).unwrap();
+    let after = behind(&mut cluster, 1, true, redis(b"new"));
+    assert_ne!(before, after, "the others had the old one; nobody has it now");
 }

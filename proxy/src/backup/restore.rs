@@ -71,7 +71,13 @@ fn load(args: &RestoreArgs, founders: &[(NodeId, String)]) -> Result<Loaded, Str
     let (header, mut machine) = file::load(&args.from)?;
     let first = founders.iter().map(|(id, _)| *id).min().unwrap_or(args.id);
     let now_us = clock::wall_us();
-    if now_us < header.taken_at_us {
+    if args.id != first && args.fence_floor.is_some() {
+        tell(&format!(
+            "warning: --fence-floor counts at node {first} alone, which brings the state in: it has no effect on node {}",
+            args.id
+        ));
+    }
+    if args.id == first && now_us < header.taken_at_us {
         tell(&format!(
             "warning: the clock here ({}) is behind the time of the backup ({}). Set it right, or give --fence-floor a number \
              above every fence of the old cluster",

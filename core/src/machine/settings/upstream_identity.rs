@@ -155,6 +155,11 @@ impl Behind {
         self.reports.remove(&node);
     }
 
+    /// A new cluster begins: members of the old one that are not in it will not report again.
+    pub(crate) fn forget_all(&mut self) {
+        self.reports.clear();
+    }
+
     pub(crate) fn write(&self, out: &mut Vec<u8>) {
         out.push(u8::from(self.reference.is_some()));
         if let Some(reference) = &self.reference {

@@ -149,6 +149,7 @@ impl Machine {
         self.snapshot_cancel();
         self.drop_requests();
         self.digests.refound();
+        self.settings.behind.forget_all();
         self.hold_for_full_time();
         self.reindex();
         self.floor = floor;
