@@ -354,6 +354,12 @@ fn every_lock_of_the_connection_is_watched() {
     let released = grant(&mut client, "LOCK.ACQUIRE released 60000");
     assert_eq!(client.ask(&["LOCK.RELEASE", "released", &released.to_string()]), "(1, \"ok\")");
     assert_eq!(other.ask(&words("LOCK.FORCERELEASE gone")), "1");
+    // A release that does not take place.
+    let kept = grant(&mut client, "LOCK.ACQUIRE kept 60000");
+    assert_eq!(client.ask(&words("WATCH w")), "OK");
+    assert_eq!(other.ask(&words("SET w 1")), "OK");
+    client.ask_all(&["MULTI", &format!("LOCK.RELEASE kept {kept}")]);
+    assert_eq!(client.ask(&["EXEC"]), "nil");
     // The acquire is still under way when it says so.
     client.send(&words("LOCK.ACQUIRE pipelined 60000"));
     client.send(&words("LOCK.NOTIFY ON"));
@@ -361,6 +367,8 @@ fn every_lock_of_the_connection_is_watched() {
     assert_eq!(client.receive(), "OK");
     assert_eq!(other.ask(&words("LOCK.FORCERELEASE before")), "1");
     assert_eq!(client.receive(), lost("before", before, "forced", "nil"));
+    assert_eq!(other.ask(&words("LOCK.FORCERELEASE kept")), "1");
+    assert_eq!(client.receive(), lost("kept", kept, "forced", "nil"));
     assert_eq!(other.ask(&words("LOCK.FORCERELEASE pipelined")), "1");
     assert_eq!(client.receive(), lost("pipelined", pipelined, "forced", "nil"));
 
@@ -532,6 +540,14 @@ fn locks_are_doubted_by_the_lease_they_have() {
     watcher.receive();
     let id = session(&mut client, &format!("LOCK.SESSION OPEN {LEASE_MS}"));
     let of_session = grant(&mut client, &format!("LOCK.ACQUIRE s 0 SESSION {id}"));
+    // Another lock of the session in another database, and another connection that asks to be told of both.
+    let mut elsewhere = nodes[1].connect();
+    assert_eq!(elsewhere.ask(&words("SELECT 1")), "OK");
+    let in_other = grant(&mut elsewhere, &format!("LOCK.ACQUIRE t 0 SESSION {id}"));
+    let mut second = resp3(&nodes[0]);
+    let held = second.ask(&["LOCK.NOTIFY", "ON", "SESSION", &id]);
+    assert_eq!(held, format!("((\"s\", {of_session}), (\"t\", {in_other}))"));
+    assert!(second.hears_nothing_for(QUIET), "both are held");
     let lengthened = grant(&mut client, &format!("LOCK.ACQUIRE long {LEASE_MS}"));
     let shortened = grant(&mut client, "LOCK.ACQUIRE short 600000");
     let renewals = [("long", lengthened, "600000"), ("short", shortened, LEASE_MS)];
@@ -544,10 +560,14 @@ fn locks_are_doubted_by_the_lease_they_have() {
     let suspect =
         |name: &str, fence: u64| format!(">(\"lock-suspect\", \"{name}\", {fence}, \"no_quorum\", nil)");
     assert_eq!(told, [suspect("s", of_session), suspect("short", shortened)]);
-    let mut heard = [watcher.receive(), watcher.receive()];
+    let mut of_both = [second.receive(), second.receive()];
+    of_both.sort();
+    assert_eq!(of_both, [suspect("s", of_session), suspect("t", in_other)]);
+    let mut heard = [watcher.receive(), watcher.receive(), watcher.receive()];
     heard.sort();
     assert!(heard[0].contains("lock-suspect") && heard[0].contains("__lost__:s\""), "{heard:?}");
     assert!(heard[1].contains("lock-suspect") && heard[1].contains("__lost__:short\""), "{heard:?}");
+    assert!(heard[2].contains("lock-suspect") && heard[2].contains("__lost__:t\""), "{heard:?}");
     nodes[1..].iter().for_each(|node| node.process.signal("CONT"));
     await_that("the cluster serves", || client.ask(&words("LOCK.FORCERELEASE long")) == "1");
 }

@@ -237,15 +237,16 @@ impl Machine {
         others.take(SHOWN_MAX).find(|session| session.is_some()).unwrap_or(SessionSlot::NONE)
     }
 
-    /// What a session holds: `[resource, fence]` each, in the order of their grants by mode.
+    /// What a session holds: `[resource, fence, database]` each, in the order of their grants by mode.
     pub(crate) fn session_locks(&self, id: SessionId, scope: SessionScope) -> Reply {
         let found = self.session_ids.get(&id).and_then(|slot| self.session_in(scope, *slot));
         let Some(session) = found.filter(|session| !self.has_passed(session.deadline_ms)) else {
             return crate::grammar::errors::no_session().into();
         };
         let row = |slot: LockSlot, fence: Fence| {
-            let name = Reply::bulk(self.locks[slot].name());
-            Reply::Array(vec![name, Reply::Int(fence.0 as i64)])
+            let lock = &self.locks[slot];
+            let (fence, db) = (Reply::Int(fence.0 as i64), Reply::Int(i64::from(lock.db())));
+            Reply::Array(vec![Reply::bulk(lock.name()), fence, db])
         };
         let exclusive = session.locks.walk(&self.locks).map(|slot| (slot, self.locks[slot].fence));
         let several = session.holders.walk(&self.holders);

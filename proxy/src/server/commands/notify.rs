@@ -188,7 +188,11 @@ impl CommandContext {
                         self.note_renewed(&GrantKey { db: lock.db, resource, fence }, reply);
                     }
                 }
-                LockStep::Releases(fence) => self.client.told.released(lock.db, &lock.names[0], fence),
+                // One that was not carried out has ended nothing.
+                LockStep::Releases(fence) if reply == Some(&Reply::Released) => {
+                    self.client.told.released(lock.db, &lock.names[0], fence);
+                }
+                LockStep::Releases(_) => {}
             }
         }
     }
@@ -212,23 +216,33 @@ impl CommandContext {
             return reply;
         };
         let user = Arc::clone(&self.client.user);
-        rows.retain(|row| held(row).is_some_and(|(name, _)| user.may_hear_of_loss(name)));
-        for (name, fence) in rows.iter().filter_map(held) {
+        rows.retain(|row| held(row).is_some_and(|(_, name, _)| user.may_hear_of_loss(name)));
+        for (db, name, fence) in rows.iter().filter_map(held) {
             // Of its loss it hears as of any of the session's; here it is noted so that it can be doubted.
-            let key = GrantKey { db: self.client.db, resource: name.clone(), fence };
+            let key = GrantKey { db, resource: name.clone(), fence };
             let grant = ToldGrant { key, lease_ms: 0, user: user.tag };
             self.server.losses.knows(self.client.info.id, grant);
         }
+        rows.iter_mut().for_each(hide_db);
         Reply::Array(rows)
     }
 }
 
-/// A row of what a session holds.
-fn held(row: &Reply) -> Option<(&Bytes, Fence)> {
+/// A row of what a session holds, as the machine tells it: name, fence, database.
+fn held(row: &Reply) -> Option<(u32, &Bytes, Fence)> {
     let Reply::Array(row) = row else { return None };
     match &row[..] {
-        [Reply::Bulk(name), Reply::Int(fence)] => Some((name, Fence(*fence as u64))),
+        [Reply::Bulk(name), Reply::Int(fence), Reply::Int(db)] => {
+            Some((u32::try_from(*db).ok()?, name, Fence(*fence as u64)))
+        }
         _ => None,
+    }
+}
+
+/// Clients are told name and fence.
+fn hide_db(row: &mut Reply) {
+    if let Reply::Array(row) = row {
+        row.truncate(2);
     }
 }
 
