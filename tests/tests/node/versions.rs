@@ -306,9 +306,17 @@ fn a_node_that_is_cut_off_does_not_refuse_what_the_cluster_may_know_by_now() {
         |cluster: &SimCluster| cluster.node(leads).is_some_and(|node| node.machine().cluster_version() == 2);
     assert!(cluster.run_until(6_000, raised), "{:?}", versions(&cluster));
     assert_eq!(cluster.node(alone).unwrap().machine().cluster_version(), 1);
+    // Not before it has noticed.
+    cluster.run_for(2_000);
     let ticket = cluster.submit(alone, &shared, 0);
-    cluster.run_for(300);
+    match cluster.wait_for(ticket, 6_000) {
+        Reply::Error(refusal) => assert_eq!(refusal.code(), "UNAVAILABLE"),
+        other => panic!("{other:?}"),
+    }
     cluster.heal();
+    let caught_up = |cluster: &SimCluster| versions(cluster).iter().all(|version| *version == 2);
+    assert!(cluster.run_until(6_000, caught_up), "{:?}", versions(&cluster));
+    let ticket = cluster.submit(alone, &shared, 0);
     granted(&cluster.wait_for(ticket, 6_000));
 }
 

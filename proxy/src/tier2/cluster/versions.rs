@@ -145,10 +145,11 @@ impl Node {
         }
     }
 
-    /// The error for a client's command that the cluster's version does not have. Where this node cannot know, the command is taken in
-    /// like any other and the leader decides.
+    /// The error for a client's command that the cluster's version does not have. A node that cannot know says so, and does not take the
+    /// command in: it might lead by the time the command is logged.
     pub(in crate::tier2) fn version_refusal_of_client(&self, blob: &[u8]) -> Option<Reply> {
-        self.version_refusal(blob).filter(|_| self.knows_cluster_version())
+        let refusal = self.version_refusal(blob)?;
+        Some(if self.knows_cluster_version() { refusal } else { refusals::no_quorum() })
     }
 
     /// The error for a command that the cluster's version does not have. Costs nothing where the cluster runs the newest version
