@@ -414,7 +414,7 @@ fn a_floor_leaves_room_for_grants_and_for_further_restores() {
 fn the_new_clusters_leader_may_have_another_redis_behind_it() {
     let mut cluster = Cluster::second();
     let redis = |run_id: &'static [u8]| Report::Redis { run_id, replid: run_id, replid2: b"" };
-    let mut behind = |cluster: &mut Cluster, node, leads, what| {
+    let behind = |cluster: &mut Cluster, node, leads, what| {
         cluster.apply(Command::Settings(SettingsCommand::Behind { node, leads, what }));
         format!("{:?}", cluster.machine.settings().behind)
     };
