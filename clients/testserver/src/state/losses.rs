@@ -95,7 +95,10 @@ impl State {
     /// What the session holds; from now on the connection is told of what it loses.
     fn notify_session(&mut self, id: u64, session: SessionId) -> Reply {
         self.expire();
-        let reply = self.machine.query(Query::SessionLocks { id: session, sessions: SessionScope::All });
+        let mut reply = self.machine.query(Query::SessionLocks { id: session, sessions: SessionScope::All });
+        if let Reply::Array(rows) = &mut reply {
+            rows.iter_mut().for_each(hide_db);
+        }
         let Some(notified) = self.peers.get_mut(&id).and_then(|peer| peer.notified.as_mut()) else {
             return reply;
         };
@@ -197,4 +200,11 @@ impl State {
 
 fn fence_reply(fence: Fence) -> Reply {
     Reply::Int(i64::try_from(fence.0).unwrap_or(i64::MAX))
+}
+
+/// Clients are told name and fence of each.
+fn hide_db(row: &mut Reply) {
+    if let Reply::Array(row) = row {
+        row.truncate(2);
+    }
 }
