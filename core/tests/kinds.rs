@@ -329,3 +329,35 @@ fn an_entry_looks_at_so_many_holders_for_whom_to_wound() {
         }
     }
 }
+
+/// A waiter is not taken for one that wounds where the entry's steps may not last until it is served: it would close a circle unseen.
+#[test]
+fn a_circle_is_refused_where_too_few_steps_are_left_to_wound() {
+    const HOLDERS: usize = 32 + 8;
+    for (steps, wounds) in
+        [(200_000, true), (40, true), (39, false), (16, false), (8, false), (7, false), (0, false)]
+    {
+        let limits = Limits { wound_steps_per_entry_max: steps, ..Limits::default() };
+        for converts in [false, true] {
+            let mut node = Node::with_limits(limits.clone());
+            let [older, younger] = [(); 2].map(|()| node.open(SessionPolicy::WoundWait));
+            let own = converts.then(|| node.fence(&format!("LOCK.ACQUIRE r 0 SESSION {older} SHARED")));
+            for number in 0..HOLDERS {
+                node.fence(&format!("LOCK.ACQUIRE r 100000 OWNER o{number} SESSION {younger} SHARED"));
+            }
+            node.fence(&format!("LOCK.ACQUIRE other 0 SESSION {older}"));
+            assert_eq!(node.say(&format!("LOCK.ACQUIRE other 0 SESSION {younger} WAIT 60000")), None);
+            let answer = node.say(&match own {
+                Some(fence) => format!("LOCK.CONVERT r {fence} EXCLUSIVE WAIT 60000"),
+                None => format!("LOCK.ACQUIRE r 1000 SESSION {older} WAIT 60000"),
+            });
+            match wounds {
+                true => assert!(matches!(answer, Some(Reply::Granted { .. })), "{steps} steps: {answer:?}"),
+                false => {
+                    let refused = error(answer);
+                    assert!(refused.starts_with("DEADLOCK"), "{steps} steps: {refused}");
+                }
+            }
+        }
+    }
+}

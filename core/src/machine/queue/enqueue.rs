@@ -45,7 +45,7 @@ impl Machine {
         self.room_for_waiter(params.asker(), params.kind, params.value, slots.len())?;
         let record = Waiter::new(params.asker(), session, params.ttl_ms, self.clock.logical_ms, pending)
             .of_kind(params.kind, params.value);
-        if self.could_wound_its_way(slots, &record) {
+        if self.will_wound_its_way(slots, &record) {
             // It is served, not queued: whoever is in the way loses the lock at the end of this command.
             self.to_serve.extend(slots);
         } else {
@@ -84,7 +84,7 @@ impl Machine {
         // Bound to its hold, not to a time of its own.
         let mut record = Waiter::new(asker, session, 0, self.clock.logical_ms, pending);
         record.converts = params.fence;
-        if self.in_the_way(slot, &record).is_some() {
+        if self.will_have_its_way(&[slot], &record) {
             self.to_serve.push_back(slot);
         } else {
             self.refuse_older_holders(session, slot)?;
@@ -97,11 +97,19 @@ impl Machine {
     }
 
     /// Whether a new waiter would be first everywhere, and may take what is in its way from younger sessions.
-    fn could_wound_its_way(&self, slots: &[LockSlot], record: &Waiter) -> bool {
+    fn will_wound_its_way(&self, slots: &[LockSlot], record: &Waiter) -> bool {
         self.wounds(record.session)
-            && slots
-                .iter()
-                .all(|slot| self.locks[*slot].queue.len == 0 && self.in_the_way(*slot, record).is_some())
+            && slots.iter().all(|slot| self.locks[*slot].queue.len == 0)
+            && self.will_have_its_way(slots, record)
+    }
+
+    /// Whether a new waiter that is first everywhere is granted by this command. It is looked at again when it is served, twice for each
+    /// time that one of its locks is found to be due; what is left for this entry has to last.
+    fn will_have_its_way(&self, slots: &[LockSlot], record: &Waiter) -> bool {
+        let before = self.wound_steps_left.get();
+        let may_have_it = slots.iter().all(|slot| self.in_the_way(*slot, record).is_some());
+        let left = self.wound_steps_left.get();
+        may_have_it && (before - left) * 2 * (slots.len() + 1) <= left
     }
 
     /// Counts, lists and indexes of a waiter that stands in its queues.
