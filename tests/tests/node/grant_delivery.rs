@@ -309,6 +309,42 @@ fn a_lock_that_its_owner_asked_for_again_is_not_released_by_a_late_node() {
     }
 }
 
+/// The same with several locks, one of which its owner has released meanwhile: the others stay its own, and nothing certain is told.
+#[test]
+fn locks_that_their_owner_asked_for_again_are_not_released_by_a_late_node() {
+    for seed in 0..5 {
+        let mut cluster = settled(3, seed);
+        let (late, other) = (follower(&cluster), leader(&cluster));
+        let many = Command::MAcquire {
+            db: 0,
+            resources: [&b"r"[..], b"s"].into_iter().collect(),
+            ttl_ms: 60_000,
+            wait_ms: 0,
+            owner: b"a",
+            session: None,
+        };
+        let unheard = cluster.submit(late, &many, 60_000);
+        cluster.run_for(1);
+        cluster.pause(late);
+        cluster.run_for(300);
+        let again = cluster.submit(other, &many, 0);
+        let s = match cluster.wait_for(again, 1_000) {
+            Reply::GrantedMany { fences, .. } => fences[1],
+            reply => panic!("seed {seed}: {reply:?}"),
+        };
+        let released = cluster.submit(other, &release("s", s), 0);
+        assert_eq!(cluster.wait_for(released, 1_000), Reply::Released);
+        cluster.run_for(1_000);
+        cluster.resume(late);
+        match cluster.wait_for(unheard, 6_000) {
+            Reply::Error(refusal) => assert_eq!(refusal.code(), "INDETERMINATE", "seed {seed}"),
+            reply => panic!("seed {seed}: {reply:?}"),
+        }
+        cluster.run_for(3_000);
+        assert_eq!(owner_of(&mut cluster, other), Some(Bytes::from_static(b"a")), "seed {seed}");
+    }
+}
+
 #[test]
 fn a_renewal_told_at_once_has_the_time_that_was_asked_for() {
     let mut cluster = settled(3, 1);

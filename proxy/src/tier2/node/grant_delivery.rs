@@ -222,7 +222,7 @@ impl Node {
     }
 
     /// What to tell after a barrier. `None`: that takes another one.
-    fn what_is_left(&mut self, held: &HeldGrant) -> Option<Reply> {
+    fn what_is_left(&self, held: &HeldGrant) -> Option<Reply> {
         let now_max_ms = self.now_max_ms();
         let ends_ms = |lock: &GrantedLock| self.machine.held_until_ms(lock.db, &lock.name, lock.fence);
         let left_ms =
@@ -237,15 +237,12 @@ impl Node {
                 Some(Reply::Refused(self.machine.reason_against(lock.db, &lock.name, lock.fence)))
             }
             0 => {
-                let standing: Vec<GrantedLock> =
-                    held.locks.iter().filter(|lock| ends_ms(lock).is_some()).cloned().collect();
-                if standing.len() == held.locks.len() {
-                    return None;
+                match held.locks.iter().filter(|lock| ends_ms(lock).is_some()).count() {
+                    0 => Some(Reply::Nil),
+                    standing if standing == held.locks.len() => None,
+                    // Not ours to release: its owner may have asked for it again at another node, and been told.
+                    _ => Some(refusals::indeterminate()),
                 }
-                for GrantedLock { db, name, fence } in standing {
-                    self.submit_own(&Command::Release { db, resource: &name, fence });
-                }
-                Some(Reply::Nil)
             }
             _ if mutant!(ToldInFull) => Some(held.reply.clone()),
             left_ms => Some(with_ttl(&held.reply, left_ms)),
