@@ -320,6 +320,39 @@ fn a_node_that_is_cut_off_does_not_refuse_what_the_cluster_may_know_by_now() {
     granted(&cluster.wait_for(ticket, 6_000));
 }
 
+/// A healthy cluster that works says at once what its version has not got: nobody is a few entries behind for long.
+#[test]
+fn a_busy_cluster_says_which_version_a_command_needs() {
+    use redfence_core::types::LockKind;
+    let shared = Command::AcquireWith {
+        db: 0,
+        resource: b"r",
+        ttl_ms: 1_000,
+        wait_ms: 0,
+        owner: b"o",
+        session: None,
+        kind: LockKind::Shared,
+        value: b"",
+    };
+    let mut cluster = settled_with(3, 8, new_but_node_3);
+    cluster.run_for(1_000);
+    let mut asked = Vec::new();
+    for round in 0..300 {
+        let name = format!("busy:{round}");
+        asked.extend([1, 2].map(|id| {
+            cluster.submit(id, &acquire(&name, "o", 60_000, 0), 0);
+            cluster.run_for(1);
+            cluster.submit(id, &shared, 0)
+        }));
+    }
+    for ticket in asked {
+        match cluster.wait_for(ticket, 6_000) {
+            Reply::Error(refusal) => assert_eq!(refusal.code(), "ERR", "{refusal:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// Nothing of a later version is logged before every member can run it; then readers at different nodes hold a lock together, over a
 /// snapshot too.
 #[test]

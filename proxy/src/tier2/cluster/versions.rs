@@ -36,6 +36,8 @@ pub(in crate::tier2) struct MemberVersions {
     reports: BTreeMap<NodeId, MemberReport>,
     tell_due_ms: u64,
     raise_due_ms: u64,
+    /// What was committed under this leader at the last tick, and at the one before. A node that keeps up has applied the latter.
+    committed: (Option<u64>, Option<u64>),
 }
 
 impl MemberVersions {
@@ -72,8 +74,9 @@ impl Node {
         }
     }
 
-    /// Not the leader: tells it what this node can run, until it shows that it knows.
+    /// Not the leader: tells it what this node can run, until it shows that it knows. Notes how far this node should be.
     pub(in crate::tier2) fn tell_versions(&mut self) {
+        self.versions.committed = (Some(self.raw.raft.raft_log.committed), self.versions.committed.0);
         let (leader, now_ms) = (self.leader(), self.now.monotonic_ms());
         if leader == 0 || self.is_leader() || self.removed || now_ms < self.versions.tell_due_ms {
             return;
@@ -133,7 +136,7 @@ impl Node {
     /// Whether everything an earlier leader committed is applied here. Before that, this leader's view of the cluster version
     /// may be an old one.
     fn has_applied_own_term(&self) -> bool {
-        self.raw.raft.commit_to_current_term() && self.applied >= self.raw.raft.raft_log.committed
+        self.raw.raft.raft_log.term(self.applied).is_ok_and(|term| term == self.raw.raft.term)
     }
 
     /// Whether the cluster version is likely to be the one that this node knows. One that has no leader, or has not caught up, may have
@@ -141,7 +144,10 @@ impl Node {
     fn knows_cluster_version(&self) -> bool {
         match self.is_leader() {
             true => self.has_applied_own_term(),
-            false => self.raw.raft.leader_id != 0 && self.applied >= self.raw.raft.raft_log.committed,
+            false => {
+                self.raw.raft.leader_id != 0
+                    && self.versions.committed.1.is_some_and(|committed| self.applied >= committed)
+            }
         }
     }
 
