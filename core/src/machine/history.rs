@@ -13,6 +13,8 @@ const NAMES_MAX: usize = 10_000;
 const CHUNK: usize = 50;
 /// Holds and waits of one name that are remembered.
 const SAMPLES: usize = 32;
+/// Holds of one name that are put away together.
+const NEWEST: usize = 3;
 /// Holds of one name whose end is remembered.
 pub(crate) const PAST_MAX: usize = 8;
 /// How far the use of a name counts against others.
@@ -128,36 +130,87 @@ impl PackedHold {
     }
 }
 
-/// Whose place it is, and what counts of what is there. Kept apart from the samples: all heads together fit into the CPU's cache,
-/// and the end of a hold touches one line of samples.
+/// Holds that may be noted: each takes a line out of the memory, which is felt where there are hundreds a millisecond. No cluster has as
+/// many; a node that applies a long log does.
+struct Budget {
+    left: u32,
+    /// Until when what is left was filled up, in units of [`BUDGET_UNIT_BITS`].
+    until: u64,
+}
+
+/// 1.024 ms of the clock's microseconds.
+const BUDGET_UNIT_BITS: u32 = 10;
+/// Holds noted in one unit: 62,500 a second.
+const BUDGET_PER_UNIT: u64 = 64;
+/// Holds noted at once after a quiet time.
+const BUDGET_MAX: u64 = 8_192;
+
+impl Default for Budget {
+    fn default() -> Budget {
+        Budget { left: BUDGET_MAX as u32, until: 0 }
+    }
+}
+
+impl Budget {
+    #[inline]
+    fn takes_one(&mut self, at_us: u64) -> bool {
+        let now = at_us >> BUDGET_UNIT_BITS;
+        if now != self.until {
+            let more = now.saturating_sub(self.until).saturating_mul(BUDGET_PER_UNIT);
+            self.left = u64::from(self.left).saturating_add(more).min(BUDGET_MAX) as u32;
+            self.until = now;
+        }
+        match self.left.checked_sub(1) {
+            Some(left) => {
+                self.left = left;
+                true
+            }
+            None => false,
+        }
+    }
+}
+
+/// Whose place it is, what counts of what is there, and the newest holds: one line of the CPU's cache, and all places together stay in
+/// it. Older holds and waits are kept apart, and touched seldom.
 #[derive(Clone, Copy)]
-struct Head {
+#[repr(C, align(64))]
+struct Place {
+    newest: [PackedHold; NEWEST],
     slot: LockSlot,
     heat: u8,
-    holds: RingState,
+    /// How many of the newest there are.
+    len: u8,
+    older: RingState,
     waits: RingState,
 }
 
+const _: () = assert!(size_of::<Place>() == 64);
+
 #[derive(Clone, Copy)]
-#[repr(C, align(64))]
 struct Samples {
-    holds: [PackedHold; SAMPLES],
+    /// As many at a time as there are newest ones.
+    older: [[PackedHold; NEWEST]; SAMPLES.div_ceil(NEWEST)],
     wait_ms: [u32; SAMPLES],
     /// Of this name only if it has waits.
     waited: Waited,
 }
 
-const NOBODY: Head = Head {
+const NOBODY: Place = Place {
+    newest: [PackedHold::NONE; NEWEST],
     slot: LockSlot::NONE,
     heat: 0,
-    holds: RingState { next: 0, len: 0 },
+    len: 0,
+    older: RingState { next: 0, len: 0 },
     waits: RingState { next: 0, len: 0 },
 };
 
-const NO_SAMPLES: Samples =
-    Samples { holds: [PackedHold::NONE; SAMPLES], wait_ms: [0; SAMPLES], waited: Waited::NONE };
+const NO_SAMPLES: Samples = Samples {
+    older: [[PackedHold::NONE; NEWEST]; SAMPLES.div_ceil(NEWEST)],
+    wait_ms: [0; SAMPLES],
+    waited: Waited::NONE,
+};
 
-impl Head {
+impl Place {
     /// Whether what is to be noted of this name goes here. Each time counts: for the name, or against the one that has the place.
     #[inline]
     fn is_taken_by(&mut self, slot: LockSlot) -> bool {
@@ -172,10 +225,11 @@ impl Head {
         self.slot == slot
     }
 
-    /// Becomes the head of another name's place.
+    /// Becomes another name's.
     fn give_to(&mut self, slot: LockSlot) {
         (self.slot, self.heat) = (slot, u8::from(slot.is_some()));
-        (self.holds, self.waits) = Default::default();
+        self.len = 0;
+        (self.older, self.waits) = Default::default();
     }
 }
 
@@ -195,16 +249,11 @@ pub(crate) struct RecentUse {
 #[derive(Default)]
 pub(crate) struct History {
     /// Empty until something falls into one.
-    heads: Vec<Head>,
-    /// Empty until something falls into them.
+    places: Vec<Place>,
+    /// Of the same places. Empty until something falls into them.
     chunks: Vec<Vec<Samples>>,
-    /// Holds that are not among the samples yet. Their places are in no cache: many at a time are fetched together, where each alone
-    /// would hold up the command that ends it.
-    pending: Vec<(LockSlot, PackedHold)>,
+    budget: Budget,
 }
-
-/// Holds that are put into their places together.
-const PENDING_MAX: usize = 64;
 
 fn place_of(slot: LockSlot) -> usize {
     slot.number() as usize % NAMES_MAX
@@ -213,43 +262,44 @@ fn place_of(slot: LockSlot) -> usize {
 impl History {
     #[inline]
     pub(crate) fn note_hold(&mut self, slot: LockSlot, fence: Fence, at_us: u64, ending: Ending) {
-        self.pending.push((slot, PackedHold::new(fence, at_us, ending)));
-        if self.pending.len() >= PENDING_MAX {
-            self.flush();
+        if !self.budget.takes_one(at_us) {
+            return;
+        }
+        let Some(place) = self.open(slot) else { return };
+        place.newest[usize::from(place.len)] = PackedHold::new(fence, at_us, ending);
+        place.len += 1;
+        if usize::from(place.len) == NEWEST {
+            self.put_away(place_of(slot));
         }
     }
 
-    fn flush(&mut self) {
-        let mut pending = std::mem::take(&mut self.pending);
-        for (slot, hold) in pending.drain(..) {
-            if let Some((head, samples)) = self.open(slot) {
-                head.holds.push(&mut samples.holds, hold);
-            }
-        }
-        self.pending = pending;
+    /// The newest holds of a place are the older ones from now on.
+    fn put_away(&mut self, at: usize) {
+        let samples = samples_at(&mut self.chunks, at);
+        let place = &mut self.places[at];
+        place.older.push(&mut samples.older, place.newest);
+        place.len = 0;
     }
 
     pub(crate) fn note_wait(&mut self, slot: LockSlot, ms: u64, now_ms: u64) {
-        self.flush();
-        if let Some((head, samples)) = self.open(slot) {
-            if head.waits.len == 0 {
-                samples.waited = Waited::NONE;
-            }
-            head.waits.push(&mut samples.wait_ms, u32::try_from(ms).unwrap_or(u32::MAX));
-            samples.waited.add(ms, now_ms);
+        if self.open(slot).is_none() {
+            return;
         }
+        let at = place_of(slot);
+        let samples = samples_at(&mut self.chunks, at);
+        let waits = &mut self.places[at].waits;
+        if waits.len == 0 {
+            samples.waited = Waited::NONE;
+        }
+        waits.push(&mut samples.wait_ms, u32::try_from(ms).unwrap_or(u32::MAX));
+        samples.waited.add(ms, now_ms);
     }
 
     /// The names most waited for in this window and the one before, most first; those not waited for are left out.
     pub(crate) fn most_waited_for(&self, count: usize, now_ms: u64) -> Vec<(LockSlot, WaitSum)> {
-        let mut heads = self.heads.clone();
-        // What is still to go into the places may give some of them to others.
-        for (slot, _) in self.pending.iter().filter(|_| !self.heads.is_empty()) {
-            heads[place_of(*slot)].is_taken_by(*slot);
-        }
-        let heads = heads.iter().enumerate().filter(|(_, head)| head.slot.is_some() && head.waits.len > 0);
-        let mut sums: Vec<(LockSlot, WaitSum)> = heads
-            .map(|(at, head)| (head.slot, self.chunks[at / CHUNK][at % CHUNK].waited.sum(now_ms)))
+        let waited_for = self.places.iter().enumerate().filter(|(_, place)| place.waits.len > 0);
+        let mut sums: Vec<(LockSlot, WaitSum)> = waited_for
+            .map(|(at, place)| (place.slot, self.chunks[at / CHUNK][at % CHUNK].waited.sum(now_ms)))
             .filter(|(_, sum)| sum.waits > 0)
             .collect();
         sums.sort_unstable_by_key(|(slot, sum)| (std::cmp::Reverse(sum.ms), slot.number()));
@@ -257,59 +307,61 @@ impl History {
         sums
     }
 
+    /// The place for what is to be noted of a name, if it is this name's.
     #[inline]
-    fn open(&mut self, slot: LockSlot) -> Option<(&mut Head, &mut Samples)> {
-        let at = place_of(slot);
-        if self.heads.is_empty() {
-            self.heads.resize(NAMES_MAX, NOBODY);
-            self.chunks.resize_with(NAMES_MAX.div_ceil(CHUNK), Vec::new);
+    fn open(&mut self, slot: LockSlot) -> Option<&mut Place> {
+        if self.places.is_empty() {
+            self.places.resize(NAMES_MAX, NOBODY);
         }
-        let head = &mut self.heads[at];
-        if !head.is_taken_by(slot) {
-            return None;
-        }
-        let chunk = &mut self.chunks[at / CHUNK];
-        if chunk.is_empty() {
-            chunk.resize(CHUNK, NO_SAMPLES);
-        }
-        Some((head, &mut chunk[at % CHUNK]))
+        let place = &mut self.places[place_of(slot)];
+        place.is_taken_by(slot).then_some(place)
     }
 
-    /// The place of a name with what is still to go into it.
-    fn find(&self, slot: LockSlot) -> Option<(Head, Samples)> {
+    fn find(&self, slot: LockSlot) -> Option<(&Place, &Samples)> {
         let at = place_of(slot);
-        let mut head = self.heads.get(at).copied().unwrap_or(NOBODY);
+        let place = self.places.get(at).filter(|place| place.slot == slot)?;
         let samples = self.chunks.get(at / CHUNK).and_then(|chunk| chunk.get(at % CHUNK));
-        let mut samples = samples.copied().unwrap_or(NO_SAMPLES);
-        for (of, hold) in self.pending.iter().filter(|(of, _)| place_of(*of) == at) {
-            if head.is_taken_by(*of) {
-                head.holds.push(&mut samples.holds, *hold);
-            }
-        }
-        (head.slot == slot).then_some((head, samples))
+        Some((place, samples.unwrap_or(&NO_SAMPLES)))
     }
 
     /// The record is gone: its slot will be another name's.
     #[inline]
     pub(crate) fn forget(&mut self, slot: LockSlot) {
-        self.flush();
-        if let Some(head) = self.heads.get_mut(place_of(slot)).filter(|head| head.slot == slot) {
-            head.give_to(LockSlot::NONE);
+        if let Some(place) = self.places.get_mut(place_of(slot)).filter(|place| place.slot == slot) {
+            place.give_to(LockSlot::NONE);
         }
     }
 
     /// How the last holds of a name ended, the newest first.
     pub(crate) fn past_of(&self, slot: LockSlot) -> Vec<PastHold> {
-        let Some((head, samples)) = self.find(slot) else { return Vec::new() };
-        head.holds.newest_first(&samples.holds).take(PAST_MAX).map(PackedHold::unpack).collect()
+        let Some((place, samples)) = self.find(slot) else { return Vec::new() };
+        holds(place, samples).take(PAST_MAX).map(PackedHold::unpack).collect()
     }
 
     pub(crate) fn of(&self, slot: LockSlot) -> RecentUse {
-        let Some((head, samples)) = self.find(slot) else { return RecentUse::default() };
-        let holds = head.holds.newest_first(&samples.holds).map(PackedHold::held_ms);
-        let waits = head.waits.newest_first(&samples.wait_ms).map(u64::from);
-        RecentUse { holds: percentiles(holds), waits: percentiles(waits) }
+        let Some((place, samples)) = self.find(slot) else { return RecentUse::default() };
+        let held_ms = holds(place, samples).take(SAMPLES).map(PackedHold::held_ms);
+        let waits = place.waits.newest_first(&samples.wait_ms).map(u64::from);
+        RecentUse { holds: percentiles(held_ms), waits: percentiles(waits) }
     }
+}
+
+fn samples_at(chunks: &mut Vec<Vec<Samples>>, at: usize) -> &mut Samples {
+    if chunks.is_empty() {
+        chunks.resize_with(NAMES_MAX.div_ceil(CHUNK), Vec::new);
+    }
+    let chunk = &mut chunks[at / CHUNK];
+    if chunk.is_empty() {
+        chunk.resize(CHUNK, NO_SAMPLES);
+    }
+    &mut chunk[at % CHUNK]
+}
+
+/// Those of a place, the newest first.
+fn holds<'a>(place: &'a Place, samples: &'a Samples) -> impl Iterator<Item = PackedHold> + 'a {
+    let newest = place.newest[..usize::from(place.len)].iter().rev().copied();
+    let older = place.older.newest_first(&samples.older).flat_map(|holds| holds.into_iter().rev());
+    newest.chain(older)
 }
 
 #[cfg(test)]
@@ -363,25 +415,30 @@ mod tests {
     }
 
     #[test]
-    fn holds_that_are_not_in_their_places_yet_are_seen_all_the_same() {
-        let (mut history, mut flushed) = (History::default(), History::default());
-        let (own, other) = (LockSlot::new(1), LockSlot::new(1 + NAMES_MAX as u32));
-        for number in 0..PENDING_MAX as u64 - 1 {
-            let slot = if number % 3 == 2 { other } else { own };
-            hold(&mut history, slot, number);
-            hold(&mut flushed, slot, number);
-            flushed.flush();
-            assert_eq!(history.pending.len() as u64, number + 1);
-            for slot in [own, other] {
-                assert_eq!(history.past_of(slot), flushed.past_of(slot));
-                assert_eq!(history.of(slot), flushed.of(slot));
-            }
+    fn holds_are_seen_in_their_order_however_many_were_put_away() {
+        let mut history = History::default();
+        let slot = LockSlot::new(1);
+        let mut model: Vec<PastHold> = Vec::new();
+        for ms in 0..5 * SAMPLES as u64 {
+            hold(&mut history, slot, ms);
+            model.insert(0, past(ms));
+            model.truncate(SAMPLES);
+            assert_eq!(history.past_of(slot), model[..model.len().min(PAST_MAX)]);
+            let held_ms = model.iter().map(|past| past.at_ms - FENCE.0 / 1_000);
+            assert_eq!(history.of(slot).holds, percentiles(held_ms));
         }
-        hold(&mut history, own, 1);
-        assert!(history.pending.is_empty());
-        hold(&mut history, own, 1);
-        history.forget(own);
-        assert_eq!(history.past_of(own), []);
+    }
+
+    #[test]
+    fn of_more_holds_than_any_cluster_has_some_are_noted() {
+        let mut budget = Budget::default();
+        let noted =
+            |budget: &mut Budget, at_us| (0..100_000).filter(|_| budget.takes_one(at_us)).count() as u64;
+        assert_eq!(noted(&mut budget, 1), BUDGET_MAX);
+        assert_eq!(noted(&mut budget, 1 << BUDGET_UNIT_BITS), BUDGET_PER_UNIT);
+        assert_eq!(noted(&mut budget, 3 << BUDGET_UNIT_BITS), 2 * BUDGET_PER_UNIT);
+        assert_eq!(noted(&mut budget, 2 << BUDGET_UNIT_BITS), 0, "a clock that was set back");
+        assert_eq!(noted(&mut budget, u64::MAX), BUDGET_MAX);
     }
 
     #[test]
