@@ -333,13 +333,17 @@ impl Machine {
         let Some(id) = id else { return };
         self.digests.reply(id, reply);
         // Large replies come from reads inside scripts; remembering them all would multiply the state.
-        let forgotten =
-            redis::is_large(reply, self.upgrade.version).then(|| errors::reply_forgotten().into());
+        let forgotten = (!reply.is_small() && redis::is_large(reply, self.upgrade.version))
+            .then(|| errors::reply_forgotten().into());
         let kept = forgotten.as_ref().unwrap_or(reply);
         let max_memory = self.max_memory_bytes();
         self.dedup.remember(id, kept, self.limits.remembered_per_origin_max, max_memory);
         match reply.is_small() {
-            true => reply.copy_to(|reply| out.replies.push((id, reply))),
+            true => {
+                out.replies.push((id, Reply::Nil));
+                let (_, place) = out.replies.last_mut().expect("it was just put there");
+                reply.copy_to(|reply| *place = reply);
+            }
             false => out.replies.push((id, std::mem::replace(reply, Reply::Nil))),
         }
     }

@@ -32,7 +32,8 @@ impl<'a> AcquireParams<'a> {
     }
 
     pub(crate) fn terms(&self, session: SessionSlot) -> GrantTerms<'a> {
-        let AcquireParams { value, kind, ttl_ms, .. } = *self;
+        let AcquireParams { value, ttl_ms, .. } = *self;
+        let kind = if self.kind == LockKind::Exclusive { LockKind::Exclusive } else { self.kind };
         GrantTerms { asker: self.asker(), value, kind, ttl_ms, session }
     }
 

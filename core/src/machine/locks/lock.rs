@@ -507,9 +507,7 @@ impl Default for Names {
 /// The number of the table, and the hash in it.
 #[inline]
 fn shard_and_hash(db: Db, name: &[u8]) -> (usize, u32) {
-    let mut hash = Hash64::new(u64::from(db));
-    hash.write(name);
-    let hash = hash.finish();
+    let hash = Hash64::of_name(u64::from(db), name);
     ((hash >> 40) as usize % SHARDS, hash as u32)
 }
 

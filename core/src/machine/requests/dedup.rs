@@ -117,7 +117,10 @@ impl Dedup {
                 node.weight -= weigh(node.replies[at].as_ref());
                 node.replies[at] = Some(reply.clone());
             } else {
-                reply.copy_to(|reply| node.replies.push_back(Some(reply)));
+                // Put where it belongs at once: see `copy_to`.
+                node.replies.push_back(None);
+                let place = node.replies.back_mut().expect("it was just put there");
+                reply.copy_to(|reply| *place = Some(reply));
             }
             let left = share(4, REMEMBERED_BYTES_MAX).saturating_sub(of_all - weight_before);
             let bytes_max = share(8, REMEMBERED_BYTES_PER_ORIGIN_MAX).min(left);
