@@ -1,5 +1,6 @@
 //! What the state says of one grant, by its fence or its owner: any of them, however many hold the lock.
 
+use redfence_core::keyspace::Resp;
 use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::{put_user, Applied, Command, EntryBuilder, GrantOf, GrantState, Machine, Query};
 use redfence_core::reply::Reply;
@@ -46,6 +47,12 @@ impl Cluster {
         }
     }
 
+    fn restart_from_snapshot(&mut self) {
+        self.machine.snapshot_begin();
+        let pieces: Vec<Vec<u8>> = std::iter::from_fn(|| self.machine.snapshot_step(usize::MAX)).collect();
+        self.machine = Machine::restore(pieces).expect("its own snapshot");
+    }
+
     fn look(&self, by: GrantOf<'_>) -> GrantState {
         let reply = self.machine.query(Query::Grant { db: 0, resource: NAME, by });
         GrantState::read(&reply).expect("what the state says")
@@ -88,7 +95,7 @@ fn a_lease_is_the_last_renewal_or_the_sessions_ttl() {
     cluster.run(&Command::Renew { db: 0, resource: NAME, fence, ttl_ms: 5_000 });
     let lease_ms = |cluster: &Cluster, fence| match cluster.look(GrantOf::Fence(fence)) {
         GrantState::Held { lease_ms, .. } => lease_ms,
-        GrantState::Ended { .. } => panic!("it is held"),
+        GrantState::Ended { .. } | GrantState::Deleted { .. } => panic!("it is held"),
     };
     assert_eq!(lease_ms(&cluster, fence), 5_000);
     let id = SessionId(7);
@@ -106,4 +113,34 @@ fn a_lease_is_the_last_renewal_or_the_sessions_ttl() {
     let nobody = cluster.machine.query(Query::Grant { db: 1, resource: NAME, by: GrantOf::Fence(bound) });
     let ended = GrantState::Ended { reason: Reason::NotOwner, successor: None };
     assert_eq!(GrantState::read(&nobody), Some(ended));
+}
+
+/// By the fence alone it looks like a release; whoever is told of losses has to know.
+#[test]
+fn a_plain_deletion_is_known_from_a_release_since_version_2() {
+    let redis = |words: &[&'static [u8]]| {
+        let argv = words.iter().copied().collect();
+        Command::Redis { db: 0, resp: Resp::Two, member: None, argv }
+    };
+    let acquire =
+        Command::Acquire { db: 0, resource: NAME, ttl_ms: 60_000, wait_ms: 0, owner: b"o", session: None };
+    for version in [1, 2] {
+        let mut cluster = Cluster { machine: Machine::new(), seq: 0 };
+        if version == 2 {
+            cluster.run(&Command::Upgrade(UpgradeCommand::Raise { to: 2 }));
+        }
+        let Reply::Granted { fence, .. } = cluster.run(&acquire) else { panic!("it is free") };
+        cluster.run(&redis(&[b"DEL", NAME]));
+        let released = GrantState::Ended { reason: Reason::AlreadyReleased, successor: None };
+        let deleted = GrantState::Deleted { successor: None };
+        assert_eq!(cluster.look(GrantOf::Fence(fence)), if version == 2 { deleted } else { released });
+        let release = Command::Release { db: 0, resource: NAME, fence };
+        assert_eq!(
+            cluster.run(&release),
+            Reply::Refused(Reason::AlreadyReleased),
+            "its holder is told the same"
+        );
+        cluster.restart_from_snapshot();
+        assert_eq!(cluster.look(GrantOf::Fence(fence)), if version == 2 { deleted } else { released });
+    }
 }

@@ -118,16 +118,22 @@ pub enum GrantState {
     Held { fence: Fence, lease_ms: u64 },
     /// It does not. `successor`: the oldest holder by now.
     Ended { reason: Reason, successor: Option<Fence> },
+    /// A plain command ended it. Known since cluster version 2, of the grant that ended last.
+    Deleted { successor: Option<Fence> },
 }
+
+/// How [`GrantState::Deleted`] is told.
+const DELETED: &str = "deleted";
 
 impl GrantState {
     fn to_reply(self) -> Reply {
+        let ended = |how, successor: Option<Fence>| {
+            Reply::Array(vec![how, successor.map_or(Reply::Nil, |fence| Reply::Int(fence.0 as i64))])
+        };
         match self {
             GrantState::Held { fence, lease_ms } => Reply::Granted { fence, ttl_ms: lease_ms },
-            GrantState::Ended { reason, successor } => Reply::Array(vec![
-                Reply::Refused(reason),
-                successor.map_or(Reply::Nil, |fence| Reply::Int(fence.0 as i64)),
-            ]),
+            GrantState::Ended { reason, successor } => ended(Reply::Refused(reason), successor),
+            GrantState::Deleted { successor } => ended(Reply::Text(DELETED), successor),
         }
     }
 
@@ -138,11 +144,14 @@ impl GrantState {
             return Some(GrantState::Held { fence: *fence, lease_ms: *ttl_ms });
         }
         let Reply::Array(parts) = reply else { return None };
+        let fence = |fence: i64| Some(Fence(fence as u64));
         match parts[..] {
             [Reply::Refused(reason), Reply::Nil] => Some(GrantState::Ended { reason, successor: None }),
-            [Reply::Refused(reason), Reply::Int(fence)] => {
-                Some(GrantState::Ended { reason, successor: Some(Fence(fence as u64)) })
+            [Reply::Refused(reason), Reply::Int(by)] => {
+                Some(GrantState::Ended { reason, successor: fence(by) })
             }
+            [Reply::Text(DELETED), Reply::Nil] => Some(GrantState::Deleted { successor: None }),
+            [Reply::Text(DELETED), Reply::Int(by)] => Some(GrantState::Deleted { successor: fence(by) }),
             _ => None,
         }
     }
@@ -299,7 +308,10 @@ impl Machine {
             true => self.oldest_holder(slot).map(|holder| self.holders[holder].fence),
             false => Some(lock.fence),
         };
-        GrantState::Ended { reason, successor }
+        match by {
+            GrantOf::Fence(fence) if lock.was_deleted(fence) => GrantState::Deleted { successor },
+            GrantOf::Fence(_) | GrantOf::Owner(_) => GrantState::Ended { reason, successor },
+        }
     }
 
     /// Whether anybody holds a lock in another mode than exclusive.

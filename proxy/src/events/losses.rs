@@ -27,7 +27,7 @@ use super::Demand;
 use crate::client_memory::Account;
 use bytes::Bytes;
 use redfence_core::machine::{GrantState, Loss};
-use redfence_core::types::{Fence, Reason, SessionId, UserTag};
+use redfence_core::types::{Fence, LossCause, Reason, SessionId, UserTag};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
@@ -315,8 +315,9 @@ impl LossWatch {
             GrantState::Ended { reason: Reason::AlreadyReleased, .. } => table.end(&key),
             // How it ended was missed, if it was not in the past of which nobody is told.
             GrantState::Ended { reason: Reason::NotOwner | Reason::Expired, successor } => {
-                table.gone(&key, successor);
+                table.gone(&key, LossCause::Expired, successor);
             }
+            GrantState::Deleted { successor } => table.gone(&key, LossCause::Deleted, successor),
         }
         self.drop_overflowed(&mut table);
     }

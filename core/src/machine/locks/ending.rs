@@ -1,6 +1,7 @@
 //! How grants end: what watchers see of it, what the old fence is told, and whether its holder lost it.
 
 use crate::event::EventKind;
+use crate::machine::version::{self, ClusterVersion};
 use crate::types::{LossCause, Reason};
 
 /// How a grant ended, for whoever comes with its fence.
@@ -24,6 +25,8 @@ pub(crate) enum LastEnd {
     SeveralExpired,
     /// A shared hold that has become an exclusive one.
     Converted,
+    /// By a plain command. Since cluster version 2: before, it is the same as released.
+    Deleted,
 }
 
 impl LastEnd {
@@ -31,7 +34,9 @@ impl LastEnd {
     pub(crate) fn reason(self) -> Reason {
         match self {
             LastEnd::Unknown => Reason::NotOwner,
-            LastEnd::Released | LastEnd::SeveralReleased | LastEnd::Converted => Reason::AlreadyReleased,
+            LastEnd::Released | LastEnd::SeveralReleased | LastEnd::Converted | LastEnd::Deleted => {
+                Reason::AlreadyReleased
+            }
             LastEnd::Expired | LastEnd::SeveralExpired => Reason::Expired,
         }
     }
@@ -39,7 +44,7 @@ impl LastEnd {
     /// Whether it was one of several, whose fence orders nothing.
     pub(crate) fn is_of_several(self) -> bool {
         match self {
-            LastEnd::Unknown | LastEnd::Released | LastEnd::Expired => false,
+            LastEnd::Unknown | LastEnd::Released | LastEnd::Expired | LastEnd::Deleted => false,
             LastEnd::SeveralReleased | LastEnd::SeveralExpired | LastEnd::Converted => true,
         }
     }
@@ -52,6 +57,7 @@ impl LastEnd {
             LastEnd::SeveralReleased => 3,
             LastEnd::SeveralExpired => 4,
             LastEnd::Converted => 5,
+            LastEnd::Deleted => 6,
         }
     }
 
@@ -63,6 +69,7 @@ impl LastEnd {
             3 => LastEnd::SeveralReleased,
             4 => LastEnd::SeveralExpired,
             5 => LastEnd::Converted,
+            6 => LastEnd::Deleted,
             _ => return None,
         })
     }
@@ -124,7 +131,16 @@ impl Ending {
         }
     }
 
-    /// What the lock remembers of the end of one of several holders.
+    /// What the lock remembers of it.
+    pub(crate) fn last_end(self, version: ClusterVersion) -> LastEnd {
+        match self.cause() {
+            EndCause::Released if self == Ending::Deleted && version >= version::SECOND => LastEnd::Deleted,
+            EndCause::Released => LastEnd::Released,
+            EndCause::Expired => LastEnd::Expired,
+        }
+    }
+
+    /// The same of one of several holders.
     pub(crate) fn of_several(self) -> LastEnd {
         match (self == Ending::Converted, self.cause()) {
             (true, _) => LastEnd::Converted,

@@ -5,7 +5,7 @@
 //! `LOCK.ACQUIRE`: any command that brings a key to life may call `hold`.
 
 use crate::keyspace::KEY_BYTES_MAX;
-use crate::machine::locks::ending::{EndCause, LastEnd};
+use crate::machine::locks::ending::LastEnd;
 use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
 use crate::machine::log::command::Db;
 use crate::machine::snapshot::write::kind;
@@ -294,12 +294,8 @@ impl Lock {
     }
 
     /// Takes the holder away and remembers how.
-    pub(crate) fn end(&mut self, how: EndCause) {
-        self.ended_fence = self.fence;
-        self.ended = match how {
-            EndCause::Released => LastEnd::Released,
-            EndCause::Expired => LastEnd::Expired,
-        };
+    pub(crate) fn end(&mut self, how: LastEnd) {
+        (self.ended_fence, self.ended) = (self.fence, how);
         self.phase = Phase::Awaited;
         self.drop_owner();
     }
@@ -341,6 +337,11 @@ impl Lock {
             true => self.ended.reason(),
             false => Reason::NotOwner,
         }
+    }
+
+    /// Whether the grant that ended last had this fence, and a plain command ended it.
+    pub(crate) fn was_deleted(&self, fence: Fence) -> bool {
+        fence == self.ended_fence && self.ended == LastEnd::Deleted
     }
 
     /// Whether the grant that ended last had this fence, and was one of several.

@@ -76,7 +76,6 @@ impl Machine {
         self.emit_end(ending, slot, EventOwner::Holder, out);
         self.history.note_hold(slot, fence, self.clock.wall_us, ending);
         out.tally.held(self.held_us_of_fence(fence), ending.loss());
-        let how = ending.cause();
         if session.is_some() {
             let mut locks = self.sessions[session].locks;
             locks.unlink(&mut self.locks, slot);
@@ -84,7 +83,8 @@ impl Machine {
         }
         self.deadlines.clear_lock(db, slot);
         self.sweep.count_ended(db, epoch);
-        self.change_lock(slot, |lock| lock.end(how));
+        let last_end = ending.last_end(self.upgrade.version);
+        self.change_lock(slot, |lock| lock.end(last_end));
         if !self.values.is_empty() {
             let value = self.take_value(slot);
             out.garbage.extend(value.filter(|value| value.view().elements() > GARBAGE_ELEMENTS_MIN));
@@ -99,7 +99,7 @@ impl Machine {
             self.set_attached(slot, None);
         }
         self.counters.held -= 1;
-        match how {
+        match ending.cause() {
             EndCause::Released => self.counters.releases += 1,
             EndCause::Expired => self.counters.expiries += 1,
         }

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::client_memory::Account;
 use redfence_core::machine::Loss;
-use redfence_core::types::{Fence, LockMode, SessionId, UserTag};
+use redfence_core::types::{Fence, LockMode, LossCause, SessionId, UserTag};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -254,15 +254,15 @@ impl LossTable {
         self.take_concerned(key).for_each(drop);
     }
 
-    /// The state does not have it any more; why was missed.
-    pub(super) fn gone(&mut self, key: &GrantKey, successor: Option<Fence>) {
+    /// The state does not have it any more; when that came about was missed.
+    pub(super) fn gone(&mut self, key: &GrantKey, cause: LossCause, successor: Option<Fence>) {
         for client in self.grants.get(key).cloned().into_iter().flatten() {
             let record = self.clients.get_mut(&client);
             let Some(grant) = record.and_then(|record| record.grants.get(key).copied()) else { continue };
             if !grant.stood || !grant.is_doubtful {
                 continue;
             }
-            let (kind, cause) = (NoticeKind::Lost, "expired");
+            let (kind, cause) = (NoticeKind::Lost, cause.as_str());
             let (resource, fence) = (key.resource.clone(), key.fence);
             self.forget_grant(key, client);
             self.tell(client, LossNotice { kind, resource, fence, cause, successor, user: grant.user });

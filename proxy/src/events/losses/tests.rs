@@ -234,6 +234,11 @@ fn what_was_missed_is_looked_up() {
     watch.found(key(7), GrantState::Ended { reason: Reason::AlreadyReleased, successor: None });
     assert_eq!(notices(&mut inbox), [], "a release is no loss");
     assert!(watch.is_idle());
+    grant(&watch, 8, 100);
+    watch.missed();
+    watch.found(key(8), GrantState::Deleted { successor: None });
+    assert_eq!(notices(&mut inbox), [(NoticeKind::Lost, 8, "deleted")]);
+    assert!(watch.is_idle());
 }
 
 /// Grants that were told before: of what has ended since it hears, of what had ended before it does not.
