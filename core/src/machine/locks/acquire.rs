@@ -33,6 +33,7 @@ impl<'a> AcquireParams<'a> {
 
     pub(crate) fn terms(&self, session: SessionSlot) -> GrantTerms<'a> {
         let AcquireParams { value, ttl_ms, .. } = *self;
+        // Made anew: a copy would be read in larger pieces than it was written in a moment ago, for which the processor waits.
         let kind = if self.kind == LockKind::Exclusive { LockKind::Exclusive } else { self.kind };
         GrantTerms { asker: self.asker(), value, kind, ttl_ms, session }
     }

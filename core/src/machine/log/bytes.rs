@@ -218,6 +218,27 @@ mod tests {
     }
 
     #[test]
+    fn names_have_hashes_of_their_own() {
+        use std::collections::HashSet;
+        let numbered = |number: u32| format!("tenant:4711:invoices:settlement:{number}");
+        let hashes: Vec<u64> =
+            (0..100_000).map(|number| Hash64::of_name(0, numbered(number).as_bytes())).collect();
+        assert_eq!(hashes.iter().collect::<HashSet<_>>().len(), hashes.len());
+        // About one pair of them is equal in 32 bits by chance.
+        let low: HashSet<u32> = hashes.iter().map(|hash| *hash as u32).collect();
+        assert!(low.len() > hashes.len() - 10, "{}", low.len());
+        let name = [b'x'; 100];
+        let mut seen: HashSet<u64> = (0..=100).map(|len| Hash64::of_name(0, &name[..len])).collect();
+        for at in 0..name.len() {
+            let mut other = name;
+            other[at] ^= 1;
+            seen.insert(Hash64::of_name(0, &other));
+        }
+        seen.insert(Hash64::of_name(1, &name));
+        assert_eq!(seen.len(), 101 + 100 + 1);
+    }
+
+    #[test]
     fn varints_before_other_bytes_are_read_as_by_themselves() {
         let mut value = 0x9e37_79b9_7f4a_7c15u64;
         for round in 0..10_000u32 {
