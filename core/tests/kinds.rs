@@ -339,7 +339,7 @@ fn a_circle_is_refused_where_too_few_steps_are_left_to_wound() {
     {
         let limits = Limits { wound_steps_per_entry_max: steps, ..Limits::default() };
         for converts in [false, true] {
-            let mut node = Node::with_limits(limits.clone());
+            let mut node = Node::with_limits(limits);
             let [older, younger] = [(); 2].map(|()| node.open(SessionPolicy::WoundWait));
             let own = converts.then(|| node.fence(&format!("LOCK.ACQUIRE r 0 SESSION {older} SHARED")));
             for number in 0..HOLDERS {
