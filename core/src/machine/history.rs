@@ -130,11 +130,11 @@ impl PackedHold {
     }
 }
 
-/// Holds that may be noted: each takes a line out of the memory, which is felt where there are hundreds a millisecond. No cluster has as
-/// many; a node that applies a long log does.
+/// How many holds may still be noted. Noting one costs an access to memory that is in no cache, which is felt where there are hundreds a
+/// millisecond. Clusters have far fewer; the machine alone can have as many.
 struct Budget {
     left: u32,
-    /// Until when what is left was filled up, in units of [`BUDGET_UNIT_BITS`].
+    /// The time up to which it was filled up: microseconds without their lowest [`BUDGET_UNIT_BITS`].
     until: u64,
 }
 
