@@ -101,8 +101,8 @@ conformance: build ## the conformance suite alone, over every backend
 	@scripts/install-deps redis
 	$(CARGO) test --locked -p redfence-tests --test conformance
 
-sim: ## the simulator over seeds: make sim, make sim SEED=7, make sim SEEDS=0..10000
-	$(CARGO) run --release --locked -p redfence-tests --bin sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS))
+sim: ## the simulator over seeds: make sim, make sim SEED=7, make sim SEEDS=0..10000, TWICE=1 to compare two runs of each
+	$(CARGO) run --release --locked -p redfence-tests --bin sim -- $(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(TWICE),--twice)
 
 mutants: ## plants every known bug in turn and shows the first seed that finds it (MUTANT_SEEDS=0..7000)
 	$(CARGO) run --release --locked -p redfence-tests --features mutants --bin sim -- --mutants --seeds $(MUTANT_SEEDS)
@@ -188,7 +188,7 @@ mixed-versions: build ## releases side by side: this one, those of tests/release
 #   hostile-all      all of the hostile suite                                    about 10 minutes
 #   attack           10 million hostile frames, 5,000 slow connections           about an hour
 #   mixed-versions   releases side by side, rolling up and back under load       under a minute, and two minutes to build the next one
-#   sim              20,000 seeds                                                about 40 minutes
+#   sim              20,000 seeds; 500 more, each two times                      about 20 minutes
 #   chaos            fault runs on real processes                                30 minutes
 #   soak             the design's day, cut to half an hour                       35 minutes
 #   packages         make chart, make images, make deb (root, a package mirror)  about 5 minutes, and 10 for release builds and tools
@@ -198,6 +198,7 @@ nightly: build ## what takes too long for every change; the Makefile lists its p
 	@scripts/timed attack $(MAKE) attack
 	@scripts/timed mixed-versions $(MAKE) mixed-versions
 	@scripts/timed sim $(MAKE) sim SEEDS=0..20000
+	@scripts/timed sim-twice $(MAKE) sim SEEDS=20000..20500 TWICE=1
 	@scripts/timed chaos $(MAKE) chaos DURATION=1800 SEED=$(or $(SEED),$(shell date +%j))
 	@scripts/timed soak $(MAKE) soak DURATION=1800
 	@scripts/timed packages $(MAKE) chart images deb

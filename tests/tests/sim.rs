@@ -21,10 +21,14 @@ fn a_fixed_set_of_seeds() {
 
 #[test]
 fn the_same_seed_is_the_same_run() {
-    for seed in [3, 11, 29, 156] {
-        let (one, other) = (run(seed, false), run(seed, false));
-        assert_eq!(one.trace, other.trace, "seed {seed} took two ways");
-        assert_eq!(one.operations, other.operations);
-        assert_eq!(one.grants, other.grants);
+    // In 55 a follower becomes one again, for which raft draws an election time-out of its own.
+    for seed in [3, 11, 29, 55, 156] {
+        let one = run(seed, false);
+        for _ in 0..if seed == 55 { 4 } else { 1 } {
+            let other = run(seed, false);
+            assert_eq!(one.trace, other.trace, "seed {seed} took two ways");
+            assert_eq!(one.operations, other.operations);
+            assert_eq!(one.grants, other.grants);
+        }
     }
 }

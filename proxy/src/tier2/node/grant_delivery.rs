@@ -9,7 +9,8 @@
 //!
 //! Where nothing may be left although the lock stands (the barrier took longer than the ttl), another barrier is sent, until time is
 //! left or the lock has ended. It is not released: the owner who asked again, or who converted its hold, knows of it and may be renewing it
-//! elsewhere. Only of a multi-lock some of whose locks have ended, the others are released: it is held as a whole or not at all.
+//! elsewhere. For the same reason the locks that stand of a multi-lock are not released where others of it have ended: the answer is
+//! `INDETERMINATE`.
 //!
 //! A renewal is told by the same rule:
 //!

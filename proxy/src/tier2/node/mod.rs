@@ -121,6 +121,7 @@ pub struct Node {
     pub(super) fatal: Option<String>,
     route: RequestTarget,
     raft_seen: (u64, StateRole),
+    election_timeout: usize,
     rng: Rng,
     ticked_ms: Option<u64>,
 }
@@ -202,6 +203,7 @@ impl Node {
             fatal: None,
             route: RequestTarget::default(),
             raft_seen: (0, StateRole::Follower),
+            election_timeout: config.election_ticks,
             rng: Rng::new(config.seed),
             ticked_ms: None,
             config,
@@ -432,11 +434,13 @@ impl Node {
             self.raft_seen = seen;
             self.draw_election_timeout();
         }
+        // A follower that becomes one again has drawn too, and a simulated run would not repeat.
+        self.raw.raft.set_randomized_election_timeout(self.election_timeout);
     }
 
     fn draw_election_timeout(&mut self) {
-        let ticks = self.rng.between(self.config.election_ticks, 2 * self.config.election_ticks);
-        self.raw.raft.set_randomized_election_timeout(ticks);
+        self.election_timeout = self.rng.between(self.config.election_ticks, 2 * self.config.election_ticks);
+        self.raw.raft.set_randomized_election_timeout(self.election_timeout);
     }
 
     /// A new leader, or a new term of the old one: what was sent may be lost, what was asked may be dropped.
