@@ -109,3 +109,44 @@ fn the_raft_node_takes_its_time_from_its_inputs() {
         in_node.filter(|(_, line)| clocks.iter().any(|clock| line.contains(clock))),
     );
 }
+
+/// A hash without a secret lets a client choose keys that all share a place, and each look at them takes as long as they are many.
+#[test]
+fn tables_of_what_clients_name_have_a_secret() {
+    // Numbers that the node gives out, digests, and in three files the names of commands.
+    let given_out = [
+        "u64",
+        "Ticket",
+        "OrderKey",
+        "ConnectionKey",
+        "SessionId",
+        "SessionSlot",
+        "LockSlot",
+        "QueueEntrySlot",
+        "RequestId",
+        "UserTag",
+        "Sha",
+        "(SessionSlot",
+        "K",
+    ];
+    let of_commands =
+        ["proxy/src/server/routing/keys.rs", "proxy/src/acl/commands.rs", "proxy/src/tier1/command_table.rs"];
+    for folder in ["core/src", "proxy/src"] {
+        let fast: &[&str] =
+            if folder == "core/src" { &["HashMap<", "HashSet<"] } else { &["FxHashMap<", "FxHashSet<"] };
+        let lines = code_lines(folder).into_iter();
+        let others = lines.filter(|(place, _)| !of_commands.iter().any(|file| place.starts_with(file)));
+        assert_none(
+            "its key may be a client's choice: use the standard library's, or HashKey in the core",
+            others.filter(|(_, line)| {
+                fast.iter().filter_map(|name| line.split_once(name)).any(|(_, rest)| {
+                    let key = rest.split([',', '>']).next().unwrap_or_default();
+                    !given_out.contains(&key)
+                })
+            }),
+        );
+    }
+    let hashes = code_lines("core/src").into_iter().filter(|(_, line)| line.contains("Hash64::of_name("));
+    let elsewhere = hashes.filter(|(place, _)| !place.starts_with("core/src/machine/store/hash_key.rs"));
+    assert_none("only HashKey knows the secret", elsewhere);
+}

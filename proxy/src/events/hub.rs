@@ -6,7 +6,7 @@ use bytes::Bytes;
 use redfence_core::event::{CHANNEL_PREFIX, LOST_CHANNEL_PREFIX};
 use redfence_core::glob;
 use redfence_core::limits::READ_REPLY_BYTES_MAX;
-use rustc_hash::FxHashMap;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::task::{Context, Poll, Waker};
@@ -146,11 +146,11 @@ struct Subscriber {
 
 #[derive(Debug, Default)]
 struct SubscriptionTable {
-    channels: FxHashMap<Bytes, Vec<Subscriber>>,
-    patterns: FxHashMap<Bytes, Vec<Subscriber>>,
+    channels: HashMap<Bytes, Vec<Subscriber>>,
+    patterns: HashMap<Bytes, Vec<Subscriber>>,
     /// Bytes of all patterns, each once.
     pattern_bytes: usize,
-    shards: FxHashMap<Bytes, Vec<Subscriber>>,
+    shards: HashMap<Bytes, Vec<Subscriber>>,
 }
 
 /// All listeners of this node.
@@ -409,7 +409,7 @@ impl SubscriptionTable {
         deliver_to(self.patterns.get(pattern).map_or(&[][..], Vec::as_slice), message)
     }
 
-    fn of(&mut self, kind: SubscriptionKind) -> &mut FxHashMap<Bytes, Vec<Subscriber>> {
+    fn of(&mut self, kind: SubscriptionKind) -> &mut HashMap<Bytes, Vec<Subscriber>> {
         match kind {
             SubscriptionKind::Channel => &mut self.channels,
             SubscriptionKind::Pattern => &mut self.patterns,

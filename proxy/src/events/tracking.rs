@@ -15,9 +15,9 @@ use super::{Demand, Hub};
 use crate::client_memory::Account;
 use bytes::Bytes;
 use indexmap::IndexMap;
-use rustc_hash::{FxBuildHasher, FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
@@ -117,7 +117,7 @@ struct TrackingClient {
     terms: TrackingTerms,
     sender: mpsc::Sender<Invalidation>,
     state: Arc<InvalidationInboxState>,
-    keys: FxHashSet<Bytes>,
+    keys: HashSet<Bytes>,
 }
 
 impl TrackingClient {
@@ -142,7 +142,7 @@ impl TrackingClient {
 struct TrackingTable {
     clients: FxHashMap<u64, TrackingClient>,
     broadcast: BTreeSet<u64>,
-    readers: IndexMap<Bytes, SmallVec<[u64; 2]>, FxBuildHasher>,
+    readers: IndexMap<Bytes, SmallVec<[u64; 2]>>,
     /// What `readers` and the keys of each client take.
     bytes: usize,
 }
@@ -189,7 +189,7 @@ impl Tracker {
             account: Arc::clone(account),
         });
         let mailbox = InvalidationInbox { receiver, state: Arc::clone(&state) };
-        table.clients.insert(client, TrackingClient { terms, sender, state, keys: FxHashSet::default() });
+        table.clients.insert(client, TrackingClient { terms, sender, state, keys: HashSet::default() });
         self.demand.trackers.fetch_add(1, Ordering::SeqCst);
         Some(mailbox)
     }

@@ -3,8 +3,8 @@
 
 use crate::machine::locks::lock::GrantedTime;
 use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
-use crate::machine::queue::waiter::owner_hash;
 use crate::machine::snapshot::write::kind;
+use crate::machine::store::hash_key::HashKey;
 use crate::machine::store::list::{Linked, Links};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{HolderSlot, LockSlot, SessionSlot, Slot};
@@ -116,6 +116,7 @@ pub(crate) struct HolderIndex {
     by_fence: BTreeMap<(LockSlot, Fence), HolderSlot>,
     /// Never iterated.
     by_owner: HashTable<HolderSlot>,
+    key: HashKey,
     counts: HolderCounts,
 }
 
@@ -152,7 +153,7 @@ impl HolderIndex {
         asker: OwnerIdentity<'_>,
     ) -> Option<HolderSlot> {
         let same = |slot: &HolderSlot| holders[*slot].lock == lock && holders[*slot].asker() == asker;
-        self.by_owner.find(owner_hash(lock, asker), same).copied()
+        self.by_owner.find(self.key.of_owner(lock, asker), same).copied()
     }
 
     /// The holders of a lock, oldest first.
@@ -162,7 +163,8 @@ impl HolderIndex {
 
     /// False where another holder of that lock has the same fence.
     pub(crate) fn insert(&mut self, holders: &Slab<Holder>, slot: HolderSlot) -> bool {
-        let hash = |slot: &HolderSlot| owner_hash(holders[*slot].lock, holders[*slot].asker());
+        let key = self.key;
+        let hash = |slot: &HolderSlot| key.of_owner(holders[*slot].lock, holders[*slot].asker());
         let holder = &holders[slot];
         let is_first = self.of_lock(holder.lock).next().is_none();
         self.counts.locks += u64::from(is_first);
@@ -173,7 +175,8 @@ impl HolderIndex {
 
     /// Call before the record goes.
     pub(crate) fn remove(&mut self, holders: &Slab<Holder>, slot: HolderSlot) {
-        let hash = |slot: &HolderSlot| owner_hash(holders[*slot].lock, holders[*slot].asker());
+        let key = self.key;
+        let hash = |slot: &HolderSlot| key.of_owner(holders[*slot].lock, holders[*slot].asker());
         let holder = &holders[slot];
         self.by_fence.remove(&(holder.lock, holder.fence));
         let was_last = self.of_lock(holder.lock).next().is_none();

@@ -6,10 +6,11 @@
 
 use crate::keyspace::KEY_BYTES_MAX;
 use crate::machine::locks::ending::LastEnd;
-use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
+use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::log::command::Db;
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::deadlines::NEVER;
+use crate::machine::store::hash_key::HashKey;
 use crate::machine::store::list::{Linked, Links, List};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{LockSlot, QueueEntry, SessionSlot, Slot};
@@ -209,6 +210,15 @@ impl Lock {
             Phase::Held { .. } => Some(LockMode::Exclusive),
             Phase::Several { mode, .. } => Some(mode),
             Phase::Awaited | Phase::Idle { .. } => None,
+        }
+    }
+
+    /// Bytes of the name, and of the exclusive holder's owner and user.
+    #[inline]
+    pub(crate) fn text_bytes(&self) -> usize {
+        match self.phase {
+            Phase::Held { .. } => self.text.len(),
+            Phase::Several { .. } | Phase::Awaited | Phase::Idle { .. } => self.name_len as usize,
         }
     }
 
@@ -482,6 +492,7 @@ const SHARDS: usize = 256;
 
 /// (db, name) → slot. Many small tables instead of one, so that growing never takes long. Never iterated.
 pub(crate) struct Names {
+    key: HashKey,
     shards: Box<[HashTable<NamedSlot>]>,
 }
 
@@ -501,21 +512,21 @@ impl NamedSlot {
 
 impl Default for Names {
     fn default() -> Names {
-        Names { shards: (0..SHARDS).map(|_| HashTable::new()).collect() }
+        Names { key: HashKey::default(), shards: (0..SHARDS).map(|_| HashTable::new()).collect() }
     }
 }
 
-/// The number of the table, and the hash in it.
-#[inline]
-fn shard_and_hash(db: Db, name: &[u8]) -> (usize, u32) {
-    let hash = Hash64::of_name(u64::from(db), name);
-    ((hash >> 40) as usize % SHARDS, hash as u32)
-}
-
 impl Names {
+    /// The number of the table, and the hash in it.
+    #[inline]
+    fn shard_and_hash(&self, db: Db, name: &[u8]) -> (usize, u32) {
+        let hash = self.key.of_name(db, name);
+        ((hash >> 40) as usize % SHARDS, hash as u32)
+    }
+
     #[inline]
     pub(crate) fn find(&self, locks: &Slab<Lock>, db: Db, name: &[u8]) -> Option<LockSlot> {
-        let (shard, hash) = shard_and_hash(db, name);
+        let (shard, hash) = self.shard_and_hash(db, name);
         let same = |named: &NamedSlot| {
             let is_it = || {
                 let lock = &locks[named.slot];
@@ -528,14 +539,14 @@ impl Names {
     }
 
     pub(crate) fn insert(&mut self, locks: &Slab<Lock>, slot: LockSlot) {
-        let (shard, hash) = shard_and_hash(locks[slot].db(), locks[slot].name());
+        let (shard, hash) = self.shard_and_hash(locks[slot].db(), locks[slot].name());
         let named = NamedSlot { hash, slot };
         self.shards[shard].insert_unique(named.table_hash(), named, NamedSlot::table_hash);
     }
 
     /// Call before the record goes.
     pub(crate) fn remove(&mut self, locks: &Slab<Lock>, slot: LockSlot) {
-        let (shard, hash) = shard_and_hash(locks[slot].db(), locks[slot].name());
+        let (shard, hash) = self.shard_and_hash(locks[slot].db(), locks[slot].name());
         let shard = &mut self.shards[shard];
         let named = NamedSlot { hash, slot };
         if let Ok(entry) = shard.find_entry(named.table_hash(), |other| other.slot == slot) {

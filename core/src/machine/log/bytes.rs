@@ -129,8 +129,8 @@ pub(crate) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// A hash with a fixed seed that is the same on every node and in every version: names find their slots by it, and replicas
-/// compare their states by it.
+/// A hash that is the same on every node and in every version: replicas compare their states by it. Tables whose keys clients choose go
+/// by it with a secret as the seed: see [`HashKey`](crate::machine::store::hash_key::HashKey).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Hash64(u64);
 

@@ -2,9 +2,10 @@
 //! entry, a waiter of `LOCK.MACQUIRE` one per resource, all made in the same step.
 
 use crate::machine::locks::holder::{put_kind, read_kind};
-use crate::machine::log::bytes::{put_bytes, put_varint, Hash64, Reader};
+use crate::machine::log::bytes::{put_bytes, put_varint, Reader};
 use crate::machine::snapshot::write::kind;
 use crate::machine::store::deadlines::NEVER;
+use crate::machine::store::hash_key::HashKey;
 use crate::machine::store::list::{Linked, Links};
 use crate::machine::store::slab::{Image, Slab};
 use crate::machine::{LockSlot, QueueEntrySlot, SessionSlot, Slot, WaiterSlot};
@@ -299,13 +300,8 @@ pub(crate) fn read_origin(reader: &mut Reader<'_>) -> Option<Origin> {
 /// Index (lock, owner, user) → queue entry, by which a retry finds its waiter. Never iterated.
 #[derive(Default)]
 pub(crate) struct QueuedOwners {
+    key: HashKey,
     queue_entries: HashTable<QueueEntrySlot>,
-}
-
-pub(crate) fn owner_hash(lock: LockSlot, asker: OwnerIdentity<'_>) -> u64 {
-    let mut hash = Hash64::new(u64::from(lock.number()) ^ asker.user.0);
-    hash.write(asker.owner);
-    hash.finish()
 }
 
 impl QueuedOwners {
@@ -319,7 +315,7 @@ impl QueuedOwners {
         let same = |entry: &QueueEntrySlot| {
             queue_entries[*entry].lock == lock && waiters[queue_entries[*entry].waiter].asker() == asker
         };
-        self.queue_entries.find(owner_hash(lock, asker), same).copied()
+        self.queue_entries.find(self.key.of_owner(lock, asker), same).copied()
     }
 
     pub(crate) fn insert(
@@ -328,8 +324,9 @@ impl QueuedOwners {
         waiters: &Slab<Waiter>,
         entry: QueueEntrySlot,
     ) {
+        let key = self.key;
         let hash = |entry: &QueueEntrySlot| {
-            owner_hash(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
+            key.of_owner(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
         };
         self.queue_entries.insert_unique(hash(&entry), entry, hash);
     }
@@ -341,8 +338,9 @@ impl QueuedOwners {
         waiters: &Slab<Waiter>,
         entry: QueueEntrySlot,
     ) {
+        let key = self.key;
         let hash = |entry: &QueueEntrySlot| {
-            owner_hash(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
+            key.of_owner(queue_entries[*entry].lock, waiters[queue_entries[*entry].waiter].asker())
         };
         if let Ok(entry) = self.queue_entries.find_entry(hash(&entry), |other| *other == entry) {
             entry.remove();

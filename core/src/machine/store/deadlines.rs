@@ -128,6 +128,7 @@ impl Deadlines {
     }
 
     /// Sets, moves or (with [`NEVER`]) takes away the deadline of a slot.
+    #[inline]
     pub(crate) fn set(&mut self, timer: Timer, at_ms: u64) {
         if at_ms == NEVER {
             self.clear(timer);
@@ -146,6 +147,7 @@ impl Deadlines {
         self.settle(at);
     }
 
+    #[inline]
     pub(crate) fn clear(&mut self, timer: Timer) {
         let (kind, slot) = timer.parts();
         let Some(at) = self.places[kind].get(slot) else { return };

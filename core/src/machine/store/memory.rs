@@ -65,8 +65,10 @@ pub(crate) struct Memory {
 }
 
 impl Lock {
+    /// As [`weight_of_lock`] of its name and holder.
+    #[inline]
     pub(crate) fn weight(&self) -> usize {
-        weight_of_lock(self.name(), OwnerIdentity { owner: self.owner(), user: self.user() })
+        LOCK_BYTES + self.text_bytes()
     }
 }
 

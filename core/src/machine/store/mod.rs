@@ -2,6 +2,7 @@
 
 pub(crate) mod deadlines;
 pub(crate) mod free_map;
+pub(crate) mod hash_key;
 pub(crate) mod list;
 pub(crate) mod memory;
 pub(crate) mod slab;

@@ -7,9 +7,10 @@ use super::{
 use crate::client_memory::Account;
 use redfence_core::machine::Loss;
 use redfence_core::types::{Fence, LockMode, LossCause, SessionId, UserTag};
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
-use std::collections::VecDeque;
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, Hash};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use tokio::sync::mpsc;
@@ -19,10 +20,10 @@ pub(super) struct NotifiedClient {
     sender: mpsc::Sender<LossNotice>,
     overflowed: Arc<AtomicBool>,
     account: Arc<Account>,
-    pub(super) grants: FxHashMap<GrantKey, NotedGrant>,
+    pub(super) grants: HashMap<GrantKey, NotedGrant>,
     pub(super) sessions: SmallVec<[SessionId; 1]>,
     /// What it has got no answer to yet.
-    asking: FxHashMap<Attempt, Asked>,
+    asking: HashMap<Attempt, Asked>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -62,7 +63,7 @@ impl NotifiedClient {
         overflowed: Arc<AtomicBool>,
         account: Arc<Account>,
     ) -> NotifiedClient {
-        let (grants, asking) = (FxHashMap::default(), FxHashMap::default());
+        let (grants, asking) = (HashMap::default(), HashMap::default());
         NotifiedClient { sender, overflowed, account, grants, sessions: SmallVec::new(), asking }
     }
 
@@ -84,11 +85,11 @@ impl NotifiedClient {
 pub(super) struct LossTable {
     pub(super) clients: FxHashMap<u64, NotifiedClient>,
     /// Whom a grant concerns.
-    pub(super) grants: FxHashMap<GrantKey, SmallVec<[u64; 1]>>,
+    pub(super) grants: HashMap<GrantKey, SmallVec<[u64; 1]>>,
     pub(super) sessions: FxHashMap<SessionId, SmallVec<[u64; 1]>>,
     /// Who asks for it.
-    asking: FxHashMap<Attempt, SmallVec<[u64; 1]>>,
-    pub(super) to_look_up: FxHashSet<GrantKey>,
+    asking: HashMap<Attempt, SmallVec<[u64; 1]>>,
+    pub(super) to_look_up: HashSet<GrantKey>,
     /// To be removed.
     pub(super) overflowed: Vec<u64>,
 }
@@ -306,7 +307,7 @@ impl LossTable {
                 }
             }
         }
-        let mut told = FxHashMap::default();
+        let mut told = HashMap::new();
         for (client, key, user) in doubtful {
             let (kind, cause, successor) = (NoticeKind::Suspect, "no_quorum", None);
             let (resource, fence) = (key.resource.clone(), key.fence);
@@ -318,8 +319,8 @@ impl LossTable {
     }
 }
 
-pub(super) fn forget<K: std::hash::Hash + Eq>(
-    map: &mut FxHashMap<K, SmallVec<[u64; 1]>>,
+pub(super) fn forget<K: Hash + Eq>(
+    map: &mut HashMap<K, SmallVec<[u64; 1]>, impl BuildHasher>,
     key: &K,
     client: u64,
 ) {
