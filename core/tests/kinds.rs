@@ -361,3 +361,21 @@ fn a_circle_is_refused_where_too_few_steps_are_left_to_wound() {
         }
     }
 }
+
+/// The caution before a circle takes nothing from a waiter that closes none: it wounds if the steps last.
+#[test]
+fn many_holders_of_many_names_are_wounded_at_once() {
+    const NAMES: usize = 100;
+    let mut node = Node::new();
+    let [older, one, other] = [(); 3].map(|()| node.open(SessionPolicy::WoundWait));
+    for holder in 0..32 + 10 {
+        let younger = if holder % 2 == 0 { one } else { other };
+        for name in 0..NAMES {
+            node.fence(&format!("LOCK.ACQUIRE r{name} 0 OWNER o{holder} SESSION {younger} SHARED"));
+        }
+    }
+    let names: Vec<String> = (0..NAMES).map(|name| format!("r{name}")).collect();
+    let asked = format!("LOCK.MACQUIRE {NAMES} {} 1000 SESSION {older} WAIT 60000", names.join(" "));
+    let answer = node.say(&asked);
+    assert!(matches!(answer, Some(Reply::GrantedMany { .. })), "{answer:?}");
+}

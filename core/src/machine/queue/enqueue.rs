@@ -21,6 +21,15 @@ enum Place {
     Last,
 }
 
+/// Whether a new waiter is granted what it waits for by the same command.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Free,
+    /// If the steps of this entry last, which is not certain: if they do not it waits, so it may not close a circle.
+    Open,
+    Barred,
+}
+
 impl Machine {
     /// Queues a request for these locks, given in canonical order. A retry of a queued owner is attached to its waiter.
     pub(crate) fn wait_for(
@@ -45,12 +54,14 @@ impl Machine {
         self.room_for_waiter(params.asker(), params.kind, params.value, slots.len())?;
         let record = Waiter::new(params.asker(), session, params.ttl_ms, self.clock.logical_ms, pending)
             .of_kind(params.kind, params.value);
-        if self.will_wound_its_way(slots, &record) {
-            // It is served, not queued: whoever is in the way loses the lock at the end of this command.
-            self.to_serve.extend(slots);
-        } else {
+        let way = self.way_by_wounds(slots, &record);
+        if way != Way::Free {
             self.refuse_older(session, slots)?;
             self.refuse_circle(session, slots, params.kind)?;
+        }
+        if way != Way::Barred {
+            // It is served, not queued: whoever is in the way loses the lock at the end of this command.
+            self.to_serve.extend(slots);
         }
         let waiter = self.waiters.insert(record);
         for &slot in slots {
@@ -84,11 +95,13 @@ impl Machine {
         // Bound to its hold, not to a time of its own.
         let mut record = Waiter::new(asker, session, 0, self.clock.logical_ms, pending);
         record.converts = params.fence;
-        if self.will_have_its_way(&[slot], &record) {
-            self.to_serve.push_back(slot);
-        } else {
+        let way = self.way_for(&[slot], &record);
+        if way != Way::Free {
             self.refuse_older_holders(session, slot)?;
             self.refuse_circle_of_holders(session, slot)?;
+        }
+        if way != Way::Barred {
+            self.to_serve.push_back(slot);
         }
         let waiter = self.waiters.insert(record);
         self.join_queue(waiter, slot, Place::First, out);
@@ -96,20 +109,26 @@ impl Machine {
         Ok(())
     }
 
-    /// Whether a new waiter would be first everywhere, and may take what is in its way from younger sessions.
-    fn will_wound_its_way(&self, slots: &[LockSlot], record: &Waiter) -> bool {
-        self.wounds(record.session)
-            && slots.iter().all(|slot| self.locks[*slot].queue.len == 0)
-            && self.will_have_its_way(slots, record)
+    /// The way of a new waiter that would be first everywhere, and may take what is in its way from younger sessions.
+    fn way_by_wounds(&self, slots: &[LockSlot], record: &Waiter) -> Way {
+        let is_first = || slots.iter().all(|slot| self.locks[*slot].queue.len == 0);
+        match self.wounds(record.session) && is_first() {
+            true => self.way_for(slots, record),
+            false => Way::Barred,
+        }
     }
 
-    /// Whether a new waiter that is first everywhere is granted by this command. It is looked at again when it is served, twice for each
-    /// time that one of its locks is found to be due; what is left for this entry has to last.
-    fn will_have_its_way(&self, slots: &[LockSlot], record: &Waiter) -> bool {
+    /// The way of a new waiter that is first everywhere. It is looked at again when it is served, twice for each time that one of its
+    /// locks is found to be due; what is left for this entry has to last.
+    fn way_for(&self, slots: &[LockSlot], record: &Waiter) -> Way {
         let before = self.wound_steps_left.get();
         let may_have_it = slots.iter().all(|slot| self.in_the_way(*slot, record).is_some());
         let left = self.wound_steps_left.get();
-        may_have_it && (before - left) * 2 * (slots.len() + 1) <= left
+        match may_have_it {
+            true if (before - left) * 2 * (slots.len() + 1) <= left => Way::Free,
+            true => Way::Open,
+            false => Way::Barred,
+        }
     }
 
     /// Counts, lists and indexes of a waiter that stands in its queues.
