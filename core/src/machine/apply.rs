@@ -75,14 +75,22 @@ impl Applied {
     /// The tally with the rest.
     pub fn clear(&mut self) {
         self.tally = Tally::default();
-        self.losses.clear();
-        self.unsucceeded.clear();
         self.replies.clear();
-        self.events.clear();
-        self.published.clear();
-        self.key_accesses.clear();
-        self.admin_acts.clear();
-        self.garbage.clear();
+        self.unsucceeded.clear();
+        clear(&mut self.losses);
+        clear(&mut self.events);
+        clear(&mut self.published);
+        clear(&mut self.key_accesses);
+        clear(&mut self.admin_acts);
+        clear(&mut self.garbage);
+    }
+}
+
+/// For lists that are mostly empty: to clear even an empty one takes a call.
+#[inline]
+fn clear<T>(list: &mut Vec<T>) {
+    if !list.is_empty() {
+        list.clear();
     }
 }
 
@@ -332,20 +340,19 @@ impl Machine {
         }
         let Some(id) = id else { return };
         self.digests.reply(id, reply);
-        // Large replies come from reads inside scripts; remembering them all would multiply the state.
-        let forgotten = (!reply.is_small() && redis::is_large(reply, self.upgrade.version))
-            .then(|| errors::reply_forgotten().into());
-        let kept = forgotten.as_ref().unwrap_or(reply);
-        let max_memory = self.max_memory_bytes();
-        self.dedup.remember(id, kept, self.limits.remembered_per_origin_max, max_memory);
-        match reply.is_small() {
-            true => {
-                out.replies.push((id, Reply::Nil));
-                let (_, place) = out.replies.last_mut().expect("it was just put there");
-                reply.copy_to(|reply| *place = reply);
-            }
-            false => out.replies.push((id, std::mem::replace(reply, Reply::Nil))),
+        let (replies_max, max_memory) = (self.limits.remembered_per_origin_max, self.max_memory_bytes());
+        if reply.is_small() {
+            self.dedup.remember(id, reply, replies_max, max_memory);
+            out.replies.push((id, Reply::Nil));
+            let (_, place) = out.replies.last_mut().expect("it was just put there");
+            reply.copy_to(|reply| put_over(place, reply));
+            return;
         }
+        // Large replies come from reads inside scripts; remembering them all would multiply the state.
+        let forgotten =
+            redis::is_large(reply, self.upgrade.version).then(|| errors::reply_forgotten().into());
+        self.dedup.remember(id, forgotten.as_ref().unwrap_or(reply), replies_max, max_memory);
+        out.replies.push((id, std::mem::replace(reply, Reply::Nil)));
     }
 
     pub(crate) fn acknowledge(&mut self, origin: Origin, acked_below: u64) {
@@ -376,53 +383,65 @@ impl Machine {
     }
 
     /// Tells watchers. The number rises whether anybody watches or not.
+    #[inline]
     pub(crate) fn emit(&mut self, kind: EventKind, slot: LockSlot, owner: EventOwner, out: &mut Applied) {
         if kind == EventKind::Acquired && !out.unsucceeded.is_empty() {
-            let successor = self.fence_in_event(slot, &owner);
-            let lock = &self.locks[slot];
-            for at in out.unsucceeded.remove(&slot).into_iter().flatten() {
-                // The record may have been forgotten, and its slot given to another name.
-                let loss = &mut out.losses[at];
-                if loss.db == lock.db() && loss.resource == lock.name() {
-                    loss.successor = Some(successor);
-                }
-            }
+            self.note_successor(slot, &owner, out);
         }
         self.emit_with(kind, None, slot, owner, out);
     }
 
+    #[inline(never)]
+    fn note_successor(&self, slot: LockSlot, owner: &EventOwner, out: &mut Applied) {
+        let successor = self.fence_in_event(slot, owner);
+        let lock = &self.locks[slot];
+        for at in out.unsucceeded.remove(&slot).into_iter().flatten() {
+            // The record may have been forgotten, and its slot given to another name.
+            let loss = &mut out.losses[at];
+            if loss.db == lock.db() && loss.resource == lock.name() {
+                loss.successor = Some(successor);
+            }
+        }
+    }
+
     /// Tells watchers of the end of a grant, and its holder, if that did not end it.
+    #[inline]
     pub(crate) fn emit_end(&mut self, ending: Ending, slot: LockSlot, owner: EventOwner, out: &mut Applied) {
         let untold = mutant!(LossUntold) && matches!(owner, EventOwner::Several(_));
         if self.wanted.losses && !untold {
-            let lock = &self.locks[slot];
-            let (session, user, name) = match owner {
-                EventOwner::Holder => (lock.session(), lock.user(), lock.owner()),
-                EventOwner::Several(holder) => {
-                    let holder = &self.holders[holder];
-                    (holder.session, holder.user, &*holder.owner)
-                }
-                EventOwner::Waiter(waiter) => {
-                    let waiter = &self.waiters[waiter];
-                    (waiter.session, waiter.user, &*waiter.owner)
-                }
-            };
-            if ending.loss().is_some() {
-                out.unsucceeded.entry(slot).or_default().push(out.losses.len());
-            }
-            out.losses.push(Loss {
-                db: self.locks[slot].db(),
-                resource: Bytes::copy_from_slice(self.locks[slot].name()),
-                fence: self.fence_in_event(slot, &owner),
-                cause: ending.loss(),
-                session: self.sessions.get(session).map(|session| session.id),
-                user,
-                owner: Bytes::copy_from_slice(name),
-                mode: self.locks[slot].mode().unwrap_or(LockMode::Exclusive),
-                successor: None,
-            });
+            self.note_loss(ending, slot, &owner, out);
         }
         self.emit_with(ending.event(), ending.loss(), slot, owner, out);
+    }
+
+    #[inline(never)]
+    fn note_loss(&self, ending: Ending, slot: LockSlot, owner: &EventOwner, out: &mut Applied) {
+        let lock = &self.locks[slot];
+        let (session, user, name) = match *owner {
+            EventOwner::Holder => (lock.session(), lock.user(), lock.owner()),
+            EventOwner::Several(holder) => {
+                let holder = &self.holders[holder];
+                (holder.session, holder.user, &*holder.owner)
+            }
+            EventOwner::Waiter(waiter) => {
+                let waiter = &self.waiters[waiter];
+                (waiter.session, waiter.user, &*waiter.owner)
+            }
+        };
+        if ending.loss().is_some() {
+            out.unsucceeded.entry(slot).or_default().push(out.losses.len());
+        }
+        out.losses.push(Loss {
+            db: lock.db(),
+            resource: Bytes::copy_from_slice(lock.name()),
+            fence: self.fence_in_event(slot, owner),
+            cause: ending.loss(),
+            session: self.sessions.get(session).map(|session| session.id),
+            user,
+            owner: Bytes::copy_from_slice(name),
+            mode: lock.mode().unwrap_or(LockMode::Exclusive),
+            successor: None,
+        });
     }
 
     /// The grant's own, or the last issued where the event has none.
@@ -434,6 +453,7 @@ impl Machine {
         }
     }
 
+    #[inline]
     fn emit_with(
         &mut self,
         kind: EventKind,
@@ -445,14 +465,29 @@ impl Machine {
         let fence = self.fence_in_event(slot, &owner);
         self.event_seq += 1;
         self.digests.event(kind, slot, fence);
+        if self.wanted.keys || self.wanted.events {
+            self.tell_event(kind, cause, slot, &owner, out);
+        }
+    }
+
+    #[inline(never)]
+    fn tell_event(
+        &self,
+        kind: EventKind,
+        cause: Option<LossCause>,
+        slot: LockSlot,
+        owner: &EventOwner,
+        out: &mut Applied,
+    ) {
         if self.wanted.keys {
             self.note_event(kind, slot, out);
         }
         if !self.wanted.events {
             return;
         }
+        let fence = self.fence_in_event(slot, owner);
         let lock = &self.locks[slot];
-        let (owner, mode, value): (&[u8], _, &[u8]) = match owner {
+        let (owner, mode, value): (&[u8], _, &[u8]) = match *owner {
             EventOwner::Holder => {
                 (lock.owner(), LockMode::Exclusive, self.attached.get(&slot).map_or(&[], |value| value))
             }
@@ -478,6 +513,14 @@ impl Machine {
             cause,
         });
     }
+}
+
+/// Puts a reply where one is that has nothing to drop: `Nil`, which was put there to make the place.
+#[inline]
+fn put_over(place: &mut Reply, reply: Reply) {
+    let before = std::mem::replace(place, reply);
+    debug_assert!(matches!(before, Reply::Nil));
+    std::mem::forget(before);
 }
 
 /// Bytes of replies that may still be given.

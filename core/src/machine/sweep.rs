@@ -125,6 +125,7 @@ impl Sweep {
         self.databases.iter_mut().for_each(|database| database.held = 0);
     }
 
+    #[inline]
     pub(crate) fn is_over(&self) -> bool {
         self.locks.next.is_none() && !self.drops_waiters() && !self.drops_blocked()
     }
@@ -222,10 +223,15 @@ impl Machine {
     }
 
     /// Some of what is left, when an entry's commands are through.
+    #[inline]
     pub(crate) fn sweep_some(&mut self, out: &mut Applied) {
-        if self.sweep.is_over() {
-            return;
+        if !self.sweep.is_over() {
+            self.go_on_sweeping(out);
         }
+    }
+
+    #[inline(never)]
+    fn go_on_sweeping(&mut self, out: &mut Applied) {
         let (mut looks, mut ends) = (LOOKS_PER_ENTRY_MAX, ENDS_PER_ENTRY_MAX);
         while ends > 0 {
             let Some(slot) = self.next_flushed(&mut looks) else { break };

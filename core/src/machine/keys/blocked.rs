@@ -250,6 +250,7 @@ impl Machine {
         }
     }
 
+    #[inline(never)]
     fn serve_all_blocked(&mut self, out: &mut Applied) {
         while let Some(Ready { place, from }) = self.blocked.ready.pop_front() {
             let mut from = from;
@@ -289,7 +290,15 @@ impl Machine {
     }
 
     /// Replies to those whose time is up, some with each entry.
+    #[inline]
     pub(crate) fn end_due_blocked(&mut self, out: &mut Applied) {
+        if !self.blocked.by_deadline.is_empty() {
+            self.end_some_due_blocked(out);
+        }
+    }
+
+    #[inline(never)]
+    fn end_some_due_blocked(&mut self, out: &mut Applied) {
         for _ in 0..self.limits.due_per_entry_max {
             match self.blocked.by_deadline.first().copied() {
                 Some((at_ms, number)) if self.has_passed(at_ms) => self.time_out_blocked(number, out),

@@ -125,6 +125,7 @@ impl Machine {
     }
 
     /// The same where several may hold the lock at a time.
+    #[inline(never)]
     fn acquire_beside(
         &mut self,
         slot: LockSlot,

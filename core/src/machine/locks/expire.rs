@@ -4,6 +4,7 @@
 //! whatever touches it ([`Machine::end_if_due`]), so nothing past its deadline is ever granted, renewed or shown as held.
 
 use crate::machine::locks::ending::Ending;
+use crate::machine::locks::lock::Phase;
 use crate::machine::store::deadlines::{Timer, NEVER};
 use crate::machine::{Applied, LockSlot, Machine};
 use crate::reply::Reply;
@@ -40,19 +41,19 @@ impl Machine {
     }
 
     /// Ends the grant of a lock that was flushed, or whose time or session's time is over. Answers when that was, if it did.
+    #[inline]
     pub(crate) fn end_if_due(&mut self, slot: LockSlot, out: &mut Applied) -> Option<u64> {
         let lock = &self.locks[slot];
-        if !lock.is_held() {
-            return None;
-        }
-        if lock.is_several() {
-            return self.end_due_holders(slot, out);
-        }
-        let session_ends_ms = self.sessions.get(lock.session()).map_or(NEVER, |session| session.deadline_ms);
+        let (deadline_ms, session) = match lock.phase {
+            Phase::Held { deadline_ms, session, .. } => (deadline_ms, session),
+            Phase::Several { .. } => return self.end_due_holders(slot, out),
+            Phase::Awaited | Phase::Idle { .. } => return None,
+        };
+        let session_ends_ms = self.sessions.get(session).map_or(NEVER, |session| session.deadline_ms);
         let (ended_ms, ending) = if self.is_flushed(lock) {
             (self.clock.logical_ms, Ending::Flushed)
-        } else if self.has_passed(lock.deadline_ms()) {
-            (lock.deadline_ms(), Ending::Expired)
+        } else if self.has_passed(deadline_ms) {
+            (deadline_ms, Ending::Expired)
         } else if self.has_passed(session_ends_ms) {
             (session_ends_ms, Ending::SessionEnded)
         } else {

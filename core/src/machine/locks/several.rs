@@ -261,6 +261,7 @@ impl Machine {
 
     /// Ends the holders of a lock whose time, or whose session's, is over, each at its own instant: whoever still had time then is served.
     /// Answers the lock's slot afterwards.
+    #[inline(never)]
     pub(crate) fn refresh_several(&mut self, slot: LockSlot, out: &mut Applied) -> bool {
         let due = self.due_holders(slot, self.clock.logical_ms);
         let any = !due.is_empty();
@@ -278,6 +279,7 @@ impl Machine {
 
     /// The same without serving anybody, and no further than the instant that is being worked off: whoever waits may have given up
     /// before the next of them ends. Answers when the last of them ended, if there was one.
+    #[inline(never)]
     pub(crate) fn end_due_holders(&mut self, slot: LockSlot, out: &mut Applied) -> Option<u64> {
         let due = self.due_holders(slot, self.instant_ms);
         let last_ms = due.last().map(|due| due.ended_ms);

@@ -120,7 +120,8 @@ impl Dedup {
                 // Put where it belongs at once: see `copy_to`.
                 node.replies.push_back(None);
                 let place = node.replies.back_mut().expect("it was just put there");
-                reply.copy_to(|reply| *place = Some(reply));
+                // Nothing is there to drop.
+                reply.copy_to(|reply| std::mem::forget(place.replace(reply)));
             }
             let left = share(4, REMEMBERED_BYTES_MAX).saturating_sub(of_all - weight_before);
             let bytes_max = share(8, REMEMBERED_BYTES_PER_ORIGIN_MAX).min(left);
@@ -287,9 +288,7 @@ impl Remembered {
 
     fn drop_below(&mut self, seq: u64) {
         let count = (seq - self.first_seq).min(self.replies.len() as u64) as usize;
-        for reply in (0..count).filter_map(|_| self.replies.pop_front()) {
-            self.weight -= weigh(reply.as_ref());
-        }
+        self.weight -= self.replies.drain(..count).map(|reply| weigh(reply.as_ref())).sum::<usize>();
         self.first_seq = seq;
         if self.replies.capacity() > 1024 && self.replies.len() < self.replies.capacity() / 8 {
             self.replies.shrink_to(self.replies.len() * 2);
