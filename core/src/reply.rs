@@ -216,6 +216,15 @@ impl Reply {
         )
     }
 
+    /// Drops it. Small ones own nothing, and are dropped without a look at what they are.
+    #[inline]
+    pub(crate) fn discard(self) {
+        match self.is_small() {
+            true => std::mem::forget(self),
+            false => drop(self),
+        }
+    }
+
     /// Hands a copy on to `put`.
     ///
     /// The most frequent ones are made anew where they are put, field by field. Moved as a whole they would be read in larger pieces than

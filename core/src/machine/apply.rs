@@ -251,7 +251,7 @@ impl Machine {
         });
         self.reply_room.command = LOGGED_REPLY_BYTES_MAX;
         let user = self.acting_user;
-        let mut reply = match *command {
+        let reply = match *command {
             Command::Acquire { db, resource, ttl_ms, wait_ms, owner, session } => {
                 let (kind, value) = (LockKind::Exclusive, &[][..]);
                 let params = AcquireParams { id, ttl_ms, wait_ms, owner, user, session, kind, value };
@@ -322,8 +322,9 @@ impl Machine {
             }
             Command::OfUser(_) => unreachable!("unwrapped above, and never nested"),
         };
-        if let Some(reply) = &mut reply {
-            self.answer(id, reply, out);
+        if let Some(mut reply) = reply {
+            self.answer(id, &mut reply, out);
+            reply.discard();
         }
         self.serve_all(out);
         self.serve_blocked(out);

@@ -288,7 +288,12 @@ impl Remembered {
 
     fn drop_below(&mut self, seq: u64) {
         let count = (seq - self.first_seq).min(self.replies.len() as u64) as usize;
-        self.weight -= self.replies.drain(..count).map(|reply| weigh(reply.as_ref())).sum::<usize>();
+        for reply in self.replies.drain(..count) {
+            self.weight -= weigh(reply.as_ref());
+            if let Some(reply) = reply {
+                reply.discard();
+            }
+        }
         self.first_seq = seq;
         if self.replies.capacity() > 1024 && self.replies.len() < self.replies.capacity() / 8 {
             self.replies.shrink_to(self.replies.len() * 2);

@@ -100,6 +100,7 @@ impl Deadlines {
     }
 
     /// [`Deadlines::set`] for a lock.
+    #[inline]
     pub(crate) fn set_lock(&mut self, db: Db, slot: LockSlot, at_ms: u64) {
         let before = self.heap.len();
         self.set(Timer::Lock(slot), at_ms);
@@ -107,6 +108,7 @@ impl Deadlines {
     }
 
     /// [`Deadlines::clear`] for a lock.
+    #[inline]
     pub(crate) fn clear_lock(&mut self, db: Db, slot: LockSlot) {
         let before = self.heap.len();
         self.clear(Timer::Lock(slot));
