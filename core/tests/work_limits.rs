@@ -1,10 +1,11 @@
 //! Every logged command has a deterministic limit on its work, and says so before it changes anything. Work is counted, not timed.
 
 use redfence_core::keyspace::Resp;
+use redfence_core::machine::version::UpgradeCommand;
 use redfence_core::machine::work::{WORK_FREE, WORK_PER_COMMAND_MAX, WORK_PER_ENTRY_MAX, WORK_PER_READ_MAX};
 use redfence_core::machine::{Applied, Command, EntryBuilder, KeysWalk, Machine, Words};
 use redfence_core::reply::Reply;
-use redfence_core::types::{Origin, RequestId, Stamp};
+use redfence_core::types::{LockKind, Origin, RequestId, Stamp};
 
 const HERE: Origin = Origin { node: 1, incarnation: 1 };
 
@@ -16,6 +17,14 @@ struct Node {
 impl Node {
     fn new() -> Node {
         Node { machine: Machine::new(), seq: 0 }
+    }
+
+    /// At cluster version 2.
+    fn second() -> Node {
+        let mut node = Node::new();
+        node.answer(Command::Upgrade(UpgradeCommand::Raise { to: 2 }));
+        assert_eq!(node.machine.cluster_version(), 2);
+        node
     }
 
     fn stamp(&self) -> Stamp {
@@ -210,6 +219,108 @@ fn reads_have_a_limit_too_and_keys_goes_in_slices() {
     };
     assert!(slices >= 10, "{slices}");
     assert!(matches!(reply, Reply::Array(names) if names.len() == 45_000));
+}
+
+/// So many names of so many bytes, which differ in their last ones.
+fn long_names(count: usize, len: usize) -> Vec<String> {
+    (0..count).map(|number| format!("{}{number:04}", "x".repeat(len - 4))).collect()
+}
+
+fn transaction<'a>(lines: impl Iterator<Item = &'a str>) -> Command<'a> {
+    let commands = lines.map(words).collect();
+    Command::Transaction { db: 0, resp: Resp::Two, member: None, watched: Vec::new(), commands }
+}
+
+#[test]
+fn long_names_in_collections_cost_by_their_bytes() {
+    let mut node = Node::second();
+    let names = long_names(128, 2_048);
+    node.say(&format!("SADD set {}", names.join(" ")));
+    for (number, name) in names.iter().enumerate() {
+        node.say(&format!("ZADD zset {} {name}", number % 2));
+    }
+    let all = vec!["set"; 1_022].join(" ");
+    for line in [format!("SINTERSTORE d {all}"), format!("SUNIONSTORE d {all}"), format!("SINTER {all}")] {
+        let (work, reply) = node.measured(&line);
+        let verb = &line[..8];
+        assert!(refusal(&reply).is_some_and(|text| text.contains("200000")), "{verb}: {reply:?}");
+        assert!(work <= WORK_PER_COMMAND_MAX, "{verb} took {work}");
+    }
+    let read = node.machine.read(0, Resp::Two, &words(&format!("SINTER {all}")));
+    assert!(refusal(&read).is_some(), "{read:?}");
+    // Each name is compared with those before it, and the whole with what was there.
+    for line in ["ZRANGESTORE e zset 0 -1", "COPY set c REPLACE", "ZREMRANGEBYRANK zset 0 -1"] {
+        let (work, reply) = node.measured(line);
+        assert_eq!(refusal(&reply), None, "{line}");
+        if line.starts_with('Z') {
+            assert!(work >= 128 * 64 * 2, "{line} took {work}");
+        }
+    }
+    let (_, reply) = node.measured("COPY set c REPLACE");
+    assert_eq!(reply, Reply::Int(1));
+    let copies = transaction(std::iter::repeat_n("COPY set c REPLACE", 1_000));
+    let Reply::Array(replies) = node.answer(copies).0 else {
+        panic!("a transaction is answered by an array")
+    };
+    assert!(refusal(&replies[999]).is_some(), "1,000 copies of 256 KiB");
+}
+
+/// Names of everyday length are not felt: as many are compared as before.
+#[test]
+fn short_names_in_collections_cost_what_they_did() {
+    let [before, now] = [Node::new(), Node::second()].map(|mut node| {
+        node.fill("SADD", "set", 35_000);
+        node.measured("SINTERSTORE d set set")
+    });
+    assert_eq!((&before.1, &now.1), (&Reply::Int(35_000), &Reply::Int(35_000)));
+    // The first 128 are compared with all of them.
+    assert!(now.0 - before.0 < 128, "{} against {}", now.0, before.0);
+}
+
+#[test]
+fn what_was_done_before_it_was_refused_counts_in_a_transaction() {
+    let mut node = Node::second();
+    for name in long_names(16, 60_000) {
+        node.say(&format!("SET {name} v"));
+    }
+    let line = format!("SCAN 0 MATCH *{}zz*", "?".repeat(1_000));
+    let before = node.machine.work_total();
+    let Reply::Array(replies) = node.answer(transaction(std::iter::repeat_n(&*line, 100))).0 else {
+        panic!("a transaction is answered by an array")
+    };
+    assert!(replies[1..].iter().all(|reply| refusal(reply).is_some()), "{:?}", replies[1]);
+    let work = node.machine.work_total() - before;
+    // One slice that was allowed, and one that turned out to be too much.
+    assert!(work < 2 * WORK_PER_COMMAND_MAX + 1_000, "{work} units");
+}
+
+#[test]
+fn looks_at_locks_are_counted_in_a_transaction() {
+    let mut node = Node::second();
+    for number in 0..1_000 {
+        let owner = format!("o{number}");
+        node.answer(Command::AcquireWith {
+            db: 0,
+            resource: b"shared",
+            ttl_ms: 60_000,
+            wait_ms: 0,
+            owner: owner.as_bytes(),
+            session: None,
+            kind: LockKind::Shared,
+            value: &[b'v'; 64],
+        });
+    }
+    for line in ["LOCK.INFO shared", "LOCK.SCAN 0 MATCH *a*b*c*d*e*f*g*h*i*j*"] {
+        let before = node.machine.work_total();
+        let Reply::Array(replies) = node.answer(transaction(std::iter::repeat_n(line, 1_000))).0 else {
+            panic!("a transaction is answered by an array")
+        };
+        assert_eq!(refusal(&replies[0]), None, "{line}");
+        let work = node.machine.work_total() - before;
+        assert!(work <= WORK_PER_COMMAND_MAX + 1_000, "{line} took {work}");
+        // By their bytes first, which are limited too.
+        assert!(!line.starts_with("LOCK.INFO") || refusal(&replies[999]).is_some());
+    }
 }
 
 #[test]

@@ -66,6 +66,8 @@ impl ReplyRoom {
 
 /// Bytes of a string that cost as much as a look at an element.
 pub const BYTES_PER_UNIT: usize = 256;
+/// And of names that are compared with each other.
+const COMPARED_BYTES_PER_UNIT: usize = 1_024;
 
 /// What a command answers.
 pub type CommandResult = Result<Reply, Refusal>;
@@ -102,6 +104,19 @@ impl<'k> Context<'k> {
     /// See [`Keys::charge`].
     pub fn charge(&self, units: usize) -> Result<(), Refusal> {
         self.keys.charge(units as u64)
+    }
+
+    /// See [`Keys::charge_done`].
+    pub fn charge_done(&self, units: usize) -> Result<(), Refusal> {
+        self.keys.charge_done(units as u64)
+    }
+
+    /// Pays for names of elements that are compared with so many bytes of others. Nothing at cluster version 1.
+    pub(super) fn charge_compared(&self, bytes: usize) -> Result<(), Refusal> {
+        match self.keys.is_version_1() {
+            true => Ok(()),
+            false => self.charge(bytes / COMPARED_BYTES_PER_UNIT),
+        }
     }
 
     #[must_use]

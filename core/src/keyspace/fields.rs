@@ -89,6 +89,16 @@ impl<V: Clone + Weigh> Fields<V> {
         }
     }
 
+    /// Bytes that a look for this name compares at most: all names of a small form, those on the way down a tree.
+    #[must_use]
+    pub(super) fn compared_bytes(&self, name: &[u8]) -> usize {
+        let compares = match &self.form {
+            FieldsForm::Small(entries) => entries.len(),
+            FieldsForm::Large(tree) => tree.len().ilog2() as usize + 1,
+        };
+        name.len() * compares
+    }
+
     #[must_use]
     pub fn contains(&self, name: &[u8]) -> bool {
         self.get(name).is_some()

@@ -50,6 +50,11 @@ pub trait Keys {
         Ok(())
     }
 
+    /// The same for work that was done before it was known how much it is: it counts although it was too much.
+    fn charge_done(&self, units: u64) -> Result<(), Refusal> {
+        self.charge(units)
+    }
+
     fn value(&self, db: Db, key: &[u8]) -> Option<View<'_>>;
 
     /// `None` where the key is absent or has no deadline.
@@ -106,9 +111,9 @@ pub trait Keys {
     /// that is there from the first call to the last is visited.
     fn scan(&self, db: Db, cursor: u64, count: usize, visit: &mut dyn FnMut(&[u8], View<'_>)) -> u64;
 
-    /// Whether `SCAN` counts every record that it looks at, and `KEYS` answers in the order of `SCAN`: as logged commands did at
-    /// cluster version 1.
-    fn scans_as_version_1(&self) -> bool {
+    /// Whether `SCAN` counts every record that it looks at, `KEYS` answers in the order of `SCAN`, and elements of collections count whatever
+    /// their bytes: as logged commands did at cluster version 1.
+    fn is_version_1(&self) -> bool {
         false
     }
 

@@ -54,7 +54,7 @@ mod zsets;
 pub(crate) mod tests;
 
 use crate::reply::{Refusal, Reply};
-pub use context::{Context, ReplyRoom, Resp, WouldBlock};
+pub use context::{Context, ReplyRoom, Resp, WouldBlock, BYTES_PER_UNIT};
 pub(crate) use generic::database;
 pub use keys::{Clock, Db, Deadline, Keys};
 pub use lists_moving::{wait_of, Wait};

@@ -20,6 +20,8 @@ const SLICE: usize = 16;
 const STEPS_PER_SCAN_MAX: u64 = 4_000_000;
 /// Steps of a pattern that cost as much as a look at a record.
 const STEPS_PER_UNIT: usize = 64;
+/// Steps that no command has work for, logged or not: 400,000 units.
+const STEPS_PER_COMMAND_MAX: u64 = 400_000 * STEPS_PER_UNIT as u64;
 
 /// Bytes of names after which a page of `SCAN` ends.
 const PAGE_BYTES: usize = 512 * 1024;
@@ -91,7 +93,7 @@ pub(super) fn keys(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
             break;
         }
     }
-    if !cx.keys.scans_as_version_1() {
+    if !cx.keys.is_version_1() {
         cx.charge(found.len())?;
         found.sort_unstable_by(|one, other| name_of(one).cmp(name_of(other)));
     }
@@ -113,14 +115,16 @@ fn scan_slice(
     steps: &mut u64,
 ) -> Result<u64, Refusal> {
     cx.charge(count)?;
-    let before = *steps;
+    let (before, is_version_1) = (*steps, cx.keys.is_version_1());
     let next = cx.keys.scan(cx.db, from, count, &mut |key, value| {
         let type_fits = filter.type_name.is_none_or(|name| is(name, value.type_name()));
-        if type_fits && filter.takes(key, steps) {
+        // More than a command may take: it is refused.
+        let is_too_much = !is_version_1 && *steps - before > STEPS_PER_COMMAND_MAX;
+        if type_fits && !is_too_much && filter.takes(key, steps) {
             found.push(Reply::bulk(key));
         }
     });
-    cx.charge((*steps - before) as usize / STEPS_PER_UNIT)?;
+    cx.charge_done((*steps - before) as usize / STEPS_PER_UNIT)?;
     Ok(next)
 }
 
@@ -129,7 +133,7 @@ fn scan_slice(
 pub(super) fn scan(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult {
     let mut cursor = cursor(argv[1])?;
     let filter = Filter::parse(&argv[2..], true)?;
-    let counts_records = cx.keys.scans_as_version_1();
+    let counts_records = cx.keys.is_version_1();
     let (mut found, mut looked, mut steps, mut bytes) = (Vec::new(), 0, 0, 0);
     loop {
         let (counted, records_max) = match counts_records {
@@ -178,7 +182,7 @@ fn whole<'a, T>(
         if filter.takes(name, &mut steps) {
             show(&mut items, name, element);
         }
-        cx.charge(1 + steps as usize / STEPS_PER_UNIT)?;
+        cx.charge_done(1 + steps as usize / STEPS_PER_UNIT)?;
     }
     Ok(page(0, items))
 }

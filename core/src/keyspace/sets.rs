@@ -144,34 +144,38 @@ fn combine(cx: &Context<'_>, keys: &[&[u8]], how: Combine) -> Result<Fields<()>,
     }
     let mut result = Fields::default();
     let Some((first, others)) = sets.split_first() else { return Ok(result) };
-    let holds = |set: &Option<&Fields<()>>, name: &[u8]| set.is_some_and(|members| members.contains(name));
     for (name, ()) in first.iter().flat_map(|members| members.iter()) {
         let mut looks = 4;
-        let mut counted = |held: bool| {
+        let mut keep = true;
+        for other in if how == Combine::Union { &[] } else { others } {
             looks += 1;
-            held
-        };
-        let keep = match how {
-            Combine::Union => true,
-            Combine::Intersect => others.iter().all(|other| counted(holds(other, name))),
-            Combine::Differ => !others.iter().any(|other| counted(holds(other, name))),
-        };
+            cx.charge_compared(other.map_or(0, |members| members.compared_bytes(name)))?;
+            let is_there = other.is_some_and(|members| members.contains(name));
+            if is_there != (how == Combine::Intersect) {
+                keep = false;
+                break;
+            }
+        }
         cx.charge(looks)?;
         if keep {
-            result.insert(name, ());
+            add(cx, &mut result, name)?;
         }
-        check_weight(&result)?;
     }
     if how == Combine::Union {
         for other in others.iter().flatten() {
             cx.charge(4 * other.len())?;
             for (name, ()) in other.iter() {
-                result.insert(name, ());
-                check_weight(&result)?;
+                add(cx, &mut result, name)?;
             }
         }
     }
     Ok(result)
+}
+
+fn add(cx: &Context<'_>, members: &mut Fields<()>, name: &[u8]) -> Result<(), Refusal> {
+    cx.charge_compared(members.compared_bytes(name))?;
+    members.insert(name, ());
+    check_weight(members)
 }
 
 /// Whatever becomes of it, it is not larger than a set may be.

@@ -109,6 +109,16 @@ impl Sorted {
         self.len() == 0
     }
 
+    /// Bytes that a look for this member compares at most.
+    #[must_use]
+    pub(super) fn compared_bytes(&self, member: &[u8]) -> usize {
+        let compares = match &self.form {
+            SortedForm::Small(entries) => entries.len(),
+            SortedForm::Large { by_member, .. } => 2 * (by_member.len().ilog2() as usize + 1),
+        };
+        member.len() * compares
+    }
+
     #[must_use]
     pub fn score(&self, member: &[u8]) -> Option<f64> {
         match &self.form {

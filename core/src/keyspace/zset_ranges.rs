@@ -278,6 +278,7 @@ pub(super) fn zrangestore(cx: &mut Context<'_>, argv: &[&[u8]]) -> CommandResult
     cx.charge(4 * found.len())?;
     let mut copy = Sorted::default();
     for (score, member) in &found {
+        cx.charge_compared(copy.compared_bytes(member))?;
         copy.insert(member, *score);
     }
     cx.put(argv[1], Value::ZSet(Box::new(copy)), Deadline::Never)?;
@@ -304,6 +305,7 @@ fn remove(cx: &mut Context<'_>, argv: &[&[u8]], by: By) -> CommandResult {
     let Some(members) = cx.zset(argv[1])? else { return Ok(Reply::Int(0)) };
     let doomed = range.charged(cx, members, false, 0, usize::MAX)?;
     cx.charge(4 * doomed.len())?;
+    cx.charge_compared(doomed.iter().map(|(_, member)| members.compared_bytes(member)).sum())?;
     if doomed.is_empty() {
         return Ok(Reply::Int(0));
     }

@@ -12,7 +12,7 @@ use ::bytes::Bytes;
 use std::collections::BTreeSet;
 
 /// Holders and waiters that one reply shows.
-const SHOWN_MAX: usize = 1_000;
+pub(crate) const SHOWN_MAX: usize = 1_000;
 /// Names that one answer about contention shows.
 pub const CONTENDED_MAX: usize = 100;
 /// Links of a chain of sessions that are followed.

@@ -70,6 +70,18 @@ impl Work {
         Ok(())
     }
 
+    /// The same for work that was done before it was known how much it is. It counts although it was too much: what comes after it in the
+    /// same transaction is refused.
+    pub(crate) fn charge_done(&self, units: u64) -> Result<(), Refusal> {
+        let result = self.charge(units);
+        if result.is_err() {
+            self.taken.set(self.taken.get().saturating_add(units));
+            self.entry_left.set(self.entry_left.get().saturating_sub(units));
+            self.count(units);
+        }
+        result
+    }
+
     /// Adds to the total alone.
     pub(crate) fn count(&self, units: u64) {
         self.total.set(self.total.get().wrapping_add(units));

@@ -18,7 +18,7 @@
 
 use crate::event::EventKind;
 use crate::keyspace::table::Row;
-use crate::keyspace::{errors, Clock, Deadline, Keys, Value, View};
+use crate::keyspace::{errors, Clock, Deadline, Keys, Value, View, BYTES_PER_UNIT};
 use crate::machine::keys::undo::Undo;
 use crate::machine::locks::ending::Ending;
 use crate::machine::locks::lock::Lock;
@@ -171,6 +171,12 @@ impl Keys for ReadKeys<'_> {
         self.machine.work.count(units);
         self.work.charge(units)
     }
+
+    fn charge_done(&self, units: u64) -> Result<(), Refusal> {
+        self.machine.work.count(units);
+        self.work.charge_done(units)
+    }
+
     fn clock(&self) -> Clock {
         let Clock { logical_ms, wall_us } = self.machine.key_clock();
         Clock {
@@ -348,6 +354,13 @@ impl Keys for MachineKeys<'_> {
         self.machine.work.charge(units)
     }
 
+    fn charge_done(&self, units: u64) -> Result<(), Refusal> {
+        match self.is_version_1() {
+            true => self.machine.work.charge(units),
+            false => self.machine.work.charge_done(units),
+        }
+    }
+
     fn clock(&self) -> Clock {
         self.machine.key_clock()
     }
@@ -405,6 +418,9 @@ impl Keys for MachineKeys<'_> {
         // It is compared with what is there. A string differs from a collection at the first look.
         if !matches!(value, Value::Str(_)) && self.machine.values.contains_key(&slot) {
             self.charge(value.view().elements() as u64)?;
+            if !self.is_version_1() {
+                self.charge((value.weight() / BYTES_PER_UNIT) as u64)?;
+            }
         }
         self.save(slot);
         // Past its deadline, or flushed, and not ended yet.
@@ -465,7 +481,7 @@ impl Keys for MachineKeys<'_> {
         self.machine.key_scan(self.hidden_from, db, cursor, count, visit)
     }
 
-    fn scans_as_version_1(&self) -> bool {
+    fn is_version_1(&self) -> bool {
         self.machine.cluster_version() < version::SECOND
     }
 

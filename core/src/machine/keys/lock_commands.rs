@@ -3,8 +3,10 @@
 
 use crate::grammar::{self, errors, Request};
 use crate::keyspace::Resp;
+use crate::machine::explain::SHOWN_MAX;
 use crate::machine::locks::acquire::AcquireParams;
 use crate::machine::locks::convert::ConvertParams;
+use crate::machine::locks::lock::Phase;
 use crate::machine::locks::multi::Several;
 use crate::machine::log::command::{Command, Db};
 use crate::machine::log::request::{self, MachineWork, RequestContext};
@@ -71,12 +73,31 @@ impl Machine {
     }
 
     /// What is shown here is logged: it is what the cluster's version shows.
-    fn look_in_transaction(&self, query: Query<'_>) -> Reply {
-        let mut reply = self.query(query);
-        if let (Reply::Info(info), true) = (&mut reply, self.cluster_version() < 2) {
-            info.holders = None;
+    fn look_in_transaction(&self, query: Query<'_>) -> Result<Reply, Refusal> {
+        if self.upgrade.version < version::SECOND {
+            let mut reply = self.query(query);
+            if let Reply::Info(info) = &mut reply {
+                info.holders = None;
+            }
+            return Ok(reply);
         }
-        reply
+        self.work.charge(self.work_of(&query))?;
+        let before = self.work.total();
+        let reply = self.query(query);
+        self.work.charge_done(self.work.total() - before)?;
+        Ok(reply)
+    }
+
+    /// Units of work of a look, as far as they are known before. `LOCK.SCAN` counts its own.
+    fn work_of(&self, query: &Query<'_>) -> u64 {
+        let (Query::Info { db, resource, .. } | Query::Queue { db, resource }) = *query else { return 1 };
+        let Some(slot) = self.names.find(&self.locks, db, resource) else { return 1 };
+        let lock = &self.locks[slot];
+        let holders = match lock.phase {
+            Phase::Several { holders, .. } => u64::from(holders),
+            Phase::Held { .. } | Phase::Awaited | Phase::Idle { .. } => 1,
+        };
+        1 + 2 * u64::from(lock.queue.len) + 8 * holders.min(SHOWN_MAX as u64) + holders / 16
     }
 
     fn try_lock_at_once(&mut self, db: Db, argv: &[&[u8]], out: &mut Applied) -> Result<Reply, Refusal> {
@@ -101,7 +122,7 @@ impl Machine {
         let work = request::work(request, context)?;
         let user = self.acting_user;
         Ok(match work {
-            MachineWork::Look(query) => self.look_in_transaction(query),
+            MachineWork::Look(query) => self.look_in_transaction(query)?,
             MachineWork::Change(Command::Acquire { db, resource, ttl_ms, owner, session, .. }) => {
                 let (kind, value) = (LockKind::Exclusive, &[][..]);
                 let params =

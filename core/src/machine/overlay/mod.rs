@@ -355,6 +355,10 @@ impl Keys for Overlay<'_> {
         self.work.charge(units).inspect_err(|_| self.give_up(GivenUp::Work))
     }
 
+    fn charge_done(&self, units: u64) -> Result<(), Refusal> {
+        self.work.charge_done(units).inspect_err(|_| self.give_up(GivenUp::Work))
+    }
+
     fn check_flush(&self) -> Result<(), Refusal> {
         if self.member.is_some() && self.records() + self.taken.records > MEMBER_FLUSH_MAX {
             self.give_up(GivenUp::Flush);
@@ -438,7 +442,7 @@ impl Keys for Overlay<'_> {
         self.page(db, cursor, count, visit)
     }
 
-    fn scans_as_version_1(&self) -> bool {
+    fn is_version_1(&self) -> bool {
         self.machine.cluster_version() < crate::machine::version::SECOND
     }
 
